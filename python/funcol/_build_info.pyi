@@ -1,0 +1,11 @@
+"""What this build of funcol was made from. The module is written by the build."""
+
+from typing import Final
+
+VERSION: Final[str]
+TORCH_VERSION: Final[str]  # "2.15.0": without the local part
+CUDA: Final[bool]  # whether the CUDA kernels were built
+CUDA_ARCHS: Final[str]  # "80;90;100", or empty
+CUDA_TOOLKIT: Final[str | None]  # version of nvcc
+NCCL: Final[str | None]  # version of the headers found
+COMPILER: Final[str]

@@ -1,0 +1,41 @@
+# test/cpp/<folder>/*_test.cpp become one program a folder, test_<folder>, known to ctest.
+
+find_package(GTest QUIET)
+if(NOT GTest_FOUND AND NOT FUNCOL_BUILD_TESTS STREQUAL "AUTO")
+  message(FATAL_ERROR "FUNCOL_BUILD_TESTS is on, but GoogleTest was not found: install libgtest-dev.")
+endif()
+if(NOT GTest_FOUND)
+  message(STATUS "funcol: C++ tests left out: GoogleTest (libgtest-dev) was not found")
+  return()
+endif()
+
+enable_testing()
+include(GoogleTest)
+
+# add_test_program(<folder> <library>...)
+function(add_test_program folder)
+  collect_sources(sources test/cpp/${folder})
+  if(NOT sources)
+    return()
+  endif()
+  add_executable(test_${folder} ${sources})
+  target_link_libraries(test_${folder} PRIVATE ${ARGN} GTest::gtest GTest::gtest_main)
+  target_include_directories(test_${folder} PRIVATE ${PROJECT_SOURCE_DIR}/test/cpp)
+  set_target_properties(test_${folder} PROPERTIES LINKER_LANGUAGE CXX)
+  gtest_discover_tests(test_${folder} TEST_PREFIX ${folder}. DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
+    PROPERTIES TIMEOUT 120 ENVIRONMENT OMP_NUM_THREADS=1)
+endfunction()
+
+foreach(folder ${torch_free_folders})
+  add_test_program(${folder} ${torch_free_libraries})
+endforeach()
+foreach(folder ${torch_folders})
+  add_test_program(${folder} funcol)
+endforeach()
+
+find_package(benchmark QUIET)
+if(benchmark_FOUND AND EXISTS ${PROJECT_SOURCE_DIR}/tools/bench/bench_layout.cpp)
+  add_executable(bench_layout tools/bench/bench_layout.cpp)
+  target_link_libraries(bench_layout PRIVATE funcol_kernels benchmark::benchmark)
+  set_target_properties(bench_layout PROPERTIES LINKER_LANGUAGE CXX)
+endif()

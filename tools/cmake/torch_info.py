@@ -1,0 +1,76 @@
+"""Prints, as JSON, what the build needs to know about the PyTorch of the Python that runs this file.
+
+Used by CMake (torch.cmake) and by setup.py, so both see the same PyTorch and refuse the same ones.
+"""
+
+import importlib.util
+import json
+import re
+import sys
+import sysconfig
+from pathlib import Path
+
+OLDEST, NEWEST = (2, 11), (2, 15)
+SUPPORTED = f"{OLDEST[0]}.{OLDEST[1]}-{NEWEST[0]}.{NEWEST[1]}"
+
+
+class UnsuitableTorchError(Exception):
+    """There is no PyTorch here that funcol can be built against."""
+
+
+def collect() -> dict[str, str]:
+    """Every value is a string: an empty one means absent, a list is joined with semicolons."""
+    if importlib.util.find_spec("torch") is None:
+        raise UnsuitableTorchError(
+            f"funcol is built against an installed PyTorch, and {sys.executable} has none. "
+            f"Install PyTorch {SUPPORTED} first, then: pip install --no-build-isolation ."
+        )
+    import torch
+
+    version = torch.__version__.split("+")[0]
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    if numbers is None or not OLDEST <= tuple(map(int, numbers.groups())) <= NEWEST:
+        raise UnsuitableTorchError(
+            f"funcol supports PyTorch {SUPPORTED}, and {sys.executable} has {torch.__version__}. "
+            "Install a supported one, then: pip install --no-build-isolation ."
+        )
+    if not torch.distributed.is_available():
+        raise UnsuitableTorchError(
+            f"The PyTorch {torch.__version__} of {sys.executable} was built without distributed support "
+            "(torch.distributed.is_available() is False), which funcol needs. Install another build of it."
+        )
+    root = Path(torch.__file__).parent
+    include = root / "include"
+    return {
+        "version": version,
+        "cuda": torch.version.cuda or "",
+        "cxx11_abi": str(int(torch.compiled_with_cxx11_abi())),
+        "include_dirs": f"{include};{include / 'torch' / 'csrc' / 'api' / 'include'}",
+        "lib_dir": str(root / "lib"),
+        "nccl_include_dir": _nccl_include_dir(),
+        "python_include_dir": sysconfig.get_path("include"),
+        "extension_suffix": sysconfig.get_config_var("EXT_SUFFIX"),
+    }
+
+
+def build_folder(version: str) -> str:
+    """Where a build against PyTorch `version` lives, below the source tree."""
+    return f"build/torch-{version}-py{sys.version_info.major}{sys.version_info.minor}"
+
+
+def _nccl_include_dir() -> str:
+    """The headers of the nvidia-nccl package, on which the CUDA builds of PyTorch depend."""
+    try:
+        package = importlib.util.find_spec("nvidia.nccl")
+    except ModuleNotFoundError:
+        return ""
+    folders = package.submodule_search_locations if package else None
+    found = (Path(folder) / "include" for folder in folders or [])
+    return next((str(folder) for folder in found if (folder / "nccl.h").is_file()), "")
+
+
+if __name__ == "__main__":
+    try:
+        print(json.dumps(collect(), indent=2))
+    except UnsuitableTorchError as error:
+        sys.exit(str(error))

@@ -1,0 +1,43 @@
+// Layout changes between tensor order and rank-major order.
+//
+// A collective sends and receives one contiguous block per rank. Gathering or scattering along a dim
+// other than 0 therefore needs a transpose of row blocks, seen here as bytes:
+//
+//   merge_shards:  in[rank][outer][row]  ->  out[outer][rank][row]    (after a gather)
+//   split_shards:  in[outer][rank][row]  ->  out[rank][outer][row]    (before a scatter)
+//
+// Worked case, 2 ranks that each hold a (2, 3) shard, gathered along dim 1: outer = 2, row_bytes = 3 *
+// itemsize; in = rank 0's (2, 3) then rank 1's (2, 3); out = the (2, 6) tensor.
+//
+// `in` and `out` are contiguous, each num_ranks * outer * row_bytes bytes, and do not overlap. They need
+// the alignment of their element type only. Nothing here knows of dtypes, groups or PyTorch.
+#pragma once
+
+#include <cstdint>
+
+namespace funcol::kernels {
+
+struct ShardShape {
+  int64_t num_ranks = 1;  // how many blocks are merged or split
+  int64_t outer = 1;      // product of the sizes before the gathered dim
+  int64_t row_bytes = 0;  // bytes of one rank's share behind one outer index
+
+  int64_t num_rows() const { return num_ranks * outer; }
+  int64_t num_bytes() const { return num_rows() * row_bytes; }
+};
+
+// CPU. Each call moves the rows [begin, end) of num_rows(), so that a caller can share the rows among
+// threads. Rows are counted in tensor order both ways, row = outer index * num_ranks + rank: neighbours
+// are then neighbours in the tensor, whatever their number.
+void merge_shards(const void* in, void* out, const ShardShape& shape, int64_t begin, int64_t end);
+void split_shards(const void* in, void* out, const ShardShape& shape, int64_t begin, int64_t end);
+
+// CUDA, all rows, enqueued on `stream` (a cudaStream_t) of the current device; returns at once.
+// The result is null, or the text of the error that the launch met.
+const char* merge_shards_cuda(const void* in, void* out, const ShardShape& shape, void* stream);
+const char* split_shards_cuda(const void* in, void* out, const ShardShape& shape, void* stream);
+
+// False in a build without CUDA, where the two functions above return an error.
+bool has_cuda_kernels();
+
+}  // namespace funcol::kernels

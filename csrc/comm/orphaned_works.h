@@ -1,0 +1,20 @@
+// Collectives whose result nobody holds any more.
+//
+// A collective that was started must run to its end on every rank, and its buffers must outlive it,
+// also when this rank dropped the result without looking at it. Such a Work is kept here, with the
+// tensors it reads and writes, until it is done. Nobody waits: a later call drops what has finished.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <vector>
+
+namespace funcol {
+
+void adopt_orphan(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> buffers);
+
+// Drops the finished ones; how many are still running. Cheap while there are none.
+size_t sweep_orphans();
+
+}  // namespace funcol

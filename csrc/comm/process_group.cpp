@@ -1,0 +1,102 @@
+#include "comm/process_group.h"
+
+#include <array>
+#include <atomic>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+
+#include "comm/custom_class.h"
+
+namespace funcol {
+namespace {
+
+std::atomic<bool> remember{false};
+// Counts changes of the registry; what a thread remembered under an older count is void.
+std::atomic<uint64_t> registry_generation{0};
+
+// A thread's last few groups. Weak, so that it keeps no group alive.
+class RecentGroups {
+ public:
+  GroupPtr find(std::string_view name) {
+    const auto now = registry_generation.load(std::memory_order_acquire);
+    for (auto& entry : entries_) {
+      if (entry.generation == now && entry.name == name) {
+        return entry.group.lock();
+      }
+    }
+    return {};
+  }
+
+  void add(std::string_view name, const GroupPtr& group, uint64_t generation) {
+    entries_[next_] =
+        Entry{std::string(name), c10::weak_intrusive_ptr<c10d::ProcessGroup>(group), generation};
+    next_ = (next_ + 1) % entries_.size();
+  }
+
+ private:
+  struct Entry {
+    std::string name;
+    c10::weak_intrusive_ptr<c10d::ProcessGroup> group{GroupPtr()};
+    uint64_t generation = ~uint64_t{0};
+  };
+  std::array<Entry, 8> entries_;
+  size_t next_ = 0;
+};
+
+GroupPtr search_registry(std::string_view name, const char* op) {
+  const std::string key(name);
+  TORCH_CHECK_VALUE(c10d::is_process_group_registered(key), "funcol::", op,
+                    ": no process group is registered under the name '", name,
+                    "'. Expected the group_name of a live ProcessGroup that this rank belongs to; pass "
+                    "group.group_name, the ProcessGroup itself, or a DeviceMesh.");
+  return c10d::resolve_process_group(key);
+}
+
+}  // namespace
+
+GroupPtr group_from_name(std::string_view name, const char* op) {
+  if (!remember.load(std::memory_order_relaxed)) {
+    return search_registry(name, op);
+  }
+  thread_local RecentGroups recent;
+  if (auto group = recent.find(name)) {
+    return group;
+  }
+  const auto generation = registry_generation.load(std::memory_order_acquire);
+  auto group = search_registry(name, op);
+  recent.add(name, group, generation);
+  return group;
+}
+
+GroupPtr group_from_ivalue(const c10::IValue& group, const char* op) {
+  if (group.isString()) {
+    return group_from_name(group.toStringView(), op);
+  }
+  auto found = custom_class<c10d::ProcessGroup>(group);
+  TORCH_CHECK_TYPE(found.defined(), "funcol::", op, ": the group is a ", group.tagKind(),
+                   ". Expected a group name or a ProcessGroup that this rank belongs to.");
+  return found;
+}
+
+void remember_groups(bool enabled) { remember.store(enabled, std::memory_order_relaxed); }
+
+void forget_groups() { registry_generation.fetch_add(1, std::memory_order_acq_rel); }
+
+std::string group_name(const c10d::ProcessGroup& group) {
+  try {
+    return group.getGroupName();
+  } catch (const c10::Error&) {
+    return "(unnamed)";
+  }
+}
+
+void check_group_size(const c10d::ProcessGroup& group, int64_t group_size, const char* op) {
+  TORCH_CHECK_VALUE(group.getSize() == group_size, "funcol::", op, ": group_size is ", group_size,
+                    ", but group '", group_name(group), "' has ", group.getSize(),
+                    " ranks. Pass the group's own size.");
+}
+
+std::string backend_name(c10d::ProcessGroup& group, c10::DeviceType device_type) {
+  return group.hasBackends() ? group.getBackend(device_type)->getBackendName() : group.getBackendName();
+}
+
+}  // namespace funcol

@@ -1,0 +1,156 @@
+#include "async/async_tensor.h"
+
+#include <torch/csrc/autograd/variable.h>
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "async/wake_key.h"
+
+namespace funcol {
+namespace {
+
+namespace autograd = torch::autograd;
+
+thread_local int num_sharing = 0;
+
+std::optional<autograd::ViewInfo> copy_view_info(const autograd::ViewInfo& info) {
+  return autograd::ViewInfo(info.base_, info.has_view_fn() ? info.view_fn().clone_and_set() : nullptr,
+                            info.has_view_fn() ? info.rev_view_fn() : nullptr);
+}
+
+// Autograd metadata belongs to one TensorImpl, and a view's holds what a later in-place operator needs
+// to rebuild the view. It is therefore made anew for `to`, over the same base and the same node.
+void move_autograd_history(const at::Tensor& from, c10::TensorImpl* to) {
+  auto* old_meta = autograd::impl::get_autograd_meta(from);
+  if (old_meta == nullptr) {
+    return;
+  }
+  std::unique_ptr<autograd::AutogradMeta> meta;
+  if (auto* view = autograd::impl::get_view_autograd_meta(from)) {
+    std::optional<autograd::ViewInfo> backward;
+    std::optional<autograd::ViewInfo> forward;
+    auto creation = autograd::CreationMeta::DEFAULT;
+    if (view->has_bw_view()) {
+      backward = copy_view_info(view->get_backward_view());
+      creation = view->get_creation_meta();
+    }
+    if (view->has_fw_view() && !view->shared_view_info()) {
+      forward = copy_view_info(view->get_forward_view());
+    }
+    auto view_meta = std::make_unique<autograd::DifferentiableViewMeta>(
+        to, std::move(backward), std::move(forward), view->shared_view_info(), creation);
+    if (view->has_bw_view()) {
+      view_meta->set_attr_version(view->get_attr_version());
+    }
+    meta = std::move(view_meta);
+  } else {
+    meta = std::make_unique<autograd::AutogradMeta>();
+  }
+  meta->requires_grad_ = old_meta->requires_grad_;
+  meta->output_nr_ = old_meta->output_nr_;
+  meta->grad_fn_ = std::move(old_meta->grad_fn_);
+  meta->fw_grad_ = std::move(old_meta->fw_grad_);
+  to->set_autograd_meta(std::move(meta));
+}
+
+}  // namespace
+
+AsyncTensorImpl::SharingStorage::SharingStorage() noexcept { ++num_sharing; }
+AsyncTensorImpl::SharingStorage::~SharingStorage() { --num_sharing; }
+
+AsyncTensorImpl::AsyncTensorImpl(const c10::TensorImpl& source, PendingPtr pending)
+    : c10::TensorImpl(c10::Storage(source.unsafe_storage()), source.key_set(), source.dtype()),
+      pending_(std::move(pending)) {}
+
+at::Tensor AsyncTensorImpl::wrap(const at::Tensor& output, PendingPtr pending) {
+  auto* source = output.unsafeGetTensorImpl();
+  auto impl = c10::make_intrusive<AsyncTensorImpl>(*source, std::move(pending));
+  copy_tensor_metadata(source, impl.get(), source->version_counter(), source->allow_tensor_metadata_change());
+  impl->key_set_ = has_wake_key() ? source->key_set().add(kWakeKey) : source->key_set();
+  move_autograd_history(output, impl.get());
+  return at::Tensor(std::move(impl));
+}
+
+AsyncTensorImpl* AsyncTensorImpl::of(const at::Tensor& tensor) {
+  return dynamic_cast<AsyncTensorImpl*>(tensor.unsafeGetTensorImpl());
+}
+
+void AsyncTensorImpl::settle() const {
+  pending_->settle();
+  remove_wake_key(*this);
+}
+
+bool AsyncTensorImpl::has_storage() const {
+  if (num_sharing == 0) {
+    settle();
+  }
+  return c10::TensorImpl::has_storage();
+}
+
+const c10::Storage& AsyncTensorImpl::storage() const {
+  if (num_sharing == 0) {
+    settle();
+  }
+  return c10::TensorImpl::storage();
+}
+
+template <typename Version>
+c10::intrusive_ptr<c10::TensorImpl> AsyncTensorImpl::copy_and_detach(Version&& version_counter,
+                                                                     bool allow_change) const {
+  auto copy = c10::make_intrusive<AsyncTensorImpl>(*this, pending_);
+  copy_tensor_metadata(this, copy.get(), std::forward<Version>(version_counter), allow_change);
+  return copy;
+}
+
+c10::intrusive_ptr<c10::TensorImpl> AsyncTensorImpl::shallow_copy_and_detach(
+    const c10::VariableVersion& version_counter, bool allow_change) const {
+  return is_pending() ? copy_and_detach(version_counter, allow_change)
+                      : c10::TensorImpl::shallow_copy_and_detach(version_counter, allow_change);
+}
+
+c10::intrusive_ptr<c10::TensorImpl> AsyncTensorImpl::shallow_copy_and_detach(
+    c10::VariableVersion&& version_counter, bool allow_change) const {
+  return is_pending() ? copy_and_detach(std::move(version_counter), allow_change)
+                      : c10::TensorImpl::shallow_copy_and_detach(std::move(version_counter), allow_change);
+}
+
+const char* AsyncTensorImpl::tensorimpl_type_name() const { return "funcol::AsyncTensorImpl"; }
+
+namespace {
+
+// The key set is a plain word that other threads may be reading or clearing the same bit of.
+struct KeySetAccess : c10::TensorImpl {
+  static void remove(const c10::TensorImpl& tensor, c10::DispatchKey key) {
+    auto& keys = const_cast<c10::DispatchKeySet&>(tensor.*(&KeySetAccess::key_set_));  // NOLINT
+    static_assert(std::atomic_ref<c10::DispatchKeySet>::is_always_lock_free);
+    const std::atomic_ref<c10::DispatchKeySet> atomic_keys(keys);
+    auto seen = atomic_keys.load(std::memory_order_relaxed);
+    while (seen.has(key) && !atomic_keys.compare_exchange_weak(seen, seen.remove(key))) {
+    }
+  }
+};
+
+}  // namespace
+
+void remove_wake_key(const c10::TensorImpl& tensor) { KeySetAccess::remove(tensor, kWakeKey); }
+
+bool is_pending(const at::Tensor& tensor) {
+  if (!tensor.defined() || (has_wake_key() && !tensor.key_set().has(kWakeKey))) {
+    return false;
+  }
+  const auto* impl = AsyncTensorImpl::of(tensor);
+  return impl != nullptr && impl->is_pending();
+}
+
+void settle(const at::Tensor& tensor) {
+  if (tensor.defined()) {
+    if (const auto* impl = AsyncTensorImpl::of(tensor)) {
+      impl->settle();
+    }
+  }
+}
+
+}  // namespace funcol

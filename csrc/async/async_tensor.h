@@ -1,0 +1,76 @@
+// The result of a collective that may still be running.
+//
+// To its user it is a plain torch.Tensor. Its metadata is final from the start; its data is not, until
+// the collective is settled. Two things guard the data:
+//  - the wake key: an operator that reads the tensor comes to the fallback in wake_fallback.cpp first,
+//    which settles; one that only views it makes another pending tensor of the same collective;
+//  - raw access: has_storage() and storage() are virtual in TensorImpl and settle here, so that
+//    data_ptr(), numpy(), DLPack, pickling, Triton launchers and any C++ code see finished data,
+//    whether or not the operator came through the dispatcher.
+//
+// After settle() the key set is that of a plain tensor, and later operators cost what plain ones cost.
+//
+//   y = all_reduce(x); v = y.view(-1); v.sum()      waits once, at sum()
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/TensorImpl.h>
+
+#include "async/pending_collective.h"
+
+namespace funcol {
+
+class AsyncTensorImpl final : public c10::TensorImpl {
+ public:
+  using PendingPtr = c10::intrusive_ptr<PendingCollective>;
+
+  // Metadata and storage of `source`, with the wake key. Use wrap(), which also keeps autograd history.
+  AsyncTensorImpl(const c10::TensorImpl& source, PendingPtr pending);
+
+  // A pending tensor over the storage, with the metadata and autograd history, of `output`, which must
+  // be fresh (no Python object, not held elsewhere as a variable): its autograd history is moved.
+  static at::Tensor wrap(const at::Tensor& output, PendingPtr pending);
+
+  // The implementation behind `tensor`, or null for any other tensor; found whether or not it is settled.
+  static AsyncTensorImpl* of(const at::Tensor& tensor);
+
+  // Waits for the data and makes this tensor plain to the dispatcher. Raises what the Work raised.
+  void settle() const;
+  bool is_pending() const noexcept { return !pending_->is_settled(); }
+  const PendingPtr& pending() const noexcept { return pending_; }
+
+  bool has_storage() const override;
+  const c10::Storage& storage() const override;
+  c10::intrusive_ptr<c10::TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& version_counter,
+                                                              bool allow_change) const override;
+  c10::intrusive_ptr<c10::TensorImpl> shallow_copy_and_detach(c10::VariableVersion&& version_counter,
+                                                              bool allow_change) const override;
+
+  // While one of these lives, the current thread may take storage of pending tensors without waiting:
+  // for view kernels, which pass it on and never read it.
+  class SharingStorage {
+   public:
+    SharingStorage() noexcept;
+    ~SharingStorage();
+    SharingStorage(const SharingStorage&) = delete;
+    SharingStorage& operator=(const SharingStorage&) = delete;
+  };
+
+ private:
+  template <typename Version>
+  c10::intrusive_ptr<c10::TensorImpl> copy_and_detach(Version&& version_counter, bool allow_change) const;
+  const char* tensorimpl_type_name() const override;
+
+  PendingPtr pending_;
+};
+
+// Takes the wake key off `tensor`, whatever its implementation; safe against other threads doing so.
+void remove_wake_key(const c10::TensorImpl& tensor);
+
+// True while the data of `tensor` is not there yet.
+bool is_pending(const at::Tensor& tensor);
+
+// Waits for the data of `tensor` if it is pending; else does nothing.
+void settle(const at::Tensor& tensor);
+
+}  // namespace funcol

@@ -1,0 +1,97 @@
+#include "async/pending_collective.h"
+
+#include <c10/core/Stream.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
+
+#include <sstream>
+#include <utility>
+
+#include "async/wake_key.h"
+#include "comm/orphaned_works.h"
+
+namespace funcol {
+namespace {
+
+std::atomic<int64_t> num_waits{0};
+std::atomic<int64_t> num_views{0};
+
+void just_call(const std::function<void()>& blocking) { blocking(); }
+RunBlocking run_blocking = just_call;
+
+}  // namespace
+
+AsyncCounters async_counters() {
+  return {num_waits.load(std::memory_order_relaxed), num_views.load(std::memory_order_relaxed)};
+}
+
+void count_view() { num_views.fetch_add(1, std::memory_order_relaxed); }
+
+void set_run_blocking(RunBlocking run) { run_blocking = run; }
+
+PendingCollective::PendingCollective(Start start) : start_(std::move(start)) {}
+
+PendingCollective::~PendingCollective() {
+  if (state_.load(std::memory_order_acquire) == State::kRunning && start_.work) {
+    auto buffers = std::move(start_.buffers);
+    std::move(start_.outputs.begin(), start_.outputs.end(), std::back_inserter(buffers));
+    adopt_orphan(std::move(start_.work), std::move(buffers));
+  }
+}
+
+void PendingCollective::settle() {
+  if (state_.load(std::memory_order_acquire) == State::kRunning) {
+    // The GIL goes before the mutex is taken: a thread that waits for the mutex while it holds the GIL
+    // would keep the one that has the mutex from ever getting the GIL back.
+    run_blocking([this] {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (state_.load(std::memory_order_relaxed) == State::kRunning) {
+        finish();
+      }
+    });
+  }
+  if (state_.load(std::memory_order_acquire) == State::kFailed) {
+    std::rethrow_exception(error_);
+  }
+}
+
+void PendingCollective::finish() {
+  auto outcome = State::kSettled;
+  try {
+    const c10::impl::ExcludeDispatchKeyGuard plain_tensors(kWakeKey);
+    if (start_.work) {
+      TORCH_CHECK(start_.work->wait(), "the collective was aborted");
+    }
+    if (start_.epilogue) {
+      start_.epilogue();
+    }
+    num_waits.fetch_add(1, std::memory_order_relaxed);
+  } catch (c10::Error& error) {
+    error.add_context(describe());
+    error_ = std::current_exception();
+    outcome = State::kFailed;
+  } catch (const std::exception& error) {
+    error_ =
+        std::make_exception_ptr(c10::DistBackendError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)},
+                                                      std::string(error.what()) + "\n" + describe()));
+    outcome = State::kFailed;
+  }
+  start_.work.reset();
+  start_.buffers.clear();
+  start_.outputs.clear();
+  start_.epilogue = nullptr;
+  state_.store(outcome, std::memory_order_release);
+}
+
+std::string PendingCollective::describe() const {
+  std::ostringstream text;
+  text << "funcol::" << start_.op << " failed on group '" << start_.group << "'; result of shape ";
+  for (size_t i = 0; i < start_.outputs.size(); ++i) {
+    text << (i == 0 ? "" : ", ") << start_.outputs[i].sizes();
+  }
+  text << " has no data. Each use of it raises this error again.";
+  return text.str();
+}
+
+}  // namespace funcol

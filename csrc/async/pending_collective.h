@@ -1,0 +1,71 @@
+// A collective that was started and may still be running.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <atomic>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <vector>
+
+namespace funcol {
+
+// Shared by every tensor that waits for one collective: its outputs and all views of them.
+//
+// settle() waits for the Work once, however many tensors and threads ask, then runs the epilogue (the
+// layout change of a gather along a dim other than 0). On CUDA, waiting makes the current stream wait,
+// not the host. After that nothing of the collective is kept.
+// A failure is kept instead: every settle() raises it again, so that no use ever sees the data.
+// If the last holder goes without having settled, Work and buffers live on until the Work is done.
+class PendingCollective final : public c10::intrusive_ptr_target {
+ public:
+  struct Start {
+    std::string op;                       // as in error messages: "all_reduce"
+    std::string group;                    // group name, for the same
+    c10::intrusive_ptr<c10d::Work> work;  // null: nothing to wait for
+    std::vector<at::Tensor> buffers;      // everything that the Work and the epilogue read or write
+    std::vector<at::Tensor> outputs;      // what the caller gets
+    std::function<void()> epilogue;       // may be empty; runs once, after the Work
+  };
+
+  explicit PendingCollective(Start start);
+  ~PendingCollective() override;
+  PendingCollective(const PendingCollective&) = delete;
+  PendingCollective& operator=(const PendingCollective&) = delete;
+
+  bool is_settled() const noexcept { return state_.load(std::memory_order_acquire) == State::kSettled; }
+
+  // Returns when the outputs hold their values (on CUDA: for work that is enqueued from now on).
+  // Raises what the Work raised, extended by op, group and shape; the same on each later call.
+  void settle();
+
+ private:
+  enum class State : uint8_t { kRunning, kSettled, kFailed };
+
+  void finish();
+  std::string describe() const;
+
+  std::atomic<State> state_{State::kRunning};
+  std::mutex mutex_;
+  std::exception_ptr error_;
+  Start start_;
+};
+
+// Counts since the library was loaded.
+struct AsyncCounters {
+  int64_t waits = 0;  // collectives settled
+  int64_t views = 0;  // views made of pending tensors without waiting
+};
+AsyncCounters async_counters();
+void count_view();
+
+// settle() blocks inside `run_blocking`, which may let go of a lock that other threads need meanwhile:
+// the Python bindings set one that releases the GIL. The default just calls.
+using RunBlocking = void (*)(const std::function<void()>& blocking);
+void set_run_blocking(RunBlocking run);
+
+}  // namespace funcol

@@ -1,0 +1,135 @@
+#include "async/pending_collective.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/orphaned_works.h"
+#include "support/fake_work.h"
+
+namespace funcol {
+namespace {
+
+using test::FakeWork;
+using testing::IsSubstring;
+
+c10::intrusive_ptr<PendingCollective> pending(c10::intrusive_ptr<c10d::Work> work,
+                                              std::function<void()> epilogue = {}) {
+  PendingCollective::Start start;
+  start.op = "all_reduce";
+  start.group = "dp";
+  start.work = std::move(work);
+  start.outputs = {at::zeros({2, 3})};
+  start.epilogue = std::move(epilogue);
+  return c10::make_intrusive<PendingCollective>(std::move(start));
+}
+
+std::string error_of(PendingCollective& collective) {
+  try {
+    collective.settle();
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  }
+  return "";
+}
+
+TEST(PendingCollective, WaitsOnceHoweverOftenItIsSettled) {
+  auto work = c10::make_intrusive<FakeWork>();
+  auto collective = pending(work);
+  EXPECT_FALSE(collective->is_settled());
+  collective->settle();
+  collective->settle();
+  EXPECT_TRUE(collective->is_settled());
+  EXPECT_EQ(work->num_waits, 1);
+}
+
+TEST(PendingCollective, WaitsOnceWhenManyThreadsSettleAtOnce) {
+  auto work = c10::make_intrusive<FakeWork>([] { std::this_thread::yield(); });
+  auto collective = pending(work);
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 8; ++i) {
+    threads.emplace_back([&] { collective->settle(); });
+  }
+  for (auto& thread : threads) {
+    thread.join();
+  }
+  EXPECT_EQ(work->num_waits, 1);
+}
+
+TEST(PendingCollective, RunsTheEpilogueOnceAfterTheWork) {
+  std::vector<std::string> order;
+  auto collective = pending(c10::make_intrusive<FakeWork>([&] { order.emplace_back("work"); }),
+                            [&] { order.emplace_back("epilogue"); });
+  collective->settle();
+  collective->settle();
+  EXPECT_EQ(order, (std::vector<std::string>{"work", "epilogue"}));
+}
+
+TEST(PendingCollective, WithoutAWorkSettlesAtOnce) {
+  auto collective = pending({});
+  collective->settle();
+  EXPECT_TRUE(collective->is_settled());
+}
+
+TEST(PendingCollective, RaisesTheSameErrorAtEachSettleAndNeverWaitsAgain) {
+  auto work = c10::make_intrusive<FakeWork>([] { throw std::runtime_error("peer is gone"); });
+  auto collective = pending(work);
+  for (int i = 0; i < 3; ++i) {
+    const auto error = error_of(*collective);
+    EXPECT_PRED_FORMAT2(IsSubstring, "peer is gone", error);
+    EXPECT_PRED_FORMAT2(IsSubstring, "funcol::all_reduce", error);
+    EXPECT_PRED_FORMAT2(IsSubstring, "'dp'", error);
+    EXPECT_PRED_FORMAT2(IsSubstring, "[2, 3]", error);
+    EXPECT_FALSE(collective->is_settled());
+  }
+  EXPECT_EQ(work->num_waits, 1);
+}
+
+TEST(PendingCollective, KeepsTheTypeOfPyTorchsErrors) {
+  auto collective = pending(c10::make_intrusive<FakeWork>([] { TORCH_CHECK_VALUE(false, "bad value"); }));
+  EXPECT_THROW(collective->settle(), c10::ValueError);
+  EXPECT_THROW(collective->settle(), c10::ValueError);
+}
+
+TEST(PendingCollective, AFailedEpilogueFailsTheCollective) {
+  auto collective = pending(c10::make_intrusive<FakeWork>(), [] { throw std::runtime_error("no memory"); });
+  EXPECT_PRED_FORMAT2(IsSubstring, "no memory", error_of(*collective));
+  EXPECT_FALSE(collective->is_settled());
+}
+
+TEST(PendingCollective, AnAbortedWorkIsAnError) {
+  auto work = c10::make_intrusive<FakeWork>();
+  work->aborted = true;
+  EXPECT_PRED_FORMAT2(IsSubstring, "aborted", error_of(*pending(work)));
+}
+
+TEST(PendingCollective, ThatDiesUnsettledLeavesItsWorkRunningAndBlocksNobody) {
+  auto work = c10::make_intrusive<FakeWork>();
+  const auto orphans_before = sweep_orphans();
+  pending(work).reset();
+  EXPECT_EQ(sweep_orphans(), orphans_before + 1);
+  EXPECT_EQ(work->num_waits, 0);
+  EXPECT_EQ(work.use_count(), 2);
+  work->completed = true;
+  EXPECT_EQ(sweep_orphans(), orphans_before);
+  EXPECT_EQ(work.use_count(), 1);
+}
+
+TEST(PendingCollective, KeepsInputsAliveUntilTheWorkIsDoneAndNotLonger) {
+  PendingCollective::Start start;
+  auto input = at::ones({4});
+  start.work = c10::make_intrusive<FakeWork>();
+  start.buffers = {input};
+  start.outputs = {at::zeros({4})};
+  auto collective = c10::make_intrusive<PendingCollective>(std::move(start));
+  EXPECT_EQ(input.use_count(), 2);
+  collective->settle();
+  EXPECT_EQ(input.use_count(), 1);
+}
+
+}  // namespace
+}  // namespace funcol

@@ -1,0 +1,108 @@
+#include <ATen/ops/empty.h>
+#include <c10/core/Stream.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <functional>
+#include <utility>
+
+#include "async/async_tensor.h"
+#include "compat/process_group.h"
+#include "ops/collectives.h"
+#include "ops/layout_change.h"
+#include "ops/wire.h"
+
+namespace funcol {
+namespace {
+
+std::vector<int64_t> gathered_sizes(const at::Tensor& input, int64_t dim, int64_t num_ranks) {
+  auto sizes = input.dim() == 0 ? std::vector<int64_t>{1} : input.sizes().vec();
+  sizes[dim] *= num_ranks;
+  return sizes;
+}
+
+// Merges the gathered shards into `out` when the collective is done, on the stream of that moment.
+std::function<void()> merge_epilogue(const at::Tensor& gathered, const at::Tensor& out, int64_t num_ranks,
+                                     int64_t dim) {
+  if (out.is_cpu()) {
+    return [=] { merge_shards(gathered, out, num_ranks, dim); };
+  }
+  const c10::impl::VirtualGuardImpl device(out.device().type());
+  const auto start_stream = device.getStream(out.device());
+  return [=] {
+    const BelowAutograd below_autograd;
+    merge_shards(gathered, out, num_ranks, dim);
+    const auto stream = device.getStream(out.device());
+    if (stream != start_stream) {  // the allocator knows of the stream that a tensor was made on only
+      device.recordDataPtrOnStream(gathered.storage().data_ptr(), stream);
+      device.recordDataPtrOnStream(out.storage().data_ptr(), stream);
+    }
+  };
+}
+
+}  // namespace
+
+Start start_all_gather(const at::Tensor& input, int64_t dim, const GroupPtr& group) {
+  constexpr auto kOp = "all_gather_into_tensor";
+  const BelowAutograd below_autograd;
+  dim = wrap_dim(dim, input, kOp);
+  const auto source = contiguous_input(input);
+  const int64_t num_ranks = group->getSize();
+
+  auto gathered = at::empty(gathered_sizes(source, 0, num_ranks), source.options());
+  auto wire_in = wire_for_movement(source, *group);
+  auto wire_out = wire_for_movement(gathered, *group);
+  auto work = compat::all_gather_flat(*group, wire_out, wire_in, {});
+
+  const auto sizes = gathered_sizes(source, dim, num_ranks);
+  if (is_rank_major(sizes, dim)) {
+    return {kOp, group_name(*group), std::move(work), {source}, {dim == 0 ? gathered : gathered.view(sizes)},
+            {}};
+  }
+  const auto out = at::empty(sizes, source.options());
+  return {kOp,
+          group_name(*group),
+          std::move(work),
+          {source, gathered},
+          {out},
+          merge_epilogue(gathered, out, num_ranks, dim)};
+}
+
+Start start_all_gather_coalesced(at::TensorList inputs, const GroupPtr& group) {
+  constexpr auto kOp = "all_gather_into_tensor_coalesced";
+  if (inputs.empty()) {
+    return {kOp, group_name(*group), {}, {}, {}, {}};
+  }
+  const BelowAutograd below_autograd;
+  check_alike(inputs, kOp);
+  std::vector<at::Tensor> sources;
+  std::vector<at::Tensor> outputs;
+  std::vector<at::Tensor> wires_in;
+  std::vector<at::Tensor> wires_out;
+  for (const auto& input : inputs) {
+    sources.push_back(contiguous_input(input));
+    outputs.push_back(at::empty(gathered_sizes(input, 0, group->getSize()), input.options()));
+    wires_in.push_back(wire_for_movement(sources.back(), *group));
+    wires_out.push_back(wire_for_movement(outputs.back(), *group));
+  }
+  auto work = compat::all_gather_flat_coalesced(*group, wires_out, wires_in, {});
+  return {kOp, group_name(*group), std::move(work), std::move(sources), std::move(outputs), {}};
+}
+
+Start start_all_gather_out(const at::Tensor& input, const at::Tensor& out, const GroupPtr& group) {
+  constexpr auto kOp = "all_gather_into_tensor_out";
+  const BelowAutograd below_autograd;
+  settle(out);
+  const auto sizes = gathered_sizes(input, 0, group->getSize());
+  TORCH_CHECK_VALUE(out.numel() == input.numel() * group->getSize() && out.is_contiguous(), "funcol::", kOp,
+                    ": out has shape ", out.sizes(), " and strides ", out.strides(),
+                    ". Expected a contiguous tensor of shape ", at::IntArrayRef(sizes), ".");
+  TORCH_CHECK_TYPE(out.scalar_type() == input.scalar_type(), "funcol::", kOp, ": out is ", out.scalar_type(),
+                   ", input is ", input.scalar_type(), ". Pass an out of the input's dtype.");
+  auto source = contiguous_input(input);
+  auto wire_in = wire_for_movement(source, *group);
+  auto wire_out = wire_for_movement(out, *group);
+  auto work = compat::all_gather_flat(*group, wire_out, wire_in, {});
+  return {kOp, group_name(*group), std::move(work), {std::move(source)}, {out}, {}};
+}
+
+}  // namespace funcol

@@ -1,0 +1,98 @@
+#include <ATen/ops/clone.h>
+
+#include <utility>
+
+#include "async/async_tensor.h"
+#include "ops/collectives.h"
+#include "ops/wire.h"
+
+namespace funcol {
+namespace {
+
+at::Tensor contiguous_copy(const at::Tensor& tensor) {
+  return at::clone(tensor, at::MemoryFormat::Contiguous);
+}
+
+void check_in_place(const at::Tensor& tensor, const char* op) {
+  TORCH_CHECK_VALUE(tensor.is_contiguous(), "funcol::", op, ": the tensor of shape ", tensor.sizes(),
+                    " has strides ", tensor.strides(),
+                    ". An in-place collective needs a contiguous tensor: call .contiguous() first.");
+}
+
+// Reduces `outputs` in place; they are contiguous.
+Start reduce_in_place(std::vector<at::Tensor> outputs, const c10d::ReduceOp& reduce_op, const GroupPtr& group,
+                      const char* op) {
+  std::vector<at::Tensor> wires;
+  wires.reserve(outputs.size());
+  for (const auto& output : outputs) {
+    wires.push_back(wire_for_reduction(output));
+  }
+  c10::intrusive_ptr<c10d::Work> work;
+  if (wires.size() == 1) {
+    c10d::AllreduceOptions options;
+    options.reduceOp = reduce_op;
+    work = group->allreduce(wires, options);
+  } else {
+    c10d::AllreduceCoalescedOptions options;
+    options.reduceOp = reduce_op;
+    work = group->allreduce_coalesced(wires, options);
+  }
+  return {op, group_name(*group), std::move(work), {}, std::move(outputs), {}};
+}
+
+void check(at::TensorList tensors, const c10d::ReduceOp& reduce_op, c10d::ProcessGroup& group,
+           const char* op) {
+  check_alike(tensors, op);
+  check_reduction(tensors[0], reduce_op, group, op);
+}
+
+}  // namespace
+
+Start start_all_reduce(const at::Tensor& input, const c10d::ReduceOp& reduce_op, const GroupPtr& group) {
+  const BelowAutograd below_autograd;
+  settle(input);
+  check_reduction(input, reduce_op, *group, "all_reduce");
+  return reduce_in_place({contiguous_copy(input)}, reduce_op, group, "all_reduce");
+}
+
+Start start_all_reduce_coalesced(at::TensorList inputs, const c10d::ReduceOp& reduce_op,
+                                 const GroupPtr& group) {
+  constexpr auto kOp = "all_reduce_coalesced";
+  if (inputs.empty()) {
+    return {kOp, group_name(*group), {}, {}, {}, {}};
+  }
+  const BelowAutograd below_autograd;
+  check(inputs, reduce_op, *group, kOp);
+  std::vector<at::Tensor> outputs;
+  outputs.reserve(inputs.size());
+  for (const auto& input : inputs) {
+    settle(input);
+    outputs.push_back(contiguous_copy(input));
+  }
+  return reduce_in_place(std::move(outputs), reduce_op, group, kOp);
+}
+
+Start start_all_reduce_(const at::Tensor& tensor, const c10d::ReduceOp& reduce_op, const GroupPtr& group) {
+  const BelowAutograd below_autograd;
+  settle(tensor);
+  check_in_place(tensor, "all_reduce_");
+  check_reduction(tensor, reduce_op, *group, "all_reduce_");
+  return reduce_in_place({tensor}, reduce_op, group, "all_reduce_");
+}
+
+Start start_all_reduce_coalesced_(at::TensorList tensors, const c10d::ReduceOp& reduce_op,
+                                  const GroupPtr& group) {
+  constexpr auto kOp = "all_reduce_coalesced_";
+  if (tensors.empty()) {
+    return {kOp, group_name(*group), {}, {}, {}, {}};
+  }
+  const BelowAutograd below_autograd;
+  check(tensors, reduce_op, *group, kOp);
+  for (const auto& tensor : tensors) {
+    settle(tensor);
+    check_in_place(tensor, kOp);
+  }
+  return reduce_in_place(tensors.vec(), reduce_op, group, kOp);
+}
+
+}  // namespace funcol

@@ -1,0 +1,100 @@
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "compat/process_group.h"
+#include "ops/collectives.h"
+#include "ops/wire.h"
+
+namespace funcol {
+namespace {
+
+int64_t sum(at::IntArrayRef sizes) { return std::accumulate(sizes.begin(), sizes.end(), int64_t{0}); }
+
+void check_splits(at::IntArrayRef splits, const c10d::ProcessGroup& group, const char* which,
+                  const char* op) {
+  TORCH_CHECK_VALUE(static_cast<int64_t>(splits.size()) == group.getSize(), "funcol::", op, ": ", which,
+                    " has ", splits.size(), " entries, but group '", group_name(group), "' has ",
+                    group.getSize(), " ranks. Pass one size per rank.");
+  TORCH_CHECK_VALUE(std::all_of(splits.begin(), splits.end(), [](int64_t size) { return size >= 0; }),
+                    "funcol::", op, ": ", which, " is ", splits, ". Sizes must not be negative.");
+}
+
+// Sends rows of `source`, contiguous, into `out`, contiguous.
+c10::intrusive_ptr<c10d::Work> exchange(const at::Tensor& source, const at::Tensor& out,
+                                        std::vector<int64_t> output_splits, std::vector<int64_t> input_splits,
+                                        c10d::ProcessGroup& group) {
+  auto wire_in = wire_for_movement(source, group);
+  auto wire_out = wire_for_movement(out, group);
+  return compat::all_to_all_flat(group, wire_out, wire_in, output_splits, input_splits, {});
+}
+
+}  // namespace
+
+Start start_all_to_all(const at::Tensor& input, at::IntArrayRef output_splits, at::IntArrayRef input_splits,
+                       const GroupPtr& group) {
+  constexpr auto kOp = "all_to_all_single";
+  const BelowAutograd below_autograd;
+  const int64_t num_ranks = group->getSize();
+  TORCH_CHECK_VALUE(input.dim() > 0, "funcol::", kOp,
+                    ": a 0-dim tensor has no rows to send. Pass one with dims.");
+  TORCH_CHECK_VALUE(output_splits.empty() == input_splits.empty(), "funcol::", kOp,
+                    ": output_split_sizes is ", output_splits, " and input_split_sizes is ", input_splits,
+                    ". Pass both, or neither for equal shares.");
+  std::vector<int64_t> equal_shares;
+  if (output_splits.empty()) {
+    TORCH_CHECK_VALUE(input.size(0) % num_ranks == 0, "funcol::", kOp, ": dim 0 has size ", input.size(0),
+                      ", not divisible by the ", num_ranks, " ranks of group '", group_name(*group),
+                      "'. Pass output_split_sizes and input_split_sizes.");
+    equal_shares.assign(num_ranks, input.size(0) / num_ranks);
+    output_splits = input_splits = equal_shares;
+  }
+  check_splits(output_splits, *group, "output_split_sizes", kOp);
+  check_splits(input_splits, *group, "input_split_sizes", kOp);
+  TORCH_CHECK_VALUE(sum(input_splits) == input.size(0), "funcol::", kOp, ": input_split_sizes ", input_splits,
+                    " sum up to ", sum(input_splits), ", but dim 0 of the input has size ", input.size(0),
+                    ". They must be equal.");
+
+  auto source = contiguous_input(input);
+  auto sizes = source.sizes().vec();
+  sizes[0] = sum(output_splits);
+  auto out = at::empty(sizes, source.options());
+  auto work = exchange(source, out, output_splits.vec(), input_splits.vec(), *group);
+  return {kOp, group_name(*group), std::move(work), {std::move(source)}, {std::move(out)}, {}};
+}
+
+Start start_permute(const at::Tensor& input, at::IntArrayRef destinations, const GroupPtr& group) {
+  constexpr auto kOp = "permute_tensor";
+  const BelowAutograd below_autograd;
+  const int64_t num_ranks = group->getSize();
+  const int64_t rank = group->getRank();
+  TORCH_CHECK_VALUE(static_cast<int64_t>(destinations.size()) <= num_ranks, "funcol::", kOp, ": src_dst has ",
+                    destinations.size(), " entries, but group '", group_name(*group), "' has ", num_ranks,
+                    " ranks. Pass the destination of each rank that sends.");
+  // Rows are whole tensors.
+  std::vector<int64_t> input_splits(num_ranks, 0);
+  std::vector<int64_t> output_splits(num_ranks, 0);
+  for (size_t sender = 0; sender < destinations.size(); ++sender) {
+    check_rank(destinations[sender], *group, "an entry of src_dst", kOp);
+    if (static_cast<int64_t>(sender) == rank) {
+      input_splits[destinations[sender]] = 1;
+    }
+    if (destinations[sender] == rank) {
+      output_splits[sender] = 1;
+    }
+  }
+  const auto source = contiguous_input(input);
+  const auto rows_in = source.unsqueeze(0).slice(0, 0, sum(input_splits));
+  auto row_sizes = source.sizes().vec();
+  row_sizes.insert(row_sizes.begin(), sum(output_splits));
+  const auto rows_out = at::empty(row_sizes, source.options());
+  auto work = exchange(rows_in, rows_out, std::move(output_splits), std::move(input_splits), *group);
+  auto out = rows_out.size(0) == 1 ? rows_out.squeeze(0)
+             : source.dim() == 0   ? rows_out
+                                   : rows_out.flatten(0, 1);
+  return {kOp, group_name(*group), std::move(work), {source, rows_out}, {std::move(out)}, {}};
+}
+
+}  // namespace funcol

@@ -1,0 +1,42 @@
+#include <ATen/ops/clone.h>
+#include <ATen/ops/empty.h>
+
+#include <utility>
+
+#include "async/async_tensor.h"
+#include "ops/collectives.h"
+#include "ops/wire.h"
+
+namespace funcol {
+namespace {
+
+Start broadcast_in_place(at::Tensor output, int64_t source, const GroupPtr& group, const char* op) {
+  std::vector<at::Tensor> wires{wire_for_movement(output, *group)};
+  c10d::BroadcastOptions options;
+  options.rootRank = source;
+  auto work = group->broadcast(wires, options);
+  return {op, group_name(*group), std::move(work), {}, {std::move(output)}, {}};
+}
+
+}  // namespace
+
+Start start_broadcast(const at::Tensor& input, int64_t source, const GroupPtr& group) {
+  const BelowAutograd below_autograd;
+  check_rank(source, *group, "src", "broadcast");
+  settle(input);
+  auto output = group->getRank() == source ? at::clone(input, at::MemoryFormat::Contiguous)
+                                           : at::empty(input.sizes(), input.options());
+  return broadcast_in_place(std::move(output), source, group, "broadcast");
+}
+
+Start start_broadcast_(const at::Tensor& tensor, int64_t source, const GroupPtr& group) {
+  const BelowAutograd below_autograd;
+  check_rank(source, *group, "src", "broadcast_");
+  settle(tensor);
+  TORCH_CHECK_VALUE(tensor.is_contiguous(), "funcol::broadcast_: the tensor of shape ", tensor.sizes(),
+                    " has strides ", tensor.strides(),
+                    ". An in-place collective needs a contiguous tensor: call .contiguous() first.");
+  return broadcast_in_place(tensor, source, group, "broadcast_");
+}
+
+}  // namespace funcol

@@ -1,0 +1,85 @@
+// The collectives, as C++ functions.
+//
+// Each start_x checks its arguments, changes layout where the wire needs it, hands the collective to the
+// group's backend and returns at once. What it returns is the collective's Start: its outputs, plus
+// what has to be kept until the Work is done. as_pending() turns that into tensors that wait by
+// themselves (the funcol ops); as_registered() into plain ones that wait_tensor must be called on (the
+// semantics of PyTorch's _c10d_functional ops).
+//
+// Inputs may be pending, non-contiguous, complex, bool, zero-size; they are not modified. Nothing is
+// recorded by autograd here. Errors are raised before anything is sent: ValueError, TypeError or
+// NotImplementedError that name the op.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "async/pending_collective.h"
+#include "comm/process_group.h"
+#include "comm/reduce_op.h"
+
+namespace funcol {
+
+using Start = PendingCollective::Start;
+
+// Output of the shape of `input`, contiguous, reduced over all ranks.
+Start start_all_reduce(const at::Tensor& input, const c10d::ReduceOp& reduce_op, const GroupPtr& group);
+Start start_all_reduce_coalesced(at::TensorList inputs, const c10d::ReduceOp& reduce_op,
+                                 const GroupPtr& group);
+
+// Output: the inputs of all ranks, in rank order, concatenated along `dim`, contiguous. A 0-dim input
+// counts as shape (1).
+Start start_all_gather(const at::Tensor& input, int64_t dim, const GroupPtr& group);
+Start start_all_gather_coalesced(at::TensorList inputs, const GroupPtr& group);
+
+// Output: this rank's share, along `dim`, of the sum (or other reduction) of all inputs.
+// The size of `dim` must be a multiple of the number of ranks.
+Start start_reduce_scatter(const at::Tensor& input, const c10d::ReduceOp& reduce_op, int64_t dim,
+                           const GroupPtr& group);
+Start start_reduce_scatter_coalesced(at::TensorList inputs, const c10d::ReduceOp& reduce_op,
+                                     at::IntArrayRef dims, const GroupPtr& group);
+
+// Rows input_splits[r] of dim 0 go to rank r; output_splits[r] rows come from rank r. Both empty: equal
+// shares.
+Start start_all_to_all(const at::Tensor& input, at::IntArrayRef output_splits, at::IntArrayRef input_splits,
+                       const GroupPtr& group);
+
+// The whole tensor of rank m goes to rank destinations[m]; ranks past the end of `destinations` send
+// nothing. Output of the shape of `input` where one rank sends here; else what came, concatenated along
+// dim 0, in the order of the senders.
+Start start_permute(const at::Tensor& input, at::IntArrayRef destinations, const GroupPtr& group);
+
+// The tensor of group rank `source`, on every rank.
+Start start_broadcast(const at::Tensor& input, int64_t source, const GroupPtr& group);
+
+// In place, on contiguous tensors. The Start's outputs are the tensors themselves.
+Start start_all_reduce_(const at::Tensor& tensor, const c10d::ReduceOp& reduce_op, const GroupPtr& group);
+Start start_all_reduce_coalesced_(at::TensorList tensors, const c10d::ReduceOp& reduce_op,
+                                  const GroupPtr& group);
+Start start_broadcast_(const at::Tensor& tensor, int64_t source, const GroupPtr& group);
+Start start_all_gather_out(const at::Tensor& input, const at::Tensor& out, const GroupPtr& group);
+Start start_reduce_scatter_out(const at::Tensor& input, const c10d::ReduceOp& reduce_op,
+                               const at::Tensor& out, const GroupPtr& group);
+
+// Point to point with a group rank. A send's output is an empty tensor of the dtype and device of
+// `tensor`; a receive's is `tensor` itself.
+Start start_send(const at::Tensor& tensor, int64_t destination, int64_t tag, const GroupPtr& group);
+Start start_receive(const at::Tensor& tensor, int64_t source, int64_t tag, const GroupPtr& group);
+
+// kinds[i] is "isend" or "irecv", with peers[i], tags[i], tensors[i]; one Work covers all where the
+// backend can coalesce them.
+Start start_batch_p2p(const std::vector<std::string>& kinds, at::IntArrayRef peers, at::IntArrayRef tags,
+                      at::TensorList tensors, const GroupPtr& group);
+
+// The outputs as tensors that wait at their first use.
+std::vector<at::Tensor> as_pending(Start start);
+at::Tensor as_sole_pending(Start start);
+
+// The outputs as plain tensors whose Work is in PyTorch's registry, until wait_tensor takes it.
+std::vector<at::Tensor> as_registered(const Start& start);
+
+// Waits for `tensor`, whether it is pending or its Work is in PyTorch's registry; returns it.
+at::Tensor wait_tensor(const at::Tensor& tensor);
+
+}  // namespace funcol

@@ -1,0 +1,90 @@
+#include "ops/layout_change.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/Stream.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
+
+#include "kernels/layout.h"
+
+namespace funcol {
+namespace {
+
+using kernels::ShardShape;
+
+int64_t product(at::IntArrayRef sizes) {
+  return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
+}
+
+// Shape of the blocks when a tensor of `sizes` is cut into num_ranks equal parts along `dim`.
+ShardShape shard_shape(at::IntArrayRef sizes, int64_t num_ranks, int64_t dim, size_t itemsize) {
+  return {num_ranks, product(sizes.slice(0, dim)),
+          product(sizes.slice(dim)) / num_ranks * static_cast<int64_t>(itemsize)};
+}
+
+using CpuKernel = void (*)(const void*, void*, const ShardShape&, int64_t, int64_t);
+using CudaKernel = const char* (*)(const void*, void*, const ShardShape&, void*);
+
+// False if there is no kernel for the device: the caller then copies with ATen.
+bool run_kernel(const at::Tensor& in, const at::Tensor& out, const ShardShape& shape, CpuKernel on_cpu,
+                CudaKernel on_cuda) {
+  if (shape.num_bytes() == 0) {
+    return true;
+  }
+  if (in.is_cpu()) {
+    constexpr int64_t kBytesPerTask = 256 * 1024;
+    const auto grain = std::max<int64_t>(1, kBytesPerTask / shape.row_bytes);
+    at::parallel_for(0, shape.num_rows(), grain, [&](int64_t begin, int64_t end) {
+      on_cpu(in.const_data_ptr(), out.mutable_data_ptr(), shape, begin, end);
+    });
+    return true;
+  }
+  if (in.is_cuda() && kernels::has_cuda_kernels()) {
+    const c10::DeviceGuard device(in.device());
+    const auto stream = c10::impl::VirtualGuardImpl(in.device().type()).getStream(in.device());
+    const char* error = on_cuda(in.const_data_ptr(), out.mutable_data_ptr(), shape, stream.native_handle());
+    TORCH_CHECK(error == nullptr, "funcol: the layout kernel failed on ", in.device(), ": ", error);
+    return true;
+  }
+  return false;
+}
+
+// The tensor with `dim` cut into (num_ranks, rest) and the ranks moved to the front.
+at::Tensor rank_major_view(const at::Tensor& tensor, int64_t num_ranks, int64_t dim) {
+  return tensor.unflatten(dim, {num_ranks, tensor.size(dim) / num_ranks}).movedim(dim, 0);
+}
+
+}  // namespace
+
+bool is_rank_major(at::IntArrayRef sizes, int64_t dim) {
+  return std::all_of(sizes.begin(), sizes.begin() + dim, [](int64_t size) { return size == 1; });
+}
+
+void merge_shards(const at::Tensor& gathered, const at::Tensor& out, int64_t num_ranks, int64_t dim) {
+  const auto shape = shard_shape(out.sizes(), num_ranks, dim, out.itemsize());
+  if (!run_kernel(gathered, out, shape, kernels::merge_shards, kernels::merge_shards_cuda)) {
+    auto target = rank_major_view(out, num_ranks, dim);
+    target.copy_(gathered.view(target.sizes()));
+  }
+}
+
+at::Tensor split_shards(const at::Tensor& tensor, int64_t num_ranks, int64_t dim) {
+  auto sizes = tensor.sizes().vec();
+  sizes[dim] /= num_ranks;
+  sizes[0] *= num_ranks;
+  auto out = at::empty(sizes, tensor.options());
+  const auto shape = shard_shape(tensor.sizes(), num_ranks, dim, tensor.itemsize());
+  const bool plain = tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+  if (!plain || !run_kernel(tensor, out, shape, kernels::split_shards, kernels::split_shards_cuda)) {
+    const auto source = rank_major_view(tensor, num_ranks, dim);
+    out.view(source.sizes()).copy_(source);
+  }
+  return out;
+}
+
+}  // namespace funcol

@@ -1,0 +1,132 @@
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "async/async_tensor.h"
+#include "ops/collectives.h"
+#include "ops/wire.h"
+
+namespace funcol {
+namespace {
+
+int narrow_tag(int64_t tag, const char* op) {
+  TORCH_CHECK_VALUE(tag >= 0 && tag <= std::numeric_limits<int>::max(), "funcol::", op, ": tag is ", tag,
+                    ". Expected a number from 0 to ", std::numeric_limits<int>::max(), ".");
+  return static_cast<int>(tag);
+}
+
+void check_peer(int64_t peer, const c10d::ProcessGroup& group, const char* what, const char* op) {
+  check_rank(peer, group, what, op);
+  TORCH_CHECK_VALUE(peer != group.getRank(), "funcol::", op, ": ", what, " is rank ", peer,
+                    ", which is this rank itself. Pass another rank.");
+}
+
+void check_receive_buffer(const at::Tensor& tensor, const char* op) {
+  TORCH_CHECK_VALUE(tensor.is_contiguous(), "funcol::", op, ": the buffer of shape ", tensor.sizes(),
+                    " has strides ", tensor.strides(), ". Receive into a contiguous tensor.");
+}
+
+c10::intrusive_ptr<c10d::Work> send(const at::Tensor& contiguous, int64_t peer, int64_t tag,
+                                    c10d::ProcessGroup& group) {
+  std::vector<at::Tensor> wires{wire_for_movement(contiguous, group)};
+  return group.send(wires, static_cast<int>(peer), static_cast<int>(tag));
+}
+
+c10::intrusive_ptr<c10d::Work> receive(const at::Tensor& contiguous, int64_t peer, int64_t tag,
+                                       c10d::ProcessGroup& group) {
+  std::vector<at::Tensor> wires{wire_for_movement(contiguous, group)};
+  return group.recv(wires, static_cast<int>(peer), static_cast<int>(tag));
+}
+
+at::Tensor empty_like_sent(const at::Tensor& tensor) { return at::empty({0}, tensor.options()); }
+
+// Waits for several works as one, for backends that cannot coalesce.
+class AllOf final : public c10d::Work {
+ public:
+  explicit AllOf(std::vector<c10::intrusive_ptr<c10d::Work>> works)
+      : Work(-1, c10d::OpType::COALESCED), works_(std::move(works)) {}
+
+  bool wait(std::chrono::milliseconds timeout) override {
+    for (const auto& work : works_) {
+      if (!work->wait(timeout)) {
+        return false;
+      }
+    }
+    return true;
+  }
+  bool isCompleted() override {
+    return std::all_of(works_.begin(), works_.end(), [](const auto& work) { return work->isCompleted(); });
+  }
+
+ private:
+  std::vector<c10::intrusive_ptr<c10d::Work>> works_;
+};
+
+}  // namespace
+
+Start start_send(const at::Tensor& tensor, int64_t destination, int64_t tag, const GroupPtr& group) {
+  const BelowAutograd below_autograd;
+  check_peer(destination, *group, "dst", "isend");
+  narrow_tag(tag, "isend");
+  auto source = contiguous_input(tensor);
+  auto work = send(source, destination, tag, *group);
+  return {"isend", group_name(*group), std::move(work), {std::move(source)}, {empty_like_sent(tensor)}, {}};
+}
+
+Start start_receive(const at::Tensor& tensor, int64_t source, int64_t tag, const GroupPtr& group) {
+  const BelowAutograd below_autograd;
+  check_peer(source, *group, "src", "irecv");
+  narrow_tag(tag, "irecv");
+  settle(tensor);
+  check_receive_buffer(tensor, "irecv");
+  auto work = receive(tensor, source, tag, *group);
+  return {"irecv", group_name(*group), std::move(work), {}, {tensor}, {}};
+}
+
+Start start_batch_p2p(const std::vector<std::string>& kinds, at::IntArrayRef peers, at::IntArrayRef tags,
+                      at::TensorList tensors, const GroupPtr& group) {
+  constexpr auto kOp = "batch_p2p_ops";
+  const size_t count = kinds.size();
+  TORCH_CHECK_VALUE(peers.size() == count && tags.size() == count && tensors.size() == count, "funcol::", kOp,
+                    ": got ", count, " kinds, ", peers.size(), " peers, ", tags.size(), " tags and ",
+                    tensors.size(), " tensors. Pass one of each per operation.");
+  if (count == 0) {
+    return {kOp, group_name(*group), {}, {}, {}, {}};
+  }
+  const BelowAutograd below_autograd;
+  for (size_t i = 0; i < count; ++i) {
+    TORCH_CHECK_VALUE(kinds[i] == "isend" || kinds[i] == "irecv", "funcol::", kOp, ": operation ", i, " is '",
+                      kinds[i], "'. Expected 'isend' or 'irecv'.");
+    check_peer(peers[i], *group, "a peer", kOp);
+    narrow_tag(tags[i], kOp);
+    settle(tensors[i]);
+    if (kinds[i] == "irecv") {
+      check_receive_buffer(tensors[i], kOp);
+    }
+  }
+  const auto device = tensors[0].device().type();
+  const bool coalesces = backend_name(*group, device) == "nccl";
+  std::vector<at::Tensor> buffers;
+  std::vector<at::Tensor> outputs;
+  std::vector<c10::intrusive_ptr<c10d::Work>> works;
+  if (coalesces) {
+    group->startCoalescing(device);
+  }
+  for (size_t i = 0; i < count; ++i) {
+    if (kinds[i] == "isend") {
+      buffers.push_back(contiguous_input(tensors[i]));
+      works.push_back(send(buffers.back(), peers[i], tags[i], *group));
+      outputs.push_back(empty_like_sent(tensors[i]));
+    } else {
+      works.push_back(receive(tensors[i], peers[i], tags[i], *group));
+      outputs.push_back(tensors[i]);
+    }
+  }
+  auto work = coalesces ? group->endCoalescing(device)
+                        : c10::intrusive_ptr<c10d::Work>(c10::make_intrusive<AllOf>(std::move(works)));
+  return {kOp, group_name(*group), std::move(work), std::move(buffers), std::move(outputs), {}};
+}
+
+}  // namespace funcol

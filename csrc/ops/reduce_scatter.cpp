@@ -1,0 +1,114 @@
+#include <ATen/ops/empty.h>
+
+#include <utility>
+
+#include "async/async_tensor.h"
+#include "compat/process_group.h"
+#include "ops/collectives.h"
+#include "ops/layout_change.h"
+#include "ops/wire.h"
+
+namespace funcol {
+namespace {
+
+int64_t check_divisible(const at::Tensor& input, int64_t dim, const c10d::ProcessGroup& group,
+                        const char* op) {
+  dim = wrap_dim(dim, input, op);
+  TORCH_CHECK_VALUE(input.dim() > 0, "funcol::", op,
+                    ": a 0-dim tensor cannot be scattered. Pass one with a dim of ", group.getSize(),
+                    " or a multiple.");
+  TORCH_CHECK_VALUE(input.size(dim) % group.getSize() == 0, "funcol::", op, ": dim ", dim, " has size ",
+                    input.size(dim), ", not divisible by the ", group.getSize(), " ranks of group '",
+                    group_name(group), "'. Pad it, or scatter another dim.");
+  return dim;
+}
+
+// `input` contiguous, with the ranks' blocks one after the other.
+at::Tensor rank_major_input(const at::Tensor& input, int64_t dim, int64_t num_ranks) {
+  settle(input);
+  return is_rank_major(input.sizes(), dim) ? contiguous_input(input) : split_shards(input, num_ranks, dim);
+}
+
+at::Tensor empty_share(const at::Tensor& input, int64_t dim, int64_t num_ranks) {
+  auto sizes = input.sizes().vec();
+  sizes[dim] /= num_ranks;
+  return at::empty(sizes, input.options());
+}
+
+c10d::ReduceScatterOptions options_for(const c10d::ReduceOp& reduce_op) {
+  c10d::ReduceScatterOptions options;
+  options.reduceOp = reduce_op;
+  return options;
+}
+
+// Backends scatter dim 0; where a layout change moved the blocks there, the output has another shape.
+at::Tensor flat_wire(const at::Tensor& contiguous) { return wire_for_reduction(contiguous.view(-1)); }
+
+}  // namespace
+
+Start start_reduce_scatter(const at::Tensor& input, const c10d::ReduceOp& reduce_op, int64_t dim,
+                           const GroupPtr& group) {
+  constexpr auto kOp = "reduce_scatter_tensor";
+  const BelowAutograd below_autograd;
+  dim = check_divisible(input, dim, *group, kOp);
+  check_reduction(input, reduce_op, *group, kOp);
+  const int64_t num_ranks = group->getSize();
+  auto source = rank_major_input(input, dim, num_ranks);
+  auto out = empty_share(input, dim, num_ranks);
+  auto wire_in = dim == 0 ? wire_for_reduction(source) : flat_wire(source);
+  auto wire_out = dim == 0 ? wire_for_reduction(out) : flat_wire(out);
+  auto work = compat::reduce_scatter_flat(*group, wire_out, wire_in, options_for(reduce_op));
+  return {kOp, group_name(*group), std::move(work), {std::move(source)}, {std::move(out)}, {}};
+}
+
+Start start_reduce_scatter_coalesced(at::TensorList inputs, const c10d::ReduceOp& reduce_op,
+                                     at::IntArrayRef dims, const GroupPtr& group) {
+  constexpr auto kOp = "reduce_scatter_tensor_coalesced";
+  TORCH_CHECK_VALUE(dims.size() == inputs.size(), "funcol::", kOp, ": ", dims.size(), " scatter dims for ",
+                    inputs.size(), " tensors. Pass one dim per tensor.");
+  if (inputs.empty()) {
+    return {kOp, group_name(*group), {}, {}, {}, {}};
+  }
+  const BelowAutograd below_autograd;
+  check_alike(inputs, kOp);
+  check_reduction(inputs[0], reduce_op, *group, kOp);
+  std::vector<int64_t> wrapped;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    wrapped.push_back(check_divisible(inputs[i], dims[i], *group, kOp));
+  }
+  const int64_t num_ranks = group->getSize();
+  std::vector<at::Tensor> sources;
+  std::vector<at::Tensor> outputs;
+  std::vector<at::Tensor> wires_in;
+  std::vector<at::Tensor> wires_out;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    sources.push_back(rank_major_input(inputs[i], wrapped[i], num_ranks));
+    outputs.push_back(empty_share(inputs[i], wrapped[i], num_ranks));
+    wires_in.push_back(flat_wire(sources.back()));
+    wires_out.push_back(flat_wire(outputs.back()));
+  }
+  auto work = compat::reduce_scatter_flat_coalesced(*group, wires_out, wires_in, options_for(reduce_op));
+  return {kOp, group_name(*group), std::move(work), std::move(sources), std::move(outputs), {}};
+}
+
+Start start_reduce_scatter_out(const at::Tensor& input, const c10d::ReduceOp& reduce_op,
+                               const at::Tensor& out, const GroupPtr& group) {
+  constexpr auto kOp = "reduce_scatter_tensor_out";
+  const BelowAutograd below_autograd;
+  settle(out);
+  check_divisible(input, 0, *group, kOp);
+  check_reduction(input, reduce_op, *group, kOp);
+  TORCH_CHECK_VALUE(out.numel() * group->getSize() == input.numel() && out.is_contiguous(), "funcol::", kOp,
+                    ": out has shape ", out.sizes(), " and strides ", out.strides(),
+                    ". Expected a contiguous tensor of 1/", group->getSize(),
+                    " of the elements of the input of shape ", input.sizes(), ".");
+  TORCH_CHECK_TYPE(out.scalar_type() == input.scalar_type(), "funcol::", kOp, ": out is ", out.scalar_type(),
+                   ", input is ", input.scalar_type(), ". Pass an out of the input's dtype.");
+  auto source = contiguous_input(input);
+  auto wire_in = wire_for_reduction(source);
+  auto wire_out = wire_for_reduction(out);
+  auto work = compat::reduce_scatter_flat(*group, wire_out, wire_in, options_for(reduce_op));
+  return {kOp, group_name(*group), std::move(work), {std::move(source)}, {out}, {}};
+}
+
+}  // namespace funcol

@@ -1,0 +1,67 @@
+#include "ops/wire.h"
+
+#include <ATen/ops/view.h>
+#include <ATen/ops/view_as_real.h>
+
+#include <algorithm>
+
+#include "async/async_tensor.h"
+
+namespace funcol {
+
+at::Tensor contiguous_input(const at::Tensor& tensor) {
+  settle(tensor);
+  if (tensor.is_conj() || tensor.is_neg()) {
+    return tensor.resolve_conj().resolve_neg().contiguous();
+  }
+  return tensor.contiguous();
+}
+
+at::Tensor wire_for_reduction(const at::Tensor& contiguous) {
+  return contiguous.is_complex() ? at::view_as_real(contiguous) : contiguous;
+}
+
+at::Tensor wire_for_movement(const at::Tensor& contiguous, c10d::ProcessGroup& group) {
+  auto wire = contiguous.dim() == 0 ? contiguous.view({1}) : contiguous;
+  if (contiguous.is_complex()) {
+    wire = at::view_as_real(wire);
+  }
+  if (!gloo_carries(wire.scalar_type()) && backend_name(group, contiguous.device().type()) == "gloo") {
+    wire = wire.unsqueeze(-1).view(c10::ScalarType::Byte);
+  }
+  return wire;
+}
+
+void check_reduction(const at::Tensor& tensor, const c10d::ReduceOp& reduce_op, c10d::ProcessGroup& group,
+                     const char* op) {
+  if (!is_supported_everywhere(reduce_op, tensor.scalar_type())) {
+    check_reduce_op(reduce_op, tensor.scalar_type(), backend_name(group, tensor.device().type()), op);
+  }
+}
+
+void check_alike(at::TensorList tensors, const char* op) {
+  for (size_t i = 1; i < tensors.size(); ++i) {
+    TORCH_CHECK_VALUE(tensors[i].device() == tensors[0].device(), "funcol::", op, ": tensor ", i, " is on ",
+                      tensors[i].device(), ", tensor 0 on ", tensors[0].device(),
+                      ". A coalesced call needs one device: move them, or call once per device.");
+    TORCH_CHECK_TYPE(tensors[i].scalar_type() == tensors[0].scalar_type(), "funcol::", op, ": tensor ", i,
+                     " is ", tensors[i].scalar_type(), ", tensor 0 is ", tensors[0].scalar_type(),
+                     ". A coalesced call needs one dtype: convert them, or call once per dtype.");
+  }
+}
+
+void check_rank(int64_t rank, const c10d::ProcessGroup& group, const char* what, const char* op) {
+  TORCH_CHECK_VALUE(0 <= rank && rank < group.getSize(), "funcol::", op, ": ", what, " is rank ", rank,
+                    ", but group '", group_name(group), "' has ranks 0 to ", group.getSize() - 1,
+                    ". Pass a rank within the group.");
+}
+
+int64_t wrap_dim(int64_t dim, const at::Tensor& tensor, const char* op) {
+  const int64_t num_dims = std::max<int64_t>(tensor.dim(), 1);  // a 0-dim tensor counts as shape (1)
+  TORCH_CHECK_INDEX(-num_dims <= dim && dim < num_dims, "funcol::", op, ": dim is ", dim,
+                    ", but the tensor of shape ", tensor.sizes(), " has dims ", -num_dims, " to ",
+                    num_dims - 1, ". Pass a dim within it.");
+  return dim < 0 ? dim + num_dims : dim;
+}
+
+}  // namespace funcol

@@ -1,0 +1,39 @@
+// Tensors as a backend can carry them, and the checks that all collectives share.
+#pragma once
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Tensor.h>
+
+#include "comm/process_group.h"
+#include "comm/reduce_op.h"
+
+namespace funcol {
+
+// Kernels of collectives run below autograd: nothing in them is recorded.
+using BelowAutograd = at::AutoDispatchBelowADInplaceOrView;
+
+// `tensor` settled, contiguous, with conjugation and negation done. Copies only if it must.
+at::Tensor contiguous_input(const at::Tensor& tensor);
+
+// A contiguous tensor seen as what the backend reduces: complex numbers as pairs of reals.
+at::Tensor wire_for_reduction(const at::Tensor& contiguous);
+
+// A contiguous tensor seen as what the backend moves: complex numbers as pairs of reals, a dtype that
+// the backend does not know as bytes. The result has at least one dim, and dim 0 is still what ranks
+// concatenate or split.
+at::Tensor wire_for_movement(const at::Tensor& contiguous, c10d::ProcessGroup& group);
+
+// Raises if the backend cannot apply `reduce_op` to tensors like `tensor`.
+void check_reduction(const at::Tensor& tensor, const c10d::ReduceOp& reduce_op, c10d::ProcessGroup& group,
+                     const char* op);
+
+// Raises unless all tensors have one device and one dtype.
+void check_alike(at::TensorList tensors, const char* op);
+
+// Raises unless 0 <= rank < number of ranks. `what` says whose rank: "source".
+void check_rank(int64_t rank, const c10d::ProcessGroup& group, const char* what, const char* op);
+
+// `dim` in [0, tensor.dim()), from a dim that may count from the end. IndexError if there is none.
+int64_t wrap_dim(int64_t dim, const at::Tensor& tensor, const char* op);
+
+}  // namespace funcol

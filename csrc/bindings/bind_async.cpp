@@ -1,0 +1,146 @@
+// Pending tensors as Python sees them, and the hooks by which C++ lets go of the GIL.
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "async/async_tensor.h"
+#include "async/wake_key.h"
+#include "bindings/bindings.h"
+#include "bindings/python_args.h"
+#include "comm/orphaned_works.h"
+#include "ops/collectives.h"
+
+namespace funcol::python {
+namespace {
+
+void without_gil(const std::function<void()>& blocking) {
+  std::optional<py::gil_scoped_release> no_gil;
+  if (PyGILState_Check() != 0) {
+    no_gil.emplace();
+  }
+  blocking();
+}
+
+PyObject* py_is_pending(PyObject*, PyObject* object) {
+  if (THPVariable_Check(object) && is_pending(THPVariable_Unpack(object))) {
+    Py_RETURN_TRUE;
+  }
+  Py_RETURN_FALSE;
+}
+
+// wait_tensor(t) -> t, or NotImplemented where the call has to go through the dispatcher.
+PyObject* py_wait_tensor(PyObject*, PyObject* object) {
+  HANDLE_TH_ERRORS
+  const auto* tensor = eager_tensor(object);
+  if (tensor == nullptr) {
+    Py_RETURN_NOTIMPLEMENTED;
+  }
+  {
+    const py::gil_scoped_release no_gil;
+    wait_tensor(*tensor);
+  }
+  return Py_NewRef(object);
+  END_HANDLE_TH_ERRORS
+}
+
+// exclude_wake_key(bool) -> whether it was excluded before; for the current thread.
+PyObject* py_exclude_wake_key(PyObject*, PyObject* exclude) {
+  const bool before = c10::impl::tls_is_dispatch_key_excluded(kWakeKey);
+  c10::impl::tls_set_dispatch_key_excluded(kWakeKey, exclude == Py_True);
+  return PyBool_FromLong(before ? 1 : 0);
+}
+
+// A Work written in Python, so that tests can say when data arrives and how it fails.
+class CallbackWork final : public c10d::Work {
+ public:
+  explicit CallbackWork(py::function on_wait) : on_wait_(std::move(on_wait)) {}
+  ~CallbackWork() override {
+    const py::gil_scoped_acquire gil;
+    on_wait_ = py::function();
+  }
+  CallbackWork(const CallbackWork&) = delete;
+  CallbackWork& operator=(const CallbackWork&) = delete;
+
+  bool wait(std::chrono::milliseconds /*timeout*/) override {
+    const py::gil_scoped_acquire gil;
+    on_wait_();
+    return true;
+  }
+  bool isCompleted() override { return true; }
+
+ private:
+  py::function on_wait_;
+};
+
+std::vector<at::Tensor> make_pending(std::vector<at::Tensor> outputs, py::function on_wait, std::string op,
+                                     std::string group) {
+  Start start;
+  start.op = std::move(op);
+  start.group = std::move(group);
+  start.work = c10::make_intrusive<CallbackWork>(std::move(on_wait));
+  for (auto& output : outputs) {
+    start.outputs.push_back(output.detach());
+  }
+  const py::gil_scoped_release no_gil;
+  return as_pending(std::move(start));
+}
+
+// Waits on PyTorch's own registry: for tensors of _c10d_functional ops.
+class RegistryWork final : public c10d::Work {
+ public:
+  explicit RegistryWork(at::Tensor tensor) : tensor_(std::move(tensor)) {}
+  bool wait(std::chrono::milliseconds /*timeout*/) override {
+    c10d::wait_tensor(tensor_);
+    return true;
+  }
+  bool isCompleted() override { return false; }
+
+ private:
+  at::Tensor tensor_;
+};
+
+at::Tensor pending_on_registry(const at::Tensor& tensor) {
+  Start start;
+  start.op = "wait_tensor";
+  start.group = "of the tensor";
+  start.work = c10::make_intrusive<RegistryWork>(tensor);
+  start.outputs = {tensor.alias()};
+  return as_sole_pending(std::move(start));
+}
+
+}  // namespace
+
+void bind_async(PyObject* module) {
+  set_run_blocking(without_gil);
+  static PyMethodDef functions[] = {
+      {"is_pending", py_is_pending, METH_O, nullptr},
+      {"wait_tensor", py_wait_tensor, METH_O, nullptr},
+      {"exclude_wake_key", py_exclude_wake_key, METH_O, nullptr},
+      {nullptr, nullptr, 0, nullptr},
+  };
+  if (PyModule_AddFunctions(module, functions) != 0) {
+    throw python_error();
+  }
+  auto m = py::reinterpret_borrow<py::module>(module);
+  m.def("pending_on_registry", torch::wrap_pybind_function(pending_on_registry));
+  m.def("make_pending", torch::wrap_pybind_function(make_pending), py::arg("outputs"), py::arg("on_wait"),
+        py::arg("op") = "test", py::arg("group") = "test");
+  m.def("has_wake_key", has_wake_key);
+  m.def("wake_key_name", [] { return std::string(c10::toString(kWakeKey)); });
+  m.def("num_orphans", [] {
+    const py::gil_scoped_release no_gil;
+    return sweep_orphans();
+  });
+  m.def("async_counters", [] {
+    const auto counters = async_counters();
+    return std::make_pair(counters.waits, counters.views);
+  });
+}
+
+}  // namespace funcol::python

@@ -1,0 +1,224 @@
+// The eager collectives. Each takes its arguments by position and returns pending tensors, or
+// NotImplemented where the call has to go through the dispatcher (see eager_tensor()).
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <utility>
+
+#include "bindings/bindings.h"
+#include "bindings/python_args.h"
+#include "ops/collectives.h"
+
+namespace funcol::python {
+namespace {
+
+using Args = PyObject* const*;
+
+PyObject* not_implemented() { Py_RETURN_NOTIMPLEMENTED; }
+
+void check_count(Py_ssize_t given, Py_ssize_t expected, const char* op) {
+  TORCH_CHECK_TYPE(given == expected, "funcol::", op, ": ", given, " arguments, expected ", expected, ".");
+}
+
+// Starts a collective without the GIL: it may copy, and take locks.
+template <typename StartCollective>
+PyObject* sole_result(const StartCollective& start) {
+  at::Tensor result;
+  {
+    const py::gil_scoped_release no_gil;
+    result = as_sole_pending(start());
+  }
+  return THPVariable_Wrap(std::move(result));
+}
+
+template <typename StartCollective>
+PyObject* list_result(const StartCollective& start) {
+  std::vector<at::Tensor> results;
+  {
+    const py::gil_scoped_release no_gil;
+    results = as_pending(start());
+  }
+  auto list = py::reinterpret_steal<py::object>(PyList_New(static_cast<Py_ssize_t>(results.size())));
+  for (size_t i = 0; i < results.size(); ++i) {
+    PyList_SET_ITEM(list.ptr(), i, THPVariable_Wrap(std::move(results[i])));
+  }
+  return list.release().ptr();
+}
+
+PyObject* all_reduce(PyObject*, Args args, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  constexpr auto kOp = "all_reduce";
+  check_count(count, 4, kOp);
+  const auto* input = eager_tensor(args[0]);
+  if (input == nullptr) {
+    return not_implemented();
+  }
+  const auto reduce_op = reduce_op_argument(args[1], kOp);
+  const auto group = group_argument(args[2], args[3], kOp);
+  return sole_result([&] { return start_all_reduce(*input, reduce_op, group); });
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* all_gather_tensor(PyObject*, Args args, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  constexpr auto kOp = "all_gather_tensor";
+  check_count(count, 4, kOp);
+  const auto* input = eager_tensor(args[0]);
+  if (input == nullptr) {
+    return not_implemented();
+  }
+  const auto dim = int_argument(args[1], "gather_dim", kOp);
+  const auto group = group_argument(args[2], args[3], kOp);
+  return sole_result([&] { return start_all_gather(*input, dim, group); });
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* reduce_scatter_tensor(PyObject*, Args args, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  constexpr auto kOp = "reduce_scatter_tensor";
+  check_count(count, 5, kOp);
+  const auto* input = eager_tensor(args[0]);
+  if (input == nullptr) {
+    return not_implemented();
+  }
+  const auto reduce_op = reduce_op_argument(args[1], kOp);
+  const auto dim = int_argument(args[2], "scatter_dim", kOp);
+  const auto group = group_argument(args[3], args[4], kOp);
+  return sole_result([&] { return start_reduce_scatter(*input, reduce_op, dim, group); });
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* all_to_all_single(PyObject*, Args args, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  constexpr auto kOp = "all_to_all_single";
+  check_count(count, 5, kOp);
+  const auto* input = eager_tensor(args[0]);
+  if (input == nullptr) {
+    return not_implemented();
+  }
+  const auto output_splits = ints_argument(args[1], "output_split_sizes", kOp);
+  const auto input_splits = ints_argument(args[2], "input_split_sizes", kOp);
+  const auto group = group_argument(args[3], args[4], kOp);
+  return sole_result([&] { return start_all_to_all(*input, output_splits, input_splits, group); });
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* broadcast(PyObject*, Args args, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  constexpr auto kOp = "broadcast";
+  check_count(count, 4, kOp);
+  const auto* input = eager_tensor(args[0]);
+  if (input == nullptr) {
+    return not_implemented();
+  }
+  const auto source = int_argument(args[1], "src", kOp);
+  const auto group = group_argument(args[2], args[3], kOp);
+  return sole_result([&] { return start_broadcast(*input, source, group); });
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* permute_tensor(PyObject*, Args args, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  constexpr auto kOp = "permute_tensor";
+  check_count(count, 4, kOp);
+  const auto* input = eager_tensor(args[0]);
+  if (input == nullptr) {
+    return not_implemented();
+  }
+  const auto destinations = ints_argument(args[1], "src_dst", kOp);
+  const auto group = group_argument(args[2], args[3], kOp);
+  return sole_result([&] { return start_permute(*input, destinations, group); });
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* all_reduce_coalesced(PyObject*, Args args, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  constexpr auto kOp = "all_reduce_coalesced";
+  check_count(count, 4, kOp);
+  std::vector<at::Tensor> inputs;
+  if (!eager_tensors(args[0], inputs)) {
+    return not_implemented();
+  }
+  const auto reduce_op = reduce_op_argument(args[1], kOp);
+  const auto group = group_argument(args[2], args[3], kOp);
+  return list_result([&] { return start_all_reduce_coalesced(inputs, reduce_op, group); });
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* all_gather_into_tensor_coalesced(PyObject*, Args args, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  constexpr auto kOp = "all_gather_into_tensor_coalesced";
+  check_count(count, 3, kOp);
+  std::vector<at::Tensor> inputs;
+  if (!eager_tensors(args[0], inputs)) {
+    return not_implemented();
+  }
+  const auto group = group_argument(args[1], args[2], kOp);
+  return list_result([&] { return start_all_gather_coalesced(inputs, group); });
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* reduce_scatter_tensor_coalesced(PyObject*, Args args, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  constexpr auto kOp = "reduce_scatter_tensor_coalesced";
+  check_count(count, 5, kOp);
+  std::vector<at::Tensor> inputs;
+  if (!eager_tensors(args[0], inputs)) {
+    return not_implemented();
+  }
+  const auto reduce_op = reduce_op_argument(args[1], kOp);
+  const auto dims = ints_argument(args[2], "scatter_dim", kOp);
+  const auto group = group_argument(args[3], args[4], kOp);
+  return list_result([&] { return start_reduce_scatter_coalesced(inputs, reduce_op, dims, group); });
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* set_resolver(PyObject*, PyObject* resolver) {
+  set_group_resolver(resolver);
+  Py_RETURN_NONE;
+}
+
+PyObject* remember(PyObject*, PyObject* enabled) {
+  remember_groups(enabled == Py_True);
+  forget_groups();
+  Py_RETURN_NONE;
+}
+
+PyObject* forget(PyObject*, PyObject*) {
+  forget_groups();
+  Py_RETURN_NONE;
+}
+
+template <PyObject* (*function)(PyObject*, Args, Py_ssize_t)>
+PyMethodDef fast(const char* name) {
+  // CPython stores every calling convention as PyCFunction and casts it back by the flag.
+  return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function)),
+          METH_FASTCALL,  // NOLINT
+          nullptr};
+}
+
+}  // namespace
+
+void bind_collectives(PyObject* module) {
+  static PyMethodDef functions[] = {
+      fast<all_reduce>("all_reduce"),
+      fast<all_gather_tensor>("all_gather_tensor"),
+      fast<reduce_scatter_tensor>("reduce_scatter_tensor"),
+      fast<all_to_all_single>("all_to_all_single"),
+      fast<broadcast>("broadcast"),
+      fast<permute_tensor>("permute_tensor"),
+      fast<all_reduce_coalesced>("all_reduce_coalesced"),
+      fast<all_gather_into_tensor_coalesced>("all_gather_into_tensor_coalesced"),
+      fast<reduce_scatter_tensor_coalesced>("reduce_scatter_tensor_coalesced"),
+      {"set_group_resolver", set_resolver, METH_O, nullptr},
+      {"remember_groups", remember, METH_O, nullptr},
+      {"forget_groups", forget, METH_NOARGS, nullptr},
+      {nullptr, nullptr, 0, nullptr},
+  };
+  if (PyModule_AddFunctions(module, functions) != 0) {
+    throw python_error();
+  }
+}
+
+}  // namespace funcol::python

@@ -1,0 +1,41 @@
+// What `python -m funcol info` prints.
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "bindings/bindings.h"
+#include "kernels/layout.h"
+
+namespace funcol::python {
+namespace {
+
+// Dispatch key -> the funcol ops that have a kernel of their own for it.
+std::map<std::string, std::vector<std::string>> registered_kernels() {
+  using Key = c10::DispatchKey;
+  std::map<std::string, std::vector<std::string>> kernels;
+  for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    if (name.name.rfind("funcol::", 0) != 0) {
+      continue;
+    }
+    const auto op = c10::Dispatcher::singleton().findOp(name);
+    for (const auto key : {Key::CPU, Key::CUDA, Key::Meta, Key::Autograd, Key::CompositeExplicitAutograd}) {
+      if (op && op->hasKernelForDispatchKey(key)) {
+        kernels[c10::toString(key)].push_back(name.name);
+      }
+    }
+  }
+  return kernels;
+}
+
+}  // namespace
+
+void bind_info(PyObject* module) {
+  auto m = py::reinterpret_borrow<py::module>(module);
+  m.def("registered_kernels", registered_kernels);
+  m.def("has_cuda_kernels", kernels::has_cuda_kernels);
+}
+
+}  // namespace funcol::python

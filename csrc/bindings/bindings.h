@@ -1,0 +1,13 @@
+// What each bind_x.cpp adds to the module.
+#pragma once
+
+#include <torch/csrc/python_headers.h>
+
+namespace funcol::python {
+
+void bind_collectives(PyObject* module);
+void bind_async(PyObject* module);
+void bind_raw_access(PyObject* module);
+void bind_info(PyObject* module);
+
+}  // namespace funcol::python

@@ -1,0 +1,12 @@
+// funcol._C, a table of contents.
+#include <torch/csrc/utils/pybind.h>
+
+#include "bindings/bindings.h"
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  m.doc() = "The C++ side of funcol; use it through the funcol package.";
+  funcol::python::bind_collectives(m.ptr());
+  funcol::python::bind_async(m.ptr());
+  funcol::python::bind_raw_access(m.ptr());
+  funcol::python::bind_info(m.ptr());
+}

@@ -1,0 +1,150 @@
+#include "bindings/python_args.h"
+
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <optional>
+#include <string_view>
+
+#include "async/layers.h"
+
+namespace funcol::python {
+namespace {
+
+PyObject* group_resolver = nullptr;
+
+bool is_eager(const at::Tensor& tensor) {
+  return !belongs_to_layer(tensor) && !tensor.is_meta() &&
+         !(at::GradMode::is_enabled() && tensor.requires_grad());
+}
+
+bool is_observed() { return has_active_layers() || at::impl::torch_function_mode_enabled(); }
+
+const at::Tensor* plain_tensor(PyObject* object) {
+  if (!THPVariable_CheckExact(object)) {
+    return nullptr;
+  }
+  const auto& tensor = THPVariable_Unpack(object);
+  return is_eager(tensor) ? &tensor : nullptr;
+}
+
+std::optional<std::string_view> string_view(PyObject* object) {
+  if (!PyUnicode_Check(object)) {
+    return std::nullopt;
+  }
+  Py_ssize_t size = 0;
+  const char* text = PyUnicode_AsUTF8AndSize(object, &size);
+  if (text == nullptr) {
+    throw python_error();
+  }
+  return std::string_view(text, size);
+}
+
+std::string type_name(PyObject* object) { return Py_TYPE(object)->tp_name; }
+
+// A pybind11 instance as the C++ object in it, or null if it is of another type.
+template <typename T>
+T* instance(PyObject* object) {
+  py::detail::type_caster_base<T> caster;
+  return caster.load(object, /*convert=*/false) ? static_cast<T*>(caster) : nullptr;
+}
+
+GroupPtr group_object(PyObject* object) {
+  auto* group = instance<c10d::ProcessGroup>(object);
+  return group == nullptr ? GroupPtr() : GroupPtr::unsafe_reclaim_from_nonowning(group);
+}
+
+std::optional<c10d::ReduceOp> reduce_op_object(PyObject* object) {
+  if (auto* reduce_op = instance<c10d::ReduceOp>(object)) {
+    return *reduce_op;
+  }
+  if (auto* kind = instance<c10d::ReduceOp::RedOpType>(object)) {
+    return c10d::ReduceOp(*kind);
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+const at::Tensor* eager_tensor(PyObject* object) { return is_observed() ? nullptr : plain_tensor(object); }
+
+bool eager_tensors(PyObject* sequence, std::vector<at::Tensor>& tensors) {
+  if (is_observed() || !(PyList_Check(sequence) || PyTuple_Check(sequence))) {
+    return false;
+  }
+  const auto count = PySequence_Fast_GET_SIZE(sequence);
+  tensors.reserve(count);
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    const auto* tensor = plain_tensor(PySequence_Fast_GET_ITEM(sequence, i));
+    if (tensor == nullptr) {
+      return false;
+    }
+    tensors.push_back(*tensor);
+  }
+  return true;
+}
+
+GroupPtr group_argument(PyObject* group, PyObject* tag, const char* op) {
+  if (const auto name = string_view(group)) {
+    return group_from_name(*name, op);
+  }
+  if (auto found = group_object(group)) {
+    return found;
+  }
+  const auto resolved = py::reinterpret_steal<py::object>(
+      PyObject_CallFunctionObjArgs(group_resolver, group, tag, py::str(op).ptr(), nullptr));
+  if (!resolved) {
+    throw python_error();
+  }
+  if (const auto name = string_view(resolved.ptr())) {
+    return group_from_name(*name, op);
+  }
+  auto found = group_object(resolved.ptr());
+  TORCH_CHECK_TYPE(
+      found.defined(), "funcol::", op, ": the group is a ", type_name(group),
+      ". Expected a ProcessGroup, a group name, a DeviceMesh, a (DeviceMesh, int) or a list of ranks.");
+  return found;
+}
+
+void set_group_resolver(PyObject* resolver) {
+  Py_INCREF(resolver);
+  Py_XSETREF(group_resolver, resolver);
+}
+
+c10d::ReduceOp reduce_op_argument(PyObject* reduce_op, const char* op) {
+  if (const auto name = string_view(reduce_op)) {
+    return reduce_op_from_name(*name, op);
+  }
+  const auto found = reduce_op_object(reduce_op);
+  TORCH_CHECK_TYPE(found.has_value(), "funcol::", op, ": the reduce op is a ", type_name(reduce_op),
+                   ". Expected a name such as 'sum', or a torch.distributed.ReduceOp.");
+  return *found;
+}
+
+int64_t int_argument(PyObject* value, const char* name, const char* op) {
+  const auto number = PyLong_AsLongLong(value);
+  if (number == -1 && PyErr_Occurred() != nullptr) {
+    PyErr_Clear();
+    TORCH_CHECK_TYPE(false, "funcol::", op, ": ", name, " is a ", type_name(value), ". Expected an int.");
+  }
+  return number;
+}
+
+std::vector<int64_t> ints_argument(PyObject* values, const char* name, const char* op) {
+  std::vector<int64_t> numbers;
+  if (values == Py_None) {
+    return numbers;
+  }
+  TORCH_CHECK_TYPE(PyList_Check(values) || PyTuple_Check(values), "funcol::", op, ": ", name, " is a ",
+                   type_name(values), ". Expected a list of ints.");
+  const auto count = PySequence_Fast_GET_SIZE(values);
+  numbers.reserve(count);
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    numbers.push_back(int_argument(PySequence_Fast_GET_ITEM(values, i), name, op));
+  }
+  return numbers;
+}
+
+}  // namespace funcol::python

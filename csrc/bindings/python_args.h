@@ -1,0 +1,36 @@
+// Python arguments of the collectives, converted without pybind11's overload machinery: the calls below
+// are the ones whose cost users count in microseconds.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/python_headers.h>
+
+#include <vector>
+
+#include "comm/process_group.h"
+#include "comm/reduce_op.h"
+
+namespace funcol::python {
+
+// A tensor that may go straight to the C++ collective: no subclass with __torch_function__ or
+// __torch_dispatch__, no mode, transform or tracer active, real data, and no gradient to record.
+// Null if it must take the dispatcher's way, in which all of these have their say.
+const at::Tensor* eager_tensor(PyObject* object);
+
+// The same for a list or tuple of tensors; false if one of them must take the dispatcher's way.
+bool eager_tensors(PyObject* sequence, std::vector<at::Tensor>& tensors);
+
+// A group name or ProcessGroup; everything else is asked of the resolver that Python registered with
+// set_group_resolver(): resolver(group, tag, op) -> name or ProcessGroup.
+GroupPtr group_argument(PyObject* group, PyObject* tag, const char* op);
+void set_group_resolver(PyObject* resolver);
+
+// "sum" or ReduceOp.SUM.
+c10d::ReduceOp reduce_op_argument(PyObject* reduce_op, const char* op);
+
+int64_t int_argument(PyObject* value, const char* name, const char* op);
+
+// A list or tuple of ints; None gives an empty list.
+std::vector<int64_t> ints_argument(PyObject* values, const char* name, const char* op);
+
+}  // namespace funcol::python

@@ -1,0 +1,162 @@
+"""Every difference between PyTorch minors that the Python side has to bridge, named by what it bridges."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as stock
+import torch.distributed.distributed_c10d as c10d
+from torch import Tensor
+
+
+def mesh_group_name(mesh: dist.device_mesh.DeviceMesh, mesh_dim: int) -> str:
+    """Name of the group of ``mesh`` along ``mesh_dim``, without looking the group up."""
+    return cast(str, mesh._dim_group_names[mesh_dim])
+
+
+def traceable_group(group: Any, tag: str) -> Any:
+    """``group`` as stock puts it in a graph: a name, or an object where stock traces one."""
+    resolve = getattr(stock, "_resolve_group", None)
+    if resolve is None:
+        return stock._resolve_group_name(group, tag)
+    return stock._group_or_group_name(resolve(group, tag))
+
+
+def concatenate_ranks(gathered: Tensor, group_size: int, dim: int) -> Tensor:
+    """Traced layout change after a gather: the ops that stock's graph holds for it."""
+    return cast(Tensor, torch._utils._maybe_view_chunk_cat(gathered, group_size, dim))
+
+
+def split_ranks(tensor: Tensor, group_size: int, dim: int) -> Tensor:
+    """Traced layout change before a scatter: the ops that stock's graph holds for it."""
+    chunk_or_narrow_cat = getattr(torch._utils, "_chunk_or_narrow_cat", None)
+    if chunk_or_narrow_cat is not None:
+        return cast(Tensor, chunk_or_narrow_cat(tensor, group_size, narrow_dim=dim, cat_dim=0))
+    return torch.cat(torch.chunk(tensor, group_size, dim=dim))
+
+
+# Stock waits for a list at once where it has an op for that. (funcol defines wait_tensors in minors that
+# lack it, so the op itself is no sign.)
+STOCK_WAITS_FOR_LISTS = hasattr(stock, "wait_tensors")
+
+
+def mark_side_effects() -> None:
+    """Keeps the ops that funcol added to ``_c10d_functional`` from being removed as dead code."""
+    for name in ("wait_tensor", "wait_tensors", "isend", "irecv", "batch_p2p_ops"):
+        packet = getattr(torch.ops._c10d_functional, name)
+        torch.fx.node.has_side_effect(packet)
+        torch.fx.node.has_side_effect(packet.default)
+    for name in torch.ops.funcol.__dir__():
+        packet = getattr(torch.ops.funcol, name, None)
+        if isinstance(packet, torch._ops.OpOverloadPacket):
+            torch.fx.node.has_side_effect(packet.default)
+
+
+def watch_group_registry(forget: Callable[[], None], remember: Callable[[bool], None]) -> None:
+    """Calls ``forget`` whenever ``torch.distributed`` adds a group to c10d's registry or removes one, and
+    ``remember(False)`` while each thread has a registry of its own (simulated ranks in threads)."""
+
+    def then_forget(change: Callable[..., Any]) -> Callable[..., Any]:
+        def change_and_forget(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return change(*args, **kwargs)
+            finally:
+                forget()
+
+        return change_and_forget
+
+    def then_remember(isolate: Callable[[bool], None]) -> Callable[[bool], None]:
+        def isolate_and_remember(enable: bool) -> None:
+            isolate(enable)
+            remember(not enable)
+
+        return isolate_and_remember
+
+    registry = torch._C._distributed_c10d
+    for name in (
+        "_register_process_group",
+        "_unregister_process_group",
+        "_unregister_all_process_groups",
+    ):
+        for module in (c10d, registry):
+            change = getattr(module, name, None)
+            if change is not None:
+                setattr(module, name, then_forget(change))
+    registry._set_thread_isolation_mode = then_remember(registry._set_thread_isolation_mode)
+    remember(True)
+
+
+class _AfterImport(MetaPathFinder, Loader):
+    """Runs ``action(module)`` once module ``name`` has been imported; leaves nothing behind."""
+
+    def __init__(self, name: str, action: Callable[[ModuleType], None]) -> None:
+        self._name = name
+        self._action = action
+        self._loader: Loader | None = None
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        if fullname != self._name:
+            return None
+        sys.meta_path.remove(self)
+        spec = find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            self._loader = spec.loader
+            spec.loader = self
+        return spec
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        assert self._loader is not None
+        spec.loader = self._loader
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        assert self._loader is not None
+        self._loader.exec_module(module)
+        self._action(module)
+
+
+def after_import(name: str, action: Callable[[ModuleType], None]) -> None:
+    """Runs ``action`` on module ``name``: now if it is imported, else when somebody imports it."""
+    module = sys.modules.get(name)
+    if module is not None:
+        action(module)
+    else:
+        sys.meta_path.insert(0, _AfterImport(name, action))
+
+
+def add_compile_hook(enter: Callable[[], Callable[[], Any]]) -> None:
+    """Runs ``enter`` whenever a callable that ``torch.compile`` made is entered, and what it returns on exit.
+
+    Every Dynamo context keeps a list of such hooks; ours joins it when the context is made. Dynamo is not
+    imported for this, which would cost more than all of funcol.
+    """
+
+    def extend_contexts(eval_frame: ModuleType) -> None:
+        context: Any = eval_frame._TorchDynamoContext
+        original = context.__init__
+
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            self.enter_exit_hooks.append(enter)
+
+        context.__init__ = __init__
+
+    after_import("torch._dynamo.eval_frame", extend_contexts)
+
+
+def traceable_reduce_op(reduce_op: Any) -> Any:
+    """``reduce_op``, an object, as stock puts it in a graph: by name if it has one."""
+    return stock.REDUCE_OP_TO_STR.get(getattr(reduce_op, "op", reduce_op), reduce_op)
+
+
+def rank_in_group(group: Any) -> int:
+    """This process's rank in ``group``, a name or an object."""
+    return dist.get_rank(c10d._resolve_process_group(group) if isinstance(group, str) else group)

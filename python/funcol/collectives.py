@@ -1,0 +1,257 @@
+"""The functional collectives.
+
+Eagerly, each starts a collective and returns pending tensors at once: plain ``torch.Tensor`` objects that
+wait for their data at first use. Inputs are not modified and may be pending themselves. Under Dynamo,
+``make_fx``, ``FakeTensorMode``, functionalization and other dispatch modes, and for inputs that need a
+gradient, the same calls emit PyTorch's ``_c10d_functional`` ops and ``wait_tensor``.
+
+``group`` is one of :data:`~funcol.groups.RankTypes`; ``tag`` tells groups of the same ranks apart. A reduce
+op is one of ``"sum"``, ``"avg"``, ``"product"``, ``"min"``, ``"max"``, ``"band"``, ``"bor"``, ``"bxor"``, or
+a ``torch.distributed.ReduceOp``. Wrong arguments raise ``ValueError``, ``TypeError``, ``IndexError`` or
+``NotImplementedError`` before anything is sent.
+
+PyTorch counterpart: ``torch.distributed._functional_collectives``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed.distributed_c10d as c10d
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+from torch.distributed import ReduceOp
+
+from . import _C, _compat
+
+from .groups import RankTypes
+
+_core = torch.ops._c10d_functional
+
+
+def _traced_reduce_op(reduce_op: str | ReduceOp) -> Any:
+    return reduce_op.lower() if isinstance(reduce_op, str) else _compat.traceable_reduce_op(reduce_op)
+
+
+def _wait_for_list(tensors: list[Tensor]) -> list[Tensor]:
+    if _compat.STOCK_WAITS_FOR_LISTS:
+        return _core.wait_tensors(tensors)  # type: ignore[no-any-return]
+    return [_core.wait_tensor(tensor) for tensor in tensors]
+
+
+def _wrap_dim(dim: int, tensor: Tensor) -> int:
+    return dim + max(tensor.dim(), 1) if dim < 0 else dim
+
+
+def _check_divisible(op: str, tensor: Tensor, dim: int, group_size: int) -> None:
+    if tensor.size(dim) % group_size != 0:
+        raise ValueError(
+            f"funcol::{op}: dim {dim} has size {tensor.size(dim)}, not divisible by the {group_size} ranks of "
+            "the group. Pad it, or scatter another dim."
+        )
+
+
+def all_reduce(self: Tensor, reduceOp: str | ReduceOp, group: RankTypes, tag: str = "") -> Tensor:
+    """Reduces ``self`` over the ranks of ``group``; every rank gets the result.
+
+    Returns a contiguous tensor of the shape and dtype of ``self``. Complex tensors take ``sum`` and
+    ``avg``; bool tensors every op but ``avg``.
+    """
+    if not is_dynamo_compiling():
+        result = _C.all_reduce(self, reduceOp, group, tag)
+        if result is not NotImplemented:
+            return result
+    group = _compat.traceable_group(group, tag)
+    return _core.wait_tensor(_core.all_reduce(self, _traced_reduce_op(reduceOp), group))  # type: ignore[no-any-return]
+
+
+def all_gather_tensor(self: Tensor, gather_dim: int, group: RankTypes, tag: str = "") -> Tensor:
+    """Concatenates the tensors of all ranks of ``group`` along ``gather_dim``, in rank order.
+
+    All ranks pass the same shape. Returns a contiguous tensor whose ``gather_dim`` is that of ``self`` times
+    the number of ranks; a 0-dim ``self`` counts as shape (1). Any dtype.
+    """
+    if not is_dynamo_compiling():
+        result = _C.all_gather_tensor(self, gather_dim, group, tag)
+        if result is not NotImplemented:
+            return result
+    group = _compat.traceable_group(group, tag)
+    group_size = c10d._get_group_size_by_name(group)
+    gathered = _core.wait_tensor(_core.all_gather_into_tensor(self.contiguous(), group_size, group))
+    gather_dim = _wrap_dim(gather_dim, self)
+    return gathered if gather_dim == 0 else _compat.concatenate_ranks(gathered, group_size, gather_dim)  # type: ignore[no-any-return]
+
+
+def reduce_scatter_tensor(
+    self: Tensor, reduceOp: str | ReduceOp, scatter_dim: int, group: RankTypes, tag: str = ""
+) -> Tensor:
+    """Reduces ``self`` over the ranks of ``group``; each gets its part of the result along ``scatter_dim``.
+
+    The size of ``scatter_dim`` must be a multiple of the number of ranks. Returns a contiguous tensor.
+    """
+    if not is_dynamo_compiling():
+        result = _C.reduce_scatter_tensor(self, reduceOp, scatter_dim, group, tag)
+        if result is not NotImplemented:
+            return result
+    group = _compat.traceable_group(group, tag)
+    group_size = c10d._get_group_size_by_name(group)
+    _check_divisible("reduce_scatter_tensor", self, scatter_dim, group_size)
+    scatter_dim = _wrap_dim(scatter_dim, self)
+    if scatter_dim != 0:
+        self = _compat.split_ranks(self, group_size, scatter_dim)
+    return _core.wait_tensor(  # type: ignore[no-any-return]
+        _core.reduce_scatter_tensor(self.contiguous(), _traced_reduce_op(reduceOp), group_size, group)
+    )
+
+
+def all_to_all_single(
+    self: Tensor,
+    output_split_sizes: list[int] | None,
+    input_split_sizes: list[int] | None,
+    group: RankTypes,
+    tag: str = "",
+) -> Tensor:
+    """Sends ``input_split_sizes[r]`` rows of dim 0 to rank ``r`` and receives ``output_split_sizes[r]`` from it.
+
+    Both ``None``: equal shares. Returns what came, concatenated along dim 0 in rank order, contiguous.
+    """
+    if not is_dynamo_compiling():
+        result = _C.all_to_all_single(self, output_split_sizes, input_split_sizes, group, tag)
+        if result is not NotImplemented:
+            return result
+    group = _compat.traceable_group(group, tag)
+    if output_split_sizes is None or input_split_sizes is None:
+        if output_split_sizes is not None or input_split_sizes is not None:
+            raise ValueError(
+                "funcol::all_to_all_single: pass both output_split_sizes and input_split_sizes, or neither."
+            )
+        group_size = c10d._get_group_size_by_name(group)
+        output_split_sizes = input_split_sizes = [self.shape[0] // group_size] * group_size
+    return _core.wait_tensor(  # type: ignore[no-any-return]
+        _core.all_to_all_single(self.contiguous(), output_split_sizes, input_split_sizes, group)
+    )
+
+
+def broadcast(self: Tensor, src: int, group: RankTypes, tag: str = "") -> Tensor:
+    """The tensor of rank ``src``, a rank within ``group``, on every rank of it.
+
+    All ranks pass the same shape and dtype. Returns a contiguous tensor.
+    """
+    if not is_dynamo_compiling():
+        result = _C.broadcast(self, src, group, tag)
+        if result is not NotImplemented:
+            return result
+    group = _compat.traceable_group(group, tag)
+    return _core.wait_tensor(_core.broadcast(self, src, group))  # type: ignore[no-any-return]
+
+
+def permute_tensor(self: Tensor, src_dst: list[int], group: RankTypes, tag: str = "") -> Tensor:
+    """Sends the tensor of rank ``m`` to rank ``src_dst[m]``; ranks past the end of ``src_dst`` send nothing.
+
+    Any shape, the same on all ranks. Returns the tensor that came; if several or none were sent to this rank,
+    their concatenation along dim 0.
+    """
+    if not is_dynamo_compiling():
+        result = _C.permute_tensor(self, src_dst, group, tag)
+        if result is not NotImplemented:
+            return result
+    group = _compat.traceable_group(group, tag)
+    group_size = c10d._get_group_size_by_name(group)
+    rank = _compat.rank_in_group(group)
+    input_splits = [0] * group_size
+    output_splits = [0] * group_size
+    for src, dst in enumerate(src_dst):
+        if src == rank:
+            input_splits[dst] = self.numel()
+        if dst == rank:
+            output_splits[src] = self.numel()
+    num_received = sum(1 for dst in src_dst if dst == rank)
+    sent = self.reshape(-1) if rank < len(src_dst) else self.reshape(-1)[:0]
+    received = _core.wait_tensor(_core.all_to_all_single(sent, output_splits, input_splits, group))
+    if num_received == 1:
+        return received.view(self.shape)  # type: ignore[no-any-return]
+    shape = [1] if self.dim() == 0 else list(self.shape)
+    return received.view([num_received * shape[0], *shape[1:]])  # type: ignore[no-any-return]
+
+
+def all_reduce_coalesced(
+    self: list[Tensor], reduceOp: str | ReduceOp, group: RankTypes, tag: str = ""
+) -> list[Tensor]:
+    """:func:`all_reduce` of several tensors of one device and dtype, in one collective."""
+    if not is_dynamo_compiling():
+        result = _C.all_reduce_coalesced(self, reduceOp, group, tag)
+        if result is not NotImplemented:
+            return result
+    group = _compat.traceable_group(group, tag)
+    return _wait_for_list(_core.all_reduce_coalesced(self, _traced_reduce_op(reduceOp), group))
+
+
+def all_gather_into_tensor_coalesced(self: list[Tensor], group: RankTypes, tag: str = "") -> list[Tensor]:
+    """:func:`all_gather_tensor` along dim 0 of several tensors of one device and dtype, in one collective."""
+    if not is_dynamo_compiling():
+        result = _C.all_gather_into_tensor_coalesced(self, group, tag)
+        if result is not NotImplemented:
+            return result
+    group = _compat.traceable_group(group, tag)
+    group_size = c10d._get_group_size_by_name(group)
+    inputs = [tensor.contiguous() for tensor in self]
+    return _wait_for_list(_core.all_gather_into_tensor_coalesced(inputs, group_size, group))
+
+
+def reduce_scatter_tensor_coalesced(
+    inputs: list[Tensor],
+    reduceOp: str | ReduceOp,
+    scatter_dim: list[int],
+    group: RankTypes,
+    tag: str = "",
+) -> list[Tensor]:
+    """:func:`reduce_scatter_tensor` of several tensors of one device and dtype, in one collective.
+
+    ``scatter_dim`` has one dim per tensor. The list ``inputs`` is left as it is.
+    """
+    if not is_dynamo_compiling():
+        result = _C.reduce_scatter_tensor_coalesced(inputs, reduceOp, scatter_dim, group, tag)
+        if result is not NotImplemented:
+            return result
+    group = _compat.traceable_group(group, tag)
+    group_size = c10d._get_group_size_by_name(group)
+    if len(scatter_dim) != len(inputs):
+        raise ValueError(
+            f"funcol::reduce_scatter_tensor_coalesced: {len(scatter_dim)} scatter dims for {len(inputs)} "
+            "tensors. Pass one dim per tensor."
+        )
+    rank_major = []
+    for tensor, dim in zip(inputs, scatter_dim, strict=True):
+        _check_divisible("reduce_scatter_tensor_coalesced", tensor, dim, group_size)
+        dim = _wrap_dim(dim, tensor)
+        rank_major.append(
+            tensor.contiguous() if dim == 0 else torch.cat(torch.chunk(tensor, group_size, dim=dim))
+        )
+    return _wait_for_list(
+        _core.reduce_scatter_tensor_coalesced(rank_major, _traced_reduce_op(reduceOp), group_size, group)
+    )
+
+
+# Names that newer PyTorch minors give to the same functions.
+all_gather_single = all_gather_tensor
+reduce_scatter_single = reduce_scatter_tensor
+all_gather_single_coalesced = all_gather_into_tensor_coalesced
+reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
+
+__all__ = [
+    "all_gather_into_tensor_coalesced",
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "all_gather_tensor",
+    "all_reduce",
+    "all_reduce_coalesced",
+    "all_to_all_single",
+    "broadcast",
+    "permute_tensor",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor",
+    "reduce_scatter_tensor_coalesced",
+
+]

@@ -1,0 +1,23 @@
+"""How funcol and ``torch.compile`` meet.
+
+Inside a compiled region collectives are PyTorch's own ``_c10d_functional`` ops. At its border, a pending
+input must not look different from a plain one, or Dynamo would compile the region twice: its guards
+compare dispatch keys. While a compiled callable runs, the wake key is therefore excluded on its thread, and
+pending tensors are settled by raw access to their storage alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from . import _C, _compat
+
+
+def _hide_wake_key() -> Callable[[], object]:
+    return partial(_C.exclude_wake_key, _C.exclude_wake_key(True))
+
+
+def install() -> None:
+    """Hides the wake key in every callable that ``torch.compile`` makes from now on."""
+    _compat.add_compile_hook(_hide_wake_key)

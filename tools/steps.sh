@@ -1,0 +1,37 @@
+# Shared by the scripts beside it, which source it: the source tree's folders, and steps with their times.
+
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+default_torch=2.15.0
+
+# env_folder 2.11.0 -> the environment's folder: .venv for the default PyTorch, else .venv-<version>.
+env_folder() {
+  if [ "$1" = "$default_torch" ]; then echo "$root/.venv"; else echo "$root/.venv-$1"; fi
+}
+
+# build_folder <python> <torch version> -> where that Python builds against that PyTorch.
+build_folder() {
+  echo "$root/$("$1" -c 'import sys; sys.path.insert(0, sys.argv[1]); import torch_info
+print(torch_info.build_folder(sys.argv[2]))' "$root/tools/cmake" "$2")"
+}
+
+# torch_version_argument <value> -> the value, or an error where it is no X.Y.Z.
+torch_version_argument() {
+  if [[ ! "${1:-}" =~ ^[0-9]+\.[0-9]+\.[0-9]+$ ]]; then
+    echo "--torch takes a full version such as $default_torch, not '${1:-}'." >&2
+    return 2
+  fi
+  echo "$1"
+}
+
+say() { printf '[%s] %s\n' "${0##*/}" "$*"; }
+
+# step <name> <command>...: runs it in sight, with a line before and after; returns its status.
+step() {
+  local name="$1" begin=$SECONDS status=0
+  shift
+  say "$name ..."
+  "$@" || status=$?
+  if [ "$status" -eq 0 ]; then say "$name: done in $((SECONDS - begin)) s"
+  else say "$name: FAILED after $((SECONDS - begin)) s"; fi
+  return "$status"
+}

@@ -7,6 +7,7 @@
 #include <optional>
 #include <utility>
 
+#include "async/layers.h"
 #include "async/wake_key.h"
 
 namespace funcol {
@@ -69,6 +70,7 @@ at::Tensor AsyncTensorImpl::wrap(const at::Tensor& output, PendingPtr pending) {
   auto* source = output.unsafeGetTensorImpl();
   auto impl = c10::make_intrusive<AsyncTensorImpl>(*source, std::move(pending));
   copy_tensor_metadata(source, impl.get(), source->version_counter(), source->allow_tensor_metadata_change());
+  impl->set_version_counter(source->version_counter());  // also none, for an inference tensor
   impl->key_set_ = has_wake_key() ? source->key_set().add(kWakeKey) : source->key_set();
   move_autograd_history(output, impl.get());
   return at::Tensor(std::move(impl));
@@ -107,15 +109,24 @@ c10::intrusive_ptr<c10::TensorImpl> AsyncTensorImpl::copy_and_detach(Version&& v
 
 c10::intrusive_ptr<c10::TensorImpl> AsyncTensorImpl::shallow_copy_and_detach(
     const c10::VariableVersion& version_counter, bool allow_change) const {
-  return is_pending() ? copy_and_detach(version_counter, allow_change)
-                      : c10::TensorImpl::shallow_copy_and_detach(version_counter, allow_change);
+  if (stays_pending_in_copies()) {
+    return copy_and_detach(version_counter, allow_change);
+  }
+  settle();
+  return c10::TensorImpl::shallow_copy_and_detach(version_counter, allow_change);
 }
 
 c10::intrusive_ptr<c10::TensorImpl> AsyncTensorImpl::shallow_copy_and_detach(
     c10::VariableVersion&& version_counter, bool allow_change) const {
-  return is_pending() ? copy_and_detach(std::move(version_counter), allow_change)
-                      : c10::TensorImpl::shallow_copy_and_detach(std::move(version_counter), allow_change);
+  if (stays_pending_in_copies()) {
+    return copy_and_detach(std::move(version_counter), allow_change);
+  }
+  settle();
+  return c10::TensorImpl::shallow_copy_and_detach(std::move(version_counter), allow_change);
 }
+
+// A dispatch mode is shown a detach of its own, by the base class, and may read values in it.
+bool AsyncTensorImpl::stays_pending_in_copies() const { return is_pending() && !has_active_layers(); }
 
 const char* AsyncTensorImpl::tensorimpl_type_name() const { return "funcol::AsyncTensorImpl"; }
 

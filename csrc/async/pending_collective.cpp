@@ -33,7 +33,8 @@ void set_run_blocking(RunBlocking run) { run_blocking = run; }
 PendingCollective::PendingCollective(Start start) : start_(std::move(start)) {}
 
 PendingCollective::~PendingCollective() {
-  if (state_.load(std::memory_order_acquire) == State::kRunning && start_.work) {
+  if (state_.load(std::memory_order_acquire) == State::kRunning && start_.work &&
+      !start_.work->isCompleted()) {
     auto buffers = std::move(start_.buffers);
     std::move(start_.outputs.begin(), start_.outputs.end(), std::back_inserter(buffers));
     adopt_orphan(std::move(start_.work), std::move(buffers));
@@ -42,12 +43,15 @@ PendingCollective::~PendingCollective() {
 
 void PendingCollective::settle() {
   if (state_.load(std::memory_order_acquire) == State::kRunning) {
+    Start finished;  // destroyed with the GIL, which Python's tensors need for that
     // The GIL goes before the mutex is taken: a thread that waits for the mutex while it holds the GIL
     // would keep the one that has the mutex from ever getting the GIL back.
-    run_blocking([this] {
+    run_blocking([this, &finished] {
       const std::lock_guard<std::mutex> lock(mutex_);
       if (state_.load(std::memory_order_relaxed) == State::kRunning) {
-        finish();
+        const auto outcome = finish();
+        finished = std::move(start_);
+        state_.store(outcome, std::memory_order_release);
       }
     });
   }
@@ -56,8 +60,7 @@ void PendingCollective::settle() {
   }
 }
 
-void PendingCollective::finish() {
-  auto outcome = State::kSettled;
+PendingCollective::State PendingCollective::finish() {
   try {
     const c10::impl::ExcludeDispatchKeyGuard plain_tensors(kWakeKey);
     if (start_.work) {
@@ -67,21 +70,16 @@ void PendingCollective::finish() {
       start_.epilogue();
     }
     num_waits.fetch_add(1, std::memory_order_relaxed);
+    return State::kSettled;
   } catch (c10::Error& error) {
     error.add_context(describe());
     error_ = std::current_exception();
-    outcome = State::kFailed;
   } catch (const std::exception& error) {
     error_ =
         std::make_exception_ptr(c10::DistBackendError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)},
                                                       std::string(error.what()) + "\n" + describe()));
-    outcome = State::kFailed;
   }
-  start_.work.reset();
-  start_.buffers.clear();
-  start_.outputs.clear();
-  start_.epilogue = nullptr;
-  state_.store(outcome, std::memory_order_release);
+  return State::kFailed;
 }
 
 std::string PendingCollective::describe() const {

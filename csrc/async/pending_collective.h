@@ -46,7 +46,7 @@ class PendingCollective final : public c10::intrusive_ptr_target {
  private:
   enum class State : uint8_t { kRunning, kSettled, kFailed };
 
-  void finish();
+  State finish();
   std::string describe() const;
 
   std::atomic<State> state_{State::kRunning};

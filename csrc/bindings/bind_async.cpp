@@ -37,15 +37,27 @@ PyObject* py_is_pending(PyObject*, PyObject* object) {
 // wait_tensor(t) -> t, or NotImplemented where the call has to go through the dispatcher.
 PyObject* py_wait_tensor(PyObject*, PyObject* object) {
   HANDLE_TH_ERRORS
-  const auto* tensor = eager_tensor(object);
-  if (tensor == nullptr) {
+  const auto tensor = eager_tensor(object);
+  if (!tensor.defined()) {
     Py_RETURN_NOTIMPLEMENTED;
   }
   {
     const py::gil_scoped_release no_gil;
-    wait_tensor(*tensor);
+    wait_tensor(tensor);
   }
   return Py_NewRef(object);
+  END_HANDLE_TH_ERRORS
+}
+
+// settle(t): waits if t is pending, and makes sure that no wake key is on it.
+PyObject* py_settle(PyObject*, PyObject* object) {
+  HANDLE_TH_ERRORS
+  if (THPVariable_Check(object)) {
+    const auto& tensor = THPVariable_Unpack(object);
+    settle(tensor);
+    remove_wake_key(*tensor.unsafeGetTensorImpl());
+  }
+  Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
 
@@ -121,6 +133,7 @@ void bind_async(PyObject* module) {
   static PyMethodDef functions[] = {
       {"is_pending", py_is_pending, METH_O, nullptr},
       {"wait_tensor", py_wait_tensor, METH_O, nullptr},
+      {"settle", py_settle, METH_O, nullptr},
       {"exclude_wake_key", py_exclude_wake_key, METH_O, nullptr},
       {nullptr, nullptr, 0, nullptr},
   };

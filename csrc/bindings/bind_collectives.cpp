@@ -50,13 +50,13 @@ PyObject* all_reduce(PyObject*, Args args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   constexpr auto kOp = "all_reduce";
   check_count(count, 4, kOp);
-  const auto* input = eager_tensor(args[0]);
-  if (input == nullptr) {
+  const auto input = eager_tensor(args[0]);
+  if (!input.defined()) {
     return not_implemented();
   }
   const auto reduce_op = reduce_op_argument(args[1], kOp);
   const auto group = group_argument(args[2], args[3], kOp);
-  return sole_result([&] { return start_all_reduce(*input, reduce_op, group); });
+  return sole_result([&] { return start_all_reduce(input, reduce_op, group); });
   END_HANDLE_TH_ERRORS
 }
 
@@ -64,13 +64,13 @@ PyObject* all_gather_tensor(PyObject*, Args args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   constexpr auto kOp = "all_gather_tensor";
   check_count(count, 4, kOp);
-  const auto* input = eager_tensor(args[0]);
-  if (input == nullptr) {
+  const auto input = eager_tensor(args[0]);
+  if (!input.defined()) {
     return not_implemented();
   }
   const auto dim = int_argument(args[1], "gather_dim", kOp);
   const auto group = group_argument(args[2], args[3], kOp);
-  return sole_result([&] { return start_all_gather(*input, dim, group); });
+  return sole_result([&] { return start_all_gather(input, dim, group); });
   END_HANDLE_TH_ERRORS
 }
 
@@ -78,14 +78,14 @@ PyObject* reduce_scatter_tensor(PyObject*, Args args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   constexpr auto kOp = "reduce_scatter_tensor";
   check_count(count, 5, kOp);
-  const auto* input = eager_tensor(args[0]);
-  if (input == nullptr) {
+  const auto input = eager_tensor(args[0]);
+  if (!input.defined()) {
     return not_implemented();
   }
   const auto reduce_op = reduce_op_argument(args[1], kOp);
   const auto dim = int_argument(args[2], "scatter_dim", kOp);
   const auto group = group_argument(args[3], args[4], kOp);
-  return sole_result([&] { return start_reduce_scatter(*input, reduce_op, dim, group); });
+  return sole_result([&] { return start_reduce_scatter(input, reduce_op, dim, group); });
   END_HANDLE_TH_ERRORS
 }
 
@@ -93,14 +93,14 @@ PyObject* all_to_all_single(PyObject*, Args args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   constexpr auto kOp = "all_to_all_single";
   check_count(count, 5, kOp);
-  const auto* input = eager_tensor(args[0]);
-  if (input == nullptr) {
+  const auto input = eager_tensor(args[0]);
+  if (!input.defined()) {
     return not_implemented();
   }
   const auto output_splits = ints_argument(args[1], "output_split_sizes", kOp);
   const auto input_splits = ints_argument(args[2], "input_split_sizes", kOp);
   const auto group = group_argument(args[3], args[4], kOp);
-  return sole_result([&] { return start_all_to_all(*input, output_splits, input_splits, group); });
+  return sole_result([&] { return start_all_to_all(input, output_splits, input_splits, group); });
   END_HANDLE_TH_ERRORS
 }
 
@@ -108,13 +108,13 @@ PyObject* broadcast(PyObject*, Args args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   constexpr auto kOp = "broadcast";
   check_count(count, 4, kOp);
-  const auto* input = eager_tensor(args[0]);
-  if (input == nullptr) {
+  const auto input = eager_tensor(args[0]);
+  if (!input.defined()) {
     return not_implemented();
   }
   const auto source = int_argument(args[1], "src", kOp);
   const auto group = group_argument(args[2], args[3], kOp);
-  return sole_result([&] { return start_broadcast(*input, source, group); });
+  return sole_result([&] { return start_broadcast(input, source, group); });
   END_HANDLE_TH_ERRORS
 }
 
@@ -122,13 +122,13 @@ PyObject* permute_tensor(PyObject*, Args args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   constexpr auto kOp = "permute_tensor";
   check_count(count, 4, kOp);
-  const auto* input = eager_tensor(args[0]);
-  if (input == nullptr) {
+  const auto input = eager_tensor(args[0]);
+  if (!input.defined()) {
     return not_implemented();
   }
   const auto destinations = ints_argument(args[1], "src_dst", kOp);
   const auto group = group_argument(args[2], args[3], kOp);
-  return sole_result([&] { return start_permute(*input, destinations, group); });
+  return sole_result([&] { return start_permute(input, destinations, group); });
   END_HANDLE_TH_ERRORS
 }
 

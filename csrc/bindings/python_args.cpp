@@ -68,7 +68,10 @@ std::optional<c10d::ReduceOp> reduce_op_object(PyObject* object) {
 
 }  // namespace
 
-const at::Tensor* eager_tensor(PyObject* object) { return is_observed() ? nullptr : plain_tensor(object); }
+at::Tensor eager_tensor(PyObject* object) {
+  const auto* tensor = is_observed() ? nullptr : plain_tensor(object);
+  return tensor == nullptr ? at::Tensor() : *tensor;
+}
 
 bool eager_tensors(PyObject* sequence, std::vector<at::Tensor>& tensors) {
   if (is_observed() || !(PyList_Check(sequence) || PyTuple_Check(sequence))) {

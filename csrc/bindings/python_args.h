@@ -14,8 +14,9 @@ namespace funcol::python {
 
 // A tensor that may go straight to the C++ collective: no subclass with __torch_function__ or
 // __torch_dispatch__, no mode, transform or tracer active, real data, and no gradient to record.
-// Null if it must take the dispatcher's way, in which all of these have their say.
-const at::Tensor* eager_tensor(PyObject* object);
+// Undefined if it must take the dispatcher's way, in which all of these have their say.
+// A reference of its own, taken with the GIL: the first one beyond Python's needs it.
+at::Tensor eager_tensor(PyObject* object);
 
 // The same for a list or tuple of tensors; false if one of them must take the dispatcher's way.
 bool eager_tensors(PyObject* sequence, std::vector<at::Tensor>& tensors);

@@ -43,12 +43,13 @@ class RecentGroups {
 };
 
 GroupPtr search_registry(std::string_view name, const char* op) {
-  const std::string key(name);
-  TORCH_CHECK_VALUE(c10d::is_process_group_registered(key), "funcol::", op,
-                    ": no process group is registered under the name '", name,
-                    "'. Expected the group_name of a live ProcessGroup that this rank belongs to; pass "
-                    "group.group_name, the ProcessGroup itself, or a DeviceMesh.");
-  return c10d::resolve_process_group(key);
+  try {
+    return c10d::resolve_process_group(std::string(name));
+  } catch (const c10::Error&) {  // not every minor can be asked whether a name is registered
+    TORCH_CHECK_VALUE(false, "funcol::", op, ": no process group is registered under the name '", name,
+                      "'. Expected the group_name of a live ProcessGroup that this rank belongs to; pass "
+                      "group.group_name, the ProcessGroup itself, or a DeviceMesh.");
+  }
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "async/async_tensor.h"
+#include "comm/backend_call.h"
 #include "compat/process_group.h"
 #include "ops/collectives.h"
 #include "ops/layout_change.h"
@@ -51,7 +52,9 @@ Start start_all_gather(const at::Tensor& input, int64_t dim, const GroupPtr& gro
   auto gathered = at::empty(gathered_sizes(source, 0, num_ranks), source.options());
   auto wire_in = wire_for_movement(source, *group);
   auto wire_out = wire_for_movement(gathered, *group);
-  auto work = compat::all_gather_flat(*group, wire_out, wire_in, {});
+  auto work = on_backend(*group, source.device().type(), [&](auto& target) {
+    return compat::all_gather_flat(target, wire_out, wire_in, {});
+  });
 
   const auto sizes = gathered_sizes(source, dim, num_ranks);
   if (is_rank_major(sizes, dim)) {
@@ -84,7 +87,9 @@ Start start_all_gather_coalesced(at::TensorList inputs, const GroupPtr& group) {
     wires_in.push_back(wire_for_movement(sources.back(), *group));
     wires_out.push_back(wire_for_movement(outputs.back(), *group));
   }
-  auto work = compat::all_gather_flat_coalesced(*group, wires_out, wires_in, {});
+  auto work = on_backend(*group, inputs[0].device().type(), [&](auto& target) {
+    return compat::all_gather_flat_coalesced(target, wires_out, wires_in, {});
+  });
   return {kOp, group_name(*group), std::move(work), std::move(sources), std::move(outputs), {}};
 }
 
@@ -101,7 +106,9 @@ Start start_all_gather_out(const at::Tensor& input, const at::Tensor& out, const
   auto source = contiguous_input(input);
   auto wire_in = wire_for_movement(source, *group);
   auto wire_out = wire_for_movement(out, *group);
-  auto work = compat::all_gather_flat(*group, wire_out, wire_in, {});
+  auto work = on_backend(*group, source.device().type(), [&](auto& target) {
+    return compat::all_gather_flat(target, wire_out, wire_in, {});
+  });
   return {kOp, group_name(*group), std::move(work), {std::move(source)}, {out}, {}};
 }
 

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "async/async_tensor.h"
+#include "comm/backend_call.h"
 #include "ops/collectives.h"
 #include "ops/wire.h"
 
@@ -27,16 +28,16 @@ Start reduce_in_place(std::vector<at::Tensor> outputs, const c10d::ReduceOp& red
   for (const auto& output : outputs) {
     wires.push_back(wire_for_reduction(output));
   }
-  c10::intrusive_ptr<c10d::Work> work;
-  if (wires.size() == 1) {
-    c10d::AllreduceOptions options;
-    options.reduceOp = reduce_op;
-    work = group->allreduce(wires, options);
-  } else {
+  auto work = on_backend(*group, wires[0].device().type(), [&](auto& target) {
+    if (wires.size() == 1) {
+      c10d::AllreduceOptions options;
+      options.reduceOp = reduce_op;
+      return target.allreduce(wires, options);
+    }
     c10d::AllreduceCoalescedOptions options;
     options.reduceOp = reduce_op;
-    work = group->allreduce_coalesced(wires, options);
-  }
+    return target.allreduce_coalesced(wires, options);
+  });
   return {op, group_name(*group), std::move(work), {}, std::move(outputs), {}};
 }
 

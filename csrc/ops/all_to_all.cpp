@@ -4,6 +4,7 @@
 #include <numeric>
 #include <utility>
 
+#include "comm/backend_call.h"
 #include "compat/process_group.h"
 #include "ops/collectives.h"
 #include "ops/wire.h"
@@ -28,7 +29,9 @@ c10::intrusive_ptr<c10d::Work> exchange(const at::Tensor& source, const at::Tens
                                         c10d::ProcessGroup& group) {
   auto wire_in = wire_for_movement(source, group);
   auto wire_out = wire_for_movement(out, group);
-  return compat::all_to_all_flat(group, wire_out, wire_in, output_splits, input_splits, {});
+  return on_backend(group, source.device().type(), [&](auto& target) {
+    return compat::all_to_all_flat(target, wire_out, wire_in, output_splits, input_splits, {});
+  });
 }
 
 }  // namespace

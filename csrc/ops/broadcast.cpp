@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "async/async_tensor.h"
+#include "comm/backend_call.h"
 #include "ops/collectives.h"
 #include "ops/wire.h"
 
@@ -14,7 +15,8 @@ Start broadcast_in_place(at::Tensor output, int64_t source, const GroupPtr& grou
   std::vector<at::Tensor> wires{wire_for_movement(output, *group)};
   c10d::BroadcastOptions options;
   options.rootRank = source;
-  auto work = group->broadcast(wires, options);
+  auto work = on_backend(*group, output.device().type(),
+                         [&](auto& target) { return target.broadcast(wires, options); });
   return {op, group_name(*group), std::move(work), {}, {std::move(output)}, {}};
 }
 

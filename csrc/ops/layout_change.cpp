@@ -37,8 +37,12 @@ bool run_kernel(const at::Tensor& in, const at::Tensor& out, const ShardShape& s
     return true;
   }
   if (in.is_cpu()) {
-    constexpr int64_t kBytesPerTask = 256 * 1024;
+    constexpr int64_t kBytesPerTask = int64_t{256} * 1024;
     const auto grain = std::max<int64_t>(1, kBytesPerTask / shape.row_bytes);
+    if (shape.num_rows() <= grain) {
+      on_cpu(in.const_data_ptr(), out.mutable_data_ptr(), shape, 0, shape.num_rows());
+      return true;
+    }
     at::parallel_for(0, shape.num_rows(), grain, [&](int64_t begin, int64_t end) {
       on_cpu(in.const_data_ptr(), out.mutable_data_ptr(), shape, begin, end);
     });

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "async/async_tensor.h"
+#include "comm/backend_call.h"
 #include "compat/process_group.h"
 #include "ops/collectives.h"
 #include "ops/layout_change.h"
@@ -57,7 +58,9 @@ Start start_reduce_scatter(const at::Tensor& input, const c10d::ReduceOp& reduce
   auto out = empty_share(input, dim, num_ranks);
   auto wire_in = dim == 0 ? wire_for_reduction(source) : flat_wire(source);
   auto wire_out = dim == 0 ? wire_for_reduction(out) : flat_wire(out);
-  auto work = compat::reduce_scatter_flat(*group, wire_out, wire_in, options_for(reduce_op));
+  auto work = on_backend(*group, source.device().type(), [&](auto& target) {
+    return compat::reduce_scatter_flat(target, wire_out, wire_in, options_for(reduce_op));
+  });
   return {kOp, group_name(*group), std::move(work), {std::move(source)}, {std::move(out)}, {}};
 }
 
@@ -87,7 +90,9 @@ Start start_reduce_scatter_coalesced(at::TensorList inputs, const c10d::ReduceOp
     wires_in.push_back(flat_wire(sources.back()));
     wires_out.push_back(flat_wire(outputs.back()));
   }
-  auto work = compat::reduce_scatter_flat_coalesced(*group, wires_out, wires_in, options_for(reduce_op));
+  auto work = on_backend(*group, inputs[0].device().type(), [&](auto& target) {
+    return compat::reduce_scatter_flat_coalesced(target, wires_out, wires_in, options_for(reduce_op));
+  });
   return {kOp, group_name(*group), std::move(work), std::move(sources), std::move(outputs), {}};
 }
 
@@ -107,7 +112,9 @@ Start start_reduce_scatter_out(const at::Tensor& input, const c10d::ReduceOp& re
   auto source = contiguous_input(input);
   auto wire_in = wire_for_reduction(source);
   auto wire_out = wire_for_reduction(out);
-  auto work = compat::reduce_scatter_flat(*group, wire_out, wire_in, options_for(reduce_op));
+  auto work = on_backend(*group, source.device().type(), [&](auto& target) {
+    return compat::reduce_scatter_flat(target, wire_out, wire_in, options_for(reduce_op));
+  });
   return {kOp, group_name(*group), std::move(work), {std::move(source)}, {out}, {}};
 }
 

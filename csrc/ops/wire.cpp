@@ -14,7 +14,7 @@ at::Tensor contiguous_input(const at::Tensor& tensor) {
   if (tensor.is_conj() || tensor.is_neg()) {
     return tensor.resolve_conj().resolve_neg().contiguous();
   }
-  return tensor.contiguous();
+  return tensor.is_contiguous() ? tensor : tensor.contiguous();
 }
 
 at::Tensor wire_for_reduction(const at::Tensor& contiguous) {

@@ -33,6 +33,7 @@ __version__ = _build_info.VERSION
 _C.set_group_resolver(groups.resolve_group)
 _compat.watch_group_registry(_C.forget_groups, _C.remember_groups)
 _compat.mark_side_effects()
+_compat.settle_before_higher_order_ops(_C.settle)
 tracing.install()
 
 __all__ = [

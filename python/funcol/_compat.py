@@ -94,6 +94,22 @@ def watch_group_registry(forget: Callable[[], None], remember: Callable[[bool], 
     remember(True)
 
 
+def settle_before_higher_order_ops(settle: Callable[[Any], None]) -> None:
+    """Calls ``settle`` for each tensor that a higher-order operator (``cond``, ``flex_attention``) is called with.
+
+    Those operators are dispatched in Python, by the highest key of their tensors, past every C++ fallback.
+    """
+    ops: Any = torch._ops
+    original = ops.key_extractor
+
+    def key_extractor(tensors: Any, key_mask: Any) -> Any:
+        for tensor in tensors:
+            settle(tensor)
+        return original(tensors, key_mask)
+
+    ops.key_extractor = key_extractor
+
+
 class _AfterImport(MetaPathFinder, Loader):
     """Runs ``action(module)`` once module ``name`` has been imported; leaves nothing behind."""
 

@@ -1,0 +1,27 @@
+// The shortest way to a group's backend.
+#pragma once
+
+#include <ATen/record_function.h>
+
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <typeinfo>
+
+namespace funcol {
+
+// Calls `collective(target)`, where target is the group's backend for `device_type`, or the group itself.
+//
+// c10d::ProcessGroup sends each collective through a dispatcher op of its own (c10d::allreduce_, ...), which
+// costs as much as everything else that starting one takes. That op only matters to somebody who watches or
+// replaces it: a profiler, a subclass of ProcessGroup. Layers that intercept operators are excluded before,
+// since under them no collective is started here. Backends have the members of ProcessGroup.
+template <typename Collective>
+c10::intrusive_ptr<c10d::Work> on_backend(c10d::ProcessGroup& group, c10::DeviceType device_type,
+                                          const Collective& collective) {
+  const bool is_plain = typeid(group) == typeid(c10d::ProcessGroup) && group.hasBackends();
+  if (is_plain && !at::hasCallbacks()) {
+    return collective(*group.getBackend(device_type));
+  }
+  return collective(group);
+}
+
+}  // namespace funcol

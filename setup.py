@@ -6,6 +6,7 @@ Environment: MAX_JOBS (parallel compiler runs), FUNCOL_CUDA (0 or 1), FUNCOL_CUD
 FUNCOL_BUILD_TESTS (ON, or AUTO: if GoogleTest is there; the build folder remembers it).
 """
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -82,6 +83,9 @@ class CMakeBuild(build_ext):
 def _num_cpus() -> int:
     return len(os.sched_getaffinity(0))
 
+
+if all(importlib.util.find_spec(name) is None for name in ("wheel", "setuptools.command.bdist_wheel")):
+    sys.exit("error: this setuptools cannot make a wheel. Install wheel first: pip install wheel")
 
 setup(
     license="BSD-3-Clause",

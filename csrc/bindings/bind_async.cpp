@@ -37,7 +37,7 @@ PyObject* py_is_pending(PyObject*, PyObject* object) {
 // wait_tensor(t) -> t, or NotImplemented where the call has to go through the dispatcher.
 PyObject* py_wait_tensor(PyObject*, PyObject* object) {
   HANDLE_TH_ERRORS
-  const auto tensor = eager_tensor(object);
+  const auto tensor = tensor_argument(object, "wait_tensor");
   if (!tensor.defined()) {
     Py_RETURN_NOTIMPLEMENTED;
   }

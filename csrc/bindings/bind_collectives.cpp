@@ -50,12 +50,16 @@ PyObject* all_reduce(PyObject*, Args args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   constexpr auto kOp = "all_reduce";
   check_count(count, 4, kOp);
-  const auto input = eager_tensor(args[0]);
+  const auto input = tensor_argument(args[0], kOp);
   if (!input.defined()) {
     return not_implemented();
   }
   const auto reduce_op = reduce_op_argument(args[1], kOp);
   const auto group = group_argument(args[2], args[3], kOp);
+  if (!starts_here(input)) {
+    check_all_reduce(input, reduce_op, *group, kOp);
+    return not_implemented();
+  }
   return sole_result([&] { return start_all_reduce(input, reduce_op, group); });
   END_HANDLE_TH_ERRORS
 }
@@ -64,12 +68,16 @@ PyObject* all_gather_tensor(PyObject*, Args args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   constexpr auto kOp = "all_gather_tensor";
   check_count(count, 4, kOp);
-  const auto input = eager_tensor(args[0]);
+  const auto input = tensor_argument(args[0], kOp);
   if (!input.defined()) {
     return not_implemented();
   }
   const auto dim = int_argument(args[1], "gather_dim", kOp);
   const auto group = group_argument(args[2], args[3], kOp);
+  if (!starts_here(input)) {
+    check_all_gather(input, dim, kOp);
+    return not_implemented();
+  }
   return sole_result([&] { return start_all_gather(input, dim, group); });
   END_HANDLE_TH_ERRORS
 }
@@ -78,13 +86,17 @@ PyObject* reduce_scatter_tensor(PyObject*, Args args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   constexpr auto kOp = "reduce_scatter_tensor";
   check_count(count, 5, kOp);
-  const auto input = eager_tensor(args[0]);
+  const auto input = tensor_argument(args[0], kOp);
   if (!input.defined()) {
     return not_implemented();
   }
   const auto reduce_op = reduce_op_argument(args[1], kOp);
   const auto dim = int_argument(args[2], "scatter_dim", kOp);
   const auto group = group_argument(args[3], args[4], kOp);
+  if (!starts_here(input)) {
+    check_reduce_scatter(input, reduce_op, dim, *group, kOp);
+    return not_implemented();
+  }
   return sole_result([&] { return start_reduce_scatter(input, reduce_op, dim, group); });
   END_HANDLE_TH_ERRORS
 }
@@ -93,13 +105,17 @@ PyObject* all_to_all_single(PyObject*, Args args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   constexpr auto kOp = "all_to_all_single";
   check_count(count, 5, kOp);
-  const auto input = eager_tensor(args[0]);
+  const auto input = tensor_argument(args[0], kOp);
   if (!input.defined()) {
     return not_implemented();
   }
   const auto output_splits = ints_argument(args[1], "output_split_sizes", kOp);
   const auto input_splits = ints_argument(args[2], "input_split_sizes", kOp);
   const auto group = group_argument(args[3], args[4], kOp);
+  if (!starts_here(input)) {
+    check_all_to_all(input, output_splits, input_splits, *group);
+    return not_implemented();
+  }
   return sole_result([&] { return start_all_to_all(input, output_splits, input_splits, group); });
   END_HANDLE_TH_ERRORS
 }
@@ -108,12 +124,16 @@ PyObject* broadcast(PyObject*, Args args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   constexpr auto kOp = "broadcast";
   check_count(count, 4, kOp);
-  const auto input = eager_tensor(args[0]);
+  const auto input = tensor_argument(args[0], kOp);
   if (!input.defined()) {
     return not_implemented();
   }
   const auto source = int_argument(args[1], "src", kOp);
   const auto group = group_argument(args[2], args[3], kOp);
+  if (!starts_here(input)) {
+    check_broadcast(source, *group, kOp);
+    return not_implemented();
+  }
   return sole_result([&] { return start_broadcast(input, source, group); });
   END_HANDLE_TH_ERRORS
 }
@@ -122,12 +142,16 @@ PyObject* permute_tensor(PyObject*, Args args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   constexpr auto kOp = "permute_tensor";
   check_count(count, 4, kOp);
-  const auto input = eager_tensor(args[0]);
+  const auto input = tensor_argument(args[0], kOp);
   if (!input.defined()) {
     return not_implemented();
   }
   const auto destinations = ints_argument(args[1], "src_dst", kOp);
   const auto group = group_argument(args[2], args[3], kOp);
+  if (!starts_here(input)) {
+    check_permute(destinations, *group);
+    return not_implemented();
+  }
   return sole_result([&] { return start_permute(input, destinations, group); });
   END_HANDLE_TH_ERRORS
 }
@@ -137,11 +161,15 @@ PyObject* all_reduce_coalesced(PyObject*, Args args, Py_ssize_t count) {
   constexpr auto kOp = "all_reduce_coalesced";
   check_count(count, 4, kOp);
   std::vector<at::Tensor> inputs;
-  if (!eager_tensors(args[0], inputs)) {
+  if (!tensors_argument(args[0], inputs, kOp)) {
     return not_implemented();
   }
   const auto reduce_op = reduce_op_argument(args[1], kOp);
   const auto group = group_argument(args[2], args[3], kOp);
+  if (!starts_here(inputs)) {
+    check_all_reduce(inputs, reduce_op, *group, kOp);
+    return not_implemented();
+  }
   return list_result([&] { return start_all_reduce_coalesced(inputs, reduce_op, group); });
   END_HANDLE_TH_ERRORS
 }
@@ -151,10 +179,14 @@ PyObject* all_gather_into_tensor_coalesced(PyObject*, Args args, Py_ssize_t coun
   constexpr auto kOp = "all_gather_into_tensor_coalesced";
   check_count(count, 3, kOp);
   std::vector<at::Tensor> inputs;
-  if (!eager_tensors(args[0], inputs)) {
+  if (!tensors_argument(args[0], inputs, kOp)) {
     return not_implemented();
   }
   const auto group = group_argument(args[1], args[2], kOp);
+  if (!starts_here(inputs)) {
+    check_all_gather(inputs, 0, kOp);
+    return not_implemented();
+  }
   return list_result([&] { return start_all_gather_coalesced(inputs, group); });
   END_HANDLE_TH_ERRORS
 }
@@ -164,12 +196,16 @@ PyObject* reduce_scatter_tensor_coalesced(PyObject*, Args args, Py_ssize_t count
   constexpr auto kOp = "reduce_scatter_tensor_coalesced";
   check_count(count, 5, kOp);
   std::vector<at::Tensor> inputs;
-  if (!eager_tensors(args[0], inputs)) {
+  if (!tensors_argument(args[0], inputs, kOp)) {
     return not_implemented();
   }
   const auto reduce_op = reduce_op_argument(args[1], kOp);
   const auto dims = ints_argument(args[2], "scatter_dim", kOp);
   const auto group = group_argument(args[3], args[4], kOp);
+  if (!starts_here(inputs)) {
+    check_reduce_scatter(inputs, reduce_op, dims, *group, kOp);
+    return not_implemented();
+  }
   return list_result([&] { return start_reduce_scatter_coalesced(inputs, reduce_op, dims, group); });
   END_HANDLE_TH_ERRORS
 }

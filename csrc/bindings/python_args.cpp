@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
 #include <optional>
 #include <string_view>
 
@@ -15,11 +16,6 @@ namespace {
 
 PyObject* group_resolver = nullptr;
 
-bool is_eager(const at::Tensor& tensor) {
-  return !belongs_to_layer(tensor) && !tensor.is_meta() &&
-         !(at::GradMode::is_enabled() && tensor.requires_grad());
-}
-
 bool is_observed() { return has_active_layers() || at::impl::torch_function_mode_enabled(); }
 
 const at::Tensor* plain_tensor(PyObject* object) {
@@ -27,7 +23,18 @@ const at::Tensor* plain_tensor(PyObject* object) {
     return nullptr;
   }
   const auto& tensor = THPVariable_Unpack(object);
-  return is_eager(tensor) ? &tensor : nullptr;
+  return belongs_to_layer(tensor) ? nullptr : &tensor;
+}
+
+bool overrides_torch_function(PyObject* object) {
+  return PyObject_HasAttrString(object, "__torch_function__") != 0;
+}
+
+std::string type_name(PyObject* object) { return Py_TYPE(object)->tp_name; }
+
+void check_tensor(PyObject* object, const char* op) {
+  TORCH_CHECK_TYPE(THPVariable_Check(object) || overrides_torch_function(object), "funcol::", op, ": got a ",
+                   type_name(object), " where a tensor belongs.");
 }
 
 std::optional<std::string_view> string_view(PyObject* object) {
@@ -41,8 +48,6 @@ std::optional<std::string_view> string_view(PyObject* object) {
   }
   return std::string_view(text, size);
 }
-
-std::string type_name(PyObject* object) { return Py_TYPE(object)->tp_name; }
 
 // A pybind11 instance as the C++ object in it, or null if it is of another type.
 template <typename T>
@@ -61,6 +66,9 @@ std::optional<c10d::ReduceOp> reduce_op_object(PyObject* object) {
     return *reduce_op;
   }
   if (auto* kind = instance<c10d::ReduceOp::RedOpType>(object)) {
+    TORCH_CHECK_VALUE(*kind != c10d::ReduceOp::PREMUL_SUM,
+                      "funcol: ReduceOp.PREMUL_SUM needs its factor. Pass the "
+                      "ReduceOp that torch.distributed._make_nccl_premul_sum(factor) returns.");
     return c10d::ReduceOp(*kind);
   }
   return std::nullopt;
@@ -68,25 +76,37 @@ std::optional<c10d::ReduceOp> reduce_op_object(PyObject* object) {
 
 }  // namespace
 
-at::Tensor eager_tensor(PyObject* object) {
+at::Tensor tensor_argument(PyObject* object, const char* op) {
+  check_tensor(object, op);
   const auto* tensor = is_observed() ? nullptr : plain_tensor(object);
   return tensor == nullptr ? at::Tensor() : *tensor;
 }
 
-bool eager_tensors(PyObject* sequence, std::vector<at::Tensor>& tensors) {
-  if (is_observed() || !(PyList_Check(sequence) || PyTuple_Check(sequence))) {
+bool tensors_argument(PyObject* sequence, std::vector<at::Tensor>& tensors, const char* op) {
+  if (!(PyList_Check(sequence) || PyTuple_Check(sequence))) {
+    TORCH_CHECK_TYPE(overrides_torch_function(sequence) && !THPVariable_Check(sequence), "funcol::", op,
+                     ": the inputs are a ", type_name(sequence), ". Expected a list of tensors.");
     return false;
   }
   const auto count = PySequence_Fast_GET_SIZE(sequence);
   tensors.reserve(count);
   for (Py_ssize_t i = 0; i < count; ++i) {
-    const auto* tensor = plain_tensor(PySequence_Fast_GET_ITEM(sequence, i));
+    auto* const object = PySequence_Fast_GET_ITEM(sequence, i);
+    check_tensor(object, op);
+    const auto* tensor = is_observed() ? nullptr : plain_tensor(object);
     if (tensor == nullptr) {
       return false;
     }
     tensors.push_back(*tensor);
   }
   return true;
+}
+
+bool starts_here(at::TensorList tensors) {
+  const bool records = at::GradMode::is_enabled();
+  return std::none_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
+    return tensor.is_meta() || (records && tensor.requires_grad());
+  });
 }
 
 GroupPtr group_argument(PyObject* group, PyObject* tag, const char* op) {

@@ -12,14 +12,18 @@
 
 namespace funcol::python {
 
-// A tensor that may go straight to the C++ collective: no subclass with __torch_function__ or
-// __torch_dispatch__, no mode, transform or tracer active, real data, and no gradient to record.
-// Undefined if it must take the dispatcher's way, in which all of these have their say.
-// A reference of its own, taken with the GIL: the first one beyond Python's needs it.
-at::Tensor eager_tensor(PyObject* object);
+// A plain tensor that nobody watches: no subclass with __torch_function__ or __torch_dispatch__, and no
+// mode, transform or tracer active. Undefined if the call must take the dispatcher's way, in which all of
+// these have their say. TypeError for what is no tensor. A reference of its own, taken with the GIL: the
+// first one beyond Python's needs it.
+at::Tensor tensor_argument(PyObject* object, const char* op);
 
 // The same for a list or tuple of tensors; false if one of them must take the dispatcher's way.
-bool eager_tensors(PyObject* sequence, std::vector<at::Tensor>& tensors);
+bool tensors_argument(PyObject* sequence, std::vector<at::Tensor>& tensors, const char* op);
+
+// False for tensors whose collective is left to the dispatcher after the arguments were checked: on the
+// meta device, or with a gradient to record.
+bool starts_here(at::TensorList tensors);
 
 // A group name or ProcessGroup; everything else is asked of the resolver that Python registered with
 // set_group_resolver(): resolver(group, tag, op) -> name or ProcessGroup.

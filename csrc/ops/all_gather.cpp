@@ -42,6 +42,13 @@ std::function<void()> merge_epilogue(const at::Tensor& gathered, const at::Tenso
 
 }  // namespace
 
+void check_all_gather(at::TensorList inputs, int64_t dim, const char* op) {
+  check_alike(inputs, op);
+  for (const auto& input : inputs) {
+    wrap_dim(dim, input, op);
+  }
+}
+
 Start start_all_gather(const at::Tensor& input, int64_t dim, const GroupPtr& group) {
   constexpr auto kOp = "all_gather_into_tensor";
   const BelowAutograd below_autograd;
@@ -76,7 +83,7 @@ Start start_all_gather_coalesced(at::TensorList inputs, const GroupPtr& group) {
     return {kOp, group_name(*group), {}, {}, {}, {}};
   }
   const BelowAutograd below_autograd;
-  check_alike(inputs, kOp);
+  check_all_gather(inputs, 0, kOp);
   std::vector<at::Tensor> sources;
   std::vector<at::Tensor> outputs;
   std::vector<at::Tensor> wires_in;

@@ -41,18 +41,20 @@ Start reduce_in_place(std::vector<at::Tensor> outputs, const c10d::ReduceOp& red
   return {op, group_name(*group), std::move(work), {}, std::move(outputs), {}};
 }
 
-void check(at::TensorList tensors, const c10d::ReduceOp& reduce_op, c10d::ProcessGroup& group,
-           const char* op) {
-  check_alike(tensors, op);
-  check_reduction(tensors[0], reduce_op, group, op);
-}
-
 }  // namespace
+
+void check_all_reduce(at::TensorList inputs, const c10d::ReduceOp& reduce_op, c10d::ProcessGroup& group,
+                      const char* op) {
+  if (!inputs.empty()) {
+    check_alike(inputs, op);
+    check_reduction(inputs[0], reduce_op, group, op);
+  }
+}
 
 Start start_all_reduce(const at::Tensor& input, const c10d::ReduceOp& reduce_op, const GroupPtr& group) {
   const BelowAutograd below_autograd;
   settle(input);
-  check_reduction(input, reduce_op, *group, "all_reduce");
+  check_all_reduce(input, reduce_op, *group, "all_reduce");
   return reduce_in_place({contiguous_copy(input)}, reduce_op, group, "all_reduce");
 }
 
@@ -63,7 +65,7 @@ Start start_all_reduce_coalesced(at::TensorList inputs, const c10d::ReduceOp& re
     return {kOp, group_name(*group), {}, {}, {}, {}};
   }
   const BelowAutograd below_autograd;
-  check(inputs, reduce_op, *group, kOp);
+  check_all_reduce(inputs, reduce_op, *group, kOp);
   std::vector<at::Tensor> outputs;
   outputs.reserve(inputs.size());
   for (const auto& input : inputs) {
@@ -77,7 +79,7 @@ Start start_all_reduce_(const at::Tensor& tensor, const c10d::ReduceOp& reduce_o
   const BelowAutograd below_autograd;
   settle(tensor);
   check_in_place(tensor, "all_reduce_");
-  check_reduction(tensor, reduce_op, *group, "all_reduce_");
+  check_all_reduce(tensor, reduce_op, *group, "all_reduce_");
   return reduce_in_place({tensor}, reduce_op, group, "all_reduce_");
 }
 
@@ -88,7 +90,7 @@ Start start_all_reduce_coalesced_(at::TensorList tensors, const c10d::ReduceOp& 
     return {kOp, group_name(*group), {}, {}, {}, {}};
   }
   const BelowAutograd below_autograd;
-  check(tensors, reduce_op, *group, kOp);
+  check_all_reduce(tensors, reduce_op, *group, kOp);
   for (const auto& tensor : tensors) {
     settle(tensor);
     check_in_place(tensor, kOp);

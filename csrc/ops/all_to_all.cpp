@@ -36,30 +36,38 @@ c10::intrusive_ptr<c10d::Work> exchange(const at::Tensor& source, const at::Tens
 
 }  // namespace
 
-Start start_all_to_all(const at::Tensor& input, at::IntArrayRef output_splits, at::IntArrayRef input_splits,
-                       const GroupPtr& group) {
+void check_all_to_all(const at::Tensor& input, at::IntArrayRef output_splits, at::IntArrayRef input_splits,
+                      const c10d::ProcessGroup& group) {
   constexpr auto kOp = "all_to_all_single";
-  const BelowAutograd below_autograd;
-  const int64_t num_ranks = group->getSize();
   TORCH_CHECK_VALUE(input.dim() > 0, "funcol::", kOp,
                     ": a 0-dim tensor has no rows to send. Pass one with dims.");
   TORCH_CHECK_VALUE(output_splits.empty() == input_splits.empty(), "funcol::", kOp,
                     ": output_split_sizes is ", output_splits, " and input_split_sizes is ", input_splits,
                     ". Pass both, or neither for equal shares.");
-  std::vector<int64_t> equal_shares;
   if (output_splits.empty()) {
-    TORCH_CHECK_VALUE(input.size(0) % num_ranks == 0, "funcol::", kOp, ": dim 0 has size ", input.size(0),
-                      ", not divisible by the ", num_ranks, " ranks of group '", group_name(*group),
-                      "'. Pass output_split_sizes and input_split_sizes.");
-    equal_shares.assign(num_ranks, input.size(0) / num_ranks);
-    output_splits = input_splits = equal_shares;
+    TORCH_CHECK_VALUE(input.size(0) % group.getSize() == 0, "funcol::", kOp, ": dim 0 has size ",
+                      input.size(0), ", not divisible by the ", group.getSize(), " ranks of group '",
+                      group_name(group), "'. Pass output_split_sizes and input_split_sizes.");
+    return;
   }
-  check_splits(output_splits, *group, "output_split_sizes", kOp);
-  check_splits(input_splits, *group, "input_split_sizes", kOp);
+  check_splits(output_splits, group, "output_split_sizes", kOp);
+  check_splits(input_splits, group, "input_split_sizes", kOp);
   TORCH_CHECK_VALUE(sum(input_splits) == input.size(0), "funcol::", kOp, ": input_split_sizes ", input_splits,
                     " sum up to ", sum(input_splits), ", but dim 0 of the input has size ", input.size(0),
                     ". They must be equal.");
+}
 
+Start start_all_to_all(const at::Tensor& input, at::IntArrayRef output_splits, at::IntArrayRef input_splits,
+                       const GroupPtr& group) {
+  constexpr auto kOp = "all_to_all_single";
+  const BelowAutograd below_autograd;
+  const int64_t num_ranks = group->getSize();
+  check_all_to_all(input, output_splits, input_splits, *group);
+  std::vector<int64_t> equal_shares;
+  if (output_splits.empty()) {
+    equal_shares.assign(num_ranks, input.size(0) / num_ranks);
+    output_splits = input_splits = equal_shares;
+  }
   auto source = contiguous_input(input);
   auto sizes = source.sizes().vec();
   sizes[0] = sum(output_splits);
@@ -68,19 +76,26 @@ Start start_all_to_all(const at::Tensor& input, at::IntArrayRef output_splits, a
   return {kOp, group_name(*group), std::move(work), {std::move(source)}, {std::move(out)}, {}};
 }
 
+void check_permute(at::IntArrayRef destinations, const c10d::ProcessGroup& group) {
+  constexpr auto kOp = "permute_tensor";
+  TORCH_CHECK_VALUE(static_cast<int64_t>(destinations.size()) <= group.getSize(), "funcol::", kOp,
+                    ": src_dst has ", destinations.size(), " entries, but group '", group_name(group),
+                    "' has ", group.getSize(), " ranks. Pass the destination of each rank that sends.");
+  for (const int64_t destination : destinations) {
+    check_rank(destination, group, "an entry of src_dst", kOp);
+  }
+}
+
 Start start_permute(const at::Tensor& input, at::IntArrayRef destinations, const GroupPtr& group) {
   constexpr auto kOp = "permute_tensor";
   const BelowAutograd below_autograd;
   const int64_t num_ranks = group->getSize();
   const int64_t rank = group->getRank();
-  TORCH_CHECK_VALUE(static_cast<int64_t>(destinations.size()) <= num_ranks, "funcol::", kOp, ": src_dst has ",
-                    destinations.size(), " entries, but group '", group_name(*group), "' has ", num_ranks,
-                    " ranks. Pass the destination of each rank that sends.");
+  check_permute(destinations, *group);
   // Rows are whole tensors.
   std::vector<int64_t> input_splits(num_ranks, 0);
   std::vector<int64_t> output_splits(num_ranks, 0);
   for (size_t sender = 0; sender < destinations.size(); ++sender) {
-    check_rank(destinations[sender], *group, "an entry of src_dst", kOp);
     if (static_cast<int64_t>(sender) == rank) {
       input_splits[destinations[sender]] = 1;
     }

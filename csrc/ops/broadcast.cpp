@@ -22,9 +22,13 @@ Start broadcast_in_place(at::Tensor output, int64_t source, const GroupPtr& grou
 
 }  // namespace
 
+void check_broadcast(int64_t source, const c10d::ProcessGroup& group, const char* op) {
+  check_rank(source, group, "src", op);
+}
+
 Start start_broadcast(const at::Tensor& input, int64_t source, const GroupPtr& group) {
   const BelowAutograd below_autograd;
-  check_rank(source, *group, "src", "broadcast");
+  check_broadcast(source, *group, "broadcast");
   settle(input);
   auto output = group->getRank() == source ? at::clone(input, at::MemoryFormat::Contiguous)
                                            : at::empty(input.sizes(), input.options());
@@ -33,7 +37,7 @@ Start start_broadcast(const at::Tensor& input, int64_t source, const GroupPtr& g
 
 Start start_broadcast_(const at::Tensor& tensor, int64_t source, const GroupPtr& group) {
   const BelowAutograd below_autograd;
-  check_rank(source, *group, "src", "broadcast_");
+  check_broadcast(source, *group, "broadcast_");
   settle(tensor);
   TORCH_CHECK_VALUE(tensor.is_contiguous(), "funcol::broadcast_: the tensor of shape ", tensor.sizes(),
                     " has strides ", tensor.strides(),

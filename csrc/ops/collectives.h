@@ -53,6 +53,17 @@ Start start_permute(const at::Tensor& input, at::IntArrayRef destinations, const
 // The tensor of group rank `source`, on every rank.
 Start start_broadcast(const at::Tensor& input, int64_t source, const GroupPtr& group);
 
+// What the functions above check before they start, alone: for calls that take another way.
+void check_all_reduce(at::TensorList inputs, const c10d::ReduceOp& reduce_op, c10d::ProcessGroup& group,
+                      const char* op);
+void check_all_gather(at::TensorList inputs, int64_t dim, const char* op);
+void check_reduce_scatter(at::TensorList inputs, const c10d::ReduceOp& reduce_op, at::IntArrayRef dims,
+                          c10d::ProcessGroup& group, const char* op);
+void check_all_to_all(const at::Tensor& input, at::IntArrayRef output_splits, at::IntArrayRef input_splits,
+                      const c10d::ProcessGroup& group);
+void check_permute(at::IntArrayRef destinations, const c10d::ProcessGroup& group);
+void check_broadcast(int64_t source, const c10d::ProcessGroup& group, const char* op);
+
 // In place, on contiguous tensors. The Start's outputs are the tensors themselves.
 Start start_all_reduce_(const at::Tensor& tensor, const c10d::ReduceOp& reduce_op, const GroupPtr& group);
 Start start_all_reduce_coalesced_(at::TensorList tensors, const c10d::ReduceOp& reduce_op,

@@ -12,8 +12,7 @@
 namespace funcol {
 namespace {
 
-int64_t check_divisible(const at::Tensor& input, int64_t dim, const c10d::ProcessGroup& group,
-                        const char* op) {
+void check_divisible(const at::Tensor& input, int64_t dim, const c10d::ProcessGroup& group, const char* op) {
   dim = wrap_dim(dim, input, op);
   TORCH_CHECK_VALUE(input.dim() > 0, "funcol::", op,
                     ": a 0-dim tensor cannot be scattered. Pass one with a dim of ", group.getSize(),
@@ -21,7 +20,6 @@ int64_t check_divisible(const at::Tensor& input, int64_t dim, const c10d::Proces
   TORCH_CHECK_VALUE(input.size(dim) % group.getSize() == 0, "funcol::", op, ": dim ", dim, " has size ",
                     input.size(dim), ", not divisible by the ", group.getSize(), " ranks of group '",
                     group_name(group), "'. Pad it, or scatter another dim.");
-  return dim;
 }
 
 // `input` contiguous, with the ranks' blocks one after the other.
@@ -47,12 +45,26 @@ at::Tensor flat_wire(const at::Tensor& contiguous) { return wire_for_reduction(c
 
 }  // namespace
 
+void check_reduce_scatter(at::TensorList inputs, const c10d::ReduceOp& reduce_op, at::IntArrayRef dims,
+                          c10d::ProcessGroup& group, const char* op) {
+  TORCH_CHECK_VALUE(dims.size() == inputs.size(), "funcol::", op, ": ", dims.size(), " scatter dims for ",
+                    inputs.size(), " tensors. Pass one dim per tensor.");
+  if (inputs.empty()) {
+    return;
+  }
+  check_alike(inputs, op);
+  check_reduction(inputs[0], reduce_op, group, op);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    check_divisible(inputs[i], dims[i], group, op);
+  }
+}
+
 Start start_reduce_scatter(const at::Tensor& input, const c10d::ReduceOp& reduce_op, int64_t dim,
                            const GroupPtr& group) {
   constexpr auto kOp = "reduce_scatter_tensor";
   const BelowAutograd below_autograd;
-  dim = check_divisible(input, dim, *group, kOp);
-  check_reduction(input, reduce_op, *group, kOp);
+  check_reduce_scatter(input, reduce_op, dim, *group, kOp);
+  dim = wrap_dim(dim, input, kOp);
   const int64_t num_ranks = group->getSize();
   auto source = rank_major_input(input, dim, num_ranks);
   auto out = empty_share(input, dim, num_ranks);
@@ -67,17 +79,14 @@ Start start_reduce_scatter(const at::Tensor& input, const c10d::ReduceOp& reduce
 Start start_reduce_scatter_coalesced(at::TensorList inputs, const c10d::ReduceOp& reduce_op,
                                      at::IntArrayRef dims, const GroupPtr& group) {
   constexpr auto kOp = "reduce_scatter_tensor_coalesced";
-  TORCH_CHECK_VALUE(dims.size() == inputs.size(), "funcol::", kOp, ": ", dims.size(), " scatter dims for ",
-                    inputs.size(), " tensors. Pass one dim per tensor.");
+  check_reduce_scatter(inputs, reduce_op, dims, *group, kOp);
   if (inputs.empty()) {
     return {kOp, group_name(*group), {}, {}, {}, {}};
   }
   const BelowAutograd below_autograd;
-  check_alike(inputs, kOp);
-  check_reduction(inputs[0], reduce_op, *group, kOp);
   std::vector<int64_t> wrapped;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    wrapped.push_back(check_divisible(inputs[i], dims[i], *group, kOp));
+    wrapped.push_back(wrap_dim(dims[i], inputs[i], kOp));
   }
   const int64_t num_ranks = group->getSize();
   std::vector<at::Tensor> sources;
@@ -101,8 +110,7 @@ Start start_reduce_scatter_out(const at::Tensor& input, const c10d::ReduceOp& re
   constexpr auto kOp = "reduce_scatter_tensor_out";
   const BelowAutograd below_autograd;
   settle(out);
-  check_divisible(input, 0, *group, kOp);
-  check_reduction(input, reduce_op, *group, kOp);
+  check_reduce_scatter(input, reduce_op, int64_t{0}, *group, kOp);
   TORCH_CHECK_VALUE(out.numel() * group->getSize() == input.numel() && out.is_contiguous(), "funcol::", kOp,
                     ": out has shape ", out.sizes(), " and strides ", out.strides(),
                     ". Expected a contiguous tensor of 1/", group->getSize(),

@@ -14,11 +14,17 @@
 #include "async/layers.h"
 #include "comm/process_group.h"
 #include "comm/reduce_op.h"
+#include "ops/wire.h"
 
 namespace funcol {
 namespace {
 
 using c10::IValue;
+
+std::string unqualified_name(const c10::OperatorHandle& op) {
+  const auto& name = op.schema().name();
+  return name.substr(name.find("::") + 2);
+}
 
 bool waits_by_itself(const std::string& name) {
   return name != "isend" && name != "wait_tensor" && name != "wait_tensors";
@@ -56,7 +62,7 @@ at::Tensor wait_in_core(const at::Tensor& tensor) {
 
 void call_core(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto& schema = op.schema();
-  const auto name = schema.name().substr(schema.name().find("::") + 2);
+  const auto name = unqualified_name(op);
   const auto core = c10::Dispatcher::singleton().findSchemaOrThrow(("_c10d_functional::" + name).c_str(), "");
   const auto& arguments = schema.arguments();
   const auto first = stack->size() - arguments.size();
@@ -95,8 +101,22 @@ bool needs_core(const IValue& argument) {
   return false;
 }
 
+// Of several devices the dispatcher would silently pick one.
+void check_lists(const c10::OperatorHandle& op, c10::ArrayRef<IValue> arguments) {
+  const auto name = unqualified_name(op);
+  if (name.find("coalesced") == std::string::npos) {
+    return;
+  }
+  for (const auto& argument : arguments) {
+    if (argument.isTensorList()) {
+      check_alike(argument.toTensorVector(), name.c_str());
+    }
+  }
+}
+
 void autograd_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
+  check_lists(op, arguments);
   if (has_active_layers() || std::any_of(arguments.begin(), arguments.end(), needs_core)) {
     return call_core(op, stack);
   }

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import ranks
+import torch
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("cuda") is not None:
+        needs_cuda()
+
+
+def needs_cuda() -> None:
+    """Skips the test where there is no GPU; fails it instead if FUNCOL_REQUIRE_CUDA is set."""
+    if torch.cuda.is_available():
+        return
+    if os.environ.get("FUNCOL_REQUIRE_CUDA"):
+        pytest.fail("FUNCOL_REQUIRE_CUDA is set, but PyTorch finds no GPU", pytrace=False)
+    pytest.skip("PyTorch finds no GPU")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _ranks_end_with_the_session() -> Iterator[None]:
+    yield
+    ranks.stop_all()

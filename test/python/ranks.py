@@ -1,0 +1,234 @@
+"""Runs a function on real gloo ranks.
+
+    def sums(rank: int, world: int) -> None: ...
+
+    run_ranks(sums, 3)
+
+Each rank is a process of its own. A set of ranks lives as long as the test session, since importing torch
+costs more than most tests; it is killed when a case fails on it, and the next case gets a new set. After
+every case the ranks agree that their default group is in step, so that a case that leaves a collective
+without its counterpart fails itself, not the one after it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import importlib
+import multiprocessing
+import os
+import pickle
+import shutil
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing import connection, forkserver
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+# How much later than a rank itself its parent gives up: a rank that can still run its watchdog says where
+# it hangs.
+GRACE_S = 10.0
+
+# Stock functional collectives import Dynamo at their first use.
+_PRELOADED = ["torch.distributed.device_mesh", "torch.distributed._functional_collectives", "torch._dynamo"]
+
+
+class RankError(Exception):
+    """A rank raised; the message holds its traceback."""
+
+
+def run_ranks(function: Callable[..., Any], world: int, *args: Any, timeout: float = 60) -> list[Any]:
+    """Calls ``function(rank, world, *args)`` on ``world`` ranks and returns what each returned.
+
+    ``function`` is a module's own, found by name on the ranks; arguments and results are pickled. If a rank
+    raises, the others are ended and :class:`RankError` shows the traceback of the one that raised first. If
+    one takes more than ``timeout`` seconds, all are ended and ``TimeoutError`` says where it was.
+    """
+    if "<" in function.__qualname__:
+        raise ValueError(f"ranks find {function.__qualname__} by name: define it at the top of a module.")
+    if world not in _running:
+        _running[world] = _Ranks(world)
+    try:
+        return _running[world].call(function, args, timeout)
+    except BaseException:
+        _running.pop(world).kill()
+        raise
+
+
+def rejoin() -> None:
+    """On a rank: destroys all groups and makes the default group anew."""
+    assert _this_rank is not None
+    _this_rank.rejoin()
+
+
+def stop_all() -> None:
+    """Ends all ranks; a later ``run_ranks`` starts new ones."""
+    while _running:
+        _running.popitem()[1].kill()
+
+
+class _Ranks:
+    """The processes of one world, seen from the test session."""
+
+    def __init__(self, world: int) -> None:
+        self._directory = Path(tempfile.mkdtemp(prefix="funcol_ranks_"))
+        self._connections: list[Connection] = []
+        self._processes = []
+        context = _forking_context()
+        for rank in range(world):
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=_serve, args=(rank, world, self._directory, theirs), name=f"rank {rank}", daemon=True
+            )
+            process.start()
+            theirs.close()
+            self._connections.append(ours)
+            self._processes.append(process)
+
+    def call(self, function: Callable[..., Any], args: tuple[Any, ...], timeout: float) -> list[Any]:
+        request = pickle.dumps((function.__module__, function.__qualname__, args, timeout))
+        for ours in self._connections:
+            ours.send_bytes(request)
+        deadline = time.monotonic() + timeout + GRACE_S
+        results: list[Any] = [None] * len(self._connections)
+        unfinished = {ours: rank for rank, ours in enumerate(self._connections)}
+        while unfinished:
+            answered = connection.wait(list(unfinished), max(0.0, deadline - time.monotonic()))
+            if not answered:
+                raise TimeoutError(f"ranks {list(unfinished.values())} have not answered in {timeout} s")
+            for ours in answered:
+                rank = unfinished[ours]
+                try:
+                    raised, value = pickle.loads(ours.recv_bytes())
+                except EOFError:
+                    raise self._death_of(rank, list(unfinished.values()), timeout) from None
+                if raised:
+                    raise RankError(f"rank {rank} of {len(self._processes)} raised\n{value}")
+                results[rank] = value
+                del unfinished[ours]
+        return results
+
+    def kill(self) -> None:
+        for process in self._processes:
+            process.kill()
+        for process, ours in zip(self._processes, self._connections, strict=True):
+            process.join()
+            ours.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _death_of(self, rank: int, unfinished: list[int], timeout: float) -> Exception:
+        self._processes[rank].join()
+        stacks = self._stacks_of(rank)
+        if not stacks.startswith("Timeout"):
+            return RankError(f"rank {rank} died with exit code {self._processes[rank].exitcode}\n{stacks}")
+        # The rank that hangs is often not the one that noticed first.
+        for other in unfinished:
+            self._processes[other].join(GRACE_S)
+        places = "\n".join(f"rank {other}: {self._stacks_of(other)}" for other in unfinished)
+        return TimeoutError(f"ranks {unfinished} have not finished in {timeout} s; they were here:\n{places}")
+
+    def _stacks_of(self, rank: int) -> str:
+        lines = _stacks_file(self._directory, rank).read_text().splitlines()
+        ours = ("/multiprocessing/", " in _serve")
+        return "\n".join(line for line in lines if not any(part in line for part in ours))
+
+
+class _ThisRank:
+    """A rank, seen from its own process."""
+
+    def __init__(self, rank: int, world: int, directory: Path) -> None:
+        self.rank = rank
+        self.world = world
+        self._directory = directory
+        self._num_joins = 0
+        self._num_cases = 0
+
+    def join(self) -> None:
+        import torch
+        import torch.distributed as dist
+
+        torch.set_num_threads(1)
+        store = dist.FileStore(str(self._directory / f"store{self._num_joins}"), self.world)
+        self._num_joins += 1
+        dist.init_process_group(
+            "gloo", store=store, rank=self.rank, world_size=self.world, timeout=timedelta(minutes=5)
+        )
+
+    def rejoin(self) -> None:
+        import torch.distributed as dist
+
+        dist.destroy_process_group()
+        self.join()
+
+    def run(self, module: str, qualname: str, args: tuple[Any, ...]) -> Any:
+        if self._num_joins == 0:
+            self.join()
+        function: Any = importlib.import_module(module)
+        for name in qualname.split("."):
+            function = getattr(function, name)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            result = function(self.rank, self.world, *args)
+        self._check_in_step()
+        return result
+
+    def _check_in_step(self) -> None:
+        import torch
+        import torch.distributed as dist
+
+        self._num_cases += 1
+        bounds = torch.tensor([self._num_cases, -self._num_cases])
+        dist.all_reduce(bounds, dist.ReduceOp.MAX)
+        assert bounds.tolist() == [self._num_cases, -self._num_cases], "the ranks are out of step"
+
+
+_running: dict[int, _Ranks] = {}
+_this_rank: _ThisRank | None = None
+atexit.register(stop_all)
+
+
+def _forking_context() -> Any:
+    """A context whose processes have torch imported from the start."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOADED)
+    # A server with threads cannot be forked safely.
+    threads = "OPENBLAS_NUM_THREADS"
+    before = os.environ.get(threads)
+    os.environ[threads] = "1"
+    try:
+        forkserver.ensure_running()
+    finally:
+        if before is None:
+            del os.environ[threads]
+        else:
+            os.environ[threads] = before
+    return context
+
+
+def _stacks_file(directory: Path, rank: int) -> Path:
+    return directory / f"stacks{rank}"
+
+
+def _serve(rank: int, world: int, directory: Path, requests: Connection) -> None:
+    global _this_rank
+    _this_rank = _ThisRank(rank, world, directory)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    with _stacks_file(directory, rank).open("w") as stacks:
+        faulthandler.enable(stacks)
+        while True:
+            try:
+                module, qualname, args, timeout = pickle.loads(requests.recv_bytes())
+            except EOFError:
+                os._exit(0)
+            faulthandler.dump_traceback_later(timeout, file=stacks, exit=True)
+            try:
+                answer = pickle.dumps((False, _this_rank.run(module, qualname, args)))
+            except BaseException:
+                answer = pickle.dumps((True, traceback.format_exc()))
+            faulthandler.cancel_dump_traceback_later()
+            requests.send_bytes(answer)

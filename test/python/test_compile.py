@@ -1,0 +1,597 @@
+"""Under torch.compile, make_fx, export and FakeTensorMode: PyTorch's own graphs, and no recompiles."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import torch._inductor.utils
+import torch.distributed as dist
+import torch.distributed._functional_collectives as stock
+import torch.testing._internal.distributed.fake_pg
+from ranks import run_ranks
+from test_async_tensor import VIEWS, SlowCollective, dispatch_keys, same, values
+from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.fx import Graph, GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.node import map_arg
+
+import funcol
+
+WORLD = 4
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _simulated_ranks() -> Iterator[None]:
+    dist.init_process_group("fake", store=dist.HashStore(), rank=1, world_size=WORLD)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> None:
+    torch._dynamo.reset()
+
+
+GROUPS: dict[str, Callable[[], Any]] = {
+    "name": lambda: dist.group.WORLD.group_name,
+    "group": lambda: dist.group.WORLD,
+    "mesh": lambda: init_device_mesh("cpu", (WORLD,)),
+    "mesh_and_dim": lambda: (init_device_mesh("cpu", (WORLD,)), 0),
+}
+
+# A program is given the module whose collectives it calls, a tensor of shape (8, 4), and a group.
+Program = Callable[[ModuleType, Tensor, Any], Any]
+
+COLLECTIVES: dict[str, Program] = {
+    "all_reduce": lambda m, x, g: m.all_reduce(x * 2, "sum", g),
+    "all_reduce_of_transpose": lambda m, x, g: m.all_reduce(x.t(), "max", g).view(-1),
+    "all_gather": lambda m, x, g: m.all_gather_tensor(x, 0, g),
+    "all_gather_of_transpose": lambda m, x, g: m.all_gather_tensor(x.t(), 0, g),
+    "all_gather_dim_1": lambda m, x, g: m.all_gather_tensor(x, 1, g) * 2,
+    "reduce_scatter": lambda m, x, g: m.reduce_scatter_tensor(x, "sum", 0, g),
+    "reduce_scatter_dim_1": lambda m, x, g: m.reduce_scatter_tensor(x, "sum", 1, g),
+    "reduce_scatter_of_transpose": lambda m, x, g: m.reduce_scatter_tensor(x.t(), "sum", 0, g),
+    "all_to_all": lambda m, x, g: m.all_to_all_single(x, None, None, g),
+    "all_to_all_of_transpose": lambda m, x, g: m.all_to_all_single(x.t(), None, None, g),
+    "all_to_all_splits": lambda m, x, g: m.all_to_all_single(x, [2, 0, 3, 1], [5, 1, 0, 2], g),
+    "broadcast": lambda m, x, g: m.broadcast(x, 1, g),
+    "permute_tensor": lambda m, x, g: m.permute_tensor(x.view(-1), [1, 2, 3, 0], g),
+    "all_reduce_coalesced": lambda m, x, g: m.all_reduce_coalesced([x, x.t()], "sum", g),
+    "all_gather_coalesced": lambda m, x, g: m.all_gather_into_tensor_coalesced([x, x[0]], g),
+    "reduce_scatter_coalesced": lambda m, x, g: m.reduce_scatter_tensor_coalesced(
+        [x, x + 1], "sum", [0, 1], g
+    ),
+    "two_in_a_row": lambda m, x, g: m.all_gather_tensor(m.reduce_scatter_tensor(x, "sum", 0, g), 0, g),
+}
+FOR_FOUR_RANKS = ("all_to_all_splits", "permute_tensor")
+DIFFERENTIABLE = sorted(COLLECTIVES.keys() - {"broadcast", "all_reduce_of_transpose"})
+
+
+def graphs_of(function: Callable[..., Any], *inputs: Tensor, **options: Any) -> list[GraphModule]:
+    """What AOTAutograd makes of ``function``, forward graph first."""
+    graphs: list[GraphModule] = []
+
+    def record(graph: GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend=aot_autograd(fw_compiler=record), fullgraph=True, **options)
+    outputs = compiled(*inputs)
+    losses = [t.sum() for t in torch.utils._pytree.tree_leaves(outputs) if t.requires_grad]
+    if losses:
+        torch.stack(losses).sum().backward()
+    return graphs
+
+
+def lines_of(graph: Graph) -> list[str]:
+    """What the graph does, whatever its nodes are called."""
+    numbers = {node: f"%{number}" for number, node in enumerate(graph.nodes)}
+    lines = []
+    for node in graph.nodes:
+        target = "" if node.op == "placeholder" else node.target
+        args, kwargs = (map_arg(arguments, numbers.__getitem__) for arguments in (node.args, node.kwargs))
+        lines.append(f"{node.op} {target} {args} {kwargs}")
+    return lines
+
+
+def lines_of_all(graphs: list[GraphModule]) -> list[list[str]]:
+    return [lines_of(graph.graph) for graph in graphs]
+
+
+def of_stock(trace: Callable[[], Any]) -> Any:
+    """What ``trace`` gives, which calls stock's collectives; skips the test if those cannot be traced."""
+    try:
+        return trace()
+    except (torch._dynamo.exc.Unsupported, torch._dynamo.exc.UserError, AssertionError) as error:
+        return pytest.skip(f"PyTorch itself cannot trace this: {error}".splitlines()[0])
+
+
+def targets_in(graph: GraphModule) -> list[str]:
+    return [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
+
+
+@pytest.mark.parametrize("group", GROUPS.values(), ids=GROUPS.keys())
+@pytest.mark.parametrize("program", COLLECTIVES.values(), ids=COLLECTIVES.keys())
+def test_fullgraph_captures_the_collective(program: Program, group: Callable[[], Any]) -> None:
+    ranks = group()
+    (graph,) = graphs_of(lambda x: program(funcol, x, ranks), torch.ones(8, 4))
+    targets = targets_in(graph)
+    assert any(target.startswith("_c10d_functional.wait_tensor") for target in targets)
+    assert not any("funcol" in target for target in targets)
+
+
+def trace_with_grad(program: Program, collectives: ModuleType, requires_grad: bool) -> list[list[str]]:
+    group = dist.group.WORLD
+    x = torch.ones(8, 4, requires_grad=requires_grad)
+    return lines_of_all(graphs_of(lambda x: program(collectives, x, group), x))
+
+
+@pytest.mark.parametrize("program", COLLECTIVES.values(), ids=COLLECTIVES.keys())
+def test_the_graph_is_that_of_stock(program: Program) -> None:
+    expected = of_stock(lambda: trace_with_grad(program, stock, False))
+    assert trace_with_grad(program, funcol, False) == expected
+
+
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_forward_and_backward_graphs_are_those_of_stock(name: str) -> None:
+    expected = of_stock(lambda: trace_with_grad(COLLECTIVES[name], stock, True))
+    assert trace_with_grad(COLLECTIVES[name], funcol, True) == expected
+    assert len(expected) == 2
+
+
+def trace_with_symbols(program: Program, collectives: ModuleType) -> list[list[str]]:
+    group = dist.group.WORLD
+    x = torch.ones(8, 4)
+    torch._dynamo.mark_dynamic(x, 0)
+    return lines_of_all(graphs_of(lambda x: program(collectives, x, group), x))
+
+
+@pytest.mark.parametrize("name", [name for name in COLLECTIVES if name != "all_to_all_splits"])
+def test_the_graph_with_symbolic_sizes_is_that_of_stock(name: str) -> None:
+    expected = of_stock(lambda: trace_with_symbols(COLLECTIVES[name], stock))
+    assert trace_with_symbols(COLLECTIVES[name], funcol) == expected
+
+
+ALIASES = {
+    "all_gather_single": lambda x, g: funcol.all_gather_single(x, -1, g),
+    "reduce_scatter_single": lambda x, g: funcol.reduce_scatter_single(x, "sum", 0, g),
+    "all_gather_single_coalesced": lambda x, g: funcol.all_gather_single_coalesced([x], g),
+    "reduce_scatter_single_coalesced": lambda x, g: funcol.reduce_scatter_single_coalesced(
+        [x], "sum", [0], g
+    ),
+    "wait_tensor": lambda x, g: funcol.wait_tensor(x * 2),
+    "wait_tensors": lambda x, g: funcol.wait_tensors([x * 2, x + 1]),
+    "with_a_reduce_op_object": lambda x, g: funcol.all_reduce(x, dist.ReduceOp.SUM, g),
+}
+
+
+@pytest.mark.parametrize("function", ALIASES.values(), ids=ALIASES.keys())
+def test_fullgraph_captures_every_other_way_to_call(function: Callable[[Tensor, Any], Any]) -> None:
+    group = dist.group.WORLD
+    (graph,) = graphs_of(lambda x: function(x, group), torch.ones(8, 4))
+    assert any("_c10d_functional.wait_tensor" in target for target in targets_in(graph))
+
+
+QUESTIONS = {
+    "is_pending": (funcol.is_pending, True),
+    # Dynamo breaks the graph at isinstance with any class that decides itself what its instances are.
+    "isinstance": (lambda t: isinstance(t, funcol.AsyncCollectiveTensor), False),
+}
+
+
+@pytest.mark.parametrize(("question", "fullgraph"), QUESTIONS.values(), ids=QUESTIONS.keys())
+def test_nothing_is_pending_inside_a_compiled_region(
+    question: Callable[[Tensor], bool], fullgraph: bool
+) -> None:
+    group = dist.group.WORLD
+
+    @torch.compile(backend="eager", fullgraph=fullgraph)
+    def ask(x: Tensor) -> tuple[Tensor, bool]:
+        y = funcol.all_reduce(x, "sum", group)
+        return y + 1, question(y)
+
+    assert same(ask(SlowCollective(values()).tensor), (values() + 1, False))
+
+
+c10d = torch.ops.funcol
+OPS: dict[str, Callable[[Tensor, str], Any]] = {
+    "all_reduce": lambda x, g: c10d.all_reduce(x, "sum", g),
+    "all_reduce_coalesced": lambda x, g: c10d.all_reduce_coalesced([x, x], "sum", g),
+    "all_gather_into_tensor": lambda x, g: c10d.all_gather_into_tensor(x, WORLD, g),
+    "all_gather_into_tensor_coalesced": lambda x, g: c10d.all_gather_into_tensor_coalesced([x, x], WORLD, g),
+    "reduce_scatter_tensor": lambda x, g: c10d.reduce_scatter_tensor(x, "avg", WORLD, g),
+    "reduce_scatter_tensor_coalesced": lambda x, g: c10d.reduce_scatter_tensor_coalesced(
+        [x, x], "sum", WORLD, g
+    ),
+    "all_to_all_single": lambda x, g: c10d.all_to_all_single(x, [2] * WORLD, [2] * WORLD, g),
+    "broadcast": lambda x, g: c10d.broadcast(x, 1, g),
+    "irecv": lambda x, g: c10d.irecv(x * 2, 0, 0, g),
+    "batch_p2p_ops": lambda x, g: c10d.batch_p2p_ops(["isend", "irecv"], [0, 0], [0, 0], [x, x * 2], g),
+}
+# Functionalization, and so AOTAutograd, knows no operator of core that gives its argument back; and core
+# keeps the Work of an isend that is really run for good.
+ONLY_TRACED: dict[str, Callable[[Tensor, str], Any]] = {
+    "isend": lambda x, g: c10d.wait_tensor(c10d.isend(x, 0, 0, g)),
+    "all_reduce_": lambda x, g: c10d.wait_tensor(c10d.all_reduce_(x * 2, "sum", g)),
+    "all_reduce_coalesced_": lambda x, g: c10d.wait_tensors(c10d.all_reduce_coalesced_([x * 2], "sum", g)),
+    "broadcast_": lambda x, g: c10d.wait_tensor(c10d.broadcast_(x * 2, 1, g)),
+    "all_gather_into_tensor_out": lambda x, g: c10d.wait_tensor(
+        c10d.all_gather_into_tensor_out(x, WORLD, g, out=torch.zeros(32, 4))
+    ),
+    "reduce_scatter_tensor_out": lambda x, g: c10d.wait_tensor(
+        c10d.reduce_scatter_tensor_out(x, "sum", WORLD, g, out=torch.zeros(2, 4))
+    ),
+}
+
+
+def check_core_graph(graph: GraphModule, op: str) -> None:
+    targets = targets_in(graph)
+    assert any(target.startswith(f"_c10d_functional.{op}.") for target in targets), targets
+    assert any(target.startswith("_c10d_functional.wait_tensor") for target in targets), targets
+    assert not any("funcol" in target for target in targets), targets
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_an_operator_of_funcol_is_one_of_core_in_a_compiled_graph(op: str) -> None:
+    name = dist.group.WORLD.group_name
+    (graph,) = graphs_of(lambda x: OPS[op](x, name), torch.ones(8, 4))
+    check_core_graph(graph, op)
+
+
+@pytest.mark.parametrize("op", [*OPS, *ONLY_TRACED])
+def test_an_operator_of_funcol_is_one_of_core_in_a_traced_graph(op: str) -> None:
+    name = dist.group.WORLD.group_name
+    call = (OPS | ONLY_TRACED)[op]
+    check_core_graph(make_fx(lambda x: call(x, name), tracing_mode="fake")(torch.ones(8, 4)), op)
+
+
+MAKE_FX = {
+    "real": {"tracing_mode": "real"},
+    "fake": {"tracing_mode": "fake"},
+    "symbolic": {"tracing_mode": "symbolic"},
+    "pre_dispatch": {"pre_dispatch": True},
+}
+
+
+@pytest.mark.parametrize("options", MAKE_FX.values(), ids=MAKE_FX.keys())
+@pytest.mark.parametrize("program", COLLECTIVES.values(), ids=COLLECTIVES.keys())
+def test_make_fx_gives_the_graph_of_stock(program: Program, options: dict[str, Any]) -> None:
+    group = dist.group.WORLD
+    expected = of_stock(lambda: make_fx(lambda x: program(stock, x, group), **options)(torch.ones(8, 4)))
+    actual = make_fx(lambda x: program(funcol, x, group), **options)(torch.ones(8, 4))
+    assert lines_of(actual.graph) == lines_of(expected.graph)
+
+
+@pytest.mark.parametrize("program", COLLECTIVES.values(), ids=COLLECTIVES.keys())
+def test_functionalization_gives_the_graph_of_stock(program: Program) -> None:
+    group = dist.group.WORLD
+
+    def mutates(m: ModuleType) -> Callable[[Tensor], Any]:
+        def function(x: Tensor) -> Any:
+            y = x.clone()
+            y.view(-1).mul_(2)
+            return program(m, y, group)
+
+        return torch.func.functionalize(function)
+
+    expected = of_stock(lambda: make_fx(mutates(stock))(torch.ones(8, 4)))
+    assert lines_of(make_fx(mutates(funcol))(torch.ones(8, 4)).graph) == lines_of(expected.graph)
+
+
+@pytest.mark.parametrize("strict", [True, False], ids=["strict", "non_strict"])
+@pytest.mark.parametrize("program", COLLECTIVES.values(), ids=COLLECTIVES.keys())
+def test_export_gives_the_graph_of_stock(program: Program, strict: bool) -> None:
+    class Module(torch.nn.Module):
+        def __init__(self, collectives: ModuleType) -> None:
+            super().__init__()
+            self.collectives = collectives
+
+        def forward(self, x: Tensor) -> Any:
+            return program(self.collectives, x, dist.group.WORLD)
+
+    def exported(collectives: ModuleType) -> list[str]:
+        return lines_of(torch.export.export(Module(collectives), (torch.ones(8, 4),), strict=strict).graph)
+
+    assert exported(funcol) == of_stock(lambda: exported(stock))
+
+
+@pytest.mark.parametrize("program", COLLECTIVES.values(), ids=COLLECTIVES.keys())
+def test_under_fake_tensor_mode_results_are_fake_and_shaped_as_stock_has_them(program: Program) -> None:
+    def run(m: ModuleType) -> list[Any]:
+        with FakeTensorMode():
+            results = torch.utils._pytree.tree_leaves(program(m, torch.ones(8, 4), dist.group.WORLD))
+        assert all(isinstance(result, FakeTensor) for result in results)
+        return [(t.shape, t.stride(), t.dtype, t.device) for t in results]
+
+    assert run(funcol) == of_stock(lambda: run(stock))
+
+
+# PyTorch cannot make a fake tensor of the complex view of a plain one either.
+FAKEABLE_VIEWS = {name: view for name, view in VIEWS.items() if name != "view_as_complex"}
+
+
+@pytest.mark.parametrize("view", FAKEABLE_VIEWS.values(), ids=FAKEABLE_VIEWS.keys())
+def test_a_fake_tensor_made_from_a_pending_one_is_plain(view: Callable[[Tensor], Tensor]) -> None:
+    plain = FakeTensorMode().from_tensor(view(values()))
+    collective = SlowCollective(values())
+    fake = FakeTensorMode().from_tensor(view(collective.tensor))
+    assert isinstance(fake, FakeTensor)
+    assert (fake.shape, fake.stride(), fake.dtype) == (plain.shape, plain.stride(), plain.dtype)
+    assert dispatch_keys(fake) == dispatch_keys(plain)
+    assert not funcol.is_pending(fake)
+    assert same(view(collective.tensor), view(values()))
+
+
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS.keys())
+def test_make_fx_traces_a_pending_input_as_a_plain_one(view: Callable[[Tensor], Tensor], mode: str) -> None:
+    def function(x: Tensor) -> Tensor:
+        return view(x) * 2
+
+    expected = make_fx(function, tracing_mode=mode)(values())
+    actual = make_fx(function, tracing_mode=mode)(SlowCollective(values()).tensor)
+    assert lines_of(actual.graph) == lines_of(expected.graph)
+    assert same(actual(SlowCollective(values()).tensor), view(values()) * 2)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_jit_trace_follows_a_pending_input() -> None:
+    traced = torch.jit.trace(lambda x: x.t() * 2 + x.view(-1)[0], (SlowCollective(values()).tensor,))
+    assert same(traced(torch.ones(3, 4)), torch.full((4, 3), 3.0))
+    assert same(traced(SlowCollective(values()).tensor), values().t() * 2 + 1)
+
+
+KINDS: dict[str, Callable[[], Tensor]] = {
+    "plain": values,
+    "pending": lambda: SlowCollective(values()).tensor,
+    "settled": lambda: funcol.wait_tensor(SlowCollective(values()).tensor),
+}
+BACKENDS = ["eager", "aot_eager", "inductor"]
+
+
+def region_of_one(x: Tensor) -> Tensor:
+    return x.t() * 2 + x.sum()
+
+
+def region_of_three(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    return x.t() @ y + z.view(-1)[0]
+
+
+def broken_region(x: Tensor) -> Tensor:
+    y = x.t() * 2
+    torch._dynamo.graph_break()
+    return y + x.t()
+
+
+REGIONS = {
+    "one_input": (region_of_one, 1),
+    "three_inputs": (region_of_three, 3),
+    "graph_break": (broken_region, 1),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("region", "num_inputs"), REGIONS.values(), ids=REGIONS.keys())
+def test_a_region_fed_pending_and_plain_inputs_in_turn_compiles_once(
+    region: Callable[..., Tensor], num_inputs: int, backend: str
+) -> None:
+    counter = CompileCounterWithBackend(backend)
+    compiled = torch.compile(region, backend=counter)
+    expected = region(*[values()] * num_inputs)
+    assert torch.allclose(compiled(*[values() for _ in range(num_inputs)]), expected)
+    compiles = counter.frame_count
+    for kinds in itertools.product(KINDS.values(), repeat=num_inputs):
+        assert torch.allclose(compiled(*[kind() for kind in kinds]), expected)
+    assert counter.frame_count == compiles
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("first", KINDS.values(), ids=KINDS.keys())
+def test_whatever_a_region_is_compiled_for_serves_all_the_others(
+    first: Callable[[], Tensor], backend: str
+) -> None:
+    counter = CompileCounterWithBackend(backend)
+    compiled = torch.compile(region_of_one, backend=counter, fullgraph=True)
+    for kind in (first, *KINDS.values()):
+        assert same(compiled(kind()), region_of_one(values()))
+        assert same(compiled(kind().detach()), region_of_one(values()))
+        assert same(compiled(kind().view(3, 4).t().t().detach()), region_of_one(values()))
+    assert counter.frame_count == 1
+
+
+def test_a_region_that_trains_a_pending_input_compiles_once() -> None:
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(region_of_one, backend=counter, fullgraph=True)
+    expected = values().requires_grad_()
+    region_of_one(expected).sum().backward()
+    for kind in KINDS.values():
+        x = kind().requires_grad_()
+        compiled(x).sum().backward()
+        assert same(x.grad, expected.grad)
+    assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_graph_break_between_a_collective_and_its_use_costs_no_recompile(backend: str) -> None:
+    group = dist.group.WORLD
+
+    def reduce_then_break(x: Tensor) -> Tensor:
+        y = funcol.all_reduce(x, "sum", group)
+        torch._dynamo.graph_break()
+        return y.t() * 2
+
+    counter = CompileCounterWithBackend(backend)
+    compiled = torch.compile(reduce_then_break, backend=counter)
+    assert same(compiled(values()), values().t() * 2)
+    compiles = counter.frame_count
+    for kind in (*KINDS.values(), *KINDS.values()):
+        assert same(compiled(kind()), values().t() * 2)
+    assert counter.frame_count == compiles
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_collective_called_eagerly_inside_a_region_costs_no_recompile(backend: str) -> None:
+    collectives: list[SlowCollective] = []
+    plain_or_slow = itertools.cycle(["plain", "slow", "plain", "slow"])
+
+    @torch._dynamo.disable
+    def reduce(x: Tensor) -> Tensor:
+        if next(plain_or_slow) == "plain":
+            return x + 0
+        collectives.append(SlowCollective(x))
+        return collectives[-1].tensor
+
+    def region(x: Tensor) -> Tensor:
+        return reduce(x * 2).t() + 1
+
+    counter = CompileCounterWithBackend(backend)
+    compiled = torch.compile(region, backend=counter)
+    assert same(compiled(values()), values().t() * 2 + 1)
+    compiles = counter.frame_count
+    for _ in range(3):
+        assert same(compiled(values()), values().t() * 2 + 1)
+    assert counter.frame_count == compiles
+    assert [c.num_waits for c in collectives] == [1, 1]
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("breaks", [False, True], ids=["one_graph", "graph_break"])
+def test_a_plain_tensor_may_take_over_the_data_of_a_pending_one_in_a_region(
+    backend: str, breaks: bool
+) -> None:
+    @torch.compile(backend=backend)
+    def replace(target: Tensor, source: Tensor) -> Tensor:
+        doubled = target * 2
+        if breaks:
+            torch._dynamo.graph_break()
+        target.data = source
+        return doubled + target
+
+    for _ in range(2):
+        target = torch.ones(3, 4)
+        collective = SlowCollective(values())
+        assert same(replace(target, collective.tensor), values() + 2)
+        assert same(target, values())
+        assert collective.num_waits == 1
+
+
+@pytest.mark.parametrize("end", ["returns", "breaks", "raises"])
+def test_the_wake_key_is_hidden_inside_a_region_only(end: str) -> None:
+    @torch.compile(backend="eager")
+    def region(x: Tensor) -> Tensor:
+        x = x + 1
+        if end != "returns":
+            torch._dynamo.graph_break()
+        if end == "raises":
+            raise ValueError("on purpose")
+        return x * 2
+
+    for _ in range(2):
+        with contextlib.suppress(ValueError):
+            region(values())
+        collective = SlowCollective(values())
+        assert funcol.is_pending(collective.tensor.view(-1))
+        assert collective.num_waits == 0
+
+
+def test_new_sizes_of_a_dynamic_region_cost_no_recompile() -> None:
+    group = dist.group.WORLD
+    counter = CompileCounterWithBackend("aot_eager")
+
+    @torch.compile(backend=counter, dynamic=True, fullgraph=True)
+    def region(x: Tensor) -> Tensor:
+        return funcol.all_gather_tensor(x * 2, 1, group).sum(dim=0)
+
+    for rows, columns in [(3, 5), (7, 4), (2, 9)]:
+        assert region(torch.ones(rows, columns)).shape == (columns * WORLD,)
+        assert region(SlowCollective(torch.ones(rows, columns)).tensor).shape == (columns * WORLD,)
+    assert counter.frame_count == 1
+
+
+def inductor_calls(collectives: ModuleType) -> tuple[list[list[str]], list[str]]:
+    """Inductor's last graph for a program of many collectives, and the calls in the code it writes."""
+    group = dist.group.WORLD
+    graphs: list[list[str]] = []
+
+    def region(x: Tensor) -> Any:
+        reduced = collectives.all_reduce(x * 2, "sum", group)
+        gathered = collectives.all_gather_tensor(x + 1, 0, group)
+        scattered = collectives.reduce_scatter_tensor(gathered * reduced.sum(), "sum", 1, group)
+        parts = collectives.all_reduce_coalesced([x, scattered], "avg", group)
+        return collectives.all_to_all_single(parts[1] + parts[0].sum(), None, None, group)
+
+    torch._dynamo.reset()
+    with torch._inductor.config.patch(
+        post_grad_custom_post_pass=lambda graph: graphs.append(lines_of(graph)), fx_graph_cache=False
+    ):
+        _, code = torch._inductor.utils.run_and_get_code(
+            torch.compile(region, fullgraph=True), torch.ones(8, 4)
+        )
+    return graphs, re.findall(r"torch\.ops\._c10d_functional\.\w+\.default\(.*", "\n".join(code))
+
+
+def test_inductor_is_given_and_writes_what_it_does_for_stock() -> None:
+    expected_graphs, expected_calls = inductor_calls(stock)
+    graphs, calls = inductor_calls(funcol)
+    assert len(calls) >= 10
+    assert graphs == expected_graphs
+    assert calls == expected_calls
+
+
+def computes_the_same_compiled(rank: int, world: int, name: str) -> None:
+    def region(x: Tensor) -> Any:
+        return COLLECTIVES[name](funcol, x, dist.group.WORLD)
+
+    x = torch.arange(8.0 * 4).reshape(8, 4) * (rank + 1)
+    eager = region(x)
+    for backend in ("eager", "aot_eager"):
+        assert same(torch.compile(region, backend=backend)(SlowCollective(x).tensor), eager)
+
+
+@pytest.mark.parametrize("name", [name for name in COLLECTIVES if name not in FOR_FOUR_RANKS])
+def test_a_compiled_collective_computes_what_it_does_eagerly(name: str) -> None:
+    run_ranks(computes_the_same_compiled, 2, name)
+
+
+USE_REGION = """
+for _ in range(2):
+    assert same(region(values()), values().t() * 2)
+    assert same(region(SlowCollective(values()).tensor), values().t() * 2)
+"""
+DEFINE_REGION = """
+import torch
+from torch._dynamo.testing import CompileCounter
+counter = CompileCounter()
+region = torch.compile(lambda x: x.t() * 2, backend=counter)
+"""
+IMPORT_FUNCOL = "from test_async_tensor import SlowCollective, same, values\n"
+# In this file itself, the compiler is imported first.
+ORDERS = {
+    "funcol_first": (IMPORT_FUNCOL + DEFINE_REGION + USE_REGION, "assert counter.frame_count == 1"),
+    "region_called_first": (DEFINE_REGION + "region(torch.ones(3, 4))\n" + IMPORT_FUNCOL + USE_REGION, ""),
+}
+
+
+@pytest.mark.parametrize(("code", "check"), ORDERS.values(), ids=ORDERS.keys())
+def test_the_order_of_imports_does_not_matter(code: str, check: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    done = subprocess.run(
+        [sys.executable, "-c", code + check], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

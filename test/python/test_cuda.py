@@ -1,0 +1,168 @@
+"""On a GPU: one NCCL rank, and Gloo ranks that share the device. `tools/gpu_check` runs these."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import run_ranks
+
+import funcol
+
+pytestmark = pytest.mark.cuda
+
+DTYPES = [
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.float64,
+    torch.int64,
+    torch.uint8,
+    torch.complex64,
+]
+
+
+@pytest.fixture(scope="module")
+def nccl(needs_cuda):
+    group = dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    yield dist.group.WORLD
+    dist.destroy_process_group(group)
+
+
+def numbered(*sizes, dtype=torch.float32):
+    return torch.arange(torch.Size(sizes).numel(), device="cuda").reshape(sizes).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_all_reduce_of_one_rank_is_the_input(nccl, dtype):
+    x = numbered(3, 5, dtype=dtype)
+    y = funcol.all_reduce(x, "sum", nccl)
+    assert funcol.is_pending(y)
+    assert torch.equal(y, x)
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_all_gather_along_a_dim_of_one_rank_is_the_input(nccl, dim):
+    x = numbered(2, 3, 4)
+    assert torch.equal(funcol.all_gather_tensor(x, dim, nccl), x)
+
+
+def test_a_captured_cuda_graph_replays_the_collective(nccl):
+    x = numbered(64)
+    funcol.all_reduce(x, "sum", nccl).add(1)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = funcol.all_reduce(x, "sum", nccl) + 1
+    x.fill_(5)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(y, torch.full_like(y, 6))
+
+
+def test_waiting_makes_the_stream_wait_and_not_the_host(nccl):
+    x = numbered(1 << 20)
+    torch.cuda._sleep(200_000_000)
+    done = torch.cuda.Event()
+    y = funcol.wait_tensor(funcol.all_reduce(x, "sum", nccl))
+    done.record()
+    assert not done.query()
+    assert torch.equal(y, x)
+
+
+def test_a_result_settled_on_another_stream_is_right(nccl):
+    x = numbered(1 << 20)
+    expected = x + 1
+    side = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    y = funcol.all_reduce(x, "sum", nccl)
+    with torch.cuda.stream(side):
+        z = y + 1
+    side.synchronize()
+    assert torch.equal(z, expected)
+
+
+def slow_gather(num_ranks, rows, dim, fill_after_cycles):
+    """A pending gather whose blocks arrive on the device only after a while."""
+    shards = [numbered(rows, 6) + 100 * rank for rank in range(num_ranks)]
+    buffer = torch.full((num_ranks * rows, 6), float("nan"), device="cuda")
+
+    def arrive():
+        torch.cuda._sleep(fill_after_cycles)
+        buffer.copy_(torch.cat(shards))
+
+    return funcol._C.make_pending([buffer], arrive)[0], torch.cat(shards)
+
+
+def test_a_slow_result_is_never_read_early(needs_cuda):
+    y, expected = slow_gather(4, 3, 0, 100_000_000)
+    assert torch.equal(y.view(-1) + 1, expected.view(-1) + 1)
+
+
+def gathers_along_each_dim(rank, world):
+    for dim in range(3):
+        shard = numbered(2, 3, 4) + 1000 * rank
+        expected = torch.cat([numbered(2, 3, 4) + 1000 * r for r in range(world)], dim)
+        assert torch.equal(funcol.all_gather_tensor(shard, dim, dist.group.WORLD), expected)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_all_gather_concatenates_along_each_dim(needs_cuda, world):
+    run_ranks(gathers_along_each_dim, world)
+
+
+def scatters_along_each_dim(rank, world):
+    for dim in range(3):
+        sizes = [2, 3, 4]
+        sizes[dim] *= world
+        whole = numbered(*sizes)
+        expected = (whole * world).chunk(world, dim)[rank]
+        assert torch.equal(funcol.reduce_scatter_tensor(whole, "sum", dim, dist.group.WORLD), expected)
+        strided = whole.transpose(0, 2).contiguous().transpose(0, 2)
+        assert torch.equal(funcol.reduce_scatter_tensor(strided, "sum", dim, dist.group.WORLD), expected)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_reduce_scatter_takes_its_part_along_each_dim(needs_cuda, world):
+    run_ranks(scatters_along_each_dim, world)
+
+
+def gathers_every_dtype(rank, world):
+    for dtype in (*DTYPES, torch.bool, torch.float8_e4m3fn, torch.int16):
+        shard = (numbered(3, 5) + rank).to(dtype)
+        expected = torch.cat([(numbered(3, 5) + r).to(dtype) for r in range(world)], 1)
+        gathered = funcol.all_gather_tensor(shard, 1, dist.group.WORLD)
+        assert torch.equal(gathered.view(torch.uint8), expected.view(torch.uint8)), dtype
+
+
+def test_all_gather_moves_every_dtype(needs_cuda):
+    run_ranks(gathers_every_dtype, 2)
+
+
+def moves_rows(rank, world):
+    x = numbered(world * 2, 3) + 100 * rank
+    y = funcol.all_to_all_single(x, None, None, dist.group.WORLD)
+    expected = torch.cat([(numbered(world * 2, 3) + 100 * r)[2 * rank : 2 * rank + 2] for r in range(world)])
+    assert torch.equal(y, expected)
+    z = funcol.broadcast(x, 0, dist.group.WORLD)
+    assert torch.equal(z, numbered(world * 2, 3))
+    p = funcol.permute_tensor(x, [(r + 1) % world for r in range(world)], dist.group.WORLD)
+    assert torch.equal(p, numbered(world * 2, 3) + 100 * ((rank - 1) % world))
+
+
+def test_rows_move_between_ranks_that_share_the_device(needs_cuda):
+    run_ranks(moves_rows, 2)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_a_compiled_region_takes_pending_and_plain_inputs_without_recompiling(nccl, backend):
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+
+    @torch.compile(backend=backend, fullgraph=True)
+    def region(x):
+        return (x * 2).sum()
+
+    x = numbered(1024)
+    for step in range(6):
+        value = funcol.all_reduce(x, "sum", nccl) if step % 2 else x
+        assert region(value) == (x * 2).sum()
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1

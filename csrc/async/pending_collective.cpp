@@ -5,6 +5,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
+#include <iterator>
 #include <sstream>
 #include <utility>
 
@@ -33,8 +34,7 @@ void set_run_blocking(RunBlocking run) { run_blocking = run; }
 PendingCollective::PendingCollective(Start start) : start_(std::move(start)) {}
 
 PendingCollective::~PendingCollective() {
-  if (state_.load(std::memory_order_acquire) == State::kRunning && start_.work &&
-      !start_.work->isCompleted()) {
+  if (state_.load(std::memory_order_acquire) == State::kRunning && start_.work) {
     auto buffers = std::move(start_.buffers);
     std::move(start_.outputs.begin(), start_.outputs.end(), std::back_inserter(buffers));
     adopt_orphan(std::move(start_.work), std::move(buffers));

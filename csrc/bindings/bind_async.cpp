@@ -15,6 +15,7 @@
 #include "bindings/python_args.h"
 #include "comm/orphaned_works.h"
 #include "ops/collectives.h"
+#include "ops/wire.h"
 
 namespace funcol::python {
 namespace {
@@ -96,8 +97,11 @@ std::vector<at::Tensor> make_pending(std::vector<at::Tensor> outputs, py::functi
   start.op = std::move(op);
   start.group = std::move(group);
   start.work = c10::make_intrusive<CallbackWork>(std::move(on_wait));
-  for (auto& output : outputs) {
-    start.outputs.push_back(output.detach());
+  {
+    const BelowAutograd below_autograd;
+    for (auto& output : outputs) {
+      start.outputs.push_back(output.detach());
+    }
   }
   const py::gil_scoped_release no_gil;
   return as_pending(std::move(start));

@@ -20,6 +20,14 @@ struct Orphanage {
   std::atomic<size_t> size{0};
 };
 
+bool is_completed(c10d::Work& work) {
+  try {
+    return work.isCompleted();
+  } catch (const std::exception&) {  // nobody is left to be told, and it will not run any further
+    return true;
+  }
+}
+
 // Never destroyed: at exit a Work may still be running, and nothing may block on it.
 Orphanage& orphanage() {
   static auto* instance = new Orphanage();  // NOLINT(cppcoreguidelines-owning-memory)
@@ -46,7 +54,7 @@ size_t sweep_orphans() {
     const std::lock_guard<std::mutex> lock(home.mutex);
     orphans.swap(home.orphans);
   }
-  std::erase_if(orphans, [](const Orphan& orphan) { return orphan.work->isCompleted(); });
+  std::erase_if(orphans, [](const Orphan& orphan) { return is_completed(*orphan.work); });
   const std::lock_guard<std::mutex> lock(home.mutex);
   std::move(orphans.begin(), orphans.end(), std::back_inserter(home.orphans));
   home.size.store(home.orphans.size(), std::memory_order_relaxed);

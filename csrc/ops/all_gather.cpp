@@ -57,6 +57,7 @@ Start start_all_gather(const at::Tensor& input, int64_t dim, const GroupPtr& gro
   const int64_t num_ranks = group->getSize();
 
   auto gathered = at::empty(gathered_sizes(source, 0, num_ranks), source.options());
+  prefer_huge_pages(gathered);
   auto wire_in = wire_for_movement(source, *group);
   auto wire_out = wire_for_movement(gathered, *group);
   auto work = on_backend(*group, source.device().type(), [&](auto& target) {
@@ -69,6 +70,7 @@ Start start_all_gather(const at::Tensor& input, int64_t dim, const GroupPtr& gro
             {}};
   }
   const auto out = at::empty(sizes, source.options());
+  prefer_huge_pages(out);
   return {kOp,
           group_name(*group),
           std::move(work),

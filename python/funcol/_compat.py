@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -32,7 +34,13 @@ def traceable_group(group: Any, tag: str) -> Any:
 
 def concatenate_ranks(gathered: Tensor, group_size: int, dim: int) -> Tensor:
     """Traced layout change after a gather: the ops that stock's graph holds for it."""
-    return cast(Tensor, torch._utils._maybe_view_chunk_cat(gathered, group_size, dim))
+    if hasattr(torch._utils, "_chunk_or_narrow_cat"):
+        return cast(Tensor, torch._utils._maybe_view_chunk_cat(gathered, group_size, dim))
+    # Older minors have the same function, but Dynamo does not look into it there.
+    sizes = list(gathered.shape)
+    if sizes[0] == group_size and math.prod(sizes[1:dim]) == 1:
+        return gathered.view([1, *sizes[1:dim], group_size * sizes[dim], *sizes[dim + 1 :]])
+    return torch.cat(torch.chunk(gathered, group_size, dim=0), dim=dim)
 
 
 def split_ranks(tensor: Tensor, group_size: int, dim: int) -> Tensor:
@@ -130,11 +138,11 @@ class _AfterImport(MetaPathFinder, Loader):
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         assert self._loader is not None
-        spec.loader = self._loader
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        assert self._loader is not None
+        assert self._loader is not None and module.__spec__ is not None
+        module.__spec__.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
         self._action(module)
 
@@ -148,12 +156,25 @@ def after_import(name: str, action: Callable[[ModuleType], None]) -> None:
         sys.meta_path.insert(0, _AfterImport(name, action))
 
 
-def add_compile_hook(enter: Callable[[], Callable[[], Any]]) -> None:
-    """Runs ``enter`` whenever a callable that ``torch.compile`` made is entered, and what it returns on exit.
+def hide_in_compiled_regions(exclude: Callable[[bool], bool]) -> None:
+    """Calls ``exclude(True)`` whenever a callable that ``torch.compile`` made is entered, and undoes it on exit.
 
-    Every Dynamo context keeps a list of such hooks; ours joins it when the context is made. Dynamo is not
-    imported for this, which would cost more than all of funcol.
+    Newer minors save the thread's dispatch keys on entry and restore them on exit: hiding the key after the
+    save is enough. In older ones every Dynamo context keeps a list of hooks; ours joins it when the context
+    is made. Dynamo is not imported for this, which would cost more than all of funcol.
     """
+    save = getattr(torch._C, "_dynamo_save_local_dispatch_key_set", None)
+    if save is not None:
+
+        def save_then_hide() -> None:
+            save()
+            exclude(True)
+
+        setattr(torch._C, "_dynamo_save_local_dispatch_key_set", save_then_hide)  # noqa: B010
+        return
+
+    def enter() -> Callable[[], object]:
+        return partial(exclude, exclude(True))
 
     def extend_contexts(eval_frame: ModuleType) -> None:
         context: Any = eval_frame._TorchDynamoContext
@@ -176,3 +197,15 @@ def traceable_reduce_op(reduce_op: Any) -> Any:
 def rank_in_group(group: Any) -> int:
     """This process's rank in ``group``, a name or an object."""
     return dist.get_rank(c10d._resolve_process_group(group) if isinstance(group, str) else group)
+
+
+# As torch.compiler.assume_constant_result does, which would import Dynamo.
+rank_in_group._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+_STOCK_MAKES_CONTIGUOUS = hasattr(stock, "all_gather_single")
+
+
+def contiguous(tensor: Tensor) -> Tensor:
+    """``tensor`` as ``_c10d_functional`` ops take it: older minors refuse one that is not contiguous."""
+    return tensor if _STOCK_MAKES_CONTIGUOUS else tensor.contiguous()

@@ -78,7 +78,9 @@ def all_gather_tensor(self: Tensor, gather_dim: int, group: RankTypes, tag: str 
             return result
     group = _compat.traceable_group(group, tag)
     group_size = c10d._get_group_size_by_name(group)
-    gathered = _core.wait_tensor(_core.all_gather_into_tensor(self.contiguous(), group_size, group))
+    if self.dim() == 0:
+        self = self.reshape(1)
+    gathered = _core.wait_tensor(_core.all_gather_into_tensor(_compat.contiguous(self), group_size, group))
     gather_dim = _wrap_dim(gather_dim, self)
     return gathered if gather_dim == 0 else _compat.concatenate_ranks(gathered, group_size, gather_dim)  # type: ignore[no-any-return]
 
@@ -101,7 +103,7 @@ def reduce_scatter_tensor(
     if scatter_dim != 0:
         self = _compat.split_ranks(self, group_size, scatter_dim)
     return _core.wait_tensor(  # type: ignore[no-any-return]
-        _core.reduce_scatter_tensor(self.contiguous(), _traced_reduce_op(reduceOp), group_size, group)
+        _core.reduce_scatter_tensor(_compat.contiguous(self), _traced_reduce_op(reduceOp), group_size, group)
     )
 
 
@@ -120,6 +122,9 @@ def all_to_all_single(
         result = _C.all_to_all_single(self, output_split_sizes, input_split_sizes, group, tag)
         if result is not NotImplemented:
             return result
+    if self.is_complex():  # moved as pairs of reals, since not every backend knows complex numbers
+        pairs = all_to_all_single(torch.view_as_real(self), output_split_sizes, input_split_sizes, group, tag)
+        return torch.view_as_complex(pairs)
     group = _compat.traceable_group(group, tag)
     if output_split_sizes is None or input_split_sizes is None:
         if output_split_sizes is not None or input_split_sizes is not None:
@@ -129,7 +134,7 @@ def all_to_all_single(
         group_size = c10d._get_group_size_by_name(group)
         output_split_sizes = input_split_sizes = [self.shape[0] // group_size] * group_size
     return _core.wait_tensor(  # type: ignore[no-any-return]
-        _core.all_to_all_single(self.contiguous(), output_split_sizes, input_split_sizes, group)
+        _core.all_to_all_single(_compat.contiguous(self), output_split_sizes, input_split_sizes, group)
     )
 
 
@@ -156,6 +161,8 @@ def permute_tensor(self: Tensor, src_dst: list[int], group: RankTypes, tag: str 
         result = _C.permute_tensor(self, src_dst, group, tag)
         if result is not NotImplemented:
             return result
+    if self.is_complex():
+        return torch.view_as_complex(permute_tensor(torch.view_as_real(self), src_dst, group, tag))
     group = _compat.traceable_group(group, tag)
     group_size = c10d._get_group_size_by_name(group)
     rank = _compat.rank_in_group(group)
@@ -167,12 +174,15 @@ def permute_tensor(self: Tensor, src_dst: list[int], group: RankTypes, tag: str 
         if dst == rank:
             output_splits[src] = self.numel()
     num_received = sum(1 for dst in src_dst if dst == rank)
-    sent = self.reshape(-1) if rank < len(src_dst) else self.reshape(-1)[:0]
-    received = _core.wait_tensor(_core.all_to_all_single(sent, output_splits, input_splits, group))
+    sent = self if self.dim() == 1 else self.reshape(-1)
+    if rank >= len(src_dst):
+        sent = sent[:0]
+    received = _core.wait_tensor(_core.all_to_all_single(_compat.contiguous(sent), output_splits, input_splits, group))
+    if self.dim() == 1:
+        return received  # type: ignore[no-any-return]
     if num_received == 1:
         return received.view(self.shape)  # type: ignore[no-any-return]
-    shape = [1] if self.dim() == 0 else list(self.shape)
-    return received.view([num_received * shape[0], *shape[1:]])  # type: ignore[no-any-return]
+    return received.view([num_received, *self.shape]).flatten(0, min(1, self.dim()))  # type: ignore[no-any-return]
 
 
 def all_reduce_coalesced(
@@ -193,9 +203,12 @@ def all_gather_into_tensor_coalesced(self: list[Tensor], group: RankTypes, tag: 
         result = _C.all_gather_into_tensor_coalesced(self, group, tag)
         if result is not NotImplemented:
             return result
+    if len(self) > 0 and self[0].is_complex():
+        pairs = all_gather_into_tensor_coalesced([torch.view_as_real(tensor) for tensor in self], group, tag)
+        return [torch.view_as_complex(pair) for pair in pairs]
     group = _compat.traceable_group(group, tag)
     group_size = c10d._get_group_size_by_name(group)
-    inputs = [tensor.contiguous() for tensor in self]
+    inputs = [_compat.contiguous(tensor) for tensor in self]
     return _wait_for_list(_core.all_gather_into_tensor_coalesced(inputs, group_size, group))
 
 
@@ -226,7 +239,7 @@ def reduce_scatter_tensor_coalesced(
         _check_divisible("reduce_scatter_tensor_coalesced", tensor, dim, group_size)
         dim = _wrap_dim(dim, tensor)
         rank_major.append(
-            tensor.contiguous() if dim == 0 else torch.cat(torch.chunk(tensor, group_size, dim=dim))
+            _compat.contiguous(tensor) if dim == 0 else torch.cat(torch.chunk(tensor, group_size, dim=dim))
         )
     return _wait_for_list(
         _core.reduce_scatter_tensor_coalesced(rank_major, _traced_reduce_op(reduceOp), group_size, group)

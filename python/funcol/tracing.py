@@ -8,16 +8,9 @@ pending tensors are settled by raw access to their storage alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
 from . import _C, _compat
 
 
-def _hide_wake_key() -> Callable[[], object]:
-    return partial(_C.exclude_wake_key, _C.exclude_wake_key(True))
-
-
 def install() -> None:
-    """Hides the wake key in every callable that ``torch.compile`` makes from now on."""
-    _compat.add_compile_hook(_hide_wake_key)
+    """Hides the wake key while compiled callables run."""
+    _compat.hide_in_compiled_regions(_C.exclude_wake_key)

@@ -341,16 +341,35 @@ def test_a_tag_pairs_a_send_with_its_receive() -> None:
 
 def receives_into_a_used_buffer(rank: int, world: int) -> None:
     if rank == 0:
+        dist.barrier()  # nothing is on its way before the other rank begins to wait
         funcol.wait_tensor(ops.isend(torch.ones(3), 1, 0, name()))
     else:
         buffer = torch.zeros(3)
         ops.irecv(buffer, 0, 0, name())
+        dist.barrier()
         assert ops.wait_tensor(buffer) is buffer
         assert buffer.tolist() == [1.0, 1.0, 1.0]
 
 
 def test_waiting_for_the_buffer_of_an_irecv_is_enough() -> None:
     run_ranks(receives_into_a_used_buffer, 2, timeout=20)
+
+
+def waits_for_result_and_buffer(rank: int, world: int, result_first: bool) -> None:
+    if rank == 0:
+        dist.barrier()
+        funcol.wait_tensor(ops.isend(torch.ones(3), 1, 0, name()))
+    else:
+        buffer = torch.zeros(3)
+        received = ops.irecv(buffer, 0, 0, name())
+        dist.barrier()
+        for tensor in (received, buffer) if result_first else (buffer, received):
+            assert funcol.wait_tensor(tensor).tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("result_first", [True, False])
+def test_the_result_and_the_buffer_of_an_irecv_may_both_be_waited_for(result_first: bool) -> None:
+    run_ranks(waits_for_result_and_buffer, 2, result_first, timeout=20)
 
 
 def exchanges_in_a_batch(rank: int, world: int, namespace: str) -> None:

@@ -116,6 +116,7 @@ def test_a_hanging_rank_times_out_and_is_killed(culprit: int) -> None:
 
 
 def test_a_timeout_shows_where_each_unfinished_rank_was() -> None:
+    run_ranks(sums_over_ranks, 2)  # starting ranks may take longer than the timeout to come
     with pytest.raises(TimeoutError, match=r"(?s)rank 0: .*in barrier.*rank 1: .*in hangs_on_rank"):
         run_ranks(hangs_on_rank, 2, 1, timeout=1)
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <mutex>
 #include <utility>
 
 #include "async/async_tensor.h"
@@ -42,14 +43,18 @@ c10::intrusive_ptr<c10d::Work> receive(const at::Tensor& contiguous, int64_t pee
 
 at::Tensor empty_like_sent(const at::Tensor& tensor) { return at::empty({0}, tensor.options()); }
 
-// Waits for several works as one, for backends that cannot coalesce.
+// Waits for several works as one, for backends that cannot coalesce. Each is waited for once, however many
+// outputs share this: Gloo's receives never return from a second wait.
 class AllOf final : public c10d::Work {
  public:
   explicit AllOf(std::vector<c10::intrusive_ptr<c10d::Work>> works)
-      : Work(-1, c10d::OpType::COALESCED), works_(std::move(works)) {}
+      : Work(-1, c10d::OpType::COALESCED), works_(std::move(works)), unwaited_(works_) {}
 
   bool wait(std::chrono::milliseconds timeout) override {
-    for (const auto& work : works_) {
+    const std::lock_guard<std::mutex> lock(wait_mutex_);
+    while (!unwaited_.empty()) {
+      const auto work = unwaited_.back();
+      unwaited_.pop_back();
       if (!work->wait(timeout)) {
         return false;
       }
@@ -62,6 +67,8 @@ class AllOf final : public c10d::Work {
 
  private:
   std::vector<c10::intrusive_ptr<c10d::Work>> works_;
+  std::vector<c10::intrusive_ptr<c10d::Work>> unwaited_;
+  std::mutex wait_mutex_;
 };
 
 }  // namespace

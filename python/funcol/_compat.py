@@ -35,7 +35,7 @@ def traceable_group(group: Any, tag: str) -> Any:
 def concatenate_ranks(gathered: Tensor, group_size: int, dim: int) -> Tensor:
     """Traced layout change after a gather: the ops that stock's graph holds for it."""
     if hasattr(torch._utils, "_chunk_or_narrow_cat"):
-        return cast(Tensor, torch._utils._maybe_view_chunk_cat(gathered, group_size, dim))
+        return torch._utils._maybe_view_chunk_cat(gathered, group_size, dim)
     # Older minors have the same function, but Dynamo does not look into it there.
     sizes = list(gathered.shape)
     if sizes[0] == group_size and math.prod(sizes[1:dim]) == 1:
@@ -88,7 +88,7 @@ def watch_group_registry(forget: Callable[[], None], remember: Callable[[bool], 
 
         return isolate_and_remember
 
-    registry = torch._C._distributed_c10d
+    registry: Any = torch._C._distributed_c10d
     for name in (
         "_register_process_group",
         "_unregister_process_group",
@@ -103,7 +103,7 @@ def watch_group_registry(forget: Callable[[], None], remember: Callable[[bool], 
 
 
 def settle_before_higher_order_ops(settle: Callable[[Any], None]) -> None:
-    """Calls ``settle`` for each tensor that a higher-order operator (``cond``, ``flex_attention``) is called with.
+    """Calls ``settle`` for each tensor that a higher-order operator, such as ``cond``, is called with.
 
     Those operators are dispatched in Python, by the highest key of their tensors, past every C++ fallback.
     """
@@ -141,7 +141,8 @@ class _AfterImport(MetaPathFinder, Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        assert self._loader is not None and module.__spec__ is not None
+        assert self._loader is not None
+        assert module.__spec__ is not None
         module.__spec__.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
         self._action(module)
@@ -157,7 +158,7 @@ def after_import(name: str, action: Callable[[ModuleType], None]) -> None:
 
 
 def hide_in_compiled_regions(exclude: Callable[[bool], bool]) -> None:
-    """Calls ``exclude(True)`` whenever a callable that ``torch.compile`` made is entered, and undoes it on exit.
+    """Calls ``exclude(True)`` when a callable that ``torch.compile`` made is entered; undoes it on exit.
 
     Newer minors save the thread's dispatch keys on entry and restore them on exit: hiding the key after the
     save is enough. In older ones every Dynamo context keeps a list of hooks; ours joins it when the context
@@ -180,11 +181,11 @@ def hide_in_compiled_regions(exclude: Callable[[bool], bool]) -> None:
         context: Any = eval_frame._TorchDynamoContext
         original = context.__init__
 
-        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        def init_with_hook(self: Any, *args: Any, **kwargs: Any) -> None:
             original(self, *args, **kwargs)
             self.enter_exit_hooks.append(enter)
 
-        context.__init__ = __init__
+        context.__init__ = init_with_hook
 
     after_import("torch._dynamo.eval_frame", extend_contexts)
 
@@ -196,7 +197,8 @@ def traceable_reduce_op(reduce_op: Any) -> Any:
 
 def rank_in_group(group: Any) -> int:
     """This process's rank in ``group``, a name or an object."""
-    return dist.get_rank(c10d._resolve_process_group(group) if isinstance(group, str) else group)
+    resolve: Any = torch._C._distributed_c10d._resolve_process_group
+    return dist.get_rank(resolve(group) if isinstance(group, str) else group)
 
 
 # As torch.compiler.assume_constant_result does, which would import Dynamo.

@@ -8,7 +8,7 @@ def _minor(version: str) -> str:
 
 
 def check_torch(built_for: str, running: str, has_distributed: bool) -> None:
-    """Raises ``ImportError`` unless the running PyTorch is of the minor built for and has ``torch.distributed``.
+    """Raises ``ImportError`` unless the running PyTorch is of the minor built for and has distributed.
 
     C++ classes of PyTorch change from minor to minor, so that a library built for another one would crash.
     """
@@ -20,6 +20,6 @@ def check_torch(built_for: str, running: str, has_distributed: bool) -> None:
         )
     if not has_distributed:
         raise ImportError(
-            f"funcol needs torch.distributed, which this PyTorch {running} was built without. Install a PyTorch "
-            f"with distributed support, such as the one on PyPI, and rebuild: {rebuild}"
+            f"funcol needs torch.distributed, which this PyTorch {running} was built without. Install a "
+            f"PyTorch with distributed support, such as the one on PyPI, and rebuild: {rebuild}"
         )

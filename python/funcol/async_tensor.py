@@ -28,7 +28,7 @@ def wait_tensor(tensor: Tensor) -> Tensor:
     ``torch.distributed._functional_collectives.wait_tensor``.
     """
     if not is_dynamo_compiling():
-        waited = _C.wait_tensor(tensor)
+        waited: Tensor = _C.wait_tensor(tensor)
         if waited is not NotImplemented:
             return waited
     return torch.ops._c10d_functional.wait_tensor(tensor)  # type: ignore[no-any-return]

@@ -24,7 +24,6 @@ from torch.compiler import is_dynamo_compiling
 from torch.distributed import ReduceOp
 
 from . import _C, _compat
-
 from .groups import RankTypes
 
 _core = torch.ops._c10d_functional
@@ -47,8 +46,8 @@ def _wrap_dim(dim: int, tensor: Tensor) -> int:
 def _check_divisible(op: str, tensor: Tensor, dim: int, group_size: int) -> None:
     if tensor.size(dim) % group_size != 0:
         raise ValueError(
-            f"funcol::{op}: dim {dim} has size {tensor.size(dim)}, not divisible by the {group_size} ranks of "
-            "the group. Pad it, or scatter another dim."
+            f"funcol::{op}: dim {dim} has size {tensor.size(dim)}, not divisible by the {group_size} ranks "
+            "of the group. Pad it, or scatter another dim."
         )
 
 
@@ -59,11 +58,11 @@ def all_reduce(self: Tensor, reduceOp: str | ReduceOp, group: RankTypes, tag: st
     ``avg``; bool tensors every op but ``avg``.
     """
     if not is_dynamo_compiling():
-        result = _C.all_reduce(self, reduceOp, group, tag)
+        result: Tensor = _C.all_reduce(self, reduceOp, group, tag)
         if result is not NotImplemented:
             return result
-    group = _compat.traceable_group(group, tag)
-    return _core.wait_tensor(_core.all_reduce(self, _traced_reduce_op(reduceOp), group))  # type: ignore[no-any-return]
+    resolved = _compat.traceable_group(group, tag)
+    return _core.wait_tensor(_core.all_reduce(self, _traced_reduce_op(reduceOp), resolved))  # type: ignore[no-any-return]
 
 
 def all_gather_tensor(self: Tensor, gather_dim: int, group: RankTypes, tag: str = "") -> Tensor:
@@ -73,16 +72,18 @@ def all_gather_tensor(self: Tensor, gather_dim: int, group: RankTypes, tag: str 
     the number of ranks; a 0-dim ``self`` counts as shape (1). Any dtype.
     """
     if not is_dynamo_compiling():
-        result = _C.all_gather_tensor(self, gather_dim, group, tag)
+        result: Tensor = _C.all_gather_tensor(self, gather_dim, group, tag)
         if result is not NotImplemented:
             return result
-    group = _compat.traceable_group(group, tag)
-    group_size = c10d._get_group_size_by_name(group)
+    resolved = _compat.traceable_group(group, tag)
+    group_size = c10d._get_group_size_by_name(resolved)
     if self.dim() == 0:
         self = self.reshape(1)
-    gathered = _core.wait_tensor(_core.all_gather_into_tensor(_compat.contiguous(self), group_size, group))
+    gathered: Tensor = _core.wait_tensor(
+        _core.all_gather_into_tensor(_compat.contiguous(self), group_size, resolved)
+    )
     gather_dim = _wrap_dim(gather_dim, self)
-    return gathered if gather_dim == 0 else _compat.concatenate_ranks(gathered, group_size, gather_dim)  # type: ignore[no-any-return]
+    return gathered if gather_dim == 0 else _compat.concatenate_ranks(gathered, group_size, gather_dim)
 
 
 def reduce_scatter_tensor(
@@ -93,17 +94,19 @@ def reduce_scatter_tensor(
     The size of ``scatter_dim`` must be a multiple of the number of ranks. Returns a contiguous tensor.
     """
     if not is_dynamo_compiling():
-        result = _C.reduce_scatter_tensor(self, reduceOp, scatter_dim, group, tag)
+        result: Tensor = _C.reduce_scatter_tensor(self, reduceOp, scatter_dim, group, tag)
         if result is not NotImplemented:
             return result
-    group = _compat.traceable_group(group, tag)
-    group_size = c10d._get_group_size_by_name(group)
+    resolved = _compat.traceable_group(group, tag)
+    group_size = c10d._get_group_size_by_name(resolved)
     _check_divisible("reduce_scatter_tensor", self, scatter_dim, group_size)
     scatter_dim = _wrap_dim(scatter_dim, self)
     if scatter_dim != 0:
         self = _compat.split_ranks(self, group_size, scatter_dim)
     return _core.wait_tensor(  # type: ignore[no-any-return]
-        _core.reduce_scatter_tensor(_compat.contiguous(self), _traced_reduce_op(reduceOp), group_size, group)
+        _core.reduce_scatter_tensor(
+            _compat.contiguous(self), _traced_reduce_op(reduceOp), group_size, resolved
+        )
     )
 
 
@@ -114,27 +117,27 @@ def all_to_all_single(
     group: RankTypes,
     tag: str = "",
 ) -> Tensor:
-    """Sends ``input_split_sizes[r]`` rows of dim 0 to rank ``r`` and receives ``output_split_sizes[r]`` from it.
+    """Sends ``input_split_sizes[r]`` rows of dim 0 to rank ``r``, receives ``output_split_sizes[r]`` from it.
 
     Both ``None``: equal shares. Returns what came, concatenated along dim 0 in rank order, contiguous.
     """
     if not is_dynamo_compiling():
-        result = _C.all_to_all_single(self, output_split_sizes, input_split_sizes, group, tag)
+        result: Tensor = _C.all_to_all_single(self, output_split_sizes, input_split_sizes, group, tag)
         if result is not NotImplemented:
             return result
     if self.is_complex():  # moved as pairs of reals, since not every backend knows complex numbers
         pairs = all_to_all_single(torch.view_as_real(self), output_split_sizes, input_split_sizes, group, tag)
         return torch.view_as_complex(pairs)
-    group = _compat.traceable_group(group, tag)
+    resolved = _compat.traceable_group(group, tag)
     if output_split_sizes is None or input_split_sizes is None:
         if output_split_sizes is not None or input_split_sizes is not None:
             raise ValueError(
                 "funcol::all_to_all_single: pass both output_split_sizes and input_split_sizes, or neither."
             )
-        group_size = c10d._get_group_size_by_name(group)
+        group_size = c10d._get_group_size_by_name(resolved)
         output_split_sizes = input_split_sizes = [self.shape[0] // group_size] * group_size
     return _core.wait_tensor(  # type: ignore[no-any-return]
-        _core.all_to_all_single(_compat.contiguous(self), output_split_sizes, input_split_sizes, group)
+        _core.all_to_all_single(_compat.contiguous(self), output_split_sizes, input_split_sizes, resolved)
     )
 
 
@@ -144,11 +147,11 @@ def broadcast(self: Tensor, src: int, group: RankTypes, tag: str = "") -> Tensor
     All ranks pass the same shape and dtype. Returns a contiguous tensor.
     """
     if not is_dynamo_compiling():
-        result = _C.broadcast(self, src, group, tag)
+        result: Tensor = _C.broadcast(self, src, group, tag)
         if result is not NotImplemented:
             return result
-    group = _compat.traceable_group(group, tag)
-    return _core.wait_tensor(_core.broadcast(self, src, group))  # type: ignore[no-any-return]
+    resolved = _compat.traceable_group(group, tag)
+    return _core.wait_tensor(_core.broadcast(self, src, resolved))  # type: ignore[no-any-return]
 
 
 def permute_tensor(self: Tensor, src_dst: list[int], group: RankTypes, tag: str = "") -> Tensor:
@@ -158,14 +161,14 @@ def permute_tensor(self: Tensor, src_dst: list[int], group: RankTypes, tag: str 
     their concatenation along dim 0.
     """
     if not is_dynamo_compiling():
-        result = _C.permute_tensor(self, src_dst, group, tag)
+        result: Tensor = _C.permute_tensor(self, src_dst, group, tag)
         if result is not NotImplemented:
             return result
     if self.is_complex():
         return torch.view_as_complex(permute_tensor(torch.view_as_real(self), src_dst, group, tag))
-    group = _compat.traceable_group(group, tag)
-    group_size = c10d._get_group_size_by_name(group)
-    rank = _compat.rank_in_group(group)
+    resolved = _compat.traceable_group(group, tag)
+    group_size = c10d._get_group_size_by_name(resolved)
+    rank = _compat.rank_in_group(resolved)
     input_splits = [0] * group_size
     output_splits = [0] * group_size
     for src, dst in enumerate(src_dst):
@@ -177,7 +180,9 @@ def permute_tensor(self: Tensor, src_dst: list[int], group: RankTypes, tag: str 
     sent = self if self.dim() == 1 else self.reshape(-1)
     if rank >= len(src_dst):
         sent = sent[:0]
-    received = _core.wait_tensor(_core.all_to_all_single(_compat.contiguous(sent), output_splits, input_splits, group))
+    received = _core.wait_tensor(
+        _core.all_to_all_single(_compat.contiguous(sent), output_splits, input_splits, resolved)
+    )
     if self.dim() == 1:
         return received  # type: ignore[no-any-return]
     if num_received == 1:
@@ -190,26 +195,26 @@ def all_reduce_coalesced(
 ) -> list[Tensor]:
     """:func:`all_reduce` of several tensors of one device and dtype, in one collective."""
     if not is_dynamo_compiling():
-        result = _C.all_reduce_coalesced(self, reduceOp, group, tag)
+        result: list[Tensor] = _C.all_reduce_coalesced(self, reduceOp, group, tag)
         if result is not NotImplemented:
             return result
-    group = _compat.traceable_group(group, tag)
-    return _wait_for_list(_core.all_reduce_coalesced(self, _traced_reduce_op(reduceOp), group))
+    resolved = _compat.traceable_group(group, tag)
+    return _wait_for_list(_core.all_reduce_coalesced(self, _traced_reduce_op(reduceOp), resolved))
 
 
 def all_gather_into_tensor_coalesced(self: list[Tensor], group: RankTypes, tag: str = "") -> list[Tensor]:
     """:func:`all_gather_tensor` along dim 0 of several tensors of one device and dtype, in one collective."""
     if not is_dynamo_compiling():
-        result = _C.all_gather_into_tensor_coalesced(self, group, tag)
+        result: list[Tensor] = _C.all_gather_into_tensor_coalesced(self, group, tag)
         if result is not NotImplemented:
             return result
     if len(self) > 0 and self[0].is_complex():
         pairs = all_gather_into_tensor_coalesced([torch.view_as_real(tensor) for tensor in self], group, tag)
         return [torch.view_as_complex(pair) for pair in pairs]
-    group = _compat.traceable_group(group, tag)
-    group_size = c10d._get_group_size_by_name(group)
+    resolved = _compat.traceable_group(group, tag)
+    group_size = c10d._get_group_size_by_name(resolved)
     inputs = [_compat.contiguous(tensor) for tensor in self]
-    return _wait_for_list(_core.all_gather_into_tensor_coalesced(inputs, group_size, group))
+    return _wait_for_list(_core.all_gather_into_tensor_coalesced(inputs, group_size, resolved))
 
 
 def reduce_scatter_tensor_coalesced(
@@ -224,11 +229,11 @@ def reduce_scatter_tensor_coalesced(
     ``scatter_dim`` has one dim per tensor. The list ``inputs`` is left as it is.
     """
     if not is_dynamo_compiling():
-        result = _C.reduce_scatter_tensor_coalesced(inputs, reduceOp, scatter_dim, group, tag)
+        result: list[Tensor] = _C.reduce_scatter_tensor_coalesced(inputs, reduceOp, scatter_dim, group, tag)
         if result is not NotImplemented:
             return result
-    group = _compat.traceable_group(group, tag)
-    group_size = c10d._get_group_size_by_name(group)
+    resolved = _compat.traceable_group(group, tag)
+    group_size = c10d._get_group_size_by_name(resolved)
     if len(scatter_dim) != len(inputs):
         raise ValueError(
             f"funcol::reduce_scatter_tensor_coalesced: {len(scatter_dim)} scatter dims for {len(inputs)} "
@@ -242,7 +247,7 @@ def reduce_scatter_tensor_coalesced(
             _compat.contiguous(tensor) if dim == 0 else torch.cat(torch.chunk(tensor, group_size, dim=dim))
         )
     return _wait_for_list(
-        _core.reduce_scatter_tensor_coalesced(rank_major, _traced_reduce_op(reduceOp), group_size, group)
+        _core.reduce_scatter_tensor_coalesced(rank_major, _traced_reduce_op(reduceOp), group_size, resolved)
     )
 
 
@@ -266,5 +271,4 @@ __all__ = [
     "reduce_scatter_single_coalesced",
     "reduce_scatter_tensor",
     "reduce_scatter_tensor_coalesced",
-
 ]

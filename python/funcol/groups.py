@@ -24,7 +24,7 @@ RankTypes: TypeAlias = (
 
 
 def resolve_group(group: Any, tag: str = "", op: str = "resolve_group") -> Any:
-    """The ``ProcessGroup`` or group name behind ``group``, one of :data:`RankTypes`, for the collective ``op``.
+    """The ``ProcessGroup`` or group name behind ``group``, one of :data:`RankTypes`, for collective ``op``.
 
     Raises ``ValueError`` or ``TypeError`` if there is none that this rank belongs to. PyTorch counterpart:
     ``torch.distributed._functional_collectives._resolve_group``.
@@ -34,7 +34,8 @@ def resolve_group(group: Any, tag: str = "", op: str = "resolve_group") -> Any:
     if isinstance(group, DeviceMesh):
         if group.ndim != 1:
             raise ValueError(
-                f"funcol::{op}: the group is a DeviceMesh with {group.ndim} dims, expected 1: pass (mesh, mesh_dim), or mesh[name]."
+                f"funcol::{op}: the group is a DeviceMesh with {group.ndim} dims, expected 1: pass "
+                "(mesh, mesh_dim), or mesh[name]."
             )
         return _mesh_group(group, 0, op)
     if isinstance(group, tuple):
@@ -45,28 +46,31 @@ def resolve_group(group: Any, tag: str = "", op: str = "resolve_group") -> Any:
         return _group_of_ranks(group, tag, op)
     if group is dist.GroupMember.NON_GROUP_MEMBER:
         raise ValueError(
-            f"funcol::{op}: the group is GroupMember.NON_GROUP_MEMBER: this rank does not belong to the group that was made. "
-            "Call the collective on its member ranks only."
+            f"funcol::{op}: the group is GroupMember.NON_GROUP_MEMBER: this rank does not belong to the "
+            "group that was made. Call the collective on its member ranks only."
         )
     raise TypeError(
-        f"funcol::{op}: the group is a {type(group).__name__}, expected a ProcessGroup, a group name, a DeviceMesh, "
-        "a (DeviceMesh, int) or a list of ranks."
+        f"funcol::{op}: the group is a {type(group).__name__}, expected a ProcessGroup, a group name, a "
+        "DeviceMesh, a (DeviceMesh, int) or a list of ranks."
     )
 
 
 def _mesh_group(mesh: DeviceMesh, mesh_dim: int, op: str) -> str:
     if not -mesh.ndim <= mesh_dim < mesh.ndim:
-        raise ValueError(f"funcol::{op}: mesh dim {mesh_dim} is out of range for a DeviceMesh with {mesh.ndim} dims.")
+        raise ValueError(
+            f"funcol::{op}: mesh dim {mesh_dim} is out of range for a DeviceMesh with {mesh.ndim} dims."
+        )
     if mesh.get_coordinate() is None:
         raise ValueError(
-            f"funcol::{op}: rank {dist.get_rank()} does not belong to {mesh}. Call the collective on its member ranks only."
+            f"funcol::{op}: rank {dist.get_rank()} does not belong to {mesh}. Call the collective on its "
+            "member ranks only."
         )
     return _compat.mesh_group_name(mesh, mesh_dim)
 
 
 def _group_of_ranks(ranks: list[Any], tag: str, op: str) -> Any:
     warnings.warn(
-        "naming a process group by its ranks is deprecated: pass a ProcessGroup, a DeviceMesh or a group name.",
+        "naming a process group by its ranks is deprecated: pass a ProcessGroup, a DeviceMesh or a name.",
         FutureWarning,
         stacklevel=4,
     )
@@ -75,18 +79,20 @@ def _group_of_ranks(ranks: list[Any], tag: str, op: str) -> Any:
     if ranks and isinstance(ranks[0], list):
         sizes = {len(members) for members in ranks}
         if len(sizes) != 1:
-            raise ValueError(f"funcol::{op}: the groups {ranks} have different sizes {sorted(sizes)}, expected one size.")
+            raise ValueError(
+                f"funcol::{op}: the groups {ranks} have different sizes {sorted(sizes)}, expected one size."
+            )
         own = next((members for members in ranks if rank in members), None)
     else:
         own = ranks if rank in ranks else None
     if own is None:
         raise ValueError(
-            f"funcol::{op}: rank {rank} is not in {ranks}. Call the collective on the ranks that are in the list only."
+            f"funcol::{op}: rank {rank} is not in {ranks}. Call the collective on the ranks in the list only."
         )
     group = c10d._find_pg_by_ranks_and_tag(tag, own)
     if group is None:
         raise ValueError(
-            f"funcol::{op}: no process group has the ranks {own} and the tag {tag!r}. Make it with torch.distributed.new_group "
-            "on all ranks first, and pass the group it returns."
+            f"funcol::{op}: no process group has the ranks {own} and the tag {tag!r}. Make it with "
+            "torch.distributed.new_group on all ranks first, and pass the group it returns."
         )
     return group

@@ -78,6 +78,10 @@ COLLECTIVES: dict[str, Program] = {
     ),
     "two_in_a_row": lambda m, x, g: m.all_gather_tensor(m.reduce_scatter_tensor(x, "sum", 0, g), 0, g),
 }
+if not hasattr(stock, "all_gather_single"):
+    # Older minors: stock's graph of these holds an op that refuses its input when it runs.
+    for name in ("reduce_scatter_of_transpose", "all_to_all_of_transpose"):
+        del COLLECTIVES[name]
 FOR_FOUR_RANKS = ("all_to_all_splits", "permute_tensor")
 DIFFERENTIABLE = sorted(COLLECTIVES.keys() - {"broadcast", "all_reduce_of_transpose"})
 
@@ -177,8 +181,9 @@ ALIASES = {
     ),
     "wait_tensor": lambda x, g: funcol.wait_tensor(x * 2),
     "wait_tensors": lambda x, g: funcol.wait_tensors([x * 2, x + 1]),
-    "with_a_reduce_op_object": lambda x, g: funcol.all_reduce(x, dist.ReduceOp.SUM, g),
 }
+if hasattr(stock, "all_gather_single"):  # older minors take names only
+    ALIASES["with_a_reduce_op_object"] = lambda x, g: funcol.all_reduce(x, dist.ReduceOp.SUM, g)
 
 
 @pytest.mark.parametrize("function", ALIASES.values(), ids=ALIASES.keys())

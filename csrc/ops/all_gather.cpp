@@ -1,4 +1,3 @@
-#include <ATen/ops/empty.h>
 #include <c10/core/Stream.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -56,7 +55,7 @@ Start start_all_gather(const at::Tensor& input, int64_t dim, const GroupPtr& gro
   const auto source = contiguous_input(input);
   const int64_t num_ranks = group->getSize();
 
-  auto gathered = at::empty(gathered_sizes(source, 0, num_ranks), source.options());
+  auto gathered = fresh_tensor(gathered_sizes(source, 0, num_ranks), source);
   prefer_huge_pages(gathered);
   auto wire_in = wire_for_movement(source, *group);
   auto wire_out = wire_for_movement(gathered, *group);
@@ -69,7 +68,7 @@ Start start_all_gather(const at::Tensor& input, int64_t dim, const GroupPtr& gro
     return {kOp, group_name(*group), std::move(work), {source}, {dim == 0 ? gathered : gathered.view(sizes)},
             {}};
   }
-  const auto out = at::empty(sizes, source.options());
+  const auto out = fresh_tensor(sizes, source);
   prefer_huge_pages(out);
   return {kOp,
           group_name(*group),
@@ -92,7 +91,7 @@ Start start_all_gather_coalesced(at::TensorList inputs, const GroupPtr& group) {
   std::vector<at::Tensor> wires_out;
   for (const auto& input : inputs) {
     sources.push_back(contiguous_input(input));
-    outputs.push_back(at::empty(gathered_sizes(input, 0, group->getSize()), input.options()));
+    outputs.push_back(fresh_tensor(gathered_sizes(input, 0, group->getSize()), input));
     wires_in.push_back(wire_for_movement(sources.back(), *group));
     wires_out.push_back(wire_for_movement(outputs.back(), *group));
   }

@@ -1,4 +1,3 @@
-#include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <numeric>
@@ -71,7 +70,7 @@ Start start_all_to_all(const at::Tensor& input, at::IntArrayRef output_splits, a
   auto source = contiguous_input(input);
   auto sizes = source.sizes().vec();
   sizes[0] = sum(output_splits);
-  auto out = at::empty(sizes, source.options());
+  auto out = fresh_tensor(sizes, source);
   auto work = exchange(source, out, output_splits.vec(), input_splits.vec(), *group);
   return {kOp, group_name(*group), std::move(work), {std::move(source)}, {std::move(out)}, {}};
 }
@@ -107,7 +106,7 @@ Start start_permute(const at::Tensor& input, at::IntArrayRef destinations, const
   const auto rows_in = source.unsqueeze(0).slice(0, 0, sum(input_splits));
   auto row_sizes = source.sizes().vec();
   row_sizes.insert(row_sizes.begin(), sum(output_splits));
-  const auto rows_out = at::empty(row_sizes, source.options());
+  const auto rows_out = fresh_tensor(row_sizes, source);
   auto work = exchange(rows_in, rows_out, std::move(output_splits), std::move(input_splits), *group);
   auto out = rows_out.size(0) == 1 ? rows_out.squeeze(0)
              : source.dim() == 0   ? rows_out

@@ -1,5 +1,4 @@
 #include <ATen/ops/clone.h>
-#include <ATen/ops/empty.h>
 
 #include <utility>
 
@@ -31,7 +30,7 @@ Start start_broadcast(const at::Tensor& input, int64_t source, const GroupPtr& g
   check_broadcast(source, *group, "broadcast");
   settle(input);
   auto output = group->getRank() == source ? at::clone(input, at::MemoryFormat::Contiguous)
-                                           : at::empty(input.sizes(), input.options());
+                                           : fresh_tensor(input.sizes(), input);
   return broadcast_in_place(std::move(output), source, group, "broadcast");
 }
 

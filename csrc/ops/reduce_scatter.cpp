@@ -1,4 +1,3 @@
-#include <ATen/ops/empty.h>
 
 #include <utility>
 
@@ -31,7 +30,7 @@ at::Tensor rank_major_input(const at::Tensor& input, int64_t dim, int64_t num_ra
 at::Tensor empty_share(const at::Tensor& input, int64_t dim, int64_t num_ranks) {
   auto sizes = input.sizes().vec();
   sizes[dim] /= num_ranks;
-  return at::empty(sizes, input.options());
+  return fresh_tensor(sizes, input);
 }
 
 c10d::ReduceScatterOptions options_for(const c10d::ReduceOp& reduce_op) {

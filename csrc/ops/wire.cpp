@@ -1,5 +1,7 @@
 #include "ops/wire.h"
 
+#include <ATen/EmptyTensor.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/view.h>
 #include <ATen/ops/view_as_real.h>
 
@@ -8,6 +10,11 @@
 #include "async/async_tensor.h"
 
 namespace funcol {
+
+at::Tensor fresh_tensor(at::IntArrayRef sizes, const at::Tensor& like) {
+  return like.is_cpu() ? at::Tensor(at::detail::empty_cpu(sizes, like.scalar_type()))
+                       : at::empty(sizes, like.options());
+}
 
 at::Tensor contiguous_input(const at::Tensor& tensor) {
   settle(tensor);

@@ -12,6 +12,9 @@ namespace funcol {
 // Kernels of collectives run below autograd: nothing in them is recorded.
 using BelowAutograd = at::AutoDispatchBelowADInplaceOrView;
 
+// A new contiguous tensor of the dtype and device of `like`, not initialised: every element will be received.
+at::Tensor fresh_tensor(at::IntArrayRef sizes, const at::Tensor& like);
+
 // `tensor` settled, contiguous, with conjugation and negation done. Copies only if it must.
 at::Tensor contiguous_input(const at::Tensor& tensor);
 

@@ -558,7 +558,7 @@ def parse_arguments() -> argparse.Namespace:
     number = {"type": int, "metavar": "N"}
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--repeat", default=41, help="rounds of table 1 (default %(default)s)", **number)
-    parser.add_argument("--ranks", default=8, help="of the fake group (default %(default)s)", **number)
+    parser.add_argument("--ranks", default=2, help="of the fake group (default %(default)s)", **number)
     parser.add_argument("--gloo-repeat", default=7, help="rounds of table 2 (default %(default)s)", **number)
     parser.add_argument(
         "--megabytes", default=64, help="a rank's part in table 2 (default %(default)s)", **number

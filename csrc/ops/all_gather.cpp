@@ -56,7 +56,6 @@ Start start_all_gather(const at::Tensor& input, int64_t dim, const GroupPtr& gro
   const int64_t num_ranks = group->getSize();
 
   auto gathered = fresh_tensor(gathered_sizes(source, 0, num_ranks), source);
-  prefer_huge_pages(gathered);
   auto wire_in = wire_for_movement(source, *group);
   auto wire_out = wire_for_movement(gathered, *group);
   auto work = on_backend(*group, source.device().type(), [&](auto& target) {
@@ -69,7 +68,6 @@ Start start_all_gather(const at::Tensor& input, int64_t dim, const GroupPtr& gro
             {}};
   }
   const auto out = fresh_tensor(sizes, source);
-  prefer_huge_pages(out);
   return {kOp,
           group_name(*group),
           std::move(work),

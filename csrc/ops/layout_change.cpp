@@ -5,10 +5,7 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/Stream.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <sys/mman.h>
-
 #include <algorithm>
-#include <cstdint>
 #include <functional>
 #include <numeric>
 
@@ -66,23 +63,6 @@ at::Tensor rank_major_view(const at::Tensor& tensor, int64_t num_ranks, int64_t 
 }
 
 }  // namespace
-
-void prefer_huge_pages(const at::Tensor& fresh) {
-#ifdef MADV_HUGEPAGE
-  constexpr uintptr_t kHugePage = uintptr_t{2} << 20;
-  constexpr size_t kWorthwhile = 4 * kHugePage;
-  if (!fresh.is_cpu() || fresh.nbytes() < kWorthwhile) {
-    return;
-  }
-  // Whole huge pages inside the tensor only: its neighbours in memory are not ours to advise on.
-  const auto begin = reinterpret_cast<uintptr_t>(fresh.mutable_data_ptr());
-  const auto first = (begin + kHugePage - 1) / kHugePage * kHugePage;
-  const auto last = (begin + fresh.nbytes()) / kHugePage * kHugePage;
-  madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);  // NOLINT(performance-no-int-to-ptr)
-#else
-  (void)fresh;
-#endif
-}
 
 bool is_rank_major(at::IntArrayRef sizes, int64_t dim) {
   return std::all_of(sizes.begin(), sizes.begin() + dim, [](int64_t size) { return size == 1; });

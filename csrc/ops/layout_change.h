@@ -17,9 +17,4 @@ void merge_shards(const at::Tensor& gathered, const at::Tensor& out, int64_t num
 // dim 0 is num_ranks times a block's. `tensor` may have any strides.
 at::Tensor split_shards(const at::Tensor& tensor, int64_t num_ranks, int64_t dim);
 
-// Asks for huge pages under a large CPU tensor that nobody has written to yet. A result of many megabytes
-// otherwise costs more in first-touch page faults than in copying. Does nothing for small ones, other
-// devices, and systems without madvise.
-void prefer_huge_pages(const at::Tensor& fresh);
-
 }  // namespace funcol

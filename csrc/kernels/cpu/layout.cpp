@@ -43,6 +43,20 @@ struct AnyLength {
   }
 };
 
+// Rows of a page or more. New memory is mapped at the first write to each page, and that is cheaper before a
+// memcpy than in the middle of one.
+struct ManyPages {
+  static constexpr int64_t kPageBytes = 4096;
+  int64_t num_bytes;
+
+  void copy(std::byte* out, const std::byte* in) const {
+    for (int64_t page = 0; page < num_bytes; page += kPageBytes) {
+      *static_cast<volatile std::byte*>(out + page) = std::byte{0};
+    }
+    std::memcpy(out, in, static_cast<size_t>(num_bytes));
+  }
+};
+
 // Copies the rows of some ranks and outer indexes. One buffer is walked in sequence, the other in one
 // stream a rank.
 template <Change kChange, typename Row>
@@ -166,8 +180,10 @@ void change_layout(const void* in, void* out, const ShardShape& shape, int64_t b
     move(TwoPieces<8>{bytes});
   } else if (bytes <= 32) {
     move(TwoPieces<16>{bytes});
-  } else {
+  } else if (bytes < ManyPages::kPageBytes) {
     move(AnyLength{bytes});
+  } else {
+    move(ManyPages{bytes});
   }
 }
 

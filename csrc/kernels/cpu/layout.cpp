@@ -51,10 +51,13 @@ struct ManyPages {
 
   void copy(std::byte* out, const std::byte* in) const {
     for (int64_t page = 0; page < num_bytes; page += kPageBytes) {
-      *static_cast<volatile std::byte*>(out + page) = std::byte{0};
+      map_page_of(out + page);
     }
+    map_page_of(out + num_bytes - 1);  // rows need not start where pages do
     std::memcpy(out, in, static_cast<size_t>(num_bytes));
   }
+
+  static void map_page_of(std::byte* address) { *static_cast<volatile std::byte*>(address) = std::byte{0}; }
 };
 
 // Copies the rows of some ranks and outer indexes. One buffer is walked in sequence, the other in one

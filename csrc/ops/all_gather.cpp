@@ -1,3 +1,4 @@
+#include <ATen/core/DimVector.h>
 #include <c10/core/Stream.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -14,8 +15,11 @@
 namespace funcol {
 namespace {
 
-std::vector<int64_t> gathered_sizes(const at::Tensor& input, int64_t dim, int64_t num_ranks) {
-  auto sizes = input.dim() == 0 ? std::vector<int64_t>{1} : input.sizes().vec();
+at::DimVector gathered_sizes(const at::Tensor& input, int64_t dim, int64_t num_ranks) {
+  at::DimVector sizes(input.sizes());
+  if (sizes.empty()) {
+    sizes.push_back(1);
+  }
   sizes[dim] *= num_ranks;
   return sizes;
 }

@@ -12,6 +12,9 @@ namespace funcol {
 // A layer is active on this thread.
 bool has_active_layers();
 
+// One of those layers is a transform of functorch: grad, vmap, jvp.
+bool has_active_transforms();
+
 // `tensor` itself belongs to a layer: a subclass with __torch_dispatch__, a fake, functional or
 // functorch-wrapped tensor.
 bool belongs_to_layer(const at::Tensor& tensor);

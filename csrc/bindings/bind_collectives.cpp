@@ -1,5 +1,5 @@
 // The eager collectives. Each takes its arguments by position and returns pending tensors, or
-// NotImplemented where the call has to go through the dispatcher (see eager_tensor()).
+// NotImplemented where it is left to Python to emit the ops that a layer knows (see tensor_argument()).
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
@@ -8,7 +8,9 @@
 
 #include "bindings/bindings.h"
 #include "bindings/python_args.h"
+#include "ops/calls.h"
 #include "ops/collectives.h"
+#include "ops/wire.h"
 
 namespace funcol::python {
 namespace {
@@ -21,23 +23,24 @@ void check_count(Py_ssize_t given, Py_ssize_t expected, const char* op) {
   TORCH_CHECK_TYPE(given == expected, "funcol::", op, ": ", given, " arguments, expected ", expected, ".");
 }
 
-// Starts a collective without the GIL: it may copy, and take locks.
-template <typename StartCollective>
-PyObject* sole_result(const StartCollective& start) {
+// Starts a collective on plain tensors, or calls its op where that has more to do: on the meta device, or to
+// record a gradient. Without the GIL: either may copy, and take locks.
+template <typename StartCollective, typename CallOp>
+PyObject* sole_result(const at::Tensor& input, const StartCollective& start, const CallOp& call_op) {
   at::Tensor result;
   {
     const py::gil_scoped_release no_gil;
-    result = as_sole_pending(start());
+    result = starts_here(input) ? as_sole_pending(start()) : call_op();
   }
   return THPVariable_Wrap(std::move(result));
 }
 
-template <typename StartCollective>
-PyObject* list_result(const StartCollective& start) {
+template <typename StartCollective, typename CallOp>
+PyObject* list_result(at::TensorList inputs, const StartCollective& start, const CallOp& call_op) {
   std::vector<at::Tensor> results;
   {
     const py::gil_scoped_release no_gil;
-    results = as_pending(start());
+    results = starts_here(inputs) ? as_pending(start()) : call_op();
   }
   auto list = py::reinterpret_steal<py::object>(PyList_New(static_cast<Py_ssize_t>(results.size())));
   for (size_t i = 0; i < results.size(); ++i) {
@@ -56,36 +59,39 @@ PyObject* all_reduce(PyObject*, Args args, Py_ssize_t count) {
   }
   const auto reduce_op = reduce_op_argument(args[1], kOp);
   const auto group = group_argument(args[2], args[3], kOp);
-  if (!starts_here(input)) {
-    check_all_reduce(input, reduce_op, *group, kOp);
-    return not_implemented();
-  }
-  return sole_result([&] { return start_all_reduce(input, reduce_op, group); });
+  return sole_result(
+      input, [&] { return start_all_reduce(input, reduce_op, group); },
+      [&] {
+        check_all_reduce(input, reduce_op, *group, kOp);
+        return call::all_reduce(input, as_ivalue(reduce_op), as_ivalue(group));
+      });
   END_HANDLE_TH_ERRORS
 }
 
 PyObject* all_gather_tensor(PyObject*, Args args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   constexpr auto kOp = "all_gather_tensor";
-  check_count(count, 4, kOp);
+  check_count(count, 5, kOp);
   const auto input = tensor_argument(args[0], kOp);
   if (!input.defined()) {
     return not_implemented();
   }
   const auto dim = int_argument(args[1], "gather_dim", kOp);
   const auto group = group_argument(args[2], args[3], kOp);
-  if (!starts_here(input)) {
-    check_all_gather(input, dim, kOp);
-    return not_implemented();
-  }
-  return sole_result([&] { return start_all_gather(input, dim, group); });
+  const auto sizes = SplitSizes(args[4], kOp);
+  return sole_result(
+      input, [&] { return start_uneven_all_gather(input, dim, sizes.ints(), group); },
+      [&] {
+        check_all_gather(input, dim, kOp);
+        return call::all_gather_along_dim(input, dim, as_ivalue(group), sizes.symints());
+      });
   END_HANDLE_TH_ERRORS
 }
 
 PyObject* reduce_scatter_tensor(PyObject*, Args args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   constexpr auto kOp = "reduce_scatter_tensor";
-  check_count(count, 5, kOp);
+  check_count(count, 6, kOp);
   const auto input = tensor_argument(args[0], kOp);
   if (!input.defined()) {
     return not_implemented();
@@ -93,11 +99,16 @@ PyObject* reduce_scatter_tensor(PyObject*, Args args, Py_ssize_t count) {
   const auto reduce_op = reduce_op_argument(args[1], kOp);
   const auto dim = int_argument(args[2], "scatter_dim", kOp);
   const auto group = group_argument(args[3], args[4], kOp);
-  if (!starts_here(input)) {
-    check_reduce_scatter(input, reduce_op, dim, *group, kOp);
-    return not_implemented();
-  }
-  return sole_result([&] { return start_reduce_scatter(input, reduce_op, dim, group); });
+  const auto sizes = SplitSizes(args[5], kOp);
+  return sole_result(
+      input, [&] { return start_uneven_reduce_scatter(input, reduce_op, dim, sizes.ints(), group); },
+      [&] {
+        if (!sizes.given()) {
+          check_reduce_scatter(input, reduce_op, dim, *group, kOp);
+        }
+        return call::reduce_scatter_along_dim(input, as_ivalue(reduce_op), dim, as_ivalue(group),
+                                              sizes.symints());
+      });
   END_HANDLE_TH_ERRORS
 }
 
@@ -112,11 +123,13 @@ PyObject* all_to_all_single(PyObject*, Args args, Py_ssize_t count) {
   const auto output_splits = ints_argument(args[1], "output_split_sizes", kOp);
   const auto input_splits = ints_argument(args[2], "input_split_sizes", kOp);
   const auto group = group_argument(args[3], args[4], kOp);
-  if (!starts_here(input)) {
-    check_all_to_all(input, output_splits, input_splits, *group);
-    return not_implemented();
-  }
-  return sole_result([&] { return start_all_to_all(input, output_splits, input_splits, group); });
+  return sole_result(
+      input, [&] { return start_all_to_all(input, output_splits, input_splits, group); },
+      [&] {
+        check_all_to_all(input, output_splits, input_splits, *group);
+        return call::all_to_all_single(input, c10::fromIntArrayRefSlow(output_splits),
+                                       c10::fromIntArrayRefSlow(input_splits), as_ivalue(group));
+      });
   END_HANDLE_TH_ERRORS
 }
 
@@ -130,11 +143,12 @@ PyObject* broadcast(PyObject*, Args args, Py_ssize_t count) {
   }
   const auto source = int_argument(args[1], "src", kOp);
   const auto group = group_argument(args[2], args[3], kOp);
-  if (!starts_here(input)) {
-    check_broadcast(source, *group, kOp);
-    return not_implemented();
-  }
-  return sole_result([&] { return start_broadcast(input, source, group); });
+  return sole_result(
+      input, [&] { return start_broadcast(input, source, group); },
+      [&] {
+        check_broadcast(source, *group, kOp);
+        return call::broadcast(input, source, as_ivalue(group));
+      });
   END_HANDLE_TH_ERRORS
 }
 
@@ -148,11 +162,68 @@ PyObject* permute_tensor(PyObject*, Args args, Py_ssize_t count) {
   }
   const auto destinations = ints_argument(args[1], "src_dst", kOp);
   const auto group = group_argument(args[2], args[3], kOp);
-  if (!starts_here(input)) {
-    check_permute(destinations, *group);
+  return sole_result(
+      input, [&] { return start_permute(input, destinations, group); },
+      [&] {
+        check_permute(destinations, *group);
+        return call::permute_tensor(input, destinations, as_ivalue(group));
+      });
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* reduce(PyObject*, Args args, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  constexpr auto kOp = "reduce";
+  check_count(count, 5, kOp);
+  const auto input = tensor_argument(args[0], kOp);
+  if (!input.defined()) {
     return not_implemented();
   }
-  return sole_result([&] { return start_permute(input, destinations, group); });
+  const auto reduce_op = reduce_op_argument(args[1], kOp);
+  const auto destination = int_argument(args[2], "dst", kOp);
+  const auto group = group_argument(args[3], args[4], kOp);
+  return sole_result(
+      input, [&] { return start_reduce(input, reduce_op, destination, group); },
+      [&] {
+        check_rank(destination, *group, "dst", kOp);
+        return call::reduce(input, as_ivalue(reduce_op), destination, as_ivalue(group));
+      });
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* scatter(PyObject*, Args args, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  constexpr auto kOp = "scatter";
+  check_count(count, 6, kOp);
+  const auto input = tensor_argument(args[0], kOp);
+  if (!input.defined()) {
+    return not_implemented();
+  }
+  const auto source = int_argument(args[1], "src", kOp);
+  const auto dim = int_argument(args[2], "scatter_dim", kOp);
+  const auto group = group_argument(args[3], args[4], kOp);
+  const auto sizes = SplitSizes(args[5], kOp);
+  return sole_result(
+      input, [&] { return start_scatter(input, source, dim, sizes.ints(), group); },
+      [&] { return call::scatter(input, source, dim, as_ivalue(group), sizes.symints()); });
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* gather(PyObject*, Args args, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  constexpr auto kOp = "gather";
+  check_count(count, 6, kOp);
+  const auto input = tensor_argument(args[0], kOp);
+  if (!input.defined()) {
+    return not_implemented();
+  }
+  const auto destination = int_argument(args[1], "dst", kOp);
+  const auto dim = int_argument(args[2], "gather_dim", kOp);
+  const auto group = group_argument(args[3], args[4], kOp);
+  const auto sizes = SplitSizes(args[5], kOp);
+  return sole_result(
+      input, [&] { return start_gather(input, destination, dim, sizes.ints(), group); },
+      [&] { return call::gather(input, destination, dim, as_ivalue(group), sizes.symints()); });
   END_HANDLE_TH_ERRORS
 }
 
@@ -166,11 +237,12 @@ PyObject* all_reduce_coalesced(PyObject*, Args args, Py_ssize_t count) {
   }
   const auto reduce_op = reduce_op_argument(args[1], kOp);
   const auto group = group_argument(args[2], args[3], kOp);
-  if (!starts_here(inputs)) {
-    check_all_reduce(inputs, reduce_op, *group, kOp);
-    return not_implemented();
-  }
-  return list_result([&] { return start_all_reduce_coalesced(inputs, reduce_op, group); });
+  return list_result(
+      inputs, [&] { return start_all_reduce_coalesced(inputs, reduce_op, group); },
+      [&] {
+        check_all_reduce(inputs, reduce_op, *group, kOp);
+        return call::all_reduce_coalesced(inputs, as_ivalue(reduce_op), as_ivalue(group));
+      });
   END_HANDLE_TH_ERRORS
 }
 
@@ -183,11 +255,12 @@ PyObject* all_gather_into_tensor_coalesced(PyObject*, Args args, Py_ssize_t coun
     return not_implemented();
   }
   const auto group = group_argument(args[1], args[2], kOp);
-  if (!starts_here(inputs)) {
-    check_all_gather(inputs, 0, kOp);
-    return not_implemented();
-  }
-  return list_result([&] { return start_all_gather_coalesced(inputs, group); });
+  return list_result(
+      inputs, [&] { return start_all_gather_coalesced(inputs, group); },
+      [&] {
+        check_all_gather(inputs, 0, kOp);
+        return call::all_gather_into_tensor_coalesced(inputs, group->getSize(), as_ivalue(group));
+      });
   END_HANDLE_TH_ERRORS
 }
 
@@ -202,11 +275,13 @@ PyObject* reduce_scatter_tensor_coalesced(PyObject*, Args args, Py_ssize_t count
   const auto reduce_op = reduce_op_argument(args[1], kOp);
   const auto dims = ints_argument(args[2], "scatter_dim", kOp);
   const auto group = group_argument(args[3], args[4], kOp);
-  if (!starts_here(inputs)) {
-    check_reduce_scatter(inputs, reduce_op, dims, *group, kOp);
-    return not_implemented();
-  }
-  return list_result([&] { return start_reduce_scatter_coalesced(inputs, reduce_op, dims, group); });
+  return list_result(
+      inputs, [&] { return start_reduce_scatter_coalesced(inputs, reduce_op, dims, group); },
+      [&] {
+        check_reduce_scatter(inputs, reduce_op, dims, *group, kOp);
+        return call::reduce_scatter_along_dims_coalesced(inputs, as_ivalue(reduce_op), dims,
+                                                         as_ivalue(group));
+      });
   END_HANDLE_TH_ERRORS
 }
 
@@ -244,6 +319,9 @@ void bind_collectives(PyObject* module) {
       fast<all_to_all_single>("all_to_all_single"),
       fast<broadcast>("broadcast"),
       fast<permute_tensor>("permute_tensor"),
+      fast<reduce>("reduce"),
+      fast<scatter>("scatter"),
+      fast<gather>("gather"),
       fast<all_reduce_coalesced>("all_reduce_coalesced"),
       fast<all_gather_into_tensor_coalesced>("all_gather_into_tensor_coalesced"),
       fast<reduce_scatter_tensor_coalesced>("reduce_scatter_tensor_coalesced"),

@@ -170,4 +170,15 @@ std::vector<int64_t> ints_argument(PyObject* values, const char* name, const cha
   return numbers;
 }
 
+SplitSizes::SplitSizes(PyObject* values, const char* op)
+    : given_(values != Py_None), sizes_(ints_argument(values, "split_sizes", op)) {}
+
+at::OptionalIntArrayRef SplitSizes::ints() const {
+  return given_ ? at::OptionalIntArrayRef(sizes_) : at::OptionalIntArrayRef();
+}
+
+at::OptionalSymIntArrayRef SplitSizes::symints() const {
+  return given_ ? at::OptionalSymIntArrayRef(c10::fromIntArrayRefSlow(sizes_)) : at::OptionalSymIntArrayRef();
+}
+
 }  // namespace funcol::python

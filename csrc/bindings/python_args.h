@@ -21,8 +21,8 @@ at::Tensor tensor_argument(PyObject* object, const char* op);
 // The same for a list or tuple of tensors; false if one of them must take the dispatcher's way.
 bool tensors_argument(PyObject* sequence, std::vector<at::Tensor>& tensors, const char* op);
 
-// False for tensors whose collective is left to the dispatcher after the arguments were checked: on the
-// meta device, or with a gradient to record.
+// False for tensors whose collective goes through the dispatcher: on the meta device, or with a gradient to
+// record.
 bool starts_here(at::TensorList tensors);
 
 // A group name or ProcessGroup; everything else is asked of the resolver that Python registered with
@@ -37,5 +37,18 @@ int64_t int_argument(PyObject* value, const char* name, const char* op);
 
 // A list or tuple of ints; None gives an empty list.
 std::vector<int64_t> ints_argument(PyObject* values, const char* name, const char* op);
+
+// split_sizes=None or a list, as the functions and as the ops take it.
+class SplitSizes {
+ public:
+  SplitSizes(PyObject* values, const char* op);
+  bool given() const { return given_; }
+  at::OptionalIntArrayRef ints() const;
+  at::OptionalSymIntArrayRef symints() const;
+
+ private:
+  bool given_;
+  std::vector<int64_t> sizes_;
+};
 
 }  // namespace funcol::python

@@ -3,6 +3,7 @@
 #include <array>
 #include <atomic>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+#include <utility>
 
 #include "comm/custom_class.h"
 
@@ -42,29 +43,40 @@ class RecentGroups {
   size_t next_ = 0;
 };
 
-GroupPtr search_registry(std::string_view name, const char* op) {
+// The group registered under `name`, or null.
+GroupPtr search_registry(std::string_view name) {
   try {
     return c10d::resolve_process_group(std::string(name));
   } catch (const c10::Error&) {  // not every minor can be asked whether a name is registered
-    TORCH_CHECK_VALUE(false, "funcol::", op, ": no process group is registered under the name '", name,
-                      "'. Expected the group_name of a live ProcessGroup that this rank belongs to; pass "
-                      "group.group_name, the ProcessGroup itself, or a DeviceMesh.");
+    return {};
   }
 }
 
-}  // namespace
-
-GroupPtr group_from_name(std::string_view name, const char* op) {
+GroupPtr find_group(std::string_view name) {
   if (!remember.load(std::memory_order_relaxed)) {
-    return search_registry(name, op);
+    return search_registry(name);
   }
   thread_local RecentGroups recent;
   if (auto group = recent.find(name)) {
     return group;
   }
   const auto generation = registry_generation.load(std::memory_order_acquire);
-  auto group = search_registry(name, op);
-  recent.add(name, group, generation);
+  auto group = search_registry(name);
+  if (group) {
+    recent.add(name, group, generation);
+  }
+  return group;
+}
+
+}  // namespace
+
+GroupPtr group_from_name(std::string_view name, const char* op) {
+  auto group = find_group(name);
+  if (!group) {
+    TORCH_CHECK_VALUE(false, "funcol::", op, ": no process group is registered under the name '", name,
+                      "'. Expected the group_name of a live ProcessGroup that this rank belongs to; pass "
+                      "group.group_name, the ProcessGroup itself, or a DeviceMesh.");
+  }
   return group;
 }
 
@@ -76,6 +88,11 @@ GroupPtr group_from_ivalue(const c10::IValue& group, const char* op) {
   TORCH_CHECK_TYPE(found.defined(), "funcol::", op, ": the group is a ", group.tagKind(),
                    ". Expected a group name or a ProcessGroup that this rank belongs to.");
   return found;
+}
+
+c10::IValue as_ivalue(const GroupPtr& group) {
+  auto name = group_name(*group);
+  return find_group(name) == group ? c10::IValue(std::move(name)) : c10::IValue(group);
 }
 
 void remember_groups(bool enabled) { remember.store(enabled, std::memory_order_relaxed); }

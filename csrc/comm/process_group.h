@@ -24,6 +24,10 @@ GroupPtr group_from_name(std::string_view name, const char* op);
 // TypeError naming `op` for anything else.
 GroupPtr group_from_ivalue(const c10::IValue& group, const char* op);
 
+// What stands for `group` as an op's argument: its name where the registry has it under that name, so that
+// graphs and backward passes keep no group alive; else the group itself.
+c10::IValue as_ivalue(const GroupPtr& group);
+
 void remember_groups(bool enabled);
 void forget_groups();
 

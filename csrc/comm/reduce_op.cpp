@@ -58,6 +58,13 @@ c10d::ReduceOp reduce_op_from_ivalue(const c10::IValue& value, const char* op) {
                    ". Expected a name such as 'sum', or a torch.distributed.ReduceOp.");
 }
 
+c10::IValue as_ivalue(const c10d::ReduceOp& reduce_op) {
+  if (reduce_op.op_ == Kind::PREMUL_SUM) {  // which has a factor
+    return c10::IValue(c10::make_intrusive<c10d::ReduceOp>(reduce_op));
+  }
+  return std::string(reduce_op_name(reduce_op));
+}
+
 std::string_view reduce_op_name(const c10d::ReduceOp& reduce_op) {
   for (const auto& [name, kind] : kNames) {
     if (kind == reduce_op.op_) {

@@ -18,6 +18,9 @@ c10d::ReduceOp reduce_op_from_name(std::string_view name, const char* op);
 // The same for an `Any` schema argument: a name or a ReduceOp object. TypeError for anything else.
 c10d::ReduceOp reduce_op_from_ivalue(const c10::IValue& value, const char* op);
 
+// The reverse: a name where there is one that says all.
+c10::IValue as_ivalue(const c10d::ReduceOp& reduce_op);
+
 std::string_view reduce_op_name(const c10d::ReduceOp& reduce_op);
 
 // True for the operators that act on a complex number part by part: sum, avg, premul_sum.

@@ -1,14 +1,12 @@
 #include <ATen/core/DimVector.h>
-#include <c10/core/Stream.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
-#include <functional>
 #include <utility>
 
 #include "async/async_tensor.h"
 #include "comm/backend_call.h"
 #include "compat/process_group.h"
 #include "ops/collectives.h"
+#include "ops/epilogue.h"
 #include "ops/layout_change.h"
 #include "ops/wire.h"
 
@@ -22,25 +20,6 @@ at::DimVector gathered_sizes(const at::Tensor& input, int64_t dim, int64_t num_r
   }
   sizes[dim] *= num_ranks;
   return sizes;
-}
-
-// Merges the gathered shards into `out` when the collective is done, on the stream of that moment.
-std::function<void()> merge_epilogue(const at::Tensor& gathered, const at::Tensor& out, int64_t num_ranks,
-                                     int64_t dim) {
-  if (out.is_cpu()) {
-    return [=] { merge_shards(gathered, out, num_ranks, dim); };
-  }
-  const c10::impl::VirtualGuardImpl device(out.device().type());
-  const auto start_stream = device.getStream(out.device());
-  return [=] {
-    const BelowAutograd below_autograd;
-    merge_shards(gathered, out, num_ranks, dim);
-    const auto stream = device.getStream(out.device());
-    if (stream != start_stream) {  // the allocator knows of the stream that a tensor was made on only
-      device.recordDataPtrOnStream(gathered.storage().data_ptr(), stream);
-      device.recordDataPtrOnStream(out.storage().data_ptr(), stream);
-    }
-  };
 }
 
 }  // namespace
@@ -77,7 +56,7 @@ Start start_all_gather(const at::Tensor& input, int64_t dim, const GroupPtr& gro
           std::move(work),
           {source, gathered},
           {out},
-          merge_epilogue(gathered, out, num_ranks, dim)};
+          on_current_stream(gathered, out, [=] { merge_shards(gathered, out, num_ranks, dim); })};
 }
 
 Start start_all_gather_coalesced(at::TensorList inputs, const GroupPtr& group) {

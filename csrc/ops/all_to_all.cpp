@@ -6,6 +6,7 @@
 #include "comm/backend_call.h"
 #include "compat/process_group.h"
 #include "ops/collectives.h"
+#include "ops/exchange.h"
 #include "ops/wire.h"
 
 namespace funcol {
@@ -22,7 +23,8 @@ void check_splits(at::IntArrayRef splits, const c10d::ProcessGroup& group, const
                     "funcol::", op, ": ", which, " is ", splits, ". Sizes must not be negative.");
 }
 
-// Sends rows of `source`, contiguous, into `out`, contiguous.
+}  // namespace
+
 c10::intrusive_ptr<c10d::Work> exchange(const at::Tensor& source, const at::Tensor& out,
                                         std::vector<int64_t> output_splits, std::vector<int64_t> input_splits,
                                         c10d::ProcessGroup& group) {
@@ -32,8 +34,6 @@ c10::intrusive_ptr<c10d::Work> exchange(const at::Tensor& source, const at::Tens
     return compat::all_to_all_flat(target, wire_out, wire_in, output_splits, input_splits, {});
   });
 }
-
-}  // namespace
 
 void check_all_to_all(const at::Tensor& input, at::IntArrayRef output_splits, at::IntArrayRef input_splits,
                       const c10d::ProcessGroup& group) {

@@ -94,6 +94,65 @@ at::Tensor all_to_all_single(const at::Tensor& input, c10::SymIntArrayRef output
                                           group_from_ivalue(group, "all_to_all_single")));
 }
 
+// The sizes behind an optional list, which come as symbols even where they are numbers.
+class Sizes {
+ public:
+  explicit Sizes(at::OptionalSymIntArrayRef sizes) : has_value_(sizes.has_value()) {
+    if (has_value_) {
+      values_ = C10_AS_INTARRAYREF_SLOW(*sizes).vec();
+    }
+  }
+  operator at::OptionalIntArrayRef() const {  // NOLINT(google-explicit-constructor)
+    return has_value_ ? at::OptionalIntArrayRef(values_) : at::OptionalIntArrayRef();
+  }
+
+ private:
+  bool has_value_;
+  std::vector<int64_t> values_;
+};
+
+at::Tensor all_gather_along_dim(const at::Tensor& input, int64_t dim, const IValue& group,
+                                at::OptionalSymIntArrayRef split_sizes) {
+  return as_sole_pending(start_uneven_all_gather(input, dim, Sizes(split_sizes),
+                                                 group_from_ivalue(group, "all_gather_tensor")));
+}
+
+at::Tensor reduce_scatter_along_dim(const at::Tensor& input, const IValue& reduce_op, int64_t dim,
+                                    const IValue& group, at::OptionalSymIntArrayRef split_sizes) {
+  constexpr auto kOp = "reduce_scatter_tensor";
+  return as_sole_pending(start_uneven_reduce_scatter(input, reduce_op_from_ivalue(reduce_op, kOp), dim,
+                                                     Sizes(split_sizes), group_from_ivalue(group, kOp)));
+}
+
+Tensors reduce_scatter_along_dims_coalesced(at::TensorList inputs, const IValue& reduce_op,
+                                            at::IntArrayRef dims, const IValue& group) {
+  constexpr auto kOp = "reduce_scatter_tensor_coalesced";
+  return as_pending(start_reduce_scatter_coalesced(inputs, reduce_op_from_ivalue(reduce_op, kOp), dims,
+                                                   group_from_ivalue(group, kOp)));
+}
+
+at::Tensor permute_tensor(const at::Tensor& input, at::IntArrayRef destinations, const IValue& group) {
+  return as_sole_pending(start_permute(input, destinations, group_from_ivalue(group, "permute_tensor")));
+}
+
+at::Tensor reduce(const at::Tensor& input, const IValue& reduce_op, int64_t destination,
+                  const IValue& group) {
+  return as_sole_pending(start_reduce(input, reduce_op_from_ivalue(reduce_op, "reduce"), destination,
+                                      group_from_ivalue(group, "reduce")));
+}
+
+at::Tensor scatter(const at::Tensor& input, int64_t source, int64_t dim, const IValue& group,
+                   at::OptionalSymIntArrayRef split_sizes) {
+  return as_sole_pending(
+      start_scatter(input, source, dim, Sizes(split_sizes), group_from_ivalue(group, "scatter")));
+}
+
+at::Tensor gather(const at::Tensor& input, int64_t destination, int64_t dim, const IValue& group,
+                  at::OptionalSymIntArrayRef split_sizes) {
+  return as_sole_pending(
+      start_gather(input, destination, dim, Sizes(split_sizes), group_from_ivalue(group, "gather")));
+}
+
 at::Tensor broadcast(const at::Tensor& input, int64_t source, const IValue& group) {
   return as_sole_pending(start_broadcast(input, source, group_from_ivalue(group, "broadcast")));
 }
@@ -186,6 +245,13 @@ void register_kernels(torch::Library& m) {
   m.impl("all_to_all_single", all_to_all_single);
   m.impl("broadcast", broadcast);
   m.impl("broadcast_", broadcast_);
+  m.impl("all_gather_along_dim", all_gather_along_dim);
+  m.impl("reduce_scatter_along_dim", reduce_scatter_along_dim);
+  m.impl("reduce_scatter_along_dims_coalesced", reduce_scatter_along_dims_coalesced);
+  m.impl("permute_tensor", permute_tensor);
+  m.impl("reduce", reduce);
+  m.impl("scatter", scatter);
+  m.impl("gather", gather);
   m.impl("isend", isend);
   m.impl("irecv", irecv);
   m.impl("batch_p2p_ops", batch_p2p_ops);

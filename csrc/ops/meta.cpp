@@ -3,9 +3,13 @@
 #include <ATen/ops/empty_like.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "comm/process_group.h"
+#include "ops/wire.h"
 
 namespace funcol {
 namespace {
@@ -87,6 +91,87 @@ at::Tensor all_to_all(const at::Tensor& input, c10::SymIntArrayRef output_splits
 at::Tensor broadcast(const at::Tensor& input, int64_t, const IValue&) { return contiguous_like(input); }
 at::Tensor& broadcast_(at::Tensor& input, int64_t, const IValue&) { return input; }
 
+// Sizes that depend on the number of ranks, or on which one this is, come from the group.
+SymSizes part_sizes(const SymInt& whole, at::OptionalSymIntArrayRef split_sizes, int64_t num_ranks) {
+  return split_sizes.has_value() ? split_sizes->vec() : SymSizes(num_ranks, whole / SymInt(num_ranks));
+}
+
+SymInt whole_size(const SymInt& shard, at::OptionalSymIntArrayRef split_sizes, int64_t num_ranks) {
+  if (!split_sizes.has_value()) {
+    return shard * SymInt(num_ranks);
+  }
+  SymInt whole(0);
+  for (const auto& size : *split_sizes) {
+    whole = whole + size;
+  }
+  return whole;
+}
+
+at::Tensor all_gather_along_dim(const at::Tensor& input, int64_t dim, const IValue& group,
+                                at::OptionalSymIntArrayRef split_sizes) {
+  constexpr auto kOp = "all_gather_tensor";
+  dim = wrap_dim(dim, input, kOp);
+  auto sizes = input.dim() == 0 ? SymSizes{SymInt(1)} : input.sym_sizes().vec();
+  sizes[dim] = whole_size(sizes[dim], split_sizes, group_from_ivalue(group, kOp)->getSize());
+  return empty(input, sizes);
+}
+
+at::Tensor own_part(const at::Tensor& input, int64_t dim, const IValue& group,
+                    at::OptionalSymIntArrayRef split_sizes, const char* op) {
+  check_has_dims(input, op);
+  dim = wrap_dim(dim, input, op);
+  const auto resolved = group_from_ivalue(group, op);
+  auto sizes = input.sym_sizes().vec();
+  sizes[dim] = part_sizes(sizes[dim], split_sizes, resolved->getSize()).at(resolved->getRank());
+  return empty(input, sizes);
+}
+
+at::Tensor reduce_scatter_along_dim(const at::Tensor& input, const IValue&, int64_t dim, const IValue& group,
+                                    at::OptionalSymIntArrayRef split_sizes) {
+  return own_part(input, dim, group, split_sizes, "reduce_scatter_tensor");
+}
+
+Tensors reduce_scatter_along_dims_coalesced(at::TensorList inputs, const IValue&, at::IntArrayRef dims,
+                                            const IValue& group) {
+  Tensors results;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    results.push_back(own_part(inputs[i], dims.at(i), group, {}, "reduce_scatter_tensor_coalesced"));
+  }
+  return results;
+}
+
+at::Tensor permute_tensor(const at::Tensor& input, at::IntArrayRef destinations, const IValue& group) {
+  const auto rank = group_from_ivalue(group, "permute_tensor")->getRank();
+  const auto num_received = std::count(destinations.begin(), destinations.end(), rank);
+  if (num_received == 1) {
+    return contiguous_like(input);
+  }
+  auto sizes = input.dim() == 0 ? SymSizes{SymInt(1)} : input.sym_sizes().vec();
+  sizes[0] = sizes[0] * SymInt(num_received);
+  return empty(input, sizes);
+}
+
+at::Tensor reduce(const at::Tensor& input, const IValue&, int64_t, const IValue&) {
+  return contiguous_like(input);
+}
+
+at::Tensor scatter(const at::Tensor& input, int64_t, int64_t dim, const IValue& group,
+                   at::OptionalSymIntArrayRef split_sizes) {
+  return own_part(input, dim, group, split_sizes, "scatter");
+}
+
+at::Tensor gather(const at::Tensor& input, int64_t destination, int64_t dim, const IValue& group,
+                  at::OptionalSymIntArrayRef split_sizes) {
+  check_has_dims(input, "gather");
+  dim = wrap_dim(dim, input, "gather");
+  const auto resolved = group_from_ivalue(group, "gather");
+  auto sizes = input.sym_sizes().vec();
+  sizes[dim] = resolved->getRank() == destination
+                   ? whole_size(sizes[dim], split_sizes, resolved->getSize())
+                   : SymInt(0);
+  return empty(input, sizes);
+}
+
 at::Tensor isend(const at::Tensor& tensor, int64_t, int64_t, std::string_view) {
   return empty(tensor, {SymInt(0)});
 }
@@ -124,6 +209,13 @@ TORCH_LIBRARY_IMPL(funcol, Meta, m) {
   m.impl("all_to_all_single", funcol::all_to_all);
   m.impl("broadcast", funcol::broadcast);
   m.impl("broadcast_", funcol::broadcast_);
+  m.impl("all_gather_along_dim", funcol::all_gather_along_dim);
+  m.impl("reduce_scatter_along_dim", funcol::reduce_scatter_along_dim);
+  m.impl("reduce_scatter_along_dims_coalesced", funcol::reduce_scatter_along_dims_coalesced);
+  m.impl("permute_tensor", funcol::permute_tensor);
+  m.impl("reduce", funcol::reduce);
+  m.impl("scatter", funcol::scatter);
+  m.impl("gather", funcol::gather);
   m.impl("isend", funcol::isend);
   m.impl("irecv", funcol::irecv);
   m.impl("batch_p2p_ops", funcol::batch_p2p_ops);

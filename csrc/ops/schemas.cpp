@@ -1,7 +1,7 @@
 // Every funcol op. Kernels register where they are written: kernels.cpp (CPU, CUDA and any other device
-// with a c10d backend), meta.cpp (shapes), tracing.cpp (what modes and autograd see).
+// with a c10d backend), meta.cpp (shapes), autograd.cpp (gradients), tracing.cpp (what modes see).
 //
-// The schemas are those of PyTorch's _c10d_functional, as the newest supported minor has them: a group is
+// Most schemas are those of PyTorch's _c10d_functional, as the newest supported minor has them: a group is
 // a name or a ProcessGroup, a reduce op a name or a ReduceOp.
 #include <torch/library.h>
 
@@ -42,6 +42,23 @@ TORCH_LIBRARY(funcol, m) {
 
   m.def("broadcast(Tensor input, int src, Any group_name) -> Tensor", tags);
   m.def("broadcast_(Tensor(a!) input, int src, Any group_name) -> Tensor(a!)", tags);
+
+  // What PyTorch's set lacks.
+  m.def("all_gather_along_dim(Tensor input, int dim, Any group_name, SymInt[]? split_sizes=None) -> Tensor",
+        tags);
+  m.def(
+      "reduce_scatter_along_dim(Tensor input, Any reduce_op, int dim, Any group_name, SymInt[]? "
+      "split_sizes=None) -> Tensor",
+      tags);
+  m.def(
+      "reduce_scatter_along_dims_coalesced(Tensor[] inputs, Any reduce_op, int[] dims, Any group_name) -> "
+      "Tensor[]",
+      tags);
+  m.def("permute_tensor(Tensor input, int[] src_dst, Any group_name) -> Tensor", tags);
+  m.def("reduce(Tensor input, Any reduce_op, int dst, Any group_name) -> Tensor", tags);
+  m.def("scatter(Tensor input, int src, int dim, Any group_name, SymInt[]? split_sizes=None) -> Tensor",
+        tags);
+  m.def("gather(Tensor input, int dst, int dim, Any group_name, SymInt[]? split_sizes=None) -> Tensor", tags);
 
   m.def("isend(Tensor tensor, int dst, int tag, str group_name) -> Tensor", tags);
   m.def("irecv(Tensor tensor, int src, int tag, str group_name) -> Tensor", tags);

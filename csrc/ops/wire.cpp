@@ -63,6 +63,11 @@ void check_rank(int64_t rank, const c10d::ProcessGroup& group, const char* what,
                     ". Pass a rank within the group.");
 }
 
+void check_has_dims(const at::Tensor& tensor, const char* op) {
+  TORCH_CHECK_VALUE(tensor.dim() > 0, "funcol::", op,
+                    ": a 0-dim tensor has no dim to cut along. Pass one with dims.");
+}
+
 int64_t wrap_dim(int64_t dim, const at::Tensor& tensor, const char* op) {
   const int64_t num_dims = std::max<int64_t>(tensor.dim(), 1);  // a 0-dim tensor counts as shape (1)
   TORCH_CHECK_INDEX(-num_dims <= dim && dim < num_dims, "funcol::", op, ": dim is ", dim,

@@ -36,6 +36,9 @@ void check_alike(at::TensorList tensors, const char* op);
 // Raises unless 0 <= rank < number of ranks. `what` says whose rank: "source".
 void check_rank(int64_t rank, const c10d::ProcessGroup& group, const char* what, const char* op);
 
+// Raises for a 0-dim tensor, which has nothing to cut along.
+void check_has_dims(const at::Tensor& tensor, const char* op);
+
 // `dim` in [0, tensor.dim()), from a dim that may count from the end. IndexError if there is none.
 int64_t wrap_dim(int64_t dim, const at::Tensor& tensor, const char* op);
 

@@ -1,4 +1,4 @@
-"""The C++ side. The collectives return ``NotImplemented`` where a call must go through the dispatcher."""
+"""The C++ side. The collectives return ``NotImplemented`` where Python has to emit ops that a layer knows."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,9 +6,24 @@ from typing import Any
 from torch import Tensor
 
 def all_reduce(input: Tensor, reduce_op: Any, group: Any, tag: str, /) -> Any: ...
-def all_gather_tensor(input: Tensor, gather_dim: int, group: Any, tag: str, /) -> Any: ...
+def all_gather_tensor(
+    input: Tensor, gather_dim: int, group: Any, tag: str, split_sizes: list[int] | None, /
+) -> Any: ...
 def reduce_scatter_tensor(
-    input: Tensor, reduce_op: Any, scatter_dim: int, group: Any, tag: str, /
+    input: Tensor,
+    reduce_op: Any,
+    scatter_dim: int,
+    group: Any,
+    tag: str,
+    split_sizes: list[int] | None,
+    /,
+) -> Any: ...
+def reduce(input: Tensor, reduce_op: Any, dst: int, group: Any, tag: str, /) -> Any: ...
+def scatter(
+    input: Tensor, src: int, scatter_dim: int, group: Any, tag: str, split_sizes: list[int] | None, /
+) -> Any: ...
+def gather(
+    input: Tensor, dst: int, gather_dim: int, group: Any, tag: str, split_sizes: list[int] | None, /
 ) -> Any: ...
 def all_to_all_single(
     input: Tensor,

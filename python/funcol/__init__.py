@@ -21,11 +21,14 @@ from .collectives import (  # noqa: E402
     all_reduce_coalesced,
     all_to_all_single,
     broadcast,
+    gather,
     permute_tensor,
+    reduce,
     reduce_scatter_single,
     reduce_scatter_single_coalesced,
     reduce_scatter_tensor,
     reduce_scatter_tensor_coalesced,
+    scatter,
 )
 
 __version__ = _build_info.VERSION
@@ -46,12 +49,15 @@ __all__ = [
     "all_reduce_coalesced",
     "all_to_all_single",
     "broadcast",
+    "gather",
     "is_pending",
     "permute_tensor",
+    "reduce",
     "reduce_scatter_single",
     "reduce_scatter_single_coalesced",
     "reduce_scatter_tensor",
     "reduce_scatter_tensor_coalesced",
+    "scatter",
     "wait_tensor",
     "wait_tensors",
 ]

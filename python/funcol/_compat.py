@@ -190,6 +190,14 @@ def hide_in_compiled_regions(exclude: Callable[[bool], bool]) -> None:
     after_import("torch._dynamo.eval_frame", extend_contexts)
 
 
+# The reduce ops for which PyTorch's ops have a rule for gradients; "" stands for an op that reduces nothing.
+ALL_REDUCE_RULES = frozenset(
+    {"sum", "avg", "min", "max"} if hasattr(stock, "_is_reduceop_supported") else {"sum"}
+)
+REDUCE_SCATTER_RULES = frozenset({"sum"})
+BROADCAST_RULES: frozenset[str] = frozenset()
+
+
 def traceable_reduce_op(reduce_op: Any) -> Any:
     """``reduce_op``, an object, as stock puts it in a graph: by name if it has one."""
     return stock.REDUCE_OP_TO_STR.get(getattr(reduce_op, "op", reduce_op), reduce_op)

@@ -2,8 +2,12 @@
 
 Eagerly, each starts a collective and returns pending tensors at once: plain ``torch.Tensor`` objects that
 wait for their data at first use. Inputs are not modified and may be pending themselves. Under Dynamo,
-``make_fx``, ``FakeTensorMode``, functionalization and other dispatch modes, and for inputs that need a
-gradient, the same calls emit PyTorch's ``_c10d_functional`` ops and ``wait_tensor``.
+``make_fx``, ``FakeTensorMode``, functionalization and other dispatch modes the same calls emit PyTorch's
+``_c10d_functional`` ops and ``wait_tensor``.
+
+All are differentiable, ``wait_tensor`` included: with the gradients of the total over all ranks of what each
+rank differentiates, so that every rank has to run the backward pass. The collectives of the backward pass
+are asynchronous too. Min and max send the gradient to the extremum and share it between ranks that tie.
 
 ``group`` is one of :data:`~funcol.groups.RankTypes`; ``tag`` tells groups of the same ranks apart. A reduce
 op is one of ``"sum"``, ``"avg"``, ``"product"``, ``"min"``, ``"max"``, ``"band"``, ``"bor"``, ``"bxor"``, or
@@ -27,10 +31,18 @@ from . import _C, _compat
 from .groups import RankTypes
 
 _core = torch.ops._c10d_functional
+_own = torch.ops.funcol
 
 
 def _traced_reduce_op(reduce_op: str | ReduceOp) -> Any:
     return reduce_op.lower() if isinstance(reduce_op, str) else _compat.traceable_reduce_op(reduce_op)
+
+
+def _needs_own_rule(tensors: list[Tensor], rules_of_core: frozenset[str], reduce_op: Any = "") -> bool:
+    """True if a gradient is needed for which PyTorch's op has no rule, or none for ``reduce_op``."""
+    if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
+        return False
+    return reduce_op not in rules_of_core
 
 
 def _wait_for_list(tensors: list[Tensor]) -> list[Tensor]:
@@ -62,20 +74,33 @@ def all_reduce(self: Tensor, reduceOp: str | ReduceOp, group: RankTypes, tag: st
         if result is not NotImplemented:
             return result
     resolved = _compat.traceable_group(group, tag)
-    return _core.wait_tensor(_core.all_reduce(self, _traced_reduce_op(reduceOp), resolved))  # type: ignore[no-any-return]
+    reduce_op = _traced_reduce_op(reduceOp)
+    if _needs_own_rule([self], _compat.ALL_REDUCE_RULES, reduce_op):
+        return _own.all_reduce(self, reduce_op, resolved)  # type: ignore[no-any-return]
+    return _core.wait_tensor(_core.all_reduce(self, reduce_op, resolved))  # type: ignore[no-any-return]
 
 
-def all_gather_tensor(self: Tensor, gather_dim: int, group: RankTypes, tag: str = "") -> Tensor:
+def all_gather_tensor(
+    self: Tensor,
+    gather_dim: int,
+    group: RankTypes,
+    tag: str = "",
+    *,
+    split_sizes: list[int] | None = None,
+) -> Tensor:
     """Concatenates the tensors of all ranks of ``group`` along ``gather_dim``, in rank order.
 
-    All ranks pass the same shape. Returns a contiguous tensor whose ``gather_dim`` is that of ``self`` times
-    the number of ranks; a 0-dim ``self`` counts as shape (1). Any dtype.
+    All ranks pass the same shape; or, with ``split_sizes``, rank ``r`` has size ``split_sizes[r]`` along
+    ``gather_dim``, and all ranks pass the same list. Returns a contiguous tensor whose ``gather_dim`` is the
+    sum of the ranks'; a 0-dim ``self`` counts as shape (1). Any dtype.
     """
     if not is_dynamo_compiling():
-        result: Tensor = _C.all_gather_tensor(self, gather_dim, group, tag)
+        result: Tensor = _C.all_gather_tensor(self, gather_dim, group, tag, split_sizes)
         if result is not NotImplemented:
             return result
     resolved = _compat.traceable_group(group, tag)
+    if split_sizes is not None:
+        return _own.all_gather_along_dim(self, gather_dim, resolved, split_sizes)  # type: ignore[no-any-return]
     group_size = c10d._get_group_size_by_name(resolved)
     if self.dim() == 0:
         self = self.reshape(1)
@@ -87,26 +112,36 @@ def all_gather_tensor(self: Tensor, gather_dim: int, group: RankTypes, tag: str 
 
 
 def reduce_scatter_tensor(
-    self: Tensor, reduceOp: str | ReduceOp, scatter_dim: int, group: RankTypes, tag: str = ""
+    self: Tensor,
+    reduceOp: str | ReduceOp,
+    scatter_dim: int,
+    group: RankTypes,
+    tag: str = "",
+    *,
+    split_sizes: list[int] | None = None,
 ) -> Tensor:
     """Reduces ``self`` over the ranks of ``group``; each gets its part of the result along ``scatter_dim``.
 
-    The size of ``scatter_dim`` must be a multiple of the number of ranks. Returns a contiguous tensor.
+    The size of ``scatter_dim`` must be a multiple of the number of ranks; or, with ``split_sizes``, rank ``r``
+    gets ``split_sizes[r]`` of it, and all ranks pass the same list. Returns a contiguous tensor.
     """
     if not is_dynamo_compiling():
-        result: Tensor = _C.reduce_scatter_tensor(self, reduceOp, scatter_dim, group, tag)
+        result: Tensor = _C.reduce_scatter_tensor(self, reduceOp, scatter_dim, group, tag, split_sizes)
         if result is not NotImplemented:
             return result
     resolved = _compat.traceable_group(group, tag)
+    reduce_op = _traced_reduce_op(reduceOp)
+    if split_sizes is not None or _needs_own_rule([self], _compat.REDUCE_SCATTER_RULES, reduce_op):
+        return _own.reduce_scatter_along_dim(  # type: ignore[no-any-return]
+            self, reduce_op, scatter_dim, resolved, split_sizes
+        )
     group_size = c10d._get_group_size_by_name(resolved)
     _check_divisible("reduce_scatter_tensor", self, scatter_dim, group_size)
     scatter_dim = _wrap_dim(scatter_dim, self)
     if scatter_dim != 0:
         self = _compat.split_ranks(self, group_size, scatter_dim)
     return _core.wait_tensor(  # type: ignore[no-any-return]
-        _core.reduce_scatter_tensor(
-            _compat.contiguous(self), _traced_reduce_op(reduceOp), group_size, resolved
-        )
+        _core.reduce_scatter_tensor(_compat.contiguous(self), reduce_op, group_size, resolved)
     )
 
 
@@ -151,7 +186,69 @@ def broadcast(self: Tensor, src: int, group: RankTypes, tag: str = "") -> Tensor
         if result is not NotImplemented:
             return result
     resolved = _compat.traceable_group(group, tag)
+    if _needs_own_rule([self], _compat.BROADCAST_RULES):
+        return _own.broadcast(self, src, resolved)  # type: ignore[no-any-return]
     return _core.wait_tensor(_core.broadcast(self, src, resolved))  # type: ignore[no-any-return]
+
+
+def reduce(self: Tensor, reduceOp: str | ReduceOp, dst: int, group: RankTypes, tag: str = "") -> Tensor:
+    """Reduces ``self`` over the ranks of ``group``; rank ``dst`` within it gets the result, the others zeros.
+
+    Returns a contiguous tensor of the shape and dtype of ``self`` on every rank. Reduce ops and dtypes as for
+    :func:`all_reduce`. With the gradients of :func:`broadcast` this is its transpose.
+    """
+    if not is_dynamo_compiling():
+        result: Tensor = _C.reduce(self, reduceOp, dst, group, tag)
+        if result is not NotImplemented:
+            return result
+    resolved = _compat.traceable_group(group, tag)
+    return _own.reduce(self, _traced_reduce_op(reduceOp), dst, resolved)  # type: ignore[no-any-return]
+
+
+def scatter(
+    self: Tensor,
+    src: int,
+    scatter_dim: int,
+    group: RankTypes,
+    tag: str = "",
+    *,
+    split_sizes: list[int] | None = None,
+) -> Tensor:
+    """Cuts the tensor of rank ``src`` within ``group`` along ``scatter_dim``; each rank gets its part.
+
+    Parts are equal, or ``split_sizes[r]`` for rank ``r``. All ranks pass a tensor of the same shape, dtype and
+    device; only that of ``src`` is read, so that ``x.new_empty(()).expand(shape)`` will do on the others.
+    Returns a contiguous tensor.
+    """
+    if not is_dynamo_compiling():
+        result: Tensor = _C.scatter(self, src, scatter_dim, group, tag, split_sizes)
+        if result is not NotImplemented:
+            return result
+    resolved = _compat.traceable_group(group, tag)
+    return _own.scatter(self, src, scatter_dim, resolved, split_sizes)  # type: ignore[no-any-return]
+
+
+def gather(
+    self: Tensor,
+    dst: int,
+    gather_dim: int,
+    group: RankTypes,
+    tag: str = "",
+    *,
+    split_sizes: list[int] | None = None,
+) -> Tensor:
+    """Concatenates the tensors of all ranks along ``gather_dim`` on rank ``dst`` within ``group``.
+
+    All ranks pass the same shape; or, with ``split_sizes``, rank ``r`` has size ``split_sizes[r]`` along
+    ``gather_dim``. Returns a contiguous tensor on ``dst``; on the others one with size 0 along ``gather_dim``,
+    which has to take part in their backward pass if gradients are to flow.
+    """
+    if not is_dynamo_compiling():
+        result: Tensor = _C.gather(self, dst, gather_dim, group, tag, split_sizes)
+        if result is not NotImplemented:
+            return result
+    resolved = _compat.traceable_group(group, tag)
+    return _own.gather(self, dst, gather_dim, resolved, split_sizes)  # type: ignore[no-any-return]
 
 
 def permute_tensor(self: Tensor, src_dst: list[int], group: RankTypes, tag: str = "") -> Tensor:
@@ -199,7 +296,10 @@ def all_reduce_coalesced(
         if result is not NotImplemented:
             return result
     resolved = _compat.traceable_group(group, tag)
-    return _wait_for_list(_core.all_reduce_coalesced(self, _traced_reduce_op(reduceOp), resolved))
+    reduce_op = _traced_reduce_op(reduceOp)
+    if _needs_own_rule(self, _compat.ALL_REDUCE_RULES, reduce_op):
+        return _own.all_reduce_coalesced(self, reduce_op, resolved)  # type: ignore[no-any-return]
+    return _wait_for_list(_core.all_reduce_coalesced(self, reduce_op, resolved))
 
 
 def all_gather_into_tensor_coalesced(self: list[Tensor], group: RankTypes, tag: str = "") -> list[Tensor]:
@@ -239,6 +339,11 @@ def reduce_scatter_tensor_coalesced(
             f"funcol::reduce_scatter_tensor_coalesced: {len(scatter_dim)} scatter dims for {len(inputs)} "
             "tensors. Pass one dim per tensor."
         )
+    reduce_op = _traced_reduce_op(reduceOp)
+    if _needs_own_rule(inputs, _compat.REDUCE_SCATTER_RULES, reduce_op):
+        return _own.reduce_scatter_along_dims_coalesced(  # type: ignore[no-any-return]
+            inputs, reduce_op, scatter_dim, resolved
+        )
     rank_major = []
     for tensor, dim in zip(inputs, scatter_dim, strict=True):
         _check_divisible("reduce_scatter_tensor_coalesced", tensor, dim, group_size)
@@ -247,7 +352,7 @@ def reduce_scatter_tensor_coalesced(
             _compat.contiguous(tensor) if dim == 0 else torch.cat(torch.chunk(tensor, group_size, dim=dim))
         )
     return _wait_for_list(
-        _core.reduce_scatter_tensor_coalesced(rank_major, _traced_reduce_op(reduceOp), group_size, resolved)
+        _core.reduce_scatter_tensor_coalesced(rank_major, reduce_op, group_size, resolved)
     )
 
 
@@ -266,9 +371,12 @@ __all__ = [
     "all_reduce_coalesced",
     "all_to_all_single",
     "broadcast",
+    "gather",
     "permute_tensor",
+    "reduce",
     "reduce_scatter_single",
     "reduce_scatter_single_coalesced",
     "reduce_scatter_tensor",
     "reduce_scatter_tensor_coalesced",
+    "scatter",
 ]

@@ -1,0 +1,179 @@
+// Gradients of the coalesced collectives: one collective in the backward pass, too.
+//
+// torch::autograd::Function does not look into lists of tensors, so these have a node of their own.
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/saved_variable.h>
+
+#include <algorithm>
+#include <functional>
+#include <mutex>
+#include <utility>
+
+#include "comm/process_group.h"
+#include "compat/autograd_node.h"
+#include "ops/autograd.h"
+#include "ops/composed.h"
+#include "ops/reduction_rules.h"
+#include "ops/routes.h"
+
+namespace funcol::autograd {
+namespace {
+
+using at::Tensor;
+using at::TensorList;
+using torch::autograd::SavedVariable;
+using Tensors = torch::autograd::variable_list;
+
+// The gradients of all inputs from those of all outputs, by a rule that may want to see both.
+class CoalescedBackward final : public torch::autograd::Node {
+ public:
+  struct Values {
+    Tensors inputs;
+    Tensors outputs;
+  };
+  // `values` is empty unless they were saved.
+  using Rule = std::function<Tensors(const Tensors& gradients, const Values& values)>;
+
+  CoalescedBackward(const char* op, Rule rule) : name_(std::string("funcol::") + op), rule_(std::move(rule)) {}
+
+  void save(const Tensors& inputs, const Tensors& outputs) {
+    for (const auto& input : inputs) {
+      inputs_.emplace_back(input, /*is_output=*/false);
+    }
+    for (const auto& output : outputs) {
+      outputs_.emplace_back(output, /*is_output=*/true);
+    }
+  }
+
+  Tensors apply(Tensors&& gradients) override {
+    Values values;
+    Rule rule;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      TORCH_CHECK(rule_ != nullptr, name_,
+                  ": trying to backward through the graph a second time. Pass retain_graph=True the first "
+                  "time.");
+      rule = rule_;
+      for (const auto& input : inputs_) {
+        values.inputs.push_back(input.unpack());
+      }
+      for (const auto& output : outputs_) {
+        values.outputs.push_back(output.unpack(getptr()));
+      }
+    }
+    // Ranks must agree on what they send, so that an output nobody used counts as one with zeros.
+    for (size_t i = 0; i < gradients.size(); ++i) {
+      if (!gradients[i].defined()) {
+        gradients[i] = input_metadata(i).zeros_like();
+      }
+    }
+    return rule(gradients, values);
+  }
+
+  void release_variables() override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!inputs_.empty()) {
+      rule_ = nullptr;
+    }
+    inputs_.clear();
+    outputs_.clear();
+  }
+
+  std::string name() const override { return name_; }
+
+ private:
+  std::string name_;
+  Rule rule_;
+  std::vector<SavedVariable> inputs_;
+  std::vector<SavedVariable> outputs_;
+};
+
+// Attaches `outputs` to `inputs`.
+Tensors recorded(TensorList inputs, Tensors outputs, const char* op, bool saves_values,
+                 CoalescedBackward::Rule rule) {
+  const auto node = compat::make_node<CoalescedBackward>(op, std::move(rule));
+  node->set_next_edges(torch::autograd::collect_next_edges(inputs));
+  torch::autograd::set_history(outputs, node);
+  if (saves_values) {
+    node->save(inputs.vec(), outputs);
+  }
+  return outputs;
+}
+
+// For each tensor, its gradient from the summed or gathered one.
+Tensors apply_reduction_rule(Tensors totals, const Tensors& inputs, const Tensors& results,
+                             const IValue& reduce_op, const IValue& group, const char* op) {
+  for (size_t i = 0; i < totals.size(); ++i) {
+    totals[i] = inputs.empty() ? reduction_gradient(totals[i], {}, {}, reduce_op, group, op)
+                               : reduction_gradient(totals[i], inputs[i], results[i], reduce_op, group, op);
+  }
+  return totals;
+}
+
+}  // namespace
+
+Tensors all_reduce_coalesced(TensorList inputs, const IValue& reduce_op, const IValue& group) {
+  constexpr auto kOp = "all_reduce_coalesced";
+  auto outputs = run_unrecorded(
+      inputs, [&] { return composed::all_reduce_coalesced(inputs, reduce_op, group); },
+      [&] { return call::all_reduce_coalesced(inputs, reduce_op, group); });
+  return recorded(inputs, std::move(outputs), kOp, depends_on_values(reduce_op, kOp),
+                  [=](const Tensors& gradients, const CoalescedBackward::Values& values) {
+                    auto totals =
+                        call::all_reduce_coalesced(gradients, totalling_op(reduce_op, kOp), group);
+                    return apply_reduction_rule(std::move(totals), values.inputs, values.outputs, reduce_op,
+                                                group, kOp);
+                  });
+}
+
+Tensors all_gather_coalesced(TensorList inputs, const IValue& group) {
+  constexpr auto kOp = "all_gather_into_tensor_coalesced";
+  const auto num_ranks = group_from_ivalue(group, kOp)->getSize();
+  auto outputs = run_unrecorded(
+      inputs, [&] { return composed::all_gather_into_tensor_coalesced(inputs, num_ranks, group); },
+      [&] { return call::all_gather_into_tensor_coalesced(inputs, num_ranks, group); });
+  std::vector<bool> are_scalars;
+  for (const auto& input : inputs) {
+    are_scalars.push_back(input.dim() == 0);
+  }
+  return recorded(inputs, std::move(outputs), kOp, /*saves_values=*/false,
+                  [=](const Tensors& gradients, const CoalescedBackward::Values& /*values*/) {
+                    const std::vector<int64_t> dims(gradients.size(), 0);
+                    auto own = call::reduce_scatter_along_dims_coalesced(gradients, "sum", dims, group);
+                    for (size_t i = 0; i < own.size(); ++i) {
+                      own[i] = are_scalars[i] ? own[i].squeeze(0) : own[i];
+                    }
+                    return own;
+                  });
+}
+
+Tensors reduce_scatter_coalesced(TensorList inputs, const IValue& reduce_op, at::IntArrayRef dims,
+                                 const IValue& group) {
+  constexpr auto kOp = "reduce_scatter_tensor_coalesced";
+  auto outputs = run_unrecorded(
+      inputs, [&] { return composed::reduce_scatter_along_dims_coalesced(inputs, reduce_op, dims, group); },
+      [&] { return call::reduce_scatter_along_dims_coalesced(inputs, reduce_op, dims, group); });
+  // One gather of all where they go along dim 0, else one each.
+  const auto gathered = [dims = dims.vec(), group](const Tensors& parts) {
+    if (std::all_of(dims.begin(), dims.end(), [](int64_t dim) { return dim == 0; })) {
+      return call::all_gather_into_tensor_coalesced(parts, group_from_ivalue(group, kOp)->getSize(), group);
+    }
+    Tensors wholes;
+    for (size_t i = 0; i < parts.size(); ++i) {
+      wholes.push_back(call::all_gather_along_dim(parts[i], dims[i], group));
+    }
+    return wholes;
+  };
+  return recorded(inputs, std::move(outputs), kOp, depends_on_values(reduce_op, kOp),
+                  [=](const Tensors& gradients, const CoalescedBackward::Values& values) {
+                    Tensors parts;
+                    for (const auto& gradient : gradients) {
+                      parts.push_back(weighted(gradient, reduce_op, group, kOp));
+                    }
+                    const auto results = values.outputs.empty() ? Tensors() : gathered(values.outputs);
+                    return apply_reduction_rule(gathered(parts), values.inputs, results, reduce_op, group,
+                                                kOp);
+                  });
+}
+
+}  // namespace funcol::autograd

@@ -1,0 +1,207 @@
+// The out-of-place ops above the devices' kernels: at the Autograd keys, and as the decomposition that modes
+// ask for.
+#include <torch/library.h>
+
+#include <string>
+
+#include "async/layers.h"
+#include "ops/autograd.h"
+#include "ops/composed.h"
+#include "ops/routes.h"
+#include "ops/wire.h"
+
+namespace funcol {
+namespace {
+
+using at::IntArrayRef;
+using at::Tensor;
+using at::TensorList;
+using c10::IValue;
+using c10::SymIntArrayRef;
+using call::SplitSizes;
+using Tensors = std::vector<Tensor>;
+
+template <typename Recorded, typename Composed, typename Called>
+auto route(TensorList inputs, const Recorded& recorded, const Composed& composed, const Called& called) {
+  // functorch's transforms take no autograd function written in C++, but know PyTorch's ops.
+  if (has_active_transforms()) {
+    return composed();
+  }
+  return autograd::needs_gradient(inputs) ? recorded() : run_unrecorded(inputs, composed, called);
+}
+
+Tensor all_reduce(const Tensor& input, const IValue& reduce_op, const IValue& group) {
+  return route(
+      input, [&] { return autograd::all_reduce(input, reduce_op, group); },
+      [&] { return composed::all_reduce(input, reduce_op, group); },
+      [&] { return call::all_reduce(input, reduce_op, group); });
+}
+
+Tensors all_reduce_coalesced(TensorList inputs, const IValue& reduce_op, const IValue& group) {
+  check_alike(inputs, "all_reduce_coalesced");
+  return route(
+      inputs, [&] { return autograd::all_reduce_coalesced(inputs, reduce_op, group); },
+      [&] { return composed::all_reduce_coalesced(inputs, reduce_op, group); },
+      [&] { return call::all_reduce_coalesced(inputs, reduce_op, group); });
+}
+
+Tensor all_gather_into_tensor(const Tensor& input, int64_t group_size, const IValue& group) {
+  return route(
+      input,
+      [&] {
+        check_group_size(*group_from_ivalue(group, "all_gather_into_tensor"), group_size,
+                         "all_gather_into_tensor");
+        return autograd::all_gather(input, 0, group);
+      },
+      [&] { return composed::all_gather_into_tensor(input, group_size, group); },
+      [&] { return call::all_gather_into_tensor(input, group_size, group); });
+}
+
+Tensor all_gather_along_dim(const Tensor& input, int64_t dim, const IValue& group, SplitSizes split_sizes) {
+  return route(
+      input, [&] { return autograd::all_gather(input, dim, group, split_sizes); },
+      [&] { return composed::all_gather_along_dim(input, dim, group, split_sizes); },
+      [&] { return call::all_gather_along_dim(input, dim, group, split_sizes); });
+}
+
+Tensors all_gather_into_tensor_coalesced(TensorList inputs, int64_t group_size, const IValue& group) {
+  check_alike(inputs, "all_gather_into_tensor_coalesced");
+  return route(
+      inputs,
+      [&] {
+        check_group_size(*group_from_ivalue(group, "all_gather_into_tensor_coalesced"), group_size,
+                         "all_gather_into_tensor_coalesced");
+        return autograd::all_gather_coalesced(inputs, group);
+      },
+      [&] { return composed::all_gather_into_tensor_coalesced(inputs, group_size, group); },
+      [&] { return call::all_gather_into_tensor_coalesced(inputs, group_size, group); });
+}
+
+Tensor reduce_scatter_tensor(const Tensor& input, std::string_view reduce_op, int64_t group_size,
+                             const IValue& group) {
+  return route(
+      input,
+      [&] {
+        check_group_size(*group_from_ivalue(group, "reduce_scatter_tensor"), group_size,
+                         "reduce_scatter_tensor");
+        return autograd::reduce_scatter(input, std::string(reduce_op), 0, group);
+      },
+      [&] { return composed::reduce_scatter_tensor(input, reduce_op, group_size, group); },
+      [&] { return call::reduce_scatter_tensor(input, reduce_op, group_size, group); });
+}
+
+Tensor reduce_scatter_along_dim(const Tensor& input, const IValue& reduce_op, int64_t dim,
+                                const IValue& group, SplitSizes split_sizes) {
+  return route(
+      input, [&] { return autograd::reduce_scatter(input, reduce_op, dim, group, split_sizes); },
+      [&] { return composed::reduce_scatter_along_dim(input, reduce_op, dim, group, split_sizes); },
+      [&] { return call::reduce_scatter_along_dim(input, reduce_op, dim, group, split_sizes); });
+}
+
+Tensors reduce_scatter_tensor_coalesced(TensorList inputs, std::string_view reduce_op, int64_t group_size,
+                                        const IValue& group) {
+  constexpr auto kOp = "reduce_scatter_tensor_coalesced";
+  check_alike(inputs, kOp);
+  const std::vector<int64_t> dims(inputs.size(), 0);
+  return route(
+      inputs,
+      [&] {
+        check_group_size(*group_from_ivalue(group, kOp), group_size, kOp);
+        return autograd::reduce_scatter_coalesced(inputs, std::string(reduce_op), dims, group);
+      },
+      [&] { return composed::reduce_scatter_tensor_coalesced(inputs, reduce_op, group_size, group); },
+      [&] { return call::reduce_scatter_tensor_coalesced(inputs, reduce_op, group_size, group); });
+}
+
+Tensors reduce_scatter_along_dims_coalesced(TensorList inputs, const IValue& reduce_op, IntArrayRef dims,
+                                            const IValue& group) {
+  check_alike(inputs, "reduce_scatter_tensor_coalesced");
+  return route(
+      inputs, [&] { return autograd::reduce_scatter_coalesced(inputs, reduce_op, dims, group); },
+      [&] { return composed::reduce_scatter_along_dims_coalesced(inputs, reduce_op, dims, group); },
+      [&] { return call::reduce_scatter_along_dims_coalesced(inputs, reduce_op, dims, group); });
+}
+
+Tensor all_to_all_single(const Tensor& input, SymIntArrayRef output_splits, SymIntArrayRef input_splits,
+                         const IValue& group) {
+  return route(
+      input, [&] { return autograd::all_to_all(input, output_splits, input_splits, group); },
+      [&] { return composed::all_to_all_single(input, output_splits, input_splits, group); },
+      [&] { return call::all_to_all_single(input, output_splits, input_splits, group); });
+}
+
+Tensor permute_tensor(const Tensor& input, IntArrayRef destinations, const IValue& group) {
+  return route(
+      input, [&] { return autograd::permute(input, destinations, group); },
+      [&] { return composed::permute_tensor(input, destinations, group); },
+      [&] { return call::permute_tensor(input, destinations, group); });
+}
+
+Tensor broadcast(const Tensor& input, int64_t source, const IValue& group) {
+  return route(
+      input, [&] { return autograd::broadcast(input, source, group); },
+      [&] { return composed::broadcast(input, source, group); },
+      [&] { return call::broadcast(input, source, group); });
+}
+
+Tensor reduce(const Tensor& input, const IValue& reduce_op, int64_t destination, const IValue& group) {
+  return route(
+      input, [&] { return autograd::reduce(input, reduce_op, destination, group); },
+      [&] { return composed::reduce(input, reduce_op, destination, group); },
+      [&] { return call::reduce(input, reduce_op, destination, group); });
+}
+
+Tensor scatter(const Tensor& input, int64_t source, int64_t dim, const IValue& group,
+               SplitSizes split_sizes) {
+  return route(
+      input, [&] { return autograd::scatter(input, source, dim, group, split_sizes); },
+      [&] { return composed::scatter(input, source, dim, group, split_sizes); },
+      [&] { return call::scatter(input, source, dim, group, split_sizes); });
+}
+
+Tensor gather(const Tensor& input, int64_t destination, int64_t dim, const IValue& group,
+              SplitSizes split_sizes) {
+  return route(
+      input, [&] { return autograd::gather(input, destination, dim, group, split_sizes); },
+      [&] { return composed::gather(input, destination, dim, group, split_sizes); },
+      [&] { return call::gather(input, destination, dim, group, split_sizes); });
+}
+
+}  // namespace
+}  // namespace funcol
+
+TORCH_LIBRARY_IMPL(funcol, Autograd, m) {
+  m.impl("all_reduce", funcol::all_reduce);
+  m.impl("all_reduce_coalesced", funcol::all_reduce_coalesced);
+  m.impl("all_gather_into_tensor", funcol::all_gather_into_tensor);
+  m.impl("all_gather_along_dim", funcol::all_gather_along_dim);
+  m.impl("all_gather_into_tensor_coalesced", funcol::all_gather_into_tensor_coalesced);
+  m.impl("reduce_scatter_tensor", funcol::reduce_scatter_tensor);
+  m.impl("reduce_scatter_along_dim", funcol::reduce_scatter_along_dim);
+  m.impl("reduce_scatter_tensor_coalesced", funcol::reduce_scatter_tensor_coalesced);
+  m.impl("reduce_scatter_along_dims_coalesced", funcol::reduce_scatter_along_dims_coalesced);
+  m.impl("all_to_all_single", funcol::all_to_all_single);
+  m.impl("permute_tensor", funcol::permute_tensor);
+  m.impl("broadcast", funcol::broadcast);
+  m.impl("reduce", funcol::reduce);
+  m.impl("scatter", funcol::scatter);
+  m.impl("gather", funcol::gather);
+}
+
+TORCH_LIBRARY_IMPL(funcol, CompositeImplicitAutograd, m) {
+  m.impl("all_reduce", funcol::composed::all_reduce);
+  m.impl("all_reduce_coalesced", funcol::composed::all_reduce_coalesced);
+  m.impl("all_gather_into_tensor", funcol::composed::all_gather_into_tensor);
+  m.impl("all_gather_along_dim", funcol::composed::all_gather_along_dim);
+  m.impl("all_gather_into_tensor_coalesced", funcol::composed::all_gather_into_tensor_coalesced);
+  m.impl("reduce_scatter_tensor", funcol::composed::reduce_scatter_tensor);
+  m.impl("reduce_scatter_along_dim", funcol::composed::reduce_scatter_along_dim);
+  m.impl("reduce_scatter_tensor_coalesced", funcol::composed::reduce_scatter_tensor_coalesced);
+  m.impl("reduce_scatter_along_dims_coalesced", funcol::composed::reduce_scatter_along_dims_coalesced);
+  m.impl("all_to_all_single", funcol::composed::all_to_all_single);
+  m.impl("permute_tensor", funcol::composed::permute_tensor);
+  m.impl("broadcast", funcol::composed::broadcast);
+  m.impl("reduce", funcol::composed::reduce);
+  m.impl("scatter", funcol::composed::scatter);
+  m.impl("gather", funcol::composed::gather);
+}

@@ -1,0 +1,58 @@
+// A tensor cut along one dim into one part a rank; parts may differ in size.
+//
+//   shape (5, 3), dim 0, sizes {2, 3}: rank 0 has rows 0-1, 6 elements; rank 1 rows 2-4, 9 elements
+#pragma once
+
+#include <ATen/core/DimVector.h>
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "comm/process_group.h"
+
+namespace funcol {
+
+class Parts {
+ public:
+  // Of a whole of this shape; its size along `dim` does not count, the sum of `sizes` does.
+  Parts(at::IntArrayRef shape, int64_t dim, std::vector<int64_t> sizes);
+
+  // Sizes as the ops take them, checked. A whole of `shape` is cut: equal shares where there are no
+  // split_sizes, which then must divide; else one size per rank that sum up to the whole.
+  static Parts of_whole(at::IntArrayRef shape, int64_t dim, at::OptionalIntArrayRef split_sizes,
+                        const c10d::ProcessGroup& group, const char* op);
+  // This rank's part has `shape`: every rank's has without split_sizes; else split_sizes[rank] along `dim`.
+  static Parts of_shard(at::IntArrayRef shape, int64_t dim, at::OptionalIntArrayRef split_sizes,
+                        const c10d::ProcessGroup& group, const char* op);
+
+  int64_t dim() const { return dim_; }
+  int64_t num_parts() const { return static_cast<int64_t>(sizes_.size()); }
+  bool are_equal() const;
+
+  at::DimVector whole_shape() const;
+  at::DimVector shape(int64_t rank) const;
+  int64_t numel(int64_t rank) const { return sizes_[rank] * numel_per_slice_; }
+  int64_t max_numel() const;
+  int64_t whole_numel() const;
+  std::vector<int64_t> numels() const;
+
+  // The rank's part of `whole`, a view.
+  at::Tensor of(const at::Tensor& whole, int64_t rank) const;
+
+  // The parts of `whole`, each contiguous, one after the other in a flat tensor. At most one copy.
+  at::Tensor pack(const at::Tensor& whole) const;
+  // As pack(), with every part padded by zeros to max_numel().
+  at::Tensor pack_padded(const at::Tensor& whole) const;
+  // Fills `whole` from flat parts that begin every `stride` elements; stride 0: one right after the other.
+  void unpack(const at::Tensor& flat, int64_t stride, const at::Tensor& whole) const;
+  // True if the packed parts are the whole itself, contiguous.
+  bool lie_in_order() const;
+
+ private:
+  at::DimVector shape_;  // of the whole, with 1 along dim_
+  int64_t dim_;
+  std::vector<int64_t> sizes_;
+  int64_t numel_per_slice_;
+};
+
+}  // namespace funcol

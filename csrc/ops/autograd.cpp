@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "async/layers.h"
 #include "comm/process_group.h"
 #include "ops/composed.h"
 #include "ops/reduction_rules.h"
@@ -46,9 +47,13 @@ Tensor saved(AutogradContext* ctx, size_t index) {
   return index < tensors.size() ? tensors[index] : Tensor();
 }
 
-// Zeros of a shape, in no memory to speak of.
-Tensor zeros_of(c10::SymIntArrayRef sizes, const at::TensorOptions& options) {
-  return at::zeros({}, options).expand_symint(sizes);
+// Zeros of a shape, in no memory to speak of, where one rank has nothing to give.
+//
+// They depend on `empty`, which has no elements, where somebody records or traces: the rank's part in the
+// collective of a second differentiation hangs on that, and its place behind the gradients in a traced graph.
+Tensor zeros_after(const Tensor& empty, c10::SymIntArrayRef sizes) {
+  const bool is_watched = at::GradMode::is_enabled() || has_active_layers() || belongs_to_layer(empty);
+  return (is_watched ? empty.sum() : at::zeros({}, empty.options())).expand_symint(sizes);
 }
 
 struct AllReduce : Function<AllReduce> {
@@ -188,7 +193,7 @@ struct Permute : Function<Permute> {
     row_sizes.insert(row_sizes.end(), sizes.begin(), sizes.end());
     const auto rows =
         call::all_to_all_single(gradients[0].reshape_symint(row_sizes), received, returned, group_value);
-    return {sent ? rows.squeeze(0) : zeros_of(sizes, gradients[0].options()), {}, {}};
+    return {sent ? rows.squeeze(0) : zeros_after(rows, sizes), {}, {}};
   }
 };
 
@@ -257,8 +262,7 @@ struct Scatter : Function<Scatter> {
     const auto gathered =
         call::gather(gradients[0], source, ctx->saved_data["dim"].toInt(), group, as_argument(sizes));
     const bool is_source = group_from_ivalue(group, "scatter")->getRank() == source;
-    return {is_source ? gathered
-                      : zeros_of(ctx->saved_data["sizes"].toSymIntVector(), gradients[0].options()),
+    return {is_source ? gathered : zeros_after(gathered, ctx->saved_data["sizes"].toSymIntVector()),
             {},
             {},
             {},
@@ -295,8 +299,8 @@ struct Gather : Function<Gather> {
     const auto destination = ctx->saved_data["destination"].toInt();
     const auto sizes = saved_sizes(ctx);
     const bool has_whole = group_from_ivalue(group, "gather")->getRank() == destination;
-    const auto whole = has_whole ? gradients[0]
-                                 : zeros_of(ctx->saved_data["whole"].toSymIntVector(), gradients[0].options());
+    const auto whole =
+        has_whole ? gradients[0] : zeros_after(gradients[0], ctx->saved_data["whole"].toSymIntVector());
     return {call::scatter(whole, destination, ctx->saved_data["dim"].toInt(), group, as_argument(sizes)),
             {},
             {},

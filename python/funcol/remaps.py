@@ -46,7 +46,7 @@ from .collectives import (
 from .groups import RankTypes, _resolve_group, _resolve_group_name
 from .tracing import _are_we_tracing
 
-REDUCE_OP_TO_STR = {
+REDUCE_OP_TO_STR: dict[Any, str] = {
     ReduceOp.SUM: "sum",
     ReduceOp.AVG: "avg",
     ReduceOp.PRODUCT: "product",
@@ -98,8 +98,9 @@ def all_reduce_inplace(
     """Reduces ``tensor`` over ``group`` into itself, and returns it."""
     _check_not_async("all_reduce_inplace", async_op)
     ranks = _resolved_or_world(group, tag)
-    if _can_receive(tensor):
-        torch.ops.funcol.all_reduce_(tensor, op, ranks)
+    name = _name_of(op)
+    if name is not None and _can_receive(tensor):
+        torch.ops.funcol.all_reduce_(tensor, name, ranks)
         return _finished(tensor)
     return tensor.copy_(all_reduce(tensor, op, ranks))
 
@@ -173,9 +174,10 @@ def reduce_scatter_tensor_inplace(
             f"shape {tuple(input.shape)}. Expected an output of 1/{group_size} of the input's elements."
         )
     if scatter_dim == 0:
-        if _can_receive(output, input) and isinstance(op, str):
+        name = _name_of(op)
+        if name is not None and _can_receive(output, input):
             torch.ops.funcol.reduce_scatter_tensor_out(
-                input.reshape(-1), op.lower(), group_size, ranks, out=output.view(-1)
+                input.reshape(-1), name, group_size, ranks, out=output.view(-1)
             )
             return _finished(output)
         if input.dim() == 0 or input.shape[0] % group_size != 0:
@@ -202,8 +204,12 @@ def all_to_all_inplace(
     if output_split_sizes or input_split_sizes:
         output_split_sizes = output_split_sizes or _equal_shares("output", output, group_size)
         input_split_sizes = input_split_sizes or _equal_shares("input", input, group_size)
-        row = 1 if input.dim() == 0 else input[:1].numel()
-        _check_numel("all_to_all_inplace", output, sum(output_split_sizes) * row)
+        expected = (sum(output_split_sizes), *input.shape[1:])
+        if tuple(output.shape) != expected:
+            raise ValueError(
+                f"funcol::all_to_all_inplace: the output has shape {tuple(output.shape)}, expected {expected} "
+                f"for output_split_sizes {output_split_sizes}."
+            )
     else:
         output_split_sizes = input_split_sizes = None
         _check_numel("all_to_all_inplace", output, input.numel())
@@ -324,6 +330,10 @@ traceable_collective_remaps: dict[Callable[..., Any], Callable[..., Any]] = {
 
 def _point_to_point() -> Any:
     return torch.ops._c10d_functional if _are_we_tracing() else torch.ops.funcol
+
+
+def _name_of(op: str | ReduceOp) -> str | None:
+    return op.lower() if isinstance(op, str) else REDUCE_OP_TO_STR.get(op)
 
 
 def _resolved_or_world(group: RankTypes | None, tag: str = "") -> Any:

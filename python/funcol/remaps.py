@@ -207,8 +207,8 @@ def all_to_all_inplace(
         expected = (sum(output_split_sizes), *input.shape[1:])
         if tuple(output.shape) != expected:
             raise ValueError(
-                f"funcol::all_to_all_inplace: the output has shape {tuple(output.shape)}, expected {expected} "
-                f"for output_split_sizes {output_split_sizes}."
+                f"funcol::all_to_all_inplace: the output has shape {tuple(output.shape)}, expected "
+                f"{expected} for output_split_sizes {output_split_sizes}."
             )
     else:
         output_split_sizes = input_split_sizes = None

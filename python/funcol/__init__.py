@@ -11,25 +11,58 @@ from . import _build_info, _version_check
 _version_check.check_torch(_build_info.TORCH_VERSION, torch.__version__, torch.distributed.is_available())
 
 from . import _C, _compat, groups, tracing  # noqa: E402
-from .async_tensor import AsyncCollectiveTensor, is_pending, wait_tensor, wait_tensors  # noqa: E402
+from .async_tensor import (  # noqa: E402
+    AsyncCollectiveTensor,
+    is_pending,
+    wait_tensor,
+    wait_tensors,
+)
+from .async_tensor import _maybe_wrap_tensor as _maybe_wrap_tensor  # noqa: E402
+from .async_tensor import _maybe_wrap_tensors as _maybe_wrap_tensors  # noqa: E402
 from .collectives import (  # noqa: E402
     all_gather_into_tensor_coalesced,
     all_gather_single,
+    all_gather_single_autograd,
     all_gather_single_coalesced,
     all_gather_tensor,
+    all_gather_tensor_autograd,
     all_reduce,
     all_reduce_coalesced,
     all_to_all_single,
+    all_to_all_single_autograd,
     broadcast,
     gather,
     permute_tensor,
     reduce,
     reduce_scatter_single,
+    reduce_scatter_single_autograd,
     reduce_scatter_single_coalesced,
     reduce_scatter_tensor,
+    reduce_scatter_tensor_autograd,
     reduce_scatter_tensor_coalesced,
     scatter,
 )
+from .groups import RANK_TYPES  # noqa: E402
+from .groups import _expand_group as _expand_group  # noqa: E402
+from .groups import _group_or_group_name as _group_or_group_name  # noqa: E402
+from .groups import _resolve_group as _resolve_group  # noqa: E402
+from .groups import _resolve_group_name as _resolve_group_name  # noqa: E402
+from .remaps import (  # noqa: E402
+    REDUCE_OP_TO_STR,
+    all_gather_inplace,
+    all_gather_tensor_inplace,
+    all_reduce_inplace,
+    all_to_all_inplace,
+    batch_p2p_ops_inplace,
+    broadcast_inplace,
+    irecv_inplace,
+    isend_inplace,
+    reduce_scatter_inplace,
+    reduce_scatter_tensor_inplace,
+    traceable_collective_remaps,
+)
+from .tracing import _are_we_tracing as _are_we_tracing  # noqa: E402
+from .tracing import allow_inflight_collective_as_graph_input_ctx  # noqa: E402
 
 __version__ = _build_info.VERSION
 
@@ -40,24 +73,43 @@ _compat.settle_before_higher_order_ops(_C.settle)
 tracing.install()
 
 __all__ = [
+    "RANK_TYPES",
+    "REDUCE_OP_TO_STR",
     "AsyncCollectiveTensor",
+    "all_gather_inplace",
     "all_gather_into_tensor_coalesced",
     "all_gather_single",
+    "all_gather_single_autograd",
     "all_gather_single_coalesced",
     "all_gather_tensor",
+    "all_gather_tensor_autograd",
+    "all_gather_tensor_inplace",
     "all_reduce",
     "all_reduce_coalesced",
+    "all_reduce_inplace",
+    "all_to_all_inplace",
     "all_to_all_single",
+    "all_to_all_single_autograd",
+    "allow_inflight_collective_as_graph_input_ctx",
+    "batch_p2p_ops_inplace",
     "broadcast",
+    "broadcast_inplace",
     "gather",
+    "irecv_inplace",
     "is_pending",
+    "isend_inplace",
     "permute_tensor",
     "reduce",
+    "reduce_scatter_inplace",
     "reduce_scatter_single",
+    "reduce_scatter_single_autograd",
     "reduce_scatter_single_coalesced",
     "reduce_scatter_tensor",
+    "reduce_scatter_tensor_autograd",
     "reduce_scatter_tensor_coalesced",
+    "reduce_scatter_tensor_inplace",
     "scatter",
+    "traceable_collective_remaps",
     "wait_tensor",
     "wait_tensors",
 ]

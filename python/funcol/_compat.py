@@ -24,12 +24,24 @@ def mesh_group_name(mesh: dist.device_mesh.DeviceMesh, mesh_dim: int) -> str:
     return cast(str, mesh._dim_group_names[mesh_dim])
 
 
+def traced_group(group: Any, tag: str) -> Any:
+    """The name of ``group``, or the ``ProcessGroup``, as Dynamo finds it in a region that it traces."""
+    resolve = getattr(stock, "_resolve_group", None)
+    return stock._resolve_group_name(group, tag) if resolve is None else resolve(group, tag)
+
+
 def traceable_group(group: Any, tag: str) -> Any:
     """``group`` as stock puts it in a graph: a name, or an object where stock traces one."""
     resolve = getattr(stock, "_resolve_group", None)
     if resolve is None:
         return stock._resolve_group_name(group, tag)
     return stock._group_or_group_name(resolve(group, tag))
+
+
+def graphs_hold_groups() -> bool:
+    """True if stock puts groups into graphs as objects. Older minors know names only."""
+    config: Any = getattr(torch.compiler, "config", None)
+    return getattr(config, "compile_on_one_rank", False) and hasattr(stock, "_group_or_group_name")
 
 
 def concatenate_ranks(gathered: Tensor, group_size: int, dim: int) -> Tensor:
@@ -203,14 +215,25 @@ def traceable_reduce_op(reduce_op: Any) -> Any:
     return stock.REDUCE_OP_TO_STR.get(getattr(reduce_op, "op", reduce_op), reduce_op)
 
 
+def group_named(name: str) -> dist.ProcessGroup:
+    """The group of this name."""
+    resolve: Any = torch._C._distributed_c10d._resolve_process_group
+    return cast(dist.ProcessGroup, resolve(name))
+
+
 def rank_in_group(group: Any) -> int:
     """This process's rank in ``group``, a name or an object."""
-    resolve: Any = torch._C._distributed_c10d._resolve_process_group
-    return dist.get_rank(resolve(group) if isinstance(group, str) else group)
+    return dist.get_rank(group_named(group) if isinstance(group, str) else group)
+
+
+def rank_of_peer(group_name: str, global_rank: int) -> int:
+    """The rank within a group of the process that is ``global_rank`` in the world."""
+    return dist.get_group_rank(group_named(group_name), global_rank)
 
 
 # As torch.compiler.assume_constant_result does, which would import Dynamo.
 rank_in_group._dynamo_marked_constant = True  # type: ignore[attr-defined]
+rank_of_peer._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 _STOCK_MAKES_CONTIGUOUS = hasattr(stock, "all_gather_single")

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from . import _C, _compat
+from .tracing import _are_we_tracing
 
 
 def is_pending(tensor: Any) -> bool:
@@ -72,3 +73,15 @@ class AsyncCollectiveTensor(metaclass=_PendingOnly):
     def elem(tensor: Tensor) -> Tensor:
         """The tensor behind ``tensor``: itself."""
         return tensor
+
+
+def _maybe_wrap_tensor(self: Tensor) -> Tensor:
+    """``self``, a result of a ``_c10d_functional`` op, made to wait by itself; waits now if traced."""
+    return wait_tensor(self) if _are_we_tracing() else AsyncCollectiveTensor(self)
+
+
+def _maybe_wrap_tensors(tensors: list[Tensor]) -> list[Tensor]:
+    """:func:`_maybe_wrap_tensor` for each of ``tensors``, the results of one coalesced collective."""
+    if _are_we_tracing():
+        return wait_tensors(tensors)
+    return [AsyncCollectiveTensor(tensor) for tensor in tensors]

@@ -351,9 +351,7 @@ def reduce_scatter_tensor_coalesced(
         rank_major.append(
             _compat.contiguous(tensor) if dim == 0 else torch.cat(torch.chunk(tensor, group_size, dim=dim))
         )
-    return _wait_for_list(
-        _core.reduce_scatter_tensor_coalesced(rank_major, reduce_op, group_size, resolved)
-    )
+    return _wait_for_list(_core.reduce_scatter_tensor_coalesced(rank_major, reduce_op, group_size, resolved))
 
 
 # Names that newer PyTorch minors give to the same functions.
@@ -362,21 +360,31 @@ reduce_scatter_single = reduce_scatter_tensor
 all_gather_single_coalesced = all_gather_into_tensor_coalesced
 reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
 
+# Every collective is differentiable.
+all_gather_tensor_autograd = all_gather_single_autograd = all_gather_tensor
+reduce_scatter_tensor_autograd = reduce_scatter_single_autograd = reduce_scatter_tensor
+all_to_all_single_autograd = all_to_all_single
+
 __all__ = [
     "all_gather_into_tensor_coalesced",
     "all_gather_single",
+    "all_gather_single_autograd",
     "all_gather_single_coalesced",
     "all_gather_tensor",
+    "all_gather_tensor_autograd",
     "all_reduce",
     "all_reduce_coalesced",
     "all_to_all_single",
+    "all_to_all_single_autograd",
     "broadcast",
     "gather",
     "permute_tensor",
     "reduce",
     "reduce_scatter_single",
+    "reduce_scatter_single_autograd",
     "reduce_scatter_single_coalesced",
     "reduce_scatter_tensor",
+    "reduce_scatter_tensor_autograd",
     "reduce_scatter_tensor_coalesced",
     "scatter",
 ]

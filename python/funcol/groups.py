@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
+from torch.compiler import is_dynamo_compiling
 from torch.distributed.device_mesh import DeviceMesh
 
 from . import _compat
@@ -21,6 +22,9 @@ RankTypes: TypeAlias = (
 - ``list[int]``: global ranks of an existing group (deprecated, as in PyTorch)
 - ``list[list[int]]``: the ranks of all groups of an MPMD call; this rank's is taken
 """
+
+RANK_TYPES = RankTypes
+"""PyTorch's name of :data:`RankTypes`."""
 
 
 def resolve_group(group: Any, tag: str = "", op: str = "resolve_group") -> Any:
@@ -96,3 +100,59 @@ def _group_of_ranks(ranks: list[Any], tag: str, op: str) -> Any:
             "torch.distributed.new_group on all ranks first, and pass the group it returns."
         )
     return group
+
+
+# PyTorch's own names, for code that was written for them.
+
+
+def _resolve_group(group: RankTypes, tag: str = "") -> Any:
+    """:func:`resolve_group`, which Dynamo can trace as well."""
+    if is_dynamo_compiling():
+        return _compat.traced_group(group, tag)
+    return resolve_group(group, tag)
+
+
+def _resolve_group_name(group: RankTypes, tag: str = "") -> str:
+    """The name of the group behind ``group``."""
+    resolved = _compat.traced_group(group, tag) if is_dynamo_compiling() else resolve_group(group, tag)
+    return resolved if isinstance(resolved, str) else resolved.group_name
+
+
+def _group_or_group_name(group: dist.ProcessGroup | str) -> Any:
+    """``group`` as a graph takes it: by name, unless PyTorch compiles one graph for all ranks."""
+    return group if isinstance(group, str) or _compat.graphs_hold_groups() else group.group_name
+
+
+def _expand_group(group: RankTypes, tag: str = "") -> tuple[str, list[int], int]:
+    """The tag, the global ranks and the size of ``group``; can be traced.
+
+    Of a list of groups: the ranks of all of them, one after the other, and the size that each has.
+    """
+    if isinstance(group, list):
+        if len(group) == 0 or not isinstance(group[0], list):
+            return tag, group, len(group)  # type: ignore[return-value]
+        ranks = [rank for members in group for rank in members]
+        sizes = [len(members) for members in group]
+        for size in sizes:
+            if size != sizes[0]:
+                raise ValueError(
+                    f"funcol::_expand_group: the groups {group} have sizes {sizes}, not one size."
+                )
+        return tag, ranks, sizes[0]
+    resolved = _group_object(group)
+    ranks = dist.get_process_group_ranks(resolved)
+    return tag or c10d._get_group_tag(resolved), ranks, len(ranks)
+
+
+def _group_object(group: Any) -> dist.ProcessGroup:
+    if isinstance(group, DeviceMesh):
+        if group.ndim != 1:
+            raise ValueError(
+                f"funcol::_expand_group: the group is a DeviceMesh with {group.ndim} dims, expected 1: pass "
+                "(mesh, mesh_dim), or mesh[name]."
+            )
+        return group.get_group()
+    if isinstance(group, tuple) and len(group) == 2 and isinstance(group[0], DeviceMesh):
+        return group[0].get_group(group[1])
+    resolved = group if isinstance(group, dist.ProcessGroup) else resolve_group(group, "", "_expand_group")
+    return _compat.group_named(resolved) if isinstance(resolved, str) else resolved

@@ -8,6 +8,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/python_args.h"
+#include "comm/agreement.h"
 #include "ops/calls.h"
 #include "ops/collectives.h"
 #include "ops/wire.h"
@@ -296,6 +297,11 @@ PyObject* remember(PyObject*, PyObject* enabled) {
   Py_RETURN_NONE;
 }
 
+PyObject* check_agreement_of_ranks(PyObject*, PyObject* begin) {
+  check_agreement(begin == Py_True);
+  Py_RETURN_NONE;
+}
+
 PyObject* forget(PyObject*, PyObject*) {
   forget_groups();
   Py_RETURN_NONE;
@@ -327,6 +333,7 @@ void bind_collectives(PyObject* module) {
       fast<reduce_scatter_tensor_coalesced>("reduce_scatter_tensor_coalesced"),
       {"set_group_resolver", set_resolver, METH_O, nullptr},
       {"remember_groups", remember, METH_O, nullptr},
+      {"check_agreement", check_agreement_of_ranks, METH_O, nullptr},
       {"forget_groups", forget, METH_NOARGS, nullptr},
       {nullptr, nullptr, 0, nullptr},
   };

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "async/async_tensor.h"
+#include "comm/agreement.h"
 #include "comm/backend_call.h"
 #include "compat/process_group.h"
 #include "ops/collectives.h"
@@ -37,6 +38,9 @@ Start start_all_gather(const at::Tensor& input, int64_t dim, const GroupPtr& gro
   dim = wrap_dim(dim, input, kOp);
   const auto source = contiguous_input(input);
   const int64_t num_ranks = group->getSize();
+  if (agreement_is_checked()) {
+    agree(*group, kOp, c10::str("dim=", dim), describe_tensors(source));
+  }
 
   auto gathered = fresh_tensor(gathered_sizes(source, 0, num_ranks), source);
   auto wire_in = wire_for_movement(source, *group);
@@ -66,6 +70,9 @@ Start start_all_gather_coalesced(at::TensorList inputs, const GroupPtr& group) {
   }
   const BelowAutograd below_autograd;
   check_all_gather(inputs, 0, kOp);
+  if (agreement_is_checked()) {
+    agree(*group, kOp, "", describe_tensors(inputs));
+  }
   std::vector<at::Tensor> sources;
   std::vector<at::Tensor> outputs;
   std::vector<at::Tensor> wires_in;
@@ -92,6 +99,9 @@ Start start_all_gather_out(const at::Tensor& input, const at::Tensor& out, const
                     ". Expected a contiguous tensor of shape ", at::IntArrayRef(sizes), ".");
   TORCH_CHECK_TYPE(out.scalar_type() == input.scalar_type(), "funcol::", kOp, ": out is ", out.scalar_type(),
                    ", input is ", input.scalar_type(), ". Pass an out of the input's dtype.");
+  if (agreement_is_checked()) {
+    agree(*group, kOp, "", describe_tensors(input));
+  }
   auto source = contiguous_input(input);
   auto wire_in = wire_for_movement(source, *group);
   auto wire_out = wire_for_movement(out, *group);

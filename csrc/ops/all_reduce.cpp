@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "async/async_tensor.h"
+#include "comm/agreement.h"
 #include "comm/backend_call.h"
 #include "ops/collectives.h"
 #include "ops/wire.h"
@@ -23,6 +24,9 @@ void check_in_place(const at::Tensor& tensor, const char* op) {
 // Reduces `outputs` in place; they are contiguous.
 Start reduce_in_place(std::vector<at::Tensor> outputs, const c10d::ReduceOp& reduce_op, const GroupPtr& group,
                       const char* op) {
+  if (agreement_is_checked()) {
+    agree(*group, op, std::string(reduce_op_name(reduce_op)), describe_tensors(outputs));
+  }
   std::vector<at::Tensor> wires;
   wires.reserve(outputs.size());
   for (const auto& output : outputs) {

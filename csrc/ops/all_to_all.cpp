@@ -3,6 +3,7 @@
 #include <numeric>
 #include <utility>
 
+#include "comm/agreement.h"
 #include "comm/backend_call.h"
 #include "compat/process_group.h"
 #include "ops/collectives.h"
@@ -67,6 +68,9 @@ Start start_all_to_all(const at::Tensor& input, at::IntArrayRef output_splits, a
     equal_shares.assign(num_ranks, input.size(0) / num_ranks);
     output_splits = input_splits = equal_shares;
   }
+  if (agreement_is_checked()) {
+    agree_on_exchange(*group, kOp, describe_tensors(input, /*free_dim=*/0), output_splits, input_splits);
+  }
   auto source = contiguous_input(input);
   auto sizes = source.sizes().vec();
   sizes[0] = sum(output_splits);
@@ -91,6 +95,9 @@ Start start_permute(const at::Tensor& input, at::IntArrayRef destinations, const
   const int64_t num_ranks = group->getSize();
   const int64_t rank = group->getRank();
   check_permute(destinations, *group);
+  if (agreement_is_checked()) {
+    agree(*group, kOp, c10::str("src_dst=", destinations), describe_tensors(input));
+  }
   // Rows are whole tensors.
   std::vector<int64_t> input_splits(num_ranks, 0);
   std::vector<int64_t> output_splits(num_ranks, 0);

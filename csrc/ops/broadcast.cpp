@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "async/async_tensor.h"
+#include "comm/agreement.h"
 #include "comm/backend_call.h"
 #include "ops/collectives.h"
 #include "ops/wire.h"
@@ -11,6 +12,9 @@ namespace funcol {
 namespace {
 
 Start broadcast_in_place(at::Tensor output, int64_t source, const GroupPtr& group, const char* op) {
+  if (agreement_is_checked()) {
+    agree(*group, op, c10::str("src=", source), describe_tensors(output));
+  }
   std::vector<at::Tensor> wires{wire_for_movement(output, *group)};
   c10d::BroadcastOptions options;
   options.rootRank = source;

@@ -26,6 +26,7 @@ class Parts {
                         const c10d::ProcessGroup& group, const char* op);
 
   int64_t dim() const { return dim_; }
+  at::IntArrayRef sizes() const { return sizes_; }
   int64_t num_parts() const { return static_cast<int64_t>(sizes_.size()); }
   bool are_equal() const;
 

@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "async/async_tensor.h"
+#include "comm/agreement.h"
 #include "comm/backend_call.h"
 #include "compat/process_group.h"
 #include "ops/collectives.h"
@@ -65,6 +66,9 @@ Start start_reduce_scatter(const at::Tensor& input, const c10d::ReduceOp& reduce
   check_reduce_scatter(input, reduce_op, dim, *group, kOp);
   dim = wrap_dim(dim, input, kOp);
   const int64_t num_ranks = group->getSize();
+  if (agreement_is_checked()) {
+    agree(*group, kOp, c10::str(reduce_op_name(reduce_op), ", dim=", dim), describe_tensors(input));
+  }
   auto source = rank_major_input(input, dim, num_ranks);
   auto out = empty_share(input, dim, num_ranks);
   auto wire_in = dim == 0 ? wire_for_reduction(source) : flat_wire(source);
@@ -86,6 +90,9 @@ Start start_reduce_scatter_coalesced(at::TensorList inputs, const c10d::ReduceOp
   std::vector<int64_t> wrapped;
   for (size_t i = 0; i < inputs.size(); ++i) {
     wrapped.push_back(wrap_dim(dims[i], inputs[i], kOp));
+  }
+  if (agreement_is_checked()) {
+    agree(*group, kOp, c10::str(reduce_op_name(reduce_op), ", dims=", dims), describe_tensors(inputs));
   }
   const int64_t num_ranks = group->getSize();
   std::vector<at::Tensor> sources;
@@ -116,6 +123,9 @@ Start start_reduce_scatter_out(const at::Tensor& input, const c10d::ReduceOp& re
                     " of the elements of the input of shape ", input.sizes(), ".");
   TORCH_CHECK_TYPE(out.scalar_type() == input.scalar_type(), "funcol::", kOp, ": out is ", out.scalar_type(),
                    ", input is ", input.scalar_type(), ". Pass an out of the input's dtype.");
+  if (agreement_is_checked()) {
+    agree(*group, kOp, std::string(reduce_op_name(reduce_op)), describe_tensors(input));
+  }
   auto source = contiguous_input(input);
   auto wire_in = wire_for_reduction(source);
   auto wire_out = wire_for_reduction(out);

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "async/async_tensor.h"
+#include "comm/agreement.h"
 #include "comm/backend_call.h"
 #include "ops/collectives.h"
 #include "ops/epilogue.h"
@@ -33,6 +34,9 @@ Start start_reduce(const at::Tensor& input, const c10d::ReduceOp& reduce_op, int
   const BelowAutograd below_autograd;
   check_rank(destination, *group, "dst", kOp);
   check_reduction(input, reduce_op, *group, kOp);
+  if (agreement_is_checked()) {
+    agree(*group, kOp, c10::str(reduce_op_name(reduce_op), ", dst=", destination), describe_tensors(input));
+  }
   settle(input);
   auto reduced = at::clone(input, at::MemoryFormat::Contiguous);
   std::vector<at::Tensor> wires{wire_for_reduction(reduced)};
@@ -53,6 +57,10 @@ Start start_scatter(const at::Tensor& input, int64_t source, int64_t dim, at::Op
   check_rank(source, *group, "src", kOp);
   const auto parts =
       Parts::of_whole(input.sizes(), wrap_dim(dim, input, kOp), split_sizes, *group, kOp);
+  if (agreement_is_checked()) {
+    agree(*group, kOp, c10::str("src=", source, ", dim=", parts.dim(), ", sizes=", parts.sizes()),
+          describe_tensors(input));
+  }
   const auto rank = group->getRank();
   const bool sends = rank == source;
   if (sends) {
@@ -73,6 +81,10 @@ Start start_gather(const at::Tensor& input, int64_t destination, int64_t dim,
   check_rank(destination, *group, "dst", kOp);
   const auto parts =
       Parts::of_shard(input.sizes(), wrap_dim(dim, input, kOp), split_sizes, *group, kOp);
+  if (agreement_is_checked()) {
+    agree(*group, kOp, c10::str("dst=", destination, ", dim=", parts.dim(), ", sizes=", parts.sizes()),
+          describe_tensors(input, parts.dim()));
+  }
   const bool receives = group->getRank() == destination;
   auto sent = contiguous_input(input).view(-1);
   const auto received = fresh_tensor(receives ? parts.whole_numel() : 0, input);

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "async/async_tensor.h"
+#include "comm/agreement.h"
 #include "comm/backend_call.h"
 #include "compat/process_group.h"
 #include "ops/collectives.h"
@@ -26,6 +27,10 @@ Start start_uneven_all_gather(const at::Tensor& input, int64_t dim, at::Optional
       Parts::of_shard(input.sizes(), wrap_dim(dim, input, kOp), split_sizes, *group, kOp);
   if (parts.are_equal()) {
     return start_all_gather(input, dim, group);
+  }
+  if (agreement_is_checked()) {
+    agree(*group, kOp, c10::str("dim=", parts.dim(), ", split_sizes=", *split_sizes),
+          describe_tensors(input, parts.dim()));
   }
   auto source = contiguous_input(input).view(-1);
   const auto stride = parts.max_numel();
@@ -62,6 +67,11 @@ Start start_uneven_reduce_scatter(const at::Tensor& input, const c10d::ReduceOp&
       Parts::of_whole(input.sizes(), wrap_dim(dim, input, kOp), split_sizes, *group, kOp);
   if (parts.are_equal()) {
     return start_reduce_scatter(input, reduce_op, dim, group);
+  }
+  if (agreement_is_checked()) {
+    agree(*group, kOp,
+          c10::str(reduce_op_name(reduce_op), ", dim=", parts.dim(), ", split_sizes=", *split_sizes),
+          describe_tensors(input));
   }
   settle(input);
   auto source = parts.pack_padded(input);

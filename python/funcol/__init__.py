@@ -11,6 +11,7 @@ from . import _build_info, _version_check
 _version_check.check_torch(_build_info.TORCH_VERSION, torch.__version__, torch.distributed.is_available())
 
 from . import _C, _compat, groups, tracing  # noqa: E402
+from .agreement import check_agreement  # noqa: E402
 from .async_tensor import (  # noqa: E402
     AsyncCollectiveTensor,
     is_pending,
@@ -94,6 +95,7 @@ __all__ = [
     "batch_p2p_ops_inplace",
     "broadcast",
     "broadcast_inplace",
+    "check_agreement",
     "gather",
     "irecv_inplace",
     "is_pending",

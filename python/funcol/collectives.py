@@ -122,8 +122,8 @@ def reduce_scatter_tensor(
 ) -> Tensor:
     """Reduces ``self`` over the ranks of ``group``; each gets its part of the result along ``scatter_dim``.
 
-    The size of ``scatter_dim`` must be a multiple of the number of ranks; or, with ``split_sizes``, rank ``r``
-    gets ``split_sizes[r]`` of it, and all ranks pass the same list. Returns a contiguous tensor.
+    The size of ``scatter_dim`` must be a multiple of the number of ranks; or, with ``split_sizes``, rank
+    ``r`` gets ``split_sizes[r]`` of it, and all ranks pass the same list. Returns a contiguous tensor.
     """
     if not is_dynamo_compiling():
         result: Tensor = _C.reduce_scatter_tensor(self, reduceOp, scatter_dim, group, tag, split_sizes)
@@ -216,8 +216,8 @@ def scatter(
 ) -> Tensor:
     """Cuts the tensor of rank ``src`` within ``group`` along ``scatter_dim``; each rank gets its part.
 
-    Parts are equal, or ``split_sizes[r]`` for rank ``r``. All ranks pass a tensor of the same shape, dtype and
-    device; only that of ``src`` is read, so that ``x.new_empty(()).expand(shape)`` will do on the others.
+    Parts are equal, or ``split_sizes[r]`` for rank ``r``. All ranks pass a tensor of the same shape, dtype
+    and device; only that of ``src`` is read, so that ``x.new_empty(()).expand(shape)`` will do on the others.
     Returns a contiguous tensor.
     """
     if not is_dynamo_compiling():
@@ -240,8 +240,8 @@ def gather(
     """Concatenates the tensors of all ranks along ``gather_dim`` on rank ``dst`` within ``group``.
 
     All ranks pass the same shape; or, with ``split_sizes``, rank ``r`` has size ``split_sizes[r]`` along
-    ``gather_dim``. Returns a contiguous tensor on ``dst``; on the others one with size 0 along ``gather_dim``,
-    which has to take part in their backward pass if gradients are to flow.
+    ``gather_dim``. Returns a contiguous tensor on ``dst``; on the others one with size 0 along
+    ``gather_dim``, which has to take part in their backward pass if gradients are to flow.
     """
     if not is_dynamo_compiling():
         result: Tensor = _C.gather(self, dst, gather_dim, group, tag, split_sizes)

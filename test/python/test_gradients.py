@@ -1,4 +1,4 @@
-"""Gradients of every out-of-place collective: against finite differences over all ranks, and against stock."""
+"""Gradients of every out-of-place collective: against finite differences over all ranks, and stock."""
 
 from __future__ import annotations
 

@@ -1,0 +1,182 @@
+#include "comm/agreement.h"
+
+#include <atomic>
+#include <chrono>
+#include <map>
+#include <mutex>
+#include <sstream>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <utility>
+#include <vector>
+
+namespace funcol {
+namespace {
+
+std::atomic<int64_t> num_checking{0};
+
+std::string joined(at::IntArrayRef numbers) {
+  std::ostringstream text;
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    text << (i == 0 ? "" : " ") << numbers[i];
+  }
+  return text.str();
+}
+
+std::vector<int64_t> parsed(const std::string& numbers) {
+  std::istringstream text(numbers);
+  std::vector<int64_t> values;
+  for (int64_t value = 0; text >> value;) {
+    values.push_back(value);
+  }
+  return values;
+}
+
+// Numbers the checked calls of each group, by its identity: a group made anew begins anew.
+int64_t next_number(const c10d::ProcessGroup& group) {
+  static std::mutex mutex;
+  static std::map<std::pair<const void*, const void*>, int64_t> numbers;
+  const std::lock_guard<std::mutex> lock(mutex);
+  return ++numbers[{&group, group.getStore().get()}];
+}
+
+// How long the group waits for its ranks.
+std::chrono::milliseconds timeout_of(c10d::ProcessGroup& group) {
+  try {
+    return group.getDefaultBackend()->getBackendOptions()->timeout;
+  } catch (const c10::Error&) {  // several backends, or one without options
+    return group.getStore()->getTimeout();
+  }
+}
+
+// What all ranks published under one number.
+class Round {
+ public:
+  Round(c10d::ProcessGroup& group, int64_t number)
+      : group_(group), store_(group.getStore()), number_(number) {}
+
+  std::vector<std::string> publish(const std::string& own) {
+    store_->set(key(number_, group_.getRank()), std::vector<uint8_t>(own.begin(), own.end()));
+    std::vector<std::string> keys;
+    for (int64_t rank = 0; rank < group_.getSize(); ++rank) {
+      keys.push_back(key(number_, rank));
+    }
+    wait_for(keys, own);
+    std::vector<std::string> records;
+    for (const auto& published : keys) {
+      const auto bytes = store_->get(published);
+      records.emplace_back(bytes.begin(), bytes.end());
+    }
+    // All ranks are at this number, so that nobody reads the one before any more.
+    store_->deleteKey(key(number_ - 1, group_.getRank()));
+    return records;
+  }
+
+ private:
+  static std::string key(int64_t number, int64_t rank) {
+    return "funcol/agreement/" + std::to_string(number) + "/" + std::to_string(rank);
+  }
+
+  void wait_for(const std::vector<std::string>& keys, const std::string& own) {
+    const auto timeout = timeout_of(group_);
+    try {
+      store_->wait(keys, timeout);
+    } catch (const std::exception& error) {
+      std::vector<int64_t> absent;
+      for (size_t rank = 0; rank < keys.size(); ++rank) {
+        if (!store_->check({keys[rank]})) {
+          absent.push_back(static_cast<int64_t>(rank));
+        }
+      }
+      TORCH_CHECK_WITH(DistBackendError, false, "funcol: rank ", group_.getRank(), " of group '",
+                       group_name(group_), "' calls ", own.substr(0, own.find('\n')), " as its call number ",
+                       number_, ", but ranks ", at::IntArrayRef(absent), " called nothing within ",
+                       timeout.count(),
+                       " ms. All ranks have to make the same calls, inside check_agreement(). (",
+                       error.what(), ")");
+    }
+  }
+
+  c10d::ProcessGroup& group_;
+  c10::intrusive_ptr<c10d::Store> store_;
+  int64_t number_;
+};
+
+// Publishes `record`, whose first line is the call; returns the records of all ranks, whose first lines agree.
+std::vector<std::string> agreed(c10d::ProcessGroup& group, const std::string& record) {
+  const auto number = next_number(group);
+  auto records = Round(group, number).publish(record);
+  const auto call_of = [&](size_t rank) { return records[rank].substr(0, records[rank].find('\n')); };
+  for (size_t rank = 1; rank < records.size(); ++rank) {
+    TORCH_CHECK_WITH(DistBackendError, call_of(rank) == call_of(0), "funcol: the ranks of group '",
+                     group_name(group), "' disagree on call number ", number, ". Rank 0 calls ", call_of(0),
+                     "; rank ", rank, " calls ", call_of(rank),
+                     ". Nothing was sent. All ranks have to make the same calls in the same order.");
+  }
+  return records;
+}
+
+bool can_ask(const c10d::ProcessGroup& group) {
+  return group.getSize() > 1 && group.getStore() && group.getBackendName() != "fake";
+}
+
+std::string call(const char* op, const std::string& arguments, const std::string& tensors) {
+  return std::string(op) + "(" + arguments + ") with " + tensors;
+}
+
+}  // namespace
+
+void check_agreement(bool begin) { num_checking.fetch_add(begin ? 1 : -1, std::memory_order_relaxed); }
+
+bool agreement_is_checked() { return num_checking.load(std::memory_order_relaxed) > 0; }
+
+std::string describe_tensors(at::TensorList tensors, int64_t free_dim) {
+  std::ostringstream text;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    text << (i == 0 ? "" : ", ") << tensors[i].scalar_type() << " [";
+    for (int64_t dim = 0; dim < tensors[i].dim(); ++dim) {
+      text << (dim == 0 ? "" : ", ");
+      if (dim == free_dim) {
+        text << "any";
+      } else {
+        text << tensors[i].size(dim);
+      }
+    }
+    text << "] on " << tensors[i].device().type();
+  }
+  return tensors.empty() ? "no tensors" : text.str();
+}
+
+void agree(c10d::ProcessGroup& group, const char* op, const std::string& arguments,
+           const std::string& tensors) {
+  if (can_ask(group)) {
+    agreed(group, call(op, arguments, tensors));
+  }
+}
+
+void agree_on_exchange(c10d::ProcessGroup& group, const char* op, const std::string& tensors,
+                       at::IntArrayRef output_splits, at::IntArrayRef input_splits) {
+  if (!can_ask(group)) {
+    return;
+  }
+  std::vector<std::vector<int64_t>> sent;
+  std::vector<std::vector<int64_t>> expected;
+  for (const auto& record :
+       agreed(group, call(op, "", tensors) + "\n" + joined(input_splits) + "\n" + joined(output_splits))) {
+    const auto first = record.find('\n');
+    const auto second = record.find('\n', first + 1);
+    sent.push_back(parsed(record.substr(first + 1, second - first - 1)));
+    expected.push_back(parsed(record.substr(second + 1)));
+  }
+  for (size_t from = 0; from < sent.size(); ++from) {
+    for (size_t to = 0; to < sent.size(); ++to) {
+      TORCH_CHECK_WITH(DistBackendError, sent[from].at(to) == expected[to].at(from), "funcol::", op,
+                       ": the ranks of group '", group_name(group), "' disagree: rank ", from, " sends ",
+                       sent[from][to], " rows to rank ", to, " (its input_split_sizes are ",
+                       at::IntArrayRef(sent[from]), "), which expects ", expected[to][from],
+                       " (its output_split_sizes are ", at::IntArrayRef(expected[to]),
+                       "). Nothing was sent.");
+    }
+  }
+}
+
+}  // namespace funcol

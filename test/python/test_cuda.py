@@ -152,6 +152,64 @@ def test_rows_move_between_ranks_that_share_the_device(needs_cuda):
     run_ranks(moves_rows, 2)
 
 
+def moves_uneven_parts(rank, world):
+    group = dist.group.WORLD
+    sizes = [1, 4][:world]
+    shard = numbered(2, sizes[rank]) + 100 * rank
+    shards = [numbered(2, size) + 100 * r for r, size in enumerate(sizes)]
+    whole = torch.cat(shards, 1)
+    assert torch.equal(funcol.all_gather_tensor(shard, 1, group, split_sizes=sizes), whole)
+    part = funcol.reduce_scatter_tensor(whole, "sum", 1, group, split_sizes=sizes)
+    assert torch.equal(part, world * shards[rank])
+    assert torch.equal(funcol.scatter(whole, 0, 1, group, split_sizes=sizes), shards[rank])
+    gathered = funcol.gather(shard, 0, 1, group, split_sizes=sizes)
+    assert torch.equal(gathered, whole if rank == 0 else whole[:, :0])
+    reduced = funcol.reduce(whole, "sum", 0, group)
+    assert torch.equal(reduced, world * whole if rank == 0 else torch.zeros_like(whole))
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_uneven_parts_move_between_ranks_that_share_the_device(needs_cuda, world):
+    run_ranks(moves_uneven_parts, world)
+
+
+GRADIENTS = {
+    "all_reduce": lambda x, group: funcol.all_reduce(x, "sum", group),
+    "all_reduce max": lambda x, group: funcol.all_reduce(x, "max", group),
+    "all_reduce product": lambda x, group: funcol.all_reduce(x, "product", group),
+    "all_gather": lambda x, group: funcol.all_gather_tensor(x, 1, group),
+    "reduce_scatter": lambda x, group: funcol.reduce_scatter_tensor(x, "avg", 1, group),
+    "all_to_all": lambda x, group: funcol.all_to_all_single(x, None, None, group),
+    "broadcast": lambda x, group: funcol.broadcast(x, 0, group),
+    "permute": lambda x, group: funcol.permute_tensor(x, [0], group),
+    "coalesced": lambda x, group: funcol.all_reduce_coalesced([x, x], "sum", group)[1],
+}
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_the_gradient_of_a_collective_of_one_rank_is_that_of_the_identity(nccl, name):
+    x = numbered(4, 6).requires_grad_()
+    weights = numbered(4, 6) + 1
+    (GRADIENTS[name](x, nccl) * weights).sum().backward()
+    assert torch.equal(x.grad, weights)
+
+
+def test_premul_sum_multiplies_the_gradient_by_its_factor(nccl):
+    x = numbered(4).requires_grad_()
+    funcol.all_reduce(x, dist._make_nccl_premul_sum(3.0), nccl).sum().backward()
+    assert x.grad.tolist() == [3.0] * 4
+
+
+def test_a_pending_gradient_is_used_by_the_optimizer_on_its_stream(nccl):
+    x = torch.ones(1 << 20, device="cuda", requires_grad=True)
+    optimizer = torch.optim.SGD([x], lr=0.5)
+    torch.cuda._sleep(100_000_000)
+    funcol.all_reduce(x, "sum", nccl).backward(torch.ones_like(x))
+    assert funcol.is_pending(x.grad)
+    optimizer.step()
+    assert torch.equal(x.detach(), torch.full_like(x, 0.5))
+
+
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_a_compiled_region_takes_pending_and_plain_inputs_without_recompiling(nccl, backend):
     torch._dynamo.reset()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -324,6 +325,21 @@ def test_ranks_that_tie_for_the_maximum_share_its_gradient_and_nan_counts_as_eag
 
 def test_ranks_that_tie_for_the_minimum_share_its_gradient_and_nan_counts_as_eager_counts_it() -> None:
     assert run_ranks(extremum, 3, "min") == [[1, 0, 1.5, 1], [1, 3, 1.5, 1], [1, 0, 0, 1]]
+
+
+def multiplies_by_its_own_factor(rank: int, world: int) -> None:
+    importlib.import_module("torch.testing._internal.distributed.fake_pg")
+    group = dist.new_group(list(range(world)), backend="fake")  # its sum over the ranks is what this one has
+    factor = 3.0 + rank
+    x = torch.ones(2, requires_grad=True)
+    premul_sum = dist._make_nccl_premul_sum(factor)
+    funcol.all_reduce(x, premul_sum, group).backward(torch.tensor([1.0, 2.0]))
+    assert x.grad is not None
+    assert x.grad.tolist() == [factor, 2 * factor]
+
+
+def test_premul_sum_multiplies_the_summed_gradient_by_the_factor_of_the_rank() -> None:
+    run_ranks(multiplies_by_its_own_factor, 2)
 
 
 # The calls that stock differentiates in every minor.

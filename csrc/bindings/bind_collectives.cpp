@@ -3,11 +3,13 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
+#include <torch/csrc/utils/python_strings.h>
 
 #include <utility>
 
 #include "bindings/bindings.h"
 #include "bindings/python_args.h"
+#include "comm/group_ref.h"
 #include "ops/collectives.h"
 
 namespace funcol::python {
@@ -226,6 +228,21 @@ PyObject* forget(PyObject*, PyObject*) {
   Py_RETURN_NONE;
 }
 
+template <void (*note)(const std::string&)>
+PyObject* note_name(PyObject*, PyObject* name) {
+  HANDLE_TH_ERRORS
+  note(THPUtils_unpackString(name));
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* note_all_removed(PyObject*, PyObject*) {
+  HANDLE_TH_ERRORS
+  note_all_groups_removed();
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
 template <PyObject* (*function)(PyObject*, Args, Py_ssize_t)>
 PyMethodDef fast(const char* name) {
   // CPython stores every calling convention as PyCFunction and casts it back by the flag.
@@ -250,6 +267,9 @@ void bind_collectives(PyObject* module) {
       {"set_group_resolver", set_resolver, METH_O, nullptr},
       {"remember_groups", remember, METH_O, nullptr},
       {"forget_groups", forget, METH_NOARGS, nullptr},
+      {"note_group_added", note_name<note_group_added>, METH_O, nullptr},
+      {"note_group_removed", note_name<note_group_removed>, METH_O, nullptr},
+      {"note_all_groups_removed", note_all_removed, METH_NOARGS, nullptr},
       {nullptr, nullptr, 0, nullptr},
   };
   if (PyModule_AddFunctions(module, functions) != 0) {

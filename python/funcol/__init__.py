@@ -11,7 +11,13 @@ from . import _build_info, _version_check
 _version_check.check_torch(_build_info.TORCH_VERSION, torch.__version__, torch.distributed.is_available())
 
 from . import _C, _compat, groups, tracing  # noqa: E402
-from .async_tensor import AsyncCollectiveTensor, is_pending, wait_tensor, wait_tensors  # noqa: E402
+from .async_tensor import (  # noqa: E402
+    AsyncCollectiveTensor,
+    is_pending,
+    unwaited_collectives,
+    wait_tensor,
+    wait_tensors,
+)
 from .collectives import (  # noqa: E402
     all_gather_into_tensor_coalesced,
     all_gather_single,
@@ -31,7 +37,13 @@ from .collectives import (  # noqa: E402
 __version__ = _build_info.VERSION
 
 _C.set_group_resolver(groups.resolve_group)
-_compat.watch_group_registry(_C.forget_groups, _C.remember_groups)
+_compat.watch_group_registry(
+    added=_C.note_group_added,
+    removing=_C.note_group_removed,
+    removing_all=_C.note_all_groups_removed,
+    changed=_C.forget_groups,
+    remember=_C.remember_groups,
+)
 _compat.mark_side_effects()
 _compat.settle_before_higher_order_ops(_C.settle)
 tracing.install()
@@ -52,6 +64,7 @@ __all__ = [
     "reduce_scatter_single_coalesced",
     "reduce_scatter_tensor",
     "reduce_scatter_tensor_coalesced",
+    "unwaited_collectives",
     "wait_tensor",
     "wait_tensors",
 ]

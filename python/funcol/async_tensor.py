@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import warnings
 from typing import Any
 
 import torch
@@ -39,6 +41,31 @@ def wait_tensors(tensors: list[Tensor]) -> list[Tensor]:
     if _compat.STOCK_WAITS_FOR_LISTS and is_dynamo_compiling():
         return torch.ops._c10d_functional.wait_tensors(tensors)  # type: ignore[no-any-return]
     return [wait_tensor(tensor) for tensor in tensors]
+
+
+def unwaited_collectives() -> dict[str, int]:
+    """How many collectives of this process nothing has waited for, by operator; without those that are 0.
+
+    They are the ones that are still pending, and the ones whose results were dropped unused: nobody knows
+    whether these succeeded. At exit, one warning tells of any that are left.
+    """
+    return _C.unwaited_collectives()
+
+
+def warn_of_unwaited_collectives() -> None:
+    """Warns of :func:`unwaited_collectives`, if there are any. Waits for nothing."""
+    counts = unwaited_collectives()
+    if counts:
+        ops = ", ".join(f"{count} {op}" for op, count in counts.items())
+        warnings.warn(
+            f"funcol: nothing ever waited for the results of {sum(counts.values())} collectives: {ops}. "
+            "Whether they succeeded is not known. Use each result, or call funcol.wait_tensor on it, before "
+            "the process ends.",
+            stacklevel=2,
+        )
+
+
+atexit.register(warn_of_unwaited_collectives)
 
 
 class _PendingOnly(type):

@@ -8,7 +8,6 @@
 #include <sstream>
 #include <utility>
 
-#include "async/unwaited.h"
 #include "async/wake_key.h"
 #include "comm/orphaned_works.h"
 
@@ -41,14 +40,16 @@ void set_run_blocking(RunBlocking run) { run_blocking = run; }
 PendingCollective::PendingCollective(Start start)
     : start_(std::move(start)), num_forks_at_start_(num_forks()) {
   if (start_.work && start_.is_counted) {
-    unwaited_ = &unwaited_count(start_.op);
-    unwaited_->fetch_add(1, std::memory_order_relaxed);
+    unwaited_.enter(start_.op, start_.work);
   }
 }
 
 PendingCollective::~PendingCollective() {
   if (state_.load(std::memory_order_acquire) == State::kRunning && start_.work) {
-    leave_running(start_);
+    unwaited_.leave(/*is_dropped=*/true);
+    if (num_forks_at_start_ == num_forks()) {
+      leave_running(start_);
+    }
   }
 }
 
@@ -71,12 +72,6 @@ void PendingCollective::settle() {
   }
 }
 
-void PendingCollective::stop_counting() {
-  if (unwaited_ != nullptr && num_forks_at_start_ == num_forks()) {
-    unwaited_->fetch_sub(1, std::memory_order_relaxed);
-  }
-}
-
 void PendingCollective::wait_for_work() {
   if (start_.group.is_destroyed()) {
     leave_running(start_);
@@ -86,7 +81,6 @@ void PendingCollective::wait_for_work() {
                              "call funcol.wait_tensor on them, before destroy_process_group()."));
   }
   if (num_forks_at_start_ != num_forks() && !start_.work->isCompleted()) {
-    leave_running(start_);
     C10_THROW_ERROR(
         DistBackendError,
         "the collective runs in the parent process, and had not finished when this process was forked. "
@@ -96,7 +90,7 @@ void PendingCollective::wait_for_work() {
 }
 
 PendingCollective::State PendingCollective::finish() {
-  stop_counting();
+  unwaited_.leave();
   try {
     const c10::impl::ExcludeDispatchKeyGuard plain_tensors(kWakeKey);
     if (start_.work) {

@@ -12,6 +12,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
+#include "async/unwaited.h"
 #include "comm/group_ref.h"
 
 namespace funcol {
@@ -53,14 +54,13 @@ class PendingCollective final : public c10::intrusive_ptr_target {
 
   State finish();
   void wait_for_work();
-  void stop_counting();
   std::string describe() const;
 
   std::atomic<State> state_{State::kRunning};
   std::mutex mutex_;
   std::exception_ptr error_;
   Start start_;
-  std::atomic<int64_t>* unwaited_ = nullptr;  // where it is counted until it is waited for
+  UnwaitedEntry unwaited_;
   uint64_t num_forks_at_start_;
 };
 

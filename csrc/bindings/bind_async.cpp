@@ -158,6 +158,12 @@ void bind_async(PyObject* module) {
     return sweep_orphans();
   });
   m.def("unwaited_collectives", unwaited_collectives);
+  m.def(
+      "let_unwaited_finish",
+      [](double patience) {
+        let_unwaited_finish(std::chrono::milliseconds(static_cast<int64_t>(patience * 1000)));
+      },
+      py::call_guard<py::gil_scoped_release>());
   m.def("async_counters", [] {
     const auto counters = async_counters();
     return std::make_pair(counters.waits, counters.views);

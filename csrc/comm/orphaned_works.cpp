@@ -1,5 +1,7 @@
 #include "comm/orphaned_works.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <atomic>
 #include <deque>
@@ -51,6 +53,18 @@ Orphanage& orphanage() {
   return *instance;
 }
 
+// A fork waits until no thread is inside. The child starts without: no thread of it works for its parent's.
+void follow_forks() {
+  pthread_atfork([] { orphanage().mutex.lock(); }, [] { orphanage().mutex.unlock(); },
+                 [] {
+                   auto& home = orphanage();
+                   new std::deque<Orphan>(std::move(home.orphans));  // NOLINT: as they were, for ever
+                   home.orphans.clear();
+                   home.size.store(0, std::memory_order_relaxed);
+                   home.mutex.unlock();
+                 });
+}
+
 // Drops the finished ones among the first `count`, and puts the others last. Returns how many it dropped.
 size_t sweep(Orphanage& home, size_t count) {
   if (home.size.load(std::memory_order_relaxed) == 0) {
@@ -74,6 +88,8 @@ size_t sweep(Orphanage& home, size_t count) {
 }  // namespace
 
 void adopt_orphan(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> buffers) {
+  static std::once_flag follows_forks;
+  std::call_once(follows_forks, follow_forks);
   auto& home = orphanage();
   const std::lock_guard<std::mutex> lock(home.mutex);
   home.orphans.push_back({std::move(work), std::move(buffers)});

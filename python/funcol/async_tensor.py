@@ -52,8 +52,15 @@ def unwaited_collectives() -> dict[str, int]:
     return _C.unwaited_collectives()
 
 
-def warn_of_unwaited_collectives() -> None:
-    """Warns of :func:`unwaited_collectives`, if there are any. Waits for nothing."""
+# Seconds without one of them ending after which the exit goes on.
+_PATIENCE_AT_EXIT = 1.0
+
+
+def end_unwaited_collectives() -> None:
+    """At exit: warns of :func:`unwaited_collectives`, if there are any, and lets those end that can.
+
+    Their peers may need them, and c10d crashes where one ends while the process is being taken down.
+    """
     counts = unwaited_collectives()
     if counts:
         ops = ", ".join(f"{count} {op}" for op, count in counts.items())
@@ -63,9 +70,10 @@ def warn_of_unwaited_collectives() -> None:
             "the process ends.",
             stacklevel=2,
         )
+    _C.let_unwaited_finish(_PATIENCE_AT_EXIT)
 
 
-atexit.register(warn_of_unwaited_collectives)
+atexit.register(end_unwaited_collectives)
 
 
 class _PendingOnly(type):

@@ -101,6 +101,16 @@ TEST(PendingCollective, AFailedEpilogueFailsTheCollective) {
   EXPECT_FALSE(collective->is_settled());
 }
 
+TEST(PendingCollective, AFailedWorkKeepsTheEpilogueFromRunning) {
+  bool has_run = false;
+  auto collective = pending(c10::make_intrusive<FakeWork>([] { throw std::runtime_error("peer is gone"); }),
+                            [&] { has_run = true; });
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_PRED_FORMAT2(IsSubstring, "peer is gone", error_of(*collective));
+  }
+  EXPECT_FALSE(has_run);
+}
+
 TEST(PendingCollective, AnAbortedWorkIsAnError) {
   auto work = c10::make_intrusive<FakeWork>();
   work->aborted = true;

@@ -4,11 +4,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <stdexcept>
 #include <thread>
 #include <vector>
 
 #include "async/pending_collective.h"
+#include "comm/orphaned_works.h"
 #include "support/fake_work.h"
 
 namespace funcol {
@@ -64,15 +66,42 @@ TEST(Unwaited, DoesNotCountWhatHasNoWorkOrIsCountedElsewhere) {
   EXPECT_EQ(count("workless") + count("elsewhere"), 0);
 }
 
-TEST(Unwaited, HasOneCountAnOpHoweverManyThreadsAskFirst) {
+TEST(Unwaited, CountsRightlyWhateverThreadsDoAtOnce) {
   std::vector<std::thread> threads;
   for (int i = 0; i < 8; ++i) {
-    threads.emplace_back([] { unwaited_count("asked for by threads").fetch_add(1); });
+    threads.emplace_back([] {
+      for (int j = 0; j < 100; ++j) {
+        auto dropped = pending("of threads", done());
+        pending("of threads", done())->settle();
+      }
+    });
   }
   for (auto& thread : threads) {
     thread.join();
   }
-  EXPECT_EQ(count("asked for by threads"), 8);
+  EXPECT_EQ(count("of threads"), 800);
+}
+
+TEST(Unwaited, IsLetFinishWhetherItIsHeldOrDropped) {
+  auto first = c10::make_intrusive<FakeWork>();
+  auto second = c10::make_intrusive<FakeWork>();
+  const auto held = pending("held", first);
+  pending("dropped at the end", second).reset();
+  std::thread ends([&] {
+    first->completed = true;
+    second->completed = true;
+  });
+  let_unwaited_finish(std::chrono::seconds(1));
+  ends.join();
+  EXPECT_TRUE(first->completed && second->completed);
+  EXPECT_EQ(first->num_waits + second->num_waits, 0);
+}
+
+TEST(Unwaited, IsNotLetFinishForEver) {
+  auto work = c10::make_intrusive<FakeWork>();
+  const auto held = pending("held", work);
+  let_unwaited_finish(std::chrono::milliseconds(1));
+  EXPECT_FALSE(work->completed);
 }
 
 // Runs `check` in a child process; true if it holds there.
@@ -89,12 +118,15 @@ bool holds_in_child(const Check& check) {
 
 TEST(Unwaited, IsEmptyInAChildProcess) {
   const auto parents = pending("parent's", done());
+  auto orphan = c10::make_intrusive<FakeWork>();
+  pending("parent's", orphan).reset();
   EXPECT_TRUE(holds_in_child([&] {
     const auto own = pending("child's", done());
     parents->settle();
-    return unwaited_collectives() == std::map<std::string, int64_t>{{"child's", 1}};
+    return sweep_orphans() == 0 && unwaited_collectives() == std::map<std::string, int64_t>{{"child's", 1}};
   }));
-  EXPECT_EQ(count("parent's"), 1);
+  EXPECT_EQ(count("parent's"), 2);
+  orphan->completed = true;
 }
 
 TEST(Unwaited, AChildProcessGetsWhatWasDoneBeforeTheForkAndAnErrorForTheRest) {

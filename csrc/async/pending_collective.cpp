@@ -5,7 +5,6 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
-#include <iterator>
 #include <sstream>
 #include <utility>
 
@@ -17,6 +16,13 @@ namespace {
 
 std::atomic<int64_t> num_waits{0};
 std::atomic<int64_t> num_views{0};
+
+// The Work goes on by itself, and what it reads and writes stays until it is done.
+void leave_running(PendingCollective::Start& start) {
+  auto buffers = std::move(start.buffers);
+  buffers.insert(buffers.end(), start.outputs.begin(), start.outputs.end());
+  adopt_orphan(std::move(start.work), std::move(buffers));
+}
 
 void just_call(const std::function<void()>& blocking) { blocking(); }
 RunBlocking run_blocking = just_call;
@@ -31,13 +37,19 @@ void count_view() { num_views.fetch_add(1, std::memory_order_relaxed); }
 
 void set_run_blocking(RunBlocking run) { run_blocking = run; }
 
-PendingCollective::PendingCollective(Start start) : start_(std::move(start)) {}
+PendingCollective::PendingCollective(Start start)
+    : start_(std::move(start)), num_forks_at_start_(num_forks()) {
+  if (start_.work && start_.is_counted) {
+    unwaited_.enter(start_.op, start_.work);
+  }
+}
 
 PendingCollective::~PendingCollective() {
   if (state_.load(std::memory_order_acquire) == State::kRunning && start_.work) {
-    auto buffers = std::move(start_.buffers);
-    std::move(start_.outputs.begin(), start_.outputs.end(), std::back_inserter(buffers));
-    adopt_orphan(std::move(start_.work), std::move(buffers));
+    unwaited_.leave(/*is_dropped=*/true);
+    if (num_forks_at_start_ == num_forks()) {
+      leave_running(start_);
+    }
   }
 }
 
@@ -60,11 +72,29 @@ void PendingCollective::settle() {
   }
 }
 
+void PendingCollective::wait_for_work() {
+  if (start_.group.is_destroyed()) {
+    leave_running(start_);
+    C10_THROW_ERROR(DistBackendError,
+                    c10::str("process group '", start_.group.name(),
+                             "' was destroyed before this result was waited for. Use results, or "
+                             "call funcol.wait_tensor on them, before destroy_process_group()."));
+  }
+  if (num_forks_at_start_ != num_forks() && !start_.work->isCompleted()) {
+    C10_THROW_ERROR(
+        DistBackendError,
+        "the collective runs in the parent process, and had not finished when this process was forked. "
+        "Wait for results before a fork.");
+  }
+  TORCH_CHECK(start_.work->wait(), "the collective was aborted");
+}
+
 PendingCollective::State PendingCollective::finish() {
+  unwaited_.leave();
   try {
     const c10::impl::ExcludeDispatchKeyGuard plain_tensors(kWakeKey);
     if (start_.work) {
-      TORCH_CHECK(start_.work->wait(), "the collective was aborted");
+      wait_for_work();
     }
     if (start_.epilogue) {
       start_.epilogue();
@@ -84,7 +114,7 @@ PendingCollective::State PendingCollective::finish() {
 
 std::string PendingCollective::describe() const {
   std::ostringstream text;
-  text << "funcol::" << start_.op << " failed on group '" << start_.group << "'; result of shape ";
+  text << "funcol::" << start_.op << " failed on group '" << start_.group.name() << "'; result of shape ";
   for (size_t i = 0; i < start_.outputs.size(); ++i) {
     text << (i == 0 ? "" : ", ") << start_.outputs[i].sizes();
   }

@@ -12,6 +12,9 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
+#include "async/unwaited.h"
+#include "comm/group_ref.h"
+
 namespace funcol {
 
 // Shared by every tensor that waits for one collective: its outputs and all views of them.
@@ -20,16 +23,18 @@ namespace funcol {
 // layout change of a gather along a dim other than 0). On CUDA, waiting makes the current stream wait,
 // not the host. After that nothing of the collective is kept.
 // A failure is kept instead: every settle() raises it again, so that no use ever sees the data.
+// So is destroying the group before settle(): whether the data arrived first would be a matter of luck.
 // If the last holder goes without having settled, Work and buffers live on until the Work is done.
 class PendingCollective final : public c10::intrusive_ptr_target {
  public:
   struct Start {
     std::string op;                       // as in error messages: "all_reduce"
-    std::string group;                    // group name, for the same
+    GroupRef group;                       // for the same, and to know whether it was destroyed
     c10::intrusive_ptr<c10d::Work> work;  // null: nothing to wait for
     std::vector<at::Tensor> buffers;      // everything that the Work and the epilogue read or write
     std::vector<at::Tensor> outputs;      // what the caller gets
     std::function<void()> epilogue;       // may be empty; runs once, after the Work
+    bool is_counted = true;               // in unwaited_collectives(); false if another registry does that
   };
 
   explicit PendingCollective(Start start);
@@ -40,19 +45,23 @@ class PendingCollective final : public c10::intrusive_ptr_target {
   bool is_settled() const noexcept { return state_.load(std::memory_order_acquire) == State::kSettled; }
 
   // Returns when the outputs hold their values (on CUDA: for work that is enqueued from now on).
-  // Raises what the Work raised, extended by op, group and shape; the same on each later call.
+  // Raises what the Work raised, extended by op, group and shape; the same on each later call. In a child
+  // process, a Work of its parent that had not finished at the fork is an error as well: it never will.
   void settle();
 
  private:
   enum class State : uint8_t { kRunning, kSettled, kFailed };
 
   State finish();
+  void wait_for_work();
   std::string describe() const;
 
   std::atomic<State> state_{State::kRunning};
   std::mutex mutex_;
   std::exception_ptr error_;
   Start start_;
+  UnwaitedEntry unwaited_;
+  uint64_t num_forks_at_start_;
 };
 
 // Counts since the library was loaded.

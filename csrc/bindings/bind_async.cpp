@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "async/async_tensor.h"
+#include "async/unwaited.h"
 #include "async/wake_key.h"
 #include "bindings/bindings.h"
 #include "bindings/python_args.h"
@@ -95,7 +96,7 @@ std::vector<at::Tensor> make_pending(std::vector<at::Tensor> outputs, py::functi
                                      std::string group) {
   Start start;
   start.op = std::move(op);
-  start.group = std::move(group);
+  start.group = GroupRef(std::move(group));
   start.work = c10::make_intrusive<CallbackWork>(std::move(on_wait));
   {
     const BelowAutograd below_autograd;
@@ -107,7 +108,8 @@ std::vector<at::Tensor> make_pending(std::vector<at::Tensor> outputs, py::functi
   return as_pending(std::move(start));
 }
 
-// Waits on PyTorch's own registry: for tensors of _c10d_functional ops.
+// Waits on PyTorch's own registry: for tensors of _c10d_functional ops. The registry keeps what runs, and
+// counts what nobody waited for, so nothing has to live on if this is dropped.
 class RegistryWork final : public c10d::Work {
  public:
   explicit RegistryWork(at::Tensor tensor) : tensor_(std::move(tensor)) {}
@@ -115,7 +117,7 @@ class RegistryWork final : public c10d::Work {
     c10d::wait_tensor(tensor_);
     return true;
   }
-  bool isCompleted() override { return false; }
+  bool isCompleted() override { return true; }
 
  private:
   at::Tensor tensor_;
@@ -124,7 +126,8 @@ class RegistryWork final : public c10d::Work {
 at::Tensor pending_on_registry(const at::Tensor& tensor) {
   Start start;
   start.op = "wait_tensor";
-  start.group = "of the tensor";
+  start.group = GroupRef("of the tensor");
+  start.is_counted = false;
   start.work = c10::make_intrusive<RegistryWork>(tensor);
   start.outputs = {tensor.alias()};
   return as_sole_pending(std::move(start));
@@ -154,6 +157,13 @@ void bind_async(PyObject* module) {
     const py::gil_scoped_release no_gil;
     return sweep_orphans();
   });
+  m.def("unwaited_collectives", unwaited_collectives);
+  m.def(
+      "let_unwaited_finish",
+      [](double patience) {
+        let_unwaited_finish(std::chrono::milliseconds(static_cast<int64_t>(patience * 1000)));
+      },
+      py::call_guard<py::gil_scoped_release>());
   m.def("async_counters", [] {
     const auto counters = async_counters();
     return std::make_pair(counters.waits, counters.views);

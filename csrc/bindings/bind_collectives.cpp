@@ -3,6 +3,7 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
+#include <torch/csrc/utils/python_strings.h>
 
 #include <utility>
 
@@ -10,6 +11,7 @@
 #include "bindings/python_args.h"
 #include "comm/agreement.h"
 #include "ops/calls.h"
+#include "comm/group_ref.h"
 #include "ops/collectives.h"
 #include "ops/wire.h"
 
@@ -307,6 +309,21 @@ PyObject* forget(PyObject*, PyObject*) {
   Py_RETURN_NONE;
 }
 
+template <void (*note)(const std::string&)>
+PyObject* note_name(PyObject*, PyObject* name) {
+  HANDLE_TH_ERRORS
+  note(THPUtils_unpackString(name));
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* note_all_removed(PyObject*, PyObject*) {
+  HANDLE_TH_ERRORS
+  note_all_groups_removed();
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
 template <PyObject* (*function)(PyObject*, Args, Py_ssize_t)>
 PyMethodDef fast(const char* name) {
   // CPython stores every calling convention as PyCFunction and casts it back by the flag.
@@ -335,6 +352,9 @@ void bind_collectives(PyObject* module) {
       {"remember_groups", remember, METH_O, nullptr},
       {"check_agreement", check_agreement_of_ranks, METH_O, nullptr},
       {"forget_groups", forget, METH_NOARGS, nullptr},
+      {"note_group_added", note_name<note_group_added>, METH_O, nullptr},
+      {"note_group_removed", note_name<note_group_removed>, METH_O, nullptr},
+      {"note_all_groups_removed", note_all_removed, METH_NOARGS, nullptr},
       {nullptr, nullptr, 0, nullptr},
   };
   if (PyModule_AddFunctions(module, functions) != 0) {

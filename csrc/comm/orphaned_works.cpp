@@ -1,7 +1,10 @@
 #include "comm/orphaned_works.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <atomic>
+#include <deque>
 #include <iterator>
 #include <mutex>
 #include <utility>
@@ -12,17 +15,33 @@ namespace {
 struct Orphan {
   c10::intrusive_ptr<c10d::Work> work;
   std::vector<at::Tensor> buffers;
+  bool may_have_future = true;
 };
 
 struct Orphanage {
   std::mutex mutex;
-  std::vector<Orphan> orphans;
+  std::deque<Orphan> orphans;
   std::atomic<size_t> size{0};
 };
 
-bool is_completed(c10d::Work& work) {
+// A Work written in Python cannot override isCompleted(), which says no for ever; but its future may tell.
+// Backends name the operation of their Works, and may have futures that are done before the device is.
+bool has_completed_future(Orphan& orphan) {
+  if (!orphan.may_have_future || orphan.work->retrieveOpType() != c10d::OpType::UNKNOWN) {
+    return false;
+  }
   try {
-    return work.isCompleted();
+    const auto future = orphan.work->getFuture();
+    return future && future->completed();
+  } catch (const std::exception&) {
+    orphan.may_have_future = false;
+    return false;
+  }
+}
+
+bool is_completed(Orphan& orphan) {
+  try {
+    return orphan.work->isCompleted() || has_completed_future(orphan);
   } catch (const std::exception&) {  // nobody is left to be told, and it will not run any further
     return true;
   }
@@ -34,9 +53,43 @@ Orphanage& orphanage() {
   return *instance;
 }
 
+// A fork waits until no thread is inside. The child starts without: no thread of it works for its parent's.
+void follow_forks() {
+  pthread_atfork([] { orphanage().mutex.lock(); }, [] { orphanage().mutex.unlock(); },
+                 [] {
+                   auto& home = orphanage();
+                   new std::deque<Orphan>(std::move(home.orphans));  // NOLINT: as they were, for ever
+                   home.orphans.clear();
+                   home.size.store(0, std::memory_order_relaxed);
+                   home.mutex.unlock();
+                 });
+}
+
+// Drops the finished ones among the first `count`, and puts the others last. Returns how many it dropped.
+size_t sweep(Orphanage& home, size_t count) {
+  if (home.size.load(std::memory_order_relaxed) == 0) {
+    return 0;
+  }
+  // Asked outside the lock: a Work may be written in Python and need the GIL to answer.
+  std::vector<Orphan> orphans;
+  {
+    const std::lock_guard<std::mutex> lock(home.mutex);
+    const auto end = home.orphans.begin() + static_cast<ptrdiff_t>(std::min(count, home.orphans.size()));
+    std::move(home.orphans.begin(), end, std::back_inserter(orphans));
+    home.orphans.erase(home.orphans.begin(), end);
+  }
+  const auto num_finished = std::erase_if(orphans, is_completed);
+  const std::lock_guard<std::mutex> lock(home.mutex);
+  std::move(orphans.begin(), orphans.end(), std::back_inserter(home.orphans));
+  home.size.store(home.orphans.size(), std::memory_order_relaxed);
+  return num_finished;
+}
+
 }  // namespace
 
 void adopt_orphan(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> buffers) {
+  static std::once_flag follows_forks;
+  std::call_once(follows_forks, follow_forks);
   auto& home = orphanage();
   const std::lock_guard<std::mutex> lock(home.mutex);
   home.orphans.push_back({std::move(work), std::move(buffers)});
@@ -45,20 +98,14 @@ void adopt_orphan(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> b
 
 size_t sweep_orphans() {
   auto& home = orphanage();
-  if (home.size.load(std::memory_order_relaxed) == 0) {
-    return 0;
+  sweep(home, home.size.load(std::memory_order_relaxed));
+  return home.size.load(std::memory_order_relaxed);
+}
+
+void sweep_some_orphans() {
+  constexpr size_t kFew = 16;
+  while (sweep(orphanage(), kFew) > 0) {
   }
-  // Asked outside the lock: a Work may be written in Python and need the GIL to answer.
-  std::vector<Orphan> orphans;
-  {
-    const std::lock_guard<std::mutex> lock(home.mutex);
-    orphans.swap(home.orphans);
-  }
-  std::erase_if(orphans, [](const Orphan& orphan) { return is_completed(*orphan.work); });
-  const std::lock_guard<std::mutex> lock(home.mutex);
-  std::move(orphans.begin(), orphans.end(), std::back_inserter(home.orphans));
-  home.size.store(home.orphans.size(), std::memory_order_relaxed);
-  return home.orphans.size();
 }
 
 }  // namespace funcol

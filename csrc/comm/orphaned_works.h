@@ -17,4 +17,8 @@ void adopt_orphan(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> b
 // Drops the finished ones; how many are still running. Cheap while there are none.
 size_t sweep_orphans();
 
+// The same for a few of them, others at each call, until it meets some that all run: what a collective that
+// starts can afford, however many there are.
+void sweep_some_orphans();
+
 }  // namespace funcol

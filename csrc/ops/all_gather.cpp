@@ -51,12 +51,11 @@ Start start_all_gather(const at::Tensor& input, int64_t dim, const GroupPtr& gro
 
   const auto sizes = gathered_sizes(source, dim, num_ranks);
   if (is_rank_major(sizes, dim)) {
-    return {kOp, group_name(*group), std::move(work), {source}, {dim == 0 ? gathered : gathered.view(sizes)},
-            {}};
+    return {kOp, group, std::move(work), {source}, {dim == 0 ? gathered : gathered.view(sizes)}, {}};
   }
   const auto out = fresh_tensor(sizes, source);
   return {kOp,
-          group_name(*group),
+          group,
           std::move(work),
           {source, gathered},
           {out},
@@ -66,7 +65,7 @@ Start start_all_gather(const at::Tensor& input, int64_t dim, const GroupPtr& gro
 Start start_all_gather_coalesced(at::TensorList inputs, const GroupPtr& group) {
   constexpr auto kOp = "all_gather_into_tensor_coalesced";
   if (inputs.empty()) {
-    return {kOp, group_name(*group), {}, {}, {}, {}};
+    return {kOp, group, {}, {}, {}, {}};
   }
   const BelowAutograd below_autograd;
   check_all_gather(inputs, 0, kOp);
@@ -86,7 +85,7 @@ Start start_all_gather_coalesced(at::TensorList inputs, const GroupPtr& group) {
   auto work = on_backend(*group, inputs[0].device().type(), [&](auto& target) {
     return compat::all_gather_flat_coalesced(target, wires_out, wires_in, {});
   });
-  return {kOp, group_name(*group), std::move(work), std::move(sources), std::move(outputs), {}};
+  return {kOp, group, std::move(work), std::move(sources), std::move(outputs), {}};
 }
 
 Start start_all_gather_out(const at::Tensor& input, const at::Tensor& out, const GroupPtr& group) {
@@ -108,7 +107,7 @@ Start start_all_gather_out(const at::Tensor& input, const at::Tensor& out, const
   auto work = on_backend(*group, source.device().type(), [&](auto& target) {
     return compat::all_gather_flat(target, wire_out, wire_in, {});
   });
-  return {kOp, group_name(*group), std::move(work), {std::move(source)}, {out}, {}};
+  return {kOp, group, std::move(work), {std::move(source)}, {out}, {}};
 }
 
 }  // namespace funcol

@@ -42,7 +42,7 @@ Start reduce_in_place(std::vector<at::Tensor> outputs, const c10d::ReduceOp& red
     options.reduceOp = reduce_op;
     return target.allreduce_coalesced(wires, options);
   });
-  return {op, group_name(*group), std::move(work), {}, std::move(outputs), {}};
+  return {op, group, std::move(work), {}, std::move(outputs), {}};
 }
 
 }  // namespace
@@ -66,7 +66,7 @@ Start start_all_reduce_coalesced(at::TensorList inputs, const c10d::ReduceOp& re
                                  const GroupPtr& group) {
   constexpr auto kOp = "all_reduce_coalesced";
   if (inputs.empty()) {
-    return {kOp, group_name(*group), {}, {}, {}, {}};
+    return {kOp, group, {}, {}, {}, {}};
   }
   const BelowAutograd below_autograd;
   check_all_reduce(inputs, reduce_op, *group, kOp);
@@ -91,7 +91,7 @@ Start start_all_reduce_coalesced_(at::TensorList tensors, const c10d::ReduceOp& 
                                   const GroupPtr& group) {
   constexpr auto kOp = "all_reduce_coalesced_";
   if (tensors.empty()) {
-    return {kOp, group_name(*group), {}, {}, {}, {}};
+    return {kOp, group, {}, {}, {}, {}};
   }
   const BelowAutograd below_autograd;
   check_all_reduce(tensors, reduce_op, *group, kOp);

@@ -79,7 +79,7 @@ Start start_send(const at::Tensor& tensor, int64_t destination, int64_t tag, con
   narrow_tag(tag, "isend");
   auto source = contiguous_input(tensor);
   auto work = send(source, destination, tag, *group);
-  return {"isend", group_name(*group), std::move(work), {std::move(source)}, {empty_like_sent(tensor)}, {}};
+  return {"isend", group, std::move(work), {std::move(source)}, {empty_like_sent(tensor)}, {}};
 }
 
 Start start_receive(const at::Tensor& tensor, int64_t source, int64_t tag, const GroupPtr& group) {
@@ -89,7 +89,7 @@ Start start_receive(const at::Tensor& tensor, int64_t source, int64_t tag, const
   settle(tensor);
   check_receive_buffer(tensor, "irecv");
   auto work = receive(tensor, source, tag, *group);
-  return {"irecv", group_name(*group), std::move(work), {}, {tensor}, {}};
+  return {"irecv", group, std::move(work), {}, {tensor}, {}};
 }
 
 Start start_batch_p2p(const std::vector<std::string>& kinds, at::IntArrayRef peers, at::IntArrayRef tags,
@@ -100,7 +100,7 @@ Start start_batch_p2p(const std::vector<std::string>& kinds, at::IntArrayRef pee
                     ": got ", count, " kinds, ", peers.size(), " peers, ", tags.size(), " tags and ",
                     tensors.size(), " tensors. Pass one of each per operation.");
   if (count == 0) {
-    return {kOp, group_name(*group), {}, {}, {}, {}};
+    return {kOp, group, {}, {}, {}, {}};
   }
   const BelowAutograd below_autograd;
   for (size_t i = 0; i < count; ++i) {
@@ -133,7 +133,7 @@ Start start_batch_p2p(const std::vector<std::string>& kinds, at::IntArrayRef pee
   }
   auto work = coalesces ? group->endCoalescing(device)
                         : c10::intrusive_ptr<c10d::Work>(c10::make_intrusive<AllOf>(std::move(works)));
-  return {kOp, group_name(*group), std::move(work), std::move(buffers), std::move(outputs), {}};
+  return {kOp, group, std::move(work), std::move(buffers), std::move(outputs), {}};
 }
 
 }  // namespace funcol

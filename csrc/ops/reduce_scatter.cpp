@@ -76,7 +76,7 @@ Start start_reduce_scatter(const at::Tensor& input, const c10d::ReduceOp& reduce
   auto work = on_backend(*group, source.device().type(), [&](auto& target) {
     return compat::reduce_scatter_flat(target, wire_out, wire_in, options_for(reduce_op));
   });
-  return {kOp, group_name(*group), std::move(work), {std::move(source)}, {std::move(out)}, {}};
+  return {kOp, group, std::move(work), {std::move(source)}, {std::move(out)}, {}};
 }
 
 Start start_reduce_scatter_coalesced(at::TensorList inputs, const c10d::ReduceOp& reduce_op,
@@ -84,7 +84,7 @@ Start start_reduce_scatter_coalesced(at::TensorList inputs, const c10d::ReduceOp
   constexpr auto kOp = "reduce_scatter_tensor_coalesced";
   check_reduce_scatter(inputs, reduce_op, dims, *group, kOp);
   if (inputs.empty()) {
-    return {kOp, group_name(*group), {}, {}, {}, {}};
+    return {kOp, group, {}, {}, {}, {}};
   }
   const BelowAutograd below_autograd;
   std::vector<int64_t> wrapped;
@@ -108,7 +108,7 @@ Start start_reduce_scatter_coalesced(at::TensorList inputs, const c10d::ReduceOp
   auto work = on_backend(*group, inputs[0].device().type(), [&](auto& target) {
     return compat::reduce_scatter_flat_coalesced(target, wires_out, wires_in, options_for(reduce_op));
   });
-  return {kOp, group_name(*group), std::move(work), std::move(sources), std::move(outputs), {}};
+  return {kOp, group, std::move(work), std::move(sources), std::move(outputs), {}};
 }
 
 Start start_reduce_scatter_out(const at::Tensor& input, const c10d::ReduceOp& reduce_op,
@@ -132,7 +132,7 @@ Start start_reduce_scatter_out(const at::Tensor& input, const c10d::ReduceOp& re
   auto work = on_backend(*group, source.device().type(), [&](auto& target) {
     return compat::reduce_scatter_flat(target, wire_out, wire_in, options_for(reduce_op));
   });
-  return {kOp, group_name(*group), std::move(work), {std::move(source)}, {out}, {}};
+  return {kOp, group, std::move(work), {std::move(source)}, {out}, {}};
 }
 
 }  // namespace funcol

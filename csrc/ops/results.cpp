@@ -6,7 +6,7 @@
 namespace funcol {
 
 std::vector<at::Tensor> as_pending(Start start) {
-  sweep_orphans();
+  sweep_some_orphans();
   std::vector<at::Tensor> results;
   results.reserve(start.outputs.size());
   const auto outputs = start.outputs;
@@ -18,7 +18,7 @@ std::vector<at::Tensor> as_pending(Start start) {
 }
 
 at::Tensor as_sole_pending(Start start) {
-  sweep_orphans();
+  sweep_some_orphans();
   const auto output = start.outputs[0];
   return AsyncTensorImpl::wrap(output, c10::make_intrusive<PendingCollective>(std::move(start)));
 }

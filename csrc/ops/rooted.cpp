@@ -46,7 +46,7 @@ Start start_reduce(const at::Tensor& input, const c10d::ReduceOp& reduce_op, int
   auto work = on_backend(*group, input.device().type(),
                          [&](auto& target) { return target.reduce(wires, options); });
   auto out = group->getRank() == destination ? reduced : at::zeros(input.sizes(), input.options());
-  return {kOp, group_name(*group), std::move(work), {std::move(reduced)}, {std::move(out)}, {}};
+  return {kOp, group, std::move(work), {std::move(reduced)}, {std::move(out)}, {}};
 }
 
 Start start_scatter(const at::Tensor& input, int64_t source, int64_t dim, at::OptionalIntArrayRef split_sizes,
@@ -70,7 +70,7 @@ Start start_scatter(const at::Tensor& input, int64_t source, int64_t dim, at::Op
   auto out = fresh_tensor(parts.shape(rank), input);
   auto work = exchange(sent, out.view(-1), only(source, parts.numel(rank), *group),
                        sends ? parts.numels() : only(source, 0, *group), *group);
-  return {kOp, group_name(*group), std::move(work), {std::move(sent)}, {std::move(out)}, {}};
+  return {kOp, group, std::move(work), {std::move(sent)}, {std::move(out)}, {}};
 }
 
 Start start_gather(const at::Tensor& input, int64_t destination, int64_t dim,
@@ -95,11 +95,11 @@ Start start_gather(const at::Tensor& input, int64_t destination, int64_t dim,
     shape[parts.dim()] = 0;
   }
   if (!receives || parts.lie_in_order()) {
-    return {kOp, group_name(*group), std::move(work), {std::move(sent)}, {received.view(shape)}, {}};
+    return {kOp, group, std::move(work), {std::move(sent)}, {received.view(shape)}, {}};
   }
   const auto out = fresh_tensor(shape, input);
   return {kOp,
-          group_name(*group),
+          group,
           std::move(work),
           {std::move(sent), received},
           {out},

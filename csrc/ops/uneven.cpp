@@ -47,7 +47,7 @@ Start start_uneven_all_gather(const at::Tensor& input, int64_t dim, at::Optional
   });
   const auto out = fresh_tensor(parts.whole_shape(), input);
   return {kOp,
-          group_name(*group),
+          group,
           std::move(work),
           {std::move(source), gathered},
           {out},
@@ -85,7 +85,7 @@ Start start_uneven_reduce_scatter(const at::Tensor& input, const c10d::ReduceOp&
   });
   const auto rank = group->getRank();
   auto out = received.narrow(0, 0, parts.numel(rank)).view(parts.shape(rank));
-  return {kOp, group_name(*group), std::move(work), {std::move(source), std::move(received)},
+  return {kOp, group, std::move(work), {std::move(source), std::move(received)},
           {std::move(out)}, {}};
 }
 

@@ -15,6 +15,7 @@ from .agreement import check_agreement  # noqa: E402
 from .async_tensor import (  # noqa: E402
     AsyncCollectiveTensor,
     is_pending,
+    unwaited_collectives,
     wait_tensor,
     wait_tensors,
 )
@@ -68,7 +69,13 @@ from .tracing import allow_inflight_collective_as_graph_input_ctx  # noqa: E402
 __version__ = _build_info.VERSION
 
 _C.set_group_resolver(groups.resolve_group)
-_compat.watch_group_registry(_C.forget_groups, _C.remember_groups)
+_compat.watch_group_registry(
+    added=_C.note_group_added,
+    removing=_C.note_group_removed,
+    removing_all=_C.note_all_groups_removed,
+    changed=_C.forget_groups,
+    remember=_C.remember_groups,
+)
 _compat.mark_side_effects()
 _compat.settle_before_higher_order_ops(_C.settle)
 tracing.install()
@@ -112,6 +119,7 @@ __all__ = [
     "reduce_scatter_tensor_inplace",
     "scatter",
     "traceable_collective_remaps",
+    "unwaited_collectives",
     "wait_tensor",
     "wait_tensors",
 ]

@@ -80,18 +80,37 @@ def mark_side_effects() -> None:
             torch.fx.node.has_side_effect(packet.default)
 
 
-def watch_group_registry(forget: Callable[[], None], remember: Callable[[bool], None]) -> None:
-    """Calls ``forget`` whenever ``torch.distributed`` adds a group to c10d's registry or removes one, and
-    ``remember(False)`` while each thread has a registry of its own (simulated ranks in threads)."""
+def watch_group_registry(
+    *,
+    added: Callable[[str], None],
+    removing: Callable[[str], None],
+    removing_all: Callable[[], None],
+    changed: Callable[[], None],
+    remember: Callable[[bool], None],
+) -> None:
+    """Tells what ``torch.distributed`` does to c10d's registry of groups.
 
-    def then_forget(change: Callable[..., Any]) -> Callable[..., Any]:
-        def change_and_forget(*args: Any, **kwargs: Any) -> Any:
+    Calls ``added(name)`` for each group that it adds, and for those that are there by now; ``removing(name)``
+    or ``removing_all()`` before it removes any, which is a part of destroying them; ``changed()`` after each
+    change; and ``remember(False)`` while each thread has a registry of its own (simulated ranks in threads).
+    """
+
+    def watched(
+        change: Callable[..., Any], before: Callable[..., None] | None, after: Callable[..., None] | None
+    ) -> Callable[..., Any]:
+        def change_and_tell(*args: Any, **kwargs: Any) -> Any:
+            name = (*args, *kwargs.values())[:1]
+            if before is not None:
+                before(*name)
             try:
-                return change(*args, **kwargs)
+                result = change(*args, **kwargs)
             finally:
-                forget()
+                changed()
+            if after is not None:
+                after(*name)
+            return result
 
-        return change_and_forget
+        return change_and_tell
 
     def then_remember(isolate: Callable[[bool], None]) -> Callable[[bool], None]:
         def isolate_and_remember(enable: bool) -> None:
@@ -101,16 +120,18 @@ def watch_group_registry(forget: Callable[[], None], remember: Callable[[bool], 
         return isolate_and_remember
 
     registry: Any = torch._C._distributed_c10d
-    for name in (
-        "_register_process_group",
-        "_unregister_process_group",
-        "_unregister_all_process_groups",
+    for name, before, after in (
+        ("_register_process_group", None, added),
+        ("_unregister_process_group", removing, None),
+        ("_unregister_all_process_groups", removing_all, None),
     ):
         for module in (c10d, registry):
             change = getattr(module, name, None)
             if change is not None:
-                setattr(module, name, then_forget(change))
+                setattr(module, name, watched(change, before, after))
     registry._set_thread_isolation_mode = then_remember(registry._set_thread_isolation_mode)
+    for group_name in c10d._world.pg_names.values():
+        added(group_name)
     remember(True)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import warnings
 from typing import Any
 
 import torch
@@ -40,6 +42,39 @@ def wait_tensors(tensors: list[Tensor]) -> list[Tensor]:
     if _compat.STOCK_WAITS_FOR_LISTS and is_dynamo_compiling():
         return torch.ops._c10d_functional.wait_tensors(tensors)  # type: ignore[no-any-return]
     return [wait_tensor(tensor) for tensor in tensors]
+
+
+def unwaited_collectives() -> dict[str, int]:
+    """How many collectives of this process nothing has waited for, by operator; without those that are 0.
+
+    They are the ones that are still pending, and the ones whose results were dropped unused: nobody knows
+    whether these succeeded. At exit, one warning tells of any that are left.
+    """
+    return _C.unwaited_collectives()
+
+
+# Seconds without one of them ending after which the exit goes on.
+_PATIENCE_AT_EXIT = 1.0
+
+
+def end_unwaited_collectives() -> None:
+    """At exit: warns of :func:`unwaited_collectives`, if there are any, and lets those end that can.
+
+    Their peers may need them, and c10d crashes where one ends while the process is being taken down.
+    """
+    counts = unwaited_collectives()
+    if counts:
+        ops = ", ".join(f"{count} {op}" for op, count in counts.items())
+        warnings.warn(
+            f"funcol: nothing ever waited for the results of {sum(counts.values())} collectives: {ops}. "
+            "Whether they succeeded is not known. Use each result, or call funcol.wait_tensor on it, before "
+            "the process ends.",
+            stacklevel=2,
+        )
+    _C.let_unwaited_finish(_PATIENCE_AT_EXIT)
+
+
+atexit.register(end_unwaited_collectives)
 
 
 class _PendingOnly(type):

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Iterator
 
 import pytest
 import ranks
 import torch
+
+import funcol
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -26,3 +29,8 @@ def needs_cuda() -> None:
 def _ranks_end_with_the_session() -> Iterator[None]:
     yield
     ranks.stop_all()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _unwaited_collectives_of_the_tests_are_no_news() -> None:
+    atexit.unregister(funcol.async_tensor.end_unwaited_collectives)

@@ -79,7 +79,7 @@ class _Ranks:
         self._directory = Path(tempfile.mkdtemp(prefix="funcol_ranks_"))
         self._connections: list[Connection] = []
         self._processes = []
-        context = _forking_context()
+        context = forking_context()
         for rank in range(world):
             ours, theirs = context.Pipe()
             process = context.Process(
@@ -192,7 +192,7 @@ _this_rank: _ThisRank | None = None
 atexit.register(stop_all)
 
 
-def _forking_context() -> Any:
+def forking_context() -> Any:
     """A context whose processes have torch imported from the start."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)

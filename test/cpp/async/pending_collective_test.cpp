@@ -21,7 +21,7 @@ c10::intrusive_ptr<PendingCollective> pending(c10::intrusive_ptr<c10d::Work> wor
                                               std::function<void()> epilogue = {}) {
   PendingCollective::Start start;
   start.op = "all_reduce";
-  start.group = "dp";
+  start.group = GroupRef("dp");
   start.work = std::move(work);
   start.outputs = {at::zeros({2, 3})};
   start.epilogue = std::move(epilogue);
@@ -101,6 +101,16 @@ TEST(PendingCollective, AFailedEpilogueFailsTheCollective) {
   EXPECT_FALSE(collective->is_settled());
 }
 
+TEST(PendingCollective, AFailedWorkKeepsTheEpilogueFromRunning) {
+  bool has_run = false;
+  auto collective = pending(c10::make_intrusive<FakeWork>([] { throw std::runtime_error("peer is gone"); }),
+                            [&] { has_run = true; });
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_PRED_FORMAT2(IsSubstring, "peer is gone", error_of(*collective));
+  }
+  EXPECT_FALSE(has_run);
+}
+
 TEST(PendingCollective, AnAbortedWorkIsAnError) {
   auto work = c10::make_intrusive<FakeWork>();
   work->aborted = true;
@@ -117,6 +127,41 @@ TEST(PendingCollective, ThatDiesUnsettledLeavesItsWorkRunningAndBlocksNobody) {
   work->completed = true;
   EXPECT_EQ(sweep_orphans(), orphans_before);
   EXPECT_EQ(work.use_count(), 1);
+}
+
+TEST(PendingCollective, OfADestroyedGroupRaisesAtEachSettleAndNeverWaits) {
+  auto group = c10::make_intrusive<c10d::ProcessGroup>(0, 2);
+  auto work = c10::make_intrusive<FakeWork>();
+  const auto buffer = at::zeros({2, 3});
+  PendingCollective::Start start;
+  start.op = "all_reduce";
+  start.group = group;
+  start.work = work;
+  start.outputs = {buffer};
+  auto collective = c10::make_intrusive<PendingCollective>(std::move(start));
+  group.reset();
+  for (int i = 0; i < 2; ++i) {
+    const auto error = error_of(*collective);
+    EXPECT_PRED_FORMAT2(IsSubstring, "process group '(unnamed)' was destroyed", error);
+    EXPECT_PRED_FORMAT2(IsSubstring, "funcol::all_reduce", error);
+    EXPECT_PRED_FORMAT2(IsSubstring, "[2, 3]", error);
+  }
+  EXPECT_EQ(work->num_waits, 0);
+  EXPECT_EQ(buffer.use_count(), 2) << "the Work may still write into it";
+  work->completed = true;
+  sweep_orphans();
+  EXPECT_EQ(buffer.use_count(), 1);
+}
+
+TEST(PendingCollective, ThatWasSettledBeforeItsGroupWasDestroyedKeepsItsData) {
+  auto group = c10::make_intrusive<c10d::ProcessGroup>(0, 2);
+  PendingCollective::Start start;
+  start.group = group;
+  start.work = c10::make_intrusive<FakeWork>();
+  auto collective = c10::make_intrusive<PendingCollective>(std::move(start));
+  collective->settle();
+  group.reset();
+  EXPECT_NO_THROW(collective->settle());
 }
 
 TEST(PendingCollective, KeepsInputsAliveUntilTheWorkIsDoneAndNotLonger) {

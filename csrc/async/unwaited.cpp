@@ -1,0 +1,132 @@
+#include "async/unwaited.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "comm/orphaned_works.h"
+
+namespace funcol {
+namespace {
+
+std::atomic<uint64_t> forks{0};
+
+bool is_running(c10d::Work& work) {
+  try {
+    return !work.isCompleted();
+  } catch (const std::exception&) {  // whoever waits for it will be told
+    return false;
+  }
+}
+
+}  // namespace
+
+class UnwaitedList {
+ public:
+  // Never destroyed: tensors may go after it would have gone.
+  static UnwaitedList& instance() {
+    static auto* list = new UnwaitedList();  // NOLINT(cppcoreguidelines-owning-memory)
+    return *list;
+  }
+
+  void add(UnwaitedEntry& entry) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    entry.next_ = first_;
+    if (first_ != nullptr) {
+      first_->previous_ = &entry;
+    }
+    first_ = &entry;
+  }
+
+  void remove(UnwaitedEntry& entry, bool is_dropped) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    (entry.previous_ == nullptr ? first_ : entry.previous_->next_) = entry.next_;
+    if (entry.next_ != nullptr) {
+      entry.next_->previous_ = entry.previous_;
+    }
+    if (is_dropped) {
+      ++num_dropped_[*entry.op_];
+    }
+  }
+
+  std::map<std::string, int64_t> counts() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    auto counts = num_dropped_;
+    for (const auto* entry = first_; entry != nullptr; entry = entry->next_) {
+      ++counts[*entry->op_];
+    }
+    return counts;
+  }
+
+  std::vector<c10::intrusive_ptr<c10d::Work>> works() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<c10::intrusive_ptr<c10d::Work>> works;
+    for (const auto* entry = first_; entry != nullptr; entry = entry->next_) {
+      works.push_back(*entry->work_);
+    }
+    return works;
+  }
+
+ private:
+  // A fork waits until no thread is inside, and the child starts anew.
+  UnwaitedList() {
+    pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); },
+                   [] {
+                     forks.fetch_add(1, std::memory_order_relaxed);
+                     instance().first_ = nullptr;
+                     instance().num_dropped_.clear();
+                     instance().mutex_.unlock();
+                   });
+  }
+
+  std::mutex mutex_;
+  UnwaitedEntry* first_ = nullptr;
+  std::map<std::string, int64_t> num_dropped_;
+};
+
+void UnwaitedEntry::enter(const std::string& op, const c10::intrusive_ptr<c10d::Work>& work) {
+  op_ = &op;
+  work_ = &work;
+  num_forks_ = num_forks();
+  UnwaitedList::instance().add(*this);
+}
+
+void UnwaitedEntry::leave(bool is_dropped) {
+  if (work_ != nullptr && num_forks_ == num_forks()) {
+    UnwaitedList::instance().remove(*this, is_dropped);
+  }
+  work_ = nullptr;
+}
+
+std::map<std::string, int64_t> unwaited_collectives() { return UnwaitedList::instance().counts(); }
+
+void let_unwaited_finish(std::chrono::milliseconds patience) {
+  using Clock = std::chrono::steady_clock;
+  auto works = UnwaitedList::instance().works();
+  size_t num_running = ~size_t{0};
+  auto last_end = Clock::now();
+  while (true) {
+    std::erase_if(works, [](const auto& work) { return !is_running(*work); });
+    const auto num_now = works.size() + sweep_orphans();
+    if (num_now == 0) {
+      return;
+    }
+    const auto now = Clock::now();
+    if (num_now < num_running) {
+      num_running = num_now;
+      last_end = now;
+    } else if (now - last_end > patience) {
+      return;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+uint64_t num_forks() noexcept { return forks.load(std::memory_order_relaxed); }
+
+}  // namespace funcol

@@ -1,0 +1,48 @@
+// The collectives that nobody has waited for: still pending, or dropped unused.
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+namespace funcol {
+
+// A place in the list of those that are pending. Costs a lock on the way in and out.
+class UnwaitedEntry {
+ public:
+  UnwaitedEntry() = default;
+  ~UnwaitedEntry() { leave(); }
+  UnwaitedEntry(const UnwaitedEntry&) = delete;
+  UnwaitedEntry& operator=(const UnwaitedEntry&) = delete;
+
+  // Both must stay as they are until leave().
+  void enter(const std::string& op, const c10::intrusive_ptr<c10d::Work>& work);
+
+  // Does nothing if it is not in. One that is dropped stays in the counts.
+  void leave(bool is_dropped = false);
+
+ private:
+  friend class UnwaitedList;
+
+  const std::string* op_ = nullptr;
+  const c10::intrusive_ptr<c10d::Work>* work_ = nullptr;
+  UnwaitedEntry* previous_ = nullptr;
+  UnwaitedEntry* next_ = nullptr;
+  uint64_t num_forks_ = 0;
+};
+
+// How many there are, by op. A child process starts with none: they are its parent's.
+std::map<std::string, int64_t> unwaited_collectives();
+
+// Returns when the Works of all of them are done, or when none of them ends for as long as `patience`: at
+// exit, where what ends later meets a c10d that is being taken down.
+void let_unwaited_finish(std::chrono::milliseconds patience);
+
+// How often this process and its parents forked: differs from its value before in a child alone.
+uint64_t num_forks() noexcept;
+
+}  // namespace funcol

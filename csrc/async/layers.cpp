@@ -6,16 +6,20 @@
 
 namespace funcol {
 
-bool has_active_layers() {
-  using Key = c10::DispatchKey;
-  static constexpr c10::DispatchKeySet kActive(
-      {Key::Python, Key::PythonDispatcher, Key::PreDispatch, Key::FuncTorchDynamicLayerFrontMode,
-       Key::FuncTorchDynamicLayerBackMode, Key::Functionalize, Key::Tracer});
-  return c10::impl::tls_local_dispatch_key_set().included_.has_any(kActive);
-}
+namespace {
+
+using Key = c10::DispatchKey;
+constexpr c10::DispatchKeySet kLayers({Key::Python, Key::PythonDispatcher, Key::PreDispatch,
+                                       Key::FuncTorchDynamicLayerFrontMode,
+                                       Key::FuncTorchDynamicLayerBackMode, Key::Functionalize, Key::Tracer});
+
+}  // namespace
+
+bool has_active_layers() { return c10::impl::tls_local_dispatch_key_set().included_.has_any(kLayers); }
+
+OutsideLayers::OutsideLayers() : guard_(kLayers.add(Key::PythonTLSSnapshot)) {}
 
 bool belongs_to_layer(const at::Tensor& tensor) {
-  using Key = c10::DispatchKey;
   static constexpr auto kKeys = c10::DispatchKeySet({Key::Python, Key::Functionalize, Key::FuncTorchBatched,
                                                      Key::FuncTorchGradWrapper}) |
                                 compat::kFakeKeys;

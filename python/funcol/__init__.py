@@ -12,6 +12,7 @@ _version_check.check_torch(_build_info.TORCH_VERSION, torch.__version__, torch.d
 
 from . import _C, _compat, groups, tracing  # noqa: E402
 from .async_tensor import AsyncCollectiveTensor, is_pending, wait_tensor, wait_tensors  # noqa: E402
+from .comm_tensor import CommTensor  # noqa: E402
 from .collectives import (  # noqa: E402
     all_gather_into_tensor_coalesced,
     all_gather_single,
@@ -33,11 +34,12 @@ __version__ = _build_info.VERSION
 _C.set_group_resolver(groups.resolve_group)
 _compat.watch_group_registry(_C.forget_groups, _C.remember_groups)
 _compat.mark_side_effects()
-_compat.settle_before_higher_order_ops(_C.settle)
+_compat.settle_before_higher_order_ops(_C.settle, _C.wake_key_name())
 tracing.install()
 
 __all__ = [
     "AsyncCollectiveTensor",
+    "CommTensor",
     "all_gather_into_tensor_coalesced",
     "all_gather_single",
     "all_gather_single_coalesced",

@@ -12,7 +12,6 @@ _version_check.check_torch(_build_info.TORCH_VERSION, torch.__version__, torch.d
 
 from . import _C, _compat, groups, tracing  # noqa: E402
 from .async_tensor import AsyncCollectiveTensor, is_pending, wait_tensor, wait_tensors  # noqa: E402
-from .comm_tensor import CommTensor  # noqa: E402
 from .collectives import (  # noqa: E402
     all_gather_into_tensor_coalesced,
     all_gather_single,
@@ -28,6 +27,7 @@ from .collectives import (  # noqa: E402
     reduce_scatter_tensor,
     reduce_scatter_tensor_coalesced,
 )
+from .comm_tensor import CommTensor  # noqa: E402
 
 __version__ = _build_info.VERSION
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -57,7 +57,8 @@ class CommTensor(Tensor):
 
     The collectives are those behind ``dist.all_reduce``, ``broadcast``, ``all_gather``,
     ``all_gather_into_tensor``, ``reduce_scatter``, ``reduce_scatter_tensor``, ``scatter`` and ``all_to_all``,
-    with ``async_op=True``.
+    with ``async_op=True``, on a group whose backend is written in C++: one that overrides the methods of
+    ``ProcessGroup`` in Python is not seen.
 
     A CommTensor of a CommTensor is the same one. ``TypeError`` for what is no tensor, or none with strided
     storage of its own. A collective that failed raises at the first use and at each later one.
@@ -66,7 +67,7 @@ class CommTensor(Tensor):
 
     _tensor: Tensor  # what make_fx tracks
     _collectives: _Collectives
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     def __new__(cls, tensor: Tensor) -> Any:
         if not isinstance(tensor, Tensor):
@@ -83,7 +84,7 @@ class CommTensor(Tensor):
             return tensor  # has no data to wait for
         return _C.comm_tensor(tensor)
 
-    def __repr__(self, *, tensor_contents: object = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
         # The values may be unfinished, and reading them would add nodes to the graph.
         return (
             f"CommTensor(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device}, "
@@ -91,7 +92,7 @@ class CommTensor(Tensor):
         )
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
@@ -133,8 +134,9 @@ class _AwaitedSlot(proxy_tensor._ProxyTensor):
             self._proxy = self._tracer.create_proxy(
                 "call_function", _wait_comm, (self._proxy,), {}, name="wait_comm"
             )
-            proxy_tensor.set_meta(self._proxy, self._output)
-            with proxy_tensor.disable_proxy_modes_tracing():  # some Works finish with operators
+            # Metadata are taken of a copy, and some Works finish with operators.
+            with proxy_tensor.disable_proxy_modes_tracing():
+                proxy_tensor.set_meta(self._proxy, self._output)
                 if self._work is not None:
                     self._work.wait()
 
@@ -220,7 +222,7 @@ def _marked(result: Tensor, given: list[CommTensor], tracer: Any) -> Tensor:
 
 
 def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return cast(int, tensor.untyped_storage()._cdata)
 
 
 def _may_overlap(one: Tensor, other: Tensor) -> bool:
@@ -229,7 +231,7 @@ def _may_overlap(one: Tensor, other: Tensor) -> bool:
     bounds = [*_bounds(one), *_bounds(other)]
     if not all(isinstance(bound, int) for bound in bounds):
         return True  # to compare symbols would add guards
-    return bounds[0] < bounds[3] and bounds[2] < bounds[1]
+    return bool(bounds[0] < bounds[3] and bounds[2] < bounds[1])
 
 
 def _bounds(tensor: Tensor) -> tuple[Any, Any]:
@@ -310,7 +312,7 @@ def _install() -> None:
             value = _proxy(value._tensor, tracer)
         return create_arg(tracer, value)
 
-    proxy_tensor.PythonKeyTracer.create_arg = create_arg_of_inner  # type: ignore[method-assign]
+    proxy_tensor.PythonKeyTracer.create_arg = create_arg_of_inner  # type: ignore[method-assign,assignment]
 
 
 def _trace_collective(collective: Any, mode: Any, *args: Any, **kwargs: Any) -> Any:
@@ -318,7 +320,7 @@ def _trace_collective(collective: Any, mode: Any, *args: Any, **kwargs: Any) -> 
     if any(isinstance(leaf, CommTensor) for leaf in pytree.tree_leaves((args, kwargs))):
         with mode:
             return CommTensor.__torch_dispatch__(collective, (CommTensor,), args, kwargs)
-    return handle_dispatch_mode(mode, collective, *args, **kwargs)
+    return handle_dispatch_mode(mode, collective, *args, **kwargs)  # type: ignore[no-untyped-call]
 
 
 _install()

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <memory>
 #include <optional>
+#include <typeinfo>
 #include <utility>
 
 #include "async/layers.h"
@@ -62,13 +63,13 @@ void move_autograd_history(const at::Tensor& from, c10::TensorImpl* to) {
 AsyncTensorImpl::SharingStorage::SharingStorage() noexcept { ++num_sharing; }
 AsyncTensorImpl::SharingStorage::~SharingStorage() { --num_sharing; }
 
-AsyncTensorImpl::AsyncTensorImpl(const c10::TensorImpl& source, PendingPtr pending)
+AsyncTensorImpl::AsyncTensorImpl(const c10::TensorImpl& source, Awaited awaited)
     : c10::TensorImpl(c10::Storage(source.unsafe_storage()), source.key_set(), source.dtype()),
-      pending_(std::move(pending)) {}
+      awaited_(std::move(awaited)) {}
 
-at::Tensor AsyncTensorImpl::wrap(const at::Tensor& output, PendingPtr pending) {
+at::Tensor AsyncTensorImpl::wrap(const at::Tensor& output, Awaited awaited) {
   auto* source = output.unsafeGetTensorImpl();
-  auto impl = c10::make_intrusive<AsyncTensorImpl>(*source, std::move(pending));
+  auto impl = c10::make_intrusive<AsyncTensorImpl>(*source, std::move(awaited));
   copy_tensor_metadata(source, impl.get(), source->version_counter(), source->allow_tensor_metadata_change());
   impl->set_version_counter(source->version_counter());  // also none, for an inference tensor
   impl->key_set_ = has_wake_key() ? source->key_set().add(kWakeKey) : source->key_set();
@@ -76,13 +77,34 @@ at::Tensor AsyncTensorImpl::wrap(const at::Tensor& output, PendingPtr pending) {
   return at::Tensor(std::move(impl));
 }
 
+bool AsyncTensorImpl::can_wrap(const at::Tensor& tensor) {
+  const auto& impl = *tensor.unsafeGetTensorImpl();
+  return typeid(impl) == typeid(c10::TensorImpl);
+}
+
 AsyncTensorImpl* AsyncTensorImpl::of(const at::Tensor& tensor) {
   return dynamic_cast<AsyncTensorImpl*>(tensor.unsafeGetTensorImpl());
 }
 
 void AsyncTensorImpl::settle() const {
-  pending_->settle();
-  remove_wake_key(*this);
+  if (in_place()) {
+    in_place()->settle(MemoryRange(*this));
+  } else {
+    pending()->settle();
+    remove_wake_key(*this);
+  }
+}
+
+bool AsyncTensorImpl::is_pending() const {
+  return in_place() ? in_place()->is_pending(MemoryRange(*this)) : !pending()->is_settled();
+}
+
+at::Tensor AsyncTensorImpl::plain_alias() const {
+  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::Storage(unsafe_storage()), key_set(), dtype());
+  copy_tensor_metadata(this, impl.get(), version_counter(), allow_tensor_metadata_change());
+  impl->set_version_counter(version_counter());
+  remove_wake_key(*impl);
+  return at::Tensor(std::move(impl));
 }
 
 bool AsyncTensorImpl::has_storage() const {
@@ -102,8 +124,17 @@ const c10::Storage& AsyncTensorImpl::storage() const {
 template <typename Version>
 c10::intrusive_ptr<c10::TensorImpl> AsyncTensorImpl::copy_and_detach(Version&& version_counter,
                                                                      bool allow_change) const {
-  auto copy = c10::make_intrusive<AsyncTensorImpl>(*this, pending_);
+  auto copy = c10::make_intrusive<AsyncTensorImpl>(*this, awaited_);
   copy_tensor_metadata(this, copy.get(), std::forward<Version>(version_counter), allow_change);
+  return copy;
+}
+
+template <typename Version>
+c10::intrusive_ptr<c10::TensorImpl> AsyncTensorImpl::plain_copy(Version&& version_counter,
+                                                                bool allow_change) const {
+  settle();
+  auto copy = c10::TensorImpl::shallow_copy_and_detach(std::forward<Version>(version_counter), allow_change);
+  remove_wake_key(*copy);
   return copy;
 }
 
@@ -112,8 +143,7 @@ c10::intrusive_ptr<c10::TensorImpl> AsyncTensorImpl::shallow_copy_and_detach(
   if (stays_pending_in_copies()) {
     return copy_and_detach(version_counter, allow_change);
   }
-  settle();
-  return c10::TensorImpl::shallow_copy_and_detach(version_counter, allow_change);
+  return plain_copy(version_counter, allow_change);
 }
 
 c10::intrusive_ptr<c10::TensorImpl> AsyncTensorImpl::shallow_copy_and_detach(
@@ -121,12 +151,13 @@ c10::intrusive_ptr<c10::TensorImpl> AsyncTensorImpl::shallow_copy_and_detach(
   if (stays_pending_in_copies()) {
     return copy_and_detach(std::move(version_counter), allow_change);
   }
-  settle();
-  return c10::TensorImpl::shallow_copy_and_detach(std::move(version_counter), allow_change);
+  return plain_copy(std::move(version_counter), allow_change);
 }
 
 // A dispatch mode is shown a detach of its own, by the base class, and may read values in it.
-bool AsyncTensorImpl::stays_pending_in_copies() const { return is_pending() && !has_active_layers(); }
+bool AsyncTensorImpl::stays_pending_in_copies() const {
+  return (in_place() || is_pending()) && !has_active_layers();
+}
 
 const char* AsyncTensorImpl::tensorimpl_type_name() const { return "funcol::AsyncTensorImpl"; }
 
@@ -134,19 +165,25 @@ namespace {
 
 // The key set is a plain word that other threads may be reading or clearing the same bit of.
 struct KeySetAccess : c10::TensorImpl {
-  static void remove(const c10::TensorImpl& tensor, c10::DispatchKey key) {
+  static void set(const c10::TensorImpl& tensor, c10::DispatchKey key, bool present) {
     auto& keys = const_cast<c10::DispatchKeySet&>(tensor.*(&KeySetAccess::key_set_));  // NOLINT
     static_assert(std::atomic_ref<c10::DispatchKeySet>::is_always_lock_free);
     const std::atomic_ref<c10::DispatchKeySet> atomic_keys(keys);
     auto seen = atomic_keys.load(std::memory_order_relaxed);
-    while (seen.has(key) && !atomic_keys.compare_exchange_weak(seen, seen.remove(key))) {
+    while (seen.has(key) != present &&
+           !atomic_keys.compare_exchange_weak(seen, present ? seen.add(key) : seen.remove(key))) {
     }
   }
 };
 
 }  // namespace
 
-void remove_wake_key(const c10::TensorImpl& tensor) { KeySetAccess::remove(tensor, kWakeKey); }
+void remove_wake_key(const c10::TensorImpl& tensor) { KeySetAccess::set(tensor, kWakeKey, false); }
+
+void correct_wake_key(const c10::TensorImpl& tensor) {
+  const auto* impl = dynamic_cast<const AsyncTensorImpl*>(&tensor);
+  KeySetAccess::set(tensor, kWakeKey, has_wake_key() && impl != nullptr && impl->in_place());
+}
 
 bool is_pending(const at::Tensor& tensor) {
   if (!tensor.defined() || (has_wake_key() && !tensor.key_set().has(kWakeKey))) {

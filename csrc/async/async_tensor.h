@@ -11,11 +11,17 @@
 // After settle() the key set is that of a plain tensor, and later operators cost what plain ones cost.
 //
 //   y = all_reduce(x); v = y.view(-1); v.sum()      waits once, at sum()
+//
+// A CommTensor (comm_tensor.h) is one of these too. Collectives may be started on it again and again, so it
+// and its views keep the key for life.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorImpl.h>
 
+#include <utility>
+
+#include "async/in_place_collectives.h"
 #include "async/pending_collective.h"
 
 namespace funcol {
@@ -23,21 +29,40 @@ namespace funcol {
 class AsyncTensorImpl final : public c10::TensorImpl {
  public:
   using PendingPtr = c10::intrusive_ptr<PendingCollective>;
+  using InPlacePtr = c10::intrusive_ptr<InPlaceCollectives>;
+
+  // What a tensor waits for: one collective, or, where that is null, those started on a CommTensor.
+  struct Awaited {
+    Awaited(PendingPtr collective) : collective(std::move(collective)) {}  // NOLINT
+    Awaited(InPlacePtr in_place) : in_place(std::move(in_place)) {}        // NOLINT
+
+    PendingPtr collective;
+    InPlacePtr in_place;
+  };
 
   // Metadata and storage of `source`, with the wake key. Use wrap(), which also keeps autograd history.
-  AsyncTensorImpl(const c10::TensorImpl& source, PendingPtr pending);
+  AsyncTensorImpl(const c10::TensorImpl& source, Awaited awaited);
 
   // A pending tensor over the storage, with the metadata and autograd history, of `output`, which must
   // be fresh (no Python object, not held elsewhere as a variable): its autograd history is moved.
-  static at::Tensor wrap(const at::Tensor& output, PendingPtr pending);
+  static at::Tensor wrap(const at::Tensor& output, Awaited awaited);
+
+  // `tensor` is a dense one, without an implementation of its own kind that wrap() would lose: nested,
+  // quantized, sparse tensors have one, and so do those of other extensions.
+  static bool can_wrap(const at::Tensor& tensor);
 
   // The implementation behind `tensor`, or null for any other tensor; found whether or not it is settled.
   static AsyncTensorImpl* of(const at::Tensor& tensor);
 
   // Waits for the data and makes this tensor plain to the dispatcher. Raises what the Work raised.
   void settle() const;
-  bool is_pending() const noexcept { return !pending_->is_settled(); }
-  const PendingPtr& pending() const noexcept { return pending_; }
+  bool is_pending() const;
+  const Awaited& awaited() const noexcept { return awaited_; }
+  const PendingPtr& pending() const noexcept { return awaited_.collective; }
+  const InPlacePtr& in_place() const noexcept { return awaited_.in_place; }
+
+  // A plain tensor of the same storage, metadata and version counter, without autograd history.
+  at::Tensor plain_alias() const;
 
   bool has_storage() const override;
   const c10::Storage& storage() const override;
@@ -59,14 +84,20 @@ class AsyncTensorImpl final : public c10::TensorImpl {
  private:
   template <typename Version>
   c10::intrusive_ptr<c10::TensorImpl> copy_and_detach(Version&& version_counter, bool allow_change) const;
+  template <typename Version>
+  c10::intrusive_ptr<c10::TensorImpl> plain_copy(Version&& version_counter, bool allow_change) const;
   bool stays_pending_in_copies() const;
   const char* tensorimpl_type_name() const override;
 
-  PendingPtr pending_;
+  Awaited awaited_;
 };
 
 // Takes the wake key off `tensor`, whatever its implementation; safe against other threads doing so.
 void remove_wake_key(const c10::TensorImpl& tensor);
+
+// Takes the wake key off `tensor` unless it is a CommTensor, which gets it: for tensors into which the
+// metadata of another one may have been copied.
+void correct_wake_key(const c10::TensorImpl& tensor);
 
 // True while the data of `tensor` is not there yet.
 bool is_pending(const at::Tensor& tensor);

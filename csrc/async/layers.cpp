@@ -26,6 +26,8 @@ bool has_active_layers() { return is_included(kLayers); }
 
 bool has_active_transforms() { return is_included(kTransforms); }
 
+OutsideLayers::OutsideLayers() : guard_(kLayers.add(Key::PythonTLSSnapshot)) {}
+
 bool belongs_to_layer(const at::Tensor& tensor) {
   static constexpr auto kKeys = c10::DispatchKeySet({Key::Python, Key::Functionalize, Key::FuncTorchBatched,
                                                      Key::FuncTorchGradWrapper}) |

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 namespace funcol {
 
@@ -18,5 +19,14 @@ bool has_active_transforms();
 // `tensor` itself belongs to a layer: a subclass with __torch_dispatch__, a fake, functional or
 // functorch-wrapped tensor.
 bool belongs_to_layer(const at::Tensor& tensor);
+
+// While one of these lives, no layer sees the operators that the current thread calls.
+class OutsideLayers {
+ public:
+  OutsideLayers();
+
+ private:
+  c10::impl::ExcludeDispatchKeyGuard guard_;
+};
 
 }  // namespace funcol

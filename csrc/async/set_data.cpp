@@ -16,11 +16,13 @@ void set_data(at::Tensor& self, const at::Tensor& new_data) {
   settle(self);
   settle(new_data);
   at::impl::GetVariableHooks()->set_data(self, new_data);
+  correct_wake_key(*self.unsafeGetTensorImpl());
 }
 
 // aten::shallow_copy_data_ has one kernel for all backends. BackendSelect is part of every call and below
 // autograd: a place to look at the arguments, whatever the device.
 void settle_and_go_on(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const auto written = torch::jit::peek(*stack, 0, op.schema().arguments().size()).toTensor();
   for (const auto& argument : torch::jit::last(*stack, op.schema().arguments().size())) {
     if (argument.isTensor()) {
       settle(argument.toTensor());
@@ -28,6 +30,7 @@ void settle_and_go_on(const c10::OperatorHandle& op, c10::DispatchKeySet keys, t
   }
   op.redispatchBoxed(
       keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect), stack);
+  correct_wake_key(*written.unsafeGetTensorImpl());
 }
 
 }  // namespace

@@ -3,7 +3,8 @@
 // One boxed kernel for all operators, registered as the fallback of the wake key:
 //  - an operator that PyTorch composes of others passes through; its parts come back here;
 //  - a pure view makes pending tensors of the same collective, without waiting;
-//  - everything else waits for its pending arguments, which makes them plain, and goes on.
+//  - everything else waits for its pending arguments, which makes them plain, and goes on; what it makes
+//    of a CommTensor on which no collective was started yet is a CommTensor too.
 #include "async/wake_fallback.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -11,8 +12,10 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
+#include "async/arguments.h"
 #include "async/async_tensor.h"
 #include "async/layers.h"
 #include "async/wake_key.h"
@@ -47,26 +50,6 @@ OperatorKind classify(const c10::OperatorHandle& op) {
 
 namespace {
 
-template <typename Visit>
-void visit_tensors(const c10::IValue& value, const Visit& visit) {
-  if (value.isTensor()) {
-    visit(value.toTensor());
-  } else if (value.isList()) {
-    for (const c10::IValue& element : value.toListRef()) {
-      visit_tensors(element, visit);
-    }
-  } else if (value.isTuple()) {
-    for (const c10::IValue& element : value.toTupleRef().elements()) {
-      visit_tensors(element, visit);
-    }
-  } else if (value.isGenericDict()) {
-    for (const auto& entry : value.toGenericDict()) {
-      visit_tensors(entry.key(), visit);
-      visit_tensors(entry.value(), visit);
-    }
-  }
-}
-
 class WakeHandler {
  public:
   WakeHandler(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack)
@@ -78,14 +61,12 @@ class WakeHandler {
         break;
       case OperatorKind::kView:
         // A layer may run code on the values while the view is being made.
-        if (auto pending = pending_of_sole_tensor(); pending && !has_active_layers()) {
-          return view(pending);
+        if (const auto viewed = sole_waiting_tensor(); viewed.defined() && !has_active_layers()) {
+          return view(viewed);
         }
-        settle_arguments();
-        break;
+        return read();
       case OperatorKind::kReader:
-        settle_arguments();
-        break;
+        return read();
     }
     op_.redispatchBoxed(keys_below_, stack_);
   }
@@ -93,46 +74,98 @@ class WakeHandler {
  private:
   static constexpr c10::DispatchKeySet kBelow{c10::DispatchKeySet::FULL_AFTER, kWakeKey};
 
-  // The collective that the viewed tensor waits for; null if it is settled, or if there are several
+  // The viewed tensor, if it is pending or a CommTensor. Undefined otherwise, or if there are several
   // tensors, which no view of ATen has.
-  AsyncTensorImpl::PendingPtr pending_of_sole_tensor() const {
-    AsyncTensorImpl::PendingPtr pending;
+  at::Tensor sole_waiting_tensor() const {
+    at::Tensor waiting;
     int num_tensors = 0;
     for (const auto& argument : arguments()) {
       visit_tensors(argument, [&](const at::Tensor& tensor) {
         ++num_tensors;
-        if (auto* impl = AsyncTensorImpl::of(tensor); impl != nullptr && impl->is_pending()) {
-          pending = impl->pending();
+        const auto* impl = AsyncTensorImpl::of(tensor);
+        if (impl != nullptr && (impl->in_place() || impl->is_pending())) {
+          waiting = tensor;
         }
       });
     }
-    return num_tensors == 1 ? pending : nullptr;
+    return num_tensors == 1 ? waiting : at::Tensor();
   }
 
-  void view(const AsyncTensorImpl::PendingPtr& pending) {
+  void view(const at::Tensor& viewed) {
     {
       const AsyncTensorImpl::SharingStorage sharing;
       const c10::impl::ExcludeDispatchKeyGuard no_wake(kWakeKey);
       op_.redispatchBoxed(keys_below_, stack_);
     }
+    replace_results([&](const at::Tensor& view) { return share(view, viewed); });
+  }
+
+  static at::Tensor share(const at::Tensor& view, const at::Tensor& viewed) {
+    if (AsyncTensorImpl::of(view) == nullptr && !AsyncTensorImpl::can_wrap(view)) {
+      settle(viewed);
+      return without_copied_key(view);
+    }
+    // detach and alias copy the implementation, so that their result waits already.
+    auto shared = AsyncTensorImpl::of(view) != nullptr
+                      ? view
+                      : AsyncTensorImpl::wrap(view, AsyncTensorImpl::of(viewed)->awaited());
+    if (is_pending(shared)) {
+      count_view();
+    }
+    return shared;
+  }
+
+  void read() {
+    settle_arguments();
+    bool any_comm_tensor = false;
+    bool any_unused = false;
+    for (const auto& argument : arguments()) {
+      visit_tensors(argument, [&](const at::Tensor& tensor) {
+        if (const auto* impl = AsyncTensorImpl::of(tensor); impl != nullptr && impl->in_place()) {
+          any_comm_tensor = true;
+          any_unused |= !impl->in_place()->any_started();
+        }
+      });
+    }
+    if (!any_comm_tensor) {
+      return op_.redispatchBoxed(keys_below_, stack_);
+    }
+    const bool marks_results = any_unused && !has_active_layers();
+    {
+      std::optional<c10::impl::ExcludeDispatchKeyGuard> no_wake;
+      if (marks_results) {
+        no_wake.emplace(kWakeKey);  // the parts of the operator need not do the same
+      }
+      op_.redispatchBoxed(keys_below_, stack_);
+    }
+    replace_results([&](const at::Tensor& result) {
+      return marks_results ? marked(result) : without_copied_key(result);
+    });
+  }
+
+  template <typename Replace>
+  void replace_results(const Replace& replace) {
     for (auto result = stack_->end() - static_cast<int64_t>(op_.schema().returns().size());
          result != stack_->end(); ++result) {
-      if (result->isTensor()) {
-        *result = share_pending(result->toTensor(), pending);
-      } else {
-        c10::List<at::Tensor> views;
-        for (const at::Tensor& tensor : result->toTensorVector()) {
-          views.push_back(share_pending(tensor, pending));
-        }
-        *result = std::move(views);
-      }
+      *result = replace_tensors(*result, replace);
     }
   }
 
-  static at::Tensor share_pending(const at::Tensor& view, const AsyncTensorImpl::PendingPtr& pending) {
-    count_view();
-    // detach and alias copy the implementation, so that their result waits already.
-    return AsyncTensorImpl::of(view) != nullptr ? view : AsyncTensorImpl::wrap(view, pending);
+  // A result of an operator on a CommTensor, as a CommTensor; unchanged if somebody else has it too, such as
+  // an argument that was written.
+  static at::Tensor marked(const at::Tensor& result) {
+    if (!AsyncTensorImpl::can_wrap(result) || result.use_count() != 1 || belongs_to_layer(result)) {
+      return without_copied_key(result);
+    }
+    return AsyncTensorImpl::wrap(result, c10::make_intrusive<InPlaceCollectives>());
+  }
+
+  // Kernels that make a tensor of another one's storage copy its keys.
+  static at::Tensor without_copied_key(const at::Tensor& result) {
+    if (result.defined()) {
+      correct_wake_key(*result.unsafeGetTensorImpl());
+    }
+    return result;
   }
 
   void settle_arguments() const {
@@ -143,7 +176,7 @@ class WakeHandler {
         }
         settle(tensor);
         // A kernel that ran with the key excluded may have copied the key to a tensor that does not wait.
-        remove_wake_key(*tensor.unsafeGetTensorImpl());
+        correct_wake_key(*tensor.unsafeGetTensorImpl());
       });
     }
   }

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "async/async_tensor.h"
+#include "async/comm_tensor.h"
 #include "async/unwaited.h"
 #include "async/wake_key.h"
 #include "bindings/bindings.h"
@@ -51,13 +52,13 @@ PyObject* py_wait_tensor(PyObject*, PyObject* object) {
   END_HANDLE_TH_ERRORS
 }
 
-// settle(t): waits if t is pending, and makes sure that no wake key is on it.
+// settle(t): waits if t is pending, and makes sure that no wake key is on it, except on a CommTensor.
 PyObject* py_settle(PyObject*, PyObject* object) {
   HANDLE_TH_ERRORS
   if (THPVariable_Check(object)) {
     const auto& tensor = THPVariable_Unpack(object);
     settle(tensor);
-    remove_wake_key(*tensor.unsafeGetTensorImpl());
+    correct_wake_key(*tensor.unsafeGetTensorImpl());
   }
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
@@ -68,6 +69,11 @@ PyObject* py_exclude_wake_key(PyObject*, PyObject* exclude) {
   const bool before = c10::impl::tls_is_dispatch_key_excluded(kWakeKey);
   c10::impl::tls_set_dispatch_key_excluded(kWakeKey, exclude == Py_True);
   return PyBool_FromLong(before ? 1 : 0);
+}
+
+at::Tensor make_comm_tensor(const at::Tensor& tensor) {
+  const py::gil_scoped_release no_gil;
+  return comm_tensor(tensor);
 }
 
 // A Work written in Python, so that tests can say when data arrives and how it fails.
@@ -106,6 +112,20 @@ std::vector<at::Tensor> make_pending(std::vector<at::Tensor> outputs, py::functi
   }
   const py::gil_scoped_release no_gil;
   return as_pending(std::move(start));
+}
+
+// As if a collective had been started on the CommTensors `written`.
+void make_pending_in_place(const std::vector<at::Tensor>& written, py::function on_wait, std::string op,
+                           std::string group) {
+  Start start;
+  start.op = std::move(op);
+  start.group = GroupRef(std::move(group));
+  start.work = c10::make_intrusive<CallbackWork>(std::move(on_wait));
+  for (const auto& tensor : written) {
+    start.outputs.push_back(AsyncTensorImpl::of(tensor)->plain_alias());
+  }
+  const py::gil_scoped_release no_gil;
+  wait_in_place(written, std::move(start));
 }
 
 // Waits on PyTorch's own registry: for tensors of _c10d_functional ops. The registry keeps what runs, and
@@ -151,6 +171,9 @@ void bind_async(PyObject* module) {
   m.def("pending_on_registry", torch::wrap_pybind_function(pending_on_registry));
   m.def("make_pending", torch::wrap_pybind_function(make_pending), py::arg("outputs"), py::arg("on_wait"),
         py::arg("op") = "test", py::arg("group") = "test");
+  m.def("comm_tensor", torch::wrap_pybind_function(make_comm_tensor));
+  m.def("make_pending_in_place", torch::wrap_pybind_function(make_pending_in_place), py::arg("written"),
+        py::arg("on_wait"), py::arg("op") = "test", py::arg("group") = "test");
   m.def("has_wake_key", has_wake_key);
   m.def("wake_key_name", [] { return std::string(c10::toString(kWakeKey)); });
   m.def("num_orphans", [] {

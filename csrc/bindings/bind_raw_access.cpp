@@ -3,7 +3,8 @@
 //  - new() and new_tensor() take the backend from the highest dispatch key;
 //  - `x.data = pending` copies the storage pointer.
 // Their C functions are wrapped where CPython's descriptors keep them, so that the methods stay the same
-// objects to everybody: settle first, then the original.
+// objects to everybody: settle first, then the original. The wake key of a CommTensor, which it has for
+// life, is off meanwhile.
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
@@ -26,11 +27,22 @@ void settle_if_tensor(PyObject* object) {
   }
 }
 
+void correct_key_if_tensor(PyObject* object) {
+  if (THPVariable_Check(object)) {
+    correct_wake_key(*THPVariable_Unpack(object).unsafeGetTensorImpl());
+  }
+}
+
 template <KeywordFunction* original>
 PyObject* settled_call(PyObject* self, PyObject* args, PyObject* kwargs) {
   HANDLE_TH_ERRORS
   settle_if_tensor(self);
-  return (*original)(self, args, kwargs);
+  if (THPVariable_Check(self)) {
+    remove_wake_key(*THPVariable_Unpack(self).unsafeGetTensorImpl());
+  }
+  PyObject* made = (*original)(self, args, kwargs);
+  correct_key_if_tensor(self);
+  return made;
   END_HANDLE_TH_ERRORS
 }
 
@@ -38,7 +50,9 @@ int settled_set_data(PyObject* self, PyObject* data, void* closure) {
   HANDLE_TH_ERRORS
   settle_if_tensor(data);
   settle_if_tensor(self);
-  return original_set_data(self, data, closure);
+  const int failed = original_set_data(self, data, closure);
+  correct_key_if_tensor(self);
+  return failed;
   END_HANDLE_TH_ERRORS_RET(-1)
 }
 

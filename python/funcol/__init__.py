@@ -44,6 +44,7 @@ from .collectives import (  # noqa: E402
     reduce_scatter_tensor_coalesced,
     scatter,
 )
+from .comm_tensor import CommTensor  # noqa: E402
 from .groups import RANK_TYPES  # noqa: E402
 from .groups import _expand_group as _expand_group  # noqa: E402
 from .groups import _group_or_group_name as _group_or_group_name  # noqa: E402
@@ -77,13 +78,14 @@ _compat.watch_group_registry(
     remember=_C.remember_groups,
 )
 _compat.mark_side_effects()
-_compat.settle_before_higher_order_ops(_C.settle)
+_compat.settle_before_higher_order_ops(_C.settle, _C.wake_key_name())
 tracing.install()
 
 __all__ = [
     "RANK_TYPES",
     "REDUCE_OP_TO_STR",
     "AsyncCollectiveTensor",
+    "CommTensor",
     "all_gather_inplace",
     "all_gather_into_tensor_coalesced",
     "all_gather_single",

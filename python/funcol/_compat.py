@@ -135,18 +135,20 @@ def watch_group_registry(
     remember(True)
 
 
-def settle_before_higher_order_ops(settle: Callable[[Any], None]) -> None:
+def settle_before_higher_order_ops(settle: Callable[[Any], None], wake_key_name: str) -> None:
     """Calls ``settle`` for each tensor that a higher-order operator, such as ``cond``, is called with.
 
     Those operators are dispatched in Python, by the highest key of their tensors, past every C++ fallback.
+    The wake key, which a tensor may have without being pending, is none that they know.
     """
     ops: Any = torch._ops
     original = ops.key_extractor
+    wake_key = torch._C._dispatch_key_parse(wake_key_name)
 
     def key_extractor(tensors: Any, key_mask: Any) -> Any:
         for tensor in tensors:
             settle(tensor)
-        return original(tensors, key_mask)
+        return original(tensors, key_mask).remove(wake_key)
 
     ops.key_extractor = key_extractor
 

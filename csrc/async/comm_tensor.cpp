@@ -1,0 +1,141 @@
+#include "async/comm_tensor.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/alias.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
+
+#include <string>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <utility>
+#include <vector>
+
+#include "async/arguments.h"
+#include "async/async_tensor.h"
+#include "async/in_place_collectives.h"
+#include "async/layers.h"
+#include "comm/custom_class.h"
+#include "comm/orphaned_works.h"
+#include "comm/process_group.h"
+
+namespace funcol {
+namespace {
+
+constexpr const char* kCollectives[] = {
+    "_allgather_base_", "_reduce_scatter_base_", "allreduce_", "allgather_", "alltoall_",
+    "broadcast_",       "reduce_scatter_",       "scatter_"};
+
+bool is_comm_tensor(const at::Tensor& tensor) {
+  const auto* impl = AsyncTensorImpl::of(tensor);
+  return impl != nullptr && impl->in_place() != nullptr;
+}
+
+// One call of a collective. The backend gets plain aliases of the CommTensors: its threads must not wait for
+// what they are there to finish.
+class CollectiveCall {
+ public:
+  CollectiveCall(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack)
+      : op_(op), keys_below_(keys & kBelow), stack_(stack) {}
+
+  void run() {
+    settle_arguments();
+    const c10::IValue written = arguments()[0];
+    std::vector<at::Tensor> outputs;
+    visit_tensors(written, [&](const at::Tensor& tensor) {
+      if (is_comm_tensor(tensor)) {
+        outputs.push_back(tensor);
+      }
+    });
+    if (outputs.empty()) {
+      return op_.redispatchBoxed(keys_below_, stack_);
+    }
+    auto start = describe();
+    pass_plain_aliases(start);
+    op_.redispatchBoxed(keys_below_, stack_);
+    auto results = torch::jit::last(*stack_, op_.schema().returns().size());
+    start.work = custom_class<c10d::Work>(results.back());
+    (stack_->end() - static_cast<int64_t>(results.size()))[0] = written;
+    if (start.work) {
+      wait_in_place(outputs, std::move(start));
+    }
+  }
+
+ private:
+  static constexpr c10::DispatchKeySet kBelow{c10::DispatchKeySet::FULL_AFTER,
+                                              c10::DispatchKey::BackendSelect};
+
+  c10::ArrayRef<c10::IValue> arguments() const {
+    return torch::jit::last(*stack_, op_.schema().arguments().size());
+  }
+
+  void settle_arguments() const {
+    for (const auto& argument : arguments()) {
+      visit_tensors(argument, [](const at::Tensor& tensor) { settle(tensor); });
+    }
+  }
+
+  PendingCollective::Start describe() const {
+    PendingCollective::Start start;
+    start.op = "CommTensor(" + op_.schema().name() + ")";
+    for (const auto& argument : arguments()) {
+      if (const auto group = custom_class<c10d::ProcessGroup>(argument)) {
+        start.group = group;
+      }
+    }
+    return start;
+  }
+
+  void pass_plain_aliases(PendingCollective::Start& start) {
+    const auto first = stack_->end() - static_cast<int64_t>(op_.schema().arguments().size());
+    for (auto argument = first; argument != stack_->end(); ++argument) {
+      *argument = replace_tensors(*argument, [&](const at::Tensor& tensor) {
+        const auto plain = is_comm_tensor(tensor) ? AsyncTensorImpl::of(tensor)->plain_alias() : tensor;
+        (argument == first ? start.outputs : start.buffers).push_back(plain);
+        return plain;
+      });
+    }
+  }
+
+  const c10::OperatorHandle& op_;
+  c10::DispatchKeySet keys_below_;
+  torch::jit::Stack* stack_;
+};
+
+void start_collective(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  CollectiveCall(op, keys, stack).run();
+}
+
+}  // namespace
+
+at::Tensor comm_tensor(const at::Tensor& tensor) {
+  if (is_comm_tensor(tensor)) {
+    return tensor;
+  }
+  settle(tensor);
+  TORCH_CHECK_TYPE((AsyncTensorImpl::can_wrap(tensor) || AsyncTensorImpl::of(tensor) != nullptr) &&
+                       !belongs_to_layer(tensor),
+                   "funcol::CommTensor: the tensor is sparse, nested, a subclass, or inside a transform. "
+                   "Collectives write into plain memory: pass the dense tensor that holds it, such as "
+                   "t.to_local() of a DTensor.");
+  const OutsideLayers outside_layers;
+  return AsyncTensorImpl::wrap(at::alias(tensor), c10::make_intrusive<InPlaceCollectives>());
+}
+
+void wait_in_place(at::TensorList written, PendingCollective::Start collective) {
+  sweep_orphans();
+  const auto pending = c10::make_intrusive<PendingCollective>(std::move(collective));
+  for (const auto& tensor : written) {
+    const auto* impl = AsyncTensorImpl::of(tensor);
+    impl->in_place()->add(MemoryRange(*impl), pending);
+  }
+}
+
+}  // namespace funcol
+
+// BackendSelect is part of every call, below all layers, whether or not the wake key is excluded on this
+// thread or hidden in a list of lists.
+TORCH_LIBRARY_IMPL(c10d, BackendSelect, m) {
+  for (const auto* name : funcol::kCollectives) {
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&funcol::start_collective>());
+  }
+}

@@ -27,6 +27,7 @@ from .collectives import (  # noqa: E402
     reduce_scatter_tensor,
     reduce_scatter_tensor_coalesced,
 )
+from .dropin import install, installed, uninstall  # noqa: E402
 
 __version__ = _build_info.VERSION
 
@@ -46,12 +47,15 @@ __all__ = [
     "all_reduce_coalesced",
     "all_to_all_single",
     "broadcast",
+    "install",
+    "installed",
     "is_pending",
     "permute_tensor",
     "reduce_scatter_single",
     "reduce_scatter_single_coalesced",
     "reduce_scatter_tensor",
     "reduce_scatter_tensor_coalesced",
+    "uninstall",
     "wait_tensor",
     "wait_tensors",
 ]

@@ -31,7 +31,8 @@ GroupPtr group_from_ivalue(const c10::IValue& group, const char* op);
 // name a group by. ValueError naming `op`, `ranks` and `tag` if there is none. Remembered as above.
 GroupPtr group_from_ranks(at::IntArrayRef ranks, std::string_view tag, const char* op);
 
-// What group_from_ranks asks: the group's name, or nothing if there is none. To be set once, before it is needed.
+// What group_from_ranks asks: the group's name, or nothing if there is none. To be set once, before it is
+// needed.
 using RanksResolver = std::function<std::optional<std::string>(std::vector<int64_t>, std::string)>;
 void set_ranks_resolver(RanksResolver resolver);
 

@@ -16,8 +16,8 @@ using c10::IValue;
 using torch::jit::Stack;
 using Arguments = c10::ArrayRef<IValue>;
 
-// The kernels read their arguments from the stack, because group and reduce op are `str` or `Any` in the schema,
-// depending on the PyTorch minor.
+// The kernels read their arguments from the stack, because group and reduce op are `str` or `Any` in the
+// schema, depending on the PyTorch minor.
 
 GroupPtr group_of_size(const IValue& group, const IValue& group_size, const char* op) {
   auto found = group_from_ivalue(group, op);
@@ -54,13 +54,13 @@ IValue all_reduce_(Arguments in, const char* op) {
 }
 
 IValue all_reduce_coalesced(Arguments in, const char* op) {
-  return as_registered(start_all_reduce_coalesced(
-      in[0].toTensorVector(), reduce_op_from_ivalue(in[1], op), group_from_ivalue(in[2], op)));
+  return as_registered(start_all_reduce_coalesced(in[0].toTensorVector(), reduce_op_from_ivalue(in[1], op),
+                                                  group_from_ivalue(in[2], op)));
 }
 
 IValue all_reduce_coalesced_(Arguments in, const char* op) {
-  return as_registered(start_all_reduce_coalesced_(
-      in[0].toTensorVector(), reduce_op_from_ivalue(in[1], op), group_from_ivalue(in[2], op)));
+  return as_registered(start_all_reduce_coalesced_(in[0].toTensorVector(), reduce_op_from_ivalue(in[1], op),
+                                                   group_from_ivalue(in[2], op)));
 }
 
 IValue all_gather_into_tensor(Arguments in, const char* op) {
@@ -183,7 +183,8 @@ class KernelsUnderCore {
       add(library("_c10d_functional", key), kServed);
       add(library("_c10d_functional_autograd", key), kServedWithAutograd);
     }
-    // The legacy operators become core's above autograd: one that has a kernel for a device needs one there too.
+    // The legacy operators become core's above autograd: one that has a kernel for a device needs one there
+    // too.
     for (const auto key : {Key::CPU, Key::CUDA, Key::AutogradCPU, Key::AutogradCUDA}) {
       register_legacy_kernels(library("c10d_functional", key));
     }

@@ -1,16 +1,17 @@
 // funcol under PyTorch's own operators.
 //
-// PyTorch registers its kernels of _c10d_functional, _c10d_functional_autograd and c10d_functional for keys that
-// stand for many devices at once; the dispatcher prefers a kernel for one device. put_under_core_ops() registers
-// such kernels for CPU and CUDA, take_from_core_ops() removes them, and PyTorch's serve again. Nothing else of
-// the operators changes: autograd, fake and functional tensors, tracing and the shapes on Meta stay PyTorch's.
+// PyTorch registers its kernels of _c10d_functional, _c10d_functional_autograd and c10d_functional for keys
+// that stand for many devices at once; the dispatcher prefers a kernel for one device. put_under_core_ops()
+// registers such kernels for CPU and CUDA, take_from_core_ops() removes them, and PyTorch's serve again.
+// Nothing else of the operators changes: autograd, fake and functional tensors, tracing and the shapes on
+// Meta stay PyTorch's.
 //
 // The kernels have PyTorch's semantics: results are plain tensors whose Work is in PyTorch's registry until
-// wait_tensor takes it. So code that Inductor generated runs on them, and works that were registered by either
-// side can be waited for by the other.
+// wait_tensor takes it. So code that Inductor generated runs on them, and works that were registered by
+// either side can be waited for by the other.
 //
-// The dispatcher's tables are not guarded against calls that run while they change. Both functions keep the GIL,
-// so that no Python thread enters an operator meanwhile; they are serialised by their caller.
+// The dispatcher's tables are not guarded against calls that run while they change. Both functions keep the
+// GIL, so that no Python thread enters an operator meanwhile; they are serialised by their caller.
 #pragma once
 
 #include <string>

@@ -39,9 +39,11 @@ std::string unqualified_name(const c10::OperatorHandle& op) {
 }
 
 // Splits that were left out are equal shares of dim 0.
-void fill_in_splits(IValue& output_splits, IValue& input_splits, const at::Tensor& input, int64_t group_size) {
-  TORCH_CHECK_VALUE(output_splits.isNone() == input_splits.isNone(),
-                    "funcol::all_to_all_single: pass both output_split_sizes and input_split_sizes, or neither.");
+void fill_in_splits(IValue& output_splits, IValue& input_splits, const at::Tensor& input,
+                    int64_t group_size) {
+  TORCH_CHECK_VALUE(
+      output_splits.isNone() == input_splits.isNone(),
+      "funcol::all_to_all_single: pass both output_split_sizes and input_split_sizes, or neither.");
   if (output_splits.isNone()) {
     const std::vector<c10::SymInt> shares(group_size, input.sym_size(0) / group_size);
     output_splits = shares;
@@ -100,7 +102,8 @@ std::vector<std::string> legacy_op_names() {
 }
 
 void define_missing_legacy_ops() {
-  static torch::Library library(torch::Library::FRAGMENT, "c10d_functional", std::nullopt, __FILE__, __LINE__);
+  static torch::Library library(torch::Library::FRAGMENT, "c10d_functional", std::nullopt, __FILE__,
+                                __LINE__);
   for (const auto* schema : kSchemas) {
     const auto name = name_in(schema);
     if (!is_defined(name)) {

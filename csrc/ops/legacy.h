@@ -1,7 +1,7 @@
 // The operators of c10d_functional: PyTorch's first functional collectives, whose groups are ranks and a tag.
 //
-// Each becomes the operator of the same name in _c10d_functional, in one boxed kernel for all of them. Autograd
-// and tracers therefore see that operator, as they do in PyTorch, where the same is done in Python.
+// Each becomes the operator of the same name in _c10d_functional, in one boxed kernel for all of them.
+// Autograd and tracers therefore see that operator, as they do in PyTorch, where the same is done in Python.
 #pragma once
 
 #include <torch/library.h>

@@ -4,11 +4,14 @@
 
 - The functions of ``torch.distributed._functional_collectives`` that funcol has too become funcol's, in that
   module and in every other module of PyTorch that imported them by name.
-- The ``_c10d_functional``, ``_c10d_functional_autograd`` and ``c10d_functional`` operators get funcol's kernels
-  for CPU and CUDA. What they return, how they trace and differentiate stays PyTorch's.
+- The operators of ``_c10d_functional``, ``_c10d_functional_autograd`` and ``c10d_functional`` get funcol's
+  kernels for CPU and CUDA. What they return, how they trace and differentiate stays PyTorch's.
 
-Pending tensors are then what DTensor and its relatives hold. PyTorch's class ``AsyncCollectiveTensor`` stays what
-it is: pending tensors are plain ones to code that asks for it, and wait by themselves.
+DTensor and its relatives then hold pending tensors. PyTorch's class ``AsyncCollectiveTensor`` stays what it
+is: to code that asks for it a pending tensor is a plain one, which waits by itself.
+
+A compiled region that calls a replaced function is compiled once for either state, because Dynamo guards the
+functions that it looked into.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ import torch.distributed._functional_collectives as stock
 import torch.distributed.distributed_c10d as c10d
 
 from . import _C
+
 
 class _Replacement(NamedTuple):
     name: str
@@ -47,7 +51,7 @@ def _replacements() -> list[_Replacement]:
 
 
 def replaced_functions() -> list[str]:
-    """Names of the functions that :func:`install` replaces in ``torch.distributed._functional_collectives``."""
+    """Names of the functions in PyTorch's module that :func:`install` replaces."""
     replacements = _replacements() if _installed is None else _installed.replacements
     return [replacement.name for replacement in replacements]
 
@@ -143,9 +147,9 @@ def is_installed() -> bool:
 def install() -> None:
     """Puts funcol in place of PyTorch's functional collectives, until :func:`uninstall`, for all threads.
 
-    Existing DTensor, tensor-parallel and FSDP2 programs, and compiled ones, then run on it and compute the same.
-    Does nothing if it was called before. Starts no thread. Functions that a program itself imported by name from
-    ``torch.distributed._functional_collectives`` before this call stay as they are.
+    Existing DTensor, tensor-parallel and FSDP2 programs, compiled ones too, then run on it and compute the
+    same. Does nothing if it was called before. Starts no thread. What a program itself imported by name from
+    ``torch.distributed._functional_collectives`` before this call stays as it is there.
     """
     global _stays
     with _lock:
@@ -156,8 +160,8 @@ def install() -> None:
 def uninstall() -> None:
     """Undoes :func:`install`, however often that was called, and every :func:`installed` that is still open.
 
-    PyTorch's functions and kernels are in place again. Pending tensors stay valid. Does nothing if funcol is not
-    installed.
+    PyTorch's functions and kernels are in place again; pending tensors stay valid. Does nothing if funcol is
+    not installed.
     """
     global _stays, _num_contexts, _num_uninstalls
     with _lock:

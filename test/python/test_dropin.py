@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch._dispatch.python import enable_python_dispatcher
 
 import funcol
 from funcol import _C, dropin
+from funcol.__main__ import info
 
 OPS = _C.ops_under_dropin()
 DEVICE_KEYS = ["CPU", "CUDA"]
@@ -158,6 +160,18 @@ def test_what_a_program_put_over_funcol_stays(monkeypatch: pytest.MonkeyPatch) -
     with funcol.installed():
         stock.broadcast = wrapper
     assert stock.broadcast is wrapper
+
+
+@pytest.mark.parametrize(
+    ("context", "state"), [(nullcontext, "not installed"), (funcol.installed, "installed")]
+)
+def test_info_says_whether_it_is_installed_and_what_it_stands_in_for(
+    context: Callable[[], AbstractContextManager[None]], state: str
+) -> None:
+    with context():
+        (row,) = [line for line in info().splitlines() if line.startswith("drop-in")]
+    counts = f"{len(dropin.replaced_functions())} functions and {len(OPS)} operators"
+    assert row.split(None, 1)[1] == f"{state}; stands in for {counts} of PyTorch"
 
 
 # All of it goes back
@@ -315,7 +329,7 @@ def reduces_while_another_thread_toggles(rank: int, world: int) -> None:
 
     def reduce(call: Callable[[torch.Tensor], torch.Tensor]) -> None:
         try:
-            for step in range(200):
+            for step in range(60):
                 x = torch.full((3,), float(step + rank))
                 assert call(x).tolist() == [float(step * world + sum(range(world)))] * 3
         except BaseException as failure:

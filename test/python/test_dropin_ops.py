@@ -1,4 +1,4 @@
-"""PyTorch's own operators with funcol's kernels under them: the same values, gradients and graphs as without."""
+"""PyTorch's operators with funcol's kernels under them: values, gradients and graphs as without."""
 
 from __future__ import annotations
 
@@ -164,7 +164,9 @@ def gives_the_gradients_of_single_scatters(rank: int, world: int, coalesced: str
 
 
 # PyTorch's kernel cannot be compared with: with gloo its results are written to once more while it waits.
-@pytest.mark.parametrize("coalesced", ["reduce_scatter_tensor_coalesced", "legacy_reduce_scatter_tensor_coalesced"])
+@pytest.mark.parametrize(
+    "coalesced", ["reduce_scatter_tensor_coalesced", "legacy_reduce_scatter_tensor_coalesced"]
+)
 @pytest.mark.parametrize("world", WORLDS)
 def test_coalesced_scatters_have_the_gradients_of_single_ones(coalesced: str, world: int) -> None:
     run_ranks(gives_the_gradients_of_single_scatters, world, coalesced)
@@ -192,9 +194,7 @@ def takes_other_inputs(rank: int, world: int, call: str, shape: list[int], dtype
 @pytest.mark.parametrize(
     "call", ["all_reduce", "all_gather_into_tensor", "all_to_all_single", "legacy_all_gather_into_tensor"]
 )
-def test_other_sizes_and_dtypes_give_the_same_values(
-    call: str, shape: list[int], dtype: torch.dtype
-) -> None:
+def test_other_sizes_and_dtypes_give_the_same_values(call: str, shape: list[int], dtype: torch.dtype) -> None:
     run_ranks(takes_other_inputs, 2, call, shape, dtype)
 
 
@@ -210,9 +210,7 @@ def test_the_legacy_operator_waits() -> None:
 
 def waits_for_a_list(rank: int, world: int) -> None:
     with funcol.installed():
-        results = core.all_reduce_coalesced(
-            [torch.ones(3), torch.ones(0)], "sum", world_group().group_name
-        )
+        results = core.all_reduce_coalesced([torch.ones(3), torch.ones(0)], "sum", world_group().group_name)
         assert [tensor.tolist() for tensor in core.wait_tensors(results)] == [[float(world)] * 3, []]
 
 
@@ -420,9 +418,7 @@ def test_dynamo_captures_an_operator_the_same(four_ranks: str, call: str) -> Non
 # The operators that only newer minors have
 
 
-@pytest.mark.parametrize(
-    "op", [op for op in _C.ops_under_dropin() if op.startswith("c10d_functional::")]
-)
+@pytest.mark.parametrize("op", [op for op in _C.ops_under_dropin() if op.startswith("c10d_functional::")])
 def test_each_legacy_operator_exists_and_traces_in_every_minor(op: str) -> None:
     packet = getattr(legacy, op.split("::")[1])
     assert packet.overloads() == ["default"]

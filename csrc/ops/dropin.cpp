@@ -3,7 +3,9 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
+#include <chrono>
 #include <memory>
+#include <thread>
 #include <utility>
 
 #include "ops/collectives.h"
@@ -204,6 +206,11 @@ class KernelsUnderCore {
   std::vector<torch::Library> libraries_;
 };
 
+// A thread that let go of the GIL to call an operator, and has not yet read which kernel serves it, may read
+// half of a kernel while the tables change. As long as this thread has the GIL no other one gets there; those
+// that are there need a fraction of a microsecond to get past it, and nothing but a free core.
+void let_calls_pass() { std::this_thread::sleep_for(std::chrono::milliseconds(1)); }
+
 std::unique_ptr<KernelsUnderCore>& kernels_under_core() {
   static std::unique_ptr<KernelsUnderCore> kernels;
   return kernels;
@@ -213,11 +220,17 @@ std::unique_ptr<KernelsUnderCore>& kernels_under_core() {
 
 void put_under_core_ops() {
   if (kernels_under_core() == nullptr) {
+    let_calls_pass();
     kernels_under_core() = std::make_unique<KernelsUnderCore>();
   }
 }
 
-void take_from_core_ops() { kernels_under_core().reset(); }
+void take_from_core_ops() {
+  if (kernels_under_core() != nullptr) {
+    let_calls_pass();
+    kernels_under_core().reset();
+  }
+}
 
 std::vector<std::string> ops_under_dropin() {
   std::vector<std::string> ops;

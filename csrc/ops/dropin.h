@@ -10,8 +10,9 @@
 // wait_tensor takes it. So code that Inductor generated runs on them, and works that were registered by
 // either side can be waited for by the other.
 //
-// The dispatcher's tables are not guarded against calls that run while they change. Both functions keep the
-// GIL, so that no Python thread enters an operator meanwhile; they are serialised by their caller.
+// The dispatcher does not guard its tables against calls that run while they change. Both functions are to be
+// called with the GIL, one at a time; they keep it, so that no Python thread enters an operator meanwhile,
+// and give those that entered one a millisecond to get to their kernel.
 #pragma once
 
 #include <string>

@@ -52,33 +52,64 @@ GroupPtr search_registry(std::string_view name) {
   }
 }
 
-GroupPtr find_group(std::string_view name) {
+// The group that `recent` has under `key`, else the one that `search` finds; null if it finds none.
+template <typename Search>
+GroupPtr find_or_search(RecentGroups& recent, std::string_view key, const Search& search) {
   if (!remember.load(std::memory_order_relaxed)) {
-    return search_registry(name);
+    return search();
   }
-  thread_local RecentGroups recent;
-  if (auto group = recent.find(name)) {
+  if (auto group = recent.find(key)) {
     return group;
   }
   const auto generation = registry_generation.load(std::memory_order_acquire);
-  auto group = search_registry(name);
+  auto group = search();
   if (group) {
-    recent.add(name, group, generation);
+    recent.add(key, group, generation);
   }
   return group;
+}
+
+GroupPtr find_group(std::string_view name) {
+  thread_local RecentGroups recent;
+  return find_or_search(recent, name, [&] { return search_registry(name); });
+}
+
+RanksResolver& ranks_resolver() {
+  static RanksResolver resolver;
+  return resolver;
+}
+
+std::string key_of_ranks(at::IntArrayRef ranks, std::string_view tag) {
+  std::string key(tag);
+  for (const auto rank : ranks) {
+    key += ',';
+    key += std::to_string(rank);
+  }
+  return key;
 }
 
 }  // namespace
 
 GroupPtr group_from_name(std::string_view name, const char* op) {
   auto group = find_group(name);
-  if (!group) {
-    TORCH_CHECK_VALUE(false, "funcol::", op, ": no process group is registered under the name '", name,
-                      "'. Expected the group_name of a live ProcessGroup that this rank belongs to; pass "
-                      "group.group_name, the ProcessGroup itself, or a DeviceMesh.");
-  }
+  TORCH_CHECK_VALUE(group.defined(), "funcol::", op, ": no process group is registered under the name '", name,
+                    "'. Expected the group_name of a live ProcessGroup that this rank belongs to; pass "
+                    "group.group_name, the ProcessGroup itself, or a DeviceMesh.");
   return group;
 }
+
+GroupPtr group_from_ranks(at::IntArrayRef ranks, std::string_view tag, const char* op) {
+  thread_local RecentGroups recent;
+  return find_or_search(recent, key_of_ranks(ranks, tag), [&] {
+    const auto name = ranks_resolver()(ranks.vec(), std::string(tag));
+    TORCH_CHECK_VALUE(name.has_value(), "funcol::", op, ": no process group has the ranks ", ranks,
+                      " and the tag '", tag,
+                      "'. Make it with torch.distributed.new_group on all ranks first.");
+    return group_from_name(*name, op);
+  });
+}
+
+void set_ranks_resolver(RanksResolver resolver) { ranks_resolver() = std::move(resolver); }
 
 GroupPtr group_from_ivalue(const c10::IValue& group, const char* op) {
   if (group.isString()) {

@@ -3,9 +3,12 @@
 
 #include <ATen/core/ivalue.h>
 
+#include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <vector>
 
 namespace funcol {
 
@@ -24,6 +27,14 @@ GroupPtr group_from_name(std::string_view name, const char* op);
 // TypeError naming `op` for anything else.
 GroupPtr group_from_ivalue(const c10::IValue& group, const char* op);
 
+// The group that consists of `ranks`, global ones, and was made under `tag`: what c10d_functional's operators
+// name a group by. ValueError naming `op`, `ranks` and `tag` if there is none. Remembered as above.
+GroupPtr group_from_ranks(at::IntArrayRef ranks, std::string_view tag, const char* op);
+
+// What group_from_ranks asks: the group's name, or nothing if there is none. To be set once, before it is
+// needed.
+using RanksResolver = std::function<std::optional<std::string>(std::vector<int64_t>, std::string)>;
+void set_ranks_resolver(RanksResolver resolver);
 // What stands for `group` as an op's argument: its name where the registry has it under that name, so that
 // graphs and backward passes keep no group alive; else the group itself.
 c10::IValue as_ivalue(const GroupPtr& group);

@@ -45,6 +45,7 @@ from .collectives import (  # noqa: E402
     scatter,
 )
 from .comm_tensor import CommTensor  # noqa: E402
+from .dropin import install, installed, uninstall  # noqa: E402
 from .groups import RANK_TYPES  # noqa: E402
 from .groups import _expand_group as _expand_group  # noqa: E402
 from .groups import _group_or_group_name as _group_or_group_name  # noqa: E402
@@ -106,6 +107,8 @@ __all__ = [
     "broadcast_inplace",
     "check_agreement",
     "gather",
+    "install",
+    "installed",
     "irecv_inplace",
     "is_pending",
     "isend_inplace",
@@ -121,6 +124,7 @@ __all__ = [
     "reduce_scatter_tensor_inplace",
     "scatter",
     "traceable_collective_remaps",
+    "uninstall",
     "unwaited_collectives",
     "wait_tensor",
     "wait_tensors",

@@ -7,11 +7,11 @@ import argparse
 import torch
 import torch.distributed as dist
 
-from . import _C, _build_info
+from . import _C, _build_info, dropin
 
 
 def info() -> str:
-    """Versions, wake key, kernels per device, CUDA and NCCL, as lines of text."""
+    """Versions, wake key, kernels per device, CUDA, NCCL and the drop-in, as lines of text."""
     kernels = _C.registered_kernels()
     backends = [
         name for name in ("gloo", "nccl", "mpi", "ucc", "xccl") if getattr(dist, f"is_{name}_available")()
@@ -29,6 +29,10 @@ def info() -> str:
     }
     for device, names in sorted(kernels.items()):
         rows[f"kernels, {device}"] = str(len(names))
+    rows["drop-in"] = (
+        f"{'' if dropin.is_installed() else 'not '}installed; stands in for "
+        f"{len(dropin.replaced_functions())} functions and {len(_C.ops_under_dropin())} operators of PyTorch"
+    )
     width = max(map(len, rows))
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
 

@@ -1,0 +1,31 @@
+// funcol under PyTorch's own operators.
+//
+// PyTorch registers its kernels of _c10d_functional, _c10d_functional_autograd and c10d_functional for keys
+// that stand for many devices at once; the dispatcher prefers a kernel for one device. put_under_core_ops()
+// registers such kernels for CPU and CUDA, take_from_core_ops() removes them, and PyTorch's serve again.
+// Nothing else of the operators changes: autograd, fake and functional tensors, tracing and the shapes on
+// Meta stay PyTorch's.
+//
+// The kernels have PyTorch's semantics: results are plain tensors whose Work is in PyTorch's registry until
+// wait_tensor takes it. So code that Inductor generated runs on them, and works that were registered by
+// either side can be waited for by the other.
+//
+// The dispatcher does not guard its tables against calls that run while they change. Both functions are to be
+// called with the GIL, one at a time; they keep it, so that no Python thread enters an operator meanwhile,
+// and give those that entered one a millisecond to get to their kernel.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace funcol {
+
+// Does nothing if the kernels are there already.
+void put_under_core_ops();
+// Does nothing if they are not.
+void take_from_core_ops();
+
+// The operators that put_under_core_ops() serves in the running PyTorch: "_c10d_functional::all_reduce".
+std::vector<std::string> ops_under_dropin();
+
+}  // namespace funcol

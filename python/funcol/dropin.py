@@ -1,0 +1,200 @@
+"""funcol in place of PyTorch's own functional collectives, in programs that do not name it.
+
+:func:`install` does two things, which :func:`uninstall` undoes:
+
+- The functions of ``torch.distributed._functional_collectives`` that funcol has too become funcol's, in that
+  module and in every other module of PyTorch that imported them by name.
+- The operators of ``_c10d_functional``, ``_c10d_functional_autograd`` and ``c10d_functional`` get funcol's
+  kernels for CPU and CUDA. What they return, how they trace and differentiate stays PyTorch's.
+
+DTensor and its relatives then hold pending tensors. PyTorch's class ``AsyncCollectiveTensor`` stays what it
+is: to code that asks for it a pending tensor is a plain one, which waits by itself.
+
+A compiled region that calls a replaced function is compiled once for either state, because Dynamo guards the
+functions that it looked into.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from inspect import isfunction
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed._functional_collectives as stock
+import torch.distributed.distributed_c10d as c10d
+
+from . import _C
+
+
+class _Replacement(NamedTuple):
+    name: str
+    theirs: Any
+    ours: Any
+
+
+def _replacements() -> list[_Replacement]:
+    """What differs between PyTorch's module and funcol, of the public functions that both have."""
+    funcol = sys.modules[__package__]
+    found = []
+    for name, theirs in vars(stock).items():
+        if name.startswith("_") or not isfunction(theirs) or theirs.__module__ != stock.__name__:
+            continue
+        ours = vars(funcol).get(name, theirs)
+        if ours is not theirs:
+            found.append(_Replacement(name, theirs, ours))
+    return found
+
+
+def replaced_functions() -> list[str]:
+    """Names of the functions in PyTorch's module that :func:`install` replaces."""
+    replacements = _replacements() if _installed is None else _installed.replacements
+    return [replacement.name for replacement in replacements]
+
+
+def _namespaces() -> list[dict[Any, Any]]:
+    """Where PyTorch keeps references to functions of its own: its modules, and Dynamo's table."""
+    modules = [
+        vars(module)
+        for name, module in list(sys.modules.items())
+        if isinstance(module, ModuleType) and (name == "torch" or name.startswith("torch."))
+    ]
+    return [*modules, stock.traceable_collective_remaps]
+
+
+class _Installation:
+    """funcol put in place. :meth:`undo` puts PyTorch's back, also where modules imported ours meanwhile."""
+
+    def __init__(self) -> None:
+        self.replacements = _replacements()
+        self._places: list[tuple[dict[Any, Any], Any, _Replacement]] = []
+        self._by_ours: dict[int, list[_Replacement]] = {}
+        for replacement in self.replacements:
+            self._by_ours.setdefault(id(replacement.ours), []).append(replacement)
+        try:
+            _C.put_under_core_ops()
+            _forget_kernels()
+            self._replace({id(replacement.theirs): replacement for replacement in self.replacements})
+        except BaseException:
+            self.undo()
+            raise
+
+    def _replace(self, by_theirs: dict[int, _Replacement]) -> None:
+        for namespace in _namespaces():
+            for key, value in list(namespace.items()):
+                replacement = by_theirs.get(id(value))
+                if replacement is not None:
+                    self._places.append((namespace, key, replacement))
+                    namespace[key] = replacement.ours
+
+    def undo(self) -> None:
+        for namespace, key, replacement in self._places:
+            if namespace.get(key) is replacement.ours:
+                namespace[key] = replacement.theirs
+        for namespace in _namespaces():
+            for key, value in list(namespace.items()):
+                if id(value) in self._by_ours:
+                    namespace[key] = self._stock_of(value, key)
+        _C.take_from_core_ops()
+        _forget_kernels()
+
+    def _stock_of(self, ours: Any, key: Any) -> Any:
+        """What ``ours`` stood for where a module imported it as ``key``: some have several names."""
+        by_name = {replacement.name: replacement.theirs for replacement in self._by_ours[id(ours)]}
+        return by_name.get(key) or by_name.get(ours.__name__) or next(iter(by_name.values()))
+
+
+def _forget_kernels() -> None:
+    """Makes PyTorch's Python dispatcher look up anew the kernels that come and go."""
+    keys = torch._C.DispatchKey
+    for name in _C.ops_under_dropin():
+        packet = getattr(getattr(torch.ops, name.split("::")[0]), name.split("::")[1])
+        for key in (keys.CPU, keys.CUDA, keys.AutogradCPU, keys.AutogradCUDA):
+            packet.default._uncache_dispatch(key)
+
+
+_lock = threading.Lock()
+_installed: _Installation | None = None
+_stays = False  # somebody called install()
+_num_contexts = 0
+_num_uninstalls = 0
+
+
+def _put() -> None:
+    """Call with the lock."""
+    global _installed
+    if _installed is None:
+        _installed = _Installation()
+
+
+def _take_if_unwanted() -> None:
+    """Call with the lock."""
+    global _installed
+    if _installed is not None and not _stays and _num_contexts == 0:
+        installation, _installed = _installed, None
+        installation.undo()
+
+
+def is_installed() -> bool:
+    """Whether funcol is in place of PyTorch's functional collectives now."""
+    return _installed is not None
+
+
+def install() -> None:
+    """Puts funcol in place of PyTorch's functional collectives, until :func:`uninstall`, for all threads.
+
+    Existing DTensor, tensor-parallel and FSDP2 programs, compiled ones too, then run on it and compute the
+    same. Does nothing if it was called before. Starts no thread. What a program itself imported by name from
+    ``torch.distributed._functional_collectives`` before this call stays as it is there.
+    """
+    global _stays
+    with _lock:
+        _put()
+        _stays = True
+
+
+def uninstall() -> None:
+    """Undoes :func:`install`, however often that was called, and every :func:`installed` that is still open.
+
+    PyTorch's functions and kernels are in place again; pending tensors stay valid. Does nothing if funcol is
+    not installed.
+    """
+    global _stays, _num_contexts, _num_uninstalls
+    with _lock:
+        _stays = False
+        _num_contexts = 0
+        _num_uninstalls += 1
+        _take_if_unwanted()
+
+
+@contextmanager
+def installed() -> Iterator[None]:
+    """:func:`install` for a ``with`` block; contexts nest, and overlap if several threads enter them.
+
+    The last one to end uninstalls, unless :func:`install` was called too.
+    """
+    global _num_contexts
+    with _lock:
+        entered_after = _num_uninstalls
+        _put()
+        _num_contexts += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            if entered_after == _num_uninstalls:
+                _num_contexts -= 1
+                _take_if_unwanted()
+
+
+def _name_of_ranks(ranks: list[int], tag: str) -> str | None:
+    group = c10d._find_pg_by_ranks_and_tag(tag, ranks)
+    return None if group is None else group.group_name
+
+
+_C.set_ranks_resolver(_name_of_ranks)
+_C.define_missing_legacy_ops()

@@ -1,0 +1,449 @@
+"""funcol.install(): what is replaced, and that all of it goes back."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as stock
+from differential import sample, world_group
+from ranks import run_ranks
+from torch._dispatch.python import enable_python_dispatcher
+
+import funcol
+from funcol import _C, dropin
+from funcol.__main__ import info
+
+OPS = _C.ops_under_dropin()
+DEVICE_KEYS = ["CPU", "CUDA"]
+
+
+@pytest.fixture(autouse=True)
+def _not_installed() -> Iterator[None]:
+    assert not dropin.is_installed()
+    yield
+    funcol.uninstall()
+
+
+def attributes_of_torch() -> dict[tuple[str, str], int]:
+    """Identity of every attribute of every module of PyTorch."""
+    return {
+        (name, attribute): id(value)
+        for name, module in sorted(sys.modules.items())
+        if isinstance(module, ModuleType) and name.split(".")[0] == "torch"
+        for attribute, value in vars(module).items()
+    }
+
+
+def kernels_of(op: str) -> str:
+    """Every registration of ``op`` and what serves each key."""
+    return torch._C._dispatch_dump(op) + torch._C._dispatch_dump_table(op)
+
+
+@pytest.fixture
+def torch_module() -> Iterator[Callable[[str], ModuleType]]:
+    """Makes a module of PyTorch from its source."""
+    names = []
+
+    def make(source: str) -> ModuleType:
+        name = f"torch.made_for_a_test_{len(names)}"
+        module = ModuleType(name)
+        sys.modules[name] = module
+        names.append(name)
+        exec(source, vars(module))
+        return module
+
+    yield make
+    for name in names:
+        del sys.modules[name]
+
+
+# What is replaced
+
+
+@pytest.mark.parametrize("name", dropin.replaced_functions())
+def test_a_function_of_pytorch_is_that_of_funcol_while_installed(name: str) -> None:
+    with funcol.installed():
+        assert getattr(stock, name) is getattr(funcol, name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *["all_reduce", "all_gather_tensor", "reduce_scatter_tensor", "all_to_all_single", "broadcast"],
+        *["permute_tensor", "wait_tensor", "all_reduce_coalesced", "all_gather_into_tensor_coalesced"],
+        "reduce_scatter_tensor_coalesced",
+    ],
+)
+def test_the_collectives_are_among_what_is_replaced(name: str) -> None:
+    assert name in dropin.replaced_functions()
+
+
+@pytest.mark.parametrize("name", ["AsyncCollectiveTensor", "_maybe_wrap_tensor", "_resolve_group_name"])
+def test_other_names_stay_those_of_pytorch(name: str) -> None:
+    before = getattr(stock, name)
+    with funcol.installed():
+        assert getattr(stock, name) is before
+
+
+def test_dynamo_finds_each_function_it_rewrites_to_under_its_name() -> None:
+    with funcol.installed():
+        rewritten = stock.traceable_collective_remaps.values()
+        assert [function for function in rewritten if getattr(stock, function.__name__) is not function] == []
+
+
+def test_what_is_replaced_is_the_same_asked_before_and_after() -> None:
+    before = dropin.replaced_functions()
+    with funcol.installed():
+        assert dropin.replaced_functions() == before
+
+
+@pytest.mark.parametrize("key", DEVICE_KEYS)
+@pytest.mark.parametrize("op", OPS)
+def test_an_operator_of_pytorch_has_a_kernel_of_funcol_while_installed(op: str, key: str) -> None:
+    before = torch._C._dispatch_has_kernel_for_dispatch_key(op, key)
+    with funcol.installed():
+        assert (before, torch._C._dispatch_has_kernel_for_dispatch_key(op, key)) == (False, True)
+
+
+@pytest.mark.parametrize("op", [op for op in OPS if not op.startswith("c10d_functional")])
+def test_only_the_kernels_of_the_devices_change(op: str) -> None:
+    def other_kernels() -> list[str]:
+        table = torch._C._dispatch_dump_table(op).splitlines()
+        return [line for line in table if line.split(":")[0] not in DEVICE_KEYS]
+
+    before = other_kernels()
+    with funcol.installed():
+        assert other_kernels() == before
+
+
+@pytest.mark.parametrize("imported", ["before", "after"])
+def test_a_module_of_pytorch_has_funcols_function_and_gets_its_own_back(
+    torch_module: Callable[[str], ModuleType], imported: str
+) -> None:
+    source = f"from {stock.__name__} import all_reduce as reduce"
+    module = torch_module(source) if imported == "before" else None
+    with funcol.installed():
+        module = module or torch_module(source)
+        assert module.reduce is funcol.all_reduce
+    assert module.reduce is stock.all_reduce
+
+
+@pytest.mark.parametrize("name", dropin.replaced_functions())
+def test_a_module_that_imported_a_name_while_installed_gets_that_of_pytorch(
+    torch_module: Callable[[str], ModuleType], name: str
+) -> None:
+    with funcol.installed():
+        module = torch_module(f"from {stock.__name__} import {name}")
+    assert getattr(module, name) is getattr(stock, name)
+
+
+def test_a_program_keeps_what_it_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = ModuleType("program")
+    monkeypatch.setitem(sys.modules, "program", program)
+    program.all_reduce = stock.all_reduce  # type: ignore[attr-defined]
+    with funcol.installed():
+        assert program.all_reduce is not funcol.all_reduce
+
+
+def test_what_a_program_put_over_funcol_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrapper = object()
+    monkeypatch.setattr(stock, "broadcast", stock.broadcast)
+    with funcol.installed():
+        stock.broadcast = wrapper
+    assert stock.broadcast is wrapper
+
+
+@pytest.mark.parametrize(
+    ("context", "state"), [(nullcontext, "not installed"), (funcol.installed, "installed")]
+)
+def test_info_says_whether_it_is_installed_and_what_it_stands_in_for(
+    context: Callable[[], AbstractContextManager[None]], state: str
+) -> None:
+    with context():
+        (row,) = [line for line in info().splitlines() if line.startswith("drop-in")]
+    counts = f"{len(dropin.replaced_functions())} functions and {len(OPS)} operators"
+    assert row.split(None, 1)[1] == f"{state}; stands in for {counts} of PyTorch"
+
+
+# All of it goes back
+
+
+def test_uninstalling_leaves_every_attribute_of_pytorch_as_it_was() -> None:
+    before = attributes_of_torch()
+    with funcol.installed():
+        assert attributes_of_torch() != before
+    assert attributes_of_torch() == before
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_uninstalling_leaves_the_kernels_of_an_operator_as_they_were(op: str) -> None:
+    before = kernels_of(op)
+    with funcol.installed():
+        assert kernels_of(op) != before
+    assert kernels_of(op) == before
+
+
+def test_the_table_of_dynamo_is_as_it_was() -> None:
+    before = list(stock.traceable_collective_remaps.items())
+    with funcol.installed():
+        pass
+    assert list(stock.traceable_collective_remaps.items()) == before
+
+
+def test_an_installation_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = attributes_of_torch(), [kernels_of(op) for op in OPS]
+
+    def fails(*arguments: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(dropin._Installation, "_replace", fails)
+        with pytest.raises(MemoryError):
+            funcol.install()
+    assert not dropin.is_installed()
+    assert (attributes_of_torch(), [kernels_of(op) for op in OPS]) == before
+
+
+# Installing twice, nesting, several threads
+
+
+def test_uninstalling_once_undoes_installing_twice() -> None:
+    before = attributes_of_torch()
+    funcol.install()
+    funcol.install()
+    funcol.uninstall()
+    assert attributes_of_torch() == before
+
+
+def test_uninstalling_what_is_not_installed_does_nothing() -> None:
+    before = attributes_of_torch()
+    funcol.uninstall()
+    assert attributes_of_torch() == before
+
+
+def test_installing_again_works() -> None:
+    funcol.install()
+    funcol.uninstall()
+    funcol.install()
+    assert stock.all_reduce is funcol.all_reduce
+
+
+def test_leaving_an_inner_context_leaves_it_installed() -> None:
+    with funcol.installed():
+        with funcol.installed():
+            pass
+        assert dropin.is_installed()
+    assert not dropin.is_installed()
+
+
+def test_leaving_a_context_inside_an_installation_leaves_it_installed() -> None:
+    funcol.install()
+    with funcol.installed():
+        pass
+    assert dropin.is_installed()
+
+
+def test_what_was_installed_inside_a_context_stays() -> None:
+    with funcol.installed():
+        funcol.install()
+    assert dropin.is_installed()
+
+
+def test_uninstalling_inside_contexts_ends_them_all() -> None:
+    with funcol.installed(), funcol.installed():
+        funcol.uninstall()
+        assert not dropin.is_installed()
+
+
+def test_a_context_that_was_ended_inside_leaves_a_later_one_alone() -> None:
+    ended = funcol.installed()
+    ended.__enter__()
+    funcol.uninstall()
+    with funcol.installed():
+        ended.__exit__(None, None, None)
+        assert dropin.is_installed()
+
+
+def test_an_error_inside_a_context_uninstalls() -> None:
+    with pytest.raises(KeyError), funcol.installed():
+        raise KeyError
+    assert not dropin.is_installed()
+
+
+def test_a_context_of_one_thread_outlives_that_of_another() -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with funcol.installed():
+            entered.set()
+            leave.wait()
+
+    thread = threading.Thread(target=other)
+    with funcol.installed():
+        thread.start()
+        entered.wait()
+    still = dropin.is_installed()
+    leave.set()
+    thread.join()
+    assert (still, dropin.is_installed()) == (True, False)
+
+
+@pytest.mark.parametrize("last", [funcol.install, funcol.uninstall])
+def test_many_threads_at_once_leave_one_whole_state(last: Callable[[], None]) -> None:
+    before = attributes_of_torch(), [kernels_of(op) for op in OPS]
+    barrier = threading.Barrier(4)
+
+    def toggle() -> None:
+        barrier.wait()
+        for _ in range(10):
+            funcol.install()
+            with funcol.installed():
+                pass
+            funcol.uninstall()
+
+    threads = [threading.Thread(target=toggle) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    last()
+    assert dropin.is_installed() == (stock.all_reduce is funcol.all_reduce) == (last is funcol.install)
+    funcol.uninstall()
+    assert (attributes_of_torch(), [kernels_of(op) for op in OPS]) == before
+
+
+def reduces_while_another_thread_toggles(rank: int, world: int) -> None:
+    # Groups of their own: the ranks' threads must call in the same order.
+    groups = [dist.new_group(list(range(world))) for _ in range(2)]
+    done = threading.Event()
+    failures: list[BaseException] = []
+
+    def reduce(call: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        try:
+            for step in range(60):
+                x = torch.full((3,), float(step + rank))
+                assert call(x).tolist() == [float(step * world + sum(range(world)))] * 3
+        except BaseException as failure:
+            failures.append(failure)
+
+    def by_function(x: torch.Tensor) -> torch.Tensor:
+        return stock.all_reduce(x, "sum", groups[0]) + 0
+
+    def by_operator(x: torch.Tensor) -> torch.Tensor:
+        reduced = torch.ops._c10d_functional.all_reduce(x, "sum", groups[1].group_name)
+        return torch.ops._c10d_functional.wait_tensor(reduced)
+
+    def toggle() -> None:
+        while not done.is_set():
+            with funcol.installed():
+                pass
+
+    toggling = threading.Thread(target=toggle)
+    toggling.start()
+    reducing = [threading.Thread(target=reduce, args=(call,)) for call in (by_function, by_operator)]
+    for thread in reducing:
+        thread.start()
+    for thread in reducing:
+        thread.join()
+    done.set()
+    toggling.join()
+    assert failures == []
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_collectives_in_flight_do_not_mind(world: int) -> None:
+    run_ranks(reduces_while_another_thread_toggles, world)
+
+
+# The process
+
+
+def run_python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False
+    )
+
+
+FORK = """
+import os, threading
+import torch, torch.distributed._functional_collectives as stock
+import funcol
+threads = threading.active_count(), len(os.listdir("/proc/self/task"))
+funcol.install()
+assert (threading.active_count(), len(os.listdir("/proc/self/task"))) == threads, "a thread was started"
+child = os.fork()
+if child == 0:
+    assert stock.wait_tensor(torch.ones(2)).tolist() == [1.0, 1.0]
+    funcol.uninstall()
+    funcol.install()
+    os._exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_installing_starts_no_thread_and_the_process_may_fork() -> None:
+    done = run_python(FORK)
+    assert (done.stdout, done.stderr) == ("7\n", "")
+
+
+def test_installing_warns_of_nothing() -> None:
+    code = "import torch, funcol; funcol.install(); funcol.uninstall(); funcol.install()"
+    done = run_python(code)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+# Dispatch from Python
+
+
+def reduces_with_the_python_dispatcher(rank: int, world: int) -> None:
+    x = torch.full((2,), float(rank))
+    group = world_group().group_name
+    expected = [float(sum(range(world)))] * 2
+
+    def reduce() -> list[float]:
+        ranks = list(range(world))
+        with enable_python_dispatcher():
+            one = torch.ops._c10d_functional.wait_tensor(
+                torch.ops._c10d_functional.all_reduce(x, "sum", group)
+            )
+            other = torch.ops.c10d_functional.wait_tensor(
+                torch.ops.c10d_functional.all_reduce(x, "sum", "", ranks, world)
+            )
+        assert one.tolist() == other.tolist()
+        return one.tolist()
+
+    before = reduce()
+    with funcol.installed():
+        during = reduce()
+    assert [before, during, reduce()] == [expected] * 3
+
+
+def test_the_python_dispatcher_follows_what_is_installed() -> None:
+    run_ranks(reduces_with_the_python_dispatcher, 2)
+
+
+def results_of_pytorch_outlive_the_change(rank: int, world: int) -> Any:
+    x = sample(rank, (3,))
+    group = world_group()
+    started_before = stock.all_reduce(x, "sum", group)
+    with funcol.installed():
+        started_inside = stock.all_reduce(x, "sum", group)
+        operator_inside = torch.ops._c10d_functional.all_reduce(x, "sum", group.group_name)
+        torch.testing.assert_close(started_before + 0, funcol.all_reduce(x, "sum", group) + 0, rtol=0, atol=0)
+    assert type(started_before) is stock.AsyncCollectiveTensor
+    assert funcol.is_pending(started_inside)
+    torch.testing.assert_close(started_inside + 0, started_before + 0, rtol=0, atol=0)
+    torch.testing.assert_close(stock.wait_tensor(operator_inside), started_before + 0, rtol=0, atol=0)
+
+
+def test_results_of_either_side_outlive_the_change() -> None:
+    run_ranks(results_of_pytorch_outlive_the_change, 2)

@@ -92,8 +92,9 @@ TEST(Unwaited, IsLetFinishWhetherItIsHeldOrDropped) {
     second->completed = true;
   });
   let_unwaited_finish(std::chrono::seconds(1));
+  const bool had_finished = first->completed && second->completed;
   ends.join();
-  EXPECT_TRUE(first->completed && second->completed);
+  EXPECT_TRUE(had_finished);
   EXPECT_EQ(first->num_waits + second->num_waits, 0);
 }
 

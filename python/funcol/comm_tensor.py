@@ -84,7 +84,7 @@ class CommTensor(Tensor):
             return tensor  # has no data to wait for
         return _C.comm_tensor(tensor)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         # The values may be unfinished, and reading them would add nodes to the graph.
         return (
             f"CommTensor(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device}, "

@@ -80,12 +80,12 @@ RanksResolver& ranks_resolver() {
 }
 
 std::string key_of_ranks(at::IntArrayRef ranks, std::string_view tag) {
-  std::string key(tag);
+  std::string key;
   for (const auto rank : ranks) {
-    key += ',';
     key += std::to_string(rank);
+    key += ',';
   }
-  return key;
+  return key.append("|").append(tag);
 }
 
 }  // namespace

@@ -375,7 +375,9 @@ def four_ranks() -> Iterator[str]:
 @pytest.mark.parametrize("call", [*CORE, *LEGACY])
 def test_the_graph_of_an_operator_is_the_same(four_ranks: str, call: str, mode: str) -> None:
     def trace() -> str:
-        traced = make_fx(lambda x: CALLS[call](x, 4, four_ranks), tracing_mode=mode)(torch.ones(SHAPE))
+        traced = make_fx(lambda x: waited(CALLS[call](x, 4, four_ranks)), tracing_mode=mode)(
+            torch.ones(SHAPE)
+        )
         return traced.print_readable(print_output=False)
 
     expected = trace()
@@ -405,7 +407,7 @@ def test_dynamo_captures_an_operator_the_same(four_ranks: str, call: str) -> Non
             return graph.forward
 
         torch._dynamo.reset()
-        torch.compile(lambda x: CALLS[call](x, 4, four_ranks), backend=record, fullgraph=True)(
+        torch.compile(lambda x: waited(CALLS[call](x, 4, four_ranks)), backend=record, fullgraph=True)(
             torch.ones(SHAPE)
         )
         return codes

@@ -1,10 +1,13 @@
 #include "comm/process_group.h"
 
+#include <c10/util/StringUtil.h>
 #include <gtest/gtest.h>
 
+#include <optional>
 #include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+#include <vector>
 
 namespace funcol {
 namespace {
@@ -92,6 +95,54 @@ TEST_F(ProcessGroups, AreFoundFromAnyThread) {
   GroupPtr found;
   std::thread([&] { found = group_from_name("dp", "x"); }).join();
   EXPECT_EQ(found, group);
+}
+
+// Names every group by its ranks and tag, "a:0,1", but for the tag "none"; counts how often it is asked.
+int num_questions = 0;
+std::optional<std::string> name_by_ranks(const std::vector<int64_t>& ranks, const std::string& tag) {
+  ++num_questions;
+  if (tag == "none") {
+    return std::nullopt;
+  }
+  return tag + ":" + c10::Join(",", ranks);
+}
+
+TEST_F(ProcessGroups, AreFoundByRanksAndTag) {
+  set_ranks_resolver(name_by_ranks);
+  remember_groups(true);
+  const auto first = add("a:1,2");
+  const auto second = add("a,1:2");
+  const auto third = add(":1,2");
+  const auto fourth = add("2,:1");
+  EXPECT_EQ(group_from_ranks({1, 2}, "a", "x"), first);
+  EXPECT_EQ(group_from_ranks({2}, "a,1", "x"), second);
+  EXPECT_EQ(group_from_ranks({1, 2}, "", "x"), third);
+  EXPECT_EQ(group_from_ranks({1}, "2,", "x"), fourth);
+}
+
+TEST_F(ProcessGroups, AreAskedForByRanksOnceUntilTheRegistryChanges) {
+  set_ranks_resolver(name_by_ranks);
+  remember_groups(true);
+  const auto group = add("a:0,1");
+  num_questions = 0;
+  group_from_ranks({0, 1}, "a", "x");
+  group_from_ranks({0, 1}, "a", "x");
+  EXPECT_EQ(num_questions, 1);
+  forget_groups();
+  group_from_ranks({0, 1}, "a", "x");
+  EXPECT_EQ(num_questions, 2);
+}
+
+TEST_F(ProcessGroups, RanksOfNoGroupAreAValueErrorThatNamesThemTheTagAndTheOp) {
+  set_ranks_resolver(name_by_ranks);
+  try {
+    group_from_ranks({4, 5}, "none", "broadcast");
+    FAIL();
+  } catch (const c10::ValueError& error) {
+    EXPECT_PRED_FORMAT2(testing::IsSubstring, "funcol::broadcast: no process group has the ranks [4, 5]",
+                        error.what_without_backtrace());
+    EXPECT_PRED_FORMAT2(testing::IsSubstring, "'none'", error.what_without_backtrace());
+  }
 }
 
 TEST_F(ProcessGroups, AGroupSizeThatIsNotTheGroupsIsAValueError) {

@@ -76,7 +76,7 @@ class CollectiveCall {
 
   PendingCollective::Start describe() const {
     PendingCollective::Start start;
-    start.op = "CommTensor(" + op_.schema().name() + ")";
+    start.op = interned("CommTensor(" + op_.schema().name() + ")");
     for (const auto& argument : arguments()) {
       if (const auto group = custom_class<c10d::ProcessGroup>(argument)) {
         start.group = group;

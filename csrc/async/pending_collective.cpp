@@ -1,10 +1,11 @@
 #include "async/pending_collective.h"
 
-#include <c10/core/Stream.h>
+#include <c10/core/Event.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
+#include <set>
 #include <sstream>
 #include <utility>
 
@@ -24,7 +25,7 @@ void leave_running(PendingCollective::Start& start) {
   adopt_orphan(std::move(start.work), std::move(buffers));
 }
 
-void just_call(const std::function<void()>& blocking) { blocking(); }
+void just_call(void (*blocking)(void*), void* context) { blocking(context); }
 RunBlocking run_blocking = just_call;
 
 }  // namespace
@@ -39,8 +40,15 @@ void set_run_blocking(RunBlocking run) { run_blocking = run; }
 
 PendingCollective::PendingCollective(Start start)
     : start_(std::move(start)), num_forks_at_start_(num_forks()) {
-  if (start_.work && start_.is_counted) {
+  if (!start_.work) {
+    return;
+  }
+  if (start_.is_counted) {
     unwaited_.enter(start_.op, start_.work);
+  }
+  if (!start_.outputs.empty() && !start_.outputs[0].is_cpu()) {
+    const auto device = start_.outputs[0].device();
+    start_stream_ = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
   }
 }
 
@@ -58,14 +66,16 @@ void PendingCollective::settle() {
     Start finished;  // destroyed with the GIL, which Python's tensors need for that
     // The GIL goes before the mutex is taken: a thread that waits for the mutex while it holds the GIL
     // would keep the one that has the mutex from ever getting the GIL back.
-    run_blocking([this, &finished] {
+    const auto finish_once = [this, &finished] {
       const std::lock_guard<std::mutex> lock(mutex_);
       if (state_.load(std::memory_order_relaxed) == State::kRunning) {
         const auto outcome = finish();
         finished = std::move(start_);
         state_.store(outcome, std::memory_order_release);
       }
-    });
+    };
+    run_blocking([](void* context) { (*static_cast<decltype(&finish_once)>(context))(); },
+                 const_cast<void*>(static_cast<const void*>(&finish_once)));  // NOLINT
   }
   if (state_.load(std::memory_order_acquire) == State::kFailed) {
     std::rethrow_exception(error_);
@@ -89,6 +99,19 @@ void PendingCollective::wait_for_work() {
   TORCH_CHECK(start_.work->wait(), "the collective was aborted");
 }
 
+void PendingCollective::order_start_stream() const {
+  if (!start_stream_.has_value()) {
+    return;
+  }
+  const auto device = start_stream_->device();
+  const auto current = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+  if (current != *start_stream_) {
+    c10::Event finished(device.type());
+    finished.record(current);
+    finished.block(*start_stream_);
+  }
+}
+
 PendingCollective::State PendingCollective::finish() {
   unwaited_.leave();
   try {
@@ -99,6 +122,7 @@ PendingCollective::State PendingCollective::finish() {
     if (start_.epilogue) {
       start_.epilogue();
     }
+    order_start_stream();
     num_waits.fetch_add(1, std::memory_order_relaxed);
     return State::kSettled;
   } catch (c10::Error& error) {
@@ -110,6 +134,13 @@ PendingCollective::State PendingCollective::finish() {
                                                       std::string(error.what()) + "\n" + describe()));
   }
   return State::kFailed;
+}
+
+std::string_view interned(const std::string& op) {
+  static std::mutex mutex;
+  static auto* names = new std::set<std::string>();  // NOLINT(cppcoreguidelines-owning-memory): never destroyed
+  const std::lock_guard<std::mutex> lock(mutex);
+  return *names->insert(op).first;
 }
 
 std::string PendingCollective::describe() const {

@@ -2,13 +2,16 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <atomic>
 #include <exception>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
@@ -21,14 +24,15 @@ namespace funcol {
 //
 // settle() waits for the Work once, however many tensors and threads ask, then runs the epilogue (the
 // layout change of a gather along a dim other than 0). On CUDA, waiting makes the current stream wait,
-// not the host. After that nothing of the collective is kept.
+// not the host; and the stream that the collective was started on, whose memory the buffers are, and on
+// which others may use the tensors without another wait. After that nothing of the collective is kept.
 // A failure is kept instead: every settle() raises it again, so that no use ever sees the data.
 // So is destroying the group before settle(): whether the data arrived first would be a matter of luck.
 // If the last holder goes without having settled, Work and buffers live on until the Work is done.
 class PendingCollective final : public c10::intrusive_ptr_target {
  public:
   struct Start {
-    std::string op;                       // as in error messages: "all_reduce"
+    std::string_view op;                  // as in error messages: "all_reduce"; lives for ever
     GroupRef group;                       // for the same, and to know whether it was destroyed
     c10::intrusive_ptr<c10d::Work> work;  // null: nothing to wait for
     std::vector<at::Tensor> buffers;      // everything that the Work and the epilogue read or write
@@ -54,6 +58,7 @@ class PendingCollective final : public c10::intrusive_ptr_target {
 
   State finish();
   void wait_for_work();
+  void order_start_stream() const;
   std::string describe() const;
 
   std::atomic<State> state_{State::kRunning};
@@ -62,7 +67,11 @@ class PendingCollective final : public c10::intrusive_ptr_target {
   Start start_;
   UnwaitedEntry unwaited_;
   uint64_t num_forks_at_start_;
+  std::optional<c10::Stream> start_stream_;  // none on the CPU
 };
+
+// A copy of `op` that lives for ever, for ops whose names are made up at run time.
+std::string_view interned(const std::string& op);
 
 // Counts since the library was loaded.
 struct AsyncCounters {
@@ -74,7 +83,7 @@ void count_view();
 
 // settle() blocks inside `run_blocking`, which may let go of a lock that other threads need meanwhile:
 // the Python bindings set one that releases the GIL. The default just calls.
-using RunBlocking = void (*)(const std::function<void()>& blocking);
+using RunBlocking = void (*)(void (*blocking)(void* context), void* context);
 void set_run_blocking(RunBlocking run);
 
 }  // namespace funcol

@@ -50,7 +50,7 @@ class UnwaitedList {
       entry.next_->previous_ = entry.previous_;
     }
     if (is_dropped) {
-      ++num_dropped_[*entry.op_];
+      ++num_dropped_[std::string(entry.op_)];
     }
   }
 
@@ -58,7 +58,7 @@ class UnwaitedList {
     const std::lock_guard<std::mutex> lock(mutex_);
     auto counts = num_dropped_;
     for (const auto* entry = first_; entry != nullptr; entry = entry->next_) {
-      ++counts[*entry->op_];
+      ++counts[std::string(entry->op_)];
     }
     return counts;
   }
@@ -89,8 +89,8 @@ class UnwaitedList {
   std::map<std::string, int64_t> num_dropped_;
 };
 
-void UnwaitedEntry::enter(const std::string& op, const c10::intrusive_ptr<c10d::Work>& work) {
-  op_ = &op;
+void UnwaitedEntry::enter(std::string_view op, const c10::intrusive_ptr<c10d::Work>& work) {
+  op_ = op;
   work_ = &work;
   num_forks_ = num_forks();
   UnwaitedList::instance().add(*this);

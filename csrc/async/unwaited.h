@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <string_view>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 namespace funcol {
@@ -19,8 +20,8 @@ class UnwaitedEntry {
   UnwaitedEntry(const UnwaitedEntry&) = delete;
   UnwaitedEntry& operator=(const UnwaitedEntry&) = delete;
 
-  // Both must stay as they are until leave().
-  void enter(const std::string& op, const c10::intrusive_ptr<c10d::Work>& work);
+  // The Work must stay as it is until leave(), `op` for ever.
+  void enter(std::string_view op, const c10::intrusive_ptr<c10d::Work>& work);
 
   // Does nothing if it is not in. One that is dropped stays in the counts.
   void leave(bool is_dropped = false);
@@ -28,7 +29,7 @@ class UnwaitedEntry {
  private:
   friend class UnwaitedList;
 
-  const std::string* op_ = nullptr;
+  std::string_view op_;
   const c10::intrusive_ptr<c10d::Work>* work_ = nullptr;
   UnwaitedEntry* previous_ = nullptr;
   UnwaitedEntry* next_ = nullptr;

@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <unordered_map>
 #include <utility>
 
 #include "async/arguments.h"
@@ -50,13 +51,24 @@ OperatorKind classify(const c10::OperatorHandle& op) {
 
 namespace {
 
+// classify(), remembered for ATen's operators, which never go.
+OperatorKind remembered_kind(const c10::OperatorHandle& op) {
+  const auto& schema = op.schema();
+  if (schema.operator_name().getNamespace() != std::string_view("aten")) {
+    return classify(op);
+  }
+  thread_local std::unordered_map<const c10::FunctionSchema*, OperatorKind> kinds;
+  const auto found = kinds.find(&schema);
+  return found != kinds.end() ? found->second : kinds.emplace(&schema, classify(op)).first->second;
+}
+
 class WakeHandler {
  public:
   WakeHandler(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack)
       : op_(op), keys_below_(keys & kBelow), stack_(stack) {}
 
   void run() {
-    switch (classify(op_)) {
+    switch (remembered_kind(op_)) {
       case OperatorKind::kComposite:
         break;
       case OperatorKind::kView:

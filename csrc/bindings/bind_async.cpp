@@ -15,6 +15,7 @@
 #include "async/wake_key.h"
 #include "bindings/bindings.h"
 #include "bindings/python_args.h"
+#include "bindings/without_gil.h"
 #include "comm/orphaned_works.h"
 #include "ops/collectives.h"
 #include "ops/wire.h"
@@ -22,12 +23,9 @@
 namespace funcol::python {
 namespace {
 
-void without_gil(const std::function<void()>& blocking) {
-  std::optional<py::gil_scoped_release> no_gil;
-  if (PyGILState_Check() != 0) {
-    no_gil.emplace();
-  }
-  blocking();
+void without_gil(void (*blocking)(void*), void* context) {
+  const WithoutGil no_gil;
+  blocking(context);
 }
 
 PyObject* py_is_pending(PyObject*, PyObject* object) {
@@ -45,7 +43,7 @@ PyObject* py_wait_tensor(PyObject*, PyObject* object) {
     Py_RETURN_NOTIMPLEMENTED;
   }
   {
-    const py::gil_scoped_release no_gil;
+    const WithoutGil no_gil;
     wait_tensor(tensor);
   }
   return Py_NewRef(object);
@@ -72,7 +70,7 @@ PyObject* py_exclude_wake_key(PyObject*, PyObject* exclude) {
 }
 
 at::Tensor make_comm_tensor(const at::Tensor& tensor) {
-  const py::gil_scoped_release no_gil;
+  const WithoutGil no_gil;
   return comm_tensor(tensor);
 }
 
@@ -98,10 +96,10 @@ class CallbackWork final : public c10d::Work {
   py::function on_wait_;
 };
 
-std::vector<at::Tensor> make_pending(std::vector<at::Tensor> outputs, py::function on_wait, std::string op,
+std::vector<at::Tensor> make_pending(std::vector<at::Tensor> outputs, py::function on_wait, const std::string& op,
                                      std::string group) {
   Start start;
-  start.op = std::move(op);
+  start.op = interned(op);
   start.group = GroupRef(std::move(group));
   start.work = c10::make_intrusive<CallbackWork>(std::move(on_wait));
   {
@@ -110,21 +108,21 @@ std::vector<at::Tensor> make_pending(std::vector<at::Tensor> outputs, py::functi
       start.outputs.push_back(output.detach());
     }
   }
-  const py::gil_scoped_release no_gil;
+  const WithoutGil no_gil;
   return as_pending(std::move(start));
 }
 
 // As if a collective had been started on the CommTensors `written`.
-void make_pending_in_place(const std::vector<at::Tensor>& written, py::function on_wait, std::string op,
+void make_pending_in_place(const std::vector<at::Tensor>& written, py::function on_wait, const std::string& op,
                            std::string group) {
   Start start;
-  start.op = std::move(op);
+  start.op = interned(op);
   start.group = GroupRef(std::move(group));
   start.work = c10::make_intrusive<CallbackWork>(std::move(on_wait));
   for (const auto& tensor : written) {
     start.outputs.push_back(AsyncTensorImpl::of(tensor)->plain_alias());
   }
-  const py::gil_scoped_release no_gil;
+  const WithoutGil no_gil;
   wait_in_place(written, std::move(start));
 }
 
@@ -177,7 +175,7 @@ void bind_async(PyObject* module) {
   m.def("has_wake_key", has_wake_key);
   m.def("wake_key_name", [] { return std::string(c10::toString(kWakeKey)); });
   m.def("num_orphans", [] {
-    const py::gil_scoped_release no_gil;
+    const WithoutGil no_gil;
     return sweep_orphans();
   });
   m.def("unwaited_collectives", unwaited_collectives);

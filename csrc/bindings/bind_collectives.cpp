@@ -9,6 +9,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/python_args.h"
+#include "bindings/without_gil.h"
 #include "comm/agreement.h"
 #include "ops/calls.h"
 #include "comm/group_ref.h"
@@ -32,7 +33,7 @@ template <typename StartCollective, typename CallOp>
 PyObject* sole_result(const at::Tensor& input, const StartCollective& start, const CallOp& call_op) {
   at::Tensor result;
   {
-    const py::gil_scoped_release no_gil;
+    const WithoutGil no_gil;
     result = starts_here(input) ? as_sole_pending(start()) : call_op();
   }
   return THPVariable_Wrap(std::move(result));
@@ -42,7 +43,7 @@ template <typename StartCollective, typename CallOp>
 PyObject* list_result(at::TensorList inputs, const StartCollective& start, const CallOp& call_op) {
   std::vector<at::Tensor> results;
   {
-    const py::gil_scoped_release no_gil;
+    const WithoutGil no_gil;
     results = starts_here(inputs) ? as_pending(start()) : call_op();
   }
   auto list = py::reinterpret_steal<py::object>(PyList_New(static_cast<Py_ssize_t>(results.size())));

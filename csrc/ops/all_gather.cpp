@@ -59,7 +59,7 @@ Start start_all_gather(const at::Tensor& input, int64_t dim, const GroupPtr& gro
           std::move(work),
           {source, gathered},
           {out},
-          on_current_stream(gathered, out, [=] { merge_shards(gathered, out, num_ranks, dim); })};
+          as_epilogue([=] { merge_shards(gathered, out, num_ranks, dim); })};
 }
 
 Start start_all_gather_coalesced(at::TensorList inputs, const GroupPtr& group) {

@@ -95,7 +95,8 @@ Start start_gather(const at::Tensor& input, int64_t destination, int64_t dim,
     shape[parts.dim()] = 0;
   }
   if (!receives || parts.lie_in_order()) {
-    return {kOp, group, std::move(work), {std::move(sent)}, {received.view(shape)}, {}};
+    const bool has_result = receives;  // nobody misses the others
+    return {kOp, group, std::move(work), {std::move(sent)}, {received.view(shape)}, {}, has_result};
   }
   const auto out = fresh_tensor(shape, input);
   return {kOp,
@@ -103,7 +104,7 @@ Start start_gather(const at::Tensor& input, int64_t destination, int64_t dim,
           std::move(work),
           {std::move(sent), received},
           {out},
-          on_current_stream(received, out, [=] { parts.unpack(received, 0, out); })};
+          as_epilogue([=] { parts.unpack(received, 0, out); })};
 }
 
 }  // namespace funcol

@@ -51,7 +51,7 @@ Start start_uneven_all_gather(const at::Tensor& input, int64_t dim, at::Optional
           std::move(work),
           {std::move(source), gathered},
           {out},
-          on_current_stream(gathered, out, [=] { parts.unpack(gathered, stride, out); })};
+          as_epilogue([=] { parts.unpack(gathered, stride, out); })};
 }
 
 Start start_uneven_reduce_scatter(const at::Tensor& input, const c10d::ReduceOp& reduce_op, int64_t dim,

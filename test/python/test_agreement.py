@@ -152,7 +152,7 @@ def restored(rank: int, world: int) -> None:
         pass
     # Unchecked again: of one rank alone, a call that checks would wait for the other rank.
     if rank == 0:
-        funcol.isend_inplace(torch.ones(1), 1)
+        funcol.wait_tensor(funcol.isend_inplace(torch.ones(1), 1))
         pending = funcol.all_reduce(torch.ones(1), "sum", world_group())
         assert funcol.is_pending(pending)
     else:

@@ -333,7 +333,7 @@ def multiplies_by_its_own_factor(rank: int, world: int) -> None:
     factor = 3.0 + rank
     x = torch.ones(2, requires_grad=True)
     premul_sum = dist._make_nccl_premul_sum(factor)
-    funcol.all_reduce(x, premul_sum, group).backward(torch.tensor([1.0, 2.0]))
+    funcol.wait_tensor(funcol.all_reduce(x, premul_sum, group)).backward(torch.tensor([1.0, 2.0]))
     assert x.grad is not None
     assert x.grad.tolist() == [factor, 2 * factor]
 
@@ -433,7 +433,7 @@ def test_the_collective_of_the_backward_pass_is_asynchronous_too(name: str) -> N
 def records_by_name_only(rank: int, world: int) -> None:
     group = dist.new_group(list(range(world)))
     x = torch.ones(2, requires_grad=True)
-    y = funcol.all_reduce(x, "sum", group)
+    y = funcol.wait_tensor(funcol.all_reduce(x, "sum", group))
     dist.destroy_process_group(group)
     with pytest.raises(ValueError, match="all_reduce: no process group is registered under the name"):
         y.sum().backward()

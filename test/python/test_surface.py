@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as stock
-from ranks import run_ranks
+from ranks import rejoin, run_ranks
 from test_async_tensor import same
 from test_groups import FORMS, FORMS_OF_ALL_RANKS, FORMS_OF_SOME_RANKS
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -200,6 +200,7 @@ def expands_as_stock(rank: int, world: int, form: str) -> None:
 
 
 def names_the_group(rank: int, world: int, form: str) -> None:
+    rejoin()  # else a list of ranks may mean a group of the same ranks that a case before this one made
     group, meant = FORMS[form]()
     assert funcol._resolve_group_name(group) == meant.group_name
     resolved = funcol._resolve_group(group)

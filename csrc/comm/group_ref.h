@@ -18,6 +18,9 @@ class GroupRef {
 
   const std::string& name() const noexcept { return name_; }
 
+  // The group, if somebody holds it still.
+  GroupPtr lock() const { return group_ ? group_->lock() : GroupPtr(); }
+
   // True once torch.distributed has destroyed the group, or nobody holds it any more. Destroying takes a
   // group out of c10d's registry; its object may live on, in a variable of the caller or behind a cache.
   bool is_destroyed() const;

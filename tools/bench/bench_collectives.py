@@ -7,16 +7,11 @@ on two gloo ranks, and how much independent work it overlaps. See README.md besi
 from __future__ import annotations
 
 import argparse
-import gc
 import json
-import os
-import platform
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,14 +20,25 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as stock
 import torch.multiprocessing as mp
+from measure import (
+    SIDES,
+    Call,
+    Case,
+    cell,
+    check_same,
+    describe,
+    device_named,
+    lone_group,
+    mark,
+    measure,
+    say,
+    summary,
+)
 from torch import Tensor
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import funcol
 
-SIDES = ("stock", "raw", "funcol")
 NUM_GLOO_RANKS = 2
-CHUNK_US = 4000.0
 PEER_LATE_MS = 40.0
 GLOO_TIMEOUT_S = 600
 
@@ -40,37 +46,8 @@ GLOO_TIMEOUT_S = 600
 stock_all_gather = getattr(stock, "all_gather_single", stock.all_gather_tensor)
 stock_reduce_scatter = getattr(stock, "reduce_scatter_single", stock.reduce_scatter_tensor)
 
-Call = Callable[[], Any]
-
-
-def say(text: str) -> None:
-    print(text, flush=True)
-
-
-def summary(values: list[float]) -> dict[str, float]:
-    return {"median": statistics.median(values), "best": min(values)}
-
-
-def cell(times: dict[str, float], digits: int) -> str:
-    return f"{times['median']:.{digits}f} ({times['best']:.{digits}f})"
-
-
-def mark(met: bool) -> str:
-    return "met" if met else "MISSED"
-
 
 # Table 1: the cost of a call.
-
-
-@dataclass(frozen=True)
-class Case:
-    """One line: the same work done three ways. ``limits``: the largest ratios of funcol to a side wanted."""
-
-    name: str
-    stock: Call
-    raw: Call
-    funcol: Call
-    limits: dict[str, float] = field(default_factory=dict)
 
 
 class Cases:
@@ -223,95 +200,14 @@ class Cases:
         )
 
 
-def check_same(case: Case, compare_values: bool) -> None:
-    """Raises unless the three ways give the same shapes and dtypes, and values where data really moves."""
-
-    def tensors(side: str) -> list[Tensor]:
-        result = getattr(case, side)()
-        return result if isinstance(result, list) else [result]
-
-    expected = tensors("raw")
-    for side in ("stock", "funcol"):
-        for got, want in zip(tensors(side), expected, strict=True):
-            same = got.shape == want.shape and got.dtype == want.dtype
-            if not same or (compare_values and not torch.equal(got, want)):
-                raise RuntimeError(f"{case.name}: {side} gives {got}, raw gives {want}")
-
-
-@dataclass(frozen=True)
-class Clock:
-    """Nanoseconds, and how to wait until all that was started so far is done."""
-
-    now: Callable[[], int]
-    synchronize: Callable[[], None]
-
-    def time_calls(self, call: Call, num_calls: int) -> float:
-        """Microseconds a call, over ``num_calls`` calls in a row."""
-        self.synchronize()
-        begin = self.now()
-        for _ in range(num_calls):
-            call()
-        self.synchronize()
-        return (self.now() - begin) / num_calls / 1000
-
-
-# Nothing waits on a fake group, so the thread's own time is the whole cost, and other processes do not count.
-CPU_CLOCK = Clock(time.thread_time_ns, lambda: None)
-CUDA_CLOCK = Clock(time.perf_counter_ns, torch.cuda.synchronize)
-
-
-def measure(case: Case, repeat: int, clock: Clock) -> dict[str, Any]:
-    """One record: each side timed once a round, the order turning from round to round."""
-    num_calls = {}
-    for side in SIDES:
-        call = getattr(case, side)
-        clock.time_calls(call, 50)
-        num_calls[side] = max(1, int(CHUNK_US / clock.time_calls(call, 20)))
-    rounds: dict[str, list[float]] = {side: [] for side in SIDES}
-    gc.collect()
-    gc.disable()
-    try:
-        for i in range(repeat):
-            for k in range(len(SIDES)):
-                side = SIDES[(i + k) % len(SIDES)]
-                rounds[side].append(clock.time_calls(getattr(case, side), num_calls[side]))
-    finally:
-        gc.enable()
-    return call_record(case, rounds)
-
-
-def call_record(case: Case, rounds: dict[str, list[float]]) -> dict[str, Any]:
-    ours = rounds["funcol"]
-    ratios = {}
-    for side in ("stock", "raw"):
-        of_rounds = [a / b for a, b in zip(ours, rounds[side], strict=True)]
-        ratios[side] = {"median": statistics.median(of_rounds), "best": min(ours) / min(rounds[side])}
-    targets = []
-    for side, limit in case.limits.items():
-        ratio = ratios[side]["median"]
-        targets.append({"against": side, "limit": limit, "ratio": ratio, "met": ratio <= limit})
-    times = {side: summary(rounds[side]) for side in SIDES}
-    return {"name": case.name, "us": times, "ratio": ratios, "targets": targets}
-
-
 def bench_calls(device: torch.device, num_ranks: int, repeat: int) -> dict[str, Any]:
     """Table 1, in this process, with a group of its own."""
-    torch.set_num_threads(1)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-        clock, backend, num_ranks = CUDA_CLOCK, "nccl", 1
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, device_id=device)
-    else:
-        clock, backend = CPU_CLOCK, "fake"
-        dist.init_process_group(backend, store=FakeStore(), rank=0, world_size=num_ranks)
     records = []
-    try:
-        for case in Cases(device, num_ranks).all():
-            check_same(case, compare_values=backend == "nccl")
-            records.append(measure(case, repeat, clock))
-    finally:
-        dist.destroy_process_group()
-    return {"backend": backend, "num_ranks": num_ranks, "repeat": repeat, "cases": records}
+    with lone_group(device, num_ranks) as lone:
+        for case in Cases(device, lone.num_ranks).all():
+            check_same(case, compare_values=lone.backend == "nccl")
+            records.append(measure(case, repeat, lone.clock))
+    return {"backend": lone.backend, "num_ranks": lone.num_ranks, "repeat": repeat, "cases": records}
 
 
 def print_calls(result: dict[str, Any]) -> None:
@@ -570,22 +466,8 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_arguments()
-    device = torch.device("cpu")
-    device_name = platform.processor() or platform.machine()
-    if args.device == "cuda":
-        if not torch.cuda.is_available():
-            sys.exit("bench_collectives: --device cuda, but torch.cuda.is_available() is False")
-        device = torch.device("cuda", 0)
-        device_name = torch.cuda.get_device_name(device)
-
-    result: dict[str, Any] = {
-        "torch": torch.__version__,
-        "funcol": funcol.__version__,
-        "python": platform.python_version(),
-        "device": device_name,
-        "num_cpus": os.cpu_count(),
-    }
-    say(", ".join(f"{key} {value}" for key, value in result.items()))
+    device = device_named(args.device)
+    result = describe(device)
     result["calls"] = bench_calls(device, args.ranks, args.repeat)
     print_calls(result["calls"])
     if device.type == "cpu" and not args.no_gloo:

@@ -1,0 +1,196 @@
+"""Times the same work done several ways, in one process whose group has this rank alone to do anything."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import funcol
+
+SIDES = ("stock", "raw", "funcol")
+CHUNK_US = 4000.0
+
+Call = Callable[[], Any]
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def summary(values: list[float]) -> dict[str, float]:
+    return {"median": statistics.median(values), "best": min(values)}
+
+
+def cell(times: dict[str, float], digits: int) -> str:
+    return f"{times['median']:.{digits}f} ({times['best']:.{digits}f})"
+
+
+def mark(met: bool) -> str:
+    return "met" if met else "MISSED"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One line: the same work done by funcol and by others.
+
+    ``stock`` is ``None`` where stock has no such function. ``use`` is what all sides do besides the
+    collective, on plain tensors. ``limits``: the largest ratios wanted, by their names in
+    :func:`call_record`.
+    """
+
+    name: str
+    stock: Call | None
+    raw: Call
+    funcol: Call
+    use: Call | None = None
+    limits: dict[str, float] = field(default_factory=dict)
+
+    def calls(self) -> dict[str, Call]:
+        """Those that are there, by side."""
+        sides = {"use": self.use, "stock": self.stock, "raw": self.raw, "funcol": self.funcol}
+        return {side: call for side, call in sides.items() if call is not None}
+
+
+def check_same(case: Case, compare_values: bool) -> None:
+    """Raises unless all ways give the same shapes and dtypes, and values where data really moves."""
+
+    def tensors(call: Call) -> list[Tensor]:
+        result = call()
+        return result if isinstance(result, list) else [result]
+
+    expected = tensors(case.raw)
+    for side, call in case.calls().items():
+        if side == "use":
+            continue
+        for got, want in zip(tensors(call), expected, strict=True):
+            same = got.shape == want.shape and got.dtype == want.dtype
+            if not same or (compare_values and not torch.equal(got, want)):
+                raise RuntimeError(f"{case.name}: {side} gives {got}, raw gives {want}")
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Nanoseconds, and how to wait until all that was started so far is done."""
+
+    now: Callable[[], int]
+    synchronize: Callable[[], None]
+
+    def time_calls(self, call: Call, num_calls: int) -> float:
+        """Microseconds a call, over ``num_calls`` calls in a row."""
+        self.synchronize()
+        begin = self.now()
+        for _ in range(num_calls):
+            call()
+        self.synchronize()
+        return (self.now() - begin) / num_calls / 1000
+
+
+# Nothing waits on a fake group, so the thread's own time is the whole cost, and other processes do not count.
+CPU_CLOCK = Clock(time.thread_time_ns, lambda: None)
+CUDA_CLOCK = Clock(time.perf_counter_ns, torch.cuda.synchronize)
+
+
+def measure(case: Case, repeat: int, clock: Clock) -> dict[str, Any]:
+    """One record: each side timed once a round, the order turning from round to round."""
+    calls = case.calls()
+    sides = list(calls)
+    num_calls = {}
+    for side, call in calls.items():
+        clock.time_calls(call, 50)
+        num_calls[side] = max(1, int(CHUNK_US / clock.time_calls(call, 20)))
+    rounds: dict[str, list[float]] = {side: [] for side in sides}
+    gc.collect()
+    gc.disable()
+    try:
+        for i in range(repeat):
+            for k in range(len(sides)):
+                side = sides[(i + k) % len(sides)]
+                rounds[side].append(clock.time_calls(calls[side], num_calls[side]))
+    finally:
+        gc.enable()
+    return call_record(case, rounds)
+
+
+def call_record(case: Case, rounds: dict[str, list[float]]) -> dict[str, Any]:
+    """The times of ``rounds`` and their ratios, funcol's to those of each side.
+
+    ``"stock overhead"`` is the ratio of what is left of funcol's and stock's time without the use.
+    """
+
+    def ratio(ours: list[float], theirs: list[float]) -> dict[str, float]:
+        of_rounds = [a / b for a, b in zip(ours, theirs, strict=True)]
+        return {"median": statistics.median(of_rounds), "best": min(ours) / min(theirs)}
+
+    ratios = {side: ratio(rounds["funcol"], rounds[side]) for side in ("stock", "raw") if side in rounds}
+    if "stock" in rounds and "use" in rounds:
+        without = {side: [a - b for a, b in zip(rounds[side], rounds["use"], strict=True)] for side in SIDES}
+        ratios["stock overhead"] = ratio(without["funcol"], without["stock"])
+    targets = []
+    for name, limit in case.limits.items():
+        if name in ratios:
+            of_row = ratios[name]["median"]
+            targets.append({"against": name, "limit": limit, "ratio": of_row, "met": of_row <= limit})
+    times = {side: summary(of_side) for side, of_side in rounds.items()}
+    return {"name": case.name, "us": times, "ratio": ratios, "targets": targets}
+
+
+@dataclass(frozen=True)
+class Lone:
+    """A default group that waits for nobody: what it is made of, and the clock to use with it."""
+
+    backend: str
+    num_ranks: int
+    clock: Clock
+
+
+@contextlib.contextmanager
+def lone_group(device: torch.device, num_ranks: int) -> Iterator[Lone]:
+    """NCCL with one rank on a CUDA ``device``, else a fake group of ``num_ranks``, which sends nothing."""
+    torch.set_num_threads(1)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=device)
+        lone = Lone("nccl", 1, CUDA_CLOCK)
+    else:
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=num_ranks)
+        lone = Lone("fake", num_ranks, CPU_CLOCK)
+    try:
+        yield lone
+    finally:
+        dist.destroy_process_group()
+
+
+def device_named(name: str) -> torch.device:
+    """The ``cpu`` or the first ``cuda`` device. Ends the program if there is none."""
+    if name == "cuda" and not torch.cuda.is_available():
+        sys.exit("--device cuda, but torch.cuda.is_available() is False")
+    return torch.device("cuda", 0) if name == "cuda" else torch.device("cpu")
+
+
+def describe(device: torch.device) -> dict[str, Any]:
+    """What was measured with what; printed, too."""
+    on_cuda = device.type == "cuda"
+    versions = {
+        "torch": torch.__version__,
+        "funcol": funcol.__version__,
+        "python": platform.python_version(),
+        "device": torch.cuda.get_device_name(device)
+        if on_cuda
+        else platform.processor() or platform.machine(),
+        "num_cpus": os.cpu_count(),
+    }
+    say(", ".join(f"{key} {value}" for key, value in versions.items()))
+    return versions

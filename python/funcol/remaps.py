@@ -32,6 +32,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 from torch.autograd.graph import increment_version
+from torch.compiler import is_dynamo_compiling
 from torch.distributed import ReduceOp
 
 from . import _compat
@@ -341,6 +342,8 @@ def _resolved_or_world(group: RankTypes | None, tag: str = "") -> Any:
 
 
 def _size_of(group: Any) -> int:
+    if not is_dynamo_compiling() and isinstance(group, dist.ProcessGroup):
+        return group.size()
     return c10d._get_group_size_by_name(_compat.traceable_group(group, ""))
 
 
@@ -397,9 +400,16 @@ def _peer(op: str, name: str, rank: int | None, group_rank: int | None, ranks: A
     return _compat.rank_of_peer(_resolve_group_name(ranks), rank)
 
 
+# In bytes: a copy of less costs less than to find out whether one is needed.
+_WORTH_RECEIVING = 1 << 15
+
+
 def _can_receive(output: Tensor, *inputs: Tensor) -> bool:
-    """Whether a collective may write into ``output`` itself: nobody watches, and its memory is plain."""
-    if _are_we_tracing() or torch._C._len_torch_dispatch_stack() > 0:
+    """Whether a collective had better write into ``output`` itself: it is not small, nobody watches, and its
+    memory is plain."""
+    if is_dynamo_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+        return False
+    if output.numel() * output.itemsize < _WORTH_RECEIVING or _are_we_tracing():
         return False
     return (
         output.is_contiguous()

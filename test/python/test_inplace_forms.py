@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -20,6 +22,22 @@ import funcol
 # destination of a shape. It returns what was returned and what should have been, the destination.
 Destination = Callable[..., Tensor]
 Form = Callable[[Any, Tensor, Destination, int], tuple[Any, Any]]
+
+
+@pytest.fixture(autouse=True, params=[True, False], ids=["received", "copied"])
+def way(request: pytest.FixtureRequest) -> None:
+    """Whether a destination is received into however small it is, or copied to however large."""
+    global _received
+    _received = request.param
+
+
+def one_way(rank: int, world: int, function: str, received: bool, *args: Any) -> None:
+    with mock.patch.object(funcol.remaps, "_WORTH_RECEIVING", 0 if received else sys.maxsize):
+        globals()[function](rank, world, *args)
+
+
+def run_both_ways(function: Callable[..., None], world: int, *args: Any) -> None:
+    run_ranks(one_way, world, function.__name__, _received, *args)
 
 
 def all_reduce_form(api: Any, x: Tensor, new: Destination, size: int) -> tuple[Any, Any]:
@@ -92,7 +110,7 @@ def agrees_in_place(rank: int, world: int, form: str, destination: str, dtype: t
 @pytest.mark.parametrize("destination", DESTINATIONS)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_form_does_what_that_of_pytorch_does(world: int, destination: str, form: str) -> None:
-    run_ranks(agrees_in_place, world, form, destination, torch.float32)
+    run_both_ways(agrees_in_place, world, form, destination, torch.float32)
 
 
 OTHER_DTYPES = [
@@ -105,7 +123,7 @@ OTHER_DTYPES = [
 
 @pytest.mark.parametrize(("form", "dtype"), OTHER_DTYPES)
 def test_a_form_takes_other_dtypes(form: str, dtype: torch.dtype) -> None:
-    run_ranks(agrees_in_place, 2, form, "contiguous", dtype)
+    run_both_ways(agrees_in_place, 2, form, "contiguous", dtype)
 
 
 def broadcasts(rank: int, world: int, destination: str, arguments: dict[str, int]) -> None:
@@ -119,7 +137,7 @@ def broadcasts(rank: int, world: int, destination: str, arguments: dict[str, int
 def test_broadcast_in_place_gives_every_rank_the_tensor_of_the_source(
     destination: str, arguments: dict[str, int]
 ) -> None:
-    run_ranks(broadcasts, 2, destination, arguments)
+    run_both_ways(broadcasts, 2, destination, arguments)
 
 
 def counts_peers(rank: int, world: int, compiled: bool) -> None:
@@ -140,7 +158,7 @@ def counts_peers(rank: int, world: int, compiled: bool) -> None:
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_src_is_a_rank_of_the_world_in_a_smaller_group_too(compiled: bool) -> None:
-    run_ranks(counts_peers, 3, compiled)
+    run_both_ways(counts_peers, 3, compiled)
 
 
 def gathers_scalars(rank: int, world: int) -> None:
@@ -154,7 +172,7 @@ def gathers_scalars(rank: int, world: int) -> None:
 
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_numbers_are_gathered_as_tensors_of_one(world: int) -> None:
-    run_ranks(gathers_scalars, world)
+    run_both_ways(gathers_scalars, world)
 
 
 def scatters_a_list(rank: int, world: int, shape: tuple[int, ...]) -> None:
@@ -167,7 +185,7 @@ def scatters_a_list(rank: int, world: int, shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.parametrize("shape", [(), (0, 2), (3, 2)], ids=str)
 def test_reduce_scatter_of_a_list(world: int, shape: tuple[int, ...]) -> None:
-    run_ranks(scatters_a_list, world, shape)
+    run_both_ways(scatters_a_list, world, shape)
 
 
 def fills_any_shape(rank: int, world: int) -> None:
@@ -182,7 +200,7 @@ def fills_any_shape(rank: int, world: int) -> None:
 
 
 def test_along_dim_0_only_the_number_of_elements_counts() -> None:
-    run_ranks(fills_any_shape, 3)
+    run_both_ways(fills_any_shape, 3)
 
 
 def writes_into_its_own_input(rank: int, world: int) -> None:
@@ -195,7 +213,7 @@ def writes_into_its_own_input(rank: int, world: int) -> None:
 
 
 def test_a_destination_may_lie_in_the_input() -> None:
-    run_ranks(writes_into_its_own_input, 2)
+    run_both_ways(writes_into_its_own_input, 2)
 
 
 def converts(rank: int, world: int) -> None:
@@ -205,7 +223,7 @@ def converts(rank: int, world: int) -> None:
 
 
 def test_a_destination_of_another_dtype_is_converted_to() -> None:
-    run_ranks(converts, 2)
+    run_both_ways(converts, 2)
 
 
 def differentiates(rank: int, world: int) -> None:
@@ -220,7 +238,7 @@ def differentiates(rank: int, world: int) -> None:
 
 
 def test_gradients_flow_through_a_form() -> None:
-    run_ranks(differentiates, 2)
+    run_both_ways(differentiates, 2)
 
 
 def is_noticed_by_autograd(rank: int, world: int) -> None:
@@ -233,7 +251,7 @@ def is_noticed_by_autograd(rank: int, world: int) -> None:
 
 
 def test_autograd_notices_that_a_form_has_written() -> None:
-    run_ranks(is_noticed_by_autograd, 2)
+    run_both_ways(is_noticed_by_autograd, 2)
 
 
 def broadcasts_a_parameter(rank: int, world: int) -> None:
@@ -246,7 +264,7 @@ def broadcasts_a_parameter(rank: int, world: int) -> None:
 
 
 def test_a_parameter_is_broadcast_without_a_gradient() -> None:
-    run_ranks(broadcasts_a_parameter, 2)
+    run_both_ways(broadcasts_a_parameter, 2)
 
 
 def raises_before_sending(rank: int, world: int, call: str, says: str) -> None:
@@ -275,7 +293,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("call", "says"), REFUSED.items())
 def test_wrong_arguments_are_refused_before_anything_is_sent(call: str, says: str) -> None:
-    run_ranks(raises_before_sending, 2, call, says)
+    run_both_ways(raises_before_sending, 2, call, says)
 
 
 def exchanges(rank: int, world: int, batched: bool) -> None:
@@ -293,7 +311,7 @@ def exchanges(rank: int, world: int, batched: bool) -> None:
 
 @pytest.mark.parametrize("batched", [False, True])
 def test_point_to_point_forms_exchange_tensors(batched: bool) -> None:
-    run_ranks(exchanges, 2, batched)
+    run_both_ways(exchanges, 2, batched)
 
 
 def fills_in_missing_splits(rank: int, world: int) -> None:
@@ -313,11 +331,11 @@ def sends_everything_to_rank_0(rank: int, world: int) -> None:
 
 
 def test_a_rank_may_have_nothing_to_send_or_to_receive() -> None:
-    run_ranks(sends_everything_to_rank_0, 2)
+    run_both_ways(sends_everything_to_rank_0, 2)
 
 
 def test_split_sizes_that_are_not_given_are_equal_shares() -> None:
-    run_ranks(fills_in_missing_splits, 2)
+    run_both_ways(fills_in_missing_splits, 2)
 
 
 def exchanges_in_a_region(rank: int, world: int, batched: bool, backend: str) -> None:
@@ -339,7 +357,7 @@ def exchanges_in_a_region(rank: int, world: int, batched: bool, backend: str) ->
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("batched", [False, True])
 def test_point_to_point_forms_can_be_traced(batched: bool, backend: str) -> None:
-    run_ranks(exchanges_in_a_region, 2, batched, backend)
+    run_both_ways(exchanges_in_a_region, 2, batched, backend)
 
 
 def reduces_by_object(rank: int, world: int) -> None:
@@ -350,4 +368,4 @@ def reduces_by_object(rank: int, world: int) -> None:
 
 
 def test_a_reduce_op_may_be_an_object() -> None:
-    run_ranks(reduces_by_object, 2)
+    run_both_ways(reduces_by_object, 2)

@@ -122,8 +122,8 @@ def reduce_scatter_tensor(
 ) -> Tensor:
     """Reduces ``self`` over the ranks of ``group``; each gets its part of the result along ``scatter_dim``.
 
-    The size of ``scatter_dim`` must be a multiple of the number of ranks; or, with ``split_sizes``, rank ``r``
-    gets ``split_sizes[r]`` of it, and all ranks pass the same list. Returns a contiguous tensor.
+    The size of ``scatter_dim`` must be a multiple of the number of ranks; or, with ``split_sizes``, rank
+    ``r`` gets ``split_sizes[r]`` of it, and all ranks pass the same list. Returns a contiguous tensor.
     """
     if not is_dynamo_compiling():
         result: Tensor = _C.reduce_scatter_tensor(self, reduceOp, scatter_dim, group, tag, split_sizes)
@@ -161,7 +161,9 @@ def all_to_all_single(
         if result is not NotImplemented:
             return result
     if self.is_complex():  # moved as pairs of reals, since not every backend knows complex numbers
-        pairs = all_to_all_single(torch.view_as_real(self), output_split_sizes, input_split_sizes, group, tag)
+        pairs = all_to_all_single(
+            torch.view_as_real(self.resolve_conj()), output_split_sizes, input_split_sizes, group, tag
+        )
         return torch.view_as_complex(pairs)
     resolved = _compat.traceable_group(group, tag)
     if output_split_sizes is None or input_split_sizes is None:
@@ -216,8 +218,8 @@ def scatter(
 ) -> Tensor:
     """Cuts the tensor of rank ``src`` within ``group`` along ``scatter_dim``; each rank gets its part.
 
-    Parts are equal, or ``split_sizes[r]`` for rank ``r``. All ranks pass a tensor of the same shape, dtype and
-    device; only that of ``src`` is read, so that ``x.new_empty(()).expand(shape)`` will do on the others.
+    Parts are equal, or ``split_sizes[r]`` for rank ``r``. All ranks pass a tensor of the same shape, dtype
+    and device; only that of ``src`` is read, so that ``x.new_empty(()).expand(shape)`` will do on the others.
     Returns a contiguous tensor.
     """
     if not is_dynamo_compiling():
@@ -240,8 +242,8 @@ def gather(
     """Concatenates the tensors of all ranks along ``gather_dim`` on rank ``dst`` within ``group``.
 
     All ranks pass the same shape; or, with ``split_sizes``, rank ``r`` has size ``split_sizes[r]`` along
-    ``gather_dim``. Returns a contiguous tensor on ``dst``; on the others one with size 0 along ``gather_dim``,
-    which has to take part in their backward pass if gradients are to flow.
+    ``gather_dim``. Returns a contiguous tensor on ``dst``; on the others one with size 0 along
+    ``gather_dim``, which has to take part in their backward pass if gradients are to flow.
     """
     if not is_dynamo_compiling():
         result: Tensor = _C.gather(self, dst, gather_dim, group, tag, split_sizes)
@@ -262,7 +264,9 @@ def permute_tensor(self: Tensor, src_dst: list[int], group: RankTypes, tag: str 
         if result is not NotImplemented:
             return result
     if self.is_complex():
-        return torch.view_as_complex(permute_tensor(torch.view_as_real(self), src_dst, group, tag))
+        return torch.view_as_complex(
+            permute_tensor(torch.view_as_real(self.resolve_conj()), src_dst, group, tag)
+        )
     resolved = _compat.traceable_group(group, tag)
     group_size = c10d._get_group_size_by_name(resolved)
     rank = _compat.rank_in_group(resolved)
@@ -309,7 +313,9 @@ def all_gather_into_tensor_coalesced(self: list[Tensor], group: RankTypes, tag: 
         if result is not NotImplemented:
             return result
     if len(self) > 0 and self[0].is_complex():
-        pairs = all_gather_into_tensor_coalesced([torch.view_as_real(tensor) for tensor in self], group, tag)
+        pairs = all_gather_into_tensor_coalesced(
+            [torch.view_as_real(tensor.resolve_conj()) for tensor in self], group, tag
+        )
         return [torch.view_as_complex(pair) for pair in pairs]
     resolved = _compat.traceable_group(group, tag)
     group_size = c10d._get_group_size_by_name(resolved)

@@ -32,14 +32,15 @@ Start reduce_in_place(std::vector<at::Tensor> outputs, const c10d::ReduceOp& red
   for (const auto& output : outputs) {
     wires.push_back(wire_for_reduction(output));
   }
+  const auto op_on_wire = op_for_reduction(reduce_op, wires[0].scalar_type());
   auto work = on_backend(*group, wires[0].device().type(), [&](auto& target) {
     if (wires.size() == 1) {
       c10d::AllreduceOptions options;
-      options.reduceOp = reduce_op;
+      options.reduceOp = op_on_wire;
       return target.allreduce(wires, options);
     }
     c10d::AllreduceCoalescedOptions options;
-    options.reduceOp = reduce_op;
+    options.reduceOp = op_on_wire;
     return target.allreduce_coalesced(wires, options);
   });
   return {op, group, std::move(work), {}, std::move(outputs), {}};

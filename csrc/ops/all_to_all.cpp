@@ -79,16 +79,6 @@ Start start_all_to_all(const at::Tensor& input, at::IntArrayRef output_splits, a
   return {kOp, group, std::move(work), {std::move(source)}, {std::move(out)}, {}};
 }
 
-void check_permute(at::IntArrayRef destinations, const c10d::ProcessGroup& group) {
-  constexpr auto kOp = "permute_tensor";
-  TORCH_CHECK_VALUE(static_cast<int64_t>(destinations.size()) <= group.getSize(), "funcol::", kOp,
-                    ": src_dst has ", destinations.size(), " entries, but group '", group_name(group),
-                    "' has ", group.getSize(), " ranks. Pass the destination of each rank that sends.");
-  for (const int64_t destination : destinations) {
-    check_rank(destination, group, "an entry of src_dst", kOp);
-  }
-}
-
 Start start_permute(const at::Tensor& input, at::IntArrayRef destinations, const GroupPtr& group) {
   constexpr auto kOp = "permute_tensor";
   const BelowAutograd below_autograd;

@@ -82,7 +82,6 @@ void check_reduce_scatter(at::TensorList inputs, const c10d::ReduceOp& reduce_op
                           c10d::ProcessGroup& group, const char* op);
 void check_all_to_all(const at::Tensor& input, at::IntArrayRef output_splits, at::IntArrayRef input_splits,
                       const c10d::ProcessGroup& group);
-void check_permute(at::IntArrayRef destinations, const c10d::ProcessGroup& group);
 void check_broadcast(int64_t source, const c10d::ProcessGroup& group, const char* op);
 
 // In place, on contiguous tensors. The Start's outputs are the tensors themselves.

@@ -12,6 +12,7 @@
 
 #include "comm/process_group.h"
 #include "comm/reduce_op.h"
+#include "ops/part_sizes.h"
 #include "ops/wire.h"
 
 namespace funcol::composed {
@@ -22,7 +23,6 @@ using at::Tensor;
 using at::TensorList;
 using c10::SymInt;
 using c10::SymIntArrayRef;
-using SymSizes = std::vector<SymInt>;
 using Tensors = std::vector<Tensor>;
 
 Tensors wait_for_each(const IValue& results) {
@@ -31,10 +31,6 @@ Tensors wait_for_each(const IValue& results) {
     waited.push_back(wait_tensor(tensor));
   }
   return waited;
-}
-
-SymSizes equal_parts(const SymInt& size, int64_t num_parts) {
-  return SymSizes(num_parts, size / SymInt(num_parts));
 }
 
 SymSizes zeros_but(int64_t rank, const SymInt& size, int64_t num_ranks) {
@@ -49,40 +45,6 @@ SymInt largest(const SymSizes& sizes) {
     max = max.max(size);
   }
   return max;
-}
-
-void check_count(const SymSizes& split_sizes, int64_t num_ranks, const char* op) {
-  TORCH_CHECK_VALUE(static_cast<int64_t>(split_sizes.size()) == num_ranks, "funcol::", op,
-                    ": split_sizes has ", split_sizes.size(), " entries, but the group has ", num_ranks,
-                    " ranks. Pass one size per rank.");
-}
-
-// Sizes along `dim` of the parts of `whole`, or of the shards of which `shard` is this rank's.
-SymSizes parts_of_whole(const Tensor& whole, int64_t dim, SplitSizes split_sizes, int64_t num_ranks,
-                        const char* op) {
-  if (split_sizes.has_value()) {
-    check_count(split_sizes->vec(), num_ranks, op);
-    return split_sizes->vec();
-  }
-  const auto size = whole.sym_size(dim);
-  TORCH_CHECK_VALUE((size % SymInt(num_ranks)).sym_eq(SymInt(0)).guard_bool(__FILE__, __LINE__), "funcol::",
-                    op, ": dim ", dim, " has size ", size, ", not divisible by the ", num_ranks,
-                    " ranks of the group. Pad it, use another dim, or pass split_sizes.");
-  return equal_parts(size, num_ranks);
-}
-
-SymSizes parts_of_shard(const Tensor& shard, int64_t dim, SplitSizes split_sizes,
-                        const c10d::ProcessGroup& group, const char* op) {
-  if (!split_sizes.has_value()) {
-    return SymSizes(group.getSize(), shard.sym_size(dim));
-  }
-  auto sizes = split_sizes->vec();
-  check_count(sizes, group.getSize(), op);
-  TORCH_CHECK_VALUE(sizes[group.getRank()].sym_eq(shard.sym_size(dim)).guard_bool(__FILE__, __LINE__),
-                    "funcol::", op, ": split_sizes is ", *split_sizes, ", but dim ", dim, " has size ",
-                    shard.sym_size(dim), " on rank ", group.getRank(),
-                    ". Pass the same list on all ranks, with each rank's own size at its place.");
-  return sizes;
 }
 
 // The parts of `tensor` along `dim`.
@@ -164,7 +126,7 @@ Tensor all_gather_along_dim(const Tensor& input, int64_t dim, const IValue& grou
     return dim == 0 ? gathered : at::cat(gathered.chunk(num_ranks, 0), dim);
   }
   check_has_dims(input, kOp);
-  const auto sizes = parts_of_shard(input, dim, split_sizes, *resolved, kOp);
+  const auto sizes = sizes_of_shards(input.sym_size(dim), dim, split_sizes, *resolved, kOp);
   const auto padded = pad_to(input, dim, largest(sizes));
   auto shards = gather_rows(padded, num_ranks, group).chunk(num_ranks, 0);
   for (int64_t rank = 0; rank < num_ranks; ++rank) {
@@ -189,20 +151,29 @@ Tensor reduce_scatter_along_dim(const Tensor& input, const IValue& reduce_op, in
   const auto resolved = group_from_ivalue(group, kOp);
   const auto num_ranks = resolved->getSize();
   const auto name = as_name(reduce_op, "reduce_op", kOp);
+  reduce_op_from_ivalue(reduce_op, kOp);
   check_has_dims(input, kOp);
   dim = wrap_dim(dim, input, kOp);
-  const auto sizes = parts_of_whole(input, dim, split_sizes, num_ranks, kOp);
+  const auto sizes = sizes_of_parts(input.sym_size(dim), dim, split_sizes, *resolved, kOp);
   if (!split_sizes.has_value()) {
     const auto rows = dim == 0 ? input : at::cat(cut(input, sizes, dim));
     return reduce_scatter_tensor(rows.contiguous(), name.toStringView(), num_ranks, group);
   }
   auto parts = cut(input, sizes, dim);
-  const auto size = largest(sizes);
+  SymSizes numels;
   for (auto& part : parts) {
-    part = pad_to(part, dim, size);
+    part = part.flatten();
+    numels.push_back(part.sym_numel());
+  }
+  const auto numel = largest(numels);
+  for (auto& part : parts) {
+    part = pad_to(part, 0, numel);
   }
   const auto received = reduce_scatter_tensor(at::cat(parts), name.toStringView(), num_ranks, group);
-  return received.narrow_symint(dim, SymInt(0), sizes[resolved->getRank()]).contiguous();
+  const auto rank = resolved->getRank();
+  auto shape = input.sym_sizes().vec();
+  shape[dim] = sizes[rank];
+  return received.narrow_symint(0, SymInt(0), numels[rank]).view_symint(shape);
 }
 
 Tensors reduce_scatter_tensor_coalesced(TensorList inputs, std::string_view reduce_op, int64_t group_size,
@@ -214,12 +185,16 @@ Tensors reduce_scatter_tensor_coalesced(TensorList inputs, std::string_view redu
 Tensors reduce_scatter_along_dims_coalesced(TensorList inputs, const IValue& reduce_op, IntArrayRef dims,
                                             const IValue& group) {
   constexpr auto kOp = "reduce_scatter_tensor_coalesced";
-  const auto num_ranks = group_from_ivalue(group, kOp)->getSize();
+  const auto resolved = group_from_ivalue(group, kOp);
+  const auto num_ranks = resolved->getSize();
   const auto name = as_name(reduce_op, "reduce_op", kOp);
+  reduce_op_from_ivalue(reduce_op, kOp);
+  check_dim_per_tensor(inputs, dims, kOp);
   Tensors rows;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    const auto dim = wrap_dim(dims.at(i), inputs[i], kOp);
-    const auto sizes = parts_of_whole(inputs[i], dim, {}, num_ranks, kOp);
+    check_has_dims(inputs[i], kOp);
+    const auto dim = wrap_dim(dims[i], inputs[i], kOp);
+    const auto sizes = sizes_of_parts(inputs[i].sym_size(dim), dim, {}, *resolved, kOp);
     rows.push_back(dim == 0 ? inputs[i].contiguous() : at::cat(cut(inputs[i], sizes, dim)));
   }
   return reduce_scatter_tensor_coalesced(rows, name.toStringView(), num_ranks, group);
@@ -229,7 +204,7 @@ Tensor all_to_all_single(const Tensor& input, SymIntArrayRef output_splits, SymI
                          const IValue& group) {
   if (input.is_complex()) {  // moved as pairs of reals, since not every backend knows complex numbers
     return at::view_as_complex(
-        all_to_all_single(at::view_as_real(input), output_splits, input_splits, group));
+        all_to_all_single(at::view_as_real(input.resolve_conj()), output_splits, input_splits, group));
   }
   return wait_tensor(
       core_call("all_to_all_single", {input, output_splits, input_splits, group}).toTensor());
@@ -237,13 +212,13 @@ Tensor all_to_all_single(const Tensor& input, SymIntArrayRef output_splits, SymI
 
 Tensor permute_tensor(const Tensor& input, IntArrayRef destinations, const IValue& group) {
   const auto resolved = group_from_ivalue(group, "permute_tensor");
+  check_permute(destinations, *resolved);
   const auto rank = resolved->getRank();
   const auto numel = input.sym_numel();
   SymSizes sent(resolved->getSize(), SymInt(0));
   SymSizes received = sent;
   int64_t num_received = 0;
   for (size_t sender = 0; sender < destinations.size(); ++sender) {
-    check_rank(destinations[sender], *resolved, "an entry of src_dst", "permute_tensor");
     if (static_cast<int64_t>(sender) == rank) {
       sent[destinations[sender]] = numel;
     }
@@ -272,6 +247,7 @@ Tensor broadcast(const Tensor& input, int64_t source, const IValue& group) {
 Tensor reduce(const Tensor& input, const IValue& reduce_op, int64_t destination, const IValue& group) {
   const auto resolved = group_from_ivalue(group, "reduce");
   check_rank(destination, *resolved, "dst", "reduce");
+  reduce_op_from_ivalue(reduce_op, "reduce");
   const auto reduced = all_reduce(input, reduce_op, group);
   return resolved->getRank() == destination ? reduced : at::zeros_like(reduced);
 }
@@ -285,7 +261,7 @@ Tensor scatter(const Tensor& input, int64_t source, int64_t dim, const IValue& g
   dim = wrap_dim(dim, input, kOp);
   const auto rank = resolved->getRank();
   const auto num_ranks = resolved->getSize();
-  const auto sizes = parts_of_whole(input, dim, split_sizes, num_ranks, kOp);
+  const auto sizes = sizes_of_parts(input.sym_size(dim), dim, split_sizes, *resolved, kOp);
   SymSizes sent(num_ranks, SymInt(0));
   Tensors flat_parts;
   for (const auto& part : cut(input, sizes, dim)) {
@@ -313,7 +289,7 @@ Tensor gather(const Tensor& input, int64_t destination, int64_t dim, const IValu
   check_rank(destination, *resolved, "dst", kOp);
   dim = wrap_dim(dim, input, kOp);
   const auto num_ranks = resolved->getSize();
-  const auto sizes = parts_of_shard(input, dim, split_sizes, *resolved, kOp);
+  const auto sizes = sizes_of_shards(input.sym_size(dim), dim, split_sizes, *resolved, kOp);
   auto shape = input.sym_sizes().vec();
   SymInt numel_per_slice(1);
   for (int64_t i = 0; i < input.dim(); ++i) {

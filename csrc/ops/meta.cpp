@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "comm/process_group.h"
+#include "comm/reduce_op.h"
+#include "ops/part_sizes.h"
 #include "ops/wire.h"
 
 namespace funcol {
@@ -17,7 +19,6 @@ namespace {
 using c10::IValue;
 using c10::SymInt;
 using Tensors = std::vector<at::Tensor>;
-using SymSizes = std::vector<SymInt>;
 
 at::Tensor empty(const at::Tensor& like, const SymSizes& sizes) {
   return at::empty_symint(sizes, like.options());
@@ -92,57 +93,51 @@ at::Tensor broadcast(const at::Tensor& input, int64_t, const IValue&) { return c
 at::Tensor& broadcast_(at::Tensor& input, int64_t, const IValue&) { return input; }
 
 // Sizes that depend on the number of ranks, or on which one this is, come from the group.
-SymSizes part_sizes(const SymInt& whole, at::OptionalSymIntArrayRef split_sizes, int64_t num_ranks) {
-  return split_sizes.has_value() ? split_sizes->vec() : SymSizes(num_ranks, whole / SymInt(num_ranks));
-}
-
-SymInt whole_size(const SymInt& shard, at::OptionalSymIntArrayRef split_sizes, int64_t num_ranks) {
-  if (!split_sizes.has_value()) {
-    return shard * SymInt(num_ranks);
-  }
-  SymInt whole(0);
-  for (const auto& size : *split_sizes) {
-    whole = whole + size;
-  }
-  return whole;
-}
-
 at::Tensor all_gather_along_dim(const at::Tensor& input, int64_t dim, const IValue& group,
                                 at::OptionalSymIntArrayRef split_sizes) {
   constexpr auto kOp = "all_gather_tensor";
   dim = wrap_dim(dim, input, kOp);
+  if (split_sizes.has_value()) {
+    check_has_dims(input, kOp);
+  }
   auto sizes = input.dim() == 0 ? SymSizes{SymInt(1)} : input.sym_sizes().vec();
-  sizes[dim] = whole_size(sizes[dim], split_sizes, group_from_ivalue(group, kOp)->getSize());
+  sizes[dim] = sum(sizes_of_shards(sizes[dim], dim, split_sizes, *group_from_ivalue(group, kOp), kOp));
   return empty(input, sizes);
 }
 
-at::Tensor own_part(const at::Tensor& input, int64_t dim, const IValue& group,
+at::Tensor own_part(const at::Tensor& input, int64_t dim, const c10d::ProcessGroup& group,
                     at::OptionalSymIntArrayRef split_sizes, const char* op) {
   check_has_dims(input, op);
   dim = wrap_dim(dim, input, op);
-  const auto resolved = group_from_ivalue(group, op);
   auto sizes = input.sym_sizes().vec();
-  sizes[dim] = part_sizes(sizes[dim], split_sizes, resolved->getSize()).at(resolved->getRank());
+  sizes[dim] = sizes_of_parts(sizes[dim], dim, split_sizes, group, op)[group.getRank()];
   return empty(input, sizes);
 }
 
-at::Tensor reduce_scatter_along_dim(const at::Tensor& input, const IValue&, int64_t dim, const IValue& group,
-                                    at::OptionalSymIntArrayRef split_sizes) {
-  return own_part(input, dim, group, split_sizes, "reduce_scatter_tensor");
+at::Tensor reduce_scatter_along_dim(const at::Tensor& input, const IValue& reduce_op, int64_t dim,
+                                    const IValue& group, at::OptionalSymIntArrayRef split_sizes) {
+  constexpr auto kOp = "reduce_scatter_tensor";
+  reduce_op_from_ivalue(reduce_op, kOp);
+  return own_part(input, dim, *group_from_ivalue(group, kOp), split_sizes, kOp);
 }
 
-Tensors reduce_scatter_along_dims_coalesced(at::TensorList inputs, const IValue&, at::IntArrayRef dims,
-                                            const IValue& group) {
+Tensors reduce_scatter_along_dims_coalesced(at::TensorList inputs, const IValue& reduce_op,
+                                            at::IntArrayRef dims, const IValue& group) {
+  constexpr auto kOp = "reduce_scatter_tensor_coalesced";
+  reduce_op_from_ivalue(reduce_op, kOp);
+  check_dim_per_tensor(inputs, dims, kOp);
+  const auto resolved = group_from_ivalue(group, kOp);
   Tensors results;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    results.push_back(own_part(inputs[i], dims.at(i), group, {}, "reduce_scatter_tensor_coalesced"));
+    results.push_back(own_part(inputs[i], dims[i], *resolved, {}, kOp));
   }
   return results;
 }
 
 at::Tensor permute_tensor(const at::Tensor& input, at::IntArrayRef destinations, const IValue& group) {
-  const auto rank = group_from_ivalue(group, "permute_tensor")->getRank();
-  const auto num_received = std::count(destinations.begin(), destinations.end(), rank);
+  const auto resolved = group_from_ivalue(group, "permute_tensor");
+  check_permute(destinations, *resolved);
+  const auto num_received = std::count(destinations.begin(), destinations.end(), resolved->getRank());
   if (num_received == 1) {
     return contiguous_like(input);
   }
@@ -151,24 +146,30 @@ at::Tensor permute_tensor(const at::Tensor& input, at::IntArrayRef destinations,
   return empty(input, sizes);
 }
 
-at::Tensor reduce(const at::Tensor& input, const IValue&, int64_t, const IValue&) {
+at::Tensor reduce(const at::Tensor& input, const IValue& reduce_op, int64_t destination,
+                  const IValue& group) {
+  reduce_op_from_ivalue(reduce_op, "reduce");
+  check_rank(destination, *group_from_ivalue(group, "reduce"), "dst", "reduce");
   return contiguous_like(input);
 }
 
-at::Tensor scatter(const at::Tensor& input, int64_t, int64_t dim, const IValue& group,
+at::Tensor scatter(const at::Tensor& input, int64_t source, int64_t dim, const IValue& group,
                    at::OptionalSymIntArrayRef split_sizes) {
-  return own_part(input, dim, group, split_sizes, "scatter");
+  const auto resolved = group_from_ivalue(group, "scatter");
+  check_rank(source, *resolved, "src", "scatter");
+  return own_part(input, dim, *resolved, split_sizes, "scatter");
 }
 
 at::Tensor gather(const at::Tensor& input, int64_t destination, int64_t dim, const IValue& group,
                   at::OptionalSymIntArrayRef split_sizes) {
-  check_has_dims(input, "gather");
-  dim = wrap_dim(dim, input, "gather");
-  const auto resolved = group_from_ivalue(group, "gather");
+  constexpr auto kOp = "gather";
+  const auto resolved = group_from_ivalue(group, kOp);
+  check_has_dims(input, kOp);
+  check_rank(destination, *resolved, "dst", kOp);
+  dim = wrap_dim(dim, input, kOp);
   auto sizes = input.sym_sizes().vec();
-  sizes[dim] = resolved->getRank() == destination
-                   ? whole_size(sizes[dim], split_sizes, resolved->getSize())
-                   : SymInt(0);
+  const auto whole = sum(sizes_of_shards(sizes[dim], dim, split_sizes, *resolved, kOp));
+  sizes[dim] = resolved->getRank() == destination ? whole : SymInt(0);
   return empty(input, sizes);
 }
 

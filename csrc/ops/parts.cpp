@@ -8,20 +8,18 @@
 #include <utility>
 
 #include "ops/layout_change.h"
+#include "ops/part_sizes.h"
 #include "ops/wire.h"
 
 namespace funcol {
 namespace {
 
-std::vector<int64_t> checked_sizes(at::IntArrayRef split_sizes, const c10d::ProcessGroup& group,
-                                   const char* op) {
-  TORCH_CHECK_VALUE(static_cast<int64_t>(split_sizes.size()) == group.getSize(), "funcol::", op,
-                    ": split_sizes has ", split_sizes.size(), " entries, but group '", group_name(group),
-                    "' has ", group.getSize(), " ranks. Pass one size per rank.");
-  TORCH_CHECK_VALUE(std::all_of(split_sizes.begin(), split_sizes.end(), [](auto size) { return size >= 0; }),
-                    "funcol::", op, ": split_sizes is ", split_sizes, ". Sizes must not be negative.");
-  return split_sizes.vec();
+at::OptionalSymIntArrayRef as_symints(at::OptionalIntArrayRef sizes) {
+  return sizes.has_value() ? at::OptionalSymIntArrayRef(c10::fromIntArrayRefSlow(*sizes))
+                           : at::OptionalSymIntArrayRef();
 }
+
+std::vector<int64_t> as_ints(const SymSizes& sizes) { return C10_AS_INTARRAYREF_SLOW(sizes).vec(); }
 
 }  // namespace
 
@@ -33,29 +31,12 @@ Parts::Parts(at::IntArrayRef shape, int64_t dim, std::vector<int64_t> sizes)
 
 Parts Parts::of_whole(at::IntArrayRef shape, int64_t dim, at::OptionalIntArrayRef split_sizes,
                       const c10d::ProcessGroup& group, const char* op) {
-  if (!split_sizes.has_value()) {
-    TORCH_CHECK_VALUE(shape[dim] % group.getSize() == 0, "funcol::", op, ": dim ", dim, " has size ",
-                      shape[dim], ", not divisible by the ", group.getSize(), " ranks of group '",
-                      group_name(group), "'. Pad it, use another dim, or pass split_sizes.");
-    return {shape, dim, std::vector<int64_t>(group.getSize(), shape[dim] / group.getSize())};
-  }
-  auto sizes = checked_sizes(*split_sizes, group, op);
-  const auto total = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
-  TORCH_CHECK_VALUE(total == shape[dim], "funcol::", op, ": split_sizes ", *split_sizes, " sum up to ", total,
-                    ", but dim ", dim, " has size ", shape[dim], ". They must be equal.");
-  return {shape, dim, std::move(sizes)};
+  return {shape, dim, as_ints(sizes_of_parts(shape[dim], dim, as_symints(split_sizes), group, op))};
 }
 
 Parts Parts::of_shard(at::IntArrayRef shape, int64_t dim, at::OptionalIntArrayRef split_sizes,
                       const c10d::ProcessGroup& group, const char* op) {
-  if (!split_sizes.has_value()) {
-    return {shape, dim, std::vector<int64_t>(group.getSize(), shape[dim])};
-  }
-  auto sizes = checked_sizes(*split_sizes, group, op);
-  TORCH_CHECK_VALUE(sizes[group.getRank()] == shape[dim], "funcol::", op, ": split_sizes is ", *split_sizes,
-                    ", but dim ", dim, " has size ", shape[dim], " on rank ", group.getRank(),
-                    ". Pass the same list on all ranks, with each rank's own size at its place.");
-  return {shape, dim, std::move(sizes)};
+  return {shape, dim, as_ints(sizes_of_shards(shape[dim], dim, as_symints(split_sizes), group, op))};
 }
 
 bool Parts::are_equal() const {

@@ -17,11 +17,10 @@ class Parts {
   // Of a whole of this shape; its size along `dim` does not count, the sum of `sizes` does.
   Parts(at::IntArrayRef shape, int64_t dim, std::vector<int64_t> sizes);
 
-  // Sizes as the ops take them, checked. A whole of `shape` is cut: equal shares where there are no
-  // split_sizes, which then must divide; else one size per rank that sum up to the whole.
+  // Sizes as the ops take them, checked as in part_sizes.h. A whole of `shape` is cut.
   static Parts of_whole(at::IntArrayRef shape, int64_t dim, at::OptionalIntArrayRef split_sizes,
                         const c10d::ProcessGroup& group, const char* op);
-  // This rank's part has `shape`: every rank's has without split_sizes; else split_sizes[rank] along `dim`.
+  // This rank's part has `shape`.
   static Parts of_shard(at::IntArrayRef shape, int64_t dim, at::OptionalIntArrayRef split_sizes,
                         const c10d::ProcessGroup& group, const char* op);
 

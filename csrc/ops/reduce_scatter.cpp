@@ -34,9 +34,9 @@ at::Tensor empty_share(const at::Tensor& input, int64_t dim, int64_t num_ranks) 
   return fresh_tensor(sizes, input);
 }
 
-c10d::ReduceScatterOptions options_for(const c10d::ReduceOp& reduce_op) {
+c10d::ReduceScatterOptions options_for(const c10d::ReduceOp& reduce_op, const at::Tensor& input) {
   c10d::ReduceScatterOptions options;
-  options.reduceOp = reduce_op;
+  options.reduceOp = op_for_reduction(reduce_op, input.scalar_type());
   return options;
 }
 
@@ -47,8 +47,7 @@ at::Tensor flat_wire(const at::Tensor& contiguous) { return wire_for_reduction(c
 
 void check_reduce_scatter(at::TensorList inputs, const c10d::ReduceOp& reduce_op, at::IntArrayRef dims,
                           c10d::ProcessGroup& group, const char* op) {
-  TORCH_CHECK_VALUE(dims.size() == inputs.size(), "funcol::", op, ": ", dims.size(), " scatter dims for ",
-                    inputs.size(), " tensors. Pass one dim per tensor.");
+  check_dim_per_tensor(inputs, dims, op);
   if (inputs.empty()) {
     return;
   }
@@ -74,7 +73,7 @@ Start start_reduce_scatter(const at::Tensor& input, const c10d::ReduceOp& reduce
   auto wire_in = dim == 0 ? wire_for_reduction(source) : flat_wire(source);
   auto wire_out = dim == 0 ? wire_for_reduction(out) : flat_wire(out);
   auto work = on_backend(*group, source.device().type(), [&](auto& target) {
-    return compat::reduce_scatter_flat(target, wire_out, wire_in, options_for(reduce_op));
+    return compat::reduce_scatter_flat(target, wire_out, wire_in, options_for(reduce_op, input));
   });
   return {kOp, group, std::move(work), {std::move(source)}, {std::move(out)}, {}};
 }
@@ -106,7 +105,7 @@ Start start_reduce_scatter_coalesced(at::TensorList inputs, const c10d::ReduceOp
     wires_out.push_back(flat_wire(outputs.back()));
   }
   auto work = on_backend(*group, inputs[0].device().type(), [&](auto& target) {
-    return compat::reduce_scatter_flat_coalesced(target, wires_out, wires_in, options_for(reduce_op));
+    return compat::reduce_scatter_flat_coalesced(target, wires_out, wires_in, options_for(reduce_op, inputs[0]));
   });
   return {kOp, group, std::move(work), std::move(sources), std::move(outputs), {}};
 }
@@ -130,7 +129,7 @@ Start start_reduce_scatter_out(const at::Tensor& input, const c10d::ReduceOp& re
   auto wire_in = wire_for_reduction(source);
   auto wire_out = wire_for_reduction(out);
   auto work = on_backend(*group, source.device().type(), [&](auto& target) {
-    return compat::reduce_scatter_flat(target, wire_out, wire_in, options_for(reduce_op));
+    return compat::reduce_scatter_flat(target, wire_out, wire_in, options_for(reduce_op, input));
   });
   return {kOp, group, std::move(work), {std::move(source)}, {out}, {}};
 }

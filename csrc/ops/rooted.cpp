@@ -41,7 +41,7 @@ Start start_reduce(const at::Tensor& input, const c10d::ReduceOp& reduce_op, int
   auto reduced = at::clone(input, at::MemoryFormat::Contiguous);
   std::vector<at::Tensor> wires{wire_for_reduction(reduced)};
   c10d::ReduceOptions options;
-  options.reduceOp = reduce_op;
+  options.reduceOp = op_for_reduction(reduce_op, input.scalar_type());
   options.rootRank = destination;
   auto work = on_backend(*group, input.device().type(),
                          [&](auto& target) { return target.reduce(wires, options); });

@@ -79,7 +79,7 @@ Start start_uneven_reduce_scatter(const at::Tensor& input, const c10d::ReduceOp&
   auto wire_in = wire_for_reduction(source);
   auto wire_out = wire_for_reduction(received);
   c10d::ReduceScatterOptions options;
-  options.reduceOp = reduce_op;
+  options.reduceOp = op_for_reduction(reduce_op, input.scalar_type());
   auto work = on_backend(*group, input.device().type(), [&](auto& target) {
     return compat::reduce_scatter_flat(target, wire_out, wire_in, options);
   });

@@ -28,6 +28,11 @@ at::Tensor wire_for_reduction(const at::Tensor& contiguous) {
   return contiguous.is_complex() ? at::view_as_real(contiguous) : contiguous;
 }
 
+c10d::ReduceOp op_for_reduction(const c10d::ReduceOp& reduce_op, c10::ScalarType dtype) {
+  const bool adds_bools = dtype == c10::ScalarType::Bool && reduce_op.op_ == c10d::ReduceOp::SUM;
+  return adds_bools ? c10d::ReduceOp(c10d::ReduceOp::MAX) : reduce_op;
+}
+
 at::Tensor wire_for_movement(const at::Tensor& contiguous, c10d::ProcessGroup& group) {
   auto wire = contiguous.dim() == 0 ? contiguous.view({1}) : contiguous;
   if (contiguous.is_complex()) {
@@ -61,6 +66,21 @@ void check_rank(int64_t rank, const c10d::ProcessGroup& group, const char* what,
   TORCH_CHECK_VALUE(0 <= rank && rank < group.getSize(), "funcol::", op, ": ", what, " is rank ", rank,
                     ", but group '", group_name(group), "' has ranks 0 to ", group.getSize() - 1,
                     ". Pass a rank within the group.");
+}
+
+void check_permute(at::IntArrayRef destinations, const c10d::ProcessGroup& group) {
+  constexpr auto kOp = "permute_tensor";
+  TORCH_CHECK_VALUE(static_cast<int64_t>(destinations.size()) <= group.getSize(), "funcol::", kOp,
+                    ": src_dst has ", destinations.size(), " entries, but group '", group_name(group),
+                    "' has ", group.getSize(), " ranks. Pass the destination of each rank that sends.");
+  for (const int64_t destination : destinations) {
+    check_rank(destination, group, "an entry of src_dst", kOp);
+  }
+}
+
+void check_dim_per_tensor(at::TensorList inputs, at::IntArrayRef dims, const char* op) {
+  TORCH_CHECK_VALUE(dims.size() == inputs.size(), "funcol::", op, ": ", dims.size(), " scatter dims for ",
+                    inputs.size(), " tensors. Pass one dim per tensor.");
 }
 
 void check_has_dims(const at::Tensor& tensor, const char* op) {

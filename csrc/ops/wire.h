@@ -21,6 +21,10 @@ at::Tensor contiguous_input(const at::Tensor& tensor);
 // A contiguous tensor seen as what the backend reduces: complex numbers as pairs of reals.
 at::Tensor wire_for_reduction(const at::Tensor& contiguous);
 
+// The operator for the backend, which adds bools as bytes: for them "sum" is "max", whatever the number of
+// ranks.
+c10d::ReduceOp op_for_reduction(const c10d::ReduceOp& reduce_op, c10::ScalarType dtype);
+
 // A contiguous tensor seen as what the backend moves: complex numbers as pairs of reals, a dtype that
 // the backend does not know as bytes. The result has at least one dim, and dim 0 is still what ranks
 // concatenate or split.
@@ -35,6 +39,12 @@ void check_alike(at::TensorList tensors, const char* op);
 
 // Raises unless 0 <= rank < number of ranks. `what` says whose rank: "source".
 void check_rank(int64_t rank, const c10d::ProcessGroup& group, const char* what, const char* op);
+
+// Raises unless each of `destinations`, of one sending rank each, is a rank of the group.
+void check_permute(at::IntArrayRef destinations, const c10d::ProcessGroup& group);
+
+// Raises unless there are as many dims as tensors.
+void check_dim_per_tensor(at::TensorList inputs, at::IntArrayRef dims, const char* op);
 
 // Raises for a 0-dim tensor, which has nothing to cut along.
 void check_has_dims(const at::Tensor& tensor, const char* op);

@@ -161,7 +161,9 @@ def all_to_all_single(
         if result is not NotImplemented:
             return result
     if self.is_complex():  # moved as pairs of reals, since not every backend knows complex numbers
-        pairs = all_to_all_single(torch.view_as_real(self), output_split_sizes, input_split_sizes, group, tag)
+        pairs = all_to_all_single(
+            torch.view_as_real(self.resolve_conj()), output_split_sizes, input_split_sizes, group, tag
+        )
         return torch.view_as_complex(pairs)
     resolved = _compat.traceable_group(group, tag)
     if output_split_sizes is None or input_split_sizes is None:
@@ -262,7 +264,9 @@ def permute_tensor(self: Tensor, src_dst: list[int], group: RankTypes, tag: str 
         if result is not NotImplemented:
             return result
     if self.is_complex():
-        return torch.view_as_complex(permute_tensor(torch.view_as_real(self), src_dst, group, tag))
+        return torch.view_as_complex(
+            permute_tensor(torch.view_as_real(self.resolve_conj()), src_dst, group, tag)
+        )
     resolved = _compat.traceable_group(group, tag)
     group_size = c10d._get_group_size_by_name(resolved)
     rank = _compat.rank_in_group(resolved)
@@ -309,7 +313,9 @@ def all_gather_into_tensor_coalesced(self: list[Tensor], group: RankTypes, tag: 
         if result is not NotImplemented:
             return result
     if len(self) > 0 and self[0].is_complex():
-        pairs = all_gather_into_tensor_coalesced([torch.view_as_real(tensor) for tensor in self], group, tag)
+        pairs = all_gather_into_tensor_coalesced(
+            [torch.view_as_real(tensor.resolve_conj()) for tensor in self], group, tag
+        )
         return [torch.view_as_complex(pair) for pair in pairs]
     resolved = _compat.traceable_group(group, tag)
     group_size = c10d._get_group_size_by_name(resolved)

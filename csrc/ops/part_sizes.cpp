@@ -1,0 +1,56 @@
+#include "ops/part_sizes.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace funcol {
+namespace {
+
+using c10::SymInt;
+
+SymSizes checked(c10::SymIntArrayRef split_sizes, const c10d::ProcessGroup& group, const char* op) {
+  TORCH_CHECK_VALUE(static_cast<int64_t>(split_sizes.size()) == group.getSize(), "funcol::", op,
+                    ": split_sizes has ", split_sizes.size(), " entries, but group '", group_name(group),
+                    "' has ", group.getSize(), " ranks. Pass one size per rank.");
+  const auto is_size = [](const SymInt& size) { return size.sym_ge(0).expect_true(__FILE__, __LINE__); };
+  TORCH_CHECK_VALUE(std::all_of(split_sizes.begin(), split_sizes.end(), is_size), "funcol::", op,
+                    ": split_sizes is ", split_sizes, ". Sizes must not be negative.");
+  return split_sizes.vec();
+}
+
+}  // namespace
+
+SymInt sum(c10::SymIntArrayRef sizes) { return std::accumulate(sizes.begin(), sizes.end(), SymInt(0)); }
+
+SymSizes sizes_of_parts(const SymInt& whole, int64_t dim, at::OptionalSymIntArrayRef split_sizes,
+                        const c10d::ProcessGroup& group, const char* op) {
+  if (!split_sizes.has_value()) {
+    const SymInt num_ranks(group.getSize());
+    TORCH_CHECK_VALUE((whole % num_ranks).sym_eq(0).expect_true(__FILE__, __LINE__), "funcol::", op, ": dim ",
+                      dim, " has size ", whole, ", not divisible by the ", group.getSize(),
+                      " ranks of group '", group_name(group),
+                      "'. Pad it, use another dim, or pass split_sizes.");
+    return SymSizes(group.getSize(), whole / num_ranks);
+  }
+  auto sizes = checked(*split_sizes, group, op);
+  const auto total = sum(sizes);
+  TORCH_CHECK_VALUE(total.sym_eq(whole).expect_true(__FILE__, __LINE__), "funcol::", op, ": split_sizes ",
+                    *split_sizes, " sum up to ", total, ", but dim ", dim, " has size ", whole,
+                    ". They must be equal.");
+  return sizes;
+}
+
+SymSizes sizes_of_shards(const SymInt& shard, int64_t dim, at::OptionalSymIntArrayRef split_sizes,
+                         const c10d::ProcessGroup& group, const char* op) {
+  if (!split_sizes.has_value()) {
+    return SymSizes(group.getSize(), shard);
+  }
+  auto sizes = checked(*split_sizes, group, op);
+  TORCH_CHECK_VALUE(sizes[group.getRank()].sym_eq(shard).expect_true(__FILE__, __LINE__), "funcol::", op,
+                    ": split_sizes is ", *split_sizes, ", but dim ", dim, " has size ", shard, " on rank ",
+                    group.getRank(),
+                    ". Pass the same list on all ranks, with each rank's own size at its place.");
+  return sizes;
+}
+
+}  // namespace funcol

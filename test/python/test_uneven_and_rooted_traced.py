@@ -1,0 +1,440 @@
+"""Uneven and rooted collectives where there is no data, or a tracer looks on: shapes, graphs, values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from differential import LAYOUTS, sample, world_group
+from ranks import run_ranks
+from test_beyond_stock import assert_plain
+from test_meta import called, listed, metadata, symbolic_meta_input
+from test_uneven_and_rooted import COLLECTIVES, Problem, each_collective, inputs_of
+from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
+from torch._subclasses import FakeTensorMode
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import funcol
+
+ops = torch.ops.funcol
+
+# The parts of each problem, and where their root is.
+PROBLEMS = {
+    "dim 0": lambda world: Problem([3, 0, 2][:world], dim=0),
+    "dim 1": lambda world: Problem([1, 3, 2][:world], dim=1, root=world - 1),
+    "last dim": lambda world: Problem([2, 0, 1][:world], dim=-1, root=world - 1),
+    "equal": lambda world: Problem([2] * world, dim=1),
+}
+each_problem = pytest.mark.parametrize("problem", PROBLEMS)
+
+
+def call_of(name: str, problem: Problem, given_sizes: bool = True) -> Callable[[Tensor], Tensor]:
+    sizes = list(problem.sizes) if given_sizes else None
+    return lambda x: COLLECTIVES[name].call(x, problem, world_group(), sizes)
+
+
+def check_graph(graph: GraphModule) -> None:
+    targets = called(graph)
+    assert any(target.startswith("_c10d_functional.wait_tensor") for target in targets), targets
+    # Beside those, arithmetic on symbolic sizes.
+    arithmetic = ("<built-in function", "<function sym_max")
+    strange = [
+        target for target in targets if not target.startswith(("_c10d_functional.", "aten.", *arithmetic))
+    ]
+    assert not strange, strange
+
+
+# Without data
+
+
+def meta_agrees_with_real(
+    rank: int, world: int, name: str, problem: str, layout: str, dtype: torch.dtype, fake: bool
+) -> None:
+    task = PROBLEMS[problem](world)
+    call = call_of(name, task)
+    x = LAYOUTS[layout](rank, COLLECTIVES[name].shape(task, rank), dtype)
+    real = metadata(call(x))
+    if fake:
+        with FakeTensorMode() as mode:
+            without_data = call(mode.from_tensor(x))
+    else:
+        without_data = call(x.to("meta"))
+        assert without_data.device.type == "meta"
+    assert metadata(without_data) == real
+
+
+@each_collective
+@each_problem
+@pytest.mark.parametrize(
+    ("layout", "dtype"),
+    [("offset", torch.float32), ("transposed", torch.bool), ("conjugated", torch.complex64)],
+    ids=str,
+)
+def test_a_meta_tensor_gives_the_shape_and_strides_of_a_real_one(
+    name: str, problem: str, layout: str, dtype: torch.dtype
+) -> None:
+    run_ranks(meta_agrees_with_real, 3, name, problem, layout, dtype, False)
+
+
+@each_collective
+@each_problem
+@pytest.mark.parametrize(
+    ("layout", "dtype"), [("offset", torch.float32), ("transposed", torch.int64)], ids=str
+)
+def test_a_fake_tensor_gives_the_shape_and_strides_of_a_real_one(
+    name: str, problem: str, layout: str, dtype: torch.dtype
+) -> None:
+    run_ranks(meta_agrees_with_real, 3, name, problem, layout, dtype, True)
+
+
+def meta_agrees_without_sizes(rank: int, world: int, name: str) -> None:
+    task = Problem([2] * world, dim=1)
+    x = sample(rank, COLLECTIVES[name].shape(task, rank))
+    call = call_of(name, task, given_sizes=False)
+    assert metadata(call(x.to("meta"))) == metadata(call(x))
+
+
+@pytest.mark.parametrize("world", [1, 3])
+@each_collective
+def test_a_meta_tensor_gives_the_shape_of_equal_parts(world: int, name: str) -> None:
+    run_ranks(meta_agrees_without_sizes, world, name)
+
+
+# make_fx
+
+
+def traces(
+    rank: int, world: int, name: str, problem: str, mode: str, layout: str, dtype: torch.dtype
+) -> None:
+    task = PROBLEMS[problem](world)
+    call = call_of(name, task)
+    x = LAYOUTS[layout](rank, COLLECTIVES[name].shape(task, rank), dtype)
+    graph = make_fx(lambda x: call(x) * 1, tracing_mode=mode)(x)
+    check_graph(graph)
+    assert_plain(graph(x), (call(x) * 1).clone())
+
+
+@pytest.mark.parametrize("world", [1, 3])
+@each_collective
+@each_problem
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+def test_a_trace_holds_ops_of_core_and_gives_the_same_values(
+    world: int, name: str, problem: str, mode: str
+) -> None:
+    run_ranks(traces, world, name, problem, mode, "offset", torch.int32)
+
+
+@each_collective
+@pytest.mark.parametrize(
+    ("layout", "dtype"),
+    [
+        ("transposed", torch.float32),
+        ("expanded", torch.float32),
+        ("negated", torch.float32),
+        ("conjugated", torch.complex64),
+        ("offset", torch.complex64),
+        ("strided", torch.bool),
+    ],
+    ids=str,
+)
+def test_a_trace_takes_any_layout(name: str, layout: str, dtype: torch.dtype) -> None:
+    run_ranks(traces, 2, name, "dim 1", "real", layout, dtype)
+
+
+def traces_any_size(rank: int, world: int, name: str, dim: int, given_sizes: bool) -> None:
+    """Rank 0 has twice what the others have, or all have the same."""
+
+    def program(x: Tensor) -> Tensor:
+        of_shard = name in ("all_gather_tensor", "gather")
+        unit = x.size(dim) // (2 if rank == 0 else 1) if of_shard else x.size(dim) // (world + 1)
+        sizes = [2 * unit] + [unit] * (world - 1) if given_sizes else None
+        return COLLECTIVES[name].call(x, Problem([0] * world, dim=dim, root=world - 1), world_group(), sizes)
+
+    def inputs(unit: int, other: int) -> Tensor:
+        sizes = [2 * unit] + [unit] * (world - 1) if given_sizes else [2 * unit] * world
+        shape = list(COLLECTIVES[name].shape(Problem(sizes, dim=dim), rank))
+        shape[2] = other
+        return sample(rank, shape)
+
+    graph = make_fx(program, tracing_mode="symbolic")(inputs(3, 4))
+    check_graph(graph)
+    x = inputs(5, 7)
+    assert_plain(graph(x), program(x))
+
+
+@each_collective
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("given_sizes", [True, False])
+def test_a_graph_with_symbolic_sizes_serves_other_sizes(name: str, dim: int, given_sizes: bool) -> None:
+    run_ranks(traces_any_size, 2, name, dim, given_sizes)
+
+
+# torch.compile
+
+
+def compiles(rank: int, world: int, name: str, problem: str, dynamic: bool | None) -> None:
+    task = PROBLEMS[problem](world)
+    call = call_of(name, task)
+    graphs: list[GraphModule] = []
+
+    def record(graph: GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    x = inputs_of(name, task)[rank]
+    group = world_group()
+
+    def program(x: Tensor) -> Tensor:
+        return COLLECTIVES[name].call(x * 2, task, group, list(task.sizes)) + 1
+
+    torch._dynamo.reset()
+    backend = aot_autograd(fw_compiler=record)
+    compiled = torch.compile(program, fullgraph=True, dynamic=dynamic, backend=backend)
+    assert_plain(compiled(x), call(x * 2) + 1)
+    (graph,) = graphs
+    check_graph(graph)
+
+
+@each_collective
+@pytest.mark.parametrize(("problem", "dynamic"), [("dim 0", None), ("last dim", None), ("dim 1", True)])
+def test_a_compiled_region_holds_ops_of_core_and_gives_the_same_values(
+    name: str, problem: str, dynamic: bool | None
+) -> None:
+    run_ranks(compiles, 2, name, problem, dynamic)
+
+
+def compiles_equal_parts(rank: int, world: int, name: str, backend: str) -> None:
+    task = PROBLEMS["equal"](world)
+    call = call_of(name, task, given_sizes=False)
+    x = inputs_of(name, task)[rank]
+    group = world_group()
+    torch._dynamo.reset()
+
+    @torch.compile(fullgraph=True, backend=backend)
+    def program(x: Tensor) -> Tensor:
+        return COLLECTIVES[name].call(x, task, group, None)
+
+    assert_plain(program(x), call(x))
+
+
+@each_collective
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_compiled_region_takes_equal_parts(name: str, backend: str) -> None:
+    run_ranks(compiles_equal_parts, 2, name, backend)
+
+
+# Functions that move pairs of reals for complex numbers
+
+CONJUGATED: dict[str, Callable[[Tensor], Any]] = {
+    "all_to_all_single": lambda x: funcol.all_to_all_single(x, [2, 2], [2, 2], world_group()),
+    "permute_tensor": lambda x: funcol.permute_tensor(x, [1, 0], world_group()),
+    "all_gather_into_tensor_coalesced": lambda x: funcol.all_gather_into_tensor_coalesced(
+        [x, 2 * x], world_group()
+    ),
+}
+
+
+def traces_conjugated(rank: int, world: int, name: str) -> None:
+    x = LAYOUTS["conjugated"](rank, (4, 6), torch.complex64)
+    graph = make_fx(lambda x: listed(CONJUGATED[name](x)))(x)
+    check_graph(graph)
+    for actual, expected in zip(graph(x), listed(CONJUGATED[name](x)), strict=True):
+        assert_plain(actual, expected)
+
+
+@pytest.mark.parametrize("name", CONJUGATED)
+def test_a_trace_takes_conjugated_numbers(name: str) -> None:
+    run_ranks(traces_conjugated, 2, name)
+
+
+# The operators
+
+
+def name_of_world() -> str:
+    return world_group().group_name
+
+
+# Each op with split sizes for two ranks, for x of shape (4, 6), and the function that does the same.
+OPS: dict[str, tuple[Callable[[Tensor, Any], Any], Callable[[Tensor, Any], Any]]] = {
+    "all_gather_along_dim": (
+        lambda x, group: ops.all_gather_along_dim(x, 1, group, [6, 6]),
+        lambda x, group: funcol.all_gather_tensor(x, 1, group, split_sizes=[6, 6]),
+    ),
+    "all_gather_along_dim, no sizes": (
+        lambda x, group: ops.all_gather_along_dim(x, -1, group),
+        lambda x, group: funcol.all_gather_tensor(x, -1, group),
+    ),
+    "reduce_scatter_along_dim": (
+        lambda x, group: ops.reduce_scatter_along_dim(x, "max", 1, group, [5, 1]),
+        lambda x, group: funcol.reduce_scatter_tensor(x, "max", 1, group, split_sizes=[5, 1]),
+    ),
+    "reduce_scatter_along_dim, no sizes": (
+        lambda x, group: ops.reduce_scatter_along_dim(x, "avg", -1, group),
+        lambda x, group: funcol.reduce_scatter_tensor(x, "avg", -1, group),
+    ),
+    "reduce_scatter_along_dims_coalesced": (
+        lambda x, group: ops.reduce_scatter_along_dims_coalesced([x, x + 1], "sum", [0, -1], group),
+        lambda x, group: funcol.reduce_scatter_tensor_coalesced([x, x + 1], "sum", [0, -1], group),
+    ),
+    "permute_tensor": (
+        lambda x, group: ops.permute_tensor(x, [1, 0], group),
+        lambda x, group: funcol.permute_tensor(x, [1, 0], group),
+    ),
+    "permute_tensor, to one rank": (
+        lambda x, group: ops.permute_tensor(x, [0, 0], group),
+        lambda x, group: funcol.permute_tensor(x, [0, 0], group),
+    ),
+    "permute_tensor, from one rank": (
+        lambda x, group: ops.permute_tensor(x, [1], group),
+        lambda x, group: funcol.permute_tensor(x, [1], group),
+    ),
+    "reduce": (
+        lambda x, group: ops.reduce(x, "min", 1, group),
+        lambda x, group: funcol.reduce(x, "min", 1, group),
+    ),
+    "scatter": (
+        lambda x, group: ops.scatter(x, 1, 1, group, [1, 5]),
+        lambda x, group: funcol.scatter(x, 1, 1, group, split_sizes=[1, 5]),
+    ),
+    "scatter, no sizes": (
+        lambda x, group: ops.scatter(x, 0, -1, group),
+        lambda x, group: funcol.scatter(x, 0, -1, group),
+    ),
+    "gather": (
+        lambda x, group: ops.gather(x, 1, 1, group, [6, 6]),
+        lambda x, group: funcol.gather(x, 1, 1, group, split_sizes=[6, 6]),
+    ),
+    "gather, no sizes": (
+        lambda x, group: ops.gather(x, 0, -1, group),
+        lambda x, group: funcol.gather(x, 0, -1, group),
+    ),
+}
+each_op = pytest.mark.parametrize("op", OPS)
+GROUPS = {"name": name_of_world, "object": world_group}
+
+
+def op_agrees(rank: int, world: int, op: str, group: str, dtype: torch.dtype) -> None:
+    by_op, by_function = OPS[op]
+    x = sample(rank, (4, 6), dtype)
+    results = listed(by_op(x, GROUPS[group]()))
+    assert all(map(funcol.is_pending, results))
+    for actual, expected in zip(results, listed(by_function(x, world_group())), strict=True):
+        assert_plain(actual, expected)
+
+
+@each_op
+@pytest.mark.parametrize("group", GROUPS)
+def test_an_op_agrees_with_its_function(op: str, group: str) -> None:
+    run_ranks(op_agrees, 2, op, group, torch.float32)
+
+
+def op_has_meta_kernel(rank: int, world: int, op: str, layout: str, dtype: torch.dtype) -> None:
+    by_op, _ = OPS[op]
+    x = LAYOUTS[layout](rank, (4, 6), dtype)
+    real = [metadata(result) for result in listed(by_op(x, name_of_world()))]
+    assert [metadata(result) for result in listed(by_op(x.to("meta"), name_of_world()))] == real
+    with FakeTensorMode() as mode:
+        assert [metadata(result) for result in listed(by_op(mode.from_tensor(x), name_of_world()))] == real
+
+
+@each_op
+@pytest.mark.parametrize("layout", ["offset", "transposed", "strided"])
+def test_an_op_gives_meta_and_fake_tensors_their_shapes(op: str, layout: str) -> None:
+    run_ranks(op_has_meta_kernel, 2, op, layout, torch.float32)
+
+
+SYMBOLIC: dict[str, Callable[[int, Any, Any], list[tuple[Any, Any]]]] = {
+    "all_gather_along_dim, no sizes": lambda rank, rows, columns: [(rows, columns * 2)],
+    "reduce_scatter_along_dim, no sizes": lambda rank, rows, columns: [(rows, columns // 2)],
+    "reduce_scatter_along_dims_coalesced": lambda rank, rows, columns: [
+        (rows // 2, columns),
+        (rows, columns // 2),
+    ],
+    "permute_tensor": lambda rank, rows, columns: [(rows, columns)],
+    "permute_tensor, to one rank": lambda rank, rows, columns: [(rows * 2 * (1 - rank), columns)],
+    "reduce": lambda rank, rows, columns: [(rows, columns)],
+    "scatter, no sizes": lambda rank, rows, columns: [(rows, columns // 2)],
+    "gather, no sizes": lambda rank, rows, columns: [(rows, columns * 2 * (1 - rank))],
+}
+
+
+def keeps_symbols(rank: int, world: int, op: str) -> None:
+    x, rows, columns = symbolic_meta_input()
+    results = listed(OPS[op][0](x, name_of_world()))
+    expected = [tuple(str(size) for size in shape) for shape in SYMBOLIC[op](rank, rows, columns)]
+    assert [tuple(str(size) for size in result.shape) for result in results] == expected
+
+
+@pytest.mark.parametrize("op", SYMBOLIC)
+def test_a_meta_kernel_keeps_symbolic_sizes(op: str) -> None:
+    run_ranks(keeps_symbols, 2, op)
+
+
+def op_is_traced(rank: int, world: int, op: str, mode: str, layout: str, dtype: torch.dtype) -> None:
+    by_op, _ = OPS[op]
+    x = LAYOUTS[layout](rank, (4, 6), dtype)
+    graph = make_fx(lambda x: listed(by_op(x, name_of_world())), tracing_mode=mode)(x)
+    check_graph(graph)
+    for actual, expected in zip(graph(x), listed(by_op(x, name_of_world())), strict=True):
+        assert_plain(actual, expected)
+
+
+@each_op
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+def test_a_traced_op_becomes_ops_of_core(op: str, mode: str) -> None:
+    run_ranks(op_is_traced, 2, op, mode, "transposed", torch.float32)
+
+
+MOVING_OPS = [op for op in OPS if not op.startswith("reduce")]
+
+
+@pytest.mark.parametrize("op", MOVING_OPS)
+@pytest.mark.parametrize("layout", ["conjugated", "offset"])
+def test_a_traced_op_moves_complex_numbers(op: str, layout: str) -> None:
+    run_ranks(op_is_traced, 2, op, "real", layout, torch.complex64)
+
+
+def op_is_functionalized(rank: int, world: int, op: str) -> None:
+    by_op, _ = OPS[op]
+    x = sample(rank, (4, 6))
+
+    def program(x: Tensor) -> list[Tensor]:
+        y = x.clone()
+        y.view(-1).mul_(2)
+        return listed(by_op(y, name_of_world()))
+
+    graph = make_fx(torch.func.functionalize(program))(x)
+    check_graph(graph)
+    for actual, expected in zip(graph(x), program(x), strict=True):
+        assert_plain(actual, expected)
+
+
+@each_op
+def test_a_functionalized_op_becomes_ops_of_core(op: str) -> None:
+    run_ranks(op_is_functionalized, 2, op)
+
+
+OPCHECKED: dict[str, Callable[[Tensor], tuple[Any, ...]]] = {
+    "all_gather_along_dim": lambda x: (x, 1, name_of_world(), [3]),
+    "reduce_scatter_along_dim": lambda x: (x, "sum", 1, name_of_world(), [3]),
+    "reduce_scatter_along_dims_coalesced": lambda x: ([x, x + 1], "sum", [0, 1], name_of_world()),
+    "permute_tensor": lambda x: (x, [0], name_of_world()),
+    "reduce": lambda x: (x, "sum", 0, name_of_world()),
+    "scatter": lambda x: (x, 0, 1, name_of_world(), [3]),
+    "gather": lambda x: (x, 0, 1, name_of_world(), [3]),
+}
+
+
+def passes_opcheck(rank: int, world: int, op: str, check: str) -> None:
+    torch.library.opcheck(getattr(ops, op).default, OPCHECKED[op](torch.randn(4, 3)), test_utils=check)
+
+
+@pytest.mark.parametrize("op", OPCHECKED)
+# Its other two checks stumble over PyTorch's own wait_tensor, whose schema hides that it returns its input.
+@pytest.mark.parametrize("check", ["test_autograd_registration", "test_aot_dispatch_dynamic"])
+def test_an_op_passes_the_checks_of_pytorch(op: str, check: str) -> None:
+    run_ranks(passes_opcheck, 1, op, check)

@@ -6,7 +6,6 @@
 #include <memory>
 #include <optional>
 #include <typeinfo>
-#include <typeinfo>
 #include <utility>
 
 #include "async/layers.h"

@@ -18,8 +18,8 @@ namespace {
 std::atomic<int64_t> num_waits{0};
 std::atomic<int64_t> num_views{0};
 
-// Gloo's reduce_scatter is an all_reduce, which keeps what it needs itself, and a copy that only wait() makes:
-// it would never say that it is done.
+// Gloo's reduce_scatter is an all_reduce, which keeps what it needs itself, and a copy that only wait()
+// makes: it would never say that it is done.
 bool is_done_only_by_waiting(const PendingCollective::Start& start) {
   if (!start.op.starts_with("reduce_scatter") || start.outputs.empty()) {
     return false;
@@ -151,7 +151,8 @@ PendingCollective::State PendingCollective::finish() {
 
 std::string_view interned(const std::string& op) {
   static std::mutex mutex;
-  static auto* names = new std::set<std::string>();  // NOLINT(cppcoreguidelines-owning-memory): never destroyed
+  static auto* names =
+      new std::set<std::string>();  // NOLINT(cppcoreguidelines-owning-memory): never destroyed
   const std::lock_guard<std::mutex> lock(mutex);
   return *names->insert(op).first;
 }

@@ -96,8 +96,8 @@ class CallbackWork final : public c10d::Work {
   py::function on_wait_;
 };
 
-std::vector<at::Tensor> make_pending(std::vector<at::Tensor> outputs, py::function on_wait, const std::string& op,
-                                     std::string group) {
+std::vector<at::Tensor> make_pending(std::vector<at::Tensor> outputs, py::function on_wait,
+                                     const std::string& op, std::string group) {
   Start start;
   start.op = interned(op);
   start.group = GroupRef(std::move(group));
@@ -113,8 +113,8 @@ std::vector<at::Tensor> make_pending(std::vector<at::Tensor> outputs, py::functi
 }
 
 // As if a collective had been started on the CommTensors `written`.
-void make_pending_in_place(const std::vector<at::Tensor>& written, py::function on_wait, const std::string& op,
-                           std::string group) {
+void make_pending_in_place(const std::vector<at::Tensor>& written, py::function on_wait,
+                           const std::string& op, std::string group) {
   Start start;
   start.op = interned(op);
   start.group = GroupRef(std::move(group));

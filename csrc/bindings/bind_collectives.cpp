@@ -11,8 +11,8 @@
 #include "bindings/python_args.h"
 #include "bindings/without_gil.h"
 #include "comm/agreement.h"
-#include "ops/calls.h"
 #include "comm/group_ref.h"
+#include "ops/calls.h"
 #include "ops/collectives.h"
 #include "ops/wire.h"
 

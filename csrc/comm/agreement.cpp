@@ -87,12 +87,11 @@ class Round {
           absent.push_back(static_cast<int64_t>(rank));
         }
       }
-      TORCH_CHECK_WITH(DistBackendError, false, "funcol: rank ", group_.getRank(), " of group '",
-                       group_name(group_), "' calls ", own.substr(0, own.find('\n')), " as its call number ",
-                       number_, ", but ranks ", at::IntArrayRef(absent), " called nothing within ",
-                       timeout.count(),
-                       " ms. All ranks have to make the same calls, inside check_agreement(). (",
-                       error.what(), ")");
+      TORCH_CHECK_WITH(
+          DistBackendError, false, "funcol: rank ", group_.getRank(), " of group '", group_name(group_),
+          "' calls ", own.substr(0, own.find('\n')), " as its call number ", number_, ", but ranks ",
+          at::IntArrayRef(absent), " called nothing within ", timeout.count(),
+          " ms. All ranks have to make the same calls, inside check_agreement(). (", error.what(), ")");
     }
   }
 
@@ -101,7 +100,8 @@ class Round {
   int64_t number_;
 };
 
-// Publishes `record`, whose first line is the call; returns the records of all ranks, whose first lines agree.
+// Publishes `record`, whose first line is the call; returns the records of all ranks, whose first lines
+// agree.
 std::vector<std::string> agreed(c10d::ProcessGroup& group, const std::string& record) {
   const auto number = next_number(group);
   auto records = Round(group, number).publish(record);

@@ -92,7 +92,8 @@ std::string key_of_ranks(at::IntArrayRef ranks, std::string_view tag) {
 
 GroupPtr group_from_name(std::string_view name, const char* op) {
   auto group = find_group(name);
-  TORCH_CHECK_VALUE(group.defined(), "funcol::", op, ": no process group is registered under the name '", name,
+  TORCH_CHECK_VALUE(group.defined(), "funcol::", op, ": no process group is registered under the name '",
+                    name,
                     "'. Expected the group_name of a live ProcessGroup that this rank belongs to; pass "
                     "group.group_name, the ProcessGroup itself, or a DeviceMesh.");
   return group;

@@ -54,12 +54,9 @@ Start start_all_gather(const at::Tensor& input, int64_t dim, const GroupPtr& gro
     return {kOp, group, std::move(work), {source}, {dim == 0 ? gathered : gathered.view(sizes)}, {}};
   }
   const auto out = fresh_tensor(sizes, source);
-  return {kOp,
-          group,
-          std::move(work),
-          {source, gathered},
-          {out},
-          as_epilogue([=] { merge_shards(gathered, out, num_ranks, dim); })};
+  return {kOp, group, std::move(work), {source, gathered}, {out}, as_epilogue([=] {
+            merge_shards(gathered, out, num_ranks, dim);
+          })};
 }
 
 Start start_all_gather_coalesced(at::TensorList inputs, const GroupPtr& group) {

@@ -130,13 +130,13 @@ struct ReduceScatter : Function<ReduceScatter> {
       return part.defined() ? call::all_gather_along_dim(part, dim, group, as_argument(sizes)) : part;
     };
     const auto& reduce_op = ctx->saved_data["reduce_op"];
-    return {reduction_gradient(gathered(weighted(gradients[0], reduce_op, group, "reduce_scatter_tensor")),
-                               saved(ctx, 0), gathered(saved(ctx, 1)), reduce_op, group,
-                               "reduce_scatter_tensor"),
-            {},
-            {},
-            {},
-            {}};
+    return {
+        reduction_gradient(gathered(weighted(gradients[0], reduce_op, group, "reduce_scatter_tensor")),
+                           saved(ctx, 0), gathered(saved(ctx, 1)), reduce_op, group, "reduce_scatter_tensor"),
+        {},
+        {},
+        {},
+        {}};
   }
 };
 
@@ -154,8 +154,10 @@ struct AllToAll : Function<AllToAll> {
   static Tensors backward(AutogradContext* ctx, const Tensors& gradients) {
     const auto output_splits = ctx->saved_data["output_splits"].toSymIntVector();
     const auto input_splits = ctx->saved_data["input_splits"].toSymIntVector();
-    return {
-        call::all_to_all_single(gradients[0], input_splits, output_splits, ctx->saved_data["group"]), {}, {}, {}};
+    return {call::all_to_all_single(gradients[0], input_splits, output_splits, ctx->saved_data["group"]),
+            {},
+            {},
+            {}};
   }
 };
 
@@ -207,8 +209,9 @@ struct Broadcast : Function<Broadcast> {
   }
 
   static Tensors backward(AutogradContext* ctx, const Tensors& gradients) {
-    return {
-        call::reduce(gradients[0], "sum", ctx->saved_data["source"].toInt(), ctx->saved_data["group"]), {}, {}};
+    return {call::reduce(gradients[0], "sum", ctx->saved_data["source"].toInt(), ctx->saved_data["group"]),
+            {},
+            {}};
   }
 };
 
@@ -312,9 +315,9 @@ struct Gather : Function<Gather> {
 }  // namespace
 
 bool needs_gradient(TensorList inputs) {
-  return at::GradMode::is_enabled() &&
-         std::any_of(inputs.begin(), inputs.end(),
-                     [](const Tensor& input) { return input.defined() && input.requires_grad(); });
+  return at::GradMode::is_enabled() && std::any_of(inputs.begin(), inputs.end(), [](const Tensor& input) {
+           return input.defined() && input.requires_grad();
+         });
 }
 
 Tensor all_reduce(const Tensor& input, const IValue& reduce_op, const IValue& group) {

@@ -24,8 +24,8 @@
 
 namespace funcol::autograd {
 
-using call::SplitSizes;
 using c10::IValue;
+using call::SplitSizes;
 
 // True if a call with these inputs is to be recorded.
 bool needs_gradient(at::TensorList inputs);

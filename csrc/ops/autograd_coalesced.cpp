@@ -34,7 +34,8 @@ class CoalescedBackward final : public torch::autograd::Node {
   // `values` is empty unless they were saved.
   using Rule = std::function<Tensors(const Tensors& gradients, const Values& values)>;
 
-  CoalescedBackward(const char* op, Rule rule) : name_(std::string("funcol::") + op), rule_(std::move(rule)) {}
+  CoalescedBackward(const char* op, Rule rule)
+      : name_(std::string("funcol::") + op), rule_(std::move(rule)) {}
 
   void save(const Tensors& inputs, const Tensors& outputs) {
     for (const auto& input : inputs) {
@@ -119,8 +120,7 @@ Tensors all_reduce_coalesced(TensorList inputs, const IValue& reduce_op, const I
       [&] { return call::all_reduce_coalesced(inputs, reduce_op, group); });
   return recorded(inputs, std::move(outputs), kOp, depends_on_values(reduce_op, kOp),
                   [=](const Tensors& gradients, const CoalescedBackward::Values& values) {
-                    auto totals =
-                        call::all_reduce_coalesced(gradients, totalling_op(reduce_op, kOp), group);
+                    auto totals = call::all_reduce_coalesced(gradients, totalling_op(reduce_op, kOp), group);
                     return apply_reduction_rule(std::move(totals), values.inputs, values.outputs, reduce_op,
                                                 group, kOp);
                   });

@@ -49,8 +49,8 @@ Tensors all_gather_into_tensor_coalesced(TensorList inputs, int64_t group_size, 
 
 Tensor reduce_scatter_tensor(const Tensor& input, std::string_view reduce_op, int64_t group_size,
                              const IValue& group) {
-  static const auto op = find<Tensor(const Tensor&, std::string_view, int64_t, const IValue&)>(
-      "funcol::reduce_scatter_tensor");
+  static const auto op =
+      find<Tensor(const Tensor&, std::string_view, int64_t, const IValue&)>("funcol::reduce_scatter_tensor");
   return op.call(input, reduce_op, group_size, group);
 }
 
@@ -77,8 +77,8 @@ Tensors reduce_scatter_along_dims_coalesced(TensorList inputs, const IValue& red
 
 Tensor all_to_all_single(const Tensor& input, SymIntArrayRef output_splits, SymIntArrayRef input_splits,
                          const IValue& group) {
-  static const auto op = find<Tensor(const Tensor&, SymIntArrayRef, SymIntArrayRef, const IValue&)>(
-      "funcol::all_to_all_single");
+  static const auto op =
+      find<Tensor(const Tensor&, SymIntArrayRef, SymIntArrayRef, const IValue&)>("funcol::all_to_all_single");
   return op.call(input, output_splits, input_splits, group);
 }
 

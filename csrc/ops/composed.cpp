@@ -178,8 +178,8 @@ Tensor reduce_scatter_along_dim(const Tensor& input, const IValue& reduce_op, in
 
 Tensors reduce_scatter_tensor_coalesced(TensorList inputs, std::string_view reduce_op, int64_t group_size,
                                         const IValue& group) {
-  return wait_for_each(core_call("reduce_scatter_tensor_coalesced",
-                                 {inputs, std::string(reduce_op), group_size, group}));
+  return wait_for_each(
+      core_call("reduce_scatter_tensor_coalesced", {inputs, std::string(reduce_op), group_size, group}));
 }
 
 Tensors reduce_scatter_along_dims_coalesced(TensorList inputs, const IValue& reduce_op, IntArrayRef dims,
@@ -206,8 +206,7 @@ Tensor all_to_all_single(const Tensor& input, SymIntArrayRef output_splits, SymI
     return at::view_as_complex(
         all_to_all_single(at::view_as_real(input.resolve_conj()), output_splits, input_splits, group));
   }
-  return wait_tensor(
-      core_call("all_to_all_single", {input, output_splits, input_splits, group}).toTensor());
+  return wait_tensor(core_call("all_to_all_single", {input, output_splits, input_splits, group}).toTensor());
 }
 
 Tensor permute_tensor(const Tensor& input, IntArrayRef destinations, const IValue& group) {
@@ -301,8 +300,8 @@ Tensor gather(const Tensor& input, int64_t destination, int64_t dim, const IValu
       received[r] = sizes[r] * numel_per_slice;
     }
   }
-  const auto flat = exchange_flat(input.flatten(), received,
-                                  zeros_but(destination, input.sym_numel(), num_ranks), group);
+  const auto flat =
+      exchange_flat(input.flatten(), received, zeros_but(destination, input.sym_numel(), num_ranks), group);
   if (resolved->getRank() != destination) {
     shape[dim] = SymInt(0);
     return flat.view_symint(shape);

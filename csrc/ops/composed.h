@@ -8,8 +8,8 @@
 
 namespace funcol::composed {
 
-using call::SplitSizes;
 using c10::IValue;
+using call::SplitSizes;
 
 // Calls _c10d_functional::<name> with `arguments`; groups and reduce ops are turned into names, as all minors
 // take them and graphs can hold them.

@@ -113,8 +113,8 @@ class Sizes {
 
 at::Tensor all_gather_along_dim(const at::Tensor& input, int64_t dim, const IValue& group,
                                 at::OptionalSymIntArrayRef split_sizes) {
-  return as_sole_pending(start_uneven_all_gather(input, dim, Sizes(split_sizes),
-                                                 group_from_ivalue(group, "all_gather_tensor")));
+  return as_sole_pending(
+      start_uneven_all_gather(input, dim, Sizes(split_sizes), group_from_ivalue(group, "all_gather_tensor")));
 }
 
 at::Tensor reduce_scatter_along_dim(const at::Tensor& input, const IValue& reduce_op, int64_t dim,

@@ -20,7 +20,8 @@ using SymSizes = std::vector<c10::SymInt>;
 SymSizes sizes_of_parts(const c10::SymInt& whole, int64_t dim, at::OptionalSymIntArrayRef split_sizes,
                         const c10d::ProcessGroup& group, const char* op);
 
-// This rank's part has size `shard` along `dim`: every rank's has without split_sizes; else split_sizes[rank].
+// This rank's part has size `shard` along `dim`: every rank's has without split_sizes; else
+// split_sizes[rank].
 SymSizes sizes_of_shards(const c10::SymInt& shard, int64_t dim, at::OptionalSymIntArrayRef split_sizes,
                          const c10d::ProcessGroup& group, const char* op);
 

@@ -55,7 +55,9 @@ at::DimVector Parts::shape(int64_t rank) const {
   return shape;
 }
 
-int64_t Parts::max_numel() const { return *std::max_element(sizes_.begin(), sizes_.end()) * numel_per_slice_; }
+int64_t Parts::max_numel() const {
+  return *std::max_element(sizes_.begin(), sizes_.end()) * numel_per_slice_;
+}
 
 int64_t Parts::whole_numel() const { return c10::multiply_integers(whole_shape()); }
 

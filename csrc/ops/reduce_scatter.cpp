@@ -105,7 +105,8 @@ Start start_reduce_scatter_coalesced(at::TensorList inputs, const c10d::ReduceOp
     wires_out.push_back(flat_wire(outputs.back()));
   }
   auto work = on_backend(*group, inputs[0].device().type(), [&](auto& target) {
-    return compat::reduce_scatter_flat_coalesced(target, wires_out, wires_in, options_for(reduce_op, inputs[0]));
+    return compat::reduce_scatter_flat_coalesced(target, wires_out, wires_in,
+                                                 options_for(reduce_op, inputs[0]));
   });
   return {kOp, group, std::move(work), std::move(sources), std::move(outputs), {}};
 }

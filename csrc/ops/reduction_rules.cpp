@@ -45,7 +45,8 @@ IValue totalling_op(const IValue& reduce_op, const char* op) {
   return reduce_op_from_ivalue(reduce_op, op).op_ == Kind::AVG ? "avg" : "sum";
 }
 
-at::Tensor weighted(const at::Tensor& gradient, const IValue& reduce_op, const IValue& group, const char* op) {
+at::Tensor weighted(const at::Tensor& gradient, const IValue& reduce_op, const IValue& group,
+                    const char* op) {
   const bool is_mean = reduce_op_from_ivalue(reduce_op, op).op_ == Kind::AVG;
   return is_mean ? gradient / group_from_ivalue(group, op)->getSize() : gradient;
 }

@@ -17,8 +17,8 @@ at::Tensor weighted(const at::Tensor& gradient, const IValue& reduce_op, const I
 // The gradient of a reduction over the ranks of `group`, for this rank's `input`.
 //
 // `total` is the sum, over the ranks, of the gradients of the results that this input went into, made by one
-// of the functions above, and `result` the reduced values; both have the shape of `input`. Differentiable in `total`, and for product in
-// `input` too; `input` and `result` are read for min, max and product only.
+// of the functions above, and `result` the reduced values; both have the shape of `input`. Differentiable in
+// `total`, and for product in `input` too; `input` and `result` are read for min, max and product only.
 at::Tensor reduction_gradient(const at::Tensor& total, const at::Tensor& input, const at::Tensor& result,
                               const IValue& reduce_op, const IValue& group, const char* op);
 

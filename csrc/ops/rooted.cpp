@@ -43,8 +43,8 @@ Start start_reduce(const at::Tensor& input, const c10d::ReduceOp& reduce_op, int
   c10d::ReduceOptions options;
   options.reduceOp = op_for_reduction(reduce_op, input.scalar_type());
   options.rootRank = destination;
-  auto work = on_backend(*group, input.device().type(),
-                         [&](auto& target) { return target.reduce(wires, options); });
+  auto work =
+      on_backend(*group, input.device().type(), [&](auto& target) { return target.reduce(wires, options); });
   auto out = group->getRank() == destination ? reduced : at::zeros(input.sizes(), input.options());
   return {kOp, group, std::move(work), {std::move(reduced)}, {std::move(out)}, {}};
 }
@@ -55,8 +55,7 @@ Start start_scatter(const at::Tensor& input, int64_t source, int64_t dim, at::Op
   const BelowAutograd below_autograd;
   check_has_dims(input, kOp);
   check_rank(source, *group, "src", kOp);
-  const auto parts =
-      Parts::of_whole(input.sizes(), wrap_dim(dim, input, kOp), split_sizes, *group, kOp);
+  const auto parts = Parts::of_whole(input.sizes(), wrap_dim(dim, input, kOp), split_sizes, *group, kOp);
   if (agreement_is_checked()) {
     agree(*group, kOp, c10::str("src=", source, ", dim=", parts.dim(), ", sizes=", parts.sizes()),
           describe_tensors(input));
@@ -79,8 +78,7 @@ Start start_gather(const at::Tensor& input, int64_t destination, int64_t dim,
   const BelowAutograd below_autograd;
   check_has_dims(input, kOp);
   check_rank(destination, *group, "dst", kOp);
-  const auto parts =
-      Parts::of_shard(input.sizes(), wrap_dim(dim, input, kOp), split_sizes, *group, kOp);
+  const auto parts = Parts::of_shard(input.sizes(), wrap_dim(dim, input, kOp), split_sizes, *group, kOp);
   if (agreement_is_checked()) {
     agree(*group, kOp, c10::str("dst=", destination, ", dim=", parts.dim(), ", sizes=", parts.sizes()),
           describe_tensors(input, parts.dim()));
@@ -99,12 +97,9 @@ Start start_gather(const at::Tensor& input, int64_t destination, int64_t dim,
     return {kOp, group, std::move(work), {std::move(sent)}, {received.view(shape)}, {}, has_result};
   }
   const auto out = fresh_tensor(shape, input);
-  return {kOp,
-          group,
-          std::move(work),
-          {std::move(sent), received},
-          {out},
-          as_epilogue([=] { parts.unpack(received, 0, out); })};
+  return {kOp, group, std::move(work), {std::move(sent), received}, {out}, as_epilogue([=] {
+            parts.unpack(received, 0, out);
+          })};
 }
 
 }  // namespace funcol

@@ -1,9 +1,10 @@
 // What autograd and layers see of the ops that write into their arguments, and of sends, receives and waits.
 //
-// Compilers, exporters and debug modes know PyTorch's _c10d_functional ops, and so does autograd. So such an op
-// that meets a layer, or an input that needs a gradient, becomes the op of the same name there, followed by
-// wait_tensor where it would have returned a pending tensor. One boxed kernel does this for all of them: for
-// the Autograd keys, and as the decomposition that modes ask for. The other ops are in autograd_kernels.cpp.
+// Compilers, exporters and debug modes know PyTorch's _c10d_functional ops, and so does autograd. So such an
+// op that meets a layer, or an input that needs a gradient, becomes the op of the same name there, followed
+// by wait_tensor where it would have returned a pending tensor. One boxed kernel does this for all of them:
+// for the Autograd keys, and as the decomposition that modes ask for. The other ops are in
+// autograd_kernels.cpp.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/library.h>

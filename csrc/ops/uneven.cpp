@@ -23,8 +23,7 @@ Start start_uneven_all_gather(const at::Tensor& input, int64_t dim, at::Optional
   }
   const BelowAutograd below_autograd;
   check_has_dims(input, kOp);
-  const auto parts =
-      Parts::of_shard(input.sizes(), wrap_dim(dim, input, kOp), split_sizes, *group, kOp);
+  const auto parts = Parts::of_shard(input.sizes(), wrap_dim(dim, input, kOp), split_sizes, *group, kOp);
   if (parts.are_equal()) {
     return start_all_gather(input, dim, group);
   }
@@ -46,12 +45,9 @@ Start start_uneven_all_gather(const at::Tensor& input, int64_t dim, at::Optional
     return compat::all_gather_flat(target, wire_out, wire_in, {});
   });
   const auto out = fresh_tensor(parts.whole_shape(), input);
-  return {kOp,
-          group,
-          std::move(work),
-          {std::move(source), gathered},
-          {out},
-          as_epilogue([=] { parts.unpack(gathered, stride, out); })};
+  return {kOp, group, std::move(work), {std::move(source), gathered}, {out}, as_epilogue([=] {
+            parts.unpack(gathered, stride, out);
+          })};
 }
 
 Start start_uneven_reduce_scatter(const at::Tensor& input, const c10d::ReduceOp& reduce_op, int64_t dim,
@@ -63,8 +59,7 @@ Start start_uneven_reduce_scatter(const at::Tensor& input, const c10d::ReduceOp&
   const BelowAutograd below_autograd;
   check_has_dims(input, kOp);
   check_reduction(input, reduce_op, *group, kOp);
-  const auto parts =
-      Parts::of_whole(input.sizes(), wrap_dim(dim, input, kOp), split_sizes, *group, kOp);
+  const auto parts = Parts::of_whole(input.sizes(), wrap_dim(dim, input, kOp), split_sizes, *group, kOp);
   if (parts.are_equal()) {
     return start_reduce_scatter(input, reduce_op, dim, group);
   }
@@ -85,8 +80,7 @@ Start start_uneven_reduce_scatter(const at::Tensor& input, const c10d::ReduceOp&
   });
   const auto rank = group->getRank();
   auto out = received.narrow(0, 0, parts.numel(rank)).view(parts.shape(rank));
-  return {kOp, group, std::move(work), {std::move(source), std::move(received)},
-          {std::move(out)}, {}};
+  return {kOp, group, std::move(work), {std::move(source), std::move(received)}, {std::move(out)}, {}};
 }
 
 }  // namespace funcol

@@ -183,7 +183,8 @@ INSTANTIATE_TEST_SUITE_P(
         Mistake{"TooFew", cut_whole, {6}, {"funcol::scatter", "split_sizes has 1 entries", "3 ranks"}},
         Mistake{"TooMany", join_shards, {6, 6, 6, 6}, {"funcol::gather", "split_sizes has 4 entries"}},
         Mistake{"Negative", cut_whole, {8, -2, 0}, {"funcol::scatter", "[8, -2, 0]", "negative"}},
-        Mistake{"SumTooLarge", cut_whole, {3, 3, 1}, {"funcol::scatter", "[3, 3, 1]", "sum up to 7", "size 6"}},
+        Mistake{
+            "SumTooLarge", cut_whole, {3, 3, 1}, {"funcol::scatter", "[3, 3, 1]", "sum up to 7", "size 6"}},
         Mistake{"NotTheRanksOwn",
                 join_shards,
                 {6, 5, 6},

@@ -13,10 +13,16 @@ import funcol
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("cuda") is not None:
-        needs_cuda()
+        require_gpu()
 
 
+@pytest.fixture(scope="session")
 def needs_cuda() -> None:
+    """For fixtures that use the GPU."""
+    require_gpu()
+
+
+def require_gpu() -> None:
     """Skips the test where there is no GPU; fails it instead if FUNCOL_REQUIRE_CUDA is set."""
     if torch.cuda.is_available():
         return

@@ -499,3 +499,22 @@ COMPILED = [
 @pytest.mark.parametrize("name", COMPILED)
 def test_a_compiled_collective_has_the_gradient_of_eager(name: str) -> None:
     run_ranks(compiled_gradient, 2, name, "aot_eager", timeout=120)
+
+
+def gradient_by_a_compiled_engine(rank: int, world: int, name: str) -> None:
+    function, x, weights = case_on(rank, world, name)
+    expected = x.clone().requires_grad_()
+    function(expected).backward(weights)
+    actual = x.clone().requires_grad_()
+    result = function(actual)
+    torch._dynamo.reset()
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
+        result.backward(weights)
+    torch.testing.assert_close(actual.grad, expected.grad)
+
+
+@pytest.mark.parametrize(
+    "name", ["all_reduce sum", "all_reduce max", "all_gather dim 1", "gather", "broadcast"]
+)
+def test_compiled_autograd_runs_the_backward_pass(name: str) -> None:
+    run_ranks(gradient_by_a_compiled_engine, 2, name, timeout=120)

@@ -230,8 +230,11 @@ def all_gather_inplace(
     ranks = _resolved_or_world(group, tag)
     _check_list("all_gather_inplace", tensor_list, tensor, ranks)
     gathered = all_gather_tensor(tensor, 0, ranks)
+    if not _is_watched():
+        torch._foreach_copy_(tensor_list, gathered.view(len(tensor_list), *tensor.shape).unbind())
+        return tensor_list
     rows = 1 if tensor.dim() == 0 else tensor.shape[0]
-    # Slices, since a split would make a symbolic number of rows a constant of the graph.
+    # Slices, since anything else would make a symbolic number of rows a constant of the graph.
     parts = [
         gathered[rank] if tensor.dim() == 0 else gathered[rank * rows : (rank + 1) * rows]
         for rank in range(len(tensor_list))
@@ -330,7 +333,7 @@ traceable_collective_remaps: dict[Callable[..., Any], Callable[..., Any]] = {
 
 
 def _point_to_point() -> Any:
-    return torch.ops._c10d_functional if _are_we_tracing() else torch.ops.funcol
+    return torch.ops._c10d_functional if _is_watched() and _are_we_tracing() else torch.ops.funcol
 
 
 def _name_of(op: str | ReduceOp) -> str | None:
@@ -397,7 +400,14 @@ def _peer(op: str, name: str, rank: int | None, group_rank: int | None, ranks: A
     if group_rank is not None:
         return group_rank
     assert rank is not None
+    if not is_dynamo_compiling() and ranks is dist.group.WORLD:
+        return rank
     return _compat.rank_of_peer(_resolve_group_name(ranks), rank)
+
+
+def _is_watched() -> bool:
+    """Whether something traces or intercepts operators: cheaper to ask than :func:`_are_we_tracing`."""
+    return is_dynamo_compiling() or torch._C._len_torch_dispatch_stack() > 0
 
 
 # In bytes: a copy of less costs less than to find out whether one is needed.
@@ -407,7 +417,7 @@ _WORTH_RECEIVING = 1 << 15
 def _can_receive(output: Tensor, *inputs: Tensor) -> bool:
     """Whether a collective had better write into ``output`` itself: it is not small, nobody watches, and its
     memory is plain."""
-    if is_dynamo_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+    if _is_watched():
         return False
     if output.numel() * output.itemsize < _WORTH_RECEIVING or _are_we_tracing():
         return False

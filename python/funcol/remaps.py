@@ -23,7 +23,7 @@ PyTorch counterpart: the functions of these names in ``torch.distributed._functi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -230,18 +230,25 @@ def all_gather_inplace(
     ranks = _resolved_or_world(group, tag)
     _check_list("all_gather_inplace", tensor_list, tensor, ranks)
     gathered = all_gather_tensor(tensor, 0, ranks)
+    parts: Sequence[Tensor]
     if not _is_watched():
-        torch._foreach_copy_(tensor_list, gathered.view(len(tensor_list), *tensor.shape).unbind())
-        return tensor_list
-    rows = 1 if tensor.dim() == 0 else tensor.shape[0]
-    # Slices, since anything else would make a symbolic number of rows a constant of the graph.
-    parts = [
-        gathered[rank] if tensor.dim() == 0 else gathered[rank * rows : (rank + 1) * rows]
-        for rank in range(len(tensor_list))
-    ]
+        parts = gathered.view(len(tensor_list), *tensor.shape).unbind()
+        if not _is_recorded(tensor, *tensor_list):
+            torch._foreach_copy_(tensor_list, parts)
+            return tensor_list
+    else:
+        parts = _sliced(gathered, tensor, len(tensor_list))
     for destination, part in zip(tensor_list, parts, strict=True):
         destination.copy_(part)
     return tensor_list
+
+
+def _sliced(gathered: Tensor, like: Tensor, count: int) -> list[Tensor]:
+    # Slices, since anything else would make a symbolic number of rows a constant of the graph.
+    if like.dim() == 0:
+        return [gathered[rank] for rank in range(count)]
+    rows = like.shape[0]
+    return [gathered[rank * rows : (rank + 1) * rows] for rank in range(count)]
 
 
 def reduce_scatter_inplace(
@@ -410,6 +417,10 @@ def _is_watched() -> bool:
     return is_dynamo_compiling() or torch._C._len_torch_dispatch_stack() > 0
 
 
+def _is_recorded(*tensors: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
 # In bytes: a copy of less costs less than to find out whether one is needed.
 _WORTH_RECEIVING = 1 << 15
 
@@ -425,7 +436,7 @@ def _can_receive(output: Tensor, *inputs: Tensor) -> bool:
         output.is_contiguous()
         and not output.is_conj()
         and not output.is_neg()
-        and not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (output, *inputs)))
+        and not _is_recorded(output, *inputs)
         and all(type(tensor) in (Tensor, torch.nn.Parameter) for tensor in (output, *inputs))
         and all(
             tensor.dtype == output.dtype

@@ -237,6 +237,21 @@ def differentiates(rank: int, world: int) -> None:
     assert same(gradient(funcol), gradient(stock))
 
 
+def differentiates_a_list(rank: int, world: int) -> None:
+    def gradient(api: Any) -> Tensor:
+        x = torch.arange(6.0).view(3, 2).requires_grad_()
+        parts = api.all_gather_inplace([torch.zeros(3, 2) for _ in range(world)], x * (rank + 1))
+        sum((other + 1) * part.sum() for other, part in enumerate(parts)).backward()
+        return x.grad
+
+    assert same(gradient(funcol), gradient(stock))
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_gradients_flow_through_a_gathered_list(world: int) -> None:
+    run_both_ways(differentiates_a_list, world)
+
+
 def test_gradients_flow_through_a_form() -> None:
     run_both_ways(differentiates, 2)
 

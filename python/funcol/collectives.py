@@ -38,6 +38,21 @@ def _traced_reduce_op(reduce_op: str | ReduceOp) -> Any:
     return reduce_op.lower() if isinstance(reduce_op, str) else _compat.traceable_reduce_op(reduce_op)
 
 
+def _parts_of(op: Any) -> Any:
+    """``op`` for a graph; its parts for one that is recorded before dispatch, which keeps composite ops."""
+    if not is_dynamo_compiling() and torch._C._dispatch_tls_is_dispatch_key_included(
+        torch._C.DispatchKey.PreDispatch
+    ):
+
+        def parts(*args: Any) -> Any:
+            # The tracer's torch function would take the call for one of the op itself.
+            with torch._C.DisableTorchFunction():
+                return op.default.decompose(*args)
+
+        return parts
+    return op
+
+
 def _needs_own_rule(tensors: list[Tensor], rules_of_core: frozenset[str], reduce_op: Any = "") -> bool:
     """True if a gradient is needed for which PyTorch's op has no rule, or none for ``reduce_op``."""
     if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
@@ -100,7 +115,7 @@ def all_gather_tensor(
             return result
     resolved = _compat.traceable_group(group, tag)
     if split_sizes is not None:
-        return _own.all_gather_along_dim(self, gather_dim, resolved, split_sizes)  # type: ignore[no-any-return]
+        return _parts_of(_own.all_gather_along_dim)(self, gather_dim, resolved, split_sizes)  # type: ignore[no-any-return]
     group_size = c10d._get_group_size_by_name(resolved)
     if self.dim() == 0:
         self = self.reshape(1)
@@ -131,10 +146,11 @@ def reduce_scatter_tensor(
             return result
     resolved = _compat.traceable_group(group, tag)
     reduce_op = _traced_reduce_op(reduceOp)
-    if split_sizes is not None or _needs_own_rule([self], _compat.REDUCE_SCATTER_RULES, reduce_op):
-        return _own.reduce_scatter_along_dim(  # type: ignore[no-any-return]
-            self, reduce_op, scatter_dim, resolved, split_sizes
-        )
+    op = _own.reduce_scatter_along_dim
+    if _needs_own_rule([self], _compat.REDUCE_SCATTER_RULES, reduce_op):
+        return op(self, reduce_op, scatter_dim, resolved, split_sizes)  # type: ignore[no-any-return]
+    if split_sizes is not None:
+        return _parts_of(op)(self, reduce_op, scatter_dim, resolved, split_sizes)  # type: ignore[no-any-return]
     group_size = c10d._get_group_size_by_name(resolved)
     _check_divisible("reduce_scatter_tensor", self, scatter_dim, group_size)
     scatter_dim = _wrap_dim(scatter_dim, self)
@@ -204,7 +220,10 @@ def reduce(self: Tensor, reduceOp: str | ReduceOp, dst: int, group: RankTypes, t
         if result is not NotImplemented:
             return result
     resolved = _compat.traceable_group(group, tag)
-    return _own.reduce(self, _traced_reduce_op(reduceOp), dst, resolved)  # type: ignore[no-any-return]
+    reduce_op = _traced_reduce_op(reduceOp)
+    if _needs_own_rule([self], _compat.ALL_REDUCE_RULES, reduce_op):
+        return _own.reduce(self, reduce_op, dst, resolved)  # type: ignore[no-any-return]
+    return _parts_of(_own.reduce)(self, reduce_op, dst, resolved)  # type: ignore[no-any-return]
 
 
 def scatter(
@@ -227,7 +246,7 @@ def scatter(
         if result is not NotImplemented:
             return result
     resolved = _compat.traceable_group(group, tag)
-    return _own.scatter(self, src, scatter_dim, resolved, split_sizes)  # type: ignore[no-any-return]
+    return _parts_of(_own.scatter)(self, src, scatter_dim, resolved, split_sizes)  # type: ignore[no-any-return]
 
 
 def gather(
@@ -250,7 +269,7 @@ def gather(
         if result is not NotImplemented:
             return result
     resolved = _compat.traceable_group(group, tag)
-    return _own.gather(self, dst, gather_dim, resolved, split_sizes)  # type: ignore[no-any-return]
+    return _parts_of(_own.gather)(self, dst, gather_dim, resolved, split_sizes)  # type: ignore[no-any-return]
 
 
 def permute_tensor(self: Tensor, src_dst: list[int], group: RankTypes, tag: str = "") -> Tensor:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from differential import LAYOUTS, sample, world_group
 from ranks import run_ranks
 from test_beyond_stock import assert_plain
@@ -171,6 +173,45 @@ def traces_any_size(rank: int, world: int, name: str, dim: int, given_sizes: boo
 @pytest.mark.parametrize("given_sizes", [True, False])
 def test_a_graph_with_symbolic_sizes_serves_other_sizes(name: str, dim: int, given_sizes: bool) -> None:
     run_ranks(traces_any_size, 2, name, dim, given_sizes)
+
+
+# On a rank of a group that sends nothing, since some minors hang when they wait for a real one there.
+BEFORE_DISPATCH: dict[str, Callable[[Tensor, dist.ProcessGroup], Tensor]] = {
+    "reduce": lambda x, group: funcol.reduce(x, "sum", 0, group),
+    "scatter": lambda x, group: funcol.scatter(x, 0, 1, group),
+    "gather": lambda x, group: funcol.gather(x, 0, 1, group),
+    "all_gather": lambda x, group: funcol.all_gather_tensor(x, 0, group, split_sizes=[4, 2]),
+    "reduce_scatter": lambda x, group: funcol.reduce_scatter_tensor(x, "sum", 1, group, split_sizes=[1, 5]),
+}
+
+
+class Calls(torch.nn.Module):
+    def __init__(self, call: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.call = call
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.call(x)
+
+
+def is_recorded_before_dispatch(rank: int, world: int, name: str, exported: bool) -> None:
+    importlib.import_module("torch.testing._internal.distributed.fake_pg")
+    group = dist.new_group([0, 1], backend="fake")
+    x = sample(0, (4, 6)) if rank == 0 else sample(0, (4 if name != "all_gather" else 2, 6))
+
+    def call(x: Tensor) -> Tensor:
+        return BEFORE_DISPATCH[name](x, group)
+
+    if exported:
+        check_graph(torch.export.export(Calls(call), (x,), strict=False).graph_module)
+    else:
+        check_graph(make_fx(call, pre_dispatch=True)(x))
+
+
+@pytest.mark.parametrize("name", BEFORE_DISPATCH)
+@pytest.mark.parametrize("exported", [False, True])
+def test_a_graph_recorded_before_dispatch_holds_ops_of_core(name: str, exported: bool) -> None:
+    run_ranks(is_recorded_before_dispatch, 2, name, exported)
 
 
 # torch.compile

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 from collections.abc import Callable
 from functools import partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, cast
 
 import torch
@@ -192,12 +193,20 @@ def after_import(name: str, action: Callable[[ModuleType], None]) -> None:
         sys.meta_path.insert(0, _AfterImport(name, action))
 
 
+def _names_in(code: CodeType) -> set[str]:
+    """The names that ``code`` and the functions within it look up."""
+    inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return set(code.co_names).union(*map(_names_in, inner))
+
+
 def hide_in_compiled_regions(exclude: Callable[[bool], bool]) -> None:
     """Calls ``exclude(True)`` when a callable that ``torch.compile`` made is entered; undoes it on exit.
 
     Newer minors save the thread's dispatch keys on entry and restore them on exit: hiding the key after the
     save is enough. In older ones every Dynamo context keeps a list of hooks; ours joins it when the context
-    is made. Dynamo is not imported for this, which would cost more than all of funcol.
+    is made. Some of those enter a guard after the hooks, which on exit brings back the keys that it found:
+    it has to find ours as it was before. Dynamo is not imported for this, which would cost more than all of
+    funcol.
     """
     save = getattr(torch._C, "_dynamo_save_local_dispatch_key_set", None)
     if save is not None:
@@ -209,12 +218,24 @@ def hide_in_compiled_regions(exclude: Callable[[bool], bool]) -> None:
         setattr(torch._C, "_dynamo_save_local_dispatch_key_set", save_then_hide)  # noqa: B010
         return
 
+    entered = threading.local()
+    guard: Any = torch._C._ForceDispatchKeyGuard
+
     def enter() -> Callable[[], object]:
-        return partial(exclude, exclude(True))
+        entered.before = exclude(True)
+        return partial(exclude, entered.before)
+
+    def guard_that_finds_it_as_before(*keys: Any) -> Any:
+        before = vars(entered).pop("before", None)
+        if before is not None:
+            exclude(before)
+        return guard(*keys)
 
     def extend_contexts(eval_frame: ModuleType) -> None:
         context: Any = eval_frame._TorchDynamoContext
         original = context.__init__
+        if guard.__name__ in _names_in(context.__call__.__code__):
+            setattr(torch._C, guard.__name__, guard_that_finds_it_as_before)
 
         def init_with_hook(self: Any, *args: Any, **kwargs: Any) -> None:
             original(self, *args, **kwargs)

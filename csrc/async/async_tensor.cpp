@@ -82,8 +82,7 @@ bool AsyncTensorImpl::can_wrap(const at::Tensor& tensor) {
   return typeid(impl) == typeid(c10::TensorImpl);
 }
 
-AsyncTensorImpl* AsyncTensorImpl::of(const at::Tensor& tensor) {
-  auto* impl = tensor.unsafeGetTensorImpl();
+AsyncTensorImpl* AsyncTensorImpl::of(c10::TensorImpl* impl) {
   // What a dynamic_cast to a final class amounts to, at a fraction of its cost.
   return typeid(*impl) == typeid(AsyncTensorImpl) ? static_cast<AsyncTensorImpl*>(impl) : nullptr;
 }
@@ -182,8 +181,8 @@ struct KeySetAccess : c10::TensorImpl {
 
 void remove_wake_key(const c10::TensorImpl& tensor) { KeySetAccess::set(tensor, kWakeKey, false); }
 
-void correct_wake_key(const c10::TensorImpl& tensor) {
-  const auto* impl = dynamic_cast<const AsyncTensorImpl*>(&tensor);
+void correct_wake_key(c10::TensorImpl& tensor) {
+  const auto* impl = AsyncTensorImpl::of(&tensor);
   KeySetAccess::set(tensor, kWakeKey, has_wake_key() && impl != nullptr && impl->in_place());
 }
 

@@ -52,7 +52,8 @@ class AsyncTensorImpl final : public c10::TensorImpl {
   static bool can_wrap(const at::Tensor& tensor);
 
   // The implementation behind `tensor`, or null for any other tensor; found whether or not it is settled.
-  static AsyncTensorImpl* of(const at::Tensor& tensor);
+  static AsyncTensorImpl* of(const at::Tensor& tensor) { return of(tensor.unsafeGetTensorImpl()); }
+  static AsyncTensorImpl* of(c10::TensorImpl* impl);
 
   // Waits for the data and makes this tensor plain to the dispatcher. Raises what the Work raised.
   void settle() const;
@@ -97,7 +98,7 @@ void remove_wake_key(const c10::TensorImpl& tensor);
 
 // Takes the wake key off `tensor` unless it is a CommTensor, which gets it: for tensors into which the
 // metadata of another one may have been copied.
-void correct_wake_key(const c10::TensorImpl& tensor);
+void correct_wake_key(c10::TensorImpl& tensor);
 
 // True while the data of `tensor` is not there yet.
 bool is_pending(const at::Tensor& tensor);

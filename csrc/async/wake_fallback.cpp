@@ -128,11 +128,16 @@ class WakeHandler {
   }
 
   void read() {
-    settle_arguments();
     bool any_comm_tensor = false;
     bool any_unused = false;
     for (const auto& argument : arguments()) {
       visit_tensors(argument, [&](const at::Tensor& tensor) {
+        if (!tensor.defined()) {
+          return;
+        }
+        settle(tensor);
+        // A kernel that ran with the key excluded may have copied the key to a tensor that does not wait.
+        correct_wake_key(*tensor.unsafeGetTensorImpl());
         if (const auto* impl = AsyncTensorImpl::of(tensor); impl != nullptr && impl->in_place()) {
           any_comm_tensor = true;
           any_unused |= !impl->in_place()->any_started();
@@ -178,19 +183,6 @@ class WakeHandler {
       correct_wake_key(*result.unsafeGetTensorImpl());
     }
     return result;
-  }
-
-  void settle_arguments() const {
-    for (const auto& argument : arguments()) {
-      visit_tensors(argument, [](const at::Tensor& tensor) {
-        if (!tensor.defined()) {
-          return;
-        }
-        settle(tensor);
-        // A kernel that ran with the key excluded may have copied the key to a tensor that does not wait.
-        correct_wake_key(*tensor.unsafeGetTensorImpl());
-      });
-    }
   }
 
   c10::ArrayRef<c10::IValue> arguments() const {

@@ -53,240 +53,200 @@ PyObject* list_result(at::TensorList inputs, const StartCollective& start, const
   return list.release().ptr();
 }
 
-PyObject* all_reduce(PyObject*, Args args, Py_ssize_t count) {
+// Calls `call` with the first of `expected` arguments: a plain tensor, or a list of them. NotImplemented for
+// any other.
+template <typename Call>
+PyObject* with_input(Args args, Py_ssize_t count, Py_ssize_t expected, const char* op, const Call& call) {
   HANDLE_TH_ERRORS
-  constexpr auto kOp = "all_reduce";
-  check_count(count, 4, kOp);
-  const auto input = tensor_argument(args[0], kOp);
-  if (!input.defined()) {
-    return not_implemented();
-  }
-  const auto reduce_op = reduce_op_argument(args[1], kOp);
-  const auto group = group_argument(args[2], args[3], kOp);
-  return sole_result(
-      input, [&] { return start_all_reduce(input, reduce_op, group); },
-      [&] {
-        check_all_reduce(input, reduce_op, *group, kOp);
-        return call::all_reduce(input, as_ivalue(reduce_op), as_ivalue(group));
-      });
+  check_count(count, expected, op);
+  const auto input = tensor_argument(args[0], op);
+  return input.defined() ? call(input) : not_implemented();
   END_HANDLE_TH_ERRORS
+}
+
+template <typename Call>
+PyObject* with_inputs(Args args, Py_ssize_t count, Py_ssize_t expected, const char* op, const Call& call) {
+  HANDLE_TH_ERRORS
+  check_count(count, expected, op);
+  std::vector<at::Tensor> inputs;
+  return tensors_argument(args[0], inputs, op) ? call(inputs) : not_implemented();
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* all_reduce(PyObject*, Args args, Py_ssize_t count) {
+  constexpr auto kOp = "all_reduce";
+  return with_input(args, count, 4, kOp, [&](const at::Tensor& input) {
+    const auto reduce_op = reduce_op_argument(args[1], kOp);
+    const auto group = group_argument(args[2], args[3], kOp);
+    return sole_result(
+        input, [&] { return start_all_reduce(input, reduce_op, group); },
+        [&] {
+          check_all_reduce(input, reduce_op, *group, kOp);
+          return call::all_reduce(input, as_ivalue(reduce_op), as_ivalue(group));
+        });
+  });
 }
 
 PyObject* all_gather_tensor(PyObject*, Args args, Py_ssize_t count) {
-  HANDLE_TH_ERRORS
   constexpr auto kOp = "all_gather_tensor";
-  check_count(count, 5, kOp);
-  const auto input = tensor_argument(args[0], kOp);
-  if (!input.defined()) {
-    return not_implemented();
-  }
-  const auto dim = int_argument(args[1], "gather_dim", kOp);
-  const auto group = group_argument(args[2], args[3], kOp);
-  const auto sizes = SplitSizes(args[4], kOp);
-  return sole_result(
-      input, [&] { return start_uneven_all_gather(input, dim, sizes.ints(), group); },
-      [&] {
-        check_all_gather(input, dim, kOp);
-        return call::all_gather_along_dim(input, dim, as_ivalue(group), sizes.symints());
-      });
-  END_HANDLE_TH_ERRORS
+  return with_input(args, count, 5, kOp, [&](const at::Tensor& input) {
+    const auto dim = int_argument(args[1], "gather_dim", kOp);
+    const auto group = group_argument(args[2], args[3], kOp);
+    const auto sizes = SplitSizes(args[4], kOp);
+    return sole_result(
+        input, [&] { return start_uneven_all_gather(input, dim, sizes.ints(), group); },
+        [&] {
+          check_all_gather(input, dim, kOp);
+          return call::all_gather_along_dim(input, dim, as_ivalue(group), sizes.symints());
+        });
+  });
 }
 
 PyObject* reduce_scatter_tensor(PyObject*, Args args, Py_ssize_t count) {
-  HANDLE_TH_ERRORS
   constexpr auto kOp = "reduce_scatter_tensor";
-  check_count(count, 6, kOp);
-  const auto input = tensor_argument(args[0], kOp);
-  if (!input.defined()) {
-    return not_implemented();
-  }
-  const auto reduce_op = reduce_op_argument(args[1], kOp);
-  const auto dim = int_argument(args[2], "scatter_dim", kOp);
-  const auto group = group_argument(args[3], args[4], kOp);
-  const auto sizes = SplitSizes(args[5], kOp);
-  return sole_result(
-      input, [&] { return start_uneven_reduce_scatter(input, reduce_op, dim, sizes.ints(), group); },
-      [&] {
-        if (!sizes.given()) {
-          check_reduce_scatter(input, reduce_op, dim, *group, kOp);
-        }
-        return call::reduce_scatter_along_dim(input, as_ivalue(reduce_op), dim, as_ivalue(group),
-                                              sizes.symints());
-      });
-  END_HANDLE_TH_ERRORS
+  return with_input(args, count, 6, kOp, [&](const at::Tensor& input) {
+    const auto reduce_op = reduce_op_argument(args[1], kOp);
+    const auto dim = int_argument(args[2], "scatter_dim", kOp);
+    const auto group = group_argument(args[3], args[4], kOp);
+    const auto sizes = SplitSizes(args[5], kOp);
+    return sole_result(
+        input, [&] { return start_uneven_reduce_scatter(input, reduce_op, dim, sizes.ints(), group); },
+        [&] {
+          if (!sizes.given()) {
+            check_reduce_scatter(input, reduce_op, dim, *group, kOp);
+          }
+          return call::reduce_scatter_along_dim(input, as_ivalue(reduce_op), dim, as_ivalue(group),
+                                                sizes.symints());
+        });
+  });
 }
 
 PyObject* all_to_all_single(PyObject*, Args args, Py_ssize_t count) {
-  HANDLE_TH_ERRORS
   constexpr auto kOp = "all_to_all_single";
-  check_count(count, 5, kOp);
-  const auto input = tensor_argument(args[0], kOp);
-  if (!input.defined()) {
-    return not_implemented();
-  }
-  const auto output_splits = ints_argument(args[1], "output_split_sizes", kOp);
-  const auto input_splits = ints_argument(args[2], "input_split_sizes", kOp);
-  const auto group = group_argument(args[3], args[4], kOp);
-  return sole_result(
-      input, [&] { return start_all_to_all(input, output_splits, input_splits, group); },
-      [&] {
-        check_all_to_all(input, output_splits, input_splits, *group);
-        return call::all_to_all_single(input, c10::fromIntArrayRefSlow(output_splits),
-                                       c10::fromIntArrayRefSlow(input_splits), as_ivalue(group));
-      });
-  END_HANDLE_TH_ERRORS
+  return with_input(args, count, 5, kOp, [&](const at::Tensor& input) {
+    const auto output_splits = ints_argument(args[1], "output_split_sizes", kOp);
+    const auto input_splits = ints_argument(args[2], "input_split_sizes", kOp);
+    const auto group = group_argument(args[3], args[4], kOp);
+    return sole_result(
+        input, [&] { return start_all_to_all(input, output_splits, input_splits, group); },
+        [&] {
+          check_all_to_all(input, output_splits, input_splits, *group);
+          return call::all_to_all_single(input, c10::fromIntArrayRefSlow(output_splits),
+                                         c10::fromIntArrayRefSlow(input_splits), as_ivalue(group));
+        });
+  });
 }
 
 PyObject* broadcast(PyObject*, Args args, Py_ssize_t count) {
-  HANDLE_TH_ERRORS
   constexpr auto kOp = "broadcast";
-  check_count(count, 4, kOp);
-  const auto input = tensor_argument(args[0], kOp);
-  if (!input.defined()) {
-    return not_implemented();
-  }
-  const auto source = int_argument(args[1], "src", kOp);
-  const auto group = group_argument(args[2], args[3], kOp);
-  return sole_result(
-      input, [&] { return start_broadcast(input, source, group); },
-      [&] {
-        check_broadcast(source, *group, kOp);
-        return call::broadcast(input, source, as_ivalue(group));
-      });
-  END_HANDLE_TH_ERRORS
+  return with_input(args, count, 4, kOp, [&](const at::Tensor& input) {
+    const auto source = int_argument(args[1], "src", kOp);
+    const auto group = group_argument(args[2], args[3], kOp);
+    return sole_result(
+        input, [&] { return start_broadcast(input, source, group); },
+        [&] {
+          check_broadcast(source, *group, kOp);
+          return call::broadcast(input, source, as_ivalue(group));
+        });
+  });
 }
 
 PyObject* permute_tensor(PyObject*, Args args, Py_ssize_t count) {
-  HANDLE_TH_ERRORS
   constexpr auto kOp = "permute_tensor";
-  check_count(count, 4, kOp);
-  const auto input = tensor_argument(args[0], kOp);
-  if (!input.defined()) {
-    return not_implemented();
-  }
-  const auto destinations = ints_argument(args[1], "src_dst", kOp);
-  const auto group = group_argument(args[2], args[3], kOp);
-  return sole_result(
-      input, [&] { return start_permute(input, destinations, group); },
-      [&] {
-        check_permute(destinations, *group);
-        return call::permute_tensor(input, destinations, as_ivalue(group));
-      });
-  END_HANDLE_TH_ERRORS
+  return with_input(args, count, 4, kOp, [&](const at::Tensor& input) {
+    const auto destinations = ints_argument(args[1], "src_dst", kOp);
+    const auto group = group_argument(args[2], args[3], kOp);
+    return sole_result(
+        input, [&] { return start_permute(input, destinations, group); },
+        [&] {
+          check_permute(destinations, *group);
+          return call::permute_tensor(input, destinations, as_ivalue(group));
+        });
+  });
 }
 
 PyObject* reduce(PyObject*, Args args, Py_ssize_t count) {
-  HANDLE_TH_ERRORS
   constexpr auto kOp = "reduce";
-  check_count(count, 5, kOp);
-  const auto input = tensor_argument(args[0], kOp);
-  if (!input.defined()) {
-    return not_implemented();
-  }
-  const auto reduce_op = reduce_op_argument(args[1], kOp);
-  const auto destination = int_argument(args[2], "dst", kOp);
-  const auto group = group_argument(args[3], args[4], kOp);
-  return sole_result(
-      input, [&] { return start_reduce(input, reduce_op, destination, group); },
-      [&] {
-        check_rank(destination, *group, "dst", kOp);
-        return call::reduce(input, as_ivalue(reduce_op), destination, as_ivalue(group));
-      });
-  END_HANDLE_TH_ERRORS
+  return with_input(args, count, 5, kOp, [&](const at::Tensor& input) {
+    const auto reduce_op = reduce_op_argument(args[1], kOp);
+    const auto destination = int_argument(args[2], "dst", kOp);
+    const auto group = group_argument(args[3], args[4], kOp);
+    return sole_result(
+        input, [&] { return start_reduce(input, reduce_op, destination, group); },
+        [&] {
+          check_rank(destination, *group, "dst", kOp);
+          return call::reduce(input, as_ivalue(reduce_op), destination, as_ivalue(group));
+        });
+  });
 }
 
 PyObject* scatter(PyObject*, Args args, Py_ssize_t count) {
-  HANDLE_TH_ERRORS
   constexpr auto kOp = "scatter";
-  check_count(count, 6, kOp);
-  const auto input = tensor_argument(args[0], kOp);
-  if (!input.defined()) {
-    return not_implemented();
-  }
-  const auto source = int_argument(args[1], "src", kOp);
-  const auto dim = int_argument(args[2], "scatter_dim", kOp);
-  const auto group = group_argument(args[3], args[4], kOp);
-  const auto sizes = SplitSizes(args[5], kOp);
-  return sole_result(
-      input, [&] { return start_scatter(input, source, dim, sizes.ints(), group); },
-      [&] { return call::scatter(input, source, dim, as_ivalue(group), sizes.symints()); });
-  END_HANDLE_TH_ERRORS
+  return with_input(args, count, 6, kOp, [&](const at::Tensor& input) {
+    const auto source = int_argument(args[1], "src", kOp);
+    const auto dim = int_argument(args[2], "scatter_dim", kOp);
+    const auto group = group_argument(args[3], args[4], kOp);
+    const auto sizes = SplitSizes(args[5], kOp);
+    return sole_result(
+        input, [&] { return start_scatter(input, source, dim, sizes.ints(), group); },
+        [&] { return call::scatter(input, source, dim, as_ivalue(group), sizes.symints()); });
+  });
 }
 
 PyObject* gather(PyObject*, Args args, Py_ssize_t count) {
-  HANDLE_TH_ERRORS
   constexpr auto kOp = "gather";
-  check_count(count, 6, kOp);
-  const auto input = tensor_argument(args[0], kOp);
-  if (!input.defined()) {
-    return not_implemented();
-  }
-  const auto destination = int_argument(args[1], "dst", kOp);
-  const auto dim = int_argument(args[2], "gather_dim", kOp);
-  const auto group = group_argument(args[3], args[4], kOp);
-  const auto sizes = SplitSizes(args[5], kOp);
-  return sole_result(
-      input, [&] { return start_gather(input, destination, dim, sizes.ints(), group); },
-      [&] { return call::gather(input, destination, dim, as_ivalue(group), sizes.symints()); });
-  END_HANDLE_TH_ERRORS
+  return with_input(args, count, 6, kOp, [&](const at::Tensor& input) {
+    const auto destination = int_argument(args[1], "dst", kOp);
+    const auto dim = int_argument(args[2], "gather_dim", kOp);
+    const auto group = group_argument(args[3], args[4], kOp);
+    const auto sizes = SplitSizes(args[5], kOp);
+    return sole_result(
+        input, [&] { return start_gather(input, destination, dim, sizes.ints(), group); },
+        [&] { return call::gather(input, destination, dim, as_ivalue(group), sizes.symints()); });
+  });
 }
 
 PyObject* all_reduce_coalesced(PyObject*, Args args, Py_ssize_t count) {
-  HANDLE_TH_ERRORS
   constexpr auto kOp = "all_reduce_coalesced";
-  check_count(count, 4, kOp);
-  std::vector<at::Tensor> inputs;
-  if (!tensors_argument(args[0], inputs, kOp)) {
-    return not_implemented();
-  }
-  const auto reduce_op = reduce_op_argument(args[1], kOp);
-  const auto group = group_argument(args[2], args[3], kOp);
-  return list_result(
-      inputs, [&] { return start_all_reduce_coalesced(inputs, reduce_op, group); },
-      [&] {
-        check_all_reduce(inputs, reduce_op, *group, kOp);
-        return call::all_reduce_coalesced(inputs, as_ivalue(reduce_op), as_ivalue(group));
-      });
-  END_HANDLE_TH_ERRORS
+  return with_inputs(args, count, 4, kOp, [&](at::TensorList inputs) {
+    const auto reduce_op = reduce_op_argument(args[1], kOp);
+    const auto group = group_argument(args[2], args[3], kOp);
+    return list_result(
+        inputs, [&] { return start_all_reduce_coalesced(inputs, reduce_op, group); },
+        [&] {
+          check_all_reduce(inputs, reduce_op, *group, kOp);
+          return call::all_reduce_coalesced(inputs, as_ivalue(reduce_op), as_ivalue(group));
+        });
+  });
 }
 
 PyObject* all_gather_into_tensor_coalesced(PyObject*, Args args, Py_ssize_t count) {
-  HANDLE_TH_ERRORS
   constexpr auto kOp = "all_gather_into_tensor_coalesced";
-  check_count(count, 3, kOp);
-  std::vector<at::Tensor> inputs;
-  if (!tensors_argument(args[0], inputs, kOp)) {
-    return not_implemented();
-  }
-  const auto group = group_argument(args[1], args[2], kOp);
-  return list_result(
-      inputs, [&] { return start_all_gather_coalesced(inputs, group); },
-      [&] {
-        check_all_gather(inputs, 0, kOp);
-        return call::all_gather_into_tensor_coalesced(inputs, group->getSize(), as_ivalue(group));
-      });
-  END_HANDLE_TH_ERRORS
+  return with_inputs(args, count, 3, kOp, [&](at::TensorList inputs) {
+    const auto group = group_argument(args[1], args[2], kOp);
+    return list_result(
+        inputs, [&] { return start_all_gather_coalesced(inputs, group); },
+        [&] {
+          check_all_gather(inputs, 0, kOp);
+          return call::all_gather_into_tensor_coalesced(inputs, group->getSize(), as_ivalue(group));
+        });
+  });
 }
 
 PyObject* reduce_scatter_tensor_coalesced(PyObject*, Args args, Py_ssize_t count) {
-  HANDLE_TH_ERRORS
   constexpr auto kOp = "reduce_scatter_tensor_coalesced";
-  check_count(count, 5, kOp);
-  std::vector<at::Tensor> inputs;
-  if (!tensors_argument(args[0], inputs, kOp)) {
-    return not_implemented();
-  }
-  const auto reduce_op = reduce_op_argument(args[1], kOp);
-  const auto dims = ints_argument(args[2], "scatter_dim", kOp);
-  const auto group = group_argument(args[3], args[4], kOp);
-  return list_result(
-      inputs, [&] { return start_reduce_scatter_coalesced(inputs, reduce_op, dims, group); },
-      [&] {
-        check_reduce_scatter(inputs, reduce_op, dims, *group, kOp);
-        return call::reduce_scatter_along_dims_coalesced(inputs, as_ivalue(reduce_op), dims,
-                                                         as_ivalue(group));
-      });
-  END_HANDLE_TH_ERRORS
+  return with_inputs(args, count, 5, kOp, [&](at::TensorList inputs) {
+    const auto reduce_op = reduce_op_argument(args[1], kOp);
+    const auto dims = ints_argument(args[2], "scatter_dim", kOp);
+    const auto group = group_argument(args[3], args[4], kOp);
+    return list_result(
+        inputs, [&] { return start_reduce_scatter_coalesced(inputs, reduce_op, dims, group); },
+        [&] {
+          check_reduce_scatter(inputs, reduce_op, dims, *group, kOp);
+          return call::reduce_scatter_along_dims_coalesced(inputs, as_ivalue(reduce_op), dims,
+                                                           as_ivalue(group));
+        });
+  });
 }
 
 PyObject* set_resolver(PyObject*, PyObject* resolver) {

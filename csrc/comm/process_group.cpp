@@ -145,6 +145,12 @@ void check_group_size(const c10d::ProcessGroup& group, int64_t group_size, const
                     " ranks. Pass the group's own size.");
 }
 
+GroupPtr group_of_size(const c10::IValue& group, int64_t group_size, const char* op) {
+  auto found = group_from_ivalue(group, op);
+  check_group_size(*found, group_size, op);
+  return found;
+}
+
 std::string backend_name(c10d::ProcessGroup& group, c10::DeviceType device_type) {
   return group.hasBackends() ? group.getBackend(device_type)->getBackendName() : group.getBackendName();
 }

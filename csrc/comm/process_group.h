@@ -48,6 +48,9 @@ std::string group_name(const c10d::ProcessGroup& group);
 // ValueError unless `group_size` is the number of ranks in `group`.
 void check_group_size(const c10d::ProcessGroup& group, int64_t group_size, const char* op);
 
+// The group behind a schema's `group_name` and `group_size` arguments: both checks above.
+GroupPtr group_of_size(const c10::IValue& group, int64_t group_size, const char* op);
+
 // Name of the backend that serves `device_type` in `group`: "gloo", "nccl", "fake", ...
 std::string backend_name(c10d::ProcessGroup& group, c10::DeviceType device_type);
 

@@ -1,4 +1,5 @@
 #include <ATen/core/DimVector.h>
+#include <ATen/ops/zeros.h>
 
 #include <utility>
 
@@ -9,6 +10,7 @@
 #include "ops/collectives.h"
 #include "ops/epilogue.h"
 #include "ops/layout_change.h"
+#include "ops/parts.h"
 #include "ops/wire.h"
 
 namespace funcol {
@@ -56,6 +58,43 @@ Start start_all_gather(const at::Tensor& input, int64_t dim, const GroupPtr& gro
   const auto out = fresh_tensor(sizes, source);
   return {kOp, group, std::move(work), {source, gathered}, {out}, as_epilogue([=] {
             merge_shards(gathered, out, num_ranks, dim);
+          })};
+}
+
+// Backends gather equal parts, so each travels padded to the largest one; the epilogue leaves the padding
+// out.
+Start start_uneven_all_gather(const at::Tensor& input, int64_t dim, at::OptionalIntArrayRef split_sizes,
+                              const GroupPtr& group) {
+  constexpr auto kOp = "all_gather_tensor";
+  if (!split_sizes.has_value()) {
+    return start_all_gather(input, dim, group);
+  }
+  const BelowAutograd below_autograd;
+  check_has_dims(input, kOp);
+  const auto parts = Parts::of_shard(input.sizes(), wrap_dim(dim, input, kOp), split_sizes, *group, kOp);
+  if (parts.are_equal()) {
+    return start_all_gather(input, dim, group);
+  }
+  if (agreement_is_checked()) {
+    agree(*group, kOp, c10::str("dim=", parts.dim(), ", split_sizes=", *split_sizes),
+          describe_tensors(input, parts.dim()));
+  }
+  auto source = contiguous_input(input).view(-1);
+  const auto stride = parts.max_numel();
+  if (source.numel() < stride) {
+    const auto padded = at::zeros(stride, input.options());
+    padded.narrow(0, 0, source.numel()).copy_(source);
+    source = padded;
+  }
+  const auto gathered = fresh_tensor(parts.num_parts() * stride, input);
+  auto wire_in = wire_for_movement(source, *group);
+  auto wire_out = wire_for_movement(gathered, *group);
+  auto work = on_backend(*group, input.device().type(), [&](auto& target) {
+    return compat::all_gather_flat(target, wire_out, wire_in, {});
+  });
+  const auto out = fresh_tensor(parts.whole_shape(), input);
+  return {kOp, group, std::move(work), {std::move(source), gathered}, {out}, as_epilogue([=] {
+            parts.unpack(gathered, stride, out);
           })};
 }
 

@@ -79,32 +79,36 @@ Start start_all_to_all(const at::Tensor& input, at::IntArrayRef output_splits, a
   return {kOp, group, std::move(work), {std::move(source)}, {std::move(out)}, {}};
 }
 
+PermuteSplits::PermuteSplits(at::IntArrayRef destinations, const c10d::ProcessGroup& group)
+    : sent(group.getSize(), 0), received(group.getSize(), 0) {
+  check_permute(destinations, group);
+  const auto rank = group.getRank();
+  for (size_t sender = 0; sender < destinations.size(); ++sender) {
+    if (static_cast<int64_t>(sender) == rank) {
+      sent[destinations[sender]] = 1;
+    }
+    if (destinations[sender] == rank) {
+      received[sender] = 1;
+    }
+  }
+  num_sent = sum(sent);
+  num_received = sum(received);
+}
+
 Start start_permute(const at::Tensor& input, at::IntArrayRef destinations, const GroupPtr& group) {
   constexpr auto kOp = "permute_tensor";
   const BelowAutograd below_autograd;
-  const int64_t num_ranks = group->getSize();
-  const int64_t rank = group->getRank();
-  check_permute(destinations, *group);
+  const PermuteSplits splits(destinations, *group);
   if (agreement_is_checked()) {
     agree(*group, kOp, c10::str("src_dst=", destinations), describe_tensors(input));
   }
   // Rows are whole tensors.
-  std::vector<int64_t> input_splits(num_ranks, 0);
-  std::vector<int64_t> output_splits(num_ranks, 0);
-  for (size_t sender = 0; sender < destinations.size(); ++sender) {
-    if (static_cast<int64_t>(sender) == rank) {
-      input_splits[destinations[sender]] = 1;
-    }
-    if (destinations[sender] == rank) {
-      output_splits[sender] = 1;
-    }
-  }
   const auto source = contiguous_input(input);
-  const auto rows_in = source.unsqueeze(0).slice(0, 0, sum(input_splits));
+  const auto rows_in = source.unsqueeze(0).slice(0, 0, splits.num_sent);
   auto row_sizes = source.sizes().vec();
-  row_sizes.insert(row_sizes.begin(), sum(output_splits));
+  row_sizes.insert(row_sizes.begin(), splits.num_received);
   const auto rows_out = fresh_tensor(row_sizes, source);
-  auto work = exchange(rows_in, rows_out, std::move(output_splits), std::move(input_splits), *group);
+  auto work = exchange(rows_in, rows_out, splits.received, splits.sent, *group);
   auto out = rows_out.size(0) == 1 ? rows_out.squeeze(0)
              : source.dim() == 0   ? rows_out
                                    : rows_out.flatten(0, 1);

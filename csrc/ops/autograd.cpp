@@ -10,6 +10,7 @@
 #include "async/layers.h"
 #include "comm/process_group.h"
 #include "ops/composed.h"
+#include "ops/exchange.h"
 #include "ops/reduction_rules.h"
 #include "ops/routes.h"
 
@@ -33,8 +34,8 @@ void save_sizes(AutogradContext* ctx, const std::optional<SymSizes>& sizes) {
   ctx->saved_data["split_sizes"] = c10::SymIntArrayRef(sizes.value_or(SymSizes{}));
 }
 
-std::optional<SymSizes> saved_sizes(AutogradContext* ctx, const char* name = "split_sizes") {
-  auto sizes = ctx->saved_data[name].toSymIntVector();
+std::optional<SymSizes> saved_sizes(AutogradContext* ctx) {
+  auto sizes = ctx->saved_data["split_sizes"].toSymIntVector();
   return sizes.empty() ? std::nullopt : std::optional(std::move(sizes));
 }
 
@@ -42,9 +43,22 @@ SplitSizes as_argument(const std::optional<SymSizes>& sizes) {
   return sizes.has_value() ? SplitSizes(*sizes) : SplitSizes();
 }
 
-Tensor saved(AutogradContext* ctx, size_t index) {
-  const auto tensors = ctx->get_saved_variables();
-  return index < tensors.size() ? tensors[index] : Tensor();
+// What a rule that depends on values looks at; undefined for the others.
+struct Values {
+  Tensor input;
+  Tensor output;
+};
+
+void save_values(AutogradContext* ctx, const IValue& reduce_op, const Tensor& input, const Tensor& output,
+                 const char* op) {
+  if (depends_on_values(reduce_op, op)) {
+    ctx->save_for_backward({input, output});
+  }
+}
+
+Values saved_values(AutogradContext* ctx) {
+  auto tensors = ctx->get_saved_variables();
+  return tensors.empty() ? Values{} : Values{std::move(tensors[0]), std::move(tensors[1])};
 }
 
 // Zeros of a shape, in no memory to speak of, where one rank has nothing to give.
@@ -59,14 +73,10 @@ Tensor zeros_after(const Tensor& empty, c10::SymIntArrayRef sizes) {
 struct AllReduce : Function<AllReduce> {
   static Tensor forward(AutogradContext* ctx, const Tensor& input, const IValue& reduce_op,
                         const IValue& group) {
-    auto output = run_unrecorded(
-        input, [&] { return composed::all_reduce(input, reduce_op, group); },
-        [&] { return call::all_reduce(input, reduce_op, group); });
+    auto output = run_unrecorded(input, composed::all_reduce, call::all_reduce, input, reduce_op, group);
     ctx->saved_data["reduce_op"] = reduce_op;
     ctx->saved_data["group"] = group;
-    if (depends_on_values(reduce_op, "all_reduce")) {
-      ctx->save_for_backward({input, output});
-    }
+    save_values(ctx, reduce_op, input, output, "all_reduce");
     return output;
   }
 
@@ -74,7 +84,8 @@ struct AllReduce : Function<AllReduce> {
     const auto& group = ctx->saved_data["group"];
     const auto total =
         call::all_reduce(gradients[0], totalling_op(ctx->saved_data["reduce_op"], "all_reduce"), group);
-    return {reduction_gradient(total, saved(ctx, 0), saved(ctx, 1), ctx->saved_data["reduce_op"], group,
+    const auto values = saved_values(ctx);
+    return {reduction_gradient(total, values.input, values.output, ctx->saved_data["reduce_op"], group,
                                "all_reduce"),
             {},
             {}};
@@ -88,9 +99,8 @@ struct AllGather : Function<AllGather> {
     ctx->saved_data["group"] = group;
     ctx->saved_data["is_scalar"] = input.dim() == 0;
     save_sizes(ctx, split_sizes);
-    return run_unrecorded(
-        input, [&] { return composed::all_gather_along_dim(input, dim, group, as_argument(split_sizes)); },
-        [&] { return call::all_gather_along_dim(input, dim, group, as_argument(split_sizes)); });
+    return run_unrecorded(input, composed::all_gather_along_dim, call::all_gather_along_dim, input, dim,
+                          group, as_argument(split_sizes));
   }
 
   static Tensors backward(AutogradContext* ctx, const Tensors& gradients) {
@@ -104,21 +114,13 @@ struct AllGather : Function<AllGather> {
 struct ReduceScatter : Function<ReduceScatter> {
   static Tensor forward(AutogradContext* ctx, const Tensor& input, const IValue& reduce_op, int64_t dim,
                         const IValue& group, const std::optional<SymSizes>& split_sizes) {
-    auto output = run_unrecorded(
-        input,
-        [&] {
-          return composed::reduce_scatter_along_dim(input, reduce_op, dim, group, as_argument(split_sizes));
-        },
-        [&] {
-          return call::reduce_scatter_along_dim(input, reduce_op, dim, group, as_argument(split_sizes));
-        });
+    auto output = run_unrecorded(input, composed::reduce_scatter_along_dim, call::reduce_scatter_along_dim,
+                                 input, reduce_op, dim, group, as_argument(split_sizes));
     ctx->saved_data["reduce_op"] = reduce_op;
     ctx->saved_data["dim"] = dim;
     ctx->saved_data["group"] = group;
     save_sizes(ctx, split_sizes);
-    if (depends_on_values(reduce_op, "reduce_scatter_tensor")) {
-      ctx->save_for_backward({input, output});
-    }
+    save_values(ctx, reduce_op, input, output, "reduce_scatter_tensor");
     return output;
   }
 
@@ -130,9 +132,10 @@ struct ReduceScatter : Function<ReduceScatter> {
       return part.defined() ? call::all_gather_along_dim(part, dim, group, as_argument(sizes)) : part;
     };
     const auto& reduce_op = ctx->saved_data["reduce_op"];
+    const auto values = saved_values(ctx);
     return {
         reduction_gradient(gathered(weighted(gradients[0], reduce_op, group, "reduce_scatter_tensor")),
-                           saved(ctx, 0), gathered(saved(ctx, 1)), reduce_op, group, "reduce_scatter_tensor"),
+                           values.input, gathered(values.output), reduce_op, group, "reduce_scatter_tensor"),
         {},
         {},
         {},
@@ -146,9 +149,8 @@ struct AllToAll : Function<AllToAll> {
     ctx->saved_data["output_splits"] = output_splits;
     ctx->saved_data["input_splits"] = input_splits;
     ctx->saved_data["group"] = group;
-    return run_unrecorded(
-        input, [&] { return composed::all_to_all_single(input, output_splits, input_splits, group); },
-        [&] { return call::all_to_all_single(input, output_splits, input_splits, group); });
+    return run_unrecorded(input, composed::all_to_all_single, call::all_to_all_single, input, output_splits,
+                          input_splits, group);
   }
 
   static Tensors backward(AutogradContext* ctx, const Tensors& gradients) {
@@ -167,35 +169,21 @@ struct Permute : Function<Permute> {
     ctx->saved_data["destinations"] = destinations;
     ctx->saved_data["group"] = group;
     ctx->saved_data["sizes"] = input.sym_sizes();
-    return run_unrecorded(
-        input, [&] { return composed::permute_tensor(input, destinations, group); },
-        [&] { return call::permute_tensor(input, destinations, group); });
+    return run_unrecorded(input, composed::permute_tensor, call::permute_tensor, input, destinations, group);
   }
 
   // Whole tensors travel back to where they came from, as rows of an exchange.
   static Tensors backward(AutogradContext* ctx, const Tensors& gradients) {
     const auto destinations = ctx->saved_data["destinations"].toIntVector();
     const auto sizes = ctx->saved_data["sizes"].toSymIntVector();
-    const auto& group_value = ctx->saved_data["group"];
-    const auto group = group_from_ivalue(group_value, "permute_tensor");
-    const auto rank = group->getRank();
-    SymSizes returned(group->getSize(), SymInt(0));
-    SymSizes received(group->getSize(), SymInt(0));
-    SymSizes row_sizes{SymInt(0)};
-    for (size_t sender = 0; sender < destinations.size(); ++sender) {
-      if (destinations[sender] == rank) {
-        returned[sender] = SymInt(1);
-        row_sizes[0] = row_sizes[0] + SymInt(1);
-      }
-    }
-    const bool sent = rank < static_cast<int64_t>(destinations.size());
-    if (sent) {
-      received[destinations[rank]] = SymInt(1);
-    }
+    const auto& group = ctx->saved_data["group"];
+    const PermuteSplits splits(destinations, *group_from_ivalue(group, "permute_tensor"));
+    SymSizes row_sizes{SymInt(splits.num_received)};
     row_sizes.insert(row_sizes.end(), sizes.begin(), sizes.end());
     const auto rows =
-        call::all_to_all_single(gradients[0].reshape_symint(row_sizes), received, returned, group_value);
-    return {sent ? rows.squeeze(0) : zeros_after(rows, sizes), {}, {}};
+        call::all_to_all_single(gradients[0].reshape_symint(row_sizes), c10::fromIntArrayRefSlow(splits.sent),
+                                c10::fromIntArrayRefSlow(splits.received), group);
+    return {splits.num_sent == 1 ? rows.squeeze(0) : zeros_after(rows, sizes), {}, {}};
   }
 };
 
@@ -203,9 +191,7 @@ struct Broadcast : Function<Broadcast> {
   static Tensor forward(AutogradContext* ctx, const Tensor& input, int64_t source, const IValue& group) {
     ctx->saved_data["source"] = source;
     ctx->saved_data["group"] = group;
-    return run_unrecorded(
-        input, [&] { return composed::broadcast(input, source, group); },
-        [&] { return call::broadcast(input, source, group); });
+    return run_unrecorded(input, composed::broadcast, call::broadcast, input, source, group);
   }
 
   static Tensors backward(AutogradContext* ctx, const Tensors& gradients) {
@@ -218,15 +204,11 @@ struct Broadcast : Function<Broadcast> {
 struct Reduce : Function<Reduce> {
   static Tensor forward(AutogradContext* ctx, const Tensor& input, const IValue& reduce_op,
                         int64_t destination, const IValue& group) {
-    auto output = run_unrecorded(
-        input, [&] { return composed::reduce(input, reduce_op, destination, group); },
-        [&] { return call::reduce(input, reduce_op, destination, group); });
+    auto output = run_unrecorded(input, composed::reduce, call::reduce, input, reduce_op, destination, group);
     ctx->saved_data["reduce_op"] = reduce_op;
     ctx->saved_data["destination"] = destination;
     ctx->saved_data["group"] = group;
-    if (depends_on_values(reduce_op, "reduce")) {
-      ctx->save_for_backward({input, output});
-    }
+    save_values(ctx, reduce_op, input, output, "reduce");
     return output;
   }
 
@@ -237,8 +219,9 @@ struct Reduce : Function<Reduce> {
                               : tensor;
     };
     const auto& reduce_op = ctx->saved_data["reduce_op"];
-    return {reduction_gradient(sent(weighted(gradients[0], reduce_op, group, "reduce")), saved(ctx, 0),
-                               sent(saved(ctx, 1)), reduce_op, group, "reduce"),
+    const auto values = saved_values(ctx);
+    return {reduction_gradient(sent(weighted(gradients[0], reduce_op, group, "reduce")), values.input,
+                               sent(values.output), reduce_op, group, "reduce"),
             {},
             {},
             {}};
@@ -253,9 +236,8 @@ struct Scatter : Function<Scatter> {
     ctx->saved_data["group"] = group;
     ctx->saved_data["sizes"] = input.sym_sizes();
     save_sizes(ctx, split_sizes);
-    return run_unrecorded(
-        input, [&] { return composed::scatter(input, source, dim, group, as_argument(split_sizes)); },
-        [&] { return call::scatter(input, source, dim, group, as_argument(split_sizes)); });
+    return run_unrecorded(input, composed::scatter, call::scatter, input, source, dim, group,
+                          as_argument(split_sizes));
   }
 
   static Tensors backward(AutogradContext* ctx, const Tensors& gradients) {
@@ -276,9 +258,8 @@ struct Scatter : Function<Scatter> {
 struct Gather : Function<Gather> {
   static Tensor forward(AutogradContext* ctx, const Tensor& input, int64_t destination, int64_t dim,
                         const IValue& group, const std::optional<SymSizes>& split_sizes) {
-    auto output = run_unrecorded(
-        input, [&] { return composed::gather(input, destination, dim, group, as_argument(split_sizes)); },
-        [&] { return call::gather(input, destination, dim, group, as_argument(split_sizes)); });
+    auto output = run_unrecorded(input, composed::gather, call::gather, input, destination, dim, group,
+                                 as_argument(split_sizes));
     dim = dim < 0 ? dim + input.dim() : dim;
     auto whole = input.sym_sizes().vec();
     whole[dim] = whole[dim] * SymInt(group_from_ivalue(group, "gather")->getSize());

@@ -115,9 +115,8 @@ Tensors apply_reduction_rule(Tensors totals, const Tensors& inputs, const Tensor
 
 Tensors all_reduce_coalesced(TensorList inputs, const IValue& reduce_op, const IValue& group) {
   constexpr auto kOp = "all_reduce_coalesced";
-  auto outputs = run_unrecorded(
-      inputs, [&] { return composed::all_reduce_coalesced(inputs, reduce_op, group); },
-      [&] { return call::all_reduce_coalesced(inputs, reduce_op, group); });
+  auto outputs = run_unrecorded(inputs, composed::all_reduce_coalesced, call::all_reduce_coalesced, inputs,
+                                reduce_op, group);
   return recorded(inputs, std::move(outputs), kOp, depends_on_values(reduce_op, kOp),
                   [=](const Tensors& gradients, const CoalescedBackward::Values& values) {
                     auto totals = call::all_reduce_coalesced(gradients, totalling_op(reduce_op, kOp), group);
@@ -129,9 +128,8 @@ Tensors all_reduce_coalesced(TensorList inputs, const IValue& reduce_op, const I
 Tensors all_gather_coalesced(TensorList inputs, const IValue& group) {
   constexpr auto kOp = "all_gather_into_tensor_coalesced";
   const auto num_ranks = group_from_ivalue(group, kOp)->getSize();
-  auto outputs = run_unrecorded(
-      inputs, [&] { return composed::all_gather_into_tensor_coalesced(inputs, num_ranks, group); },
-      [&] { return call::all_gather_into_tensor_coalesced(inputs, num_ranks, group); });
+  auto outputs = run_unrecorded(inputs, composed::all_gather_into_tensor_coalesced,
+                                call::all_gather_into_tensor_coalesced, inputs, num_ranks, group);
   std::vector<bool> are_scalars;
   for (const auto& input : inputs) {
     are_scalars.push_back(input.dim() == 0);
@@ -150,9 +148,8 @@ Tensors all_gather_coalesced(TensorList inputs, const IValue& group) {
 Tensors reduce_scatter_coalesced(TensorList inputs, const IValue& reduce_op, at::IntArrayRef dims,
                                  const IValue& group) {
   constexpr auto kOp = "reduce_scatter_tensor_coalesced";
-  auto outputs = run_unrecorded(
-      inputs, [&] { return composed::reduce_scatter_along_dims_coalesced(inputs, reduce_op, dims, group); },
-      [&] { return call::reduce_scatter_along_dims_coalesced(inputs, reduce_op, dims, group); });
+  auto outputs = run_unrecorded(inputs, composed::reduce_scatter_along_dims_coalesced,
+                                call::reduce_scatter_along_dims_coalesced, inputs, reduce_op, dims, group);
   // One gather of all where they go along dim 0, else one each.
   const auto gathered = [dims = dims.vec(), group](const Tensors& parts) {
     if (std::all_of(dims.begin(), dims.end(), [](int64_t dim) { return dim == 0; })) {

@@ -21,36 +21,33 @@ using c10::SymIntArrayRef;
 using call::SplitSizes;
 using Tensors = std::vector<Tensor>;
 
-template <typename Recorded, typename Composed, typename Called>
-auto route(TensorList inputs, const Recorded& recorded, const Composed& composed, const Called& called) {
+// Functions of `arguments`, as run_unrecorded() takes them.
+template <typename Recorded, typename Composed, typename Called, typename... Arguments>
+auto route(TensorList inputs, const Recorded& recorded, const Composed& composed, const Called& called,
+           const Arguments&... arguments) {
   // functorch's transforms take no autograd function written in C++, but know PyTorch's ops.
   if (has_active_transforms()) {
-    return composed();
+    return composed(arguments...);
   }
-  return autograd::needs_gradient(inputs) ? recorded() : run_unrecorded(inputs, composed, called);
+  return autograd::needs_gradient(inputs) ? recorded(arguments...)
+                                          : run_unrecorded(inputs, composed, called, arguments...);
 }
 
 Tensor all_reduce(const Tensor& input, const IValue& reduce_op, const IValue& group) {
-  return route(
-      input, [&] { return autograd::all_reduce(input, reduce_op, group); },
-      [&] { return composed::all_reduce(input, reduce_op, group); },
-      [&] { return call::all_reduce(input, reduce_op, group); });
+  return route(input, autograd::all_reduce, composed::all_reduce, call::all_reduce, input, reduce_op, group);
 }
 
 Tensors all_reduce_coalesced(TensorList inputs, const IValue& reduce_op, const IValue& group) {
   check_alike(inputs, "all_reduce_coalesced");
-  return route(
-      inputs, [&] { return autograd::all_reduce_coalesced(inputs, reduce_op, group); },
-      [&] { return composed::all_reduce_coalesced(inputs, reduce_op, group); },
-      [&] { return call::all_reduce_coalesced(inputs, reduce_op, group); });
+  return route(inputs, autograd::all_reduce_coalesced, composed::all_reduce_coalesced,
+               call::all_reduce_coalesced, inputs, reduce_op, group);
 }
 
 Tensor all_gather_into_tensor(const Tensor& input, int64_t group_size, const IValue& group) {
   return route(
       input,
       [&] {
-        check_group_size(*group_from_ivalue(group, "all_gather_into_tensor"), group_size,
-                         "all_gather_into_tensor");
+        group_of_size(group, group_size, "all_gather_into_tensor");
         return autograd::all_gather(input, 0, group);
       },
       [&] { return composed::all_gather_into_tensor(input, group_size, group); },
@@ -58,10 +55,8 @@ Tensor all_gather_into_tensor(const Tensor& input, int64_t group_size, const IVa
 }
 
 Tensor all_gather_along_dim(const Tensor& input, int64_t dim, const IValue& group, SplitSizes split_sizes) {
-  return route(
-      input, [&] { return autograd::all_gather(input, dim, group, split_sizes); },
-      [&] { return composed::all_gather_along_dim(input, dim, group, split_sizes); },
-      [&] { return call::all_gather_along_dim(input, dim, group, split_sizes); });
+  return route(input, autograd::all_gather, composed::all_gather_along_dim, call::all_gather_along_dim, input,
+               dim, group, split_sizes);
 }
 
 Tensors all_gather_into_tensor_coalesced(TensorList inputs, int64_t group_size, const IValue& group) {
@@ -69,8 +64,7 @@ Tensors all_gather_into_tensor_coalesced(TensorList inputs, int64_t group_size, 
   return route(
       inputs,
       [&] {
-        check_group_size(*group_from_ivalue(group, "all_gather_into_tensor_coalesced"), group_size,
-                         "all_gather_into_tensor_coalesced");
+        group_of_size(group, group_size, "all_gather_into_tensor_coalesced");
         return autograd::all_gather_coalesced(inputs, group);
       },
       [&] { return composed::all_gather_into_tensor_coalesced(inputs, group_size, group); },
@@ -82,8 +76,7 @@ Tensor reduce_scatter_tensor(const Tensor& input, std::string_view reduce_op, in
   return route(
       input,
       [&] {
-        check_group_size(*group_from_ivalue(group, "reduce_scatter_tensor"), group_size,
-                         "reduce_scatter_tensor");
+        group_of_size(group, group_size, "reduce_scatter_tensor");
         return autograd::reduce_scatter(input, std::string(reduce_op), 0, group);
       },
       [&] { return composed::reduce_scatter_tensor(input, reduce_op, group_size, group); },
@@ -92,10 +85,8 @@ Tensor reduce_scatter_tensor(const Tensor& input, std::string_view reduce_op, in
 
 Tensor reduce_scatter_along_dim(const Tensor& input, const IValue& reduce_op, int64_t dim,
                                 const IValue& group, SplitSizes split_sizes) {
-  return route(
-      input, [&] { return autograd::reduce_scatter(input, reduce_op, dim, group, split_sizes); },
-      [&] { return composed::reduce_scatter_along_dim(input, reduce_op, dim, group, split_sizes); },
-      [&] { return call::reduce_scatter_along_dim(input, reduce_op, dim, group, split_sizes); });
+  return route(input, autograd::reduce_scatter, composed::reduce_scatter_along_dim,
+               call::reduce_scatter_along_dim, input, reduce_op, dim, group, split_sizes);
 }
 
 Tensors reduce_scatter_tensor_coalesced(TensorList inputs, std::string_view reduce_op, int64_t group_size,
@@ -106,7 +97,7 @@ Tensors reduce_scatter_tensor_coalesced(TensorList inputs, std::string_view redu
   return route(
       inputs,
       [&] {
-        check_group_size(*group_from_ivalue(group, kOp), group_size, kOp);
+        group_of_size(group, group_size, kOp);
         return autograd::reduce_scatter_coalesced(inputs, std::string(reduce_op), dims, group);
       },
       [&] { return composed::reduce_scatter_tensor_coalesced(inputs, reduce_op, group_size, group); },
@@ -116,55 +107,39 @@ Tensors reduce_scatter_tensor_coalesced(TensorList inputs, std::string_view redu
 Tensors reduce_scatter_along_dims_coalesced(TensorList inputs, const IValue& reduce_op, IntArrayRef dims,
                                             const IValue& group) {
   check_alike(inputs, "reduce_scatter_tensor_coalesced");
-  return route(
-      inputs, [&] { return autograd::reduce_scatter_coalesced(inputs, reduce_op, dims, group); },
-      [&] { return composed::reduce_scatter_along_dims_coalesced(inputs, reduce_op, dims, group); },
-      [&] { return call::reduce_scatter_along_dims_coalesced(inputs, reduce_op, dims, group); });
+  return route(inputs, autograd::reduce_scatter_coalesced, composed::reduce_scatter_along_dims_coalesced,
+               call::reduce_scatter_along_dims_coalesced, inputs, reduce_op, dims, group);
 }
 
 Tensor all_to_all_single(const Tensor& input, SymIntArrayRef output_splits, SymIntArrayRef input_splits,
                          const IValue& group) {
-  return route(
-      input, [&] { return autograd::all_to_all(input, output_splits, input_splits, group); },
-      [&] { return composed::all_to_all_single(input, output_splits, input_splits, group); },
-      [&] { return call::all_to_all_single(input, output_splits, input_splits, group); });
+  return route(input, autograd::all_to_all, composed::all_to_all_single, call::all_to_all_single, input,
+               output_splits, input_splits, group);
 }
 
 Tensor permute_tensor(const Tensor& input, IntArrayRef destinations, const IValue& group) {
-  return route(
-      input, [&] { return autograd::permute(input, destinations, group); },
-      [&] { return composed::permute_tensor(input, destinations, group); },
-      [&] { return call::permute_tensor(input, destinations, group); });
+  return route(input, autograd::permute, composed::permute_tensor, call::permute_tensor, input, destinations,
+               group);
 }
 
 Tensor broadcast(const Tensor& input, int64_t source, const IValue& group) {
-  return route(
-      input, [&] { return autograd::broadcast(input, source, group); },
-      [&] { return composed::broadcast(input, source, group); },
-      [&] { return call::broadcast(input, source, group); });
+  return route(input, autograd::broadcast, composed::broadcast, call::broadcast, input, source, group);
 }
 
 Tensor reduce(const Tensor& input, const IValue& reduce_op, int64_t destination, const IValue& group) {
-  return route(
-      input, [&] { return autograd::reduce(input, reduce_op, destination, group); },
-      [&] { return composed::reduce(input, reduce_op, destination, group); },
-      [&] { return call::reduce(input, reduce_op, destination, group); });
+  return route(input, autograd::reduce, composed::reduce, call::reduce, input, reduce_op, destination, group);
 }
 
 Tensor scatter(const Tensor& input, int64_t source, int64_t dim, const IValue& group,
                SplitSizes split_sizes) {
-  return route(
-      input, [&] { return autograd::scatter(input, source, dim, group, split_sizes); },
-      [&] { return composed::scatter(input, source, dim, group, split_sizes); },
-      [&] { return call::scatter(input, source, dim, group, split_sizes); });
+  return route(input, autograd::scatter, composed::scatter, call::scatter, input, source, dim, group,
+               split_sizes);
 }
 
 Tensor gather(const Tensor& input, int64_t destination, int64_t dim, const IValue& group,
               SplitSizes split_sizes) {
-  return route(
-      input, [&] { return autograd::gather(input, destination, dim, group, split_sizes); },
-      [&] { return composed::gather(input, destination, dim, group, split_sizes); },
-      [&] { return call::gather(input, destination, dim, group, split_sizes); });
+  return route(input, autograd::gather, composed::gather, call::gather, input, destination, dim, group,
+               split_sizes);
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 
 #include "comm/process_group.h"
 #include "comm/reduce_op.h"
+#include "ops/exchange.h"
 #include "ops/part_sizes.h"
 #include "ops/wire.h"
 
@@ -210,32 +211,21 @@ Tensor all_to_all_single(const Tensor& input, SymIntArrayRef output_splits, SymI
 }
 
 Tensor permute_tensor(const Tensor& input, IntArrayRef destinations, const IValue& group) {
-  const auto resolved = group_from_ivalue(group, "permute_tensor");
-  check_permute(destinations, *resolved);
-  const auto rank = resolved->getRank();
-  const auto numel = input.sym_numel();
-  SymSizes sent(resolved->getSize(), SymInt(0));
-  SymSizes received = sent;
-  int64_t num_received = 0;
-  for (size_t sender = 0; sender < destinations.size(); ++sender) {
-    if (static_cast<int64_t>(sender) == rank) {
-      sent[destinations[sender]] = numel;
+  const PermuteSplits splits(destinations, *group_from_ivalue(group, "permute_tensor"));
+  const auto numels = [&](const std::vector<int64_t>& num_tensors) {
+    SymSizes numels;
+    for (const auto count : num_tensors) {
+      numels.push_back(count == 0 ? SymInt(0) : input.sym_numel());
     }
-    if (destinations[sender] == rank) {
-      received[sender] = numel;
-      ++num_received;
-    }
-  }
-  auto flat = input.flatten();
-  if (rank >= static_cast<int64_t>(destinations.size())) {
-    flat = flat.narrow(0, 0, 0);
-  }
-  const auto out = exchange_flat(flat, received, sent, group);
-  if (num_received == 1) {
+    return numels;
+  };
+  const auto flat = splits.num_sent == 0 ? input.flatten().narrow(0, 0, 0) : input.flatten();
+  const auto out = exchange_flat(flat, numels(splits.received), numels(splits.sent), group);
+  if (splits.num_received == 1) {
     return out.view_symint(input.sym_sizes());
   }
   auto shape = input.dim() == 0 ? SymSizes{SymInt(1)} : input.sym_sizes().vec();
-  shape[0] = shape[0] * SymInt(num_received);
+  shape[0] = shape[0] * SymInt(splits.num_received);
   return out.view_symint(shape);
 }
 

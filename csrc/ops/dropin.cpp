@@ -10,6 +10,7 @@
 
 #include "ops/collectives.h"
 #include "ops/legacy.h"
+#include "ops/op_name.h"
 
 namespace funcol {
 namespace {
@@ -20,12 +21,6 @@ using Arguments = c10::ArrayRef<IValue>;
 
 // The kernels read their arguments from the stack, because group and reduce op are `str` or `Any` in the
 // schema, depending on the PyTorch minor.
-
-GroupPtr group_of_size(const IValue& group, const IValue& group_size, const char* op) {
-  auto found = group_from_ivalue(group, op);
-  check_group_size(*found, group_size.toInt(), op);
-  return found;
-}
 
 std::vector<int64_t> ints(const IValue& list) {
   if (list.isIntList()) {
@@ -66,32 +61,34 @@ IValue all_reduce_coalesced_(Arguments in, const char* op) {
 }
 
 IValue all_gather_into_tensor(Arguments in, const char* op) {
-  return sole(start_all_gather(in[0].toTensor(), 0, group_of_size(in[2], in[1], op)));
+  return sole(start_all_gather(in[0].toTensor(), 0, group_of_size(in[2], in[1].toInt(), op)));
 }
 
 IValue all_gather_into_tensor_out(Arguments in, const char* op) {
-  return sole(start_all_gather_out(in[0].toTensor(), in[3].toTensor(), group_of_size(in[2], in[1], op)));
+  return sole(
+      start_all_gather_out(in[0].toTensor(), in[3].toTensor(), group_of_size(in[2], in[1].toInt(), op)));
 }
 
 IValue all_gather_into_tensor_coalesced(Arguments in, const char* op) {
-  return as_registered(start_all_gather_coalesced(in[0].toTensorVector(), group_of_size(in[2], in[1], op)));
+  return as_registered(
+      start_all_gather_coalesced(in[0].toTensorVector(), group_of_size(in[2], in[1].toInt(), op)));
 }
 
 IValue reduce_scatter_tensor(Arguments in, const char* op) {
   return sole(start_reduce_scatter(in[0].toTensor(), reduce_op_from_ivalue(in[1], op), 0,
-                                   group_of_size(in[3], in[2], op)));
+                                   group_of_size(in[3], in[2].toInt(), op)));
 }
 
 IValue reduce_scatter_tensor_out(Arguments in, const char* op) {
   return sole(start_reduce_scatter_out(in[0].toTensor(), reduce_op_from_ivalue(in[1], op), in[4].toTensor(),
-                                       group_of_size(in[3], in[2], op)));
+                                       group_of_size(in[3], in[2].toInt(), op)));
 }
 
 IValue reduce_scatter_tensor_coalesced(Arguments in, const char* op) {
   const auto inputs = in[0].toTensorVector();
   const std::vector<int64_t> dims(inputs.size(), 0);
   return as_registered(start_reduce_scatter_coalesced(inputs, reduce_op_from_ivalue(in[1], op), dims,
-                                                      group_of_size(in[3], in[2], op)));
+                                                      group_of_size(in[3], in[2].toInt(), op)));
 }
 
 IValue all_to_all_single(Arguments in, const char* op) {
@@ -131,10 +128,8 @@ IValue wait_tensors(Arguments in, const char* /*op*/) {
 
 template <IValue (*kernel)(Arguments, const char*)>
 void boxed(const c10::OperatorHandle& op, Stack* stack) {
-  const auto& name = op.schema().name();
   const auto num_arguments = op.schema().arguments().size();
-  auto result =
-      kernel(torch::jit::last(*stack, num_arguments), name.c_str() + name.find("::") + sizeof("::") - 1);
+  auto result = kernel(torch::jit::last(*stack, num_arguments), unqualified_name(op).c_str());
   torch::jit::drop(*stack, num_arguments);
   stack->push_back(std::move(result));
 }

@@ -15,4 +15,15 @@ c10::intrusive_ptr<c10d::Work> exchange(const at::Tensor& source, const at::Tens
                                         std::vector<int64_t> output_splits, std::vector<int64_t> input_splits,
                                         c10d::ProcessGroup& group);
 
+// What this rank does in a permutation that sends the tensor of rank m to rank destinations[m], in whole
+// tensors: 1 for each rank that it sends to or gets from, 0 for the others. `destinations` is checked.
+struct PermuteSplits {
+  PermuteSplits(at::IntArrayRef destinations, const c10d::ProcessGroup& group);
+
+  std::vector<int64_t> sent;
+  std::vector<int64_t> received;
+  int64_t num_sent;
+  int64_t num_received;
+};
+
 }  // namespace funcol

@@ -18,12 +18,6 @@ namespace {
 using c10::IValue;
 using Tensors = std::vector<at::Tensor>;
 
-GroupPtr group_of_size(const IValue& group, int64_t group_size, const char* op) {
-  auto found = group_from_ivalue(group, op);
-  check_group_size(*found, group_size, op);
-  return found;
-}
-
 at::Tensor all_reduce(const at::Tensor& input, const IValue& reduce_op, const IValue& group) {
   return as_sole_pending(start_all_reduce(input, reduce_op_from_ivalue(reduce_op, "all_reduce"),
                                           group_from_ivalue(group, "all_reduce")));

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "comm/process_group.h"
+#include "ops/op_name.h"
 
 namespace funcol {
 namespace {
@@ -32,11 +33,6 @@ constexpr const char* kSchemas[] = {
     "all_to_all_single(Tensor input, SymInt[]? output_split_sizes, SymInt[]? input_split_sizes, str tag, "
     "int[] ranks, int group_size) -> Tensor",
 };
-
-std::string unqualified_name(const c10::OperatorHandle& op) {
-  const auto& name = op.schema().name();
-  return name.substr(name.find("::") + 2);
-}
 
 // Splits that were left out are equal shares of dim 0.
 void fill_in_splits(IValue& output_splits, IValue& input_splits, const at::Tensor& input,

@@ -7,6 +7,7 @@
 #include "compat/process_group.h"
 #include "ops/collectives.h"
 #include "ops/layout_change.h"
+#include "ops/parts.h"
 #include "ops/wire.h"
 
 namespace funcol {
@@ -76,6 +77,38 @@ Start start_reduce_scatter(const at::Tensor& input, const c10d::ReduceOp& reduce
     return compat::reduce_scatter_flat(target, wire_out, wire_in, options_for(reduce_op, input));
   });
   return {kOp, group, std::move(work), {std::move(source)}, {std::move(out)}, {}};
+}
+
+// As in the uneven gather, each part travels padded to the largest one.
+Start start_uneven_reduce_scatter(const at::Tensor& input, const c10d::ReduceOp& reduce_op, int64_t dim,
+                                  at::OptionalIntArrayRef split_sizes, const GroupPtr& group) {
+  constexpr auto kOp = "reduce_scatter_tensor";
+  if (!split_sizes.has_value()) {
+    return start_reduce_scatter(input, reduce_op, dim, group);
+  }
+  const BelowAutograd below_autograd;
+  check_has_dims(input, kOp);
+  check_reduction(input, reduce_op, *group, kOp);
+  const auto parts = Parts::of_whole(input.sizes(), wrap_dim(dim, input, kOp), split_sizes, *group, kOp);
+  if (parts.are_equal()) {
+    return start_reduce_scatter(input, reduce_op, dim, group);
+  }
+  if (agreement_is_checked()) {
+    agree(*group, kOp,
+          c10::str(reduce_op_name(reduce_op), ", dim=", parts.dim(), ", split_sizes=", *split_sizes),
+          describe_tensors(input));
+  }
+  settle(input);
+  auto source = parts.pack_padded(input);
+  auto received = fresh_tensor(parts.max_numel(), input);
+  auto wire_in = wire_for_reduction(source);
+  auto wire_out = wire_for_reduction(received);
+  auto work = on_backend(*group, input.device().type(), [&](auto& target) {
+    return compat::reduce_scatter_flat(target, wire_out, wire_in, options_for(reduce_op, input));
+  });
+  const auto rank = group->getRank();
+  auto out = received.narrow(0, 0, parts.numel(rank)).view(parts.shape(rank));
+  return {kOp, group, std::move(work), {std::move(source), std::move(received)}, {std::move(out)}, {}};
 }
 
 Start start_reduce_scatter_coalesced(at::TensorList inputs, const c10d::ReduceOp& reduce_op,

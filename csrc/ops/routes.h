@@ -10,15 +10,16 @@
 
 namespace funcol {
 
-// Runs a collective of `inputs` with nothing recorded: composed() where a layer watches, so that it sees ops
-// it knows; else called(), by the device's kernel.
-template <typename Composed, typename Called>
-auto run_unrecorded(at::TensorList inputs, const Composed& composed, const Called& called) {
+// Runs a collective of `inputs` with nothing recorded: by `composed` where a layer watches, so that it sees
+// ops it knows; else by `called`, the device's kernel. Both are functions of `arguments`.
+template <typename Composed, typename Called, typename... Arguments>
+auto run_unrecorded(at::TensorList inputs, const Composed& composed, const Called& called,
+                    const Arguments&... arguments) {
   if (has_active_layers() || std::any_of(inputs.begin(), inputs.end(), belongs_to_layer)) {
-    return composed();
+    return composed(arguments...);
   }
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  return called();
+  return called(arguments...);
 }
 
 }  // namespace funcol

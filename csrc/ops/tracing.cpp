@@ -14,17 +14,13 @@
 #include "async/async_tensor.h"
 #include "async/layers.h"
 #include "ops/composed.h"
+#include "ops/op_name.h"
 #include "ops/wire.h"
 
 namespace funcol {
 namespace {
 
 using c10::IValue;
-
-std::string unqualified_name(const c10::OperatorHandle& op) {
-  const auto& name = op.schema().name();
-  return name.substr(name.find("::") + 2);
-}
 
 bool waits_by_itself(const std::string& name) {
   return name != "isend" && name != "wait_tensor" && name != "wait_tensors";

@@ -1,0 +1,78 @@
+#include "layout/shards.h"
+
+#include <algorithm>
+
+namespace funcol {
+namespace {
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Appends the indices at [begin, end) of `whole`.
+void append_range(const Intervals& whole, int64_t begin, int64_t end, Intervals& out) {
+  int64_t seen = 0;
+  for (const auto& interval : whole) {
+    const int64_t from = std::max<int64_t>(begin - seen, 0);
+    const int64_t to = std::min(end - seen, interval.size);
+    if (from < to) {
+      if (!out.empty() && out.back().end() == interval.begin + from) {
+        out.back().size += to - from;
+      } else {
+        out.push_back({interval.begin + from, to - from});
+      }
+    }
+    seen += interval.size;
+  }
+}
+
+}  // namespace
+
+int64_t num_indices(const Intervals& intervals) {
+  int64_t sum = 0;
+  for (const auto& interval : intervals) {
+    sum += interval.size;
+  }
+  return sum;
+}
+
+Intervals cut(const Intervals& whole, int64_t num_ranks, int64_t index, int64_t split_factor) {
+  const int64_t size = num_indices(whole);
+  const int64_t piece = ceil_div(size, split_factor);
+  Intervals out;
+  for (int64_t begin = 0; begin < size; begin += piece) {
+    const int64_t end = std::min(begin + piece, size);
+    const int64_t chunk = ceil_div(end - begin, num_ranks);
+    append_range(whole, std::min(begin + index * chunk, end), std::min(begin + (index + 1) * chunk, end), out);
+  }
+  return out;
+}
+
+Intervals local_indices(const Layout& layout, const Mesh& mesh, int64_t dim, int64_t size,
+                        const Coordinate& coordinate) {
+  Intervals held;
+  if (size > 0) {
+    held.push_back({0, size});
+  }
+  for (const int64_t axis : layout.axes_of(dim)) {
+    held = cut(held, mesh.sizes[axis], coordinate[axis], layout.placements[axis].split_factor);
+  }
+  return held;
+}
+
+std::vector<int64_t> local_shape(const Layout& layout, const Mesh& mesh, const std::vector<int64_t>& shape,
+                                 const Coordinate& coordinate) {
+  std::vector<int64_t> local(shape.size());
+  for (size_t dim = 0; dim < shape.size(); ++dim) {
+    local[dim] = num_indices(local_indices(layout, mesh, static_cast<int64_t>(dim), shape[dim], coordinate));
+  }
+  return local;
+}
+
+int64_t longest_shard(int64_t size, int64_t num_ranks, int64_t split_factor) {
+  if (split_factor == 1 || size == 0) {
+    return ceil_div(size, num_ranks);
+  }
+  const int64_t piece = ceil_div(size, split_factor);
+  return size / piece * ceil_div(piece, num_ranks) + ceil_div(size % piece, num_ranks);
+}
+
+}  // namespace funcol

@@ -1,6 +1,7 @@
 #include "layout/layout.h"
 
 #include <algorithm>
+#include <ranges>
 #include <stdexcept>
 
 #include "layout/shards.h"
@@ -71,16 +72,16 @@ void check_order(const std::string& what, const Layout& layout) {
 // cuts after them has the product of their sizes as its split factor.
 bool order_of_strided(const Layout& layout, const Mesh& mesh, const std::vector<int64_t>& axes,
                       std::vector<int64_t>& order) {
-  for (auto axis = axes.rbegin(); axis != axes.rend(); ++axis) {
+  for (const int64_t axis : std::views::reverse(axes)) {
     int64_t cut_before = 1;
     size_t place = 0;
-    while (place < order.size() && cut_before != layout.placements[*axis].split_factor) {
+    while (place < order.size() && cut_before != layout.placements[axis].split_factor) {
       cut_before *= mesh.sizes[order[place++]];
     }
-    if (cut_before != layout.placements[*axis].split_factor) {
+    if (cut_before != layout.placements[axis].split_factor) {
       return false;
     }
-    order.insert(order.begin() + static_cast<std::ptrdiff_t>(place), *axis);
+    order.insert(order.begin() + static_cast<std::ptrdiff_t>(place), axis);
   }
   return true;
 }

@@ -1,7 +1,6 @@
 #include "layout/layout.h"
 
 #include <algorithm>
-#include <ranges>
 #include <stdexcept>
 
 #include "layout/shards.h"
@@ -72,7 +71,8 @@ void check_order(const std::string& what, const Layout& layout) {
 // cuts after them has the product of their sizes as its split factor.
 bool order_of_strided(const Layout& layout, const Mesh& mesh, const std::vector<int64_t>& axes,
                       std::vector<int64_t>& order) {
-  for (const int64_t axis : std::views::reverse(axes)) {
+  const std::vector<int64_t> inner_first(axes.rbegin(), axes.rend());
+  for (const int64_t axis : inner_first) {
     int64_t cut_before = 1;
     size_t place = 0;
     while (place < order.size() && cut_before != layout.placements[axis].split_factor) {

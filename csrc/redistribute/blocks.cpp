@@ -80,8 +80,9 @@ bool agree_on(const Coordinate& a, const Coordinate& b, const std::vector<int64_
 }
 
 // How the cuts of dim `dim` make up what the rank wants of it.
-std::vector<Piece> pieces_of(const Mesh& mesh, const Layout& before, int64_t dim, int64_t size, const Intervals& wanted,
-                             const std::vector<int64_t>& axes, int64_t num_cuts, Coordinate coordinate) {
+std::vector<Piece> pieces_of(const Mesh& mesh, const Layout& before, int64_t dim, int64_t size,
+                             const Intervals& wanted, const std::vector<int64_t>& axes, int64_t num_cuts,
+                             Coordinate coordinate) {
   struct Placed {
     int64_t position;
     Piece piece;
@@ -98,7 +99,8 @@ std::vector<Piece> pieces_of(const Mesh& mesh, const Layout& before, int64_t dim
       seen += place.size;
     }
   }
-  std::sort(placed.begin(), placed.end(), [](const Placed& a, const Placed& b) { return a.position < b.position; });
+  std::sort(placed.begin(), placed.end(),
+            [](const Placed& a, const Placed& b) { return a.position < b.position; });
   std::vector<Piece> pieces;
   for (const auto& [position, piece] : placed) {
     pieces.push_back(piece);
@@ -121,9 +123,10 @@ void append(Intervals& intervals, const Interval& next) {
 
 Intervals positions(const Intervals& wanted, const Intervals& held) {
   Intervals found;
-  for_each_common_run(wanted, held, [&](int64_t /*begin*/, int64_t size, int64_t /*in_wanted*/, int64_t in_held) {
-    append(found, {in_held, size});
-  });
+  for_each_common_run(wanted, held,
+                      [&](int64_t /*begin*/, int64_t size, int64_t /*in_wanted*/, int64_t in_held) {
+                        append(found, {in_held, size});
+                      });
   return found;
 }
 
@@ -149,16 +152,16 @@ int64_t Exchange::source(const std::vector<int64_t>& cuts) const {
   return sources[place];
 }
 
-Exchange plan_exchange(const Mesh& mesh, const Layout& before, const Layout& after, const std::vector<int64_t>& shape,
-                       const GroupRanks& ranks) {
+Exchange plan_exchange(const Mesh& mesh, const Layout& before, const Layout& after,
+                       const std::vector<int64_t>& shape, const GroupRanks& ranks) {
   std::vector<int64_t> replicating;
   for (int64_t axis = 0; axis < mesh.num_axes(); ++axis) {
-    if (!contains(ranks.axes(), axis)) {
+    if (!contains(ranks.axes(), axis) || mesh.sizes[axis] == 1) {
       continue;
     }
     if (before.placements[axis].is_partial() || after.placements[axis].is_partial()) {
-      throw std::logic_error("plan_exchange: partial values cannot be exchanged, from " + to_string(before) + " to " +
-                             to_string(after));
+      throw std::logic_error("plan_exchange: partial values cannot be exchanged, from " + to_string(before) +
+                             " to " + to_string(after));
     }
     if (before.placements[axis].is_replicate()) {
       replicating.push_back(axis);
@@ -199,8 +202,8 @@ Exchange plan_exchange(const Mesh& mesh, const Layout& before, const Layout& aft
     }
     num_blocks *= num_cuts;
     exchange.num_cuts.push_back(num_cuts);
-    exchange.pieces.push_back(pieces_of(mesh, before, static_cast<int64_t>(dim), shape[dim], wanted[dim], axes[dim],
-                                        num_cuts, ranks.own()));
+    exchange.pieces.push_back(pieces_of(mesh, before, static_cast<int64_t>(dim), shape[dim], wanted[dim],
+                                        axes[dim], num_cuts, ranks.own()));
   }
   for (int64_t block = 0; block < num_blocks; ++block) {
     auto coordinate = ranks.own();

@@ -46,8 +46,8 @@ at::Tensor Execution::run(const at::Tensor& local, bool async_op, const MaskHook
   return result;
 }
 
-at::Tensor execute(const Plan& plan, const at::Tensor& local, const AxisGroups& groups, const Coordinate& coordinate,
-                   bool async_op, const MaskHooks& masks) {
+at::Tensor execute(const Plan& plan, const at::Tensor& local, const AxisGroups& groups,
+                   const Coordinate& coordinate, bool async_op, const MaskHooks& masks) {
   return Execution(plan, groups, coordinate).run(local, async_op, masks);
 }
 

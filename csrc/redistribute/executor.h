@@ -1,10 +1,11 @@
 // Runs a plan on the tensor of one rank.
 //
-// Steps follow each other on pending tensors: none waits on its own account, and the last stays pending. Every step goes
-// through the dispatcher, so that modes, tracers and autograd see the collectives and the layout changes around them.
+// Steps follow each other on pending tensors: none waits on its own account, and the last stays pending.
+// Every step goes through the dispatcher, so that modes, tracers and autograd see the collectives and the
+// layout changes around them.
 //
-// Worked case, (5, 3) S(0)S(0) -> RR on 2 x 2 ranks, one all_gather over both axes: the ranks hold rows 0 1, 2, 3, 4,
-// so the gather has split_sizes 2, 1, 1, 1.
+// Worked case, (5, 3) S(0)S(0) -> RR on 2 x 2 ranks, one all_gather over both axes: the ranks hold rows 0 1,
+// 2, 3, 4, so the gather has split_sizes 2, 1, 1, 1.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,8 +22,9 @@ namespace funcol {
 
 // A process group along axes of a mesh.
 struct AxisGroup {
-  c10::IValue group;             // as the funcol ops take it: a name, or a ProcessGroup
-  std::vector<int64_t> members;  // as GroupRanks takes them; empty if the ranks count up along the last axis first
+  c10::IValue group;  // as the funcol ops take it: a name, or a ProcessGroup
+  std::vector<int64_t>
+      members;  // as GroupRanks takes them; empty if the ranks count up along the last axis first
 };
 using AxisGroups = std::map<AxisSet, AxisGroup>;
 
@@ -43,9 +45,9 @@ class Execution {
   Execution(Execution&&) noexcept;
   Execution& operator=(Execution&&) noexcept;
 
-  // The rank's tensor in the plan's dst layout: contiguous, its memory shared with `local` only if the plan has no
-  // steps, in which case it is `local`. Pending if `async_op` and the last step communicates. ValueError, before
-  // anything is sent, if `local` has not the shape that the plan's src layout gives it.
+  // The rank's tensor in the plan's dst layout: contiguous, its memory shared with `local` only if the plan
+  // has no steps, in which case it is `local`. Pending if `async_op` and the last step communicates.
+  // ValueError, before anything is sent, if `local` has not the shape that the plan's src layout gives it.
   at::Tensor run(const at::Tensor& local, bool async_op, const MaskHooks& masks = {}) const;
 
  private:
@@ -56,7 +58,7 @@ class Execution {
 };
 
 // Execution(plan, groups, coordinate).run(local, async_op, masks).
-at::Tensor execute(const Plan& plan, const at::Tensor& local, const AxisGroups& groups, const Coordinate& coordinate,
-                   bool async_op, const MaskHooks& masks = {});
+at::Tensor execute(const Plan& plan, const at::Tensor& local, const AxisGroups& groups,
+                   const Coordinate& coordinate, bool async_op, const MaskHooks& masks = {});
 
 }  // namespace funcol

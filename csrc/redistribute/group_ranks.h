@@ -1,7 +1,7 @@
 // The ranks of a process group that runs along axes of a mesh, as coordinates.
 //
-// Worked case, axes {0, 2} of a 2 x 3 x 2 mesh, seen by the rank at (1, 2, 0): group ranks 0 to 3 are (0, 2, 0),
-// (0, 2, 1), (1, 2, 0), (1, 2, 1).
+// Worked case, axes {0, 2} of a 2 x 3 x 2 mesh, seen by the rank at (1, 2, 0): group ranks 0 to 3 are (0, 2,
+// 0), (0, 2, 1), (1, 2, 0), (1, 2, 1).
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@ namespace funcol {
 
 class GroupRanks {
  public:
-  // `members[r]` is the place of group rank r when the ranks count up along the last axis first; empty if the group
-  // ranks do so themselves.
+  // `members[r]` is the place of group rank r when the ranks count up along the last axis first; empty if the
+  // group ranks do so themselves.
   GroupRanks(const Mesh& mesh, AxisSet axes, Coordinate own, std::vector<int64_t> members = {});
 
   int64_t size() const { return static_cast<int64_t>(coordinates_.size()); }

@@ -20,13 +20,17 @@ using c10::IValue;
 // A step together with what it means for one rank of its group.
 struct View {
   View(const Plan& plan, const Step& step, const AxisGroups& groups, const Coordinate& coordinate)
-      : mesh(plan.mesh), step(step), shape(plan.shape), group(find(plan, step, groups)),
+      : mesh(plan.mesh),
+        step(step),
+        shape(plan.shape),
+        group(find(plan, step, groups)),
         ranks(plan.mesh, step.axes, coordinate, group == nullptr ? std::vector<int64_t>() : group->members) {}
 
   static const AxisGroup* find(const Plan& plan, const Step& step, const AxisGroups& groups) {
     const auto found = groups.find(step.axes);
-    TORCH_CHECK_VALUE(found != groups.end() || !communicates(step.kind), "funcol::redistribute: no process group for ",
-                      to_string(step, plan.mesh), ". Plan with the merged axes that have one.");
+    TORCH_CHECK_VALUE(found != groups.end() || !communicates(step.kind),
+                      "funcol::redistribute: no process group for ", to_string(step, plan.mesh),
+                      ". Plan with the merged axes that have one.");
     return found == groups.end() ? nullptr : &found->second;
   }
 
@@ -38,11 +42,11 @@ struct View {
   }
   int64_t num_dims() const { return static_cast<int64_t>(shape.size()); }
 
-  // The axes of the step, first to last.
+  // The axes of the step that hold several ranks, first to last.
   std::vector<int64_t> axes() const {
     std::vector<int64_t> found;
     for (int64_t axis = 0; axis < mesh.num_axes(); ++axis) {
-      if (contains(step.axes, axis)) {
+      if (contains(step.axes, axis) && mesh.sizes[axis] > 1) {
         found.push_back(axis);
       }
     }
@@ -63,8 +67,9 @@ struct View {
   }
 
   [[noreturn]] void contradict(const char* why) const {
-    TORCH_INTERNAL_ASSERT(false, "funcol::redistribute: ", to_string(step, mesh), " from ", to_string(step.before),
-                          " to ", to_string(step.after), " of ", at::IntArrayRef(shape), ": ", why);
+    TORCH_INTERNAL_ASSERT(false, "funcol::redistribute: ", to_string(step, mesh), " from ",
+                          to_string(step.before), " to ", to_string(step.after), " of ",
+                          at::IntArrayRef(shape), ": ", why);
   }
 
   const Mesh& mesh;
@@ -200,8 +205,8 @@ class ReduceScatter final : public LocalStep {
   }
 
   Value run(const Value& value, const MaskHooks& /*masks*/) const override {
-    const auto scattered = call::reduce_scatter_along_dim(select(value.tensor, reorder_), reduction_.name, dim_,
-                                                          group_, sizes_.for_op());
+    const auto scattered = call::reduce_scatter_along_dim(select(value.tensor, reorder_), reduction_.name,
+                                                          dim_, group_, sizes_.for_op());
     return {reduction_.finish(scattered), false};
   }
 
@@ -336,12 +341,19 @@ class Embed final : public LocalStep {
 
 class Mask final : public LocalStep {
  public:
-  Mask(const View& view, bool applies) : axes_(view.axes()), applies_(applies) {}
+  Mask(const View& view, bool applies) : applies_(applies) {
+    for (int64_t axis = 0; axis < view.mesh.num_axes(); ++axis) {
+      if (contains(view.step.axes, axis)) {
+        axes_.push_back(axis);
+      }
+    }
+  }
 
   Value run(const Value& value, const MaskHooks& masks) const override {
     auto tensor = value.tensor;
     const auto& hook = applies_ ? masks.apply : masks.mask;
-    TORCH_CHECK_NOT_IMPLEMENTED(hook, "funcol::redistribute: the plan has a masked partial, but nothing says what "
+    TORCH_CHECK_NOT_IMPLEMENTED(hook,
+                                "funcol::redistribute: the plan has a masked partial, but nothing says what "
                                 "its mask is. Redistribute specs that hold PyTorch's _MaskPartial.");
     for (const int64_t axis : axes_) {
       tensor = hook(tensor, axis);

@@ -21,7 +21,8 @@ class LocalStep {
   virtual Value run(const Value& value, const MaskHooks& masks) const = 0;
 };
 
-// The rank at `coordinate` takes `step` of `plan`. Throws if the plan contradicts itself or a group is missing.
+// The rank at `coordinate` takes `step` of `plan`. Throws if the plan contradicts itself or a group is
+// missing.
 std::unique_ptr<LocalStep> make_local_step(const Plan& plan, const Step& step, const AxisGroups& groups,
                                            const Coordinate& coordinate);
 

@@ -41,8 +41,8 @@ c10::Scalar neutral_element(PartialOp op, c10::ScalarType dtype) {
                      : (c10::isSignedType(dtype) ? c10::Scalar(int64_t{-1}) : largest(dtype));
     case PartialOp::kMin:
     case PartialOp::kMax:
-      TORCH_CHECK_TYPE(!c10::isComplexType(dtype), "funcol::redistribute: P(", std::string(to_string(op)), ") of ",
-                       dtype, ": complex numbers have no order. Use P(sum).");
+      TORCH_CHECK_TYPE(!c10::isComplexType(dtype), "funcol::redistribute: P(", std::string(to_string(op)),
+                       ") of ", dtype, ": complex numbers have no order. Use P(sum).");
       if (is_bool) {
         return op == PartialOp::kMin;
       }

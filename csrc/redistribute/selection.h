@@ -11,7 +11,8 @@ namespace funcol {
 at::Tensor select(const at::Tensor& tensor, const Selection& selection);
 bool select_copies(const Selection& selection);
 
-// Packs and unpacks what one rank sends and gets in an exchange, in flat tensors with a block a rank, in rank order.
+// Packs and unpacks what one rank sends and gets in an exchange, in flat tensors with a block a rank, in rank
+// order.
 class BlockTransport {
  public:
   explicit BlockTransport(Exchange exchange);

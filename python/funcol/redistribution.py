@@ -1,7 +1,8 @@
 """Redistribution of sharded tensors: from one layout on a ``DeviceMesh`` to another.
 
-The steps are those of a least-cost plan (:func:`funcol.plan_redistribution`), which is remembered by value. Sizes
-need not divide, shards may be strided, and axes may cut a dim in any order; the shards are exact in every case.
+The steps are those of a least-cost plan (:func:`funcol.plan_redistribution`), which is remembered by value.
+Sizes need not divide, shards may be strided, and axes may cut a dim in any order; the shards are exact in
+every case.
 
 PyTorch counterpart: ``torch.distributed.tensor._redistribute``.
 """
@@ -9,6 +10,7 @@ PyTorch counterpart: ``torch.distributed.tensor._redistribute``.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -36,19 +38,17 @@ def redistribute_local_tensor(
     """This rank's tensor under ``dst_spec``, from the one it holds under ``src_spec``.
 
     All ranks of the mesh call it alike. Returns a contiguous tensor that shares no memory with ``local``, or
-    ``local`` itself if there is nothing to do, or if the rank is not part of the mesh. With ``async_op`` the result may
-    be pending and waits at its first use.
+    ``local`` itself if there is nothing to do, or if the rank is not part of the mesh. With ``async_op`` the
+    result may be pending and waits at its first use.
 
-    ``cost_model`` says what is cheap (default: latency and bandwidth of one host); ``max_bytes`` bounds the memory of
-    every step. ``ValueError``, before anything is sent, if ``local`` has not the shape that ``src_spec`` gives this
-    rank, if a spec contradicts itself, or if no plan stays within ``max_bytes``; ``NotImplementedError`` for two
-    different meshes and for placements of unknown kinds.
+    ``cost_model`` says what is cheap (default: latency and bandwidth of one host); ``max_bytes`` bounds the
+    memory of every step. ``ValueError``, before anything is sent, if ``local`` has not the shape that
+    ``src_spec`` gives this rank, if a spec contradicts itself, or if no plan stays within ``max_bytes``;
+    ``NotImplementedError`` for two different meshes and for placements of unknown kinds.
 
     PyTorch counterpart: ``torch.distributed.tensor._redistribute.redistribute_local_tensor``.
     """
-    result: Tensor = _C.redistribute_local_tensor(
-        local, src_spec, dst_spec, async_op, cost_model, max_bytes
-    )
+    result: Tensor = _C.redistribute_local_tensor(local, src_spec, dst_spec, async_op, cost_model, max_bytes)
     return result
 
 
@@ -64,37 +64,64 @@ def redistribute(
     cost_model: Any = None,
     max_bytes: int | None = None,
 ) -> DTensor:
-    """``dtensor`` with other ``placements``, one for each axis of its mesh. All ranks of the mesh call it alike.
+    """``dtensor`` with other ``placements``, one for each axis of its mesh. All ranks of the mesh call it
+    alike.
 
-    ``shard_order`` lists ``(dim, axes)``: which axes cut the dim, first cut first; by default axes cut in the order of
-    the mesh. ``forward_dtype`` is the dtype that is sent and that the result has; ``backward_dtype`` the one in which the
-    gradient is sent (default: the input's), which then gets the dtype of the input. ``async_op``, ``cost_model``,
-    ``max_bytes`` and the errors are those of :func:`redistribute_local_tensor`.
+    ``shard_order`` lists ``(dim, axes)``: which axes cut the dim, first cut first; by default axes cut in the
+    order of the mesh. ``forward_dtype`` is the dtype that is sent and that the result has; ``backward_dtype``
+    the one in which the gradient is sent (default: the input's), which then gets the dtype of the input.
+    ``async_op``, ``cost_model``, ``max_bytes`` and the errors are those of :func:`redistribute_local_tensor`.
 
     Differentiable any number of times. The gradient has the placements of ``dtensor``, but replicates where
     ``dtensor`` is partial and its own gradient is not.
 
-    PyTorch counterpart: ``DTensor.redistribute``; that refuses most partial targets, which are exact here: reducing them
-    gives the same value.
+    PyTorch counterpart: ``DTensor.redistribute``; that refuses most partial targets, which are exact here:
+    reducing them gives the same value.
     """
     if not isinstance(dtensor, DTensor):
         raise TypeError(f"funcol::redistribute: got a {type(dtensor).__name__}, expected a DTensor.")
     if placements is None:
         raise ValueError("funcol::redistribute: no placements. Pass one for each axis of the mesh.")
     src = dtensor._spec
-    assert src.tensor_meta is not None
-    meta = _meta_of(dtensor, forward_dtype or src.tensor_meta.dtype)
-    dst = DTensorSpec(
-        device_mesh or src.mesh,
-        tuple(_counted_from_0(placement, dtensor.dim()) for placement in placements),
-        tensor_meta=meta,
-        shard_order=None  # type: ignore[arg-type]
-        if shard_order is None
-        else tuple(ShardOrderEntry(dim, tuple(axes)) for dim, axes in sorted(shard_order)),
-    )
+    placements = tuple(placements)
+    mesh = device_mesh or src.mesh
+    order = None if shard_order is None else tuple((dim, tuple(axes)) for dim, axes in sorted(shard_order))
+    find_target = _target if torch.compiler.is_compiling() or _has_symbols(dtensor) else _known_target
+    dst = find_target(src, mesh, placements, order, forward_dtype)
+    records = torch.is_grad_enabled() and dtensor.requires_grad
+    if not records and forward_dtype is None:
+        local = redistribute_local_tensor(
+            dtensor._local_tensor, src, dst, async_op=async_op, cost_model=cost_model, max_bytes=max_bytes
+        )
+        return _dtensor(local, dst, requires_grad=False)
     how = _How(async_op, cost_model, max_bytes)
     result: DTensor = _Redistribute.apply(dtensor, dst, backward_dtype, how)  # type: ignore[no-untyped-call]
     return result
+
+
+def _has_symbols(dtensor: DTensor) -> bool:
+    return any(type(size) is not int for size in dtensor.shape)
+
+
+def _target(
+    src: DTensorSpec,
+    mesh: DeviceMesh,
+    placements: tuple[Placement, ...],
+    order: tuple[tuple[int, tuple[int, ...]], ...] | None,
+    dtype: torch.dtype | None,
+) -> DTensorSpec:
+    """The spec of what becomes of a tensor of ``src``; another dtype than its own if there is one."""
+    meta = src.tensor_meta
+    assert meta is not None
+    return DTensorSpec(
+        mesh,
+        tuple(_counted_from_0(placement, len(meta.shape)) for placement in placements),
+        tensor_meta=TensorMeta(meta.shape, meta.stride, dtype or meta.dtype),
+        shard_order=None if order is None else tuple(ShardOrderEntry(*entry) for entry in order),  # type: ignore[arg-type]
+    )
+
+
+_known_target = functools.lru_cache(maxsize=1024)(_target)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,7 +190,9 @@ class _RedistributeGradient(torch.autograd.Function):
 
 
 def _dtensor(local: Tensor, spec: DTensorSpec, requires_grad: bool) -> DTensor:
-    return DTensor(local, spec, requires_grad=requires_grad)  # type: ignore[call-arg]
+    # Not by DTensor(...): its __init__ does nothing, but takes two thirds of the time.
+    result: DTensor = DTensor.__new__(DTensor, local, spec, requires_grad=requires_grad)
+    return result
 
 
 def _meta_of(tensor: Tensor, dtype: torch.dtype) -> TensorMeta:
@@ -200,7 +229,8 @@ def _axis_group(mesh: DeviceMesh, axes: int) -> tuple[str, list[int]]:
 
 
 def _apply_mask(placement: Any, tensor: Tensor, mesh: DeviceMesh, axis: int) -> Tensor:
-    """What a masked partial reduces: ``tensor`` with zeros where another rank has the row. Ends the mask's use."""
+    """What a masked partial reduces: ``tensor`` with zeros where another rank has the row. Ends the mask's
+    use."""
     masked = tensor.clone()
     placement.mask_buffer.apply_mask(masked)
     placement.mask_buffer.release_mask()
@@ -208,6 +238,7 @@ def _apply_mask(placement: Any, tensor: Tensor, mesh: DeviceMesh, axis: int) -> 
 
 
 def _mask(placement: Any, tensor: Tensor, mesh: DeviceMesh, axis: int) -> Tensor:
-    """The indices of ``tensor`` within this rank's rows; keeps the mask of the others for :func:`_apply_mask`."""
+    """The indices of ``tensor`` within this rank's rows; keeps the mask of the others for
+    :func:`_apply_mask`."""
     result: Tensor = placement._partition_value(tensor, mesh, axis)
     return result

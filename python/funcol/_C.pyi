@@ -191,8 +191,8 @@ class Plan:
     ) -> tuple[tuple[tuple[int, int], ...], ...]:
         """What the rank at ``coordinate`` of the mesh holds after that many steps.
 
-        For each dim the indices that it holds, as pairs (first index, how many). ``ValueError`` if the plan has
-        fewer steps or the mesh no such rank.
+        For each dim the indices that it holds, as pairs (first index, how many). ``ValueError`` if the plan
+        has fewer steps or the mesh no such rank.
         """
 
 def mesh_of(mesh: Any) -> Mesh: ...

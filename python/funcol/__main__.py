@@ -1,4 +1,4 @@
-"""``python -m funcol``: what this installation is made of, plans of redistributions, and what a mesh costs."""
+"""``python -m funcol``: what is installed, plans of redistributions, and what a mesh costs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``torchrun ... -m funcol calibrate``: measures what collectives cost on the running mesh, for ``AlphaBeta``."""
+"""``torchrun ... -m funcol calibrate``: measures what collectives cost on a mesh, for ``AlphaBeta``."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def add_to(commands: Any) -> None:
     command = commands.add_parser(
         "calibrate",
         help="measure the collectives of a running mesh, for `plan --cost-model`",
-        description="Measures every collective along every axis of the mesh at several sizes, fits latency and "
-        "bandwidth, and writes the file that AlphaBeta.load reads. Run it on all ranks.",
+        description="Measures every collective along every axis of the mesh at several sizes, fits latency "
+        "and bandwidth, and writes the file that AlphaBeta.load reads. Run it on all ranks.",
         epilog="example: torchrun --nproc-per-node 4 -m funcol calibrate --mesh dp=2,tp=2 --out costs.json",
     )
     command.add_argument("--mesh", required=True, metavar="NAME=RANKS,...", help="the axes: dp=2,tp=2")
@@ -49,28 +49,22 @@ def add_to(commands: Any) -> None:
 
 def _run(arguments: argparse.Namespace) -> None:
     axes = mesh_of(arguments.mesh)
-    num_ranks = int(os.environ.get("WORLD_SIZE", "1"))
-    if math.prod(axes.sizes) != num_ranks:
+    num_ranks = math.prod(axes.sizes)
+    if os.environ.get("WORLD_SIZE") != str(num_ranks):
         raise ValueError(
-            f"the mesh {arguments.mesh} has {math.prod(axes.sizes)} ranks, {num_ranks} run. Start as many: "
-            f"torchrun --nproc-per-node {math.prod(axes.sizes)} -m funcol calibrate ..."
+            f"the mesh {arguments.mesh} has {num_ranks} ranks, WORLD_SIZE is "
+            f"{os.environ.get('WORLD_SIZE', 'not set')}. Start as many ranks as the mesh has: "
+            f"torchrun --nproc-per-node {num_ranks} -m funcol calibrate ..."
         )
     folder = arguments.out.resolve().parent
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder} to write {arguments.out.name} to. Make it first.")
-    os.environ.setdefault("RANK", "0")
     if arguments.device == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    store = dist.HashStore() if "MASTER_ADDR" not in os.environ else None
-    dist.init_process_group(
-        "nccl" if arguments.device == "cuda" else "gloo",
-        store=store,
-        rank=int(os.environ["RANK"]),
-        world_size=num_ranks,
-    )
+    dist.init_process_group("nccl" if arguments.device == "cuda" else "gloo")
     try:
         mesh = init_device_mesh(arguments.device, axes.sizes, mesh_dim_names=axis_names(axes))
-        report = print_line if dist.get_rank() == 0 else ignore_line
+        report = _print_line if dist.get_rank() == 0 else _ignore_line
         sizes, num_runs = (QUICK_SIZES, NUM_QUICK_RUNS) if arguments.quick else (SIZES, NUM_RUNS)
         model = measure(mesh, sizes, num_runs, report)
         if dist.get_rank() == 0:
@@ -81,12 +75,12 @@ def _run(arguments: argparse.Namespace) -> None:
         dist.destroy_process_group()
 
 
-def print_line(line: str) -> None:
+def _print_line(line: str) -> None:
     """Prints at once, also into a pipe."""
     print(line, flush=True)
 
 
-def ignore_line(line: str) -> None:
+def _ignore_line(line: str) -> None:
     """Only one rank reports."""
 
 
@@ -95,24 +89,21 @@ def measure(
 ) -> AlphaBeta:
     """Latency and bandwidth of every axis and collective of ``mesh``, fitted to messages of ``sizes`` bytes.
 
-    A collective: every rank calls it. A time is the median of ``num_runs`` runs on the slowest rank, so that all
-    ranks get the same model. ``report`` is told each figure.
+    A collective: every rank calls it. A time is the median of ``num_runs`` runs on the slowest rank, so that
+    all ranks get the same model. ``report`` is told each figure.
     """
     assert mesh.mesh_dim_names is not None
-    axes = {}
-    for axis, name in enumerate(mesh.mesh_dim_names):
-        links = {}
-        for kind in COLLECTIVES:
-            links[kind] = _measured(mesh, axis, kind, sizes, num_runs)
-            report(f"{name} {kind}: {_described(links[kind])}")
-        axes[name] = AxisCost(mesh.size(axis), **links)
+    axes = {
+        name: AxisCost(mesh.size(axis), **_measured_axis(mesh, axis, sizes, num_runs, report))
+        for axis, name in enumerate(mesh.mesh_dim_names)
+    }
     copy = fit(_agreed([(size, _copy_time(mesh, size, num_runs)) for size in sizes], mesh))
     report(f"copy: {_described(copy)}")
     return AlphaBeta(axes, copy)
 
 
 def fit(samples: Sequence[tuple[float, float]]) -> LinkCost:
-    """The latency and bandwidth, neither negative, whose times are nearest to ``samples`` (bytes, microseconds).
+    """Latency and bandwidth, neither negative, that come nearest to ``samples``: (bytes, microseconds).
 
     Nearest by relative error: the small messages say what the latency is, the large ones the bandwidth.
     """
@@ -135,16 +126,29 @@ def fit(samples: Sequence[tuple[float, float]]) -> LinkCost:
     return LinkCost(latency_us, 1 / (1e3 * max(us_per_byte, slowest)))
 
 
+def _measured_axis(
+    mesh: DeviceMesh, axis: int, sizes: Sequence[int], num_runs: int, report: Callable[[str], None]
+) -> dict[str, LinkCost]:
+    assert mesh.mesh_dim_names is not None
+    name = mesh.mesh_dim_names[axis]
+    if mesh.size(axis) == 1:
+        report(f"{name}: one rank, no plan sends along it")
+        return dict.fromkeys(COLLECTIVES, LinkCost(0.0, MOST_GIGABYTES_PER_S))
+    links = {}
+    for kind in COLLECTIVES:
+        links[kind] = _measured(mesh, axis, kind, sizes, num_runs)
+        report(f"{name} {kind}: {_described(links[kind])}")
+    return links
+
+
 def _measured(mesh: DeviceMesh, axis: int, kind: str, sizes: Sequence[int], num_runs: int) -> LinkCost:
     num_ranks = mesh.size(axis)
-    if num_ranks == 1:
-        return LinkCost(0.0, MOST_GIGABYTES_PER_S)  # Plans have no step along an axis of one rank.
     group = mesh.get_group(axis)
     samples = []
     for size in sizes:
         whole = max(size // 4 // num_ranks, 1) * num_ranks
         start, sent = _collective(kind, whole, num_ranks, group, mesh.device_type)
-        samples.append((sent, _median_us(lambda start=start: wait_tensor(start()), mesh, num_runs, group)))
+        samples.append((sent, _median_us(start, mesh, num_runs, group)))
     return fit(_agreed(samples, mesh))
 
 
@@ -171,7 +175,7 @@ def _copy_time(mesh: DeviceMesh, size: int, num_runs: int) -> float:
 
 
 def _median_us(
-    run: Callable[[], Any], mesh: DeviceMesh, num_runs: int, group: dist.ProcessGroup | None
+    run: Callable[[], Tensor], mesh: DeviceMesh, num_runs: int, group: dist.ProcessGroup | None
 ) -> float:
     def times() -> Iterator[float]:
         for _ in range(NUM_WARMUPS + num_runs):
@@ -179,7 +183,7 @@ def _median_us(
                 dist.barrier(group)
             _finish_device(mesh)
             begin = time.perf_counter()
-            run()
+            wait_tensor(run())
             _finish_device(mesh)
             yield 1e6 * (time.perf_counter() - begin)
 

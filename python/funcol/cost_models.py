@@ -1,4 +1,4 @@
-"""What steps of a redistribution cost: numbers that plans are compared by, and the file that keeps measured ones."""
+"""Cost models that plans of redistributions are compared by, and the file that keeps a measured one."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class LinkCost:
 class AxisCost:
     """The collectives along a mesh axis of ``size`` ranks.
 
-    Bytes are what the busiest rank sends: ``(size - 1) / size`` of the gathered, scattered or exchanged tensor,
-    twice that for an all_reduce, the whole tensor for a permute.
+    Bytes are what the busiest rank sends: ``(size - 1) / size`` of the gathered, scattered or exchanged
+    tensor, twice that for an all_reduce, the whole tensor for a permute.
     """
 
     size: int
@@ -50,8 +50,8 @@ class AxisCost:
 class AlphaBeta:
     """Latency and bandwidth of every mesh axis and collective, and of local copies; plans cost microseconds.
 
-    ``python -m funcol calibrate`` measures one on a running mesh. PyTorch's counterpart is ``MeshTopoInfo``, which
-    has one latency and one bandwidth a mesh dim.
+    ``python -m funcol calibrate`` measures one on a running mesh. PyTorch's counterpart is ``MeshTopoInfo``,
+    which has one latency and one bandwidth a mesh dim.
     """
 
     axes: Mapping[str, AxisCost]
@@ -59,7 +59,7 @@ class AlphaBeta:
 
     @classmethod
     def load(cls, path: str | Path) -> AlphaBeta:
-        """Reads what :meth:`save` wrote. ``ValueError`` names the key that is missing, unknown or no number."""
+        """Reads what :meth:`save` wrote. ``ValueError`` names the key that is missing, unknown or wrong."""
         what = f"AlphaBeta.load: {path}"
         try:
             content = json.loads(Path(path).read_text())
@@ -82,13 +82,13 @@ class AlphaBeta:
         Path(path).write_text(json.dumps({"axes": axes, "copy": vars(self.copy)}, indent=2) + "\n")
 
     def for_mesh(self, mesh: _C.Mesh) -> _C.AlphaBeta:
-        """The costs in the order of the axes of ``mesh``; ``ValueError`` if its axes or their sizes are others."""
+        """The costs in the order of the axes of ``mesh``; ``ValueError`` if it has others or other sizes."""
         sizes = dict(zip(axis_names(mesh), mesh.sizes, strict=True))
         known = {name: axis.size for name, axis in self.axes.items()}
         if sizes != known:
             raise ValueError(
-                f"AlphaBeta: the cost model is for a mesh of {_listed(known)}, the mesh is {_listed(sizes)}. Measure "
-                "this mesh with `python -m funcol calibrate`, or pass the model of its axes."
+                f"AlphaBeta: the cost model is for a mesh of {_listed(known)}, the mesh is {_listed(sizes)}. "
+                "Measure this mesh with `python -m funcol calibrate`, or pass the model of its axes."
             )
         costs = [
             _C.AxisCost(*(getattr(self.axes[name], kind)._in_us_per_byte() for kind in COLLECTIVES))

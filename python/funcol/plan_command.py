@@ -16,9 +16,9 @@ def add_to(commands: Any) -> None:
     command = commands.add_parser(
         "plan",
         help="the steps of least cost from one layout of a tensor to another",
-        description="Prints the steps of least cost that turn SRC into DST, and PyTorch's greedy plan. Needs no "
-        "process group.",
-        epilog='example: python -m funcol plan --mesh dp=2,tp=4 --shape 1024x4096 --dtype bfloat16 "S0,R" "R,S1"',
+        description="Prints the steps of least cost that turn SRC into DST, and PyTorch's greedy plan. "
+        "Needs no process group.",
+        epilog="example: python -m funcol plan --mesh dp=2,tp=4 --shape 1024x4096 --dtype bfloat16 S0,R R,S1",
     )
     command.add_argument(
         "src", metavar="SRC", help='a placement for each mesh axis: "S0,R", "P(max),_S(0, 2)"'
@@ -70,7 +70,7 @@ def _run(arguments: argparse.Namespace) -> None:
 
 
 def plan_as_table(plan: Plan, unit: str) -> str:
-    """A line a step and one with the totals: layouts, bytes that the busiest rank sends, cost, memory at the peak."""
+    """A line a step and one with the totals; bytes are those of the rank that sends or holds most."""
     header = ("step", "before", "after", "sent a rank", f"cost, {unit}" if unit else "cost", "peak")
     rows = [
         (
@@ -126,11 +126,5 @@ def _cost_model(text: str | None) -> CostModel | None:
 
 
 def _bytes(count: int) -> str:
-    amount = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if amount < 1024:
-            break
-        amount /= 1024
-    else:
-        unit = "TiB"
-    return f"{count} B" if unit == "B" else f"{amount:.1f} {unit}"
+    power = min(max(count.bit_length() - 1, 0) // 10, 4)
+    return f"{count} B" if power == 0 else f"{count / 1024**power:.1f} {' KMGT'[power]}iB"

@@ -30,9 +30,9 @@ _PARTIAL_PATTERN = (
 def plan_as_svg(plan: Plan) -> str:
     """A panel for the source and one after each step; in it a cell a rank, laid out as the mesh is.
 
-    A cell is the whole tensor in outline; the block that the rank holds is filled, hatched where it is a partial
-    value. The last two dims are drawn, of a tensor with more dims those that the plan shards. ``ValueError`` for
-    meshes of more than :data:`MOST_RANKS` ranks.
+    A cell is the whole tensor in outline; the block that the rank holds is filled, hatched where it is a
+    partial value. The last two dims are drawn, of a tensor with more dims those that the plan shards.
+    ``ValueError`` for meshes of more than :data:`MOST_RANKS` ranks.
     """
     num_ranks = math.prod(plan.mesh.sizes)
     if num_ranks > MOST_RANKS:

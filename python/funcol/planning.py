@@ -18,13 +18,14 @@ PlacementsLike: TypeAlias = Sequence[Any] | str
 """PyTorch's placements, one for each mesh axis, or text: ``"S0,R"``, ``"P(max), _S(0, 2)"``."""
 
 ShardOrderLike: TypeAlias = Sequence[Any] | str | None
-"""PyTorch's tuple of ``ShardOrderEntry(tensor_dim, mesh_dims)``, or text: ``"0:tp,dp; 1:cp"``, first cut first.
+"""PyTorch's tuple of ``ShardOrderEntry(tensor_dim, mesh_dims)``, or text: ``"0:tp,dp; 1:cp"``, first cut
+first.
 
 ``None``: axes cut a dim in the order of the mesh.
 """
 
 MeshLike: TypeAlias = DeviceMesh | Mapping[str, int] | str
-"""A ``DeviceMesh``, or sizes by axis name: ``{"dp": 2, "tp": 4}`` or ``"dp=2,tp=4"``, which needs no process group."""
+"""A ``DeviceMesh``; or ``{"dp": 2, "tp": 4}`` or ``"dp=2,tp=4"``, which need no process group."""
 
 
 def plan_redistribution(
@@ -42,10 +43,10 @@ def plan_redistribution(
     """The steps of least cost that turn ``src`` into ``dst`` for a tensor that is ``shape`` as a whole.
 
     Runs nothing and asks no other rank: the same arguments give the same plan everywhere. ``cost_model`` is
-    :class:`AlphaBeta` or :class:`StepCounts`; without one, PyTorch's own estimates for one host, in microseconds.
-    ``max_bytes`` bounds the memory that a rank holds at any time, the source included. Collectives over several
-    axes at once are used where the ``DeviceMesh`` has a group for them (flattened submeshes, the world); a mesh given
-    by sizes is taken as having one for all of its axes together.
+    :class:`AlphaBeta` or :class:`StepCounts`; without one, PyTorch's own estimates for one host, in
+    microseconds. ``max_bytes`` bounds the memory that a rank holds at any time, the source included.
+    Collectives over several axes at once are used where the ``DeviceMesh`` has a group for them (flattened
+    submeshes, the world); a mesh given by sizes is taken as having one for all of its axes together.
 
     ``ValueError`` if the arguments contradict each other, or if no plan keeps within ``max_bytes``.
     PyTorch counterpart: ``DTensorRedistributePlanner``, which does not know sizes.
@@ -77,8 +78,8 @@ def greedy_redistribution(
 ) -> Plan:
     """The plan that PyTorch's greedy planner makes, axis by axis, priced by ``cost_model``: to compare with.
 
-    Arguments as :func:`plan_redistribution`; ``ValueError`` for shard orders other than the default one. PyTorch
-    counterpart: ``DTensorRedistributePlanner.generate_greedy_transform_infos``.
+    Arguments as :func:`plan_redistribution`; ``ValueError`` for shard orders other than the default one.
+    PyTorch counterpart: ``DTensorRedistributePlanner.generate_greedy_transform_infos``.
     """
     known_mesh = mesh_of(mesh)
     return _C.greedy_redistribution(
@@ -134,14 +135,15 @@ def shard_order(order: ShardOrderLike, mesh: _C.Mesh) -> Sequence[Any] | None:
         dim, colon, axes = entry.partition(":")
         if not colon or not dim.strip().isdecimal():
             raise ValueError(
-                f"funcol: '{entry}' is no shard order. Write a tensor dim and the mesh axes that cut it, first cut "
-                'first: "0:tp,dp". Put ";" between dims.'
+                f"funcol: '{entry}' is no shard order. Write a tensor dim and the mesh axes that cut it, "
+                'first cut first: "0:tp,dp". Put ";" between dims.'
             )
         cuts = [axis.strip() for axis in axes.split(",")]
         for axis in cuts:
             if axis not in names:
                 raise ValueError(
-                    f"funcol: the shard order '{entry}' names the mesh axis '{axis}'. There are {', '.join(names)}."
+                    f"funcol: the shard order '{entry}' names the mesh axis '{axis}'. "
+                    f"There are {', '.join(names)}."
                 )
         entries.append((int(dim), tuple(map(names.index, cuts))))
     return tuple(entries)
@@ -175,8 +177,8 @@ def _parsed_mesh(text: str) -> dict[str, int]:
         name, _, size = (part.strip() for part in entry.partition("="))
         if not name or not size.isdecimal() or name in sizes:
             raise ValueError(
-                f"funcol: '{entry.strip()}' in the mesh '{text}' is no axis. Write each axis once, with its number "
-                'of ranks: "dp=2,tp=4".'
+                f"funcol: '{entry.strip()}' in the mesh '{text}' is no axis. Write each axis once, with its "
+                'number of ranks: "dp=2,tp=4".'
             )
         sizes[name] = int(size)
     return sizes

@@ -283,7 +283,7 @@ found = {}
 mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("a", "b", "c"))
 found["axes"] = [mesh_of(mesh).sizes, mesh_of(mesh).names]
 found["world"] = mesh_of(mesh).merged
-mesh["a", "c"]._flatten("ac")
+flattened = mesh["a", "c"]._flatten("ac")
 found["flattened"] = mesh_of(mesh).merged
 part = mesh["b", "c"]
 found["part"] = mesh_of(part).merged
@@ -291,7 +291,7 @@ part._flatten("bc")
 found["flattened part"] = mesh_of(part).merged
 found["whole of the flattened part"] = mesh_of(mesh).merged
 found["groups are those of the submeshes"] = (
-    funcol._compat.merged_groups(mesh)[0b101] == mesh["ac"].get_group().group_name
+    funcol._compat.merged_groups(mesh)[0b101] == flattened.get_group().group_name
     and funcol._compat.merged_groups(mesh)[0b111] == dist.group.WORLD.group_name
 )
 found["an axis of one rank"] = mesh_of(init_device_mesh("cpu", (2, 1, 4))).merged

@@ -11,5 +11,6 @@ void bind_raw_access(PyObject* module);
 void bind_dropin(PyObject* module);
 void bind_planner(PyObject* module);
 void bind_info(PyObject* module);
+void bind_redistribute(PyObject* module);
 
 }  // namespace funcol::python

@@ -218,3 +218,13 @@ def greedy_redistribution(
     dst_order: Any,
     model: AlphaBeta | StepCounts | None,
 ) -> Plan: ...
+def redistribute_local_tensor(
+    local: Tensor,
+    src_spec: Any,
+    dst_spec: Any,
+    async_op: bool,
+    model: AlphaBeta | StepCounts | None,
+    max_bytes: int | None,
+    /,
+) -> Tensor: ...
+def forget_redistributions() -> None: ...

@@ -135,7 +135,12 @@ void bind_mesh(py::module m) {
 }
 
 void bind_cost_models(py::module m) {
-  py::class_<StepCounts>(m, "StepCounts").def(py::init<>()).def(py::self == py::self);
+  py::class_<StepCounts>(m, "StepCounts")
+      .def(py::init<>())
+      .def("__repr__", [](const StepCounts&) { return "StepCounts()"; })
+      .def(py::pickle([](const StepCounts&) { return py::tuple(); },
+                      [](const py::tuple&) { return StepCounts{}; }))
+      .def(py::self == py::self);
   py::class_<LinkCost>(m, "LinkCost")
       .def(py::init<double, double>(), py::arg("latency_us") = 0.0, py::arg("us_per_byte") = 0.0)
       .def_readonly("latency_us", &LinkCost::latency_us)

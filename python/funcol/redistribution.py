@@ -24,6 +24,8 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.utils._python_dispatch import _disable_current_modes
 
 from . import _C, _compat
+from .cost_models import CostModel
+from .planning import mesh_of, model_for
 
 
 def redistribute_local_tensor(
@@ -32,7 +34,7 @@ def redistribute_local_tensor(
     dst_spec: DTensorSpec,
     *,
     async_op: bool = False,
-    cost_model: Any = None,
+    cost_model: CostModel | None = None,
     max_bytes: int | None = None,
 ) -> Tensor:
     """This rank's tensor under ``dst_spec``, from the one it holds under ``src_spec``.
@@ -48,8 +50,8 @@ def redistribute_local_tensor(
 
     PyTorch counterpart: ``torch.distributed.tensor._redistribute.redistribute_local_tensor``.
     """
-    result: Tensor = _C.redistribute_local_tensor(local, src_spec, dst_spec, async_op, cost_model, max_bytes)
-    return result
+    model = None if cost_model is None else model_for(cost_model, mesh_of(src_spec.mesh))
+    return _C.redistribute_local_tensor(local, src_spec, dst_spec, async_op, model, max_bytes)
 
 
 def redistribute(
@@ -61,7 +63,7 @@ def redistribute(
     async_op: bool = False,
     forward_dtype: torch.dtype | None = None,
     backward_dtype: torch.dtype | None = None,
-    cost_model: Any = None,
+    cost_model: CostModel | None = None,
     max_bytes: int | None = None,
 ) -> DTensor:
     """``dtensor`` with other ``placements``, one for each axis of its mesh. All ranks of the mesh call it
@@ -127,7 +129,7 @@ _known_target = functools.lru_cache(maxsize=1024)(_target)
 @dataclasses.dataclass(frozen=True)
 class _How:
     async_op: bool
-    cost_model: Any
+    cost_model: CostModel | None
     max_bytes: int | None
 
     def run(self, local: Tensor, src: DTensorSpec, dst: DTensorSpec) -> Tensor:

@@ -8,7 +8,8 @@
 namespace funcol {
 namespace {
 
-// Up to here "the same for every rank" is looked at rank by rank; beyond it only sizes that divide are rewritten.
+// Up to here "the same for every rank" is looked at rank by rank; beyond it only sizes that divide are
+// rewritten.
 constexpr int64_t kMaxRanksCompared = 4096;
 
 std::string joined(const std::vector<Placement>& placements) {
@@ -31,8 +32,9 @@ void check_partials(const std::string& what, const std::vector<Placement>& place
       continue;
     }
     if (first != nullptr && !commute(first->op, placement.op)) {
-      refuse(what, "placements " + joined(placements) +
-                       " mix reductions whose result depends on which is done first. Reduce one of them before.");
+      refuse(what,
+             "placements " + joined(placements) +
+                 " mix reductions whose result depends on which is done first. Reduce one of them before.");
     }
     first = &placement;
   }
@@ -65,8 +67,8 @@ void check_order(const std::string& what, const Layout& layout) {
 }
 
 // The order in which plain shards cut a dim as its strided shards do, or nothing if there is none. PyTorch:
-// DTensorSpec._maybe_convert_StridedShard_to_shard_order: an axis that stands before others in the mesh but cuts after
-// them has the product of their sizes as its split factor.
+// DTensorSpec._maybe_convert_StridedShard_to_shard_order: an axis that stands before others in the mesh but
+// cuts after them has the product of their sizes as its split factor.
 bool order_of_strided(const Layout& layout, const Mesh& mesh, const std::vector<int64_t>& axes,
                       std::vector<int64_t>& order) {
   for (auto axis = axes.rbegin(); axis != axes.rend(); ++axis) {
@@ -128,8 +130,8 @@ ShardOrder default_shard_order(const std::vector<Placement>& placements) {
   return order;
 }
 
-Layout make_layout(const std::string& what, std::vector<Placement> placements, ShardOrder order, const Mesh& mesh,
-                   int64_t num_dims) {
+Layout make_layout(const std::string& what, std::vector<Placement> placements, ShardOrder order,
+                   const Mesh& mesh, int64_t num_dims) {
   if (static_cast<int64_t>(placements.size()) != mesh.num_axes()) {
     refuse(what, std::to_string(placements.size()) + " placements " + joined(placements) + " for a mesh of " +
                      std::to_string(mesh.num_axes()) + " axes. Give one placement for each axis.");
@@ -165,11 +167,11 @@ Layout without_strided_shards(const Layout& layout, const Mesh& mesh, const std:
   Layout result = layout;
   for (size_t dim = 0; dim < layout.order.size(); ++dim) {
     const auto& axes = layout.order[dim];
-    const bool strided = std::any_of(axes.begin(), axes.end(), [&](int64_t axis) {
-      return layout.placements[axis].split_factor != 1;
-    });
+    const bool strided = std::any_of(axes.begin(), axes.end(),
+                                     [&](int64_t axis) { return layout.placements[axis].split_factor != 1; });
     std::vector<int64_t> order;
-    if (!strided || !std::is_sorted(axes.begin(), axes.end()) || !order_of_strided(layout, mesh, axes, order)) {
+    if (!strided || !std::is_sorted(axes.begin(), axes.end()) ||
+        !order_of_strided(layout, mesh, axes, order)) {
       continue;
     }
     Layout plain = result;
@@ -192,7 +194,8 @@ std::string to_string(const Layout& layout) {
     if (placement.is_shard() && layout.axes_of(placement.dim).size() > 1) {
       const auto& axes = layout.axes_of(placement.dim);
       text += "[" +
-              std::to_string(std::find(axes.begin(), axes.end(), static_cast<int64_t>(axis)) - axes.begin()) + "]";
+              std::to_string(std::find(axes.begin(), axes.end(), static_cast<int64_t>(axis)) - axes.begin()) +
+              "]";
     }
   }
   return text;

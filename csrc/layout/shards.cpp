@@ -41,7 +41,8 @@ Intervals cut(const Intervals& whole, int64_t num_ranks, int64_t index, int64_t 
   for (int64_t begin = 0; begin < size; begin += piece) {
     const int64_t end = std::min(begin + piece, size);
     const int64_t chunk = ceil_div(end - begin, num_ranks);
-    append_range(whole, std::min(begin + index * chunk, end), std::min(begin + (index + 1) * chunk, end), out);
+    append_range(whole, std::min(begin + index * chunk, end), std::min(begin + (index + 1) * chunk, end),
+                 out);
   }
   return out;
 }

@@ -28,18 +28,20 @@ enum class StepKind : uint8_t {
 std::string_view to_string(StepKind kind);
 bool communicates(StepKind kind);
 
-// What a cost model is told of a step. Bytes are those of the rank that holds most; a dim that does not divide is
-// counted as if every rank held as much as the first.
+// What a cost model is told of a step. Bytes are those of the rank that holds most; a dim that does not
+// divide is counted as if every rank held as much as the first.
 struct StepSize {
   StepKind kind;
   AxisSet axes = 0;
   int64_t bytes_before = 0;
   int64_t bytes_after = 0;
-  int64_t bytes_copied = 0;  // by layout changes before and after the collective
+  int64_t bytes_whole = 0;  // what is gathered, scattered, reduced or exchanged: the ranks' shares together,
+                            // or the larger of a rank's tensors before and after for all_to_all and permute
+  int64_t bytes_copied = 0;  // by layout changes before and after the collective, and by local steps
 };
 
-// The reference's model: a number a collective, whatever its size: all_reduce 4, all_gather 2, reduce_scatter 2,
-// all_to_all and permute 1, local steps 0.
+// The reference's model: a number a collective, whatever its size: all_reduce 4, all_gather 2, reduce_scatter
+// 2, all_to_all and permute 1, local steps 0.
 struct StepCounts {
   friend bool operator==(const StepCounts&, const StepCounts&) = default;
 };
@@ -52,8 +54,8 @@ struct LinkCost {
   friend bool operator==(const LinkCost&, const LinkCost&) = default;
 };
 
-// One mesh axis. Bytes are what the busiest rank sends: (n - 1) / n of the gathered or scattered tensor for a gather, a
-// scatter or an exchange of all with all; twice that for an all_reduce; all of it for a permute.
+// One mesh axis. Bytes are what the busiest rank sends: (n - 1) / n of the gathered or scattered tensor for a
+// gather, a scatter or an exchange of all with all; twice that for an all_reduce; all of it for a permute.
 struct AxisCost {
   LinkCost all_gather;
   LinkCost reduce_scatter;
@@ -64,9 +66,9 @@ struct AxisCost {
   friend bool operator==(const AxisCost&, const AxisCost&) = default;
 };
 
-// Latency and bandwidth of every axis and collective, in microseconds; local copies are charged too. A collective over
-// merged axes has the latency of its slowest axis, and sends over slow axes only what has to cross them, so that it
-// never costs more than the same collective axis by axis.
+// Latency and bandwidth of every axis and collective, in microseconds; local copies are charged too. A
+// collective over merged axes has the latency of its slowest axis, and sends over slow axes only what has to
+// cross them, so that it never costs more than the same collective axis by axis.
 struct AlphaBeta {
   std::vector<AxisCost> axes;
   LinkCost copy;
@@ -80,11 +82,12 @@ using CostModel = std::variant<StepCounts, AlphaBeta>;
 // (torch.distributed.tensor._collective_utils.MeshTopoInfo); copies at 500 GB/s after 2 us.
 AlphaBeta default_alpha_beta(const Mesh& mesh);
 
-// The same with latencies lowered until no collective costs more than others that together do the same: all_reduce <=
-// reduce_scatter + all_gather, permute and all_to_all <= all_gather.
+// The same with latencies lowered until no collective costs more than others that together do the same:
+// all_reduce <= reduce_scatter + all_gather, permute and all_to_all <= all_gather.
 AlphaBeta with_triangle_inequality(AlphaBeta model);
 
-// A cost model made ready for one mesh. Throws std::invalid_argument if the model knows another number of axes.
+// A cost model made ready for one mesh. Throws std::invalid_argument if the model knows another number of
+// axes.
 class Costs {
  public:
   Costs(const CostModel& model, const Mesh& mesh);
@@ -98,9 +101,6 @@ class Costs {
   double least_us_per_byte() const { return least_us_per_byte_; }
 
  private:
-  LinkCost link(StepKind kind, AxisSet axes) const;
-
-  bool counts_steps_ = false;
   // link_[kind][axes]: us_per_byte already holds the share of the bytes that is sent.
   std::array<std::vector<LinkCost>, 5> link_;
   LinkCost copy_;

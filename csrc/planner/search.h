@@ -17,27 +17,29 @@ struct Redistribution {
 
 // Steps of least cost under `costs`, each peak within `max_bytes` if it is given; the same on every rank.
 //
-// State: the placement of every axis that holds more than one rank, and the order in which axes cut a dim. Steps from a
-// state, each over one axis or over a merged set of them:
+// State: the placement of every axis that holds more than one rank, and the order in which axes cut a dim.
+// Steps from a state, each over one axis or over a merged set of them:
 //   all_gather      the last cuts of a dim                  S(d) -> R
 //   all_to_all      the last cuts of a dim, to another      S(a) -> S(b), behind the cuts that b has
 //   all_reduce      partials that commute                   P -> R
 //   reduce_scatter  the same, behind the cuts of a dim      P -> S(d)
 //   split           behind the cuts of a dim                R -> S(d)
 //   to partial      only to the partial that dst has there  R -> P, S -> P
-//   exchange        several axes take their placements in dst at once (an all_to_all, or a permute where every rank's
+//   exchange        several axes take their placements in dst at once (an all_to_all, or a permute where
+//   every rank's
 //                   tensor goes to one rank as a whole)     S.. -> S..
-// A strided shard is made only where dst has it. Invariant: the cost so far is exact and the estimate of the rest never
-// more than the true rest, so that the path on which dst leaves the queue first is a least one. Ties: the fewer steps,
-// then the state found first.
+// A strided shard is made only where dst has it. Invariant: the cost so far is exact and the estimate of the
+// rest never more than the true rest, so that the path on which dst leaves the queue first is a least one.
+// Ties: the fewer steps, then the state found first.
 //
-// Throws std::invalid_argument if `max_bytes` is too small (and says the least that would do), if a masked partial has to
-// change its shape, and for more than 8 axes of several ranks or 16 dims.
+// Throws std::invalid_argument if `max_bytes` is too small (and says the least that would do), if a masked
+// partial has to change its shape, and for more than 8 axes of several ranks or 16 dims.
 Plan plan_redistribution(const Redistribution& task, const CostModel& model,
                          std::optional<int64_t> max_bytes = std::nullopt);
 
-// PyTorch's own plan for default shard orders (DTensorRedistributePlanner.generate_greedy_transform_infos): axis by axis,
-// gathering what is nested in its way. Priced by `model`. Throws std::invalid_argument for other orders.
+// PyTorch's own plan for default shard orders (DTensorRedistributePlanner.generate_greedy_transform_infos):
+// axis by axis, gathering what is nested in its way. Priced by `model`. Throws std::invalid_argument for
+// other orders.
 Plan greedy_redistribution(const Redistribution& task, const CostModel& model);
 
 }  // namespace funcol

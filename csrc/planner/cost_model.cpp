@@ -1,0 +1,132 @@
+#include "planner/cost_model.h"
+
+#include <algorithm>
+#include <limits>
+#include <stdexcept>
+
+namespace funcol {
+namespace {
+
+// The five that communicate, in the order of StepKind.
+constexpr std::array<double, 5> kStepCounts{2, 2, 4, 1, 1};
+constexpr std::array<LinkCost AxisCost::*, 5> kLinks{&AxisCost::all_gather, &AxisCost::reduce_scatter,
+                                                     &AxisCost::all_reduce, &AxisCost::all_to_all,
+                                                     &AxisCost::permute};
+
+// The share of the bytes that crosses each axis, times its price. `axes` come slowest first: what has to
+// cross a slow axis does so while there is little of it.
+double staged_us_per_byte(StepKind kind, const std::vector<std::pair<double, int64_t>>& axes) {
+  double sum = 0;
+  double ranks_before = 1;
+  double ranks_from_here = 1;
+  for (const auto& [price, num_ranks] : axes) {
+    ranks_from_here *= static_cast<double>(num_ranks);
+  }
+  for (const auto& [price, num_ranks] : axes) {
+    const double others = static_cast<double>(num_ranks) - 1;
+    ranks_before *= static_cast<double>(num_ranks);
+    sum += price * others / (kind == StepKind::kAllToAll ? ranks_before : ranks_from_here);
+    ranks_from_here /= static_cast<double>(num_ranks);
+  }
+  return kind == StepKind::kAllReduce ? 2 * sum : sum;
+}
+
+}  // namespace
+
+std::string_view to_string(StepKind kind) {
+  constexpr std::array<std::string_view, 10> kNames{
+      "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute",
+      "split",      "to_partial",     "embed",      "apply_mask", "mask"};
+  return kNames.at(static_cast<size_t>(kind));
+}
+
+bool communicates(StepKind kind) { return kind <= StepKind::kPermute; }
+
+AlphaBeta default_alpha_beta(const Mesh& mesh) {
+  constexpr double kBaseLatency = 6.6;
+  constexpr double kLatencyPerHop = 0.6;
+  constexpr double kUsPerByte = 1e6 / 87.7e9;
+  AlphaBeta model;
+  for (const int64_t size : mesh.sizes) {
+    const auto hops = static_cast<double>(size - 1);
+    const LinkCost once{kBaseLatency + hops * kLatencyPerHop, kUsPerByte};
+    const LinkCost twice{kBaseLatency + 2 * hops * kLatencyPerHop, kUsPerByte};
+    model.axes.push_back({once, once, twice, once, once});
+  }
+  model.copy = {2.0, 1e6 / 500e9};
+  return with_triangle_inequality(std::move(model));
+}
+
+AlphaBeta with_triangle_inequality(AlphaBeta model) {
+  for (auto& axis : model.axes) {
+    const auto lower = [](LinkCost& link, const LinkCost& bound) {
+      link.latency_us = std::min(link.latency_us, bound.latency_us);
+      link.us_per_byte = std::min(link.us_per_byte, bound.us_per_byte);
+    };
+    lower(axis.all_to_all, axis.all_gather);
+    lower(axis.permute, axis.all_gather);
+    lower(axis.all_reduce, {axis.reduce_scatter.latency_us + axis.all_gather.latency_us,
+                            (axis.reduce_scatter.us_per_byte + axis.all_gather.us_per_byte) / 2});
+  }
+  return model;
+}
+
+Costs::Costs(const CostModel& model, const Mesh& mesh) {
+  const auto* alpha_beta = std::get_if<AlphaBeta>(&model);
+  if (alpha_beta != nullptr && static_cast<int64_t>(alpha_beta->axes.size()) != mesh.num_axes()) {
+    throw std::invalid_argument("AlphaBeta: a cost model of " + std::to_string(alpha_beta->axes.size()) +
+                                " axes for a mesh of " + std::to_string(mesh.num_axes()) +
+                                " axes. Give one AxisCost for each axis of the mesh.");
+  }
+  const size_t num_sets = size_t{1} << mesh.sizes.size();
+  for (auto& links : link_) {
+    links.assign(num_sets, {});
+  }
+  if (alpha_beta != nullptr) {
+    copy_ = alpha_beta->copy;
+    least_us_per_byte_ = std::numeric_limits<double>::infinity();
+  }
+  for (AxisSet axes = 1; axes < num_sets; ++axes) {
+    for (size_t kind = 0; kind < link_.size(); ++kind) {
+      LinkCost& link = link_.at(kind)[axes];
+      std::vector<std::pair<double, int64_t>> prices;
+      for (int64_t axis = 0; axis < mesh.num_axes(); ++axis) {
+        if (!contains(axes, axis) || mesh.sizes[axis] == 1) {
+          continue;
+        }
+        const LinkCost one = alpha_beta != nullptr ? alpha_beta->axes[axis].*kLinks.at(kind)
+                                                   : LinkCost{kStepCounts.at(kind), 0};
+        link.latency_us = std::max(link.latency_us, one.latency_us);
+        prices.emplace_back(one.us_per_byte, mesh.sizes[axis]);
+        least_us_per_byte_ = std::min(least_us_per_byte_, one.us_per_byte);
+      }
+      std::stable_sort(prices.begin(), prices.end(),
+                       [](const auto& a, const auto& b) { return a.first > b.first; });
+      link.us_per_byte = prices.empty() ? 0
+                         : static_cast<StepKind>(kind) == StepKind::kPermute
+                             ? prices.front().first
+                             : staged_us_per_byte(static_cast<StepKind>(kind), prices);
+    }
+  }
+  if (least_us_per_byte_ == std::numeric_limits<double>::infinity()) {
+    least_us_per_byte_ = 0;
+  }
+}
+
+double Costs::of(const StepSize& step) const {
+  double cost = 0;
+  if (step.bytes_copied > 0) {
+    cost += copy_.latency_us + static_cast<double>(step.bytes_copied) * copy_.us_per_byte;
+  }
+  if (communicates(step.kind)) {
+    const auto& link = link_.at(static_cast<size_t>(step.kind))[step.axes];
+    cost += link.latency_us + static_cast<double>(step.bytes_whole) * link.us_per_byte;
+  }
+  return cost;
+}
+
+double Costs::latency(StepKind kind, AxisSet axes) const {
+  return communicates(kind) ? link_.at(static_cast<size_t>(kind))[axes].latency_us : 0;
+}
+
+}  // namespace funcol

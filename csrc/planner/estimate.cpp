@@ -1,0 +1,103 @@
+#include "planner/estimate.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace funcol {
+
+Estimate::Estimate(const Space& space, const Costs& costs)
+    : space_(space),
+      shares_{},
+      dst_cuts_(space.cuts(space.dst())),
+      dst_sizes_(space.sizes(space.dst(), dst_cuts_)),
+      us_per_byte_(costs.least_us_per_byte()) {
+  constexpr double kNever = std::numeric_limits<double>::infinity();
+  shares_.fill({kNever, kNever, kNever, kNever, kNever});
+  for (const auto& unit : space.units()) {
+    const int num = std::popcount(unit.slots);
+    const auto share = [&](StepKind kind) { return costs.latency(kind, unit.axes) / num; };
+    for (int slot = 0; slot < space.num_slots(); ++slot) {
+      if ((unit.slots >> slot & 1) == 0) {
+        continue;
+      }
+      auto& shares = shares_.at(slot);
+      shares.gather = std::min(shares.gather, share(StepKind::kAllGather));
+      shares.scatter = std::min(shares.scatter, share(StepKind::kReduceScatter));
+      shares.all_reduce = std::min(shares.all_reduce, share(StepKind::kAllReduce));
+      shares.move = std::min(shares.move, share(StepKind::kAllToAll));
+      // One axis alone is exchanged too, where its split factor changes.
+      shares.exchange = std::min({shares.exchange, share(StepKind::kAllToAll), share(StepKind::kPermute)});
+    }
+  }
+  for (auto& shares : shares_) {
+    shares.move = std::min(shares.move, shares.exchange);
+  }
+}
+
+double Estimate::of(const State& state) const { return latency(state) + us_per_byte_ * missing_bytes(state); }
+
+double Estimate::latency(const State& state) const {
+  double sum = 0;
+  const Cuts cuts = space_.cuts(state);
+  const State& dst = space_.dst();
+  uint32_t in_place = 0;  // cuts that may stay: those before them are those of dst
+  for (int dim = 0; dim < kMaxDims; ++dim) {
+    const int num = std::min(cuts.num.at(dim), dst_cuts_.num.at(dim));
+    for (int i = 0; i < num; ++i) {
+      const int slot = cuts.slots.at(dim).at(i);
+      if (slot != dst_cuts_.slots.at(dim).at(i) || state.split.at(slot) != dst.split.at(slot)) {
+        break;
+      }
+      in_place |= uint32_t{1} << slot;
+    }
+  }
+  for (int slot = 0; slot < space_.num_slots(); ++slot) {
+    sum += of_axis(state, slot, (in_place >> slot & 1) != 0);
+  }
+  return sum;
+}
+
+double Estimate::of_axis(const State& state, int slot, bool in_place) const {
+  const State& dst = space_.dst();
+  const auto& shares = shares_.at(slot);
+  const double to_replicate = std::min(shares.gather, shares.exchange);
+  if (state.is_partial(slot)) {
+    if (state.place.at(slot) == dst.place.at(slot)) {
+      return 0;
+    }
+    return dst.is_replicate(slot) ? std::min(shares.all_reduce, shares.scatter + to_replicate)
+                                  : std::min(shares.all_reduce, shares.scatter);
+  }
+  if (state.is_replicate(slot) || in_place || dst.is_partial(slot)) {
+    return 0;
+  }
+  if (dst.is_replicate(slot)) {
+    return to_replicate;
+  }
+  // It has to leave the dim and come back, or goes to another one.
+  return dst.place.at(slot) == state.place.at(slot)
+             ? std::min({2 * shares.move, shares.gather, shares.exchange})
+             : std::min(shares.move, shares.gather);
+}
+
+double Estimate::missing_bytes(const State& state) const {
+  bool reduces = false;
+  for (int slot = 0; slot < space_.num_slots(); ++slot) {
+    const bool to_partial = space_.dst().is_partial(slot) && !state.is_partial(slot);
+    if (to_partial) {
+      return 0;  // neutral elements need not be received
+    }
+    reduces |= state.is_partial(slot) && state.place.at(slot) != space_.dst().place.at(slot);
+  }
+  const int64_t needed = space_.bytes(dst_sizes_);
+  if (reduces) {
+    return static_cast<double>(needed);
+  }
+  auto held = space_.sizes(state, space_.cuts(state));
+  for (size_t dim = 0; dim < held.size(); ++dim) {
+    held.at(dim) = std::min(held.at(dim), dst_sizes_.at(dim));
+  }
+  return static_cast<double>(needed - space_.bytes(held));
+}
+
+}  // namespace funcol

@@ -1,0 +1,72 @@
+#include "planner/steps.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace funcol {
+namespace {
+
+int64_t bytes_sent(const StepSize& size, int64_t num_ranks) {
+  switch (size.kind) {
+    case StepKind::kAllGather:
+    case StepKind::kReduceScatter:
+    case StepKind::kAllToAll:
+      return size.bytes_whole / num_ranks * (num_ranks - 1);
+    case StepKind::kAllReduce:
+      return 2 * size.bytes_whole / num_ranks * (num_ranks - 1);
+    case StepKind::kPermute:
+      return size.bytes_whole;
+    default:
+      return 0;
+  }
+}
+
+}  // namespace
+
+int64_t peak_bytes(const StepSize& size, bool first, int64_t src_bytes) {
+  return src_bytes + (first ? 0 : size.bytes_before) + size.bytes_after +
+         (communicates(size.kind) ? size.bytes_copied : 0);
+}
+
+Steps::Steps(const Redistribution& task, const Masks& masks, const Space& space, const Costs& costs)
+    : task_(task),
+      masks_(masks),
+      space_(space),
+      costs_(costs),
+      src_bytes_(space.bytes(space.sizes(space.src(), space.cuts(space.src())))),
+      dst_bytes_(space.bytes(space.sizes(space.dst(), space.cuts(space.dst())))) {
+  for (const int64_t axis : masks.applied_axes()) {
+    add_mask(StepKind::kApplyMask, axis, masks.unmasked().src.placements[axis]);
+  }
+}
+
+void Steps::add_mask(StepKind kind, int64_t axis, const Placement& placement) {
+  const int64_t bytes = kind == StepKind::kMask ? dst_bytes_ : src_bytes_;
+  Layout after = now();
+  after.placements[axis] = placement;
+  add(StepSize{kind, axis_set(axis), bytes, bytes, 0, bytes}, std::move(after));
+}
+
+void Steps::add(const StepSize& size, Layout after) {
+  const Coordinate first_rank(task_.mesh.num_axes(), 0);
+  // A step that scatters has its logical shape in what it makes, the others in what they start from.
+  const bool scatters = size.kind == StepKind::kReduceScatter || size.kind == StepKind::kSplit;
+  auto shape = logical_shape(scatters ? after : now(), task_.mesh, task_.shape, size.axes, first_rank);
+  steps_.push_back({size.kind, size.axes, now(), std::move(after), std::move(shape), costs_.of(size),
+                    bytes_sent(size, task_.mesh.num_ranks(size.axes)),
+                    peak_bytes(size, steps_.empty(), src_bytes_)});
+}
+
+Plan Steps::finish() {
+  for (const int64_t axis : masks_.masked_axes()) {
+    add_mask(StepKind::kMask, axis, task_.dst.placements[axis]);
+  }
+  Plan plan{task_.mesh, task_.shape, task_.itemsize, task_.src, task_.dst, std::move(steps_), 0, src_bytes_};
+  for (const auto& step : plan.steps) {
+    plan.cost += step.cost;
+    plan.peak_bytes = std::max(plan.peak_bytes, step.peak_bytes);
+  }
+  return plan;
+}
+
+}  // namespace funcol

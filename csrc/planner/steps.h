@@ -1,0 +1,37 @@
+// From a path of states to the steps of a plan.
+#pragma once
+
+#include "planner/masks.h"
+#include "planner/state.h"
+
+namespace funcol {
+
+// The most memory held during a step: the caller's tensor, what the step reads unless that is the caller's,
+// what it writes, and copies on the way to and from a collective.
+int64_t peak_bytes(const StepSize& size, bool first, int64_t src_bytes);
+
+class Steps {
+ public:
+  // Begins with the masks that have to be applied. All arguments outlive this.
+  Steps(const Redistribution& task, const Masks& masks, const Space& space, const Costs& costs);
+
+  void add(const Move& move) { add(move.size, space_.layout(move.next)); }
+
+  // Ends with the masks that have to be made.
+  Plan finish();
+
+ private:
+  void add(const StepSize& size, Layout after);
+  void add_mask(StepKind kind, int64_t axis, const Placement& placement);
+  const Layout& now() const { return steps_.empty() ? task_.src : steps_.back().after; }
+
+  const Redistribution& task_;
+  const Masks& masks_;
+  const Space& space_;
+  const Costs& costs_;
+  const int64_t src_bytes_;
+  const int64_t dst_bytes_;
+  std::vector<Step> steps_;
+};
+
+}  // namespace funcol

@@ -71,16 +71,17 @@ void check_order(const std::string& what, const Layout& layout) {
 // cuts after them has the product of their sizes as its split factor.
 bool order_of_strided(const Layout& layout, const Mesh& mesh, const std::vector<int64_t>& axes,
                       std::vector<int64_t>& order) {
-  for (auto axis = axes.rbegin(); axis != axes.rend(); ++axis) {
+  const std::vector<int64_t> inner_first(axes.rbegin(), axes.rend());
+  for (const int64_t axis : inner_first) {
     int64_t cut_before = 1;
     size_t place = 0;
-    while (place < order.size() && cut_before != layout.placements[*axis].split_factor) {
+    while (place < order.size() && cut_before != layout.placements[axis].split_factor) {
       cut_before *= mesh.sizes[order[place++]];
     }
-    if (cut_before != layout.placements[*axis].split_factor) {
+    if (cut_before != layout.placements[axis].split_factor) {
       return false;
     }
-    order.insert(order.begin() + static_cast<std::ptrdiff_t>(place), *axis);
+    order.insert(order.begin() + static_cast<std::ptrdiff_t>(place), axis);
   }
   return true;
 }

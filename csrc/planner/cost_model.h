@@ -35,8 +35,8 @@ struct StepSize {
   AxisSet axes = 0;
   int64_t bytes_before = 0;
   int64_t bytes_after = 0;
-  int64_t bytes_whole = 0;  // what is gathered, scattered, reduced or exchanged: the ranks' shares together,
-                            // or the larger of a rank's tensors before and after for all_to_all and permute
+  int64_t bytes_whole = 0;   // what is gathered, scattered, reduced or exchanged: the ranks' shares together,
+                             // or the larger of a rank's tensors before and after for all_to_all and permute
   int64_t bytes_copied = 0;  // by layout changes before and after the collective, and by local steps
 };
 

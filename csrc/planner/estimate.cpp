@@ -6,11 +6,7 @@
 namespace funcol {
 
 Estimate::Estimate(const Space& space, const Costs& costs)
-    : space_(space),
-      shares_{},
-      dst_cuts_(space.cuts(space.dst())),
-      dst_sizes_(space.sizes(space.dst(), dst_cuts_)),
-      us_per_byte_(costs.least_us_per_byte()) {
+    : space_(space), shares_{}, dst_(space.held(space.dst())), us_per_byte_(costs.least_us_per_byte()) {
   constexpr double kNever = std::numeric_limits<double>::infinity();
   shares_.fill({kNever, kNever, kNever, kNever, kNever});
   for (const auto& unit : space.units()) {
@@ -34,18 +30,19 @@ Estimate::Estimate(const Space& space, const Costs& costs)
   }
 }
 
-double Estimate::of(const State& state) const { return latency(state) + us_per_byte_ * missing_bytes(state); }
+double Estimate::of(const State& state, const Held& held) const {
+  return latency(state, held) + us_per_byte_ * missing_bytes(state, held);
+}
 
-double Estimate::latency(const State& state) const {
+double Estimate::latency(const State& state, const Held& held) const {
   double sum = 0;
-  const Cuts cuts = space_.cuts(state);
   const State& dst = space_.dst();
   uint32_t in_place = 0;  // cuts that may stay: those before them are those of dst
   for (int dim = 0; dim < kMaxDims; ++dim) {
-    const int num = std::min(cuts.num.at(dim), dst_cuts_.num.at(dim));
+    const int num = std::min(held.num_cuts.at(dim), dst_.num_cuts.at(dim));
     for (int i = 0; i < num; ++i) {
-      const int slot = cuts.slots.at(dim).at(i);
-      if (slot != dst_cuts_.slots.at(dim).at(i) || state.split.at(slot) != dst.split.at(slot)) {
+      const int slot = held.cuts.at(dim).at(i);
+      if (slot != dst_.cuts.at(dim).at(i) || state.split.at(slot) != dst.split.at(slot)) {
         break;
       }
       in_place |= uint32_t{1} << slot;
@@ -80,7 +77,7 @@ double Estimate::of_axis(const State& state, int slot, bool in_place) const {
              : std::min(shares.move, shares.gather);
 }
 
-double Estimate::missing_bytes(const State& state) const {
+double Estimate::missing_bytes(const State& state, const Held& held) const {
   bool reduces = false;
   for (int slot = 0; slot < space_.num_slots(); ++slot) {
     const bool to_partial = space_.dst().is_partial(slot) && !state.is_partial(slot);
@@ -89,15 +86,16 @@ double Estimate::missing_bytes(const State& state) const {
     }
     reduces |= state.is_partial(slot) && state.place.at(slot) != space_.dst().place.at(slot);
   }
-  const int64_t needed = space_.bytes(dst_sizes_);
   if (reduces) {
-    return static_cast<double>(needed);
+    return static_cast<double>(dst_.bytes);
   }
-  auto held = space_.sizes(state, space_.cuts(state));
-  for (size_t dim = 0; dim < held.size(); ++dim) {
-    held.at(dim) = std::min(held.at(dim), dst_sizes_.at(dim));
+  int64_t common = dst_.bytes;
+  for (size_t dim = 0; dim < held.sizes.size() && common > 0; ++dim) {
+    if (held.sizes.at(dim) < dst_.sizes.at(dim)) {
+      common = common / dst_.sizes.at(dim) * held.sizes.at(dim);
+    }
   }
-  return static_cast<double>(needed - space_.bytes(held));
+  return static_cast<double>(dst_.bytes - common);
 }
 
 }  // namespace funcol

@@ -13,7 +13,7 @@ class Estimate {
  public:
   Estimate(const Space& space, const Costs& costs);
 
-  double of(const State& state) const;
+  double of(const State& state, const Held& held) const;
 
  private:
   // An axis' share of the cheapest step of each kind.
@@ -25,14 +25,13 @@ class Estimate {
     double exchange = 0;  // together with other axes
   };
 
-  double latency(const State& state) const;
+  double latency(const State& state, const Held& held) const;
   double of_axis(const State& state, int slot, bool in_place) const;
-  double missing_bytes(const State& state) const;
+  double missing_bytes(const State& state, const Held& held) const;
 
   const Space& space_;
   std::array<Shares, kMaxSlots> shares_;
-  Cuts dst_cuts_;
-  std::array<int64_t, kMaxDims> dst_sizes_;
+  Held dst_;
   double us_per_byte_;
 };
 

@@ -71,7 +71,7 @@ class Greedy {
     const auto& units = space_.units();
     const auto unit = std::find_if(units.begin(), units.end(),
                                    [axis](const auto& one) { return one.axes == axis_set(axis); });
-    steps_.add({after, space_.step_size(kind(from, to), unit->axes, unit->slots, before, after)});
+    steps_.add(space_.move(kind(from, to), *unit, before, space_.held(before), after));
   }
 
   static StepKind kind(const Placement& from, const Placement& to) {

@@ -18,11 +18,15 @@ constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
 class Search {
  public:
   Search(const Space& space, const Costs& costs, int64_t max_bytes)
-      : space_(space), costs_(costs), estimate_(space, costs), max_bytes_(max_bytes) {}
+      : space_(space),
+        costs_(costs),
+        estimate_(space, costs),
+        max_bytes_(max_bytes),
+        src_(space.held(space.src())) {}
 
   // The moves of a least path; false if no path stays within the bound.
   bool run(std::vector<Move>& path) {
-    open(space_.src(), -1, {}, 0, 0);
+    open({space_.src(), src_, {}}, -1, 0, 0);
     std::vector<Move> moves;
     while (!queue_.empty()) {
       const Entry entry = queue_.top();
@@ -38,8 +42,8 @@ class Search {
       moves.clear();
       space_.expand(node.state, moves);
       for (const auto& move : moves) {
-        if (max_bytes_ == kNoLimit || peak_bytes(move.size, node.parent < 0, src_bytes()) <= max_bytes_) {
-          open(move.next, entry.node, move.size, node.cost + costs_.of(move.size), node.num_steps + 1);
+        if (max_bytes_ == kNoLimit || peak_bytes(move.size, node.parent < 0, src_.bytes) <= max_bytes_) {
+          open(move, entry.node, node.cost + costs_.of(move.size), node.num_steps + 1);
         }
       }
     }
@@ -55,8 +59,8 @@ class Search {
     };
     std::priority_queue<Reached, std::vector<Reached>, decltype(later)> queue(later);
     int64_t found = 0;
-    queue.emplace(src_bytes(), found, space_.src());
-    least[space_.src()] = src_bytes();
+    queue.emplace(src_.bytes, found, space_.src());
+    least[space_.src()] = src_.bytes;
     std::vector<Move> moves;
     while (!queue.empty()) {
       const auto [bound, when, state] = queue.top();
@@ -70,7 +74,7 @@ class Search {
       moves.clear();
       space_.expand(state, moves);
       for (const auto& move : moves) {
-        const int64_t next = std::max(bound, peak_bytes(move.size, state == space_.src(), src_bytes()));
+        const int64_t next = std::max(bound, peak_bytes(move.size, state == space_.src(), src_.bytes));
         const auto [known, is_new] = least.try_emplace(move.next, next);
         if (is_new || next < known->second) {
           known->second = next;
@@ -101,9 +105,9 @@ class Search {
     }
   };
 
-  void open(const State& state, int parent, const StepSize& size, double cost, int num_steps) {
+  void open(const Move& move, int parent, double cost, int num_steps) {
     const int node = static_cast<int>(nodes_.size());
-    const auto [known, is_new] = best_.try_emplace(state, node);
+    const auto [known, is_new] = best_.try_emplace(move.next, node);
     if (!is_new) {
       const Node& other = nodes_[known->second];
       if (std::tie(other.cost, other.num_steps) <= std::tie(cost, num_steps)) {
@@ -111,27 +115,23 @@ class Search {
       }
       known->second = node;
     }
-    nodes_.push_back({state, size, parent, cost, num_steps});
-    const double rest = estimate_.of(state);
+    nodes_.push_back({move.next, move.size, parent, cost, num_steps});
+    const double rest = estimate_.of(move.next, move.held);
     queue_.push({cost + rest, rest, num_steps, node});
   }
 
   void trace(int node, std::vector<Move>& path) const {
     for (; nodes_[node].parent >= 0; node = nodes_[node].parent) {
-      path.push_back({nodes_[node].state, nodes_[node].size});
+      path.push_back({nodes_[node].state, {}, nodes_[node].size});
     }
     std::reverse(path.begin(), path.end());
-  }
-
-  int64_t src_bytes() const {
-    const State& src = space_.src();
-    return space_.bytes(space_.sizes(src, space_.cuts(src)));
   }
 
   const Space& space_;
   const Costs& costs_;
   const Estimate estimate_;
   const int64_t max_bytes_;
+  const Held src_;
   std::vector<Node> nodes_;
   std::unordered_map<State, int, StateHash> best_;
   std::priority_queue<Entry> queue_;

@@ -28,7 +28,7 @@ int64_t elements_before(const std::array<int64_t, kMaxDims>& sizes, int64_t dim)
 class Expansion {
  public:
   Expansion(const Space& space, const State& state, std::vector<Move>& moves)
-      : space_(space), state_(state), cuts_(space.cuts(state)), moves_(moves) {}
+      : space_(space), state_(state), held_(space.held(state)), moves_(moves) {}
 
   void run() {
     for (const auto& unit : space_.units()) {
@@ -57,7 +57,7 @@ class Expansion {
       return -1;
     }
     const uint8_t dim = state_.place.at(slots_.front());
-    const size_t num = cuts_.num.at(dim);
+    const size_t num = held_.num_cuts.at(dim);
     for (const int slot : slots_) {
       if (state_.place.at(slot) != dim || state_.position.at(slot) + slots_.size() < num) {
         return -1;
@@ -118,7 +118,7 @@ class Expansion {
 
   void cut(StepKind kind, int64_t dim, const std::vector<int>& order, uint8_t split) {
     State next = state_;
-    uint8_t position = cuts_.num.at(dim);
+    uint8_t position = held_.num_cuts.at(dim);
     for (const int slot : order) {
       next.place.at(slot) = static_cast<uint8_t>(dim);
       next.split.at(slot) = split;
@@ -184,7 +184,7 @@ class Expansion {
         next.position.at(slot) = num.at(dst.place.at(slot))++;
       }
     }
-    const StepKind kind = space_.kind_of_exchange(unit_->slots, state_, next);
+    const StepKind kind = space_.kind_of_exchange(unit_->slots, state_, held_, next);
     if (next != state_ && (all_sharded || kind == StepKind::kPermute)) {
       add(kind, next);
     }
@@ -194,8 +194,8 @@ class Expansion {
   bool others_cut_first(std::array<uint8_t, kMaxDims>& num) const {
     for (int64_t dim = 0; dim < kMaxDims; ++dim) {
       bool seen = false;
-      for (int i = 0; i < cuts_.num.at(dim); ++i) {
-        const bool ours = has(unit_->slots, cuts_.slots.at(dim).at(i));
+      for (int i = 0; i < held_.num_cuts.at(dim); ++i) {
+        const bool ours = has(unit_->slots, held_.cuts.at(dim).at(i));
         if (!ours && seen) {
           return false;
         }
@@ -215,12 +215,12 @@ class Expansion {
   }
 
   void add(StepKind kind, const State& next) {
-    moves_.push_back({next, space_.step_size(kind, unit_->axes, unit_->slots, state_, next)});
+    moves_.push_back(space_.move(kind, *unit_, state_, held_, next));
   }
 
   const Space& space_;
   const State& state_;
-  const Cuts cuts_;
+  const Held held_;
   std::vector<Move>& moves_;
   const Space::Unit* unit_ = nullptr;
   std::vector<int> slots_;
@@ -320,11 +320,12 @@ Layout Space::layout(const State& state) const {
                 : state.is_partial(slot) ? Placement::partial(state.op(slot))
                                          : Placement::replicate();
   }
-  const Cuts all = cuts(state);
+  const Held all = held(state);
   for (size_t dim = 0; dim < task_.shape.size(); ++dim) {
     std::vector<int64_t> axes;
-    for (int i = 0; i < all.num.at(dim); ++i) {
-      axes.push_back(axis_.at(all.slots.at(dim).at(i)));
+    axes.reserve(task_.mesh.sizes.size());
+    for (int i = 0; i < all.num_cuts.at(dim); ++i) {
+      axes.push_back(axis_.at(all.cuts.at(dim).at(i)));
     }
     for (const int64_t axis : task_.dst.axes_of(static_cast<int64_t>(dim))) {
       if (task_.mesh.sizes[axis] == 1) {
@@ -339,37 +340,26 @@ Layout Space::layout(const State& state) const {
   return layout;
 }
 
-Cuts Space::cuts(const State& state) const {
-  Cuts cuts;
+Held Space::held(const State& state) const {
+  Held held;
   for (int slot = 0; slot < num_slots_; ++slot) {
     if (state.is_shard(slot)) {
       const uint8_t dim = state.place.at(slot);
-      cuts.slots.at(dim).at(state.position.at(slot)) = static_cast<uint8_t>(slot);
-      ++cuts.num.at(dim);
+      held.cuts.at(dim).at(state.position.at(slot)) = static_cast<uint8_t>(slot);
+      ++held.num_cuts.at(dim);
     }
   }
-  return cuts;
-}
-
-std::array<int64_t, kMaxDims> Space::sizes(const State& state, const Cuts& cuts) const {
-  std::array<int64_t, kMaxDims> sizes{};
+  held.bytes = task_.itemsize;
   for (size_t dim = 0; dim < task_.shape.size(); ++dim) {
     int64_t size = task_.shape[dim];
-    for (int i = 0; i < cuts.num.at(dim); ++i) {
-      const int slot = cuts.slots.at(dim).at(i);
+    for (int i = 0; i < held.num_cuts.at(dim); ++i) {
+      const int slot = held.cuts.at(dim).at(i);
       size = longest_shard(size, ranks_.at(slot), split_factors_[state.split.at(slot)]);
     }
-    sizes.at(dim) = size;
+    held.sizes.at(dim) = size;
+    held.bytes *= size;
   }
-  return sizes;
-}
-
-int64_t Space::bytes(const std::array<int64_t, kMaxDims>& sizes) const {
-  int64_t product = task_.itemsize;
-  for (size_t dim = 0; dim < task_.shape.size(); ++dim) {
-    product *= sizes.at(dim);
-  }
-  return product;
+  return held;
 }
 
 void Space::expand(const State& state, std::vector<Move>& moves) const {
@@ -377,11 +367,11 @@ void Space::expand(const State& state, std::vector<Move>& moves) const {
 }
 
 // The last cuts of `dim` are those of `slots`, in the order of the mesh, plain, and leave equal shards.
-bool Space::cuts_evenly(const State& state, const Cuts& cuts, int64_t dim, uint32_t slots) const {
+bool Space::cuts_evenly(const State& state, const Held& held, int64_t dim, uint32_t slots) const {
   int64_t size = task_.shape[dim];
   int last = -1;
-  for (int i = 0; i < cuts.num.at(dim); ++i) {
-    const int slot = cuts.slots.at(dim).at(i);
+  for (int i = 0; i < held.num_cuts.at(dim); ++i) {
+    const int slot = held.cuts.at(dim).at(i);
     if (!has(slots, slot)) {
       size = longest_shard(size, ranks_.at(slot), split_factors_[state.split.at(slot)]);
       continue;
@@ -395,13 +385,17 @@ bool Space::cuts_evenly(const State& state, const Cuts& cuts, int64_t dim, uint3
   return true;
 }
 
-StepSize Space::step_size(StepKind kind, AxisSet axes, uint32_t slots, const State& before,
-                          const State& after) const {
-  const Cuts cuts_before = cuts(before);
-  const Cuts cuts_after = cuts(after);
-  const auto sizes_before = sizes(before, cuts_before);
-  const auto sizes_after = sizes(after, cuts_after);
-  StepSize size{kind, axes, bytes(sizes_before), bytes(sizes_after), 0, 0};
+Move Space::move(StepKind kind, const Unit& unit, const State& before, const Held& held_before,
+                 const State& after) const {
+  Move move{after, held(after), {}};
+  move.size = step_size(kind, unit, before, held_before, after, move.held);
+  return move;
+}
+
+StepSize Space::step_size(StepKind kind, const Unit& unit, const State& before, const Held& held_before,
+                          const State& after, const Held& held_after) const {
+  StepSize size{kind, unit.axes, held_before.bytes, held_after.bytes, 0, 0};
+  const uint32_t slots = unit.slots;
   const int first = std::countr_zero(slots);
   int64_t num_ranks = 1;
   bool one_from = true;
@@ -418,13 +412,13 @@ StepSize Space::step_size(StepKind kind, AxisSet axes, uint32_t slots, const Sta
   switch (kind) {
     case StepKind::kAllGather:
       size.bytes_whole = std::max(size.bytes_after, num_ranks * size.bytes_before);
-      if (!cuts_evenly(before, cuts_before, from, slots) || elements_before(sizes_before, from) != 1) {
+      if (!cuts_evenly(before, held_before, from, slots) || elements_before(held_before.sizes, from) != 1) {
         size.bytes_copied = size.bytes_after;
       }
       break;
     case StepKind::kReduceScatter:
       size.bytes_whole = std::max(size.bytes_before, num_ranks * size.bytes_after);
-      if (!cuts_evenly(after, cuts_after, to, slots) || elements_before(sizes_after, to) != 1) {
+      if (!cuts_evenly(after, held_after, to, slots) || elements_before(held_after.sizes, to) != 1) {
         size.bytes_copied = size.bytes_before;
       }
       break;
@@ -436,10 +430,10 @@ StepSize Space::step_size(StepKind kind, AxisSet axes, uint32_t slots, const Sta
       break;
     case StepKind::kAllToAll: {
       size.bytes_whole = std::max(size.bytes_before, size.bytes_after);
-      const bool even = one_from && one_to && from != to && cuts_evenly(before, cuts_before, from, slots) &&
-                        cuts_evenly(after, cuts_after, to, slots);
-      size.bytes_copied = (even && elements_before(sizes_before, to) == 1 ? 0 : size.bytes_before) +
-                          (even && elements_before(sizes_after, from) == 1 ? 0 : size.bytes_after);
+      const bool even = one_from && one_to && from != to && cuts_evenly(before, held_before, from, slots) &&
+                        cuts_evenly(after, held_after, to, slots);
+      size.bytes_copied = (even && elements_before(held_before.sizes, to) == 1 ? 0 : size.bytes_before) +
+                          (even && elements_before(held_after.sizes, from) == 1 ? 0 : size.bytes_after);
       break;
     }
     case StepKind::kSplit:
@@ -453,24 +447,24 @@ StepSize Space::step_size(StepKind kind, AxisSet axes, uint32_t slots, const Sta
   return size;
 }
 
-StepKind Space::kind_of_exchange(uint32_t slots, const State& before, const State& after) const {
-  const Cuts cuts_before = cuts(before);
-  const Cuts cuts_after = cuts(after);
+StepKind Space::kind_of_exchange(uint32_t slots, const State& before, const Held& held_before,
+                                 const State& after) const {
+  const Held held_after = held(after);
   for (size_t dim = 0; dim < task_.shape.size(); ++dim) {
     // Cuts of `slots`, and of all slots; both layouts have to make blocks of one size.
-    const auto blocks = [&](const State& state, const Cuts& cuts) {
+    const auto blocks = [&](const State& state, const Held& held) {
       std::pair<int64_t, int64_t> product{1, 1};
       bool plain = true;
-      for (int i = 0; i < cuts.num.at(dim); ++i) {
-        const int slot = cuts.slots.at(dim).at(i);
+      for (int i = 0; i < held.num_cuts.at(dim); ++i) {
+        const int slot = held.cuts.at(dim).at(i);
         product.first *= has(slots, slot) ? ranks_.at(slot) : 1;
         product.second *= ranks_.at(slot);
         plain &= state.split.at(slot) == 0;
       }
       return std::pair{product, plain && task_.shape[dim] % product.second == 0};
     };
-    const auto [product_before, even_before] = blocks(before, cuts_before);
-    const auto [product_after, even_after] = blocks(after, cuts_after);
+    const auto [product_before, even_before] = blocks(before, held_before);
+    const auto [product_after, even_after] = blocks(after, held_after);
     const bool untouched = product_before.first == 1 && product_after.first == 1;
     if (!untouched && (product_before != product_after || !even_before || !even_after)) {
       return StepKind::kAllToAll;

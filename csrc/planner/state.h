@@ -50,15 +50,19 @@ struct StateHash {
   }
 };
 
-// The cuts of each dim, first one first.
-struct Cuts {
-  std::array<std::array<uint8_t, kMaxSlots>, kMaxDims> slots{};
-  std::array<uint8_t, kMaxDims> num{};
+// What a state means for the first rank, which holds most.
+struct Held {
+  // The slots that cut each dim, first cut first.
+  std::array<std::array<uint8_t, kMaxSlots>, kMaxDims> cuts{};
+  std::array<uint8_t, kMaxDims> num_cuts{};
+  std::array<int64_t, kMaxDims> sizes{};  // of the local tensor
+  int64_t bytes = 0;
 };
 
 // A step to `next`.
 struct Move {
   State next;
+  Held held;  // in `next`
   StepSize size;
 };
 
@@ -79,10 +83,7 @@ class Space {
   int num_slots() const { return num_slots_; }
   const std::vector<Unit>& units() const { return units_; }
 
-  Cuts cuts(const State& state) const;
-  // The longest shard of every dim, in elements.
-  std::array<int64_t, kMaxDims> sizes(const State& state, const Cuts& cuts) const;
-  int64_t bytes(const std::array<int64_t, kMaxDims>& sizes) const;
+  Held held(const State& state) const;
 
   // Appends every step from `state` to `moves`.
   void expand(const State& state, std::vector<Move>& moves) const;
@@ -92,19 +93,20 @@ class Space {
   // Axes of one rank are laid out as in dst.
   Layout layout(const State& state) const;
 
-  // The size of the step from `before` to `after`, states that differ on `slots` alone.
-  StepSize step_size(StepKind kind, AxisSet axes, uint32_t slots, const State& before,
-                     const State& after) const;
+  // A step over `unit` alone.
+  Move move(StepKind kind, const Unit& unit, const State& before, const Held& held, const State& after) const;
 
   // The kind of step by which `slots` take other shards: permute if every rank's tensor goes to one rank as a
   // whole.
-  StepKind kind_of_exchange(uint32_t slots, const State& before, const State& after) const;
+  StepKind kind_of_exchange(uint32_t slots, const State& before, const Held& held, const State& after) const;
 
  private:
   friend class Expansion;
 
   void learn_split_factors(const Layout& layout);
-  bool cuts_evenly(const State& state, const Cuts& cuts, int64_t dim, uint32_t slots) const;
+  bool cuts_evenly(const State& state, const Held& held, int64_t dim, uint32_t slots) const;
+  StepSize step_size(StepKind kind, const Unit& unit, const State& before, const Held& held_before,
+                     const State& after, const Held& held_after) const;
 
   const Redistribution& task_;
   int num_slots_ = 0;

@@ -33,8 +33,8 @@ Steps::Steps(const Redistribution& task, const Masks& masks, const Space& space,
       masks_(masks),
       space_(space),
       costs_(costs),
-      src_bytes_(space.bytes(space.sizes(space.src(), space.cuts(space.src())))),
-      dst_bytes_(space.bytes(space.sizes(space.dst(), space.cuts(space.dst())))) {
+      src_bytes_(space.held(space.src()).bytes),
+      dst_bytes_(space.held(space.dst()).bytes) {
   for (const int64_t axis : masks.applied_axes()) {
     add_mask(StepKind::kApplyMask, axis, masks.unmasked().src.placements[axis]);
   }

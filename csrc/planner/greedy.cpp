@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <stdexcept>
+#include <utility>
 
 #include "planner/search.h"
 #include "planner/steps.h"
@@ -29,10 +30,15 @@ class Greedy {
   }
 
  private:
-  static std::vector<int64_t> outer_cuts(const Layout& layout, int64_t dim, int64_t axis) {
-    std::vector<int64_t> cuts;
-    std::copy_if(layout.axes_of(dim).begin(), layout.axes_of(dim).end(), std::back_inserter(cuts),
-                 [axis](int64_t other) { return other < axis; });
+  // Axis and split factor of each.
+  static std::vector<std::pair<int64_t, int64_t>> outer_cuts(const Layout& layout, int64_t dim,
+                                                             int64_t axis) {
+    std::vector<std::pair<int64_t, int64_t>> cuts;
+    for (const int64_t other : layout.axes_of(dim)) {
+      if (other < axis) {
+        cuts.emplace_back(other, layout.placements[other].split_factor);
+      }
+    }
     return cuts;
   }
 

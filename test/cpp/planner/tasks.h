@@ -85,6 +85,7 @@ struct RandomLimits {
   std::vector<int64_t> axis_sizes = {1, 2, 2, 3, 4};
   bool default_orders = false;
   bool strided = true;
+  bool one_op = false;  // the partials of both layouts reduce alike
 };
 
 // The same task for the same seed, whatever the standard library.
@@ -132,13 +133,19 @@ class RandomTask {
     return choices[below(static_cast<int64_t>(choices.size()))];
   }
 
+  PartialOp any_op() {
+    return one_of<PartialOp>({PartialOp::kSum, PartialOp::kSum, PartialOp::kAvg, PartialOp::kMax});
+  }
+
   Layout layout(const Mesh& mesh, int64_t num_dims) {
-    const auto op = one_of<PartialOp>({PartialOp::kSum, PartialOp::kSum, PartialOp::kAvg, PartialOp::kMax});
+    if (!limits_.one_op) {
+      op_ = any_op();
+    }
     std::vector<Placement> placements;
     for (size_t axis = 0; axis < mesh.sizes.size(); ++axis) {
       const auto choice = below(10);
       const bool strided = limits_.strided && below(8) == 0;
-      placements.push_back(choice < 2   ? Placement::partial(op)
+      placements.push_back(choice < 2   ? Placement::partial(op_)
                            : choice < 4 ? Placement::replicate()
                                         : Placement::shard(below(num_dims), strided ? 2 : 1));
     }
@@ -153,6 +160,7 @@ class RandomTask {
 
   std::mt19937 random_;
   RandomLimits limits_;
+  PartialOp op_ = any_op();
 };
 
 inline std::string described(const Redistribution& task) {

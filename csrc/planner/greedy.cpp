@@ -15,8 +15,10 @@ class Greedy {
       : mesh_(task.mesh), dst_(task.dst), space_(space), steps_(steps), now_(task.src) {}
 
   void run() {
-    const bool sharded = std::any_of(now_.placements.begin(), now_.placements.end(),
-                                     [](const auto& placement) { return placement.is_shard(); });
+    bool sharded = false;
+    for (int64_t axis = 0; axis < mesh_.num_axes(); ++axis) {
+      sharded = sharded || (now_.placements[axis].is_shard() && mesh_.sizes[axis] > 1);
+    }
     // From the inner axes to the outer ones: what is cut differently further out is gathered on the way.
     for (int64_t axis = mesh_.num_axes() - 1; sharded && mesh_.num_axes() > 1 && axis >= 0; --axis) {
       const auto& target = dst_.placements[axis];

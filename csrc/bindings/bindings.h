@@ -10,5 +10,6 @@ void bind_async(PyObject* module);
 void bind_raw_access(PyObject* module);
 void bind_dropin(PyObject* module);
 void bind_info(PyObject* module);
+void bind_redistribute(PyObject* module);
 
 }  // namespace funcol::python

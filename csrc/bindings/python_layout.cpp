@@ -1,0 +1,211 @@
+#include "bindings/python_layout.h"
+
+#include <torch/csrc/distributed/Placement.h>
+
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+namespace funcol::python {
+namespace {
+
+std::string type_name(py::handle object) { return Py_TYPE(object.ptr())->tp_name; }
+
+// PyTorch's placement classes, looked up once: whoever has a placement has imported their module. Never given
+// back, as PyTorch's own types are not.
+struct PlacementTypes {
+  PyTypeObject* replicate;
+  PyTypeObject* shard;
+  PyTypeObject* strided_shard;
+  PyTypeObject* partial;
+  PyTypeObject* mask_partial;
+};
+
+PlacementTypes find_placement_types() {
+  const auto module = py::module::import("torch.distributed.tensor.placement_types");
+  const auto type = [&](const char* name) {
+    return reinterpret_cast<PyTypeObject*>(module.attr(name).cast<py::object>().release().ptr());
+  };
+  return {type("Replicate"), type("Shard"), type("_StridedShard"), type("Partial"), type("_MaskPartial")};
+}
+
+const PlacementTypes& placement_types() {
+  static const PlacementTypes types = find_placement_types();
+  return types;
+}
+
+// The C++ part that every placement of these classes has, read past Python's attributes.
+template <typename T>
+const T& cpp_part(py::handle object) {
+  py::detail::type_caster_base<T> caster;
+  TORCH_INTERNAL_ASSERT(caster.load(object, /*convert=*/false), "funcol: a ", type_name(object),
+                        " without its C++ part.");
+  return *static_cast<T*>(caster);
+}
+
+bool is_placement(py::handle object) {
+  py::detail::type_caster_base<torch::distributed::Placement> caster;
+  return caster.load(object, /*convert=*/false);
+}
+
+[[noreturn]] void refuse_placement(py::handle object) {
+  TORCH_CHECK_TYPE(
+      is_placement(object), "funcol: got a ", type_name(object),
+      " where a placement belongs. Pass Replicate(), Shard(dim) or Partial(op) for each mesh axis.");
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false, "funcol: the placement ", std::string(py::repr(object)), " is a ", type_name(object),
+      ", a kind with rules of its own. There are Replicate, Shard, _StridedShard, Partial and "
+      "_MaskPartial.");
+  throw std::logic_error("unreachable");
+}
+
+py::sequence sequence(py::handle object, const char* what) {
+  TORCH_CHECK_TYPE(PyList_Check(object.ptr()) || PyTuple_Check(object.ptr()), "funcol: ", what, " are a ",
+                   type_name(object), ". Expected a list or tuple.");
+  return py::reinterpret_borrow<py::sequence>(object);
+}
+
+int64_t integer(py::handle object, const char* what) {
+  TORCH_CHECK_TYPE(PyLong_Check(object.ptr()), "funcol: ", what, " is a ", type_name(object),
+                   ". Expected an int.");
+  return object.cast<int64_t>();
+}
+
+struct KnownMesh {
+  Mesh mesh;
+  Py_ssize_t num_flattened = -1;
+};
+
+// By address; an entry goes when its DeviceMesh does.
+std::unordered_map<PyObject*, KnownMesh>& known_meshes() {
+  static std::unordered_map<PyObject*, KnownMesh> meshes;
+  return meshes;
+}
+
+void forget_with(py::handle device_mesh) {
+  auto* const address = device_mesh.ptr();
+  py::weakref(device_mesh, py::cpp_function([address](py::handle reference) {
+                known_meshes().erase(address);
+                reference.dec_ref();
+              }))
+      .release();
+}
+
+// How many flattened submeshes the mesh that `device_mesh` was sliced from has, or nothing if it is no
+// DeviceMesh.
+std::optional<Py_ssize_t> num_flattened(py::handle device_mesh) {
+  static const auto* const root_name = PyUnicode_InternFromString("_root_mesh");
+  static const auto* const mapping_name = PyUnicode_InternFromString("_flatten_mapping");
+  const auto attribute = [](py::handle object, const PyObject* name) {
+    auto* const value = PyObject_GetAttr(object.ptr(), const_cast<PyObject*>(name));  // NOLINT
+    if (value == nullptr) {
+      PyErr_Clear();
+    }
+    return py::reinterpret_steal<py::object>(value);
+  };
+  const auto root = attribute(device_mesh, root_name);
+  const auto mapping = attribute(!root || root.is_none() ? device_mesh : py::handle(root), mapping_name);
+  if (!mapping || !PyDict_Check(mapping.ptr())) {
+    return std::nullopt;
+  }
+  return PyDict_GET_SIZE(mapping.ptr());
+}
+
+Mesh read_mesh(py::handle device_mesh) {
+  static const auto* const mesh_axes =
+      py::module::import("funcol._compat").attr("mesh_axes").cast<py::object>().release().ptr();
+  const auto axes = py::handle(const_cast<PyObject*>(mesh_axes))(device_mesh).cast<py::tuple>();  // NOLINT
+  return {axes[0].cast<std::vector<int64_t>>(), axes[1].cast<std::vector<std::string>>(),
+          axes[2].cast<std::vector<AxisSet>>()};
+}
+
+}  // namespace
+
+Placement to_placement(py::handle object) {
+  namespace stock = torch::distributed;
+  const auto& types = placement_types();
+  auto* const type = Py_TYPE(object.ptr());
+  if (type == types.replicate) {
+    return Placement::replicate();
+  }
+  if (type == types.shard) {
+    return Placement::shard(cpp_part<stock::Shard>(object).dim);
+  }
+  if (type == types.partial) {
+    return Placement::partial(partial_op(cpp_part<stock::Partial>(object).reduce_op));
+  }
+  if (type == types.strided_shard) {
+    const auto& strided = cpp_part<stock::StridedShard>(object);
+    return Placement::shard(strided.dim, strided.split_factor);
+  }
+  if (type == types.mask_partial) {
+    const py::object buffer = object.attr("mask_buffer");
+    return Placement::partial(partial_op(cpp_part<stock::Partial>(object).reduce_op),
+                              reinterpret_cast<uint64_t>(buffer.ptr()));
+  }
+  refuse_placement(object);
+}
+
+std::vector<Placement> to_placements(py::handle object) {
+  if (PyUnicode_Check(object.ptr())) {
+    return parse_placements(object.cast<std::string>());
+  }
+  std::vector<Placement> placements;
+  for (const auto& placement : sequence(object, "the placements")) {
+    placements.push_back(to_placement(placement));
+  }
+  return placements;
+}
+
+ShardOrder to_shard_order(py::handle object) {
+  ShardOrder order;
+  if (object.is_none()) {
+    return order;
+  }
+  for (const auto& entry : sequence(object, "the entries of a shard order")) {
+    const auto pair = sequence(entry, "a tensor dim and its mesh dims");
+    TORCH_CHECK_VALUE(pair.size() == 2, "funcol: an entry of the shard order has ", pair.size(),
+                      " parts. Expected ShardOrderEntry(tensor_dim, mesh_dims).");
+    const auto dim = integer(pair[0], "the tensor dim of a shard order");
+    TORCH_CHECK_VALUE(dim >= 0, "funcol: the shard order names tensor dim ", dim, ". Count it from 0.");
+    constexpr int64_t most_dims = 64;
+    TORCH_CHECK_VALUE(dim < most_dims, "funcol: the shard order names tensor dim ", dim,
+                      ". A tensor has at most ", most_dims, " dims.");
+    if (static_cast<int64_t>(order.size()) <= dim) {
+      order.resize(dim + 1);
+    }
+    TORCH_CHECK_VALUE(order[dim].empty(), "funcol: the shard order names tensor dim ", dim, " twice.");
+    for (const auto& axis : sequence(pair[1], "the mesh dims of a shard order")) {
+      order[dim].push_back(integer(axis, "a mesh dim of a shard order"));
+    }
+  }
+  return order;
+}
+
+const Mesh& to_mesh(py::handle object) {
+  auto& meshes = known_meshes();
+  const auto known = meshes.find(object.ptr());
+  if (known == meshes.end()) {
+    py::detail::type_caster_base<Mesh> caster;
+    if (caster.load(object, /*convert=*/false)) {
+      return *static_cast<Mesh*>(caster);
+    }
+  }
+  const auto flattened = num_flattened(object);
+  TORCH_CHECK_TYPE(flattened.has_value(), "funcol: got a ", type_name(object),
+                   " where a DeviceMesh belongs.");
+  if (known != meshes.end() && known->second.num_flattened == *flattened) {
+    return known->second.mesh;
+  }
+  auto mesh = read_mesh(object);
+  if (known == meshes.end()) {
+    forget_with(object);
+  }
+  auto& entry = meshes[object.ptr()];
+  entry = {std::move(mesh), *flattened};
+  return entry.mesh;
+}
+
+}  // namespace funcol::python

@@ -1,0 +1,64 @@
+// Runs a plan on the tensor of one rank.
+//
+// Steps follow each other on pending tensors: none waits on its own account, and the last stays pending.
+// Every step goes through the dispatcher, so that modes, tracers and autograd see the collectives and the
+// layout changes around them.
+//
+// Worked case, (5, 3) S(0)S(0) -> RR on 2 x 2 ranks, one all_gather over both axes: the ranks hold rows 0 1,
+// 2, 3, 4, so the gather has split_sizes 2, 1, 1, 1.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "planner/plan.h"
+
+namespace funcol {
+
+// A process group along axes of a mesh.
+struct AxisGroup {
+  c10::IValue group;  // as the funcol ops take it: a name, or a ProcessGroup
+  std::vector<int64_t>
+      members;  // as GroupRanks takes them; empty if the ranks count up along the last axis first
+};
+using AxisGroups = std::map<AxisSet, AxisGroup>;
+
+// What a masked partial does, which the plan does not know. Neither writes to its argument.
+struct MaskHooks {
+  std::function<at::Tensor(const at::Tensor&, int64_t axis)> apply;  // MaskP -> P
+  std::function<at::Tensor(const at::Tensor&, int64_t axis)> mask;   // R -> MaskP
+};
+
+class LocalStep;
+
+// A plan made ready for one rank: sizes and positions worked out, groups found.
+class Execution {
+ public:
+  // ValueError if a step runs along axes that `groups` does not have.
+  Execution(const Plan& plan, const AxisGroups& groups, const Coordinate& coordinate);
+  ~Execution();
+  Execution(Execution&&) noexcept;
+  Execution& operator=(Execution&&) noexcept;
+
+  // The rank's tensor in the plan's dst layout: contiguous, its memory shared with `local` only if the plan
+  // has no steps, in which case it is `local`. Pending if `async_op` and the last step communicates.
+  // ValueError, before anything is sent, if `local` has not the shape that the plan's src layout gives it.
+  at::Tensor run(const at::Tensor& local, bool async_op, const MaskHooks& masks = {}) const;
+
+ private:
+  std::vector<std::unique_ptr<LocalStep>> steps_;
+  std::vector<int64_t> shape_before_;
+  std::vector<int64_t> whole_shape_;
+  std::string src_;
+};
+
+// Execution(plan, groups, coordinate).run(local, async_op, masks).
+at::Tensor execute(const Plan& plan, const at::Tensor& local, const AxisGroups& groups,
+                   const Coordinate& coordinate, bool async_op, const MaskHooks& masks = {});
+
+}  // namespace funcol

@@ -1,0 +1,36 @@
+// The ranks of a process group that runs along axes of a mesh, as coordinates.
+//
+// Worked case, axes {0, 2} of a 2 x 3 x 2 mesh, seen by the rank at (1, 2, 0): group ranks 0 to 3 are (0, 2,
+// 0), (0, 2, 1), (1, 2, 0), (1, 2, 1).
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "layout/mesh.h"
+
+namespace funcol {
+
+class GroupRanks {
+ public:
+  // `members[r]` is the place of group rank r when the ranks count up along the last axis first; empty if the
+  // group ranks do so themselves.
+  GroupRanks(const Mesh& mesh, AxisSet axes, Coordinate own, std::vector<int64_t> members = {});
+
+  int64_t size() const { return static_cast<int64_t>(coordinates_.size()); }
+  AxisSet axes() const { return axes_; }
+  int64_t own_rank() const { return rank_of(own_); }
+  const Coordinate& own() const { return own_; }
+  const Coordinate& coordinate(int64_t rank) const { return coordinates_[rank]; }
+  // Which of the ranks is at `coordinate`, which differs from own() on the axes alone.
+  int64_t rank_of(const Coordinate& coordinate) const;
+
+ private:
+  const Mesh& mesh_;
+  AxisSet axes_;
+  Coordinate own_;
+  std::vector<Coordinate> coordinates_;
+  std::vector<int64_t> rank_at_place_;
+};
+
+}  // namespace funcol

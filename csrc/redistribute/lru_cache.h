@@ -1,0 +1,60 @@
+// A map that forgets what has not been asked for the longest.
+#pragma once
+
+#include <cstddef>
+#include <list>
+#include <unordered_map>
+#include <utility>
+
+namespace funcol {
+
+// Not safe against several threads at once: the owner locks.
+template <typename Key, typename Value, typename Hash>
+class LruCache {
+ public:
+  explicit LruCache(size_t capacity) : capacity_(capacity) {}
+
+  // The value of `key`, or null; good until the next put().
+  const Value* get(const Key& key) {
+    const auto found = places_.find(&key);
+    if (found == places_.end()) {
+      return nullptr;
+    }
+    entries_.splice(entries_.begin(), entries_, found->second);
+    return &found->second->second;
+  }
+
+  void put(Key key, Value value) {
+    if (const auto found = places_.find(&key); found != places_.end()) {
+      found->second->second = std::move(value);
+      return;
+    }
+    entries_.emplace_front(std::move(key), std::move(value));
+    places_.emplace(&entries_.front().first, entries_.begin());
+    if (entries_.size() > capacity_) {
+      places_.erase(&entries_.back().first);
+      entries_.pop_back();
+    }
+  }
+
+  size_t size() const { return entries_.size(); }
+  void clear() {
+    places_.clear();
+    entries_.clear();
+  }
+
+ private:
+  using Entries = std::list<std::pair<Key, Value>>;
+  struct HashOfKey {
+    size_t operator()(const Key* key) const { return Hash()(*key); }
+  };
+  struct EqualKeys {
+    bool operator()(const Key* a, const Key* b) const { return *a == *b; }
+  };
+
+  size_t capacity_;
+  Entries entries_;  // the one asked for last comes first
+  std::unordered_map<const Key*, typename Entries::iterator, HashOfKey, EqualKeys> places_;
+};
+
+}  // namespace funcol

@@ -1,0 +1,15 @@
+// What a reduction leaves as it is: 0 for a sum, the largest number for a minimum.
+#pragma once
+
+#include <c10/core/Scalar.h>
+#include <c10/core/ScalarType.h>
+
+#include "layout/placement.h"
+
+namespace funcol {
+
+// x such that op(x, y) == y for every y of this dtype. For bools "sum" and "product" are "or" and "and".
+// TypeError for minima and maxima of complex numbers; there is none for avg, which must not be asked for.
+c10::Scalar neutral_element(PartialOp op, c10::ScalarType dtype);
+
+}  // namespace funcol

@@ -1,0 +1,202 @@
+"""Times redistribution: PyTorch's (stock), the bare collectives (raw), funcol's.
+
+Table 1, the cost of a call in microseconds where no byte is sent; table 2, a plan that is not cached. See
+README.md beside this file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from measure import CPU_CLOCK, Call, Case, cell, describe, lone_group, mark, measure, say
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._redistribute import _gen_transform_infos_non_cached
+from torch.distributed.tensor.placement_types import Placement
+
+import funcol
+
+NUM_RANKS = 4
+SHAPE = (64, 64)
+PLAN_LIMIT = 0.01
+
+Placements = tuple[Placement, ...]
+
+
+def placed(text: str) -> Placements:
+    """``"S0,R"`` as placements."""
+    letters: dict[str, Callable[[str], Placement]] = {
+        "R": lambda _: Replicate(),
+        "P": lambda _: Partial(),
+        "S": lambda dim: Shard(int(dim)),
+    }
+    return tuple(letters[word[0]](word[1:]) for word in text.split(","))
+
+
+def all_gather(local: Tensor, group: Any) -> Tensor:
+    whole = local.new_empty((group.size() * local.size(0), *local.shape[1:]))
+    dist.all_gather_into_tensor(whole, local, group=group, async_op=True).wait()
+    return whole
+
+
+def all_reduce(local: Tensor, group: Any) -> Tensor:
+    copy = local.clone()
+    dist.all_reduce(copy, group=group, async_op=True).wait()
+    return copy
+
+
+def reduce_scatter(local: Tensor, group: Any) -> Tensor:
+    shard = local.new_empty((local.size(0) // group.size(), *local.shape[1:]))
+    dist.reduce_scatter_tensor(shard, local, group=group, async_op=True).wait()
+    return shard
+
+
+def all_to_all(local: Tensor, group: Any) -> Tensor:
+    received = torch.empty_like(local)
+    dist.all_to_all_single(received, local, group=group, async_op=True).wait()
+    return received
+
+
+# From, to, the bare collectives of the axes that do it, and the limit to stock.
+ONE_STEP = [
+    ("S0", "R", [(all_gather, 0)], 1 / 8),
+    ("S1", "R", [(all_gather, 0)], 1 / 8),
+    ("P", "R", [(all_reduce, 0)], 1 / 5),
+    ("P", "S0", [(reduce_scatter, 0)], 1 / 8),
+    ("S0", "S1", [(all_to_all, 0)], 1 / 8),
+    ("S1", "S0", [(all_to_all, 0)], 1 / 8),
+]
+TWO_STEPS = [
+    ("S0,S1", "R,R", [(all_gather, 0), (all_gather, 1)], 1 / 8),
+    ("P,S0", "S0,R", [(all_gather, 1), (reduce_scatter, 0)], 1 / 8),
+    ("P,P", "S0,S1", [(reduce_scatter, 0), (reduce_scatter, 1)], 1 / 8),
+]
+
+
+def call_cases() -> Iterator[Case]:
+    meshes = {1: init_device_mesh("cpu", (NUM_RANKS,)), 2: init_device_mesh("cpu", (2, NUM_RANKS // 2))}
+    for src, dst, collectives, limit in [*ONE_STEP, *TWO_STEPS]:
+        mesh = meshes[src.count(",") + 1]
+        limits = {"stock": limit}
+        if len(collectives) == 1:
+            limits["raw"] = 3.0
+        yield call_case(mesh, src, dst, collectives, limits)
+
+
+def call_case(
+    mesh: DeviceMesh, src: str, dst: str, collectives: list[tuple[Any, int]], limits: dict[str, float]
+) -> Case:
+    target = placed(dst)
+    whole = DTensor.from_local(torch.ones(SHAPE), mesh, [Replicate()] * mesh.ndim, run_check=False)
+    partial = [Partial() if word == "P" else Replicate() for word in src.split(",")]
+    shards = [p if p.is_shard() else Replicate() for p in placed(src)]
+    local = whole.redistribute(mesh, shards).to_local()
+    mixed = [p if p.is_partial() else s for p, s in zip(partial, shards, strict=True)]
+    tensor = DTensor.from_local(local, mesh, mixed, run_check=False, shape=SHAPE, stride=(SHAPE[1], 1))
+    groups = [mesh.get_group(axis) for axis in range(mesh.ndim)]
+
+    def raw() -> Tensor:
+        moved = local
+        for collective, axis in collectives:
+            moved = collective(moved, groups[axis])
+        return moved
+
+    return Case(
+        f"{src} -> {dst}",
+        lambda: tensor.redistribute(mesh, target),
+        raw,
+        lambda: funcol.redistribute(tensor, mesh, target),
+        limits=limits,
+    )
+
+
+# By the number of mesh axes, of two ranks each.
+PLANS = [(2, "S0,S1", "S1,S0"), (3, "S0,S1,P", "R,S0,S1"), (4, "S0,S1,R,P", "R,S0,S1,S0")]
+
+
+def plan_case(num_axes: int, src: str, dst: str) -> tuple[Call, Call]:
+    """A plan of stock's min-cost planner and of funcol's; nothing is cached."""
+    mesh = init_device_mesh("cpu", (2,) * num_axes)
+    shape = (16,) * max(2, num_axes - 1)
+    whole = torch.empty(shape)
+    meta = TensorMeta(whole.shape, whole.stride(), whole.dtype)
+    placements = [placed(text) for text in (src, dst)]
+    specs = [DTensorSpec(mesh, of_side, tensor_meta=meta) for of_side in placements]
+    return (
+        lambda: _gen_transform_infos_non_cached(*specs, use_graph_based_transform=True),
+        lambda: funcol.plan_redistribution(*placements, mesh, shape, torch.float32),
+    )
+
+
+def bench_calls(repeat: int) -> list[dict[str, Any]]:
+    with lone_group(torch.device("cpu"), NUM_RANKS) as lone:
+        return [measure(case, repeat, lone.clock) for case in call_cases()]
+
+
+def bench_plans(repeat: int) -> list[dict[str, Any]]:
+    records = []
+    with lone_group(torch.device("cpu"), 16):
+        for num_axes, src, dst in PLANS:
+            name = f"{num_axes} axes, {src} -> {dst}"
+            stock, ours = plan_case(num_axes, src, dst)
+            times: dict[str, list[float]] = {"stock": [], "funcol": []}
+            for _ in range(repeat):
+                times["stock"].append(CPU_CLOCK.time_calls(stock, 1))
+                times["funcol"].append(CPU_CLOCK.time_calls(ours, 20))
+            ratios = sorted(b / a for a, b in zip(times["stock"], times["funcol"], strict=True))
+            best = {side: min(of_side) for side, of_side in times.items()}
+            records.append({"name": name, "us": best, "ratio": ratios[len(ratios) // 2]})
+    return records
+
+
+def print_calls(records: list[dict[str, Any]]) -> None:
+    line = "{:<16}{:>20}{:>16}{:>16}{:>10}{:>8}   {}"
+    say("\nA redistribution in us, median (best)")
+    say(line.format("", "stock", "raw", "funcol", "/ stock", "/ raw", "limits"))
+    for record in records:
+        times = (cell(record["us"][side], 1) for side in ("stock", "raw", "funcol"))
+        ratios = (f"{record['ratio'][side]['median']:.3f}" for side in ("stock", "raw"))
+        limits = ", ".join(
+            f"{of['against']} <= {of['limit']:.3g} {mark(of['met'])}" for of in record["targets"]
+        )
+        say(line.format(record["name"], *times, *ratios, limits))
+
+
+def print_plans(records: list[dict[str, Any]]) -> None:
+    line = "{:<36}{:>14}{:>14}{:>12}   {}"
+    say("\nA plan that is not cached, in us, best; stock: its min-cost planner")
+    say(line.format("", "stock", "funcol", "/ stock", f"limit {PLAN_LIMIT}"))
+    for record in records:
+        times = (f"{record['us'][side]:.1f}" for side in ("stock", "funcol"))
+        say(
+            line.format(record["name"], *times, f"{record['ratio']:.4f}", mark(record["ratio"] <= PLAN_LIMIT))
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeat", type=int, default=21, metavar="N", help="rounds (default %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers to FILE as well")
+    args = parser.parse_args()
+    result = describe(torch.device("cpu"))
+    result["calls"] = bench_calls(args.repeat)
+    print_calls(result["calls"])
+    result["plans"] = bench_plans(max(3, args.repeat // 4))
+    print_plans(result["plans"])
+    missed = [t for t in itertools.chain(*(r["targets"] for r in result["calls"])) if not t["met"]]
+    say(f"\n{len(missed)} limits of table 1 missed")
+    if args.json is not None:
+        args.json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

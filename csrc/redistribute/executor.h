@@ -1,8 +1,8 @@
 // Runs a plan on the tensor of one rank.
 //
-// Steps follow each other on pending tensors: none waits on its own account, and the last stays pending.
-// Every step goes through the dispatcher, so that modes, tracers and autograd see the collectives and the
-// layout changes around them.
+// Steps follow each other on pending tensors: none waits on its own account, and the last may stay pending.
+// Where a layer of PyTorch watches, or a gradient is needed, all goes through the dispatcher as functional
+// collectives and the layout changes around them.
 //
 // Worked case, (5, 3) S(0)S(0) -> RR on 2 x 2 ranks, one all_gather over both axes: the ranks hold rows 0 1,
 // 2, 3, 4, so the gather has split_sizes 2, 1, 1, 1.
@@ -46,7 +46,7 @@ class Execution {
   Execution& operator=(Execution&&) noexcept;
 
   // The rank's tensor in the plan's dst layout: contiguous, its memory shared with `local` only if the plan
-  // has no steps, in which case it is `local`. Pending if `async_op` and the last step communicates.
+  // has no steps, in which case it is `local`. Pending, if at all, only with `async_op`.
   // ValueError, before anything is sent, if `local` has not the shape that the plan's src layout gives it.
   at::Tensor run(const at::Tensor& local, bool async_op, const MaskHooks& masks = {}) const;
 

@@ -1,5 +1,6 @@
 #include "redistribute/local_steps.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 
 #include <algorithm>
@@ -7,7 +8,13 @@
 #include <string>
 #include <utility>
 
+#include "async/layers.h"
+#include "comm/process_group.h"
 #include "ops/calls.h"
+#include "ops/collectives.h"
+#include "ops/epilogue.h"
+#include "ops/wire.h"
+#include "redistribute/block_transport.h"
 #include "redistribute/blocks.h"
 #include "redistribute/neutral_elements.h"
 #include "redistribute/selection.h"
@@ -222,22 +229,46 @@ class AllToAll final : public LocalStep {
  public:
   explicit AllToAll(const View& view)
       : group_(view.group->group),
-        transport_(plan_exchange(view.mesh, view.step.before, view.step.after, view.shape, view.ranks)),
-        sent_(transport_.sent_numels().begin(), transport_.sent_numels().end()),
-        received_(transport_.received_numels().begin(), transport_.received_numels().end()) {
-    if (!transport_.is_complete()) {
+        transport_(std::make_shared<const BlockTransport>(
+            plan_exchange(view.mesh, view.step.before, view.step.after, view.shape, view.ranks))),
+        sent_(transport_->sent_numels().begin(), transport_->sent_numels().end()),
+        received_(transport_->received_numels().begin(), transport_->received_numels().end()) {
+    if (!transport_->is_complete()) {
       view.contradict("the group's ranks do not hold all that is wanted after it");
     }
   }
 
   Value run(const Value& value, const MaskHooks& /*masks*/) const override {
-    const auto received = call::all_to_all_single(transport_.pack(value.tensor), received_, sent_, group_);
-    return {transport_.unpack(received), false};
+    const auto& tensor = value.tensor;
+    const bool is_recorded = at::GradMode::is_enabled() && tensor.requires_grad();
+    if (!is_recorded && !tensor.is_meta() && !has_active_layers() && !belongs_to_layer(tensor)) {
+      return {start(tensor), false};
+    }
+    const auto received = call::all_to_all_single(transport_->pack(tensor), received_, sent_, group_);
+    return {transport_->unpack(received), false};
   }
 
  private:
+  // Nobody watches: what was received is unpacked at the first use of the result.
+  at::Tensor start(const at::Tensor& local) const {
+    const BelowAutograd below_autograd;
+    auto start = start_all_to_all(transport_->pack_plain(local), transport_->received_numels(),
+                                  transport_->sent_numels(), group_from_ivalue(group_, "redistribute"));
+    const auto received = start.outputs[0];
+    if (transport_->unpacks_to_view()) {
+      start.outputs[0] = transport_->unpack(received);
+    } else {
+      const auto out = fresh_tensor(transport_->shape_after(), received);
+      start.outputs[0] = out;
+      start.epilogue =
+          as_epilogue([transport = transport_, received, out] { transport->unpack_into(received, out); });
+    }
+    start.buffers.push_back(received);
+    return as_sole_pending(std::move(start));
+  }
+
   IValue group_;
-  BlockTransport transport_;
+  std::shared_ptr<const BlockTransport> transport_;
   std::vector<c10::SymInt> sent_;
   std::vector<c10::SymInt> received_;
 };

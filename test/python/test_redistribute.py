@@ -21,6 +21,7 @@ from torch.distributed.tensor._redistribute import redistribute_local_tensor as 
 import funcol
 from funcol.redistribution import redistribute_local_tensor
 
+
 def disagreement(mesh: DeviceMesh, src: Layout, dst: Layout, whole: Tensor) -> str:
     """What is wrong with the result on this rank; nothing if all is well."""
     at = mesh.get_coordinate()
@@ -120,7 +121,10 @@ def redistributed(
     mesh: DeviceMesh, local: Tensor, src: str, dst: str, whole: Tensor, **options: Any
 ) -> Tensor:
     return redistribute_local_tensor(
-        local, Layout(tuple(src.split())).spec(mesh, whole), Layout(tuple(dst.split())).spec(mesh, whole), **options
+        local,
+        Layout(tuple(src.split())).spec(mesh, whole),
+        Layout(tuple(dst.split())).spec(mesh, whole),
+        **options,
     )
 
 
@@ -222,7 +226,9 @@ def counts_ranks_along_the_mesh(rank: int, world: int, dst: str) -> None:
     whole = whole_of((7, 5), torch.float32)
     at = mesh.get_coordinate() or ()
     local = shard_of(whole, Layout(("S0",)), mesh.shape, at)
-    assert torch.equal(redistributed(mesh, local, "S0", dst, whole), shard_of(whole, Layout((dst,)), mesh.shape, at))
+    assert torch.equal(
+        redistributed(mesh, local, "S0", dst, whole), shard_of(whole, Layout((dst,)), mesh.shape, at)
+    )
 
 
 @pytest.mark.parametrize("dst", ["R", "S1"])
@@ -259,7 +265,9 @@ def stays_pending(rank: int, world: int, src: str, dst: str, async_op: bool) -> 
 @pytest.mark.parametrize(
     ("src", "dst"), [("S0", "R"), ("S1", "R"), ("Psum", "R"), ("Psum", "S1"), ("S0", "S1"), ("S1", "S0")]
 )
-def test_the_result_is_pending_if_and_only_if_the_call_is_asynchronous(src: str, dst: str, async_op: bool) -> None:
+def test_the_result_is_pending_if_and_only_if_the_call_is_asynchronous(
+    src: str, dst: str, async_op: bool
+) -> None:
     run_ranks(stays_pending, 2, src, dst, async_op)
 
 

@@ -109,25 +109,25 @@ TEST(DefaultModel, PricesACopyAfterItsLatency) {
   EXPECT_EQ(default_alpha_beta(kMesh).copy, (LinkCost{2.0, 1e6 / 500e9}));
 }
 
-class AxesOfOneRank : public ::testing::TestWithParam<StepKind> {};
+class CollectiveOfOneRank : public ::testing::TestWithParam<StepKind> {};
 
-TEST_P(AxesOfOneRank, CostNothing) {
+TEST_P(CollectiveOfOneRank, CostsNothing) {
   const Mesh mesh{{1, 4, 1}, {}, {}};
   EXPECT_EQ(Costs(default_alpha_beta(mesh), mesh).of(step(GetParam(), 0b101, kBytes)), 0);
 }
 
-TEST_P(AxesOfOneRank, AddNothingToAMergedSet) {
+TEST_P(CollectiveOfOneRank, AddsNothingToAMergedSet) {
   const Mesh mesh{{1, 4, 1}, {}, {}};
   const Costs costs(default_alpha_beta(mesh), mesh);
   EXPECT_EQ(costs.of(step(GetParam(), 0b111, kBytes)), costs.of(step(GetParam(), 0b010, kBytes)));
 }
 
-TEST_P(AxesOfOneRank, CountNoSteps) {
+TEST_P(CollectiveOfOneRank, CountsNoSteps) {
   const Mesh mesh{{1, 4, 1}, {}, {}};
   EXPECT_EQ(Costs(StepCounts{}, mesh).of(step(GetParam(), 0b101, kBytes)), 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(Collectives, AxesOfOneRank,
+INSTANTIATE_TEST_SUITE_P(Collectives, CollectiveOfOneRank,
                          Values(StepKind::kAllGather, StepKind::kReduceScatter, StepKind::kAllReduce,
                                 StepKind::kAllToAll, StepKind::kPermute));
 

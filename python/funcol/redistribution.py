@@ -1,7 +1,8 @@
 """Redistribution of sharded tensors: from one layout on a ``DeviceMesh`` to another.
 
-The steps are those of a least-cost plan (:func:`funcol.plan_redistribution`), which is remembered by value. Sizes
-need not divide, shards may be strided, and axes may cut a dim in any order; the shards are exact in every case.
+The steps are those of a least-cost plan (:func:`funcol.plan_redistribution`), which is remembered by value.
+Sizes need not divide, shards may be strided, and axes may cut a dim in any order; the shards are exact in
+every case.
 
 PyTorch counterpart: ``torch.distributed.tensor._redistribute``.
 """
@@ -36,19 +37,17 @@ def redistribute_local_tensor(
     """This rank's tensor under ``dst_spec``, from the one it holds under ``src_spec``.
 
     All ranks of the mesh call it alike. Returns a contiguous tensor that shares no memory with ``local``, or
-    ``local`` itself if there is nothing to do, or if the rank is not part of the mesh. With ``async_op`` the result may
-    be pending and waits at its first use.
+    ``local`` itself if there is nothing to do, or if the rank is not part of the mesh. With ``async_op`` the
+    result may be pending and waits at its first use.
 
-    ``cost_model`` says what is cheap (default: latency and bandwidth of one host); ``max_bytes`` bounds the memory of
-    every step. ``ValueError``, before anything is sent, if ``local`` has not the shape that ``src_spec`` gives this
-    rank, if a spec contradicts itself, or if no plan stays within ``max_bytes``; ``NotImplementedError`` for two
-    different meshes and for placements of unknown kinds.
+    ``cost_model`` says what is cheap (default: latency and bandwidth of one host); ``max_bytes`` bounds the
+    memory of every step. ``ValueError``, before anything is sent, if ``local`` has not the shape that
+    ``src_spec`` gives this rank, if a spec contradicts itself, or if no plan stays within ``max_bytes``;
+    ``NotImplementedError`` for two different meshes and for placements of unknown kinds.
 
     PyTorch counterpart: ``torch.distributed.tensor._redistribute.redistribute_local_tensor``.
     """
-    result: Tensor = _C.redistribute_local_tensor(
-        local, src_spec, dst_spec, async_op, cost_model, max_bytes
-    )
+    result: Tensor = _C.redistribute_local_tensor(local, src_spec, dst_spec, async_op, cost_model, max_bytes)
     return result
 
 
@@ -64,18 +63,18 @@ def redistribute(
     cost_model: Any = None,
     max_bytes: int | None = None,
 ) -> DTensor:
-    """``dtensor`` with other ``placements``, one for each axis of its mesh. All ranks of the mesh call it alike.
+    """``dtensor`` with other ``placements``, one for each axis of its mesh. All ranks call it alike.
 
-    ``shard_order`` lists ``(dim, axes)``: which axes cut the dim, first cut first; by default axes cut in the order of
-    the mesh. ``forward_dtype`` is the dtype that is sent and that the result has; ``backward_dtype`` the one in which the
-    gradient is sent (default: the input's), which then gets the dtype of the input. ``async_op``, ``cost_model``,
-    ``max_bytes`` and the errors are those of :func:`redistribute_local_tensor`.
+    ``shard_order`` lists ``(dim, axes)``: which axes cut the dim, first cut first; by default axes cut in the
+    order of the mesh. ``forward_dtype`` is the dtype that is sent and that the result has; ``backward_dtype``
+    the one in which the gradient is sent (default: the input's), before it gets the dtype of the input.
+    ``async_op``, ``cost_model``, ``max_bytes`` and the errors are those of :func:`redistribute_local_tensor`.
 
     Differentiable any number of times. The gradient has the placements of ``dtensor``, but replicates where
     ``dtensor`` is partial and its own gradient is not.
 
-    PyTorch counterpart: ``DTensor.redistribute``; that refuses most partial targets, which are exact here: reducing them
-    gives the same value.
+    PyTorch counterpart: ``DTensor.redistribute``; that refuses most partial targets, which are exact here:
+    reducing them gives the same value.
     """
     if not isinstance(dtensor, DTensor):
         raise TypeError(f"funcol::redistribute: got a {type(dtensor).__name__}, expected a DTensor.")
@@ -93,7 +92,7 @@ def redistribute(
         else tuple(ShardOrderEntry(dim, tuple(axes)) for dim, axes in sorted(shard_order)),
     )
     how = _How(async_op, cost_model, max_bytes)
-    result: DTensor = _Redistribute.apply(dtensor, dst, backward_dtype, how)  # type: ignore[no-untyped-call]
+    result: DTensor = _Redistribute.apply(dtensor, dst, backward_dtype, how)
     return result
 
 
@@ -111,7 +110,7 @@ class _How:
 
 class _Redistribute(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, dtensor: DTensor, dst: DTensorSpec, backward_dtype: torch.dtype | None, how: _How
     ) -> DTensor:
         src, local = dtensor._spec, dtensor._local_tensor
@@ -123,10 +122,8 @@ class _Redistribute(torch.autograd.Function):
         return _dtensor(result, dst, dtensor.requires_grad)
 
     @staticmethod
-    def backward(ctx: Any, grad: DTensor) -> Any:  # type: ignore[override]
-        result = _RedistributeGradient.apply(  # type: ignore[no-untyped-call]
-            grad, ctx.src, ctx.backward_dtype, ctx.input_dtype, ctx.how
-        )
+    def backward(ctx: Any, grad: DTensor) -> Any:
+        result = _RedistributeGradient.apply(grad, ctx.src, ctx.backward_dtype, ctx.input_dtype, ctx.how)
         return result, None, None, None
 
 
@@ -134,7 +131,7 @@ class _RedistributeGradient(torch.autograd.Function):
     """The way back, sent as ``sent_dtype``; an operation of its own, so that it is differentiable in turn."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         grad: DTensor,
         target: DTensorSpec,
@@ -155,15 +152,13 @@ class _RedistributeGradient(torch.autograd.Function):
         return _dtensor(result, dst, grad.requires_grad)
 
     @staticmethod
-    def backward(ctx: Any, grad: DTensor) -> Any:  # type: ignore[override]
-        result = _RedistributeGradient.apply(  # type: ignore[no-untyped-call]
-            grad, ctx.dst, ctx.sent_dtype, ctx.grad_dtype, ctx.how
-        )
+    def backward(ctx: Any, grad: DTensor) -> Any:
+        result = _RedistributeGradient.apply(grad, ctx.dst, ctx.sent_dtype, ctx.grad_dtype, ctx.how)
         return result, None, None, None, None
 
 
 def _dtensor(local: Tensor, spec: DTensorSpec, requires_grad: bool) -> DTensor:
-    return DTensor(local, spec, requires_grad=requires_grad)  # type: ignore[call-arg]
+    return DTensor(local, spec, requires_grad=requires_grad)
 
 
 def _meta_of(tensor: Tensor, dtype: torch.dtype) -> TensorMeta:
@@ -200,7 +195,7 @@ def _axis_group(mesh: DeviceMesh, axes: int) -> tuple[str, list[int]]:
 
 
 def _apply_mask(placement: Any, tensor: Tensor, mesh: DeviceMesh, axis: int) -> Tensor:
-    """What a masked partial reduces: ``tensor`` with zeros where another rank has the row. Ends the mask's use."""
+    """What a masked partial reduces: ``tensor`` with zeros where another rank has the row. Ends the mask."""
     masked = tensor.clone()
     placement.mask_buffer.apply_mask(masked)
     placement.mask_buffer.release_mask()
@@ -208,6 +203,6 @@ def _apply_mask(placement: Any, tensor: Tensor, mesh: DeviceMesh, axis: int) -> 
 
 
 def _mask(placement: Any, tensor: Tensor, mesh: DeviceMesh, axis: int) -> Tensor:
-    """The indices of ``tensor`` within this rank's rows; keeps the mask of the others for :func:`_apply_mask`."""
+    """The indices of ``tensor`` within this rank's rows; the mask of the others is kept."""
     result: Tensor = placement._partition_value(tensor, mesh, axis)
     return result

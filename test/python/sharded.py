@@ -20,7 +20,7 @@ Order = tuple[tuple[int, tuple[int, ...]], ...]  # (dim, axes that cut it, first
 
 
 class Layout(NamedTuple):
-    """Placements as text, an axis a word: ``R``, ``S0``, ``_S0/2`` (split factor), ``Psum``; and a shard order."""
+    """Placements, an axis a word: ``R``, ``S0``, ``_S0/2`` (split factor 2), ``Psum``; and a shard order."""
 
     words: tuple[str, ...]
     order: Order | None = None

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
@@ -80,6 +81,15 @@ def redistribute(
         raise TypeError(f"funcol::redistribute: got a {type(dtensor).__name__}, expected a DTensor.")
     if placements is None:
         raise ValueError("funcol::redistribute: no placements. Pass one for each axis of the mesh.")
+    if is_dynamo_compiling() and shard_order is None and max_bytes is None:
+        # Dynamo records this method as it is; the steps are worked out when the graph is traced further.
+        return dtensor.redistribute(
+            device_mesh,
+            placements,
+            async_op=async_op,
+            forward_dtype=forward_dtype,
+            backward_dtype=backward_dtype,
+        )
     src = dtensor._spec
     assert src.tensor_meta is not None
     meta = _meta_of(dtensor, forward_dtype or src.tensor_meta.dtype)

@@ -151,7 +151,7 @@ def mesh_of(shape: tuple[int, ...], *flattened: tuple[str, ...]) -> DeviceMesh:
 
 def whole_of(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     count = math.prod(shape)
-    return (torch.arange(count) * 7 % 101 + 1).to(dtype).view(*shape)
+    return (torch.arange(count) * 7 % 101 + 1).to(dtype).view(tuple(shape))
 
 
 def layouts(*texts: str) -> list[Layout]:

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <stdexcept>
+#include <utility>
 
 #include "planner/search.h"
 #include "planner/steps.h"
@@ -14,8 +15,10 @@ class Greedy {
       : mesh_(task.mesh), dst_(task.dst), space_(space), steps_(steps), now_(task.src) {}
 
   void run() {
-    const bool sharded = std::any_of(now_.placements.begin(), now_.placements.end(),
-                                     [](const auto& placement) { return placement.is_shard(); });
+    bool sharded = false;
+    for (int64_t axis = 0; axis < mesh_.num_axes(); ++axis) {
+      sharded = sharded || (now_.placements[axis].is_shard() && mesh_.sizes[axis] > 1);
+    }
     // From the inner axes to the outer ones: what is cut differently further out is gathered on the way.
     for (int64_t axis = mesh_.num_axes() - 1; sharded && mesh_.num_axes() > 1 && axis >= 0; --axis) {
       const auto& target = dst_.placements[axis];
@@ -29,10 +32,15 @@ class Greedy {
   }
 
  private:
-  static std::vector<int64_t> outer_cuts(const Layout& layout, int64_t dim, int64_t axis) {
-    std::vector<int64_t> cuts;
-    std::copy_if(layout.axes_of(dim).begin(), layout.axes_of(dim).end(), std::back_inserter(cuts),
-                 [axis](int64_t other) { return other < axis; });
+  // Axis and split factor of each.
+  static std::vector<std::pair<int64_t, int64_t>> outer_cuts(const Layout& layout, int64_t dim,
+                                                             int64_t axis) {
+    std::vector<std::pair<int64_t, int64_t>> cuts;
+    for (const int64_t other : layout.axes_of(dim)) {
+      if (other < axis) {
+        cuts.emplace_back(other, layout.placements[other].split_factor);
+      }
+    }
     return cuts;
   }
 

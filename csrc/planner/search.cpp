@@ -17,10 +17,12 @@ constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
 
 class Search {
  public:
-  Search(const Space& space, const Costs& costs, int64_t max_bytes)
+  // `begins` if no mask is applied before: the first step then reads the caller's tensor itself.
+  Search(const Space& space, const Costs& costs, bool begins, int64_t max_bytes)
       : space_(space),
         costs_(costs),
         estimate_(space, costs),
+        begins_(begins),
         max_bytes_(max_bytes),
         src_(space.held(space.src())) {}
 
@@ -42,7 +44,8 @@ class Search {
       moves.clear();
       space_.expand(node.state, moves);
       for (const auto& move : moves) {
-        if (max_bytes_ == kNoLimit || peak_bytes(move.size, node.parent < 0, src_.bytes) <= max_bytes_) {
+        if (max_bytes_ == kNoLimit ||
+            peak_bytes(move.size, begins_ && node.parent < 0, src_.bytes) <= max_bytes_) {
           open(move, entry.node, node.cost + costs_.of(move.size), node.num_steps + 1);
         }
       }
@@ -74,7 +77,8 @@ class Search {
       moves.clear();
       space_.expand(state, moves);
       for (const auto& move : moves) {
-        const int64_t next = std::max(bound, peak_bytes(move.size, state == space_.src(), src_.bytes));
+        const int64_t next =
+            std::max(bound, peak_bytes(move.size, begins_ && state == space_.src(), src_.bytes));
         const auto [known, is_new] = least.try_emplace(move.next, next);
         if (is_new || next < known->second) {
           known->second = next;
@@ -130,6 +134,7 @@ class Search {
   const Space& space_;
   const Costs& costs_;
   const Estimate estimate_;
+  const bool begins_;
   const int64_t max_bytes_;
   const Held src_;
   std::vector<Node> nodes_;
@@ -144,12 +149,16 @@ Plan plan_redistribution(const Redistribution& task, const CostModel& model,
   const Masks masks(task);
   const Space space(masks.unmasked());
   const Costs costs(model, task.mesh);
+  const bool begins = masks.applied_axes().empty();
+  const int64_t mask_bytes = peak_bytes(masks, space);
+  const int64_t bound = max_bytes.value_or(kNoLimit);
   std::vector<Move> path;
-  if (!Search(space, costs, max_bytes.value_or(kNoLimit)).run(path)) {
+  if (mask_bytes > bound || !Search(space, costs, begins, bound).run(path)) {
+    const int64_t least = std::max(mask_bytes, Search(space, costs, begins, kNoLimit).least_bytes());
     throw std::invalid_argument("plan_redistribution: no way from " + to_string(task.src) + " to " +
-                                to_string(task.dst) + " holds at most " + std::to_string(*max_bytes) +
-                                " bytes. The least that would do is max_bytes=" +
-                                std::to_string(Search(space, costs, kNoLimit).least_bytes()) + ".");
+                                to_string(task.dst) + " holds at most " + std::to_string(bound) +
+                                " bytes. The least that would do is max_bytes=" + std::to_string(least) +
+                                ".");
   }
   Steps steps(task, masks, space, costs);
   for (const auto& move : path) {

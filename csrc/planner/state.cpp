@@ -311,6 +311,9 @@ State Space::state(const Layout& layout) const {
 }
 
 Layout Space::layout(const State& state) const {
+  if (state == dst_) {
+    return task_.dst;
+  }
   Layout layout;
   layout.placements = task_.dst.placements;
   for (int slot = 0; slot < num_slots_; ++slot) {

@@ -1,6 +1,7 @@
 #include "planner/steps.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 namespace funcol {
@@ -21,11 +22,32 @@ int64_t bytes_sent(const StepSize& size, int64_t num_ranks) {
   }
 }
 
+StepSize size_of_mask(StepKind kind, int64_t axis, int64_t bytes) {
+  return {kind, axis_set(axis), bytes, bytes, 0, bytes};
+}
+
 }  // namespace
 
 int64_t peak_bytes(const StepSize& size, bool first, int64_t src_bytes) {
   return src_bytes + (first ? 0 : size.bytes_before) + size.bytes_after +
          (communicates(size.kind) ? size.bytes_copied : 0);
+}
+
+int64_t peak_bytes(const Masks& masks, const Space& space) {
+  const int64_t src_bytes = space.held(space.src()).bytes;
+  const int64_t dst_bytes = space.held(space.dst()).bytes;
+  bool first = true;
+  int64_t most = std::numeric_limits<int64_t>::min();
+  for (const int64_t axis : masks.applied_axes()) {
+    most = std::max(most, peak_bytes(size_of_mask(StepKind::kApplyMask, axis, src_bytes), first, src_bytes));
+    first = false;
+  }
+  first = first && space.src() == space.dst();
+  for (const int64_t axis : masks.masked_axes()) {
+    most = std::max(most, peak_bytes(size_of_mask(StepKind::kMask, axis, dst_bytes), first, src_bytes));
+    first = false;
+  }
+  return most;
 }
 
 Steps::Steps(const Redistribution& task, const Masks& masks, const Space& space, const Costs& costs)
@@ -44,7 +66,7 @@ void Steps::add_mask(StepKind kind, int64_t axis, const Placement& placement) {
   const int64_t bytes = kind == StepKind::kMask ? dst_bytes_ : src_bytes_;
   Layout after = now();
   after.placements[axis] = placement;
-  add(StepSize{kind, axis_set(axis), bytes, bytes, 0, bytes}, std::move(after));
+  add(size_of_mask(kind, axis, bytes), std::move(after));
 }
 
 void Steps::add(const StepSize& size, Layout after) {

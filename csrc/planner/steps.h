@@ -10,6 +10,9 @@ namespace funcol {
 // what it writes, and copies on the way to and from a collective.
 int64_t peak_bytes(const StepSize& size, bool first, int64_t src_bytes);
 
+// The same of the steps that apply and make masks; less than any number of bytes if there are none.
+int64_t peak_bytes(const Masks& masks, const Space& space);
+
 class Steps {
  public:
   // Begins with the masks that have to be applied. All arguments outlive this.

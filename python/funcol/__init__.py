@@ -45,12 +45,14 @@ from .collectives import (  # noqa: E402
     scatter,
 )
 from .comm_tensor import CommTensor  # noqa: E402
+from .cost_models import AlphaBeta, AxisCost, LinkCost, StepCounts  # noqa: E402
 from .dropin import install, installed, uninstall  # noqa: E402
 from .groups import RANK_TYPES  # noqa: E402
 from .groups import _expand_group as _expand_group  # noqa: E402
 from .groups import _group_or_group_name as _group_or_group_name  # noqa: E402
 from .groups import _resolve_group as _resolve_group  # noqa: E402
 from .groups import _resolve_group_name as _resolve_group_name  # noqa: E402
+from .planning import Plan, Step, greedy_redistribution, plan_redistribution  # noqa: E402
 from .remaps import (  # noqa: E402
     REDUCE_OP_TO_STR,
     all_gather_inplace,
@@ -85,8 +87,14 @@ tracing.install()
 __all__ = [
     "RANK_TYPES",
     "REDUCE_OP_TO_STR",
+    "AlphaBeta",
     "AsyncCollectiveTensor",
+    "AxisCost",
     "CommTensor",
+    "LinkCost",
+    "Plan",
+    "Step",
+    "StepCounts",
     "all_gather_inplace",
     "all_gather_into_tensor_coalesced",
     "all_gather_single",
@@ -107,12 +115,14 @@ __all__ = [
     "broadcast_inplace",
     "check_agreement",
     "gather",
+    "greedy_redistribution",
     "install",
     "installed",
     "irecv_inplace",
     "is_pending",
     "isend_inplace",
     "permute_tensor",
+    "plan_redistribution",
     "reduce",
     "reduce_scatter_inplace",
     "reduce_scatter_single",

@@ -1,54 +1,23 @@
-"""``python -m funcol info``: what this installation is made of."""
+"""``python -m funcol``: what is installed, plans of redistributions, and what a mesh costs."""
 
 from __future__ import annotations
 
 import argparse
 
-import torch
-import torch.distributed as dist
-
-from . import _C, _build_info, dropin
+from . import calibrate_command, info_command, plan_command
 
 
-def info() -> str:
-    """Versions, wake key, kernels per device, CUDA, NCCL and the drop-in, as lines of text."""
-    kernels = _C.registered_kernels()
-    backends = [
-        name for name in ("gloo", "nccl", "mpi", "ucc", "xccl") if getattr(dist, f"is_{name}_available")()
-    ]
-    rows = {
-        "funcol": f"{_build_info.VERSION}, built with {_build_info.COMPILER}",
-        "PyTorch": f"{torch.__version__} running, built for {_build_info.TORCH_VERSION}",
-        "wake key": _C.wake_key_name() if _C.has_wake_key() else "none: another library holds it; views wait",
-        "backends": ", ".join(backends),
-        "CUDA": f"kernels for {_build_info.CUDA_ARCHS}, by nvcc {_build_info.CUDA_TOOLKIT}"
-        if _C.has_cuda_kernels()
-        else "no kernels in this build",
-        "GPUs": str(torch.cuda.device_count()),
-        "NCCL": f"headers {_build_info.NCCL or 'none'}, PyTorch's {_nccl_version() or 'none'}",
-    }
-    for device, names in sorted(kernels.items()):
-        rows[f"kernels, {device}"] = str(len(names))
-    rows["drop-in"] = (
-        f"{'' if dropin.is_installed() else 'not '}installed; stands in for "
-        f"{len(dropin.replaced_functions())} functions and {len(_C.ops_under_dropin())} operators of PyTorch"
-    )
-    width = max(map(len, rows))
-    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
-
-
-def _nccl_version() -> str | None:
-    if not dist.is_nccl_available() or torch.version.cuda is None:
-        return None
-    return ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
-
-
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the command that ``arguments`` name; those of the process if there are none."""
     parser = argparse.ArgumentParser(prog="python -m funcol", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("info", help="versions, wake key, kernels per device, CUDA and NCCL")
-    parser.parse_args()
-    print(info())
+    for command in (info_command, plan_command, calibrate_command):
+        command.add_to(commands)
+    chosen = parser.parse_args(arguments)
+    try:
+        chosen.run(chosen)
+    except (ValueError, OSError) as error:
+        parser.exit(2, f"python -m funcol {chosen.command}: {error}\n")
 
 
 if __name__ == "__main__":

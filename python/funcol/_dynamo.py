@@ -23,6 +23,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
+from .redistribution import redistribute
 from .remaps import REDUCE_OP_TO_STR, traceable_collective_remaps, traced_work
 
 _WAITS = (torch.ops._c10d_functional.wait_tensor, torch.ops._c10d_functional.wait_tensor.default)
@@ -30,18 +31,54 @@ _WAITS = (torch.ops._c10d_functional.wait_tensor, torch.ops._c10d_functional.wai
 
 def remap_collectives(enabled: bool) -> None:
     """Whether Dynamo traces collectives as :data:`~funcol.remaps.traceable_collective_remaps` has them."""
-    chosen = RemappedCollective if enabled else CollectiveFunctionRewriteVariable
+    chosen = RemappedCollective if enabled else TracedRedistribution
     setattr(builder, CollectiveFunctionRewriteVariable.__name__, chosen)
 
 
-class RemappedCollective(CollectiveFunctionRewriteVariable):
+class TracedRedistribution(CollectiveFunctionRewriteVariable):
+    """:func:`funcol.redistribute` as one call of the graph, which the layers below trace into.
+
+    Dynamo itself cannot follow specs, so whatever is no tensor has to be a constant of the region.
+    """
+
+    @staticmethod
+    def can_rewrite(variable: Any) -> bool:
+        return variable is redistribute or CollectiveFunctionRewriteVariable.can_rewrite(variable)
+
+    @staticmethod
+    def create(
+        tx: Any, old_fn: Callable[..., Any], source: Any, **options: Any
+    ) -> CollectiveFunctionRewriteVariable:
+        if old_fn is not redistribute:
+            return CollectiveFunctionRewriteVariable.create(tx, old_fn, source, **options)
+        function: Any = redistribute
+        return TracedRedistribution(
+            old_fn, replacement_var=UserFunctionVariable(function, **options), source=source, **options
+        )
+
+    def call_function(self, tx: Any, args: Any, kwargs: Any) -> VariableTracker:
+        if self.fn is not redistribute:
+            return super().call_function(tx, args, kwargs)
+        arguments = dict(inspect.signature(redistribute).bind(*args, **kwargs).arguments)
+        dtensor = arguments.pop("dtensor").realize()
+        constants = {name: _constant(name, argument) for name, argument in arguments.items()}
+
+        def redistribute_to_constants(x: Any) -> Any:
+            return redistribute(x, **constants)
+
+        proxy = tx.output.create_proxy("call_function", redistribute_to_constants, (dtensor.as_proxy(),), {})
+        result: VariableTracker = builder.wrap_fx_proxy(tx=tx, proxy=proxy)
+        return result
+
+
+class RemappedCollective(TracedRedistribution):
     """A function of ``torch.distributed`` that a compiled region calls the in-place form of."""
 
     @staticmethod
     def can_rewrite(variable: Any) -> bool:
         return (
             inspect.isfunction(variable) and variable in traceable_collective_remaps
-        ) or CollectiveFunctionRewriteVariable.can_rewrite(variable)
+        ) or TracedRedistribution.can_rewrite(variable)
 
     @staticmethod
     def create(
@@ -49,7 +86,7 @@ class RemappedCollective(CollectiveFunctionRewriteVariable):
     ) -> CollectiveFunctionRewriteVariable:
         form: Any = traceable_collective_remaps.get(old_fn)
         if form is None:
-            return CollectiveFunctionRewriteVariable.create(tx, old_fn, source, **options)
+            return TracedRedistribution.create(tx, old_fn, source, **options)
         return RemappedCollective(
             old_fn, replacement_var=UserFunctionVariable(form, **options), source=source, **options
         )
@@ -98,6 +135,22 @@ class RemappedCollective(CollectiveFunctionRewriteVariable):
             explanation=f"funcol cannot trace {name} with {what}.",
             hints=[f"In the compiled region, {instead}; or call it outside."],
         )
+
+
+def _constant(name: str, argument: VariableTracker) -> Any:
+    argument = argument.realize()
+    if argument.is_python_constant():
+        return argument.as_python_constant()
+    if isinstance(argument, BaseListVariable):
+        return tuple(_constant(name, item) for item in argument.items)
+    if not hasattr(argument, "value"):
+        unimplemented(
+            gb_type="redistribution that cannot be traced",
+            context=name,
+            explanation=f"funcol cannot trace funcol.redistribute with {name} that is not a constant.",
+            hints=[f"Pass a constant {name}, or call it outside of the compiled region."],
+        )
+    return argument.value
 
 
 def _constant_variable(tx: Any, value: Any) -> VariableTracker:

@@ -97,7 +97,7 @@ def redistribute(
         )
         return _dtensor(local, dst, requires_grad=False)
     how = _How(async_op, cost_model, max_bytes)
-    result: DTensor = _Redistribute.apply(dtensor, dst, backward_dtype, how)  # type: ignore[no-untyped-call]
+    result: DTensor = _Redistribute.apply(dtensor, dst, backward_dtype, how)
     return result
 
 
@@ -140,7 +140,7 @@ class _How:
 
 class _Redistribute(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, dtensor: DTensor, dst: DTensorSpec, backward_dtype: torch.dtype | None, how: _How
     ) -> DTensor:
         src, local = dtensor._spec, dtensor._local_tensor
@@ -152,10 +152,8 @@ class _Redistribute(torch.autograd.Function):
         return _dtensor(result, dst, dtensor.requires_grad)
 
     @staticmethod
-    def backward(ctx: Any, grad: DTensor) -> Any:  # type: ignore[override]
-        result = _RedistributeGradient.apply(  # type: ignore[no-untyped-call]
-            grad, ctx.src, ctx.backward_dtype, ctx.input_dtype, ctx.how
-        )
+    def backward(ctx: Any, grad: DTensor) -> Any:
+        result = _RedistributeGradient.apply(grad, ctx.src, ctx.backward_dtype, ctx.input_dtype, ctx.how)
         return result, None, None, None
 
 
@@ -163,7 +161,7 @@ class _RedistributeGradient(torch.autograd.Function):
     """The way back, sent as ``sent_dtype``; an operation of its own, so that it is differentiable in turn."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         grad: DTensor,
         target: DTensorSpec,
@@ -184,10 +182,8 @@ class _RedistributeGradient(torch.autograd.Function):
         return _dtensor(result, dst, grad.requires_grad)
 
     @staticmethod
-    def backward(ctx: Any, grad: DTensor) -> Any:  # type: ignore[override]
-        result = _RedistributeGradient.apply(  # type: ignore[no-untyped-call]
-            grad, ctx.dst, ctx.sent_dtype, ctx.grad_dtype, ctx.how
-        )
+    def backward(ctx: Any, grad: DTensor) -> Any:
+        result = _RedistributeGradient.apply(grad, ctx.dst, ctx.sent_dtype, ctx.grad_dtype, ctx.how)
         return result, None, None, None, None
 
 

@@ -20,7 +20,7 @@ Order = tuple[tuple[int, tuple[int, ...]], ...]  # (dim, axes that cut it, first
 
 
 class Layout(NamedTuple):
-    """Placements as text, an axis a word: ``R``, ``S0``, ``_S0/2`` (split factor), ``Psum``; and a shard order."""
+    """Placements, an axis a word: ``R``, ``S0``, ``_S0/2`` (split factor 2), ``Psum``; and a shard order."""
 
     words: tuple[str, ...]
     order: Order | None = None
@@ -151,7 +151,7 @@ def mesh_of(shape: tuple[int, ...], *flattened: tuple[str, ...]) -> DeviceMesh:
 
 def whole_of(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     count = math.prod(shape)
-    return (torch.arange(count) * 7 % 101 + 1).to(dtype).view(*shape)
+    return (torch.arange(count) * 7 % 101 + 1).to(dtype).view(tuple(shape))
 
 
 def layouts(*texts: str) -> list[Layout]:

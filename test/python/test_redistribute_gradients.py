@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from ranks import run_ranks
 from sharded import Layout, layouts, local_of, mesh_of, ordered, shard_of, whole_of
 from torch import Tensor
@@ -156,9 +155,9 @@ def embeds(rank: int, world: int, dst: Layout) -> None:
         )
 
     own = redistribute_local_tensor(indices, spec(Replicate(), indices), spec(masked, indices))
-    rows = F.embedding(own, own_shard(table, Layout(("S0",)), mesh))
+    rows = torch.nn.functional.embedding(own, own_shard(table, Layout(("S0",)), mesh))
     kept = rows.clone()
-    expected = F.embedding(indices, table)
+    expected = torch.nn.functional.embedding(indices, table)
     result = redistribute_local_tensor(rows, spec(masked, expected), dst.spec(mesh, expected))
     assert torch.equal(result, own_shard(expected, dst, mesh))
     assert torch.equal(rows, kept)

@@ -8,9 +8,10 @@ from ranks import run_ranks
 from sharded import Layout, layouts, local_of, mesh_of, shard_of, whole_of
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.tensor import DTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from funcol.redistribution import redistribute_local_tensor
+from funcol.redistribution import redistribute, redistribute_local_tensor
 
 CASES = [
     ("S0", "R", "all_gather_into_tensor"),
@@ -64,6 +65,26 @@ def has_shape(rank: int, world: int, src: Layout, dst: Layout) -> None:
 @pytest.mark.parametrize("src", layouts("R", "S0", "S1", "_S0/2", "Psum", "Pmax"), ids=str)
 def test_fake_tensors_get_the_shape_of_the_shard(src: Layout, dst: Layout) -> None:
     run_ranks(has_shape, 3, src, dst)
+
+
+def compiles(rank: int, world: int, src: Layout, dst: Layout) -> None:
+    mesh = mesh_of((world,))
+    at = mesh.get_coordinate() or ()
+    whole = whole_of((6, 4), torch.float32)
+    local = local_of(whole, src, mesh.shape, at)
+
+    def program(dtensor: DTensor) -> Tensor:
+        return redistribute(dtensor * 2, placements=dst.placements()).to_local() + 1
+
+    compiled = torch.compile(program, backend="aot_eager", fullgraph=True)
+    result = compiled(DTensor.from_local(local, mesh, src.placements()))
+    assert torch.equal(result, shard_of(2 * whole + 1, dst, mesh.shape, at))
+
+
+@pytest.mark.parametrize("dst", layouts("R", "S1"), ids=str)
+@pytest.mark.parametrize("src", layouts("R", "S0", "Psum"), ids=str)
+def test_a_dtensor_is_redistributed_within_one_compiled_graph(src: Layout, dst: Layout) -> None:
+    run_ranks(compiles, 2, src, dst)
 
 
 def differentiates(rank: int, world: int, src_word: str, dst_word: str) -> None:

@@ -1,0 +1,94 @@
+#include "redistribute/plan_cache.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "redistribute/lru_cache.h"
+
+namespace funcol {
+namespace {
+
+Redistribution task(int64_t size, const char* src = "S0", const char* dst = "R") {
+  const Mesh mesh{{2}, {}, {}};
+  const std::vector<int64_t> shape{size};
+  return {mesh, shape, 4, make_layout("test", parse_placements(src), {}, mesh, 1),
+          make_layout("test", parse_placements(dst), {}, mesh, 1)};
+}
+
+class CachedPlan : public testing::Test {
+ protected:
+  CachedPlan() { forget_plans(); }
+};
+
+TEST_F(CachedPlan, IsThatOfTheSearch) {
+  EXPECT_EQ(*cached_plan(task(8), StepCounts{}, {}), plan_redistribution(task(8), StepCounts{}));
+}
+
+TEST_F(CachedPlan, IsMadeOnceForEqualTasks) {
+  EXPECT_EQ(cached_plan(task(8), {}, {}), cached_plan(task(8), {}, {}));
+  EXPECT_EQ(num_cached_plans(), 1);
+}
+
+TEST_F(CachedPlan, IsAnotherForEveryPartOfATask) {
+  auto wide = task(8);
+  wide.itemsize = 8;
+  auto large = task(8);
+  large.mesh.sizes = {4};
+  const auto plan = cached_plan(task(8), {}, {});
+  EXPECT_NE(plan, cached_plan(task(9), {}, {}));
+  EXPECT_NE(plan, cached_plan(task(8, "R", "S0"), {}, {}));
+  EXPECT_NE(plan, cached_plan(wide, {}, {}));
+  EXPECT_NE(plan, cached_plan(large, {}, {}));
+  EXPECT_NE(plan, cached_plan(task(8), StepCounts{}, {}));
+  EXPECT_NE(plan, cached_plan(task(8), {}, 1 << 20));
+  EXPECT_EQ(num_cached_plans(), 7);
+}
+
+TEST_F(CachedPlan, IsForgottenWhenManyOthersFollow) {
+  const auto first = cached_plan(task(1), {}, {});
+  for (int64_t size = 2; size < 1100; ++size) {
+    cached_plan(task(size), {}, {});
+  }
+  EXPECT_EQ(num_cached_plans(), 1024);
+  EXPECT_NE(cached_plan(task(1), {}, {}), first);
+}
+
+TEST_F(CachedPlan, MayBeAskedForBySeveralThreads) {
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([] {
+      for (int64_t size = 1; size < 200; ++size) {
+        EXPECT_EQ(cached_plan(task(size), {}, {})->shape[0], size);
+      }
+    });
+  }
+  for (auto& thread : threads) {
+    thread.join();
+  }
+  EXPECT_EQ(num_cached_plans(), 199);
+}
+
+TEST(LruCache, KeepsWhatIsAskedFor) {
+  LruCache<int, std::string, std::hash<int>> cache(2);
+  cache.put(1, "one");
+  cache.put(2, "two");
+  cache.get(1);
+  cache.put(3, "three");
+  EXPECT_EQ(*cache.get(1), "one");
+  EXPECT_EQ(cache.get(2), nullptr);
+}
+
+TEST(LruCache, ReplacesTheValueOfAKey) {
+  LruCache<int, std::string, std::hash<int>> cache(2);
+  cache.put(1, "one");
+  cache.put(1, "uno");
+  EXPECT_EQ(*cache.get(1), "uno");
+  EXPECT_EQ(cache.size(), 1);
+}
+
+}  // namespace
+}  // namespace funcol

@@ -14,7 +14,7 @@ namespace funcol {
 class GroupRanks {
  public:
   // `members[r]` is the place of group rank r when the ranks count up along the last axis first; empty if the
-  // group ranks do so themselves.
+  // group ranks do so themselves. The mesh is referred to, not copied.
   GroupRanks(const Mesh& mesh, AxisSet axes, Coordinate own, std::vector<int64_t> members = {});
 
   int64_t size() const { return static_cast<int64_t>(coordinates_.size()); }

@@ -407,7 +407,7 @@ std::unique_ptr<LocalStep> make_local_step(const Plan& plan, const Step& step, c
       if (const auto dim = view.common_dim(step.before)) {
         return std::make_unique<AllGather>(view, *dim);
       }
-      return std::make_unique<AllToAll>(view);
+      view.contradict("it gathers several dims");
     case StepKind::kReduceScatter:
       if (const auto dim = view.common_dim(step.after)) {
         return std::make_unique<ReduceScatter>(view, *dim);

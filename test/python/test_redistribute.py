@@ -19,17 +19,18 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._redistribute import redistribute_local_tensor as stock_redistribute
 
 import funcol
+from funcol.cost_models import StepCounts
 from funcol.redistribution import redistribute_local_tensor
 
 
-def disagreement(mesh: DeviceMesh, src: Layout, dst: Layout, whole: Tensor) -> str:
+def disagreement(mesh: DeviceMesh, src: Layout, dst: Layout, whole: Tensor, **options: Any) -> str:
     """What is wrong with the result on this rank; nothing if all is well."""
     at = mesh.get_coordinate()
     assert at is not None
     local = local_of(whole, src, mesh.shape, at)
     kept = local.clone()
     try:
-        result = redistribute_local_tensor(local, src.spec(mesh, whole), dst.spec(mesh, whole))
+        result = redistribute_local_tensor(local, src.spec(mesh, whole), dst.spec(mesh, whole), **options)
     except RuntimeError as error:
         return f"raised {error}"
     expected = shard_of(whole, dst, mesh.shape, at)
@@ -141,6 +142,19 @@ def uses_submesh(rank: int, world: int, axis: str) -> None:
 @pytest.mark.parametrize("axis", ["a", "b"])
 def test_a_slice_of_a_mesh_is_a_mesh(axis: str) -> None:
     run_ranks(uses_submesh, 4, axis)
+
+
+def redistributes_by_counts(rank: int, world: int, pairs: list[tuple[Layout, Layout]]) -> list[str]:
+    mesh = mesh_of((2, 2))
+    found = [
+        (pair, disagreement(mesh, *pair, whole_of((5, 3), torch.float64), cost_model=StepCounts()))
+        for pair in pairs
+    ]
+    return [f"rank {rank}, {src} -> {dst}: {text}" for (src, dst), text in found if text]
+
+
+def test_the_shards_are_the_same_whatever_plan_is_the_cheapest() -> None:
+    assert [*itertools.chain(*run_ranks(redistributes_by_counts, 4, pairs_of(TWO_AXES)))] == []
 
 
 def redistributed(

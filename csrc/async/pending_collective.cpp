@@ -1,5 +1,6 @@
 #include "async/pending_collective.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/Event.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -129,6 +130,9 @@ PendingCollective::State PendingCollective::finish() {
   unwaited_.leave();
   try {
     const c10::impl::ExcludeDispatchKeyGuard plain_tensors(kWakeKey);
+    // What is written now is the result as autograd has it already: Gloo's reduce_scatter copies as it is
+    // waited for.
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
     if (start_.work) {
       wait_for_work();
     }

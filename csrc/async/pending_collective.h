@@ -37,7 +37,7 @@ class PendingCollective final : public c10::intrusive_ptr_target {
     c10::intrusive_ptr<c10d::Work> work;  // null: nothing to wait for
     std::vector<at::Tensor> buffers;      // everything that the Work and the epilogue read or write
     std::vector<at::Tensor> outputs;      // what the caller gets
-    std::function<void()> epilogue;       // may be empty; runs once, after the Work
+    std::function<void()> epilogue;       // may be empty; runs once, after the Work, below autograd
     bool is_counted = true;               // in unwaited_collectives(); false if another registry does that
   };
 

@@ -8,7 +8,6 @@
 #include "comm/backend_call.h"
 #include "compat/process_group.h"
 #include "ops/collectives.h"
-#include "ops/epilogue.h"
 #include "ops/layout_change.h"
 #include "ops/parts.h"
 #include "ops/wire.h"
@@ -56,9 +55,13 @@ Start start_all_gather(const at::Tensor& input, int64_t dim, const GroupPtr& gro
     return {kOp, group, std::move(work), {source}, {dim == 0 ? gathered : gathered.view(sizes)}, {}};
   }
   const auto out = fresh_tensor(sizes, source);
-  return {kOp, group, std::move(work), {source, gathered}, {out}, as_epilogue([=] {
-            merge_shards(gathered, out, num_ranks, dim);
-          })};
+  return {kOp,
+          group,
+          std::move(work),
+          {source, gathered},
+          {out},
+          [=] {
+            merge_shards(gathered, out, num_ranks, dim); }};
 }
 
 // Backends gather equal parts, so each travels padded to the largest one; the epilogue leaves the padding
@@ -93,9 +96,9 @@ Start start_uneven_all_gather(const at::Tensor& input, int64_t dim, at::Optional
     return compat::all_gather_flat(target, wire_out, wire_in, {});
   });
   const auto out = fresh_tensor(parts.whole_shape(), input);
-  return {kOp, group, std::move(work), {std::move(source), gathered}, {out}, as_epilogue([=] {
+  return {kOp, group, std::move(work), {std::move(source), gathered}, {out}, [=] {
             parts.unpack(gathered, stride, out);
-          })};
+          }};
 }
 
 Start start_all_gather_coalesced(at::TensorList inputs, const GroupPtr& group) {

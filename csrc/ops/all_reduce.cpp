@@ -1,5 +1,3 @@
-#include <ATen/ops/clone.h>
-
 #include <utility>
 
 #include "async/async_tensor.h"
@@ -10,10 +8,6 @@
 
 namespace funcol {
 namespace {
-
-at::Tensor contiguous_copy(const at::Tensor& tensor) {
-  return at::clone(tensor, at::MemoryFormat::Contiguous);
-}
 
 void check_in_place(const at::Tensor& tensor, const char* op) {
   TORCH_CHECK_VALUE(tensor.is_contiguous(), "funcol::", op, ": the tensor of shape ", tensor.sizes(),

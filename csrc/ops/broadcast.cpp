@@ -1,5 +1,3 @@
-#include <ATen/ops/clone.h>
-
 #include <utility>
 
 #include "async/async_tensor.h"
@@ -33,8 +31,7 @@ Start start_broadcast(const at::Tensor& input, int64_t source, const GroupPtr& g
   const BelowAutograd below_autograd;
   check_broadcast(source, *group, "broadcast");
   settle(input);
-  auto output = group->getRank() == source ? at::clone(input, at::MemoryFormat::Contiguous)
-                                           : fresh_tensor(input.sizes(), input);
+  auto output = group->getRank() == source ? contiguous_copy(input) : fresh_tensor(input.sizes(), input);
   return broadcast_in_place(std::move(output), source, group, "broadcast");
 }
 

@@ -74,12 +74,13 @@ Start start_all_reduce_coalesced(at::TensorList inputs, const c10d::ReduceOp& re
   return reduce_in_place(std::move(outputs), reduce_op, group, kOp);
 }
 
-Start start_all_reduce_(const at::Tensor& tensor, const c10d::ReduceOp& reduce_op, const GroupPtr& group) {
+Start start_all_reduce_(const at::Tensor& tensor, const c10d::ReduceOp& reduce_op, const GroupPtr& group,
+                        const char* op) {
   const BelowAutograd below_autograd;
   settle(tensor);
-  check_in_place(tensor, "all_reduce_");
-  check_all_reduce(tensor, reduce_op, *group, "all_reduce_");
-  return reduce_in_place({tensor}, reduce_op, group, "all_reduce_");
+  check_in_place(tensor, op);
+  check_all_reduce(tensor, reduce_op, *group, op);
+  return reduce_in_place({tensor}, reduce_op, group, op);
 }
 
 Start start_all_reduce_coalesced_(at::TensorList tensors, const c10d::ReduceOp& reduce_op,

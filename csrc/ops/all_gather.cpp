@@ -37,7 +37,7 @@ Start start_all_gather(const at::Tensor& input, int64_t dim, const GroupPtr& gro
   constexpr auto kOp = "all_gather_into_tensor";
   const BelowAutograd below_autograd;
   dim = wrap_dim(dim, input, kOp);
-  const auto source = contiguous_input(input);
+  auto source = contiguous_input(input);
   const int64_t num_ranks = group->getSize();
   if (agreement_is_checked()) {
     agree(*group, kOp, c10::str("dim=", dim), describe_tensors(source));
@@ -54,14 +54,11 @@ Start start_all_gather(const at::Tensor& input, int64_t dim, const GroupPtr& gro
   if (is_rank_major(sizes, dim)) {
     return {kOp, group, std::move(work), {source}, {dim == 0 ? gathered : gathered.view(sizes)}, {}};
   }
-  const auto out = fresh_tensor(sizes, source);
-  return {kOp,
-          group,
-          std::move(work),
-          {source, gathered},
-          {out},
-          [=] {
-            merge_shards(gathered, out, num_ranks, dim); }};
+  const auto merge = [num_ranks, dim](const Start& start) {
+    merge_shards(start.buffers[1], start.outputs[0], num_ranks, dim);
+  };
+  auto out = fresh_tensor(sizes, source);
+  return {kOp, group, std::move(work), {std::move(source), std::move(gathered)}, {std::move(out)}, merge};
 }
 
 // Backends gather equal parts, so each travels padded to the largest one; the epilogue leaves the padding
@@ -95,10 +92,11 @@ Start start_uneven_all_gather(const at::Tensor& input, int64_t dim, at::Optional
   auto work = on_backend(*group, input.device().type(), [&](auto& target) {
     return compat::all_gather_flat(target, wire_out, wire_in, {});
   });
-  const auto out = fresh_tensor(parts.whole_shape(), input);
-  return {kOp, group, std::move(work), {std::move(source), gathered}, {out}, [=] {
-            parts.unpack(gathered, stride, out);
-          }};
+  auto out = fresh_tensor(parts.whole_shape(), input);
+  const auto unpack = [parts, stride](const Start& start) {
+    parts.unpack(start.buffers[1], stride, start.outputs[0]);
+  };
+  return {kOp, group, std::move(work), {std::move(source), gathered}, {std::move(out)}, unpack};
 }
 
 Start start_all_gather_coalesced(at::TensorList inputs, const GroupPtr& group) {

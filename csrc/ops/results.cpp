@@ -70,7 +70,7 @@ std::vector<at::Tensor> as_received(Start start, const std::vector<size_t>& rece
     start.outputs[index] = without_history(start.outputs[index]);
   }
   const auto work = c10::make_intrusive<SettlingWork>();
-  start.epilogue = [registered = c10::weak_intrusive_ptr<c10d::Work>(work)] {
+  start.epilogue = [registered = c10::weak_intrusive_ptr<c10d::Work>(work)](const Start&) {
     if (const auto work = registered.lock()) {
       c10d::unregister_work(work);
     }

@@ -96,13 +96,8 @@ Start start_gather(const at::Tensor& input, int64_t destination, int64_t dim,
     return {kOp, group, std::move(work), {std::move(sent)}, {received.view(shape)}, {}, has_result};
   }
   const auto out = fresh_tensor(shape, input);
-  return {kOp,
-          group,
-          std::move(work),
-          {std::move(sent), received},
-          {out},
-          [=] {
-            parts.unpack(received, 0, out); }};
+  const auto unpack = [parts](const Start& start) { parts.unpack(start.buffers[1], 0, start.outputs[0]); };
+  return {kOp, group, std::move(work), {std::move(sent), received}, {out}, unpack};
 }
 
 }  // namespace funcol

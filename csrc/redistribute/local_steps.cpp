@@ -12,7 +12,6 @@
 #include "comm/process_group.h"
 #include "ops/calls.h"
 #include "ops/collectives.h"
-#include "ops/epilogue.h"
 #include "ops/wire.h"
 #include "redistribute/block_transport.h"
 #include "redistribute/blocks.h"
@@ -254,16 +253,16 @@ class AllToAll final : public LocalStep {
     const BelowAutograd below_autograd;
     auto start = start_all_to_all(transport_->pack_plain(local), transport_->received_numels(),
                                   transport_->sent_numels(), group_from_ivalue(group_, "redistribute"));
-    const auto received = start.outputs[0];
+    start.buffers.push_back(start.outputs[0]);
+    const auto& received = start.buffers.back();
     if (transport_->unpacks_to_view()) {
       start.outputs[0] = transport_->unpack(received);
     } else {
-      const auto out = fresh_tensor(transport_->shape_after(), received);
-      start.outputs[0] = out;
-      start.epilogue =
-          as_epilogue([transport = transport_, received, out] { transport->unpack_into(received, out); });
+      start.outputs[0] = fresh_tensor(transport_->shape_after(), received);
+      start.epilogue = [transport = transport_](const Start& done) {
+        transport->unpack_into(done.buffers.back(), done.outputs[0]);
+      };
     }
-    start.buffers.push_back(received);
     return as_sole_pending(std::move(start));
   }
 

@@ -1,5 +1,6 @@
 #include "async/pending_collective.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/Event.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -77,21 +78,53 @@ PendingCollective::~PendingCollective() {
 void PendingCollective::settle() {
   if (state_.load(std::memory_order_acquire) == State::kRunning) {
     Start finished;  // destroyed with the GIL, which Python's tensors need for that
-    // The GIL goes before the mutex is taken: a thread that waits for the mutex while it holds the GIL
-    // would keep the one that has the mutex from ever getting the GIL back.
-    const auto finish_once = [this, &finished] {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      if (state_.load(std::memory_order_relaxed) == State::kRunning) {
-        const auto outcome = finish();
-        finished = std::move(start_);
-        state_.store(outcome, std::memory_order_release);
-      }
-    };
-    run_blocking([](void* context) { (*static_cast<decltype(&finish_once)>(context))(); },
-                 const_cast<void*>(static_cast<const void*>(&finish_once)));  // NOLINT
+    if (!finish_if_over(finished)) {
+      // The GIL goes before the mutex is taken: a thread that waits for the mutex while it holds the GIL
+      // would keep the one that has the mutex from ever getting the GIL back.
+      const auto wait_for_turn = [this, &finished] {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        finish_once(finished);
+      };
+      run_blocking([](void* context) { (*static_cast<decltype(&wait_for_turn)>(context))(); },
+                   const_cast<void*>(static_cast<const void*>(&wait_for_turn)));  // NOLINT
+    }
   }
   if (state_.load(std::memory_order_acquire) == State::kFailed) {
     std::rethrow_exception(error_);
+  }
+}
+
+// Under the mutex.
+void PendingCollective::finish_once(Start& finished) {
+  if (state_.load(std::memory_order_relaxed) == State::kRunning) {
+    const auto outcome = finish();
+    finished = std::move(start_);
+    state_.store(outcome, std::memory_order_release);
+  }
+}
+
+// Where there is nothing to wait for, neither the Work nor the mutex, the GIL may be kept: to let it go and
+// get it back costs more than the rest.
+bool PendingCollective::finish_if_over(Start& finished) {
+  const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock() || !is_over()) {
+    return false;
+  }
+  finish_once(finished);
+  return true;
+}
+
+// Not asked on a device, which takes as long to answer, nor before an epilogue that has much to do.
+bool PendingCollective::is_over() const {
+  constexpr int64_t kFewBytes = 1 << 15;
+  if (!start_.work || start_stream_.has_value() ||
+      (start_.epilogue && static_cast<int64_t>(start_.outputs[0].nbytes()) > kFewBytes)) {
+    return false;
+  }
+  try {
+    return start_.work->isCompleted();
+  } catch (const std::exception&) {  // which finish() will find, too
+    return false;
   }
 }
 
@@ -129,11 +162,14 @@ PendingCollective::State PendingCollective::finish() {
   unwaited_.leave();
   try {
     const c10::impl::ExcludeDispatchKeyGuard plain_tensors(kWakeKey);
+    // What is written now is the result as autograd has it already: Gloo's reduce_scatter copies as it is
+    // waited for.
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
     if (start_.work) {
       wait_for_work();
     }
     if (start_.epilogue) {
-      start_.epilogue();
+      start_.epilogue(start_);
     }
     order_start_stream();
     num_waits.fetch_add(1, std::memory_order_relaxed);

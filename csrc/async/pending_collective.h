@@ -37,8 +37,9 @@ class PendingCollective final : public c10::intrusive_ptr_target {
     c10::intrusive_ptr<c10d::Work> work;  // null: nothing to wait for
     std::vector<at::Tensor> buffers;      // everything that the Work and the epilogue read or write
     std::vector<at::Tensor> outputs;      // what the caller gets
-    std::function<void()> epilogue;       // may be empty; runs once, after the Work
-    bool is_counted = true;               // in unwaited_collectives(); false if another registry does that
+    // May be empty; runs once, after the Work, below autograd, and is given this.
+    std::function<void(const Start&)> epilogue;
+    bool is_counted = true;  // in unwaited_collectives(); false if another registry does that
   };
 
   explicit PendingCollective(Start start);
@@ -56,6 +57,9 @@ class PendingCollective final : public c10::intrusive_ptr_target {
  private:
   enum class State : uint8_t { kRunning, kSettled, kFailed };
 
+  void finish_once(Start& finished);
+  bool finish_if_over(Start& finished);
+  bool is_over() const;
   State finish();
   void wait_for_work();
   void order_start_stream() const;

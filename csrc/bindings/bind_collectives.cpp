@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "bindings/bindings.h"
+#include "bindings/fast_functions.h"
 #include "bindings/python_args.h"
 #include "bindings/without_gil.h"
 #include "comm/agreement.h"
@@ -18,14 +19,6 @@
 
 namespace funcol::python {
 namespace {
-
-using Args = PyObject* const*;
-
-PyObject* not_implemented() { Py_RETURN_NOTIMPLEMENTED; }
-
-void check_count(Py_ssize_t given, Py_ssize_t expected, const char* op) {
-  TORCH_CHECK_TYPE(given == expected, "funcol::", op, ": ", given, " arguments, expected ", expected, ".");
-}
 
 // Starts a collective on plain tensors, or calls its op where that has more to do: on the meta device, or to
 // record a gradient. Without the GIL: either may copy, and take locks.
@@ -51,26 +44,6 @@ PyObject* list_result(at::TensorList inputs, const StartCollective& start, const
     PyList_SET_ITEM(list.ptr(), i, THPVariable_Wrap(std::move(results[i])));
   }
   return list.release().ptr();
-}
-
-// Calls `call` with the first of `expected` arguments: a plain tensor, or a list of them. NotImplemented for
-// any other.
-template <typename Call>
-PyObject* with_input(Args args, Py_ssize_t count, Py_ssize_t expected, const char* op, const Call& call) {
-  HANDLE_TH_ERRORS
-  check_count(count, expected, op);
-  const auto input = tensor_argument(args[0], op);
-  return input.defined() ? call(input) : not_implemented();
-  END_HANDLE_TH_ERRORS
-}
-
-template <typename Call>
-PyObject* with_inputs(Args args, Py_ssize_t count, Py_ssize_t expected, const char* op, const Call& call) {
-  HANDLE_TH_ERRORS
-  check_count(count, expected, op);
-  std::vector<at::Tensor> inputs;
-  return tensors_argument(args[0], inputs, op) ? call(inputs) : not_implemented();
-  END_HANDLE_TH_ERRORS
 }
 
 PyObject* all_reduce(PyObject*, Args args, Py_ssize_t count) {
@@ -283,14 +256,6 @@ PyObject* note_all_removed(PyObject*, PyObject*) {
   note_all_groups_removed();
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
-}
-
-template <PyObject* (*function)(PyObject*, Args, Py_ssize_t)>
-PyMethodDef fast(const char* name) {
-  // CPython stores every calling convention as PyCFunction and casts it back by the flag.
-  return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function)),
-          METH_FASTCALL,  // NOLINT
-          nullptr};
 }
 
 }  // namespace

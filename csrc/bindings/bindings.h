@@ -6,6 +6,7 @@
 namespace funcol::python {
 
 void bind_collectives(PyObject* module);
+void bind_in_place(PyObject* module);
 void bind_async(PyObject* module);
 void bind_raw_access(PyObject* module);
 void bind_dropin(PyObject* module);

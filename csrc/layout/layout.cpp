@@ -143,8 +143,10 @@ Layout make_layout(const std::string& what, std::vector<Placement> placements, S
     }
     if (placement.dim < -num_dims || placement.dim >= num_dims) {
       refuse(what, to_string(placement) + " shards a dim that a tensor of " + std::to_string(num_dims) +
-                       " dims does not have. Use a dim from " + std::to_string(-num_dims) + " to " +
-                       std::to_string(num_dims - 1) + ".");
+                       " dims does not have. " +
+                       (num_dims == 0 ? std::string("Replicate it.")
+                                      : "Use a dim from " + std::to_string(-num_dims) + " to " +
+                                            std::to_string(num_dims - 1) + "."));
     }
     if (placement.split_factor < 1) {
       refuse(what, to_string(placement) + " has a split factor below 1.");

@@ -40,7 +40,8 @@ Layout make_layout(const std::string& what, std::vector<Placement> placements, S
 // `shape`.
 //
 // FSDP2 with tensor parallelism writes "first tp, then dp" as _S(0, 2)@dp S(0)@tp. As an order it is known
-// that dp can be gathered alone. Layouts that no order describes keep their strided shards.
+// that dp can be gathered alone. Layouts that no order describes keep their strided shards, and so do dims
+// that more than 4096 ranks cut unevenly.
 Layout without_strided_shards(const Layout& layout, const Mesh& mesh, const std::vector<int64_t>& shape);
 
 // As PyTorch prints a spec's placements: "S(0)R", "S(1)[1]S(1)[0]P(sum)".

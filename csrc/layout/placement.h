@@ -1,10 +1,10 @@
 // How one mesh axis holds a tensor: PyTorch's torch.distributed.tensor.placement_types as values.
 //
-//   R           Replicate: every rank of the axis holds the whole.
-//   S(d)        Shard: dim d is cut into chunks as torch.chunk does, a chunk a rank, the last ones smaller or
-//   empty. _S(d, f)    strided Shard: dim d is cut into f pieces, each piece into chunks; a rank holds its
-//   chunk of every piece. P(op)       Partial: every rank holds a tensor of full size; the value is their
-//   reduction with `op`. MaskP(op)   masked Partial: P(op) once the rank's mask has been applied.
+//   R          Replicate: every rank of the axis holds the whole.
+//   S(d)       Shard: dim d is cut into chunks as torch.chunk does, a chunk a rank, the last ones smaller.
+//   _S(d, f)   strided Shard: dim d is cut into f pieces, and a rank holds its chunk of every piece.
+//   P(op)      Partial: every rank holds a tensor of full size; the value is their reduction with `op`.
+//   MaskP(op)  masked Partial: P(op) once the rank's mask has been applied.
 //
 // Worked case, 8 rows on an axis of 2 ranks: S(0) is {0 1 2 3}, {4 5 6 7}; _S(0, 2) is {0 1 4 5}, {2 3 6 7}.
 #pragma once
@@ -54,8 +54,9 @@ PartialOp partial_op(std::string_view name);
 // As PyTorch prints it: "R", "S(0)", "_S(0, 2)", "P(sum)".
 std::string to_string(const Placement& placement);
 
-// Reads "S0,R", "S(0), P(max)", "_S(0, 2),P": what to_string() writes, brackets around a lone dim and "(sum)"
-// optional. Throws std::invalid_argument naming the word that is no placement.
+// Reads "S0,R", "S(0), P(max)", "_S(0, 2),P": what to_string() writes of placements without a mask; brackets
+// around a lone dim and "(sum)" may be left out. Throws std::invalid_argument naming the word that is no
+// placement.
 std::vector<Placement> parse_placements(std::string_view text);
 
 }  // namespace funcol

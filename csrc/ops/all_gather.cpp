@@ -8,7 +8,6 @@
 #include "comm/backend_call.h"
 #include "compat/process_group.h"
 #include "ops/collectives.h"
-#include "ops/epilogue.h"
 #include "ops/layout_change.h"
 #include "ops/parts.h"
 #include "ops/wire.h"
@@ -38,7 +37,7 @@ Start start_all_gather(const at::Tensor& input, int64_t dim, const GroupPtr& gro
   constexpr auto kOp = "all_gather_into_tensor";
   const BelowAutograd below_autograd;
   dim = wrap_dim(dim, input, kOp);
-  const auto source = contiguous_input(input);
+  auto source = contiguous_input(input);
   const int64_t num_ranks = group->getSize();
   if (agreement_is_checked()) {
     agree(*group, kOp, c10::str("dim=", dim), describe_tensors(source));
@@ -55,10 +54,11 @@ Start start_all_gather(const at::Tensor& input, int64_t dim, const GroupPtr& gro
   if (is_rank_major(sizes, dim)) {
     return {kOp, group, std::move(work), {source}, {dim == 0 ? gathered : gathered.view(sizes)}, {}};
   }
-  const auto out = fresh_tensor(sizes, source);
-  return {kOp, group, std::move(work), {source, gathered}, {out}, as_epilogue([=] {
-            merge_shards(gathered, out, num_ranks, dim);
-          })};
+  const auto merge = [num_ranks, dim](const Start& start) {
+    merge_shards(start.buffers[1], start.outputs[0], num_ranks, dim);
+  };
+  auto out = fresh_tensor(sizes, source);
+  return {kOp, group, std::move(work), {std::move(source), std::move(gathered)}, {std::move(out)}, merge};
 }
 
 // Backends gather equal parts, so each travels padded to the largest one; the epilogue leaves the padding
@@ -92,10 +92,11 @@ Start start_uneven_all_gather(const at::Tensor& input, int64_t dim, at::Optional
   auto work = on_backend(*group, input.device().type(), [&](auto& target) {
     return compat::all_gather_flat(target, wire_out, wire_in, {});
   });
-  const auto out = fresh_tensor(parts.whole_shape(), input);
-  return {kOp, group, std::move(work), {std::move(source), gathered}, {out}, as_epilogue([=] {
-            parts.unpack(gathered, stride, out);
-          })};
+  auto out = fresh_tensor(parts.whole_shape(), input);
+  const auto unpack = [parts, stride](const Start& start) {
+    parts.unpack(start.buffers[1], stride, start.outputs[0]);
+  };
+  return {kOp, group, std::move(work), {std::move(source), gathered}, {std::move(out)}, unpack};
 }
 
 Start start_all_gather_coalesced(at::TensorList inputs, const GroupPtr& group) {
@@ -124,26 +125,45 @@ Start start_all_gather_coalesced(at::TensorList inputs, const GroupPtr& group) {
   return {kOp, group, std::move(work), std::move(sources), std::move(outputs), {}};
 }
 
-Start start_all_gather_out(const at::Tensor& input, const at::Tensor& out, const GroupPtr& group) {
-  constexpr auto kOp = "all_gather_into_tensor_out";
+Start start_all_gather_out(const at::Tensor& input, const at::Tensor& out, const GroupPtr& group,
+                           const char* op) {
   const BelowAutograd below_autograd;
   settle(out);
   const auto sizes = gathered_sizes(input, 0, group->getSize());
-  TORCH_CHECK_VALUE(out.numel() == input.numel() * group->getSize() && out.is_contiguous(), "funcol::", kOp,
+  TORCH_CHECK_VALUE(out.numel() == input.numel() * group->getSize() && out.is_contiguous(), "funcol::", op,
                     ": out has shape ", out.sizes(), " and strides ", out.strides(),
                     ". Expected a contiguous tensor of shape ", at::IntArrayRef(sizes), ".");
-  TORCH_CHECK_TYPE(out.scalar_type() == input.scalar_type(), "funcol::", kOp, ": out is ", out.scalar_type(),
+  TORCH_CHECK_TYPE(out.scalar_type() == input.scalar_type(), "funcol::", op, ": out is ", out.scalar_type(),
                    ", input is ", input.scalar_type(), ". Pass an out of the input's dtype.");
   if (agreement_is_checked()) {
-    agree(*group, kOp, "", describe_tensors(input));
+    agree(*group, op, "dim=0", describe_tensors(input));
   }
   auto source = contiguous_input(input);
   auto wire_in = wire_for_movement(source, *group);
-  auto wire_out = wire_for_movement(out, *group);
+  auto wire_out = wire_for_movement(out.sizes() == at::IntArrayRef(sizes) ? out : out.view(sizes), *group);
   auto work = on_backend(*group, source.device().type(), [&](auto& target) {
     return compat::all_gather_flat(target, wire_out, wire_in, {});
   });
-  return {kOp, group, std::move(work), {std::move(source)}, {out}, {}};
+  return {op, group, std::move(work), {std::move(source)}, {out}, {}};
+}
+
+Start start_all_gather_into_list(at::TensorList outs, const at::Tensor& input, const GroupPtr& group) {
+  constexpr auto kOp = "all_gather_into_tensor";
+  const BelowAutograd below_autograd;
+  auto source = contiguous_input(input);
+  if (agreement_is_checked()) {
+    agree(*group, kOp, "dim=0", describe_tensors(source));
+  }
+  std::vector<at::Tensor> wires_in{wire_for_movement(source, *group)};
+  std::vector<std::vector<at::Tensor>> wires_out(1);
+  wires_out[0].reserve(outs.size());
+  for (const auto& out : outs) {
+    settle(out);
+    wires_out[0].push_back(wire_for_movement(out, *group));
+  }
+  auto work = on_backend(*group, source.device().type(),
+                         [&](auto& target) { return target.allgather(wires_out, wires_in); });
+  return {kOp, group, std::move(work), {std::move(source)}, outs.vec(), {}};
 }
 
 }  // namespace funcol

@@ -1,5 +1,3 @@
-#include <ATen/ops/clone.h>
-
 #include <utility>
 
 #include "async/async_tensor.h"
@@ -10,10 +8,6 @@
 
 namespace funcol {
 namespace {
-
-at::Tensor contiguous_copy(const at::Tensor& tensor) {
-  return at::clone(tensor, at::MemoryFormat::Contiguous);
-}
 
 void check_in_place(const at::Tensor& tensor, const char* op) {
   TORCH_CHECK_VALUE(tensor.is_contiguous(), "funcol::", op, ": the tensor of shape ", tensor.sizes(),
@@ -80,12 +74,13 @@ Start start_all_reduce_coalesced(at::TensorList inputs, const c10d::ReduceOp& re
   return reduce_in_place(std::move(outputs), reduce_op, group, kOp);
 }
 
-Start start_all_reduce_(const at::Tensor& tensor, const c10d::ReduceOp& reduce_op, const GroupPtr& group) {
+Start start_all_reduce_(const at::Tensor& tensor, const c10d::ReduceOp& reduce_op, const GroupPtr& group,
+                        const char* op) {
   const BelowAutograd below_autograd;
   settle(tensor);
-  check_in_place(tensor, "all_reduce_");
-  check_all_reduce(tensor, reduce_op, *group, "all_reduce_");
-  return reduce_in_place({tensor}, reduce_op, group, "all_reduce_");
+  check_in_place(tensor, op);
+  check_all_reduce(tensor, reduce_op, *group, op);
+  return reduce_in_place({tensor}, reduce_op, group, op);
 }
 
 Start start_all_reduce_coalesced_(at::TensorList tensors, const c10d::ReduceOp& reduce_op,

@@ -2,11 +2,8 @@
 //
 // torch::autograd::Function does not look into lists of tensors, so these have a node of their own.
 #include <torch/csrc/autograd/functions/utils.h>
-#include <torch/csrc/autograd/saved_variable.h>
 
 #include <algorithm>
-#include <functional>
-#include <mutex>
 #include <utility>
 
 #include "comm/process_group.h"
@@ -15,84 +12,18 @@
 #include "ops/composed.h"
 #include "ops/reduction_rules.h"
 #include "ops/routes.h"
+#include "ops/rule_node.h"
 
 namespace funcol::autograd {
 namespace {
 
 using at::Tensor;
 using at::TensorList;
-using torch::autograd::SavedVariable;
 using Tensors = torch::autograd::variable_list;
 
-// The gradients of all inputs from those of all outputs, by a rule that may want to see both.
-class CoalescedBackward final : public torch::autograd::Node {
- public:
-  struct Values {
-    Tensors inputs;
-    Tensors outputs;
-  };
-  // `values` is empty unless they were saved.
-  using Rule = std::function<Tensors(const Tensors& gradients, const Values& values)>;
-
-  CoalescedBackward(const char* op, Rule rule)
-      : name_(std::string("funcol::") + op), rule_(std::move(rule)) {}
-
-  void save(const Tensors& inputs, const Tensors& outputs) {
-    for (const auto& input : inputs) {
-      inputs_.emplace_back(input, /*is_output=*/false);
-    }
-    for (const auto& output : outputs) {
-      outputs_.emplace_back(output, /*is_output=*/true);
-    }
-  }
-
-  Tensors apply(Tensors&& gradients) override {
-    Values values;
-    Rule rule;
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      TORCH_CHECK(rule_ != nullptr, name_,
-                  ": trying to backward through the graph a second time. Pass retain_graph=True the first "
-                  "time.");
-      rule = rule_;
-      for (const auto& input : inputs_) {
-        values.inputs.push_back(input.unpack());
-      }
-      for (const auto& output : outputs_) {
-        values.outputs.push_back(output.unpack(getptr()));
-      }
-    }
-    // Ranks must agree on what they send, so that an output nobody used counts as one with zeros.
-    for (size_t i = 0; i < gradients.size(); ++i) {
-      if (!gradients[i].defined()) {
-        gradients[i] = input_metadata(i).zeros_like();
-      }
-    }
-    return rule(gradients, values);
-  }
-
-  void release_variables() override {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (!inputs_.empty()) {
-      rule_ = nullptr;
-    }
-    inputs_.clear();
-    outputs_.clear();
-  }
-
-  std::string name() const override { return name_; }
-
- private:
-  std::string name_;
-  Rule rule_;
-  std::vector<SavedVariable> inputs_;
-  std::vector<SavedVariable> outputs_;
-};
-
 // Attaches `outputs` to `inputs`.
-Tensors recorded(TensorList inputs, Tensors outputs, const char* op, bool saves_values,
-                 CoalescedBackward::Rule rule) {
-  const auto node = compat::make_node<CoalescedBackward>(op, std::move(rule));
+Tensors recorded(TensorList inputs, Tensors outputs, const char* op, bool saves_values, RuleNode::Rule rule) {
+  const auto node = compat::make_node<RuleNode>(op, std::move(rule));
   node->set_next_edges(torch::autograd::collect_next_edges(inputs));
   torch::autograd::set_history(outputs, node);
   if (saves_values) {
@@ -118,7 +49,7 @@ Tensors all_reduce_coalesced(TensorList inputs, const IValue& reduce_op, const I
   auto outputs = run_unrecorded(inputs, composed::all_reduce_coalesced, call::all_reduce_coalesced, inputs,
                                 reduce_op, group);
   return recorded(inputs, std::move(outputs), kOp, depends_on_values(reduce_op, kOp),
-                  [=](const Tensors& gradients, const CoalescedBackward::Values& values) {
+                  [=](const Tensors& gradients, const RuleNode::Values& values) {
                     auto totals = call::all_reduce_coalesced(gradients, totalling_op(reduce_op, kOp), group);
                     return apply_reduction_rule(std::move(totals), values.inputs, values.outputs, reduce_op,
                                                 group, kOp);
@@ -135,7 +66,7 @@ Tensors all_gather_coalesced(TensorList inputs, const IValue& group) {
     are_scalars.push_back(input.dim() == 0);
   }
   return recorded(inputs, std::move(outputs), kOp, /*saves_values=*/false,
-                  [=](const Tensors& gradients, const CoalescedBackward::Values& /*values*/) {
+                  [=](const Tensors& gradients, const RuleNode::Values& /*values*/) {
                     const std::vector<int64_t> dims(gradients.size(), 0);
                     auto own = call::reduce_scatter_along_dims_coalesced(gradients, "sum", dims, group);
                     for (size_t i = 0; i < own.size(); ++i) {
@@ -162,7 +93,7 @@ Tensors reduce_scatter_coalesced(TensorList inputs, const IValue& reduce_op, at:
     return wholes;
   };
   return recorded(inputs, std::move(outputs), kOp, depends_on_values(reduce_op, kOp),
-                  [=](const Tensors& gradients, const CoalescedBackward::Values& values) {
+                  [=](const Tensors& gradients, const RuleNode::Values& values) {
                     Tensors parts;
                     for (const auto& gradient : gradients) {
                       parts.push_back(weighted(gradient, reduce_op, group, kOp));

@@ -1,5 +1,3 @@
-#include <ATen/ops/clone.h>
-
 #include <utility>
 
 #include "async/async_tensor.h"
@@ -33,19 +31,18 @@ Start start_broadcast(const at::Tensor& input, int64_t source, const GroupPtr& g
   const BelowAutograd below_autograd;
   check_broadcast(source, *group, "broadcast");
   settle(input);
-  auto output = group->getRank() == source ? at::clone(input, at::MemoryFormat::Contiguous)
-                                           : fresh_tensor(input.sizes(), input);
+  auto output = group->getRank() == source ? contiguous_copy(input) : fresh_tensor(input.sizes(), input);
   return broadcast_in_place(std::move(output), source, group, "broadcast");
 }
 
-Start start_broadcast_(const at::Tensor& tensor, int64_t source, const GroupPtr& group) {
+Start start_broadcast_(const at::Tensor& tensor, int64_t source, const GroupPtr& group, const char* op) {
   const BelowAutograd below_autograd;
-  check_broadcast(source, *group, "broadcast_");
+  check_broadcast(source, *group, op);
   settle(tensor);
-  TORCH_CHECK_VALUE(tensor.is_contiguous(), "funcol::broadcast_: the tensor of shape ", tensor.sizes(),
+  TORCH_CHECK_VALUE(tensor.is_contiguous(), "funcol::", op, ": the tensor of shape ", tensor.sizes(),
                     " has strides ", tensor.strides(),
                     ". An in-place collective needs a contiguous tensor: call .contiguous() first.");
-  return broadcast_in_place(tensor, source, group, "broadcast_");
+  return broadcast_in_place(tensor, source, group, op);
 }
 
 }  // namespace funcol

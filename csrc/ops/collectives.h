@@ -84,14 +84,21 @@ void check_all_to_all(const at::Tensor& input, at::IntArrayRef output_splits, at
                       const c10d::ProcessGroup& group);
 void check_broadcast(int64_t source, const c10d::ProcessGroup& group, const char* op);
 
-// In place, on contiguous tensors. The Start's outputs are the tensors themselves.
-Start start_all_reduce_(const at::Tensor& tensor, const c10d::ReduceOp& reduce_op, const GroupPtr& group);
+// In place, on contiguous tensors. The Start's outputs are the tensors themselves. `op` is the name in
+// messages. A flat gather or scatter along dim 0 takes any shapes of the right numbers of elements.
+Start start_all_reduce_(const at::Tensor& tensor, const c10d::ReduceOp& reduce_op, const GroupPtr& group,
+                        const char* op = "all_reduce_");
 Start start_all_reduce_coalesced_(at::TensorList tensors, const c10d::ReduceOp& reduce_op,
                                   const GroupPtr& group);
-Start start_broadcast_(const at::Tensor& tensor, int64_t source, const GroupPtr& group);
-Start start_all_gather_out(const at::Tensor& input, const at::Tensor& out, const GroupPtr& group);
+Start start_broadcast_(const at::Tensor& tensor, int64_t source, const GroupPtr& group,
+                       const char* op = "broadcast_");
+Start start_all_gather_out(const at::Tensor& input, const at::Tensor& out, const GroupPtr& group,
+                           const char* op = "all_gather_into_tensor_out");
+// outs[r] gets the tensor of rank r; all are contiguous and have the shape and dtype of `input`.
+Start start_all_gather_into_list(at::TensorList outs, const at::Tensor& input, const GroupPtr& group);
 Start start_reduce_scatter_out(const at::Tensor& input, const c10d::ReduceOp& reduce_op,
-                               const at::Tensor& out, const GroupPtr& group);
+                               const at::Tensor& out, const GroupPtr& group,
+                               const char* op = "reduce_scatter_tensor_out");
 
 // Point to point with a group rank. A send's output is an empty tensor of the dtype and device of
 // `tensor`; a receive's is `tensor` itself.
@@ -109,6 +116,11 @@ at::Tensor as_sole_pending(Start start);
 
 // The outputs as plain tensors whose Work is in PyTorch's registry, until wait_tensor takes it.
 std::vector<at::Tensor> as_registered(const Start& start);
+
+// The same as as_pending(), where outputs[i] for each i of `received` is a buffer of the caller, into which
+// the backend writes: what waits by itself is an alias of it. The buffer is in PyTorch's registry as well, so
+// that waiting for either will do.
+std::vector<at::Tensor> as_received(Start start, const std::vector<size_t>& received);
 
 // Waits for `tensor`, whether it is pending or its Work is in PyTorch's registry; returns it.
 at::Tensor wait_tensor(const at::Tensor& tensor);

@@ -156,50 +156,8 @@ at::Tensor& broadcast_(at::Tensor& input, int64_t source, const IValue& group) {
   return input;
 }
 
-// Stands in PyTorch's registry for a receive that a pending tensor waits for: the backend's own Work must
-// not be waited for twice.
-class SettlingWork final : public c10d::Work {
- public:
-  explicit SettlingWork(AsyncTensorImpl::PendingPtr pending) : pending_(std::move(pending)) {}
-  bool wait(std::chrono::milliseconds /*timeout*/) override {
-    pending_->settle();
-    return true;
-  }
-  bool isCompleted() override { return pending_->is_settled(); }
-
- private:
-  AsyncTensorImpl::PendingPtr pending_;
-};
-
-// Backends write into the caller's buffers. What waits by itself is an alias of each; the buffer is
-// registered as well, so that waiting for either will do.
-Tensors receive_into_buffers(Start start, const std::vector<size_t>& received) {
-  Tensors buffers;
-  for (const auto index : received) {
-    buffers.push_back(start.outputs[index]);
-    start.outputs[index] = start.outputs[index].detach();
-  }
-  const auto registered =
-      std::make_shared<c10::weak_intrusive_ptr<c10d::Work>>(c10::intrusive_ptr<c10d::Work>());
-  start.epilogue = [registered] {
-    if (const auto work = registered->lock()) {
-      c10d::unregister_work(work);
-    }
-  };
-  auto results = as_pending(std::move(start));
-  if (!buffers.empty()) {
-    const c10::intrusive_ptr<c10d::Work> work =
-        c10::make_intrusive<SettlingWork>(AsyncTensorImpl::of(results[received[0]])->pending());
-    *registered = work;
-    for (const auto& buffer : buffers) {
-      c10d::register_work(buffer, work);
-    }
-  }
-  return results;
-}
-
 at::Tensor irecv(const at::Tensor& tensor, int64_t source, int64_t tag, std::string_view group) {
-  return receive_into_buffers(start_receive(tensor, source, tag, group_from_name(group, "irecv")), {0})[0];
+  return as_received(start_receive(tensor, source, tag, group_from_name(group, "irecv")), {0})[0];
 }
 
 at::Tensor isend(const at::Tensor& tensor, int64_t destination, int64_t tag, std::string_view group) {
@@ -214,8 +172,8 @@ Tensors batch_p2p_ops(const std::vector<std::string>& kinds, at::IntArrayRef pee
       received.push_back(i);
     }
   }
-  return receive_into_buffers(
-      start_batch_p2p(kinds, peers, tags, tensors, group_from_name(group, "batch_p2p_ops")), received);
+  return as_received(start_batch_p2p(kinds, peers, tags, tensors, group_from_name(group, "batch_p2p_ops")),
+                     received);
 }
 
 Tensors wait_tensors(at::TensorList tensors) {

@@ -1,11 +1,10 @@
-#include <ATen/ops/empty.h>
-
 #include <algorithm>
 #include <limits>
 #include <mutex>
 #include <utility>
 
 #include "async/async_tensor.h"
+#include "comm/backend_call.h"
 #include "ops/collectives.h"
 #include "ops/wire.h"
 
@@ -32,16 +31,20 @@ void check_receive_buffer(const at::Tensor& tensor, const char* op) {
 c10::intrusive_ptr<c10d::Work> send(const at::Tensor& contiguous, int64_t peer, int64_t tag,
                                     c10d::ProcessGroup& group) {
   std::vector<at::Tensor> wires{wire_for_movement(contiguous, group)};
-  return group.send(wires, static_cast<int>(peer), static_cast<int>(tag));
+  return on_backend(group, contiguous.device().type(), [&](auto& target) {
+    return target.send(wires, static_cast<int>(peer), static_cast<int>(tag));
+  });
 }
 
 c10::intrusive_ptr<c10d::Work> receive(const at::Tensor& contiguous, int64_t peer, int64_t tag,
                                        c10d::ProcessGroup& group) {
   std::vector<at::Tensor> wires{wire_for_movement(contiguous, group)};
-  return group.recv(wires, static_cast<int>(peer), static_cast<int>(tag));
+  return on_backend(group, contiguous.device().type(), [&](auto& target) {
+    return target.recv(wires, static_cast<int>(peer), static_cast<int>(tag));
+  });
 }
 
-at::Tensor empty_like_sent(const at::Tensor& tensor) { return at::empty({0}, tensor.options()); }
+at::Tensor empty_like_sent(const at::Tensor& tensor) { return fresh_tensor({0}, tensor); }
 
 // Waits for several works as one, for backends that cannot coalesce. Each is waited for once, however many
 // outputs share this: Gloo's receives never return from a second wait.

@@ -145,27 +145,27 @@ Start start_reduce_scatter_coalesced(at::TensorList inputs, const c10d::ReduceOp
 }
 
 Start start_reduce_scatter_out(const at::Tensor& input, const c10d::ReduceOp& reduce_op,
-                               const at::Tensor& out, const GroupPtr& group) {
-  constexpr auto kOp = "reduce_scatter_tensor_out";
+                               const at::Tensor& out, const GroupPtr& group, const char* op) {
   const BelowAutograd below_autograd;
   settle(out);
-  check_reduce_scatter(input, reduce_op, int64_t{0}, *group, kOp);
-  TORCH_CHECK_VALUE(out.numel() * group->getSize() == input.numel() && out.is_contiguous(), "funcol::", kOp,
+  check_reduce_scatter(input, reduce_op, int64_t{0}, *group, op);
+  TORCH_CHECK_VALUE(out.numel() * group->getSize() == input.numel() && out.is_contiguous(), "funcol::", op,
                     ": out has shape ", out.sizes(), " and strides ", out.strides(),
                     ". Expected a contiguous tensor of 1/", group->getSize(),
                     " of the elements of the input of shape ", input.sizes(), ".");
-  TORCH_CHECK_TYPE(out.scalar_type() == input.scalar_type(), "funcol::", kOp, ": out is ", out.scalar_type(),
+  TORCH_CHECK_TYPE(out.scalar_type() == input.scalar_type(), "funcol::", op, ": out is ", out.scalar_type(),
                    ", input is ", input.scalar_type(), ". Pass an out of the input's dtype.");
   if (agreement_is_checked()) {
-    agree(*group, kOp, std::string(reduce_op_name(reduce_op)), describe_tensors(input));
+    agree(*group, op, c10::str(reduce_op_name(reduce_op), ", dim=0"), describe_tensors(input));
   }
   auto source = contiguous_input(input);
-  auto wire_in = wire_for_reduction(source);
-  auto wire_out = wire_for_reduction(out);
+  const bool is_share = out.dim() == source.dim() && out.sizes().slice(1) == source.sizes().slice(1);
+  auto wire_in = is_share ? wire_for_reduction(source) : flat_wire(source);
+  auto wire_out = is_share ? wire_for_reduction(out) : flat_wire(out);
   auto work = on_backend(*group, source.device().type(), [&](auto& target) {
     return compat::reduce_scatter_flat(target, wire_out, wire_in, options_for(reduce_op, input));
   });
-  return {kOp, group, std::move(work), {std::move(source)}, {out}, {}};
+  return {op, group, std::move(work), {std::move(source)}, {out}, {}};
 }
 
 }  // namespace funcol

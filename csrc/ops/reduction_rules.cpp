@@ -51,9 +51,13 @@ at::Tensor weighted(const at::Tensor& gradient, const IValue& reduce_op, const I
   return is_mean ? gradient / group_from_ivalue(group, op)->getSize() : gradient;
 }
 
-bool depends_on_values(const IValue& reduce_op, const char* op) {
-  const auto kind = reduce_op_from_ivalue(reduce_op, op).op_;
+bool depends_on_values(const c10d::ReduceOp& reduce_op) {
+  const Kind kind = reduce_op.op_;
   return kind == Kind::MIN || kind == Kind::MAX || kind == Kind::PRODUCT;
+}
+
+bool depends_on_values(const IValue& reduce_op, const char* op) {
+  return depends_on_values(reduce_op_from_ivalue(reduce_op, op));
 }
 
 at::Tensor reduction_gradient(const at::Tensor& total, const at::Tensor& input, const at::Tensor& result,

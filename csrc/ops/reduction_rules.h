@@ -1,6 +1,7 @@
 // How a reduction's gradient reaches one rank's input.
 #pragma once
 
+#include "comm/reduce_op.h"
 #include "ops/calls.h"
 
 namespace funcol::autograd {
@@ -23,6 +24,7 @@ at::Tensor reduction_gradient(const at::Tensor& total, const at::Tensor& input, 
                               const IValue& reduce_op, const IValue& group, const char* op);
 
 // True for the ops whose rule looks at the values that were reduced: min, max, product.
+bool depends_on_values(const c10d::ReduceOp& reduce_op);
 bool depends_on_values(const IValue& reduce_op, const char* op);
 
 }  // namespace funcol::autograd

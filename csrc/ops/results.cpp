@@ -1,9 +1,38 @@
 // From a started collective to what the caller holds.
+#include <torch/csrc/autograd/variable.h>
+
+#include <utility>
+
 #include "async/async_tensor.h"
 #include "comm/orphaned_works.h"
 #include "ops/collectives.h"
 
 namespace funcol {
+namespace {
+
+// Stands in PyTorch's registry for a receive that a pending tensor waits for: the backend's own Work must
+// not be waited for twice.
+class SettlingWork final : public c10d::Work {
+ public:
+  bool wait(std::chrono::milliseconds /*timeout*/) override {
+    pending_->settle();
+    return true;
+  }
+  bool isCompleted() override { return pending_->is_settled(); }
+
+  void settles(AsyncTensorImpl::PendingPtr pending) { pending_ = std::move(pending); }
+
+ private:
+  AsyncTensorImpl::PendingPtr pending_;
+};
+
+// Another tensor over the memory of `buffer`, outside its autograd history, for AsyncTensorImpl::wrap():
+// which makes one itself where there is no history to be moved.
+at::Tensor without_history(const at::Tensor& buffer) {
+  return torch::autograd::impl::get_autograd_meta(buffer) == nullptr ? buffer : buffer.detach();
+}
+
+}  // namespace
 
 std::vector<at::Tensor> as_pending(Start start) {
   sweep_some_orphans();
@@ -29,6 +58,29 @@ std::vector<at::Tensor> as_registered(const Start& start) {
     c10d::register_work(output, start.work);
   }
   return start.outputs;
+}
+
+std::vector<at::Tensor> as_received(Start start, const std::vector<size_t>& received) {
+  if (received.empty()) {
+    return as_pending(std::move(start));
+  }
+  std::vector<at::Tensor> buffers;
+  for (const auto index : received) {
+    buffers.push_back(start.outputs[index]);
+    start.outputs[index] = without_history(start.outputs[index]);
+  }
+  const auto work = c10::make_intrusive<SettlingWork>();
+  start.epilogue = [registered = c10::weak_intrusive_ptr<c10d::Work>(work)](const Start&) {
+    if (const auto work = registered.lock()) {
+      c10d::unregister_work(work);
+    }
+  };
+  auto results = as_pending(std::move(start));
+  work->settles(AsyncTensorImpl::of(results[received[0]])->pending());
+  for (const auto& buffer : buffers) {
+    c10d::register_work(buffer, work);
+  }
+  return results;
 }
 
 at::Tensor wait_tensor(const at::Tensor& tensor) {

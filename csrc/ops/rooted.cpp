@@ -11,7 +11,6 @@
 #include "comm/agreement.h"
 #include "comm/backend_call.h"
 #include "ops/collectives.h"
-#include "ops/epilogue.h"
 #include "ops/exchange.h"
 #include "ops/parts.h"
 #include "ops/wire.h"
@@ -97,9 +96,8 @@ Start start_gather(const at::Tensor& input, int64_t destination, int64_t dim,
     return {kOp, group, std::move(work), {std::move(sent)}, {received.view(shape)}, {}, has_result};
   }
   const auto out = fresh_tensor(shape, input);
-  return {kOp, group, std::move(work), {std::move(sent), received}, {out}, as_epilogue([=] {
-            parts.unpack(received, 0, out);
-          })};
+  const auto unpack = [parts](const Start& start) { parts.unpack(start.buffers[1], 0, start.outputs[0]); };
+  return {kOp, group, std::move(work), {std::move(sent), received}, {out}, unpack};
 }
 
 }  // namespace funcol

@@ -1,11 +1,14 @@
 #include "ops/wire.h"
 
 #include <ATen/EmptyTensor.h>
+#include <ATen/TensorIterator.h>
+#include <ATen/ops/clone.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/view.h>
 #include <ATen/ops/view_as_real.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "async/async_tensor.h"
 
@@ -22,6 +25,21 @@ at::Tensor contiguous_input(const at::Tensor& tensor) {
     return tensor.resolve_conj().resolve_neg().contiguous();
   }
   return tensor.is_contiguous() ? tensor : tensor.contiguous();
+}
+
+at::Tensor contiguous_copy(const at::Tensor& tensor) {
+  const bool is_plain = tensor.is_cpu() && tensor.layout() == at::kStrided && tensor.is_contiguous() &&
+                        !tensor.is_conj() && !tensor.is_neg() && !tensor.is_quantized() &&
+                        !tensor._is_zerotensor();
+  // What ATen would copy on one thread too, after more thought than the copy itself takes.
+  if (!is_plain || tensor.numel() > at::internal::GRAIN_SIZE) {
+    return at::clone(tensor, at::MemoryFormat::Contiguous);
+  }
+  auto copy = fresh_tensor(tensor.sizes(), tensor);
+  if (tensor.numel() > 0) {
+    std::memcpy(copy.mutable_data_ptr(), tensor.const_data_ptr(), tensor.nbytes());
+  }
+  return copy;
 }
 
 at::Tensor wire_for_reduction(const at::Tensor& contiguous) {

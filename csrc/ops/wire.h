@@ -18,6 +18,9 @@ at::Tensor fresh_tensor(at::IntArrayRef sizes, const at::Tensor& like);
 // `tensor` settled, contiguous, with conjugation and negation done. Copies only if it must.
 at::Tensor contiguous_input(const at::Tensor& tensor);
 
+// A contiguous copy of `tensor`, which is settled.
+at::Tensor contiguous_copy(const at::Tensor& tensor);
+
 // A contiguous tensor seen as what the backend reduces: complex numbers as pairs of reals.
 at::Tensor wire_for_reduction(const at::Tensor& contiguous);
 

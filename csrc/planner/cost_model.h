@@ -92,7 +92,7 @@ class Costs {
  public:
   Costs(const CostModel& model, const Mesh& mesh);
 
-  // The cost of a step; 0 for a set of axes that hold one rank.
+  // The cost of a step; of axes that hold one rank, that of its copies.
   double of(const StepSize& step) const;
 
   // Never more than the latency of a step of that kind over those axes.

@@ -18,16 +18,17 @@ struct Redistribution {
 // Steps of least cost under `costs`, each peak within `max_bytes` if it is given; the same on every rank.
 //
 // State: the placement of every axis that holds more than one rank, and the order in which axes cut a dim.
-// Steps from a state, each over one axis or over a merged set of them:
+// Steps from a state, the first four and the exchange over one axis or over a merged set of them:
 //   all_gather      the last cuts of a dim                  S(d) -> R
 //   all_to_all      the last cuts of a dim, to another      S(a) -> S(b), behind the cuts that b has
 //   all_reduce      partials that commute                   P -> R
 //   reduce_scatter  the same, behind the cuts of a dim      P -> S(d)
 //   split           behind the cuts of a dim                R -> S(d)
-//   to partial      only to the partial that dst has there  R -> P, S -> P
-//   exchange        several axes take their placements in dst at once (an all_to_all, or a permute where
-//   every rank's
-//                   tensor goes to one rank as a whole)     S.. -> S..
+//   to_partial      only to the partial that dst has there  R -> P
+//   embed           the same, unless it is an average       S -> P
+//   exchange        axes take their placements in dst       S.. -> S..
+// An exchange is an all_to_all, or a permute where every rank's tensor goes to one rank as a whole; a permute
+// may replicate, too. Four or more axes cut a dim together in the order of the mesh or in that of dst alone.
 // A strided shard is made only where dst has it. Invariant: the cost so far is exact and the estimate of the
 // rest never more than the true rest, so that the path on which dst leaves the queue first is a least one.
 // Ties: the fewer steps, then the state found first.
@@ -39,7 +40,7 @@ Plan plan_redistribution(const Redistribution& task, const CostModel& model,
 
 // PyTorch's own plan for default shard orders (DTensorRedistributePlanner.generate_greedy_transform_infos):
 // axis by axis, gathering what is nested in its way. Priced by `model`. Throws std::invalid_argument for
-// other orders.
+// other orders. It may hold partials at once that do not commute, which a least-cost plan never does.
 Plan greedy_redistribution(const Redistribution& task, const CostModel& model);
 
 }  // namespace funcol

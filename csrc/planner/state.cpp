@@ -365,6 +365,31 @@ Held Space::held(const State& state) const {
   return held;
 }
 
+int64_t Space::num_ranks(uint32_t slots) const {
+  int64_t product = 1;
+  for (int slot = 0; slot < num_slots_; ++slot) {
+    product *= has(slots, slot) ? ranks_.at(slot) : 1;
+  }
+  return product;
+}
+
+int64_t Space::least_bytes() const {
+  int64_t numel = 1;
+  for (const int64_t size : task_.shape) {
+    numel *= size;
+  }
+  const int64_t num_ranks_here = num_ranks(~uint32_t{0});
+  return (numel + num_ranks_here - 1) / num_ranks_here * task_.itemsize;
+}
+
+bool Space::is_inner(int64_t dim) const {
+  int64_t before = 1;
+  for (int64_t i = 0; i < dim && i < static_cast<int64_t>(task_.shape.size()); ++i) {
+    before *= task_.shape[i];
+  }
+  return before > num_ranks(~uint32_t{0});
+}
+
 void Space::expand(const State& state, std::vector<Move>& moves) const {
   Expansion(*this, state, moves).run();
 }

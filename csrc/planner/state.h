@@ -85,6 +85,12 @@ class Space {
 
   Held held(const State& state) const;
 
+  int64_t num_ranks(uint32_t slots) const;
+  // The fewest bytes that the first rank holds under any layout: every axis cuts the tensor.
+  int64_t least_bytes() const;
+  // The dims before `dim` are longer than one for the first rank under any layout.
+  bool is_inner(int64_t dim) const;
+
   // Appends every step from `state` to `moves`.
   void expand(const State& state, std::vector<Move>& moves) const;
 

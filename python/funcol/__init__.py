@@ -3,6 +3,8 @@
 ``import funcol`` in place of ``import torch.distributed._functional_collectives as funcol``.
 """
 
+from typing import TYPE_CHECKING, Any
+
 import torch
 import torch.distributed
 
@@ -70,6 +72,9 @@ from .remaps import (  # noqa: E402
 from .tracing import _are_we_tracing as _are_we_tracing  # noqa: E402
 from .tracing import allow_inflight_collective_as_graph_input_ctx  # noqa: E402
 
+if TYPE_CHECKING:
+    from .redistribution import redistribute, redistribute_local_tensor
+
 __version__ = _build_info.VERSION
 
 _C.set_group_resolver(groups.resolve_group)
@@ -83,6 +88,16 @@ _compat.watch_group_registry(
 _compat.mark_side_effects()
 _compat.settle_before_higher_order_ops(_C.settle, _C.wake_key_name())
 tracing.install()
+
+
+def __getattr__(name: str) -> Any:
+    # DTensor takes ten times as long to import as all of this.
+    if name in ("redistribute", "redistribute_local_tensor"):
+        from . import redistribution
+
+        return getattr(redistribution, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "RANK_TYPES",
@@ -123,6 +138,8 @@ __all__ = [
     "isend_inplace",
     "permute_tensor",
     "plan_redistribution",
+    "redistribute",
+    "redistribute_local_tensor",
     "reduce",
     "reduce_scatter_inplace",
     "reduce_scatter_single",

@@ -23,7 +23,7 @@ PyTorch counterpart: the functions of these names in ``torch.distributed._functi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -31,11 +31,10 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
-from torch.autograd.graph import increment_version
 from torch.compiler import is_dynamo_compiling
 from torch.distributed import ReduceOp
 
-from . import _compat
+from . import _C, _compat
 from .async_tensor import wait_tensor
 from .collectives import (
     all_gather_tensor,
@@ -99,11 +98,9 @@ def all_reduce_inplace(
     """Reduces ``tensor`` over ``group`` into itself, and returns it."""
     _check_not_async("all_reduce_inplace", async_op)
     ranks = _resolved_or_world(group, tag)
-    name = _name_of(op)
-    if name is not None and _can_receive(tensor):
-        torch.ops.funcol.all_reduce_(tensor, name, ranks)
-        return _finished(tensor)
-    return tensor.copy_(all_reduce(tensor, op, ranks))
+    if is_dynamo_compiling() or _C.all_reduce_into(tensor, op, ranks, tag) is NotImplemented:
+        tensor.copy_(all_reduce(tensor, op, ranks))
+    return tensor
 
 
 def broadcast_inplace(
@@ -121,10 +118,9 @@ def broadcast_inplace(
     _check_not_async("broadcast_inplace", async_op)
     ranks = _resolved_or_world(group, tag)
     source = _peer("broadcast_inplace", "src", src, group_src, ranks)
-    if _can_receive(tensor):
-        torch.ops.funcol.broadcast_(tensor, source, ranks)
-        return _finished(tensor)
-    return tensor.copy_(broadcast(tensor, source, ranks))
+    if is_dynamo_compiling() or _C.broadcast_into(tensor, source, ranks, tag) is NotImplemented:
+        tensor.copy_(broadcast(tensor, source, ranks))
+    return tensor
 
 
 def all_gather_tensor_inplace(
@@ -142,14 +138,15 @@ def all_gather_tensor_inplace(
     """
     _check_not_async("all_gather_tensor_inplace", async_op)
     ranks = _resolved_or_world(group, tag)
-    group_size = _size_of(ranks)
-    _check_numel("all_gather_tensor_inplace", output_tensor, input_tensor.numel() * group_size)
-    if gather_dim == 0 and _can_receive(output_tensor, input_tensor):
-        rows = input_tensor.reshape(1) if input_tensor.dim() == 0 else input_tensor
-        out = output_tensor.view(group_size * rows.shape[0], *rows.shape[1:])
-        torch.ops.funcol.all_gather_into_tensor_out(rows, group_size, ranks, out=out)
-        return _finished(output_tensor)
-    return _copy_into(output_tensor, all_gather_tensor(input_tensor, gather_dim, ranks), gather_dim == 0)
+    _check_numel("all_gather_tensor_inplace", output_tensor, input_tensor.numel() * _size_of(ranks))
+    if (
+        is_dynamo_compiling()
+        or gather_dim != 0
+        or _C.all_gather_into(input_tensor, output_tensor, ranks, tag) is NotImplemented
+    ):
+        gathered = all_gather_tensor(input_tensor, gather_dim, ranks)
+        return _copy_into(output_tensor, gathered, gather_dim == 0)
+    return output_tensor
 
 
 def reduce_scatter_tensor_inplace(
@@ -174,16 +171,15 @@ def reduce_scatter_tensor_inplace(
             f"funcol::reduce_scatter_tensor_inplace: output of shape {tuple(output.shape)} and input of "
             f"shape {tuple(input.shape)}. Expected an output of 1/{group_size} of the input's elements."
         )
-    if scatter_dim == 0:
-        name = _name_of(op)
-        if name is not None and _can_receive(output, input):
-            torch.ops.funcol.reduce_scatter_tensor_out(
-                input.reshape(-1), name, group_size, ranks, out=output.view(-1)
-            )
-            return _finished(output)
-        if input.dim() == 0 or input.shape[0] % group_size != 0:
+    if (
+        is_dynamo_compiling()
+        or scatter_dim != 0
+        or _C.reduce_scatter_into(input, output, op, ranks, tag) is NotImplemented
+    ):
+        if scatter_dim == 0 and (input.dim() == 0 or input.shape[0] % group_size != 0):
             input = input.reshape(-1)  # noqa: A001
-    return _copy_into(output, reduce_scatter_tensor(input, op, scatter_dim, ranks), scatter_dim == 0)
+        return _copy_into(output, reduce_scatter_tensor(input, op, scatter_dim, ranks), scatter_dim == 0)
+    return output
 
 
 def all_to_all_inplace(
@@ -229,17 +225,10 @@ def all_gather_inplace(
     _check_not_async("all_gather_inplace", async_op)
     ranks = _resolved_or_world(group, tag)
     _check_list("all_gather_inplace", tensor_list, tensor, ranks)
-    gathered = all_gather_tensor(tensor, 0, ranks)
-    parts: Sequence[Tensor]
-    if not _is_watched():
-        parts = gathered.view(len(tensor_list), *tensor.shape).unbind()
-        if not _is_recorded(tensor, *tensor_list):
-            torch._foreach_copy_(tensor_list, parts)
-            return tensor_list
-    else:
-        parts = _sliced(gathered, tensor, len(tensor_list))
-    for destination, part in zip(tensor_list, parts, strict=True):
-        destination.copy_(part)
+    if is_dynamo_compiling() or _C.all_gather_into_list(tensor, tensor_list, ranks, tag) is NotImplemented:
+        parts = _sliced(all_gather_tensor(tensor, 0, ranks), tensor, len(tensor_list))
+        for destination, part in zip(tensor_list, parts, strict=True):
+            destination.copy_(part)
     return tensor_list
 
 
@@ -263,8 +252,13 @@ def reduce_scatter_inplace(
     _check_not_async("reduce_scatter_inplace", async_op)
     ranks = _resolved_or_world(group, tag)
     _check_list("reduce_scatter_inplace", input_list, output, ranks)
-    joined = torch.stack(input_list) if output.dim() == 0 else torch.cat(input_list)
-    return _copy_into(output, reduce_scatter_tensor(joined, op, 0, ranks), True)
+    if (
+        is_dynamo_compiling()
+        or _C.reduce_scatter_list_into(input_list, output, op, ranks, tag) is NotImplemented
+    ):
+        joined = torch.stack(input_list) if output.dim() == 0 else torch.cat(input_list)
+        return _copy_into(output, reduce_scatter_tensor(joined, op, 0, ranks), True)
+    return output
 
 
 def isend_inplace(
@@ -281,6 +275,10 @@ def isend_inplace(
     """
     ranks = _resolved_or_world(group)
     peer = _peer("isend_inplace", "dst", dst, None if group_dst == -1 else group_dst, ranks)
+    if not is_dynamo_compiling():
+        sent: Tensor = _C.isend(tensor, peer, tag, ranks, "")
+        if sent is not NotImplemented:
+            return sent
     return _point_to_point().isend(tensor, peer, tag, _resolve_group_name(ranks))  # type: ignore[no-any-return]
 
 
@@ -297,7 +295,11 @@ def irecv_inplace(
     """
     ranks = _resolved_or_world(group)
     peer = _peer("irecv_inplace", "src", src, None if group_src == -1 else group_src, ranks)
-    received: Tensor = _point_to_point().irecv(tensor, peer, tag, _resolve_group_name(ranks))
+    if not is_dynamo_compiling():
+        received: Tensor = _C.irecv(tensor, peer, tag, ranks, "")
+        if received is not NotImplemented:
+            return received
+    received = _point_to_point().irecv(tensor, peer, tag, _resolve_group_name(ranks))
     return wait_tensor(received) if _are_we_tracing() else received
 
 
@@ -341,10 +343,6 @@ traceable_collective_remaps: dict[Callable[..., Any], Callable[..., Any]] = {
 
 def _point_to_point() -> Any:
     return torch.ops._c10d_functional if _is_watched() and _are_we_tracing() else torch.ops.funcol
-
-
-def _name_of(op: str | ReduceOp) -> str | None:
-    return op.lower() if isinstance(op, str) else REDUCE_OP_TO_STR.get(op)
 
 
 def _resolved_or_world(group: RankTypes | None, tag: str = "") -> Any:
@@ -415,43 +413,6 @@ def _peer(op: str, name: str, rank: int | None, group_rank: int | None, ranks: A
 def _is_watched() -> bool:
     """Whether something traces or intercepts operators: cheaper to ask than :func:`_are_we_tracing`."""
     return is_dynamo_compiling() or torch._C._len_torch_dispatch_stack() > 0
-
-
-def _is_recorded(*tensors: Tensor) -> bool:
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-
-
-# In bytes: a copy of less costs less than to find out whether one is needed.
-_WORTH_RECEIVING = 1 << 15
-
-
-def _can_receive(output: Tensor, *inputs: Tensor) -> bool:
-    """Whether a collective had better write into ``output`` itself: it is not small, nobody watches, and its
-    memory is plain."""
-    if _is_watched():
-        return False
-    if output.numel() * output.itemsize < _WORTH_RECEIVING or _are_we_tracing():
-        return False
-    return (
-        output.is_contiguous()
-        and not output.is_conj()
-        and not output.is_neg()
-        and not _is_recorded(output, *inputs)
-        and all(type(tensor) in (Tensor, torch.nn.Parameter) for tensor in (output, *inputs))
-        and all(
-            tensor.dtype == output.dtype
-            and tensor.untyped_storage().data_ptr() != output.untyped_storage().data_ptr()
-            for tensor in inputs
-        )
-    )
-
-
-def _finished(output: Tensor) -> Tensor:
-    """Waits for a collective that writes into ``output``; autograd learns of the new data."""
-    wait_tensor(output)
-    if not output.is_inference():
-        increment_version(output)
-    return output
 
 
 def _copy_into(output: Tensor, result: Tensor, any_shape: bool) -> Tensor:

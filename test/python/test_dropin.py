@@ -20,7 +20,7 @@ from torch._dispatch.python import enable_python_dispatcher
 
 import funcol
 from funcol import _C, dropin
-from funcol.__main__ import info
+from funcol.info_command import info
 
 OPS = _C.ops_under_dropin()
 DEVICE_KEYS = ["CPU", "CUDA"]

@@ -169,6 +169,10 @@ NONLINEAR: dict[str, Case] = {
     "all_reduce max": (_same(2, 3), lambda x, w: funcol.all_reduce(x, "max", world_group())),
     "all_reduce min": (_same(2, 3), lambda x, w: funcol.all_reduce(x, "min", world_group())),
     "all_reduce product": (_same(2, 3), lambda x, w: funcol.all_reduce(x, "product", world_group())),
+    "reduce_scatter max": (
+        _same(6, 2),
+        lambda x, w: funcol.reduce_scatter_tensor(x, "max", 0, world_group()),
+    ),
     "reduce_scatter max dim 1": (
         _same(2, 6),
         lambda x, w: funcol.reduce_scatter_tensor(x, "max", 1, world_group()),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -17,6 +16,7 @@ from test_async_tensor import same
 from torch import Tensor
 
 import funcol
+from funcol import _C
 
 # A form is given stock or funcol, a source of shape (4, 3) for each of `size` ranks, and what makes a
 # destination of a shape. It returns what was returned and what should have been, the destination.
@@ -24,15 +24,19 @@ Destination = Callable[..., Tensor]
 Form = Callable[[Any, Tensor, Destination, int], tuple[Any, Any]]
 
 
+INTO_DESTINATIONS = [name for name in dir(_C) if name.endswith(("_into", "_into_list"))]
+
+
 @pytest.fixture(autouse=True, params=[True, False], ids=["received", "copied"])
 def way(request: pytest.FixtureRequest) -> None:
-    """Whether a destination is received into however small it is, or copied to however large."""
+    """Whether destinations are written into where that can be, or always copied to."""
     global _received
     _received = request.param
 
 
 def one_way(rank: int, world: int, function: str, received: bool, *args: Any) -> None:
-    with mock.patch.object(funcol.remaps, "_WORTH_RECEIVING", 0 if received else sys.maxsize):
+    never = {name: mock.Mock(return_value=NotImplemented) for name in INTO_DESTINATIONS}
+    with mock.patch.dict(vars(_C), {} if received else never):
         globals()[function](rank, world, *args)
 
 

@@ -17,8 +17,8 @@ namespace {
 using test::FakeWork;
 using testing::IsSubstring;
 
-c10::intrusive_ptr<PendingCollective> pending(c10::intrusive_ptr<c10d::Work> work,
-                                              std::function<void()> epilogue = {}) {
+c10::intrusive_ptr<PendingCollective> pending(
+    c10::intrusive_ptr<c10d::Work> work, std::function<void(const PendingCollective::Start&)> epilogue = {}) {
   PendingCollective::Start start;
   start.op = "all_reduce";
   start.group = GroupRef("dp");
@@ -63,7 +63,7 @@ TEST(PendingCollective, WaitsOnceWhenManyThreadsSettleAtOnce) {
 TEST(PendingCollective, RunsTheEpilogueOnceAfterTheWork) {
   std::vector<std::string> order;
   auto collective = pending(c10::make_intrusive<FakeWork>([&] { order.emplace_back("work"); }),
-                            [&] { order.emplace_back("epilogue"); });
+                            [&](const auto&) { order.emplace_back("epilogue"); });
   collective->settle();
   collective->settle();
   EXPECT_EQ(order, (std::vector<std::string>{"work", "epilogue"}));
@@ -96,7 +96,7 @@ TEST(PendingCollective, KeepsTheTypeOfPyTorchsErrors) {
 }
 
 TEST(PendingCollective, AFailedEpilogueFailsTheCollective) {
-  auto collective = pending(c10::make_intrusive<FakeWork>(), [] { throw std::runtime_error("no memory"); });
+  auto collective = pending(c10::make_intrusive<FakeWork>(), [](const auto&) { throw std::runtime_error("no memory"); });
   EXPECT_PRED_FORMAT2(IsSubstring, "no memory", error_of(*collective));
   EXPECT_FALSE(collective->is_settled());
 }
@@ -104,7 +104,7 @@ TEST(PendingCollective, AFailedEpilogueFailsTheCollective) {
 TEST(PendingCollective, AFailedWorkKeepsTheEpilogueFromRunning) {
   bool has_run = false;
   auto collective = pending(c10::make_intrusive<FakeWork>([] { throw std::runtime_error("peer is gone"); }),
-                            [&] { has_run = true; });
+                            [&](const auto&) { has_run = true; });
   for (int i = 0; i < 2; ++i) {
     EXPECT_PRED_FORMAT2(IsSubstring, "peer is gone", error_of(*collective));
   }

@@ -109,32 +109,36 @@ TEST(DefaultModel, PricesACopyAfterItsLatency) {
   EXPECT_EQ(default_alpha_beta(kMesh).copy, (LinkCost{2.0, 1e6 / 500e9}));
 }
 
-class AxesOfOneRank : public ::testing::TestWithParam<StepKind> {};
+class CollectiveOfOneRank : public ::testing::TestWithParam<StepKind> {};
 
-TEST_P(AxesOfOneRank, CostNothing) {
+TEST_P(CollectiveOfOneRank, CostsNothing) {
   const Mesh mesh{{1, 4, 1}, {}, {}};
   EXPECT_EQ(Costs(default_alpha_beta(mesh), mesh).of(step(GetParam(), 0b101, kBytes)), 0);
 }
 
-TEST_P(AxesOfOneRank, AddNothingToAMergedSet) {
+TEST_P(CollectiveOfOneRank, AddsNothingToAMergedSet) {
   const Mesh mesh{{1, 4, 1}, {}, {}};
   const Costs costs(default_alpha_beta(mesh), mesh);
   EXPECT_EQ(costs.of(step(GetParam(), 0b111, kBytes)), costs.of(step(GetParam(), 0b010, kBytes)));
 }
 
-TEST_P(AxesOfOneRank, CountNoSteps) {
+TEST_P(CollectiveOfOneRank, CountsNoSteps) {
   const Mesh mesh{{1, 4, 1}, {}, {}};
   EXPECT_EQ(Costs(StepCounts{}, mesh).of(step(GetParam(), 0b101, kBytes)), 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(Collectives, AxesOfOneRank,
+INSTANTIATE_TEST_SUITE_P(Collectives, CollectiveOfOneRank,
                          Values(StepKind::kAllGather, StepKind::kReduceScatter, StepKind::kAllReduce,
                                 StepKind::kAllToAll, StepKind::kPermute));
 
 // Latencies and prices of one order of magnitude, the same for the same seed.
 AlphaBeta random_model(uint32_t seed, const Mesh& mesh) {
   std::mt19937 random(seed);
-  const auto link = [&random] { return LinkCost{1.0 + random() % 100, (1.0 + random() % 100) * 1e-4}; };
+  const auto up_to_100 = [&random] { return static_cast<double>(1 + random() % 100); };
+  const auto link = [&up_to_100] {
+    const double latency = up_to_100();
+    return LinkCost{latency, up_to_100() * 1e-4};
+  };
   AlphaBeta model;
   for (size_t axis = 0; axis < mesh.sizes.size(); ++axis) {
     model.axes.push_back({link(), link(), link(), link(), link()});
@@ -149,7 +153,7 @@ AlphaBeta random_topology(uint32_t seed, const Mesh& mesh) {
   AlphaBeta model = random_model(seed, mesh);
   const AxisCost first = model.axes.front();
   for (auto& axis : model.axes) {
-    const double slower = 1.0 + random() % 20;
+    const auto slower = static_cast<double>(1 + random() % 20);
     const auto scaled = [slower](const LinkCost& link) {
       return LinkCost{link.latency_us * slower, link.us_per_byte * slower};
     };

@@ -109,5 +109,20 @@ const std::vector<Scenario> kScenarios = {
 
 INSTANTIATE_TEST_SUITE_P(AllPairs, ToEachLayout, ::testing::ValuesIn(targets_of(kScenarios)));
 
+class RandomPairOfSeveralRanks : public ::testing::TestWithParam<int> {};
+
+TEST_P(RandomPairOfSeveralRanks, CostsWhatAnExhaustiveSearchFinds) {
+  test::RandomTask random(static_cast<uint32_t>(GetParam()),
+                          {.max_axes = 3, .max_dims = 3, .axis_sizes = {2, 3, 4}});
+  const Redistribution task = random.make();
+  const CostModel model = random.model(task.mesh);
+  const Plan plan = plan_redistribution(task, model);
+  const double least = test::Exhaustive(task, model, {task.src}).cost_from(task.src);
+  ASSERT_LT(least, 1e9) << "no way in " << test::described(task);
+  EXPECT_NEAR(plan.cost, least, kRounding * least) << test::described(task) << ": " << to_string(plan);
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, RandomPairOfSeveralRanks, ::testing::Range(0, 200));
+
 }  // namespace
 }  // namespace funcol

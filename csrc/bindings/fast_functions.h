@@ -1,0 +1,52 @@
+// Python functions that take their arguments by position, in an array: CPython's cheapest call.
+//
+//   PyObject* all_reduce(PyObject*, Args args, Py_ssize_t count);
+//   static PyMethodDef functions[] = {fast<all_reduce>("all_reduce"), {}};
+#pragma once
+
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/python_headers.h>
+
+#include <vector>
+
+#include "bindings/python_args.h"
+
+namespace funcol::python {
+
+using Args = PyObject* const*;
+
+inline PyObject* not_implemented() { Py_RETURN_NOTIMPLEMENTED; }
+
+inline void check_count(Py_ssize_t given, Py_ssize_t expected, const char* op) {
+  TORCH_CHECK_TYPE(given == expected, "funcol::", op, ": ", given, " arguments, expected ", expected, ".");
+}
+
+// Calls `call` with the first of `expected` arguments: a plain tensor, or a list of them. NotImplemented for
+// any other.
+template <typename Call>
+PyObject* with_input(Args args, Py_ssize_t count, Py_ssize_t expected, const char* op, const Call& call) {
+  HANDLE_TH_ERRORS
+  check_count(count, expected, op);
+  const auto input = tensor_argument(args[0], op);
+  return input.defined() ? call(input) : not_implemented();
+  END_HANDLE_TH_ERRORS
+}
+
+template <typename Call>
+PyObject* with_inputs(Args args, Py_ssize_t count, Py_ssize_t expected, const char* op, const Call& call) {
+  HANDLE_TH_ERRORS
+  check_count(count, expected, op);
+  std::vector<at::Tensor> inputs;
+  return tensors_argument(args[0], inputs, op) ? call(inputs) : not_implemented();
+  END_HANDLE_TH_ERRORS
+}
+
+template <PyObject* (*function)(PyObject*, Args, Py_ssize_t)>
+PyMethodDef fast(const char* name) {
+  // CPython stores every calling convention as PyCFunction and casts it back by the flag.
+  return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function)),
+          METH_FASTCALL,  // NOLINT
+          nullptr};
+}
+
+}  // namespace funcol::python

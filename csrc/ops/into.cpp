@@ -1,0 +1,213 @@
+#include "ops/into.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/stack.h>
+#include <c10/core/InferenceMode.h>
+#include <torch/csrc/autograd/VariableTypeUtils.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "async/async_tensor.h"
+#include "comm/orphaned_works.h"
+#include "compat/autograd_node.h"
+#include "ops/autograd.h"
+#include "ops/collectives.h"
+#include "ops/reduction_rules.h"
+#include "ops/rule_node.h"
+#include "ops/wire.h"
+
+namespace funcol {
+namespace {
+
+using at::Tensor;
+using at::TensorList;
+using autograd::RuleNode;
+using c10::IValue;
+using Tensors = std::vector<Tensor>;
+
+// A backend may write into `out`, and nothing but autograd has to be told.
+bool is_writable(const Tensor& out) {
+  return out.layout() == at::kStrided && !out.is_meta() && out.is_contiguous() && !out.is_conj() &&
+         !out.is_neg() && !out._fw_grad(/*level=*/0).defined() &&
+         (!out.is_inference() || c10::InferenceMode::is_enabled());
+}
+
+// What comes from `input` may go into `out` as it is.
+bool fits(const Tensor& out, const Tensor& input) {
+  return input.layout() == at::kStrided && out.dtype() == input.dtype() && out.device() == input.device() &&
+         out.storage().data() != input.storage().data();
+}
+
+bool records(const Tensor& tensor) { return at::GradMode::is_enabled() && tensor.requires_grad(); }
+
+// Runs a collective that is started by `start` and overwrites `outs` with what it makes of `sources`; the
+// rule for their gradients is asked for if it is recorded. False if autograd would need more than a node: for
+// views, which share a history.
+template <typename StartCollective, typename MakeRule>
+bool run(TensorList outs, TensorList sources, const char* op, const StartCollective& start,
+         const MakeRule& make_rule) {
+  const bool is_recorded = std::any_of(sources.begin(), sources.end(), records);
+  if (is_recorded && std::any_of(outs.begin(), outs.end(), [](const Tensor& out) { return out.is_view(); })) {
+    return false;
+  }
+  decltype(compat::make_node<RuleNode>(op, make_rule())) node;
+  if (is_recorded) {
+    node = compat::make_node<RuleNode>(op, make_rule());
+    // Before anything is written, since sources may be.
+    node->set_next_edges(torch::autograd::collect_next_edges(sources));
+  }
+  sweep_some_orphans();
+  auto started = start();
+  started.is_counted = false;  // it is being waited for
+  c10::make_intrusive<PendingCollective>(std::move(started))->settle();
+  for (const auto& out : outs) {
+    if (!out.is_inference()) {
+      torch::autograd::impl::bump_version(out);
+    }
+  }
+  if (node) {
+    torch::autograd::rebase_history(outs.vec(), node);
+  }
+  return true;
+}
+
+// Flat, unless dim 0 can be cut into `num_parts`.
+Tensor in_parts(const Tensor& tensor, int64_t num_parts) {
+  return tensor.dim() > 0 && tensor.size(0) % num_parts == 0 ? tensor : tensor.reshape(-1);
+}
+
+Tensor shaped(const Tensor& tensor, at::IntArrayRef sizes) {
+  return tensor.sizes() == sizes ? tensor : tensor.view(sizes);
+}
+
+// The gradient of what a reduce_scatter along dim 0 reduced, from that of its result.
+Tensor gradient_of_whole(const Tensor& gradient, const IValue& reduce_op, const IValue& group,
+                         const char* op) {
+  const auto part = autograd::weighted(gradient, reduce_op, group, op);
+  const auto whole = call::all_gather_along_dim(part, 0, group);
+  return autograd::reduction_gradient(whole, {}, {}, reduce_op, group, op);
+}
+
+Tensor joined(TensorList tensors) { return tensors[0].dim() == 0 ? at::stack(tensors) : at::cat(tensors); }
+
+// The reverse.
+Tensors cut(const Tensor& tensor, bool into_scalars, int64_t num_parts) {
+  if (into_scalars) {
+    return tensor.unbind();
+  }
+  return tensor.split_with_sizes(std::vector<int64_t>(num_parts, tensor.size(0) / num_parts));
+}
+
+}  // namespace
+
+bool all_reduce_into(const Tensor& tensor, const c10d::ReduceOp& reduce_op, const GroupPtr& group) {
+  constexpr auto kOp = "all_reduce";
+  torch::autograd::check_inplace(tensor, records(tensor));
+  if (!is_writable(tensor) || (records(tensor) && autograd::depends_on_values(reduce_op))) {
+    return false;
+  }
+  return run(
+      tensor, tensor, kOp, [&] { return start_all_reduce_(tensor, reduce_op, group, kOp); },
+      [&] {
+        return [op = as_ivalue(reduce_op), group = as_ivalue(group)](const Tensors& gradients, const auto&) {
+          const auto total = call::all_reduce(gradients[0], autograd::totalling_op(op, kOp), group);
+          return Tensors{autograd::reduction_gradient(total, {}, {}, op, group, kOp)};
+        };
+      });
+}
+
+bool broadcast_into(const Tensor& tensor, int64_t source, const GroupPtr& group) {
+  constexpr auto kOp = "broadcast";
+  torch::autograd::check_inplace(tensor, records(tensor));
+  if (!is_writable(tensor)) {
+    return false;
+  }
+  return run(
+      tensor, tensor, kOp, [&] { return start_broadcast_(tensor, source, group, kOp); },
+      [&] {
+        return [source, group = as_ivalue(group)](const Tensors& gradients, const auto&) {
+          return Tensors{call::reduce(gradients[0], "sum", source, group)};
+        };
+      });
+}
+
+bool all_gather_into(const Tensor& out, const Tensor& input, const GroupPtr& group) {
+  constexpr auto kOp = "all_gather_into_tensor";
+  if (!is_writable(out) || records(out) || !fits(out, input)) {
+    return false;
+  }
+  return run(
+      out, input, kOp, [&] { return start_all_gather_out(input, out, group, kOp); },
+      [&] {
+        return [sizes = input.sizes().vec(), num_ranks = group->getSize(), group = as_ivalue(group)](
+                   const Tensors& gradients, const auto&) {
+          const auto parts = in_parts(gradients[0], num_ranks);
+          return Tensors{shaped(call::reduce_scatter_along_dim(parts, "sum", 0, group), sizes)};
+        };
+      });
+}
+
+bool reduce_scatter_into(const Tensor& out, const Tensor& input, const c10d::ReduceOp& reduce_op,
+                         const GroupPtr& group) {
+  constexpr auto kOp = "reduce_scatter_tensor";
+  if (!is_writable(out) || records(out) || !fits(out, input) ||
+      (records(input) && autograd::depends_on_values(reduce_op))) {
+    return false;
+  }
+  return run(
+      out, input, kOp,
+      [&] {
+        const BelowAutograd below_autograd;
+        return start_reduce_scatter_out(in_parts(input, group->getSize()), reduce_op, out, group, kOp);
+      },
+      [&] {
+        return [sizes = input.sizes().vec(), op = as_ivalue(reduce_op), group = as_ivalue(group)](
+                   const Tensors& gradients, const auto&) {
+          return Tensors{shaped(gradient_of_whole(gradients[0], op, group, kOp), sizes)};
+        };
+      });
+}
+
+bool all_gather_into_list(TensorList outs, const Tensor& input, const GroupPtr& group) {
+  const auto is_destination = [&](const Tensor& out) {
+    return is_writable(out) && !records(out) && fits(out, input);
+  };
+  if (!std::all_of(outs.begin(), outs.end(), is_destination)) {
+    return false;
+  }
+  return run(
+      outs, input, "all_gather", [&] { return start_all_gather_into_list(outs, input, group); },
+      [&] {
+        return [sizes = input.sizes().vec(), group = as_ivalue(group)](const Tensors& gradients,
+                                                                       const auto&) {
+          return Tensors{shaped(call::reduce_scatter_along_dim(joined(gradients), "sum", 0, group), sizes)};
+        };
+      });
+}
+
+bool reduce_scatter_list_into(const Tensor& out, TensorList inputs, const c10d::ReduceOp& reduce_op,
+                              const GroupPtr& group) {
+  constexpr auto kOp = "reduce_scatter_tensor";
+  const bool is_recorded = std::any_of(inputs.begin(), inputs.end(), records);
+  if (!is_writable(out) || records(out) || (is_recorded && autograd::depends_on_values(reduce_op)) ||
+      !std::all_of(inputs.begin(), inputs.end(), [&](const Tensor& input) { return fits(out, input); })) {
+    return false;
+  }
+  return run(
+      out, inputs, kOp,
+      [&] {
+        const BelowAutograd below_autograd;
+        return start_reduce_scatter_out(joined(inputs), reduce_op, out, group, kOp);
+      },
+      [&] {
+        return [op = as_ivalue(reduce_op), group = as_ivalue(group), num_parts = group->getSize()](
+                   const Tensors& gradients, const auto&) {
+          return cut(gradient_of_whole(gradients[0], op, group, kOp), gradients[0].dim() == 0, num_parts);
+        };
+      });
+}
+
+}  // namespace funcol

@@ -1,0 +1,183 @@
+"""Autograd and the in-place forms: as if the result of the functional collective had been copied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from differential import sample
+from ranks import run_ranks
+from test_async_tensor import same
+from torch import Tensor
+from torch.autograd import forward_ad
+
+import funcol
+from funcol import _C
+
+# A form is given a source of shape (4, 3) that needs a gradient, and the number of ranks. It returns what it
+# wrote.
+Form = Callable[[Tensor, int], list[Tensor]]
+
+
+def stacked(x: Tensor, size: int) -> Tensor:
+    return torch.cat([x * (r + 1) for r in range(size)])
+
+
+FORMS: dict[str, Form] = {
+    "all_reduce": lambda x, size: [funcol.all_reduce_inplace(x * 2)],
+    "all_reduce avg": lambda x, size: [funcol.all_reduce_inplace(x * 2, "avg")],
+    "all_reduce of rows": lambda x, size: [(y := x * 2, funcol.all_reduce_inplace(y[1:3]))[0]],
+    "broadcast": lambda x, size: [funcol.broadcast_inplace(x * 2, size - 1)],
+    "all_gather_tensor": lambda x, size: [funcol.all_gather_tensor_inplace(torch.zeros(4 * size, 3), x * 2)],
+    "all_gather_tensor, of one dim": lambda x, size: [
+        funcol.all_gather_tensor_inplace(torch.zeros(12 * size), x * 2)
+    ],
+    "all_gather_tensor of a number": lambda x, size: [
+        funcol.all_gather_tensor_inplace(torch.zeros(size), x.sum())
+    ],
+    "all_gather_tensor into rows": lambda x, size: [
+        (out := torch.ones(4 * size + 1, 3), funcol.all_gather_tensor_inplace(out[1:], x * 2))[0]
+    ],
+    "reduce_scatter_tensor": lambda x, size: [
+        funcol.reduce_scatter_tensor_inplace(torch.zeros(4, 3), stacked(x, size))
+    ],
+    "reduce_scatter_tensor avg, of one dim": lambda x, size: [
+        funcol.reduce_scatter_tensor_inplace(torch.zeros(12), stacked(x, size), "avg")
+    ],
+    "reduce_scatter_tensor into a number": lambda x, size: [
+        funcol.reduce_scatter_tensor_inplace(torch.zeros(()), stacked(x.sum().view(1), size))
+    ],
+    "reduce_scatter_tensor max": lambda x, size: [
+        funcol.reduce_scatter_tensor_inplace(torch.zeros(4, 3), stacked(x, size), "max")
+    ],
+    "all_gather": lambda x, size: funcol.all_gather_inplace([torch.zeros(4, 3) for _ in range(size)], x * 2),
+    "all_gather of numbers": lambda x, size: funcol.all_gather_inplace(
+        [torch.zeros(()) for _ in range(size)], x.sum()
+    ),
+    "reduce_scatter": lambda x, size: [
+        funcol.reduce_scatter_inplace(torch.zeros(4, 3), [x * (r + 1) for r in range(size)])
+    ],
+    "reduce_scatter of numbers": lambda x, size: [
+        funcol.reduce_scatter_inplace(torch.zeros(()), [x.sum() * (r + 1) for r in range(size)])
+    ],
+}
+
+
+def copying() -> Any:
+    """While active, forms copy the result of the functional collective."""
+    names = [name for name in dir(_C) if name.endswith(("_into", "_into_list"))]
+    return mock.patch.dict(vars(_C), {name: mock.Mock(return_value=NotImplemented) for name in names})
+
+
+def gradients(rank: int, world: int, form: str) -> list[Tensor]:
+    """Of a quadratic function of what was written: the first one, and one of that."""
+    x = sample(rank, (4, 3)).requires_grad_()
+    written = FORMS[form](x, world)
+    loss = sum(((i + 1) * out**2).sum() for i, out in enumerate(written))
+    (first,) = torch.autograd.grad(loss, x, create_graph=True)
+    (second,) = torch.autograd.grad((first * (rank + 1)).sum(), x)
+    return [*(out.detach() for out in written), first.detach(), second]
+
+
+def has_the_gradients_of_a_copy(rank: int, world: int, form: str) -> None:
+    actual = gradients(rank, world, form)
+    with copying():
+        expected = gradients(rank, world, form)
+    for one, other in zip(actual, expected, strict=True):
+        assert same(one, other)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_form_has_the_gradients_of_a_copy(form: str, world: int) -> None:
+    run_ranks(has_the_gradients_of_a_copy, world, form)
+
+
+def uses_one_of_a_list(rank: int, world: int) -> None:
+    x = torch.ones(2, requires_grad=True)
+    parts = funcol.all_gather_inplace([torch.zeros(2) for _ in range(world)], x * 2)
+    parts[rank].sum().backward()
+    assert x.grad.tolist() == [2.0, 2.0]
+
+
+def test_each_rank_may_use_another_part_of_a_gathered_list() -> None:
+    run_ranks(uses_one_of_a_list, 2)
+
+
+def refuses_a_leaf_before_sending(rank: int, world: int, form: str) -> None:
+    if rank == 0:
+        leaf = torch.ones(2, requires_grad=True)
+        with pytest.raises(RuntimeError, match="a leaf Variable that requires grad"):
+            funcol.all_reduce_inplace(leaf) if form == "all_reduce" else funcol.broadcast_inplace(leaf, 0)
+    dist.barrier()  # which would wait for ever, or mix with it, had rank 0 sent anything
+
+
+@pytest.mark.parametrize("form", ["all_reduce", "broadcast"])
+def test_a_leaf_is_refused_before_anything_is_sent(form: str) -> None:
+    run_ranks(refuses_a_leaf_before_sending, 2, form)
+
+
+def leads_back_from_the_destination(rank: int, world: int) -> None:
+    weight = torch.ones(2 * world, requires_grad=True)
+    out = weight * 1
+    funcol.all_gather_tensor_inplace(out, torch.ones(2))
+    (gradient,) = torch.autograd.grad(out.sum(), weight)
+    assert gradient.tolist() == [0.0] * (2 * world)
+
+
+def test_what_a_destination_was_made_of_gets_zeros_as_its_gradient() -> None:
+    run_ranks(leads_back_from_the_destination, 2)
+
+
+def clears_the_tangent(rank: int, world: int) -> None:
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(torch.ones(3), torch.ones(3))
+        funcol.all_reduce_inplace(dual)
+        value, tangent = forward_ad.unpack_dual(dual)
+        assert value.tolist() == [2.0] * 3
+        assert tangent is None or tangent.tolist() == [0.0] * 3
+
+
+def test_a_tangent_of_what_was_overwritten_does_not_stay() -> None:
+    run_ranks(clears_the_tangent, 2)
+
+
+def writes_inference_tensors(rank: int, world: int) -> None:
+    with torch.inference_mode():
+        x = torch.ones(3)
+        assert funcol.all_reduce_inplace(x).tolist() == [2.0] * 3
+    with pytest.raises(RuntimeError, match="Inplace update to inference tensor outside InferenceMode"):
+        funcol.all_reduce_inplace(x)
+
+
+def test_an_inference_tensor_is_written_in_inference_mode_only() -> None:
+    run_ranks(writes_inference_tensors, 2)
+
+
+def takes_pending_tensors(rank: int, world: int) -> None:
+    pending = funcol.all_reduce(torch.ones(2, 3), "sum", dist.group.WORLD)
+    assert funcol.all_reduce_inplace(pending) is pending
+    assert pending.tolist() == [[world**2] * 3] * 2
+    out = torch.zeros(2 * world, 3)
+    funcol.all_gather_tensor_inplace(out, funcol.all_reduce(torch.ones(2, 3), "sum", dist.group.WORLD))
+    assert out.tolist() == [[world] * 3] * (2 * world)
+
+
+def test_sources_and_destinations_may_be_pending() -> None:
+    run_ranks(takes_pending_tensors, 2)
+
+
+def leaves_nothing_unwaited(rank: int, world: int) -> None:
+    x = torch.ones(2)
+    funcol.all_reduce_inplace(x)
+    funcol.all_gather_inplace([torch.zeros(2) for _ in range(world)], x)
+    assert funcol.unwaited_collectives() == {}
+    assert _C.num_orphans() == 0
+
+
+def test_a_form_leaves_nothing_to_be_waited_for() -> None:
+    run_ranks(leaves_nothing_unwaited, 2)

@@ -169,7 +169,7 @@ class _RedistributeGradient(torch.autograd.Function):
         result_dtype: torch.dtype,
         how: _How,
     ) -> DTensor:
-        ctx.sent_dtype, ctx.how = sent_dtype, how
+        ctx.src, ctx.sent_dtype, ctx.how = grad._spec, sent_dtype, how
         ctx.grad_dtype = grad._local_tensor.dtype
         # A gradient of what is partial need not be partial: cheaper for whoever uses it.
         placements = tuple(
@@ -178,12 +178,11 @@ class _RedistributeGradient(torch.autograd.Function):
         )
         dst = dataclasses.replace(target, placements=placements, tensor_meta=_meta_of(grad, result_dtype))
         result = how.run(grad._local_tensor.to(sent_dtype), grad._spec, dst).to(result_dtype)
-        ctx.dst = dst
         return _dtensor(result, dst, grad.requires_grad)
 
     @staticmethod
     def backward(ctx: Any, grad: DTensor) -> Any:
-        result = _RedistributeGradient.apply(grad, ctx.dst, ctx.sent_dtype, ctx.grad_dtype, ctx.how)
+        result = _RedistributeGradient.apply(grad, ctx.src, ctx.sent_dtype, ctx.grad_dtype, ctx.how)
         return result, None, None, None, None
 
 

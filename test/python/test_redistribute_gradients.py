@@ -81,11 +81,14 @@ def differentiates_twice(rank: int, world: int, src: Layout, dst: Layout) -> Non
     mesh = mesh_of((world,))
     whole, weights = whole_of(SHAPE, torch.float64), whole_of(SHAPE, torch.float64).flip(0)
     leaf = dtensor_of(whole, src, mesh).requires_grad_()
-    local = redistribute(leaf, placements=dst.placements()).to_local()
-    (grad,) = torch.autograd.grad(local.pow(3).sum(), leaf, create_graph=True)
-    (grad.to_local() * own_shard(weights, src, mesh)).sum().backward()
-    assert isinstance(leaf.grad, DTensor)
-    assert torch.equal(leaf.grad.to_local(), own_shard(6 * whole * weights, src, mesh))
+    incoming = dtensor_of(whole, dst, mesh).requires_grad_()
+    result = redistribute(leaf, placements=dst.placements())
+    # All in DTensors: to_local() of older minors is not differentiable twice.
+    (grad,) = torch.autograd.grad(result, leaf, incoming, create_graph=True)
+    (second,) = torch.autograd.grad(grad, incoming, dtensor_of(weights, src, mesh))
+    assert isinstance(second, DTensor)
+    assert second.placements == dst.placements()
+    assert torch.equal(second.to_local(), own_shard(weights, dst, mesh))
 
 
 @pytest.mark.parametrize("dst", layouts("R", "S0", "S1"), ids=str)

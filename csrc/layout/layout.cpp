@@ -48,7 +48,7 @@ void check_order(const std::string& what, const Layout& layout) {
       const bool in_range = axis >= 0 && axis < static_cast<int64_t>(layout.placements.size());
       if (!in_range || !layout.placements[axis].is_shard() ||
           layout.placements[axis].dim != static_cast<int64_t>(dim) ||
-          std::find(seen.begin(), seen.end(), axis) != seen.end()) {
+          std::ranges::find(seen, axis) != seen.end()) {
         refuse(what, "the shard order says that mesh axis " + std::to_string(axis) + " cuts dim " +
                          std::to_string(dim) + ", the placements are " + joined(layout.placements) +
                          ". List each axis that shards a dim once, under that dim.");
@@ -170,11 +170,10 @@ Layout without_strided_shards(const Layout& layout, const Mesh& mesh, const std:
   Layout result = layout;
   for (size_t dim = 0; dim < layout.order.size(); ++dim) {
     const auto& axes = layout.order[dim];
-    const bool strided = std::any_of(axes.begin(), axes.end(),
-                                     [&](int64_t axis) { return layout.placements[axis].split_factor != 1; });
+    const bool strided =
+        std::ranges::any_of(axes, [&](int64_t axis) { return layout.placements[axis].split_factor != 1; });
     std::vector<int64_t> order;
-    if (!strided || !std::is_sorted(axes.begin(), axes.end()) ||
-        !order_of_strided(layout, mesh, axes, order)) {
+    if (!strided || !std::ranges::is_sorted(axes) || !order_of_strided(layout, mesh, axes, order)) {
       continue;
     }
     Layout plain = result;
@@ -196,9 +195,7 @@ std::string to_string(const Layout& layout) {
     text += to_string(placement);
     if (placement.is_shard() && layout.axes_of(placement.dim).size() > 1) {
       const auto& axes = layout.axes_of(placement.dim);
-      text += "[" +
-              std::to_string(std::find(axes.begin(), axes.end(), static_cast<int64_t>(axis)) - axes.begin()) +
-              "]";
+      text += "[" + std::to_string(std::ranges::find(axes, static_cast<int64_t>(axis)) - axes.begin()) + "]";
     }
   }
   return text;

@@ -62,10 +62,10 @@ Placement parse_placement(std::string_view word) {
   if (word.starts_with("_S")) {
     return parse_strided(word);
   }
-  if (word.starts_with("S")) {
+  if (word.starts_with('S')) {
     return Placement::shard(number(argument(word, 1), word));
   }
-  if (word.starts_with("P")) {
+  if (word.starts_with('P')) {
     const auto op = argument(word, 1);
     return Placement::partial(op.empty() ? PartialOp::kSum : partial_op(op));
   }

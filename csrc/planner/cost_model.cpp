@@ -100,8 +100,7 @@ Costs::Costs(const CostModel& model, const Mesh& mesh) {
         prices.emplace_back(one.us_per_byte, mesh.sizes[axis]);
         least_us_per_byte_ = std::min(least_us_per_byte_, one.us_per_byte);
       }
-      std::stable_sort(prices.begin(), prices.end(),
-                       [](const auto& a, const auto& b) { return a.first > b.first; });
+      std::ranges::stable_sort(prices, [](const auto& a, const auto& b) { return a.first > b.first; });
       link.us_per_byte = prices.empty() ? 0
                          : static_cast<StepKind>(kind) == StepKind::kPermute
                              ? prices.front().first

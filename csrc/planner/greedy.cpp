@@ -77,8 +77,8 @@ class Greedy {
     }
     const State after = space_.state(now_);
     const auto& units = space_.units();
-    const auto unit = std::find_if(units.begin(), units.end(),
-                                   [axis](const auto& one) { return one.axes == axis_set(axis); });
+    const auto unit =
+        std::ranges::find_if(units, [axis](const auto& one) { return one.axes == axis_set(axis); });
     steps_.add(space_.move(kind(from, to), *unit, before, space_.held(before), after));
   }
 

@@ -28,7 +28,7 @@ std::string held(const Layout& layout, AxisSet axes, bool dims) {
     std::string word = dims                       ? std::to_string(placement.dim)
                        : placement.is_replicate() ? "R"
                                                   : std::string(to_string(placement.op));
-    if (std::find(seen.begin(), seen.end(), word) == seen.end()) {
+    if (std::ranges::find(seen, word) == seen.end()) {
       seen.push_back(std::move(word));
     }
   }

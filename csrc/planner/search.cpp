@@ -128,7 +128,7 @@ class Search {
     for (; nodes_[node].parent >= 0; node = nodes_[node].parent) {
       path.push_back({nodes_[node].state, {}, nodes_[node].size});
     }
-    std::reverse(path.begin(), path.end());
+    std::ranges::reverse(path);
   }
 
   const Space& space_;

@@ -39,7 +39,7 @@ class Expansion {
           slots_.push_back(slot);
         }
       }
-      if (std::all_of(slots_.begin(), slots_.end(), [&](int slot) { return state_.is_partial(slot); })) {
+      if (std::ranges::all_of(slots_, [&](int slot) { return state_.is_partial(slot); })) {
         reduce();
       } else if (slots_.size() == 1 && state_.is_replicate(slots_.front())) {
         leave_replicated(slots_.front());
@@ -135,7 +135,7 @@ class Expansion {
       return;
     }
     if (order.size() <= kMaxSlotsPermuted) {
-      while (std::next_permutation(order.begin(), order.end())) {
+      while (std::ranges::next_permutation(order).found) {
         use(order);
       }
       return;
@@ -175,8 +175,7 @@ class Expansion {
     }
     set_all(next, State::kReplicate);
     std::vector<int> order = slots_;
-    std::sort(order.begin(), order.end(),
-              [&](int a, int b) { return dst.position.at(a) < dst.position.at(b); });
+    std::ranges::sort(order, [&](int a, int b) { return dst.position.at(a) < dst.position.at(b); });
     for (const int slot : order) {
       if (dst.is_shard(slot)) {
         next.place.at(slot) = dst.place.at(slot);
@@ -255,8 +254,8 @@ Space::Space(const Redistribution& task) : task_(task) {
     for (int slot = 0; slot < num_slots_; ++slot) {
       unit.slots |= contains(axes, axis_.at(slot)) ? uint32_t{1} << slot : 0;
     }
-    const bool known = std::any_of(units_.begin(), units_.end(),
-                                   [&](const Unit& other) { return other.slots == unit.slots; });
+    const bool known =
+        std::ranges::any_of(units_, [&](const Unit& other) { return other.slots == unit.slots; });
     if (unit.slots != 0 && !known) {
       units_.push_back(unit);
     }
@@ -282,8 +281,7 @@ Space::Space(const Redistribution& task) : task_(task) {
 void Space::learn_split_factors(const Layout& layout) {
   for (const auto& placement : layout.placements) {
     const auto& known = split_factors_;
-    if (placement.is_shard() &&
-        std::find(known.begin(), known.end(), placement.split_factor) == known.end()) {
+    if (placement.is_shard() && std::ranges::find(known, placement.split_factor) == known.end()) {
       split_factors_.push_back(placement.split_factor);
     }
   }
@@ -295,7 +293,7 @@ State Space::state(const Layout& layout) const {
     const auto& placement = layout.placements[axis_.at(slot)];
     if (placement.is_shard()) {
       state.place.at(slot) = static_cast<uint8_t>(placement.dim);
-      const auto known = std::find(split_factors_.begin(), split_factors_.end(), placement.split_factor);
+      const auto known = std::ranges::find(split_factors_, placement.split_factor);
       state.split.at(slot) = static_cast<uint8_t>(known - split_factors_.begin());
       for (const int64_t axis : layout.axes_of(placement.dim)) {
         if (axis == axis_.at(slot)) {

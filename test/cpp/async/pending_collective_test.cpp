@@ -96,7 +96,8 @@ TEST(PendingCollective, KeepsTheTypeOfPyTorchsErrors) {
 }
 
 TEST(PendingCollective, AFailedEpilogueFailsTheCollective) {
-  auto collective = pending(c10::make_intrusive<FakeWork>(), [](const auto&) { throw std::runtime_error("no memory"); });
+  auto collective =
+      pending(c10::make_intrusive<FakeWork>(), [](const auto&) { throw std::runtime_error("no memory"); });
   EXPECT_PRED_FORMAT2(IsSubstring, "no memory", error_of(*collective));
   EXPECT_FALSE(collective->is_settled());
 }

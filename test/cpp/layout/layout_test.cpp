@@ -205,7 +205,7 @@ std::vector<std::vector<int64_t>> all_orders(int64_t num_axes) {
     }
     do {
       orders.push_back(order);
-    } while (order.size() > 1 && std::next_permutation(order.begin(), order.end()));
+    } while (order.size() > 1 && std::ranges::next_permutation(order).found);
   }
   return orders;
 }
@@ -257,8 +257,8 @@ std::string name_of_strided(const ::testing::TestParamInfo<StridedCase>& param) 
 }
 
 bool has_strided_shards(const Layout& layout) {
-  return std::any_of(layout.placements.begin(), layout.placements.end(),
-                     [](const auto& placement) { return placement.split_factor != 1; });
+  return std::ranges::any_of(layout.placements,
+                             [](const auto& placement) { return placement.split_factor != 1; });
 }
 
 class OrderWrittenAsStridedShards : public ::testing::TestWithParam<StridedCase> {

@@ -43,6 +43,7 @@ class CutOfAnySize : public ::testing::TestWithParam<Cut> {
 
   std::vector<Indices> shards_of(const Intervals& whole) const {
     std::vector<Indices> shards;
+    shards.reserve(num_ranks_);
     for (int64_t rank = 0; rank < num_ranks_; ++rank) {
       shards.push_back(test::listed(cut(whole, num_ranks_, rank, split_factor_)));
     }
@@ -126,6 +127,7 @@ TEST_P(HeldByEveryRank, AreTheIndicesThatPyTorchGivesIt) {
 TEST_P(HeldByEveryRank, IsAsLongAsItsIndicesAreMany) {
   for (const auto& coordinate : test::coordinates(mesh_)) {
     std::vector<int64_t> expected;
+    expected.reserve(shape_.size());
     for (size_t dim = 0; dim < shape_.size(); ++dim) {
       expected.push_back(static_cast<int64_t>(
           test::naive_local_indices(layout_, mesh_, static_cast<int64_t>(dim), shape_[dim], coordinate)

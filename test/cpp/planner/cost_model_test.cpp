@@ -219,7 +219,7 @@ class OverMergedAxes : public ::testing::TestWithParam<SeedKindAndAxes> {
       }
     }
     double cheapest = axis_by_axis(costs, order);
-    while (std::next_permutation(order.begin(), order.end())) {
+    while (std::ranges::next_permutation(order).found) {
       cheapest = std::min(cheapest, axis_by_axis(costs, order));
     }
     return cheapest;

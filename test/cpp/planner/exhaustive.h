@@ -33,8 +33,9 @@ class Exhaustive {
       number_of(layout);
     }
     const int dst = number_of(task_.dst);
-    for (size_t i = 0; i < layouts_.size(); ++i) {  // grows on the way
-      const Layout layout = layouts_[i];
+    size_t num_expanded = 0;
+    while (num_expanded < layouts_.size()) {  // it grows on the way
+      const Layout layout = layouts_[num_expanded++];
       expand(layout);
     }
     least_.assign(layouts_.size(), std::numeric_limits<double>::infinity());
@@ -93,13 +94,10 @@ class Exhaustive {
   }
 
   static bool all(const Axes& axes, const Layout& layout, bool (Placement::*is)() const) {
-    return std::all_of(axes.begin(), axes.end(),
-                       [&](int64_t axis) { return (layout.placements[axis].*is)(); });
+    return std::ranges::all_of(axes, [&](int64_t axis) { return (layout.placements[axis].*is)(); });
   }
 
-  static bool has(const Axes& axes, int64_t axis) {
-    return std::find(axes.begin(), axes.end(), axis) != axes.end();
-  }
+  static bool has(const Axes& axes, int64_t axis) { return std::ranges::find(axes, axis) != axes.end(); }
 
   // -1 unless the axes, and no others behind them, cut one dim.
   static int64_t dim_of_last_cuts(const Axes& axes, const Layout& layout) {
@@ -137,7 +135,7 @@ class Exhaustive {
       Axes order = axes;
       do {
         step(kind, axes, now, changed(now, order, Placement::shard(dim)));
-      } while (std::next_permutation(order.begin(), order.end()));
+      } while (std::ranges::next_permutation(order).found);
       const auto& wanted = task_.dst.placements[axes.front()];
       if (axes.size() == 1 && wanted.is_shard() && wanted.dim == dim && wanted.split_factor != 1) {
         step(kind, axes, now, changed(now, axes, wanted));
@@ -147,7 +145,7 @@ class Exhaustive {
 
   void to_partial(StepKind kind, int64_t axis, const Layout& now) {
     const auto& wanted = task_.dst.placements[axis];
-    const bool commutes = std::all_of(now.placements.begin(), now.placements.end(), [&](const auto& other) {
+    const bool commutes = std::ranges::all_of(now.placements, [&](const auto& other) {
       return !other.is_partial() || commute(other.op, wanted.op);
     });
     if (wanted.is_partial() && commutes) {
@@ -158,11 +156,9 @@ class Exhaustive {
   // The axes take their placements in dst at once, behind what others cut.
   void exchange(const Axes& axes, const Layout& now) {
     Layout next = now;
-    for (size_t dim = 0; dim < now.order.size(); ++dim) {
-      const auto& cuts = now.order[dim];
+    for (const auto& cuts : now.order) {
       const auto is_ours = [&](int64_t axis) { return has(axes, axis); };
-      if (std::find_if_not(std::find_if(cuts.begin(), cuts.end(), is_ours), cuts.end(), is_ours) !=
-          cuts.end()) {
+      if (std::find_if_not(std::ranges::find_if(cuts, is_ours), cuts.end(), is_ours) != cuts.end()) {
         return;  // another axis cuts behind one of these
       }
     }
@@ -176,10 +172,11 @@ class Exhaustive {
     }
     const bool sharded = all(axes, now, &Placement::is_shard) && all(axes, task_.dst, &Placement::is_shard);
     const bool one = axes.size() == 1;
-    if (std::any_of(axes.begin(), axes.end(),
-                    [&](int64_t axis) {
-                      return now.placements[axis].is_partial() || task_.dst.placements[axis].is_partial();
-                    }) ||
+    if (std::ranges::any_of(axes,
+                            [&](int64_t axis) {
+                              return now.placements[axis].is_partial() ||
+                                     task_.dst.placements[axis].is_partial();
+                            }) ||
         (one && (!sharded || next.placements[axes.front()].dim != now.placements[axes.front()].dim))) {
       return;
     }
@@ -251,7 +248,7 @@ class Exhaustive {
         if (kind == StepKind::kPermute) {
           break;
         }
-        const bool one_dim_each = std::all_of(axes.begin(), axes.end(), [&](int64_t axis) {
+        const bool one_dim_each = std::ranges::all_of(axes, [&](int64_t axis) {
           return before.placements[axis].dim == from.dim && after.placements[axis].dim == to.dim;
         });
         const bool blocks =

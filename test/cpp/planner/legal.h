@@ -80,7 +80,7 @@ class LegalStep {
       }
       return axes == step_.axes || merged == step_.axes;
     };
-    return std::any_of(plan_.mesh.merged.begin(), plan_.mesh.merged.end(), same);
+    return std::ranges::any_of(plan_.mesh.merged, same);
   }
 
   bool others_stay() const {
@@ -145,14 +145,14 @@ class LegalStep {
       together.insert(together.end(), before.back().begin(), before.back().end());
     }
     const bool same_before =
-        std::all_of(before.begin(), before.end(), [&](const auto& one) { return one == before.front(); });
+        std::ranges::all_of(before, [&](const auto& one) { return one == before.front(); });
     switch (step_.kind) {
       case StepKind::kAllGather:
       case StepKind::kAllToAll:
         return all_within(after, std::vector(after.size(), together));
       case StepKind::kPermute:
-        std::sort(before.begin(), before.end());
-        std::sort(after.begin(), after.end());
+        std::ranges::sort(before);
+        std::ranges::sort(after);
         return before == after;
       case StepKind::kReduceScatter:
         return same_before && all_within(after, before);
@@ -193,7 +193,7 @@ inline bool same_for_all_ranks(const Layout& a, const Layout& b, const Mesh& mes
     }
   }
   const auto ranks = coordinates(mesh);
-  return std::all_of(ranks.begin(), ranks.end(), [&](const auto& rank) {
+  return std::ranges::all_of(ranks, [&](const auto& rank) {
     return elements(a, mesh, shape, rank) == elements(b, mesh, shape, rank);
   });
 }

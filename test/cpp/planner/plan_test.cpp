@@ -135,6 +135,7 @@ TEST_P(StepsOfAnUnevenTensor, KnowTheShapeThatTheirGroupHolds) {
   const Plan plan =
       greedy_redistribution(task_of(mesh, {5, 3}, {GetParam().src}, {GetParam().dst}), StepCounts{});
   std::vector<std::vector<int64_t>> shapes;
+  shapes.reserve(plan.steps.size());
   for (const auto& step : plan.steps) {
     shapes.push_back(step.logical_shape);
   }

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "async/wake_key.h"
+#include "comm/blocking.h"
 #include "comm/orphaned_works.h"
 
 namespace funcol {
@@ -39,9 +40,6 @@ void leave_running(PendingCollective::Start& start) {
   adopt_orphan(std::move(start.work), std::move(buffers));
 }
 
-void just_call(void (*blocking)(void*), void* context) { blocking(context); }
-RunBlocking run_blocking = just_call;
-
 }  // namespace
 
 AsyncCounters async_counters() {
@@ -49,8 +47,6 @@ AsyncCounters async_counters() {
 }
 
 void count_view() { num_views.fetch_add(1, std::memory_order_relaxed); }
-
-void set_run_blocking(RunBlocking run) { run_blocking = run; }
 
 PendingCollective::PendingCollective(Start start)
     : start_(std::move(start)), num_forks_at_start_(num_forks()) {
@@ -81,12 +77,10 @@ void PendingCollective::settle() {
     if (!finish_if_over(finished)) {
       // The GIL goes before the mutex is taken: a thread that waits for the mutex while it holds the GIL
       // would keep the one that has the mutex from ever getting the GIL back.
-      const auto wait_for_turn = [this, &finished] {
+      run_blocking([&] {
         const std::lock_guard<std::mutex> lock(mutex_);
         finish_once(finished);
-      };
-      run_blocking([](void* context) { (*static_cast<decltype(&wait_for_turn)>(context))(); },
-                   const_cast<void*>(static_cast<const void*>(&wait_for_turn)));  // NOLINT
+      });
     }
   }
   if (state_.load(std::memory_order_acquire) == State::kFailed) {

@@ -85,9 +85,4 @@ struct AsyncCounters {
 AsyncCounters async_counters();
 void count_view();
 
-// settle() blocks inside `run_blocking`, which may let go of a lock that other threads need meanwhile:
-// the Python bindings set one that releases the GIL. The default just calls.
-using RunBlocking = void (*)(void (*blocking)(void* context), void* context);
-void set_run_blocking(RunBlocking run);
-
 }  // namespace funcol

@@ -16,6 +16,7 @@
 #include "bindings/bindings.h"
 #include "bindings/python_args.h"
 #include "bindings/without_gil.h"
+#include "comm/blocking.h"
 #include "comm/orphaned_works.h"
 #include "ops/collectives.h"
 #include "ops/wire.h"

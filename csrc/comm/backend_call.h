@@ -6,6 +6,8 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <typeinfo>
 
+#include "comm/blocking.h"
+
 namespace funcol {
 
 // Calls `collective(target)`, where target is the group's backend for `device_type`, or the group itself.
@@ -18,10 +20,13 @@ template <typename Collective>
 c10::intrusive_ptr<c10d::Work> on_backend(c10d::ProcessGroup& group, c10::DeviceType device_type,
                                           const Collective& collective) {
   const bool is_plain = typeid(group) == typeid(c10d::ProcessGroup) && group.hasBackends();
-  if (is_plain && !at::hasCallbacks()) {
-    return collective(*group.getBackend(device_type));
-  }
-  return collective(group);
+  c10::intrusive_ptr<c10d::Work> work;
+  // Gloo takes a lock for its queue, which its threads may have while they wait for the GIL, to let go of a
+  // tensor of Python's.
+  run_blocking([&] {
+    work = is_plain && !at::hasCallbacks() ? collective(*group.getBackend(device_type)) : collective(group);
+  });
+  return work;
 }
 
 }  // namespace funcol

@@ -22,8 +22,9 @@ using at::TensorList;
 using Tensors = torch::autograd::variable_list;
 
 // Attaches `outputs` to `inputs`.
-Tensors recorded(TensorList inputs, Tensors outputs, const char* op, bool saves_values, RuleNode::Rule rule) {
-  const auto node = compat::make_node<RuleNode>(op, std::move(rule));
+Tensors recorded(TensorList inputs, Tensors outputs, const char* op, bool saves_values, RuleNode::Rule rule,
+                 RuleNode::Data data) {
+  const auto node = compat::make_node<RuleNode>(op, rule, std::move(data));
   node->set_next_edges(torch::autograd::collect_next_edges(inputs));
   torch::autograd::set_history(outputs, node);
   if (saves_values) {
@@ -42,18 +43,34 @@ Tensors apply_reduction_rule(Tensors totals, const Tensors& inputs, const Tensor
   return totals;
 }
 
+// The wholes of which `parts` are the ranks' own: by one gather of all where they go along dim 0, else one
+// each.
+Tensors gathered(const Tensors& parts, at::IntArrayRef dims, const IValue& group) {
+  if (std::all_of(dims.begin(), dims.end(), [](int64_t dim) { return dim == 0; })) {
+    const auto num_ranks = group_from_ivalue(group, "reduce_scatter_tensor_coalesced")->getSize();
+    return call::all_gather_into_tensor_coalesced(parts, num_ranks, group);
+  }
+  Tensors wholes;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    wholes.push_back(call::all_gather_along_dim(parts[i], dims[i], group));
+  }
+  return wholes;
+}
+
 }  // namespace
 
 Tensors all_reduce_coalesced(TensorList inputs, const IValue& reduce_op, const IValue& group) {
-  constexpr auto kOp = "all_reduce_coalesced";
+  static constexpr auto kOp = "all_reduce_coalesced";
   auto outputs = run_unrecorded(inputs, composed::all_reduce_coalesced, call::all_reduce_coalesced, inputs,
                                 reduce_op, group);
-  return recorded(inputs, std::move(outputs), kOp, depends_on_values(reduce_op, kOp),
-                  [=](const Tensors& gradients, const RuleNode::Values& values) {
-                    auto totals = call::all_reduce_coalesced(gradients, totalling_op(reduce_op, kOp), group);
-                    return apply_reduction_rule(std::move(totals), values.inputs, values.outputs, reduce_op,
-                                                group, kOp);
-                  });
+  const auto rule = [](const Tensors& gradients, const RuleNode::Values& values, const RuleNode::Data& data) {
+    const auto& reduce_op = data[0];
+    const auto& group = data[1];
+    auto totals = call::all_reduce_coalesced(gradients, totalling_op(reduce_op, kOp), group);
+    return apply_reduction_rule(std::move(totals), values.inputs, values.outputs, reduce_op, group, kOp);
+  };
+  return recorded(inputs, std::move(outputs), kOp, depends_on_values(reduce_op, kOp), rule,
+                  {reduce_op, group});
 }
 
 Tensors all_gather_coalesced(TensorList inputs, const IValue& group) {
@@ -61,47 +78,40 @@ Tensors all_gather_coalesced(TensorList inputs, const IValue& group) {
   const auto num_ranks = group_from_ivalue(group, kOp)->getSize();
   auto outputs = run_unrecorded(inputs, composed::all_gather_into_tensor_coalesced,
                                 call::all_gather_into_tensor_coalesced, inputs, num_ranks, group);
-  std::vector<bool> are_scalars;
+  c10::List<bool> are_scalars;
   for (const auto& input : inputs) {
     are_scalars.push_back(input.dim() == 0);
   }
-  return recorded(inputs, std::move(outputs), kOp, /*saves_values=*/false,
-                  [=](const Tensors& gradients, const RuleNode::Values& /*values*/) {
-                    const std::vector<int64_t> dims(gradients.size(), 0);
-                    auto own = call::reduce_scatter_along_dims_coalesced(gradients, "sum", dims, group);
-                    for (size_t i = 0; i < own.size(); ++i) {
-                      own[i] = are_scalars[i] ? own[i].squeeze(0) : own[i];
-                    }
-                    return own;
-                  });
+  const auto rule = [](const Tensors& gradients, const RuleNode::Values&, const RuleNode::Data& data) {
+    const auto are_scalars = data[0].toBoolList();
+    const std::vector<int64_t> dims(gradients.size(), 0);
+    auto own = call::reduce_scatter_along_dims_coalesced(gradients, "sum", dims, data[1]);
+    for (size_t i = 0; i < own.size(); ++i) {
+      own[i] = are_scalars[i] ? own[i].squeeze(0) : own[i];
+    }
+    return own;
+  };
+  return recorded(inputs, std::move(outputs), kOp, /*saves_values=*/false, rule, {are_scalars, group});
 }
 
 Tensors reduce_scatter_coalesced(TensorList inputs, const IValue& reduce_op, at::IntArrayRef dims,
                                  const IValue& group) {
-  constexpr auto kOp = "reduce_scatter_tensor_coalesced";
+  static constexpr auto kOp = "reduce_scatter_tensor_coalesced";
   auto outputs = run_unrecorded(inputs, composed::reduce_scatter_along_dims_coalesced,
                                 call::reduce_scatter_along_dims_coalesced, inputs, reduce_op, dims, group);
-  // One gather of all where they go along dim 0, else one each.
-  const auto gathered = [dims = dims.vec(), group](const Tensors& parts) {
-    if (std::all_of(dims.begin(), dims.end(), [](int64_t dim) { return dim == 0; })) {
-      return call::all_gather_into_tensor_coalesced(parts, group_from_ivalue(group, kOp)->getSize(), group);
+  const auto rule = [](const Tensors& gradients, const RuleNode::Values& values, const RuleNode::Data& data) {
+    const auto& reduce_op = data[0];
+    const auto& group = data[1];
+    const auto dims = data[2].toIntVector();
+    Tensors parts;
+    for (const auto& gradient : gradients) {
+      parts.push_back(weighted(gradient, reduce_op, group, kOp));
     }
-    Tensors wholes;
-    for (size_t i = 0; i < parts.size(); ++i) {
-      wholes.push_back(call::all_gather_along_dim(parts[i], dims[i], group));
-    }
-    return wholes;
+    const auto results = values.outputs.empty() ? Tensors() : gathered(values.outputs, dims, group);
+    return apply_reduction_rule(gathered(parts, dims, group), values.inputs, results, reduce_op, group, kOp);
   };
-  return recorded(inputs, std::move(outputs), kOp, depends_on_values(reduce_op, kOp),
-                  [=](const Tensors& gradients, const RuleNode::Values& values) {
-                    Tensors parts;
-                    for (const auto& gradient : gradients) {
-                      parts.push_back(weighted(gradient, reduce_op, group, kOp));
-                    }
-                    const auto results = values.outputs.empty() ? Tensors() : gathered(values.outputs);
-                    return apply_reduction_rule(gathered(parts), values.inputs, results, reduce_op, group,
-                                                kOp);
-                  });
+  return recorded(inputs, std::move(outputs), kOp, depends_on_values(reduce_op, kOp), rule,
+                  {reduce_op, group, dims});
 }
 
 }  // namespace funcol::autograd

@@ -43,19 +43,19 @@ bool fits(const Tensor& out, const Tensor& input) {
 
 bool records(const Tensor& tensor) { return at::GradMode::is_enabled() && tensor.requires_grad(); }
 
-// Runs a collective that is started by `start` and overwrites `outs` with what it makes of `sources`; the
-// rule for their gradients is asked for if it is recorded. False if autograd would need more than a node: for
-// views, which share a history.
-template <typename StartCollective, typename MakeRule>
+// Runs a collective that is started by `start` and overwrites `outs` with what it makes of `sources`; `rule`
+// and the data that `make_data` gives are for their gradients. False if autograd would need more than a node:
+// for views, which share a history.
+template <typename StartCollective, typename MakeData>
 bool run(TensorList outs, TensorList sources, const char* op, const StartCollective& start,
-         const MakeRule& make_rule) {
+         RuleNode::Rule rule, const MakeData& make_data) {
   const bool is_recorded = std::any_of(sources.begin(), sources.end(), records);
   if (is_recorded && std::any_of(outs.begin(), outs.end(), [](const Tensor& out) { return out.is_view(); })) {
     return false;
   }
-  decltype(compat::make_node<RuleNode>(op, make_rule())) node;
+  decltype(compat::make_node<RuleNode>(op, rule, make_data())) node;
   if (is_recorded) {
-    node = compat::make_node<RuleNode>(op, make_rule());
+    node = compat::make_node<RuleNode>(op, rule, make_data());
     // Before anything is written, since sources may be.
     node->set_next_edges(torch::autograd::collect_next_edges(sources));
   }
@@ -83,14 +83,6 @@ Tensor shaped(const Tensor& tensor, at::IntArrayRef sizes) {
   return tensor.sizes() == sizes ? tensor : tensor.view(sizes);
 }
 
-// The gradient of what a reduce_scatter along dim 0 reduced, from that of its result.
-Tensor gradient_of_whole(const Tensor& gradient, const IValue& reduce_op, const IValue& group,
-                         const char* op) {
-  const auto part = autograd::weighted(gradient, reduce_op, group, op);
-  const auto whole = call::all_gather_along_dim(part, 0, group);
-  return autograd::reduction_gradient(whole, {}, {}, reduce_op, group, op);
-}
-
 Tensor joined(TensorList tensors) { return tensors[0].dim() == 0 ? at::stack(tensors) : at::cat(tensors); }
 
 // The reverse.
@@ -99,6 +91,44 @@ Tensors cut(const Tensor& tensor, bool into_scalars, int64_t num_parts) {
     return tensor.unbind();
   }
   return tensor.split_with_sizes(std::vector<int64_t>(num_parts, tensor.size(0) / num_parts));
+}
+
+// The rules. What `data` holds is what the functions below say.
+
+Tensors all_reduce_rule(const Tensors& gradients, const RuleNode::Values&, const RuleNode::Data& data) {
+  constexpr auto kOp = "all_reduce";
+  const auto& reduce_op = data[0];
+  const auto& group = data[1];
+  const auto total = call::all_reduce(gradients[0], autograd::totalling_op(reduce_op, kOp), group);
+  return {autograd::reduction_gradient(total, {}, {}, reduce_op, group, kOp)};
+}
+
+Tensors broadcast_rule(const Tensors& gradients, const RuleNode::Values&, const RuleNode::Data& data) {
+  return {call::reduce(gradients[0], "sum", data[0].toInt(), data[1])};
+}
+
+Tensors all_gather_rule(const Tensors& gradients, const RuleNode::Values&, const RuleNode::Data& data) {
+  const auto& group = data[1];
+  const auto num_ranks = group_from_ivalue(group, "all_gather_into_tensor")->getSize();
+  const auto whole = gradients.size() == 1 ? in_parts(gradients[0], num_ranks) : joined(gradients);
+  return {shaped(call::reduce_scatter_along_dim(whole, "sum", 0, group), data[0].toIntVector())};
+}
+
+Tensor gradient_of_whole(const Tensor& part, const IValue& reduce_op, const IValue& group) {
+  constexpr auto kOp = "reduce_scatter_tensor";
+  const auto weighted = autograd::weighted(part, reduce_op, group, kOp);
+  const auto whole = call::all_gather_along_dim(weighted, 0, group);
+  return autograd::reduction_gradient(whole, {}, {}, reduce_op, group, kOp);
+}
+
+Tensors reduce_scatter_rule(const Tensors& gradients, const RuleNode::Values&, const RuleNode::Data& data) {
+  return {shaped(gradient_of_whole(gradients[0], data[0], data[1]), data[2].toIntVector())};
+}
+
+Tensors reduce_scatter_list_rule(const Tensors& gradients, const RuleNode::Values&,
+                                 const RuleNode::Data& data) {
+  const auto num_parts = group_from_ivalue(data[1], "reduce_scatter_tensor")->getSize();
+  return cut(gradient_of_whole(gradients[0], data[0], data[1]), gradients[0].dim() == 0, num_parts);
 }
 
 }  // namespace
@@ -110,12 +140,9 @@ bool all_reduce_into(const Tensor& tensor, const c10d::ReduceOp& reduce_op, cons
     return false;
   }
   return run(
-      tensor, tensor, kOp, [&] { return start_all_reduce_(tensor, reduce_op, group, kOp); },
+      tensor, tensor, kOp, [&] { return start_all_reduce_(tensor, reduce_op, group, kOp); }, all_reduce_rule,
       [&] {
-        return [op = as_ivalue(reduce_op), group = as_ivalue(group)](const Tensors& gradients, const auto&) {
-          const auto total = call::all_reduce(gradients[0], autograd::totalling_op(op, kOp), group);
-          return Tensors{autograd::reduction_gradient(total, {}, {}, op, group, kOp)};
-        };
+        return RuleNode::Data{as_ivalue(reduce_op), as_ivalue(group)};
       });
 }
 
@@ -126,11 +153,9 @@ bool broadcast_into(const Tensor& tensor, int64_t source, const GroupPtr& group)
     return false;
   }
   return run(
-      tensor, tensor, kOp, [&] { return start_broadcast_(tensor, source, group, kOp); },
+      tensor, tensor, kOp, [&] { return start_broadcast_(tensor, source, group, kOp); }, broadcast_rule,
       [&] {
-        return [source, group = as_ivalue(group)](const Tensors& gradients, const auto&) {
-          return Tensors{call::reduce(gradients[0], "sum", source, group)};
-        };
+        return RuleNode::Data{source, as_ivalue(group)};
       });
 }
 
@@ -140,13 +165,9 @@ bool all_gather_into(const Tensor& out, const Tensor& input, const GroupPtr& gro
     return false;
   }
   return run(
-      out, input, kOp, [&] { return start_all_gather_out(input, out, group, kOp); },
+      out, input, kOp, [&] { return start_all_gather_out(input, out, group, kOp); }, all_gather_rule,
       [&] {
-        return [sizes = input.sizes().vec(), num_ranks = group->getSize(), group = as_ivalue(group)](
-                   const Tensors& gradients, const auto&) {
-          const auto parts = in_parts(gradients[0], num_ranks);
-          return Tensors{shaped(call::reduce_scatter_along_dim(parts, "sum", 0, group), sizes)};
-        };
+        return RuleNode::Data{input.sizes(), as_ivalue(group)};
       });
 }
 
@@ -163,11 +184,9 @@ bool reduce_scatter_into(const Tensor& out, const Tensor& input, const c10d::Red
         const BelowAutograd below_autograd;
         return start_reduce_scatter_out(in_parts(input, group->getSize()), reduce_op, out, group, kOp);
       },
+      reduce_scatter_rule,
       [&] {
-        return [sizes = input.sizes().vec(), op = as_ivalue(reduce_op), group = as_ivalue(group)](
-                   const Tensors& gradients, const auto&) {
-          return Tensors{shaped(gradient_of_whole(gradients[0], op, group, kOp), sizes)};
-        };
+        return RuleNode::Data{as_ivalue(reduce_op), as_ivalue(group), input.sizes()};
       });
 }
 
@@ -180,11 +199,9 @@ bool all_gather_into_list(TensorList outs, const Tensor& input, const GroupPtr& 
   }
   return run(
       outs, input, "all_gather", [&] { return start_all_gather_into_list(outs, input, group); },
+      all_gather_rule,
       [&] {
-        return [sizes = input.sizes().vec(), group = as_ivalue(group)](const Tensors& gradients,
-                                                                       const auto&) {
-          return Tensors{shaped(call::reduce_scatter_along_dim(joined(gradients), "sum", 0, group), sizes)};
-        };
+        return RuleNode::Data{input.sizes(), as_ivalue(group)};
       });
 }
 
@@ -202,11 +219,9 @@ bool reduce_scatter_list_into(const Tensor& out, TensorList inputs, const c10d::
         const BelowAutograd below_autograd;
         return start_reduce_scatter_out(joined(inputs), reduce_op, out, group, kOp);
       },
+      reduce_scatter_list_rule,
       [&] {
-        return [op = as_ivalue(reduce_op), group = as_ivalue(group), num_parts = group->getSize()](
-                   const Tensors& gradients, const auto&) {
-          return cut(gradient_of_whole(gradients[0], op, group, kOp), gradients[0].dim() == 0, num_parts);
-        };
+        return RuleNode::Data{as_ivalue(reduce_op), as_ivalue(group)};
       });
 }
 

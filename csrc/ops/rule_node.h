@@ -2,12 +2,14 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/autograd/variable_info.h>
 
-#include <functional>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace funcol::autograd {
@@ -15,33 +17,43 @@ namespace funcol::autograd {
 // The gradients of all inputs from those of all outputs, by a rule that may want to see both.
 //
 // Differentiable again, as the rule is. An output that nobody used counts as one whose gradient is zeros,
-// since ranks must agree on what they send.
+// since ranks must agree on what they send. Compiled autograd takes it as an op that it does not look into.
 class RuleNode final : public torch::autograd::Node {
  public:
   using Tensors = torch::autograd::variable_list;
+  using Data = std::vector<c10::IValue>;
   struct Values {
     Tensors inputs;
     Tensors outputs;
   };
-  // `values` is empty unless they were saved.
-  using Rule = std::function<Tensors(const Tensors& gradients, const Values& values)>;
+  // `values` is empty unless they were saved, `data` what the node was made with: a rule has no state of its
+  // own, as compiled autograd runs one for many nodes.
+  using Rule = Tensors (*)(const Tensors& gradients, const Values& values, const Data& data);
 
   // `op` as in messages, which lives for ever: "all_reduce_coalesced".
-  RuleNode(const char* op, Rule rule) : op_(op), rule_(std::move(rule)) {}
+  RuleNode(const char* op, Rule rule, Data data) : op_(op), rule_(rule), data_(std::move(data)) {}
 
   // For a rule that depends on them. To be called when the outputs have this node as their history.
   void save(const Tensors& inputs, const Tensors& outputs);
 
   Tensors apply(Tensors&& gradients) override;
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override;
+  Tensors apply_with_saved(const Tensors& gradients,
+                           torch::dynamo::autograd::SwapSavedVariables& saved) override;
   void release_variables() override;
   std::string name() const override { return std::string("funcol::") + op_; }
 
  private:
+  std::vector<torch::autograd::VariableInfo> output_infos() const;
+  void check_not_released() const;
+
   std::mutex mutex_;
   const char* op_;
   Rule rule_;
+  Data data_;
   std::vector<torch::autograd::SavedVariable> inputs_;
   std::vector<torch::autograd::SavedVariable> outputs_;
+  bool is_released_ = false;
 };
 
 }  // namespace funcol::autograd

@@ -518,7 +518,19 @@ def gradient_by_a_compiled_engine(rank: int, world: int, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["all_reduce sum", "all_reduce max", "all_gather dim 1", "gather", "broadcast"]
+    "name",
+    [
+        "all_reduce sum",
+        "all_reduce max",
+        "all_gather dim 1",
+        "gather",
+        "broadcast",
+        "all_reduce_coalesced avg, one result unused",
+        "all_reduce_coalesced min",
+        "all_gather_into_tensor_coalesced",
+        "reduce_scatter_tensor_coalesced",
+        "reduce_scatter_tensor_coalesced max",
+    ],
 )
 def test_compiled_autograd_runs_the_backward_pass(name: str) -> None:
     run_ranks(gradient_by_a_compiled_engine, 2, name, timeout=120)

@@ -10,6 +10,7 @@
 
 #include "comm/orphaned_works.h"
 #include "support/fake_work.h"
+#include "support/noted_blocking.h"
 
 namespace funcol {
 namespace {
@@ -45,6 +46,25 @@ TEST(PendingCollective, WaitsOnceHoweverOftenItIsSettled) {
   collective->settle();
   EXPECT_TRUE(collective->is_settled());
   EXPECT_EQ(work->num_waits, 1);
+}
+
+TEST(PendingCollective, IsWaitedForWhereThatMayBlock) {
+  const test::NotedBlocking noted;
+  pending(c10::make_intrusive<FakeWork>([&] { EXPECT_TRUE(noted.is_inside); }))->settle();
+  EXPECT_EQ(noted.num_runs, 1);
+}
+
+TEST(PendingCollective, ThatIsOverIsSettledWithoutBlocking) {
+  const test::NotedBlocking noted;
+  auto work = c10::make_intrusive<FakeWork>();
+  work->completed = true;
+  int num_epilogues = 0;
+  auto collective = pending(work, [&](const auto&) { ++num_epilogues; });
+  collective->settle();
+  EXPECT_TRUE(collective->is_settled());
+  EXPECT_EQ(noted.num_runs, 0);
+  EXPECT_EQ(work->num_waits, 1);
+  EXPECT_EQ(num_epilogues, 1);
 }
 
 TEST(PendingCollective, WaitsOnceWhenManyThreadsSettleAtOnce) {

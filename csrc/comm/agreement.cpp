@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "comm/blocking.h"
+
 namespace funcol {
 namespace {
 
@@ -79,7 +81,7 @@ class Round {
   void wait_for(const std::vector<std::string>& keys, const std::string& own) {
     const auto timeout = timeout_of(group_);
     try {
-      store_->wait(keys, timeout);
+      run_blocking([&] { store_->wait(keys, timeout); });
     } catch (const std::exception& error) {
       std::vector<int64_t> absent;
       for (size_t rank = 0; rank < keys.size(); ++rank) {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "async/async_tensor.h"
+#include "comm/blocking.h"
 #include "comm/orphaned_works.h"
 #include "ops/collectives.h"
 
@@ -85,7 +86,10 @@ std::vector<at::Tensor> as_received(Start start, const std::vector<size_t>& rece
 
 at::Tensor wait_tensor(const at::Tensor& tensor) {
   settle(tensor);
-  return c10d::wait_tensor(tensor);
+  // An operator that was called from a kernel in Python is called with the GIL, which a thread of the backend
+  // may need to let go of a tensor of Python's before it gets to this tensor's Work.
+  run_blocking([&] { c10d::wait_tensor(tensor); });
+  return tensor;
 }
 
 }  // namespace funcol

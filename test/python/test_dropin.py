@@ -16,7 +16,6 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as stock
 from differential import sample, world_group
 from ranks import run_ranks
-from torch._dispatch.python import enable_python_dispatcher
 
 import funcol
 from funcol import _C, dropin
@@ -404,31 +403,65 @@ def test_installing_warns_of_nothing() -> None:
 # Dispatch from Python
 
 
-def reduces_with_the_python_dispatcher(rank: int, world: int) -> None:
-    x = torch.full((2,), float(rank))
-    group = world_group().group_name
-    expected = [float(sum(range(world)))] * 2
+# Nobody is waited for: from the Python dispatcher some minors call PyTorch's kernels with the GIL, and a wait
+# for gloo then may last for ever.
+DISPATCH_FROM_PYTHON = """
+import torch, funcol
+import torch.distributed as dist
+import torch.testing._internal.distributed.fake_pg
+from torch._dispatch.python import enable_python_dispatcher
 
-    def reduce() -> list[float]:
-        ranks = list(range(world))
-        with enable_python_dispatcher():
-            one = torch.ops._c10d_functional.wait_tensor(
-                torch.ops._c10d_functional.all_reduce(x, "sum", group)
-            )
-            other = torch.ops.c10d_functional.wait_tensor(
-                torch.ops.c10d_functional.all_reduce(x, "sum", "", ranks, world)
-            )
-        assert one.tolist() == other.tolist()
-        return one.tolist()
+dist.init_process_group("fake", store=dist.HashStore(), rank=0, world_size=2)
+group = dist.group.WORLD.group_name
 
-    before = reduce()
-    with funcol.installed():
-        during = reduce()
-    assert [before, during, reduce()] == [expected] * 3
+def reduced():
+    x = torch.ones(2)
+    with enable_python_dispatcher():
+        core, legacy = torch.ops._c10d_functional, torch.ops.c10d_functional
+        one = core.wait_tensor(core.all_reduce(x, "sum", group))
+        other = legacy.wait_tensor(legacy.all_reduce(x, "sum", "", [0, 1], 2))
+        assert one.tolist() == other.tolist() == [1.0, 1.0]
+        try:
+            core.all_reduce(x, "median", group)
+        except Exception as error:
+            return "funcol" in str(error)
+
+print(reduced())
+with funcol.installed():
+    print(reduced())
+print(reduced())
+"""
 
 
 def test_the_python_dispatcher_follows_what_is_installed() -> None:
-    run_ranks(reduces_with_the_python_dispatcher, 2)
+    done = run_python(DISPATCH_FROM_PYTHON)
+    assert (done.stdout, done.returncode) == ("False\nTrue\nFalse\n", 0), done.stderr
+
+
+# Rank 1 starts once a thread of rank 0 told it to, while rank 0 waits.
+def waits_where_it_was_called_with_the_gil(rank: int, world: int) -> None:
+    store = dist.PrefixStore("waits_with_the_gil", dist.distributed_c10d._get_default_store())
+    go = threading.Timer(0.2, lambda: store.set("go", "go"))
+    if rank == 0:
+        go.start()
+    else:
+        store.wait(["go"])
+    below = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+    started = torch.ops._c10d_functional.all_reduce(torch.ones(2), "sum", world_group().group_name)
+    waited = torch.ops._c10d_functional.wait_tensor.default.redispatch(below, started)
+    assert waited.tolist() == [float(world)] * 2
+    if rank == 0:
+        go.join()
+        store.delete_key("go")
+
+
+def waits_with_the_gil_on_our_kernels(rank: int, world: int) -> None:
+    with funcol.installed():
+        waits_where_it_was_called_with_the_gil(rank, world)
+
+
+def test_a_wait_called_with_the_gil_lets_other_threads_run() -> None:
+    run_ranks(waits_with_the_gil_on_our_kernels, 2)
 
 
 def results_of_pytorch_outlive_the_change(rank: int, world: int) -> Any:

@@ -18,7 +18,7 @@
 #include "bindings/python_layout.h"
 #include "bindings/without_gil.h"
 #include "redistribute/executor.h"
-#include "redistribute/hash.h"
+#include "layout/hash.h"
 #include "redistribute/lru_cache.h"
 #include "redistribute/plan_cache.h"
 

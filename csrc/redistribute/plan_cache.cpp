@@ -3,7 +3,7 @@
 #include <mutex>
 #include <utility>
 
-#include "redistribute/hash.h"
+#include "layout/hash.h"
 #include "redistribute/lru_cache.h"
 
 namespace funcol {

@@ -333,3 +333,65 @@ _STOCK_MAKES_CONTIGUOUS = hasattr(stock, "all_gather_single")
 def contiguous(tensor: Tensor) -> Tensor:
     """``tensor`` as ``_c10d_functional`` ops take it: older minors refuse one that is not contiguous."""
     return tensor if _STOCK_MAKES_CONTIGUOUS else tensor.contiguous()
+
+
+# Sharding propagation
+
+# Of a propagator: the tables in which an operator's rule may be.
+TABLES_OF_RULES = ("op_to_rules", "op_strategy_funcs", "op_single_dim_strategy_funcs")
+_TABLES = (
+    *TABLES_OF_RULES,
+    "op_to_schema_info",
+    "op_to_schema_info_for_single_dim_strategy",
+    "op_to_shape_and_stride_idx",
+    "op_to_scalar_shape_adjuster",
+    "squeeze_op_to_dims_variant",
+)
+
+
+def rule_tables(propagator: Any) -> dict[str, dict[Any, Any]]:
+    """The tables by operator that ``propagator`` has, by the name of their attribute."""
+    return {name: getattr(propagator, name) for name in _TABLES if hasattr(propagator, name)}
+
+
+def single_axis_rule(propagator: Any, op: Any) -> Callable[..., Any] | None:
+    """The rule of one mesh axis that ``propagator`` has for ``op``, if funcol composes it as PyTorch does."""
+    info = getattr(propagator, "op_single_dim_strategy_funcs", {}).get(op)
+    if info is None or any(
+        getattr(info, name, None)
+        for name in ("full_mesh_strategy_filter", "different_mesh_args", "allow_unbacked_sharding")
+    ):
+        return None
+    return cast(Callable[..., Any], getattr(info, "func", info))
+
+
+def adjusted_scalars(propagator: Any, schema: Any, inputs: Sequence[Any]) -> Any:
+    """``schema`` with the sizes that ``op`` takes as numbers made this rank's, or None if it takes none."""
+    adjuster = getattr(propagator, "op_to_scalar_shape_adjuster", {}).get(schema.op)
+    return None if adjuster is None else adjuster(list(inputs), schema)
+
+
+def adjusted_squeeze(propagator: Any, schema: Any) -> Any:
+    """``schema`` squeezing the dims that are one long in the whole, or None if that is not to be said."""
+    if schema.op not in getattr(propagator, "squeeze_op_to_dims_variant", {}):
+        return None
+    return propagator._adjust_squeeze_to_global_singletons(schema)
+
+
+def make_spec(mesh: Any, placements: Any, meta: Any, order: Any, strided_as_order: bool) -> Any:
+    """A ``DTensorSpec``; ``order`` lists pairs of a dim and the axes that cut it."""
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry
+
+    entries = tuple(ShardOrderEntry(*entry) for entry in order)
+    if "use_strided_shard_as_shard_order" not in DTensorSpec.__dataclass_fields__:
+        return DTensorSpec(mesh, placements, tensor_meta=meta, shard_order=entries)
+    if strided_as_order and any(hasattr(placement, "split_factor") for placement in placements):
+        return DTensorSpec(mesh, placements, tensor_meta=meta, use_strided_shard_as_shard_order=True)
+    return DTensorSpec(
+        mesh, placements, tensor_meta=meta, shard_order=entries, use_strided_shard_as_shard_order=False
+    )
+
+
+def are_we_tracing() -> bool:
+    """Whether a compiler or a tracer is at work, whose sizes may be symbols."""
+    return cast(bool, stock._are_we_tracing())

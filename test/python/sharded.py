@@ -135,6 +135,22 @@ def reduced(local: Tensor, layout: Layout, mesh: DeviceMesh) -> Tensor:
     return local
 
 
+def reduction_of(
+    held: dict[tuple[int, ...], Tensor], layout: Layout, mesh_shape: Sequence[int]
+) -> dict[tuple[int, ...], Tensor]:
+    """What each rank of a mesh has when the partials of ``layout`` are reduced, from what each rank holds."""
+    for axis in reversed(range(len(mesh_shape))):
+        word = layout.words[axis]
+        if word[0] == "P":
+            reduce = _REDUCTIONS[word[1:]]
+            peers = {
+                at: [held[*at[:axis], index, *at[axis + 1 :]] for index in range(mesh_shape[axis])]
+                for at in held
+            }
+            held = {at: reduce(torch.stack(parts)).to(held[at].dtype) for at, parts in peers.items()}
+    return held
+
+
 _meshes: dict[Any, DeviceMesh] = {}
 
 

@@ -1,8 +1,10 @@
-// A hash of several numbers.
+// A hash of several numbers, and of layouts.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+
+#include "layout/layout.h"
 
 namespace funcol {
 
@@ -17,6 +19,16 @@ class Hash {
     add(numbers.size());
     for (const auto number : numbers) {
       add(static_cast<uint64_t>(number));
+    }
+  }
+  void add(const Layout& layout) {
+    for (const auto& placement : layout.placements) {
+      add(static_cast<uint64_t>(placement.kind) << 8 | static_cast<uint64_t>(placement.op));
+      add(static_cast<uint64_t>(placement.dim) << 32 ^ static_cast<uint64_t>(placement.split_factor));
+      add(placement.mask);
+    }
+    for (const auto& axes : layout.order) {
+      add_all(axes);
     }
   }
   size_t value() const { return value_; }

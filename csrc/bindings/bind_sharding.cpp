@@ -1,0 +1,440 @@
+// The propagation engine as funcol.sharding uses it.
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "bindings/bindings.h"
+#include "bindings/python_layout.h"
+#include "bindings/python_op_schema.h"
+#include "bindings/python_specs.h"
+#include "bindings/without_gil.h"
+#include "layout/hash.h"
+#include "layout/shards.h"
+#include "redistribute/lru_cache.h"
+#include "sharding/output_metas.h"
+
+namespace funcol::python {
+namespace {
+
+constexpr const char* kOp = "propagate_op_sharding";
+
+// What a decision depends on.
+struct Key {
+  py::object op;  // as Python has it
+  OpCall call;
+  std::vector<Layout> layouts;
+  std::vector<std::optional<Layout>> results;
+  py::object mesh;  // of the first tensor; kept, so that its address stands for it
+  std::vector<py::object> meshes;  // of all, where they are not all the first one
+  std::vector<AxisSet> merged;
+
+  friend bool operator==(const Key& a, const Key& b) {
+    return a.op.is(b.op) && a.mesh.is(b.mesh) && a.call == b.call && a.layouts == b.layouts &&
+           a.results == b.results && a.merged == b.merged &&
+           std::equal(a.meshes.begin(), a.meshes.end(), b.meshes.begin(), b.meshes.end(),
+                      [](const auto& x, const auto& y) { return x.is(y); });
+  }
+};
+
+void add_argument(Hash& hash, const Argument& argument) {
+  hash.add(argument.value.index());
+  if (argument.is_list()) {
+    hash.add(argument.list().size());
+    for (const auto& element : argument.list()) {
+      add_argument(hash, element);
+    }
+  } else if (const auto* integer = std::get_if<int64_t>(&argument.value)) {
+    hash.add(static_cast<uint64_t>(*integer));
+  } else if (const auto* flag = std::get_if<bool>(&argument.value)) {
+    hash.add(*flag ? 1 : 0);
+  }
+}
+
+struct KeyHash {
+  size_t operator()(const Key& key) const {
+    Hash hash;
+    hash.add(reinterpret_cast<uintptr_t>(key.op.ptr()));
+    hash.add(reinterpret_cast<uintptr_t>(key.mesh.ptr()));
+    for (const auto& [name, argument] : key.call.args) {
+      add_argument(hash, argument);
+    }
+    for (const auto& meta : key.call.tensors) {
+      hash.add_all(meta.shape);
+      hash.add_all(meta.stride);
+      hash.add(static_cast<uint64_t>(meta.dtype));
+    }
+    for (const auto& layout : key.layouts) {
+      hash.add(layout);
+    }
+    return hash.value();
+  }
+};
+
+// An average over ranks is that of the whole only where all ranks hold as much: rules in Python do not ask.
+bool averages_are_even(const OpCall& call, const Composition& composition, const Mesh& mesh) {
+  for (int64_t axis = 0; axis < mesh.num_axes(); ++axis) {
+    const bool averages =
+        std::any_of(composition.outputs.begin(), composition.outputs.end(), [&](const auto& output) {
+          return output.has_value() && output->placements[axis].is_partial() &&
+                 output->placements[axis].op == PartialOp::kAvg;
+        });
+    for (size_t i = 0; averages && i < composition.inputs.size(); ++i) {
+      const auto& placement = composition.inputs[i].placements[axis];
+      if (!placement.is_shard()) {
+        continue;
+      }
+      int64_t num_ranks = 1;
+      for (const auto other : composition.inputs[i].axes_of(placement.dim)) {
+        num_ranks *= mesh.sizes[other] * composition.inputs[i].placements[other].split_factor;
+      }
+      if (call.tensors[i].shape[placement.dim] % num_ranks != 0) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
+// Numbers that no rule in C++ looks at: only what kind of number it is decides the dtype of the result.
+void leave_out_values(const Operator& op, OpCall& call) {
+  const auto& arguments = op.handle.schema().arguments();
+  for (size_t i = 0; i < call.args.size(); ++i) {
+    auto& [name, argument] = call.args[i];
+    if (arguments[i].type()->kind() == c10::TypeKind::NumberType && name != "ord" && name != "p") {
+      if (std::holds_alternative<double>(argument.value)) {
+        argument.value = 0.0;
+      } else if (std::holds_alternative<int64_t>(argument.value)) {
+        argument.value = int64_t{0};
+      }
+    }
+  }
+}
+
+std::vector<std::optional<TensorMeta>> output_metas_of(const OpCall& call) { return output_metas(call); }
+
+class Engine {
+ public:
+  Engine(py::object make_spec, std::optional<CostModel> model, size_t capacity)
+      : make_spec_(std::move(make_spec)),
+        propagator_(output_metas_of, std::move(model)),
+        decisions_(capacity),
+        capacity_(capacity) {}
+
+  // `rows_of(op_schema, output_metas)` gives rows for operators without a rule in C++, or None; then
+  // `whole(op_schema)` decides. `assemble(op_schema, elements)` makes of decisions what is remembered.
+  // Both decide where the schema, or an output, is nothing that C++ has values for.
+  py::object propagate(py::handle op_schema, py::handle rows_of, py::handle whole, py::handle assemble,
+                       bool remember) {
+    PythonSchema schema;
+    try {
+      schema = read_op_schema(op_schema);
+    } catch (const c10::NotImplementedError&) {
+      return whole(op_schema, remember);
+    }
+    const bool has_rule = serves(*schema.op);
+    Key key;
+    if (remember) {
+      key = key_of(op_schema, schema, has_rule);
+      if (const auto* known = decisions_.get(key)) {
+        ++num_hits_;
+        return *known;
+      }
+      ++num_misses_;
+    }
+    auto decided = decide(op_schema, schema, has_rule, rows_of, whole, assemble);
+    if (remember) {
+      decisions_.put(std::move(key), decided);
+    }
+    return decided;
+  }
+
+  py::object strategies(py::handle op_schema, py::handle rows_of) {
+    const auto schema = read_op_schema(op_schema);
+    py::list elements;
+    for (auto& part : parts_of(schema)) {
+      const auto rows = rows_for(op_schema, part.schema, serves(*schema.op), rows_of);
+      if (!rows.has_value()) {
+        return py::none();
+      }
+      py::list list;
+      for (const auto& sharding : propagator_.strategies(part.schema, *rows)) {
+        list.append(to_python(schema, part, sharding));
+      }
+      elements.append(std::move(list));
+    }
+    return elements;  // NOLINT: no move, pybind11 converts
+  }
+
+  // Seconds of a decision in C++ alone, the least of `count`; nothing is remembered from one to the next.
+  double time_decision(py::handle op_schema, size_t count) {
+    const auto schema = read_op_schema(op_schema);
+    double best = std::numeric_limits<double>::infinity();
+    for (size_t i = 0; i < count; ++i) {
+      propagator_.forget_costs();
+      const auto begin = std::chrono::steady_clock::now();
+      for (auto& part : parts_of(schema)) {
+        propagator_.propagate(part.schema);
+      }
+      best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    }
+    return best;
+  }
+
+  // Rules in C++ no longer serve this operator.
+  void leave(const std::string& op) {
+    left_.insert(op);
+    forget();
+  }
+
+  void forget() { decisions_.clear(); }
+  void clear() {
+    forget();
+    propagator_.forget_costs();
+    forget_specs();
+    num_hits_ = num_misses_ = 0;
+  }
+  py::tuple info() const { return py::make_tuple(num_hits_, num_misses_, capacity_, decisions_.size()); }
+
+ private:
+  bool serves(const Operator& op) const { return left_.count(op.name) == 0 && find_rule(op.name) != nullptr; }
+
+  static Key key_of(py::handle op_schema, const PythonSchema& schema, bool has_rule) {
+    Key key{op_schema.attr("op"), schema.call, schema.layouts, schema.results, schema.mesh, {},
+            to_mesh(schema.mesh).merged};
+    for (const auto& tensor : schema.tensors) {
+      if (!tensor.mesh.is(schema.mesh)) {
+        for (const auto& each : schema.tensors) {
+          key.meshes.push_back(each.mesh);
+        }
+        break;
+      }
+    }
+    if (has_rule) {
+      leave_out_values(*schema.op, key.call);
+    }
+    return key;
+  }
+
+  py::object decide(py::handle op_schema, const PythonSchema& schema, bool has_rule, py::handle rows_of,
+                    py::handle whole, py::handle assemble) {
+    masked_.clear();
+    py::list elements;
+    for (auto& part : parts_of(schema)) {
+      const auto rows = rows_for(op_schema, part.schema, has_rule, rows_of);
+      if (!rows.has_value()) {
+        return whole(op_schema, false);
+      }
+      elements.append(to_python(schema, part, propagator_.propagate(part.schema, *rows)));
+    }
+    return assemble(op_schema, elements);
+  }
+
+  // Nothing where there is no one-axis rule, or where the outputs are not known: operators that depend on
+  // data, or that do not run on Meta tensors.
+  std::optional<Rows> rows_for(py::handle op_schema, OpSchema& schema, bool has_rule, py::handle rows_of) {
+    try {
+      schema.call.outputs = output_metas(schema.call);
+    } catch (const c10::Error&) {
+      return std::nullopt;
+    } catch (python_error&) {
+      PyErr_Clear();
+      return std::nullopt;
+    }
+    return has_rule ? std::optional((*find_rule(schema.call.op))(schema.call))
+                    : python_rows(op_schema, schema, rows_of);
+  }
+
+  // Asks Python for rows: lists of placements, outputs first, then inputs.
+  std::optional<Rows> python_rows(py::handle op_schema, const OpSchema& schema, py::handle rows_of) {
+    const py::object answer = rows_of(op_schema);
+    if (answer.is_none()) {
+      return std::nullopt;
+    }
+    Rows rows;
+    rows.is_legal = averages_are_even;
+    for (const auto& row : answer) {
+      rows.rows.push_back(to_row(row.cast<py::sequence>(), schema.call));
+    }
+    return rows;
+  }
+
+  Row to_row(const py::sequence& placements, const OpCall& call) {
+    const auto num_inputs = call.tensors.size();
+    const auto num_outputs = call.outputs.size();
+    TORCH_CHECK_VALUE(placements.size() == num_outputs + num_inputs, "funcol::", kOp, ": a rule of ", call.op,
+                      " gave a row of ", placements.size(), " placements. Expected ", num_outputs,
+                      " for its outputs and then ", num_inputs, " for its tensor arguments.");
+    Row row;
+    for (size_t i = 0; i < placements.size(); ++i) {
+      const py::object placement = placements[i];
+      if (i < num_outputs) {
+        row.outputs.push_back(placement.is_none() ? std::nullopt : std::optional(to_entry(placement)));
+      } else {
+        TORCH_CHECK_VALUE(!placement.is_none(), "funcol::", kOp, ": a rule of ", call.op,
+                          " gave no placement for its tensor argument ", i - num_outputs, ".");
+        row.inputs.push_back(to_entry(placement));
+      }
+    }
+    return row;
+  }
+
+  Placement to_entry(const py::object& placement) {
+    if (py::str(py::type::of(placement).attr("__name__")).cast<std::string>() == "_ShardingPlaceholder") {
+      return any_shard(placement.attr("dim").cast<int64_t>());
+    }
+    auto entry = to_placement(placement);
+    if (entry.mask != 0) {
+      masked_.emplace_back(entry.mask, placement);
+    }
+    return entry;
+  }
+
+  py::object masked_placement(const PythonSchema& schema, const Placement& placement) const {
+    for (const auto& [mask, object] : masked_) {
+      if (mask == placement.mask) {
+        return object;
+      }
+    }
+    for (const auto& tensor : schema.tensors) {
+      for (const auto& object : tensor.spec.attr("placements")) {
+        if (to_placement(object) == placement) {
+          return py::reinterpret_borrow<py::object>(object);
+        }
+      }
+    }
+    throw std::logic_error("funcol: a mask that no tensor has");
+  }
+
+  py::object python_spec(const PythonSchema& schema, const Spec& spec, py::handle mesh) const {
+    return to_python_spec(spec, mesh, schema.strided_as_order, make_spec_,
+                          [&](const Placement& placement) { return masked_placement(schema, placement); });
+  }
+
+  // (outputs, inputs, costs, needs_redistribute)
+  py::tuple to_python(const PythonSchema& schema, const Part& part, const OutputSharding& sharding) {
+    py::list outputs;
+    for (const auto& output : sharding.outputs) {
+      outputs.append(output.has_value() ? python_spec(schema, *output, part.mesh) : py::none());
+    }
+    py::list inputs;
+    for (size_t i = 0; i < sharding.inputs.size(); ++i) {
+      const auto& tensor = schema.tensors[part.tensors[i]];
+      const bool is_where_it_was = sharding.inputs[i] == part.schema.layouts[i];
+      inputs.append(is_where_it_was ? tensor.spec
+                                    : python_spec(schema, {part.schema.call.tensors[i], sharding.inputs[i]},
+                                                  part.mesh));
+    }
+    return py::make_tuple(std::move(outputs), std::move(inputs), py::cast(sharding.costs),
+                          sharding.needs_redistribute);
+  }
+
+  py::object make_spec_;
+  Propagator propagator_;
+  LruCache<Key, py::object, KeyHash> decisions_;
+  size_t capacity_;
+  size_t num_hits_ = 0;
+  size_t num_misses_ = 0;
+  std::unordered_set<std::string> left_;
+  std::vector<std::pair<uint64_t, py::object>> masked_;  // placements that rows in Python gave
+};
+
+// The shape of what this rank holds of a tensor of `shape` under a DTensorSpec; outside the mesh, that of the
+// first rank.
+py::tuple local_shape_of(py::handle spec, const std::vector<int64_t>& shape) {
+  const auto& mesh = to_mesh(spec.attr("mesh"));
+  const auto layout = make_layout("funcol: spec", to_placements(spec.attr("placements")),
+                                  to_shard_order(spec.attr("shard_order")), mesh,
+                                  static_cast<int64_t>(shape.size()));
+  const py::object known = spec.attr("mesh").attr("get_coordinate")();
+  const auto coordinate =
+      known.is_none() ? Coordinate(mesh.sizes.size()) : known.cast<std::vector<int64_t>>();
+  return py::tuple(py::cast(local_shape(layout, mesh, shape, coordinate)));
+}
+
+// Specs of one tensor as layouts.
+class SpecsOfATensor {
+ public:
+  std::vector<Layout> read(const py::sequence& specs) {
+    std::vector<Layout> layouts;
+    for (const auto& spec : specs) {
+      auto read = read_spec(spec);
+      if (!mesh_) {
+        mesh_ = spec.attr("mesh");
+        meta_ = read.meta;
+      }
+      TORCH_CHECK_VALUE(mesh_.equal(spec.attr("mesh")) && meta_.shape == read.meta.shape &&
+                            meta_.dtype == read.meta.dtype,
+                        "funcol::redistribute_cost_table: specs of different tensors or meshes, ",
+                        to_string(meta_), " on ", std::string(py::str(mesh_)), " and ", to_string(read.meta),
+                        " on ", std::string(py::str(spec.attr("mesh"))), ". Expected specs of one tensor.");
+      layouts.push_back(std::move(read.layout));
+    }
+    return layouts;
+  }
+
+  const Mesh& mesh() const { return to_mesh(mesh_); }
+  const TensorMeta& meta() const { return meta_; }
+  bool empty() const { return !mesh_; }
+
+ private:
+  py::object mesh_;
+  TensorMeta meta_;
+};
+
+std::vector<std::vector<double>> redistribute_cost_table(const py::sequence& sources,
+                                                         const py::sequence& targets,
+                                                         const std::optional<CostModel>& model) {
+  SpecsOfATensor specs;
+  const auto from = specs.read(sources);
+  const auto to = specs.read(targets);
+  std::vector<std::vector<double>> table(from.size());
+  if (specs.empty()) {
+    return table;
+  }
+  const auto mesh = specs.mesh();
+  std::vector<double> costs;
+  {
+    const WithoutGil no_gil;
+    costs = redistribution_costs(from, to, specs.meta(), mesh, model.value_or(default_alpha_beta(mesh)));
+  }
+  for (size_t row = 0; row < from.size(); ++row) {
+    const auto begin = costs.begin() + static_cast<std::ptrdiff_t>(row * to.size());
+    table[row].assign(begin, begin + static_cast<std::ptrdiff_t>(to.size()));
+  }
+  return table;
+}
+
+}  // namespace
+
+void bind_sharding(PyObject* module) {
+  auto m = py::reinterpret_borrow<py::module>(module);
+  py::register_exception<NoRule>(m, "NoRule", PyExc_NotImplementedError);
+  py::class_<Engine>(m, "PropagationEngine")
+      .def(py::init<py::object, std::optional<CostModel>, size_t>(), py::arg("make_spec"), py::arg("model"),
+           py::arg("capacity"))
+      .def("propagate", &Engine::propagate, py::arg("op_schema"), py::arg("rows_of"), py::arg("whole"),
+           py::arg("assemble"), py::arg("remember"))
+      .def("strategies", &Engine::strategies, py::arg("op_schema"), py::arg("rows_of"))
+      .def("time_decision", &Engine::time_decision, py::arg("op_schema"), py::arg("count"))
+      .def("leave", &Engine::leave, py::arg("op"))
+      .def("clear", &Engine::clear)
+      .def("info", &Engine::info);
+  m.def("ops_with_rules", ops_with_rules);
+  m.def("redistribute_cost_table", redistribute_cost_table, py::arg("sources"), py::arg("targets"),
+        py::arg("model"));
+  m.def("similar_ops", similar_ops, py::arg("op"));
+  m.def("is_per_element", is_per_element, py::arg("op"));
+  m.def("local_shape_of", local_shape_of, py::arg("spec"), py::arg("shape"));
+}
+
+}  // namespace funcol::python

@@ -1,0 +1,112 @@
+#include "bindings/python_specs.h"
+
+#include <torch/csrc/DynamicTypes.h>
+#include <torch/csrc/Dtype.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "layout/hash.h"
+#include "redistribute/lru_cache.h"
+
+namespace funcol::python {
+namespace {
+
+constexpr size_t kNumSpecs = 4096;
+
+struct Key {
+  py::object mesh;  // kept, so that its address stands for it
+  Spec spec;
+  bool strided_as_order;
+
+  friend bool operator==(const Key& a, const Key& b) {
+    return a.mesh.is(b.mesh) && a.strided_as_order == b.strided_as_order && a.spec == b.spec;
+  }
+};
+
+struct KeyHash {
+  size_t operator()(const Key& key) const {
+    Hash hash;
+    hash.add(reinterpret_cast<uintptr_t>(key.mesh.ptr()));
+    hash.add(key.spec.layout);
+    hash.add_all(key.spec.meta.shape);
+    hash.add_all(key.spec.meta.stride);
+    hash.add(static_cast<uint64_t>(key.spec.meta.dtype));
+    return hash.value();
+  }
+};
+
+LruCache<Key, py::object, KeyHash>& specs() {
+  static auto* const cache = new LruCache<Key, py::object, KeyHash>(kNumSpecs);  // NOLINT: outlives Python
+  return *cache;
+}
+
+py::object placement_class(const char* name) {
+  return py::module::import("torch.distributed.tensor.placement_types").attr(name);
+}
+
+py::object to_python(const Placement& placement, const MaskedPlacements& masked) {
+  static auto* const replicate = placement_class("Replicate")().release().ptr();
+  static auto* const shard = placement_class("Shard").release().ptr();
+  static auto* const strided_shard = placement_class("_StridedShard").release().ptr();
+  static auto* const partial = placement_class("Partial").release().ptr();
+  if (placement.mask != 0) {
+    return masked(placement);
+  }
+  if (placement.is_replicate()) {
+    return py::reinterpret_borrow<py::object>(replicate);
+  }
+  if (placement.is_partial()) {
+    return py::handle(partial)(std::string(to_string(placement.op)));
+  }
+  if (placement.split_factor == 1) {
+    return py::handle(shard)(placement.dim);
+  }
+  return py::handle(strided_shard)(placement.dim, py::arg("split_factor") = placement.split_factor);
+}
+
+py::tuple to_python(const ShardOrder& order) {
+  py::list entries;
+  for (size_t dim = 0; dim < order.size(); ++dim) {
+    if (!order[dim].empty()) {
+      entries.append(py::make_tuple(dim, py::tuple(py::cast(order[dim]))));
+    }
+  }
+  return py::tuple(entries);
+}
+
+py::object make_spec(const Spec& spec, py::handle mesh, bool strided_as_order, py::handle make,
+                     const MaskedPlacements& masked) {
+  py::tuple placements(spec.layout.placements.size());
+  for (size_t axis = 0; axis < placements.size(); ++axis) {
+    placements[axis] = to_python(spec.layout.placements[axis], masked);
+  }
+  const auto dtype = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(
+      torch::getTHPDtype(static_cast<at::ScalarType>(spec.meta.dtype))));
+  return make(mesh, placements, to_python(spec.layout.order), py::tuple(py::cast(spec.meta.shape)),
+              py::tuple(py::cast(spec.meta.stride)), dtype, strided_as_order);
+}
+
+}  // namespace
+
+py::object to_python_spec(const Spec& spec, py::handle mesh, bool strided_as_order, py::handle make,
+                          const MaskedPlacements& masked) {
+  const auto& placements = spec.layout.placements;
+  if (std::any_of(placements.begin(), placements.end(),
+                  [](const auto& placement) { return placement.mask != 0; })) {
+    return make_spec(spec, mesh, strided_as_order, make, masked);
+  }
+  Key key{py::reinterpret_borrow<py::object>(mesh), spec, strided_as_order};
+  if (const auto* known = specs().get(key)) {
+    return *known;
+  }
+  auto made = make_spec(spec, mesh, strided_as_order, make, masked);
+  specs().put(std::move(key), made);
+  return made;
+}
+
+void forget_specs() { specs().clear(); }
+
+}  // namespace funcol::python

@@ -1,0 +1,196 @@
+#include "propagation/propagator.h"
+
+#include <algorithm>
+#include <numeric>
+#include <sstream>
+#include <string_view>
+#include <utility>
+
+namespace funcol {
+namespace {
+
+[[noreturn]] void refuse(const OpSchema& schema, const std::string& why) {
+  throw std::invalid_argument("funcol: " + schema.call.op + ": " + why + " In " + to_string(schema) + ".");
+}
+
+void check_dim(const OpSchema& schema, const Placement& placement, const TensorMeta& meta,
+               const std::string& what) {
+  if (placement.is_shard() && (placement.dim < 0 || placement.dim >= meta.num_dims())) {
+    refuse(schema, "its rule shards dim " + std::to_string(placement.dim) + " of " + what + ", " +
+                       to_string(meta) + ".");
+  }
+}
+
+void check_rows(const OpSchema& schema, const Rows& rows) {
+  const auto& call = schema.call;
+  for (const auto& row : rows.rows) {
+    if (row.outputs.size() != call.outputs.size() || row.inputs.size() != call.tensors.size()) {
+      refuse(schema, "its rule gave " + std::to_string(row.outputs.size()) + " placements of outputs and " +
+                         std::to_string(row.inputs.size()) + " of tensor arguments. Expected " +
+                         std::to_string(call.outputs.size()) + " and " +
+                         std::to_string(call.tensors.size()) + ".");
+    }
+    for (size_t i = 0; i < row.inputs.size(); ++i) {
+      check_dim(schema, row.inputs[i], call.tensors[i], "tensor argument " + std::to_string(i));
+    }
+    for (size_t i = 0; i < row.outputs.size(); ++i) {
+      if (row.outputs[i].has_value() && call.outputs[i].has_value()) {
+        check_dim(schema, *row.outputs[i], *call.outputs[i], "output " + std::to_string(i));
+      }
+    }
+  }
+}
+
+std::vector<Operand> operands_of(const OpSchema& schema) {
+  std::vector<Operand> operands;
+  for (size_t i = 0; i < schema.layouts.size(); ++i) {
+    operands.push_back({schema.layouts[i], i < schema.stays.size() && schema.stays[i]});
+  }
+  return operands;
+}
+
+std::vector<std::optional<Layout>> required_outputs(const OpSchema& schema) {
+  auto required = schema.results;
+  required.resize(schema.call.outputs.size());
+  return required;
+}
+
+OutputSharding to_sharding(const OpSchema& schema, Choice choice) {
+  OutputSharding sharding;
+  for (size_t i = 0; i < schema.call.outputs.size(); ++i) {
+    const auto& meta = schema.call.outputs[i];
+    auto& layout = choice.composition.outputs[i];
+    sharding.outputs.push_back(meta.has_value() && layout.has_value()
+                                   ? std::optional(Spec{*meta, std::move(*layout)})
+                                   : std::nullopt);
+  }
+  sharding.inputs = std::move(choice.composition.inputs);
+  sharding.costs = std::move(choice.costs);
+  sharding.needs_redistribute = choice.moves;
+  return sharding;
+}
+
+// How many letters have to be changed, put in or taken out to make `a` of `b`.
+size_t distance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t changed = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({changed, row[j] + 1, row[j - 1] + 1});
+    }
+  }
+  return row[b.size()];
+}
+
+std::string unknown_operator(const std::string& op) {
+  std::string near;
+  for (const auto& name : similar_ops(op)) {
+    near += (near.empty() ? "" : ", ") + name;
+  }
+  return "funcol: the operator " + op + " has no sharding rule in C++. Operators with near names: " + near +
+         ". Give propagate() the rows of one mesh axis.";
+}
+
+}  // namespace
+
+std::string to_string(const Spec& spec) {
+  return "Spec(" + to_string(spec.meta) + "(" + to_string(spec.layout) + "))";
+}
+
+std::string to_string(const OpSchema& schema) {
+  std::ostringstream text;
+  text << schema.call.op << '(';
+  for (size_t i = 0; i < schema.layouts.size(); ++i) {
+    text << (i == 0 ? "" : ", ") << to_string(Spec{schema.call.tensors[i], schema.layouts[i]});
+  }
+  text << ") on ";
+  for (size_t axis = 0; axis < schema.mesh.sizes.size(); ++axis) {
+    text << (axis == 0 ? "" : "x") << schema.mesh.sizes[axis];
+  }
+  return text.str();
+}
+
+Propagator::Propagator(OutputMetas output_metas, std::optional<CostModel> model)
+    : output_metas_(std::move(output_metas)), model_(std::move(model)) {}
+
+std::shared_ptr<CostSource> Propagator::costs_on(const Mesh& mesh) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = std::find_if(costs_.begin(), costs_.end(),
+                                  [&](const auto& source) { return source->mesh() == mesh; });
+  if (found != costs_.end()) {
+    std::rotate(costs_.begin(), found, found + 1);
+  } else {
+    costs_.insert(costs_.begin(), std::make_shared<CostSource>(mesh, model_));
+    costs_.resize(std::min(costs_.size(), kMostMeshes));
+  }
+  return costs_.front();
+}
+
+void Propagator::forget_costs() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  costs_.clear();
+}
+
+OutputSharding Propagator::propagate(const OpSchema& schema) const {
+  const auto* rule = find_rule(schema.call.op);
+  if (rule == nullptr) {
+    throw NoRule(unknown_operator(schema.call.op));
+  }
+  auto known = schema;
+  known.call.outputs = output_metas_(schema.call);
+  return propagate(known, (*rule)(known.call));
+}
+
+OutputSharding Propagator::propagate(const OpSchema& schema, const Rows& rows) const {
+  check_rows(schema, rows);
+  auto choice = cheapest(schema.call, rows, operands_of(schema), required_outputs(schema),
+                         *costs_on(schema.mesh));
+  if (!choice.has_value()) {
+    refuse(schema,
+           "no way to run it leaves the tensors that it writes to, and those given by keyword, where they are. "
+           "Redistribute them first, or use the operator that returns a new tensor.");
+  }
+  return to_sharding(schema, std::move(*choice));
+}
+
+std::vector<OutputSharding> Propagator::strategies(const OpSchema& schema) const {
+  const auto* rule = find_rule(schema.call.op);
+  if (rule == nullptr) {
+    throw NoRule(unknown_operator(schema.call.op));
+  }
+  auto known = schema;
+  known.call.outputs = output_metas_(schema.call);
+  return strategies(known, (*rule)(known.call));
+}
+
+std::vector<OutputSharding> Propagator::strategies(const OpSchema& schema, const Rows& rows) const {
+  check_rows(schema, rows);
+  std::vector<OutputSharding> shardings;
+  for (auto& choice : all_choices(schema.call, rows, operands_of(schema), required_outputs(schema),
+                                  *costs_on(schema.mesh))) {
+    shardings.push_back(to_sharding(schema, std::move(choice)));
+  }
+  return shardings;
+}
+
+std::vector<std::string> similar_ops(const std::string& op) {
+  auto names = ops_with_rules();
+  constexpr size_t kMost = 5;
+  const auto count = std::min(kMost, names.size());
+  std::vector<std::pair<size_t, std::string>> ranked;
+  for (auto& name : names) {
+    const auto far = distance(op, name);
+    ranked.emplace_back(far, std::move(name));
+  }
+  std::partial_sort(ranked.begin(), ranked.begin() + static_cast<std::ptrdiff_t>(count), ranked.end());
+  names.resize(count);
+  std::transform(ranked.begin(), ranked.begin() + static_cast<std::ptrdiff_t>(count), names.begin(),
+                 [](auto& entry) { return std::move(entry.second); });
+  return names;
+}
+
+}  // namespace funcol

@@ -1,0 +1,408 @@
+"""Sharding propagation: from an operator and where its tensors are, to where its results are and what has to
+move first.
+
+The decision is the least-cost one over all mesh axes. Operators with a rule in C++ (:func:`operators`) are
+decided there in microseconds; for the others PyTorch's own one-axis rules are called once for a schema, and
+where a minor has none, PyTorch's whole function.
+
+PyTorch counterpart: ``torch.distributed.tensor._sharding_prop``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch._ops import OpOverload
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._op_schema import (
+    OpInfo,
+    OpSchema,
+    OpSpec,
+    OpStrategy,
+    OutputSharding,
+    RuntimeSchemaInfo,
+    TupleStrategy,
+)
+from torch.distributed.tensor._sharding_prop import LocalLRUCache
+from torch.distributed.tensor._sharding_prop import ShardingPropagator as StockPropagator
+
+from . import _C, _compat
+from .cost_models import CostModel
+
+Row = Sequence["Placement | None"]
+SingleAxisRule = Callable[[OpOverload, tuple[Any, ...], dict[str, Any]], Sequence[Row]]
+
+
+class CacheInfo(NamedTuple):
+    """As ``functools.lru_cache`` has it."""
+
+    hits: int
+    misses: int
+    maxsize: int
+    currsize: int
+
+
+def operators() -> list[str]:
+    """Names of the operators whose rules are in C++, such as ``"aten::mm"``, sorted."""
+    return _C.ops_with_rules()
+
+
+def redistribute_cost_table(
+    sources: Sequence[DTensorSpec], targets: Sequence[DTensorSpec], *, cost_model: CostModel | None = None
+) -> list[list[float]]:
+    """What it costs to redistribute one tensor from each of ``sources`` to each of ``targets``.
+
+    Entry ``[i][j]`` is the cost from ``sources[i]`` to ``targets[j]``, in microseconds for latency and
+    bandwidth models, and infinity where there is no way. All are specs of the same tensor on the same mesh;
+    ``ValueError`` if they are not. A table costs about as much as a few plans: all targets of a source share
+    one search.
+
+    PyTorch counterpart: ``torch.distributed.tensor._ops.utils.generate_redistribute_costs``, a plan an entry.
+    """
+    return _C.redistribute_cost_table(sources, targets, cost_model)
+
+
+class _Table(dict[OpOverload, Any]):
+    """A table of another propagator, as it is at any time, with entries of its own before it."""
+
+    def __init__(self, base: dict[OpOverload, Any]) -> None:
+        super().__init__()
+        self._base = base
+        self._hidden: set[OpOverload] = set()
+
+    def hide(self, op: OpOverload) -> None:
+        """Of ``op`` only what is entered here from now on counts."""
+        self._hidden.add(op)
+        self.pop(op, None)
+
+    def __contains__(self, op: object) -> bool:
+        return super().__contains__(op) or (op in self._base and op not in self._hidden)
+
+    def __missing__(self, op: OpOverload) -> Any:
+        if op in self._hidden:
+            raise KeyError(op)
+        return self._base[op]
+
+    def get(self, op: OpOverload, default: Any = None) -> Any:
+        try:
+            return self[op]
+        except KeyError:
+            return default
+
+
+class _Cached:
+    """``propagate_op_sharding`` with the cache's two functions, as PyTorch's propagator has it."""
+
+    def __init__(self, propagator: ShardingPropagator) -> None:
+        self._propagator = propagator
+
+    def __call__(self, op_schema: OpSchema) -> OutputSharding:
+        return self._propagator._propagate(op_schema, remember=True)
+
+    def cache_info(self) -> CacheInfo:
+        return self._propagator.cache_info()
+
+    def cache_clear(self) -> None:
+        self._propagator.cache_clear()
+
+
+class ShardingPropagator(StockPropagator):
+    """Decides where results of operators live; takes and returns PyTorch's ``OpSchema``, ``OutputSharding``
+    and ``OpStrategy``, and can stand in for the dispatcher's own propagator.
+
+    Knows the rules of ``base`` (default: DTensor's propagator), those registered later too, and prices
+    redistribution by ``cost_model`` (default: latency and bandwidth of one host). At most ``cache_size``
+    decisions are remembered, by value.
+    """
+
+    def __init__(
+        self,
+        base: StockPropagator | None = None,
+        *,
+        cost_model: CostModel | None = None,
+        cache_size: int = 8192,
+    ) -> None:
+        super().__init__()
+        self._base = base or DTensor._op_dispatcher.sharding_propagator
+        for name, table in _compat.rule_tables(self._base).items():
+            setattr(self, name, _Table(table))
+        self._engine = _C.PropagationEngine(_make_spec, cost_model, cache_size)
+        self._own_rows: dict[OpOverload, SingleAxisRule] = {}
+        self._remembered_whole = LocalLRUCache(self._decide_whole_anew)
+        self.propagate_op_sharding = _Cached(self)  # type: ignore[assignment]
+
+    # Rules
+
+    def register_sharding_prop_rule(
+        self,
+        op_overload: OpOverload,
+        rule_func: Callable[[OpSchema], OutputSharding],
+        schema_info: RuntimeSchemaInfo | None = None,
+    ) -> None:
+        """A function from the schema of ``op_overload`` to its output sharding; takes the place of any rule.
+
+        PyTorch counterpart: the method of the same name.
+        """
+        self._forget_rules(op_overload)
+        super().register_sharding_prop_rule(op_overload, rule_func, schema_info)
+
+    def register_op_strategy(
+        self,
+        op_overload: OpOverload,
+        strategy_func: Callable[[OpSchema], Any],
+        schema_info: RuntimeSchemaInfo | None = None,
+    ) -> None:
+        """A function from the schema of ``op_overload``, with an ``OpStrategy`` for each tensor, to all ways
+        to run it on the whole mesh, with their costs; takes the place of any rule.
+
+        PyTorch counterpart: the method of the same name.
+        """
+        self._forget_rules(op_overload)
+        super().register_op_strategy(op_overload, strategy_func, schema_info)
+
+    def register_single_axis_rule(self, op_overload: OpOverload, rule: SingleAxisRule) -> None:
+        """A function ``rule(op, args, kwargs)`` that gives the rows of one mesh axis; takes the place of any
+        rule.
+
+        ``args`` and ``kwargs`` are the operator's with a ``TensorMeta`` for each tensor. A row lists a
+        placement for every output (``None`` where the operator returns no tensor) and then for every tensor
+        argument. The row of ``Replicate`` alone need not be there. ``Shard(dim)`` is a plain shard; PyTorch's
+        ``_ShardingPlaceholder(dim)`` stands for a shard of any kind.
+        """
+        self._forget_rules(op_overload)
+        self._own_rows[op_overload] = rule
+
+    def _forget_rules(self, op: OpOverload) -> None:
+        for name in _compat.TABLES_OF_RULES:
+            table = getattr(self, name, None)
+            if table is not None:
+                table.hide(op)
+        self._own_rows.pop(op, None)
+        self._engine.leave(_qualified(op))
+
+    # Decisions
+
+    def propagate(self, op_info: OpInfo) -> None:
+        """Sets ``op_info.output_sharding`` from ``op_info.schema``."""
+        assert op_info.schema is not None
+        op_info.output_sharding = self._propagate(op_info.schema, remember=not _compat.are_we_tracing())
+
+    def propagate_op_sharding_non_cached(self, op_schema: OpSchema) -> OutputSharding:
+        """Where the results of ``op_schema`` live, and with which specs its arguments have to be given.
+
+        ``NotImplementedError`` for an operator without a rule, naming it, near ones and how to register a
+        rule; ``ValueError`` for tensors of several meshes, and for rules that contradict the operator.
+        """
+        return self._propagate(op_schema, remember=False)
+
+    def _propagate(self, op_schema: OpSchema, remember: bool) -> OutputSharding:
+        if op_schema.op is torch.ops.aten._local_scalar_dense.default:
+            return OutputSharding(None, op_schema)
+        sharding: OutputSharding = self._engine.propagate(
+            op_schema, self._rows_of, self._decide_whole, self._assemble, remember
+        )
+        return sharding
+
+    def strategies(self, op_schema: OpSchema) -> OpStrategy | TupleStrategy:
+        """All legal decisions on the whole mesh, with the cost of redistributing each tensor argument from
+        where it is, for solvers that choose globally. In the order of the full product of the rows of all
+        axes, the first axis slowest; a ``TupleStrategy`` where each element of a list is decided on its own.
+        """
+        found = self._engine.strategies(op_schema, self._rows_of)
+        if found is None:
+            return self._stock_strategies(op_schema)
+        children = [
+            OpStrategy([_op_spec(op_schema, outputs, inputs, costs) for outputs, inputs, costs, _ in element])
+            for element in found
+        ]
+        return children[0] if not _C.is_per_element(_qualified(op_schema.op)) else TupleStrategy(children)
+
+    def cache_info(self) -> CacheInfo:
+        """Of the cache that :meth:`propagate_op_sharding` has."""
+        return CacheInfo(*self._engine.info())
+
+    def cache_clear(self) -> None:
+        """Forgets all decisions, and what redistributions cost."""
+        self._engine.clear()
+
+    def time_decision(self, op_schema: OpSchema, count: int) -> float:
+        """Seconds that a decision takes in C++, the least of ``count``, none of which knows of the others."""
+        return self._engine.time_decision(op_schema, count)
+
+    # Rules in Python
+
+    def _rows_of(self, op_schema: OpSchema) -> Sequence[Row] | None:
+        op = op_schema.op
+        rule = self._own_rows.get(op) or _compat.single_axis_rule(self, op)
+        if rule is None:
+            return None
+        args = tuple(_meta_of(argument) for argument in op_schema.args_schema)
+        kwargs = {name: _meta_of(argument) for name, argument in op_schema.kwargs_schema.items()}
+        return rule(op, args, kwargs)
+
+    def _decide_whole(self, op_schema: OpSchema, remember: bool) -> OutputSharding:
+        """By PyTorch's functions of the whole mesh."""
+        decide = self._remembered_whole if remember else self._decide_whole_anew
+        return decide(op_schema)  # type: ignore[return-value]
+
+    def _decide_whole_anew(self, op_schema: OpSchema) -> OutputSharding:
+        try:
+            return super().propagate_op_sharding_non_cached(op_schema)
+        except NotImplementedError as error:
+            if any(op_schema.op in getattr(self, name, ()) for name in _compat.TABLES_OF_RULES):
+                raise
+            raise NotImplementedError(_no_rule(op_schema.op)) from error
+
+    def _stock_strategies(self, op_schema: OpSchema) -> OpStrategy | TupleStrategy:
+        function = self.op_strategy_funcs.get(op_schema.op)
+        if function is None:
+            raise NotImplementedError(_no_rule(op_schema.op))
+        strategies: OpStrategy | TupleStrategy = function(self._wrap_with_op_strategy(op_schema))
+        return strategies
+
+    # Results
+
+    def _assemble(self, op_schema: OpSchema, elements: list[Any]) -> OutputSharding:
+        op = op_schema.op
+        per_element = len(elements) != 1 or _C.is_per_element(_qualified(op))
+        if per_element:
+            outputs: Any = tuple(spec for element in elements for spec in element[0]) or None
+            if not op._schema.returns:
+                outputs = None
+        else:
+            outputs = _returned(op, elements[0][0])
+        moves = any(element[3] for element in elements)
+        inputs = _zipped(op_schema, elements) if per_element else elements[0][1]
+        suggestion = _with_specs(op_schema, inputs) if moves else None
+        adjusted = self._local_arguments(suggestion or op_schema, outputs, inputs)
+        return OutputSharding(
+            outputs,
+            adjusted or suggestion,
+            needs_redistribute=moves or adjusted is not None,
+            use_val_from_redistribute_schema=adjusted is not None,
+        )
+
+    def _local_arguments(
+        self, schema: OpSchema, output: Any, inputs: Sequence[DTensorSpec]
+    ) -> OpSchema | None:
+        """``schema`` with sizes of this rank where it has sizes of the whole, or None if it has none."""
+        op = schema.op
+        places = self.op_to_shape_and_stride_idx.get(op)
+        adjusted = None
+        if places is not None and _is_sharded(output):
+            adjusted = self._adjust_shape_and_stride_args(output.tensor_meta, schema, output)
+        if any(_is_sharded(spec) for spec in inputs):
+            adjusted = _compat.adjusted_scalars(self, adjusted or schema, inputs) or adjusted
+        return _compat.adjusted_squeeze(self, adjusted or schema) or adjusted
+
+    def _adjust_shape_and_stride_args(
+        self, out_tensor_meta: TensorMeta, schema: OpSchema, spec: DTensorSpec
+    ) -> OpSchema:
+        places: Any = self.op_to_shape_and_stride_idx[schema.op]
+        shape_place, stride_place = places if isinstance(places, tuple) else (places, None)
+        shape = _C.local_shape_of(spec, list(out_tensor_meta.shape))
+        args = list(schema.args_schema)
+        args[shape_place] = shape
+        if stride_place is not None:
+            args[stride_place] = _dense_strides(out_tensor_meta.stride, shape)
+        return OpSchema(schema.op, tuple(args), schema.kwargs_schema)
+
+
+def _dense_strides(whole: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a dense tensor of ``shape`` whose dims lie in memory in the order of ``whole``."""
+    strides = [0] * len(shape)
+    step = 1
+    for dim in sorted(range(len(shape)), key=lambda dim: (whole[dim], -dim)):
+        strides[dim] = step
+        step *= max(shape[dim], 1)
+    return tuple(strides)
+
+
+def _make_spec(
+    mesh: DeviceMesh,
+    placements: tuple[Placement, ...],
+    order: tuple[tuple[int, tuple[int, ...]], ...],
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    dtype: torch.dtype,
+    strided_as_order: bool,
+) -> DTensorSpec:
+    meta = TensorMeta(torch.Size(shape), stride, dtype)
+    return _compat.make_spec(mesh, placements, meta, order, strided_as_order)
+
+
+def _is_sharded(spec: Any) -> bool:
+    return isinstance(spec, DTensorSpec) and any(
+        placement.is_shard() or hasattr(placement, "split_factor") for placement in spec.placements
+    )
+
+
+def _qualified(op: OpOverload) -> str:
+    return op.name()
+
+
+def _meta_of(argument: Any) -> Any:
+    if isinstance(argument, DTensorSpec):
+        return argument.tensor_meta
+    if isinstance(argument, (list, tuple)):
+        return type(argument)([_meta_of(element) for element in argument])
+    return argument
+
+
+def _returned(op: OpOverload, outputs: list[Any]) -> Any:
+    returns = op._schema.returns
+    if not returns or all(spec is None for spec in outputs):
+        return None
+    if len(returns) == 1 and isinstance(returns[0].type, torch.TensorType):
+        return outputs[0]
+    return tuple(outputs)
+
+
+def _zipped(op_schema: OpSchema, elements: list[Any]) -> list[Any]:
+    """Specs of all tensors of ``op_schema`` in their order, from those of each element."""
+    rest = [iter(element[1]) for element in elements]
+    specs: list[Any] = []
+    for argument in (*op_schema.args_schema, *op_schema.kwargs_schema.values()):
+        if isinstance(argument, DTensorSpec):  # the same for each element
+            specs.append([next(inputs) for inputs in rest][-1])
+        elif isinstance(argument, (list, tuple)) and any(isinstance(spec, DTensorSpec) for spec in argument):
+            specs.extend(next(inputs) for inputs in rest)
+    return specs
+
+
+def _with_specs(op_schema: OpSchema, specs: Sequence[Any]) -> OpSchema:
+    """``op_schema`` with other specs for the tensors among its positional arguments."""
+    rest = iter(specs)
+
+    def replace(argument: Any) -> Any:
+        if isinstance(argument, DTensorSpec):
+            return next(rest)
+        if isinstance(argument, (list, tuple)):
+            return type(argument)([replace(element) for element in argument])
+        return argument
+
+    args = tuple(replace(argument) for argument in op_schema.args_schema)
+    return OpSchema(op_schema.op, args, op_schema.kwargs_schema, schema_info=op_schema.schema_info)
+
+
+def _op_spec(
+    op_schema: OpSchema, outputs: list[Any], inputs: Sequence[DTensorSpec], costs: Sequence[float]
+) -> OpSpec:
+    return OpSpec(
+        output_specs=_returned(op_schema.op, outputs),
+        input_specs=tuple(inputs),
+        redistribute_cost=[[cost] for cost in costs],
+    )
+
+
+def _no_rule(op: OpOverload) -> str:
+    near = ", ".join(_C.similar_ops(_qualified(op)))
+    return (
+        f"funcol: the operator {_qualified(op)} has no sharding rule. Operators with near names: {near}. "
+        "Register one with ShardingPropagator.register_single_axis_rule(op, rule), or PyTorch's "
+        "torch.distributed.tensor.experimental.register_sharding."
+    )

@@ -1,0 +1,384 @@
+"""funcol.sharding.ShardingPropagator: decisions, caches, rules of the user's own, bad input."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.testing._internal.distributed.fake_pg
+from sharded import Layout
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._op_schema import OpInfo, OpSchema, OpSpec, OpStrategy, TupleStrategy
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import funcol.sharding
+from funcol.sharding import ShardingPropagator
+
+aten = torch.ops.aten
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _fake_world() -> Iterator[None]:
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def propagator() -> ShardingPropagator:
+    return ShardingPropagator()
+
+
+@pytest.fixture
+def line() -> DeviceMesh:
+    return init_device_mesh("cpu", (8,))
+
+
+@pytest.fixture
+def grid() -> DeviceMesh:
+    return init_device_mesh("cpu", (2, 4))
+
+
+def spec(
+    mesh: DeviceMesh, shape: tuple[int, ...], words: str, dtype: torch.dtype = torch.float32
+) -> DTensorSpec:
+    return Layout(tuple(words.split())).spec(mesh, torch.empty(shape, dtype=dtype))
+
+
+def placements(sharding: Any) -> tuple[Any, ...]:
+    return sharding.output_spec.placements
+
+
+# Decisions
+
+
+def test_matching_inputs_stay(propagator: ShardingPropagator, grid: DeviceMesh) -> None:
+    schema = OpSchema(aten.mm.default, (spec(grid, (8, 16), "S0 S1"), spec(grid, (16, 4), "R S0")), {})
+    sharding = propagator.propagate_op_sharding(schema)
+    assert placements(sharding) == (Shard(0), Partial("sum"))
+    assert (sharding.needs_redistribute, sharding.redistribute_schema) == (False, None)
+
+
+def test_what_has_to_move_is_in_the_schema(propagator: ShardingPropagator, line: DeviceMesh) -> None:
+    x, y = spec(line, (64, 8), "S0"), spec(line, (64, 8), "R")
+    sharding = propagator.propagate_op_sharding(OpSchema(aten.add.Tensor, (x, y), {"alpha": 2}))
+    assert sharding.needs_redistribute
+    assert placements(sharding) == (Shard(0),)
+    suggested = sharding.redistribute_schema
+    assert [each.placements for each in suggested.args_schema] == [(Shard(0),), (Shard(0),)]
+    assert suggested.kwargs_schema == {"alpha": 2}
+
+
+def test_outputs_say_what_they_look_like(propagator: ShardingPropagator, line: DeviceMesh) -> None:
+    schema = OpSchema(aten.t.default, (spec(line, (16, 8), "S0"),), {})
+    meta = propagator.propagate_op_sharding(schema).output_spec.tensor_meta
+    assert meta == TensorMeta(torch.Size((8, 16)), (1, 8), torch.float32)
+
+
+def test_several_outputs_are_a_tuple(propagator: ShardingPropagator, line: DeviceMesh) -> None:
+    schema = OpSchema(aten.max.dim, (spec(line, (16, 8), "S0"), 1), {})
+    outputs = propagator.propagate_op_sharding(schema).output_spec
+    assert [each.tensor_meta.dtype for each in outputs] == [torch.float32, torch.int64]
+    assert {each.placements for each in outputs} == {(Shard(0),)}
+
+
+def test_a_result_that_is_no_tensor_has_no_spec(propagator: ShardingPropagator, line: DeviceMesh) -> None:
+    x = spec(line, (16, 8), "S0")
+    assert propagator.propagate_op_sharding(OpSchema(aten.equal.default, (x, x), {})).output_spec is None
+
+
+def test_a_tensor_that_is_written_stays(propagator: ShardingPropagator, line: DeviceMesh) -> None:
+    x, y = spec(line, (16, 8), "S0"), spec(line, (16, 8), "S1")
+    sharding = propagator.propagate_op_sharding(OpSchema(aten.add_.Tensor, (x, y), {}))
+    assert placements(sharding) == (Shard(0),)
+    assert [each.placements for each in sharding.redistribute_schema.args_schema] == [(Shard(0),)] * 2
+
+
+def test_a_result_takes_the_layout_of_out(propagator: ShardingPropagator, line: DeviceMesh) -> None:
+    x = spec(line, (16, 8), "S0")
+    schema = OpSchema(aten.neg.out, (x,), {"out": spec(line, (16, 8), "S1")})
+    sharding = propagator.propagate_op_sharding(schema)
+    assert placements(sharding) == (Shard(1),)
+
+
+def test_elements_of_a_list_are_decided_each_on_its_own(
+    propagator: ShardingPropagator, line: DeviceMesh
+) -> None:
+    x = [spec(line, (16, 8), "S0"), spec(line, (16, 8), "S1")]
+    sharding = propagator.propagate_op_sharding(OpSchema(aten._foreach_neg.default, (x,), {}))
+    assert [each.placements for each in sharding.output_spec] == [(Shard(0),), (Shard(1),)]
+    assert not sharding.needs_redistribute
+
+
+def test_shape_arguments_become_those_of_the_rank(propagator: ShardingPropagator, line: DeviceMesh) -> None:
+    schema = OpSchema(aten.view.default, (spec(line, (16, 8), "S0"), [16, 4, 2]), {})
+    sharding = propagator.propagate_op_sharding(schema)
+    assert sharding.use_val_from_redistribute_schema
+    assert tuple(sharding.redistribute_schema.args_schema[1]) == (2, 4, 2)
+
+
+def test_a_view_that_needs_data_of_other_ranks_is_redistributed(
+    propagator: ShardingPropagator, line: DeviceMesh
+) -> None:
+    schema = OpSchema(aten.view.default, (spec(line, (12, 2), "S0"), [3, 8]), {})
+    sharding = propagator.propagate_op_sharding(schema)
+    assert sharding.redistribute_schema.args_schema[0].placements == (Replicate(),)
+
+
+def test_a_shard_order_that_all_share_stays(propagator: ShardingPropagator, grid: DeviceMesh) -> None:
+    swapped = Layout(("S0", "S0"), ((0, (1, 0)),)).spec(grid, torch.empty(16, 4))
+    sharding = propagator.propagate_op_sharding(OpSchema(aten.add.Tensor, (swapped, swapped), {}))
+    assert not sharding.needs_redistribute
+    assert sharding.output_spec.shard_order == swapped.shard_order
+
+
+def test_contradicting_shard_orders_are_not_taken_for_one(
+    propagator: ShardingPropagator, grid: DeviceMesh
+) -> None:
+    swapped = Layout(("S0", "S0"), ((0, (1, 0)),)).spec(grid, torch.empty(16, 4))
+    schema = OpSchema(aten.add.Tensor, (swapped, spec(grid, (16, 4), "S0 S0")), {})
+    sharding = propagator.propagate_op_sharding(schema)
+    assert len({each.shard_order for each in sharding.redistribute_schema.args_schema}) == 1
+
+
+def test_strided_shards_pass_through(propagator: ShardingPropagator, grid: DeviceMesh) -> None:
+    x = spec(grid, (16, 4), "_S0/4 S0")
+    sharding = propagator.propagate_op_sharding(OpSchema(aten.neg.default, (x,), {}))
+    assert sharding.output_spec == x
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int32, torch.bool])
+def test_dtypes_are_those_of_the_operator(
+    propagator: ShardingPropagator, line: DeviceMesh, dtype: torch.dtype
+) -> None:
+    schema = OpSchema(aten.sum.default, (spec(line, (16, 8), "S0", dtype),), {})
+    expected = torch.empty(1, dtype=dtype).sum().dtype
+    assert propagator.propagate_op_sharding(schema).output_spec.tensor_meta.dtype == expected
+
+
+# The cache
+
+
+def test_equal_schemas_share_a_decision(propagator: ShardingPropagator, line: DeviceMesh) -> None:
+    first = propagator.propagate_op_sharding(OpSchema(aten.neg.default, (spec(line, (16, 8), "S0"),), {}))
+    again = propagator.propagate_op_sharding(OpSchema(aten.neg.default, (spec(line, (16, 8), "S0"),), {}))
+    assert first is again
+    assert propagator.cache_info() == (1, 1, 8192, 1)
+
+
+@pytest.mark.parametrize(("one", "other"), [([16, 4, 2], [4, 4, 8]), ([128], [8, 16])])
+def test_sizes_among_the_arguments_tell_schemas_apart(
+    propagator: ShardingPropagator, line: DeviceMesh, one: list[int], other: list[int]
+) -> None:
+    x = spec(line, (16, 8), "R")
+    shapes = [
+        propagator.propagate_op_sharding(OpSchema(aten.view.default, (x, size), {})).output_spec.shape
+        for size in (one, other)
+    ]
+    assert [list(shape) for shape in shapes] == [one, other]
+
+
+def test_values_that_cannot_matter_do_not_tell_schemas_apart(
+    propagator: ShardingPropagator, line: DeviceMesh
+) -> None:
+    x = spec(line, (16, 8), "S0")
+    for factor in (2.0, 3.0):
+        propagator.propagate_op_sharding(OpSchema(aten.mul.Scalar, (x, factor), {}))
+    assert propagator.cache_info().hits == 1
+
+
+def test_a_number_of_another_kind_may_change_the_dtype(
+    propagator: ShardingPropagator, line: DeviceMesh
+) -> None:
+    x = spec(line, (16, 8), "S0", torch.int64)
+    dtypes = [
+        propagator.propagate_op_sharding(
+            OpSchema(aten.mul.Scalar, (x, factor), {})
+        ).output_spec.tensor_meta.dtype
+        for factor in (2, 2.0)
+    ]
+    assert dtypes == [torch.int64, torch.float32]
+
+
+def test_the_cache_is_bounded(line: DeviceMesh) -> None:
+    propagator = ShardingPropagator(cache_size=3)
+    for size in range(8, 16):
+        propagator.propagate_op_sharding(OpSchema(aten.neg.default, (spec(line, (size, 8), "S0"),), {}))
+    assert propagator.cache_info().currsize == 3
+
+
+def test_a_cleared_cache_is_empty(propagator: ShardingPropagator, line: DeviceMesh) -> None:
+    propagator.propagate_op_sharding(OpSchema(aten.neg.default, (spec(line, (16, 8), "S0"),), {}))
+    propagator.cache_clear()
+    assert propagator.propagate_op_sharding.cache_info() == (0, 0, 8192, 0)
+
+
+def test_what_is_not_to_be_remembered_is_not(propagator: ShardingPropagator, line: DeviceMesh) -> None:
+    schema = OpSchema(aten.neg.default, (spec(line, (16, 8), "S0"),), {})
+    propagator.propagate_op_sharding_non_cached(schema)
+    assert propagator.cache_info().currsize == 0
+
+
+# All strategies
+
+
+def test_strategies_are_the_full_product_with_costs(propagator: ShardingPropagator, grid: DeviceMesh) -> None:
+    schema = OpSchema(aten.mm.default, (spec(grid, (8, 16), "S0 R"), spec(grid, (16, 8), "R R")), {})
+    strategies = propagator.strategies(schema)
+    assert isinstance(strategies, OpStrategy)
+    free = [each for each in strategies.strategies if sum(map(sum, each.redistribute_cost)) == 0]
+    assert placements_of(free[0]) == ((Shard(0), Replicate()), (Replicate(), Replicate()))
+    assert len({placements_of(each) for each in strategies.strategies}) == len(strategies.strategies)
+
+
+def placements_of(strategy: OpSpec) -> tuple[Any, ...]:
+    return tuple(each.placements for each in strategy.input_specs or ())
+
+
+def test_the_decision_is_a_cheapest_strategy(propagator: ShardingPropagator, grid: DeviceMesh) -> None:
+    schema = OpSchema(aten.mm.default, (spec(grid, (8, 16), "S1 R"), spec(grid, (16, 8), "R S1")), {})
+    decided = propagator.propagate_op_sharding(schema).redistribute_schema or schema
+    wanted = tuple(each.placements for each in decided.args_schema)
+    costs = {
+        placements_of(each): sum(map(sum, each.redistribute_cost))
+        for each in propagator.strategies(schema).strategies
+    }
+    assert costs[wanted] == min(costs.values())
+
+
+def test_lists_have_strategies_for_each_element(propagator: ShardingPropagator, line: DeviceMesh) -> None:
+    x = [spec(line, (16, 8), "S0"), spec(line, (8, 8), "S1")]
+    strategies = propagator.strategies(OpSchema(aten._foreach_neg.default, (x,), {}))
+    assert isinstance(strategies, TupleStrategy)
+    assert len(strategies.children) == 2
+
+
+# Rules of the user's own
+
+
+@pytest.fixture(scope="module")
+def unknown_op() -> Any:
+    library = torch.library.Library("funcol_sharding_test", "FRAGMENT")
+    library.define("twice(Tensor x) -> Tensor")
+    library.impl("twice", lambda x: x + x, "CompositeExplicitAutograd")
+    yield torch.ops.funcol_sharding_test.twice.default
+    library._destroy()
+
+
+def test_a_rule_for_one_axis_serves_any_mesh(
+    propagator: ShardingPropagator, grid: DeviceMesh, unknown_op: Any
+) -> None:
+    def rule(op: Any, args: Any, kwargs: Any) -> Any:
+        return [[Shard(dim), Shard(dim)] for dim in range(len(args[0].shape))] + [[Partial(), Partial()]]
+
+    propagator.register_single_axis_rule(unknown_op, rule)
+    sharding = propagator.propagate_op_sharding(OpSchema(unknown_op, (spec(grid, (8, 8), "Psum S1"),), {}))
+    assert placements(sharding) == (Partial("sum"), Shard(1))
+
+
+def test_a_rule_takes_the_place_of_the_one_there_was(
+    propagator: ShardingPropagator, line: DeviceMesh
+) -> None:
+    schema = OpSchema(aten.neg.default, (spec(line, (16, 8), "S0"),), {})
+    propagator.propagate_op_sharding(schema)
+    propagator.register_single_axis_rule(aten.neg.default, lambda op, args, kwargs: [])
+    assert placements(propagator.propagate_op_sharding(schema)) == (Replicate(),)
+
+
+def test_a_strategy_of_the_whole_mesh_is_taken(propagator: ShardingPropagator, line: DeviceMesh) -> None:
+    def strategy(op_schema: OpSchema) -> OpStrategy:
+        source = op_schema.args_schema[0].strategies[0].output_spec  # type: ignore[attr-defined]
+        whole = DTensorSpec(source.mesh, (Shard(1),), tensor_meta=source.tensor_meta)
+        return OpStrategy([OpSpec(whole, [whole], [[1.0]])])
+
+    propagator.register_op_strategy(aten.neg.default, strategy)
+    schema = OpSchema(aten.neg.default, (spec(line, (16, 8), "S0"),), {})
+    assert placements(propagator.propagate_op_sharding(schema)) == (Shard(1),)
+
+
+def test_other_propagators_keep_their_rules(line: DeviceMesh) -> None:
+    ShardingPropagator().register_single_axis_rule(aten.neg.default, lambda op, args, kwargs: [])
+    schema = OpSchema(aten.neg.default, (spec(line, (16, 8), "S0"),), {})
+    assert placements(ShardingPropagator().propagate_op_sharding(schema)) == (Shard(0),)
+
+
+# In the dispatcher
+
+
+def test_it_stands_in_for_the_dispatchers_own(
+    propagator: ShardingPropagator, line: DeviceMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DTensor._op_dispatcher, "sharding_propagator", propagator)
+    x = DTensor.from_local(torch.ones(2, 8), line, (Shard(0),))
+    y = torch.nn.functional.softmax(x @ x.T.redistribute(line, (Replicate(),)), -1).sum(1)
+    assert y.placements == (Shard(0),)
+    assert propagator.cache_info().misses > 0
+
+
+def test_propagate_sets_the_sharding_of_an_op_info(propagator: ShardingPropagator, line: DeviceMesh) -> None:
+    schema = OpSchema(aten.neg.default, (spec(line, (16, 8), "S0"),), {})
+    info = OpInfo(line, schema, [], [], {})
+    propagator.propagate(info)
+    assert placements(info.output_sharding) == (Shard(0),)
+
+
+# Bad input
+
+
+def test_an_unknown_operator_is_named_with_its_neighbours(
+    propagator: ShardingPropagator, line: DeviceMesh, unknown_op: Any
+) -> None:
+    schema = OpSchema(unknown_op, (spec(line, (16, 8), "S0"),), {})
+    with pytest.raises(
+        NotImplementedError, match=r"funcol_sharding_test::twice.*near names.*register_single_axis_rule"
+    ):
+        propagator.propagate_op_sharding(schema)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ([Shard(0)], r"aten::neg.*a row of 1 placements.*Expected 1 for its outputs and then 1"),
+        ([Shard(0), Shard(2)], r"aten::neg.*dim 2 of tensor argument 0.*f32\[16, 8\]"),
+        ([Shard(5), Shard(0)], r"aten::neg.*dim 5 of output 0"),
+        ([Shard(0), None], r"aten::neg.*no placement for its tensor argument 0"),
+    ],
+)
+def test_a_rule_that_contradicts_the_operator_is_an_error(
+    propagator: ShardingPropagator, line: DeviceMesh, row: list[Any], message: str
+) -> None:
+    propagator.register_single_axis_rule(aten.neg.default, lambda op, args, kwargs: [row])
+    with pytest.raises(ValueError, match=message):
+        propagator.propagate_op_sharding(OpSchema(aten.neg.default, (spec(line, (16, 8), "S0"),), {}))
+
+
+def test_tensors_of_two_meshes_are_an_error(
+    propagator: ShardingPropagator, line: DeviceMesh, grid: DeviceMesh
+) -> None:
+    schema = OpSchema(aten.add.Tensor, (spec(line, (16, 8), "S0"), spec(grid, (16, 8), "S0 R")), {})
+    with pytest.raises(ValueError, match=r"aten::add.Tensor got tensors of two meshes.*tensor argument 1"):
+        propagator.propagate_op_sharding(schema)
+
+
+def test_a_spec_without_sizes_is_an_error(propagator: ShardingPropagator, line: DeviceMesh) -> None:
+    with pytest.raises(ValueError, match="no tensor_meta"):
+        propagator.propagate_op_sharding(OpSchema(aten.neg.default, (DTensorSpec(line, (Shard(0),)),), {}))
+
+
+def test_what_cannot_be_written_where_it_is_is_an_error(
+    propagator: ShardingPropagator, line: DeviceMesh
+) -> None:
+    x, y = spec(line, (16, 8), "Psum"), spec(line, (16, 8), "S0")
+    with pytest.raises(
+        ValueError, match=r"aten::pow_.Tensor: no way to run it leaves the tensors that it writes to"
+    ):
+        propagator.propagate_op_sharding(OpSchema(aten.pow_.Tensor, (x, y), {}))
+
+
+def test_operators_are_listed() -> None:
+    assert "aten::mm" in funcol.sharding.operators()

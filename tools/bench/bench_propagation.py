@@ -1,0 +1,325 @@
+"""Times sharding propagation: PyTorch's propagator (stock) and funcol's.
+
+Table 1, a decision that is not remembered and one that is, by operator and number of mesh axes, in
+microseconds; table 2, one transformer block forward and backward on large meshes, in milliseconds. See
+README.md beside this file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+import torch.testing._internal.distributed.fake_pg
+from measure import describe, mark, say
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._op_schema import OpSchema
+from torch.distributed.tensor.placement_types import Placement
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from funcol.sharding import ShardingPropagator
+
+aten = torch.ops.aten
+
+# A miss in C++ and one through Python, of stock's.
+LIMITS = {"add": 0.01, "mm": 0.01}
+LIMIT = 0.05
+WHOLE_LIMIT = 0.05
+
+Layouts = tuple[Placement, ...]
+
+
+class Operator(NamedTuple):
+    """An operator with shapes; placements of each tensor for the first mesh axes, repeated."""
+
+    name: str
+    make: Callable[[Callable[..., DTensorSpec]], OpSchema]
+
+
+def _operators() -> list[Operator]:
+    side = 256
+
+    def attention(spec: Callable[..., DTensorSpec]) -> OpSchema:
+        x = [spec((16, 16, 64, 32), words) for words in ("S0 R", "S0 R", "R S1")]
+        return OpSchema(aten._scaled_dot_product_efficient_attention.default, (*x, None, False), {})
+
+    def layer_norm(spec: Callable[..., DTensorSpec]) -> OpSchema:
+        x, weight, bias = spec((side, side), "S0 S1"), spec((side,), "R R"), spec((side,), "R R")
+        return OpSchema(aten.native_layer_norm.default, (x, [side], weight, bias, 1e-5), {})
+
+    def adam(spec: Callable[..., DTensorSpec]) -> OpSchema:
+        sides = [spec((side, side), "S0 R") for _ in range(100)]
+        gradients = [spec((side, side), "S0 S1") for _ in range(100)]
+        steps = [spec((), "R R") for _ in range(100)]
+        options = {
+            "lr": 0.1, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.0, "eps": 1e-8,
+            "amsgrad": False, "maximize": False,
+        }  # fmt: skip
+        return OpSchema(aten._fused_adam_.default, (sides, gradients, sides, sides, [], steps), options)
+
+    return [
+        Operator("add", lambda spec: OpSchema(
+            aten.add.Tensor, (spec((side, side), "S0 R"), spec((side, side), "R S1")), {})),
+        Operator("mm", lambda spec: OpSchema(
+            aten.mm.default, (spec((side, side), "S0 S1"), spec((side, side), "S0 R")), {})),
+        Operator("sum", lambda spec: OpSchema(
+            aten.sum.dim_IntList, (spec((side, side), "S0 S1"), [1]), {})),
+        Operator("softmax", lambda spec: OpSchema(
+            aten._softmax.default, (spec((side, side), "S0 S1"), -1, False), {})),
+        Operator("view", lambda spec: OpSchema(
+            aten.view.default, (spec((side, side), "S0 S1"), [side, 16, side // 16]), {})),
+        Operator("attention", attention),
+        Operator("layer_norm", layer_norm),
+        Operator("cat", lambda spec: OpSchema(
+            aten.cat.default, ([spec((side, side), "S0 R"), spec((side, side), "R S1")], 0), {})),
+        Operator("embedding", lambda spec: OpSchema(
+            aten.embedding.default, (spec((side, side), "R S1"), spec((side, 8), "S0 R", torch.int64)), {})),
+        Operator("fused adam, 100", adam),
+    ]  # fmt: skip
+
+
+def spec_on(mesh: DeviceMesh) -> Callable[..., DTensorSpec]:
+    def spec(shape: tuple[int, ...], words: str, dtype: torch.dtype = torch.float32) -> DTensorSpec:
+        known: dict[str, Placement] = {"R": Replicate(), "P": Partial()}
+        cycle = [known[word] if word in known else Shard(int(word[1:])) for word in words.split()]
+        placements = tuple(cycle[axis % len(cycle)] for axis in range(mesh.ndim))
+        whole = torch.empty(shape, dtype=dtype, device="meta")
+        return DTensorSpec(mesh, placements, tensor_meta=TensorMeta(whole.shape, whole.stride(), dtype))
+
+    return spec
+
+
+def seconds(call: Callable[[], object], rounds: int) -> float:
+    """The least of some rounds, a call a round."""
+    best = float("inf")
+    for _ in range(rounds):
+        begin = time.perf_counter()
+        call()
+        best = min(best, time.perf_counter() - begin)
+    return best
+
+
+def miss_and_hit(propagator: Any, make: Callable[[], OpSchema], rounds: int) -> tuple[float, float]:
+    """Seconds of a decision that is not remembered, and of one that is, for a schema made anew."""
+    missing = [make() for _ in range(rounds)]
+    begun = []
+    for schema in missing:
+        propagator.propagate_op_sharding.cache_clear()
+        begin = time.perf_counter()
+        propagator.propagate_op_sharding_non_cached(schema)
+        begun.append(time.perf_counter() - begin)
+    propagator.propagate_op_sharding(make())
+    schemas = iter([make() for _ in range(200)])
+    hit = seconds(lambda: propagator.propagate_op_sharding(next(schemas)), 200)
+    return min(begun), hit
+
+
+def bench_operators(most_axes: int, rounds: int) -> list[dict[str, Any]]:
+    records = []
+    for axes in range(1, most_axes + 1):
+        spec = spec_on(init_device_mesh("cpu", (2,) * axes))
+        for operator in _operators():
+            stock, ours = DTensor._op_dispatcher.sharding_propagator, ShardingPropagator()
+
+            def make(operator: Operator = operator, spec: Any = spec) -> OpSchema:
+                schema = operator.make(spec)
+                schema.schema_info = schema_info(schema.op)
+                return OpSchema(schema.op, schema.args_schema, schema.kwargs_schema, schema.schema_info)
+
+            times: dict[str, Any] = {}
+            # Stock takes seconds for some on four axes: once is enough there.
+            times["stock"], times["stock_hit"] = miss_and_hit(stock, make, rounds if axes < 3 else 1)
+            times["funcol"], times["funcol_hit"] = miss_and_hit(ours, make, 5 * rounds)
+            schema = make()
+            times["cpp"] = ours.time_decision(schema, 5 * rounds)
+            records.append(
+                {"name": operator.name, "axes": axes, "us": {k: 1e6 * v for k, v in times.items()}}
+            )
+    return records
+
+
+def schema_info(op: Any) -> Any:
+    propagator = DTensor._op_dispatcher.sharding_propagator
+    info = propagator.op_to_schema_info.get(op)
+    return info or getattr(propagator, "op_to_schema_info_for_single_dim_strategy", {}).get(op)
+
+
+def print_operators(records: list[dict[str, Any]]) -> int:
+    line = "{:<18}{:>5}{:>12}{:>11}{:>11}{:>11}{:>10}{:>9}{:>9}   {}"
+    say("\nA decision in us, best: not remembered (stock, funcol through Python, funcol in C++), remembered")
+    say(line.format("", "axes", "stock", "Python", "C++", "Python/", "C++/", "stock", "funcol", "limits"))
+    missed = 0
+    for record in records:
+        us, limit = record["us"], LIMITS.get(record["name"], LIMIT)
+        whole, in_cpp = us["funcol"] / us["stock"], us["cpp"] / us["stock"]
+        met = [whole <= WHOLE_LIMIT]
+        text = f"Python <= {WHOLE_LIMIT} {mark(met[0])}"
+        if record["name"] not in LIMITS or record["axes"] in (2, 3):
+            met.append(in_cpp <= limit)
+            text += f", C++ <= {limit} {mark(met[1])}"
+        missed += met.count(False)
+        times = (f"{us[side]:.1f}" for side in ("stock", "funcol", "cpp"))
+        hits = (f"{us[side]:.2f}" for side in ("stock_hit", "funcol_hit"))
+        say(line.format(record["name"], record["axes"], *times, f"{whole:.4f}", f"{in_cpp:.4f}", *hits, text))
+    return missed
+
+
+# A transformer block
+
+
+class Block(torch.nn.Module):
+    """Attention and a feed-forward part, as GPT has them; sizes of a 4096-wide model."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(width) for _ in range(2))
+        self.query_key_value = torch.nn.ModuleList(
+            torch.nn.Linear(width, width, bias=False) for _ in range(3)
+        )
+        self.out = torch.nn.Linear(width, width, bias=False)
+        self.up = torch.nn.Linear(width, 4 * width, bias=False)
+        self.down = torch.nn.Linear(4 * width, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        normed = self.norms[0](x)
+        query, key, value = (
+            project(normed).view(batch, length, self.heads, width // self.heads).transpose(1, 2)
+            for project in self.query_key_value
+        )
+        weights = torch.softmax(query @ key.transpose(-2, -1) / (width // self.heads) ** 0.5, -1)
+        mixed = (weights @ value).transpose(1, 2).reshape(batch, length, width)
+        x = x + self.out(mixed)
+        return x + self.down(torch.nn.functional.gelu(self.up(self.norms[1](x))))
+
+
+def block_on(mesh: DeviceMesh) -> tuple[Block, DTensor]:
+    """A block with weights cut by columns and rows along the last axis, activations by the batch along the
+    others."""
+    with torch.device("meta"):
+        block = Block(4096, 32)
+        x = torch.empty(2 * mesh.size() // mesh.size(mesh.ndim - 1), 128, 4096)
+    columns = (*[Replicate()] * (mesh.ndim - 1), Shard(0))
+    rows = (*[Replicate()] * (mesh.ndim - 1), Shard(1))
+    whole = (Replicate(),) * mesh.ndim
+    for name, weight in list(block.named_parameters()):
+        placements = columns if "query" in name or "up" in name else rows if "weight" in name else whole
+        module = block.get_submodule(name.rpartition(".")[0])
+        placements = whole if "norms" in name else placements
+        setattr(module, name.rpartition(".")[2], torch.nn.Parameter(shard(weight, mesh, placements)))
+    return block, shard(x, mesh, (*[Shard(0)] * (mesh.ndim - 1), Replicate())).requires_grad_()
+
+
+def shard(whole: torch.Tensor, mesh: DeviceMesh, placements: Layouts) -> DTensor:
+    sizes = list(whole.shape)
+    for axis, placement in enumerate(placements):
+        if placement.is_shard():
+            sizes[placement.dim] //= mesh.size(axis)  # type: ignore[attr-defined]
+    local = torch.empty(sizes, device="meta")
+    return DTensor.from_local(local, mesh, placements, run_check=False)
+
+
+class Timed:
+    """A propagator whose decisions are timed: stands where the dispatcher's stands."""
+
+    def __init__(self, propagator: Any) -> None:
+        self._propagator = propagator
+        self.seconds = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._propagator, name)
+
+    def _timed(self, call: Callable[[OpSchema], Any], schema: OpSchema) -> Any:
+        begin = time.perf_counter()
+        try:
+            return call(schema)
+        finally:
+            self.seconds += time.perf_counter() - begin
+
+    def propagate_op_sharding(self, schema: OpSchema) -> Any:
+        return self._timed(self._propagator.propagate_op_sharding, schema)
+
+    def propagate_op_sharding_non_cached(self, schema: OpSchema) -> Any:
+        # The dispatcher has looked in a cache of its own before.
+        return self._timed(self._propagator.propagate_op_sharding, schema)
+
+
+def bench_blocks(stock_too: bool) -> Iterator[dict[str, Any]]:
+    """Cold and warm seconds in propagation, for each mesh."""
+    limits = {(32,): 0.1, (32, 16): 0.2, (8, 8, 8): 0.5}
+    for shape, limit in limits.items():
+        mesh = init_device_mesh("meta", shape)
+        record: dict[str, Any] = {"mesh": "x".join(map(str, shape)), "limit": limit}
+        for side in ("funcol", "stock") if stock_too and len(shape) < 3 else ("funcol",):
+            dispatcher = DTensor._op_dispatcher
+            own = dispatcher.sharding_propagator
+            timed = Timed(ShardingPropagator() if side == "funcol" else own)
+            forget_native()
+            if side == "stock":
+                own.propagate_op_sharding.cache_clear()
+            dispatcher.sharding_propagator = timed
+            try:
+                for when in ("cold", "warm"):
+                    block, x = block_on(mesh)
+                    timed.seconds = 0.0
+                    forget_native()
+                    block(x).sum().backward()
+                    record[f"{side}_{when}"] = timed.seconds
+            finally:
+                dispatcher.sharding_propagator = own
+        yield record
+
+
+def forget_native() -> None:
+    """Empties the dispatcher's own cache, where it has one."""
+    clear = getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", None)
+    if clear is None:
+        from torch.distributed.tensor.debug import _clear_sharding_prop_cache as clear  # noqa: PLC0415
+    clear()
+
+
+def print_blocks(records: list[dict[str, Any]]) -> int:
+    line = "{:<10}{:>14}{:>14}{:>14}{:>14}   {}"
+    say("\nA transformer block, forward and backward: ms in propagation")
+    say(line.format("mesh", "stock cold", "stock warm", "funcol cold", "funcol warm", "limit of funcol cold"))
+    missed = 0
+    for record in records:
+        sides = ("stock_cold", "stock_warm", "funcol_cold", "funcol_warm")
+        times = (f"{1e3 * record[side]:.1f}" if side in record else "-" for side in sides)
+        met = record["funcol_cold"] <= record["limit"]
+        missed += not met
+        say(line.format(record["mesh"], *times, f"{1e3 * record['limit']:.0f} {mark(met)}"))
+    return missed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeat", type=int, default=5, metavar="N", help="rounds (default %(default)s)")
+    parser.add_argument("--axes", type=int, default=3, help="most mesh axes of table 1 (default %(default)s)")
+    parser.add_argument("--no-stock-blocks", action="store_true", help="table 2 of funcol alone")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers to FILE as well")
+    args = parser.parse_args()
+    result = describe(torch.device("cpu"))
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=16)
+    result["operators"] = bench_operators(args.axes, args.repeat)
+    missed = print_operators(result["operators"])
+    dist.destroy_process_group()
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=512)
+    result["blocks"] = list(bench_blocks(not args.no_stock_blocks))
+    missed += print_blocks(result["blocks"])
+    say(f"\n{missed} limits missed")
+    if args.json is not None:
+        args.json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

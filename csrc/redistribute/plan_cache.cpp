@@ -3,8 +3,8 @@
 #include <mutex>
 #include <utility>
 
-#include "redistribute/hash.h"
-#include "redistribute/lru_cache.h"
+#include "layout/hash.h"
+#include "planner/lru_cache.h"
 
 namespace funcol {
 namespace {

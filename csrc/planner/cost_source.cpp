@@ -19,20 +19,19 @@ void add(const std::vector<Placement>& placements, Hash& hash) {
   }
 }
 
-// Written in one way, for those that mean the same.
-std::vector<Placement> in_order(std::vector<Placement> vocabulary) {
-  std::erase_if(vocabulary,
+}  // namespace
+
+std::vector<Placement> vocabulary_of(std::vector<Placement> placements) {
+  std::erase_if(placements,
                 [](const auto& placement) { return placement.is_replicate() || placement.mask != 0; });
   const auto key = [](const Placement& placement) {
     return std::tie(placement.kind, placement.op, placement.dim, placement.split_factor);
   };
-  std::ranges::sort(vocabulary, {}, key);
-  const auto repeated = std::ranges::unique(vocabulary);
-  vocabulary.erase(repeated.begin(), repeated.end());
-  return vocabulary;
+  std::ranges::sort(placements, {}, key);
+  const auto repeated = std::ranges::unique(placements);
+  placements.erase(repeated.begin(), repeated.end());
+  return placements;
 }
-
-}  // namespace
 
 size_t CostSource::KeyHash::operator()(const Key& key) const {
   Hash hash;
@@ -53,7 +52,7 @@ CostSource::CostSource(Mesh mesh, const std::optional<CostModel>& model, size_t 
 
 std::unique_ptr<Reach> CostSource::take(const std::vector<int64_t>& shape, int64_t itemsize,
                                         const Layout& source, std::vector<Placement> vocabulary) {
-  Key key{shape, itemsize, source, in_order(std::move(vocabulary))};
+  Key key{shape, itemsize, source, std::move(vocabulary)};
   {
     const std::lock_guard lock(mutex_);
     if (auto kept = kept_.take(key)) {

@@ -12,6 +12,10 @@
 
 namespace funcol {
 
+// The placements that a search has to be told of, each once and in one order, so that those who ask for the
+// same share what is known.
+std::vector<Placement> vocabulary_of(std::vector<Placement> placements);
+
 // Safe against several threads.
 class CostSource {
  public:
@@ -23,7 +27,7 @@ class CostSource {
   const Mesh& mesh() const { return mesh_; }
 
   // What was found out so far about redistributions of such a tensor. It is the caller's alone until it is
-  // given back; who asks for it meanwhile gets one that begins anew.
+  // given back; who asks for it meanwhile gets one that begins anew. `vocabulary` is one of vocabulary_of().
   std::unique_ptr<Reach> take(const std::vector<int64_t>& shape, int64_t itemsize, const Layout& source,
                               std::vector<Placement> vocabulary);
   void give_back(std::unique_ptr<Reach> reach);

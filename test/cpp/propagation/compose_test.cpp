@@ -245,8 +245,9 @@ TEST_P(FullProductOf, IsWrittenOutInItsOrder) {
   for (const auto& choice : choices_of(one)) {
     choices.push_back(choice.composition);
   }
+  const auto product = full_product(one);
   std::vector<Composition> expected;
-  for (const auto& priced : full_product(one).all()) {
+  for (const auto& priced : product.all()) {
     expected.push_back(priced.composition);
   }
   EXPECT_EQ(choices, expected) << described(one);
@@ -258,8 +259,9 @@ TEST_P(FullProductOf, IsPricedInputByInput) {
   for (const auto& choice : choices_of(one)) {
     choices.push_back(choice.costs);
   }
+  const auto product = full_product(one);
   std::vector<std::vector<double>> expected;
-  for (const auto& priced : full_product(one).all()) {
+  for (const auto& priced : product.all()) {
     expected.push_back(priced.costs);
   }
   EXPECT_EQ(choices, expected) << described(one);

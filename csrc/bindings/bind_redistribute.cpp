@@ -17,9 +17,9 @@
 #include "bindings/python_args.h"
 #include "bindings/python_layout.h"
 #include "bindings/without_gil.h"
-#include "redistribute/executor.h"
 #include "layout/hash.h"
-#include "redistribute/lru_cache.h"
+#include "planner/lru_cache.h"
+#include "redistribute/executor.h"
 #include "redistribute/plan_cache.h"
 
 namespace funcol::python {

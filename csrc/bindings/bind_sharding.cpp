@@ -20,7 +20,7 @@
 #include "bindings/without_gil.h"
 #include "layout/hash.h"
 #include "layout/shards.h"
-#include "redistribute/lru_cache.h"
+#include "planner/lru_cache.h"
 #include "sharding/output_metas.h"
 
 namespace funcol::python {

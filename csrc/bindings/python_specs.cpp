@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "layout/hash.h"
-#include "redistribute/lru_cache.h"
+#include "planner/lru_cache.h"
 
 namespace funcol::python {
 namespace {

@@ -22,10 +22,6 @@ int64_t bytes_sent(const StepSize& size, int64_t num_ranks) {
   }
 }
 
-StepSize size_of_mask(StepKind kind, int64_t axis, int64_t bytes) {
-  return {kind, axis_set(axis), bytes, bytes, 0, bytes};
-}
-
 }  // namespace
 
 int64_t peak_bytes(const StepSize& size, bool first, int64_t src_bytes) {
@@ -48,6 +44,10 @@ int64_t peak_bytes(const Masks& masks, const Space& space) {
     first = false;
   }
   return most;
+}
+
+StepSize size_of_mask(StepKind kind, int64_t axis, int64_t bytes) {
+  return {kind, axis_set(axis), bytes, bytes, 0, bytes};
 }
 
 Steps::Steps(const Redistribution& task, const Masks& masks, const Space& space, const Costs& costs)

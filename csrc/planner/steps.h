@@ -13,6 +13,9 @@ int64_t peak_bytes(const StepSize& size, bool first, int64_t src_bytes);
 // The same of the steps that apply and make masks; less than any number of bytes if there are none.
 int64_t peak_bytes(const Masks& masks, const Space& space);
 
+// A step that applies or makes a mask on a tensor of `bytes`.
+StepSize size_of_mask(StepKind kind, int64_t axis, int64_t bytes);
+
 class Steps {
  public:
   // Begins with the masks that have to be applied. All arguments outlive this.

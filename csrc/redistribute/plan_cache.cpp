@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "layout/hash.h"
-#include "redistribute/lru_cache.h"
+#include "planner/lru_cache.h"
 
 namespace funcol {
 namespace {

@@ -2,12 +2,9 @@
 
 #include <gtest/gtest.h>
 
-#include <functional>
 #include <string>
 #include <thread>
 #include <vector>
-
-#include "redistribute/lru_cache.h"
 
 namespace funcol {
 namespace {
@@ -70,24 +67,6 @@ TEST_F(CachedPlan, MayBeAskedForBySeveralThreads) {
     thread.join();
   }
   EXPECT_EQ(num_cached_plans(), 199);
-}
-
-TEST(LruCache, KeepsWhatIsAskedFor) {
-  LruCache<int, std::string, std::hash<int>> cache(2);
-  cache.put(1, "one");
-  cache.put(2, "two");
-  cache.get(1);
-  cache.put(3, "three");
-  EXPECT_EQ(*cache.get(1), "one");
-  EXPECT_EQ(cache.get(2), nullptr);
-}
-
-TEST(LruCache, ReplacesTheValueOfAKey) {
-  LruCache<int, std::string, std::hash<int>> cache(2);
-  cache.put(1, "one");
-  cache.put(1, "uno");
-  EXPECT_EQ(*cache.get(1), "uno");
-  EXPECT_EQ(cache.size(), 1);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <list>
+#include <optional>
 #include <unordered_map>
 #include <utility>
 
@@ -22,6 +23,19 @@ class LruCache {
     }
     entries_.splice(entries_.begin(), entries_, found->second);
     return &found->second->second;
+  }
+
+  // The value of `key`, which is forgotten here, or nothing.
+  std::optional<Value> take(const Key& key) {
+    const auto found = places_.find(&key);
+    if (found == places_.end()) {
+      return std::nullopt;
+    }
+    const auto entry = found->second;
+    std::optional<Value> value(std::move(entry->second));
+    places_.erase(found);
+    entries_.erase(entry);
+    return value;
   }
 
   void put(Key key, Value value) {

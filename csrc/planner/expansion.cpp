@@ -1,0 +1,334 @@
+#include <algorithm>
+#include <utility>
+
+#include "planner/state.h"
+
+namespace funcol {
+namespace {
+
+// Beyond so many axes at once only the order of the mesh and that of dst are tried for the cuts they make
+// together.
+constexpr size_t kMaxSlotsPermuted = 3;
+
+bool has(uint32_t slots, int slot) { return (slots >> slot & 1) != 0; }
+
+}  // namespace
+
+// The steps from one state.
+class Expansion {
+ public:
+  Expansion(const Space& space, const State& state, const Held& held, const Space::Visit& visit)
+      : space_(space), state_(state), held_(held), visit_(visit) {}
+
+  void run() {
+    for (const auto& unit : space_.units()) {
+      unit_ = &unit;
+      slots_ = unit.list;
+      if (std::ranges::any_of(slots_, [&](int slot) { return space_.is_final(state_, slot); })) {
+        continue;
+      }
+      if (std::ranges::all_of(slots_, [&](int slot) { return state_.is_partial(slot); })) {
+        reduce();
+      } else if (slots_.size() == 1 && state_.is_replicate(slots_.front())) {
+        leave_replicated(slots_.front());
+      } else if (const int dim = last_cuts_of(); dim >= 0) {
+        gather_or_move(dim);
+      }
+      if (space_.has_one_target()) {
+        exchange();
+      } else if (slots_.size() == 1) {
+        cut_otherwise(slots_.front());
+      }
+    }
+  }
+
+  void run_exchanges() {
+    for (const auto& unit : space_.units()) {
+      unit_ = &unit;
+      slots_ = unit.list;
+      std::array<uint8_t, kMaxDims> num{};
+      const bool sharded_or_replicated =
+          std::ranges::none_of(slots_, [&](int slot) { return state_.is_partial(slot); });
+      if (slots_.size() > 1 && slots_.size() <= kMaxSlotsPermuted && sharded_or_replicated &&
+          others_cut_first(num)) {
+        State next = state_;
+        set_all(next, State::kReplicate);
+        exchange_from(0, next, num);
+      }
+    }
+  }
+
+ private:
+  // The dim whose last cuts are those of slots_, or -1.
+  int last_cuts_of() const {
+    if (!state_.is_shard(slots_.front())) {
+      return -1;
+    }
+    const uint8_t dim = state_.place.at(slots_.front());
+    const size_t num = held_.num_cuts.at(dim);
+    for (const int slot : slots_) {
+      if (state_.place.at(slot) != dim || state_.position.at(slot) + slots_.size() < num) {
+        return -1;
+      }
+    }
+    return dim;
+  }
+
+  void reduce() {
+    State next = state_;
+    set_all(next, State::kReplicate);
+    add(StepKind::kAllReduce, next);
+    cut_every_dim(StepKind::kReduceScatter, -1);
+  }
+
+  void leave_replicated(int slot) {
+    cut_every_dim(StepKind::kSplit, -1);
+    to_partial(StepKind::kToPartial, slot);
+  }
+
+  void gather_or_move(int dim) {
+    State next = state_;
+    set_all(next, State::kReplicate);
+    add(StepKind::kAllGather, next);
+    cut_every_dim(StepKind::kAllToAll, dim);
+    if (slots_.size() == 1) {
+      to_partial(StepKind::kEmbed, slots_.front());
+    }
+  }
+
+  void to_partial(StepKind kind, int slot) {
+    State next = state_;
+    for (const uint8_t place : space_.made(slot).partials) {
+      set_all(next, place);
+      // The average of a shard among zeros would not be the shard.
+      const bool is_legal = kind != StepKind::kEmbed || next.op(slot) != PartialOp::kAvg;
+      if (is_legal && commutes_with_all(next.op(slot))) {
+        add(kind, next);
+      }
+    }
+  }
+
+  bool commutes_with_all(PartialOp op) const {
+    for (int slot = 0; slot < space_.num_slots(); ++slot) {
+      if (state_.is_partial(slot) && !commute(state_.op(slot), op)) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  // Lets slots_ cut each dim but `except` behind the cuts that it has, in every order of theirs.
+  void cut_every_dim(StepKind kind, int64_t except) {
+    for (const int64_t dim : space_.dims_) {
+      if (dim != except) {
+        for_each_order(dim, [&](const Slots& order) { cut(kind, dim, order, 0); });
+      }
+    }
+    if (slots_.size() == 1) {
+      for (const auto& strided : space_.made(slots_.front()).strided) {
+        if (strided.dim != except) {
+          cut(kind, strided.dim, slots_, strided.split);
+        }
+      }
+    }
+  }
+
+  void cut(StepKind kind, int64_t dim, const Slots& order, uint8_t split) {
+    State next = state_;
+    uint8_t position = held_.num_cuts.at(dim);
+    for (const int slot : order) {
+      next.place.at(slot) = static_cast<uint8_t>(dim);
+      next.split.at(slot) = split;
+      next.position.at(slot) = position++;
+    }
+    add(kind, next);
+  }
+
+  // The last cut of a dim takes another split factor, for good.
+  void cut_otherwise(int slot) {
+    const bool is_last =
+        state_.is_shard(slot) && state_.position.at(slot) + 1 == held_.num_cuts.at(state_.place.at(slot));
+    if (!is_last) {
+      return;
+    }
+    const uint8_t dim = state_.place.at(slot);
+    const uint8_t now = state_.split.at(slot);
+    State next = state_;
+    const auto cut_by = [&](uint8_t split) {
+      if (space_.split_factors_[split] != space_.split_factors_[now]) {
+        next.split.at(slot) = split;
+        add(space_.kind_of_exchange(unit_->slots, state_, held_, next), next);
+      }
+    };
+    if (space_.final_plain_ != 0) {
+      cut_by(space_.final_plain_);
+    }
+    for (const auto& strided : space_.made(slot).strided) {
+      if (strided.dim == dim) {
+        cut_by(strided.split);
+      }
+    }
+  }
+
+  template <typename F>
+  void for_each_order(int64_t dim, F&& use) {
+    Slots order = slots_;
+    use(order);
+    if (order.size() == 1) {
+      return;
+    }
+    if (order.size() <= kMaxSlotsPermuted) {
+      while (std::ranges::next_permutation(order).found) {
+        use(order);
+      }
+      return;
+    }
+    const State& dst = space_.dst_;
+    if (space_.has_one_target() &&
+        std::all_of(order.begin(), order.end(), [&](int slot) { return dst.place.at(slot) == dim; })) {
+      std::sort(order.begin(), order.end(),
+                [&](int a, int b) { return dst.position.at(a) < dst.position.at(b); });
+      if (order != slots_) {
+        use(order);
+      }
+    }
+  }
+
+  // slots_ take their placements in dst, where no other axis cuts behind them.
+  void exchange() {
+    const State& dst = space_.dst_;
+    bool changes = false;
+    bool all_sharded = true;
+    for (const int slot : slots_) {
+      if (state_.is_partial(slot) || dst.is_partial(slot)) {
+        return;
+      }
+      changes |= state_.place.at(slot) != dst.place.at(slot) || state_.split.at(slot) != dst.split.at(slot);
+      changes |= slots_.size() > 1 && state_.position.at(slot) != dst.position.at(slot);
+      all_sharded &= state_.is_shard(slot) && dst.is_shard(slot);
+    }
+    // One axis alone: all but a change of its split factor is a step of another kind.
+    if (!changes || (slots_.size() == 1 &&
+                     (!all_sharded || state_.place.at(slots_.front()) != dst.place.at(slots_.front())))) {
+      return;
+    }
+    State next = state_;
+    std::array<uint8_t, kMaxDims> num{};
+    if (!others_cut_first(num)) {
+      return;
+    }
+    set_all(next, State::kReplicate);
+    Slots order = slots_;
+    std::ranges::sort(order, [&](int a, int b) { return dst.position.at(a) < dst.position.at(b); });
+    for (const int slot : order) {
+      if (dst.is_shard(slot)) {
+        next.place.at(slot) = dst.place.at(slot);
+        next.split.at(slot) = dst.split.at(slot);
+        next.position.at(slot) = num.at(dst.place.at(slot))++;
+      }
+    }
+    finish_exchange(next);
+  }
+
+  // The slots from the `i`-th on take every placement that a target may have, in every order of their cuts;
+  // `num` counts the cuts of each dim.
+  void exchange_from(size_t i, const State& next, std::array<uint8_t, kMaxDims>& num) {
+    if (i == slots_.size()) {
+      finish_exchange(next);
+      return;
+    }
+    exchange_from(i + 1, next, num);
+    const int slot = slots_.begin()[i];
+    for (const int64_t dim : space_.dims_) {
+      shard_from(i, next, num, {static_cast<uint8_t>(dim), 0});
+    }
+    for (const auto& strided : space_.made(slot).strided) {
+      shard_from(i, next, num, strided);
+    }
+  }
+
+  void shard_from(size_t i, const State& before, std::array<uint8_t, kMaxDims>& num,
+                  const Space::Strided& cut) {
+    const int slot = slots_.begin()[i];
+    State next = before;
+    next.place.at(slot) = cut.dim;
+    next.split.at(slot) = cut.split;
+    next.position.at(slot) = num.at(cut.dim)++;
+    exchange_from(i + 1, next, num);
+    // Then before one after the other of those that cut the dim already.
+    for (size_t j = 0; j < i; ++j) {
+      for (const int other : slots_) {
+        if (other != slot && next.place.at(other) == cut.dim &&
+            next.position.at(other) + 1 == next.position.at(slot)) {
+          std::swap(next.position.at(other), next.position.at(slot));
+          exchange_from(i + 1, next, num);
+          break;
+        }
+      }
+    }
+    --num.at(cut.dim);
+  }
+
+  void finish_exchange(const State& next) {
+    if (next == state_) {
+      return;
+    }
+    const bool all_sharded =
+        std::ranges::all_of(slots_, [&](int slot) { return state_.is_shard(slot) && next.is_shard(slot); });
+    const StepKind kind = space_.kind_of_exchange(unit_->slots, state_, held_, next);
+    if (all_sharded || kind == StepKind::kPermute) {
+      add(kind, next);
+    }
+  }
+
+  // True if no slot outside slots_ cuts a dim behind one of slots_; counts those of each dim.
+  bool others_cut_first(std::array<uint8_t, kMaxDims>& num) const {
+    for (int64_t dim = 0; dim < kMaxDims; ++dim) {
+      bool seen = false;
+      for (int i = 0; i < held_.num_cuts.at(dim); ++i) {
+        const bool ours = has(unit_->slots, held_.cuts.at(dim).at(i));
+        if (!ours && seen) {
+          return false;
+        }
+        seen |= ours;
+        num.at(dim) += ours ? 0 : 1;
+      }
+    }
+    return true;
+  }
+
+  void set_all(State& next, uint8_t place) const {
+    for (const int slot : slots_) {
+      next.place.at(slot) = place;
+      next.split.at(slot) = 0;
+      next.position.at(slot) = 0;
+    }
+  }
+
+  void add(StepKind kind, const State& next) const { visit_(kind, *unit_, next); }
+
+  const Space& space_;
+  const State& state_;
+  const Held& held_;
+  const Space::Visit& visit_;
+  const Space::Unit* unit_ = nullptr;
+  Slots slots_;
+};
+
+void Space::expand(const State& state, const Held& held, const Visit& visit) const {
+  Expansion(*this, state, held, visit).run();
+}
+
+void Space::expand(const State& state, std::vector<Move>& moves) const {
+  const Held before = held(state);
+  expand(state, before, [&](StepKind kind, const Unit& unit, const State& next) {
+    moves.push_back(move(kind, unit, state, before, next));
+  });
+}
+
+void Space::expand_exchanges(const Visit& visit) const {
+  const Held before = held(src_);
+  Expansion(*this, src_, before, visit).run_exchanges();
+}
+
+}  // namespace funcol

@@ -1,0 +1,214 @@
+#include "planner/reach.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "planner/steps.h"
+
+namespace funcol {
+namespace {
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+constexpr size_t kFirstPlaces = 128;
+
+bool has_mask(const Layout& layout) {
+  return std::ranges::any_of(layout.placements, [](const auto& placement) { return placement.mask != 0; });
+}
+
+}  // namespace
+
+Reach::Reach(const Mesh& mesh, const Costs& costs, std::vector<int64_t> shape, int64_t itemsize,
+             Layout source, std::vector<Placement> vocabulary)
+    : shape_(std::move(shape)),
+      itemsize_(itemsize),
+      source_(std::move(source)),
+      vocabulary_(std::move(vocabulary)),
+      space_(mesh, shape_, itemsize_, source_, vocabulary_),
+      costs_(costs),
+      places_(kFirstPlaces, -1) {
+  // Masks have to be applied before anything else.
+  double cost = 0;
+  const int64_t bytes = space_.held(space_.src()).bytes;
+  for (size_t axis = 0; axis < source_.placements.size(); ++axis) {
+    if (source_.placements[axis].mask != 0) {
+      cost += costs_.of(size_of_mask(StepKind::kApplyMask, static_cast<int64_t>(axis), bytes));
+    }
+  }
+  open(node_of(space_.src()), cost, false);
+}
+
+double Reach::to(const Layout& target) {
+  if (target == source_) {
+    return 0;
+  }
+  if (!may_reach(target)) {
+    return kNever;
+  }
+  const int node = node_of(space_.state(target));
+  while (nodes_[node].known == kUnknown) {
+    if (!settle()) {
+      return kNever;
+    }
+  }
+  return nodes_[node].known;
+}
+
+double Reach::at_least(const Layout& target) const {
+  if (target == source_) {
+    return 0;
+  }
+  if (!may_reach(target)) {
+    return kNever;
+  }
+  const int node = find(space_.state(target));
+  return node >= 0 && nodes_[node].known != kUnknown ? nodes_[node].known : radius();
+}
+
+const Reach::Settled* Reach::nearest(size_t n) {
+  while (settled_.size() <= n) {
+    if (!settle()) {
+      return nullptr;
+    }
+  }
+  return &settled_[n];
+}
+
+double Reach::at_least(size_t n) const { return n < settled_.size() ? settled_[n].cost : radius(); }
+
+bool Reach::may_reach(const Layout& target) const {
+  return !has_mask(target) && std::ranges::all_of(target.placements, [&](const Placement& placement) {
+    return !placement.is_shard() ||
+           (placement.dim < static_cast<int64_t>(shape_.size()) && space_.split(placement.split_factor) >= 0);
+  });
+}
+
+bool Reach::settle() {
+  if (last_ >= 0) {
+    expand_last();
+  }
+  while (!queue_.empty()) {
+    const Entry entry = queue_.front();
+    std::pop_heap(queue_.begin(), queue_.end());
+    queue_.pop_back();
+    if (!entry.ends) {
+      if (nodes_[entry.node].closed) {
+        continue;
+      }
+      nodes_[entry.node].closed = true;
+      last_ = entry.node;
+    }
+    const State layout = space_.without_final(nodes_[entry.node].state);
+    Node& node = nodes_[node_of(layout)];
+    if (node.known == kUnknown) {
+      node.known = entry.cost;
+      settled_.push_back({layout, entry.cost});
+      return true;
+    }
+    if (last_ >= 0) {
+      expand_last();
+    }
+  }
+  return false;
+}
+
+void Reach::expand_last() {
+  // Copies: nodes are added on the way.
+  const State state = nodes_[last_].state;
+  const double cost = nodes_[last_].cost;
+  const Held held = space_.held(state);
+  const auto open_next = [&](StepKind kind, const Space::Unit& unit, const State& next, bool ends) {
+    const int node = node_of(next);
+    if (!nodes_[node].closed && nodes_[node].cost > cost) {
+      open(node, cost + costs_.of(space_.move(kind, unit, state, held, next).size), ends);
+    }
+  };
+  space_.expand(state, held, [&](StepKind kind, const Space::Unit& unit, const State& next) {
+    open_next(kind, unit, next, false);
+  });
+  if (state == space_.src()) {
+    space_.expand_exchanges([&](StepKind kind, const Space::Unit& unit, const State& next) {
+      open_next(kind, unit, space_.without_final(next), true);
+    });
+  }
+  last_ = -1;
+}
+
+void Reach::open(int node, double cost, bool ends) {
+  if (!ends) {
+    if (cost >= nodes_[node].cost) {
+      return;
+    }
+    nodes_[node].cost = cost;
+  }
+  queue_.push_back({cost, node, ends});
+  std::push_heap(queue_.begin(), queue_.end());
+}
+
+int Reach::node_of(const State& state) {
+  const int known = find(state);
+  if (known >= 0) {
+    return known;
+  }
+  if (2 * (nodes_.size() + 1) > places_.size()) {
+    grow();
+  }
+  size_t place = StateHash()(state) % places_.size();
+  while (places_[place] >= 0) {
+    place = (place + 1) % places_.size();
+  }
+  places_[place] = static_cast<int>(nodes_.size());
+  nodes_.push_back({state});
+  return places_[place];
+}
+
+int Reach::find(const State& state) const {
+  size_t place = StateHash()(state) & (places_.size() - 1);
+  while (places_[place] >= 0 && nodes_[places_[place]].state != state) {
+    place = (place + 1) & (places_.size() - 1);
+  }
+  return places_[place];
+}
+
+void Reach::grow() {
+  places_.assign(2 * places_.size(), -1);
+  for (size_t node = 0; node < nodes_.size(); ++node) {
+    size_t place = StateHash()(nodes_[node].state) & (places_.size() - 1);
+    while (places_[place] >= 0) {
+      place = (place + 1) & (places_.size() - 1);
+    }
+    places_[place] = static_cast<int>(node);
+  }
+}
+
+// What is not settled yet costs no less.
+double Reach::radius() const {
+  if (last_ >= 0) {
+    return nodes_[last_].cost;
+  }
+  return queue_.empty() ? kNever : queue_.front().cost;
+}
+
+std::vector<double> redistribution_costs(const std::vector<Layout>& sources,
+                                         const std::vector<Layout>& targets, const TensorMeta& meta,
+                                         const Mesh& mesh, const CostModel& model) {
+  std::vector<Placement> vocabulary;
+  for (const auto& target : targets) {
+    for (const auto& placement : target.placements) {
+      if (std::ranges::find(vocabulary, placement) == vocabulary.end()) {
+        vocabulary.push_back(placement);
+      }
+    }
+  }
+  const Costs costs(model, mesh);
+  std::vector<double> table;
+  table.reserve(sources.size() * targets.size());
+  for (const auto& source : sources) {
+    Reach reach(mesh, costs, meta.shape, itemsize(meta.dtype), source, vocabulary);
+    for (const auto& target : targets) {
+      table.push_back(reach.to(target));
+    }
+  }
+  return table;
+}
+
+}  // namespace funcol

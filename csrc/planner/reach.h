@@ -1,0 +1,114 @@
+// What it costs to get from one layout of a tensor to any other: one search for all targets, taken up again
+// where it stopped.
+//
+// Worked case, f32[8, 8] on {dp: 2, tp: 4}, source "S0,R", step counts: S(0)R 0, S(0)S(0), S(0)S(1) 0
+// (split), S(1)R 1 (all_to_all), RR 2 (all_gather), ...
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "layout/layout.h"
+#include "layout/tensor_meta.h"
+#include "planner/cost_model.h"
+#include "planner/state.h"
+
+namespace funcol {
+
+// State: the planner's, and the same steps lead from one to the next (search.h), with three restrictions:
+//   - a partial or a strided shard that was made for a target stays: plan_redistribution may leave it again;
+//   - an exchange over several merged axes leads from the source to the target at once, and is over at most
+//     three axes that hold several ranks: plan_redistribution may take other steps before and after it;
+//   - four or more merged axes cut a dim together in the order of the mesh alone.
+// So a cost is never below that of plan_redistribution, and equal to it unless its plan does what is in
+// brackets. Invariant: layouts are settled in the order of their costs, each by a least path within these
+// restrictions.
+//
+// Not safe against several threads at once.
+class Reach {
+ public:
+  // A layout that holds no mask, as Space::state() writes it, and its cost.
+  struct Settled {
+    State state;
+    double cost;
+  };
+
+  // Targets have placements of `source` and of `vocabulary`. `mesh` and `costs` outlive this. Throws
+  // std::invalid_argument for more than 8 axes of several ranks or 16 dims.
+  Reach(const Mesh& mesh, const Costs& costs, std::vector<int64_t> shape, int64_t itemsize, Layout source,
+        std::vector<Placement> vocabulary);
+  Reach(const Reach&) = delete;
+  Reach& operator=(const Reach&) = delete;
+  Reach(Reach&&) = delete;
+  Reach& operator=(Reach&&) = delete;
+  ~Reach() = default;
+
+  // The least cost; infinity if there is no way: to placements outside of the vocabulary, and to masked
+  // partials unless all of the layout is that of the source.
+  double to(const Layout& target);
+  // The same if it is known by now, else a bound: nothing that is not known costs less.
+  double at_least(const Layout& target) const;
+
+  // The `n`-th nearest layout, nullptr if there are not so many; good until the next call.
+  const Settled* nearest(size_t n);
+  // What the `n`-th nearest layout costs at least; infinity if it is known that there are not so many.
+  double at_least(size_t n) const;
+
+  const Space& space() const { return space_; }
+  const std::vector<int64_t>& shape() const { return shape_; }
+  int64_t itemsize() const { return itemsize_; }
+  const Layout& source() const { return source_; }
+  const std::vector<Placement>& vocabulary() const { return vocabulary_; }
+
+ private:
+  static constexpr double kUnknown = -1;
+
+  struct Node {
+    State state;
+    double cost = std::numeric_limits<double>::infinity();  // by the paths seen so far
+    double known = kUnknown;                                // of a state without what is final: the least
+    bool closed = false;
+  };
+  struct Entry {
+    double cost;
+    int node;
+    bool ends;  // no step leads on
+
+    bool operator<(const Entry& other) const {
+      return cost != other.cost ? cost > other.cost : node > other.node;
+    }
+  };
+
+  // Whether a path may lead there.
+  bool may_reach(const Layout& target) const;
+  // Settles the next layout; false if there are no more.
+  bool settle();
+  void expand_last();
+  void open(int node, double cost, bool ends);
+  int node_of(const State& state);
+  // -1 if it was not seen.
+  int find(const State& state) const;
+  void grow();
+  double radius() const;
+
+  const std::vector<int64_t> shape_;
+  const int64_t itemsize_;
+  const Layout source_;
+  const std::vector<Placement> vocabulary_;
+  const Space space_;
+  const Costs& costs_;
+  std::vector<Node> nodes_;
+  std::vector<int> places_;  // of the nodes by their hashes; -1 where there is none
+  std::vector<Entry> queue_;
+  std::vector<Settled> settled_;
+  int last_ = -1;  // the node that was settled last, if its steps are still to be taken
+};
+
+// Costs of all redistributions from one of `sources` to one of `targets`, row by row: [source][target].
+std::vector<double> redistribution_costs(const std::vector<Layout>& sources,
+                                         const std::vector<Layout>& targets, const TensorMeta& meta,
+                                         const Mesh& mesh, const CostModel& model);
+
+}  // namespace funcol

@@ -1,0 +1,446 @@
+#include "propagation/candidates.h"
+
+#include <algorithm>
+#include <numeric>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "layout/shards.h"
+
+namespace funcol {
+namespace {
+
+bool is_any_split(const Placement& placement) {
+  return placement.is_shard() && placement.split_factor == kAnySplit;
+}
+
+bool has_any_split(const Row& row) {
+  return std::ranges::any_of(row.inputs, is_any_split) ||
+         std::ranges::any_of(row.outputs, [](const auto& output) { return output && is_any_split(*output); });
+}
+
+Row cut_by(Row row, int64_t split_factor) {
+  const auto set = [split_factor](Placement& placement) {
+    placement.split_factor = is_any_split(placement) ? split_factor : placement.split_factor;
+  };
+  std::ranges::for_each(row.inputs, set);
+  for (auto& output : row.outputs) {
+    if (output) {
+      set(*output);
+    }
+  }
+  return row;
+}
+
+bool replicates(const Row& row) {
+  return std::ranges::all_of(row.inputs, &Placement::is_replicate) &&
+         std::ranges::all_of(row.outputs,
+                             [](const auto& output) { return !output || output->is_replicate(); });
+}
+
+bool has_partial(const Row& row) {
+  return std::ranges::any_of(row.inputs, &Placement::is_partial) ||
+         std::ranges::any_of(row.outputs, [](const auto& output) { return output && output->is_partial(); });
+}
+
+bool may_mix(const Placement& a, const Placement& b) {
+  if (!a.is_partial() || !b.is_partial()) {
+    return true;
+  }
+  return commute(a.op, b.op) && (a.mask == b.mask || a.mask == 0 || b.mask == 0);
+}
+
+bool may_mix(const Row& a, const Row& b) {
+  for (size_t i = 0; i < a.inputs.size(); ++i) {
+    if (!may_mix(a.inputs[i], b.inputs[i])) {
+      return false;
+    }
+  }
+  for (size_t i = 0; i < a.outputs.size(); ++i) {
+    if (a.outputs[i] && b.outputs[i] && !may_mix(*a.outputs[i], *b.outputs[i])) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// The axes in the order of the mesh, as far as those of `orders` come one after the other as there; nothing
+// if they contradict each other.
+std::optional<Candidates::Precedence> sorted_by(const std::vector<const ShardOrder*>& orders,
+                                                int64_t num_axes) {
+  std::vector<AxisSet> before(num_axes, 0);
+  for (const auto* order : orders) {
+    for (const auto& axes : *order) {
+      for (size_t i = 1; i < axes.size(); ++i) {
+        before[axes[i]] |= axis_set(axes[i - 1]);
+      }
+    }
+  }
+  Candidates::Precedence precedence;
+  AxisSet done = 0;
+  while (static_cast<int64_t>(precedence.size()) < num_axes) {
+    int64_t axis = 0;
+    while (axis < num_axes && (contains(done, axis) || (before[axis] & ~done) != 0)) {
+      ++axis;
+    }
+    if (axis == num_axes) {
+      return std::nullopt;
+    }
+    precedence.push_back(axis);
+    done |= axis_set(axis);
+  }
+  return precedence;
+}
+
+bool is_default(const ShardOrder& order) {
+  return std::ranges::all_of(order, [](const auto& axes) { return std::ranges::is_sorted(axes); });
+}
+
+// Every length that some rank has of the chunks of `lengths`.
+std::vector<int64_t> chunk_lengths(const std::vector<int64_t>& lengths, int64_t num_ranks,
+                                   int64_t split_factor) {
+  std::vector<int64_t> chunks;
+  const auto add = [&chunks](int64_t length) {
+    if (std::ranges::find(chunks, length) == chunks.end()) {
+      chunks.push_back(length);
+    }
+  };
+  for (const int64_t length : lengths) {
+    if (split_factor == 1) {
+      const int64_t longest = longest_shard(length, num_ranks);
+      add(longest);
+      add(std::max<int64_t>(length - (num_ranks - 1) * longest, 0));
+      continue;
+    }
+    for (int64_t index = 0; index < num_ranks; ++index) {
+      add(num_indices(cut({{0, length}}, num_ranks, index, split_factor)));
+    }
+  }
+  return chunks;
+}
+
+[[noreturn]] void refuse(const OpCall& call, const std::string& why) {
+  throw std::invalid_argument(call.op + ": " + why);
+}
+
+}  // namespace
+
+bool is_cut_by(const Layout& layout, const Candidates::Precedence& precedence) {
+  return std::ranges::all_of(layout.order, [&](const auto& axes) {
+    return std::ranges::is_sorted(
+        axes, {}, [&](int64_t axis) { return std::ranges::find(precedence, axis) - precedence.begin(); });
+  });
+}
+
+Candidates::Candidates(const OpCall& call, const Rows& rows, const Mesh& mesh,
+                       const std::vector<Operand>& operands,
+                       const std::vector<std::optional<Layout>>& required)
+    : call_(call), given_(rows), mesh_(mesh), operands_(operands), required_(required) {
+  check_numbers();
+  add_rows(rows.rows);
+  rows_of_.resize(mesh.num_axes());
+  for (int64_t axis = 0; axis < mesh.num_axes(); ++axis) {
+    for (RowNumber number = 0; number < num_rows(); ++number) {
+      if (is_allowed(row(number), axis)) {
+        rows_of_[axis].push_back(number);
+      }
+    }
+  }
+  find_mixing_rows();
+  find_precedences();
+  find_groups();
+}
+
+void Candidates::check_numbers() const {
+  const auto check = [&](size_t got, size_t expected, const char* what) {
+    if (got != expected) {
+      refuse(call_, std::to_string(got) + " " + what + "; expected " + std::to_string(expected) + ".");
+    }
+  };
+  check(operands_.size(), call_.tensors.size(), "operands for the tensors of the call");
+  if (!required_.empty()) {
+    check(required_.size(), call_.outputs.size(), "required layouts for the outputs of the call");
+  }
+  for (const auto& row : given_.rows) {
+    check(row.inputs.size(), call_.tensors.size(), "inputs in a row of its rule");
+    check(row.outputs.size(), call_.outputs.size(), "outputs in a row of its rule");
+  }
+  for (const auto& operand : operands_) {
+    check(operand.source.placements.size(), mesh_.sizes.size(), "placements of an operand on this mesh");
+  }
+  for (const auto& layout : required_) {
+    if (layout) {
+      check(layout->placements.size(), mesh_.sizes.size(), "placements of a required layout on this mesh");
+    }
+  }
+}
+
+void Candidates::add_rows(const std::vector<Row>& rows) {
+  std::vector<int64_t> split_factors{1};
+  for (const auto& operand : operands_) {
+    for (const auto& placement : operand.source.placements) {
+      if (std::ranges::find(split_factors, placement.split_factor) == split_factors.end()) {
+        split_factors.push_back(placement.split_factor);
+      }
+    }
+  }
+  Row replicated;
+  replicated.inputs.resize(call_.tensors.size());
+  for (const auto& output : call_.outputs) {
+    replicated.outputs.push_back(output ? std::optional(Placement::replicate()) : std::nullopt);
+  }
+  made_.push_back(std::move(replicated));
+  rows_.push_back(&made_.back());
+  for (const auto& row : rows) {
+    if (!replicates(row) && has_all_dims(row)) {
+      add_row(row, split_factors);
+    }
+  }
+}
+
+void Candidates::add_row(const Row& row, const std::vector<int64_t>& split_factors) {
+  if (!has_any_split(row)) {
+    rows_.push_back(&row);
+    return;
+  }
+  for (const int64_t factor : split_factors) {
+    made_.push_back(cut_by(row, factor));
+    rows_.push_back(&made_.back());
+  }
+}
+
+bool Candidates::has_all_dims(const Row& row) const {
+  const auto has_dim = [](const Placement& placement, const TensorMeta& tensor) {
+    return !placement.is_shard() || (placement.dim >= 0 && placement.dim < tensor.num_dims());
+  };
+  for (size_t i = 0; i < row.inputs.size(); ++i) {
+    if (!has_dim(row.inputs[i], call_.tensors[i])) {
+      return false;
+    }
+  }
+  for (size_t i = 0; i < row.outputs.size(); ++i) {
+    if (row.outputs[i] && call_.outputs[i] && !has_dim(*row.outputs[i], *call_.outputs[i])) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool Candidates::is_allowed(const Row& row, int64_t axis) const {
+  for (size_t i = 0; i < operands_.size(); ++i) {
+    const auto& from = operands_[i].source.placements[axis];
+    const auto& to = row.inputs[i];
+    if (from != to && (operands_[i].stays || to.mask != 0 || (from.is_shard() && to.is_partial()))) {
+      return false;
+    }
+  }
+  for (size_t i = 0; i < required_.size(); ++i) {
+    if (required_[i] && row.outputs[i] != required_[i]->placements[axis]) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void Candidates::find_mixing_rows() {
+  may_mix_.assign(rows_.size() * rows_.size(), 1);
+  for (size_t a = 0; a < rows_.size(); ++a) {
+    if (!has_partial(*rows_[a])) {
+      continue;
+    }
+    for (size_t b = 0; b < rows_.size(); ++b) {
+      may_mix_[a * rows_.size() + b] = may_mix(*rows_[a], *rows_[b]) ? 1 : 0;
+    }
+  }
+}
+
+void Candidates::find_precedences() {
+  Precedence of_mesh(mesh_.num_axes());
+  std::iota(of_mesh.begin(), of_mesh.end(), 0);
+  precedences_.push_back(of_mesh);
+  std::vector<const ShardOrder*> orders;
+  const auto add_order = [&orders](const Layout& layout) {
+    const auto same = [&](const ShardOrder* other) { return *other == layout.order; };
+    if (!is_default(layout.order) && std::ranges::none_of(orders, same)) {
+      orders.push_back(&layout.order);
+    }
+  };
+  for (const auto& operand : operands_) {
+    add_order(operand.source);
+  }
+  for (const auto& layout : required_) {
+    if (layout) {
+      add_order(*layout);
+    }
+  }
+  const auto add = [&](const std::vector<const ShardOrder*>& implied_by) {
+    auto precedence = sorted_by(implied_by, mesh_.num_axes());
+    if (precedence && std::ranges::find(precedences_, *precedence) == precedences_.end()) {
+      precedences_.push_back(std::move(*precedence));
+    }
+  };
+  add(orders);
+  for (const auto* order : orders) {
+    add({order});
+  }
+  // Where a layout is given, its order is, too.
+  std::erase_if(precedences_, [&](const Precedence& precedence) {
+    return std::ranges::any_of(operands_,
+                               [&](const auto& operand) {
+                                 return operand.stays && !is_cut_by(operand.source, precedence);
+                               }) ||
+           std::ranges::any_of(required_,
+                               [&](const auto& layout) { return layout && !is_cut_by(*layout, precedence); });
+  });
+}
+
+void Candidates::find_groups() {
+  const auto alike = [&](size_t a, size_t b) {
+    return call_.tensors[a].shape == call_.tensors[b].shape &&
+           call_.tensors[a].dtype == call_.tensors[b].dtype && operands_[a].stays == operands_[b].stays &&
+           operands_[a].source == operands_[b].source &&
+           std::ranges::all_of(rows_, [&](const Row* row) { return row->inputs[a] == row->inputs[b]; });
+  };
+  for (size_t input = 0; input < operands_.size(); ++input) {
+    const auto known =
+        std::ranges::find_if(groups_, [&](const Group& group) { return alike(group.first, input); });
+    group_of_.push_back(known - groups_.begin());
+    if (known == groups_.end()) {
+      groups_.push_back({input, 1});
+    } else {
+      ++known->num_inputs;
+    }
+  }
+}
+
+bool Candidates::may_follow(std::span<const RowNumber> rows, RowNumber next) const {
+  const auto axis = static_cast<int64_t>(rows.size());
+  for (int64_t other = 0; other < axis && mesh_.sizes[axis] != 1; ++other) {
+    if (mesh_.sizes[other] != 1 && may_mix_[rows[other] * rows_.size() + next] == 0) {
+      return false;
+    }
+  }
+  if (given_.allows_empty_shards) {
+    return true;
+  }
+  // However a dim is cut, it has to be as long as there are ranks.
+  return std::ranges::all_of(groups_, [&](const Group& group) {
+    const auto& placement = row(next).inputs[group.first];
+    if (!placement.is_shard()) {
+      return true;
+    }
+    int64_t num_ranks = mesh_.sizes[axis];
+    for (int64_t other = 0; other < axis; ++other) {
+      const auto& before = row(rows[other]).inputs[group.first];
+      num_ranks *= before.is_shard() && before.dim == placement.dim ? mesh_.sizes[other] : 1;
+    }
+    return num_ranks <= call_.tensors[group.first].shape[placement.dim];
+  });
+}
+
+Composition Candidates::composition(std::span<const RowNumber> rows, const Precedence& precedence) const {
+  const auto layout_of = [&](auto placement_on) {
+    Layout layout;
+    layout.placements.reserve(rows.size());
+    for (const RowNumber number : rows) {
+      layout.placements.push_back(placement_on(row(number)));
+    }
+    for (const int64_t axis : precedence) {
+      if (layout.placements[axis].is_shard()) {
+        const auto dim = static_cast<size_t>(layout.placements[axis].dim);
+        layout.order.resize(std::max(layout.order.size(), dim + 1));
+        layout.order[dim].push_back(axis);
+      }
+    }
+    return layout;
+  };
+  Composition composition;
+  composition.inputs.reserve(call_.tensors.size());
+  for (size_t i = 0; i < call_.tensors.size(); ++i) {
+    composition.inputs.push_back(layout_of([i](const Row& row) { return row.inputs[i]; }));
+  }
+  for (size_t i = 0; i < call_.outputs.size(); ++i) {
+    const bool all =
+        std::ranges::all_of(rows, [&](RowNumber number) { return row(number).outputs[i].has_value(); });
+    composition.outputs.push_back(
+        all ? std::optional(layout_of([i](const Row& row) { return *row.outputs[i]; })) : std::nullopt);
+  }
+  return composition;
+}
+
+bool Candidates::is_legal(const Composition& composition) const {
+  if (!given_.allows_empty_shards) {
+    for (const auto& group : groups_) {
+      if (!leaves_no_rank_empty(composition.inputs[group.first], call_.tensors[group.first].shape)) {
+        return false;
+      }
+    }
+  }
+  return !given_.is_legal || given_.is_legal(call_, composition, mesh_);
+}
+
+bool Candidates::moves(const Composition& composition) const {
+  for (size_t i = 0; i < operands_.size(); ++i) {
+    if (composition.inputs[i] != operands_[i].source) {
+      return true;
+    }
+  }
+  return false;
+}
+
+bool Candidates::leaves_no_rank_empty(const Layout& layout, const std::vector<int64_t>& shape) const {
+  for (size_t dim = 0; dim < layout.order.size(); ++dim) {
+    std::vector<int64_t> lengths{shape[dim]};
+    for (const int64_t axis : layout.order[dim]) {
+      lengths = chunk_lengths(lengths, mesh_.sizes[axis], layout.placements[axis].split_factor);
+    }
+    if (!layout.order[dim].empty() && std::ranges::min(lengths) == 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
+std::optional<Composition> Candidates::unmoved() const {
+  std::vector<const Precedence*> fitting;
+  for (const auto& precedence : precedences_) {
+    if (std::ranges::all_of(operands_,
+                            [&](const auto& operand) { return is_cut_by(operand.source, precedence); })) {
+      fitting.push_back(&precedence);
+    }
+  }
+  std::vector<RowNumber> rows;
+  return fitting.empty() ? std::nullopt : unmoved(rows, fitting);
+}
+
+// `rows` are those of the first axes.
+std::optional<Composition> Candidates::unmoved(std::vector<RowNumber>& rows,
+                                               const std::vector<const Precedence*>& precedences) const {
+  const auto axis = static_cast<int64_t>(rows.size());
+  if (axis == mesh_.num_axes()) {
+    for (const auto* precedence : precedences) {
+      auto result = composition(rows, *precedence);
+      if (is_legal(result)) {
+        return result;
+      }
+    }
+    return std::nullopt;
+  }
+  for (const RowNumber number : rows_of_[axis]) {
+    bool moves_none = true;
+    for (size_t i = 0; i < operands_.size() && moves_none; ++i) {
+      moves_none = row(number).inputs[i] == operands_[i].source.placements[axis];
+    }
+    if (moves_none && may_follow(rows, number)) {
+      rows.push_back(number);
+      if (auto result = unmoved(rows, precedences)) {
+        return result;
+      }
+      rows.pop_back();
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace funcol

@@ -1,0 +1,85 @@
+// Which compositions there are of a call's rows, and which of them are legal (compose.h says when).
+#pragma once
+
+#include <deque>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "propagation/compose.h"
+
+namespace funcol {
+
+class Candidates {
+ public:
+  // Inputs that look alike, lie alike and are asked for the same by every row.
+  struct Group {
+    size_t first;  // the number of one of them
+    int64_t num_inputs;
+  };
+  // The mesh axes, those first that cut first.
+  using Precedence = std::vector<int64_t>;
+  using RowNumber = int32_t;
+
+  // All arguments outlive this.
+  Candidates(const OpCall& call, const Rows& rows, const Mesh& mesh, const std::vector<Operand>& operands,
+             const std::vector<std::optional<Layout>>& required);
+
+  const OpCall& call() const { return call_; }
+  const Mesh& mesh() const { return mesh_; }
+  const Layout& source(size_t input) const { return operands_[input].source; }
+  bool stays(size_t input) const { return operands_[input].stays; }
+
+  const Row& row(RowNumber number) const { return *rows_[number]; }
+  RowNumber num_rows() const { return static_cast<RowNumber>(rows_.size()); }
+  // Those that an axis may have, as far as it knows alone.
+  const std::vector<RowNumber>& rows_of(int64_t axis) const { return rows_of_[axis]; }
+  const std::vector<Precedence>& precedences() const { return precedences_; }
+  const std::vector<Group>& groups() const { return groups_; }
+  size_t group_of(size_t input) const { return group_of_[input]; }
+
+  // Whether the rows of the first axes may be followed by this one: false only if no such composition is
+  // legal.
+  bool may_follow(std::span<const RowNumber> rows, RowNumber next) const;
+
+  Composition composition(std::span<const RowNumber> rows, const Precedence& precedence) const;
+  // Of a composition whose rows may follow each other.
+  bool is_legal(const Composition& composition) const;
+
+  // Whether an input moves.
+  bool moves(const Composition& composition) const;
+
+  // The first legal composition that moves no input.
+  std::optional<Composition> unmoved() const;
+
+ private:
+  void check_numbers() const;
+  void add_rows(const std::vector<Row>& rows);
+  void add_row(const Row& row, const std::vector<int64_t>& split_factors);
+  bool has_all_dims(const Row& row) const;
+  bool is_allowed(const Row& row, int64_t axis) const;
+  void find_mixing_rows();
+  void find_precedences();
+  void find_groups();
+  bool leaves_no_rank_empty(const Layout& layout, const std::vector<int64_t>& shape) const;
+  std::optional<Composition> unmoved(std::vector<RowNumber>& rows,
+                                     const std::vector<const Precedence*>& precedences) const;
+
+  const OpCall& call_;
+  const Rows& given_;
+  const Mesh& mesh_;
+  const std::vector<Operand>& operands_;
+  const std::vector<std::optional<Layout>>& required_;
+  std::deque<Row> made_;  // the rows that were not given
+  std::vector<const Row*> rows_;
+  std::vector<std::vector<RowNumber>> rows_of_;
+  std::vector<char> may_mix_;  // [row][row]: on two axes of several ranks
+  std::vector<Precedence> precedences_;
+  std::vector<Group> groups_;
+  std::vector<size_t> group_of_;
+};
+
+// Whether the axes that cut a dim of `layout` do so in this order.
+bool is_cut_by(const Layout& layout, const Candidates::Precedence& precedence);
+
+}  // namespace funcol

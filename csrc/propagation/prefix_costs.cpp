@@ -1,0 +1,145 @@
+#include "propagation/prefix_costs.h"
+
+#include <algorithm>
+
+namespace funcol {
+namespace {
+
+// More prefixes than this are not laid out side by side.
+constexpr uint64_t kMaxDense = uint64_t{1} << 16;
+
+// No state has it.
+constexpr uint8_t kNowhere = UINT8_MAX;
+
+}  // namespace
+
+PrefixCosts::PrefixCosts(const Candidates& candidates, size_t input, Reach& reach)
+    : candidates_(candidates), input_(input), reach_(reach) {
+  const auto& precedences = candidates.precedences();
+  const int64_t num_axes = candidates.mesh().num_axes();
+  uint64_t num_prefixes = precedences.size();
+  uint64_t first_key = 0;
+  axes_.reserve(num_axes);
+  for (int64_t axis = 0; axis < num_axes; ++axis) {
+    add_axis(axis, first_key);
+    first_key += num_prefixes;
+    num_prefixes *= std::max<uint64_t>(axes_.back().columns.size(), 1);
+  }
+  first_whole_key_ = first_key;
+  if (first_key + num_prefixes <= kMaxDense) {
+    dense_.assign(first_key + num_prefixes, kUnknown);
+  }
+  for (const auto& precedence : precedences) {
+    auto& rank_of = rank_of_.emplace_back(num_axes);
+    for (int64_t i = 0; i < num_axes; ++i) {
+      rank_of[precedence[i]] = i;
+    }
+  }
+  // The input where it is: masks and all.
+  const Layout& source = reach.source();
+  for (size_t precedence = 0; precedence < precedences.size(); ++precedence) {
+    if (funcol::is_cut_by(source, precedences[precedence])) {
+      take_in(0, precedence, 0,
+              [&](size_t axis, const Column& column) { return column.placement == source.placements[axis]; });
+    }
+  }
+  radius_ = reach.at_least(num_taken_in_);
+}
+
+void PrefixCosts::add_axis(int64_t axis, uint64_t first_key) {
+  const Space& space = reach_.space();
+  Axis& added = axes_.emplace_back(Axis{space.slot(axis), {}, {}, first_key});
+  added.column_of.resize(candidates_.num_rows());
+  for (const RowNumber number : candidates_.rows_of(axis)) {
+    const Placement& placement = candidates_.row(number).inputs[input_];
+    const auto known = std::ranges::find(added.columns, placement, &Column::placement);
+    added.column_of[number] = static_cast<uint32_t>(known - added.columns.begin());
+    if (known == added.columns.end()) {
+      const uint8_t place = placement.mask != 0        ? kNowhere
+                            : placement.is_replicate() ? State::kReplicate
+                            : placement.is_partial()   ? State::of(placement.op)
+                                                       : static_cast<uint8_t>(placement.dim);
+      const int split = placement.is_shard() ? space.split(placement.split_factor) : 0;
+      added.columns.push_back({placement, place, split < 0 ? kNowhere : static_cast<uint8_t>(split)});
+    }
+  }
+}
+
+uint64_t PrefixCosts::key(size_t precedence, std::span<const RowNumber> rows) const {
+  uint64_t prefix = precedence;
+  for (size_t axis = 0; axis < rows.size(); ++axis) {
+    prefix = prefix * axes_[axis].columns.size() + axes_[axis].column_of[rows[axis]];
+  }
+  return prefix + (rows.size() < axes_.size() ? axes_[rows.size()].first_key : first_whole_key_);
+}
+
+double PrefixCosts::get(uint64_t key) const {
+  if (!dense_.empty()) {
+    return dense_[key];
+  }
+  const auto found = sparse_.find(key);
+  return found == sparse_.end() ? kUnknown : found->second;
+}
+
+void PrefixCosts::set(uint64_t key, double cost) {
+  if (dense_.empty()) {
+    sparse_.try_emplace(key, cost);
+  } else if (dense_[key] < 0) {
+    dense_[key] = cost;
+  }
+}
+
+void PrefixCosts::extend() {
+  const auto* settled = reach_.nearest(num_taken_in_);
+  if (settled == nullptr) {
+    radius_ = std::numeric_limits<double>::infinity();
+    return;
+  }
+  ++num_taken_in_;
+  const auto fits = [&](size_t axis, const Column& column) {
+    const int slot = axes_[axis].slot;
+    // On an axis of one rank all is the same but masks.
+    return slot < 0 ? column.placement.mask == 0
+                    : column.place == settled->state.place.at(slot) &&
+                          column.split == settled->state.split.at(slot);
+  };
+  for (size_t precedence = 0; precedence < rank_of_.size(); ++precedence) {
+    if (is_cut_by(settled->state, precedence)) {
+      take_in(0, precedence, settled->cost, fits);
+    }
+  }
+  radius_ = reach_.at_least(num_taken_in_);
+}
+
+bool PrefixCosts::is_cut_by(const State& state, size_t precedence) const {
+  const Space& space = reach_.space();
+  const auto& rank_of = rank_of_[precedence];
+  for (int b = 1; b < space.num_slots(); ++b) {
+    for (int a = 0; a < b && state.is_shard(b); ++a) {
+      if (state.place.at(a) == state.place.at(b) && (state.position.at(a) < state.position.at(b)) !=
+                                                        (rank_of[space.axis(a)] < rank_of[space.axis(b)])) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
+template <typename Fits>
+bool PrefixCosts::take_in(size_t axis, uint64_t prefix, double cost, const Fits& fits) {
+  if (axis == axes_.size()) {
+    set(first_whole_key_ + prefix, cost);
+    return true;
+  }
+  const auto& columns = axes_[axis].columns;
+  bool any = false;
+  for (size_t i = 0; i < columns.size(); ++i) {
+    any = (fits(axis, columns[i]) && take_in(axis + 1, prefix * columns.size() + i, cost, fits)) || any;
+  }
+  if (any) {
+    set(axes_[axis].first_key + prefix, cost);
+  }
+  return any;
+}
+
+}  // namespace funcol

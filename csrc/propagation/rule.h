@@ -68,7 +68,26 @@ const Rule* find_rule(std::string_view op);
 // it has a list, and whose outputs are what it returns, or writes, for the element.
 bool is_per_element(std::string_view op);
 
-// The operators that find_rule() knows, sorted.
+// The operators that find_rule() knows, sorted. A name without an overload stands for all of the operator's,
+// for its in-place and out= forms, and for _foreach_ of it: "aten::add" for "aten::add_.Tensor".
 std::vector<std::string> ops_with_rules();
+
+// Which arguments tell sizes of the whole tensors, and have to tell those of the local ones when the operator
+// is called on these.
+struct LocalSizeArgs {
+  std::string_view shape;   // the argument that is output 0's shape, view(size); empty if there is none
+  std::string_view stride;  // the one that is its stride, new_empty_strided(stride)
+
+  // N, C and HxW: input 0's dims 0 and 1, and the product of the others (group_norm).
+  bool batch_channels_pixels = false;
+  // Dims are dropped because they are 1 long as a whole: the local call is squeeze.dims (squeeze_.dims) of
+  // those that have no place in the output.
+  bool squeezed_dims = false;
+
+  friend bool operator==(const LocalSizeArgs&, const LocalSizeArgs&) = default;
+};
+
+// Nothing for operators whose arguments stay as they are.
+std::optional<LocalSizeArgs> local_size_args(std::string_view op);
 
 }  // namespace funcol

@@ -1,0 +1,103 @@
+#include "propagation/rule.h"
+
+#include <algorithm>
+#include <array>
+#include <stdexcept>
+
+#include "propagation/rules/families.h"
+
+namespace funcol {
+namespace {
+
+constexpr std::string_view kForeach = "aten::_foreach_";
+
+// "aten::add_.Tensor" without its overload: "aten::add_".
+std::string_view without_overload(std::string_view op) { return op.substr(0, op.find('.')); }
+
+// "aten::add_" as its functional form is called: "aten::add". Names such as "aten::__xor__" are functional.
+std::string_view functional_name(std::string_view name) {
+  return name.ends_with('_') && !name.ends_with("__") ? name.substr(0, name.size() - 1) : name;
+}
+
+void insert(ByName<Rule>& rules, std::string_view name, const Rule& rule) {
+  if (!rules.emplace(std::string(name), rule).second) {
+    throw std::logic_error("RuleTable: '" + std::string(name) + "' has two rules");
+  }
+}
+
+RuleTable make_table() {
+  RuleTable table;
+  add_pointwise_rules(table);
+  add_copy_rules(table);
+  add_optimizer_rules(table);
+  add_matrix_rules(table);
+  add_reshape_rules(table);
+  add_view_rules(table);
+  return table;
+}
+
+const RuleTable& rule_table() {
+  static const RuleTable table = make_table();
+  return table;
+}
+
+}  // namespace
+
+void RuleTable::add_all_overloads(std::initializer_list<std::string_view> operators, const Rule& rule) {
+  for (const auto name : operators) {
+    insert(operators_, name, rule);
+  }
+}
+
+void RuleTable::add_overloads(std::initializer_list<std::string_view> overloads, const Rule& rule) {
+  for (const auto name : overloads) {
+    insert(overloads_, name, rule);
+  }
+}
+
+const Rule* RuleTable::find(std::string_view op) const {
+  if (const auto found = overloads_.find(op); found != overloads_.end()) {
+    return &found->second;
+  }
+  const auto name = without_overload(op);
+  if (const auto found = operators_.find(name); found != operators_.end()) {
+    return &found->second;
+  }
+  const auto functional = functional_name(name);
+  if (const auto found = operators_.find(functional); found != operators_.end()) {
+    return &found->second;
+  }
+  if (functional.starts_with(kForeach)) {
+    const auto of_an_element = "aten::" + std::string(functional.substr(kForeach.size()));
+    if (const auto found = operators_.find(of_an_element); found != operators_.end()) {
+      return &found->second;
+    }
+  }
+  return nullptr;
+}
+
+std::vector<std::string> RuleTable::names() const {
+  std::vector<std::string> names;
+  for (const auto& [name, rule] : overloads_) {
+    names.push_back(name);
+  }
+  for (const auto& [name, rule] : operators_) {
+    names.push_back(name);
+  }
+  std::ranges::sort(names);
+  const auto repeated = std::ranges::unique(names);
+  names.erase(repeated.begin(), repeated.end());
+  return names;
+}
+
+const Rule* find_rule(std::string_view op) { return rule_table().find(op); }
+
+bool is_per_element(std::string_view op) {
+  constexpr std::array<std::string_view, 5> kPrefixes{kForeach, "aten::_amp_foreach_", "aten::_fused_adam",
+                                                      "aten::_fused_sgd", "aten::_fused_adagrad"};
+  return std::ranges::any_of(kPrefixes, [op](auto prefix) { return op.starts_with(prefix); });
+}
+
+std::vector<std::string> ops_with_rules() { return rule_table().names(); }
+
+}  // namespace funcol

@@ -1,0 +1,190 @@
+// Products of vectors and matrices.
+#include <algorithm>
+#include <string>
+
+#include "propagation/rules/families.h"
+#include "propagation/rules/rows.h"
+
+namespace funcol {
+namespace {
+
+// A sum of products over the letters that the result lacks, "mk,kn->mn" for a product of matrices.
+struct Contraction {
+  std::vector<std::string> inputs;
+  std::string output;
+};
+
+std::optional<int64_t> place_of(char letter, const std::string& letters) {
+  const auto place = letters.find(letter);
+  return place == std::string::npos ? std::nullopt : std::optional(static_cast<int64_t>(place));
+}
+
+// One row of a contraction: the output first.
+using ContractionRow = std::pair<Placement, std::vector<Placement>>;
+
+// Letters cut on one axis, then each input pending alone.
+std::vector<ContractionRow> contraction_rows(const Contraction& contraction) {
+  std::string letters = contraction.output;
+  for (const auto& input : contraction.inputs) {
+    for (const char letter : input) {
+      if (!place_of(letter, letters)) {
+        letters += letter;
+      }
+    }
+  }
+  std::vector<ContractionRow> rows;
+  for (const char letter : letters) {
+    const auto in_output = place_of(letter, contraction.output);
+    std::vector<Placement> inputs;
+    for (const auto& input : contraction.inputs) {
+      const auto dim = place_of(letter, input);
+      inputs.push_back(dim ? any_shard(*dim) : replicate());
+    }
+    rows.emplace_back(in_output ? any_shard(*in_output) : partial(), inputs);
+  }
+  for (const auto op : kLinearOps) {
+    for (size_t i = 0; i < contraction.inputs.size(); ++i) {
+      std::vector<Placement> inputs(contraction.inputs.size(), replicate());
+      inputs[i] = partial(op);
+      rows.emplace_back(partial(op), inputs);
+    }
+  }
+  return rows;
+}
+
+Rows contracted(const OpCall& call, const Contraction& contraction) {
+  RowList rows(call);
+  for (const auto& [output, inputs] : contraction_rows(contraction)) {
+    rows.add_arithmetic(output, inputs);
+  }
+  return {.rows = rows.take(), .allows_empty_shards = true, .is_legal = nullptr};
+}
+
+Rule contraction(const Contraction& contraction) {
+  return [contraction](const OpCall& call) { return contracted(call, contraction); };
+}
+
+// Where a summand stands that is broadcast to the result.
+Placement summand_placement(const TensorMeta& summand, const Placement& result, int64_t num_dims) {
+  if (!result.is_shard()) {
+    return result;
+  }
+  const int64_t dim = result.dim - (num_dims - summand.num_dims());
+  return dim >= 0 && summand.shape[dim] != 1 ? any_shard(dim) : replicate();
+}
+
+// beta * summand + alpha * contraction. Pending sums take the summand in parts as well; averages take it
+// whole, too.
+Rows contracted_onto(const OpCall& call, const Contraction& contraction, size_t summand_number) {
+  RowList rows(call);
+  const auto& summand = call.tensors.at(summand_number);
+  const auto num_dims = static_cast<int64_t>(contraction.output.size());
+  const auto add = [&](const Placement& output, std::vector<Placement> inputs, const Placement& placement) {
+    inputs.insert(inputs.begin() + static_cast<int64_t>(summand_number), placement);
+    rows.add_arithmetic(output, std::move(inputs));
+  };
+  for (const auto& [output, inputs] : contraction_rows(contraction)) {
+    add(output, inputs, summand_placement(summand, output, num_dims));
+    if (output == partial(PartialOp::kAvg)) {
+      add(output, inputs, replicate());
+    }
+  }
+  return {.rows = rows.take(), .allows_empty_shards = true, .is_legal = nullptr};
+}
+
+Rule contraction_onto_self(const Contraction& contraction) {
+  return [contraction](const OpCall& call) { return contracted_onto(call, contraction, 0); };
+}
+
+// linear(input, weight, bias): input[*, k] weight[n, k], or weight[k].
+Rows linear_layer(const OpCall& call) {
+  const auto& input = call.tensor("input");
+  std::string batch;
+  for (int64_t dim = 0; dim + 1 < input.num_dims(); ++dim) {
+    batch += static_cast<char>('a' + dim);
+  }
+  const bool has_rows = call.tensor("weight").num_dims() == 2;
+  const Contraction contraction{{batch + "K", has_rows ? "NK" : "K"}, has_rows ? batch + "N" : batch};
+  return has_tensor(call, "bias") ? contracted_onto(call, contraction, 2) : contracted(call, contraction);
+}
+
+// The scale of a matrix of float8 stands for single elements of it, for rows of one block each, or for
+// blocks; or it lies in tiles of 128 rows as one dim.
+constexpr int64_t kRowsOfATile = 128;
+
+// Nothing if the scale cannot follow: tiles run along the rows that are not summed over.
+std::optional<Placement> scale_placement(const TensorMeta& scale, const Placement& matrix,
+                                         int64_t summed_dim) {
+  const bool is_one = std::ranges::all_of(scale.shape, [](int64_t size) { return size == 1; });
+  if (!matrix.is_shard() || is_one) {
+    return replicate();
+  }
+  if (scale.num_dims() == 1) {
+    return matrix.dim == summed_dim ? std::nullopt : std::optional(any_shard(0));
+  }
+  return scale.shape.at(matrix.dim) == 1 ? replicate() : any_shard(matrix.dim);
+}
+
+// Whether the blocks of every rank's scale are those of its matrix.
+bool scale_follows(const TensorMeta& matrix, const Layout& matrix_layout, const TensorMeta& scale,
+                   const Layout& scale_layout, int64_t summed_dim, const Mesh& mesh) {
+  if (scale.num_dims() == 1) {
+    const int64_t dim = 1 - summed_dim;
+    const bool is_cut = !scale_layout.axes_of(0).empty();
+    return !is_cut ||
+           (is_cut_evenly(scale_layout, mesh, 0, scale.shape[0]) && matrix.shape[dim] % kRowsOfATile == 0 &&
+            is_cut_evenly(matrix_layout, mesh, dim, matrix.shape[dim] / kRowsOfATile));
+  }
+  for (int64_t dim = 0; dim < scale.num_dims(); ++dim) {
+    if (scale.shape[dim] != matrix.shape[dim] && !is_cut_evenly(scale_layout, mesh, dim, scale.shape[dim])) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool scales_follow(const OpCall& call, const Composition& composition, const Mesh& mesh) {
+  return scale_follows(call.tensors[0], composition.inputs[0], call.tensors[2], composition.inputs[2], 1,
+                       mesh) &&
+         scale_follows(call.tensors[1], composition.inputs[1], call.tensors[3], composition.inputs[3], 0,
+                       mesh);
+}
+
+// _scaled_mm(self, mat2, scale_a, scale_b, bias, scale_result)
+Rows scaled_mm(const OpCall& call) {
+  RowList rows(call);
+  const bool has_bias = has_tensor(call, "bias");
+  if (has_tensor(call, "scale_result")) {
+    return {};
+  }
+  for (const auto& [output, inputs] : contraction_rows({{"mk", "kn"}, "mn"})) {
+    const auto scale_a = scale_placement(call.tensor("scale_a"), inputs[0], 1);
+    const auto scale_b = scale_placement(call.tensor("scale_b"), inputs[1], 0);
+    if (!scale_a || !scale_b || (has_bias && !output.is_shard())) {
+      continue;
+    }
+    const auto bias = output == any_shard(1) ? any_shard(0) : replicate();
+    rows.add(output, inputs_by_name(call, {{"self", inputs[0]},
+                                           {"mat2", inputs[1]},
+                                           {"scale_a", *scale_a},
+                                           {"scale_b", *scale_b},
+                                           {"bias", bias}}));
+  }
+  return {.rows = rows.take(), .allows_empty_shards = false, .is_legal = scales_follow};
+}
+
+}  // namespace
+
+void add_matrix_rules(RuleTable& table) {
+  table.add_all_overloads({"aten::dot", "aten::vdot"}, contraction({{"i", "i"}, ""}));
+  table.add_all_overloads({"aten::mv"}, contraction({{"mk", "k"}, "m"}));
+  table.add_all_overloads({"aten::mm"}, contraction({{"mk", "kn"}, "mn"}));
+  table.add_all_overloads({"aten::bmm"}, contraction({{"bmk", "bkn"}, "bmn"}));
+  table.add_all_overloads({"aten::addmv"}, contraction_onto_self({{"mk", "k"}, "m"}));
+  table.add_all_overloads({"aten::addmm"}, contraction_onto_self({{"mk", "kn"}, "mn"}));
+  table.add_all_overloads({"aten::baddbmm"}, contraction_onto_self({{"bmk", "bkn"}, "bmn"}));
+  table.add_all_overloads({"aten::linear"}, linear_layer);
+  table.add_all_overloads({"aten::_scaled_mm"}, scaled_mm);
+}
+
+}  // namespace funcol

@@ -1,0 +1,207 @@
+#include "propagation/rules/reshape.h"
+
+#include <algorithm>
+
+#include "propagation/rules/families.h"
+#include "propagation/rules/rows.h"
+
+namespace funcol {
+namespace {
+
+int64_t num_elements(const std::vector<int64_t>& shape) {
+  int64_t product = 1;
+  for (const int64_t size : shape) {
+    product *= size;
+  }
+  return product;
+}
+
+std::vector<int64_t> sizes_of(const std::vector<int64_t>& dims, const std::vector<int64_t>& shape) {
+  std::vector<int64_t> sizes;
+  for (const int64_t dim : dims) {
+    sizes.push_back(shape[dim]);
+  }
+  return sizes;
+}
+
+// What a rank holds of a group's dims, as one dim.
+Intervals held_of(const std::vector<int64_t>& dims, const std::vector<int64_t>& shape, const Layout& layout,
+                  const Mesh& mesh, const Coordinate& coordinate) {
+  std::vector<Intervals> held;
+  for (const int64_t dim : dims) {
+    held.push_back(local_indices(layout, mesh, dim, shape[dim], coordinate));
+  }
+  return flat_indices(sizes_of(dims, shape), held);
+}
+
+std::vector<int64_t> axes_cutting(const std::vector<int64_t>& dims, const Layout& layout) {
+  std::vector<int64_t> axes;
+  for (const int64_t dim : dims) {
+    const auto& cutting = layout.axes_of(dim);
+    axes.insert(axes.end(), cutting.begin(), cutting.end());
+  }
+  return axes;
+}
+
+// Whether every rank's part of the input, read in another shape, is its part of the output.
+bool is_exact(const OpCall& call, const Composition& composition, const Mesh& mesh) {
+  const auto& from = call.tensors[0].shape;
+  const auto& to = call.outputs[0]->shape;
+  const auto& input = composition.inputs[0];
+  const auto& output = *composition.outputs[0];
+  if (from == to && input == output) {
+    return true;
+  }
+  if (num_elements(from) == 0) {
+    // Nothing is left to cut; how many indices each rank has of every dim still matters.
+    return std::ranges::none_of(input.placements, [](const auto& placement) { return placement.is_shard(); });
+  }
+  return std::ranges::all_of(dim_groups(from, to), [&](const DimGroup& group) {
+    auto axes = axes_cutting(group.from, input);
+    const auto of_output = axes_cutting(group.to, output);
+    axes.insert(axes.end(), of_output.begin(), of_output.end());
+    std::ranges::sort(axes);
+    const auto repeated = std::ranges::unique(axes);
+    axes.erase(repeated.begin(), repeated.end());
+    return axes.empty() || for_all_coordinates(mesh, axes, [&](const Coordinate& coordinate) {
+             return held_of(group.from, from, input, mesh, coordinate) ==
+                    held_of(group.to, to, output, mesh, coordinate);
+           });
+  });
+}
+
+// Rows for dim `from` becoming, in part, dim `to`, when `before_from` and `before_to` indices of the group's
+// other dims go before one of theirs. A dim behind others that stay whole is cut in as many pieces as they
+// have indices; axes that cut those, too, leave a divisor of it.
+void add_rows_of_pair(RowList& rows, int64_t from, int64_t before_from, int64_t to, int64_t before_to) {
+  if (before_from == before_to) {
+    rows.add(any_shard(to), {any_shard(from)});
+  } else if (before_from % before_to == 0) {
+    for (const int64_t num_pieces : divisors(before_from / before_to)) {
+      rows.add(Placement::shard(to, num_pieces), {Placement::shard(from)});
+    }
+  } else if (before_to % before_from == 0) {
+    for (const int64_t num_pieces : divisors(before_to / before_from)) {
+      rows.add(Placement::shard(to), {Placement::shard(from, num_pieces)});
+    }
+  }
+}
+
+void add_rows_of_group(RowList& rows, const DimGroup& group, const std::vector<int64_t>& from_shape,
+                       const std::vector<int64_t>& to_shape) {
+  const bool is_lone = group.from.size() == 1 && group.to.size() == 1;
+  int64_t before_from = 1;
+  for (const int64_t from : group.from) {
+    int64_t before_to = 1;
+    for (const int64_t to : group.to) {
+      if (is_lone || (from_shape[from] > 1 && to_shape[to] > 1)) {
+        add_rows_of_pair(rows, from, before_from, to, before_to);
+      }
+      before_to *= to_shape[to];
+    }
+    before_from *= from_shape[from];
+  }
+}
+
+Rows reshaped(const OpCall& call) {
+  RowList rows(call);
+  const auto& from = call.tensors.at(0).shape;
+  const auto& to = call.outputs.at(0)->shape;
+  if (from == to) {
+    for (size_t dim = 0; dim < from.size(); ++dim) {
+      rows.add_alike(any_shard(static_cast<int64_t>(dim)));
+    }
+  } else if (num_elements(from) > 0) {
+    for (const auto& group : dim_groups(from, to)) {
+      add_rows_of_group(rows, group, from, to);
+    }
+  }
+  for (const auto op : kAllPartialOps) {
+    rows.add_alike(partial(op));
+  }
+  return {.rows = rows.take(), .allows_empty_shards = true, .is_legal = is_exact};
+}
+
+}  // namespace
+
+std::vector<DimGroup> dim_groups(const std::vector<int64_t>& from, const std::vector<int64_t>& to) {
+  std::vector<DimGroup> groups;
+  size_t i = 0;
+  size_t j = 0;
+  while (i < from.size() || j < to.size()) {
+    DimGroup group;
+    const bool lone_from = i < from.size() && from[i] == 1 && (j == to.size() || to[j] != 1);
+    const bool lone_to = !lone_from && j < to.size() && to[j] == 1 && (i == from.size() || from[i] != 1);
+    if (!lone_to) {
+      group.from.push_back(static_cast<int64_t>(i));
+    }
+    if (!lone_from) {
+      group.to.push_back(static_cast<int64_t>(j));
+    }
+    int64_t from_size = lone_to ? 1 : from.at(i++);
+    int64_t to_size = lone_from ? 1 : to.at(j++);
+    while (from_size != to_size) {
+      if (from_size < to_size) {
+        group.from.push_back(static_cast<int64_t>(i));
+        from_size *= from.at(i++);
+      } else {
+        group.to.push_back(static_cast<int64_t>(j));
+        to_size *= to.at(j++);
+      }
+    }
+    groups.push_back(std::move(group));
+  }
+  return groups;
+}
+
+Intervals flat_indices(const std::vector<int64_t>& sizes, const std::vector<Intervals>& held) {
+  // From the last dim to the first: what is held of the dims behind is repeated for each index.
+  Intervals inner{{0, 1}};
+  int64_t inner_size = 1;
+  for (size_t dim = sizes.size(); dim-- > 0;) {
+    Intervals outer;
+    const bool holds_all_behind = inner == Intervals{{0, inner_size}};
+    for (const auto& interval : held[dim]) {
+      if (holds_all_behind) {
+        outer.push_back({interval.begin * inner_size, interval.size * inner_size});
+        continue;
+      }
+      for (int64_t index = interval.begin; index < interval.end(); ++index) {
+        for (const auto& behind : inner) {
+          const int64_t begin = index * inner_size + behind.begin;
+          if (!outer.empty() && outer.back().end() == begin) {
+            outer.back().size += behind.size;
+          } else {
+            outer.push_back({begin, behind.size});
+          }
+        }
+      }
+    }
+    inner = std::move(outer);
+    inner_size *= sizes[dim];
+  }
+  return inner;
+}
+
+std::vector<int64_t> divisors(int64_t number) {
+  std::vector<int64_t> found;
+  for (int64_t divisor = 1; divisor * divisor <= number; ++divisor) {
+    if (number % divisor == 0) {
+      found.push_back(divisor);
+      if (divisor != number / divisor) {
+        found.push_back(number / divisor);
+      }
+    }
+  }
+  std::ranges::sort(found);
+  return found;
+}
+
+void add_reshape_rules(RuleTable& table) {
+  table.add_overloads(
+      {"aten::view", "aten::view_copy", "aten::view_copy.out", "aten::reshape", "aten::flatten.using_ints",
+       "aten::_unsafe_view", "aten::_unsafe_view.out", "aten::_reshape_copy"},
+      reshaped);
+}
+
+}  // namespace funcol

@@ -1,0 +1,169 @@
+#include "propagation/rules/rows.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "layout/shards.h"
+
+namespace funcol {
+namespace {
+
+bool is_integral(Dtype dtype) { return !is_floating_point(dtype) && !is_complex(dtype); }
+
+bool has_arithmetic_of(PartialOp op, Dtype dtype) {
+  switch (op) {
+    case PartialOp::kSum:
+    case PartialOp::kProduct:
+      return dtype != Dtype::kBool;
+    case PartialOp::kAvg:
+      return !is_integral(dtype);
+    case PartialOp::kMin:
+    case PartialOp::kMax:
+      return !is_complex(dtype);
+    default:
+      return is_integral(dtype);
+  }
+}
+
+}  // namespace
+
+void RowList::add(const std::vector<Placement>& outputs, std::vector<Placement> inputs) {
+  if (outputs.size() != call_.outputs.size() || inputs.size() != call_.tensors.size()) {
+    throw std::logic_error(call_.op + ": a row for " + std::to_string(outputs.size()) + " outputs and " +
+                           std::to_string(inputs.size()) + " inputs, the call has " +
+                           std::to_string(call_.outputs.size()) + " and " +
+                           std::to_string(call_.tensors.size()));
+  }
+  Row row;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    row.outputs.push_back(call_.outputs[i] ? std::optional(outputs[i]) : std::nullopt);
+  }
+  row.inputs = std::move(inputs);
+  rows_.push_back(std::move(row));
+}
+
+void RowList::add(const Placement& output, std::vector<Placement> inputs) {
+  add(std::vector<Placement>(call_.outputs.size(), output), std::move(inputs));
+}
+
+void RowList::add_alike(const Placement& placement) {
+  add(placement, std::vector<Placement>(call_.tensors.size(), placement));
+}
+
+void RowList::add_arithmetic(const Placement& output, std::vector<Placement> inputs) {
+  const auto fits = [](const Placement& placement, const TensorMeta& meta) {
+    return !placement.is_partial() || has_arithmetic_of(placement.op, meta.dtype);
+  };
+  bool all_integral = true;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (!fits(inputs[i], call_.tensors.at(i))) {
+      return;
+    }
+    all_integral = all_integral && (!inputs[i].is_partial() || is_integral(call_.tensors[i].dtype));
+  }
+  for (const auto& meta : call_.outputs) {
+    // What is rounded to integers on each rank does not add up.
+    if (meta &&
+        (!fits(output, *meta) || (is_integral(meta->dtype) && !all_integral &&
+                                  (output.op == PartialOp::kSum || output.op == PartialOp::kProduct)))) {
+      return;
+    }
+  }
+  add(output, std::move(inputs));
+}
+
+std::vector<std::string_view> tensor_names(const OpCall& call) {
+  std::vector<std::string_view> names(call.tensors.size());
+  for (const auto& [name, argument] : call.args) {
+    if (argument.is_tensor()) {
+      names.at(argument.tensor()) = name;
+    } else if (argument.is_list()) {
+      for (const auto& item : argument.list()) {
+        if (item.is_tensor()) {
+          names.at(item.tensor()) = name;
+        }
+      }
+    }
+  }
+  return names;
+}
+
+std::vector<Placement> inputs_by_name(const OpCall& call, NamedPlacements named) {
+  std::vector<Placement> inputs;
+  for (const auto name : tensor_names(call)) {
+    const auto found =
+        std::find_if(named.begin(), named.end(), [name](const auto& entry) { return entry.first == name; });
+    inputs.push_back(found == named.end() ? replicate() : found->second);
+  }
+  return inputs;
+}
+
+bool has_tensor(const OpCall& call, std::string_view name) {
+  return call.has_arg(name) && call.arg(name).is_tensor();
+}
+
+bool flag_or(const OpCall& call, std::string_view name, bool otherwise) {
+  return call.has_arg(name) && !call.arg(name).is_none() ? call.arg(name).boolean() : otherwise;
+}
+
+int64_t integer_or(const OpCall& call, std::string_view name, int64_t otherwise) {
+  return call.has_arg(name) && !call.arg(name).is_none() ? call.arg(name).integer() : otherwise;
+}
+
+std::optional<double> real_number(const OpCall& call, std::string_view name) {
+  if (!call.has_arg(name)) {
+    return std::nullopt;
+  }
+  const auto& value = call.arg(name).value;
+  if (const auto* truth = std::get_if<bool>(&value)) {
+    return *truth ? 1.0 : 0.0;
+  }
+  if (std::holds_alternative<int64_t>(value) || std::holds_alternative<double>(value)) {
+    return call.arg(name).number();
+  }
+  return std::nullopt;
+}
+
+int64_t dim_argument(const OpCall& call, std::string_view name, int64_t num_dims) {
+  return counted_from_0(call, call.arg(name).integer(), num_dims);
+}
+
+bool is_cut_evenly(const Layout& layout, const Mesh& mesh, int64_t dim, int64_t size) {
+  int64_t num_pieces = 1;
+  for (const int64_t axis : layout.axes_of(dim)) {
+    num_pieces *= mesh.sizes[axis] * layout.placements[axis].split_factor;
+  }
+  return size % num_pieces == 0;
+}
+
+bool leaves_none_empty(const Layout& layout, const Mesh& mesh, int64_t dim, int64_t size) {
+  const auto& axes = layout.axes_of(dim);
+  if (axes.empty()) {
+    return true;
+  }
+  if (is_cut_evenly(layout, mesh, dim, size)) {
+    return size > 0;
+  }
+  return for_all_coordinates(mesh, axes, [&](const Coordinate& coordinate) {
+    return !local_indices(layout, mesh, dim, size, coordinate).empty();
+  });
+}
+
+bool for_all_coordinates(const Mesh& mesh, const std::vector<int64_t>& axes,
+                         const std::function<bool(const Coordinate&)>& visit) {
+  Coordinate coordinate(mesh.sizes.size(), 0);
+  while (true) {
+    if (!visit(coordinate)) {
+      return false;
+    }
+    size_t place = axes.size();
+    while (place > 0 && ++coordinate[axes[place - 1]] == mesh.sizes[axes[place - 1]]) {
+      coordinate[axes[--place]] = 0;
+    }
+    if (place == 0) {
+      return true;
+    }
+  }
+}
+
+}  // namespace funcol

@@ -1,0 +1,172 @@
+#include "propagation/rules/reshape.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "propagation/rules/cut_and_run.h"
+
+namespace funcol {
+namespace {
+
+using test::CallOf;
+using test::has_row;
+using test::is_legal;
+using test::Numbers;
+using test::shard_rows_of;
+using test::tensor;
+
+using Shape = std::vector<int64_t>;
+using Groups = std::vector<DimGroup>;
+
+OpCall view(const Shape& from, const Shape& to) {
+  return CallOf("aten::view").with("self", tensor(from)).with("size", test::integers(to)).gives(to);
+}
+
+Mesh mesh(const std::vector<int64_t>& sizes) { return {sizes, {}, {}}; }
+
+TEST(DimGroups, PairWhatHoldsTheSameIndices) {
+  EXPECT_EQ(dim_groups({2, 3, 4}, {6, 2, 2}), (Groups{{{0, 1}, {0}}, {{2}, {1, 2}}}));
+}
+
+TEST(DimGroups, LeaveDimsOfOneElementAlone) {
+  EXPECT_EQ(dim_groups({1, 4}, {4, 1, 1}), (Groups{{{0}, {}}, {{1}, {0}}, {{}, {1}}, {{}, {2}}}));
+}
+
+TEST(DimGroups, OfAScalar) {
+  EXPECT_EQ(dim_groups({}, {}), Groups{});
+  EXPECT_EQ(dim_groups({}, {1}), (Groups{{{}, {0}}}));
+}
+
+TEST(FlatIndices, GoThroughTheLastDimFirst) {
+  EXPECT_EQ(flat_indices({3, 4}, {{{1, 2}}, {{0, 2}}}), (Intervals{{4, 2}, {8, 2}}));
+}
+
+TEST(FlatIndices, OfAllBehindAreJoined) {
+  EXPECT_EQ(flat_indices({3, 4}, {{{1, 2}}, {{0, 4}}}), (Intervals{{4, 8}}));
+}
+
+TEST(FlatIndices, OfNothingAreNone) { EXPECT_EQ(flat_indices({3, 4}, {{{1, 2}}, {}}), Intervals{}); }
+
+TEST(Divisors, AreAscending) { EXPECT_EQ(divisors(12), (Shape{1, 2, 3, 4, 6, 12})); }
+
+TEST(ReshapeRules, AFlattenedOuterDimStaysAShard) {
+  EXPECT_TRUE(has_row(view({4, 6}, {24}), "S0 <- S0"));
+  EXPECT_TRUE(is_legal(view({4, 6}, {24}), {"S0"}, {"S0"}, mesh({2})));
+}
+
+TEST(ReshapeRules, AFlattenedInnerDimIsCutInPieces) {
+  EXPECT_TRUE(has_row(view({4, 6}, {24}), "_S(0, 4) <- S(1)"));
+  EXPECT_TRUE(is_legal(view({4, 6}, {24}), {"_S(0, 4)"}, {"S1"}, mesh({3})));
+  EXPECT_FALSE(is_legal(view({4, 6}, {24}), {"_S(0, 2)"}, {"S1"}, mesh({3})));
+}
+
+TEST(ReshapeRules, PiecesBecomeAnInnerDim) {
+  EXPECT_TRUE(has_row(view({24}, {4, 6}), "S(1) <- _S(0, 4)"));
+  EXPECT_TRUE(is_legal(view({24}, {4, 6}), {"S1"}, {"_S(0, 4)"}, mesh({3})));
+}
+
+TEST(ReshapeRules, AnUnevenInnerDimIsFlattenedInPieces) {
+  EXPECT_TRUE(is_legal(view({4, 5}, {20}), {"_S(0, 4)"}, {"S1"}, mesh({3})));
+}
+
+TEST(ReshapeRules, AnUnevenOuterDimIsNotFlattened) {
+  EXPECT_FALSE(is_legal(view({5, 4}, {20}), {"S0"}, {"S0"}, mesh({3})));
+}
+
+TEST(ReshapeRules, ADimIsNotUnflattenedWhereNoRowEnds) {
+  EXPECT_TRUE(is_legal(view({24}, {4, 6}), {"S0"}, {"S0"}, mesh({2})));
+  EXPECT_FALSE(is_legal(view({24}, {4, 6}), {"S0"}, {"S0"}, mesh({3})));
+}
+
+TEST(ReshapeRules, AnotherAxisThatCutsTheOuterDimLeavesFewerPieces) {
+  const auto call = view({4, 6}, {24});
+  EXPECT_TRUE(is_legal(call, {"S0,_S(0, 2)"}, {"S0,S1"}, mesh({2, 3})));
+  EXPECT_FALSE(is_legal(call, {"S0,_S(0, 4)"}, {"S0,S1"}, mesh({2, 3})));
+  EXPECT_TRUE(is_legal(call, {"_S(0, 4),S0"}, {"S1,S0"}, mesh({3, 2})));
+}
+
+TEST(ReshapeRules, AnOuterDimThatIsCutUpLeavesAPlainShard) {
+  EXPECT_TRUE(has_row(view({4, 6}, {24}), "S(0) <- S(1)"));
+  EXPECT_TRUE(is_legal(view({4, 6}, {24}), {"S0,S0"}, {"S0,S1"}, mesh({4, 3})));
+}
+
+TEST(ReshapeRules, DimsThatStayKeepAnyShards) {
+  EXPECT_EQ(shard_rows_of(view({5, 2, 3}, {5, 6})),
+            (std::vector<std::string>{"S0 <- S0", "S1 <- S1", "S(1) <- S(2)", "_S(1, 2) <- S(2)"}));
+  EXPECT_TRUE(is_legal(view({5, 2, 3}, {5, 6}), {"S0"}, {"S0"}, mesh({3})));
+}
+
+TEST(ReshapeRules, NoElementsCannotBeCut) {
+  EXPECT_TRUE(shard_rows_of(view({0, 4}, {2, 0})).empty());
+  EXPECT_TRUE(has_row(view({0, 4}, {2, 0}), "P(sum) <- P(sum)"));
+}
+
+class Reshape : public ::testing::TestWithParam<std::pair<Shape, Shape>> {};
+
+TEST_P(Reshape, OfPartsIsThePartOfTheWhole) {
+  const auto op = [](const std::vector<Numbers>& inputs, const Shape& shape) {
+    return Numbers{shape, inputs.at(0).values};
+  };
+  EXPECT_TRUE(test::all_rows_are_right(view(GetParam().first, GetParam().second), op));
+}
+
+// Every layout of the input that some layout of the output has the same elements of, found by trying all.
+TEST_P(Reshape, EveryExactPairOfPlainAndStridedShardsIsFound) {
+  const auto& [from, to] = GetParam();
+  const auto call = view(from, to);
+  const auto rows = test::rows_of(call);
+  const auto axis = mesh({2});
+  std::set<std::string> possible;
+  std::set<std::string> found;
+  Numbers counted{from, {}};
+  for (int64_t i = 0; i < test::num_elements(from); ++i) {
+    counted.values.push_back(static_cast<double>(i));
+  }
+  const Numbers reshaped{to, counted.values};
+  for (size_t i = 0; i < from.size(); ++i) {
+    for (size_t o = 0; o < to.size(); ++o) {
+      for (const int64_t pieces : divisors(std::max<int64_t>(test::num_elements(to), 1))) {
+        const auto input = make_layout("test", {Placement::shard(static_cast<int64_t>(i))}, {}, axis,
+                                       static_cast<int64_t>(from.size()));
+        const auto output = make_layout("test", {Placement::shard(static_cast<int64_t>(o), pieces)}, {}, axis,
+                                        static_cast<int64_t>(to.size()));
+        if (test::local_part(counted, input, axis, {0}).values ==
+                test::local_part(reshaped, output, axis, {0}).values &&
+            test::local_part(counted, input, axis, {1}).values ==
+                test::local_part(reshaped, output, axis, {1}).values &&
+            !test::local_part(counted, input, axis, {1}).values.empty()) {
+          possible.insert(to_string(input.placements[0]));
+        }
+      }
+    }
+  }
+  for (const auto& row : rows.rows) {
+    if (!row.inputs[0].is_shard()) {
+      continue;
+    }
+    const auto input = test::with_split(row.inputs[0], 1);
+    const auto output = test::with_split(*row.outputs[0], 1);
+    const Composition composition{
+        {make_layout("test", {output}, {}, axis, static_cast<int64_t>(to.size()))},
+        {make_layout("test", {input}, {}, axis, static_cast<int64_t>(from.size()))}};
+    if (rows.is_legal(call, composition, axis)) {
+      found.insert(to_string(input));
+    }
+  }
+  for (const auto& placement : possible) {
+    EXPECT_TRUE(found.contains(placement)) << placement << " could stay";
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, Reshape,
+    ::testing::Values(std::pair(Shape{4, 6}, Shape{24}), std::pair(Shape{24}, Shape{4, 6}),
+                      std::pair(Shape{2, 3, 4}, Shape{6, 4}), std::pair(Shape{6, 4}, Shape{2, 3, 4}),
+                      std::pair(Shape{2, 3, 4}, Shape{2, 12}), std::pair(Shape{4, 6}, Shape{6, 4}),
+                      std::pair(Shape{4, 6}, Shape{8, 3}), std::pair(Shape{5, 3}, Shape{15}),
+                      std::pair(Shape{1, 6, 1}, Shape{2, 1, 3}), std::pair(Shape{7}, Shape{7}),
+                      std::pair(Shape{2, 6, 3}, Shape{4, 9})));
+
+}  // namespace
+}  // namespace funcol

@@ -6,6 +6,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
+#include <numeric>
 #include <set>
 #include <sstream>
 #include <utility>
@@ -28,6 +29,12 @@ bool is_done_only_by_waiting(const PendingCollective::Start& start) {
   }
   const auto group = start.group.lock();
   return group && backend_name(*group, start.outputs[0].device().type()) == "gloo";
+}
+
+int64_t num_bytes(const std::vector<at::Tensor>& tensors) {
+  return std::accumulate(tensors.begin(), tensors.end(), int64_t{0}, [](int64_t sum, const auto& tensor) {
+    return sum + static_cast<int64_t>(tensor.nbytes());
+  });
 }
 
 // The Work goes on by itself, and what it reads and writes stays until it is done.
@@ -112,7 +119,7 @@ bool PendingCollective::finish_if_over(Start& finished) {
 bool PendingCollective::is_over() const {
   constexpr int64_t kFewBytes = 1 << 15;
   if (!start_.work || start_stream_.has_value() ||
-      (start_.epilogue && static_cast<int64_t>(start_.outputs[0].nbytes()) > kFewBytes)) {
+      (start_.epilogue && num_bytes(start_.outputs) > kFewBytes)) {
     return false;
   }
   try {

@@ -3,6 +3,8 @@
 #include <ATen/ops/clone.h>
 
 #include <algorithm>
+#include <mutex>
+#include <unordered_map>
 
 #include "async/async_tensor.h"
 #include "layout/shards.h"
@@ -10,25 +12,49 @@
 
 namespace funcol {
 
+namespace {
+
+// Numbers for signatures, counted up.
+uint64_t numbered(const std::string& signature) {
+  static std::mutex mutex;
+  static auto* const numbers = new std::unordered_map<std::string, uint64_t>;  // NOLINT: never destroyed
+  const std::lock_guard lock(mutex);
+  return numbers->emplace(signature, numbers->size()).first->second;
+}
+
+}  // namespace
+
 Execution::Execution(const Plan& plan, const AxisGroups& groups, const Coordinate& coordinate)
-    : shape_before_(local_shape(plan.src, plan.mesh, plan.shape, coordinate)),
+    : peak_bytes_(plan.peak_bytes),
+      shape_before_(local_shape(plan.src, plan.mesh, plan.shape, coordinate)),
       whole_shape_(plan.shape),
       src_(to_string(plan.src)) {
+  std::string signature;
   for (const auto& step : plan.steps) {
     steps_.push_back(make_local_step(plan, step, groups, coordinate));
+    const auto flat = steps_.back()->flat();
+    signature += (flat ? flat->signature() : std::string(to_string(step.kind))) + ";";
   }
+  steps_id_ = numbered(signature);
 }
 
 Execution::~Execution() = default;
 Execution::Execution(Execution&&) noexcept = default;
 Execution& Execution::operator=(Execution&&) noexcept = default;
 
-at::Tensor Execution::run(const at::Tensor& local, bool async_op, const MaskHooks& masks) const {
+void Execution::check(const at::Tensor& local) const {
   const auto sizes = local.sym_sizes();
   TORCH_CHECK_VALUE(std::equal(sizes.begin(), sizes.end(), shape_before_.begin(), shape_before_.end()),
                     "funcol::redistribute: the local tensor has shape ", sizes, ", but this rank holds ",
                     at::IntArrayRef(shape_before_), " of a tensor of shape ", at::IntArrayRef(whole_shape_),
                     " under ", src_, ". Pass the shard that belongs to the source spec.");
+  for (const auto& step : steps_) {
+    step->check(local);
+  }
+}
+
+at::Tensor Execution::run(const at::Tensor& local, bool async_op, const MaskHooks& masks) const {
+  check(local);
   if (steps_.empty()) {
     return local;
   }
@@ -36,14 +62,15 @@ at::Tensor Execution::run(const at::Tensor& local, bool async_op, const MaskHook
   for (const auto& step : steps_) {
     value = step->run(value, masks);
   }
-  if (value.is_callers) {
-    return at::clone(value.tensor, at::MemoryFormat::Contiguous);
-  }
-  auto result = value.tensor.contiguous();
+  auto result = own_result(value);
   if (!async_op) {
     settle(result);
   }
   return result;
+}
+
+at::Tensor own_result(const Value& value) {
+  return value.is_callers ? at::clone(value.tensor, at::MemoryFormat::Contiguous) : value.tensor.contiguous();
 }
 
 at::Tensor execute(const Plan& plan, const at::Tensor& local, const AxisGroups& groups,

@@ -35,6 +35,7 @@ struct MaskHooks {
 };
 
 class LocalStep;
+struct Value;
 
 // A plan made ready for one rank: sizes and positions worked out, groups found.
 class Execution {
@@ -50,12 +51,26 @@ class Execution {
   // ValueError, before anything is sent, if `local` has not the shape that the plan's src layout gives it.
   at::Tensor run(const at::Tensor& local, bool async_op, const MaskHooks& masks = {}) const;
 
+  // Raises what run() would raise for `local` before it sends anything.
+  void check(const at::Tensor& local) const;
+
+  // The same number for executions on one mesh, of whatever sizes, that one collective can serve at each
+  // step.
+  uint64_t steps_id() const { return steps_id_; }
+  const std::vector<std::unique_ptr<LocalStep>>& steps() const { return steps_; }
+  int64_t peak_bytes() const { return peak_bytes_; }
+
  private:
   std::vector<std::unique_ptr<LocalStep>> steps_;
+  uint64_t steps_id_ = 0;
+  int64_t peak_bytes_;
   std::vector<int64_t> shape_before_;
   std::vector<int64_t> whole_shape_;
   std::string src_;
 };
+
+// What is left to do when the last step is done: `value` as run() returns it, but for waiting.
+at::Tensor own_result(const Value& value);
 
 // Execution(plan, groups, coordinate).run(local, async_op, masks).
 at::Tensor execute(const Plan& plan, const at::Tensor& local, const AxisGroups& groups,

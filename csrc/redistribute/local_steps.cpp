@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "async/async_tensor.h"
 #include "async/layers.h"
 #include "comm/process_group.h"
 #include "ops/calls.h"
@@ -22,6 +23,8 @@ namespace funcol {
 namespace {
 
 using c10::IValue;
+
+constexpr auto kOp = "redistribute";
 
 // A step together with what it means for one rank of its group.
 struct View {
@@ -47,6 +50,8 @@ struct View {
     return local_indices(step.after, mesh, dim, shape[dim], ranks.coordinate(rank));
   }
   int64_t num_dims() const { return static_cast<int64_t>(shape.size()); }
+  std::vector<int64_t> shape_before() const { return local_shape(step.before, mesh, shape, ranks.own()); }
+  std::vector<int64_t> shape_after() const { return local_shape(step.after, mesh, shape, ranks.own()); }
 
   // The axes of the step that hold several ranks, first to last.
   std::vector<int64_t> axes() const {
@@ -104,17 +109,19 @@ class SplitSizes {
 class AllGather final : public LocalStep {
  public:
   AllGather(const View& view, int64_t dim) : group_(view.group->group), dim_(dim) {
-    struct Run {
+    struct Gathered {
       int64_t wanted_at;
-      Interval gathered;
+      Interval place;
     };
-    std::vector<Run> runs;
+    std::vector<Gathered> runs;
+    std::vector<Intervals> shards;
     const auto wanted = view.after(dim, view.ranks.own_rank());
     int64_t gathered = 0;
     for (int64_t rank = 0; rank < view.ranks.size(); ++rank) {
       const auto held = view.before(dim, rank);
       int64_t seen = gathered;
-      for (const auto& place : positions(held, wanted)) {
+      shards.push_back(positions(held, wanted));
+      for (const auto& place : shards.back()) {
         runs.push_back({place.begin, {seen, place.size}});
         seen += place.size;
       }
@@ -127,15 +134,20 @@ class AllGather final : public LocalStep {
     if (gathered != num_indices(wanted)) {
       view.contradict("less is gathered than the layout after it holds");
     }
-    std::sort(runs.begin(), runs.end(), [](const Run& a, const Run& b) { return a.wanted_at < b.wanted_at; });
+    std::sort(runs.begin(), runs.end(),
+              [](const Gathered& a, const Gathered& b) { return a.wanted_at < b.wanted_at; });
     Intervals order;
     for (const auto& run : runs) {
-      append(order, run.gathered);
+      append(order, run.place);
     }
     if (order.size() > 1) {
       reorder_.push_back({dim, std::move(order)});
     }
+    flat_ = std::make_shared<const FlatStep>(
+        flat_all_gather(group_, dim, shards, view.shape_after(), view.ranks.own_rank()));
   }
+
+  std::shared_ptr<const FlatStep> flat() const override { return flat_; }
 
   Value run(const Value& value, const MaskHooks& /*masks*/) const override {
     const auto gathered = call::all_gather_along_dim(value.tensor, dim_, group_, sizes_.for_op());
@@ -147,6 +159,7 @@ class AllGather final : public LocalStep {
   int64_t dim_;
   SplitSizes sizes_;
   Selection reorder_;  // from rank order to index order
+  std::shared_ptr<const FlatStep> flat_;
 };
 
 // How the axes' partials are reduced together: an average is a sum, divided in the end where others are sums.
@@ -169,6 +182,9 @@ struct Reduction {
     }
   }
 
+  void check(const at::Tensor& tensor, const IValue& group) const {
+    check_reduction(tensor, reduce_op_from_name(name, kOp), *group_from_ivalue(group, kOp), kOp);
+  }
   at::Tensor finish(at::Tensor reduced) const { return divisor == 1 ? reduced : reduced.div(divisor); }
 
   std::string name;
@@ -177,7 +193,14 @@ struct Reduction {
 
 class AllReduce final : public LocalStep {
  public:
-  explicit AllReduce(const View& view) : group_(view.group->group), reduction_(view) {}
+  explicit AllReduce(const View& view)
+      : group_(view.group->group),
+        reduction_(view),
+        flat_(std::make_shared<const FlatStep>(flat_all_reduce(group_, reduction_.name))) {}
+
+  void check(const at::Tensor& tensor) const override { reduction_.check(tensor, group_); }
+  std::shared_ptr<const FlatStep> flat() const override { return flat_; }
+  at::Tensor finish(at::Tensor reduced) const override { return reduction_.finish(std::move(reduced)); }
 
   Value run(const Value& value, const MaskHooks& /*masks*/) const override {
     return {reduction_.finish(call::all_reduce(value.tensor, reduction_.name, group_)), false};
@@ -186,6 +209,7 @@ class AllReduce final : public LocalStep {
  private:
   IValue group_;
   Reduction reduction_;
+  std::shared_ptr<const FlatStep> flat_;
 };
 
 class ReduceScatter final : public LocalStep {
@@ -193,10 +217,12 @@ class ReduceScatter final : public LocalStep {
   ReduceScatter(const View& view, int64_t dim) : group_(view.group->group), dim_(dim), reduction_(view) {
     const auto held = view.before(dim, view.ranks.own_rank());
     Intervals order;
+    std::vector<Intervals> shards;
     int64_t scattered = 0;
     for (int64_t rank = 0; rank < view.ranks.size(); ++rank) {
       const auto wanted = view.after(dim, rank);
-      for (const auto& run : positions(wanted, held)) {
+      shards.push_back(positions(wanted, held));
+      for (const auto& run : shards.back()) {
         append(order, run);
       }
       scattered += num_indices(wanted);
@@ -208,7 +234,13 @@ class ReduceScatter final : public LocalStep {
     if (order.size() > 1) {
       reorder_.push_back({dim, std::move(order)});
     }
+    flat_ = std::make_shared<const FlatStep>(flat_reduce_scatter(group_, reduction_.name, dim, shards,
+                                                                 view.shape_before(), view.ranks.own_rank()));
   }
+
+  void check(const at::Tensor& tensor) const override { reduction_.check(tensor, group_); }
+  std::shared_ptr<const FlatStep> flat() const override { return flat_; }
+  at::Tensor finish(at::Tensor reduced) const override { return reduction_.finish(std::move(reduced)); }
 
   Value run(const Value& value, const MaskHooks& /*masks*/) const override {
     const auto scattered = call::reduce_scatter_along_dim(select(value.tensor, reorder_), reduction_.name,
@@ -222,20 +254,15 @@ class ReduceScatter final : public LocalStep {
   Reduction reduction_;
   SplitSizes sizes_;
   Selection reorder_;  // from index order to rank order
+  std::shared_ptr<const FlatStep> flat_;
 };
 
 class AllToAll final : public LocalStep {
  public:
   explicit AllToAll(const View& view)
-      : group_(view.group->group),
-        transport_(std::make_shared<const BlockTransport>(
-            plan_exchange(view.mesh, view.step.before, view.step.after, view.shape, view.ranks))),
-        sent_(transport_->sent_numels().begin(), transport_->sent_numels().end()),
-        received_(transport_->received_numels().begin(), transport_->received_numels().end()) {
-    if (!transport_->is_complete()) {
-      view.contradict("the group's ranks do not hold all that is wanted after it");
-    }
-  }
+      : AllToAll(view, plan_exchange(view.mesh, view.step.before, view.step.after, view.shape, view.ranks)) {}
+
+  std::shared_ptr<const FlatStep> flat() const override { return flat_; }
 
   Value run(const Value& value, const MaskHooks& /*masks*/) const override {
     const auto& tensor = value.tensor;
@@ -248,11 +275,22 @@ class AllToAll final : public LocalStep {
   }
 
  private:
+  AllToAll(const View& view, const Exchange& exchange)
+      : group_(view.group->group),
+        transport_(std::make_shared<const BlockTransport>(exchange)),
+        flat_(std::make_shared<const FlatStep>(flat_all_to_all(group_, exchange))),
+        sent_(transport_->sent_numels().begin(), transport_->sent_numels().end()),
+        received_(transport_->received_numels().begin(), transport_->received_numels().end()) {
+    if (!transport_->is_complete()) {
+      view.contradict("the group's ranks do not hold all that is wanted after it");
+    }
+  }
+
   // Nobody watches: what was received is unpacked at the first use of the result.
   at::Tensor start(const at::Tensor& local) const {
     const BelowAutograd below_autograd;
     auto start = start_all_to_all(transport_->pack_plain(local), transport_->received_numels(),
-                                  transport_->sent_numels(), group_from_ivalue(group_, "redistribute"));
+                                  transport_->sent_numels(), group_from_ivalue(group_, kOp));
     start.buffers.push_back(start.outputs[0]);
     const auto& received = start.buffers.back();
     if (transport_->unpacks_to_view()) {
@@ -268,6 +306,7 @@ class AllToAll final : public LocalStep {
 
   IValue group_;
   std::shared_ptr<const BlockTransport> transport_;
+  std::shared_ptr<const FlatStep> flat_;
   std::vector<c10::SymInt> sent_;
   std::vector<c10::SymInt> received_;
 };
@@ -284,14 +323,29 @@ class Split final : public LocalStep {
       }
       select_dim(dim, wanted, held, selection_);
     }
+    copy_.emplace(selection_copy(selection_, view.shape_before()));
+    shape_after_ = view.shape_after();
   }
 
   Value run(const Value& value, const MaskHooks& /*masks*/) const override {
     return {select(value.tensor, selection_), value.is_callers && !select_copies(selection_)};
   }
 
+  // Copied at once: a view would be later.
+  Value run_plain(const Value& value, const MaskHooks& masks) const override {
+    settle(value.tensor);
+    if (!value.tensor.is_contiguous() || value.tensor.is_conj() || value.tensor.is_neg()) {
+      return run(value, masks);
+    }
+    const auto shard = fresh_tensor(shape_after_, value.tensor);
+    copy_->run(value.tensor, 0, shard, 0);
+    return {shard, false};
+  }
+
  private:
   Selection selection_;
+  std::optional<BoxCopy> copy_;
+  std::vector<int64_t> shape_after_;
 };
 
 // To a partial value: the rank's tensor among neutral elements.
@@ -321,6 +375,12 @@ class Embed final : public LocalStep {
       if (held != wanted) {
         margins_.push_back({dim, positions(held, wanted)});
       }
+    }
+  }
+
+  void check(const at::Tensor& tensor) const override {
+    if (is_neutral_ || !margins_.empty()) {
+      neutral_element(op_, tensor.scalar_type());
     }
   }
 

@@ -237,6 +237,23 @@ def redistribute_local_tensor(
     max_bytes: int | None,
     /,
 ) -> Tensor: ...
+def redistribute_local_tensors(
+    locals: list[Tensor],
+    src_specs: list[Any],
+    dst_specs: list[Any],
+    async_op: bool,
+    model: AlphaBeta | StepCounts | None,
+    max_bytes: int | None,
+    /,
+) -> list[Tensor]: ...
+def redistribute_many(
+    dtensors: list[Any],
+    placements: list[tuple[Any, ...]],
+    async_op: bool,
+    model: AlphaBeta | StepCounts | None,
+    max_bytes: int | None,
+    /,
+) -> Any: ...
 def forget_redistributions() -> None: ...
 
 class NoRule(NotImplementedError): ...

@@ -73,7 +73,7 @@ from .tracing import _are_we_tracing as _are_we_tracing  # noqa: E402
 from .tracing import allow_inflight_collective_as_graph_input_ctx  # noqa: E402
 
 if TYPE_CHECKING:
-    from .redistribution import redistribute, redistribute_local_tensor
+    from .redistribution import redistribute, redistribute_local_tensor, redistribute_many
 
 __version__ = _build_info.VERSION
 
@@ -92,7 +92,7 @@ tracing.install()
 
 def __getattr__(name: str) -> Any:
     # DTensor takes ten times as long to import as all of this.
-    if name in ("redistribute", "redistribute_local_tensor"):
+    if name in ("redistribute", "redistribute_local_tensor", "redistribute_many"):
         from . import redistribution
 
         return getattr(redistribution, name)
@@ -140,6 +140,7 @@ __all__ = [
     "plan_redistribution",
     "redistribute",
     "redistribute_local_tensor",
+    "redistribute_many",
     "reduce",
     "reduce_scatter_inplace",
     "reduce_scatter_single",

@@ -101,6 +101,84 @@ def redistribute(
     return result
 
 
+def redistribute_many(
+    dtensors: Iterable[DTensor],
+    placements: Sequence[Placement] | Sequence[Sequence[Placement]],
+    *,
+    async_op: bool = False,
+    cost_model: CostModel | None = None,
+    max_bytes: int | None = None,
+) -> list[DTensor]:
+    """Each of ``dtensors``, all on one mesh, with other placements: the same for all, or a sequence for each.
+
+    All ranks of the mesh call it alike, with the tensors in the same order. Each tensor goes by the plan that
+    :func:`redistribute` has for it. Tensors of one dtype whose plans have the same steps (collective, mesh
+    axes, reduction; sizes and dims may differ) share one collective a step, into and out of which they are
+    copied. ``max_bytes`` (default: 256 MiB) bounds what the tensors of a collective take together: what is
+    more goes into further ones, and a tensor that takes as much goes alone, uncopied.
+
+    Results and gradients are those of :func:`redistribute`, one by one; but where a backend adds up
+    floating-point numbers in an order that depends on their place in its buffer, as gloo does among three
+    ranks or more, sums may differ in the last bits. Differentiable any number of times; the gradients travel
+    together, too. Tensors go one by one in compiled regions, under tracers and other modes, and if one is a
+    masked partial.
+
+    ``async_op`` and ``cost_model`` are those of :func:`redistribute`, and so are the errors, raised before
+    anything of any tensor is sent; ``NotImplementedError`` if the tensors are on several meshes. No tensors:
+    an empty list.
+
+    PyTorch counterpart: ``DTensor.redistribute``, in a loop.
+    """
+    tensors = list(dtensors)
+    targets = _targets_of_many(placements, len(tensors))
+    if not tensors:
+        return []
+    how = _How(async_op, cost_model, max_bytes)
+    if torch.compiler.is_compiling():
+        return _one_by_one(tensors, targets, how)
+    model = how.model(tensors[0].device_mesh) if isinstance(tensors[0], DTensor) else None
+    results = _C.redistribute_many(tensors, targets, async_op, model, max_bytes)
+    if results is None:
+        specs = tuple(
+            _target(tensor._spec, tensor._spec.mesh, target, None, None)
+            for tensor, target in zip(tensors, targets, strict=True)
+        )
+        return list(_RedistributeMany.apply(specs, how, *tensors))
+    return _one_by_one(tensors, targets, how) if results is NotImplemented else results
+
+
+def _targets_of_many(
+    placements: Sequence[Placement] | Sequence[Sequence[Placement]], num_tensors: int
+) -> list[tuple[Placement, ...]]:
+    """The placements for each tensor."""
+    given: Sequence[Any] = tuple(placements)
+    if all(isinstance(placement, Placement) for placement in given):
+        if not given and num_tensors:
+            raise ValueError("funcol::redistribute_many: no placements. Pass one for each axis of the mesh.")
+        return [tuple(given)] * num_tensors
+    if len(given) != num_tensors:
+        raise ValueError(
+            f"funcol::redistribute_many: {len(given)} sequences of placements for {num_tensors} tensors. "
+            "Pass one for each tensor, or one for all."
+        )
+    return [tuple(target) for target in given]
+
+
+def _one_by_one(
+    tensors: Sequence[DTensor], targets: Sequence[tuple[Placement, ...]], how: _How
+) -> list[DTensor]:
+    return [
+        redistribute(
+            tensor,
+            placements=target,
+            async_op=how.async_op,
+            cost_model=how.cost_model,
+            max_bytes=how.max_bytes,
+        )
+        for tensor, target in zip(tensors, targets, strict=True)
+    ]
+
+
 def _has_symbols(dtensor: DTensor) -> bool:
     return any(type(size) is not int for size in dtensor.shape)
 
@@ -137,6 +215,15 @@ class _How:
             local, src, dst, async_op=self.async_op, cost_model=self.cost_model, max_bytes=self.max_bytes
         )
 
+    def run_many(
+        self, locals_: list[Tensor], srcs: list[DTensorSpec], dsts: list[DTensorSpec]
+    ) -> list[Tensor]:
+        model = self.model(srcs[0].mesh)
+        return _C.redistribute_local_tensors(locals_, srcs, dsts, self.async_op, model, self.max_bytes)
+
+    def model(self, mesh: DeviceMesh) -> _C.AlphaBeta | _C.StepCounts | None:
+        return None if self.cost_model is None else model_for(self.cost_model, mesh_of(mesh))
+
 
 class _Redistribute(torch.autograd.Function):
     @staticmethod
@@ -171,12 +258,7 @@ class _RedistributeGradient(torch.autograd.Function):
     ) -> DTensor:
         ctx.src, ctx.sent_dtype, ctx.how = grad._spec, sent_dtype, how
         ctx.grad_dtype = grad._local_tensor.dtype
-        # A gradient of what is partial need not be partial: cheaper for whoever uses it.
-        placements = tuple(
-            Replicate() if wanted.is_partial() and not held.is_partial() else wanted
-            for held, wanted in zip(grad._spec.placements, target.placements, strict=True)
-        )
-        dst = dataclasses.replace(target, placements=placements, tensor_meta=_meta_of(grad, result_dtype))
+        dst = _gradient_target(grad, target, result_dtype)
         result = how.run(grad._local_tensor.to(sent_dtype), grad._spec, dst).to(result_dtype)
         return _dtensor(result, dst, grad.requires_grad)
 
@@ -184,6 +266,48 @@ class _RedistributeGradient(torch.autograd.Function):
     def backward(ctx: Any, grad: DTensor) -> Any:
         result = _RedistributeGradient.apply(grad, ctx.src, ctx.sent_dtype, ctx.grad_dtype, ctx.how)
         return result, None, None, None, None
+
+
+class _RedistributeMany(torch.autograd.Function):
+    """Each tensor to its spec of ``dsts``; its own gradient, so that it is differentiable again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, dsts: tuple[DTensorSpec, ...], how: _How, *dtensors: DTensor
+    ) -> tuple[DTensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.srcs, ctx.how = [dtensor._spec for dtensor in dtensors], how
+        moved = how.run_many([dtensor._local_tensor for dtensor in dtensors], ctx.srcs, list(dsts))
+        results = tuple(
+            _dtensor(local, dst, requires_grad=False) for local, dst in zip(moved, dsts, strict=True)
+        )
+        ctx.mark_non_differentiable(
+            *(result for result, needed in zip(results, ctx.needs_input_grad[2:], strict=True) if not needed)
+        )
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *grads: DTensor | None) -> Any:
+        results: list[DTensor | None] = [None] * len(grads)
+        given = [(i, grad) for i, grad in enumerate(grads) if grad is not None]
+        if given:
+            dsts = tuple(_gradient_target(grad, ctx.srcs[i], grad.dtype) for i, grad in given)
+            moved = _RedistributeMany.apply(dsts, ctx.how, *(grad for _, grad in given))
+            for (i, _), result in zip(given, moved, strict=True):
+                results[i] = result
+        return None, None, *results
+
+
+def _gradient_target(grad: DTensor, target: DTensorSpec, dtype: torch.dtype) -> DTensorSpec:
+    """Where the gradient of a tensor of spec ``target`` goes.
+
+    It need not be partial where the tensor is: cheaper for whoever uses it.
+    """
+    placements = tuple(
+        Replicate() if wanted.is_partial() and not held.is_partial() else wanted
+        for held, wanted in zip(grad._spec.placements, target.placements, strict=True)
+    )
+    return dataclasses.replace(target, placements=placements, tensor_meta=_meta_of(grad, dtype))
 
 
 def _dtensor(local: Tensor, spec: DTensorSpec, requires_grad: bool) -> DTensor:

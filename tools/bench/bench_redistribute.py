@@ -1,7 +1,7 @@
 """Times redistribution: PyTorch's (stock), the bare collectives (raw), funcol's.
 
-Table 1, the cost of a call in microseconds where no byte is sent; table 2, a plan that is not cached. See
-README.md beside this file.
+Table 1, the cost of a call in microseconds where no byte is sent; table 2, a plan that is not cached;
+table 3, many tensors in one call. See README.md beside this file.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import statistics
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -92,16 +93,21 @@ def call_cases() -> Iterator[Case]:
         yield call_case(mesh, src, dst, collectives, limits)
 
 
+def dtensor(mesh: DeviceMesh, src: str, shape: tuple[int, int] = SHAPE) -> DTensor:
+    """A tensor that is ``shape`` as a whole; nothing is sent to make it."""
+    placements = placed(src)
+    whole = DTensor.from_local(torch.ones(shape), mesh, [Replicate()] * mesh.ndim, run_check=False)
+    shards = [placement if placement.is_shard() else Replicate() for placement in placements]
+    local = whole.redistribute(mesh, shards).to_local()
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=(shape[1], 1))
+
+
 def call_case(
     mesh: DeviceMesh, src: str, dst: str, collectives: list[tuple[Any, int]], limits: dict[str, float]
 ) -> Case:
     target = placed(dst)
-    whole = DTensor.from_local(torch.ones(SHAPE), mesh, [Replicate()] * mesh.ndim, run_check=False)
-    partial = [Partial() if word == "P" else Replicate() for word in src.split(",")]
-    shards = [p if p.is_shard() else Replicate() for p in placed(src)]
-    local = whole.redistribute(mesh, shards).to_local()
-    mixed = [p if p.is_partial() else s for p, s in zip(partial, shards, strict=True)]
-    tensor = DTensor.from_local(local, mesh, mixed, run_check=False, shape=SHAPE, stride=(SHAPE[1], 1))
+    tensor = dtensor(mesh, src)
+    local = tensor.to_local()
     groups = [mesh.get_group(axis) for axis in range(mesh.ndim)]
 
     def raw() -> Tensor:
@@ -135,6 +141,51 @@ def plan_case(num_axes: int, src: str, dst: str) -> tuple[Call, Call]:
         lambda: _gen_transform_infos_non_cached(*specs, use_graph_based_transform=True),
         lambda: funcol.plan_redistribution(*placements, mesh, shape, torch.float32),
     )
+
+
+NUM_TENSORS = 200
+MANY_SHAPE = (32, 32)
+MANY_LIMIT = 1 / 20
+MANY = [("S0", "R"), ("S1", "R"), ("R", "S0"), ("P", "R"), ("P", "S0"), ("S0", "S1")]
+
+
+def many_case(src: str, dst: str) -> dict[str, Call]:
+    """The same for many tensors: a loop of stock's function, of funcol's, and one call."""
+    mesh = init_device_mesh("cpu", (NUM_RANKS,))
+    target = placed(dst)
+    tensors = [dtensor(mesh, src, MANY_SHAPE) for _ in range(NUM_TENSORS)]
+    return {
+        "stock": lambda: [tensor.redistribute(mesh, target) for tensor in tensors],
+        "loop": lambda: [funcol.redistribute(tensor, mesh, target) for tensor in tensors],
+        "funcol": lambda: funcol.redistribute_many(tensors, target),
+    }
+
+
+def bench_many(repeat: int) -> list[dict[str, Any]]:
+    records = []
+    with lone_group(torch.device("cpu"), NUM_RANKS) as lone:
+        for src, dst in MANY:
+            calls = many_case(src, dst)
+            for call in calls.values():
+                lone.clock.time_calls(call, 2)
+            times: dict[str, list[float]] = {side: [] for side in calls}
+            for _ in range(repeat):
+                for side, call in calls.items():
+                    times[side].append(lone.clock.time_calls(call, 2) / NUM_TENSORS)
+            ratios = [a / b for a, b in zip(times["funcol"], times["stock"], strict=True)]
+            best = {side: min(of_side) for side, of_side in times.items()}
+            records.append({"name": f"{src} -> {dst}", "us": best, "ratio": statistics.median(ratios)})
+    return records
+
+
+def print_many(records: list[dict[str, Any]]) -> None:
+    line = "{:<16}{:>12}{:>12}{:>12}{:>12}   {}"
+    say(f"\nA tensor of {NUM_TENSORS} in us, best; loop: funcol.redistribute")
+    say(line.format("", "stock", "loop", "together", "/ stock", f"limit {MANY_LIMIT}"))
+    for record in records:
+        times = (f"{record['us'][side]:.2f}" for side in ("stock", "loop", "funcol"))
+        met = mark(record["ratio"] <= MANY_LIMIT)
+        say(line.format(record["name"], *times, f"{record['ratio']:.4f}", met))
 
 
 def bench_calls(repeat: int) -> list[dict[str, Any]]:
@@ -192,6 +243,8 @@ def main() -> None:
     print_calls(result["calls"])
     result["plans"] = bench_plans(max(3, args.repeat // 4))
     print_plans(result["plans"])
+    result["many"] = bench_many(max(3, args.repeat // 2))
+    print_many(result["many"])
     missed = [t for t in itertools.chain(*(r["targets"] for r in result["calls"])) if not t["met"]]
     say(f"\n{len(missed)} limits of table 1 missed")
     if args.json is not None:

@@ -1,0 +1,53 @@
+// A box of a tensor that travels in a flat buffer with those of other tensors.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "redistribute/blocks.h"
+
+namespace funcol {
+
+// Neighbouring positions along a dim: where they are read, where they are written.
+struct Run {
+  int64_t from = 0;
+  int64_t to = 0;
+  int64_t size = 0;
+
+  friend bool operator==(const Run&, const Run&) = default;
+};
+
+// Copies the product of the runs of all dims from one contiguous array to another.
+//
+// Worked case, the second of two equal column blocks of a (2, 6) tensor into a (2, 3) block: runs {0, 0, 2}
+// and {3, 0, 3}; elements 3 4 5 9 10 11 become 0 to 5.
+class BoxCopy {
+ public:
+  BoxCopy(std::vector<std::vector<Run>> runs, const std::vector<int64_t>& from_shape,
+          const std::vector<int64_t>& to_shape);
+
+  int64_t numel() const { return numel_; }
+
+  // The arrays begin `from_begin` and `to_begin` elements into the memory of contiguous tensors of one dtype
+  // and device. On CUDA it runs on the current stream.
+  void run(const at::Tensor& from, int64_t from_begin, const at::Tensor& to, int64_t to_begin) const;
+
+ private:
+  std::vector<std::vector<Run>> runs_;  // by dim; dims that are whole on both sides are one with those before
+  std::vector<int64_t> from_strides_;
+  std::vector<int64_t> to_strides_;
+  int64_t numel_ = 1;
+};
+
+// All of every dim.
+std::vector<std::vector<Run>> whole_runs(const std::vector<int64_t>& shape);
+
+// From a whole dim to a shard of these positions, in their order.
+std::vector<Run> runs_to_shard(const Intervals& positions);
+
+// From a tensor of `shape` to its selection.
+BoxCopy selection_copy(const Selection& selection, const std::vector<int64_t>& shape);
+
+}  // namespace funcol

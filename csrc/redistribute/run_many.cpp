@@ -1,0 +1,163 @@
+#include "redistribute/run_many.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "async/async_tensor.h"
+#include "async/layers.h"
+#include "async/pending_collective.h"
+#include "comm/orphaned_works.h"
+#include "redistribute/flat_step.h"
+#include "redistribute/local_steps.h"
+
+namespace funcol {
+namespace {
+
+bool is_watched(const at::Tensor& tensor) {
+  return tensor.is_meta() || belongs_to_layer(tensor) ||
+         (at::GradMode::is_enabled() && tensor.requires_grad());
+}
+
+// Items that go together, on their way.
+class Bundle {
+ public:
+  explicit Bundle(const ManyItem& item) : first_(&item) {}
+
+  // True if `item` is added; false if it does not belong here, or would be too much.
+  bool add(const ManyItem& item, size_t index, int64_t together_bytes) {
+    const int64_t bytes = item.execution->peak_bytes();
+    if (!indices_.empty() && (bytes_ + bytes > together_bytes || !is_alike(item))) {
+      return false;
+    }
+    bytes_ += bytes;
+    indices_.push_back(index);
+    executions_.push_back(item.execution.get());
+    values_.push_back({item.local, /*is_callers=*/true});
+    return true;
+  }
+
+  bool is_alike(const ManyItem& item) const {
+    return item.execution->steps_id() == first_->execution->steps_id() &&
+           item.local.scalar_type() == first_->local.scalar_type() &&
+           item.local.device() == first_->local.device() && !first_->masks.apply && !item.masks.apply;
+  }
+
+  size_t num_steps() const { return executions_[0]->steps().size(); }
+
+  void take_step(size_t index) {
+    if (pending_) {
+      pending_->settle();
+      pending_.reset();
+      for (size_t i = 0; i < values_.size(); ++i) {
+        values_[i].tensor = executions_[i]->steps()[index - 1]->finish(values_[i].tensor);
+      }
+    }
+    if (values_.size() > 1 && executions_[0]->steps()[index]->flat()) {
+      start_together(index);
+      return;
+    }
+    for (size_t i = 0; i < values_.size(); ++i) {
+      values_[i] = executions_[i]->steps()[index]->run_plain(values_[i], first_->masks);
+    }
+  }
+
+  void finish(bool async_op, std::vector<at::Tensor>& results) {
+    const bool has_steps = num_steps() > 0;
+    const auto* last = has_steps ? executions_[0]->steps().back().get() : nullptr;
+    if (pending_ && !async_op) {
+      pending_->settle();
+    }
+    for (size_t i = 0; i < values_.size(); ++i) {
+      auto& result = results[indices_[i]];
+      if (pending_) {
+        result = async_op ? AsyncTensorImpl::wrap(values_[i].tensor, pending_) : values_[i].tensor;
+        result = last->finish(std::move(result));
+      } else {
+        result = has_steps ? own_result(values_[i]) : values_[i].tensor;
+      }
+      if (!async_op && has_steps) {
+        settle(result);
+      }
+    }
+  }
+
+ private:
+  void start_together(size_t index) {
+    std::vector<std::shared_ptr<const FlatStep>> steps;
+    std::vector<at::Tensor> tensors;
+    steps.reserve(values_.size());
+    tensors.reserve(values_.size());
+    for (size_t i = 0; i < values_.size(); ++i) {
+      steps.push_back(executions_[i]->steps()[index]->flat());
+      tensors.push_back(std::move(values_[i].tensor));
+    }
+    auto start = funcol::start_together(std::move(steps), tensors);
+    for (size_t i = 0; i < values_.size(); ++i) {
+      values_[i] = {start.outputs[i], /*is_callers=*/false};
+    }
+    pending_ = c10::make_intrusive<PendingCollective>(std::move(start));
+  }
+
+  const ManyItem* first_;
+  int64_t bytes_ = 0;
+  std::vector<size_t> indices_;
+  std::vector<const Execution*> executions_;
+  std::vector<Value> values_;
+  c10::intrusive_ptr<PendingCollective> pending_;
+};
+
+std::vector<Bundle> bundles_of(const std::vector<ManyItem>& items, int64_t together_bytes) {
+  std::vector<Bundle> bundles;
+  std::vector<size_t> open;  // the last bundle of each kind
+  for (size_t i = 0; i < items.size(); ++i) {
+    const auto& item = items[i];
+    const auto alike =
+        std::find_if(open.begin(), open.end(), [&](size_t index) { return bundles[index].is_alike(item); });
+    if (alike != open.end() && bundles[*alike].add(item, i, together_bytes)) {
+      continue;
+    }
+    if (alike == open.end()) {
+      open.push_back(bundles.size());
+    } else {
+      *alike = bundles.size();
+    }
+    bundles.emplace_back(item).add(item, i, together_bytes);
+  }
+  return bundles;
+}
+
+}  // namespace
+
+std::vector<at::Tensor> run_many(const std::vector<ManyItem>& items, bool async_op, int64_t together_bytes) {
+  for (const auto& item : items) {
+    item.execution->check(item.local);
+  }
+  std::vector<at::Tensor> results(items.size());
+  if (has_active_layers() ||
+      std::any_of(items.begin(), items.end(), [](const auto& item) { return is_watched(item.local); })) {
+    for (size_t i = 0; i < items.size(); ++i) {
+      results[i] = items[i].execution->run(items[i].local, async_op, items[i].masks);
+    }
+    return results;
+  }
+  sweep_some_orphans();
+  auto bundles = bundles_of(items, together_bytes);
+  bool goes_on = true;
+  for (size_t step = 0; goes_on; ++step) {
+    goes_on = false;
+    for (auto& bundle : bundles) {
+      if (step < bundle.num_steps()) {
+        bundle.take_step(step);
+        goes_on = true;
+      }
+    }
+  }
+  for (auto& bundle : bundles) {
+    bundle.finish(async_op, results);
+  }
+  return results;
+}
+
+}  // namespace funcol

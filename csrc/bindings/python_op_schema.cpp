@@ -212,19 +212,18 @@ class Reader {
   PythonSchema& schema_;
 };
 
+// What an in-place operator returns is what it writes to; out= results were read as such.
 void require_results_of_written(PythonSchema& schema) {
   const auto& op = *schema.op;
-  if (std::all_of(op.returned.begin(), op.returned.end(), [](const auto& same) { return !same; })) {
-    return;
-  }
-  schema.results.assign(op.returned.size(), std::nullopt);
   const auto& arguments = op.handle.schema().arguments();
   for (size_t i = 0; i < op.returned.size(); ++i) {
-    if (op.returned[i].has_value() && !arguments[*op.returned[i]].is_out()) {
-      const auto& argument = schema.call.arg(arguments[*op.returned[i]].name());
-      if (argument.is_tensor()) {
-        schema.results[i] = schema.layouts[argument.tensor()];
-      }
+    if (!op.returned[i].has_value() || arguments[*op.returned[i]].is_out()) {
+      continue;
+    }
+    const auto& argument = schema.call.arg(arguments[*op.returned[i]].name());
+    if (argument.is_tensor()) {
+      schema.results.resize(op.returned.size());
+      schema.results[i] = schema.layouts[argument.tensor()];
     }
   }
 }

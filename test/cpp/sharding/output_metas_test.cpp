@@ -52,25 +52,6 @@ TEST(OutputMetas, OfAListAreEachElements) {
   EXPECT_EQ(metas[2]->shape, (std::vector<int64_t>{1, 2}));
 }
 
-TEST(OutputMetas, OfWhatIsNoTensorAreMissing) {
-  const OpCall call{"aten::native_layer_norm_backward",
-                    {{"grad_out", tensor(0)},
-                     {"input", tensor(1)},
-                     {"normalized_shape", integers({4})},
-                     {"mean", tensor(2)},
-                     {"rstd", tensor(3)},
-                     {"weight", tensor(4)},
-                     {"bias", none()},
-                     {"output_mask", {List{{true}, {true}, {false}}}}},
-                    {dense({8, 4}), dense({8, 4}), dense({8, 1}), dense({8, 1}), dense({4})},
-                    {}};
-  const auto metas = output_metas(call);
-  ASSERT_EQ(metas.size(), 3);
-  EXPECT_EQ(metas[0], dense({8, 4}));
-  EXPECT_EQ(metas[1], dense({4}));
-  EXPECT_EQ(metas[2], std::nullopt);
-}
-
 TEST(OutputMetas, OfAnOperatorThatTakesLists) {
   const OpCall call{"aten::cat",
                     {{"tensors", {List{tensor(0), tensor(1)}}}, {"dim", {int64_t{-1}}}},

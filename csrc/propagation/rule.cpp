@@ -33,6 +33,10 @@ RuleTable make_table() {
   add_matrix_rules(table);
   add_reshape_rules(table);
   add_view_rules(table);
+  add_reduction_rules(table);
+  add_scan_rules(table);
+  add_loss_rules(table);
+  add_normalization_rules(table);
   return table;
 }
 

@@ -39,5 +39,9 @@ void add_optimizer_rules(RuleTable& table);
 void add_matrix_rules(RuleTable& table);
 void add_reshape_rules(RuleTable& table);
 void add_view_rules(RuleTable& table);
+void add_reduction_rules(RuleTable& table);
+void add_scan_rules(RuleTable& table);
+void add_loss_rules(RuleTable& table);
+void add_normalization_rules(RuleTable& table);
 
 }  // namespace funcol

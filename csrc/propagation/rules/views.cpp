@@ -1,33 +1,11 @@
 // Operators that pick or move dims whole: what happens to one dim is the same wherever the others are cut.
 #include <algorithm>
 
+#include "propagation/rules/dim_map.h"
 #include "propagation/rules/families.h"
-#include "propagation/rules/rows.h"
 
 namespace funcol {
 namespace {
-
-// For each dim of the first tensor where it goes; nothing for one that cannot stay cut.
-using DimMap = std::vector<std::optional<int64_t>>;
-
-DimMap same_dims(int64_t num_dims) {
-  DimMap map;
-  for (int64_t dim = 0; dim < num_dims; ++dim) {
-    map.emplace_back(dim);
-  }
-  return map;
-}
-
-// All dims but `removed`, closing up.
-DimMap without_dims(int64_t num_dims, const std::vector<int64_t>& removed) {
-  DimMap map;
-  int64_t next = 0;
-  for (int64_t dim = 0; dim < num_dims; ++dim) {
-    const bool goes = std::ranges::find(removed, dim) != removed.end();
-    map.push_back(goes ? std::nullopt : std::optional(next++));
-  }
-  return map;
-}
 
 // Where all dims go when dim `i` of the result is dim sources[i].
 DimMap permutation(const std::vector<int64_t>& sources) {
@@ -36,14 +14,6 @@ DimMap permutation(const std::vector<int64_t>& sources) {
     map.at(sources[i]) = static_cast<int64_t>(i);
   }
   return map;
-}
-
-void add_mapped_dims(RowList& rows, const DimMap& map) {
-  for (size_t dim = 0; dim < map.size(); ++dim) {
-    if (map[dim]) {
-      rows.add(any_shard(*map[dim]), {any_shard(static_cast<int64_t>(dim))});
-    }
-  }
 }
 
 using MakeDimMap = DimMap (*)(const OpCall&);
@@ -86,14 +56,6 @@ Rule parts_of_complex(MakeDimMap make_map) {
 }
 
 int64_t num_dims(const OpCall& call) { return call.tensors.at(0).num_dims(); }
-
-std::vector<int64_t> dims_argument(const OpCall& call, std::string_view name) {
-  std::vector<int64_t> dims;
-  for (const int64_t dim : call.arg(name).integers()) {
-    dims.push_back(counted_from_0(call, dim, num_dims(call)));
-  }
-  return dims;
-}
 
 DimMap permuted(const OpCall& call) { return permutation(dims_argument(call, "dims")); }
 
@@ -185,9 +147,7 @@ DimMap all_but_dim(const OpCall& call) {
 
 // The dim stays, but each rank needs the whole of it.
 DimMap dim_kept_whole(const OpCall& call) {
-  auto map = same_dims(num_dims(call));
-  map.at(dim_argument(call, "dim", num_dims(call))) = std::nullopt;
-  return map;
+  return whole_dims(num_dims(call), {dim_argument(call, "dim", num_dims(call))});
 }
 
 DimMap sliced(const OpCall& call) {
@@ -224,11 +184,7 @@ DimMap embedded_diagonal(const OpCall& call) {
 
 // tril and triu: which of the last two dims' elements are kept depends on where they are.
 DimMap all_but_the_matrix(const OpCall& call) {
-  auto map = same_dims(num_dims(call));
-  for (int64_t dim = std::max<int64_t>(num_dims(call) - 2, 0); dim < num_dims(call); ++dim) {
-    map[dim] = std::nullopt;
-  }
-  return map;
+  return whole_dims(num_dims(call), {num_dims(call) - 2, num_dims(call) - 1});
 }
 
 // A gradient put back to where select or slice took it from.
@@ -241,15 +197,7 @@ DimMap selected_back(const OpCall& call) {
   return map;
 }
 
-DimMap dims_kept_whole(const OpCall& call, std::string_view name) {
-  auto map = same_dims(num_dims(call));
-  for (const int64_t dim : dims_argument(call, name)) {
-    map.at(dim) = std::nullopt;
-  }
-  return map;
-}
-
-DimMap flipped(const OpCall& call) { return dims_kept_whole(call, "dims"); }
+DimMap flipped(const OpCall& call) { return whole_dims(num_dims(call), dims_argument(call, "dims")); }
 
 DimMap rolled(const OpCall& call) {
   return call.arg("dims").integers().empty() ? DimMap(num_dims(call)) : flipped(call);

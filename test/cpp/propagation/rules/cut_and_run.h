@@ -45,12 +45,12 @@ inline int64_t element_at(const std::vector<int64_t>& index, const std::vector<i
   return element;
 }
 
-// Small integers, so that sums are exact; multiples of 12, so that averages are.
+// Small integers, so that sums are exact; multiples of 180, so that averages are.
 inline Numbers random_numbers(const std::vector<int64_t>& shape, std::mt19937& random) {
   Numbers numbers{shape, {}};
   std::uniform_int_distribution<int> digit(-4, 4);
   for (int64_t i = 0; i < num_elements(shape); ++i) {
-    numbers.values.push_back(12 * digit(random));
+    numbers.values.push_back(180 * digit(random));
   }
   return numbers;
 }
@@ -103,7 +103,7 @@ inline std::vector<Numbers> pending_parts(const Numbers& whole, PartialOp op, in
   for (int64_t rank = 0; rank < num_ranks; ++rank) {
     Numbers part = whole;
     for (size_t i = 0; i < part.values.size(); ++i) {
-      const double noise = 12 * digit(random);
+      const double noise = 180 * digit(random);
       auto& value = part.values[i];
       const bool is_last = rank == num_ranks - 1;
       if (op == PartialOp::kSum) {

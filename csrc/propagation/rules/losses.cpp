@@ -1,0 +1,91 @@
+// The negative log likelihood, and gradients of embeddings.
+#include "propagation/rules/families.h"
+#include "propagation/rules/rows.h"
+
+namespace funcol {
+namespace {
+
+// torch.nn's reductions, as its operators number them.
+constexpr int64_t kNone = 0;
+constexpr int64_t kMean = 1;
+constexpr int64_t kSum = 2;
+
+// The dim of the classes, which every rank needs whole: the target has no such dim.
+int64_t class_dim(const TensorMeta& self) { return self.num_dims() >= 2 ? 1 : 0; }
+
+// (output, total_weight) of nll_loss(self, target, weight, reduction).
+Rows nll_loss(const OpCall& call) {
+  RowList rows(call);
+  const auto& self = call.tensor("self");
+  const int64_t reduction = call.arg("reduction").integer();
+  for (int64_t dim = 0; dim < self.num_dims(); ++dim) {
+    if (dim == class_dim(self) || reduction == kMean) {
+      continue;
+    }
+    const auto of_target = any_shard(dim < class_dim(self) ? dim : dim - 1);
+    const std::vector<Placement> outputs =
+        reduction == kSum ? std::vector{partial(), partial()} : std::vector{of_target, replicate()};
+    rows.add(outputs, inputs_by_name(call, {{"self", any_shard(dim)}, {"target", of_target}}));
+  }
+  return {.rows = rows.take(), .allows_empty_shards = false, .is_legal = nullptr};
+}
+
+// The total weight is read for means alone: otherwise it may stay pending.
+Rows nll_loss_backward(const OpCall& call) {
+  RowList rows(call);
+  const auto& self = call.tensor("self");
+  const int64_t reduction = call.arg("reduction").integer();
+  std::vector<Placement> total_weights{replicate()};
+  if (reduction != kMean) {
+    total_weights.push_back(partial());
+  }
+  for (const auto& total_weight : total_weights) {
+    for (int64_t dim = 0; dim < self.num_dims(); ++dim) {
+      if (dim == class_dim(self)) {
+        continue;
+      }
+      const auto of_target = any_shard(dim < class_dim(self) ? dim : dim - 1);
+      rows.add(any_shard(dim),
+               inputs_by_name(call, {{"grad_output", reduction == kNone ? of_target : replicate()},
+                                     {"self", any_shard(dim)},
+                                     {"target", of_target},
+                                     {"total_weight", total_weight}}));
+    }
+    for (const auto op : kLinearOps) {
+      rows.add_arithmetic(
+          partial(op), inputs_by_name(call, {{"grad_output", partial(op)}, {"total_weight", total_weight}}));
+    }
+  }
+  if (reduction != kMean) {
+    rows.add(replicate(), inputs_by_name(call, {{"total_weight", partial()}}));
+  }
+  return {.rows = rows.take(), .allows_empty_shards = false, .is_legal = nullptr};
+}
+
+// embedding_dense_backward(grad_output, indices, num_weights, ...): rows of the weight get what their indices
+// got, which adds up over these, unless it is divided by how often each is there.
+Rows embedding_backward(const OpCall& call) {
+  RowList rows(call);
+  const int64_t last = call.tensor("grad_output").num_dims() - 1;
+  rows.add(any_shard(1), inputs_by_name(call, {{"grad_output", any_shard(last)}}));
+  for (int64_t dim = 0; dim < call.tensor("indices").num_dims(); ++dim) {
+    if (!flag_or(call, "scale_grad_by_freq", false)) {
+      rows.add(partial(),
+               inputs_by_name(call, {{"grad_output", any_shard(dim)}, {"indices", any_shard(dim)}}));
+    }
+  }
+  for (const auto op : kLinearOps) {
+    rows.add_arithmetic(partial(op), inputs_by_name(call, {{"grad_output", partial(op)}}));
+  }
+  return {.rows = rows.take(), .allows_empty_shards = false, .is_legal = nullptr};
+}
+
+}  // namespace
+
+void add_loss_rules(RuleTable& table) {
+  table.add_all_overloads({"aten::nll_loss_forward", "aten::nll_loss2d_forward"}, nll_loss);
+  table.add_all_overloads({"aten::nll_loss_backward", "aten::nll_loss2d_backward"}, nll_loss_backward);
+  table.add_all_overloads({"aten::embedding_dense_backward"}, embedding_backward);
+}
+
+}  // namespace funcol

@@ -260,9 +260,10 @@ void Candidates::find_precedences() {
   std::iota(of_mesh.begin(), of_mesh.end(), 0);
   precedences_.push_back(of_mesh);
   std::vector<const ShardOrder*> orders;
-  const auto add_order = [&orders](const Layout& layout) {
-    const auto same = [&](const ShardOrder* other) { return *other == layout.order; };
-    if (!is_default(layout.order) && std::ranges::none_of(orders, same)) {
+  bool all_default = true;
+  const auto add_order = [&](const Layout& layout) {
+    all_default = all_default && is_default(layout.order);
+    if (std::ranges::none_of(orders, [&](const auto* other) { return *other == layout.order; })) {
       orders.push_back(&layout.order);
     }
   };
@@ -273,6 +274,9 @@ void Candidates::find_precedences() {
     if (layout) {
       add_order(*layout);
     }
+  }
+  if (all_default) {
+    return;
   }
   const auto add = [&](const std::vector<const ShardOrder*>& implied_by) {
     auto precedence = sorted_by(implied_by, mesh_.num_axes());

@@ -2,7 +2,8 @@
 
 #include <gtest/gtest.h>
 
-#include <cmath>
+#include <algorithm>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,8 @@ namespace {
 using ::testing::Range;
 using ::testing::Values;
 using ::testing::ValuesIn;
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
 
 // Sums of up to ten numbers, added in another order.
 constexpr double kRounding = 1e-9;
@@ -119,6 +122,188 @@ const std::vector<Scenario> kScenarios = {
 };
 
 INSTANTIATE_TEST_SUITE_P(Scenarios, FromEachLayout, ValuesIn(sources_of(kScenarios)));
+
+// One redistribution at random.
+class RandomTarget : public ::testing::TestWithParam<int> {
+ protected:
+  RandomTarget() : random_(static_cast<uint32_t>(GetParam()), {.max_axes = 3}), task_(random_.make()) {}
+
+  double reached(const Mesh& mesh, const CostModel& model) const {
+    const Costs costs(model, mesh);
+    Reach reach(mesh, costs, task_.shape, task_.itemsize, task_.src, task_.dst.placements);
+    return reach.to(task_.dst);
+  }
+
+  test::RandomTask random_;
+  Redistribution task_;
+};
+
+TEST_P(RandomTarget, CostsWhatItsPlanCostsOnAMeshWithoutMergedAxes) {
+  task_.mesh.merged.clear();
+  const CostModel model = random_.model(task_.mesh);
+  const double cost = plan_redistribution(task_, model).cost;
+  EXPECT_NEAR(reached(task_.mesh, model), cost, kRounding * cost) << test::described(task_);
+}
+
+TEST_P(RandomTarget, NeverCostsLessThanItsPlan) {
+  const CostModel model = random_.model(task_.mesh);
+  EXPECT_GE(reached(task_.mesh, model), plan_redistribution(task_, model).cost * (1 - kRounding))
+      << test::described(task_);
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, RandomTarget, Range(0, 300));
+
+struct Exchange {
+  std::string name;
+  test::Sides src;
+  test::Sides dst;
+  std::vector<int64_t> shape = {8, 8};
+};
+
+void PrintTo(const Exchange& exchange, std::ostream* out) { *out << exchange.name; }
+
+class DirectExchange : public ::testing::TestWithParam<Exchange> {};
+
+TEST_P(DirectExchange, OverMergedAxesIsTaken) {
+  const auto& [name, src, dst, shape] = GetParam();
+  const Mesh mesh{{2, 2, 2}, {}, test::all_merged(3)};
+  const auto task = test::task_of(mesh, shape, src, dst);
+  const Costs costs(StepCounts{}, mesh);
+  Reach reach(mesh, costs, shape, 4, task.src, task.dst.placements);
+  ASSERT_EQ(plan_redistribution(task, StepCounts{}).cost, 1);
+  EXPECT_EQ(reach.to(task.dst), 1);
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, DirectExchange,
+                         Values(Exchange{"SwapDims", {"S0,S1,R"}, {"S1,S0,R"}},
+                                Exchange{"SwapDimsBehindAnother", {"S0,S0,S1"}, {"S0,S1,S0"}},
+                                Exchange{"SwapOrder", {"S0,S0,R"}, {"S0,S0,R", {{1, 0}}}},
+                                Exchange{"OtherAxis", {"S0,R,P"}, {"R,S0,P"}},
+                                Exchange{"Rotate", {"S0,S0,S1"}, {"S0,S1,S0", {{2, 0}, {1}}}},
+                                Exchange{"Reverse", {"S0,S0,S0"}, {"S0,S0,S0", {{2, 1, 0}}}},
+                                Exchange{"Uneven", {"S0,S1,R"}, {"S1,S0,R"}, {5, 3}},
+                                Exchange{"ToStrided", {"S1,S0,R"}, {"_S(0,2),S1,R"}}),
+                         [](const auto& param) { return param.param.name; });
+
+// Of f32[8, 8] on two axes, "S0,R" before.
+class Reached : public ::testing::Test {
+ protected:
+  Layout layout(const std::string& placements) const { return test::layout_of({placements}, mesh_, 2); }
+
+  const Mesh mesh_{{2, 4}, {}, {}};
+  const Costs costs_{StepCounts{}, mesh_};
+  Reach reach_{mesh_, costs_, {8, 8}, 4, layout("S0,R"), parse_placements("S0,S1,P")};
+};
+
+TEST_F(Reached, SourceCostsNothing) { EXPECT_EQ(reach_.to(layout("S0,R")), 0); }
+
+TEST_F(Reached, LayoutCostsTheSameWhateverWasAskedForBefore) {
+  const double first = reach_.to(layout("S1,S1"));
+  reach_.to(layout("R,R"));
+  Reach other(mesh_, costs_, {8, 8}, 4, layout("S0,R"), parse_placements("S0,S1,P"));
+  other.to(layout("R,R"));
+  EXPECT_EQ(other.to(layout("S1,S1")), first);
+}
+
+TEST_F(Reached, LayoutIsBoundedByWhatIsKnown) {
+  reach_.to(layout("S1,R"));
+  EXPECT_EQ(reach_.at_least(layout("R,R")), 1);
+}
+
+TEST_F(Reached, LayoutIsBoundedByItsCostOnceThatIsKnown) {
+  reach_.to(layout("R,R"));
+  EXPECT_EQ(reach_.at_least(layout("R,R")), 2);
+}
+
+TEST_F(Reached, LayoutsComeFromTheNearestToTheFarthest) {
+  std::vector<double> costs;
+  for (size_t n = 0; reach_.nearest(n) != nullptr; ++n) {
+    costs.push_back(reach_.nearest(n)->cost);
+  }
+  EXPECT_TRUE(std::ranges::is_sorted(costs));
+}
+
+TEST_F(Reached, LayoutsComeOnceEach) {
+  std::vector<State> states;
+  for (size_t n = 0; reach_.nearest(n) != nullptr; ++n) {
+    EXPECT_EQ(std::ranges::count(states, reach_.nearest(n)->state), 0);
+    states.push_back(reach_.nearest(n)->state);
+  }
+  // Two axes of R, S0, S1 and P each, and both orders of the cuts of one dim.
+  EXPECT_EQ(states.size(), 4 * 4 + 2);
+}
+
+TEST_F(Reached, NothingCostsMoreThanTheFarthest) {
+  size_t num = 0;
+  while (reach_.nearest(num) != nullptr) {
+    ++num;
+  }
+  EXPECT_EQ(reach_.at_least(num), kNever);
+}
+
+class OutsideOfTheVocabulary : public Reached, public ::testing::WithParamInterface<std::string> {};
+
+TEST_P(OutsideOfTheVocabulary, NothingIsReached) { EXPECT_EQ(reach_.to(layout(GetParam())), kNever); }
+
+INSTANTIATE_TEST_SUITE_P(Placements, OutsideOfTheVocabulary, Values("S0,P(max)", "S0,_S(1,2)", "P(avg),R"));
+
+const Placement kR = Placement::replicate();
+const Placement kMasked = Placement::partial(PartialOp::kSum, 1);
+
+struct MaskedCase {
+  std::vector<Placement> src;
+  std::vector<Placement> dst;
+};
+
+Layout masked(const std::vector<Placement>& placements, const Mesh& mesh) {
+  return make_layout("test", placements, {}, mesh, 2);
+}
+
+class FromAMask : public ::testing::TestWithParam<MaskedCase> {};
+
+TEST_P(FromAMask, CostsWhatItsPlanCosts) {
+  const Mesh mesh{{2, 2}, {}, {}};
+  const AlphaBeta model = default_alpha_beta(mesh);
+  const Costs costs(model, mesh);
+  const Layout src = masked(GetParam().src, mesh);
+  const Layout dst = masked(GetParam().dst, mesh);
+  Reach reach(mesh, costs, {8, 4}, 4, src, GetParam().dst);
+  const double cost = plan_redistribution({mesh, {8, 4}, 4, src, dst}, model).cost;
+  EXPECT_NEAR(reach.to(dst), cost, kRounding * cost);
+}
+
+INSTANTIATE_TEST_SUITE_P(Pairs, FromAMask,
+                         Values(MaskedCase{{kR, kMasked}, {kR, kMasked}}, MaskedCase{{kR, kMasked}, {kR, kR}},
+                                MaskedCase{{kR, kMasked}, {kR, Placement::partial()}},
+                                MaskedCase{{kMasked, kMasked}, {kR, Placement::shard(1)}},
+                                MaskedCase{{Placement::shard(0), kMasked}, {kR, kR}}));
+
+class ToAMask : public ::testing::TestWithParam<MaskedCase> {};
+
+TEST_P(ToAMask, ThereIsNoWay) {
+  const Mesh mesh{{2, 2}, {}, {}};
+  const Costs costs(StepCounts{}, mesh);
+  Reach reach(mesh, costs, {8, 4}, 4, masked(GetParam().src, mesh), GetParam().dst);
+  EXPECT_EQ(reach.to(masked(GetParam().dst, mesh)), kNever);
+}
+
+INSTANTIATE_TEST_SUITE_P(Pairs, ToAMask,
+                         Values(MaskedCase{{kR, kR}, {kR, kMasked}},
+                                MaskedCase{{Placement::shard(0), kMasked}, {kR, kMasked}},
+                                MaskedCase{{kR, Placement::partial(PartialOp::kSum, 2)}, {kR, kMasked}}));
+
+TEST(RedistributionCosts, AreThoseOfEachSourceToEachTarget) {
+  const Mesh mesh{{2, 2}, {}, {}};
+  const auto layouts = test::all_layouts(mesh, parse_placements("R,S0,S1,P"));
+  const TensorMeta meta{{8, 4}, {4, 1}, Dtype::kFloat32};
+  std::vector<double> planned;
+  for (const auto& src : layouts) {
+    for (const auto& dst : layouts) {
+      planned.push_back(plan_redistribution({mesh, meta.shape, 4, src, dst}, StepCounts{}).cost);
+    }
+  }
+  EXPECT_EQ(redistribution_costs(layouts, layouts, meta, mesh, StepCounts{}), planned);
+}
 
 }  // namespace
 }  // namespace funcol

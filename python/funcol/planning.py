@@ -51,7 +51,7 @@ def plan_redistribution(
     ``ValueError`` if the arguments contradict each other, or if no plan keeps within ``max_bytes``.
     PyTorch counterpart: ``DTensorRedistributePlanner``, which does not know sizes.
     """
-    # C++ knows device meshes, and the default model: a plan costs a few microseconds, objects of Python another.
+    # C++ knows device meshes and the default model: objects of Python cost as much as the search does.
     known_mesh = mesh if isinstance(mesh, DeviceMesh) else mesh_of(mesh)
     return _C.plan_redistribution(
         src,

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "async/layers.h"
 #include "bindings/bindings.h"
 #include "bindings/python_args.h"
 #include "bindings/python_layout.h"
@@ -269,9 +270,37 @@ MaskHooks mask_hooks(const SpecObjects& src, const SpecObjects& dst) {
   return {call("_apply_mask", src), call("_mask", dst)};
 }
 
+// While one lives, PyTorch's DebugMode, if one is active, notes what runs as a part of this redistribution.
+class DebugNote {
+ public:
+  DebugNote(py::handle local, const SpecObjects& src, const SpecObjects& dst, const Execution& execution,
+            bool is_explicit) {
+    if (has_active_layers() && !execution.steps().empty()) {
+      note_ = python_function("_debug_note")(local, src.placements, dst.placements, execution.trace(),
+                                             is_explicit);
+      note_.attr("__enter__")();
+    }
+  }
+  ~DebugNote() {
+    if (note_) {
+      try {
+        note_.attr("__exit__")(py::none(), py::none(), py::none());
+      } catch (py::error_already_set& error) {
+        error.discard_as_unraisable("funcol.redistribute");
+      }
+    }
+  }
+  DebugNote(const DebugNote&) = delete;
+  DebugNote& operator=(const DebugNote&) = delete;
+
+ private:
+  py::object note_;
+};
+
+// (local, source spec, target spec, async_op, model, max_bytes, is_explicit) -> local
 PyObject* redistribute_local_tensor(PyObject* /*module*/, PyObject* const* args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
-  TORCH_CHECK_TYPE(count == 6, "funcol::", kOp, ": ", count, " arguments, expected 6.");
+  TORCH_CHECK_TYPE(count == 7, "funcol::", kOp, ": ", count, " arguments, expected 7.");
   TORCH_CHECK_TYPE(THPVariable_Check(args[0]), "funcol::", kOp, ": got a ", Py_TYPE(args[0])->tp_name,
                    " where a tensor belongs.");
   const SpecObjects src(args[1]);
@@ -304,6 +333,7 @@ PyObject* redistribute_local_tensor(PyObject* /*module*/, PyObject* const* args,
     masks = mask_hooks(src, dst);
   }
   const auto execution = execution_of(std::move(key), src.mesh, known);
+  const DebugNote note(args[0], src, dst, *execution, args[6] == Py_True);
   at::Tensor result;
   {
     const WithoutGil no_gil;
@@ -415,10 +445,14 @@ py::list wrapped(std::vector<at::Tensor> tensors) {
   return list;
 }
 
-// (locals, source specs, target specs, async_op, model, max_bytes) -> locals
+// (locals, source specs, target specs, async_op, model, max_bytes) -> locals; NotImplemented if they have to
+// go one by one, for a layer that watches.
 PyObject* redistribute_local_tensors(PyObject* /*module*/, PyObject* const* args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   TORCH_CHECK_TYPE(count == 6, "funcol::", kManyOp, ": ", count, " arguments, expected 6.");
+  if (has_active_layers()) {
+    Py_RETURN_NOTIMPLEMENTED;
+  }
   const auto num_tensors = PyList_GET_SIZE(args[0]);
   const Options options(args[3], args[4], args[5]);
   Many many(options, num_tensors);
@@ -513,12 +547,16 @@ bool check_dtensors(PyObject* list) {
 }
 
 // (DTensors, tuple of placements for each, async_op, model, max_bytes) -> DTensors. None if a gradient is to
-// be recorded; NotImplemented if they have to go one by one: sizes are symbols, or there are masks.
+// be recorded; NotImplemented if they have to go one by one: sizes are symbols, there are masks, a layer
+// watches.
 PyObject* redistribute_many(PyObject* /*module*/, PyObject* const* args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   TORCH_CHECK_TYPE(count == 5, "funcol::", kManyOp, ": ", count, " arguments, expected 5.");
   if (check_dtensors(args[0])) {
     Py_RETURN_NONE;
+  }
+  if (has_active_layers()) {
+    Py_RETURN_NOTIMPLEMENTED;
   }
   const auto num_tensors = PyList_GET_SIZE(args[0]);
   const Options options(args[2], args[3], args[4]);

@@ -28,7 +28,8 @@ Execution::Execution(const Plan& plan, const AxisGroups& groups, const Coordinat
     : peak_bytes_(plan.peak_bytes),
       shape_before_(local_shape(plan.src, plan.mesh, plan.shape, coordinate)),
       whole_shape_(plan.shape),
-      src_(to_string(plan.src)) {
+      src_(to_string(plan.src)),
+      trace_(to_string(plan)) {
   std::string signature;
   for (const auto& step : plan.steps) {
     steps_.push_back(make_local_step(plan, step, groups, coordinate));

@@ -59,6 +59,8 @@ class Execution {
   uint64_t steps_id() const { return steps_id_; }
   const std::vector<std::unique_ptr<LocalStep>>& steps() const { return steps_; }
   int64_t peak_bytes() const { return peak_bytes_; }
+  // The plan in PyTorch's arrow notation: "S(0)R->RR".
+  const std::string& trace() const { return trace_; }
 
  private:
   std::vector<std::unique_ptr<LocalStep>> steps_;
@@ -67,6 +69,7 @@ class Execution {
   std::vector<int64_t> shape_before_;
   std::vector<int64_t> whole_shape_;
   std::string src_;
+  std::string trace_;
 };
 
 // What is left to do when the last step is done: `value` as run() returns it, but for waiting.

@@ -235,6 +235,7 @@ def redistribute_local_tensor(
     async_op: bool,
     model: AlphaBeta | StepCounts | None,
     max_bytes: int | None,
+    is_explicit: bool,
     /,
 ) -> Tensor: ...
 def redistribute_local_tensors(
@@ -245,7 +246,7 @@ def redistribute_local_tensors(
     model: AlphaBeta | StepCounts | None,
     max_bytes: int | None,
     /,
-) -> list[Tensor]: ...
+) -> Any: ...
 def redistribute_many(
     dtensors: list[Any],
     placements: list[tuple[Any, ...]],

@@ -51,16 +51,17 @@ def plan_redistribution(
     ``ValueError`` if the arguments contradict each other, or if no plan keeps within ``max_bytes``.
     PyTorch counterpart: ``DTensorRedistributePlanner``, which does not know sizes.
     """
-    known_mesh = mesh_of(mesh)
+    # C++ knows device meshes and the default model: objects of Python cost as much as the search does.
+    known_mesh = mesh if isinstance(mesh, DeviceMesh) else mesh_of(mesh)
     return _C.plan_redistribution(
         src,
         dst,
         known_mesh,
         _checked_shape(shape, "plan_redistribution"),
         _itemsize(dtype, "plan_redistribution"),
-        shard_order(src_shard_order, known_mesh),
-        shard_order(dst_shard_order, known_mesh),
-        model_for(cost_model, known_mesh),
+        shard_order(src_shard_order, mesh),
+        shard_order(dst_shard_order, mesh),
+        None if cost_model is None else model_for(cost_model, mesh_of(mesh)),
         max_bytes,
     )
 
@@ -88,8 +89,8 @@ def greedy_redistribution(
         known_mesh,
         _checked_shape(shape, "greedy_redistribution"),
         _itemsize(dtype, "greedy_redistribution"),
-        shard_order(src_shard_order, known_mesh),
-        shard_order(dst_shard_order, known_mesh),
+        shard_order(src_shard_order, mesh),
+        shard_order(dst_shard_order, mesh),
         model_for(cost_model, known_mesh),
     )
 
@@ -125,11 +126,11 @@ def model_for(cost_model: CostModel | None, mesh: _C.Mesh) -> _C.AlphaBeta | _C.
     )
 
 
-def shard_order(order: ShardOrderLike, mesh: _C.Mesh) -> Sequence[Any] | None:
+def shard_order(order: ShardOrderLike, mesh: MeshLike) -> Sequence[Any] | None:
     """``order`` as PyTorch writes it: ``"0:tp,dp"`` on (dp, tp) is ``((0, (1, 0)),)``."""
     if not isinstance(order, str):
         return order
-    names = axis_names(mesh)
+    names = axis_names(mesh_of(mesh))
     entries = []
     for entry in filter(None, map(str.strip, order.split(";"))):
         dim, colon, axes = entry.partition(":")
@@ -166,8 +167,9 @@ def _itemsize(dtype: torch.dtype | str, op: str) -> int:
 
 def _checked_shape(shape: Sequence[int], op: str) -> list[int]:
     sizes = list(shape)
-    if any(not isinstance(size, int) or size < 0 for size in sizes):
-        raise ValueError(f"{op}: the shape is {tuple(sizes)}, expected sizes of 0 or more.")
+    for size in sizes:
+        if not isinstance(size, int) or size < 0:
+            raise ValueError(f"{op}: the shape is {tuple(sizes)}, expected sizes of 0 or more.")
     return sizes
 
 

@@ -9,6 +9,7 @@ PyTorch counterpart: ``torch.distributed.tensor._redistribute``.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
@@ -21,6 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
 from torch.distributed.tensor.placement_types import _StridedShard
+from torch.utils._debug_mode import get_active_debug_mode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from . import _C, _compat
@@ -51,7 +53,7 @@ def redistribute_local_tensor(
     PyTorch counterpart: ``torch.distributed.tensor._redistribute.redistribute_local_tensor``.
     """
     model = None if cost_model is None else model_for(cost_model, mesh_of(src_spec.mesh))
-    return _C.redistribute_local_tensor(local, src_spec, dst_spec, async_op, model, max_bytes)
+    return _C.redistribute_local_tensor(local, src_spec, dst_spec, async_op, model, max_bytes, False)
 
 
 def redistribute(
@@ -92,8 +94,9 @@ def redistribute(
     dst = find_target(src, mesh, placements, order, forward_dtype)
     records = torch.is_grad_enabled() and dtensor.requires_grad
     if not records and forward_dtype is None:
-        local = redistribute_local_tensor(
-            dtensor._local_tensor, src, dst, async_op=async_op, cost_model=cost_model, max_bytes=max_bytes
+        model = None if cost_model is None else model_for(cost_model, mesh_of(src.mesh))
+        local = _C.redistribute_local_tensor(
+            dtensor._local_tensor, src, dst, async_op, model, max_bytes, True
         )
         return _dtensor(local, dst, requires_grad=False)
     how = _How(async_op, cost_model, max_bytes)
@@ -143,7 +146,7 @@ def redistribute_many(
             _target(tensor._spec, tensor._spec.mesh, target, None, None)
             for tensor, target in zip(tensors, targets, strict=True)
         )
-        return list(_RedistributeMany.apply(specs, how, *tensors))
+        return list(_RedistributeMany.apply(specs, how, True, *tensors))
     return _one_by_one(tensors, targets, how) if results is NotImplemented else results
 
 
@@ -210,16 +213,26 @@ class _How:
     cost_model: CostModel | None
     max_bytes: int | None
 
-    def run(self, local: Tensor, src: DTensorSpec, dst: DTensorSpec) -> Tensor:
-        return redistribute_local_tensor(
-            local, src, dst, async_op=self.async_op, cost_model=self.cost_model, max_bytes=self.max_bytes
+    def run(self, local: Tensor, src: DTensorSpec, dst: DTensorSpec, is_explicit: bool) -> Tensor:
+        """``is_explicit``: it is what the caller of funcol asked for, not its gradient."""
+        model = self.model(src.mesh)
+        return _C.redistribute_local_tensor(
+            local, src, dst, self.async_op, model, self.max_bytes, is_explicit
         )
 
     def run_many(
-        self, locals_: list[Tensor], srcs: list[DTensorSpec], dsts: list[DTensorSpec]
+        self,
+        locals_: list[Tensor],
+        srcs: list[DTensorSpec],
+        dsts: list[DTensorSpec],
+        is_explicit: bool,
     ) -> list[Tensor]:
         model = self.model(srcs[0].mesh)
-        return _C.redistribute_local_tensors(locals_, srcs, dsts, self.async_op, model, self.max_bytes)
+        results = _C.redistribute_local_tensors(locals_, srcs, dsts, self.async_op, model, self.max_bytes)
+        if results is NotImplemented:
+            return [self.run(*of_tensor, is_explicit) for of_tensor in zip(locals_, srcs, dsts, strict=True)]
+        moved: list[Tensor] = results
+        return moved
 
     def model(self, mesh: DeviceMesh) -> _C.AlphaBeta | _C.StepCounts | None:
         return None if self.cost_model is None else model_for(self.cost_model, mesh_of(mesh))
@@ -235,7 +248,7 @@ class _Redistribute(torch.autograd.Function):
         ctx.src, ctx.how = src, how
         ctx.backward_dtype = backward_dtype or local.dtype
         ctx.input_dtype = local.dtype
-        result = how.run(local.to(dst.tensor_meta.dtype), src, dst)
+        result = how.run(local.to(dst.tensor_meta.dtype), src, dst, is_explicit=True)
         return _dtensor(result, dst, dtensor.requires_grad)
 
     @staticmethod
@@ -259,7 +272,8 @@ class _RedistributeGradient(torch.autograd.Function):
         ctx.src, ctx.sent_dtype, ctx.how = grad._spec, sent_dtype, how
         ctx.grad_dtype = grad._local_tensor.dtype
         dst = _gradient_target(grad, target, result_dtype)
-        result = how.run(grad._local_tensor.to(sent_dtype), grad._spec, dst).to(result_dtype)
+        sent = grad._local_tensor.to(sent_dtype)
+        result = how.run(sent, grad._spec, dst, is_explicit=False).to(result_dtype)
         return _dtensor(result, dst, grad.requires_grad)
 
     @staticmethod
@@ -273,16 +287,17 @@ class _RedistributeMany(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, dsts: tuple[DTensorSpec, ...], how: _How, *dtensors: DTensor
+        ctx: Any, dsts: tuple[DTensorSpec, ...], how: _How, is_explicit: bool, *dtensors: DTensor
     ) -> tuple[DTensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.srcs, ctx.how = [dtensor._spec for dtensor in dtensors], how
-        moved = how.run_many([dtensor._local_tensor for dtensor in dtensors], ctx.srcs, list(dsts))
+        held = [dtensor._local_tensor for dtensor in dtensors]
+        moved = how.run_many(held, ctx.srcs, list(dsts), is_explicit)
         results = tuple(
             _dtensor(local, dst, requires_grad=False) for local, dst in zip(moved, dsts, strict=True)
         )
         ctx.mark_non_differentiable(
-            *(result for result, needed in zip(results, ctx.needs_input_grad[2:], strict=True) if not needed)
+            *(result for result, needed in zip(results, ctx.needs_input_grad[3:], strict=True) if not needed)
         )
         return results
 
@@ -292,10 +307,10 @@ class _RedistributeMany(torch.autograd.Function):
         given = [(i, grad) for i, grad in enumerate(grads) if grad is not None]
         if given:
             dsts = tuple(_gradient_target(grad, ctx.srcs[i], grad.dtype) for i, grad in given)
-            moved = _RedistributeMany.apply(dsts, ctx.how, *(grad for _, grad in given))
+            moved = _RedistributeMany.apply(dsts, ctx.how, False, *(grad for _, grad in given))
             for (i, _), result in zip(given, moved, strict=True):
                 results[i] = result
-        return None, None, *results
+        return None, None, None, *results
 
 
 def _gradient_target(grad: DTensor, target: DTensorSpec, dtype: torch.dtype) -> DTensorSpec:
@@ -347,6 +362,23 @@ def _axis_group(mesh: DeviceMesh, axes: int) -> tuple[str, list[int]]:
         ranks = along_axis.tolist()
     members = dist.get_process_group_ranks(_compat.group_named(name))
     return name, [] if members == ranks else [ranks.index(member) for member in members]
+
+
+def _debug_note(
+    local: Tensor,
+    src: tuple[Placement, ...],
+    dst: tuple[Placement, ...],
+    trace: str,
+    is_explicit: bool,
+) -> contextlib.AbstractContextManager[object]:
+    """Under PyTorch's ``DebugMode``, within which of its notes the operators of a redistribution are."""
+    mode = get_active_debug_mode()
+    if mode is None:
+        return contextlib.nullcontext()
+    note: contextlib.AbstractContextManager[object] = mode.record_redistribute_calls(
+        local, src, dst, trace, is_explicit=is_explicit
+    )
+    return note
 
 
 def _apply_mask(placement: Any, tensor: Tensor, mesh: DeviceMesh, axis: int) -> Tensor:

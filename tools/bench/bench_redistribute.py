@@ -1,7 +1,7 @@
 """Times redistribution: PyTorch's (stock), the bare collectives (raw), funcol's.
 
 Table 1, the cost of a call in microseconds where no byte is sent; table 2, a plan that is not cached;
-table 3, many tensors in one call. See README.md beside this file.
+table 3, many tensors in one call; table 4, 16 MB on four gloo ranks. See README.md beside this file.
 """
 
 from __future__ import annotations
@@ -10,37 +10,25 @@ import argparse
 import itertools
 import json
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from measure import CPU_CLOCK, Call, Case, cell, describe, lone_group, mark, measure, say
+from redistribute_ranks import bench_ranks, placed
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._redistribute import _gen_transform_infos_non_cached
-from torch.distributed.tensor.placement_types import Placement
 
 import funcol
 
 NUM_RANKS = 4
 SHAPE = (64, 64)
 PLAN_LIMIT = 0.01
-
-Placements = tuple[Placement, ...]
-
-
-def placed(text: str) -> Placements:
-    """``"S0,R"`` as placements."""
-    letters: dict[str, Callable[[str], Placement]] = {
-        "R": lambda _: Replicate(),
-        "P": lambda _: Partial(),
-        "S": lambda dim: Shard(int(dim)),
-    }
-    return tuple(letters[word[0]](word[1:]) for word in text.split(","))
 
 
 def all_gather(local: Tensor, group: Any) -> Tensor:
@@ -188,6 +176,18 @@ def print_many(records: list[dict[str, Any]]) -> None:
         say(line.format(record["name"], *times, f"{record['ratio']:.4f}", met))
 
 
+def print_ranks(records: list[dict[str, Any]]) -> None:
+    line = "{:<16}{:>12}{:>12}{:>10}{:>16}{:>14}   {}"
+    say(
+        "\n16 MB on four gloo ranks in ms, median of the slowest rank's; what the plans send, in bytes a rank"
+    )
+    say(line.format("", "stock", "funcol", "/ stock", "stock sends", "funcol sends", "limit 1"))
+    for record in records:
+        times = (f"{record['ms'][side]:.2f}" for side in ("stock", "funcol"))
+        sent = (f"{record['bytes'][side]:,}" for side in ("stock", "funcol"))
+        say(line.format(record["name"], *times, f"{record['ratio']:.3f}", *sent, mark(record["ratio"] <= 1)))
+
+
 def bench_calls(repeat: int) -> list[dict[str, Any]]:
     with lone_group(torch.device("cpu"), NUM_RANKS) as lone:
         return [measure(case, repeat, lone.clock) for case in call_cases()]
@@ -245,6 +245,8 @@ def main() -> None:
     print_plans(result["plans"])
     result["many"] = bench_many(max(3, args.repeat // 2))
     print_many(result["many"])
+    result["ranks"] = bench_ranks(args.repeat)
+    print_ranks(result["ranks"])
     missed = [t for t in itertools.chain(*(r["targets"] for r in result["calls"])) if not t["met"]]
     say(f"\n{len(missed)} limits of table 1 missed")
     if args.json is not None:

@@ -1,0 +1,129 @@
+"""Times redistribution on gloo ranks, PyTorch's and funcol's by turns: table 4 of bench_redistribute.py."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
+
+import funcol
+
+NUM_RANKS = 4
+TIMEOUT_S = 300
+SIZE = 2048  # 16 MB of float32 as a whole
+
+TRANSITIONS = [
+    *[
+        ("S0", "R"),
+        ("R", "S0"),
+        ("S0", "S1"),
+        ("S1", "S0"),
+        ("P", "R"),
+        ("P", "S0"),
+        ("P", "S1"),
+        ("S1", "R"),
+    ],
+    *[("S0,S0", "R,R"), ("S0,S1", "R,R"), ("P,P", "R,S0"), ("S0,R", "R,S1")],
+]
+
+
+def placed(text: str) -> tuple[Placement, ...]:
+    """``"S0,R"`` as placements."""
+    letters: dict[str, Callable[[str], Placement]] = {
+        "R": lambda _: Replicate(),
+        "P": lambda _: Partial(),
+        "S": lambda dim: Shard(int(dim)),
+    }
+    return tuple(letters[word[0]](word[1:]) for word in text.split(","))
+
+
+def source(mesh: DeviceMesh, text: str) -> DTensor:
+    placements = placed(text)
+    cuts = [math.prod(mesh.size(i) for i, p in enumerate(placements) if p.is_shard(dim)) for dim in (0, 1)]
+    local = torch.ones(SIZE // cuts[0], SIZE // cuts[1])
+    return DTensor.from_local(local, mesh, placements, run_check=False)
+
+
+def time_rank(rank: int, folder: str, repeat: int) -> None:
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    torch.set_num_threads(1)
+    store = dist.FileStore(f"{folder}/store", NUM_RANKS)
+    limit = timedelta(seconds=TIMEOUT_S)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=NUM_RANKS, timeout=limit)
+    meshes = {1: init_device_mesh("cpu", (NUM_RANKS,)), 2: init_device_mesh("cpu", (2, NUM_RANKS // 2))}
+    times = []
+    for src, dst in TRANSITIONS:
+        mesh = meshes[src.count(",") + 1]
+        tensor, target = source(mesh, src), placed(dst)
+        calls = {
+            "stock": lambda tensor=tensor, mesh=mesh, target=target: tensor.redistribute(mesh, target),
+            "funcol": lambda tensor=tensor, mesh=mesh, target=target: funcol.redistribute(
+                tensor, mesh, target
+            ),
+        }
+        results = {side: call().to_local() for side, call in calls.items()}
+        if not torch.equal(results["stock"], results["funcol"]):
+            raise RuntimeError(f"{src} -> {dst}: stock and funcol differ")
+        del results
+        of_case: dict[str, list[float]] = {side: [] for side in calls}
+        for turn in range(repeat):
+            for side in sorted(calls, reverse=turn % 2 == 0):
+                dist.barrier()
+                begin = time.perf_counter()
+                calls[side]()
+                slowest = torch.tensor([1000 * (time.perf_counter() - begin)])
+                dist.all_reduce(slowest, dist.ReduceOp.MAX)
+                of_case[side].append(slowest.item())
+        times.append(of_case)
+    if rank == 0:
+        Path(folder, "times.json").write_text(json.dumps(times))
+    dist.destroy_process_group()
+
+
+def sent_bytes(src: str, dst: str) -> dict[str, int]:
+    """By the busiest rank, in PyTorch's plan and in funcol's: what the plans say, counted alike."""
+    mesh = {"world": NUM_RANKS} if "," not in src else {"outer": 2, "inner": NUM_RANKS // 2}
+    planners = {"stock": funcol.greedy_redistribution, "funcol": funcol.plan_redistribution}
+    return {
+        side: sum(step.bytes_sent for step in plan(src, dst, mesh, (SIZE, SIZE), torch.float32).steps)
+        for side, plan in planners.items()
+    }
+
+
+def bench_ranks(repeat: int) -> list[dict[str, Any]]:
+    """A record for each transition: medians over rounds of the slowest rank's time in ms, and bytes sent."""
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = mp.spawn(time_rank, (folder, repeat), nprocs=NUM_RANKS, join=False)
+        deadline = time.monotonic() + TIMEOUT_S
+        while not ranks.join(timeout=1):
+            if time.monotonic() > deadline:
+                for process in ranks.processes:
+                    process.kill()
+                raise TimeoutError(f"the gloo ranks were not done after {TIMEOUT_S} s")
+        times = json.loads(Path(folder, "times.json").read_text())
+    records = []
+    for (src, dst), of_case in zip(TRANSITIONS, times, strict=True):
+        ratios = [a / b for a, b in zip(of_case["funcol"], of_case["stock"], strict=True)]
+        records.append(
+            {
+                "name": f"{src} -> {dst}",
+                "ms": {side: statistics.median(of_side) for side, of_side in of_case.items()},
+                "ratio": statistics.median(ratios),
+                "bytes": sent_bytes(src, dst),
+            }
+        )
+    return records

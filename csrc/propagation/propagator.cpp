@@ -86,6 +86,8 @@ size_t distance(std::string_view a, std::string_view b) {
   return row[b.size()];
 }
 
+std::string_view without_overload(std::string_view op) { return op.substr(0, op.find('.')); }
+
 std::string unknown_operator(const std::string& op) {
   std::string near;
   for (const auto& name : similar_ops(op)) {
@@ -182,8 +184,9 @@ std::vector<std::string> similar_ops(const std::string& op) {
   constexpr size_t kMost = 5;
   const auto count = std::min(kMost, names.size());
   std::vector<std::pair<size_t, std::string>> ranked;
+  const std::string_view asked = without_overload(op);
   for (auto& name : names) {
-    const auto far = distance(op, name);
+    const auto far = distance(asked, without_overload(name));
     ranked.emplace_back(far, std::move(name));
   }
   std::partial_sort(ranked.begin(), ranked.begin() + static_cast<std::ptrdiff_t>(count), ranked.end());

@@ -9,6 +9,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -229,14 +230,45 @@ class Engine {
                     py::handle whole, py::handle assemble) {
     masked_.clear();
     py::list elements;
-    for (auto& part : parts_of(schema)) {
+    auto parts = parts_of(schema);
+    std::unordered_multimap<size_t, size_t> decided;  // parts by their hash: most elements are alike
+    for (size_t i = 0; i < parts.size(); ++i) {
+      auto& part = parts[i];
+      const auto hash = hash_of(part.schema);
+      const auto [begin, end] = decided.equal_range(hash);
+      const auto same = std::find_if(begin, end, [&](const auto& entry) {
+        const auto& other = parts[entry.second];
+        return other.mesh.is(part.mesh) && is_same_question(other.schema, part.schema);
+      });
+      if (same != end) {
+        elements.append(elements[same->second]);
+        continue;
+      }
       const auto rows = rows_for(op_schema, part.schema, has_rule, rows_of);
       if (!rows.has_value()) {
         return whole(op_schema, false);
       }
       elements.append(to_python(schema, part, propagator_.propagate(part.schema, *rows)));
+      decided.emplace(hash, i);
     }
     return assemble(op_schema, elements);
+  }
+
+  static size_t hash_of(const OpSchema& schema) {
+    Hash hash;
+    for (const auto& meta : schema.call.tensors) {
+      hash.add_all(meta.shape);
+    }
+    for (const auto& layout : schema.layouts) {
+      hash.add(layout);
+    }
+    return hash.value();
+  }
+
+  // But for outputs, which are known of those alone that have been decided.
+  static bool is_same_question(const OpSchema& a, const OpSchema& b) {
+    return a.call.args == b.call.args && a.call.tensors == b.call.tensors && a.layouts == b.layouts &&
+           a.stays == b.stays && a.results == b.results;
   }
 
   // Nothing where there is no one-axis rule, or where the outputs are not known: operators that depend on
@@ -247,7 +279,8 @@ class Engine {
     } catch (const c10::Error&) {
       return std::nullopt;
     } catch (python_error&) {
-      PyErr_Clear();
+      return std::nullopt;
+    } catch (py::error_already_set&) {
       return std::nullopt;
     }
     return has_rule ? std::optional((*find_rule(schema.call.op))(schema.call))

@@ -228,6 +228,17 @@ void require_results_of_written(PythonSchema& schema) {
   }
 }
 
+// Fused optimizers write to gradients only to unscale them.
+void free_gradients_that_are_read(PythonSchema& schema) {
+  const auto& call = schema.call;
+  if (!call.has_arg("grads") || !call.has_arg("grad_scale") || !call.arg("grad_scale").is_none()) {
+    return;
+  }
+  for (const auto& gradient : call.arg("grads").list()) {
+    schema.stays[gradient.tensor()] = false;
+  }
+}
+
 // Takes a schema apart.
 class PartOf {
  public:
@@ -252,7 +263,7 @@ class PartOf {
     if (argument.is_list()) {
       const auto& list = argument.list();
       if (index_.has_value()) {
-        return list.empty() ? Argument{} : take(list.at(*index_));
+        return list.empty() ? argument : take(list.at(*index_));
       }
       Argument::List taken;
       for (const auto& element : list) {
@@ -369,6 +380,7 @@ PythonSchema read_op_schema(py::handle op_schema) {
   TORCH_CHECK_VALUE(schema.mesh, "funcol::", kOp, ": ", schema.call.op,
                     " got no tensor of a mesh among its arguments.");
   require_results_of_written(schema);
+  free_gradients_that_are_read(schema);
   return schema;
 }
 

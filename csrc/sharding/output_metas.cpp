@@ -155,6 +155,9 @@ c10::OperatorName operator_name(std::string_view qualified) {
 }
 
 std::vector<std::optional<TensorMeta>> output_metas(const c10::OperatorHandle& op, const OpCall& call) {
+  if (op.schema().returns().empty()) {
+    return {};
+  }
   const c10::impl::ExcludeDispatchKeyGuard below(keys_above_backend());
   const Conversion conversion(call);
   torch::jit::Stack stack;

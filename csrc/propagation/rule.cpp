@@ -36,6 +36,13 @@ RuleTable make_table() {
   add_reduction_rules(table);
   add_scan_rules(table);
   add_loss_rules(table);
+  add_indexing_rules(table);
+  add_joining_rules(table);
+  add_attention_rules(table);
+  add_convolution_rules(table);
+  add_pooling_rules(table);
+  add_linear_algebra_rules(table);
+  add_random_rules(table);
   add_normalization_rules(table);
   return table;
 }

@@ -42,6 +42,13 @@ void add_view_rules(RuleTable& table);
 void add_reduction_rules(RuleTable& table);
 void add_scan_rules(RuleTable& table);
 void add_loss_rules(RuleTable& table);
+void add_indexing_rules(RuleTable& table);
+void add_joining_rules(RuleTable& table);
+void add_attention_rules(RuleTable& table);
+void add_convolution_rules(RuleTable& table);
+void add_pooling_rules(RuleTable& table);
+void add_linear_algebra_rules(RuleTable& table);
+void add_random_rules(RuleTable& table);
 void add_normalization_rules(RuleTable& table);
 
 }  // namespace funcol

@@ -1,0 +1,254 @@
+// Operators that read or write elements where tensors of indices say.
+#include <algorithm>
+
+#include "propagation/rules/dim_map.h"
+#include "propagation/rules/families.h"
+
+namespace funcol {
+namespace {
+
+constexpr std::array kKeepConstants{PartialOp::kAvg, PartialOp::kMax, PartialOp::kMin};
+
+// index.Tensor, index_put: which dims are indexed, and where the dims that the indices broadcast to go in
+// what is read, or is to be written. Indexed neighbours are replaced where they are; otherwise the indices'
+// dims go first.
+struct Indexing {
+  std::vector<size_t> indices;        // among the call's tensors
+  std::vector<int64_t> indexed_dims;  // of self
+  std::vector<int64_t> index_shape;   // that the indices broadcast to
+  int64_t first_index_dim = 0;        // in the result
+  DimMap map;                         // of self's dims in the result
+
+  int64_t num_index_dims() const { return static_cast<int64_t>(index_shape.size()); }
+  int64_t num_result_dims() const {
+    return num_index_dims() + static_cast<int64_t>(map.size() - indexed_dims.size());
+  }
+};
+
+// The size of the dim that is `from_last` dims before the last; 1 if there is none.
+int64_t size_from_last(const std::vector<int64_t>& shape, int64_t from_last) {
+  const auto dim = static_cast<int64_t>(shape.size()) - 1 - from_last;
+  return dim < 0 ? 1 : shape[dim];
+}
+
+std::vector<int64_t> broadcast_shape(const OpCall& call, const std::vector<size_t>& tensors) {
+  int64_t num_dims = 0;
+  for (const size_t tensor : tensors) {
+    num_dims = std::max(num_dims, call.tensors[tensor].num_dims());
+  }
+  std::vector<int64_t> shape(num_dims, 1);
+  for (int64_t dim = 0; dim < num_dims; ++dim) {
+    for (const size_t tensor : tensors) {
+      const int64_t size = size_from_last(call.tensors[tensor].shape, num_dims - 1 - dim);
+      shape[dim] = size == 1 ? shape[dim] : size;
+    }
+  }
+  return shape;
+}
+
+// Nothing if an index is a mask: it stands for several dims, and for as many indices as it has elements set.
+std::optional<Indexing> indexing_of(const OpCall& call) {
+  Indexing indexing;
+  const auto& list = call.arg("indices").list();
+  for (size_t dim = 0; dim < list.size(); ++dim) {
+    if (!list[dim].is_tensor()) {
+      continue;
+    }
+    const auto dtype = call.tensors[list[dim].tensor()].dtype;
+    if (dtype == Dtype::kBool || dtype == Dtype::kUInt8) {
+      return std::nullopt;
+    }
+    indexing.indices.push_back(list[dim].tensor());
+    indexing.indexed_dims.push_back(static_cast<int64_t>(dim));
+  }
+  const auto& dims = indexing.indexed_dims;
+  if (dims.empty()) {
+    return std::nullopt;
+  }
+  indexing.index_shape = broadcast_shape(call, indexing.indices);
+  const bool are_neighbours = dims.back() - dims.front() + 1 == static_cast<int64_t>(dims.size());
+  indexing.first_index_dim = are_neighbours ? dims.front() : 0;
+  indexing.map = without_dims(call.tensor("self").num_dims(), dims);
+  for (auto& goes : indexing.map) {
+    if (goes && *goes >= indexing.first_index_dim) {
+      *goes += indexing.num_index_dims();
+    }
+  }
+  return indexing;
+}
+
+// Where the indices stand when dim `dim` of what they broadcast to is cut.
+void place_indices(const OpCall& call, const Indexing& indexing, int64_t dim,
+                   std::vector<Placement>& inputs) {
+  for (const size_t index : indexing.indices) {
+    const int64_t own = dim - (indexing.num_index_dims() - call.tensors[index].num_dims());
+    inputs[index] = own >= 0 && call.tensors[index].shape[own] == indexing.index_shape[dim] ? any_shard(own)
+                                                                                            : replicate();
+  }
+}
+
+Rows index(const OpCall& call) {
+  const auto indexing = indexing_of(call);
+  if (!indexing) {
+    return {};
+  }
+  RowList rows(call);
+  for (size_t dim = 0; dim < indexing->map.size(); ++dim) {
+    if (indexing->map[dim]) {
+      rows.add(any_shard(*indexing->map[dim]),
+               inputs_by_name(call, {{"self", any_shard(static_cast<int64_t>(dim))}}));
+    }
+  }
+  for (int64_t dim = 0; dim < indexing->num_index_dims(); ++dim) {
+    if (indexing->index_shape[dim] != 1) {
+      std::vector<Placement> inputs(call.tensors.size(), replicate());
+      place_indices(call, *indexing, dim, inputs);
+      rows.add(any_shard(indexing->first_index_dim + dim), std::move(inputs));
+    }
+  }
+  for (const auto op : kAllPartialOps) {
+    rows.add(partial(op), inputs_by_name(call, {{"self", partial(op)}}));
+  }
+  return {.rows = rows.take(), .allows_empty_shards = false, .is_legal = nullptr};
+}
+
+// index_put(self, indices, values, accumulate): values are broadcast to what index would read.
+Rows index_put(const OpCall& call) {
+  const auto indexing = indexing_of(call);
+  if (!indexing) {
+    return {};
+  }
+  RowList rows(call);
+  const auto& values = call.tensor("values");
+  for (size_t dim = 0; dim < indexing->map.size(); ++dim) {
+    if (!indexing->map[dim]) {
+      continue;
+    }
+    const int64_t own = *indexing->map[dim] - (indexing->num_result_dims() - values.num_dims());
+    const auto shard = any_shard(static_cast<int64_t>(dim));
+    const bool has_dim = own >= 0 && values.shape[own] == call.tensor("self").shape[dim];
+    rows.add(shard,
+             inputs_by_name(call, {{"self", shard}, {"values", has_dim ? any_shard(own) : replicate()}}));
+  }
+  // Of values for the same element one is taken, not the same on every rank: only sums of them may pend.
+  if (flag_or(call, "accumulate", false)) {
+    for (const auto op : kLinearOps) {
+      rows.add_arithmetic(partial(op),
+                          inputs_by_name(call, {{"self", partial(op)}, {"values", partial(op)}}));
+    }
+  }
+  return {.rows = rows.take(), .allows_empty_shards = false, .is_legal = nullptr};
+}
+
+// index_select(self, dim, index)
+Rows index_select(const OpCall& call) {
+  RowList rows(call);
+  const int64_t num_dims = call.tensor("self").num_dims();
+  const int64_t indexed = dim_argument(call, "dim", num_dims);
+  for (int64_t dim = 0; dim < num_dims; ++dim) {
+    if (dim != indexed) {
+      rows.add(any_shard(dim), inputs_by_name(call, {{"self", any_shard(dim)}}));
+    } else if (call.tensor("index").num_dims() == 1) {
+      rows.add(any_shard(dim), inputs_by_name(call, {{"index", any_shard(0)}}));
+    }
+  }
+  for (const auto op : kAllPartialOps) {
+    rows.add(partial(op), inputs_by_name(call, {{"self", partial(op)}}));
+  }
+  return {.rows = rows.take(), .allows_empty_shards = false, .is_legal = nullptr};
+}
+
+// A row for each dim of self but the one that is indexed; the source has self's other dims.
+void add_other_dims(const OpCall& call, RowList& rows) {
+  const int64_t num_dims = call.tensor("self").num_dims();
+  for (int64_t dim = 0; dim < num_dims; ++dim) {
+    if (dim != dim_argument(call, "dim", num_dims)) {
+      rows.add(any_shard(dim), inputs_by_name(call, {{"self", any_shard(dim)}, {"source", any_shard(dim)}}));
+    }
+  }
+}
+
+Rows index_fill(const OpCall& call) {
+  RowList rows(call);
+  add_other_dims(call, rows);
+  if (has_tensor(call, "value")) {
+    for (const auto op : kAllPartialOps) {
+      rows.add(partial(op), inputs_by_name(call, {{"self", partial(op)}, {"value", partial(op)}}));
+    }
+  }
+  for (const auto op : kKeepConstants) {
+    rows.add_arithmetic(partial(op), inputs_by_name(call, {{"self", partial(op)}}));
+  }
+  if (real_number(call, "value") == 0.0) {
+    rows.add_arithmetic(partial(), inputs_by_name(call, {{"self", partial()}}));
+  }
+  return {.rows = rows.take(), .allows_empty_shards = false, .is_legal = nullptr};
+}
+
+Rows index_written(const OpCall& call) {
+  RowList rows(call);
+  add_other_dims(call, rows);
+  return {.rows = rows.take(), .allows_empty_shards = false, .is_legal = nullptr};
+}
+
+Rows index_add(const OpCall& call) {
+  RowList rows(call);
+  add_other_dims(call, rows);
+  for (const auto op : kLinearOps) {
+    rows.add_arithmetic(partial(op), inputs_by_name(call, {{"self", partial(op)}, {"source", partial(op)}}));
+  }
+  return {.rows = rows.take(), .allows_empty_shards = false, .is_legal = nullptr};
+}
+
+// scatter(self, dim, index, src): dims that self, index and source have as long are cut in all.
+void add_scattered_dims(const OpCall& call, RowList& rows) {
+  const int64_t num_dims = call.tensor("self").num_dims();
+  add_dims_alike(call, rows, whole_dims(num_dims, {dim_argument(call, "dim", num_dims)}));
+}
+
+Rows scatter(const OpCall& call) {
+  RowList rows(call);
+  add_scattered_dims(call, rows);
+  return {.rows = rows.take(), .allows_empty_shards = false, .is_legal = nullptr};
+}
+
+Rows scatter_add(const OpCall& call) {
+  RowList rows(call);
+  add_scattered_dims(call, rows);
+  for (const auto op : kLinearOps) {
+    rows.add_arithmetic(partial(op), inputs_by_name(call, {{"self", partial(op)}, {"src", partial(op)}}));
+  }
+  return {.rows = rows.take(), .allows_empty_shards = false, .is_legal = nullptr};
+}
+
+// bucketize(self, boundaries): how many boundaries lie below adds up over these, and grows with self.
+Rows bucketize(const OpCall& call) {
+  RowList rows(call);
+  if (!has_tensor(call, "self")) {
+    return {};
+  }
+  for (int64_t dim = 0; dim < call.tensor("self").num_dims(); ++dim) {
+    rows.add(any_shard(dim), inputs_by_name(call, {{"self", any_shard(dim)}}));
+  }
+  rows.add(partial(), inputs_by_name(call, {{"boundaries", any_shard(0)}}));
+  for (const auto op : kOrderOps) {
+    rows.add_arithmetic(partial(op), inputs_by_name(call, {{"self", partial(op)}}));
+  }
+  return {.rows = rows.take(), .allows_empty_shards = false, .is_legal = nullptr};
+}
+
+}  // namespace
+
+void add_indexing_rules(RuleTable& table) {
+  table.add_overloads({"aten::index.Tensor", "aten::index.Tensor_out", "aten::_unsafe_index.Tensor"}, index);
+  table.add_all_overloads({"aten::index_put", "aten::_index_put_impl", "aten::_unsafe_index_put"}, index_put);
+  table.add_all_overloads({"aten::index_select"}, index_select);
+  table.add_all_overloads({"aten::index_fill"}, index_fill);
+  table.add_all_overloads({"aten::index_copy", "aten::index_reduce"}, index_written);
+  table.add_all_overloads({"aten::index_add"}, index_add);
+  table.add_all_overloads({"aten::scatter", "aten::scatter_reduce"}, scatter);
+  table.add_all_overloads({"aten::scatter_add"}, scatter_add);
+  table.add_all_overloads({"aten::bucketize"}, bucketize);
+}
+
+}  // namespace funcol

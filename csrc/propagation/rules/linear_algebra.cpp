@@ -1,0 +1,119 @@
+// Decompositions and solvers: the last two dims are a matrix, those in front a batch of them.
+#include <algorithm>
+
+#include "propagation/rules/families.h"
+#include "propagation/rules/rows.h"
+
+namespace funcol {
+namespace {
+
+// What an operator's tensors are, all matrices unless named.
+struct Solver {
+  std::string_view vectors;         // the argument that has one dim less: pivots, factors
+  std::string_view linear_in = {};  // the argument that the first output is linear in
+};
+
+std::vector<int64_t> batch_of(const TensorMeta& meta, int64_t num_dims) {
+  return {meta.shape.begin(), meta.shape.begin() + num_dims};
+}
+
+// Whether all tensors have the same batch, none broadcast.
+bool have_one_batch(const OpCall& call, std::string_view vectors) {
+  const auto names = tensor_names(call);
+  const auto& first = call.tensors.at(0);
+  const int64_t num_batch_dims = first.num_dims() - 2;
+  for (size_t i = 0; i < call.tensors.size(); ++i) {
+    const auto& meta = call.tensors[i];
+    if (meta.num_dims() != first.num_dims() - (names[i] == vectors ? 1 : 0) ||
+        batch_of(meta, num_batch_dims) != batch_of(first, num_batch_dims)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// Outputs that are not wanted have no elements and no batch.
+Placement output_shard(const std::optional<TensorMeta>& meta, int64_t dim, int64_t size) {
+  return meta && dim < meta->num_dims() && meta->shape[dim] == size ? any_shard(dim) : replicate();
+}
+
+Rows solved(const OpCall& call, const Solver& solver) {
+  RowList rows(call);
+  const auto& first = call.tensors.at(0);
+  if (first.num_dims() > 2 && have_one_batch(call, solver.vectors)) {
+    for (int64_t dim = 0; dim < first.num_dims() - 2; ++dim) {
+      std::vector<Placement> outputs;
+      for (const auto& meta : call.outputs) {
+        outputs.push_back(output_shard(meta, dim, first.shape[dim]));
+      }
+      rows.add(outputs, std::vector<Placement>(call.tensors.size(), any_shard(dim)));
+    }
+  }
+  if (!solver.linear_in.empty()) {
+    for (const auto op : kLinearOps) {
+      std::vector<Placement> outputs(call.outputs.size(), replicate());
+      outputs.at(0) = partial(op);
+      rows.add(outputs, inputs_by_name(call, {{solver.linear_in, partial(op)}}));
+    }
+  }
+  return {.rows = rows.take(), .allows_empty_shards = true, .is_legal = nullptr};
+}
+
+Rule batched(const Solver& solver = {}) {
+  return [solver](const OpCall& call) { return solved(call, solver); };
+}
+
+// linalg_solve(A, B): B holds vectors if it is as A without its last dim.
+Rows solve(const OpCall& call) {
+  const auto& a = call.tensor("A");
+  const auto& b = call.tensor("B");
+  const bool has_vectors = b.num_dims() == a.num_dims() - 1 && b.shape == batch_of(a, a.num_dims() - 1);
+  return solved(call, {.vectors = has_vectors ? "B" : "", .linear_in = "B"});
+}
+
+// linalg_pinv(self, atol, rtol): tolerances for each matrix are not told apart here.
+Rows pseudo_inverse(const OpCall& call) {
+  RowList rows(call);
+  for (size_t i = 1; i < call.tensors.size(); ++i) {
+    if (call.tensors[i].num_dims() > 0) {
+      return {};
+    }
+  }
+  for (int64_t dim = 0; dim < call.tensor("self").num_dims() - 2; ++dim) {
+    rows.add(any_shard(dim), inputs_by_name(call, {{"self", any_shard(dim)}}));
+  }
+  return {.rows = rows.take(), .allows_empty_shards = true, .is_legal = nullptr};
+}
+
+// Every rank looks at what it holds.
+Rows checked(const OpCall& call) {
+  RowList rows(call);
+  for (int64_t dim = 0; dim < call.tensors.at(0).num_dims(); ++dim) {
+    rows.add_alike(any_shard(dim));
+  }
+  return {.rows = rows.take(), .allows_empty_shards = true, .is_legal = nullptr};
+}
+
+}  // namespace
+
+void add_linear_algebra_rules(RuleTable& table) {
+  table.add_all_overloads(
+      {"aten::_linalg_det", "aten::_linalg_eigh", "aten::_linalg_slogdet", "aten::_linalg_svd",
+       "aten::cholesky_inverse", "aten::geqrf", "aten::linalg_cholesky_ex", "aten::linalg_eig",
+       "aten::linalg_inv_ex", "aten::linalg_ldl_factor_ex", "aten::linalg_lu", "aten::linalg_lu_factor_ex",
+       "aten::linalg_matrix_exp", "aten::linalg_qr"},
+      batched());
+  table.add_all_overloads({"aten::linalg_householder_product"}, batched({.vectors = "tau"}));
+  table.add_all_overloads({"aten::lu_unpack"}, batched({.vectors = "LU_pivots"}));
+  table.add_all_overloads({"aten::ormqr"}, batched({.vectors = "input2", .linear_in = "input3"}));
+  table.add_all_overloads({"aten::linalg_ldl_solve", "aten::linalg_lu_solve"},
+                          batched({.vectors = "pivots", .linear_in = "B"}));
+  table.add_all_overloads({"aten::cholesky_solve", "aten::triangular_solve"},
+                          batched({.vectors = {}, .linear_in = "self"}));
+  table.add_all_overloads({"aten::linalg_solve_triangular"}, batched({.vectors = {}, .linear_in = "B"}));
+  table.add_all_overloads({"aten::_linalg_solve_ex"}, solve);
+  table.add_all_overloads({"aten::linalg_pinv"}, pseudo_inverse);
+  table.add_all_overloads({"aten::_linalg_check_errors"}, checked);
+}
+
+}  // namespace funcol

@@ -1,0 +1,214 @@
+#include <gtest/gtest.h>
+
+#include "propagation/rules/cut_and_run.h"
+
+namespace funcol {
+namespace {
+
+using test::CallOf;
+using test::has_row;
+using test::integers;
+using test::Numbers;
+using test::shard_rows_of;
+using test::tensor;
+using test::texts_of;
+
+using Shape = std::vector<int64_t>;
+using Texts = std::vector<std::string>;
+using Tensors = std::vector<std::optional<TensorMeta>>;
+
+TensorMeta indices(const Shape& shape) { return tensor(shape, Dtype::kInt64); }
+
+OpCall index(const Shape& self, const Tensors& indexed_by, const Shape& result) {
+  return CallOf("aten::index.Tensor")
+      .with("self", tensor(self))
+      .with_list("indices", indexed_by)
+      .gives(result);
+}
+
+TEST(IndexingRules, NeighboursAreReplacedWhereTheyAre) {
+  const auto call = index({2, 3, 4, 5}, {std::nullopt, indices({6, 1}), indices({7})}, {2, 6, 7, 5});
+  EXPECT_EQ(shard_rows_of(call), (Texts{"S0 <- S0 R R", "S3 <- S3 R R", "S1 <- R S0 R", "S2 <- R R S0"}));
+}
+
+TEST(IndexingRules, IndicesOfDimsApartGoFirst) {
+  const auto call = index({2, 3, 4}, {indices({6}), std::nullopt, indices({6})}, {6, 3});
+  EXPECT_EQ(shard_rows_of(call), (Texts{"S1 <- S1 R R", "S0 <- R S0 S0"}));
+}
+
+TEST(IndexingRules, IndicesThatBroadcastAreWhole) {
+  const auto call = index({2, 3}, {indices({6}), indices({1})}, {6});
+  EXPECT_EQ(shard_rows_of(call), Texts{"S0 <- R S0 R"});
+}
+
+TEST(IndexingRules, AMaskNeedsAll) {
+  EXPECT_TRUE(texts_of(index({2, 3}, {tensor({2, 3}, Dtype::kBool)}, {4})).empty());
+}
+
+OpCall index_put(const Shape& values, bool accumulate) {
+  return CallOf("aten::index_put_")
+      .with("self", tensor({2, 3, 4}))
+      .with_list("indices", {std::nullopt, indices({5})})
+      .with("values", tensor(values))
+      .with("accumulate", accumulate)
+      .gives(Shape{2, 3, 4});
+}
+
+TEST(IndexingRules, ValuesFollowTheDimsThatStay) {
+  EXPECT_EQ(shard_rows_of(index_put({2, 5, 4}, false)), (Texts{"S0 <- S0 R S0", "S2 <- S2 R S2"}));
+}
+
+TEST(IndexingRules, ValuesThatBroadcastAreWhole) {
+  EXPECT_EQ(shard_rows_of(index_put({5, 1}, false)), (Texts{"S0 <- S0 R R", "S2 <- S2 R R"}));
+}
+
+TEST(IndexingRules, WhatIsAccumulatedAddsUp) {
+  EXPECT_TRUE(has_row(index_put({5, 4}, true), "P(sum) <- P(sum) R P(sum)"));
+  EXPECT_FALSE(has_row(index_put({5, 4}, true), "P(max) <- P(max) R P(max)"));
+}
+
+TEST(IndexingRules, RanksNeedNotWriteTheSameOfSeveralValues) {
+  EXPECT_FALSE(has_row(index_put({5, 4}, false), "P(sum) <- P(sum) R P(sum)"));
+}
+
+TEST(IndexingRules, SelectedRowsFollowTheirIndices) {
+  const auto call = CallOf("aten::index_select")
+                        .with("self", tensor({4, 3}))
+                        .with("dim", int64_t{0})
+                        .with("index", indices({6}))
+                        .gives(Shape{6, 3});
+  EXPECT_EQ(shard_rows_of(call), (Texts{"S0 <- R S0", "S1 <- S1 R"}));
+}
+
+OpCall index_fill(Argument value) {
+  return CallOf("aten::index_fill_.int_Scalar")
+      .with("self", tensor({4, 3}))
+      .with("dim", int64_t{0})
+      .with("index", indices({2}))
+      .with("value", std::move(value))
+      .gives(Shape{4, 3});
+}
+
+TEST(IndexingRules, OnlyZerosAreFilledIntoSums) {
+  EXPECT_TRUE(has_row(index_fill({int64_t{0}}), "P(sum) <- P(sum) R"));
+  EXPECT_FALSE(has_row(index_fill({int64_t{2}}), "P(sum) <- P(sum) R"));
+  EXPECT_TRUE(has_row(index_fill({int64_t{2}}), "P(max) <- P(max) R"));
+}
+
+OpCall scatter(const std::string& op, const Shape& index, const Shape& src) {
+  return CallOf(op)
+      .with("self", tensor({4, 5, 3}))
+      .with("dim", int64_t{1})
+      .with("index", indices(index))
+      .with("src", tensor(src))
+      .gives(Shape{4, 5, 3});
+}
+
+TEST(IndexingRules, DimsAsLongInAllAreScatteredInParts) {
+  EXPECT_EQ(shard_rows_of(scatter("aten::scatter_.src", {4, 2, 3}, {4, 2, 3})),
+            (Texts{"S0 <- S0 S0 S0", "S2 <- S2 S2 S2"}));
+}
+
+TEST(IndexingRules, ALongerSourceIsNotCut) {
+  EXPECT_EQ(shard_rows_of(scatter("aten::scatter_add", {4, 2, 3}, {6, 2, 3})), Texts{"S2 <- S2 S2 S2"});
+}
+
+TEST(IndexingRules, ScatteredSumsArePending) {
+  EXPECT_TRUE(has_row(scatter("aten::scatter_add_", {4, 2, 3}, {4, 2, 3}), "P(sum) <- P(sum) R P(sum)"));
+}
+
+TEST(IndexingRules, BoundariesBelowAreCounted) {
+  const auto call = CallOf("aten::bucketize.Tensor")
+                        .with("self", tensor({4}))
+                        .with("boundaries", tensor({7}))
+                        .gives(Shape{4});
+  EXPECT_EQ(texts_of(call),
+            (Texts{"S0 <- S0 R", "P(sum) <- R S0", "P(max) <- P(max) R", "P(min) <- P(min) R"}));
+}
+
+// Values that masks pick are not where their indices are: PyTorch's own rule serves gather.
+TEST(IndexingRules, GatherHasNone) { EXPECT_EQ(find_rule("aten::gather"), nullptr); }
+
+OpCall cat(const std::vector<Shape>& shapes, int64_t dim, const Shape& result) {
+  Tensors tensors;
+  for (const auto& shape : shapes) {
+    tensors.emplace_back(tensor(shape));
+  }
+  return CallOf("aten::cat").with_list("tensors", tensors).with("dim", dim).gives(result);
+}
+
+TEST(JoiningRules, TheJoinedDimIsWhole) {
+  EXPECT_EQ(shard_rows_of(cat({{2, 3}, {4, 3}}, -2, {6, 3})), Texts{"S1 <- S1 S1"});
+}
+
+TEST(JoiningRules, EmptyVectorsArePassedOver) {
+  EXPECT_EQ(shard_rows_of(cat({{0}, {4, 3}}, 0, {4, 3})), Texts{"S1 <- R S1"});
+}
+
+TEST(JoiningRules, AStackShiftsDimsBehindTheNewOne) {
+  const auto call = CallOf("aten::stack")
+                        .with_list("tensors", {tensor({2, 3}), tensor({2, 3})})
+                        .with("dim", int64_t{-2})
+                        .gives(Shape{2, 2, 3});
+  EXPECT_EQ(shard_rows_of(call), (Texts{"S0 <- S0 S0", "S2 <- S1 S1"}));
+}
+
+TEST(JoiningRules, ASourceLacksTheDimItIsSelectedIn) {
+  const auto call = CallOf("aten::select_scatter")
+                        .with("self", tensor({2, 3, 4}))
+                        .with("src", tensor({2, 4}))
+                        .with("dim", int64_t{1})
+                        .gives(Shape{2, 3, 4});
+  EXPECT_EQ(shard_rows_of(call), (Texts{"S0 <- S0 S0", "S2 <- S2 S1"}));
+}
+
+OpCall padded(const Shape& amounts, int64_t value) {
+  return CallOf("aten::constant_pad_nd")
+      .with("self", tensor({2, 3}))
+      .with("pad", integers(amounts))
+      .with("value", value)
+      .gives(Shape{2, 3});
+}
+
+TEST(JoiningRules, PaddedDimsAreWhole) {
+  EXPECT_EQ(shard_rows_of(padded({1, 0}, 0)), Texts{"S0 <- S0"});
+  EXPECT_EQ(shard_rows_of(padded({0, 0, 2, 2}, 0)), Texts{"S1 <- S1"});
+}
+
+TEST(JoiningRules, OnlyZerosPadSums) {
+  EXPECT_TRUE(has_row(padded({1, 0}, 0), "P(sum) <- P(sum)"));
+  EXPECT_FALSE(has_row(padded({1, 0}, 5), "P(sum) <- P(sum)"));
+}
+
+TEST(JoiningRules, TensorsAreComparedInParts) {
+  const auto compared = [](const Shape& other) {
+    return CallOf("aten::equal").with("self", tensor({2})).with("other", tensor(other)).gives(Tensors{});
+  };
+  EXPECT_EQ(texts_of(compared({2})), Texts{"<- S0 S0"});
+  EXPECT_TRUE(texts_of(compared({1})).empty());
+}
+
+class Concatenation : public ::testing::TestWithParam<std::vector<Shape>> {};
+
+TEST_P(Concatenation, OfPartsIsThePartOfTheWhole) {
+  const auto op = [](const std::vector<Numbers>& inputs, const Shape&) {
+    Numbers output{{0, inputs.at(0).shape[1]}, {}};
+    for (const auto& input : inputs) {
+      output.shape[0] += input.shape[0];
+      output.values.insert(output.values.end(), input.values.begin(), input.values.end());
+    }
+    return output;
+  };
+  int64_t rows = 0;
+  for (const auto& shape : GetParam()) {
+    rows += shape[0];
+  }
+  EXPECT_TRUE(test::all_rows_are_right(cat(GetParam(), 0, {rows, GetParam()[0][1]}), op));
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, Concatenation,
+                         ::testing::Values(std::vector<Shape>{{2, 6}, {3, 6}},
+                                           std::vector<Shape>{{2, 5}, {0, 5}}, std::vector<Shape>{{4, 1}}));
+
+}  // namespace
+}  // namespace funcol

@@ -237,18 +237,16 @@ const Rows kNeverEmpty = rows_of({"S0 <- S0"});
 
 INSTANTIATE_TEST_SUITE_P(
     EmptyShards, WorkedChoice,
-    Values(
-        Worked{"Move", {4}, kNeverEmpty, {{{"S0"}, {3, 2}}}, "R <- R"},
-        Worked{"OfMoreRowsThanRanksMove", {4}, kNeverEmpty, {{{"S0"}, {5, 2}}}, "R <- R"},
-        Worked{"OfTheSecondAxisMove", {2, 2}, kNeverEmpty, {{{"S0,S0"}, {3, 2}}}, "S(0)R <- S(0)R"},
-        Worked{
-            "OfTheFirstCutOnlyMove", {2, 3}, kNeverEmpty, {{{"S0,S0", kInverse}, {10, 2}}}, "S(0)R <- S(0)R"},
-        Worked{"OfStridedShardsMove", {4}, rows_of({"S0* <- S0*"}), {{{"_S(0,2)"}, {6, 2}}}, "R <- R"},
-        Worked{"OfNothingMove", {2}, kNeverEmpty, {{{"S0"}, {0, 2}}}, "R <- R"},
-        Worked{"OfNothingOnOneRankMove", {1}, kNeverEmpty, {{{"S0"}, {0, 2}}}, "R <- R"},
-        Worked{"MayBe", {4}, kEmptyToo, {{{"S0"}, {3, 2}}}, "S(0) <- S(0)"},
-        Worked{"AreNotUnevenOnes", {4}, kNeverEmpty, {{{"S0"}, {7, 2}}}, "S(0) <- S(0)"},
-        Worked{"AreNotThoseOfAnotherDim", {4}, rows_of({"S1 <- S1"}), {{{"S1"}, {0, 4}}}, "S(1) <- S(1)"}),
+    Values(Worked{"Move", {4}, kNeverEmpty, {{{"S0"}, {3, 2}}}, "R <- R"},
+           Worked{"OfMoreRowsThanRanksMove", {4}, kNeverEmpty, {{{"S0"}, {5, 2}}}, "R <- R"},
+           Worked{"OfTheSecondAxisMove", {2, 2}, kNeverEmpty, {{{"S0,S0"}, {3, 2}}}, "S(0)R <- S(0)R"},
+           Worked{"OfTheLastChunkAloneMove", {3, 2}, kNeverEmpty, {{{"S0,S0"}, {7, 2}}}, "S(0)R <- S(0)R"},
+           Worked{"OfStridedShardsMove", {4}, rows_of({"S0* <- S0*"}), {{{"_S(0,2)"}, {6, 2}}}, "R <- R"},
+           Worked{"OfNothingMove", {2}, kNeverEmpty, {{{"S0"}, {0, 2}}}, "R <- R"},
+           Worked{"OfNothingOnOneRankMove", {1}, kNeverEmpty, {{{"S0"}, {0, 2}}}, "R <- R"},
+           Worked{"MayBe", {4}, kEmptyToo, {{{"S0"}, {3, 2}}}, "S(0) <- S(0)"},
+           Worked{"AreNotUnevenOnes", {4}, kNeverEmpty, {{{"S0"}, {7, 2}}}, "S(0) <- S(0)"},
+           Worked{"AreNotThoseOfAnotherDim", {4}, rows_of({"S1 <- S1"}), {{{"S1"}, {0, 4}}}, "S(1) <- S(1)"}),
     name_of);
 
 Rows with_legality(Rows rows, decltype(Rows::is_legal) is_legal) {

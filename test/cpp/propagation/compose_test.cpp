@@ -2,15 +2,15 @@
 
 #include <gtest/gtest.h>
 
-#include <functional>
+#include <numeric>
 #include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "planner/tasks.h"
+#include "propagation/calls.h"
 #include "propagation/full_product.h"
-#include "support/invalid_argument.h"
 
 namespace funcol {
 namespace {
@@ -21,47 +21,6 @@ using ::testing::Values;
 
 // Costs are sums of a few numbers, added in another order.
 constexpr double kRounding = 1e-9;
-
-TensorMeta tensor(std::vector<int64_t> shape) { return {std::move(shape), {}, Dtype::kFloat32}; }
-
-// "S0 <- S0,R"; S0* is any_shard(0).
-Row row(const std::string& text) {
-  const auto placements = [](std::string side) {
-    std::vector<Placement> result;
-    std::vector<size_t> any;
-    size_t number = 0;
-    std::string plain;
-    for (const char letter : side) {
-      if (letter == '*') {
-        any.push_back(number);
-        continue;
-      }
-      number += letter == ',' ? 1 : 0;
-      plain += letter;
-    }
-    result = parse_placements(plain);
-    for (const size_t i : any) {
-      result[i].split_factor = kAnySplit;
-    }
-    return result;
-  };
-  const auto arrow = text.find(" <- ");
-  Row row;
-  for (const auto& placement : placements(text.substr(0, arrow))) {
-    row.outputs.emplace_back(placement);
-  }
-  row.inputs = placements(text.substr(arrow + 4));
-  return row;
-}
-
-Rows rows_of(const std::vector<std::string>& texts, bool allows_empty_shards = false) {
-  Rows rows;
-  for (const auto& text : texts) {
-    rows.rows.push_back(row(text));
-  }
-  rows.allows_empty_shards = allows_empty_shards;
-  return rows;
-}
 
 struct Family {
   std::string name;
@@ -130,7 +89,7 @@ class RandomCase {
       for (const int64_t dim : dims) {
         shape.push_back(sizes[dim]);
       }
-      return tensor(std::move(shape));
+      return test::tensor(std::move(shape));
     };
     one.call.op = family.name;
     for (const auto& dims : family.dims_of_inputs) {
@@ -138,7 +97,7 @@ class RandomCase {
       one.operands.push_back({layout(one.mesh, static_cast<int64_t>(dims.size()))});
     }
     one.call.outputs.emplace_back(shaped(family.dims_of_output));
-    one.rows = rows_of(family.rows, below(2) == 0);
+    one.rows = test::rows_of(family.rows, below(2) == 0);
     one.model = counts ? CostModel(StepCounts{}) : CostModel(default_alpha_beta(one.mesh));
     return one;
   }

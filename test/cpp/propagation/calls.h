@@ -1,0 +1,52 @@
+// Calls and rows from text.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "propagation/rule.h"
+
+namespace funcol::test {
+
+inline TensorMeta tensor(std::vector<int64_t> shape) { return {std::move(shape), {}, Dtype::kFloat32}; }
+
+// "S0 <- S0,R"; S0* is any_shard(0).
+inline Row row(const std::string& text) {
+  const auto placements = [](const std::string& side) {
+    std::vector<size_t> any;
+    size_t number = 0;
+    std::string plain;
+    for (const char letter : side) {
+      if (letter == '*') {
+        any.push_back(number);
+        continue;
+      }
+      number += letter == ',' ? 1 : 0;
+      plain += letter;
+    }
+    auto result = parse_placements(plain);
+    for (const size_t i : any) {
+      result[i].split_factor = kAnySplit;
+    }
+    return result;
+  };
+  const auto arrow = text.find(" <- ");
+  Row row;
+  for (const auto& placement : placements(text.substr(0, arrow))) {
+    row.outputs.emplace_back(placement);
+  }
+  row.inputs = placements(text.substr(arrow + 4));
+  return row;
+}
+
+inline Rows rows_of(const std::vector<std::string>& texts, bool allows_empty_shards = false) {
+  Rows rows;
+  for (const auto& text : texts) {
+    rows.rows.push_back(row(text));
+  }
+  rows.allows_empty_shards = allows_empty_shards;
+  return rows;
+}
+
+}  // namespace funcol::test

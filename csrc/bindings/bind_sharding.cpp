@@ -353,11 +353,23 @@ class Engine {
                           [&](const Placement& placement) { return masked_placement(schema, placement); });
   }
 
+  // An input's own, if it is the same: most results lie where an input lies.
+  py::object output_spec(const PythonSchema& schema, const Part& part, const Spec& output) const {
+    for (size_t i = 0; i < part.tensors.size(); ++i) {
+      const auto& tensor = schema.tensors[part.tensors[i]];
+      if (part.schema.layouts[i] == output.layout && part.schema.call.tensors[i] == output.meta &&
+          tensor.mesh.is(part.mesh)) {
+        return tensor.spec;
+      }
+    }
+    return python_spec(schema, output, part.mesh);
+  }
+
   // (outputs, inputs, costs, needs_redistribute)
   py::tuple to_python(const PythonSchema& schema, const Part& part, const OutputSharding& sharding) {
     py::list outputs;
     for (const auto& output : sharding.outputs) {
-      outputs.append(output.has_value() ? python_spec(schema, *output, part.mesh) : py::none());
+      outputs.append(output.has_value() ? output_spec(schema, part, *output) : py::none());
     }
     py::list inputs;
     for (size_t i = 0; i < sharding.inputs.size(); ++i) {

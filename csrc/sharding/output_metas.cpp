@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <string>
@@ -37,7 +38,7 @@ class Conversion {
       case TypeKind::OptionalType:
         return convert(argument, type->expectRef<c10::OptionalType>().getElementType());
       case TypeKind::TensorType:
-        return meta_tensor(call_.tensors[argument.tensor()]);
+        return argument.is_tensor() ? meta_tensor(call_.tensors[argument.tensor()]) : wrapped(scalar(argument));
       case TypeKind::ListType:
         return convert_list(argument, type->expectRef<c10::ListType>().getElementType());
       case TypeKind::DeviceObjType:
@@ -59,14 +60,21 @@ class Conversion {
   }
 
  private:
-  static IValue scalar(const Argument& argument) {
+  static at::Scalar scalar(const Argument& argument) {
     if (const auto* flag = std::get_if<bool>(&argument.value)) {
-      return at::Scalar(*flag);
+      return *flag;
     }
     if (const auto* integer = std::get_if<int64_t>(&argument.value)) {
-      return at::Scalar(*integer);
+      return *integer;
     }
-    return at::Scalar(argument.number());
+    return argument.number();
+  }
+
+  // A number in a tensor's place, which does not decide the result's dtype as a tensor would.
+  static at::Tensor wrapped(const at::Scalar& number) {
+    auto tensor = at::scalar_tensor(number, at::TensorOptions().dtype(number.type()).device(at::kMeta));
+    tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
+    return tensor;
   }
 
   IValue convert_list(const Argument& argument, const c10::TypePtr& element_type) const {

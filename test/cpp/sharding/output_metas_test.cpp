@@ -76,6 +76,14 @@ TEST(OutputMetas, ADtypeArgumentIsTheResults) {
   EXPECT_EQ(output_metas(call).at(0)->dtype, Dtype::kFloat64);
 }
 
+TEST(OutputMetas, ANumberInATensorsPlaceDoesNotWidenTheDtype) {
+  const OpCall call{"aten::div.Tensor",
+                    {{"self", tensor(0)}, {"other", {11.3}}},
+                    {dense({2, 3}, Dtype::kBFloat16)},
+                    {}};
+  EXPECT_EQ(output_metas(call).at(0)->dtype, Dtype::kBFloat16);
+}
+
 TEST(OutputMetas, WhatTheOperatorRefusesItRefuses) {
   const OpCall call{"aten::mm",
                     {{"self", tensor(0)}, {"mat2", tensor(1)}},

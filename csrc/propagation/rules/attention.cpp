@@ -90,7 +90,8 @@ Rows attention_backward(const OpCall& call) {
 }  // namespace
 
 void add_attention_rules(RuleTable& table) {
-  table.add_all_overloads(
+  // Not for the overload of quantized tensors: its scales are of batches and heads, too.
+  table.add_overloads(
       {"aten::_scaled_dot_product_flash_attention", "aten::_scaled_dot_product_flash_attention_for_cpu",
        "aten::_scaled_dot_product_efficient_attention", "aten::_scaled_dot_product_cudnn_attention"},
       attention);

@@ -12,12 +12,12 @@ bool cast_commutes(PartialOp op, Dtype from, Dtype to) {
   if (from == to) {
     return true;
   }
-  if (to == Dtype::kBool || from == Dtype::kBool) {
+  if (to == Dtype::kBool) {
     return false;
   }
   switch (op) {
     case PartialOp::kSum:
-      return is_integral(from) || !is_integral(to);
+      return from != Dtype::kBool && (is_integral(from) || !is_integral(to));
     case PartialOp::kAvg:
       return !is_integral(from) && !is_integral(to);
     case PartialOp::kMin:

@@ -47,6 +47,7 @@ std::vector<int64_t> broadcast_shape(const OpCall& call, const std::vector<size_
 }
 
 // Nothing if an index is a mask: it stands for several dims, and for as many indices as it has elements set.
+// Nor if there is no index.
 std::optional<Indexing> indexing_of(const OpCall& call) {
   Indexing indexing;
   const auto& list = call.arg("indices").list();
@@ -87,24 +88,26 @@ void place_indices(const OpCall& call, const Indexing& indexing, int64_t dim,
   }
 }
 
-Rows index(const OpCall& call) {
-  const auto indexing = indexing_of(call);
-  if (!indexing) {
-    return {};
-  }
-  RowList rows(call);
-  for (size_t dim = 0; dim < indexing->map.size(); ++dim) {
-    if (indexing->map[dim]) {
-      rows.add(any_shard(*indexing->map[dim]),
+void add_indexed_dims(const OpCall& call, RowList& rows, const Indexing& indexing) {
+  for (size_t dim = 0; dim < indexing.map.size(); ++dim) {
+    if (indexing.map[dim]) {
+      rows.add(any_shard(*indexing.map[dim]),
                inputs_by_name(call, {{"self", any_shard(static_cast<int64_t>(dim))}}));
     }
   }
-  for (int64_t dim = 0; dim < indexing->num_index_dims(); ++dim) {
-    if (indexing->index_shape[dim] != 1) {
+  for (int64_t dim = 0; dim < indexing.num_index_dims(); ++dim) {
+    if (indexing.index_shape[dim] != 1) {
       std::vector<Placement> inputs(call.tensors.size(), replicate());
-      place_indices(call, *indexing, dim, inputs);
-      rows.add(any_shard(indexing->first_index_dim + dim), std::move(inputs));
+      place_indices(call, indexing, dim, inputs);
+      rows.add(any_shard(indexing.first_index_dim + dim), std::move(inputs));
     }
+  }
+}
+
+Rows index(const OpCall& call) {
+  RowList rows(call);
+  if (const auto indexing = indexing_of(call)) {
+    add_indexed_dims(call, rows, *indexing);
   }
   for (const auto op : kAllPartialOps) {
     rows.add(partial(op), inputs_by_name(call, {{"self", partial(op)}}));

@@ -71,6 +71,26 @@ Rows solve(const OpCall& call) {
   return solved(call, {.vectors = has_vectors ? "B" : "", .linear_in = "B"});
 }
 
+// linalg_solve_triangular(A, B): batches are broadcast; rows for those of B, the output's.
+Rows solve_triangular(const OpCall& call) {
+  auto result = solved(call, {.vectors = {}, .linear_in = "B"});
+  const auto& a = call.tensor("self");
+  const auto& b = call.tensor("B");
+  if (a.num_dims() > b.num_dims()) {
+    return result;
+  }
+  RowList rows(call);
+  for (int64_t dim = 0; dim < b.num_dims() - 2; ++dim) {
+    const int64_t own = dim - (b.num_dims() - a.num_dims());
+    if (own < 0 || (a.shape[own] == 1 && b.shape[dim] != 1)) {
+      rows.add(any_shard(dim), inputs_by_name(call, {{"B", any_shard(dim)}}));
+    }
+  }
+  const auto broadcast = rows.take();
+  result.rows.insert(result.rows.end(), broadcast.begin(), broadcast.end());
+  return result;
+}
+
 // linalg_pinv(self, atol, rtol): tolerances for each matrix are not told apart here.
 Rows pseudo_inverse(const OpCall& call) {
   RowList rows(call);
@@ -110,7 +130,7 @@ void add_linear_algebra_rules(RuleTable& table) {
                           batched({.vectors = "pivots", .linear_in = "B"}));
   table.add_all_overloads({"aten::cholesky_solve", "aten::triangular_solve"},
                           batched({.vectors = {}, .linear_in = "self"}));
-  table.add_all_overloads({"aten::linalg_solve_triangular"}, batched({.vectors = {}, .linear_in = "B"}));
+  table.add_all_overloads({"aten::linalg_solve_triangular"}, solve_triangular);
   table.add_all_overloads({"aten::_linalg_solve_ex"}, solve);
   table.add_all_overloads({"aten::linalg_pinv"}, pseudo_inverse);
   table.add_all_overloads({"aten::_linalg_check_errors"}, checked);

@@ -231,7 +231,8 @@ bool Candidates::is_allowed(const Row& row, int64_t axis) const {
   for (size_t i = 0; i < operands_.size(); ++i) {
     const auto& from = operands_[i].source.placements[axis];
     const auto& to = row.inputs[i];
-    if (from != to && (operands_[i].stays || to.mask != 0 || (from.is_shard() && to.is_partial()))) {
+    const bool can_be_made = !to.is_partial() || (from.is_replicate() && to.mask == 0);
+    if (from != to && (operands_[i].stays || !can_be_made)) {
       return false;
     }
   }

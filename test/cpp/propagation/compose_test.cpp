@@ -73,7 +73,8 @@ std::string described(const Case& one) {
 // The same case for the same seed, whatever the standard library.
 class RandomCase {
  public:
-  explicit RandomCase(uint32_t seed) : random_(seed) {}
+  explicit RandomCase(uint32_t seed)
+      : random_(seed), op_(one_of<PartialOp>({PartialOp::kSum, PartialOp::kSum, PartialOp::kAvg})) {}
 
   Case make(const Family& family, int64_t num_axes, bool counts) {
     Case one;
@@ -108,7 +109,7 @@ class RandomCase {
     std::vector<Placement> placements;
     for (size_t axis = 0; axis < mesh.sizes.size(); ++axis) {
       const auto choice = below(10);
-      placements.push_back(choice < 2   ? Placement::partial()
+      placements.push_back(choice < 2   ? Placement::partial(op_)
                            : choice < 4 ? Placement::replicate()
                                         : Placement::shard(below(num_dims), below(8) == 0 ? 2 : 1));
     }
@@ -128,6 +129,7 @@ class RandomCase {
   }
 
   std::mt19937 random_;
+  PartialOp op_;
 };
 
 std::optional<Choice> choice_of(const Case& one) {

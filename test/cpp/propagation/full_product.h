@@ -209,7 +209,7 @@ class FullProduct {
     for (size_t i = 0; i < operands_.size(); ++i) {
       const Layout& layout = composition.inputs[i];
       if (mixes(layout) || (!rows_.allows_empty_shards && has_empty_rank(layout, call_.tensors[i].shape)) ||
-          (operands_[i].stays && layout != operands_[i].source) || shards_into_partials(i, layout)) {
+          (operands_[i].stays && layout != operands_[i].source) || makes_partials(i, layout)) {
         return false;
       }
     }
@@ -249,9 +249,11 @@ class FullProduct {
     return false;
   }
 
-  bool shards_into_partials(size_t input, const Layout& layout) const {
+  bool makes_partials(size_t input, const Layout& layout) const {
     for (size_t axis = 0; axis < layout.placements.size(); ++axis) {
-      if (operands_[input].source.placements[axis].is_shard() && layout.placements[axis].is_partial()) {
+      const auto& source = operands_[input].source.placements[axis];
+      const auto& target = layout.placements[axis];
+      if (target.is_partial() && target != source && !source.is_replicate()) {
         return true;
       }
     }

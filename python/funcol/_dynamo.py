@@ -41,7 +41,7 @@ _REDISTRIBUTIONS = (redistribute, redistribute_local_tensor)
 
 
 class TracedRedistribution(CollectiveFunctionRewriteVariable):
-    """:func:`funcol.redistribute`, also of local tensors, as a call of the graph that layers below trace into.
+    """:func:`funcol.redistribute`, also of local tensors, as a call of the graph that layers below trace.
 
     Dynamo itself cannot follow specs, so whatever is no tensor has to be a constant of the region.
     """

@@ -14,16 +14,18 @@ import torch
 import torch._dynamo.variables.builder as builder
 from torch import Tensor
 from torch._dynamo.exc import unimplemented
+from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.functions import CollectiveFunctionRewriteVariable, UserFunctionVariable
 from torch._dynamo.variables.lists import BaseListVariable
 from torch._dynamo.variables.tensor import SymNodeVariable
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.fx import GraphModule, Node
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
-from .redistribution import redistribute
+from .redistribution import redistribute, redistribute_local_tensor
 from .remaps import REDUCE_OP_TO_STR, traceable_collective_remaps, traced_work
 
 _WAITS = (torch.ops._c10d_functional.wait_tensor, torch.ops._c10d_functional.wait_tensor.default)
@@ -35,38 +37,45 @@ def remap_collectives(enabled: bool) -> None:
     setattr(builder, CollectiveFunctionRewriteVariable.__name__, chosen)
 
 
+_REDISTRIBUTIONS = (redistribute, redistribute_local_tensor)
+
+
 class TracedRedistribution(CollectiveFunctionRewriteVariable):
-    """:func:`funcol.redistribute` as one call of the graph, which the layers below trace into.
+    """:func:`funcol.redistribute`, also of local tensors, as a call of the graph that layers below trace.
 
     Dynamo itself cannot follow specs, so whatever is no tensor has to be a constant of the region.
     """
 
     @staticmethod
     def can_rewrite(variable: Any) -> bool:
-        return variable is redistribute or CollectiveFunctionRewriteVariable.can_rewrite(variable)
+        return (
+            inspect.isfunction(variable) and variable in _REDISTRIBUTIONS
+        ) or CollectiveFunctionRewriteVariable.can_rewrite(variable)
 
     @staticmethod
     def create(
         tx: Any, old_fn: Callable[..., Any], source: Any, **options: Any
     ) -> CollectiveFunctionRewriteVariable:
-        if old_fn is not redistribute:
+        if old_fn not in _REDISTRIBUTIONS:
             return CollectiveFunctionRewriteVariable.create(tx, old_fn, source, **options)
-        function: Any = redistribute
+        function: Any = old_fn
         return TracedRedistribution(
             old_fn, replacement_var=UserFunctionVariable(function, **options), source=source, **options
         )
 
     def call_function(self, tx: Any, args: Any, kwargs: Any) -> VariableTracker:
-        if self.fn is not redistribute:
+        if self.fn not in _REDISTRIBUTIONS:
             return super().call_function(tx, args, kwargs)
-        arguments = dict(inspect.signature(redistribute).bind(*args, **kwargs).arguments)
-        dtensor = arguments.pop("dtensor").realize()
+        function: Any = self.fn
+        signature = inspect.signature(function)
+        arguments = dict(signature.bind(*args, **kwargs).arguments)
+        tensor = arguments.pop(next(iter(signature.parameters))).realize()
         constants = {name: _constant(name, argument) for name, argument in arguments.items()}
 
         def redistribute_to_constants(x: Any) -> Any:
-            return redistribute(x, **constants)
+            return function(x, **constants)
 
-        proxy = tx.output.create_proxy("call_function", redistribute_to_constants, (dtensor.as_proxy(),), {})
+        proxy = tx.output.create_proxy("call_function", redistribute_to_constants, (tensor.as_proxy(),), {})
         result: VariableTracker = builder.wrap_fx_proxy(tx=tx, proxy=proxy)
         return result
 
@@ -147,9 +156,12 @@ def _constant(name: str, argument: VariableTracker) -> Any:
         unimplemented(
             gb_type="redistribution that cannot be traced",
             context=name,
-            explanation=f"funcol cannot trace funcol.redistribute with {name} that is not a constant.",
+            explanation=f"funcol cannot trace a redistribution with {name} that is not a constant.",
             hints=[f"Pass a constant {name}, or call it outside of the compiled region."],
         )
+    if isinstance(argument.value, DTensorSpec) and argument.source is not None:
+        # Dynamo looks at what the region reads of an object, which here is nothing.
+        install_guard(argument.source.make_guard(GuardBuilder.ID_MATCH))
     return argument.value
 
 

@@ -12,16 +12,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
-from torch.distributed.tensor.placement_types import _StridedShard
+from torch.distributed.tensor.placement_types import _MaskPartial, _StridedShard
 from torch.utils._debug_mode import get_active_debug_mode
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -48,12 +50,13 @@ def redistribute_local_tensor(
     ``cost_model`` says what is cheap (default: latency and bandwidth of one host); ``max_bytes`` bounds the
     memory of every step. ``ValueError``, before anything is sent, if ``local`` has not the shape that
     ``src_spec`` gives this rank, if a spec contradicts itself, or if no plan stays within ``max_bytes``;
-    ``NotImplementedError`` for two different meshes and for placements of unknown kinds.
+    ``NotImplementedError`` for two different meshes and for placements of unknown kinds, but not for partials
+    with rules of their own, such as PyTorch's of norms: what they say is done first, or last.
 
     PyTorch counterpart: ``torch.distributed.tensor._redistribute.redistribute_local_tensor``.
     """
     model = None if cost_model is None else model_for(cost_model, mesh_of(src_spec.mesh))
-    return _C.redistribute_local_tensor(local, src_spec, dst_spec, async_op, model, max_bytes, False)
+    return _moved(local, src_spec, dst_spec, async_op, model, max_bytes, is_explicit=False)
 
 
 def redistribute(
@@ -95,9 +98,7 @@ def redistribute(
     records = torch.is_grad_enabled() and dtensor.requires_grad
     if not records and forward_dtype is None:
         model = None if cost_model is None else model_for(cost_model, mesh_of(src.mesh))
-        local = _C.redistribute_local_tensor(
-            dtensor._local_tensor, src, dst, async_op, model, max_bytes, True
-        )
+        local = _moved(dtensor._local_tensor, src, dst, async_op, model, max_bytes, is_explicit=True)
         return _dtensor(local, dst, requires_grad=False)
     how = _How(async_op, cost_model, max_bytes)
     result: DTensor = _Redistribute.apply(dtensor, dst, backward_dtype, how)
@@ -140,7 +141,13 @@ def redistribute_many(
     if torch.compiler.is_compiling():
         return _one_by_one(tensors, targets, how)
     model = how.model(tensors[0].device_mesh) if isinstance(tensors[0], DTensor) else None
-    results = _C.redistribute_many(tensors, targets, async_op, model, max_bytes)
+    try:
+        results = _C.redistribute_many(tensors, targets, async_op, model, max_bytes)
+    except NotImplementedError:
+        held = (tensor.placements for tensor in tensors)
+        if not _own_rules(itertools.chain(*targets, *held)):
+            raise
+        results = NotImplemented
     if results is None:
         specs = tuple(
             _target(tensor._spec, tensor._spec.mesh, target, None, None)
@@ -216,9 +223,7 @@ class _How:
     def run(self, local: Tensor, src: DTensorSpec, dst: DTensorSpec, is_explicit: bool) -> Tensor:
         """``is_explicit``: it is what the caller of funcol asked for, not its gradient."""
         model = self.model(src.mesh)
-        return _C.redistribute_local_tensor(
-            local, src, dst, self.async_op, model, self.max_bytes, is_explicit
-        )
+        return _moved(local, src, dst, self.async_op, model, self.max_bytes, is_explicit)
 
     def run_many(
         self,
@@ -228,7 +233,12 @@ class _How:
         is_explicit: bool,
     ) -> list[Tensor]:
         model = self.model(srcs[0].mesh)
-        results = _C.redistribute_local_tensors(locals_, srcs, dsts, self.async_op, model, self.max_bytes)
+        try:
+            results = _C.redistribute_local_tensors(locals_, srcs, dsts, self.async_op, model, self.max_bytes)
+        except NotImplementedError:
+            if not _own_rules(itertools.chain(*(spec.placements for spec in (*srcs, *dsts)))):
+                raise
+            results = NotImplemented
         if results is NotImplemented:
             return [self.run(*of_tensor, is_explicit) for of_tensor in zip(locals_, srcs, dsts, strict=True)]
         moved: list[Tensor] = results
@@ -323,6 +333,66 @@ def _gradient_target(grad: DTensor, target: DTensorSpec, dtype: torch.dtype) -> 
         for held, wanted in zip(grad._spec.placements, target.placements, strict=True)
     )
     return dataclasses.replace(target, placements=placements, tensor_meta=_meta_of(grad, dtype))
+
+
+def _moved(
+    local: Tensor,
+    src: DTensorSpec,
+    dst: DTensorSpec,
+    async_op: bool,
+    model: _C.AlphaBeta | _C.StepCounts | None,
+    max_bytes: int | None,
+    is_explicit: bool,
+) -> Tensor:
+    try:
+        return _C.redistribute_local_tensor(local, src, dst, async_op, model, max_bytes, is_explicit)
+    except NotImplementedError:
+        # Met while the specs are read.
+        held, wanted = _own_rules(src.placements), _own_rules(dst.placements)
+        if not (held or wanted) or src.mesh != dst.mesh:
+            raise
+    mesh = src.mesh
+    if src == dst or mesh.get_coordinate() is None:
+        return local
+    for spec in (src, dst):
+        _check_one_reduction(spec.placements)
+    for axis in held:
+        local = _settled(src.placements[axis]._reduce_value(local, mesh, axis))  # type: ignore[attr-defined]
+    ends = (_replicated(src, held), _replicated(dst, wanted))
+    local = _C.redistribute_local_tensor(local, *ends, async_op, model, max_bytes, is_explicit)
+    for axis in wanted:
+        local = _settled(dst.placements[axis]._partition_value(local, mesh, axis))  # type: ignore[attr-defined]
+    return local
+
+
+def _own_rules(placements: Iterable[Placement]) -> list[int]:
+    """Which are partials that reduce in a way of their own, such as PyTorch's of norms.
+
+    They are replicated first, and made last, by their own methods.
+    """
+    return [
+        axis
+        for axis, placement in enumerate(placements)
+        if isinstance(placement, Partial) and type(placement) not in (Partial, _MaskPartial)
+    ]
+
+
+def _check_one_reduction(placements: Sequence[Placement]) -> None:
+    partial = {placement for placement in placements if placement.is_partial()}
+    if len(partial) > 1:
+        raise ValueError(
+            f"funcol::redistribute: the placements {tuple(placements)} hold partials whose result depends on "
+            "which is reduced first. Reduce one of them before the other is made."
+        )
+
+
+def _replicated(spec: DTensorSpec, axes: Sequence[int]) -> DTensorSpec:
+    placements = (Replicate() if axis in axes else one for axis, one in enumerate(spec.placements))
+    return dataclasses.replace(spec, placements=tuple(placements))
+
+
+def _settled(tensor: Tensor) -> Tensor:
+    return tensor.wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor
 
 
 def _dtensor(local: Tensor, spec: DTensorSpec, requires_grad: bool) -> DTensor:

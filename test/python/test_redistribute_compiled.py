@@ -7,10 +7,11 @@ import torch
 from ranks import run_ranks
 from sharded import Layout, local_of, mesh_of, whole_of
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.fx import GraphModule
 
 import funcol
-from funcol import redistribute
+from funcol import redistribute, redistribute_local_tensor
 
 CASES = [
     ((2,), "S0", "R", {"all_gather_into_tensor"}),
@@ -83,3 +84,26 @@ def test_compiled_redistribution_equals_eager(
     shape: tuple[int, ...], src: str, dst: str, collectives: set[str], remaps: bool
 ) -> None:
     run_ranks(equals_eager, 2 if shape == (2,) else 4, shape, src, dst, collectives, remaps)
+
+
+def compiles_local_tensors(rank: int, world: int, src: str, dsts: list[str]) -> None:
+    mesh = mesh_of((world,))
+    whole = whole_of((5, 6), torch.float32)
+    layout = Layout((src,))
+    local = local_of(whole, layout, mesh.shape, (rank,))
+    specs = [Layout((dst,)).spec(mesh, whole) for dst in dsts]
+
+    held = layout.spec(mesh, whole)
+
+    def program(tensor: torch.Tensor, spec: DTensorSpec) -> torch.Tensor:
+        return redistribute_local_tensor(tensor * 2, held, spec) + 1
+
+    torch._dynamo.reset()
+    compiled = torch.compile(program, fullgraph=True, backend="aot_eager")
+    for spec in [*specs, *specs]:
+        assert torch.equal(compiled(local, spec), program(local, spec))
+
+
+@pytest.mark.parametrize("src", ["S0", "S1", "Psum"])
+def test_local_tensors_are_redistributed_in_one_graph_for_each_pair_of_specs(src: str) -> None:
+    run_ranks(compiles_local_tensors, 2, src, ["R", "S1", "S0"])

@@ -7,14 +7,15 @@ from typing import Any
 import pytest
 import torch
 from ranks import run_ranks
-from sharded import Layout, layouts, local_of, mesh_of, ordered, shard_of, whole_of
+from sharded import Layout, layouts, local_of, mesh_of, ordered, reduced, shard_of, whole_of
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._ops._math_ops import _NormPartial
 from torch.distributed.tensor.placement_types import _MaskPartial
 
-from funcol.redistribution import redistribute, redistribute_local_tensor
+from funcol.redistribution import redistribute, redistribute_local_tensor, redistribute_many
 
 SHAPE = (5, 6)
 
@@ -170,6 +171,48 @@ def embeds(rank: int, world: int, dst: Layout) -> None:
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_rows_of_a_sharded_table_are_masked_and_summed(world: int, dst: Layout) -> None:
     run_ranks(embeds, world, dst)
+
+
+def reduces_norms(rank: int, world: int, mesh_shape: tuple[int, ...], src: Layout, dst: str) -> None:
+    mesh = mesh_of(mesh_shape)
+    whole = whole_of(SHAPE, torch.float64)
+    layout = Layout(tuple(dst.split()))
+    target = layout.placements()
+    norms = torch.linalg.vector_norm(dtensor_of(whole, src, mesh), dim=1)
+    assert any(isinstance(placement, _NormPartial) for placement in norms.placements)
+    expected = torch.linalg.vector_norm(whole, dim=1)
+    result = redistribute(norms, placements=target)
+    assert torch.allclose(reduced(result.to_local(), layout, mesh), own_shard(expected, layout, mesh))
+    (many,) = redistribute_many([norms], target)
+    assert torch.equal(many.to_local(), result.to_local())
+    again = redistribute(redistribute(result, placements=norms.placements), placements=result.placements)
+    assert torch.allclose(again.to_local(), result.to_local())
+
+
+@pytest.mark.parametrize(
+    ("mesh_shape", "src", "dst"),
+    [
+        ((2,), Layout(("S1",)), "R"),
+        ((2,), Layout(("S1",)), "S0"),
+        ((2,), Layout(("S1",)), "Psum"),
+        ((2, 2), Layout(("S0", "S1")), "S0 R"),
+        ((2, 2), Layout(("S0", "S1")), "R S0"),
+        ((2, 2), Layout(("S1", "S1")), "S0 R"),
+    ],
+)
+def test_partial_norms_are_reduced_as_they_say(mesh_shape: tuple[int, ...], src: Layout, dst: str) -> None:
+    run_ranks(reduces_norms, 2 if mesh_shape == (2,) else 4, mesh_shape, src, dst)
+
+
+def mixes_norms(rank: int, world: int) -> None:
+    mesh = mesh_of((2, 2))
+    mixed = DTensor.from_local(torch.ones(3), mesh, [Partial(), _NormPartial(2)], run_check=False)
+    with pytest.raises(ValueError, match="reduced first"):
+        redistribute(mixed, placements=[Replicate(), Replicate()])
+
+
+def test_partial_norms_among_sums_are_refused() -> None:
+    run_ranks(mixes_norms, 4)
 
 
 def refuses(rank: int, world: int) -> None:

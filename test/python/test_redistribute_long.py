@@ -14,6 +14,7 @@ import torch
 from ranks import run_ranks
 from sharded import Layout, Order, mesh_of, whole_of
 from test_redistribute import disagreement
+from test_redistribute_many import complaints
 
 pytestmark = pytest.mark.long
 
@@ -110,7 +111,7 @@ def test_every_pair_of_layouts_of_two_axes(mesh_shape: tuple[int, ...], shape: t
     judge(mesh_shape, shape, all_pairs(2, *PLAIN, *STRIDED))
 
 
-@pytest.mark.parametrize("shape", SHAPES[:2], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_every_pair_of_layouts_of_three_axes_without_strided_shards(shape: tuple[int, ...]) -> None:
     judge((2, 2, 2), shape, all_pairs(3, "R", "S0", "S1", "Psum"))
 
@@ -120,10 +121,27 @@ def test_a_sample_of_the_pairs_of_three_axes_with_strided_shards(shape: tuple[in
     chosen = every_layout(3, [*PLAIN, *STRIDED])
     strided = [layout for layout in chosen if any(word[0] == "_" for word in layout.words)]
     draw = random.Random(f"{shape}")
-    pairs = [(draw.choice(strided), draw.choice(chosen))[:: draw.choice((1, -1))] for _ in range(2000)]
+    pairs = [(draw.choice(strided), draw.choice(chosen))[:: draw.choice((1, -1))] for _ in range(4000)]
     judge((2, 2, 2), shape, pairs)
 
 
 @pytest.mark.parametrize("mesh_shape", [(2,), (4,), (2, 2)], ids=str)
 def test_every_pair_of_layouts_of_a_tensor_of_three_dims(mesh_shape: tuple[int, ...]) -> None:
     judge(mesh_shape, (5, 3, 6), all_pairs(len(mesh_shape), "R", "S0", "S1", "S2", "_S1/2", "Psum"))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("mesh_shape", [(4,), (2, 2), (3, 2)], ids=str)
+def test_pairs_of_layouts_go_in_calls_of_many_tensors(
+    mesh_shape: tuple[int, ...], shape: tuple[int, ...]
+) -> None:
+    items = [
+        (shape, torch.float64, src, dst)
+        for src, dst in all_pairs(len(mesh_shape), *PLAIN, *STRIDED)
+        if dst.order is None and not (is_contradictory(src) or is_contradictory(dst))
+    ]
+    for begin in range(0, len(items), PAIRS_A_CHUNK):
+        chunk = items[begin : begin + PAIRS_A_CHUNK]
+        of_ranks = run_ranks(complaints, math.prod(mesh_shape), mesh_shape, chunk, timeout=CHUNK_TIMEOUT_S)
+        assert [*itertools.chain(*of_ranks)] == []
+    print(f"\n{mesh_shape} {shape}: {len(items)} right in calls of {PAIRS_A_CHUNK}")

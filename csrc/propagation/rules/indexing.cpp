@@ -65,7 +65,8 @@ std::vector<int64_t> index_shape_of(const OpCall& call, const std::vector<size_t
   return shape;
 }
 
-// Nothing if there is no index. A mask stands for as many dims as it has.
+// Nothing if there is no index, or one is a mask without dims. Other masks stand for as many dims as they
+// have.
 std::optional<Indexing> indexing_of(const OpCall& call) {
   Indexing indexing;
   int64_t dim = 0;
@@ -74,6 +75,9 @@ std::optional<Indexing> indexing_of(const OpCall& call) {
     if (index.is_tensor()) {
       const auto& meta = call.tensors[index.tensor()];
       num_dims = is_mask(meta) ? meta.num_dims() : 1;
+      if (num_dims == 0) {
+        return std::nullopt;
+      }
       indexing.has_masks = indexing.has_masks || is_mask(meta);
       indexing.indices.push_back(index.tensor());
       for (int64_t i = 0; i < num_dims; ++i) {

@@ -1,5 +1,6 @@
 // Operators that read or write elements where tensors of indices say.
 #include <algorithm>
+#include <iterator>
 
 #include "propagation/rules/dim_map.h"
 #include "propagation/rules/families.h"
@@ -8,6 +9,8 @@ namespace funcol {
 namespace {
 
 constexpr std::array kKeepConstants{PartialOp::kAvg, PartialOp::kMax, PartialOp::kMin};
+
+constexpr int64_t kUnknownSize = -1;
 
 // index.Tensor, index_put: which dims are indexed, and where the dims that the indices broadcast to go in
 // what is read, or is to be written. Indexed neighbours are replaced where they are; otherwise the indices'
@@ -18,6 +21,7 @@ struct Indexing {
   std::vector<int64_t> index_shape;   // that the indices broadcast to
   int64_t first_index_dim = 0;        // in the result
   DimMap map;                         // of self's dims in the result
+  bool has_masks = false;             // whose elements are not paired with those of other indices
 
   int64_t num_index_dims() const { return static_cast<int64_t>(index_shape.size()); }
   int64_t num_result_dims() const {
@@ -46,27 +50,47 @@ std::vector<int64_t> broadcast_shape(const OpCall& call, const std::vector<size_
   return shape;
 }
 
-// Nothing if an index is a mask: it stands for several dims, and for as many indices as it has elements set.
-// Nor if there is no index.
+bool is_mask(const TensorMeta& index) { return index.dtype == Dtype::kBool || index.dtype == Dtype::kUInt8; }
+
+// The shape that indices broadcast to. A mask is one index for each element that it has set, which is not
+// known beforehand.
+std::vector<int64_t> index_shape_of(const OpCall& call, const std::vector<size_t>& indices) {
+  std::vector<size_t> tensors;
+  std::ranges::copy_if(indices, std::back_inserter(tensors),
+                       [&](size_t index) { return !is_mask(call.tensors[index]); });
+  auto shape = broadcast_shape(call, tensors);
+  if (shape.empty() && tensors.size() < indices.size()) {
+    shape.push_back(kUnknownSize);
+  }
+  return shape;
+}
+
+// Nothing if there is no index, or one is a mask without dims. Other masks stand for as many dims as they
+// have.
 std::optional<Indexing> indexing_of(const OpCall& call) {
   Indexing indexing;
-  const auto& list = call.arg("indices").list();
-  for (size_t dim = 0; dim < list.size(); ++dim) {
-    if (!list[dim].is_tensor()) {
-      continue;
+  int64_t dim = 0;
+  for (const auto& index : call.arg("indices").list()) {
+    int64_t num_dims = 1;
+    if (index.is_tensor()) {
+      const auto& meta = call.tensors[index.tensor()];
+      num_dims = is_mask(meta) ? meta.num_dims() : 1;
+      if (num_dims == 0) {
+        return std::nullopt;
+      }
+      indexing.has_masks = indexing.has_masks || is_mask(meta);
+      indexing.indices.push_back(index.tensor());
+      for (int64_t i = 0; i < num_dims; ++i) {
+        indexing.indexed_dims.push_back(dim + i);
+      }
     }
-    const auto dtype = call.tensors[list[dim].tensor()].dtype;
-    if (dtype == Dtype::kBool || dtype == Dtype::kUInt8) {
-      return std::nullopt;
-    }
-    indexing.indices.push_back(list[dim].tensor());
-    indexing.indexed_dims.push_back(static_cast<int64_t>(dim));
+    dim += num_dims;
   }
   const auto& dims = indexing.indexed_dims;
   if (dims.empty()) {
     return std::nullopt;
   }
-  indexing.index_shape = broadcast_shape(call, indexing.indices);
+  indexing.index_shape = index_shape_of(call, indexing.indices);
   const bool are_neighbours = dims.back() - dims.front() + 1 == static_cast<int64_t>(dims.size());
   indexing.first_index_dim = are_neighbours ? dims.front() : 0;
   indexing.map = without_dims(call.tensor("self").num_dims(), dims);
@@ -96,7 +120,7 @@ void add_indexed_dims(const OpCall& call, RowList& rows, const Indexing& indexin
     }
   }
   for (int64_t dim = 0; dim < indexing.num_index_dims(); ++dim) {
-    if (indexing.index_shape[dim] != 1) {
+    if (indexing.index_shape[dim] != 1 && !indexing.has_masks) {
       std::vector<Placement> inputs(call.tensors.size(), replicate());
       place_indices(call, indexing, dim, inputs);
       rows.add(any_shard(indexing.first_index_dim + dim), std::move(inputs));
@@ -133,12 +157,15 @@ Rows index_put(const OpCall& call) {
     rows.add(shard,
              inputs_by_name(call, {{"self", shard}, {"values", has_dim ? any_shard(own) : replicate()}}));
   }
-  // Of values for the same element one is taken, not the same on every rank: only sums of them may pend.
+  const auto add_pending = [&](PartialOp op) {
+    rows.add_arithmetic(partial(op), inputs_by_name(call, {{"self", partial(op)}, {"values", partial(op)}}));
+  };
+  // Of values for the same element one is taken, not the same on every rank: only sums of them may pend. A
+  // mask has no element twice.
   if (flag_or(call, "accumulate", false)) {
-    for (const auto op : kLinearOps) {
-      rows.add_arithmetic(partial(op),
-                          inputs_by_name(call, {{"self", partial(op)}, {"values", partial(op)}}));
-    }
+    std::ranges::for_each(kLinearOps, add_pending);
+  } else if (indexing->has_masks && indexing->indices.size() == 1) {
+    std::ranges::for_each(kAllPartialOps, add_pending);
   }
   return {.rows = rows.take(), .allows_empty_shards = false, .is_legal = nullptr};
 }

@@ -72,17 +72,17 @@ bool is_exact(const OpCall& call, const Composition& composition, const Mesh& me
 
 // Rows for dim `from` becoming, in part, dim `to`, when `before_from` and `before_to` indices of the group's
 // other dims go before one of theirs. A dim behind others that stay whole is cut in as many pieces as they
-// have indices; axes that cut those, too, leave a divisor of it.
+// have indices; axes that cut those, too, leave a divisor of it, and none at all if they cut them up.
 void add_rows_of_pair(RowList& rows, int64_t from, int64_t before_from, int64_t to, int64_t before_to) {
-  if (before_from == before_to) {
-    rows.add(any_shard(to), {any_shard(from)});
-  } else if (before_from % before_to == 0) {
-    for (const int64_t num_pieces : divisors(before_from / before_to)) {
-      rows.add(Placement::shard(to, num_pieces), {Placement::shard(from)});
-    }
-  } else if (before_to % before_from == 0) {
-    for (const int64_t num_pieces : divisors(before_to / before_from)) {
-      rows.add(Placement::shard(to), {Placement::shard(from, num_pieces)});
+  if (before_from % before_to != 0 && before_to % before_from != 0) {
+    return;
+  }
+  rows.add(any_shard(to), {any_shard(from)});
+  const bool is_behind = before_from > before_to;
+  for (const int64_t num_pieces : divisors(is_behind ? before_from / before_to : before_to / before_from)) {
+    if (num_pieces > 1) {
+      rows.add(Placement::shard(to, is_behind ? num_pieces : 1),
+               {Placement::shard(from, is_behind ? 1 : num_pieces)});
     }
   }
 }

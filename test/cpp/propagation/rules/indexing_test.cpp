@@ -41,10 +41,21 @@ TEST(IndexingRules, IndicesThatBroadcastAreWhole) {
   EXPECT_EQ(shard_rows_of(call), Texts{"S0 <- R S0 R"});
 }
 
-TEST(IndexingRules, AMaskNeedsAll) {
-  const auto call = index({2, 3}, {tensor({2, 3}, Dtype::kBool)}, {4});
-  EXPECT_TRUE(shard_rows_of(call).empty());
+TEST(IndexingRules, AMaskNeedsTheDimsThatItHas) {
+  const auto call = index({2, 3, 7, 8}, {std::nullopt, tensor({3, 7}, Dtype::kBool)}, {2, 4, 8});
+  EXPECT_EQ(shard_rows_of(call), (Texts{"S0 <- S0 R", "S2 <- S3 R"}));
   EXPECT_TRUE(has_row(call, "P(sum) <- P(sum) R"));
+}
+
+TEST(IndexingRules, AMaskHasNoElementTwice) {
+  const auto call = CallOf("aten::index_put")
+                        .with("self", tensor({2, 3}))
+                        .with_list("indices", {tensor({2}, Dtype::kBool)})
+                        .with("values", tensor({3}))
+                        .with("accumulate", false)
+                        .gives(Shape{2, 3});
+  EXPECT_EQ(shard_rows_of(call), Texts{"S1 <- S1 R S0"});
+  EXPECT_TRUE(has_row(call, "P(sum) <- P(sum) R P(sum)"));
 }
 
 OpCall index_put(const Shape& values, bool accumulate) {

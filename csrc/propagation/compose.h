@@ -16,7 +16,7 @@ namespace funcol {
 
 // An input as the caller has it.
 struct Operand {
-  Layout source;
+  Layout source;       // as make_layout() returns it
   bool stays = false;  // it is written to, and cannot move
 };
 

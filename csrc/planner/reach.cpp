@@ -185,7 +185,10 @@ double Reach::radius() const {
   if (last_ >= 0) {
     return nodes_[last_].cost;
   }
-  return queue_.empty() ? kNever : queue_.front().cost;
+  if (queue_.empty()) {
+    return kNever;
+  }
+  return queue_.front().cost;
 }
 
 std::vector<double> redistribution_costs(const std::vector<Layout>& sources,

@@ -126,8 +126,7 @@ class Search {
     }
     while (!queue_.empty()) {
       const auto [bound_before, node] = pop();
-      const double limit = queue_.empty() ? kNever : queue_.front().bound;
-      const bool is_exact = costs_.sharpen(nodes_[node].precedence, rows(node), limit);
+      const bool is_exact = costs_.sharpen(nodes_[node].precedence, rows(node), least_bound());
       const double bound = bound_of(node);
       if (!is_exact || bound > bound_before) {
         push(node, bound);
@@ -175,6 +174,14 @@ class Search {
       rows_[child * num_axes_ + axis] = number;
       push(child, bound_of(child));
     }
+  }
+
+  // Of the nodes in the queue.
+  double least_bound() const {
+    if (queue_.empty()) {
+      return kNever;
+    }
+    return queue_.front().bound;
   }
 
   // By bound, then in the order of the full product: a node stands where its first composition may stand,

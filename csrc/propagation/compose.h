@@ -16,7 +16,7 @@ namespace funcol {
 
 // An input as the caller has it.
 struct Operand {
-  Layout source;
+  Layout source;       // as make_layout() returns it
   bool stays = false;  // it is written to, and cannot move
 };
 
@@ -54,8 +54,8 @@ struct Choice {
 // least cost of what any rows of the other axes ask of that input. Nodes are opened, and redistributions
 // priced, only as far as needed to know which is the least.
 //
-// Throws std::invalid_argument naming the operator if rows, operands or `required` are not as many as its
-// tensors, or layouts not of this mesh.
+// Safe against several threads, also with one `costs`. Throws std::invalid_argument naming the operator if
+// rows, operands or `required` are not as many as its tensors, or layouts not of this mesh.
 std::optional<Choice> cheapest(const OpCall& call, const Rows& rows, const std::vector<Operand>& operands,
                                const std::vector<std::optional<Layout>>& required, CostSource& costs);
 

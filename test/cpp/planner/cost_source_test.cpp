@@ -69,6 +69,7 @@ INSTANTIATE_TEST_SUITE_P(Parts, OtherTensor,
 
 TEST_F(CostsOfOneMesh, MayBeAskedForBySeveralThreads) {
   std::vector<std::thread> threads;
+  threads.reserve(4);
   for (int i = 0; i < 4; ++i) {
     threads.emplace_back([this] {
       for (int round = 0; round < 200; ++round) {

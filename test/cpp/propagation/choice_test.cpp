@@ -297,7 +297,7 @@ INSTANTIATE_TEST_SUITE_P(Masks, WorkedChoice,
 class MaskedInput : public ::testing::Test {
  protected:
   std::optional<Choice> choice(const std::vector<Placement>& source, const Rows& rows,
-                               std::vector<std::optional<Layout>> required = {}) const {
+                               const std::vector<std::optional<Layout>>& required = {}) const {
     CostSource costs(mesh_, StepCounts{});
     const OpCall call{"test::op", {}, {tensor({24, 24})}, {tensor({24, 24})}};
     return cheapest(call, rows, {{make_layout("test", source, {}, mesh_, 2)}}, required, costs);
@@ -428,13 +428,13 @@ void PrintTo(const Refused& refused, std::ostream* out) { *out << refused.name; 
 class RefusedCall : public ::testing::TestWithParam<Refused> {};
 
 TEST_P(RefusedCall, SaysWhatWasExpected) {
-  const auto& [name, rows, num_operands, num_axes, required, says] = GetParam();
+  const Refused& refused = GetParam();
   CostSource costs({{2}, {}, {}});
   const OpCall call{"test::op", {}, {tensor({8, 8})}, {tensor({8, 8})}};
-  const Layout layout{std::vector<Placement>(num_axes), {}};
-  const std::vector<Operand> operands(num_operands, {layout});
-  EXPECT_TRUE(test::refuses([&] { cheapest(call, rows, operands, required, costs); },
-                            {"test::op: ", says, "expected 1"}));
+  const Layout layout{std::vector<Placement>(refused.num_axes), {}};
+  const std::vector<Operand> operands(refused.num_operands, {layout});
+  EXPECT_TRUE(test::refuses([&] { cheapest(call, refused.rows, operands, refused.required, costs); },
+                            {"test::op: ", refused.says, "expected 1"}));
 }
 
 INSTANTIATE_TEST_SUITE_P(

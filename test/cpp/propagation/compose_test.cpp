@@ -81,12 +81,13 @@ class RandomCase {
     for (int64_t axis = 0; axis < num_axes; ++axis) {
       one.mesh.sizes.push_back(one_of<int64_t>({2, 2, 3, 1}));
     }
-    std::vector<int64_t> sizes;
-    for (int i = 0; i < 4; ++i) {
-      sizes.push_back(one_of<int64_t>({1, 2, 3, 4, 8, 12, 5, 24}));
+    std::vector<int64_t> sizes(4);
+    for (auto& size : sizes) {
+      size = one_of<int64_t>({1, 2, 3, 4, 8, 12, 5, 24});
     }
     const auto shaped = [&](const std::vector<int64_t>& dims) {
       std::vector<int64_t> shape;
+      shape.reserve(dims.size());
       for (const int64_t dim : dims) {
         shape.push_back(sizes[dim]);
       }

@@ -13,5 +13,6 @@ void bind_dropin(PyObject* module);
 void bind_planner(PyObject* module);
 void bind_info(PyObject* module);
 void bind_redistribute(PyObject* module);
+void bind_redistribute_many(PyObject* module);
 
 }  // namespace funcol::python

@@ -66,7 +66,7 @@ def complaints(rank: int, world: int, mesh_shape: tuple[int, ...], items: list[I
 
 SHAPES = [(8, 12), (5, 3), (1, 7), (0, 4)]
 ONE_AXIS = layouts("R", "S0", "S1", "_S0/2", "_S1/3", "Psum", "Pavg", "Pmax")
-TWO_AXES = layouts("R R", "S0 R", "S0 S0", "S0 S1", "S1 S0", "_S0/2 S0", "Psum R", "Pavg Psum", "S0 Psum")
+TWO_AXES = layouts("R R", "S0 R", "S0 S0", "S0 S1", "S1 S0", "_S0/2 S0", "Psum R", "Psum Psum", "Pavg Psum")
 
 
 def items_of(chosen: list[Layout], dtype: torch.dtype) -> list[Item]:

@@ -65,7 +65,6 @@ class Bundle {
 
   void finish(bool async_op, std::vector<at::Tensor>& results) {
     const bool has_steps = num_steps() > 0;
-    const auto* last = has_steps ? executions_[0]->steps().back().get() : nullptr;
     if (pending_ && !async_op) {
       pending_->settle();
     }
@@ -73,7 +72,7 @@ class Bundle {
       auto& result = results[indices_[i]];
       if (pending_) {
         result = async_op ? AsyncTensorImpl::wrap(values_[i].tensor, pending_) : values_[i].tensor;
-        result = last->finish(std::move(result));
+        result = executions_[i]->steps().back()->finish(std::move(result));
       } else {
         result = has_steps ? own_result(values_[i]) : values_[i].tensor;
       }

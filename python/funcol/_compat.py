@@ -350,7 +350,7 @@ _TABLES = (
 )
 
 
-def rule_tables(propagator: Any) -> dict[str, dict[Any, Any]]:
+def tables(propagator: Any) -> dict[str, dict[Any, Any]]:
     """The tables by operator that ``propagator`` has, by the name of their attribute."""
     return {name: getattr(propagator, name) for name in _TABLES if hasattr(propagator, name)}
 

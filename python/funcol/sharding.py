@@ -10,7 +10,7 @@ PyTorch counterpart: ``torch.distributed.tensor._sharding_prop``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -66,32 +66,40 @@ def redistribute_cost_table(
     return _C.redistribute_cost_table(sources, targets, cost_model)
 
 
-class _Table(dict[OpOverload, Any]):
-    """A table of another propagator, as it is at any time, with entries of its own before it."""
+class _Table(MutableMapping[OpOverload, Any]):
+    """Rules by operator: those of another propagator as they are at any time, with some of its own in their
+    place."""
 
-    def __init__(self, base: dict[OpOverload, Any]) -> None:
-        super().__init__()
+    def __init__(self, base: Mapping[OpOverload, Any]) -> None:
         self._base = base
+        self._own: dict[OpOverload, Any] = {}
         self._hidden: set[OpOverload] = set()
 
     def hide(self, op: OpOverload) -> None:
         """Of ``op`` only what is entered here from now on counts."""
         self._hidden.add(op)
-        self.pop(op, None)
+        self._own.pop(op, None)
 
-    def __contains__(self, op: object) -> bool:
-        return super().__contains__(op) or (op in self._base and op not in self._hidden)
-
-    def __missing__(self, op: OpOverload) -> Any:
+    def __getitem__(self, op: OpOverload) -> Any:
+        if op in self._own:
+            return self._own[op]
         if op in self._hidden:
             raise KeyError(op)
         return self._base[op]
 
-    def get(self, op: OpOverload, default: Any = None) -> Any:
-        try:
-            return self[op]
-        except KeyError:
-            return default
+    def __setitem__(self, op: OpOverload, rule: Any) -> None:
+        self._own[op] = rule
+
+    def __delitem__(self, op: OpOverload) -> None:
+        self[op]
+        self.hide(op)
+
+    def __iter__(self) -> Iterator[OpOverload]:
+        yield from self._own
+        yield from (op for op in self._base if op not in self._own and op not in self._hidden)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 class _Cached:
@@ -128,8 +136,9 @@ class ShardingPropagator(StockPropagator):
     ) -> None:
         super().__init__()
         self._base = base or DTensor._op_dispatcher.sharding_propagator
-        for name, table in _compat.rule_tables(self._base).items():
-            setattr(self, name, _Table(table))
+        for name, table in _compat.tables(self._base).items():
+            # What DTensor's dispatcher reads in C++ has to be the dict itself.
+            setattr(self, name, _Table(table) if name in _compat.TABLES_OF_RULES else table)
         self._engine = _C.PropagationEngine(_make_spec, cost_model, cache_size)
         self._own_rows: dict[OpOverload, SingleAxisRule] = {}
         self._remembered_whole = LocalLRUCache(self._decide_whole_anew)

@@ -4,6 +4,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import run_ranks
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import funcol
 
@@ -150,6 +152,31 @@ def moves_rows(rank, world):
 
 def test_rows_move_between_ranks_that_share_the_device(needs_cuda):
     run_ranks(moves_rows, 2)
+
+
+def redistributes_many(rank, world, src, dst):
+    mesh = DeviceMesh("cuda", list(range(world)))
+    wholes = [numbered(2 * size, 4) for size in range(1, 6)]
+
+    def shard(whole, placement):
+        return whole.chunk(world, placement.dim)[rank] if placement.is_shard() else whole
+
+    sources = [
+        DTensor.from_local(shard(whole, src).contiguous(), mesh, [src], run_check=False) for whole in wholes
+    ]
+    for whole, result in zip(wholes, funcol.redistribute_many(sources, [dst]), strict=True):
+        assert result.device.type == "cuda"
+        assert torch.equal(result.to_local(), shard(whole, dst))
+
+
+@pytest.mark.parametrize(
+    ("src", "dst"),
+    [(Shard(0), Replicate()), (Shard(1), Replicate()), (Replicate(), Shard(1)), (Replicate(), Shard(0))],
+    ids=str,
+)
+@pytest.mark.parametrize("world", [1, 2])
+def test_many_tensors_are_redistributed_together_on_the_device(needs_cuda, world, src, dst):
+    run_ranks(redistributes_many, world, src, dst)
 
 
 def moves_uneven_parts(rank, world):

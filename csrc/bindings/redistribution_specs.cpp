@@ -1,0 +1,154 @@
+#include "bindings/redistribution_specs.h"
+
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "bindings/without_gil.h"
+#include "redistribute/lru_cache.h"
+#include "redistribute/plan_cache.h"
+
+namespace funcol::python {
+namespace {
+
+constexpr size_t kNumExecutions = 1024;
+
+std::unordered_map<PyObject*, KnownMesh>& known_meshes() {
+  static std::unordered_map<PyObject*, KnownMesh> meshes;
+  return meshes;
+}
+
+LruCache<ExecutionKey, ExecutionPtr, ExecutionKeyHash>& executions() {
+  static LruCache<ExecutionKey, ExecutionPtr, ExecutionKeyHash> cache(kNumExecutions);
+  return cache;
+}
+
+void forget_with(py::handle device_mesh) {
+  auto* const address = device_mesh.ptr();
+  py::weakref(device_mesh, py::cpp_function([address](py::handle reference) {
+                known_meshes().erase(address);
+                reference.dec_ref();
+              }))
+      .release();
+}
+
+void find_groups(const Plan& plan, py::handle device_mesh, KnownMesh& known) {
+  for (const auto& step : plan.steps) {
+    if (communicates(step.kind) && known.groups.count(step.axes) == 0) {
+      static const auto* const axis_group = python_function("_axis_group").release().ptr();
+      const auto found =
+          py::handle(const_cast<PyObject*>(axis_group))(device_mesh, step.axes).cast<py::tuple>();  // NOLINT
+      known.groups.emplace(step.axes,
+                           AxisGroup{found[0].cast<std::string>(), found[1].cast<std::vector<int64_t>>()});
+    }
+  }
+}
+
+std::shared_ptr<const Plan> make_plan(const ExecutionKey& key, const Mesh& mesh) {
+  try {
+    const auto layout = [&](const char* side, const Spec& spec) {
+      return without_strided_shards(make_layout(std::string("funcol::redistribute: ") + side, spec.placements,
+                                                spec.order, mesh, static_cast<int64_t>(key.shape.size())),
+                                    mesh, key.shape);
+    };
+    const Redistribution task{mesh, key.shape, key.itemsize, layout("src_spec", key.src),
+                              layout("dst_spec", key.dst)};
+    const WithoutGil no_gil;
+    return cached_plan(task, key.model, key.max_bytes);
+  } catch (const std::invalid_argument& error) {
+    TORCH_CHECK_VALUE(false, error.what());
+  }
+}
+
+}  // namespace
+
+py::object python_function(const char* name) {
+  return py::module::import("funcol.redistribution").attr(name);
+}
+
+KnownMesh& known_mesh(py::handle device_mesh) {
+  static uint64_t num_meshes = 0;
+  const auto& mesh = to_mesh(device_mesh);
+  auto& meshes = known_meshes();
+  const auto known = meshes.find(device_mesh.ptr());
+  if (known != meshes.end() && known->second.mesh == mesh) {
+    return known->second;
+  }
+  const py::object coordinate = device_mesh.attr("get_coordinate")();
+  if (known == meshes.end()) {
+    forget_with(device_mesh);
+  }
+  auto& entry = meshes[device_mesh.ptr()];
+  entry = {++num_meshes, mesh, std::nullopt, {}};
+  if (!coordinate.is_none()) {
+    entry.coordinate = coordinate.cast<Coordinate>();
+  }
+  return entry;
+}
+
+ExecutionPtr execution_of(ExecutionKey key, py::handle device_mesh, KnownMesh& known) {
+  auto& cache = executions();
+  if (const auto* execution = cache.get(key)) {
+    return *execution;
+  }
+  const auto plan = make_plan(key, known.mesh);
+  find_groups(*plan, device_mesh, known);
+  auto execution = std::make_shared<const Execution>(*plan, known.groups, *known.coordinate);
+  cache.put(std::move(key), execution);
+  return execution;
+}
+
+void forget_executions() { executions().clear(); }
+
+py::object meta_of(py::handle spec, const char* op) {
+  auto meta = attribute<kTensorMeta>(spec);
+  TORCH_CHECK_VALUE(
+      !meta.is_none(), "funcol::", op,
+      ": the source spec has no tensor_meta, so the shape of the whole tensor is not known. Pass a "
+      "DTensorSpec with tensor_meta.");
+  return meta;
+}
+
+std::vector<int64_t> shape_of(py::handle spec, const char* op) {
+  const auto shape = attribute<kShape>(meta_of(spec, op));
+  std::vector<int64_t> sizes;
+  for (const auto& size : py::reinterpret_borrow<py::sequence>(shape)) {
+    // A symbol becomes the number that it stands for, and a guard: a plan is made for sizes.
+    sizes.push_back(PyLong_CheckExact(size.ptr()) ? PyLong_AsLongLong(size.ptr())
+                                                  : py::int_(size).cast<int64_t>());
+  }
+  return sizes;
+}
+
+void number_masks(ExecutionKey& key) {
+  std::vector<uint64_t> masks;
+  for (auto* spec : {&key.src, &key.dst}) {
+    for (auto& placement : spec->placements) {
+      if (placement.mask != 0) {
+        const auto found = std::find(masks.begin(), masks.end(), placement.mask);
+        const auto number = static_cast<uint64_t>(found - masks.begin()) + 1;
+        if (found == masks.end()) {
+          masks.push_back(placement.mask);
+        }
+        placement.mask = number;
+      }
+    }
+  }
+}
+
+MaskHooks mask_hooks(const SpecObjects& src, const SpecObjects& dst) {
+  const auto call = [](const char* function, const SpecObjects& spec) {
+    return [function, &spec](const at::Tensor& tensor, int64_t axis) {
+      const py::gil_scoped_acquire gil;
+      const auto placement = py::reinterpret_borrow<py::sequence>(spec.placements)[axis];
+      return python_function(function)(placement, tensor, spec.mesh, axis).cast<at::Tensor>();
+    };
+  };
+  return {call("_apply_mask", src), call("_mask", dst)};
+}
+
+}  // namespace funcol::python

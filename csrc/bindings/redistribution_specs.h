@@ -15,7 +15,7 @@
 #include "bindings/python_layout.h"
 #include "planner/cost_model.h"
 #include "redistribute/executor.h"
-#include "redistribute/hash.h"
+#include "layout/hash.h"
 
 namespace funcol::python {
 

@@ -35,7 +35,7 @@ struct Key {
   OpCall call;
   std::vector<Layout> layouts;
   std::vector<std::optional<Layout>> results;
-  py::object mesh;  // of the first tensor; kept, so that its address stands for it
+  py::object mesh;                 // of the first tensor; kept, so that its address stands for it
   std::vector<py::object> meshes;  // of all, where they are not all the first one
   std::vector<AxisSet> merged;
 
@@ -210,7 +210,7 @@ class Engine {
   bool serves(const Operator& op) const { return left_.count(op.name) == 0 && find_rule(op.name) != nullptr; }
 
   static Key key_of(py::handle op_schema, const PythonSchema& schema, bool has_rule) {
-    Key key{op_schema.attr("op"), schema.call, schema.layouts, schema.results, schema.mesh, {},
+    Key key{op_schema.attr("op"),       schema.call, schema.layouts, schema.results, schema.mesh, {},
             to_mesh(schema.mesh).merged};
     for (const auto& tensor : schema.tensors) {
       if (!tensor.mesh.is(schema.mesh)) {
@@ -375,9 +375,9 @@ class Engine {
     for (size_t i = 0; i < sharding.inputs.size(); ++i) {
       const auto& tensor = schema.tensors[part.tensors[i]];
       const bool is_where_it_was = sharding.inputs[i] == part.schema.layouts[i];
-      inputs.append(is_where_it_was ? tensor.spec
-                                    : python_spec(schema, {part.schema.call.tensors[i], sharding.inputs[i]},
-                                                  part.mesh));
+      inputs.append(is_where_it_was
+                        ? tensor.spec
+                        : python_spec(schema, {part.schema.call.tensors[i], sharding.inputs[i]}, part.mesh));
     }
     return py::make_tuple(std::move(outputs), std::move(inputs), py::cast(sharding.costs),
                           sharding.needs_redistribute);
@@ -397,9 +397,9 @@ class Engine {
 // first rank.
 py::tuple local_shape_of(py::handle spec, const std::vector<int64_t>& shape) {
   const auto& mesh = to_mesh(spec.attr("mesh"));
-  const auto layout = make_layout("funcol: spec", to_placements(spec.attr("placements")),
-                                  to_shard_order(spec.attr("shard_order")), mesh,
-                                  static_cast<int64_t>(shape.size()));
+  const auto layout =
+      make_layout("funcol: spec", to_placements(spec.attr("placements")),
+                  to_shard_order(spec.attr("shard_order")), mesh, static_cast<int64_t>(shape.size()));
   const py::object known = spec.attr("mesh").attr("get_coordinate")();
   const auto coordinate =
       known.is_none() ? Coordinate(mesh.sizes.size()) : known.cast<std::vector<int64_t>>();
@@ -417,11 +417,11 @@ class SpecsOfATensor {
         mesh_ = spec.attr("mesh");
         meta_ = read.meta;
       }
-      TORCH_CHECK_VALUE(mesh_.equal(spec.attr("mesh")) && meta_.shape == read.meta.shape &&
-                            meta_.dtype == read.meta.dtype,
-                        "funcol::redistribute_cost_table: specs of different tensors or meshes, ",
-                        to_string(meta_), " on ", std::string(py::str(mesh_)), " and ", to_string(read.meta),
-                        " on ", std::string(py::str(spec.attr("mesh"))), ". Expected specs of one tensor.");
+      TORCH_CHECK_VALUE(
+          mesh_.equal(spec.attr("mesh")) && meta_.shape == read.meta.shape && meta_.dtype == read.meta.dtype,
+          "funcol::redistribute_cost_table: specs of different tensors or meshes, ", to_string(meta_), " on ",
+          std::string(py::str(mesh_)), " and ", to_string(read.meta), " on ",
+          std::string(py::str(spec.attr("mesh"))), ". Expected specs of one tensor.");
       layouts.push_back(std::move(read.layout));
     }
     return layouts;
@@ -459,8 +459,8 @@ std::vector<std::vector<double>> redistribute_cost_table(const py::sequence& sou
   return table;
 }
 
-// (shape, stride, dtype number) of each output of a schema that is not per element, None for those that are no
-// tensors.
+// (shape, stride, dtype number) of each output of a schema that is not per element, None for those that are
+// no tensors.
 py::list output_looks(py::handle op_schema) {
   py::list looks;
   for (const auto& meta : output_metas(read_op_schema(op_schema).call)) {
@@ -488,7 +488,8 @@ void bind_sharding(PyObject* module) {
       .def("clear", &Engine::clear)
       .def("info", &Engine::info);
   m.def("ops_with_rules", ops_with_rules);
-  m.def("has_rule", [](const std::string& op) { return find_rule(op) != nullptr; }, py::arg("op"));
+  m.def(
+      "has_rule", [](const std::string& op) { return find_rule(op) != nullptr; }, py::arg("op"));
   m.def("redistribute_cost_table", redistribute_cost_table, py::arg("sources"), py::arg("targets"),
         py::arg("model"));
   m.def("output_looks", output_looks, py::arg("op_schema"));

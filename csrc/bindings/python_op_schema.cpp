@@ -95,9 +95,9 @@ std::unique_ptr<Operator> describe(const c10::OperatorHandle& handle) {
     op->defaults.push_back(argument.default_value().has_value()
                                ? to_argument(*argument.default_value(), argument.real_type())
                                : Argument{});
-    op->is_written.push_back((!argument.is_out() && argument.alias_info() != nullptr &&
-                              argument.alias_info()->isWrite()) ||
-                             is_written_unsaid(op->name, argument.name()));
+    op->is_written.push_back(
+        (!argument.is_out() && argument.alias_info() != nullptr && argument.alias_info()->isWrite()) ||
+        is_written_unsaid(op->name, argument.name()));
   }
   for (const auto& value : schema.returns()) {
     std::optional<size_t> same;
@@ -110,8 +110,8 @@ std::unique_ptr<Operator> describe(const c10::OperatorHandle& handle) {
     }
     op->returned.push_back(same);
   }
-  op->returns_list = schema.returns().size() == 1 &&
-                     schema.returns()[0].type()->kind() == c10::TypeKind::ListType;
+  op->returns_list =
+      schema.returns().size() == 1 && schema.returns()[0].type()->kind() == c10::TypeKind::ListType;
   op->is_per_element = is_per_element(op->name);
   return op;
 }
@@ -361,9 +361,8 @@ PythonSchema read_op_schema(py::handle op_schema) {
   for (size_t i = 0; i < arguments.size(); ++i) {
     const auto& argument = arguments[i];
     const bool by_position = !argument.kwarg_only() && i < args.size();
-    const py::handle value = by_position
-                                 ? PySequence_Fast_GET_ITEM(args.ptr(), static_cast<Py_ssize_t>(i))
-                                 : PyDict_GetItemString(kwargs.ptr(), argument.name().c_str());
+    const py::handle value = by_position ? PySequence_Fast_GET_ITEM(args.ptr(), static_cast<Py_ssize_t>(i))
+                                         : PyDict_GetItemString(kwargs.ptr(), argument.name().c_str());
     num_read += value ? 1 : 0;
     if (argument.is_out()) {
       reader.read_out(value ? value : py::none());

@@ -15,11 +15,11 @@ namespace funcol::python {
 // An operator as its schema describes it. Made once an operator, never given back.
 struct Operator {
   c10::OperatorHandle handle;
-  std::string name;                    // OpCall::op
-  std::vector<Argument> defaults;      // of every argument, none where there is no default
-  std::vector<bool> is_written;        // of every argument: in place, not by out=
+  std::string name;                             // OpCall::op
+  std::vector<Argument> defaults;               // of every argument, none where there is no default
+  std::vector<bool> is_written;                 // of every argument: in place, not by out=
   std::vector<std::optional<size_t>> returned;  // for each return the argument that it is, if it is one
-  bool returns_list = false;           // one list of tensors
+  bool returns_list = false;                    // one list of tensors
   bool is_per_element = false;
 };
 
@@ -37,13 +37,13 @@ struct TensorSpec {
 
 struct PythonSchema {
   const Operator* op = nullptr;
-  OpCall call;                       // without outputs
-  std::vector<TensorSpec> tensors;   // of call.tensors
-  std::vector<Layout> layouts;       // of call.tensors
-  std::vector<bool> stays;           // of call.tensors
+  OpCall call;                                 // without outputs
+  std::vector<TensorSpec> tensors;             // of call.tensors
+  std::vector<Layout> layouts;                 // of call.tensors
+  std::vector<bool> stays;                     // of call.tensors
   std::vector<std::optional<Layout>> results;  // those that in-place and out= results must have
-  py::object mesh;                   // of the first tensor
-  bool strided_as_order = false;     // a strided shard among the tensors stands for a shard order
+  py::object mesh;                             // of the first tensor
+  bool strided_as_order = false;               // a strided shard among the tensors stands for a shard order
 };
 
 // Reads an OpSchema whose tensors are DTensorSpecs. NotImplementedError for what has no counterpart among the

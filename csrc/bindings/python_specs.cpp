@@ -1,7 +1,7 @@
 #include "bindings/python_specs.h"
 
-#include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/Dtype.h>
+#include <torch/csrc/DynamicTypes.h>
 
 #include <algorithm>
 #include <string>
@@ -83,8 +83,8 @@ py::object make_spec(const Spec& spec, py::handle mesh, bool strided_as_order, p
   for (size_t axis = 0; axis < placements.size(); ++axis) {
     placements[axis] = to_python(spec.layout.placements[axis], masked);
   }
-  const auto dtype = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(
-      torch::getTHPDtype(static_cast<at::ScalarType>(spec.meta.dtype))));
+  const auto dtype = py::reinterpret_borrow<py::object>(
+      reinterpret_cast<PyObject*>(torch::getTHPDtype(static_cast<at::ScalarType>(spec.meta.dtype))));
   return make(mesh, placements, to_python(spec.layout.order), py::tuple(py::cast(spec.meta.shape)),
               py::tuple(py::cast(spec.meta.stride)), dtype, strided_as_order);
 }

@@ -20,7 +20,9 @@ TensorMeta contiguous(std::vector<int64_t> shape, Dtype dtype) {
   return {std::move(shape), std::move(stride), dtype};
 }
 
-bool is_contiguous(const TensorMeta& meta) { return meta.stride == contiguous(meta.shape, meta.dtype).stride; }
+bool is_contiguous(const TensorMeta& meta) {
+  return meta.stride == contiguous(meta.shape, meta.dtype).stride;
+}
 
 Dtype dtype_of_statistics(Dtype dtype) {
   return dtype == Dtype::kFloat16 || dtype == Dtype::kBFloat16 ? Dtype::kFloat32 : dtype;
@@ -28,7 +30,8 @@ Dtype dtype_of_statistics(Dtype dtype) {
 
 // The normalized dims are the last ones of the input.
 bool ends_with(const std::vector<int64_t>& shape, const std::vector<int64_t>& last) {
-  return !last.empty() && last.size() <= shape.size() && std::equal(last.rbegin(), last.rend(), shape.rbegin());
+  return !last.empty() && last.size() <= shape.size() &&
+         std::equal(last.rbegin(), last.rend(), shape.rbegin());
 }
 
 std::optional<Outputs> layer_norm(const OpCall& call) {
@@ -109,8 +112,8 @@ std::optional<std::vector<std::optional<TensorMeta>>> known_outputs(const OpCall
       {"aten::_softmax_backward_data", softmax_backward},
       {"aten::_log_softmax_backward_data", softmax_backward},
   }};
-  const auto* const known = std::find_if(kKnown.begin(), kKnown.end(),
-                                         [&](const auto& entry) { return entry.first == call.op; });
+  const auto* const known =
+      std::find_if(kKnown.begin(), kKnown.end(), [&](const auto& entry) { return entry.first == call.op; });
   return known == kKnown.end() || call.tensors.empty() ? std::nullopt : known->second(call);
 }
 

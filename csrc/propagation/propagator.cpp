@@ -27,8 +27,8 @@ void check_rows(const OpSchema& schema, const Rows& rows) {
     if (row.outputs.size() != call.outputs.size() || row.inputs.size() != call.tensors.size()) {
       refuse(schema, "its rule gave " + std::to_string(row.outputs.size()) + " placements of outputs and " +
                          std::to_string(row.inputs.size()) + " of tensor arguments. Expected " +
-                         std::to_string(call.outputs.size()) + " and " +
-                         std::to_string(call.tensors.size()) + ".");
+                         std::to_string(call.outputs.size()) + " and " + std::to_string(call.tensors.size()) +
+                         ".");
     }
     for (size_t i = 0; i < row.inputs.size(); ++i) {
       check_dim(schema, row.inputs[i], call.tensors[i], "tensor argument " + std::to_string(i));
@@ -121,8 +121,8 @@ Propagator::Propagator(OutputMetas output_metas, std::optional<CostModel> model)
 
 std::shared_ptr<CostSource> Propagator::costs_on(const Mesh& mesh) const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = std::find_if(costs_.begin(), costs_.end(),
-                                  [&](const auto& source) { return source->mesh() == mesh; });
+  const auto found =
+      std::find_if(costs_.begin(), costs_.end(), [&](const auto& source) { return source->mesh() == mesh; });
   if (found != costs_.end()) {
     std::rotate(costs_.begin(), found, found + 1);
   } else {
@@ -149,12 +149,13 @@ OutputSharding Propagator::propagate(const OpSchema& schema) const {
 
 OutputSharding Propagator::propagate(const OpSchema& schema, const Rows& rows) const {
   check_rows(schema, rows);
-  auto choice = cheapest(schema.call, rows, operands_of(schema), required_outputs(schema),
-                         *costs_on(schema.mesh));
+  auto choice =
+      cheapest(schema.call, rows, operands_of(schema), required_outputs(schema), *costs_on(schema.mesh));
   if (!choice.has_value()) {
-    refuse(schema,
-           "no way to run it leaves the tensors that it writes to, and those given by keyword, where they are. "
-           "Redistribute them first, or use the operator that returns a new tensor.");
+    refuse(
+        schema,
+        "no way to run it leaves the tensors that it writes to, and those given by keyword, where they are. "
+        "Redistribute them first, or use the operator that returns a new tensor.");
   }
   return to_sharding(schema, std::move(*choice));
 }

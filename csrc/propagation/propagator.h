@@ -81,7 +81,8 @@ class Propagator {
   // With rows that the caller has instead of the rule; outputs of the call are known.
   OutputSharding propagate(const OpSchema& schema, const Rows& rows) const;
 
-  // Every legal decision with its costs, in the order of the full product of the rows, the first axis slowest.
+  // Every legal decision with its costs, in the order of the full product of the rows, the first axis
+  // slowest.
   std::vector<OutputSharding> strategies(const OpSchema& schema) const;
   std::vector<OutputSharding> strategies(const OpSchema& schema, const Rows& rows) const;
 

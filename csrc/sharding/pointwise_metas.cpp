@@ -18,7 +18,8 @@ bool is_pointwise(const c10::OperatorHandle& op) {
   return op.hasTag(at::Tag::pointwise) && schema.returns().size() == 1 &&
          schema.returns()[0].type()->kind() == c10::TypeKind::TensorType &&
          std::none_of(schema.arguments().begin(), schema.arguments().end(), [](const auto& argument) {
-           return argument.is_out() || (argument.alias_info() != nullptr && argument.alias_info()->isWrite());
+           return argument.is_out() || argument.name() == "memory_format" ||
+                  (argument.alias_info() != nullptr && argument.alias_info()->isWrite());
          });
 }
 
@@ -40,8 +41,8 @@ at::Tensor result_look(const OpCall& call, at::ScalarType dtype) {
   config.check_all_same_dtype(false).check_all_same_device(false);
   config.declare_static_dtype_and_device(dtype, at::kMeta).add_owned_output(at::Tensor());
   for (const auto& meta : call.tensors) {
-    config.add_owned_const_input(at::empty_strided(
-        meta.shape, meta.stride, options.dtype(static_cast<at::ScalarType>(meta.dtype))));
+    config.add_owned_const_input(
+        at::empty_strided(meta.shape, meta.stride, options.dtype(static_cast<at::ScalarType>(meta.dtype))));
   }
   return config.build().output();
 }

@@ -10,9 +10,9 @@
 
 namespace funcol {
 
-// Of an operator with PyTorch's tag `pointwise` that returns one tensor and writes to none: the sizes and
-// strides that TensorIterator gives the result, and the dtype that the operator returns for tensors of one
-// element. Nothing for any other operator, and where it does not run on such tensors.
+// Of an operator with PyTorch's tag `pointwise` that returns one tensor, writes to none, and takes no memory
+// format: the sizes and strides that TensorIterator gives the result, and the dtype that the operator returns
+// for tensors of one element. Nothing for any other operator, and where it does not run on such tensors.
 std::optional<TensorMeta> pointwise_meta(const c10::OperatorHandle& op, const OpCall& call);
 
 }  // namespace funcol

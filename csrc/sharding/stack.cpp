@@ -86,8 +86,7 @@ class Conversion {
 torch::jit::Stack to_stack(const c10::OperatorHandle& op, const OpCall& call, at::Device device,
                            const StandIn& stand_in) {
   const Conversion conversion(call, device, stand_in);
-  const auto dtype =
-      call.tensors.empty() ? at::kFloat : static_cast<at::ScalarType>(call.tensors[0].dtype);
+  const auto dtype = call.tensors.empty() ? at::kFloat : static_cast<at::ScalarType>(call.tensors[0].dtype);
   torch::jit::Stack stack;
   size_t next = 0;
   for (const auto& argument : op.schema().arguments()) {
@@ -102,8 +101,8 @@ torch::jit::Stack to_stack(const c10::OperatorHandle& op, const OpCall& call, at
 
 // Autograd, modes, transforms: without them what is left is the backend.
 c10::DispatchKeySet keys_above_backend() {
-  return c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset |
-         c10::python_ks | c10::functorch_transforms_ks |
+  return c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset | c10::python_ks |
+         c10::functorch_transforms_ks |
          c10::DispatchKeySet({c10::DispatchKey::PythonTLSSnapshot, c10::DispatchKey::Functionalize,
                               c10::DispatchKey::PreDispatch, c10::DispatchKey::PythonDispatcher,
                               c10::DispatchKey::TESTING_ONLY_GenericMode,

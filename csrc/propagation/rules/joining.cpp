@@ -55,8 +55,8 @@ Rule put_into_self(MakeDimMap map_to_source) {
     const auto map = map_to_source(call);
     for (size_t dim = 0; dim < map.size(); ++dim) {
       const auto shard = any_shard(static_cast<int64_t>(dim));
-      if (map[dim]) {
-        rows.add(shard, inputs_by_name(call, {{"self", shard}, {"src", any_shard(*map[dim])}}));
+      if (const auto& goes = map[dim]) {
+        rows.add(shard, inputs_by_name(call, {{"self", shard}, {"src", any_shard(*goes)}}));
       }
     }
     for (const auto op : kAllPartialOps) {

@@ -1,6 +1,7 @@
 #include "propagation/rules/reshape.h"
 
 #include <algorithm>
+#include <set>
 
 #include "propagation/rules/families.h"
 #include "propagation/rules/rows.h"
@@ -34,21 +35,19 @@ Intervals held_of(const std::vector<int64_t>& dims, const std::vector<int64_t>& 
   return flat_indices(sizes_of(dims, shape), held);
 }
 
-std::vector<int64_t> axes_cutting(const std::vector<int64_t>& dims, const Layout& layout) {
-  std::vector<int64_t> axes;
+void add_axes_cutting(const std::vector<int64_t>& dims, const Layout& layout, std::set<int64_t>& axes) {
   for (const int64_t dim : dims) {
     const auto& cutting = layout.axes_of(dim);
-    axes.insert(axes.end(), cutting.begin(), cutting.end());
+    axes.insert(cutting.begin(), cutting.end());
   }
-  return axes;
 }
 
 // Whether every rank's part of the input, read in another shape, is its part of the output.
 bool is_exact(const OpCall& call, const Composition& composition, const Mesh& mesh) {
   const auto& from = call.tensors[0].shape;
-  const auto& to = call.outputs[0]->shape;
+  const auto& to = first_output(call).shape;
   const auto& input = composition.inputs[0];
-  const auto& output = *composition.outputs[0];
+  const auto& output = first_output(call, composition);
   if (from == to && input == output) {
     return true;
   }
@@ -57,13 +56,11 @@ bool is_exact(const OpCall& call, const Composition& composition, const Mesh& me
     return std::ranges::none_of(input.placements, [](const auto& placement) { return placement.is_shard(); });
   }
   return std::ranges::all_of(dim_groups(from, to), [&](const DimGroup& group) {
-    auto axes = axes_cutting(group.from, input);
-    const auto of_output = axes_cutting(group.to, output);
-    axes.insert(axes.end(), of_output.begin(), of_output.end());
-    std::ranges::sort(axes);
-    const auto repeated = std::ranges::unique(axes);
-    axes.erase(repeated.begin(), repeated.end());
-    return axes.empty() || for_all_coordinates(mesh, axes, [&](const Coordinate& coordinate) {
+    std::set<int64_t> axes;
+    add_axes_cutting(group.from, input, axes);
+    add_axes_cutting(group.to, output, axes);
+    return axes.empty() ||
+           for_all_coordinates(mesh, {axes.begin(), axes.end()}, [&](const Coordinate& coordinate) {
              return held_of(group.from, from, input, mesh, coordinate) ==
                     held_of(group.to, to, output, mesh, coordinate);
            });
@@ -106,7 +103,7 @@ void add_rows_of_group(RowList& rows, const DimGroup& group, const std::vector<i
 Rows reshaped(const OpCall& call) {
   RowList rows(call);
   const auto& from = call.tensors.at(0).shape;
-  const auto& to = call.outputs.at(0)->shape;
+  const auto& to = first_output(call).shape;
   if (from == to) {
     for (size_t dim = 0; dim < from.size(); ++dim) {
       rows.add_alike(any_shard(static_cast<int64_t>(dim)));

@@ -122,7 +122,7 @@ DimMap squeezed(const OpCall& call) {
 // Dims of size 1 that are repeated are needed by every rank.
 DimMap expanded(const OpCall& call) {
   const auto& from = call.tensors.at(0).shape;
-  const auto& to = call.outputs.at(0)->shape;
+  const auto& to = first_output(call).shape;
   const auto shift = static_cast<int64_t>(to.size() - from.size());
   DimMap map;
   for (int64_t dim = 0; dim < num_dims(call); ++dim) {
@@ -154,8 +154,7 @@ DimMap sliced(const OpCall& call) {
   const int64_t dim = dim_argument(call, "dim", num_dims(call));
   const auto& shape = call.tensors.at(0).shape;
   // A slice as long as the dim is the dim, unless it was taken of nothing.
-  return call.outputs.at(0)->shape.at(dim) == shape.at(dim) ? same_dims(num_dims(call))
-                                                            : dim_kept_whole(call);
+  return first_output(call).shape.at(dim) == shape.at(dim) ? same_dims(num_dims(call)) : dim_kept_whole(call);
 }
 
 DimMap all_dims(const OpCall& call) { return same_dims(num_dims(call)); }

@@ -16,6 +16,7 @@ Rows cat(const OpCall& call) {
   const int64_t num_dims = first == call.tensors.end() ? 1 : first->num_dims();
   const auto add = [&](const Placement& placement) {
     std::vector<Placement> inputs;
+    inputs.reserve(call.tensors.size());
     for (const auto& meta : call.tensors) {
       inputs.push_back(is_passed_over(meta) && num_dims != 1 ? replicate() : placement);
     }

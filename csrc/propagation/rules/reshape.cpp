@@ -19,6 +19,7 @@ int64_t num_elements(const std::vector<int64_t>& shape) {
 
 std::vector<int64_t> sizes_of(const std::vector<int64_t>& dims, const std::vector<int64_t>& shape) {
   std::vector<int64_t> sizes;
+  sizes.reserve(dims.size());
   for (const int64_t dim : dims) {
     sizes.push_back(shape[dim]);
   }
@@ -29,6 +30,7 @@ std::vector<int64_t> sizes_of(const std::vector<int64_t>& dims, const std::vecto
 Intervals held_of(const std::vector<int64_t>& dims, const std::vector<int64_t>& shape, const Layout& layout,
                   const Mesh& mesh, const Coordinate& coordinate) {
   std::vector<Intervals> held;
+  held.reserve(dims.size());
   for (const int64_t dim : dims) {
     held.push_back(local_indices(layout, mesh, dim, shape[dim], coordinate));
   }

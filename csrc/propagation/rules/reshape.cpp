@@ -1,6 +1,7 @@
 #include "propagation/rules/reshape.h"
 
 #include <algorithm>
+#include <functional>
 #include <set>
 
 #include "propagation/rules/families.h"
@@ -44,6 +45,31 @@ void add_axes_cutting(const std::vector<int64_t>& dims, const Layout& layout, st
   }
 }
 
+// Whether what a rank holds of the dims moves by as much for each step along an axis: all parts are as long,
+// and no cut goes through what an earlier one has left in pieces.
+bool is_the_same_moved(const std::vector<int64_t>& dims, const std::vector<int64_t>& shape,
+                       const Layout& layout, const Mesh& mesh) {
+  return std::ranges::all_of(dims, [&](int64_t dim) {
+    const auto& axes = layout.axes_of(dim);
+    const auto is_strided = [&](int64_t axis) { return layout.placements[axis].split_factor != 1; };
+    const auto strided = std::ranges::find_if(axes, is_strided);
+    return is_cut_evenly(layout, mesh, dim, shape[dim]) &&
+           (strided == axes.end() || strided + 1 == axes.end());
+  });
+}
+
+// Whether the ranks agree that differ from the first on one axis, by one.
+bool for_first_steps(const Mesh& mesh, const std::set<int64_t>& axes,
+                     const std::function<bool(const Coordinate&)>& visit) {
+  Coordinate coordinate(mesh.sizes.size(), 0);
+  return visit(coordinate) && std::ranges::all_of(axes, [&](int64_t axis) {
+           coordinate[axis] = std::min<int64_t>(1, mesh.sizes[axis] - 1);
+           const bool agrees = visit(coordinate);
+           coordinate[axis] = 0;
+           return agrees;
+         });
+}
+
 // Whether every rank's part of the input, read in another shape, is its part of the output.
 bool is_exact(const OpCall& call, const Composition& composition, const Mesh& mesh) {
   const auto& from = call.tensors[0].shape;
@@ -61,11 +87,14 @@ bool is_exact(const OpCall& call, const Composition& composition, const Mesh& me
     std::set<int64_t> axes;
     add_axes_cutting(group.from, input, axes);
     add_axes_cutting(group.to, output, axes);
-    return axes.empty() ||
-           for_all_coordinates(mesh, {axes.begin(), axes.end()}, [&](const Coordinate& coordinate) {
-             return held_of(group.from, from, input, mesh, coordinate) ==
-                    held_of(group.to, to, output, mesh, coordinate);
-           });
+    const auto agrees = [&](const Coordinate& coordinate) {
+      return held_of(group.from, from, input, mesh, coordinate) ==
+             held_of(group.to, to, output, mesh, coordinate);
+    };
+    if (is_the_same_moved(group.from, from, input, mesh) && is_the_same_moved(group.to, to, output, mesh)) {
+      return axes.empty() || for_first_steps(mesh, axes, agrees);
+    }
+    return for_all_coordinates(mesh, {axes.begin(), axes.end()}, agrees);
   });
 }
 

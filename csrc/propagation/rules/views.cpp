@@ -181,6 +181,8 @@ DimMap embedded_diagonal(const OpCall& call) {
   return map;
 }
 
+DimMap no_dims(const OpCall& call) { return DimMap(num_dims(call)); }
+
 // tril and triu: which of the last two dims' elements are kept depends on where they are.
 DimMap all_but_the_matrix(const OpCall& call) {
   return whole_dims(num_dims(call), {num_dims(call) - 2, num_dims(call) - 1});
@@ -227,6 +229,7 @@ void add_view_rules(RuleTable& table) {
                           parts_of_complex(all_dims));
   table.add_all_overloads({"aten::diagonal", "aten::diagonal_copy"}, moves(diagonal));
   table.add_all_overloads({"aten::diag_embed"}, moves_into_zeros(embedded_diagonal));
+  table.add_all_overloads({"aten::diag"}, moves_into_zeros(no_dims));
   table.add_all_overloads({"aten::tril", "aten::triu"}, moves_into_zeros(all_but_the_matrix));
   table.add_all_overloads({"aten::select_backward"}, moves_into_zeros(selected_back));
   table.add_all_overloads({"aten::slice_backward"}, moves_into_zeros(dim_kept_whole));

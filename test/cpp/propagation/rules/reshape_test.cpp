@@ -97,6 +97,23 @@ TEST(ReshapeRules, DimsThatStayKeepAnyShards) {
   EXPECT_TRUE(is_legal(view({5, 2, 3}, {5, 6}), {"S0"}, {"S0"}, mesh({3})));
 }
 
+TEST(ReshapeRules, TheOrderOfAxesStays) {
+  const auto call = view({4, 6}, {24});
+  const auto shards = parse_placements("S0,S0");
+  const auto axes = mesh({2, 2});
+  const auto first_cut_first = make_layout("test", shards, {{0, 1}}, axes, 2);
+  const auto last_cut_first = make_layout("test", shards, {{1, 0}}, axes, 1);
+  const auto rows = test::rows_of(call);
+  EXPECT_FALSE(rows.is_legal(call, {{last_cut_first}, {first_cut_first}}, axes));
+  EXPECT_TRUE(
+      rows.is_legal(call, {{last_cut_first}, {make_layout("test", shards, {{1, 0}}, axes, 2)}}, axes));
+}
+
+TEST(ReshapeRules, CutsThroughPiecesAreLookedAtRankByRank) {
+  EXPECT_FALSE(is_legal(view({4, 12}, {48}), {"_S(0, 2),S0"}, {"_S(0, 2),S1"}, mesh({2, 3})));
+  EXPECT_TRUE(is_legal(view({48}, {4, 12}), {"S1,S1"}, {"_S(0, 4),_S(0, 4)"}, mesh({2, 3})));
+}
+
 TEST(ReshapeRules, NoElementsCannotBeCut) {
   EXPECT_TRUE(shard_rows_of(view({0, 4}, {2, 0})).empty());
   EXPECT_TRUE(has_row(view({0, 4}, {2, 0}), "P(sum) <- P(sum)"));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <set>
 #include <stdexcept>
 
 #include "propagation/rules/families.h"
@@ -88,17 +89,14 @@ const Rule* RuleTable::find(std::string_view op) const {
 }
 
 std::vector<std::string> RuleTable::names() const {
-  std::vector<std::string> names;
+  std::set<std::string> names;
   for (const auto& [name, rule] : overloads_) {
-    names.push_back(name);
+    names.insert(name);
   }
   for (const auto& [name, rule] : operators_) {
-    names.push_back(name);
+    names.insert(name);
   }
-  std::ranges::sort(names);
-  const auto repeated = std::ranges::unique(names);
-  names.erase(repeated.begin(), repeated.end());
-  return names;
+  return {names.begin(), names.end()};
 }
 
 const Rule* find_rule(std::string_view op) { return rule_table().find(op); }

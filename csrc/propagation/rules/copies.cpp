@@ -33,7 +33,7 @@ bool cast_commutes(PartialOp op, Dtype from, Dtype to) {
 // The tensor itself, of another dtype perhaps.
 void cast(const OpCall& call, RowList& rows) {
   for (const auto op : kAllPartialOps) {
-    if (call.outputs.at(0) && cast_commutes(op, call.tensors.at(0).dtype, call.outputs[0]->dtype)) {
+    if (cast_commutes(op, call.tensors.at(0).dtype, first_output(call).dtype)) {
       rows.add_alike(partial(op));
     }
   }
@@ -66,7 +66,7 @@ Rule made_of_size(bool is_written) {
   return [is_written](const OpCall& call) {
     RowList rows(call);
     const auto& self = call.tensor("self");
-    const bool same_shape = call.outputs.at(0) && call.outputs[0]->shape == self.shape;
+    const bool same_shape = first_output(call).shape == self.shape;
     for (int64_t dim = 0; dim < self.num_dims(); ++dim) {
       rows.add(same_shape ? any_shard(dim) : replicate(), inputs_by_name(call, {{"self", any_shard(dim)}}));
     }
@@ -85,15 +85,15 @@ Rows reinterpreted(const OpCall& call) {
   for (int64_t dim = 0; dim < self.num_dims(); ++dim) {
     rows.add_alike(any_shard(dim));
   }
-  if (call.outputs.at(0)->dtype == self.dtype) {
+  if (first_output(call).dtype == self.dtype) {
     kept_pending(call, rows);
   }
   Rows result{.rows = rows.take(), .allows_empty_shards = true, .is_legal = nullptr};
-  if (call.outputs[0]->shape != self.shape) {
+  if (first_output(call).shape != self.shape) {
     result.is_legal = [](const OpCall& viewed, const Composition& composition, const Mesh& mesh) {
       const int64_t last = viewed.tensors[0].num_dims() - 1;
       return is_cut_evenly(composition.inputs[0], mesh, last, viewed.tensors[0].shape[last]) &&
-             is_cut_evenly(composition.inputs[0], mesh, last, viewed.outputs[0]->shape[last]);
+             is_cut_evenly(composition.inputs[0], mesh, last, first_output(viewed).shape[last]);
     };
   }
   return result;

@@ -36,8 +36,8 @@ std::vector<int64_t> dims_argument(const OpCall& call, std::string_view name) {
 
 void add_mapped_dims(RowList& rows, const DimMap& map) {
   for (size_t dim = 0; dim < map.size(); ++dim) {
-    if (map[dim]) {
-      rows.add(any_shard(*map[dim]), {any_shard(static_cast<int64_t>(dim))});
+    if (const auto& goes = map[dim]) {
+      rows.add(any_shard(*goes), {any_shard(static_cast<int64_t>(dim))});
     }
   }
 }

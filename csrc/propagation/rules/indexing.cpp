@@ -114,9 +114,8 @@ void place_indices(const OpCall& call, const Indexing& indexing, int64_t dim,
 
 void add_indexed_dims(const OpCall& call, RowList& rows, const Indexing& indexing) {
   for (size_t dim = 0; dim < indexing.map.size(); ++dim) {
-    if (indexing.map[dim]) {
-      rows.add(any_shard(*indexing.map[dim]),
-               inputs_by_name(call, {{"self", any_shard(static_cast<int64_t>(dim))}}));
+    if (const auto& goes = indexing.map[dim]) {
+      rows.add(any_shard(*goes), inputs_by_name(call, {{"self", any_shard(static_cast<int64_t>(dim))}}));
     }
   }
   for (int64_t dim = 0; dim < indexing.num_index_dims(); ++dim) {
@@ -148,10 +147,11 @@ Rows index_put(const OpCall& call) {
   RowList rows(call);
   const auto& values = call.tensor("values");
   for (size_t dim = 0; dim < indexing->map.size(); ++dim) {
-    if (!indexing->map[dim]) {
+    const auto& goes = indexing->map[dim];
+    if (!goes) {
       continue;
     }
-    const int64_t own = *indexing->map[dim] - (indexing->num_result_dims() - values.num_dims());
+    const int64_t own = *goes - (indexing->num_result_dims() - values.num_dims());
     const auto shard = any_shard(static_cast<int64_t>(dim));
     const bool has_dim = own >= 0 && values.shape[own] == call.tensor("self").shape[dim];
     rows.add(shard,

@@ -16,6 +16,7 @@ Rows cat(const OpCall& call) {
   const int64_t num_dims = first == call.tensors.end() ? 1 : first->num_dims();
   const auto add = [&](const Placement& placement) {
     std::vector<Placement> inputs;
+    inputs.reserve(call.tensors.size());
     for (const auto& meta : call.tensors) {
       inputs.push_back(is_passed_over(meta) && num_dims != 1 ? replicate() : placement);
     }
@@ -55,8 +56,8 @@ Rule put_into_self(MakeDimMap map_to_source) {
     const auto map = map_to_source(call);
     for (size_t dim = 0; dim < map.size(); ++dim) {
       const auto shard = any_shard(static_cast<int64_t>(dim));
-      if (map[dim]) {
-        rows.add(shard, inputs_by_name(call, {{"self", shard}, {"src", any_shard(*map[dim])}}));
+      if (const auto& goes = map[dim]) {
+        rows.add(shard, inputs_by_name(call, {{"self", shard}, {"src", any_shard(*goes)}}));
       }
     }
     for (const auto op : kAllPartialOps) {

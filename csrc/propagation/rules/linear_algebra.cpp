@@ -43,6 +43,7 @@ Rows solved(const OpCall& call, const Solver& solver) {
   if (first.num_dims() > 2 && have_one_batch(call, solver.vectors)) {
     for (int64_t dim = 0; dim < first.num_dims() - 2; ++dim) {
       std::vector<Placement> outputs;
+      outputs.reserve(call.outputs.size());
       for (const auto& meta : call.outputs) {
         outputs.push_back(output_shard(meta, dim, first.shape[dim]));
       }

@@ -76,10 +76,12 @@ Placement channel_shard(const TensorMeta& meta, int64_t num_channels) {
 void add_channel_row(const OpCall& call, RowList& rows) {
   const int64_t num_channels = call.tensor("input").shape.at(1);
   std::vector<Placement> outputs;
+  outputs.reserve(call.outputs.size());
   for (const auto& meta : call.outputs) {
     outputs.push_back(meta ? channel_shard(*meta, num_channels) : replicate());
   }
   std::vector<Placement> inputs;
+  inputs.reserve(call.tensors.size());
   for (const auto& meta : call.tensors) {
     inputs.push_back(channel_shard(meta, num_channels));
   }

@@ -248,10 +248,12 @@ void add_broadcast_rows(const OpCall& call, RowList& rows) {
   }
   for (int64_t dim = 0; dim < num_dims; ++dim) {
     std::vector<Placement> outputs;
+    outputs.reserve(call.outputs.size());
     for (const auto& meta : call.outputs) {
       outputs.push_back(meta && meta->shape == shape ? any_shard(dim) : replicate());
     }
     std::vector<Placement> inputs;
+    inputs.reserve(call.tensors.size());
     for (size_t i = 0; i < call.tensors.size(); ++i) {
       inputs.push_back(is_operand(names[i]) ? broadcast_shard(call.tensors[i], dim, shape) : replicate());
     }

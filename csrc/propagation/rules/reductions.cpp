@@ -11,6 +11,7 @@ namespace {
 std::vector<int64_t> reduced_dims(const OpCall& call) {
   const auto& self = call.tensors.at(0);
   std::vector<int64_t> all;
+  all.reserve(self.num_dims());
   for (int64_t dim = 0; dim < self.num_dims(); ++dim) {
     all.push_back(dim);
   }

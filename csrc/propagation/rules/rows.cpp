@@ -91,11 +91,24 @@ std::vector<std::string_view> tensor_names(const OpCall& call) {
 std::vector<Placement> inputs_by_name(const OpCall& call, NamedPlacements named) {
   std::vector<Placement> inputs;
   for (const auto name : tensor_names(call)) {
-    const auto found =
-        std::find_if(named.begin(), named.end(), [name](const auto& entry) { return entry.first == name; });
+    const auto* found = std::ranges::find(named, name, &std::pair<std::string_view, Placement>::first);
     inputs.push_back(found == named.end() ? replicate() : found->second);
   }
   return inputs;
+}
+
+const TensorMeta& first_output(const OpCall& call) {
+  if (const auto& output = call.outputs.at(0)) {
+    return *output;
+  }
+  throw std::invalid_argument(call.op + ": the call returns no tensor, its rule is for one that does.");
+}
+
+const Layout& first_output(const OpCall& call, const Composition& composition) {
+  if (const auto& output = composition.outputs.at(0)) {
+    return *output;
+  }
+  throw std::invalid_argument(call.op + ": the composition has no layout for what the call returns.");
 }
 
 bool has_tensor(const OpCall& call, std::string_view name) {

@@ -55,6 +55,11 @@ using NamedPlacements = std::initializer_list<std::pair<std::string_view, Placem
 // that this call lacks (optional ones) are passed over.
 std::vector<Placement> inputs_by_name(const OpCall& call, NamedPlacements named);
 
+// What the call returns first. Throws std::invalid_argument naming the operator if that is no tensor.
+const TensorMeta& first_output(const OpCall& call);
+// Where a composition has that.
+const Layout& first_output(const OpCall& call, const Composition& composition);
+
 // Whether the call was given a tensor as this argument.
 bool has_tensor(const OpCall& call, std::string_view name);
 // The argument's value; `otherwise` if there is no such argument, or none was given.

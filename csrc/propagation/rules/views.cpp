@@ -122,7 +122,7 @@ DimMap squeezed(const OpCall& call) {
 // Dims of size 1 that are repeated are needed by every rank.
 DimMap expanded(const OpCall& call) {
   const auto& from = call.tensors.at(0).shape;
-  const auto& to = call.outputs.at(0)->shape;
+  const auto& to = first_output(call).shape;
   const auto shift = static_cast<int64_t>(to.size() - from.size());
   DimMap map;
   for (int64_t dim = 0; dim < num_dims(call); ++dim) {
@@ -154,8 +154,7 @@ DimMap sliced(const OpCall& call) {
   const int64_t dim = dim_argument(call, "dim", num_dims(call));
   const auto& shape = call.tensors.at(0).shape;
   // A slice as long as the dim is the dim, unless it was taken of nothing.
-  return call.outputs.at(0)->shape.at(dim) == shape.at(dim) ? same_dims(num_dims(call))
-                                                            : dim_kept_whole(call);
+  return first_output(call).shape.at(dim) == shape.at(dim) ? same_dims(num_dims(call)) : dim_kept_whole(call);
 }
 
 DimMap all_dims(const OpCall& call) { return same_dims(num_dims(call)); }
@@ -181,6 +180,8 @@ DimMap embedded_diagonal(const OpCall& call) {
   map.emplace_back(std::nullopt);
   return map;
 }
+
+DimMap no_dims(const OpCall& call) { return DimMap(num_dims(call)); }
 
 // tril and triu: which of the last two dims' elements are kept depends on where they are.
 DimMap all_but_the_matrix(const OpCall& call) {
@@ -228,6 +229,7 @@ void add_view_rules(RuleTable& table) {
                           parts_of_complex(all_dims));
   table.add_all_overloads({"aten::diagonal", "aten::diagonal_copy"}, moves(diagonal));
   table.add_all_overloads({"aten::diag_embed"}, moves_into_zeros(embedded_diagonal));
+  table.add_all_overloads({"aten::diag"}, moves_into_zeros(no_dims));
   table.add_all_overloads({"aten::tril", "aten::triu"}, moves_into_zeros(all_but_the_matrix));
   table.add_all_overloads({"aten::select_backward"}, moves_into_zeros(selected_back));
   table.add_all_overloads({"aten::slice_backward"}, moves_into_zeros(dim_kept_whole));

@@ -92,7 +92,7 @@ TEST(ScaledMatrixRules, BlocksOfAScaleStayWithTheirElements) {
 }
 
 TEST(ScaledMatrixRules, TilesStayWithTheirRows) {
-  const auto call = scaled_mm({512 * 8}, {1024 * 8});
+  const auto call = scaled_mm({4096}, {8192});
   EXPECT_TRUE(is_legal(call, {"S0"}, {"S0", "R", "S0", "R"}, {{4}, {}, {}}));
   EXPECT_FALSE(is_legal(call, {"S0"}, {"S0", "R", "S0", "R"}, {{8}, {}, {}}));
 }

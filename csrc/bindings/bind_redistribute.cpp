@@ -12,14 +12,6 @@
 #include "bindings/python_args.h"
 #include "bindings/redistribution_specs.h"
 #include "bindings/without_gil.h"
-<<<<<<< HEAD
-#include "layout/hash.h"
-#include "planner/lru_cache.h"
-#include "redistribute/executor.h"
-#include "redistribute/plan_cache.h"
-#include "redistribute/run_many.h"
-=======
->>>>>>> work-h1
 
 namespace funcol::python {
 namespace {

@@ -15,7 +15,7 @@
 #include "bindings/python_args.h"
 #include "bindings/redistribution_specs.h"
 #include "bindings/without_gil.h"
-#include "redistribute/lru_cache.h"
+#include "planner/lru_cache.h"
 #include "redistribute/plan_cache.h"
 #include "redistribute/run_many.h"
 

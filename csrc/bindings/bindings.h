@@ -13,10 +13,7 @@ void bind_dropin(PyObject* module);
 void bind_planner(PyObject* module);
 void bind_info(PyObject* module);
 void bind_redistribute(PyObject* module);
-<<<<<<< HEAD
-void bind_sharding(PyObject* module);
-=======
 void bind_redistribute_many(PyObject* module);
->>>>>>> work-h1
+void bind_sharding(PyObject* module);
 
 }  // namespace funcol::python

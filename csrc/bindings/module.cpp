@@ -12,10 +12,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   funcol::python::bind_dropin(m.ptr());
   funcol::python::bind_planner(m.ptr());
   funcol::python::bind_redistribute(m.ptr());
-<<<<<<< HEAD
-  funcol::python::bind_sharding(m.ptr());
-=======
   funcol::python::bind_redistribute_many(m.ptr());
->>>>>>> work-h1
+  funcol::python::bind_sharding(m.ptr());
   funcol::python::bind_info(m.ptr());
 }

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "bindings/without_gil.h"
-#include "redistribute/lru_cache.h"
+#include "planner/lru_cache.h"
 #include "redistribute/plan_cache.h"
 
 namespace funcol::python {

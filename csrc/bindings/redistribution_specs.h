@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "bindings/python_layout.h"
+#include "layout/hash.h"
 #include "planner/cost_model.h"
 #include "redistribute/executor.h"
-#include "redistribute/hash.h"
 
 namespace funcol::python {
 

@@ -476,7 +476,7 @@ py::list output_looks(py::handle op_schema) {
 
 void bind_sharding(PyObject* module) {
   auto m = py::reinterpret_borrow<py::module>(module);
-  py::register_exception<NoRule>(m, "NoRule", PyExc_NotImplementedError);
+  py::register_exception<NoRuleError>(m, "NoRuleError", PyExc_NotImplementedError);
   py::class_<Engine>(m, "PropagationEngine")
       .def(py::init<py::object, std::optional<CostModel>, size_t>(), py::arg("make_spec"), py::arg("model"),
            py::arg("capacity"))

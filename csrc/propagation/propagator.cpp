@@ -140,7 +140,7 @@ void Propagator::forget_costs() const {
 OutputSharding Propagator::propagate(const OpSchema& schema) const {
   const auto* rule = find_rule(schema.call.op);
   if (rule == nullptr) {
-    throw NoRule(unknown_operator(schema.call.op));
+    throw NoRuleError(unknown_operator(schema.call.op));
   }
   auto known = schema;
   known.call.outputs = output_metas_(schema.call);
@@ -163,7 +163,7 @@ OutputSharding Propagator::propagate(const OpSchema& schema, const Rows& rows) c
 std::vector<OutputSharding> Propagator::strategies(const OpSchema& schema) const {
   const auto* rule = find_rule(schema.call.op);
   if (rule == nullptr) {
-    throw NoRule(unknown_operator(schema.call.op));
+    throw NoRuleError(unknown_operator(schema.call.op));
   }
   auto known = schema;
   known.call.outputs = output_metas_(schema.call);

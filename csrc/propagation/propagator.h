@@ -54,7 +54,7 @@ struct OutputSharding {
 };
 
 // No rule is known for an operator.
-class NoRule : public std::runtime_error {
+class NoRuleError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
@@ -74,7 +74,7 @@ class Propagator {
   void forget_costs() const;
 
   // The least-cost decision; of several at the same cost one that moves nothing, then the first one.
-  // Throws NoRule, naming the operator, the operators with the nearest names, and what to do;
+  // Throws NoRuleError, naming the operator, the operators with the nearest names, and what to do;
   // std::invalid_argument, naming the operator, the argument and the specs, for rows that are not as long as
   // the call's tensors, placements of dims that a tensor has not, and calls without a legal decision.
   OutputSharding propagate(const OpSchema& schema) const;

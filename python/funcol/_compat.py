@@ -422,4 +422,4 @@ _SPEC_FIELDS: dict[str, Any] = {}
 
 def are_we_tracing() -> bool:
     """Whether a compiler or a tracer is at work, whose sizes may be symbols."""
-    return cast(bool, stock._are_we_tracing())
+    return stock._are_we_tracing()

@@ -10,13 +10,14 @@ PyTorch counterpart: ``torch.distributed.tensor._sharding_prop``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch._ops import OpOverload
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._op_schema import (
     OpInfo,
@@ -29,6 +30,8 @@ from torch.distributed.tensor._op_schema import (
 )
 from torch.distributed.tensor._sharding_prop import LocalLRUCache
 from torch.distributed.tensor._sharding_prop import ShardingPropagator as StockPropagator
+from torch.distributed.tensor.placement_types import _StridedShard
+from torch.utils._pytree import tree_leaves
 
 from . import _C, _compat
 from .cost_models import CostModel
@@ -260,7 +263,13 @@ class ShardingPropagator(StockPropagator):
 
     def _decide_whole_anew(self, op_schema: OpSchema) -> OutputSharding:
         try:
-            return super().propagate_op_sharding_non_cached(op_schema)
+            sharding = super().propagate_op_sharding_non_cached(op_schema)
+            even = _evenly_averaged(op_schema, sharding)
+            if even is not None:
+                sharding = super().propagate_op_sharding_non_cached(even)
+                sharding.redistribute_schema = sharding.redistribute_schema or even
+                sharding.needs_redistribute = True
+            return sharding
         except NotImplementedError as error:
             if any(op_schema.op in getattr(self, name, ()) for name in _compat.TABLES_OF_RULES):
                 raise
@@ -270,8 +279,7 @@ class ShardingPropagator(StockPropagator):
         function = self.op_strategy_funcs.get(op_schema.op)
         if function is None:
             raise NotImplementedError(_no_rule(op_schema.op))
-        strategies: OpStrategy | TupleStrategy = function(self._wrap_with_op_strategy(op_schema))
-        return strategies
+        return cast("OpStrategy | TupleStrategy", function(self._wrap_with_op_strategy(op_schema)))
 
     # Results
 
@@ -321,6 +329,57 @@ class ShardingPropagator(StockPropagator):
         return OpSchema(schema.op, tuple(args), schema.kwargs_schema)
 
 
+def _evenly_averaged(op_schema: OpSchema, sharding: OutputSharding) -> OpSchema | None:
+    """What ``op_schema`` has to become if ``sharding`` averages over ranks that do not hold as much: without
+    the shards that do not divide. None if it does not.
+    """
+    outputs = sharding.output_spec
+    specs = [outputs] if isinstance(outputs, DTensorSpec) else list(outputs or ())
+    averaged = {
+        axis
+        for spec in specs
+        if isinstance(spec, DTensorSpec)
+        for axis, placement in enumerate(spec.placements)
+        if placement.is_partial("avg")
+    }
+    if not averaged:
+        return None
+    given = _specs_of((sharding.redistribute_schema if sharding.needs_redistribute else None) or op_schema)
+    if not any(_uneven_axes(spec) & averaged for spec in given):
+        return None
+    return _with_specs(op_schema, [_without_uneven(spec) for spec in _specs_of(op_schema)])
+
+
+def _specs_of(op_schema: OpSchema) -> list[DTensorSpec]:
+    leaves = tree_leaves(op_schema.args_schema, is_leaf=lambda leaf: isinstance(leaf, DTensorSpec))
+    return [leaf for leaf in leaves if isinstance(leaf, DTensorSpec)]
+
+
+def _uneven_axes(spec: DTensorSpec) -> set[int]:
+    """The axes that cut a dim whose size they do not divide."""
+    assert spec.tensor_meta is not None
+    cuts: dict[int, list[int]] = {}
+    for axis, placement in enumerate(spec.placements):
+        if isinstance(placement, (Shard, _StridedShard)):
+            cuts.setdefault(placement.dim, []).append(axis)
+    uneven = set()
+    for dim, axes in cuts.items():
+        pieces = math.prod(
+            spec.mesh.size(axis) * getattr(spec.placements[axis], "split_factor", 1) for axis in axes
+        )
+        if spec.tensor_meta.shape[dim] % pieces:
+            uneven.update(axes)
+    return uneven
+
+
+def _without_uneven(spec: DTensorSpec) -> DTensorSpec:
+    uneven = _uneven_axes(spec)
+    if not uneven:
+        return spec
+    placements = [Replicate() if axis in uneven else old for axis, old in enumerate(spec.placements)]
+    return DTensorSpec(spec.mesh, tuple(placements), tensor_meta=spec.tensor_meta)
+
+
 def _dense_strides(whole: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
     """Strides of a dense tensor of ``shape`` whose dims lie in memory in the order of ``whole``."""
     strides = [0] * len(shape)
@@ -341,7 +400,8 @@ def _make_spec(
     strided_as_order: bool,
 ) -> DTensorSpec:
     meta = TensorMeta(torch.Size(shape), stride, dtype)
-    return _compat.make_spec(mesh, placements, meta, order, strided_as_order)
+    spec: DTensorSpec = _compat.make_spec(mesh, placements, meta, order, strided_as_order)
+    return spec
 
 
 def _is_sharded(spec: Any) -> bool:
@@ -351,7 +411,7 @@ def _is_sharded(spec: Any) -> bool:
 
 
 def _qualified(op: OpOverload) -> str:
-    return op.name()
+    return str(op.name())  # type: ignore[no-untyped-call]
 
 
 def _meta_of(argument: Any) -> Any:

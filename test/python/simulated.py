@@ -9,6 +9,7 @@ the operator on the whole tensors, held as the decision says.
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -52,7 +53,8 @@ class Recorder(TorchDispatchMode):
 def layouts_of(tensor: Tensor, axes: int, partials: Sequence[str]) -> list[Layout]:
     """Every layout of ``tensor`` by plain placements, in the default order."""
     words = ["R", *(f"S{dim}" for dim in range(tensor.dim())), *partials]
-    return [Layout(choice) for choice in itertools.product(words, repeat=axes)]
+    chosen = itertools.product(words, repeat=axes)
+    return [Layout(choice) for choice in chosen if len(_partials(choice)) <= 1]
 
 
 def partials_of(tensor: Tensor) -> list[str]:
@@ -62,17 +64,23 @@ def partials_of(tensor: Tensor) -> list[str]:
 def some_layouts(call: Call, axes: int, count: int, seed: int) -> Iterator[list[Layout]]:
     """``count`` choices of layouts for the tensors of ``call``, the same each time."""
     choose = random.Random(f"{call.op}{seed}")
-    all_layouts = [layouts_of(tensor, axes, partials_of(tensor)) for tensor in call.tensors()]
+    of_each = [layouts_of(tensor, axes, partials_of(tensor)) for tensor in call.tensors()]
     for _ in range(count):
-        yield [_chosen(choose, layouts) for layouts in all_layouts]
+        yield [choose.choice(layouts) for layouts in of_each]
 
 
-def _chosen(choose: random.Random, layouts: list[Layout]) -> Layout:
-    """Partials of one kind only: those of several kinds depend on the order of their reductions."""
-    while True:
-        layout = choose.choice(layouts)
-        if len({word for word in layout.words if word[0] == "P"}) <= 1:
-            return layout
+def all_layouts(call: Call, axes: int, most: int) -> Iterator[list[Layout]]:
+    """Every choice of layouts for the tensors of ``call``, or ``most`` of them."""
+    of_each = [layouts_of(tensor, axes, partials_of(tensor)) for tensor in call.tensors()]
+    if math.prod(map(len, of_each)) > most:
+        yield from some_layouts(call, axes, most, seed=1)
+    else:
+        yield from map(list, itertools.product(*of_each))
+
+
+def _partials(words: Sequence[str]) -> set[str]:
+    """Those of several kinds depend on the order of their reductions: a layout has one kind."""
+    return {word for word in words if word[0] == "P"}
 
 
 class WrongResultError(AssertionError):

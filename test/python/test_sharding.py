@@ -87,6 +87,16 @@ def test_several_outputs_are_a_tuple(propagator: ShardingPropagator, line: Devic
     assert {each.placements for each in outputs} == {(Shard(0),)}
 
 
+@pytest.mark.parametrize("op", [aten.mean.default, aten.mse_loss.default])
+def test_averages_are_not_taken_over_uneven_shards(
+    propagator: ShardingPropagator, line: DeviceMesh, op: Any
+) -> None:
+    x = spec(line, (12,), "S0")
+    args = (x,) if op is aten.mean.default else (x, spec(line, (12,), "R"))
+    sharding = propagator.propagate_op_sharding(OpSchema(op, args, {}))
+    assert not any(placement.is_partial("avg") for placement in placements(sharding))
+
+
 def test_a_result_that_is_no_tensor_has_no_spec(propagator: ShardingPropagator, line: DeviceMesh) -> None:
     x = spec(line, (16, 8), "S0")
     assert propagator.propagate_op_sharding(OpSchema(aten.equal.default, (x, x), {})).output_spec is None

@@ -289,7 +289,7 @@ def forget_native() -> None:
     """Empties the dispatcher's own cache, where it has one."""
     clear = getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", None)
     if clear is None:
-        from torch.distributed.tensor.debug import _clear_sharding_prop_cache as clear  # noqa: PLC0415
+        from torch.distributed.tensor.debug import _clear_sharding_prop_cache as clear
     clear()
 
 

@@ -69,26 +69,19 @@ TEST(OutputMetas, OfOneElementOfAForeach) {
 }
 
 TEST(OutputMetas, ADtypeArgumentIsTheResults) {
-  const OpCall call{"aten::sum",
-                    {{"self", tensor(0)}, {"dtype", {Dtype::kFloat64}}},
-                    {dense({8, 4})},
-                    {}};
+  const OpCall call{"aten::sum", {{"self", tensor(0)}, {"dtype", {Dtype::kFloat64}}}, {dense({8, 4})}, {}};
   EXPECT_EQ(output_metas(call).at(0)->dtype, Dtype::kFloat64);
 }
 
 TEST(OutputMetas, ANumberInATensorsPlaceDoesNotWidenTheDtype) {
-  const OpCall call{"aten::div.Tensor",
-                    {{"self", tensor(0)}, {"other", {11.3}}},
-                    {dense({2, 3}, Dtype::kBFloat16)},
-                    {}};
+  const OpCall call{
+      "aten::div.Tensor", {{"self", tensor(0)}, {"other", {11.3}}}, {dense({2, 3}, Dtype::kBFloat16)}, {}};
   EXPECT_EQ(output_metas(call).at(0)->dtype, Dtype::kBFloat16);
 }
 
 TEST(OutputMetas, WhatTheOperatorRefusesItRefuses) {
-  const OpCall call{"aten::mm",
-                    {{"self", tensor(0)}, {"mat2", tensor(1)}},
-                    {dense({2, 3}), dense({2, 3})},
-                    {}};
+  const OpCall call{
+      "aten::mm", {{"self", tensor(0)}, {"mat2", tensor(1)}}, {dense({2, 3}), dense({2, 3})}, {}};
   EXPECT_THROW(output_metas(call), c10::Error);
 }
 

@@ -175,6 +175,8 @@ class Simulation:
 def layout_of(spec: DTensorSpec) -> Layout:
     words = []
     for placement in spec.placements:
+        if hasattr(placement, "mask_buffer"):
+            raise NotImplementedError("a masked partial keeps a mask from the redistribution that made it")
         if hasattr(placement, "split_factor"):
             words.append(f"_S{placement.dim}/{placement.split_factor}")
         elif placement.is_shard():

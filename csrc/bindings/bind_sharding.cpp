@@ -3,12 +3,14 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <limits>
 #include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -106,17 +108,24 @@ bool averages_are_even(const OpCall& call, const Composition& composition, const
   return true;
 }
 
-// Numbers that no rule in C++ looks at: only what kind of number it is decides the dtype of the result.
-void leave_out_values(const Operator& op, OpCall& call) {
-  const auto& arguments = op.handle.schema().arguments();
-  for (size_t i = 0; i < call.args.size(); ++i) {
-    auto& [name, argument] = call.args[i];
-    if (arguments[i].type()->kind() == c10::TypeKind::NumberType && name != "ord" && name != "p") {
-      if (std::holds_alternative<double>(argument.value)) {
-        argument.value = 0.0;
-      } else if (std::holds_alternative<int64_t>(argument.value)) {
-        argument.value = int64_t{0};
-      }
+// The number of the same kind and sign that stands for all of them.
+void leave_only_sign(Argument& argument) {
+  if (auto* const number = std::get_if<double>(&argument.value)) {
+    *number = *number > 0 ? 1 : *number < 0 ? -1 : *number;  // 0 and NaN stand for themselves
+  } else if (auto* const integer = std::get_if<int64_t>(&argument.value)) {
+    *integer = *integer > 0 ? 1 : *integer < 0 ? -1 : 0;
+  } else if (auto* const list = std::get_if<Argument::List>(&argument.value)) {
+    std::for_each(list->begin(), list->end(), leave_only_sign);
+  }
+}
+
+// Factors: the kind of number decides the dtype of the result, and the sign whether an order is kept. More
+// than that no rule in C++ asks of them, and they may be others in every step of a program.
+void leave_out_factors(OpCall& call) {
+  constexpr std::array<std::string_view, 5> kFactors = {"other", "scalar", "scalars", "alpha", "beta"};
+  for (auto& [name, argument] : call.args) {
+    if (std::find(kFactors.begin(), kFactors.end(), name) != kFactors.end()) {
+      leave_only_sign(argument);
     }
   }
 }
@@ -221,7 +230,7 @@ class Engine {
       }
     }
     if (has_rule) {
-      leave_out_values(*schema.op, key.call);
+      leave_out_factors(key.call);
     }
     return key;
   }

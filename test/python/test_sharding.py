@@ -214,6 +214,25 @@ def test_values_that_cannot_matter_do_not_tell_schemas_apart(
     assert propagator.cache_info().hits == 1
 
 
+@pytest.mark.parametrize(
+    ("op", "numbers", "kept"),
+    [
+        (aten.mul.Scalar, [(2.0,), (-2.0,)], [True, False]),
+        (aten.div.Tensor, [(2.0,), (-2.0,)], [True, False]),
+        (aten.threshold.default, [(1.0, 0.0), (1.0, 2.0)], [True, False]),
+    ],
+)
+def test_values_that_matter_tell_schemas_apart(
+    propagator: ShardingPropagator, line: DeviceMesh, op: Any, numbers: list[Any], kept: list[bool]
+) -> None:
+    x = spec(line, (16, 8), "Pmax")
+    found = [
+        placements(propagator.propagate_op_sharding(OpSchema(op, (x, *each), {}))) == (Partial("max"),)
+        for each in numbers
+    ]
+    assert found == kept
+
+
 def test_a_number_of_another_kind_may_change_the_dtype(
     propagator: ShardingPropagator, line: DeviceMesh
 ) -> None:

@@ -372,13 +372,6 @@ def adjusted_scalars(propagator: Any, schema: Any, inputs: Sequence[Any]) -> Any
     return None if adjuster is None else adjuster(list(inputs), schema)
 
 
-def adjusted_squeeze(propagator: Any, schema: Any) -> Any:
-    """``schema`` squeezing the dims that are one long in the whole, or None if that is not to be said."""
-    if schema.op not in getattr(propagator, "squeeze_op_to_dims_variant", {}):
-        return None
-    return propagator._adjust_squeeze_to_global_singletons(schema)
-
-
 def make_spec(mesh: Any, placements: Any, meta: Any, order: Any, strided_as_order: bool) -> Any:
     """A ``DTensorSpec``; ``order`` lists pairs of a dim and the axes that cut it."""
     if any(hasattr(placement, "split_factor") for placement in placements):

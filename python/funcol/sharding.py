@@ -314,7 +314,8 @@ class ShardingPropagator(StockPropagator):
             adjusted = self._adjust_shape_and_stride_args(output.tensor_meta, schema, output)
         if any(_is_sharded(spec) for spec in inputs):
             adjusted = _compat.adjusted_scalars(self, adjusted or schema, inputs) or adjusted
-        return _compat.adjusted_squeeze(self, adjusted or schema) or adjusted
+            adjusted = _squeezed_as_a_whole(adjusted or schema) or adjusted
+        return adjusted
 
     def _adjust_shape_and_stride_args(
         self, out_tensor_meta: TensorMeta, schema: OpSchema, spec: DTensorSpec
@@ -327,6 +328,27 @@ class ShardingPropagator(StockPropagator):
         if stride_place is not None:
             args[stride_place] = _dense_strides(out_tensor_meta.stride, shape)
         return OpSchema(schema.op, tuple(args), schema.kwargs_schema)
+
+
+_SQUEEZES = {
+    overload: packet.dims
+    for packet in (torch.ops.aten.squeeze, torch.ops.aten.squeeze_, torch.ops.aten.squeeze_copy)
+    for overload in (packet.default, packet.dim, packet.dims)
+}
+
+
+def _squeezed_as_a_whole(schema: OpSchema) -> OpSchema | None:
+    """``schema`` squeezing the dims that are one long as a whole, not those of which a rank holds one; None
+    for other operators.
+    """
+    variant = _SQUEEZES.get(schema.op)
+    if variant is None:
+        return None
+    source: Any = schema.args_schema[0]
+    shape = source.tensor_meta.shape
+    given: Any = schema.args_schema[1] if len(schema.args_schema) > 1 else range(len(shape))
+    dims = [dim % len(shape) for dim in ([given] if isinstance(given, int) else given)] if shape else []
+    return OpSchema(variant, (source, tuple(dim for dim in dims if shape[dim] == 1)), {})
 
 
 def _evenly_averaged(op_schema: OpSchema, sharding: OutputSharding) -> OpSchema | None:

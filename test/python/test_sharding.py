@@ -144,6 +144,23 @@ def test_shape_arguments_become_those_of_the_rank(propagator: ShardingPropagator
     assert tuple(sharding.redistribute_schema.args_schema[1]) == (2, 4, 2)
 
 
+@pytest.mark.parametrize(
+    ("op", "args"),
+    [
+        (aten.squeeze.default, ()),
+        (aten.squeeze.dim, (1,)),
+        (aten.squeeze.dims, ([1, -3],)),
+        (aten.squeeze_copy.default, ()),
+    ],
+)
+def test_a_dim_of_which_the_rank_holds_one_is_not_squeezed(
+    propagator: ShardingPropagator, line: DeviceMesh, op: Any, args: Any
+) -> None:
+    schema = OpSchema(op, (spec(line, (8, 1, 3), "S0"), *args), {})
+    suggested = propagator.propagate_op_sharding(schema).redistribute_schema
+    assert suggested.op(torch.empty(1, 1, 3), suggested.args_schema[1]).shape == (1, 3)
+
+
 def test_a_view_that_needs_data_of_other_ranks_is_redistributed(
     propagator: ShardingPropagator, line: DeviceMesh
 ) -> None:

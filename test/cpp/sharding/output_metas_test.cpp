@@ -24,7 +24,7 @@ Argument none() { return {}; }
 Argument integers(std::initializer_list<int64_t> values) {
   List list;
   for (const auto value : values) {
-    list.push_back({value});
+    list.emplace_back().value = value;
   }
   return {std::move(list)};
 }

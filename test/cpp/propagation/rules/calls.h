@@ -25,7 +25,7 @@ inline TensorMeta tensor(std::vector<int64_t> shape, Dtype dtype = Dtype::kFloat
 inline Argument integers(const std::vector<int64_t>& values) {
   Argument::List list;
   for (const int64_t value : values) {
-    list.push_back({value});
+    list.emplace_back().value = value;
   }
   return {list};
 }

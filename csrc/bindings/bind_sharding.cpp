@@ -280,8 +280,8 @@ class Engine {
            a.stays == b.stays && a.results == b.results;
   }
 
-  // Nothing where there is no one-axis rule, or where the outputs are not known: operators that depend on
-  // data, or that do not run on Meta tensors.
+  // Nothing where there is no one-axis rule, or none that C++ has values for, or where the outputs are not
+  // known: operators that depend on data, or that do not run on Meta tensors.
   std::optional<Rows> rows_for(py::handle op_schema, OpSchema& schema, bool has_rule, py::handle rows_of) {
     try {
       schema.call.outputs = output_metas(schema.call);
@@ -292,8 +292,14 @@ class Engine {
     } catch (py::error_already_set&) {
       return std::nullopt;
     }
-    return has_rule ? std::optional((*find_rule(schema.call.op))(schema.call))
-                    : python_rows(op_schema, schema, rows_of);
+    if (has_rule) {
+      return (*find_rule(schema.call.op))(schema.call);
+    }
+    try {
+      return python_rows(op_schema, schema, rows_of);
+    } catch (const c10::NotImplementedError&) {  // placements with rules of their own
+      return std::nullopt;
+    }
   }
 
   // Asks Python for rows: lists of placements, outputs first, then inputs.

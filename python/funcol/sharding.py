@@ -249,7 +249,9 @@ class ShardingPropagator(StockPropagator):
 
     def _rows_of(self, op_schema: OpSchema) -> Sequence[Row] | None:
         op = op_schema.op
-        rule = self._own_rows.get(op) or _compat.single_axis_rule(self, op)
+        rule = self._own_rows.get(op)
+        if rule is None and not _C.is_per_element(_qualified(op)):  # PyTorch's own are for an element there
+            rule = _compat.single_axis_rule(self, op)
         if rule is None:
             return None
         args = tuple(_meta_of(argument) for argument in op_schema.args_schema)
@@ -355,7 +357,7 @@ def _evenly_averaged(op_schema: OpSchema, sharding: OutputSharding) -> OpSchema 
     """What ``op_schema`` has to become if ``sharding`` averages over ranks that do not hold as much: without
     the shards that do not divide. None if it does not.
     """
-    outputs = sharding.output_spec
+    outputs: Any = sharding.output_spec
     specs = [outputs] if isinstance(outputs, DTensorSpec) else list(outputs or ())
     averaged = {
         axis

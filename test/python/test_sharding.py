@@ -200,6 +200,22 @@ def test_dtypes_are_those_of_the_operator(
     assert propagator.propagate_op_sharding(schema).output_spec.tensor_meta.dtype == expected
 
 
+NORMS = [
+    (aten.linalg_vector_norm.default, lambda x: (x, 2)),
+    (aten._foreach_norm.Scalar, lambda x: ([x, x], 2)),
+]
+
+
+@pytest.mark.parametrize(("op", "arguments"), NORMS)
+def test_partials_with_rules_of_their_own_stay_pytorchs(
+    propagator: ShardingPropagator, line: DeviceMesh, op: Any, arguments: Any
+) -> None:
+    stock = DTensor._op_dispatcher.sharding_propagator
+    schema = OpSchema(op, arguments(spec(line, (16, 8), "S0")), {}, stock.op_to_schema_info.get(op))
+    ours, theirs = (each.propagate_op_sharding_non_cached(schema) for each in (propagator, stock))
+    assert ours.output_spec == theirs.output_spec
+
+
 # The cache
 
 

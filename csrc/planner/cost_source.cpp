@@ -28,7 +28,8 @@ std::vector<Placement> vocabulary_of(std::vector<Placement> placements) {
     return std::tie(placement.kind, placement.op, placement.dim, placement.split_factor);
   };
   std::ranges::sort(placements, {}, key);
-  placements.erase(std::unique(placements.begin(), placements.end()), placements.end());
+  const auto repeated = std::ranges::unique(placements);
+  placements.erase(repeated.begin(), repeated.end());
   return placements;
 }
 
@@ -53,7 +54,7 @@ std::unique_ptr<Reach> CostSource::take(const std::vector<int64_t>& shape, int64
                                         const Layout& source, std::vector<Placement> vocabulary) {
   Key key{shape, itemsize, source, std::move(vocabulary)};
   {
-    const std::lock_guard lock(mutex_);
+    const std::scoped_lock lock(mutex_);
     if (auto kept = kept_.take(key)) {
       return std::move(*kept);
     }
@@ -64,12 +65,12 @@ std::unique_ptr<Reach> CostSource::take(const std::vector<int64_t>& shape, int64
 
 void CostSource::give_back(std::unique_ptr<Reach> reach) {
   Key key{reach->shape(), reach->itemsize(), reach->source(), reach->vocabulary()};
-  const std::lock_guard lock(mutex_);
+  const std::scoped_lock lock(mutex_);
   kept_.put(std::move(key), std::move(reach));
 }
 
 size_t CostSource::num_kept() const {
-  const std::lock_guard lock(mutex_);
+  const std::scoped_lock lock(mutex_);
   return kept_.size();
 }
 

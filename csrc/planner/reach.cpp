@@ -1,6 +1,7 @@
 #include "planner/reach.h"
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 #include "planner/steps.h"
@@ -88,7 +89,7 @@ bool Reach::settle() {
   }
   while (!queue_.empty()) {
     const Entry entry = queue_.front();
-    std::pop_heap(queue_.begin(), queue_.end());
+    std::ranges::pop_heap(queue_, std::less<>());
     queue_.pop_back();
     if (!entry.ends) {
       if (nodes_[entry.node].closed) {
@@ -141,7 +142,7 @@ void Reach::open(int node, double cost, bool ends) {
     nodes_[node].cost = cost;
   }
   queue_.push_back({cost, node, ends});
-  std::push_heap(queue_.begin(), queue_.end());
+  std::ranges::push_heap(queue_, std::less<>());
 }
 
 int Reach::node_of(const State& state) {

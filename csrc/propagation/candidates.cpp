@@ -58,7 +58,9 @@ bool may_mix(const Row& a, const Row& b) {
     }
   }
   for (size_t i = 0; i < a.outputs.size(); ++i) {
-    if (a.outputs[i] && b.outputs[i] && !may_mix(*a.outputs[i], *b.outputs[i])) {
+    const auto& output = a.outputs[i];
+    const auto& other = b.outputs[i];
+    if (output && other && !may_mix(*output, *other)) {
       return false;
     }
   }
@@ -220,7 +222,9 @@ bool Candidates::has_all_dims(const Row& row) const {
     }
   }
   for (size_t i = 0; i < row.outputs.size(); ++i) {
-    if (row.outputs[i] && call_.outputs[i] && !has_dim(*row.outputs[i], *call_.outputs[i])) {
+    const auto& placement = row.outputs[i];
+    const auto& tensor = call_.outputs[i];
+    if (placement && tensor && !has_dim(*placement, *tensor)) {
       return false;
     }
   }
@@ -237,7 +241,8 @@ bool Candidates::is_allowed(const Row& row, int64_t axis) const {
     }
   }
   for (size_t i = 0; i < required_.size(); ++i) {
-    if (required_[i] && row.outputs[i] != required_[i]->placements[axis]) {
+    const auto& required = required_[i];
+    if (required && row.outputs[i] != required->placements[axis]) {
       return false;
     }
   }

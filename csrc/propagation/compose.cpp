@@ -203,15 +203,13 @@ class Search {
   void push(size_t node, double bound) {
     if (bound != kNever) {
       queue_.push_back({bound, node});
-      std::push_heap(queue_.begin(), queue_.end(),
-                     [this](const Entry& a, const Entry& b) { return is_later(a, b); });
+      std::ranges::push_heap(queue_, [this](const Entry& a, const Entry& b) { return is_later(a, b); });
     }
   }
 
   Entry pop() {
     const Entry entry = queue_.front();
-    std::pop_heap(queue_.begin(), queue_.end(),
-                  [this](const Entry& a, const Entry& b) { return is_later(a, b); });
+    std::ranges::pop_heap(queue_, [this](const Entry& a, const Entry& b) { return is_later(a, b); });
     queue_.pop_back();
     return entry;
   }

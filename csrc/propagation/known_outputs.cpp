@@ -113,7 +113,7 @@ std::optional<std::vector<std::optional<TensorMeta>>> known_outputs(const OpCall
       {"aten::_log_softmax_backward_data", softmax_backward},
   }};
   const auto* const known =
-      std::find_if(kKnown.begin(), kKnown.end(), [&](const auto& entry) { return entry.first == call.op; });
+      std::ranges::find_if(kKnown, [&](const auto& entry) { return entry.first == call.op; });
   return known == kKnown.end() || call.tensors.empty() ? std::nullopt : known->second(call);
 }
 

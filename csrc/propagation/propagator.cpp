@@ -34,8 +34,10 @@ void check_rows(const OpSchema& schema, const Rows& rows) {
       check_dim(schema, row.inputs[i], call.tensors[i], "tensor argument " + std::to_string(i));
     }
     for (size_t i = 0; i < row.outputs.size(); ++i) {
-      if (row.outputs[i].has_value() && call.outputs[i].has_value()) {
-        check_dim(schema, *row.outputs[i], *call.outputs[i], "output " + std::to_string(i));
+      const auto& placement = row.outputs[i];
+      const auto& meta = call.outputs[i];
+      if (placement.has_value() && meta.has_value()) {
+        check_dim(schema, *placement, *meta, "output " + std::to_string(i));
       }
     }
   }
@@ -43,6 +45,7 @@ void check_rows(const OpSchema& schema, const Rows& rows) {
 
 std::vector<Operand> operands_of(const OpSchema& schema) {
   std::vector<Operand> operands;
+  operands.reserve(schema.layouts.size());
   for (size_t i = 0; i < schema.layouts.size(); ++i) {
     operands.push_back({schema.layouts[i], i < schema.stays.size() && schema.stays[i]});
   }
@@ -120,11 +123,11 @@ Propagator::Propagator(OutputMetas output_metas, std::optional<CostModel> model)
     : output_metas_(std::move(output_metas)), model_(std::move(model)) {}
 
 std::shared_ptr<CostSource> Propagator::costs_on(const Mesh& mesh) const {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::scoped_lock lock(mutex_);
   const auto found =
       std::find_if(costs_.begin(), costs_.end(), [&](const auto& source) { return source->mesh() == mesh; });
   if (found != costs_.end()) {
-    std::rotate(costs_.begin(), found, found + 1);
+    std::ranges::rotate(costs_.begin(), found, found + 1);
   } else {
     costs_.insert(costs_.begin(), std::make_shared<CostSource>(mesh, model_));
     costs_.resize(std::min(costs_.size(), kMostMeshes));
@@ -133,7 +136,7 @@ std::shared_ptr<CostSource> Propagator::costs_on(const Mesh& mesh) const {
 }
 
 void Propagator::forget_costs() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::scoped_lock lock(mutex_);
   costs_.clear();
 }
 

@@ -144,6 +144,7 @@ class FullProduct {
 
   std::vector<Axes> all_precedences() const {
     std::vector<ShardOrder> orders;
+    orders.reserve(operands_.size());
     for (const auto& operand : operands_) {
       orders.push_back(operand.source.order);
     }

@@ -126,12 +126,12 @@ std::shared_ptr<CostSource> Propagator::costs_on(const Mesh& mesh) const {
   const std::scoped_lock lock(mutex_);
   const auto found =
       std::find_if(costs_.begin(), costs_.end(), [&](const auto& source) { return source->mesh() == mesh; });
+  auto source = found != costs_.end() ? *found : std::make_shared<CostSource>(mesh, model_);
   if (found != costs_.end()) {
-    std::ranges::rotate(costs_.begin(), found, found + 1);
-  } else {
-    costs_.insert(costs_.begin(), std::make_shared<CostSource>(mesh, model_));
-    costs_.resize(std::min(costs_.size(), kMostMeshes));
+    costs_.erase(found);
   }
+  costs_.insert(costs_.begin(), std::move(source));
+  costs_.resize(std::min(costs_.size(), kMostMeshes));
   return costs_.front();
 }
 

@@ -124,8 +124,7 @@ Propagator::Propagator(OutputMetas output_metas, std::optional<CostModel> model)
 
 std::shared_ptr<CostSource> Propagator::costs_on(const Mesh& mesh) const {
   const std::scoped_lock lock(mutex_);
-  const auto found =
-      std::find_if(costs_.begin(), costs_.end(), [&](const auto& source) { return source->mesh() == mesh; });
+  const auto found = std::ranges::find_if(costs_, [&](const auto& source) { return source->mesh() == mesh; });
   auto source = found != costs_.end() ? *found : std::make_shared<CostSource>(mesh, model_);
   if (found != costs_.end()) {
     costs_.erase(found);

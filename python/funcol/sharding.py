@@ -60,9 +60,9 @@ def redistribute_cost_table(
     """What it costs to redistribute one tensor from each of ``sources`` to each of ``targets``.
 
     Entry ``[i][j]`` is the cost from ``sources[i]`` to ``targets[j]``, in microseconds for latency and
-    bandwidth models, and infinity where there is no way. All are specs of the same tensor on the same mesh;
-    ``ValueError`` if they are not. A table costs about as much as a few plans: all targets of a source share
-    one search.
+    bandwidth models, and infinity where there is no way: that of :func:`funcol.plan_redistribution`, or more
+    where its plan exchanges over several axes at once midway. All are specs of the same tensor on the same
+    mesh; ``ValueError`` if they are not. All targets of a source share one search.
 
     PyTorch counterpart: ``torch.distributed.tensor._ops.utils.generate_redistribute_costs``, a plan an entry.
     """

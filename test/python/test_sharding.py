@@ -16,6 +16,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._op_schema import OpInfo, OpSchema, OpSpec, OpStrategy, TupleStrategy
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+import funcol
 import funcol.sharding
 from funcol.sharding import ShardingPropagator
 
@@ -330,6 +331,31 @@ def test_lists_have_strategies_for_each_element(propagator: ShardingPropagator, 
     strategies = propagator.strategies(OpSchema(aten._foreach_neg.default, (x,), {}))
     assert isinstance(strategies, TupleStrategy)
     assert len(strategies.children) == 2
+
+
+def test_a_table_of_costs_has_those_of_plans() -> None:
+    grid = DeviceMesh("cpu", [[0, 1], [2, 3]])  # part of the world: no group for both axes
+    specs = [spec(grid, (64, 32), words) for words in ("R R", "S0 R", "S1 S0", "Psum S1")]
+    table = funcol.sharding.redistribute_cost_table(specs, specs[:3])
+    plans = [
+        [
+            funcol.plan_redistribution(
+                source.placements, target.placements, grid, (64, 32), torch.float32
+            ).cost
+            for target in specs[:3]
+        ]
+        for source in specs
+    ]
+    assert table == [pytest.approx(row) for row in plans]
+
+
+def test_a_table_of_costs_is_of_one_tensor(grid: DeviceMesh) -> None:
+    with pytest.raises(ValueError, match=r"f32\[8, 8\].*f32\[8, 4\].*Expected specs of one tensor"):
+        funcol.sharding.redistribute_cost_table([spec(grid, (8, 8), "R R")], [spec(grid, (8, 4), "R R")])
+
+
+def test_a_table_of_no_costs_is_empty(grid: DeviceMesh) -> None:
+    assert funcol.sharding.redistribute_cost_table([], []) == []
 
 
 # Rules of the user's own

@@ -280,7 +280,10 @@ class ShardingPropagator(StockPropagator):
     def _stock_strategies(self, op_schema: OpSchema) -> OpStrategy | TupleStrategy:
         function = self.op_strategy_funcs.get(op_schema.op)
         if function is None:
-            raise NotImplementedError(_no_rule(op_schema.op))
+            raise NotImplementedError(
+                f"funcol: the strategies of {_qualified(op_schema.op)} cannot be listed: it has no rule for "
+                "one mesh axis, or what it returns depends on data. propagate_op_sharding() may decide it."
+            )
         return cast("OpStrategy | TupleStrategy", function(self._wrap_with_op_strategy(op_schema)))
 
     # Results

@@ -141,7 +141,7 @@ def test_an_operator_gives_the_same_on_shards(
 def test_every_operator_gives_the_same_on_shards(
     propagator: ShardingPropagator, mesh: DeviceMesh, name: str, record_property: Any
 ) -> None:
-    calls = [call for info in INFOS[name] for call in calls_of(info, 20)][:40]
-    counts = judged(propagator, mesh, calls, lambda call, axes: all_layouts(call, axes, most=60))
+    calls = [call for info in INFOS[name] for call in calls_of(info, 12)][:12]
+    counts = judged(propagator, mesh, calls, lambda call, axes: all_layouts(call, axes, most=12))
     for outcome, count in counts.items():
         record_property(outcome, count)

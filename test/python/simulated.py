@@ -18,6 +18,7 @@ import torch
 from sharded import Layout, local_of, reduction_of, shard_of
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Partial
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -175,8 +176,8 @@ class Simulation:
 def layout_of(spec: DTensorSpec) -> Layout:
     words = []
     for placement in spec.placements:
-        if hasattr(placement, "mask_buffer"):
-            raise NotImplementedError("a masked partial keeps a mask from the redistribution that made it")
+        if placement.is_partial() and type(placement) is not Partial:
+            raise NotImplementedError(f"{placement} is reduced by rules of its own")
         if hasattr(placement, "split_factor"):
             words.append(f"_S{placement.dim}/{placement.split_factor}")
         elif placement.is_shard():

@@ -1,4 +1,7 @@
 // Copies and casts, and tensors made after the likeness of others.
+#include <algorithm>
+#include <array>
+
 #include "propagation/rules/families.h"
 #include "propagation/rules/pointwise.h"
 
@@ -6,6 +9,16 @@ namespace funcol {
 namespace {
 
 bool is_integral(Dtype dtype) { return !is_floating_point(dtype) && !is_complex(dtype); }
+
+bool is_unsigned(Dtype dtype) {
+  constexpr std::array kUnsigned{Dtype::kBool, Dtype::kUInt8, Dtype::kUInt16, Dtype::kUInt32, Dtype::kUInt64};
+  return std::ranges::find(kUnsigned, dtype) != kUnsigned.end();
+}
+
+// Whether the integer dtype `to` has all numbers of `from`.
+bool fits(Dtype from, Dtype to) {
+  return is_integral(from) && itemsize(to) > itemsize(from) && (is_unsigned(from) || !is_unsigned(to));
+}
 
 // Whether a reduction of `from` cast to `to` is the reduction of what is cast.
 bool cast_commutes(PartialOp op, Dtype from, Dtype to) {
@@ -22,9 +35,8 @@ bool cast_commutes(PartialOp op, Dtype from, Dtype to) {
       return !is_integral(from) && !is_integral(to);
     case PartialOp::kMin:
     case PartialOp::kMax:
-      // Integers that do not fit are wrapped around.
-      return !is_complex(from) && !is_complex(to) &&
-             (!is_integral(from) || !is_integral(to) || itemsize(to) > itemsize(from));
+      // What does not fit an integer dtype is wrapped around.
+      return !is_complex(from) && !is_complex(to) && (!is_integral(to) || fits(from, to));
     default:
       return false;
   }

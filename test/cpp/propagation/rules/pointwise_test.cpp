@@ -148,7 +148,17 @@ TEST(CopyRules, ACopyIsPendingAsItsSourceIs) {
 TEST(CopyRules, RoundingToIntegersDoesNotAddUp) {
   const auto call = CallOf("aten::_to_copy").with("self", tensor({4})).gives({tensor({4}, Dtype::kInt64)});
   EXPECT_FALSE(has_row(call, "P(sum) <- P(sum)"));
-  EXPECT_TRUE(has_row(call, "P(max) <- P(max)"));
+  EXPECT_FALSE(has_row(call, "P(max) <- P(max)"));  // of what does not fit
+}
+
+TEST(CopyRules, ExtremesAreKeptByIntegersThatFit) {
+  const auto cast = [](Dtype from, Dtype to) {
+    return CallOf("aten::_to_copy").with("self", tensor({4}, from)).gives({tensor({4}, to)});
+  };
+  EXPECT_TRUE(has_row(cast(Dtype::kInt32, Dtype::kInt64), "P(max) <- P(max)"));
+  EXPECT_TRUE(has_row(cast(Dtype::kUInt8, Dtype::kInt16), "P(max) <- P(max)"));
+  EXPECT_FALSE(has_row(cast(Dtype::kInt8, Dtype::kUInt16), "P(max) <- P(max)"));
+  EXPECT_FALSE(has_row(cast(Dtype::kInt64, Dtype::kInt32), "P(max) <- P(max)"));
 }
 
 TEST(CopyRules, WhatIsMadeAlikeIsWholeWhereItsModelIsPending) {

@@ -256,7 +256,10 @@ class ShardingPropagator(StockPropagator):
             return None
         args = tuple(_meta_of(argument) for argument in op_schema.args_schema)
         kwargs = {name: _meta_of(argument) for name, argument in op_schema.kwargs_schema.items()}
-        return rule(op, args, kwargs)
+        rows = rule(op, args, kwargs)
+        if op in _NORMS and op not in self._own_rows:
+            rows = [row for row in rows if not any(_is_extreme(placement) for placement in row[1:])]
+        return rows
 
     def _decide_whole(self, op_schema: OpSchema, remember: bool) -> OutputSharding:
         """By PyTorch's functions of the whole mesh."""
@@ -265,11 +268,14 @@ class ShardingPropagator(StockPropagator):
 
     def _decide_whole_anew(self, op_schema: OpSchema) -> OutputSharding:
         try:
-            sharding = super().propagate_op_sharding_non_cached(op_schema)
-            even = _evenly_averaged(op_schema, sharding)
+            wanted = _without_extremes(op_schema) if op_schema.op in _NORMS else op_schema
+            sharding = super().propagate_op_sharding_non_cached(wanted)
+            even = _evenly_averaged(wanted, sharding)
             if even is not None:
-                sharding = super().propagate_op_sharding_non_cached(even)
-                sharding.redistribute_schema = sharding.redistribute_schema or even
+                wanted = even
+                sharding = super().propagate_op_sharding_non_cached(wanted)
+            if wanted is not op_schema:
+                sharding.redistribute_schema = sharding.redistribute_schema or wanted
                 sharding.needs_redistribute = True
             return sharding
         except NotImplementedError as error:
@@ -356,6 +362,31 @@ def _squeezed_as_a_whole(schema: OpSchema) -> OpSchema | None:
     return OpSchema(variant, (source, tuple(dim for dim in dims if shape[dim] == 1)), {})
 
 
+# Of numbers of either sign, the norm of an extreme is not the extreme of norms, as PyTorch has it.
+_NORMS = {
+    torch.ops.aten.linalg_vector_norm.default,
+    torch.ops.aten.linalg_vector_norm.out,
+    torch.ops.aten.norm.Scalar,
+    torch.ops.aten.norm.Scalar_out,
+    torch.ops.aten._foreach_norm.Scalar,
+}
+
+
+def _without_extremes(op_schema: OpSchema) -> OpSchema:
+    """With replicated tensors for those that are partial maxima or minima."""
+    specs = _specs_of(op_schema)
+    reduced = [
+        _with_replicated(spec, {axis for axis, old in enumerate(spec.placements) if _is_extreme(old)})
+        for spec in specs
+    ]
+    is_same = all(new is old for new, old in zip(reduced, specs, strict=True))
+    return op_schema if is_same else _with_specs(op_schema, reduced)
+
+
+def _is_extreme(placement: Any) -> bool:
+    return isinstance(placement, Placement) and (placement.is_partial("max") or placement.is_partial("min"))
+
+
 def _evenly_averaged(op_schema: OpSchema, sharding: OutputSharding) -> OpSchema | None:
     """What ``op_schema`` has to become if ``sharding`` averages over ranks that do not hold as much: without
     the shards that do not divide. None if it does not.
@@ -374,7 +405,9 @@ def _evenly_averaged(op_schema: OpSchema, sharding: OutputSharding) -> OpSchema 
     given = _specs_of((sharding.redistribute_schema if sharding.needs_redistribute else None) or op_schema)
     if not any(_uneven_axes(spec) & averaged for spec in given):
         return None
-    return _with_specs(op_schema, [_without_uneven(spec) for spec in _specs_of(op_schema)])
+    return _with_specs(
+        op_schema, [_with_replicated(spec, _uneven_axes(spec)) for spec in _specs_of(op_schema)]
+    )
 
 
 def _specs_of(op_schema: OpSchema) -> list[DTensorSpec]:
@@ -399,11 +432,11 @@ def _uneven_axes(spec: DTensorSpec) -> set[int]:
     return uneven
 
 
-def _without_uneven(spec: DTensorSpec) -> DTensorSpec:
-    uneven = _uneven_axes(spec)
-    if not uneven:
+def _with_replicated(spec: DTensorSpec, axes: set[int]) -> DTensorSpec:
+    """``spec`` itself if there are no such axes."""
+    if not axes:
         return spec
-    placements = [Replicate() if axis in uneven else old for axis, old in enumerate(spec.placements)]
+    placements = [Replicate() if axis in axes else old for axis, old in enumerate(spec.placements)]
     return DTensorSpec(spec.mesh, tuple(placements), tensor_meta=spec.tensor_meta)
 
 

@@ -201,6 +201,15 @@ def test_dtypes_are_those_of_the_operator(
     assert propagator.propagate_op_sharding(schema).output_spec.tensor_meta.dtype == expected
 
 
+@pytest.mark.parametrize("order", [2, float("inf")])
+def test_norms_of_partial_extremes_are_of_the_whole(
+    propagator: ShardingPropagator, line: DeviceMesh, order: float
+) -> None:
+    schema = OpSchema(aten.linalg_vector_norm.default, (spec(line, (16, 8), "Pmax"), order), {})
+    suggested = propagator.propagate_op_sharding(schema).redistribute_schema
+    assert not suggested.args_schema[0].placements[0].is_partial()
+
+
 NORMS = [
     (aten.linalg_vector_norm.default, lambda x: (x, 2)),
     (aten._foreach_norm.Scalar, lambda x: ([x, x], 2)),

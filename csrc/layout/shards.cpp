@@ -24,6 +24,29 @@ void append_range(const Intervals& whole, int64_t begin, int64_t end, Intervals&
   }
 }
 
+// Every length that some rank has of the chunks of `lengths`.
+std::vector<int64_t> chunk_lengths(const std::vector<int64_t>& lengths, int64_t num_ranks,
+                                   int64_t split_factor) {
+  std::vector<int64_t> chunks;
+  const auto add = [&chunks](int64_t length) {
+    if (std::ranges::find(chunks, length) == chunks.end()) {
+      chunks.push_back(length);
+    }
+  };
+  for (const int64_t length : lengths) {
+    if (split_factor == 1) {
+      const int64_t longest = longest_shard(length, num_ranks);
+      add(longest);
+      add(std::max<int64_t>(length - (num_ranks - 1) * longest, 0));
+      continue;
+    }
+    for (int64_t index = 0; index < num_ranks; ++index) {
+      add(num_indices(cut({{0, length}}, num_ranks, index, split_factor)));
+    }
+  }
+  return chunks;
+}
+
 }  // namespace
 
 int64_t num_indices(const Intervals& intervals) {
@@ -66,6 +89,23 @@ std::vector<int64_t> local_shape(const Layout& layout, const Mesh& mesh, const s
     local[dim] = num_indices(local_indices(layout, mesh, static_cast<int64_t>(dim), shape[dim], coordinate));
   }
   return local;
+}
+
+bool is_cut_evenly(const Layout& layout, const Mesh& mesh, int64_t dim, int64_t size) {
+  int64_t num_pieces = 1;
+  for (const int64_t axis : layout.axes_of(dim)) {
+    num_pieces *= mesh.sizes[axis] * layout.placements[axis].split_factor;
+  }
+  return size % num_pieces == 0;
+}
+
+bool leaves_none_empty(const Layout& layout, const Mesh& mesh, int64_t dim, int64_t size) {
+  const auto& axes = layout.axes_of(dim);
+  std::vector<int64_t> lengths{size};
+  for (const int64_t axis : axes) {
+    lengths = chunk_lengths(lengths, mesh.sizes[axis], layout.placements[axis].split_factor);
+  }
+  return axes.empty() || std::ranges::min(lengths) > 0;
 }
 
 int64_t longest_shard(int64_t size, int64_t num_ranks, int64_t split_factor) {

@@ -33,6 +33,10 @@ Intervals local_indices(const Layout& layout, const Mesh& mesh, int64_t dim, int
 std::vector<int64_t> local_shape(const Layout& layout, const Mesh& mesh, const std::vector<int64_t>& shape,
                                  const Coordinate& coordinate);
 
+// Whether every rank has as much of dim `dim`, `size` long, as every other; whether every rank has something.
+bool is_cut_evenly(const Layout& layout, const Mesh& mesh, int64_t dim, int64_t size);
+bool leaves_none_empty(const Layout& layout, const Mesh& mesh, int64_t dim, int64_t size);
+
 // The length of the longest shard, that of index 0, when `size` indices are cut for `num_ranks` ranks.
 int64_t longest_shard(int64_t size, int64_t num_ranks, int64_t split_factor = 1);
 

@@ -1,6 +1,9 @@
 #include "layout/tensor_meta.h"
 
+#include <algorithm>
 #include <array>
+#include <functional>
+#include <numeric>
 #include <stdexcept>
 
 namespace funcol {
@@ -52,6 +55,10 @@ bool is_complex(Dtype dtype) { return facts(dtype).name.starts_with('c'); }
 int64_t itemsize(Dtype dtype) { return facts(dtype).itemsize; }
 std::string_view to_string(Dtype dtype) { return facts(dtype).name; }
 
+int64_t num_elements(const std::vector<int64_t>& shape) {
+  return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+}
+
 std::string to_string(const TensorMeta& meta) {
   std::string text(to_string(meta.dtype));
   text += '[';
@@ -59,6 +66,13 @@ std::string to_string(const TensorMeta& meta) {
     text += (dim == 0 ? "" : ", ") + std::to_string(meta.shape[dim]);
   }
   return text + ']';
+}
+
+bool is_integral(Dtype dtype) { return !is_floating_point(dtype) && !is_complex(dtype); }
+
+bool is_unsigned(Dtype dtype) {
+  constexpr std::array kUnsigned{Dtype::kBool, Dtype::kUInt8, Dtype::kUInt16, Dtype::kUInt32, Dtype::kUInt64};
+  return std::ranges::find(kUnsigned, dtype) != kUnsigned.end();
 }
 
 }  // namespace funcol

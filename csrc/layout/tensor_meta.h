@@ -35,10 +35,15 @@ enum class Dtype : int8_t {
 
 bool is_floating_point(Dtype dtype);
 bool is_complex(Dtype dtype);
+// Bools count as integers, and as unsigned ones.
+bool is_integral(Dtype dtype);
+bool is_unsigned(Dtype dtype);
 // Bytes of an element. Throws std::invalid_argument for a number that is no dtype above.
 int64_t itemsize(Dtype dtype);
 // As PyTorch's specs print it: "f32", "bf16", "i64", "b8".
 std::string_view to_string(Dtype dtype);
+
+int64_t num_elements(const std::vector<int64_t>& shape);
 
 struct TensorMeta {
   std::vector<int64_t> shape;

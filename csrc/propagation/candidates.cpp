@@ -99,29 +99,6 @@ bool is_default(const ShardOrder& order) {
   return std::ranges::all_of(order, [](const auto& axes) { return std::ranges::is_sorted(axes); });
 }
 
-// Every length that some rank has of the chunks of `lengths`.
-std::vector<int64_t> chunk_lengths(const std::vector<int64_t>& lengths, int64_t num_ranks,
-                                   int64_t split_factor) {
-  std::vector<int64_t> chunks;
-  const auto add = [&chunks](int64_t length) {
-    if (std::ranges::find(chunks, length) == chunks.end()) {
-      chunks.push_back(length);
-    }
-  };
-  for (const int64_t length : lengths) {
-    if (split_factor == 1) {
-      const int64_t longest = longest_shard(length, num_ranks);
-      add(longest);
-      add(std::max<int64_t>(length - (num_ranks - 1) * longest, 0));
-      continue;
-    }
-    for (int64_t index = 0; index < num_ranks; ++index) {
-      add(num_indices(cut({{0, length}}, num_ranks, index, split_factor)));
-    }
-  }
-  return chunks;
-}
-
 [[noreturn]] void refuse(const OpCall& call, const std::string& why) {
   throw std::invalid_argument(call.op + ": " + why);
 }
@@ -382,8 +359,12 @@ Composition Candidates::composition(std::span<const RowNumber> rows, const Prece
 bool Candidates::is_legal(const Composition& composition) const {
   if (!given_.allows_empty_shards) {
     for (const auto& group : groups_) {
-      if (!leaves_no_rank_empty(composition.inputs[group.first], call_.tensors[group.first].shape)) {
-        return false;
+      const auto& shape = call_.tensors[group.first].shape;
+      for (size_t dim = 0; dim < shape.size(); ++dim) {
+        if (!leaves_none_empty(composition.inputs[group.first], mesh_, static_cast<int64_t>(dim),
+                               shape[dim])) {
+          return false;
+        }
       }
     }
   }
@@ -397,19 +378,6 @@ bool Candidates::moves(const Composition& composition) const {
     }
   }
   return false;
-}
-
-bool Candidates::leaves_no_rank_empty(const Layout& layout, const std::vector<int64_t>& shape) const {
-  for (size_t dim = 0; dim < layout.order.size(); ++dim) {
-    std::vector<int64_t> lengths{shape[dim]};
-    for (const int64_t axis : layout.order[dim]) {
-      lengths = chunk_lengths(lengths, mesh_.sizes[axis], layout.placements[axis].split_factor);
-    }
-    if (!layout.order[dim].empty() && std::ranges::min(lengths) == 0) {
-      return false;
-    }
-  }
-  return true;
 }
 
 std::optional<Composition> Candidates::unmoved() const {

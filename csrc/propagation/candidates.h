@@ -61,7 +61,6 @@ class Candidates {
   void find_mixing_rows();
   void find_precedences();
   void find_groups();
-  bool leaves_no_rank_empty(const Layout& layout, const std::vector<int64_t>& shape) const;
   std::optional<Composition> unmoved(std::vector<RowNumber>& rows,
                                      const std::vector<const Precedence*>& precedences) const;
 

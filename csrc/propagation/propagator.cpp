@@ -139,14 +139,20 @@ void Propagator::forget_costs() const {
   costs_.clear();
 }
 
-OutputSharding Propagator::propagate(const OpSchema& schema) const {
+std::pair<OpSchema, Rows> Propagator::with_rule(const OpSchema& schema) const {
   const auto* rule = find_rule(schema.call.op);
   if (rule == nullptr) {
     throw NoRuleError(unknown_operator(schema.call.op));
   }
   auto known = schema;
   known.call.outputs = output_metas_(schema.call);
-  return propagate(known, (*rule)(known.call));
+  auto rows = (*rule)(known.call);
+  return {std::move(known), std::move(rows)};
+}
+
+OutputSharding Propagator::propagate(const OpSchema& schema) const {
+  const auto [known, rows] = with_rule(schema);
+  return propagate(known, rows);
 }
 
 OutputSharding Propagator::propagate(const OpSchema& schema, const Rows& rows) const {
@@ -163,13 +169,8 @@ OutputSharding Propagator::propagate(const OpSchema& schema, const Rows& rows) c
 }
 
 std::vector<OutputSharding> Propagator::strategies(const OpSchema& schema) const {
-  const auto* rule = find_rule(schema.call.op);
-  if (rule == nullptr) {
-    throw NoRuleError(unknown_operator(schema.call.op));
-  }
-  auto known = schema;
-  known.call.outputs = output_metas_(schema.call);
-  return strategies(known, (*rule)(known.call));
+  const auto [known, rows] = with_rule(schema);
+  return strategies(known, rows);
 }
 
 std::vector<OutputSharding> Propagator::strategies(const OpSchema& schema, const Rows& rows) const {

@@ -11,6 +11,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "planner/cost_model.h"
@@ -86,10 +87,11 @@ class Propagator {
   std::vector<OutputSharding> strategies(const OpSchema& schema) const;
   std::vector<OutputSharding> strategies(const OpSchema& schema, const Rows& rows) const;
 
-  std::vector<std::optional<TensorMeta>> output_metas(const OpCall& call) const;
-
  private:
   static constexpr size_t kMostMeshes = 16;
+
+  // The schema with its outputs, and the rows of its rule. Throws NoRuleError.
+  std::pair<OpSchema, Rows> with_rule(const OpSchema& schema) const;
 
   OutputMetas output_metas_;
   std::optional<CostModel> model_;

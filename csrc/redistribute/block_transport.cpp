@@ -6,21 +6,12 @@
 #include <utility>
 
 #include "async/async_tensor.h"
+#include "layout/tensor_meta.h"
 #include "ops/layout_change.h"
 #include "redistribute/selection.h"
 
 namespace funcol {
-namespace {
-
-int64_t product(const std::vector<int64_t>& sizes) {
-  int64_t result = 1;
-  for (const int64_t size : sizes) {
-    result *= size;
-  }
-  return result;
-}
-
-}  // namespace
+namespace {}  // namespace
 
 BlockTransport::BlockTransport(Exchange exchange)
     : exchange_(std::move(exchange)), sent_dim_(equally_sent_dim()), received_dim_(equally_received_dim()) {
@@ -110,7 +101,7 @@ at::Tensor BlockTransport::pack(const at::Tensor& local) const {
 }
 
 at::Tensor BlockTransport::unpack(const at::Tensor& received) const {
-  if (product(exchange_.shape_after) == 0) {
+  if (num_elements(exchange_.shape_after) == 0) {
     return received.view(exchange_.shape_after);
   }
   if (received_dim_ != -1) {
@@ -143,7 +134,7 @@ at::Tensor BlockTransport::pack_plain(const at::Tensor& local) const {
 }
 
 bool BlockTransport::unpacks_to_view() const {
-  if (product(exchange_.shape_after) == 0) {
+  if (num_elements(exchange_.shape_after) == 0) {
     return true;
   }
   if (received_dim_ != -1) {

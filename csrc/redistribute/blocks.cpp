@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "layout/tensor_meta.h"
+
 namespace funcol {
 namespace {
 
@@ -44,14 +46,6 @@ std::vector<int64_t> shape_of(const IndicesByDim& held) {
     shape.push_back(num_indices(intervals));
   }
   return shape;
-}
-
-int64_t product(const std::vector<int64_t>& sizes) {
-  int64_t result = 1;
-  for (const int64_t size : sizes) {
-    result *= size;
-  }
-  return result;
 }
 
 // The group's axes that cut each dim.
@@ -187,8 +181,8 @@ Exchange plan_exchange(const Mesh& mesh, const Layout& before, const Layout& aft
       sent_shape.push_back(num_indices(to_send));
       received.shape.push_back(num_indices(to_get));
     }
-    sent.numel = talks ? product(sent_shape) : 0;
-    received.numel = talks ? product(received.shape) : 0;
+    sent.numel = talks ? num_elements(sent_shape) : 0;
+    received.numel = talks ? num_elements(received.shape) : 0;
     exchange.sent.push_back(std::move(sent));
     exchange.received.push_back(std::move(received));
   }

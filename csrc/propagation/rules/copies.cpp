@@ -1,19 +1,9 @@
 // Copies and casts, and tensors made after the likeness of others.
-#include <algorithm>
-#include <array>
-
 #include "propagation/rules/families.h"
 #include "propagation/rules/pointwise.h"
 
 namespace funcol {
 namespace {
-
-bool is_integral(Dtype dtype) { return !is_floating_point(dtype) && !is_complex(dtype); }
-
-bool is_unsigned(Dtype dtype) {
-  constexpr std::array kUnsigned{Dtype::kBool, Dtype::kUInt8, Dtype::kUInt16, Dtype::kUInt32, Dtype::kUInt64};
-  return std::ranges::find(kUnsigned, dtype) != kUnsigned.end();
-}
 
 // Whether the integer dtype `to` has all numbers of `from`.
 bool fits(Dtype from, Dtype to) {

@@ -53,11 +53,7 @@ void decreasing(const OpCall& call, RowList& rows) {
 }
 
 bool is_signed(const OpCall& call) {
-  constexpr std::array kUnsigned{Dtype::kUInt8, Dtype::kUInt16, Dtype::kUInt32, Dtype::kUInt64, Dtype::kBool};
-  const auto is_unsigned = [&](Dtype dtype) {
-    return std::ranges::find(kUnsigned, dtype) != kUnsigned.end();
-  };
-  return std::ranges::none_of(call.tensors, [&](const auto& meta) { return is_unsigned(meta.dtype); });
+  return std::ranges::none_of(call.tensors, [](const auto& meta) { return is_unsigned(meta.dtype); });
 }
 
 // Times a factor of this sign, if it is known.

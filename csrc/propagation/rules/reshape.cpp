@@ -10,14 +10,6 @@
 namespace funcol {
 namespace {
 
-int64_t num_elements(const std::vector<int64_t>& shape) {
-  int64_t product = 1;
-  for (const int64_t size : shape) {
-    product *= size;
-  }
-  return product;
-}
-
 std::vector<int64_t> sizes_of(const std::vector<int64_t>& dims, const std::vector<int64_t>& shape) {
   std::vector<int64_t> sizes;
   sizes.reserve(dims.size());

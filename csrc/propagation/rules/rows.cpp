@@ -8,8 +8,6 @@
 namespace funcol {
 namespace {
 
-bool is_integral(Dtype dtype) { return !is_floating_point(dtype) && !is_complex(dtype); }
-
 bool has_arithmetic_of(PartialOp op, Dtype dtype) {
   switch (op) {
     case PartialOp::kSum:
@@ -139,27 +137,6 @@ std::optional<double> real_number(const OpCall& call, std::string_view name) {
 
 int64_t dim_argument(const OpCall& call, std::string_view name, int64_t num_dims) {
   return counted_from_0(call, call.arg(name).integer(), num_dims);
-}
-
-bool is_cut_evenly(const Layout& layout, const Mesh& mesh, int64_t dim, int64_t size) {
-  int64_t num_pieces = 1;
-  for (const int64_t axis : layout.axes_of(dim)) {
-    num_pieces *= mesh.sizes[axis] * layout.placements[axis].split_factor;
-  }
-  return size % num_pieces == 0;
-}
-
-bool leaves_none_empty(const Layout& layout, const Mesh& mesh, int64_t dim, int64_t size) {
-  const auto& axes = layout.axes_of(dim);
-  if (axes.empty()) {
-    return true;
-  }
-  if (is_cut_evenly(layout, mesh, dim, size)) {
-    return size > 0;
-  }
-  return for_all_coordinates(mesh, axes, [&](const Coordinate& coordinate) {
-    return !local_indices(layout, mesh, dim, size, coordinate).empty();
-  });
 }
 
 bool for_all_coordinates(const Mesh& mesh, const std::vector<int64_t>& axes,

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "layout/shards.h"
 #include "propagation/rule.h"
 
 namespace funcol {
@@ -70,11 +71,6 @@ std::optional<double> real_number(const OpCall& call, std::string_view name);
 
 // The argument's dim counted from 0, for a tensor of so many dims.
 int64_t dim_argument(const OpCall& call, std::string_view name, int64_t num_dims);
-
-// Whether every rank has as much of the dim as every other.
-bool is_cut_evenly(const Layout& layout, const Mesh& mesh, int64_t dim, int64_t size);
-// Whether every rank has something of the dim.
-bool leaves_none_empty(const Layout& layout, const Mesh& mesh, int64_t dim, int64_t size);
 
 // Calls `visit` for each combination of indices on `axes` (other axes at 0), until it returns false. Returns
 // whether it never did.

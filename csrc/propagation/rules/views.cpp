@@ -1,5 +1,6 @@
 // Operators that pick or move dims whole: what happens to one dim is the same wherever the others are cut.
 #include <algorithm>
+#include <array>
 
 #include "propagation/rules/dim_map.h"
 #include "propagation/rules/families.h"
@@ -18,42 +19,29 @@ DimMap permutation(const std::vector<int64_t>& sources) {
 
 using MakeDimMap = DimMap (*)(const OpCall&);
 
-// Rows of an operator whose results hold elements of its tensor, whatever these are.
-Rule moves(MakeDimMap make_map) {
-  return [make_map](const OpCall& call) {
+// Rows of an operator whose results hold elements of its tensor, as far as `ops` are kept by what it does.
+template <typename Ops>
+Rule moves(MakeDimMap make_map, const Ops& ops) {
+  return [make_map, ops](const OpCall& call) {
     RowList rows(call);
     add_mapped_dims(rows, make_map(call));
-    for (const auto op : kAllPartialOps) {
+    for (const auto op : ops) {
       rows.add_alike(partial(op));
     }
     return Rows{.rows = rows.take(), .allows_empty_shards = true, .is_legal = nullptr};
   };
 }
 
-// As above, and 0 elsewhere: what ranks reduce there is 0 only for reductions that keep it.
+Rule moves(MakeDimMap make_map) { return moves(make_map, kAllPartialOps); }
+
+// And 0 elsewhere: what ranks reduce there is 0 only for reductions that keep it.
 Rule moves_into_zeros(MakeDimMap make_map) {
-  return [make_map](const OpCall& call) {
-    RowList rows(call);
-    add_mapped_dims(rows, make_map(call));
-    for (const auto op :
-         {PartialOp::kSum, PartialOp::kAvg, PartialOp::kMin, PartialOp::kMax, PartialOp::kProduct}) {
-      rows.add_alike(partial(op));
-    }
-    return Rows{.rows = rows.take(), .allows_empty_shards = true, .is_legal = nullptr};
-  };
+  return moves(make_map, std::array{PartialOp::kSum, PartialOp::kAvg, PartialOp::kMin, PartialOp::kMax,
+                                    PartialOp::kProduct});
 }
 
 // Parts of complex numbers: sums of these are sums of the parts, products are not.
-Rule parts_of_complex(MakeDimMap make_map) {
-  return [make_map](const OpCall& call) {
-    RowList rows(call);
-    add_mapped_dims(rows, make_map(call));
-    for (const auto op : kLinearOps) {
-      rows.add_alike(partial(op));
-    }
-    return Rows{.rows = rows.take(), .allows_empty_shards = true, .is_legal = nullptr};
-  };
-}
+Rule parts_of_complex(MakeDimMap make_map) { return moves(make_map, kLinearOps); }
 
 int64_t num_dims(const OpCall& call) { return call.tensors.at(0).num_dims(); }
 
@@ -94,6 +82,7 @@ DimMap dims_moved(const OpCall& call) {
   return map;
 }
 
+// So does a gradient that is put back to where select took it from.
 DimMap unsqueezed(const OpCall& call) {
   const int64_t inserted = dim_argument(call, "dim", num_dims(call) + 1);
   DimMap map;
@@ -188,16 +177,6 @@ DimMap all_but_the_matrix(const OpCall& call) {
   return whole_dims(num_dims(call), {num_dims(call) - 2, num_dims(call) - 1});
 }
 
-// A gradient put back to where select or slice took it from.
-DimMap selected_back(const OpCall& call) {
-  const int64_t inserted = dim_argument(call, "dim", num_dims(call) + 1);
-  DimMap map;
-  for (int64_t dim = 0; dim < num_dims(call); ++dim) {
-    map.emplace_back(dim < inserted ? dim : dim + 1);
-  }
-  return map;
-}
-
 DimMap flipped(const OpCall& call) { return whole_dims(num_dims(call), dims_argument(call, "dims")); }
 
 DimMap rolled(const OpCall& call) {
@@ -231,7 +210,7 @@ void add_view_rules(RuleTable& table) {
   table.add_all_overloads({"aten::diag_embed"}, moves_into_zeros(embedded_diagonal));
   table.add_all_overloads({"aten::diag"}, moves_into_zeros(no_dims));
   table.add_all_overloads({"aten::tril", "aten::triu"}, moves_into_zeros(all_but_the_matrix));
-  table.add_all_overloads({"aten::select_backward"}, moves_into_zeros(selected_back));
+  table.add_all_overloads({"aten::select_backward"}, moves_into_zeros(unsqueezed));
   table.add_all_overloads({"aten::slice_backward"}, moves_into_zeros(dim_kept_whole));
   table.add_all_overloads({"aten::flip"}, moves(flipped));
   table.add_all_overloads({"aten::roll"}, moves(rolled));

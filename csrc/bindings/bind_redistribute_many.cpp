@@ -12,10 +12,10 @@
 
 #include "async/layers.h"
 #include "bindings/bindings.h"
+#include "bindings/dtensor_objects.h"
 #include "bindings/python_args.h"
 #include "bindings/redistribution_specs.h"
 #include "bindings/without_gil.h"
-#include "planner/lru_cache.h"
 #include "redistribute/plan_cache.h"
 #include "redistribute/run_many.h"
 
@@ -23,49 +23,10 @@ namespace funcol::python {
 namespace {
 
 constexpr auto kManyOp = "redistribute_many";
-constexpr size_t kNumTargets = 1024;
 
 // What tensors that go together may take, where the caller sets no bound: the copies into and out of one
 // buffer are worth it for small tensors alone.
 constexpr int64_t kTogetherBytes = int64_t{256} << 20;
-
-// False if one of the tuple's numbers is a symbol.
-bool read_ints(py::handle tuple, std::vector<int64_t>& numbers) {
-  const auto count = PyTuple_GET_SIZE(tuple.ptr());
-  numbers.resize(count);
-  for (Py_ssize_t i = 0; i < count; ++i) {
-    auto* const number = PyTuple_GET_ITEM(tuple.ptr(), i);
-    if (!PyLong_CheckExact(number)) {
-      return false;
-    }
-    numbers[i] = PyLong_AsLongLong(number);
-  }
-  return true;
-}
-
-// What many calls with equal specs come to: the plan, and the spec of the result.
-struct Target {
-  ExecutionPtr execution;
-  py::object spec;
-};
-
-struct TargetKey {
-  ExecutionKey key;  // its dst as it was asked for
-  std::vector<int64_t> stride;
-  PyObject* dtype;  // PyTorch keeps them for ever
-
-  friend bool operator==(const TargetKey&, const TargetKey&) = default;
-};
-
-struct TargetKeyHash {
-  size_t operator()(const TargetKey& key) const { return ExecutionKeyHash()(key.key); }
-};
-
-// Never destroyed: it holds Python's objects. The GIL is its lock.
-LruCache<TargetKey, Target, TargetKeyHash>& targets() {
-  static auto* const cache = new LruCache<TargetKey, Target, TargetKeyHash>(kNumTargets);  // NOLINT
-  return *cache;
-}
 
 // The options that all tensors of a call share.
 struct Options {
@@ -117,6 +78,10 @@ class Many {
 
   ExecutionPtr find_execution(ExecutionKey key) { return execution_of(std::move(key), mesh_, *known_); }
 
+  Target find_target(TargetKey key, py::handle src_spec, py::handle placements) {
+    return python::find_target(std::move(key), src_spec, mesh_, *known_, placements);
+  }
+
   // Of masks, the specs must outlive this.
   void add(ExecutionPtr execution, const at::Tensor& local, MaskHooks masks = {}) {
     items_.push_back({std::move(execution), local, std::move(masks)});
@@ -126,8 +91,6 @@ class Many {
     const WithoutGil no_gil;
     return run_many(items_, options_.async_op, options_.max_bytes.value_or(kTogetherBytes));
   }
-
-  const py::object& mesh() const { return mesh_; }
 
  private:
   const Options& options_;
@@ -186,25 +149,6 @@ PyObject* redistribute_local_tensors(PyObject* /*module*/, PyObject* const* args
   END_HANDLE_TH_ERRORS
 }
 
-PyTypeObject* dtensor_type() {
-  static auto* const type =
-      py::module::import("torch.distributed.tensor").attr("DTensor").cast<py::object>().release().ptr();
-  return reinterpret_cast<PyTypeObject*>(type);
-}
-
-// DTensor.__new__, as PyTorch calls it.
-py::object make_dtensor(PyObject* local, py::handle spec) {
-  static auto* const type = reinterpret_cast<PyObject*>(dtensor_type());
-  static auto* const make = PyObject_GetAttrString(type, "__new__");
-  static auto* const names = py::make_tuple("requires_grad").release().ptr();
-  PyObject* const arguments[] = {type, local, spec.ptr(), Py_False};
-  auto* const dtensor = PyObject_Vectorcall(make, arguments, 3, names);
-  if (dtensor == nullptr) {
-    throw py::error_already_set();
-  }
-  return py::reinterpret_steal<py::object>(dtensor);
-}
-
 // Placements that were read, for as long as the next ones are the same object.
 class LastPlacements {
  public:
@@ -220,19 +164,6 @@ class LastPlacements {
   py::object object_;
   std::vector<Placement> placements_;
 };
-
-Target find_target(Many& many, TargetKey key, py::handle src_spec, py::handle placements) {
-  auto& cache = targets();
-  if (const auto* known = cache.get(key)) {
-    return *known;
-  }
-  auto spec = python_function("_target")(src_spec, many.mesh(), placements, py::none(), py::none());
-  auto planned = key.key;
-  planned.dst = SpecObjects(spec).read();
-  Target target{many.find_execution(std::move(planned)), std::move(spec)};
-  cache.put(std::move(key), target);
-  return target;
-}
 
 // True if a gradient is to be recorded. TypeError for what is no DTensor.
 bool check_dtensors(PyObject* list) {
@@ -289,7 +220,7 @@ PyObject* redistribute_many(PyObject* /*module*/, PyObject* const* args, Py_ssiz
         !read_ints(attribute<kStride>(meta), key.stride)) {
       Py_RETURN_NOTIMPLEMENTED;
     }
-    auto target = find_target(many, std::move(key), spec, placements);
+    auto target = many.find_target(std::move(key), spec, placements);
     many.add(std::move(target.execution), tensor);
     specs.push_back(std::move(target.spec));
   }
@@ -306,7 +237,7 @@ PyObject* redistribute_many(PyObject* /*module*/, PyObject* const* args, Py_ssiz
 }
 
 PyObject* forget_redistributions(PyObject* /*module*/, PyObject* /*unused*/) {
-  targets().clear();
+  forget_targets();
   forget_executions();
   forget_plans();
   Py_RETURN_NONE;

@@ -14,5 +14,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   funcol::python::bind_redistribute(m.ptr());
   funcol::python::bind_sharding(m.ptr());
   funcol::python::bind_redistribute_many(m.ptr());
+  funcol::python::bind_dtensor(m.ptr());
   funcol::python::bind_info(m.ptr());
 }

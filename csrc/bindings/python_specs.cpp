@@ -91,7 +91,7 @@ py::object make_spec(const Spec& spec, py::handle mesh, bool strided_as_order, p
 
 }  // namespace
 
-py::object to_python_spec(const Spec& spec, py::handle mesh, bool strided_as_order, py::handle make,
+py::object to_python_spec(const funcol::Spec& spec, py::handle mesh, bool strided_as_order, py::handle make,
                           const MaskedPlacements& masked) {
   const auto& placements = spec.layout.placements;
   if (std::any_of(placements.begin(), placements.end(),

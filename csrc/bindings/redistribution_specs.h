@@ -100,6 +100,7 @@ inline constexpr const char* kTensorMeta = "tensor_meta";
 inline constexpr const char* kShape = "shape";
 inline constexpr const char* kStride = "stride";
 inline constexpr const char* kDtype = "dtype";
+inline constexpr const char* kDeviceType = "device_type";
 inline constexpr const char* kSpec = "_spec";
 inline constexpr const char* kLocalTensor = "_local_tensor";
 

@@ -12,7 +12,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from itertools import combinations, pairwise, product
-from types import CodeType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, cast
 
 import torch
@@ -20,6 +20,13 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as stock
 import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
+
+
+def simulates_ranks() -> bool:
+    """Whether PyTorch's ``LocalTensorMode`` is active: one process stands for all ranks, and rank and sizes
+    are symbols."""
+    module = sys.modules.get("torch.distributed._local_tensor")
+    return module is not None and module.local_tensor_mode() is not None
 
 
 def mesh_group_name(mesh: dist.device_mesh.DeviceMesh, mesh_dim: int) -> str:
@@ -348,6 +355,43 @@ _TABLES = (
     "op_to_scalar_shape_adjuster",
     "squeeze_op_to_dims_variant",
 )
+
+
+def copied(function: FunctionType) -> FunctionType:
+    """A function that does what ``function`` does now."""
+    return FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+
+
+def redirected(function: FunctionType, ours: Callable[..., Any]) -> Callable[[], None]:
+    """Makes ``function`` call ``ours``, which takes the same arguments by position, until what is returned is
+    called.
+
+    For functions that PyTorch's C++ looks up once and keeps: whatever holds the function sees the change.
+    """
+    code, defaults = function.__code__, function.__defaults__
+    assert not function.__closure__ and function.__kwdefaults__ is None
+    taken = code.co_argcount
+
+    def undo() -> None:
+        function.__code__ = code
+        function.__defaults__ = defaults
+
+    function.__defaults__ = (ours,)
+    function.__code__ = {2: _redirect_2}[taken].__code__
+    return undo
+
+
+def _redirect_2(first: Any, second: Any, ours: Callable[[Any, Any], Any]) -> Any:
+    return ours(first, second)
+
+
+def forget_decisions() -> None:
+    """Empties this thread's cache of decisions that DTensor's dispatcher has in C++, where it has one."""
+    clear = getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", None)
+    if clear is not None:
+        clear()
 
 
 def tables(propagator: Any) -> dict[str, dict[Any, Any]]:

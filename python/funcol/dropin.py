@@ -1,11 +1,12 @@
 """funcol in place of PyTorch's own functional collectives, in programs that do not name it.
 
-:func:`install` does two things, which :func:`uninstall` undoes:
+:func:`install` does three things, which :func:`uninstall` undoes:
 
 - The functions of ``torch.distributed._functional_collectives`` that funcol has too become funcol's, in that
   module and in every other module of PyTorch that imported them by name.
 - The operators of ``_c10d_functional``, ``_c10d_functional_autograd`` and ``c10d_functional`` get funcol's
   kernels for CPU and CUDA. What they return, how they trace and differentiate stays PyTorch's.
+- DTensor gets funcol's redistribution, propagation and conversions (:mod:`funcol.dropin_dtensor`).
 
 DTensor and its relatives then hold pending tensors. PyTorch's class ``AsyncCollectiveTensor`` stays what it
 is: to code that asks for it a pending tensor is a plain one, which waits by itself.
@@ -29,6 +30,7 @@ import torch.distributed._functional_collectives as stock
 import torch.distributed.distributed_c10d as c10d
 
 from . import _C
+from .dropin_dtensor import UnderDTensor
 
 
 class _Replacement(NamedTuple):
@@ -117,26 +119,36 @@ def _forget_kernels() -> None:
             packet.default._uncache_dispatch(key)
 
 
+class _Wanted(NamedTuple):
+    """Which parts somebody wants in place."""
+
+    collectives: bool
+    dtensor: bool
+
+
 _lock = threading.Lock()
 _installed: _Installation | None = None
-_stays = False  # somebody called install()
-_num_contexts = 0
-_num_uninstalls = 0
+_under_dtensor: UnderDTensor | None = None
+_stays = _Wanted(False, False)  # by install()
+_contexts: dict[object, _Wanted] = {}  # by installed(), while they are open
 
 
-def _put() -> None:
-    """Call with the lock."""
-    global _installed
-    if _installed is None:
-        _installed = _Installation()
-
-
-def _take_if_unwanted() -> None:
-    """Call with the lock."""
-    global _installed
-    if _installed is not None and not _stays and _num_contexts == 0:
+def _update() -> None:
+    """Puts and takes what is wanted now. Call with the lock."""
+    global _installed, _under_dtensor
+    wanted = [_stays, *_contexts.values()]
+    wants_dtensor = any(of_one.dtensor for of_one in wanted)
+    if not wants_dtensor and _under_dtensor is not None:
+        parts, _under_dtensor = _under_dtensor, None
+        parts.undo()
+    wants_collectives = any(of_one.collectives for of_one in wanted)
+    if not wants_collectives and _installed is not None:
         installation, _installed = _installed, None
         installation.undo()
+    if wants_collectives and _installed is None:
+        _installed = _Installation()
+    if wants_dtensor and _under_dtensor is None:
+        _under_dtensor = UnderDTensor()
 
 
 def is_installed() -> bool:
@@ -144,51 +156,59 @@ def is_installed() -> bool:
     return _installed is not None
 
 
-def install() -> None:
-    """Puts funcol in place of PyTorch's functional collectives, until :func:`uninstall`, for all threads.
+def is_under_dtensor() -> bool:
+    """Whether funcol is under DTensor now."""
+    return _under_dtensor is not None
+
+
+def install(dtensor: bool = True) -> None:
+    """Puts funcol in place of PyTorch's functional collectives, and under DTensor, until :func:`uninstall`,
+    for all threads.
 
     Existing DTensor, tensor-parallel and FSDP2 programs, compiled ones too, then run on it and compute the
-    same. Does nothing if it was called before. Starts no thread. What a program itself imported by name from
+    same. ``dtensor=False`` leaves DTensor as it is, with funcol's collectives in it. Calling it again adds
+    what is not there yet. Starts no thread. What a program itself imported by name from
     ``torch.distributed._functional_collectives`` before this call stays as it is there.
+
+    Under DTensor are its ``to_local``, ``from_local``, ``redistribute`` and ``full_tensor``, the propagator of
+    its dispatcher and the redistribution of arguments there, and the costs of redistribution, in every module
+    that has them. A propagator that is not PyTorch's own class stays in place.
     """
     global _stays
     with _lock:
-        _put()
-        _stays = True
+        _stays = _Wanted(True, dtensor or _stays.dtensor)
+        _update()
 
 
 def uninstall() -> None:
     """Undoes :func:`install`, however often that was called, and every :func:`installed` that is still open.
 
-    PyTorch's functions and kernels are in place again; pending tensors stay valid. Does nothing if funcol is
-    not installed.
+    PyTorch's functions and kernels are in place again; pending tensors and DTensors stay valid. Does nothing
+    if funcol is not installed.
     """
-    global _stays, _num_contexts, _num_uninstalls
+    global _stays
     with _lock:
-        _stays = False
-        _num_contexts = 0
-        _num_uninstalls += 1
-        _take_if_unwanted()
+        _stays = _Wanted(False, False)
+        _contexts.clear()
+        _update()
 
 
 @contextmanager
-def installed() -> Iterator[None]:
+def installed(dtensor: bool = True) -> Iterator[None]:
     """:func:`install` for a ``with`` block; contexts nest, and overlap if several threads enter them.
 
     The last one to end uninstalls, unless :func:`install` was called too.
     """
-    global _num_contexts
+    me = object()
     with _lock:
-        entered_after = _num_uninstalls
-        _put()
-        _num_contexts += 1
+        _contexts[me] = _Wanted(True, dtensor)
+        _update()
     try:
         yield
     finally:
         with _lock:
-            if entered_after == _num_uninstalls:
-                _num_contexts -= 1
-                _take_if_unwanted()
+            if _contexts.pop(me, None) is not None:
+                _update()
 
 
 def _name_of_ranks(ranks: list[int], tag: str) -> str | None:

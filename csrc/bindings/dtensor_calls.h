@@ -1,0 +1,30 @@
+// DTensor's differentiable methods on plain DTensors: from_local, to_local, redistribute, full_tensor.
+//
+// Values, placements and gradients are PyTorch's, and so is what the caller sees of aliasing: to_local() is a
+// view that cannot be written to where a gradient is recorded. Each is differentiable any number of times, as
+// its gradient is made of the others.
+//
+// All need the GIL, and give a null object for what is not theirs: where a layer of PyTorch watches or a
+// tensor belongs to one, sizes are symbols, placements are strided, masked or of unknown kinds, the rank is
+// outside of the mesh, an argument makes no sense. Nothing has happened then, and PyTorch's way is to be
+// taken.
+#pragma once
+
+#include <torch/csrc/utils/pybind.h>
+
+namespace funcol::python {
+
+// `grad_placements`: a tuple of placements, or None for those of the tensor.
+py::object to_local(py::handle dtensor, py::handle grad_placements);
+
+// `placements`: a tuple or list, or None for Replicate alone. `shape` and `stride`: of the whole, or None for
+// both.
+py::object from_local(py::handle local, py::handle device_mesh, py::handle placements, py::handle shape,
+                      py::handle stride, py::handle grad_placements);
+
+// Same placements are the same local tensor. ValueError as funcol.redistribute() has it.
+py::object redistribute(py::handle dtensor, py::handle placements, bool async_op);
+
+py::object full_tensor(py::handle dtensor, py::handle grad_placements);
+
+}  // namespace funcol::python

@@ -1,0 +1,82 @@
+#include "bindings/dtensor_objects.h"
+
+#include <utility>
+
+#include "bindings/python_specs.h"
+#include "planner/lru_cache.h"
+
+namespace funcol::python {
+namespace {
+
+constexpr size_t kNumTargets = 1024;
+
+struct TargetKeyHash {
+  size_t operator()(const TargetKey& key) const { return ExecutionKeyHash()(key.key); }
+};
+
+// Never destroyed: it holds Python's objects.
+LruCache<TargetKey, Target, TargetKeyHash>& targets() {
+  static auto* const cache = new LruCache<TargetKey, Target, TargetKeyHash>(kNumTargets);  // NOLINT
+  return *cache;
+}
+
+}  // namespace
+
+PyTypeObject* dtensor_type() {
+  static auto* const type =
+      py::module::import("torch.distributed.tensor").attr("DTensor").cast<py::object>().release().ptr();
+  return reinterpret_cast<PyTypeObject*>(type);
+}
+
+py::object make_dtensor(PyObject* local, py::handle spec, bool requires_grad) {
+  static auto* const type = reinterpret_cast<PyObject*>(dtensor_type());
+  static auto* const make = PyObject_GetAttrString(type, "__new__");
+  static auto* const names = py::make_tuple("requires_grad").release().ptr();
+  PyObject* const arguments[] = {type, local, spec.ptr(), requires_grad ? Py_True : Py_False};
+  auto* const dtensor = PyObject_Vectorcall(make, arguments, 3, names);
+  if (dtensor == nullptr) {
+    throw py::error_already_set();
+  }
+  return py::reinterpret_steal<py::object>(dtensor);
+}
+
+bool read_ints(py::handle tuple, std::vector<int64_t>& numbers) {
+  if (!PyTuple_Check(tuple.ptr())) {
+    return false;
+  }
+  const auto count = PyTuple_GET_SIZE(tuple.ptr());
+  numbers.resize(count);
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    auto* const number = PyTuple_GET_ITEM(tuple.ptr(), i);
+    if (!PyLong_CheckExact(number)) {
+      return false;
+    }
+    numbers[i] = PyLong_AsLongLong(number);
+  }
+  return true;
+}
+
+py::object interned_spec(py::handle device_mesh, const std::vector<Placement>& placements, TensorMeta meta) {
+  static auto* const make =
+      py::module::import("funcol.sharding").attr("_make_spec").cast<py::object>().release().ptr();
+  return to_python_spec({std::move(meta), {placements, default_shard_order(placements)}}, device_mesh,
+                        /*strided_as_order=*/false, make, nullptr);
+}
+
+Target find_target(TargetKey key, py::handle src_spec, py::handle device_mesh, KnownMesh& known,
+                   py::handle placements) {
+  auto& cache = targets();
+  if (const auto* target = cache.get(key)) {
+    return *target;
+  }
+  auto spec = python_function("_target")(src_spec, device_mesh, placements, py::none(), py::none());
+  auto planned = key.key;
+  planned.dst = SpecObjects(spec).read();
+  Target target{execution_of(std::move(planned), device_mesh, known), std::move(spec)};
+  cache.put(std::move(key), target);
+  return target;
+}
+
+void forget_targets() { targets().clear(); }
+
+}  // namespace funcol::python

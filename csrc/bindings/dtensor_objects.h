@@ -1,0 +1,48 @@
+// PyTorch's DTensors and their specs, as C++ takes them apart and puts them together.
+//
+// Everything here needs the GIL, which is the lock of the caches, too.
+#pragma once
+
+#include <torch/csrc/utils/pybind.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "bindings/redistribution_specs.h"
+#include "layout/tensor_meta.h"
+
+namespace funcol::python {
+
+PyTypeObject* dtensor_type();
+
+// DTensor.__new__(DTensor, local, spec, requires_grad=...), without the __init__ that does nothing.
+py::object make_dtensor(PyObject* local, py::handle spec, bool requires_grad = false);
+
+// False if one of the tuple's numbers is a symbol.
+bool read_ints(py::handle tuple, std::vector<int64_t>& numbers);
+
+// A DTensorSpec of a tensor held by `placements`, which are plain, axes cutting in the order of the mesh: the
+// same object for equal arguments, as long as it is remembered.
+py::object interned_spec(py::handle device_mesh, const std::vector<Placement>& placements, TensorMeta meta);
+
+// What many redistributions with equal specs come to: the plan, and the spec of the result.
+struct Target {
+  ExecutionPtr execution;
+  py::object spec;
+};
+
+struct TargetKey {
+  ExecutionKey key;  // its dst as it was asked for
+  std::vector<int64_t> stride;
+  PyObject* dtype;  // PyTorch keeps them for ever
+
+  friend bool operator==(const TargetKey&, const TargetKey&) = default;
+};
+
+// Where a tensor of `src_spec` gets by `placements`. The rank is inside the mesh; there are no masks.
+// ValueError if there is no plan.
+Target find_target(TargetKey key, py::handle src_spec, py::handle device_mesh, KnownMesh& known,
+                   py::handle placements);
+void forget_targets();
+
+}  // namespace funcol::python

@@ -1,0 +1,187 @@
+"""What stands under PyTorch's DTensor while :func:`funcol.install` is in effect.
+
+Each function here has the signature, results and gradients of the one of PyTorch that it stands in for. The
+calls that programs make at every step are done in C++, specs made once and their gradients recorded there;
+what is not plain (tracing, modes, subclasses, symbolic sizes, strided shards) goes through Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate
+from torch.distributed.tensor import _collective_utils as stock_collectives
+from torch.distributed.tensor import _redistribute as stock_redistribute
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor._op_schema import OpStrategy
+from torch.distributed.tensor._ops import utils as stock_ops
+from torch.distributed.tensor._utils import ExplicitRedistributionContext, compute_global_tensor_info
+
+from . import _C, _compat, redistribution
+from .sharding import redistribute_cost_table
+
+_to_local = DTensor.to_local
+_from_local = DTensor.from_local
+_redistribute = DTensor.redistribute
+_full_tensor = DTensor.full_tensor
+_redistribute_local_tensor = stock_redistribute.redistribute_local_tensor
+_redistribute_cost = stock_collectives.redistribute_cost
+_generate_redistribute_costs = stock_ops.generate_redistribute_costs
+
+
+def to_local(self: DTensor, *, grad_placements: Sequence[Placement] | None = None) -> Tensor:
+    """PyTorch counterpart: ``DTensor.to_local``."""
+    local = _C.dtensor_to_local(self, grad_placements)
+    return _to_local(self, grad_placements=grad_placements) if local is NotImplemented else local
+
+
+def from_local(
+    local_tensor: Tensor,
+    device_mesh: DeviceMesh | None = None,
+    placements: Sequence[Placement] | None = None,
+    *,
+    run_check: bool = False,
+    shape: torch.Size | None = None,
+    stride: tuple[int, ...] | None = None,
+    grad_placements: Sequence[Placement] | None = None,
+) -> DTensor:
+    """PyTorch counterpart: ``DTensor.from_local``."""
+    if device_mesh is not None and not run_check:
+        dtensor = _C.dtensor_from_local(
+            local_tensor, device_mesh, placements, shape, stride, grad_placements
+        )
+        if dtensor is not NotImplemented:
+            return dtensor
+    more = {} if grad_placements is None else {"grad_placements": grad_placements}
+    return _from_local(
+        local_tensor, device_mesh, placements, run_check=run_check, shape=shape, stride=stride, **more
+    )
+
+
+def redistribute(
+    self: DTensor,
+    device_mesh: DeviceMesh | None = None,
+    placements: Sequence[Placement] | None = None,
+    *,
+    async_op: bool = False,
+    forward_dtype: torch.dtype | None = None,
+    backward_dtype: torch.dtype | None = None,
+) -> DTensor:
+    """By funcol's plan, which may take fewer collectives than PyTorch's.
+
+    PyTorch counterpart: ``DTensor.redistribute``.
+    """
+    is_other_mesh = device_mesh is not None and device_mesh is not self._spec.mesh
+    if not is_other_mesh and forward_dtype is None and backward_dtype is None:
+        dtensor = _C.redistribute_dtensor(self, placements, async_op)
+        if dtensor is not NotImplemented:
+            return dtensor
+    if placements is None or _compat.simulates_ranks():
+        return _redistribute(
+            self,
+            device_mesh,
+            placements,
+            async_op=async_op,
+            forward_dtype=forward_dtype,
+            backward_dtype=backward_dtype,
+        )
+    return redistribution.redistribute(
+        self,
+        device_mesh,
+        placements,
+        shard_order=_kept_order(self, placements),
+        async_op=async_op,
+        forward_dtype=forward_dtype,
+        backward_dtype=backward_dtype,
+    )
+
+
+def _kept_order(dtensor: DTensor, placements: Sequence[Placement]) -> Any:
+    """Same placements move nothing, whatever the order in which the axes cut."""
+    return dtensor._spec.shard_order if tuple(placements) == dtensor.placements else None
+
+
+def full_tensor(self: DTensor, *, grad_placements: Sequence[Placement] | None = None) -> Tensor:
+    """PyTorch counterpart: ``DTensor.full_tensor``."""
+    whole = _C.dtensor_full_tensor(self, grad_placements)
+    return _full_tensor(self, grad_placements=grad_placements) if whole is NotImplemented else whole
+
+
+def redistribute_local_tensor(
+    local_tensor: Tensor,
+    current_spec: DTensorSpec,
+    target_spec: DTensorSpec,
+    *,
+    async_op: bool = False,
+    use_graph_based_transform: bool | None = None,
+    is_explicit: bool = False,
+) -> Tensor:
+    """PyTorch counterpart: ``torch.distributed.tensor._redistribute.redistribute_local_tensor``.
+
+    ``use_graph_based_transform`` chooses one of PyTorch's planners; there is one here.
+    """
+    if _compat.simulates_ranks():
+        return _redistribute_local_tensor(
+            local_tensor, current_spec, target_spec, async_op=async_op, is_explicit=is_explicit
+        )
+    return redistribution._moved(local_tensor, current_spec, target_spec, async_op, None, None, is_explicit)
+
+
+def redistribute_cost(current_spec: DTensorSpec, new_spec: DTensorSpec) -> float:
+    """PyTorch counterpart: ``torch.distributed.tensor._collective_utils.redistribute_cost``."""
+    return _costs([current_spec], new_spec)[0]
+
+
+def generate_redistribute_costs(src_strategy: OpStrategy, dst_spec: DTensorSpec) -> list[float]:
+    """PyTorch counterpart: ``torch.distributed.tensor._ops.utils.generate_redistribute_costs``."""
+    return _costs([strategy.output_spec for strategy in src_strategy.strategies], dst_spec)
+
+
+def _costs(sources: list[DTensorSpec], target: DTensorSpec) -> list[float]:
+    try:
+        return [row[0] for row in redistribute_cost_table(sources, [target])]
+    except (NotImplementedError, ValueError, TypeError):  # symbolic sizes, placements of unknown kinds
+        return [_redistribute_cost(source, target) for source in sources]
+
+
+def wrap(res: object, spec: Any) -> object:
+    """PyTorch counterpart: ``torch.distributed.tensor._dispatch.OpDispatcher.wrap``."""
+    wrapped = _C.wrap_dtensors(res, spec)
+    return _wrap(res, spec) if wrapped is NotImplemented else wrapped
+
+
+_wrap = _compat.copied(type(DTensor._op_dispatcher).wrap)
+
+
+def _gradient_from_local(gradient: DTensor, placements: tuple[Placement, ...]) -> Tensor:
+    """The local part of ``gradient``, once it has ``placements``."""
+    if gradient.placements != placements:
+        target = redistribution._target(gradient._spec, gradient.device_mesh, placements, None, None)
+        ExplicitRedistributionContext.observe_redistribution(
+            gradient._spec, target, "Implicit redistribution occurred in DTensor.from_local backward"
+        )
+        gradient = gradient.redistribute(placements=placements)
+    return gradient.to_local()
+
+
+def _gradient_to_local(
+    gradient: Tensor, spec: DTensorSpec, placements: tuple[Placement, ...] | None
+) -> DTensor:
+    """``gradient``, of the local part of a tensor of ``spec``, as a gradient of that tensor."""
+    if placements is None:
+        placements = tuple(Replicate() if one.is_partial() else one for one in spec.placements)
+    _, stride = compute_global_tensor_info(gradient, spec.mesh, spec.placements)
+    return DTensor.from_local(gradient, spec.mesh, placements, shape=spec.shape, stride=tuple(stride))
+
+
+def _gradient_of_redistribute(gradient: DTensor, spec: DTensorSpec, async_op: bool) -> DTensor:
+    """``gradient`` where a tensor of ``spec`` was."""
+    assert spec.tensor_meta is not None
+    dtype = spec.tensor_meta.dtype
+    how = redistribution._How(async_op, None, None)
+    result: DTensor = redistribution._RedistributeGradient.apply(gradient, spec, dtype, dtype, how)
+    return result

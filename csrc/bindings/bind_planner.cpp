@@ -155,6 +155,9 @@ void bind_cost_models(py::module m) {
       .def_readonly("all_to_all", &AxisCost::all_to_all)
       .def_readonly("permute", &AxisCost::permute)
       .def(py::self == py::self);
+  py::class_<DTensorCosts>(m, "DTensorCosts").def(py::init<>()).def("__repr__", [](const DTensorCosts&) {
+    return "DTensorCosts()";
+  });
   py::class_<AlphaBeta>(m, "AlphaBeta")
       .def(py::init([](std::vector<AxisCost> axes, LinkCost copy) {
              return AlphaBeta{std::move(axes), copy};

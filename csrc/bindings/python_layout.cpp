@@ -118,7 +118,7 @@ Mesh read_mesh(py::handle device_mesh) {
       py::module::import("funcol._compat").attr("mesh_axes").cast<py::object>().release().ptr();
   const auto axes = py::handle(const_cast<PyObject*>(mesh_axes))(device_mesh).cast<py::tuple>();  // NOLINT
   return {axes[0].cast<std::vector<int64_t>>(), axes[1].cast<std::vector<std::string>>(),
-          axes[2].cast<std::vector<AxisSet>>()};
+          axes[2].cast<std::vector<AxisSet>>(), axes[3].cast<int64_t>()};
 }
 
 }  // namespace

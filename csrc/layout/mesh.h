@@ -22,6 +22,7 @@ struct Mesh {
   std::vector<int64_t> sizes;      // ranks on each axis
   std::vector<std::string> names;  // of the axes; empty if they have none
   std::vector<AxisSet> merged;     // sets of two or more axes whose ranks have a process group of their own
+  int64_t ranks_per_host = 1;      // of those that stand next to each other, the last axis first
 
   int64_t num_axes() const { return static_cast<int64_t>(sizes.size()); }
 

@@ -9,6 +9,7 @@ namespace {
 
 // The five that communicate, in the order of StepKind.
 constexpr std::array<double, 5> kStepCounts{2, 2, 4, 1, 1};
+constexpr double kBaseLatency = 6.6;  // us
 constexpr std::array<LinkCost AxisCost::*, 5> kLinks{&AxisCost::all_gather, &AxisCost::reduce_scatter,
                                                      &AxisCost::all_reduce, &AxisCost::all_to_all,
                                                      &AxisCost::permute};
@@ -43,7 +44,6 @@ std::string_view to_string(StepKind kind) {
 bool communicates(StepKind kind) { return kind <= StepKind::kPermute; }
 
 AlphaBeta default_alpha_beta(const Mesh& mesh) {
-  constexpr double kBaseLatency = 6.6;
   constexpr double kLatencyPerHop = 0.6;
   constexpr double kUsPerByte = 1e6 / 87.7e9;
   AlphaBeta model;
@@ -71,7 +71,28 @@ AlphaBeta with_triangle_inequality(AlphaBeta model) {
   return model;
 }
 
+namespace {
+
+AlphaBeta alpha_beta_of(const std::vector<RingAxis>& rings) {
+  AlphaBeta model;
+  for (const auto& ring : rings) {
+    const double hops = ring.num_ranks - 1;
+    const double us_per_byte = 1e6 / (ring.gb_per_s * 1024 * 1024 * 1024);
+    const LinkCost once{kBaseLatency + hops * ring.latency_us, us_per_byte};
+    model.axes.push_back({once, once, {kBaseLatency + 2 * hops * ring.latency_us, us_per_byte}, once, once});
+  }
+  return with_triangle_inequality(std::move(model));
+}
+
+}  // namespace
+
 Costs::Costs(const CostModel& model, const Mesh& mesh) {
+  if (std::holds_alternative<DTensorCosts>(model)) {
+    auto rings = ring_axes(mesh);
+    *this = Costs(alpha_beta_of(rings), mesh);
+    rings_ = std::move(rings);
+    return;
+  }
   const auto* alpha_beta = std::get_if<AlphaBeta>(&model);
   if (alpha_beta != nullptr && static_cast<int64_t>(alpha_beta->axes.size()) != mesh.num_axes()) {
     throw std::invalid_argument("AlphaBeta: a cost model of " + std::to_string(alpha_beta->axes.size()) +

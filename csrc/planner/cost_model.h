@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "layout/mesh.h"
+#include "planner/dtensor_costs.h"
 
 namespace funcol {
 
@@ -76,7 +77,9 @@ struct AlphaBeta {
   friend bool operator==(const AlphaBeta&, const AlphaBeta&) = default;
 };
 
-using CostModel = std::variant<StepCounts, AlphaBeta>;
+// DTensorCosts prices a redistribution as a whole, where that is asked for; plans are compared by its rings'
+// latencies and bandwidths.
+using CostModel = std::variant<StepCounts, AlphaBeta, DTensorCosts>;
 
 // 6.6 us and 87.7 GB/s a collective, 0.6 us more for every further rank: PyTorch's numbers for one host
 // (torch.distributed.tensor._collective_utils.MeshTopoInfo); copies at 500 GB/s after 2 us.
@@ -100,10 +103,14 @@ class Costs {
   // Never more than what any step pays for a byte that a rank receives.
   double least_us_per_byte() const { return least_us_per_byte_; }
 
+  // The axes of a model that prices whole redistributions by dtensor_cost(); empty for other models.
+  const std::vector<RingAxis>& rings() const { return rings_; }
+
  private:
   // link_[kind][axes]: us_per_byte already holds the share of the bytes that is sent.
   std::array<std::vector<LinkCost>, 5> link_;
   LinkCost copy_;
+  std::vector<RingAxis> rings_;
   double least_us_per_byte_ = 0;
 };
 

@@ -27,6 +27,10 @@ Reach::Reach(const Mesh& mesh, const Costs& costs, std::vector<int64_t> shape, i
       space_(mesh, shape_, itemsize_, source_, vocabulary_),
       costs_(costs),
       places_(kFirstPlaces, -1) {
+  if (const auto of_axis = placements_to_price(); !of_axis.empty()) {
+    price_all(of_axis);
+    return;
+  }
   // Masks have to be applied before anything else.
   double cost = 0;
   const int64_t bytes = space_.held(space_.src()).bytes;
@@ -36,6 +40,61 @@ Reach::Reach(const Mesh& mesh, const Costs& costs, std::vector<int64_t> shape, i
     }
   }
   open(node_of(space_.src()), cost, false);
+}
+
+std::vector<std::vector<Placement>> Reach::placements_to_price() const {
+  if (costs_.rings().empty() || source_.order != default_shard_order(source_.placements)) {
+    return {};
+  }
+  size_t num_layouts = 1;
+  std::vector<std::vector<Placement>> of_axis(source_.placements.size());
+  for (size_t axis = 0; axis < of_axis.size(); ++axis) {
+    auto& placements = of_axis[axis];
+    if (space_.slot(static_cast<int64_t>(axis)) < 0) {
+      placements = {source_.placements[axis]};
+      continue;
+    }
+    placements = vocabulary_;
+    placements.push_back(Placement::replicate());
+    if (source_.placements[axis].mask == 0 &&
+        std::ranges::find(placements, source_.placements[axis]) == placements.end()) {
+      placements.push_back(source_.placements[axis]);
+    }
+    num_layouts *= placements.size();
+    if (num_layouts > kMostPriced) {
+      return {};
+    }
+  }
+  return of_axis;
+}
+
+void Reach::price_all(const std::vector<std::vector<Placement>>& of_axis) {
+  auto bytes = static_cast<double>(itemsize_);
+  for (const int64_t size : shape_) {
+    bytes *= static_cast<double>(size);
+  }
+  std::vector<size_t> digits(of_axis.size(), 0);
+  Layout target = source_;
+  while (true) {
+    for (size_t axis = 0; axis < digits.size(); ++axis) {
+      target.placements[axis] = of_axis[axis][digits[axis]];
+    }
+    target.order = default_shard_order(target.placements);
+    const double cost = dtensor_cost(source_, target, bytes, costs_.rings());
+    if (cost != kNever) {
+      const State state = space_.state(target);
+      nodes_[node_of(state)].known = cost;
+      settled_.push_back({state, cost});
+    }
+    size_t axis = digits.size();
+    while (axis > 0 && ++digits[axis - 1] == of_axis[axis - 1].size()) {
+      digits[--axis] = 0;
+    }
+    if (axis == 0) {
+      break;
+    }
+  }
+  std::ranges::stable_sort(settled_, {}, &Settled::cost);
 }
 
 double Reach::to(const Layout& target) {

@@ -26,6 +26,10 @@ namespace funcol {
 // brackets. Invariant: layouts are settled in the order of their costs, each by a least path within these
 // restrictions.
 //
+// Under a model that prices whole redistributions (Costs::rings()) there is no search: all layouts of the
+// default shard order are priced at once, and others cannot be reached; a source of another order is searched
+// from, as are more layouts than kMostPriced.
+//
 // Not safe against several threads at once.
 class Reach {
  public:
@@ -64,6 +68,7 @@ class Reach {
 
  private:
   static constexpr double kUnknown = -1;
+  static constexpr size_t kMostPriced = 4096;
 
   struct Node {
     State state;
@@ -81,6 +86,9 @@ class Reach {
     }
   };
 
+  // The placements that each axis may have, if all their layouts are to be priced at once; else empty.
+  std::vector<std::vector<Placement>> placements_to_price() const;
+  void price_all(const std::vector<std::vector<Placement>>& of_axis);
   // Whether a path may lead there.
   bool may_reach(const Layout& target) const;
   // Settles the next layout; false if there are no more.

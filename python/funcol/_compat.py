@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as stock
 import torch.distributed.distributed_c10d as c10d
+from torch.distributed import device_mesh
 from torch import Tensor
 
 
@@ -34,9 +35,12 @@ def mesh_group_name(mesh: dist.device_mesh.DeviceMesh, mesh_dim: int) -> str:
     return cast(str, mesh._dim_group_names[mesh_dim])
 
 
-def mesh_axes(mesh: dist.device_mesh.DeviceMesh) -> tuple[list[int], list[str], list[int]]:
-    """Sizes and names of the axes of ``mesh``, and the sets of axes that have a group, a bit an axis."""
-    return list(mesh.shape), list(mesh.mesh_dim_names or ()), sorted(merged_groups(mesh))
+def mesh_axes(mesh: dist.device_mesh.DeviceMesh) -> tuple[list[int], list[str], list[int], int]:
+    """Sizes and names of the axes of ``mesh``, the sets of axes that have a group, a bit an axis, and how many
+    of its devices a host has."""
+    names = list(mesh.mesh_dim_names or ())
+    per_host = device_mesh._mesh_resources.num_devices_per_host(mesh.device_type)
+    return list(mesh.shape), names, sorted(merged_groups(mesh)), per_host
 
 
 def merged_groups(mesh: dist.device_mesh.DeviceMesh) -> dict[int, str]:

@@ -14,7 +14,7 @@ from torch.distributed.tensor import _redistribute as stock_redistribute
 from torch.distributed.tensor._ops import utils as stock_ops
 from torch.distributed.tensor._sharding_prop import ShardingPropagator as StockPropagator
 
-from . import _compat, dtensor
+from . import _C, _compat, dtensor
 from .sharding import ShardingPropagator
 
 _METHODS = {
@@ -72,7 +72,7 @@ class UnderDTensor:
         self._own_wrap = _compat.redirected(type(self._dispatcher).wrap, dtensor.wrap)
         theirs = self._dispatcher.sharding_propagator
         if type(theirs) is StockPropagator:
-            self._propagator = ShardingPropagator(theirs)
+            self._propagator = ShardingPropagator(theirs, cost_model=_C.DTensorCosts())
             self._dispatcher.sharding_propagator = self._propagator
         _compat.forget_decisions()
 

@@ -22,7 +22,6 @@ from torch.distributed.tensor._ops import utils as stock_ops
 from torch.distributed.tensor._utils import ExplicitRedistributionContext, compute_global_tensor_info
 
 from . import _C, _compat, redistribution
-from .sharding import redistribute_cost_table
 
 _to_local = DTensor.to_local
 _from_local = DTensor.from_local
@@ -143,9 +142,12 @@ def generate_redistribute_costs(src_strategy: OpStrategy, dst_spec: DTensorSpec)
 
 def _costs(sources: list[DTensorSpec], target: DTensorSpec) -> list[float]:
     try:
-        return [row[0] for row in redistribute_cost_table(sources, [target])]
+        return [row[0] for row in _C.redistribute_cost_table(sources, [target], _COSTS)]
     except (NotImplementedError, ValueError, TypeError):  # symbolic sizes, placements of unknown kinds
         return [_redistribute_cost(source, target) for source in sources]
+
+
+_COSTS = _C.DTensorCosts()
 
 
 def wrap(res: object, spec: Any) -> object:

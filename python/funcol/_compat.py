@@ -398,6 +398,11 @@ def forget_decisions() -> None:
         clear()
 
 
+def rule_tables(propagator: Any) -> list[str]:
+    """Names of the tables in which ``propagator`` has rules."""
+    return [name for name in TABLES_OF_RULES if hasattr(propagator, name)]
+
+
 def tables(propagator: Any) -> dict[str, dict[Any, Any]]:
     """The tables by operator that ``propagator`` has, by the name of their attribute."""
     return {name: getattr(propagator, name) for name in _TABLES if hasattr(propagator, name)}

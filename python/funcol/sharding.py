@@ -83,12 +83,6 @@ class _Table(MutableMapping[OpOverload, Any]):
         self._hidden.add(op)
         self._own.pop(op, None)
 
-    def give_back(self) -> None:
-        """Moves what was entered here to the base."""
-        cast("MutableMapping[OpOverload, Any]", self._base).update(self._own)
-        self._own.clear()
-        self._hidden.clear()
-
     def __getitem__(self, op: OpOverload) -> Any:
         if op in self._own:
             return self._own[op]
@@ -193,14 +187,6 @@ class ShardingPropagator(StockPropagator):
         """
         self._forget_rules(op_overload)
         self._own_rows[op_overload] = rule
-
-    def give_back(self) -> StockPropagator:
-        """The propagator that this one is based on, with the rules that were registered here meanwhile."""
-        for name in _compat.TABLES_OF_RULES:
-            table = getattr(self, name, None)
-            if table is not None:
-                table.give_back()
-        return self._base
 
     def _forget_rules(self, op: OpOverload) -> None:
         for name in _compat.TABLES_OF_RULES:

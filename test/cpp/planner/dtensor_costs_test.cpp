@@ -29,7 +29,7 @@ double cost(const std::string& source, const std::string& target, const Mesh& me
 
 TEST(DTensorCosts, ChargeAGatherForItsHopsAndTheBytesOfTheWhole) {
   const double gb = 64.0 / (1 << 30);
-  EXPECT_DOUBLE_EQ(cost("S0", "R", {{2}}, 64), 6.6 + 2.7 + gb / 2 / (87.7 * 0.22) * 1e6);
+  EXPECT_DOUBLE_EQ(cost("S0", "R", Mesh{{2}, {}, {}}, 64), 6.6 + 2.7 + gb / 2 / (87.7 * 0.22) * 1e6);
 }
 
 TEST(DTensorCosts, ChargeLessWithinAHost) {
@@ -39,14 +39,14 @@ TEST(DTensorCosts, ChargeLessWithinAHost) {
 }
 
 TEST(DTensorCosts, PreferAGatherToAnExchange) {
-  EXPECT_GT(cost("S0", "S1", {{2}}, 64), 1.0 + cost("S0", "R", {{2}}, 32) - 1e-9);
+  EXPECT_GT(cost("S0", "S1", Mesh{{2}, {}, {}}, 64), 1.0 + cost("S0", "R", {{2}}, 32) - 1e-9);
 }
 
 TEST(DTensorCosts, GatherWhatIsCutOtherwiseFurtherOut) {
   EXPECT_GT(cost("S0,S0", "R,S0", {{2, 2}}, 64), cost("S0,R", "R,R", {{2, 2}}, 64));
 }
 
-TEST(DTensorCosts, ForbidShardsToBecomePartials) { EXPECT_EQ(cost("S0", "P", {{2}}, 64), kNever); }
+TEST(DTensorCosts, ForbidShardsToBecomePartials) { EXPECT_EQ(cost("S0", "P", Mesh{{2}, {}, {}}, 64), kNever); }
 
 TEST(DTensorCosts, ChangeNothingForATensorThatAllHold) { EXPECT_EQ(cost("R,R", "S0,P", {{2, 2}}, 64), 0); }
 

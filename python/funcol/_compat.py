@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import sys
 import threading
@@ -19,8 +20,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as stock
 import torch.distributed.distributed_c10d as c10d
-from torch.distributed import device_mesh
 from torch import Tensor
+from torch.distributed import device_mesh
 
 
 def simulates_ranks() -> bool:
@@ -363,32 +364,41 @@ _TABLES = (
 
 def copied(function: FunctionType) -> FunctionType:
     """A function that does what ``function`` does now."""
-    return FunctionType(
-        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    copy = FunctionType(
+        function.__code__,
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
     )
+    copy.__kwdefaults__ = function.__kwdefaults__ and dict(function.__kwdefaults__)
+    return copy
 
 
 def redirected(function: FunctionType, ours: Callable[..., Any]) -> Callable[[], None]:
-    """Makes ``function`` call ``ours``, which takes the same arguments by position, until what is returned is
-    called.
+    """Makes ``function`` call ``ours`` until what is returned is called.
 
-    For functions that PyTorch's C++ looks up once and keeps: whatever holds the function sees the change.
+    The function stays the same object: whoever holds it sees the change, modules that imported it by name,
+    Dynamo's tables, and PyTorch's C++, which looks some up once and keeps them.
     """
-    code, defaults = function.__code__, function.__defaults__
-    assert not function.__closure__ and function.__kwdefaults__ is None
-    taken = code.co_argcount
+    code, own = function.__code__, function.__kwdefaults__
+    assert not code.co_freevars
+    signature = inspect.signature(function)
 
     def undo() -> None:
         function.__code__ = code
-        function.__defaults__ = defaults
+        function.__kwdefaults__ = own
+        del function.__signature__  # type: ignore[attr-defined]
 
-    function.__defaults__ = (ours,)
-    function.__code__ = {2: _redirect_2}[taken].__code__
+    # In this order, as other threads may call it meanwhile; defaults of either code are there for both.
+    function.__kwdefaults__ = {**(own or {}), "_funcol": ours}
+    function.__signature__ = signature  # type: ignore[attr-defined]
+    function.__code__ = _redirect.__code__
     return undo
 
 
-def _redirect_2(first: Any, second: Any, ours: Callable[[Any, Any], Any]) -> Any:
-    return ours(first, second)
+def _redirect(*args: Any, _funcol: Callable[..., Any], **kwargs: Any) -> Any:
+    return _funcol(*args, **kwargs)
 
 
 def forget_decisions() -> None:

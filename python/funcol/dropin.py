@@ -170,9 +170,9 @@ def install(dtensor: bool = True) -> None:
     what is not there yet. Starts no thread. What a program itself imported by name from
     ``torch.distributed._functional_collectives`` before this call stays as it is there.
 
-    Under DTensor are its ``to_local``, ``from_local``, ``redistribute`` and ``full_tensor``, the propagator of
-    its dispatcher and the redistribution of arguments there, and the costs of redistribution, in every module
-    that has them. A propagator that is not PyTorch's own class stays in place.
+    Under DTensor are its ``to_local``, ``from_local``, ``redistribute`` and ``full_tensor``, its dispatcher's
+    propagator, redistribution of arguments and wrapping of results, and the costs of redistribution, in every
+    module that has them. A propagator that is not PyTorch's own class stays in place.
     """
     global _stays
     with _lock:

@@ -1,18 +1,19 @@
-"""funcol under PyTorch's DTensor: what :func:`funcol.install` puts in place, and how it is taken away again."""
+"""funcol under PyTorch's DTensor: what :func:`funcol.install` puts there, and how it is taken away again."""
 
 from __future__ import annotations
 
 import functools
-import sys
+import itertools
 from collections.abc import Callable
-from types import ModuleType
-from typing import Any, NamedTuple
+from types import FunctionType
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor import _collective_utils as stock_collectives
 from torch.distributed.tensor import _redistribute as stock_redistribute
+from torch.distributed.tensor._dispatch import OpDispatcher
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSchema, OutputSharding, TupleStrategy
 from torch.distributed.tensor._ops import utils as stock_ops
@@ -22,25 +23,22 @@ from torch.utils._pytree import tree_leaves
 from . import _C, _compat, dtensor
 from .sharding import ShardingPropagator
 
-_METHODS = {
-    "to_local": dtensor.to_local,
-    "from_local": staticmethod(dtensor.from_local),
-    "redistribute": dtensor.redistribute,
-    "full_tensor": dtensor.full_tensor,
-}
-
-_FUNCTIONS: list[tuple[ModuleType, Callable[..., Any]]] = [
-    (stock_redistribute, dtensor.redistribute_local_tensor),
-    (stock_collectives, dtensor.redistribute_cost),
-    (stock_ops, dtensor.generate_redistribute_costs),
+# PyTorch's functions, and what they call while funcol is under DTensor.
+_FUNCTIONS: list[tuple[FunctionType, Callable[..., Any]]] = [
+    (DTensor.to_local, dtensor.to_local),
+    (DTensor.from_local, dtensor.from_local),
+    (DTensor.redistribute, dtensor.redistribute),
+    (DTensor.full_tensor, dtensor.full_tensor),
+    (OpDispatcher.wrap, dtensor.wrap),
+    (stock_redistribute.redistribute_local_tensor, dtensor.redistribute_local_tensor),
+    (stock_collectives.redistribute_cost, dtensor.redistribute_cost),
+    (stock_ops.generate_redistribute_costs, dtensor.generate_redistribute_costs),
 ]
 
 
 def taken_over() -> list[str]:
     """Names of what stands in for PyTorch's under DTensor."""
-    names = [f"DTensor.{name}" for name in _METHODS]
-    names += [function.__name__ for _, function in _FUNCTIONS]
-    return [*names, "OpDispatcher.wrap", "OpDispatcher.sharding_propagator"]
+    return [theirs.__qualname__ for theirs, _ in _FUNCTIONS] + ["OpDispatcher.sharding_propagator"]
 
 
 # Of these, PyTorch's choice among several of equal cost, or beyond what rows of one axis say, is its own.
@@ -111,7 +109,12 @@ class DropinPropagator(ShardingPropagator):
             and self._contradicts(op_schema, theirs)
         )
         if contradicts:
-            return super()._propagate(op_schema, remember=False)
+            try:
+                return super()._propagate(op_schema, remember=False)
+            except ValueError:
+                # Ours makes no partials of shards, even where a partial that is written to has to stay.
+                if _moves_written(op_schema, theirs):
+                    raise
         return theirs
 
     def _contradicts(self, op_schema: OpSchema, sharding: OutputSharding) -> bool:
@@ -129,6 +132,17 @@ class DropinPropagator(ShardingPropagator):
             and [None if spec is None else spec.placements for spec in _listed(way.output_specs)] == outputs
             for way in ways.strategies
         )
+
+
+def _moves_written(op_schema: OpSchema, sharding: OutputSharding) -> bool:
+    """Whether ``sharding`` redistributes a tensor that the operator writes to, that is, writes to a copy."""
+    wanted = sharding.redistribute_schema or op_schema
+    pairs = itertools.zip_longest(op_schema.args_schema, wanted.args_schema)
+    arguments = [one for one in op_schema.op._schema.arguments if not one.kwarg_only]
+    return any(
+        argument.alias_info is not None and argument.alias_info.is_write and held != asked
+        for argument, (held, asked) in zip(arguments, pairs, strict=False)
+    )
 
 
 def _has_symbols(op_schema: OpSchema) -> bool:
@@ -168,66 +182,34 @@ def _listed(specs: Any) -> list[Any]:
     return list(specs) if isinstance(specs, (list, tuple)) else [specs]
 
 
-class _Place(NamedTuple):
-    holder: dict[str, Any]
-    name: str
-    theirs: Any
-    ours: Any
-
-
 class UnderDTensor:
-    """funcol put under DTensor; :meth:`undo` takes it away, also where modules imported it meanwhile."""
+    """funcol put under DTensor, until :meth:`undo`."""
 
     def __init__(self) -> None:
-        self._stock = {id(ours): getattr(module, ours.__name__) for module, ours in _FUNCTIONS}
-        self._methods = {name: vars(DTensor)[name] for name in _METHODS}
-        self._dispatcher = DTensor._op_dispatcher
-        self._propagator: DropinPropagator | None = None
-        self._own_wrap: Callable[[], None] | None = None
-        self._places: list[_Place] = []
+        self._undo: list[Callable[[], None]] = []
         try:
-            self._put()
+            for theirs, ours in _FUNCTIONS:
+                self._undo.append(_compat.redirected(theirs, ours))
+            self._put_propagator(DTensor._op_dispatcher)
         except BaseException:
             self.undo()
             raise
 
-    def _put(self) -> None:
-        ours_by_theirs = {id(self._stock[id(ours)]): ours for _, ours in _FUNCTIONS}
-        for holder, name, theirs in _functions_everywhere(ours_by_theirs):
-            ours = ours_by_theirs[id(theirs)]
-            self._places.append(_Place(holder, name, theirs, ours))
-            holder[name] = ours
-        for name, method in _METHODS.items():
-            setattr(DTensor, name, method)
-        self._own_wrap = _compat.redirected(type(self._dispatcher).wrap, dtensor.wrap)
-        theirs = self._dispatcher.sharding_propagator
-        if type(theirs) is StockPropagator:
-            self._propagator = DropinPropagator(theirs)
-            self._dispatcher.sharding_propagator = self._propagator
+    def _put_propagator(self, dispatcher: OpDispatcher) -> None:
+        theirs = dispatcher.sharding_propagator
+        if type(theirs) is not StockPropagator:
+            return
+        ours = DropinPropagator(theirs)
+
+        def undo() -> None:
+            if dispatcher.sharding_propagator is ours:
+                dispatcher.sharding_propagator = theirs
+            _compat.forget_decisions()
+
+        dispatcher.sharding_propagator = ours
+        self._undo.append(undo)
         _compat.forget_decisions()
 
     def undo(self) -> None:
-        for place in self._places:
-            if place.holder.get(place.name) is place.ours:
-                place.holder[place.name] = place.theirs
-        for holder, name, ours in _functions_everywhere(self._stock):
-            if holder is not vars(dtensor):
-                holder[name] = self._stock[id(ours)]
-        for name, method in self._methods.items():
-            setattr(DTensor, name, method)
-        if self._own_wrap is not None:
-            self._own_wrap()
-        if self._propagator is not None and self._dispatcher.sharding_propagator is self._propagator:
-            self._dispatcher.sharding_propagator = self._propagator._base
-        _compat.forget_decisions()
-
-
-def _functions_everywhere(wanted: dict[int, Any]) -> list[tuple[dict[str, Any], str, Any]]:
-    """Where modules hold an object whose id is in ``wanted``."""
-    return [
-        (holder, name, value)
-        for module in list(sys.modules.values())
-        if isinstance(module, ModuleType) and (holder := vars(module)) is not vars(dtensor)
-        for name, value in list(holder.items())
-        if id(value) in wanted
-    ]
+        while self._undo:
+            self._undo.pop()()

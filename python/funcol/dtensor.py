@@ -16,26 +16,29 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate
 from torch.distributed.tensor import _collective_utils as stock_collectives
 from torch.distributed.tensor import _redistribute as stock_redistribute
+from torch.distributed.tensor._dispatch import OpDispatcher
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpStrategy
-from torch.distributed.tensor._ops import utils as stock_ops
 from torch.distributed.tensor._utils import ExplicitRedistributionContext, compute_global_tensor_info
 
 from . import _C, _compat, redistribution
 
-_to_local = DTensor.to_local
-_from_local = DTensor.from_local
-_redistribute = DTensor.redistribute
-_full_tensor = DTensor.full_tensor
-_redistribute_local_tensor = stock_redistribute.redistribute_local_tensor
-_redistribute_cost = stock_collectives.redistribute_cost
-_generate_redistribute_costs = stock_ops.generate_redistribute_costs
+_to_local = _compat.copied(DTensor.to_local)
+_from_local = _compat.copied(DTensor.from_local)
+_redistribute = _compat.copied(DTensor.redistribute)
+_full_tensor = _compat.copied(DTensor.full_tensor)
+_redistribute_local_tensor = _compat.copied(stock_redistribute.redistribute_local_tensor)
+_redistribute_cost = _compat.copied(stock_collectives.redistribute_cost)
+_wrap = _compat.copied(OpDispatcher.wrap)
 
 
 def to_local(self: DTensor, *, grad_placements: Sequence[Placement] | None = None) -> Tensor:
     """PyTorch counterpart: ``DTensor.to_local``."""
-    local = _C.dtensor_to_local(self, grad_placements)
-    return _to_local(self, grad_placements=grad_placements) if local is NotImplemented else local
+    if not torch.compiler.is_compiling():
+        local = _C.dtensor_to_local(self, grad_placements)
+        if local is not NotImplemented:
+            return local
+    return _to_local(self, grad_placements=grad_placements)
 
 
 def from_local(
@@ -49,10 +52,8 @@ def from_local(
     grad_placements: Sequence[Placement] | None = None,
 ) -> DTensor:
     """PyTorch counterpart: ``DTensor.from_local``."""
-    if device_mesh is not None and not run_check:
-        dtensor = _C.dtensor_from_local(
-            local_tensor, device_mesh, placements, shape, stride, grad_placements
-        )
+    if device_mesh is not None and not run_check and not torch.compiler.is_compiling():
+        dtensor = _C.dtensor_from_local(local_tensor, device_mesh, placements, shape, stride, grad_placements)
         if dtensor is not NotImplemented:
             return dtensor
     more = {} if grad_placements is None else {"grad_placements": grad_placements}
@@ -74,12 +75,13 @@ def redistribute(
 
     PyTorch counterpart: ``DTensor.redistribute``.
     """
+    is_compiling = torch.compiler.is_compiling()
     is_other_mesh = device_mesh is not None and device_mesh is not self._spec.mesh
-    if not is_other_mesh and forward_dtype is None and backward_dtype is None:
+    if not (is_compiling or is_other_mesh) and forward_dtype is None and backward_dtype is None:
         dtensor = _C.redistribute_dtensor(self, placements, async_op)
         if dtensor is not NotImplemented:
             return dtensor
-    if placements is None or _compat.simulates_ranks():
+    if is_compiling or placements is None or _compat.simulates_ranks():
         return _redistribute(
             self,
             device_mesh,
@@ -106,8 +108,11 @@ def _kept_order(dtensor: DTensor, placements: Sequence[Placement]) -> Any:
 
 def full_tensor(self: DTensor, *, grad_placements: Sequence[Placement] | None = None) -> Tensor:
     """PyTorch counterpart: ``DTensor.full_tensor``."""
-    whole = _C.dtensor_full_tensor(self, grad_placements)
-    return _full_tensor(self, grad_placements=grad_placements) if whole is NotImplemented else whole
+    if not torch.compiler.is_compiling():
+        whole = _C.dtensor_full_tensor(self, grad_placements)
+        if whole is not NotImplemented:
+            return whole
+    return _full_tensor(self, grad_placements=grad_placements)
 
 
 def redistribute_local_tensor(
@@ -154,9 +159,6 @@ def wrap(res: object, spec: Any) -> object:
     """PyTorch counterpart: ``torch.distributed.tensor._dispatch.OpDispatcher.wrap``."""
     wrapped = _C.wrap_dtensors(res, spec)
     return _wrap(res, spec) if wrapped is NotImplemented else wrapped
-
-
-_wrap = _compat.copied(type(DTensor._op_dispatcher).wrap)
 
 
 def _gradient_from_local(gradient: DTensor, placements: tuple[Placement, ...]) -> Tensor:

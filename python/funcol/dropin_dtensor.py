@@ -20,7 +20,7 @@ from torch.distributed.tensor._ops import utils as stock_ops
 from torch.distributed.tensor._sharding_prop import ShardingPropagator as StockPropagator
 from torch.utils._pytree import tree_leaves
 
-from . import _C, _compat, dtensor
+from . import _C, _compat, context_parallel, dtensor
 from .sharding import ShardingPropagator
 
 # PyTorch's functions, and what they call while funcol is under DTensor.
@@ -191,6 +191,8 @@ class UnderDTensor:
             for theirs, ours in _FUNCTIONS:
                 self._undo.append(_compat.redirected(theirs, ours))
             self._put_propagator(DTensor._op_dispatcher)
+            context_parallel.put()
+            self._undo.append(context_parallel.take)
         except BaseException:
             self.undo()
             raise

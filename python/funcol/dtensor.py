@@ -128,7 +128,10 @@ def redistribute_local_tensor(
 
     ``use_graph_based_transform`` chooses one of PyTorch's planners; there is one here.
     """
-    if _compat.simulates_ranks():
+    # Partials with rules of their own, such as norms, are reduced by these alone.
+    if _compat.simulates_ranks() or redistribution._own_rules(
+        (*current_spec.placements, *target_spec.placements)
+    ):
         return _redistribute_local_tensor(
             local_tensor, current_spec, target_spec, async_op=async_op, is_explicit=is_explicit
         )

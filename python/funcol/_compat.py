@@ -37,8 +37,8 @@ def mesh_group_name(mesh: dist.device_mesh.DeviceMesh, mesh_dim: int) -> str:
 
 
 def mesh_axes(mesh: dist.device_mesh.DeviceMesh) -> tuple[list[int], list[str], list[int], int]:
-    """Sizes and names of the axes of ``mesh``, the sets of axes that have a group, a bit an axis, and how many
-    of its devices a host has."""
+    """Sizes and names of the axes of ``mesh``, the sets of axes that have a group, a bit an axis, and how
+    many of its devices a host has."""
     names = list(mesh.mesh_dim_names or ())
     per_host = device_mesh._mesh_resources.num_devices_per_host(mesh.device_type)
     return list(mesh.shape), names, sorted(merged_groups(mesh)), per_host

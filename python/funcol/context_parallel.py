@@ -1,8 +1,8 @@
 """Context parallelism on the CPU, while funcol is under DTensor.
 
-PyTorch's ``context_parallel`` runs attention over a sequence that is cut among ranks as a ring: keys and values
-go round, partial results are merged. It knows the CUDA operators of attention; the CPU's is added here, in
-the same ring.
+PyTorch's ``context_parallel`` runs attention over a sequence that is cut among ranks as a ring: keys and
+values go round, partial results are merged. It knows the CUDA operators of attention; the CPU's is added
+here, in the same ring.
 
 PyTorch counterpart: ``torch.distributed.tensor.experimental._context_parallel._attention``.
 """

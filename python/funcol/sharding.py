@@ -10,6 +10,7 @@ PyTorch counterpart: ``torch.distributed.tensor._sharding_prop``.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple, cast
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch._ops import OpOverload
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Placement, Replicate
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._op_schema import (
     OpInfo,
@@ -30,7 +31,6 @@ from torch.distributed.tensor._op_schema import (
 )
 from torch.distributed.tensor._sharding_prop import LocalLRUCache
 from torch.distributed.tensor._sharding_prop import ShardingPropagator as StockPropagator
-from torch.distributed.tensor.placement_types import _StridedShard
 from torch.utils._pytree import tree_leaves
 
 from . import _C, _compat
@@ -318,14 +318,28 @@ class ShardingPropagator(StockPropagator):
         self, schema: OpSchema, output: Any, inputs: Sequence[DTensorSpec]
     ) -> OpSchema | None:
         """``schema`` with sizes of this rank where it has sizes of the whole, or None if it has none."""
-        op = schema.op
-        places = self.op_to_shape_and_stride_idx.get(op)
+        sizes = _local_size_args(schema.op)
+        if sizes is None:
+            return self._local_arguments_by_tables(schema, output, inputs)
+        if sizes.shape is not None:
+            return (
+                _with_local_shape(schema, output, sizes.shape, sizes.stride) if _is_sharded(output) else None
+            )
+        if not any(_is_sharded(spec) for spec in inputs):
+            return None
+        if sizes.squeezed_dims:
+            return _squeezed_as_a_whole(schema)
+        return _with_local_channels(schema, inputs[0], sizes.batch_channels_pixels)
+
+    def _local_arguments_by_tables(
+        self, schema: OpSchema, output: Any, inputs: Sequence[DTensorSpec]
+    ) -> OpSchema | None:
+        """By what others entered into PyTorch's tables for operators of their own."""
         adjusted = None
-        if places is not None and _is_sharded(output):
+        if schema.op in self.op_to_shape_and_stride_idx and _is_sharded(output):
             adjusted = self._adjust_shape_and_stride_args(output.tensor_meta, schema, output)
         if any(_is_sharded(spec) for spec in inputs):
             adjusted = _compat.adjusted_scalars(self, adjusted or schema, inputs) or adjusted
-            adjusted = _squeezed_as_a_whole(adjusted or schema) or adjusted
         return adjusted
 
     def _adjust_shape_and_stride_args(
@@ -333,33 +347,53 @@ class ShardingPropagator(StockPropagator):
     ) -> OpSchema:
         places: Any = self.op_to_shape_and_stride_idx[schema.op]
         shape_place, stride_place = places if isinstance(places, tuple) else (places, None)
-        shape = _C.local_shape_of(spec, list(out_tensor_meta.shape))
-        args = list(schema.args_schema)
-        args[shape_place] = shape
-        if stride_place is not None:
-            args[stride_place] = _dense_strides(out_tensor_meta.stride, shape)
-        return OpSchema(schema.op, tuple(args), schema.kwargs_schema)
+        return _with_local_shape(schema, spec, shape_place, stride_place)
 
 
-_SQUEEZES = {
-    overload: packet.dims
-    for packet in (torch.ops.aten.squeeze, torch.ops.aten.squeeze_, torch.ops.aten.squeeze_copy)
-    for overload in (packet.default, packet.dim, packet.dims)
-}
+@functools.cache
+def _local_size_args(op: OpOverload) -> _C.LocalSizeArgs | None:
+    return _C.local_size_args(op)
 
 
-def _squeezed_as_a_whole(schema: OpSchema) -> OpSchema | None:
-    """``schema`` squeezing the dims that are one long as a whole, not those of which a rank holds one; None
-    for other operators.
-    """
-    variant = _SQUEEZES.get(schema.op)
-    if variant is None:
-        return None
+def _with_local_shape(schema: OpSchema, output: Any, shape_place: int, stride_place: int | None) -> OpSchema:
+    """``schema`` asking for what this rank holds of ``output``."""
+    meta = output.tensor_meta
+    shape = _C.local_shape_of(output, meta.shape)
+    values: dict[int, Any] = {shape_place: shape}
+    if stride_place is not None:
+        values[stride_place] = _dense_strides(meta.stride, shape)
+    return _with_arguments(schema, values)
+
+
+def _with_local_channels(schema: OpSchema, images: DTensorSpec, places: Sequence[int]) -> OpSchema:
+    """``schema`` with the numbers of images, channels and pixels that this rank holds."""
+    assert images.tensor_meta is not None
+    batch, channels, *pixels = _C.local_shape_of(images, images.tensor_meta.shape)
+    return _with_arguments(schema, dict(zip(places, (batch, channels, math.prod(pixels)), strict=True)))
+
+
+def _with_arguments(schema: OpSchema, values: Mapping[int, Any]) -> OpSchema:
+    """``schema`` with other arguments, by their position."""
+    args, kwargs = list(schema.args_schema), dict(schema.kwargs_schema)
+    for place, value in values.items():
+        if place < len(args):
+            args[place] = value
+        else:
+            kwargs[schema.op._schema.arguments[place].name] = value
+    return OpSchema(schema.op, tuple(args), kwargs, schema_info=schema.schema_info)
+
+
+def _squeezed_as_a_whole(schema: OpSchema) -> OpSchema:
+    """``schema`` squeezing the dims that are one long as a whole, not those of which a rank holds one."""
+    packet: Any = schema.op.overloadpacket
+    kwargs = dict(schema.kwargs_schema)
     source: Any = schema.args_schema[0]
     shape = source.tensor_meta.shape
-    given: Any = schema.args_schema[1] if len(schema.args_schema) > 1 else range(len(shape))
-    dims = [dim % len(shape) for dim in ([given] if isinstance(given, int) else given)] if shape else []
-    return OpSchema(variant, (source, tuple(dim for dim in dims if shape[dim] == 1)), {})
+    every = range(len(shape))
+    asked: Any = schema.args_schema[1] if len(schema.args_schema) > 1 else kwargs.pop("dim", every)
+    dims = [every[dim] for dim in ([asked] if isinstance(asked, int) else asked)] if shape else []
+    variant = packet.dims_out if "out" in kwargs else packet.dims
+    return OpSchema(variant, (source, tuple(dim for dim in dims if shape[dim] == 1)), kwargs)
 
 
 # Of numbers of either sign, the norm of an extreme is not the extreme of norms, as PyTorch has it.
@@ -416,20 +450,9 @@ def _specs_of(op_schema: OpSchema) -> list[DTensorSpec]:
 
 
 def _uneven_axes(spec: DTensorSpec) -> set[int]:
-    """The axes that cut a dim whose size they do not divide."""
+    """The axes that cut a dim of which not all ranks hold as much."""
     assert spec.tensor_meta is not None
-    cuts: dict[int, list[int]] = {}
-    for axis, placement in enumerate(spec.placements):
-        if isinstance(placement, (Shard, _StridedShard)):
-            cuts.setdefault(placement.dim, []).append(axis)
-    uneven = set()
-    for dim, axes in cuts.items():
-        pieces = math.prod(
-            spec.mesh.size(axis) * getattr(spec.placements[axis], "split_factor", 1) for axis in axes
-        )
-        if spec.tensor_meta.shape[dim] % pieces:
-            uneven.update(axes)
-    return uneven
+    return _C.uneven_axes(spec, spec.tensor_meta.shape)
 
 
 def _with_replicated(spec: DTensorSpec, axes: set[int]) -> DTensorSpec:

@@ -29,7 +29,6 @@ from torch.distributed.tensor._op_schema import (
     RuntimeSchemaInfo,
     TupleStrategy,
 )
-from torch.distributed.tensor._sharding_prop import LocalLRUCache
 from torch.distributed.tensor._sharding_prop import ShardingPropagator as StockPropagator
 from torch.utils._pytree import tree_leaves
 
@@ -144,7 +143,7 @@ class ShardingPropagator(StockPropagator):
             setattr(self, name, _Table(table) if name in _compat.TABLES_OF_RULES else table)
         self._engine = _C.PropagationEngine(_make_spec, cost_model, cache_size)
         self._own_rows: dict[OpOverload, SingleAxisRule] = {}
-        self._remembered_whole = LocalLRUCache(self._decide_whole_anew)
+        self._remembered_whole = functools.lru_cache(cache_size)(self._decide_whole_anew)
         self.propagate_op_sharding = _Cached(self)  # type: ignore[assignment]
 
     # Rules
@@ -195,6 +194,7 @@ class ShardingPropagator(StockPropagator):
                 table.hide(op)
         self._own_rows.pop(op, None)
         self._engine.leave(_qualified(op))
+        self._remembered_whole.cache_clear()
 
     # Decisions
 
@@ -240,10 +240,7 @@ class ShardingPropagator(StockPropagator):
     def cache_clear(self) -> None:
         """Forgets all decisions, and what redistributions cost."""
         self._engine.clear()
-
-    def time_decision(self, op_schema: OpSchema, count: int) -> float:
-        """Seconds that a decision takes in C++, the least of ``count``, none of which knows of the others."""
-        return self._engine.time_decision(op_schema, count)
+        self._remembered_whole.cache_clear()
 
     # Rules in Python
 
@@ -264,7 +261,7 @@ class ShardingPropagator(StockPropagator):
     def _decide_whole(self, op_schema: OpSchema, remember: bool) -> OutputSharding:
         """By PyTorch's functions of the whole mesh."""
         decide = self._remembered_whole if remember else self._decide_whole_anew
-        return decide(op_schema)  # type: ignore[return-value]
+        return decide(op_schema)
 
     def _decide_whole_anew(self, op_schema: OpSchema) -> OutputSharding:
         try:
@@ -296,7 +293,7 @@ class ShardingPropagator(StockPropagator):
 
     def _assemble(self, op_schema: OpSchema, elements: list[Any]) -> OutputSharding:
         op = op_schema.op
-        per_element = len(elements) != 1 or _C.is_per_element(_qualified(op))
+        per_element = _C.is_per_element(_qualified(op))
         if per_element:
             outputs: Any = tuple(spec for element in elements for spec in element[0]) or None
             if not op._schema.returns:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import unittest.mock
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.testing._internal.distributed.fake_pg
 from sharded import Layout
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._op_schema import OpInfo, OpSchema, OpSpec, OpStrategy, TupleStrategy
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import funcol
 import funcol.sharding
@@ -22,16 +19,13 @@ from funcol.sharding import ShardingPropagator
 
 aten = torch.ops.aten
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _fake_world() -> Iterator[None]:
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
-    yield
-    dist.destroy_process_group()
+WORLD = 8
+pytestmark = pytest.mark.usefixtures("fake_world")
 
 
 @pytest.fixture
 def propagator() -> ShardingPropagator:
+    """One that no other test has used."""
     return ShardingPropagator()
 
 
@@ -399,15 +393,56 @@ def test_a_rule_takes_the_place_of_the_one_there_was(
     assert placements(propagator.propagate_op_sharding(schema)) == (Replicate(),)
 
 
-def test_a_strategy_of_the_whole_mesh_is_taken(propagator: ShardingPropagator, line: DeviceMesh) -> None:
-    def strategy(op_schema: OpSchema) -> OpStrategy:
-        source = op_schema.args_schema[0].strategies[0].output_spec  # type: ignore[attr-defined]
-        whole = DTensorSpec(source.mesh, (Shard(1),), tensor_meta=source.tensor_meta)
-        return OpStrategy([OpSpec(whole, [whole], [[1.0]])])
+def cut_by_columns(op_schema: OpSchema) -> OpStrategy:
+    """A strategy of the whole mesh."""
+    source = op_schema.args_schema[0].strategies[0].output_spec  # type: ignore[attr-defined]
+    whole = DTensorSpec(source.mesh, (Shard(1),), tensor_meta=source.tensor_meta)
+    return OpStrategy([OpSpec(whole, [whole], [[1.0]])])
 
-    propagator.register_op_strategy(aten.neg.default, strategy)
+
+def test_a_strategy_of_the_whole_mesh_is_taken(propagator: ShardingPropagator, line: DeviceMesh) -> None:
+    propagator.register_op_strategy(aten.neg.default, cut_by_columns)
     schema = OpSchema(aten.neg.default, (spec(line, (16, 8), "S0"),), {})
     assert placements(propagator.propagate_op_sharding(schema)) == (Shard(1),)
+
+
+# C++ has no values for complex numbers: PyTorch's functions decide, and are remembered apart.
+
+
+def times_i(x: DTensorSpec) -> OpSchema:
+    return OpSchema(aten.mul.Scalar, (x, 1j), {})
+
+
+def test_a_rule_takes_the_place_of_what_is_remembered_of_another(
+    propagator: ShardingPropagator, line: DeviceMesh
+) -> None:
+    schema = times_i(spec(line, (16, 8), "S0"))
+    assert placements(propagator.propagate_op_sharding(schema)) == (Shard(0),)
+    propagator.register_op_strategy(aten.mul.Scalar, cut_by_columns)
+    assert placements(propagator.propagate_op_sharding(schema)) == (Shard(1),)
+
+
+@pytest.mark.parametrize(("cache_size", "decided"), [(1, 3), (2, 2)])
+def test_the_least_recent_decision_of_a_strategy_goes_first(
+    line: DeviceMesh, cache_size: int, decided: int
+) -> None:
+    propagator = ShardingPropagator(cache_size=cache_size)
+    strategy = unittest.mock.Mock(side_effect=cut_by_columns)
+    propagator.register_op_strategy(aten.mul.Scalar, strategy)
+    for rows in (16, 8, 16):
+        propagator.propagate_op_sharding(times_i(spec(line, (rows, 8), "S0")))
+    assert strategy.call_count == decided
+
+
+def test_a_cleared_cache_remembers_no_decision_of_a_strategy(
+    propagator: ShardingPropagator, line: DeviceMesh
+) -> None:
+    strategy = unittest.mock.Mock(side_effect=cut_by_columns)
+    propagator.register_op_strategy(aten.mul.Scalar, strategy)
+    for _ in range(2):
+        propagator.propagate_op_sharding(times_i(spec(line, (16, 8), "S0")))
+        propagator.cache_clear()
+    assert strategy.call_count == 2
 
 
 def test_other_propagators_keep_their_rules(line: DeviceMesh) -> None:

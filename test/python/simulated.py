@@ -26,6 +26,12 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 Coordinate = tuple[int, ...]
 
+MESHES: dict[str, Any] = {
+    "2": [0, 1],
+    "2x2": [[0, 1], [2, 3]],
+    "2x2x2": [[[0, 1], [2, 3]], [[4, 5], [6, 7]]],
+}
+
 
 class Call(NamedTuple):
     """An operator with its arguments, tensors whole."""

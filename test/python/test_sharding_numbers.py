@@ -108,7 +108,8 @@ INFOS = infos()
 
 
 def judged(propagator: ShardingPropagator, mesh: DeviceMesh, calls: list[Call], layouts: Any) -> Counter[str]:
-    """How many decisions were right, and how many calls were refused; raises for a wrong one."""
+    """How many decisions were right, and how many calls were refused; raises for a wrong one, and for one by
+    which the operator does not run."""
     counts: Counter[str] = Counter()
     for call in calls:
         for chosen in layouts(call, mesh.ndim):

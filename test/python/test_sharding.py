@@ -406,6 +406,19 @@ def test_a_strategy_of_the_whole_mesh_is_taken(propagator: ShardingPropagator, l
     assert placements(propagator.propagate_op_sharding(schema)) == (Shard(1),)
 
 
+def test_sizes_among_the_arguments_of_a_strategy_of_the_whole_mesh_are_of_the_rank(
+    propagator: ShardingPropagator, line: DeviceMesh
+) -> None:
+    def cut_by_images(op_schema: OpSchema) -> OpStrategy:
+        images = op_schema.args_schema[0].strategies[0].output_spec  # type: ignore[attr-defined]
+        return OpStrategy([OpSpec((images, images, images), [images], [[0.0]])])
+
+    propagator.register_op_strategy(aten.native_group_norm.default, cut_by_images)
+    args = (spec(line, (16, 6, 2, 2), "S0"), None, None, 16, 6, 4, 3, 1e-5)
+    sharding = propagator.propagate_op_sharding(OpSchema(aten.native_group_norm.default, args, {}))
+    assert sharding.redistribute_schema.args_schema[3:6] == (2, 6, 4)
+
+
 # C++ has no values for complex numbers: PyTorch's functions decide, and are remembered apart.
 
 

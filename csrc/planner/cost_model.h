@@ -101,8 +101,8 @@ class Costs {
   double least_us_per_byte() const { return least_us_per_byte_; }
 
  private:
-  // link_[kind][axes]: us_per_byte already holds the share of the bytes that is sent.
-  std::array<std::vector<LinkCost>, 5> link_;
+  // links_[axes][kind]: us_per_byte already holds the share of the bytes that is sent.
+  std::vector<std::array<LinkCost, 5>> links_;
   LinkCost copy_;
   double least_us_per_byte_ = 0;
 };

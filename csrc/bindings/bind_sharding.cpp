@@ -456,19 +456,6 @@ std::vector<std::vector<double>> redistribute_cost_table(const py::sequence& sou
   return table;
 }
 
-// (shape, stride, dtype number) of each output of a schema that is not per element, None for those that are
-// no tensors.
-py::list output_looks(py::handle op_schema) {
-  py::list looks;
-  for (const auto& meta : output_metas(read_op_schema(op_schema).call)) {
-    looks.append(meta.has_value() ? py::object(py::make_tuple(py::tuple(py::cast(meta->shape)),
-                                                              py::tuple(py::cast(meta->stride)),
-                                                              static_cast<int>(meta->dtype)))
-                                  : py::none());
-  }
-  return looks;
-}
-
 }  // namespace
 
 void bind_sharding(PyObject* module) {
@@ -489,7 +476,6 @@ void bind_sharding(PyObject* module) {
       "has_rule", [](const std::string& op) { return find_rule(op) != nullptr; }, py::arg("op"));
   m.def("redistribute_cost_table", redistribute_cost_table, py::arg("sources"), py::arg("targets"),
         py::arg("model"));
-  m.def("output_looks", output_looks, py::arg("op_schema"));
   m.def("similar_ops", similar_ops, py::arg("op"));
   m.def("is_per_element", is_per_element, py::arg("op"));
 }

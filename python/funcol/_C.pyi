@@ -261,9 +261,10 @@ class NoRuleError(NotImplementedError): ...
 
 class PropagationEngine:
     """See csrc/propagation/propagator.h. Functions that it is given: ``make_spec(mesh, placements, order,
-    shape, stride, dtype, strided_as_order)`` makes a ``DTensorSpec``; ``rows_of(op_schema)`` gives rows or
-    None; ``whole(op_schema, remember)`` decides where C++ cannot; ``assemble(op_schema, elements)`` makes of
-    the elements' ``(outputs, inputs, costs, moves)`` what is returned and remembered.
+    shape, stride, dtype, strided_as_order)``, the last None where no shard is strided, makes a
+    ``DTensorSpec``; ``rows_of(op_schema)`` gives rows or None; ``whole(op_schema, remember)`` decides where
+    C++ cannot; ``assemble(op_schema, elements)`` makes of the elements' ``(outputs, inputs, costs, moves)``
+    what is returned and remembered.
     """
 
     def __init__(self, make_spec: Callable[..., Any], model: Any, capacity: int) -> None: ...

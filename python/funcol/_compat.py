@@ -366,21 +366,26 @@ def single_axis_rule(propagator: Any, op: Any) -> Callable[..., Any] | None:
     return cast(Callable[..., Any], getattr(info, "func", info))
 
 
-def adjusted_scalars(propagator: Any, schema: Any, inputs: Sequence[Any]) -> Any:
-    """``schema`` with the sizes that ``op`` takes as numbers made this rank's, or None if it takes none."""
-    adjuster = getattr(propagator, "op_to_scalar_shape_adjuster", {}).get(schema.op)
-    return None if adjuster is None else adjuster(list(inputs), schema)
+def scalar_adjuster(propagator: Any, op: Any) -> Callable[[list[Any], Any], Any] | None:
+    """A function from specs and a schema to the schema with sizes that are numbers made this rank's."""
+    adjusters: dict[Any, Any] = getattr(propagator, "op_to_scalar_shape_adjuster", {})
+    return adjusters.get(op)
 
 
-def make_spec(mesh: Any, placements: Any, meta: Any, order: Any, strided_as_order: bool) -> Any:
-    """A ``DTensorSpec``; ``order`` lists pairs of a dim and the axes that cut it."""
-    if any(hasattr(placement, "split_factor") for placement in placements):
+def make_spec(mesh: Any, placements: Any, meta: Any, order: Any, strided_as_order: bool | None) -> Any:
+    """A ``DTensorSpec``; ``order`` lists pairs of a dim and the axes that cut it. ``strided_as_order`` tells
+    whether strided shards stand for an order; None where there are none.
+    """
+    if strided_as_order is not None:
         return _made_spec(mesh, placements, meta, order, strided_as_order)
     spec_type, entry_type = _spec_types()
     spec = spec_type.__new__(spec_type)
-    vars(spec).update(_SPEC_FIELDS)
     vars(spec).update(
-        mesh=mesh, placements=placements, tensor_meta=meta, shard_order=tuple(map(entry_type._make, order))
+        _SPEC_FIELDS,
+        mesh=mesh,
+        placements=placements,
+        tensor_meta=meta,
+        shard_order=tuple(map(entry_type._make, order)),
     )
     return spec
 

@@ -231,7 +231,7 @@ class ShardingPropagator(StockPropagator):
             OpStrategy([_op_spec(op_schema, outputs, inputs, costs) for outputs, inputs, costs, _ in element])
             for element in found
         ]
-        return children[0] if not _C.is_per_element(_qualified(op_schema.op)) else TupleStrategy(children)
+        return TupleStrategy(children) if _facts_of(op_schema.op).is_per_element else children[0]
 
     def cache_info(self) -> CacheInfo:
         """Of the cache that :meth:`propagate_op_sharding` has."""
@@ -247,7 +247,7 @@ class ShardingPropagator(StockPropagator):
     def _rows_of(self, op_schema: OpSchema) -> Sequence[Row] | None:
         op = op_schema.op
         rule = self._own_rows.get(op)
-        if rule is None and not _C.is_per_element(_qualified(op)):  # PyTorch's own are for an element there
+        if rule is None and not _facts_of(op).is_per_element:  # PyTorch's own are for an element there
             rule = _compat.single_axis_rule(self, op)
         if rule is None:
             return None
@@ -304,16 +304,16 @@ class ShardingPropagator(StockPropagator):
     # Results
 
     def _assemble(self, op_schema: OpSchema, elements: list[Any]) -> OutputSharding:
-        op = op_schema.op
-        per_element = _C.is_per_element(_qualified(op))
-        if per_element:
+        facts = _facts_of(op_schema.op)
+        if facts.is_per_element:
             outputs: Any = tuple(spec for element in elements for spec in element[0]) or None
-            if not op._schema.returns:
+            if not facts.num_returns:
                 outputs = None
+            moves = any(element[3] for element in elements)
+            inputs = _zipped(op_schema, elements)
         else:
-            outputs = _returned(op, elements[0][0])
-        moves = any(element[3] for element in elements)
-        inputs = _zipped(op_schema, elements) if per_element else elements[0][1]
+            (all_outputs, inputs, _, moves) = elements[0]
+            outputs = _returned(facts, all_outputs)
         suggestion = _with_specs(op_schema, inputs) if moves else None
         adjusted = self._local_arguments(suggestion or op_schema, outputs, inputs)
         return OutputSharding(
@@ -327,7 +327,7 @@ class ShardingPropagator(StockPropagator):
         self, schema: OpSchema, output: Any, inputs: Sequence[DTensorSpec]
     ) -> OpSchema | None:
         """``schema`` with sizes of this rank where it has sizes of the whole, or None if it has none."""
-        sizes = _local_size_args(schema.op)
+        sizes = _facts_of(schema.op).sizes
         if sizes is None:
             return self._local_arguments_by_tables(schema, output, inputs)
         if sizes.shape is not None:
@@ -347,8 +347,9 @@ class ShardingPropagator(StockPropagator):
         adjusted = None
         if schema.op in self.op_to_shape_and_stride_idx and _is_sharded(output):
             adjusted = self._adjust_shape_and_stride_args(output.tensor_meta, schema, output)
-        if any(_is_sharded(spec) for spec in inputs):
-            adjusted = _compat.adjusted_scalars(self, adjusted or schema, inputs) or adjusted
+        adjust = _compat.scalar_adjuster(self, schema.op)
+        if adjust is not None and any(_is_sharded(spec) for spec in inputs):
+            adjusted = adjust(list(inputs), adjusted or schema)
         return adjusted
 
     def _adjust_shape_and_stride_args(
@@ -359,9 +360,24 @@ class ShardingPropagator(StockPropagator):
         return _with_local_shape(schema, spec, shape_place, stride_place)
 
 
+class _Facts(NamedTuple):
+    """What is known of an operator itself."""
+
+    is_per_element: bool
+    num_returns: int
+    returns_one_tensor: bool
+    sizes: _C.LocalSizeArgs | None
+
+
 @functools.cache
-def _local_size_args(op: OpOverload) -> _C.LocalSizeArgs | None:
-    return _C.local_size_args(op)
+def _facts_of(op: OpOverload) -> _Facts:
+    returns = op._schema.returns
+    return _Facts(
+        _C.is_per_element(_qualified(op)),
+        len(returns),
+        len(returns) == 1 and isinstance(returns[0].type, torch.TensorType),
+        _C.local_size_args(op),
+    )
 
 
 def _with_local_shape(schema: OpSchema, output: Any, shape_place: int, stride_place: int | None) -> OpSchema:
@@ -489,7 +505,7 @@ def _make_spec(
     shape: tuple[int, ...],
     stride: tuple[int, ...],
     dtype: torch.dtype,
-    strided_as_order: bool,
+    strided_as_order: bool | None,
 ) -> DTensorSpec:
     meta = TensorMeta(torch.Size(shape), stride, dtype)
     spec: DTensorSpec = _compat.make_spec(mesh, placements, meta, order, strided_as_order)
@@ -514,12 +530,11 @@ def _meta_of(argument: Any) -> Any:
     return argument
 
 
-def _returned(op: OpOverload, outputs: list[Any]) -> Any:
-    returns = op._schema.returns
-    if not returns or all(spec is None for spec in outputs):
-        return None
-    if len(returns) == 1 and isinstance(returns[0].type, torch.TensorType):
+def _returned(facts: _Facts, outputs: list[Any]) -> Any:
+    if facts.returns_one_tensor:
         return outputs[0]
+    if all(spec is None for spec in outputs):
+        return None
     return tuple(outputs)
 
 
@@ -554,7 +569,7 @@ def _op_spec(
     op_schema: OpSchema, outputs: list[Any], inputs: Sequence[DTensorSpec], costs: Sequence[float]
 ) -> OpSpec:
     return OpSpec(
-        output_specs=_returned(op_schema.op, outputs),
+        output_specs=_returned(_facts_of(op_schema.op), outputs),
         input_specs=tuple(inputs),
         redistribute_cost=[[cost] for cost in costs],
     )

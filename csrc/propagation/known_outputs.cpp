@@ -189,11 +189,10 @@ std::optional<Outputs> cumulative_sum(const OpCall& call) {
   if (dim < -self.num_dims() || dim >= self.num_dims() || !call.arg("dtype").is_none()) {
     return std::nullopt;
   }
-  auto outputs = alike(call);
-  if (outputs) {
-    outputs->front()->dtype = dtype_of_sum(self.dtype);
+  if (!is_contiguous(self) || !is_common(self.dtype)) {
+    return std::nullopt;
   }
-  return outputs;
+  return Outputs{contiguous(self.shape, dtype_of_sum(self.dtype))};
 }
 
 std::optional<Outputs> triangle(const OpCall& call) {
@@ -226,13 +225,15 @@ std::optional<Outputs> batch_of_products(const OpCall& call) {
 
 // The first term has the shape of the product, or is as long as its rows.
 std::optional<Outputs> sum_with_product(const OpCall& call) {
-  const auto& term = call.tensor("self").shape;
-  auto outputs = product(call, call.tensor("mat1"), call.tensor("mat2"), 2);
+  const auto& mat1 = call.tensor("mat1");
+  const auto& mat2 = call.tensor("mat2");
+  auto outputs = product(call, mat1, mat2, 2);
   if (!outputs) {
     return std::nullopt;
   }
-  const auto& shape = outputs->front()->shape;
-  const bool is_added = term == shape || (term.size() == 1 && term[0] == shape[1]);
+  const auto& term = call.tensor("self").shape;
+  const bool is_added =
+      term == std::vector{mat1.shape.front(), mat2.shape.back()} || term == std::vector{mat2.shape.back()};
   return is_added ? std::move(outputs) : std::nullopt;
 }
 

@@ -37,10 +37,11 @@ SAMPLE = [
     "flip",
 ]  # fmt: skip
 
-# Numbers that are drawn, or that nobody has written yet.
+# Numbers that are drawn, that nobody has written yet, or that are the rank's own, as an item is to PyTorch.
 NOT_COMPARABLE = (
     "rand", "dropout", "bernoulli", "empty", "multinomial", "normal", "uniform", "exponential", "cauchy",
     "geometric", "poisson", "rrelu", "resize_", "set_", "_cdist",
+    "_local_scalar_dense",
 )  # fmt: skip
 # In-place views: what their tensor looks like changes.
 IN_PLACE_VIEWS = {

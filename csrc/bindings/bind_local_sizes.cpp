@@ -23,7 +23,6 @@ struct LocalSizePlaces {
   bool squeezed_dims = false;
 };
 
-// Nothing where the overload has no such argument, as view_copy.dtype has no size.
 std::optional<size_t> place_of(std::string_view name, const Operator& op) {
   const auto& arguments = op.handle.schema().arguments();
   for (size_t i = 0; i < arguments.size(); ++i) {
@@ -34,6 +33,7 @@ std::optional<size_t> place_of(std::string_view name, const Operator& op) {
   return std::nullopt;
 }
 
+// Nothing, too, for overloads without such arguments: view_copy.dtype has no size.
 std::optional<LocalSizePlaces> local_size_args_of(py::handle op_overload) {
   const auto& op = to_operator(op_overload);
   const auto args = local_size_args(op.name);
@@ -41,6 +41,9 @@ std::optional<LocalSizePlaces> local_size_args_of(py::handle op_overload) {
     return std::nullopt;
   }
   LocalSizePlaces places{place_of(args->shape, op), place_of(args->stride, op), {}, args->squeezed_dims};
+  if (!places.shape && !places.squeezed_dims && !args->batch_channels_pixels) {
+    return std::nullopt;
+  }
   if (args->batch_channels_pixels) {
     places.batch_channels_pixels = {place_of("N", op).value(), place_of("C", op).value(),
                                     place_of("HxW", op).value()};

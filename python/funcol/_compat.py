@@ -340,13 +340,13 @@ def contiguous(tensor: Tensor) -> Tensor:
 
 # Of a propagator: the tables in which an operator's rule may be.
 TABLES_OF_RULES = ("op_to_rules", "op_strategy_funcs", "op_single_dim_strategy_funcs")
+# And those of operators whose sizes among the arguments it makes this rank's.
+TABLES_OF_SIZES = ("op_to_shape_and_stride_idx", "op_to_scalar_shape_adjuster", "squeeze_op_to_dims_variant")
 _TABLES = (
     *TABLES_OF_RULES,
+    *TABLES_OF_SIZES,
     "op_to_schema_info",
     "op_to_schema_info_for_single_dim_strategy",
-    "op_to_shape_and_stride_idx",
-    "op_to_scalar_shape_adjuster",
-    "squeeze_op_to_dims_variant",
 )
 
 

@@ -274,8 +274,7 @@ class ShardingPropagator(StockPropagator):
             if wanted is not op_schema:
                 sharding.redistribute_schema = sharding.redistribute_schema or wanted
                 sharding.needs_redistribute = True
-            if op_schema.op not in self.op_to_rules:  # whose functions answer for arguments, too
-                self._adjust_what_stock_left(sharding, op_schema)
+            self._adjust_what_stock_left(sharding, op_schema)
             return sharding
         except NotImplementedError as error:
             if any(op_schema.op in getattr(self, name, ()) for name in _compat.TABLES_OF_RULES):
@@ -284,7 +283,8 @@ class ShardingPropagator(StockPropagator):
 
     def _adjust_what_stock_left(self, sharding: OutputSharding, op_schema: OpSchema) -> None:
         """Makes sizes among the arguments those of this rank where this minor of PyTorch leaves them."""
-        if sharding.use_val_from_redistribute_schema:
+        names = (*_compat.TABLES_OF_SIZES, "op_to_rules")  # rules of this kind answer for arguments, too
+        if any(op_schema.op in getattr(self, name, ()) for name in names):
             return
         schema = sharding.redistribute_schema or op_schema
         adjusted = self._local_arguments(schema, sharding.output_spec, _specs_of(schema))

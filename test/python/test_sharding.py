@@ -139,6 +139,14 @@ def test_shape_arguments_become_those_of_the_rank(propagator: ShardingPropagator
     assert tuple(sharding.redistribute_schema.args_schema[1]) == (2, 4, 2)
 
 
+def test_an_overload_without_sizes_keeps_its_arguments(
+    propagator: ShardingPropagator, line: DeviceMesh
+) -> None:
+    schema = OpSchema(aten.view_copy.dtype, (spec(line, (16, 8), "S0"), torch.int32), {})
+    sharding = propagator.propagate_op_sharding(schema)
+    assert (placements(sharding), sharding.redistribute_schema) == ((Shard(0),), None)
+
+
 @pytest.mark.parametrize(
     ("op", "args"),
     [

@@ -331,9 +331,9 @@ class ShardingPropagator(StockPropagator):
         if sizes is None:
             return self._local_arguments_by_tables(schema, output, inputs)
         if sizes.shape is not None:
-            return (
-                _with_local_shape(schema, output, sizes.shape, sizes.stride) if _is_sharded(output) else None
-            )
+            if not _is_sharded(output):
+                return None
+            return _with_local_shape(schema, output, output.tensor_meta, sizes.shape, sizes.stride)
         if not any(_is_sharded(spec) for spec in inputs):
             return None
         if sizes.squeezed_dims:
@@ -355,9 +355,12 @@ class ShardingPropagator(StockPropagator):
     def _adjust_shape_and_stride_args(
         self, out_tensor_meta: TensorMeta, schema: OpSchema, spec: DTensorSpec
     ) -> OpSchema:
+        if not all(isinstance(size, int) for size in out_tensor_meta.shape):  # symbols stay symbols
+            adjusted: OpSchema = super()._adjust_shape_and_stride_args(out_tensor_meta, schema, spec)
+            return adjusted
         places: Any = self.op_to_shape_and_stride_idx[schema.op]
         shape_place, stride_place = places if isinstance(places, tuple) else (places, None)
-        return _with_local_shape(schema, spec, shape_place, stride_place)
+        return _with_local_shape(schema, spec, out_tensor_meta, shape_place, stride_place)
 
 
 class _Facts(NamedTuple):
@@ -380,9 +383,10 @@ def _facts_of(op: OpOverload) -> _Facts:
     )
 
 
-def _with_local_shape(schema: OpSchema, output: Any, shape_place: int, stride_place: int | None) -> OpSchema:
-    """``schema`` asking for what this rank holds of ``output``."""
-    meta = output.tensor_meta
+def _with_local_shape(
+    schema: OpSchema, output: Any, meta: TensorMeta, shape_place: int, stride_place: int | None
+) -> OpSchema:
+    """``schema`` asking for what this rank holds of ``output``, which looks like ``meta`` as a whole."""
     shape = _C.local_shape_of(output, meta.shape)
     values: dict[int, Any] = {shape_place: shape}
     if stride_place is not None:
@@ -408,8 +412,10 @@ def _with_arguments(schema: OpSchema, values: Mapping[int, Any]) -> OpSchema:
     return OpSchema(schema.op, tuple(args), kwargs, schema_info=schema.schema_info)
 
 
-def _squeezed_as_a_whole(schema: OpSchema) -> OpSchema:
-    """``schema`` squeezing the dims that are one long as a whole, not those of which a rank holds one."""
+def _squeezed_as_a_whole(schema: OpSchema) -> OpSchema | None:
+    """``schema`` squeezing the dims that are one long as a whole; None if it drops no other dim of which this
+    rank holds one.
+    """
     packet: Any = schema.op.overloadpacket
     kwargs = dict(schema.kwargs_schema)
     source: Any = schema.args_schema[0]
@@ -417,6 +423,10 @@ def _squeezed_as_a_whole(schema: OpSchema) -> OpSchema:
     every = range(len(shape))
     asked: Any = schema.args_schema[1] if len(schema.args_schema) > 1 else kwargs.pop("dim", every)
     dims = [every[dim] for dim in ([asked] if isinstance(asked, int) else asked)] if shape else []
+    # A symbol stands for no size of 1.
+    local = _C.local_shape_of(source, [size if isinstance(size, int) else 0 for size in shape])
+    if all(local[dim] != 1 or shape[dim] == 1 for dim in dims):
+        return None
     variant = packet.dims_out if "out" in kwargs else packet.dims
     return OpSchema(variant, (source, tuple(dim for dim in dims if shape[dim] == 1)), kwargs)
 

@@ -160,8 +160,19 @@ def test_a_dim_of_which_the_rank_holds_one_is_not_squeezed(
     propagator: ShardingPropagator, line: DeviceMesh, op: Any, args: Any
 ) -> None:
     schema = OpSchema(op, (spec(line, (8, 1, 3), "S0"), *args), {})
-    suggested = propagator.propagate_op_sharding(schema).redistribute_schema
-    assert suggested.op(torch.empty(1, 1, 3), suggested.args_schema[1]).shape == (1, 3)
+    called = propagator.propagate_op_sharding(schema).redistribute_schema or schema
+    assert called.op(torch.empty(1, 1, 3), *called.args_schema[1:]).shape == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("op", "shape", "args"),
+    [(aten.squeeze.default, (16, 1, 3), ()), (aten.squeeze.dim, (8, 1, 3), (1,))],
+)
+def test_a_squeeze_that_drops_the_same_dims_of_the_shard_stays(
+    propagator: ShardingPropagator, line: DeviceMesh, op: Any, shape: tuple[int, ...], args: Any
+) -> None:
+    schema = OpSchema(op, (spec(line, shape, "S0"), *args), {})
+    assert propagator.propagate_op_sharding(schema).redistribute_schema is None
 
 
 def test_a_view_that_needs_data_of_other_ranks_is_redistributed(
@@ -495,6 +506,21 @@ def test_propagate_sets_the_sharding_of_an_op_info(propagator: ShardingPropagato
     info = OpInfo(line, schema, [], [], {})
     propagator.propagate(info)
     assert placements(info.output_sharding) == (Shard(0),)
+
+
+# Symbolic sizes: PyTorch's functions decide.
+
+
+def test_views_are_compiled_for_symbolic_sizes(
+    propagator: ShardingPropagator, line: DeviceMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = (16, 24, 32)
+    monkeypatch.setattr(DTensor._op_dispatcher, "sharding_propagator", propagator)
+    compiled = torch.compile(lambda x: x.view(x.shape[0], 2, 4).squeeze(1) + 1, backend="eager", dynamic=True)
+    xs = [DTensor.from_local(torch.ones(size // 8, 8), line, (Shard(0),)) for size in sizes]
+    results = [compiled(x) for x in xs]
+    assert [result.to_local().shape for result in results] == [(size // 8, 2, 4) for size in sizes]
+    assert {result.placements for result in results} == {(Shard(0),)}
 
 
 # Bad input

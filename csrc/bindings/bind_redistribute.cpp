@@ -77,7 +77,7 @@ PyObject* redistribute_local_tensor(PyObject* /*module*/, PyObject* const* args,
     key.max_bytes = int_argument(args[5], "max_bytes", kOp);
   }
   MaskHooks masks;
-  if (key.src.has_masks() || key.dst.has_masks()) {
+  if (has_masks(key)) {
     number_masks(key);
     masks = mask_hooks(src, dst);
   }

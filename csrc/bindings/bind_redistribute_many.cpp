@@ -72,7 +72,7 @@ class Many {
         ". Redistribution moves data within one DeviceMesh only: call it for each mesh.");
   }
 
-  ExecutionKey key(Spec src, Spec dst, int64_t itemsize) const {
+  ExecutionKey key(Layout src, Layout dst, int64_t itemsize) const {
     return {known_->id, std::move(src), std::move(dst), {}, itemsize, options_.model, options_.max_bytes};
   }
 
@@ -135,7 +135,7 @@ PyObject* redistribute_local_tensors(PyObject* /*module*/, PyObject* const* args
     auto key = many.key(src.read(), dst.read(), static_cast<int64_t>(local.itemsize()));
     key.shape = shape_of(src_spec, kManyOp);
     MaskHooks masks;
-    if (key.src.has_masks() || key.dst.has_masks()) {
+    if (has_masks(key)) {
       number_masks(key);
       masks = mask_hooks(src, dst);
     }
@@ -200,9 +200,9 @@ PyObject* redistribute_many(PyObject* /*module*/, PyObject* const* args, Py_ssiz
   for (Py_ssize_t i = 0; i < num_tensors; ++i) {
     const py::handle dtensor = PyList_GET_ITEM(args[0], i);
     const auto placements = py::reinterpret_borrow<py::object>(PyList_GET_ITEM(args[1], i));
-    const auto spec = attribute<kSpec>(dtensor);
+    const auto spec = attribute<"_spec">(dtensor);
     const SpecObjects src(spec);
-    auto local = attribute<kLocalTensor>(dtensor);
+    auto local = attribute<"_local_tensor">(dtensor);
     if (!many.is_inside(src.mesh)) {
       specs.push_back(python_function("_target")(spec, src.mesh, placements, py::none(), py::none()));
       locals.push_back(std::move(local));
@@ -210,14 +210,13 @@ PyObject* redistribute_many(PyObject* /*module*/, PyObject* const* args, Py_ssiz
     }
     const auto& tensor = THPVariable_Unpack(local.ptr());
     const auto meta = meta_of(spec, kManyOp);
-    const auto dtype = attribute<kDtype>(meta);
+    const auto dtype = attribute<"dtype">(meta);
     TargetKey key{many.key({src_placements.read(src.placements), to_shard_order(src.order)},
                            {dst_placements.read(placements), {}}, static_cast<int64_t>(tensor.itemsize())),
                   {},
                   dtype.ptr()};
-    if (key.key.src.has_masks() || key.key.dst.has_masks() ||
-        !read_ints(attribute<kShape>(meta), key.key.shape) ||
-        !read_ints(attribute<kStride>(meta), key.stride)) {
+    if (has_masks(key.key) || !read_ints(attribute<"shape">(meta), key.key.shape) ||
+        !read_ints(attribute<"stride">(meta), key.stride)) {
       Py_RETURN_NOTIMPLEMENTED;
     }
     auto target = many.find_target(std::move(key), spec, placements);

@@ -92,15 +92,10 @@ bool averages_are_even(const OpCall& call, const Composition& composition, const
                  output->placements[axis].op == PartialOp::kAvg;
         });
     for (size_t i = 0; averages && i < composition.inputs.size(); ++i) {
-      const auto& placement = composition.inputs[i].placements[axis];
-      if (!placement.is_shard()) {
-        continue;
-      }
-      int64_t num_ranks = 1;
-      for (const auto other : composition.inputs[i].axes_of(placement.dim)) {
-        num_ranks *= mesh.sizes[other] * composition.inputs[i].placements[other].split_factor;
-      }
-      if (call.tensors[i].shape[placement.dim] % num_ranks != 0) {
+      const auto& layout = composition.inputs[i];
+      const auto& placement = layout.placements[axis];
+      if (placement.is_shard() &&
+          !is_cut_evenly(layout, mesh, placement.dim, call.tensors[i].shape[placement.dim])) {
         return false;
       }
     }
@@ -140,9 +135,9 @@ class Engine {
         decisions_(capacity),
         capacity_(capacity) {}
 
-  // `rows_of(op_schema, output_metas)` gives rows for operators without a rule in C++, or None; then
-  // `whole(op_schema)` decides. `assemble(op_schema, elements)` makes of decisions what is remembered.
-  // Both decide where the schema, or an output, is nothing that C++ has values for.
+  // `rows_of(op_schema)` gives rows for operators without a rule in C++, or None; then
+  // `whole(op_schema, remember)` decides. `assemble(op_schema, elements)` makes of decisions what is
+  // remembered. Both decide where the schema, or an output, is nothing that C++ has values for.
   py::object propagate(py::handle op_schema, py::handle rows_of, py::handle whole, py::handle assemble,
                        bool remember) {
     PythonSchema schema;
@@ -408,19 +403,6 @@ class Engine {
   std::vector<std::pair<uint64_t, py::object>> masked_;  // placements that rows in Python gave
 };
 
-// The shape of what this rank holds of a tensor of `shape` under a DTensorSpec; outside the mesh, that of the
-// first rank.
-py::tuple local_shape_of(py::handle spec, const std::vector<int64_t>& shape) {
-  const auto& mesh = to_mesh(spec.attr("mesh"));
-  const auto layout =
-      make_layout("funcol: spec", to_placements(spec.attr("placements")),
-                  to_shard_order(spec.attr("shard_order")), mesh, static_cast<int64_t>(shape.size()));
-  const py::object known = spec.attr("mesh").attr("get_coordinate")();
-  const auto coordinate =
-      known.is_none() ? Coordinate(mesh.sizes.size()) : known.cast<std::vector<int64_t>>();
-  return py::tuple(py::cast(local_shape(layout, mesh, shape, coordinate)));
-}
-
 // Specs of one tensor as layouts.
 class SpecsOfATensor {
  public:
@@ -474,19 +456,6 @@ std::vector<std::vector<double>> redistribute_cost_table(const py::sequence& sou
   return table;
 }
 
-// (shape, stride, dtype number) of each output of a schema that is not per element, None for those that are
-// no tensors.
-py::list output_looks(py::handle op_schema) {
-  py::list looks;
-  for (const auto& meta : output_metas(read_op_schema(op_schema).call)) {
-    looks.append(meta.has_value() ? py::object(py::make_tuple(py::tuple(py::cast(meta->shape)),
-                                                              py::tuple(py::cast(meta->stride)),
-                                                              static_cast<int>(meta->dtype)))
-                                  : py::none());
-  }
-  return looks;
-}
-
 }  // namespace
 
 void bind_sharding(PyObject* module) {
@@ -507,10 +476,8 @@ void bind_sharding(PyObject* module) {
       "has_rule", [](const std::string& op) { return find_rule(op) != nullptr; }, py::arg("op"));
   m.def("redistribute_cost_table", redistribute_cost_table, py::arg("sources"), py::arg("targets"),
         py::arg("model"));
-  m.def("output_looks", output_looks, py::arg("op_schema"));
   m.def("similar_ops", similar_ops, py::arg("op"));
   m.def("is_per_element", is_per_element, py::arg("op"));
-  m.def("local_shape_of", local_shape_of, py::arg("spec"), py::arg("shape"));
 }
 
 }  // namespace funcol::python

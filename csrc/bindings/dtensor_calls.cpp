@@ -155,9 +155,9 @@ struct Parts {
 };
 
 std::optional<Parts> parts_of(py::handle spec) {
-  Parts parts{SpecObjects(spec), attribute<kTensorMeta>(spec), nullptr, {}, {}, {}};
-  if (parts.meta.is_none() || !read_ints(attribute<kShape>(parts.meta), parts.shape) ||
-      !read_ints(attribute<kStride>(parts.meta), parts.stride)) {
+  Parts parts{SpecObjects(spec), attribute<"tensor_meta">(spec), nullptr, {}, {}, {}};
+  if (parts.meta.is_none() || !read_ints(attribute<"shape">(parts.meta), parts.shape) ||
+      !read_ints(attribute<"stride">(parts.meta), parts.stride)) {
     return std::nullopt;
   }
   parts.known = &known_mesh(parts.objects.mesh);
@@ -309,7 +309,7 @@ class ToLocalNode final : public Node {
         TensorMeta meta{parts->shape, stride_of_whole(local, *placements, parts->shape, parts->known->mesh),
                         dtype_of(local)};
         const auto spec = interned_spec(parts->objects.mesh, *placements, std::move(meta));
-        return wrap_local(local, spec, gradient_placements(attribute<kPlacements>(spec), *placements));
+        return wrap_local(local, spec, gradient_placements(attribute<"placements">(spec), *placements));
       }
     }
     return in_python("_gradient_to_local", gradient, *spec_, *placements_);
@@ -328,9 +328,9 @@ class RedistributeNode final : public Node {
   py::object backward(const py::object& gradient) override {
     if (is_dtensor(gradient)) {
       const auto source = parts_of(*spec_);
-      const auto held = parts_of(attribute<kSpec>(gradient));
+      const auto held = parts_of(attribute<"_spec">(gradient));
       if (source.has_value() && held.has_value() &&
-          attribute<kDtype>(held->meta).is(attribute<kDtype>(source->meta))) {
+          attribute<"dtype">(held->meta).is(attribute<"dtype">(source->meta))) {
         const auto wanted =
             with_replicate(source->objects.placements, held->placements.size(), [&](size_t axis) {
               return source->placements[axis].is_partial() && !held->placements[axis].is_partial();
@@ -362,7 +362,7 @@ bool is_parameter(py::handle tensor) {
 struct Plain {
   explicit Plain(py::handle dtensor) {
     if (is_dtensor(dtensor) && is_unwatched(dtensor)) {
-      local = attribute<kLocalTensor>(dtensor);
+      local = attribute<"_local_tensor">(dtensor);
       is_for_us = is_plain(local);
     }
   }
@@ -385,7 +385,7 @@ py::object to_local(py::handle dtensor, py::handle grad_placements) {
     result = fresh_view(plain.tensor());
     const auto& tensor = THPVariable_Unpack(dtensor.ptr());
     if (is_recorded(tensor)) {
-      record<ToLocalNode>(tensor, result, attribute<kSpec>(dtensor), as_tuple(grad_placements));
+      record<ToLocalNode>(tensor, result, attribute<"_spec">(dtensor), as_tuple(grad_placements));
     }
   }
   if (is_parameter(dtensor) && !is_parameter(result)) {
@@ -406,7 +406,7 @@ py::object from_local(py::handle local, py::handle device_mesh, py::handle place
   if (tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides() || tensor.layout() != at::kStrided) {
     return {};
   }
-  const auto device_type = attribute<kDeviceType>(device_mesh).cast<std::string>();
+  const auto device_type = attribute<"device_type">(device_mesh).cast<std::string>();
   if (!tensor.is_meta() && c10::DeviceTypeName(tensor.device().type(), /*lower_case=*/true) != device_type) {
     return {};
   }
@@ -445,7 +445,7 @@ py::object from_local(py::handle local, py::handle device_mesh, py::handle place
   }
   const auto spec = interned_spec(device_mesh, *values, std::move(meta));
   const auto gradients = grad_placements.is_none()
-                             ? gradient_placements(attribute<kPlacements>(spec), *values)
+                             ? gradient_placements(attribute<"placements">(spec), *values)
                              : as_tuple(grad_placements);
   return wrap_local(tensor, spec, gradients);
 }
@@ -455,7 +455,7 @@ py::object redistribute(py::handle dtensor, py::handle placements, bool async_op
   if (!plain.is_for_us) {
     return {};
   }
-  const auto spec = attribute<kSpec>(dtensor);
+  const auto spec = attribute<"_spec">(dtensor);
   auto source = parts_of(spec);
   if (!source.has_value()) {
     return {};
@@ -469,7 +469,7 @@ py::object redistribute(py::handle dtensor, py::handle placements, bool async_op
     result = make_dtensor(plain.local.ptr(), spec);
   } else {
     const auto& local = plain.tensor();
-    const auto dtype = attribute<kDtype>(source->meta);
+    const auto dtype = attribute<"dtype">(source->meta);
     TargetKey key{{source->known->id,
                    {std::move(source->placements), to_shard_order(source->objects.order)},
                    {*wanted, {}},
@@ -500,7 +500,7 @@ py::object full_tensor(py::handle dtensor, py::handle grad_placements) {
   if (!plain.is_for_us) {
     return {};
   }
-  const auto num_axes = py::len(attribute<kPlacements>(attribute<kSpec>(dtensor)));
+  const auto num_axes = py::len(attribute<"placements">(attribute<"_spec">(dtensor)));
   py::tuple placements(num_axes);
   for (size_t axis = 0; axis < num_axes; ++axis) {
     placements[axis] = replicate();

@@ -5,8 +5,9 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
-#include <unordered_map>
-#include <utility>
+
+#include "bindings/attributes.h"
+#include "bindings/mesh_table.h"
 
 namespace funcol::python {
 namespace {
@@ -78,35 +79,17 @@ struct KnownMesh {
   Py_ssize_t num_flattened = -1;
 };
 
-// By address; an entry goes when its DeviceMesh does.
-std::unordered_map<PyObject*, KnownMesh>& known_meshes() {
-  static std::unordered_map<PyObject*, KnownMesh> meshes;
+MeshTable<KnownMesh>& known_meshes() {
+  static MeshTable<KnownMesh> meshes;
   return meshes;
-}
-
-void forget_with(py::handle device_mesh) {
-  auto* const address = device_mesh.ptr();
-  py::weakref(device_mesh, py::cpp_function([address](py::handle reference) {
-                known_meshes().erase(address);
-                reference.dec_ref();
-              }))
-      .release();
 }
 
 // How many flattened submeshes the mesh that `device_mesh` was sliced from has, or nothing if it is no
 // DeviceMesh.
 std::optional<Py_ssize_t> num_flattened(py::handle device_mesh) {
-  static const auto* const root_name = PyUnicode_InternFromString("_root_mesh");
-  static const auto* const mapping_name = PyUnicode_InternFromString("_flatten_mapping");
-  const auto attribute = [](py::handle object, const PyObject* name) {
-    auto* const value = PyObject_GetAttr(object.ptr(), const_cast<PyObject*>(name));  // NOLINT
-    if (value == nullptr) {
-      PyErr_Clear();
-    }
-    return py::reinterpret_steal<py::object>(value);
-  };
-  const auto root = attribute(device_mesh, root_name);
-  const auto mapping = attribute(!root || root.is_none() ? device_mesh : py::handle(root), mapping_name);
+  const auto root = find_attribute<"_root_mesh">(device_mesh);
+  const auto mapping =
+      find_attribute<"_flatten_mapping">(!root || root.is_none() ? device_mesh : py::handle(root));
   if (!mapping || !PyDict_Check(mapping.ptr())) {
     return std::nullopt;
   }
@@ -185,9 +168,8 @@ ShardOrder to_shard_order(py::handle object) {
 }
 
 const Mesh& to_mesh(py::handle object) {
-  auto& meshes = known_meshes();
-  const auto known = meshes.find(object.ptr());
-  if (known == meshes.end()) {
+  const auto* const known = known_meshes().find(object);
+  if (known == nullptr) {
     py::detail::type_caster_base<Mesh> caster;
     if (caster.load(object, /*convert=*/false)) {
       return *static_cast<Mesh*>(caster);
@@ -196,16 +178,10 @@ const Mesh& to_mesh(py::handle object) {
   const auto flattened = num_flattened(object);
   TORCH_CHECK_TYPE(flattened.has_value(), "funcol: got a ", type_name(object),
                    " where a DeviceMesh belongs.");
-  if (known != meshes.end() && known->second.num_flattened == *flattened) {
-    return known->second.mesh;
+  if (known != nullptr && known->num_flattened == *flattened) {
+    return known->mesh;
   }
-  auto mesh = read_mesh(object);
-  if (known == meshes.end()) {
-    forget_with(object);
-  }
-  auto& entry = meshes[object.ptr()];
-  entry = {std::move(mesh), *flattened};
-  return entry.mesh;
+  return known_meshes().put(object, {read_mesh(object), *flattened}).mesh;
 }
 
 }  // namespace funcol::python

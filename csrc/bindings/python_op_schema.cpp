@@ -12,6 +12,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "bindings/attributes.h"
 #include "bindings/python_layout.h"
 #include "sharding/output_metas.h"
 
@@ -19,16 +20,6 @@ namespace funcol::python {
 namespace {
 
 constexpr const char* kOp = "propagate_op_sharding";
-
-PyObject* interned(const char* name) { return PyUnicode_InternFromString(name); }
-
-py::object attribute(py::handle object, PyObject* name) {
-  auto* const value = PyObject_GetAttr(object.ptr(), name);
-  if (value == nullptr) {
-    throw py::error_already_set();
-  }
-  return py::reinterpret_steal<py::object>(value);
-}
 
 bool is_spec(py::handle object) {
   static auto* const type = py::module::import("torch.distributed.tensor._dtensor_spec")
@@ -55,8 +46,7 @@ std::vector<int64_t> numbers(py::handle tuple) {
 }
 
 TensorMeta read_meta(py::handle spec) {
-  static auto* const tensor_meta = interned("tensor_meta");
-  const auto meta = attribute(spec, tensor_meta);
+  const auto meta = attribute<"tensor_meta">(spec);
   TORCH_CHECK_VALUE(PyTuple_Check(meta.ptr()) && PyTuple_GET_SIZE(meta.ptr()) >= 3, "funcol::", kOp,
                     ": a spec has no tensor_meta: ", std::string(py::str(spec)),
                     ". Pass DTensorSpecs that say what their tensors look like.");
@@ -68,11 +58,8 @@ TensorMeta read_meta(py::handle spec) {
 }
 
 Layout read_layout(py::handle spec, const TensorMeta& meta, const std::string& whose) {
-  static auto* const mesh_name = interned("mesh");
-  static auto* const placements_name = interned("placements");
-  static auto* const order_name = interned("shard_order");
-  return make_layout("funcol: a spec of " + whose, to_placements(attribute(spec, placements_name)),
-                     to_shard_order(attribute(spec, order_name)), to_mesh(attribute(spec, mesh_name)),
+  return make_layout("funcol: a spec of " + whose, to_placements(attribute<"placements">(spec)),
+                     to_shard_order(attribute<"shard_order">(spec)), to_mesh(attribute<"mesh">(spec)),
                      meta.num_dims());
 }
 
@@ -110,8 +97,6 @@ std::unique_ptr<Operator> describe(const c10::OperatorHandle& handle) {
     }
     op->returned.push_back(same);
   }
-  op->returns_list =
-      schema.returns().size() == 1 && schema.returns()[0].type()->kind() == c10::TypeKind::ListType;
   op->is_per_element = is_per_element(op->name);
   return op;
 }
@@ -174,8 +159,7 @@ class Reader {
  private:
   Layout layout_of(py::handle spec, const TensorMeta& meta) {
     if (!schema_.mesh) {
-      static auto* const mesh_name = interned("mesh");
-      schema_.mesh = attribute(spec, mesh_name);
+      schema_.mesh = attribute<"mesh">(spec);
     }
     auto layout = read_layout(spec, meta, schema_.op->name);
     const bool has_strided = std::any_of(layout.placements.begin(), layout.placements.end(),
@@ -188,24 +172,18 @@ class Reader {
 
   // Only newer minors tell the two apart; in older ones a strided shard stands for itself.
   static bool stands_for_order(py::handle spec) {
-    static auto* const name = interned("use_strided_shard_as_shard_order");
-    auto* const value = PyObject_GetAttr(spec.ptr(), name);
-    if (value == nullptr) {
-      PyErr_Clear();
-      return false;
-    }
-    return py::reinterpret_steal<py::object>(value).ptr() == Py_True;
+    const auto value = find_attribute<"use_strided_shard_as_shard_order">(spec);
+    return value && value.ptr() == Py_True;
   }
 
   Argument read_tensor(py::handle spec, bool stays) {
-    static auto* const mesh_name = interned("mesh");
     auto meta = read_meta(spec);
     auto layout = layout_of(spec, meta);
     const TensorNumber number{schema_.call.tensors.size()};
     schema_.call.tensors.push_back(std::move(meta));
     schema_.layouts.push_back(std::move(layout));
     schema_.stays.push_back(stays);
-    schema_.tensors.push_back({py::reinterpret_borrow<py::object>(spec), attribute(spec, mesh_name)});
+    schema_.tensors.push_back({py::reinterpret_borrow<py::object>(spec), attribute<"mesh">(spec)});
     return {number};
   }
 
@@ -347,14 +325,11 @@ Spec read_spec(py::handle spec) {
 }
 
 PythonSchema read_op_schema(py::handle op_schema) {
-  static auto* const op_name = interned("op");
-  static auto* const args_name = interned("args_schema");
-  static auto* const kwargs_name = interned("kwargs_schema");
   PythonSchema schema;
-  schema.op = &to_operator(attribute(op_schema, op_name));
+  schema.op = &to_operator(attribute<"op">(op_schema));
   schema.call.op = schema.op->name;
-  const auto args = attribute(op_schema, args_name).cast<py::sequence>();
-  const auto kwargs = attribute(op_schema, kwargs_name).cast<py::dict>();
+  const auto args = attribute<"args_schema">(op_schema).cast<py::sequence>();
+  const auto kwargs = attribute<"kwargs_schema">(op_schema).cast<py::dict>();
   const auto& arguments = schema.op->handle.schema().arguments();
   Reader reader(schema);
   size_t num_read = 0;

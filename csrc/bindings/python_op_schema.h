@@ -19,7 +19,6 @@ struct Operator {
   std::vector<Argument> defaults;               // of every argument, none where there is no default
   std::vector<bool> is_written;                 // of every argument: in place, not by out=
   std::vector<std::optional<size_t>> returned;  // for each return the argument that it is, if it is one
-  bool returns_list = false;                    // one list of tensors
   bool is_per_element = false;
 };
 

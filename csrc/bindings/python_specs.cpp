@@ -85,13 +85,17 @@ py::object make_spec(const Spec& spec, py::handle mesh, bool strided_as_order, p
   }
   const auto dtype = py::reinterpret_borrow<py::object>(
       reinterpret_cast<PyObject*>(torch::getTHPDtype(static_cast<at::ScalarType>(spec.meta.dtype))));
+  const bool has_strided =
+      std::any_of(spec.layout.placements.begin(), spec.layout.placements.end(),
+                  [](const auto& placement) { return placement.is_shard() && placement.split_factor != 1; });
   return make(mesh, placements, to_python(spec.layout.order), py::tuple(py::cast(spec.meta.shape)),
-              py::tuple(py::cast(spec.meta.stride)), dtype, strided_as_order);
+              py::tuple(py::cast(spec.meta.stride)), dtype,
+              has_strided ? py::object(py::bool_(strided_as_order)) : py::none());
 }
 
 }  // namespace
 
-py::object to_python_spec(const funcol::Spec& spec, py::handle mesh, bool strided_as_order, py::handle make,
+py::object to_python_spec(const Spec& spec, py::handle mesh, bool strided_as_order, py::handle make,
                           const MaskedPlacements& masked) {
   const auto& placements = spec.layout.placements;
   if (std::any_of(placements.begin(), placements.end(),

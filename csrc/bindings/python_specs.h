@@ -13,9 +13,10 @@ namespace funcol::python {
 using MaskedPlacements = std::function<py::object(const Placement&)>;
 
 // The DTensorSpec of a tensor on `mesh`, made by `make(mesh, placements, shard_order, shape, stride, dtype,
-// strided_as_order)` or made before: equal values give the same object, as long as it is among the last 4096
-// that were asked for. Placements with a mask are asked of `masked`, and their specs made each time.
-py::object to_python_spec(const funcol::Spec& spec, py::handle mesh, bool strided_as_order, py::handle make,
+// strided_as_order)`, the last None where no shard is strided, or made before: equal values give the same
+// object, as long as it is among the last 4096 that were asked for. Placements with a mask are asked of
+// `masked`, and their specs made each time.
+py::object to_python_spec(const Spec& spec, py::handle mesh, bool strided_as_order, py::handle make,
                           const MaskedPlacements& masked);
 
 void forget_specs();

@@ -1,13 +1,14 @@
 #include "bindings/redistribution_specs.h"
 
 #include <pybind11/stl.h>
+#include <torch/csrc/Exceptions.h>
 
 #include <algorithm>
 #include <stdexcept>
 #include <string>
-#include <unordered_map>
 #include <utility>
 
+#include "bindings/mesh_table.h"
 #include "bindings/without_gil.h"
 #include "planner/lru_cache.h"
 #include "redistribute/plan_cache.h"
@@ -17,23 +18,14 @@ namespace {
 
 constexpr size_t kNumExecutions = 1024;
 
-std::unordered_map<PyObject*, KnownMesh>& known_meshes() {
-  static std::unordered_map<PyObject*, KnownMesh> meshes;
+MeshTable<KnownMesh>& known_meshes() {
+  static MeshTable<KnownMesh> meshes;
   return meshes;
 }
 
 LruCache<ExecutionKey, ExecutionPtr, ExecutionKeyHash>& executions() {
   static LruCache<ExecutionKey, ExecutionPtr, ExecutionKeyHash> cache(kNumExecutions);
   return cache;
-}
-
-void forget_with(py::handle device_mesh) {
-  auto* const address = device_mesh.ptr();
-  py::weakref(device_mesh, py::cpp_function([address](py::handle reference) {
-                known_meshes().erase(address);
-                reference.dec_ref();
-              }))
-      .release();
 }
 
 void find_groups(const Plan& plan, py::handle device_mesh, KnownMesh& known) {
@@ -50,7 +42,7 @@ void find_groups(const Plan& plan, py::handle device_mesh, KnownMesh& known) {
 
 std::shared_ptr<const Plan> make_plan(const ExecutionKey& key, const Mesh& mesh) {
   try {
-    const auto layout = [&](const char* side, const Spec& spec) {
+    const auto layout = [&](const char* side, const Layout& spec) {
       return without_strided_shards(make_layout(std::string("funcol::redistribute: ") + side, spec.placements,
                                                 spec.order, mesh, static_cast<int64_t>(key.shape.size())),
                                     mesh, key.shape);
@@ -73,17 +65,12 @@ py::object python_function(const char* name) {
 KnownMesh& known_mesh(py::handle device_mesh) {
   static uint64_t num_meshes = 0;
   const auto& mesh = to_mesh(device_mesh);
-  auto& meshes = known_meshes();
-  const auto known = meshes.find(device_mesh.ptr());
-  if (known != meshes.end() && known->second.mesh == mesh) {
-    return known->second;
+  auto* const known = known_meshes().find(device_mesh);
+  if (known != nullptr && known->mesh == mesh) {
+    return *known;
   }
   const py::object coordinate = device_mesh.attr("get_coordinate")();
-  if (known == meshes.end()) {
-    forget_with(device_mesh);
-  }
-  auto& entry = meshes[device_mesh.ptr()];
-  entry = {++num_meshes, mesh, std::nullopt, {}};
+  auto& entry = known_meshes().put(device_mesh, {++num_meshes, mesh, std::nullopt, {}});
   if (!coordinate.is_none()) {
     entry.coordinate = coordinate.cast<Coordinate>();
   }
@@ -105,7 +92,7 @@ ExecutionPtr execution_of(ExecutionKey key, py::handle device_mesh, KnownMesh& k
 void forget_executions() { executions().clear(); }
 
 py::object meta_of(py::handle spec, const char* op) {
-  auto meta = attribute<kTensorMeta>(spec);
+  auto meta = attribute<"tensor_meta">(spec);
   TORCH_CHECK_VALUE(
       !meta.is_none(), "funcol::", op,
       ": the source spec has no tensor_meta, so the shape of the whole tensor is not known. Pass a "
@@ -114,7 +101,7 @@ py::object meta_of(py::handle spec, const char* op) {
 }
 
 std::vector<int64_t> shape_of(py::handle spec, const char* op) {
-  const auto shape = attribute<kShape>(meta_of(spec, op));
+  const auto shape = attribute<"shape">(meta_of(spec, op));
   std::vector<int64_t> sizes;
   for (const auto& size : py::reinterpret_borrow<py::sequence>(shape)) {
     // A symbol becomes the number that it stands for, and a guard: a plan is made for sizes.
@@ -122,6 +109,12 @@ std::vector<int64_t> shape_of(py::handle spec, const char* op) {
                                                   : py::int_(size).cast<int64_t>());
   }
   return sizes;
+}
+
+bool has_masks(const ExecutionKey& key) {
+  const auto has_mask = [](const Placement& placement) { return placement.mask != 0; };
+  return std::ranges::any_of(key.src.placements, has_mask) ||
+         std::ranges::any_of(key.dst.placements, has_mask);
 }
 
 void number_masks(ExecutionKey& key) {

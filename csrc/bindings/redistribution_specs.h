@@ -3,15 +3,14 @@
 // Everything here needs the GIL, which is the lock of the caches, too.
 #pragma once
 
-#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <vector>
 
+#include "bindings/attributes.h"
 #include "bindings/python_layout.h"
 #include "layout/hash.h"
 #include "planner/cost_model.h"
@@ -27,22 +26,11 @@ struct KnownMesh {
   AxisGroups groups;
 };
 
-// A spec's parts, as they were given.
-struct Spec {
-  std::vector<Placement> placements;
-  ShardOrder order;
-
-  bool has_masks() const {
-    return std::any_of(placements.begin(), placements.end(), [](const auto& one) { return one.mask != 0; });
-  }
-  friend bool operator==(const Spec&, const Spec&) = default;
-};
-
 // What an execution depends on.
 struct ExecutionKey {
   uint64_t mesh_id;
-  Spec src;
-  Spec dst;
+  Layout src;  // as it was given: an empty order is the default one
+  Layout dst;
   std::vector<int64_t> shape;
   int64_t itemsize;
   std::optional<CostModel> model;
@@ -57,16 +45,8 @@ struct ExecutionKeyHash {
     hash.add(key.mesh_id);
     hash.add_all(key.shape);
     hash.add(key.itemsize);
-    for (const auto* spec : {&key.src, &key.dst}) {
-      for (const auto& placement : spec->placements) {
-        hash.add(static_cast<uint64_t>(placement.kind) << 8 | static_cast<uint64_t>(placement.op));
-        hash.add(static_cast<uint64_t>(placement.dim) << 32 ^ static_cast<uint64_t>(placement.split_factor));
-        hash.add(placement.mask);
-      }
-      for (const auto& axes : spec->order) {
-        hash.add_all(axes);
-      }
-    }
+    hash.add(key.src);
+    hash.add(key.dst);
     return hash.value();
   }
 };
@@ -83,34 +63,13 @@ void forget_executions();
 // A function of funcol.redistribution.
 py::object python_function(const char* name);
 
-template <const char* const& name>
-py::object attribute(py::handle object) {
-  static auto* const interned = PyUnicode_InternFromString(name);
-  auto* const value = PyObject_GetAttr(object.ptr(), interned);
-  if (value == nullptr) {
-    throw py::error_already_set();
-  }
-  return py::reinterpret_steal<py::object>(value);
-}
-
-inline constexpr const char* kMesh = "mesh";
-inline constexpr const char* kPlacements = "placements";
-inline constexpr const char* kShardOrder = "shard_order";
-inline constexpr const char* kTensorMeta = "tensor_meta";
-inline constexpr const char* kShape = "shape";
-inline constexpr const char* kStride = "stride";
-inline constexpr const char* kDtype = "dtype";
-inline constexpr const char* kDeviceType = "device_type";
-inline constexpr const char* kSpec = "_spec";
-inline constexpr const char* kLocalTensor = "_local_tensor";
-
-struct __attribute__((visibility("hidden"))) SpecObjects {  // as pybind11's objects are
+struct SpecObjects {
   explicit SpecObjects(py::handle spec)
-      : mesh(attribute<kMesh>(spec)),
-        placements(attribute<kPlacements>(spec)),
-        order(attribute<kShardOrder>(spec)) {}
+      : mesh(attribute<"mesh">(spec)),
+        placements(attribute<"placements">(spec)),
+        order(attribute<"shard_order">(spec)) {}
 
-  Spec read() const { return {to_placements(placements), to_shard_order(order)}; }
+  Layout read() const { return {to_placements(placements), to_shard_order(order)}; }
 
   py::object mesh;
   py::object placements;
@@ -122,6 +81,8 @@ py::object meta_of(py::handle spec, const char* op);
 
 // The shape of the whole tensor. A symbol becomes the number that it stands for, and a guard.
 std::vector<int64_t> shape_of(py::handle spec, const char* op);
+
+bool has_masks(const ExecutionKey& key);
 
 // Masks are told apart by address; for a plan it matters only which are the same.
 void number_masks(ExecutionKey& key);

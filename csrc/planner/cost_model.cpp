@@ -100,17 +100,17 @@ Costs::Costs(const CostModel& model, const Mesh& mesh) {
                                 " axes. Give one AxisCost for each axis of the mesh.");
   }
   const size_t num_sets = size_t{1} << mesh.sizes.size();
-  for (auto& links : link_) {
-    links.assign(num_sets, {});
-  }
+  links_.resize(num_sets);
   if (alpha_beta != nullptr) {
     copy_ = alpha_beta->copy;
     least_us_per_byte_ = std::numeric_limits<double>::infinity();
   }
+  std::vector<std::pair<double, int64_t>> prices;  // of the axes of a set, slowest first
+  prices.reserve(mesh.sizes.size());
   for (AxisSet axes = 1; axes < num_sets; ++axes) {
-    for (size_t kind = 0; kind < link_.size(); ++kind) {
-      LinkCost& link = link_.at(kind)[axes];
-      std::vector<std::pair<double, int64_t>> prices;
+    for (size_t kind = 0; kind < links_[axes].size(); ++kind) {
+      LinkCost& link = links_[axes].at(kind);
+      prices.clear();
       for (int64_t axis = 0; axis < mesh.num_axes(); ++axis) {
         if (!contains(axes, axis) || mesh.sizes[axis] == 1) {
           continue;
@@ -118,10 +118,11 @@ Costs::Costs(const CostModel& model, const Mesh& mesh) {
         const LinkCost one = alpha_beta != nullptr ? alpha_beta->axes[axis].*kLinks.at(kind)
                                                    : LinkCost{kStepCounts.at(kind), 0};
         link.latency_us = std::max(link.latency_us, one.latency_us);
-        prices.emplace_back(one.us_per_byte, mesh.sizes[axis]);
+        const auto faster =
+            std::ranges::find_if(prices, [&](const auto& price) { return price.first < one.us_per_byte; });
+        prices.emplace(faster, one.us_per_byte, mesh.sizes[axis]);
         least_us_per_byte_ = std::min(least_us_per_byte_, one.us_per_byte);
       }
-      std::ranges::stable_sort(prices, [](const auto& a, const auto& b) { return a.first > b.first; });
       link.us_per_byte = prices.empty() ? 0
                          : static_cast<StepKind>(kind) == StepKind::kPermute
                              ? prices.front().first
@@ -139,14 +140,14 @@ double Costs::of(const StepSize& step) const {
     cost += copy_.latency_us + static_cast<double>(step.bytes_copied) * copy_.us_per_byte;
   }
   if (communicates(step.kind)) {
-    const auto& link = link_.at(static_cast<size_t>(step.kind))[step.axes];
+    const auto& link = links_[step.axes].at(static_cast<size_t>(step.kind));
     cost += link.latency_us + static_cast<double>(step.bytes_whole) * link.us_per_byte;
   }
   return cost;
 }
 
 double Costs::latency(StepKind kind, AxisSet axes) const {
-  return communicates(kind) ? link_.at(static_cast<size_t>(kind))[axes].latency_us : 0;
+  return communicates(kind) ? links_[axes].at(static_cast<size_t>(kind)).latency_us : 0;
 }
 
 }  // namespace funcol

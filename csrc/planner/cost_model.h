@@ -107,8 +107,8 @@ class Costs {
   const std::vector<RingAxis>& rings() const { return rings_; }
 
  private:
-  // link_[kind][axes]: us_per_byte already holds the share of the bytes that is sent.
-  std::array<std::vector<LinkCost>, 5> link_;
+  // links_[axes][kind]: us_per_byte already holds the share of the bytes that is sent.
+  std::vector<std::array<LinkCost, 5>> links_;
   LinkCost copy_;
   std::vector<RingAxis> rings_;
   double least_us_per_byte_ = 0;

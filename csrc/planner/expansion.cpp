@@ -319,13 +319,6 @@ void Space::expand(const State& state, const Held& held, const Visit& visit) con
   Expansion(*this, state, held, visit).run();
 }
 
-void Space::expand(const State& state, std::vector<Move>& moves) const {
-  const Held before = held(state);
-  expand(state, before, [&](StepKind kind, const Unit& unit, const State& next) {
-    moves.push_back(move(kind, unit, state, before, next));
-  });
-}
-
 void Space::expand_exchanges(const Visit& visit) const {
   const Held before = held(src_);
   Expansion(*this, src_, before, visit).run_exchanges();

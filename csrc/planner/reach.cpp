@@ -10,7 +10,6 @@ namespace funcol {
 namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
-constexpr size_t kFirstPlaces = 128;
 
 bool has_mask(const Layout& layout) {
   return std::ranges::any_of(layout.placements, [](const auto& placement) { return placement.mask != 0; });
@@ -25,8 +24,7 @@ Reach::Reach(const Mesh& mesh, const Costs& costs, std::vector<int64_t> shape, i
       source_(std::move(source)),
       vocabulary_(std::move(vocabulary)),
       space_(mesh, shape_, itemsize_, source_, vocabulary_),
-      costs_(costs),
-      places_(kFirstPlaces, -1) {
+      costs_(costs) {
   if (const auto of_axis = placements_to_price(); !of_axis.empty()) {
     price_all(of_axis);
     return;
@@ -120,7 +118,7 @@ double Reach::at_least(const Layout& target) const {
   if (!may_reach(target)) {
     return kNever;
   }
-  const int node = find(space_.state(target));
+  const int node = states_.find(space_.state(target));
   return node >= 0 && nodes_[node].known != kUnknown ? nodes_[node].known : radius();
 }
 
@@ -157,7 +155,7 @@ bool Reach::settle() {
       nodes_[entry.node].closed = true;
       last_ = entry.node;
     }
-    const State layout = space_.without_final(nodes_[entry.node].state);
+    const State layout = space_.without_final(states_[entry.node]);
     Node& node = nodes_[node_of(layout)];
     if (node.known == kUnknown) {
       node.known = entry.cost;
@@ -173,7 +171,7 @@ bool Reach::settle() {
 
 void Reach::expand_last() {
   // Copies: nodes are added on the way.
-  const State state = nodes_[last_].state;
+  const State state = states_[last_];
   const double cost = nodes_[last_].cost;
   const Held held = space_.held(state);
   const auto open_next = [&](StepKind kind, const Space::Unit& unit, const State& next, bool ends) {
@@ -205,39 +203,11 @@ void Reach::open(int node, double cost, bool ends) {
 }
 
 int Reach::node_of(const State& state) {
-  const int known = find(state);
-  if (known >= 0) {
-    return known;
+  const auto [number, is_new] = states_.insert(state);
+  if (is_new) {
+    nodes_.emplace_back();
   }
-  if (2 * (nodes_.size() + 1) > places_.size()) {
-    grow();
-  }
-  size_t place = StateHash()(state) % places_.size();
-  while (places_[place] >= 0) {
-    place = (place + 1) % places_.size();
-  }
-  places_[place] = static_cast<int>(nodes_.size());
-  nodes_.push_back({state});
-  return places_[place];
-}
-
-int Reach::find(const State& state) const {
-  size_t place = StateHash()(state) & (places_.size() - 1);
-  while (places_[place] >= 0 && nodes_[places_[place]].state != state) {
-    place = (place + 1) & (places_.size() - 1);
-  }
-  return places_[place];
-}
-
-void Reach::grow() {
-  places_.assign(2 * places_.size(), -1);
-  for (size_t node = 0; node < nodes_.size(); ++node) {
-    size_t place = StateHash()(nodes_[node].state) & (places_.size() - 1);
-    while (places_[place] >= 0) {
-      place = (place + 1) & (places_.size() - 1);
-    }
-    places_[place] = static_cast<int>(node);
-  }
+  return number;
 }
 
 // What is not settled yet costs no less.

@@ -14,6 +14,7 @@
 #include "layout/tensor_meta.h"
 #include "planner/cost_model.h"
 #include "planner/state.h"
+#include "planner/state_table.h"
 
 namespace funcol {
 
@@ -71,7 +72,6 @@ class Reach {
   static constexpr size_t kMostPriced = 4096;
 
   struct Node {
-    State state;
     double cost = std::numeric_limits<double>::infinity();  // by the paths seen so far
     double known = kUnknown;                                // of a state without what is final: the least
     bool closed = false;
@@ -96,9 +96,6 @@ class Reach {
   void expand_last();
   void open(int node, double cost, bool ends);
   int node_of(const State& state);
-  // -1 if it was not seen.
-  int find(const State& state) const;
-  void grow();
   double radius() const;
 
   const std::vector<int64_t> shape_;
@@ -107,8 +104,8 @@ class Reach {
   const std::vector<Placement> vocabulary_;
   const Space space_;
   const Costs& costs_;
-  std::vector<Node> nodes_;
-  std::vector<int> places_;  // of the nodes by their hashes; -1 where there is none
+  StateTable states_;
+  std::vector<Node> nodes_;  // by the states' numbers
   std::vector<Entry> queue_;
   std::vector<Settled> settled_;
   int last_ = -1;  // the node that was settled last, if its steps are still to be taken

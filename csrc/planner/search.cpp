@@ -4,10 +4,11 @@
 #include <limits>
 #include <queue>
 #include <stdexcept>
-#include <unordered_map>
+#include <tuple>
 
 #include "planner/estimate.h"
 #include "planner/masks.h"
+#include "planner/state_table.h"
 #include "planner/steps.h"
 
 namespace funcol {
@@ -28,8 +29,8 @@ class Search {
 
   // The moves of a least path; false if no path stays within the bound.
   bool run(std::vector<Move>& path) {
+    nodes_.reserve(kFirstNodes);
     open({space_.src(), src_, {}}, -1, 0, 0);
-    std::vector<Move> moves;
     while (!queue_.empty()) {
       const Entry entry = queue_.top();
       queue_.pop();
@@ -37,61 +38,60 @@ class Search {
       if (best_[node.state] != entry.node) {
         continue;  // reached more cheaply since
       }
-      if (node.state == space_.dst()) {
+      const State state = states_[node.state];
+      if (state == space_.dst()) {
         trace(entry.node, path);
         return true;
       }
-      moves.clear();
-      space_.expand(node.state, moves);
-      for (const auto& move : moves) {
-        if (max_bytes_ == kNoLimit ||
-            peak_bytes(move.size, begins_ && node.parent < 0, src_.bytes) <= max_bytes_) {
-          open(move, entry.node, node.cost + costs_.of(move.size), node.num_steps + 1);
-        }
-      }
+      expand(entry.node, state);
     }
     return false;
   }
 
   // The least bound under which dst can be reached.
   int64_t least_bytes() {
-    std::unordered_map<State, int64_t, StateHash> least;
-    using Reached = std::tuple<int64_t, int64_t, State>;  // bound, when it was found
+    std::vector<int64_t> least{src_.bytes};  // by the states' numbers
+    states_.insert(space_.src());
+    using Reached = std::tuple<int64_t, int64_t, int>;  // bound, when it was found, state
     const auto later = [](const Reached& a, const Reached& b) {
       return std::tie(std::get<0>(a), std::get<1>(a)) > std::tie(std::get<0>(b), std::get<1>(b));
     };
     std::priority_queue<Reached, std::vector<Reached>, decltype(later)> queue(later);
-    int64_t found = 0;
-    queue.emplace(src_.bytes, found, space_.src());
-    least[space_.src()] = src_.bytes;
-    std::vector<Move> moves;
+    int64_t num_found = 0;
+    queue.emplace(src_.bytes, num_found, 0);
     while (!queue.empty()) {
-      const auto [bound, when, state] = queue.top();
+      const auto [bound, when, number] = queue.top();
       queue.pop();
+      const State state = states_[number];
       if (state == space_.dst()) {
         return bound;
       }
-      if (bound > least[state]) {
+      if (bound > least[number]) {
         continue;
       }
-      moves.clear();
-      space_.expand(state, moves);
-      for (const auto& move : moves) {
+      const Held held = space_.held(state);
+      space_.expand(state, held, [&](StepKind kind, const Space::Unit& unit, const State& next_state) {
+        const auto size = space_.move(kind, unit, state, held, next_state).size;
         const int64_t next =
-            std::max(bound, peak_bytes(move.size, begins_ && state == space_.src(), src_.bytes));
-        const auto [known, is_new] = least.try_emplace(move.next, next);
-        if (is_new || next < known->second) {
-          known->second = next;
-          queue.emplace(next, ++found, move.next);
+            std::max<int64_t>(bound, peak_bytes(size, begins_ && state == space_.src(), src_.bytes));
+        const auto [known, is_new] = states_.insert(next_state);
+        if (is_new) {
+          least.push_back(next);
         }
-      }
+        if (is_new || next < least[known]) {
+          least[known] = next;
+          queue.emplace(next, ++num_found, known);
+        }
+      });
     }
     throw std::logic_error("plan_redistribution: no path to the target layout");
   }
 
  private:
+  static constexpr size_t kFirstNodes = 64;
+
   struct Node {
-    State state;
+    int state;      // its number
     StepSize size;  // of the step that led here
     int parent;
     double cost;
@@ -109,24 +109,50 @@ class Search {
     }
   };
 
-  void open(const Move& move, int parent, double cost, int num_steps) {
-    const int node = static_cast<int>(nodes_.size());
-    const auto [known, is_new] = best_.try_emplace(move.next, node);
-    if (!is_new) {
-      const Node& other = nodes_[known->second];
-      if (std::tie(other.cost, other.num_steps) <= std::tie(cost, num_steps)) {
+  void expand(int from, const State& state) {
+    const Node node = nodes_[from];
+    const Held held = space_.held(state);
+    space_.expand(state, held, [&](StepKind kind, const Space::Unit& unit, const State& next) {
+      // Steps cost 0 or more: most that lead back need not be priced.
+      if (is_known(next, node.cost, node.num_steps + 1)) {
         return;
       }
-      known->second = node;
+      const Move move = space_.move(kind, unit, state, held, next);
+      if (max_bytes_ == kNoLimit ||
+          peak_bytes(move.size, begins_ && node.parent < 0, src_.bytes) <= max_bytes_) {
+        open(move, from, node.cost + costs_.of(move.size), node.num_steps + 1);
+      }
+    });
+  }
+
+  // Whether the state was reached at no more than this.
+  bool is_known(const State& state, double cost, int num_steps) const {
+    const int number = states_.find(state);
+    if (number < 0) {
+      return false;
     }
-    nodes_.push_back({move.next, move.size, parent, cost, num_steps});
+    const Node& known = nodes_[best_[number]];
+    return std::tie(known.cost, known.num_steps) <= std::tie(cost, num_steps);
+  }
+
+  void open(const Move& move, int parent, double cost, int num_steps) {
+    if (is_known(move.next, cost, num_steps)) {
+      return;
+    }
+    const int node = static_cast<int>(nodes_.size());
+    const auto [state, is_new] = states_.insert(move.next);
+    if (is_new) {
+      best_.push_back(node);
+    }
+    best_[state] = node;
+    nodes_.push_back({state, move.size, parent, cost, num_steps});
     const double rest = estimate_.of(move.next, move.held);
     queue_.push({cost + rest, rest, num_steps, node});
   }
 
   void trace(int node, std::vector<Move>& path) const {
     for (; nodes_[node].parent >= 0; node = nodes_[node].parent) {
-      path.push_back({nodes_[node].state, {}, nodes_[node].size});
+      path.push_back({states_[nodes_[node].state], {}, nodes_[node].size});
     }
     std::ranges::reverse(path);
   }
@@ -137,8 +163,9 @@ class Search {
   const bool begins_;
   const int64_t max_bytes_;
   const Held src_;
+  StateTable states_;
+  std::vector<int> best_;  // the node of each state
   std::vector<Node> nodes_;
-  std::unordered_map<State, int, StateHash> best_;
   std::priority_queue<Entry> queue_;
 };
 

@@ -129,8 +129,6 @@ class Space {
 
   // Visits every step from `state`; one state may come several times.
   void expand(const State& state, const Held& held, const Visit& visit) const;
-  // Appends them to `moves`.
-  void expand(const State& state, std::vector<Move>& moves) const;
   // In a space with many targets: visits every exchange over two or three merged axes that leads from src.
   // The exchange has to be the last step.
   void expand_exchanges(const Visit& visit) const;

@@ -101,17 +101,172 @@ std::optional<Outputs> softmax_backward(const OpCall& call) {
   return Outputs{gradient};
 }
 
+// Dtypes that every operator here computes with.
+bool is_common(Dtype dtype) {
+  return dtype <= Dtype::kFloat64 || dtype == Dtype::kBool || dtype == Dtype::kBFloat16;
+}
+
+// That of the argument, if it is given.
+Dtype dtype_or(const OpCall& call, Dtype otherwise) {
+  const auto* given = call.has_arg("dtype") ? std::get_if<Dtype>(&call.arg("dtype").value) : nullptr;
+  return given == nullptr ? otherwise : *given;
+}
+
+Dtype dtype_of_sum(Dtype dtype) { return is_integral(dtype) ? Dtype::kInt64 : dtype; }
+
+// Dense, with the dims of `self` that are not reduced, or all with 1 for those that are.
+std::optional<Outputs> reduced(const OpCall& call, Dtype dtype) {
+  const auto& self = call.tensor("self");
+  if (!is_common(self.dtype) || !is_common(dtype)) {
+    return std::nullopt;
+  }
+  const bool names_dims = call.has_arg("dim") && !call.arg("dim").is_none();
+  std::vector<bool> is_reduced(self.shape.size(), !names_dims);
+  if (names_dims) {
+    const auto dims = call.arg("dim").integers();
+    for (const int64_t dim : dims) {
+      const int64_t at = dim < 0 ? dim + self.num_dims() : dim;
+      if (at < 0 || at >= self.num_dims() || is_reduced[at]) {
+        return std::nullopt;
+      }
+      is_reduced[at] = true;
+    }
+    if (dims.empty()) {  // all to some, none to others
+      return std::nullopt;
+    }
+  }
+  const bool keeps_dims = call.has_arg("keepdim") && call.arg("keepdim").boolean();
+  std::vector<int64_t> shape;
+  for (size_t dim = 0; dim < self.shape.size(); ++dim) {
+    if (!is_reduced[dim] || keeps_dims) {
+      shape.push_back(is_reduced[dim] ? 1 : self.shape[dim]);
+    }
+  }
+  return Outputs{contiguous(std::move(shape), dtype)};
+}
+
+std::optional<Outputs> sum(const OpCall& call) {
+  return reduced(call, dtype_or(call, dtype_of_sum(call.tensor("self").dtype)));
+}
+
+std::optional<Outputs> mean(const OpCall& call) {
+  const auto dtype = dtype_or(call, call.tensor("self").dtype);
+  return is_floating_point(dtype) ? reduced(call, dtype) : std::nullopt;
+}
+
+// Of nothing there is no largest element, nor a norm of every order.
+std::optional<Outputs> extreme(const OpCall& call) {
+  const auto& self = call.tensor("self");
+  return num_elements(self.shape) == 0 ? std::nullopt : reduced(call, self.dtype);
+}
+
+std::optional<Outputs> vector_norm(const OpCall& call) {
+  const auto& self = call.tensor("self");
+  return is_floating_point(self.dtype) && call.arg("dtype").is_none() ? extreme(call) : std::nullopt;
+}
+
+std::optional<Outputs> truth(const OpCall& call) {
+  return call.tensor("self").dtype == Dtype::kUInt8 ? std::nullopt : reduced(call, Dtype::kBool);
+}
+
+// What looks as `self` does.
+std::optional<Outputs> alike(const OpCall& call) {
+  const auto& self = call.tensor("self");
+  return is_contiguous(self) && is_common(self.dtype) ? std::optional(Outputs{self}) : std::nullopt;
+}
+
+std::optional<Outputs> softmax(const OpCall& call) {
+  const auto& self = call.tensor("self");
+  const int64_t dim = call.arg("dim").integer();
+  const bool has_dim = -self.num_dims() <= dim && dim < self.num_dims();
+  return has_dim && is_floating_point(self.dtype) && !call.arg("half_to_float").boolean() ? alike(call)
+                                                                                          : std::nullopt;
+}
+
+std::optional<Outputs> cumulative_sum(const OpCall& call) {
+  const auto& self = call.tensor("self");
+  const int64_t dim = call.arg("dim").integer();
+  if (dim < -self.num_dims() || dim >= self.num_dims() || !call.arg("dtype").is_none()) {
+    return std::nullopt;
+  }
+  if (!is_contiguous(self) || !is_common(self.dtype)) {
+    return std::nullopt;
+  }
+  return Outputs{contiguous(self.shape, dtype_of_sum(self.dtype))};
+}
+
+std::optional<Outputs> triangle(const OpCall& call) {
+  return call.tensor("self").num_dims() < 2 ? std::nullopt : alike(call);
+}
+
+// [..., m, k] and [..., k, n]; one dtype for all of the call's tensors.
+std::optional<Outputs> product(const OpCall& call, const TensorMeta& a, const TensorMeta& b,
+                               int64_t num_dims) {
+  const bool is_product =
+      a.num_dims() == num_dims && b.num_dims() == num_dims && a.shape.back() == b.shape.at(num_dims - 2) &&
+      std::equal(a.shape.begin(), a.shape.end() - 2, b.shape.begin(), b.shape.end() - 2) &&
+      is_floating_point(a.dtype) && is_common(a.dtype) &&
+      std::ranges::all_of(call.tensors, [&](const auto& tensor) { return tensor.dtype == a.dtype; });
+  if (!is_product) {
+    return std::nullopt;
+  }
+  auto shape = a.shape;
+  shape.back() = b.shape.back();
+  return Outputs{contiguous(std::move(shape), a.dtype)};
+}
+
+std::optional<Outputs> matrix_product(const OpCall& call) {
+  return product(call, call.tensor("self"), call.tensor("mat2"), 2);
+}
+
+std::optional<Outputs> batch_of_products(const OpCall& call) {
+  return product(call, call.tensor("self"), call.tensor("mat2"), 3);
+}
+
+// The first term has the shape of the product, or is as long as its rows.
+std::optional<Outputs> sum_with_product(const OpCall& call) {
+  const auto& mat1 = call.tensor("mat1");
+  const auto& mat2 = call.tensor("mat2");
+  auto outputs = product(call, mat1, mat2, 2);
+  if (!outputs) {
+    return std::nullopt;
+  }
+  const auto& term = call.tensor("self").shape;
+  const bool is_added =
+      term == std::vector{mat1.shape.front(), mat2.shape.back()} || term == std::vector{mat2.shape.back()};
+  return is_added ? std::move(outputs) : std::nullopt;
+}
+
 }  // namespace
 
 std::optional<std::vector<std::optional<TensorMeta>>> known_outputs(const OpCall& call) {
   using Known = std::optional<Outputs> (*)(const OpCall&);
-  constexpr std::array<std::pair<std::string_view, Known>, 5> kKnown = {{
+  constexpr std::array kKnown = std::to_array<std::pair<std::string_view, Known>>({
       {"aten::native_layer_norm", layer_norm},
       {"aten::native_layer_norm_backward", layer_norm_backward},
       {"aten::cat", cat},
+      {"aten::_softmax", softmax},
+      {"aten::_log_softmax", softmax},
       {"aten::_softmax_backward_data", softmax_backward},
       {"aten::_log_softmax_backward_data", softmax_backward},
-  }};
+      {"aten::sum", sum},
+      {"aten::sum.dim_IntList", sum},
+      {"aten::mean", mean},
+      {"aten::mean.dim", mean},
+      {"aten::amax", extreme},
+      {"aten::amin", extreme},
+      {"aten::linalg_vector_norm", vector_norm},
+      {"aten::any", truth},
+      {"aten::any.dim", truth},
+      {"aten::all", truth},
+      {"aten::all.dim", truth},
+      {"aten::cumsum", cumulative_sum},
+      {"aten::tril", triangle},
+      {"aten::triu", triangle},
+      {"aten::mm", matrix_product},
+      {"aten::bmm", batch_of_products},
+      {"aten::addmm", sum_with_product},
+  });
   const auto* const known =
       std::ranges::find_if(kKnown, [&](const auto& entry) { return entry.first == call.op; });
   return known == kKnown.end() || call.tensors.empty() ? std::nullopt : known->second(call);

@@ -31,22 +31,10 @@ struct KeyHash {
     hash.add_all(key.mesh.merged);
     hash.add_all(key.shape);
     hash.add(key.itemsize);
-    add(key.src, hash);
-    add(key.dst, hash);
+    hash.add(key.src);
+    hash.add(key.dst);
     hash.add(key.max_bytes.value_or(-1));
     return hash.value();
-  }
-
-  static void add(const Layout& layout, Hash& hash) {
-    for (const auto& placement : layout.placements) {
-      hash.add(static_cast<uint64_t>(placement.kind) << 8 | static_cast<uint64_t>(placement.op));
-      hash.add(placement.dim);
-      hash.add(placement.split_factor);
-      hash.add(placement.mask);
-    }
-    for (const auto& axes : layout.order) {
-      hash.add_all(axes);
-    }
   }
 };
 

@@ -1,5 +1,6 @@
 #include "sharding/output_metas.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -7,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "async/layers.h"
 #include "propagation/known_outputs.h"
 #include "sharding/pointwise_metas.h"
 #include "sharding/stack.h"
@@ -94,7 +96,9 @@ std::vector<std::optional<TensorMeta>> output_metas(const c10::OperatorHandle& o
   if (auto known = known_outputs(call)) {
     return std::move(*known);
   }
-  const c10::impl::ExcludeDispatchKeyGuard below(keys_above_backend());
+  const OutsideLayers outside_layers;
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
   if (auto meta = pointwise_meta(op, call)) {
     return {std::move(meta)};
   }

@@ -99,14 +99,4 @@ torch::jit::Stack to_stack(const c10::OperatorHandle& op, const OpCall& call, at
   return stack;
 }
 
-// Autograd, modes, transforms: without them what is left is the backend.
-c10::DispatchKeySet keys_above_backend() {
-  return c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset | c10::python_ks |
-         c10::functorch_transforms_ks |
-         c10::DispatchKeySet({c10::DispatchKey::PythonTLSSnapshot, c10::DispatchKey::Functionalize,
-                              c10::DispatchKey::PreDispatch, c10::DispatchKey::PythonDispatcher,
-                              c10::DispatchKey::TESTING_ONLY_GenericMode,
-                              c10::DispatchKey::TESTING_ONLY_GenericWrapper});
-}
-
 }  // namespace funcol

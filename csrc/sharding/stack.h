@@ -19,7 +19,4 @@ using StandIn = std::function<at::Tensor(const TensorMeta& meta)>;
 torch::jit::Stack to_stack(const c10::OperatorHandle& op, const OpCall& call, at::Device device,
                            const StandIn& stand_in);
 
-// Autograd, modes, transforms: without them what is left is the backend.
-c10::DispatchKeySet keys_above_backend();
-
 }  // namespace funcol

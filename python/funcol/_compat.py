@@ -352,17 +352,17 @@ def contiguous(tensor: Tensor) -> Tensor:
 
 # Of a propagator: the tables in which an operator's rule may be.
 TABLES_OF_RULES = ("op_to_rules", "op_strategy_funcs", "op_single_dim_strategy_funcs")
+# And those of operators whose sizes among the arguments it makes this rank's.
+TABLES_OF_SIZES = ("op_to_shape_and_stride_idx", "op_to_scalar_shape_adjuster", "squeeze_op_to_dims_variant")
 _TABLES = (
     *TABLES_OF_RULES,
+    *TABLES_OF_SIZES,
     "op_to_schema_info",
     "op_to_schema_info_for_single_dim_strategy",
-    "op_to_shape_and_stride_idx",
-    "op_to_scalar_shape_adjuster",
-    "squeeze_op_to_dims_variant",
 )
 
 
-def copied(function: FunctionType) -> FunctionType:
+def copied(function: Any) -> Any:
     """A function that does what ``function`` does now."""
     copy = FunctionType(
         function.__code__,
@@ -375,7 +375,7 @@ def copied(function: FunctionType) -> FunctionType:
     return copy
 
 
-def redirected(function: FunctionType, ours: Callable[..., Any]) -> Callable[[], None]:
+def redirected(function: Any, ours: Callable[..., Any]) -> Callable[[], None]:
     """Makes ``function`` call ``ours`` until what is returned is called.
 
     The function stays the same object: whoever holds it sees the change, modules that imported it by name,
@@ -388,11 +388,11 @@ def redirected(function: FunctionType, ours: Callable[..., Any]) -> Callable[[],
     def undo() -> None:
         function.__code__ = code
         function.__kwdefaults__ = own
-        del function.__signature__  # type: ignore[attr-defined]
+        del function.__signature__
 
     # In this order, as other threads may call it meanwhile; defaults of either code are there for both.
     function.__kwdefaults__ = {**(own or {}), "_funcol": ours}
-    function.__signature__ = signature  # type: ignore[attr-defined]
+    function.__signature__ = signature
     function.__code__ = _redirect.__code__
     return undo
 
@@ -429,21 +429,26 @@ def single_axis_rule(propagator: Any, op: Any) -> Callable[..., Any] | None:
     return cast(Callable[..., Any], getattr(info, "func", info))
 
 
-def adjusted_scalars(propagator: Any, schema: Any, inputs: Sequence[Any]) -> Any:
-    """``schema`` with the sizes that ``op`` takes as numbers made this rank's, or None if it takes none."""
-    adjuster = getattr(propagator, "op_to_scalar_shape_adjuster", {}).get(schema.op)
-    return None if adjuster is None else adjuster(list(inputs), schema)
+def scalar_adjuster(propagator: Any, op: Any) -> Callable[[list[Any], Any], Any] | None:
+    """A function from specs and a schema to the schema with sizes that are numbers made this rank's."""
+    adjusters: dict[Any, Any] = getattr(propagator, "op_to_scalar_shape_adjuster", {})
+    return adjusters.get(op)
 
 
-def make_spec(mesh: Any, placements: Any, meta: Any, order: Any, strided_as_order: bool) -> Any:
-    """A ``DTensorSpec``; ``order`` lists pairs of a dim and the axes that cut it."""
-    if any(hasattr(placement, "split_factor") for placement in placements):
+def make_spec(mesh: Any, placements: Any, meta: Any, order: Any, strided_as_order: bool | None) -> Any:
+    """A ``DTensorSpec``; ``order`` lists pairs of a dim and the axes that cut it. ``strided_as_order`` tells
+    whether strided shards stand for an order; None where there are none.
+    """
+    if strided_as_order is not None:
         return _made_spec(mesh, placements, meta, order, strided_as_order)
     spec_type, entry_type = _spec_types()
     spec = spec_type.__new__(spec_type)
-    vars(spec).update(_SPEC_FIELDS)
     vars(spec).update(
-        mesh=mesh, placements=placements, tensor_meta=meta, shard_order=tuple(map(entry_type._make, order))
+        _SPEC_FIELDS,
+        mesh=mesh,
+        placements=placements,
+        tensor_meta=meta,
+        shard_order=tuple(map(entry_type._make, order)),
     )
     return spec
 

@@ -65,7 +65,7 @@ _compat.after_import(_MODULE, _found)
 def _run(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[DTensor, ...]:
     """DTensor's handler of both operators: one call on local tensors a step of the ring."""
     assert _module is not None
-    args, kwargs = fill_defaults(op._schema, args, kwargs)
+    args, kwargs = fill_defaults(op._schema, args, kwargs)  # type: ignore[no-untyped-call]
     if kwargs["attn_mask"] is not None:
         raise NotImplementedError(
             f"funcol: {op} with an attn_mask under context_parallel. Use is_causal, or no mask."

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from . import _C, _compat, context_parallel, dtensor
 from .sharding import ShardingPropagator
 
 # PyTorch's functions, and what they call while funcol is under DTensor.
-_FUNCTIONS: list[tuple[FunctionType, Callable[..., Any]]] = [
+_FUNCTIONS: list[tuple[Any, Callable[..., Any]]] = [
     (DTensor.to_local, dtensor.to_local),
     (DTensor.from_local, dtensor.from_local),
     (DTensor.redistribute, dtensor.redistribute),
@@ -62,7 +61,7 @@ class DropinPropagator(ShardingPropagator):
     """
 
     def __init__(self, base: StockPropagator) -> None:
-        super().__init__(base, cost_model=_C.DTensorCosts())
+        super().__init__(base, cost_model=_C.DTensorCosts())  # type: ignore[arg-type]
         for name, table in _compat.tables(base).items():
             setattr(self, name, table)
         self._rules = {name: dict(getattr(base, name)) for name in _compat.rule_tables(base)}

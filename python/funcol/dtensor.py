@@ -7,7 +7,7 @@ what is not plain (tracing, modes, subclasses, symbolic sizes, strided shards) g
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,19 +23,21 @@ from torch.distributed.tensor._utils import ExplicitRedistributionContext, compu
 
 from . import _C, _compat, redistribution
 
-_to_local = _compat.copied(DTensor.to_local)
-_from_local = _compat.copied(DTensor.from_local)
-_redistribute = _compat.copied(DTensor.redistribute)
-_full_tensor = _compat.copied(DTensor.full_tensor)
-_redistribute_local_tensor = _compat.copied(stock_redistribute.redistribute_local_tensor)
-_redistribute_cost = _compat.copied(stock_collectives.redistribute_cost)
-_wrap = _compat.copied(OpDispatcher.wrap)
+_to_local: Callable[..., Tensor] = _compat.copied(DTensor.to_local)
+_from_local: Callable[..., DTensor] = _compat.copied(DTensor.from_local)
+_redistribute: Callable[..., DTensor] = _compat.copied(DTensor.redistribute)
+_full_tensor: Callable[..., Tensor] = _compat.copied(DTensor.full_tensor)
+_redistribute_local_tensor: Callable[..., Tensor] = _compat.copied(
+    stock_redistribute.redistribute_local_tensor
+)
+_redistribute_cost: Callable[..., float] = _compat.copied(stock_collectives.redistribute_cost)
+_wrap: Callable[..., object] = _compat.copied(OpDispatcher.wrap)
 
 
 def to_local(self: DTensor, *, grad_placements: Sequence[Placement] | None = None) -> Tensor:
     """PyTorch counterpart: ``DTensor.to_local``."""
     if not torch.compiler.is_compiling():
-        local = _C.dtensor_to_local(self, grad_placements)
+        local: Tensor = _C.dtensor_to_local(self, grad_placements)
         if local is not NotImplemented:
             return local
     return _to_local(self, grad_placements=grad_placements)
@@ -53,7 +55,9 @@ def from_local(
 ) -> DTensor:
     """PyTorch counterpart: ``DTensor.from_local``."""
     if device_mesh is not None and not run_check and not torch.compiler.is_compiling():
-        dtensor = _C.dtensor_from_local(local_tensor, device_mesh, placements, shape, stride, grad_placements)
+        dtensor: DTensor = _C.dtensor_from_local(
+            local_tensor, device_mesh, placements, shape, stride, grad_placements
+        )
         if dtensor is not NotImplemented:
             return dtensor
     more = {} if grad_placements is None else {"grad_placements": grad_placements}
@@ -78,7 +82,7 @@ def redistribute(
     is_compiling = torch.compiler.is_compiling()
     is_other_mesh = device_mesh is not None and device_mesh is not self._spec.mesh
     if not (is_compiling or is_other_mesh) and forward_dtype is None and backward_dtype is None:
-        dtensor = _C.redistribute_dtensor(self, placements, async_op)
+        dtensor: DTensor = _C.redistribute_dtensor(self, placements, async_op)
         if dtensor is not NotImplemented:
             return dtensor
     if is_compiling or placements is None or _compat.simulates_ranks():
@@ -109,7 +113,7 @@ def _kept_order(dtensor: DTensor, placements: Sequence[Placement]) -> Any:
 def full_tensor(self: DTensor, *, grad_placements: Sequence[Placement] | None = None) -> Tensor:
     """PyTorch counterpart: ``DTensor.full_tensor``."""
     if not torch.compiler.is_compiling():
-        whole = _C.dtensor_full_tensor(self, grad_placements)
+        whole: Tensor = _C.dtensor_full_tensor(self, grad_placements)
         if whole is not NotImplemented:
             return whole
     return _full_tensor(self, grad_placements=grad_placements)
@@ -169,7 +173,9 @@ def _gradient_from_local(gradient: DTensor, placements: tuple[Placement, ...]) -
     if gradient.placements != placements:
         target = redistribution._target(gradient._spec, gradient.device_mesh, placements, None, None)
         ExplicitRedistributionContext.observe_redistribution(
-            gradient._spec, target, "Implicit redistribution occurred in DTensor.from_local backward"
+            gradient._spec,
+            target,
+            "Implicit redistribution occurred in DTensor.from_local backward",  # type: ignore[arg-type]
         )
         gradient = gradient.redistribute(placements=placements)
     return gradient.to_local()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from . import _C, _build_info, dropin
+from . import _C, _build_info, dropin, dropin_dtensor
 
 
 def add_to(commands: Any) -> None:
@@ -43,6 +43,10 @@ def info() -> str:
     rows["drop-in"] = (
         f"{'' if dropin.is_installed() else 'not '}installed; stands in for "
         f"{len(dropin.replaced_functions())} functions and {len(_C.ops_under_dropin())} operators of PyTorch"
+    )
+    rows["under DTensor"] = (
+        f"{'' if dropin.is_under_dtensor() else 'not '}installed; takes over "
+        + ", ".join(dropin_dtensor.taken_over())
     )
     width = max(map(len, rows))
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())

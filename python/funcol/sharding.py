@@ -10,6 +10,7 @@ PyTorch counterpart: ``torch.distributed.tensor._sharding_prop``.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple, cast
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch._ops import OpOverload
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Placement, Replicate
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._op_schema import (
     OpInfo,
@@ -28,9 +29,7 @@ from torch.distributed.tensor._op_schema import (
     RuntimeSchemaInfo,
     TupleStrategy,
 )
-from torch.distributed.tensor._sharding_prop import LocalLRUCache
 from torch.distributed.tensor._sharding_prop import ShardingPropagator as StockPropagator
-from torch.distributed.tensor.placement_types import _StridedShard
 from torch.utils._pytree import tree_leaves
 
 from . import _C, _compat
@@ -144,7 +143,7 @@ class ShardingPropagator(StockPropagator):
             setattr(self, name, _Table(table) if name in _compat.TABLES_OF_RULES else table)
         self._engine = _C.PropagationEngine(_make_spec, cost_model, cache_size)
         self._own_rows: dict[OpOverload, SingleAxisRule] = {}
-        self._remembered_whole = LocalLRUCache(self._decide_whole_anew)
+        self._remembered_whole = functools.lru_cache(cache_size)(self._decide_whole_anew)
         self.propagate_op_sharding = _Cached(self)  # type: ignore[assignment]
 
     # Rules
@@ -195,6 +194,7 @@ class ShardingPropagator(StockPropagator):
                 table.hide(op)
         self._own_rows.pop(op, None)
         self._engine.leave(_qualified(op))
+        self._remembered_whole.cache_clear()
 
     # Decisions
 
@@ -231,7 +231,7 @@ class ShardingPropagator(StockPropagator):
             OpStrategy([_op_spec(op_schema, outputs, inputs, costs) for outputs, inputs, costs, _ in element])
             for element in found
         ]
-        return children[0] if not _C.is_per_element(_qualified(op_schema.op)) else TupleStrategy(children)
+        return TupleStrategy(children) if _facts_of(op_schema.op).is_per_element else children[0]
 
     def cache_info(self) -> CacheInfo:
         """Of the cache that :meth:`propagate_op_sharding` has."""
@@ -240,17 +240,14 @@ class ShardingPropagator(StockPropagator):
     def cache_clear(self) -> None:
         """Forgets all decisions, and what redistributions cost."""
         self._engine.clear()
-
-    def time_decision(self, op_schema: OpSchema, count: int) -> float:
-        """Seconds that a decision takes in C++, the least of ``count``, none of which knows of the others."""
-        return self._engine.time_decision(op_schema, count)
+        self._remembered_whole.cache_clear()
 
     # Rules in Python
 
     def _rows_of(self, op_schema: OpSchema) -> Sequence[Row] | None:
         op = op_schema.op
         rule = self._own_rows.get(op)
-        if rule is None and not _C.is_per_element(_qualified(op)):  # PyTorch's own are for an element there
+        if rule is None and not _facts_of(op).is_per_element:  # PyTorch's own are for an element there
             rule = _compat.single_axis_rule(self, op)
         if rule is None:
             return None
@@ -264,7 +261,7 @@ class ShardingPropagator(StockPropagator):
     def _decide_whole(self, op_schema: OpSchema, remember: bool) -> OutputSharding:
         """By PyTorch's functions of the whole mesh."""
         decide = self._remembered_whole if remember else self._decide_whole_anew
-        return decide(op_schema)  # type: ignore[return-value]
+        return decide(op_schema)
 
     def _decide_whole_anew(self, op_schema: OpSchema) -> OutputSharding:
         try:
@@ -277,11 +274,23 @@ class ShardingPropagator(StockPropagator):
             if wanted is not op_schema:
                 sharding.redistribute_schema = sharding.redistribute_schema or wanted
                 sharding.needs_redistribute = True
+            self._adjust_what_stock_left(sharding, op_schema)
             return sharding
         except NotImplementedError as error:
             if any(op_schema.op in getattr(self, name, ()) for name in _compat.TABLES_OF_RULES):
                 raise
             raise NotImplementedError(_no_rule(op_schema.op)) from error
+
+    def _adjust_what_stock_left(self, sharding: OutputSharding, op_schema: OpSchema) -> None:
+        """Makes sizes among the arguments those of this rank where this minor of PyTorch leaves them."""
+        names = (*_compat.TABLES_OF_SIZES, "op_to_rules")  # rules of this kind answer for arguments, too
+        if any(op_schema.op in getattr(self, name, ()) for name in names):
+            return
+        schema = sharding.redistribute_schema or op_schema
+        adjusted = self._local_arguments(schema, sharding.output_spec, _specs_of(schema))
+        if adjusted is not None:
+            sharding.redistribute_schema = adjusted
+            sharding.needs_redistribute = sharding.use_val_from_redistribute_schema = True
 
     def _stock_strategies(self, op_schema: OpSchema) -> OpStrategy | TupleStrategy:
         function = self.op_strategy_funcs.get(op_schema.op)
@@ -295,16 +304,16 @@ class ShardingPropagator(StockPropagator):
     # Results
 
     def _assemble(self, op_schema: OpSchema, elements: list[Any]) -> OutputSharding:
-        op = op_schema.op
-        per_element = len(elements) != 1 or _C.is_per_element(_qualified(op))
-        if per_element:
+        facts = _facts_of(op_schema.op)
+        if facts.is_per_element:
             outputs: Any = tuple(spec for element in elements for spec in element[0]) or None
-            if not op._schema.returns:
+            if not facts.num_returns:
                 outputs = None
+            moves = any(element[3] for element in elements)
+            inputs = _zipped(op_schema, elements)
         else:
-            outputs = _returned(op, elements[0][0])
-        moves = any(element[3] for element in elements)
-        inputs = _zipped(op_schema, elements) if per_element else elements[0][1]
+            (all_outputs, inputs, _, moves) = elements[0]
+            outputs = _returned(facts, all_outputs)
         suggestion = _with_specs(op_schema, inputs) if moves else None
         adjusted = self._local_arguments(suggestion or op_schema, outputs, inputs)
         return OutputSharding(
@@ -318,48 +327,108 @@ class ShardingPropagator(StockPropagator):
         self, schema: OpSchema, output: Any, inputs: Sequence[DTensorSpec]
     ) -> OpSchema | None:
         """``schema`` with sizes of this rank where it has sizes of the whole, or None if it has none."""
-        op = schema.op
-        places = self.op_to_shape_and_stride_idx.get(op)
+        sizes = _facts_of(schema.op).sizes
+        if sizes is None:
+            return self._local_arguments_by_tables(schema, output, inputs)
+        if sizes.shape is not None:
+            if not _is_sharded(output):
+                return None
+            return _with_local_shape(schema, output, output.tensor_meta, sizes.shape, sizes.stride)
+        if not any(_is_sharded(spec) for spec in inputs):
+            return None
+        if sizes.squeezed_dims:
+            return _squeezed_as_a_whole(schema)
+        return _with_local_channels(schema, inputs[0], sizes.batch_channels_pixels)
+
+    def _local_arguments_by_tables(
+        self, schema: OpSchema, output: Any, inputs: Sequence[DTensorSpec]
+    ) -> OpSchema | None:
+        """By what others entered into PyTorch's tables for operators of their own."""
         adjusted = None
-        if places is not None and _is_sharded(output):
+        if schema.op in self.op_to_shape_and_stride_idx and _is_sharded(output):
             adjusted = self._adjust_shape_and_stride_args(output.tensor_meta, schema, output)
-        if any(_is_sharded(spec) for spec in inputs):
-            adjusted = _compat.adjusted_scalars(self, adjusted or schema, inputs) or adjusted
-            adjusted = _squeezed_as_a_whole(adjusted or schema) or adjusted
+        adjust = _compat.scalar_adjuster(self, schema.op)
+        if adjust is not None and any(_is_sharded(spec) for spec in inputs):
+            adjusted = adjust(list(inputs), adjusted or schema)
         return adjusted
 
     def _adjust_shape_and_stride_args(
         self, out_tensor_meta: TensorMeta, schema: OpSchema, spec: DTensorSpec
     ) -> OpSchema:
+        if not all(isinstance(size, int) for size in out_tensor_meta.shape):  # symbols stay symbols
+            adjusted: OpSchema = super()._adjust_shape_and_stride_args(out_tensor_meta, schema, spec)
+            return adjusted
         places: Any = self.op_to_shape_and_stride_idx[schema.op]
         shape_place, stride_place = places if isinstance(places, tuple) else (places, None)
-        shape = _C.local_shape_of(spec, list(out_tensor_meta.shape))
-        args = list(schema.args_schema)
-        args[shape_place] = shape
-        if stride_place is not None:
-            args[stride_place] = _dense_strides(out_tensor_meta.stride, shape)
-        return OpSchema(schema.op, tuple(args), schema.kwargs_schema)
+        return _with_local_shape(schema, spec, out_tensor_meta, shape_place, stride_place)
 
 
-_SQUEEZES = {
-    overload: packet.dims
-    for packet in (torch.ops.aten.squeeze, torch.ops.aten.squeeze_, torch.ops.aten.squeeze_copy)
-    for overload in (packet.default, packet.dim, packet.dims)
-}
+class _Facts(NamedTuple):
+    """What is known of an operator itself."""
+
+    is_per_element: bool
+    num_returns: int
+    returns_one_tensor: bool
+    sizes: _C.LocalSizeArgs | None
+
+
+@functools.cache
+def _facts_of(op: OpOverload) -> _Facts:
+    returns = op._schema.returns
+    return _Facts(
+        _C.is_per_element(_qualified(op)),
+        len(returns),
+        len(returns) == 1 and isinstance(returns[0].type, torch.TensorType),
+        _C.local_size_args(op),
+    )
+
+
+def _with_local_shape(
+    schema: OpSchema, output: Any, meta: TensorMeta, shape_place: int, stride_place: int | None
+) -> OpSchema:
+    """``schema`` asking for what this rank holds of ``output``, which looks like ``meta`` as a whole."""
+    shape = _C.local_shape_of(output, meta.shape)
+    values: dict[int, Any] = {shape_place: shape}
+    if stride_place is not None:
+        values[stride_place] = _dense_strides(meta.stride, shape)
+    return _with_arguments(schema, values)
+
+
+def _with_local_channels(schema: OpSchema, images: DTensorSpec, places: Sequence[int]) -> OpSchema:
+    """``schema`` with the numbers of images, channels and pixels that this rank holds."""
+    assert images.tensor_meta is not None
+    batch, channels, *pixels = _C.local_shape_of(images, images.tensor_meta.shape)
+    return _with_arguments(schema, dict(zip(places, (batch, channels, math.prod(pixels)), strict=True)))
+
+
+def _with_arguments(schema: OpSchema, values: Mapping[int, Any]) -> OpSchema:
+    """``schema`` with other arguments, by their position."""
+    args, kwargs = list(schema.args_schema), dict(schema.kwargs_schema)
+    for place, value in values.items():
+        if place < len(args):
+            args[place] = value
+        else:
+            kwargs[schema.op._schema.arguments[place].name] = value
+    return OpSchema(schema.op, tuple(args), kwargs, schema_info=schema.schema_info)
 
 
 def _squeezed_as_a_whole(schema: OpSchema) -> OpSchema | None:
-    """``schema`` squeezing the dims that are one long as a whole, not those of which a rank holds one; None
-    for other operators.
+    """``schema`` squeezing the dims that are one long as a whole; None if it drops no other dim of which this
+    rank holds one.
     """
-    variant = _SQUEEZES.get(schema.op)
-    if variant is None:
-        return None
+    packet: Any = schema.op.overloadpacket
+    kwargs = dict(schema.kwargs_schema)
     source: Any = schema.args_schema[0]
     shape = source.tensor_meta.shape
-    given: Any = schema.args_schema[1] if len(schema.args_schema) > 1 else range(len(shape))
-    dims = [dim % len(shape) for dim in ([given] if isinstance(given, int) else given)] if shape else []
-    return OpSchema(variant, (source, tuple(dim for dim in dims if shape[dim] == 1)), {})
+    every = range(len(shape))
+    asked: Any = schema.args_schema[1] if len(schema.args_schema) > 1 else kwargs.pop("dim", every)
+    dims = [every[dim] for dim in ([asked] if isinstance(asked, int) else asked)] if shape else []
+    # A symbol stands for no size of 1.
+    local = _C.local_shape_of(source, [size if isinstance(size, int) else 0 for size in shape])
+    if all(local[dim] != 1 or shape[dim] == 1 for dim in dims):
+        return None
+    variant = packet.dims_out if "out" in kwargs else packet.dims
+    return OpSchema(variant, (source, tuple(dim for dim in dims if shape[dim] == 1)), kwargs)
 
 
 # Of numbers of either sign, the norm of an extreme is not the extreme of norms, as PyTorch has it.
@@ -416,20 +485,9 @@ def _specs_of(op_schema: OpSchema) -> list[DTensorSpec]:
 
 
 def _uneven_axes(spec: DTensorSpec) -> set[int]:
-    """The axes that cut a dim whose size they do not divide."""
+    """The axes that cut a dim of which not all ranks hold as much."""
     assert spec.tensor_meta is not None
-    cuts: dict[int, list[int]] = {}
-    for axis, placement in enumerate(spec.placements):
-        if isinstance(placement, (Shard, _StridedShard)):
-            cuts.setdefault(placement.dim, []).append(axis)
-    uneven = set()
-    for dim, axes in cuts.items():
-        pieces = math.prod(
-            spec.mesh.size(axis) * getattr(spec.placements[axis], "split_factor", 1) for axis in axes
-        )
-        if spec.tensor_meta.shape[dim] % pieces:
-            uneven.update(axes)
-    return uneven
+    return _C.uneven_axes(spec, spec.tensor_meta.shape)
 
 
 def _with_replicated(spec: DTensorSpec, axes: set[int]) -> DTensorSpec:
@@ -457,7 +515,7 @@ def _make_spec(
     shape: tuple[int, ...],
     stride: tuple[int, ...],
     dtype: torch.dtype,
-    strided_as_order: bool,
+    strided_as_order: bool | None,
 ) -> DTensorSpec:
     meta = TensorMeta(torch.Size(shape), stride, dtype)
     spec: DTensorSpec = _compat.make_spec(mesh, placements, meta, order, strided_as_order)
@@ -482,12 +540,11 @@ def _meta_of(argument: Any) -> Any:
     return argument
 
 
-def _returned(op: OpOverload, outputs: list[Any]) -> Any:
-    returns = op._schema.returns
-    if not returns or all(spec is None for spec in outputs):
-        return None
-    if len(returns) == 1 and isinstance(returns[0].type, torch.TensorType):
+def _returned(facts: _Facts, outputs: list[Any]) -> Any:
+    if facts.returns_one_tensor:
         return outputs[0]
+    if all(spec is None for spec in outputs):
+        return None
     return tuple(outputs)
 
 
@@ -522,7 +579,7 @@ def _op_spec(
     op_schema: OpSchema, outputs: list[Any], inputs: Sequence[DTensorSpec], costs: Sequence[float]
 ) -> OpSpec:
     return OpSpec(
-        output_specs=_returned(op_schema.op, outputs),
+        output_specs=_returned(_facts_of(op_schema.op), outputs),
         input_specs=tuple(inputs),
         redistribute_cost=[[cost] for cost in costs],
     )

@@ -7,8 +7,13 @@ from collections.abc import Iterator
 import pytest
 import ranks
 import torch
+import torch.distributed as dist
+from simulated import MESHES
+from torch.distributed.device_mesh import DeviceMesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import funcol
+from funcol.sharding import ShardingPropagator
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -53,3 +58,22 @@ def _ranks_end_with_the_session() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _unwaited_collectives_of_the_tests_are_no_news() -> None:
     atexit.unregister(funcol.async_tensor.end_unwaited_collectives)
+
+
+@pytest.fixture(scope="module")
+def fake_world(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Rank 0 of as many ranks as the test's module has in its ``WORLD``; nothing is sent."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=request.module.WORLD)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def propagator() -> ShardingPropagator:
+    return ShardingPropagator()
+
+
+@pytest.fixture
+def mesh(request: pytest.FixtureRequest) -> DeviceMesh:
+    """One of ``simulated.MESHES``, by its name."""
+    return DeviceMesh("cpu", MESHES[request.param])

@@ -26,6 +26,12 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 Coordinate = tuple[int, ...]
 
+MESHES: dict[str, Any] = {
+    "2": [0, 1],
+    "2x2": [[0, 1], [2, 3]],
+    "2x2x2": [[[0, 1], [2, 3]], [[4, 5], [6, 7]]],
+}
+
 
 class Call(NamedTuple):
     """An operator with its arguments, tensors whole."""
@@ -95,6 +101,10 @@ class Simulation:
         self._propagator, self._mesh, self._call, self._layouts = propagator, mesh, call, layouts
         self._shape = tuple(mesh.shape)
 
+    def __str__(self) -> str:
+        shapes = [tuple(tensor.shape) for tensor in self._call.tensors()]
+        return f"{self._call.op} of {shapes} as {[str(layout) for layout in self._layouts]}"
+
     def schema(self) -> OpSchema:
         layouts = iter(self._layouts)
 
@@ -158,7 +168,10 @@ class Simulation:
         args, kwargs = tree_map_only(
             DTensorSpec, lambda _: next(rest), (source.args_schema, source.kwargs_schema), is_leaf=_is_spec
         )
-        return _listed(source.op(*args, **kwargs)), locals_
+        try:
+            return _listed(source.op(*args, **kwargs)), locals_
+        except Exception as error:
+            raise WrongResultError(f"{self} does not run on rank {at}: {error}") from error
 
     def _compare(self, what: str, locals_: dict[Coordinate, Any], layout: Layout, whole: Tensor) -> None:
         for at, local in reduction_of(locals_, layout, self._shape).items():
@@ -167,9 +180,7 @@ class Simulation:
                 local.to(right.dtype), right, rtol=1e-5, atol=_rounding(right.dtype), equal_nan=True
             ):
                 raise WrongResultError(
-                    f"{self._call.op} of {[tuple(tensor.shape) for tensor in self._call.tensors()]} as "
-                    f"{[str(layout) for layout in self._layouts]}: {what} as {layout} on rank {at} is\n"
-                    f"{local}\nexpected\n{right}"
+                    f"{self}: {what} as {layout} on rank {at} is\n{local}\nexpected\n{right}"
                 )
 
 

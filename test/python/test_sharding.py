@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import unittest.mock
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.testing._internal.distributed.fake_pg
 from sharded import Layout
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._op_schema import OpInfo, OpSchema, OpSpec, OpStrategy, TupleStrategy
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import funcol
 import funcol.sharding
@@ -22,16 +19,13 @@ from funcol.sharding import ShardingPropagator
 
 aten = torch.ops.aten
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _fake_world() -> Iterator[None]:
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
-    yield
-    dist.destroy_process_group()
+WORLD = 8
+pytestmark = pytest.mark.usefixtures("fake_world")
 
 
 @pytest.fixture
 def propagator() -> ShardingPropagator:
+    """One that no other test has used."""
     return ShardingPropagator()
 
 
@@ -145,6 +139,14 @@ def test_shape_arguments_become_those_of_the_rank(propagator: ShardingPropagator
     assert tuple(sharding.redistribute_schema.args_schema[1]) == (2, 4, 2)
 
 
+def test_an_overload_without_sizes_keeps_its_arguments(
+    propagator: ShardingPropagator, line: DeviceMesh
+) -> None:
+    schema = OpSchema(aten.view_copy.dtype, (spec(line, (16, 8), "S0"), torch.int32), {})
+    sharding = propagator.propagate_op_sharding(schema)
+    assert (placements(sharding), sharding.redistribute_schema) == ((Shard(0),), None)
+
+
 @pytest.mark.parametrize(
     ("op", "args"),
     [
@@ -158,8 +160,19 @@ def test_a_dim_of_which_the_rank_holds_one_is_not_squeezed(
     propagator: ShardingPropagator, line: DeviceMesh, op: Any, args: Any
 ) -> None:
     schema = OpSchema(op, (spec(line, (8, 1, 3), "S0"), *args), {})
-    suggested = propagator.propagate_op_sharding(schema).redistribute_schema
-    assert suggested.op(torch.empty(1, 1, 3), suggested.args_schema[1]).shape == (1, 3)
+    called = propagator.propagate_op_sharding(schema).redistribute_schema or schema
+    assert called.op(torch.empty(1, 1, 3), *called.args_schema[1:]).shape == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("op", "shape", "args"),
+    [(aten.squeeze.default, (16, 1, 3), ()), (aten.squeeze.dim, (8, 1, 3), (1,))],
+)
+def test_a_squeeze_that_drops_the_same_dims_of_the_shard_stays(
+    propagator: ShardingPropagator, line: DeviceMesh, op: Any, shape: tuple[int, ...], args: Any
+) -> None:
+    schema = OpSchema(op, (spec(line, shape, "S0"), *args), {})
+    assert propagator.propagate_op_sharding(schema).redistribute_schema is None
 
 
 def test_a_view_that_needs_data_of_other_ranks_is_redistributed(
@@ -399,15 +412,69 @@ def test_a_rule_takes_the_place_of_the_one_there_was(
     assert placements(propagator.propagate_op_sharding(schema)) == (Replicate(),)
 
 
-def test_a_strategy_of_the_whole_mesh_is_taken(propagator: ShardingPropagator, line: DeviceMesh) -> None:
-    def strategy(op_schema: OpSchema) -> OpStrategy:
-        source = op_schema.args_schema[0].strategies[0].output_spec  # type: ignore[attr-defined]
-        whole = DTensorSpec(source.mesh, (Shard(1),), tensor_meta=source.tensor_meta)
-        return OpStrategy([OpSpec(whole, [whole], [[1.0]])])
+def cut_by_columns(op_schema: OpSchema) -> OpStrategy:
+    """A strategy of the whole mesh."""
+    source = op_schema.args_schema[0].strategies[0].output_spec  # type: ignore[attr-defined]
+    whole = DTensorSpec(source.mesh, (Shard(1),), tensor_meta=source.tensor_meta)
+    return OpStrategy([OpSpec(whole, [whole], [[1.0]])])
 
-    propagator.register_op_strategy(aten.neg.default, strategy)
+
+def test_a_strategy_of_the_whole_mesh_is_taken(propagator: ShardingPropagator, line: DeviceMesh) -> None:
+    propagator.register_op_strategy(aten.neg.default, cut_by_columns)
     schema = OpSchema(aten.neg.default, (spec(line, (16, 8), "S0"),), {})
     assert placements(propagator.propagate_op_sharding(schema)) == (Shard(1),)
+
+
+def test_sizes_among_the_arguments_of_a_strategy_of_the_whole_mesh_are_of_the_rank(
+    propagator: ShardingPropagator, line: DeviceMesh
+) -> None:
+    def cut_by_images(op_schema: OpSchema) -> OpStrategy:
+        images = op_schema.args_schema[0].strategies[0].output_spec  # type: ignore[attr-defined]
+        return OpStrategy([OpSpec((images, images, images), [images], [[0.0]])])
+
+    propagator.register_op_strategy(aten.native_group_norm.default, cut_by_images)
+    args = (spec(line, (16, 6, 2, 2), "S0"), None, None, 16, 6, 4, 3, 1e-5)
+    sharding = propagator.propagate_op_sharding(OpSchema(aten.native_group_norm.default, args, {}))
+    assert sharding.redistribute_schema.args_schema[3:6] == (2, 6, 4)
+
+
+# C++ has no values for complex numbers: PyTorch's functions decide, and are remembered apart.
+
+
+def times_i(x: DTensorSpec) -> OpSchema:
+    return OpSchema(aten.mul.Scalar, (x, 1j), {})
+
+
+def test_a_rule_takes_the_place_of_what_is_remembered_of_another(
+    propagator: ShardingPropagator, line: DeviceMesh
+) -> None:
+    schema = times_i(spec(line, (16, 8), "S0"))
+    assert placements(propagator.propagate_op_sharding(schema)) == (Shard(0),)
+    propagator.register_op_strategy(aten.mul.Scalar, cut_by_columns)
+    assert placements(propagator.propagate_op_sharding(schema)) == (Shard(1),)
+
+
+@pytest.mark.parametrize(("cache_size", "decided"), [(1, 3), (2, 2)])
+def test_the_least_recent_decision_of_a_strategy_goes_first(
+    line: DeviceMesh, cache_size: int, decided: int
+) -> None:
+    propagator = ShardingPropagator(cache_size=cache_size)
+    strategy = unittest.mock.Mock(side_effect=cut_by_columns)
+    propagator.register_op_strategy(aten.mul.Scalar, strategy)
+    for rows in (16, 8, 16):
+        propagator.propagate_op_sharding(times_i(spec(line, (rows, 8), "S0")))
+    assert strategy.call_count == decided
+
+
+def test_a_cleared_cache_remembers_no_decision_of_a_strategy(
+    propagator: ShardingPropagator, line: DeviceMesh
+) -> None:
+    strategy = unittest.mock.Mock(side_effect=cut_by_columns)
+    propagator.register_op_strategy(aten.mul.Scalar, strategy)
+    for _ in range(2):
+        propagator.propagate_op_sharding(times_i(spec(line, (16, 8), "S0")))
+        propagator.cache_clear()
+    assert strategy.call_count == 2
 
 
 def test_other_propagators_keep_their_rules(line: DeviceMesh) -> None:
@@ -439,6 +506,21 @@ def test_propagate_sets_the_sharding_of_an_op_info(propagator: ShardingPropagato
     info = OpInfo(line, schema, [], [], {})
     propagator.propagate(info)
     assert placements(info.output_sharding) == (Shard(0),)
+
+
+# Symbolic sizes: PyTorch's functions decide.
+
+
+def test_views_are_compiled_for_symbolic_sizes(
+    propagator: ShardingPropagator, line: DeviceMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = (16, 24, 32)
+    monkeypatch.setattr(DTensor._op_dispatcher, "sharding_propagator", propagator)
+    compiled = torch.compile(lambda x: x.view(x.shape[0], 2, 4).squeeze(1) + 1, backend="eager", dynamic=True)
+    xs = [DTensor.from_local(torch.ones(size // 8, 8), line, (Shard(0),)) for size in sizes]
+    results = [compiled(x) for x in xs]
+    assert [result.to_local().shape for result in results] == [(size // 8, 2, 4) for size in sizes]
+    assert {result.placements for result in results} == {(Shard(0),)}
 
 
 # Bad input

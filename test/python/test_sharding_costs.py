@@ -7,38 +7,23 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch.distributed as dist
-from simulated import Simulation, WrongResultError, some_layouts
+from simulated import MESHES, Simulation, WrongResultError, some_layouts
 from test_sharding_numbers import INFOS, SAMPLE, calls_of
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSchema, OutputSharding, TupleStrategy
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_leaves
 
 from funcol import _C
 from funcol.sharding import ShardingPropagator, redistribute_cost_table
 
-# Parts of the world: no group spans several axes, so that all plans are of steps over one axis.
-MESHES = {"2": [0, 1], "2x2": [[0, 1], [2, 3]], "2x2x2": [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _fake_world() -> Iterator[None]:
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=16)
-    yield
-    dist.destroy_process_group()
-
-
-@pytest.fixture(scope="module")
-def propagator() -> ShardingPropagator:
-    return ShardingPropagator()
-
-
-@pytest.fixture(params=MESHES)
-def mesh(request: pytest.FixtureRequest) -> DeviceMesh:
-    return DeviceMesh("cpu", MESHES[request.param])
+# The meshes are parts of it: no group spans several axes, so that all plans are of steps over one axis.
+WORLD = 16
+pytestmark = [
+    pytest.mark.usefixtures("fake_world"),
+    pytest.mark.parametrize("mesh", MESHES, indirect=True),
+]
 
 
 def simulations(

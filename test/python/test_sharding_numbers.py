@@ -9,17 +9,21 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.testing._internal.distributed.fake_pg
+from sharded import Layout
 from simulated import Call, Recorder, Simulation, WrongResultError, all_layouts, some_layouts
 from torch.distributed.device_mesh import DeviceMesh
 from torch.testing._internal.common_methods_invocations import op_db
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from funcol import _C, _compat
 from funcol.sharding import ShardingPropagator
 
-MESHES = {"2": [0, 1], "2x2": [[0, 1], [2, 3]]}
+aten = torch.ops.aten
+
+WORLD = 4
+pytestmark = [
+    pytest.mark.usefixtures("fake_world"),
+    pytest.mark.parametrize("mesh", ["2", "2x2"], indirect=True),
+]
 
 SAMPLE = [
     "add", "mul", "div", "sub", "pow", "where", "clamp", "masked_fill", "mm", "bmm", "addmm", "matmul",
@@ -33,10 +37,11 @@ SAMPLE = [
     "flip",
 ]  # fmt: skip
 
-# Numbers that are drawn, or that nobody has written yet.
+# Numbers that are drawn, that nobody has written yet, or that are the rank's own, as an item is to PyTorch.
 NOT_COMPARABLE = (
     "rand", "dropout", "bernoulli", "empty", "multinomial", "normal", "uniform", "exponential", "cauchy",
     "geometric", "poisson", "rrelu", "resize_", "set_", "_cdist",
+    "_local_scalar_dense",
 )  # fmt: skip
 # In-place views: what their tensor looks like changes.
 IN_PLACE_VIEWS = {
@@ -51,23 +56,6 @@ IN_PLACE_VIEWS = {
 }
 
 LARGEST = 2000  # elements
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _fake_world() -> Iterator[None]:
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
-    yield
-    dist.destroy_process_group()
-
-
-@pytest.fixture(scope="module")
-def propagator() -> ShardingPropagator:
-    return ShardingPropagator()
-
-
-@pytest.fixture(params=MESHES)
-def mesh(request: pytest.FixtureRequest) -> DeviceMesh:
-    return DeviceMesh("cpu", MESHES[request.param])
 
 
 def samples_of(info: Any, most: int) -> Iterator[Any]:
@@ -121,7 +109,8 @@ INFOS = infos()
 
 
 def judged(propagator: ShardingPropagator, mesh: DeviceMesh, calls: list[Call], layouts: Any) -> Counter[str]:
-    """How many decisions were right, and how many calls were refused; raises for a wrong one."""
+    """How many decisions were right, and how many calls were refused; raises for a wrong one, and for one by
+    which the operator does not run."""
     counts: Counter[str] = Counter()
     for call in calls:
         for chosen in layouts(call, mesh.ndim):
@@ -142,6 +131,63 @@ def test_an_operator_gives_the_same_on_shards(
     calls = [call for info in INFOS[name][:1] for call in calls_of(info, 6)]
     counts = judged(propagator, mesh, calls, lambda call, axes: some_layouts(call, axes, 3, seed=0))
     assert counts["right"] > 0
+
+
+def numbers(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(len(shape)))
+
+
+def upsampled_backward(op: Any, axes: int, *options: Any) -> Call:
+    return Call(op, (numbers(4, 6, *[8] * axes), [8] * axes, [4, 6, *[4] * axes], *options), {})
+
+
+X, IMAGES, STATISTICS = numbers(4, 6, 4), numbers(4, 6, 2, 2), numbers(4, 3)
+SIZES = [4, 6, 4, 3]  # N, C, HxW, groups
+WITH_SIZES = [
+    *(Call(op, (X, [4, 3, 2, 4]), {}) for op in (
+        aten.view.default, aten.view_copy.default, aten._unsafe_view.default, aten.reshape.default,
+    )),
+    *(Call(op, (numbers(4, 1, 6), [2, 4, 3, 6]), {}) for op in (
+        aten.expand.default, aten.expand_copy.default,
+    )),
+    *(Call(op, (X, [4, 6, 4]), {}) for op in (aten.new_ones.default, aten.new_zeros.default)),
+    Call(aten.new_full.default, (X, [4, 6, 4], 2.0), {}),
+    Call(aten.select_backward.default, (X, [4, 6, 5, 4], 2, 1), {}),
+    Call(aten.slice_backward.default, (X, [4, 6, 9], 2, 1, 9, 2), {}),
+    Call(aten.native_group_norm.default, (IMAGES, numbers(6), numbers(6), *SIZES, 1e-5), {}),
+    Call(aten.native_group_norm_backward.default, (
+        IMAGES, IMAGES, STATISTICS, STATISTICS, numbers(6), *SIZES, [True] * 3,
+    ), {}),
+    *(Call(packet.default, (numbers(2, 1, 4, 1),), {}) for packet in (aten.squeeze, aten.squeeze_copy)),
+    Call(aten.squeeze.dim, (numbers(2, 1, 4), 0), {}),
+    Call(aten.squeeze.dims, (numbers(2, 1, 4), [0, 1, 2]), {}),
+    upsampled_backward(aten.upsample_nearest1d_backward.default, 1, None),
+    upsampled_backward(aten.upsample_nearest2d_backward.default, 2, None, None),
+    upsampled_backward(aten.upsample_nearest3d_backward.default, 3, None, None, None),
+    upsampled_backward(aten._upsample_nearest_exact1d_backward.default, 1, None),
+    upsampled_backward(aten._upsample_nearest_exact2d_backward.default, 2, None, None),
+    upsampled_backward(aten._upsample_nearest_exact3d_backward.default, 3, None, None, None),
+    upsampled_backward(aten.upsample_linear1d_backward.default, 1, False, None),
+    upsampled_backward(aten.upsample_bilinear2d_backward.default, 2, False, None, None),
+    upsampled_backward(aten.upsample_bicubic2d_backward.default, 2, False, None, None),
+    upsampled_backward(aten.upsample_trilinear3d_backward.default, 3, False, None, None, None),
+    upsampled_backward(aten._upsample_bilinear2d_aa_backward.default, 2, False, None, None),
+    upsampled_backward(aten._upsample_bicubic2d_aa_backward.default, 2, False, None, None),
+]  # fmt: skip
+
+
+def shards(call: Call, axes: int) -> Iterator[list[Layout]]:
+    """The first tensor cut along each of its dims by all axes, the others everywhere."""
+    for dim in range(call.tensors()[0].dim()):
+        yield [Layout((f"S{dim}",) * axes), *[Layout(("R",) * axes)] * (len(call.tensors()) - 1)]
+
+
+@pytest.mark.parametrize("call", WITH_SIZES, ids=lambda call: call.op.name())
+def test_sizes_among_the_arguments_are_those_of_the_rank(
+    propagator: ShardingPropagator, mesh: DeviceMesh, call: Call
+) -> None:
+    counts = judged(propagator, mesh, [call], shards)
+    assert counts["refused"] == 0
 
 
 @pytest.mark.long

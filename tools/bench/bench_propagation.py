@@ -123,11 +123,12 @@ def miss_and_hit(propagator: Any, make: Callable[[], OpSchema], rounds: int) -> 
     return min(begun), hit
 
 
-def bench_operators(most_axes: int, rounds: int) -> list[dict[str, Any]]:
+def bench_operators(names: list[str], most_axes: int, rounds: int) -> list[dict[str, Any]]:
+    operators = [operator for operator in _operators() if not names or operator.name in names]
     records = []
     for axes in range(1, most_axes + 1):
         spec = spec_on(init_device_mesh("cpu", (2,) * axes))
-        for operator in _operators():
+        for operator in operators:
             stock, ours = DTensor._op_dispatcher.sharding_propagator, ShardingPropagator()
 
             def make(operator: Operator = operator, spec: Any = spec) -> OpSchema:
@@ -140,7 +141,8 @@ def bench_operators(most_axes: int, rounds: int) -> list[dict[str, Any]]:
             times["stock"], times["stock_hit"] = miss_and_hit(stock, make, rounds if axes < 3 else 1)
             times["funcol"], times["funcol_hit"] = miss_and_hit(ours, make, 5 * rounds)
             schema = make()
-            times["cpp"] = ours.time_decision(schema, 5 * rounds) if is_in_cpp(schema) else float("nan")
+            decide = ours._engine.time_decision
+            times["cpp"] = decide(schema, 5 * rounds) if is_in_cpp(schema) else float("nan")
             records.append(
                 {"name": operator.name, "axes": axes, "us": {k: 1e6 * v for k, v in times.items()}}
             )
@@ -311,12 +313,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeat", type=int, default=5, metavar="N", help="rounds (default %(default)s)")
     parser.add_argument("--axes", type=int, default=3, help="most mesh axes of table 1 (default %(default)s)")
+    parser.add_argument(
+        "--operators", type=lambda text: text.split(","), default=[], help="only these of table 1: add,mm"
+    )
     parser.add_argument("--no-stock-blocks", action="store_true", help="table 2 of funcol alone")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers to FILE as well")
     args = parser.parse_args()
     result = describe(torch.device("cpu"))
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=16)
-    result["operators"] = bench_operators(args.axes, args.repeat)
+    result["operators"] = bench_operators(args.operators, args.axes, args.repeat)
     missed = print_operators(result["operators"])
     dist.destroy_process_group()
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=512)

@@ -2,15 +2,8 @@
 
 #include "propagation/rules/calls.h"
 
-namespace funcol {
+namespace funcol::test {
 namespace {
-
-using test::CallOf;
-using test::is_legal;
-using test::tensor;
-using test::texts_of;
-
-using Texts = std::vector<std::string>;
 
 OpCall flash_attention(int64_t num_keys) {
   return CallOf("aten::_scaled_dot_product_flash_attention")
@@ -80,4 +73,4 @@ TEST(AttentionRules, GradientsOfABiasAddUpWhereItIsBroadcast) {
 }
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::test

@@ -13,6 +13,9 @@
 
 namespace funcol::test {
 
+using Shape = std::vector<int64_t>;
+using Texts = std::vector<std::string>;
+
 // A contiguous tensor.
 inline TensorMeta tensor(std::vector<int64_t> shape, Dtype dtype = Dtype::kFloat32) {
   std::vector<int64_t> stride(shape.size(), 1);

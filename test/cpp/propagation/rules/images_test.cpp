@@ -2,19 +2,8 @@
 
 #include "propagation/rules/calls.h"
 
-namespace funcol {
+namespace funcol::test {
 namespace {
-
-using test::CallOf;
-using test::has_row;
-using test::integers;
-using test::is_legal;
-using test::shard_rows_of;
-using test::tensor;
-using test::texts_of;
-
-using Shape = std::vector<int64_t>;
-using Texts = std::vector<std::string>;
 
 OpCall convolution(int64_t stride, int64_t padding) {
   return CallOf("aten::convolution")
@@ -109,4 +98,4 @@ TEST(PoolingRules, AGridHasNoChannels) {
 }
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::test

@@ -2,19 +2,9 @@
 
 #include "propagation/rules/cut_and_run.h"
 
-namespace funcol {
+namespace funcol::test {
 namespace {
 
-using test::CallOf;
-using test::has_row;
-using test::integers;
-using test::Numbers;
-using test::shard_rows_of;
-using test::tensor;
-using test::texts_of;
-
-using Shape = std::vector<int64_t>;
-using Texts = std::vector<std::string>;
 using Tensors = std::vector<std::optional<TensorMeta>>;
 
 TensorMeta indices(const Shape& shape) { return tensor(shape, Dtype::kInt64); }
@@ -216,7 +206,7 @@ TEST_P(Concatenation, OfPartsIsThePartOfTheWhole) {
   for (const auto& shape : GetParam()) {
     rows += shape[0];
   }
-  EXPECT_TRUE(test::all_rows_are_right(cat(GetParam(), 0, {rows, GetParam()[0][1]}), op));
+  EXPECT_TRUE(all_rows_are_right(cat(GetParam(), 0, {rows, GetParam()[0][1]}), op));
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, Concatenation,
@@ -224,4 +214,4 @@ INSTANTIATE_TEST_SUITE_P(Shapes, Concatenation,
                                            std::vector<Shape>{{2, 5}, {0, 5}}, std::vector<Shape>{{4, 1}}));
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::test

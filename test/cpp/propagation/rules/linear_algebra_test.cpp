@@ -2,17 +2,8 @@
 
 #include "propagation/rules/calls.h"
 
-namespace funcol {
+namespace funcol::test {
 namespace {
-
-using test::CallOf;
-using test::has_row;
-using test::shard_rows_of;
-using test::tensor;
-using test::texts_of;
-
-using Shape = std::vector<int64_t>;
-using Texts = std::vector<std::string>;
 
 TEST(LinearAlgebraRules, MatricesOfABatchAreByThemselves) {
   const auto call = CallOf("aten::_linalg_det")
@@ -85,4 +76,4 @@ TEST(RandomRules, NumbersAreDrawnForParts) {
 }
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::test

@@ -2,15 +2,9 @@
 
 #include "propagation/rules/cut_and_run.h"
 
-namespace funcol {
+namespace funcol::test {
 namespace {
 
-using test::CallOf;
-using test::has_row;
-using test::is_legal;
-using test::Numbers;
-using test::tensor;
-using test::texts_of;
 using ::testing::Values;
 
 OpCall mm(int64_t m, int64_t k, int64_t n) {
@@ -116,7 +110,7 @@ TEST_P(ProductOfMatrices, OfPartsIsThePartOfTheWhole) {
     }
     return output;
   };
-  EXPECT_TRUE(test::all_rows_are_right(mm(m, k, n), op));
+  EXPECT_TRUE(all_rows_are_right(mm(m, k, n), op));
 }
 
 INSTANTIATE_TEST_SUITE_P(Sizes, ProductOfMatrices,
@@ -124,4 +118,4 @@ INSTANTIATE_TEST_SUITE_P(Sizes, ProductOfMatrices,
                                 std::array<int64_t, 3>{1, 2, 1}, std::array<int64_t, 3>{4, 0, 2}));
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::test

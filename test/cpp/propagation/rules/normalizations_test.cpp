@@ -2,16 +2,8 @@
 
 #include "propagation/rules/calls.h"
 
-namespace funcol {
+namespace funcol::test {
 namespace {
-
-using test::CallOf;
-using test::has_row;
-using test::integers;
-using test::tensor;
-using test::texts_of;
-
-using Texts = std::vector<std::string>;
 
 TEST(NormalizationRules, ALayerIsCutWhereItDoesNotNormalize) {
   const auto call = CallOf("aten::native_layer_norm")
@@ -131,4 +123,4 @@ TEST(EmbeddingRules, NoPartKnowsHowOftenAnIndexIsThere) {
 TEST(EmbeddingRules, LookupsHaveNone) { EXPECT_EQ(find_rule("aten::embedding"), nullptr); }
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::test

@@ -2,15 +2,9 @@
 
 #include "propagation/rules/cut_and_run.h"
 
-namespace funcol {
+namespace funcol::test {
 namespace {
 
-using test::CallOf;
-using test::has_row;
-using test::Numbers;
-using test::shard_rows_of;
-using test::tensor;
-using test::texts_of;
 using ::testing::Values;
 
 OpCall binary(const std::string& op, const std::vector<int64_t>& self, const std::vector<int64_t>& other,
@@ -169,7 +163,7 @@ TEST(CopyRules, WhatIsMadeAlikeIsWholeWhereItsModelIsPending) {
 TEST(CopyRules, ANewTensorOfAnotherShapeIsWhole) {
   const auto call = CallOf("aten::new_zeros")
                         .with("self", tensor({4}))
-                        .with("size", test::integers({6}))
+                        .with("size", integers({6}))
                         .gives(std::vector<int64_t>{6});
   EXPECT_EQ(shard_rows_of(call), (std::vector<std::string>{"R <- S0"}));
 }
@@ -182,8 +176,8 @@ TEST(CopyRules, BytesOfPendingNumbersAreNotPending) {
 TEST(CopyRules, BytesOfWholeElementsStayTogether) {
   const auto call =
       CallOf("aten::view.dtype").with("self", tensor({6}, Dtype::kFloat64)).gives({tensor({12})});
-  EXPECT_TRUE(test::is_legal(call, {"S0"}, {"S0"}, {{3}, {}, {}}));
-  EXPECT_FALSE(test::is_legal(call, {"S0"}, {"S0"}, {{4}, {}, {}}));
+  EXPECT_TRUE(is_legal(call, {"S0"}, {"S0"}, {{3}, {}, {}}));
+  EXPECT_FALSE(is_legal(call, {"S0"}, {"S0"}, {{4}, {}, {}}));
 }
 
 // Operators of two tensors, and what they do to two numbers.
@@ -196,38 +190,36 @@ class PointwiseArithmetic : public ::testing::TestWithParam<Arithmetic> {
  protected:
   Numbers run(const std::vector<Numbers>& inputs, const std::vector<int64_t>& shape) const {
     Numbers output{shape, {}};
-    for (int64_t element = 0; element < test::num_elements(shape); ++element) {
-      const auto index = test::index_of(element, shape);
+    for (int64_t element = 0; element < num_elements(shape); ++element) {
+      const auto index = index_of(element, shape);
       std::vector<double> operands;
       for (const auto& input : inputs) {
         std::vector<int64_t> own(index.end() - static_cast<int64_t>(input.shape.size()), index.end());
         for (size_t dim = 0; dim < own.size(); ++dim) {
           own[dim] = input.shape[dim] == 1 ? 0 : own[dim];
         }
-        operands.push_back(input.values.at(test::element_at(own, input.shape)));
+        operands.push_back(input.values.at(element_at(own, input.shape)));
       }
       output.values.push_back(GetParam().of(operands.at(0), operands.at(1)));
     }
     return output;
   }
 
-  bool all_rows_are_right(const std::vector<int64_t>& self, const std::vector<int64_t>& other,
-                          const std::vector<int64_t>& output) const {
+  ::testing::AssertionResult is_right_on_parts(const Shape& self, const Shape& other,
+                                               const Shape& output) const {
     const auto op = [this](const auto& inputs, const auto& shape) { return run(inputs, shape); };
-    const auto result = test::all_rows_are_right(binary(GetParam().op, self, other, output), op);
-    EXPECT_TRUE(result);
-    return static_cast<bool>(result);
+    return all_rows_are_right(binary(GetParam().op, self, other, output), op);
   }
 };
 
 TEST_P(PointwiseArithmetic, OfPartsIsThePartOfTheWhole) {
-  EXPECT_TRUE(all_rows_are_right({6, 4}, {6, 4}, {6, 4}));
+  EXPECT_TRUE(is_right_on_parts({6, 4}, {6, 4}, {6, 4}));
 }
 TEST_P(PointwiseArithmetic, OfUnevenPartsIsThePartOfTheWhole) {
-  EXPECT_TRUE(all_rows_are_right({5, 1}, {5, 7}, {5, 7}));
+  EXPECT_TRUE(is_right_on_parts({5, 1}, {5, 7}, {5, 7}));
 }
 TEST_P(PointwiseArithmetic, OfEmptyPartsIsThePartOfTheWhole) {
-  EXPECT_TRUE(all_rows_are_right({1, 0}, {2, 1}, {2, 0}));
+  EXPECT_TRUE(is_right_on_parts({1, 0}, {2, 1}, {2, 0}));
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -261,7 +253,7 @@ TEST_P(PointwiseFunction, OfPartsIsThePartOfTheWhole) {
     }
     return output;
   };
-  EXPECT_TRUE(test::all_rows_are_right(unary(GetParam().op), op));
+  EXPECT_TRUE(all_rows_are_right(unary(GetParam().op), op));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, PointwiseFunction,
@@ -275,4 +267,4 @@ INSTANTIATE_TEST_SUITE_P(All, PointwiseFunction,
                          [](const auto& param) { return param.param.op.substr(6); });
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::test

@@ -2,20 +2,8 @@
 
 #include "propagation/rules/cut_and_run.h"
 
-namespace funcol {
+namespace funcol::test {
 namespace {
-
-using test::CallOf;
-using test::has_row;
-using test::integers;
-using test::is_legal;
-using test::Numbers;
-using test::shard_rows_of;
-using test::tensor;
-using test::texts_of;
-
-using Shape = std::vector<int64_t>;
-using Texts = std::vector<std::string>;
 
 OpCall reduction(const std::string& op, const Shape& shape, const Shape& dims, bool keepdim,
                  Dtype dtype = Dtype::kFloat32) {
@@ -157,9 +145,9 @@ TEST_P(ReductionOfParts, IsThePartOfTheWhole) {
   const auto op = [&, &reduction_of = reduction_of, &dims = dims](const std::vector<Numbers>& inputs,
                                                                   const Shape& output_shape) {
     const auto& input = inputs.at(0);
-    Numbers output{output_shape, std::vector<double>(test::num_elements(output_shape), reduction_of.start)};
+    Numbers output{output_shape, std::vector<double>(num_elements(output_shape), reduction_of.start)};
     for (int64_t element = 0; element < static_cast<int64_t>(input.values.size()); ++element) {
-      const auto index = test::index_of(element, input.shape);
+      const auto index = index_of(element, input.shape);
       Shape kept;
       for (size_t dim = 0; dim < index.size(); ++dim) {
         if (std::ranges::find(dims, static_cast<int64_t>(dim)) == dims.end()) {
@@ -168,7 +156,7 @@ TEST_P(ReductionOfParts, IsThePartOfTheWhole) {
           kept.push_back(0);
         }
       }
-      auto& value = output.values.at(test::element_at(kept, output_shape));
+      auto& value = output.values.at(element_at(kept, output_shape));
       value = reduction_of.of(value, input.values[element]);
     }
     if (reduction_of.op == "aten::mean.dim") {
@@ -182,7 +170,7 @@ TEST_P(ReductionOfParts, IsThePartOfTheWhole) {
     }
     return output;
   };
-  EXPECT_TRUE(test::all_rows_are_right(reduction(reduction_of.op, shape, dims, keepdim), op));
+  EXPECT_TRUE(all_rows_are_right(reduction(reduction_of.op, shape, dims, keepdim), op));
 }
 
 double added(double a, double b) { return a + b; }
@@ -200,4 +188,4 @@ INSTANTIATE_TEST_SUITE_P(All, ReductionOfParts,
                                             ::testing::Values(Shape{0}, Shape{0, 2}), ::testing::Bool()));
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::test

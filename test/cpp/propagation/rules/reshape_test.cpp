@@ -6,21 +6,13 @@
 
 #include "propagation/rules/cut_and_run.h"
 
-namespace funcol {
+namespace funcol::test {
 namespace {
 
-using test::CallOf;
-using test::has_row;
-using test::is_legal;
-using test::Numbers;
-using test::shard_rows_of;
-using test::tensor;
-
-using Shape = std::vector<int64_t>;
 using Groups = std::vector<DimGroup>;
 
 OpCall view(const Shape& from, const Shape& to) {
-  return CallOf("aten::view").with("self", tensor(from)).with("size", test::integers(to)).gives(to);
+  return CallOf("aten::view").with("self", tensor(from)).with("size", integers(to)).gives(to);
 }
 
 Mesh mesh(const std::vector<int64_t>& sizes) { return {sizes, {}, {}}; }
@@ -103,7 +95,7 @@ TEST(ReshapeRules, TheOrderOfAxesStays) {
   const auto axes = mesh({2, 2});
   const auto first_cut_first = make_layout("test", shards, {{0, 1}}, axes, 2);
   const auto last_cut_first = make_layout("test", shards, {{1, 0}}, axes, 1);
-  const auto rows = test::rows_of(call);
+  const auto rows = rows_of(call);
   EXPECT_FALSE(rows.is_legal(call, {{last_cut_first}, {first_cut_first}}, axes));
   EXPECT_TRUE(
       rows.is_legal(call, {{last_cut_first}, {make_layout("test", shards, {{1, 0}}, axes, 2)}}, axes));
@@ -125,7 +117,7 @@ TEST_P(Reshape, OfPartsIsThePartOfTheWhole) {
   const auto op = [](const std::vector<Numbers>& inputs, const Shape& shape) {
     return Numbers{shape, inputs.at(0).values};
   };
-  EXPECT_TRUE(test::all_rows_are_right(view(GetParam().first, GetParam().second), op));
+  EXPECT_TRUE(all_rows_are_right(view(GetParam().first, GetParam().second), op));
 }
 
 const Mesh kTwoRanks{{2}, {}, {}};
@@ -136,18 +128,17 @@ Layout on_two_ranks(const Placement& placement, const Shape& shape) {
 
 // The elements, numbered, that both ranks hold.
 std::vector<std::vector<double>> held(const Shape& shape, const Placement& placement) {
-  Numbers whole{shape, std::vector<double>(test::num_elements(shape))};
+  Numbers whole{shape, std::vector<double>(num_elements(shape))};
   std::iota(whole.values.begin(), whole.values.end(), 0);
   const auto layout = on_two_ranks(placement, shape);
-  return {test::local_part(whole, layout, kTwoRanks, {0}).values,
-          test::local_part(whole, layout, kTwoRanks, {1}).values};
+  return {local_part(whole, layout, kTwoRanks, {0}).values, local_part(whole, layout, kTwoRanks, {1}).values};
 }
 
 // Whether some shard of the output has the elements of the input's shard of `dim`, found by trying all.
 bool could_stay(const Shape& from, const Shape& to, int64_t dim) {
   const auto wanted = held(from, Placement::shard(dim));
   for (size_t i = 0; i < to.size(); ++i) {
-    for (const int64_t num_pieces : divisors(test::num_elements(to))) {
+    for (const int64_t num_pieces : divisors(num_elements(to))) {
       if (held(to, Placement::shard(static_cast<int64_t>(i), num_pieces)) == wanted) {
         return !wanted[1].empty();
       }
@@ -159,10 +150,10 @@ bool could_stay(const Shape& from, const Shape& to, int64_t dim) {
 // Whether a row keeps the input's shard of `dim`.
 bool stays(const Shape& from, const Shape& to, int64_t dim) {
   const auto call = view(from, to);
-  const auto rows = test::rows_of(call);
+  const auto rows = rows_of(call);
   return std::ranges::any_of(rows.rows, [&](const Row& row) {
-    const auto input = test::with_split(row.inputs.at(0), 1);
-    const auto output = test::with_split(row.outputs.at(0).value_or(Placement::replicate()), 1);
+    const auto input = with_split(row.inputs.at(0), 1);
+    const auto output = with_split(row.outputs.at(0).value_or(Placement::replicate()), 1);
     return input == Placement::shard(dim) &&
            rows.is_legal(call, {{on_two_ranks(output, to)}, {on_two_ranks(input, from)}}, kTwoRanks);
   });
@@ -189,4 +180,4 @@ INSTANTIATE_TEST_SUITE_P(
                       std::pair(Shape{2, 6, 3}, Shape{4, 9})));
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::test

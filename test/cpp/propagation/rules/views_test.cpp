@@ -2,17 +2,8 @@
 
 #include "propagation/rules/cut_and_run.h"
 
-namespace funcol {
+namespace funcol::test {
 namespace {
-
-using test::CallOf;
-using test::has_row;
-using test::integers;
-using test::Numbers;
-using test::shard_rows_of;
-using test::tensor;
-
-using Texts = std::vector<std::string>;
 
 TEST(ViewRules, APermutationTakesShardsAlong) {
   const auto call = CallOf("aten::permute")
@@ -146,10 +137,10 @@ TEST_P(Transposition, OfPartsIsThePartOfTheWhole) {
   const auto op = [](const std::vector<Numbers>& inputs, const std::vector<int64_t>&) {
     const auto& from = inputs.at(0);
     Numbers to{{from.shape[2], from.shape[1], from.shape[0]}, {}};
-    for (int64_t element = 0; element < test::num_elements(to.shape); ++element) {
-      auto index = test::index_of(element, to.shape);
+    for (int64_t element = 0; element < num_elements(to.shape); ++element) {
+      auto index = index_of(element, to.shape);
       std::swap(index[0], index[2]);
-      to.values.push_back(from.values.at(test::element_at(index, from.shape)));
+      to.values.push_back(from.values.at(element_at(index, from.shape)));
     }
     return to;
   };
@@ -158,7 +149,7 @@ TEST_P(Transposition, OfPartsIsThePartOfTheWhole) {
                         .with("dim0", int64_t{0})
                         .with("dim1", int64_t{-1})
                         .gives(swapped);
-  EXPECT_TRUE(test::all_rows_are_right(call, op));
+  EXPECT_TRUE(all_rows_are_right(call, op));
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, Transposition,
@@ -166,4 +157,4 @@ INSTANTIATE_TEST_SUITE_P(Shapes, Transposition,
                                            std::vector<int64_t>{2, 0, 3}));
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::test

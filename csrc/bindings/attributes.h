@@ -1,0 +1,47 @@
+// Attributes of Python objects whose names are known at compile time: each name is made a string once.
+//
+//   const auto mesh = attribute<"mesh">(spec);
+#pragma once
+
+#include <torch/csrc/utils/pybind.h>
+
+#include <algorithm>
+#include <cstddef>
+
+namespace funcol::python {
+
+template <size_t length>
+struct AttributeName {
+  consteval AttributeName(const char (&name)[length]) { std::copy_n(name, length, text); }  // NOLINT
+
+  char text[length] = {};  // NOLINT: a structural type
+};
+
+// Null, with the Python error set, if there is none.
+template <AttributeName name>
+PyObject* new_attribute(py::handle object) {
+  static auto* const interned = PyUnicode_InternFromString(name.text);
+  return PyObject_GetAttr(object.ptr(), interned);
+}
+
+// Raises what looking it up raises: AttributeError if there is none.
+template <AttributeName name>
+py::object attribute(py::handle object) {
+  auto* const value = new_attribute<name>(object);
+  if (value == nullptr) {
+    throw py::error_already_set();
+  }
+  return py::reinterpret_steal<py::object>(value);
+}
+
+// Null, without an error, if there is none.
+template <AttributeName name>
+py::object find_attribute(py::handle object) {
+  auto* const value = new_attribute<name>(object);
+  if (value == nullptr) {
+    PyErr_Clear();
+  }
+  return py::reinterpret_steal<py::object>(value);
+}
+
+}  // namespace funcol::python

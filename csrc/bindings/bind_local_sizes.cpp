@@ -1,0 +1,106 @@
+// What this rank holds of a tensor, and the arguments of operators that have to say so.
+#include <torch/csrc/utils/pybind.h>
+
+#include <optional>
+#include <set>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "bindings/bindings.h"
+#include "bindings/python_layout.h"
+#include "bindings/python_op_schema.h"
+#include "layout/shards.h"
+
+namespace funcol::python {
+namespace {
+
+// LocalSizeArgs by the position of arguments in the schema of an overload.
+struct LocalSizePlaces {
+  std::optional<size_t> shape;
+  std::optional<size_t> stride;
+  std::vector<size_t> batch_channels_pixels;  // three, or none
+  bool squeezed_dims = false;
+};
+
+std::optional<size_t> place_of(std::string_view name, const Operator& op) {
+  const auto& arguments = op.handle.schema().arguments();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (arguments[i].name() == name) {
+      return i;
+    }
+  }
+  return std::nullopt;
+}
+
+// Nothing, too, for overloads without such arguments: view_copy.dtype has no size.
+std::optional<LocalSizePlaces> local_size_args_of(py::handle op_overload) {
+  const auto& op = to_operator(op_overload);
+  const auto args = local_size_args(op.name);
+  if (!args.has_value()) {
+    return std::nullopt;
+  }
+  LocalSizePlaces places{place_of(args->shape, op), place_of(args->stride, op), {}, args->squeezed_dims};
+  if (!places.shape && !places.squeezed_dims && !args->batch_channels_pixels) {
+    return std::nullopt;
+  }
+  if (args->batch_channels_pixels) {
+    places.batch_channels_pixels = {place_of("N", op).value(), place_of("C", op).value(),
+                                    place_of("HxW", op).value()};
+  }
+  return places;
+}
+
+// The layout of a tensor of so many dims under a DTensorSpec, as far as it decides how much a rank holds:
+// partials of any kind, those with rules of their own too, cut nothing.
+Layout cuts_of(py::handle spec, const Mesh& mesh, size_t num_dims) {
+  std::vector<Placement> placements;
+  for (const auto& placement : spec.attr("placements")) {
+    placements.push_back(placement.attr("is_partial")().cast<bool>() ? Placement::replicate()
+                                                                     : to_placement(placement));
+  }
+  return make_layout("funcol: spec", std::move(placements), to_shard_order(spec.attr("shard_order")), mesh,
+                     static_cast<int64_t>(num_dims));
+}
+
+// The shape of what this rank holds of a tensor of `shape` under a DTensorSpec; outside the mesh, that of the
+// first rank.
+py::tuple local_shape_of(py::handle spec, const std::vector<int64_t>& shape) {
+  const auto& mesh = to_mesh(spec.attr("mesh"));
+  const auto layout = cuts_of(spec, mesh, shape.size());
+  const py::object known = spec.attr("mesh").attr("get_coordinate")();
+  const auto coordinate =
+      known.is_none() ? Coordinate(mesh.sizes.size()) : known.cast<std::vector<int64_t>>();
+  return py::tuple(py::cast(local_shape(layout, mesh, shape, coordinate)));
+}
+
+// The axes that cut a dim of which not all ranks hold as much.
+std::set<int64_t> uneven_axes(py::handle spec, const std::vector<int64_t>& shape) {
+  const auto& mesh = to_mesh(spec.attr("mesh"));
+  const auto layout = cuts_of(spec, mesh, shape.size());
+  std::set<int64_t> uneven;
+  for (size_t dim = 0; dim < shape.size(); ++dim) {
+    const auto index = static_cast<int64_t>(dim);
+    if (!is_cut_evenly(layout, mesh, index, shape[dim])) {
+      const auto& axes = layout.axes_of(index);
+      uneven.insert(axes.begin(), axes.end());
+    }
+  }
+  return uneven;
+}
+
+}  // namespace
+
+void bind_local_sizes(PyObject* module) {
+  auto m = py::reinterpret_borrow<py::module>(module);
+  py::class_<LocalSizePlaces>(m, "LocalSizeArgs")
+      .def_readonly("shape", &LocalSizePlaces::shape)
+      .def_readonly("stride", &LocalSizePlaces::stride)
+      .def_readonly("batch_channels_pixels", &LocalSizePlaces::batch_channels_pixels)
+      .def_readonly("squeezed_dims", &LocalSizePlaces::squeezed_dims);
+  m.def("local_size_args", local_size_args_of, py::arg("op"));
+  m.def("local_shape_of", local_shape_of, py::arg("spec"), py::arg("shape"));
+  m.def("uneven_axes", uneven_axes, py::arg("spec"), py::arg("shape"));
+}
+
+}  // namespace funcol::python

@@ -1,0 +1,39 @@
+// What is known of DeviceMeshes, each entry for as long as its mesh lives.
+#pragma once
+
+#include <torch/csrc/utils/pybind.h>
+
+#include <unordered_map>
+#include <utility>
+
+namespace funcol::python {
+
+// By address. Tables live as long as the process; the GIL is their lock.
+template <typename Value>
+class MeshTable {
+ public:
+  // Null if there is none. Good until the mesh goes.
+  Value* find(py::handle mesh) {
+    const auto found = values_.find(mesh.ptr());
+    return found == values_.end() ? nullptr : &found->second;
+  }
+
+  // In the place of the one there is.
+  Value& put(py::handle mesh, Value value) {
+    auto* const address = mesh.ptr();
+    const auto [entry, is_new] = values_.insert_or_assign(address, std::move(value));
+    if (is_new) {
+      py::weakref(mesh, py::cpp_function([this, address](py::handle reference) {
+                    values_.erase(address);
+                    reference.dec_ref();
+                  }))
+          .release();
+    }
+    return entry->second;
+  }
+
+ private:
+  std::unordered_map<PyObject*, Value> values_;
+};
+
+}  // namespace funcol::python

@@ -95,6 +95,10 @@ PyObject* wrap_dtensors(PyObject* /*module*/, Args args, Py_ssize_t count) {
   END_HANDLE_TH_ERRORS
 }
 
+PyObject* is_watched(PyObject* /*module*/, PyObject* /*unused*/) {
+  return PyBool_FromLong(has_active_layers() ? 1 : 0);
+}
+
 }  // namespace
 
 void bind_dtensor(PyObject* module) {
@@ -103,6 +107,7 @@ void bind_dtensor(PyObject* module) {
                                     fast<redistribute_dtensor>("redistribute_dtensor"),
                                     fast<dtensor_full_tensor>("dtensor_full_tensor"),
                                     fast<wrap_dtensors>("wrap_dtensors"),
+                                    {"is_watched", is_watched, METH_NOARGS, nullptr},
                                     {nullptr, nullptr, 0, nullptr}};
   if (PyModule_AddFunctions(module, functions) != 0) {
     throw python_error();

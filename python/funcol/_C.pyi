@@ -242,6 +242,9 @@ def dtensor_from_local(
 def redistribute_dtensor(dtensor: Any, placements: Any, async_op: bool) -> Any: ...
 def dtensor_full_tensor(dtensor: Any, grad_placements: Any) -> Any: ...
 def wrap_dtensors(results: Any, specs: Any) -> Any: ...
+def is_watched() -> bool:
+    """Whether a mode, transform or tracer sees the operators that run on this thread."""
+
 def redistribute_local_tensor(
     local: Tensor,
     src_spec: Any,

@@ -12,6 +12,7 @@ from torch._ops import OpOverload
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor import _collective_utils as stock_collectives
 from torch.distributed.tensor import _redistribute as stock_redistribute
+from torch.distributed.tensor import distribute_tensor as stock_distribute_tensor
 from torch.distributed.tensor._dispatch import OpDispatcher
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSchema, OutputSharding, TupleStrategy
@@ -28,6 +29,8 @@ _FUNCTIONS: list[tuple[Any, Callable[..., Any]]] = [
     (DTensor.from_local, dtensor.from_local),
     (DTensor.redistribute, dtensor.redistribute),
     (DTensor.full_tensor, dtensor.full_tensor),
+    (stock_distribute_tensor, dtensor.distribute_tensor),
+    (OpDispatcher._dispatch_get_local_results_slow_path, dtensor.local_results),
     (OpDispatcher.wrap, dtensor.wrap),
     (stock_redistribute.redistribute_local_tensor, dtensor.redistribute_local_tensor),
     (stock_collectives.redistribute_cost, dtensor.redistribute_cost),

@@ -12,11 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.distributed.tensor import _collective_utils as stock_collectives
+from torch.distributed.tensor import _dispatch as stock_dispatch
 from torch.distributed.tensor import _redistribute as stock_redistribute
-from torch.distributed.tensor._dispatch import OpDispatcher
+from torch.distributed.tensor import distribute_tensor as stock_distribute_tensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpStrategy
 from torch.distributed.tensor._utils import ExplicitRedistributionContext, compute_global_tensor_info
@@ -31,7 +33,14 @@ _redistribute_local_tensor: Callable[..., Tensor] = _compat.copied(
     stock_redistribute.redistribute_local_tensor
 )
 _redistribute_cost: Callable[..., float] = _compat.copied(stock_collectives.redistribute_cost)
-_wrap: Callable[..., object] = _compat.copied(OpDispatcher.wrap)
+_distribute_tensor: Callable[..., DTensor] = _compat.copied(stock_distribute_tensor)
+_local_results: Callable[..., object] = _compat.copied(
+    stock_dispatch.OpDispatcher._dispatch_get_local_results_slow_path
+)
+_wrap: Callable[..., object] = _compat.copied(stock_dispatch.OpDispatcher.wrap)
+
+# As the dispatcher flattened arguments: by optree where it is installed.
+_pytree: Any = stock_dispatch.pytree  # type: ignore[attr-defined]
 
 
 def to_local(self: DTensor, *, grad_placements: Sequence[Placement] | None = None) -> Tensor:
@@ -119,6 +128,42 @@ def full_tensor(self: DTensor, *, grad_placements: Sequence[Placement] | None = 
     return _full_tensor(self, grad_placements=grad_placements)
 
 
+def distribute_tensor(
+    tensor: Tensor,
+    device_mesh: DeviceMesh | None = None,
+    placements: Sequence[Placement] | None = None,
+    *,
+    src_data_rank: int | None = 0,
+) -> DTensor:
+    """Where every rank has the whole tensor (``src_data_rank=None``), it cuts out its shard along all axes at
+    once. Else PyTorch's own, which sends the shards.
+
+    PyTorch counterpart: ``torch.distributed.tensor.distribute_tensor``.
+    """
+    is_plain = (
+        src_data_rank is None
+        and device_mesh is not None
+        and placements is not None
+        and type(tensor) in (Tensor, torch.nn.Parameter)
+        and tensor.is_leaf
+        and not torch.compiler.is_compiling()
+        and not _C.is_watched()
+        and len(placements) == device_mesh.ndim
+        and all(type(placement) in (Replicate, Shard) for placement in placements)
+        and tensor.device.type == device_mesh.device_type
+        and device_mesh.get_coordinate() is not None
+    )
+    if not is_plain:
+        return _distribute_tensor(tensor, device_mesh, placements, src_data_rank=src_data_rank)
+    assert device_mesh is not None
+    assert placements is not None
+    whole = DTensor.from_local(tensor.detach(), device_mesh)
+    with torch.no_grad():
+        placed = redistribute(whole, placements=placements)
+    placed.requires_grad_(tensor.requires_grad)
+    return placed
+
+
 def redistribute_local_tensor(
     local_tensor: Tensor,
     current_spec: DTensorSpec,
@@ -166,6 +211,48 @@ def wrap(res: object, spec: Any) -> object:
     """PyTorch counterpart: ``torch.distributed.tensor._dispatch.OpDispatcher.wrap``."""
     wrapped = _C.wrap_dtensors(res, spec)
     return _wrap(res, spec) if wrapped is NotImplemented else wrapped
+
+
+def local_results(
+    self: stock_dispatch.OpDispatcher, op_call: OpOverload, args: tuple[Any, ...], op_info: Any
+) -> object:
+    """Runs an operator on local tensors where the decision changes its arguments.
+
+    PyTorch counterpart: ``OpDispatcher._dispatch_get_local_results_slow_path``, which is asked for all else.
+    """
+    sharding = op_info.output_sharding
+    suggestion = sharding.redistribute_schema
+    mesh = op_info.compute_mesh
+    is_plain = (
+        sharding.needs_redistribute
+        and suggestion is not None
+        and op_call not in self._random_ops
+        and not _C.is_watched()
+        and not _observes_redistribution()
+        and mesh._is_current_rank_part_of_mesh()
+    )
+    if not is_plain:
+        return _local_results(self, op_call, args, op_info)
+    structure = op_info.args_tree_spec
+    wanted = suggestion.args_schema if structure is None else _pytree.tree_leaves(suggestion.args_schema)
+    takes_values = sharding.use_val_from_redistribute_schema
+    given: list[Any] = []
+    for held, target, local in zip(op_info.flat_args_schema, wanted, op_info.local_args, strict=False):
+        if not isinstance(held, DTensorSpec):
+            given.append(target if takes_values else held)
+        elif held is target or (held.placements == target.placements and held == target):
+            given.append(local)
+        else:
+            given.append(redistribute_local_tensor(local, held, target))
+    if takes_values:
+        given += wanted[len(given) :]
+    if structure is not None:
+        given = _pytree.tree_unflatten(given, structure)
+    return suggestion.op(*given, **op_info.local_kwargs)
+
+
+def _observes_redistribution() -> bool:
+    return getattr(ExplicitRedistributionContext._local, "_active", None) is not None
 
 
 def _gradient_from_local(gradient: DTensor, placements: tuple[Placement, ...]) -> Tensor:

@@ -27,6 +27,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, get_proxy_mode, track_tensor_tree
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import _CachedTorchDispatchMode, _CachingTorchDispatchMode
 
 from .local_map import LocalMap, Stated
@@ -72,6 +73,7 @@ local_map_hop = LocalMapHop()
 
 class _Here(threading.local):
     tensors_are_local = False
+    replaced: dict[int, Tensor] = {}  # noqa: RUF012
 
 
 _here = _Here()
@@ -88,13 +90,36 @@ def plain_tensors_are_local() -> Iterator[None]:
         _here.tensors_are_local = before
 
 
+@contextlib.contextmanager
+def in_compiled_region(replaced: dict[int, Tensor]) -> Iterator[None]:
+    """While active, plain tensors are local, and functions that are applied find the tensors that they close
+    over in ``replaced``, by identity."""
+    before = _here.replaced
+    _here.replaced = {**before, **replaced}
+    try:
+        with plain_tensors_are_local():
+            yield
+    finally:
+        _here.replaced = before
+
+
+class _Replace(TorchFunctionMode):
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        args, kwargs = pytree.tree_map_only(
+            Tensor, lambda tensor: _here.replaced.get(id(tensor), tensor), (args, kwargs or {})
+        )
+        return func(*args, **kwargs)
+
+
 def run_traced(
     local_map: LocalMap, flat: Sequence[Any], structure: pytree.TreeSpec, kwargs: dict[str, Any]
 ) -> Any:
     """A call of an applied function while a tracer is at work."""
 
     def call(*local: Any) -> Any:
-        with plain_tensors_are_local():
+        with plain_tensors_are_local(), _Replace() if _here.replaced else contextlib.nullcontext():
             return local_map.call(local, structure, kwargs)
 
     is_recorded = get_proxy_mode() is not None

@@ -1,0 +1,162 @@
+"""How Dynamo traces calls of functions on local tensors (:mod:`funcol.local_map`). Imported once Dynamo is.
+
+Dynamo does not look into the function: the call becomes one call of its graph, which layers below trace.
+Tensors that the function closes over become inputs of the graph.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import torch
+import torch._dynamo.variables.builder as builder
+from torch import Tensor
+from torch._dynamo.exc import unimplemented
+from torch._dynamo.guards import GuardBuilder, install_guard
+from torch._dynamo.source import AttrSource, GetItemSource, Source
+from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.dicts import ConstDictVariable
+from torch._dynamo.variables.lists import BaseListVariable, ListVariable, TupleVariable
+from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
+
+from .local_map import LocalMap
+from .local_map_tracing import in_compiled_region
+
+
+class _Operand(int):
+    """A tensor or size, by its place among the operands of the call."""
+
+
+def call_local_map(tx: Any, args: list[VariableTracker], kwargs: dict[str, VariableTracker]) -> VariableTracker:
+    """The call of ``funcol.local_map.call_in_compiled_region`` with ``args``, in the graph of ``tx``."""
+    applied, positional, keywords = (argument.realize() for argument in args)
+    local_map: LocalMap = applied.value
+    if applied.source is not None:
+        install_guard(applied.source.make_guard(GuardBuilder.ID_MATCH))
+    operands: list[Any] = []
+    stated_args = _template(positional, operands)
+    stated_kwargs = _template(keywords, operands)
+    captured = list(_captured(local_map.func, applied.source and AttrSource(applied.source, "func")))
+    num_operands = len(operands)
+    for tensor, source in captured:
+        if source is None:
+            _refuse("a function that is applied in the region and closes over tensors", "apply it outside")
+        operands.append(VariableTracker.build(tx, tensor, source=source).realize().as_proxy())
+    result: Any = None
+
+    def call(*given: Any) -> list[Any]:
+        nonlocal result
+        replaced = {
+            id(tensor): now for (tensor, _), now in zip(captured, given[num_operands:], strict=True)
+        }
+        with in_compiled_region(replaced):
+            value = local_map.run(_filled(stated_args, given), _filled(stated_kwargs, given))
+        found: list[Any] = []
+        result = _emptied(value, found)
+        return found
+
+    call.__name__ = "local_map_" + "".join(c if c.isalnum() else "_" for c in local_map.name)
+    proxy = tx.output.create_proxy("call_function", call, tuple(operands), {})
+    values: Any = builder.wrap_fx_proxy(tx=tx, proxy=proxy)
+    return _variable(tx, result, values.items)
+
+
+def _template(argument: VariableTracker, operands: list[Any]) -> Any:
+    """The argument, with an :class:`_Operand` for each tensor and size, which join ``operands``."""
+    argument = argument.realize()
+    if isinstance(argument, (TensorVariable, SymNodeVariable)):
+        operands.append(argument.as_proxy())
+        return _Operand(len(operands) - 1)
+    if isinstance(argument, (ListVariable, TupleVariable)):
+        return argument.python_type()(_template(item, operands) for item in argument.items)
+    if isinstance(argument, ConstDictVariable):
+        return {
+            key.vt.as_python_constant(): _template(item, operands) for key, item in argument.items.items()
+        }
+    if argument.is_python_constant():
+        return argument.as_python_constant()
+    if isinstance(argument, BaseListVariable) or not hasattr(argument, "value"):
+        _refuse(f"an argument of kind {type(argument).__name__}", "pass tensors, constants, lists and dicts")
+    if argument.source is not None:
+        install_guard(argument.source.make_guard(GuardBuilder.ID_MATCH))
+    return argument.value
+
+
+def _filled(template: Any, given: tuple[Any, ...]) -> Any:
+    if isinstance(template, _Operand):
+        return given[template]
+    if type(template) in (list, tuple):
+        return type(template)(_filled(item, given) for item in template)
+    if type(template) is dict:
+        return {key: _filled(item, given) for key, item in template.items()}
+    return template
+
+
+def _emptied(value: Any, found: list[Any]) -> Any:
+    """``value`` with an :class:`_Operand` for each tensor and size, which join ``found``."""
+    if isinstance(value, (Tensor, torch.SymInt)):
+        found.append(value)
+        return _Operand(len(found) - 1)
+    if type(value) in (list, tuple):
+        return type(value)(_emptied(item, found) for item in value)
+    if type(value) is dict:
+        return {key: _emptied(item, found) for key, item in value.items()}
+    return value
+
+
+def _variable(tx: Any, template: Any, values: list[VariableTracker]) -> VariableTracker:
+    if isinstance(template, _Operand):
+        return values[template]
+    if type(template) is tuple:
+        return TupleVariable([_variable(tx, item, values) for item in template])
+    if type(template) is list:
+        return ListVariable([_variable(tx, item, values) for item in template])
+    if type(template) is dict:
+        items: dict[Any, Any] = {
+            VariableTracker.build(tx, key): _variable(tx, item, values) for key, item in template.items()
+        }
+        return ConstDictVariable(items, dict)
+    result: VariableTracker = VariableTracker.build(tx, template)
+    return result
+
+
+def _captured(function: Any, source: Source | None) -> Iterator[tuple[Tensor, Source | None]]:
+    """The tensors that ``function`` closes over, and how the compiled code finds them."""
+
+    def attribute(name: str) -> Source | None:
+        return None if source is None else AttrSource(source, name)
+
+    if isinstance(function, Tensor):
+        yield function, source
+    elif isinstance(function, torch.nn.Module):
+        for name, tensor in (*function.named_parameters(), *function.named_buffers()):
+            place: Any = source
+            for part in name.split("."):
+                place = place and AttrSource(place, part)
+            yield tensor, place
+    elif isinstance(function, functools.partial):
+        yield from _captured(function.func, attribute("func"))
+        for i, value in enumerate(function.args):
+            base = attribute("args")
+            yield from _captured(value, base and GetItemSource(base, i))
+        for name, value in function.keywords.items():
+            base = attribute("keywords")
+            yield from _captured(value, base and GetItemSource(base, name))
+    elif hasattr(function, "__func__"):
+        yield from _captured(function.__self__, attribute("__self__"))
+    elif isinstance(function, type(_captured)) or isinstance(function, Callable):  # type: ignore[arg-type]
+        cells = attribute("__closure__")
+        for i, cell in enumerate(getattr(function, "__closure__", None) or ()):
+            place = cells and AttrSource(GetItemSource(cells, i), "cell_contents")
+            yield from _captured(cell.cell_contents, place)
+
+
+def _refuse(what: str, instead: str) -> NoReturn:
+    unimplemented(
+        gb_type="function on local tensors that cannot be traced",
+        context="funcol.apply_local_map",
+        explanation=f"funcol cannot trace {what}.",
+        hints=[f"In the compiled region, {instead}; or call it outside."],
+    )

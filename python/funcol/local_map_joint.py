@@ -26,6 +26,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from . import _compat
 from .local_map_regions import (
     Placements,
     Region,
@@ -266,10 +267,12 @@ def trace(function: Function, operands: Sequence[Any]) -> Traced:
     """Records ``function`` and, if a result requires a gradient, what computes gradients of the operands."""
     mode = _mode_of(operands)
     is_foreign = _is_foreign_to(mode, is_functional=True)
+    decompositions = _compat.decompositions_of(get_proxy_mode())
     with _alone(mode):
         recording = _Recording(function, mode, is_foreign)
         primals = local_fakes(function, operands, mode)
-        joint = make_fx(dispatch_functionalize(recording.run, FunctionalTensorMode()))(*primals)
+        run = dispatch_functionalize(recording.run, FunctionalTensorMode())
+        joint = make_fx(run, decomposition_table=decompositions)(*primals)
     return _Parted(function, [*operands, *recording.foreign], recording, joint).traced()
 
 

@@ -30,6 +30,7 @@ from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, get_proxy
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import _CachedTorchDispatchMode, _CachingTorchDispatchMode
 
+from . import _compat
 from .local_map import LocalMap, Stated
 from .local_map_joint import Function, Traced, as_contiguous_as_traced, local_fakes, probe, trace
 from .local_map_regions import (
@@ -401,3 +402,15 @@ for _mode in (_CachingTorchDispatchMode, _CachedTorchDispatchMode):  # selective
     @local_map_hop.py_impl(_mode)
     def _chosen(mode: Any, *args: Any, **kwargs: Any) -> Any:
         return mode.__torch_dispatch__(local_map_hop, [], args, kwargs)
+
+
+def _lower_in_inductor(lowering: Any) -> None:
+    """Inductor compiles the body in place of the node."""
+
+    def lower(body: Any, region: Any, *operands: Any) -> Any:
+        return lowering.process_subgraph_nodes(body.graph_module, list(operands))
+
+    lowering.register_lowering(local_map_hop, type_promotion_kind=None)(lower)
+
+
+_compat.after_import("torch._inductor.lowering", _lower_in_inductor)

@@ -36,6 +36,7 @@ from .local_map_joint import Function, Traced, as_contiguous_as_traced, local_fa
 from .local_map_regions import (
     Placements,
     Region,
+    counted_from_0,
     current_mesh,
     key_of,
     mesh_of_key,
@@ -212,12 +213,16 @@ def _call_node(
     labels: Sequence[str],
 ) -> Any:
     body = _Body(local_map, call, flat)
+    from_0 = [
+        one and counted_from_0(one, flat[i].dim(), labels[i], local_map.name)
+        for i, one in enumerate(placements)
+    ]
     function = Function(
         local_map.name,
         body,
         mesh,
         are_whole,
-        tuple(placements[place] for place in body.places),
+        tuple(from_0[place] for place in body.places),
         [labels[place] for place in body.places],
         None if local_map.gradients is None else [local_map.gradients[place] for place in body.places],
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -21,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx, track_tensor_tree
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
@@ -43,6 +44,11 @@ from .local_map_regions import (
     uneven_dims,
     whole_spec,
 )
+
+
+# Names of inputs that a recording gets on its way.
+_CLOSED_OVER = "local_map_closed_over_"
+_TANGENT = "local_map_tangent_"
 
 
 class Body(Protocol):
@@ -212,9 +218,15 @@ def _is_foreign_to(mode: FakeTensorMode, is_functional: bool) -> Callable[[Tenso
 
 @contextlib.contextmanager
 def _alone(mode: FakeTensorMode) -> Iterator[None]:
-    """Outside of all modes but ``mode``."""
-    with _disable_current_modes(), mode:
+    """Outside of all modes but ``mode``, and of the hooks by which an outer checkpoint saves its tensors."""
+    hooks = torch.autograd.graph.saved_tensors_hooks(_same, _same)
+    has_hooks = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+    with _disable_current_modes(), mode, hooks if has_hooks else contextlib.nullcontext():
         yield
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def _mode_of(operands: Sequence[Any]) -> FakeTensorMode:
@@ -283,13 +295,11 @@ class _Recording:
         self, function: Function, mode: FakeTensorMode, is_foreign: Callable[[Tensor], bool]
     ) -> None:
         self._function, self._mode, self._is_foreign = function, mode, is_foreign
-        self.inputs: dict[int, str] = {}  # names of placeholders by the fake tensors that appear as constants
         self.num_tangents = 0
-        self._kept: list[Tensor] = []
 
     def run(self, *primals: Any) -> tuple[Any, ...]:
         function = self._function
-        lift = _Lift(self._is_foreign, lambda tensor: self._constant(tensor, f"closed_over_{len(lift.ours)}"))
+        lift = _Lift(self._is_foreign, lambda tensor: self._lifted(tensor, len(lift.ours)))
         with lift:
             results = function.body(*primals)
         self.foreign = lift.foreign
@@ -319,18 +329,20 @@ class _Recording:
         return *results, *gradients
 
     def _tangent(self, result: Tensor, k: int) -> Tensor:
-        contiguous = torch.empty(result.shape, dtype=result.dtype, device="meta").stride()
-        return self._input(result.shape, contiguous, result, f"tangents_{k}")
-
-    def _constant(self, tensor: Tensor, name: str) -> Tensor:
-        return self._input(tensor.shape, tensor.stride(), tensor, name).requires_grad_(tensor.requires_grad)
-
-    def _input(self, shape: Any, strides: Any, like: Tensor, name: str) -> Tensor:
-        """A tensor that the tracer has not seen, so that it appears as a constant, which is renamed later."""
         with _alone(self._mode):
-            fake = _empty(shape, strides, like)
-        self._kept.append(fake)
-        self.inputs[id(fake)] = name
+            fake = torch.empty(result.shape, dtype=result.dtype, device=result.device)
+        return self._input(fake, f"{_TANGENT}{k}")
+
+    def _lifted(self, tensor: Tensor, k: int) -> Tensor:
+        with _alone(self._mode):
+            fake = _empty(tensor.shape, tensor.stride(), tensor)
+        return self._input(fake, f"{_CLOSED_OVER}{k}").requires_grad_(tensor.requires_grad)
+
+    def _input(self, fake: Tensor, name: str) -> Tensor:
+        """One more input of the graph that is being recorded."""
+        recorder: Any = get_proxy_mode()
+        proxy = recorder.tracer.create_proxy("placeholder", name, (), {})
+        track_tensor_tree(fake, proxy, constant=None, tracer=recorder.tracer)
         result: Tensor = FunctionalTensor.to_functional(fake)
         return result
 
@@ -365,24 +377,18 @@ class _Parted:
         nodes = list(joint.graph.nodes)
         (self._results,) = nodes[-1].args
         self._num_results = recording.num_results
-        by_name: dict[str, list[Node]] = {}
         for node in nodes:
-            if node.op == "get_attr":
-                constant = getattr(joint, node.target, None)
-                name = recording.inputs.get(id(constant))
-                if name is not None:
-                    by_name.setdefault(name, []).append(node)
-                elif isinstance(constant, FakeTensor):
-                    raise ValueError(
-                        f"funcol.apply_local_map: {function.name} uses a tensor of shape "
-                        f"{tuple(constant.shape)} from outside in a way that cannot be followed. Pass it as an "
-                        "argument."
-                    )
-        placeholders = [[node] for node in nodes if node.op == "placeholder"]
-        num_closed_over = len(operands) - len(placeholders)
-        self._primals = [*placeholders, *(by_name.get(f"closed_over_{k}", []) for k in range(num_closed_over))]
-        self._tangents = [by_name.get(f"tangents_{k}", []) for k in range(recording.num_tangents)]
-        self._inputs = {node for group in (*self._primals, *self._tangents) for node in group}
+            constant = getattr(joint, node.target, None) if node.op == "get_attr" else None
+            if isinstance(constant, FakeTensor):
+                raise ValueError(
+                    f"funcol.apply_local_map: {function.name} uses a tensor of shape {tuple(constant.shape)} "
+                    "from outside in a way that cannot be followed. Pass it as an argument."
+                )
+        placeholders = {node.target: node for node in nodes if node.op == "placeholder"}
+        self._tangents = [placeholders.pop(f"{_TANGENT}{k}") for k in range(recording.num_tangents)]
+        closed_over = [placeholders.pop(f"{_CLOSED_OVER}{k}") for k in range(len(recording.foreign))]
+        self._primals = [*placeholders.values(), *closed_over]
+        self._inputs = {*self._primals, *self._tangents}
 
     def traced(self) -> Traced:
         function, operands = self._function, self._operands
@@ -423,13 +429,12 @@ class _Parted:
         gradients = [gradient for gradient in gradients if gradient is not None]
         ahead = self._ahead(results)
         needed = self._needed(gradients, ahead)
-        saved_operands = [i for i, group in enumerate(self._primals) if needed & set(group)]
+        saved_operands = [i for i, node in enumerate(self._primals) if node in needed]
         left = [node for node in self._joint.graph.nodes if node in needed and node in ahead]
         left.sort(key=lambda node: not isinstance(node.meta["val"], Tensor))  # tensors, then sizes
         forward = self._graph(self._primals, [*results, *left])
         backward = self._graph(
-            [*(self._primals[i] for i in saved_operands), *([node] for node in left), *self._tangents],
-            gradients,
+            [*(self._primals[i] for i in saved_operands), *left, *self._tangents], gradients
         )
         gradients_in, gradients_out = gradient_placements(inputs, outputs)
         for i, stated in enumerate(function.gradients or ()):
@@ -511,15 +516,13 @@ class _Parted:
                 pending.extend(node.all_input_nodes)
         return needed
 
-    def _graph(self, inputs: Sequence[Sequence[Node]], results: Sequence[Any]) -> GraphModule:
-        """From the nodes of ``inputs``, some of which have several names, to ``results``."""
+    def _graph(self, inputs: Sequence[Node], results: Sequence[Any]) -> GraphModule:
+        """From the nodes of ``inputs`` to ``results``."""
         graph = Graph()
         new: dict[Node, Node] = {}
-        for i, group in enumerate(inputs):
-            placeholder = graph.placeholder(f"operand_{i}")
-            for node in group:
-                new[node] = placeholder
-                placeholder.meta = dict(node.meta)
+        for i, node in enumerate(inputs):
+            new[node] = graph.placeholder(f"operand_{i}")
+            new[node].meta = dict(node.meta)
         wanted: set[Node] = set()
         pending = [node for node in results if isinstance(node, Node)]
         while pending:
@@ -535,8 +538,6 @@ class _Parted:
 
 
 def _is_part_of_tuple(node: Node) -> bool:
-    import operator
-
     return node.op == "call_function" and node.target is operator.getitem
 
 

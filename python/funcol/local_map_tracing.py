@@ -341,7 +341,8 @@ def _recorded(
 
 
 def _node_name(name: str) -> str:
-    return re.sub(r"\W+", "_", name.replace(" at ", " "))
+    """``"attention_model_py_L41"``: a number at the end would be counted up for the next node."""
+    return re.sub(r"\W+", "_", re.sub(r":(\d+)", r"_L\1", name.replace(" at ", " ")))
 
 
 def local_map_kwargs(region: tuple[Any, ...]) -> dict[str, Any]:

@@ -412,11 +412,9 @@ class LocalMap:
             gradient = signature.gradients_in[i]
             if gradient is None:
                 local.append(arg)
-            elif not arg.requires_grad:
-                local.append(_settled(arg._local_tensor))
             else:
                 local.append(to_local(arg, gradient))
-                if signature.averages_in is not None:
+                if signature.averages_in is not None and arg.requires_grad:
                     self._multiply_gradient(local[i], arg._spec.placements, i, signature.averages_in[i])
         return local
 
@@ -475,8 +473,7 @@ class LocalMap:
         return counted_from_0(placements, value.dim(), f"result {i}", self.name)
 
     def _wrapped(self, i: int, value: Tensor, signature: Signature) -> DTensor:
-        if isinstance(value, AsyncCollectiveTensor):
-            value = value.wait()
+        value = _settled(value)
         key = (value.shape, value.stride(), value.dtype)
         results = signature.results[i]
         result = results.get(key)
@@ -484,9 +481,7 @@ class LocalMap:
             result = self._result(i, value, signature)
             if len(results) < _MOST_KNOWN and all(type(size) is int for size in value.shape):
                 results[key] = result
-        if not value.requires_grad or not torch.is_grad_enabled():
-            return _dtensor(value, result.spec, requires_grad=False)
-        if result.average:
+        if result.average and value.requires_grad and torch.is_grad_enabled():
             check_differentiable(result.spec.placements, f"result {i}", self.name)
             average = result.average
             value.register_hook(lambda gradient: gradient / average)
@@ -600,6 +595,8 @@ def _meta(spec: DTensorSpec) -> tuple[Any, Any, torch.dtype]:
 
 def to_local(dtensor: DTensor, gradient: DTensorSpec) -> Tensor:
     """The local tensor of ``dtensor``; the gradient that comes back for it lives where ``gradient`` says."""
+    if not (dtensor.requires_grad and torch.is_grad_enabled()):
+        return _settled(dtensor._local_tensor)
     local: Tensor = _ToLocal.apply(dtensor, gradient)
     return local
 
@@ -607,6 +604,8 @@ def to_local(dtensor: DTensor, gradient: DTensorSpec) -> Tensor:
 def from_local(local: Tensor, spec: DTensorSpec, gradient: DTensorSpec) -> DTensor:
     """The DTensor of which this rank has ``local``; its gradient goes where ``gradient`` says, and from there
     to ``local``."""
+    if not (local.requires_grad and torch.is_grad_enabled()):
+        return _dtensor(local, spec, requires_grad=False)
     dtensor: DTensor = _FromLocal.apply(local, spec, gradient)
     return dtensor
 
@@ -629,7 +628,7 @@ class _ToLocal(torch.autograd.Function):
             meta = _meta(gradient)
             strides = dense_strides(grad, meta[0])
             gradient = spec_of(gradient.mesh, gradient.placements, meta[0], strides, meta[2])
-        return _FromLocal.apply(grad, gradient, spec), None
+        return from_local(grad, gradient, spec), None
 
 
 class _FromLocal(torch.autograd.Function):
@@ -637,7 +636,7 @@ class _FromLocal(torch.autograd.Function):
     def forward(ctx: Any, local: Tensor, spec: DTensorSpec, gradient: DTensorSpec) -> DTensor:
         ctx.set_materialize_grads(False)
         ctx.specs = gradient, spec
-        return _dtensor(_settled(local).detach(), spec, requires_grad=local.requires_grad)
+        return _dtensor(local.detach(), spec, requires_grad=local.requires_grad)
 
     @staticmethod
     def backward(ctx: Any, grad: DTensor | None) -> Any:
@@ -646,7 +645,7 @@ class _FromLocal(torch.autograd.Function):
         target, spec = ctx.specs
         if grad._spec.placements != target.placements:
             grad = redistribute(grad, placements=target.placements)
-        return _ToLocal.apply(grad, spec), None, None
+        return to_local(grad, spec), None, None
 
 
 def _settled(local: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import _CachedTorchDispatchMode, _CachingTorchDispatchMode
 
 from . import _compat
-from .local_map import LocalMap, Stated
+from .local_map import LocalMap, Stated, from_local, to_local
 from .local_map_joint import Function, Traced, as_contiguous_as_traced, local_fakes, probe, trace
 from .local_map_regions import (
     Placements,
@@ -40,6 +40,7 @@ from .local_map_regions import (
     current_mesh,
     key_of,
     mesh_of_key,
+    spec_of,
 )
 from .redistribution import redistribute
 
@@ -376,14 +377,21 @@ def _at_once(body: Any, region: tuple[Any, ...], *operands: Any) -> tuple[Any, .
         return tuple(body(*operands))
     mesh = mesh_of_key(known.mesh)
     replicated = (Replicate(),) * mesh.ndim
+
+    def as_dtensor(whole: Tensor) -> DTensor:
+        spec = spec_of(mesh, replicated, whole.shape, whole.stride(), whole.dtype)
+        return from_local(whole, spec, spec)
+
+    def as_tensor(result: DTensor) -> Tensor:
+        whole = redistribute(result, placements=replicated)
+        return to_local(whole, whole._spec)
+
     sharded = [
-        operand
-        if placements is None or not isinstance(operand, Tensor)
-        else DTensor.from_local(operand, mesh, replicated, run_check=False)
+        as_dtensor(operand) if isinstance(operand, Tensor) and placements is not None else operand
         for operand, placements in zip(operands, known.placements_in(), strict=True)
     ]
     return tuple(
-        redistribute(result, placements=replicated).to_local() if isinstance(result, DTensor) else result
+        as_tensor(result) if isinstance(result, DTensor) else result
         for result in _on_dtensors(body, known, sharded)
     )
 

@@ -122,7 +122,8 @@ class Traced:
     ``operands`` are those of the call and after them the tensors that the function closed over. The results
     of ``forward`` are the function's ``num_results`` and then what ``backward`` needs. Its operands are those
     of ``saved_operands``, what ``forward`` left for it, and gradients of the results in ``differentiable``;
-    its results the gradients of the operands in ``with_gradients``.
+    its results the gradients of the operands in ``with_gradients``. ``from_operands`` computes the same from all
+    operands and these gradients, and so can be differentiated in turn.
     """
 
     operands: list[Any]
@@ -134,6 +135,8 @@ class Traced:
     saved_operands: Sequence[int] = ()
     differentiable: Sequence[int] = ()
     with_gradients: Sequence[int] = ()
+    from_operands: GraphModule | None = None
+    from_operands_region: Region | None = None
 
 
 def local_fakes(function: Function, operands: Sequence[Any], mode: FakeTensorMode) -> list[Any]:
@@ -442,6 +445,7 @@ class _Parted:
         differentiable = self._recording.differentiable
         specs = function.operand_specs(self._operands)
         self._check_partials(inputs, outputs, with_gradients, differentiable)
+        given = tuple(text_of(gradients_out[i]) for i in differentiable)
         backward_region = Region(
             f"{region.name}, backward",
             region.are_whole,
@@ -449,7 +453,7 @@ class _Parted:
             (
                 *(region.inputs[i] for i in saved_operands),
                 *(None for _ in left),
-                *(text_of(gradients_out[i]) for i in differentiable),
+                *given,
             ),
             tuple(text_of(gradients_in[i]) for i in with_gradients),
             tuple(_uneven_sizes(specs[i]) for i in with_gradients),
@@ -466,6 +470,8 @@ class _Parted:
             saved_operands,
             differentiable,
             with_gradients,
+            self._graph([*self._primals, *self._tangents], gradients),
+            backward_region._replace(inputs=(*region.inputs, *given)),
         )
 
     def _check_partials(

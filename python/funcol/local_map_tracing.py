@@ -245,7 +245,7 @@ class _Differentiable(torch.autograd.Function):
         with torch._C._AutoDispatchBelowAutograd():
             results = local_map_hop(traced.forward, traced.region.packed(), *operands)
         outputs, activations = results[: traced.num_results], results[traced.num_results :]
-        held = [operands[i] for i in traced.saved_operands] + list(activations)
+        held = [*operands, *activations]
         ctx.traced = traced
         ctx.save_for_backward(*(one if isinstance(one, Tensor) else None for one in held))
         ctx.sizes = [None if isinstance(one, Tensor) else one for one in held]
@@ -259,19 +259,25 @@ class _Differentiable(torch.autograd.Function):
         return tuple(outputs)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:
         traced: Traced = ctx.traced
         held = [
             size if tensor is None else tensor
             for tensor, size in zip(ctx.saved_tensors, ctx.sizes, strict=True)
         ]
+        operands, activations = held[: len(traced.operands)], held[len(traced.operands) :]
         given = [grads[i].contiguous() for i in traced.differentiable]  # as they were traced
-        assert traced.backward is not None
-        assert traced.backward_region is not None
-        with torch._C._AutoDispatchBelowAutograd():
-            results = local_map_hop(traced.backward, traced.backward_region.packed(), *held, *given)
-        gradients: list[Any] = [None] * len(traced.operands)
+        assert traced.backward is not None and traced.backward_region is not None
+        assert traced.from_operands is not None and traced.from_operands_region is not None
+        if torch.is_grad_enabled():  # of activations nobody would know how they depend on the operands
+            results = local_map_hop(
+                traced.from_operands, traced.from_operands_region.packed(), *operands, *given
+            )
+        else:
+            saved = [operands[i] for i in traced.saved_operands]
+            region = traced.backward_region.packed()
+            results = local_map_hop(traced.backward, region, *saved, *activations, *given)
+        gradients: list[Any] = [None] * len(operands)
         for i, gradient in zip(traced.with_gradients, results, strict=True):
             gradients[i] = gradient
         return None, *gradients

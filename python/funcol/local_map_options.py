@@ -110,5 +110,7 @@ def _costs(strategy: OpStrategy, target: DTensorSpec, is_moved: bool) -> list[fl
     sources = [way.output_spec for way in strategy.strategies]
     if not is_moved:
         return [0.0] * len(sources)
-    known = [spec_of(s.mesh, s.placements, target.shape, target.stride, target.dtype) for s in sources]  # type: ignore[union-attr]
+    meta = target.tensor_meta
+    assert meta is not None
+    known = [spec_of(source.mesh, source.placements, *meta) for source in sources]
     return [row[0] for row in redistribute_cost_table(known, [target])]

@@ -422,7 +422,7 @@ def are_we_tracing() -> bool:
 
 
 def decompositions_of(proxy_mode: Any) -> dict[Any, Callable[..., Any]]:
-    """The decompositions that a tracer applies. Older minors keep those of the innermost tracer in a global."""
+    """What a tracer decomposes, and how. Older minors keep those of the innermost tracer in a global."""
     table = getattr(proxy_mode, "decomposition_table", None)
     if table is None:
         from torch.fx.experimental import proxy_tensor

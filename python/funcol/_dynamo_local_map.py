@@ -7,7 +7,7 @@ Tensors that the function closes over become inputs of the graph.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import torch
@@ -15,11 +15,12 @@ import torch._dynamo.variables.builder as builder
 from torch import Tensor
 from torch._dynamo.exc import unimplemented
 from torch._dynamo.guards import GuardBuilder, install_guard
-from torch._dynamo.source import AttrSource, GetItemSource, Source
+from torch._dynamo.source import AttrSource, GetItemSource
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.dicts import ConstDictVariable
 from torch._dynamo.variables.lists import BaseListVariable, ListVariable, TupleVariable
 from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
+from torch._guards import Source
 
 from .local_map import LocalMap
 from .local_map_tracing import in_compiled_region
@@ -29,9 +30,12 @@ class _Operand(int):
     """A tensor or size, by its place among the operands of the call."""
 
 
-def call_local_map(tx: Any, args: list[VariableTracker], kwargs: dict[str, VariableTracker]) -> VariableTracker:
+def call_local_map(
+    tx: Any, args: list[VariableTracker], kwargs: dict[str, VariableTracker]
+) -> VariableTracker:
     """The call of ``funcol.local_map.call_in_compiled_region`` with ``args``, in the graph of ``tx``."""
-    applied, positional, keywords = (argument.realize() for argument in args)
+    applied: Any = args[0].realize()
+    positional, keywords = args[1:]
     local_map: LocalMap = applied.value
     if applied.source is not None:
         install_guard(applied.source.make_guard(GuardBuilder.ID_MATCH))
@@ -48,9 +52,7 @@ def call_local_map(tx: Any, args: list[VariableTracker], kwargs: dict[str, Varia
 
     def call(*given: Any) -> list[Any]:
         nonlocal result
-        replaced = {
-            id(tensor): now for (tensor, _), now in zip(captured, given[num_operands:], strict=True)
-        }
+        replaced = {id(tensor): now for (tensor, _), now in zip(captured, given[num_operands:], strict=True)}
         with in_compiled_region(replaced):
             value = local_map.run(_filled(stated_args, given), _filled(stated_kwargs, given))
         found: list[Any] = []
@@ -117,7 +119,7 @@ def _variable(tx: Any, template: Any, values: list[VariableTracker]) -> Variable
         items: dict[Any, Any] = {
             VariableTracker.build(tx, key): _variable(tx, item, values) for key, item in template.items()
         }
-        return ConstDictVariable(items, dict)
+        return ConstDictVariable(items)
     result: VariableTracker = VariableTracker.build(tx, template)
     return result
 
@@ -146,7 +148,7 @@ def _captured(function: Any, source: Source | None) -> Iterator[tuple[Tensor, So
             yield from _captured(value, base and GetItemSource(base, name))
     elif hasattr(function, "__func__"):
         yield from _captured(function.__self__, attribute("__self__"))
-    elif isinstance(function, type(_captured)) or isinstance(function, Callable):  # type: ignore[arg-type]
+    elif callable(function):
         cells = attribute("__closure__")
         for i, cell in enumerate(getattr(function, "__closure__", None) or ()):
             place = cells and AttrSource(GetItemSource(cells, i), "cell_contents")

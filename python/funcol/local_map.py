@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias, overload
 
@@ -21,7 +20,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from .local_map_regions import (
@@ -38,10 +37,10 @@ from .local_map_regions import (
     uneven_dims,
     whole_spec,
 )
+from .local_map_stated import PlacementsLike, Stated, check_keywords, each_input, each_output, name_of
 from .redistribution import redistribute
 from .tracing import _are_we_tracing
 
-PlacementsLike: TypeAlias = Sequence[Placement] | None
 Applied: TypeAlias = Callable[..., Any]
 
 _num_modes = torch._C._len_torch_dispatch_stack
@@ -49,16 +48,6 @@ _NO_TENSORS = frozenset({int, float, bool, str, complex, type(None), torch.dtype
 _TENSORS = frozenset({Tensor, torch.nn.Parameter})
 _UNKNOWN = object()
 _MOST_KNOWN = 256
-
-
-class Stated(NamedTuple):
-    """What the caller says of the function: the arguments of :func:`apply_local_map`."""
-
-    out_placements: PlacementsLike | Sequence[PlacementsLike]
-    in_placements: Sequence[PlacementsLike] | None = None
-    in_grad_placements: Sequence[PlacementsLike] | None = None
-    device_mesh: DeviceMesh | None = None
-    redistribute_inputs: bool = False
 
 
 @overload
@@ -88,8 +77,8 @@ def apply_local_map(*args: Any, **kwargs: Any) -> Any:
     ``apply_local_map(func, out_placements, ...)`` returns it; ``@apply_local_map(out_placements, ...)``
     decorates.
 
-    - ``out_placements``: placements of the result (a list, one placement for each mesh axis), or a sequence of
-      such, one for each value of the flattened result; ``None`` for values that are no tensors.
+    - ``out_placements``: placements of the result (a list, one placement for each mesh axis), or a sequence
+      of such, one for each value of the flattened result; ``None`` for values that are no tensors.
     - ``in_placements``: for each flattened positional argument the placements that it must have; ``None`` for
       what is no tensor. Without them DTensors may have any. Plain tensors are handed on as they are.
     - ``in_grad_placements``: for each flattened positional argument where the gradients live that ``func``'s
@@ -169,9 +158,9 @@ class LocalMap:
         self.stated = stated
         self.name = name_of(func) if name is None else name
         self.sizes: Sequence[Sizes | None] | None = None  # of results as a whole, where they are known
-        self.outputs = _each_output(stated.out_placements, self.name)
-        self.inputs = _each_input(stated.in_placements, "in_placements", self.name)
-        self.gradients = _each_input(stated.in_grad_placements, "in_grad_placements", self.name)
+        self.outputs = each_output(stated.out_placements, self.name)
+        self.inputs = each_input(stated.in_placements, "in_placements", self.name)
+        self.gradients = each_input(stated.in_grad_placements, "in_grad_placements", self.name)
         self._by_identity: dict[tuple[int, ...], Any] = {}
         self._by_value: dict[Any, Signature] = {}
         self._kept: list[Any] = []
@@ -229,7 +218,7 @@ class LocalMap:
         return self._wrap(call(*self._unwrap(flat, signature, True)), signature)
 
     def run_node(self, operands: Sequence[Any], call: Callable[..., Any]) -> tuple[Any, ...]:
-        """As :meth:`run_flat`, for a call that returns a tuple; a tensor without placements stays as it is."""
+        """As :meth:`run_flat`, for a tuple of results; a tensor without placements stays as it is."""
         signature = self.signature_of(operands)
         results = call(*self._unwrap(operands, signature, True))
         return tuple(
@@ -269,7 +258,9 @@ class LocalMap:
             parameters = inspect.signature(self.func).parameters.values()
         except (TypeError, ValueError):
             return []
-        return [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+        return [
+            one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+        ]
 
     # What follows from where arguments live
 
@@ -314,7 +305,7 @@ class LocalMap:
 
     def _signature(self, specs: Sequence[DTensorSpec | None]) -> Signature:
         mesh = self._mesh_of(specs)
-        placements = [spec and self._placements_in(i, spec) for i, spec in enumerate(specs)]
+        placements = [None if spec is None else self._placements_in(i, spec) for i, spec in enumerate(specs)]
         moves = [
             wanted if spec is not None and wanted != spec.placements else None
             for spec, wanted in zip(specs, placements, strict=True)
@@ -391,9 +382,9 @@ class LocalMap:
             self._check_num_axes(stated, mesh, "in_grad_placements")
             if cuts_of(stated) != cuts_of(held):
                 raise ValueError(
-                    f"funcol.apply_local_map: {self.name}: in_grad_placements has {list(stated)} for argument "
-                    f"{i}, whose placements are {list(held)}. A local gradient is as large as its tensor: "
-                    "shard both alike."
+                    f"funcol.apply_local_map: {self.name}: in_grad_placements has {list(stated)} for "
+                    f"argument {i}, whose placements are {list(held)}. A local gradient is as large as "
+                    "its tensor: shard both alike."
                 )
             gradients[i] = stated
 
@@ -421,7 +412,7 @@ class LocalMap:
     def _multiply_gradient(self, local: Tensor, placements: Placements, i: int, average: int) -> None:
         check_differentiable(placements, f"argument {i}", self.name)
         if average > 1:
-            local.register_hook(lambda gradient: gradient * average)
+            local.register_hook(lambda gradient: gradient * average)  # type: ignore[no-untyped-call]
 
     def _wrap(self, out: Any, signature: Signature) -> Any:
         outputs = self.outputs
@@ -484,7 +475,7 @@ class LocalMap:
         if result.average and value.requires_grad and torch.is_grad_enabled():
             check_differentiable(result.spec.placements, f"result {i}", self.name)
             average = result.average
-            value.register_hook(lambda gradient: gradient / average)
+            value.register_hook(lambda gradient: gradient / average)  # type: ignore[no-untyped-call]
         return from_local(value, result.spec, result.gradient)
 
     def _result(self, i: int, value: Tensor, signature: Signature) -> Result:
@@ -506,73 +497,7 @@ class LocalMap:
         )
 
 
-# Names and placements as stated
-
-
-def name_of(func: Callable[..., Any]) -> str:
-    """The function and where it is defined: ``"attention at model.py:41"``."""
-    inner: Any = func
-    while isinstance(inner, functools.partial):
-        inner = inner.func
-    inner = inspect.unwrap(inner)
-    if isinstance(inner, torch.nn.Module):
-        name, inner = type(inner).__name__, inner.forward
-    else:
-        name = getattr(inner, "__name__", type(inner).__name__)
-    code = getattr(getattr(inner, "__func__", inner), "__code__", None)
-    name = "lambda" if name == "<lambda>" else name
-    return name if code is None else f"{name} at {os.path.basename(code.co_filename)}:{code.co_firstlineno}"
-
-
-def _is_one_tensors(placements: Any) -> bool:
-    return len(placements) > 0 and all(isinstance(one, Placement) for one in placements)
-
-
-def _each_output(stated: Any, name: str) -> tuple[Placements | None, ...]:
-    if stated is None or _is_one_tensors(_sequence(stated, "out_placements", name)):
-        return (None if stated is None else tuple(stated),)
-    return tuple(_of_one_tensor(one, "out_placements", name) for one in stated)
-
-
-def _each_input(stated: Any, what: str, name: str) -> tuple[Placements | None, ...] | None:
-    if stated is None:
-        return None
-    if _is_one_tensors(_sequence(stated, what, name)):
-        raise ValueError(
-            f"funcol.apply_local_map: {name}: {what} is {list(stated)}, expected a sequence of placements for "
-            f"each argument: ({list(stated)},) if there is one."
-        )
-    return tuple(_of_one_tensor(one, what, name) for one in stated)
-
-
-def _of_one_tensor(stated: Any, what: str, name: str) -> Placements | None:
-    if stated is None:
-        return None
-    for one in _sequence(stated, what, name):
-        if not isinstance(one, Placement):
-            raise TypeError(
-                f"funcol.apply_local_map: {name}: {what} has {one!r} where a placement belongs, such as "
-                "Shard(0) or Replicate()."
-            )
-    return tuple(stated)
-
-
-def _sequence(stated: Any, what: str, name: str) -> Any:
-    if not isinstance(stated, (list, tuple)):
-        raise TypeError(
-            f"funcol.apply_local_map: {name}: {what} holds a {type(stated).__name__}, expected a list or tuple."
-        )
-    return stated
-
-
-def check_keywords(kwargs: dict[str, Any], name: str) -> None:
-    """Placements are stated by position, so DTensors come by position, too."""
-    for keyword, value in kwargs.items():
-        if any(isinstance(leaf, DTensor) for leaf in pytree.tree_leaves(value)):
-            raise ValueError(
-                f"funcol.apply_local_map: {name}: the keyword argument '{keyword}' holds a DTensor. Placements "
-                "are stated for positional arguments: pass it by position."
-            )
+# Specs
 
 
 def _needs_a_look(placements: Placements | None) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.utils._pytree as pytree
-from torch import SymInt, Tensor
+from torch import Tensor
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode, dispatch_functionalize
@@ -45,7 +45,6 @@ from .local_map_regions import (
     whole_spec,
 )
 
-
 # Names of inputs that a recording gets on its way.
 _CLOSED_OVER = "local_map_closed_over_"
 _TANGENT = "local_map_tangent_"
@@ -54,7 +53,8 @@ _TANGENT = "local_map_tangent_"
 class Body(Protocol):
     """A function of tensors and sizes; knows the placements of its results once it was called."""
 
-    placements: Sequence[Placements | None]
+    @property
+    def placements(self) -> Sequence[Placements | None]: ...
 
     def __call__(self, *operands: Any) -> list[Any]: ...
 
@@ -122,8 +122,8 @@ class Traced:
     ``operands`` are those of the call and after them the tensors that the function closed over. The results
     of ``forward`` are the function's ``num_results`` and then what ``backward`` needs. Its operands are those
     of ``saved_operands``, what ``forward`` left for it, and gradients of the results in ``differentiable``;
-    its results the gradients of the operands in ``with_gradients``. ``from_operands`` computes the same from all
-    operands and these gradients, and so can be differentiated in turn.
+    its results the gradients of the operands in ``with_gradients``. ``from_operands`` computes the same
+    from all operands and these gradients, and so can be differentiated in turn.
     """
 
     operands: list[Any]
@@ -205,7 +205,7 @@ class _Lift(TorchFunctionMode):
 def _is_foreign_to(mode: FakeTensorMode, is_functional: bool) -> Callable[[Tensor], bool]:
     """What to tell tensors of the world outside by: what its tracer knows, and tensors that are not fake."""
     outer = get_proxy_mode()
-    known = None if outer is None else outer.tracer.tensor_tracker  # type: ignore[union-attr]
+    known = None if outer is None else outer.tracer.tensor_tracker
 
     def is_foreign(tensor: Tensor) -> bool:
         if isinstance(tensor, FunctionalTensor):
@@ -306,7 +306,10 @@ class _Recording:
         with lift:
             results = function.body(*primals)
         self.foreign = lift.foreign
-        labels = [*function.labels, *(f"the tensor of shape {tuple(t.shape)} it closes over" for t in lift.ours)]
+        labels = [
+            *function.labels,
+            *(f"the tensor of shape {tuple(t.shape)} it closes over" for t in lift.ours),
+        ]
         self._check_functional([*primals, *lift.ours], labels, results)
         self.local_results = [
             (result.requires_grad, result) if isinstance(result, Tensor) else (False, result)
@@ -317,9 +320,7 @@ class _Recording:
         ]
         self.num_results = len(results)
         self.requires_gradient = [
-            i
-            for i, one in enumerate([*primals, *lift.ours])
-            if isinstance(one, Tensor) and one.requires_grad
+            i for i, one in enumerate([*primals, *lift.ours]) if isinstance(one, Tensor) and one.requires_grad
         ]
         if not self.differentiable:
             return tuple(results)
@@ -359,10 +360,10 @@ class _Recording:
                     f"funcol.apply_local_map: {self._function.name} changes {label} in place, which a traced "
                     "region cannot do. Change a clone of it, and return that."
                 )
-            by_storage[StorageWeakRef(one.untyped_storage())] = label
+            by_storage[_storage_of(one)] = label
         for i, result in enumerate(results):
             if isinstance(result, Tensor):
-                label = by_storage.get(StorageWeakRef(result.untyped_storage()), "")
+                label = by_storage.get(_storage_of(result), "")
                 if label:
                     raise ValueError(
                         f"funcol.apply_local_map: result {i} of {self._function.name} shares memory with "
@@ -483,7 +484,10 @@ class _Parted:
     ) -> None:
         """The gradient of an average is not that of its parts, and a body has no place for the factor."""
         name, mesh = self._function.name, self._function.mesh
-        for indices, placements, what in ((with_gradients, inputs, "operand"), (differentiable, outputs, "result")):
+        for indices, placements, what in (
+            (with_gradients, inputs, "operand"),
+            (differentiable, outputs, "result"),
+        ):
             for i in indices:
                 check_differentiable(placements[i] or (), f"{what} {i}", name)
                 if average_of(placements[i], mesh) > 1:
@@ -541,6 +545,10 @@ class _Parted:
                 new[node] = graph.node_copy(node, new.__getitem__)
         graph.output(tuple(new[node] if isinstance(node, Node) else node for node in results))
         return GraphModule(self._joint, graph)
+
+
+def _storage_of(tensor: Tensor) -> StorageWeakRef:
+    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
 
 def _is_part_of_tuple(node: Node) -> bool:

@@ -49,8 +49,8 @@ def get_local_map_placement_option(
     operands = list(user_args)[len(user_args) - len(in_placements) :]
     if not len(operands) == len(in_placements) == len(specs):
         raise ValueError(
-            f"funcol.get_local_map_placement_option: {name} has {len(user_args)} arguments, {len(specs)} specs "
-            f"and {len(in_placements)} in_placements. Give one of each for every operand."
+            f"funcol.get_local_map_placement_option: {name} has {len(user_args)} arguments, "
+            f"{len(specs)} specs and {len(in_placements)} in_placements. Give one of each for every operand."
         )
     values = [output_val] if isinstance(output_val, Tensor) or output_val is None else list(output_val)
     if len(values) != len(out_placements):
@@ -80,7 +80,7 @@ def get_local_map_placement_option(
     return OpStrategy(
         [
             OpSpec(
-                output_specs=outputs[0] if is_single else tuple(outputs),  # type: ignore[arg-type]
+                output_specs=outputs[0] if is_single else tuple(outputs),
                 input_specs=tuple(inputs),
                 redistribute_cost=costs,
             )

@@ -46,7 +46,8 @@ class Region(NamedTuple):
     placements of each operand and result, such as ``"S(0)R"``; ``None`` for what is handed on as it is:
     numbers, and tensors that the forward part leaves to the backward part. ``are_whole``: the node's own
     operands and results are the whole tensors, and a shard of each reaches the function. If not, they are
-    this rank's tensors. ``sizes`` are those of whole results that ranks have unequal shards of, else ``None``.
+    this rank's tensors. ``sizes`` are those of whole results that ranks have unequal shards of, else
+    ``None``.
     """
 
     name: str
@@ -93,7 +94,8 @@ def _word(placement: Placement) -> str:
     if type(placement) is Partial:
         return f"P({placement.reduce_op})"
     raise NotImplementedError(
-        f"funcol.apply_local_map: a graph cannot hold the placement {placement}. Use Shard, Replicate or Partial."
+        f"funcol.apply_local_map: a graph cannot hold the placement {placement}. Use Shard, Replicate "
+        "or Partial."
     )
 
 
@@ -249,8 +251,9 @@ def local_shape(spec: DTensorSpec, what: str, name: str) -> tuple[Any, ...]:
         pieces = num_pieces(spec.mesh, axes)
         if shape[dim] % pieces != 0:
             raise NotImplementedError(
-                f"funcol.apply_local_map: {name}: dim {dim} of {what} has the symbolic size {shape[dim]}, which "
-                f"the {pieces} ranks that share it need not divide. Trace with static sizes, or with even ones."
+                f"funcol.apply_local_map: {name}: dim {dim} of {what} has the symbolic size "
+                f"{shape[dim]}, which the {pieces} ranks that share it need not divide. Trace with "
+                "static sizes, or with even ones."
             )
         shape[dim] = shape[dim] // pieces
     return tuple(shape)
@@ -259,9 +262,7 @@ def local_shape(spec: DTensorSpec, what: str, name: str) -> tuple[Any, ...]:
 def spec_of(
     mesh: DeviceMesh, placements: Placements, shape: Sequence[Any], stride: Sequence[Any], dtype: torch.dtype
 ) -> DTensorSpec:
-    return DTensorSpec(
-        mesh, placements, tensor_meta=TensorMeta(torch.Size(shape), tuple(stride), dtype)
-    )
+    return DTensorSpec(mesh, placements, tensor_meta=TensorMeta(torch.Size(shape), tuple(stride), dtype))
 
 
 def dense_strides(like: Tensor, shape: Sequence[Any]) -> tuple[Any, ...]:
@@ -325,9 +326,9 @@ def whole_spec(
         if len(sizes) != 1:
             raise ValueError(
                 f"funcol.apply_local_map: {name}: {what} has shape {tuple(local.shape)} on this rank and the "
-                f"placements {list(placements)}; dim {dim} lies on axes whose shards of the inputs are uneven "
-                f"({', '.join(f'{one.local_size} of {one.whole_size}' for one in related)}), so its whole "
-                "size cannot be told. Pad the inputs, or return shards as long as theirs."
+                f"placements {list(placements)}; dim {dim} lies on axes whose shards of the inputs are "
+                f"uneven ({', '.join(f'{one.local_size} of {one.whole_size}' for one in related)}), so "
+                "its whole size cannot be told. Pad the inputs, or return shards as long as theirs."
             )
         shape[dim] = sizes.pop()
     return spec_of(mesh, placements, shape, dense_strides(local, shape), local.dtype)

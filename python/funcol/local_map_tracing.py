@@ -2,9 +2,9 @@
 
 A traced call of an applied function (:func:`funcol.apply_local_map`) records the function and its gradient
 once, at this rank's shapes, and puts :data:`local_map_hop` into the tracer's graph, with the recorded body, a
-:class:`~funcol.local_map_regions.Region` that says where tensors live, and the operands. Called with DTensors,
-as when a graph is run again with shards in place of whole tensors, the operator is its body: it moves the
-operands to their placements, and what the body consists of is what the second trace holds.
+:class:`~funcol.local_map_regions.Region` that says where tensors live, and the operands. Called with
+DTensors, as when a graph is run again with shards in place of whole tensors, the operator is its body: it
+moves the operands to their placements, and what the body consists of is what the second trace holds.
 
 PyTorch counterpart: ``torch._higher_order_ops.local_map``.
 """
@@ -25,13 +25,12 @@ from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
-from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, get_proxy_mode, track_tensor_tree
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import _CachedTorchDispatchMode, _CachingTorchDispatchMode
 
 from . import _compat
-from .local_map import LocalMap, Stated, from_local, to_local
+from .local_map import LocalMap, from_local, to_local
 from .local_map_joint import Function, Traced, as_contiguous_as_traced, local_fakes, probe, trace
 from .local_map_regions import (
     Placements,
@@ -42,6 +41,7 @@ from .local_map_regions import (
     mesh_of_key,
     spec_of,
 )
+from .local_map_stated import Stated
 from .redistribution import redistribute
 
 
@@ -55,9 +55,9 @@ class LocalMapHop(HigherOrderOperator):
     """
 
     def __init__(self) -> None:
-        super().__init__("funcol_local_map")
+        super().__init__("funcol_local_map")  # type: ignore[no-untyped-call]
 
-    def __call__(  # type: ignore[override]
+    def __call__(
         self, body: Any, region: tuple[Any, ...], *operands: Any, _inline: bool = False
     ) -> tuple[Any, ...]:
         if any(isinstance(operand, DTensor) for operand in operands):
@@ -149,8 +149,8 @@ def run_traced(
         return _call_node(local_map, call, flat, placements, mesh, False, labels)
     if mesh is None:
         raise ValueError(
-            f"funcol.apply_local_map: {local_map.name} is traced with tensors that are no DTensors, which stand "
-            "for whole ones. Pass device_mesh, or trace under `with mesh:`."
+            f"funcol.apply_local_map: {local_map.name} is traced with tensors that are no DTensors, "
+            "which stand for whole ones. Pass device_mesh, or trace under `with mesh:`."
         )
     local_map.check_whole(flat, mesh)
     placements = list(local_map.inputs or [None] * len(flat))
@@ -159,7 +159,7 @@ def run_traced(
 
 def _labels(local_map: LocalMap, structure: pytree.TreeSpec, num_args: int) -> list[str]:
     names = local_map.parameter_names()
-    labels = []
+    labels: list[str] = []
     for i, child in enumerate(_children(structure)):
         of_parameter = f" ('{names[i]}')" if i < len(names) else ""
         labels += [f"argument {len(labels) + k}{of_parameter}" for k in range(child.num_leaves)]
@@ -190,7 +190,7 @@ class _Body:
         self._local_map.check_num_outputs(len(values))
         placements = [self._local_map.check_output(i, value) for i, value in enumerate(values)]
         self._is_operand = [isinstance(value, (Tensor, SymInt)) for value in values]
-        self._constants = [None if is_one else value for value, is_one in zip(values, self._is_operand)]  # noqa: B905
+        self._constants = [None if isinstance(one, (Tensor, SymInt)) else one for one in values]
         self.placements = [one for one, is_one in zip(placements, self._is_operand, strict=True) if is_one]
         return [value for value, is_one in zip(values, self._is_operand, strict=True) if is_one]
 
@@ -267,8 +267,10 @@ class _Differentiable(torch.autograd.Function):
         ]
         operands, activations = held[: len(traced.operands)], held[len(traced.operands) :]
         given = [grads[i].contiguous() for i in traced.differentiable]  # as they were traced
-        assert traced.backward is not None and traced.backward_region is not None
-        assert traced.from_operands is not None and traced.from_operands_region is not None
+        assert traced.backward is not None
+        assert traced.backward_region is not None
+        assert traced.from_operands is not None
+        assert traced.from_operands_region is not None
         if torch.is_grad_enabled():  # of activations nobody would know how they depend on the operands
             results = local_map_hop(
                 traced.from_operands, traced.from_operands_region.packed(), *operands, *given
@@ -334,9 +336,7 @@ def _recorded(
     if all(body is not module for module in tracer.root.children()):
         tracer.root.register_module(tracer.get_fresh_qualname(f"{name}_body_"), body)
     args = tuple(map(tracer.unwrap_proxy, (body, *operands)))
-    proxy = tracer.create_proxy(
-        "call_function", local_map_hop, (args[0], region, *args[1:]), {}, name=name
-    )
+    proxy = tracer.create_proxy("call_function", local_map_hop, (args[0], region, *args[1:]), {}, name=name)
     # By its number AOTAutograd takes the backward node for the forward one, whose notes it then gets.
     proxy.node.meta.pop("seq_nr", None)
     proxy.node.meta["custom"] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from local_programs import (
     S,
     applied,
     check,
-    expected,
     sharded_leaves,
     tensors_of,
     weighted,
@@ -61,7 +59,9 @@ def differentiates_twice(rank: int, world: int, name: str) -> None:
         assert torch.allclose(one.full_tensor(), other, rtol=1e-10)
 
 
-@pytest.mark.parametrize("name", ["batch", "uneven batch", "columns", "both axes", "reduced inside", "average"])
+@pytest.mark.parametrize(
+    "name", ["batch", "uneven batch", "columns", "both axes", "reduced inside", "average"]
+)
 def test_second_derivatives_are_those_of_one_process(name: str) -> None:
     run_ranks(differentiates_twice, PROGRAMS[name].world(), name)
 
@@ -197,10 +197,16 @@ ERRORS: dict[str, tuple[type[Exception], str]] = {
     "other placements": (ValueError, r"identity at test_local_map.py:\d+: argument 0 has the placements "),
     "too few in_placements": (ValueError, r"1 entries in in_placements, but the call has 2 flattened"),
     "too few in_grad_placements": (ValueError, r"1 entries in in_grad_placements, but the call has 2"),
-    "none for a dtensor": (ValueError, r"argument 0 is a DTensor of shape \(4, 2\), but in_placements has None"),
+    "none for a dtensor": (
+        ValueError,
+        r"argument 0 is a DTensor of shape \(4, 2\), but in_placements has None",
+    ),
     "placements of a number": (ValueError, r"argument 0 is a int, but in_placements has \[Shard\(dim=0\)\]"),
     "too few axes": (ValueError, r"in_placements has \[\], 0 placements for the 1 axes"),
-    "too many axes": (ValueError, r"out_placements has \[Shard\(dim=0\), Replicate\(\)\], 2 placements for the 1"),
+    "too many axes": (
+        ValueError,
+        r"out_placements has \[Shard\(dim=0\), Replicate\(\)\], 2 placements for the 1",
+    ),
     "too few results": (ValueError, r"returned 1 values, but out_placements has 2 entries"),
     "none for a result": (ValueError, r"result 0 is a tensor of shape .*, but out_placements has None"),
     "placements of no tensor": (ValueError, r"result 0 is a int, but out_placements has \[Shard\(dim=0\)\]"),

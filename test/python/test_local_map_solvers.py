@@ -1,4 +1,4 @@
-"""What solvers see of functions on local tensors, and the example that chooses placements for a whole step."""
+"""What solvers see of functions on local tensors; the example that chooses placements for a step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ from funcol.sharding import redistribute_cost_table
 
 
 def spec_of(mesh: Any, placements: Any, value: Tensor) -> DTensorSpec:
-    return DTensorSpec(mesh, tuple(placements), tensor_meta=TensorMeta(value.shape, value.stride(), value.dtype))
+    return DTensorSpec(
+        mesh, tuple(placements), tensor_meta=TensorMeta(value.shape, value.stride(), value.dtype)
+    )
 
 
 def options(mesh: Any, node: Node, ways: list[Any]) -> OpStrategy:
@@ -93,7 +95,8 @@ def test_contradictions_in_what_is_asked_are_named(what: str) -> None:
 def example() -> ModuleType:
     path = Path(__file__).parents[2] / "tools" / "examples" / "local_map.py"
     spec = importlib.util.spec_from_file_location("local_map_example", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -1,16 +1,15 @@
-"""Functions on local tensors under tracers: one node a pass, its placements, and what becomes of the graph."""
+"""Functions on local tensors under tracers: a node a pass, its placements, what becomes of the graph."""
 
 from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from local_programs import (
-    AVG,
     PROGRAMS,
     P,
     Program,
@@ -28,7 +27,7 @@ from ranks import run_ranks
 from sharded import mesh_of
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, distribute_tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
@@ -283,7 +282,10 @@ def test_parameters_that_the_function_closes_over_get_gradients(is_compiled: boo
 def has_symbolic_sizes(rank: int, world: int) -> None:
     mesh = mesh_of((world,))
     function = apply_local_map(
-        lambda x, pair, scale: {"y": (x.view(-1, 2, x.shape[1] // 2) * pair[0]).flatten(1) * scale, "n": (None,)},
+        lambda x, pair, scale: {
+            "y": (x.view(-1, 2, x.shape[1] // 2) * pair[0]).flatten(1) * scale,
+            "n": (None,),
+        },
         ([S(0)], None),
         ([S(0)], [R], None, None),
         device_mesh=mesh,

@@ -163,8 +163,11 @@ class Chooser:
 
     def _ways(self, node: Node) -> list[Way]:
         if node.op == "output":
-            wanted = [self._placed[f"out{i}"] for i in range(len(operands(node)))]
-            return [Way([], [spec_of(self.mesh, p, one.meta["val"]) for p, one in zip(wanted, operands(node))])]  # noqa: B905
+            specs = [
+                spec_of(self.mesh, self._placed[f"out{i}"], operand.meta["val"])
+                for i, operand in enumerate(operands(node))
+            ]
+            return [Way([], specs)]
         value = node.meta["val"]
         if node.op == "placeholder":
             return [Way([spec_of(self.mesh, self._placed[node.name], value)], [])]
@@ -278,7 +281,9 @@ def _num_combinations(node: Node, factors: Any, ways: dict[Node, list[Way]]) -> 
     return count
 
 
-def _aligned(scope: Sequence[Node], table: Tensor, order: Sequence[Node], ways: dict[Node, list[Way]]) -> Tensor:
+def _aligned(
+    scope: Sequence[Node], table: Tensor, order: Sequence[Node], ways: dict[Node, list[Way]]
+) -> Tensor:
     """``table`` over ``scope`` as one over ``order``, with dims of size 1 for the others."""
     if len(scope) == 2 and scope[0] is scope[1]:
         return _aligned(scope[:1], table.diagonal(), order, ways)
@@ -359,7 +364,9 @@ def show(chooser: Chooser, chosen: dict[Node, int]) -> None:
         outputs = ", ".join(text(spec) for spec in way.outputs if spec is not None)
         costs = ", ".join(f"{cost:.2f}" for cost in chooser.costs_of(node, chosen))
         arguments = ", ".join(str(operand) for operand in operands(node))
-        print(f"{node.name} = {node.target}({arguments})  # placement=({inputs}) -> {outputs}, cost=[{costs}]")
+        print(
+            f"{node.name} = {node.target}({arguments})  # placement=({inputs}) -> {outputs}, cost=[{costs}]"
+        )
     total = sum(itertools.chain.from_iterable(chooser.costs_of(node, chosen) for node in chooser.nodes))
     print(f"total cost of moving data: {total:.2f} us")
 
@@ -410,7 +417,9 @@ def run(rank: int, world: int) -> None:
     loss, *gradients = applied(*local)
     check("loss", loss, want[0])
     for name, gradient, whole in zip(names[1:], gradients, want[1:], strict=True):
-        check(f"the gradient of {name}", gradient, distribute_tensor(whole, mesh, [Shard(0), R, R]).to_local())
+        check(
+            f"the gradient of {name}", gradient, distribute_tensor(whole, mesh, [Shard(0), R, R]).to_local()
+        )
     if rank == 0:
         print(f"loss {float(loss):.6f} and {len(gradients)} gradients are those of one process")
 

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias, overload
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
@@ -23,6 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
+from .local_map_nesting import flatten, unflatten
 from .local_map_regions import (
     Placements,
     Sizes,
@@ -193,17 +193,17 @@ class LocalMap:
 
     def _run_nested(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """With containers and keywords; under modes."""
-        flat, structure = pytree.tree_flatten(args)
         check_keywords(kwargs, self.name)
         if _num_modes() and _are_we_tracing():
             from .local_map_tracing import run_traced
 
-            return run_traced(self, flat, structure, kwargs)
+            return run_traced(self, args, kwargs)
+        flat, structure = flatten(args)
         return self.run_flat(flat, lambda *local: self.call(local, structure, kwargs))
 
-    def call(self, local: Sequence[Any], structure: pytree.TreeSpec, kwargs: dict[str, Any]) -> Any:
+    def call(self, local: Sequence[Any], structure: Any, kwargs: dict[str, Any]) -> Any:
         """The function itself."""
-        return self.func(*pytree.tree_unflatten(local, structure), **kwargs)
+        return self.func(*unflatten(local, structure), **kwargs)
 
     def run_flat(self, flat: Sequence[Any], call: Callable[..., Any]) -> Any:
         """``call`` on the local tensors of flattened arguments; its results as DTensors."""
@@ -418,9 +418,9 @@ class LocalMap:
         outputs = self.outputs
         if isinstance(out, Tensor) and len(outputs) == 1:
             return self._wrapped(0, out, signature)
-        flat, structure = pytree.tree_flatten(out)
+        flat, structure = flatten(out)
         self.check_num_outputs(len(flat))
-        return pytree.tree_unflatten(
+        return unflatten(
             [
                 self._wrapped(i, value, signature)
                 if isinstance(value, Tensor)

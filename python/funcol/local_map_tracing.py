@@ -32,6 +32,7 @@ from torch.utils.checkpoint import _CachedTorchDispatchMode, _CachingTorchDispat
 from . import _compat
 from .local_map import LocalMap, from_local, to_local
 from .local_map_joint import Function, Traced, as_contiguous_as_traced, local_fakes, probe, trace
+from .local_map_nesting import flatten, unflatten
 from .local_map_regions import (
     Placements,
     Region,
@@ -116,17 +117,16 @@ class _Replace(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def run_traced(
-    local_map: LocalMap, flat: Sequence[Any], structure: pytree.TreeSpec, kwargs: dict[str, Any]
-) -> Any:
+def run_traced(local_map: LocalMap, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A call of an applied function while a tracer is at work."""
+    flat, structure = flatten(args)
 
     def call(*local: Any) -> Any:
         with plain_tensors_are_local(), _Replace() if _here.replaced else contextlib.nullcontext():
             return local_map.call(local, structure, kwargs)
 
     is_recorded = get_proxy_mode() is not None
-    labels = _labels(local_map, structure, len(flat))
+    labels = _labels(local_map, args)
     if any(isinstance(arg, DTensor) for arg in flat):
         if not is_recorded:
             return local_map.run_flat(flat, call)
@@ -157,18 +157,14 @@ def run_traced(
     return _call_node(local_map, call, flat, placements, mesh, True, labels)
 
 
-def _labels(local_map: LocalMap, structure: pytree.TreeSpec, num_args: int) -> list[str]:
+def _labels(local_map: LocalMap, args: tuple[Any, ...]) -> list[str]:
+    """What to call each flattened argument in errors."""
     names = local_map.parameter_names()
     labels: list[str] = []
-    for i, child in enumerate(_children(structure)):
+    for i, arg in enumerate(args):
         of_parameter = f" ('{names[i]}')" if i < len(names) else ""
-        labels += [f"argument {len(labels) + k}{of_parameter}" for k in range(child.num_leaves)]
-    assert len(labels) == num_args
+        labels += [f"argument {len(labels) + k}{of_parameter}" for k in range(len(flatten(arg)[0]))]
     return labels
-
-
-def _children(structure: Any) -> list[Any]:
-    return list(structure.children() if hasattr(structure, "children") else structure.children_specs)
 
 
 class _Body:
@@ -186,7 +182,7 @@ class _Body:
         flat = list(self._flat)
         for place, operand in zip(self.places, operands, strict=True):
             flat[place] = operand
-        values, self._structure = pytree.tree_flatten(self._call(*flat))
+        values, self._structure = flatten(self._call(*flat))
         self._local_map.check_num_outputs(len(values))
         placements = [self._local_map.check_output(i, value) for i, value in enumerate(values)]
         self._is_operand = [isinstance(value, (Tensor, SymInt)) for value in values]
@@ -201,7 +197,7 @@ class _Body:
             next(rest) if is_one else constant
             for is_one, constant in zip(self._is_operand, self._constants, strict=True)
         ]
-        return pytree.tree_unflatten(flat, self._structure)
+        return unflatten(flat, self._structure)
 
 
 def _call_node(

@@ -62,8 +62,9 @@ def runs_on_whole_tensors(rank: int, world: int, name: str, mode: str) -> None:
     check(program, *graph(*whole_tensors(program)))
 
 
-@pytest.mark.parametrize("mode", ["fake", "real"])
-@pytest.mark.parametrize("name", TRACED)
+@pytest.mark.parametrize(
+    ("name", "mode"), [*((name, "fake") for name in TRACED), ("uneven batch", "real"), ("both axes", "real")]
+)
 def test_a_graph_of_whole_tensors_computes_what_one_process_does(name: str, mode: str) -> None:
     run_ranks(runs_on_whole_tensors, PROGRAMS[name].world(), name, mode)
 
@@ -110,8 +111,9 @@ class Weighing(Interpreter):
         return result
 
 
-@pytest.mark.parametrize("is_traced_again", [False, True])
-@pytest.mark.parametrize("name", TRACED)
+@pytest.mark.parametrize(
+    ("name", "is_traced_again"), [*((name, True) for name in TRACED), ("uneven batch", False)]
+)
 def test_a_graph_given_shards_is_the_function_itself(name: str, is_traced_again: bool) -> None:
     run_ranks(runs_on_shards, PROGRAMS[name].world(), name, is_traced_again)
 
@@ -128,12 +130,14 @@ def compiles(rank: int, world: int, name: str, backend: str) -> None:
     check(program, results, gradients)
 
 
-@pytest.mark.parametrize("name", TRACED)
+@pytest.mark.parametrize(
+    "name", ["uneven batch", "columns", "both axes", "two results", "copied and own", "in place", "no tensor"]
+)
 def test_a_compiled_region_computes_what_one_process_does(name: str) -> None:
     run_ranks(compiles, PROGRAMS[name].world(), name, "aot_eager")
 
 
-@pytest.mark.parametrize("name", ["batch", "both axes"])
+@pytest.mark.parametrize("name", ["batch"])
 def test_inductor_compiles_the_body(name: str) -> None:
     run_ranks(compiles, PROGRAMS[name].world(), name, "inductor")
 

@@ -36,7 +36,9 @@ def call_local_map(
     """The call of ``funcol.local_map.call_in_compiled_region`` with ``args``, in the graph of ``tx``."""
     applied: Any = args[0].realize()
     positional, keywords = args[1:]
-    local_map: LocalMap = applied.value
+    local_map = getattr(applied, "value", None)
+    if not isinstance(local_map, LocalMap) or not hasattr(local_map, "func"):
+        _refuse("apply_local_map() called in the region", "call the function that it returns")
     if applied.source is not None:
         install_guard(applied.source.make_guard(GuardBuilder.ID_MATCH))
     operands: list[Any] = []

@@ -465,12 +465,14 @@ class LocalMap:
 
     def _wrapped(self, i: int, value: Tensor, signature: Signature) -> DTensor:
         value = _settled(value)
-        key = (value.shape, value.stride(), value.dtype)
-        results = signature.results[i]
-        result = results.get(key)
-        if result is None:
+        if _num_modes():  # sizes may be symbols
             result = self._result(i, value, signature)
-            if len(results) < _MOST_KNOWN and all(type(size) is int for size in value.shape):
+        else:
+            key = (value.shape, value.stride(), value.dtype)
+            results = signature.results[i]
+            known = results.get(key)
+            result = self._result(i, value, signature) if known is None else known
+            if known is None and len(results) < _MOST_KNOWN:
                 results[key] = result
         if result.average and value.requires_grad and torch.is_grad_enabled():
             check_differentiable(result.spec.placements, f"result {i}", self.name)

@@ -76,6 +76,7 @@ local_map_hop = LocalMapHop()
 
 
 class _Here(threading.local):
+    is_inside = False
     tensors_are_local = False
     replaced: dict[int, Tensor] = {}  # noqa: RUF012
 
@@ -84,27 +85,26 @@ _here = _Here()
 
 
 @contextlib.contextmanager
-def plain_tensors_are_local() -> Iterator[None]:
-    """While active, tensors that are no DTensors are taken as this rank's, as in eager calls."""
-    before = _here.tensors_are_local
-    _here.tensors_are_local = True
+def _inside_of_function() -> Iterator[None]:
+    """While active, functions that are applied run as in eager calls: a part of the one that calls them."""
+    before = _here.is_inside
+    _here.is_inside = True
     try:
         yield
     finally:
-        _here.tensors_are_local = before
+        _here.is_inside = before
 
 
 @contextlib.contextmanager
 def in_compiled_region(replaced: dict[int, Tensor]) -> Iterator[None]:
-    """While active, plain tensors are local, and functions that are applied find the tensors that they close
-    over in ``replaced``, by identity."""
-    before = _here.replaced
-    _here.replaced = {**before, **replaced}
+    """While active, tensors that are no DTensors are taken as this rank's, as in eager calls, and functions
+    that are applied find the tensors that they close over in ``replaced``, by identity."""
+    before = _here.tensors_are_local, _here.replaced
+    _here.tensors_are_local, _here.replaced = True, {**_here.replaced, **replaced}
     try:
-        with plain_tensors_are_local():
-            yield
+        yield
     finally:
-        _here.replaced = before
+        _here.tensors_are_local, _here.replaced = before
 
 
 class _Replace(TorchFunctionMode):
@@ -122,9 +122,11 @@ def run_traced(local_map: LocalMap, args: tuple[Any, ...], kwargs: dict[str, Any
     flat, structure = flatten(args)
 
     def call(*local: Any) -> Any:
-        with plain_tensors_are_local(), _Replace() if _here.replaced else contextlib.nullcontext():
+        with _inside_of_function(), _Replace() if _here.replaced else contextlib.nullcontext():
             return local_map.call(local, structure, kwargs)
 
+    if _here.is_inside:
+        return local_map.run_flat(flat, call)
     is_recorded = get_proxy_mode() is not None
     labels = _labels(local_map, args)
     if any(isinstance(arg, DTensor) for arg in flat):
@@ -292,7 +294,7 @@ def _function_of(body: Any, region: Region, operands: Sequence[Any]) -> Function
         placements = outputs
 
         def __call__(self, *local: Any) -> list[Any]:
-            with plain_tensors_are_local():
+            with _inside_of_function():
                 return list(body(*local))
 
     return Function(

@@ -389,6 +389,61 @@ def test_compiled_regions_have_one_node_a_pass_and_are_compiled_once() -> None:
     run_ranks(compiles_to_nodes, 2)
 
 
+def compiles_for_any_size(rank: int, world: int, is_dtensor: bool) -> None:
+    program = PROGRAMS["batch"]
+    mesh = mesh_of((world,))
+    function = applied(program, mesh)
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x, w: function(x, w), fullgraph=True, dynamic=True, backend="aot_eager")
+    for size in (4, 6, 10):
+        x, w = torch.randn(size, 6), torch.randn(6, 3)
+        if is_dtensor:
+            result = compiled(distribute_tensor(x, mesh, [S(0)]), distribute_tensor(w, mesh, [R]))
+            assert torch.allclose(result.full_tensor(), program.whole(x, w), atol=1e-6)
+        else:
+            assert torch.allclose(compiled(x, w), program.local(x, w), atol=1e-6)
+
+
+@pytest.mark.parametrize("is_dtensor", [False, True])
+def test_compiled_regions_serve_other_sizes(is_dtensor: bool) -> None:
+    run_ranks(compiles_for_any_size, 2, is_dtensor)
+
+
+def compiles_nested_values(rank: int, world: int) -> None:
+    mesh = mesh_of((world,))
+    function = apply_local_map(
+        lambda x, named, count: {"y": (x * named["w"], [x.sum(), None, count + 1]), "text": "s"},
+        ([S(0)], [P], None, None, None),
+        ([S(0)], [R], None),
+        device_mesh=mesh,
+    )
+    x, w = torch.arange(8.0).view(4, 2), torch.arange(2.0)
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x, w: function(x, {"w": w}, 4), fullgraph=True, backend="aot_eager")
+    result = compiled(distribute_tensor(x, mesh, [S(0)]), distribute_tensor(w, mesh, [R]))
+    assert torch.equal(result["y"][0].full_tensor(), x * w)
+    assert result["y"][1][0].full_tensor() == x.sum()
+    assert (result["y"][1][1:], result["text"]) == ([None, 5], "s")
+
+
+def test_compiled_regions_take_and_return_nested_values() -> None:
+    run_ranks(compiles_nested_values, 2)
+
+
+def has_one_node_for_both(rank: int, world: int) -> None:
+    mesh = mesh_of((world,))
+    inner = apply_local_map(torch.sin, [S(0)], ([S(0)],), device_mesh=mesh)
+    outer = apply_local_map(lambda x: inner(x) * 2, [S(0)], ([S(0)],), device_mesh=mesh)
+    x = torch.arange(4.0)
+    graph = make_fx(outer, tracing_mode="fake")(x)
+    assert len(region_nodes(graph)) == 1
+    assert torch.equal(graph(x), x.sin() * 2)
+
+
+def test_an_applied_function_within_another_is_a_part_of_it() -> None:
+    run_ranks(has_one_node_for_both, 2)
+
+
 def inlines(rank: int, world: int) -> None:
     program = PROGRAMS["batch"]
     graph = joint_graph(program, mesh_of((world,)))

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple, TypeAlias, overload
 import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
+from .local_map_conversions import from_local, meta_of, settled, to_local
 from .local_map_nesting import flatten, unflatten
 from .local_map_regions import (
     Placements,
@@ -319,20 +319,21 @@ class LocalMap:
                 f"expected {list(moves[i] or ())}. Redistribute it, or pass redistribute_inputs=True."
             )
         held = [
-            spec and spec_of(mesh, wanted or (), *_meta(spec))
+            spec and spec_of(mesh, wanted or (), *meta_of(spec))
             for spec, wanted in zip(specs, placements, strict=True)
         ]
         for wanted in self.outputs:
             if wanted is not None:
                 self._check_num_axes(wanted, mesh, "out_placements")
         gradients_in, gradients_out = gradient_placements(placements, self.outputs)
-        self._take_stated_gradients(gradients_in, placements, mesh)
+        num_dims = [0 if spec is None else spec.ndim for spec in specs]
+        self._take_stated_gradients(gradients_in, placements, num_dims, mesh)
         averages = tuple(average_of(one, mesh) for one in placements)
         return Signature(
             mesh,
             tuple(moves) if has_moves else None,
             tuple(
-                spec and spec_of(mesh, gradient or (), *_meta(spec))
+                spec and spec_of(mesh, gradient or (), *meta_of(spec))
                 for spec, gradient in zip(held, gradients_in, strict=True)
             ),
             tuple(gradients_out),
@@ -373,20 +374,34 @@ class LocalMap:
             )
 
     def _take_stated_gradients(
-        self, gradients: list[Placements | None], placements: Sequence[Placements | None], mesh: DeviceMesh
+        self,
+        gradients: list[Placements | None],
+        placements: Sequence[Placements | None],
+        num_dims: Sequence[int],
+        mesh: DeviceMesh,
     ) -> None:
         for i, stated in enumerate(self.gradients or ()):
             held = placements[i]
             if stated is None or held is None:
                 continue
             self._check_num_axes(stated, mesh, "in_grad_placements")
-            if cuts_of(stated) != cuts_of(held):
+            wanted = counted_from_0(stated, num_dims[i], f"the gradient of argument {i}", self.name)
+            if cuts_of(wanted) != cuts_of(held):
                 raise ValueError(
                     f"funcol.apply_local_map: {self.name}: in_grad_placements has {list(stated)} for "
                     f"argument {i}, whose placements are {list(held)}. A local gradient is as large as "
                     "its tensor: shard both alike."
                 )
-            gradients[i] = stated
+            gradients[i] = wanted
+
+    def stated_gradients(
+        self, flat: Sequence[Any], placements: Sequence[Placements | None], mesh: DeviceMesh
+    ) -> list[Placements | None]:
+        """Where the gradients of tensors among ``flat`` live, as far as that is stated."""
+        gradients: list[Placements | None] = [None] * len(flat)
+        num_dims = [one.dim() if isinstance(one, Tensor) else 0 for one in flat]
+        self._take_stated_gradients(gradients, placements, num_dims, mesh)
+        return gradients
 
     # From DTensors to local tensors and back
 
@@ -397,7 +412,7 @@ class LocalMap:
                 for arg, move in zip(flat, signature.moves, strict=True)
             ]
         if not (needs_gradients and torch.is_grad_enabled()):
-            return [_settled(arg._local_tensor) if isinstance(arg, DTensor) else arg for arg in flat]
+            return [settled(arg._local_tensor) if isinstance(arg, DTensor) else arg for arg in flat]
         local = []
         for i, arg in enumerate(flat):
             gradient = signature.gradients_in[i]
@@ -464,7 +479,7 @@ class LocalMap:
         return counted_from_0(placements, value.dim(), f"result {i}", self.name)
 
     def _wrapped(self, i: int, value: Tensor, signature: Signature) -> DTensor:
-        value = _settled(value)
+        value = settled(value)
         if _num_modes():  # sizes may be symbols
             result = self._result(i, value, signature)
         else:
@@ -494,7 +509,7 @@ class LocalMap:
         gradient = counted_from_0(gradient, value.dim(), f"result {i}", self.name)
         return Result(
             spec,
-            spec_of(signature.mesh, gradient, *_meta(spec)),
+            spec_of(signature.mesh, gradient, *meta_of(spec)),
             average_of(placements, signature.mesh) if _needs_a_look(placements) else 0,
         )
 
@@ -509,77 +524,3 @@ def _needs_a_look(placements: Placements | None) -> bool:
 
 def _has_symbols(spec: DTensorSpec | None) -> bool:
     return spec is not None and any(type(size) is not int for size in spec.shape)
-
-
-def _meta(spec: DTensorSpec) -> tuple[Any, Any, torch.dtype]:
-    meta = spec.tensor_meta
-    assert meta is not None
-    return meta.shape, meta.stride, meta.dtype
-
-
-# DTensors and local tensors, with gradients
-
-
-def to_local(dtensor: DTensor, gradient: DTensorSpec) -> Tensor:
-    """The local tensor of ``dtensor``; the gradient that comes back for it lives where ``gradient`` says."""
-    if not (dtensor.requires_grad and torch.is_grad_enabled()):
-        return _settled(dtensor._local_tensor)
-    local: Tensor = _ToLocal.apply(dtensor, gradient)
-    return local
-
-
-def from_local(local: Tensor, spec: DTensorSpec, gradient: DTensorSpec) -> DTensor:
-    """The DTensor of which this rank has ``local``; its gradient goes where ``gradient`` says, and from there
-    to ``local``."""
-    if not (local.requires_grad and torch.is_grad_enabled()):
-        return _dtensor(local, spec, requires_grad=False)
-    dtensor: DTensor = _FromLocal.apply(local, spec, gradient)
-    return dtensor
-
-
-class _ToLocal(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, dtensor: DTensor, gradient: DTensorSpec) -> Tensor:
-        ctx.set_materialize_grads(False)
-        local = _settled(dtensor._local_tensor)
-        ctx.specs, ctx.stride = (gradient, dtensor._spec), local.stride()
-        return local.view_as(local)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor | None) -> Any:
-        if grad is None:
-            return None, None
-        gradient, spec = ctx.specs
-        if grad.stride() != ctx.stride:
-            grad = grad.contiguous()
-            meta = _meta(gradient)
-            strides = dense_strides(grad, meta[0])
-            gradient = spec_of(gradient.mesh, gradient.placements, meta[0], strides, meta[2])
-        return from_local(grad, gradient, spec), None
-
-
-class _FromLocal(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, local: Tensor, spec: DTensorSpec, gradient: DTensorSpec) -> DTensor:
-        ctx.set_materialize_grads(False)
-        ctx.specs = gradient, spec
-        return _dtensor(local.detach(), spec, requires_grad=local.requires_grad)
-
-    @staticmethod
-    def backward(ctx: Any, grad: DTensor | None) -> Any:
-        if grad is None:
-            return None, None, None
-        target, spec = ctx.specs
-        if grad._spec.placements != target.placements:
-            grad = redistribute(grad, placements=target.placements)
-        return to_local(grad, spec), None, None
-
-
-def _settled(local: Tensor) -> Tensor:
-    return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
-
-
-def _dtensor(local: Tensor, spec: DTensorSpec, requires_grad: bool) -> DTensor:
-    # Not by DTensor(...): its __init__ does nothing, but takes two thirds of the time.
-    result: DTensor = DTensor.__new__(DTensor, local, spec, requires_grad=requires_grad)
-    return result

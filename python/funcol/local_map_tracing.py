@@ -30,7 +30,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import _CachedTorchDispatchMode, _CachingTorchDispatchMode
 
 from . import _compat
-from .local_map import LocalMap, from_local, to_local
+from .local_map import LocalMap
+from .local_map_conversions import from_local, to_local
 from .local_map_joint import Function, Traced, as_contiguous_as_traced, local_fakes, probe, trace
 from .local_map_nesting import flatten, unflatten
 from .local_map_regions import (
@@ -216,6 +217,7 @@ def _call_node(
         one and counted_from_0(one, flat[i].dim(), labels[i], local_map.name)
         for i, one in enumerate(placements)
     ]
+    stated_gradients = local_map.stated_gradients(flat, from_0, mesh)
     function = Function(
         local_map.name,
         body,
@@ -223,7 +225,7 @@ def _call_node(
         are_whole,
         tuple(from_0[place] for place in body.places),
         [labels[place] for place in body.places],
-        None if local_map.gradients is None else [local_map.gradients[place] for place in body.places],
+        [stated_gradients[place] for place in body.places],
     )
     if get_proxy_mode() is None:
         return body.result(probe(function, body.operands))

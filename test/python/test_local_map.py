@@ -22,9 +22,11 @@ from ranks import run_ranks
 from sharded import mesh_of
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, distribute_tensor
+from torch.distributed.tensor.placement_types import _StridedShard
 
 import funcol
 from funcol import apply_local_map
+from funcol.local_map_regions import gradient_placements, placements_of, text_of
 
 
 def runs_as_a_whole(rank: int, world: int, name: str) -> None:
@@ -189,6 +191,42 @@ def has_no_gradient_of_a_maximum(rank: int, world: int) -> None:
 
 def test_the_gradient_of_a_partial_maximum_is_refused() -> None:
     run_ranks(has_no_gradient_of_a_maximum, 2)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "gradients_in", "gradients_out"),
+    [
+        (([R], [S(0)]), ([S(0)],), ([P], [S(0)]), ([S(0)],)),
+        (([S(1)], [S(0)]), ([P],), ([S(1)], [S(0)]), ([R],)),
+        (([R], [R]), ([R],), ([R], [R]), ([R],)),
+        (([S(0)],), ([R],), ([S(0)],), ([P],)),
+        (([P],), ([P],), ([R],), ([R],)),
+        (([R], None), ([R], [S(0)]), ([P], None), ([P], [S(0)])),
+        (([S(0), R], [R, R]), ([S(0), R],), ([S(0), R], [P, R]), ([S(0), R],)),
+    ],
+)
+def test_gradients_are_partial_where_ranks_compute_different_parts(
+    inputs: Any, outputs: Any, gradients_in: Any, gradients_out: Any
+) -> None:
+    def tuples(placements: Any) -> list[Any]:
+        return [None if one is None else tuple(one) for one in placements]
+
+    found = gradient_placements(tuples(inputs), tuples(outputs))
+    assert found == (tuples(gradients_in), tuples(gradients_out))
+
+
+@pytest.mark.parametrize(
+    ("placements", "text"),
+    [
+        ((), ""),
+        ((R, S(0), S(12)), "RS(0)S(12)"),
+        ((P, Partial("avg"), _StridedShard(1, split_factor=4)), "P(sum)P(avg)_S(1, 4)"),
+        (None, None),
+    ],
+)
+def test_placements_are_kept_as_text(placements: Any, text: str | None) -> None:
+    assert text_of(placements) == text
+    assert placements_of(text) == placements
 
 
 # Errors

@@ -214,6 +214,19 @@ def test_solvers_find_placements_in_the_notes_of_nodes() -> None:
     run_ranks(tells_solvers, 2)
 
 
+def takes_stated_gradients(rank: int, world: int) -> None:
+    mesh = mesh_of((world,))
+    program = PROGRAMS["columns"]
+    function = apply_local_map(program.local, [S(1)], program.inputs, ([R], [S(-1)]), mesh)
+    leaves = [one.requires_grad_() for one in whole_tensors(program)]
+    (_, backward) = region_nodes(make_fx(with_gradients(function), tracing_mode="fake")(*leaves))
+    assert backward.args[1][4] == ("R", "S(1)")  # type: ignore[index]
+
+
+def test_stated_placements_of_gradients_are_on_the_backward_node() -> None:
+    run_ranks(takes_stated_gradients, 2)
+
+
 def exports(rank: int, world: int) -> None:
     from torch._functorch.aot_autograd import aot_export_module
 

@@ -54,6 +54,10 @@ def sin_of_matmul(x: Tensor, w: Tensor) -> Tensor:
     return (x @ w).sin()
 
 
+def scaled(x: Tensor, w: Tensor) -> Tensor:
+    return x @ w.t() * 3
+
+
 def mean_of_squares(x: Tensor) -> Tensor:
     return (x * x).mean()
 
@@ -89,6 +93,8 @@ PROGRAMS = {
     ),
     "in place": Program((2,), ((4, 6), (6, 3)), ([S(0)], [R]), [S(0)], in_place, in_place),
     "no tensor": Program((2,), ((4, 6),), ([S(0)],), ([S(0)], None), nothing_between, nothing_between),
+    "partial input": Program((2,), ((4, 6), (3, 6)), ([P], [R]), [P], scaled, scaled),
+    "average of averages": Program((2,), ((4, 6), (3, 6)), ([AVG], [R]), [AVG], scaled, scaled),
     "average": Program((2,), ((4, 6),), ([S(0)],), [AVG], mean_of_squares, mean_of_squares),
 }
 
@@ -125,7 +131,7 @@ def applied(program: Program, mesh: DeviceMesh) -> Callable[..., Any]:
 
 def sharded_leaves(program: Program, mesh: DeviceMesh, placements: Any = None) -> list[DTensor]:
     return [
-        distribute_tensor(one, mesh, list(wanted)).requires_grad_()
+        funcol.redistribute(distribute_tensor(one, mesh, [R] * mesh.ndim), placements=wanted).requires_grad_()
         for one, wanted in zip(whole_tensors(program), placements or program.inputs, strict=True)
     ]
 

@@ -35,7 +35,7 @@ from torch.fx.traceback import preserve_node_meta
 import funcol
 from funcol import apply_local_map, local_map_hop
 
-TRACED = [name for name in PROGRAMS if name != "average"]
+TRACED = [name for name in PROGRAMS if "average" not in name]
 
 
 def region_nodes(graph: GraphModule) -> list[Node]:
@@ -532,6 +532,34 @@ ERRORS = {
 
 def changes_nothing(x: Tensor) -> Tensor:
     return x * x
+
+
+def has_no_gradient_of_averages(rank: int, world: int, name: str) -> None:
+    program = PROGRAMS[name]
+    mesh = mesh_of((world,))
+    graph = make_fx(applied(program, mesh), tracing_mode="fake")(*whole_tensors(program))
+    assert torch.allclose(graph(*whole_tensors(program)), program.whole(*whole_tensors(program)))
+    with pytest.raises(NotImplementedError, match=r"is a partial average and requires a gradient"):
+        joint_graph(program, mesh)
+
+
+@pytest.mark.parametrize("name", ["average", "average of averages"])
+def test_traced_averages_have_no_gradient(name: str) -> None:
+    run_ranks(has_no_gradient_of_averages, 2, name)
+
+
+def misses_its_mesh(rank: int, world: int) -> None:
+    graph = joint_graph(PROGRAMS["batch"], mesh_of((world,)))
+    (node, _) = region_nodes(graph)
+    name, are_whole, _, *rest = node.args[1]  # type: ignore[misc]
+    node.update_arg(1, (name, are_whole, ("cpu", (7,), ("x",), tuple(range(7))), *rest))
+    graph.recompile()
+    with pytest.raises(ValueError, match=r"the region is for a cpu mesh \(x=7\), which is not there"):
+        graph(*whole_tensors(PROGRAMS["batch"]))
+
+
+def test_a_graph_needs_the_mesh_of_its_regions() -> None:
+    run_ranks(misses_its_mesh, 2)
 
 
 def trace_wrongly(rank: int, world: int, what: str) -> None:

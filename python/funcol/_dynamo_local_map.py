@@ -6,8 +6,11 @@ Tensors that the function closes over become inputs of the graph.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Iterator
+import inspect
+import types
+from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
 import torch
@@ -15,7 +18,7 @@ import torch._dynamo.variables.builder as builder
 from torch import Tensor
 from torch._dynamo.exc import unimplemented
 from torch._dynamo.guards import GuardBuilder, install_guard
-from torch._dynamo.source import AttrSource, GetItemSource
+from torch._dynamo.source import AttrSource, DictGetItemSource, GetItemSource
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.dicts import ConstDictVariable
 from torch._dynamo.variables.lists import BaseListVariable, ListVariable, TupleVariable
@@ -44,7 +47,7 @@ def call_local_map(
     operands: list[Any] = []
     stated_args = _template(positional, operands)
     stated_kwargs = _template(keywords, operands)
-    captured = list(_captured(local_map.func, applied.source and AttrSource(applied.source, "func")))
+    captured = list(_captured(local_map.func, applied.source and AttrSource(applied.source, "func"), set()))
     num_operands = len(operands)
     for tensor, source in captured:
         if source is None:
@@ -126,35 +129,51 @@ def _variable(tx: Any, template: Any, values: list[VariableTracker]) -> Variable
     return result
 
 
-def _captured(function: Any, source: Source | None) -> Iterator[tuple[Tensor, Source | None]]:
-    """The tensors that ``function`` closes over, and how the compiled code finds them."""
+def _captured(value: Any, source: Source | None, seen: set[int]) -> Iterator[tuple[Tensor, Source | None]]:
+    """The tensors that ``value``, a function, closes over, and how the compiled code finds them."""
+    if id(value) in seen:
+        return
+    seen.add(id(value))
 
-    def attribute(name: str) -> Source | None:
+    def attribute(name: str) -> Any:
         return None if source is None else AttrSource(source, name)
 
-    if isinstance(function, Tensor):
-        yield function, source
-    elif isinstance(function, torch.nn.Module):
-        for name, tensor in (*function.named_parameters(), *function.named_buffers()):
+    def items(base: Any, pairs: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Tensor, Source | None]]:
+        for key, item in pairs:
+            kind = GetItemSource if isinstance(key, int) else DictGetItemSource
+            yield from _captured(item, base and kind(base, key), seen)
+
+    if isinstance(value, Tensor):
+        yield value, source
+    elif isinstance(value, torch.nn.Module):
+        for name, tensor in (*value.named_parameters(), *value.named_buffers()):
             place: Any = source
             for part in name.split("."):
                 place = place and AttrSource(place, part)
             yield tensor, place
-    elif isinstance(function, functools.partial):
-        yield from _captured(function.func, attribute("func"))
-        for i, value in enumerate(function.args):
-            base = attribute("args")
-            yield from _captured(value, base and GetItemSource(base, i))
-        for name, value in function.keywords.items():
-            base = attribute("keywords")
-            yield from _captured(value, base and GetItemSource(base, name))
-    elif hasattr(function, "__func__"):
-        yield from _captured(function.__self__, attribute("__self__"))
-    elif callable(function):
+    elif isinstance(value, (list, tuple)):
+        yield from items(source, enumerate(value))
+    elif isinstance(value, dict):
+        yield from items(source, value.items())
+    elif isinstance(value, functools.partial):
+        yield from _captured(value.func, attribute("func"), seen)
+        yield from items(attribute("args"), enumerate(value.args))
+        yield from items(attribute("keywords"), value.keywords.items())
+    elif inspect.ismethod(value):
+        yield from _captured(value.__self__, attribute("__self__"), seen)
+        yield from _captured(value.__func__, attribute("__func__"), seen)
+    elif inspect.isfunction(value):
         cells = attribute("__closure__")
-        for i, cell in enumerate(getattr(function, "__closure__", None) or ()):
+        for i, cell in enumerate(value.__closure__ or ()):
             place = cells and AttrSource(GetItemSource(cells, i), "cell_contents")
-            yield from _captured(cell.cell_contents, place)
+            with contextlib.suppress(ValueError):  # of a cell that is still empty
+                yield from _captured(cell.cell_contents, place, seen)
+        names = [name for name in value.__code__.co_names if name in value.__globals__]
+        globals_ = ((name, value.__globals__[name]) for name in names)
+        kinds = (Tensor, torch.nn.Module, types.FunctionType)
+        yield from items(
+            attribute("__globals__"), ((name, one) for name, one in globals_ if isinstance(one, kinds))
+        )
 
 
 def _refuse(what: str, instead: str) -> NoReturn:

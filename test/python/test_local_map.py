@@ -22,6 +22,7 @@ from ranks import run_ranks
 from sharded import mesh_of
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, distribute_tensor
+from torch.distributed.tensor.experimental import local_map
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import funcol
@@ -41,6 +42,28 @@ def runs_as_a_whole(rank: int, world: int, name: str) -> None:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_values_and_gradients_are_those_of_one_process(name: str) -> None:
     run_ranks(runs_as_a_whole, PROGRAMS[name].world(), name)
+
+
+def returns_what_stock_does(rank: int, world: int, name: str) -> None:
+    program = PROGRAMS[name]
+    mesh = mesh_of(program.mesh_shape)
+    leaves = sharded_leaves(program, mesh, [[R] * mesh.ndim] * len(program.inputs))
+    stock = local_map(program.local, program.outputs, program.inputs, None, mesh, redistribute_inputs=True)
+    results, expected = tensors_of(applied(program, mesh)(*leaves)), tensors_of(stock(*leaves))
+    for got, want in zip(results, expected, strict=True):
+        assert isinstance(got, DTensor)
+        assert isinstance(want, DTensor)
+        assert (got.placements, got.shape, got.stride()) == (want.placements, want.shape, want.stride())
+        assert torch.equal(got.to_local(), want.to_local())
+
+
+# The sizes of uneven results, and the way to a partial tensor, are other ones in PyTorch.
+DIFFERENT = ("uneven batch", "one row", "partial input", "average of averages")
+
+
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in DIFFERENT])
+def test_results_are_those_of_stock(name: str) -> None:
+    run_ranks(returns_what_stock_does, PROGRAMS[name].world(), name)
 
 
 def second_derivatives(leaves: list[Any], results: list[Tensor]) -> list[Any]:

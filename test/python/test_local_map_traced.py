@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -116,30 +117,6 @@ class Weighing(Interpreter):
 )
 def test_a_graph_given_shards_is_the_function_itself(name: str, is_traced_again: bool) -> None:
     run_ranks(runs_on_shards, PROGRAMS[name].world(), name, is_traced_again)
-
-
-def compiles(rank: int, world: int, name: str, backend: str) -> None:
-    program = PROGRAMS[name]
-    mesh = mesh_of(program.mesh_shape)
-    function = applied(program, mesh)
-    torch._dynamo.reset()
-    compiled = torch.compile(lambda *leaves: function(*leaves), fullgraph=True, backend=backend)
-    leaves = sharded_leaves(program, mesh)
-    results = tensors_of(compiled(*leaves))
-    gradients = torch.autograd.grad(weighted([one.full_tensor() for one in results]), leaves)
-    check(program, results, gradients)
-
-
-@pytest.mark.parametrize(
-    "name", ["uneven batch", "columns", "both axes", "two results", "copied and own", "in place", "no tensor"]
-)
-def test_a_compiled_region_computes_what_one_process_does(name: str) -> None:
-    run_ranks(compiles, PROGRAMS[name].world(), name, "aot_eager")
-
-
-@pytest.mark.parametrize("name", ["batch"])
-def test_inductor_compiles_the_body(name: str) -> None:
-    run_ranks(compiles, PROGRAMS[name].world(), name, "inductor")
 
 
 def has_one_node_a_pass(rank: int, world: int, mode: str) -> None:
@@ -330,8 +307,6 @@ def test_graphs_with_symbolic_sizes_serve_other_sizes() -> None:
 
 
 def recomputes(rank: int, world: int, where: str, num_forward: int, num_activations: int) -> None:
-    from functools import partial
-
     from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
     program = PROGRAMS["batch"]
@@ -366,81 +341,6 @@ def test_checkpoints_around_and_inside_decide_what_is_kept(
     where: str, num_forward: int, num_activations: int
 ) -> None:
     run_ranks(recomputes, 2, where, num_forward, num_activations)
-
-
-class Recorder:
-    """An AOT backend that keeps its graphs."""
-
-    def __init__(self) -> None:
-        self.graphs: list[GraphModule] = []
-
-    def __call__(self, graph: GraphModule, inputs: object) -> object:
-        from functorch.compile import make_boxed_func
-
-        self.graphs.append(graph)
-        return make_boxed_func(graph.forward)
-
-
-def compiles_to_nodes(rank: int, world: int) -> None:
-    from torch._dynamo.backends.common import aot_autograd
-
-    program = PROGRAMS["batch"]
-    mesh = mesh_of((world,))
-    function = applied(program, mesh)
-    recorder = Recorder()
-    torch._dynamo.reset()
-    backend = aot_autograd(fw_compiler=recorder)
-    compiled = torch.compile(lambda x, w: function(x * 1, w), fullgraph=True, backend=backend)
-    for _ in range(2):
-        leaves = sharded_leaves(program, mesh)
-        result = compiled(*leaves)
-        check(program, [result], torch.autograd.grad(weighted([result.full_tensor()]), leaves))
-    assert [len(region_nodes(graph)) for graph in recorder.graphs] == [1, 1]
-
-
-def test_compiled_regions_have_one_node_a_pass_and_are_compiled_once() -> None:
-    run_ranks(compiles_to_nodes, 2)
-
-
-def compiles_for_any_size(rank: int, world: int, is_dtensor: bool) -> None:
-    program = PROGRAMS["batch"]
-    mesh = mesh_of((world,))
-    function = applied(program, mesh)
-    torch._dynamo.reset()
-    compiled = torch.compile(lambda x, w: function(x, w), fullgraph=True, dynamic=True, backend="aot_eager")
-    for size in (4, 6, 10):
-        x, w = torch.randn(size, 6), torch.randn(6, 3)
-        if is_dtensor:
-            result = compiled(distribute_tensor(x, mesh, [S(0)]), distribute_tensor(w, mesh, [R]))
-            assert torch.allclose(result.full_tensor(), program.whole(x, w), atol=1e-6)
-        else:
-            assert torch.allclose(compiled(x, w), program.local(x, w), atol=1e-6)
-
-
-@pytest.mark.parametrize("is_dtensor", [False, True])
-def test_compiled_regions_serve_other_sizes(is_dtensor: bool) -> None:
-    run_ranks(compiles_for_any_size, 2, is_dtensor)
-
-
-def compiles_nested_values(rank: int, world: int) -> None:
-    mesh = mesh_of((world,))
-    function = apply_local_map(
-        lambda x, named, count: {"y": (x * named["w"], [x.sum(), None, count + 1]), "text": "s"},
-        ([S(0)], [P], None, None, None),
-        ([S(0)], [R], None),
-        device_mesh=mesh,
-    )
-    x, w = torch.arange(8.0).view(4, 2), torch.arange(2.0)
-    torch._dynamo.reset()
-    compiled = torch.compile(lambda x, w: function(x, {"w": w}, 4), fullgraph=True, backend="aot_eager")
-    result = compiled(distribute_tensor(x, mesh, [S(0)]), distribute_tensor(w, mesh, [R]))
-    assert torch.equal(result["y"][0].full_tensor(), x * w)
-    assert result["y"][1][0].full_tensor() == x.sum()
-    assert (result["y"][1][1:], result["text"]) == ([None, 5], "s")
-
-
-def test_compiled_regions_take_and_return_nested_values() -> None:
-    run_ranks(compiles_nested_values, 2)
 
 
 def has_one_node_for_both(rank: int, world: int) -> None:

@@ -33,6 +33,7 @@ from .local_map_regions import (
     cuts_of,
     dense_strides,
     gradient_placements,
+    has_own_order,
     spec_of,
     uneven_dims,
     whole_spec,
@@ -207,12 +208,7 @@ class LocalMap:
 
     def run_flat(self, flat: Sequence[Any], call: Callable[..., Any]) -> Any:
         """``call`` on the local tensors of flattened arguments; its results as DTensors."""
-        key = tuple(
-            id(arg._spec) if isinstance(arg, DTensor) else int(isinstance(arg, Tensor)) for arg in flat
-        )
-        signature = self._by_identity.get(key, _UNKNOWN)
-        if signature is _UNKNOWN:
-            signature = self._learn(flat, key)
+        signature = self._signature_or_none(flat)
         if signature is None:
             return call(*flat)
         return self._wrap(call(*self._unwrap(flat, signature, True)), signature)
@@ -228,9 +224,16 @@ class LocalMap:
 
     def signature_of(self, flat: Sequence[Any]) -> Signature:
         """For arguments among which there are DTensors."""
-        signature = self._learn(flat, tuple(map(id, flat)))
+        signature = self._signature_or_none(flat)
         assert signature is not None
         return signature
+
+    def _signature_or_none(self, flat: Sequence[Any]) -> Signature | None:
+        key = tuple(
+            id(arg._spec) if isinstance(arg, DTensor) else int(isinstance(arg, Tensor)) for arg in flat
+        )
+        known = self._by_identity.get(key, _UNKNOWN)
+        return self._learn(flat, key) if known is _UNKNOWN else known
 
     def check_whole(self, flat: Sequence[Any], mesh: DeviceMesh) -> None:
         """Whether placements are stated for each of ``flat``, tensors that stand for whole ones."""
@@ -307,7 +310,7 @@ class LocalMap:
         mesh = self._mesh_of(specs)
         placements = [None if spec is None else self._placements_in(i, spec) for i, spec in enumerate(specs)]
         moves = [
-            wanted if spec is not None and wanted != spec.placements else None
+            wanted if spec is not None and (wanted != spec.placements or has_own_order(spec)) else None
             for spec, wanted in zip(specs, placements, strict=True)
         ]
         has_moves = any(move is not None for move in moves)
@@ -315,8 +318,9 @@ class LocalMap:
             i = next(i for i, move in enumerate(moves) if move is not None)
             raise ValueError(
                 f"funcol.apply_local_map: {self.name}: argument {i} has the placements "
-                f"{list(specs[i].placements)}, "  # type: ignore[union-attr]
-                f"expected {list(moves[i] or ())}. Redistribute it, or pass redistribute_inputs=True."
+                f"{list(specs[i].placements)}"  # type: ignore[union-attr]
+                f"{' in an order of its own' if has_own_order(specs[i]) else ''}, expected "
+                f"{list(moves[i] or ())}. Redistribute it, or pass redistribute_inputs=True."
             )
         held = [
             spec and spec_of(mesh, wanted or (), *meta_of(spec))

@@ -279,6 +279,12 @@ def dense_strides(like: Tensor, shape: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(result)
 
 
+def has_own_order(spec: DTensorSpec | None) -> bool:
+    """Whether axes cut a dim in another order than that of the mesh, which placements do not tell."""
+    entries = () if spec is None else spec.shard_order or ()
+    return any(list(axes) != sorted(axes) for _, axes in entries)
+
+
 class Uneven(NamedTuple):
     """A dim of an input whose size the ranks that share it do not divide."""
 

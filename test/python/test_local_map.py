@@ -107,6 +107,25 @@ def test_arguments_are_redistributed_and_their_gradients_back(world: int) -> Non
     run_ranks(redistributes, world)
 
 
+def follows_the_order_of_cuts(rank: int, world: int) -> None:
+    mesh = mesh_of((2, 2))
+    whole = torch.arange(8.0)
+    x = funcol.redistribute(
+        distribute_tensor(whole, mesh, [R, R]), placements=[S(0), S(0)], shard_order=((0, (1, 0)),)
+    ).requires_grad_()
+    both = ([S(0), S(0)],)
+    result = apply_local_map(torch.square, *both, both, redistribute_inputs=True)(x)
+    assert torch.equal(result.full_tensor(), whole.square())
+    (gradient,) = torch.autograd.grad(weighted([result.full_tensor()]), x)
+    assert torch.allclose(gradient.full_tensor(), 2 * whole * torch.arange(1.0, 9.0).cos())
+    with pytest.raises(ValueError, match=r"argument 0 has the placements .* in an order of its own"):
+        apply_local_map(torch.square, *both, both)(x)
+
+
+def test_shards_in_an_order_of_their_own_are_redistributed() -> None:
+    run_ranks(follows_the_order_of_cuts, 4)
+
+
 class SummedGradient(torch.autograd.Function):
     """The identity, whose gradient is the sum over all ranks."""
 

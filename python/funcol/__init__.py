@@ -3,6 +3,7 @@
 ``import funcol`` in place of ``import torch.distributed._functional_collectives as funcol``.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -73,6 +74,9 @@ from .tracing import _are_we_tracing as _are_we_tracing  # noqa: E402
 from .tracing import allow_inflight_collective_as_graph_input_ctx  # noqa: E402
 
 if TYPE_CHECKING:
+    from .local_map import apply_local_map
+    from .local_map_options import get_local_map_placement_option
+    from .local_map_tracing import local_map_hop
     from .redistribution import redistribute, redistribute_local_tensor, redistribute_many
 
 __version__ = _build_info.VERSION
@@ -90,12 +94,20 @@ _compat.settle_before_higher_order_ops(_C.settle, _C.wake_key_name())
 tracing.install()
 
 
-def __getattr__(name: str) -> Any:
-    # DTensor takes ten times as long to import as all of this.
-    if name in ("redistribute", "redistribute_local_tensor", "redistribute_many"):
-        from . import redistribution
+# DTensor takes ten times as long to import as all of this.
+_NEED_DTENSOR = {
+    "apply_local_map": "local_map",
+    "get_local_map_placement_option": "local_map_options",
+    "local_map_hop": "local_map_tracing",
+    "redistribute": "redistribution",
+    "redistribute_local_tensor": "redistribution",
+    "redistribute_many": "redistribution",
+}
 
-        return getattr(redistribution, name)
+
+def __getattr__(name: str) -> Any:
+    if name in _NEED_DTENSOR:
+        return getattr(importlib.import_module(f".{_NEED_DTENSOR[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -125,17 +137,20 @@ __all__ = [
     "all_to_all_single",
     "all_to_all_single_autograd",
     "allow_inflight_collective_as_graph_input_ctx",
+    "apply_local_map",
     "batch_p2p_ops_inplace",
     "broadcast",
     "broadcast_inplace",
     "check_agreement",
     "gather",
+    "get_local_map_placement_option",
     "greedy_redistribution",
     "install",
     "installed",
     "irecv_inplace",
     "is_pending",
     "isend_inplace",
+    "local_map_hop",
     "permute_tensor",
     "plan_redistribution",
     "redistribute",

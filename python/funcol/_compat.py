@@ -484,3 +484,16 @@ _SPEC_FIELDS: dict[str, Any] = {}
 def are_we_tracing() -> bool:
     """Whether a compiler or a tracer is at work, whose sizes may be symbols."""
     return stock._are_we_tracing()
+
+
+# Tracers
+
+
+def decompositions_of(proxy_mode: Any) -> dict[Any, Callable[..., Any]]:
+    """What a tracer decomposes, and how. Older minors keep those of the innermost tracer in a global."""
+    table = getattr(proxy_mode, "decomposition_table", None)
+    if table is None:
+        from torch.fx.experimental import proxy_tensor
+
+        table = getattr(proxy_tensor, "CURRENT_DECOMPOSITION_TABLE", {})
+    return dict(table)

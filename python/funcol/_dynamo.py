@@ -25,6 +25,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
+from ._dynamo_local_map import call_local_map
+from .local_map import call_in_compiled_region
 from .redistribution import redistribute, redistribute_local_tensor
 from .remaps import REDUCE_OP_TO_STR, traceable_collective_remaps, traced_work
 
@@ -38,10 +40,12 @@ def remap_collectives(enabled: bool) -> None:
 
 
 _REDISTRIBUTIONS = (redistribute, redistribute_local_tensor)
+_TRACED = (*_REDISTRIBUTIONS, call_in_compiled_region)
 
 
 class TracedRedistribution(CollectiveFunctionRewriteVariable):
-    """:func:`funcol.redistribute`, also of local tensors, as a call of the graph that layers below trace.
+    """:func:`funcol.redistribute`, also of local tensors, and functions of :func:`funcol.apply_local_map`, as
+    calls of the graph that layers below trace.
 
     Dynamo itself cannot follow specs, so whatever is no tensor has to be a constant of the region.
     """
@@ -49,14 +53,14 @@ class TracedRedistribution(CollectiveFunctionRewriteVariable):
     @staticmethod
     def can_rewrite(variable: Any) -> bool:
         return (
-            inspect.isfunction(variable) and variable in _REDISTRIBUTIONS
+            inspect.isfunction(variable) and variable in _TRACED
         ) or CollectiveFunctionRewriteVariable.can_rewrite(variable)
 
     @staticmethod
     def create(
         tx: Any, old_fn: Callable[..., Any], source: Any, **options: Any
     ) -> CollectiveFunctionRewriteVariable:
-        if old_fn not in _REDISTRIBUTIONS:
+        if old_fn not in _TRACED:
             return CollectiveFunctionRewriteVariable.create(tx, old_fn, source, **options)
         function: Any = old_fn
         return TracedRedistribution(
@@ -64,6 +68,8 @@ class TracedRedistribution(CollectiveFunctionRewriteVariable):
         )
 
     def call_function(self, tx: Any, args: Any, kwargs: Any) -> VariableTracker:
+        if self.fn is call_in_compiled_region:
+            return call_local_map(tx, args, kwargs)
         if self.fn not in _REDISTRIBUTIONS:
             return super().call_function(tx, args, kwargs)
         function: Any = self.fn

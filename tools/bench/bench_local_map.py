@@ -1,0 +1,147 @@
+"""Times functions applied to local tensors: PyTorch's ``local_map`` (stock) and ``funcol.apply_local_map``.
+
+One table, in microseconds: a call, with and without its backward pass, on a group that sends nothing. See
+README.md beside this file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from measure import Call, Case, cell, describe, lone_group, mark, measure, say
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor.experimental import local_map
+
+import funcol
+
+NUM_RANKS = 4
+LIMIT = 1 / 3
+SHAPE = (8, 8)
+
+R = Replicate()
+
+
+def scaled(x: Tensor, w: Tensor) -> Tensor:
+    return x * w
+
+
+def product_and_sum(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    y = x * w
+    return y, y.sum()
+
+
+def scaled_by_number(x: Tensor, factor: float) -> Tensor:
+    return x * factor
+
+
+def scaled_pair(pair: tuple[Tensor, Tensor]) -> Tensor:
+    return pair[0] * pair[1]
+
+
+def dtensor(mesh: DeviceMesh, placements: Any, requires_grad: bool) -> DTensor:
+    local = torch.ones(SHAPE)
+    return DTensor.from_local(local, mesh, placements, run_check=False).requires_grad_(requires_grad)
+
+
+def local_of(argument: Any) -> Any:
+    if isinstance(argument, tuple):
+        return tuple(map(local_of, argument))
+    if not isinstance(argument, DTensor):
+        return argument
+    return argument.to_local().detach().requires_grad_(argument.requires_grad)
+
+
+def cases() -> Iterator[Case]:
+    mesh = init_device_mesh("cpu", (2, NUM_RANKS // 2))
+    s, wide = [Shard(0), R], [Shard(0), Shard(1)]
+    for requires_grad in (False, True):
+        x, w = dtensor(mesh, s, requires_grad), dtensor(mesh, s, requires_grad)
+        y = dtensor(mesh, wide, requires_grad)
+        programs: list[tuple[str, Callable[..., Any], Any, Any, tuple[Any, ...]]] = [
+            ("two tensors", scaled, s, (s, s), (x, w)),
+            ("two axes", scaled, wide, (wide, wide), (y, y)),
+            ("two results", product_and_sum, (s, [Partial(), R]), (s, s), (x, w)),
+            ("a number", scaled_by_number, s, (s, None), (x, 2.0)),
+            ("a pair", scaled_pair, s, (s, s), ((x, w),)),
+        ]
+        for name, function, out, inputs, args in programs:
+            yield case(name, function, out, inputs, args, mesh, is_backward=False)
+            if requires_grad:
+                yield case(name, function, out, inputs, args, mesh, is_backward=True)
+
+
+def case(
+    name: str,
+    function: Callable[..., Any],
+    outputs: Any,
+    inputs: Any,
+    args: tuple[Any, ...],
+    mesh: DeviceMesh,
+    is_backward: bool,
+) -> Case:
+    """``raw`` and ``use`` are the function itself on local tensors."""
+    stated = {"out_placements": outputs, "in_placements": inputs, "device_mesh": mesh}
+    stock = call_of(local_map(function, **stated), args, is_backward)
+    ours = call_of(funcol.apply_local_map(function, **stated), args, is_backward)
+    plain = call_of(function, tuple(map(local_of, args)), is_backward)
+    needs_gradient = any(leaf.requires_grad for leaf in leaves_of(args))
+    kind = ", backward" if is_backward else ", recorded" if needs_gradient else ""
+    return Case(name + kind, stock, plain, ours, plain, {"stock overhead": LIMIT})
+
+
+def leaves_of(args: tuple[Any, ...]) -> list[Tensor]:
+    return [leaf for leaf in torch.utils._pytree.tree_leaves(args) if isinstance(leaf, Tensor)]
+
+
+def call_of(function: Callable[..., Any], args: tuple[Any, ...], is_backward: bool) -> Call:
+    if not is_backward:
+        return lambda: function(*args)
+    leaves = list(dict.fromkeys(leaves_of(args)))
+    result = function(*args)
+    results = result if isinstance(result, tuple) else (result,)
+    gradients = [one.detach() for one in results]
+
+    def forward_and_backward() -> Any:
+        result = function(*args)
+        results = result if isinstance(result, tuple) else (result,)
+        return torch.autograd.grad(results, leaves, gradients)
+
+    return forward_and_backward
+
+
+def print_cases(records: list[dict[str, Any]]) -> int:
+    line = "{:<24}{:>18}{:>18}{:>18}{:>10}   {}"
+    say("\nA call in us, median (best); overhead: what stock and funcol take above the function alone")
+    say(line.format("", "function alone", "stock", "funcol", "overhead", f"limit {LIMIT:.3f}"))
+    missed = 0
+    for record in records:
+        times = (cell(record["us"][side], 1) for side in ("raw", "stock", "funcol"))
+        (target,) = record["targets"]
+        missed += not target["met"]
+        say(line.format(record["name"], *times, f"{target['ratio']:.3f}", mark(target["met"])))
+    return missed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeat", type=int, default=21, metavar="N", help="rounds (default %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers to FILE as well")
+    args = parser.parse_args()
+    result = describe(torch.device("cpu"))
+    with lone_group(torch.device("cpu"), NUM_RANKS) as lone:
+        result["calls"] = [measure(case, args.repeat, lone.clock) for case in cases()]
+    missed = print_cases(result["calls"])
+    say(f"\n{missed} limits missed")
+    if args.json is not None:
+        args.json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

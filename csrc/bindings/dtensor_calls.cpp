@@ -8,6 +8,7 @@
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/variable.h>
+#include <torch/csrc/dynamo/compiled_autograd.h>
 
 #include <algorithm>
 #include <memory>
@@ -26,6 +27,7 @@
 namespace funcol::python {
 namespace {
 
+namespace compiled = torch::dynamo::autograd;
 using torch::autograd::variable_list;
 
 // A Python object that a node holds, and which is let go of wherever the node goes.
@@ -44,40 +46,81 @@ class Held {
   Held& operator=(const Held&) = delete;
 
   const py::object& operator*() const { return object_; }
+  uint64_t address() const { return reinterpret_cast<uint64_t>(object_.ptr()); }
 
  private:
   py::object object_;
 };
 
-// A node with one input and one output, whose gradient is a call of Python objects.
-class Node : public torch::autograd::Node {
+// What a node does to the gradient. Needs the GIL.
+class Gradient {
  public:
-  variable_list apply(variable_list&& gradients) override {
-    if (!gradients[0].defined()) {
-      return {at::Tensor()};
-    }
-    const py::gil_scoped_acquire gil;
-    try {
-      const auto gradient = py::reinterpret_steal<py::object>(THPVariable_Wrap(gradients[0]));
-      const auto result = backward(gradient);
-      return {THPVariable_Unpack(result.ptr())};
-    } catch (py::error_already_set& error) {
-      error.restore();
-      python_error kept;
-      kept.persist();
-      throw kept;
+  Gradient() = default;
+  virtual ~Gradient() = default;
+  Gradient(const Gradient&) = delete;
+  Gradient& operator=(const Gradient&) = delete;
+
+  virtual const char* name() const = 0;
+  virtual py::object of(const py::object& gradient) const = 0;
+  // What tells this gradient from others of its name; good as long as it lives.
+  virtual std::vector<uint64_t> key() const = 0;
+};
+using GradientPtr = std::shared_ptr<const Gradient>;
+
+at::Tensor run(const Gradient& gradient, const at::Tensor& of) {
+  if (!of.defined()) {
+    return {};
+  }
+  const py::gil_scoped_acquire gil;
+  try {
+    const auto result = gradient.of(py::reinterpret_steal<py::object>(THPVariable_Wrap(of)));
+    return THPVariable_Unpack(result.ptr());
+  } catch (py::error_already_set& error) {
+    error.restore();
+    python_error kept;
+    kept.persist();
+    throw kept;
+  }
+}
+
+// A node with one input and one output. Compiled autograd takes it as a function that it looks into.
+class Node final : public torch::autograd::Node {
+ public:
+  explicit Node(GradientPtr gradient) : gradient_(std::move(gradient)) {}
+
+  variable_list apply(variable_list&& gradients) override { return {run(*gradient_, gradients[0])}; }
+  std::string name() const override { return gradient_->name(); }
+
+  void compiled_args(compiled::CompiledNodeArgs& args) const override {
+    for (const uint64_t part : gradient_->key()) {
+      args.collect(part);
     }
   }
 
- protected:
-  virtual py::object backward(const py::object& gradient) = 0;
+  variable_list apply_with_saved(const variable_list& gradients,
+                                 compiled::SwapSavedVariables& saved) override {
+    const auto& compiler = compiled::getPyCompilerInterface();
+    const auto function = compiler->bind_function(
+        saved.get_py_compiler(), name(),
+        [gradient = gradient_](const variable_list& inputs, const std::vector<c10::IValue>& /*args*/) {
+          return variable_list{run(*gradient, inputs[0])};
+        },
+        {}, /*is_custom_function=*/true, /*is_traceable=*/true);
+    return compiler->call_function(
+        saved.get_py_compiler(), "apply_functional", function, gradients, {},
+        compiled::IValuePacker<std::vector<std::optional<torch::autograd::InputMetadata>>>::pack(
+            compiled::get_input_metadata(next_edges())));
+  }
+
+ private:
+  GradientPtr gradient_;
 };
 
 bool is_recorded(const at::Tensor& input) { return at::GradMode::is_enabled() && input.requires_grad(); }
 
-template <typename NodeType, typename... Args>
+template <typename GradientType, typename... Args>
 void record(const at::Tensor& input, const py::object& output, Args&&... args) {
-  auto node = compat::make_node<NodeType>(std::forward<Args>(args)...);
+  auto node = compat::make_node<Node>(std::make_shared<const GradientType>(std::forward<Args>(args)...));
   node->set_next_edges(torch::autograd::collect_next_edges(input));
   torch::autograd::set_history(THPVariable_Unpack(output.ptr()), node);
 }
@@ -261,13 +304,12 @@ bool observes_redistribution() {
   return !py::getattr(of_thread, "_active", py::none()).is_none();
 }
 
-class FromLocalNode final : public Node {
+class FromLocalGradient final : public Gradient {
  public:
-  explicit FromLocalNode(py::object grad_placements) : placements_(std::move(grad_placements)) {}
-  std::string name() const override { return "funcol::from_local"; }
+  explicit FromLocalGradient(py::object grad_placements) : placements_(std::move(grad_placements)) {}
+  const char* name() const override { return "funcol::from_local"; }
 
- private:
-  py::object backward(const py::object& gradient) override {
+  py::object of(const py::object& gradient) const override {
     if (is_dtensor(gradient) && !observes_redistribution()) {
       if (const auto moved = redistribute(gradient, *placements_, /*async_op=*/false)) {
         if (auto local = to_local(moved, py::none())) {
@@ -277,7 +319,9 @@ class FromLocalNode final : public Node {
     }
     return in_python("_gradient_from_local", gradient, *placements_);
   }
+  std::vector<uint64_t> key() const override { return {placements_.address()}; }
 
+ private:
   Held placements_;
 };
 
@@ -285,19 +329,18 @@ py::object wrap_local(const at::Tensor& local, py::handle spec, const py::object
   const auto held = py::reinterpret_steal<py::object>(THPVariable_Wrap(local.detach()));
   auto dtensor = make_dtensor(held.ptr(), spec);
   if (is_recorded(local)) {
-    record<FromLocalNode>(local, dtensor, grad_placements);
+    record<FromLocalGradient>(local, dtensor, grad_placements);
   }
   return dtensor;
 }
 
-class ToLocalNode final : public Node {
+class ToLocalGradient final : public Gradient {
  public:
-  ToLocalNode(py::object spec, py::object grad_placements)
+  ToLocalGradient(py::object spec, py::object grad_placements)
       : spec_(std::move(spec)), placements_(std::move(grad_placements)) {}
-  std::string name() const override { return "funcol::to_local"; }
+  const char* name() const override { return "funcol::to_local"; }
 
- private:
-  py::object backward(const py::object& gradient) override {
+  py::object of(const py::object& gradient) const override {
     const auto parts = parts_of(*spec_);
     if (parts.has_value() && is_plain(gradient) && is_unwatched(gradient)) {
       const auto& local = THPVariable_Unpack(gradient.ptr());
@@ -314,18 +357,19 @@ class ToLocalNode final : public Node {
     }
     return in_python("_gradient_to_local", gradient, *spec_, *placements_);
   }
+  std::vector<uint64_t> key() const override { return {spec_.address(), placements_.address()}; }
 
+ private:
   Held spec_;
   Held placements_;
 };
 
-class RedistributeNode final : public Node {
+class RedistributeGradient final : public Gradient {
  public:
-  RedistributeNode(py::object spec, bool async_op) : spec_(std::move(spec)), async_op_(async_op) {}
-  std::string name() const override { return "funcol::redistribute"; }
+  RedistributeGradient(py::object spec, bool async_op) : spec_(std::move(spec)), async_op_(async_op) {}
+  const char* name() const override { return "funcol::redistribute"; }
 
- private:
-  py::object backward(const py::object& gradient) override {
+  py::object of(const py::object& gradient) const override {
     if (is_dtensor(gradient)) {
       const auto source = parts_of(*spec_);
       const auto held = parts_of(attribute<"_spec">(gradient));
@@ -342,7 +386,9 @@ class RedistributeNode final : public Node {
     }
     return in_python("_gradient_of_redistribute", gradient, *spec_, async_op_);
   }
+  std::vector<uint64_t> key() const override { return {spec_.address(), async_op_ ? 1U : 0U}; }
 
+ private:
   Held spec_;
   bool async_op_;
 };
@@ -385,7 +431,7 @@ py::object to_local(py::handle dtensor, py::handle grad_placements) {
     result = fresh_view(plain.tensor());
     const auto& tensor = THPVariable_Unpack(dtensor.ptr());
     if (is_recorded(tensor)) {
-      record<ToLocalNode>(tensor, result, attribute<"_spec">(dtensor), as_tuple(grad_placements));
+      record<ToLocalGradient>(tensor, result, attribute<"_spec">(dtensor), as_tuple(grad_placements));
     }
   }
   if (is_parameter(dtensor) && !is_parameter(result)) {
@@ -490,7 +536,7 @@ py::object redistribute(py::handle dtensor, py::handle placements, bool async_op
   }
   const auto& tensor = THPVariable_Unpack(dtensor.ptr());
   if (is_recorded(tensor)) {
-    record<RedistributeNode>(tensor, result, spec, async_op);
+    record<RedistributeGradient>(tensor, result, spec, async_op);
   }
   return result;
 }

@@ -105,6 +105,7 @@ class DropinPropagator(ShardingPropagator):
             if not self._has_rule(op_schema.op):
                 raise
             return super()._propagate(op_schema, remember=False)
+        self._adjust_what_stock_left(theirs, op_schema)
         contradicts = (
             self._has_rule(op_schema.op)
             and not _has_symbols(op_schema)

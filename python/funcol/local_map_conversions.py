@@ -15,6 +15,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
+from . import _C
 from .local_map_regions import dense_strides, spec_of
 from .redistribution import redistribute
 
@@ -23,8 +24,8 @@ def to_local(dtensor: DTensor, gradient: DTensorSpec) -> Tensor:
     """The local tensor of ``dtensor``; the gradient that comes back for it lives where ``gradient`` says."""
     if not (dtensor.requires_grad and torch.is_grad_enabled()):
         return settled(dtensor._local_tensor)
-    local: Tensor = _ToLocal.apply(dtensor, gradient)
-    return local
+    local: Tensor = _C.dtensor_to_local(dtensor, gradient.placements)
+    return _ToLocal.apply(dtensor, gradient) if local is NotImplemented else local
 
 
 def from_local(local: Tensor, spec: DTensorSpec, gradient: DTensorSpec) -> DTensor:
@@ -32,8 +33,11 @@ def from_local(local: Tensor, spec: DTensorSpec, gradient: DTensorSpec) -> DTens
     to ``local``."""
     if not (local.requires_grad and torch.is_grad_enabled()):
         return _dtensor(local, spec, requires_grad=False)
-    dtensor: DTensor = _FromLocal.apply(local, spec, gradient)
-    return dtensor
+    shape, stride, _ = meta_of(spec)
+    dtensor: DTensor = _C.dtensor_from_local(
+        local, spec.mesh, spec.placements, shape, stride, gradient.placements
+    )
+    return _FromLocal.apply(local, spec, gradient) if dtensor is NotImplemented else dtensor
 
 
 class _ToLocal(torch.autograd.Function):

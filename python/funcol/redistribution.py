@@ -100,6 +100,11 @@ def redistribute(
         model = None if cost_model is None else model_for(cost_model, mesh_of(src.mesh))
         local = _moved(dtensor._local_tensor, src, dst, async_op, model, max_bytes, is_explicit=True)
         return _dtensor(local, dst, requires_grad=False)
+    is_usual = cost_model is None and max_bytes is None and forward_dtype is None and backward_dtype is None
+    if is_usual and shard_order is None and dst.placements != src.placements:
+        moved: DTensor = _C.redistribute_dtensor(dtensor, dst.placements, async_op)
+        if moved is not NotImplemented:
+            return moved
     how = _How(async_op, cost_model, max_bytes)
     result: DTensor = _Redistribute.apply(dtensor, dst, backward_dtype, how)
     return result

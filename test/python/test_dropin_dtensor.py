@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo.compiled_autograd
 import torch.distributed as dist
 from differential import sample
 from programs import check, mesh_of, whole
@@ -84,6 +85,24 @@ def differentiates_twice(rank: int, world: int, layout: str) -> list[Tensor]:
 @pytest.mark.parametrize("layout", ["S0", "S1", "R", "P"])
 def test_second_derivatives(layout: str) -> None:
     check(differentiates_twice, 2, layout, pends=layout != "R", counts=False)
+
+
+def differentiates_compiled(rank: int, world: int) -> list[Tensor]:
+    mesh = mesh_of(world)
+    results = []
+    for step in range(3):
+        x = sample(rank + step, [4, 6]).requires_grad_()
+        moved = DTensor.from_local(x, mesh, [Shard(0)]).redistribute(placements=[Replicate()])
+        loss = (moved.to_local() * (step + 1)).square().sum()
+        with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
+            loss.backward()
+        assert x.grad is not None
+        results.append(x.grad)
+    return results
+
+
+def test_compiled_autograd() -> None:
+    check(differentiates_compiled, 2, counts=False)
 
 
 def redistributes_with_gradient(rank: int, world: int, source: str, target: str) -> list[Tensor]:

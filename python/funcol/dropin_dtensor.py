@@ -101,8 +101,8 @@ class DropinPropagator(ShardingPropagator):
     def _decide_with_base(self, op_schema: OpSchema) -> OutputSharding:
         try:
             theirs = self._base.propagate_op_sharding_non_cached(op_schema)
-        except NotImplementedError:
-            if not self._has_rule(op_schema.op):
+        except Exception:  # what it raises where its rule is wrong is anything: KeyError, AssertionError
+            if not self._has_rule(op_schema.op) or _has_symbols(op_schema):
                 raise
             return super()._propagate(op_schema, remember=False)
         self._adjust_what_stock_left(theirs, op_schema)

@@ -184,6 +184,22 @@ class Simulation:
                 )
 
 
+def specs_of(schema: OpSchema) -> list[DTensorSpec]:
+    leaves = tree_leaves(
+        (schema.args_schema, schema.kwargs_schema), is_leaf=lambda leaf: isinstance(leaf, DTensorSpec)
+    )
+    return [leaf for leaf in leaves if isinstance(leaf, DTensorSpec)]
+
+
+def decided(propagator: Any, schema: OpSchema) -> OutputSharding | None:
+    """Nothing where the operator cannot run on the tensors as they are."""
+    try:
+        sharding: OutputSharding = propagator.propagate_op_sharding_non_cached(schema)
+    except (NotImplementedError, ValueError, RuntimeError, AssertionError, KeyError):
+        return None
+    return sharding
+
+
 def layout_of(spec: DTensorSpec) -> Layout:
     words = []
     for placement in spec.placements:

@@ -7,13 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from simulated import MESHES, Simulation, WrongResultError, some_layouts
+from simulated import MESHES, Simulation, WrongResultError, decided, some_layouts, specs_of
 from test_sharding_numbers import INFOS, SAMPLE, calls_of
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSchema, OutputSharding, TupleStrategy
-from torch.utils._pytree import tree_leaves
 
 from funcol import _C
 from funcol.sharding import ShardingPropagator, redistribute_cost_table
@@ -32,22 +30,6 @@ def simulations(
     for call in itertools.islice(calls_of(INFOS[name][0], 4), calls):
         for chosen in some_layouts(call, mesh.ndim, layouts, seed=2):
             yield Simulation(propagator, mesh, call, chosen)
-
-
-def specs_of(schema: OpSchema) -> list[DTensorSpec]:
-    leaves = tree_leaves(
-        (schema.args_schema, schema.kwargs_schema), is_leaf=lambda leaf: isinstance(leaf, DTensorSpec)
-    )
-    return [leaf for leaf in leaves if isinstance(leaf, DTensorSpec)]
-
-
-def decided(propagator: Any, schema: OpSchema) -> OutputSharding | None:
-    """Nothing where the operator cannot run on the tensors as they are."""
-    try:
-        sharding: OutputSharding = propagator.propagate_op_sharding_non_cached(schema)
-    except (NotImplementedError, ValueError, RuntimeError, AssertionError, KeyError):
-        return None
-    return sharding
 
 
 def cost_of(schema: OpSchema, sharding: OutputSharding) -> float:

@@ -1,4 +1,4 @@
-"""Small programs on DTensor, tensor parallel modules and FSDP2: a training step each, and the same not parallel.
+"""Small programs on DTensor, tensor parallel modules and FSDP2: a step of each, and of the same not parallel.
 
 They are so small that what is timed is the work of PyTorch's layers, not arithmetic. Run on a fake group.
 """
@@ -37,13 +37,19 @@ Step = Callable[[], object]
 # A transformer
 
 
+def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Of (batch, heads, length, width of a head). Written out: DTensor has no fused attention on CPU."""
+    return torch.softmax(query @ key.transpose(-2, -1) / query.shape[-1] ** 0.5, -1) @ value
+
+
 class Attention(nn.Module):
-    """Written out, since DTensor has no fused attention on CPU. Takes as many heads as its weights have."""
+    """Takes as many heads as its weights have."""
 
     def __init__(self, width: int, num_heads: int) -> None:
         super().__init__()
         self.head_width = width // num_heads
         self.query, self.key, self.value, self.out = (nn.Linear(width, width, bias=False) for _ in range(4))
+        self.attend = attend
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length, _ = x.shape
@@ -51,8 +57,8 @@ class Attention(nn.Module):
             project(x).view(batch, length, -1, self.head_width).transpose(1, 2)
             for project in (self.query, self.key, self.value)
         )
-        weights = torch.softmax(query @ key.transpose(-2, -1) / self.head_width**0.5, -1)
-        return self.out((weights @ value).transpose(1, 2).reshape(batch, length, -1))
+        mixed = self.attend(query, key, value)
+        return self.out(mixed.transpose(1, 2).reshape(batch, length, -1))
 
 
 class FeedForward(nn.Module):
@@ -135,7 +141,7 @@ def cut_as_megatron(model: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def data_and_tensor_parallel() -> Step:
-    """All is a DTensor, the batch cut along one axis, weights along the other; gradients summed at the end."""
+    """All is a DTensor: the batch cut along one axis, weights along the other; gradients summed last."""
     mesh = init_device_mesh("cpu", (2, NUM_RANKS // 2), mesh_dim_names=("dp", "tp"))
     model = transformer()
     cut_as_megatron(model, mesh)
@@ -168,12 +174,10 @@ def fully_sharded() -> Step:
 class Experts(nn.Module):
     """Each token goes to one expert; every rank's tokens fill as many places of each expert.
 
-    ``exchange`` and ``bring_back`` move tensors of (experts, places, width) to where the experts are and back.
+    ``exchange`` moves tensors of (experts, places, width) to where the experts are, ``bring_back`` back.
     """
 
-    def __init__(
-        self, exchange: Callable[[Tensor], Tensor], bring_back: Callable[[Tensor], Tensor]
-    ) -> None:
+    def __init__(self, exchange: Callable[[Tensor], Tensor], bring_back: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(WIDTH)
         self.router = nn.Linear(WIDTH, NUM_EXPERTS, bias=False)

@@ -46,6 +46,17 @@ def traced_block() -> fx.Graph:
     return make_fx(forward_and_backward, tracing_mode="fake")(x, *weights).graph
 
 
+def is_usual(strategy: OpSpec) -> bool:
+    """Whether all tensors are replicated, plain shards, or to be summed: what solvers choose from."""
+    made = strategy.output_specs if isinstance(strategy.output_specs, tuple) else [strategy.output_specs]
+    return all(
+        placement.is_replicate() or type(placement) is Shard or placement.is_partial("sum")
+        for spec in (*made, *(strategy.input_specs or ()))
+        if spec is not None
+        for placement in spec.placements
+    )
+
+
 class SolverCosts:
     """The nodes of a graph, with all strategies of each on ``mesh``, and the ``rows`` of their operands: one
     for every operand of every strategy of every node, those that ask for the same left out."""
@@ -78,6 +89,7 @@ class SolverCosts:
         args, kwargs = fx.map_arg((node.args, node.kwargs), replicated)
         strategies = self._propagator.strategies(OpSchema(node.target, args, kwargs))
         assert isinstance(strategies, OpStrategy)
+        strategies = OpStrategy([strategy for strategy in strategies.strategies if is_usual(strategy)])
         self.num_nodes += 1
         numbers = [self._number(self._made[operand]) for operand in operands]
         for strategy in strategies.strategies:

@@ -19,7 +19,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,10 @@ OPERATOR_COLOR, COMMUNICATION_COLOR = "#08306b", "#fd8d3c"
 
 def say(text: str) -> None:
     print(f"[lm] {text}", flush=True)
+
+
+def progress(started: float, text: str) -> None:
+    say(f"{time.time() - started:5.1f} s  {text}")
 
 
 # The program.
@@ -156,6 +160,7 @@ class Settings:
     sides: list[str]
     num_steps: int
     folder: str
+    started: float
 
 
 def trace_path(folder: str, side: str, rank: int) -> Path:
@@ -194,7 +199,7 @@ def run_rank(rank: int, settings: Settings) -> None:
     results = {}
     for side in settings.sides:
         if rank == 0:
-            say(f"{side}: {settings.num_steps} steps")
+            progress(settings.started, f"{side}: {settings.num_steps} steps")
         results[side] = run_side(rank, mesh, side, settings)
     if rank == 0:
         Path(settings.folder, "results.json").write_text(json.dumps(results))
@@ -273,26 +278,25 @@ SHARES = {
 
 
 def shares(timelines: list[Timeline]) -> dict[str, float]:
-    """Milliseconds a profiled step, mean over ranks; all but ``"step"`` add up to it."""
-    found = {"step": 0.0, **dict.fromkeys(SHARES.values(), 0.0)}
+    """Milliseconds a profiled step, mean over ranks, ``SHARES`` adding up to ``"step"``; and how many
+    collectives there are in it."""
+    found = {"step": 0.0, "num_collectives": 0.0, **dict.fromkeys(SHARES.values(), 0.0)}
     for timeline in timelines:
         whole = merged(timeline.steps)
-        operators, collectives = covered(timeline.operators), 0.0
-        both = 0.0
-        busy = merged(timeline.operators)
-        for interval in merged(timeline.collectives):
-            collectives += common(interval, whole)
-            both += common(interval, busy)
-        step = covered(timeline.steps)
+        step, operators = covered(timeline.steps), covered(timeline.operators)
+        busy, sending = merged(timeline.operators), merged(timeline.collectives)
+        collectives = sum(common(interval, whole) for interval in sending)
+        both = sum(common(interval, busy) for interval in sending)
         of_rank = {
             "step": step,
+            "num_collectives": len(timeline.collectives),
             "operators": operators - both,
             "both": both,
             "collectives": collectives - both,
             "neither": step - operators - collectives + both,
         }
-        for name, ms in of_rank.items():
-            found[name] += ms / len(timeline.steps) / len(timelines)
+        for name, amount in of_rank.items():
+            found[name] += amount / len(timeline.steps) / len(timelines)
     return found
 
 
@@ -336,6 +340,8 @@ def print_results(results: dict[str, dict[str, Any]], of_profile: dict[str, dict
     for part in ("step", *PARTS):
         title = "a step, ms (median)" if part == "step" else f"  {part}"
         print(line.format(title, *(f"{of_side['ms'][part]:.1f}" for of_side in results.values())))
+    counts = (f"{one['num_collectives']:g}" for one in of_profile.values())
+    print(line.format("collectives in a step", *counts))
     print(line.format("a profiled step, ms (mean)", *(f"{one['step']:.1f}" for one in of_profile.values())))
     for title, name in SHARES.items():
         print(line.format(f"  {title}", *(f"{one[name]:.1f}" for one in of_profile.values())))
@@ -361,7 +367,7 @@ def main() -> None:
     )
     parser.add_argument("--stock", action="store_true", help="only as it is (default: both sides)")
     parser.add_argument("--funcol", action="store_true", help="only on funcol (default: both sides)")
-    parser.add_argument("--steps", type=int, default=40, metavar="N", help="a side (default %(default)s)")
+    parser.add_argument("--steps", type=int, default=20, metavar="N", help="a side (default %(default)s)")
     parser.add_argument("--pictures", type=Path, default=Path(), metavar="FOLDER", help="default: here")
     args = parser.parse_args()
     if args.steps < 1:
@@ -371,8 +377,12 @@ def main() -> None:
     sides = [side for side in ("stock", "funcol") if getattr(args, side) or args.stock == args.funcol]
 
     with tempfile.TemporaryDirectory() as folder:
-        say(f"{NUM_RANKS} gloo ranks, {MESH}, PyTorch {torch.__version__}, {asdict(Config())}")
-        results = run_ranks(Settings(sides, args.steps, folder))
+        settings = Settings(sides, args.steps, folder, time.time())
+        progress(
+            settings.started, f"{NUM_RANKS} gloo ranks as {MESH}, PyTorch {torch.__version__}; {Config()}"
+        )
+        results = run_ranks(settings)
+        progress(settings.started, "reading traces, drawing")
         timelines = {
             side: [read_timeline(trace_path(folder, side, rank)) for rank in range(NUM_RANKS)]
             for side in sides

@@ -26,7 +26,6 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def report(pictures: Path) -> str:
     """Of two steps on stock and two on funcol."""
-    pytest.importorskip("matplotlib")
     done = run("--steps", "2", folder=pictures)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -367,7 +367,7 @@ def main() -> None:
     )
     parser.add_argument("--stock", action="store_true", help="only as it is (default: both sides)")
     parser.add_argument("--funcol", action="store_true", help="only on funcol (default: both sides)")
-    parser.add_argument("--steps", type=int, default=20, metavar="N", help="a side (default %(default)s)")
+    parser.add_argument("--steps", type=int, default=16, metavar="N", help="a side (default %(default)s)")
     parser.add_argument("--pictures", type=Path, default=Path(), metavar="FOLDER", help="default: here")
     args = parser.parse_args()
     if args.steps < 1:

@@ -35,6 +35,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as stock
 import torch.multiprocessing as mp
 import torch.nn.functional as F  # noqa: N812
+from timeline import Span, add_legend, common, draw_bar, draw_communication, label_lanes, read_spans
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -316,20 +317,6 @@ KINDS = {
 
 
 @dataclass
-class Span:
-    """What one thread of a rank did, in ms since the epoch."""
-
-    kind: str
-    start: float
-    end: float
-    thread: int = 0
-    name: str = ""
-
-    def starts_in(self, other: Span) -> bool:
-        return other.start <= self.start < other.end
-
-
-@dataclass
 class Timeline:
     """One rank's steps. Waits lie over the other spans of ``compute``; gloo runs on threads of its own."""
 
@@ -353,11 +340,6 @@ class Timeline:
         return hidden / total if total else 1.0
 
 
-def common(span: tuple[float, float], others: list[tuple[float, float]]) -> float:
-    """Length of ``span`` that lies in ``others``, which do not overlap each other."""
-    return sum(max(0.0, min(span[1], end) - max(span[0], start)) for start, end in others)
-
-
 UPDATE_OPS = ("aten::split_with_sizes", "aten::view_as", "aten::mul_", "aten::add_", "aten::sub_")
 
 
@@ -375,30 +357,20 @@ def kind_of(op: str) -> str:
 
 def read_trace(path: str) -> Timeline:
     """The profiled steps but the first."""
-    trace = json.loads(Path(path).read_text())
-    base_us = trace.get("baseTimeNanoseconds", 0) / 1000
-    events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
-    events.sort(key=lambda event: (event["ts"], -event["dur"]))
+    trace = read_spans(path)
+    steps = [span for span in trace if span.name == "step"][1:]
 
-    def spans(kind: Callable[[str], str], chosen: Callable[[dict[str, Any]], bool]) -> list[Span]:
-        found = []
-        for event in filter(chosen, events):
-            start = (event["ts"] + base_us) / 1000
-            end = start + event["dur"] / 1000
-            found.append(Span(kind(event["name"]), start, end, event["tid"], event["name"]))
-        return found
-
-    steps = spans(str, lambda event: event["name"] == "step")[1:]
-
-    def is_op(event: dict[str, Any]) -> bool:
-        is_wrapper = event["name"].startswith(("Torch-Compiled Region", "## Call"))
-        return event["cat"] == "cpu_op" and event["tid"] == steps[0].thread and not is_wrapper
+    def is_op(span: Span) -> bool:
+        is_wrapper = span.name.startswith(("Torch-Compiled Region", "## Call"))
+        return span.kind == "cpu_op" and span.thread == steps[0].thread and not is_wrapper
 
     def in_steps(of_trace: list[Span]) -> list[Span]:
         return [span for span in of_trace if any(span.starts_in(step) for step in steps)]
 
-    ops = in_steps(spans(kind_of, is_op))
-    sent = in_steps(spans(lambda _: "communication", lambda event: event["name"].startswith("gloo:")))
+    ops = in_steps([span for span in trace if is_op(span)])
+    for op in ops:
+        op.kind = kind_of(op.name)
+    sent = in_steps([span for span in trace if span.name.startswith("gloo:")])
     compute: list[Span] = []
     for op in ops:
         if not compute or op.start >= compute[-1].end:
@@ -429,7 +401,6 @@ def draw(timelines: dict[str, list[Timeline]], results: dict[str, dict[str, Any]
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
-    from matplotlib.patches import Patch
 
     num_ranks = min(len(timelines["stock"]), MAX_RANKS_DRAWN)
     figure, axes = plt.subplots(
@@ -450,38 +421,20 @@ def draw(timelines: dict[str, list[Timeline]], results: dict[str, dict[str, Any]
             f"{hidden:.0%} of the communication beside compute",
             loc="left",
         )
-        ax.set_yticks(
-            [2.3 * rank + lane for rank in range(num_ranks) for lane in (0, 1)],
-            [f"rank {rank} {lane}" for rank in range(num_ranks) for lane in ("compute", "gloo")],
-        )
-        ax.invert_yaxis()
-        ax.grid(axis="x", alpha=0.3)
-        ax.spines[["top", "right"]].set_visible(False)
-        ax.tick_params(labelbottom=True)
+        label_lanes(ax, num_ranks)
     axes[-1].set_xlim(left=0)  # after all panels: it ends the fitting of the axis that they share
     axes[-1].set_xlabel("ms")
     figure.suptitle(
         f"{NUM_PROFILED - 1} steps of training on {len(timelines['stock'])} ranks, as torch.profiler saw them"
     )
-    handles = [Patch(color=color, label=label) for label, color in KINDS.values()]
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
+    add_legend(figure, dict(KINDS.values()))
     figure.savefig(path, dpi=110)
 
 
 def draw_rank(ax: Any, timeline: Timeline, origin: float, top: float) -> None:
-    def bar(span: Span, y: float, height: float, edge: str) -> None:
-        where = [(span.start - origin, span.end - span.start)]
-        ax.broken_barh(where, (y, height), facecolor=KINDS[span.kind][1], edgecolor=edge, linewidth=0.6)
-
     for span in timeline.compute + timeline.waits:
-        bar(span, top - 0.45, 0.9, edge="none")
-    threads = sorted({span.thread for span in timeline.communication})
-    for span in timeline.communication:
-        height = 0.86 / len(threads)
-        y = top + 0.57 + height * threads.index(span.thread)
-        bar(span, y, height, edge="#a63603")
-        middle = (span.start + span.end) / 2 - origin
-        ax.text(middle, y + height / 2, span.name, ha="center", va="center", fontsize=7)
+        draw_bar(ax, span, origin, top - 0.45, 0.9, KINDS[span.kind][1], edge="none")
+    draw_communication(ax, timeline.communication, origin, top + 0.57, KINDS["communication"][1])
 
 
 def main() -> None:

@@ -233,9 +233,21 @@ std::vector<double> redistribution_costs(const std::vector<Layout>& sources,
     }
   }
   const Costs costs(model, mesh);
+  const auto has_own_order = [](const Layout& layout) {
+    return layout.order != default_shard_order(layout.placements);
+  };
+  const bool one_by_one = !costs.rings().empty() && std::ranges::none_of(sources, has_own_order) &&
+                          std::ranges::none_of(targets, has_own_order);
+  const auto bytes = static_cast<double>(num_elements(meta.shape) * itemsize(meta.dtype));
   std::vector<double> table;
   table.reserve(sources.size() * targets.size());
   for (const auto& source : sources) {
+    if (one_by_one) {
+      for (const auto& target : targets) {
+        table.push_back(dtensor_cost(source, target, bytes, costs.rings()));
+      }
+      continue;
+    }
     Reach reach(mesh, costs, meta.shape, itemsize(meta.dtype), source, vocabulary);
     for (const auto& target : targets) {
       table.push_back(reach.to(target));

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor import _collective_utils as stock_collectives
 from torch.distributed.tensor import _redistribute as stock_redistribute
 from torch.distributed.tensor import distribute_tensor as stock_distribute_tensor
@@ -51,6 +52,23 @@ _DECIDED_BY_PYTORCH = {
     torch.ops.aten.repeat.default,
     torch.ops.aten.softplus_backward.default,
     torch.ops.aten.stack.default,
+}
+
+
+# Of partial sums, both make the same of these operators.
+_SAME_FOR_SUMS = {
+    torch.ops.aten.alias.default,
+    torch.ops.aten.clone.default,
+    torch.ops.aten.detach.default,
+    torch.ops.aten.expand.default,
+    torch.ops.aten.mm.default,
+    torch.ops.aten.neg.default,
+    torch.ops.aten.permute.default,
+    torch.ops.aten.t.default,
+    torch.ops.aten.transpose.int,
+    torch.ops.aten.unsqueeze.default,
+    torch.ops.aten.view.default,
+    torch.ops.aten._unsafe_view.default,
 }
 
 
@@ -153,25 +171,42 @@ def _has_symbols(op_schema: OpSchema) -> bool:
 
 
 def _is_plain(op_schema: OpSchema) -> bool:
-    """Whether all tensors are replicated or plain shards, of sizes that divide by the ranks of the mesh."""
+    """Whether all tensors are replicated or plain shards, of sizes that divide evenly however they are cut;
+    or partial sums, where an operator takes these as they are."""
     specs = _specs(op_schema)
     if not specs:
         return False
-    num_ranks = specs[0].mesh.size()
+    numbers = _numbers_of_shards(tuple(specs[0].mesh.shape))
     for spec in specs:
         assert spec.tensor_meta is not None
         sizes = spec.tensor_meta.shape
-        if not all(type(size) is int and (size == 1 or (size and size % num_ranks == 0)) for size in sizes):
+        if not all(type(size) is int and size and _is_even(size, numbers) for size in sizes):
             return False
         for placement in spec.placements:
             if type(placement) is Shard:
                 if sizes[placement.dim] == 1:
+                    return False
+            elif type(placement) is Partial:
+                if placement.reduce_op != "sum" or op_schema.op not in _SAME_FOR_SUMS:
                     return False
             elif type(placement) is not Replicate:
                 return False
         if any(entry.mesh_dims != tuple(sorted(entry.mesh_dims)) for entry in spec.shard_order or ()):
             return False
     return True
+
+
+@functools.cache
+def _numbers_of_shards(mesh_shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Into how many shards a dim may be cut: by some of the axes, or by all."""
+    axes = range(1, len(mesh_shape) + 1)
+    cuts = (math.prod(some) for count in axes for some in itertools.combinations(mesh_shape, count))
+    return tuple(sorted(set(cuts)))
+
+
+def _is_even(size: int, numbers: tuple[int, ...]) -> bool:
+    """Into more shards than there are elements nothing is cut."""
+    return all(size % number == 0 or size < number for number in numbers)
 
 
 def _specs(op_schema: OpSchema) -> list[DTensorSpec]:

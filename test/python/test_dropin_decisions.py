@@ -42,6 +42,12 @@ def optimizer() -> Tensor:
     return weight(4)
 
 
+def small() -> Tensor:
+    x = weight(2, 4, 8)
+    y = functional.layer_norm(x, (8,), weight(8), weight(8)).transpose(0, 1)
+    return functional.gelu(functional.linear(y, weight(2, 8))).sum(0) + weight(2, 1)
+
+
 PROGRAMS: dict[str, Callable[[], Tensor]] = {
     "mlp": lambda: functional.linear(
         functional.gelu(functional.linear(weight(4, 8, 16), weight(32, 16), weight(32))), weight(16, 32)
@@ -55,6 +61,7 @@ PROGRAMS: dict[str, Callable[[], Tensor]] = {
         functional.embedding(torch.arange(8), weight(8, 16)) @ weight(16, 8), torch.arange(8)
     ),
     "optimizer": optimizer,
+    "small": small,
     "shapes": lambda: torch.cat([weight(8, 16).t(), weight(16, 8)], 1)[:8].unsqueeze(0).expand(4, 8, 16) * 2,
 }
 

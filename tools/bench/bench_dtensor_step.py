@@ -1,0 +1,355 @@
+"""Times programs on DTensor with PyTorch's own layers (stock) and with funcol under them.
+
+Table 1, a training step of small programs, in milliseconds; table 2, the costs of redistribution that a
+solver asks for to lay out a whole block; table 3, compiling a block. See README.md beside this file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import math
+import random
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from bench_propagation import forget_native
+from dtensor_programs import (
+    BATCH,
+    LENGTH,
+    NUM_HEADS,
+    NUM_RANKS,
+    PROGRAMS,
+    WIDTH,
+    Block,
+    Program,
+    Step,
+    attend,
+    cut_as_megatron,
+)
+from measure import CPU_CLOCK, cell, describe, lone_group, mark, say, summary
+from solver_costs import Row, SolverCosts, traced_block
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import _redistribute as stock_redistribute
+from torch.distributed.tensor._op_schema import OpStrategy
+from torch.distributed.tensor._ops import utils as stock_ops
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import funcol
+
+STEP_SIDES = ("plain", "stock", "funcol")
+CHUNK_MS = 60.0
+NUM_WARM_UP = 3  # steps after funcol came or went, in which decisions are made that are remembered then
+
+SOLVER_MESH = (8, 8, 4)
+SOLVER_LIMIT = 0.05
+NUM_ROWS, NUM_STOCK_COSTS = 40, 15
+
+COMPILE_LIMIT = 0.1
+
+
+def with_side(side: str) -> AbstractContextManager[None]:
+    return funcol.installed() if side == "funcol" else nullcontext()
+
+
+# Table 1
+
+
+def time_steps(program: Program, repeat: int) -> dict[str, list[float]]:
+    """Milliseconds a step for each side, once a round, the order turning from round to round."""
+    steps: dict[str, Step] = {"plain": program.plain(), "stock": program.parallel()}
+    with funcol.installed():
+        steps["funcol"] = program.parallel()
+    times: dict[str, list[float]] = {side: [] for side in STEP_SIDES}
+    for turn in range(repeat):
+        for k in range(len(STEP_SIDES)):
+            side = STEP_SIDES[(turn + k) % len(STEP_SIDES)]
+            with with_side(side):
+                for _ in range(NUM_WARM_UP):
+                    steps[side]()
+                num_steps = max(1, round(CHUNK_MS / (CPU_CLOCK.time_calls(steps[side], 1) / 1000)))
+                gc.collect()
+                gc.disable()
+                try:
+                    times[side].append(CPU_CLOCK.time_calls(steps[side], num_steps) / 1000)
+                finally:
+                    gc.enable()
+    return times
+
+
+def bench_steps(repeat: int, only: str) -> list[dict[str, Any]]:
+    records = []
+    with lone_group(torch.device("cpu"), NUM_RANKS):
+        for program in PROGRAMS:
+            if only not in program.name:
+                continue
+            times = time_steps(program, repeat)
+            plain, stock, ours = (times[side] for side in STEP_SIDES)
+            overheads = [(c - a) / (b - a) for a, b, c in zip(plain, stock, ours, strict=True)]
+            whole = [c / b for b, c in zip(stock, ours, strict=True)]
+            records.append(
+                {
+                    "name": program.name,
+                    "ms": {side: summary(of_side) for side, of_side in times.items()},
+                    "overhead": statistics.median(overheads),
+                    "ratio": statistics.median(whole),
+                    "limit": program.limit,
+                    "met": statistics.median(overheads) <= program.limit,
+                }
+            )
+    return records
+
+
+def print_steps(records: list[dict[str, Any]]) -> None:
+    line = "{:<22}{:>16}{:>16}{:>16}{:>10}{:>10}   {}"
+    say(
+        "\nA step in ms, median (best); overhead: what funcol takes above plain, of what stock takes above it"
+    )
+    say(line.format("", *STEP_SIDES, "/ stock", "overhead", "limit"))
+    for record in records:
+        times = (cell(record["ms"][side], 2) for side in STEP_SIDES)
+        limit = f"{record['limit']:.2f} {mark(record['met'])}"
+        ratios = (f"{record[name]:.3f}" for name in ("ratio", "overhead"))
+        say(line.format(record["name"], *times, *ratios, limit))
+
+
+# Table 2
+
+
+def some_of(row: Row) -> Row:
+    """The same with few of the layouts that the operand may be made in."""
+    made = row.made.strategies
+    return Row(OpStrategy(random.sample(made, min(NUM_STOCK_COSTS, len(made)))), row.used)
+
+
+def time_costs(rows: list[Row]) -> tuple[int, float]:
+    """How many costs, and microseconds for each."""
+    begin = time.thread_time()
+    num_costs = sum(len(stock_ops.generate_redistribute_costs(*row)) for row in rows)
+    return num_costs, (time.thread_time() - begin) / num_costs * 1e6
+
+
+def bench_solver() -> dict[str, Any]:
+    """Rows are drawn by their lengths, so that a mean over them is one over all costs."""
+    random.seed(0)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=math.prod(SOLVER_MESH))
+    try:
+        costs = SolverCosts(traced_block(), init_device_mesh("cpu", SOLVER_MESH))
+        lengths = [len(row.made.strategies) for row in costs.rows]
+        rows = random.choices(costs.rows, weights=lengths, k=NUM_ROWS)
+        stock_rows = [some_of(row) for row in rows]
+        forget_stock()
+        num_stock, stock_us = time_costs(stock_rows)
+        with funcol.installed():
+            num_ours, ours_us = time_costs(rows)
+    finally:
+        dist.destroy_process_group()
+    return {
+        "num_nodes": costs.num_nodes,
+        "num_rows": len(costs.rows),
+        "num_costs": costs.num_costs(),
+        "num_timed": {"stock": num_stock, "funcol": num_ours},
+        "us": {"stock": stock_us, "funcol": ours_us},
+        "ratio": ours_us / stock_us,
+        "limit": SOLVER_LIMIT,
+        "met": ours_us / stock_us <= SOLVER_LIMIT,
+    }
+
+
+def print_solver(record: dict[str, Any]) -> None:
+    mesh = "x".join(map(str, SOLVER_MESH))
+    say(
+        f"\nCosts for a solver, a block forward and backward on {mesh} ranks: "
+        f"{record['num_nodes']} operators, {record['num_rows']:,} rows, {record['num_costs']:,} costs"
+    )
+    for side in ("stock", "funcol"):
+        us, timed = record["us"][side], record["num_timed"][side]
+        whole = us * record["num_costs"] / 1e6
+        say(f"{side:<8}{us:>10.1f} us a cost, {timed:>7,} timed; all would take {whole:,.0f} s")
+    say(f"/ stock {record['ratio']:.4f}, limit {record['limit']} {mark(record['met'])}")
+
+
+# Table 3
+
+
+class Stopwatch:
+    """Seconds within calls by what they are for, where one within another counts for the outer one."""
+
+    def __init__(self) -> None:
+        self.seconds: Counter[str] = Counter()
+        self.num_calls: Counter[str] = Counter()
+        self._is_running = False
+
+    def timed(self, purpose: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def timed_call(*args: Any, **kwargs: Any) -> Any:
+            if self._is_running:
+                return call(*args, **kwargs)
+            self._is_running = True
+            self.num_calls[purpose] += 1
+            begin = time.thread_time()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self.seconds[purpose] += time.thread_time() - begin
+                self._is_running = False
+
+        return timed_call
+
+
+class TimedPropagator:
+    """Stands where the dispatcher's propagator stands."""
+
+    def __init__(self, propagator: Any, watch: Stopwatch) -> None:
+        self._propagator = propagator
+        for name in ("propagate", "propagate_op_sharding", "propagate_op_sharding_non_cached"):
+            setattr(self, name, watch.timed("propagation", getattr(propagator, name)))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._propagator, name)
+
+
+def forget_stock() -> None:
+    """What PyTorch remembers of decisions, and of steps and costs of redistributions."""
+    DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
+    stock_redistribute._gen_transform_infos.cache_clear()
+    stock_redistribute.clear_redistribute_planner_cache()
+    forget_native()
+
+
+@contextmanager
+def watched(side: str) -> Iterator[Stopwatch]:
+    """Of propagation, and of stock's planning of redistributions."""
+    watch = Stopwatch()
+    with ExitStack() as stack:
+        stack.enter_context(with_side(side))
+        dispatcher = DTensor._op_dispatcher
+        timed = TimedPropagator(dispatcher.sharding_propagator, watch)
+        stack.enter_context(mock.patch.object(dispatcher, "sharding_propagator", timed))
+        if side == "stock":
+            for name in ("_gen_transform_infos", "_gen_transform_infos_non_cached"):
+                watched_call = watch.timed("planning", getattr(stock_redistribute, name))
+                stack.enter_context(mock.patch.object(stock_redistribute, name, watched_call))
+        yield watch
+
+
+def lay_out_explicitly(block: Block, x: DTensor) -> None:
+    """Keeps from any view what is cut along two dims that the view makes one: stock cannot compile that."""
+
+    def attend_locally(*projected: DTensor) -> DTensor:
+        mixed = attend(*(tensor.to_local() for tensor in projected))
+        return DTensor.from_local(mixed, x.device_mesh, (Shard(0), Shard(1)), run_check=False)
+
+    def as_x(tensor: DTensor) -> DTensor:
+        return tensor.redistribute(placements=x.placements)
+
+    block.attention.attend = attend_locally
+    for part in (block.attention, block.feed_forward):
+        part.register_forward_pre_hook(lambda _, inputs: as_x(*inputs))
+        part.register_forward_hook(lambda _, inputs, output: as_x(output))
+
+
+def time_compile(side: str, mesh: DeviceMesh) -> dict[str, float]:
+    """Seconds of compiling a block, forward and backward, and of them in decisions and in plans.
+
+    funcol plans in C++ within the call that also puts the collectives into the graph, so what it was asked
+    for is planned again afterwards, on its own.
+    """
+    torch.manual_seed(0)
+    block = Block(WIDTH, NUM_HEADS)
+    cut_as_megatron(block, mesh)
+    x = distribute_tensor(torch.randn(BATCH, LENGTH, WIDTH), mesh, [Shard(0), Replicate()])
+    lay_out_explicitly(block, x)
+    torch._dynamo.reset()
+    forget_stock()
+    funcol._C.forget_redistributions()
+    redistribute = funcol._C.redistribute_local_tensor
+    asked = []
+
+    def noted(local: torch.Tensor, source: Any, target: Any, *how: Any) -> torch.Tensor:
+        asked.append((source, target))
+        return redistribute(local, source, target, *how)
+
+    with (
+        watched(side) as watch,
+        mock.patch.object(funcol._C, "redistribute_local_tensor", noted),
+    ):
+        begin = time.perf_counter()
+        compiled = torch.compile(block, backend="aot_eager", fullgraph=True)
+        compiled(x).sum().backward()
+        whole = time.perf_counter() - begin
+    plan = watch.timed("planning", funcol.plan_redistribution)
+    for source, target in asked:
+        plan(source.placements, target.placements, mesh, source.shape, source.tensor_meta.dtype)
+    return {
+        "whole": whole,
+        "propagation": watch.seconds["propagation"],
+        "planning": watch.seconds["planning"],
+        "num_decisions": watch.num_calls["propagation"],
+        "num_plans": watch.num_calls["planning"],
+    }
+
+
+def bench_compile(repeat: int) -> dict[str, Any]:
+    """The best of some rounds, the first of which is not counted: it imports."""
+    sides = STEP_SIDES[1:]
+    with lone_group(torch.device("cpu"), NUM_RANKS):
+        mesh = init_device_mesh("cpu", (2, NUM_RANKS // 2), mesh_dim_names=("dp", "tp"))
+        rounds = [{side: time_compile(side, mesh) for side in sides} for _ in range(repeat + 1)][1:]
+    best = {
+        side: {name: min(of_round[side][name] for of_round in rounds) for name in rounds[0][side]}
+        for side in sides
+    }
+    in_layouts = {side: of_side["propagation"] + of_side["planning"] for side, of_side in best.items()}
+    ratio = in_layouts["funcol"] / in_layouts["stock"]
+    return {"best": best, "ratio": ratio, "limit": COMPILE_LIMIT, "met": ratio <= COMPILE_LIMIT}
+
+
+def print_compile(record: dict[str, Any]) -> None:
+    line = "{:<8}{:>10}{:>14}{:>14}{:>12}{:>8}"
+    say('\ntorch.compile(backend="aot_eager", fullgraph=True) of a block on 2x4 ranks, ms, best')
+    say(line.format("", "whole", "propagation", "planning", "decisions", "plans"))
+    for side, of_side in record["best"].items():
+        times = (f"{1e3 * of_side[name]:.1f}" for name in ("whole", "propagation", "planning"))
+        say(line.format(side, *times, of_side["num_decisions"], of_side["num_plans"]))
+    limit = f"limit {record['limit']} {mark(record['met'])}"
+    say(f"propagation and planning / stock {record['ratio']:.4f}, {limit}")
+
+
+TABLES = ("steps", "solver", "compile")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeat", type=int, default=9, metavar="N", help="rounds (default %(default)s)")
+    parser.add_argument("--tables", nargs="+", choices=TABLES, default=TABLES, help="default: all")
+    parser.add_argument("--only", default="", metavar="TEXT", help="programs whose names hold TEXT")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers to FILE as well")
+    args = parser.parse_args()
+    result = describe(torch.device("cpu"))
+    if "steps" in args.tables:
+        result["steps"] = bench_steps(args.repeat, args.only)
+        print_steps(result["steps"])
+    if "solver" in args.tables:
+        result["solver"] = bench_solver()
+        print_solver(result["solver"])
+    if "compile" in args.tables:
+        result["compile"] = bench_compile(max(2, args.repeat // 3))
+        print_compile(result["compile"])
+    measured = [*result.get("steps", []), *(result[name] for name in TABLES[1:] if name in result)]
+    say(f"\n{sum(not record['met'] for record in measured)} limits missed")
+    if args.json is not None:
+        args.json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

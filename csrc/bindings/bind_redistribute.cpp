@@ -45,7 +45,8 @@ class DebugNote {
   py::object note_;
 };
 
-// (local, source spec, target spec, async_op, model, max_bytes, is_explicit) -> local
+}  // namespace
+
 PyObject* redistribute_local_tensor(PyObject* /*module*/, PyObject* const* args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   TORCH_CHECK_TYPE(count == 7, "funcol::", kOp, ": ", count, " arguments, expected 7.");
@@ -91,8 +92,6 @@ PyObject* redistribute_local_tensor(PyObject* /*module*/, PyObject* const* args,
   return THPVariable_Wrap(std::move(result));
   END_HANDLE_TH_ERRORS
 }
-
-}  // namespace
 
 void bind_redistribute(PyObject* module) {
   static PyMethodDef functions[] = {

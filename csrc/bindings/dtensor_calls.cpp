@@ -294,16 +294,6 @@ py::object in_python(const char* name, Args&&... args) {
   return py::module::import("funcol.dtensor").attr(name)(std::forward<Args>(args)...);
 }
 
-bool observes_redistribution() {
-  static auto* const of_thread = py::module::import("torch.distributed.tensor._utils")
-                                     .attr("ExplicitRedistributionContext")
-                                     .attr("_local")
-                                     .cast<py::object>()
-                                     .release()
-                                     .ptr();
-  return !py::getattr(of_thread, "_active", py::none()).is_none();
-}
-
 class FromLocalGradient final : public Gradient {
  public:
   explicit FromLocalGradient(py::object grad_placements) : placements_(std::move(grad_placements)) {}

@@ -40,6 +40,16 @@ py::object make_dtensor(PyObject* local, py::handle spec, bool requires_grad) {
   return py::reinterpret_steal<py::object>(dtensor);
 }
 
+bool observes_redistribution() {
+  static auto* const of_thread = py::module::import("torch.distributed.tensor._utils")
+                                     .attr("ExplicitRedistributionContext")
+                                     .attr("_local")
+                                     .cast<py::object>()
+                                     .release()
+                                     .ptr();
+  return !py::getattr(of_thread, "_active", py::none()).is_none();
+}
+
 bool read_ints(py::handle tuple, std::vector<int64_t>& numbers) {
   if (!PyTuple_Check(tuple.ptr())) {
     return false;

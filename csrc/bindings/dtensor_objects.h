@@ -18,6 +18,9 @@ PyTypeObject* dtensor_type();
 // DTensor.__new__(DTensor, local, spec, requires_grad=...), without the __init__ that does nothing.
 py::object make_dtensor(PyObject* local, py::handle spec, bool requires_grad = false);
 
+// Whether an ExplicitRedistributionContext of PyTorch is active on this thread.
+bool observes_redistribution();
+
 // False if one of the tuple's numbers is a symbol.
 bool read_ints(py::handle tuple, std::vector<int64_t>& numbers);
 

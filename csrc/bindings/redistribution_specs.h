@@ -60,6 +60,9 @@ KnownMesh& known_mesh(py::handle device_mesh);
 ExecutionPtr execution_of(ExecutionKey key, py::handle device_mesh, KnownMesh& known);
 void forget_executions();
 
+// (local, source spec, target spec, async_op, model, max_bytes, is_explicit) -> local, for Python.
+PyObject* redistribute_local_tensor(PyObject* module, PyObject* const* args, Py_ssize_t count);
+
 // A function of funcol.redistribution.
 py::object python_function(const char* name);
 

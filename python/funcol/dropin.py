@@ -23,14 +23,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from inspect import isfunction
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed._functional_collectives as stock
 import torch.distributed.distributed_c10d as c10d
 
 from . import _C
-from .dropin_dtensor import UnderDTensor
+
+if TYPE_CHECKING:
+    from .dropin_dtensor import UnderDTensor
 
 
 class _Replacement(NamedTuple):
@@ -128,7 +130,7 @@ class _Wanted(NamedTuple):
 
 _lock = threading.Lock()
 _installed: _Installation | None = None
-_under_dtensor: UnderDTensor | None = None
+_under_dtensor: UnderDTensor | None = None  # of a module that is imported when it is wanted
 _stays = _Wanted(False, False)  # by install()
 _contexts: dict[object, _Wanted] = {}  # by installed(), while they are open
 
@@ -148,6 +150,8 @@ def _update() -> None:
     if wants_collectives and _installed is None:
         _installed = _Installation()
     if wants_dtensor and _under_dtensor is None:
+        from .dropin_dtensor import UnderDTensor
+
         _under_dtensor = UnderDTensor()
 
 

@@ -32,6 +32,7 @@ _FUNCTIONS: list[tuple[Any, Callable[..., Any]]] = [
     (DTensor.full_tensor, dtensor.full_tensor),
     (stock_distribute_tensor, dtensor.distribute_tensor),
     (OpDispatcher._dispatch_get_local_results_slow_path, dtensor.local_results),
+    (OpDispatcher._unwrap_to_op_info_impl, dtensor.unwrap_to_op_info),
     (OpDispatcher.wrap, dtensor.wrap),
     (stock_redistribute.redistribute_local_tensor, dtensor.redistribute_local_tensor),
     (stock_collectives.redistribute_cost, dtensor.redistribute_cost),
@@ -182,9 +183,11 @@ def _is_plain(op_schema: OpSchema) -> bool:
         sizes = spec.tensor_meta.shape
         if not all(type(size) is int and size and _is_even(size, numbers) for size in sizes):
             return False
-        for placement in spec.placements:
+        lengths = list(sizes)
+        for axis, placement in enumerate(spec.placements):
             if type(placement) is Shard:
-                if sizes[placement.dim] == 1:
+                lengths[placement.dim], rest = divmod(lengths[placement.dim], spec.mesh.size(axis))
+                if rest:
                     return False
             elif type(placement) is Partial:
                 if placement.reduce_op != "sum" or op_schema.op not in _SAME_FOR_SUMS:

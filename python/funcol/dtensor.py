@@ -37,6 +37,7 @@ _distribute_tensor: Callable[..., DTensor] = _compat.copied(stock_distribute_ten
 _local_results: Callable[..., object] = _compat.copied(
     stock_dispatch.OpDispatcher._dispatch_get_local_results_slow_path
 )
+_unwrap: Callable[..., Any] = _compat.copied(stock_dispatch.OpDispatcher._unwrap_to_op_info_impl)
 _wrap: Callable[..., object] = _compat.copied(stock_dispatch.OpDispatcher.wrap)
 
 # As the dispatcher flattened arguments: by optree where it is installed.
@@ -213,6 +214,18 @@ def wrap(res: object, spec: Any) -> object:
     return _wrap(res, spec) if wrapped is NotImplemented else wrapped
 
 
+def unwrap_to_op_info(
+    self: stock_dispatch.OpDispatcher,
+    op_call: OpOverload,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    create_schema: bool,
+) -> Any:
+    """PyTorch counterpart: ``OpDispatcher._unwrap_to_op_info_impl``."""
+    info = _C.unwrap_args(self, op_call, args, kwargs, create_schema)
+    return _unwrap(self, op_call, args, kwargs, create_schema) if info is NotImplemented else info
+
+
 def local_results(
     self: stock_dispatch.OpDispatcher, op_call: OpOverload, args: tuple[Any, ...], op_info: Any
 ) -> object:
@@ -220,6 +233,9 @@ def local_results(
 
     PyTorch counterpart: ``OpDispatcher._dispatch_get_local_results_slow_path``, which is asked for all else.
     """
+    results = _C.run_changed(self, op_call, op_info)
+    if results is not NotImplemented:
+        return results
     sharding = op_info.output_sharding
     suggestion = sharding.redistribute_schema
     mesh = op_info.compute_mesh

@@ -362,8 +362,22 @@ _TABLES = (
 )
 
 
+def dispatcher_functions() -> dict[str, Any]:
+    """What DTensor's dispatcher calls in Python, by our names; ``None`` for what this minor does not have."""
+    from torch.distributed.tensor._dispatch import OpDispatcher
+
+    names = {
+        "local_results": "_dispatch_get_local_results_slow_path",
+        "unwrap_to_op_info": "_unwrap_to_op_info_impl",
+        "wrap": "wrap",
+    }
+    return {ours: getattr(OpDispatcher, theirs, None) for ours, theirs in names.items()}
+
+
 def copied(function: Any) -> Any:
-    """A function that does what ``function`` does now."""
+    """A function that does what ``function`` does now; ``None`` for ``None``."""
+    if function is None:
+        return None
     copy = FunctionType(
         function.__code__,
         function.__globals__,

@@ -24,19 +24,21 @@ from torch.utils._pytree import tree_leaves
 from . import _C, _compat, context_parallel, dtensor
 from .sharding import ShardingPropagator
 
-# PyTorch's functions, and what they call while funcol is under DTensor.
+# PyTorch's functions, as far as this minor has them, and what they call while funcol is under DTensor.
 _FUNCTIONS: list[tuple[Any, Callable[..., Any]]] = [
     (DTensor.to_local, dtensor.to_local),
     (DTensor.from_local, dtensor.from_local),
     (DTensor.redistribute, dtensor.redistribute),
     (DTensor.full_tensor, dtensor.full_tensor),
     (stock_distribute_tensor, dtensor.distribute_tensor),
-    (OpDispatcher._dispatch_get_local_results_slow_path, dtensor.local_results),
-    (OpDispatcher._unwrap_to_op_info_impl, dtensor.unwrap_to_op_info),
-    (OpDispatcher.wrap, dtensor.wrap),
     (stock_redistribute.redistribute_local_tensor, dtensor.redistribute_local_tensor),
     (stock_collectives.redistribute_cost, dtensor.redistribute_cost),
     (stock_ops.generate_redistribute_costs, dtensor.generate_redistribute_costs),
+    *(
+        (theirs, getattr(dtensor, name))
+        for name, theirs in _compat.dispatcher_functions().items()
+        if theirs is not None
+    ),
 ]
 
 

@@ -34,11 +34,10 @@ _redistribute_local_tensor: Callable[..., Tensor] = _compat.copied(
 )
 _redistribute_cost: Callable[..., float] = _compat.copied(stock_collectives.redistribute_cost)
 _distribute_tensor: Callable[..., DTensor] = _compat.copied(stock_distribute_tensor)
-_local_results: Callable[..., object] = _compat.copied(
-    stock_dispatch.OpDispatcher._dispatch_get_local_results_slow_path
-)
-_unwrap: Callable[..., Any] = _compat.copied(stock_dispatch.OpDispatcher._unwrap_to_op_info_impl)
-_wrap: Callable[..., object] = _compat.copied(stock_dispatch.OpDispatcher.wrap)
+_dispatcher = _compat.dispatcher_functions()
+_local_results: Callable[..., object] = _compat.copied(_dispatcher["local_results"])
+_unwrap: Callable[..., Any] = _compat.copied(_dispatcher["unwrap_to_op_info"])
+_wrap: Callable[..., object] = _compat.copied(_dispatcher["wrap"])
 
 # As the dispatcher flattened arguments: by optree where it is installed.
 _pytree: Any = stock_dispatch.pytree  # type: ignore[attr-defined]

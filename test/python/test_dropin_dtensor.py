@@ -14,6 +14,8 @@ import torch.distributed as dist
 from differential import sample
 from programs import check, mesh_of, whole
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor._collective_utils import redistribute_cost
@@ -23,6 +25,7 @@ from torch.distributed.tensor._redistribute import redistribute_local_tensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator as StockPropagator
 from torch.distributed.tensor._utils import ExplicitRedistributionContext
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._debug_mode import DebugMode
 
 import funcol
 from funcol import dropin, dropin_dtensor
@@ -397,3 +400,36 @@ def test_a_result_is_wrapped_whoever_ran_operators_before(mesh: DeviceMesh) -> N
     with funcol.installed():
         during = whole(x + 1)
     assert torch.equal(before, during)
+
+
+# Modes that watch
+
+
+def _redistributed(mesh: DeviceMesh) -> DTensor:
+    x = DTensor.from_local(torch.ones(2, 6), mesh, [Shard(0), Replicate()])
+    return (x.redistribute(placements=[Replicate(), Shard(1)]) * 2).redistribute(placements=x.placements)
+
+
+def test_fake_tensors_go_through(mesh: DeviceMesh) -> None:
+    with funcol.installed(), FakeTensorMode():
+        result = _redistributed(mesh)
+    assert isinstance(result._local_tensor, FakeTensor)
+    assert result.placements == (Shard(0), Replicate())
+    assert result._local_tensor.shape == (2, 6)
+
+
+def test_a_debug_mode_notes_redistributions_and_operators(mesh: DeviceMesh) -> None:
+    with funcol.installed(), DebugMode(record_torchfunction=False) as mode:
+        _redistributed(mesh)
+    text = mode.debug_string()
+    assert "redistribute_input" in text
+    assert "aten::mul" in text
+
+
+def test_simulated_ranks_are_pytorchs(mesh: DeviceMesh) -> None:
+    with funcol.installed(), LocalTensorMode(frozenset(range(4))):
+        x = distribute_tensor(torch.arange(12.0).view(4, 3), mesh, [Shard(0), Replicate()])
+        result = (x + 1).full_tensor()
+    assert isinstance(result, LocalTensor)
+    for local in result._local_tensors.values():
+        assert torch.equal(local, torch.arange(12.0).view(4, 3) + 1)

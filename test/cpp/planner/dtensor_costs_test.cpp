@@ -46,9 +46,13 @@ TEST(DTensorCosts, GatherWhatIsCutOtherwiseFurtherOut) {
   EXPECT_GT(cost("S0,S0", "R,S0", Mesh{{2, 2}, {}, {}}, 64), cost("S0,R", "R,R", {{2, 2}}, 64));
 }
 
-TEST(DTensorCosts, ForbidShardsToBecomePartials) { EXPECT_EQ(cost("S0", "P", Mesh{{2}, {}, {}}, 64), kNever); }
+TEST(DTensorCosts, ForbidShardsToBecomePartials) {
+  EXPECT_EQ(cost("S0", "P", Mesh{{2}, {}, {}}, 64), kNever);
+}
 
-TEST(DTensorCosts, ChangeNothingForATensorThatAllHold) { EXPECT_EQ(cost("R,R", "S0,P", Mesh{{2, 2}, {}, {}}, 64), 0); }
+TEST(DTensorCosts, ChangeNothingForATensorThatAllHold) {
+  EXPECT_EQ(cost("R,R", "S0,P", Mesh{{2, 2}, {}, {}}, 64), 0);
+}
 
 const std::vector<std::string> kLayouts{"R,R", "R,S0", "S0,R", "S0,S0", "S1,S0", "P,R", "P,S1", "P,P"};
 

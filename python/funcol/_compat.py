@@ -422,6 +422,12 @@ def forget_decisions() -> None:
         clear()
 
 
+def has_rules_of_an_axis(propagator: Any) -> bool:
+    """Whether nearly all operators have rules of one mesh axis; those of older minors are of the whole mesh,
+    and follow what the first tensor has."""
+    return len(getattr(propagator, "op_single_dim_strategy_funcs", ())) > 1000
+
+
 def rule_tables(propagator: Any) -> list[str]:
     """Names of the tables in which ``propagator`` has rules."""
     return [name for name in TABLES_OF_RULES if hasattr(propagator, name)]

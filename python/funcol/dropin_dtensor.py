@@ -78,16 +78,18 @@ _SAME_FOR_SUMS = {
 class DropinPropagator(ShardingPropagator):
     """Decides as PyTorch's propagator ``base`` does: programs count on where results are.
 
-    Where both are known to agree, C++ decides: for operators with a rule there, tensors that are plain shards
-    or replicated, and sizes that divide by the ranks of the mesh. Else ``base`` is asked, and followed unless
-    its decision contradicts the rule of the operator, that is, gives wrong numbers. Both price redistribution
-    as DTensor does. Rules are those of ``base`` at any time, and what is registered here is registered there.
+    Where both are known to agree, C++ decides, in minors whose rules are of one mesh axis: for operators with
+    a rule there, tensors that are plain shards or replicated, and sizes that divide by the ranks of the mesh.
+    Else ``base`` is asked, and followed unless its decision contradicts the rule of the operator, that is,
+    gives wrong numbers. Both price redistribution as DTensor does. Rules are those of ``base`` at any time,
+    and what is registered here is registered there.
     """
 
     def __init__(self, base: StockPropagator) -> None:
         super().__init__(base, cost_model=_C.DTensorCosts())  # type: ignore[arg-type]
         for name, table in _compat.tables(base).items():
             setattr(self, name, table)
+        self._agrees = _compat.has_rules_of_an_axis(base)
         self._rules = {name: dict(getattr(base, name)) for name in _compat.rule_tables(base)}
         self._agreeing = functools.lru_cache(maxsize=8192)(self._decide_with_base)
 
@@ -105,7 +107,7 @@ class DropinPropagator(ShardingPropagator):
 
     def _propagate(self, op_schema: OpSchema, remember: bool) -> OutputSharding:
         op = op_schema.op
-        if op in self._own_rows or (self._has_rule(op) and _is_plain(op_schema)):
+        if op in self._own_rows or (self._agrees and self._has_rule(op) and _is_plain(op_schema)):
             return super()._propagate(op_schema, remember)
         if remember and not _has_symbols(op_schema):
             return self._agreeing(op_schema)

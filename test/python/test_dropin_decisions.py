@@ -14,12 +14,19 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
 from torch.nn import functional
 
+from funcol import _compat
 from funcol.dropin_dtensor import DropinPropagator
 from funcol.dtensor import redistribute_cost
 
 WORLD = 4
 
-pytestmark = pytest.mark.usefixtures("fake_world")
+pytestmark = [
+    pytest.mark.usefixtures("fake_world"),
+    pytest.mark.skipif(
+        not _compat.has_rules_of_an_axis(DTensor._op_dispatcher.sharding_propagator),
+        reason="in this PyTorch its own propagator decides",
+    ),
+]
 
 
 def weight(*shape: int) -> Tensor:

@@ -13,6 +13,7 @@ import torch._dynamo.compiled_autograd
 import torch.distributed as dist
 from differential import sample
 from programs import check, mesh_of, whole
+from ranks import run_ranks
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
@@ -75,19 +76,25 @@ def test_from_local_and_to_local(layout: str, gradient: str | None) -> None:
     check(converts, 2, layout, gradient, pends=False)
 
 
-def differentiates_twice(rank: int, world: int, layout: str) -> list[Tensor]:
-    mesh, placements = mesh_of(world), LAYOUTS[layout]
+def differentiates_twice(rank: int, world: int, layout: str) -> None:
+    mesh = mesh_of(world)
     x = sample(rank, [4, 6]).double().requires_grad_()
-    moved = DTensor.from_local(x, mesh, placements).redistribute(placements=[Replicate()])
-    local = moved.to_local()
-    (grad,) = torch.autograd.grad(local.pow(3).sum(), x, create_graph=True)
-    (second,) = torch.autograd.grad(grad.square().sum(), x)
-    return [grad.detach(), second]
+    with funcol.installed():
+        moved = DTensor.from_local(x, mesh, LAYOUTS[layout]).redistribute(placements=[Replicate()])
+        (grad,) = torch.autograd.grad(moved.to_local().pow(3).sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(grad.square().sum(), x)
+    value = x.detach()
+    if layout == "P":
+        value = sum(
+            (sample(i, [4, 6]).double() for i in range(world)), torch.zeros(4, 6, dtype=torch.float64)
+        )
+    torch.testing.assert_close(grad.detach(), 3 * value**2)
+    torch.testing.assert_close(second, 36 * value**3)
 
 
 @pytest.mark.parametrize("layout", ["S0", "S1", "R", "P"])
 def test_second_derivatives(layout: str) -> None:
-    check(differentiates_twice, 2, layout, pends=layout != "R", counts=False)
+    run_ranks(differentiates_twice, 2, layout)
 
 
 def differentiates_compiled(rank: int, world: int) -> list[Tensor]:
@@ -428,7 +435,8 @@ def test_a_debug_mode_notes_redistributions_and_operators(mesh: DeviceMesh) -> N
 
 def test_simulated_ranks_are_pytorchs(mesh: DeviceMesh) -> None:
     with funcol.installed(), LocalTensorMode(frozenset(range(4))):
-        x = distribute_tensor(torch.arange(12.0).view(4, 3), mesh, [Shard(0), Replicate()])
+        whole_tensor = torch.arange(12.0).view(4, 3)
+        x = distribute_tensor(whole_tensor, mesh, [Shard(0), Replicate()], src_data_rank=None)
         result = (x + 1).full_tensor()
     assert isinstance(result, LocalTensor)
     for local in result._local_tensors.values():

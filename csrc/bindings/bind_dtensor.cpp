@@ -11,6 +11,7 @@
 #include "bindings/dtensor_calls.h"
 #include "bindings/dtensor_objects.h"
 #include "bindings/fast_functions.h"
+#include "bindings/python_op_schema.h"
 #include "bindings/redistribution_specs.h"
 
 namespace funcol::python {
@@ -52,20 +53,11 @@ PyObject* dtensor_full_tensor(PyObject* /*module*/, Args args, Py_ssize_t count)
   END_HANDLE_TH_ERRORS
 }
 
-PyTypeObject* spec_type() {
-  static auto* const type = py::module::import("torch.distributed.tensor._dtensor_spec")
-                                .attr("DTensorSpec")
-                                .cast<py::object>()
-                                .release()
-                                .ptr();
-  return reinterpret_cast<PyTypeObject*>(type);
-}
-
 // The DTensors of an operator's local results, one by one or in a list or tuple; a null object if there is
 // something else among them.
 py::object wrapped(py::handle local, py::handle spec) {
   if (THPVariable_Check(local.ptr())) {
-    if (Py_TYPE(spec.ptr()) != spec_type()) {
+    if (!is_spec(spec)) {
       return {};
     }
     return make_dtensor(local.ptr(), spec, THPVariable_Unpack(local.ptr()).requires_grad());
@@ -139,6 +131,16 @@ py::object moved(py::handle local, py::handle source, py::handle target) {
   return py::module::import("funcol.dtensor").attr("redistribute_local_tensor")(local, source, target);
 }
 
+// As the dispatcher flattened arguments: optree where it is installed.
+py::handle pytree() {
+  static auto* const module = py::module::import("torch.distributed.tensor._dispatch")
+                                  .attr("pytree")
+                                  .cast<py::object>()
+                                  .release()
+                                  .ptr();
+  return module;
+}
+
 // (dispatcher, operator, OpInfo): the operator on local tensors, its arguments changed as the decision says.
 PyObject* run_changed(PyObject* /*module*/, Args args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
@@ -147,14 +149,17 @@ PyObject* run_changed(PyObject* /*module*/, Args args, Py_ssize_t count) {
   const auto sharding = attribute<"output_sharding">(info);
   const auto schema = attribute<"redistribute_schema">(sharding);
   if (has_active_layers() || schema.is_none() ||
-      !attribute<"needs_redistribute">(sharding).is(py::handle(Py_True)) ||
-      !attribute<"args_tree_spec">(info).is_none() || observes_redistribution() ||
+      !attribute<"needs_redistribute">(sharding).is(py::handle(Py_True)) || observes_redistribution() ||
       !known_mesh(attribute<"compute_mesh">(info)).coordinate.has_value()) {
     return not_implemented();
   }
   const auto random = PySet_Contains(attribute<"_random_ops">(args[0]).ptr(), args[1]);
   const auto held = attribute<"flat_args_schema">(info);
-  const auto wanted = attribute<"args_schema">(schema);
+  const auto structure = attribute<"args_tree_spec">(info);
+  auto wanted = attribute<"args_schema">(schema);
+  if (!structure.is_none()) {
+    wanted = py::tuple(pytree().attr("tree_leaves")(wanted));
+  }
   const auto locals = attribute<"local_args">(info);
   if (random != 0 || !PyList_Check(held.ptr()) || !PyTuple_Check(wanted.ptr()) ||
       !PyTuple_Check(locals.ptr())) {
@@ -167,11 +172,11 @@ PyObject* run_changed(PyObject* /*module*/, Args args, Py_ssize_t count) {
   if (num_wanted < num_held || PyTuple_GET_SIZE(locals.ptr()) != num_held) {
     return not_implemented();
   }
-  py::tuple given(takes_values ? num_wanted : num_held);
+  py::list given(takes_values ? num_wanted : num_held);
   for (Py_ssize_t i = 0; i < static_cast<Py_ssize_t>(given.size()); ++i) {
     const py::handle target = PyTuple_GET_ITEM(wanted.ptr(), i);
     const py::handle source = i < num_held ? PyList_GET_ITEM(held.ptr(), i) : target.ptr();
-    if (i < num_held && Py_TYPE(source.ptr()) == spec_type()) {
+    if (i < num_held && is_spec(source)) {
       const py::handle local = PyTuple_GET_ITEM(locals.ptr(), i);
       given[i] = same_layout(source, target) ? py::reinterpret_borrow<py::object>(local)
                                              : moved(local, source, target);
@@ -179,8 +184,10 @@ PyObject* run_changed(PyObject* /*module*/, Args args, Py_ssize_t count) {
       given[i] = takes_values ? target : source;
     }
   }
+  const py::tuple arguments(structure.is_none() ? py::object(given)
+                                                : pytree().attr("tree_unflatten")(given, structure));
   auto* const result =
-      PyObject_Call(attribute<"op">(schema).ptr(), given.ptr(), attribute<"local_kwargs">(info).ptr());
+      PyObject_Call(attribute<"op">(schema).ptr(), arguments.ptr(), attribute<"local_kwargs">(info).ptr());
   if (result == nullptr) {
     throw py::error_already_set();
   }

@@ -17,9 +17,6 @@
 #include "sharding/output_metas.h"
 
 namespace funcol::python {
-namespace {
-
-constexpr const char* kOp = "propagate_op_sharding";
 
 bool is_spec(py::handle object) {
   static auto* const type = py::module::import("torch.distributed.tensor._dtensor_spec")
@@ -30,6 +27,10 @@ bool is_spec(py::handle object) {
   return Py_TYPE(object.ptr()) == reinterpret_cast<PyTypeObject*>(type) ||
          PyObject_IsInstance(object.ptr(), type) == 1;
 }
+
+namespace {
+
+constexpr const char* kOp = "propagate_op_sharding";
 
 // Sizes and strides, which must be numbers.
 std::vector<int64_t> numbers(py::handle tuple) {

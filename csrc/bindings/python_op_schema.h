@@ -12,6 +12,9 @@
 
 namespace funcol::python {
 
+// Whether it is a DTensorSpec.
+bool is_spec(py::handle object);
+
 // An operator as its schema describes it. Made once an operator, never given back.
 struct Operator {
   c10::OperatorHandle handle;

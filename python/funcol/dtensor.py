@@ -39,9 +39,6 @@ _local_results: Callable[..., object] = _compat.copied(_dispatcher["local_result
 _unwrap: Callable[..., Any] = _compat.copied(_dispatcher["unwrap_to_op_info"])
 _wrap: Callable[..., object] = _compat.copied(_dispatcher["wrap"])
 
-# As the dispatcher flattened arguments: by optree where it is installed.
-_pytree: Any = stock_dispatch.pytree  # type: ignore[attr-defined]
-
 
 def to_local(self: DTensor, *, grad_placements: Sequence[Placement] | None = None) -> Tensor:
     """PyTorch counterpart: ``DTensor.to_local``."""
@@ -233,41 +230,7 @@ def local_results(
     PyTorch counterpart: ``OpDispatcher._dispatch_get_local_results_slow_path``, which is asked for all else.
     """
     results = _C.run_changed(self, op_call, op_info)
-    if results is not NotImplemented:
-        return results
-    sharding = op_info.output_sharding
-    suggestion = sharding.redistribute_schema
-    mesh = op_info.compute_mesh
-    is_plain = (
-        sharding.needs_redistribute
-        and suggestion is not None
-        and op_call not in self._random_ops
-        and not _C.is_watched()
-        and not _observes_redistribution()
-        and mesh._is_current_rank_part_of_mesh()
-    )
-    if not is_plain:
-        return _local_results(self, op_call, args, op_info)
-    structure = op_info.args_tree_spec
-    wanted = suggestion.args_schema if structure is None else _pytree.tree_leaves(suggestion.args_schema)
-    takes_values = sharding.use_val_from_redistribute_schema
-    given: list[Any] = []
-    for held, target, local in zip(op_info.flat_args_schema, wanted, op_info.local_args, strict=False):
-        if not isinstance(held, DTensorSpec):
-            given.append(target if takes_values else held)
-        elif held is target or (held.placements == target.placements and held == target):
-            given.append(local)
-        else:
-            given.append(redistribute_local_tensor(local, held, target))
-    if takes_values:
-        given += wanted[len(given) :]
-    if structure is not None:
-        given = _pytree.tree_unflatten(given, structure)
-    return suggestion.op(*given, **op_info.local_kwargs)
-
-
-def _observes_redistribution() -> bool:
-    return getattr(ExplicitRedistributionContext._local, "_active", None) is not None
+    return _local_results(self, op_call, args, op_info) if results is NotImplemented else results
 
 
 def _gradient_from_local(gradient: DTensor, placements: tuple[Placement, ...]) -> Tensor:

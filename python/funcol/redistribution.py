@@ -92,6 +92,11 @@ def redistribute(
     src = dtensor._spec
     placements = tuple(placements)
     mesh = device_mesh or src.mesh
+    is_usual = all(one is None for one in (shard_order, forward_dtype, backward_dtype, cost_model, max_bytes))
+    if is_usual and mesh is src.mesh and not torch.compiler.is_compiling():
+        moved: DTensor = _C.redistribute_dtensor(dtensor, placements, async_op)
+        if moved is not NotImplemented:
+            return moved
     order = None if shard_order is None else tuple((dim, tuple(axes)) for dim, axes in sorted(shard_order))
     find_target = _target if torch.compiler.is_compiling() or _has_symbols(dtensor) else _known_target
     dst = find_target(src, mesh, placements, order, forward_dtype)
@@ -100,11 +105,6 @@ def redistribute(
         model = None if cost_model is None else model_for(cost_model, mesh_of(src.mesh))
         local = _moved(dtensor._local_tensor, src, dst, async_op, model, max_bytes, is_explicit=True)
         return _dtensor(local, dst, requires_grad=False)
-    is_usual = cost_model is None and max_bytes is None and forward_dtype is None and backward_dtype is None
-    if is_usual and shard_order is None and dst.placements != src.placements:
-        moved: DTensor = _C.redistribute_dtensor(dtensor, dst.placements, async_op)
-        if moved is not NotImplemented:
-            return moved
     how = _How(async_op, cost_model, max_bytes)
     result: DTensor = _Redistribute.apply(dtensor, dst, backward_dtype, how)
     return result

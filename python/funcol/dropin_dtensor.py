@@ -19,10 +19,9 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSchema, OutputSharding, TupleStrategy
 from torch.distributed.tensor._ops import utils as stock_ops
 from torch.distributed.tensor._sharding_prop import ShardingPropagator as StockPropagator
-from torch.utils._pytree import tree_leaves
 
 from . import _C, _compat, context_parallel, dtensor
-from .sharding import ShardingPropagator
+from .sharding import ShardingPropagator, _specs_in
 
 # PyTorch's functions, as far as this minor has them, and what they call while funcol is under DTensor.
 _FUNCTIONS: list[tuple[Any, Callable[..., Any]]] = [
@@ -79,8 +78,8 @@ class DropinPropagator(ShardingPropagator):
     """Decides as PyTorch's propagator ``base`` does: programs count on where results are.
 
     Where both are known to agree, C++ decides, in minors whose rules are of one mesh axis: for operators with
-    a rule there, tensors that are plain shards or replicated, and sizes that divide by the ranks of the mesh.
-    Else ``base`` is asked, and followed unless its decision contradicts the rule of the operator, that is,
+    a rule there, tensors that are plain shards or replicated, and sizes that divide evenly, however they are
+    cut. Else ``base`` is asked, and followed unless its decision contradicts the rule of the operator, that is,
     gives wrong numbers. Both price redistribution as DTensor does. Rules are those of ``base`` at any time,
     and what is registered here is registered there.
     """
@@ -217,10 +216,7 @@ def _is_even(size: int, numbers: tuple[int, ...]) -> bool:
 
 
 def _specs(op_schema: OpSchema) -> list[DTensorSpec]:
-    leaves = tree_leaves(
-        (op_schema.args_schema, op_schema.kwargs_schema), is_leaf=lambda leaf: isinstance(leaf, DTensorSpec)
-    )
-    return [leaf for leaf in leaves if isinstance(leaf, DTensorSpec)]
+    return _specs_in((op_schema.args_schema, op_schema.kwargs_schema))
 
 
 def _listed(specs: Any) -> list[Any]:

@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
-from .local_map_conversions import from_local, meta_of, settled, to_local
+from .local_map_conversions import from_local, meta_of, to_local
 from .local_map_nesting import flatten, unflatten
 from .local_map_regions import (
     Placements,
@@ -39,7 +39,7 @@ from .local_map_regions import (
     whole_spec,
 )
 from .local_map_stated import PlacementsLike, Stated, check_keywords, each_input, each_output, name_of
-from .redistribution import redistribute
+from .redistribution import _settled, redistribute
 from .tracing import _are_we_tracing
 
 Applied: TypeAlias = Callable[..., Any]
@@ -416,7 +416,7 @@ class LocalMap:
                 for arg, move in zip(flat, signature.moves, strict=True)
             ]
         if not (needs_gradients and torch.is_grad_enabled()):
-            return [settled(arg._local_tensor) if isinstance(arg, DTensor) else arg for arg in flat]
+            return [_settled(arg._local_tensor) if isinstance(arg, DTensor) else arg for arg in flat]
         local = []
         for i, arg in enumerate(flat):
             gradient = signature.gradients_in[i]
@@ -483,7 +483,7 @@ class LocalMap:
         return counted_from_0(placements, value.dim(), f"result {i}", self.name)
 
     def _wrapped(self, i: int, value: Tensor, signature: Signature) -> DTensor:
-        value = settled(value)
+        value = _settled(value)
         if _num_modes():  # sizes may be symbols
             result = self._result(i, value, signature)
         else:

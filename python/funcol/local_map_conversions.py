@@ -11,19 +11,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from . import _C
 from .local_map_regions import dense_strides, spec_of
-from .redistribution import redistribute
+from .redistribution import _dtensor, _settled, redistribute
 
 
 def to_local(dtensor: DTensor, gradient: DTensorSpec) -> Tensor:
     """The local tensor of ``dtensor``; the gradient that comes back for it lives where ``gradient`` says."""
     if not (dtensor.requires_grad and torch.is_grad_enabled()):
-        return settled(dtensor._local_tensor)
+        return _settled(dtensor._local_tensor)
     local: Tensor = _C.dtensor_to_local(dtensor, gradient.placements)
     return _ToLocal.apply(dtensor, gradient) if local is NotImplemented else local
 
@@ -44,7 +43,7 @@ class _ToLocal(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, dtensor: DTensor, gradient: DTensorSpec) -> Tensor:
         ctx.set_materialize_grads(False)
-        local = settled(dtensor._local_tensor)
+        local = _settled(dtensor._local_tensor)
         ctx.specs, ctx.stride = (gradient, dtensor._spec), local.stride()
         return local.view_as(local)
 
@@ -76,16 +75,6 @@ class _FromLocal(torch.autograd.Function):
         if grad._spec.placements != target.placements:
             grad = redistribute(grad, placements=target.placements)
         return to_local(grad, spec), None, None
-
-
-def settled(local: Tensor) -> Tensor:
-    return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
-
-
-def _dtensor(local: Tensor, spec: DTensorSpec, requires_grad: bool) -> DTensor:
-    # Not by DTensor(...): its __init__ does nothing, but takes two thirds of the time.
-    result: DTensor = DTensor.__new__(DTensor, local, spec, requires_grad=requires_grad)
-    return result
 
 
 def meta_of(spec: DTensorSpec) -> tuple[Any, Any, torch.dtype]:

@@ -480,7 +480,12 @@ def _evenly_averaged(op_schema: OpSchema, sharding: OutputSharding) -> OpSchema 
 
 
 def _specs_of(op_schema: OpSchema) -> list[DTensorSpec]:
-    leaves = tree_leaves(op_schema.args_schema, is_leaf=lambda leaf: isinstance(leaf, DTensorSpec))
+    """Of the positional arguments."""
+    return _specs_in(op_schema.args_schema)
+
+
+def _specs_in(arguments: Any) -> list[DTensorSpec]:
+    leaves = tree_leaves(arguments, is_leaf=lambda leaf: isinstance(leaf, DTensorSpec))
     return [leaf for leaf in leaves if isinstance(leaf, DTensorSpec)]
 
 

@@ -79,9 +79,9 @@ class DropinPropagator(ShardingPropagator):
 
     Where both are known to agree, C++ decides, in minors whose rules are of one mesh axis: for operators with
     a rule there, tensors that are plain shards or replicated, and sizes that divide evenly, however they are
-    cut. Else ``base`` is asked, and followed unless its decision contradicts the rule of the operator, that is,
-    gives wrong numbers. Both price redistribution as DTensor does. Rules are those of ``base`` at any time,
-    and what is registered here is registered there.
+    cut. Else ``base`` is asked, and followed unless its decision contradicts the rule of the operator, that
+    is, gives wrong numbers. Both price redistribution as DTensor does. Rules are those of ``base`` at any
+    time, and what is registered here is registered there.
     """
 
     def __init__(self, base: StockPropagator) -> None:

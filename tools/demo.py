@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import logging
 import os
 import statistics
@@ -24,7 +23,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +31,8 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # read when torch is imported; e
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as stock
-import torch.multiprocessing as mp
 import torch.nn.functional as F  # noqa: N812
+from gloo_ranks import run_on_ranks
 from timeline import Span, add_legend, common, draw_bar, draw_communication, label_lanes, read_spans
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -227,41 +225,15 @@ def trace_path(folder: str, way: str, rank: int) -> str:
     return f"{folder}/trace-{way}-{rank}.json"
 
 
-def run_rank(rank: int, settings: Settings) -> None:
-    torch.set_num_threads(1)
+def run_rank(rank: int, settings: Settings) -> dict[str, dict[str, Any]]:
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # reports missing GPUs
     torch._dynamo.config.trace_autograd_ops = True  # off by default: autograd.grad would break the graph
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{settings.folder}/store",
-        rank=rank,
-        world_size=settings.num_ranks,
-        timeout=timedelta(seconds=DEADLINE_S / 2),
-    )
     this_rank = Rank(rank, settings)
     results = {}
     for way in WAYS:
         first = "compiles (half a minute), then " if way == "compiled" else ""
         this_rank.progress(f"{way}: {first}{settings.num_steps} steps")
         results[way] = this_rank.train(way)
-    if rank == 0:
-        Path(settings.folder, "results.json").write_text(json.dumps(results))
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def run_ranks(settings: Settings) -> dict[str, dict[str, Any]]:
-    """What rank 0 found. Raises with the traceback of the first rank that fails, and never hangs."""
-    ranks = mp.spawn(run_rank, (settings,), nprocs=settings.num_ranks, join=False)
-    deadline = time.monotonic() + DEADLINE_S
-    try:
-        while not ranks.join(timeout=1):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"the ranks were not done after {DEADLINE_S} s")
-    finally:
-        for process in ranks.processes:
-            process.kill()
-    results: dict[str, dict[str, Any]] = json.loads(Path(settings.folder, "results.json").read_text())
     return results
 
 
@@ -456,7 +428,7 @@ def main() -> None:
             f"number of ranks: {args.ranks} (gloo, one thread each, PyTorch {torch.__version__})"
         )
         torch.save(load_digits(), f"{folder}/digits.pt")
-        results = run_ranks(settings)
+        results = run_on_ranks(run_rank, args.ranks, settings, limit_s=DEADLINE_S)
         settings.progress("drawing")
         timelines = {
             way: [read_trace(trace_path(folder, way, rank)) for rank in range(args.ranks)] for way in WAYS

@@ -9,17 +9,18 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import tempfile
+import sys
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as stock
-import torch.multiprocessing as mp
+from gloo_ranks import run_on_ranks
 from measure import (
     SIDES,
     Call,
@@ -357,41 +358,17 @@ class GlooBench:
         return lambda: multiply(int(count))
 
 
-def gloo_rank(rank: int, folder: str, repeat: int, megabytes: int) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/store",
-        rank=rank,
-        world_size=NUM_GLOO_RANKS,
-        timeout=timedelta(seconds=60),
-    )
+def gloo_rank(rank: int, repeat: int, megabytes: int) -> list[dict[str, list[float]]]:
+    """The times that each rank kept."""
     times = GlooBench(rank, repeat, megabytes).run()
     of_ranks: list[Any] = [None] * NUM_GLOO_RANKS
     dist.all_gather_object(of_ranks, times)
-    if rank == 0:
-        Path(folder, "times.json").write_text(json.dumps(of_ranks))
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def run_gloo_ranks(repeat: int, megabytes: int) -> list[dict[str, list[float]]]:
-    """The times that each rank kept. Shows the first failing rank's traceback; never hangs."""
-    with tempfile.TemporaryDirectory() as folder:
-        ranks = mp.spawn(gloo_rank, (folder, repeat, megabytes), nprocs=NUM_GLOO_RANKS, join=False)
-        deadline = time.monotonic() + GLOO_TIMEOUT_S
-        while not ranks.join(timeout=1):
-            if time.monotonic() > deadline:
-                for process in ranks.processes:
-                    process.kill()
-                raise TimeoutError(f"the gloo ranks were not done after {GLOO_TIMEOUT_S} s")
-        of_ranks: list[dict[str, list[float]]] = json.loads(Path(folder, "times.json").read_text())
-        return of_ranks
+    return of_ranks
 
 
 def bench_gloo(repeat: int, megabytes: int) -> dict[str, Any]:
     """Table 2: medians in ms. The slower rank counts; where a peer is late, the one that waits for it."""
-    of_ranks = run_gloo_ranks(repeat, megabytes)
+    of_ranks = run_on_ranks(gloo_rank, NUM_GLOO_RANKS, repeat, megabytes, limit_s=GLOO_TIMEOUT_S)
 
     def rounds(name: str) -> list[float]:
         counted = of_ranks[:1] if name.startswith("peer_late") else of_ranks

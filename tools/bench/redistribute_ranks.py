@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import statistics
-import tempfile
+import sys
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from gloo_ranks import run_on_ranks
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
@@ -58,12 +57,7 @@ def source(mesh: DeviceMesh, text: str) -> DTensor:
     return DTensor.from_local(local, mesh, placements, run_check=False)
 
 
-def time_rank(rank: int, folder: str, repeat: int) -> None:
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store", NUM_RANKS)
-    limit = timedelta(seconds=TIMEOUT_S)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=NUM_RANKS, timeout=limit)
+def time_rank(rank: int, repeat: int) -> list[dict[str, list[float]]]:
     meshes = {1: init_device_mesh("cpu", (NUM_RANKS,)), 2: init_device_mesh("cpu", (2, NUM_RANKS // 2))}
     times = []
     for src, dst in TRANSITIONS:
@@ -89,9 +83,7 @@ def time_rank(rank: int, folder: str, repeat: int) -> None:
                 dist.all_reduce(slowest, dist.ReduceOp.MAX)
                 of_case[side].append(slowest.item())
         times.append(of_case)
-    if rank == 0:
-        Path(folder, "times.json").write_text(json.dumps(times))
-    dist.destroy_process_group()
+    return times
 
 
 def sent_bytes(src: str, dst: str) -> dict[str, int]:
@@ -106,15 +98,7 @@ def sent_bytes(src: str, dst: str) -> dict[str, int]:
 
 def bench_ranks(repeat: int) -> list[dict[str, Any]]:
     """A record for each transition: medians over rounds of the slowest rank's time in ms, and bytes sent."""
-    with tempfile.TemporaryDirectory() as folder:
-        ranks = mp.spawn(time_rank, (folder, repeat), nprocs=NUM_RANKS, join=False)
-        deadline = time.monotonic() + TIMEOUT_S
-        while not ranks.join(timeout=1):
-            if time.monotonic() > deadline:
-                for process in ranks.processes:
-                    process.kill()
-                raise TimeoutError(f"the gloo ranks were not done after {TIMEOUT_S} s")
-        times = json.loads(Path(folder, "times.json").read_text())
+    times = run_on_ranks(time_rank, NUM_RANKS, repeat, limit_s=TIMEOUT_S)
     records = []
     for (src, dst), of_case in zip(TRANSITIONS, times, strict=True):
         ratios = [a / b for a, b in zip(of_case["funcol"], of_case["stock"], strict=True)]

@@ -9,7 +9,6 @@ Prints losses, times and where they went, and draws a timeline of each.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -20,7 +19,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 import torch.nn.functional as F  # noqa: N812
+from gloo_ranks import run_on_ranks
 from language_model import Config, LanguageModel
 from timeline import Span, add_legend, common, draw_bar, label_lanes, read_spans
 from torch import Tensor, nn
@@ -187,12 +185,7 @@ def run_side(rank: int, mesh: DeviceMesh, side: str, settings: Settings) -> dict
     return {"losses": (mean_losses / NUM_RANKS).tolist(), "ms": ms}
 
 
-def run_rank(rank: int, settings: Settings) -> None:
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    torch.set_num_threads(1)
-    store = f"file://{settings.folder}/store"
-    limit = timedelta(seconds=DEADLINE_S / 2)
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=NUM_RANKS, timeout=limit)
+def run_rank(rank: int, settings: Settings) -> dict[str, dict[str, Any]]:
     warnings.filterwarnings("ignore", message=".*returned a view tensor", category=UserWarning)  # FSDP2
     mesh = init_device_mesh("cpu", tuple(MESH.values()), mesh_dim_names=tuple(MESH))
     mesh._flatten("world")  # so that what both axes reduce takes one collective
@@ -201,24 +194,6 @@ def run_rank(rank: int, settings: Settings) -> None:
         if rank == 0:
             progress(settings.started, f"{side}: {settings.num_steps} steps")
         results[side] = run_side(rank, mesh, side, settings)
-    if rank == 0:
-        Path(settings.folder, "results.json").write_text(json.dumps(results))
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def run_ranks(settings: Settings) -> dict[str, dict[str, Any]]:
-    """What rank 0 found. Raises with the traceback of the first rank that fails, and never hangs."""
-    ranks = mp.spawn(run_rank, (settings,), nprocs=NUM_RANKS, join=False)
-    deadline = time.monotonic() + DEADLINE_S
-    try:
-        while not ranks.join(timeout=1):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"the ranks were not done after {DEADLINE_S} s")
-    finally:
-        for process in ranks.processes:
-            process.kill()
-    results: dict[str, dict[str, Any]] = json.loads(Path(settings.folder, "results.json").read_text())
     return results
 
 
@@ -381,7 +356,7 @@ def main() -> None:
         progress(
             settings.started, f"{NUM_RANKS} gloo ranks as {MESH}, PyTorch {torch.__version__}; {Config()}"
         )
-        results = run_ranks(settings)
+        results = run_on_ranks(run_rank, NUM_RANKS, settings, limit_s=DEADLINE_S)
         progress(settings.started, "reading traces, drawing")
         timelines = {
             side: [read_timeline(trace_path(folder, side, rank)) for rank in range(NUM_RANKS)]

@@ -1,0 +1,55 @@
+"""A function on gloo ranks, a process each, for the programs here."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+
+def run_on_ranks(function: Callable[..., Any], num_ranks: int, *args: Any, limit_s: float) -> Any:
+    """What ``function(rank, *args)`` returned on rank 0, as JSON gives it back.
+
+    Each rank has one thread and the default group. Raises with the traceback of the first rank that fails,
+    and TimeoutError if they are not done after ``limit_s`` seconds.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = mp.spawn(_run, (num_ranks, limit_s, folder, function, args), nprocs=num_ranks, join=False)
+        deadline = time.monotonic() + limit_s
+        try:
+            while not ranks.join(timeout=1):
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"the gloo ranks were not done after {limit_s} s")
+        finally:
+            for process in ranks.processes:
+                process.kill()
+        return json.loads(Path(folder, "result.json").read_text())
+
+
+def _run(
+    rank: int,
+    num_ranks: int,
+    limit_s: float,
+    folder: str,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+) -> None:
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    torch.set_num_threads(1)
+    store = f"file://{folder}/store"
+    limit = timedelta(seconds=limit_s / 2)  # so that a rank that waits says so before it is stopped
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=num_ranks, timeout=limit)
+    result = function(rank, *args)
+    if rank == 0:
+        Path(folder, "result.json").write_text(json.dumps(result))
+    dist.barrier()
+    dist.destroy_process_group()

@@ -33,7 +33,7 @@ TEST(DTensorCosts, ChargeAGatherForItsHopsAndTheBytesOfTheWhole) {
 }
 
 TEST(DTensorCosts, ChargeLessWithinAHost) {
-  Mesh mesh{{2, 4}};
+  Mesh mesh{{2, 4}, {}, {}};
   mesh.ranks_per_host = 4;
   EXPECT_LT(cost("R,S0", "R,R", mesh, 64), cost("S0,R", "R,R", mesh, 64));
 }
@@ -43,7 +43,7 @@ TEST(DTensorCosts, PreferAGatherToAnExchange) {
 }
 
 TEST(DTensorCosts, GatherWhatIsCutOtherwiseFurtherOut) {
-  EXPECT_GT(cost("S0,S0", "R,S0", Mesh{{2, 2}, {}, {}}, 64), cost("S0,R", "R,R", {{2, 2}}, 64));
+  EXPECT_GT(cost("S0,S0", "R,S0", Mesh{{2, 2}, {}, {}}, 64), cost("S0,R", "R,R", {{2, 2}, {}, {}}, 64));
 }
 
 TEST(DTensorCosts, ForbidShardsToBecomePartials) {
@@ -60,7 +60,7 @@ class EveryTarget : public TestWithParam<std::tuple<std::string, std::string>> {
 
 TEST_P(EveryTarget, OfAReachHasTheCostOfTheWholeRedistribution) {
   const auto& [source, target] = GetParam();
-  const Mesh mesh{{2, 3}};
+  const Mesh mesh{{2, 3}, {}, {}};
   const Costs costs(DTensorCosts{}, mesh);
   Reach reach(mesh, costs, {8, 6}, 4, layout(source), parse_placements("S0,S1,P"));
   EXPECT_EQ(reach.to(layout(target)), cost(source, target, mesh, 8 * 6 * 4));

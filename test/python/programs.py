@@ -21,6 +21,8 @@ import funcol
 
 Program = Callable[..., list[Tensor]]
 
+WORLDS = [2, 4]
+
 
 def check(program: Program, world: int, *args: Any, pends: bool = True, counts: bool = True) -> None:
     """``program(rank, world, *args)`` computes the same on ``world`` ranks with funcol installed: the same

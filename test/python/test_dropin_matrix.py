@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as stock
 import torch.distributed.checkpoint as dcp
 from differential import sample, world_group
-from programs import Block, check, mesh_of, whole
+from programs import WORLDS, Block, check, mesh_of, whole
 from ranks import run_ranks
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
@@ -33,8 +33,6 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import funcol
-
-WORLDS = [2, 4]
 
 
 def gradients(model: nn.Module, loss: Tensor) -> list[Tensor]:
@@ -202,9 +200,10 @@ def recomputes(rank: int, world: int, reentrant: bool) -> list[Tensor]:
     return gradients(block, checkpoint(block, x, use_reentrant=reentrant).square().mean())
 
 
+@pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_activation_checkpointing(reentrant: bool) -> None:
-    check(recomputes, 2, reentrant)
+def test_activation_checkpointing(world: int, reentrant: bool) -> None:
+    check(recomputes, world, reentrant)
 
 
 def recomputes_sharded(rank: int, world: int) -> list[Tensor]:
@@ -216,8 +215,9 @@ def recomputes_sharded(rank: int, world: int) -> list[Tensor]:
     return gradients(model, model(sample(rank, [2, 4, 8])).square().mean())
 
 
-def test_activation_checkpointing_of_fully_sharded_blocks() -> None:
-    check(recomputes_sharded, 2, pends=False)
+@pytest.mark.parametrize("world", WORLDS)
+def test_activation_checkpointing_of_fully_sharded_blocks(world: int) -> None:
+    check(recomputes_sharded, world, pends=False)
 
 
 def sharded_model(world: int, seed: int) -> nn.Module:
@@ -252,11 +252,12 @@ def passes_on_a_checkpoint(rank: int, world: int, folder: str, saves_with: bool)
     torch.testing.assert_close(loaded, [whole(parameter) for parameter in model.parameters()])
 
 
+@pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("saves_with", [True, False])
-def test_a_distributed_checkpoint(saves_with: bool) -> None:
+def test_a_distributed_checkpoint(world: int, saves_with: bool) -> None:
     folder = tempfile.mkdtemp()
     try:
-        run_ranks(passes_on_a_checkpoint, 2, folder, saves_with)
+        run_ranks(passes_on_a_checkpoint, world, folder, saves_with)
         assert any(Path(folder).iterdir())
     finally:
         shutil.rmtree(folder)
@@ -268,7 +269,7 @@ def test_a_distributed_checkpoint(saves_with: bool) -> None:
 def attends(rank: int, world: int, placement: int | None) -> None:
     mesh = mesh_of(world)
     layout = Replicate() if placement is None else Shard(placement)
-    plain = [sample(i, [2, 4, 8, 4]).requires_grad_() for i in range(3)]
+    plain = [sample(i, [4, 4, 8, 4]).requires_grad_() for i in range(3)]
     placed = [distribute_tensor(x.detach(), mesh, [layout]).requires_grad_() for x in plain]
     expected = functional.scaled_dot_product_attention(*plain, is_causal=True)
     expected.square().sum().backward()
@@ -283,9 +284,10 @@ def attends(rank: int, world: int, placement: int | None) -> None:
         torch.testing.assert_close(whole(x.grad), y.grad)
 
 
+@pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("placement", [None, 0, 1])
-def test_attention_on_the_cpu(placement: int | None) -> None:
-    run_ranks(attends, 2, placement)
+def test_attention_on_the_cpu(world: int, placement: int | None) -> None:
+    run_ranks(attends, world, placement)
 
 
 def attends_in_a_ring(rank: int, world: int) -> None:

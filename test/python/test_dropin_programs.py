@@ -11,7 +11,7 @@ import torch._dynamo.testing
 import torch.distributed as dist
 import torch.distributed._functional_collectives as stock
 from differential import sample, world_group
-from programs import Block, check, mesh_of, whole
+from programs import WORLDS, Block, check, mesh_of, whole
 from ranks import run_ranks
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
@@ -219,9 +219,10 @@ def trains_in_parallel(rank: int, world: int, plan: str) -> list[Tensor]:
     return forward_and_gradients(block, block)
 
 
+@pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("plan", PLANS)
-def test_a_tensor_parallel_module_trains_the_same(plan: str) -> None:
-    check(trains_in_parallel, 2, plan)
+def test_a_tensor_parallel_module_trains_the_same(world: int, plan: str) -> None:
+    check(trains_in_parallel, world, plan)
 
 
 def computes_a_parallel_loss(rank: int, world: int) -> list[Tensor]:
@@ -234,8 +235,9 @@ def computes_a_parallel_loss(rank: int, world: int) -> list[Tensor]:
     return [whole(loss.detach()), logits.grad]
 
 
-def test_a_parallel_loss_is_the_same() -> None:
-    check(computes_a_parallel_loss, 2)
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_parallel_loss_is_the_same(world: int) -> None:
+    check(computes_a_parallel_loss, world)
 
 
 # FSDP2
@@ -265,8 +267,9 @@ def train_and_gather(model: nn.Module, rank: int) -> list[Tensor]:
     return [*losses, *state.values()]
 
 
-def test_fully_shard_trains_the_same() -> None:
-    check(trains_sharded, 2)
+@pytest.mark.parametrize("world", WORLDS)
+def test_fully_shard_trains_the_same(world: int) -> None:
+    check(trains_sharded, world)
 
 
 def trains_sharded_and_parallel(rank: int, world: int) -> list[Tensor]:
@@ -288,9 +291,10 @@ def trains_compiled(rank: int, world: int, backend: str) -> list[Tensor]:
     return forward_and_gradients(torch.compile(block, backend=backend, fullgraph=True), block)
 
 
+@pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_a_compiled_tensor_parallel_module_trains_the_same(backend: str) -> None:
-    check(trains_compiled, 2, backend, counts=False)
+def test_a_compiled_tensor_parallel_module_trains_the_same(world: int, backend: str) -> None:
+    check(trains_compiled, world, backend, counts=False)
 
 
 def runs_compiled_collectives(rank: int, world: int, backend: str) -> list[Tensor]:

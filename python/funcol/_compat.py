@@ -99,10 +99,10 @@ def traceable_group(group: Any, tag: str) -> Any:
     return stock._group_or_group_name(resolve(group, tag))
 
 
-def graphs_hold_groups() -> bool:
-    """True if stock puts groups into graphs as objects. Older minors know names only."""
-    config: Any = getattr(torch.compiler, "config", None)
-    return getattr(config, "compile_on_one_rank", False) and hasattr(stock, "_group_or_group_name")
+def group_in_graphs(group: Any) -> Any:
+    """``group``, an object, as stock puts it in a graph. Older minors know names only."""
+    choose = getattr(stock, "_group_or_group_name", None)
+    return group.group_name if choose is None else choose(group)
 
 
 def concatenate_ranks(gathered: Tensor, group_size: int, dim: int) -> Tensor:

@@ -120,7 +120,7 @@ def _resolve_group_name(group: RankTypes, tag: str = "") -> str:
 
 def _group_or_group_name(group: dist.ProcessGroup | str) -> Any:
     """``group`` as a graph takes it: by name, unless PyTorch compiles one graph for all ranks."""
-    return group if isinstance(group, str) or _compat.graphs_hold_groups() else group.group_name
+    return group if isinstance(group, str) else _compat.group_in_graphs(group)
 
 
 def _expand_group(group: RankTypes, tag: str = "") -> tuple[str, list[int], int]:

@@ -221,6 +221,20 @@ def test_every_form_of_a_group_has_the_name_of_the_group_it_means(form: str, wor
     run_ranks(names_the_group, world, form)
 
 
+def chooses_as_stock(rank: int, world: int) -> None:
+    group: Any = dist.group.WORLD
+    config: Any = dist.config
+    with config.patch(compile_on_one_rank=True):
+        assert funcol._group_or_group_name(group) is stock._group_or_group_name(group) is group
+
+
+@pytest.mark.skipif(
+    not hasattr(stock, "_group_or_group_name"), reason="graphs of older minors hold names of groups only"
+)
+def test_a_graph_for_all_ranks_holds_the_group_itself() -> None:
+    run_ranks(chooses_as_stock, 1)
+
+
 def expands_in_a_region(rank: int, world: int, form: str) -> None:
     group, _ = FORMS[form]()
 

@@ -428,6 +428,16 @@ def has_rules_of_an_axis(propagator: Any) -> bool:
     return len(getattr(propagator, "op_single_dim_strategy_funcs", ())) > 1000
 
 
+def decides_for_whole_mesh(propagator: Any, op: Any) -> bool:
+    """Whether ``propagator`` has a rule of the whole mesh for ``op``, which may decide otherwise than axis by
+    axis: it follows what the first tensor has, or is right for some numbers only.
+
+    Those for views and ``stack`` do not. An operator that has a rule of either kind counts, too.
+    """
+    rule = propagator.op_strategy_funcs.get(op)
+    return not (rule is None or rule.__module__.endswith("._view_ops") or rule.__name__ == "stack_strategy")
+
+
 def rule_tables(propagator: Any) -> list[str]:
     """Names of the tables in which ``propagator`` has rules."""
     return [name for name in TABLES_OF_RULES if hasattr(propagator, name)]

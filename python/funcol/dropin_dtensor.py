@@ -78,10 +78,11 @@ class DropinPropagator(ShardingPropagator):
     """Decides as PyTorch's propagator ``base`` does: programs count on where results are.
 
     Where both are known to agree, C++ decides, in minors whose rules are of one mesh axis: for operators with
-    a rule there, tensors that are plain shards or replicated, and sizes that divide evenly, however they are
-    cut. Else ``base`` is asked, and followed unless its decision contradicts the rule of the operator, that
-    is, gives wrong numbers. Both price redistribution as DTensor does. Rules are those of ``base`` at any
-    time, and what is registered here is registered there.
+    Where both are known to agree, C++ decides, in minors whose rules are of one mesh axis: for operators with
+    such a rule in either, tensors that are plain shards or replicated, and sizes that divide evenly, however
+    they are cut. Else ``base`` is asked, and followed unless its decision contradicts the rule of the
+    operator, that is, gives wrong numbers. Both price redistribution as DTensor does. Rules are those of
+    ``base`` at any time, and what is registered here is registered there.
     """
 
     def __init__(self, base: StockPropagator) -> None:
@@ -106,11 +107,14 @@ class DropinPropagator(ShardingPropagator):
 
     def _propagate(self, op_schema: OpSchema, remember: bool) -> OutputSharding:
         op = op_schema.op
-        if op in self._own_rows or (self._agrees and self._has_rule(op) and _is_plain(op_schema)):
+        if op in self._own_rows or (self._agrees_on(op) and _is_plain(op_schema)):
             return super()._propagate(op_schema, remember)
         if remember and not _has_symbols(op_schema):
             return self._agreeing(op_schema)
         return self._decide_with_base(op_schema)
+
+    def _agrees_on(self, op: OpOverload) -> bool:
+        return self._agrees and self._has_rule(op) and not _compat.decides_for_whole_mesh(self._base, op)
 
     def _has_rule(self, op: OpOverload) -> bool:
         """A rule in C++, in the place of PyTorch's own."""

@@ -205,7 +205,10 @@ def is_recorded_before_dispatch(rank: int, world: int, name: str, exported: bool
     if exported:
         check_graph(torch.export.export(Calls(call), (x,), strict=False).graph_module)
     else:
-        check_graph(make_fx(call, pre_dispatch=True)(x))
+        # A fake group makes up what is received from what is sent, and in some minors refuses a rank that
+        # receives only.
+        mode = "fake" if name == "scatter" else "real"
+        check_graph(make_fx(call, tracing_mode=mode, pre_dispatch=True)(x))
 
 
 @pytest.mark.parametrize("name", BEFORE_DISPATCH)

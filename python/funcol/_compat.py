@@ -8,6 +8,7 @@ import math
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from functools import partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -520,10 +521,13 @@ def are_we_tracing() -> bool:
 
 
 def decompositions_of(proxy_mode: Any) -> dict[Any, Callable[..., Any]]:
-    """What a tracer decomposes, and how. Older minors keep those of the innermost tracer in a global."""
+    """What a tracer decomposes, and how. Older minors keep those of the innermost tracer in a global, a table
+    or a context variable."""
     table = getattr(proxy_mode, "decomposition_table", None)
     if table is None:
         from torch.fx.experimental import proxy_tensor
 
         table = getattr(proxy_tensor, "CURRENT_DECOMPOSITION_TABLE", {})
+        if isinstance(table, ContextVar):
+            table = table.get({})
     return dict(table)

@@ -78,7 +78,6 @@ class DropinPropagator(ShardingPropagator):
     """Decides as PyTorch's propagator ``base`` does: programs count on where results are.
 
     Where both are known to agree, C++ decides, in minors whose rules are of one mesh axis: for operators with
-    Where both are known to agree, C++ decides, in minors whose rules are of one mesh axis: for operators with
     such a rule in either, tensors that are plain shards or replicated, and sizes that divide evenly, however
     they are cut. Else ``base`` is asked, and followed unless its decision contradicts the rule of the
     operator, that is, gives wrong numbers. Both price redistribution as DTensor does. Rules are those of

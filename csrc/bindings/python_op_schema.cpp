@@ -265,8 +265,11 @@ class PartOf {
 
   // That of the first tensor. A tensor of another mesh may serve as a value that every rank has.
   void settle_mesh() {
-    TORCH_CHECK_VALUE(!part_.tensors.empty(), "funcol::", kOp, ": ", whole_.call.op,
-                      " got no tensor of a mesh among its arguments.");
+    if (part_.tensors.empty()) {  // of a factory with out=
+      part_.mesh = whole_.mesh;
+      part_.schema.mesh = to_mesh(whole_.mesh);
+      return;
+    }
     const auto& first = whole_.tensors[part_.tensors[0]];
     part_.mesh = first.mesh;
     part_.schema.mesh = to_mesh(first.mesh);

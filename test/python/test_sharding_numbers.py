@@ -190,6 +190,30 @@ def test_sizes_among_the_arguments_are_those_of_the_rank(
     assert counts["refused"] == 0
 
 
+def grouped(self: tuple[int, ...], mat2: tuple[int, ...], *ends: int) -> Call:
+    offs = torch.tensor(ends, dtype=torch.int32) if ends else None
+    # Integers: no sum of single precision is rounded.
+    matrices = ((2 * numbers(*shape)).round().float() for shape in (self, mat2))
+    return Call(aten._grouped_mm.default, (*matrices, offs), {})
+
+
+GROUPED = {
+    "rows": grouped((16, 8), (2, 8, 16), 4, 16),
+    "columns": grouped((2, 16, 8), (8, 16), 8, 16),
+    "sums": grouped((16, 8), (8, 16), 4, 8),
+    "batches": grouped((4, 16, 8), (4, 8, 16)),
+    "unaligned_pieces": grouped((16, 4), (2, 4, 12), 8, 16),
+}
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_products_of_groups_are_the_same_on_shards(
+    propagator: ShardingPropagator, mesh: DeviceMesh, name: str
+) -> None:
+    counts = judged(propagator, mesh, [GROUPED[name]], lambda call, axes: all_layouts(call, axes, most=60))
+    assert counts["refused"] == 0
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", sorted(INFOS))
 def test_every_operator_gives_the_same_on_shards(

@@ -120,9 +120,9 @@ Rows checked(const OpCall& call) {
 void add_linear_algebra_rules(RuleTable& table) {
   table.add_all_overloads(
       {"aten::_linalg_det", "aten::_linalg_eigh", "aten::_linalg_slogdet", "aten::_linalg_svd",
-       "aten::cholesky_inverse", "aten::geqrf", "aten::linalg_cholesky_ex", "aten::linalg_eig",
-       "aten::linalg_inv_ex", "aten::linalg_ldl_factor_ex", "aten::linalg_lu", "aten::linalg_lu_factor_ex",
-       "aten::linalg_matrix_exp", "aten::linalg_qr"},
+       "aten::cholesky", "aten::cholesky_inverse", "aten::geqrf", "aten::linalg_cholesky_ex",
+       "aten::linalg_eig", "aten::linalg_inv_ex", "aten::linalg_ldl_factor_ex", "aten::linalg_lu",
+       "aten::linalg_lu_factor_ex", "aten::linalg_matrix_exp", "aten::linalg_qr"},
       batched());
   table.add_all_overloads({"aten::linalg_householder_product"}, batched({.vectors = "tau"}));
   table.add_all_overloads({"aten::lu_unpack"}, batched({.vectors = "LU_pivots"}));

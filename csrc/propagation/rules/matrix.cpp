@@ -22,8 +22,8 @@ std::optional<int64_t> place_of(char letter, const std::string& letters) {
 // One row of a contraction: the output first.
 using ContractionRow = std::pair<Placement, std::vector<Placement>>;
 
-// Letters cut on one axis, then each input pending alone.
-std::vector<ContractionRow> contraction_rows(const Contraction& contraction) {
+// Letters cut on one axis, but those in `whole`; then each input pending alone.
+std::vector<ContractionRow> contraction_rows(const Contraction& contraction, const std::string& whole = "") {
   std::string letters = contraction.output;
   for (const auto& input : contraction.inputs) {
     for (const char letter : input) {
@@ -34,6 +34,9 @@ std::vector<ContractionRow> contraction_rows(const Contraction& contraction) {
   }
   std::vector<ContractionRow> rows;
   for (const char letter : letters) {
+    if (place_of(letter, whole)) {
+      continue;
+    }
     const auto in_output = place_of(letter, contraction.output);
     std::vector<Placement> inputs;
     for (const auto& input : contraction.inputs) {
@@ -173,6 +176,45 @@ Rows scaled_mm(const OpCall& call) {
   return {.rows = rows.take(), .allows_empty_shards = false, .is_legal = scales_follow};
 }
 
+// Rows of matrices, or columns, have to begin where 16 bytes do: cut along them, they do so on every rank if
+// each piece ends there.
+bool has_aligned_pieces(const TensorMeta& matrix, const Layout& layout, const Mesh& mesh) {
+  constexpr int64_t kAlignment = 16;
+  const int64_t last = matrix.num_dims() - 1;
+  const bool is_column_major =
+      matrix.stride[last - 1] == 1 && matrix.stride[last] >= std::max<int64_t>(1, matrix.shape[last - 1]);
+  const int64_t dense = is_column_major ? last - 1 : last;
+  return for_all_coordinates(mesh, layout.axes_of(dense), [&](const Coordinate& coordinate) {
+    return layout.axes_of(dense).empty() ||
+           local_shape(layout, mesh, matrix.shape, coordinate)[dense] * itemsize(matrix.dtype) % kAlignment ==
+               0;
+  });
+}
+
+bool are_aligned(const OpCall& call, const Composition& composition, const Mesh& mesh) {
+  return has_aligned_pieces(call.tensors[0], composition.inputs[0], mesh) &&
+         has_aligned_pieces(call.tensors[1], composition.inputs[1], mesh);
+}
+
+// _grouped_mm(self, mat2, offs): groups are matrices of a batch, or lie one behind the other along the rows
+// of self, the columns of mat2, or the dim that is summed over. Which rank has the end of a group is not
+// known beforehand: that dim stays whole.
+Rows grouped_mm(const OpCall& call) {
+  if (has_tensor(call, "bias")) {
+    return {};
+  }
+  const bool is_batch = call.tensor("self").num_dims() == 3;
+  const bool is_batch2 = call.tensor("mat2").num_dims() == 3;
+  const Contraction contraction{{is_batch ? "gmk" : "mk", is_batch2 ? "gkn" : "kn"},
+                                is_batch == is_batch2 ? "gmn" : "mn"};
+  const std::string whole = is_batch && is_batch2 ? "" : is_batch ? "gn" : is_batch2 ? "gm" : "gk";
+  RowList rows(call);
+  for (const auto& [output, inputs] : contraction_rows(contraction, whole)) {
+    rows.add_arithmetic(output, inputs_by_name(call, {{"self", inputs[0]}, {"mat2", inputs[1]}}));
+  }
+  return {.rows = rows.take(), .allows_empty_shards = false, .is_legal = are_aligned};
+}
+
 }  // namespace
 
 void add_matrix_rules(RuleTable& table) {
@@ -185,6 +227,7 @@ void add_matrix_rules(RuleTable& table) {
   table.add_all_overloads({"aten::baddbmm"}, contraction_onto_self({{"bmk", "bkn"}, "bmn"}));
   table.add_all_overloads({"aten::linear"}, linear_layer);
   table.add_all_overloads({"aten::_scaled_mm"}, scaled_mm);
+  table.add_all_overloads({"aten::_grouped_mm"}, grouped_mm);
 }
 
 }  // namespace funcol

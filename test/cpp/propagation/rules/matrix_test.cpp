@@ -91,6 +91,51 @@ TEST(ScaledMatrixRules, TilesStayWithTheirRows) {
   EXPECT_FALSE(is_legal(call, {"S0"}, {"S0", "R", "S0", "R"}, {{8}, {}, {}}));
 }
 
+OpCall grouped_mm(const Shape& self, const Shape& mat2, const Shape& result) {
+  return CallOf("aten::_grouped_mm")
+      .with("self", tensor(self))
+      .with("mat2", tensor(mat2))
+      .with("offs", tensor({2}, Dtype::kInt32))
+      .with_none("bias")
+      .gives(result);
+}
+
+TEST(GroupedMatrixRules, RowsOfGroupsAreWhole) {
+  EXPECT_EQ(texts_of(grouped_mm({16, 8}, {2, 8, 12}, {16, 12})),
+            (Texts{"S1 <- R S2 R", "P(sum) <- S1 S1 R", "P(sum) <- P(sum) R R", "P(sum) <- R P(sum) R",
+                   "P(avg) <- P(avg) R R", "P(avg) <- R P(avg) R"}));
+}
+
+TEST(GroupedMatrixRules, ColumnsOfGroupsAreWhole) {
+  const auto texts = texts_of(grouped_mm({2, 16, 8}, {8, 12}, {16, 12}));
+  EXPECT_EQ(Texts(texts.begin(), texts.begin() + 2), (Texts{"S0 <- S1 R R", "P(sum) <- S2 S0 R"}));
+}
+
+TEST(GroupedMatrixRules, WhatGroupsAddUpOverIsWhole) {
+  const auto call = grouped_mm({16, 8}, {8, 12}, {2, 16, 12});
+  EXPECT_EQ(shard_rows_of(call), (Texts{"S1 <- S0 R R", "S2 <- R S1 R"}));
+  EXPECT_FALSE(has_row(call, "P(sum) <- S1 S0 R"));
+}
+
+TEST(GroupedMatrixRules, ABatchIsCutInAll) {
+  EXPECT_EQ(shard_rows_of(grouped_mm({2, 16, 8}, {2, 8, 12}, {2, 16, 12})),
+            (Texts{"S0 <- S0 S0 R", "S1 <- S1 R R", "S2 <- R S2 R"}));
+}
+
+TEST(GroupedMatrixRules, PiecesOfRowsEndWhereSixteenBytesDo) {
+  const auto call = grouped_mm({16, 8}, {2, 8, 12}, {16, 12});
+  EXPECT_TRUE(is_legal(call, {"S1"}, {"R", "S2", "R"}, {{3}, {}, {}}));
+  EXPECT_FALSE(is_legal(call, {"S1"}, {"R", "S2", "R"}, {{2}, {}, {}}));
+  EXPECT_FALSE(is_legal(call, {"P"}, {"S1", "S1", "R"}, {{4}, {}, {}}));
+}
+
+TEST(GroupedMatrixRules, PiecesOfColumnsDoWhereColumnsAreDense) {
+  auto call = grouped_mm({16, 8}, {2, 8, 12}, {16, 12});
+  call.tensors[1].stride = {96, 1, 8};
+  EXPECT_TRUE(is_legal(call, {"S1"}, {"R", "S2", "R"}, {{2}, {}, {}}));
+  EXPECT_FALSE(is_legal(call, {"P"}, {"R", "S1", "R"}, {{4}, {}, {}}));
+}
+
 class ProductOfMatrices : public ::testing::TestWithParam<std::array<int64_t, 3>> {};
 
 TEST_P(ProductOfMatrices, OfPartsIsThePartOfTheWhole) {

@@ -47,6 +47,16 @@ py::object placement_class(const char* name) {
   return py::module::import("torch.distributed.tensor.placement_types").attr(name);
 }
 
+py::object to_python_norm(const NormOrder& order) {
+  static auto* const norm_partial = py::module::import("torch.distributed.tensor._ops._math_ops")
+                                        .attr("_NormPartial")
+                                        .cast<py::object>()
+                                        .release()
+                                        .ptr();
+  return order.is_integer ? py::handle(norm_partial)(static_cast<int64_t>(order.value))
+                          : py::handle(norm_partial)(order.value);
+}
+
 py::object to_python(const Placement& placement, const MaskedPlacements& masked) {
   static auto* const replicate = placement_class("Replicate")().release().ptr();
   static auto* const shard = placement_class("Shard").release().ptr();
@@ -57,6 +67,9 @@ py::object to_python(const Placement& placement, const MaskedPlacements& masked)
   }
   if (placement.is_replicate()) {
     return py::reinterpret_borrow<py::object>(replicate);
+  }
+  if (placement.is_norm()) {
+    return to_python_norm(placement.norm);
   }
   if (placement.is_partial()) {
     return py::handle(partial)(std::string(to_string(placement.op)));

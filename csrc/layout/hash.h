@@ -1,6 +1,7 @@
 // A hash of several numbers, and of layouts.
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -26,6 +27,7 @@ class Hash {
       add(static_cast<uint64_t>(placement.kind) << 8 | static_cast<uint64_t>(placement.op));
       add(static_cast<uint64_t>(placement.dim) << 32 ^ static_cast<uint64_t>(placement.split_factor));
       add(placement.mask);
+      add(std::bit_cast<uint64_t>(placement.norm.value));
     }
     for (const auto& axes : layout.order) {
       add_all(axes);

@@ -31,7 +31,7 @@ void check_partials(const std::string& what, const std::vector<Placement>& place
     if (!placement.is_partial() || mesh.sizes[axis] == 1) {
       continue;
     }
-    if (first != nullptr && !commute(first->op, placement.op)) {
+    if (first != nullptr && !commute(*first, placement)) {
       refuse(what,
              "placements " + joined(placements) +
                  " mix reductions whose result depends on which is done first. Reduce one of them before.");

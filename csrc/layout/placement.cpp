@@ -2,6 +2,7 @@
 
 #include <array>
 #include <charconv>
+#include <cmath>
 #include <stdexcept>
 #include <utility>
 
@@ -84,12 +85,32 @@ size_t next_comma(std::string_view text, size_t begin) {
   return text.size();
 }
 
+// As Python prints a float.
+std::string float_text(double value) {
+  constexpr double kLeastFixed = 1e-4;
+  constexpr double kLeastScientific = 1e16;
+  const double size = std::abs(value);
+  const bool is_fixed = kLeastFixed <= size && size < kLeastScientific;
+  std::array<char, 32> text{};
+  const auto [end, error] =
+      std::to_chars(text.data(), text.data() + text.size(), value,
+                    is_fixed ? std::chars_format::fixed : std::chars_format::scientific);
+  const std::string_view written(text.data(), static_cast<size_t>(end - text.data()));
+  return std::string(written) + (is_fixed && written.find('.') == std::string_view::npos ? ".0" : "");
+}
+
+std::string to_string(const NormOrder& order) {
+  return order.is_integer ? std::to_string(static_cast<int64_t>(order.value)) : float_text(order.value);
+}
+
 }  // namespace
 
 bool commute(PartialOp a, PartialOp b) {
   const auto linear = [](PartialOp op) { return op == PartialOp::kSum || op == PartialOp::kAvg; };
   return a == b || (linear(a) && linear(b));
 }
+
+bool commute(const Placement& a, const Placement& b) { return commute(a.op, b.op) && a.norm == b.norm; }
 
 std::string_view to_string(PartialOp op) { return kPartialOps.at(static_cast<size_t>(op)); }
 
@@ -114,6 +135,9 @@ std::string to_string(const Placement& placement) {
                                          : "_S(" + std::to_string(placement.dim) + ", " +
                                                std::to_string(placement.split_factor) + ")";
     case PlacementKind::kPartial:
+      if (placement.is_norm()) {
+        return "_NormP(" + to_string(placement.norm) + ")";
+      }
       return (placement.mask != 0 ? "MaskP(" : "P(") + std::string(to_string(placement.op)) + ")";
   }
   throw std::logic_error("Placement: unknown kind");

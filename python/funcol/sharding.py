@@ -253,10 +253,7 @@ class ShardingPropagator(StockPropagator):
             return None
         args = tuple(_meta_of(argument) for argument in op_schema.args_schema)
         kwargs = {name: _meta_of(argument) for name, argument in op_schema.kwargs_schema.items()}
-        rows = rule(op, args, kwargs)
-        if op in _NORMS and op not in self._own_rows:
-            rows = [row for row in rows if not any(_is_extreme(placement) for placement in row[1:])]
-        return rows
+        return rule(op, args, kwargs)
 
     def _decide_whole(self, op_schema: OpSchema, remember: bool) -> OutputSharding:
         """By PyTorch's functions of the whole mesh."""

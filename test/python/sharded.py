@@ -20,7 +20,11 @@ Order = tuple[tuple[int, tuple[int, ...]], ...]  # (dim, axes that cut it, first
 
 
 class Layout(NamedTuple):
-    """Placements, an axis a word: ``R``, ``S0``, ``_S0/2`` (split factor 2), ``Psum``; and a shard order."""
+    """Placements, an axis a word: ``R``, ``S0``, ``_S0/2`` (split factor 2), ``Psum``; and a shard order.
+
+    Two more are no words of a user's: ``N2``, a result with a pending norm of order 2; ``M``, a tensor that
+    has masks, whole before they are made and a sum once they are applied.
+    """
 
     words: tuple[str, ...]
     order: Order | None = None
@@ -116,6 +120,10 @@ _REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def _norm_of(order: float) -> Callable[[Tensor], Tensor]:
+    return lambda parts: torch.linalg.vector_norm(parts, order, dim=0)
+
+
 def local_of(whole: Tensor, layout: Layout, mesh_shape: Sequence[int], at: Sequence[int]) -> Tensor:
     """A tensor for the rank at ``at``, such that all ranks together hold ``whole`` under ``layout``."""
     for axis, word in enumerate(layout.words):
@@ -141,8 +149,8 @@ def reduction_of(
     """What each rank of a mesh has when the partials of ``layout`` are reduced, from what each rank holds."""
     for axis in reversed(range(len(mesh_shape))):
         word = layout.words[axis]
-        if word[0] == "P":
-            reduce = _REDUCTIONS[word[1:]]
+        if word[0] in "PMN":
+            reduce = _norm_of(float(word[1:])) if word[0] == "N" else _REDUCTIONS[word[1:] or "sum"]
             peers = {
                 at: [held[*at[:axis], index, *at[axis + 1 :]] for index in range(mesh_shape[axis])]
                 for at in held

@@ -21,6 +21,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
+from torch.distributed.tensor._ops._math_ops import _NormPartial
+from torch.distributed.tensor.placement_types import _MaskPartial
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -158,7 +160,7 @@ class Simulation:
         else:
             wanted = [spec for spec in specs if _is_spec(spec)]
         locals_ = [
-            local_of(whole, layout_of(spec), self._shape, at).clone()
+            self._masked(local_of(whole, layout_of(spec), self._shape, at).clone(), spec)
             for whole, spec in zip(self._call.tensors(), wanted, strict=True)
         ]
         rest = iter(locals_)
@@ -169,9 +171,21 @@ class Simulation:
             DTensorSpec, lambda _: next(rest), (source.args_schema, source.kwargs_schema), is_leaf=_is_spec
         )
         try:
-            return _listed(source.op(*args, **kwargs)), locals_
+            results = _listed(source.op(*args, **kwargs))
         except Exception as error:
             raise WrongResultError(f"{self} does not run on rank {at}: {error}") from error
+        outputs = decision.output_spec
+        for result, spec in zip(results, _listed(outputs), strict=False):
+            if isinstance(spec, DTensorSpec):
+                _apply_masks(result, spec)
+        return results, locals_
+
+    def _masked(self, indices: Tensor, spec: DTensorSpec) -> Tensor:
+        """``indices`` within what this rank holds; PyTorch's masks keep which of them were not."""
+        for axis, placement in enumerate(spec.placements):
+            if isinstance(placement, _MaskPartial):
+                indices = placement._partition_value(indices, self._mesh, axis)
+        return indices
 
     def _compare(self, what: str, locals_: dict[Coordinate, Any], layout: Layout, whole: Tensor) -> None:
         for at, local in reduction_of(locals_, layout, self._shape).items():
@@ -200,12 +214,23 @@ def decided(propagator: Any, schema: OpSchema) -> OutputSharding | None:
     return sharding
 
 
+def _apply_masks(result: Tensor, spec: DTensorSpec) -> None:
+    for placement in spec.placements:
+        if isinstance(placement, _MaskPartial):
+            placement.mask_buffer.apply_mask(result)
+            placement.mask_buffer.release_mask()
+
+
 def layout_of(spec: DTensorSpec) -> Layout:
     words = []
     for placement in spec.placements:
-        if placement.is_partial() and type(placement) is not Partial:
+        if isinstance(placement, _NormPartial):
+            words.append(f"N{placement.norm_type}")
+        elif isinstance(placement, _MaskPartial):
+            words.append("M")
+        elif placement.is_partial() and type(placement) is not Partial:
             raise NotImplementedError(f"{placement} is reduced by rules of its own")
-        if hasattr(placement, "split_factor"):
+        elif hasattr(placement, "split_factor"):
             words.append(f"_S{placement.dim}/{placement.split_factor}")
         elif placement.is_shard():
             words.append(f"S{placement.dim}")  # type: ignore[attr-defined]

@@ -1,5 +1,6 @@
 // Operators that make one element of all along some dims.
 #include <algorithm>
+#include <cmath>
 
 #include "propagation/rules/dim_map.h"
 #include "propagation/rules/families.h"
@@ -111,6 +112,34 @@ Rule extreme(PartialOp op) {
   };
 }
 
+// linalg_vector_norm(self, ord), norm(self, p): 2 unless it is given.
+NormOrder norm_order(const OpCall& call) {
+  const std::string_view name = call.has_arg("ord") ? "ord" : "p";
+  return {real_number(call, name).value_or(2), !std::holds_alternative<double>(call.arg(name).value)};
+}
+
+// Norms of parts make up that of the whole; but neither sums nor extremes of what has signs have the norm of
+// theirs, so nothing goes on pending.
+Rows norm(const OpCall& call) {
+  RowList rows(call);
+  add_kept_dims(call, rows);
+  const auto order = norm_order(call);
+  const bool has_parts = !std::isnan(order.value);
+  const auto pending = std::isinf(order.value) ? partial(order.value > 0 ? PartialOp::kMax : PartialOp::kMin)
+                       : order.value == 0      ? partial()
+                                               : Placement::norm_partial(order);
+  for (const int64_t dim : reduced_dims(call)) {
+    if (has_parts && dim < call.tensors[0].num_dims()) {
+      rows.add(pending, {any_shard(dim)});
+    }
+  }
+  // Of nothing there is none of these.
+  const bool needs_elements = order.value < 0 || std::isinf(order.value);
+  return {.rows = rows.take(),
+          .allows_empty_shards = true,
+          .is_legal = needs_elements ? of_reduced_dims<leaves_none_empty> : nullptr};
+}
+
 // histc(self, bins, min, max): bins are known beforehand if their range is; equal bounds mean that of the
 // data.
 Rows histogram(const OpCall& call) {
@@ -147,6 +176,7 @@ void add_reduction_rules(RuleTable& table) {
       {"aten::all", "aten::any", "aten::argmax", "aten::argmin", "aten::kthvalue", "aten::logsumexp",
        "aten::mode", "aten::std", "aten::var", "aten::std_mean", "aten::var_mean", "prims::var"},
       of_whole_dims);
+  table.add_all_overloads({"aten::linalg_vector_norm", "aten::norm"}, norm);
   table.add_all_overloads({"aten::histc"}, histogram);
   table.add_overloads({"aten::median", "aten::median.out", "aten::nanmedian", "aten::nanmedian.out"},
                       on_whole_tensors);

@@ -35,7 +35,13 @@ INSTANTIATE_TEST_SUITE_P(
            Written{"_S(3, 16)", Placement::shard(3, 16)}, Written{"P(sum)", Placement::partial()},
            Written{"P(avg)", Placement::partial(PartialOp::kAvg)},
            Written{"MaskP(sum)", Placement::partial(PartialOp::kSum, 1)},
-           Written{"MaskP(max)", Placement::partial(PartialOp::kMax, 7)}));
+           Written{"MaskP(max)", Placement::partial(PartialOp::kMax, 7)},
+           Written{"_NormP(2)", Placement::norm_partial({2, true})},
+           Written{"_NormP(2.0)", Placement::norm_partial({2, false})},
+           Written{"_NormP(0.3)", Placement::norm_partial({0.3, false})},
+           Written{"_NormP(-100000.0)", Placement::norm_partial({-1e5, false})},
+           Written{"_NormP(1e-05)", Placement::norm_partial({1e-5, false})},
+           Written{"_NormP(1e+16)", Placement::norm_partial({1e16, false})}));
 
 class PartialOpAsText : public ::testing::TestWithParam<std::tuple<PartialOp, std::string>> {};
 
@@ -126,6 +132,19 @@ TEST_P(PairOfReductions, CommutesIfItIsOneOrBothAreLinear) {
 const auto kOps = Values(PartialOp::kSum, PartialOp::kAvg, PartialOp::kMin, PartialOp::kMax,
                          PartialOp::kProduct, PartialOp::kBand, PartialOp::kBor, PartialOp::kBxor);
 INSTANTIATE_TEST_SUITE_P(AllPairs, PairOfReductions, ::testing::Combine(kOps, kOps));
+
+class NormBesides : public ::testing::TestWithParam<std::pair<Placement, bool>> {};
+
+TEST_P(NormBesides, CommutesIfItIsOfTheSameOrder) {
+  const auto norm = Placement::norm_partial({2, true});
+  EXPECT_EQ(commute(norm, GetParam().first), GetParam().second);
+  EXPECT_EQ(commute(GetParam().first, norm), GetParam().second);
+}
+
+INSTANTIATE_TEST_SUITE_P(Partials, NormBesides,
+                         Values(std::pair{Placement::norm_partial({2, true}), true},
+                                std::pair{Placement::norm_partial({3, true}), false},
+                                std::pair{Placement::partial(), false}));
 
 }  // namespace
 }  // namespace funcol

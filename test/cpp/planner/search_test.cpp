@@ -292,6 +292,15 @@ INSTANTIATE_TEST_SUITE_P(
            MaskedCase{{kR, Placement::shard(1)}, {kR, kMasked}, "RS(1)->RR->RMaskP(sum)"},
            MaskedCase{{kR, kMasked}, {kR, kOtherMask}, "RMaskP(sum)->RP(sum)->RR->RMaskP(sum)"}));
 
+TEST(NormPartial, IsNotPlannedAsASum) {
+  const Mesh mesh{{2, 2}, {"dp", "tp"}, {}};
+  EXPECT_TRUE(test::refuses(
+      [&] {
+        plan_redistribution(masked(mesh, {kR, Placement::norm_partial({2, true})}, {kR, kR}), StepCounts{});
+      },
+      {"plan_redistribution: _NormP(2) of mesh axis tp", "Reduce it before by its own rule"}));
+}
+
 TEST(MaskedPartial, ThatStaysOnATensorThatStaysNeedsNoSteps) {
   const Mesh mesh{{2, 2}, {}, {}};
   EXPECT_TRUE(plan_redistribution(masked(mesh, {kR, kMasked}, {kR, kMasked}), StepCounts{}).steps.empty());

@@ -82,6 +82,80 @@ TEST(ReductionRules, PowersDoNotGoOnPending) {
   EXPECT_FALSE(has_row(reduction("aten::linalg__powsum", {4}, {0}, false), "P(sum) <- P(sum)"));
 }
 
+OpCall vector_norm(double order, const Shape& shape = {4, 3}, int64_t dim = 0) {
+  Shape result = shape;
+  result.erase(result.begin() + dim);
+  return CallOf("aten::linalg_vector_norm")
+      .with("self", tensor(shape))
+      .with("ord", Argument{order})
+      .with("dim", integers({dim}))
+      .with("keepdim", false)
+      .gives(result);
+}
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+class PendingNorm : public ::testing::TestWithParam<std::pair<double, std::string>> {};
+
+TEST_P(PendingNorm, IsOfItsOrder) {
+  EXPECT_EQ(texts_of(vector_norm(GetParam().first)), (Texts{"S0 <- S1", GetParam().second + " <- S0"}));
+}
+
+INSTANTIATE_TEST_SUITE_P(Orders, PendingNorm,
+                         ::testing::Values(std::pair(2.0, "_NormP(2.0)"), std::pair(-1.5, "_NormP(-1.5)"),
+                                           std::pair(0.0, "P(sum)"), std::pair(kInfinity, "P(max)"),
+                                           std::pair(-kInfinity, "P(min)")));
+
+TEST(NormRules, OfNoNumberIsOfAll) {
+  EXPECT_EQ(texts_of(vector_norm(std::numeric_limits<double>::quiet_NaN())), Texts{"S0 <- S1"});
+}
+
+TEST(NormRules, AnOrderIsWrittenAsItWasGiven) {
+  const auto call =
+      CallOf("aten::norm.Scalar").with("self", tensor({4})).with("p", int64_t{3}).gives(Shape{});
+  EXPECT_EQ(texts_of(call), Texts{"_NormP(3) <- S0"});
+}
+
+TEST(NormRules, NoOrderIsTheSecond) {
+  const auto call =
+      CallOf("aten::norm.ScalarOpt_dim").with("self", tensor({4})).with_none("p").with("dim", integers({0}));
+  EXPECT_EQ(texts_of(CallOf(call).gives(Shape{})), Texts{"_NormP(2) <- S0"});
+}
+
+class NormOfNothing : public ::testing::TestWithParam<std::pair<double, bool>> {};
+
+TEST_P(NormOfNothing, IsThereForPositiveOrders) {
+  EXPECT_EQ(is_legal(vector_norm(GetParam().first, {5, 4}), {"P"}, {"S0"}, {{4}, {}, {}}), GetParam().second);
+}
+
+INSTANTIATE_TEST_SUITE_P(Orders, NormOfNothing,
+                         ::testing::Values(std::pair(2.0, true), std::pair(0.0, true), std::pair(-1.0, false),
+                                           std::pair(kInfinity, false), std::pair(-kInfinity, false)));
+
+// Those that are exact.
+class NormOfParts : public ::testing::TestWithParam<double> {};
+
+TEST_P(NormOfParts, IsThePartOfTheWhole) {
+  const double order = GetParam();
+  const auto op = [order](const std::vector<Numbers>& inputs, const Shape& shape) {
+    const auto& input = inputs.at(0);
+    const double start = order < 0 ? kInfinity : 0;
+    Numbers output{shape, std::vector<double>(num_elements(shape), start)};
+    for (size_t i = 0; i < input.values.size(); ++i) {
+      auto& value = output.values.at(i % output.values.size());
+      const double size = std::abs(input.values[i]);
+      value = order == 1   ? value + size
+              : order == 0 ? value + (size == 0 ? 0 : 1)
+              : order > 0  ? std::max(value, size)
+                           : std::min(value, size);
+    }
+    return output;
+  };
+  EXPECT_TRUE(all_rows_are_right(vector_norm(order, {5, 3}), op));
+}
+
+INSTANTIATE_TEST_SUITE_P(Orders, NormOfParts, ::testing::Values(0.0, 1.0, kInfinity, -kInfinity));
+
 TEST(ReductionRules, BinsOfTheDataAreKnownToNoPart) {
   const auto histogram = [](int64_t min, int64_t max) {
     return CallOf("aten::histc")

@@ -127,6 +127,35 @@ void leave_out_factors(OpCall& call) {
 
 std::vector<std::optional<TensorMeta>> output_metas_of(const OpCall& call) { return output_metas(call); }
 
+// The Python placements that have masks, told by Placement::mask.
+class MaskObjects {
+ public:
+  void add(uint64_t mask, const py::object& placement) { objects_.emplace_back(mask, placement); }
+
+  // Nothing if it is not known.
+  py::object find(uint64_t mask) const {
+    const auto found = std::find_if(objects_.begin(), objects_.end(),
+                                    [mask](const auto& entry) { return entry.first == mask; });
+    return found == objects_.end() ? py::object() : found->second;
+  }
+
+ private:
+  std::vector<std::pair<uint64_t, py::object>> objects_;
+};
+
+// One for all placements of a decision that speak of the mask: what fills it is one of them, what applies it
+// another.
+py::object to_python_mask(const IndexMask& mask) {
+  static auto* const mask_partial = py::module::import("torch.distributed.tensor.placement_types")
+                                        .attr("_MaskPartial")
+                                        .cast<py::object>()
+                                        .release()
+                                        .ptr();
+  static auto* const size = py::module::import("torch").attr("Size").cast<py::object>().release().ptr();
+  return py::handle(mask_partial)(py::arg("offset_shape") = py::handle(size)(py::cast(mask.shape)),
+                                  py::arg("offset_dim") = mask.dim);
+}
+
 class Engine {
  public:
   Engine(py::object make_spec, std::optional<CostModel> model, size_t capacity)
@@ -167,13 +196,14 @@ class Engine {
     const auto schema = read_op_schema(op_schema);
     py::list elements;
     for (auto& part : parts_of(schema)) {
-      const auto rows = rows_for(op_schema, part.schema, serves(*schema.op), rows_of);
+      MaskObjects masks;
+      const auto rows = rows_for(op_schema, part.schema, serves(*schema.op), rows_of, masks);
       if (!rows.has_value()) {
         return py::none();
       }
       py::list list;
       for (const auto& sharding : propagator_.strategies(part.schema, *rows)) {
-        list.append(to_python(schema, part, sharding));
+        list.append(to_python(schema, part, sharding, masks));
       }
       elements.append(std::move(list));
     }
@@ -232,7 +262,6 @@ class Engine {
 
   py::object decide(py::handle op_schema, const PythonSchema& schema, bool has_rule, py::handle rows_of,
                     py::handle whole, py::handle assemble) {
-    masked_.clear();
     py::list elements;
     auto parts = parts_of(schema);
     std::unordered_multimap<size_t, size_t> decided;  // parts by their hash: most elements are alike
@@ -248,11 +277,12 @@ class Engine {
         elements.append(elements[same->second]);
         continue;
       }
-      const auto rows = rows_for(op_schema, part.schema, has_rule, rows_of);
+      MaskObjects masks;
+      const auto rows = rows_for(op_schema, part.schema, has_rule, rows_of, masks);
       if (!rows.has_value()) {
         return whole(op_schema, false);
       }
-      elements.append(to_python(schema, part, propagator_.propagate(part.schema, *rows)));
+      elements.append(to_python(schema, part, propagator_.propagate(part.schema, *rows), masks));
       decided.emplace(hash, i);
     }
     return assemble(op_schema, elements);
@@ -276,8 +306,10 @@ class Engine {
   }
 
   // Nothing where there is no one-axis rule, or none that C++ has values for, or where the outputs are not
-  // known: operators that depend on data, or that do not run on Meta tensors.
-  std::optional<Rows> rows_for(py::handle op_schema, OpSchema& schema, bool has_rule, py::handle rows_of) {
+  // known: operators that depend on data, or that do not run on Meta tensors. Adds the masks that rows in
+  // Python have.
+  std::optional<Rows> rows_for(py::handle op_schema, OpSchema& schema, bool has_rule, py::handle rows_of,
+                               MaskObjects& masks) {
     try {
       schema.call.outputs = output_metas(schema.call);
     } catch (const c10::Error&) {
@@ -291,14 +323,15 @@ class Engine {
       return (*find_rule(schema.call.op))(schema.call);
     }
     try {
-      return python_rows(op_schema, schema, rows_of);
+      return python_rows(op_schema, schema, rows_of, masks);
     } catch (const c10::NotImplementedError&) {  // placements with rules of their own
       return std::nullopt;
     }
   }
 
   // Asks Python for rows: lists of placements, outputs first, then inputs.
-  std::optional<Rows> python_rows(py::handle op_schema, const OpSchema& schema, py::handle rows_of) {
+  static std::optional<Rows> python_rows(py::handle op_schema, const OpSchema& schema, py::handle rows_of,
+                                         MaskObjects& masks) {
     const py::object answer = rows_of(op_schema);
     if (answer.is_none()) {
       return std::nullopt;
@@ -306,12 +339,12 @@ class Engine {
     Rows rows;
     rows.is_legal = averages_are_even;
     for (const auto& row : answer) {
-      rows.rows.push_back(to_row(row.cast<py::sequence>(), schema.call));
+      rows.rows.push_back(to_row(row.cast<py::sequence>(), schema.call, masks));
     }
     return rows;
   }
 
-  Row to_row(const py::sequence& placements, const OpCall& call) {
+  static Row to_row(const py::sequence& placements, const OpCall& call, MaskObjects& masks) {
     const auto num_inputs = call.tensors.size();
     const auto num_outputs = call.outputs.size();
     TORCH_CHECK_VALUE(placements.size() == num_outputs + num_inputs, "funcol::", kOp, ": a rule of ", call.op,
@@ -321,32 +354,31 @@ class Engine {
     for (size_t i = 0; i < placements.size(); ++i) {
       const py::object placement = placements[i];
       if (i < num_outputs) {
-        row.outputs.push_back(placement.is_none() ? std::nullopt : std::optional(to_entry(placement)));
+        row.outputs.push_back(placement.is_none() ? std::nullopt : std::optional(to_entry(placement, masks)));
       } else {
         TORCH_CHECK_VALUE(!placement.is_none(), "funcol::", kOp, ": a rule of ", call.op,
                           " gave no placement for its tensor argument ", i - num_outputs, ".");
-        row.inputs.push_back(to_entry(placement));
+        row.inputs.push_back(to_entry(placement, masks));
       }
     }
     return row;
   }
 
-  Placement to_entry(const py::object& placement) {
+  static Placement to_entry(const py::object& placement, MaskObjects& masks) {
     if (py::str(py::type::of(placement).attr("__name__")).cast<std::string>() == "_ShardingPlaceholder") {
       return any_shard(placement.attr("dim").cast<int64_t>());
     }
     auto entry = to_placement(placement);
     if (entry.mask != 0) {
-      masked_.emplace_back(entry.mask, placement);
+      masks.add(entry.mask, placement);
     }
     return entry;
   }
 
-  py::object masked_placement(const PythonSchema& schema, const Placement& placement) const {
-    for (const auto& [mask, object] : masked_) {
-      if (mask == placement.mask) {
-        return object;
-      }
+  static py::object masked_placement(const PythonSchema& schema, const Placement& placement,
+                                     const MaskObjects& masks) {
+    if (auto known = masks.find(placement.mask)) {
+      return known;
     }
     for (const auto& tensor : schema.tensors) {
       for (const auto& object : tensor.spec.attr("placements")) {
@@ -358,13 +390,16 @@ class Engine {
     throw std::logic_error("funcol: a mask that no tensor has");
   }
 
-  py::object python_spec(const PythonSchema& schema, const Spec& spec, py::handle mesh) const {
-    return to_python_spec(spec, mesh, schema.strided_as_order, make_spec_,
-                          [&](const Placement& placement) { return masked_placement(schema, placement); });
+  py::object python_spec(const PythonSchema& schema, const Spec& spec, py::handle mesh,
+                         const MaskObjects& masks) const {
+    return to_python_spec(spec, mesh, schema.strided_as_order, make_spec_, [&](const Placement& placement) {
+      return masked_placement(schema, placement, masks);
+    });
   }
 
   // An input's own, if it is the same: most results lie where an input lies.
-  py::object output_spec(const PythonSchema& schema, const Part& part, const Spec& output) const {
+  py::object output_spec(const PythonSchema& schema, const Part& part, const Spec& output,
+                         const MaskObjects& masks) const {
     for (size_t i = 0; i < part.tensors.size(); ++i) {
       const auto& tensor = schema.tensors[part.tensors[i]];
       if (part.schema.layouts[i] == output.layout && part.schema.call.tensors[i] == output.meta &&
@@ -372,22 +407,26 @@ class Engine {
         return tensor.spec;
       }
     }
-    return python_spec(schema, output, part.mesh);
+    return python_spec(schema, output, part.mesh, masks);
   }
 
   // (outputs, inputs, costs, needs_redistribute)
-  py::tuple to_python(const PythonSchema& schema, const Part& part, const OutputSharding& sharding) {
+  py::tuple to_python(const PythonSchema& schema, const Part& part, const OutputSharding& sharding,
+                      MaskObjects masks) const {
+    for (size_t number = 0; number < sharding.masks.size(); ++number) {
+      masks.add(new_mask(number), to_python_mask(sharding.masks[number]));
+    }
     py::list outputs;
     for (const auto& output : sharding.outputs) {
-      outputs.append(output.has_value() ? output_spec(schema, part, *output) : py::none());
+      outputs.append(output.has_value() ? output_spec(schema, part, *output, masks) : py::none());
     }
     py::list inputs;
     for (size_t i = 0; i < sharding.inputs.size(); ++i) {
       const auto& tensor = schema.tensors[part.tensors[i]];
       const bool is_where_it_was = sharding.inputs[i] == part.schema.layouts[i];
-      inputs.append(is_where_it_was
-                        ? tensor.spec
-                        : python_spec(schema, {part.schema.call.tensors[i], sharding.inputs[i]}, part.mesh));
+      inputs.append(is_where_it_was ? tensor.spec
+                                    : python_spec(schema, {part.schema.call.tensors[i], sharding.inputs[i]},
+                                                  part.mesh, masks));
     }
     return py::make_tuple(std::move(outputs), std::move(inputs), py::cast(sharding.costs),
                           sharding.needs_redistribute);
@@ -400,7 +439,6 @@ class Engine {
   size_t num_hits_ = 0;
   size_t num_misses_ = 0;
   std::unordered_set<std::string> left_;
-  std::vector<std::pair<uint64_t, py::object>> masked_;  // placements that rows in Python gave
 };
 
 // Specs of one tensor as layouts.

@@ -11,8 +11,11 @@ namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
-bool has_mask(const Layout& layout) {
-  return std::ranges::any_of(layout.placements, [](const auto& placement) { return placement.mask != 0; });
+Layout without_masks(Layout layout) {
+  for (auto& placement : layout.placements) {
+    placement = placement.mask != 0 ? Placement::replicate() : placement;
+  }
+  return layout;
 }
 
 }  // namespace
@@ -102,13 +105,13 @@ double Reach::to(const Layout& target) {
   if (!may_reach(target)) {
     return kNever;
   }
-  const int node = node_of(space_.state(target));
+  const int node = node_of(space_.state(without_masks(target)));
   while (nodes_[node].known == kUnknown) {
     if (!settle()) {
       return kNever;
     }
   }
-  return nodes_[node].known;
+  return nodes_[node].known + cost_of_masks(target);
 }
 
 double Reach::at_least(const Layout& target) const {
@@ -118,8 +121,9 @@ double Reach::at_least(const Layout& target) const {
   if (!may_reach(target)) {
     return kNever;
   }
-  const int node = states_.find(space_.state(target));
-  return node >= 0 && nodes_[node].known != kUnknown ? nodes_[node].known : radius();
+  const int node = states_.find(space_.state(without_masks(target)));
+  return (node >= 0 && nodes_[node].known != kUnknown ? nodes_[node].known : radius()) +
+         cost_of_masks(target);
 }
 
 const Reach::Settled* Reach::nearest(size_t n) {
@@ -133,11 +137,27 @@ const Reach::Settled* Reach::nearest(size_t n) {
 
 double Reach::at_least(size_t n) const { return n < settled_.size() ? settled_[n].cost : radius(); }
 
+double Reach::mask_cost(const State& layout) const {
+  constexpr int64_t kAnyAxis = 0;  // nothing is sent
+  return costs_.of(size_of_mask(StepKind::kMask, kAnyAxis, space_.held(layout).bytes));
+}
+
+double Reach::cost_of_masks(const Layout& target) const {
+  const auto num_masks =
+      std::ranges::count_if(target.placements, [](const auto& placement) { return placement.mask != 0; });
+  return num_masks == 0 ? 0 : static_cast<double>(num_masks) * mask_cost(space_.state(without_masks(target)));
+}
+
 bool Reach::may_reach(const Layout& target) const {
-  return !has_mask(target) && std::ranges::all_of(target.placements, [&](const Placement& placement) {
-    return !placement.is_shard() ||
-           (placement.dim < static_cast<int64_t>(shape_.size()) && space_.split(placement.split_factor) >= 0);
-  });
+  for (size_t axis = 0; axis < target.placements.size(); ++axis) {
+    const auto& placement = target.placements[axis];
+    const bool has_dim = placement.dim < static_cast<int64_t>(shape_.size());
+    const bool keeps_mask = placement.mask != 0 && placement == source_.placements[axis];
+    if (keeps_mask || (placement.is_shard() && (!has_dim || space_.split(placement.split_factor) < 0))) {
+      return false;
+    }
+  }
+  return true;
 }
 
 bool Reach::settle() {

@@ -50,8 +50,8 @@ class Reach {
   Reach& operator=(Reach&&) = delete;
   ~Reach() = default;
 
-  // The least cost; infinity if there is no way: to placements outside of the vocabulary, and to masked
-  // partials unless all of the layout is that of the source.
+  // The least cost; infinity if there is no way: to placements outside of the vocabulary, and to a mask that
+  // the source has unless all of the layout is that of the source.
   double to(const Layout& target);
   // The same if it is known by now, else a bound: nothing that is not known costs less.
   double at_least(const Layout& target) const;
@@ -60,6 +60,9 @@ class Reach {
   const Settled* nearest(size_t n);
   // What the `n`-th nearest layout costs at least; infinity if it is known that there are not so many.
   double at_least(size_t n) const;
+
+  // What it costs to make a mask (R -> MaskP on an axis) on the tensor under this layout.
+  double mask_cost(const State& layout) const;
 
   const Space& space() const { return space_; }
   const std::vector<int64_t>& shape() const { return shape_; }
@@ -89,8 +92,9 @@ class Reach {
   // The placements that each axis may have, if all their layouts are to be priced at once; else empty.
   std::vector<std::vector<Placement>> placements_to_price() const;
   void price_all(const std::vector<std::vector<Placement>>& of_axis);
-  // Whether a path may lead there.
+  // Whether a path may lead there, masks to be made at its end.
   bool may_reach(const Layout& target) const;
+  double cost_of_masks(const Layout& target) const;
   // Settles the next layout; false if there are no more.
   bool settle();
   void expand_last();

@@ -48,19 +48,24 @@ bool may_mix(const Placement& a, const Placement& b) {
   if (!a.is_partial() || !b.is_partial()) {
     return true;
   }
-  return commute(a.op, b.op) && (a.mask == b.mask || a.mask == 0 || b.mask == 0);
+  return commute(a, b);
 }
 
-bool may_mix(const Row& a, const Row& b) {
+// Even where one of them holds a single rank.
+bool both_mask(const Placement& a, const Placement& b) { return a.mask != 0 && b.mask != 0; }
+
+// Whether that is true of the placements of all tensors.
+template <typename IsTrue>
+bool of_all(const Row& a, const Row& b, IsTrue is_true) {
   for (size_t i = 0; i < a.inputs.size(); ++i) {
-    if (!may_mix(a.inputs[i], b.inputs[i])) {
+    if (!is_true(a.inputs[i], b.inputs[i])) {
       return false;
     }
   }
   for (size_t i = 0; i < a.outputs.size(); ++i) {
     const auto& output = a.outputs[i];
     const auto& other = b.outputs[i];
-    if (output && other && !may_mix(*output, *other)) {
+    if (output && other && !is_true(*output, *other)) {
       return false;
     }
   }
@@ -212,7 +217,7 @@ bool Candidates::is_allowed(const Row& row, int64_t axis) const {
   for (size_t i = 0; i < operands_.size(); ++i) {
     const auto& from = operands_[i].source.placements[axis];
     const auto& to = row.inputs[i];
-    const bool can_be_made = !to.is_partial() || (from.is_replicate() && to.mask == 0);
+    const bool can_be_made = !to.is_partial() || from.is_replicate();
     if (from != to && (operands_[i].stays || !can_be_made)) {
       return false;
     }
@@ -227,13 +232,17 @@ bool Candidates::is_allowed(const Row& row, int64_t axis) const {
 }
 
 void Candidates::find_mixing_rows() {
-  may_mix_.assign(rows_.size() * rows_.size(), 1);
+  mixing_.assign(rows_.size() * rows_.size(), Mixing::kAlways);
   for (size_t a = 0; a < rows_.size(); ++a) {
     if (!has_partial(*rows_[a])) {
       continue;
     }
     for (size_t b = 0; b < rows_.size(); ++b) {
-      may_mix_[a * rows_.size() + b] = may_mix(*rows_[a], *rows_[b]) ? 1 : 0;
+      const auto is_apart = [](const auto& one, const auto& other) { return !both_mask(one, other); };
+      auto& mixing = mixing_[a * rows_.size() + b];
+      mixing = !of_all(*rows_[a], *rows_[b], is_apart)  ? Mixing::kNever
+               : !of_all(*rows_[a], *rows_[b], may_mix) ? Mixing::kWithASingleRank
+                                                        : Mixing::kAlways;
     }
   }
 }
@@ -303,8 +312,10 @@ void Candidates::find_groups() {
 
 bool Candidates::may_follow(std::span<const RowNumber> rows, RowNumber next) const {
   const auto axis = static_cast<int64_t>(rows.size());
-  for (int64_t other = 0; other < axis && mesh_.sizes[axis] != 1; ++other) {
-    if (mesh_.sizes[other] != 1 && may_mix_[rows[other] * rows_.size() + next] == 0) {
+  for (int64_t other = 0; other < axis; ++other) {
+    const bool has_single_rank = mesh_.sizes[axis] == 1 || mesh_.sizes[other] == 1;
+    const auto least = has_single_rank ? Mixing::kWithASingleRank : Mixing::kAlways;
+    if (mixing_[rows[other] * rows_.size() + next] < least) {
       return false;
     }
   }

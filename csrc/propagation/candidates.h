@@ -1,6 +1,7 @@
 // Which compositions there are of a call's rows, and which of them are legal (compose.h says when).
 #pragma once
 
+#include <cstdint>
 #include <deque>
 #include <optional>
 #include <span>
@@ -53,6 +54,9 @@ class Candidates {
   std::optional<Composition> unmoved() const;
 
  private:
+  // Whether two rows may be those of two axes.
+  enum class Mixing : uint8_t { kNever, kWithASingleRank, kAlways };
+
   void check_numbers() const;
   void add_rows(const std::vector<Row>& rows);
   void add_row(const Row& row, const std::vector<int64_t>& split_factors);
@@ -72,7 +76,7 @@ class Candidates {
   std::deque<Row> made_;  // the rows that were not given
   std::vector<const Row*> rows_;
   std::vector<std::vector<RowNumber>> rows_of_;
-  std::vector<char> may_mix_;  // [row][row]: on two axes of several ranks
+  std::vector<Mixing> mixing_;  // [row][row]
   std::vector<Precedence> precedences_;
   std::vector<Group> groups_;
   std::vector<size_t> group_of_;

@@ -33,11 +33,10 @@ struct Choice {
 // that all of them agree with, if there is one, then that of each.
 //
 // A composition is legal if
-//   - partials of inputs stay or are made of a Replicate, without a mask: a plan could make them of shards
-//   and
-//     of other partials, but what that saves is paid for when the result is reduced, which no cost here
-//     tells;
-//   - no tensor mixes partials that do not commute, or different masks;
+//   - partials of inputs stay or are made of a Replicate: a plan could make them of shards and of other
+//     partials, but what that saves is paid for when the result is reduced, which no cost here tells;
+//   - no tensor mixes partials that do not commute, or has masks on two axes: what one axis masks, the other
+//     would have to know of;
 //   - every rank has something of each input that is sharded, unless rows.allows_empty_shards;
 //   - operands that stay have the layouts that they have;
 //   - each output has the layout that is `required` of it (nothing: any; an empty list: nothing is required);

@@ -55,13 +55,19 @@ void PrefixCosts::add_axis(int64_t axis, uint64_t first_key) {
     const auto known = std::ranges::find(added.columns, placement, &Column::placement);
     added.column_of[number] = static_cast<uint32_t>(known - added.columns.begin());
     if (known == added.columns.end()) {
-      const uint8_t place = placement.mask != 0        ? kNowhere
-                            : placement.is_replicate() ? State::kReplicate
-                            : placement.is_partial()   ? State::of(placement.op)
-                                                       : static_cast<uint8_t>(placement.dim);
+      // A mask that the input has goes when the input moves.
+      const bool makes_mask = placement.mask != 0 && placement != reach_.source().placements[axis];
+      const uint8_t place = placement.mask != 0 && !makes_mask       ? kNowhere
+                            : makes_mask || placement.is_replicate() ? State::kReplicate
+                            : placement.is_partial()                 ? State::of(placement.op)
+                                                                     : static_cast<uint8_t>(placement.dim);
       const int split = placement.is_shard() ? space.split(placement.split_factor) : 0;
-      added.columns.push_back({placement, place, split < 0 ? kNowhere : static_cast<uint8_t>(split)});
+      added.columns.push_back(
+          {placement, place, split < 0 ? kNowhere : static_cast<uint8_t>(split), makes_mask});
     }
+  }
+  if (std::ranges::any_of(added.columns, &Column::makes_mask)) {
+    maskable_axes_.push_back(axis);
   }
 }
 
@@ -90,25 +96,38 @@ void PrefixCosts::set(uint64_t key, double cost) {
 }
 
 void PrefixCosts::extend() {
-  const auto* settled = reach_.nearest(num_taken_in_);
-  if (settled == nullptr) {
-    radius_ = std::numeric_limits<double>::infinity();
-    return;
+  const bool is_mask_next = !masked_.empty() && masked_.top().cost <= reach_.at_least(num_taken_in_);
+  if (const auto* settled = is_mask_next ? nullptr : reach_.nearest(num_taken_in_)) {
+    ++num_taken_in_;
+    take_in(settled->state, settled->cost, kNoAxis);
+    if (!maskable_axes_.empty()) {
+      masked_.push({settled->cost + reach_.mask_cost(settled->state), settled->state});
+    }
+  } else if (!masked_.empty()) {
+    for (const int64_t axis : maskable_axes_) {
+      take_in(masked_.top().replicated, masked_.top().cost, axis);
+    }
+    masked_.pop();
   }
-  ++num_taken_in_;
+  radius_ = std::min(reach_.at_least(num_taken_in_),
+                     masked_.empty() ? std::numeric_limits<double>::infinity() : masked_.top().cost);
+}
+
+void PrefixCosts::take_in(const State& state, double cost, int64_t masked_axis) {
   const auto fits = [&](size_t axis, const Column& column) {
+    if (column.makes_mask != (static_cast<int64_t>(axis) == masked_axis)) {
+      return false;
+    }
     const int slot = axes_[axis].slot;
     // On an axis of one rank all is the same but masks.
-    return slot < 0 ? column.placement.mask == 0
-                    : column.place == settled->state.place.at(slot) &&
-                          column.split == settled->state.split.at(slot);
+    return slot < 0 ? column.place != kNowhere
+                    : column.place == state.place.at(slot) && column.split == state.split.at(slot);
   };
   for (size_t precedence = 0; precedence < rank_of_.size(); ++precedence) {
-    if (is_cut_by(settled->state, precedence)) {
-      take_in(0, precedence, settled->cost, fits);
+    if (is_cut_by(state, precedence)) {
+      take_in(0, precedence, cost, fits);
     }
   }
-  radius_ = reach_.at_least(num_taken_in_);
 }
 
 bool PrefixCosts::is_cut_by(const State& state, size_t precedence) const {

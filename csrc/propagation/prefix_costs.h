@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <queue>
 #include <span>
 #include <unordered_map>
 #include <vector>
@@ -14,7 +15,8 @@ namespace funcol {
 
 // Of an input: for an order of cuts and rows of the first axes ("prefix"), the least cost of a layout that
 // some rows of the other axes ask for. Layouts are taken in from the nearest to the farthest: the first that
-// fits a prefix is its least.
+// fits a prefix is its least. A layout with a mask on an axis comes behind the one that replicates there, by
+// what it costs to make the mask.
 class PrefixCosts {
  public:
   using RowNumber = Candidates::RowNumber;
@@ -42,6 +44,13 @@ class PrefixCosts {
     Placement placement;
     uint8_t place;  // of State
     uint8_t split;
+    bool makes_mask;
+  };
+  struct Masked {
+    double cost;
+    State replicated;  // but for the mask on some axis
+
+    bool operator<(const Masked& other) const { return cost > other.cost; }
   };
   // Placements that rows have on an axis.
   struct Axis {
@@ -51,7 +60,10 @@ class PrefixCosts {
     uint64_t first_key;               // of prefixes that end before the axis
   };
 
+  static constexpr int64_t kNoAxis = -1;
+
   void add_axis(int64_t axis, uint64_t first_key);
+  void take_in(const State& state, double cost, int64_t masked_axis);
   uint64_t key(size_t precedence, std::span<const RowNumber> rows) const;
   double get(uint64_t key) const;
   void set(uint64_t key, double cost);
@@ -63,7 +75,9 @@ class PrefixCosts {
   const Candidates& candidates_;
   const size_t input_;
   Reach& reach_;
-  size_t num_taken_in_ = 0;
+  size_t num_taken_in_ = 0;             // of the layouts without masks
+  std::vector<int64_t> maskable_axes_;  // on which a mask may be made
+  std::priority_queue<Masked> masked_;  // not taken in yet
   double radius_ = 0;
   std::vector<Axis> axes_;
   std::vector<std::vector<int64_t>> rank_of_;  // [precedence][axis]

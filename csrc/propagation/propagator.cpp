@@ -58,7 +58,7 @@ std::vector<std::optional<Layout>> required_outputs(const OpSchema& schema) {
   return required;
 }
 
-OutputSharding to_sharding(const OpSchema& schema, Choice choice) {
+OutputSharding to_sharding(const OpSchema& schema, const Rows& rows, Choice choice) {
   OutputSharding sharding;
   for (size_t i = 0; i < schema.call.outputs.size(); ++i) {
     const auto& meta = schema.call.outputs[i];
@@ -70,6 +70,7 @@ OutputSharding to_sharding(const OpSchema& schema, Choice choice) {
   sharding.inputs = std::move(choice.composition.inputs);
   sharding.costs = std::move(choice.costs);
   sharding.needs_redistribute = choice.moves;
+  sharding.masks = rows.masks;
   return sharding;
 }
 
@@ -165,7 +166,7 @@ OutputSharding Propagator::propagate(const OpSchema& schema, const Rows& rows) c
         "no way to run it leaves the tensors that it writes to, and those given by keyword, where they are. "
         "Redistribute them first, or use the operator that returns a new tensor.");
   }
-  return to_sharding(schema, std::move(*choice));
+  return to_sharding(schema, rows, std::move(*choice));
 }
 
 std::vector<OutputSharding> Propagator::strategies(const OpSchema& schema) const {
@@ -178,7 +179,7 @@ std::vector<OutputSharding> Propagator::strategies(const OpSchema& schema, const
   std::vector<OutputSharding> shardings;
   for (auto& choice : all_choices(schema.call, rows, operands_of(schema), required_outputs(schema),
                                   *costs_on(schema.mesh))) {
-    shardings.push_back(to_sharding(schema, std::move(choice)));
+    shardings.push_back(to_sharding(schema, rows, std::move(choice)));
   }
   return shardings;
 }

@@ -52,6 +52,7 @@ struct OutputSharding {
   std::vector<Layout> inputs;  // what OpSchema::layouts have to become first
   std::vector<double> costs;   // of each input
   bool needs_redistribute = false;
+  std::vector<IndexMask> masks;  // those that new_mask() numbers in `outputs` and `inputs`
 };
 
 // No rule is known for an operator.

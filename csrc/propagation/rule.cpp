@@ -37,6 +37,7 @@ RuleTable make_table() {
   add_reduction_rules(table);
   add_scan_rules(table);
   add_loss_rules(table);
+  add_embedding_rules(table);
   add_indexing_rules(table);
   add_joining_rules(table);
   add_attention_rules(table);

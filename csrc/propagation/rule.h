@@ -27,6 +27,19 @@ namespace funcol {
 constexpr int64_t kAnySplit = 0;
 inline Placement any_shard(int64_t dim) { return Placement::shard(dim, kAnySplit); }
 
+// Of indices into dim `dim` of a tensor of this shape: which of them are outside of what a rank holds when
+// Shard(dim) cuts the tensor. Those are set to 0, and what they made is set to 0 before it is added up.
+struct IndexMask {
+  std::vector<int64_t> shape;
+  int64_t dim = 0;
+
+  friend bool operator==(const IndexMask&, const IndexMask&) = default;
+};
+
+// The Placement::mask by which a row speaks of the `number`-th of Rows::masks: a new one for every decision,
+// and one and the same in all of its inputs and outputs. Odd, so that no address of a mask is the same.
+constexpr uint64_t new_mask(size_t number) { return 2 * number + 1; }
+
 // A row's outputs are as many as OpCall::outputs, nothing where that has nothing; its inputs as many as
 // OpCall::tensors.
 struct Row {
@@ -53,6 +66,8 @@ struct Rows {
 
   // What no axis knows alone, as whether sizes divide; nothing where all compositions are legal.
   std::function<bool(const OpCall&, const Composition&, const Mesh&)> is_legal;
+
+  std::vector<IndexMask> masks = {};  // that rows make
 };
 
 // The rows of a call; they depend on its arguments and on what its tensors look like, not on where they are.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSchema, OutputSharding, TupleStrategy
 from torch.distributed.tensor._ops import utils as stock_ops
 from torch.distributed.tensor._sharding_prop import ShardingPropagator as StockPropagator
+from torch.distributed.tensor.placement_types import _MaskPartial
 
 from . import _C, _compat, context_parallel, dtensor
 from .sharding import ShardingPropagator, _specs_in
@@ -153,13 +154,22 @@ class DropinPropagator(ShardingPropagator):
             return False
         if isinstance(ways, TupleStrategy):
             return False
-        inputs = [spec.placements for spec in _specs(sharding.redistribute_schema or op_schema)]
-        outputs = [None if spec is None else spec.placements for spec in _listed(sharding.output_spec)]
+        inputs = _placements(_specs(sharding.redistribute_schema or op_schema))
+        outputs = _placements(_listed(sharding.output_spec))
         return not any(
-            [spec.placements for spec in way.input_specs or ()] == inputs
-            and [None if spec is None else spec.placements for spec in _listed(way.output_specs)] == outputs
+            _placements(way.input_specs or ()) == inputs and _placements(_listed(way.output_specs)) == outputs
             for way in ways.strategies
         )
+
+
+def _placements(specs: Iterable[DTensorSpec | None]) -> list[list[Any] | None]:
+    """Those of each spec; masks by what they are of, since every decision has its own."""
+    return [
+        None
+        if spec is None
+        else [str(one) if isinstance(one, _MaskPartial) else one for one in spec.placements]
+        for spec in specs
+    ]
 
 
 def _moves_written(op_schema: OpSchema, sharding: OutputSharding) -> bool:

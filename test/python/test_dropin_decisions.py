@@ -56,6 +56,19 @@ def small() -> Tensor:
     return functional.gelu(functional.linear(y, weight(2, 8))).sum(0) + weight(2, 1)
 
 
+def lookups() -> Tensor:
+    table = weight(8, 16)
+    rows = functional.embedding(torch.arange(16).view(4, 4) % 8, table)
+    tops = functional.embedding(torch.arange(8), table).gather(1, torch.arange(8).view(8, 1))
+    return rows.sum((1, 2)) * table.gather(0, torch.arange(4).view(1, 4)).sum() + tops.sum()
+
+
+def norms_of_vectors() -> Tensor:
+    x = weight(4, 8, 16)
+    norms = [torch.linalg.vector_norm(x, order, dim=(0, 2)) for order in (2, 1, math.inf, 0)]
+    return torch.stack(norms).sum(0) * torch.linalg.vector_norm(x)
+
+
 PROGRAMS: dict[str, Callable[[], Tensor]] = {
     "mlp": lambda: functional.linear(
         functional.gelu(functional.linear(weight(4, 8, 16), weight(32, 16), weight(32))), weight(16, 32)
@@ -70,6 +83,8 @@ PROGRAMS: dict[str, Callable[[], Tensor]] = {
         torch.tensor([-100, *range(1, 8)]),  # one is ignored: no mean of shards' means is the mean
     ),
     "optimizer": optimizer,
+    "lookups": lookups,
+    "norms_of_vectors": norms_of_vectors,
     "small": small,
     "shapes": lambda: torch.cat([weight(8, 16).t(), weight(16, 8)], 1)[:8].unsqueeze(0).expand(4, 8, 16) * 2,
 }

@@ -15,6 +15,7 @@ from torch.distributed.tensor._op_schema import OpInfo, OpSchema, OpSpec, OpStra
 
 import funcol
 import funcol.sharding
+from funcol import _C, _compat
 from funcol.sharding import ShardingPropagator
 
 aten = torch.ops.aten
@@ -121,6 +122,19 @@ def test_a_result_takes_the_layout_of_out(propagator: ShardingPropagator, line: 
     schema = OpSchema(aten.neg.out, (x,), {"out": spec(line, (16, 8), "S1")})
     sharding = propagator.propagate_op_sharding(schema)
     assert placements(sharding) == (Shard(1),)
+
+
+def test_a_factory_without_tensors_is_decided_by_its_out(
+    propagator: ShardingPropagator, line: DeviceMesh
+) -> None:
+    sharding = propagator.propagate_op_sharding(
+        OpSchema(aten.eye.m_out, (16, 8), {"out": spec(line, (16, 8), "R")})
+    )
+    assert placements(sharding) == (Replicate(),)
+    with pytest.raises(ValueError, match=r"aten::eye\.m_out: no way to run it leaves the tensors"):
+        propagator.propagate_op_sharding(
+            OpSchema(aten.eye.m_out, (16, 8), {"out": spec(line, (16, 8), "S0")})
+        )
 
 
 def test_elements_of_a_list_are_decided_each_on_its_own(
@@ -521,6 +535,17 @@ def test_views_are_compiled_for_symbolic_sizes(
     results = [compiled(x) for x in xs]
     assert [result.to_local().shape for result in results] == [(size // 8, 2, 4) for size in sizes]
     assert {result.placements for result in results} == {(Shard(0),)}
+
+
+# Rules
+
+
+def test_every_operator_with_a_rule_of_pytorchs_has_one_in_cpp() -> None:
+    base = DTensor._op_dispatcher.sharding_propagator
+    known = {op for table in _compat.TABLES_OF_RULES for op in getattr(base, table, ())}
+    own = {op for op in known if op.namespace in ("aten", "prims")}
+    assert own
+    assert not [op for op in own if not _C.has_rule(op.name())]
 
 
 # Bad input

@@ -42,6 +42,7 @@ void add_view_rules(RuleTable& table);
 void add_reduction_rules(RuleTable& table);
 void add_scan_rules(RuleTable& table);
 void add_loss_rules(RuleTable& table);
+void add_embedding_rules(RuleTable& table);
 void add_indexing_rules(RuleTable& table);
 void add_joining_rules(RuleTable& table);
 void add_attention_rules(RuleTable& table);

@@ -188,6 +188,43 @@ Rows index_select(const OpCall& call) {
   return {.rows = rows.take(), .allows_empty_shards = false, .is_legal = nullptr};
 }
 
+// There is no element 0 for indices that are masked where a rank has nothing of the dim.
+bool all_have_elements(const OpCall& call, const Composition& composition, const Mesh& mesh) {
+  const auto& self = call.tensor("self");
+  if (self.num_dims() == 0) {
+    return true;
+  }
+  const int64_t dim = dim_argument(call, "dim", self.num_dims());
+  return leaves_none_empty(composition.inputs[call.arg("self").tensor()], mesh, dim, self.shape[dim]);
+}
+
+// gather(self, dim, index): elements of the dim are picked where the index stands in the other dims, in which
+// it may be shorter.
+Rows gather(const OpCall& call) {
+  RowList rows(call);
+  const auto& self = call.tensor("self");
+  const auto& index = call.tensor("index");
+  if (self.num_dims() > 0 && index.num_dims() == self.num_dims()) {
+    const int64_t gathered = dim_argument(call, "dim", self.num_dims());
+    if (index.shape[gathered] == 1) {
+      rows.add(masked(0), inputs_by_name(call, {{"self", Placement::shard(gathered)}, {"index", masked(0)}}));
+    }
+    rows.add(any_shard(gathered), inputs_by_name(call, {{"index", any_shard(gathered)}}));
+    for (int64_t dim = 0; dim < self.num_dims(); ++dim) {
+      if (dim != gathered && self.shape[dim] == index.shape[dim]) {
+        rows.add_alike(any_shard(dim));
+      }
+    }
+  }
+  for (const auto op : kAllPartialOps) {
+    rows.add(partial(op), inputs_by_name(call, {{"self", partial(op)}}));
+  }
+  return {.rows = rows.take(),
+          .allows_empty_shards = true,
+          .is_legal = all_have_elements,
+          .masks = {{self.shape, self.num_dims() > 0 ? dim_argument(call, "dim", self.num_dims()) : 0}}};
+}
+
 // A row for each dim of self but the one that is indexed; the source has self's other dims.
 void add_other_dims(const OpCall& call, RowList& rows) {
   const int64_t num_dims = call.tensor("self").num_dims();
@@ -273,6 +310,7 @@ void add_indexing_rules(RuleTable& table) {
   table.add_overloads({"aten::index.Tensor", "aten::index.Tensor_out", "aten::_unsafe_index.Tensor"}, index);
   table.add_all_overloads({"aten::index_put", "aten::_index_put_impl", "aten::_unsafe_index_put"}, index_put);
   table.add_all_overloads({"aten::index_select"}, index_select);
+  table.add_all_overloads({"aten::gather"}, gather);
   table.add_all_overloads({"aten::index_fill"}, index_fill);
   table.add_all_overloads({"aten::index_copy", "aten::index_reduce"}, index_written);
   table.add_all_overloads({"aten::index_add"}, index_add);

@@ -1,4 +1,4 @@
-// The negative log likelihood, and gradients of embeddings.
+// The negative log likelihood.
 #include "propagation/rules/families.h"
 #include "propagation/rules/rows.h"
 
@@ -62,30 +62,11 @@ Rows nll_loss_backward(const OpCall& call) {
   return {.rows = rows.take(), .allows_empty_shards = false, .is_legal = nullptr};
 }
 
-// embedding_dense_backward(grad_output, indices, num_weights, ...): rows of the weight get what their indices
-// got, which adds up over these, unless it is divided by how often each is there.
-Rows embedding_backward(const OpCall& call) {
-  RowList rows(call);
-  const int64_t last = call.tensor("grad_output").num_dims() - 1;
-  rows.add(any_shard(1), inputs_by_name(call, {{"grad_output", any_shard(last)}}));
-  for (int64_t dim = 0; dim < call.tensor("indices").num_dims(); ++dim) {
-    if (!flag_or(call, "scale_grad_by_freq", false)) {
-      rows.add(partial(),
-               inputs_by_name(call, {{"grad_output", any_shard(dim)}, {"indices", any_shard(dim)}}));
-    }
-  }
-  for (const auto op : kLinearOps) {
-    rows.add_arithmetic(partial(op), inputs_by_name(call, {{"grad_output", partial(op)}}));
-  }
-  return {.rows = rows.take(), .allows_empty_shards = false, .is_legal = nullptr};
-}
-
 }  // namespace
 
 void add_loss_rules(RuleTable& table) {
   table.add_all_overloads({"aten::nll_loss_forward", "aten::nll_loss2d_forward"}, nll_loss);
   table.add_all_overloads({"aten::nll_loss_backward", "aten::nll_loss2d_backward"}, nll_loss_backward);
-  table.add_all_overloads({"aten::embedding_dense_backward"}, embedding_backward);
 }
 
 }  // namespace funcol

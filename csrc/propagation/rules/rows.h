@@ -17,6 +17,8 @@ namespace funcol {
 
 inline Placement replicate() { return Placement::replicate(); }
 inline Placement partial(PartialOp op = PartialOp::kSum) { return Placement::partial(op); }
+// By the `number`-th of Rows::masks.
+inline Placement masked(size_t number) { return Placement::partial(PartialOp::kSum, new_mask(number)); }
 
 // Reductions that sums and products with constants commute with, that an order is enough for, and all.
 inline constexpr std::array kLinearOps{PartialOp::kSum, PartialOp::kAvg};

@@ -259,9 +259,9 @@ Layout masked(const std::vector<Placement>& placements, const Mesh& mesh) {
   return make_layout("test", placements, {}, mesh, 2);
 }
 
-class FromAMask : public ::testing::TestWithParam<MaskedCase> {};
+class MaskOnTheWay : public ::testing::TestWithParam<MaskedCase> {};
 
-TEST_P(FromAMask, CostsWhatItsPlanCosts) {
+TEST_P(MaskOnTheWay, CostsWhatItsPlanCosts) {
   const Mesh mesh{{2, 2}, {}, {}};
   const AlphaBeta model = default_alpha_beta(mesh);
   const Costs costs(model, mesh);
@@ -272,25 +272,24 @@ TEST_P(FromAMask, CostsWhatItsPlanCosts) {
   EXPECT_NEAR(reach.to(dst), cost, kRounding * cost);
 }
 
-INSTANTIATE_TEST_SUITE_P(Pairs, FromAMask,
+INSTANTIATE_TEST_SUITE_P(Applied, MaskOnTheWay,
                          Values(MaskedCase{{kR, kMasked}, {kR, kMasked}}, MaskedCase{{kR, kMasked}, {kR, kR}},
                                 MaskedCase{{kR, kMasked}, {kR, Placement::partial()}},
                                 MaskedCase{{kMasked, kMasked}, {kR, Placement::shard(1)}},
                                 MaskedCase{{Placement::shard(0), kMasked}, {kR, kR}}));
 
-class ToAMask : public ::testing::TestWithParam<MaskedCase> {};
+INSTANTIATE_TEST_SUITE_P(Made, MaskOnTheWay,
+                         Values(MaskedCase{{kR, kR}, {kR, kMasked}}, MaskedCase{{kR, kR}, {kMasked, kR}},
+                                MaskedCase{{Placement::shard(1), kR}, {Placement::shard(1), kMasked}},
+                                MaskedCase{{Placement::shard(0), kMasked}, {kMasked, kR}},
+                                MaskedCase{{kR, Placement::partial(PartialOp::kSum, 2)}, {kR, kMasked}}));
 
-TEST_P(ToAMask, ThereIsNoWay) {
+TEST(AMaskOfTheSource, StaysNowhereElse) {
   const Mesh mesh{{2, 2}, {}, {}};
   const Costs costs(StepCounts{}, mesh);
-  Reach reach(mesh, costs, {8, 4}, 4, masked(GetParam().src, mesh), GetParam().dst);
-  EXPECT_EQ(reach.to(masked(GetParam().dst, mesh)), kNever);
+  Reach reach(mesh, costs, {8, 4}, 4, masked({Placement::shard(0), kMasked}, mesh), {});
+  EXPECT_EQ(reach.to(masked({kR, kMasked}, mesh)), kNever);
 }
-
-INSTANTIATE_TEST_SUITE_P(Pairs, ToAMask,
-                         Values(MaskedCase{{kR, kR}, {kR, kMasked}},
-                                MaskedCase{{Placement::shard(0), kMasked}, {kR, kMasked}},
-                                MaskedCase{{kR, Placement::partial(PartialOp::kSum, 2)}, {kR, kMasked}}));
 
 TEST(RedistributionCosts, AreThoseOfEachSourceToEachTarget) {
   const Mesh mesh{{2, 2}, {}, {}};

@@ -11,10 +11,11 @@ namespace funcol::test {
 
 inline TensorMeta tensor(std::vector<int64_t> shape) { return {std::move(shape), {}, Dtype::kFloat32}; }
 
-// "S0 <- S0,R"; S0* is any_shard(0).
+// "S0 <- S0,R"; S0* is any_shard(0), M a partial sum with a new mask.
 inline Row row(const std::string& text) {
   const auto placements = [](const std::string& side) {
     std::vector<size_t> any;
+    std::vector<size_t> masked;
     size_t number = 0;
     std::string plain;
     for (const char letter : side) {
@@ -22,12 +23,18 @@ inline Row row(const std::string& text) {
         any.push_back(number);
         continue;
       }
+      if (letter == 'M') {
+        masked.push_back(number);
+      }
       number += letter == ',' ? 1 : 0;
-      plain += letter;
+      plain += letter == 'M' ? 'P' : letter;
     }
     auto result = parse_placements(plain);
     for (const size_t i : any) {
       result[i].split_factor = kAnySplit;
+    }
+    for (const size_t i : masked) {
+      result[i].mask = new_mask(0);
     }
     return result;
   };

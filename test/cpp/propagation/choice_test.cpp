@@ -280,19 +280,22 @@ Rows masks_from_shards() {
   return {{{{mask(1)}, {Placement::shard(0)}}, {{mask(2)}, {Placement::shard(1)}}}, false, {}};
 }
 
-INSTANTIATE_TEST_SUITE_P(Masks, WorkedChoice,
-                         Values(Worked{"AreMade", {2}, masks_from_shards(), {{{"S0"}}}, "MaskP(sum) <- S(0)"},
-                                Worked{"OfOneKindAreMadeTogether",
-                                       {2, 2},
-                                       masks_from_shards(),
-                                       {{{"S0,S0"}}},
-                                       "MaskP(sum)MaskP(sum) <- S(0)[0]S(0)[1]"},
-                                Worked{"OfTwoKindsAreNotMixed",
-                                       {2, 2},
-                                       masks_from_shards(),
-                                       {{{"S0,S1"}}},
-                                       "MaskP(sum)MaskP(sum) <- S(0)[0]S(0)[1]"}),
-                         name_of);
+INSTANTIATE_TEST_SUITE_P(
+    Masks, WorkedChoice,
+    Values(Worked{"AreMade", {2}, masks_from_shards(), {{{"S0"}}}, "MaskP(sum) <- S(0)"},
+           Worked{"AreNotOnTwoAxes", {2, 2}, masks_from_shards(), {{{"S0,S0"}}}, "MaskP(sum)R <- S(0)R"},
+           Worked{"AreNotOnAnAxisOfOneRankBesides",
+                  {1, 2},
+                  masks_from_shards(),
+                  {{{"S0,S0"}}},
+                  "RMaskP(sum) <- RS(0)"},
+           Worked{"AreMadeOfWhatIsWhole",
+                  {2, 2},
+                  rows_of({"M <- S0,M", "S1 <- S1,R"}),
+                  {{{"S0,S1"}}, {{"R,R"}}},
+                  "MaskP(sum)S(1) <- S(0)S(1), MaskP(sum)R"},
+           Worked{"AreNotMadeOfShards", {2}, rows_of({"M <- S0,M"}), {{{"S0"}}, {{"S0"}}}, "R <- R, R"}),
+    name_of);
 
 class MaskedInput : public ::testing::Test {
  protected:

@@ -47,6 +47,10 @@ const std::vector<Family> kFamilies = {
      {"S0 <- S0,S0,S0", "S1 <- S1,S1,S1"},
      {{0, 1, 2, 3}, {0, 1, 2, 3}, {0, 1, 2, 3}},
      {0, 1, 2, 3}},
+    {"embedding",
+     {"S2 <- S1*,R", "M <- S0,M", "S0 <- R,S0", "S1 <- R,S1", "P <- P,R"},
+     {{0, 1}, {2, 3}},
+     {2, 3, 1}},
 };
 
 struct Case {

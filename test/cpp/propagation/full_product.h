@@ -228,8 +228,8 @@ class FullProduct {
       for (size_t b = 0; b < a; ++b) {
         const auto& one = layout.placements[a];
         const auto& other = layout.placements[b];
-        if (one.is_partial() && other.is_partial() && mesh_.sizes[a] > 1 && mesh_.sizes[b] > 1 &&
-            !commute(one.op, other.op)) {
+        const bool disagree = one.is_partial() && other.is_partial() && !commute(one.op, other.op);
+        if ((disagree && mesh_.sizes[a] > 1 && mesh_.sizes[b] > 1) || (one.mask != 0 && other.mask != 0)) {
           return true;
         }
       }

@@ -55,6 +55,36 @@ inline Numbers random_numbers(const std::vector<int64_t>& shape, std::mt19937& r
   return numbers;
 }
 
+// Numbers of elements among so many.
+inline Numbers random_indices(const std::vector<int64_t>& shape, int64_t size, std::mt19937& random) {
+  Numbers numbers{shape, {}};
+  std::uniform_int_distribution<int64_t> index(0, size - 1);
+  for (int64_t i = 0; i < num_elements(shape); ++i) {
+    numbers.values.push_back(static_cast<double>(index(random)));
+  }
+  return numbers;
+}
+
+// Indices among those that a rank holds, 0 for others.
+inline Numbers masked_part(const Numbers& indices, const Interval& held) {
+  Numbers part = indices;
+  for (auto& value : part.values) {
+    const auto index = static_cast<int64_t>(value);
+    value = held.begin <= index && index < held.end() ? static_cast<double>(index - held.begin) : 0;
+  }
+  return part;
+}
+
+// With 0 for what was made of indices that the rank does not hold: an element of each, or several.
+inline Numbers without_masked(Numbers output, const Numbers& indices, const Interval& held) {
+  const size_t of_each = indices.values.empty() ? 0 : output.values.size() / indices.values.size();
+  for (size_t i = 0; i < output.values.size(); ++i) {
+    const auto index = static_cast<int64_t>(indices.values[i / of_each]);
+    output.values[i] = held.begin <= index && index < held.end() ? output.values[i] : 0;
+  }
+  return output;
+}
+
 inline Numbers local_part(const Numbers& whole, const Layout& layout, const Mesh& mesh,
                           const Coordinate& coordinate) {
   std::vector<std::vector<int64_t>> held(whole.shape.size());
@@ -135,7 +165,8 @@ inline Placement with_split(Placement placement, int64_t split_factor) {
   return placement;
 }
 
-// Whether the row is right on one axis of so many ranks; one that is not legal there is.
+// Whether the row is right on one axis of so many ranks; one that is not legal there is. Integers are
+// indices, and what has a mask is made of the last tensor.
 inline ::testing::AssertionResult is_right(const OpCall& call, const Row& row, const Rows& rows,
                                            const Operator& op, int64_t num_ranks, int64_t split_factor) {
   const Mesh mesh{{num_ranks}, {}, {}};
@@ -143,11 +174,28 @@ inline ::testing::AssertionResult is_right(const OpCall& call, const Row& row, c
   Composition composition;
   std::vector<Numbers> wholes;
   std::vector<std::vector<Numbers>> parts(num_ranks);
+  // What each rank holds of the dim that indices are into.
+  const auto held = [&](int64_t rank) {
+    const auto& [shape, dim] = rows.masks.at(0);
+    const auto cut =
+        make_layout("test", {Placement::shard(dim)}, {}, mesh, static_cast<int64_t>(shape.size()));
+    const auto intervals = local_indices(cut, mesh, dim, shape[dim], {rank});
+    return intervals.empty() ? Interval{} : intervals.front();
+  };
   for (size_t i = 0; i < call.tensors.size(); ++i) {
     const auto placement = with_split(row.inputs[i], split_factor);
     const auto layout = make_layout("test", {placement}, {}, mesh, call.tensors[i].num_dims());
     composition.inputs.push_back(layout);
-    wholes.push_back(random_numbers(call.tensors[i].shape, random));
+    const bool is_index = call.tensors[i].dtype == Dtype::kInt64;
+    wholes.push_back(
+        is_index ? random_indices(call.tensors[i].shape, rows.masks.at(0).shape[rows.masks[0].dim], random)
+                 : random_numbers(call.tensors[i].shape, random));
+    if (placement.mask != 0) {
+      for (int64_t rank = 0; rank < num_ranks; ++rank) {
+        parts[rank].push_back(masked_part(wholes[i], held(rank)));
+      }
+      continue;
+    }
     const auto pending = placement.is_partial() ? pending_parts(wholes[i], placement.op, num_ranks, random)
                                                 : std::vector<Numbers>{};
     for (int64_t rank = 0; rank < num_ranks; ++rank) {
@@ -165,7 +213,10 @@ inline ::testing::AssertionResult is_right(const OpCall& call, const Row& row, c
   const Numbers expected = op(wholes, meta.shape);
   Numbers sum;
   for (int64_t rank = 0; rank < num_ranks; ++rank) {
-    const auto local = op(parts[rank], local_shape(layout, mesh, meta.shape, {rank}));
+    auto local = op(parts[rank], local_shape(layout, mesh, meta.shape, {rank}));
+    if (placement.mask != 0) {
+      local = without_masked(local, wholes.back(), held(rank));
+    }
     if (!placement.is_partial() && local != local_part(expected, layout, mesh, {rank})) {
       return ::testing::AssertionFailure()
              << to_text(row) << " with split factor " << split_factor << ": rank " << rank << " is wrong";

@@ -129,8 +129,59 @@ TEST(IndexingRules, BoundariesBelowAreCounted) {
             (Texts{"S0 <- S0 R", "P(sum) <- R S0", "P(max) <- P(max) R", "P(min) <- P(min) R"}));
 }
 
-// Values that masks pick are not where their indices are: PyTorch's own rule serves gather.
-TEST(IndexingRules, GatherHasNone) { EXPECT_EQ(find_rule("aten::gather"), nullptr); }
+OpCall gather(const Shape& self, int64_t dim, const Shape& index) {
+  return CallOf("aten::gather")
+      .with("self", tensor(self))
+      .with("dim", dim)
+      .with("index", indices(index))
+      .with("sparse_grad", false)
+      .gives(index);
+}
+
+TEST(GatherRules, AnIndexOfOneMayBeMasked) {
+  EXPECT_TRUE(has_row(gather({4, 5, 3}, -2, {4, 1, 3}), "MaskP(sum) <- S(1) MaskP(sum)"));
+  EXPECT_FALSE(has_row(gather({4, 5, 3}, -2, {4, 2, 3}), "MaskP(sum) <- S(1) MaskP(sum)"));
+}
+
+TEST(GatherRules, ItsMaskIsOfTheGatheredDim) {
+  EXPECT_EQ(rows_of(gather({4, 5, 3}, -2, {4, 1, 3})).masks, (std::vector<IndexMask>{{{4, 5, 3}, 1}}));
+}
+
+TEST(GatherRules, DimsInWhichTheIndexIsShorterAreNotCut) {
+  EXPECT_EQ(shard_rows_of(gather({4, 5, 3}, 1, {4, 2, 2})), (Texts{"S1 <- R S1", "S0 <- S0 S0"}));
+}
+
+TEST(GatherRules, NoRankIsWithoutTheGatheredDim) {
+  const auto call = gather({4, 5}, 1, {4, 1});
+  EXPECT_TRUE(is_legal(call, {"P"}, {"S1", "P"}, {{3}, {}, {}}));
+  EXPECT_FALSE(is_legal(call, {"P"}, {"S1", "P"}, {{4}, {}, {}}));
+  EXPECT_TRUE(is_legal(call, {"S0"}, {"S0", "S0"}, {{8}, {}, {}}));
+}
+
+TEST(GatherRules, OfAScalarAreThoseOfItsPartials) { EXPECT_TRUE(shard_rows_of(gather({}, 0, {})).empty()); }
+
+class Gathering : public ::testing::TestWithParam<std::tuple<Shape, int64_t, Shape>> {};
+
+TEST_P(Gathering, OfPartsIsThePartOfTheWhole) {
+  const auto& [self, dim, index] = GetParam();
+  const auto op = [dim = dim](const std::vector<Numbers>& inputs, const Shape& shape) {
+    Numbers output{shape, {}};
+    for (int64_t element = 0; element < num_elements(shape); ++element) {
+      auto at = index_of(element, shape);
+      at[dim] = static_cast<int64_t>(inputs[1].values.at(element));
+      output.values.push_back(inputs[0].values.at(element_at(at, inputs[0].shape)));
+    }
+    return output;
+  };
+  EXPECT_TRUE(all_rows_are_right(gather(self, dim, index), op));
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, Gathering,
+                         ::testing::Values(std::tuple(Shape{6, 4}, 0, Shape{1, 4}),
+                                           std::tuple(Shape{5, 7, 3}, 1, Shape{5, 1, 3}),
+                                           std::tuple(Shape{5, 7}, 1, Shape{3, 4}),
+                                           std::tuple(Shape{2, 2}, 0, Shape{1, 2}),
+                                           std::tuple(Shape{9}, 0, Shape{1})));
 
 OpCall cat(const std::vector<Shape>& shapes, int64_t dim, const Shape& result) {
   Tensors tensors;

@@ -102,25 +102,5 @@ TEST(LossRules, TheTotalWeightMayPendWhereItIsNotRead) {
   EXPECT_TRUE(has_row(nll_loss_backward(1), "S0 <- R S0 S0 R"));
 }
 
-OpCall embedding_backward(bool scale_grad_by_freq) {
-  return CallOf("aten::embedding_dense_backward")
-      .with("grad_output", tensor({2, 3, 4}))
-      .with("indices", tensor({2, 3}, Dtype::kInt64))
-      .with("scale_grad_by_freq", scale_grad_by_freq)
-      .gives({10, 4});
-}
-
-TEST(EmbeddingRules, GradientsAddUpOverIndices) {
-  EXPECT_EQ(texts_of(embedding_backward(false)), (Texts{"S1 <- S2 R", "P(sum) <- S0 S0", "P(sum) <- S1 S1",
-                                                        "P(sum) <- P(sum) R", "P(avg) <- P(avg) R"}));
-}
-
-TEST(EmbeddingRules, NoPartKnowsHowOftenAnIndexIsThere) {
-  EXPECT_FALSE(has_row(embedding_backward(true), "P(sum) <- S0 S0"));
-}
-
-// Vocabularies are cut with a mask, which rows cannot say.
-TEST(EmbeddingRules, LookupsHaveNone) { EXPECT_EQ(find_rule("aten::embedding"), nullptr); }
-
 }  // namespace
 }  // namespace funcol::test

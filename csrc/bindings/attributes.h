@@ -37,7 +37,13 @@ py::object attribute(py::handle object) {
 // Null, without an error, if there is none.
 template <AttributeName name>
 py::object find_attribute(py::handle object) {
-  auto* const value = new_attribute<name>(object);
+  static auto* const interned = PyUnicode_InternFromString(name.text);
+  PyObject* value = nullptr;
+#if PY_VERSION_HEX >= 0x030D0000
+  PyObject_GetOptionalAttr(object.ptr(), interned, &value);
+#else
+  _PyObject_LookupAttr(object.ptr(), interned, &value);
+#endif
   if (value == nullptr) {
     PyErr_Clear();
   }

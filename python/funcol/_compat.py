@@ -416,6 +416,61 @@ def _redirect(*args: Any, _funcol: Callable[..., Any], **kwargs: Any) -> Any:
     return _funcol(*args, **kwargs)
 
 
+def called_directly(wrapper: Any, when: Callable[[], bool]) -> Callable[[], None]:
+    """Makes ``wrapper``, which has ``func`` in its closure, call that alone ``when()`` says so, until what is
+    returned is called. The wrapper stays the same object."""
+    code, own = wrapper.__code__, wrapper.__kwdefaults__
+    assert code.co_freevars == ("func",)
+
+    def undo() -> None:
+        wrapper.__code__ = code
+        wrapper.__kwdefaults__ = own
+
+    wrapper.__kwdefaults__ = {**(own or {}), "_funcol": when, "_stock": copied(wrapper)}
+    wrapper.__code__ = _direct_call(None).__code__
+    return undo
+
+
+def _direct_call(func: Any) -> FunctionType:
+    def call(*args: Any, _funcol: Callable[[], bool], _stock: Callable[..., Any], **kwargs: Any) -> Any:
+        if _funcol():
+            return func(*args, **kwargs)
+        return _stock(*args, **kwargs)
+
+    return cast(FunctionType, call)
+
+
+def is_in_context(function: Any) -> bool:
+    """Whether ``function`` is one that ``torch.no_grad()``, or another context of its kind, decorates."""
+    code = getattr(function, "__code__", None)
+    return code is not None and code.co_freevars == ("ctx_factory", "func")
+
+
+def entered_if(wrapper: Any, when: Callable[[], bool]) -> Callable[[], None]:
+    """Makes ``wrapper``, a function decorated with a context, enter that only if ``when()``, until what is
+    returned is called. The wrapper stays the same object."""
+    assert is_in_context(wrapper)
+    code, own = wrapper.__code__, wrapper.__kwdefaults__
+
+    def undo() -> None:
+        wrapper.__code__ = code
+        wrapper.__kwdefaults__ = own
+
+    wrapper.__kwdefaults__ = {**(own or {}), "_funcol": when}
+    wrapper.__code__ = _context_if(None, None).__code__
+    return undo
+
+
+def _context_if(ctx_factory: Any, func: Any) -> FunctionType:
+    def call(*args: Any, _funcol: Callable[[], bool], **kwargs: Any) -> Any:
+        if _funcol():
+            with ctx_factory():
+                return func(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    return cast(FunctionType, call)
+
+
 def forget_decisions() -> None:
     """Empties this thread's cache of decisions that DTensor's dispatcher has in C++, where it has one."""
     clear = getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", None)

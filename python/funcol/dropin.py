@@ -6,7 +6,8 @@
   module and in every other module of PyTorch that imported them by name.
 - The operators of ``_c10d_functional``, ``_c10d_functional_autograd`` and ``c10d_functional`` get funcol's
   kernels for CPU and CUDA. What they return, how they trace and differentiate stays PyTorch's.
-- DTensor gets funcol's redistribution, propagation and conversions (:mod:`funcol.dropin_dtensor`).
+- DTensor gets funcol's redistribution, propagation and conversions (:mod:`funcol.dropin_dtensor`), and FSDP2,
+  once it is imported, what it does for every parameter (:mod:`funcol.fully_shard`).
 
 DTensor and its relatives then hold pending tensors. PyTorch's class ``AsyncCollectiveTensor`` stays what it
 is: to code that asks for it a pending tensor is a plain one, which waits by itself.
@@ -176,7 +177,8 @@ def install(dtensor: bool = True) -> None:
 
     Under DTensor are its ``to_local``, ``from_local``, ``redistribute`` and ``full_tensor``, its dispatcher's
     propagator, redistribution of arguments and wrapping of results, and the costs of redistribution, in every
-    module that has them. A propagator that is not PyTorch's own class stays in place.
+    module that has them; under FSDP2 what it does for every parameter, whether it is imported before or after
+    this call. A propagator that is not PyTorch's own class stays in place.
     """
     global _stays
     with _lock:

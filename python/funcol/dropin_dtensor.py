@@ -21,7 +21,7 @@ from torch.distributed.tensor._ops import utils as stock_ops
 from torch.distributed.tensor._sharding_prop import ShardingPropagator as StockPropagator
 from torch.distributed.tensor.placement_types import _MaskPartial
 
-from . import _C, _compat, context_parallel, dtensor
+from . import _C, _compat, context_parallel, dropin_fully_shard, dtensor
 from .sharding import ShardingPropagator, _specs_in
 
 # PyTorch's functions, as far as this minor has them, and what they call while funcol is under DTensor.
@@ -247,6 +247,8 @@ class UnderDTensor:
             self._put_propagator(DTensor._op_dispatcher)
             context_parallel.put()
             self._undo.append(context_parallel.take)
+            dropin_fully_shard.put()
+            self._undo.append(dropin_fully_shard.take)
         except BaseException:
             self.undo()
             raise

@@ -48,8 +48,16 @@ def info() -> str:
         f"{'' if dropin.is_under_dtensor() else 'not '}installed; takes over "
         + ", ".join(dropin_dtensor.taken_over())
     )
+    rows["under FSDP2"] = _under_fsdp2()
     width = max(map(len, rows))
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
+
+
+def _under_fsdp2() -> str:
+    from . import fully_shard  # which imports FSDP2
+
+    taken, left = fully_shard.taken_over()
+    return f"takes over {', '.join(taken)}; left to PyTorch: {', '.join(left) or 'nothing'}"
 
 
 def _nccl_version() -> str | None:

@@ -137,6 +137,10 @@ def test_info_counts_a_kernel_of_each_op_for_each_device(info: dict[str, str], d
     assert info[f"kernels, {device}"] == "25"
 
 
+def test_info_has_what_is_taken_over_of_fsdp2(info: dict[str, str]) -> None:
+    assert "FSDPParamGroup._to_unsharded" in info["under FSDP2"].split("left to PyTorch")[0]
+
+
 def test_info_says_whether_it_has_cuda_kernels(info: dict[str, str]) -> None:
     if _build_info.CUDA:
         assert _build_info.CUDA_ARCHS in info["CUDA"]

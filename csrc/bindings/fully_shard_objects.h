@@ -1,0 +1,138 @@
+// FSDP2's objects as C++ takes them apart: parameters and their groups.
+//
+// Everything here needs the GIL.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <cstddef>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "bindings/attributes.h"
+
+namespace funcol::python {
+
+// FSDP2 as it was when funcol came; references that are never let go.
+struct FullyShard {
+  struct Member {
+    PyObject* owner;  // a class, or the __dict__ of a module
+    PyObject* name;
+    PyObject* value;
+
+    bool is_there() const;
+  };
+
+  PyTypeObject* param = nullptr;
+  PyTypeObject* group = nullptr;
+  py::handle sharded;
+  py::handle sharded_post_forward;
+  py::handle unsharded;
+  PyObject* alloc_storage = nullptr;
+  PyObject* free_storage = nullptr;
+  PyObject* set_attribute = nullptr;  // torch.nn.Module's
+  std::vector<Member> members;
+  std::vector<PyObject*> methods;  // names of those that an object may have of its own
+};
+
+FullyShard& fully_shard();
+
+inline py::object checked(PyObject* result) {
+  if (result == nullptr) {
+    throw py::error_already_set();
+  }
+  return py::reinterpret_steal<py::object>(result);
+}
+
+template <AttributeName name>
+PyObject* interned() {
+  static auto* const text = PyUnicode_InternFromString(name.text);
+  return text;
+}
+
+template <AttributeName name>
+void set_attribute(PyObject* object, PyObject* value) {
+  if (PyObject_SetAttr(object, interned<name>(), value) != 0) {
+    throw py::error_already_set();
+  }
+}
+
+// A mode or transform of PyTorch is active on this thread.
+bool is_watched();
+
+// Nobody watches, and nobody has replaced a function that is passed by here.
+bool can_serve();
+
+// What one of FSDP2's objects has in its __dict__, which is all that it has: its classes have no setters.
+class Fields {
+ public:
+  explicit Fields(PyObject* object)
+      : object_(object), dict_(checked(PyObject_GenericGetDict(object, nullptr))) {}
+
+  PyObject* object() const { return object_; }
+
+  // Null if there is none. Good until somebody sets it.
+  template <AttributeName name>
+  py::handle find() const {
+    return find(interned<name>());
+  }
+  py::handle find(PyObject* name) const { return PyDict_GetItemWithError(dict_.ptr(), name); }
+
+  // Raises AttributeError if there is none.
+  template <AttributeName name>
+  py::object get() const {
+    const auto value = find<name>();
+    return value ? py::reinterpret_borrow<py::object>(value) : attribute<name>(object_);
+  }
+
+  template <AttributeName name>
+  bool is(PyObject* value) const {
+    return find<name>().ptr() == value;
+  }
+
+  template <AttributeName name>
+  void set(PyObject* value) const {
+    if (PyDict_SetItem(dict_.ptr(), interned<name>(), value) != 0) {
+      throw py::error_already_set();
+    }
+  }
+
+ private:
+  PyObject* object_;
+  py::object dict_;
+};
+
+// An object of FSDP2's own class, without methods of its own.
+std::optional<Fields> usual(PyObject* object, const PyTypeObject* type);
+
+using Params = std::vector<Fields>;
+
+// A list of parameters, all of them usual.
+std::optional<Params> usual_params(PyObject* list);
+
+struct Group {
+  Fields fields;
+  Params params;
+};
+
+// Nothing if it, or one of its parameters, is not usual, or can_serve() says no.
+std::optional<Group> usual_group(PyObject* object);
+
+// Null for what is no plain tensor.
+const at::Tensor* plain(PyObject* object);
+
+int64_t to_int(PyObject* object);
+std::vector<int64_t> to_ints(PyObject* sequence);
+
+bool is_cut_along_dim_0(const Fields& param);
+
+// Memory that one thread copies into fastest; for more, ATen's copies take several.
+bool is_small_on_cpu(const at::Tensor& buffer);
+std::byte* bytes_of(const at::Tensor& tensor);
+
+// As PyMethodDef has them, up to an empty one.
+PyMethodDef* gradient_functions();
+
+}  // namespace funcol::python

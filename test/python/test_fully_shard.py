@@ -1,0 +1,375 @@
+"""FSDP2 does the same, bit for bit and call for call, with funcol under it."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import fsdp_programs as programs
+import pytest
+import torch
+from fsdp_programs import Block, batch, blocks, recorded, sharded, state, steps
+from programs import settled
+from ranks import run_ranks
+from torch import Tensor
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import funcol
+from funcol import dropin, dropin_fully_shard
+from funcol import fully_shard as under
+
+
+def check(program: Callable[..., list[Tensor]], world: int, *args: Any) -> None:
+    """``program`` gives the same with funcol, and asks the same of streams and groups in the same order."""
+    run_ranks(does_the_same, world, program.__name__, args)
+
+
+def does_the_same(rank: int, world: int, name: str, args: tuple[Any, ...]) -> None:
+    program = getattr(importlib.import_module("fsdp_programs"), name)
+
+    def run() -> tuple[list[Tensor], list[Any], programs.Log]:
+        torch.manual_seed(0)
+        with recorded() as log:
+            results = program(rank, world, *args)
+        return settled(results), [getattr(result, "placements", None) for result in results], log
+
+    expected = run()
+    with funcol.installed():
+        found = run()
+    assert found[2] == expected[2]
+    assert found[1] == expected[1]
+    assert_same(found[0], expected[0])
+    assert_same(run()[0], expected[0])
+
+
+def assert_same(found: list[Tensor], expected: list[Tensor]) -> None:
+    assert found
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("reshard", [True, False])
+def test_a_training_loop(world: int, reshard: bool) -> None:
+    check(programs.trains, world, reshard)
+
+
+def test_resharding_to_fewer_ranks_after_the_forward_pass() -> None:
+    check(programs.trains, 4, 2)
+
+
+@pytest.mark.parametrize("reshard", [True, False])
+def test_gradients_accumulated_without_reduction(reshard: bool) -> None:
+    check(programs.accumulates, 2, reshard)
+
+
+@pytest.mark.parametrize("outside", [True, False])
+def test_activation_checkpointing(outside: bool) -> None:
+    check(programs.recomputes, 2, outside)
+
+
+@pytest.mark.parametrize(
+    "types",
+    [
+        ("bfloat16", "float32", ""),
+        ("bfloat16", "bfloat16", "float32"),
+        ("bfloat16", "", ""),
+        ("float16", "float16", ""),
+        ("", "bfloat16", ""),
+        ("", "float64", ""),
+    ],
+)
+def test_mixed_precision(types: tuple[str, str, str]) -> None:
+    check(programs.mixes, 2, *types)
+
+
+@pytest.mark.parametrize("factor", [2.0, 3.0])
+def test_a_factor_that_gradients_are_divided_by(factor: float) -> None:
+    check(programs.divides_by, 2, factor)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        programs.accumulates_mixed,
+        programs.clips_and_optimizes,
+        programs.evaluates,
+        programs.evaluates_first_in_inference_mode,
+        programs.fails_between,
+        programs.freezes,
+        programs.keeps_gradients,
+        programs.leaves_some_unused,
+        programs.nests,
+        programs.offloads,
+        programs.optimizes_in_the_backward_pass,
+        programs.passes_structures,
+        programs.prefetches,
+        programs.runs_twice,
+        programs.saves_and_loads,
+        programs.sets_by_its_own,
+        programs.shards_columns,
+        programs.shares,
+        programs.trains_in_16_bits,
+        programs.unshards_by_hand,
+    ],
+    ids=lambda program: program.__name__,
+)
+def test_a_program(program: Callable[..., list[Tensor]]) -> None:
+    check(program, 2)
+
+
+def test_replicas_of_shards() -> None:
+    check(programs.replicates, 4)
+
+
+def shards_tensor_parallel_modules(rank: int, world: int) -> None:
+    def run() -> tuple[list[Tensor], programs.Log]:
+        with recorded() as log:
+            return settled(programs.over_tensor_parallel(rank, world)), log
+
+    # Partial sums of DTensors may be added up in another order with funcol: it is there in both.
+    with funcol.installed():
+        found = run()
+        dropin_fully_shard.take()
+        expected = run()
+    assert found[1] == expected[1]
+    assert_same(found[0], expected[0])
+
+
+def test_tensor_parallel_modules() -> None:
+    run_ranks(shards_tensor_parallel_modules, 4)
+
+
+# Coming and going
+
+
+def changes_between_steps(rank: int, world: int) -> None:
+    def run(come_and_go: bool) -> list[Tensor]:
+        model = sharded(blocks())
+        optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+        found = []
+        for step in range(6):
+            if come_and_go:
+                funcol.uninstall() if step % 2 else funcol.install()
+            loss = model(batch(rank, step)).square().mean()
+            if come_and_go and step in (3, 4):  # between forward and backward pass, too
+                funcol.uninstall() if dropin.is_installed() else funcol.install()
+            loss.backward()
+            found += programs.copies(state(model))
+            optimizer.step()
+            optimizer.zero_grad()
+        return settled(found)
+
+    expected = run(come_and_go=False)
+    try:
+        assert_same(run(come_and_go=True), expected)
+    finally:
+        funcol.uninstall()
+
+
+def test_a_model_may_see_funcol_come_and_go() -> None:
+    run_ranks(changes_between_steps, 2)
+
+
+def codes() -> dict[str, Any]:
+    names = [part.theirs for part in under._PARTS] + list(under._HOOKS) + list(under._WITHOUT_GRADIENTS)
+    functions = {name: under._looked_up(name) for name in names}
+    inner = {f"{name}, undecorated": under._function(name) for name in names}
+    return {
+        name: (function, function.__code__, function.__kwdefaults__)
+        for name, function in {**functions, **inner}.items()
+        if function is not None
+    }
+
+
+def test_uninstall_leaves_every_function_as_it_was() -> None:
+    before = codes()
+    with funcol.installed():
+        assert codes() != before
+    assert codes() == before
+    assert _fsdp_param_group.record_function is torch.profiler.record_function
+
+
+def test_functions_stay_the_same_objects_with_their_signatures() -> None:
+    before = {name: (id(found), inspect.signature(found)) for name, (found, *_) in codes().items()}
+    with funcol.installed():
+        during = {name: (id(found), inspect.signature(found)) for name, (found, *_) in codes().items()}
+    assert during == before
+
+
+IMPORTS_LATE = """
+import sys, funcol
+funcol.install()
+assert "torch.distributed.fsdp" not in sys.modules
+import torch.distributed.fsdp
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import record_function
+import torch.profiler
+assert record_function is not torch.profiler.record_function
+funcol.uninstall()
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import record_function
+assert record_function is torch.profiler.record_function
+"""
+
+IMPORTS_TOO_LATE = """
+import funcol
+with funcol.installed(): pass
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import record_function
+import torch.profiler
+assert record_function is torch.profiler.record_function
+with funcol.installed():
+    from torch.distributed.fsdp._fully_shard._fsdp_param_group import record_function
+    assert record_function is not torch.profiler.record_function
+"""
+
+
+@pytest.mark.parametrize("program", [IMPORTS_LATE, IMPORTS_TOO_LATE], ids=["during", "after"])
+def test_fsdp2_imported_after_install_is_taken_over(program: str) -> None:
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_this_minor_has_the_functions_that_are_taken_over() -> None:
+    taken, left = under.taken_over()
+    assert "FSDPParamGroup._to_unsharded" in taken
+    if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15):
+        assert not left
+
+
+def test_what_is_taken_over_is_the_same_while_it_is() -> None:
+    before = under.taken_over()
+    with funcol.installed():
+        assert under.taken_over() == before
+
+
+def test_a_function_of_another_kind_is_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_fsdp_param.FSDPParam, "to_unsharded", lambda self: None)
+    assert "FSDPParamGroup._to_unsharded" in under.taken_over()[1]
+
+
+# Those who watch
+
+
+def group_of(module: Any) -> Any:
+    state = module._get_fsdp_state()
+    return state._fsdp_param_group  # older minors have no more than one
+
+
+def counts_replaced_methods(rank: int, world: int, of_instance: bool) -> None:
+    original = _fsdp_param.FSDPParam.to_sharded
+    seen = []
+
+    def to_sharded(self: Any) -> None:
+        seen.append(self)
+        original(self)
+
+    with funcol.installed():
+        model = sharded(blocks())
+        owner: Any = _fsdp_param.FSDPParam
+        steps(model, rank, 1)
+        if of_instance:
+            owner = group_of(model[0]).fsdp_params[0]
+            to_sharded_of_one = to_sharded.__get__(owner)
+            with mock.patch.object(owner, "to_sharded", to_sharded_of_one):
+                steps(model, rank, 1)
+        else:
+            with mock.patch.object(owner, "to_sharded", to_sharded):
+                steps(model, rank, 1)
+        found = len(seen)
+        steps(model, rank, 1)
+    assert found == (2 if of_instance else 2 * len(list(model.parameters())))
+    assert len(seen) == found
+
+
+@pytest.mark.parametrize("of_instance", [True, False])
+def test_a_method_that_somebody_replaced_is_called(of_instance: bool) -> None:
+    run_ranks(counts_replaced_methods, 2, of_instance)
+
+
+class Operators(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def shows_its_operators(rank: int, world: int) -> None:
+    def run() -> list[str]:
+        model = sharded(blocks())
+        steps(model, rank, 1)
+        with Operators() as mode:
+            model(batch(rank)).square().mean().backward()
+        return mode.names
+
+    expected = run()
+    with funcol.installed():
+        found = run()
+    assert [name for name in found if "fsdp" in name or "c10d" in name] == [
+        name for name in expected if "fsdp" in name or "c10d" in name
+    ]
+    assert any("all_gather_copy_in" in name for name in found)
+
+
+def test_a_dispatch_mode_sees_the_same_operators() -> None:
+    run_ranks(shows_its_operators, 2)
+
+
+def shows_its_ranges(rank: int, world: int) -> None:
+    def run() -> list[str]:
+        model = sharded(blocks())
+        with torch.profiler.profile() as profile:
+            steps(model, rank, 1)
+        return sorted(event.name for event in profile.events() if event.name.startswith("FSDP::"))
+
+    expected = run()
+    assert expected
+    with funcol.installed():
+        assert run() == expected
+
+
+def test_a_profiler_sees_the_same_ranges() -> None:
+    run_ranks(shows_its_ranges, 2)
+
+
+# Compiled
+
+
+def compiles(rank: int, world: int) -> None:
+    def run(compiled: bool) -> tuple[list[Tensor], int]:
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        model = blocks()
+        for block in model:
+            if compiled:
+                block.compile(backend="aot_eager")
+            fully_shard(block)
+        fully_shard(model)
+        found = settled(steps(model, rank, 3, torch.optim.SGD(model.parameters(), 0.1)))
+        if compiled:
+            model.compile(backend="aot_eager")
+            found += settled(steps(model, rank, 2))
+        return found, torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+    expected, num_graphs = run(compiled=True)
+    assert num_graphs > 0
+    with funcol.installed():
+        found, num_graphs_found = run(compiled=True)
+    assert_same(found, expected)
+    assert num_graphs_found == num_graphs
+
+
+def test_compiled_modules() -> None:
+    run_ranks(compiles, 2, timeout=180)
+
+
+def test_a_block_is_uneven_on_every_world_here() -> None:
+    sizes = [tuple(parameter.shape) for parameter in Block().parameters()]
+    assert (1,) in sizes
+    assert all(size[0] % 2 for size in sizes)

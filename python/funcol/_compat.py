@@ -106,14 +106,22 @@ def group_in_graphs(group: Any) -> Any:
     return group.group_name if choose is None else choose(group)
 
 
+# By what else came in the same minor.
+_DYNAMO_LOOKS_INTO_CONCATENATION = hasattr(stock, "all_gather_single")
+STOCK_MAKES_CONTIGUOUS = hasattr(stock, "_group_or_group_name")
+
+
 def concatenate_ranks(gathered: Tensor, group_size: int, dim: int) -> Tensor:
     """Traced layout change after a gather: the ops that stock's graph holds for it."""
-    if hasattr(torch._utils, "_chunk_or_narrow_cat"):
+    if _DYNAMO_LOOKS_INTO_CONCATENATION:
         return torch._utils._maybe_view_chunk_cat(gathered, group_size, dim)
     # Older minors have the same function, but Dynamo does not look into it there.
     sizes = list(gathered.shape)
     if sizes[0] == group_size and math.prod(sizes[1:dim]) == 1:
         return gathered.view([1, *sizes[1:dim], group_size * sizes[dim], *sizes[dim + 1 :]])
+    chunk_or_narrow_cat = getattr(torch._utils, "_chunk_or_narrow_cat", None)
+    if chunk_or_narrow_cat is not None:
+        return cast(Tensor, chunk_or_narrow_cat(gathered, group_size, narrow_dim=0, cat_dim=dim))
     return torch.cat(torch.chunk(gathered, group_size, dim=0), dim=dim)
 
 
@@ -341,12 +349,9 @@ rank_in_group._dynamo_marked_constant = True  # type: ignore[attr-defined]
 rank_of_peer._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-_STOCK_MAKES_CONTIGUOUS = hasattr(stock, "all_gather_single")
-
-
 def contiguous(tensor: Tensor) -> Tensor:
     """``tensor`` as ``_c10d_functional`` ops take it: older minors refuse one that is not contiguous."""
-    return tensor if _STOCK_MAKES_CONTIGUOUS else tensor.contiguous()
+    return tensor if STOCK_MAKES_CONTIGUOUS else tensor.contiguous()
 
 
 # Sharding propagation

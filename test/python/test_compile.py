@@ -31,6 +31,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
 
 import funcol
+from funcol import _compat
 
 WORLD = 4
 
@@ -78,7 +79,7 @@ COLLECTIVES: dict[str, Program] = {
     ),
     "two_in_a_row": lambda m, x, g: m.all_gather_tensor(m.reduce_scatter_tensor(x, "sum", 0, g), 0, g),
 }
-if not hasattr(stock, "all_gather_single"):
+if not _compat.STOCK_MAKES_CONTIGUOUS:
     # Older minors: stock's graph of these holds an op that refuses its input when it runs.
     for name in ("reduce_scatter_of_transpose", "all_to_all_of_transpose"):
         del COLLECTIVES[name]

@@ -17,11 +17,25 @@ struct AttributeName {
   char text[length] = {};  // NOLINT: a structural type
 };
 
+// The name as a string of Python's, which is never let go.
+template <AttributeName name>
+PyObject* interned() {
+  static auto* const text = PyUnicode_InternFromString(name.text);
+  return text;
+}
+
+// What a module has under a name, looked up once and never let go.
+template <AttributeName module, AttributeName name>
+py::handle imported() {
+  static auto* const object =
+      py::module::import(module.text).attr(name.text).template cast<py::object>().release().ptr();
+  return object;
+}
+
 // Null, with the Python error set, if there is none.
 template <AttributeName name>
 PyObject* new_attribute(py::handle object) {
-  static auto* const interned = PyUnicode_InternFromString(name.text);
-  return PyObject_GetAttr(object.ptr(), interned);
+  return PyObject_GetAttr(object.ptr(), interned<name>());
 }
 
 // Raises what looking it up raises: AttributeError if there is none.
@@ -37,12 +51,11 @@ py::object attribute(py::handle object) {
 // Null, without an error, if there is none.
 template <AttributeName name>
 py::object find_attribute(py::handle object) {
-  static auto* const interned = PyUnicode_InternFromString(name.text);
   PyObject* value = nullptr;
 #if PY_VERSION_HEX >= 0x030D0000
-  PyObject_GetOptionalAttr(object.ptr(), interned, &value);
+  PyObject_GetOptionalAttr(object.ptr(), interned<name>(), &value);
 #else
-  _PyObject_LookupAttr(object.ptr(), interned, &value);
+  _PyObject_LookupAttr(object.ptr(), interned<name>(), &value);
 #endif
   if (value == nullptr) {
     PyErr_Clear();

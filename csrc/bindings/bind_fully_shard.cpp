@@ -4,7 +4,6 @@
 // NotImplemented is given before anything has happened, for what PyTorch's own function has to do: where a
 // mode or transform of PyTorch is active, a method of FSDP2's classes has been replaced, a parameter is of an
 // uncommon kind.
-#include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/native/Resize.h>
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/empty.h>
@@ -21,10 +20,10 @@
 #include <numeric>
 
 #include "async/async_tensor.h"
-#include "async/layers.h"
 #include "bindings/bindings.h"
 #include "bindings/fast_functions.h"
 #include "bindings/fully_shard_objects.h"
+#include "bindings/python_args.h"
 #include "bindings/without_gil.h"
 
 namespace funcol::python {
@@ -42,11 +41,9 @@ FullyShard& fully_shard() {
   return *known;
 }
 
-bool is_watched() { return has_active_layers() || at::impl::torch_function_mode_enabled(); }
-
 bool can_serve() {
   const auto& members = fully_shard().members;
-  return !is_watched() &&
+  return !is_observed() &&
          std::all_of(members.begin(), members.end(), [](const auto& member) { return member.is_there(); });
 }
 
@@ -81,14 +78,6 @@ std::optional<Group> usual_group(PyObject* object) {
   auto fields = can_serve() ? usual(object, fully_shard().group) : std::nullopt;
   auto params = fields ? usual_params(fields->find<"fsdp_params">().ptr()) : std::nullopt;
   return params ? std::optional(Group{*std::move(fields), *std::move(params)}) : std::nullopt;
-}
-
-const at::Tensor* plain(PyObject* object) {
-  if (!THPVariable_CheckExact(object)) {
-    return nullptr;
-  }
-  const auto& tensor = THPVariable_Unpack(object);
-  return belongs_to_layer(tensor) ? nullptr : &tensor;
 }
 
 int64_t to_int(PyObject* object) {
@@ -149,7 +138,7 @@ PyObject* fsdp_shards(PyObject* /*module*/, Args args, Py_ssize_t count) {
     }
     auto shard = is_post_forward ? param.get<"_sharded_post_forward_param_data">()
                                  : param.get<"_sharded_param_data">();
-    const auto* const tensor = plain(shard.ptr());
+    const auto* const tensor = plain_tensor(shard.ptr());
     if (tensor == nullptr || !tensor->is_contiguous() || tensor->is_meta()) {
       return not_implemented();
     }
@@ -184,7 +173,7 @@ PyObject* fsdp_copy_in(PyObject* /*module*/, Args args, Py_ssize_t count) {
   const auto lengths = to_ints(args[2]);
   const auto num_sent = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
   std::vector<at::Tensor> shards;
-  bool is_same_memory = plain(args[1]) != nullptr && is_small_on_cpu(output);
+  bool is_same_memory = plain_tensor(args[1]) != nullptr && is_small_on_cpu(output);
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(args[0]); ++i) {
     shards.push_back(THPVariable_Unpack(PyList_GET_ITEM(args[0], i)));
     settle(shards.back());
@@ -211,7 +200,7 @@ PyObject* fsdp_copy_in(PyObject* /*module*/, Args args, Py_ssize_t count) {
 
 void resize_storage(const py::object& tensor, bool allocate) {
   const auto& value = THPVariable_Unpack(tensor.ptr());
-  if (value.is_cpu() && plain(tensor.ptr()) != nullptr) {
+  if (value.is_cpu() && plain_tensor(tensor.ptr()) != nullptr) {
     const auto num_bytes = allocate ? value.nbytes() : 0;
     if (value.storage().nbytes() != num_bytes) {
       at::native::resize_bytes_nocuda(value.storage(), c10::SymInt(static_cast<int64_t>(num_bytes)));
@@ -251,7 +240,7 @@ class GatheredTensors {
       py::object output;
       if (PyList_GET_SIZE(outputs.ptr()) == 1) {
         output = py::reinterpret_borrow<py::object>(PyList_GET_ITEM(outputs.ptr(), 0));
-        const auto* const tensor = plain(output.ptr());
+        const auto* const tensor = plain_tensor(output.ptr());
         if (tensor == nullptr || tensor->is_inference() || !tensor->is_contiguous() ||
             tensor->scalar_type() != buffer_.scalar_type() || tensor->device() != buffer_.device() ||
             tensor->numel() != inputs[0] * num_ranks_ || is_pending(*tensor)) {
@@ -319,7 +308,7 @@ PyObject* fsdp_copy_out(PyObject* /*module*/, Args args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   check_count(count, 5, "fsdp_copy_out");
   const auto params = can_serve() ? usual_params(args[0]) : std::nullopt;
-  const auto* const buffer = plain(args[1]);
+  const auto* const buffer = plain_tensor(args[1]);
   if (!params || buffer == nullptr || !buffer->is_contiguous() || buffer->is_meta()) {
     return not_implemented();
   }
@@ -464,7 +453,7 @@ PyObject* know_fully_shard(PyObject* /*module*/, Args args, Py_ssize_t count) {
 
 // Whether ranges of record_function have somebody who sees them.
 PyObject* is_recorded(PyObject* /*module*/, PyObject* /*unused*/) {
-  return PyBool_FromLong(at::hasCallbacks() || is_watched() ? 1 : 0);
+  return PyBool_FromLong(at::hasCallbacks() || is_observed() ? 1 : 0);
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "bindings/dtensor_objects.h"
 #include "bindings/fast_functions.h"
 #include "bindings/fully_shard_objects.h"
+#include "bindings/python_args.h"
 #include "bindings/without_gil.h"
 
 namespace funcol::python {
@@ -56,7 +57,7 @@ PyObject* fsdp_take_gradients(PyObject* /*module*/, Args args, Py_ssize_t count)
 PyObject* fsdp_padded_sizes(PyObject* /*module*/, Args args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   check_count(count, 3, "fsdp_padded_sizes");
-  static auto* const size_type = py::module::import("torch").attr("Size").cast<py::object>().release().ptr();
+  auto* const size_type = imported<"torch", "Size">().ptr();
   const auto params = can_serve() ? usual_params(args[0]) : std::nullopt;
   const auto num_ranks = to_int(args[2]);
   if (!params || num_ranks < 1 || !PyList_CheckExact(args[1]) ||
@@ -65,7 +66,7 @@ PyObject* fsdp_padded_sizes(PyObject* /*module*/, Args args, Py_ssize_t count) {
   }
   py::tuple result(params->size());
   for (size_t i = 0; i < params->size(); ++i) {
-    const auto* const gradient = plain(PyList_GET_ITEM(args[1], static_cast<Py_ssize_t>(i)));
+    const auto* const gradient = plain_tensor(PyList_GET_ITEM(args[1], static_cast<Py_ssize_t>(i)));
     if (gradient == nullptr || gradient->dim() == 0 || !is_cut_along_dim_0((*params)[i])) {
       return not_implemented();
     }
@@ -116,7 +117,7 @@ py::object sharded_dtensor(const Fields& param, PyObject* local) {
 PyObject* fsdp_sharded_dtensor(PyObject* /*module*/, Args args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   check_count(count, 2, "fsdp_sharded_dtensor");
-  const auto* const local = plain(args[1]);
+  const auto* const local = plain_tensor(args[1]);
   const auto param = can_serve() ? usual(args[0], fully_shard().param) : std::nullopt;
   if (local == nullptr || !param || to_ints(param->get<"sharded_size">().ptr()) != local->sizes()) {
     return not_implemented();
@@ -176,7 +177,7 @@ PyObject* fsdp_accumulate(PyObject* /*module*/, Args args, Py_ssize_t count) {
 PyObject* fsdp_reduce_copy_in(PyObject* /*module*/, Args args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   check_count(count, 3, "fsdp_reduce_copy_in");
-  const auto* const buffer = plain(args[1]);
+  const auto* const buffer = plain_tensor(args[1]);
   const auto num_ranks = to_int(args[2]);
   if (buffer == nullptr || !is_small_on_cpu(*buffer) || !can_serve() || !PyList_CheckExact(args[0])) {
     return not_implemented();
@@ -184,7 +185,7 @@ PyObject* fsdp_reduce_copy_in(PyObject* /*module*/, Args args, Py_ssize_t count)
   std::vector<at::Tensor> gradients;
   int64_t num_elements = 0;
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(args[0]); ++i) {
-    const auto* const gradient = plain(PyList_GET_ITEM(args[0], i));
+    const auto* const gradient = plain_tensor(PyList_GET_ITEM(args[0], i));
     if (gradient == nullptr || !gradient->is_cpu() || gradient->dim() == 0 || !gradient->is_contiguous() ||
         gradient->scalar_type() != buffer->scalar_type() || gradient->is_conj() || gradient->is_neg()) {
       return not_implemented();

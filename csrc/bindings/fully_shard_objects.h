@@ -47,20 +47,11 @@ inline py::object checked(PyObject* result) {
 }
 
 template <AttributeName name>
-PyObject* interned() {
-  static auto* const text = PyUnicode_InternFromString(name.text);
-  return text;
-}
-
-template <AttributeName name>
 void set_attribute(PyObject* object, PyObject* value) {
   if (PyObject_SetAttr(object, interned<name>(), value) != 0) {
     throw py::error_already_set();
   }
 }
-
-// A mode or transform of PyTorch is active on this thread.
-bool is_watched();
 
 // Nobody watches, and nobody has replaced a function that is passed by here.
 bool can_serve();
@@ -119,9 +110,6 @@ struct Group {
 
 // Nothing if it, or one of its parameters, is not usual, or can_serve() says no.
 std::optional<Group> usual_group(PyObject* object);
-
-// Null for what is no plain tensor.
-const at::Tensor* plain(PyObject* object);
 
 int64_t to_int(PyObject* object);
 std::vector<int64_t> to_ints(PyObject* sequence);

@@ -12,9 +12,6 @@
 #include "async/layers.h"
 
 namespace funcol::python {
-namespace {
-
-PyObject* group_resolver = nullptr;
 
 bool is_observed() { return has_active_layers() || at::impl::torch_function_mode_enabled(); }
 
@@ -25,6 +22,10 @@ const at::Tensor* plain_tensor(PyObject* object) {
   const auto& tensor = THPVariable_Unpack(object);
   return belongs_to_layer(tensor) ? nullptr : &tensor;
 }
+
+namespace {
+
+PyObject* group_resolver = nullptr;
 
 bool overrides_torch_function(PyObject* object) {
   return PyObject_HasAttrString(object, "__torch_function__") != 0;

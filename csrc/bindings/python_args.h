@@ -12,6 +12,12 @@
 
 namespace funcol::python {
 
+// A mode, transform or tracer of PyTorch is active on this thread.
+bool is_observed();
+
+// Null for what is no plain tensor: subclasses, tensors that belong to a mode or transform.
+const at::Tensor* plain_tensor(PyObject* object);
+
 // A plain tensor that nobody watches: no subclass with __torch_function__ or __torch_dispatch__, and no
 // mode, transform or tracer active. Undefined if the call must take the dispatcher's way, in which all of
 // these have their say. TypeError for what is no tensor. A reference of its own, taken with the GIL: the

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "async/layers.h"
+#include "bindings/attributes.h"
 #include "bindings/bindings.h"
 #include "bindings/dtensor_calls.h"
 #include "bindings/dtensor_objects.h"
@@ -132,14 +133,7 @@ py::object moved(py::handle local, py::handle source, py::handle target) {
 }
 
 // As the dispatcher flattened arguments: optree where it is installed.
-py::handle pytree() {
-  static auto* const module = py::module::import("torch.distributed.tensor._dispatch")
-                                  .attr("pytree")
-                                  .cast<py::object>()
-                                  .release()
-                                  .ptr();
-  return module;
-}
+py::handle pytree() { return imported<"torch.distributed.tensor._dispatch", "pytree">(); }
 
 // (dispatcher, operator, OpInfo): the operator on local tensors, its arguments changed as the decision says.
 PyObject* run_changed(PyObject* /*module*/, Args args, Py_ssize_t count) {
@@ -231,11 +225,7 @@ bool holds_tensors(PyObject* argument) {
 PyObject* unwrap_args(PyObject* /*module*/, Args args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   check_count(count, 5, "unwrap");
-  static auto* const make = py::module::import("torch.distributed.tensor._op_schema")
-                                .attr("OpInfo")
-                                .cast<py::object>()
-                                .release()
-                                .ptr();
+  auto* const make = imported<"torch.distributed.tensor._op_schema", "OpInfo">().ptr();
   if (args[4] != Py_False || !PyTuple_Check(args[2]) || PyDict_GET_SIZE(args[3]) != 0 ||
       needs_pytree(args[0], args[1])) {
     return not_implemented();

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/attributes.h"
 #include "bindings/bindings.h"
 #include "bindings/python_layout.h"
 #include "bindings/python_op_schema.h"
@@ -146,12 +147,8 @@ class MaskObjects {
 // One for all placements of a decision that speak of the mask: what fills it is one of them, what applies it
 // another.
 py::object to_python_mask(const IndexMask& mask) {
-  static auto* const mask_partial = py::module::import("torch.distributed.tensor.placement_types")
-                                        .attr("_MaskPartial")
-                                        .cast<py::object>()
-                                        .release()
-                                        .ptr();
-  static auto* const size = py::module::import("torch").attr("Size").cast<py::object>().release().ptr();
+  auto* const mask_partial = imported<"torch.distributed.tensor.placement_types", "_MaskPartial">().ptr();
+  auto* const size = imported<"torch", "Size">().ptr();
   return py::handle(mask_partial)(py::arg("offset_shape") = py::handle(size)(py::cast(mask.shape)),
                                   py::arg("offset_dim") = mask.dim);
 }

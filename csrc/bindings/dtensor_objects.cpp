@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "bindings/attributes.h"
 #include "bindings/python_specs.h"
 #include "planner/lru_cache.h"
 
@@ -23,8 +24,7 @@ LruCache<TargetKey, Target, TargetKeyHash>& targets() {
 }  // namespace
 
 PyTypeObject* dtensor_type() {
-  static auto* const type =
-      py::module::import("torch.distributed.tensor").attr("DTensor").cast<py::object>().release().ptr();
+  auto* const type = imported<"torch.distributed.tensor", "DTensor">().ptr();
   return reinterpret_cast<PyTypeObject*>(type);
 }
 
@@ -67,8 +67,7 @@ bool read_ints(py::handle tuple, std::vector<int64_t>& numbers) {
 }
 
 py::object interned_spec(py::handle device_mesh, const std::vector<Placement>& placements, TensorMeta meta) {
-  static auto* const make =
-      py::module::import("funcol.sharding").attr("_make_spec").cast<py::object>().release().ptr();
+  auto* const make = imported<"funcol.sharding", "_make_spec">().ptr();
   return to_python_spec({std::move(meta), {placements, default_shard_order(placements)}}, device_mesh,
                         /*strided_as_order=*/false, make, nullptr);
 }

@@ -19,11 +19,7 @@
 namespace funcol::python {
 
 bool is_spec(py::handle object) {
-  static auto* const type = py::module::import("torch.distributed.tensor._dtensor_spec")
-                                .attr("DTensorSpec")
-                                .cast<py::object>()
-                                .release()
-                                .ptr();
+  auto* const type = imported<"torch.distributed.tensor._dtensor_spec", "DTensorSpec">().ptr();
   return Py_TYPE(object.ptr()) == reinterpret_cast<PyTypeObject*>(type) ||
          PyObject_IsInstance(object.ptr(), type) == 1;
 }

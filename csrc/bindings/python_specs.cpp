@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/attributes.h"
 #include "layout/hash.h"
 #include "planner/lru_cache.h"
 
@@ -48,11 +49,7 @@ py::object placement_class(const char* name) {
 }
 
 py::object to_python_norm(const NormOrder& order) {
-  static auto* const norm_partial = py::module::import("torch.distributed.tensor._ops._math_ops")
-                                        .attr("_NormPartial")
-                                        .cast<py::object>()
-                                        .release()
-                                        .ptr();
+  auto* const norm_partial = imported<"torch.distributed.tensor._ops._math_ops", "_NormPartial">().ptr();
   return order.is_integer ? py::handle(norm_partial)(static_cast<int64_t>(order.value))
                           : py::handle(norm_partial)(order.value);
 }

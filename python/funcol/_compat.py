@@ -401,19 +401,30 @@ def redirected(function: Any, ours: Callable[..., Any]) -> Callable[[], None]:
     The function stays the same object: whoever holds it sees the change, modules that imported it by name,
     Dynamo's tables, and PyTorch's C++, which looks some up once and keeps them.
     """
-    code, own = function.__code__, function.__kwdefaults__
-    assert not code.co_freevars
+    assert not function.__code__.co_freevars
     signature = inspect.signature(function)
+    put_back = _swapped(function, _redirect.__code__, _funcol=ours)
+    function.__signature__ = signature
 
     def undo() -> None:
-        function.__code__ = code
-        function.__kwdefaults__ = own
+        put_back()
         del function.__signature__
 
+    return undo
+
+
+def _swapped(function: Any, code: CodeType, **defaults: Any) -> Callable[[], None]:
+    """Gives ``function`` other code, whose additional keywords are ``defaults``, until what is returned is
+    called."""
+    own_code, own = function.__code__, function.__kwdefaults__
+
+    def undo() -> None:
+        function.__code__ = own_code
+        function.__kwdefaults__ = own
+
     # In this order, as other threads may call it meanwhile; defaults of either code are there for both.
-    function.__kwdefaults__ = {**(own or {}), "_funcol": ours}
-    function.__signature__ = signature
-    function.__code__ = _redirect.__code__
+    function.__kwdefaults__ = {**(own or {}), **defaults}
+    function.__code__ = code
     return undo
 
 
@@ -422,18 +433,10 @@ def _redirect(*args: Any, _funcol: Callable[..., Any], **kwargs: Any) -> Any:
 
 
 def called_directly(wrapper: Any, when: Callable[[], bool]) -> Callable[[], None]:
-    """Makes ``wrapper``, which has ``func`` in its closure, call that alone ``when()`` says so, until what is
-    returned is called. The wrapper stays the same object."""
-    code, own = wrapper.__code__, wrapper.__kwdefaults__
-    assert code.co_freevars == ("func",)
-
-    def undo() -> None:
-        wrapper.__code__ = code
-        wrapper.__kwdefaults__ = own
-
-    wrapper.__kwdefaults__ = {**(own or {}), "_funcol": when, "_stock": copied(wrapper)}
-    wrapper.__code__ = _direct_call(None).__code__
-    return undo
+    """Makes ``wrapper``, which has ``func`` in its closure, call that alone where ``when()`` says so, until
+    what is returned is called. The wrapper stays the same object."""
+    assert wrapper.__code__.co_freevars == ("func",)
+    return _swapped(wrapper, _direct_call(None).__code__, _funcol=when, _stock=copied(wrapper))
 
 
 def _direct_call(func: Any) -> FunctionType:
@@ -455,15 +458,7 @@ def entered_if(wrapper: Any, when: Callable[[], bool]) -> Callable[[], None]:
     """Makes ``wrapper``, a function decorated with a context, enter that only if ``when()``, until what is
     returned is called. The wrapper stays the same object."""
     assert is_in_context(wrapper)
-    code, own = wrapper.__code__, wrapper.__kwdefaults__
-
-    def undo() -> None:
-        wrapper.__code__ = code
-        wrapper.__kwdefaults__ = own
-
-    wrapper.__kwdefaults__ = {**(own or {}), "_funcol": when}
-    wrapper.__code__ = _context_if(None, None).__code__
-    return undo
+    return _swapped(wrapper, _context_if(None, None).__code__, _funcol=when)
 
 
 def _context_if(ctx_factory: Any, func: Any) -> FunctionType:

@@ -1,4 +1,5 @@
-// What FSDP2 does for the gradients of a group: see bind_fully_shard.cpp.
+#include "bindings/fully_shard_gradients.h"
+
 #include <ATen/ops/as_strided.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/DynamicTypes.h>
@@ -13,43 +14,182 @@
 #include "async/async_tensor.h"
 #include "bindings/dtensor_objects.h"
 #include "bindings/fast_functions.h"
-#include "bindings/fully_shard_objects.h"
 #include "bindings/python_args.h"
 #include "bindings/without_gil.h"
 
 namespace funcol::python {
+
+std::optional<Gradients> take_gradients(const Group& group) {
+  // Either may ask for zeros in the place of a gradient.
+  if (!group.fields.is<"_partial_reduce_output">(Py_None) ||
+      !group.fields.is<"reduce_scatter_unused_params">(Py_False)) {
+    return std::nullopt;
+  }
+  Gradients taken;
+  for (const auto index : to_ints(group.fields.get<"_reduce_scatter_param_indices">().ptr())) {
+    const auto& param = group.params.at(index);
+    const auto unsharded = param.find<"_unsharded_param">();
+    if (!unsharded) {
+      continue;
+    }
+    const auto& tensor = THPVariable_Unpack(unsharded.ptr());
+    if (!tensor.grad().defined()) {
+      continue;
+    }
+    const bool is_dtensor = param.is<"is_dtensor">(Py_True) || param.is<"is_spmd_types">(Py_True);
+    taken.tensors.append(is_dtensor ? attribute<"unsharded_grad_data">(param.object())
+                                    : py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor.grad())));
+    taken.params.append(py::handle(param.object()));
+    tensor.mutable_grad().reset();
+  }
+  return taken;
+}
+
+std::optional<std::vector<at::Tensor>> plain_gradients(const py::list& gradients, at::ScalarType type,
+                                                       int64_t num_ranks) {
+  if (num_ranks < 1) {
+    return std::nullopt;
+  }
+  std::vector<at::Tensor> result;
+  for (const auto gradient : gradients) {
+    const auto* const tensor = plain_tensor(gradient.ptr());
+    if (tensor == nullptr || !tensor->is_cpu() || tensor->dim() == 0 || !tensor->is_contiguous() ||
+        tensor->scalar_type() != type || tensor->is_conj() || tensor->is_neg()) {
+      return std::nullopt;
+    }
+    result.push_back(*tensor);
+  }
+  return result;
+}
+
+namespace {
+
+int64_t rows_per_rank(const at::Tensor& gradient, int64_t num_ranks) {
+  return (gradient.size(0) + num_ranks - 1) / num_ranks;
+}
+
+}  // namespace
+
+int64_t padded_length(const at::Tensor& gradient, int64_t num_ranks) {
+  const auto num_rows = gradient.size(0);
+  return num_rows == 0 ? 0 : rows_per_rank(gradient, num_ranks) * num_ranks * (gradient.numel() / num_rows);
+}
+
+void copy_gradients_in(const std::vector<at::Tensor>& gradients, const at::Tensor& buffer,
+                       int64_t num_ranks) {
+  for (const auto& gradient : gradients) {
+    settle(gradient);
+  }
+  const WithoutGil without_gil;
+  auto* to = bytes_of(buffer);
+  for (int64_t rank = 0; rank < num_ranks; ++rank) {
+    for (const auto& gradient : gradients) {
+      const auto num_rows = gradient.size(0);
+      if (num_rows == 0) {
+        continue;
+      }
+      const auto num_padded = rows_per_rank(gradient, num_ranks);
+      const auto row_size = gradient.nbytes() / num_rows;
+      const auto first = std::min(num_rows, rank * num_padded);
+      const auto num_here = std::min(num_rows, first + num_padded) - first;
+      if (num_here > 0) {
+        std::memcpy(to, static_cast<const std::byte*>(gradient.const_data_ptr()) + first * row_size,
+                    num_here * row_size);
+      }
+      std::memset(to + num_here * row_size, 0, (num_padded - num_here) * row_size);
+      to += num_padded * row_size;
+    }
+  }
+}
+
+py::object gradient_type(const Params& params) {
+  if (params.empty()) {
+    return {};
+  }
+  auto type = params.front().get<"sharded_grad_dtype">();
+  for (const auto& param : params) {
+    const auto& sum = THPVariable_Unpack(param.get<"sharded_param">().ptr()).grad();
+    const bool can_add =
+        !sum.defined() ||
+        Py_TYPE(py::reinterpret_steal<py::object>(THPVariable_Wrap(sum)).ptr()) == dtensor_type();
+    if (!can_add || !param.is<"sharded_grad_dtype">(type.ptr()) || !param.is<"offload_to_cpu">(Py_False)) {
+      return {};
+    }
+  }
+  return type;
+}
+
+namespace {
+
+// The DTensor that `local` is this rank's shard of; null if there is no spec for its type yet.
+py::object sharded_dtensor(const Fields& param, PyObject* local) {
+  const auto& tensor = THPVariable_Unpack(local);
+  auto spec = param.find<"_sharding_spec">();
+  if (const auto by_type = param.find<"_sharding_spec_by_dtype">()) {
+    auto* const type = reinterpret_cast<PyObject*>(torch::getTHPDtype(tensor.scalar_type()));
+    spec = PyDict_GetItemWithError(by_type.ptr(), type);
+  }
+  return spec ? make_dtensor(local, spec, tensor.requires_grad()) : py::object();
+}
+
+// As param.grad = gradient, which checks types and sizes that are the same here mostly.
+void set_gradient(const py::object& param, const py::object& gradient) {
+  const auto& tensor = THPVariable_Unpack(param.ptr());
+  const auto& value = THPVariable_Unpack(gradient.ptr());
+  if (tensor.scalar_type() == value.scalar_type() && tensor.device() == value.device() &&
+      tensor.layout() == value.layout() && tensor.sizes() == value.sizes()) {
+    tensor.mutable_grad() = value;
+  } else {
+    set_attribute<"grad">(param.ptr(), gradient.ptr());
+  }
+}
+
+// Adds `local` to the gradient that a sharded parameter has, or makes it the gradient, and runs the hooks
+// that wait for one.
+void accumulate_one(const Fields& fsdp_param, const py::object& local) {
+  const auto param = fsdp_param.get<"sharded_param">();
+  const auto& sum = THPVariable_Unpack(param.ptr()).grad();
+  if (!sum.defined()) {
+    auto gradient = sharded_dtensor(fsdp_param, local.ptr());
+    if (!gradient) {
+      gradient = py::handle(fsdp_param.object()).attr("to_sharded_dtensor")(local);
+    }
+    set_gradient(param, gradient);
+  } else {
+    const auto total = py::reinterpret_steal<py::object>(THPVariable_Wrap(sum));
+    const auto added = checked(PyNumber_InPlaceAdd(attribute<"_local_tensor">(total).ptr(), local.ptr()));
+    set_attribute<"_local_tensor">(total.ptr(), added.ptr());
+  }
+  auto* const hooks = reinterpret_cast<THPVariable*>(param.ptr())->post_accumulate_grad_hooks;
+  if (hooks != nullptr && PyObject_IsTrue(hooks) == 1) {
+    for (const auto hook : py::list(py::handle(hooks).attr("values")())) {
+      hook(param);
+    }
+  }
+}
+
+}  // namespace
+
+void accumulate(const at::Tensor& buffer, const Params& params, const std::vector<int64_t>& lengths) {
+  auto offset = buffer.storage_offset();
+  for (size_t i = 0; i < params.size(); ++i) {
+    const auto& param = params[i];
+    auto local = at::as_strided(buffer, to_ints(param.get<"sharded_size">().ptr()),
+                                to_ints(param.get<"contiguous_sharded_stride">().ptr()), offset);
+    accumulate_one(param, py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(local))));
+    offset += lengths[i];
+  }
+}
+
 namespace {
 
 // (group): the parameters that have a gradient to reduce and these gradients, which are taken from them.
 PyObject* fsdp_take_gradients(PyObject* /*module*/, Args args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   check_count(count, 1, "fsdp_take_gradients");
-  const auto group = usual_group(args[0]);
-  // Either may ask for zeros in the place of a gradient.
-  if (!group || !group->fields.is<"_partial_reduce_output">(Py_None) ||
-      !group->fields.is<"reduce_scatter_unused_params">(Py_False)) {
-    return not_implemented();
-  }
-  py::list with_gradient;
-  py::list gradients;
-  for (const auto index : to_ints(group->fields.get<"_reduce_scatter_param_indices">().ptr())) {
-    const auto& param = group->params.at(index);
-    const auto unsharded = param.find<"_unsharded_param">();
-    if (!unsharded) {
-      continue;
-    }
-    auto gradient = attribute<"grad">(unsharded);
-    if (gradient.is_none()) {
-      continue;
-    }
-    if (param.is<"is_dtensor">(Py_True) || param.is<"is_spmd_types">(Py_True)) {
-      gradient = attribute<"unsharded_grad_data">(param.object());
-    }
-    with_gradient.append(py::handle(param.object()));
-    gradients.append(std::move(gradient));
-    set_attribute<"grad">(unsharded.ptr(), Py_None);
-  }
-  return py::make_tuple(with_gradient, gradients).release().ptr();
+  const auto group = usual_group<"_get_unsharded_grad_to_reduce", "_get_grad_inner_tensor">(args[0]);
+  const auto taken = group ? take_gradients(*group) : std::nullopt;
+  return taken ? py::make_tuple(taken->params, taken->tensors).release().ptr() : not_implemented();
   END_HANDLE_TH_ERRORS
 }
 
@@ -72,8 +212,7 @@ PyObject* fsdp_padded_sizes(PyObject* /*module*/, Args args, Py_ssize_t count) {
     }
     py::tuple sizes(gradient->dim());
     for (int64_t dim = 0; dim < gradient->dim(); ++dim) {
-      const auto size = gradient->size(dim);
-      sizes[dim] = py::int_(dim > 0 ? size : (size + num_ranks - 1) / num_ranks * num_ranks);
+      sizes[dim] = py::int_(dim > 0 ? gradient->size(dim) : rows_per_rank(*gradient, num_ranks) * num_ranks);
     }
     result[i] = checked(PyObject_CallOneArg(size_type, sizes.ptr()));
   }
@@ -81,36 +220,14 @@ PyObject* fsdp_padded_sizes(PyObject* /*module*/, Args args, Py_ssize_t count) {
   END_HANDLE_TH_ERRORS
 }
 
-// (params): the type that all their sharded gradients have, None if they take any; NotImplemented if they
-// differ, if some go to the CPU from elsewhere or are added to what is no DTensor.
+// (params): as gradient_type(), NotImplemented for null.
 PyObject* fsdp_gradient_type(PyObject* /*module*/, Args args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   check_count(count, 1, "fsdp_gradient_type");
-  const auto params = can_serve() ? usual_params(args[0]) : std::nullopt;
-  if (!params || params->empty()) {
-    return not_implemented();
-  }
-  auto type = params->front().get<"sharded_grad_dtype">();
-  for (const auto& param : *params) {
-    const auto sum = attribute<"grad">(param.get<"sharded_param">());
-    const bool can_add = sum.is_none() || Py_TYPE(sum.ptr()) == dtensor_type();
-    if (!can_add || !param.is<"sharded_grad_dtype">(type.ptr()) || !param.is<"offload_to_cpu">(Py_False)) {
-      return not_implemented();
-    }
-  }
-  return type.release().ptr();
+  const auto params = can_serve() ? usual_params<"to_sharded_dtensor">(args[0]) : std::nullopt;
+  auto type = params ? gradient_type(*params) : py::object();
+  return type ? type.release().ptr() : not_implemented();
   END_HANDLE_TH_ERRORS
-}
-
-// The DTensor that `local` is this rank's shard of; null if there is no spec for its type yet.
-py::object sharded_dtensor(const Fields& param, PyObject* local) {
-  const auto& tensor = THPVariable_Unpack(local);
-  auto spec = param.find<"_sharding_spec">();
-  if (const auto by_type = param.find<"_sharding_spec_by_dtype">()) {
-    auto* const type = reinterpret_cast<PyObject*>(torch::getTHPDtype(tensor.scalar_type()));
-    spec = PyDict_GetItemWithError(by_type.ptr(), type);
-  }
-  return spec ? make_dtensor(local, spec, tensor.requires_grad()) : py::object();
 }
 
 // (param, local)
@@ -127,53 +244,26 @@ PyObject* fsdp_sharded_dtensor(PyObject* /*module*/, Args args, Py_ssize_t count
   END_HANDLE_TH_ERRORS
 }
 
-// Adds `local` to the gradient that a sharded parameter has, or makes it the gradient, and runs the hooks
-// that wait for one.
-void accumulate(const Fields& fsdp_param, const py::object& local) {
-  const auto param = fsdp_param.get<"sharded_param">();
-  const auto sum = attribute<"grad">(param);
-  if (sum.is_none()) {
-    auto gradient = sharded_dtensor(fsdp_param, local.ptr());
-    if (!gradient) {
-      gradient = py::handle(fsdp_param.object()).attr("to_sharded_dtensor")(local);
-    }
-    set_attribute<"grad">(param.ptr(), gradient.ptr());
-  } else {
-    const auto added = checked(PyNumber_InPlaceAdd(attribute<"_local_tensor">(sum).ptr(), local.ptr()));
-    set_attribute<"_local_tensor">(sum.ptr(), added.ptr());
-  }
-  const auto hooks = find_attribute<"_post_accumulate_grad_hooks">(param);
-  if (hooks && PyObject_IsTrue(hooks.ptr()) == 1) {
-    for (const auto hook : py::list(hooks.attr("values")())) {
-      hook(param);
-    }
-  }
-}
-
-// (buffer, params, padded sizes, num_ranks): gives each parameter its part of the reduced gradients, which
-// lie in `buffer` one after another.
+// (buffer, params, padded sizes, num_ranks): as accumulate().
 PyObject* fsdp_accumulate(PyObject* /*module*/, Args args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   check_count(count, 4, "fsdp_accumulate");
-  const auto& buffer = THPVariable_Unpack(args[0]);
-  const auto num_params = PyList_GET_SIZE(args[1]);
   const auto padded = checked(PySequence_Fast(args[2], "padded sizes"));
   const auto num_ranks = to_int(args[3]);
-  auto offset = buffer.storage_offset();
-  for (Py_ssize_t i = 0; i < num_params; ++i) {
-    const Fields param(PyList_GET_ITEM(args[1], i));
-    auto local = at::as_strided(buffer, to_ints(param.get<"sharded_size">().ptr()),
-                                to_ints(param.get<"contiguous_sharded_stride">().ptr()), offset);
-    accumulate(param, py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(local))));
+  Params params;
+  std::vector<int64_t> lengths;
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(args[1]); ++i) {
+    params.emplace_back(PyList_GET_ITEM(args[1], i));
     const auto sizes = to_ints(PySequence_Fast_GET_ITEM(padded.ptr(), i));
-    offset += std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>()) / num_ranks;
+    lengths.push_back(std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>()) /
+                      num_ranks);
   }
+  accumulate(THPVariable_Unpack(args[0]), params, lengths);
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
 
-// (gradients, buffer, num_ranks): lays them into `buffer` as a reduce_scatter takes them, padded with zeros:
-// of each the first rank's rows, then of each the second rank's.
+// (gradients, buffer, num_ranks): as copy_gradients_in().
 PyObject* fsdp_reduce_copy_in(PyObject* /*module*/, Args args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   check_count(count, 3, "fsdp_reduce_copy_in");
@@ -182,42 +272,18 @@ PyObject* fsdp_reduce_copy_in(PyObject* /*module*/, Args args, Py_ssize_t count)
   if (buffer == nullptr || !is_small_on_cpu(*buffer) || !can_serve() || !PyList_CheckExact(args[0])) {
     return not_implemented();
   }
-  std::vector<at::Tensor> gradients;
-  int64_t num_elements = 0;
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(args[0]); ++i) {
-    const auto* const gradient = plain_tensor(PyList_GET_ITEM(args[0], i));
-    if (gradient == nullptr || !gradient->is_cpu() || gradient->dim() == 0 || !gradient->is_contiguous() ||
-        gradient->scalar_type() != buffer->scalar_type() || gradient->is_conj() || gradient->is_neg()) {
-      return not_implemented();
-    }
-    const auto num_rows = (gradient->size(0) + num_ranks - 1) / num_ranks * num_ranks;
-    num_elements += gradient->size(0) == 0 ? 0 : num_rows * (gradient->numel() / gradient->size(0));
-    settle(*gradient);
-    gradients.push_back(*gradient);
-  }
-  if (num_elements != buffer->numel()) {
+  const auto gradients =
+      plain_gradients(py::reinterpret_borrow<py::list>(args[0]), buffer->scalar_type(), num_ranks);
+  if (!gradients) {
     return not_implemented();
   }
-  const WithoutGil without_gil;
-  auto* to = bytes_of(*buffer);
-  for (int64_t rank = 0; rank < num_ranks; ++rank) {
-    for (const auto& gradient : gradients) {
-      const auto num_rows = gradient.size(0);
-      if (num_rows == 0) {
-        continue;
-      }
-      const auto rows_per_rank = (num_rows + num_ranks - 1) / num_ranks;
-      const auto row_size = gradient.nbytes() / num_rows;
-      const auto first = std::min(num_rows, rank * rows_per_rank);
-      const auto num_here = std::min(num_rows, first + rows_per_rank) - first;
-      if (num_here > 0) {
-        std::memcpy(to, static_cast<const std::byte*>(gradient.const_data_ptr()) + first * row_size,
-                    num_here * row_size);
-      }
-      std::memset(to + num_here * row_size, 0, (rows_per_rank - num_here) * row_size);
-      to += rows_per_rank * row_size;
-    }
+  const auto length = std::accumulate(
+      gradients->begin(), gradients->end(), int64_t{0},
+      [&](int64_t sum, const at::Tensor& gradient) { return sum + padded_length(gradient, num_ranks); });
+  if (length != buffer->numel()) {
+    return not_implemented();
   }
+  copy_gradients_in(*gradients, *buffer, num_ranks);
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }

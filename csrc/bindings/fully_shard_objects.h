@@ -24,6 +24,7 @@ struct FullyShard {
 
     bool is_there() const;
   };
+  using Members = std::vector<Member>;
 
   PyTypeObject* param = nullptr;
   PyTypeObject* group = nullptr;
@@ -33,8 +34,9 @@ struct FullyShard {
   PyObject* alloc_storage = nullptr;
   PyObject* free_storage = nullptr;
   PyObject* set_attribute = nullptr;  // torch.nn.Module's
-  std::vector<Member> members;
-  std::vector<PyObject*> methods;  // names of those that an object may have of its own
+  Members passed_by;
+  Members collectives;  // what is between a group's gather or reduction and its process group
+  Members streams;      // the CPU's, which are none
 };
 
 FullyShard& fully_shard();
@@ -53,6 +55,8 @@ void set_attribute(PyObject* object, PyObject* value) {
   }
 }
 
+bool are_there(const FullyShard::Members& members);
+
 // Nobody watches, and nobody has replaced a function that is passed by here.
 bool can_serve();
 
@@ -67,9 +71,8 @@ class Fields {
   // Null if there is none. Good until somebody sets it.
   template <AttributeName name>
   py::handle find() const {
-    return find(interned<name>());
+    return PyDict_GetItemWithError(dict_.ptr(), interned<name>());
   }
-  py::handle find(PyObject* name) const { return PyDict_GetItemWithError(dict_.ptr(), name); }
 
   // Raises AttributeError if there is none.
   template <AttributeName name>
@@ -84,6 +87,15 @@ class Fields {
   }
 
   template <AttributeName name>
+  bool is_true() const {
+    const auto truth = PyObject_IsTrue(get<name>().ptr());
+    if (truth < 0) {
+      throw py::error_already_set();
+    }
+    return truth == 1;
+  }
+
+  template <AttributeName name>
   void set(PyObject* value) const {
     if (PyDict_SetItem(dict_.ptr(), interned<name>(), value) != 0) {
       throw py::error_already_set();
@@ -95,21 +107,49 @@ class Fields {
   py::object dict_;
 };
 
-// An object of FSDP2's own class, without methods of its own.
-std::optional<Fields> usual(PyObject* object, const PyTypeObject* type);
+// An object of FSDP2's own class that has none of these methods of its own.
+template <AttributeName... methods>
+std::optional<Fields> usual(PyObject* object, const PyTypeObject* type) {
+  if (Py_TYPE(object) != type) {
+    return std::nullopt;
+  }
+  Fields fields(object);
+  const bool has_own = (static_cast<bool>(fields.find<methods>()) || ...);
+  return has_own ? std::nullopt : std::optional(std::move(fields));
+}
 
 using Params = std::vector<Fields>;
 
 // A list of parameters, all of them usual.
-std::optional<Params> usual_params(PyObject* list);
+template <AttributeName... methods>
+std::optional<Params> usual_params(PyObject* list) {
+  if (list == nullptr || !PyList_CheckExact(list)) {
+    return std::nullopt;
+  }
+  Params params;
+  params.reserve(PyList_GET_SIZE(list));
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
+    auto param = usual<methods...>(PyList_GET_ITEM(list, i), fully_shard().param);
+    if (!param) {
+      return std::nullopt;
+    }
+    params.push_back(*std::move(param));
+  }
+  return params;
+}
 
 struct Group {
   Fields fields;
   Params params;
 };
 
-// Nothing if it, or one of its parameters, is not usual, or can_serve() says no.
-std::optional<Group> usual_group(PyObject* object);
+// Nothing if can_serve() says no, or the group or one of its parameters is not usual.
+template <AttributeName... methods>
+std::optional<Group> usual_group(PyObject* object) {
+  auto fields = can_serve() ? usual<methods...>(object, fully_shard().group) : std::nullopt;
+  auto params = fields ? usual_params<methods...>(fields->template find<"fsdp_params">().ptr()) : std::nullopt;
+  return params ? std::optional(Group{*std::move(fields), *std::move(params)}) : std::nullopt;
+}
 
 int64_t to_int(PyObject* object);
 std::vector<int64_t> to_ints(PyObject* sequence);
@@ -119,8 +159,5 @@ bool is_cut_along_dim_0(const Fields& param);
 // Memory that one thread copies into fastest; for more, ATen's copies take several.
 bool is_small_on_cpu(const at::Tensor& buffer);
 std::byte* bytes_of(const at::Tensor& tensor);
-
-// As PyMethodDef has them, up to an empty one.
-PyMethodDef* gradient_functions();
 
 }  // namespace funcol::python

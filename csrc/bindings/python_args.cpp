@@ -57,16 +57,6 @@ T* instance(PyObject* object) {
   return caster.load(object, /*convert=*/false) ? static_cast<T*>(caster) : nullptr;
 }
 
-GroupPtr group_object(PyObject* object) {
-  // What instance() comes to for what is no subclass, at a fraction of its cost.
-  static const auto* const type = py::type::of<c10d::ProcessGroup>().ptr();
-  auto* group = reinterpret_cast<PyObject*>(Py_TYPE(object)) == type
-                    ? static_cast<c10d::ProcessGroup*>(
-                          reinterpret_cast<py::detail::instance*>(object)->get_value_and_holder().value_ptr())
-                    : instance<c10d::ProcessGroup>(object);
-  return group == nullptr ? GroupPtr() : GroupPtr::unsafe_reclaim_from_nonowning(group);
-}
-
 std::optional<c10d::ReduceOp> reduce_op_object(PyObject* object) {
   if (auto* reduce_op = instance<c10d::ReduceOp>(object)) {
     return *reduce_op;
@@ -81,6 +71,16 @@ std::optional<c10d::ReduceOp> reduce_op_object(PyObject* object) {
 }
 
 }  // namespace
+
+GroupPtr group_object(PyObject* object) {
+  // What instance() comes to for what is no subclass, at a fraction of its cost.
+  static const auto* const type = py::type::of<c10d::ProcessGroup>().ptr();
+  auto* group = reinterpret_cast<PyObject*>(Py_TYPE(object)) == type
+                    ? static_cast<c10d::ProcessGroup*>(
+                          reinterpret_cast<py::detail::instance*>(object)->get_value_and_holder().value_ptr())
+                    : instance<c10d::ProcessGroup>(object);
+  return group == nullptr ? GroupPtr() : GroupPtr::unsafe_reclaim_from_nonowning(group);
+}
 
 at::Tensor tensor_argument(PyObject* object, const char* op) {
   check_tensor(object, op);

@@ -31,6 +31,9 @@ bool tensors_argument(PyObject* sequence, std::vector<at::Tensor>& tensors, cons
 // record.
 bool starts_here(at::TensorList tensors);
 
+// Null for what is no ProcessGroup.
+GroupPtr group_object(PyObject* object);
+
 // A group name or ProcessGroup; everything else is asked of the resolver that Python registered with
 // set_group_resolver(): resolver(group, tag, op) -> name or ProcessGroup.
 GroupPtr group_argument(PyObject* group, PyObject* tag, const char* op);

@@ -21,9 +21,13 @@ def is_known(path: str, function: Any) -> bool:
 
 def switches() -> list[tuple[ModuleType, str, Any]]:
     """Variables, and the values that they have where FSDP2 runs as usual."""
-    common = sys.modules["torch.distributed.fsdp._fully_shard._fsdp_common"]
-    name = "_compiled_autograd_enabled"
-    return [(common, name, False)] if hasattr(common, name) else []
+    known = [
+        ("torch.distributed.fsdp._fully_shard._fsdp_common", "_compiled_autograd_enabled", False),
+        ("torch.autograd.profiler", "_active_cuspy_profiler_observer", None),
+    ]
+    return [
+        (sys.modules[module], name, value) for module, name, value in known if hasattr(sys.modules[module], name)
+    ]
 
 
 @functools.cache
@@ -39,21 +43,38 @@ def _digest(code: CodeType) -> str:
 
 # By function, the digests of what minors have; none where one does not have it.
 KNOWN: dict[str, tuple[str, ...]] = {
+    "DefaultAllGather.__call__": ("8aaf2a35",),
+    "DefaultAllocMixin.allocate": ("efdb134b",),
+    "DefaultReduceScatter.__call__": ("fe5a273c",),
+    "FSDPCommContext.get_all_gather_streams": ("deda0184",),
+    "FSDPCommContext.release_all_gather_state_for_comm_reuse": ("902bc38c",),
+    "FSDPCommContext.wait_all_gather_streams_on_event": ("bdac0601",),
     "FSDPParam._get_grad_inner_tensor": ("f3b1e183", "c34beeca", "65d2f32e"),
     "FSDPParam._setattr_on_modules": ("dc6b393a",),
     "FSDPParam.all_gather_inputs": ("b969a683", "ba5d57b6"),
     "FSDPParam.alloc_all_gather_outputs": ("e087df5c",),
     "FSDPParam.free_unsharded_param": ("ff3bad13", "8624646b", "de979c36"),
     "FSDPParam.init_all_gather_outputs": ("53f2e056", "8abb9811"),
+    "FSDPParam.init_unsharded_param": ("b6a07ac7",),
     "FSDPParam.to_sharded": ("19453120", "3e63e9a4"),
     "FSDPParam.to_sharded_dtensor": ("0f84dca2", "ba720aa5"),
     "FSDPParam.to_unsharded": ("009100f3",),
     "FSDPParam.unsharded_grad_data": ("e16c8010",),
+    "FSDPParamGroup._all_gather_process_group": ("c78c4301",),
     "FSDPParamGroup._get_unsharded_grad_to_reduce": ("978aba3e", ""),
+    "FSDPParamGroup._reduce_scatter_process_group": ("52e71411",),
     "FSDPParamGroup._register_post_backward_hook": ("ecb84435",),
+    "FSDPParamGroup._set_unsharded_grad_dtypes": ("1d77420e",),
     "FSDPParamGroup._take_unsharded_grads_to_reduce": ("ca436c2a", ""),
     "FSDPParamGroup._to_sharded": ("4f3ed7c7",),
     "FSDPParamGroup._to_unsharded": ("bd935f4e",),
+    "FSDPParamGroup._validate_unused_param_grad_dtypes": ("7e77e7f8",),
+    "FSDPParamGroup._wait_for_post_backward": ("a7bdd6ae",),
+    "FSDPParamGroup.is_unsharded": ("cfe820a4",),
+    "FSDPParamGroup.post_backward": ("8119c264",),
+    "FSDPParamGroup.reshard": ("02cf68ae",),
+    "FSDPParamGroup.unshard": ("f1498d72",),
+    "FSDPParamGroup.wait_for_unshard": ("ff867def",),
     "RegisterPostBackwardFunction.backward": ("559292e2", "cab3bb3a"),
     "RegisterPostBackwardFunction.forward": ("3819f78e", "cddb3b59", "5b0847b8"),
     "RegisterPostBackwardFunction.setup_context": ("4c933009", ""),
@@ -70,6 +91,7 @@ KNOWN: dict[str, tuple[str, ...]] = {
     "_spmd_no_typecheck": ("18a10921", ""),
     "_to_dtype_if_needed": ("90d9090b",),
     "all_gather_copy_in_cuda": ("e6b95d6c",),
+    "all_gather_single": ("839d65bf",),
     "alloc_storage": ("20a814d5",),
     "disable_if_config_true": ("", "143a9c74"),
     "foreach_all_gather": ("1f28bd1d",),
@@ -77,6 +99,7 @@ KNOWN: dict[str, tuple[str, ...]] = {
     "foreach_reduce": ("80625110", "d789179a", "7ef15f77", "9d48eb6a"),
     "foreach_reduce_scatter_copy_in": ("2185bb5e", "18cd2ea6"),
     "free_storage": ("2d095ebb",),
+    "reduce_scatter_single": ("81bedc0d",),
     "set_requires_grad_if_needed": ("d58e9ff5",),
     "split_with_sizes_copy": ("4be3a44b",),
     "unsafe_setattr_param": ("c2ab82a7",),

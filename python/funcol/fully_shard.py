@@ -1,10 +1,11 @@
 """What stands under PyTorch's FSDP2 (``fully_shard``) while :func:`funcol.install` is in effect.
 
-FSDP2 decides as before what is gathered and reduced when, on which stream and after which event: its hooks,
-``unshard``, ``reshard`` and ``foreach_reduce`` are its own. Taken over is what they do for every parameter of
-a group, in C++ for the group at once. Each function here has the signature and results of the one of PyTorch
-that it stands in for, and asks that one for what is uncommon: extensions of the gather, parameters on the CPU
-beside a GPU, shards along other dims than 0, several types in one gather, modes and transforms that watch.
+FSDP2's hooks decide as before what is gathered and reduced when. Taken over is what they do for every
+parameter of a group, in C++ for the group at once, and how a group gathers and reduces: on the same streams,
+after the same events. Each function here has the signature and results of the one of PyTorch that it stands
+in for, and asks that one for what is uncommon: extensions of the gather, parameters on the CPU beside a GPU,
+shards along other dims than 0, several types in one gather, replicas, modes, transforms and profilers that
+watch.
 
 This module imports FSDP2. A function of PyTorch is taken over if it, and what it would have called, are
 known (:data:`funcol._compat_fully_shard.KNOWN`); the rest stays PyTorch's.
@@ -12,8 +13,9 @@ known (:data:`funcol._compat_fully_shard.KNOWN`); the rest stays PyTorch's.
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -33,7 +35,14 @@ from torch.distributed.fsdp._fully_shard import (
 
 from . import _C, _compat, _compat_fully_shard
 
-_MODULES: list[Any] = [_fsdp_collectives, _fsdp_param, _fsdp_param_group, _fsdp_state, _fsdp_common]
+_MODULES: list[Any] = [
+    _fsdp_collectives,
+    _fsdp_param,
+    _fsdp_param_group,
+    _fsdp_state,
+    _fsdp_common,
+    dist,
+]
 
 
 def _owner_and_name(path: str) -> tuple[Any, str]:
@@ -218,6 +227,24 @@ def to_sharded_dtensor(self: Any, tensor: Tensor) -> Any:
     return _stock["FSDPParam.to_sharded_dtensor"](self, tensor) if dtensor is NotImplemented else dtensor
 
 
+def unshard(self: Any, async_op: bool = False) -> None:
+    """PyTorch counterpart: ``FSDPParamGroup.unshard``."""
+    if _C.fsdp_unshard(self, async_op) is NotImplemented:
+        _stock["FSDPParamGroup.unshard"](self, async_op)
+
+
+def wait_for_unshard(self: Any) -> None:
+    """PyTorch counterpart: ``FSDPParamGroup.wait_for_unshard``."""
+    if _C.fsdp_wait_for_unshard(self) is NotImplemented:
+        _stock["FSDPParamGroup.wait_for_unshard"](self)
+
+
+def post_backward(self: Any, *unused: Any) -> None:
+    """PyTorch counterpart: ``FSDPParamGroup.post_backward``."""
+    if _fsdp_param_group.logger.isEnabledFor(logging.DEBUG) or _C.fsdp_post_backward(self) is NotImplemented:
+        _stock["FSDPParamGroup.post_backward"](self, *unused)
+
+
 _NOTHING = nullcontext()
 
 
@@ -239,65 +266,98 @@ def record_function(name: str, args: str | None = None) -> AbstractContextManage
 _STORAGE = ("alloc_storage", "free_storage")
 _SETTERS = ("FSDPParam._setattr_on_modules", "unsafe_setattr_param")
 
+_TO_GATHER = (
+    "_get_param_all_gather_inputs",
+    "_get_all_gather_input_metadatas",
+    "all_gather_copy_in_cuda",
+    "FSDPParam.all_gather_inputs",
+    "_to_dtype_if_needed",
+)
+_TO_COPY_OUT = (
+    "FSDPParam.init_all_gather_outputs",
+    "FSDPParam.alloc_all_gather_outputs",
+    "_copy_all_gather_outputs",
+    "split_with_sizes_copy",
+    *_STORAGE,
+)
+_TO_SHARD = ("FSDPParam.to_sharded", "FSDPParam.free_unsharded_param", *_SETTERS, *_STORAGE)
+_TO_UNSHARD = ("FSDPParam.to_unsharded", "set_requires_grad_if_needed", *_SETTERS)
+_TO_TAKE = (
+    "FSDPParamGroup._get_unsharded_grad_to_reduce",
+    "FSDPParam.unsharded_grad_data",
+    "FSDPParam._get_grad_inner_tensor",
+)
+_TO_HAND_OUT = (
+    "foreach_reduce",  # which has to be the one that calls it
+    "FSDPParam.to_sharded_dtensor",
+    "_from_local_no_grad",
+    "_get_dtensor_spec_with_dtype",
+    "_to_dtype_if_needed",
+)
+# What a group has its collectives done by, which is passed by as long as nobody has put something in its place.
+_COLLECTIVES = (
+    "DefaultAllocMixin.allocate",
+    "DefaultAllGather.__call__",
+    "DefaultReduceScatter.__call__",
+    "all_gather_single",
+    "reduce_scatter_single",
+)
+
 _PARTS = [
     _Part(
-        "foreach_all_gather",
-        foreach_all_gather,
+        "FSDPParamGroup.unshard",
+        unshard,
         (
-            "_get_param_all_gather_inputs",
-            "_get_all_gather_input_metadatas",
-            "all_gather_copy_in_cuda",
-            "FSDPParam.all_gather_inputs",
-            "_to_dtype_if_needed",
+            "foreach_all_gather",
+            "FSDPParamGroup._all_gather_process_group",
+            "FSDPParamGroup.is_unsharded",
+            "FSDPCommContext.get_all_gather_streams",
+            *_COLLECTIVES,
+            *_TO_GATHER,
         ),
     ),
     _Part(
-        "_default_all_gather_output_fn",
-        all_gather_output_fn,
+        "FSDPParamGroup.wait_for_unshard",
+        wait_for_unshard,
         (
-            "FSDPParam.init_all_gather_outputs",
-            "FSDPParam.alloc_all_gather_outputs",
-            "_copy_all_gather_outputs",
-            "split_with_sizes_copy",
-            *_STORAGE,
+            "foreach_all_gather_copy_out",
+            "_default_all_gather_output_fn",
+            "FSDPCommContext.release_all_gather_state_for_comm_reuse",
+            "FSDPCommContext.wait_all_gather_streams_on_event",
+            "FSDPParam.init_unsharded_param",
+            "FSDPParamGroup._to_unsharded",
+            *_TO_COPY_OUT,
+            *_TO_UNSHARD,
         ),
     ),
     _Part(
-        "FSDPParamGroup._to_sharded",
-        to_sharded,
+        "FSDPParamGroup.post_backward",
+        post_backward,
         (
-            "FSDPParam.to_sharded",
-            "FSDPParam.free_unsharded_param",
-            *_SETTERS,
-            *_STORAGE,
+            "foreach_reduce",
+            "foreach_reduce_scatter_copy_in",
+            "_cast_and_view_sharded_grads",
+            "_default_reduce_scatter_input_fn",
+            "FSDPParamGroup._reduce_scatter_process_group",
+            "FSDPParamGroup._set_unsharded_grad_dtypes",
+            "FSDPParamGroup._take_unsharded_grads_to_reduce",
+            "FSDPParamGroup._to_sharded",
+            "FSDPParamGroup._validate_unused_param_grad_dtypes",
+            "FSDPParamGroup._wait_for_post_backward",
+            "FSDPParamGroup.reshard",
+            *_COLLECTIVES,
+            *_TO_SHARD,
+            *_TO_TAKE,
+            *_TO_HAND_OUT,
         ),
     ),
-    _Part(
-        "FSDPParamGroup._to_unsharded",
-        to_unsharded,
-        ("FSDPParam.to_unsharded", "set_requires_grad_if_needed", *_SETTERS),
-    ),
-    _Part(
-        "FSDPParamGroup._take_unsharded_grads_to_reduce",
-        take_unsharded_grads_to_reduce,
-        (
-            "FSDPParamGroup._get_unsharded_grad_to_reduce",
-            "FSDPParam.unsharded_grad_data",
-            "FSDPParam._get_grad_inner_tensor",
-        ),
-    ),
+    _Part("foreach_all_gather", foreach_all_gather, _TO_GATHER),
+    _Part("_default_all_gather_output_fn", all_gather_output_fn, _TO_COPY_OUT),
+    _Part("FSDPParamGroup._to_sharded", to_sharded, _TO_SHARD),
+    _Part("FSDPParamGroup._to_unsharded", to_unsharded, _TO_UNSHARD),
+    _Part("FSDPParamGroup._take_unsharded_grads_to_reduce", take_unsharded_grads_to_reduce, _TO_TAKE),
     _Part("_default_reduce_scatter_input_fn", reduce_scatter_input_fn, ("_get_dim0_padded_size",)),
-    _Part(
-        "_cast_and_view_sharded_grads",
-        cast_and_view_sharded_grads,
-        (
-            "foreach_reduce",  # which has to be the one that calls it
-            "FSDPParam.to_sharded_dtensor",
-            "_from_local_no_grad",
-            "_get_dtensor_spec_with_dtype",
-            "_to_dtype_if_needed",
-        ),
-    ),
+    _Part("_cast_and_view_sharded_grads", cast_and_view_sharded_grads, _TO_HAND_OUT),
     _Part("foreach_reduce_scatter_copy_in", reduce_scatter_copy_in),
     _Part(
         "FSDPParamGroup._register_post_backward_hook",
@@ -326,6 +386,13 @@ _HOOKS = (
 )
 
 _WRAPPERS = ("_dynamo_disable", "disable_if_config_true")
+
+# Which do nothing.
+_CPU_STREAMS: list[tuple[Any, str]] = [
+    *((torch.cpu, name) for name in ("stream", "current_stream", "Stream", "Event")),
+    *((torch.cpu.Stream, name) for name in ("wait_stream", "record_event", "wait_event")),
+    *((torch.cpu.Event, name) for name in ("record", "wait")),
+]
 
 _get_callback = torch._C._dynamo.eval_frame.get_eval_frame_callback
 
@@ -404,8 +471,12 @@ class UnderFullyShard:
 
 def _know(parts: list[_Part]) -> None:
     """Tells C++ what FSDP2 consists of: it sees when somebody has replaced a piece that it passes by."""
+
+    def found(paths: Iterable[str]) -> list[tuple[Any, str, Any]]:
+        places = [_owner_and_name(path) for path in paths if _function(path) is not None]
+        return [(owner, name, vars(owner)[name]) for owner, name in places]
+
     passed_by = dict.fromkeys(path for part in parts for path in part.passes_by)
-    places = [_owner_and_name(path) for path in passed_by if _function(path) is not None]
     states = _fsdp_param.ShardedState
     _C.know_fully_shard(
         _fsdp_param.FSDPParam,
@@ -413,5 +484,10 @@ def _know(parts: list[_Part]) -> None:
         (states.SHARDED, states.SHARDED_POST_FORWARD, states.UNSHARDED),
         (_fsdp_param.alloc_storage, _fsdp_param.free_storage),
         nn.Module.__setattr__,
-        [*((owner, name, vars(owner)[name]) for owner, name in places), *_compat_fully_shard.switches()],
+        [
+            *found(path for path in passed_by if path not in _COLLECTIVES),
+            *_compat_fully_shard.switches(),
+        ],
+        found(_COLLECTIVES),
+        [(owner, name, vars(owner)[name]) for owner, name in _CPU_STREAMS],
     )

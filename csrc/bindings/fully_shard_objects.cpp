@@ -1,0 +1,56 @@
+#include "bindings/fully_shard_objects.h"
+
+#include <algorithm>
+
+#include "async/async_tensor.h"
+#include "bindings/python_args.h"
+
+namespace funcol::python {
+
+bool FullyShard::Member::is_there() const {
+  auto* const now = PyType_Check(owner) ? _PyType_Lookup(reinterpret_cast<PyTypeObject*>(owner), name)
+                                        : PyDict_GetItemWithError(owner, name);
+  return now == value;
+}
+
+FullyShard& fully_shard() {
+  static auto* const known = new FullyShard;  // NOLINT
+  return *known;
+}
+
+bool are_there(const FullyShard::Members& members) {
+  return std::all_of(members.begin(), members.end(), [](const auto& member) { return member.is_there(); });
+}
+
+bool can_serve() { return !is_observed() && are_there(fully_shard().passed_by); }
+
+int64_t to_int(PyObject* object) {
+  const auto number = PyLong_AsLongLong(object);
+  if (number == -1 && PyErr_Occurred() != nullptr) {
+    throw py::error_already_set();
+  }
+  return number;
+}
+
+std::vector<int64_t> to_ints(PyObject* sequence) {
+  const auto list = checked(PySequence_Fast(sequence, "sizes"));
+  std::vector<int64_t> result(PySequence_Fast_GET_SIZE(list.ptr()));
+  for (size_t i = 0; i < result.size(); ++i) {
+    result[i] = to_int(PySequence_Fast_GET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i)));
+  }
+  return result;
+}
+
+bool is_cut_along_dim_0(const Fields& param) {
+  const auto dim = attribute<"dim">(param.get<"fsdp_placement">());
+  return PyLong_Check(dim.ptr()) && to_int(dim.ptr()) == 0;
+}
+
+std::byte* bytes_of(const at::Tensor& tensor) { return static_cast<std::byte*>(tensor.mutable_data_ptr()); }
+
+bool is_small_on_cpu(const at::Tensor& buffer) {
+  constexpr int64_t kSmallCopy = 1 << 18;
+  return buffer.is_cpu() && buffer.is_contiguous() && buffer.numel() <= kSmallCopy && !is_pending(buffer);
+}
+
+}  // namespace funcol::python

@@ -72,7 +72,8 @@ void bind_fully_shard(PyObject* module) {
   static PyMethodDef functions[] = {fast<know_fully_shard>("know_fully_shard"),
                                     {"is_recorded", is_recorded, METH_NOARGS, nullptr},
                                     {nullptr, nullptr, 0, nullptr}};
-  for (auto* const some : {functions, gather_functions(), gradient_functions(), group_functions()}) {
+  for (auto* const some :
+       {functions, gather_functions(), gradient_functions(), group_functions(), reduction_functions()}) {
     if (PyModule_AddFunctions(module, some) != 0) {
       throw python_error();
     }

@@ -319,8 +319,9 @@ PyObject* fsdp_copy_in(PyObject* /*module*/, Args args, Py_ssize_t count) {
 PyObject* fsdp_copy_out(PyObject* /*module*/, Args args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   check_count(count, 5, "fsdp_copy_out");
-  const auto params =
-      can_serve() ? usual_params<"init_all_gather_outputs", "alloc_all_gather_outputs">(args[0]) : std::nullopt;
+  const auto params = can_serve()
+                          ? usual_params<"init_all_gather_outputs", "alloc_all_gather_outputs">(args[0])
+                          : std::nullopt;
   const auto* const buffer = plain_tensor(args[1]);
   if (!params || buffer == nullptr || !buffer->is_contiguous() || buffer->is_meta()) {
     return not_implemented();
@@ -339,7 +340,9 @@ PyObject* fsdp_copy_out(PyObject* /*module*/, Args args, Py_ssize_t count) {
 PyObject* fsdp_to_sharded(PyObject* /*module*/, Args args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   check_count(count, 1, "fsdp_to_sharded");
-  const auto group = usual_group<"to_sharded", "free_unsharded_param", "_setattr_on_modules">(args[0]);
+  const auto group = can_serve()
+                         ? usual_group<"to_sharded", "free_unsharded_param", "_setattr_on_modules">(args[0])
+                         : std::nullopt;
   if (!group) {
     return not_implemented();
   }
@@ -352,7 +355,7 @@ PyObject* fsdp_to_sharded(PyObject* /*module*/, Args args, Py_ssize_t count) {
 PyObject* fsdp_to_unsharded(PyObject* /*module*/, Args args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   check_count(count, 1, "fsdp_to_unsharded");
-  const auto group = usual_group<"to_unsharded", "_setattr_on_modules">(args[0]);
+  const auto group = can_serve() ? usual_group<"to_unsharded", "_setattr_on_modules">(args[0]) : std::nullopt;
   if (!group) {
     return not_implemented();
   }

@@ -70,5 +70,6 @@ void to_unsharded(const Group& group);
 
 // As PyMethodDef has them, up to an empty one.
 PyMethodDef* gather_functions();
+PyMethodDef* group_functions();  // in fully_shard_groups.cpp
 
 }  // namespace funcol::python

@@ -168,15 +168,22 @@ void accumulate_one(const Fields& fsdp_param, const py::object& local) {
   }
 }
 
+// Nobody differentiates what comes out of a reduction.
+at::Tensor shard_of(const at::Tensor& buffer, at::IntArrayRef sizes, at::IntArrayRef strides,
+                    int64_t offset) {
+  const at::AutoDispatchBelowAutograd without_gradients;
+  return at::as_strided(buffer, sizes, strides, offset);
+}
+
 }  // namespace
 
 void accumulate(const at::Tensor& buffer, const Params& params, const std::vector<int64_t>& lengths) {
   auto offset = buffer.storage_offset();
   for (size_t i = 0; i < params.size(); ++i) {
     const auto& param = params[i];
-    auto local = at::as_strided(buffer, to_ints(param.get<"sharded_size">().ptr()),
+    const auto local = shard_of(buffer, to_ints(param.get<"sharded_size">().ptr()),
                                 to_ints(param.get<"contiguous_sharded_stride">().ptr()), offset);
-    accumulate_one(param, py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(local))));
+    accumulate_one(param, py::reinterpret_steal<py::object>(THPVariable_Wrap(local)));
     offset += lengths[i];
   }
 }
@@ -187,7 +194,9 @@ namespace {
 PyObject* fsdp_take_gradients(PyObject* /*module*/, Args args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   check_count(count, 1, "fsdp_take_gradients");
-  const auto group = usual_group<"_get_unsharded_grad_to_reduce", "_get_grad_inner_tensor">(args[0]);
+  const auto group = can_serve()
+                         ? usual_group<"_get_unsharded_grad_to_reduce", "_get_grad_inner_tensor">(args[0])
+                         : std::nullopt;
   const auto taken = group ? take_gradients(*group) : std::nullopt;
   return taken ? py::make_tuple(taken->params, taken->tensors).release().ptr() : not_implemented();
   END_HANDLE_TH_ERRORS

@@ -44,6 +44,6 @@ void accumulate(const at::Tensor& buffer, const Params& params, const std::vecto
 
 // As PyMethodDef has them, up to an empty one.
 PyMethodDef* gradient_functions();
-PyMethodDef* group_functions();  // in fully_shard_groups.cpp
+PyMethodDef* reduction_functions();  // in fully_shard_reduction.cpp
 
 }  // namespace funcol::python

@@ -143,11 +143,12 @@ struct Group {
   Params params;
 };
 
-// Nothing if can_serve() says no, or the group or one of its parameters is not usual.
+// Nothing if the group or one of its parameters is not usual.
 template <AttributeName... methods>
 std::optional<Group> usual_group(PyObject* object) {
-  auto fields = can_serve() ? usual<methods...>(object, fully_shard().group) : std::nullopt;
-  auto params = fields ? usual_params<methods...>(fields->template find<"fsdp_params">().ptr()) : std::nullopt;
+  auto fields = usual<methods...>(object, fully_shard().group);
+  auto params =
+      fields ? usual_params<methods...>(fields->template find<"fsdp_params">().ptr()) : std::nullopt;
   return params ? std::optional(Group{*std::move(fields), *std::move(params)}) : std::nullopt;
 }
 

@@ -1,11 +1,8 @@
-"""What stands under PyTorch's FSDP2 (``fully_shard``) while :func:`funcol.install` is in effect.
+"""funcol under PyTorch's FSDP2 (``fully_shard``), while :func:`funcol.install` is in effect.
 
 FSDP2's hooks decide as before what is gathered and reduced when. Taken over is what they do for every
-parameter of a group, in C++ for the group at once, and how a group gathers and reduces: on the same streams,
-after the same events. Each function here has the signature and results of the one of PyTorch that it stands
-in for, and asks that one for what is uncommon: extensions of the gather, parameters on the CPU beside a GPU,
-shards along other dims than 0, several types in one gather, replicas, modes, transforms and profilers that
-watch.
+parameter of a group, in C++ for the group at once, and how a group gathers and reduces: see
+:mod:`funcol.fully_shard_calls`.
 
 This module imports FSDP2. A function of PyTorch is taken over if it, and what it would have called, are
 known (:data:`funcol._compat_fully_shard.KNOWN`); the rest stays PyTorch's.
@@ -13,18 +10,14 @@ known (:data:`funcol._compat_fully_shard.KNOWN`); the rest stays PyTorch's.
 
 from __future__ import annotations
 
-import logging
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.autograd import forward_ad
+from torch import nn
 from torch.compiler import is_compiling
-from torch.distributed.device_mesh import _get_device_handle
 from torch.distributed.fsdp._fully_shard import (
     _fsdp_collectives,
     _fsdp_common,
@@ -34,6 +27,7 @@ from torch.distributed.fsdp._fully_shard import (
 )
 
 from . import _C, _compat, _compat_fully_shard
+from . import fully_shard_calls as calls
 
 _MODULES: list[Any] = [
     _fsdp_collectives,
@@ -79,190 +73,6 @@ class _Part(NamedTuple):
         )
 
 
-_stock: dict[str, Callable[..., Any]] = {}
-
-
-def foreach_all_gather(
-    fsdp_params: list[Any],
-    group: dist.ProcessGroup,
-    async_op: bool,
-    all_gather_copy_in_stream: Any,
-    all_gather_stream: Any,
-    device: torch.device,
-    all_gather_comm: Any,
-) -> Any:
-    """Casts to the type of the gather and copies to where it begins are one copy here.
-
-    PyTorch counterpart: ``_fsdp_collectives.foreach_all_gather``.
-    """
-    found = _C.fsdp_shards(fsdp_params)
-    if found is NotImplemented:
-        return _stock["foreach_all_gather"](
-            fsdp_params,
-            group,
-            async_op,
-            all_gather_copy_in_stream,
-            all_gather_stream,
-            device,
-            all_gather_comm,
-        )
-    shards, dtype, dtypes, lengths, all_lengths = found
-    world_size, rank = group.size(), group.rank()
-    device_handle = _get_device_handle(device.type)
-    with device_handle.stream(all_gather_copy_in_stream):
-        output = all_gather_comm.allocate((sum(all_lengths) * world_size,), dtype=dtype, device=device)
-        sent = _C.fsdp_copy_in(shards, output, all_lengths, rank)
-    all_gather_stream.wait_stream(all_gather_copy_in_stream)
-    with device_handle.stream(all_gather_stream):
-        work = all_gather_comm(output_tensor=output, input_tensor=sent, group=group, async_op=async_op)
-        event = all_gather_stream.record_event()
-        return _fsdp_collectives.AllGatherResult(output, event, work, dtypes, lengths, all_lengths)
-
-
-def all_gather_output_fn(fsdp_params: list[Any], all_gather_result: Any, world_size: int) -> None:
-    """PyTorch counterpart: ``_fsdp_collectives._default_all_gather_output_fn``."""
-    done = _C.fsdp_copy_out(
-        fsdp_params,
-        all_gather_result.all_gather_output,
-        all_gather_result.param_all_gather_input_dtypes,
-        all_gather_result.param_all_gather_input_numels,
-        world_size,
-    )
-    if done is NotImplemented:
-        _stock["_default_all_gather_output_fn"](fsdp_params, all_gather_result, world_size)
-
-
-def to_sharded(self: Any) -> None:
-    """PyTorch counterpart: ``FSDPParamGroup._to_sharded``."""
-    if _C.fsdp_to_sharded(self) is NotImplemented:
-        _stock["FSDPParamGroup._to_sharded"](self)
-
-
-def to_unsharded(self: Any) -> None:
-    """PyTorch counterpart: ``FSDPParamGroup._to_unsharded``."""
-    if _C.fsdp_to_unsharded(self) is NotImplemented:
-        _stock["FSDPParamGroup._to_unsharded"](self)
-
-
-def take_unsharded_grads_to_reduce(self: Any) -> tuple[list[Any], list[Tensor]]:
-    """PyTorch counterpart: ``FSDPParamGroup._take_unsharded_grads_to_reduce``."""
-    taken = _C.fsdp_take_gradients(self)
-    if taken is NotImplemented:
-        taken = _stock["FSDPParamGroup._take_unsharded_grads_to_reduce"](self)
-    return taken  # type: ignore[no-any-return]
-
-
-def reduce_scatter_input_fn(
-    fsdp_params: list[Any], unsharded_grads: list[Tensor], world_size: int
-) -> tuple[torch.Size, ...]:
-    """PyTorch counterpart: ``_fsdp_collectives._default_reduce_scatter_input_fn``."""
-    sizes = _C.fsdp_padded_sizes(fsdp_params, unsharded_grads, world_size)
-    if sizes is NotImplemented:
-        sizes = _stock["_default_reduce_scatter_input_fn"](fsdp_params, unsharded_grads, world_size)
-    return sizes  # type: ignore[no-any-return]
-
-
-def cast_and_view_sharded_grads(
-    reduce_output: Tensor,
-    fsdp_params: list[Any],
-    padded_unsharded_sizes: Sequence[torch.Size],
-    world_size: int,
-    consumer_stream: Any,
-) -> list[Tensor]:
-    """Gives the parameters their gradients, too, which leaves ``foreach_reduce`` none to do that with.
-
-    PyTorch counterpart: ``_fsdp_collectives._cast_and_view_sharded_grads``.
-    """
-    dtype = _C.fsdp_gradient_type(fsdp_params)
-    if dtype is NotImplemented:
-        return _stock["_cast_and_view_sharded_grads"](  # type: ignore[no-any-return]
-            reduce_output, fsdp_params, padded_unsharded_sizes, world_size, consumer_stream
-        )
-    output = reduce_output
-    if dtype is not None and output.dtype != dtype:
-        output = output.to(dtype)
-        _fsdp_collectives.record_grad_output_stream(output, consumer_stream)
-    _C.fsdp_accumulate(output, fsdp_params, padded_unsharded_sizes, world_size)
-    return []
-
-
-def reduce_scatter_copy_in(
-    unsharded_grads: list[Tensor], reduce_scatter_input: Tensor, world_size: int
-) -> None:
-    """PyTorch counterpart: ``_fsdp_collectives.foreach_reduce_scatter_copy_in``."""
-    if _C.fsdp_reduce_copy_in(unsharded_grads, reduce_scatter_input, world_size) is NotImplemented:
-        _stock["foreach_reduce_scatter_copy_in"](unsharded_grads, reduce_scatter_input, world_size)
-
-
-def register_post_backward_hook(
-    self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """PyTorch counterpart: ``FSDPParamGroup._register_post_backward_hook``."""
-    only = args[0] if len(args) == 1 and not kwargs else None
-    if type(only) is not Tensor or _C.is_watched() or forward_ad._current_level >= 0:
-        return _stock["FSDPParamGroup._register_post_backward_hook"](  # type: ignore[no-any-return]
-            self, args, kwargs
-        )
-    if not (torch.is_grad_enabled() and only.requires_grad):
-        return args, kwargs
-    return (RegisterPostBackwardFunction.apply(self, only),), kwargs
-
-
-class RegisterPostBackwardFunction(torch.autograd.Function):
-    """PyTorch's own, for one tensor; with a ``setup_context`` every call would look for default arguments."""
-
-    @staticmethod
-    def forward(ctx: Any, param_group: Any, only: Tensor) -> Tensor:
-        ctx.param_group = param_group
-        return only
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return _fsdp_param_group.RegisterPostBackwardFunction.backward(ctx, *gradients)
-
-
-def to_sharded_dtensor(self: Any, tensor: Tensor) -> Any:
-    """PyTorch counterpart: ``FSDPParam.to_sharded_dtensor``."""
-    dtensor = _C.fsdp_sharded_dtensor(self, tensor)
-    return _stock["FSDPParam.to_sharded_dtensor"](self, tensor) if dtensor is NotImplemented else dtensor
-
-
-def unshard(self: Any, async_op: bool = False) -> None:
-    """PyTorch counterpart: ``FSDPParamGroup.unshard``."""
-    if _C.fsdp_unshard(self, async_op) is NotImplemented:
-        _stock["FSDPParamGroup.unshard"](self, async_op)
-
-
-def wait_for_unshard(self: Any) -> None:
-    """PyTorch counterpart: ``FSDPParamGroup.wait_for_unshard``."""
-    if _C.fsdp_wait_for_unshard(self) is NotImplemented:
-        _stock["FSDPParamGroup.wait_for_unshard"](self)
-
-
-def post_backward(self: Any, *unused: Any) -> None:
-    """PyTorch counterpart: ``FSDPParamGroup.post_backward``."""
-    if _fsdp_param_group.logger.isEnabledFor(logging.DEBUG) or _C.fsdp_post_backward(self) is NotImplemented:
-        _stock["FSDPParamGroup.post_backward"](self, *unused)
-
-
-_NOTHING = nullcontext()
-
-
-def no_typecheck() -> AbstractContextManager[None]:
-    """Where there is no package whose types could be checked."""
-    return _NOTHING
-
-
-def record_function(name: str, args: str | None = None) -> AbstractContextManager[Any]:
-    """A range for profilers where one is active."""
-    if (
-        _C.is_recorded()
-        or getattr(torch.autograd.profiler, "_active_cuspy_profiler_observer", None) is not None
-    ):
-        return torch.profiler.record_function(name, args)
-    return _NOTHING
-
-
 _STORAGE = ("alloc_storage", "free_storage")
 _SETTERS = ("FSDPParam._setattr_on_modules", "unsafe_setattr_param")
 
@@ -294,7 +104,7 @@ _TO_HAND_OUT = (
     "_get_dtensor_spec_with_dtype",
     "_to_dtype_if_needed",
 )
-# What a group has its collectives done by, which is passed by as long as nobody has put something in its place.
+# What a group has its collectives done by, passed by as long as nobody has put something in its place.
 _COLLECTIVES = (
     "DefaultAllocMixin.allocate",
     "DefaultAllGather.__call__",
@@ -304,9 +114,44 @@ _COLLECTIVES = (
 )
 
 _PARTS = [
+    _Part("FSDPState._root_pre_forward", calls.root_pre_forward, ("FSDPState._lazy_init",)),
+    _Part("FSDPState._root_post_backward_final_callback", calls.root_post_backward_final_callback),
+    _Part(
+        "FSDPState._register_pre_backward_hook", calls.register_pre_backward_hook, ("collect_grad_tensors",)
+    ),
+    _Part(
+        "FSDPParamGroup.pre_forward",
+        calls.pre_forward,
+        ("FSDPParam._restore_spmd_types", "FSDPParamGroup.unshard", "FSDPParamGroup.wait_for_unshard"),
+    ),
+    _Part(
+        "FSDPParamGroup.post_forward",
+        calls.post_forward,
+        (
+            "FSDPParamGroup._record_post_forward",
+            "FSDPParamGroup._reshard_after_forward",
+            "FSDPParamGroup._to_sharded",
+            "FSDPParamGroup._use_post_forward_mesh",
+            "FSDPParamGroup.reshard",
+            "is_bw",
+            *_TO_SHARD,
+        ),
+    ),
+    _Part(
+        "FSDPParamGroup.pre_backward",
+        calls.pre_backward,
+        (
+            "FSDPParamGroup._backward_prefetch",
+            "FSDPParamGroup._prefetch_unshard",
+            "FSDPParamGroup._set_unsharded_grad_dtypes",
+            "FSDPParamGroup.unshard",
+            "FSDPParamGroup.use_training_state",
+            "FSDPParamGroup.wait_for_unshard",
+        ),
+    ),
     _Part(
         "FSDPParamGroup.unshard",
-        unshard,
+        calls.unshard,
         (
             "foreach_all_gather",
             "FSDPParamGroup._all_gather_process_group",
@@ -318,7 +163,7 @@ _PARTS = [
     ),
     _Part(
         "FSDPParamGroup.wait_for_unshard",
-        wait_for_unshard,
+        calls.wait_for_unshard,
         (
             "foreach_all_gather_copy_out",
             "_default_all_gather_output_fn",
@@ -332,7 +177,7 @@ _PARTS = [
     ),
     _Part(
         "FSDPParamGroup.post_backward",
-        post_backward,
+        calls.post_backward,
         (
             "foreach_reduce",
             "foreach_reduce_scatter_copy_in",
@@ -351,25 +196,25 @@ _PARTS = [
             *_TO_HAND_OUT,
         ),
     ),
-    _Part("foreach_all_gather", foreach_all_gather, _TO_GATHER),
-    _Part("_default_all_gather_output_fn", all_gather_output_fn, _TO_COPY_OUT),
-    _Part("FSDPParamGroup._to_sharded", to_sharded, _TO_SHARD),
-    _Part("FSDPParamGroup._to_unsharded", to_unsharded, _TO_UNSHARD),
-    _Part("FSDPParamGroup._take_unsharded_grads_to_reduce", take_unsharded_grads_to_reduce, _TO_TAKE),
-    _Part("_default_reduce_scatter_input_fn", reduce_scatter_input_fn, ("_get_dim0_padded_size",)),
-    _Part("_cast_and_view_sharded_grads", cast_and_view_sharded_grads, _TO_HAND_OUT),
-    _Part("foreach_reduce_scatter_copy_in", reduce_scatter_copy_in),
+    _Part("foreach_all_gather", calls.foreach_all_gather, _TO_GATHER),
+    _Part("_default_all_gather_output_fn", calls.all_gather_output_fn, _TO_COPY_OUT),
+    _Part("FSDPParamGroup._to_sharded", calls.to_sharded, _TO_SHARD),
+    _Part("FSDPParamGroup._to_unsharded", calls.to_unsharded, _TO_UNSHARD),
+    _Part("FSDPParamGroup._take_unsharded_grads_to_reduce", calls.take_unsharded_grads_to_reduce, _TO_TAKE),
+    _Part("_default_reduce_scatter_input_fn", calls.reduce_scatter_input_fn, ("_get_dim0_padded_size",)),
+    _Part("_cast_and_view_sharded_grads", calls.cast_and_view_sharded_grads, _TO_HAND_OUT),
+    _Part("foreach_reduce_scatter_copy_in", calls.reduce_scatter_copy_in),
     _Part(
         "FSDPParamGroup._register_post_backward_hook",
-        register_post_backward_hook,
+        calls.register_post_backward_hook,
         tuple(f"RegisterPostBackwardFunction.{name}" for name in ("forward", "setup_context", "backward")),
     ),
     _Part(
         "FSDPParam.to_sharded_dtensor",
-        to_sharded_dtensor,
+        calls.to_sharded_dtensor,
         ("_from_local_no_grad", "_get_dtensor_spec_with_dtype"),
     ),
-    _Part("_spmd_no_typecheck", no_typecheck),
+    _Part("_spmd_no_typecheck", calls.no_typecheck),
 ]
 
 # These run without gradients, which in the backward pass nobody records anyway.
@@ -414,7 +259,8 @@ def _wrapped_hooks() -> list[str]:
 
 def _known_parts() -> list[_Part]:
     checks_types = getattr(dist, "_is_spmd_types_available", bool)()
-    return [part for part in _PARTS if part.is_known() and not (checks_types and part.ours is no_typecheck)]
+    not_then = (calls.no_typecheck, calls.pre_forward) if checks_types else ()
+    return [part for part in _PARTS if part.is_known() and part.ours not in not_then]
 
 
 def taken_over() -> tuple[list[str], list[str]]:
@@ -440,7 +286,7 @@ class UnderFullyShard:
         try:
             for part in parts:
                 theirs = _function(part.theirs)
-                _stock[part.theirs] = _compat.copied(theirs)
+                calls.stock[part.theirs] = _compat.copied(theirs)
                 self._undo.append(_compat.redirected(theirs, part.ours))
             for path in hooks:
                 self._undo.append(_compat.called_directly(_looked_up(path), _is_outside_dynamo))
@@ -456,10 +302,10 @@ class UnderFullyShard:
         theirs = namespace["record_function"]
         if theirs is not torch.profiler.record_function:
             return
-        namespace["record_function"] = record_function
+        namespace["record_function"] = calls.record_function
 
         def undo() -> None:
-            if namespace["record_function"] is record_function:
+            if namespace["record_function"] is calls.record_function:
                 namespace["record_function"] = theirs
 
         self._undo.append(undo)

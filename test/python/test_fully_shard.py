@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
+import logging
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from unittest import mock
 
 import fsdp_programs as programs
 import pytest
 import torch
+import torch.distributed as dist
 from fsdp_programs import Block, batch, blocks, recorded, sharded, state, steps
 from programs import settled
 from ranks import run_ranks
@@ -43,9 +47,12 @@ def does_the_same(rank: int, world: int, name: str, args: tuple[Any, ...]) -> No
     expected = run()
     with funcol.installed():
         found = run()
+        torch.manual_seed(0)
+        unwatched = settled(program(rank, world, *args))
     assert found[2] == expected[2]
     assert found[1] == expected[1]
     assert_same(found[0], expected[0])
+    assert_same(unwatched, expected[0])
     assert_same(run()[0], expected[0])
 
 
@@ -259,35 +266,140 @@ def group_of(module: Any) -> Any:
     return state._fsdp_param_group  # older minors have no more than one
 
 
-def counts_replaced_methods(rank: int, world: int, of_instance: bool) -> None:
-    original = _fsdp_param.FSDPParam.to_sharded
+def counts_replaced_methods(rank: int, world: int, path: str, of_instance: bool) -> None:
+    """Replaces a method of FSDP2's classes by one that counts; it is called as often as in PyTorch."""
+    owner_name, _, name = path.partition(".")
+    owner_class = getattr(_fsdp_param if owner_name == "FSDPParam" else _fsdp_param_group, owner_name)
+    original = getattr(owner_class, name)
     seen = []
 
-    def to_sharded(self: Any) -> None:
+    def counts(self: Any, *args: Any, **kwargs: Any) -> Any:
         seen.append(self)
-        original(self)
+        return original(self, *args, **kwargs)
 
-    with funcol.installed():
+    def run() -> int:
+        seen.clear()
         model = sharded(blocks())
-        owner: Any = _fsdp_param.FSDPParam
         steps(model, rank, 1)
-        if of_instance:
-            owner = group_of(model[0]).fsdp_params[0]
-            to_sharded_of_one = to_sharded.__get__(owner)
-            with mock.patch.object(owner, "to_sharded", to_sharded_of_one):
-                steps(model, rank, 1)
-        else:
-            with mock.patch.object(owner, "to_sharded", to_sharded):
-                steps(model, rank, 1)
+        group = group_of(model[0])
+        one = group if owner_name == "FSDPParamGroup" else group.fsdp_params[0]
+        owner = one if of_instance else owner_class
+        model.zero_grad()
+        with mock.patch.object(owner, name, counts.__get__(one) if of_instance else counts):
+            steps(model, rank, 1)
         found = len(seen)
         steps(model, rank, 1)
-    assert found == (2 if of_instance else 2 * len(list(model.parameters())))
-    assert len(seen) == found
+        assert len(seen) == found
+        return found
+
+    expected = run()
+    assert expected > 0
+    with funcol.installed():
+        assert run() == expected
 
 
 @pytest.mark.parametrize("of_instance", [True, False])
-def test_a_method_that_somebody_replaced_is_called(of_instance: bool) -> None:
-    run_ranks(counts_replaced_methods, 2, of_instance)
+@pytest.mark.parametrize(
+    "path",
+    [
+        "FSDPParam.to_sharded",
+        "FSDPParam.to_unsharded",
+        "FSDPParam.init_unsharded_param",
+        "FSDPParam.to_sharded_dtensor",
+        "FSDPParamGroup.unshard",
+        "FSDPParamGroup.wait_for_unshard",
+        "FSDPParamGroup.reshard",
+        "FSDPParamGroup._to_sharded",
+        "FSDPParamGroup._to_unsharded",
+        "FSDPParamGroup.pre_forward",
+        "FSDPParamGroup.pre_backward",
+        "FSDPParamGroup.post_backward",
+    ],
+)
+def test_a_method_that_somebody_replaced_is_called(path: str, of_instance: bool) -> None:
+    run_ranks(counts_replaced_methods, 2, path, of_instance)
+
+
+def counts_replaced_collectives(rank: int, world: int, name: str) -> None:
+    original = getattr(dist, name)
+    seen = []
+
+    def counts(*args: Any, **kwargs: Any) -> Any:
+        seen.append(name)
+        return original(*args, **kwargs)
+
+    def run() -> int:
+        seen.clear()
+        with mock.patch.object(dist, name, counts):
+            steps(sharded(blocks()), rank, 1)
+        return len(seen)
+
+    expected = run()
+    with funcol.installed():
+        assert run() == expected
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["all_gather_single", "all_gather_into_tensor", "reduce_scatter_single", "reduce_scatter_tensor"],
+)
+def test_a_collective_that_somebody_replaced_is_called(name: str) -> None:
+    if not hasattr(dist, name):
+        pytest.skip(f"this PyTorch has no {name}")
+    run_ranks(counts_replaced_collectives, 2, name)
+
+
+def logs_what_it_does(rank: int, world: int) -> None:
+    logger = logging.getLogger(_fsdp_param_group.__name__)
+
+    def run() -> list[str]:
+        found: list[str] = []
+        handler = logging.Handler()
+        handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
+        logger.addHandler(handler)
+        with mock.patch.object(logger, "level", logging.DEBUG), mock.patch.dict(logger._cache, clear=True):
+            steps(sharded(blocks()), rank, 1)
+        logger.removeHandler(handler)
+        logger._cache.clear()
+        return found
+
+    expected = run()
+    with funcol.installed():
+        assert run() == expected
+
+
+def test_it_logs_the_same() -> None:
+    run_ranks(logs_what_it_does, 2)
+
+
+def fails_in_a_collective(rank: int, world: int) -> None:
+    """What a collective raises reaches the caller, and the next step runs."""
+
+    def run() -> tuple[str, list[Tensor]]:
+        torch.manual_seed(0)
+        model = sharded(blocks())
+        steps(model, rank, 1)
+
+        def fails(*args: Any, **kwargs: Any) -> Any:
+            raise RuntimeError("no network")
+
+        collectives = ["all_gather_single", "all_gather_into_tensor"]
+        with contextlib.ExitStack() as stack:
+            for name in filter(partial(hasattr, dist), collectives):
+                stack.enter_context(mock.patch.object(dist, name, fails))
+            with pytest.raises(RuntimeError, match="no network") as error:
+                model(batch(rank))
+        return str(error.value), state(model)
+
+    expected = run()
+    with funcol.installed():
+        found = run()
+    assert found[0] == expected[0]
+    assert_same(settled(found[1]), settled(expected[1]))
+
+
+def test_an_error_of_a_collective_reaches_the_caller() -> None:
+    run_ranks(fails_in_a_collective, 2)
 
 
 class Operators(TorchDispatchMode):

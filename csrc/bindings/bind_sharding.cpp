@@ -507,6 +507,7 @@ void bind_sharding(PyObject* module) {
       .def("clear", &Engine::clear)
       .def("info", &Engine::info);
   m.def("ops_with_rules", ops_with_rules);
+  m.def("same_spec", same_spec, py::arg("spec"));
   m.def(
       "has_rule", [](const std::string& op) { return find_rule(op) != nullptr; }, py::arg("op"));
   m.def("redistribute_cost_table", redistribute_cost_table, py::arg("sources"), py::arg("targets"),

@@ -47,7 +47,10 @@ bool observes_redistribution() {
                                      .cast<py::object>()
                                      .release()
                                      .ptr();
-  return !py::getattr(of_thread, "_active", py::none()).is_none();
+  // Asking for what is not there would make an error each time.
+  const auto here = attribute<"__dict__">(of_thread);
+  auto* const active = PyDict_GetItemWithError(here.ptr(), interned<"_active">());
+  return active != nullptr && active != Py_None;
 }
 
 bool read_ints(py::handle tuple, std::vector<int64_t>& numbers) {
@@ -78,7 +81,8 @@ Target find_target(TargetKey key, py::handle src_spec, py::handle device_mesh, K
   if (const auto* target = cache.get(key)) {
     return *target;
   }
-  auto spec = python_function("_target")(src_spec, device_mesh, placements, py::none(), py::none());
+  auto spec =
+      same_spec(python_function("_target")(src_spec, device_mesh, placements, py::none(), py::none()));
   auto planned = key.key;
   planned.dst = SpecObjects(spec).read();
   Target target{execution_of(std::move(planned), device_mesh, known), std::move(spec)};

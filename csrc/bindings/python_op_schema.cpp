@@ -24,6 +24,11 @@ bool is_spec(py::handle object) {
          PyObject_IsInstance(object.ptr(), type) == 1;
 }
 
+bool stands_for_order(py::handle spec) {
+  const auto value = find_attribute<"use_strided_shard_as_shard_order">(spec);
+  return value && value.ptr() == Py_True;
+}
+
 namespace {
 
 constexpr const char* kOp = "propagate_op_sharding";
@@ -165,12 +170,6 @@ class Reader {
       schema_.strided_as_order = stands_for_order(spec);
     }
     return layout;
-  }
-
-  // Only newer minors tell the two apart; in older ones a strided shard stands for itself.
-  static bool stands_for_order(py::handle spec) {
-    const auto value = find_attribute<"use_strided_shard_as_shard_order">(spec);
-    return value && value.ptr() == Py_True;
   }
 
   Argument read_tensor(py::handle spec, bool stays) {

@@ -31,6 +31,10 @@ const Operator& to_operator(py::handle op_overload);
 // A DTensorSpec with tensor_meta. Errors as those of read_op_schema().
 Spec read_spec(py::handle spec);
 
+// Whether strided shards of a spec stand for a shard order. Only newer minors tell the two apart; in older
+// ones a strided shard stands for itself.
+bool stands_for_order(py::handle spec);
+
 // A tensor of a schema, as Python has it.
 struct TensorSpec {
   py::object spec;  // DTensorSpec

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "bindings/attributes.h"
+#include "bindings/python_op_schema.h"
 #include "layout/hash.h"
 #include "planner/lru_cache.h"
 
@@ -87,6 +88,19 @@ py::tuple to_python(const ShardOrder& order) {
   return py::tuple(entries);
 }
 
+bool has_strided(const Spec& spec) {
+  const auto& placements = spec.layout.placements;
+  return std::any_of(placements.begin(), placements.end(), [](const auto& placement) {
+    return placement.is_shard() && placement.split_factor != 1;
+  });
+}
+
+bool has_masks(const Spec& spec) {
+  const auto& placements = spec.layout.placements;
+  return std::any_of(placements.begin(), placements.end(),
+                     [](const auto& placement) { return placement.mask != 0; });
+}
+
 py::object make_spec(const Spec& spec, py::handle mesh, bool strided_as_order, py::handle make,
                      const MaskedPlacements& masked) {
   py::tuple placements(spec.layout.placements.size());
@@ -95,30 +109,38 @@ py::object make_spec(const Spec& spec, py::handle mesh, bool strided_as_order, p
   }
   const auto dtype = py::reinterpret_borrow<py::object>(
       reinterpret_cast<PyObject*>(torch::getTHPDtype(static_cast<at::ScalarType>(spec.meta.dtype))));
-  const bool has_strided =
-      std::any_of(spec.layout.placements.begin(), spec.layout.placements.end(),
-                  [](const auto& placement) { return placement.is_shard() && placement.split_factor != 1; });
   return make(mesh, placements, to_python(spec.layout.order), py::tuple(py::cast(spec.meta.shape)),
               py::tuple(py::cast(spec.meta.stride)), dtype,
-              has_strided ? py::object(py::bool_(strided_as_order)) : py::none());
+              has_strided(spec) ? py::object(py::bool_(strided_as_order)) : py::none());
 }
 
 }  // namespace
 
 py::object to_python_spec(const Spec& spec, py::handle mesh, bool strided_as_order, py::handle make,
                           const MaskedPlacements& masked) {
-  const auto& placements = spec.layout.placements;
-  if (std::any_of(placements.begin(), placements.end(),
-                  [](const auto& placement) { return placement.mask != 0; })) {
+  if (has_masks(spec)) {
     return make_spec(spec, mesh, strided_as_order, make, masked);
   }
-  Key key{py::reinterpret_borrow<py::object>(mesh), spec, strided_as_order};
+  Key key{py::reinterpret_borrow<py::object>(mesh), spec, strided_as_order && has_strided(spec)};
   if (const auto* known = specs().get(key)) {
     return *known;
   }
   auto made = make_spec(spec, mesh, strided_as_order, make, masked);
   specs().put(std::move(key), made);
   return made;
+}
+
+py::object same_spec(const py::object& spec) {
+  const auto value = read_spec(spec);
+  if (has_masks(value)) {
+    return spec;
+  }
+  Key key{attribute<"mesh">(spec), value, has_strided(value) && stands_for_order(spec)};
+  if (const auto* known = specs().get(key)) {
+    return known->equal(spec) ? *known : spec;
+  }
+  specs().put(std::move(key), spec);
+  return spec;
 }
 
 void forget_specs() { specs().clear(); }

@@ -19,6 +19,10 @@ using MaskedPlacements = std::function<py::object(const Placement&)>;
 py::object to_python_spec(const Spec& spec, py::handle mesh, bool strided_as_order, py::handle make,
                           const MaskedPlacements& masked);
 
+// A spec that equals this one: that which to_python_spec() gives for its values, or will give from now on.
+// Those with masks stay as they are. Errors as those of read_spec().
+py::object same_spec(const py::object& spec);
+
 void forget_specs();
 
 }  // namespace funcol::python

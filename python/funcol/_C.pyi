@@ -337,6 +337,9 @@ class PropagationEngine:
     def info(self) -> tuple[int, int, int, int]: ...
 
 def ops_with_rules() -> list[str]: ...
+def same_spec(spec: Any) -> Any:
+    """A DTensorSpec that equals this one, the same for all that are equal; see csrc/bindings/python_specs.h."""
+
 def has_rule(op: str) -> bool: ...
 def redistribute_cost_table(
     sources: Sequence[Any], targets: Sequence[Any], model: Any

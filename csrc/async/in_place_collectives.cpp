@@ -24,7 +24,7 @@ bool MemoryRange::overlaps(const MemoryRange& other) const noexcept {
 }
 
 void InPlaceCollectives::add(const MemoryRange& written, PendingPtr collective) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::scoped_lock lock(mutex_);
   running_.push_back({written, std::move(collective)});
   num_running_.store(running_.size(), std::memory_order_release);
   any_started_.store(true, std::memory_order_release);
@@ -34,8 +34,8 @@ bool InPlaceCollectives::is_pending(const MemoryRange& range) const {
   if (num_running_.load(std::memory_order_acquire) == 0) {
     return false;
   }
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return std::any_of(running_.begin(), running_.end(), [&](const Started& started) {
+  const std::scoped_lock lock(mutex_);
+  return std::ranges::any_of(running_, [&](const Started& started) {
     return started.written.overlaps(range) && !started.collective->is_settled();
   });
 }
@@ -46,7 +46,7 @@ void InPlaceCollectives::settle(const MemoryRange& range) {
   }
   std::vector<PendingPtr> awaited;
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const std::scoped_lock lock(mutex_);
     for (const auto& started : running_) {
       if (started.written.overlaps(range)) {
         awaited.push_back(started.collective);
@@ -61,12 +61,11 @@ void InPlaceCollectives::settle(const MemoryRange& range) {
 
 void InPlaceCollectives::forget_settled() {
   std::vector<Started> settled;  // dies after the lock is gone
-  const std::lock_guard<std::mutex> lock(mutex_);
-  const auto first_settled =
-      std::stable_partition(running_.begin(), running_.end(),
-                            [](const Started& started) { return !started.collective->is_settled(); });
-  std::move(first_settled, running_.end(), std::back_inserter(settled));
-  running_.erase(first_settled, running_.end());
+  const std::scoped_lock lock(mutex_);
+  const auto done = std::ranges::stable_partition(
+      running_, [](const Started& started) { return !started.collective->is_settled(); });
+  std::ranges::move(done, std::back_inserter(settled));
+  running_.erase(done.begin(), done.end());
   num_running_.store(running_.size(), std::memory_order_release);
 }
 

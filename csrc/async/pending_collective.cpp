@@ -85,7 +85,7 @@ void PendingCollective::settle() {
       // The GIL goes before the mutex is taken: a thread that waits for the mutex while it holds the GIL
       // would keep the one that has the mutex from ever getting the GIL back.
       run_blocking([&] {
-        const std::lock_guard<std::mutex> lock(mutex_);
+        const std::scoped_lock lock(mutex_);
         finish_once(finished);
       });
     }
@@ -190,7 +190,7 @@ std::string_view interned(const std::string& op) {
   static std::mutex mutex;
   static auto* names =
       new std::set<std::string>();  // NOLINT(cppcoreguidelines-owning-memory): never destroyed
-  const std::lock_guard<std::mutex> lock(mutex);
+  const std::scoped_lock lock(mutex);
   return *names->insert(op).first;
 }
 

@@ -35,7 +35,7 @@ class UnwaitedList {
   }
 
   void add(UnwaitedEntry& entry) {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const std::scoped_lock lock(mutex_);
     entry.next_ = first_;
     if (first_ != nullptr) {
       first_->previous_ = &entry;
@@ -44,7 +44,7 @@ class UnwaitedList {
   }
 
   void remove(UnwaitedEntry& entry, bool is_dropped) {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const std::scoped_lock lock(mutex_);
     (entry.previous_ == nullptr ? first_ : entry.previous_->next_) = entry.next_;
     if (entry.next_ != nullptr) {
       entry.next_->previous_ = entry.previous_;
@@ -55,7 +55,7 @@ class UnwaitedList {
   }
 
   std::map<std::string, int64_t> counts() {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const std::scoped_lock lock(mutex_);
     auto counts = num_dropped_;
     for (const auto* entry = first_; entry != nullptr; entry = entry->next_) {
       ++counts[std::string(entry->op_)];
@@ -64,7 +64,7 @@ class UnwaitedList {
   }
 
   std::vector<c10::intrusive_ptr<c10d::Work>> works() {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const std::scoped_lock lock(mutex_);
     std::vector<c10::intrusive_ptr<c10d::Work>> works;
     for (const auto* entry = first_; entry != nullptr; entry = entry->next_) {
       works.push_back(*entry->work_);

@@ -32,8 +32,7 @@ OperatorKind classify(const c10::OperatorHandle& op) {
   const auto& results = schema.returns();
   if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) {
     // Without a tensor result its parts would not all come back: set_data, item, is_same_size.
-    return std::any_of(results.begin(), results.end(), is_tensors) ? OperatorKind::kComposite
-                                                                   : OperatorKind::kReader;
+    return std::ranges::any_of(results, is_tensors) ? OperatorKind::kComposite : OperatorKind::kReader;
   }
   // Only ATen's views are known to pass storage on without looking into it.
   if (results.empty() || schema.operator_name().getNamespace() != std::string_view("aten")) {
@@ -44,8 +43,7 @@ OperatorKind classify(const c10::OperatorHandle& op) {
   };
   const auto aliases = [](const c10::Argument& result) { return result.alias_info() != nullptr; };
   const auto& arguments = schema.arguments();
-  const bool is_view = std::none_of(arguments.begin(), arguments.end(), writes) &&
-                       std::all_of(results.begin(), results.end(), aliases);
+  const bool is_view = std::ranges::none_of(arguments, writes) && std::ranges::all_of(results, aliases);
   return is_view ? OperatorKind::kView : OperatorKind::kReader;
 }
 

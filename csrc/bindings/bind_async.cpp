@@ -97,7 +97,7 @@ class CallbackWork final : public c10d::Work {
   py::function on_wait_;
 };
 
-std::vector<at::Tensor> make_pending(std::vector<at::Tensor> outputs, py::function on_wait,
+std::vector<at::Tensor> make_pending(const std::vector<at::Tensor>& outputs, py::function on_wait,
                                      const std::string& op, std::string group) {
   Start start;
   start.op = interned(op);
@@ -105,7 +105,8 @@ std::vector<at::Tensor> make_pending(std::vector<at::Tensor> outputs, py::functi
   start.work = c10::make_intrusive<CallbackWork>(std::move(on_wait));
   {
     const BelowAutograd below_autograd;
-    for (auto& output : outputs) {
+    start.outputs.reserve(outputs.size());
+    for (const auto& output : outputs) {
       start.outputs.push_back(output.detach());
     }
   }

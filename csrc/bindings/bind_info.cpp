@@ -17,7 +17,7 @@ std::map<std::string, std::vector<std::string>> registered_kernels() {
   using Key = c10::DispatchKey;
   std::map<std::string, std::vector<std::string>> kernels;
   for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
-    if (name.name.rfind("funcol::", 0) != 0) {
+    if (!name.name.starts_with("funcol::")) {
       continue;
     }
     const auto op = c10::Dispatcher::singleton().findOp(name);

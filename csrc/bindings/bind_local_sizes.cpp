@@ -45,8 +45,11 @@ std::optional<LocalSizePlaces> local_size_args_of(py::handle op_overload) {
     return std::nullopt;
   }
   if (args->batch_channels_pixels) {
-    places.batch_channels_pixels = {place_of("N", op).value(), place_of("C", op).value(),
-                                    place_of("HxW", op).value()};
+    const auto batch = place_of("N", op);
+    const auto channels = place_of("C", op);
+    const auto pixels = place_of("HxW", op);
+    TORCH_INTERNAL_ASSERT(batch && channels && pixels, op.name);
+    places.batch_channels_pixels = {*batch, *channels, *pixels};
   }
   return places;
 }

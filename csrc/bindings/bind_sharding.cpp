@@ -45,8 +45,7 @@ struct Key {
   friend bool operator==(const Key& a, const Key& b) {
     return a.op.is(b.op) && a.mesh.is(b.mesh) && a.call == b.call && a.layouts == b.layouts &&
            a.results == b.results && a.merged == b.merged &&
-           std::equal(a.meshes.begin(), a.meshes.end(), b.meshes.begin(), b.meshes.end(),
-                      [](const auto& x, const auto& y) { return x.is(y); });
+           std::ranges::equal(a.meshes, b.meshes, [](const auto& x, const auto& y) { return x.is(y); });
   }
 };
 
@@ -87,11 +86,10 @@ struct KeyHash {
 // An average over ranks is that of the whole only where all ranks hold as much: rules in Python do not ask.
 bool averages_are_even(const OpCall& call, const Composition& composition, const Mesh& mesh) {
   for (int64_t axis = 0; axis < mesh.num_axes(); ++axis) {
-    const bool averages =
-        std::any_of(composition.outputs.begin(), composition.outputs.end(), [&](const auto& output) {
-          return output.has_value() && output->placements[axis].is_partial() &&
-                 output->placements[axis].op == PartialOp::kAvg;
-        });
+    const bool averages = std::ranges::any_of(composition.outputs, [&](const auto& output) {
+      return output.has_value() && output->placements[axis].is_partial() &&
+             output->placements[axis].op == PartialOp::kAvg;
+    });
     for (size_t i = 0; averages && i < composition.inputs.size(); ++i) {
       const auto& layout = composition.inputs[i];
       const auto& placement = layout.placements[axis];
@@ -111,7 +109,7 @@ void leave_only_sign(Argument& argument) {
   } else if (auto* const integer = std::get_if<int64_t>(&argument.value)) {
     *integer = *integer > 0 ? 1 : *integer < 0 ? -1 : 0;
   } else if (auto* const list = std::get_if<Argument::List>(&argument.value)) {
-    std::for_each(list->begin(), list->end(), leave_only_sign);
+    std::ranges::for_each(*list, leave_only_sign);
   }
 }
 
@@ -120,7 +118,7 @@ void leave_only_sign(Argument& argument) {
 void leave_out_factors(OpCall& call) {
   constexpr std::array<std::string_view, 5> kFactors = {"other", "scalar", "scalars", "alpha", "beta"};
   for (auto& [name, argument] : call.args) {
-    if (std::find(kFactors.begin(), kFactors.end(), name) != kFactors.end()) {
+    if (std::ranges::find(kFactors, name) != kFactors.end()) {
       leave_only_sign(argument);
     }
   }
@@ -135,8 +133,8 @@ class MaskObjects {
 
   // Nothing if it is not known.
   py::object find(uint64_t mask) const {
-    const auto found = std::find_if(objects_.begin(), objects_.end(),
-                                    [mask](const auto& entry) { return entry.first == mask; });
+    const auto found =
+        std::ranges::find_if(objects_, [mask](const auto& entry) { return entry.first == mask; });
     return found == objects_.end() ? py::object() : found->second;
   }
 

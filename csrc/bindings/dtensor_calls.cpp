@@ -14,6 +14,7 @@
 #include <memory>
 #include <numeric>
 #include <optional>
+#include <ranges>
 #include <string>
 #include <utility>
 #include <vector>
@@ -211,17 +212,17 @@ std::optional<Parts> parts_of(py::handle spec) {
   }
   parts.placements = *placements;
   const auto order = to_shard_order(parts.objects.order);
-  const bool is_default = std::all_of(
-      order.begin(), order.end(), [](const auto& axes) { return std::is_sorted(axes.begin(), axes.end()); });
+  const bool is_default =
+      std::ranges::all_of(order, [](const auto& axes) { return std::is_sorted(axes.begin(), axes.end()); });
   return is_default ? std::optional(std::move(parts)) : std::nullopt;
 }
 
 std::vector<int64_t> dense_stride(const std::vector<int64_t>& shape, const std::vector<int64_t>& order) {
   std::vector<int64_t> stride(shape.size());
   int64_t step = 1;
-  for (auto dim = order.rbegin(); dim != order.rend(); ++dim) {
-    stride[*dim] = step;
-    step *= std::max<int64_t>(shape[*dim], 1);
+  for (const auto dim : std::views::reverse(order)) {
+    stride[dim] = step;
+    step *= std::max<int64_t>(shape[dim], 1);
   }
   return stride;
 }
@@ -238,7 +239,7 @@ std::vector<int64_t> stride_of_whole(const at::Tensor& local, const std::vector<
   }
   const auto stride = local.strides();
   if (local.is_non_overlapping_and_dense()) {
-    std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return stride[a] > stride[b]; });
+    std::ranges::stable_sort(order, [&](int64_t a, int64_t b) { return stride[a] > stride[b]; });
     return dense_stride(shape, order);
   }
   auto whole = stride.vec();

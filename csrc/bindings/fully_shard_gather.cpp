@@ -196,6 +196,7 @@ void GatheredTensors::copy_memory() const {
 void GatheredTensors::copy_tensors() const {
   const at::AutoDispatchBelowADInplaceOrView below;
   std::vector<at::Tensor> rows;
+  rows.reserve(tensors_.size());
   for (const auto& tensor : tensors_) {
     rows.push_back(tensor.view({num_ranks_, -1}));
   }
@@ -308,6 +309,7 @@ PyObject* fsdp_copy_in(PyObject* /*module*/, Args args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   check_count(count, 4, "fsdp_copy_in");
   std::vector<at::Tensor> shards;
+  shards.reserve(PyList_GET_SIZE(args[0]));
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(args[0]); ++i) {
     shards.push_back(THPVariable_Unpack(PyList_GET_ITEM(args[0], i)));
   }

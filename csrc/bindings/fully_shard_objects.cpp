@@ -19,7 +19,7 @@ FullyShard& fully_shard() {
 }
 
 bool are_there(const FullyShard::Members& members) {
-  return std::all_of(members.begin(), members.end(), [](const auto& member) { return member.is_there(); });
+  return std::ranges::all_of(members, [](const auto& member) { return member.is_there(); });
 }
 
 bool can_serve() { return !is_observed() && are_there(fully_shard().passed_by); }

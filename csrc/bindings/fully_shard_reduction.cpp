@@ -181,8 +181,7 @@ bool reduces_as_usual(const Group& group) {
              imported<kCollectives, "_default_reduce_scatter_input_fn">().ptr()) &&
          PyObject_Size(fields.get<"_fsdp_params_with_wider_grad_dtype">().ptr()) == 0 &&
          !(PyObject_Size(modules.ptr()) > 1 && is_in_state<"FORWARD">(fields)) &&
-         gradient_type(group.params) &&
-         std::all_of(group.params.begin(), group.params.end(), is_cut_along_dim_0);
+         gradient_type(group.params) && std::ranges::all_of(group.params, is_cut_along_dim_0);
 }
 
 // (group): FSDPParamGroup.post_backward.

@@ -110,7 +110,7 @@ bool tensors_argument(PyObject* sequence, std::vector<at::Tensor>& tensors, cons
 
 bool starts_here(at::TensorList tensors) {
   const bool records = at::GradMode::is_enabled();
-  return std::none_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
+  return std::ranges::none_of(tensors, [&](const at::Tensor& tensor) {
     return tensor.is_meta() || (records && tensor.requires_grad());
   });
 }

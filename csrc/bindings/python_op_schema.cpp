@@ -73,7 +73,7 @@ std::string qualified(const c10::OperatorName& name) {
 bool is_written_unsaid(const std::string& op, const std::string& argument) {
   constexpr std::array<const char*, 3> kOps = {"aten::native_batch_norm", "aten::cudnn_batch_norm",
                                                "aten::miopen_batch_norm"};
-  return std::find(kOps.begin(), kOps.end(), op) != kOps.end() &&
+  return std::ranges::find(kOps, op) != kOps.end() &&
          (argument == "running_mean" || argument == "running_var");
 }
 
@@ -164,8 +164,8 @@ class Reader {
       schema_.mesh = attribute<"mesh">(spec);
     }
     auto layout = read_layout(spec, meta, schema_.op->name);
-    const bool has_strided = std::any_of(layout.placements.begin(), layout.placements.end(),
-                                         [](const auto& placement) { return placement.split_factor != 1; });
+    const bool has_strided = std::ranges::any_of(
+        layout.placements, [](const auto& placement) { return placement.split_factor != 1; });
     if (has_strided && !schema_.strided_as_order) {
       schema_.strided_as_order = stands_for_order(spec);
     }
@@ -191,10 +191,11 @@ void require_results_of_written(PythonSchema& schema) {
   const auto& op = *schema.op;
   const auto& arguments = op.handle.schema().arguments();
   for (size_t i = 0; i < op.returned.size(); ++i) {
-    if (!op.returned[i].has_value() || arguments[*op.returned[i]].is_out()) {
+    const auto& written = op.returned[i];
+    if (!written.has_value() || arguments[*written].is_out()) {
       continue;
     }
-    const auto& argument = schema.call.arg(arguments[*op.returned[i]].name());
+    const auto& argument = schema.call.arg(arguments[*written].name());
     if (argument.is_tensor()) {
       schema.results.resize(op.returned.size());
       schema.results[i] = schema.layouts[argument.tensor()];
@@ -275,8 +276,9 @@ class PartOf {
       }
       auto& layout = part_.schema.layouts[i];
       const bool is_everywhere =
-          index_.has_value() && std::all_of(layout.placements.begin(), layout.placements.end(),
-                                            [](const auto& placement) { return placement.is_replicate(); });
+          index_.has_value() && std::ranges::all_of(layout.placements, [](const auto& placement) {
+            return placement.is_replicate();
+          });
       TORCH_CHECK_VALUE(is_everywhere, "funcol::", kOp, ": ", whole_.call.op, " got tensors of two meshes, ",
                         std::string(py::str(first.spec)), " on ", std::string(py::str(first.mesh)), " and ",
                         std::string(py::str(other.spec)), " on ", std::string(py::str(other.mesh)),

@@ -90,15 +90,13 @@ py::tuple to_python(const ShardOrder& order) {
 
 bool has_strided(const Spec& spec) {
   const auto& placements = spec.layout.placements;
-  return std::any_of(placements.begin(), placements.end(), [](const auto& placement) {
-    return placement.is_shard() && placement.split_factor != 1;
-  });
+  return std::ranges::any_of(
+      placements, [](const auto& placement) { return placement.is_shard() && placement.split_factor != 1; });
 }
 
 bool has_masks(const Spec& spec) {
   const auto& placements = spec.layout.placements;
-  return std::any_of(placements.begin(), placements.end(),
-                     [](const auto& placement) { return placement.mask != 0; });
+  return std::ranges::any_of(placements, [](const auto& placement) { return placement.mask != 0; });
 }
 
 py::object make_spec(const Spec& spec, py::handle mesh, bool strided_as_order, py::handle make,

@@ -84,6 +84,7 @@ ExecutionPtr execution_of(ExecutionKey key, py::handle device_mesh, KnownMesh& k
   }
   const auto plan = make_plan(key, known.mesh);
   find_groups(*plan, device_mesh, known);
+  TORCH_INTERNAL_ASSERT(known.coordinate.has_value());
   auto execution = std::make_shared<const Execution>(*plan, known.groups, *known.coordinate);
   cache.put(std::move(key), execution);
   return execution;
@@ -122,7 +123,7 @@ void number_masks(ExecutionKey& key) {
   for (auto* spec : {&key.src, &key.dst}) {
     for (auto& placement : spec->placements) {
       if (placement.mask != 0) {
-        const auto found = std::find(masks.begin(), masks.end(), placement.mask);
+        const auto found = std::ranges::find(masks, placement.mask);
         const auto number = static_cast<uint64_t>(found - masks.begin()) + 1;
         if (found == masks.end()) {
           masks.push_back(placement.mask);

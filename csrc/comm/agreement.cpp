@@ -37,7 +37,7 @@ std::vector<int64_t> parsed(const std::string& numbers) {
 int64_t next_number(const c10d::ProcessGroup& group) {
   static std::mutex mutex;
   static std::map<std::pair<const void*, const void*>, int64_t> numbers;
-  const std::lock_guard<std::mutex> lock(mutex);
+  const std::scoped_lock lock(mutex);
   return ++numbers[{&group, group.getStore().get()}];
 }
 
@@ -59,6 +59,7 @@ class Round {
   std::vector<std::string> publish(const std::string& own) {
     store_->set(key(number_, group_.getRank()), std::vector<uint8_t>(own.begin(), own.end()));
     std::vector<std::string> keys;
+    keys.reserve(group_.getSize());
     for (int64_t rank = 0; rank < group_.getSize(); ++rank) {
       keys.push_back(key(number_, rank));
     }

@@ -44,7 +44,7 @@ template <typename Change>
 void change_known_groups(const Change& change) {
   auto& known = known_groups();
   std::vector<KnownGroup> gone;  // destroyed outside the lock
-  const std::lock_guard<std::mutex> lock(known.mutex);
+  const std::scoped_lock lock(known.mutex);
   const auto first_gone = std::stable_partition(known.groups.begin(), known.groups.end(),
                                                 [](const auto& entry) { return !entry.group.expired(); });
   std::move(first_gone, known.groups.end(), std::back_inserter(gone));
@@ -70,9 +70,9 @@ bool GroupRef::is_destroyed() const {
   if (known.num_destroyed.load(std::memory_order_acquire) == 0) {
     return false;
   }
-  const std::lock_guard<std::mutex> lock(known.mutex);
-  return std::any_of(known.groups.begin(), known.groups.end(),
-                     [&](const auto& entry) { return entry.is_destroyed && entry.group == *group_; });
+  const std::scoped_lock lock(known.mutex);
+  return std::ranges::any_of(known.groups,
+                             [&](const auto& entry) { return entry.is_destroyed && entry.group == *group_; });
 }
 
 void note_group_added(const std::string& name) {

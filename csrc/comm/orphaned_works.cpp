@@ -73,14 +73,14 @@ size_t sweep(Orphanage& home, size_t count) {
   // Asked outside the lock: a Work may be written in Python and need the GIL to answer.
   std::vector<Orphan> orphans;
   {
-    const std::lock_guard<std::mutex> lock(home.mutex);
+    const std::scoped_lock lock(home.mutex);
     const auto end = home.orphans.begin() + static_cast<ptrdiff_t>(std::min(count, home.orphans.size()));
     std::move(home.orphans.begin(), end, std::back_inserter(orphans));
     home.orphans.erase(home.orphans.begin(), end);
   }
   const auto num_finished = std::erase_if(orphans, is_completed);
-  const std::lock_guard<std::mutex> lock(home.mutex);
-  std::move(orphans.begin(), orphans.end(), std::back_inserter(home.orphans));
+  const std::scoped_lock lock(home.mutex);
+  std::ranges::move(orphans, std::back_inserter(home.orphans));
   home.size.store(home.orphans.size(), std::memory_order_relaxed);
   return num_finished;
 }
@@ -91,7 +91,7 @@ void adopt_orphan(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> b
   static std::once_flag follows_forks;
   std::call_once(follows_forks, follow_forks);
   auto& home = orphanage();
-  const std::lock_guard<std::mutex> lock(home.mutex);
+  const std::scoped_lock lock(home.mutex);
   home.orphans.push_back({std::move(work), std::move(buffers)});
   home.size.store(home.orphans.size(), std::memory_order_relaxed);
 }

@@ -20,8 +20,8 @@ void check_splits(at::IntArrayRef splits, const c10d::ProcessGroup& group, const
   TORCH_CHECK_VALUE(static_cast<int64_t>(splits.size()) == group.getSize(), "funcol::", op, ": ", which,
                     " has ", splits.size(), " entries, but group '", group_name(group), "' has ",
                     group.getSize(), " ranks. Pass one size per rank.");
-  TORCH_CHECK_VALUE(std::all_of(splits.begin(), splits.end(), [](int64_t size) { return size >= 0; }),
-                    "funcol::", op, ": ", which, " is ", splits, ". Sizes must not be negative.");
+  TORCH_CHECK_VALUE(std::ranges::all_of(splits, [](int64_t size) { return size >= 0; }), "funcol::", op, ": ",
+                    which, " is ", splits, ". Sizes must not be negative.");
 }
 
 }  // namespace

@@ -296,7 +296,7 @@ struct Gather : Function<Gather> {
 }  // namespace
 
 bool needs_gradient(TensorList inputs) {
-  return at::GradMode::is_enabled() && std::any_of(inputs.begin(), inputs.end(), [](const Tensor& input) {
+  return at::GradMode::is_enabled() && std::ranges::any_of(inputs, [](const Tensor& input) {
            return input.defined() && input.requires_grad();
          });
 }

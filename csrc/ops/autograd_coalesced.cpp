@@ -46,7 +46,7 @@ Tensors apply_reduction_rule(Tensors totals, const Tensors& inputs, const Tensor
 // The wholes of which `parts` are the ranks' own: by one gather of all where they go along dim 0, else one
 // each.
 Tensors gathered(const Tensors& parts, at::IntArrayRef dims, const IValue& group) {
-  if (std::all_of(dims.begin(), dims.end(), [](int64_t dim) { return dim == 0; })) {
+  if (std::ranges::all_of(dims, [](int64_t dim) { return dim == 0; })) {
     const auto num_ranks = group_from_ivalue(group, "reduce_scatter_tensor_coalesced")->getSize();
     return call::all_gather_into_tensor_coalesced(parts, num_ranks, group);
   }

@@ -66,7 +66,8 @@ Tensor gather_rows(const Tensor& input, int64_t num_ranks, const IValue& group) 
 }
 
 // An exchange of whole tensors or parts of them, flattened: output_numels[r] elements come from rank r.
-Tensor exchange_flat(const Tensor& flat, SymSizes output_numels, SymSizes input_numels, const IValue& group) {
+Tensor exchange_flat(const Tensor& flat, const SymSizes& output_numels, const SymSizes& input_numels,
+                     const IValue& group) {
   return all_to_all_single(flat.contiguous(), output_numels, input_numels, group);
 }
 

@@ -49,7 +49,7 @@ bool records(const Tensor& tensor) { return at::GradMode::is_enabled() && tensor
 template <typename StartCollective, typename MakeData>
 bool run(TensorList outs, TensorList sources, const char* op, const StartCollective& start,
          RuleNode::Rule rule, const MakeData& make_data) {
-  const bool is_recorded = std::any_of(sources.begin(), sources.end(), records);
+  const bool is_recorded = std::ranges::any_of(sources, records);
   if (is_recorded && std::any_of(outs.begin(), outs.end(), [](const Tensor& out) { return out.is_view(); })) {
     return false;
   }
@@ -194,7 +194,7 @@ bool all_gather_into_list(TensorList outs, const Tensor& input, const GroupPtr& 
   const auto is_destination = [&](const Tensor& out) {
     return is_writable(out) && !records(out) && fits(out, input);
   };
-  if (!std::all_of(outs.begin(), outs.end(), is_destination)) {
+  if (!std::ranges::all_of(outs, is_destination)) {
     return false;
   }
   return run(
@@ -208,9 +208,9 @@ bool all_gather_into_list(TensorList outs, const Tensor& input, const GroupPtr& 
 bool reduce_scatter_list_into(const Tensor& out, TensorList inputs, const c10d::ReduceOp& reduce_op,
                               const GroupPtr& group) {
   constexpr auto kOp = "reduce_scatter_tensor";
-  const bool is_recorded = std::any_of(inputs.begin(), inputs.end(), records);
+  const bool is_recorded = std::ranges::any_of(inputs, records);
   if (!is_writable(out) || records(out) || (is_recorded && autograd::depends_on_values(reduce_op)) ||
-      !std::all_of(inputs.begin(), inputs.end(), [&](const Tensor& input) { return fits(out, input); })) {
+      !std::ranges::all_of(inputs, [&](const Tensor& input) { return fits(out, input); })) {
     return false;
   }
   return run(

@@ -2,6 +2,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <algorithm>
 #include <iterator>
 #include <string>
 #include <string_view>
@@ -74,7 +75,7 @@ void call_core(const c10::OperatorHandle& op, Stack* stack) {
     const auto num_arguments = op.schema().arguments().size();
     auto arguments = core_arguments(torch::jit::last(*stack, num_arguments), core, name.c_str());
     torch::jit::drop(*stack, num_arguments);
-    std::move(arguments.begin(), arguments.end(), std::back_inserter(*stack));
+    std::ranges::move(arguments, std::back_inserter(*stack));
   }
   core.callBoxed(stack);
 }

@@ -13,8 +13,8 @@ SymSizes checked(c10::SymIntArrayRef split_sizes, const c10d::ProcessGroup& grou
                     ": split_sizes has ", split_sizes.size(), " entries, but group '", group_name(group),
                     "' has ", group.getSize(), " ranks. Pass one size per rank.");
   const auto is_size = [](const SymInt& size) { return size.sym_ge(0).expect_true(__FILE__, __LINE__); };
-  TORCH_CHECK_VALUE(std::all_of(split_sizes.begin(), split_sizes.end(), is_size), "funcol::", op,
-                    ": split_sizes is ", split_sizes, ". Sizes must not be negative.");
+  TORCH_CHECK_VALUE(std::ranges::all_of(split_sizes, is_size), "funcol::", op, ": split_sizes is ",
+                    split_sizes, ". Sizes must not be negative.");
   return split_sizes.vec();
 }
 

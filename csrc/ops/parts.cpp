@@ -40,7 +40,7 @@ Parts Parts::of_shard(at::IntArrayRef shape, int64_t dim, at::OptionalIntArrayRe
 }
 
 bool Parts::are_equal() const {
-  return std::adjacent_find(sizes_.begin(), sizes_.end(), std::not_equal_to<>()) == sizes_.end();
+  return std::ranges::adjacent_find(sizes_, std::not_equal_to<>()) == sizes_.end();
 }
 
 at::DimVector Parts::whole_shape() const {
@@ -55,9 +55,7 @@ at::DimVector Parts::shape(int64_t rank) const {
   return shape;
 }
 
-int64_t Parts::max_numel() const {
-  return *std::max_element(sizes_.begin(), sizes_.end()) * numel_per_slice_;
-}
+int64_t Parts::max_numel() const { return *std::ranges::max_element(sizes_) * numel_per_slice_; }
 
 int64_t Parts::whole_numel() const { return c10::multiply_integers(whole_shape()); }
 

@@ -54,7 +54,7 @@ class AllOf final : public c10d::Work {
       : Work(-1, c10d::OpType::COALESCED), works_(std::move(works)), unwaited_(works_) {}
 
   bool wait(std::chrono::milliseconds timeout) override {
-    const std::lock_guard<std::mutex> lock(wait_mutex_);
+    const std::scoped_lock lock(wait_mutex_);
     while (!unwaited_.empty()) {
       const auto work = unwaited_.back();
       unwaited_.pop_back();
@@ -65,7 +65,7 @@ class AllOf final : public c10d::Work {
     return true;
   }
   bool isCompleted() override {
-    return std::all_of(works_.begin(), works_.end(), [](const auto& work) { return work->isCompleted(); });
+    return std::ranges::all_of(works_, [](const auto& work) { return work->isCompleted(); });
   }
 
  private:

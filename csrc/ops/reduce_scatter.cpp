@@ -120,6 +120,7 @@ Start start_reduce_scatter_coalesced(at::TensorList inputs, const c10d::ReduceOp
   }
   const BelowAutograd below_autograd;
   std::vector<int64_t> wrapped;
+  wrapped.reserve(inputs.size());
   for (size_t i = 0; i < inputs.size(); ++i) {
     wrapped.push_back(wrap_dim(dims[i], inputs[i], kOp));
   }

@@ -15,7 +15,7 @@ namespace funcol {
 template <typename Composed, typename Called, typename... Arguments>
 auto run_unrecorded(at::TensorList inputs, const Composed& composed, const Called& called,
                     const Arguments&... arguments) {
-  if (has_active_layers() || std::any_of(inputs.begin(), inputs.end(), belongs_to_layer)) {
+  if (has_active_layers() || std::ranges::any_of(inputs, belongs_to_layer)) {
     return composed(arguments...);
   }
   const at::AutoDispatchBelowADInplaceOrView below_autograd;

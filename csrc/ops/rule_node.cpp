@@ -46,7 +46,7 @@ void RuleNode::check_not_released() const {
 RuleNode::Tensors RuleNode::apply(Tensors&& gradients) {
   Values values;
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const std::scoped_lock lock(mutex_);
     check_not_released();
     for (const auto& input : inputs_) {
       values.inputs.push_back(input.unpack());
@@ -131,7 +131,7 @@ std::vector<VariableInfo> RuleNode::output_infos() const {
 }
 
 void RuleNode::release_variables() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::scoped_lock lock(mutex_);
   is_released_ = !inputs_.empty();
   inputs_.clear();
   outputs_.clear();

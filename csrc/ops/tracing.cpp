@@ -39,7 +39,7 @@ IValue waited(const IValue& result) {
 
 bool writes_arguments(const c10::FunctionSchema& schema) {
   const auto& returns = schema.returns();
-  return std::any_of(returns.begin(), returns.end(), [](const auto& r) { return r.alias_info() != nullptr; });
+  return std::ranges::any_of(returns, [](const auto& r) { return r.alias_info() != nullptr; });
 }
 
 void call_core(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
@@ -64,7 +64,7 @@ bool needs_core(const IValue& argument) {
   }
   if (argument.isTensorList()) {
     const auto tensors = argument.toTensorVector();
-    return std::any_of(tensors.begin(), tensors.end(), for_tensor);
+    return std::ranges::any_of(tensors, for_tensor);
   }
   return false;
 }
@@ -75,7 +75,7 @@ void autograd_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, to
     // Of several devices the dispatcher would silently pick one.
     check_alike(arguments[0].toTensorVector(), "all_reduce_coalesced_");
   }
-  if (has_active_layers() || std::any_of(arguments.begin(), arguments.end(), needs_core)) {
+  if (has_active_layers() || std::ranges::any_of(arguments, needs_core)) {
     return call_core(op, stack);
   }
   const at::AutoDispatchBelowADInplaceOrView below_autograd;

@@ -140,8 +140,8 @@ bool BlockTransport::unpacks_to_view() const {
   if (received_dim_ != -1) {
     return is_rank_major(exchange_.shape_after, received_dim_);
   }
-  return std::all_of(exchange_.pieces.begin(), exchange_.pieces.end(),
-                     [](const auto& pieces) { return pieces.size() == 1 && pieces[0].is_whole; });
+  return std::ranges::all_of(exchange_.pieces,
+                             [](const auto& pieces) { return pieces.size() == 1 && pieces[0].is_whole; });
 }
 
 void BlockTransport::unpack_into(const at::Tensor& received, const at::Tensor& out) const {

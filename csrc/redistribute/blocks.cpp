@@ -1,6 +1,7 @@
 #include "redistribute/blocks.h"
 
 #include <algorithm>
+#include <ranges>
 #include <stdexcept>
 
 #include "layout/tensor_meta.h"
@@ -63,14 +64,14 @@ std::vector<std::vector<int64_t>> cutting_axes(const Layout& layout, AxisSet axe
 
 // Sets the coordinate on `axes` to the `cut`-th of all they can have.
 void set_cut(Coordinate& coordinate, const Mesh& mesh, const std::vector<int64_t>& axes, int64_t cut) {
-  for (auto axis = axes.rbegin(); axis != axes.rend(); ++axis) {
-    coordinate[*axis] = cut % mesh.sizes[*axis];
-    cut /= mesh.sizes[*axis];
+  for (const auto axis : std::views::reverse(axes)) {
+    coordinate[axis] = cut % mesh.sizes[axis];
+    cut /= mesh.sizes[axis];
   }
 }
 
 bool agree_on(const Coordinate& a, const Coordinate& b, const std::vector<int64_t>& axes) {
-  return std::all_of(axes.begin(), axes.end(), [&](int64_t axis) { return a[axis] == b[axis]; });
+  return std::ranges::all_of(axes, [&](int64_t axis) { return a[axis] == b[axis]; });
 }
 
 // How the cuts of dim `dim` make up what the rank wants of it.
@@ -93,9 +94,9 @@ std::vector<Piece> pieces_of(const Mesh& mesh, const Layout& before, int64_t dim
       seen += place.size;
     }
   }
-  std::sort(placed.begin(), placed.end(),
-            [](const Placed& a, const Placed& b) { return a.position < b.position; });
+  std::ranges::sort(placed, [](const Placed& a, const Placed& b) { return a.position < b.position; });
   std::vector<Piece> pieces;
+  pieces.reserve(placed.size());
   for (const auto& [position, piece] : placed) {
     pieces.push_back(piece);
   }

@@ -115,6 +115,7 @@ void BoxCopy::run(const at::Tensor& from, int64_t from_begin, const at::Tensor& 
 
 std::vector<std::vector<Run>> whole_runs(const std::vector<int64_t>& shape) {
   std::vector<std::vector<Run>> runs;
+  runs.reserve(shape.size());
   for (const int64_t size : shape) {
     runs.push_back({{0, 0, size}});
   }

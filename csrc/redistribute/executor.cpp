@@ -18,7 +18,7 @@ namespace {
 uint64_t numbered(const std::string& signature) {
   static std::mutex mutex;
   static auto* const numbers = new std::unordered_map<std::string, uint64_t>;  // NOLINT: never destroyed
-  const std::lock_guard lock(mutex);
+  const std::scoped_lock lock(mutex);
   return numbers->emplace(signature, numbers->size()).first->second;
 }
 
@@ -45,7 +45,7 @@ Execution& Execution::operator=(Execution&&) noexcept = default;
 
 void Execution::check(const at::Tensor& local) const {
   const auto sizes = local.sym_sizes();
-  TORCH_CHECK_VALUE(std::equal(sizes.begin(), sizes.end(), shape_before_.begin(), shape_before_.end()),
+  TORCH_CHECK_VALUE(std::ranges::equal(sizes, shape_before_),
                     "funcol::redistribute: the local tensor has shape ", sizes, ", but this rank holds ",
                     at::IntArrayRef(shape_before_), " of a tensor of shape ", at::IntArrayRef(whole_shape_),
                     " under ", src_, ". Pass the shard that belongs to the source spec.");

@@ -66,7 +66,7 @@ struct Segments {
         totals[rank] += of_step[rank].numel();
       }
     }
-    const int64_t longest = *std::max_element(totals.begin(), totals.end());
+    const int64_t longest = *std::ranges::max_element(totals);
     for (const int64_t total : totals) {
       begins.push_back(num_elements);
       sizes.push_back(are_equal ? longest : total);

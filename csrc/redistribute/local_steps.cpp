@@ -134,8 +134,7 @@ class AllGather final : public LocalStep {
     if (gathered != num_indices(wanted)) {
       view.contradict("less is gathered than the layout after it holds");
     }
-    std::sort(runs.begin(), runs.end(),
-              [](const Gathered& a, const Gathered& b) { return a.wanted_at < b.wanted_at; });
+    std::ranges::sort(runs, [](const Gathered& a, const Gathered& b) { return a.wanted_at < b.wanted_at; });
     Intervals order;
     for (const auto& run : runs) {
       append(order, run.place);
@@ -185,7 +184,7 @@ struct Reduction {
   void check(const at::Tensor& tensor, const IValue& group) const {
     check_reduction(tensor, reduce_op_from_name(name, kOp), *group_from_ivalue(group, kOp), kOp);
   }
-  at::Tensor finish(at::Tensor reduced) const { return divisor == 1 ? reduced : reduced.div(divisor); }
+  at::Tensor finish(const at::Tensor& reduced) const { return divisor == 1 ? reduced : reduced.div(divisor); }
 
   std::string name;
   int64_t divisor = 1;
@@ -334,7 +333,7 @@ class Split final : public LocalStep {
   // Copied at once: a view would be later.
   Value run_plain(const Value& value, const MaskHooks& masks) const override {
     settle(value.tensor);
-    if (!value.tensor.is_contiguous() || value.tensor.is_conj() || value.tensor.is_neg()) {
+    if (!copy_ || !value.tensor.is_contiguous() || value.tensor.is_conj() || value.tensor.is_neg()) {
       return run(value, masks);
     }
     const auto shard = fresh_tensor(shape_after_, value.tensor);

@@ -55,27 +55,27 @@ std::shared_ptr<const Plan> cached_plan(const Redistribution& task, const std::o
   auto& [mutex, plans] = cache();
   Key key{task.mesh, task.shape, task.itemsize, task.src, task.dst, model, max_bytes};
   {
-    const std::lock_guard lock(mutex);
+    const std::scoped_lock lock(mutex);
     if (const auto* plan = plans.get(key)) {
       return *plan;
     }
   }
   auto plan = std::make_shared<const Plan>(plan_redistribution(
       task, model.has_value() ? *model : CostModel(default_alpha_beta(task.mesh)), max_bytes));
-  const std::lock_guard lock(mutex);
+  const std::scoped_lock lock(mutex);
   plans.put(std::move(key), plan);
   return plan;
 }
 
 size_t num_cached_plans() {
   auto& [mutex, plans] = cache();
-  const std::lock_guard lock(mutex);
+  const std::scoped_lock lock(mutex);
   return plans.size();
 }
 
 void forget_plans() {
   auto& [mutex, plans] = cache();
-  const std::lock_guard lock(mutex);
+  const std::scoped_lock lock(mutex);
   plans.clear();
 }
 

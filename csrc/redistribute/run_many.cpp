@@ -113,7 +113,7 @@ std::vector<Bundle> bundles_of(const std::vector<ManyItem>& items, int64_t toget
   for (size_t i = 0; i < items.size(); ++i) {
     const auto& item = items[i];
     const auto alike =
-        std::find_if(open.begin(), open.end(), [&](size_t index) { return bundles[index].is_alike(item); });
+        std::ranges::find_if(open, [&](size_t index) { return bundles[index].is_alike(item); });
     if (alike != open.end() && bundles[*alike].add(item, i, together_bytes)) {
       continue;
     }
@@ -135,7 +135,7 @@ std::vector<at::Tensor> run_many(const std::vector<ManyItem>& items, bool async_
   }
   std::vector<at::Tensor> results(items.size());
   if (has_active_layers() ||
-      std::any_of(items.begin(), items.end(), [](const auto& item) { return is_watched(item.local); })) {
+      std::ranges::any_of(items, [](const auto& item) { return is_watched(item.local); })) {
     for (size_t i = 0; i < items.size(); ++i) {
       results[i] = items[i].execution->run(items[i].local, async_op, items[i].masks);
     }

@@ -24,8 +24,8 @@ at::Tensor select(const at::Tensor& tensor, const Selection& selection) {
 }
 
 bool select_copies(const Selection& selection) {
-  return std::any_of(selection.begin(), selection.end(),
-                     [](const DimSelection& of_dim) { return of_dim.positions.size() > 1; });
+  return std::ranges::any_of(selection,
+                             [](const DimSelection& of_dim) { return of_dim.positions.size() > 1; });
 }
 
 }  // namespace funcol

@@ -156,6 +156,7 @@ TEST(AsyncTensor, InAnOptionalListIsWaitedFor) {
 TEST(AsyncTensor, ManyThreadsMaySettleAndUseItAtOnce) {
   auto pending = pending_tensor({64});
   std::vector<std::thread> threads;
+  threads.reserve(8);
   std::atomic<int> right{0};
   for (int i = 0; i < 8; ++i) {
     threads.emplace_back([&] { right += pending.tensor.view({8, 8}).sum().item<float>() == 448 ? 1 : 0; });
@@ -197,7 +198,7 @@ INSTANTIATE_TEST_SUITE_P(Operators, Classification,
                                                     OperatorKind::kReader}),
                          [](const auto& info) {
                            std::string name = std::string(info.param.name) + "_" + info.param.overload;
-                           std::replace(name.begin(), name.end(), ':', '_');
+                           std::ranges::replace(name, ':', '_');
                            return name;
                          });
 

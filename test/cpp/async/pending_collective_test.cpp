@@ -71,6 +71,7 @@ TEST(PendingCollective, WaitsOnceWhenManyThreadsSettleAtOnce) {
   auto work = c10::make_intrusive<FakeWork>([] { std::this_thread::yield(); });
   auto collective = pending(work);
   std::vector<std::thread> threads;
+  threads.reserve(8);
   for (int i = 0; i < 8; ++i) {
     threads.emplace_back([&] { collective->settle(); });
   }

@@ -68,6 +68,7 @@ TEST(Unwaited, DoesNotCountWhatHasNoWorkOrIsCountedElsewhere) {
 
 TEST(Unwaited, CountsRightlyWhateverThreadsDoAtOnce) {
   std::vector<std::thread> threads;
+  threads.reserve(8);
   for (int i = 0; i < 8; ++i) {
     threads.emplace_back([] {
       for (int j = 0; j < 100; ++j) {

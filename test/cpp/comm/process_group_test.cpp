@@ -79,6 +79,7 @@ TEST_F(ProcessGroups, AreNotKeptAliveByBeingRemembered) {
 TEST_F(ProcessGroups, AreRememberedPastTheNumberOfSlots) {
   remember_groups(true);
   std::vector<GroupPtr> groups;
+  groups.reserve(20);
   for (int i = 0; i < 20; ++i) {
     groups.push_back(add("group " + std::to_string(i)));
   }

@@ -49,11 +49,12 @@ TEST_P(AllParts, AddUpToTheWhole) {
 
 TEST_P(AllParts, HaveTheirNumbersOfElements) {
   std::vector<int64_t> expected;
+  expected.reserve(each_.size());
   for (const auto& part : each_) {
     expected.push_back(part.numel());
   }
   EXPECT_EQ(parts_.numels(), expected);
-  EXPECT_EQ(parts_.max_numel(), *std::max_element(expected.begin(), expected.end()));
+  EXPECT_EQ(parts_.max_numel(), std::ranges::max(expected));
 }
 
 TEST_P(AllParts, AreViewsOfTheWhole) {

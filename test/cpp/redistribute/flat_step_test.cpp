@@ -7,6 +7,7 @@ namespace {
 
 std::vector<int64_t> numels(const std::vector<BoxCopy>& blocks) {
   std::vector<int64_t> found;
+  found.reserve(blocks.size());
   for (const auto& block : blocks) {
     found.push_back(block.numel());
   }

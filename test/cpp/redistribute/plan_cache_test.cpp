@@ -56,6 +56,7 @@ TEST_F(CachedPlan, IsForgottenWhenManyOthersFollow) {
 
 TEST_F(CachedPlan, MayBeAskedForBySeveralThreads) {
   std::vector<std::thread> threads;
+  threads.reserve(4);
   for (int i = 0; i < 4; ++i) {
     threads.emplace_back([] {
       for (int64_t size = 1; size < 200; ++size) {

@@ -338,7 +338,7 @@ class PropagationEngine:
 
 def ops_with_rules() -> list[str]: ...
 def same_spec(spec: Any) -> Any:
-    """A DTensorSpec that equals this one, the same for all that are equal; see csrc/bindings/python_specs.h."""
+    """A DTensorSpec that equals this one, the same for all that do; see csrc/bindings/python_specs.h."""
 
 def has_rule(op: str) -> bool: ...
 def redistribute_cost_table(

@@ -127,10 +127,10 @@ class DropinPropagator(ShardingPropagator):
     def _decide_with_base(self, op_schema: OpSchema) -> OutputSharding:
         sharding = self._decide_with_base_anew(op_schema)
         output = sharding.output_spec
-        if isinstance(output, (list, tuple)):
-            sharding.output_spec = type(output)([_same_spec(spec) for spec in output])
-        else:
+        if isinstance(output, DTensorSpec):
             sharding.output_spec = _same_spec(output)
+        elif isinstance(output, (list, tuple)):
+            sharding.output_spec = type(output)([spec and _same_spec(spec) for spec in output])
         return sharding
 
     def _decide_with_base_anew(self, op_schema: OpSchema) -> OutputSharding:
@@ -171,9 +171,9 @@ class DropinPropagator(ShardingPropagator):
         )
 
 
-def _same_spec(spec: DTensorSpec | None) -> DTensorSpec | None:
+def _same_spec(spec: DTensorSpec) -> DTensorSpec:
     """One object for equal specs, which the dispatcher's caches then tell apart without comparing them."""
-    if spec is None or spec.tensor_meta is None:
+    if spec.tensor_meta is None:
         return spec
     try:
         return cast(DTensorSpec, _C.same_spec(spec))

@@ -1,8 +1,4 @@
 // What FSDP2 does for a group from one hook to the next, each in one call: see bind_fully_shard.cpp.
-//
-// Streams and events are asked for what PyTorch's own functions ask of them, in the same order. The CPU's,
-// which are none, are left alone, and so is what Python has between a collective and its process group,
-// unless somebody has put something else in its place.
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/graph_task.h>

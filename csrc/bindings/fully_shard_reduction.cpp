@@ -21,8 +21,7 @@ namespace {
 class Reduction {
  public:
   Reduction(const Group& group, c10::intrusive_ptr<c10d::ProcessGroup> c10d_group, py::object process_group)
-      : group_(group),
-        fields_(group.fields),
+      : fields_(group.fields),
         c10d_group_(std::move(c10d_group)),
         process_group_(std::move(process_group)),
         streams_(fields_),
@@ -162,7 +161,6 @@ class Reduction {
     accumulate(THPVariable_Unpack(output.ptr()), fields, lengths);
   }
 
-  const Group& group_;
   const Fields& fields_;
   c10::intrusive_ptr<c10d::ProcessGroup> c10d_group_;
   py::object process_group_;

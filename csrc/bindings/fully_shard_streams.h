@@ -82,7 +82,7 @@ class Streams {
     }
     ~Entered() {
       if (context_) {
-        PyObject* const arguments[] = {context_.ptr(), Py_None, Py_None, Py_None};       // NOLINT
+        PyObject* arguments[] = {context_.ptr(), Py_None, Py_None, Py_None};             // NOLINT
         auto* const left = PyObject_VectorcallMethod(interned<"__exit__">(), arguments,  // NOLINT
                                                      4 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr);
         left == nullptr ? PyErr_WriteUnraisable(context_.ptr()) : Py_DECREF(left);

@@ -217,6 +217,15 @@ _PARTS = [
     _Part("_spmd_no_typecheck", calls.no_typecheck),
 ]
 
+# These leave out what FSDP2 says to a package that checks types.
+_WITHOUT_TYPES = (
+    calls.no_typecheck,
+    calls.pre_forward,
+    calls.post_forward,
+    calls.pre_backward,
+    calls.post_backward,
+)
+
 # These run without gradients, which in the backward pass nobody records anyway.
 _WITHOUT_GRADIENTS = ("foreach_all_gather", "foreach_all_gather_copy_out", "foreach_reduce")
 
@@ -259,14 +268,18 @@ def _wrapped_hooks() -> list[str]:
 
 def _known_parts() -> list[_Part]:
     checks_types = getattr(dist, "_is_spmd_types_available", bool)()
-    not_then = (calls.no_typecheck, calls.pre_forward) if checks_types else ()
+    not_then = _WITHOUT_TYPES if checks_types else ()
     return [part for part in _PARTS if part.is_known() and part.ours not in not_then]
+
+
+def _names(parts: Iterable[_Part], hooks: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys([*(part.theirs for part in parts), *hooks]))
 
 
 def taken_over() -> tuple[list[str], list[str]]:
     """Names of PyTorch's functions that funcol stands in for, and of those that it does in other minors."""
-    taken = list(_names_put) or [part.theirs for part in _known_parts()] + _wrapped_hooks()
-    everything = [part.theirs for part in _PARTS] + list(_HOOKS)
+    taken = list(_names_put) or _names(_known_parts(), _wrapped_hooks())
+    everything = _names(_PARTS, _HOOKS)
     return taken, [name for name in everything if name not in taken]
 
 
@@ -281,7 +294,7 @@ class UnderFullyShard:
         parts = _known_parts()
         hooks = _wrapped_hooks()
         _know(parts)
-        _names_put[:] = [part.theirs for part in parts] + hooks
+        _names_put[:] = _names(parts, hooks)
         self._undo.append(_names_put.clear)
         try:
             for part in parts:

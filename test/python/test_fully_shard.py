@@ -258,6 +258,18 @@ def test_a_function_of_another_kind_is_left_to_pytorch(monkeypatch: pytest.Monke
     assert "FSDPParamGroup._to_unsharded" in under.taken_over()[1]
 
 
+@pytest.mark.skipif(
+    not hasattr(dist, "_is_spmd_types_available"), reason="this PyTorch has nothing that checks types"
+)
+def test_what_speaks_to_a_checker_of_types_is_left_where_there_is_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dist, "_is_spmd_types_available", lambda: True)
+    taken, left = under.taken_over()
+    assert {"_spmd_no_typecheck", "FSDPParamGroup.pre_forward", "FSDPParamGroup.post_forward"} <= set(left)
+    assert "FSDPParamGroup.unshard" in taken
+
+
 # Those who watch
 
 

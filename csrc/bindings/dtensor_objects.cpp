@@ -81,11 +81,11 @@ Target find_target(TargetKey key, py::handle src_spec, py::handle device_mesh, K
   if (const auto* target = cache.get(key)) {
     return *target;
   }
-  auto spec =
-      same_spec(python_function("_target")(src_spec, device_mesh, placements, py::none(), py::none()));
+  const auto spec = python_function("_target")(src_spec, device_mesh, placements, py::none(), py::none());
   auto planned = key.key;
   planned.dst = SpecObjects(spec).read();
-  Target target{execution_of(std::move(planned), device_mesh, known), std::move(spec)};
+  auto execution = execution_of(std::move(planned), device_mesh, known);  // ValueError for illegal specs
+  Target target{std::move(execution), same_spec(spec)};
   cache.put(std::move(key), target);
   return target;
 }

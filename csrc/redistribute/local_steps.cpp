@@ -199,7 +199,7 @@ class AllReduce final : public LocalStep {
 
   void check(const at::Tensor& tensor) const override { reduction_.check(tensor, group_); }
   std::shared_ptr<const FlatStep> flat() const override { return flat_; }
-  at::Tensor finish(at::Tensor reduced) const override { return reduction_.finish(std::move(reduced)); }
+  at::Tensor finish(at::Tensor reduced) const override { return reduction_.finish(reduced); }
 
   Value run(const Value& value, const MaskHooks& /*masks*/) const override {
     return {reduction_.finish(call::all_reduce(value.tensor, reduction_.name, group_)), false};
@@ -239,7 +239,7 @@ class ReduceScatter final : public LocalStep {
 
   void check(const at::Tensor& tensor) const override { reduction_.check(tensor, group_); }
   std::shared_ptr<const FlatStep> flat() const override { return flat_; }
-  at::Tensor finish(at::Tensor reduced) const override { return reduction_.finish(std::move(reduced)); }
+  at::Tensor finish(at::Tensor reduced) const override { return reduction_.finish(reduced); }
 
   Value run(const Value& value, const MaskHooks& /*masks*/) const override {
     const auto scattered = call::reduce_scatter_along_dim(select(value.tensor, reorder_), reduction_.name,

@@ -19,6 +19,7 @@
 #include "async/arguments.h"
 #include "async/async_tensor.h"
 #include "async/layers.h"
+#include "async/wake_kernels.h"
 #include "async/wake_key.h"
 
 namespace funcol {
@@ -63,7 +64,7 @@ OperatorKind remembered_kind(const c10::OperatorHandle& op) {
 class WakeHandler {
  public:
   WakeHandler(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack)
-      : op_(op), keys_below_(keys & kBelow), stack_(stack) {}
+      : op_(op), keys_below_(keys & kKeysBelowWake), stack_(stack) {}
 
   void run() {
     switch (remembered_kind(op_)) {
@@ -82,8 +83,6 @@ class WakeHandler {
   }
 
  private:
-  static constexpr c10::DispatchKeySet kBelow{c10::DispatchKeySet::FULL_AFTER, kWakeKey};
-
   // The viewed tensor, if it is pending or a CommTensor. Undefined otherwise, or if there are several
   // tensors, which no view of ATen has.
   at::Tensor sole_waiting_tensor() const {
@@ -130,13 +129,9 @@ class WakeHandler {
     bool any_unused = false;
     for (const auto& argument : arguments()) {
       visit_tensors(argument, [&](const at::Tensor& tensor) {
-        if (!tensor.defined()) {
-          return;
-        }
-        settle(tensor);
-        // A kernel that ran with the key excluded may have copied the key to a tensor that does not wait.
-        correct_wake_key(*tensor.unsafeGetTensorImpl());
-        if (const auto* impl = AsyncTensorImpl::of(tensor); impl != nullptr && impl->in_place()) {
+        settle_for_reader(tensor);
+        const auto* impl = tensor.defined() ? AsyncTensorImpl::of(tensor) : nullptr;
+        if (impl != nullptr && impl->in_place()) {
           any_comm_tensor = true;
           any_unused |= !impl->in_place()->any_started();
         }
@@ -192,22 +187,31 @@ class WakeHandler {
   torch::jit::Stack* stack_;
 };
 
-void wake(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  WakeHandler(op, keys, stack).run();
-}
-
 bool claim_wake_key() {
   if (c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(kWakeKey)) {
     return false;
   }
   static torch::Library library(torch::Library::IMPL, "_", kWakeKey, __FILE__, __LINE__);
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&wake>());
+  add_wake_kernels();
   return true;
 }
 
 const bool owns_wake_key = claim_wake_key();
 
 }  // namespace
+
+void wake(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  WakeHandler(op, keys, stack).run();
+}
+
+void settle_for_reader(const at::Tensor& tensor) {
+  if (tensor.defined() && tensor.key_set().has(kWakeKey)) {
+    settle(tensor);
+    // A kernel that ran with the key excluded may have copied the key to a tensor that does not wait.
+    correct_wake_key(*tensor.unsafeGetTensorImpl());
+  }
+}
 
 bool has_wake_key() { return owns_wake_key; }
 

@@ -1,9 +1,14 @@
 // How the fallback of the wake key treats an operator; see wake_fallback.cpp.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include "async/wake_key.h"
+
 namespace funcol {
+
+inline constexpr c10::DispatchKeySet kKeysBelowWake{c10::DispatchKeySet::FULL_AFTER, kWakeKey};
 
 enum class OperatorKind : uint8_t {
   kComposite,  // made of other operators: passes through
@@ -13,5 +18,11 @@ enum class OperatorKind : uint8_t {
 
 // reshape -> kComposite; view, transpose.int, split.Tensor -> kView; add.Tensor, add_.Tensor, item -> kReader
 OperatorKind classify(const c10::OperatorHandle& op);
+
+// The fallback.
+void wake(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
+
+// Waits for an argument, which may be undefined, of an operator of kind kReader.
+void settle_for_reader(const at::Tensor& tensor);
 
 }  // namespace funcol

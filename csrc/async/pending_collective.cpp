@@ -44,7 +44,7 @@ void leave_running(PendingCollective::Start& start) {
   }
   auto buffers = std::move(start.buffers);
   buffers.insert(buffers.end(), start.outputs.begin(), start.outputs.end());
-  adopt_orphan(std::move(start.work), std::move(buffers));
+  adopt_orphan(std::move(start.work), std::move(buffers), std::move(start.input));
 }
 
 }  // namespace
@@ -55,7 +55,7 @@ AsyncCounters async_counters() {
 
 void count_view() { num_views.fetch_add(1, std::memory_order_relaxed); }
 
-PendingCollective::PendingCollective(Start start)
+PendingCollective::PendingCollective(Start&& start)
     : start_(std::move(start)), num_forks_at_start_(num_forks()) {
   if (!start_.work) {
     return;

@@ -24,7 +24,8 @@ c10::intrusive_ptr<c10d::Work> on_backend(c10d::ProcessGroup& group, c10::Device
   // Gloo takes a lock for its queue, which its threads may have while they wait for the GIL, to let go of a
   // tensor of Python's.
   run_blocking([&] {
-    work = is_plain && !at::hasCallbacks() ? collective(*group.getBackend(device_type)) : collective(group);
+    const bool is_profiled = at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION).has_value();
+    work = is_plain && !is_profiled ? collective(*group.getBackend(device_type)) : collective(group);
   });
   return work;
 }

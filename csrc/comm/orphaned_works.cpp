@@ -15,6 +15,7 @@ namespace {
 struct Orphan {
   c10::intrusive_ptr<c10d::Work> work;
   std::vector<at::Tensor> buffers;
+  c10::Storage input;
   bool may_have_future = true;
 };
 
@@ -87,12 +88,12 @@ size_t sweep(Orphanage& home, size_t count) {
 
 }  // namespace
 
-void adopt_orphan(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> buffers) {
+void adopt_orphan(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> buffers, c10::Storage input) {
   static std::once_flag follows_forks;
   std::call_once(follows_forks, follow_forks);
   auto& home = orphanage();
   const std::scoped_lock lock(home.mutex);
-  home.orphans.push_back({std::move(work), std::move(buffers)});
+  home.orphans.push_back({std::move(work), std::move(buffers), std::move(input)});
   home.size.store(home.orphans.size(), std::memory_order_relaxed);
 }
 

@@ -24,6 +24,14 @@ at::DimVector gathered_sizes(const at::Tensor& input, int64_t dim, int64_t num_r
   return sizes;
 }
 
+c10::intrusive_ptr<c10d::Work> start_flat(const at::Tensor& source, const at::Tensor& gathered,
+                                          c10d::ProcessGroup& group) {
+  auto wire_in = wire_for_movement(source, group);
+  auto wire_out = wire_for_movement(gathered, group);
+  return on_backend(group, source.device().type(),
+                    [&](auto& target) { return compat::all_gather_flat(target, wire_out, wire_in, {}); });
+}
+
 }  // namespace
 
 void check_all_gather(at::TensorList inputs, int64_t dim, const char* op) {
@@ -44,21 +52,31 @@ Start start_all_gather(const at::Tensor& input, int64_t dim, const GroupPtr& gro
   }
 
   auto gathered = fresh_tensor(gathered_sizes(source, 0, num_ranks), source);
-  auto wire_in = wire_for_movement(source, *group);
-  auto wire_out = wire_for_movement(gathered, *group);
-  auto work = on_backend(*group, source.device().type(), [&](auto& target) {
-    return compat::all_gather_flat(target, wire_out, wire_in, {});
-  });
-
+  auto work = start_flat(source, gathered, *group);
   const auto sizes = gathered_sizes(source, dim, num_ranks);
   if (is_rank_major(sizes, dim)) {
-    return {kOp, group, std::move(work), {source}, {dim == 0 ? gathered : gathered.view(sizes)}, {}};
+    auto out = dim == 0 ? std::move(gathered) : in_shape(std::move(gathered), sizes);
+    return {kOp, group, std::move(work), {}, {std::move(out)}, {}, /*is_counted=*/true, source.storage()};
+  }
+  if (merges_in_place(gathered)) {
+    const auto merge = [num_ranks, dim](const Start& start) {
+      merge_shards_in_place(start.outputs[0], num_ranks, dim);
+    };
+    auto out = in_shape(std::move(gathered), sizes);
+    return {kOp, group, std::move(work), {}, {std::move(out)}, merge, /*is_counted=*/true, source.storage()};
   }
   const auto merge = [num_ranks, dim](const Start& start) {
-    merge_shards(start.buffers[1], start.outputs[0], num_ranks, dim);
+    merge_shards(start.buffers[0], start.outputs[0], num_ranks, dim);
   };
   auto out = fresh_tensor(sizes, source);
-  return {kOp, group, std::move(work), {std::move(source), std::move(gathered)}, {std::move(out)}, merge};
+  return {kOp,
+          group,
+          std::move(work),
+          {std::move(gathered)},
+          {std::move(out)},
+          merge,
+          /*is_counted=*/true,
+          source.storage()};
 }
 
 // Backends gather equal parts, so each travels padded to the largest one; the epilogue leaves the padding
@@ -87,11 +105,7 @@ Start start_uneven_all_gather(const at::Tensor& input, int64_t dim, at::Optional
     source = padded;
   }
   const auto gathered = fresh_tensor(parts.num_parts() * stride, input);
-  auto wire_in = wire_for_movement(source, *group);
-  auto wire_out = wire_for_movement(gathered, *group);
-  auto work = on_backend(*group, input.device().type(), [&](auto& target) {
-    return compat::all_gather_flat(target, wire_out, wire_in, {});
-  });
+  auto work = start_flat(source, gathered, *group);
   auto out = fresh_tensor(parts.whole_shape(), input);
   const auto unpack = [parts, stride](const Start& start) {
     parts.unpack(start.buffers[1], stride, start.outputs[0]);
@@ -139,12 +153,8 @@ Start start_all_gather_out(const at::Tensor& input, const at::Tensor& out, const
     agree(*group, op, "dim=0", describe_tensors(input));
   }
   auto source = contiguous_input(input);
-  auto wire_in = wire_for_movement(source, *group);
-  auto wire_out = wire_for_movement(out.sizes() == at::IntArrayRef(sizes) ? out : out.view(sizes), *group);
-  auto work = on_backend(*group, source.device().type(), [&](auto& target) {
-    return compat::all_gather_flat(target, wire_out, wire_in, {});
-  });
-  return {op, group, std::move(work), {std::move(source)}, {out}, {}};
+  auto work = start_flat(source, out.sizes() == at::IntArrayRef(sizes) ? out : out.view(sizes), *group);
+  return {op, group, std::move(work), {}, {out}, {}, /*is_counted=*/true, source.storage()};
 }
 
 Start start_all_gather_into_list(at::TensorList outs, const at::Tensor& input, const GroupPtr& group) {
@@ -163,7 +173,7 @@ Start start_all_gather_into_list(at::TensorList outs, const at::Tensor& input, c
   }
   auto work = on_backend(*group, source.device().type(),
                          [&](auto& target) { return target.allgather(wires_out, wires_in); });
-  return {kOp, group, std::move(work), {std::move(source)}, outs.vec(), {}};
+  return {kOp, group, std::move(work), {}, outs.vec(), {}, /*is_counted=*/true, source.storage()};
 }
 
 }  // namespace funcol

@@ -7,6 +7,9 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstring>
 #include <functional>
 #include <numeric>
 
@@ -16,6 +19,9 @@ namespace funcol {
 namespace {
 
 using kernels::ShardShape;
+
+// What is copied to the stack and back sooner than memory for it is found.
+constexpr int64_t kFewBytes = 4096;
 
 int64_t product(at::IntArrayRef sizes) {
   return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
@@ -74,6 +80,20 @@ void merge_shards(const at::Tensor& gathered, const at::Tensor& out, int64_t num
   if (!run_kernel(gathered, out, shape, kernels::merge_shards, kernels::merge_shards_cuda)) {
     auto target = rank_major_view(out, num_ranks, dim);
     target.copy_(gathered.view(target.sizes()));
+  }
+}
+
+bool merges_in_place(const at::Tensor& gathered) {
+  return gathered.is_cpu() && static_cast<int64_t>(gathered.nbytes()) <= kFewBytes;
+}
+
+void merge_shards_in_place(const at::Tensor& out, int64_t num_ranks, int64_t dim) {
+  const auto shape = shard_shape(out.sizes(), num_ranks, dim, out.itemsize());
+  TORCH_INTERNAL_ASSERT(shape.num_bytes() <= kFewBytes);
+  if (shape.num_bytes() > 0) {
+    alignas(std::max_align_t) std::array<std::byte, kFewBytes> gathered;
+    std::memcpy(gathered.data(), out.const_data_ptr(), shape.num_bytes());
+    kernels::merge_shards(gathered.data(), out.mutable_data_ptr(), shape, 0, shape.num_rows());
   }
 }
 

@@ -13,6 +13,11 @@ bool is_rank_major(at::IntArrayRef sizes, int64_t dim);
 // along `dim`. Both contiguous, same number of elements. On CUDA it runs on the current stream.
 void merge_shards(const at::Tensor& gathered, const at::Tensor& out, int64_t num_ranks, int64_t dim);
 
+// The same within one tensor, where that is sooner done than another one found: few bytes on the CPU. `out`
+// holds the shards one after the other, as a gather left them.
+bool merges_in_place(const at::Tensor& gathered);
+void merge_shards_in_place(const at::Tensor& out, int64_t num_ranks, int64_t dim);
+
 // A contiguous tensor that holds the num_ranks equal blocks of `tensor` along `dim` one after the other;
 // dim 0 is num_ranks times a block's. `tensor` may have any strides.
 at::Tensor split_shards(const at::Tensor& tensor, int64_t num_ranks, int64_t dim);

@@ -19,6 +19,15 @@ at::Tensor fresh_tensor(at::IntArrayRef sizes, const at::Tensor& like) {
                        : at::empty(sizes, like.options());
 }
 
+at::Tensor in_shape(at::Tensor contiguous, at::IntArrayRef sizes) {
+  if (contiguous.use_count() > 1) {
+    contiguous = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(contiguous.storage()),
+                                                          contiguous.key_set(), contiguous.dtype());
+  }
+  contiguous.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
+  return contiguous;
+}
+
 at::Tensor contiguous_input(const at::Tensor& tensor) {
   settle(tensor);
   if (tensor.is_conj() || tensor.is_neg()) {

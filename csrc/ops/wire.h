@@ -15,6 +15,10 @@ using BelowAutograd = at::AutoDispatchBelowADInplaceOrView;
 // A new contiguous tensor of the dtype and device of `like`, not initialised: every element will be received.
 at::Tensor fresh_tensor(at::IntArrayRef sizes, const at::Tensor& like);
 
+// The memory of a fresh contiguous tensor in another shape: view() below the dispatcher, or the tensor itself
+// where nobody else has it.
+at::Tensor in_shape(at::Tensor contiguous, at::IntArrayRef sizes);
+
 // `tensor` settled, contiguous, with conjugation and negation done. Copies only if it must.
 at::Tensor contiguous_input(const at::Tensor& tensor);
 

@@ -15,6 +15,7 @@ void bind_info(PyObject* module);
 void bind_redistribute(PyObject* module);
 void bind_sharding(PyObject* module);
 void bind_dtensor(PyObject* module);
+void bind_distribute(PyObject* module);
 void bind_fully_shard(PyObject* module);
 void bind_local_sizes(PyObject* module);
 void bind_redistribute_many(PyObject* module);

@@ -72,7 +72,7 @@ bool read_ints(py::handle tuple, std::vector<int64_t>& numbers) {
 py::object interned_spec(py::handle device_mesh, const std::vector<Placement>& placements, TensorMeta meta) {
   auto* const make = imported<"funcol.sharding", "_make_spec">().ptr();
   return to_python_spec({std::move(meta), {placements, default_shard_order(placements)}}, device_mesh,
-                        /*strided_as_order=*/false, make, nullptr);
+                        /*strided_as_order=*/true, make, nullptr);
 }
 
 Target find_target(TargetKey key, py::handle src_spec, py::handle device_mesh, KnownMesh& known,

@@ -24,8 +24,9 @@ bool observes_redistribution();
 // False if one of the tuple's numbers is a symbol.
 bool read_ints(py::handle tuple, std::vector<int64_t>& numbers);
 
-// A DTensorSpec of a tensor held by `placements`, which are plain, axes cutting in the order of the mesh: the
-// same object for equal arguments, as long as it is remembered.
+// A DTensorSpec of a tensor held by `placements`, which have no masks, axes cutting in the order of the mesh
+// or, where shards are strided, in the order that these stand for: the same object for equal arguments, as
+// long as it is remembered.
 py::object interned_spec(py::handle device_mesh, const std::vector<Placement>& placements, TensorMeta meta);
 
 // What many redistributions with equal specs come to: the plan, and the spec of the result.

@@ -16,6 +16,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   funcol::python::bind_local_sizes(m.ptr());
   funcol::python::bind_redistribute_many(m.ptr());
   funcol::python::bind_dtensor(m.ptr());
+  funcol::python::bind_distribute(m.ptr());
   funcol::python::bind_fully_shard(m.ptr());
   funcol::python::bind_info(m.ptr());
 }

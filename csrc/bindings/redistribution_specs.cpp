@@ -30,12 +30,8 @@ LruCache<ExecutionKey, ExecutionPtr, ExecutionKeyHash>& executions() {
 
 void find_groups(const Plan& plan, py::handle device_mesh, KnownMesh& known) {
   for (const auto& step : plan.steps) {
-    if (communicates(step.kind) && known.groups.count(step.axes) == 0) {
-      static const auto* const axis_group = python_function("_axis_group").release().ptr();
-      const auto found =
-          py::handle(const_cast<PyObject*>(axis_group))(device_mesh, step.axes).cast<py::tuple>();  // NOLINT
-      known.groups.emplace(step.axes,
-                           AxisGroup{found[0].cast<std::string>(), found[1].cast<std::vector<int64_t>>()});
+    if (communicates(step.kind)) {
+      find_group(step.axes, device_mesh, known);
     }
   }
 }
@@ -75,6 +71,18 @@ KnownMesh& known_mesh(py::handle device_mesh) {
     entry.coordinate = coordinate.cast<Coordinate>();
   }
   return entry;
+}
+
+const AxisGroup& find_group(AxisSet axes, py::handle device_mesh, KnownMesh& known) {
+  auto& groups = known.groups;
+  const auto known_group = groups.find(axes);
+  if (known_group != groups.end()) {
+    return known_group->second;
+  }
+  static auto* const axis_group = python_function("_axis_group").release().ptr();
+  const auto found = py::handle(axis_group)(device_mesh, axes).cast<py::tuple>();
+  AxisGroup group{found[0].cast<std::string>(), found[1].cast<std::vector<int64_t>>()};
+  return groups.emplace(axes, std::move(group)).first->second;
 }
 
 ExecutionPtr execution_of(ExecutionKey key, py::handle device_mesh, KnownMesh& known) {

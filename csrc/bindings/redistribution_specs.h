@@ -56,6 +56,9 @@ using ExecutionPtr = std::shared_ptr<const Execution>;
 // What is known of a mesh; good until the DeviceMesh goes.
 KnownMesh& known_mesh(py::handle device_mesh);
 
+// The group along `axes` that this rank is in; good as `known` is.
+const AxisGroup& find_group(AxisSet axes, py::handle device_mesh, KnownMesh& known);
+
 // The execution for this rank, which is inside the mesh. ValueError if there is no plan.
 ExecutionPtr execution_of(ExecutionKey key, py::handle device_mesh, KnownMesh& known);
 void forget_executions();

@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch import distributed as dist
 from torch._ops import OpOverload
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Placement, Replicate, placement_types
 from torch.distributed.tensor import _collective_utils as stock_collectives
 from torch.distributed.tensor import _dispatch as stock_dispatch
 from torch.distributed.tensor import _redistribute as stock_redistribute
@@ -132,33 +133,43 @@ def distribute_tensor(
     *,
     src_data_rank: int | None = 0,
 ) -> DTensor:
-    """Where every rank has the whole tensor (``src_data_rank=None``), it cuts out its shard along all axes at
-    once. Else PyTorch's own, which sends the shards.
+    """What is cut is scattered before what is replicated is broadcast, so that replicas receive shards.
 
-    PyTorch counterpart: ``torch.distributed.tensor.distribute_tensor``.
+    PyTorch counterpart: ``torch.distributed.tensor.distribute_tensor``, which goes by the order of the axes.
     """
     is_plain = (
-        src_data_rank is None
-        and device_mesh is not None
-        and placements is not None
+        device_mesh is not None
+        and not torch.compiler.is_compiling()
         and type(tensor) in (Tensor, torch.nn.Parameter)
         and tensor.is_leaf
-        and not torch.compiler.is_compiling()
-        and not _C.is_watched()
-        and len(placements) == device_mesh.ndim
-        and all(type(placement) in (Replicate, Shard) for placement in placements)
-        and tensor.device.type == device_mesh.device_type
-        and device_mesh.get_coordinate() is not None
+        and not _compat.simulates_ranks()
+        and _sends_as_torch_distributed()
     )
-    if not is_plain:
-        return _distribute_tensor(tensor, device_mesh, placements, src_data_rank=src_data_rank)
-    assert device_mesh is not None
-    assert placements is not None
-    whole = DTensor.from_local(tensor.detach(), device_mesh)
-    with torch.no_grad():
-        placed = redistribute(whole, placements=placements)
-    placed.requires_grad_(tensor.requires_grad)
-    return placed
+    if is_plain:
+        assert device_mesh is not None
+        torch._C._log_api_usage_once("torch.dtensor.distribute_tensor")
+        is_elsewhere = not tensor.is_meta and tensor.device.type != device_mesh.device_type
+        whole = tensor.to(device_mesh.device_type) if is_elsewhere else tensor
+        dtensor: DTensor = _C.distribute_tensor(whole, device_mesh, placements, src_data_rank)
+        if dtensor is not NotImplemented:
+            return dtensor
+    return _distribute_tensor(tensor, device_mesh, placements, src_data_rank=src_data_rank)
+
+
+# By which PyTorch's own sends what it distributes: who puts something else there wants it called.
+_SENDERS = [
+    (dist, "scatter"),
+    (dist, "broadcast"),
+    (stock_collectives, "scatter"),
+    (stock_collectives, "broadcast"),
+    (placement_types, "mesh_scatter"),
+    (placement_types, "mesh_broadcast"),
+]
+_OWN_SENDERS = [vars(module)[name] for module, name in _SENDERS]
+
+
+def _sends_as_torch_distributed() -> bool:
+    return all(vars(module)[name] is own for (module, name), own in zip(_SENDERS, _OWN_SENDERS, strict=True))
 
 
 def redistribute_local_tensor(

@@ -190,24 +190,6 @@ def test_uneven_shards_with_a_shape() -> None:
     check(takes_uneven_shards, 2)
 
 
-def distributes(rank: int, world: int, source: int | None) -> list[Tensor]:
-    mesh, x = mesh_of(2, 2), sample(0, [5, 6]).requires_grad_()
-    layouts: list[list[Placement]] = [
-        [Shard(0), Shard(0)],
-        [Shard(1), Replicate()],
-        [Replicate(), Replicate()],
-        [Replicate(), Shard(-1)],
-    ]
-    placed = [distribute_tensor(x, mesh, layout, src_data_rank=source) for layout in layouts]
-    assert all(dtensor.requires_grad and dtensor.is_leaf for dtensor in placed)
-    return [dtensor.detach() for dtensor in placed]
-
-
-@pytest.mark.parametrize("source", [0, None])
-def test_distribute_tensor(source: int | None) -> None:
-    check(distributes, 4, source, pends=False)
-
-
 def checks_ranks(rank: int, world: int) -> list[Tensor]:
     return [DTensor.from_local(sample(rank, [2, 3]), mesh_of(world), [Replicate()], run_check=True)]
 

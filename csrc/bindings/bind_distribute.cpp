@@ -1,0 +1,123 @@
+// distribute_tensor for Python.
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "bindings/attributes.h"
+#include "bindings/bindings.h"
+#include "bindings/dtensor_objects.h"
+#include "bindings/fast_functions.h"
+#include "bindings/redistribution_specs.h"
+#include "bindings/without_gil.h"
+#include "redistribute/distribute.h"
+
+namespace funcol::python {
+namespace {
+
+constexpr auto kOp = "distribute_tensor";
+
+// Nothing for placements that PyTorch has to see to: of unknown kinds, masked, mixed partials, of another
+// number.
+std::optional<std::vector<Placement>> known_placements(py::handle sequence, size_t num_axes,
+                                                       int64_t num_dims) {
+  if (sequence.is_none()) {
+    return std::vector<Placement>(num_axes);
+  }
+  if (!PyTuple_Check(sequence.ptr()) && !PyList_Check(sequence.ptr())) {
+    return std::nullopt;
+  }
+  std::vector<Placement> placements;
+  try {
+    placements = to_placements(sequence);
+  } catch (const c10::Error&) {
+    return std::nullopt;
+  }
+  const Placement* partial = nullptr;
+  for (auto& placement : placements) {
+    if (placement.is_shard() && placement.dim < 0 && placement.dim + num_dims >= 0) {
+      placement.dim += num_dims;
+    }
+    if (placement.is_partial()) {
+      if (placement.mask != 0 || (partial != nullptr && *partial != placement)) {
+        return std::nullopt;
+      }
+      partial = &placement;
+    }
+  }
+  return placements.size() == num_axes ? std::optional(std::move(placements)) : std::nullopt;
+}
+
+// The groups of all axes; nothing if one counts its ranks in another order than its axis.
+std::optional<std::vector<GroupPtr>> groups_of_axes(py::handle device_mesh, KnownMesh& known) {
+  std::vector<GroupPtr> groups;
+  for (int64_t axis = 0; axis < known.mesh.num_axes(); ++axis) {
+    const auto& group = find_group(axis_set(axis), device_mesh, known);
+    if (!group.members.empty()) {
+      return std::nullopt;
+    }
+    groups.push_back(group_from_ivalue(group.group, kOp));
+  }
+  return groups;
+}
+
+py::object spec_of(const at::Tensor& whole, py::handle device_mesh,
+                   const std::vector<Placement>& placements) {
+  TensorMeta meta{whole.sizes().vec(), whole.strides().vec(), static_cast<Dtype>(whole.scalar_type())};
+  return interned_spec(device_mesh, placements, std::move(meta));
+}
+
+// (tensor, mesh, placements or None, src_data_rank or None); the tensor is a leaf on the mesh's device.
+PyObject* distribute_tensor(PyObject* /*module*/, Args args, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  check_count(count, 4, kOp);
+  const py::handle device_mesh = args[1];
+  const auto& tensor = THPVariable_Unpack(args[0]);
+  if (tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides() || tensor.layout() != at::kStrided) {
+    return not_implemented();
+  }
+  auto& known = known_mesh(device_mesh);
+  auto placements = known_placements(args[2], known.mesh.sizes.size(), tensor.dim());
+  if (!known.coordinate.has_value() || !placements.has_value()) {
+    return not_implemented();
+  }
+  Distribution how{*std::move(placements), known.mesh, *known.coordinate, {}};
+  if (args[3] != Py_None) {
+    how.source = int_argument(args[3], "src_data_rank", kOp);
+  }
+  check(how, tensor);
+  std::vector<GroupPtr> groups;
+  if (how.communicates() && !tensor.is_meta()) {
+    auto found = groups_of_axes(device_mesh, known);
+    if (!found.has_value()) {
+      return not_implemented();
+    }
+    groups = *std::move(found);
+  }
+  const auto spec = spec_of(tensor, device_mesh, how.placements);
+  const auto whole = tensor.detach();
+  at::Tensor local;
+  {
+    const WithoutGil no_gil;
+    local = distribute(whole, how, groups);
+    local.set_requires_grad(tensor.requires_grad());
+  }
+  const auto object = py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(local)));
+  return make_dtensor(object.ptr(), spec, tensor.requires_grad()).release().ptr();
+  END_HANDLE_TH_ERRORS
+}
+
+}  // namespace
+
+void bind_distribute(PyObject* module) {
+  static PyMethodDef functions[] = {fast<distribute_tensor>("distribute_tensor"),
+                                    {nullptr, nullptr, 0, nullptr}};
+  if (PyModule_AddFunctions(module, functions) != 0) {
+    throw python_error();
+  }
+}
+
+}  // namespace funcol::python

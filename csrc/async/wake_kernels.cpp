@@ -1,16 +1,16 @@
 #include "async/wake_kernels.h"
 
-#include <ATen/ops/_to_copy_ops.h>
-#include <ATen/ops/add_ops.h>
-#include <ATen/ops/addmm_ops.h>
-#include <ATen/ops/bmm_ops.h>
-#include <ATen/ops/clone_ops.h>
-#include <ATen/ops/copy_ops.h>
-#include <ATen/ops/div_ops.h>
-#include <ATen/ops/mm_ops.h>
-#include <ATen/ops/mul_ops.h>
-#include <ATen/ops/sub_ops.h>
-#include <ATen/ops/sum_ops.h>
+#include <ATen/ops/_to_copy.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/bmm.h>
+#include <ATen/ops/clone.h>
+#include <ATen/ops/copy.h>
+#include <ATen/ops/div.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/sub.h>
+#include <ATen/ops/sum.h>
 
 #include <optional>
 #include <string>

@@ -5,6 +5,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "async/async_tensor.h"
@@ -54,7 +55,8 @@ at::Tensor padded(const at::Tensor& shard, int64_t dim, int64_t length) {
 
 class Distributor {
  public:
-  Distributor(const Distribution& how, const std::vector<GroupPtr>& groups) : how_(how), groups_(groups) {}
+  Distributor(const Distribution& how, const std::vector<GroupPtr>& groups)
+      : how_(how), groups_(groups), source_(how.source.value_or(0)) {}
 
   at::Tensor run(const at::Tensor& whole) const {
     auto local = whole;
@@ -77,7 +79,7 @@ class Distributor {
   size_t num_axes() const { return how_.placements.size(); }
   int64_t num_ranks(size_t axis) const { return how_.mesh.sizes[axis]; }
   int64_t rank(size_t axis) const { return how_.coordinate[axis]; }
-  bool sends(size_t axis) const { return rank(axis) == *how_.source; }
+  bool sends(size_t axis) const { return rank(axis) == source_; }
 
   // Memory of its own for what was cut out of `whole`, laid out like that unless replicas follow, which are
   // contiguous.
@@ -112,7 +114,7 @@ class Distributor {
         }
       }
       c10d::ScatterOptions options;
-      options.rootRank = *how_.source;
+      options.rootRank = source_;
       options.asyncOp = false;
       finish(group.scatter(outputs, inputs, options));
     }
@@ -126,7 +128,7 @@ class Distributor {
       auto& group = group_of(axis, local);
       std::vector<at::Tensor> wires{wire_for_movement(local, group)};
       c10d::BroadcastOptions options;
-      options.rootRank = *how_.source;
+      options.rootRank = source_;
       options.asyncOp = false;
       finish(group.broadcast(wires, options));
     }
@@ -137,7 +139,7 @@ class Distributor {
   c10d::ProcessGroup& group_of(size_t axis, const at::Tensor& tensor) const {
     auto& group = *groups_[axis];
     if (agreement_is_checked() && !has_active_layers()) {
-      const auto arguments = c10::str(to_string(how_.placements[axis]), ", src_data_rank=", *how_.source);
+      const auto arguments = c10::str(to_string(how_.placements[axis]), ", src_data_rank=", source_);
       agree(group, kOp, arguments, describe_tensors(tensor));
     }
     return group;
@@ -152,6 +154,7 @@ class Distributor {
 
   const Distribution& how_;
   const std::vector<GroupPtr>& groups_;
+  int64_t source_;  // where something is sent
 };
 
 }  // namespace

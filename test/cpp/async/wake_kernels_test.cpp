@@ -74,6 +74,7 @@ class WakeKernels : public testing::TestWithParam<Operator> {
  protected:
   std::vector<at::Tensor> arguments(at::Tensor (*make)(size_t), size_t made) const {
     std::vector<at::Tensor> tensors;
+    tensors.reserve(GetParam().num_tensors);
     for (size_t i = 0; i < GetParam().num_tensors; ++i) {
       tensors.push_back((made >> i & 1) != 0 ? make(i) : values(i));
     }

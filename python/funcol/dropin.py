@@ -176,9 +176,10 @@ def install(dtensor: bool = True) -> None:
     ``torch.distributed._functional_collectives`` before this call stays as it is there.
 
     Under DTensor are its ``to_local``, ``from_local``, ``redistribute``, ``full_tensor`` and
-    ``distribute_tensor``, its dispatcher's propagator, redistribution of arguments and wrapping of results, and the costs of redistribution, in every
-    module that has them; under FSDP2 what it does for every parameter, whether it is imported before or after
-    this call. A propagator that is not PyTorch's own class stays in place.
+    ``distribute_tensor``, its dispatcher's propagator, redistribution of arguments and wrapping of results,
+    and the costs of redistribution, in every module that has them; under FSDP2 what it does for every
+    parameter, whether it is imported before or after this call. A propagator that is not PyTorch's own class
+    stays in place.
     """
     global _stays
     with _lock:

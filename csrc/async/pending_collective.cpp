@@ -44,7 +44,7 @@ void leave_running(PendingCollective::Start& start) {
   }
   auto buffers = std::move(start.buffers);
   buffers.insert(buffers.end(), start.outputs.begin(), start.outputs.end());
-  adopt_orphan(std::move(start.work), std::move(buffers), std::move(start.input));
+  adopt_orphan(std::move(start.work), std::move(buffers));
 }
 
 }  // namespace

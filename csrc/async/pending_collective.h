@@ -2,7 +2,6 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/Storage.h>
 #include <c10/core/Stream.h>
 #include <c10/util/intrusive_ptr.h>
 
@@ -41,8 +40,6 @@ class PendingCollective final : public c10::intrusive_ptr_target {
     // May be empty; runs once, after the Work, below autograd, and is given this.
     std::function<void(const Start&)> epilogue;
     bool is_counted = true;  // in unwaited_collectives(); false if another registry does that
-    // More that the Work reads, of a tensor which Python may hold: its memory is let go of without the GIL.
-    c10::Storage input = {};
   };
 
   explicit PendingCollective(Start&& start);

@@ -15,7 +15,6 @@ namespace {
 struct Orphan {
   c10::intrusive_ptr<c10d::Work> work;
   std::vector<at::Tensor> buffers;
-  c10::Storage input;
   bool may_have_future = true;
 };
 
@@ -88,12 +87,12 @@ size_t sweep(Orphanage& home, size_t count) {
 
 }  // namespace
 
-void adopt_orphan(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> buffers, c10::Storage input) {
+void adopt_orphan(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> buffers) {
   static std::once_flag follows_forks;
   std::call_once(follows_forks, follow_forks);
   auto& home = orphanage();
   const std::scoped_lock lock(home.mutex);
-  home.orphans.push_back({std::move(work), std::move(buffers), std::move(input)});
+  home.orphans.push_back({std::move(work), std::move(buffers)});
   home.size.store(home.orphans.size(), std::memory_order_relaxed);
 }
 

@@ -6,16 +6,13 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/Storage.h>
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
 namespace funcol {
 
-// `input` may be null.
-void adopt_orphan(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> buffers,
-                  c10::Storage input = {});
+void adopt_orphan(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> buffers);
 
 // Drops the finished ones; how many are still running. Cheap while there are none.
 size_t sweep_orphans();

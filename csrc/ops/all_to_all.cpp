@@ -76,7 +76,7 @@ Start start_all_to_all(const at::Tensor& input, at::IntArrayRef output_splits, a
   sizes[0] = sum(output_splits);
   auto out = fresh_tensor(sizes, source);
   auto work = exchange(source, out, output_splits.vec(), input_splits.vec(), *group);
-  return {kOp, group, std::move(work), {}, {std::move(out)}, {}, /*is_counted=*/true, source.storage()};
+  return {kOp, group, std::move(work), {std::move(source)}, {std::move(out)}, {}};
 }
 
 PermuteSplits::PermuteSplits(at::IntArrayRef destinations, const c10d::ProcessGroup& group)

@@ -76,7 +76,7 @@ Start start_reduce_scatter(const at::Tensor& input, const c10d::ReduceOp& reduce
   auto work = on_backend(*group, source.device().type(), [&](auto& target) {
     return compat::reduce_scatter_flat(target, wire_out, wire_in, options_for(reduce_op, input));
   });
-  return {kOp, group, std::move(work), {}, {std::move(out)}, {}, /*is_counted=*/true, source.storage()};
+  return {kOp, group, std::move(work), {std::move(source)}, {std::move(out)}, {}};
 }
 
 // As in the uneven gather, each part travels padded to the largest one.
@@ -166,7 +166,7 @@ Start start_reduce_scatter_out(const at::Tensor& input, const c10d::ReduceOp& re
   auto work = on_backend(*group, source.device().type(), [&](auto& target) {
     return compat::reduce_scatter_flat(target, wire_out, wire_in, options_for(reduce_op, input));
   });
-  return {op, group, std::move(work), {}, {out}, {}, /*is_counted=*/true, source.storage()};
+  return {op, group, std::move(work), {std::move(source)}, {out}, {}};
 }
 
 }  // namespace funcol

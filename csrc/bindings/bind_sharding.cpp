@@ -441,18 +441,12 @@ class SpecsOfATensor {
  public:
   std::vector<Layout> read(const py::sequence& specs) {
     std::vector<Layout> layouts;
+    layouts.reserve(specs.size());
     for (const auto& spec : specs) {
-      auto read = read_spec(spec);
-      if (!mesh_) {
-        mesh_ = spec.attr("mesh");
-        meta_ = read.meta;
+      if (!is_of_the_tensor(spec)) {
+        check(spec);
       }
-      TORCH_CHECK_VALUE(
-          mesh_.equal(spec.attr("mesh")) && meta_.shape == read.meta.shape && meta_.dtype == read.meta.dtype,
-          "funcol::redistribute_cost_table: specs of different tensors or meshes, ", to_string(meta_), " on ",
-          std::string(py::str(mesh_)), " and ", to_string(read.meta), " on ",
-          std::string(py::str(spec.attr("mesh"))), ". Expected specs of one tensor.");
-      layouts.push_back(std::move(read.layout));
+      layouts.push_back(read_layout(spec, meta_, "a tensor"));
     }
     return layouts;
   }
@@ -462,7 +456,36 @@ class SpecsOfATensor {
   bool empty() const { return !mesh_; }
 
  private:
+  // As Python's objects, which are mostly the same ones.
+  bool is_of_the_tensor(py::handle spec) const {
+    if (!mesh_ || !is_spec(spec) || !attribute<"mesh">(spec).is(mesh_)) {
+      return false;
+    }
+    const auto meta = attribute<"tensor_meta">(spec);
+    return meta.is(meta_object_) ||
+           (PyTuple_Check(meta.ptr()) &&
+            PyTuple_GET_SIZE(meta.ptr()) == PyTuple_GET_SIZE(meta_object_.ptr()) &&
+            PyTuple_GET_ITEM(meta.ptr(), 2) == PyTuple_GET_ITEM(meta_object_.ptr(), 2) &&
+            py::handle(PyTuple_GET_ITEM(meta.ptr(), 0))
+                .equal(py::handle(PyTuple_GET_ITEM(meta_object_.ptr(), 0))));
+  }
+
+  void check(py::handle spec) {
+    const auto meta = read_spec(spec).meta;
+    const auto mesh = attribute<"mesh">(spec);
+    if (!mesh_) {
+      mesh_ = mesh;
+      meta_object_ = attribute<"tensor_meta">(spec);
+      meta_ = meta;
+    }
+    TORCH_CHECK_VALUE(mesh_.equal(mesh) && meta_.shape == meta.shape && meta_.dtype == meta.dtype,
+                      "funcol::redistribute_cost_table: specs of different tensors or meshes, ",
+                      to_string(meta_), " on ", std::string(py::str(mesh_)), " and ", to_string(meta), " on ",
+                      std::string(py::str(mesh)), ". Expected specs of one tensor.");
+  }
+
   py::object mesh_;
+  py::object meta_object_;
   TensorMeta meta_;
 };
 

@@ -59,12 +59,6 @@ TensorMeta read_meta(py::handle spec) {
           static_cast<Dtype>(reinterpret_cast<THPDtype*>(dtype)->scalar_type)};
 }
 
-Layout read_layout(py::handle spec, const TensorMeta& meta, const std::string& whose) {
-  return make_layout("funcol: a spec of " + whose, to_placements(attribute<"placements">(spec)),
-                     to_shard_order(attribute<"shard_order">(spec)), to_mesh(attribute<"mesh">(spec)),
-                     meta.num_dims());
-}
-
 std::string qualified(const c10::OperatorName& name) {
   return name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
 }
@@ -315,6 +309,12 @@ const Operator& to_operator(py::handle op_overload) {
   TORCH_CHECK_VALUE(handle.has_value(), "funcol::", kOp, ": ", name.name, " is no operator of PyTorch.");
   Py_INCREF(op_overload.ptr());  // its address stands for it
   return *(operators[op_overload.ptr()] = describe(*handle));
+}
+
+Layout read_layout(py::handle spec, const TensorMeta& meta, const std::string& whose) {
+  return make_layout("funcol: a spec of " + whose, to_placements(attribute<"placements">(spec)),
+                     to_shard_order(attribute<"shard_order">(spec)), to_mesh(attribute<"mesh">(spec)),
+                     meta.num_dims());
 }
 
 Spec read_spec(py::handle spec) {

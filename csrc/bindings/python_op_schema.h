@@ -28,6 +28,9 @@ struct Operator {
 // The operator of an OpOverload.
 const Operator& to_operator(py::handle op_overload);
 
+// The layout of a DTensorSpec of a tensor like `meta`; `whose` it is, for errors.
+Layout read_layout(py::handle spec, const TensorMeta& meta, const std::string& whose);
+
 // A DTensorSpec with tensor_meta. Errors as those of read_op_schema().
 Spec read_spec(py::handle spec);
 

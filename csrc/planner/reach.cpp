@@ -254,7 +254,7 @@ std::vector<double> redistribution_costs(const std::vector<Layout>& sources,
   }
   const Costs costs(model, mesh);
   const auto has_own_order = [](const Layout& layout) {
-    return layout.order != default_shard_order(layout.placements);
+    return !std::ranges::all_of(layout.order, [](const auto& axes) { return std::ranges::is_sorted(axes); });
   };
   const bool one_by_one = !costs.rings().empty() && std::ranges::none_of(sources, has_own_order) &&
                           std::ranges::none_of(targets, has_own_order);

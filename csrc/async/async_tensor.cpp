@@ -63,14 +63,9 @@ void move_autograd_history(const at::Tensor& from, c10::TensorImpl* to) {
 AsyncTensorImpl::SharingStorage::SharingStorage() noexcept { ++num_sharing; }
 AsyncTensorImpl::SharingStorage::~SharingStorage() { --num_sharing; }
 
-// Made without a version counter, as a tensor that autograd does not know: it gets that of `source`, or of
-// the tensor that it is a copy of.
 AsyncTensorImpl::AsyncTensorImpl(const c10::TensorImpl& source, Awaited awaited)
-    : c10::TensorImpl(c10::TensorImpl::VIEW, c10::Storage(source.unsafe_storage()),
-                      source.key_set() - c10::autograd_dispatch_keyset_with_ADInplaceOrView, source.dtype()),
-      awaited_(std::move(awaited)) {
-  key_set_ = source.key_set();
-}
+    : c10::TensorImpl(c10::Storage(source.unsafe_storage()), source.key_set(), source.dtype()),
+      awaited_(std::move(awaited)) {}
 
 at::Tensor AsyncTensorImpl::wrap(const at::Tensor& output, Awaited awaited) {
   auto* source = output.unsafeGetTensorImpl();

@@ -25,11 +25,6 @@ constexpr const char* kCollectives[] = {
     "_allgather_base_", "_reduce_scatter_base_", "allreduce_", "allgather_", "alltoall_",
     "broadcast_",       "reduce_scatter_",       "scatter_"};
 
-bool is_comm_tensor(const at::Tensor& tensor) {
-  const auto* impl = AsyncTensorImpl::of(tensor);
-  return impl != nullptr && impl->in_place() != nullptr;
-}
-
 // One call of a collective. The backend gets plain aliases of the CommTensors: its threads must not wait for
 // what they are there to finish.
 class CollectiveCall {
@@ -106,6 +101,11 @@ void start_collective(const c10::OperatorHandle& op, c10::DispatchKeySet keys, t
 }
 
 }  // namespace
+
+bool is_comm_tensor(const at::Tensor& tensor) {
+  const auto* impl = tensor.defined() ? AsyncTensorImpl::of(tensor) : nullptr;
+  return impl != nullptr && impl->in_place() != nullptr;
+}
 
 at::Tensor comm_tensor(const at::Tensor& tensor) {
   if (is_comm_tensor(tensor)) {

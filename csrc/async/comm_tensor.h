@@ -23,6 +23,9 @@ namespace funcol {
 // its own: sparse, or a subclass with __torch_dispatch__.
 at::Tensor comm_tensor(const at::Tensor& tensor);
 
+// False for an undefined tensor.
+bool is_comm_tensor(const at::Tensor& tensor);
+
 // Makes the CommTensors `written` wait for a collective that writes them. What wrote into their memory before
 // must be settled.
 void wait_in_place(at::TensorList written, PendingCollective::Start collective);

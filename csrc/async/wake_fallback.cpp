@@ -18,6 +18,7 @@
 
 #include "async/arguments.h"
 #include "async/async_tensor.h"
+#include "async/comm_tensor.h"
 #include "async/layers.h"
 #include "async/wake_kernels.h"
 #include "async/wake_key.h"
@@ -130,10 +131,9 @@ class WakeHandler {
     for (const auto& argument : arguments()) {
       visit_tensors(argument, [&](const at::Tensor& tensor) {
         settle_for_reader(tensor);
-        const auto* impl = tensor.defined() ? AsyncTensorImpl::of(tensor) : nullptr;
-        if (impl != nullptr && impl->in_place()) {
+        if (is_comm_tensor(tensor)) {
           any_comm_tensor = true;
-          any_unused |= !impl->in_place()->any_started();
+          any_unused |= !AsyncTensorImpl::of(tensor)->in_place()->any_started();
         }
       });
     }

@@ -12,12 +12,11 @@
 #include <ATen/ops/sub.h>
 #include <ATen/ops/sum.h>
 
-#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
 
-#include "async/async_tensor.h"
+#include "async/comm_tensor.h"
 #include "async/wake_fallback.h"
 #include "async/wake_key.h"
 
@@ -26,11 +25,6 @@ namespace {
 
 template <typename T>
 concept IsTensor = std::is_same_v<std::remove_cvref_t<T>, at::Tensor>;
-
-bool is_comm_tensor(const at::Tensor& tensor) {
-  const auto* impl = tensor.defined() ? AsyncTensorImpl::of(tensor) : nullptr;
-  return impl != nullptr && impl->in_place();
-}
 
 template <typename Op, typename Signature = typename Op::schema>
 struct WakeKernel;

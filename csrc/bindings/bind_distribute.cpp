@@ -7,49 +7,18 @@
 #include <utility>
 #include <vector>
 
-#include "bindings/attributes.h"
 #include "bindings/bindings.h"
 #include "bindings/dtensor_objects.h"
 #include "bindings/fast_functions.h"
 #include "bindings/redistribution_specs.h"
 #include "bindings/without_gil.h"
 #include "redistribute/distribute.h"
+#include "sharding/output_metas.h"
 
 namespace funcol::python {
 namespace {
 
 constexpr auto kOp = "distribute_tensor";
-
-// Nothing for placements that PyTorch has to see to: of unknown kinds, masked, mixed partials, of another
-// number.
-std::optional<std::vector<Placement>> known_placements(py::handle sequence, size_t num_axes,
-                                                       int64_t num_dims) {
-  if (sequence.is_none()) {
-    return std::vector<Placement>(num_axes);
-  }
-  if (!PyTuple_Check(sequence.ptr()) && !PyList_Check(sequence.ptr())) {
-    return std::nullopt;
-  }
-  std::vector<Placement> placements;
-  try {
-    placements = to_placements(sequence);
-  } catch (const c10::Error&) {
-    return std::nullopt;
-  }
-  const Placement* partial = nullptr;
-  for (auto& placement : placements) {
-    if (placement.is_shard() && placement.dim < 0 && placement.dim + num_dims >= 0) {
-      placement.dim += num_dims;
-    }
-    if (placement.is_partial()) {
-      if (placement.mask != 0 || (partial != nullptr && *partial != placement)) {
-        return std::nullopt;
-      }
-      partial = &placement;
-    }
-  }
-  return placements.size() == num_axes ? std::optional(std::move(placements)) : std::nullopt;
-}
 
 // The groups of all axes; nothing if one counts its ranks in another order than its axis.
 std::optional<std::vector<GroupPtr>> groups_of_axes(py::handle device_mesh, KnownMesh& known) {
@@ -64,12 +33,6 @@ std::optional<std::vector<GroupPtr>> groups_of_axes(py::handle device_mesh, Know
   return groups;
 }
 
-py::object spec_of(const at::Tensor& whole, py::handle device_mesh,
-                   const std::vector<Placement>& placements) {
-  TensorMeta meta{whole.sizes().vec(), whole.strides().vec(), static_cast<Dtype>(whole.scalar_type())};
-  return interned_spec(device_mesh, placements, std::move(meta));
-}
-
 // (tensor, mesh, placements or None, src_data_rank or None); the tensor is a leaf on the mesh's device.
 PyObject* distribute_tensor(PyObject* /*module*/, Args args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
@@ -80,7 +43,9 @@ PyObject* distribute_tensor(PyObject* /*module*/, Args args, Py_ssize_t count) {
     return not_implemented();
   }
   auto& known = known_mesh(device_mesh);
-  auto placements = known_placements(args[2], known.mesh.sizes.size(), tensor.dim());
+  const auto num_axes = known.mesh.sizes.size();
+  auto placements = args[2] == Py_None ? std::optional(std::vector<Placement>(num_axes))
+                                       : known_placements(args[2], num_axes, tensor.dim());
   if (!known.coordinate.has_value() || !placements.has_value()) {
     return not_implemented();
   }
@@ -97,7 +62,7 @@ PyObject* distribute_tensor(PyObject* /*module*/, Args args, Py_ssize_t count) {
     }
     groups = *std::move(found);
   }
-  const auto spec = spec_of(tensor, device_mesh, how.placements);
+  const auto spec = interned_spec(device_mesh, how.placements, look_of(tensor));
   const auto whole = tensor.detach();
   at::Tensor local;
   {

@@ -443,10 +443,7 @@ class SpecsOfATensor {
     std::vector<Layout> layouts;
     layouts.reserve(specs.size());
     for (const auto& spec : specs) {
-      if (!is_of_the_tensor(spec)) {
-        check(spec);
-      }
-      layouts.push_back(read_layout(spec, meta_, "a tensor"));
+      layouts.push_back(is_of_the_tensor(spec) ? read_layout(spec, meta_, "a tensor") : checked(spec));
     }
     return layouts;
   }
@@ -470,8 +467,8 @@ class SpecsOfATensor {
                 .equal(py::handle(PyTuple_GET_ITEM(meta_object_.ptr(), 0))));
   }
 
-  void check(py::handle spec) {
-    const auto meta = read_spec(spec).meta;
+  Layout checked(py::handle spec) {
+    auto [meta, layout] = read_spec(spec);
     const auto mesh = attribute<"mesh">(spec);
     if (!mesh_) {
       mesh_ = mesh;
@@ -482,6 +479,7 @@ class SpecsOfATensor {
                       "funcol::redistribute_cost_table: specs of different tensors or meshes, ",
                       to_string(meta_), " on ", std::string(py::str(mesh_)), " and ", to_string(meta), " on ",
                       std::string(py::str(mesh)), ". Expected specs of one tensor.");
+    return layout;
   }
 
   py::object mesh_;

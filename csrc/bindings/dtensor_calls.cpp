@@ -149,41 +149,16 @@ bool is_unwatched(py::handle tensor) {
          !THPVariable_Unpack(tensor.ptr())._fw_grad(/*level=*/0).defined();
 }
 
-bool is_plain(const Placement& placement) { return placement.mask == 0 && placement.split_factor == 1; }
-
 // Nothing if one of them is not plain, or does not belong to a tensor of `num_dims` on `num_axes` axes. Dims
 // are counted from 0.
 std::optional<std::vector<Placement>> plain_placements(py::handle sequence, size_t num_axes,
                                                        int64_t num_dims) {
-  if (!PyTuple_Check(sequence.ptr()) && !PyList_Check(sequence.ptr())) {
-    return std::nullopt;
-  }
-  std::vector<Placement> placements;
-  try {
-    placements = to_placements(sequence);
-  } catch (const c10::Error&) {
-    return std::nullopt;  // of a kind that is not known here
-  }
-  if (placements.size() != num_axes) {
-    return std::nullopt;
-  }
-  const Placement* partial = nullptr;
-  for (auto& placement : placements) {
-    if (placement.is_shard() && placement.dim < 0) {
-      placement.dim += num_dims;
-    }
-    const bool fits = !placement.is_shard() || (placement.dim >= 0 && placement.dim < num_dims);
-    if (!fits || !is_plain(placement)) {
-      return std::nullopt;
-    }
-    if (placement.is_partial()) {
-      if (partial != nullptr && *partial != placement) {
-        return std::nullopt;
-      }
-      partial = &placement;
-    }
-  }
-  return placements;
+  auto placements = known_placements(sequence, num_axes, num_dims);
+  const auto is_for_us = [num_dims](const Placement& placement) {
+    return placement.split_factor == 1 &&
+           (!placement.is_shard() || (placement.dim >= 0 && placement.dim < num_dims));
+  };
+  return placements.has_value() && std::ranges::all_of(*placements, is_for_us) ? placements : std::nullopt;
 }
 
 // What a DTensor is, as values; nothing if it is for PyTorch.
@@ -211,10 +186,7 @@ std::optional<Parts> parts_of(py::handle spec) {
     return std::nullopt;
   }
   parts.placements = *placements;
-  const auto order = to_shard_order(parts.objects.order);
-  const bool is_default =
-      std::ranges::all_of(order, [](const auto& axes) { return std::is_sorted(axes.begin(), axes.end()); });
-  return is_default ? std::optional(std::move(parts)) : std::nullopt;
+  return is_default(to_shard_order(parts.objects.order)) ? std::optional(std::move(parts)) : std::nullopt;
 }
 
 std::vector<int64_t> dense_stride(const std::vector<int64_t>& shape, const std::vector<int64_t>& order) {

@@ -69,6 +69,35 @@ bool read_ints(py::handle tuple, std::vector<int64_t>& numbers) {
   return true;
 }
 
+std::optional<std::vector<Placement>> known_placements(py::handle sequence, size_t num_axes,
+                                                       int64_t num_dims) {
+  if (!PyTuple_Check(sequence.ptr()) && !PyList_Check(sequence.ptr())) {
+    return std::nullopt;
+  }
+  std::vector<Placement> placements;
+  try {
+    placements = to_placements(sequence);
+  } catch (const c10::Error&) {
+    return std::nullopt;  // of a kind that is not known here
+  }
+  if (placements.size() != num_axes) {
+    return std::nullopt;
+  }
+  const Placement* partial = nullptr;
+  for (auto& placement : placements) {
+    if (placement.is_shard() && placement.dim < 0 && placement.dim + num_dims >= 0) {
+      placement.dim += num_dims;
+    }
+    if (placement.is_partial()) {
+      if (placement.mask != 0 || (partial != nullptr && *partial != placement)) {
+        return std::nullopt;
+      }
+      partial = &placement;
+    }
+  }
+  return placements;
+}
+
 py::object interned_spec(py::handle device_mesh, const std::vector<Placement>& placements, TensorMeta meta) {
   auto* const make = imported<"funcol.sharding", "_make_spec">().ptr();
   return to_python_spec({std::move(meta), {placements, default_shard_order(placements)}}, device_mesh,

@@ -6,6 +6,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "bindings/redistribution_specs.h"
@@ -23,6 +24,12 @@ bool observes_redistribution();
 
 // False if one of the tuple's numbers is a symbol.
 bool read_ints(py::handle tuple, std::vector<int64_t>& numbers);
+
+// A list or tuple of placements for `num_axes` axes, of a tensor of `num_dims` dims; dims that it has are
+// counted from 0. Nothing for what PyTorch has to see to: another number, unknown kinds, masks, mixed
+// partials.
+std::optional<std::vector<Placement>> known_placements(py::handle sequence, size_t num_axes,
+                                                       int64_t num_dims);
 
 // A DTensorSpec of a tensor held by `placements`, which have no masks, axes cutting in the order of the mesh
 // or, where shards are strided, in the order that these stand for: the same object for equal arguments, as

@@ -131,6 +131,10 @@ ShardOrder default_shard_order(const std::vector<Placement>& placements) {
   return order;
 }
 
+bool is_default(const ShardOrder& order) {
+  return std::ranges::all_of(order, [](const auto& axes) { return std::ranges::is_sorted(axes); });
+}
+
 Layout make_layout(const std::string& what, std::vector<Placement> placements, ShardOrder order,
                    const Mesh& mesh, int64_t num_dims) {
   if (static_cast<int64_t>(placements.size()) != mesh.num_axes()) {

@@ -28,6 +28,7 @@ struct Layout {
 
 // Axes that shard a dim, from the first mesh axis to the last.
 ShardOrder default_shard_order(const std::vector<Placement>& placements);
+bool is_default(const ShardOrder& order);
 
 // A layout whose dims are counted from 0 and whose order names every sharding axis once; an empty `order` is
 // the default one. Throws std::invalid_argument, beginning with `what`, if the number of placements is not

@@ -253,9 +253,7 @@ std::vector<double> redistribution_costs(const std::vector<Layout>& sources,
     }
   }
   const Costs costs(model, mesh);
-  const auto has_own_order = [](const Layout& layout) {
-    return !std::ranges::all_of(layout.order, [](const auto& axes) { return std::ranges::is_sorted(axes); });
-  };
+  const auto has_own_order = [](const Layout& layout) { return !is_default(layout.order); };
   const bool one_by_one = !costs.rings().empty() && std::ranges::none_of(sources, has_own_order) &&
                           std::ranges::none_of(targets, has_own_order);
   const auto bytes = static_cast<double>(num_elements(meta.shape) * itemsize(meta.dtype));

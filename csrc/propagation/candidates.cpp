@@ -100,10 +100,6 @@ std::optional<Candidates::Precedence> sorted_by(const std::vector<const ShardOrd
   return precedence;
 }
 
-bool is_default(const ShardOrder& order) {
-  return std::ranges::all_of(order, [](const auto& axes) { return std::ranges::is_sorted(axes); });
-}
-
 [[noreturn]] void refuse(const OpCall& call, const std::string& why) {
   throw std::invalid_argument(call.op + ": " + why);
 }

@@ -33,9 +33,10 @@ struct Distribution {
 // partial is a reduction with parts that make up the whole: sum, avg, min, max.
 void check(const Distribution& how, const at::Tensor& whole);
 
-// What this rank holds. `groups` are those of the axes; empty if nothing is sent, which on the meta device is
-// always so. Waits for each collective. Where nothing is cut the result is `whole` if that is contiguous,
-// received into on ranks other than the source; else it is a tensor of its own.
+// What this rank holds; `how` has been checked. `groups` are those of the axes; empty if nothing is sent,
+// which on the meta device is always so. Waits for each collective. Where nothing is cut the result is
+// `whole` if that is contiguous, received into on ranks other than the source; else it is a tensor of its
+// own.
 at::Tensor distribute(const at::Tensor& whole, const Distribution& how, const std::vector<GroupPtr>& groups);
 
 }  // namespace funcol

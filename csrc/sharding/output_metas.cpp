@@ -25,10 +25,6 @@ at::Tensor meta_tensor(const TensorMeta& meta) {
       at::TensorOptions().dtype(static_cast<at::ScalarType>(meta.dtype)).device(at::kMeta));
 }
 
-TensorMeta look_of(const at::Tensor& tensor) {
-  return {tensor.sizes().vec(), tensor.strides().vec(), static_cast<Dtype>(tensor.scalar_type())};
-}
-
 void append(const IValue& value, std::vector<std::optional<TensorMeta>>& looks) {
   if (value.isTensor()) {
     const auto& tensor = value.toTensor();
@@ -43,6 +39,10 @@ void append(const IValue& value, std::vector<std::optional<TensorMeta>>& looks) 
 }
 
 }  // namespace
+
+TensorMeta look_of(const at::Tensor& tensor) {
+  return {tensor.sizes().vec(), tensor.strides().vec(), static_cast<Dtype>(tensor.scalar_type())};
+}
 
 Argument to_argument(const IValue& value, const c10::TypePtr& type) {
   if (value.isNone()) {

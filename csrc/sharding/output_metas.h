@@ -11,6 +11,9 @@
 
 namespace funcol {
 
+// Shape, strides and dtype of a tensor with plain numbers as sizes.
+TensorMeta look_of(const at::Tensor& tensor);
+
 // An argument of an operator as rules see it, of anything but tensors: numbers, strings, lists of them;
 // dtypes, layouts and memory formats by their number, as the schema's types tell them apart. Throws
 // NotImplementedError for what an Argument cannot hold, such as a complex or symbolic number.

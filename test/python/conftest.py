@@ -9,7 +9,7 @@ import ranks
 import torch
 import torch.distributed as dist
 from simulated import MESHES
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import funcol
@@ -77,3 +77,17 @@ def propagator() -> ShardingPropagator:
 def mesh(request: pytest.FixtureRequest) -> DeviceMesh:
     """One of ``simulated.MESHES``, by its name."""
     return DeviceMesh("cpu", MESHES[request.param])
+
+
+@pytest.fixture
+def mesh_2x2() -> Iterator[DeviceMesh]:
+    """A 2 x 2 mesh (dp, tp), seen from rank 1; nothing is sent."""
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)
+    yield init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def _installed() -> Iterator[None]:
+    with funcol.installed():
+        yield

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -13,12 +13,11 @@ from differential import sample
 from programs import mesh_of
 from ranks import run_ranks
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor import placement_types as stock_placements
 from torch.distributed.tensor._ops._mask_buffer import MaskBuffer
 from torch.distributed.tensor.placement_types import _MaskPartial, _StridedShard
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import funcol
@@ -208,19 +207,6 @@ def test_ranks_that_hold_other_shapes_are_told() -> None:
 # On one rank of a group that sends nothing
 
 
-@pytest.fixture
-def mesh() -> Iterator[DeviceMesh]:
-    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)
-    yield init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    dist.destroy_process_group()
-
-
-@pytest.fixture
-def _installed() -> Iterator[None]:
-    with funcol.installed():
-        yield
-
-
 @pytest.mark.usefixtures("_installed")
 class TestOneRank:
     @pytest.mark.parametrize(
@@ -236,61 +222,61 @@ class TestOneRank:
         ],
     )
     def test_errors_come_before_anything_is_sent(
-        self, mesh: DeviceMesh, placements: list[Placement], source: int | None, message: str
+        self, mesh_2x2: DeviceMesh, placements: list[Placement], source: int | None, message: str
     ) -> None:
         with Sent() as sent, pytest.raises(ValueError, match=message):
-            distribute_tensor(torch.ones(8, 4), mesh, placements, src_data_rank=source)
+            distribute_tensor(torch.ones(8, 4), mesh_2x2, placements, src_data_rank=source)
         assert not sent.calls
 
-    def test_only_leaves_are_distributed(self, mesh: DeviceMesh) -> None:
+    def test_only_leaves_are_distributed(self, mesh_2x2: DeviceMesh) -> None:
         with pytest.raises(RuntimeError, match="non-leaf"):
-            distribute_tensor(torch.ones(8, 4, requires_grad=True) + 1, mesh, [R, R])
+            distribute_tensor(torch.ones(8, 4, requires_grad=True) + 1, mesh_2x2, [R, R])
 
-    def test_without_placements_it_is_replicated(self, mesh: DeviceMesh) -> None:
-        assert distribute_tensor(torch.ones(8, 4), mesh).placements == (R, R)
+    def test_without_placements_it_is_replicated(self, mesh_2x2: DeviceMesh) -> None:
+        assert distribute_tensor(torch.ones(8, 4), mesh_2x2).placements == (R, R)
 
-    def test_a_shard_does_not_keep_the_whole(self, mesh: DeviceMesh) -> None:
-        shard = distribute_tensor(torch.ones(8, 4), mesh, [S0, S0], src_data_rank=None)
+    def test_a_shard_does_not_keep_the_whole(self, mesh_2x2: DeviceMesh) -> None:
+        shard = distribute_tensor(torch.ones(8, 4), mesh_2x2, [S0, S0], src_data_rank=None)
         assert shard._local_tensor.untyped_storage().nbytes() == 2 * 4 * 4
 
-    def test_parameters_and_buffers(self, mesh: DeviceMesh) -> None:
-        parameter = distribute_tensor(nn.Parameter(torch.ones(8, 4)), mesh, [S0, R])
+    def test_parameters_and_buffers(self, mesh_2x2: DeviceMesh) -> None:
+        parameter = distribute_tensor(nn.Parameter(torch.ones(8, 4)), mesh_2x2, [S0, R])
         assert parameter.requires_grad
         assert parameter.is_leaf
         assert type(parameter._local_tensor) is Tensor
-        assert not distribute_tensor(torch.ones(8), mesh, [S0, R]).requires_grad
+        assert not distribute_tensor(torch.ones(8), mesh_2x2, [S0, R]).requires_grad
 
-    def test_on_the_meta_device_nothing_is_sent(self, mesh: DeviceMesh) -> None:
+    def test_on_the_meta_device_nothing_is_sent(self, mesh_2x2: DeviceMesh) -> None:
         with Sent() as sent:
-            dtensor = distribute_tensor(torch.ones(5, 4, device="meta"), mesh, [S0, R])
+            dtensor = distribute_tensor(torch.ones(5, 4, device="meta"), mesh_2x2, [S0, R])
         assert not sent.calls
         assert dtensor._local_tensor.is_meta
         assert list(dtensor._local_tensor.shape) == [3, 4]
 
-    def test_a_pending_tensor(self, mesh: DeviceMesh) -> None:
-        pending = funcol.all_reduce(torch.ones(8, 4), "sum", mesh["tp"])
+    def test_a_pending_tensor(self, mesh_2x2: DeviceMesh) -> None:
+        pending = funcol.all_reduce(torch.ones(8, 4), "sum", mesh_2x2["tp"])
         assert funcol.is_pending(pending)
-        shard = distribute_tensor(pending, mesh, [S0, S0], src_data_rank=None)
+        shard = distribute_tensor(pending, mesh_2x2, [S0, S0], src_data_rank=None)
         assert not funcol.is_pending(shard._local_tensor)
         assert shard._local_tensor.equal(torch.ones(2, 4))
 
-    def test_a_subclass_stays_one(self, mesh: DeviceMesh) -> None:
+    def test_a_subclass_stays_one(self, mesh_2x2: DeviceMesh) -> None:
         class Mine(Tensor):
             pass
 
-        dtensor = distribute_tensor(torch.ones(8, 4).as_subclass(Mine), mesh, [S0, R], src_data_rank=None)
+        dtensor = distribute_tensor(torch.ones(8, 4).as_subclass(Mine), mesh_2x2, [S0, R], src_data_rank=None)
         assert type(dtensor._local_tensor) is Mine
 
-    def test_masked_partials_are_pytorchs(self, mesh: DeviceMesh) -> None:
+    def test_masked_partials_are_pytorchs(self, mesh_2x2: DeviceMesh) -> None:
         masked = _MaskPartial(
             reduce_op="sum", mask_buffer=MaskBuffer(), offset_shape=torch.Size([4, 2]), offset_dim=0
         )
-        dtensor = distribute_tensor(torch.arange(4), mesh, [masked, R], src_data_rank=None)
+        dtensor = distribute_tensor(torch.arange(4), mesh_2x2, [masked, R], src_data_rank=None)
         assert dtensor._local_tensor.tolist() == [0, 1, 0, 0]
 
     @pytest.mark.parametrize("name", ["mesh_scatter", "mesh_broadcast"])
     def test_a_replaced_sender_is_called(
-        self, mesh: DeviceMesh, name: str, monkeypatch: pytest.MonkeyPatch
+        self, mesh_2x2: DeviceMesh, name: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         calls: list[str] = []
         own: Callable[..., Any] = getattr(stock_placements, name)
@@ -300,5 +286,5 @@ class TestOneRank:
             return own(*args, **kwargs)
 
         monkeypatch.setattr(stock_placements, name, noted)
-        distribute_tensor(torch.ones(8, 4), mesh, [S0, R])
+        distribute_tensor(torch.ones(8, 4), mesh_2x2, [S0, R])
         assert calls == [name]

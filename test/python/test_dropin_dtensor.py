@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch._dynamo.compiled_autograd
-import torch.distributed as dist
 from differential import sample
 from programs import check, mesh_of, whole
 from ranks import run_ranks
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor._collective_utils import redistribute_cost
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
@@ -25,25 +24,10 @@ from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
 from torch.distributed.tensor._redistribute import redistribute_local_tensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator as StockPropagator
 from torch.distributed.tensor._utils import ExplicitRedistributionContext
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._debug_mode import DebugMode
 
 import funcol
 from funcol import dropin, dropin_dtensor
-
-
-@pytest.fixture
-def mesh() -> Iterator[DeviceMesh]:
-    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)
-    yield init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    dist.destroy_process_group()
-
-
-@pytest.fixture
-def _installed() -> Iterator[None]:
-    with funcol.installed():
-        yield
-
 
 # Results and gradients, beside PyTorch's
 
@@ -203,61 +187,61 @@ def test_from_local_that_checks_the_ranks() -> None:
 
 @pytest.mark.usefixtures("_installed")
 class TestAliasing:
-    def test_to_local_without_gradients_is_the_local_tensor(self, mesh: DeviceMesh) -> None:
-        dtensor = DTensor.from_local(torch.ones(2, 3), mesh)
+    def test_to_local_without_gradients_is_the_local_tensor(self, mesh_2x2: DeviceMesh) -> None:
+        dtensor = DTensor.from_local(torch.ones(2, 3), mesh_2x2)
         with torch.no_grad():
             assert dtensor.to_local() is dtensor._local_tensor
 
-    def test_to_local_shares_memory(self, mesh: DeviceMesh) -> None:
-        dtensor = DTensor.from_local(torch.ones(2, 3), mesh)
+    def test_to_local_shares_memory(self, mesh_2x2: DeviceMesh) -> None:
+        dtensor = DTensor.from_local(torch.ones(2, 3), mesh_2x2)
         assert dtensor.to_local().data_ptr() == dtensor._local_tensor.data_ptr()
 
-    def test_a_local_tensor_of_a_graph_cannot_be_written_to(self, mesh: DeviceMesh) -> None:
-        local = DTensor.from_local(torch.ones(2, 3).requires_grad_(), mesh).to_local()
+    def test_a_local_tensor_of_a_graph_cannot_be_written_to(self, mesh_2x2: DeviceMesh) -> None:
+        local = DTensor.from_local(torch.ones(2, 3).requires_grad_(), mesh_2x2).to_local()
         with pytest.raises(RuntimeError, match="view"):
             local.add_(1)
 
-    def test_from_local_shares_memory(self, mesh: DeviceMesh) -> None:
+    def test_from_local_shares_memory(self, mesh_2x2: DeviceMesh) -> None:
         x = torch.ones(2, 3)
-        DTensor.from_local(x, mesh)._local_tensor.fill_(2)
+        DTensor.from_local(x, mesh_2x2)._local_tensor.fill_(2)
         assert x.tolist() == [[2.0] * 3] * 2
 
-    def test_from_local_without_gradients_records_none(self, mesh: DeviceMesh) -> None:
+    def test_from_local_without_gradients_records_none(self, mesh_2x2: DeviceMesh) -> None:
         with torch.no_grad():
-            dtensor = DTensor.from_local(torch.ones(2, 3).requires_grad_(), mesh)
+            dtensor = DTensor.from_local(torch.ones(2, 3).requires_grad_(), mesh_2x2)
         assert not dtensor.requires_grad
 
-    def test_full_tensor_is_a_tensor_of_its_own(self, mesh: DeviceMesh) -> None:
-        dtensor = DTensor.from_local(torch.ones(2, 3), mesh)
+    def test_full_tensor_is_a_tensor_of_its_own(self, mesh_2x2: DeviceMesh) -> None:
+        dtensor = DTensor.from_local(torch.ones(2, 3), mesh_2x2)
         with torch.no_grad():
             assert dtensor.full_tensor() is not dtensor._local_tensor
 
     @pytest.mark.parametrize("with_gradients", [True, False])
-    def test_the_local_tensor_of_a_parameter_is_one(self, mesh: DeviceMesh, with_gradients: bool) -> None:
-        shards = distribute_tensor(torch.ones(4, 3), mesh, [Shard(0), Replicate()], src_data_rank=None)
+    def test_the_local_tensor_of_a_parameter_is_one(self, mesh_2x2: DeviceMesh, with_gradients: bool) -> None:
+        shards = distribute_tensor(torch.ones(4, 3), mesh_2x2, [Shard(0), Replicate()], src_data_rank=None)
         parameter = nn.Parameter(shards)
         with torch.set_grad_enabled(with_gradients):
             local = parameter.to_local()
         assert isinstance(local, nn.Parameter)
         assert not isinstance(parameter._local_tensor, nn.Parameter)
 
-    def test_same_placements_are_the_same_local_tensor(self, mesh: DeviceMesh) -> None:
-        dtensor = DTensor.from_local(torch.ones(2, 3), mesh)
+    def test_same_placements_are_the_same_local_tensor(self, mesh_2x2: DeviceMesh) -> None:
+        dtensor = DTensor.from_local(torch.ones(2, 3), mesh_2x2)
         assert dtensor.redistribute(placements=dtensor.placements)._local_tensor is dtensor._local_tensor
 
-    def test_a_gradient_that_is_not_used_is_none(self, mesh: DeviceMesh) -> None:
+    def test_a_gradient_that_is_not_used_is_none(self, mesh_2x2: DeviceMesh) -> None:
         x = torch.ones(2, 3).requires_grad_()
         y = torch.ones(2, 3).requires_grad_()
-        local = DTensor.from_local(x, mesh).to_local()
+        local = DTensor.from_local(x, mesh_2x2).to_local()
         (grad,) = torch.autograd.grad(y.sum() + local.detach().sum(), x, allow_unused=True)
         assert grad is None
 
-    def test_threads_convert_at_once(self, mesh: DeviceMesh) -> None:
+    def test_threads_convert_at_once(self, mesh_2x2: DeviceMesh) -> None:
         x = torch.ones(2, 3)
         sums: list[float] = []
 
         def convert() -> None:
-            total = sum(DTensor.from_local(x, mesh).to_local().sum().item() for _ in range(200))
+            total = sum(DTensor.from_local(x, mesh_2x2).to_local().sum().item() for _ in range(200))
             sums.append(total)
 
         threads = [threading.Thread(target=convert) for _ in range(4)]
@@ -282,18 +266,18 @@ def _calls(mesh: DeviceMesh) -> dict[str, Callable[[], Any]]:
 
 
 @pytest.mark.parametrize("case", ["shape without stride", "mixed partials", "a DTensor", "no placements"])
-def test_errors_are_pytorchs(mesh: DeviceMesh, case: str) -> None:
+def test_errors_are_pytorchs(mesh_2x2: DeviceMesh, case: str) -> None:
     with pytest.raises((RuntimeError, ValueError)) as theirs:
-        _calls(mesh)[case]()
+        _calls(mesh_2x2)[case]()
     with funcol.installed(), pytest.raises(type(theirs.value)) as ours:
-        _calls(mesh)[case]()
+        _calls(mesh_2x2)[case]()
     assert str(ours.value) == str(theirs.value)
 
 
-def test_a_context_that_forbids_redistribution_sees_that_of_gradients(mesh: DeviceMesh) -> None:
+def test_a_context_that_forbids_redistribution_sees_that_of_gradients(mesh_2x2: DeviceMesh) -> None:
     with funcol.installed():
         x = torch.ones(2, 3).requires_grad_()
-        result = DTensor.from_local(x, mesh, [Shard(0), Replicate()])
+        result = DTensor.from_local(x, mesh_2x2, [Shard(0), Replicate()])
         local = result.to_local(grad_placements=[Replicate(), Shard(1)])
         with ExplicitRedistributionContext(), pytest.raises(RuntimeError, match="Implicit redistribution"):
             local.sum().backward()
@@ -365,13 +349,13 @@ def test_the_propagator_is_pytorchs_again_after_uninstalling() -> None:
     assert DTensor._op_dispatcher.sharding_propagator is before
 
 
-def test_a_rule_registered_meanwhile_is_followed_and_kept(mesh: DeviceMesh) -> None:
+def test_a_rule_registered_meanwhile_is_followed_and_kept(mesh_2x2: DeviceMesh) -> None:
     library = torch.library.Library("funcol_test", "FRAGMENT")
     library.define("same(Tensor x) -> Tensor")
     library.impl("same", lambda x: x.clone(), "CPU")
     library.impl("same", torch.empty_like, "Meta")
     op = torch.ops.funcol_test.same.default
-    x = DTensor.from_local(torch.ones(4, 4), mesh, [Shard(0), Replicate()])
+    x = DTensor.from_local(torch.ones(4, 4), mesh_2x2, [Shard(0), Replicate()])
     stock = DTensor._op_dispatcher.sharding_propagator
 
     def rule(op_schema: OpSchema) -> OutputSharding:
@@ -397,26 +381,26 @@ COST_LAYOUTS = [
 
 @pytest.mark.parametrize("target", COST_LAYOUTS, ids=str)
 @pytest.mark.parametrize("source", COST_LAYOUTS, ids=str)
-def test_costs_are_pytorchs(mesh: DeviceMesh, source: list[Placement], target: list[Placement]) -> None:
+def test_costs_are_pytorchs(mesh_2x2: DeviceMesh, source: list[Placement], target: list[Placement]) -> None:
     meta = TensorMeta(torch.Size([8, 6]), (6, 1), torch.float32)
-    specs = [DTensorSpec(mesh, tuple(placements), tensor_meta=meta) for placements in (source, target)]
+    specs = [DTensorSpec(mesh_2x2, tuple(placements), tensor_meta=meta) for placements in (source, target)]
     expected = redistribute_cost(*specs)
     with funcol.installed():
         assert redistribute_cost(*specs) == pytest.approx(expected)
 
 
-def test_those_who_imported_a_function_before_get_funcols(mesh: DeviceMesh) -> None:
+def test_those_who_imported_a_function_before_get_funcols(mesh_2x2: DeviceMesh) -> None:
     meta = TensorMeta(torch.Size([4, 6]), (6, 1), torch.float32)
-    source = DTensorSpec(mesh, (Partial(), Replicate()), tensor_meta=meta)
-    target = DTensorSpec(mesh, (Replicate(), Replicate()), tensor_meta=meta)
+    source = DTensorSpec(mesh_2x2, (Partial(), Replicate()), tensor_meta=meta)
+    target = DTensorSpec(mesh_2x2, (Replicate(), Replicate()), tensor_meta=meta)
     with funcol.installed():
         waits = funcol._C.async_counters()[0]
         redistribute_local_tensor(torch.ones(4, 6), source, target)
         assert funcol._C.async_counters()[0] > waits
 
 
-def test_a_result_is_wrapped_whoever_ran_operators_before(mesh: DeviceMesh) -> None:
-    x = DTensor.from_local(torch.ones(2, 3), mesh)
+def test_a_result_is_wrapped_whoever_ran_operators_before(mesh_2x2: DeviceMesh) -> None:
+    x = DTensor.from_local(torch.ones(2, 3), mesh_2x2)
     before = whole(x + 1)
     with funcol.installed():
         during = whole(x + 1)
@@ -431,26 +415,26 @@ def _redistributed(mesh: DeviceMesh) -> DTensor:
     return (x.redistribute(placements=[Replicate(), Shard(1)]) * 2).redistribute(placements=x.placements)
 
 
-def test_fake_tensors_go_through(mesh: DeviceMesh) -> None:
+def test_fake_tensors_go_through(mesh_2x2: DeviceMesh) -> None:
     with funcol.installed(), FakeTensorMode():
-        result = _redistributed(mesh)
+        result = _redistributed(mesh_2x2)
     assert isinstance(result._local_tensor, FakeTensor)
     assert result.placements == (Shard(0), Replicate())
     assert result._local_tensor.shape == (2, 6)
 
 
-def test_a_debug_mode_notes_redistributions_and_operators(mesh: DeviceMesh) -> None:
+def test_a_debug_mode_notes_redistributions_and_operators(mesh_2x2: DeviceMesh) -> None:
     with funcol.installed(), DebugMode(record_torchfunction=False) as mode:
-        _redistributed(mesh)
+        _redistributed(mesh_2x2)
     text = mode.debug_string()
     assert "redistribute_input" in text
     assert "aten::mul" in text
 
 
-def test_simulated_ranks_are_pytorchs(mesh: DeviceMesh) -> None:
+def test_simulated_ranks_are_pytorchs(mesh_2x2: DeviceMesh) -> None:
     with funcol.installed(), LocalTensorMode(frozenset(range(4))):
         whole_tensor = torch.arange(12.0).view(4, 3)
-        x = distribute_tensor(whole_tensor, mesh, [Shard(0), Replicate()], src_data_rank=None)
+        x = distribute_tensor(whole_tensor, mesh_2x2, [Shard(0), Replicate()], src_data_rank=None)
         result = (x + 1).full_tensor()
     assert isinstance(result, LocalTensor)
     for local in result._local_tensors.values():

@@ -1,5 +1,6 @@
 #include "async/wake_kernels.h"
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/ops/_to_copy.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/addmm.h>
@@ -17,14 +18,49 @@
 #include <utility>
 
 #include "async/comm_tensor.h"
+#include "async/layers.h"
 #include "async/wake_fallback.h"
 #include "async/wake_key.h"
 
 namespace funcol {
 namespace {
 
+namespace ops = at::_ops;
+
 template <typename T>
 concept IsTensor = std::is_same_v<std::remove_cvref_t<T>, at::Tensor>;
+
+template <typename Op, typename... Ops>
+concept IsOneOf = (std::is_same_v<Op, Ops> || ...);
+
+template <typename Op>
+concept IsArithmetic = IsOneOf<Op, ops::add_Tensor, ops::add__Tensor, ops::div_Tensor, ops::div__Tensor,
+                               ops::mul_Tensor, ops::mul__Tensor, ops::sub_Tensor>;
+
+// Arithmetic on the CPU first converts a number beside the tensor, such as the number of ranks that a sum is
+// divided by, which takes as long as the rest of a small operator. Not of narrower floats, which compute with
+// the number as it was written.
+bool is_converted(const at::Tensor& number, const at::Tensor& tensor) {
+  const auto is_one_of = [](const at::Tensor& one, at::ScalarType first, at::ScalarType second) {
+    return one.scalar_type() == first || one.scalar_type() == second;
+  };
+  return number.unsafeGetTensorImpl()->is_wrapped_number() && number.scalar_type() != tensor.scalar_type() &&
+         is_one_of(number, at::kLong, at::kDouble) && is_one_of(tensor, at::kFloat, at::kDouble) &&
+         number.is_cpu() && tensor.is_cpu() && !number.requires_grad() && !has_active_layers();
+}
+
+// The same conversion without an operator.
+at::Tensor converted(const at::Tensor& number, at::ScalarType type) {
+  const at::Tensor result(at::detail::empty_cpu({}, type));
+  const auto convert_to = [&]<typename To>(To* to) {
+    *to = number.scalar_type() == at::kLong ? c10::convert<To>(*number.const_data_ptr<int64_t>())
+                                            : c10::convert<To>(*number.const_data_ptr<double>());
+  };
+  type == at::kFloat ? convert_to(result.mutable_data_ptr<float>())
+                     : convert_to(result.mutable_data_ptr<double>());
+  result.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return result;
+}
 
 template <typename Op, typename Signature = typename Op::schema>
 struct WakeKernel;
@@ -39,7 +75,11 @@ struct WakeKernel<Op, Return(Args...)> {
                                                                   std::forward<Args>(args)...);
     }
     (make_plain(args), ...);
-    return Op::redispatch(keys & kKeysBelowWake, std::forward<Args>(args)...);
+    if constexpr (IsArithmetic<Op>) {
+      return compute(keys & kKeysBelowWake, std::forward<Args>(args)...);
+    } else {
+      return Op::redispatch(keys & kKeysBelowWake, std::forward<Args>(args)...);
+    }
   }
 
  private:
@@ -50,6 +90,14 @@ struct WakeKernel<Op, Return(Args...)> {
     } else {
       return false;
     }
+  }
+
+  template <typename Tensor, typename... Rest>
+  static Return compute(c10::DispatchKeySet keys, Tensor& tensor, const at::Tensor& other,
+                        const Rest&... rest) {
+    return is_converted(other, tensor)
+               ? Op::redispatch(keys, tensor, converted(other, tensor.scalar_type()), rest...)
+               : Op::redispatch(keys, tensor, other, rest...);
   }
 
   template <typename T>
@@ -76,7 +124,6 @@ void add_kernels(torch::Library& library) {
 }  // namespace
 
 void add_wake_kernels() {
-  namespace ops = at::_ops;
   static torch::Library library(torch::Library::IMPL, "aten", kWakeKey, __FILE__, __LINE__);
   add_kernels<ops::_to_copy, ops::add_Tensor, ops::add__Tensor, ops::addmm, ops::bmm, ops::clone, ops::copy_,
               ops::div_Tensor, ops::div__Tensor, ops::mm, ops::mul_Tensor, ops::mul__Tensor, ops::sub_Tensor,

@@ -2,9 +2,11 @@
 #include "async/wake_kernels.h"
 
 #include <ATen/ATen.h>
+#include <ATen/ScalarOps.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <ostream>
 #include <stdexcept>
@@ -58,17 +60,19 @@ at::Tensor values(size_t argument) {
   return at::arange(1, 10, at::kFloat).reshape({3, 3}) + static_cast<double>(argument);
 }
 
-at::Tensor pending(size_t argument) {
-  auto output = at::zeros({3, 3});
+at::Tensor pending_with(const at::Tensor& data) {
+  auto output = at::zeros_like(data);
   PendingCollective::Start start;
   start.op = "all_reduce";
-  start.work = c10::make_intrusive<FakeWork>([alias = output.detach(), argument]() mutable {
+  start.work = c10::make_intrusive<FakeWork>([alias = output.detach(), data]() mutable {
     const at::NoGradGuard no_grad;
-    alias.copy_(values(argument));
+    alias.copy_(data);
   });
   start.outputs = {output};
   return AsyncTensorImpl::wrap(output, c10::make_intrusive<PendingCollective>(std::move(start)));
 }
+
+at::Tensor pending(size_t argument) { return pending_with(values(argument)); }
 
 class WakeKernels : public testing::TestWithParam<Operator> {
  protected:
@@ -130,6 +134,77 @@ INSTANTIATE_TEST_SUITE_P(Operators, WakeKernels, testing::ValuesIn(operators()),
   std::ranges::replace(name, '.', '_');
   return name;
 });
+
+// Numbers are converted here beside some dtypes; nobody is to see it.
+
+struct Arithmetic {
+  const char* name;
+  bool writes;
+  at::Tensor (*call)(const at::Tensor& tensor, const at::Tensor& number);
+};
+
+void PrintTo(const Arithmetic& op, std::ostream* out) { *out << op.name; }
+
+const Arithmetic kArithmetic[] = {
+    {"add", false, [](const at::Tensor& t, const at::Tensor& n) { return t.add(n, 3); }},
+    {"add_", true, [](const at::Tensor& t, const at::Tensor& n) { return t.add_(n, 3); }},
+    {"div", false, [](const at::Tensor& t, const at::Tensor& n) { return t.div(n); }},
+    {"div_", true, [](const at::Tensor& t, const at::Tensor& n) { return t.div_(n); }},
+    {"mul", false, [](const at::Tensor& t, const at::Tensor& n) { return t.mul(n); }},
+    {"mul_", true, [](const at::Tensor& t, const at::Tensor& n) { return t.mul_(n); }},
+    {"sub", false, [](const at::Tensor& t, const at::Tensor& n) { return t.sub(n, 3); }},
+};
+
+// As Python passes a number.
+at::Tensor number(const c10::Scalar& value) { return at::native::wrapped_scalar_tensor(value); }
+
+class NumberBeside : public testing::TestWithParam<Arithmetic> {};
+
+TEST_P(NumberBeside, APendingTensorGivesWhatItGivesBesideAPlainOne) {
+  const c10::Scalar numbers[] = {
+      2, int64_t{16777217}, int64_t{9007199254740993}, 0.1, -0.0, 1e-46, 1e300, -HUGE_VAL, std::nan("")};
+  const auto& op = GetParam();
+  for (const auto dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kLong}) {
+    const auto data = at::arange(1, 10, at::kFloat).div(7).to(dtype);
+    for (const auto& value : numbers) {
+      if (op.writes && dtype == at::kLong && (value.isFloatingPoint() || op.name == std::string("div_"))) {
+        EXPECT_ANY_THROW(op.call(pending_with(data), number(value)));
+        continue;
+      }
+      for (const auto& start : {data, data[2]}) {
+        const auto expected = op.call(start.clone(), number(value));
+        const auto result = op.call(pending_with(start), number(value));
+        EXPECT_EQ(result.scalar_type(), expected.scalar_type());
+        EXPECT_TRUE(at::allclose(result, expected, /*rtol=*/0, /*atol=*/0, /*equal_nan=*/true))
+            << dtype << ", " << value;
+        EXPECT_TRUE(result.signbit().equal(expected.signbit())) << dtype << ", " << value;
+      }
+    }
+  }
+}
+
+TEST_P(NumberBeside, APendingTensorGivesTheSameGradient) {
+  const auto differentiate = [](const at::Tensor& leaf) {
+    leaf.requires_grad_();
+    GetParam().call(leaf, number(0.1)).sum().backward();
+    return leaf.grad();
+  };
+  if (GetParam().writes) {  // to a leaf that needs a gradient: refused
+    EXPECT_ANY_THROW(differentiate(pending(0)));
+  } else {
+    EXPECT_TRUE(differentiate(pending(0)).equal(differentiate(values(0))));
+  }
+}
+
+TEST_P(NumberBeside, IsLeftAsItIs) {
+  const auto two = number(2);
+  GetParam().call(pending(0), two);
+  EXPECT_EQ(two.scalar_type(), at::kLong);
+  EXPECT_EQ(two.item<int64_t>(), 2);
+}
+
+INSTANTIATE_TEST_SUITE_P(Operators, NumberBeside, testing::ValuesIn(kArithmetic),
+                         [](const auto& info) { return std::string(info.param.name); });
 
 TEST(FailedCollective, RaisesInWakeKernelsToo) {
   auto output = at::zeros({3, 3});

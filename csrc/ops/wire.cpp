@@ -3,20 +3,46 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/TensorIterator.h>
 #include <ATen/ops/clone.h>
+#include <ATen/ops/copy.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/view.h>
 #include <ATen/ops/view_as_real.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 
 #include "async/async_tensor.h"
 
 namespace funcol {
+namespace {
+
+// From this size on malloc maps memory anew, whatever was freed before, and unmaps it when it is freed.
+constexpr size_t kMappedBytes = size_t{32} << 20;
+
+// Mapping memory page by page takes longer than filling it.
+void ask_for_large_pages([[maybe_unused]] void* data, [[maybe_unused]] size_t num_bytes) {
+#ifdef MADV_HUGEPAGE
+  static const auto page_bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  const size_t skipped = (page_bytes - reinterpret_cast<uintptr_t>(data) % page_bytes) % page_bytes;
+  madvise(static_cast<std::byte*>(data) + skipped, num_bytes - skipped, MADV_HUGEPAGE);  // else: small ones
+#endif
+}
+
+}  // namespace
 
 at::Tensor fresh_tensor(at::IntArrayRef sizes, const at::Tensor& like) {
-  return like.is_cpu() ? at::Tensor(at::detail::empty_cpu(sizes, like.scalar_type()))
-                       : at::empty(sizes, like.options());
+  if (!like.is_cpu()) {
+    return at::empty(sizes, like.options());
+  }
+  at::Tensor tensor(at::detail::empty_cpu(sizes, like.scalar_type()));
+  if (const auto num_bytes = tensor.nbytes(); num_bytes >= kMappedBytes) {
+    ask_for_large_pages(tensor.mutable_data_ptr(), num_bytes);
+  }
+  return tensor;
 }
 
 at::Tensor in_shape(at::Tensor contiguous, at::IntArrayRef sizes) {
@@ -40,11 +66,14 @@ at::Tensor contiguous_copy(const at::Tensor& tensor) {
   const bool is_plain = tensor.is_cpu() && tensor.layout() == at::kStrided && tensor.is_contiguous() &&
                         !tensor.is_conj() && !tensor.is_neg() && !tensor.is_quantized() &&
                         !tensor._is_zerotensor();
-  // What ATen would copy on one thread too, after more thought than the copy itself takes.
-  if (!is_plain || tensor.numel() > at::internal::GRAIN_SIZE) {
+  if (!is_plain) {
     return at::clone(tensor, at::MemoryFormat::Contiguous);
   }
   auto copy = fresh_tensor(tensor.sizes(), tensor);
+  if (tensor.numel() > at::internal::GRAIN_SIZE) {
+    return copy.copy_(tensor);
+  }
+  // What ATen would copy on one thread too, after more thought than the copy itself takes.
   if (tensor.numel() > 0) {
     std::memcpy(copy.mutable_data_ptr(), tensor.const_data_ptr(), tensor.nbytes());
   }

@@ -13,6 +13,7 @@ namespace funcol {
 using BelowAutograd = at::AutoDispatchBelowADInplaceOrView;
 
 // A new contiguous tensor of the dtype and device of `like`, not initialised: every element will be received.
+// On the CPU a large one asks for large pages.
 at::Tensor fresh_tensor(at::IntArrayRef sizes, const at::Tensor& like);
 
 // The memory of a fresh contiguous tensor in another shape: view() below the dispatcher, or the tensor itself

@@ -1,0 +1,70 @@
+#include "ops/wire.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <fstream>
+#include <ios>
+#include <sstream>
+#include <string>
+
+namespace funcol {
+namespace {
+
+// The kernel's flags of the mapping that `address` is in; see VmFlags in proc_pid_smaps(5).
+std::string flags_of_mapping(const void* address) {
+  const auto wanted = reinterpret_cast<uintptr_t>(address);
+  std::ifstream mappings("/proc/self/smaps");
+  std::string line;
+  bool is_inside = false;
+  while (std::getline(mappings, line)) {
+    std::istringstream range(line);
+    uintptr_t begin = 0;
+    uintptr_t end = 0;
+    char dash = 0;
+    if (range >> std::hex >> begin >> dash >> end && dash == '-') {
+      is_inside = begin <= wanted && wanted < end;
+    } else if (is_inside && line.starts_with("VmFlags:")) {
+      return line + " ";
+    }
+  }
+  return "";
+}
+
+bool kernel_has_large_pages() {
+  return std::ifstream("/sys/kernel/mm/transparent_hugepage/enabled").is_open();
+}
+
+bool asks_for_large_pages(const at::Tensor& tensor) {
+  const auto* middle = static_cast<const char*>(tensor.const_data_ptr()) + tensor.nbytes() / 2;
+  return flags_of_mapping(middle).find(" hg ") != std::string::npos;
+}
+
+TEST(FreshTensor, AsksForLargePagesWhereItIsAMappingOfItsOwn) {
+  const auto like = at::ones({1});
+  EXPECT_EQ(asks_for_large_pages(fresh_tensor({9 << 20}, like)), kernel_has_large_pages());
+  EXPECT_FALSE(asks_for_large_pages(fresh_tensor({7 << 20}, like)));
+}
+
+TEST(FreshTensor, HasTheDtypeOfTheOtherAndIsContiguous) {
+  const auto tensor = fresh_tensor({2, 3}, at::ones({4}, at::kHalf));
+  EXPECT_EQ(tensor.sizes(), at::IntArrayRef({2, 3}));
+  EXPECT_EQ(tensor.scalar_type(), at::kHalf);
+  EXPECT_TRUE(tensor.is_contiguous());
+}
+
+TEST(ContiguousCopy, OfAnySizeHasMemoryOfItsOwn) {
+  for (const int64_t num_elements : {0, 5, 100'000, 9 << 20}) {
+    const auto tensor = at::arange(num_elements, at::kFloat);
+    const auto copy = contiguous_copy(tensor);
+    EXPECT_TRUE(copy.equal(tensor)) << num_elements;
+    EXPECT_FALSE(copy.is_alias_of(tensor)) << num_elements;
+  }
+  const auto transposed = at::arange(6).reshape({2, 3}).t();
+  EXPECT_TRUE(contiguous_copy(transposed).is_contiguous());
+  EXPECT_TRUE(contiguous_copy(transposed).equal(transposed));
+}
+
+}  // namespace
+}  // namespace funcol

@@ -1,6 +1,5 @@
 #include "async/wake_kernels.h"
 
-#include <ATen/EmptyTensor.h>
 #include <ATen/ops/_to_copy.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/addmm.h>
@@ -49,15 +48,25 @@ bool is_converted(const at::Tensor& number, const at::Tensor& tensor) {
          number.is_cpu() && tensor.is_cpu() && !number.requires_grad() && !has_active_layers();
 }
 
-// The same conversion without an operator.
+template <typename To, typename From>
+c10::Storage storage_of(From value) {
+  auto* const number = new To(c10::convert<To>(value));
+  const auto free_number = [](void* pointer) { delete static_cast<To*>(pointer); };
+  return {c10::Storage::use_byte_size_t(), sizeof(To), c10::DataPtr(number, number, free_number, at::kCPU)};
+}
+
+template <typename To>
+c10::Storage converted_storage(const at::Tensor& number) {
+  return number.scalar_type() == at::kLong ? storage_of<To>(*number.const_data_ptr<int64_t>())
+                                           : storage_of<To>(*number.const_data_ptr<double>());
+}
+
+// The same conversion without an operator, or memory aligned for vectors.
 at::Tensor converted(const at::Tensor& number, at::ScalarType type) {
-  const at::Tensor result(at::detail::empty_cpu({}, type));
-  const auto convert_to = [&]<typename To>(To* to) {
-    *to = number.scalar_type() == at::kLong ? c10::convert<To>(*number.const_data_ptr<int64_t>())
-                                            : c10::convert<To>(*number.const_data_ptr<double>());
-  };
-  type == at::kFloat ? convert_to(result.mutable_data_ptr<float>())
-                     : convert_to(result.mutable_data_ptr<double>());
+  auto storage = type == at::kFloat ? converted_storage<float>(number) : converted_storage<double>(number);
+  auto result = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), number.key_set(),
+                                                         c10::scalarTypeToTypeMeta(type));
+  result.unsafeGetTensorImpl()->set_sizes_contiguous({});
   result.unsafeGetTensorImpl()->set_wrapped_number(true);
   return result;
 }

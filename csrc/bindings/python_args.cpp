@@ -82,10 +82,11 @@ GroupPtr group_object(PyObject* object) {
   return group == nullptr ? GroupPtr() : GroupPtr::unsafe_reclaim_from_nonowning(group);
 }
 
-at::Tensor tensor_argument(PyObject* object, const char* op) {
+const at::Tensor& tensor_argument(PyObject* object, const char* op) {
+  static const at::Tensor none;
   check_tensor(object, op);
   const auto* tensor = is_observed() ? nullptr : plain_tensor(object);
-  return tensor == nullptr ? at::Tensor() : *tensor;
+  return tensor == nullptr ? none : *tensor;
 }
 
 bool tensors_argument(PyObject* sequence, std::vector<at::Tensor>& tensors, const char* op) {

@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <typeinfo>
 
 #include "async/async_tensor.h"
 
@@ -45,10 +46,30 @@ at::Tensor fresh_tensor(at::IntArrayRef sizes, const at::Tensor& like) {
   return tensor;
 }
 
+namespace {
+
+at::Tensor alias_in_shape(const at::Tensor& contiguous, at::IntArrayRef sizes) {
+  const auto& impl = *contiguous.unsafeGetTensorImpl();
+  auto alias = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(impl.unsafe_storage()), impl.key_set(),
+                                                        impl.dtype());
+  alias.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
+  alias.unsafeGetTensorImpl()->set_storage_offset(impl.storage_offset());
+  return alias;
+}
+
+// A tensor that Python does not know: its last reference but one can go on a thread that must not wait for
+// the GIL, such as a backend's.
+at::Tensor alias_for_backend(const at::Tensor& contiguous) {
+  const auto& impl = *contiguous.unsafeGetTensorImpl();
+  const bool is_plain = typeid(impl) == typeid(c10::TensorImpl) && !impl.is_python_dispatch();
+  return is_plain ? alias_in_shape(contiguous, contiguous.sizes()) : contiguous;
+}
+
+}  // namespace
+
 at::Tensor in_shape(at::Tensor contiguous, at::IntArrayRef sizes) {
   if (contiguous.use_count() > 1) {
-    contiguous = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(contiguous.storage()),
-                                                          contiguous.key_set(), contiguous.dtype());
+    return alias_in_shape(contiguous, sizes);
   }
   contiguous.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
   return contiguous;
@@ -59,7 +80,7 @@ at::Tensor contiguous_input(const at::Tensor& tensor) {
   if (tensor.is_conj() || tensor.is_neg()) {
     return tensor.resolve_conj().resolve_neg().contiguous();
   }
-  return tensor.is_contiguous() ? tensor : tensor.contiguous();
+  return tensor.is_contiguous() ? alias_for_backend(tensor) : tensor.contiguous();
 }
 
 at::Tensor contiguous_copy(const at::Tensor& tensor) {

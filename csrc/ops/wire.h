@@ -20,7 +20,8 @@ at::Tensor fresh_tensor(at::IntArrayRef sizes, const at::Tensor& like);
 // where nobody else has it.
 at::Tensor in_shape(at::Tensor contiguous, at::IntArrayRef sizes);
 
-// `tensor` settled, contiguous, with conjugation and negation done. Copies only if it must.
+// `tensor` settled, contiguous, with conjugation and negation done, to be read by a backend. Its memory is
+// that of `tensor` unless it has to be copied.
 at::Tensor contiguous_input(const at::Tensor& tensor);
 
 // A contiguous copy of `tensor`, which is settled.

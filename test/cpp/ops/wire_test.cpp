@@ -66,5 +66,23 @@ TEST(ContiguousCopy, OfAnySizeHasMemoryOfItsOwn) {
   EXPECT_TRUE(contiguous_copy(transposed).equal(transposed));
 }
 
+TEST(ContiguousInput, IsTheSameMemoryInATensorThatPythonDoesNotKnow) {
+  const auto tensor = at::arange(12, at::kFloat).reshape({3, 4});
+  const auto rows = tensor.narrow(0, 1, 2);
+  const auto input = contiguous_input(rows);
+  EXPECT_FALSE(input.is_same(rows));
+  EXPECT_EQ(input.const_data_ptr(), rows.const_data_ptr());
+  EXPECT_TRUE(input.equal(rows));
+}
+
+TEST(ContiguousInput, IsACopyWhereTheBackendCouldNotReadTheMemory) {
+  const auto columns = at::arange(12, at::kFloat).reshape({3, 4}).narrow(1, 1, 2);
+  EXPECT_TRUE(contiguous_input(columns).is_contiguous());
+  EXPECT_TRUE(contiguous_input(columns).equal(columns));
+  const auto conjugate = at::complex(at::ones(2), at::ones(2)).conj();
+  EXPECT_FALSE(contiguous_input(conjugate).is_conj());
+  EXPECT_TRUE(contiguous_input(conjugate).equal(conjugate));
+}
+
 }  // namespace
 }  // namespace funcol

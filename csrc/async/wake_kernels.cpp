@@ -45,7 +45,8 @@ bool is_converted(const at::Tensor& number, const at::Tensor& tensor) {
   };
   return number.unsafeGetTensorImpl()->is_wrapped_number() && number.scalar_type() != tensor.scalar_type() &&
          is_one_of(number, at::kLong, at::kDouble) && is_one_of(tensor, at::kFloat, at::kDouble) &&
-         number.is_cpu() && tensor.is_cpu() && !number.requires_grad() && !has_active_layers();
+         number.is_cpu() && tensor.is_cpu() && !number.requires_grad() && !number._is_zerotensor() &&
+         !has_active_layers();
 }
 
 template <typename To, typename From>

@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <atomic>
 #include <chrono>
 #include <optional>
 #include <string>
@@ -78,7 +79,7 @@ at::Tensor make_comm_tensor(const at::Tensor& tensor) {
 // A Work written in Python, so that tests can say when data arrives and how it fails.
 class CallbackWork final : public c10d::Work {
  public:
-  explicit CallbackWork(py::function on_wait) : on_wait_(std::move(on_wait)) {}
+  CallbackWork(py::function on_wait, bool is_over) : on_wait_(std::move(on_wait)), is_over_(is_over) {}
   ~CallbackWork() override {
     const py::gil_scoped_acquire gil;
     on_wait_ = py::function();
@@ -91,18 +92,19 @@ class CallbackWork final : public c10d::Work {
     on_wait_();
     return true;
   }
-  bool isCompleted() override { return true; }
+  bool isCompleted() override { return is_over_.exchange(true); }
 
  private:
   py::function on_wait_;
+  std::atomic<bool> is_over_;  // what the next one who asks is told
 };
 
 std::vector<at::Tensor> make_pending(const std::vector<at::Tensor>& outputs, py::function on_wait,
-                                     const std::string& op, std::string group) {
+                                     const std::string& op, std::string group, bool is_over) {
   Start start;
   start.op = interned(op);
   start.group = GroupRef(std::move(group));
-  start.work = c10::make_intrusive<CallbackWork>(std::move(on_wait));
+  start.work = c10::make_intrusive<CallbackWork>(std::move(on_wait), is_over);
   {
     const BelowAutograd below_autograd;
     start.outputs.reserve(outputs.size());
@@ -120,7 +122,7 @@ void make_pending_in_place(const std::vector<at::Tensor>& written, py::function 
   Start start;
   start.op = interned(op);
   start.group = GroupRef(std::move(group));
-  start.work = c10::make_intrusive<CallbackWork>(std::move(on_wait));
+  start.work = c10::make_intrusive<CallbackWork>(std::move(on_wait), /*is_over=*/true);
   for (const auto& tensor : written) {
     start.outputs.push_back(AsyncTensorImpl::of(tensor)->plain_alias());
   }
@@ -170,7 +172,7 @@ void bind_async(PyObject* module) {
   auto m = py::reinterpret_borrow<py::module>(module);
   m.def("pending_on_registry", torch::wrap_pybind_function(pending_on_registry));
   m.def("make_pending", torch::wrap_pybind_function(make_pending), py::arg("outputs"), py::arg("on_wait"),
-        py::arg("op") = "test", py::arg("group") = "test");
+        py::arg("op") = "test", py::arg("group") = "test", py::arg("is_over") = true);
   m.def("comm_tensor", torch::wrap_pybind_function(make_comm_tensor));
   m.def("make_pending_in_place", torch::wrap_pybind_function(make_pending_in_place), py::arg("written"),
         py::arg("on_wait"), py::arg("op") = "test", py::arg("group") = "test");

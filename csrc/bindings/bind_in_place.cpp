@@ -59,7 +59,7 @@ PyObject* broadcast_into(PyObject*, Args args, Py_ssize_t count) {
 PyObject* all_gather_into(PyObject*, Args args, Py_ssize_t count) {
   constexpr auto kOp = "all_gather_tensor";
   return with_input(args, count, 4, kOp, [&](const at::Tensor& input) {
-    const auto& out = tensor_argument(args[1], kOp);
+    const auto out = tensor_argument(args[1], kOp);
     const auto group = group_argument(args[2], args[3], kOp);
     return none_if([&] { return out.defined() && funcol::all_gather_into(out, input, group); });
   });
@@ -68,7 +68,7 @@ PyObject* all_gather_into(PyObject*, Args args, Py_ssize_t count) {
 PyObject* reduce_scatter_into(PyObject*, Args args, Py_ssize_t count) {
   constexpr auto kOp = "reduce_scatter_tensor";
   return with_input(args, count, 5, kOp, [&](const at::Tensor& input) {
-    const auto& out = tensor_argument(args[1], kOp);
+    const auto out = tensor_argument(args[1], kOp);
     const auto reduce_op = reduce_op_argument(args[2], kOp);
     const auto group = group_argument(args[3], args[4], kOp);
     return none_if(
@@ -89,7 +89,7 @@ PyObject* all_gather_into_list(PyObject*, Args args, Py_ssize_t count) {
 PyObject* reduce_scatter_list_into(PyObject*, Args args, Py_ssize_t count) {
   constexpr auto kOp = "reduce_scatter_tensor";
   return with_inputs(args, count, 5, kOp, [&](at::TensorList inputs) {
-    const auto& out = tensor_argument(args[1], kOp);
+    const auto out = tensor_argument(args[1], kOp);
     const auto reduce_op = reduce_op_argument(args[2], kOp);
     const auto group = group_argument(args[3], args[4], kOp);
     return none_if(

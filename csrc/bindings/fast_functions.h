@@ -27,7 +27,7 @@ template <typename Call>
 PyObject* with_input(Args args, Py_ssize_t count, Py_ssize_t expected, const char* op, const Call& call) {
   HANDLE_TH_ERRORS
   check_count(count, expected, op);
-  const auto& input = tensor_argument(args[0], op);
+  const auto input = tensor_argument(args[0], op);
   return input.defined() ? call(input) : not_implemented();
   END_HANDLE_TH_ERRORS
 }

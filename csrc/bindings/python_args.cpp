@@ -82,11 +82,10 @@ GroupPtr group_object(PyObject* object) {
   return group == nullptr ? GroupPtr() : GroupPtr::unsafe_reclaim_from_nonowning(group);
 }
 
-const at::Tensor& tensor_argument(PyObject* object, const char* op) {
-  static const at::Tensor none;
+at::Tensor tensor_argument(PyObject* object, const char* op) {
   check_tensor(object, op);
   const auto* tensor = is_observed() ? nullptr : plain_tensor(object);
-  return tensor == nullptr ? none : *tensor;
+  return tensor == nullptr ? at::Tensor() : *tensor;
 }
 
 bool tensors_argument(PyObject* sequence, std::vector<at::Tensor>& tensors, const char* op) {

@@ -20,9 +20,9 @@ const at::Tensor* plain_tensor(PyObject* object);
 
 // A plain tensor that nobody watches: no subclass with __torch_function__ or __torch_dispatch__, and no
 // mode, transform or tracer active. Undefined if the call must take the dispatcher's way, in which all of
-// these have their say. TypeError for what is no tensor. The caller's object keeps it alive; a reference
-// beyond Python's is to be taken with the GIL.
-const at::Tensor& tensor_argument(PyObject* object, const char* op);
+// these have their say. TypeError for what is no tensor. A reference of its own, taken with the GIL: the
+// first one beyond Python's needs it, and torch.utils.swap_tensors must not take the tensor away meanwhile.
+at::Tensor tensor_argument(PyObject* object, const char* op);
 
 // The same for a list or tuple of tensors; false if one of them must take the dispatcher's way.
 bool tensors_argument(PyObject* sequence, std::vector<at::Tensor>& tensors, const char* op);

@@ -56,20 +56,21 @@ Start start_all_gather(const at::Tensor& input, int64_t dim, const GroupPtr& gro
   const auto sizes = gathered_sizes(source, dim, num_ranks);
   if (is_rank_major(sizes, dim)) {
     auto out = dim == 0 ? std::move(gathered) : in_shape(std::move(gathered), sizes);
-    return {kOp, group, std::move(work), {std::move(source)}, {std::move(out)}, {}};
+    return {kOp, group, std::move(work), as_list(std::move(source)), as_list(std::move(out)), {}};
   }
   if (merges_in_place(gathered)) {
     const auto merge = [num_ranks, dim](const Start& start) {
       merge_shards_in_place(start.outputs[0], num_ranks, dim);
     };
     auto out = in_shape(std::move(gathered), sizes);
-    return {kOp, group, std::move(work), {std::move(source)}, {std::move(out)}, merge};
+    return {kOp, group, std::move(work), as_list(std::move(source)), as_list(std::move(out)), merge};
   }
   const auto merge = [num_ranks, dim](const Start& start) {
     merge_shards(start.buffers[1], start.outputs[0], num_ranks, dim);
   };
   auto out = fresh_tensor(sizes, source);
-  return {kOp, group, std::move(work), {std::move(source), std::move(gathered)}, {std::move(out)}, merge};
+  return {kOp,  group, std::move(work), {std::move(source), std::move(gathered)}, as_list(std::move(out)),
+          merge};
 }
 
 // Backends gather equal parts, so each travels padded to the largest one; the epilogue leaves the padding
@@ -103,7 +104,7 @@ Start start_uneven_all_gather(const at::Tensor& input, int64_t dim, at::Optional
   const auto unpack = [parts, stride](const Start& start) {
     parts.unpack(start.buffers[1], stride, start.outputs[0]);
   };
-  return {kOp, group, std::move(work), {std::move(source), gathered}, {std::move(out)}, unpack};
+  return {kOp, group, std::move(work), {std::move(source), gathered}, as_list(std::move(out)), unpack};
 }
 
 Start start_all_gather_coalesced(at::TensorList inputs, const GroupPtr& group) {
@@ -147,7 +148,7 @@ Start start_all_gather_out(const at::Tensor& input, const at::Tensor& out, const
   }
   auto source = contiguous_input(input);
   auto work = start_flat(source, out.sizes() == at::IntArrayRef(sizes) ? out : out.view(sizes), *group);
-  return {op, group, std::move(work), {std::move(source)}, {out}, {}};
+  return {op, group, std::move(work), as_list(std::move(source)), {out}, {}};
 }
 
 Start start_all_gather_into_list(at::TensorList outs, const at::Tensor& input, const GroupPtr& group) {
@@ -166,7 +167,7 @@ Start start_all_gather_into_list(at::TensorList outs, const at::Tensor& input, c
   }
   auto work = on_backend(*group, source.device().type(),
                          [&](auto& target) { return target.allgather(wires_out, wires_in); });
-  return {kOp, group, std::move(work), {std::move(source)}, outs.vec(), {}};
+  return {kOp, group, std::move(work), as_list(std::move(source)), outs.vec(), {}};
 }
 
 }  // namespace funcol

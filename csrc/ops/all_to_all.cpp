@@ -76,7 +76,7 @@ Start start_all_to_all(const at::Tensor& input, at::IntArrayRef output_splits, a
   sizes[0] = sum(output_splits);
   auto out = fresh_tensor(sizes, source);
   auto work = exchange(source, out, output_splits.vec(), input_splits.vec(), *group);
-  return {kOp, group, std::move(work), {std::move(source)}, {std::move(out)}, {}};
+  return {kOp, group, std::move(work), as_list(std::move(source)), as_list(std::move(out)), {}};
 }
 
 PermuteSplits::PermuteSplits(at::IntArrayRef destinations, const c10d::ProcessGroup& group)
@@ -112,7 +112,7 @@ Start start_permute(const at::Tensor& input, at::IntArrayRef destinations, const
   auto out = rows_out.size(0) == 1 ? rows_out.squeeze(0)
              : source.dim() == 0   ? rows_out
                                    : rows_out.flatten(0, 1);
-  return {kOp, group, std::move(work), {source, rows_out}, {std::move(out)}, {}};
+  return {kOp, group, std::move(work), {source, rows_out}, as_list(std::move(out)), {}};
 }
 
 }  // namespace funcol

@@ -18,7 +18,7 @@ Start broadcast_in_place(at::Tensor output, int64_t source, const GroupPtr& grou
   options.rootRank = source;
   auto work = on_backend(*group, output.device().type(),
                          [&](auto& target) { return target.broadcast(wires, options); });
-  return {op, group, std::move(work), {}, {std::move(output)}, {}};
+  return {op, group, std::move(work), {}, as_list(std::move(output)), {}};
 }
 
 }  // namespace

@@ -82,7 +82,7 @@ Start start_send(const at::Tensor& tensor, int64_t destination, int64_t tag, con
   narrow_tag(tag, "isend");
   auto source = contiguous_input(tensor);
   auto work = send(source, destination, tag, *group);
-  return {"isend", group, std::move(work), {std::move(source)}, {empty_like_sent(tensor)}, {}};
+  return {"isend", group, std::move(work), as_list(std::move(source)), {empty_like_sent(tensor)}, {}};
 }
 
 Start start_receive(const at::Tensor& tensor, int64_t source, int64_t tag, const GroupPtr& group) {
@@ -117,11 +117,14 @@ Start start_batch_p2p(const std::vector<std::string>& kinds, at::IntArrayRef pee
     }
   }
   const auto device = tensors[0].device().type();
-  const bool coalesces = backend_name(*group, device) == "nccl";
+  const bool coalesces = std::ranges::any_of(tensors, [&](const at::Tensor& tensor) {
+    return backend_name(*group, tensor.device().type()) == "nccl";
+  });
   std::vector<at::Tensor> buffers;
   std::vector<at::Tensor> outputs;
   std::vector<c10::intrusive_ptr<c10d::Work>> works;
   if (coalesces) {
+    check_one_device(tensors, kOp);  // what another backend did would not be waited for
     group->startCoalescing(device);
   }
   for (size_t i = 0; i < count; ++i) {

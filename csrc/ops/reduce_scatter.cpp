@@ -76,7 +76,7 @@ Start start_reduce_scatter(const at::Tensor& input, const c10d::ReduceOp& reduce
   auto work = on_backend(*group, source.device().type(), [&](auto& target) {
     return compat::reduce_scatter_flat(target, wire_out, wire_in, options_for(reduce_op, input));
   });
-  return {kOp, group, std::move(work), {std::move(source)}, {std::move(out)}, {}};
+  return {kOp, group, std::move(work), as_list(std::move(source)), as_list(std::move(out)), {}};
 }
 
 // As in the uneven gather, each part travels padded to the largest one.
@@ -108,7 +108,7 @@ Start start_uneven_reduce_scatter(const at::Tensor& input, const c10d::ReduceOp&
   });
   const auto rank = group->getRank();
   auto out = received.narrow(0, 0, parts.numel(rank)).view(parts.shape(rank));
-  return {kOp, group, std::move(work), {std::move(source), std::move(received)}, {std::move(out)}, {}};
+  return {kOp, group, std::move(work), {std::move(source), std::move(received)}, as_list(std::move(out)), {}};
 }
 
 Start start_reduce_scatter_coalesced(at::TensorList inputs, const c10d::ReduceOp& reduce_op,
@@ -166,7 +166,7 @@ Start start_reduce_scatter_out(const at::Tensor& input, const c10d::ReduceOp& re
   auto work = on_backend(*group, source.device().type(), [&](auto& target) {
     return compat::reduce_scatter_flat(target, wire_out, wire_in, options_for(reduce_op, input));
   });
-  return {op, group, std::move(work), {std::move(source)}, {out}, {}};
+  return {op, group, std::move(work), as_list(std::move(source)), {out}, {}};
 }
 
 }  // namespace funcol

@@ -49,7 +49,7 @@ std::vector<at::Tensor> as_pending(Start start) {
 
 at::Tensor as_sole_pending(Start start) {
   sweep_some_orphans();
-  const auto output = start.outputs[0];
+  const auto& output = start.outputs[0];  // whose list is moved as a whole
   return AsyncTensorImpl::wrap(output, c10::make_intrusive<PendingCollective>(std::move(start)));
 }
 

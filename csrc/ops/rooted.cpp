@@ -45,7 +45,7 @@ Start start_reduce(const at::Tensor& input, const c10d::ReduceOp& reduce_op, int
   auto work =
       on_backend(*group, input.device().type(), [&](auto& target) { return target.reduce(wires, options); });
   auto out = group->getRank() == destination ? reduced : at::zeros(input.sizes(), input.options());
-  return {kOp, group, std::move(work), {std::move(reduced)}, {std::move(out)}, {}};
+  return {kOp, group, std::move(work), as_list(std::move(reduced)), as_list(std::move(out)), {}};
 }
 
 Start start_scatter(const at::Tensor& input, int64_t source, int64_t dim, at::OptionalIntArrayRef split_sizes,
@@ -68,7 +68,7 @@ Start start_scatter(const at::Tensor& input, int64_t source, int64_t dim, at::Op
   auto out = fresh_tensor(parts.shape(rank), input);
   auto work = exchange(sent, out.view(-1), only(source, parts.numel(rank), *group),
                        sends ? parts.numels() : only(source, 0, *group), *group);
-  return {kOp, group, std::move(work), {std::move(sent)}, {std::move(out)}, {}};
+  return {kOp, group, std::move(work), as_list(std::move(sent)), as_list(std::move(out)), {}};
 }
 
 Start start_gather(const at::Tensor& input, int64_t destination, int64_t dim,
@@ -93,7 +93,7 @@ Start start_gather(const at::Tensor& input, int64_t destination, int64_t dim,
   }
   if (!receives || parts.lie_in_order()) {
     const bool has_result = receives;  // nobody misses the others
-    return {kOp, group, std::move(work), {std::move(sent)}, {received.view(shape)}, {}, has_result};
+    return {kOp, group, std::move(work), as_list(std::move(sent)), {received.view(shape)}, {}, has_result};
   }
   const auto out = fresh_tensor(shape, input);
   const auto unpack = [parts](const Start& start) { parts.unpack(start.buffers[1], 0, start.outputs[0]); };

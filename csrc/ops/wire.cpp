@@ -17,11 +17,13 @@
 #include <typeinfo>
 
 #include "async/async_tensor.h"
+#include "async/wake_key.h"
 
 namespace funcol {
 namespace {
 
-// From this size on malloc maps memory anew, whatever was freed before, and unmaps it when it is freed.
+// From this size on glibc's malloc maps memory anew, whatever was freed before, and unmaps it when it is
+// freed.
 constexpr size_t kMappedBytes = size_t{32} << 20;
 
 // Mapping memory page by page takes longer than filling it.
@@ -50,8 +52,8 @@ namespace {
 
 at::Tensor alias_in_shape(const at::Tensor& contiguous, at::IntArrayRef sizes) {
   const auto& impl = *contiguous.unsafeGetTensorImpl();
-  auto alias = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(impl.unsafe_storage()), impl.key_set(),
-                                                        impl.dtype());
+  auto alias = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(impl.unsafe_storage()),
+                                                        impl.key_set().remove(kWakeKey), impl.dtype());
   alias.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
   alias.unsafeGetTensorImpl()->set_storage_offset(impl.storage_offset());
   return alias;
@@ -61,8 +63,12 @@ at::Tensor alias_in_shape(const at::Tensor& contiguous, at::IntArrayRef sizes) {
 // the GIL, such as a backend's.
 at::Tensor alias_for_backend(const at::Tensor& contiguous) {
   const auto& impl = *contiguous.unsafeGetTensorImpl();
-  const bool is_plain = typeid(impl) == typeid(c10::TensorImpl) && !impl.is_python_dispatch();
-  return is_plain ? alias_in_shape(contiguous, contiguous.sizes()) : contiguous;
+  const auto* settled = AsyncTensorImpl::of(contiguous);
+  const bool is_plain = typeid(impl) == typeid(c10::TensorImpl) || (settled && !settled->in_place());
+  const bool has_plain_memory = (impl.is_cpu() || impl.is_cuda()) && impl.has_storage();
+  return is_plain && has_plain_memory && !impl.is_python_dispatch()
+             ? alias_in_shape(contiguous, contiguous.sizes())
+             : contiguous;
 }
 
 }  // namespace
@@ -128,11 +134,17 @@ void check_reduction(const at::Tensor& tensor, const c10d::ReduceOp& reduce_op, 
   }
 }
 
-void check_alike(at::TensorList tensors, const char* op) {
+void check_one_device(at::TensorList tensors, const char* op) {
   for (size_t i = 1; i < tensors.size(); ++i) {
     TORCH_CHECK_VALUE(tensors[i].device() == tensors[0].device(), "funcol::", op, ": tensor ", i, " is on ",
                       tensors[i].device(), ", tensor 0 on ", tensors[0].device(),
                       ". A coalesced call needs one device: move them, or call once per device.");
+  }
+}
+
+void check_alike(at::TensorList tensors, const char* op) {
+  check_one_device(tensors, op);
+  for (size_t i = 1; i < tensors.size(); ++i) {
     TORCH_CHECK_TYPE(tensors[i].scalar_type() == tensors[0].scalar_type(), "funcol::", op, ": tensor ", i,
                      " is ", tensors[i].scalar_type(), ", tensor 0 is ", tensors[0].scalar_type(),
                      ". A coalesced call needs one dtype: convert them, or call once per dtype.");

@@ -4,6 +4,9 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 
+#include <utility>
+#include <vector>
+
 #include "comm/process_group.h"
 #include "comm/reduce_op.h"
 
@@ -15,6 +18,13 @@ using BelowAutograd = at::AutoDispatchBelowADInplaceOrView;
 // A new contiguous tensor of the dtype and device of `like`, not initialised: every element will be received.
 // On the CPU a large one asks for large pages.
 at::Tensor fresh_tensor(at::IntArrayRef sizes, const at::Tensor& like);
+
+// A list of one. An initializer list would copy it.
+inline std::vector<at::Tensor> as_list(at::Tensor tensor) {
+  std::vector<at::Tensor> list;
+  list.push_back(std::move(tensor));
+  return list;
+}
 
 // The memory of a fresh contiguous tensor in another shape: view() below the dispatcher, or the tensor itself
 // where nobody else has it.
@@ -42,6 +52,9 @@ at::Tensor wire_for_movement(const at::Tensor& contiguous, c10d::ProcessGroup& g
 // Raises if the backend cannot apply `reduce_op` to tensors like `tensor`.
 void check_reduction(const at::Tensor& tensor, const c10d::ReduceOp& reduce_op, c10d::ProcessGroup& group,
                      const char* op);
+
+// Raises unless all tensors are on one device.
+void check_one_device(at::TensorList tensors, const char* op);
 
 // Raises unless all tensors have one device and one dtype.
 void check_alike(at::TensorList tensors, const char* op);

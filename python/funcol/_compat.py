@@ -86,14 +86,29 @@ def _row_major(offsets: Sequence[Sequence[int]]) -> list[int]:
     return [sum(parts) for parts in product(*offsets)]
 
 
+def _own_ranks(group: Any) -> Any:
+    """Of lists of ranks that one which this rank is in, since stock traces one list; else ``group``."""
+    if not isinstance(group, list) or not group or not isinstance(group[0], list):
+        return group
+    rank = dist.get_rank()
+    for ranks in group:
+        if rank in ranks:
+            return ranks
+    raise ValueError(
+        f"funcol: rank {rank} is not in {group}. Call the collective on the ranks in the lists only."
+    )
+
+
 def traced_group(group: Any, tag: str) -> Any:
     """The name of ``group``, or the ``ProcessGroup``, as Dynamo finds it in a region that it traces."""
+    group = _own_ranks(group)
     resolve = getattr(stock, "_resolve_group", None)
     return stock._resolve_group_name(group, tag) if resolve is None else resolve(group, tag)
 
 
 def traceable_group(group: Any, tag: str) -> Any:
     """``group`` as stock puts it in a graph: a name, or an object where stock traces one."""
+    group = _own_ranks(group)
     resolve = getattr(stock, "_resolve_group", None)
     if resolve is None:
         return stock._resolve_group_name(group, tag)

@@ -70,11 +70,21 @@ def _wrap_dim(dim: int, tensor: Tensor) -> int:
     return dim + max(tensor.dim(), 1) if dim < 0 else dim
 
 
-def _check_divisible(op: str, tensor: Tensor, dim: int, group_size: int) -> None:
+def _check_divisible(
+    op: str, tensor: Tensor, dim: int, group_size: int, remedy: str = "Pad it, or scatter another dim."
+) -> None:
     if tensor.size(dim) % group_size != 0:
         raise ValueError(
             f"funcol::{op}: dim {dim} has size {tensor.size(dim)}, not divisible by the {group_size} ranks "
-            "of the group. Pad it, or scatter another dim."
+            f"of the group. {remedy}"
+        )
+
+
+def _check_permute(src_dst: list[int], group_size: int) -> None:
+    if len(src_dst) > group_size or any(not 0 <= dst < group_size for dst in src_dst):
+        raise ValueError(
+            f"funcol::permute_tensor: src_dst is {src_dst}, but the group has ranks 0 to {group_size - 1}. "
+            "Pass the destination of each rank that sends."
         )
 
 
@@ -188,6 +198,8 @@ def all_to_all_single(
                 "funcol::all_to_all_single: pass both output_split_sizes and input_split_sizes, or neither."
             )
         group_size = c10d._get_group_size_by_name(resolved)
+        remedy = "Pass output_split_sizes and input_split_sizes."
+        _check_divisible("all_to_all_single", self, 0, group_size, remedy)
         output_split_sizes = input_split_sizes = [self.shape[0] // group_size] * group_size
     return _core.wait_tensor(  # type: ignore[no-any-return]
         _core.all_to_all_single(_compat.contiguous(self), output_split_sizes, input_split_sizes, resolved)
@@ -288,6 +300,7 @@ def permute_tensor(self: Tensor, src_dst: list[int], group: RankTypes, tag: str 
         )
     resolved = _compat.traceable_group(group, tag)
     group_size = c10d._get_group_size_by_name(resolved)
+    _check_permute(src_dst, group_size)
     rank = _compat.rank_in_group(resolved)
     input_splits = [0] * group_size
     output_splits = [0] * group_size

@@ -22,12 +22,19 @@ VIEW_TRACKING = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
 
 
 def make_pending(
-    buffers: list[Tensor], finish: Callable[[], None], op: str = "all_reduce", group: str = "dp"
+    buffers: list[Tensor],
+    finish: Callable[[], None],
+    op: str = "all_reduce",
+    group: str = "dp",
+    is_over: bool = False,
 ) -> list[Tensor]:
-    """Pending tensors over ``buffers`` that call ``finish`` when they are waited for."""
+    """Pending tensors over ``buffers`` that call ``finish`` when they are waited for.
+
+    With the GIL if the Work says that it ``is_over``, else where waiting may block, without it.
+    """
     # Results of a collective are no views; aliases of the buffers would be.
     with torch._C._ExcludeDispatchKeyGuard(VIEW_TRACKING):
-        return funcol._C.make_pending(buffers, finish, op, group)
+        return funcol._C.make_pending(buffers, finish, op, group, is_over)
 
 
 def garbage_like(values: Tensor) -> Tensor:
@@ -39,11 +46,11 @@ def garbage_like(values: Tensor) -> Tensor:
 class SlowCollective:
     """A collective whose results hold garbage until somebody waits for it, and ``values`` from then on."""
 
-    def __init__(self, *values: Tensor) -> None:
+    def __init__(self, *values: Tensor, is_over: bool = False) -> None:
         self.num_waits = 0
         self._values = [value.detach().clone() for value in values]
         self._buffers = [garbage_like(value) for value in self._values]
-        self.tensors = make_pending(self._buffers, self._finish)
+        self.tensors = make_pending(self._buffers, self._finish, is_over=is_over)
 
     def _finish(self) -> None:
         self.num_waits += 1
@@ -251,8 +258,9 @@ READS = {f"{kind}-{name}": read for kind, reads in KINDS.items() for name, read 
 
 @pytest.mark.parametrize("read", READS.values(), ids=READS.keys())
 @pytest.mark.filterwarnings("ignore")
-def test_every_read_sees_finished_data(read: Callable[[Tensor], Any]) -> None:
-    collective = SlowCollective(values())
+@pytest.mark.parametrize("is_over", [False, True], ids=["running", "over"])
+def test_every_read_sees_finished_data(read: Callable[[Tensor], Any], is_over: bool) -> None:
+    collective = SlowCollective(values(), is_over=is_over)
     expected = read(values())
     assert same(read(collective.tensor), expected)
 

@@ -18,6 +18,7 @@ import torch
 import torch._inductor.utils
 import torch.distributed as dist
 import torch.distributed._functional_collectives as stock
+import torch.distributed.distributed_c10d as c10d_python
 import torch.testing._internal.distributed.fake_pg
 from ranks import run_ranks
 from test_async_tensor import VIEWS, SlowCollective, dispatch_keys, same, values
@@ -173,6 +174,80 @@ def test_the_graph_with_symbolic_sizes_is_that_of_stock(name: str) -> None:
     assert trace_with_symbols(COLLECTIVES[name], funcol) == expected
 
 
+TAG = "for tests"
+# What funcol is given, and the one list that stock traces.
+LISTS_OF_RANKS: dict[str, tuple[list[Any], list[int], str]] = {
+    "ranks": ([0, 1, 2, 3], [0, 1, 2, 3], ""),
+    "ranks_and_tag": ([0, 1, 2, 3], [0, 1, 2, 3], TAG),
+    "lists_and_tag": ([[0, 1, 2, 3]], [0, 1, 2, 3], TAG),
+    "half": ([0, 1], [0, 1], ""),
+    "halves": ([[2, 3], [0, 1]], [0, 1], ""),
+}
+
+
+@pytest.fixture(scope="module")
+def _groups_of_listed_ranks(_simulated_ranks: None) -> None:
+    dist.new_group([0, 1])
+    dist.new_group([2, 3])
+    c10d_python._new_group_with_tag(list(range(WORLD)), pg_tag=TAG)
+
+
+@pytest.mark.usefixtures("_groups_of_listed_ranks")
+@pytest.mark.parametrize("how", ["compile", "make_fx", "export"])
+@pytest.mark.parametrize("ranks", LISTS_OF_RANKS.values(), ids=LISTS_OF_RANKS.keys())
+def test_the_graph_over_listed_ranks_is_that_of_stock(ranks: tuple[Any, list[int], str], how: str) -> None:
+    given, of_this_rank, tag = ranks
+
+    class Module(torch.nn.Module):
+        def __init__(self, collectives: ModuleType, group: list[Any]) -> None:
+            super().__init__()
+            self.collectives, self.group = collectives, group
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.collectives.all_reduce(x, "sum", self.group, tag)
+            x = self.collectives.all_to_all_single(x, None, None, self.group, tag)
+            return self.collectives.reduce_scatter_tensor(x, "sum", 0, self.group, tag)
+
+    def lines(collectives: ModuleType, group: list[Any]) -> list[list[str]]:
+        module, x = Module(collectives, group), torch.ones(8, 4)
+        if how == "compile":
+            return lines_of_all(graphs_of(module, x))
+        if how == "make_fx":
+            return lines_of_all([make_fx(module, tracing_mode="fake")(x)])
+        return lines_of_all([torch.export.export(module, (x,)).graph_module])
+
+    assert lines(funcol, given) == lines(stock, of_this_rank)
+
+
+@pytest.mark.usefixtures("_groups_of_listed_ranks")
+def test_lists_without_this_rank_are_refused_when_they_are_traced() -> None:
+    with pytest.raises(ValueError, match=r"rank 1 is not in \[\[2, 3\]\]"):
+        make_fx(lambda x: funcol.all_reduce(x, "sum", [[2, 3]]), tracing_mode="fake")(torch.ones(8, 4))
+
+
+WRONG: dict[str, tuple[Callable[[Tensor, Any], Any], str]] = {
+    "reduce_scatter_rest": (
+        lambda x, g: funcol.reduce_scatter_tensor(x[:7], "sum", 0, g),
+        "reduce_scatter_tensor: dim 0 has size 7, not divisible by the 4 ranks",
+    ),
+    "all_to_all_rest": (
+        lambda x, g: funcol.all_to_all_single(x[:7], None, None, g),
+        "all_to_all_single: dim 0 has size 7, not divisible by the 4 ranks .* output_split_sizes",
+    ),
+    "permute_to_nobody": (lambda x, g: funcol.permute_tensor(x, [4], g), r"src_dst is \[4\].* ranks 0 to 3"),
+    "permute_of_too_many": (lambda x, g: funcol.permute_tensor(x, [0] * 5, g), "src_dst is .* ranks 0 to 3"),
+}
+
+
+@pytest.mark.parametrize(("call", "message"), WRONG.values(), ids=WRONG.keys())
+def test_wrong_arguments_are_refused_when_they_are_traced(
+    call: Callable[[Tensor, Any], Any], message: str
+) -> None:
+    group = dist.group.WORLD
+    with pytest.raises(ValueError, match=message):
+        make_fx(lambda x: call(x, group), tracing_mode="fake")(torch.ones(8, 4))
+
+
 ALIASES = {
     "all_gather_single": lambda x, g: funcol.all_gather_single(x, -1, g),
     "reduce_scatter_single": lambda x, g: funcol.reduce_scatter_single(x, "sum", 0, g),
@@ -315,6 +390,20 @@ def test_export_gives_the_graph_of_stock(program: Program, strict: bool) -> None
         return lines_of(torch.export.export(Module(collectives), (torch.ones(8, 4),), strict=strict).graph)
 
     assert exported(funcol) == of_stock(lambda: exported(stock))
+
+
+def test_an_exported_program_keeps_a_gradient_that_pytorch_has_none_for() -> None:
+    class Module(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(3, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return funcol.broadcast(self.weight * x, 1, dist.group.WORLD)  # from this rank
+
+    program = torch.export.export(Module(), (values(),)).module()
+    program(values()).sum().backward()
+    assert same(program.weight.grad, values())
 
 
 @pytest.mark.parametrize("program", COLLECTIVES.values(), ids=COLLECTIVES.keys())

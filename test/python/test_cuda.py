@@ -251,3 +251,14 @@ def test_a_compiled_region_takes_pending_and_plain_inputs_without_recompiling(nc
         value = funcol.all_reduce(x, "sum", nccl) if step % 2 else x
         assert region(value) == (x * 2).sum()
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+def refuses_a_batch_on_two_devices(rank, world):
+    group = dist.new_group(backend="cpu:gloo,cuda:nccl")
+    tensors = [torch.ones(2, device="cuda"), torch.ones(2)]
+    with pytest.raises(ValueError, match="batch_p2p_ops: tensor 1 is on cpu, tensor 0 on cuda:0"):
+        torch.ops.funcol.batch_p2p_ops(["isend", "irecv"], [1 - rank] * 2, [0, 0], tensors, group.group_name)
+
+
+def test_a_batch_that_nccl_sends_as_one_is_on_one_device(needs_cuda):
+    run_ranks(refuses_a_batch_on_two_devices, 2)

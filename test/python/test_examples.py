@@ -1,16 +1,56 @@
-"""The examples run, and their reports hold what they promise."""
+"""The examples and the demo run, and their reports hold what they promise."""
 
 from __future__ import annotations
 
+import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "tools" / "examples"
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "tools" / "examples"
 SIDES = ("stock", "funcol")
+
+
+def blocks_of_readme(language: str) -> list[str]:
+    """What stands in its code blocks of ``language``, in order."""
+    readme = (ROOT / "README.md").read_text()
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
+    return [text for written_in, text in blocks if written_in == language]
+
+
+def test_the_example_of_the_readme_prints_what_it_says(tmp_path: Path) -> None:
+    example = tmp_path / "example.py"
+    example.write_text(blocks_of_readme("python")[0])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(example)],
+            env=os.environ | rendezvous | {"RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    printed = [rank.communicate(timeout=120)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    assert "".join(printed) == blocks_of_readme("")[0]
+
+
+def test_the_demo_trains_three_ways_alike_and_draws_a_timeline(tmp_path: Path) -> None:
+    picture = tmp_path / "timeline.png"
+    command = [sys.executable, str(ROOT / "tools" / "demo.py"), "--steps", "4", "--picture", str(picture)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "losses agree" in done.stdout
+    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:

@@ -76,7 +76,7 @@ def test_the_core_namespace_has_each_op(op: str) -> None:
 
 
 @pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("key", ["CPU", "CUDA", "Meta", "AutogradCPU"])
+@pytest.mark.parametrize("key", ["CPU", "CUDA", "Meta", "XPU", "PrivateUse1", "AutogradCPU"])
 def test_each_op_has_a_kernel_for_each_kind_of_device(op: str, key: str) -> None:
     assert torch._C._dispatch_has_computed_kernel_for_dispatch_key(f"funcol::{op}", key)
 
@@ -138,6 +138,29 @@ def agrees_with_the_function(rank: int, world: int, call: str, group: str) -> No
 @pytest.mark.parametrize("group", GROUPS)
 def test_each_op_agrees_with_its_function(world: int, call: str, group: str) -> None:
     run_ranks(agrees_with_the_function, world, call, group)
+
+
+# Arguments after the tensor, the group left out.
+ARGUMENTS: dict[str, Callable[[int], tuple[Any, ...]]] = {
+    "all_reduce": lambda world: ("sum",),
+    "all_gather_into_tensor": lambda world: (world,),
+    "reduce_scatter_tensor": lambda world: ("avg", world),
+    "all_to_all_single": lambda world: ([PROGRAM_SHAPE[0] // world] * world,) * 2,
+    "broadcast": lambda world: (world - 1,),
+}
+
+
+def runs_the_kernel_for_any_other_device(rank: int, world: int, call: str) -> None:
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse1)
+    op = getattr(ops, call).default
+    result = op.redispatch(keys, x_of(rank), *ARGUMENTS[call](world), name())
+    assert funcol.is_pending(result)
+    assert_same(result, CALLS[call][1](x_of(rank), world_group(), world))
+
+
+@pytest.mark.parametrize("call", ARGUMENTS)
+def test_the_kernel_for_any_other_device_runs_on_its_backend(call: str) -> None:
+    run_ranks(runs_the_kernel_for_any_other_device, 2, call)
 
 
 def takes_a_reduce_op_object(rank: int, world: int, call: str, form: str) -> None:

@@ -619,31 +619,40 @@ def test_new_sizes_of_a_dynamic_region_cost_no_recompile() -> None:
     assert counter.frame_count == 1
 
 
-def inductor_calls(collectives: ModuleType) -> tuple[list[list[str]], list[str]]:
+def reductions(m: ModuleType, x: Tensor, g: Any) -> Any:
+    reduced = m.all_reduce(x * 2, "sum", g)
+    gathered = m.all_gather_tensor(x + 1, 0, g)
+    scattered = m.reduce_scatter_tensor(gathered * reduced.sum(), "sum", 1, g)
+    parts = m.all_reduce_coalesced([x, scattered], "avg", g)
+    return m.all_to_all_single(parts[1] + parts[0].sum(), None, None, g)
+
+
+def movements(m: ModuleType, x: Tensor, g: Any) -> Any:
+    shared = m.broadcast(x * 2, 1, g)
+    wide = m.all_gather_tensor(shared + 1, 1, g)
+    first, second = m.all_gather_into_tensor_coalesced([wide * 2, x[0]], g)
+    third, fourth = m.reduce_scatter_tensor_coalesced([first, wide + second.sum()], "sum", [0, 1], g)
+    return m.permute_tensor((third.sum() + fourth).view(-1), [1, 2, 3, 0], g)
+
+
+def inductor_calls(program: Program, collectives: ModuleType) -> tuple[list[list[str]], list[str]]:
     """Inductor's last graph for a program of many collectives, and the calls in the code it writes."""
     group = dist.group.WORLD
     graphs: list[list[str]] = []
-
-    def region(x: Tensor) -> Any:
-        reduced = collectives.all_reduce(x * 2, "sum", group)
-        gathered = collectives.all_gather_tensor(x + 1, 0, group)
-        scattered = collectives.reduce_scatter_tensor(gathered * reduced.sum(), "sum", 1, group)
-        parts = collectives.all_reduce_coalesced([x, scattered], "avg", group)
-        return collectives.all_to_all_single(parts[1] + parts[0].sum(), None, None, group)
-
     torch._dynamo.reset()
     with torch._inductor.config.patch(
         post_grad_custom_post_pass=lambda graph: graphs.append(lines_of(graph)), fx_graph_cache=False
     ):
         _, code = torch._inductor.utils.run_and_get_code(
-            torch.compile(region, fullgraph=True), torch.ones(8, 4)
+            torch.compile(lambda x: program(collectives, x, group), fullgraph=True), torch.ones(8, 4)
         )
     return graphs, re.findall(r"torch\.ops\._c10d_functional\.\w+\.default\(.*", "\n".join(code))
 
 
-def test_inductor_is_given_and_writes_what_it_does_for_stock() -> None:
-    expected_graphs, expected_calls = inductor_calls(stock)
-    graphs, calls = inductor_calls(funcol)
+@pytest.mark.parametrize("program", [reductions, movements])
+def test_inductor_is_given_and_writes_what_it_does_for_stock(program: Program) -> None:
+    expected_graphs, expected_calls = inductor_calls(program, stock)
+    graphs, calls = inductor_calls(program, funcol)
     assert len(calls) >= 10
     assert graphs == expected_graphs
     assert calls == expected_calls

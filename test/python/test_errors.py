@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from differential import PROGRAM_SHAPE, PROGRAMS, world_group
 from ranks import run_ranks
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import funcol
 
@@ -109,6 +109,55 @@ def refuses_group(rank: int, world: int, function: str, case: str, gradient: boo
 @with_and_without_gradient
 def test_each_function_refuses_a_wrong_group(function: str, case: str, gradient: bool) -> None:
     run_ranks(refuses_group, NUM_RANKS, function, case, gradient, timeout=TIMEOUT_S)
+
+
+OPERATORS_OF_NOBODY: dict[str, Callable[[], Any]] = {
+    "all_reduce": lambda: ops.all_reduce(ones(4), "sum", "nobody"),
+    "all_reduce_": lambda: ops.all_reduce_(ones(4), "sum", "nobody"),
+    "all_reduce_coalesced": lambda: ops.all_reduce_coalesced([ones(4)], "sum", "nobody"),
+    "all_reduce_coalesced_": lambda: ops.all_reduce_coalesced_([ones(4)], "sum", "nobody"),
+    "all_gather_into_tensor": lambda: ops.all_gather_into_tensor(ones(4), 2, "nobody"),
+    "all_gather_into_tensor_out": lambda: ops.all_gather_into_tensor_out(ones(4), 2, "nobody", out=ones(8)),
+    "all_gather_into_tensor_coalesced": lambda: ops.all_gather_into_tensor_coalesced([ones(4)], 2, "nobody"),
+    "reduce_scatter_tensor": lambda: ops.reduce_scatter_tensor(ones(4), "sum", 2, "nobody"),
+    "reduce_scatter_tensor_out": lambda: ops.reduce_scatter_tensor_out(
+        ones(4), "sum", 2, "nobody", out=ones(2)
+    ),
+    "reduce_scatter_tensor_coalesced": lambda: ops.reduce_scatter_tensor_coalesced(
+        [ones(4)], "sum", 2, "nobody"
+    ),
+    "all_to_all_single": lambda: ops.all_to_all_single(ones(4), [2, 2], [2, 2], "nobody"),
+    "broadcast": lambda: ops.broadcast(ones(4), 0, "nobody"),
+    "broadcast_": lambda: ops.broadcast_(ones(4), 0, "nobody"),
+    "isend": lambda: ops.isend(ones(4), 1 - dist.get_rank(), 0, "nobody"),
+    "irecv": lambda: ops.irecv(ones(4), 1 - dist.get_rank(), 0, "nobody"),
+    "batch_p2p_ops": lambda: ops.batch_p2p_ops(["isend"], [1 - dist.get_rank()], [0], [ones(4)], "nobody"),
+}
+
+
+def operator_refuses_an_unknown_group(rank: int, world: int, op: str) -> None:
+    assert_raises(OPERATORS_OF_NOBODY[op], ValueError, f"funcol::{op}", "'nobody'")
+
+
+@pytest.mark.parametrize("op", OPERATORS_OF_NOBODY)
+def test_each_operator_refuses_an_unknown_group(op: str) -> None:
+    run_ranks(operator_refuses_an_unknown_group, NUM_RANKS, op, timeout=TIMEOUT_S)
+
+
+def refuses_a_mesh_without_this_rank(rank: int, world: int) -> None:
+    mesh = DeviceMesh("cpu", [0, 1])
+    if rank == 2:
+        for group in (mesh, (mesh, 0)):
+            assert_raises(
+                lambda group=group: funcol.all_reduce(ones(4), "sum", group),  # type: ignore[misc]
+                ValueError,
+                "funcol::all_reduce",
+                "rank 2 does not belong to",
+            )
+
+
+def test_a_mesh_without_this_rank_is_refused() -> None:
+    run_ranks(refuses_a_mesh_without_this_rank, 3, timeout=TIMEOUT_S)
 
 
 # Reduce ops
@@ -312,6 +361,18 @@ OPERATORS = {
         lambda: ops.reduce_scatter_tensor_out(ones(4), "sum", NUM_RANKS, name(), out=ones(4)),
         ValueError,
         ("funcol::reduce_scatter_tensor_out", "[4]"),
+    ),
+    "group_size of reduce_scatter out": Mistake(
+        lambda: ops.reduce_scatter_tensor_out(ones(4), "sum", 4, name(), out=ones(2)),
+        ValueError,
+        ("funcol::reduce_scatter_tensor_out", "group_size is 4"),
+    ),
+    "out of reduce_scatter of another dtype": Mistake(
+        lambda: ops.reduce_scatter_tensor_out(
+            ones(4), "sum", NUM_RANKS, name(), out=ones(2, dtype=torch.int32)
+        ),
+        TypeError,
+        ("funcol::reduce_scatter_tensor_out", "Int", "Float"),
     ),
     "in-place all_reduce of strides": Mistake(
         lambda: ops.all_reduce_(ones(2, 3).t(), "sum", name()),

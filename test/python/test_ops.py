@@ -232,8 +232,8 @@ def test_an_in_place_op_writes_and_returns_its_input(world: int, op: str, dtype:
     run_ranks(writes_its_input, world, op, dtype)
 
 
-def writes_its_inputs(rank: int, world: int) -> None:
-    inputs = [sample(rank, (5, 3)), sample(rank, (4,)), sample(rank, (0, 2))]
+def writes_its_inputs(rank: int, world: int, dtype: torch.dtype) -> None:
+    inputs = [sample(rank, shape, dtype) for shape in ((5, 3), (4,), (0, 2))]
     expected = funcol.wait_tensors(funcol.all_reduce_coalesced(inputs, "sum", world_group()))
     results = ops.all_reduce_coalesced_(inputs, "sum", name())
     assert all(result is x for result, x in zip(results, inputs, strict=True))
@@ -243,8 +243,9 @@ def writes_its_inputs(rank: int, world: int) -> None:
 
 
 @each_world
-def test_the_coalesced_in_place_op_writes_and_returns_its_inputs(world: int) -> None:
-    run_ranks(writes_its_inputs, world)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.complex64], ids=str)
+def test_the_coalesced_in_place_op_writes_and_returns_its_inputs(world: int, dtype: torch.dtype) -> None:
+    run_ranks(writes_its_inputs, world, dtype)
 
 
 OUT: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]] = {
@@ -275,7 +276,7 @@ def writes_out(rank: int, world: int, op: str, dtype: torch.dtype) -> None:
 
 @each_world
 @pytest.mark.parametrize("op", OUT)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.complex64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.complex64, torch.bool], ids=str)
 def test_an_op_with_out_writes_and_returns_it(world: int, op: str, dtype: torch.dtype) -> None:
     run_ranks(writes_out, world, op, dtype)
 
@@ -395,21 +396,44 @@ def test_the_result_and_the_buffer_of_an_irecv_may_both_be_waited_for(result_fir
     run_ranks(waits_for_result_and_buffer, 2, result_first, timeout=20)
 
 
-def exchanges_in_a_batch(rank: int, world: int, namespace: str) -> None:
-    peer = 1 - rank
-    buffer = torch.empty(4)
+def exchanges_in_a_batch(
+    rank: int, world: int, namespace: str, dtype: torch.dtype, num_elements: int
+) -> None:
+    peer, shape = 1 - rank, (num_elements,)
+    buffer = torch.empty(shape, dtype=dtype)
     sent, received = getattr(torch.ops, namespace).batch_p2p_ops(
-        ["isend", "irecv"], [peer, peer], [3, 3], [sample(rank, (4,)), buffer], name()
+        ["isend", "irecv"], [peer, peer], [3, 3], [sample(rank, shape, dtype), buffer], name()
     )
     funcol.wait_tensors([sent, received])
     assert sent.numel() == 0
-    assert_same(received, sample(peer, (4,)))
-    assert_same(buffer, sample(peer, (4,)))
+    assert_same(received, sample(peer, shape, dtype))
+    assert_same(buffer, sample(peer, shape, dtype))
 
 
-@pytest.mark.parametrize("namespace", ["funcol", "_c10d_functional"])
-def test_a_batch_sends_and_receives(namespace: str) -> None:
-    run_ranks(exchanges_in_a_batch, 2, namespace, timeout=20)
+@pytest.mark.parametrize("num_elements", [4, 0])
+@pytest.mark.parametrize(
+    ("namespace", "dtype"),
+    [
+        *(("funcol", dtype) for dtype in (torch.float32, torch.bool, torch.complex64)),
+        # PyTorch's own hands complex numbers to gloo, which does not know them.
+        *(("_c10d_functional", dtype) for dtype in (torch.float32, torch.bool)),
+    ],
+    ids=str,
+)
+def test_a_batch_sends_and_receives(namespace: str, dtype: torch.dtype, num_elements: int) -> None:
+    run_ranks(exchanges_in_a_batch, 2, namespace, dtype, num_elements, timeout=20)
+
+
+def sends_nothing_to_its_neighbour(rank: int, world: int) -> None:
+    if rank == 0:
+        funcol.wait_tensor(ops.isend(torch.empty(0, 3), 1, 0, name()))
+    else:
+        received = funcol.wait_tensor(ops.irecv(torch.empty(0, 3), 0, 0, name()))
+        assert received.shape == (0, 3)
+
+
+def test_isend_of_nothing_reaches_irecv() -> None:
+    run_ranks(sends_nothing_to_its_neighbour, 2, timeout=20)
 
 
 def passes_an_empty_batch(rank: int, world: int) -> None:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "tools" / "examples"
@@ -44,6 +45,10 @@ def test_the_example_of_the_readme_prints_what_it_says(tmp_path: Path) -> None:
     assert "".join(printed) == blocks_of_readme("")[0]
 
 
+@pytest.mark.skipif(
+    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15),
+    reason="tools/demo sets up the newest PyTorch; older ones do not compile its backward pass",
+)
 def test_the_demo_trains_three_ways_alike_and_draws_a_timeline(tmp_path: Path) -> None:
     picture = tmp_path / "timeline.png"
     command = [sys.executable, str(ROOT / "tools" / "demo.py"), "--steps", "4", "--picture", str(picture)]

@@ -14,9 +14,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <typeinfo>
 
 #include "async/async_tensor.h"
+#include "async/comm_tensor.h"
 #include "async/wake_key.h"
 
 namespace funcol {
@@ -63,8 +63,8 @@ at::Tensor alias_in_shape(const at::Tensor& contiguous, at::IntArrayRef sizes) {
 // the GIL, such as a backend's.
 at::Tensor alias_for_backend(const at::Tensor& contiguous) {
   const auto& impl = *contiguous.unsafeGetTensorImpl();
-  const auto* settled = AsyncTensorImpl::of(contiguous);
-  const bool is_plain = typeid(impl) == typeid(c10::TensorImpl) || (settled && !settled->in_place());
+  const bool is_plain = AsyncTensorImpl::can_wrap(contiguous) ||
+                        (AsyncTensorImpl::of(contiguous) != nullptr && !is_comm_tensor(contiguous));
   const bool has_plain_memory = (impl.is_cpu() || impl.is_cuda()) && impl.has_storage();
   return is_plain && has_plain_memory && !impl.is_python_dispatch()
              ? alias_in_shape(contiguous, contiguous.sizes())

@@ -86,33 +86,34 @@ def _row_major(offsets: Sequence[Sequence[int]]) -> list[int]:
     return [sum(parts) for parts in product(*offsets)]
 
 
-def _own_ranks(group: Any) -> Any:
-    """Of lists of ranks that one which this rank is in, since stock traces one list; else ``group``."""
-    if not isinstance(group, list) or not group or not isinstance(group[0], list):
-        return group
+def own_ranks(lists: list[list[int]]) -> list[int] | None:
+    """That of the ``lists`` of ranks which this rank is in. Dynamo can trace it."""
     rank = dist.get_rank()
-    for ranks in group:
+    for ranks in lists:
         if rank in ranks:
             return ranks
-    raise ValueError(
-        f"funcol: rank {rank} is not in {group}. Call the collective on the ranks in the lists only."
-    )
+    return None
 
 
 def traced_group(group: Any, tag: str) -> Any:
     """The name of ``group``, or the ``ProcessGroup``, as Dynamo finds it in a region that it traces."""
-    group = _own_ranks(group)
+    if isinstance(group, list) and group and isinstance(group[0], list):  # stock traces one list
+        own = own_ranks(group)
+        if own is None:
+            raise ValueError(
+                f"funcol: rank {dist.get_rank()} is not in {group}. Call the collective on the ranks in the "
+                "lists only."
+            )
+        group = own
     resolve = getattr(stock, "_resolve_group", None)
     return stock._resolve_group_name(group, tag) if resolve is None else resolve(group, tag)
 
 
 def traceable_group(group: Any, tag: str) -> Any:
     """``group`` as stock puts it in a graph: a name, or an object where stock traces one."""
-    group = _own_ranks(group)
-    resolve = getattr(stock, "_resolve_group", None)
-    if resolve is None:
-        return stock._resolve_group_name(group, tag)
-    return stock._group_or_group_name(resolve(group, tag))
+    found = traced_group(group, tag)
+    choose = getattr(stock, "_group_or_group_name", None)
+    return found if choose is None else choose(found)
 
 
 def group_in_graphs(group: Any) -> Any:

@@ -86,7 +86,7 @@ def _group_of_ranks(ranks: list[Any], tag: str, op: str) -> Any:
             raise ValueError(
                 f"funcol::{op}: the groups {ranks} have different sizes {sorted(sizes)}, expected one size."
             )
-        own = next((members for members in ranks if rank in members), None)
+        own = _compat.own_ranks(ranks)
     else:
         own = ranks if rank in ranks else None
     if own is None:

@@ -91,3 +91,8 @@ def mesh_2x2() -> Iterator[DeviceMesh]:
 def _installed() -> Iterator[None]:
     with funcol.installed():
         yield
+
+
+@pytest.fixture
+def _fresh_compiler() -> None:
+    torch._dynamo.reset()

@@ -67,11 +67,14 @@ AsyncTensorImpl::AsyncTensorImpl(const c10::TensorImpl& source, Awaited awaited)
     : c10::TensorImpl(c10::Storage(source.unsafe_storage()), source.key_set(), source.dtype()),
       awaited_(std::move(awaited)) {}
 
+AsyncTensorImpl::AsyncTensorImpl(ImplType kind, const c10::TensorImpl& source, Awaited awaited)
+    : c10::TensorImpl(kind, c10::Storage(source.unsafe_storage()), c10::DispatchKeySet(), source.dtype()),
+      awaited_(std::move(awaited)) {}
+
 at::Tensor AsyncTensorImpl::wrap(const at::Tensor& output, Awaited awaited) {
   auto* source = output.unsafeGetTensorImpl();
-  auto impl = c10::make_intrusive<AsyncTensorImpl>(*source, std::move(awaited));
+  auto impl = c10::make_intrusive<AsyncTensorImpl>(VIEW, *source, std::move(awaited));
   copy_tensor_metadata(source, impl.get(), source->version_counter(), source->allow_tensor_metadata_change());
-  impl->set_version_counter(source->version_counter());  // also none, for an inference tensor
   impl->key_set_ = has_wake_key() ? source->key_set().add(kWakeKey) : source->key_set();
   move_autograd_history(output, impl.get());
   return at::Tensor(std::move(impl));

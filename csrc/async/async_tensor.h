@@ -40,8 +40,11 @@ class AsyncTensorImpl final : public c10::TensorImpl {
     InPlacePtr in_place;
   };
 
-  // Metadata and storage of `source`, with the wake key. Use wrap(), which also keeps autograd history.
+  // Over the storage of `source`, with its dtype and keys. Use wrap(), which takes the rest as well.
   AsyncTensorImpl(const c10::TensorImpl& source, Awaited awaited);
+
+  // The same without keys or a version counter: for those who set both.
+  AsyncTensorImpl(ImplType kind, const c10::TensorImpl& source, Awaited awaited);
 
   // A pending tensor over the storage, with the metadata and autograd history, of `output`, which must
   // be fresh (no Python object, not held elsewhere as a variable): its autograd history is moved.

@@ -65,13 +65,22 @@ c10::Storage converted_storage(const at::Tensor& number) {
 // The same conversion without an operator, or memory aligned for vectors.
 at::Tensor converted(const at::Tensor& number, at::ScalarType type) {
   auto storage = type == at::kFloat ? converted_storage<float>(number) : converted_storage<double>(number);
-  auto result = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), number.key_set(),
-                                                         c10::scalarTypeToTypeMeta(type));
+  auto result = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, std::move(storage),
+                                                         number.key_set(), c10::scalarTypeToTypeMeta(type));
   result.unsafeGetTensorImpl()->set_sizes_contiguous({});
   result.unsafeGetTensorImpl()->set_wrapped_number(true);
   return result;
 }
 
+// Autograd comes next, and after it the backend's kernel.
+bool is_autograd_next(c10::DispatchKeySet keys) {
+  constexpr auto kAutogradAndBelow =
+      c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::after_ADInplaceOrView_keyset;
+  return keys.has_any(c10::autograd_dispatch_keyset) && kAutogradAndBelow.has_all(keys);
+}
+
+// Waits for the tensors, then computes. Autograd, which would find out that it has nothing to do, is asked
+// only if it knows one of the tensors.
 template <typename Op, typename Signature = typename Op::schema>
 struct WakeKernel;
 
@@ -85,11 +94,14 @@ struct WakeKernel<Op, Return(Args...)> {
                                                                   std::forward<Args>(args)...);
     }
     (make_plain(args), ...);
-    if constexpr (IsArithmetic<Op>) {
-      return compute(keys & kKeysBelowWake, std::forward<Args>(args)...);
-    } else {
-      return Op::redispatch(keys & kKeysBelowWake, std::forward<Args>(args)...);
+    keys = keys & kKeysBelowWake;
+    if constexpr (!std::is_reference_v<Return>) {  // a tensor that is written counts its versions
+      if (is_autograd_next(keys) && !(is_known_to_autograd(args) || ...)) {
+        const at::AutoDispatchBelowADInplaceOrView below_autograd;
+        return compute(keys & c10::after_ADInplaceOrView_keyset, std::forward<Args>(args)...);
+      }
     }
+    return compute(keys, std::forward<Args>(args)...);
   }
 
  private:
@@ -102,9 +114,26 @@ struct WakeKernel<Op, Return(Args...)> {
     }
   }
 
+  template <typename T>
+  static bool is_known_to_autograd(const T& argument) {
+    if constexpr (IsTensor<T>) {
+      return argument.defined() && argument.unsafeGetTensorImpl()->autograd_meta() != nullptr;
+    } else {
+      return false;
+    }
+  }
+
+  static Return compute(c10::DispatchKeySet keys, Args... args) {
+    if constexpr (IsArithmetic<Op>) {
+      return compute_arithmetic(keys, args...);
+    } else {
+      return Op::redispatch(keys, std::forward<Args>(args)...);
+    }
+  }
+
   template <typename Tensor, typename... Rest>
-  static Return compute(c10::DispatchKeySet keys, Tensor& tensor, const at::Tensor& other,
-                        const Rest&... rest) {
+  static Return compute_arithmetic(c10::DispatchKeySet keys, Tensor& tensor, const at::Tensor& other,
+                                   const Rest&... rest) {
     return is_converted(other, tensor)
                ? Op::redispatch(keys, tensor, converted(other, tensor.scalar_type()), rest...)
                : Op::redispatch(keys, tensor, other, rest...);

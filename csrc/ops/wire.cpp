@@ -52,8 +52,9 @@ namespace {
 
 at::Tensor alias_in_shape(const at::Tensor& contiguous, at::IntArrayRef sizes) {
   const auto& impl = *contiguous.unsafeGetTensorImpl();
-  auto alias = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(impl.unsafe_storage()),
-                                                        impl.key_set().remove(kWakeKey), impl.dtype());
+  auto alias =
+      at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(impl.unsafe_storage()),
+                                               impl.key_set().remove(kWakeKey), impl.dtype());
   alias.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
   alias.unsafeGetTensorImpl()->set_storage_offset(impl.storage_offset());
   return alias;

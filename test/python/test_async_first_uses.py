@@ -1,4 +1,7 @@
-"""Arithmetic with a number, which the first use of a pending tensor converts, is that of a plain tensor."""
+"""The first use of a pending tensor does what it does on a plain one, by operators that take a shorter way.
+
+Arithmetic converts the number beside the tensor itself; what needs no gradient does not ask autograd.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
-from test_async_autograd import Make, check_alike, pending
+from test_async_autograd import Make, autograd_metadata, check_alike, made_in_inference_mode, pending
 from torch import Tensor
 from torch.func import jvp, vmap
 from torch.utils.checkpoint import checkpoint
@@ -19,6 +22,21 @@ ARITHMETIC: dict[str, Callable[[Tensor, Any], Tensor]] = {
     "mul": lambda t, number: t * number,
     "div": lambda t, number: t / number,
     "reversed": lambda t, number: number - t,
+}
+
+OPERATORS: dict[str, Callable[[Tensor], Tensor]] = {
+    "add": lambda t: t + torch.ones(4),
+    "add_parameter": lambda t: t + torch.ones(4, requires_grad=True),
+    "mul_number_in_place": lambda t: t.mul_(3),
+    "addmm": lambda t: torch.addmm(torch.ones(2), t, torch.ones(4, 2)),
+    "addmm_parameter": lambda t: torch.addmm(torch.ones(2), t, torch.ones(4, 2, requires_grad=True)),
+    "bmm": lambda t: t.view(1, -1, 4).bmm(torch.ones(1, 4, 2)),
+    "clone": torch.clone,
+    "copy": lambda t: torch.zeros(4).expand(3, 4).clone().copy_(t),
+    "mm": lambda t: t.mm(torch.ones(4, 2)),
+    "sum": torch.sum,
+    "sum_of_rows": lambda t: t.sum(-1),
+    "to": lambda t: t.to(torch.float64),
 }
 
 
@@ -46,7 +64,13 @@ def recomputed(compute: Callable[[Tensor], Tensor], make: Make) -> Any:
     return t.grad
 
 
+def with_metadata(compute: Callable[[Tensor], Tensor], make: Make) -> Any:
+    result = compute(make())
+    return result, autograd_metadata(result)
+
+
 WAYS: dict[str, Callable[[Callable[[Tensor], Tensor], Make], Any]] = {
+    "with_metadata": with_metadata,
     "packed_by_hooks": packed_by_hooks,
     "second_gradient": second_gradient,
     "tangent": tangent,
@@ -54,7 +78,11 @@ WAYS: dict[str, Callable[[Callable[[Tensor], Tensor], Make], Any]] = {
     "jvp": lambda compute, make: jvp(compute, (make(),), (torch.ones(3, 4),)),
     "vmap": lambda compute, make: vmap(compute)(make()),
     "inference_mode": lambda compute, make: torch.inference_mode()(compute)(make()),
-    "autocast": lambda compute, make: torch.autocast("cpu")(compute)(make()),
+    "made_in_inference_mode": lambda compute, make: with_metadata(
+        compute, lambda: made_in_inference_mode(make)
+    ),
+    "without_gradients": lambda compute, make: with_metadata(torch.no_grad()(compute), make),
+    "autocast": lambda compute, make: with_metadata(torch.autocast("cpu")(compute), make),
 }
 
 
@@ -66,6 +94,14 @@ def test_arithmetic_with_a_number_is_that_of_a_plain_tensor(
     op: Callable[[Tensor, Any], Tensor], number: Any, way: Callable[..., Any]
 ) -> None:
     check_alike(lambda make: way(lambda t: op(t, number), make))
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
+@pytest.mark.parametrize("op", OPERATORS.values(), ids=OPERATORS.keys())
+def test_an_operator_is_that_of_a_plain_tensor(
+    op: Callable[[Tensor], Tensor], way: Callable[..., Any]
+) -> None:
+    check_alike(lambda make: way(op, make))
 
 
 def test_the_first_use_saves_the_number_that_it_converted() -> None:

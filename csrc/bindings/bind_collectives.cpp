@@ -8,8 +8,11 @@
 #include <utility>
 
 #include "bindings/bindings.h"
+#include "bindings/dtensor_objects.h"
 #include "bindings/fast_functions.h"
 #include "bindings/python_args.h"
+#include "bindings/python_specs.h"
+#include "bindings/redistribution_specs.h"
 #include "bindings/without_gil.h"
 #include "comm/agreement.h"
 #include "comm/group_ref.h"
@@ -251,9 +254,14 @@ PyObject* note_name(PyObject*, PyObject* name) {
   END_HANDLE_TH_ERRORS
 }
 
+// What is remembered of a mesh keeps the mesh, and that its groups, with their threads and connections.
 PyObject* note_all_removed(PyObject*, PyObject*) {
   HANDLE_TH_ERRORS
   note_all_groups_removed();
+  forget_decisions();
+  forget_targets();
+  forget_executions();
+  forget_specs();
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }

@@ -157,7 +157,18 @@ class Engine {
       : make_spec_(std::move(make_spec)),
         propagator_(output_metas_of, std::move(model)),
         decisions_(capacity),
-        capacity_(capacity) {}
+        capacity_(capacity) {
+    engines().insert(this);
+  }
+  ~Engine() { engines().erase(this); }
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  // All that there are. Under the GIL, as all else here.
+  static std::unordered_set<Engine*>& engines() {
+    static auto* const engines = new std::unordered_set<Engine*>;  // NOLINT: outlives Python
+    return *engines;
+  }
 
   // `rows_of(op_schema)` gives rows for operators without a rule in C++, or None; then
   // `whole(op_schema, remember)` decides. `assemble(op_schema, elements)` makes of decisions what is
@@ -511,6 +522,12 @@ std::vector<std::vector<double>> redistribute_cost_table(const py::sequence& sou
 }
 
 }  // namespace
+
+void forget_decisions() {
+  for (auto* const engine : Engine::engines()) {
+    engine->forget();
+  }
+}
 
 void bind_sharding(PyObject* module) {
   auto m = py::reinterpret_borrow<py::module>(module);

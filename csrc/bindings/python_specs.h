@@ -25,4 +25,7 @@ py::object same_spec(const py::object& spec);
 
 void forget_specs();
 
+// Empties what propagation engines remember.
+void forget_decisions();
+
 }  // namespace funcol::python

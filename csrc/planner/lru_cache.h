@@ -54,7 +54,7 @@ class LruCache {
   size_t size() const { return entries_.size(); }
   void clear() {
     places_.clear();
-    entries_.clear();
+    const auto gone = std::exchange(entries_, {});  // whose destruction may come back here
   }
 
  private:

@@ -7,18 +7,21 @@
 Each rank is a process of its own. A set of ranks lives as long as the test session, since importing torch
 costs more than most tests; it is killed when a case fails on it, and the next case gets a new set. After
 every case the ranks agree that their default group is in step, so that a case that leaves a collective
-without its counterpart fails itself, not the one after it.
+without its counterpart fails itself, not the one after it. Groups that cases made are destroyed once there
+are many, since the threads of each wake a hundred times a second.
 """
 
 from __future__ import annotations
 
 import atexit
 import faulthandler
+import functools
 import importlib
 import multiprocessing
 import os
 import pickle
 import shutil
+import sys
 import tempfile
 import time
 import traceback
@@ -28,11 +31,13 @@ from datetime import timedelta
 from multiprocessing import connection, forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 # How much later than a rank itself its parent gives up: a rank that can still run its watchdog says where
 # it hangs.
 GRACE_S = 10.0
+
+MAX_GROUPS = 8
 
 # Stock functional collectives import Dynamo at their first use.
 _PRELOADED = ["torch.distributed.device_mesh", "torch.distributed._functional_collectives", "torch._dynamo"]
@@ -64,6 +69,16 @@ def rejoin() -> None:
     """On a rank: destroys all groups and makes the default group anew."""
     assert _this_rank is not None
     _this_rank.rejoin()
+
+
+Make = TypeVar("Make", bound=Callable[..., Any])
+
+
+def made_once(make: Make) -> Make:
+    """functools.cache for what is made of groups: forgotten when the default group is made anew."""
+    cached = functools.cache(make)
+    _made.append(cached.cache_clear)
+    return cached  # type: ignore[return-value]
 
 
 def stop_all() -> None:
@@ -162,6 +177,12 @@ class _ThisRank:
     def rejoin(self) -> None:
         import torch.distributed as dist
 
+        if "torch.distributed.tensor" in sys.modules:  # its caches keep meshes, which keep groups
+            from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+            _clear_sharding_prop_cache()
+        for forget in _made:
+            forget()
         dist.destroy_process_group()
         self.join()
 
@@ -174,20 +195,25 @@ class _ThisRank:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             result = function(self.rank, self.world, *args)
-        self._check_in_step()
+        if self._check_in_step() > MAX_GROUPS:
+            self.rejoin()
         return result
 
-    def _check_in_step(self) -> None:
+    def _check_in_step(self) -> int:
+        """The largest number of groups that a rank has."""
         import torch
         import torch.distributed as dist
 
         self._num_cases += 1
-        bounds = torch.tensor([self._num_cases, -self._num_cases])
+        bounds = torch.tensor([self._num_cases, -self._num_cases, len(dist.distributed_c10d._world.pg_map)])
         dist.all_reduce(bounds, dist.ReduceOp.MAX)
-        assert bounds.tolist() == [self._num_cases, -self._num_cases], "the ranks are out of step"
+        *num_cases, num_groups = bounds.tolist()
+        assert num_cases == [self._num_cases, -self._num_cases], "the ranks are out of step"
+        return num_groups
 
 
 _running: dict[int, _Ranks] = {}
+_made: list[Callable[[], None]] = []
 _this_rank: _ThisRank | None = None
 atexit.register(stop_all)
 

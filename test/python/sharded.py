@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
+from ranks import made_once
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
@@ -159,18 +160,13 @@ def reduction_of(
     return held
 
 
-_meshes: dict[Any, DeviceMesh] = {}
-
-
+@made_once
 def mesh_of(shape: tuple[int, ...], *flattened: tuple[str, ...]) -> DeviceMesh:
-    """A mesh of the whole world, with groups of its own for the axes in ``flattened``; made once."""
-    key = (shape, flattened)
-    if key not in _meshes:
-        mesh = init_device_mesh("cpu", shape, mesh_dim_names=tuple("abc"[: len(shape)]))
-        for names in flattened:
-            mesh[names]._flatten()
-        _meshes[key] = mesh
-    return _meshes[key]
+    """A mesh of the whole world, with groups of its own for the axes in ``flattened``."""
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=tuple("abc"[: len(shape)]))
+    for names in flattened:
+        mesh[names]._flatten()
+    return mesh
 
 
 def whole_of(shape: Sequence[int], dtype: torch.dtype) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +12,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as stock
 import torch.distributed.distributed_c10d as c10d
 from differential import PROGRAM_SHAPE, PROGRAMS, assert_same, sample, world_group
-from ranks import rejoin, run_ranks
+from ranks import made_once, rejoin, run_ranks
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import funcol
@@ -25,36 +24,21 @@ def all_ranks() -> list[int]:
     return list(range(dist.get_world_size()))
 
 
-# Groups are made once for each default group, since a process can only have so many.
-
-
-@functools.cache
-def _tagged_group_under(world: dist.ProcessGroup) -> dist.ProcessGroup:
+@made_once
+def tagged_group() -> dist.ProcessGroup:
+    """All ranks once more, with the tag "twin"."""
     return c10d._new_group_with_tag(all_ranks(), backend="gloo", pg_tag="twin")
 
 
-def tagged_group() -> dist.ProcessGroup:
-    """All ranks once more, with the tag "twin"."""
-    return _tagged_group_under(world_group())
-
-
-@functools.cache
-def _line_under(world: dist.ProcessGroup) -> DeviceMesh:
+@made_once
+def line() -> DeviceMesh:
     return init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("line",))
 
 
-def line() -> DeviceMesh:
-    return _line_under(world_group())
-
-
-@functools.cache
-def _square_under(world: dist.ProcessGroup) -> DeviceMesh:
-    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("row", "column"))
-
-
+@made_once
 def square() -> DeviceMesh:
     """Ranks [[0, 1], [2, 3]]."""
-    return _square_under(world_group())
+    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("row", "column"))
 
 
 def agrees_in_form(rank: int, world: int, function: str, form: str, tag: tuple[str, ...]) -> None:

@@ -24,6 +24,9 @@ from ranks import forking_context, rejoin, run_ranks
 from test_async_tensor import SlowCollective, make_pending, same, values
 from test_async_threads_and_errors import end_of, start_process
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
 import funcol
@@ -278,6 +281,34 @@ def destroys_before_the_peer_joins(rank: int, world: int) -> None:
 
 def test_what_runs_in_a_destroyed_group_is_kept_until_it_is_done() -> None:
     run_ranks(destroys_before_the_peer_joins, 2)
+
+
+# Called on a mesh, with tensors on it that go with the call.
+USES_OF_A_MESH: dict[str, Callable[[DeviceMesh], Any]] = {
+    "distribute_tensor": lambda mesh: distribute_tensor(torch.ones(4, 4), mesh, [Shard(0), Replicate()]),
+    "operators": lambda mesh: (DTensor.from_local(torch.ones(2, 4), mesh, [Shard(0)] * 2) + 1).sum(),
+    "redistribute": lambda mesh: funcol.redistribute(
+        DTensor.from_local(torch.ones(2, 4), mesh, [Shard(0), Replicate()]), placements=[Replicate()] * 2
+    ),
+    "redistribute_many": lambda mesh: funcol.redistribute_many(
+        [DTensor.from_local(torch.ones(2, 4), mesh, [Shard(0)] * 2)] * 2, [[Replicate()] * 2] * 2
+    ),
+}
+
+
+@pytest.mark.parametrize("use", USES_OF_A_MESH.values(), ids=USES_OF_A_MESH.keys())
+def test_nothing_that_is_remembered_keeps_a_mesh_and_its_groups(use: Callable[[DeviceMesh], Any]) -> None:
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)
+    try:
+        mesh = init_device_mesh("cpu", (2, 2))
+        with funcol.installed():
+            use(mesh)
+        watched = weakref.ref(mesh)
+        del mesh
+    finally:
+        dist.destroy_process_group()
+    gc.collect()
+    assert watched() is None
 
 
 def destroys_during_backward(rank: int, world: int) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from differential import DTYPES, LAYOUTS, LAYOUTS_OF_DTYPES, REDUCTIONS, WORLDS, sample, world_group
-from ranks import run_ranks
+from ranks import made_once, run_ranks
 from test_beyond_stock import assert_plain, bits, small_sample
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
@@ -448,15 +448,9 @@ def test_a_group_can_have_any_form(world: int, name: str, form: str) -> None:
     run_ranks(takes_group, world, name, form)
 
 
-_sub_groups: dict[int, Any] = {}
-
-
+@made_once
 def sub_group() -> dist.ProcessGroup:
-    """Of ranks 1 and 2, made once for each default group."""
-    key = id(world_group())
-    if key not in _sub_groups:
-        _sub_groups[key] = (world_group(), dist.new_group([1, 2]))
-    group: dist.ProcessGroup = _sub_groups[key][1]
+    group: dist.ProcessGroup = dist.new_group([1, 2])
     return group
 
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -47,6 +48,23 @@ TEST(LruCache, KeepsTheOthersWhenOneIsTaken) {
   cache.take(2);
   cache.put(3, "three");
   EXPECT_EQ(*cache.get(1), "one");
+}
+
+TEST(LruCache, MayBeUsedByWhatItLetsGo) {
+  struct Last {
+    std::function<void()> action;
+    ~Last() { action(); }
+  };
+  LruCache<int, std::shared_ptr<Last>, std::hash<int>> cache(2);
+  bool is_there = true;
+  cache.put(1, std::make_shared<Last>(Last{[] {}}));
+  (*cache.get(1))->action = [&] {
+    is_there = cache.get(1) != nullptr;
+    cache.put(2, nullptr);
+  };
+  cache.clear();
+  EXPECT_FALSE(is_there);
+  EXPECT_EQ(cache.size(), 1);
 }
 
 }  // namespace

@@ -264,10 +264,12 @@ def test_a_function_of_another_kind_is_left_to_pytorch(monkeypatch: pytest.Monke
 def test_what_speaks_to_a_checker_of_types_is_left_where_there_is_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    taken_without, _ = under.taken_over()
     monkeypatch.setattr(dist, "_is_spmd_types_available", lambda: True)
     taken, left = under.taken_over()
     assert {"_spmd_no_typecheck", "FSDPParamGroup.pre_forward", "FSDPParamGroup.post_forward"} <= set(left)
-    assert "FSDPParamGroup.unshard" in taken
+    assert "foreach_all_gather" in taken
+    assert ("FSDPParamGroup.unshard" in taken) == ("FSDPParamGroup.unshard" in taken_without)
 
 
 # Those who watch

@@ -6,6 +6,7 @@
 #include <array>
 #include <chrono>
 #include <limits>
+#include <list>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -153,6 +154,8 @@ py::object to_python_mask(const IndexMask& mask) {
 
 class Engine {
  public:
+  using Decisions = LruCache<Key, py::object, KeyHash>;
+
   Engine(py::object make_spec, std::optional<CostModel> model, size_t capacity)
       : make_spec_(std::move(make_spec)),
         propagator_(output_metas_of, std::move(model)),
@@ -238,6 +241,7 @@ class Engine {
   }
 
   void forget() { decisions_.clear(); }
+  Decisions take_decisions() { return std::exchange(decisions_, Decisions(capacity_)); }
   void clear() {
     forget();
     propagator_.forget_costs();
@@ -440,7 +444,7 @@ class Engine {
 
   py::object make_spec_;
   Propagator propagator_;
-  LruCache<Key, py::object, KeyHash> decisions_;
+  Decisions decisions_;
   size_t capacity_;
   size_t num_hits_ = 0;
   size_t num_misses_ = 0;
@@ -524,8 +528,9 @@ std::vector<std::vector<double>> redistribute_cost_table(const py::sequence& sou
 }  // namespace
 
 void forget_decisions() {
+  std::list<Engine::Decisions> gone;  // after the loop, since an engine may go with them
   for (auto* const engine : Engine::engines()) {
-    engine->forget();
+    gone.push_back(engine->take_decisions());
   }
 }
 

@@ -86,25 +86,30 @@ LAYOUTS_OF_DTYPES = [
 ]
 
 
-# One plain call of each function: PROGRAMS[name](stock or funcol, x, number of ranks, group[, tag]).
+# One plain call of each function: PROGRAMS[name](stock or funcol, x, number of ranks, group[, tag]). What is
+# in DIMS takes the dim as well.
 PROGRAMS: dict[str, Callable[..., Tensor | list[Tensor]]] = {
     "all_reduce": lambda api, x, size, *group: api.all_reduce(x, "sum", *group),
-    "all_gather_tensor": lambda api, x, size, *group: api.all_gather_tensor(x, 1, *group),
-    "reduce_scatter_tensor": lambda api, x, size, *group: api.reduce_scatter_tensor(x, "max", 1, *group),
+    "all_gather_tensor": lambda api, x, size, *group, dim=1: api.all_gather_tensor(x, dim, *group),
+    "reduce_scatter_tensor": lambda api, x, size, *group, dim=1: api.reduce_scatter_tensor(
+        x, "sum" if x.is_complex() else "max", dim, *group
+    ),
     "all_to_all_single": lambda api, x, size, *group: api.all_to_all_single(x, None, None, *group),
     "broadcast": lambda api, x, size, *group: api.broadcast(x, size - 1, *group),
     "permute_tensor": lambda api, x, size, *group: api.permute_tensor(
         x.flatten(), [(rank + 1) % size for rank in range(size)], *group
     ),
-    "all_reduce_coalesced": lambda api, x, size, *group: api.all_reduce_coalesced(
-        [x, x[:1] + 1], "sum", *group
-    ),
+    "all_reduce_coalesced": lambda api, x, size, *group: api.all_reduce_coalesced([x, x[1:2]], "sum", *group),
     "all_gather_into_tensor_coalesced": lambda api, x, size, *group: api.all_gather_into_tensor_coalesced(
-        [x, x[:1] + 1], *group
+        [x, x[1:2]], *group
     ),
-    "reduce_scatter_tensor_coalesced": lambda api, x, size, *group: api.reduce_scatter_tensor_coalesced(
-        [x, x + 1], "sum", [0, 1], *group
+    "reduce_scatter_tensor_coalesced": lambda api, x, size, *group, dim=1: (
+        api.reduce_scatter_tensor_coalesced([x, x.flip(0)], "sum", [0, dim], *group)
     ),
+}
+DIMS = {
+    name: [0, 1, -1]
+    for name in ("all_gather_tensor", "reduce_scatter_tensor", "reduce_scatter_tensor_coalesced")
 }
 PROGRAM_SHAPE = (12, 12)  # divisible by every number of ranks in use
 

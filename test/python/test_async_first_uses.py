@@ -108,3 +108,10 @@ def test_the_first_use_saves_the_number_that_it_converted() -> None:
     product = pending().requires_grad_() * 0.1
     assert product.grad_fn._saved_other.dtype == torch.float32  # type: ignore[union-attr]
     assert product.grad_fn._saved_other == torch.tensor(0.1)  # type: ignore[union-attr]
+
+
+def test_the_next_conversion_leaves_a_number_that_a_gradient_needs() -> None:
+    inputs = [pending().requires_grad_() for _ in range(3)]
+    sum([t * number for t, number in zip(inputs, [0.5, 2, 4], strict=True)]).sum().backward()
+    for t, number in zip(inputs, [0.5, 2, 4], strict=True):
+        assert torch.equal(t.grad, torch.full((3, 4), number))  # type: ignore[arg-type]

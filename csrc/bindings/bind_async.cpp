@@ -30,6 +30,15 @@ void without_gil(void (*blocking)(void*), void* context) {
   blocking(context);
 }
 
+bool is_capturing_a_cuda_graph() {
+  const py::gil_scoped_acquire gil;
+  try {
+    return py::module_::import("torch.cuda").attr("is_current_stream_capturing")().cast<bool>();
+  } catch (const py::error_already_set&) {  // not a reason for a collective to fail
+    return false;
+  }
+}
+
 PyObject* py_is_pending(PyObject*, PyObject* object) {
   if (THPVariable_Check(object) && is_pending(THPVariable_Unpack(object))) {
     Py_RETURN_TRUE;
@@ -159,6 +168,7 @@ at::Tensor pending_on_registry(const at::Tensor& tensor) {
 
 void bind_async(PyObject* module) {
   set_run_blocking(without_gil);
+  set_is_capturing(is_capturing_a_cuda_graph);
   static PyMethodDef functions[] = {
       {"is_pending", py_is_pending, METH_O, nullptr},
       {"wait_tensor", py_wait_tensor, METH_O, nullptr},

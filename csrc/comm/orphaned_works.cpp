@@ -22,7 +22,11 @@ struct Orphanage {
   std::mutex mutex;
   std::deque<Orphan> orphans;
   std::atomic<size_t> size{0};
+  std::atomic<bool> has_had_cuda{false};
 };
+
+bool never() { return false; }
+IsCapturing is_capturing = never;
 
 // A Work written in Python cannot override isCompleted(), which says no for ever; but its future may tell.
 // Backends name the operation of their Works, and may have futures that are done before the device is.
@@ -67,7 +71,8 @@ void follow_forks() {
 
 // Drops the finished ones among the first `count`, and puts the others last. Returns how many it dropped.
 size_t sweep(Orphanage& home, size_t count) {
-  if (home.size.load(std::memory_order_relaxed) == 0) {
+  if (home.size.load(std::memory_order_relaxed) == 0 ||
+      (home.has_had_cuda.load(std::memory_order_relaxed) && is_capturing())) {
     return 0;
   }
   // Asked outside the lock: a Work may be written in Python and need the GIL to answer.
@@ -92,9 +97,14 @@ void adopt_orphan(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> b
   std::call_once(follows_forks, follow_forks);
   auto& home = orphanage();
   const std::scoped_lock lock(home.mutex);
+  if (std::ranges::any_of(buffers, [](const auto& buffer) { return buffer.defined() && buffer.is_cuda(); })) {
+    home.has_had_cuda.store(true, std::memory_order_relaxed);
+  }
   home.orphans.push_back({std::move(work), std::move(buffers)});
   home.size.store(home.orphans.size(), std::memory_order_relaxed);
 }
+
+void set_is_capturing(IsCapturing is_capturing_now) { is_capturing = is_capturing_now; }
 
 size_t sweep_orphans() {
   auto& home = orphanage();

@@ -14,6 +14,11 @@ namespace funcol {
 
 void adopt_orphan(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> buffers);
 
+// Says whether a CUDA graph is being captured on the current stream. No orphan is asked then: to query an
+// event ends a capture. The Python bindings set one that asks PyTorch; the default says no.
+using IsCapturing = bool (*)();
+void set_is_capturing(IsCapturing is_capturing);
+
 // Drops the finished ones; how many are still running. Cheap while there are none.
 size_t sweep_orphans();
 

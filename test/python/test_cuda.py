@@ -60,6 +60,21 @@ def test_a_captured_cuda_graph_replays_the_collective(nccl):
     assert torch.equal(y, torch.full_like(y, 6))
 
 
+def test_a_result_that_was_dropped_is_not_asked_about_within_a_capture(nccl):
+    x = numbered(1 << 20)
+    funcol.all_reduce(x, "sum", nccl)
+    torch.cuda._sleep(100_000_000)
+    funcol.all_reduce(x, "sum", nccl)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        funcol.all_reduce(x, "sum", nccl)
+        y = funcol.all_reduce(x, "sum", nccl) + 1
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(y, x + 1)
+    funcol.wait_tensor(funcol.all_reduce(x, "sum", nccl))  # which finds those that were captured
+
+
 def test_waiting_makes_the_stream_wait_and_not_the_host(nccl):
     x = numbered(1 << 20)
     torch.cuda._sleep(200_000_000)

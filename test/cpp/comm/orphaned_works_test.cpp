@@ -64,6 +64,26 @@ TEST_F(OrphanedWorks, ThatAreAllDoneGoInOnePartialSweep) {
   EXPECT_EQ(works_.back().use_count(), 1);
 }
 
+// Of no memory: made without a GPU.
+at::Tensor on_cuda() {
+  return at::detail::make_tensor<c10::TensorImpl>(c10::DispatchKeySet(c10::DispatchKey::CUDA),
+                                                  caffe2::TypeMeta::Make<float>(), at::Device(at::kCUDA, 0));
+}
+
+TEST_F(OrphanedWorks, AreNotAskedWhileAGraphIsCaptured) {
+  static bool is_capturing;
+  is_capturing = true;
+  set_is_capturing([] { return is_capturing; });
+  const auto work = adopt(on_cuda());
+  work->completed = true;
+  EXPECT_EQ(sweep_orphans(), 1);
+  sweep_some_orphans();
+  EXPECT_EQ(work->num_asked, 0);
+  is_capturing = false;
+  EXPECT_EQ(sweep_orphans(), 0);
+  EXPECT_EQ(work->num_asked, 1);
+}
+
 // As one that is written in Python: isCompleted() stays false.
 class FutureOnlyWork final : public c10d::Work {
  public:

@@ -20,9 +20,13 @@ class FakeWork final : public c10d::Work {
     on_wait_();
     return !aborted;
   }
-  bool isCompleted() override { return completed; }
+  bool isCompleted() override {
+    ++num_asked;
+    return completed;
+  }
 
   std::atomic<int> num_waits{0};
+  std::atomic<int> num_asked{0};
   std::atomic<bool> completed{false};
   std::atomic<bool> aborted{false};
 

@@ -4,8 +4,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import run_ranks
-from torch.distributed.device_mesh import DeviceMesh
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import funcol
 
@@ -277,3 +280,62 @@ def refuses_a_batch_on_two_devices(rank, world):
 
 def test_a_batch_that_nccl_sends_as_one_is_on_one_device(needs_cuda):
     run_ranks(refuses_a_batch_on_two_devices, 2)
+
+
+def shard_each_block(model, mesh, **options):
+    for block in model:
+        fully_shard(block, mesh=mesh, **options)
+    fully_shard(model, mesh=mesh, **options)
+
+
+def shard_in_half_precision(model, mesh):
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    shard_each_block(model, mesh, mp_policy=policy, reshard_after_forward=False)
+
+
+def split_each_block(model, mesh):
+    for block in model:
+        parallelize_module(block, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+
+
+PARALLEL = {
+    "fully_shard": shard_each_block,
+    "fully_shard in half precision": shard_in_half_precision,
+    "tensor parallel": split_each_block,
+}
+
+
+def trained(rank, world, way, device):
+    mesh = init_device_mesh(device, (world,))
+    torch.manual_seed(1)
+    blocks = (nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6, bias=False)) for _ in range(3))
+    model = nn.Sequential(*blocks).to(device)
+    PARALLEL[way](model, mesh)
+    optimizer = torch.optim.AdamW(model.parameters())
+    losses = []
+    for step in range(3):
+        seed = step if way == "tensor parallel" else 10 * step + rank
+        x = torch.randn(4, 6, generator=torch.Generator().manual_seed(seed)).to(device)
+        loss = model(x).float().square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    return [*losses, *(parameter.full_tensor() for parameter in model.parameters())]
+
+
+def trains_as_without_funcol(rank, world, way, device="cuda"):
+    expected = trained(rank, world, way, device)
+    with funcol.installed():
+        actual = trained(rank, world, way, device)
+    torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("way", PARALLEL)
+def test_one_nccl_rank_trains_as_without_funcol(nccl, way):
+    trains_as_without_funcol(0, 1, way)
+
+
+@pytest.mark.parametrize("way", PARALLEL)
+def test_ranks_that_share_the_device_train_as_without_funcol(needs_cuda, way):
+    run_ranks(trains_as_without_funcol, 2, way)

@@ -107,7 +107,9 @@ _NEED_DTENSOR = {
 
 def __getattr__(name: str) -> Any:
     if name in _NEED_DTENSOR:
-        return getattr(importlib.import_module(f".{_NEED_DTENSOR[name]}", __name__), name)
+        found = getattr(importlib.import_module(f".{_NEED_DTENSOR[name]}", __name__), name)
+        globals()[name] = found  # from now on without this function
+        return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

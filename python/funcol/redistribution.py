@@ -92,7 +92,14 @@ def redistribute(
     src = dtensor._spec
     placements = tuple(placements)
     mesh = device_mesh or src.mesh
-    is_usual = all(one is None for one in (shard_order, forward_dtype, backward_dtype, cost_model, max_bytes))
+    # One by one: a loop over them takes as long as the rest.
+    is_usual = (
+        shard_order is None
+        and forward_dtype is None
+        and backward_dtype is None
+        and cost_model is None
+        and max_bytes is None
+    )
     if is_usual and mesh is src.mesh and not torch.compiler.is_compiling():
         moved: DTensor = _C.redistribute_dtensor(dtensor, placements, async_op)
         if moved is not NotImplemented:

@@ -84,6 +84,11 @@ def test_each_public_name_exists(name: str) -> None:
     assert hasattr(funcol, name)
 
 
+@pytest.mark.parametrize("name", ["apply_local_map", "redistribute"])
+def test_what_needs_dtensor_is_looked_for_once(name: str) -> None:
+    assert getattr(funcol, name) is vars(funcol)[name]
+
+
 # What importing does not do
 
 NEW_MODULES = """

@@ -62,11 +62,23 @@ bool is_placement(py::handle object) {
   throw std::logic_error("unreachable");
 }
 
-py::sequence sequence(py::handle object, const char* what) {
-  TORCH_CHECK_TYPE(PyList_Check(object.ptr()) || PyTuple_Check(object.ptr()), "funcol: ", what, " are a ",
-                   type_name(object), ". Expected a list or tuple.");
-  return py::reinterpret_borrow<py::sequence>(object);
-}
+// A list or tuple, whose items are read where they lie: a named tuple would be asked by way of Python.
+class Items {
+ public:
+  Items(py::handle object, const char* what) : object_(py::reinterpret_borrow<py::object>(object)) {
+    TORCH_CHECK_TYPE(PyList_Check(object.ptr()) || PyTuple_Check(object.ptr()), "funcol: ", what, " are a ",
+                     type_name(object), ". Expected a list or tuple.");
+  }
+
+  Py_ssize_t size() const { return PySequence_Fast_GET_SIZE(object_.ptr()); }
+
+  py::object operator[](Py_ssize_t index) const {
+    return py::reinterpret_borrow<py::object>(PySequence_Fast_GET_ITEM(object_.ptr(), index));
+  }
+
+ private:
+  py::object object_;
+};
 
 int64_t integer(py::handle object, const char* what) {
   TORCH_CHECK_TYPE(PyLong_Check(object.ptr()), "funcol: ", what, " is a ", type_name(object),
@@ -136,8 +148,10 @@ std::vector<Placement> to_placements(py::handle object) {
     return parse_placements(object.cast<std::string>());
   }
   std::vector<Placement> placements;
-  for (const auto& placement : sequence(object, "the placements")) {
-    placements.push_back(to_placement(placement));
+  const Items items(object, "the placements");
+  placements.reserve(items.size());
+  for (Py_ssize_t i = 0; i < items.size(); ++i) {
+    placements.push_back(to_placement(items[i]));
   }
   return placements;
 }
@@ -147,8 +161,9 @@ ShardOrder to_shard_order(py::handle object) {
   if (object.is_none()) {
     return order;
   }
-  for (const auto& entry : sequence(object, "the entries of a shard order")) {
-    const auto pair = sequence(entry, "a tensor dim and its mesh dims");
+  const Items entries(object, "the entries of a shard order");
+  for (Py_ssize_t i = 0; i < entries.size(); ++i) {
+    const Items pair(entries[i], "a tensor dim and its mesh dims");
     TORCH_CHECK_VALUE(pair.size() == 2, "funcol: an entry of the shard order has ", pair.size(),
                       " parts. Expected ShardOrderEntry(tensor_dim, mesh_dims).");
     const auto dim = integer(pair[0], "the tensor dim of a shard order");
@@ -160,8 +175,9 @@ ShardOrder to_shard_order(py::handle object) {
       order.resize(dim + 1);
     }
     TORCH_CHECK_VALUE(order[dim].empty(), "funcol: the shard order names tensor dim ", dim, " twice.");
-    for (const auto& axis : sequence(pair[1], "the mesh dims of a shard order")) {
-      order[dim].push_back(integer(axis, "a mesh dim of a shard order"));
+    const Items axes(pair[1], "the mesh dims of a shard order");
+    for (Py_ssize_t j = 0; j < axes.size(); ++j) {
+      order[dim].push_back(integer(axes[j], "a mesh dim of a shard order"));
     }
   }
   return order;

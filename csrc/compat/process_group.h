@@ -6,28 +6,10 @@
 #pragma once
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <type_traits>
+#include <vector>
 
 namespace funcol::compat {
-
-template <typename Group>
-c10::intrusive_ptr<c10d::Work> all_gather_flat(Group& group, at::Tensor& output, at::Tensor& input,
-                                               const c10d::AllgatherOptions& options) {
-  if constexpr (requires { group.all_gather_single(output, input, options); }) {
-    return group.all_gather_single(output, input, options);
-  } else {
-    return group._allgather_base(output, input, options);
-  }
-}
-
-template <typename Group>
-c10::intrusive_ptr<c10d::Work> reduce_scatter_flat(Group& group, at::Tensor& output, at::Tensor& input,
-                                                   const c10d::ReduceScatterOptions& options) {
-  if constexpr (requires { group.reduce_scatter_single(output, input, options); }) {
-    return group.reduce_scatter_single(output, input, options);
-  } else {
-    return group._reduce_scatter_base(output, input, options);
-  }
-}
 
 template <typename Group>
 c10::intrusive_ptr<c10d::Work> all_gather_flat_coalesced(Group& group, std::vector<at::Tensor>& outputs,
@@ -49,6 +31,61 @@ c10::intrusive_ptr<c10d::Work> reduce_scatter_flat_coalesced(Group& group, std::
   } else {
     return group.reduce_scatter_tensor_coalesced(outputs, inputs, options);
   }
+}
+
+namespace detail {
+
+// A group without backends is a class of its own, often written in Python. PyTorch's functional collectives
+// call its coalesced forms, with one tensor; a class that lacks those may have the others. What it lacks
+// raises c10::Error before anything is sent; an error of a method in Python is of another type.
+template <typename Target, typename Coalesced, typename Flat>
+c10::intrusive_ptr<c10d::Work> by_what_it_has(Target& target, const Coalesced& coalesced, const Flat& flat) {
+  if constexpr (std::is_base_of_v<c10d::ProcessGroup, Target>) {
+    if (!target.hasBackends()) {
+      try {
+        return coalesced();
+      } catch (const c10::Error&) {
+        return flat();
+      }
+    }
+  }
+  return flat();
+}
+
+}  // namespace detail
+
+template <typename Group>
+c10::intrusive_ptr<c10d::Work> all_gather_flat(Group& group, at::Tensor& output, at::Tensor& input,
+                                               const c10d::AllgatherOptions& options) {
+  const auto coalesced = [&] {
+    std::vector<at::Tensor> outputs{output};
+    std::vector<at::Tensor> inputs{input};
+    return all_gather_flat_coalesced(group, outputs, inputs, options);
+  };
+  return detail::by_what_it_has(group, coalesced, [&] {
+    if constexpr (requires { group.all_gather_single(output, input, options); }) {
+      return group.all_gather_single(output, input, options);
+    } else {
+      return group._allgather_base(output, input, options);
+    }
+  });
+}
+
+template <typename Group>
+c10::intrusive_ptr<c10d::Work> reduce_scatter_flat(Group& group, at::Tensor& output, at::Tensor& input,
+                                                   const c10d::ReduceScatterOptions& options) {
+  const auto coalesced = [&] {
+    std::vector<at::Tensor> outputs{output};
+    std::vector<at::Tensor> inputs{input};
+    return reduce_scatter_flat_coalesced(group, outputs, inputs, options);
+  };
+  return detail::by_what_it_has(group, coalesced, [&] {
+    if constexpr (requires { group.reduce_scatter_single(output, input, options); }) {
+      return group.reduce_scatter_single(output, input, options);
+    } else {
+      return group._reduce_scatter_base(output, input, options);
+    }
+  });
 }
 
 template <typename Group>

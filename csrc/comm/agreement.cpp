@@ -33,12 +33,24 @@ std::vector<int64_t> parsed(const std::string& numbers) {
   return values;
 }
 
-// Numbers the checked calls of each group, by its identity: a group made anew begins anew.
-int64_t next_number(const c10d::ProcessGroup& group) {
+// Numbers the checked calls of each group: a group made anew begins anew, also where it lies in the memory of
+// one that is gone.
+int64_t next_number(c10d::ProcessGroup& group) {
+  struct Count {
+    c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
+    int64_t number = 0;
+  };
   static std::mutex mutex;
-  static std::map<std::pair<const void*, const void*>, int64_t> numbers;
+  static auto* const counts = new std::map<const void*, Count>;  // NOLINT: outlives the groups
   const std::scoped_lock lock(mutex);
-  return ++numbers[{&group, group.getStore().get()}];
+  std::erase_if(*counts, [](const auto& entry) { return entry.second.group.expired(); });
+  const auto found = counts->find(&group);
+  if (found != counts->end()) {
+    return ++found->second.number;
+  }
+  const auto held = GroupPtr::unsafe_reclaim_from_nonowning(&group);
+  return counts->emplace(&group, Count{c10::weak_intrusive_ptr<c10d::ProcessGroup>(held), 1})
+      .first->second.number;
 }
 
 // How long the group waits for its ranks.

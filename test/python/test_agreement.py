@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -163,3 +164,17 @@ def restored(rank: int, world: int) -> None:
 
 def test_contexts_nest_and_leave_calls_unchecked() -> None:
     run_ranks(restored, 2)
+
+
+def agrees_in_many_groups(rank: int, world: int) -> None:
+    for _ in range(25):
+        group = dist.new_group(list(range(world)), timeout=timedelta(seconds=20))
+        with funcol.check_agreement():
+            assert funcol.all_reduce(torch.ones(1), "sum", group).item() == world
+        dist.destroy_process_group(group)
+        if rank > 0:  # so that ranks free groups, whose memory new ones get, at different times
+            gc.collect()
+
+
+def test_each_group_counts_its_calls_anew_in_whatever_memory_it_lies() -> None:
+    run_ranks(agrees_in_many_groups, 2)

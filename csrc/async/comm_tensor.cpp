@@ -12,6 +12,7 @@
 
 #include "async/arguments.h"
 #include "async/async_tensor.h"
+#include "async/held_memory.h"
 #include "async/in_place_collectives.h"
 #include "async/layers.h"
 #include "comm/custom_class.h"
@@ -123,7 +124,7 @@ at::Tensor comm_tensor(const at::Tensor& tensor) {
 
 void wait_in_place(at::TensorList written, PendingCollective::Start collective) {
   sweep_orphans();
-  const auto pending = c10::make_intrusive<PendingCollective>(std::move(collective));
+  const auto pending = hold(std::move(collective));
   for (const auto& tensor : written) {
     const auto* impl = AsyncTensorImpl::of(tensor);
     impl->in_place()->add(MemoryRange(*impl), pending);

@@ -6,12 +6,15 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+#include <chrono>
 #include <numeric>
 #include <set>
 #include <sstream>
 #include <utility>
 
 #include "async/wake_key.h"
+#include "comm/background.h"
 #include "comm/blocking.h"
 #include "comm/orphaned_works.h"
 
@@ -21,16 +24,6 @@ namespace {
 std::atomic<int64_t> num_waits{0};
 std::atomic<int64_t> num_views{0};
 
-// Gloo's reduce_scatter is an all_reduce, which keeps what it needs itself, and a copy that only wait()
-// makes: it would never say that it is done.
-bool is_done_only_by_waiting(const PendingCollective::Start& start) {
-  if (!start.op.starts_with("reduce_scatter") || start.outputs.empty()) {
-    return false;
-  }
-  const auto group = start.group.lock();
-  return group && backend_name(*group, start.outputs[0].device().type()) == "gloo";
-}
-
 int64_t num_bytes(const std::vector<at::Tensor>& tensors) {
   return std::accumulate(tensors.begin(), tensors.end(), int64_t{0}, [](int64_t sum, const auto& tensor) {
     return sum + static_cast<int64_t>(tensor.nbytes());
@@ -39,12 +32,20 @@ int64_t num_bytes(const std::vector<at::Tensor>& tensors) {
 
 // The Work goes on by itself, and what it reads and writes stays until it is done.
 void leave_running(PendingCollective::Start& start) {
-  if (is_done_only_by_waiting(start)) {
-    return;
-  }
   auto buffers = std::move(start.buffers);
   buffers.insert(buffers.end(), start.outputs.begin(), start.outputs.end());
-  adopt_orphan(std::move(start.work), std::move(buffers));
+  const bool is_on_cpu =
+      std::ranges::all_of(buffers, [](const auto& buffer) { return !buffer.defined() || buffer.is_cpu(); });
+  const bool ends_by_waiting = is_on_cpu && ends_only_by_waiting(*start.work, start.group);
+  adopt_orphan(std::move(start.work), std::move(buffers), ends_by_waiting);
+}
+
+bool is_completed(c10d::Work& work) {
+  try {
+    return work.isCompleted();
+  } catch (const std::exception&) {  // which whoever waits for it will be told
+    return true;
+  }
 }
 
 }  // namespace
@@ -70,24 +71,22 @@ PendingCollective::PendingCollective(Start&& start)
 }
 
 PendingCollective::~PendingCollective() {
-  if (state_.load(std::memory_order_acquire) == State::kRunning && start_.work) {
-    unwaited_.leave(/*is_dropped=*/true);
-    if (num_forks_at_start_ == num_forks()) {
-      leave_running(start_);
-    }
+  unwaited_.leave(/*is_dropped=*/true);
+  if (state_.load(std::memory_order_acquire) == State::kRunning && start_.work && !start_.is_kept_elsewhere &&
+      !is_in_child()) {
+    leave_running(start_);
   }
 }
 
+std::mutex& PendingCollective::mutex() noexcept { return is_in_child() ? mutex_in_child_ : mutex_; }
+
 void PendingCollective::settle() {
-  if (state_.load(std::memory_order_acquire) == State::kRunning) {
+  if (state_.load(std::memory_order_acquire) != State::kSettled) {
     Start finished;  // destroyed with the GIL, which Python's tensors need for that
-    if (!finish_if_over(finished)) {
+    if (!settle_if_over(finished)) {
       // The GIL goes before the mutex is taken: a thread that waits for the mutex while it holds the GIL
       // would keep the one that has the mutex from ever getting the GIL back.
-      run_blocking([&] {
-        const std::scoped_lock lock(mutex_);
-        finish_once(finished);
-      });
+      run_blocking([&] { settle_or_block(finished); });
     }
   }
   if (state_.load(std::memory_order_acquire) == State::kFailed) {
@@ -95,24 +94,27 @@ void PendingCollective::settle() {
   }
 }
 
-// Under the mutex.
-void PendingCollective::finish_once(Start& finished) {
-  if (state_.load(std::memory_order_relaxed) == State::kRunning) {
-    const auto outcome = finish();
-    finished = std::move(start_);
-    state_.store(outcome, std::memory_order_release);
-  }
-}
-
 // Where there is nothing to wait for, neither the Work nor the mutex, the GIL may be kept: to let it go and
 // get it back costs more than the rest.
-bool PendingCollective::finish_if_over(Start& finished) {
-  const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
-  if (!lock.owns_lock() || !is_over()) {
+bool PendingCollective::settle_if_over(Start& finished) {
+  Lock lock(mutex(), std::try_to_lock);
+  if (!lock.owns_lock() || is_awaited()) {
     return false;
   }
-  finish_once(finished);
+  if (state_.load(std::memory_order_relaxed) == State::kRunning) {
+    if (!is_over()) {
+      return false;
+    }
+    await(lock, /*checks_group=*/true);
+  }
+  take(finished);
   return true;
+}
+
+void PendingCollective::settle_or_block(Start& finished) {
+  Lock lock(mutex());
+  await(lock, /*checks_group=*/true);
+  take(finished);
 }
 
 // Not asked on a device, which takes as long to answer, nor before an epilogue that has much to do.
@@ -122,22 +124,155 @@ bool PendingCollective::is_over() const {
       (start_.epilogue && num_bytes(start_.outputs) > kFewBytes)) {
     return false;
   }
-  try {
-    return start_.work->isCompleted();
-  } catch (const std::exception&) {  // which finish() will find, too
+  return is_completed(*start_.work);
+}
+
+// Returns when the collective runs no more. One thread waits for the Work, without the mutex; others wait for
+// that thread, unless the group goes meanwhile.
+void PendingCollective::await(Lock& lock, bool checks_group) {
+  constexpr auto kGroupIsAskedFor = std::chrono::milliseconds(20);
+  while (state_.load(std::memory_order_relaxed) == State::kRunning && is_awaited()) {
+    check_group_lives();
+    changed_.wait_for(lock, kGroupIsAskedFor);
+  }
+  if (state_.load(std::memory_order_relaxed) != State::kRunning) {
+    return;
+  }
+  is_awaited_ = true;
+  num_forks_awaited_ = num_forks();
+  lock.unlock();
+  const auto outcome = finish(checks_group);
+  lock.lock();
+  is_awaited_ = false;
+  state_.store(outcome, std::memory_order_release);
+  changed_.notify_all();
+}
+
+// Somebody asked for what has arrived, or for the error. With the mutex.
+void PendingCollective::take(Start& finished) {
+  unwaited_.leave();
+  if (state_.load(std::memory_order_relaxed) == State::kArrived) {
+    if (was_let_go_ && start_.group.is_destroyed()) {
+      try {
+        raise_destroyed();
+      } catch (const c10::Error&) {
+        error_ = std::current_exception();
+      }
+      state_.store(State::kFailed, std::memory_order_release);
+      return;
+    }
+    num_waits.fetch_add(1, std::memory_order_relaxed);
+    state_.store(State::kSettled, std::memory_order_release);
+  }
+  finished = std::move(start_);
+}
+
+bool PendingCollective::let_go_if_over() {
+  Start finished;
+  Lock lock(mutex(), std::try_to_lock);
+  if (!lock.owns_lock()) {
     return false;
+  }
+  if (state_.load(std::memory_order_relaxed) != State::kRunning || is_awaited() || !start_.work ||
+      is_in_child()) {
+    return true;
+  }
+  if (!is_completed(*start_.work)) {
+    return false;
+  }
+  if (start_stream_.has_value()) {
+    // Which stream is to wait for the epilogue is known once somebody uses the result.
+    let_go_of_buffers(finished.buffers);
+    return true;
+  }
+  await(lock, /*checks_group=*/false);
+  let_go(finished);
+  return true;
+}
+
+void PendingCollective::wait_and_let_go() {
+  Start gone;
+  Lock lock(mutex());
+  if (state_.load(std::memory_order_relaxed) != State::kRunning || !start_.work) {
+    return;
+  }
+  if (start_stream_.has_value()) {
+    try {
+      start_.work->wait();
+      order_start_stream();
+      let_go_of_buffers(gone.buffers);
+    } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): settle() meets it, too
+    }
+    return;
+  }
+  try {
+    await(lock, /*checks_group=*/true);
+    let_go(gone);
+  } catch (const c10::Error&) {  // NOLINT(bugprone-empty-catch): the group is gone, which settle() finds, too
   }
 }
 
-void PendingCollective::wait_for_work() {
-  if (start_.group.is_destroyed()) {
-    leave_running(start_);
-    C10_THROW_ERROR(DistBackendError,
-                    c10::str("process group '", start_.group.name(),
-                             "' was destroyed before this result was waited for. Use results, or "
-                             "call funcol.wait_tensor on them, before destroy_process_group()."));
+bool PendingCollective::wait_aside(const c10::intrusive_ptr<PendingCollective>& collective) {
+  {
+    const Lock lock(collective->mutex());
+    auto& start = collective->start_;
+    if (collective->state_.load(std::memory_order_relaxed) != State::kRunning || !start.work ||
+        collective->start_stream_.has_value() || !ends_only_by_waiting(*start.work, start.group)) {
+      return false;
+    }
   }
-  if (num_forks_at_start_ != num_forks() && !start_.work->isCompleted()) {
+  wait_in_background([collective] {
+    Start finished;
+    Lock lock(collective->mutex());
+    if (collective->state_.load(std::memory_order_relaxed) == State::kRunning && !collective->is_awaited()) {
+      collective->await(lock, /*checks_group=*/true);
+      collective->let_go(finished);
+    }
+  });
+  return true;
+}
+
+// With the mutex, once the collective runs no more. What goes is destroyed by the caller.
+void PendingCollective::let_go(Start& gone) {
+  if (was_let_go_ || !start_.work) {
+    return;
+  }
+  described_ = describe();
+  was_let_go_ = true;
+  unwaited_.arrive();
+  gone.work = std::move(start_.work);
+  gone.buffers = std::move(start_.buffers);
+  gone.outputs = std::move(start_.outputs);
+  gone.epilogue = std::move(start_.epilogue);
+}
+
+void PendingCollective::let_go_of_buffers(std::vector<at::Tensor>& gone) {
+  const size_t num_read_later = start_.epilogue ? 1 : 0;
+  for (size_t i = 0; i + num_read_later < start_.buffers.size(); ++i) {
+    gone.push_back(std::exchange(start_.buffers[i], at::Tensor()));
+  }
+}
+
+void PendingCollective::raise_destroyed() const {
+  C10_THROW_ERROR(DistBackendError,
+                  c10::str("process group '", start_.group.name(),
+                           "' was destroyed before this result was waited for. Use results, or "
+                           "call funcol.wait_tensor on them, before destroy_process_group().\n",
+                           described_.empty() ? describe() : described_));
+}
+
+void PendingCollective::check_group_lives() const {
+  if (start_.group.is_destroyed()) {
+    raise_destroyed();
+  }
+}
+
+void PendingCollective::wait_for_work(bool checks_group) {
+  if (checks_group && start_.group.is_destroyed()) {
+    leave_running(start_);
+    raise_destroyed();
+  }
+  if (is_in_child() && (is_in_epilogue_.load(std::memory_order_acquire) || !start_.work->isCompleted())) {
     C10_THROW_ERROR(
         DistBackendError,
         "the collective runs in the parent process, and had not finished when this process was forked. "
@@ -159,22 +294,23 @@ void PendingCollective::order_start_stream() const {
   }
 }
 
-PendingCollective::State PendingCollective::finish() {
-  unwaited_.leave();
+// Without the mutex: by the one thread that waits.
+PendingCollective::State PendingCollective::finish(bool checks_group) {
   try {
     const c10::impl::ExcludeDispatchKeyGuard plain_tensors(kWakeKey);
     // What is written now is the result as autograd has it already: Gloo's reduce_scatter copies as it is
     // waited for.
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     if (start_.work) {
-      wait_for_work();
+      wait_for_work(checks_group);
     }
     if (start_.epilogue) {
+      is_in_epilogue_.store(true, std::memory_order_release);
       start_.epilogue(start_);
+      is_in_epilogue_.store(false, std::memory_order_release);
     }
     order_start_stream();
-    num_waits.fetch_add(1, std::memory_order_relaxed);
-    return State::kSettled;
+    return State::kArrived;
   } catch (c10::Error& error) {
     error.add_context(describe());
     error_ = std::current_exception();

@@ -1,4 +1,27 @@
 // A collective that was started and may still be running.
+//
+// Who may write to the tensors of a collective, and when
+//
+// A backend reads the memory that it is given until the collective is over. On every rank the input may be
+// written to, with PyTorch's functional collectives and with these:
+//
+//   operator                                    PyTorch          funcol, and why
+//   all_reduce, broadcast, reduce               after the call   after the call: it works on a copy
+//   all_gather along dim 0, all_to_all,         after the first  after the first use of the result: the input
+//     reduce_scatter along dim 0, permute,      use of the       itself is read, since a copy would cost
+//     memory the coalesced ones along dim 0, isend     result           and time
+//   all_gather along another dim                after the call:  after the call: it reads a copy, and the
+//   call
+//     (also in redistributions, async_op=True)  the call waits   does not wait
+//   reduce_scatter along another dim            after the call   after the call: it packs a copy
+//   split_sizes, scatter, gather                -                after the call
+//   a gradient, in the backward pass of         after the node:  after the node: unless nothing else reaches
+//     any of them, coalesced ones too           the node waits   its memory, a copy is read
+//   _out and in-place forms                     after wait_tensor, for the input as for what is written
+//
+// Nothing of this depends on the device: on CUDA "after" is an order on the streams that use the tensors.
+// What a collective writes is a tensor of its own until its first use, which waits, and may be written to, or
+// dropped, at any time.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -6,6 +29,7 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <atomic>
+#include <condition_variable>
 #include <exception>
 #include <functional>
 #include <mutex>
@@ -29,17 +53,24 @@ namespace funcol {
 // A failure is kept instead: every settle() raises it again, so that no use ever sees the data.
 // So is destroying the group before settle(): whether the data arrived first would be a matter of luck.
 // If the last holder goes without having settled, Work and buffers live on until the Work is done.
+//
+// A collective that is over while nobody settles it lets go of its Work and its buffers by itself
+// (held_memory.h). It counts as unwaited all the same.
 class PendingCollective final : public c10::intrusive_ptr_target {
  public:
   struct Start {
     std::string_view op;                  // as in error messages: "all_reduce"; lives for ever
     GroupRef group;                       // for the same, and to know whether it was destroyed
     c10::intrusive_ptr<c10d::Work> work;  // null: nothing to wait for
-    std::vector<at::Tensor> buffers;      // everything that the Work and the epilogue read or write
-    std::vector<at::Tensor> outputs;      // what the caller gets
+    // Everything that the Work and the epilogue read or write. Of these the epilogue reads the last one
+    // alone.
+    std::vector<at::Tensor> buffers;
+    std::vector<at::Tensor> outputs;  // what the caller gets
     // May be empty; runs once, after the Work, below autograd, and is given this.
     std::function<void(const Start&)> epilogue;
     bool is_counted = true;  // in unwaited_collectives(); false if another registry does that
+    // PyTorch's registry has Work and tensors, until somebody waits: nothing is to be let go of here.
+    bool is_kept_elsewhere = false;
   };
 
   explicit PendingCollective(Start&& start);
@@ -54,20 +85,58 @@ class PendingCollective final : public c10::intrusive_ptr_target {
   // process, a Work of its parent that had not finished at the fork is an error as well: it never will.
   void settle();
 
- private:
-  enum class State : uint8_t { kRunning, kSettled, kFailed };
+  // Lets go of what is only needed until the Work is over, if it is. Never blocks. True if there is nothing
+  // to let go of any more.
+  bool let_go_if_over();
 
-  void finish_once(Start& finished);
-  bool finish_if_over(Start& finished);
+  // Waits for the Work, without telling anybody of its error yet, and lets go. On CUDA the current stream
+  // waits, and what the epilogue needs stays.
+  void wait_and_let_go();
+
+  // Where letting go would never be, since the Work ends only by being waited for: has it waited for on
+  // another thread, to let go then. False if it ends by itself.
+  static bool wait_aside(const c10::intrusive_ptr<PendingCollective>& collective);
+
+ private:
+  enum class State : uint8_t {
+    kRunning,
+    kArrived,  // the outputs hold their values, but nobody has asked
+    kSettled,
+    kFailed
+  };
+  using Lock = std::unique_lock<std::mutex>;
+
+  std::mutex& mutex() noexcept;
+  bool is_in_child() const noexcept { return num_forks_at_start_ != num_forks(); }
+  bool is_awaited() const noexcept { return is_awaited_ && num_forks_awaited_ == num_forks(); }
   bool is_over() const;
-  State finish();
-  void wait_for_work();
+
+  bool settle_if_over(Start& finished);
+  void settle_or_block(Start& finished);
+  void await(Lock& lock, bool checks_group);
+  void take(Start& finished);
+  void let_go(Start& gone);
+  void let_go_of_buffers(std::vector<at::Tensor>& gone);
+
+  State finish(bool checks_group);
+  void wait_for_work(bool checks_group);
   void order_start_stream() const;
+  void check_group_lives() const;
+  [[noreturn]] void raise_destroyed() const;
   std::string describe() const;
 
   std::atomic<State> state_{State::kRunning};
+  // Held while state changes, never while somebody waits for the Work. A fork may find it locked by a thread
+  // that the child does not have: the child takes the other one.
   std::mutex mutex_;
+  std::mutex mutex_in_child_;
+  std::condition_variable changed_;
+  bool is_awaited_ = false;  // by a thread of the process that had forked this often:
+  uint64_t num_forks_awaited_ = 0;
+  std::atomic<bool> is_in_epilogue_{false};
   std::exception_ptr error_;
+  bool was_let_go_ = false;
+  std::string described_;  // if it was let go of
   Start start_;
   UnwaitedEntry unwaited_;
   uint64_t num_forks_at_start_;

@@ -54,6 +54,11 @@ class UnwaitedList {
     }
   }
 
+  void forget_work(UnwaitedEntry& entry) {
+    const std::scoped_lock lock(mutex_);
+    entry.work_ = nullptr;
+  }
+
   std::map<std::string, int64_t> counts() {
     const std::scoped_lock lock(mutex_);
     auto counts = num_dropped_;
@@ -67,7 +72,9 @@ class UnwaitedList {
     const std::scoped_lock lock(mutex_);
     std::vector<c10::intrusive_ptr<c10d::Work>> works;
     for (const auto* entry = first_; entry != nullptr; entry = entry->next_) {
-      works.push_back(*entry->work_);
+      if (entry->work_ != nullptr) {
+        works.push_back(*entry->work_);
+      }
     }
     return works;
   }
@@ -91,16 +98,23 @@ class UnwaitedList {
 
 void UnwaitedEntry::enter(std::string_view op, const c10::intrusive_ptr<c10d::Work>& work) {
   op_ = op;
+  is_in_ = true;
   work_ = &work;
   num_forks_ = num_forks();
   UnwaitedList::instance().add(*this);
 }
 
+void UnwaitedEntry::arrive() {
+  if (is_in_ && num_forks_ == num_forks()) {
+    UnwaitedList::instance().forget_work(*this);
+  }
+}
+
 void UnwaitedEntry::leave(bool is_dropped) {
-  if (work_ != nullptr && num_forks_ == num_forks()) {
+  if (is_in_ && num_forks_ == num_forks()) {
     UnwaitedList::instance().remove(*this, is_dropped);
   }
-  work_ = nullptr;
+  is_in_ = false;
 }
 
 std::map<std::string, int64_t> unwaited_collectives() { return UnwaitedList::instance().counts(); }

@@ -20,8 +20,11 @@ class UnwaitedEntry {
   UnwaitedEntry(const UnwaitedEntry&) = delete;
   UnwaitedEntry& operator=(const UnwaitedEntry&) = delete;
 
-  // The Work must stay as it is until leave(), `op` for ever.
+  // The Work must stay as it is until arrive() or leave(), `op` for ever.
   void enter(std::string_view op, const c10::intrusive_ptr<c10d::Work>& work);
+
+  // The Work is over and may go, but nobody waited for it.
+  void arrive();
 
   // Does nothing if it is not in. One that is dropped stays in the counts.
   void leave(bool is_dropped = false);
@@ -30,7 +33,8 @@ class UnwaitedEntry {
   friend class UnwaitedList;
 
   std::string_view op_;
-  const c10::intrusive_ptr<c10d::Work>* work_ = nullptr;
+  bool is_in_ = false;
+  const c10::intrusive_ptr<c10d::Work>* work_ = nullptr;  // null once it is over
   UnwaitedEntry* previous_ = nullptr;
   UnwaitedEntry* next_ = nullptr;
   uint64_t num_forks_ = 0;

@@ -12,11 +12,13 @@
 
 #include "async/async_tensor.h"
 #include "async/comm_tensor.h"
+#include "async/held_memory.h"
 #include "async/unwaited.h"
 #include "async/wake_key.h"
 #include "bindings/bindings.h"
 #include "bindings/python_args.h"
 #include "bindings/without_gil.h"
+#include "comm/asking_devices.h"
 #include "comm/blocking.h"
 #include "comm/orphaned_works.h"
 #include "ops/collectives.h"
@@ -139,8 +141,7 @@ void make_pending_in_place(const std::vector<at::Tensor>& written, py::function 
   wait_in_place(written, std::move(start));
 }
 
-// Waits on PyTorch's own registry: for tensors of _c10d_functional ops. The registry keeps what runs, and
-// counts what nobody waited for, so nothing has to live on if this is dropped.
+// Waits on PyTorch's own registry: for tensors of _c10d_functional ops.
 class RegistryWork final : public c10d::Work {
  public:
   explicit RegistryWork(at::Tensor tensor) : tensor_(std::move(tensor)) {}
@@ -148,7 +149,7 @@ class RegistryWork final : public c10d::Work {
     c10d::wait_tensor(tensor_);
     return true;
   }
-  bool isCompleted() override { return true; }
+  bool isCompleted() override { return false; }  // the registry cannot be asked: wait() may block
 
  private:
   at::Tensor tensor_;
@@ -159,6 +160,7 @@ at::Tensor pending_on_registry(const at::Tensor& tensor) {
   start.op = "wait_tensor";
   start.group = GroupRef("of the tensor");
   start.is_counted = false;
+  start.is_kept_elsewhere = true;
   start.work = c10::make_intrusive<RegistryWork>(tensor);
   start.outputs = {tensor.alias()};
   return as_sole_pending(std::move(start));
@@ -180,6 +182,8 @@ void bind_async(PyObject* module) {
     throw python_error();
   }
   auto m = py::reinterpret_borrow<py::module>(module);
+  py::module_::import("atexit").attr("register")(
+      py::cpp_function(stop_letting_go, py::call_guard<py::gil_scoped_release>()));
   m.def("pending_on_registry", torch::wrap_pybind_function(pending_on_registry));
   m.def("make_pending", torch::wrap_pybind_function(make_pending), py::arg("outputs"), py::arg("on_wait"),
         py::arg("op") = "test", py::arg("group") = "test", py::arg("is_over") = true);

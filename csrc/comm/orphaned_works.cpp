@@ -1,5 +1,6 @@
 #include "comm/orphaned_works.h"
 
+#include <c10/util/ScopeExit.h>
 #include <pthread.h>
 
 #include <algorithm>
@@ -8,6 +9,9 @@
 #include <iterator>
 #include <mutex>
 #include <utility>
+
+#include "comm/asking_devices.h"
+#include "comm/background.h"
 
 namespace funcol {
 namespace {
@@ -21,12 +25,9 @@ struct Orphan {
 struct Orphanage {
   std::mutex mutex;
   std::deque<Orphan> orphans;
+  std::atomic<size_t> num_waited_for{0};  // on other threads
   std::atomic<size_t> size{0};
-  std::atomic<bool> has_had_cuda{false};
 };
-
-bool never() { return false; }
-IsCapturing is_capturing = never;
 
 // A Work written in Python cannot override isCompleted(), which says no for ever; but its future may tell.
 // Backends name the operation of their Works, and may have futures that are done before the device is.
@@ -65,14 +66,18 @@ void follow_forks() {
                    new std::deque<Orphan>(std::move(home.orphans));  // NOLINT: as they were, for ever
                    home.orphans.clear();
                    home.size.store(0, std::memory_order_relaxed);
+                   home.num_waited_for.store(0, std::memory_order_relaxed);
                    home.mutex.unlock();
                  });
 }
 
 // Drops the finished ones among the first `count`, and puts the others last. Returns how many it dropped.
 size_t sweep(Orphanage& home, size_t count) {
-  if (home.size.load(std::memory_order_relaxed) == 0 ||
-      (home.has_had_cuda.load(std::memory_order_relaxed) && is_capturing())) {
+  if (home.size.load(std::memory_order_relaxed) == 0) {
+    return 0;
+  }
+  const AskingDevices asking;
+  if (!asking.is_allowed()) {
     return 0;
   }
   // Asked outside the lock: a Work may be written in Python and need the GIL to answer.
@@ -92,24 +97,33 @@ size_t sweep(Orphanage& home, size_t count) {
 
 }  // namespace
 
-void adopt_orphan(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> buffers) {
+void adopt_orphan(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> buffers,
+                  bool ends_only_by_waiting) {
   static std::once_flag follows_forks;
   std::call_once(follows_forks, follow_forks);
   auto& home = orphanage();
-  const std::scoped_lock lock(home.mutex);
-  if (std::ranges::any_of(buffers, [](const auto& buffer) { return buffer.defined() && buffer.is_cuda(); })) {
-    home.has_had_cuda.store(true, std::memory_order_relaxed);
+  if (ends_only_by_waiting) {
+    home.num_waited_for.fetch_add(1, std::memory_order_relaxed);
+    wait_in_background([&home, kept = Orphan{std::move(work), std::move(buffers)}]() mutable {
+      const auto count =
+          c10::make_scope_exit([&home] { home.num_waited_for.fetch_sub(1, std::memory_order_relaxed); });
+      const auto orphan = std::move(kept);  // goes before the count does
+      orphan.work->wait();
+    });
+    return;
   }
+  if (std::ranges::any_of(buffers, [](const auto& buffer) { return buffer.defined() && buffer.is_cuda(); })) {
+    note_cuda_is_used();
+  }
+  const std::scoped_lock lock(home.mutex);
   home.orphans.push_back({std::move(work), std::move(buffers)});
   home.size.store(home.orphans.size(), std::memory_order_relaxed);
 }
 
-void set_is_capturing(IsCapturing is_capturing_now) { is_capturing = is_capturing_now; }
-
 size_t sweep_orphans() {
   auto& home = orphanage();
   sweep(home, home.size.load(std::memory_order_relaxed));
-  return home.size.load(std::memory_order_relaxed);
+  return home.size.load(std::memory_order_relaxed) + home.num_waited_for.load(std::memory_order_relaxed);
 }
 
 void sweep_some_orphans() {

@@ -2,7 +2,7 @@
 //
 // A collective that was started must run to its end on every rank, and its buffers must outlive it,
 // also when this rank dropped the result without looking at it. Such a Work is kept here, with the
-// tensors it reads and writes, until it is done. Nobody waits: a later call drops what has finished.
+// tensors it reads and writes, until it is done. No caller waits: a later call drops what has finished.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,14 +12,12 @@
 
 namespace funcol {
 
-void adopt_orphan(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> buffers);
+// A Work that ends only when it is waited for is waited for, on a thread of its own (comm/background.h).
+void adopt_orphan(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> buffers,
+                  bool ends_only_by_waiting = false);
 
-// Says whether a CUDA graph is being captured on the current stream. No orphan is asked then: to query an
-// event ends a capture. The Python bindings set one that asks PyTorch; the default says no.
-using IsCapturing = bool (*)();
-void set_is_capturing(IsCapturing is_capturing);
-
-// Drops the finished ones; how many are still running. Cheap while there are none.
+// Drops the finished ones; how many are still running. Cheap while there are none. None is asked where that
+// is not allowed (comm/asking_devices.h).
 size_t sweep_orphans();
 
 // The same for a few of them, others at each call, until it meets some that all run: what a collective that

@@ -45,7 +45,7 @@ Start start_all_gather(const at::Tensor& input, int64_t dim, const GroupPtr& gro
   constexpr auto kOp = "all_gather_into_tensor";
   const BelowAutograd below_autograd;
   dim = wrap_dim(dim, input, kOp);
-  auto source = contiguous_input(input);
+  auto source = dim == 0 ? contiguous_input(input) : private_input(input);
   const int64_t num_ranks = group->getSize();
   if (agreement_is_checked()) {
     agree(*group, kOp, c10::str("dim=", dim), describe_tensors(source));
@@ -91,12 +91,13 @@ Start start_uneven_all_gather(const at::Tensor& input, int64_t dim, at::Optional
     agree(*group, kOp, c10::str("dim=", parts.dim(), ", split_sizes=", *split_sizes),
           describe_tensors(input, parts.dim()));
   }
-  auto source = contiguous_input(input).view(-1);
   const auto stride = parts.max_numel();
-  if (source.numel() < stride) {
-    const auto padded = at::zeros(stride, input.options());
-    padded.narrow(0, 0, source.numel()).copy_(source);
-    source = padded;
+  at::Tensor source;
+  if (input.numel() < stride) {
+    source = at::zeros(stride, input.options());
+    source.narrow(0, 0, input.numel()).copy_(contiguous_input(input).view(-1));
+  } else {
+    source = private_input(input).view(-1);
   }
   const auto gathered = fresh_tensor(parts.num_parts() * stride, input);
   auto work = start_flat(source, gathered, *group);

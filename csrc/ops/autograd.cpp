@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "async/held_memory.h"
 #include "async/layers.h"
 #include "comm/process_group.h"
 #include "ops/composed.h"
@@ -81,6 +82,7 @@ struct AllReduce : Function<AllReduce> {
   }
 
   static Tensors backward(AutogradContext* ctx, const Tensors& gradients) {
+    const GradientCollectives collectives;
     const auto& group = ctx->saved_data["group"];
     const auto total =
         call::all_reduce(gradients[0], totalling_op(ctx->saved_data["reduce_op"], "all_reduce"), group);
@@ -104,9 +106,13 @@ struct AllGather : Function<AllGather> {
   }
 
   static Tensors backward(AutogradContext* ctx, const Tensors& gradients) {
+    const GradientCollectives collectives;
     const auto sizes = saved_sizes(ctx);
-    const auto own = call::reduce_scatter_along_dim(gradients[0], "sum", ctx->saved_data["dim"].toInt(),
-                                                    ctx->saved_data["group"], as_argument(sizes));
+    const auto dim = ctx->saved_data["dim"].toInt();
+    const bool is_packed = sizes.has_value() || (dim != 0 && dim + gradients[0].dim() != 0);
+    const auto whole = is_packed ? gradients[0] : GradientCollectives::unshared(gradients[0]);
+    const auto own =
+        call::reduce_scatter_along_dim(whole, "sum", dim, ctx->saved_data["group"], as_argument(sizes));
     return {ctx->saved_data["is_scalar"].toBool() ? own.squeeze(0) : own, {}, {}, {}};
   }
 };
@@ -128,18 +134,20 @@ struct ReduceScatter : Function<ReduceScatter> {
     const auto& group = ctx->saved_data["group"];
     const auto dim = ctx->saved_data["dim"].toInt();
     const auto sizes = saved_sizes(ctx);
+    const GradientCollectives collectives;
     const auto gathered = [&](const Tensor& part) {
       return part.defined() ? call::all_gather_along_dim(part, dim, group, as_argument(sizes)) : part;
     };
     const auto& reduce_op = ctx->saved_data["reduce_op"];
     const auto values = saved_values(ctx);
-    return {
-        reduction_gradient(gathered(weighted(gradients[0], reduce_op, group, "reduce_scatter_tensor")),
-                           values.input, gathered(values.output), reduce_op, group, "reduce_scatter_tensor"),
-        {},
-        {},
-        {},
-        {}};
+    const auto part = GradientCollectives::unshared(gradients[0]);
+    return {reduction_gradient(gathered(weighted(part, reduce_op, group, "reduce_scatter_tensor")),
+                               values.input, gathered(GradientCollectives::unshared(values.output)),
+                               reduce_op, group, "reduce_scatter_tensor"),
+            {},
+            {},
+            {},
+            {}};
   }
 };
 
@@ -156,10 +164,9 @@ struct AllToAll : Function<AllToAll> {
   static Tensors backward(AutogradContext* ctx, const Tensors& gradients) {
     const auto output_splits = ctx->saved_data["output_splits"].toSymIntVector();
     const auto input_splits = ctx->saved_data["input_splits"].toSymIntVector();
-    return {call::all_to_all_single(gradients[0], input_splits, output_splits, ctx->saved_data["group"]),
-            {},
-            {},
-            {}};
+    const GradientCollectives collectives;
+    const auto sent = GradientCollectives::unshared(gradients[0]);
+    return {call::all_to_all_single(sent, input_splits, output_splits, ctx->saved_data["group"]), {}, {}, {}};
   }
 };
 
@@ -180,8 +187,10 @@ struct Permute : Function<Permute> {
     const PermuteSplits splits(destinations, *group_from_ivalue(group, "permute_tensor"));
     SymSizes row_sizes{SymInt(splits.num_received)};
     row_sizes.insert(row_sizes.end(), sizes.begin(), sizes.end());
+    const GradientCollectives collectives;
+    const auto gradient = GradientCollectives::unshared(gradients[0]);
     const auto rows =
-        call::all_to_all_single(gradients[0].reshape_symint(row_sizes), c10::fromIntArrayRefSlow(splits.sent),
+        call::all_to_all_single(gradient.reshape_symint(row_sizes), c10::fromIntArrayRefSlow(splits.sent),
                                 c10::fromIntArrayRefSlow(splits.received), group);
     return {splits.num_sent == 1 ? rows.squeeze(0) : zeros_after(rows, sizes), {}, {}};
   }
@@ -195,6 +204,7 @@ struct Broadcast : Function<Broadcast> {
   }
 
   static Tensors backward(AutogradContext* ctx, const Tensors& gradients) {
+    const GradientCollectives collectives;
     return {call::reduce(gradients[0], "sum", ctx->saved_data["source"].toInt(), ctx->saved_data["group"]),
             {},
             {}};
@@ -213,6 +223,7 @@ struct Reduce : Function<Reduce> {
   }
 
   static Tensors backward(AutogradContext* ctx, const Tensors& gradients) {
+    const GradientCollectives collectives;
     const auto& group = ctx->saved_data["group"];
     const auto sent = [&](const Tensor& tensor) {
       return tensor.defined() ? call::broadcast(tensor, ctx->saved_data["destination"].toInt(), group)
@@ -241,6 +252,7 @@ struct Scatter : Function<Scatter> {
   }
 
   static Tensors backward(AutogradContext* ctx, const Tensors& gradients) {
+    const GradientCollectives collectives;
     const auto& group = ctx->saved_data["group"];
     const auto source = ctx->saved_data["source"].toInt();
     const auto sizes = saved_sizes(ctx);
@@ -279,6 +291,7 @@ struct Gather : Function<Gather> {
 
   // Ranks other than the root have an empty gradient; a scatter takes the whole's shape from them.
   static Tensors backward(AutogradContext* ctx, const Tensors& gradients) {
+    const GradientCollectives collectives;
     const auto& group = ctx->saved_data["group"];
     const auto destination = ctx->saved_data["destination"].toInt();
     const auto sizes = saved_sizes(ctx);

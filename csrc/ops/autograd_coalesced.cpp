@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "async/held_memory.h"
 #include "comm/process_group.h"
 #include "compat/autograd_node.h"
 #include "ops/autograd.h"
@@ -66,6 +67,7 @@ Tensors all_reduce_coalesced(TensorList inputs, const IValue& reduce_op, const I
   const auto rule = [](const Tensors& gradients, const RuleNode::Values& values, const RuleNode::Data& data) {
     const auto& reduce_op = data[0];
     const auto& group = data[1];
+    const GradientCollectives collectives;
     auto totals = call::all_reduce_coalesced(gradients, totalling_op(reduce_op, kOp), group);
     return apply_reduction_rule(std::move(totals), values.inputs, values.outputs, reduce_op, group, kOp);
   };
@@ -85,7 +87,9 @@ Tensors all_gather_coalesced(TensorList inputs, const IValue& group) {
   const auto rule = [](const Tensors& gradients, const RuleNode::Values&, const RuleNode::Data& data) {
     const auto are_scalars = data[0].toBoolList();
     const std::vector<int64_t> dims(gradients.size(), 0);
-    auto own = call::reduce_scatter_along_dims_coalesced(gradients, "sum", dims, data[1]);
+    const GradientCollectives collectives;
+    const auto wholes = GradientCollectives::unshared(gradients);
+    auto own = call::reduce_scatter_along_dims_coalesced(wholes, "sum", dims, data[1]);
     for (size_t i = 0; i < own.size(); ++i) {
       own[i] = are_scalars[i] ? own[i].squeeze(0) : own[i];
     }
@@ -103,11 +107,13 @@ Tensors reduce_scatter_coalesced(TensorList inputs, const IValue& reduce_op, at:
     const auto& reduce_op = data[0];
     const auto& group = data[1];
     const auto dims = data[2].toIntVector();
+    const GradientCollectives collectives;
     Tensors parts;
     for (const auto& gradient : gradients) {
-      parts.push_back(weighted(gradient, reduce_op, group, kOp));
+      parts.push_back(weighted(GradientCollectives::unshared(gradient), reduce_op, group, kOp));
     }
-    const auto results = values.outputs.empty() ? Tensors() : gathered(values.outputs, dims, group);
+    const auto saved = GradientCollectives::unshared(values.outputs);
+    const auto results = saved.empty() ? Tensors() : gathered(saved, dims, group);
     return apply_reduction_rule(gathered(parts, dims, group), values.inputs, results, reduce_op, group, kOp);
   };
   return recorded(inputs, std::move(outputs), kOp, depends_on_values(reduce_op, kOp), rule,

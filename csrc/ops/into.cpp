@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "async/async_tensor.h"
+#include "async/held_memory.h"
 #include "comm/orphaned_works.h"
 #include "compat/autograd_node.h"
 #include "ops/autograd.h"
@@ -110,13 +111,16 @@ Tensors broadcast_rule(const Tensors& gradients, const RuleNode::Values&, const 
 Tensors all_gather_rule(const Tensors& gradients, const RuleNode::Values&, const RuleNode::Data& data) {
   const auto& group = data[1];
   const auto num_ranks = group_from_ivalue(group, "all_gather_into_tensor")->getSize();
-  const auto whole = gradients.size() == 1 ? in_parts(gradients[0], num_ranks) : joined(gradients);
+  const GradientCollectives collectives;
+  const auto whole = gradients.size() == 1 ? in_parts(GradientCollectives::unshared(gradients[0]), num_ranks)
+                                           : joined(gradients);
   return {shaped(call::reduce_scatter_along_dim(whole, "sum", 0, group), data[0].toIntVector())};
 }
 
 Tensor gradient_of_whole(const Tensor& part, const IValue& reduce_op, const IValue& group) {
   constexpr auto kOp = "reduce_scatter_tensor";
-  const auto weighted = autograd::weighted(part, reduce_op, group, kOp);
+  const GradientCollectives collectives;
+  const auto weighted = autograd::weighted(GradientCollectives::unshared(part), reduce_op, group, kOp);
   const auto whole = call::all_gather_along_dim(weighted, 0, group);
   return autograd::reduction_gradient(whole, {}, {}, reduce_op, group, kOp);
 }

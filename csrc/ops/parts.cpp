@@ -76,7 +76,7 @@ bool Parts::lie_in_order() const { return is_rank_major(shape_, dim_); }
 
 at::Tensor Parts::pack(const at::Tensor& whole) const {
   if (lie_in_order()) {
-    return contiguous_input(whole).view(-1);
+    return private_input(whole).view(-1);
   }
   if (are_equal()) {
     return split_shards(whole, num_parts(), dim_).view(-1);

@@ -39,7 +39,7 @@ class Parts {
   // The rank's part of `whole`, a view.
   at::Tensor of(const at::Tensor& whole, int64_t rank) const;
 
-  // The parts of `whole`, each contiguous, one after the other in a flat tensor. At most one copy.
+  // The parts of `whole`, each contiguous, one after the other in a flat tensor of its own. One copy.
   at::Tensor pack(const at::Tensor& whole) const;
   // As pack(), with every part padded by zeros to max_numel().
   at::Tensor pack_padded(const at::Tensor& whole) const;

@@ -23,10 +23,13 @@ void check_divisible(const at::Tensor& input, int64_t dim, const c10d::ProcessGr
                     group_name(group), "'. Pad it, or scatter another dim.");
 }
 
-// `input` contiguous, with the ranks' blocks one after the other.
+// `input` contiguous, with the ranks' blocks one after the other. In memory of its own, unless dim is 0.
 at::Tensor rank_major_input(const at::Tensor& input, int64_t dim, int64_t num_ranks) {
   settle(input);
-  return is_rank_major(input.sizes(), dim) ? contiguous_input(input) : split_shards(input, num_ranks, dim);
+  if (dim == 0) {
+    return contiguous_input(input);
+  }
+  return is_rank_major(input.sizes(), dim) ? private_input(input) : split_shards(input, num_ranks, dim);
 }
 
 at::Tensor empty_share(const at::Tensor& input, int64_t dim, int64_t num_ranks) {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "async/async_tensor.h"
+#include "async/held_memory.h"
 #include "comm/blocking.h"
 #include "comm/orphaned_works.h"
 #include "ops/collectives.h"
@@ -40,7 +41,7 @@ std::vector<at::Tensor> as_pending(Start start) {
   std::vector<at::Tensor> results;
   results.reserve(start.outputs.size());
   const auto outputs = start.outputs;
-  auto pending = c10::make_intrusive<PendingCollective>(std::move(start));
+  auto pending = hold(std::move(start));
   for (const auto& output : outputs) {
     results.push_back(AsyncTensorImpl::wrap(output, pending));
   }
@@ -49,8 +50,8 @@ std::vector<at::Tensor> as_pending(Start start) {
 
 at::Tensor as_sole_pending(Start start) {
   sweep_some_orphans();
-  const auto& output = start.outputs[0];  // whose list is moved as a whole
-  return AsyncTensorImpl::wrap(output, c10::make_intrusive<PendingCollective>(std::move(start)));
+  const auto output = start.outputs[0];  // a reference to it would not outlive what is let go of
+  return AsyncTensorImpl::wrap(output, hold(std::move(start)));
 }
 
 std::vector<at::Tensor> as_registered(const Start& start) {

@@ -83,7 +83,7 @@ Start start_gather(const at::Tensor& input, int64_t destination, int64_t dim,
           describe_tensors(input, parts.dim()));
   }
   const bool receives = group->getRank() == destination;
-  auto sent = contiguous_input(input).view(-1);
+  auto sent = private_input(input).view(-1);
   const auto received = fresh_tensor(receives ? parts.whole_numel() : 0, input);
   auto work = exchange(sent, received, receives ? parts.numels() : only(destination, 0, *group),
                        only(destination, sent.numel(), *group), *group);

@@ -90,6 +90,14 @@ at::Tensor contiguous_input(const at::Tensor& tensor) {
   return tensor.is_contiguous() ? alias_for_backend(tensor) : tensor.contiguous();
 }
 
+at::Tensor private_input(const at::Tensor& tensor) {
+  auto input = contiguous_input(tensor);
+  return input.unsafeGetTensorImpl()->unsafe_storage().is_alias_of(
+             tensor.unsafeGetTensorImpl()->unsafe_storage())
+             ? contiguous_copy(input)
+             : input;
+}
+
 at::Tensor contiguous_copy(const at::Tensor& tensor) {
   const bool is_plain = tensor.is_cpu() && tensor.layout() == at::kStrided && tensor.is_contiguous() &&
                         !tensor.is_conj() && !tensor.is_neg() && !tensor.is_quantized() &&

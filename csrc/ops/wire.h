@@ -34,6 +34,10 @@ at::Tensor in_shape(at::Tensor contiguous, at::IntArrayRef sizes);
 // that of `tensor` unless it has to be copied.
 at::Tensor contiguous_input(const at::Tensor& tensor);
 
+// The same, in memory that nobody else has: for a call after which the caller may write to `tensor` (see
+// async/pending_collective.h).
+at::Tensor private_input(const at::Tensor& tensor);
+
 // A contiguous copy of `tensor`, which is settled.
 at::Tensor contiguous_copy(const at::Tensor& tensor);
 

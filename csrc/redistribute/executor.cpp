@@ -59,7 +59,7 @@ at::Tensor Execution::run(const at::Tensor& local, bool async_op, const MaskHook
   if (steps_.empty()) {
     return local;
   }
-  Value value{local, /*is_callers=*/true};
+  Value value{local, /*is_callers=*/true, /*may_change=*/async_op};
   for (const auto& step : steps_) {
     value = step->run(value, masks);
   }

@@ -267,7 +267,7 @@ class AllToAll final : public LocalStep {
     const auto& tensor = value.tensor;
     const bool is_recorded = at::GradMode::is_enabled() && tensor.requires_grad();
     if (!is_recorded && !tensor.is_meta() && !has_active_layers() && !belongs_to_layer(tensor)) {
-      return {start(tensor), false};
+      return {start(value), false};
     }
     const auto received = call::all_to_all_single(transport_->pack(tensor), received_, sent_, group_);
     return {transport_->unpack(received), false};
@@ -286,10 +286,14 @@ class AllToAll final : public LocalStep {
   }
 
   // Nobody watches: what was received is unpacked at the first use of the result.
-  at::Tensor start(const at::Tensor& local) const {
+  at::Tensor start(const Value& local) const {
     const BelowAutograd below_autograd;
-    auto start = start_all_to_all(transport_->pack_plain(local), transport_->received_numels(),
-                                  transport_->sent_numels(), group_from_ivalue(group_, kOp));
+    auto packed = transport_->pack_plain(local.tensor);
+    if (local.may_change && packed.is_alias_of(local.tensor)) {
+      packed = contiguous_copy(packed);
+    }
+    auto start = start_all_to_all(packed, transport_->received_numels(), transport_->sent_numels(),
+                                  group_from_ivalue(group_, kOp));
     start.buffers.push_back(start.outputs[0]);
     const auto& received = start.buffers.back();
     if (transport_->unpacks_to_view()) {
@@ -327,7 +331,8 @@ class Split final : public LocalStep {
   }
 
   Value run(const Value& value, const MaskHooks& /*masks*/) const override {
-    return {select(value.tensor, selection_), value.is_callers && !select_copies(selection_)};
+    const bool is_callers = value.is_callers && !select_copies(selection_);
+    return {select(value.tensor, selection_), is_callers, is_callers && value.may_change};
   }
 
   // Copied at once: a view would be later.
@@ -391,7 +396,8 @@ class Embed final : public LocalStep {
     for (const auto& [dim, runs] : margins_) {
       tensor = embed(tensor, dim, runs);
     }
-    return {tensor, value.is_callers && margins_.empty()};
+    const bool is_callers = value.is_callers && margins_.empty();
+    return {tensor, is_callers, is_callers && value.may_change};
   }
 
  private:

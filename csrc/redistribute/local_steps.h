@@ -14,6 +14,7 @@ namespace funcol {
 struct Value {
   at::Tensor tensor;
   bool is_callers;  // its memory is that of the tensor that the caller gave
+  bool may_change = false;  // and the caller may write to it while a collective that reads it still runs
 };
 
 class LocalStep {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "async/async_tensor.h"
+#include "async/held_memory.h"
 #include "async/layers.h"
 #include "async/pending_collective.h"
 #include "comm/orphaned_works.h"
@@ -23,7 +24,7 @@ bool is_watched(const at::Tensor& tensor) {
 // Items that go together, on their way.
 class Bundle {
  public:
-  explicit Bundle(const ManyItem& item) : first_(&item) {}
+  Bundle(const ManyItem& item, bool async_op) : first_(&item), async_op_(async_op) {}
 
   // True if `item` is added; false if it does not belong here, or would be too much.
   bool add(const ManyItem& item, size_t index, int64_t together_bytes) {
@@ -34,7 +35,7 @@ class Bundle {
     bytes_ += bytes;
     indices_.push_back(index);
     executions_.push_back(item.execution.get());
-    values_.push_back({item.local, /*is_callers=*/true});
+    values_.push_back({item.local, /*is_callers=*/true, /*may_change=*/async_op_});
     return true;
   }
 
@@ -63,20 +64,20 @@ class Bundle {
     }
   }
 
-  void finish(bool async_op, std::vector<at::Tensor>& results) {
+  void finish(std::vector<at::Tensor>& results) {
     const bool has_steps = num_steps() > 0;
-    if (pending_ && !async_op) {
+    if (pending_ && !async_op_) {
       pending_->settle();
     }
     for (size_t i = 0; i < values_.size(); ++i) {
       auto& result = results[indices_[i]];
       if (pending_) {
-        result = async_op ? AsyncTensorImpl::wrap(values_[i].tensor, pending_) : values_[i].tensor;
+        result = async_op_ ? AsyncTensorImpl::wrap(values_[i].tensor, pending_) : values_[i].tensor;
         result = executions_[i]->steps().back()->finish(std::move(result));
       } else {
         result = has_steps ? own_result(values_[i]) : values_[i].tensor;
       }
-      if (!async_op && has_steps) {
+      if (!async_op_ && has_steps) {
         settle(result);
       }
     }
@@ -96,10 +97,11 @@ class Bundle {
     for (size_t i = 0; i < values_.size(); ++i) {
       values_[i] = {start.outputs[i], /*is_callers=*/false};
     }
-    pending_ = c10::make_intrusive<PendingCollective>(std::move(start));
+    pending_ = hold(std::move(start));
   }
 
   const ManyItem* first_;
+  bool async_op_;
   int64_t bytes_ = 0;
   std::vector<size_t> indices_;
   std::vector<const Execution*> executions_;
@@ -107,7 +109,7 @@ class Bundle {
   c10::intrusive_ptr<PendingCollective> pending_;
 };
 
-std::vector<Bundle> bundles_of(const std::vector<ManyItem>& items, int64_t together_bytes) {
+std::vector<Bundle> bundles_of(const std::vector<ManyItem>& items, bool async_op, int64_t together_bytes) {
   std::vector<Bundle> bundles;
   std::vector<size_t> open;  // the last bundle of each kind
   for (size_t i = 0; i < items.size(); ++i) {
@@ -122,7 +124,7 @@ std::vector<Bundle> bundles_of(const std::vector<ManyItem>& items, int64_t toget
     } else {
       *alike = bundles.size();
     }
-    bundles.emplace_back(item).add(item, i, together_bytes);
+    bundles.emplace_back(item, async_op).add(item, i, together_bytes);
   }
   return bundles;
 }
@@ -142,7 +144,7 @@ std::vector<at::Tensor> run_many(const std::vector<ManyItem>& items, bool async_
     return results;
   }
   sweep_some_orphans();
-  auto bundles = bundles_of(items, together_bytes);
+  auto bundles = bundles_of(items, async_op, together_bytes);
   bool goes_on = true;
   for (size_t step = 0; goes_on; ++step) {
     goes_on = false;
@@ -154,7 +156,7 @@ std::vector<at::Tensor> run_many(const std::vector<ManyItem>& items, bool async_
     }
   }
   for (auto& bundle : bundles) {
-    bundle.finish(async_op, results);
+    bundle.finish(results);
   }
   return results;
 }

@@ -221,7 +221,7 @@ def drops_before_the_peer_joins(rank: int, world: int) -> None:
     if rank == 0:
         data = np.ones((2, 3), dtype=np.float32)
         watched = weakref.ref(data)
-        result = funcol.all_gather_tensor(torch.from_numpy(data), 1, group)
+        result = funcol.all_gather_tensor(torch.from_numpy(data), 0, group)
         assert funcol.is_pending(result)
         del data, result
         gc.collect()
@@ -235,8 +235,8 @@ def drops_before_the_peer_joins(rank: int, world: int) -> None:
             assert time.monotonic() < deadline, "the input of a finished Work is still kept"
     else:
         store.wait(["dropped"])
-        gathered = funcol.all_gather_tensor(torch.zeros(2, 3), 1, group)
-        assert gathered.tolist() == [[1, 1, 1, 0, 0, 0]] * 2
+        gathered = funcol.all_gather_tensor(torch.zeros(2, 3), 0, group)
+        assert gathered.tolist() == [[1, 1, 1]] * 2 + [[0, 0, 0]] * 2
     dist.destroy_process_group(group)
     store.delete_key("dropped")
 

@@ -1,7 +1,10 @@
 #include "async/pending_collective.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <stdexcept>
 #include <string>
@@ -196,6 +199,56 @@ TEST(PendingCollective, KeepsInputsAliveUntilTheWorkIsDoneAndNotLonger) {
   EXPECT_EQ(input.use_count(), 2);
   collective->settle();
   EXPECT_EQ(input.use_count(), 1);
+}
+
+TEST(PendingCollective, RaisesOnOneThreadThatItsGroupIsGoneWhileAnotherWaits) {
+  auto group = c10::make_intrusive<c10d::ProcessGroup>(0, 2);
+  std::atomic<bool> is_waited_for{false};
+  std::atomic<bool> may_end{false};
+  PendingCollective::Start start;
+  start.op = "all_reduce";
+  start.group = group;
+  start.work = c10::make_intrusive<FakeWork>([&] {
+    is_waited_for = true;
+    while (!may_end) {
+      std::this_thread::yield();
+    }
+  });
+  auto collective = c10::make_intrusive<PendingCollective>(std::move(start));
+  std::thread waiter([&] { collective->settle(); });
+  while (!is_waited_for) {
+    std::this_thread::yield();
+  }
+  group.reset();
+  EXPECT_PRED_FORMAT2(IsSubstring, "was destroyed", error_of(*collective));
+  may_end = true;
+  waiter.join();
+}
+
+TEST(PendingCollective, ThatAThreadWaitedForAtAForkIsAnErrorInTheChild) {
+  std::atomic<bool> is_waited_for{false};
+  std::atomic<bool> may_end{false};
+  auto collective = pending(c10::make_intrusive<FakeWork>([&] {
+    is_waited_for = true;
+    while (!may_end) {
+      std::this_thread::yield();
+    }
+  }));
+  std::thread waiter([&] { collective->settle(); });
+  while (!is_waited_for) {
+    std::this_thread::yield();
+  }
+  const auto child = fork();
+  if (child == 0) {
+    alarm(30);
+    const auto error = error_of(*collective);
+    _exit(error.find("had not finished when this process was forked") != std::string::npos ? 0 : 1);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+  may_end = true;
+  waiter.join();
 }
 
 }  // namespace

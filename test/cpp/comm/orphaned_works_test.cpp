@@ -4,8 +4,11 @@
 #include <ATen/core/ivalue.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <thread>
 #include <vector>
 
+#include "comm/asking_devices.h"
 #include "support/fake_work.h"
 
 namespace funcol {
@@ -100,6 +103,25 @@ TEST_F(OrphanedWorks, WithoutAnAnswerOfTheirOwnAreDoneWithTheirFuture) {
   EXPECT_EQ(sweep_orphans(), 1);
   work->future->markCompleted(c10::IValue());
   EXPECT_EQ(sweep_orphans(), 0);
+}
+
+TEST_F(OrphanedWorks, ThatEndOnlyByWaitingAreWaitedForAsideAndThenGo) {
+  const auto buffer = at::zeros({3});
+  std::atomic<bool> may_end{false};
+  adopt_orphan(c10::make_intrusive<FakeWork>([&] {
+                 while (!may_end) {
+                   std::this_thread::yield();
+                 }
+               }),
+               {buffer}, /*ends_only_by_waiting=*/true);
+  EXPECT_EQ(sweep_orphans(), 1);
+  EXPECT_EQ(buffer.use_count(), 2);
+  may_end = true;
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (sweep_orphans() > 0 && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::yield();
+  }
+  EXPECT_EQ(buffer.use_count(), 1);
 }
 
 }  // namespace

@@ -1,0 +1,291 @@
+#include "async/held_memory.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <iterator>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "async/async_tensor.h"
+#include "async/layers.h"
+#include "comm/asking_devices.h"
+#include "comm/blocking.h"
+
+namespace funcol {
+namespace {
+
+using PendingPtr = c10::intrusive_ptr<PendingCollective>;
+
+constexpr int64_t kLittle = 4096;            // bytes
+constexpr int64_t kMuch = int64_t{4} << 20;  // of a backward pass
+constexpr size_t kFew = 16;                  // that a collective which starts looks at
+constexpr auto kTick = std::chrono::milliseconds(10);
+constexpr int kIdleTicks = 100;  // until the thread sleeps
+
+struct Holder {
+  c10::weak_intrusive_ptr<PendingCollective> collective;
+  bool is_on_cpu;
+  int64_t gradient_bytes;  // if a backward pass started it, else 0
+  int num_asked = 0;
+};
+
+thread_local int num_gradient_nodes = 0;
+
+class HeldMemory {
+ public:
+  // Never destroyed: its thread may be in it while the process exits.
+  static HeldMemory& instance() {
+    static auto* const memory = new HeldMemory();  // NOLINT(cppcoreguidelines-owning-memory)
+    return *memory;
+  }
+
+  void add(const PendingPtr& collective, bool is_on_cpu, int64_t num_bytes) {
+    const std::scoped_lock lock(mutex_);
+    holders_.push_back({c10::weak_intrusive_ptr<PendingCollective>(collective), is_on_cpu,
+                        num_gradient_nodes > 0 ? num_bytes : 0});
+    num_holders_.store(holders_.size(), std::memory_order_relaxed);
+    if (!is_on_cpu || is_stopped_) {
+      return;
+    }
+    if (!has_thread_) {
+      has_thread_ = true;
+      thread_ = std::thread([this] { run(); });
+    } else if (is_asleep_) {
+      wakes_.notify_one();
+    }
+  }
+
+  // The oldest ones, until one of them still runs.
+  void let_go_of_few() {
+    if (num_holders_.load(std::memory_order_relaxed) == 0) {
+      return;
+    }
+    const AskingDevices asking;
+    for (size_t i = 0; i < kFew; ++i) {
+      auto holder = take_first(asking.is_allowed());
+      if (!holder.has_value()) {
+        return;
+      }
+      if (!is_done(*holder)) {
+        return put_back({&*holder, 1});
+      }
+    }
+  }
+
+  // Until what backward passes hold is not much.
+  void wait_for_gradients() {
+    if (num_holders_.load(std::memory_order_relaxed) == 0) {
+      return;
+    }
+    while (const auto collective = oldest_of_much()) {
+      run_blocking([&] { collective->wait_and_let_go(); });
+    }
+  }
+
+  void stop() {
+    std::unique_lock lock(mutex_);
+    is_stopped_ = true;
+    wakes_.notify_one();
+    if (has_thread_) {
+      has_thread_ = false;
+      auto thread = std::move(thread_);
+      lock.unlock();
+      thread.join();
+    }
+  }
+
+ private:
+  // A fork waits until no thread is inside. The child starts without holders, and without a thread.
+  HeldMemory() {
+    pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); },
+                   [] { instance().begin_anew(); });
+  }
+
+  void begin_anew() {
+    new std::deque<Holder>(std::move(holders_));  // NOLINT: the parent's, as they were
+    new std::thread(std::move(thread_));          // NOLINT: which the child does not have
+    new (&wakes_) std::condition_variable();      // its waiter is the parent's
+    holders_.clear();
+    num_holders_.store(0, std::memory_order_relaxed);
+    has_thread_ = false;
+    is_asleep_ = false;
+    mutex_.unlock();
+  }
+
+  void run() {
+    int num_idle = 0;
+    std::unique_lock lock(mutex_);
+    while (!is_stopped_) {
+      const bool is_idle = std::ranges::none_of(holders_, &Holder::is_on_cpu);
+      num_idle = is_idle ? num_idle + 1 : 0;
+      if (num_idle > kIdleTicks) {
+        is_asleep_ = true;
+        wakes_.wait(lock);
+        is_asleep_ = false;
+        num_idle = 0;
+        continue;
+      }
+      wakes_.wait_for(lock, kTick);
+      if (!is_idle) {
+        lock.unlock();
+        look_at_all();
+        lock.lock();
+      }
+    }
+  }
+
+  void look_at_all() {
+    auto holders = take_those_on_cpu();
+    std::erase_if(holders, [](Holder& holder) { return is_done(holder) || waits_aside(holder); });
+    put_back(holders);
+  }
+
+  // Nothing if there is none, or one on a device that is not to be asked.
+  std::optional<Holder> take_first(bool may_ask_devices) {
+    const std::scoped_lock lock(mutex_);
+    if (holders_.empty() || !(may_ask_devices || holders_.front().is_on_cpu)) {
+      return std::nullopt;
+    }
+    std::optional<Holder> first(std::move(holders_.front()));
+    holders_.pop_front();
+    num_holders_.store(holders_.size(), std::memory_order_relaxed);
+    return first;
+  }
+
+  // Taken out; null if they do not hold much together.
+  PendingPtr oldest_of_much() {
+    const std::scoped_lock lock(mutex_);
+    int64_t num_bytes = 0;
+    for (const auto& holder : holders_) {
+      num_bytes += holder.collective.expired() ? 0 : holder.gradient_bytes;
+    }
+    if (num_bytes <= kMuch) {
+      return {};
+    }
+    const auto oldest = std::ranges::find_if(holders_, [](const auto& holder) {
+      return holder.gradient_bytes > 0 && !holder.collective.expired();
+    });
+    auto collective = oldest->collective.lock();
+    holders_.erase(oldest);
+    num_holders_.store(holders_.size(), std::memory_order_relaxed);
+    return collective;
+  }
+
+  std::vector<Holder> take_those_on_cpu() {
+    std::vector<Holder> taken;
+    const std::scoped_lock lock(mutex_);
+    const auto end = std::ranges::stable_partition(holders_, std::logical_not(), &Holder::is_on_cpu);
+    std::ranges::move(end, std::back_inserter(taken));
+    holders_.erase(end.begin(), end.end());
+    num_holders_.store(holders_.size(), std::memory_order_relaxed);
+    return taken;
+  }
+
+  // Where they came from: they are the oldest.
+  void put_back(std::span<Holder> holders) {
+    const std::scoped_lock lock(mutex_);
+    holders_.insert(holders_.begin(), std::make_move_iterator(holders.begin()),
+                    std::make_move_iterator(holders.end()));
+    num_holders_.store(holders_.size(), std::memory_order_relaxed);
+  }
+
+  static bool is_done(Holder& holder) {
+    const auto collective = holder.collective.lock();
+    ++holder.num_asked;
+    return !collective || collective->let_go_if_over();
+  }
+
+  // Not on the first occasion: most results are used soon.
+  static bool waits_aside(const Holder& holder) {
+    const auto collective = holder.collective.lock();
+    return collective && holder.num_asked > 1 && PendingCollective::wait_aside(collective);
+  }
+
+  std::mutex mutex_;
+  std::condition_variable wakes_;
+  std::deque<Holder> holders_;  // oldest first
+  std::atomic<size_t> num_holders_{0};
+  std::thread thread_;
+  bool has_thread_ = false;
+  bool is_asleep_ = false;
+  bool is_stopped_ = false;
+};
+
+// What could be let go of.
+int64_t held_bytes(const PendingCollective::Start& start) {
+  int64_t num_bytes = 0;
+  for (const auto& buffer : start.buffers) {
+    num_bytes += buffer.defined() ? static_cast<int64_t>(buffer.nbytes()) : 0;
+  }
+  if (start.outputs.size() > 1) {  // of which some may be dropped before the others
+    for (const auto& output : start.outputs) {
+      num_bytes += static_cast<int64_t>(output.nbytes());
+    }
+  }
+  return num_bytes;
+}
+
+}  // namespace
+
+PendingPtr hold(PendingCollective::Start&& start) {
+  const auto num_bytes = held_bytes(start);
+  const bool is_noted = start.work && !start.is_kept_elsewhere && num_bytes > kLittle;
+  const bool is_on_cpu = !start.outputs.empty() && start.outputs[0].is_cpu();
+  auto collective = c10::make_intrusive<PendingCollective>(std::move(start));
+  HeldMemory::instance().let_go_of_few();
+  if (!is_noted) {
+    return collective;
+  }
+  if (is_on_cpu) {
+    HeldMemory::instance().add(collective, is_on_cpu, num_bytes);
+  } else {
+    note_cuda_is_used();
+    if (AskingDevices().is_allowed()) {  // what is captured into a graph does not run now
+      HeldMemory::instance().add(collective, is_on_cpu, num_bytes);
+    }
+  }
+  return collective;
+}
+
+GradientCollectives::GradientCollectives() {
+  HeldMemory::instance().wait_for_gradients();
+  ++num_gradient_nodes;
+}
+
+GradientCollectives::~GradientCollectives() { --num_gradient_nodes; }
+
+at::Tensor GradientCollectives::unshared(const at::Tensor& gradient) {
+  if (!gradient.defined() || has_active_layers() || belongs_to_layer(gradient) ||
+      gradient.layout() != at::kStrided || !(gradient.is_cpu() || gradient.is_cuda())) {
+    return gradient;
+  }
+  settle(gradient);
+  const auto& storage = gradient.unsafeGetTensorImpl()->unsafe_storage();
+  const bool is_ours_alone = gradient.use_count() == 1 && storage.use_count() == 1;
+  // One that lies otherwise is copied to be sent.
+  const bool is_copied_anyway = !gradient.is_contiguous() || gradient.is_conj() || gradient.is_neg();
+  return is_ours_alone || is_copied_anyway ? gradient : gradient.clone(at::MemoryFormat::Contiguous);
+}
+
+std::vector<at::Tensor> GradientCollectives::unshared(at::TensorList gradients) {
+  std::vector<at::Tensor> own;
+  own.reserve(gradients.size());
+  for (const auto& gradient : gradients) {
+    own.push_back(unshared(gradient));
+  }
+  return own;
+}
+
+void stop_letting_go() { HeldMemory::instance().stop(); }
+
+}  // namespace funcol

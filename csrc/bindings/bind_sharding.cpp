@@ -156,11 +156,13 @@ class Engine {
  public:
   using Decisions = LruCache<Key, py::object, KeyHash>;
 
-  Engine(py::object make_spec, std::optional<CostModel> model, size_t capacity)
+  // `moves_keywords`: whether whoever asks redistributes keyword tensors, too.
+  Engine(py::object make_spec, std::optional<CostModel> model, size_t capacity, bool moves_keywords)
       : make_spec_(std::move(make_spec)),
         propagator_(output_metas_of, std::move(model)),
         decisions_(capacity),
-        capacity_(capacity) {
+        capacity_(capacity),
+        moves_keywords_(moves_keywords) {
     engines().insert(this);
   }
   ~Engine() { engines().erase(this); }
@@ -180,7 +182,7 @@ class Engine {
                        bool remember) {
     PythonSchema schema;
     try {
-      schema = read_op_schema(op_schema);
+      schema = read_op_schema(op_schema, moves_keywords_);
     } catch (const c10::NotImplementedError&) {
       return whole(op_schema, remember);
     }
@@ -202,7 +204,7 @@ class Engine {
   }
 
   py::object strategies(py::handle op_schema, py::handle rows_of) {
-    const auto schema = read_op_schema(op_schema);
+    const auto schema = read_op_schema(op_schema, moves_keywords_);
     py::list elements;
     for (auto& part : parts_of(schema)) {
       MaskObjects masks;
@@ -221,7 +223,7 @@ class Engine {
 
   // Seconds of a decision in C++ alone, the least of `count`; nothing is remembered from one to the next.
   double time_decision(py::handle op_schema, size_t count) {
-    const auto schema = read_op_schema(op_schema);
+    const auto schema = read_op_schema(op_schema, moves_keywords_);
     double best = std::numeric_limits<double>::infinity();
     for (size_t i = 0; i < count; ++i) {
       propagator_.forget_costs();
@@ -446,6 +448,7 @@ class Engine {
   Propagator propagator_;
   Decisions decisions_;
   size_t capacity_;
+  bool moves_keywords_;
   size_t num_hits_ = 0;
   size_t num_misses_ = 0;
   std::unordered_set<std::string> left_;
@@ -538,8 +541,8 @@ void bind_sharding(PyObject* module) {
   auto m = py::reinterpret_borrow<py::module>(module);
   py::register_exception<NoRuleError>(m, "NoRuleError", PyExc_NotImplementedError);
   py::class_<Engine>(m, "PropagationEngine")
-      .def(py::init<py::object, std::optional<CostModel>, size_t>(), py::arg("make_spec"), py::arg("model"),
-           py::arg("capacity"))
+      .def(py::init<py::object, std::optional<CostModel>, size_t, bool>(), py::arg("make_spec"),
+           py::arg("model"), py::arg("capacity"), py::arg("moves_keywords") = false)
       .def("propagate", &Engine::propagate, py::arg("op_schema"), py::arg("rows_of"), py::arg("whole"),
            py::arg("assemble"), py::arg("remember"))
       .def("strategies", &Engine::strategies, py::arg("op_schema"), py::arg("rows_of"))

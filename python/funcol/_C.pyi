@@ -319,10 +319,12 @@ class PropagationEngine:
     shape, stride, dtype, strided_as_order)``, the last None where no shard is strided, makes a
     ``DTensorSpec``; ``rows_of(op_schema)`` gives rows or None; ``whole(op_schema, remember)`` decides where
     C++ cannot; ``assemble(op_schema, elements)`` makes of the elements' ``(outputs, inputs, costs, moves)``
-    what is returned and remembered.
+    what is returned and remembered. Keyword tensors stay where they are unless ``moves_keywords``.
     """
 
-    def __init__(self, make_spec: Callable[..., Any], model: Any, capacity: int) -> None: ...
+    def __init__(
+        self, make_spec: Callable[..., Any], model: Any, capacity: int, moves_keywords: bool = False
+    ) -> None: ...
     def propagate(
         self,
         op_schema: Any,

@@ -80,10 +80,12 @@ class DropinPropagator(ShardingPropagator):
 
     Where both are known to agree, C++ decides, in minors whose rules are of one mesh axis: for operators with
     such a rule in either, tensors that are plain shards or replicated, and sizes that divide evenly, however
-    they are cut. Else ``base`` is asked, and followed unless its decision contradicts the rule of the
-    operator, that is, gives wrong numbers. Both price redistribution as DTensor does. Rules are those of
-    ``base`` at any time, and what is registered here is registered there.
+    they are cut. So it does where ``base`` has no rule. Else ``base`` is asked, and followed unless its
+    decision contradicts the rule of the operator, that is, gives wrong numbers. Both price redistribution as
+    DTensor does. Rules are those of ``base`` at any time, and what is registered here is registered there.
     """
+
+    _moves_keywords = True
 
     def __init__(self, base: StockPropagator) -> None:
         super().__init__(base, cost_model=_C.DTensorCosts())  # type: ignore[arg-type]
@@ -107,7 +109,9 @@ class DropinPropagator(ShardingPropagator):
 
     def _propagate(self, op_schema: OpSchema, remember: bool) -> OutputSharding:
         op = op_schema.op
-        if op in self._own_rows or (self._agrees_on(op) and _is_plain(op_schema)):
+        op_schema = self._named(op_schema)
+        is_ours = op in self._own_rows or self._is_ours_alone(op)
+        if is_ours or (self._agrees_on(op) and _is_plain(op_schema)):
             return super()._propagate(op_schema, remember)
         if remember and not _has_symbols(op_schema):
             return self._agreeing(op_schema)
@@ -115,6 +119,11 @@ class DropinPropagator(ShardingPropagator):
 
     def _agrees_on(self, op: OpOverload) -> bool:
         return self._agrees and self._has_rule(op) and not _compat.decides_for_whole_mesh(self._base, op)
+
+    def _is_ours_alone(self, op: OpOverload) -> bool:
+        """A rule in C++ where PyTorch has none, and would try an operator's parts on every combination of
+        placements: minutes for attention with a mask."""
+        return self._has_rule(op) and not any(op in getattr(self._base, name) for name in self._rules)
 
     def _has_rule(self, op: OpOverload) -> bool:
         """A rule in C++, in the place of PyTorch's own."""
@@ -281,6 +290,7 @@ class UnderDTensor:
         def undo() -> None:
             if dispatcher.sharding_propagator is ours:
                 dispatcher.sharding_propagator = theirs
+            ours._keywords.undo()
             _compat.forget_decisions()
 
         dispatcher.sharding_propagator = ours

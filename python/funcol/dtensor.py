@@ -24,7 +24,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpStrategy
 from torch.distributed.tensor._utils import ExplicitRedistributionContext, compute_global_tensor_info
 
-from . import _C, _compat, redistribution
+from . import _C, _compat, keyword_tensors, redistribution
 
 _to_local: Callable[..., Tensor] = _compat.copied(DTensor.to_local)
 _from_local: Callable[..., DTensor] = _compat.copied(DTensor.from_local)
@@ -241,7 +241,12 @@ def local_results(
     PyTorch counterpart: ``OpDispatcher._dispatch_get_local_results_slow_path``, which is asked for all else.
     """
     results = _C.run_changed(self, op_call, op_info)
-    return _local_results(self, op_call, args, op_info) if results is NotImplemented else results
+    if results is not NotImplemented:
+        return results
+    schema = op_info.output_sharding.redistribute_schema
+    if op_info.compute_mesh.get_coordinate() is not None:
+        op_info.local_kwargs = keyword_tensors.moved(schema, op_info.local_kwargs, redistribute_local_tensor)
+    return _local_results(self, op_call, args, op_info)
 
 
 def _gradient_from_local(gradient: DTensor, placements: tuple[Placement, ...]) -> Tensor:

@@ -140,12 +140,10 @@ py::object moved_keywords(py::handle schema, py::object locals) {
   }
   const auto wanted = attribute<"kwargs_schema">(schema).cast<py::dict>();
   py::dict given(locals.attr("copy")());
-  for (const auto& [name, target] : wanted) {
-    if (is_spec(target)) {
-      const py::object source = held[name];
-      if (!same_layout(source, target)) {
-        given[name] = moved(given[name], source, target);
-      }
+  for (const auto& [name, source] : held.cast<py::dict>()) {
+    const py::object target = wanted[name];
+    if (!same_layout(source, target)) {
+      given[name] = moved(given[name], source, target);
     }
   }
   return given;  // NOLINT: no move, pybind11 converts

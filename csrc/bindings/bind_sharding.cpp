@@ -286,7 +286,7 @@ class Engine {
         return other.mesh.is(part.mesh) && is_same_question(other.schema, part.schema);
       });
       if (same != end) {
-        elements.append(elements[same->second]);
+        elements.append(with_own_outputs(elements[same->second].cast<py::tuple>()));
         continue;
       }
       MaskObjects masks;
@@ -298,6 +298,15 @@ class Engine {
       decided.emplace(hash, i);
     }
     return assemble(op_schema, elements);
+  }
+
+  // The same decision for another element.
+  static py::tuple with_own_outputs(const py::tuple& element) {
+    py::list outputs;
+    for (const auto& output : element[0]) {
+      outputs.append(output.is_none() ? py::none() : copy_spec(output));
+    }
+    return py::make_tuple(std::move(outputs), element[1], element[2], element[3]);
   }
 
   static size_t hash_of(const OpSchema& schema) {
@@ -409,14 +418,14 @@ class Engine {
     });
   }
 
-  // An input's own, if it is the same: most results lie where an input lies.
+  // Made of an input's, if it is the same: most results lie where an input lies.
   py::object output_spec(const PythonSchema& schema, const Part& part, const Spec& output,
                          const MaskObjects& masks) const {
     for (size_t i = 0; i < part.tensors.size(); ++i) {
       const auto& tensor = schema.tensors[part.tensors[i]];
       if (part.schema.layouts[i] == output.layout && part.schema.call.tensors[i] == output.meta &&
           tensor.mesh.is(part.mesh)) {
-        return tensor.spec;
+        return copy_spec(tensor.spec);
       }
     }
     return python_spec(schema, output, part.mesh, masks);
@@ -436,7 +445,7 @@ class Engine {
     for (size_t i = 0; i < sharding.inputs.size(); ++i) {
       const auto& tensor = schema.tensors[part.tensors[i]];
       const bool is_where_it_was = sharding.inputs[i] == part.schema.layouts[i];
-      inputs.append(is_where_it_was ? tensor.spec
+      inputs.append(is_where_it_was ? copy_spec(tensor.spec)
                                     : python_spec(schema, {part.schema.call.tensors[i], sharding.inputs[i]},
                                                   part.mesh, masks));
     }
@@ -551,7 +560,8 @@ void bind_sharding(PyObject* module) {
       .def("clear", &Engine::clear)
       .def("info", &Engine::info);
   m.def("ops_with_rules", ops_with_rules);
-  m.def("same_spec", same_spec, py::arg("spec"));
+  m.def("copy_spec", copy_spec, py::arg("spec"));
+  m.def("canonical_spec", canonical_spec, py::arg("spec"));
   m.def(
       "has_rule", [](const std::string& op) { return find_rule(op) != nullptr; }, py::arg("op"));
   m.def("redistribute_cost_table", redistribute_cost_table, py::arg("sources"), py::arg("targets"),

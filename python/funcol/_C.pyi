@@ -342,8 +342,11 @@ class PropagationEngine:
     def info(self) -> tuple[int, int, int, int]: ...
 
 def ops_with_rules() -> list[str]: ...
-def same_spec(spec: Any) -> Any:
-    """A DTensorSpec that equals this one, the same for all that do; see csrc/bindings/python_specs.h."""
+def copy_spec(spec: Any) -> Any:
+    """A DTensorSpec that equals this one; see csrc/bindings/python_specs.h."""
+
+def canonical_spec(spec: Any) -> Any:
+    """What stands for all DTensorSpecs that equal this one, and is no tensor's own."""
 
 def has_rule(op: str) -> bool: ...
 def redistribute_cost_table(

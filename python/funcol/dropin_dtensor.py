@@ -134,15 +134,6 @@ class DropinPropagator(ShardingPropagator):
         )
 
     def _decide_with_base(self, op_schema: OpSchema) -> OutputSharding:
-        sharding = self._decide_with_base_anew(op_schema)
-        output = sharding.output_spec
-        if isinstance(output, DTensorSpec):
-            sharding.output_spec = _same_spec(output)
-        elif isinstance(output, (list, tuple)):
-            sharding.output_spec = type(output)([spec and _same_spec(spec) for spec in output])
-        return sharding
-
-    def _decide_with_base_anew(self, op_schema: OpSchema) -> OutputSharding:
         try:
             theirs = self._base.propagate_op_sharding_non_cached(op_schema)
         except Exception:  # what it raises where its rule is wrong is anything: KeyError, AssertionError
@@ -178,16 +169,6 @@ class DropinPropagator(ShardingPropagator):
             _placements(way.input_specs or ()) == inputs and _placements(_listed(way.output_specs)) == outputs
             for way in ways.strategies
         )
-
-
-def _same_spec(spec: DTensorSpec) -> DTensorSpec:
-    """One object for equal specs, which the dispatcher's caches then tell apart without comparing them."""
-    if spec.tensor_meta is None:
-        return spec
-    try:
-        return cast(DTensorSpec, _C.same_spec(spec))
-    except (NotImplementedError, TypeError, ValueError):  # symbols, placements of others
-        return spec
 
 
 def _placements(specs: Iterable[DTensorSpec | None]) -> list[list[Any] | None]:

@@ -90,14 +90,14 @@ class NamedInDispatcher:
 
 
 class MovingSchema(OpSchema):
-    """What the arguments of a call have to become, keyword tensors included; it came with
-    ``held_kwargs``.
+    """What the arguments of a call have to become, keyword tensors included: ``held_kwargs`` are the
+    specs that these came with.
     """
 
-    held_kwargs: dict[str, Any]
+    held_kwargs: dict[str, DTensorSpec]
 
     @staticmethod
-    def of(op_schema: OpSchema, held_kwargs: dict[str, Any]) -> MovingSchema:
+    def of(op_schema: OpSchema, held_kwargs: dict[str, DTensorSpec]) -> MovingSchema:
         schema = MovingSchema(
             op_schema.op, op_schema.args_schema, op_schema.kwargs_schema, schema_info=op_schema.schema_info
         )
@@ -112,7 +112,7 @@ def moved(schema: Any, kwargs: dict[str, Any], move: Callable[..., Any]) -> dict
         return kwargs
     changed = {
         name: move(kwargs[name], held[name], wanted)
-        for name, wanted in schema.kwargs_schema.items()
-        if isinstance(wanted, DTensorSpec) and wanted != held[name]
+        for name, source in held.items()
+        if (wanted := schema.kwargs_schema[name]) != source
     }
     return {**kwargs, **changed}

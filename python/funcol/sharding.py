@@ -326,9 +326,14 @@ class ShardingPropagator(StockPropagator):
             outputs = _returned(facts, all_outputs)
         suggestion = _with_specs(op_schema, inputs) if moves else None
         adjusted = self._local_arguments(suggestion or op_schema, outputs, inputs)
+        if adjusted is not None and suggestion is None:
+            adjusted = _with_specs(adjusted, inputs)  # for those of the call, which may be written to later
         changed = adjusted or suggestion
-        if changed is not None and any(True for _ in _specs_by_keyword(op_schema)):
-            changed = keyword_tensors.MovingSchema.of(changed, op_schema.kwargs_schema)
+        held = dict(_specs_by_keyword(op_schema)) if changed is not None else None
+        if held:
+            changed = keyword_tensors.MovingSchema.of(
+                changed, {name: _C.copy_spec(spec) for name, spec in held.items()}
+            )
         return OutputSharding(
             outputs,
             changed,
@@ -587,8 +592,8 @@ def _read_by_keyword(op_schema: OpSchema) -> Iterator[tuple[str, Any]]:
                 yield argument.name, given[argument.name]
 
 
-def _specs_by_keyword(op_schema: OpSchema) -> Iterator[DTensorSpec]:
-    return (value for _, value in _read_by_keyword(op_schema) if isinstance(value, DTensorSpec))
+def _specs_by_keyword(op_schema: OpSchema) -> Iterator[tuple[str, DTensorSpec]]:
+    return (item for item in _read_by_keyword(op_schema) if isinstance(item[1], DTensorSpec))
 
 
 def _with_specs(op_schema: OpSchema, specs: Sequence[Any]) -> OpSchema:

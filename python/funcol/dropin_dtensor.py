@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch._ops import OpOverload

@@ -329,11 +329,9 @@ class ShardingPropagator(StockPropagator):
         if adjusted is not None and suggestion is None:
             adjusted = _with_specs(adjusted, inputs)  # for those of the call, which may be written to later
         changed = adjusted or suggestion
-        held = dict(_specs_by_keyword(op_schema)) if changed is not None else None
-        if held:
-            changed = keyword_tensors.MovingSchema.of(
-                changed, {name: _C.copy_spec(spec) for name, spec in held.items()}
-            )
+        if changed is not None:
+            held = {name: _C.copy_spec(spec) for name, spec in _specs_by_keyword(op_schema)}
+            changed = keyword_tensors.MovingSchema.of(changed, held) if held else changed
         return OutputSharding(
             outputs,
             changed,

@@ -21,7 +21,7 @@ from torch.distributed.tensor._ops import utils as stock_ops
 from torch.distributed.tensor._sharding_prop import ShardingPropagator as StockPropagator
 from torch.distributed.tensor.placement_types import _MaskPartial
 
-from . import _C, _compat, context_parallel, dropin_fully_shard, dtensor
+from . import _C, _compat, context_parallel, convolutions, dropin_fully_shard, dtensor
 from .sharding import ShardingPropagator, _specs_in
 
 # PyTorch's functions, as far as this minor has them, and what they call while funcol is under DTensor.
@@ -276,6 +276,7 @@ class UnderDTensor:
 
         dispatcher.sharding_propagator = ours
         self._undo.append(undo)
+        self._undo.append(convolutions.put(dispatcher, ours))
         _compat.forget_decisions()
 
     def undo(self) -> None:

@@ -20,15 +20,11 @@ namespace {
 
 constexpr auto kOp = "distribute_tensor";
 
-// The groups of all axes; nothing if one counts its ranks in another order than its axis.
-std::optional<std::vector<GroupPtr>> groups_of_axes(py::handle device_mesh, KnownMesh& known) {
-  std::vector<GroupPtr> groups;
+std::vector<GroupOfAxis> groups_of_axes(py::handle device_mesh, KnownMesh& known) {
+  std::vector<GroupOfAxis> groups;
   for (int64_t axis = 0; axis < known.mesh.num_axes(); ++axis) {
     const auto& group = find_group(axis_set(axis), device_mesh, known);
-    if (!group.members.empty()) {
-      return std::nullopt;
-    }
-    groups.push_back(group_from_ivalue(group.group, kOp));
+    groups.push_back({group_from_ivalue(group.group, kOp), group.members});
   }
   return groups;
 }
@@ -54,13 +50,9 @@ PyObject* distribute_tensor(PyObject* /*module*/, Args args, Py_ssize_t count) {
     how.source = int_argument(args[3], "src_data_rank", kOp);
   }
   check(how, tensor);
-  std::vector<GroupPtr> groups;
+  std::vector<GroupOfAxis> groups;
   if (how.communicates() && !tensor.is_meta()) {
-    auto found = groups_of_axes(device_mesh, known);
-    if (!found.has_value()) {
-      return not_implemented();
-    }
-    groups = *std::move(found);
+    groups = groups_of_axes(device_mesh, known);
   }
   const auto spec = interned_spec(device_mesh, how.placements, look_of(tensor));
   const auto whole = tensor.detach();

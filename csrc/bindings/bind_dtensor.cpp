@@ -132,6 +132,23 @@ py::object moved(py::handle local, py::handle source, py::handle target) {
   return py::module::import("funcol.dtensor").attr("redistribute_local_tensor")(local, source, target);
 }
 
+// The local keyword arguments as a schema of funcol.keyword_tensors wants them.
+py::object moved_keywords(py::handle schema, py::object locals) {
+  const auto held = find_attribute<"held_kwargs">(schema);
+  if (!held) {
+    return locals;
+  }
+  const auto wanted = attribute<"kwargs_schema">(schema).cast<py::dict>();
+  py::dict given(locals.attr("copy")());
+  for (const auto& [name, source] : held.cast<py::dict>()) {
+    const py::object target = wanted[name];
+    if (!same_layout(source, target)) {
+      given[name] = moved(given[name], source, target);
+    }
+  }
+  return given;  // NOLINT: no move, pybind11 converts
+}
+
 // As the dispatcher flattened arguments: optree where it is installed.
 py::handle pytree() { return imported<"torch.distributed.tensor._dispatch", "pytree">(); }
 
@@ -180,8 +197,8 @@ PyObject* run_changed(PyObject* /*module*/, Args args, Py_ssize_t count) {
   }
   const py::tuple arguments(structure.is_none() ? py::object(given)
                                                 : pytree().attr("tree_unflatten")(given, structure));
-  auto* const result =
-      PyObject_Call(attribute<"op">(schema).ptr(), arguments.ptr(), attribute<"local_kwargs">(info).ptr());
+  const auto keywords = moved_keywords(schema, attribute<"local_kwargs">(info));
+  auto* const result = PyObject_Call(attribute<"op">(schema).ptr(), arguments.ptr(), keywords.ptr());
   if (result == nullptr) {
     throw py::error_already_set();
   }

@@ -156,11 +156,13 @@ class Engine {
  public:
   using Decisions = LruCache<Key, py::object, KeyHash>;
 
-  Engine(py::object make_spec, std::optional<CostModel> model, size_t capacity)
+  // `moves_keywords`: whether whoever asks redistributes keyword tensors, too.
+  Engine(py::object make_spec, std::optional<CostModel> model, size_t capacity, bool moves_keywords)
       : make_spec_(std::move(make_spec)),
         propagator_(output_metas_of, std::move(model)),
         decisions_(capacity),
-        capacity_(capacity) {
+        capacity_(capacity),
+        moves_keywords_(moves_keywords) {
     engines().insert(this);
   }
   ~Engine() { engines().erase(this); }
@@ -180,7 +182,7 @@ class Engine {
                        bool remember) {
     PythonSchema schema;
     try {
-      schema = read_op_schema(op_schema);
+      schema = read_op_schema(op_schema, moves_keywords_);
     } catch (const c10::NotImplementedError&) {
       return whole(op_schema, remember);
     }
@@ -202,7 +204,7 @@ class Engine {
   }
 
   py::object strategies(py::handle op_schema, py::handle rows_of) {
-    const auto schema = read_op_schema(op_schema);
+    const auto schema = read_op_schema(op_schema, moves_keywords_);
     py::list elements;
     for (auto& part : parts_of(schema)) {
       MaskObjects masks;
@@ -221,7 +223,7 @@ class Engine {
 
   // Seconds of a decision in C++ alone, the least of `count`; nothing is remembered from one to the next.
   double time_decision(py::handle op_schema, size_t count) {
-    const auto schema = read_op_schema(op_schema);
+    const auto schema = read_op_schema(op_schema, moves_keywords_);
     double best = std::numeric_limits<double>::infinity();
     for (size_t i = 0; i < count; ++i) {
       propagator_.forget_costs();
@@ -284,7 +286,7 @@ class Engine {
         return other.mesh.is(part.mesh) && is_same_question(other.schema, part.schema);
       });
       if (same != end) {
-        elements.append(elements[same->second]);
+        elements.append(with_own_outputs(elements[same->second].cast<py::tuple>()));
         continue;
       }
       MaskObjects masks;
@@ -296,6 +298,15 @@ class Engine {
       decided.emplace(hash, i);
     }
     return assemble(op_schema, elements);
+  }
+
+  // The same decision for another element.
+  static py::tuple with_own_outputs(const py::tuple& element) {
+    py::list outputs;
+    for (const auto& output : element[0]) {
+      outputs.append(output.is_none() ? py::none() : copy_spec(output));
+    }
+    return py::make_tuple(std::move(outputs), element[1], element[2], element[3]);
   }
 
   static size_t hash_of(const OpSchema& schema) {
@@ -407,14 +418,14 @@ class Engine {
     });
   }
 
-  // An input's own, if it is the same: most results lie where an input lies.
+  // Made of an input's, if it is the same: most results lie where an input lies.
   py::object output_spec(const PythonSchema& schema, const Part& part, const Spec& output,
                          const MaskObjects& masks) const {
     for (size_t i = 0; i < part.tensors.size(); ++i) {
       const auto& tensor = schema.tensors[part.tensors[i]];
       if (part.schema.layouts[i] == output.layout && part.schema.call.tensors[i] == output.meta &&
           tensor.mesh.is(part.mesh)) {
-        return tensor.spec;
+        return copy_spec(tensor.spec);
       }
     }
     return python_spec(schema, output, part.mesh, masks);
@@ -434,7 +445,7 @@ class Engine {
     for (size_t i = 0; i < sharding.inputs.size(); ++i) {
       const auto& tensor = schema.tensors[part.tensors[i]];
       const bool is_where_it_was = sharding.inputs[i] == part.schema.layouts[i];
-      inputs.append(is_where_it_was ? tensor.spec
+      inputs.append(is_where_it_was ? copy_spec(tensor.spec)
                                     : python_spec(schema, {part.schema.call.tensors[i], sharding.inputs[i]},
                                                   part.mesh, masks));
     }
@@ -446,6 +457,7 @@ class Engine {
   Propagator propagator_;
   Decisions decisions_;
   size_t capacity_;
+  bool moves_keywords_;
   size_t num_hits_ = 0;
   size_t num_misses_ = 0;
   std::unordered_set<std::string> left_;
@@ -538,8 +550,8 @@ void bind_sharding(PyObject* module) {
   auto m = py::reinterpret_borrow<py::module>(module);
   py::register_exception<NoRuleError>(m, "NoRuleError", PyExc_NotImplementedError);
   py::class_<Engine>(m, "PropagationEngine")
-      .def(py::init<py::object, std::optional<CostModel>, size_t>(), py::arg("make_spec"), py::arg("model"),
-           py::arg("capacity"))
+      .def(py::init<py::object, std::optional<CostModel>, size_t, bool>(), py::arg("make_spec"),
+           py::arg("model"), py::arg("capacity"), py::arg("moves_keywords") = false)
       .def("propagate", &Engine::propagate, py::arg("op_schema"), py::arg("rows_of"), py::arg("whole"),
            py::arg("assemble"), py::arg("remember"))
       .def("strategies", &Engine::strategies, py::arg("op_schema"), py::arg("rows_of"))
@@ -548,7 +560,8 @@ void bind_sharding(PyObject* module) {
       .def("clear", &Engine::clear)
       .def("info", &Engine::info);
   m.def("ops_with_rules", ops_with_rules);
-  m.def("same_spec", same_spec, py::arg("spec"));
+  m.def("copy_spec", copy_spec, py::arg("spec"));
+  m.def("canonical_spec", canonical_spec, py::arg("spec"));
   m.def(
       "has_rule", [](const std::string& op) { return find_rule(op) != nullptr; }, py::arg("op"));
   m.def("redistribute_cost_table", redistribute_cost_table, py::arg("sources"), py::arg("targets"),

@@ -21,6 +21,7 @@
 
 #include "async/layers.h"
 #include "bindings/dtensor_objects.h"
+#include "bindings/python_specs.h"
 #include "bindings/without_gil.h"
 #include "compat/autograd_node.h"
 #include "layout/layout.h"
@@ -47,7 +48,14 @@ class Held {
   Held& operator=(const Held&) = delete;
 
   const py::object& operator*() const { return object_; }
-  uint64_t address() const { return reinterpret_cast<uint64_t>(object_.ptr()); }
+  // Equal objects have the same one.
+  uint64_t hash() const {
+    const auto value = PyObject_Hash(object_.ptr());
+    if (value == -1) {
+      throw py::error_already_set();
+    }
+    return static_cast<uint64_t>(value);
+  }
 
  private:
   py::object object_;
@@ -63,7 +71,7 @@ class Gradient {
 
   virtual const char* name() const = 0;
   virtual py::object of(const py::object& gradient) const = 0;
-  // What tells this gradient from others of its name; good as long as it lives.
+  // What tells this gradient from others of its name.
   virtual std::vector<uint64_t> key() const = 0;
 };
 using GradientPtr = std::shared_ptr<const Gradient>;
@@ -282,7 +290,7 @@ class FromLocalGradient final : public Gradient {
     }
     return in_python("_gradient_from_local", gradient, *placements_);
   }
-  std::vector<uint64_t> key() const override { return {placements_.address()}; }
+  std::vector<uint64_t> key() const override { return {placements_.hash()}; }
 
  private:
   Held placements_;
@@ -320,7 +328,7 @@ class ToLocalGradient final : public Gradient {
     }
     return in_python("_gradient_to_local", gradient, *spec_, *placements_);
   }
-  std::vector<uint64_t> key() const override { return {spec_.address(), placements_.address()}; }
+  std::vector<uint64_t> key() const override { return {spec_.hash(), placements_.hash()}; }
 
  private:
   Held spec_;
@@ -349,7 +357,7 @@ class RedistributeGradient final : public Gradient {
     }
     return in_python("_gradient_of_redistribute", gradient, *spec_, async_op_);
   }
-  std::vector<uint64_t> key() const override { return {spec_.address(), async_op_ ? 1U : 0U}; }
+  std::vector<uint64_t> key() const override { return {spec_.hash(), async_op_ ? 1U : 0U}; }
 
  private:
   Held spec_;
@@ -475,7 +483,7 @@ py::object redistribute(py::handle dtensor, py::handle placements, bool async_op
   }
   py::object result;
   if (*wanted == source->placements) {
-    result = make_dtensor(plain.local.ptr(), spec);
+    result = make_dtensor(plain.local.ptr(), copy_spec(spec));
   } else {
     const auto& local = plain.tensor();
     const auto dtype = attribute<"dtype">(source->meta);

@@ -108,14 +108,14 @@ Target find_target(TargetKey key, py::handle src_spec, py::handle device_mesh, K
                    py::handle placements) {
   auto& cache = targets();
   if (const auto* target = cache.get(key)) {
-    return *target;
+    return {target->execution, copy_spec(target->spec)};
   }
   const auto spec = python_function("_target")(src_spec, device_mesh, placements, py::none(), py::none());
   auto planned = key.key;
   planned.dst = SpecObjects(spec).read();
   auto execution = execution_of(std::move(planned), device_mesh, known);  // ValueError for illegal specs
-  Target target{std::move(execution), same_spec(spec)};
-  cache.put(std::move(key), target);
+  Target target{std::move(execution), copy_spec(spec)};
+  cache.put(std::move(key), {target.execution, spec});
   return target;
 }
 

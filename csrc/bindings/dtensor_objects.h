@@ -32,11 +32,11 @@ std::optional<std::vector<Placement>> known_placements(py::handle sequence, size
                                                        int64_t num_dims);
 
 // A DTensorSpec of a tensor held by `placements`, which have no masks, axes cutting in the order of the mesh
-// or, where shards are strided, in the order that these stand for: the same object for equal arguments, as
-// long as it is remembered.
+// or, where shards are strided, in the order that these stand for. It is the caller's own.
 py::object interned_spec(py::handle device_mesh, const std::vector<Placement>& placements, TensorMeta meta);
 
-// What many redistributions with equal specs come to: the plan, and the spec of the result.
+// What a redistribution comes to: the plan, which those with equal specs share, and the spec of the result,
+// which is the caller's own.
 struct Target {
   ExecutionPtr execution;
   py::object spec;

@@ -325,7 +325,7 @@ Spec read_spec(py::handle spec) {
   return {std::move(meta), std::move(layout)};
 }
 
-PythonSchema read_op_schema(py::handle op_schema) {
+PythonSchema read_op_schema(py::handle op_schema, bool moves_keywords) {
   PythonSchema schema;
   schema.op = &to_operator(attribute<"op">(op_schema));
   schema.call.op = schema.op->name;
@@ -343,9 +343,8 @@ PythonSchema read_op_schema(py::handle op_schema) {
     if (argument.is_out()) {
       reader.read_out(value ? value : py::none());
     } else if (value) {
-      // DTensor's dispatcher redistributes no keyword arguments.
-      schema.call.args.emplace_back(argument.name(),
-                                    reader.read(value, schema.op->is_written[i] || !by_position));
+      const bool stays = schema.op->is_written[i] || !(by_position || moves_keywords);
+      schema.call.args.emplace_back(argument.name(), reader.read(value, stays));
     } else {
       schema.call.args.emplace_back(argument.name(), schema.op->defaults[i]);
     }

@@ -57,8 +57,9 @@ struct PythonSchema {
 
 // Reads an OpSchema whose tensors are DTensorSpecs. NotImplementedError for what has no counterpart among the
 // values: symbolic sizes and numbers, placements of unknown kinds, arguments of other types. ValueError for
-// specs without tensor_meta or without tensors at all.
-PythonSchema read_op_schema(py::handle op_schema);
+// specs without tensor_meta or without tensors at all. Keyword tensors stay where they are unless
+// `moves_keywords`.
+PythonSchema read_op_schema(py::handle op_schema, bool moves_keywords);
 
 // The whole of a schema, or one element of its lists.
 struct Part {

@@ -114,6 +114,19 @@ py::object make_spec(const Spec& spec, py::handle mesh, bool strided_as_order, p
 
 }  // namespace
 
+py::object copy_spec(py::handle spec) {
+  auto* const type = Py_TYPE(spec.ptr());
+  static auto* const no_arguments = PyTuple_New(0);
+  // Without DTensorSpec's own __setattr__, which takes longer than all else here.
+  auto copy = py::reinterpret_steal<py::object>(type->tp_new(type, no_arguments, nullptr));
+  const auto fields = py::reinterpret_steal<py::object>(PyObject_GenericGetDict(spec.ptr(), nullptr));
+  const auto copied = py::reinterpret_steal<py::object>(fields ? PyDict_Copy(fields.ptr()) : nullptr);
+  if (!copy || !copied || PyObject_GenericSetDict(copy.ptr(), copied.ptr(), nullptr) != 0) {
+    throw py::error_already_set();
+  }
+  return copy;
+}
+
 py::object to_python_spec(const Spec& spec, py::handle mesh, bool strided_as_order, py::handle make,
                           const MaskedPlacements& masked) {
   if (has_masks(spec)) {
@@ -121,24 +134,26 @@ py::object to_python_spec(const Spec& spec, py::handle mesh, bool strided_as_ord
   }
   Key key{py::reinterpret_borrow<py::object>(mesh), spec, strided_as_order && has_strided(spec)};
   if (const auto* known = specs().get(key)) {
-    return *known;
+    return copy_spec(*known);
   }
-  auto made = make_spec(spec, mesh, strided_as_order, make, masked);
+  const auto made = make_spec(spec, mesh, strided_as_order, make, masked);
+  PyObject_Hash(made.ptr());  // which its copies have from it
   specs().put(std::move(key), made);
-  return made;
+  return copy_spec(made);
 }
 
-py::object same_spec(const py::object& spec) {
-  const auto value = read_spec(spec);
-  if (has_masks(value)) {
-    return spec;
-  }
-  Key key{attribute<"mesh">(spec), value, has_strided(value) && stands_for_order(spec)};
+py::object canonical_spec(py::handle spec) {
+  auto value = read_spec(spec);
+  TORCH_CHECK_NOT_IMPLEMENTED(!has_masks(value), "funcol: a spec with masks, which is like no other: ",
+                              std::string(py::str(spec)), ".");
+  const bool strided_as_order = has_strided(value) && stands_for_order(spec);
+  Key key{attribute<"mesh">(spec), std::move(value), strided_as_order};
   if (const auto* known = specs().get(key)) {
-    return known->equal(spec) ? *known : spec;
+    return *known;
   }
-  specs().put(std::move(key), spec);
-  return spec;
+  auto made = copy_spec(spec);
+  specs().put(std::move(key), made);
+  return made;
 }
 
 void forget_specs() { specs().clear(); }

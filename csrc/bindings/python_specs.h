@@ -1,4 +1,6 @@
-// PyTorch's DTensorSpecs made from values, each once.
+// PyTorch's DTensorSpecs made from values: each is made once and remembered, and copies are handed out.
+//
+// Programs write to specs. What is remembered is never what a program can reach.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>
@@ -12,16 +14,19 @@ namespace funcol::python {
 // The Python placement that has a mask, told by Placement::mask.
 using MaskedPlacements = std::function<py::object(const Placement&)>;
 
-// The DTensorSpec of a tensor on `mesh`, made by `make(mesh, placements, shard_order, shape, stride, dtype,
-// strided_as_order)`, the last None where no shard is strided, or made before: equal values give the same
-// object, as long as it is among the last 4096 that were asked for. Placements with a mask are asked of
-// `masked`, and their specs made each time.
+// A DTensorSpec that equals this one, as the program may have changed it, and is nobody else's.
+py::object copy_spec(py::handle spec);
+
+// The DTensorSpec of a tensor on `mesh`, a copy of one that is made by `make(mesh, placements, shard_order,
+// shape, stride, dtype, strided_as_order)`, the last None where no shard is strided, and remembered while it
+// is among the last 4096 that were asked for. Placements with a mask are asked of `masked`, and their specs
+// made each time.
 py::object to_python_spec(const Spec& spec, py::handle mesh, bool strided_as_order, py::handle make,
                           const MaskedPlacements& masked);
 
-// A spec that equals this one: that which to_python_spec() gives for its values, or will give from now on.
-// Those with masks stay as they are. Errors as those of read_spec().
-py::object same_spec(const py::object& spec);
+// What stands for all specs that equal this one, as long as it is kept: to tell specs apart by identity, and
+// never for a program. NotImplementedError for masks; other errors as those of read_spec().
+py::object canonical_spec(py::handle spec);
 
 void forget_specs();
 

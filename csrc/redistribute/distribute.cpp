@@ -54,7 +54,7 @@ at::Tensor padded(const at::Tensor& shard, int64_t dim, int64_t length) {
 
 class Distributor {
  public:
-  Distributor(const Distribution& how, const std::vector<GroupPtr>& groups)
+  Distributor(const Distribution& how, const std::vector<GroupOfAxis>& groups)
       : how_(how), groups_(groups), source_(how.source.value_or(0)) {}
 
   at::Tensor run(const at::Tensor& whole) const {
@@ -78,7 +78,12 @@ class Distributor {
   size_t num_axes() const { return how_.placements.size(); }
   int64_t num_ranks(size_t axis) const { return how_.mesh.sizes[axis]; }
   int64_t rank(size_t axis) const { return how_.coordinate[axis]; }
-  bool sends(size_t axis) const { return rank(axis) == source_; }
+  // Where along the axis a rank of its group is: groups count their ranks as the world does, meshes need not.
+  int64_t place(size_t axis, int64_t rank_of_group) const {
+    const auto& places = groups_[axis].places;
+    return places.empty() ? rank_of_group : places[rank_of_group];
+  }
+  bool sends(size_t axis) const { return rank(axis) == place(axis, source_); }
 
   // Memory of its own for what was cut out of `whole`, laid out like that unless replicas follow, which are
   // contiguous.
@@ -107,7 +112,7 @@ class Distributor {
       if (sends(axis)) {
         auto& shards = inputs.emplace_back();
         for (int64_t rank = 0; rank < num_ranks(axis); ++rank) {
-          const auto shard = shard_of(tensor, placement, num_ranks(axis), rank);
+          const auto shard = shard_of(tensor, placement, num_ranks(axis), place(axis, rank));
           shards.push_back(wire_for_movement(padded(shard, placement.dim, length), group));
         }
       }
@@ -136,7 +141,7 @@ class Distributor {
 
   // Raises where agreement is checked and the ranks are not about to do the same.
   c10d::ProcessGroup& agreed_group(size_t axis, const at::Tensor& tensor) const {
-    auto& group = *groups_[axis];
+    auto& group = *groups_[axis].group;
     if (agreement_is_checked() && !has_active_layers()) {
       const auto arguments = c10::str(to_string(how_.placements[axis]), ", src_data_rank=", source_);
       agree(group, kOp, arguments, describe_tensors(tensor));
@@ -152,7 +157,7 @@ class Distributor {
   }
 
   const Distribution& how_;
-  const std::vector<GroupPtr>& groups_;
+  const std::vector<GroupOfAxis>& groups_;
   int64_t source_;  // where something is sent
 };
 
@@ -172,11 +177,12 @@ void check(const Distribution& how, const at::Tensor& whole) {
     TORCH_CHECK_VALUE(!how.source.has_value() || (*how.source >= 0 && *how.source < how.mesh.sizes[axis]),
                       "funcol::", kOp, ": src_data_rank is ", how.source.value_or(0), ", but mesh axis ",
                       name, " has ", how.mesh.sizes[axis],
-                      " ranks. It is a rank along each axis; pass one that all of them have, or None.");
+                      " ranks. It is a rank of each axis's group; pass one that all of them have, or None.");
   }
 }
 
-at::Tensor distribute(const at::Tensor& whole, const Distribution& how, const std::vector<GroupPtr>& groups) {
+at::Tensor distribute(const at::Tensor& whole, const Distribution& how,
+                      const std::vector<GroupOfAxis>& groups) {
   return Distributor(how, groups).run(whole);
 }
 

@@ -23,10 +23,17 @@ namespace funcol {
 struct Distribution {
   std::vector<Placement> placements;  // of each mesh axis; no masks or norms, dims counted from 0
   Mesh mesh;
-  Coordinate coordinate;          // of this rank
-  std::optional<int64_t> source;  // rank along each axis that sends; none: every rank has the whole tensor
+  Coordinate coordinate;  // of this rank
+  // The rank of each axis's group that sends; none: every rank has the whole tensor.
+  std::optional<int64_t> source;
 
   bool communicates() const { return source.has_value(); }
+};
+
+// The process group along a mesh axis.
+struct GroupOfAxis {
+  GroupPtr group;
+  std::vector<int64_t> places;  // along the axis, of each rank of the group; empty: 0, 1, 2, ...
 };
 
 // ValueError unless the tensor has the dims that are cut, `source` is a rank of every axis, and what is
@@ -37,6 +44,7 @@ void check(const Distribution& how, const at::Tensor& whole);
 // which on the meta device is always so. Waits for each collective. Where nothing is cut the result is
 // `whole` if that is contiguous, received into on ranks other than the source; else it is a tensor of its
 // own.
-at::Tensor distribute(const at::Tensor& whole, const Distribution& how, const std::vector<GroupPtr>& groups);
+at::Tensor distribute(const at::Tensor& whole, const Distribution& how,
+                      const std::vector<GroupOfAxis>& groups);
 
 }  // namespace funcol

@@ -319,10 +319,12 @@ class PropagationEngine:
     shape, stride, dtype, strided_as_order)``, the last None where no shard is strided, makes a
     ``DTensorSpec``; ``rows_of(op_schema)`` gives rows or None; ``whole(op_schema, remember)`` decides where
     C++ cannot; ``assemble(op_schema, elements)`` makes of the elements' ``(outputs, inputs, costs, moves)``
-    what is returned and remembered.
+    what is returned and remembered. Keyword tensors stay where they are unless ``moves_keywords``.
     """
 
-    def __init__(self, make_spec: Callable[..., Any], model: Any, capacity: int) -> None: ...
+    def __init__(
+        self, make_spec: Callable[..., Any], model: Any, capacity: int, moves_keywords: bool = False
+    ) -> None: ...
     def propagate(
         self,
         op_schema: Any,
@@ -340,8 +342,11 @@ class PropagationEngine:
     def info(self) -> tuple[int, int, int, int]: ...
 
 def ops_with_rules() -> list[str]: ...
-def same_spec(spec: Any) -> Any:
-    """A DTensorSpec that equals this one, the same for all that do; see csrc/bindings/python_specs.h."""
+def copy_spec(spec: Any) -> Any:
+    """A DTensorSpec that equals this one; see csrc/bindings/python_specs.h."""
+
+def canonical_spec(spec: Any) -> Any:
+    """What stands for all DTensorSpecs that equal this one, and is no tensor's own."""
 
 def has_rule(op: str) -> bool: ...
 def redistribute_cost_table(

@@ -376,12 +376,9 @@ def contiguous(tensor: Tensor) -> Tensor:
 TABLES_OF_RULES = ("op_to_rules", "op_strategy_funcs", "op_single_dim_strategy_funcs")
 # And those of operators whose sizes among the arguments it makes this rank's.
 TABLES_OF_SIZES = ("op_to_shape_and_stride_idx", "op_to_scalar_shape_adjuster", "squeeze_op_to_dims_variant")
-_TABLES = (
-    *TABLES_OF_RULES,
-    *TABLES_OF_SIZES,
-    "op_to_schema_info",
-    "op_to_schema_info_for_single_dim_strategy",
-)
+# And what the dispatcher has to know of an operator's arguments; the first that has the operator counts.
+TABLES_OF_SCHEMA_INFO = ("op_to_schema_info", "op_to_schema_info_for_single_dim_strategy")
+_TABLES = (*TABLES_OF_RULES, *TABLES_OF_SIZES, *TABLES_OF_SCHEMA_INFO)
 
 
 def dispatcher_functions() -> dict[str, Any]:

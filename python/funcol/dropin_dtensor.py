@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
@@ -21,7 +21,7 @@ from torch.distributed.tensor._ops import utils as stock_ops
 from torch.distributed.tensor._sharding_prop import ShardingPropagator as StockPropagator
 from torch.distributed.tensor.placement_types import _MaskPartial
 
-from . import _C, _compat, context_parallel, dropin_fully_shard, dtensor
+from . import _C, _compat, context_parallel, convolutions, dropin_fully_shard, dtensor
 from .sharding import ShardingPropagator, _specs_in
 
 # PyTorch's functions, as far as this minor has them, and what they call while funcol is under DTensor.
@@ -80,10 +80,12 @@ class DropinPropagator(ShardingPropagator):
 
     Where both are known to agree, C++ decides, in minors whose rules are of one mesh axis: for operators with
     such a rule in either, tensors that are plain shards or replicated, and sizes that divide evenly, however
-    they are cut. Else ``base`` is asked, and followed unless its decision contradicts the rule of the
-    operator, that is, gives wrong numbers. Both price redistribution as DTensor does. Rules are those of
-    ``base`` at any time, and what is registered here is registered there.
+    they are cut. So it does where ``base`` has no rule. Else ``base`` is asked, and followed unless its
+    decision contradicts the rule of the operator, that is, gives wrong numbers. Both price redistribution as
+    DTensor does. Rules are those of ``base`` at any time, and what is registered here is registered there.
     """
+
+    _moves_keywords = True
 
     def __init__(self, base: StockPropagator) -> None:
         super().__init__(base, cost_model=_C.DTensorCosts())  # type: ignore[arg-type]
@@ -107,7 +109,9 @@ class DropinPropagator(ShardingPropagator):
 
     def _propagate(self, op_schema: OpSchema, remember: bool) -> OutputSharding:
         op = op_schema.op
-        if op in self._own_rows or (self._agrees_on(op) and _is_plain(op_schema)):
+        op_schema = self._named(op_schema)
+        is_ours = op in self._own_rows or self._is_ours_alone(op)
+        if is_ours or (self._agrees_on(op) and _is_plain(op_schema)):
             return super()._propagate(op_schema, remember)
         if remember and not _has_symbols(op_schema):
             return self._agreeing(op_schema)
@@ -115,6 +119,11 @@ class DropinPropagator(ShardingPropagator):
 
     def _agrees_on(self, op: OpOverload) -> bool:
         return self._agrees and self._has_rule(op) and not _compat.decides_for_whole_mesh(self._base, op)
+
+    def _is_ours_alone(self, op: OpOverload) -> bool:
+        """A rule in C++ where PyTorch has none, and would try an operator's parts on every combination of
+        placements: minutes for attention with a mask."""
+        return self._has_rule(op) and not any(op in getattr(self._base, name) for name in self._rules)
 
     def _has_rule(self, op: OpOverload) -> bool:
         """A rule in C++, in the place of PyTorch's own."""
@@ -125,15 +134,6 @@ class DropinPropagator(ShardingPropagator):
         )
 
     def _decide_with_base(self, op_schema: OpSchema) -> OutputSharding:
-        sharding = self._decide_with_base_anew(op_schema)
-        output = sharding.output_spec
-        if isinstance(output, DTensorSpec):
-            sharding.output_spec = _same_spec(output)
-        elif isinstance(output, (list, tuple)):
-            sharding.output_spec = type(output)([spec and _same_spec(spec) for spec in output])
-        return sharding
-
-    def _decide_with_base_anew(self, op_schema: OpSchema) -> OutputSharding:
         try:
             theirs = self._base.propagate_op_sharding_non_cached(op_schema)
         except Exception:  # what it raises where its rule is wrong is anything: KeyError, AssertionError
@@ -169,16 +169,6 @@ class DropinPropagator(ShardingPropagator):
             _placements(way.input_specs or ()) == inputs and _placements(_listed(way.output_specs)) == outputs
             for way in ways.strategies
         )
-
-
-def _same_spec(spec: DTensorSpec) -> DTensorSpec:
-    """One object for equal specs, which the dispatcher's caches then tell apart without comparing them."""
-    if spec.tensor_meta is None:
-        return spec
-    try:
-        return cast(DTensorSpec, _C.same_spec(spec))
-    except (NotImplementedError, TypeError, ValueError):  # symbols, placements of others
-        return spec
 
 
 def _placements(specs: Iterable[DTensorSpec | None]) -> list[list[Any] | None]:
@@ -281,10 +271,12 @@ class UnderDTensor:
         def undo() -> None:
             if dispatcher.sharding_propagator is ours:
                 dispatcher.sharding_propagator = theirs
+            ours._keywords.undo()
             _compat.forget_decisions()
 
         dispatcher.sharding_propagator = ours
         self._undo.append(undo)
+        self._undo.append(convolutions.put(dispatcher, ours))
         _compat.forget_decisions()
 
     def undo(self) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias, overload
+from typing import Any, NamedTuple, TypeAlias, cast, overload
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
+from . import _C
 from .local_map_conversions import from_local, meta_of, to_local
 from .local_map_nesting import flatten, unflatten
 from .local_map_regions import (
@@ -176,7 +177,7 @@ class LocalMap:
         for arg in args:
             kind = type(arg)
             if kind is DTensor:
-                identity.append(id(arg._spec))
+                identity.append(_identity_of(arg._spec))
                 needs_gradients = needs_gradients or arg.requires_grad
             elif kind in _NO_TENSORS:
                 identity.append(0)
@@ -230,7 +231,8 @@ class LocalMap:
 
     def _signature_or_none(self, flat: Sequence[Any]) -> Signature | None:
         key = tuple(
-            id(arg._spec) if isinstance(arg, DTensor) else int(isinstance(arg, Tensor)) for arg in flat
+            _identity_of(arg._spec) if isinstance(arg, DTensor) else int(isinstance(arg, Tensor))
+            for arg in flat
         )
         known = self._by_identity.get(key, _UNKNOWN)
         return self._learn(flat, key) if known is _UNKNOWN else known
@@ -270,7 +272,7 @@ class LocalMap:
     def _learn(self, flat: Sequence[Any], key: tuple[int, ...]) -> Signature | None:
         """For a call of this kind; ``None`` if there is no DTensor."""
         self._check_arguments(flat)
-        specs = tuple(arg._spec if isinstance(arg, DTensor) else None for arg in flat)
+        specs = tuple(_canonical(arg._spec) if isinstance(arg, DTensor) else None for arg in flat)
         has_dtensors = any(spec is not None for spec in specs)
         if any(map(_has_symbols, specs)):
             return self._signature(specs)
@@ -524,6 +526,18 @@ class LocalMap:
 def _needs_a_look(placements: Placements | None) -> bool:
     """Whether there are partials other than sums, whose gradients are not just those of the parts."""
     return any(one.is_partial() and not one.is_partial("sum") for one in placements or ())
+
+
+def _canonical(spec: DTensorSpec) -> DTensorSpec:
+    """One object for equal specs, which no program can write to; the spec itself where it has symbols."""
+    try:
+        return cast(DTensorSpec, _C.canonical_spec(spec))
+    except (NotImplementedError, TypeError, ValueError):
+        return spec
+
+
+def _identity_of(spec: DTensorSpec) -> int:
+    return id(_canonical(spec))
 
 
 def _has_symbols(spec: DTensorSpec | None) -> bool:

@@ -31,7 +31,7 @@ def from_local(local: Tensor, spec: DTensorSpec, gradient: DTensorSpec) -> DTens
     """The DTensor of which this rank has ``local``; its gradient goes where ``gradient`` says, and from there
     to ``local``."""
     if not (local.requires_grad and torch.is_grad_enabled()):
-        return _dtensor(local, spec, requires_grad=False)
+        return _dtensor(local, _C.copy_spec(spec), requires_grad=False)
     shape, stride, _ = meta_of(spec)
     dtensor: DTensor = _C.dtensor_from_local(
         local, spec.mesh, spec.placements, shape, stride, gradient.placements
@@ -65,7 +65,7 @@ class _FromLocal(torch.autograd.Function):
     def forward(ctx: Any, local: Tensor, spec: DTensorSpec, gradient: DTensorSpec) -> DTensor:
         ctx.set_materialize_grads(False)
         ctx.specs = gradient, spec
-        return _dtensor(local.detach(), spec, requires_grad=local.requires_grad)
+        return _dtensor(local.detach(), _C.copy_spec(spec), requires_grad=local.requires_grad)
 
     @staticmethod
     def backward(ctx: Any, grad: DTensor | None) -> Any:

@@ -105,8 +105,10 @@ def redistribute(
         if moved is not NotImplemented:
             return moved
     order = None if shard_order is None else tuple((dim, tuple(axes)) for dim, axes in sorted(shard_order))
-    find_target = _target if torch.compiler.is_compiling() or _has_symbols(dtensor) else _known_target
-    dst = find_target(src, mesh, placements, order, forward_dtype)
+    if torch.compiler.is_compiling() or _has_symbols(dtensor):
+        dst = _target(src, mesh, placements, order, forward_dtype)
+    else:
+        dst = _C.copy_spec(_known_target(src, mesh, placements, order, forward_dtype))
     records = torch.is_grad_enabled() and dtensor.requires_grad
     if not records and forward_dtype is None:
         model = None if cost_model is None else model_for(cost_model, mesh_of(src.mesh))

@@ -32,7 +32,7 @@ from torch.distributed.tensor._op_schema import (
 from torch.distributed.tensor._sharding_prop import ShardingPropagator as StockPropagator
 from torch.utils._pytree import tree_leaves
 
-from . import _C, _compat
+from . import _C, _compat, keyword_tensors
 from .cost_models import CostModel
 
 Row = Sequence["Placement | None"]
@@ -129,6 +129,9 @@ class ShardingPropagator(StockPropagator):
     decisions are remembered, by value.
     """
 
+    # Whether keyword tensors are redistributed, which DTensor's own dispatcher does not do.
+    _moves_keywords = False
+
     def __init__(
         self,
         base: StockPropagator | None = None,
@@ -141,8 +144,12 @@ class ShardingPropagator(StockPropagator):
         for name, table in _compat.tables(self._base).items():
             # What DTensor's dispatcher reads in C++ has to be the dict itself.
             setattr(self, name, _Table(table) if name in _compat.TABLES_OF_RULES else table)
-        self._engine = _C.PropagationEngine(_make_spec, cost_model, cache_size)
+        self._engine = _C.PropagationEngine(_make_spec, cost_model, cache_size, self._moves_keywords)
         self._own_rows: dict[OpOverload, SingleAxisRule] = {}
+        tables = _compat.tables(self._base)
+        self._keywords = keyword_tensors.NamedInDispatcher(
+            [tables[name] for name in _compat.TABLES_OF_SCHEMA_INFO if name in tables]
+        )
         self._remembered_whole = functools.lru_cache(cache_size)(self._decide_whole_anew)
         self.propagate_op_sharding = _Cached(self)  # type: ignore[assignment]
 
@@ -215,9 +222,15 @@ class ShardingPropagator(StockPropagator):
         if op_schema.op is torch.ops.aten._local_scalar_dense.default:
             return OutputSharding(None, op_schema)
         sharding: OutputSharding = self._engine.propagate(
-            op_schema, self._rows_of, self._decide_whole, self._assemble, remember
+            self._named(op_schema), self._rows_of, self._decide_whole, self._assemble, remember
         )
         return sharding
+
+    def _named(self, op_schema: OpSchema) -> OpSchema:
+        """``op_schema`` with keyword tensors in what tells calls apart, here and in the dispatcher."""
+        if DTensor._op_dispatcher.sharding_propagator is self:
+            self._keywords.name(op_schema.op)
+        return keyword_tensors.named(op_schema)
 
     def strategies(self, op_schema: OpSchema) -> OpStrategy | TupleStrategy:
         """All legal decisions on the whole mesh, with the cost of redistributing each tensor argument from
@@ -313,9 +326,15 @@ class ShardingPropagator(StockPropagator):
             outputs = _returned(facts, all_outputs)
         suggestion = _with_specs(op_schema, inputs) if moves else None
         adjusted = self._local_arguments(suggestion or op_schema, outputs, inputs)
+        if adjusted is not None and suggestion is None:
+            adjusted = _with_specs(adjusted, inputs)  # for those of the call, which may be written to later
+        changed = adjusted or suggestion
+        if changed is not None:
+            held = {name: _C.copy_spec(spec) for name, spec in _specs_by_keyword(op_schema)}
+            changed = keyword_tensors.MovingSchema.of(changed, held) if held else changed
         return OutputSharding(
             outputs,
-            adjusted or suggestion,
+            changed,
             needs_redistribute=moves or adjusted is not None,
             use_val_from_redistribute_schema=adjusted is not None,
         )
@@ -554,7 +573,7 @@ def _zipped(op_schema: OpSchema, elements: list[Any]) -> list[Any]:
     """Specs of all tensors of ``op_schema`` in their order, from those of each element."""
     rest = [iter(element[1]) for element in elements]
     specs: list[Any] = []
-    for argument in (*op_schema.args_schema, *op_schema.kwargs_schema.values()):
+    for argument in (*op_schema.args_schema, *(value for _, value in _read_by_keyword(op_schema))):
         if isinstance(argument, DTensorSpec):  # the same for each element
             specs.append([next(inputs) for inputs in rest][-1])
         elif isinstance(argument, (list, tuple)) and any(isinstance(spec, DTensorSpec) for spec in argument):
@@ -562,8 +581,23 @@ def _zipped(op_schema: OpSchema, elements: list[Any]) -> list[Any]:
     return specs
 
 
+def _read_by_keyword(op_schema: OpSchema) -> Iterator[tuple[str, Any]]:
+    """Keyword arguments, without those of ``out=``, in the order of the operator's schema."""
+    given = op_schema.kwargs_schema
+    if given:
+        for argument in op_schema.op._schema.arguments:
+            if argument.name in given and not argument.is_out:
+                yield argument.name, given[argument.name]
+
+
+def _specs_by_keyword(op_schema: OpSchema) -> Iterator[tuple[str, DTensorSpec]]:
+    return (item for item in _read_by_keyword(op_schema) if isinstance(item[1], DTensorSpec))
+
+
 def _with_specs(op_schema: OpSchema, specs: Sequence[Any]) -> OpSchema:
-    """``op_schema`` with other specs for the tensors among its positional arguments."""
+    """``op_schema`` with other specs for its tensors, the positional ones first. Those of keywords may be
+    left out.
+    """
     rest = iter(specs)
 
     def replace(argument: Any) -> Any:
@@ -574,7 +608,11 @@ def _with_specs(op_schema: OpSchema, specs: Sequence[Any]) -> OpSchema:
         return argument
 
     args = tuple(replace(argument) for argument in op_schema.args_schema)
-    return OpSchema(op_schema.op, args, op_schema.kwargs_schema, schema_info=op_schema.schema_info)
+    kwargs = dict(op_schema.kwargs_schema)
+    for name, value in _read_by_keyword(op_schema):
+        if isinstance(value, DTensorSpec):
+            kwargs[name] = next(rest, value)
+    return OpSchema(op_schema.op, args, kwargs, schema_info=op_schema.schema_info)
 
 
 def _op_spec(

@@ -56,7 +56,7 @@ AsyncCounters async_counters() {
 void count_view() { num_views.fetch_add(1, std::memory_order_relaxed); }
 
 PendingCollective::PendingCollective(Start&& start)
-    : start_(std::move(start)), num_forks_at_start_(num_forks()) {
+    : start_(std::move(start)), resize_guards_(start_.outputs, *this), num_forks_at_start_(num_forks()) {
   if (!start_.work) {
     return;
   }
@@ -72,6 +72,7 @@ PendingCollective::PendingCollective(Start&& start)
 PendingCollective::~PendingCollective() {
   if (state_.load(std::memory_order_acquire) == State::kRunning && start_.work) {
     unwaited_.leave(/*is_dropped=*/true);
+    resize_guards_.remove();
     if (num_forks_at_start_ == num_forks()) {
       leave_running(start_);
     }
@@ -99,7 +100,14 @@ void PendingCollective::settle() {
 void PendingCollective::finish_once(Start& finished) {
   if (state_.load(std::memory_order_relaxed) == State::kRunning) {
     const auto outcome = finish();
-    finished = std::move(start_);
+    if (outcome == State::kSettled) {
+      resize_guards_.remove();
+      finished = std::move(start_);
+    } else {  // to replace the memory raises as all uses do
+      auto outputs = start_.outputs;
+      finished = std::move(start_);
+      start_.outputs = std::move(outputs);
+    }
     state_.store(outcome, std::memory_order_release);
   }
 }

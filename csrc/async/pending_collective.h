@@ -15,6 +15,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
+#include "async/resize_guard.h"
 #include "async/unwaited.h"
 #include "comm/group_ref.h"
 
@@ -69,6 +70,7 @@ class PendingCollective final : public c10::intrusive_ptr_target {
   std::mutex mutex_;
   std::exception_ptr error_;
   Start start_;
+  ResizeGuards resize_guards_;  // of start_.outputs, which outlive them
   UnwaitedEntry unwaited_;
   uint64_t num_forks_at_start_;
   std::optional<c10::Stream> start_stream_;  // none on the CPU

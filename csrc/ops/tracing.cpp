@@ -11,8 +11,10 @@
 
 #include <algorithm>
 
+#include "async/arguments.h"
 #include "async/async_tensor.h"
 #include "async/layers.h"
+#include "ops/collectives.h"
 #include "ops/composed.h"
 #include "ops/op_name.h"
 #include "ops/wire.h"
@@ -22,9 +24,9 @@ namespace {
 
 using c10::IValue;
 
-bool waits_by_itself(const std::string& name) {
-  return name != "isend" && name != "wait_tensor" && name != "wait_tensors";
-}
+bool is_wait(const std::string& name) { return name == "wait_tensor" || name == "wait_tensors"; }
+
+bool waits_by_itself(const std::string& name) { return name != "isend" && !is_wait(name); }
 
 IValue waited(const IValue& result) {
   if (result.isTensor()) {
@@ -69,6 +71,31 @@ bool needs_core(const IValue& argument) {
   return false;
 }
 
+// The tensors of the caller that `op` writes into.
+std::vector<at::Tensor> written(const c10::OperatorHandle& op, c10::ArrayRef<IValue> arguments) {
+  const auto name = unqualified_name(op);
+  if (name == "irecv") {
+    return {arguments[0].toTensor()};
+  }
+  std::vector<at::Tensor> tensors;
+  if (name == "batch_p2p_ops") {
+    const auto kinds = arguments[0].toListRef();
+    for (size_t i = 0; i < kinds.size(); ++i) {
+      if (kinds[i].toStringRef() == "irecv") {
+        tensors.push_back(arguments[3].toTensorVector().at(i));
+      }
+    }
+    return tensors;
+  }
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const auto* alias = op.schema().arguments()[i].alias_info();
+    if (alias != nullptr && alias->isWrite()) {
+      visit_tensors(arguments[i], [&](const at::Tensor& tensor) { tensors.push_back(tensor); });
+    }
+  }
+  return tensors;
+}
+
 void autograd_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
   if (op.schema().name() == "funcol::all_reduce_coalesced_") {
@@ -76,6 +103,10 @@ void autograd_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, to
     check_alike(arguments[0].toTensorVector(), "all_reduce_coalesced_");
   }
   if (has_active_layers() || std::ranges::any_of(arguments, needs_core)) {
+    // Here, since only some of PyTorch's kernels do so; and before they make views of what they write.
+    auto overwritten = written(op, arguments);
+    std::erase_if(overwritten, belongs_to_layer);  // the layer takes note itself
+    note_written(overwritten);
     return call_core(op, stack);
   }
   const at::AutoDispatchBelowADInplaceOrView below_autograd;

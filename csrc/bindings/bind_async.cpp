@@ -51,6 +51,7 @@ PyObject* py_wait_tensor(PyObject*, PyObject* object) {
   HANDLE_TH_ERRORS
   const auto tensor = tensor_argument(object, "wait_tensor");
   if (!tensor.defined()) {
+    check_no_tangents(&object, 1, "wait_tensor");
     Py_RETURN_NOTIMPLEMENTED;
   }
   {

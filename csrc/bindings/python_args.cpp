@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "async/layers.h"
+#include "ops/forward_mode.h"
 
 namespace funcol::python {
 
@@ -106,6 +107,29 @@ bool tensors_argument(PyObject* sequence, std::vector<at::Tensor>& tensors, cons
     tensors.push_back(*tensor);
   }
   return true;
+}
+
+namespace {
+
+// Each transform of functorch wraps a tensor once more, and the tangent may be of any wrapper.
+void check_no_tangents(py::object tensor, const char* op) {
+  constexpr c10::DispatchKeySet kWrapped(
+      {c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::FuncTorchBatched});
+  funcol::check_no_tangents(THPVariable_Unpack(tensor.ptr()), op);
+  while (THPVariable_Unpack(tensor.ptr()).key_set().has_any(kWrapped)) {
+    tensor = py::module_::import("torch._C._functorch").attr("get_unwrapped")(tensor);
+    funcol::check_no_tangents(THPVariable_Unpack(tensor.ptr()), op);
+  }
+}
+
+}  // namespace
+
+void check_no_tangents(PyObject* const* objects, Py_ssize_t count, const char* op) {
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    if (THPVariable_Check(objects[i])) {
+      check_no_tangents(py::reinterpret_borrow<py::object>(objects[i]), op);
+    }
+  }
 }
 
 bool starts_here(at::TensorList tensors) {

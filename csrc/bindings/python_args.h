@@ -27,6 +27,9 @@ at::Tensor tensor_argument(PyObject* object, const char* op);
 // The same for a list or tuple of tensors; false if one of them must take the dispatcher's way.
 bool tensors_argument(PyObject* sequence, std::vector<at::Tensor>& tensors, const char* op);
 
+// NotImplementedError if one of the objects is a tensor with a tangent.
+void check_no_tangents(PyObject* const* objects, Py_ssize_t count, const char* op);
+
 // False for tensors whose collective goes through the dispatcher: on the meta device, or with a gradient to
 // record.
 bool starts_here(at::TensorList tensors);

@@ -8,7 +8,9 @@
 #include <thread>
 #include <utility>
 
+#include "async/arguments.h"
 #include "ops/collectives.h"
+#include "ops/forward_mode.h"
 #include "ops/legacy.h"
 #include "ops/op_name.h"
 
@@ -134,7 +136,14 @@ IValue wait_tensors(Arguments in, const char* /*op*/) {
 template <IValue (*kernel)(Arguments, const char*)>
 void boxed(const c10::OperatorHandle& op, Stack* stack) {
   const auto num_arguments = op.schema().arguments().size();
-  auto result = kernel(torch::jit::last(*stack, num_arguments), unqualified_name(op).c_str());
+  const auto name = unqualified_name(op);
+  const auto arguments = torch::jit::last(*stack, num_arguments);
+  if (kernel != wait_tensor && kernel != wait_tensors) {
+    for (const auto& argument : arguments) {
+      visit_tensors(argument, [&](const at::Tensor& tensor) { check_no_tangents(tensor, name.c_str()); });
+    }
+  }
+  auto result = kernel(arguments, name.c_str());
   torch::jit::drop(*stack, num_arguments);
   stack->push_back(std::move(result));
 }

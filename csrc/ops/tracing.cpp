@@ -16,6 +16,7 @@
 #include "async/layers.h"
 #include "ops/collectives.h"
 #include "ops/composed.h"
+#include "ops/forward_mode.h"
 #include "ops/op_name.h"
 #include "ops/wire.h"
 
@@ -102,7 +103,14 @@ void autograd_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, to
     // Of several devices the dispatcher would silently pick one.
     check_alike(arguments[0].toTensorVector(), "all_reduce_coalesced_");
   }
-  if (has_active_layers() || std::ranges::any_of(arguments, needs_core)) {
+  const bool goes_to_core = has_active_layers() || std::ranges::any_of(arguments, needs_core);
+  const auto name = unqualified_name(op);
+  if (goes_to_core || !is_wait(name)) {
+    for (const auto& argument : arguments) {
+      visit_tensors(argument, [&](const at::Tensor& tensor) { check_no_tangents(tensor, name.c_str()); });
+    }
+  }
+  if (goes_to_core) {
     // Here, since only some of PyTorch's kernels do so; and before they make views of what they write.
     auto overwritten = written(op, arguments);
     std::erase_if(overwritten, belongs_to_layer);  // the layer takes note itself

@@ -97,6 +97,15 @@ std::vector<at::Tensor> written(const c10::OperatorHandle& op, c10::ArrayRef<IVa
   return tensors;
 }
 
+bool is_unresolved(const at::Tensor& tensor) { return tensor.is_conj() || tensor.is_neg(); }
+
+// PyTorch would resolve these, and take it back when the operator returns: the data comes later.
+void check_resolved(at::TensorList written, const std::string& name) {
+  TORCH_CHECK_VALUE(std::ranges::none_of(written, is_unresolved), "funcol::", name,
+                    ": a tensor to write into is a conjugate or negative view. Pass t.resolve_conj() or "
+                    "t.resolve_neg(), whose memory holds the values.");
+}
+
 void autograd_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
   if (op.schema().name() == "funcol::all_reduce_coalesced_") {
@@ -106,8 +115,15 @@ void autograd_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, to
   const bool goes_to_core = has_active_layers() || std::ranges::any_of(arguments, needs_core);
   const auto name = unqualified_name(op);
   if (goes_to_core || !is_wait(name)) {
+    bool any_unresolved = false;
     for (const auto& argument : arguments) {
-      visit_tensors(argument, [&](const at::Tensor& tensor) { check_no_tangents(tensor, name.c_str()); });
+      visit_tensors(argument, [&](const at::Tensor& tensor) {
+        check_no_tangents(tensor, name.c_str());
+        any_unresolved |= is_unresolved(tensor);
+      });
+    }
+    if (any_unresolved) {
+      check_resolved(written(op, arguments), name);
     }
   }
   if (goes_to_core) {

@@ -12,6 +12,7 @@
 
 #include "async/async_tensor.h"
 #include "async/comm_tensor.h"
+#include "async/layers.h"
 #include "async/unwaited.h"
 #include "async/wake_key.h"
 #include "bindings/bindings.h"
@@ -165,6 +166,19 @@ at::Tensor pending_on_registry(const at::Tensor& tensor) {
   return as_sole_pending(std::move(start));
 }
 
+// pend(t) -> a tensor that waits by itself, of the result of a _c10d_functional op; NotImplemented where a
+// layer has to see the wait.
+PyObject* py_pend(PyObject*, PyObject* object) {
+  HANDLE_TH_ERRORS
+  const auto* tensor = has_active_layers() ? nullptr : plain_tensor(object);
+  // Gloo counts versions of what it gathers when it has come, so that views with a history would be stale.
+  if (tensor == nullptr || tensor->is_meta() || tensor->requires_grad()) {
+    Py_RETURN_NOTIMPLEMENTED;
+  }
+  return THPVariable_Wrap(is_pending(*tensor) ? *tensor : pending_on_registry(*tensor));
+  END_HANDLE_TH_ERRORS
+}
+
 }  // namespace
 
 void bind_async(PyObject* module) {
@@ -173,6 +187,7 @@ void bind_async(PyObject* module) {
   static PyMethodDef functions[] = {
       {"is_pending", py_is_pending, METH_O, nullptr},
       {"wait_tensor", py_wait_tensor, METH_O, nullptr},
+      {"pend", py_pend, METH_O, nullptr},
       {"settle", py_settle, METH_O, nullptr},
       {"exclude_wake_key", py_exclude_wake_key, METH_O, nullptr},
       {nullptr, nullptr, 0, nullptr},

@@ -2,6 +2,7 @@
 
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/core/grad_mode.h>
+#include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -14,7 +15,31 @@
 
 namespace funcol::python {
 
-bool is_observed() { return has_active_layers() || at::impl::torch_function_mode_enabled(); }
+namespace {
+
+// The mode of torch.set_default_device() and `with torch.device(...)`.
+bool is_device_mode(PyObject* mode) {
+  static const auto* const type =
+      py::object(py::module_::import("torch.utils._device").attr("DeviceContext")).release().ptr();
+  return reinterpret_cast<PyObject*>(Py_TYPE(mode)) == type;
+}
+
+}  // namespace
+
+bool has_function_mode() {
+  if (!at::impl::torch_function_mode_enabled()) {
+    return false;
+  }
+  using Modes = at::impl::PythonTorchFunctionTLS;
+  for (int64_t i = 0; i < Modes::stack_len(); ++i) {
+    if (!is_device_mode(Modes::get_stack_at(i)->ptr(getPyInterpreter()))) {
+      return true;
+    }
+  }
+  return false;
+}
+
+bool is_observed() { return has_active_layers() || has_function_mode(); }
 
 const at::Tensor* plain_tensor(PyObject* object) {
   if (!THPVariable_CheckExact(object)) {

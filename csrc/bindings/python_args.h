@@ -12,7 +12,11 @@
 
 namespace funcol::python {
 
-// A mode, transform or tracer of PyTorch is active on this thread.
+// A torch function mode is active on this thread, other than the one that only tells functions which make
+// tensors what device to use. To be called with the GIL.
+bool has_function_mode();
+
+// A mode, transform or tracer of PyTorch is active on this thread. To be called with the GIL.
 bool is_observed();
 
 // Null for what is no plain tensor: subclasses, tensors that belong to a mode or transform.

@@ -236,7 +236,19 @@ def test_what_is_made_of_a_pending_tensor_has_its_data(turn: Any) -> None:
 
 
 PER_OPERATOR = 6
-RANDOM = {"normal", "multinomial", "bernoulli", "empty", "rand", "dropout", "svd", "rrelu", "pca", "cauchy"}
+RANDOM = {
+    "partial_views",
+    "normal",
+    "multinomial",
+    "bernoulli",
+    "empty",
+    "rand",
+    "dropout",
+    "svd",
+    "rrelu",
+    "pca",
+    "cauchy",
+}
 
 
 def pending(x: Any) -> Any:
@@ -261,9 +273,10 @@ def test_an_operator_on_pending_tensors_gives_what_it_gives_on_plain_ones(op: Op
         samples = list(op.sample_inputs("cpu", dtype))
         for sample in random.Random(seed).sample(samples, min(PER_OPERATOR, len(samples))):
             torch.manual_seed(seed)
+            copied = sample.transform(lambda x: x.clone() if isinstance(x, Tensor) and is_plain(x) else x)
             try:
-                expected = op(sample.input, *sample.args, **sample.kwargs)
-            except ERRORS:
+                expected = op(copied.input, *copied.args, **copied.kwargs)
+            except (*ERRORS, AssertionError):
                 continue
             waiting = sample.transform(lambda x: pending(x) if isinstance(x, Tensor) and is_plain(x) else x)
             before = funcol._C.exclude_wake_key(compiled)

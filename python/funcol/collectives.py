@@ -119,7 +119,7 @@ def all_reduce(self: Tensor, reduceOp: str | ReduceOp, group: RankTypes, tag: st
     reduce_op = _traced_reduce_op(reduceOp)
     if _needs_own_rule([self], _compat.ALL_REDUCE_RULES, reduce_op):
         return _own.all_reduce(self, reduce_op, resolved)  # type: ignore[no-any-return]
-    return _finished(_core.all_reduce(self, reduce_op, resolved))  # type: ignore[no-any-return]
+    return _finished(_core.all_reduce(self, reduce_op, resolved))
 
 
 def all_gather_tensor(
@@ -181,9 +181,7 @@ def reduce_scatter_tensor(
     scatter_dim = _wrap_dim(scatter_dim, self)
     if scatter_dim != 0:
         self = _compat.split_ranks(self, group_size, scatter_dim)
-    return _finished(  # type: ignore[no-any-return]
-        _core.reduce_scatter_tensor(_compat.contiguous(self), reduce_op, group_size, resolved)
-    )
+    return _finished(_core.reduce_scatter_tensor(_compat.contiguous(self), reduce_op, group_size, resolved))
 
 
 def all_to_all_single(
@@ -216,7 +214,7 @@ def all_to_all_single(
         remedy = "Pass output_split_sizes and input_split_sizes."
         _check_divisible("all_to_all_single", self, 0, group_size, remedy)
         output_split_sizes = input_split_sizes = [self.shape[0] // group_size] * group_size
-    return _finished(  # type: ignore[no-any-return]
+    return _finished(
         _core.all_to_all_single(_compat.contiguous(self), output_split_sizes, input_split_sizes, resolved)
     )
 
@@ -233,7 +231,7 @@ def broadcast(self: Tensor, src: int, group: RankTypes, tag: str = "") -> Tensor
     resolved = _compat.traceable_group(group, tag)
     if _needs_own_rule([self], _compat.BROADCAST_RULES):
         return _own.broadcast(self, src, resolved)  # type: ignore[no-any-return]
-    return _finished(_core.broadcast(self, src, resolved))  # type: ignore[no-any-return]
+    return _finished(_core.broadcast(self, src, resolved))
 
 
 def reduce(self: Tensor, reduceOp: str | ReduceOp, dst: int, group: RankTypes, tag: str = "") -> Tensor:
@@ -332,10 +330,10 @@ def permute_tensor(self: Tensor, src_dst: list[int], group: RankTypes, tag: str 
         _core.all_to_all_single(_compat.contiguous(sent), output_splits, input_splits, resolved)
     )
     if self.dim() == 1:
-        return received  # type: ignore[no-any-return]
+        return received
     if num_received == 1:
-        return received.view(self.shape)  # type: ignore[no-any-return]
-    return received.view([num_received, *self.shape]).flatten(0, min(1, self.dim()))  # type: ignore[no-any-return]
+        return received.view(self.shape)
+    return received.view([num_received, *self.shape]).flatten(0, min(1, self.dim()))
 
 
 def all_reduce_coalesced(

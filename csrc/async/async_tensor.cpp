@@ -158,9 +158,10 @@ c10::intrusive_ptr<c10::TensorImpl> AsyncTensorImpl::shallow_copy_and_detach(
   return plain_copy(std::move(version_counter), allow_change);
 }
 
-// A dispatch mode is shown a detach of its own, by the base class, and may read values in it.
+// A dispatch mode and a subclass with __torch_dispatch__ are shown a detach of their own, by the base class,
+// and may read values in it.
 bool AsyncTensorImpl::stays_pending_in_copies() const {
-  return (in_place() || is_pending()) && !has_active_layers();
+  return (in_place() || is_pending()) && !has_active_layers() && !is_python_dispatch();
 }
 
 const char* AsyncTensorImpl::tensorimpl_type_name() const { return "funcol::AsyncTensorImpl"; }

@@ -57,7 +57,7 @@ AsyncCounters async_counters() {
 void count_view() { num_views.fetch_add(1, std::memory_order_relaxed); }
 
 PendingCollective::PendingCollective(Start&& start)
-    : start_(std::move(start)), num_forks_at_start_(num_forks()) {
+    : start_(std::move(start)), resize_guards_(start_.outputs, *this), num_forks_at_start_(num_forks()) {
   if (!start_.work) {
     return;
   }
@@ -74,6 +74,7 @@ PendingCollective::~PendingCollective() {
   unwaited_.leave(/*is_dropped=*/true);
   if (state_.load(std::memory_order_acquire) == State::kRunning && start_.work && !start_.is_kept_elsewhere &&
       !is_in_child()) {
+    resize_guards_.remove();
     leave_running(start_);
   }
 }
@@ -144,6 +145,9 @@ void PendingCollective::await(Lock& lock, bool checks_group) {
   const auto outcome = finish(checks_group);
   lock.lock();
   is_awaited_ = false;
+  if (outcome == State::kArrived) {
+    resize_guards_.remove();
+  }
   state_.store(outcome, std::memory_order_release);
   changed_.notify_all();
 }
@@ -164,7 +168,18 @@ void PendingCollective::take(Start& finished) {
     num_waits.fetch_add(1, std::memory_order_relaxed);
     state_.store(State::kSettled, std::memory_order_release);
   }
-  finished = std::move(start_);
+  move_out(finished);
+}
+
+// What nobody needs any more. After a failure the outputs stay: to replace their memory raises as all uses
+// do.
+void PendingCollective::move_out(Start& gone) {
+  gone.work = std::move(start_.work);
+  gone.buffers = std::move(start_.buffers);
+  gone.epilogue = std::move(start_.epilogue);
+  if (state_.load(std::memory_order_relaxed) != State::kFailed) {
+    gone.outputs = std::move(start_.outputs);
+  }
 }
 
 bool PendingCollective::let_go_if_over() {
@@ -240,10 +255,7 @@ void PendingCollective::let_go(Start& gone) {
   described_ = describe();
   was_let_go_ = true;
   unwaited_.arrive();
-  gone.work = std::move(start_.work);
-  gone.buffers = std::move(start_.buffers);
-  gone.outputs = std::move(start_.outputs);
-  gone.epilogue = std::move(start_.epilogue);
+  move_out(gone);
 }
 
 void PendingCollective::let_go_of_buffers(std::vector<at::Tensor>& gone) {

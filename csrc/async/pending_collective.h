@@ -39,6 +39,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
+#include "async/resize_guard.h"
 #include "async/unwaited.h"
 #include "comm/group_ref.h"
 
@@ -116,6 +117,7 @@ class PendingCollective final : public c10::intrusive_ptr_target {
   void await(Lock& lock, bool checks_group);
   void take(Start& finished);
   void let_go(Start& gone);
+  void move_out(Start& gone);
   void let_go_of_buffers(std::vector<at::Tensor>& gone);
 
   State finish(bool checks_group);
@@ -138,6 +140,7 @@ class PendingCollective final : public c10::intrusive_ptr_target {
   bool was_let_go_ = false;
   std::string described_;  // if it was let go of
   Start start_;
+  ResizeGuards resize_guards_;  // of start_.outputs, which outlive them
   UnwaitedEntry unwaited_;
   uint64_t num_forks_at_start_;
   std::optional<c10::Stream> start_stream_;  // none on the CPU

@@ -72,8 +72,9 @@ class WakeHandler {
       case OperatorKind::kComposite:
         break;
       case OperatorKind::kView:
-        // A layer may run code on the values while the view is being made.
-        if (const auto viewed = sole_waiting_tensor(); viewed.defined() && !has_active_layers()) {
+        // A layer, or a subclass, may run code on the values while the view is being made.
+        if (const auto viewed = sole_waiting_tensor();
+            viewed.defined() && !has_active_layers() && !belongs_to_layer(viewed)) {
           return view(viewed);
         }
         return read();

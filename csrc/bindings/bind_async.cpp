@@ -13,6 +13,7 @@
 #include "async/async_tensor.h"
 #include "async/comm_tensor.h"
 #include "async/held_memory.h"
+#include "async/layers.h"
 #include "async/unwaited.h"
 #include "async/wake_key.h"
 #include "bindings/bindings.h"
@@ -53,6 +54,7 @@ PyObject* py_wait_tensor(PyObject*, PyObject* object) {
   HANDLE_TH_ERRORS
   const auto tensor = tensor_argument(object, "wait_tensor");
   if (!tensor.defined()) {
+    check_no_tangents(&object, 1, "wait_tensor");
     Py_RETURN_NOTIMPLEMENTED;
   }
   {
@@ -166,6 +168,19 @@ at::Tensor pending_on_registry(const at::Tensor& tensor) {
   return as_sole_pending(std::move(start));
 }
 
+// pend(t) -> a tensor that waits by itself, of the result of a _c10d_functional op; NotImplemented where a
+// layer has to see the wait.
+PyObject* py_pend(PyObject*, PyObject* object) {
+  HANDLE_TH_ERRORS
+  const auto* tensor = has_active_layers() ? nullptr : plain_tensor(object);
+  // Gloo counts versions of what it gathers when it has come, so that views with a history would be stale.
+  if (tensor == nullptr || tensor->is_meta() || tensor->requires_grad()) {
+    Py_RETURN_NOTIMPLEMENTED;
+  }
+  return THPVariable_Wrap(is_pending(*tensor) ? *tensor : pending_on_registry(*tensor));
+  END_HANDLE_TH_ERRORS
+}
+
 }  // namespace
 
 void bind_async(PyObject* module) {
@@ -174,6 +189,7 @@ void bind_async(PyObject* module) {
   static PyMethodDef functions[] = {
       {"is_pending", py_is_pending, METH_O, nullptr},
       {"wait_tensor", py_wait_tensor, METH_O, nullptr},
+      {"pend", py_pend, METH_O, nullptr},
       {"settle", py_settle, METH_O, nullptr},
       {"exclude_wake_key", py_exclude_wake_key, METH_O, nullptr},
       {nullptr, nullptr, 0, nullptr},

@@ -21,6 +21,7 @@
 
 #include "async/layers.h"
 #include "bindings/dtensor_objects.h"
+#include "bindings/python_args.h"
 #include "bindings/python_specs.h"
 #include "bindings/without_gil.h"
 #include "compat/autograd_node.h"
@@ -153,8 +154,7 @@ bool is_plain(py::handle tensor) {
 
 // Neither a mode nor a transform nor forward differentiation would have a say in what is called.
 bool is_unwatched(py::handle tensor) {
-  return !has_active_layers() && !at::impl::torch_function_mode_enabled() &&
-         !THPVariable_Unpack(tensor.ptr())._fw_grad(/*level=*/0).defined();
+  return !is_observed() && !THPVariable_Unpack(tensor.ptr())._fw_grad(/*level=*/0).defined();
 }
 
 // Nothing if one of them is not plain, or does not belong to a tensor of `num_dims` on `num_axes` axes. Dims

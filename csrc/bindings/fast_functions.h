@@ -28,6 +28,7 @@ PyObject* with_input(Args args, Py_ssize_t count, Py_ssize_t expected, const cha
   HANDLE_TH_ERRORS
   check_count(count, expected, op);
   const auto input = tensor_argument(args[0], op);
+  check_no_tangents(args, 1, op);
   return input.defined() ? call(input) : not_implemented();
   END_HANDLE_TH_ERRORS
 }
@@ -37,7 +38,11 @@ PyObject* with_inputs(Args args, Py_ssize_t count, Py_ssize_t expected, const ch
   HANDLE_TH_ERRORS
   check_count(count, expected, op);
   std::vector<at::Tensor> inputs;
-  return tensors_argument(args[0], inputs, op) ? call(inputs) : not_implemented();
+  const bool are_plain = tensors_argument(args[0], inputs, op);
+  if (PyList_Check(args[0]) || PyTuple_Check(args[0])) {
+    check_no_tangents(PySequence_Fast_ITEMS(args[0]), PySequence_Fast_GET_SIZE(args[0]), op);
+  }
+  return are_plain ? call(inputs) : not_implemented();
   END_HANDLE_TH_ERRORS
 }
 

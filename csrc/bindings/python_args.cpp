@@ -2,6 +2,7 @@
 
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/core/grad_mode.h>
+#include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -10,10 +11,35 @@
 #include <string_view>
 
 #include "async/layers.h"
+#include "ops/forward_mode.h"
 
 namespace funcol::python {
 
-bool is_observed() { return has_active_layers() || at::impl::torch_function_mode_enabled(); }
+namespace {
+
+// The mode of torch.set_default_device() and `with torch.device(...)`.
+bool is_device_mode(PyObject* mode) {
+  static const auto* const type =
+      py::object(py::module_::import("torch.utils._device").attr("DeviceContext")).release().ptr();
+  return reinterpret_cast<PyObject*>(Py_TYPE(mode)) == type;
+}
+
+}  // namespace
+
+bool has_function_mode() {
+  if (!at::impl::torch_function_mode_enabled()) {
+    return false;
+  }
+  using Modes = at::impl::PythonTorchFunctionTLS;
+  for (int64_t i = 0; i < Modes::stack_len(); ++i) {
+    if (!is_device_mode(Modes::get_stack_at(i)->ptr(getPyInterpreter()))) {
+      return true;
+    }
+  }
+  return false;
+}
+
+bool is_observed() { return has_active_layers() || has_function_mode(); }
 
 const at::Tensor* plain_tensor(PyObject* object) {
   if (!THPVariable_CheckExact(object)) {
@@ -106,6 +132,29 @@ bool tensors_argument(PyObject* sequence, std::vector<at::Tensor>& tensors, cons
     tensors.push_back(*tensor);
   }
   return true;
+}
+
+namespace {
+
+// Each transform of functorch wraps a tensor once more, and the tangent may be of any wrapper.
+void check_no_tangents(py::object tensor, const char* op) {
+  constexpr c10::DispatchKeySet kWrapped(
+      {c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::FuncTorchBatched});
+  funcol::check_no_tangents(THPVariable_Unpack(tensor.ptr()), op);
+  while (THPVariable_Unpack(tensor.ptr()).key_set().has_any(kWrapped)) {
+    tensor = py::module_::import("torch._C._functorch").attr("get_unwrapped")(tensor);
+    funcol::check_no_tangents(THPVariable_Unpack(tensor.ptr()), op);
+  }
+}
+
+}  // namespace
+
+void check_no_tangents(PyObject* const* objects, Py_ssize_t count, const char* op) {
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    if (THPVariable_Check(objects[i])) {
+      check_no_tangents(py::reinterpret_borrow<py::object>(objects[i]), op);
+    }
+  }
 }
 
 bool starts_here(at::TensorList tensors) {

@@ -12,7 +12,11 @@
 
 namespace funcol::python {
 
-// A mode, transform or tracer of PyTorch is active on this thread.
+// A torch function mode is active on this thread, other than the one that only tells functions which make
+// tensors what device to use. To be called with the GIL.
+bool has_function_mode();
+
+// A mode, transform or tracer of PyTorch is active on this thread. To be called with the GIL.
 bool is_observed();
 
 // Null for what is no plain tensor: subclasses, tensors that belong to a mode or transform.
@@ -26,6 +30,9 @@ at::Tensor tensor_argument(PyObject* object, const char* op);
 
 // The same for a list or tuple of tensors; false if one of them must take the dispatcher's way.
 bool tensors_argument(PyObject* sequence, std::vector<at::Tensor>& tensors, const char* op);
+
+// NotImplementedError if one of the objects is a tensor with a tangent.
+void check_no_tangents(PyObject* const* objects, Py_ssize_t count, const char* op);
 
 // False for tensors whose collective goes through the dispatcher: on the meta device, or with a gradient to
 // record.

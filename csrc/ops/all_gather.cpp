@@ -8,6 +8,7 @@
 #include "comm/backend_call.h"
 #include "compat/process_group.h"
 #include "ops/collectives.h"
+#include "ops/kinds.h"
 #include "ops/layout_change.h"
 #include "ops/parts.h"
 #include "ops/wire.h"
@@ -44,6 +45,7 @@ void check_all_gather(at::TensorList inputs, int64_t dim, const char* op) {
 Start start_all_gather(const at::Tensor& input, int64_t dim, const GroupPtr& group) {
   constexpr auto kOp = "all_gather_into_tensor";
   const BelowAutograd below_autograd;
+  check_dense(input, kOp);
   dim = wrap_dim(dim, input, kOp);
   auto source = dim == 0 ? contiguous_input(input) : private_input(input);
   const int64_t num_ranks = group->getSize();
@@ -82,6 +84,7 @@ Start start_uneven_all_gather(const at::Tensor& input, int64_t dim, at::Optional
     return start_all_gather(input, dim, group);
   }
   const BelowAutograd below_autograd;
+  check_dense(input, kOp);
   check_has_dims(input, kOp);
   const auto parts = Parts::of_shard(input.sizes(), wrap_dim(dim, input, kOp), split_sizes, *group, kOp);
   if (parts.are_equal()) {
@@ -137,6 +140,7 @@ Start start_all_gather_coalesced(at::TensorList inputs, const GroupPtr& group) {
 Start start_all_gather_out(const at::Tensor& input, const at::Tensor& out, const GroupPtr& group,
                            const char* op) {
   const BelowAutograd below_autograd;
+  check_one_device({input, out}, op);
   settle(out);
   const auto sizes = gathered_sizes(input, 0, group->getSize());
   TORCH_CHECK_VALUE(out.numel() == input.numel() * group->getSize() && out.is_contiguous(), "funcol::", op,
@@ -155,6 +159,8 @@ Start start_all_gather_out(const at::Tensor& input, const at::Tensor& out, const
 Start start_all_gather_into_list(at::TensorList outs, const at::Tensor& input, const GroupPtr& group) {
   constexpr auto kOp = "all_gather_into_tensor";
   const BelowAutograd below_autograd;
+  check_dense(input, kOp);
+  check_dense(outs, kOp);
   auto source = contiguous_input(input);
   if (agreement_is_checked()) {
     agree(*group, kOp, "dim=0", describe_tensors(source));

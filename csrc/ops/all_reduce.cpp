@@ -4,6 +4,7 @@
 #include "comm/agreement.h"
 #include "comm/backend_call.h"
 #include "ops/collectives.h"
+#include "ops/kinds.h"
 #include "ops/wire.h"
 
 namespace funcol {
@@ -77,6 +78,7 @@ Start start_all_reduce_coalesced(at::TensorList inputs, const c10d::ReduceOp& re
 Start start_all_reduce_(const at::Tensor& tensor, const c10d::ReduceOp& reduce_op, const GroupPtr& group,
                         const char* op) {
   const BelowAutograd below_autograd;
+  check_dense(tensor, op);
   settle(tensor);
   check_in_place(tensor, op);
   check_all_reduce(tensor, reduce_op, *group, op);

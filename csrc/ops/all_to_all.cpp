@@ -8,6 +8,7 @@
 #include "compat/process_group.h"
 #include "ops/collectives.h"
 #include "ops/exchange.h"
+#include "ops/kinds.h"
 #include "ops/wire.h"
 
 namespace funcol {
@@ -39,6 +40,7 @@ c10::intrusive_ptr<c10d::Work> exchange(const at::Tensor& source, const at::Tens
 void check_all_to_all(const at::Tensor& input, at::IntArrayRef output_splits, at::IntArrayRef input_splits,
                       const c10d::ProcessGroup& group) {
   constexpr auto kOp = "all_to_all_single";
+  check_dense(input, kOp);
   TORCH_CHECK_VALUE(input.dim() > 0, "funcol::", kOp,
                     ": a 0-dim tensor has no rows to send. Pass one with dims.");
   TORCH_CHECK_VALUE(output_splits.empty() == input_splits.empty(), "funcol::", kOp,
@@ -98,6 +100,7 @@ PermuteSplits::PermuteSplits(at::IntArrayRef destinations, const c10d::ProcessGr
 Start start_permute(const at::Tensor& input, at::IntArrayRef destinations, const GroupPtr& group) {
   constexpr auto kOp = "permute_tensor";
   const BelowAutograd below_autograd;
+  check_dense(input, kOp);
   const PermuteSplits splits(destinations, *group);
   if (agreement_is_checked()) {
     agree(*group, kOp, c10::str("src_dst=", destinations), describe_tensors(input));

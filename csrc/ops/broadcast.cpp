@@ -4,6 +4,7 @@
 #include "comm/agreement.h"
 #include "comm/backend_call.h"
 #include "ops/collectives.h"
+#include "ops/kinds.h"
 #include "ops/wire.h"
 
 namespace funcol {
@@ -30,6 +31,7 @@ void check_broadcast(int64_t source, const c10d::ProcessGroup& group, const char
 Start start_broadcast(const at::Tensor& input, int64_t source, const GroupPtr& group) {
   const BelowAutograd below_autograd;
   check_broadcast(source, *group, "broadcast");
+  check_dense(input, "broadcast");
   settle(input);
   auto output = group->getRank() == source ? contiguous_copy(input) : fresh_tensor(input.sizes(), input);
   return broadcast_in_place(std::move(output), source, group, "broadcast");
@@ -38,6 +40,7 @@ Start start_broadcast(const at::Tensor& input, int64_t source, const GroupPtr& g
 Start start_broadcast_(const at::Tensor& tensor, int64_t source, const GroupPtr& group, const char* op) {
   const BelowAutograd below_autograd;
   check_broadcast(source, *group, op);
+  check_dense(tensor, op);
   settle(tensor);
   TORCH_CHECK_VALUE(tensor.is_contiguous(), "funcol::", op, ": the tensor of shape ", tensor.sizes(),
                     " has strides ", tensor.strides(),

@@ -117,6 +117,13 @@ at::Tensor as_sole_pending(Start start);
 // The outputs as plain tensors whose Work is in PyTorch's registry, until wait_tensor takes it.
 std::vector<at::Tensor> as_registered(const Start& start);
 
+// Tells autograd that tensors of the caller were overwritten: who saved them for a backward pass gets an
+// error.
+void note_written(at::TensorList tensors);
+
+// The same as as_registered(), of a collective that writes into tensors of the caller.
+std::vector<at::Tensor> as_overwritten(const Start& start);
+
 // The same as as_pending(), where outputs[i] for each i of `received` is a buffer of the caller, into which
 // the backend writes: what waits by itself is an alias of it. The buffer is in PyTorch's registry as well, so
 // that waiting for either will do.

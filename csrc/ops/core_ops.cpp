@@ -18,12 +18,13 @@ at::Tensor isend(const at::Tensor& tensor, int64_t destination, int64_t tag, std
 }
 
 at::Tensor irecv(const at::Tensor& tensor, int64_t source, int64_t tag, std::string_view group) {
-  return as_registered(start_receive(tensor, source, tag, group_from_name(group, "irecv")))[0];
+  return as_overwritten(start_receive(tensor, source, tag, group_from_name(group, "irecv")))[0];
 }
 
 Tensors batch_p2p_ops(const std::vector<std::string>& kinds, at::IntArrayRef peers, at::IntArrayRef tags,
                       at::TensorList tensors, std::string_view group) {
-  return as_registered(start_batch_p2p(kinds, peers, tags, tensors, group_from_name(group, "batch_p2p_ops")));
+  return as_overwritten(
+      start_batch_p2p(kinds, peers, tags, tensors, group_from_name(group, "batch_p2p_ops")));
 }
 
 Tensors wait_tensors(at::TensorList tensors) {

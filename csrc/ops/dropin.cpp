@@ -8,7 +8,9 @@
 #include <thread>
 #include <utility>
 
+#include "async/arguments.h"
 #include "ops/collectives.h"
+#include "ops/forward_mode.h"
 #include "ops/legacy.h"
 #include "ops/op_name.h"
 
@@ -40,13 +42,16 @@ std::vector<std::string> strings(const IValue& list) {
 // The only output of `start`, registered.
 IValue sole(const Start& start) { return as_registered(start)[0]; }
 
+// The same, where it is a tensor of the caller.
+IValue sole_overwritten(const Start& start) { return as_overwritten(start)[0]; }
+
 IValue all_reduce(Arguments in, const char* op) {
   return sole(
       start_all_reduce(in[0].toTensor(), reduce_op_from_ivalue(in[1], op), group_from_ivalue(in[2], op)));
 }
 
 IValue all_reduce_(Arguments in, const char* op) {
-  return sole(
+  return sole_overwritten(
       start_all_reduce_(in[0].toTensor(), reduce_op_from_ivalue(in[1], op), group_from_ivalue(in[2], op)));
 }
 
@@ -56,8 +61,8 @@ IValue all_reduce_coalesced(Arguments in, const char* op) {
 }
 
 IValue all_reduce_coalesced_(Arguments in, const char* op) {
-  return as_registered(start_all_reduce_coalesced_(in[0].toTensorVector(), reduce_op_from_ivalue(in[1], op),
-                                                   group_from_ivalue(in[2], op)));
+  return as_overwritten(start_all_reduce_coalesced_(in[0].toTensorVector(), reduce_op_from_ivalue(in[1], op),
+                                                    group_from_ivalue(in[2], op)));
 }
 
 IValue all_gather_into_tensor(Arguments in, const char* op) {
@@ -65,7 +70,7 @@ IValue all_gather_into_tensor(Arguments in, const char* op) {
 }
 
 IValue all_gather_into_tensor_out(Arguments in, const char* op) {
-  return sole(
+  return sole_overwritten(
       start_all_gather_out(in[0].toTensor(), in[3].toTensor(), group_of_size(in[2], in[1].toInt(), op)));
 }
 
@@ -80,8 +85,9 @@ IValue reduce_scatter_tensor(Arguments in, const char* op) {
 }
 
 IValue reduce_scatter_tensor_out(Arguments in, const char* op) {
-  return sole(start_reduce_scatter_out(in[0].toTensor(), reduce_op_from_ivalue(in[1], op), in[4].toTensor(),
-                                       group_of_size(in[3], in[2].toInt(), op)));
+  return sole_overwritten(start_reduce_scatter_out(in[0].toTensor(), reduce_op_from_ivalue(in[1], op),
+                                                   in[4].toTensor(),
+                                                   group_of_size(in[3], in[2].toInt(), op)));
 }
 
 IValue reduce_scatter_tensor_coalesced(Arguments in, const char* op) {
@@ -100,7 +106,7 @@ IValue broadcast(Arguments in, const char* op) {
 }
 
 IValue broadcast_(Arguments in, const char* op) {
-  return sole(start_broadcast_(in[0].toTensor(), in[1].toInt(), group_from_ivalue(in[2], op)));
+  return sole_overwritten(start_broadcast_(in[0].toTensor(), in[1].toInt(), group_from_ivalue(in[2], op)));
 }
 
 IValue isend(Arguments in, const char* op) {
@@ -108,12 +114,13 @@ IValue isend(Arguments in, const char* op) {
 }
 
 IValue irecv(Arguments in, const char* op) {
-  return sole(start_receive(in[0].toTensor(), in[1].toInt(), in[2].toInt(), group_from_ivalue(in[3], op)));
+  return sole_overwritten(
+      start_receive(in[0].toTensor(), in[1].toInt(), in[2].toInt(), group_from_ivalue(in[3], op)));
 }
 
 IValue batch_p2p_ops(Arguments in, const char* op) {
-  return as_registered(start_batch_p2p(strings(in[0]), ints(in[1]), ints(in[2]), in[3].toTensorVector(),
-                                       group_from_ivalue(in[4], op)));
+  return as_overwritten(start_batch_p2p(strings(in[0]), ints(in[1]), ints(in[2]), in[3].toTensorVector(),
+                                        group_from_ivalue(in[4], op)));
 }
 
 IValue wait_tensor(Arguments in, const char* /*op*/) { return funcol::wait_tensor(in[0].toTensor()); }
@@ -129,7 +136,14 @@ IValue wait_tensors(Arguments in, const char* /*op*/) {
 template <IValue (*kernel)(Arguments, const char*)>
 void boxed(const c10::OperatorHandle& op, Stack* stack) {
   const auto num_arguments = op.schema().arguments().size();
-  auto result = kernel(torch::jit::last(*stack, num_arguments), unqualified_name(op).c_str());
+  const auto name = unqualified_name(op);
+  const auto arguments = torch::jit::last(*stack, num_arguments);
+  if (kernel != wait_tensor && kernel != wait_tensors) {
+    for (const auto& argument : arguments) {
+      visit_tensors(argument, [&](const at::Tensor& tensor) { check_no_tangents(tensor, name.c_str()); });
+    }
+  }
+  auto result = kernel(arguments, name.c_str());
   torch::jit::drop(*stack, num_arguments);
   stack->push_back(std::move(result));
 }

@@ -32,8 +32,8 @@ using Tensors = std::vector<Tensor>;
 // A backend may write into `out`, and nothing but autograd has to be told.
 bool is_writable(const Tensor& out) {
   return out.layout() == at::kStrided && !out.is_meta() && out.is_contiguous() && !out.is_conj() &&
-         !out.is_neg() && !out._fw_grad(/*level=*/0).defined() &&
-         (!out.is_inference() || c10::InferenceMode::is_enabled());
+         !out.is_neg() && !out._is_zerotensor() && !out.is_quantized() && !out.is_nested() &&
+         !out._fw_grad(/*level=*/0).defined() && (!out.is_inference() || c10::InferenceMode::is_enabled());
 }
 
 // What comes from `input` may go into `out` as it is.

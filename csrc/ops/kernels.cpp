@@ -24,8 +24,8 @@ at::Tensor all_reduce(const at::Tensor& input, const IValue& reduce_op, const IV
 }
 
 at::Tensor& all_reduce_(at::Tensor& input, const IValue& reduce_op, const IValue& group) {
-  as_registered(start_all_reduce_(input, reduce_op_from_ivalue(reduce_op, "all_reduce_"),
-                                  group_from_ivalue(group, "all_reduce_")));
+  as_overwritten(start_all_reduce_(input, reduce_op_from_ivalue(reduce_op, "all_reduce_"),
+                                   group_from_ivalue(group, "all_reduce_")));
   return input;
 }
 
@@ -36,9 +36,9 @@ Tensors all_reduce_coalesced(at::TensorList inputs, const IValue& reduce_op, con
 }
 
 Tensors all_reduce_coalesced_(at::TensorList inputs, const IValue& reduce_op, const IValue& group) {
-  return as_registered(start_all_reduce_coalesced_(inputs,
-                                                   reduce_op_from_ivalue(reduce_op, "all_reduce_coalesced_"),
-                                                   group_from_ivalue(group, "all_reduce_coalesced_")));
+  return as_overwritten(start_all_reduce_coalesced_(inputs,
+                                                    reduce_op_from_ivalue(reduce_op, "all_reduce_coalesced_"),
+                                                    group_from_ivalue(group, "all_reduce_coalesced_")));
 }
 
 at::Tensor all_gather_into_tensor(const at::Tensor& input, int64_t group_size, const IValue& group) {
@@ -48,7 +48,7 @@ at::Tensor all_gather_into_tensor(const at::Tensor& input, int64_t group_size, c
 
 at::Tensor& all_gather_into_tensor_out(const at::Tensor& input, int64_t group_size, const IValue& group,
                                        at::Tensor& out) {
-  as_registered(
+  as_overwritten(
       start_all_gather_out(input, out, group_of_size(group, group_size, "all_gather_into_tensor_out")));
   return out;
 }
@@ -68,8 +68,8 @@ at::Tensor reduce_scatter_tensor(const at::Tensor& input, std::string_view reduc
 at::Tensor& reduce_scatter_tensor_out(const at::Tensor& input, std::string_view reduce_op, int64_t group_size,
                                       const IValue& group, at::Tensor& out) {
   constexpr auto kOp = "reduce_scatter_tensor_out";
-  as_registered(start_reduce_scatter_out(input, reduce_op_from_name(reduce_op, kOp), out,
-                                         group_of_size(group, group_size, kOp)));
+  as_overwritten(start_reduce_scatter_out(input, reduce_op_from_name(reduce_op, kOp), out,
+                                          group_of_size(group, group_size, kOp)));
   return out;
 }
 
@@ -152,7 +152,7 @@ at::Tensor broadcast(const at::Tensor& input, int64_t source, const IValue& grou
 }
 
 at::Tensor& broadcast_(at::Tensor& input, int64_t source, const IValue& group) {
-  as_registered(start_broadcast_(input, source, group_from_ivalue(group, "broadcast_")));
+  as_overwritten(start_broadcast_(input, source, group_from_ivalue(group, "broadcast_")));
   return input;
 }
 

@@ -103,7 +103,8 @@ at::Tensor split_shards(const at::Tensor& tensor, int64_t num_ranks, int64_t dim
   sizes[0] *= num_ranks;
   auto out = at::empty(sizes, tensor.options());
   const auto shape = shard_shape(tensor.sizes(), num_ranks, dim, tensor.itemsize());
-  const bool plain = tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+  const bool plain =
+      tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg() && !tensor._is_zerotensor();
   if (!plain || !run_kernel(tensor, out, shape, kernels::split_shards, kernels::split_shards_cuda)) {
     const auto source = rank_major_view(tensor, num_ranks, dim);
     out.view(source.sizes()).copy_(source);

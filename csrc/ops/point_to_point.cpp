@@ -6,6 +6,7 @@
 #include "async/async_tensor.h"
 #include "comm/backend_call.h"
 #include "ops/collectives.h"
+#include "ops/kinds.h"
 #include "ops/wire.h"
 
 namespace funcol {
@@ -24,6 +25,8 @@ void check_peer(int64_t peer, const c10d::ProcessGroup& group, const char* what,
 }
 
 void check_receive_buffer(const at::Tensor& tensor, const char* op) {
+  TORCH_CHECK_VALUE(!tensor._is_zerotensor(), "funcol::", op,
+                    ": the buffer is an efficient zero tensor, which has no memory. Receive into t.clone().");
   TORCH_CHECK_VALUE(tensor.is_contiguous(), "funcol::", op, ": the buffer of shape ", tensor.sizes(),
                     " has strides ", tensor.strides(), ". Receive into a contiguous tensor.");
 }
@@ -80,6 +83,7 @@ Start start_send(const at::Tensor& tensor, int64_t destination, int64_t tag, con
   const BelowAutograd below_autograd;
   check_peer(destination, *group, "dst", "isend");
   narrow_tag(tag, "isend");
+  check_dense(tensor, "isend");
   auto source = contiguous_input(tensor);
   auto work = send(source, destination, tag, *group);
   return {"isend", group, std::move(work), as_list(std::move(source)), {empty_like_sent(tensor)}, {}};
@@ -89,6 +93,7 @@ Start start_receive(const at::Tensor& tensor, int64_t source, int64_t tag, const
   const BelowAutograd below_autograd;
   check_peer(source, *group, "src", "irecv");
   narrow_tag(tag, "irecv");
+  check_dense(tensor, "irecv");
   settle(tensor);
   check_receive_buffer(tensor, "irecv");
   auto work = receive(tensor, source, tag, *group);
@@ -106,6 +111,7 @@ Start start_batch_p2p(const std::vector<std::string>& kinds, at::IntArrayRef pee
     return {kOp, group, {}, {}, {}, {}};
   }
   const BelowAutograd below_autograd;
+  check_dense(tensors, kOp);
   for (size_t i = 0; i < count; ++i) {
     TORCH_CHECK_VALUE(kinds[i] == "isend" || kinds[i] == "irecv", "funcol::", kOp, ": operation ", i, " is '",
                       kinds[i], "'. Expected 'isend' or 'irecv'.");

@@ -6,6 +6,7 @@
 #include "comm/backend_call.h"
 #include "compat/process_group.h"
 #include "ops/collectives.h"
+#include "ops/kinds.h"
 #include "ops/layout_change.h"
 #include "ops/parts.h"
 #include "ops/wire.h"
@@ -90,6 +91,7 @@ Start start_uneven_reduce_scatter(const at::Tensor& input, const c10d::ReduceOp&
     return start_reduce_scatter(input, reduce_op, dim, group);
   }
   const BelowAutograd below_autograd;
+  check_dense(input, kOp);
   check_has_dims(input, kOp);
   check_reduction(input, reduce_op, *group, kOp);
   const auto parts = Parts::of_whole(input.sizes(), wrap_dim(dim, input, kOp), split_sizes, *group, kOp);
@@ -151,6 +153,7 @@ Start start_reduce_scatter_coalesced(at::TensorList inputs, const c10d::ReduceOp
 Start start_reduce_scatter_out(const at::Tensor& input, const c10d::ReduceOp& reduce_op,
                                const at::Tensor& out, const GroupPtr& group, const char* op) {
   const BelowAutograd below_autograd;
+  check_one_device({input, out}, op);
   settle(out);
   check_reduce_scatter(input, reduce_op, int64_t{0}, *group, op);
   TORCH_CHECK_VALUE(out.numel() * group->getSize() == input.numel() && out.is_contiguous(), "funcol::", op,

@@ -36,6 +36,14 @@ at::Tensor without_history(const at::Tensor& buffer) {
 
 }  // namespace
 
+void note_written(at::TensorList tensors) {
+  for (const auto& tensor : tensors) {
+    if (tensor.defined() && !tensor.is_inference()) {
+      torch::autograd::impl::bump_version(tensor);
+    }
+  }
+}
+
 std::vector<at::Tensor> as_pending(Start start) {
   sweep_some_orphans();
   std::vector<at::Tensor> results;
@@ -62,6 +70,11 @@ std::vector<at::Tensor> as_registered(const Start& start) {
   return start.outputs;
 }
 
+std::vector<at::Tensor> as_overwritten(const Start& start) {
+  note_written(start.outputs);
+  return as_registered(start);
+}
+
 std::vector<at::Tensor> as_received(Start start, const std::vector<size_t>& received) {
   if (received.empty()) {
     return as_pending(std::move(start));
@@ -69,6 +82,7 @@ std::vector<at::Tensor> as_received(Start start, const std::vector<size_t>& rece
   std::vector<at::Tensor> buffers;
   for (const auto index : received) {
     buffers.push_back(start.outputs[index]);
+    note_written(start.outputs[index]);
     start.outputs[index] = without_history(start.outputs[index]);
   }
   const auto work = c10::make_intrusive<SettlingWork>();

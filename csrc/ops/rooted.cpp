@@ -12,6 +12,7 @@
 #include "comm/backend_call.h"
 #include "ops/collectives.h"
 #include "ops/exchange.h"
+#include "ops/kinds.h"
 #include "ops/parts.h"
 #include "ops/wire.h"
 
@@ -31,6 +32,7 @@ Start start_reduce(const at::Tensor& input, const c10d::ReduceOp& reduce_op, int
                    const GroupPtr& group) {
   constexpr auto kOp = "reduce";
   const BelowAutograd below_autograd;
+  check_dense(input, kOp);
   check_rank(destination, *group, "dst", kOp);
   check_reduction(input, reduce_op, *group, kOp);
   if (agreement_is_checked()) {
@@ -52,6 +54,7 @@ Start start_scatter(const at::Tensor& input, int64_t source, int64_t dim, at::Op
                     const GroupPtr& group) {
   constexpr auto kOp = "scatter";
   const BelowAutograd below_autograd;
+  check_dense(input, kOp);
   check_has_dims(input, kOp);
   check_rank(source, *group, "src", kOp);
   const auto parts = Parts::of_whole(input.sizes(), wrap_dim(dim, input, kOp), split_sizes, *group, kOp);
@@ -75,6 +78,7 @@ Start start_gather(const at::Tensor& input, int64_t destination, int64_t dim,
                    at::OptionalIntArrayRef split_sizes, const GroupPtr& group) {
   constexpr auto kOp = "gather";
   const BelowAutograd below_autograd;
+  check_dense(input, kOp);
   check_has_dims(input, kOp);
   check_rank(destination, *group, "dst", kOp);
   const auto parts = Parts::of_shard(input.sizes(), wrap_dim(dim, input, kOp), split_sizes, *group, kOp);

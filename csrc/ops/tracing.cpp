@@ -11,9 +11,12 @@
 
 #include <algorithm>
 
+#include "async/arguments.h"
 #include "async/async_tensor.h"
 #include "async/layers.h"
+#include "ops/collectives.h"
 #include "ops/composed.h"
+#include "ops/forward_mode.h"
 #include "ops/op_name.h"
 #include "ops/wire.h"
 
@@ -22,9 +25,9 @@ namespace {
 
 using c10::IValue;
 
-bool waits_by_itself(const std::string& name) {
-  return name != "isend" && name != "wait_tensor" && name != "wait_tensors";
-}
+bool is_wait(const std::string& name) { return name == "wait_tensor" || name == "wait_tensors"; }
+
+bool waits_by_itself(const std::string& name) { return name != "isend" && !is_wait(name); }
 
 IValue waited(const IValue& result) {
   if (result.isTensor()) {
@@ -69,13 +72,65 @@ bool needs_core(const IValue& argument) {
   return false;
 }
 
+// The tensors of the caller that `op` writes into.
+std::vector<at::Tensor> written(const c10::OperatorHandle& op, c10::ArrayRef<IValue> arguments) {
+  const auto name = unqualified_name(op);
+  if (name == "irecv") {
+    return {arguments[0].toTensor()};
+  }
+  std::vector<at::Tensor> tensors;
+  if (name == "batch_p2p_ops") {
+    const auto kinds = arguments[0].toListRef();
+    for (size_t i = 0; i < kinds.size(); ++i) {
+      if (kinds[i].toStringRef() == "irecv") {
+        tensors.push_back(arguments[3].toTensorVector().at(i));
+      }
+    }
+    return tensors;
+  }
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const auto* alias = op.schema().arguments()[i].alias_info();
+    if (alias != nullptr && alias->isWrite()) {
+      visit_tensors(arguments[i], [&](const at::Tensor& tensor) { tensors.push_back(tensor); });
+    }
+  }
+  return tensors;
+}
+
+bool is_unresolved(const at::Tensor& tensor) { return tensor.is_conj() || tensor.is_neg(); }
+
+// PyTorch would resolve these, and take it back when the operator returns: the data comes later.
+void check_resolved(at::TensorList written, const std::string& name) {
+  TORCH_CHECK_VALUE(std::ranges::none_of(written, is_unresolved), "funcol::", name,
+                    ": a tensor to write into is a conjugate or negative view. Pass t.resolve_conj() or "
+                    "t.resolve_neg(), whose memory holds the values.");
+}
+
 void autograd_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
   if (op.schema().name() == "funcol::all_reduce_coalesced_") {
     // Of several devices the dispatcher would silently pick one.
     check_alike(arguments[0].toTensorVector(), "all_reduce_coalesced_");
   }
-  if (has_active_layers() || std::ranges::any_of(arguments, needs_core)) {
+  const bool goes_to_core = has_active_layers() || std::ranges::any_of(arguments, needs_core);
+  const auto name = unqualified_name(op);
+  if (goes_to_core || !is_wait(name)) {
+    bool any_unresolved = false;
+    for (const auto& argument : arguments) {
+      visit_tensors(argument, [&](const at::Tensor& tensor) {
+        check_no_tangents(tensor, name.c_str());
+        any_unresolved |= is_unresolved(tensor);
+      });
+    }
+    if (any_unresolved) {
+      check_resolved(written(op, arguments), name);
+    }
+  }
+  if (goes_to_core) {
+    // Here, since only some of PyTorch's kernels do so; and before they make views of what they write.
+    auto overwritten = written(op, arguments);
+    std::erase_if(overwritten, belongs_to_layer);  // the layer takes note itself
+    note_written(overwritten);
     return call_core(op, stack);
   }
   const at::AutoDispatchBelowADInplaceOrView below_autograd;

@@ -7,6 +7,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/view.h>
 #include <ATen/ops/view_as_real.h>
+#include <ATen/ops/zeros.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -18,6 +19,7 @@
 #include "async/async_tensor.h"
 #include "async/comm_tensor.h"
 #include "async/wake_key.h"
+#include "ops/kinds.h"
 
 namespace funcol {
 namespace {
@@ -84,6 +86,9 @@ at::Tensor in_shape(at::Tensor contiguous, at::IntArrayRef sizes) {
 
 at::Tensor contiguous_input(const at::Tensor& tensor) {
   settle(tensor);
+  if (tensor._is_zerotensor()) {  // which has no memory
+    return at::zeros(tensor.sizes(), tensor.options());
+  }
   if (tensor.is_conj() || tensor.is_neg()) {
     return tensor.resolve_conj().resolve_neg().contiguous();
   }
@@ -144,6 +149,7 @@ void check_reduction(const at::Tensor& tensor, const c10d::ReduceOp& reduce_op, 
 }
 
 void check_one_device(at::TensorList tensors, const char* op) {
+  check_dense(tensors, op);
   for (size_t i = 1; i < tensors.size(); ++i) {
     TORCH_CHECK_VALUE(tensors[i].device() == tensors[0].device(), "funcol::", op, ": tensor ", i, " is on ",
                       tensors[i].device(), ", tensor 0 on ", tensors[0].device(),

@@ -60,7 +60,24 @@ def _needs_own_rule(tensors: list[Tensor], rules_of_core: frozenset[str], reduce
     return reduce_op not in rules_of_core
 
 
-def _wait_for_list(tensors: list[Tensor]) -> list[Tensor]:
+def _finished(tensor: Tensor) -> Tensor:
+    """The result of an operator of PyTorch's, made to wait by itself; or waited for, as layers have to see.
+
+    A torch function mode is none: it sees the operator, and the wait is nobody's but the first user's.
+    """
+    if not is_dynamo_compiling():
+        pending: Tensor = _C.pend(tensor)
+        if pending is not NotImplemented:
+            return pending
+    return _core.wait_tensor(tensor)  # type: ignore[no-any-return]
+
+
+def _all_finished(tensors: list[Tensor]) -> list[Tensor]:
+    """:func:`_finished` of each."""
+    if not is_dynamo_compiling():
+        pending = [_C.pend(tensor) for tensor in tensors]
+        if all(tensor is not NotImplemented for tensor in pending):
+            return pending
     if _compat.STOCK_WAITS_FOR_LISTS:
         return _core.wait_tensors(tensors)  # type: ignore[no-any-return]
     return [_core.wait_tensor(tensor) for tensor in tensors]
@@ -102,7 +119,7 @@ def all_reduce(self: Tensor, reduceOp: str | ReduceOp, group: RankTypes, tag: st
     reduce_op = _traced_reduce_op(reduceOp)
     if _needs_own_rule([self], _compat.ALL_REDUCE_RULES, reduce_op):
         return _own.all_reduce(self, reduce_op, resolved)  # type: ignore[no-any-return]
-    return _core.wait_tensor(_core.all_reduce(self, reduce_op, resolved))  # type: ignore[no-any-return]
+    return _finished(_core.all_reduce(self, reduce_op, resolved))
 
 
 def all_gather_tensor(
@@ -129,9 +146,7 @@ def all_gather_tensor(
     group_size = c10d._get_group_size_by_name(resolved)
     if self.dim() == 0:
         self = self.reshape(1)
-    gathered: Tensor = _core.wait_tensor(
-        _core.all_gather_into_tensor(_compat.contiguous(self), group_size, resolved)
-    )
+    gathered: Tensor = _finished(_core.all_gather_into_tensor(_compat.contiguous(self), group_size, resolved))
     gather_dim = _wrap_dim(gather_dim, self)
     return gathered if gather_dim == 0 else _compat.concatenate_ranks(gathered, group_size, gather_dim)
 
@@ -166,9 +181,7 @@ def reduce_scatter_tensor(
     scatter_dim = _wrap_dim(scatter_dim, self)
     if scatter_dim != 0:
         self = _compat.split_ranks(self, group_size, scatter_dim)
-    return _core.wait_tensor(  # type: ignore[no-any-return]
-        _core.reduce_scatter_tensor(_compat.contiguous(self), reduce_op, group_size, resolved)
-    )
+    return _finished(_core.reduce_scatter_tensor(_compat.contiguous(self), reduce_op, group_size, resolved))
 
 
 def all_to_all_single(
@@ -201,7 +214,7 @@ def all_to_all_single(
         remedy = "Pass output_split_sizes and input_split_sizes."
         _check_divisible("all_to_all_single", self, 0, group_size, remedy)
         output_split_sizes = input_split_sizes = [self.shape[0] // group_size] * group_size
-    return _core.wait_tensor(  # type: ignore[no-any-return]
+    return _finished(
         _core.all_to_all_single(_compat.contiguous(self), output_split_sizes, input_split_sizes, resolved)
     )
 
@@ -218,7 +231,7 @@ def broadcast(self: Tensor, src: int, group: RankTypes, tag: str = "") -> Tensor
     resolved = _compat.traceable_group(group, tag)
     if _needs_own_rule([self], _compat.BROADCAST_RULES):
         return _own.broadcast(self, src, resolved)  # type: ignore[no-any-return]
-    return _core.wait_tensor(_core.broadcast(self, src, resolved))  # type: ignore[no-any-return]
+    return _finished(_core.broadcast(self, src, resolved))
 
 
 def reduce(self: Tensor, reduceOp: str | ReduceOp, dst: int, group: RankTypes, tag: str = "") -> Tensor:
@@ -313,14 +326,14 @@ def permute_tensor(self: Tensor, src_dst: list[int], group: RankTypes, tag: str 
     sent = self if self.dim() == 1 else self.reshape(-1)
     if rank >= len(src_dst):
         sent = sent[:0]
-    received = _core.wait_tensor(
+    received = _finished(
         _core.all_to_all_single(_compat.contiguous(sent), output_splits, input_splits, resolved)
     )
     if self.dim() == 1:
-        return received  # type: ignore[no-any-return]
+        return received
     if num_received == 1:
-        return received.view(self.shape)  # type: ignore[no-any-return]
-    return received.view([num_received, *self.shape]).flatten(0, min(1, self.dim()))  # type: ignore[no-any-return]
+        return received.view(self.shape)
+    return received.view([num_received, *self.shape]).flatten(0, min(1, self.dim()))
 
 
 def all_reduce_coalesced(
@@ -335,7 +348,7 @@ def all_reduce_coalesced(
     reduce_op = _traced_reduce_op(reduceOp)
     if _needs_own_rule(self, _compat.ALL_REDUCE_RULES, reduce_op):
         return _own.all_reduce_coalesced(self, reduce_op, resolved)  # type: ignore[no-any-return]
-    return _wait_for_list(_core.all_reduce_coalesced(self, reduce_op, resolved))
+    return _all_finished(_core.all_reduce_coalesced(self, reduce_op, resolved))
 
 
 def all_gather_into_tensor_coalesced(self: list[Tensor], group: RankTypes, tag: str = "") -> list[Tensor]:
@@ -352,7 +365,7 @@ def all_gather_into_tensor_coalesced(self: list[Tensor], group: RankTypes, tag: 
     resolved = _compat.traceable_group(group, tag)
     group_size = c10d._get_group_size_by_name(resolved)
     inputs = [_compat.contiguous(tensor) for tensor in self]
-    return _wait_for_list(_core.all_gather_into_tensor_coalesced(inputs, group_size, resolved))
+    return _all_finished(_core.all_gather_into_tensor_coalesced(inputs, group_size, resolved))
 
 
 def reduce_scatter_tensor_coalesced(
@@ -389,7 +402,7 @@ def reduce_scatter_tensor_coalesced(
         rank_major.append(
             _compat.contiguous(tensor) if dim == 0 else torch.cat(torch.chunk(tensor, group_size, dim=dim))
         )
-    return _wait_for_list(_core.reduce_scatter_tensor_coalesced(rank_major, reduce_op, group_size, resolved))
+    return _all_finished(_core.reduce_scatter_tensor_coalesced(rank_major, reduce_op, group_size, resolved))
 
 
 # Names that newer PyTorch minors give to the same functions.

@@ -14,7 +14,6 @@ from differential import sample
 from ranks import run_ranks
 from test_async_tensor import same
 from torch import Tensor
-from torch.autograd import forward_ad
 
 import funcol
 from funcol import _C
@@ -165,19 +164,6 @@ def leads_back_from_the_destination(rank: int, world: int) -> None:
 
 def test_what_a_destination_was_made_of_gets_zeros_as_its_gradient() -> None:
     run_ranks(leads_back_from_the_destination, 2)
-
-
-def clears_the_tangent(rank: int, world: int) -> None:
-    with forward_ad.dual_level():
-        dual = forward_ad.make_dual(torch.ones(3), torch.ones(3))
-        funcol.all_reduce_inplace(dual)
-        value, tangent = forward_ad.unpack_dual(dual)
-        assert value.tolist() == [2.0] * 3
-        assert tangent is None or tangent.tolist() == [0.0] * 3
-
-
-def test_a_tangent_of_what_was_overwritten_does_not_stay() -> None:
-    run_ranks(clears_the_tangent, 2)
 
 
 def writes_inference_tensors(rank: int, world: int) -> None:

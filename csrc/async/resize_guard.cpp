@@ -1,0 +1,101 @@
+#include "async/resize_guard.h"
+
+#include <pthread.h>
+
+#include <mutex>
+#include <typeinfo>
+
+#include "async/pending_collective.h"
+
+namespace funcol {
+namespace {
+
+// Of the chain of guards that each storage's allocator is. A fork waits until no thread is inside.
+std::mutex& chains() {
+  static auto* const mutex = [] {
+    pthread_atfork([] { chains().lock(); }, [] { chains().unlock(); }, [] { chains().unlock(); });
+    return new std::mutex;  // NOLINT(cppcoreguidelines-owning-memory): tensors may go while the process exits
+  }();
+  return *mutex;
+}
+
+}  // namespace
+
+ResizeGuards::ResizeGuards(const std::vector<at::Tensor>& outputs, PendingCollective& collective) {
+  guards_.reserve(outputs.size());  // a guard has to stay where it is
+  for (const auto& output : outputs) {
+    auto* const storage = output.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+    if (storage != nullptr && storage->resizable()) {
+      guards_.emplace_back(storage, &collective);
+    }
+  }
+  if (!guards_.empty()) {
+    const std::scoped_lock lock(chains());
+    for (auto& guard : guards_) {
+      guard.put();
+    }
+  }
+}
+
+void ResizeGuards::remove() {
+  if (!guards_.empty()) {
+    const std::scoped_lock lock(chains());
+    for (auto& guard : guards_) {
+      guard.take();
+    }
+    guards_.clear();
+  }
+}
+
+ResizeGuards::Guard* ResizeGuards::Guard::of(c10::Allocator* allocator) {
+  return allocator != nullptr && typeid(*allocator) == typeid(Guard) ? static_cast<Guard*>(allocator)
+                                                                     : nullptr;
+}
+
+void ResizeGuards::Guard::put() {
+  below_ = storage_->allocator();
+  storage_->set_allocator(this);
+}
+
+void ResizeGuards::Guard::take() {
+  auto* above = of(storage_->allocator());
+  if (above == this) {
+    storage_->set_allocator(below_);
+    return;
+  }
+  while (above != nullptr && above->below_ != this) {
+    above = of(above->below_);
+  }
+  if (above != nullptr) {
+    above->below_ = below_;
+  }
+}
+
+// Who settles removes this guard, and with it the collective may go. An error stays an error: the memory is
+// not replaced.
+c10::DataPtr ResizeGuards::Guard::allocate(size_t num_bytes) {
+  auto* const storage = storage_;
+  while (true) {
+    c10::intrusive_ptr<PendingCollective> collective;
+    {
+      const std::scoped_lock lock(chains());
+      const auto* const guard = of(storage->allocator());
+      if (guard == nullptr) {
+        break;
+      }
+      auto weak = c10::weak_intrusive_ptr<PendingCollective>::reclaim(guard->collective_);
+      collective = weak.lock();
+      weak.release();
+    }
+    if (collective) {  // else it is going, and its guard with it
+      collective->settle();
+    }
+  }
+  return storage->allocator()->allocate(num_bytes);
+}
+
+void ResizeGuards::Guard::copy_data(void* to, const void* from, size_t num_bytes) const {
+  below_->copy_data(to, from, num_bytes);
+}
+
+}  // namespace funcol

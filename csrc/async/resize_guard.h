@@ -1,0 +1,55 @@
+// Waits for a collective before the memory that it writes to is replaced.
+//
+// A tensor that grows, by resize_ or as the out= of an operator, takes new memory from its storage's
+// allocator, copies what the old memory holds, and frees it. On the CPU it does so past the dispatcher,
+// everywhere past TensorImpl::storage(); but it has to ask the allocator. While a collective runs, the
+// allocator of each storage that it writes to is therefore one that settles first.
+//
+//   y = all_reduce(x); y.resize_(100)      in a compiled region, too: waits, then grows
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/util/SmallVector.h>
+
+namespace funcol {
+
+class PendingCollective;
+
+// The guards of one collective. Several collectives may write to parts of one storage: to grow, it waits for
+// all of them.
+class ResizeGuards {
+ public:
+  ResizeGuards(const std::vector<at::Tensor>& outputs, PendingCollective& collective);
+  ~ResizeGuards() { remove(); }
+  ResizeGuards(const ResizeGuards&) = delete;
+  ResizeGuards& operator=(const ResizeGuards&) = delete;
+
+  // The storages have to live until then.
+  void remove();
+
+ private:
+  class Guard final : public c10::Allocator {
+   public:
+    Guard(c10::StorageImpl* storage, PendingCollective* collective)
+        : storage_(storage), collective_(collective) {}
+
+    c10::DataPtr allocate(size_t num_bytes) override;
+    void copy_data(void* to, const void* from, size_t num_bytes) const override;
+
+    void put();
+    void take();
+
+   private:
+    static Guard* of(c10::Allocator* allocator);
+
+    c10::StorageImpl* storage_;
+    PendingCollective* collective_;
+    c10::Allocator* below_ = nullptr;
+  };
+
+  c10::SmallVector<Guard, 1> guards_;
+};
+
+}  // namespace funcol

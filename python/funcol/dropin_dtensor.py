@@ -21,8 +21,8 @@ from torch.distributed.tensor._ops import utils as stock_ops
 from torch.distributed.tensor._sharding_prop import ShardingPropagator as StockPropagator
 from torch.distributed.tensor.placement_types import _MaskPartial
 
-from . import _C, _compat, context_parallel, dropin_fully_shard, dtensor
-from .sharding import ShardingPropagator, _specs_in
+from . import _C, _compat, context_parallel, dropin_fully_shard, dropin_writes, dtensor
+from .sharding import ShardingPropagator, _specs_in, _with_replicated, _with_specs
 
 # PyTorch's functions, as far as this minor has them, and what they call while funcol is under DTensor.
 _FUNCTIONS: list[tuple[Any, Callable[..., Any]]] = [
@@ -107,14 +107,24 @@ class DropinPropagator(ShardingPropagator):
 
     def _propagate(self, op_schema: OpSchema, remember: bool) -> OutputSharding:
         op = op_schema.op
-        if op in self._own_rows or (self._agrees_on(op) and _is_plain(op_schema)):
+        if op in self._own_rows or op is torch.ops.aten._local_scalar_dense.default:
             return super()._propagate(op_schema, remember)
+        if self._knows_alone(op) or (self._agrees_on(op) and _is_plain(op_schema)):
+            try:
+                return super()._propagate(op_schema, remember)
+            except ValueError:
+                if not dropin_writes.writes_to_first(op):
+                    raise
         if remember and not _has_symbols(op_schema):
             return self._agreeing(op_schema)
         return self._decide_with_base(op_schema)
 
     def _agrees_on(self, op: OpOverload) -> bool:
         return self._agrees and self._has_rule(op) and not _compat.decides_for_whole_mesh(self._base, op)
+
+    def _knows_alone(self, op: OpOverload) -> bool:
+        """Whether C++ has a rule for ``op`` where PyTorch has none, and goes by its decomposition."""
+        return self._has_rule(op) and not any(op in getattr(self._base, name) for name in self._rules)
 
     def _has_rule(self, op: OpOverload) -> bool:
         """A rule in C++, in the place of PyTorch's own."""
@@ -139,7 +149,17 @@ class DropinPropagator(ShardingPropagator):
         except Exception:  # what it raises where its rule is wrong is anything: KeyError, AssertionError
             if not self._has_rule(op_schema.op) or _has_symbols(op_schema):
                 raise
-            return super()._propagate(op_schema, remember=False)
+            try:
+                return super()._propagate(op_schema, remember=False)
+            except ValueError:
+                through = (
+                    self._written_through(op_schema)
+                    if op_schema.op in dropin_writes.TO_CHOSEN_ELEMENTS
+                    else None
+                )
+                if through is None:
+                    raise
+                return through
         self._adjust_what_stock_left(theirs, op_schema)
         contradicts = (
             self._has_rule(op_schema.op)
@@ -151,9 +171,30 @@ class DropinPropagator(ShardingPropagator):
                 return super()._propagate(op_schema, remember=False)
             except ValueError:
                 # Ours makes no partials of shards, even where a partial that is written to has to stay.
-                if _moves_written(op_schema, theirs):
-                    raise
+                moved = theirs.redistribute_schema or op_schema
+                if _moves_written(op_schema, theirs) or self._contradicts(moved, theirs):
+                    if not dropin_writes.writes_to_first(op_schema.op):
+                        raise
+                    return self._written_through(op_schema)
         return theirs
+
+    def _written_through(self, op_schema: OpSchema) -> OutputSharding:
+        """The operator, which writes to its first tensor, on a copy of that, which :mod:`dropin_writes`
+        brings back: the copy that leaves the most axes as they are."""
+        held, *others = _specs(op_schema)
+        axes = [axis for axis, placement in enumerate(held.placements) if not placement.is_replicate()]
+        for count in range(1, len(axes) + 1):
+            for some in itertools.combinations(axes, count):
+                copied = _with_specs(op_schema, [_with_replicated(held, set(some)), *others])
+                try:
+                    sharding = super()._propagate(copied, remember=False)
+                except ValueError:
+                    continue
+                sharding.output_spec = held
+                sharding.redistribute_schema = sharding.redistribute_schema or copied
+                sharding.needs_redistribute = True
+                return sharding
+        raise ValueError(f"funcol: {op_schema} cannot run, wherever the tensor that it writes to is.")
 
     def _contradicts(self, op_schema: OpSchema, sharding: OutputSharding) -> bool:
         """Whether no way to run the operator is the one of ``sharding``."""
@@ -277,6 +318,7 @@ class UnderDTensor:
         if type(theirs) is not StockPropagator:
             return
         ours = DropinPropagator(theirs)
+        self._undo.append(_compat.candidates_in_order(theirs))
 
         def undo() -> None:
             if dispatcher.sharding_propagator is ours:

@@ -21,7 +21,7 @@ from torch.distributed.tensor._ops import utils as stock_ops
 from torch.distributed.tensor._sharding_prop import ShardingPropagator as StockPropagator
 from torch.distributed.tensor.placement_types import _MaskPartial
 
-from . import _C, _compat, context_parallel, dropin_fully_shard, dropin_losses, dropin_writes, dtensor
+from . import _C, _compat, context_parallel, dropin_fully_shard, dropin_operators, dropin_writes, dtensor
 from .sharding import ShardingPropagator, _specs_in, _with_replicated, _with_specs
 
 # PyTorch's functions, as far as this minor has them, and what they call while funcol is under DTensor.
@@ -305,7 +305,7 @@ class UnderDTensor:
             for theirs, ours in _FUNCTIONS:
                 self._undo.append(_compat.redirected(theirs, ours))
             self._put_propagator(DTensor._op_dispatcher)
-            self._undo.append(dropin_losses.put(cast(Any, DTensor._op_dispatcher._custom_op_handlers)))
+            self._undo.append(dropin_operators.put(cast(Any, DTensor._op_dispatcher._custom_op_handlers)))
             context_parallel.put()
             self._undo.append(context_parallel.take)
             dropin_fully_shard.put()

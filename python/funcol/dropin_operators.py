@@ -1,13 +1,15 @@
-"""Means of losses over shards, where PyTorch's DTensor divides by what one rank holds.
+"""Operators whose results on shards are not what PyTorch's DTensor makes of them.
 
-The gradient of a mean is divided by the number of elements that the operator sees, which is a rank's own, and
-means of shards of different lengths do not average to the mean. Both are sums, divided by the number of all
-elements: nothing has to move.
+Means of losses: their gradient is divided by the number of elements that the operator sees, which is a rank's
+own, and means of shards of different lengths do not average to the mean. Both are sums, divided by the number
+of all elements: nothing has to move.
+
+The place of an extreme: of several, the first one counts, which the order of the ranks does not tell once
+dims other than the first are cut.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -39,22 +41,36 @@ _MEAN, _SUM = 1, 2
 Handler = Callable[[OpOverload, tuple[Any, ...], dict[str, Any]], Any]
 
 
+# PyTorch's own, where ours are.
+_theirs: dict[OpOverload, Handler] = {}
+
+
 def put(handlers: dict[OpOverload, Handler]) -> Callable[[], None]:
-    """Enters what ``handlers``, the dispatcher's, do not have yet, until what is returned is called."""
-    ours = {op: handler for op, handler in _handlers().items() if op not in handlers}
-    handlers.update(ours)
+    """Enters operators in ``handlers``, the dispatcher's, until what is returned is called. What programs
+    have entered there stays."""
+    before = {op: handlers.get(op) for op in _HANDLERS}
+    ours = [op for op, theirs in before.items() if theirs is None or _is_pytorchs(theirs)]
+    for op in ours:
+        theirs = before[op]
+        if theirs is not None:
+            _theirs[op] = theirs
+        handlers[op] = _HANDLERS[op]
 
     def take() -> None:
-        for op, handler in ours.items():
-            if handlers.get(op) is handler:
+        for op in ours:
+            theirs = _theirs.pop(op, None)
+            if handlers.get(op) is not _HANDLERS[op]:
+                continue
+            if theirs is None:
                 del handlers[op]
+            else:
+                handlers[op] = theirs
 
     return take
 
 
-@functools.cache
-def _handlers() -> dict[OpOverload, Handler]:
-    return {**dict.fromkeys(_FORWARD, _loss), **dict.fromkeys(_BACKWARD, _gradient)}
+def _is_pytorchs(handler: Handler) -> bool:
+    return handler.__module__.startswith("torch.")
 
 
 def _loss(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -70,6 +86,27 @@ def _gradient(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         gradient = call["grad_output"] / _num_elements(call)
         return op(**{**call, "grad_output": gradient, "reduction": _SUM})
     return _dispatched(op, args, kwargs)
+
+
+def _place_of_extreme(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    call = _called(op, args, kwargs)
+    (spec,) = _specs(call)
+    axes = [axis for axis, placement in enumerate(spec.placements) if placement.is_shard()]
+    in_order = all(spec.placements[axis].is_shard(0) for axis in axes) and len(axes) < 2
+    theirs = _theirs.get(op, _dispatched)
+    if axes and (_leaves_some_empty(spec) or (call["dim"] is None and not in_order)):
+        return _dispatched(op, args, kwargs)
+    return theirs(op, args, kwargs)
+
+
+def _leaves_some_empty(spec: Any) -> bool:
+    """Whether some rank holds nothing; an extreme of nothing is an error on that rank alone."""
+    return any(
+        placement.is_shard()
+        and -(-spec.shape[placement.dim] // spec.mesh.size(axis)) * (spec.mesh.size(axis) - 1)
+        >= spec.shape[placement.dim]
+        for axis, placement in enumerate(spec.placements)
+    )
 
 
 def _called(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -98,3 +135,11 @@ def _dispatched(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     dispatcher.sharding_propagator.propagate(info)
     results = dispatcher._dispatch_get_local_results_slow_path(op, args, info)
     return dispatcher.wrap(results, info.output_sharding.output_spec)
+
+
+_HANDLERS: dict[OpOverload, Handler] = {
+    **dict.fromkeys(_FORWARD, _loss),
+    **dict.fromkeys(_BACKWARD, _gradient),
+    aten.argmax.default: _place_of_extreme,
+    aten.argmin.default: _place_of_extreme,
+}

@@ -1,5 +1,5 @@
-"""With funcol under DTensor, losses and means over shards of any length are those of the whole, and so are
-their gradients."""
+"""With funcol under DTensor, losses, means and places of extremes over shards of any length are those of the
+whole, and so are gradients."""
 
 from __future__ import annotations
 
@@ -140,3 +140,27 @@ def sends_nothing(rank: int, world: int) -> Any:
 
 def test_the_gradient_of_a_mean_over_shards_needs_no_communication() -> None:
     assert run_ranks(sends_nothing, 2) == [0, 0]
+
+
+def first_of_the_largest(x: Tensor) -> Tensor:
+    return x.argmax()
+
+
+def first_of_the_smallest_of_rows(x: Tensor) -> Tensor:
+    return x.argmin(1, keepdim=True)
+
+
+def with_ties(size: int) -> Tensor:
+    return torch.tensor([[0, 0, 0, 1, 1], [1, 1, 0, 0, 0], [0, 1, 0, 0, 1]], dtype=torch.float64)[:, :size]
+
+
+@pytest.mark.parametrize("words", ["S0", "S1", "Psum"])
+@pytest.mark.parametrize("size", [1, 4, 5])
+@pytest.mark.parametrize("place", [first_of_the_largest, first_of_the_smallest_of_rows])
+def test_the_first_of_equal_extremes_is_found(place: Loss, size: int, words: str) -> None:
+    check_twin(place, [with_ties(size)], words)
+
+
+@pytest.mark.parametrize("words", ["S0 S1", "S1 S0", "S0 S0", "S1 R"])
+def test_the_first_of_equal_extremes_is_found_over_two_axes(words: str) -> None:
+    check_twin(first_of_the_largest, [with_ties(5)], words, mesh=(2, 2))

@@ -4,6 +4,8 @@ Means of losses: their gradient is divided by the number of elements that the op
 own, and means of shards of different lengths do not average to the mean. Both are sums, divided by the number
 of all elements: nothing has to move.
 
+Convolutions: PyTorch runs them on what ranks hold, whatever its rule says has to move first.
+
 The place of an extreme: of several, the first one counts, which the order of the ranks does not tell once
 dims other than the first are cut.
 """
@@ -140,6 +142,8 @@ def _dispatched(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 _HANDLERS: dict[OpOverload, Handler] = {
     **dict.fromkeys(_FORWARD, _loss),
     **dict.fromkeys(_BACKWARD, _gradient),
+    aten.convolution.default: _dispatched,
+    aten.convolution_backward.default: _dispatched,
     aten.argmax.default: _place_of_extreme,
     aten.argmin.default: _place_of_extreme,
 }

@@ -164,3 +164,30 @@ def test_the_first_of_equal_extremes_is_found(place: Loss, size: int, words: str
 @pytest.mark.parametrize("words", ["S0 S1", "S1 S0", "S0 S0", "S1 R"])
 def test_the_first_of_equal_extremes_is_found_over_two_axes(words: str) -> None:
     check_twin(first_of_the_largest, [with_ties(5)], words, mesh=(2, 2))
+
+
+def convolved(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return functional.conv2d(x, weight, bias, padding=1)
+
+
+def convolved_apart(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return functional.conv2d(x, weight, bias, stride=2, dilation=2)
+
+
+def convolved_back(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return functional.conv_transpose2d(x, weight, bias, stride=2)
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize(
+    "words",
+    [("S0", "R", "R"), ("S1", "R", "R"), ("S3", "R", "R"), ("R", "S0", "S0"), ("Psum", "R", "R")],
+    ids=",".join,
+)
+@pytest.mark.parametrize("size", [6, 7])
+@pytest.mark.parametrize("convolution", [convolved, convolved_apart, convolved_back])
+def test_a_convolution_of_shards_is_that_of_the_whole(
+    convolution: Loss, size: int, words: tuple[str, ...], backward: bool
+) -> None:
+    tensors = [numbers(3, 2, 6, size), numbers(2, 2, 3, 3), numbers(2)]
+    check_twin(convolution, tensors, *words, backward=backward)

@@ -232,13 +232,26 @@ def _placements(specs: Iterable[DTensorSpec | None]) -> list[list[Any] | None]:
     ]
 
 
+# They update their running statistics in training, which their schemas do not say.
+_BATCH_NORMS = {
+    torch.ops.aten.cudnn_batch_norm.default,
+    torch.ops.aten.miopen_batch_norm.default,
+    torch.ops.aten.native_batch_norm.default,
+}
+
+
 def _moves_written(op_schema: OpSchema, sharding: OutputSharding) -> bool:
     """Whether ``sharding`` redistributes a tensor that the operator writes to, that is, writes to a copy."""
     wanted = sharding.redistribute_schema or op_schema
     pairs = itertools.zip_longest(op_schema.args_schema, wanted.args_schema)
     arguments = [one for one in op_schema.op._schema.arguments if not one.kwarg_only]
+    trains = op_schema.op in _BATCH_NORMS and op_schema.args_schema[5] is True
     return any(
-        argument.alias_info is not None and argument.alias_info.is_write and held != asked
+        held != asked
+        and (
+            (argument.alias_info is not None and argument.alias_info.is_write)
+            or (trains and argument.name in ("running_mean", "running_var"))
+        )
         for argument, (held, asked) in zip(arguments, pairs, strict=False)
     )
 

@@ -81,6 +81,7 @@ def cases_of(name: str, axes: int, seed: int, most: int) -> Iterator[tuple[Any, 
             exact(sample)
             for sample in info.sample_inputs("cpu", dtype, requires_grad=False)
             if tensors_of(sample)
+            and not sample.kwargs.get("dropout_p")
             and all(one.layout is torch.strided and one.numel() <= LARGEST for one in tensors_of(sample))
         ]
         for _ in range(most if samples else 0):

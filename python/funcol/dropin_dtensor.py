@@ -75,6 +75,15 @@ _SAME_FOR_SUMS = {
 }
 
 
+# PyTorch's rule for these does not end where several sizes are 0.
+_RESHAPES = {
+    torch.ops.aten._unsafe_view.default,
+    torch.ops.aten.reshape.default,
+    torch.ops.aten.view.default,
+    torch.ops.aten.view_copy.default,
+}
+
+
 class DropinPropagator(ShardingPropagator):
     """Decides as PyTorch's propagator ``base`` does: programs count on where results are.
 
@@ -108,6 +117,8 @@ class DropinPropagator(ShardingPropagator):
     def _propagate(self, op_schema: OpSchema, remember: bool) -> OutputSharding:
         op = op_schema.op
         if op in self._own_rows or op is torch.ops.aten._local_scalar_dense.default:
+            return super()._propagate(op_schema, remember)
+        if op in _RESHAPES and self._has_rule(op) and _holds_nothing(op_schema):
             return super()._propagate(op_schema, remember)
         if self._knows_alone(op) or (self._agrees_on(op) and _is_plain(op_schema)):
             try:
@@ -254,6 +265,10 @@ def _moves_written(op_schema: OpSchema, sharding: OutputSharding) -> bool:
         )
         for argument, (held, asked) in zip(arguments, pairs, strict=False)
     )
+
+
+def _holds_nothing(op_schema: OpSchema) -> bool:
+    return any(type(size) is int and size == 0 for spec in _specs(op_schema) for size in spec.shape)
 
 
 def _has_symbols(op_schema: OpSchema) -> bool:

@@ -191,3 +191,12 @@ def test_a_convolution_of_shards_is_that_of_the_whole(
 ) -> None:
     tensors = [numbers(3, 2, 6, size), numbers(2, 2, 3, 3), numbers(2)]
     check_twin(convolution, tensors, *words, backward=backward)
+
+
+def split_into_nothing(x: Tensor) -> Tensor:
+    return x.unflatten(1, (2, 0, 0, 0))
+
+
+@pytest.mark.parametrize("words", ["R", "S0", "S1", "Psum"])
+def test_a_view_of_nothing_ends(words: str) -> None:
+    check_twin(split_into_nothing, [numbers(4, 0)], words)

@@ -134,7 +134,9 @@ def differs(actual: list[Any], expected: list[Any]) -> str | None:
         if one.shape != other.shape:
             return f"value {number} has shape {tuple(one.shape)}, expected {tuple(other.shape)}"
         is_rounded = other.is_floating_point() or other.is_complex()
-        tolerance, most = (max(1e-5, rounding), rounding) if is_rounded else (0.0, 0.0)
+        largest = float(other[other.isfinite()].abs().max()) if is_rounded and other.isfinite().any() else 0.0
+        tolerance = max(1e-5, rounding) if is_rounded else 0.0
+        most = rounding * max(1.0, largest)
         if not torch.allclose(one.to(other.dtype), other, rtol=tolerance, atol=most, equal_nan=True):
             return f"value {number} is\n{one}\nexpected\n{other}"
     return None

@@ -152,10 +152,11 @@ py::object moved_keywords(py::handle schema, py::object locals) {
 // As the dispatcher flattened arguments: optree where it is installed.
 py::handle pytree() { return imported<"torch.distributed.tensor._dispatch", "pytree">(); }
 
-// (dispatcher, operator, OpInfo): the operator on local tensors, its arguments changed as the decision says.
+// (dispatcher, operator, OpInfo, first_moved): the operator on local tensors, its arguments changed as the
+// decision says. If the first one moved, first_moved(operator, local, spec, moved, its spec) is called then.
 PyObject* run_changed(PyObject* /*module*/, Args args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
-  check_count(count, 3, "local_results");
+  check_count(count, 4, "local_results");
   const py::handle info = args[2];
   const auto sharding = attribute<"output_sharding">(info);
   const auto schema = attribute<"redistribute_schema">(sharding);
@@ -184,13 +185,15 @@ PyObject* run_changed(PyObject* /*module*/, Args args, Py_ssize_t count) {
     return not_implemented();
   }
   py::list given(takes_values ? num_wanted : num_held);
+  bool first_moved = false;
   for (Py_ssize_t i = 0; i < static_cast<Py_ssize_t>(given.size()); ++i) {
     const py::handle target = PyTuple_GET_ITEM(wanted.ptr(), i);
     const py::handle source = i < num_held ? PyList_GET_ITEM(held.ptr(), i) : target.ptr();
     if (i < num_held && is_spec(source)) {
       const py::handle local = PyTuple_GET_ITEM(locals.ptr(), i);
-      given[i] = same_layout(source, target) ? py::reinterpret_borrow<py::object>(local)
-                                             : moved(local, source, target);
+      const bool stays = same_layout(source, target);
+      first_moved = first_moved || (i == 0 && !stays);
+      given[i] = stays ? py::reinterpret_borrow<py::object>(local) : moved(local, source, target);
     } else {
       given[i] = takes_values ? target : source;
     }
@@ -202,7 +205,15 @@ PyObject* run_changed(PyObject* /*module*/, Args args, Py_ssize_t count) {
   if (result == nullptr) {
     throw py::error_already_set();
   }
-  return result;
+  auto results = py::reinterpret_steal<py::object>(result);
+  if (first_moved) {
+    const py::handle local = PyTuple_GET_ITEM(locals.ptr(), 0);
+    const py::handle source = PyList_GET_ITEM(held.ptr(), 0);
+    const py::handle target = PyTuple_GET_ITEM(wanted.ptr(), 0);
+    const py::handle then = args[3];
+    then(py::handle(args[1]), local, source, given[0], target);
+  }
+  return results.release().ptr();
   END_HANDLE_TH_ERRORS
 }
 

@@ -13,7 +13,7 @@ namespace funcol {
 // A tensor on its way through the steps.
 struct Value {
   at::Tensor tensor;
-  bool is_callers;  // its memory is that of the tensor that the caller gave
+  bool is_callers;          // its memory is that of the tensor that the caller gave
   bool may_change = false;  // and the caller may write to it while a collective that reads it still runs
 };
 

@@ -387,6 +387,7 @@ def dispatcher_functions() -> dict[str, Any]:
 
     names = {
         "local_results": "_dispatch_get_local_results_slow_path",
+        "tail": "_dispatch_fast_path_python_tail",
         "unwrap_to_op_info": "_unwrap_to_op_info_impl",
         "wrap": "wrap",
     }
@@ -505,6 +506,25 @@ def decides_for_whole_mesh(propagator: Any, op: Any) -> bool:
     """
     rule = propagator.op_strategy_funcs.get(op)
     return not (rule is None or rule.__module__.endswith("._view_ops") or rule.__name__ == "stack_strategy")
+
+
+def candidates_in_order(propagator: Any) -> Callable[[], None]:
+    """Makes ``propagator`` try placements in one order where it derives rules from decompositions, until what
+    is returned is called.
+
+    It lists them in the order of a set, which is another one on each rank: of decisions that cost the same
+    each rank took its own.
+    """
+    derived = getattr(propagator, "decomp_strategy", None)
+    listed = getattr(derived, "_get_candidate_placements", None)
+    if derived is None or listed is None:
+        return lambda: None
+    derived._get_candidate_placements = lambda op_schema: sorted(listed(op_schema), key=str)
+
+    def undo() -> None:
+        vars(derived).pop("_get_candidate_placements", None)
+
+    return undo
 
 
 def rule_tables(propagator: Any) -> list[str]:

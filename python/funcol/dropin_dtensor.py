@@ -21,8 +21,17 @@ from torch.distributed.tensor._ops import utils as stock_ops
 from torch.distributed.tensor._sharding_prop import ShardingPropagator as StockPropagator
 from torch.distributed.tensor.placement_types import _MaskPartial
 
-from . import _C, _compat, context_parallel, convolutions, dropin_fully_shard, dtensor
-from .sharding import ShardingPropagator, _specs_in
+from . import (
+    _C,
+    _compat,
+    context_parallel,
+    convolutions,
+    dropin_fully_shard,
+    dropin_operators,
+    dropin_writes,
+    dtensor,
+)
+from .sharding import ShardingPropagator, _specs_in, _with_replicated, _with_specs
 
 # PyTorch's functions, as far as this minor has them, and what they call while funcol is under DTensor.
 _FUNCTIONS: list[tuple[Any, Callable[..., Any]]] = [
@@ -75,6 +84,15 @@ _SAME_FOR_SUMS = {
 }
 
 
+# PyTorch's rule for these does not end where several sizes are 0.
+_RESHAPES = {
+    torch.ops.aten._unsafe_view.default,
+    torch.ops.aten.reshape.default,
+    torch.ops.aten.view.default,
+    torch.ops.aten.view_copy.default,
+}
+
+
 class DropinPropagator(ShardingPropagator):
     """Decides as PyTorch's propagator ``base`` does: programs count on where results are.
 
@@ -110,9 +128,16 @@ class DropinPropagator(ShardingPropagator):
     def _propagate(self, op_schema: OpSchema, remember: bool) -> OutputSharding:
         op = op_schema.op
         op_schema = self._named(op_schema)
-        is_ours = op in self._own_rows or self._is_ours_alone(op)
-        if is_ours or (self._agrees_on(op) and _is_plain(op_schema)):
+        if op in self._own_rows or op is torch.ops.aten._local_scalar_dense.default:
             return super()._propagate(op_schema, remember)
+        if op in _RESHAPES and self._has_rule(op) and _holds_nothing(op_schema):
+            return super()._propagate(op_schema, remember)
+        if self._knows_alone(op) or (self._agrees_on(op) and _is_plain(op_schema)):
+            try:
+                return super()._propagate(op_schema, remember)
+            except ValueError:
+                if not dropin_writes.writes_to_first(op):
+                    raise
         if remember and not _has_symbols(op_schema):
             return self._agreeing(op_schema)
         return self._decide_with_base(op_schema)
@@ -120,9 +145,12 @@ class DropinPropagator(ShardingPropagator):
     def _agrees_on(self, op: OpOverload) -> bool:
         return self._agrees and self._has_rule(op) and not _compat.decides_for_whole_mesh(self._base, op)
 
-    def _is_ours_alone(self, op: OpOverload) -> bool:
-        """A rule in C++ where PyTorch has none, and would try an operator's parts on every combination of
-        placements: minutes for attention with a mask."""
+    def _knows_alone(self, op: OpOverload) -> bool:
+        """Whether C++ has a rule for ``op`` where PyTorch has none.
+
+        PyTorch would try the parts of the operator on every combination of placements: minutes for attention
+        with a mask.
+        """
         return self._has_rule(op) and not any(op in getattr(self._base, name) for name in self._rules)
 
     def _has_rule(self, op: OpOverload) -> bool:
@@ -139,7 +167,17 @@ class DropinPropagator(ShardingPropagator):
         except Exception:  # what it raises where its rule is wrong is anything: KeyError, AssertionError
             if not self._has_rule(op_schema.op) or _has_symbols(op_schema):
                 raise
-            return super()._propagate(op_schema, remember=False)
+            try:
+                return super()._propagate(op_schema, remember=False)
+            except ValueError:
+                through = (
+                    self._written_through(op_schema)
+                    if op_schema.op in dropin_writes.TO_CHOSEN_ELEMENTS
+                    else None
+                )
+                if through is None:
+                    raise
+                return through
         self._adjust_what_stock_left(theirs, op_schema)
         contradicts = (
             self._has_rule(op_schema.op)
@@ -151,9 +189,30 @@ class DropinPropagator(ShardingPropagator):
                 return super()._propagate(op_schema, remember=False)
             except ValueError:
                 # Ours makes no partials of shards, even where a partial that is written to has to stay.
-                if _moves_written(op_schema, theirs):
-                    raise
+                moved = theirs.redistribute_schema or op_schema
+                if _moves_written(op_schema, theirs) or self._contradicts(moved, theirs):
+                    if not dropin_writes.writes_to_first(op_schema.op):
+                        raise
+                    return self._written_through(op_schema)
         return theirs
+
+    def _written_through(self, op_schema: OpSchema) -> OutputSharding:
+        """The operator, which writes to its first tensor, on a copy of that, which :mod:`dropin_writes`
+        brings back: the copy that leaves the most axes as they are."""
+        held, *others = _specs(op_schema)
+        axes = [axis for axis, placement in enumerate(held.placements) if not placement.is_replicate()]
+        for count in range(1, len(axes) + 1):
+            for some in itertools.combinations(axes, count):
+                copied = _with_specs(op_schema, [_with_replicated(held, set(some)), *others])
+                try:
+                    sharding = super()._propagate(copied, remember=False)
+                except ValueError:
+                    continue
+                sharding.output_spec = held
+                sharding.redistribute_schema = sharding.redistribute_schema or copied
+                sharding.needs_redistribute = True
+                return sharding
+        raise ValueError(f"funcol: {op_schema} cannot run, wherever the tensor that it writes to is.")
 
     def _contradicts(self, op_schema: OpSchema, sharding: OutputSharding) -> bool:
         """Whether no way to run the operator is the one of ``sharding``."""
@@ -181,15 +240,32 @@ def _placements(specs: Iterable[DTensorSpec | None]) -> list[list[Any] | None]:
     ]
 
 
+# They update their running statistics in training, which their schemas do not say.
+_BATCH_NORMS = {
+    torch.ops.aten.cudnn_batch_norm.default,
+    torch.ops.aten.miopen_batch_norm.default,
+    torch.ops.aten.native_batch_norm.default,
+}
+
+
 def _moves_written(op_schema: OpSchema, sharding: OutputSharding) -> bool:
     """Whether ``sharding`` redistributes a tensor that the operator writes to, that is, writes to a copy."""
     wanted = sharding.redistribute_schema or op_schema
     pairs = itertools.zip_longest(op_schema.args_schema, wanted.args_schema)
     arguments = [one for one in op_schema.op._schema.arguments if not one.kwarg_only]
+    trains = op_schema.op in _BATCH_NORMS and op_schema.args_schema[5] is True
     return any(
-        argument.alias_info is not None and argument.alias_info.is_write and held != asked
+        held != asked
+        and (
+            (argument.alias_info is not None and argument.alias_info.is_write)
+            or (trains and argument.name in ("running_mean", "running_var"))
+        )
         for argument, (held, asked) in zip(arguments, pairs, strict=False)
     )
+
+
+def _holds_nothing(op_schema: OpSchema) -> bool:
+    return any(type(size) is int and size == 0 for spec in _specs(op_schema) for size in spec.shape)
 
 
 def _has_symbols(op_schema: OpSchema) -> bool:
@@ -254,6 +330,8 @@ class UnderDTensor:
             for theirs, ours in _FUNCTIONS:
                 self._undo.append(_compat.redirected(theirs, ours))
             self._put_propagator(DTensor._op_dispatcher)
+            handlers: Any = DTensor._op_dispatcher._custom_op_handlers
+            self._undo.append(dropin_operators.put(handlers))
             context_parallel.put()
             self._undo.append(context_parallel.take)
             dropin_fully_shard.put()
@@ -267,6 +345,7 @@ class UnderDTensor:
         if type(theirs) is not StockPropagator:
             return
         ours = DropinPropagator(theirs)
+        self._undo.append(_compat.candidates_in_order(theirs))
 
         def undo() -> None:
             if dispatcher.sharding_propagator is ours:

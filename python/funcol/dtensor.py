@@ -23,8 +23,9 @@ from torch.distributed.tensor import distribute_tensor as stock_distribute_tenso
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
 from torch.distributed.tensor._op_schema import OpStrategy
 from torch.distributed.tensor._utils import ExplicitRedistributionContext, compute_global_tensor_info
+from torch.utils._pytree import tree_leaves
 
-from . import _C, _compat, keyword_tensors, redistribution
+from . import _C, _compat, dropin_writes, keyword_tensors, redistribution
 
 _to_local: Callable[..., Tensor] = _compat.copied(DTensor.to_local)
 _from_local: Callable[..., DTensor] = _compat.copied(DTensor.from_local)
@@ -243,13 +244,30 @@ def local_results(
 
     PyTorch counterpart: ``OpDispatcher._dispatch_get_local_results_slow_path``, which is asked for all else.
     """
-    results = _C.run_changed(self, op_call, op_info)
+    results = _C.run_changed(self, op_call, op_info, dropin_writes.first_moved)
     if results is not NotImplemented:
         return results
+    held, spec = _first(op_info.local_args), _first(op_info.flat_args_schema)
     schema = op_info.output_sharding.redistribute_schema
     if op_info.compute_mesh.get_coordinate() is not None:
         op_info.local_kwargs = keyword_tensors.moved(schema, op_info.local_kwargs, redistribute_local_tensor)
-    return _local_results(self, op_call, args, op_info)
+    results = _local_results(self, op_call, args, op_info)
+    moved = _first(op_info.local_args)
+    if moved is not held and isinstance(spec, DTensorSpec) and not torch.compiler.is_compiling():
+        (target, *_) = tree_leaves(schema.args_schema, is_leaf=_is_spec)
+        dropin_writes.first_moved(op_call, held, spec, moved, target)
+    return results
+
+
+tail = dropin_writes.tail
+
+
+def _first(sequence: Sequence[Any]) -> Any:
+    return sequence[0] if sequence else None
+
+
+def _is_spec(leaf: object) -> bool:
+    return isinstance(leaf, DTensorSpec)
 
 
 def _gradient_from_local(gradient: DTensor, placements: tuple[Placement, ...]) -> Tensor:

@@ -140,6 +140,7 @@ class ShardingPropagator(StockPropagator):
         cache_size: int = 8192,
     ) -> None:
         super().__init__()
+        _compat.candidates_in_order(self)
         self._base = base or DTensor._op_dispatcher.sharding_propagator
         for name, table in _compat.tables(self._base).items():
             # What DTensor's dispatcher reads in C++ has to be the dict itself.
@@ -220,7 +221,7 @@ class ShardingPropagator(StockPropagator):
 
     def _propagate(self, op_schema: OpSchema, remember: bool) -> OutputSharding:
         if op_schema.op is torch.ops.aten._local_scalar_dense.default:
-            return OutputSharding(None, op_schema)
+            return _reduced_to_a_number(op_schema)
         sharding: OutputSharding = self._engine.propagate(
             self._named(op_schema), self._rows_of, self._decide_whole, self._assemble, remember
         )
@@ -445,6 +446,16 @@ def _squeezed_as_a_whole(schema: OpSchema) -> OpSchema | None:
         return None
     variant = packet.dims_out if "out" in kwargs else packet.dims
     return OpSchema(variant, (source, tuple(dim for dim in dims if shape[dim] == 1)), kwargs)
+
+
+def _reduced_to_a_number(op_schema: OpSchema) -> OutputSharding:
+    """``item()``: a value that is pending is reduced first; PyTorch gives each rank its own part of it."""
+    (spec,) = _specs_of(op_schema)
+    pending = {axis for axis, placement in enumerate(spec.placements) if placement.is_partial()}
+    if not pending:
+        return OutputSharding(None, op_schema)
+    wanted = _with_specs(op_schema, [_with_replicated(spec, pending)])
+    return OutputSharding(None, wanted, needs_redistribute=True)
 
 
 # Of numbers of either sign, the norm of an extreme is not the extreme of norms, as PyTorch has it.

@@ -122,8 +122,8 @@ def test_a_shard_may_be_written_to_after_a_redistribution_was_started(name: str)
     run_ranks(moves_what_there_was_in_the_call, 2, name)
 
 
-# Their backward passes are collectives that read the gradient itself. Each with the leaf's size, in NUM_ROWS rows,
-# that gives a result of SIZE.
+# Their backward passes are collectives that read the gradient itself. Each with its leaf's number of rows, in
+# units of NUM_ROWS, that gives a result of SIZE.
 BACKWARD: dict[str, tuple[int, Callable[[Any, Tensor], Tensor]]] = {
     "all_to_all": (2, lambda module, x: module.all_to_all_single(x, None, None, world_group())),
     "all_gather": (1, lambda module, x: module.all_gather_tensor(x, 0, world_group())),

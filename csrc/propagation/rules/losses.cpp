@@ -1,5 +1,6 @@
-// The negative log likelihood.
+// Losses: the negative log likelihood, and those that are made element by element and then reduced.
 #include "propagation/rules/families.h"
+#include "propagation/rules/pointwise.h"
 #include "propagation/rules/rows.h"
 
 namespace funcol {
@@ -62,11 +63,60 @@ Rows nll_loss_backward(const OpCall& call) {
   return {.rows = rows.take(), .allows_empty_shards = false, .is_legal = nullptr};
 }
 
+bool all_cut_evenly(const OpCall& call, const Composition& composition, const Mesh& mesh) {
+  for (size_t i = 0; i < call.tensors.size(); ++i) {
+    for (int64_t dim = 0; dim < call.tensors[i].num_dims(); ++dim) {
+      if (!is_cut_evenly(composition.inputs[i], mesh, dim, call.tensors[i].shape[dim])) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
+// mse_loss(self, target, reduction) and its like: the mean of means is that of all where every rank has as
+// many elements.
+Rows of_elements(const OpCall& call) {
+  RowList cut(call);
+  add_broadcast_rows(call, cut);
+  Rows result{.rows = cut.take(), .allows_empty_shards = true, .is_legal = nullptr};
+  const int64_t reduction = call.arg("reduction").integer();
+  if (reduction != kNone) {
+    for (auto& row : result.rows) {
+      row.outputs = {partial(reduction == kMean ? PartialOp::kAvg : PartialOp::kSum)};
+    }
+  }
+  if (reduction == kMean) {
+    result.is_legal = all_cut_evenly;
+  }
+  return result;
+}
+
+// The gradient of a mean is divided by the number of elements that the operator sees: these have to be all.
+Rows of_elements_backward(const OpCall& call) {
+  RowList rows(call);
+  if (call.arg("reduction").integer() != kMean) {
+    add_broadcast_rows(call, rows);
+  }
+  for (const auto op : kLinearOps) {
+    rows.add_arithmetic(partial(op), inputs_by_name(call, {{"grad_output", partial(op)}}));
+  }
+  return {.rows = rows.take(), .allows_empty_shards = true, .is_legal = nullptr};
+}
+
 }  // namespace
 
 void add_loss_rules(RuleTable& table) {
   table.add_all_overloads({"aten::nll_loss_forward", "aten::nll_loss2d_forward"}, nll_loss);
   table.add_all_overloads({"aten::nll_loss_backward", "aten::nll_loss2d_backward"}, nll_loss_backward);
+  table.add_all_overloads(
+      {"aten::binary_cross_entropy", "aten::binary_cross_entropy_with_logits", "aten::huber_loss",
+       "aten::mse_loss", "aten::smooth_l1_loss", "aten::soft_margin_loss"},
+      of_elements);
+  table.add_all_overloads(
+      {"aten::binary_cross_entropy_backward", "aten::huber_loss_backward", "aten::mse_loss_backward",
+       "aten::smooth_l1_loss_backward", "aten::soft_margin_loss_backward"},
+      of_elements_backward);
 }
 
 }  // namespace funcol

@@ -5,6 +5,7 @@
 
 #include "async/async_tensor.h"
 #include "comm/backend_call.h"
+#include "comm/orphaned_works.h"
 #include "ops/collectives.h"
 #include "ops/kinds.h"
 #include "ops/wire.h"
@@ -77,6 +78,15 @@ class AllOf final : public c10d::Work {
   std::mutex wait_mutex_;
 };
 
+// Those of a batch that were started before one of them failed.
+void leave_running(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> buffers,
+                   at::TensorList tensors) {
+  if (work) {
+    buffers.insert(buffers.end(), tensors.begin(), tensors.end());
+    adopt_orphan(std::move(work), std::move(buffers));
+  }
+}
+
 }  // namespace
 
 Start start_send(const at::Tensor& tensor, int64_t destination, int64_t tag, const GroupPtr& group) {
@@ -133,15 +143,22 @@ Start start_batch_p2p(const std::vector<std::string>& kinds, at::IntArrayRef pee
     check_one_device(tensors, kOp);  // what another backend did would not be waited for
     group->startCoalescing(device);
   }
-  for (size_t i = 0; i < count; ++i) {
-    if (kinds[i] == "isend") {
-      buffers.push_back(contiguous_input(tensors[i]));
-      works.push_back(send(buffers.back(), peers[i], tags[i], *group));
-      outputs.push_back(empty_like_sent(tensors[i]));
-    } else {
-      works.push_back(receive(tensors[i], peers[i], tags[i], *group));
-      outputs.push_back(tensors[i]);
+  try {
+    for (size_t i = 0; i < count; ++i) {
+      if (kinds[i] == "isend") {
+        buffers.push_back(contiguous_input(tensors[i]));
+        works.push_back(send(buffers.back(), peers[i], tags[i], *group));
+        outputs.push_back(empty_like_sent(tensors[i]));
+      } else {
+        works.push_back(receive(tensors[i], peers[i], tags[i], *group));
+        outputs.push_back(tensors[i]);
+      }
     }
+  } catch (...) {
+    if (coalesces) {  // what the group starts next must not be taken for a part of this
+      leave_running(group->endCoalescing(device), std::move(buffers), tensors);
+    }
+    throw;
   }
   auto work = coalesces ? group->endCoalescing(device)
                         : c10::intrusive_ptr<c10d::Work>(c10::make_intrusive<AllOf>(std::move(works)));

@@ -13,7 +13,7 @@ from . import _build_info, _version_check
 
 _version_check.check_torch(_build_info.TORCH_VERSION, torch.__version__, torch.distributed.is_available())
 
-from . import _C, _compat, groups, tracing  # noqa: E402
+from . import _C, _compat, dlpack, groups, tracing  # noqa: E402
 from .agreement import check_agreement  # noqa: E402
 from .async_tensor import (  # noqa: E402
     AsyncCollectiveTensor,
@@ -92,6 +92,7 @@ _compat.watch_group_registry(
 _compat.mark_side_effects()
 _compat.settle_before_higher_order_ops(_C.settle, _C.wake_key_name())
 tracing.install()
+dlpack.install()
 
 
 # DTensor takes ten times as long to import as all of this.

@@ -5,16 +5,22 @@ Arithmetic converts the number beside the tensor itself; what needs no gradient 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
 from test_async_autograd import Make, autograd_metadata, check_alike, made_in_inference_mode, pending
+from test_async_tensor import SlowCollective, same, values
 from torch import Tensor
 from torch.func import jvp, vmap
 from torch.utils.checkpoint import checkpoint
+
+import funcol
+from funcol import dlpack
 
 ARITHMETIC: dict[str, Callable[[Tensor, Any], Tensor]] = {
     "add": lambda t, number: torch.add(t, number, alpha=3),
@@ -115,3 +121,20 @@ def test_the_next_conversion_leaves_a_number_that_a_gradient_needs() -> None:
     sum([t * number for t, number in zip(inputs, [0.5, 2, 4], strict=True)]).sum().backward()
     for t, number in zip(inputs, [0.5, 2, 4], strict=True):
         assert torch.equal(t.grad, torch.full((3, 4), number))  # type: ignore[arg-type]
+
+
+def test_dlpack_orders_streams_after_a_tensor_that_has_settled() -> None:
+    collective = SlowCollective(values())
+    was_pending = []
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code is dlpack._theirs.__code__:
+            was_pending.append(funcol.is_pending(collective.tensor))
+
+    sys.setprofile(note)
+    try:
+        exported = torch.from_dlpack(collective.tensor)
+    finally:
+        sys.setprofile(None)
+    assert was_pending == [False]
+    assert same(exported, values())

@@ -2,12 +2,14 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <chrono>
+#include <new>
 #include <numeric>
 #include <set>
 #include <sstream>
@@ -38,6 +40,13 @@ void leave_running(PendingCollective::Start& start) {
       std::ranges::all_of(buffers, [](const auto& buffer) { return !buffer.defined() || buffer.is_cpu(); });
   const bool ends_by_waiting = is_on_cpu && ends_only_by_waiting(*start.work, start.group);
   adopt_orphan(std::move(start.work), std::move(buffers), ends_by_waiting);
+}
+
+// Whether a second wait() may do again what the first one did: Gloo's reduce_scatter and receives are of
+// these.
+bool may_run_twice(const c10d::Work& work) {
+  const auto type = work.retrieveOpType();
+  return type == c10d::OpType::UNKNOWN || c10d::isP2POp(type, /*batchP2P=*/true);
 }
 
 bool is_completed(c10d::Work& work) {
@@ -71,6 +80,9 @@ PendingCollective::PendingCollective(Start&& start)
 }
 
 PendingCollective::~PendingCollective() {
+  if (is_in_child()) {
+    new (&changed_) std::condition_variable();  // to destroy it would wait for threads of the parent
+  }
   unwaited_.leave(/*is_dropped=*/true);
   if (state_.load(std::memory_order_acquire) == State::kRunning && start_.work && !start_.is_kept_elsewhere &&
       !is_in_child()) {
@@ -293,17 +305,25 @@ void PendingCollective::wait_for_work(bool checks_group) {
   TORCH_CHECK(start_.work->wait(), "the collective was aborted");
 }
 
+// The start stream waits for the collective alone, not for what else is queued on the current one; unless an
+// epilogue runs there.
 void PendingCollective::order_start_stream() const {
   if (!start_stream_.has_value()) {
     return;
   }
   const auto device = start_stream_->device();
   const auto current = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-  if (current != *start_stream_) {
-    c10::Event finished(device.type());
-    finished.record(current);
-    finished.block(*start_stream_);
+  if (current == *start_stream_) {
+    return;
   }
+  if (start_.work && !start_.epilogue && !may_run_twice(*start_.work)) {
+    const c10::StreamGuard on_start_stream(*start_stream_);
+    start_.work->wait();
+    return;
+  }
+  c10::Event finished(device.type());
+  finished.record(current);
+  finished.block(*start_stream_);
 }
 
 // Without the mutex: by the one thread that waits.

@@ -149,7 +149,7 @@ def run_rank(rank: int, world: int, fault: str, directory: Path) -> dict[str, An
         end_as(fault)
 
     started = {name: start_on(start, groups[name]) for name, start in STARTS.items()}
-    dropped = start_on(STARTS["all_gather_into_tensor"], groups["dropped"]).data
+    dropped = start_on(lambda x, g: funcol.all_gather_tensor(x, 0, g), groups["dropped"]).data
     was_kept = dropped() is not None
     leaf = torch.ones(SHAPE, requires_grad=True)
     backward = Reduced.apply(leaf * 2, groups["backward"]).sum().backward

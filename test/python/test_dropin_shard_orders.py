@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 from ranks import run_ranks
@@ -48,9 +50,9 @@ def goes_through_to_local(
     with funcol.installed():
         leaf = dtensor_of(whole, layout, mesh).requires_grad_()
         run = torch.compile(loss, backend="aot_eager", fullgraph=True) if compiles else loss
-        run(leaf, own_shard(weights, layout, mesh)).backward()
-        assert isinstance(leaf.grad, DTensor)
-        assert torch.equal(leaf.grad.full_tensor(), weights)
+        (gradient,) = torch.autograd.grad(run(leaf, own_shard(weights, layout, mesh)), leaf)
+        assert isinstance(gradient, DTensor)
+        assert torch.equal(gradient.full_tensor(), weights)
 
 
 @pytest.mark.parametrize("states", [False, True])
@@ -64,6 +66,8 @@ def test_the_gradient_of_to_local_keeps_the_order(
 
 @pytest.mark.parametrize("layout", ORDERED[:3], ids=str)
 def test_the_gradient_of_a_compiled_to_local_keeps_the_order(layout: Layout) -> None:
+    if layout.order and "shard_order" not in inspect.getsource(DTensor.__tensor_unflatten__):
+        pytest.skip("this PyTorch drops the order where a DTensor leaves a compiled region")
     run_ranks(goes_through_to_local, 4, layout, SHAPE, False, True)
 
 
@@ -117,9 +121,9 @@ def comes_back_through_redistribute(rank: int, world: int, src: Layout, dst: Lay
         leaf = dtensor_of(whole, src, mesh).requires_grad_()
         result = leaf.redistribute(placements=dst.placements())
         assert torch.equal(result.full_tensor(), whole)
-        (result * dtensor_of(weights, dst, mesh)).sum().backward()
-        assert isinstance(leaf.grad, DTensor)
-        assert torch.equal(leaf.grad.full_tensor(), weights)
+        (gradient,) = torch.autograd.grad((result * dtensor_of(weights, dst, mesh)).sum(), leaf)
+        assert isinstance(gradient, DTensor)
+        assert torch.equal(gradient.full_tensor(), weights)
 
 
 @pytest.mark.parametrize("dst", layouts("R R", "S0 S0", "S1 S1", "S0 R"), ids=str)
@@ -134,9 +138,9 @@ def comes_back_through_full_tensor(rank: int, world: int, layout: Layout) -> Non
     weights = whole.flip(0) + 1
     with funcol.installed():
         leaf = dtensor_of(whole, layout, mesh).requires_grad_()
-        (leaf.full_tensor() * weights).sum().backward()
-        assert isinstance(leaf.grad, DTensor)
-        assert torch.equal(leaf.grad.full_tensor(), weights)
+        (gradient,) = torch.autograd.grad((leaf.full_tensor() * weights).sum(), leaf)
+        assert isinstance(gradient, DTensor)
+        assert torch.equal(gradient.full_tensor(), weights)
 
 
 @pytest.mark.parametrize("layout", ORDERED, ids=str)

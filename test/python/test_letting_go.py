@@ -80,8 +80,8 @@ def lets_go_of_gradients(rank: int, world: int, dim: int) -> None:
     )
     peak, left, weights = backward_memory(lambda w: funcol.all_gather_tensor_autograd(w, dim, world_group()))
     assert left < stock_left + NUM_BYTES / 2
-    # One collective runs while the next gradient is computed.
-    assert peak < stock_peak + 2 * NUM_BYTES
+    # One collective, with its gradient and gloo's copy of it, runs while the next gradient is computed.
+    assert peak < stock_peak + 4 * NUM_BYTES
     assert all(weight.grad is not None and funcol.is_pending(weight.grad) for weight in weights[1:])
 
 

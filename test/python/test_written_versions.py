@@ -63,9 +63,13 @@ def test_a_saved_tensor_that_is_overwritten_has_no_gradient(write: Write, ops: C
 def test_a_saved_tensor_with_a_gradient_of_its_own_has_none_either(write: Write) -> None:
     x = torch.ones(4, 3, requires_grad=True) * 1
     loss = (x * x).sum()
-    overwritten(write, torch.ops.funcol, x)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+
+    def run() -> None:
+        overwritten(write, torch.ops.funcol, x)  # older minors refuse some here
         loss.backward()
+
+    with pytest.raises(RuntimeError, match=r"modified by an inplace operation|is being modified inplace"):
+        run()
 
 
 @for_each_write

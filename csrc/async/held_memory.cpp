@@ -37,6 +37,7 @@ struct Holder {
   bool is_on_cpu;
   int64_t gradient_bytes;  // if a backward pass started it, else 0
   int num_asked = 0;
+  bool is_waited_aside = false;
 };
 
 thread_local int num_gradient_nodes = 0;
@@ -146,7 +147,8 @@ class HeldMemory {
 
   void look_at_all() {
     auto holders = take_those_on_cpu();
-    std::erase_if(holders, [](Holder& holder) { return is_done(holder) || waits_aside(holder); });
+    std::erase_if(holders, is_done);
+    std::ranges::for_each(holders, wait_aside);
     put_back(holders);
   }
 
@@ -175,6 +177,9 @@ class HeldMemory {
     const auto oldest = std::ranges::find_if(holders_, [](const auto& holder) {
       return holder.gradient_bytes > 0 && !holder.collective.expired();
     });
+    if (oldest == holders_.end()) {  // dropped by another thread meanwhile
+      return {};
+    }
     auto collective = oldest->collective.lock();
     holders_.erase(oldest);
     num_holders_.store(holders_.size(), std::memory_order_relaxed);
@@ -205,10 +210,12 @@ class HeldMemory {
     return !collective || collective->let_go_if_over();
   }
 
-  // Not on the first occasion: most results are used soon.
-  static bool waits_aside(const Holder& holder) {
-    const auto collective = holder.collective.lock();
-    return collective && holder.num_asked > 1 && PendingCollective::wait_aside(collective);
+  // Not on the first occasion: most results are used soon. It stays a holder until it is over.
+  static void wait_aside(Holder& holder) {
+    if (holder.num_asked > 1 && !holder.is_waited_aside) {
+      const auto collective = holder.collective.lock();
+      holder.is_waited_aside = collective && PendingCollective::wait_aside(collective);
+    }
   }
 
   std::mutex mutex_;

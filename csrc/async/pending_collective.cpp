@@ -200,11 +200,10 @@ bool PendingCollective::let_go_if_over() {
   if (!lock.owns_lock()) {
     return false;
   }
-  if (state_.load(std::memory_order_relaxed) != State::kRunning || is_awaited() || !start_.work ||
-      is_in_child()) {
+  if (state_.load(std::memory_order_relaxed) != State::kRunning || !start_.work || is_in_child()) {
     return true;
   }
-  if (!is_completed(*start_.work)) {
+  if (is_awaited() || !is_completed(*start_.work)) {
     return false;
   }
   if (start_stream_.has_value()) {

@@ -16,6 +16,8 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as stock
 from differential import world_group
 from ranks import run_ranks
+from test_faults import comes_true
+from test_lifetime import resident_bytes
 from torch import Tensor
 
 import funcol
@@ -29,10 +31,6 @@ def memory_is_given_back() -> None:
     assert ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**16) == 1
 
 
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
 def peak_bytes() -> int:
     """Since :func:`forget_peak`."""
     status = Path("/proc/self/status").read_text()
@@ -41,15 +39,6 @@ def peak_bytes() -> int:
 
 def forget_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
-
-
-def comes_true(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 30
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 COUNT = 16

@@ -229,15 +229,3 @@ def adds_to_a_gradient_in_backward(rank: int, world: int) -> None:
 
 def test_autograd_may_add_to_a_gradient_in_place_while_a_collective_reads_it() -> None:
     run_ranks(adds_to_a_gradient_in_backward, 2)
-
-
-def copies_only_what_others_reach(rank: int, world: int) -> None:
-    x = own(rank, *SIZE).requires_grad_()
-    y = funcol.all_to_all_single(x, None, None, world_group()) * 2
-    with torch.profiler.profile() as profile:
-        y.sum().backward()
-    assert not [event.name for event in profile.events() if event.name == "aten::clone"]
-
-
-def test_a_gradient_that_nobody_else_reaches_is_not_copied() -> None:
-    run_ranks(copies_only_what_others_reach, 2)

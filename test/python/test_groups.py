@@ -51,8 +51,8 @@ ONLY_MOVED = {"all_to_all_single", "permute_tensor", "all_gather_into_tensor_coa
 def expected_of(function: str, x: Tensor, *args: Any, **dim: int) -> Tensor | list[Tensor]:
     if function in ONLY_MOVED and x.dtype == torch.complex64:
         results = PROGRAMS[function](stock, x.view(torch.float64), *args, **dim)
-        return tree_map(lambda result: finished(result).view(x.dtype), results)
-    return PROGRAMS[function](stock, x, *args, **dim)
+        return tree_map(lambda result: result.view(x.dtype), finished(results))
+    return finished(PROGRAMS[function](stock, x, *args, **dim))
 
 
 def agrees_in_form(rank: int, world: int, function: str, form: str, tag: tuple[str, ...]) -> None:
@@ -61,8 +61,8 @@ def agrees_in_form(rank: int, world: int, function: str, form: str, tag: tuple[s
     dims = [{"dim": dim} for dim in DIMS.get(function, [])] or [{}]
     for dtype, dim in itertools.product(DTYPES, dims):
         x = sample(rank, PROGRAM_SHAPE, dtype)
-        actual = PROGRAMS[function](funcol, x, size, group, *tag, **dim)
-        assert_same(actual, expected_of(function, x, size, expected_group, **dim))
+        expected = expected_of(function, x, size, expected_group, **dim)
+        assert_same(PROGRAMS[function](funcol, x, size, group, *tag, **dim), expected)
 
 
 # What the caller passes, and the group that it means.
@@ -109,8 +109,8 @@ def takes_the_tagged_group(rank: int, world: int, function: str, tag: str) -> No
     expected = twin if tag else world_group()
     assert funcol.groups.resolve_group(all_ranks(), tag) is expected
     x = sample(rank, PROGRAM_SHAPE)
-    actual = PROGRAMS[function](funcol, x, world, all_ranks(), tag)
-    assert_same(actual, PROGRAMS[function](stock, x, world, expected))
+    result = finished(PROGRAMS[function](stock, x, world, expected))
+    assert_same(PROGRAMS[function](funcol, x, world, all_ranks(), tag), result)
 
 
 @each_function
@@ -145,8 +145,8 @@ def sub_group_agrees(rank: int, world: int, function: str, by_name: bool) -> Non
     group = dist.new_group(members)
     if rank in members:
         x = sample(rank, PROGRAM_SHAPE)
-        actual = PROGRAMS[function](funcol, x, 2, group.group_name if by_name else group)
-        assert_same(actual, PROGRAMS[function](stock, x, 2, group))
+        expected = finished(PROGRAMS[function](stock, x, 2, group))
+        assert_same(PROGRAMS[function](funcol, x, 2, group.group_name if by_name else group), expected)
         dist.destroy_process_group(group)
 
 

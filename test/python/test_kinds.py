@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as stock
+from differential import finished
 from kinds import (
     BEYOND_STOCK,
     DENSE,
@@ -57,6 +58,8 @@ def outcome(call: str, module: Any, x: Tensor) -> Any:
         result = CALLS[call](module, x)
         if isinstance(result, stock.AsyncCollectiveTensor):
             return result.wait()
+        if isinstance(result, Wrapping):  # in flight, in stock: see finished() in differential.py
+            finished(result.inner)
         return torch.ops.funcol.wait_tensor(result) if call in OPERATORS else result
     except ERRORS as error:
         return error

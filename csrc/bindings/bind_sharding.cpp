@@ -22,6 +22,7 @@
 #include "bindings/python_layout.h"
 #include "bindings/python_op_schema.h"
 #include "bindings/python_specs.h"
+#include "bindings/spec_methods.h"
 #include "bindings/without_gil.h"
 #include "layout/hash.h"
 #include "layout/shards.h"
@@ -561,6 +562,7 @@ void bind_sharding(PyObject* module) {
       .def("info", &Engine::info);
   m.def("ops_with_rules", ops_with_rules);
   m.def("copy_spec", copy_spec, py::arg("spec"));
+  m.def("spec_methods", spec_methods, py::arg("type"), py::arg("equals"), py::arg("hash"));
   m.def("canonical_spec", canonical_spec, py::arg("spec"));
   m.def(
       "has_rule", [](const std::string& op) { return find_rule(op) != nullptr; }, py::arg("op"));

@@ -343,6 +343,11 @@ class PropagationEngine:
     def info(self) -> tuple[int, int, int, int]: ...
 
 def ops_with_rules() -> list[str]: ...
+def spec_methods(
+    type: type, equals: Callable[[Any, object], bool], hash: Callable[[Any], int]
+) -> tuple[Any, Any]:
+    """``__eq__`` and ``__hash__`` of DTensorSpec in C++; ``equals`` and ``hash`` do what is left."""
+
 def copy_spec(spec: Any) -> Any:
     """A DTensorSpec that equals this one; see csrc/bindings/python_specs.h."""
 

@@ -321,6 +321,23 @@ def _listed(specs: Any) -> list[Any]:
     return list(specs) if isinstance(specs, (list, tuple)) else [specs]
 
 
+def _put_spec_methods() -> Callable[[], None]:
+    """Compares and hashes specs in C++ until what is returned is called, unless a program replaced that."""
+    own = {name: DTensorSpec.__dict__[name] for name in ("__eq__", "__hash__")}
+    if not all(getattr(method, "__module__", None) == DTensorSpec.__module__ for method in own.values()):
+        return lambda: None
+    ours = dict(zip(own, _C.spec_methods(DTensorSpec, *own.values()), strict=True))
+
+    def undo() -> None:
+        for name, method in own.items():
+            if DTensorSpec.__dict__[name] is ours[name]:
+                setattr(DTensorSpec, name, method)
+
+    for name, method in ours.items():
+        setattr(DTensorSpec, name, method)
+    return undo
+
+
 class UnderDTensor:
     """funcol put under DTensor, until :meth:`undo`."""
 
@@ -332,6 +349,7 @@ class UnderDTensor:
             self._put_propagator(DTensor._op_dispatcher)
             handlers: Any = DTensor._op_dispatcher._custom_op_handlers
             self._undo.append(dropin_operators.put(handlers))
+            self._undo.append(_put_spec_methods())
             context_parallel.put()
             self._undo.append(context_parallel.take)
             dropin_fully_shard.put()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import _dtensor_spec as stock_spec
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 import funcol
 
@@ -98,3 +102,43 @@ def test_local_map_follows_what_is_written_to_a_spec(mesh: DeviceMesh) -> None:
     x._spec.placements = (Partial(),)
     with pytest.raises(ValueError, match="Partial"):
         passed(x)
+
+
+def specs_of_many_kinds() -> list[Any]:
+    mesh = init_device_mesh("cpu", (WORLD, 1))
+    metas = [
+        None,
+        TensorMeta(torch.Size([4, 4]), (4, 1), torch.float32),
+        TensorMeta(torch.Size([4, 4]), (1, 4), torch.float32),
+        TensorMeta(torch.Size([4, 4]), (4, 1), torch.float64),
+    ]
+    layouts = [(Shard(0), Replicate()), (Shard(0), Shard(0)), (Partial("sum"), Shard(1))]
+    specs: list[Any] = [DTensorSpec(mesh, one, tensor_meta=meta) for one in layouts for meta in metas]
+    if hasattr(DTensorSpec, "compute_default_shard_order"):
+        order = (stock_spec.ShardOrderEntry(tensor_dim=0, mesh_dims=(1, 0)),)
+        specs.append(DTensorSpec(mesh, layouts[1], tensor_meta=metas[1], shard_order=order))
+    return [*specs, *(copy.copy(spec) for spec in specs), None, 3, specs[0].placements]
+
+
+def test_specs_compare_and_hash_as_pytorchs_do() -> None:
+    specs = specs_of_many_kinds()
+    expected = [[one == other for other in specs] for one in specs]
+    hashes = [hash(spec) for spec in specs]
+    before = DTensorSpec.__eq__, DTensorSpec.__hash__
+    with funcol.installed():
+        assert (DTensorSpec.__eq__, DTensorSpec.__hash__) != before
+        fresh = specs_of_many_kinds()
+        assert [[one == other for other in fresh] for one in fresh] == expected
+        assert [[one == other for other in specs] for one in fresh] == expected
+        assert [hash(spec) for spec in fresh] == hashes
+    assert (DTensorSpec.__eq__, DTensorSpec.__hash__) == before
+
+
+def test_a_comparison_that_a_program_put_there_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    def equals(self: DTensorSpec, other: object) -> bool:
+        return False
+
+    monkeypatch.setattr(DTensorSpec, "__eq__", equals)
+    with funcol.installed():
+        assert DTensorSpec.__eq__ is equals
+    assert DTensorSpec.__eq__ is equals

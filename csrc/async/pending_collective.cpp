@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "async/wake_key.h"
+#include "comm/asking_devices.h"
 #include "comm/background.h"
 #include "comm/blocking.h"
 #include "comm/orphaned_works.h"
@@ -57,6 +58,10 @@ bool is_completed(c10d::Work& work) {
   }
 }
 
+c10::Stream stream_of(c10::Device device) {
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+
 }  // namespace
 
 AsyncCounters async_counters() {
@@ -74,8 +79,7 @@ PendingCollective::PendingCollective(Start&& start)
     unwaited_.enter(start_.op, start_.work);
   }
   if (!start_.outputs.empty() && !start_.outputs[0].is_cpu()) {
-    const auto device = start_.outputs[0].device();
-    start_stream_ = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+    start_stream_ = stream_of(start_.outputs[0].device());
   }
 }
 
@@ -304,14 +308,45 @@ void PendingCollective::wait_for_work(bool checks_group) {
   TORCH_CHECK(start_.work->wait(), "the collective was aborted");
 }
 
-// The start stream waits for the collective alone, not for what else is queued on the current one; unless an
-// epilogue runs there.
+void PendingCollective::run_epilogue() {
+  if (start_.epilogue) {
+    is_in_epilogue_.store(true, std::memory_order_release);
+    start_.epilogue(start_);
+    is_in_epilogue_.store(false, std::memory_order_release);
+  }
+}
+
+// A result that is used on another stream than the start stream, and has an epilogue. Not while a graph is
+// captured, into which no other stream is to be drawn.
+bool PendingCollective::is_merged_aside() const {
+  return start_stream_.has_value() && start_.work && start_.epilogue &&
+         stream_of(start_stream_->device()) != *start_stream_ && AskingDevices().is_allowed();
+}
+
+// The epilogue runs on a stream that has nothing else to do, so that both streams wait for it and for the
+// collective, and neither for what else is queued on the other. What the epilogue allocates is of that
+// stream, and goes as it ends.
+void PendingCollective::merge_aside(bool checks_group) {
+  const auto device = start_stream_->device();
+  const auto current = stream_of(device);
+  const auto aside = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
+  c10::Event merged(device.type());
+  {
+    const c10::StreamGuard on_stream_aside(aside);
+    wait_for_work(checks_group);
+    run_epilogue();
+    merged.record(aside);
+  }
+  merged.block(current);
+  merged.block(*start_stream_);
+}
+
+// The start stream waits for the collective alone, not for what else is queued on the current one.
 void PendingCollective::order_start_stream() const {
   if (!start_stream_.has_value()) {
     return;
   }
-  const auto device = start_stream_->device();
-  const auto current = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+  const auto current = stream_of(start_stream_->device());
   if (current == *start_stream_) {
     return;
   }
@@ -320,7 +355,7 @@ void PendingCollective::order_start_stream() const {
     start_.work->wait();
     return;
   }
-  c10::Event finished(device.type());
+  c10::Event finished(current.device_type());
   finished.record(current);
   finished.block(*start_stream_);
 }
@@ -332,14 +367,14 @@ PendingCollective::State PendingCollective::finish(bool checks_group) {
     // What is written now is the result as autograd has it already: Gloo's reduce_scatter copies as it is
     // waited for.
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    if (is_merged_aside()) {
+      merge_aside(checks_group);
+      return State::kArrived;
+    }
     if (start_.work) {
       wait_for_work(checks_group);
     }
-    if (start_.epilogue) {
-      is_in_epilogue_.store(true, std::memory_order_release);
-      start_.epilogue(start_);
-      is_in_epilogue_.store(false, std::memory_order_release);
-    }
+    run_epilogue();
     order_start_stream();
     return State::kArrived;
   } catch (c10::Error& error) {

@@ -5,19 +5,18 @@
 // A backend reads the memory that it is given until the collective is over. On every rank the input may be
 // written to, with PyTorch's functional collectives and with these:
 //
-//   operator                                    PyTorch          funcol, and why
-//   all_reduce, broadcast, reduce               after the call   after the call: it works on a copy
-//   all_gather along dim 0, all_to_all,         after the first  after the first use of the result: the input
-//     reduce_scatter along dim 0, permute,      use of the       itself is read, since a copy would cost
-//     memory the coalesced ones along dim 0, isend     result           and time
-//   all_gather along another dim                after the call:  after the call: it reads a copy, and the
-//   call
-//     (also in redistributions, async_op=True)  the call waits   does not wait
-//   reduce_scatter along another dim            after the call   after the call: it packs a copy
-//   split_sizes, scatter, gather                -                after the call
-//   a gradient, in the backward pass of         after the node:  after the node: unless nothing else reaches
-//     any of them, coalesced ones too           the node waits   its memory, a copy is read
-//   _out and in-place forms                     after wait_tensor, for the input as for what is written
+//   operator                                  PyTorch               funcol, and why
+//   all_reduce, broadcast, reduce             after the call        after the call: it works on a copy
+//   all_gather along dim 0, all_to_all,       after the first use   after the first use of the result: the
+//     reduce_scatter along dim 0, permute,      of the result         input itself is read, since a copy
+//     the coalesced ones along dim 0, isend                           would cost memory and time
+//   all_gather along another dim (also in     after the call,       after the call: it reads a copy, and
+//     redistributions, async_op=True)           which waits           does not wait
+//   reduce_scatter along another dim          after the call        after the call: it packs a copy
+//   split_sizes, scatter, gather              -                     after the call
+//   a gradient, in the backward pass of any   after the node,       after the node: unless nothing else
+//     of them, coalesced ones too               which waits           reaches its memory, a copy is read
+//   _out and in-place forms                   after wait_tensor, for the input as for what is written
 //
 // Nothing of this depends on the device: on CUDA "after" is an order on the streams that use the tensors.
 // What a collective writes is a tensor of its own until its first use, which waits, and may be written to, or
@@ -50,7 +49,9 @@ namespace funcol {
 // settle() waits for the Work once, however many tensors and threads ask, then runs the epilogue (the
 // layout change of a gather along a dim other than 0). On CUDA, waiting makes the current stream wait,
 // not the host; and the stream that the collective was started on, whose memory the buffers are, and on
-// which others may use the tensors without another wait. After that nothing of the collective is kept.
+// which others may use the tensors without another wait. Neither waits for what else is queued on the other.
+// A third stream is ordered by whoever uses the tensors there, as for any tensor. After that nothing of the
+// collective is kept.
 // A failure is kept instead: every settle() raises it again, so that no use ever sees the data.
 // So is destroying the group before settle(): whether the data arrived first would be a matter of luck.
 // If the last holder goes without having settled, Work and buffers live on until the Work is done.
@@ -122,6 +123,9 @@ class PendingCollective final : public c10::intrusive_ptr_target {
 
   State finish(bool checks_group);
   void wait_for_work(bool checks_group);
+  void run_epilogue();
+  bool is_merged_aside() const;
+  void merge_aside(bool checks_group);
   void order_start_stream() const;
   void check_group_lives() const;
   [[noreturn]] void raise_destroyed() const;

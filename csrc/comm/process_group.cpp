@@ -155,4 +155,9 @@ std::string backend_name(c10d::ProcessGroup& group, c10::DeviceType device_type)
   return group.hasBackends() ? group.getBackend(device_type)->getBackendName() : group.getBackendName();
 }
 
+bool backend_coalesces(c10d::ProcessGroup& group, c10::DeviceType device_type) {
+  return group.hasBackends() ? group.getBackend(device_type)->supportsCoalescing()
+                             : group.getBackendName() == "nccl";
+}
+
 }  // namespace funcol

@@ -54,4 +54,8 @@ GroupPtr group_of_size(const c10::IValue& group, int64_t group_size, const char*
 // Name of the backend that serves `device_type` in `group`: "gloo", "nccl", "fake", ...
 std::string backend_name(c10d::ProcessGroup& group, c10::DeviceType device_type);
 
+// Whether that backend sends what is started between startCoalescing() and endCoalescing() as one, as NCCL's
+// do: a batch of sends and receives has to go so, or ranks that send to each other wait for ever.
+bool backend_coalesces(c10d::ProcessGroup& group, c10::DeviceType device_type);
+
 }  // namespace funcol

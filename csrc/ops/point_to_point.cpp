@@ -133,9 +133,8 @@ Start start_batch_p2p(const std::vector<std::string>& kinds, at::IntArrayRef pee
     }
   }
   const auto device = tensors[0].device().type();
-  const bool coalesces = std::ranges::any_of(tensors, [&](const at::Tensor& tensor) {
-    return backend_name(*group, tensor.device().type()) == "nccl";
-  });
+  const bool coalesces = std::ranges::any_of(
+      tensors, [&](const at::Tensor& tensor) { return backend_coalesces(*group, tensor.device().type()); });
   std::vector<at::Tensor> buffers;
   std::vector<at::Tensor> outputs;
   std::vector<c10::intrusive_ptr<c10d::Work>> works;

@@ -199,11 +199,8 @@ def redistribute_local_tensor(
     what there is no plan for: placements of other kinds, partials with rules of their own, symbolic sizes,
     and a local tensor of another shape than its spec gives this rank.
     """
-    if (
-        not _compat.simulates_ranks()
-        and redistribution._are_known((*current_spec.placements, *target_spec.placements))
-        and (current_spec.tensor_meta is None or not redistribution._has_symbols(current_spec))
-    ):
+    placements = (*current_spec.placements, *target_spec.placements)
+    if not _compat.simulates_ranks() and redistribution._are_known(placements):
         return redistribution._moved(
             local_tensor, current_spec, target_spec, async_op, None, None, is_explicit, lenient=True
         )

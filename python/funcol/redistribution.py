@@ -219,7 +219,7 @@ def _one_by_one(
     ]
 
 
-def _has_symbols(whole: DTensor | DTensorSpec) -> bool:
+def _has_symbols(whole: DTensorSpec | TensorMeta) -> bool:
     return any(type(size) is not int for size in whole.shape)
 
 
@@ -386,8 +386,10 @@ def _moved(
     def by_pytorch() -> Tensor:
         return _stock_redistribute_local_tensor(local, src, dst, async_op=async_op, is_explicit=is_explicit)
 
-    if _stays_symbolic(src, dst, lenient or (model is None and max_bytes is None)):
-        return by_pytorch()
+    if src.tensor_meta is not None and _has_symbols(src.tensor_meta):
+        is_usual = model is None and max_bytes is None
+        if lenient or (is_usual and _has_way_of_pytorch(src, dst)):
+            return by_pytorch()
     try:
         moved = _C.redistribute_local_tensor(
             local, src, dst, async_op, model, max_bytes, is_explicit, lenient
@@ -395,9 +397,9 @@ def _moved(
     except NotImplementedError:
         # Met while the specs are read.
         held, wanted = _own_rules(src.placements), _own_rules(dst.placements)
-        if lenient:
-            return by_pytorch()
         if not (held or wanted) or src.mesh != dst.mesh:
+            if lenient:
+                return by_pytorch()
             raise
     else:
         return by_pytorch() if moved is NotImplemented else moved
@@ -415,16 +417,11 @@ def _moved(
     return local
 
 
-def _stays_symbolic(src: DTensorSpec, dst: DTensorSpec, is_usual: bool) -> bool:
-    """Whether sizes are symbols, and PyTorch has a way from ``src`` to ``dst``."""
-    return (
-        is_usual
-        and src.tensor_meta is not None
-        and _has_symbols(src)
-        and all(
-            not wanted.is_partial() or wanted == held
-            for held, wanted in zip(src.placements, dst.placements, strict=True)
-        )
+def _has_way_of_pytorch(src: DTensorSpec, dst: DTensorSpec) -> bool:
+    """Whether PyTorch moves what is ``src`` to ``dst``: it makes no partials."""
+    return all(
+        not wanted.is_partial() or wanted == held
+        for held, wanted in zip(src.placements, dst.placements, strict=True)
     )
 
 

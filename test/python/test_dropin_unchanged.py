@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,6 +15,7 @@ from programs import check, mesh_of
 from ranks import run_ranks
 from torch import Tensor
 from torch.distributed._local_tensor import LocalTensorMode
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor import _redistribute as redistribution_of_pytorch
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
@@ -165,6 +168,16 @@ def holds_products(rank: int, world: int) -> list[Tensor]:
 
 def test_partials_of_reductions_that_no_collective_has() -> None:
     check(holds_products, 2, pends=False, counts=False)
+
+
+def moves_along_the_other_axis(rank: int, world: int) -> list[Tensor]:
+    held = DTensor.from_local(numbered(rank, [2, 4]), mesh_of(2, 2), [Partial("prod"), Shard(0)])
+    targets = [Replicate(), Shard(1)]
+    return [held.redistribute(placements=[Partial("prod"), one]).to_local() for one in targets]
+
+
+def test_what_does_not_touch_their_axis() -> None:
+    check(moves_along_the_other_axis, 4, pends=False, counts=False)
 
 
 # Rules that programs registered before
@@ -362,3 +375,27 @@ def has_pytorchs_strides(rank: int, world: int) -> None:
 
 def test_strides_of_dims_of_one_element() -> None:
     run_ranks(has_pytorchs_strides, 2)
+
+
+# Meshes that the program dropped
+
+
+def drops_meshes(rank: int, world: int) -> None:
+    def alive_of(count: int) -> int:
+        references = []
+        for _ in range(count):
+            mesh = DeviceMesh("cpu", list(range(world)))
+            references.append(weakref.ref(mesh))
+            x = distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)])
+            y = DTensor.from_local(torch.ones(4 // world, 4), mesh, [Shard(0)])
+            ((x @ x.redistribute(placements=[Replicate()])).relu() + y).full_tensor()
+            del mesh, x, y
+        gc.collect()
+        return sum(reference() is not None for reference in references)
+
+    with funcol.installed():
+        assert alive_of(6) <= 1
+
+
+def test_dropped_meshes_go() -> None:
+    run_ranks(drops_meshes, 2)

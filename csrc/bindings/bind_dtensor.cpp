@@ -118,17 +118,21 @@ bool same_layout(py::handle a, py::handle b) {
                      equal(attribute<"shard_order">(a), attribute<"shard_order">(b)));
 }
 
-// The local tensor of `source` as `target` wants it; by Python where placements have rules of their own.
+// The local tensor of `source` as `target` wants it; by Python where placements have rules of their own, and
+// where it has another shape than `source` gives it.
 py::object moved(py::handle local, py::handle source, py::handle target) {
-  PyObject* const args[] = {local.ptr(), source.ptr(), target.ptr(), Py_False, Py_None, Py_None, Py_False};
-  auto* const result = redistribute_local_tensor(nullptr, args, 7);
-  if (result != nullptr) {
-    return py::reinterpret_steal<py::object>(result);
+  PyObject* const args[] = {local.ptr(), source.ptr(), target.ptr(), Py_False,
+                            Py_None,     Py_None,      Py_False,     /*lenient=*/Py_True};
+  auto result = py::reinterpret_steal<py::object>(redistribute_local_tensor(nullptr, args, 8));
+  if (result && !result.is(py::handle(Py_NotImplemented))) {
+    return result;
   }
-  if (PyErr_ExceptionMatches(PyExc_NotImplementedError) == 0) {
-    throw py::error_already_set();
+  if (!result) {
+    if (PyErr_ExceptionMatches(PyExc_NotImplementedError) == 0) {
+      throw py::error_already_set();
+    }
+    PyErr_Clear();
   }
-  PyErr_Clear();
   return py::module::import("funcol.dtensor").attr("redistribute_local_tensor")(local, source, target);
 }
 

@@ -9,6 +9,7 @@
 
 #include "async/layers.h"
 #include "bindings/bindings.h"
+#include "bindings/fast_functions.h"
 #include "bindings/python_args.h"
 #include "bindings/redistribution_specs.h"
 #include "bindings/without_gil.h"
@@ -45,11 +46,37 @@ class DebugNote {
   py::object note_;
 };
 
+// Whether PyTorch moves a tensor of `sizes` rightly where `held` are the sizes that the source gives this
+// rank, as if another mesh cut it, too. It moves what it is given; but along dims that are cut unevenly it
+// pads and cuts off by the shape of the whole tensor.
+bool stock_moves(at::IntArrayRef sizes, const std::vector<int64_t>& held, const ExecutionKey& key,
+                 const Mesh& mesh) {
+  const auto num_dims = std::ssize(key.shape);
+  if (std::ssize(sizes) != num_dims) {
+    return true;
+  }
+  for (const auto* spec : {&key.src, &key.dst}) {
+    std::vector<int64_t> num_shards(num_dims, 1);
+    for (int64_t axis = 0; axis < mesh.num_axes(); ++axis) {
+      const auto& placement = spec->placements[axis];
+      if (placement.is_shard() && key.src.placements[axis].is_shard()) {
+        num_shards[placement.dim + (placement.dim < 0 ? num_dims : 0)] *= mesh.sizes[axis];
+      }
+    }
+    for (int64_t dim = 0; dim < num_dims; ++dim) {
+      if (sizes[dim] != held[dim] && key.shape[dim] % num_shards[dim] != 0) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
 }  // namespace
 
 PyObject* redistribute_local_tensor(PyObject* /*module*/, PyObject* const* args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
-  TORCH_CHECK_TYPE(count == 7, "funcol::", kOp, ": ", count, " arguments, expected 7.");
+  TORCH_CHECK_TYPE(count == 8, "funcol::", kOp, ": ", count, " arguments, expected 8.");
   TORCH_CHECK_TYPE(THPVariable_Check(args[0]), "funcol::", kOp, ": got a ", Py_TYPE(args[0])->tp_name,
                    " where a tensor belongs.");
   const SpecObjects src(args[1]);
@@ -83,6 +110,13 @@ PyObject* redistribute_local_tensor(PyObject* /*module*/, PyObject* const* args,
     masks = mask_hooks(src, dst);
   }
   const auto execution = execution_of(std::move(key), src.mesh, known);
+  if (args[7] == Py_True && !execution->fits(local)) {
+    const ExecutionKey task{known.id, src.read(), dst.read(), shape_of(args[1], kOp), 0, {}, {}};
+    const auto sizes = c10::asIntArrayRefSlowOpt(local.sym_sizes());
+    if (!sizes.has_value() || stock_moves(*sizes, execution->shape_before(), task, known.mesh)) {
+      return not_implemented();
+    }
+  }
   const DebugNote note(args[0], src, dst, *execution, args[6] == Py_True);
   at::Tensor result;
   {

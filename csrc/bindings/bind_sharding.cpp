@@ -19,6 +19,7 @@
 
 #include "bindings/attributes.h"
 #include "bindings/bindings.h"
+#include "bindings/mesh_table.h"
 #include "bindings/python_layout.h"
 #include "bindings/python_op_schema.h"
 #include "bindings/python_specs.h"
@@ -40,7 +41,7 @@ struct Key {
   OpCall call;
   std::vector<Layout> layouts;
   std::vector<std::optional<Layout>> results;
-  py::object mesh;                 // of the first tensor; kept, so that its address stands for it
+  py::object mesh;  // the first that equals that of the first tensor; kept, as its address is it
   std::vector<py::object> meshes;  // of all, where they are not all the first one
   std::vector<AxisSet> merged;
 
@@ -50,6 +51,37 @@ struct Key {
            std::ranges::equal(a.meshes, b.meshes, [](const auto& x, const auto& y) { return x.is(y); });
   }
 };
+
+// Of meshes that are equal, the one that was met first: decisions are the same for all of them, and keep but
+// one alive, as PyTorch's do.
+class EqualMeshes {
+ public:
+  py::object first(py::handle mesh) {
+    const auto* const known = firsts_.find(mesh);
+    if (known != nullptr) {
+      return py::reinterpret_borrow<py::object>(*known);
+    }
+    auto* const found = PyDict_SetDefault(kept_.ptr(), mesh.ptr(), mesh.ptr());
+    if (found == nullptr) {
+      throw py::error_already_set();
+    }
+    return py::reinterpret_borrow<py::object>(firsts_.put(mesh, found));
+  }
+
+  void forget() {
+    firsts_.clear();
+    const auto gone = std::exchange(kept_, py::dict());
+  }
+
+ private:
+  py::dict kept_;
+  MeshTable<PyObject*> firsts_;
+};
+
+EqualMeshes& equal_meshes() {
+  static auto* const meshes = new EqualMeshes;  // NOLINT: outlives Python
+  return *meshes;
+}
 
 void add_argument(Hash& hash, const Argument& argument) {
   hash.add(argument.value.index());
@@ -257,12 +289,17 @@ class Engine {
   bool serves(const Operator& op) const { return left_.count(op.name) == 0 && find_rule(op.name) != nullptr; }
 
   static Key key_of(py::handle op_schema, const PythonSchema& schema, bool has_rule) {
-    Key key{op_schema.attr("op"),       schema.call, schema.layouts, schema.results, schema.mesh, {},
+    Key key{op_schema.attr("op"),
+            schema.call,
+            schema.layouts,
+            schema.results,
+            equal_meshes().first(schema.mesh),
+            {},
             to_mesh(schema.mesh).merged};
     for (const auto& tensor : schema.tensors) {
       if (!tensor.mesh.is(schema.mesh)) {
         for (const auto& each : schema.tensors) {
-          key.meshes.push_back(each.mesh);
+          key.meshes.push_back(equal_meshes().first(each.mesh));
         }
         break;
       }
@@ -541,6 +578,7 @@ std::vector<std::vector<double>> redistribute_cost_table(const py::sequence& sou
 }  // namespace
 
 void forget_decisions() {
+  equal_meshes().forget();
   std::list<Engine::Decisions> gone;  // after the loop, since an engine may go with them
   for (auto* const engine : Engine::engines()) {
     gone.push_back(engine->take_decisions());

@@ -207,21 +207,10 @@ std::vector<int64_t> dense_stride(const std::vector<int64_t>& shape, const std::
   return stride;
 }
 
-// How a tensor of `shape` lies in memory that lies as `local` does on each rank.
-//
-// Worked case: a transposed local (3, 4) with stride (1, 3), S(0) on 2 ranks, shape (5, 4): (1, 5).
-std::vector<int64_t> stride_of_whole(const at::Tensor& local, const std::vector<Placement>& placements,
-                                     const std::vector<int64_t>& shape, const Mesh& mesh) {
-  std::vector<int64_t> order(shape.size());
-  std::iota(order.begin(), order.end(), 0);
-  if (local.is_contiguous()) {
-    return dense_stride(shape, order);
-  }
-  const auto stride = local.strides();
-  if (local.is_non_overlapping_and_dense()) {
-    std::ranges::stable_sort(order, [&](int64_t a, int64_t b) { return stride[a] > stride[b]; });
-    return dense_stride(shape, order);
-  }
+// As PyTorch has it: what lies further apart than the elements of a dim that is cut does so by as much more
+// as there are shards.
+std::vector<int64_t> spread_stride(at::IntArrayRef stride, const std::vector<Placement>& placements,
+                                   const Mesh& mesh) {
   auto whole = stride.vec();
   for (size_t axis = 0; axis < placements.size(); ++axis) {
     if (placements[axis].is_shard()) {
@@ -231,6 +220,31 @@ std::vector<int64_t> stride_of_whole(const at::Tensor& local, const std::vector<
           whole[dim] *= mesh.sizes[axis];
         }
       }
+    }
+  }
+  return whole;
+}
+
+// How a tensor of `shape` lies in memory that lies as `local` does on each rank. Dims of size 1 have the
+// strides that PyTorch gives them.
+//
+// Worked case: a transposed local (3, 4) with stride (1, 3), S(0) on 2 ranks, shape (5, 4): (1, 5).
+std::vector<int64_t> stride_of_whole(const at::Tensor& local, const std::vector<Placement>& placements,
+                                     const std::vector<int64_t>& shape, const Mesh& mesh) {
+  const auto stride = local.strides();
+  if (!local.is_contiguous() && !local.is_non_overlapping_and_dense()) {
+    return spread_stride(stride, placements, mesh);
+  }
+  std::vector<int64_t> order(shape.size());
+  std::iota(order.begin(), order.end(), 0);
+  if (!local.is_contiguous()) {
+    std::ranges::stable_sort(order, [&](int64_t a, int64_t b) { return stride[a] > stride[b]; });
+  }
+  auto whole = dense_stride(shape, order);
+  if (std::ranges::find(shape, 1) != shape.end()) {
+    const auto spread = spread_stride(stride, placements, mesh);
+    for (size_t dim = 0; dim < shape.size(); ++dim) {
+      whole[dim] = shape[dim] == 1 ? spread[dim] : whole[dim];
     }
   }
   return whole;
@@ -497,6 +511,9 @@ py::object redistribute(py::handle dtensor, py::handle placements, bool async_op
                   std::move(source->stride),
                   dtype.ptr()};
     const auto target = find_target(std::move(key), spec, source->objects.mesh, *source->known, placements);
+    if (!target.execution->fits(local)) {
+      return {};
+    }
     at::Tensor moved;
     {
       const WithoutGil no_gil;

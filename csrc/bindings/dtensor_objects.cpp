@@ -108,15 +108,14 @@ Target find_target(TargetKey key, py::handle src_spec, py::handle device_mesh, K
                    py::handle placements) {
   auto& cache = targets();
   if (const auto* target = cache.get(key)) {
-    return {target->execution, copy_spec(target->spec)};
+    return {target->execution, copy_onto(target->spec, device_mesh)};
   }
   const auto spec = python_function("_target")(src_spec, device_mesh, placements, py::none(), py::none());
   auto planned = key.key;
   planned.dst = SpecObjects(spec).read();
   auto execution = execution_of(std::move(planned), device_mesh, known);  // ValueError for illegal specs
-  Target target{std::move(execution), copy_spec(spec)};
-  cache.put(std::move(key), {target.execution, spec});
-  return target;
+  cache.put(std::move(key), {execution, copy_without_mesh(spec)});
+  return {std::move(execution), spec};
 }
 
 void forget_targets() { targets().clear(); }

@@ -32,6 +32,8 @@ class MeshTable {
     return entry->second;
   }
 
+  void clear() { values_.clear(); }
+
  private:
   std::unordered_map<PyObject*, Value> values_;
 };

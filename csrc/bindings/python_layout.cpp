@@ -62,6 +62,16 @@ bool is_placement(py::handle object) {
   throw std::logic_error("unreachable");
 }
 
+// PyTorch takes any name for one, and refuses some as late as they are to be reduced.
+PartialOp known_reduction(const std::string& name) {
+  try {
+    return partial_op(name);
+  } catch (const std::invalid_argument& error) {
+    TORCH_CHECK_NOT_IMPLEMENTED(false, "funcol: ", error.what());
+  }
+  throw std::logic_error("unreachable");
+}
+
 // A list or tuple, whose items are read where they lie: a named tuple would be asked by way of Python.
 class Items {
  public:
@@ -129,7 +139,7 @@ Placement to_placement(py::handle object) {
     return Placement::shard(cpp_part<stock::Shard>(object).dim);
   }
   if (type == types.partial) {
-    return Placement::partial(partial_op(cpp_part<stock::Partial>(object).reduce_op));
+    return Placement::partial(known_reduction(cpp_part<stock::Partial>(object).reduce_op));
   }
   if (type == types.strided_shard) {
     const auto& strided = cpp_part<stock::StridedShard>(object);
@@ -137,7 +147,7 @@ Placement to_placement(py::handle object) {
   }
   if (type == types.mask_partial) {
     const py::object buffer = object.attr("mask_buffer");
-    return Placement::partial(partial_op(cpp_part<stock::Partial>(object).reduce_op),
+    return Placement::partial(known_reduction(cpp_part<stock::Partial>(object).reduce_op),
                               reinterpret_cast<uint64_t>(buffer.ptr()));
   }
   refuse_placement(object);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "bindings/attributes.h"
+#include "bindings/mesh_table.h"
 #include "bindings/python_op_schema.h"
 #include "layout/hash.h"
 #include "planner/lru_cache.h"
@@ -19,19 +20,25 @@ namespace {
 constexpr size_t kNumSpecs = 4096;
 
 struct Key {
-  py::object mesh;  // kept, so that its address stands for it
+  uint64_t mesh;  // by number_of()
   Spec spec;
   bool strided_as_order;
 
-  friend bool operator==(const Key& a, const Key& b) {
-    return a.mesh.is(b.mesh) && a.strided_as_order == b.strided_as_order && a.spec == b.spec;
-  }
+  friend bool operator==(const Key&, const Key&) = default;
 };
+
+// No two meshes have the same one, even if one is gone: what is remembered under it does not keep the mesh.
+uint64_t number_of(py::handle mesh) {
+  static MeshTable<uint64_t> numbers;
+  static uint64_t last = 0;
+  const auto* const known = numbers.find(mesh);
+  return known != nullptr ? *known : numbers.put(mesh, ++last);
+}
 
 struct KeyHash {
   size_t operator()(const Key& key) const {
     Hash hash;
-    hash.add(reinterpret_cast<uintptr_t>(key.mesh.ptr()));
+    hash.add(key.mesh);
     hash.add(key.spec.layout);
     hash.add_all(key.spec.meta.shape);
     hash.add_all(key.spec.meta.stride);
@@ -40,9 +47,31 @@ struct KeyHash {
   }
 };
 
-LruCache<Key, py::object, KeyHash>& specs() {
-  static auto* const cache = new LruCache<Key, py::object, KeyHash>(kNumSpecs);  // NOLINT: outlives Python
+using Specs = LruCache<Key, py::object, KeyHash>;
+
+// Without their mesh.
+Specs& specs() {
+  static auto* const cache = new Specs(kNumSpecs);  // NOLINT: outlives Python
   return *cache;
+}
+
+Specs& canonical_specs() {
+  static auto* const cache = new Specs(kNumSpecs);  // NOLINT: outlives Python
+  return *cache;
+}
+
+py::object copy(py::handle spec, py::handle mesh) {
+  auto* const type = Py_TYPE(spec.ptr());
+  static auto* const no_arguments = PyTuple_New(0);
+  // Without DTensorSpec's own __setattr__, which takes longer than all else here.
+  auto copied = py::reinterpret_steal<py::object>(type->tp_new(type, no_arguments, nullptr));
+  const auto fields = py::reinterpret_steal<py::object>(PyObject_GenericGetDict(spec.ptr(), nullptr));
+  const auto own = py::reinterpret_steal<py::object>(fields ? PyDict_Copy(fields.ptr()) : nullptr);
+  if (!copied || !own || (mesh && PyDict_SetItem(own.ptr(), interned<"mesh">(), mesh.ptr()) != 0) ||
+      PyObject_GenericSetDict(copied.ptr(), own.ptr(), nullptr) != 0) {
+    throw py::error_already_set();
+  }
+  return copied;
 }
 
 py::object placement_class(const char* name) {
@@ -114,32 +143,25 @@ py::object make_spec(const Spec& spec, py::handle mesh, bool strided_as_order, p
 
 }  // namespace
 
-py::object copy_spec(py::handle spec) {
-  auto* const type = Py_TYPE(spec.ptr());
-  static auto* const no_arguments = PyTuple_New(0);
-  // Without DTensorSpec's own __setattr__, which takes longer than all else here.
-  auto copy = py::reinterpret_steal<py::object>(type->tp_new(type, no_arguments, nullptr));
-  const auto fields = py::reinterpret_steal<py::object>(PyObject_GenericGetDict(spec.ptr(), nullptr));
-  const auto copied = py::reinterpret_steal<py::object>(fields ? PyDict_Copy(fields.ptr()) : nullptr);
-  if (!copy || !copied || PyObject_GenericSetDict(copy.ptr(), copied.ptr(), nullptr) != 0) {
-    throw py::error_already_set();
-  }
-  return copy;
-}
+py::object copy_spec(py::handle spec) { return copy(spec, {}); }
+
+py::object copy_without_mesh(py::handle spec) { return copy(spec, py::none()); }
+
+py::object copy_onto(py::handle spec, py::handle mesh) { return copy(spec, mesh); }
 
 py::object to_python_spec(const Spec& spec, py::handle mesh, bool strided_as_order, py::handle make,
                           const MaskedPlacements& masked) {
   if (has_masks(spec)) {
     return make_spec(spec, mesh, strided_as_order, make, masked);
   }
-  Key key{py::reinterpret_borrow<py::object>(mesh), spec, strided_as_order && has_strided(spec)};
+  Key key{number_of(mesh), spec, strided_as_order && has_strided(spec)};
   if (const auto* known = specs().get(key)) {
-    return copy_spec(*known);
+    return copy_onto(*known, mesh);
   }
-  const auto made = make_spec(spec, mesh, strided_as_order, make, masked);
+  auto made = make_spec(spec, mesh, strided_as_order, make, masked);
   PyObject_Hash(made.ptr());  // which its copies have from it
-  specs().put(std::move(key), made);
-  return copy_spec(made);
+  specs().put(std::move(key), copy_without_mesh(made));
+  return made;
 }
 
 py::object canonical_spec(py::handle spec) {
@@ -147,15 +169,18 @@ py::object canonical_spec(py::handle spec) {
   TORCH_CHECK_NOT_IMPLEMENTED(!has_masks(value), "funcol: a spec with masks, which is like no other: ",
                               std::string(py::str(spec)), ".");
   const bool strided_as_order = has_strided(value) && stands_for_order(spec);
-  Key key{attribute<"mesh">(spec), std::move(value), strided_as_order};
-  if (const auto* known = specs().get(key)) {
+  Key key{number_of(attribute<"mesh">(spec)), std::move(value), strided_as_order};
+  if (const auto* known = canonical_specs().get(key)) {
     return *known;
   }
   auto made = copy_spec(spec);
-  specs().put(std::move(key), made);
+  canonical_specs().put(std::move(key), made);
   return made;
 }
 
-void forget_specs() { specs().clear(); }
+void forget_specs() {
+  specs().clear();
+  canonical_specs().clear();
+}
 
 }  // namespace funcol::python

@@ -17,6 +17,10 @@ using MaskedPlacements = std::function<py::object(const Placement&)>;
 // A DTensorSpec that equals this one, as the program may have changed it, and is nobody else's.
 py::object copy_spec(py::handle spec);
 
+// One to be remembered, which does not keep its mesh; and a copy of that for a program.
+py::object copy_without_mesh(py::handle spec);
+py::object copy_onto(py::handle spec, py::handle mesh);
+
 // The DTensorSpec of a tensor on `mesh`, a copy of one that is made by `make(mesh, placements, shard_order,
 // shape, stride, dtype, strided_as_order)`, the last None where no shard is strided, and remembered while it
 // is among the last 4096 that were asked for. Placements with a mask are asked of `masked`, and their specs

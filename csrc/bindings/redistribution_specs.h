@@ -63,7 +63,9 @@ const AxisGroup& find_group(AxisSet axes, py::handle device_mesh, KnownMesh& kno
 ExecutionPtr execution_of(ExecutionKey key, py::handle device_mesh, KnownMesh& known);
 void forget_executions();
 
-// (local, source spec, target spec, async_op, model, max_bytes, is_explicit) -> local, for Python.
+// (local, source spec, target spec, async_op, model, max_bytes, is_explicit, lenient) -> local, for Python.
+// `lenient`: NotImplemented, not ValueError, for a local tensor of another shape than the source gives it if
+// PyTorch moves that rightly.
 PyObject* redistribute_local_tensor(PyObject* module, PyObject* const* args, Py_ssize_t count);
 
 // A function of funcol.redistribution.

@@ -43,12 +43,15 @@ Execution::~Execution() = default;
 Execution::Execution(Execution&&) noexcept = default;
 Execution& Execution::operator=(Execution&&) noexcept = default;
 
+bool Execution::fits(const at::Tensor& local) const {
+  return std::ranges::equal(local.sym_sizes(), shape_before_);
+}
+
 void Execution::check(const at::Tensor& local) const {
-  const auto sizes = local.sym_sizes();
-  TORCH_CHECK_VALUE(std::ranges::equal(sizes, shape_before_),
-                    "funcol::redistribute: the local tensor has shape ", sizes, ", but this rank holds ",
-                    at::IntArrayRef(shape_before_), " of a tensor of shape ", at::IntArrayRef(whole_shape_),
-                    " under ", src_, ". Pass the shard that belongs to the source spec.");
+  TORCH_CHECK_VALUE(fits(local), "funcol::redistribute: the local tensor has shape ", local.sym_sizes(),
+                    ", but this rank holds ", at::IntArrayRef(shape_before_), " of a tensor of shape ",
+                    at::IntArrayRef(whole_shape_), " under ", src_,
+                    ". Pass the shard that belongs to the source spec.");
   for (const auto& step : steps_) {
     step->check(local);
   }

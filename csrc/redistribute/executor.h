@@ -51,6 +51,10 @@ class Execution {
   // ValueError, before anything is sent, if `local` has not the shape that the plan's src layout gives it.
   at::Tensor run(const at::Tensor& local, bool async_op, const MaskHooks& masks = {}) const;
 
+  // That of this rank's tensor in the plan's src layout.
+  const std::vector<int64_t>& shape_before() const { return shape_before_; }
+  bool fits(const at::Tensor& local) const;
+
   // Raises what run() would raise for `local` before it sends anything.
   void check(const at::Tensor& local) const;
 

@@ -292,8 +292,9 @@ def redistribute_local_tensor(
     model: AlphaBeta | StepCounts | None,
     max_bytes: int | None,
     is_explicit: bool,
+    lenient: bool,
     /,
-) -> Tensor: ...
+) -> Any: ...
 def redistribute_local_tensors(
     locals: list[Tensor],
     src_specs: list[Any],

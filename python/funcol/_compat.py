@@ -505,7 +505,16 @@ def decides_for_whole_mesh(propagator: Any, op: Any) -> bool:
     Those for views and ``stack`` do not. An operator that has a rule of either kind counts, too.
     """
     rule = propagator.op_strategy_funcs.get(op)
-    return not (rule is None or rule.__module__.endswith("._view_ops") or rule.__name__ == "stack_strategy")
+    return rule is not None and not (
+        is_own_rule(rule) and (rule.__module__.endswith("._view_ops") or rule.__name__ == "stack_strategy")
+    )
+
+
+def is_own_rule(rule: Any) -> bool:
+    """Whether a rule that is in a propagator's tables came with PyTorch; else a program has registered it."""
+    function = getattr(rule, "func", rule) if type(rule).__name__ == "_SingleDimStrategyInfo" else rule
+    module = getattr(function, "__module__", None) or ""
+    return isinstance(function, FunctionType) and module.startswith("torch.distributed.tensor._ops.")
 
 
 def candidates_in_order(propagator: Any) -> Callable[[], None]:

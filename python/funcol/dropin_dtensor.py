@@ -110,7 +110,10 @@ class DropinPropagator(ShardingPropagator):
         for name, table in _compat.tables(base).items():
             setattr(self, name, table)
         self._agrees = _compat.has_rules_of_an_axis(base)
-        self._rules = {name: dict(getattr(base, name)) for name in _compat.rule_tables(base)}
+        self._rules = {
+            name: {op: rule for op, rule in getattr(base, name).items() if _compat.is_own_rule(rule)}
+            for name in _compat.rule_tables(base)
+        }
         self._agreeing = functools.lru_cache(maxsize=8192)(self._decide_with_base)
 
     def register_sharding_prop_rule(self, *args: Any, **kwargs: Any) -> None:

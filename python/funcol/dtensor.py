@@ -7,7 +7,8 @@ what is not plain (tracing, modes, subclasses, symbolic sizes, strided shards) g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +19,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, placement_types
 from torch.distributed.tensor import _collective_utils as stock_collectives
 from torch.distributed.tensor import _dispatch as stock_dispatch
-from torch.distributed.tensor import _redistribute as stock_redistribute
 from torch.distributed.tensor import distribute_tensor as stock_distribute_tensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
 from torch.distributed.tensor._op_schema import OpStrategy
@@ -31,9 +31,6 @@ _to_local: Callable[..., Tensor] = _compat.copied(DTensor.to_local)
 _from_local: Callable[..., DTensor] = _compat.copied(DTensor.from_local)
 _redistribute: Callable[..., DTensor] = _compat.copied(DTensor.redistribute)
 _full_tensor: Callable[..., Tensor] = _compat.copied(DTensor.full_tensor)
-_redistribute_local_tensor: Callable[..., Tensor] = _compat.copied(
-    stock_redistribute.redistribute_local_tensor
-)
 _redistribute_cost: Callable[..., float] = _compat.copied(stock_collectives.redistribute_cost)
 _distribute_tensor: Callable[..., DTensor] = _compat.copied(stock_distribute_tensor)
 _dispatcher = _compat.dispatcher_functions()
@@ -96,7 +93,13 @@ def redistribute(
         dtensor: DTensor = _C.redistribute_dtensor(self, placements, async_op)
         if dtensor is not NotImplemented:
             return dtensor
-    if is_compiling or placements is None or _compat.simulates_ranks():
+    if (
+        is_compiling
+        or placements is None
+        or _compat.simulates_ranks()
+        or redistribution._has_symbols(self._spec)
+        or not _has_plan(self._spec.placements, placements)
+    ):
         return _redistribute(
             self,
             device_mesh,
@@ -105,14 +108,19 @@ def redistribute(
             forward_dtype=forward_dtype,
             backward_dtype=backward_dtype,
         )
-    return redistribution.redistribute(
-        self,
-        device_mesh,
-        placements,
-        shard_order=_kept_order(self, placements),
-        async_op=async_op,
-        forward_dtype=forward_dtype,
-        backward_dtype=backward_dtype,
+    order = _kept_order(self, placements)
+    how = redistribution._How(async_op, None, None, lenient=True)
+    return redistribution._redistributed(
+        self, device_mesh, tuple(placements), order, forward_dtype, backward_dtype, how
+    )
+
+
+def _has_plan(*placements: Iterable[Placement]) -> bool:
+    """Whether all are of kinds that there are plans for, or that are reduced before such a plan or made after
+    it."""
+    return all(
+        redistribution._are_known((placement,)) or redistribution._own_rules((placement,))
+        for placement in itertools.chain(*placements)
     )
 
 
@@ -187,16 +195,23 @@ def redistribute_local_tensor(
 ) -> Tensor:
     """PyTorch counterpart: ``torch.distributed.tensor._redistribute.redistribute_local_tensor``.
 
-    ``use_graph_based_transform`` chooses one of PyTorch's planners; there is one here.
+    ``use_graph_based_transform`` chooses one of PyTorch's planners; there is one here. PyTorch's own moves
+    what there is no plan for: placements of other kinds, partials with rules of their own, symbolic sizes,
+    and a local tensor of another shape than its spec gives this rank.
     """
-    # Partials with rules of their own, such as norms, are reduced by these alone.
-    if _compat.simulates_ranks() or redistribution._own_rules(
-        (*current_spec.placements, *target_spec.placements)
-    ):
-        return _redistribute_local_tensor(
-            local_tensor, current_spec, target_spec, async_op=async_op, is_explicit=is_explicit
+    placements = (*current_spec.placements, *target_spec.placements)
+    if not _compat.simulates_ranks() and redistribution._are_known(placements):
+        return redistribution._moved(
+            local_tensor, current_spec, target_spec, async_op, None, None, is_explicit, lenient=True
         )
-    return redistribution._moved(local_tensor, current_spec, target_spec, async_op, None, None, is_explicit)
+    return redistribution._stock_redistribute_local_tensor(
+        local_tensor,
+        current_spec,
+        target_spec,
+        async_op=async_op,
+        use_graph_based_transform=use_graph_based_transform,
+        is_explicit=is_explicit,
+    )
 
 
 def redistribute_cost(current_spec: DTensorSpec, new_spec: DTensorSpec) -> float:
@@ -279,7 +294,8 @@ def _gradient_from_local(gradient: DTensor, placements: tuple[Placement, ...]) -
             target,
             "Implicit redistribution occurred in DTensor.from_local backward",  # type: ignore[arg-type]
         )
-        gradient = redistribution.redistribute(gradient, placements=placements)
+        how = redistribution._How(False, None, None, lenient=True)
+        gradient = redistribution._redistributed(gradient, None, placements, None, None, None, how)
     return gradient.to_local()
 
 
@@ -357,6 +373,6 @@ def _gradient_of_redistribute(gradient: DTensor, spec: DTensorSpec, async_op: bo
     """``gradient`` where a tensor of ``spec`` was."""
     assert spec.tensor_meta is not None
     dtype = spec.tensor_meta.dtype
-    how = redistribution._How(async_op, None, None)
+    how = redistribution._How(async_op, None, None, lenient=True)
     result: DTensor = redistribution._RedistributeGradient.apply(gradient, spec, dtype, dtype, how)
     return result

@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor import _redistribute as stock_redistribute
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
 from torch.distributed.tensor.placement_types import _MaskPartial, _StridedShard
 from torch.utils._debug_mode import get_active_debug_mode
@@ -30,6 +31,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 from . import _C, _compat
 from .cost_models import CostModel
 from .planning import mesh_of, model_for
+
+_stock_redistribute_local_tensor: Callable[..., Tensor] = _compat.copied(
+    stock_redistribute.redistribute_local_tensor
+)
 
 
 def redistribute_local_tensor(
@@ -89,6 +94,19 @@ def redistribute(
         raise TypeError(f"funcol::redistribute: got a {type(dtensor).__name__}, expected a DTensor.")
     if placements is None:
         raise ValueError("funcol::redistribute: no placements. Pass one for each axis of the mesh.")
+    how = _How(async_op, cost_model, max_bytes)
+    return _redistributed(dtensor, device_mesh, placements, shard_order, forward_dtype, backward_dtype, how)
+
+
+def _redistributed(
+    dtensor: DTensor,
+    device_mesh: DeviceMesh | None,
+    placements: Sequence[Placement],
+    shard_order: Iterable[tuple[int, Sequence[int]]] | None,
+    forward_dtype: torch.dtype | None,
+    backward_dtype: torch.dtype | None,
+    how: _How,
+) -> DTensor:
     src = dtensor._spec
     placements = tuple(placements)
     mesh = device_mesh or src.mesh
@@ -97,24 +115,22 @@ def redistribute(
         shard_order is None
         and forward_dtype is None
         and backward_dtype is None
-        and cost_model is None
-        and max_bytes is None
+        and how.cost_model is None
+        and how.max_bytes is None
     )
     if is_usual and mesh is src.mesh and not torch.compiler.is_compiling():
-        moved: DTensor = _C.redistribute_dtensor(dtensor, placements, async_op)
+        moved: DTensor = _C.redistribute_dtensor(dtensor, placements, how.async_op)
         if moved is not NotImplemented:
             return moved
     order = None if shard_order is None else tuple((dim, tuple(axes)) for dim, axes in sorted(shard_order))
-    if torch.compiler.is_compiling() or _has_symbols(dtensor):
+    if torch.compiler.is_compiling() or _has_symbols(src):
         dst = _target(src, mesh, placements, order, forward_dtype)
     else:
         dst = _C.copy_spec(_known_target(src, mesh, placements, order, forward_dtype))
     records = torch.is_grad_enabled() and dtensor.requires_grad
     if not records and forward_dtype is None:
-        model = None if cost_model is None else model_for(cost_model, mesh_of(src.mesh))
-        local = _moved(dtensor._local_tensor, src, dst, async_op, model, max_bytes, is_explicit=True)
+        local = how.run(dtensor._local_tensor, src, dst, is_explicit=True)
         return _dtensor(local, dst, requires_grad=False)
-    how = _How(async_op, cost_model, max_bytes)
     result: DTensor = _Redistribute.apply(dtensor, dst, backward_dtype, how)
     return result
 
@@ -203,8 +219,8 @@ def _one_by_one(
     ]
 
 
-def _has_symbols(dtensor: DTensor) -> bool:
-    return any(type(size) is not int for size in dtensor.shape)
+def _has_symbols(whole: DTensorSpec | TensorMeta) -> bool:
+    return any(type(size) is not int for size in whole.shape)
 
 
 def _target(
@@ -233,11 +249,12 @@ class _How:
     async_op: bool
     cost_model: CostModel | None
     max_bytes: int | None
+    lenient: bool = False  # as _moved has it
 
     def run(self, local: Tensor, src: DTensorSpec, dst: DTensorSpec, is_explicit: bool) -> Tensor:
         """``is_explicit``: it is what the caller of funcol asked for, not its gradient."""
         model = self.model(src.mesh)
-        return _moved(local, src, dst, self.async_op, model, self.max_bytes, is_explicit)
+        return _moved(local, src, dst, self.async_op, model, self.max_bytes, is_explicit, self.lenient)
 
     def run_many(
         self,
@@ -357,14 +374,35 @@ def _moved(
     model: _C.AlphaBeta | _C.StepCounts | None,
     max_bytes: int | None,
     is_explicit: bool,
+    lenient: bool = False,
 ) -> Tensor:
+    """``local``, of spec ``src``, under ``dst``.
+
+    ``lenient``: PyTorch's own function moves what there is no plan for: placements of kinds that are not
+    known here, and a tensor of another shape than ``src`` gives this rank. It moves all whose sizes are
+    symbols, since a plan would be for the numbers that they stand for now.
+    """
+
+    def by_pytorch() -> Tensor:
+        return _stock_redistribute_local_tensor(local, src, dst, async_op=async_op, is_explicit=is_explicit)
+
+    if src.tensor_meta is not None and _has_symbols(src.tensor_meta):
+        is_usual = model is None and max_bytes is None
+        if lenient or (is_usual and _has_way_of_pytorch(src, dst)):
+            return by_pytorch()
     try:
-        return _C.redistribute_local_tensor(local, src, dst, async_op, model, max_bytes, is_explicit)
+        moved = _C.redistribute_local_tensor(
+            local, src, dst, async_op, model, max_bytes, is_explicit, lenient
+        )
     except NotImplementedError:
         # Met while the specs are read.
         held, wanted = _own_rules(src.placements), _own_rules(dst.placements)
         if not (held or wanted) or src.mesh != dst.mesh:
+            if lenient:
+                return by_pytorch()
             raise
+    else:
+        return by_pytorch() if moved is NotImplemented else moved
     mesh = src.mesh
     if src == dst or mesh.get_coordinate() is None:
         return local
@@ -373,10 +411,30 @@ def _moved(
     for axis in held:
         local = _settled(src.placements[axis]._reduce_value(local, mesh, axis))  # type: ignore[attr-defined]
     ends = (_replicated(src, held), _replicated(dst, wanted))
-    local = _C.redistribute_local_tensor(local, *ends, async_op, model, max_bytes, is_explicit)
+    local = _C.redistribute_local_tensor(local, *ends, async_op, model, max_bytes, is_explicit, False)
     for axis in wanted:
         local = _settled(dst.placements[axis]._partition_value(local, mesh, axis))  # type: ignore[attr-defined]
     return local
+
+
+def _has_way_of_pytorch(src: DTensorSpec, dst: DTensorSpec) -> bool:
+    """Whether PyTorch moves what is ``src`` to ``dst``: it makes no partials."""
+    return all(
+        not wanted.is_partial() or wanted == held
+        for held, wanted in zip(src.placements, dst.placements, strict=True)
+    )
+
+
+# What has no rules of its own: plans are for these.
+_KINDS = (Replicate, Shard, _StridedShard, _MaskPartial)
+_REDUCTIONS = frozenset({"sum", "avg", "min", "max", "product", "band", "bor", "bxor"})
+
+
+def _are_known(placements: Iterable[Placement]) -> bool:
+    return all(
+        type(placement) in _KINDS or (type(placement) is Partial and placement.reduce_op in _REDUCTIONS)
+        for placement in placements
+    )
 
 
 def _own_rules(placements: Iterable[Placement]) -> list[int]:

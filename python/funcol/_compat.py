@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import gc
 import inspect
 import math
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from importlib.abc import Loader, MetaPathFinder
@@ -394,10 +396,64 @@ def dispatcher_functions() -> dict[str, Any]:
     return {ours: getattr(OpDispatcher, theirs, None) for ours, theirs in names.items()}
 
 
+def is_own(found: Any) -> bool:
+    """Whether ``found`` is a function of PyTorch, with the code that the module it comes from has for it."""
+    if type(found) is not FunctionType:
+        return False
+    names, code = found.__globals__, found.__code__
+    module = sys.modules.get(names.get("__name__", ""))
+    return (
+        module is not None
+        and vars(module) is names
+        and module.__name__.split(".")[0] == "torch"
+        and code.co_filename == module.__file__
+        and code.co_qualname == found.__qualname__
+    )
+
+
+def own_function(found: Any) -> Any:
+    """PyTorch's own function in ``found``: itself, or what a program put wrappers around that name what they
+    wrap; None if there is none."""
+    while found is not None and not is_own(found):
+        found = found.func if isinstance(found, partial) else getattr(found, "__wrapped__", None)
+    return found
+
+
+def is_own_context(found: Any) -> bool:
+    """Whether ``found`` is a generator function of PyTorch that PyTorch made a context of."""
+    code = getattr(found, "__code__", None)
+    return code is not None and code is _CONTEXT_CODE and is_own(getattr(found, "__wrapped__", None))
+
+
+_CONTEXT_CODE = contextmanager(lambda: iter(())).__code__
+
+
+def own_function_of(module: ModuleType, name: str) -> Any:
+    """PyTorch's own function ``name`` of ``module``, also where a program put something else in its place;
+    None if nobody has it any more."""
+    found = own_function(vars(module).get(name))
+    if found is not None and found.__qualname__ == name and found.__globals__ is vars(module):
+        return found
+    # A wrapper may have it anywhere; what every function of the module has is the module's dict.
+    holders = gc.get_referrers(vars(module))
+    return next((one for one in holders if is_own(one) and one.__qualname__ == name), None)
+
+
+def described(found: Any) -> str:
+    """What ``found``, in the place of a function of PyTorch, is called by its program."""
+    while isinstance(found, partial):
+        found = found.func
+    code = getattr(found, "__code__", None)
+    name = getattr(found, "__qualname__", type(found).__qualname__) if code is None else code.co_qualname
+    names = getattr(found, "__globals__", None) or {}
+    return f"{names.get('__name__') or getattr(found, '__module__', None) or type(found).__module__}.{name}"
+
+
 def copied(function: Any) -> Any:
-    """A function that does what ``function`` does now; ``None`` for ``None``."""
-    if function is None:
-        return None
+    """A function that does what ``function``, PyTorch's own in it, does now; ``None`` for ``None``."""
+    function = own_function(function) or function
+    if type(function) is not FunctionType:
+        return function
     copy = FunctionType(
         function.__code__,
         function.__globals__,
@@ -413,9 +469,12 @@ def redirected(function: Any, ours: Callable[..., Any]) -> Callable[[], None]:
     """Makes ``function`` call ``ours`` until what is returned is called.
 
     The function stays the same object: whoever holds it sees the change, modules that imported it by name,
-    Dynamo's tables, and PyTorch's C++, which looks some up once and keeps them.
+    Dynamo's tables, and PyTorch's C++, which looks some up once and keeps them. Of a wrapper that a program
+    put around a function of PyTorch, that function: the wrapper stays. Does nothing to what is not PyTorch's.
     """
-    assert not function.__code__.co_freevars
+    function = own_function(function)
+    if function is None or function.__code__.co_freevars:
+        return lambda: None
     signature = inspect.signature(function)
     put_back = _swapped(function, _redirect.__code__, _funcol=ours)
     function.__signature__ = signature
@@ -435,11 +494,21 @@ def _swapped(function: Any, code: CodeType, **defaults: Any) -> Callable[[], Non
     def undo() -> None:
         function.__code__ = own_code
         function.__kwdefaults__ = own
+        _forget_parameters(function)
 
     # In this order, as other threads may call it meanwhile; defaults of either code are there for both.
     function.__kwdefaults__ = {**(own or {}), **defaults}
     function.__code__ = code
+    _forget_parameters(function)
     return undo
+
+
+def _forget_parameters(function: Any) -> None:
+    """Makes Dynamo, which remembers the parameters of the functions that it looked into, look anew."""
+    functions = sys.modules.get("torch._dynamo.variables.functions")
+    remembered = getattr(functions, "_spec_cache", None)
+    if remembered is not None:
+        remembered.pop(function, None)
 
 
 def _redirect(*args: Any, _funcol: Callable[..., Any], **kwargs: Any) -> Any:

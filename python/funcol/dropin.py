@@ -3,7 +3,8 @@
 :func:`install` does three things, which :func:`uninstall` undoes:
 
 - The functions of ``torch.distributed._functional_collectives`` that funcol has too become funcol's, in that
-  module and in every other module of PyTorch that imported them by name.
+  module and in every other module of PyTorch that imported them by name. Who else holds one of PyTorch's
+  calls funcol's through it.
 - The operators of ``_c10d_functional``, ``_c10d_functional_autograd`` and ``c10d_functional`` get funcol's
   kernels for CPU and CUDA. What they return, how they trace and differentiate stays PyTorch's.
 - DTensor gets funcol's redistribution, propagation and conversions (:mod:`funcol.dropin_dtensor`), and FSDP2,
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from inspect import isfunction
 from types import ModuleType
@@ -30,7 +31,7 @@ import torch
 import torch.distributed._functional_collectives as stock
 import torch.distributed.distributed_c10d as c10d
 
-from . import _C
+from . import _C, _compat
 
 if TYPE_CHECKING:
     from .dropin_dtensor import UnderDTensor
@@ -46,13 +47,28 @@ def _replacements() -> list[_Replacement]:
     """What differs between PyTorch's module and funcol, of the public functions that both have."""
     funcol = sys.modules[__package__]
     found = []
-    for name, theirs in vars(stock).items():
-        if name.startswith("_") or not isfunction(theirs) or theirs.__module__ != stock.__name__:
+    for name, held in vars(stock).items():
+        ours = vars(funcol).get(name)
+        if name.startswith("_") or held is ours or not isfunction(ours):
             continue
-        ours = vars(funcol).get(name, theirs)
-        if ours is not theirs:
+        theirs = held if _compat.is_own_context(held) else _compat.own_function_of(stock, name)
+        if theirs is not None:
             found.append(_Replacement(name, theirs, ours))
     return found
+
+
+def kept_from_programs() -> dict[str, str]:
+    """What programs put in the place of functions of PyTorch's module, by their names."""
+    if _installed is not None:
+        return _installed.kept
+    return _kept(_replacements())
+
+
+def _kept(replacements: list[_Replacement]) -> dict[str, str]:
+    held = {replacement.name: vars(stock)[replacement.name] for replacement in replacements}
+    return {
+        name: _compat.described(held[name]) for name, theirs, _ in replacements if held[name] is not theirs
+    }
 
 
 def replaced_functions() -> list[str]:
@@ -76,6 +92,8 @@ class _Installation:
 
     def __init__(self) -> None:
         self.replacements = _replacements()
+        self.kept = _kept(self.replacements)
+        self._undo: list[Callable[[], None]] = []
         self._places: list[tuple[dict[Any, Any], Any, _Replacement]] = []
         self._by_ours: dict[int, list[_Replacement]] = {}
         for replacement in self.replacements:
@@ -84,6 +102,11 @@ class _Installation:
             _C.put_under_core_ops()
             _forget_kernels()
             self._replace({id(replacement.theirs): replacement for replacement in self.replacements})
+            for replacement in self.replacements:
+                ours = replacement.ours
+                if _compat.is_own_context(replacement.theirs):
+                    ours = ours.__wrapped__  # as what is redirected is within the context
+                self._undo.append(_compat.redirected(replacement.theirs, ours))
         except BaseException:
             self.undo()
             raise
@@ -97,6 +120,8 @@ class _Installation:
                     namespace[key] = replacement.ours
 
     def undo(self) -> None:
+        while self._undo:
+            self._undo.pop()()
         for namespace, key, replacement in self._places:
             if namespace.get(key) is replacement.ours:
                 namespace[key] = replacement.theirs
@@ -172,8 +197,8 @@ def install(dtensor: bool = True) -> None:
 
     Existing DTensor, tensor-parallel and FSDP2 programs, compiled ones too, then run on it and compute the
     same. ``dtensor=False`` leaves DTensor as it is, with funcol's collectives in it. Calling it again adds
-    what is not there yet. Starts no thread. What a program itself imported by name from
-    ``torch.distributed._functional_collectives`` before this call stays as it is there.
+    what is not there yet. Starts no thread. A function of PyTorch that a program holds, because it imported
+    it by name before this call, calls funcol's, too.
 
     Under DTensor are its ``to_local``, ``from_local``, ``redistribute``, ``full_tensor`` and
     ``distribute_tensor``, its dispatcher's propagator, redistribution of arguments and wrapping of results,

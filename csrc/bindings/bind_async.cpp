@@ -49,6 +49,14 @@ PyObject* py_is_pending(PyObject*, PyObject* object) {
   Py_RETURN_FALSE;
 }
 
+// Whether `object` is the result of a collective, or a view of one that was pending then, over or not.
+PyObject* py_was_pending(PyObject*, PyObject* object) {
+  if (THPVariable_Check(object) && AsyncTensorImpl::of(THPVariable_Unpack(object)) != nullptr) {
+    Py_RETURN_TRUE;
+  }
+  Py_RETURN_FALSE;
+}
+
 // wait_tensor(t) -> t, or NotImplemented where the call has to go through the dispatcher.
 PyObject* py_wait_tensor(PyObject*, PyObject* object) {
   HANDLE_TH_ERRORS
@@ -188,6 +196,7 @@ void bind_async(PyObject* module) {
   set_is_capturing(is_capturing_a_cuda_graph);
   static PyMethodDef functions[] = {
       {"is_pending", py_is_pending, METH_O, nullptr},
+      {"was_pending", py_was_pending, METH_O, nullptr},
       {"wait_tensor", py_wait_tensor, METH_O, nullptr},
       {"pend", py_pend, METH_O, nullptr},
       {"settle", py_settle, METH_O, nullptr},

@@ -10,8 +10,8 @@
 - DTensor gets funcol's redistribution, propagation and conversions (:mod:`funcol.dropin_dtensor`), and FSDP2,
   once it is imported, what it does for every parameter (:mod:`funcol.fully_shard`).
 
-DTensor and its relatives then hold pending tensors. PyTorch's class ``AsyncCollectiveTensor`` stays what it
-is: to code that asks for it a pending tensor is a plain one, which waits by itself.
+DTensor and its relatives then hold pending tensors, which are instances of PyTorch's
+``AsyncCollectiveTensor`` to ``isinstance``, and have its methods (:mod:`funcol.dropin_results`).
 
 A compiled region that calls a replaced function is compiled once for either state, because Dynamo guards the
 functions that it looked into.
@@ -31,7 +31,7 @@ import torch
 import torch.distributed._functional_collectives as stock
 import torch.distributed.distributed_c10d as c10d
 
-from . import _C, _compat
+from . import _C, _compat, dropin_results
 
 if TYPE_CHECKING:
     from .dropin_dtensor import UnderDTensor
@@ -102,6 +102,8 @@ class _Installation:
             _C.put_under_core_ops()
             _forget_kernels()
             self._replace({id(replacement.theirs): replacement for replacement in self.replacements})
+            self._undo.append(dropin_results.take)
+            dropin_results.put()
             for replacement in self.replacements:
                 ours = replacement.ours
                 if _compat.is_own_context(replacement.theirs):

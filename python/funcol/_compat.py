@@ -439,14 +439,65 @@ def own_function_of(module: ModuleType, name: str) -> Any:
     return next((one for one in holders if is_own(one) and one.__qualname__ == name), None)
 
 
+@functools.cache
+def codes_of(module: ModuleType) -> dict[str, list[CodeType]]:
+    """What the source of ``module`` has for its functions and methods, by their qualified names."""
+    codes: dict[str, list[CodeType]] = {}
+
+    def collect(code: CodeType) -> None:
+        for one in code.co_consts:
+            if isinstance(one, CodeType) and not one.co_qualname.endswith((">", "<locals>")):
+                codes.setdefault(one.co_qualname, []).append(one)
+                if "__qualname__" in one.co_names:  # the body of a class
+                    collect(one)
+
+    code = module.__loader__.get_code(module.__name__)  # type: ignore[union-attr]
+    if code is not None:
+        collect(code)
+    return codes
+
+
+def looked_up(module: ModuleType, path: str) -> Any:
+    """The function ``path``, a name or ``Class.method``, as ``module`` has it now; None if it has none."""
+    first, _, method = path.partition(".")
+    found = vars(module).get(first)
+    if method:
+        found = vars(found).get(method) if isinstance(found, type) else None
+    if isinstance(found, (staticmethod, classmethod)):
+        return found.__func__
+    return found.fget if isinstance(found, property) else found
+
+
+def has_code(found: Any, codes: list[CodeType]) -> bool:
+    """Whether ``found`` does what PyTorch's source says, ``codes``; also in decorators of PyTorch, and where
+    funcol redirected it."""
+    while not isinstance(found, type):  # that of a class is the code of its body
+        code = getattr(found, "__code__", None)
+        if code in codes or (code is not None and code.co_filename == __file__):
+            return True
+        wrapped = getattr(found, "__wrapped__", None)
+        if wrapped is None or not _is_from_decorator(found):
+            return False
+        found = wrapped
+    return True
+
+
+def _is_from_decorator(found: Any) -> bool:
+    """Whether a decorator of PyTorch or of the standard library made ``found``."""
+    if type(found) is not FunctionType:
+        return isinstance(found, functools._lru_cache_wrapper)
+    module = str(found.__globals__.get("__name__"))
+    return module.split(".")[0] in ("torch", "contextlib", "functools", "typing_extensions", "warnings")
+
+
 def described(found: Any) -> str:
     """What ``found``, in the place of a function of PyTorch, is called by its program."""
     while isinstance(found, partial):
         found = found.func
-    code = getattr(found, "__code__", None)
-    name = getattr(found, "__qualname__", type(found).__qualname__) if code is None else code.co_qualname
-    names = getattr(found, "__globals__", None) or {}
-    return f"{names.get('__name__') or getattr(found, '__module__', None) or type(found).__module__}.{name}"
+    if type(found) is FunctionType:
+        return f"{found.__globals__.get('__name__')}.{found.__code__.co_qualname}"
+    named = found if isinstance(found, type) else type(found)
+    return f"{named.__module__}.{named.__qualname__}"
 
 
 def copied(function: Any) -> Any:

@@ -175,12 +175,19 @@ def _update() -> None:
     if not wants_collectives and _installed is not None:
         installation, _installed = _installed, None
         installation.undo()
-    if wants_collectives and _installed is None:
+    before = _installed
+    if wants_collectives and before is None:
         _installed = _Installation()
     if wants_dtensor and _under_dtensor is None:
-        from .dropin_dtensor import UnderDTensor
+        try:
+            from .dropin_dtensor import UnderDTensor
 
-        _under_dtensor = UnderDTensor()
+            _under_dtensor = UnderDTensor()
+        except BaseException:
+            if before is None and _installed is not None:
+                installation, _installed = _installed, None
+                installation.undo()
+            raise
 
 
 def is_installed() -> bool:
@@ -206,12 +213,17 @@ def install(dtensor: bool = True) -> None:
     ``distribute_tensor``, its dispatcher's propagator, redistribution of arguments and wrapping of results,
     and the costs of redistribution, in every module that has them; under FSDP2 what it does for every
     parameter, whether it is imported before or after this call. A propagator that is not PyTorch's own class
-    stays in place.
+    stays in place, and so does what a program put in the place of a function of PyTorch: where that calls
+    PyTorch's function, funcol does what that did. If anything fails, all of it is taken away again.
     """
     global _stays
     with _lock:
-        _stays = _Wanted(True, dtensor or _stays.dtensor)
-        _update()
+        before, _stays = _stays, _Wanted(True, dtensor or _stays.dtensor)
+        try:
+            _update()
+        except BaseException:
+            _stays = before
+            raise
 
 
 def uninstall() -> None:
@@ -236,7 +248,11 @@ def installed(dtensor: bool = True) -> Iterator[None]:
     me = object()
     with _lock:
         _contexts[me] = _Wanted(True, dtensor)
-        _update()
+        try:
+            _update()
+        except BaseException:
+            del _contexts[me]
+            raise
     try:
         yield
     finally:

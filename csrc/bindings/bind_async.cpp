@@ -14,6 +14,7 @@
 #include "async/comm_tensor.h"
 #include "async/held_memory.h"
 #include "async/layers.h"
+#include "async/replaced_ops.h"
 #include "async/unwaited.h"
 #include "async/wake_key.h"
 #include "bindings/bindings.h"
@@ -180,7 +181,7 @@ at::Tensor pending_on_registry(const at::Tensor& tensor) {
 // layer has to see the wait.
 PyObject* py_pend(PyObject*, PyObject* object) {
   HANDLE_TH_ERRORS
-  const auto* tensor = has_active_layers() ? nullptr : plain_tensor(object);
+  const auto* tensor = has_watching_layers() ? nullptr : plain_tensor(object);
   // Gloo counts versions of what it gathers when it has come, so that views with a history would be stale.
   if (tensor == nullptr || tensor->is_meta() || tensor->requires_grad()) {
     Py_RETURN_NOTIMPLEMENTED;

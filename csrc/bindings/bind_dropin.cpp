@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "async/async_tensor.h"
+#include "async/replaced_ops.h"
 #include "bindings/bindings.h"
 #include "comm/process_group.h"
 #include "ops/dropin.h"
@@ -103,6 +104,7 @@ void bind_dropin(PyObject* module) {
   m.def("set_ranks_resolver", set_resolver);
   m.def("define_missing_legacy_ops", define_missing_legacy_ops);
   m.def("put_under_core_ops", put_under_core_ops);
+  m.def("set_ops_are_replaced", set_ops_are_replaced);
   m.def("take_from_core_ops", take_from_core_ops);
   m.def("ops_under_dropin", ops_under_dropin);
   m.def("put_pending_instances", torch::wrap_pybind_function(put_pending_instances));

@@ -32,6 +32,7 @@ import torch.distributed._functional_collectives as stock
 import torch.distributed.distributed_c10d as c10d
 
 from . import _C, _compat, dropin_results
+from .dropin_kernels import KernelsInPlace
 
 if TYPE_CHECKING:
     from .dropin_dtensor import UnderDTensor
@@ -99,8 +100,7 @@ class _Installation:
         for replacement in self.replacements:
             self._by_ours.setdefault(id(replacement.ours), []).append(replacement)
         try:
-            _C.put_under_core_ops()
-            _forget_kernels()
+            self._undo.append(KernelsInPlace(_forget_kernels).undo)
             self._replace({id(replacement.theirs): replacement for replacement in self.replacements})
             self._undo.append(dropin_results.take)
             dropin_results.put()
@@ -131,8 +131,6 @@ class _Installation:
             for key, value in list(namespace.items()):
                 if id(value) in self._by_ours:
                     namespace[key] = self._stock_of(value, key)
-        _C.take_from_core_ops()
-        _forget_kernels()
 
     def _stock_of(self, ours: Any, key: Any) -> Any:
         """What ``ours`` stood for where a module imported it as ``key``: some have several names."""

@@ -503,8 +503,10 @@ def described(found: Any) -> str:
 def copied(function: Any) -> Any:
     """A function that does what ``function``, PyTorch's own in it, does now; ``None`` for ``None``."""
     function = own_function(function) or function
-    if type(function) is not FunctionType:
-        return function
+    return _copy(function) if type(function) is FunctionType else function
+
+
+def _copy(function: FunctionType) -> FunctionType:
     copy = FunctionType(
         function.__code__,
         function.__globals__,
@@ -570,7 +572,7 @@ def called_directly(wrapper: Any, when: Callable[[], bool]) -> Callable[[], None
     """Makes ``wrapper``, which has ``func`` in its closure, call that alone where ``when()`` says so, until
     what is returned is called. The wrapper stays the same object."""
     assert wrapper.__code__.co_freevars == ("func",)
-    return _swapped(wrapper, _direct_call(None).__code__, _funcol=when, _stock=copied(wrapper))
+    return _swapped(wrapper, _direct_call(None).__code__, _funcol=when, _stock=_copy(wrapper))
 
 
 def _direct_call(func: Any) -> FunctionType:

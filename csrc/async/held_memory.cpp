@@ -18,6 +18,7 @@
 
 #include "async/async_tensor.h"
 #include "async/layers.h"
+#include "async/replaced_ops.h"
 #include "comm/asking_devices.h"
 #include "comm/blocking.h"
 
@@ -272,7 +273,7 @@ GradientCollectives::GradientCollectives() {
 GradientCollectives::~GradientCollectives() { --num_gradient_nodes; }
 
 at::Tensor GradientCollectives::unshared(const at::Tensor& gradient) {
-  if (!gradient.defined() || has_active_layers() || belongs_to_layer(gradient) ||
+  if (!gradient.defined() || has_watching_layers() || belongs_to_layer(gradient) ||
       gradient.layout() != at::kStrided || !(gradient.is_cpu() || gradient.is_cuda())) {
     return gradient;
   }

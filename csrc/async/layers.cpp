@@ -2,6 +2,9 @@
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <atomic>
+
+#include "async/replaced_ops.h"
 #include "compat/dispatch_keys.h"
 
 namespace funcol {
@@ -20,9 +23,17 @@ bool is_included(c10::DispatchKeySet keys) {
   return c10::impl::tls_local_dispatch_key_set().included_.has_any(keys);
 }
 
+std::atomic<bool> ops_are_replaced{false};
+
 }  // namespace
 
-bool has_active_layers() { return is_included(kLayers); }
+void set_ops_are_replaced(bool are_replaced) {
+  ops_are_replaced.store(are_replaced, std::memory_order_relaxed);
+}
+
+bool has_watching_layers() { return is_included(kLayers); }
+
+bool has_active_layers() { return is_included(kLayers) || ops_are_replaced.load(std::memory_order_relaxed); }
 
 bool has_active_transforms() { return is_included(kTransforms); }
 

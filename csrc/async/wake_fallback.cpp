@@ -20,6 +20,7 @@
 #include "async/async_tensor.h"
 #include "async/comm_tensor.h"
 #include "async/layers.h"
+#include "async/replaced_ops.h"
 #include "async/wake_kernels.h"
 #include "async/wake_key.h"
 
@@ -74,7 +75,7 @@ class WakeHandler {
       case OperatorKind::kView:
         // A layer, or a subclass, may run code on the values while the view is being made.
         if (const auto viewed = sole_waiting_tensor();
-            viewed.defined() && !has_active_layers() && !belongs_to_layer(viewed)) {
+            viewed.defined() && !has_watching_layers() && !belongs_to_layer(viewed)) {
           return view(viewed);
         }
         return read();
@@ -141,7 +142,7 @@ class WakeHandler {
     if (!any_comm_tensor) {
       return op_.redispatchBoxed(keys_below_, stack_);
     }
-    const bool marks_results = any_unused && !has_active_layers();
+    const bool marks_results = any_unused && !has_watching_layers();
     {
       std::optional<c10::impl::ExcludeDispatchKeyGuard> no_wake;
       if (marks_results) {

@@ -18,6 +18,7 @@
 
 #include "async/comm_tensor.h"
 #include "async/layers.h"
+#include "async/replaced_ops.h"
 #include "async/wake_fallback.h"
 #include "async/wake_key.h"
 
@@ -46,7 +47,7 @@ bool is_converted(const at::Tensor& number, const at::Tensor& tensor) {
   return number.unsafeGetTensorImpl()->is_wrapped_number() && number.scalar_type() != tensor.scalar_type() &&
          is_one_of(number, at::kLong, at::kDouble) && is_one_of(tensor, at::kFloat, at::kDouble) &&
          number.is_cpu() && tensor.is_cpu() && !number.requires_grad() && !number._is_zerotensor() &&
-         !has_active_layers() && !belongs_to_layer(tensor);
+         !has_watching_layers() && !belongs_to_layer(tensor);
 }
 
 template <typename To, typename From>

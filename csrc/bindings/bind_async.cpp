@@ -14,6 +14,7 @@
 #include "async/comm_tensor.h"
 #include "async/held_memory.h"
 #include "async/layers.h"
+#include "async/replaced_ops.h"
 #include "async/unwaited.h"
 #include "async/wake_key.h"
 #include "bindings/bindings.h"
@@ -44,6 +45,14 @@ bool is_capturing_a_cuda_graph() {
 
 PyObject* py_is_pending(PyObject*, PyObject* object) {
   if (THPVariable_Check(object) && is_pending(THPVariable_Unpack(object))) {
+    Py_RETURN_TRUE;
+  }
+  Py_RETURN_FALSE;
+}
+
+// Whether `object` is the result of a collective, or a view of one that was pending then, over or not.
+PyObject* py_was_pending(PyObject*, PyObject* object) {
+  if (THPVariable_Check(object) && AsyncTensorImpl::of(THPVariable_Unpack(object)) != nullptr) {
     Py_RETURN_TRUE;
   }
   Py_RETURN_FALSE;
@@ -172,7 +181,7 @@ at::Tensor pending_on_registry(const at::Tensor& tensor) {
 // layer has to see the wait.
 PyObject* py_pend(PyObject*, PyObject* object) {
   HANDLE_TH_ERRORS
-  const auto* tensor = has_active_layers() ? nullptr : plain_tensor(object);
+  const auto* tensor = has_watching_layers() ? nullptr : plain_tensor(object);
   // Gloo counts versions of what it gathers when it has come, so that views with a history would be stale.
   if (tensor == nullptr || tensor->is_meta() || tensor->requires_grad()) {
     Py_RETURN_NOTIMPLEMENTED;
@@ -188,6 +197,7 @@ void bind_async(PyObject* module) {
   set_is_capturing(is_capturing_a_cuda_graph);
   static PyMethodDef functions[] = {
       {"is_pending", py_is_pending, METH_O, nullptr},
+      {"was_pending", py_was_pending, METH_O, nullptr},
       {"wait_tensor", py_wait_tensor, METH_O, nullptr},
       {"pend", py_pend, METH_O, nullptr},
       {"settle", py_settle, METH_O, nullptr},

@@ -1,5 +1,7 @@
 // What funcol.install() and the legacy operators need of C++. The GIL is kept throughout; see ops/dropin.h.
 #include <pybind11/stl.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <memory>
@@ -8,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "async/async_tensor.h"
+#include "async/replaced_ops.h"
 #include "bindings/bindings.h"
 #include "comm/process_group.h"
 #include "ops/dropin.h"
@@ -25,6 +29,74 @@ void set_resolver(py::function resolver) {
   });
 }
 
+// isinstance() with a class whose instances are pending tensors too. What decides is in the metaclass of the
+// class: put_pending_instances() gives it one that derives from its own and adds a check.
+
+PyObject* class_of_pending = nullptr;  // kept by sys.modules; null while no class has the check
+
+PyObject* instance_check_of_type() {
+  return PyObject_GetAttrString(reinterpret_cast<PyObject*>(&PyType_Type), "__instancecheck__");
+}
+
+PyObject* is_instance(PyObject* cls, PyObject* instance) {
+  HANDLE_TH_ERRORS
+  if (cls == class_of_pending && THPVariable_Check(instance) && is_pending(THPVariable_Unpack(instance))) {
+    Py_RETURN_TRUE;
+  }
+  const auto check = py::reinterpret_steal<py::object>(instance_check_of_type());
+  return PyObject_CallFunctionObjArgs(check.ptr(), cls, instance, nullptr);
+  END_HANDLE_TH_ERRORS
+}
+
+PyMethodDef is_instance_method = {"__instancecheck__", is_instance, METH_O, nullptr};
+
+// On a class the check; on the metaclass what every metaclass has, so that who looks there whether the class
+// has a check of its own, as Dynamo does, sees none.
+PyObject* get_instance_check(PyObject* /*self*/, PyObject* cls, PyObject* /*owner*/) {
+  return cls == nullptr || cls == Py_None ? instance_check_of_type()
+                                          : PyCFunction_New(&is_instance_method, cls);
+}
+
+py::object instance_check() {
+  static PyType_Slot slots[] = {{Py_tp_descr_get, reinterpret_cast<void*>(get_instance_check)}, {0, nullptr}};
+  static PyType_Spec spec = {"funcol._C.InstanceCheck", sizeof(PyObject), 0, Py_TPFLAGS_DEFAULT, slots};
+  const auto type = py::reinterpret_steal<py::object>(PyType_FromSpec(&spec));
+  return type ? type() : throw py::error_already_set();
+}
+
+void set_metaclass(PyObject* cls, PyTypeObject* metaclass) {
+  auto* const before = Py_TYPE(cls);
+  Py_INCREF(metaclass);
+  Py_SET_TYPE(cls, metaclass);
+  PyType_Modified(reinterpret_cast<PyTypeObject*>(cls));
+  Py_DECREF(before);
+}
+
+void put_pending_instances(const py::type& cls) {
+  if (class_of_pending != nullptr) {
+    return;
+  }
+  const auto own = py::type::of(cls);
+  py::dict members;
+  members["__instancecheck__"] = instance_check();
+  members["__module__"] = own.attr("__module__");
+  members["__slots__"] = py::tuple();
+  const auto derived = py::type::of(own)(own.attr("__name__"), py::make_tuple(own), members);
+  auto* const metaclass = reinterpret_cast<PyTypeObject*>(derived.ptr());
+  TORCH_CHECK(metaclass->tp_basicsize == Py_TYPE(cls.ptr())->tp_basicsize,
+              "funcol: instances of the metaclass of ", py::str(cls).cast<std::string>(),
+              " are smaller than those of one that derives from it. Please report this.");
+  set_metaclass(cls.ptr(), metaclass);
+  class_of_pending = cls.ptr();
+}
+
+void take_pending_instances() {
+  if (class_of_pending != nullptr) {
+    set_metaclass(class_of_pending, Py_TYPE(class_of_pending)->tp_base);
+    class_of_pending = nullptr;
+  }
+}
+
 }  // namespace
 
 void bind_dropin(PyObject* module) {
@@ -32,8 +104,11 @@ void bind_dropin(PyObject* module) {
   m.def("set_ranks_resolver", set_resolver);
   m.def("define_missing_legacy_ops", define_missing_legacy_ops);
   m.def("put_under_core_ops", put_under_core_ops);
+  m.def("set_ops_are_replaced", set_ops_are_replaced);
   m.def("take_from_core_ops", take_from_core_ops);
   m.def("ops_under_dropin", ops_under_dropin);
+  m.def("put_pending_instances", torch::wrap_pybind_function(put_pending_instances));
+  m.def("take_pending_instances", take_pending_instances);
 }
 
 }  // namespace funcol::python

@@ -3,6 +3,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
 #include <thread>
@@ -188,11 +189,12 @@ constexpr Served kServedWithAutograd[] = {
 // Kernels that are registered for as long as this lives.
 class KernelsUnderCore {
  public:
-  KernelsUnderCore() {
+  explicit KernelsUnderCore(const std::vector<std::string>& left) {
     using Key = c10::DispatchKey;
     for (const auto key : {Key::CPU, Key::CUDA}) {
-      add(library("_c10d_functional", key), kServed);
-      add(library("_c10d_functional_autograd", key), kServedWithAutograd);
+      add(library("_c10d_functional", key), "_c10d_functional::", kServed, left);
+      add(library("_c10d_functional_autograd", key), "_c10d_functional_autograd::", kServedWithAutograd,
+          left);
     }
     // The legacy operators become core's above autograd: one that has a kernel for a device needs one there
     // too.
@@ -206,9 +208,12 @@ class KernelsUnderCore {
     return libraries_.emplace_back(torch::Library::IMPL, name_space, key, __FILE__, __LINE__);
   }
 
-  static void add(torch::Library& library, c10::ArrayRef<Served> all) {
+  static void add(torch::Library& library, const std::string& prefix, c10::ArrayRef<Served> all,
+                  const std::vector<std::string>& left) {
     for (const auto& served : all) {
-      library.impl(served.name, served.kernel());
+      if (std::ranges::find(left, prefix + served.name) == left.end()) {
+        library.impl(served.name, served.kernel());
+      }
     }
   }
 
@@ -227,10 +232,10 @@ std::unique_ptr<KernelsUnderCore>& kernels_under_core() {
 
 }  // namespace
 
-void put_under_core_ops() {
+void put_under_core_ops(const std::vector<std::string>& left) {
   if (kernels_under_core() == nullptr) {
     let_calls_pass();
-    kernels_under_core() = std::make_unique<KernelsUnderCore>();
+    kernels_under_core() = std::make_unique<KernelsUnderCore>(left);
   }
 }
 

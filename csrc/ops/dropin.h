@@ -20,8 +20,9 @@
 
 namespace funcol {
 
-// Does nothing if the kernels are there already.
-void put_under_core_ops();
+// Does nothing if the kernels are there already. The operators `left`, by their qualified names, are left as
+// they are.
+void put_under_core_ops(const std::vector<std::string>& left);
 // Does nothing if they are not.
 void take_from_core_ops();
 

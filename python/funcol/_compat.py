@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import gc
 import inspect
 import math
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from importlib.abc import Loader, MetaPathFinder
@@ -394,10 +396,117 @@ def dispatcher_functions() -> dict[str, Any]:
     return {ours: getattr(OpDispatcher, theirs, None) for ours, theirs in names.items()}
 
 
+def is_own(found: Any) -> bool:
+    """Whether ``found`` is a function of PyTorch, with the code that the module it comes from has for it."""
+    if type(found) is not FunctionType:
+        return False
+    names, code = found.__globals__, found.__code__
+    module = sys.modules.get(names.get("__name__", ""))
+    return (
+        module is not None
+        and vars(module) is names
+        and module.__name__.split(".")[0] == "torch"
+        and code.co_filename == module.__file__
+        and code.co_qualname == found.__qualname__
+    )
+
+
+def own_function(found: Any) -> Any:
+    """PyTorch's own function in ``found``: itself, or what a program put wrappers around that name what they
+    wrap; None if there is none."""
+    while found is not None and not is_own(found):
+        found = found.func if isinstance(found, partial) else getattr(found, "__wrapped__", None)
+    return found
+
+
+def is_own_context(found: Any) -> bool:
+    """Whether ``found`` is a generator function of PyTorch that PyTorch made a context of."""
+    code = getattr(found, "__code__", None)
+    return code is not None and code is _CONTEXT_CODE and is_own(getattr(found, "__wrapped__", None))
+
+
+_CONTEXT_CODE = contextmanager(lambda: iter(())).__code__
+
+
+def own_function_of(module: ModuleType, name: str) -> Any:
+    """PyTorch's own function ``name`` of ``module``, also where a program put something else in its place;
+    None if nobody has it any more."""
+    found = own_function(vars(module).get(name))
+    if found is not None and found.__qualname__ == name and found.__globals__ is vars(module):
+        return found
+    # A wrapper may have it anywhere; what every function of the module has is the module's dict.
+    holders = gc.get_referrers(vars(module))
+    return next((one for one in holders if is_own(one) and one.__qualname__ == name), None)
+
+
+@functools.cache
+def codes_of(module: ModuleType) -> dict[str, list[CodeType]]:
+    """What the source of ``module`` has for its functions and methods, by their qualified names."""
+    codes: dict[str, list[CodeType]] = {}
+
+    def collect(code: CodeType) -> None:
+        for one in code.co_consts:
+            if isinstance(one, CodeType) and not one.co_qualname.endswith((">", "<locals>")):
+                codes.setdefault(one.co_qualname, []).append(one)
+                if "__qualname__" in one.co_names:  # the body of a class
+                    collect(one)
+
+    code = module.__loader__.get_code(module.__name__)  # type: ignore[union-attr]
+    if code is not None:
+        collect(code)
+    return codes
+
+
+def looked_up(module: ModuleType, path: str) -> Any:
+    """The function ``path``, a name or ``Class.method``, as ``module`` has it now; None if it has none."""
+    first, _, method = path.partition(".")
+    found = vars(module).get(first)
+    if method:
+        found = vars(found).get(method) if isinstance(found, type) else None
+    if isinstance(found, (staticmethod, classmethod)):
+        return found.__func__
+    return found.fget if isinstance(found, property) else found
+
+
+def has_code(found: Any, codes: list[CodeType]) -> bool:
+    """Whether ``found`` does what PyTorch's source says, ``codes``; also in decorators of PyTorch, and where
+    funcol redirected it."""
+    while not isinstance(found, type):  # that of a class is the code of its body
+        code = getattr(found, "__code__", None)
+        if code in codes or (code is not None and code.co_filename == __file__):
+            return True
+        wrapped = getattr(found, "__wrapped__", None)
+        if wrapped is None or not _is_from_decorator(found):
+            return False
+        found = wrapped
+    return True
+
+
+def _is_from_decorator(found: Any) -> bool:
+    """Whether a decorator of PyTorch or of the standard library made ``found``."""
+    if type(found) is not FunctionType:
+        return isinstance(found, functools._lru_cache_wrapper)
+    module = str(found.__globals__.get("__name__"))
+    return module.split(".")[0] in ("torch", "contextlib", "functools", "typing_extensions", "warnings")
+
+
+def described(found: Any) -> str:
+    """What ``found``, in the place of a function of PyTorch, is called by its program."""
+    while isinstance(found, partial):
+        found = found.func
+    if type(found) is FunctionType:
+        return f"{found.__globals__.get('__name__')}.{found.__code__.co_qualname}"
+    named = found if isinstance(found, type) else type(found)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
 def copied(function: Any) -> Any:
-    """A function that does what ``function`` does now; ``None`` for ``None``."""
-    if function is None:
-        return None
+    """A function that does what ``function``, PyTorch's own in it, does now; ``None`` for ``None``."""
+    function = own_function(function) or function
+    return _copy(function) if type(function) is FunctionType else function
+
+
+def _copy(function: FunctionType) -> FunctionType:
     copy = FunctionType(
         function.__code__,
         function.__globals__,
@@ -413,9 +522,12 @@ def redirected(function: Any, ours: Callable[..., Any]) -> Callable[[], None]:
     """Makes ``function`` call ``ours`` until what is returned is called.
 
     The function stays the same object: whoever holds it sees the change, modules that imported it by name,
-    Dynamo's tables, and PyTorch's C++, which looks some up once and keeps them.
+    Dynamo's tables, and PyTorch's C++, which looks some up once and keeps them. Of a wrapper that a program
+    put around a function of PyTorch, that function: the wrapper stays. Does nothing to what is not PyTorch's.
     """
-    assert not function.__code__.co_freevars
+    function = own_function(function)
+    if function is None or function.__code__.co_freevars:
+        return lambda: None
     signature = inspect.signature(function)
     put_back = _swapped(function, _redirect.__code__, _funcol=ours)
     function.__signature__ = signature
@@ -435,11 +547,21 @@ def _swapped(function: Any, code: CodeType, **defaults: Any) -> Callable[[], Non
     def undo() -> None:
         function.__code__ = own_code
         function.__kwdefaults__ = own
+        _forget_parameters(function)
 
     # In this order, as other threads may call it meanwhile; defaults of either code are there for both.
     function.__kwdefaults__ = {**(own or {}), **defaults}
     function.__code__ = code
+    _forget_parameters(function)
     return undo
+
+
+def _forget_parameters(function: Any) -> None:
+    """Makes Dynamo, which remembers the parameters of the functions that it looked into, look anew."""
+    functions = sys.modules.get("torch._dynamo.variables.functions")
+    remembered = getattr(functions, "_spec_cache", None)
+    if remembered is not None:
+        remembered.pop(function, None)
 
 
 def _redirect(*args: Any, _funcol: Callable[..., Any], **kwargs: Any) -> Any:
@@ -450,7 +572,7 @@ def called_directly(wrapper: Any, when: Callable[[], bool]) -> Callable[[], None
     """Makes ``wrapper``, which has ``func`` in its closure, call that alone where ``when()`` says so, until
     what is returned is called. The wrapper stays the same object."""
     assert wrapper.__code__.co_freevars == ("func",)
-    return _swapped(wrapper, _direct_call(None).__code__, _funcol=when, _stock=copied(wrapper))
+    return _swapped(wrapper, _direct_call(None).__code__, _funcol=when, _stock=_copy(wrapper))
 
 
 def _direct_call(func: Any) -> FunctionType:

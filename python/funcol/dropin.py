@@ -3,14 +3,15 @@
 :func:`install` does three things, which :func:`uninstall` undoes:
 
 - The functions of ``torch.distributed._functional_collectives`` that funcol has too become funcol's, in that
-  module and in every other module of PyTorch that imported them by name.
+  module and in every other module of PyTorch that imported them by name. Who else holds one of PyTorch's
+  calls funcol's through it.
 - The operators of ``_c10d_functional``, ``_c10d_functional_autograd`` and ``c10d_functional`` get funcol's
   kernels for CPU and CUDA. What they return, how they trace and differentiate stays PyTorch's.
 - DTensor gets funcol's redistribution, propagation and conversions (:mod:`funcol.dropin_dtensor`), and FSDP2,
   once it is imported, what it does for every parameter (:mod:`funcol.fully_shard`).
 
-DTensor and its relatives then hold pending tensors. PyTorch's class ``AsyncCollectiveTensor`` stays what it
-is: to code that asks for it a pending tensor is a plain one, which waits by itself.
+DTensor and its relatives then hold pending tensors, which are instances of PyTorch's
+``AsyncCollectiveTensor`` to ``isinstance``, and have its methods (:mod:`funcol.dropin_results`).
 
 A compiled region that calls a replaced function is compiled once for either state, because Dynamo guards the
 functions that it looked into.
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from inspect import isfunction
 from types import ModuleType
@@ -30,7 +31,8 @@ import torch
 import torch.distributed._functional_collectives as stock
 import torch.distributed.distributed_c10d as c10d
 
-from . import _C
+from . import _C, _compat, dropin_results
+from .dropin_kernels import KernelsInPlace
 
 if TYPE_CHECKING:
     from .dropin_dtensor import UnderDTensor
@@ -46,13 +48,28 @@ def _replacements() -> list[_Replacement]:
     """What differs between PyTorch's module and funcol, of the public functions that both have."""
     funcol = sys.modules[__package__]
     found = []
-    for name, theirs in vars(stock).items():
-        if name.startswith("_") or not isfunction(theirs) or theirs.__module__ != stock.__name__:
+    for name, held in vars(stock).items():
+        ours = vars(funcol).get(name)
+        if name.startswith("_") or held is ours or not isfunction(ours):
             continue
-        ours = vars(funcol).get(name, theirs)
-        if ours is not theirs:
+        theirs = held if _compat.is_own_context(held) else _compat.own_function_of(stock, name)
+        if theirs is not None:
             found.append(_Replacement(name, theirs, ours))
     return found
+
+
+def kept_from_programs() -> dict[str, str]:
+    """What programs put in the place of functions of PyTorch's module, by their names."""
+    if _installed is not None:
+        return _installed.kept
+    return _kept(_replacements())
+
+
+def _kept(replacements: list[_Replacement]) -> dict[str, str]:
+    held = {replacement.name: vars(stock)[replacement.name] for replacement in replacements}
+    return {
+        name: _compat.described(held[name]) for name, theirs, _ in replacements if held[name] is not theirs
+    }
 
 
 def replaced_functions() -> list[str]:
@@ -76,14 +93,22 @@ class _Installation:
 
     def __init__(self) -> None:
         self.replacements = _replacements()
+        self.kept = _kept(self.replacements)
+        self._undo: list[Callable[[], None]] = []
         self._places: list[tuple[dict[Any, Any], Any, _Replacement]] = []
         self._by_ours: dict[int, list[_Replacement]] = {}
         for replacement in self.replacements:
             self._by_ours.setdefault(id(replacement.ours), []).append(replacement)
         try:
-            _C.put_under_core_ops()
-            _forget_kernels()
+            self._undo.append(KernelsInPlace(_forget_kernels).undo)
             self._replace({id(replacement.theirs): replacement for replacement in self.replacements})
+            self._undo.append(dropin_results.take)
+            dropin_results.put()
+            for replacement in self.replacements:
+                ours = replacement.ours
+                if _compat.is_own_context(replacement.theirs):
+                    ours = ours.__wrapped__  # as what is redirected is within the context
+                self._undo.append(_compat.redirected(replacement.theirs, ours))
         except BaseException:
             self.undo()
             raise
@@ -97,6 +122,8 @@ class _Installation:
                     namespace[key] = replacement.ours
 
     def undo(self) -> None:
+        while self._undo:
+            self._undo.pop()()
         for namespace, key, replacement in self._places:
             if namespace.get(key) is replacement.ours:
                 namespace[key] = replacement.theirs
@@ -104,8 +131,6 @@ class _Installation:
             for key, value in list(namespace.items()):
                 if id(value) in self._by_ours:
                     namespace[key] = self._stock_of(value, key)
-        _C.take_from_core_ops()
-        _forget_kernels()
 
     def _stock_of(self, ours: Any, key: Any) -> Any:
         """What ``ours`` stood for where a module imported it as ``key``: some have several names."""
@@ -148,12 +173,19 @@ def _update() -> None:
     if not wants_collectives and _installed is not None:
         installation, _installed = _installed, None
         installation.undo()
-    if wants_collectives and _installed is None:
+    before = _installed
+    if wants_collectives and before is None:
         _installed = _Installation()
     if wants_dtensor and _under_dtensor is None:
-        from .dropin_dtensor import UnderDTensor
+        try:
+            from .dropin_dtensor import UnderDTensor
 
-        _under_dtensor = UnderDTensor()
+            _under_dtensor = UnderDTensor()
+        except BaseException:
+            if before is None and _installed is not None:
+                installation, _installed = _installed, None
+                installation.undo()
+            raise
 
 
 def is_installed() -> bool:
@@ -172,19 +204,24 @@ def install(dtensor: bool = True) -> None:
 
     Existing DTensor, tensor-parallel and FSDP2 programs, compiled ones too, then run on it and compute the
     same. ``dtensor=False`` leaves DTensor as it is, with funcol's collectives in it. Calling it again adds
-    what is not there yet. Starts no thread. What a program itself imported by name from
-    ``torch.distributed._functional_collectives`` before this call stays as it is there.
+    what is not there yet. Starts no thread. A function of PyTorch that a program holds, because it imported
+    it by name before this call, calls funcol's, too.
 
     Under DTensor are its ``to_local``, ``from_local``, ``redistribute``, ``full_tensor`` and
     ``distribute_tensor``, its dispatcher's propagator, redistribution of arguments and wrapping of results,
     and the costs of redistribution, in every module that has them; under FSDP2 what it does for every
     parameter, whether it is imported before or after this call. A propagator that is not PyTorch's own class
-    stays in place.
+    stays in place, and so does what a program put in the place of a function of PyTorch: where that calls
+    PyTorch's function, funcol does what that did. If anything fails, all of it is taken away again.
     """
     global _stays
     with _lock:
-        _stays = _Wanted(True, dtensor or _stays.dtensor)
-        _update()
+        before, _stays = _stays, _Wanted(True, dtensor or _stays.dtensor)
+        try:
+            _update()
+        except BaseException:
+            _stays = before
+            raise
 
 
 def uninstall() -> None:
@@ -209,7 +246,11 @@ def installed(dtensor: bool = True) -> Iterator[None]:
     me = object()
     with _lock:
         _contexts[me] = _Wanted(True, dtensor)
-        _update()
+        try:
+            _update()
+        except BaseException:
+            del _contexts[me]
+            raise
     try:
         yield
     finally:

@@ -27,6 +27,7 @@ from . import (
     context_parallel,
     convolutions,
     dropin_fully_shard,
+    dropin_kept,
     dropin_operators,
     dropin_writes,
     dtensor,
@@ -53,7 +54,9 @@ _FUNCTIONS: list[tuple[Any, Callable[..., Any]]] = [
 
 def taken_over() -> list[str]:
     """Names of what stands in for PyTorch's under DTensor."""
-    return [theirs.__qualname__ for theirs, _ in _FUNCTIONS] + ["OpDispatcher.sharding_propagator"]
+    own = [_compat.own_function(theirs) or theirs for theirs, _ in _FUNCTIONS]
+    names = [getattr(one, "__qualname__", _compat.described(one)) for one in own]
+    return [*names, "OpDispatcher.sharding_propagator"]
 
 
 # Of these, PyTorch's choice among several of equal cost, or beyond what rows of one axis say, is its own.
@@ -347,8 +350,10 @@ class UnderDTensor:
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
         try:
-            for theirs, ours in _FUNCTIONS:
-                self._undo.append(_compat.redirected(theirs, ours))
+            passed_by = [dropin_kept.passed_by(theirs) for theirs, _ in _FUNCTIONS]
+            for (theirs, ours), kept in zip(_FUNCTIONS, passed_by, strict=True):
+                if not kept:
+                    self._undo.append(_compat.redirected(theirs, ours))
             self._put_propagator(DTensor._op_dispatcher)
             handlers: Any = DTensor._op_dispatcher._custom_op_handlers
             self._undo.append(dropin_operators.put(handlers))
@@ -363,7 +368,7 @@ class UnderDTensor:
 
     def _put_propagator(self, dispatcher: OpDispatcher) -> None:
         theirs = dispatcher.sharding_propagator
-        if type(theirs) is not StockPropagator:
+        if type(theirs) is not StockPropagator or dropin_kept.in_propagator():
             return
         ours = DropinPropagator(theirs)
         self._undo.append(_compat.candidates_in_order(theirs))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from . import _C, _build_info, dropin, dropin_dtensor
+from . import _C, _build_info, dropin, dropin_dtensor, dropin_kept, dropin_kernels
 
 
 def add_to(commands: Any) -> None:
@@ -43,6 +43,14 @@ def info() -> str:
     rows["drop-in"] = (
         f"{'' if dropin.is_installed() else 'not '}installed; stands in for "
         f"{len(dropin.replaced_functions())} functions and {len(_C.ops_under_dropin())} operators of PyTorch"
+    )
+    kept = {
+        **dict.fromkeys(dropin_kernels.of_programs(), "a kernel of a program"),
+        **dropin.kept_from_programs(),
+        **dropin_kept.in_place(),
+    }
+    rows["kept from programs"] = (
+        ", ".join(f"{theirs} in the place of {name}" for name, theirs in kept.items()) or "nothing"
     )
     rows["under DTensor"] = (
         f"{'' if dropin.is_under_dtensor() else 'not '}installed; takes over "

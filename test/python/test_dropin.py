@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 import threading
@@ -145,12 +146,80 @@ def test_a_module_that_imported_a_name_while_installed_gets_that_of_pytorch(
     assert getattr(module, name) is getattr(stock, name)
 
 
-def test_a_program_keeps_what_it_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    program = ModuleType("program")
-    monkeypatch.setitem(sys.modules, "program", program)
-    program.all_reduce = stock.all_reduce  # type: ignore[attr-defined]
+def of_functions() -> list[Any]:
+    """Everything of the replaced functions that may change."""
+    held = [getattr(stock, name) for name in dropin.replaced_functions()]
+    return [
+        (one.__code__, one.__defaults__, one.__kwdefaults__, dict(vars(one)), str(inspect.signature(one)))
+        for one in held
+    ]
+
+
+def test_uninstalling_leaves_the_functions_as_they_were() -> None:
+    before = of_functions()
     with funcol.installed():
-        assert program.all_reduce is not funcol.all_reduce
+        pass
+    assert of_functions() == before
+
+
+@pytest.mark.parametrize("name", dropin.replaced_functions())
+def test_a_function_that_a_program_holds_keeps_its_signature(name: str) -> None:
+    held = getattr(stock, name)
+    before = inspect.signature(held)
+    with funcol.installed():
+        assert inspect.signature(held) == before
+
+
+HELD = {name: getattr(stock, name) for name in dropin.replaced_functions()}
+ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "all_reduce": ("sum",),
+    "all_gather_tensor": (0,),
+    "reduce_scatter_tensor": ("sum", 0),
+    "all_to_all_single": (None, None),
+    "broadcast": (0,),
+}
+
+
+def calls_what_it_imported(rank: int, world: int) -> None:
+    group, x = world_group(), sample(rank, (4, 2))
+    for name, arguments in ARGUMENTS.items():
+        expected = HELD[name](x, *arguments, group) + 0
+        with funcol.installed():
+            result = HELD[name](x, *arguments, group=group)
+            assert type(result) is torch.Tensor, name
+            assert funcol.is_pending(result), name
+            torch.testing.assert_close(HELD["wait_tensor"](result), expected, rtol=0, atol=0)
+        assert type(HELD[name](x, *arguments, group)) is stock.AsyncCollectiveTensor, name
+
+
+def test_what_a_program_imported_by_name_calls_funcol() -> None:
+    run_ranks(calls_what_it_imported, 2)
+
+
+def compiles_what_it_imported(rank: int, world: int) -> None:
+    group, x = world_group(), sample(rank, (4, 2))
+    graphs: list[list[str]] = []
+
+    def collect(module: torch.fx.GraphModule, inputs: object) -> Callable[..., Any]:
+        graphs.append([str(node.target) for node in module.graph.nodes])
+        return module
+
+    @torch.compile(fullgraph=True, backend=collect)
+    def reduces_and_scatters(x: torch.Tensor) -> torch.Tensor:
+        reduced = HELD["all_reduce"](x, "sum", group)
+        return HELD["wait_tensor"](HELD["reduce_scatter_tensor"](reduced * 2, "sum", 0, group)) + 1
+
+    expected = reduces_and_scatters(x)
+    for context in (funcol.installed, nullcontext):
+        for call in range(3):
+            with context():
+                assert torch.equal(reduces_and_scatters(x), expected), call
+    assert graphs[1:] == graphs[:1] * (len(graphs) - 1)
+    assert len(graphs) <= 2
+
+
+def test_a_compiled_region_of_what_a_program_imported_has_the_graph_of_pytorch() -> None:
+    run_ranks(compiles_what_it_imported, 2)
 
 
 def test_what_a_program_put_over_funcol_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,11 +32,11 @@ from funcol import fully_shard as under
 
 def check(program: Callable[..., list[Tensor]], world: int, *args: Any) -> None:
     """``program`` gives the same with funcol, and asks the same of streams and groups in the same order."""
-    run_ranks(does_the_same, world, program.__name__, args)
+    run_ranks(does_the_same, world, program.__module__, program.__name__, args)
 
 
-def does_the_same(rank: int, world: int, name: str, args: tuple[Any, ...]) -> None:
-    program = getattr(importlib.import_module("fsdp_programs"), name)
+def does_the_same(rank: int, world: int, module: str, name: str, args: tuple[Any, ...]) -> None:
+    program = getattr(importlib.import_module(module), name)
 
     def run() -> tuple[list[Tensor], list[Any], programs.Log]:
         torch.manual_seed(0)

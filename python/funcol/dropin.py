@@ -183,8 +183,14 @@ def install(dtensor: bool = True) -> None:
     """
     global _stays
     with _lock:
+        before = _stays
         _stays = _Wanted(True, dtensor or _stays.dtensor)
-        _update()
+        try:
+            _update()
+        except BaseException:
+            _stays = before
+            _update()
+            raise
 
 
 def uninstall() -> None:
@@ -209,7 +215,12 @@ def installed(dtensor: bool = True) -> Iterator[None]:
     me = object()
     with _lock:
         _contexts[me] = _Wanted(True, dtensor)
-        _update()
+        try:
+            _update()
+        except BaseException:
+            del _contexts[me]
+            _update()
+            raise
     try:
         yield
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import inspect
 import logging
@@ -29,6 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import funcol
 from funcol import dropin, dropin_fully_shard
 from funcol import fully_shard as under
+from funcol.info_command import info
 
 
 def check(program: Callable[..., list[Tensor]], world: int, *args: Any) -> None:
@@ -188,7 +190,7 @@ def test_a_model_may_see_funcol_come_and_go() -> None:
 def codes() -> dict[str, Any]:
     names = [part.theirs for part in under._PARTS] + list(under._HOOKS) + list(under._WITHOUT_GRADIENTS)
     functions = {name: under._looked_up(name) for name in names}
-    inner = {f"{name}, undecorated": under._function(name) for name in names}
+    inner = {f"{name}, undecorated": inspect.unwrap(functions[name]) for name in names if functions[name]}
     return {
         name: (function, function.__code__, function.__kwdefaults__)
         for name, function in {**functions, **inner}.items()
@@ -333,6 +335,91 @@ def counts_replaced_methods(rank: int, world: int, path: str, of_instance: bool)
 )
 def test_a_method_that_somebody_replaced_is_called(path: str, of_instance: bool) -> None:
     run_ranks(counts_replaced_methods, 2, path, of_instance)
+
+
+_IN_FSDP2 = "torch.distributed.fsdp._fully_shard."
+
+
+def counts_what_was_replaced_before(rank: int, world: int, module: str, path: str, how: str) -> None:
+    """What a program put around a function before funcol came is called as often as without funcol."""
+    owner: Any = importlib.import_module(_IN_FSDP2 + module if module.startswith("_") else module)
+    *classes, name = path.split(".")
+    for one in classes:
+        owner = getattr(owner, one)
+    original = getattr(owner, name)
+    seen = []
+
+    def counts(*args: Any, **kwargs: Any) -> Any:
+        seen.append(name)
+        return original(*args, **kwargs)
+
+    if how == "wraps":
+        functools.update_wrapper(counts, original)
+    if how == "no_grad":
+        counts = torch.no_grad()(counts)
+
+    def run() -> tuple[int, list[Tensor]]:
+        seen.clear()
+        torch.manual_seed(0)
+        found = settled(steps(sharded(blocks()), rank, 2))
+        return len(seen), found
+
+    with mock.patch.object(owner, name, counts):
+        expected_count, expected = run()
+        assert expected_count > 0
+        with funcol.installed():
+            count, found = run()
+            assert count == expected_count
+            assert_same(found, expected)
+            if (owner, name) not in ((torch.cpu.Stream, "wait_stream"),):
+                assert name in " ".join(under.not_pytorchs())
+                assert name in info()
+        assert run()[0] == expected_count
+    assert inspect.getattr_static(owner, name, None) is not counts
+    assert not under.not_pytorchs()
+
+
+@pytest.mark.skipif(not under.taken_over()[0] or bool(under.taken_over()[1]), reason="not all is taken over")
+@pytest.mark.parametrize(
+    ("module", "path", "how"),
+    [
+        ("_fsdp_collectives", "DefaultAllGather.allocate", "plain"),
+        ("_fsdp_collectives", "DefaultReduceScatter.__call__", "plain"),
+        ("_fsdp_param_group", "foreach_all_gather", "wraps"),
+        ("_fsdp_param_group", "foreach_all_gather", "plain"),
+        ("_fsdp_collectives", "foreach_reduce_scatter_copy_in", "wraps"),
+        ("_fsdp_param", "FSDPParam.to_sharded", "wraps"),
+        ("_fsdp_param", "FSDPParam.init_unsharded_param", "no_grad"),
+        ("_fsdp_param_group", "FSDPParamGroup.unshard", "wraps"),
+        ("_fsdp_param_group", "FSDPParamGroup.pre_forward", "wraps"),
+        ("_fsdp_param_group", "FSDPParamGroup.post_backward", "plain"),
+        ("_fsdp_param_group", "record_function", "plain"),
+        ("torch.distributed", "all_gather_single", "wraps"),
+        ("torch.cpu", "Stream.wait_stream", "wraps"),
+    ],
+)
+def test_what_somebody_replaced_before_is_called(module: str, path: str, how: str) -> None:
+    run_ranks(counts_what_was_replaced_before, 2, module, path, how)
+
+
+def test_an_install_that_fails_undoes_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = codes()
+
+    def fails(parts: Any) -> None:
+        raise ValueError("on purpose")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(under, "_know", fails)
+        with pytest.raises(ValueError, match="on purpose"):
+            funcol.install()
+        with pytest.raises(ValueError, match="on purpose"), funcol.installed():
+            pass
+    assert not dropin.is_installed()
+    assert not dropin.is_under_dtensor()
+    assert codes() == before
+    with funcol.installed():
+        assert codes() != before
+    assert codes() == before
 
 
 def counts_replaced_collectives(rank: int, world: int, name: str) -> None:

@@ -231,15 +231,6 @@ _PARTS = [
     _Part("_spmd_no_typecheck", calls.no_typecheck),
 ]
 
-# These leave out what FSDP2 says to a package that checks types.
-_WITHOUT_TYPES = (
-    calls.no_typecheck,
-    calls.pre_forward,
-    calls.post_forward,
-    calls.pre_backward,
-    calls.post_backward,
-)
-
 # These leave out ranges that nobody sees.
 _WITHOUT_RANGES = (
     calls.root_pre_forward,
@@ -304,11 +295,7 @@ def _makes_pytorchs_ranges() -> bool:
 
 def _known_parts() -> list[_Part]:
     """Those that are PyTorch's own, and pass by only what is, themselves and by what they pass by."""
-    not_then: list[Any] = []
-    if getattr(dist, "_is_spmd_types_available", bool)():
-        not_then += _WITHOUT_TYPES
-    if not _makes_pytorchs_ranges():
-        not_then += _WITHOUT_RANGES
+    not_then = () if _makes_pytorchs_ranges() else _WITHOUT_RANGES
     parts = [part for part in _PARTS if part.is_known() and part.ours not in not_then]
     while True:
         names = {part.theirs for part in parts}

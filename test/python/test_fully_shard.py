@@ -21,8 +21,9 @@ import torch.distributed as dist
 from fsdp_programs import Block, batch, blocks, recorded, sharded, state, steps
 from programs import settled
 from ranks import run_ranks
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -261,18 +262,49 @@ def test_a_function_of_another_kind_is_left_to_pytorch(monkeypatch: pytest.Monke
     assert "FSDPParamGroup._to_unsharded" in under.taken_over()[1]
 
 
+def trains_under_a_checker_of_types(rank: int, world: int, checks: bool) -> None:
+    import spmd_types
+    from spmd_types.checker import typecheck
+    from torch.distributed.fsdp import DataParallelMeshDims
+
+    mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("dp",))
+    axis = spmd_types.MeshAxis.of(mesh.get_group("dp"))
+    options: Any = {"mesh": mesh, "dp_mesh_dims": DataParallelMeshDims(shard="dp")}
+
+    def checking() -> Any:
+        return typecheck(strict_mode="strict") if checks else contextlib.nullcontext()
+
+    def run() -> list[Tensor]:
+        torch.manual_seed(1)
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 5)) for _ in range(3)))
+        for parameter in model.parameters():
+            spmd_types.assert_type(parameter, {axis: spmd_types.R})
+        sharded(model, **options)
+        found = []
+        for step in range(3):
+            x = batch(rank, step).requires_grad_()
+            with checking():
+                spmd_types.assert_type(x, {axis: spmd_types.V})
+                out = model(x)
+                types = spmd_types.get_local_type(out)
+                assert not checks or types == {axis: spmd_types.V}
+                loss = out.square().mean()
+            loss.backward()
+            found += [loss.detach(), *programs.copies(state(model))]
+        return settled(found)
+
+    expected = run()
+    with funcol.installed():
+        assert not under.taken_over()[1]
+        assert_same(run(), expected)
+
+
 @pytest.mark.skipif(
-    not hasattr(dist, "_is_spmd_types_available"), reason="this PyTorch has nothing that checks types"
+    not getattr(dist, "_is_spmd_types_available", bool)(), reason="no package here checks types"
 )
-def test_what_speaks_to_a_checker_of_types_is_left_where_there_is_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    taken_without, _ = under.taken_over()
-    monkeypatch.setattr(dist, "_is_spmd_types_available", lambda: True)
-    taken, left = under.taken_over()
-    speaking = {"_spmd_no_typecheck", "FSDPParamGroup.pre_forward", "FSDPParamGroup.post_forward"}
-    assert speaking <= set(left)
-    assert set(taken) == set(taken_without) - speaking
+@pytest.mark.parametrize("checks", [True, False])
+def test_under_a_checker_of_types(checks: bool) -> None:
+    run_ranks(trains_under_a_checker_of_types, 2, checks)
 
 
 # Those who watch

@@ -114,8 +114,9 @@ at::Tensor copy_in(const std::vector<at::Tensor>& shards, const std::vector<int6
 namespace {
 
 void resize_storage(const py::object& tensor, bool allocate) {
-  const auto& value = THPVariable_Unpack(tensor.ptr());
-  if (value.is_cpu() && plain_tensor(tensor.ptr()) != nullptr) {
+  const auto* const plain = plain_tensor(tensor.ptr());
+  if (plain != nullptr && plain->is_cpu()) {
+    const auto& value = *plain;
     const auto num_bytes = allocate ? value.nbytes() : 0;
     if (value.storage().nbytes() != num_bytes) {
       at::native::resize_bytes_nocuda(value.storage(), c10::SymInt(static_cast<int64_t>(num_bytes)));
@@ -236,7 +237,7 @@ void put_on_modules(const Fields& fsdp_param, const py::object& param) {
 }
 
 void free_storages(const py::object& tensors) {
-  for (Py_ssize_t i = 0; i < PyList_Size(tensors.ptr()); ++i) {
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors.ptr()); ++i) {
     resize_storage(checked(PySequence_GetItem(tensors.ptr(), i)), /*allocate=*/false);
   }
 }
@@ -253,7 +254,6 @@ void to_sharded(const Group& group) {
     const auto keeps_storage = param.find<"keep_unsharded_storage">();
     if (!keeps_storage || !param.is_true<"keep_unsharded_storage">()) {
       free_storages(param.get<"all_gather_outputs">());
-      free_storages(param.get<"_unsharded_inner_tensors">());
     }
     param.set<"sharded_state">(sharded);
   }
@@ -345,7 +345,7 @@ PyObject* fsdp_to_sharded(PyObject* /*module*/, Args args, Py_ssize_t count) {
   const auto group = can_serve()
                          ? usual_group<"to_sharded", "free_unsharded_param", "_setattr_on_modules">(args[0])
                          : std::nullopt;
-  if (!group) {
+  if (!group || !free_gathered_only(group->params)) {
     return not_implemented();
   }
   to_sharded(*group);

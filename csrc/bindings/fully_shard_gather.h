@@ -62,7 +62,8 @@ class GatheredTensors {
   std::vector<at::Tensor> tensors_;
 };
 
-// Gives every module the sharded parameters of the group, and frees the gathered ones.
+// Gives every module the sharded parameters of the group, and frees the gathered ones. They have to be
+// free_gathered_only().
 void to_sharded(const Group& group);
 
 // Gives every module the gathered parameters.

@@ -13,6 +13,12 @@
 namespace funcol::python {
 namespace {
 
+py::object mesh_to_gather_over(const Fields& group) {
+  return group.is<"_sharded_state">(fully_shard().sharded_post_forward.ptr())
+             ? group.get<"post_forward_mesh_info">()
+             : group.get<"mesh_info">();
+}
+
 // FSDPParamGroup.unshard; false, with nothing done, for what is uncommon. `serves` if serves_groups() said so
 // just now.
 bool unshard(PyObject* object, py::handle is_async, bool serves = false) {
@@ -32,9 +38,7 @@ bool unshard(PyObject* object, py::handle is_async, bool serves = false) {
   if (!params) {
     return false;
   }
-  const auto mesh_info = fields.is<"_sharded_state">(known.sharded_post_forward.ptr())
-                             ? fields.get<"post_forward_mesh_info">()
-                             : fields.get<"mesh_info">();
+  const auto mesh_info = mesh_to_gather_over(fields);
   if (!is_sharded_mesh(mesh_info, /*or_replicated=*/true)) {
     return false;
   }
@@ -103,13 +107,14 @@ bool wait_for_unshard(PyObject* object, bool serves = false) {
           ? usual_group<"init_all_gather_outputs", "alloc_all_gather_outputs", "init_unsharded_param",
                         "to_unsharded", "_setattr_on_modules", "_to_unsharded">(object)
           : std::nullopt;
-  if (!group ||
+  const auto mesh_info = mesh_to_gather_over(fields);
+  if (!group || !is_sharded_mesh(mesh_info, /*or_replicated=*/true) || has_extension(group->params) ||
       !fields.is<"_all_gather_output_fn">(imported<kCollectives, "_default_all_gather_output_fn">().ptr())) {
     return false;
   }
   const auto buffer = attribute<"all_gather_output">(result);
   const auto* const tensor = plain_tensor(buffer.ptr());
-  const auto process_group = group_object(attribute<"_all_gather_process_group">(py::handle(object)).ptr());
+  const auto process_group = group_object(attribute<"shard_process_group">(mesh_info).ptr());
   if (!process_group || process_group->getSize() == 1 || tensor == nullptr || !tensor->is_contiguous() ||
       tensor->is_meta()) {
     return false;
@@ -145,8 +150,7 @@ bool wait_for_unshard(PyObject* object, bool serves = false) {
     gathered.fill();
   }
   for (const auto& param : group->params) {
-    const auto local = attribute<"_local_tensor">(param.get<"sharded_param">());
-    if (!param.find<"_unsharded_param">() || find_attribute<"fsdp_post_all_gather">(local)) {
+    if (!param.find<"_unsharded_param">()) {
       call_method<"init_unsharded_param">(py::handle(param.object()));
     }
   }
@@ -238,7 +242,7 @@ PyObject* fsdp_post_forward(PyObject* /*module*/, Args args, Py_ssize_t count) {
                          ? usual_group<"reshard", "_to_sharded", "_record_post_forward", "to_sharded",
                                        "free_unsharded_param", "_setattr_on_modules">(args[0])
                          : std::nullopt;
-  if (!group) {
+  if (!group || !free_gathered_only(group->params)) {
     return not_implemented();
   }
   const auto& fields = group->fields;

@@ -46,11 +46,28 @@ bool is_cut_along_dim_0(const Fields& param) {
   return PyLong_Check(dim.ptr()) && to_int(dim.ptr()) == 0;
 }
 
+bool has_extension(const Params& params) {
+  return std::ranges::any_of(params, [](const auto& param) {
+    const auto local = attribute<"_local_tensor">(param.template get<"sharded_param">());
+    return find_attribute<"fsdp_post_all_gather">(local) || find_attribute<"fsdp_pre_all_gather">(local);
+  });
+}
+
+bool free_gathered_only(const Params& params) {
+  return std::ranges::all_of(params, [](const auto& param) {
+    const auto inner = param.template find<"_unsharded_inner_tensors">();
+    const auto gathered = param.template find<"all_gather_outputs">();
+    return inner && PyList_CheckExact(inner.ptr()) && PyList_GET_SIZE(inner.ptr()) == 0 && gathered &&
+           PyList_CheckExact(gathered.ptr());
+  });
+}
+
 std::byte* bytes_of(const at::Tensor& tensor) { return static_cast<std::byte*>(tensor.mutable_data_ptr()); }
 
 bool is_small_on_cpu(const at::Tensor& buffer) {
   constexpr int64_t kSmallCopy = 1 << 18;
-  return buffer.is_cpu() && buffer.is_contiguous() && buffer.numel() <= kSmallCopy && !is_pending(buffer);
+  return buffer.is_cpu() && !buffer.key_set().has(c10::DispatchKey::Python) && buffer.is_contiguous() &&
+         buffer.numel() <= kSmallCopy && !is_pending(buffer);
 }
 
 }  // namespace funcol::python

@@ -157,6 +157,14 @@ std::vector<int64_t> to_ints(PyObject* sequence);
 
 bool is_cut_along_dim_0(const Fields& param);
 
+// Whether a tensor class of the program has a part in the gather of one of these: fsdp_pre_all_gather and
+// fsdp_post_all_gather.
+bool has_extension(const Params& params);
+
+// Whether the gathered tensors are all memory that these let go of when they are sharded again. Extensions
+// give others, in a sequence of their own choice.
+bool free_gathered_only(const Params& params);
+
 // Memory that one thread copies into fastest; for more, ATen's copies take several.
 bool is_small_on_cpu(const at::Tensor& buffer);
 std::byte* bytes_of(const at::Tensor& tensor);

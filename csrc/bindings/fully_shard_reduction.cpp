@@ -74,7 +74,7 @@ class Reduction {
     }
     const auto length = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
     const auto input = comm_.allocate(length * num_ranks, dtype, device);
-    lay_out(taken.tensors, input);
+    lay_out(taken.tensors, input, length * num_ranks);
     taken.tensors = py::list();
     streams_.wait_for_stream(stream, current);
     py::object output;
@@ -107,13 +107,14 @@ class Reduction {
   }
 
  private:
-  void lay_out(const py::list& gradients, const py::object& input) const {
-    const auto& buffer = THPVariable_Unpack(input.ptr());
-    const auto plain = is_small_on_cpu(buffer) && plain_tensor(input.ptr()) != nullptr
-                           ? plain_gradients(gradients, buffer.scalar_type(), c10d_group_->getSize())
+  // A program's own comm may have allocated anything for the input.
+  void lay_out(const py::list& gradients, const py::object& input, int64_t length) const {
+    const auto* const buffer = plain_tensor(input.ptr());
+    const auto plain = buffer != nullptr && is_small_on_cpu(*buffer) && buffer->numel() == length
+                           ? plain_gradients(gradients, buffer->scalar_type(), c10d_group_->getSize())
                            : std::nullopt;
     if (plain) {
-      copy_gradients_in(*plain, buffer, c10d_group_->getSize());
+      copy_gradients_in(*plain, *buffer, c10d_group_->getSize());
     } else {
       imported<kCollectives, "foreach_reduce_scatter_copy_in">()(gradients, input, c10d_group_->getSize());
     }
@@ -192,7 +193,7 @@ PyObject* fsdp_post_backward(PyObject* /*module*/, Args args, Py_ssize_t count) 
                         "_get_unsharded_grad_to_reduce", "_get_grad_inner_tensor", "to_sharded",
                         "free_unsharded_param", "_setattr_on_modules", "to_sharded_dtensor">(args[0])
           : std::nullopt;
-  if (!group || !reduces_as_usual(*group)) {
+  if (!group || !free_gathered_only(group->params) || !reduces_as_usual(*group)) {
     return not_implemented();
   }
   const auto mesh_info = group->fields.get<"mesh_info">();

@@ -570,9 +570,24 @@ def _redirect(*args: Any, _funcol: Callable[..., Any], **kwargs: Any) -> Any:
 
 def called_directly(wrapper: Any, when: Callable[[], bool]) -> Callable[[], None]:
     """Makes ``wrapper``, which has ``func`` in its closure, call that alone where ``when()`` says so, until
-    what is returned is called. The wrapper stays the same object."""
+    what is returned is called. The wrapper stays the same object.
+
+    Dynamo begins no graph in the wrapper, as it begins none in PyTorch's modules, nor in ``when``; it does
+    look into both where a graph that it has begun calls them.
+    """
     assert wrapper.__code__.co_freevars == ("func",)
-    return _swapped(wrapper, _direct_call(None).__code__, _funcol=when, _stock=_copy(wrapper))
+    code = _direct_call(None).__code__
+    for skipped in (code, cast(FunctionType, when).__code__):
+        _begin_no_graph(skipped)
+    return _swapped(wrapper, code, _funcol=when, _stock=_copy(wrapper))
+
+
+def _begin_no_graph(code: CodeType) -> None:
+    """As ``skip_code`` of ``torch._dynamo.eval_frame``, which would import Dynamo."""
+    frames: Any = torch._C._dynamo.eval_frame
+    frames.set_code_exec_strategy(
+        code, frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)
+    )
 
 
 def _direct_call(func: Any) -> FunctionType:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import io
@@ -9,14 +10,48 @@ import sys
 import textwrap
 import tokenize
 import zlib
+from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+import torch
+
+NOT_PYTORCHS = object()  # in place of a function that is not PyTorch's own any more
+
+_ROOTS = (str(Path(torch.__file__).parent), contextlib.__file__)
+
+
+def is_pytorchs(code: CodeType) -> bool:
+    """Whether ``code`` comes from a file of PyTorch, or of what it makes context managers by."""
+    return code.co_filename.startswith(_ROOTS)
+
+
+def undecorated(found: Any) -> Any:
+    """PyTorch's function behind its decorators, of which there may be no more than its source says;
+    :data:`NOT_PYTORCHS` if somebody has put something in its place or around it."""
+    depth = 0
+    while True:
+        if isinstance(found, (staticmethod, classmethod)):
+            found = found.__func__
+        elif isinstance(found, property):
+            found = found.fget
+        elif hasattr(found, "__wrapped__"):
+            if not (isinstance(found, FunctionType) and is_pytorchs(found.__code__)):
+                return NOT_PYTORCHS
+            found = vars(found)["__wrapped__"]
+        else:
+            break
+        depth += 1
+    is_own = isinstance(found, FunctionType) and is_pytorchs(found.__code__)
+    return found if is_own and depth <= _num_decorators(found.__code__) else NOT_PYTORCHS
+
 
 def is_known(path: str, function: Any) -> bool:
-    """Whether ``function`` of FSDP2 is one that funcol was made for; spaces and comments do not count."""
-    function = function.fget if isinstance(function, property) else function
-    return (_digest(function.__code__) if isinstance(function, FunctionType) else "") in KNOWN[path]
+    """Whether ``function`` of FSDP2, or None for none, is one that funcol was made for; spaces and comments
+    do not count."""
+    if function is None:
+        return "" in KNOWN[path]
+    return isinstance(function, FunctionType) and _digest(function.__code__) in KNOWN[path]
 
 
 def switches() -> list[tuple[ModuleType, str, Any]]:
@@ -32,11 +67,22 @@ def switches() -> list[tuple[ModuleType, str, Any]]:
     ]
 
 
+def _source(code: CodeType) -> str:
+    try:
+        return textwrap.dedent(inspect.getsource(code))
+    except (OSError, TypeError):
+        return ""
+
+
+def _num_decorators(code: CodeType) -> int:
+    lines = _source(code).splitlines()
+    return sum(line.startswith("@") for line in lines)
+
+
 @functools.cache
 def _digest(code: CodeType) -> str:
-    try:
-        source = textwrap.dedent(inspect.getsource(code))
-    except (OSError, TypeError):
+    source = _source(code)
+    if not source:
         return "no source"
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     text = "".join(token.string for token in tokens if token.type != tokenize.COMMENT)
@@ -46,8 +92,9 @@ def _digest(code: CodeType) -> str:
 # By function, the digests of what minors have; none where one does not have it.
 KNOWN: dict[str, tuple[str, ...]] = {
     "DefaultAllGather.__call__": ("8aaf2a35",),
-    "DefaultAllocMixin.allocate": ("efdb134b",),
+    "DefaultAllGather.allocate": ("efdb134b",),
     "DefaultReduceScatter.__call__": ("fe5a273c",),
+    "DefaultReduceScatter.allocate": ("efdb134b",),
     "FSDPCommContext.get_all_gather_streams": ("deda0184",),
     "FSDPCommContext.release_all_gather_state_for_comm_reuse": ("902bc38c",),
     "FSDPCommContext.wait_all_gather_streams_on_event": ("bdac0601",),

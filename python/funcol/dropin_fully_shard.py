@@ -25,7 +25,11 @@ def put() -> None:
         if _awaits_import:
             return
         _awaits_import = True
-    _compat.after_import("torch.distributed.fsdp._fully_shard", _update)
+    try:
+        _compat.after_import("torch.distributed.fsdp._fully_shard", _update)
+    except BaseException:
+        take()
+        raise
 
 
 def take() -> None:

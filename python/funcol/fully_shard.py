@@ -10,8 +10,10 @@ known (:data:`funcol._compat_fully_shard.KNOWN`); the rest stays PyTorch's.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterable
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -39,24 +41,35 @@ _MODULES: list[Any] = [
 ]
 
 
-def _owner_and_name(path: str) -> tuple[Any, str]:
-    """Where ``path``, a function's name or ``Class.method``, is looked up."""
+def _places(path: str) -> list[tuple[Any, str]]:
+    """Where ``path``, a function's name or ``Class.method``, is looked up: modules import one another's."""
     first, _, method = path.partition(".")
-    owner = next((module for module in _MODULES if first in vars(module)), None)
-    return (vars(owner)[first], method) if owner is not None and method else (owner, first)
+    modules = [module for module in _MODULES if first in vars(module)]
+    if not method:
+        return [(module, first) for module in modules]
+    return [(owner, method) for owner in dict.fromkeys(vars(module)[first] for module in modules)]
+
+
+def _found(path: str) -> list[Any]:
+    """What is there, at each place."""
+    nothing = object()
+    found = [inspect.getattr_static(owner, name, nothing) for owner, name in _places(path)]
+    return [value for value in found if value is not nothing]
 
 
 def _looked_up(path: str) -> Any:
-    owner, name = _owner_and_name(path)
-    return None if owner is None else vars(owner).get(name)
+    found = _found(path)
+    return found[0] if found else None
 
 
 def _function(path: str) -> Any:
-    """PyTorch's function, without decorators; None if there is none."""
-    found = _looked_up(path)
-    while hasattr(found, "__wrapped__"):
-        found = found.__wrapped__
-    return found
+    """PyTorch's function, without decorators; None if there is none, and something else if it is not
+    PyTorch's own."""
+    found = _found(path)
+    if not found:
+        return None
+    is_one = all(value is found[0] for value in found)
+    return _compat_fully_shard.undecorated(found[0]) if is_one else _compat_fully_shard.NOT_PYTORCHS
 
 
 class _Part(NamedTuple):
@@ -106,8 +119,9 @@ _TO_HAND_OUT = (
 )
 # What a group has its collectives done by, passed by as long as nobody has put something in its place.
 _COLLECTIVES = (
-    "DefaultAllocMixin.allocate",
+    "DefaultAllGather.allocate",
     "DefaultAllGather.__call__",
+    "DefaultReduceScatter.allocate",
     "DefaultReduceScatter.__call__",
     "all_gather_single",
     "reduce_scatter_single",
@@ -217,13 +231,16 @@ _PARTS = [
     _Part("_spmd_no_typecheck", calls.no_typecheck),
 ]
 
-# These leave out what FSDP2 says to a package that checks types.
-_WITHOUT_TYPES = (
-    calls.no_typecheck,
+# These leave out ranges that nobody sees.
+_WITHOUT_RANGES = (
+    calls.root_pre_forward,
+    calls.root_post_backward_final_callback,
     calls.pre_forward,
     calls.post_forward,
     calls.pre_backward,
     calls.post_backward,
+    calls.unshard,
+    calls.wait_for_unshard,
 )
 
 # These run without gradients, which in the backward pass nobody records anyway.
@@ -266,10 +283,27 @@ def _wrapped_hooks() -> list[str]:
     return [path for path in _HOOKS if getattr(_looked_up(path), "__code__", None) in codes]
 
 
+def _makes_pytorchs_ranges() -> bool:
+    found = {vars(_fsdp_param_group)["record_function"], torch.profiler.record_function}
+    ranges = found.pop()
+    return not found and all(
+        (ranges.__module__, ranges.__qualname__) == ("torch.autograd.profiler", "record_function")
+        and _compat_fully_shard.is_pytorchs(vars(ranges)[name].__code__)
+        for name in ("__init__", "__enter__", "__exit__")
+    )
+
+
 def _known_parts() -> list[_Part]:
-    checks_types = getattr(dist, "_is_spmd_types_available", bool)()
-    not_then = _WITHOUT_TYPES if checks_types else ()
-    return [part for part in _PARTS if part.is_known() and part.ours not in not_then]
+    """Those that are PyTorch's own, and pass by only what is, themselves and by what they pass by."""
+    not_then = () if _makes_pytorchs_ranges() else _WITHOUT_RANGES
+    parts = [part for part in _PARTS if part.is_known() and part.ours not in not_then]
+    while True:
+        names = {part.theirs for part in parts}
+        missing = {part.theirs for part in _PARTS if _found(part.theirs)} - names
+        kept = [part for part in parts if missing.isdisjoint(part.passes_by)]
+        if len(kept) == len(parts):
+            return parts
+        parts = kept
 
 
 def _names(parts: Iterable[_Part], hooks: Iterable[str]) -> list[str]:
@@ -283,7 +317,18 @@ def taken_over() -> tuple[list[str], list[str]]:
     return taken, [name for name in everything if name not in taken]
 
 
-_names_put: list[str] = []  # while funcol is under FSDP2, whose functions then look different
+def not_pytorchs() -> list[str]:
+    """Names of what somebody has put something in the place of, or around, before funcol came."""
+    if _names_put:
+        return list(_not_pytorchs_then)
+    paths = dict.fromkeys([*_names(_PARTS, ()), *(path for part in _PARTS for path in part.passes_by)])
+    found = [path for path in paths if _function(path) is _compat_fully_shard.NOT_PYTORCHS]
+    return [*found, *([] if _makes_pytorchs_ranges() else ["record_function"])]
+
+
+# While funcol is under FSDP2, whose functions then look different.
+_names_put: list[str] = []
+_not_pytorchs_then: list[str] = []
 
 
 class UnderFullyShard:
@@ -293,10 +338,11 @@ class UnderFullyShard:
         self._undo: list[Callable[[], None]] = []
         parts = _known_parts()
         hooks = _wrapped_hooks()
-        _know(parts)
-        _names_put[:] = _names(parts, hooks)
-        self._undo.append(_names_put.clear)
         try:
+            _know(parts)
+            _not_pytorchs_then[:] = not_pytorchs()
+            _names_put[:] = _names(parts, hooks)
+            self._undo.append(_names_put.clear)
             for part in parts:
                 theirs = _function(part.theirs)
                 calls.stock[part.theirs] = _compat.copied(theirs)
@@ -332,9 +378,14 @@ def _know(parts: list[_Part]) -> None:
     """Tells C++ what FSDP2 consists of: it sees when somebody has replaced a piece that it passes by."""
 
     def found(paths: Iterable[str]) -> list[tuple[Any, str, Any]]:
-        places = [_owner_and_name(path) for path in paths if _function(path) is not None]
-        return [(owner, name, vars(owner)[name]) for owner, name in places]
+        return [
+            (owner, name, inspect.getattr_static(owner, name))
+            for path in paths
+            if _function(path) is not None
+            for owner, name in _places(path)
+        ]
 
+    ranges = [(_fsdp_param_group, calls.record_function), (torch.profiler, torch.profiler.record_function)]
     passed_by = dict.fromkeys(path for part in parts for path in part.passes_by)
     states = _fsdp_param.ShardedState
     _C.know_fully_shard(
@@ -346,7 +397,21 @@ def _know(parts: list[_Part]) -> None:
         [
             *found(path for path in passed_by if path not in _COLLECTIVES),
             *_compat_fully_shard.switches(),
+            *((owner, "record_function", value) for owner, value in ranges if _makes_pytorchs_ranges()),
         ],
         found(_COLLECTIVES),
-        [(owner, name, vars(owner)[name]) for owner, name in _CPU_STREAMS],
+        [(owner, name, _pytorchs_stream(owner, name)) for owner, name in _CPU_STREAMS],
     )
+
+
+def _pytorchs_stream(owner: Any, name: str) -> Any:
+    """What PyTorch has there; something that is never there if that is not what is."""
+    found = vars(owner)[name]
+    is_own = (
+        found.__module__ == torch.cpu.__name__
+        if isinstance(found, type)
+        else isinstance(found, FunctionType)
+        and _compat_fully_shard.is_pytorchs(found.__code__)
+        and not hasattr(found, "__wrapped__")
+    )
+    return found if is_own else _compat_fully_shard.NOT_PYTORCHS

@@ -10,6 +10,7 @@ This module imports FSDP2. :mod:`funcol.fully_shard` puts the functions in place
 
 from __future__ import annotations
 
+import importlib
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -23,6 +24,11 @@ from torch.distributed.device_mesh import _get_device_handle
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_common, _fsdp_param_group
 
 from . import _C
+
+# Whether a package checks types on this thread, to which FSDP2 then has something to say.
+checks_types: Callable[[], bool] = bool
+if getattr(dist, "_is_spmd_types_available", bool)():
+    checks_types = importlib.import_module("spmd_types").is_type_checking  # FSDP2 has imported it
 
 # PyTorch's functions as they were, by their names.
 stock: dict[str, Callable[..., Any]] = {}
@@ -145,7 +151,7 @@ def register_post_backward_hook(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """PyTorch counterpart: ``FSDPParamGroup._register_post_backward_hook``."""
     only = args[0] if len(args) == 1 and not kwargs else None
-    if type(only) is not Tensor or _C.is_watched() or forward_ad._current_level >= 0:
+    if type(only) is not Tensor or _C.is_watched() or forward_ad._current_level >= 0 or checks_types():
         return stock["FSDPParamGroup._register_post_backward_hook"](  # type: ignore[no-any-return]
             self, args, kwargs
         )
@@ -175,18 +181,22 @@ def to_sharded_dtensor(self: Any, tensor: Tensor) -> Any:
 
 def unshard(self: Any, async_op: bool = False) -> None:
     """PyTorch counterpart: ``FSDPParamGroup.unshard``."""
-    if _C.fsdp_unshard(self, async_op) is NotImplemented:
+    if checks_types() or _C.fsdp_unshard(self, async_op) is NotImplemented:
         stock["FSDPParamGroup.unshard"](self, async_op)
 
 
 def wait_for_unshard(self: Any) -> None:
     """PyTorch counterpart: ``FSDPParamGroup.wait_for_unshard``."""
-    if _C.fsdp_wait_for_unshard(self) is NotImplemented:
+    if checks_types() or _C.fsdp_wait_for_unshard(self) is NotImplemented:
         stock["FSDPParamGroup.wait_for_unshard"](self)
 
 
 def _is_logged() -> bool:
     return _fsdp_param_group.logger.isEnabledFor(logging.DEBUG)
+
+
+def _is_followed() -> bool:
+    return _is_logged() or checks_types()
 
 
 def root_pre_forward(
@@ -251,7 +261,7 @@ def pre_forward(
     self: Any, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """PyTorch counterpart: ``FSDPParamGroup.pre_forward``."""
-    is_first = NotImplemented if _is_logged() else _C.fsdp_pre_forward(self)
+    is_first = NotImplemented if _is_followed() else _C.fsdp_pre_forward(self)
     if is_first is NotImplemented:
         return stock["FSDPParamGroup.pre_forward"](self, module, args, kwargs)  # type: ignore[no-any-return]
     if is_first:
@@ -261,20 +271,20 @@ def pre_forward(
 
 def post_forward(self: Any, module: nn.Module, input: Any, output: Any) -> Any:  # noqa: A002
     """PyTorch counterpart: ``FSDPParamGroup.post_forward``."""
-    if _is_logged() or _C.fsdp_post_forward(self) is NotImplemented:
+    if _is_followed() or _C.fsdp_post_forward(self) is NotImplemented:
         return stock["FSDPParamGroup.post_forward"](self, module, input, output)
     return output
 
 
 def pre_backward(self: Any, default_prefetch: bool, *unused: Any) -> None:
     """PyTorch counterpart: ``FSDPParamGroup.pre_backward``."""
-    if _is_logged() or _C.fsdp_pre_backward(self, default_prefetch) is NotImplemented:
+    if _is_followed() or _C.fsdp_pre_backward(self, default_prefetch) is NotImplemented:
         stock["FSDPParamGroup.pre_backward"](self, default_prefetch, *unused)
 
 
 def post_backward(self: Any, *unused: Any) -> None:
     """PyTorch counterpart: ``FSDPParamGroup.post_backward``."""
-    if _is_logged() or _C.fsdp_post_backward(self) is NotImplemented:
+    if _is_followed() or _C.fsdp_post_backward(self) is NotImplemented:
         stock["FSDPParamGroup.post_backward"](self, *unused)
 
 
@@ -282,8 +292,11 @@ _NOTHING = nullcontext()
 
 
 def no_typecheck() -> AbstractContextManager[None]:
-    """Where there is no package whose types could be checked."""
-    return _NOTHING
+    """What keeps types from being checked, while they are.
+
+    PyTorch counterpart: ``torch.distributed._spmd_no_typecheck``.
+    """
+    return stock["_spmd_no_typecheck"]() if checks_types() else _NOTHING
 
 
 def record_function(name: str, args: str | None = None) -> AbstractContextManager[Any]:

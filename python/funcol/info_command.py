@@ -65,7 +65,9 @@ def _under_fsdp2() -> str:
     from . import fully_shard  # which imports FSDP2
 
     taken, left = fully_shard.taken_over()
-    return f"takes over {', '.join(taken)}; left to PyTorch: {', '.join(left) or 'nothing'}"
+    row = f"takes over {', '.join(taken)}; left to PyTorch: {', '.join(left) or 'nothing'}"
+    replaced = fully_shard.not_pytorchs()
+    return f"{row}; not PyTorch's own any more: {', '.join(replaced)}" if replaced else row
 
 
 def _nccl_version() -> str | None:

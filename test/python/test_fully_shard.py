@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import inspect
 import logging
@@ -20,7 +21,9 @@ import torch.distributed as dist
 from fsdp_programs import Block, batch, blocks, recorded, sharded, state, steps
 from programs import settled
 from ranks import run_ranks
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -28,15 +31,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import funcol
 from funcol import dropin, dropin_fully_shard
 from funcol import fully_shard as under
+from funcol.info_command import info
 
 
 def check(program: Callable[..., list[Tensor]], world: int, *args: Any) -> None:
     """``program`` gives the same with funcol, and asks the same of streams and groups in the same order."""
-    run_ranks(does_the_same, world, program.__name__, args)
+    run_ranks(does_the_same, world, program.__module__, program.__name__, args)
 
 
-def does_the_same(rank: int, world: int, name: str, args: tuple[Any, ...]) -> None:
-    program = getattr(importlib.import_module("fsdp_programs"), name)
+def does_the_same(rank: int, world: int, module: str, name: str, args: tuple[Any, ...]) -> None:
+    program = getattr(importlib.import_module(module), name)
 
     def run() -> tuple[list[Tensor], list[Any], programs.Log]:
         torch.manual_seed(0)
@@ -187,7 +191,7 @@ def test_a_model_may_see_funcol_come_and_go() -> None:
 def codes() -> dict[str, Any]:
     names = [part.theirs for part in under._PARTS] + list(under._HOOKS) + list(under._WITHOUT_GRADIENTS)
     functions = {name: under._looked_up(name) for name in names}
-    inner = {f"{name}, undecorated": under._function(name) for name in names}
+    inner = {f"{name}, undecorated": inspect.unwrap(functions[name]) for name in names if functions[name]}
     return {
         name: (function, function.__code__, function.__kwdefaults__)
         for name, function in {**functions, **inner}.items()
@@ -258,18 +262,49 @@ def test_a_function_of_another_kind_is_left_to_pytorch(monkeypatch: pytest.Monke
     assert "FSDPParamGroup._to_unsharded" in under.taken_over()[1]
 
 
+def trains_under_a_checker_of_types(rank: int, world: int, checks: bool) -> None:
+    import spmd_types
+    from spmd_types.checker import typecheck
+    from torch.distributed.fsdp import DataParallelMeshDims
+
+    mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("dp",))
+    axis = spmd_types.MeshAxis.of(mesh.get_group("dp"))
+    options: Any = {"mesh": mesh, "dp_mesh_dims": DataParallelMeshDims(shard="dp")}
+
+    def checking() -> Any:
+        return typecheck(strict_mode="strict") if checks else contextlib.nullcontext()
+
+    def run() -> list[Tensor]:
+        torch.manual_seed(1)
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 5)) for _ in range(3)))
+        for parameter in model.parameters():
+            spmd_types.assert_type(parameter, {axis: spmd_types.R})
+        sharded(model, **options)
+        found = []
+        for step in range(3):
+            x = batch(rank, step).requires_grad_()
+            with checking():
+                spmd_types.assert_type(x, {axis: spmd_types.V})
+                out = model(x)
+                types = spmd_types.get_local_type(out)
+                assert not checks or types == {axis: spmd_types.V}
+                loss = out.square().mean()
+            loss.backward()
+            found += [loss.detach(), *programs.copies(state(model))]
+        return settled(found)
+
+    expected = run()
+    with funcol.installed():
+        assert not under.taken_over()[1]
+        assert_same(run(), expected)
+
+
 @pytest.mark.skipif(
-    not hasattr(dist, "_is_spmd_types_available"), reason="this PyTorch has nothing that checks types"
+    not getattr(dist, "_is_spmd_types_available", bool)(), reason="no package here checks types"
 )
-def test_what_speaks_to_a_checker_of_types_is_left_where_there_is_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    taken_without, _ = under.taken_over()
-    monkeypatch.setattr(dist, "_is_spmd_types_available", lambda: True)
-    taken, left = under.taken_over()
-    speaking = {"_spmd_no_typecheck", "FSDPParamGroup.pre_forward", "FSDPParamGroup.post_forward"}
-    assert speaking <= set(left)
-    assert set(taken) == set(taken_without) - speaking
+@pytest.mark.parametrize("checks", [True, False])
+def test_under_a_checker_of_types(checks: bool) -> None:
+    run_ranks(trains_under_a_checker_of_types, 2, checks)
 
 
 # Those who watch
@@ -332,6 +367,91 @@ def counts_replaced_methods(rank: int, world: int, path: str, of_instance: bool)
 )
 def test_a_method_that_somebody_replaced_is_called(path: str, of_instance: bool) -> None:
     run_ranks(counts_replaced_methods, 2, path, of_instance)
+
+
+_IN_FSDP2 = "torch.distributed.fsdp._fully_shard."
+
+
+def counts_what_was_replaced_before(rank: int, world: int, module: str, path: str, how: str) -> None:
+    """What a program put around a function before funcol came is called as often as without funcol."""
+    owner: Any = importlib.import_module(_IN_FSDP2 + module if module.startswith("_") else module)
+    *classes, name = path.split(".")
+    for one in classes:
+        owner = getattr(owner, one)
+    original = getattr(owner, name)
+    seen = []
+
+    def counts(*args: Any, **kwargs: Any) -> Any:
+        seen.append(name)
+        return original(*args, **kwargs)
+
+    if how == "wraps":
+        functools.update_wrapper(counts, original)
+    if how == "no_grad":
+        counts = torch.no_grad()(counts)
+
+    def run() -> tuple[int, list[Tensor]]:
+        seen.clear()
+        torch.manual_seed(0)
+        found = settled(steps(sharded(blocks()), rank, 2))
+        return len(seen), found
+
+    with mock.patch.object(owner, name, counts):
+        expected_count, expected = run()
+        assert expected_count > 0
+        with funcol.installed():
+            count, found = run()
+            assert count == expected_count
+            assert_same(found, expected)
+            if (owner, name) not in ((torch.cpu.Stream, "wait_stream"),):
+                assert name in " ".join(under.not_pytorchs())
+                assert name in info()
+        assert run()[0] == expected_count
+    assert inspect.getattr_static(owner, name, None) is not counts
+    assert not under.not_pytorchs()
+
+
+@pytest.mark.skipif(not under.taken_over()[0] or bool(under.taken_over()[1]), reason="not all is taken over")
+@pytest.mark.parametrize(
+    ("module", "path", "how"),
+    [
+        ("_fsdp_collectives", "DefaultAllGather.allocate", "plain"),
+        ("_fsdp_collectives", "DefaultReduceScatter.__call__", "plain"),
+        ("_fsdp_param_group", "foreach_all_gather", "wraps"),
+        ("_fsdp_param_group", "foreach_all_gather", "plain"),
+        ("_fsdp_collectives", "foreach_reduce_scatter_copy_in", "wraps"),
+        ("_fsdp_param", "FSDPParam.to_sharded", "wraps"),
+        ("_fsdp_param", "FSDPParam.init_unsharded_param", "no_grad"),
+        ("_fsdp_param_group", "FSDPParamGroup.unshard", "wraps"),
+        ("_fsdp_param_group", "FSDPParamGroup.pre_forward", "wraps"),
+        ("_fsdp_param_group", "FSDPParamGroup.post_backward", "plain"),
+        ("_fsdp_param_group", "record_function", "plain"),
+        ("torch.distributed", "all_gather_single", "wraps"),
+        ("torch.cpu", "Stream.wait_stream", "wraps"),
+    ],
+)
+def test_what_somebody_replaced_before_is_called(module: str, path: str, how: str) -> None:
+    run_ranks(counts_what_was_replaced_before, 2, module, path, how)
+
+
+def test_an_install_that_fails_undoes_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = codes()
+
+    def fails(parts: Any) -> None:
+        raise ValueError("on purpose")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(under, "_know", fails)
+        with pytest.raises(ValueError, match="on purpose"):
+            funcol.install()
+        with pytest.raises(ValueError, match="on purpose"), funcol.installed():
+            pass
+    assert not dropin.is_installed()
+    assert not dropin.is_under_dtensor()
+    assert codes() == before
+    with funcol.installed():
+        assert codes() != before
+    assert codes() == before
 
 
 def counts_replaced_collectives(rank: int, world: int, name: str) -> None:
@@ -467,32 +587,109 @@ def test_a_profiler_sees_the_same_ranges() -> None:
 # Compiled
 
 
-def compiles(rank: int, world: int) -> None:
-    def run(compiled: bool) -> tuple[list[Tensor], int]:
+def compiled(place: str, checkpoint: str, **options: Any) -> Any:
+    """A model of blocks that FSDP2 has hooks on, compiled in one of several places."""
+
+    def compile_(module: Any) -> None:
+        module.compile(backend="aot_eager", **options)
+
+    model: Any = blocks()
+    for i, block in enumerate(model):
+        if place == "within the blocks":
+            compile_(block.up)
+            compile_(block.norm)
+        if place == "blocks, then sharded":
+            compile_(block)
+        if checkpoint == "within":
+            block = checkpoint_wrapper(block)
+        if place == "blocks as another module":
+            block = torch.compile(block, backend="aot_eager", **options)
+        model[i] = fully_shard(block)
+        if place == "sharded blocks":
+            compile_(block)
+        if checkpoint == "around":
+            model[i] = checkpoint_wrapper(block)
+    fully_shard(model)
+    if place == "everything":
+        compile_(model)
+    if place == "a step":
+
+        @torch.compile(backend="aot_eager", **options)
+        def step(x: Tensor) -> Tensor:
+            return model(x * 2).sin()
+
+        step.parameters = model.parameters
+        return step
+    return model
+
+
+def compiles(rank: int, world: int, place: str, checkpoint: str, fullgraph: bool) -> None:
+    def run() -> tuple[list[Tensor], dict[str, dict[str, int]], str]:
+        torch._dynamo.reset()
+        counters = torch._dynamo.utils.counters
+        counters.clear()
+        error = ""
+        found: list[Tensor] = []
+        try:
+            model = compiled(place, checkpoint, fullgraph=fullgraph)
+            found = settled(steps(model, rank, 3, torch.optim.SGD(model.parameters(), 0.1)))
+        except torch._dynamo.exc.Unsupported as raised:
+            error = str(raised).splitlines()[0]
+        names = ("stats", "frames", "graph_break", "unimplemented", "recompile_limit")
+        return found, {name: dict(counters[name]) for name in names}, error
+
+    found_before, counts_before, error_before = run()
+    assert any(counts_before.values()) or error_before
+    with funcol.installed():
+        found, counts, error = run()
+    assert error == error_before
+    assert counts == counts_before
+    torch.testing.assert_close(found, found_before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("fullgraph", [True, False])
+@pytest.mark.parametrize("checkpoint", ["", "within", "around"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "within the blocks",
+        "blocks, then sharded",
+        "blocks as another module",
+        "sharded blocks",
+        "everything",
+        "a step",
+    ],
+)
+def test_compiled_modules(place: str, checkpoint: str, fullgraph: bool) -> None:
+    run_ranks(compiles, 2, place, checkpoint, fullgraph, timeout=180)
+
+
+def compiles_with_and_without(rank: int, world: int) -> None:
+    """A model that was compiled with funcol runs on without it, and the other way round, and is not compiled
+    once more for that."""
+
+    def run(come_and_go: bool) -> tuple[list[Tensor], int]:
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
-        model = blocks()
-        for block in model:
-            if compiled:
-                block.compile(backend="aot_eager")
-            fully_shard(block)
-        fully_shard(model)
-        found = settled(steps(model, rank, 3, torch.optim.SGD(model.parameters(), 0.1)))
-        if compiled:
-            model.compile(backend="aot_eager")
-            found += settled(steps(model, rank, 2))
-        return found, torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        model = compiled("blocks, then sharded", "", fullgraph=True)
+        found = []
+        for step in range(4):
+            if come_and_go:
+                funcol.uninstall() if step % 2 else funcol.install()
+            found += steps(model, rank, 1)
+        return settled(found), torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
-    expected, num_graphs = run(compiled=True)
-    assert num_graphs > 0
-    with funcol.installed():
-        found, num_graphs_found = run(compiled=True)
+    expected, num_graphs = run(come_and_go=False)
+    try:
+        found, num_graphs_found = run(come_and_go=True)
+    finally:
+        funcol.uninstall()
     assert_same(found, expected)
     assert num_graphs_found == num_graphs
 
 
-def test_compiled_modules() -> None:
-    run_ranks(compiles, 2, timeout=180)
+def test_a_compiled_model_may_see_funcol_come_and_go() -> None:
+    run_ranks(compiles_with_and_without, 2, timeout=180)
 
 
 def test_a_block_is_uneven_on_every_world_here() -> None:

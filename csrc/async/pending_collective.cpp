@@ -316,29 +316,29 @@ void PendingCollective::run_epilogue() {
   }
 }
 
-// A result that is used on another stream than the start stream, and has an epilogue. Not while a graph is
-// captured, into which no other stream is to be drawn.
-bool PendingCollective::is_merged_aside() const {
-  return start_stream_.has_value() && start_.work && start_.epilogue &&
+// Where a result is used on another stream than the start stream, and has an epilogue or may be waited for
+// only once. Not while a graph is captured, into which no other stream is to be drawn.
+bool PendingCollective::is_finished_aside() const {
+  return start_stream_.has_value() && start_.work && (start_.epilogue || may_run_twice(*start_.work)) &&
          stream_of(start_stream_->device()) != *start_stream_ && AskingDevices().is_allowed();
 }
 
-// The epilogue runs on a stream that has nothing else to do, so that both streams wait for it and for the
-// collective, and neither for what else is queued on the other. What the epilogue allocates is of that
-// stream, and goes as it ends.
-void PendingCollective::merge_aside(bool checks_group) {
+// Waits, and runs the epilogue, on a stream that has nothing else to do, so that both streams wait for that
+// alone, and neither for what else is queued on the other. What the epilogue allocates is of that stream, and
+// goes as it ends.
+void PendingCollective::finish_aside(bool checks_group) {
   const auto device = start_stream_->device();
   const auto current = stream_of(device);
   const auto aside = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
-  c10::Event merged(device.type());
+  c10::Event finished(device.type());
   {
     const c10::StreamGuard on_stream_aside(aside);
     wait_for_work(checks_group);
     run_epilogue();
-    merged.record(aside);
+    finished.record(aside);
   }
-  merged.block(current);
-  merged.block(*start_stream_);
+  finished.block(current);
+  finished.block(*start_stream_);
 }
 
 // The start stream waits for the collective alone, not for what else is queued on the current one.
@@ -367,8 +367,8 @@ PendingCollective::State PendingCollective::finish(bool checks_group) {
     // What is written now is the result as autograd has it already: Gloo's reduce_scatter copies as it is
     // waited for.
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    if (is_merged_aside()) {
-      merge_aside(checks_group);
+    if (is_finished_aside()) {
+      finish_aside(checks_group);
       return State::kArrived;
     }
     if (start_.work) {

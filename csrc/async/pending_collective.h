@@ -124,8 +124,8 @@ class PendingCollective final : public c10::intrusive_ptr_target {
   State finish(bool checks_group);
   void wait_for_work(bool checks_group);
   void run_epilogue();
-  bool is_merged_aside() const;
-  void merge_aside(bool checks_group);
+  bool is_finished_aside() const;
+  void finish_aside(bool checks_group);
   void order_start_stream() const;
   void check_group_lives() const;
   [[noreturn]] void raise_destroyed() const;

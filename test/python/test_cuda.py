@@ -98,6 +98,25 @@ def test_a_result_settled_on_another_stream_is_right(nccl):
     assert torch.equal(z, expected)
 
 
+@pytest.mark.parametrize("dim", [0, 1])
+def test_the_start_stream_does_not_wait_for_what_is_queued_where_a_result_is_used_first(nccl, dim):
+    x = numbered(64, 64)
+    side = torch.cuda.Stream()
+    after = torch.cuda.Event()
+    torch.cuda.synchronize()
+    y = funcol.all_gather_tensor(x, dim, nccl)
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(2_000_000_000)
+        z = y + 1
+        after.record()
+    doubled = y * 2
+    torch.cuda.current_stream().synchronize()
+    assert not after.query()
+    assert torch.equal(doubled, x * 2)
+    side.synchronize()
+    assert torch.equal(z, x + 1)
+
+
 def slow_gather(num_ranks, rows, dim, fill_after_cycles):
     """A pending gather whose blocks arrive on the device only after a while."""
     shards = [numbered(rows, 6) + 100 * rank for rank in range(num_ranks)]

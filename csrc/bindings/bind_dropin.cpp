@@ -84,7 +84,7 @@ void put_pending_instances(const py::type& cls) {
   const auto derived = py::type::of(own)(own.attr("__name__"), py::make_tuple(own), members);
   auto* const metaclass = reinterpret_cast<PyTypeObject*>(derived.ptr());
   TORCH_CHECK(metaclass->tp_basicsize == Py_TYPE(cls.ptr())->tp_basicsize,
-              "funcol: instances of the metaclass of ", py::str(cls).cast<std::string>(),
+              "funcol: instances of the metaclass of ", py::repr(cls).cast<std::string>(),
               " are smaller than those of one that derives from it. Please report this.");
   set_metaclass(cls.ptr(), metaclass);
   class_of_pending = cls.ptr();

@@ -18,7 +18,7 @@ _NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd")
 # Those that serve tensors of the devices that funcol has kernels for, as the dispatcher writes them.
 _KEYS = ("CPU", "CUDA", "CompositeExplicitAutograd[alias]", "CompositeImplicitAutograd[alias]")
 # Where the kernels of PyTorch and of funcol were registered.
-_KNOWN = ("/torch/csrc/", "/csrc/ops/dropin.cpp", "/csrc/ops/legacy.cpp")
+_KNOWN = ("/torch/csrc/", "/csrc/ops/core_ops.cpp", "/csrc/ops/dropin.cpp", "/csrc/ops/legacy.cpp")
 _INACTIVE = " (inactive)"
 
 

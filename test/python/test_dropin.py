@@ -201,7 +201,9 @@ def compiles_what_it_imported(rank: int, world: int) -> None:
     graphs: list[list[str]] = []
 
     def collect(module: torch.fx.GraphModule, inputs: object) -> Callable[..., Any]:
-        graphs.append([str(node.target) for node in module.graph.nodes])
+        # In older minors funcol asks for what PyTorch's own operators do in newer ones.
+        names = [str(node.target) for node in module.graph.nodes]
+        graphs.append([name for name in names if name != "contiguous"])
         return module
 
     @torch.compile(fullgraph=True, backend=collect)

@@ -633,13 +633,14 @@ def compiles(rank: int, world: int, place: str, checkpoint: str, fullgraph: bool
         try:
             model = compiled(place, checkpoint, fullgraph=fullgraph)
             found = settled(steps(model, rank, 3, torch.optim.SGD(model.parameters(), 0.1)))
-        except torch._dynamo.exc.Unsupported as raised:
+        except Exception as raised:  # Dynamo's, of several classes
             error = str(raised).splitlines()[0]
         names = ("stats", "frames", "graph_break", "unimplemented", "recompile_limit")
         return found, {name: dict(counters[name]) for name in names}, error
 
     found_before, counts_before, error_before = run()
-    assert any(counts_before.values()) or error_before
+    # Hooks within blocks keep Dynamo of older minors from any graph.
+    assert any(counts_before.values()) or error_before or place == "within the blocks"
     with funcol.installed():
         found, counts, error = run()
     assert error == error_before

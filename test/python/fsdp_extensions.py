@@ -43,17 +43,22 @@ def replicates_all(rank: int, world: int, how: str = "") -> list[Tensor]:
     return steps(model, rank, 3, torch.optim.SGD(model.parameters(), 0.1))
 
 
+def _accumulated(model: Any, set_reduces: Callable[[bool], None], rank: int) -> list[Tensor]:
+    """What the model holds after each backward pass, of which every second one reduces."""
+    found: list[Tensor] = []
+    for step in range(4):
+        set_reduces(step % 2 == 1)
+        model(batch(rank, step)).square().mean().backward()
+        found += copies(state(model))
+    return found
+
+
 def replicates_and_accumulates(rank: int, world: int) -> list[Tensor]:
     model = blocks()
     for block in model:
         _replicate(block)
     _replicate(model)
-    found = []
-    for step in range(4):
-        model.set_requires_gradient_sync(step % 2 == 1)
-        model(batch(rank, step)).square().mean().backward()
-        found += copies(state(model))
-    return found
+    return _accumulated(model, model.set_requires_gradient_sync, rank)
 
 
 def replicates_and_evaluates(rank: int, world: int) -> list[Tensor]:
@@ -83,12 +88,7 @@ def mixes_replicas_and_shards(rank: int, world: int) -> list[Tensor]:
 def reduces_shards_without_replicas(rank: int, world: int) -> list[Tensor]:
     mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("replicate", "shard"))
     model = sharded(blocks(), mesh=mesh)
-    found = []
-    for step in range(4):
-        model.set_requires_all_reduce(step % 2 == 1)
-        model(batch(rank, step)).square().mean().backward()
-        found += copies(state(model))
-    return found
+    return _accumulated(model, model.set_requires_all_reduce, rank)
 
 
 # Extensions of the gather

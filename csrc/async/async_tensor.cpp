@@ -162,7 +162,8 @@ c10::intrusive_ptr<c10::TensorImpl> AsyncTensorImpl::shallow_copy_and_detach(
 // A dispatch mode and a subclass with __torch_dispatch__ are shown a detach of their own, by the base class,
 // and may read values in it.
 bool AsyncTensorImpl::stays_pending_in_copies() const {
-  return (in_place() || is_pending()) && !has_watching_layers() && !is_python_dispatch();
+  return (in_place() || is_pending() || pending()->orders_streams()) && !has_watching_layers() &&
+         !is_python_dispatch();
 }
 
 const char* AsyncTensorImpl::tensorimpl_type_name() const { return "funcol::AsyncTensorImpl"; }

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <memory>
 #include <new>
 #include <numeric>
 #include <set>
@@ -109,6 +110,9 @@ void PendingCollective::settle() {
   if (state_.load(std::memory_order_acquire) == State::kFailed) {
     std::rethrow_exception(error_);
   }
+  if (used_streams_.is_begun()) {
+    used_streams_.order(stream_of(start_stream_->device()));
+  }
 }
 
 // Where there is nothing to wait for, neither the Work nor the mutex, the GIL may be kept: to let it go and
@@ -204,6 +208,9 @@ bool PendingCollective::let_go_if_over() {
   if (!lock.owns_lock()) {
     return false;
   }
+  if (used_streams_.is_begun()) {
+    return used_streams_.let_go_if_over();
+  }
   if (state_.load(std::memory_order_relaxed) != State::kRunning || !start_.work || is_in_child()) {
     return true;
   }
@@ -229,7 +236,7 @@ void PendingCollective::wait_and_let_go() {
   if (start_stream_.has_value()) {
     try {
       start_.work->wait();
-      order_start_stream();
+      order_streams();
       let_go_of_buffers(gone.buffers);
     } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): settle() meets it, too
     }
@@ -328,36 +335,34 @@ bool PendingCollective::is_finished_aside() const {
 // goes as it ends.
 void PendingCollective::finish_aside(bool checks_group) {
   const auto device = start_stream_->device();
-  const auto current = stream_of(device);
   const auto aside = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
-  c10::Event finished(device.type());
+  const auto finished = std::make_shared<c10::Event>(device.type());
   {
     const c10::StreamGuard on_stream_aside(aside);
     wait_for_work(checks_group);
     run_epilogue();
-    finished.record(aside);
+    finished->record(aside);
   }
-  finished.block(current);
-  finished.block(*start_stream_);
+  used_streams_.begin({.work = {}, .event = finished}, {});
+  used_streams_.order(stream_of(device));
+  used_streams_.order(*start_stream_);
 }
 
-// The start stream waits for the collective alone, not for what else is queued on the current one.
-void PendingCollective::order_start_stream() const {
-  if (!start_stream_.has_value()) {
+// The current stream waits already. The start stream waits for the collective alone, not for what else is
+// queued on the current one.
+void PendingCollective::order_streams() {
+  if (!start_stream_.has_value() || !start_.work) {
     return;
   }
   const auto current = stream_of(start_stream_->device());
-  if (current == *start_stream_) {
-    return;
+  if (start_.epilogue || may_run_twice(*start_.work)) {
+    const auto finished = std::make_shared<c10::Event>(current.device_type());
+    finished->record(current);
+    used_streams_.begin({.work = {}, .event = finished}, {current});
+  } else {
+    used_streams_.begin({.work = start_.work, .event = {}}, {current});
   }
-  if (start_.work && !start_.epilogue && !may_run_twice(*start_.work)) {
-    const c10::StreamGuard on_start_stream(*start_stream_);
-    start_.work->wait();
-    return;
-  }
-  c10::Event finished(current.device_type());
-  finished.record(current);
-  finished.block(*start_stream_);
+  used_streams_.order(*start_stream_);
 }
 
 // Without the mutex: by the one thread that waits.
@@ -375,7 +380,7 @@ PendingCollective::State PendingCollective::finish(bool checks_group) {
       wait_for_work(checks_group);
     }
     run_epilogue();
-    order_start_stream();
+    order_streams();
     return State::kArrived;
   } catch (c10::Error& error) {
     error.add_context(describe());

@@ -40,6 +40,7 @@
 
 #include "async/resize_guard.h"
 #include "async/unwaited.h"
+#include "async/used_streams.h"
 #include "comm/group_ref.h"
 
 namespace funcol {
@@ -50,8 +51,9 @@ namespace funcol {
 // layout change of a gather along a dim other than 0). On CUDA, waiting makes the current stream wait,
 // not the host; and the stream that the collective was started on, whose memory the buffers are, and on
 // which others may use the tensors without another wait. Neither waits for what else is queued on the other.
-// A third stream is ordered by whoever uses the tensors there, as for any tensor. After that nothing of the
-// collective is kept.
+// So does each further stream on which a result is used (used_streams.h); a view that is made after the
+// first use is ordered there by whoever uses it, as any tensor. After that nothing of the collective is
+// kept.
 // A failure is kept instead: every settle() raises it again, so that no use ever sees the data.
 // So is destroying the group before settle(): whether the data arrived first would be a matter of luck.
 // If the last holder goes without having settled, Work and buffers live on until the Work is done.
@@ -81,6 +83,9 @@ class PendingCollective final : public c10::intrusive_ptr_target {
   PendingCollective& operator=(const PendingCollective&) = delete;
 
   bool is_settled() const noexcept { return state_.load(std::memory_order_acquire) == State::kSettled; }
+
+  // Settled, but on a device it may still run: a stream on which its outputs are used first has to wait.
+  bool orders_streams() const noexcept { return used_streams_.is_begun(); }
 
   // Returns when the outputs hold their values (on CUDA: for work that is enqueued from now on).
   // Raises what the Work raised, extended by op, group and shape; the same on each later call. In a child
@@ -126,7 +131,7 @@ class PendingCollective final : public c10::intrusive_ptr_target {
   void run_epilogue();
   bool is_finished_aside() const;
   void finish_aside(bool checks_group);
-  void order_start_stream() const;
+  void order_streams();
   void check_group_lives() const;
   [[noreturn]] void raise_destroyed() const;
   std::string describe() const;
@@ -148,6 +153,7 @@ class PendingCollective final : public c10::intrusive_ptr_target {
   UnwaitedEntry unwaited_;
   uint64_t num_forks_at_start_;
   std::optional<c10::Stream> start_stream_;  // none on the CPU
+  UsedStreams used_streams_;
 };
 
 // A copy of `op` that lives for ever, for ops whose names are made up at run time.

@@ -117,6 +117,26 @@ def test_the_start_stream_does_not_wait_for_what_is_queued_where_a_result_is_use
     assert torch.equal(z, x + 1)
 
 
+@pytest.mark.parametrize("copied", [False, True], ids=["itself", "detached"])
+@pytest.mark.parametrize("order", ["bc", "sb", "bsc", "cbs"])
+@pytest.mark.parametrize("name", ["all_reduce", "all_gather dim 1"])
+def test_a_result_is_there_on_every_stream_where_it_is_used(nccl, name, order, copied):
+    x = torch.zeros(512, 512, device="cuda")
+    expected = torch.rand(512, 512, device="cuda")
+    streams = {"s": torch.cuda.current_stream(), "b": torch.cuda.Stream(), "c": torch.cuda.Stream()}
+    torch.cuda.synchronize()
+    torch.cuda._sleep(200_000_000)
+    x.copy_(expected)
+    y = funcol.all_reduce(x, "sum", nccl) if name == "all_reduce" else funcol.all_gather_tensor(x, 1, nccl)
+    sums = []
+    for stream in order:
+        with torch.cuda.stream(streams[stream]):
+            sums.append((y.detach() if copied else y) + 1)
+    torch.cuda.synchronize()
+    for once in sums:
+        assert torch.equal(once, expected + 1)
+
+
 def slow_gather(num_ranks, rows, dim, fill_after_cycles):
     """A pending gather whose blocks arrive on the device only after a while."""
     shards = [numbered(rows, 6) + 100 * rank for rank in range(num_ranks)]

@@ -4,6 +4,7 @@ A view that cannot be made of what a rank holds, as ``x[0]`` of a tensor that is
 of a redistributed copy; an in-place operator whose tensor has to move first writes to such a copy, too.
 PyTorch loses both. Here a copy that views were made of knows its base: what an in-place operator writes into
 the copy goes back into the base, and into other copies of it, without communication where the copy is whole.
+Graphs that are traced hold what eager programs run.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from . import _compat
 from .redistribution import redistribute_local_tensor
 
 _tail: Any = _compat.copied(_compat.dispatcher_functions()["tail"])
+
+_is_alias_of: Any = torch._C._is_alias_of  # type: ignore[attr-defined]
 
 aten = torch.ops.aten
 
@@ -69,7 +72,7 @@ class _Copy:
 
     def __init__(self, base: Tensor, base_spec: DTensorSpec, copy: Tensor, spec: DTensorSpec) -> None:
         self.base, self.base_spec, self.spec = base, base_spec, spec
-        self._geometry = copy.storage_offset(), copy.size(), copy.stride()
+        self._geometry = _geometry(copy)
         self._dtype = copy.dtype
         # A strong one would be a cycle that no collector sees: this object lives as long as the storage.
         self._storage = weakref.ref(copy.untyped_storage())
@@ -79,11 +82,7 @@ class _Copy:
     def bring_back(self, written: Tensor, op: OpOverload) -> None:
         """What ``op`` wrote to ``written``, a view of the copy, to the base."""
         if self._is_stale() and op not in _OVERWRITING:
-            raise RuntimeError(
-                f"funcol: {op} writes to a view that was made of a copy of a tensor with placements "
-                f"{self.base_spec.placements}, which was written to since: the view has old values. Take the "
-                "view again after each write to the tensor, or redistribute the tensor first."
-            )
+            raise RuntimeError(_stale(op, self.base_spec))
         copy = self.tensor()
         mask = self._mask_of(written)
         others = [other for other in _copies() if other is not self and self._is_alike(other)]
@@ -137,6 +136,83 @@ class _Copy:
         self.base.copy_(torch.where(where.bool(), values, self.base))
 
 
+class _TracedCopy:
+    """A copy whose elements are those of a graph: it has no memory, and is kept as long as the trace."""
+
+    def __init__(self, base: Tensor, base_spec: DTensorSpec, copy: Tensor, spec: DTensorSpec) -> None:
+        self.base, self.base_spec, self.copy, self.spec = base, base_spec, copy, spec
+        self.is_stale = False
+
+    def is_alike(self, other: _TracedCopy) -> bool:
+        return (
+            not other.is_stale
+            and _is_alias_of(other.base, self.base)
+            and _geometry(other.base) == _geometry(self.base)
+            and other.base.dtype == self.base.dtype
+            and other.spec.placements == self.spec.placements
+            and other.base_spec.placements == self.base_spec.placements
+        )
+
+
+class _Trace:
+    """The copies of a graph that is traced."""
+
+    def __init__(self) -> None:
+        self._copies: list[_TracedCopy] = []
+
+    def add(self, copy: _TracedCopy) -> None:
+        if not _is_alias_of(copy.copy, copy.base):
+            self._copies.append(copy)
+
+    def bring_back(self, written: Tensor, op: OpOverload) -> None:
+        """What ``op`` wrote to ``written``, if that is a view of a copy."""
+        for one in self._copies:
+            one.is_stale |= _is_alias_of(one.base, written)
+        for one in self._copies:
+            if _is_alias_of(one.copy, written):
+                self._bring_back(one, op)
+
+    def _bring_back(self, copy: _TracedCopy, op: OpOverload) -> None:
+        if copy.is_stale:
+            raise RuntimeError(_stale(op, copy.base_spec))
+        alike = [other for other in self._copies if other is not copy and copy.is_alike(other)]
+        copy.base.copy_(redistribute_local_tensor(copy.copy, copy.spec, copy.base_spec))
+        for other in alike:
+            other.copy.copy_(copy.copy)
+        self.bring_back(copy.base, aten.copy_.default)
+        for one in (copy, *alike):
+            one.is_stale = False
+
+
+_NAME_OF_TRACE = "_funcol_trace"
+_TRACING_MODES = (torch._C._TorchDispatchModeKey.FUNCTIONAL, torch._C._TorchDispatchModeKey.PROXY)
+
+
+def _trace() -> _Trace | None:
+    """Of the graph that is being traced, if any."""
+    for key in _TRACING_MODES:
+        mode = torch._C._get_dispatch_mode(key)
+        if mode is not None:
+            trace: _Trace | None = getattr(mode, _NAME_OF_TRACE, None)
+            if trace is None:
+                trace = _Trace()
+                setattr(mode, _NAME_OF_TRACE, trace)
+            return trace
+    return None
+
+
+def _geometry(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.storage_offset(), tensor.size(), tensor.stride()
+
+
+def _stale(op: OpOverload, spec: DTensorSpec) -> str:
+    return (
+        f"funcol: {op} writes to a view that was made of a copy of a tensor with placements "
+        f"{spec.placements}, which was written to since: the view has old values. Take the view again after "
+        "each write to the tensor, or redistribute the tensor first."
+    )
+
+
 _NAME_OF_COPY, _NAME_OF_BASE = "_funcol_copy", "_funcol_base"
 _open: set[weakref.ref[_Copy]] = set()
 
@@ -186,7 +262,11 @@ def first_moved(op: OpOverload, base: Tensor, base_spec: Any, copy: Tensor, spec
     """To be called once ``op`` has run on ``copy``, the redistributed ``base``, as its first argument."""
     if writes_to_first(op):
         base.copy_(redistribute_local_tensor(copy, spec, base_spec))
-    elif _is_view(op) and copy.numel():
+    elif not _is_view(op):
+        return
+    elif (trace := _trace()) is not None:
+        trace.add(_TracedCopy(base, base_spec, copy, spec))
+    elif copy.numel() and not torch.compiler.is_compiling():
         storage = copy.untyped_storage()
         if storage.data_ptr() != base.untyped_storage().data_ptr():
             known = _Copy(base, base_spec, copy, spec)
@@ -196,6 +276,9 @@ def first_moved(op: OpOverload, base: Tensor, base_spec: Any, copy: Tensor, spec
 
 def bring_back(written: Tensor, op: OpOverload) -> None:
     """What ``op`` wrote to ``written``, if that is a view of a copy."""
+    if (trace := _trace()) is not None:
+        trace.bring_back(written, op)
+        return
     storage = written.untyped_storage()
     copy: _Copy | None = getattr(storage, _NAME_OF_COPY, None)
     base: _Base | None = getattr(storage, _NAME_OF_BASE, None)
@@ -221,7 +304,7 @@ def tail(
 
     PyTorch counterpart: ``OpDispatcher._dispatch_fast_path_python_tail``.
     """
-    if _open and participating and (is_inplace_op or is_out_variant_op):
+    if participating and (is_inplace_op or is_out_variant_op) and (_open or _trace() is not None):
         out = [kwargs.get(one.name) for one in op_call._schema.arguments if one.is_out]
         written = out if is_out_variant_op else args[0] if isinstance(args[0], (list, tuple)) else args[:1]
         for tensor in written:

@@ -268,7 +268,7 @@ def local_results(
         op_info.local_kwargs = keyword_tensors.moved(schema, op_info.local_kwargs, redistribute_local_tensor)
     results = _local_results(self, op_call, args, op_info)
     moved = _first(op_info.local_args)
-    if moved is not held and isinstance(spec, DTensorSpec) and not torch.compiler.is_compiling():
+    if moved is not held and isinstance(spec, DTensorSpec):
         (target, *_) = tree_leaves(schema.args_schema, is_leaf=_is_spec)
         dropin_writes.first_moved(op_call, held, spec, moved, target)
     return results

@@ -13,7 +13,7 @@ from sharded import layouts, mesh_of
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
-from twins import check_twin, numbers, placed, replicated
+from twins import agrees, check_twin, numbers, placed, replicated
 
 import funcol
 from funcol import dropin_writes
@@ -209,6 +209,54 @@ def split(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("write", [unbound, chunked, split])
 def test_a_write_to_one_of_several_views_reaches_the_tensor(write: Write, size: int) -> None:
     check_twin(write, [numbers(size, 3)], "S0")
+
+
+def agrees_when_compiled(rank: int, world: int, name: str, size: int, words: str, backward: bool) -> None:
+    write = WRITES[name]
+    # PyTorch has no gradients of compiled regions that write to DTensors that they are given.
+    function = (lambda x: write(x * 1)) if backward else write
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="aot_eager")
+    agrees(rank, world, compiled, [numbers(size, 3)], [words], (world,), backward)
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_compiled_write_reaches_a_tensor_that_is_cut(name: str) -> None:
+    run_ranks(agrees_when_compiled, 2, name, 5, "S0", False)
+
+
+@pytest.mark.parametrize("words", ["S1", "Psum", "Pavg", "Pmax"])
+@pytest.mark.parametrize("name", ["a_row", "part_of_a_column", "rows_filled"])
+def test_a_compiled_write_reaches_a_tensor_however_it_is_placed(name: str, words: str) -> None:
+    run_ranks(agrees_when_compiled, 2, name, 4, words, False)
+
+
+@pytest.mark.parametrize(
+    "name", ["a_row", "at_a_mask", "rows_of_another", "two_views_one_after_the_other", "rows_added"]
+)
+def test_a_compiled_write_to_a_tensor_that_is_cut_has_its_gradient(name: str) -> None:
+    run_ranks(agrees_when_compiled, 2, name, 5, "S0", True)
+
+
+def changes_between_views(x: Tensor) -> Tensor:
+    row = x[0]
+    x.mul_(2)
+    row.add_(1)
+    return x
+
+
+def refuses_old_values_when_compiled(rank: int, world: int) -> None:
+    x = placed(numbers(4, 3), layouts("S0")[0], mesh_of((world,)))
+    torch._dynamo.reset()
+    with (
+        funcol.installed(),
+        pytest.raises(Exception, match=r"aten\.add_\.Tensor writes to a view .* Take the"),
+    ):
+        torch.compile(changes_between_views, backend="aot_eager")(x)
+
+
+def test_a_view_with_old_values_is_not_added_to_in_a_compiled_region() -> None:
+    run_ranks(refuses_old_values_when_compiled, 2)
 
 
 def needs_no_communication(rank: int, world: int) -> None:

@@ -64,9 +64,7 @@ def backward_memory(gather: Callable[[Tensor], Tensor]) -> tuple[int, bool, list
 
 def lets_go_of_gradients(rank: int, world: int, dim: int) -> None:
     memory_is_given_back()
-    stock_peak, _, _ = backward_memory(
-        lambda w: stock.all_gather_tensor_autograd(w, dim, world_group())
-    )
+    stock_peak, _, _ = backward_memory(lambda w: stock.all_gather_tensor_autograd(w, dim, world_group()))
     peak, alone, weights = backward_memory(lambda w: funcol.all_gather_tensor_autograd(w, dim, world_group()))
     assert alone
     # One collective, with its gradient and gloo's copy of it, runs while the next gradient is computed.

@@ -5,7 +5,7 @@
 
 torchtitan asks for an accelerator, and its wheel holds no data. prepare_for_cpu() and write_data() make up
 for that; the trainer and its models stay as they are. The last rank writes losses, gradient norms and
-seconds of all steps to FOLDER/steps.json.
+times of all steps to FOLDER/steps.json.
 """
 
 from __future__ import annotations
@@ -119,10 +119,13 @@ def record_steps() -> list[dict[str, float]]:
 
     steps: list[dict[str, float]] = []
     log = MetricsProcessor.log
+    used = time.process_time()
 
     def keep_and_log(self: Any, step: int, loss: float, max_loss: float, norm: float, **rest: Any) -> None:
+        nonlocal used
+        used_before, used = used, time.process_time()
         seconds = time.perf_counter() - self.time_last_log
-        steps.append({"loss": loss, "norm": norm, "seconds": seconds})
+        steps.append({"loss": loss, "norm": norm, "seconds": seconds, "cpu_seconds": used - used_before})
         log(self, step, loss, max_loss, norm, **rest)
 
     MetricsProcessor.log = keep_and_log

@@ -41,7 +41,7 @@ def say(text: str) -> None:
 
 
 def train(side: str, options: list[str]) -> Steps:
-    """Loss, gradient norm and seconds of each step of one run."""
+    """Loss, gradient norm and times of each step of one run."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_data(folder)
@@ -73,9 +73,12 @@ def print_steps(title: str, runs: dict[str, Steps]) -> None:
     for i in range(len(runs["stock"])):
         print(f"{i + 1:>6}", *(f"{runs[side][i][what]:16.9f}" for what, side in columns))
     for side, steps in runs.items():
-        seconds = [step["seconds"] for step in steps]
-        median = statistics.median(seconds[min(NUM_WARM_UP, len(steps) - 1) :])
-        print(f"  {side}: {seconds[0]:.1f} s the first step, {1e3 * median:.0f} ms a later one (median)")
+        later = steps[min(NUM_WARM_UP, len(steps) - 1) :]
+        wall, cpu = (1e3 * statistics.median(step[of] for step in later) for of in ("seconds", "cpu_seconds"))
+        print(
+            f"  {side}: {steps[0]['seconds']:.1f} s the first step; a later one {wall:.0f} ms, "
+            f"of which the last rank computes {cpu:.0f} (medians)"
+        )
 
 
 def difference(runs: dict[str, Steps]) -> str | None:

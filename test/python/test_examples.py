@@ -126,3 +126,13 @@ def test_a_missing_folder_is_refused_before_anything_runs(tmp_path: Path) -> Non
     done = run(folder=tmp_path / "missing")
     assert done.returncode == 2
     assert "there is no folder" in done.stderr
+
+
+@pytest.mark.long
+def test_torchtitan_has_the_losses_of_stock() -> None:
+    pytest.importorskip("torchtitan")
+    command = [sys.executable, str(EXAMPLES / "torchtitan_trainer.py"), "--steps", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for way in ("eager", "compiled"):
+        assert f"{way}: all losses and norms agree" in done.stdout

@@ -30,6 +30,8 @@ I, P, R, V, Shard = _types.I, _types.P, _types.R, _types.V, _types.Shard  # noqa
 _R, _I, _P = (0, 0), (1, 0), (4, 0)
 _VARYING, _SHARD = 2, 3
 
+_AS_INPUT = (None, None, None, None)  # dtypes
+
 _FULL_PRECISION = (torch.float32, torch.float64)
 
 stock: dict[str, Any] = {}  # the package's own functions, while funcol's are in their place
@@ -43,18 +45,18 @@ def _changed(
     options: dict[str, Any],
 ) -> Any:
     """``x`` after the change; NotImplemented for what the package has to do."""
-    if not _is_plain(x) or not options.keys() <= _OPTIONS:
+    if is_dynamo_compiling() or _dist.dist is not dist:
         return NotImplemented
-    keeps_input, dtypes = False, (None, None, None, None)
-    given = options and {name for name, value in options.items() if value is not None}
-    if given:
-        keeps_input = bool(options.get("async_op"))
-        given.discard("async_op")
-    if given:
-        dtypes = _resolved(x, source, target, options)
-        if dtypes is None:
+    keeps_input, dtypes = False, _AS_INPUT
+    if options:
+        if has_torch_function_unary(x) or not options.keys() <= _OPTIONS:
             return NotImplemented
-    elif target is _R and _needs_precision(x):
+        keeps_input = bool(options.get("async_op"))
+        if any(value is not None and name != "async_op" for name, value in options.items()):
+            dtypes = _resolved(x, source, target, options)
+            if dtypes is None:
+                return NotImplemented
+    if dtypes is _AS_INPUT and target is _R and _needs_precision(x):
         return NotImplemented
     if not isinstance(axis, dist.ProcessGroup):
         axis = _mesh._pg_for_axis(axis)

@@ -7,6 +7,7 @@ namespace funcol::python {
 
 void bind_collectives(PyObject* module);
 void bind_in_place(PyObject* module);
+void bind_local_types(PyObject* module);
 void bind_async(PyObject* module);
 void bind_raw_access(PyObject* module);
 void bind_dropin(PyObject* module);

@@ -7,6 +7,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.doc() = "The C++ side of funcol; use it through the funcol package.";
   funcol::python::bind_collectives(m.ptr());
   funcol::python::bind_in_place(m.ptr());
+  funcol::python::bind_local_types(m.ptr());
   funcol::python::bind_async(m.ptr());
   funcol::python::bind_raw_access(m.ptr());
   funcol::python::bind_dropin(m.ptr());

@@ -3,12 +3,14 @@
 #include <numeric>
 #include <utility>
 
+#include "async/async_tensor.h"
 #include "comm/agreement.h"
 #include "comm/backend_call.h"
 #include "compat/process_group.h"
 #include "ops/collectives.h"
 #include "ops/exchange.h"
 #include "ops/kinds.h"
+#include "ops/layout_change.h"
 #include "ops/wire.h"
 
 namespace funcol {
@@ -79,6 +81,40 @@ Start start_all_to_all(const at::Tensor& input, at::IntArrayRef output_splits, a
   auto out = fresh_tensor(sizes, source);
   auto work = exchange(source, out, output_splits.vec(), input_splits.vec(), *group);
   return {kOp, group, std::move(work), as_list(std::move(source)), as_list(std::move(out)), {}};
+}
+
+Start start_all_to_all_dims(const at::Tensor& input, int64_t split_dim, int64_t concat_dim, bool stacks,
+                            const GroupPtr& group) {
+  constexpr auto kOp = "all_to_all_single";
+  const BelowAutograd below_autograd;
+  check_dense(input, kOp);
+  const int64_t num_ranks = group->getSize();
+  auto sizes = input.sizes().vec();
+  sizes[split_dim] /= num_ranks;
+  if (stacks) {
+    sizes.erase(sizes.begin() + split_dim);
+    sizes.insert(sizes.begin() + concat_dim, 1);
+  }
+  sizes[concat_dim] *= num_ranks;
+  settle(input);
+  const auto source = (is_rank_major(input.sizes(), split_dim) ? contiguous_input(input)
+                                                               : split_shards(input, num_ranks, split_dim))
+                          .view(-1);
+  const std::vector<int64_t> splits(num_ranks, source.numel() / num_ranks);
+  if (agreement_is_checked()) {
+    agree_on_exchange(*group, kOp, describe_tensors(source, /*free_dim=*/0), splits, splits);
+  }
+  auto received = fresh_tensor(source.sizes(), source);
+  auto work = exchange(source, received, splits, splits, *group);
+  if (is_rank_major(sizes, concat_dim)) {
+    auto out = in_shape(std::move(received), sizes);
+    return {kOp, group, std::move(work), {source}, as_list(std::move(out)), {}};
+  }
+  const auto merge = [num_ranks, concat_dim](const Start& start) {
+    merge_shards(start.buffers[1], start.outputs[0], num_ranks, concat_dim);
+  };
+  auto out = fresh_tensor(sizes, source);
+  return {kOp, group, std::move(work), {source, std::move(received)}, as_list(std::move(out)), merge};
 }
 
 PermuteSplits::PermuteSplits(at::IntArrayRef destinations, const c10d::ProcessGroup& group)

@@ -52,6 +52,11 @@ Start start_uneven_reduce_scatter(const at::Tensor& input, const c10d::ReduceOp&
 Start start_all_to_all(const at::Tensor& input, at::IntArrayRef output_splits, at::IntArrayRef input_splits,
                        const GroupPtr& group);
 
+// Equal parts along `split_dim`, one to each rank; what comes is concatenated along `concat_dim`. Where
+// `stacks`, `split_dim` has one slice a rank, which goes without that dim, and `concat_dim` is a new one.
+Start start_all_to_all_dims(const at::Tensor& input, int64_t split_dim, int64_t concat_dim, bool stacks,
+                            const GroupPtr& group);
+
 // The whole tensor of rank m goes to rank destinations[m]; ranks past the end of `destinations` send
 // nothing. Output of the shape of `input` where one rank sends here; else what came, concatenated along
 // dim 0, in the order of the senders.

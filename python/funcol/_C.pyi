@@ -40,6 +40,22 @@ def all_gather_into_tensor_coalesced(inputs: list[Tensor], group: Any, tag: str,
 def reduce_scatter_tensor_coalesced(
     inputs: list[Tensor], reduce_op: Any, scatter_dim: list[int], group: Any, tag: str, /
 ) -> Any: ...
+def change_local_type(
+    input: Tensor,
+    from_type: int,
+    from_dim: int,
+    to_type: int,
+    to_dim: int,
+    group: Any,
+    keeps_input: bool,
+    during: Any,
+    after: Any,
+    gradient_during: Any,
+    gradient_after: Any,
+    /,
+) -> Any:
+    """See csrc/ops/local_types.h; the types are numbered as there."""
+
 def all_reduce_into(tensor: Tensor, reduce_op: Any, group: Any, tag: str, /) -> Any: ...
 def broadcast_into(tensor: Tensor, src: int, group: Any, tag: str, /) -> Any: ...
 def all_gather_into(input: Tensor, out: Tensor, group: Any, tag: str, /) -> Any: ...

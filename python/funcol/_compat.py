@@ -528,6 +528,11 @@ def redirected(function: Any, ours: Callable[..., Any]) -> Callable[[], None]:
     function = own_function(function)
     if function is None or function.__code__.co_freevars:
         return lambda: None
+    return redirected_of_package(function, ours)
+
+
+def redirected_of_package(function: Any, ours: Callable[..., Any]) -> Callable[[], None]:
+    """:func:`redirected` for a function of another package, which has no closure."""
     signature = inspect.signature(function)
     put_back = _swapped(function, _redirect.__code__, _funcol=ours)
     function.__signature__ = signature

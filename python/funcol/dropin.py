@@ -1,6 +1,6 @@
 """funcol in place of PyTorch's own functional collectives, in programs that do not name it.
 
-:func:`install` does three things, which :func:`uninstall` undoes:
+:func:`install` does these things, which :func:`uninstall` undoes:
 
 - The functions of ``torch.distributed._functional_collectives`` that funcol has too become funcol's, in that
   module and in every other module of PyTorch that imported them by name. Who else holds one of PyTorch's
@@ -9,6 +9,9 @@
   kernels for CPU and CUDA. What they return, how they trace and differentiate stays PyTorch's.
 - DTensor gets funcol's redistribution, propagation and conversions (:mod:`funcol.dropin_dtensor`), and FSDP2,
   once it is imported, what it does for every parameter (:mod:`funcol.fully_shard`).
+
+The collectives of the package ``spmd_types``, once it is imported, become funcol's, too
+(:mod:`funcol.dropin_spmd_types`).
 
 DTensor and its relatives then hold pending tensors, which are instances of PyTorch's
 ``AsyncCollectiveTensor`` to ``isinstance``, and have its methods (:mod:`funcol.dropin_results`).
@@ -31,7 +34,7 @@ import torch
 import torch.distributed._functional_collectives as stock
 import torch.distributed.distributed_c10d as c10d
 
-from . import _C, _compat, dropin_results
+from . import _C, _compat, dropin_results, dropin_spmd_types
 from .dropin_kernels import KernelsInPlace
 
 if TYPE_CHECKING:
@@ -104,6 +107,8 @@ class _Installation:
             self._replace({id(replacement.theirs): replacement for replacement in self.replacements})
             self._undo.append(dropin_results.take)
             dropin_results.put()
+            self._undo.append(dropin_spmd_types.take)
+            dropin_spmd_types.put()
             for replacement in self.replacements:
                 ours = replacement.ours
                 if _compat.is_own_context(replacement.theirs):

@@ -1,0 +1,74 @@
+// The changes of local types that spmd_types' collectives make; NotImplemented for what the package has to
+// do.
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <optional>
+#include <utility>
+
+#include "bindings/bindings.h"
+#include "bindings/fast_functions.h"
+#include "bindings/python_args.h"
+#include "bindings/without_gil.h"
+#include "ops/local_types.h"
+
+namespace funcol::python {
+namespace {
+
+constexpr auto kOp = "change_local_type";
+
+std::optional<at::ScalarType> dtype_argument(PyObject* dtype) {
+  if (dtype == Py_None) {
+    return std::nullopt;
+  }
+  TORCH_CHECK_TYPE(THPDtype_Check(dtype), "funcol::", kOp, ": a dtype is a ", Py_TYPE(dtype)->tp_name,
+                   ". Pass a torch.dtype.");
+  return reinterpret_cast<THPDtype*>(dtype)->scalar_type;
+}
+
+local_types::Placed placed_argument(PyObject* type, PyObject* dim) {
+  return {static_cast<local_types::Type>(int_argument(type, "type", kOp)), int_argument(dim, "dim", kOp)};
+}
+
+// (input, from, from_dim, to, to_dim, group, keeps_input, and dtypes: during, after, and for the gradient)
+PyObject* change_local_type(PyObject*, Args args, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  check_count(count, 11, kOp);
+  const auto group = group_object(args[5]);
+  if (!THPVariable_Check(args[0]) || group == nullptr || has_function_mode()) {
+    return not_implemented();
+  }
+  const auto input = tensor_argument(args[0], kOp);
+  if (!input.defined()) {
+    return not_implemented();
+  }
+  const local_types::Change change{placed_argument(args[1], args[2]),
+                                   placed_argument(args[3], args[4]),
+                                   {dtype_argument(args[7]), dtype_argument(args[8])},
+                                   {dtype_argument(args[9]), dtype_argument(args[10])}};
+  if (!local_types::takes(input, change, *group)) {
+    return not_implemented();
+  }
+  at::Tensor result;
+  {
+    const WithoutGil no_gil;
+    result = local_types::make(input, change, group, /*keeps_input=*/args[6] == Py_True);
+  }
+  return THPVariable_Wrap(std::move(result));
+  END_HANDLE_TH_ERRORS
+}
+
+}  // namespace
+
+void bind_local_types(PyObject* module) {
+  static PyMethodDef functions[] = {
+      fast<change_local_type>("change_local_type"),
+      {nullptr, nullptr, 0, nullptr},
+  };
+  if (PyModule_AddFunctions(module, functions) != 0) {
+    throw python_error();
+  }
+}
+
+}  // namespace funcol::python

@@ -1,0 +1,106 @@
+"""funcol in the place of the collectives of ``spmd_types``, a package of types for plain tensors.
+
+:func:`funcol.install` puts it there, as soon as somebody has imported the package.
+
+Its functions stay the same objects, so that its type checker knows them; what they call is in
+:mod:`funcol.spmd_types_calls`. Of a version whose source funcol was not made for nothing is replaced: it runs
+as it is, on PyTorch's functional collectives, which are funcol's.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+from . import _compat
+
+# Digests of the sources of the modules that the functions, and what they would have called, are in.
+_KNOWN = {
+    "spmd_types._collectives": {"81d6292a", "26141783"},
+    "spmd_types._local": {"79ebb5f3", "2ce0b11d"},
+    "spmd_types._dtype_utils": {"a9a50b37", "2e091ec0"},
+}
+
+_lock = threading.RLock()
+_is_wanted = False
+_awaits_import = False
+_undo: list[Callable[[], None]] = []
+
+
+def put() -> None:
+    global _is_wanted, _awaits_import
+    with _lock:
+        _is_wanted = True
+        if _awaits_import:
+            return
+        _awaits_import = True
+    try:
+        _compat.after_import("spmd_types._collectives", _imported)
+    except BaseException:
+        take()
+        raise
+
+
+def take() -> None:
+    global _is_wanted
+    with _lock:
+        _is_wanted = False
+        while _undo:
+            _undo.pop()()
+
+
+def replaced_functions() -> list[str]:
+    """Names of the package's functions that funcol is in the place of."""
+    if not _undo:
+        return []
+    from .spmd_types_calls import stock
+
+    return list(stock)
+
+
+def _imported(_module: ModuleType) -> None:
+    global _awaits_import
+    with _lock:
+        _awaits_import = False
+        if not _is_wanted or _undo or not all(map(_is_known, _KNOWN)):
+            return
+        from . import spmd_types_calls as calls
+
+        try:
+            for module, name, ours in calls.REPLACED:
+                theirs = _own_function(sys.modules[module], name)
+                if theirs is not None:
+                    calls.stock[name] = _compat.copied(theirs)
+                    _undo.append(_compat.redirected_of_package(theirs, ours))
+        except BaseException:
+            take()
+            raise
+
+
+def _is_known(name: str) -> bool:
+    file = getattr(sys.modules.get(name), "__file__", None)
+    try:
+        return file is not None and digest(Path(file)) in _KNOWN[name]
+    except OSError:
+        return False
+
+
+def digest(file: Path) -> str:
+    """Of a module's source."""
+    return f"{zlib.crc32(file.read_bytes()):08x}"
+
+
+def _own_function(module: ModuleType, name: str) -> Any:
+    """The package's own function, without the wrapper that filters its tracebacks; None if a program has put
+    something in its place."""
+    found = vars(module).get(name)
+    if isinstance(found, FunctionType) and found.__module__ == module.__name__:
+        found = vars(found).get("__wrapped__", found)
+        if isinstance(found, FunctionType) and found.__code__.co_filename == module.__file__:
+            return None if found.__code__.co_freevars else found
+    return None

@@ -31,7 +31,7 @@ import torch
 import torch.distributed._functional_collectives as stock
 import torch.distributed.distributed_c10d as c10d
 
-from . import _C, _compat, dropin_results
+from . import _C, _compat, dropin_errors, dropin_results
 from .dropin_kernels import KernelsInPlace
 
 if TYPE_CHECKING:
@@ -104,6 +104,8 @@ class _Installation:
             self._replace({id(replacement.theirs): replacement for replacement in self.replacements})
             self._undo.append(dropin_results.take)
             dropin_results.put()
+            self._undo.append(dropin_errors.take)
+            dropin_errors.put()
             for replacement in self.replacements:
                 ours = replacement.ours
                 if _compat.is_own_context(replacement.theirs):

@@ -13,6 +13,8 @@
 #include "async/async_tensor.h"
 #include "async/replaced_ops.h"
 #include "bindings/bindings.h"
+#include "bindings/fast_functions.h"
+#include "comm/backend_call.h"
 #include "comm/process_group.h"
 #include "ops/dropin.h"
 #include "ops/legacy.h"
@@ -105,8 +107,10 @@ void bind_dropin(PyObject* module) {
   m.def("define_missing_legacy_ops", define_missing_legacy_ops);
   m.def("put_under_core_ops", put_under_core_ops);
   m.def("set_ops_are_replaced", set_ops_are_replaced);
+  m.def("set_c10d_ops_are_replaced", set_c10d_ops_are_replaced);
   m.def("take_from_core_ops", take_from_core_ops);
   m.def("ops_under_dropin", ops_under_dropin);
+  m.def("replace_errors", replace_errors);
   m.def("put_pending_instances", torch::wrap_pybind_function(put_pending_instances));
   m.def("take_pending_instances", take_pending_instances);
 }

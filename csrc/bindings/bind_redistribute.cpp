@@ -129,9 +129,7 @@ PyObject* redistribute_local_tensor(PyObject* /*module*/, PyObject* const* args,
 
 void bind_redistribute(PyObject* module) {
   static PyMethodDef functions[] = {
-      {"redistribute_local_tensor",
-       reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(redistribute_local_tensor)),  // NOLINT
-       METH_FASTCALL, nullptr},
+      fast<redistribute_local_tensor>("redistribute_local_tensor"),
       {nullptr, nullptr, 0, nullptr},
   };
   if (PyModule_AddFunctions(module, functions) != 0) {

@@ -13,6 +13,7 @@
 #include "async/layers.h"
 #include "bindings/bindings.h"
 #include "bindings/dtensor_objects.h"
+#include "bindings/fast_functions.h"
 #include "bindings/python_args.h"
 #include "bindings/redistribution_specs.h"
 #include "bindings/without_gil.h"
@@ -246,12 +247,8 @@ PyObject* forget_redistributions(PyObject* /*module*/, PyObject* /*unused*/) {
 
 void bind_redistribute_many(PyObject* module) {
   static PyMethodDef functions[] = {
-      {"redistribute_local_tensors",
-       reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(redistribute_local_tensors)),  // NOLINT
-       METH_FASTCALL, nullptr},
-      {"redistribute_many",
-       reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(redistribute_many)),  // NOLINT
-       METH_FASTCALL, nullptr},
+      fast<redistribute_local_tensors>("redistribute_local_tensors"),
+      fast<redistribute_many>("redistribute_many"),
       {"forget_redistributions", forget_redistributions, METH_NOARGS, nullptr},
       {nullptr, nullptr, 0, nullptr},
   };

@@ -6,6 +6,7 @@
 
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/python_headers.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include <vector>
 
@@ -46,10 +47,26 @@ PyObject* with_inputs(Args args, Py_ssize_t count, Py_ssize_t expected, const ch
   END_HANDLE_TH_ERRORS
 }
 
+// Calls `replacement(error)` from now on for each exception that leaves a function here. What it returns is
+// raised in the place of the exception, unless that is None. None in its own place: nothing is called.
+void replace_errors(py::handle replacement);
+
+// The same for the exception that is set now.
+void replace_error();
+
+template <PyObject* (*function)(PyObject*, Args, Py_ssize_t)>
+PyObject* with_errors_replaced(PyObject* module, Args args, Py_ssize_t count) {
+  PyObject* const result = function(module, args, count);
+  if (result == nullptr) [[unlikely]] {
+    replace_error();
+  }
+  return result;
+}
+
 template <PyObject* (*function)(PyObject*, Args, Py_ssize_t)>
 PyMethodDef fast(const char* name) {
   // CPython stores every calling convention as PyCFunction and casts it back by the flag.
-  return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function)),
+  return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(with_errors_replaced<function>)),
           METH_FASTCALL,  // NOLINT
           nullptr};
 }

@@ -5,12 +5,14 @@
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <utility>
 
+#include "comm/backend_call.h"
 #include "comm/custom_class.h"
 
 namespace funcol {
 namespace {
 
 std::atomic<bool> remember{false};
+std::atomic<bool> c10d_is_replaced{false};
 // Counts changes of the registry; what a thread remembered under an older count is void.
 std::atomic<uint64_t> registry_generation{0};
 
@@ -89,6 +91,12 @@ std::string key_of_ranks(at::IntArrayRef ranks, std::string_view tag) {
 }
 
 }  // namespace
+
+void set_c10d_ops_are_replaced(bool are_replaced) {
+  c10d_is_replaced.store(are_replaced, std::memory_order_relaxed);
+}
+
+bool c10d_ops_are_replaced() { return c10d_is_replaced.load(std::memory_order_relaxed); }
 
 GroupPtr group_from_name(std::string_view name, const char* op) {
   auto group = find_group(name);

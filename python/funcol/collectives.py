@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 from torch.distributed import ReduceOp
 
-from . import _C, _compat
+from . import _C, _compat, dropin_errors
 from .groups import RankTypes
 
 _core = torch.ops._c10d_functional
@@ -87,11 +87,16 @@ def _wrap_dim(dim: int, tensor: Tensor) -> int:
     return dim + max(tensor.dim(), 1) if dim < 0 else dim
 
 
+def _wrong(message: str) -> BaseException:
+    error = ValueError(message)
+    return error if is_dynamo_compiling() else dropin_errors.as_raised(error)
+
+
 def _check_divisible(
     op: str, tensor: Tensor, dim: int, group_size: int, remedy: str = "Pad it, or scatter another dim."
 ) -> None:
     if tensor.size(dim) % group_size != 0:
-        raise ValueError(
+        raise _wrong(
             f"funcol::{op}: dim {dim} has size {tensor.size(dim)}, not divisible by the {group_size} ranks "
             f"of the group. {remedy}"
         )
@@ -207,7 +212,7 @@ def all_to_all_single(
     resolved = _compat.traceable_group(group, tag)
     if output_split_sizes is None or input_split_sizes is None:
         if output_split_sizes is not None or input_split_sizes is not None:
-            raise ValueError(
+            raise _wrong(
                 "funcol::all_to_all_single: pass both output_split_sizes and input_split_sizes, or neither."
             )
         group_size = c10d._get_group_size_by_name(resolved)
@@ -386,7 +391,7 @@ def reduce_scatter_tensor_coalesced(
     resolved = _compat.traceable_group(group, tag)
     group_size = c10d._get_group_size_by_name(resolved)
     if len(scatter_dim) != len(inputs):
-        raise ValueError(
+        raise _wrong(
             f"funcol::reduce_scatter_tensor_coalesced: {len(scatter_dim)} scatter dims for {len(inputs)} "
             "tensors. Pass one dim per tensor."
         )

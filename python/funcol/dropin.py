@@ -34,7 +34,7 @@ import torch
 import torch.distributed._functional_collectives as stock
 import torch.distributed.distributed_c10d as c10d
 
-from . import _C, _compat, dropin_results, dropin_spmd_types
+from . import _C, _compat, dropin_errors, dropin_results, dropin_spmd_types
 from .dropin_kernels import KernelsInPlace
 
 if TYPE_CHECKING:
@@ -109,6 +109,8 @@ class _Installation:
             dropin_results.put()
             self._undo.append(dropin_spmd_types.take)
             dropin_spmd_types.put()
+            self._undo.append(dropin_errors.take)
+            dropin_errors.put()
             for replacement in self.replacements:
                 ours = replacement.ours
                 if _compat.is_own_context(replacement.theirs):

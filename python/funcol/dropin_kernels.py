@@ -1,11 +1,14 @@
-"""Kernels of ``_c10d_functional`` that programs registered stay in effect under :func:`funcol.install`.
+"""Kernels of collectives that programs registered stay in effect under :func:`funcol.install`.
 
-An operator with such a kernel does not get funcol's, and while there is one, collectives go through PyTorch's
-operators. Kernels that come and go while funcol is installed are seen where ``torch.library`` registers them.
+An operator of ``_c10d_functional`` with such a kernel does not get funcol's, and while there is one,
+collectives go through PyTorch's operators. While one of ``c10d`` has one, all operators keep PyTorch's
+kernels, which call it, and what funcol itself sends goes through ``c10d``, too. Kernels that come and go
+while funcol is installed are seen where ``torch.library`` registers them.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -24,10 +27,20 @@ _INACTIVE = " (inactive)"
 
 def of_programs() -> list[str]:
     """The operators that programs gave kernels of their own."""
-    ops = [op for op in _C.ops_under_dropin() if op.split("::")[0] in _NAMESPACES]
     return [
-        op for op in ops if any(_is_of_a_program(line) for line in torch._C._dispatch_dump(op).splitlines())
+        op
+        for op in (*_functional(), *_of_c10d())
+        if any(_is_of_a_program(line) for line in torch._C._dispatch_dump(op).splitlines())
     ]
+
+
+def _functional() -> list[str]:
+    return [op for op in _C.ops_under_dropin() if op.split("::")[0] in _NAMESPACES]
+
+
+@functools.cache
+def _of_c10d() -> list[str]:
+    return [op for op in torch._C._dispatch_get_all_op_names() if op.startswith("c10d::")]
 
 
 def _is_of_a_program(line: str) -> bool:
@@ -39,8 +52,8 @@ def _is_about_core(args: tuple[Any, ...]) -> bool:
     """Whether ``args``, of a method of a ``Library`` or of its finalizer, are about PyTorch's collectives."""
     names = getattr(args[0], "ns", None)
     if names is not None:
-        return names in _NAMESPACES
-    return any(key.split("/")[0] in _NAMESPACES for key in args[1])
+        return names in (*_NAMESPACES, "c10d")
+    return any(key.split("/")[0] in (*_NAMESPACES, "c10d") for key in args[1])
 
 
 class KernelsInPlace:
@@ -75,13 +88,16 @@ class KernelsInPlace:
 
     def _put(self, left: list[str]) -> None:
         self._left = left
-        _C.put_under_core_ops(left)
+        is_below = any(op in _of_c10d() for op in left)
+        _C.put_under_core_ops(_functional() if is_below else left)
         _C.set_ops_are_replaced(bool(left))
+        _C.set_c10d_ops_are_replaced(is_below)
         self._changed()
 
     def undo(self) -> None:
         while self._undo:
             self._undo.pop()()
         _C.set_ops_are_replaced(False)
+        _C.set_c10d_ops_are_replaced(False)
         _C.take_from_core_ops()
         self._changed()

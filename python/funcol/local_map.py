@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias, cast, overload
+from typing import Any, NamedTuple, TypeAlias, overload
 
 import torch
 from torch import Tensor
@@ -21,7 +22,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
-from . import _C
 from .local_map_conversions import from_local, meta_of, to_local
 from .local_map_nesting import flatten, unflatten
 from .local_map_regions import (
@@ -40,6 +40,7 @@ from .local_map_regions import (
     whole_spec,
 )
 from .local_map_stated import PlacementsLike, Stated, check_keywords, each_input, each_output, name_of
+from .meshless_specs import canonical, copy_without_mesh
 from .redistribution import _settled, redistribute
 from .tracing import _are_we_tracing
 
@@ -133,15 +134,25 @@ def call_in_compiled_region(local_map: LocalMap, args: tuple[Any, ...], kwargs: 
 
 
 class Signature(NamedTuple):
-    """What follows from where the arguments of a call live; found once and remembered."""
+    """What follows from where the arguments of a call live; found once and remembered.
 
-    mesh: DeviceMesh
+    It does not keep the mesh: its specs are without one.
+    """
+
+    mesh_reference: weakref.ref[DeviceMesh]
     moves: tuple[Placements | None, ...] | None  # where to redistribute arguments to first, if any
     gradients_in: tuple[DTensorSpec | None, ...]
     gradients_out: tuple[Placements | None, ...]
     averages_in: tuple[int, ...] | None  # by what to multiply gradients of averages, if there are any
     uneven: list[Uneven]
     results: list[dict[Any, Result]]  # by shape, stride and dtype, for each value
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        """That of the arguments, which keep it during a call, or the one stated."""
+        mesh = self.mesh_reference()
+        assert mesh is not None
+        return mesh
 
 
 class Result(NamedTuple):
@@ -164,7 +175,6 @@ class LocalMap:
         self.inputs = each_input(stated.in_placements, "in_placements", self.name)
         self.gradients = each_input(stated.in_grad_placements, "in_grad_placements", self.name)
         self._by_identity: dict[tuple[int, ...], Any] = {}
-        self._by_value: dict[Any, Signature] = {}
         self._kept: list[Any] = []
 
     # Eager calls
@@ -188,7 +198,7 @@ class LocalMap:
         key = tuple(identity)
         signature = self._by_identity.get(key, _UNKNOWN)
         if signature is _UNKNOWN:
-            signature = self._learn(args, key)
+            signature = self._learn(args)
         if signature is None:
             return self.func(*args)
         return self._wrap(self.func(*self._unwrap(args, signature, needs_gradients)), signature)
@@ -235,7 +245,7 @@ class LocalMap:
             for arg in flat
         )
         known = self._by_identity.get(key, _UNKNOWN)
-        return self._learn(flat, key) if known is _UNKNOWN else known
+        return self._learn(flat) if known is _UNKNOWN else known
 
     def check_whole(self, flat: Sequence[Any], mesh: DeviceMesh) -> None:
         """Whether placements are stated for each of ``flat``, tensors that stand for whole ones."""
@@ -269,22 +279,23 @@ class LocalMap:
 
     # What follows from where arguments live
 
-    def _learn(self, flat: Sequence[Any], key: tuple[int, ...]) -> Signature | None:
+    def _learn(self, flat: Sequence[Any]) -> Signature | None:
         """For a call of this kind; ``None`` if there is no DTensor."""
         self._check_arguments(flat)
-        specs = tuple(_canonical(arg._spec) if isinstance(arg, DTensor) else None for arg in flat)
-        has_dtensors = any(spec is not None for spec in specs)
-        if any(map(_has_symbols, specs)):
-            return self._signature(specs)
+        specs = [arg._spec if isinstance(arg, DTensor) else None for arg in flat]
+        signature = None if all(spec is None for spec in specs) else self._signature(specs)
+        kept = [spec and _canonical(spec) for spec in specs]
+        if any(spec is not None and one is spec for spec, one in zip(specs, kept, strict=True)):
+            return signature
         if len(self._by_identity) >= _MOST_KNOWN:
             self._by_identity.clear()
-            self._by_value.clear()
             self._kept.clear()
-        signature = self._by_value.get(specs) if has_dtensors else None
-        if signature is None and has_dtensors:
-            signature = self._by_value[specs] = self._signature(specs)
+        key = tuple(
+            int(isinstance(arg, Tensor)) if one is None else id(one)
+            for arg, one in zip(flat, kept, strict=True)
+        )
         self._by_identity[key] = signature
-        self._kept.append(specs)  # whose identities the keys hold
+        self._kept.append(kept)  # whose identities the key holds
         return signature
 
     def _check_arguments(self, flat: Sequence[Any]) -> None:
@@ -336,10 +347,10 @@ class LocalMap:
         self._take_stated_gradients(gradients_in, placements, num_dims, mesh)
         averages = tuple(average_of(one, mesh) for one in placements)
         return Signature(
-            mesh,
+            weakref.ref(mesh),
             tuple(moves) if has_moves else None,
             tuple(
-                spec and spec_of(mesh, gradient or (), *meta_of(spec))
+                spec and copy_without_mesh(spec_of(mesh, gradient or (), *meta_of(spec)))
                 for spec, gradient in zip(held, gradients_in, strict=True)
             ),
             tuple(gradients_out),
@@ -499,7 +510,7 @@ class LocalMap:
             check_differentiable(result.spec.placements, f"result {i}", self.name)
             average = result.average
             value.register_hook(lambda gradient: gradient / average)  # type: ignore[no-untyped-call]
-        return from_local(value, result.spec, result.gradient)
+        return from_local(value, result.spec, result.gradient, signature.mesh)
 
     def _result(self, i: int, value: Tensor, signature: Signature) -> Result:
         placements = self.check_output(i, value)
@@ -514,8 +525,8 @@ class LocalMap:
         assert gradient is not None
         gradient = counted_from_0(gradient, value.dim(), f"result {i}", self.name)
         return Result(
-            spec,
-            spec_of(signature.mesh, gradient, *meta_of(spec)),
+            copy_without_mesh(spec),
+            copy_without_mesh(spec_of(signature.mesh, gradient, *meta_of(spec))),
             average_of(placements, signature.mesh) if _needs_a_look(placements) else 0,
         )
 
@@ -529,16 +540,12 @@ def _needs_a_look(placements: Placements | None) -> bool:
 
 
 def _canonical(spec: DTensorSpec) -> DTensorSpec:
-    """One object for equal specs, which no program can write to; the spec itself where it has symbols."""
+    """One object for equal specs of a mesh, without it; the spec itself where it has symbols or masks."""
     try:
-        return cast(DTensorSpec, _C.canonical_spec(spec))
+        return canonical(spec)
     except (NotImplementedError, TypeError, ValueError):
         return spec
 
 
 def _identity_of(spec: DTensorSpec) -> int:
     return id(_canonical(spec))
-
-
-def _has_symbols(spec: DTensorSpec | None) -> bool:
-    return spec is not None and any(type(size) is not int for size in spec.shape)

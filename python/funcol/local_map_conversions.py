@@ -11,11 +11,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from . import _C
 from .local_map_regions import dense_strides, spec_of
+from .meshless_specs import copy_onto
 from .redistribution import _dtensor, _settled, redistribute
 
 
@@ -24,19 +26,22 @@ def to_local(dtensor: DTensor, gradient: DTensorSpec) -> Tensor:
     if not (dtensor.requires_grad and torch.is_grad_enabled()):
         return _settled(dtensor._local_tensor)
     local: Tensor = _C.dtensor_to_local(dtensor, gradient.placements)
-    return _ToLocal.apply(dtensor, gradient) if local is NotImplemented else local
+    if local is not NotImplemented:
+        return local
+    return _ToLocal.apply(dtensor, copy_onto(gradient, dtensor._spec.mesh))  # type: ignore[no-any-return]
 
 
-def from_local(local: Tensor, spec: DTensorSpec, gradient: DTensorSpec) -> DTensor:
-    """The DTensor of which this rank has ``local``; its gradient goes where ``gradient`` says, and from there
-    to ``local``."""
+def from_local(local: Tensor, spec: DTensorSpec, gradient: DTensorSpec, mesh: DeviceMesh) -> DTensor:
+    """The DTensor on ``mesh`` of which this rank has ``local``; its gradient goes where ``gradient`` says,
+    and then to ``local``. The specs may be without a mesh."""
     if not (local.requires_grad and torch.is_grad_enabled()):
-        return _dtensor(local, _C.copy_spec(spec), requires_grad=False)
+        return _dtensor(local, copy_onto(spec, mesh), requires_grad=False)
     shape, stride, _ = meta_of(spec)
-    dtensor: DTensor = _C.dtensor_from_local(
-        local, spec.mesh, spec.placements, shape, stride, gradient.placements
-    )
-    return _FromLocal.apply(local, spec, gradient) if dtensor is NotImplemented else dtensor
+    dtensor: DTensor = _C.dtensor_from_local(local, mesh, spec.placements, shape, stride, gradient.placements)
+    if dtensor is not NotImplemented:
+        return dtensor
+    specs = [copy_onto(one, mesh) for one in (spec, gradient)]
+    return _FromLocal.apply(local, *specs)  # type: ignore[no-any-return]
 
 
 class _ToLocal(torch.autograd.Function):
@@ -57,7 +62,7 @@ class _ToLocal(torch.autograd.Function):
             meta = meta_of(gradient)
             strides = dense_strides(grad, meta[0])
             gradient = spec_of(gradient.mesh, gradient.placements, meta[0], strides, meta[2])
-        return from_local(grad, gradient, spec), None
+        return from_local(grad, gradient, spec, gradient.mesh), None
 
 
 class _FromLocal(torch.autograd.Function):

@@ -386,7 +386,7 @@ def _at_once(body: Any, region: tuple[Any, ...], *operands: Any) -> tuple[Any, .
 
     def as_dtensor(whole: Tensor) -> DTensor:
         spec = spec_of(mesh, replicated, whole.shape, whole.stride(), whole.dtype)
-        return from_local(whole, spec, spec)
+        return from_local(whole, spec, spec, mesh)
 
     def as_tensor(result: DTensor) -> Tensor:
         whole = redistribute(result, placements=replicated)

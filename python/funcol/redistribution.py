@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -30,6 +29,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from . import _C, _compat
 from .cost_models import CostModel
+from .meshless_specs import copy_onto, copy_without_mesh, mesh_number
 from .planning import mesh_of, model_for
 
 _stock_redistribute_local_tensor: Callable[..., Tensor] = _compat.copied(
@@ -126,7 +126,7 @@ def _redistributed(
     if torch.compiler.is_compiling() or _has_symbols(src):
         dst = _target(src, mesh, placements, order, forward_dtype)
     else:
-        dst = _C.copy_spec(_known_target(src, mesh, placements, order, forward_dtype))
+        dst = _known_target(src, mesh, placements, order, forward_dtype)
     records = torch.is_grad_enabled() and dtensor.requires_grad
     if not records and forward_dtype is None:
         local = how.run(dtensor._local_tensor, src, dst, is_explicit=True)
@@ -241,7 +241,25 @@ def _target(
     )
 
 
-_known_target = functools.lru_cache(maxsize=1024)(_target)
+_MOST_TARGETS = 1024
+_targets: dict[Any, DTensorSpec] = {}  # without their mesh
+
+
+def _known_target(
+    src: DTensorSpec,
+    mesh: DeviceMesh,
+    placements: tuple[Placement, ...],
+    order: tuple[tuple[int, tuple[int, ...]], ...] | None,
+    dtype: torch.dtype | None,
+) -> DTensorSpec:
+    """:func:`_target`, remembered, but not with the mesh."""
+    key = (mesh_number(mesh), src.tensor_meta, placements, order, dtype)
+    known = _targets.get(key)
+    if known is None:
+        if len(_targets) >= _MOST_TARGETS:
+            _targets.clear()
+        known = _targets[key] = copy_without_mesh(_target(src, mesh, placements, order, dtype))
+    return copy_onto(known, mesh)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,9 @@ import torch.distributed._functional_collectives as stock
 from differential import world_group
 from programs import mesh_of
 from ranks import run_ranks
-from torch import Tensor
+from torch import Tensor, nn
+from torch._C._distributed_c10d import FakeWork, Work
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 import funcol
@@ -32,14 +34,38 @@ def gathers(tensor: Tensor, group_size: int, group: Any) -> Tensor:
     return torch.cat([tensor * 5] * group_size)
 
 
-KERNELS: dict[str, Callable[..., Tensor]] = {"all_reduce": reduces, "all_gather_into_tensor": gathers}
+def reduces_below(tensors: list[Tensor], *others: Any) -> Any:
+    calls.append("allreduce_")
+    for tensor in tensors:
+        tensor.mul_(7)
+    return tensors, Work.boxed(FakeWork())
+
+
+def gathers_below(output: Tensor, tensor: Tensor, *others: Any) -> Any:
+    calls.append("_allgather_base_")
+    output.copy_(torch.cat([tensor * 5] * (output.numel() // tensor.numel())).view_as(output))
+    return output, Work.boxed(FakeWork())
+
+
+def scatters_below(output: Tensor, tensor: Tensor, *others: Any) -> Any:
+    calls.append("_reduce_scatter_base_")
+    output.copy_(tensor.view(-1)[: output.numel()].view_as(output) * 3)
+    return output, Work.boxed(FakeWork())
+
+
+KERNELS: dict[str, Callable[..., Any]] = {"all_reduce": reduces, "all_gather_into_tensor": gathers}
+BELOW: dict[str, Callable[..., Any]] = {
+    "allreduce_": reduces_below,
+    "_allgather_base_": gathers_below,
+    "_reduce_scatter_base_": scatters_below,
+}
 KEYS = ["CPU", "CompositeExplicitAutograd"]
 
 
 @contextmanager
 def registered(name: str, key: str) -> Iterator[None]:
-    library = torch.library.Library("_c10d_functional", "IMPL")
-    library.impl(name, KERNELS[name], key)
+    library = torch.library.Library("c10d" if name in BELOW else "_c10d_functional", "IMPL")
+    library.impl(name, (KERNELS | BELOW)[name], key)
     calls.clear()
     try:
         yield
@@ -65,11 +91,28 @@ def program() -> list[Tensor]:
     return results
 
 
-def follows(rank: int, world: int, name: str, key: str, when: str) -> None:
+def sharded_program() -> list[Tensor]:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    fully_shard(module[0], mesh=mesh_of(2))
+    fully_shard(module, mesh=mesh_of(2))
+    results = []
+    for _ in range(2):
+        out = module(torch.arange(8.0).reshape(2, 4))
+        out.sum().backward()
+        results += [out.detach().clone()]
+    for parameter in module.parameters():
+        assert isinstance(parameter.grad, DTensor)
+        results += [parameter.grad.to_local()]
+    return results
+
+
+def follows(rank: int, world: int, name: str, key: str, when: str, program_name: str) -> None:
+    program: Callable[[], list[Tensor]] = globals()[program_name]
     with registered(name, key):
         expected = program()
         counted = list(calls)
-        assert counted.count(name) >= 2
+        assert counted.count(name) >= 2 or program is sharded_program
     before = [torch._C._dispatch_dump(op) for op in _C.ops_under_dropin()]
     with ExitStack() as stack:
         contexts: list[AbstractContextManager[None]] = [registered(name, key), funcol.installed()]
@@ -86,7 +129,18 @@ def follows(rank: int, world: int, name: str, key: str, when: str) -> None:
 @pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("name", KERNELS)
 def test_what_a_program_registered_is_called_as_without_funcol(name: str, key: str, when: str) -> None:
-    run_ranks(follows, 2, name, key, when)
+    run_ranks(follows, 2, name, key, when, "program")
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_one_that_pytorchs_operators_call_is_called_as_without_funcol(when: str) -> None:
+    run_ranks(follows, 2, "allreduce_", "CPU", when, "program")
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("name", ["all_gather_into_tensor", "_allgather_base_", "_reduce_scatter_base_"])
+def test_fsdp_calls_it_as_often_as_without_funcol(name: str, when: str) -> None:
+    run_ranks(follows, 2, name, "CPU", when, "sharded_program")
 
 
 def is_funcols_again(rank: int, world: int) -> None:

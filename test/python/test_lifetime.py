@@ -288,11 +288,34 @@ def test_what_runs_in_a_destroyed_group_is_kept_until_it_is_done() -> None:
 
 
 # Called on a mesh, with tensors on it that go with the call.
+def maps(mesh: DeviceMesh) -> Any:
+    return funcol.apply_local_map(torch.sin, out_placements=[Shard(0)] * 2, in_placements=([Shard(0)] * 2,))(
+        DTensor.from_local(torch.ones(1, 4, requires_grad=True), mesh, [Shard(0)] * 2)
+    )
+
+
+held_map = funcol.apply_local_map(torch.sin, out_placements=[Shard(0)] * 2)
+
 USES_OF_A_MESH: dict[str, Callable[[DeviceMesh], Any]] = {
     "distribute_tensor": lambda mesh: distribute_tensor(torch.ones(4, 4), mesh, [Shard(0), Replicate()]),
     "operators": lambda mesh: (DTensor.from_local(torch.ones(2, 4), mesh, [Shard(0)] * 2) + 1).sum(),
     "redistribute": lambda mesh: funcol.redistribute(
         DTensor.from_local(torch.ones(2, 4), mesh, [Shard(0), Replicate()]), placements=[Replicate()] * 2
+    ),
+    "redistribute to another dtype": lambda mesh: funcol.redistribute(
+        DTensor.from_local(torch.ones(2, 4), mesh, [Shard(0), Replicate()]),
+        placements=[Replicate()] * 2,
+        forward_dtype=torch.float64,
+    ),
+    "redistribute to an order of axes": lambda mesh: funcol.redistribute(
+        DTensor.from_local(torch.ones(2, 4), mesh, [Shard(0), Replicate()]),
+        placements=[Shard(0)] * 2,
+        shard_order=[(0, (1, 0))],
+    ),
+    "apply_local_map": lambda mesh: maps(mesh),
+    "apply_local_map, its gradient": lambda mesh: maps(mesh).to_local().sum().backward(),
+    "apply_local_map that is kept": lambda mesh: held_map(
+        DTensor.from_local(torch.ones(1, 4), mesh, [Shard(0)] * 2)
     ),
     "redistribute_many": lambda mesh: funcol.redistribute_many(
         [DTensor.from_local(torch.ones(2, 4), mesh, [Shard(0)] * 2)] * 2, [[Replicate()] * 2] * 2
@@ -315,6 +338,24 @@ def test_nothing_that_is_remembered_keeps_a_mesh_and_its_groups(use: str) -> Non
         dist.destroy_process_group()
     gc.collect()
     assert watched() is None
+
+
+# Decisions about operators that PyTorch makes keep a mesh, as in PyTorch.
+@pytest.mark.parametrize("use", [use for use in USES_OF_A_MESH if use != "operators"])
+def test_a_mesh_that_is_dropped_goes_while_the_groups_stay(use: str) -> None:
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)
+    try:
+        watched = []
+        with funcol.installed():
+            for i in range(3):
+                mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=(f"rows{i}", f"columns{i}"))
+                USES_OF_A_MESH[use](mesh)
+                watched.append(weakref.ref(mesh))
+                del mesh
+            gc.collect()
+            assert [mesh() for mesh in watched] == [None] * 3
+    finally:
+        dist.destroy_process_group()
 
 
 def destroys_during_backward(rank: int, world: int) -> None:

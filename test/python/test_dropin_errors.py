@@ -1,0 +1,212 @@
+"""A wrong call under install() raises what its callers know of PyTorch: that type, and funcol's own."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as stock
+from differential import world_group
+from programs import mesh_of
+from ranks import run_ranks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import funcol
+
+
+class Wrong(NamedTuple):
+    call: Callable[[], Any]
+    ours: type[Exception]
+
+
+ones = torch.ones
+
+
+def summed(op: Any, dtype: torch.dtype = torch.float32) -> Any:
+    return stock.all_reduce(ones(4, dtype=dtype), op, world_group())
+
+
+def scattered(x: torch.Tensor, dim: int) -> Any:
+    return stock.reduce_scatter_tensor(x, "sum", dim, world_group())
+
+
+def exchanged(size: int, received: list[int] | None, sent: list[int] | None) -> Any:
+    return stock.all_to_all_single(ones(size), received, sent, world_group())
+
+
+def moved(held: Placement, *wanted: Placement, dtype: torch.dtype = torch.float32) -> Any:
+    return DTensor.from_local(ones(2, 2, dtype=dtype), mesh_of(2), [held]).redistribute(placements=wanted)
+
+
+def distributed(placement: Placement, shape: tuple[int, ...] = (4, 4), src: int = 0) -> Any:
+    return distribute_tensor(ones(shape), mesh_of(2), [placement], src_data_rank=src)
+
+
+CASES: dict[str, Wrong] = {
+    "indivisible": Wrong(lambda: scattered(ones(3, 4), 0), ValueError),
+    "indivisible dim": Wrong(lambda: scattered(ones(4, 5), -1), ValueError),
+    "indivisible, with a gradient": Wrong(lambda: scattered(ones(3, 4, requires_grad=True), 0), ValueError),
+    "scatter of a number": Wrong(lambda: scattered(torch.tensor(1.0), 0), ValueError),
+    "no such dim": Wrong(lambda: scattered(ones(2, 4), 2), IndexError),
+    "coalesced, indivisible": Wrong(
+        lambda: stock.reduce_scatter_tensor_coalesced([ones(2), ones(5)], "sum", [0, 0], world_group()),
+        ValueError,
+    ),
+    "a dim too few": Wrong(
+        lambda: stock.reduce_scatter_tensor_coalesced([ones(2), ones(2)], "sum", [0], world_group()),
+        ValueError,
+    ),
+    "no such gather dim": Wrong(lambda: stock.all_gather_tensor(ones(2, 3), 2, world_group()), IndexError),
+    "gather of a number": Wrong(
+        lambda: stock.all_gather_tensor(torch.tensor(1.0), 1, world_group()), IndexError
+    ),
+    "gather dim None": Wrong(
+        lambda: stock.all_gather_tensor(ones(2), None, world_group()),  # type: ignore[arg-type]
+        TypeError,
+    ),
+    "no such source": Wrong(lambda: stock.broadcast(ones(2), 2, world_group()), ValueError),
+    "all_to_all of a number": Wrong(
+        lambda: stock.all_to_all_single(torch.tensor(1.0), None, None, world_group()), ValueError
+    ),
+    "output splits alone": Wrong(lambda: exchanged(2, [1, 1], None), ValueError),
+    "input splits alone": Wrong(lambda: exchanged(2, None, [1, 1]), ValueError),
+    "indivisible all_to_all": Wrong(lambda: exchanged(3, None, None), ValueError),
+    "too many splits": Wrong(lambda: exchanged(3, [1] * 3, [1] * 3), ValueError),
+    "splits of less": Wrong(lambda: exchanged(3, [1, 1], [1, 1]), ValueError),
+    "negative splits": Wrong(lambda: exchanged(3, [4, -1], [4, -1]), ValueError),
+    "unknown reduce op": Wrong(lambda: summed("mean"), ValueError),
+    "no reduce op": Wrong(lambda: summed(None), TypeError),
+    "bits of floats": Wrong(lambda: summed("band"), TypeError),
+    "average of integers": Wrong(lambda: summed("avg", torch.int32), TypeError),
+    "minimum of complex numbers": Wrong(lambda: summed("min", torch.complex64), TypeError),
+    "dtype unknown to gloo": Wrong(lambda: summed("sum", torch.int16), TypeError),
+    "coalesced, unknown reduce op": Wrong(
+        lambda: stock.all_reduce_coalesced([ones(4)], "mean", world_group()), ValueError
+    ),
+    "coalesced, two dtypes": Wrong(
+        lambda: stock.all_reduce_coalesced([ones(4), ones(4).double()], "sum", world_group()), TypeError
+    ),
+    "no tensor": Wrong(lambda: stock.all_reduce(3.0, "sum", world_group()), TypeError),  # type: ignore[arg-type]
+    "no list": Wrong(
+        lambda: stock.all_reduce_coalesced(3, "sum", world_group()),  # type: ignore[arg-type]
+        TypeError,
+    ),
+    "unknown group": Wrong(lambda: stock.all_reduce(ones(2), "sum", "nobody"), ValueError),
+    "ranks without a group": Wrong(
+        lambda: stock.all_reduce(ones(2), "sum", [dist.get_rank(), 7]), ValueError
+    ),
+    "mesh of two dims": Wrong(
+        lambda: stock.all_reduce(ones(2), "sum", init_device_mesh("cpu", (2, 1))), ValueError
+    ),
+    "no such mesh dim": Wrong(lambda: stock.all_reduce(ones(2), "sum", (mesh_of(2), 1)), ValueError),
+    "a number for a group": Wrong(
+        lambda: stock.all_reduce(ones(2), "sum", 3.5),  # type: ignore[arg-type]
+        TypeError,
+    ),
+    "distribute, no such dim": Wrong(lambda: distributed(Shard(2)), ValueError),
+    "distribute, no such negative dim": Wrong(lambda: distributed(Shard(-3)), ValueError),
+    "distribute a number": Wrong(lambda: distributed(Shard(0), ()), ValueError),
+    "distribute, no such source": Wrong(lambda: distributed(Shard(0), src=5), ValueError),
+    "replicate, no such source": Wrong(lambda: distributed(Replicate(), src=5), ValueError),
+    "redistribute to no such dim": Wrong(lambda: moved(Replicate(), Shard(2)), ValueError),
+    "redistribute a shard to no such dim": Wrong(lambda: moved(Shard(0), Shard(2)), ValueError),
+    "redistribute to nothing": Wrong(lambda: moved(Shard(0)), ValueError),
+    "redistribute an unknown reduction": Wrong(lambda: moved(Partial("prod"), Replicate()), ValueError),
+    "scatter an unknown reduction": Wrong(lambda: moved(Partial("prod"), Shard(0)), ValueError),
+    "redistribute bits of floats": Wrong(lambda: moved(Partial("band"), Replicate()), TypeError),
+    "redistribute an average of integers": Wrong(
+        lambda: moved(Partial("avg"), Replicate(), dtype=torch.int64), TypeError
+    ),
+    "gather an unknown reduction": Wrong(
+        lambda: DTensor.from_local(ones(2), mesh_of(2), [Partial("prod")]).full_tensor(), ValueError
+    ),
+    "indivisible, traced": Wrong(
+        lambda: make_fx(lambda x: scattered(x, 0), tracing_mode="fake")(ones(3)), ValueError
+    ),
+    "splits alone, traced": Wrong(
+        lambda: make_fx(
+            lambda x: stock.all_to_all_single(x, [1, 1], None, world_group()), tracing_mode="fake"
+        )(ones(2)),
+        ValueError,
+    ),
+}
+
+
+def error_of(call: Callable[[], Any]) -> Exception | None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            result = call()
+            for one in result if isinstance(result, list) else [result]:
+                if isinstance(one, torch.Tensor):
+                    one + 0  # waits
+        except Exception as error:
+            return error
+    return None
+
+
+def raises_as_pytorch(rank: int, world: int, case: str) -> None:
+    wrong = CASES[case]
+    theirs = error_of(wrong.call)
+    with funcol.installed():
+        ours = error_of(wrong.call)
+    plain = None if theirs is None else type(theirs)
+    assert isinstance(ours, wrong.ours), repr(ours)
+    if plain in (RuntimeError, ValueError, TypeError, IndexError, AssertionError):
+        assert isinstance(ours, plain), (type(ours).__mro__, plain)
+    assert str(ours).startswith("funcol")
+    # No rank is ahead of another.
+    assert funcol.all_reduce(torch.tensor(1.0), "sum", world_group()).item() == world
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_is_of_pytorchs_type_and_of_ours(case: str) -> None:
+    run_ranks(raises_as_pytorch, 2, case, timeout=30)
+
+
+def one_rank_raises(rank: int, world: int, case: str) -> None:
+    with funcol.installed():
+        before = funcol.unwaited_collectives()
+        if rank == 1:
+            assert error_of(CASES[case].call) is not None
+        assert funcol.unwaited_collectives() == before
+        assert stock.all_reduce(torch.tensor(1.0), "sum", world_group()).item() == world
+
+
+# Not those that make a mesh, for which the ranks meet.
+@pytest.mark.parametrize("case", [case for case in CASES if "mesh" not in case])
+def test_nothing_was_sent_when_it_is_raised(case: str) -> None:
+    run_ranks(one_rank_raises, 2, case, timeout=30)
+
+
+def is_plain_without(rank: int, world: int) -> None:
+    with funcol.installed():
+        pass
+    with pytest.raises(ValueError, match="not divisible") as raised:
+        funcol.reduce_scatter_tensor(ones(3), "sum", 0, world_group())
+    assert type(raised.value) is ValueError
+
+
+def test_without_install_it_is_of_our_type_alone() -> None:
+    run_ranks(is_plain_without, 2)
+
+
+def survives_a_pickle(rank: int, world: int) -> None:
+    with funcol.installed(), pytest.raises(ValueError, match="not divisible") as raised:
+        scattered(ones(3), 0)
+    assert any(entry.name == "scattered" for entry in raised.traceback)
+    copied = pickle.loads(pickle.dumps(raised.value))
+    assert isinstance(copied, AssertionError)
+    assert isinstance(copied, ValueError)
+    assert str(copied) == str(raised.value)
+
+
+def test_it_has_its_traceback_and_survives_a_pickle() -> None:
+    run_ranks(survives_a_pickle, 2)

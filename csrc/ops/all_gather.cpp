@@ -36,7 +36,7 @@ c10::intrusive_ptr<c10d::Work> start_flat(const at::Tensor& source, const at::Te
 }  // namespace
 
 void check_all_gather(at::TensorList inputs, int64_t dim, const char* op) {
-  check_alike(inputs, op);
+  check_one_device(inputs, op);
   for (const auto& input : inputs) {
     wrap_dim(dim, input, op);
   }

@@ -58,6 +58,21 @@ Tensors gathered(const Tensors& parts, at::IntArrayRef dims, const IValue& group
   return wholes;
 }
 
+// This rank's parts of the sums of `wholes`: by one reduce_scatter where they have one dtype, else one each.
+Tensors reduced_parts(const Tensors& wholes, at::IntArrayRef dims, const IValue& group) {
+  const auto is_like_first = [&](const Tensor& whole) {
+    return whole.scalar_type() == wholes[0].scalar_type();
+  };
+  if (std::ranges::all_of(wholes, is_like_first)) {
+    return call::reduce_scatter_along_dims_coalesced(wholes, "sum", dims, group);
+  }
+  Tensors parts;
+  for (size_t i = 0; i < wholes.size(); ++i) {
+    parts.push_back(call::reduce_scatter_along_dim(wholes[i], "sum", dims[i], group, {}));
+  }
+  return parts;
+}
+
 }  // namespace
 
 Tensors all_reduce_coalesced(TensorList inputs, const IValue& reduce_op, const IValue& group) {
@@ -89,7 +104,7 @@ Tensors all_gather_coalesced(TensorList inputs, const IValue& group) {
     const std::vector<int64_t> dims(gradients.size(), 0);
     const GradientCollectives collectives;
     const auto wholes = GradientCollectives::unshared(gradients);
-    auto own = call::reduce_scatter_along_dims_coalesced(wholes, "sum", dims, data[1]);
+    auto own = reduced_parts(wholes, dims, data[1]);
     for (size_t i = 0; i < own.size(); ++i) {
       own[i] = are_scalars[i] ? own[i].squeeze(0) : own[i];
     }

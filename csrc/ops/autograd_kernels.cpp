@@ -63,7 +63,7 @@ Tensor all_gather_along_dim(const Tensor& input, int64_t dim, const IValue& grou
 }
 
 Tensors all_gather_into_tensor_coalesced(TensorList inputs, int64_t group_size, const IValue& group) {
-  check_alike(inputs, "all_gather_into_tensor_coalesced");
+  check_one_device(inputs, "all_gather_into_tensor_coalesced");
   return route(
       "all_gather_into_tensor_coalesced", inputs,
       [&] {

@@ -326,6 +326,17 @@ def test_all_gather_coalesced_agrees_for_each_dtype(world: int, dtype: torch.dty
     run_ranks(all_gather_coalesced_agrees, world, [(5, 3), (4,)], dtype)
 
 
+def all_gather_coalesced_of_dtypes_agrees(rank: int, world: int) -> None:
+    tensors = [sample(rank, (5, 3), dtype) for dtype in (torch.float32, torch.int64, torch.float64)]
+    expected = finished(stock.all_gather_into_tensor_coalesced(tensors, world_group()))
+    assert_same(funcol.all_gather_into_tensor_coalesced(tensors, world_group()), expected)
+
+
+@each_world
+def test_all_gather_coalesced_agrees_for_several_dtypes_in_one_call(world: int) -> None:
+    run_ranks(all_gather_coalesced_of_dtypes_agrees, world)
+
+
 @each_world
 @each_list
 def test_all_gather_coalesced_agrees_for_each_list_of_shapes(world: int, shapes: Any) -> None:

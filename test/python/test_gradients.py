@@ -130,6 +130,15 @@ LINEAR: dict[str, Case] = {
             [y.flatten() for y in funcol.all_gather_into_tensor_coalesced([x, x[0, 0]], world_group())]
         ),
     ),
+    "all_gather_into_tensor_coalesced of two dtypes": (
+        _same(2, 3),
+        lambda x, w: torch.cat(
+            [
+                y.flatten().double()
+                for y in funcol.all_gather_into_tensor_coalesced([x, x.to(torch.complex128)], world_group())
+            ]
+        ),
+    ),
     "reduce_scatter_tensor_coalesced": (
         _same(6, 6),
         lambda x, w: torch.cat(

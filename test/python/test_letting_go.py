@@ -46,7 +46,7 @@ NUM_BYTES = 4 * MIB
 
 
 def backward_memory(gather: Callable[[Tensor], Tensor]) -> tuple[int, bool, list[Tensor]]:
-    """Of a backward pass over COUNT gathered weights: its peak, and whether the gradients alone come to be left.
+    """Of a backward pass over COUNT gathered weights: its peak, and whether gradients alone are left later.
 
     Returns the weights as well, whose gradients nobody has used.
     """

@@ -9,6 +9,8 @@ as it is, on PyTorch's functional collectives, which are funcol's.
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import sys
 import threading
 import zlib
@@ -61,6 +63,17 @@ def replaced_functions() -> list[str]:
     from .spmd_types_calls import stock
 
     return list(stock)
+
+
+def known_version() -> tuple[str, bool] | None:
+    """The version that is there to be imported, and whether funcol takes it over; None if there is none."""
+    found = importlib.util.find_spec("spmd_types")
+    if found is None or found.origin is None:
+        return None
+    folder = Path(found.origin).parent
+    files = {name: folder / f"{name.split('.')[1]}.py" for name in _KNOWN}
+    is_known = all(file.exists() and digest(file) in _KNOWN[name] for name, file in files.items())
+    return importlib.metadata.version("spmd_types"), is_known
 
 
 def _imported(_module: ModuleType) -> None:

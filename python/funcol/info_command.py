@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from . import _C, _build_info, dropin, dropin_dtensor, dropin_kept, dropin_kernels
+from . import _C, _build_info, dropin, dropin_dtensor, dropin_kept, dropin_kernels, dropin_spmd_types
 
 
 def add_to(commands: Any) -> None:
@@ -57,6 +57,7 @@ def info() -> str:
         + ", ".join(dropin_dtensor.taken_over())
     )
     rows["under FSDP2"] = _under_fsdp2()
+    rows["under spmd_types"] = _under_spmd_types()
     width = max(map(len, rows))
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
 
@@ -68,6 +69,14 @@ def _under_fsdp2() -> str:
     row = f"takes over {', '.join(taken)}; left to PyTorch: {', '.join(left) or 'nothing'}"
     replaced = fully_shard.not_pytorchs()
     return f"{row}; not PyTorch's own any more: {', '.join(replaced)}" if replaced else row
+
+
+def _under_spmd_types() -> str:
+    found = dropin_spmd_types.known_version()
+    if found is None:
+        return "not there"
+    version, is_known = found
+    return f"{version}: {'takes over its collectives' if is_known else 'runs as it is, not known to funcol'}"
 
 
 def _nccl_version() -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import inspect
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 import funcol
 from funcol import dropin_spmd_types
+from funcol.info_command import info
 
 spmd = pytest.importorskip("spmd_types", exc_type=ImportError)
 
@@ -547,6 +549,12 @@ def test_the_rest_of_the_api_takes_pending_results(world: int) -> None:
 # What is replaced
 
 
+def test_info_tells_the_version_and_that_it_is_taken_over() -> None:
+    version = importlib.metadata.version("spmd_types")
+    assert dropin_spmd_types.known_version() == (version, True)
+    assert info().endswith(f"{version}: takes over its collectives")
+
+
 def test_functions_stay_the_same_objects_and_go_back() -> None:
     names = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "convert", "invariant_to_replicate"]
     before = {name: getattr(spmd, name) for name in names}
@@ -615,6 +623,7 @@ import funcol
 funcol.install()
 import spmd_types
 from funcol import dropin_spmd_types
+from funcol.info_command import info
 assert "all_reduce" in dropin_spmd_types.replaced_functions()
 funcol.uninstall()
 assert dropin_spmd_types.replaced_functions() == []

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor import _dispatch as stock_dispatch
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
@@ -266,12 +267,10 @@ def first_moved(op: OpOverload, base: Tensor, base_spec: Any, copy: Tensor, spec
         return
     elif (trace := _trace()) is not None:
         trace.add(_TracedCopy(base, base_spec, copy, spec))
-    elif copy.numel() and not torch.compiler.is_compiling():
-        storage = copy.untyped_storage()
-        if storage.data_ptr() != base.untyped_storage().data_ptr():
-            known = _Copy(base, base_spec, copy, spec)
-            setattr(storage, _NAME_OF_COPY, known)
-            _open.add(weakref.ref(known, _open.discard))
+    elif copy.numel() and not isinstance(copy, FakeTensor) and not _is_alias_of(copy, base):
+        known = _Copy(base, base_spec, copy, spec)
+        setattr(copy.untyped_storage(), _NAME_OF_COPY, known)
+        _open.add(weakref.ref(known, _open.discard))
 
 
 def bring_back(written: Tensor, op: OpOverload) -> None:

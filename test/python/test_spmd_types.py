@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from differential import world_group
+from in_place import is_supported
 from ranks import run_ranks
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
@@ -145,6 +146,31 @@ ERRORS = [
 ]
 
 
+def exchange_lists(outputs: list[Tensor], inputs: list[Tensor], group: Any = None) -> None:
+    """``all_to_all`` of lists, by one of tensors."""
+    received = torch.empty(sum(one.numel() for one in outputs), dtype=outputs[0].dtype)
+    sent = torch.cat([one.flatten() for one in inputs])
+    sizes = [one.numel() for one in outputs], [one.numel() for one in inputs]
+    dist.all_to_all_single(received, sent, *sizes, group=group)
+    for one, part in zip(outputs, received.split(sizes[0]), strict=True):
+        one.copy_(part.view_as(one))
+
+
+def with_lists_exchanged(rank: int, world: int, name: str, args: tuple[Any, ...]) -> None:
+    """Calls the function ``name`` here. The package sends lists, which gloo of older minors does not."""
+    if is_supported("alltoall_"):
+        return globals()[name](rank, world, *args)
+    own, dist.all_to_all = dist.all_to_all, exchange_lists
+    try:
+        return globals()[name](rank, world, *args)
+    finally:
+        dist.all_to_all = own
+
+
+def run(function: Callable[..., None], world: int, *args: Any, timeout: float = 60) -> None:
+    run_ranks(with_lists_exchanged, world, function.__name__, args, timeout=timeout)
+
+
 def call(case: Case, x: Tensor, axis: Any, **more: Any) -> Any:
     function = getattr(spmd, case.function)
     options = {**case.options, **more}
@@ -220,13 +246,13 @@ def functions_of(cases: list[Case]) -> list[str]:
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("function", functions_of(COLLECTIVES))
 def test_a_collective_is_as_on_stock_and_pending(function: str, world: int) -> None:
-    run_ranks(is_as_on_stock, world, "COLLECTIVES", function)
+    run(is_as_on_stock, world, "COLLECTIVES", function)
 
 
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("function", functions_of(LOCAL))
 def test_a_change_that_sends_nothing_is_as_on_stock(function: str, world: int) -> None:
-    run_ranks(is_as_on_stock, world, "LOCAL", function)
+    run(is_as_on_stock, world, "LOCAL", function)
 
 
 def differentiates_twice(rank: int, world: int, table: str) -> None:
@@ -244,7 +270,7 @@ def differentiates_twice(rank: int, world: int, table: str) -> None:
 @pytest.mark.parametrize("table", ["COLLECTIVES", "LOCAL"])
 @pytest.mark.parametrize("world", WORLDS)
 def test_second_derivatives_are_those_of_stock(world: int, table: str) -> None:
-    run_ranks(differentiates_twice, world, table)
+    run(differentiates_twice, world, table)
 
 
 def parts_differ(rank: int, world: int) -> None:
@@ -295,7 +321,7 @@ def parts_differ(rank: int, world: int) -> None:
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_parts_of_different_sizes(world: int) -> None:
-    run_ranks(parts_differ, world)
+    run(parts_differ, world)
 
 
 def an_input_is_the_callers_again(rank: int, world: int) -> None:
@@ -311,7 +337,7 @@ def an_input_is_the_callers_again(rank: int, world: int) -> None:
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_the_input_may_be_overwritten_after_a_call_without_async_op(world: int) -> None:
-    run_ranks(an_input_is_the_callers_again, world)
+    run(an_input_is_the_callers_again, world)
 
 
 def sends_once(rank: int, world: int) -> None:
@@ -331,7 +357,7 @@ def sends_once(rank: int, world: int) -> None:
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_an_all_to_all_is_one_exchange(world: int) -> None:
-    run_ranks(sends_once, world)
+    run(sends_once, world)
 
 
 def in_place(rank: int, world: int) -> None:
@@ -343,7 +369,7 @@ def in_place(rank: int, world: int) -> None:
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_all_reduce_in_place(world: int) -> None:
-    run_ranks(in_place, world)
+    run(in_place, world)
 
 
 # Errors
@@ -377,7 +403,7 @@ def errors_are_alike(rank: int, world: int) -> None:
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_errors_are_those_of_stock(world: int) -> None:
-    run_ranks(errors_are_alike, world)
+    run(errors_are_alike, world)
 
 
 # Types
@@ -430,7 +456,7 @@ def types_are_alike(rank: int, world: int, table: str) -> None:
 @pytest.mark.parametrize("table", ["COLLECTIVES", "LOCAL"])
 @pytest.mark.parametrize("world", WORLDS)
 def test_types_are_those_of_stock_while_they_are_checked(world: int, table: str) -> None:
-    run_ranks(types_are_alike, world, table)
+    run(types_are_alike, world, table)
 
 
 def typed_block(rank: int, world: int) -> list[Any]:
@@ -468,7 +494,7 @@ def blocks_are_alike(rank: int, world: int) -> None:
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_typed_block_trains_as_on_stock(world: int) -> None:
-    run_ranks(blocks_are_alike, world)
+    run(blocks_are_alike, world)
 
 
 def rest_of_the_api(rank: int, world: int) -> list[Any]:
@@ -543,7 +569,7 @@ def without_types(found: Any) -> list[Tensor]:
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_the_rest_of_the_api_takes_pending_results(world: int) -> None:
-    run_ranks(runs_the_rest, world)
+    run(runs_the_rest, world)
 
 
 # What is replaced
@@ -590,7 +616,7 @@ def as_an_unknown_version(rank: int, world: int) -> None:
 
 
 def test_an_unknown_version_computes_the_same() -> None:
-    run_ranks(as_an_unknown_version, 2)
+    run(as_an_unknown_version, 2)
 
 
 def with_a_module_of_its_own(rank: int, world: int) -> None:
@@ -615,7 +641,7 @@ def with_a_module_of_its_own(rank: int, world: int) -> None:
 
 
 def test_what_a_program_sets_as_dist_is_called() -> None:
-    run_ranks(with_a_module_of_its_own, 2)
+    run(with_a_module_of_its_own, 2)
 
 
 PROGRAM = """
@@ -647,4 +673,4 @@ def compiles(rank: int, world: int) -> None:
 
 
 def test_a_compiled_program_computes_the_same() -> None:
-    run_ranks(compiles, 2, timeout=180)
+    run(compiles, 2, timeout=180)

@@ -249,19 +249,7 @@ def unwrap_to_op_info(
 ) -> Any:
     """PyTorch counterpart: ``OpDispatcher._unwrap_to_op_info_impl``."""
     info = _C.unwrap_args(self, op_call, args, kwargs, create_schema)
-    if info is not NotImplemented:
-        return info
-    info = _unwrap(self, op_call, args, kwargs, create_schema)
-    if any(map(_has_dtensors, info.local_args)) and _C.has_rule(op_call.name()):  # type: ignore[no-untyped-call]
-        raise NotImplementedError(
-            f"funcol: {op_call} cannot be traced: DTensor in PyTorch {torch.__version__} does not look into "
-            "the lists of tensors that it takes. Call it outside of compiled regions."
-        )
-    return info
-
-
-def _has_dtensors(argument: object) -> bool:
-    return isinstance(argument, (list, tuple)) and any(isinstance(one, DTensor) for one in argument)
+    return _unwrap(self, op_call, args, kwargs, create_schema) if info is NotImplemented else info
 
 
 def local_results(

@@ -220,30 +220,16 @@ def agrees_when_compiled(rank: int, world: int, name: str, size: int, words: str
     agrees(rank, world, compiled, [numbers(size, 3)], [words], (world,), backward)
 
 
-# In minors whose DTensor does not look into the indices of index_put_, it is not traced.
+# In minors whose DTensor does not look into the indices of index_put_, PyTorch cannot trace it.
 TRACES_INDICES = any(
     aten.index_put_.default in getattr(DTensor._op_dispatcher.sharding_propagator, table, ())
     for table in _compat.TABLES_OF_SCHEMA_INFO
 )
 AT_INDICES = {"at_a_mask", "at_indices", "put_at_indices", "accumulated_at_indices"}
+TRACED = [name for name in WRITES if TRACES_INDICES or name not in AT_INDICES]
 
 
-def refuses_to_trace_indices(rank: int, world: int) -> None:
-    x = placed(numbers(4, 3), layouts("S0")[0], mesh_of((world,)))
-    torch._dynamo.reset()
-    with (
-        funcol.installed(),
-        pytest.raises(Exception, match=r"cannot be traced: .* outside of compiled regions"),
-    ):
-        torch.compile(WRITES["at_indices"], backend="aot_eager")(x)
-
-
-def test_indices_are_traced_or_refused() -> None:
-    if not TRACES_INDICES:
-        run_ranks(refuses_to_trace_indices, 2)
-
-
-@pytest.mark.parametrize("name", [one for one in WRITES if TRACES_INDICES or one not in AT_INDICES])
+@pytest.mark.parametrize("name", TRACED)
 def test_a_compiled_write_reaches_a_tensor_that_is_cut(name: str) -> None:
     run_ranks(agrees_when_compiled, 2, name, 5, "S0", False)
 
@@ -257,8 +243,9 @@ def test_a_compiled_write_reaches_a_tensor_however_it_is_placed(name: str, words
 @pytest.mark.parametrize(
     "name",
     [
-        *(["at_a_mask"] if TRACES_INDICES else []),
-        *("a_row", "rows_of_another", "two_views_one_after_the_other", "rows_added"),
+        name
+        for name in TRACED
+        if name in ("a_row", "at_a_mask", "rows_of_another", "two_views_one_after_the_other")
     ],
 )
 def test_a_compiled_write_to_a_tensor_that_is_cut_has_its_gradient(name: str) -> None:

@@ -85,20 +85,23 @@ class _Copy:
         if self._is_stale() and op not in _OVERWRITING:
             raise RuntimeError(_stale(op, self.base_spec))
         copy = self.tensor()
+        assert copy is not None  # whose storage `written` has
         mask = self._mask_of(written)
         others = [other for other in _copies() if other is not self and self._is_alike(other)]
         self._write(mask, copy)
         for other in others:
             held = other.tensor()
-            held.copy_(torch.where(mask, copy, held))
+            if held is not None:
+                held.copy_(torch.where(mask, copy, held))
         bring_back(self.base, aten.copy_.default)
         for one in (self, *others):
             one._num_writes = self._known.num_writes
 
-    def tensor(self) -> Tensor:
-        """The copy."""
+    def tensor(self) -> Tensor | None:
+        """The copy; None if it has just gone."""
         storage = self._storage()
-        assert storage is not None
+        if storage is None:
+            return None
         empty = torch.empty(0, dtype=self._dtype, device=storage.device)
         return empty.set_(storage, *self._geometry)
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import sys
-import threading
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +19,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from . import _compat
+from .put_on_import import PutOnImport
 
 # Digests of the sources of the modules that the functions, and what they would have called, are in.
 _KNOWN = {
@@ -28,41 +28,13 @@ _KNOWN = {
     "spmd_types._dtype_utils": {"a9a50b37", "2e091ec0"},
 }
 
-_lock = threading.RLock()
-_is_wanted = False
-_awaits_import = False
-_undo: list[Callable[[], None]] = []
 
-
-def put() -> None:
-    global _is_wanted, _awaits_import
-    with _lock:
-        _is_wanted = True
-        if _awaits_import:
-            return
-        _awaits_import = True
-    try:
-        _compat.after_import("spmd_types._collectives", _imported)
-    except BaseException:
-        take()
-        raise
-
-
-def take() -> None:
-    global _is_wanted
-    with _lock:
-        _is_wanted = False
-        while _undo:
-            _undo.pop()()
+_replaced: list[str] = []
 
 
 def replaced_functions() -> list[str]:
     """Names of the package's functions that funcol is in the place of."""
-    if not _undo:
-        return []
-    from .spmd_types_calls import stock
-
-    return list(stock)
+    return list(_replaced)
 
 
 def known_version() -> tuple[str, bool] | None:
@@ -76,23 +48,33 @@ def known_version() -> tuple[str, bool] | None:
     return importlib.metadata.version("spmd_types"), is_known
 
 
-def _imported(_module: ModuleType) -> None:
-    global _awaits_import
-    with _lock:
-        _awaits_import = False
-        if not _is_wanted or _undo or not all(map(_is_known, _KNOWN)):
-            return
-        from . import spmd_types_calls as calls
+def _start() -> Callable[[], None]:
+    if not all(map(_is_known, _KNOWN)):
+        return lambda: None
+    from . import spmd_types_calls as calls
 
-        try:
-            for module, name, ours in calls.REPLACED:
-                theirs = _own_function(sys.modules[module], name)
-                if theirs is not None:
-                    calls.stock[name] = _compat.copied(theirs)
-                    _undo.append(_compat.redirected_of_package(theirs, ours))
-        except BaseException:
-            take()
-            raise
+    put_back: list[Callable[[], None]] = []
+
+    def undo() -> None:
+        _replaced.clear()
+        while put_back:
+            put_back.pop()()
+
+    try:
+        for module, name, ours in calls.REPLACED:
+            theirs = _own_function(sys.modules[module], name)
+            if theirs is not None:
+                calls.stock[name] = _compat.copied(theirs)
+                put_back.append(_compat.redirected_of_package(theirs, ours))
+                _replaced.append(name)
+    except BaseException:
+        undo()
+        raise
+    return undo
+
+
+_under_spmd_types = PutOnImport("spmd_types._collectives", _start)
+put, take = _under_spmd_types.put, _under_spmd_types.take
 
 
 def _is_known(name: str) -> bool:

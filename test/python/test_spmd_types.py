@@ -453,7 +453,7 @@ def types_are_alike(rank: int, world: int, table: str) -> None:
         assert one[1] == other[1], str(case)
         same(one[2], other[2], case)
         if table == "COLLECTIVES":
-            assert one[0] == case.is_pending, str(case)
+            assert one[0] == case.is_pending or not HAS_ASYNC_OP, str(case)
     assert num_errors < len(cases) / 4
 
 

@@ -73,7 +73,7 @@ class _Copy:
 
     def __init__(self, base: Tensor, base_spec: DTensorSpec, copy: Tensor, spec: DTensorSpec) -> None:
         self.base, self.base_spec, self.spec = base, base_spec, spec
-        self._geometry = _geometry(copy)
+        self._geometry = copy.storage_offset(), copy.size(), copy.stride()
         self._dtype = copy.dtype
         # A strong one would be a cycle that no collector sees: this object lives as long as the storage.
         self._storage = weakref.ref(copy.untyped_storage())
@@ -113,10 +113,7 @@ class _Copy:
         return (
             not other._is_stale()
             and other.base.data_ptr() == self.base.data_ptr()
-            and (other.base.size(), other.base.stride(), other.base.dtype)
-            == (self.base.size(), self.base.stride(), self.base.dtype)
-            and other.spec.placements == self.spec.placements
-            and other.base_spec.placements == self.base_spec.placements
+            and _are_placed_alike(self, other)
         )
 
     def _mask_of(self, written: Tensor) -> Tensor:
@@ -151,10 +148,8 @@ class _TracedCopy:
         return (
             not other.is_stale
             and _is_alias_of(other.base, self.base)
-            and _geometry(other.base) == _geometry(self.base)
-            and other.base.dtype == self.base.dtype
-            and other.spec.placements == self.spec.placements
-            and other.base_spec.placements == self.base_spec.placements
+            and bool(other.base.storage_offset() == self.base.storage_offset())
+            and _are_placed_alike(self, other)
         )
 
 
@@ -205,8 +200,14 @@ def _trace() -> _Trace | None:
     return None
 
 
-def _geometry(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.storage_offset(), tensor.size(), tensor.stride()
+def _are_placed_alike(one: _Copy | _TracedCopy, other: _Copy | _TracedCopy) -> bool:
+    """Whether both are the same redistribution of tensors of one shape, strides and dtype."""
+    return (
+        (other.base.size(), other.base.stride(), other.base.dtype)
+        == (one.base.size(), one.base.stride(), one.base.dtype)
+        and other.spec.placements == one.spec.placements
+        and other.base_spec.placements == one.base_spec.placements
+    )
 
 
 def _stale(op: OpOverload, spec: DTensorSpec) -> str:

@@ -31,10 +31,11 @@ local_types::Placed placed_argument(PyObject* type, PyObject* dim) {
   return {static_cast<local_types::Type>(int_argument(type, "type", kOp)), int_argument(dim, "dim", kOp)};
 }
 
-// (input, from, from_dim, to, to_dim, group, keeps_input, and dtypes: during, after, and for the gradient)
+// (input, from, from_dim, to, to_dim, group, keeps_input, scatters_dim_first, and dtypes: during, after, and
+// for the gradient)
 PyObject* change_local_type(PyObject*, Args args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
-  check_count(count, 11, kOp);
+  check_count(count, 12, kOp);
   const auto group = group_object(args[5]);
   if (!THPVariable_Check(args[0]) || group == nullptr || has_function_mode()) {
     return not_implemented();
@@ -45,8 +46,9 @@ PyObject* change_local_type(PyObject*, Args args, Py_ssize_t count) {
   }
   const local_types::Change change{placed_argument(args[1], args[2]),
                                    placed_argument(args[3], args[4]),
-                                   {dtype_argument(args[7]), dtype_argument(args[8])},
-                                   {dtype_argument(args[9]), dtype_argument(args[10])}};
+                                   {dtype_argument(args[8]), dtype_argument(args[9])},
+                                   {dtype_argument(args[10]), dtype_argument(args[11])},
+                                   /*scatters_dim_first=*/args[7] == Py_True};
   if (!local_types::takes(input, change, *group)) {
     return not_implemented();
   }

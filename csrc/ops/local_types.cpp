@@ -39,7 +39,7 @@ Placed of_gradient(const Placed& placed) {
 }
 
 Change of_gradient(const Change& change) {
-  return {of_gradient(change.to), of_gradient(change.from), change.backward, {}};
+  return {of_gradient(change.to), of_gradient(change.from), change.backward, {}, change.scatters_dim_first};
 }
 
 IValue packed(const Change& change) {
@@ -49,7 +49,8 @@ IValue packed(const Change& change) {
   return std::vector<int64_t>{static_cast<int64_t>(change.from.type), change.from.dim,
                               static_cast<int64_t>(change.to.type),   change.to.dim,
                               dtype(change.forward.during),           dtype(change.forward.after),
-                              dtype(change.backward.during),          dtype(change.backward.after)};
+                              dtype(change.backward.during),          dtype(change.backward.after),
+                              change.scatters_dim_first};
 }
 
 Change unpacked(const IValue& value) {
@@ -60,7 +61,8 @@ Change unpacked(const IValue& value) {
   return {{static_cast<Type>(ints[0]), ints[1]},
           {static_cast<Type>(ints[2]), ints[3]},
           {dtype(4), dtype(5)},
-          {dtype(6), dtype(7)}};
+          {dtype(6), dtype(7)},
+          ints[8] != 0};
 }
 
 Tensor in_dtype(const Tensor& tensor, const std::optional<at::ScalarType>& dtype) {
@@ -76,16 +78,52 @@ Tensor own_part(const Tensor& whole, const Placed& part, const GroupPtr& group) 
   return whole.narrow(part.dim, group->getRank() * size, size).clone(at::MemoryFormat::Contiguous);
 }
 
+bool sees_ops(const Tensor& input) { return has_active_layers() || belongs_to_layer(input); }
+
+// The start of a collective whose result is `change_view` of its only output.
+template <typename ChangeView>
+Tensor as_pending_view(Start start, const ChangeView& change_view) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  start.outputs[0] = change_view(start.outputs[0]);
+  return as_sole_pending(std::move(start));
+}
+
 Tensor gathered(const Tensor& part, const Placed& from, const GroupPtr& group) {
+  if (from.type == Type::kVarying && !sees_ops(part)) {
+    settle(part);
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    return as_sole_pending(start_all_gather(part.unsqueeze(from.dim), from.dim, group));
+  }
   const auto shard = from.type == Type::kVarying ? part.unsqueeze(from.dim) : part;
   return run_unrecorded(shard, composed::all_gather_along_dim, call::all_gather_along_dim, shard, from.dim,
                         as_ivalue(group), call::SplitSizes());
 }
 
-Tensor reduced_part(const Tensor& whole, const Placed& to, const GroupPtr& group) {
+// The sum's part, with `dim` first in memory.
+Tensor reduced_part_dim_first(const Tensor& whole, int64_t dim, const GroupPtr& group) {
+  if (sees_ops(whole)) {
+    const auto rows = whole.movedim(dim, 0).contiguous();
+    return composed::reduce_scatter_along_dim(rows, IValue("sum"), 0, as_ivalue(group), {}).movedim(0, dim);
+  }
+  settle(whole);
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const auto rows = private_input(whole.movedim(dim, 0));
+  return as_pending_view(start_reduce_scatter(rows, c10d::ReduceOp::SUM, 0, group),
+                         [&](const Tensor& part) { return part.movedim(0, dim); });
+}
+
+Tensor reduced_part(const Tensor& whole, const Change& change, const GroupPtr& group) {
+  const auto [type, dim] = change.to;
+  if (type == Type::kShard && dim != 0 && change.scatters_dim_first) {
+    return reduced_part_dim_first(whole, dim, group);
+  }
+  if (type == Type::kVarying && !sees_ops(whole)) {
+    return as_pending_view(start_reduce_scatter(whole, c10d::ReduceOp::SUM, dim, group),
+                           [dim = dim](const Tensor& part) { return part.squeeze(dim); });
+  }
   const auto part = run_unrecorded(whole, composed::reduce_scatter_along_dim, call::reduce_scatter_along_dim,
-                                   whole, IValue("sum"), to.dim, as_ivalue(group), call::SplitSizes());
-  return to.type == Type::kVarying ? part.squeeze(to.dim) : part;
+                                   whole, IValue("sum"), dim, as_ivalue(group), call::SplitSizes());
+  return type == Type::kVarying ? part.squeeze(dim) : part;
 }
 
 // Of ops that layers know.
@@ -107,7 +145,7 @@ Tensor exchanged(const Tensor& input, const Change& change, const GroupPtr& grou
   // A varying tensor is cut where it is stacked, a shard where it will be one.
   const auto split_dim = stacks ? change.from.dim : change.to.dim;
   const auto concat_dim = stacks ? change.to.dim : change.from.dim;
-  if (has_active_layers() || belongs_to_layer(input)) {
+  if (sees_ops(input)) {
     return composed_exchange(input, split_dim, concat_dim, stacks, group);
   }
   return as_sole_pending(start_all_to_all_dims(input, split_dim, concat_dim, stacks, group));
@@ -120,7 +158,7 @@ Tensor moved(const Tensor& input, const Change& change, const GroupPtr& group) {
   if (from == Type::kPartial) {
     return is_same_everywhere(to) ? run_unrecorded(input, composed::all_reduce, call::all_reduce, input,
                                                    IValue("sum"), as_ivalue(group))
-                                  : reduced_part(input, change.to, group);
+                                  : reduced_part(input, change, group);
   }
   if (is_same_everywhere(from)) {
     return has_dim(to) ? own_part(input, change.to, group) : input;

@@ -48,6 +48,9 @@ struct Change {
   Placed to;
   Dtypes forward;
   Dtypes backward;
+  // The result of P -> S along a dim other than 0 lies in memory with that dim first, as before 0.3.1 of the
+  // package; else all results are contiguous. The order of later sums depends on it.
+  bool scatters_dim_first = false;
 };
 
 // Whether make() takes `input`. What it refuses is the package's to do, or to raise an error for.

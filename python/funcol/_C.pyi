@@ -48,6 +48,7 @@ def change_local_type(
     to_dim: int,
     group: Any,
     keeps_input: bool,
+    scatters_dim_first: bool,
     during: Any,
     after: Any,
     gradient_during: Any,

@@ -74,6 +74,7 @@ def _source(code: CodeType) -> str:
         return ""
 
 
+@functools.cache
 def _num_decorators(code: CodeType) -> int:
     lines = _source(code).splitlines()
     return sum(line.startswith("@") for line in lines)

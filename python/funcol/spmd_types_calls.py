@@ -45,7 +45,7 @@ def _changed(
     options: dict[str, Any],
 ) -> Any:
     """``x`` after the change; NotImplemented for what the package has to do."""
-    if is_dynamo_compiling() or _dist.dist is not dist or _lies_otherwise(source, target):
+    if is_dynamo_compiling() or _dist.dist is not dist:
         return NotImplemented
     keeps_input, dtypes = False, _AS_INPUT
     if options:
@@ -60,16 +60,7 @@ def _changed(
         return NotImplemented
     if not isinstance(axis, dist.ProcessGroup):
         axis = _mesh._pg_for_axis(axis)
-    return _C.change_local_type(x, *source, *target, axis, keeps_input, *dtypes)
-
-
-def _lies_otherwise(source: tuple[int, int], target: tuple[int, int]) -> bool:
-    """Whether the package's result, or gradient, has other strides, on which the order of later sums depends:
-    before 0.3.1 a sum that is scattered along a dim other than 0 lies in memory with that dim first."""
-    if not _SCATTERS_FIRST:
-        return False
-    scattered = target if source is _P else source if target is _R else _P
-    return scattered[0] == _SHARD and scattered[1] != 0
+    return _C.change_local_type(x, *source, *target, axis, keeps_input, _SCATTERS_DIM_FIRST, *dtypes)
 
 
 def _is_plain(x: Any) -> bool:
@@ -333,4 +324,5 @@ def _options_of(function: Any) -> set[str]:
 
 
 _OPTIONS = _options_of(importlib.import_module("spmd_types._collectives").all_reduce)
-_SCATTERS_FIRST = "async_op" not in _OPTIONS
+# Before 0.3.1, a sum that is scattered along a dim other than 0 lies in memory with that dim first.
+_SCATTERS_DIM_FIRST = "async_op" not in _OPTIONS

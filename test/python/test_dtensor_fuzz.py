@@ -148,22 +148,23 @@ def fuzzes(
     mesh = mesh_of(mesh_shape)
     counts: Counter[str] = Counter()
     wrong = []
-    for info, case in cases_of(name, mesh.ndim, seed, most):
-        try:
-            expected = run(info, case, lambda whole, _: whole.clone())
-        except Exception:
-            counts["no case"] += 1
-            continue
-        try:
-            with funcol.installed():
+    # All within one installation: what one case leaves behind, such as decisions, must not harm the next.
+    with funcol.installed():
+        for info, case in cases_of(name, mesh.ndim, seed, most):
+            try:
+                expected = run(info, case, lambda whole, _: whole.clone())
+            except Exception:
+                counts["no case"] += 1
+                continue
+            try:
                 actual = run(info, case, lambda whole, layout: placed(whole, layout, mesh))
-        except Exception:
-            counts["raised"] += 1
-            continue
-        difference = differs(actual, expected)
-        counts["right" if difference is None else "wrong"] += 1
-        if difference is not None:
-            wrong.append(f"{info.name} {info.variant_test_name} {case}: {difference}")
+            except Exception:
+                counts["raised"] += 1
+                continue
+            difference = differs(actual, expected)
+            counts["right" if difference is None else "wrong"] += 1
+            if difference is not None:
+                wrong.append(f"{info.name} {info.variant_test_name} {case}: {difference}")
     return counts, wrong
 
 

@@ -31,6 +31,31 @@ void set_resolver(py::function resolver) {
   });
 }
 
+// As Python has the errors of ops.
+void raise_replaced(const c10::Error& error) {
+  const auto raised = [&](auto* type) {
+    PyErr_SetString(type, error.what_without_backtrace());
+    replace_error();
+    throw py::error_already_set();
+  };
+  const py::gil_scoped_acquire gil;
+  if (dynamic_cast<const c10::ValueError*>(&error) != nullptr) {
+    raised(PyExc_ValueError);
+  }
+  if (dynamic_cast<const c10::IndexError*>(&error) != nullptr) {
+    raised(PyExc_IndexError);
+  }
+  if (dynamic_cast<const c10::TypeError*>(&error) != nullptr) {
+    raised(PyExc_TypeError);
+  }
+}
+
+// Of all functions here and of PyTorch's operators.
+void replace_all_errors(const py::object& replacement) {
+  replace_errors(replacement);
+  set_error_translation(replacement.is_none() ? nullptr : raise_replaced);
+}
+
 // isinstance() with a class whose instances are pending tensors too. What decides is in the metaclass of the
 // class: put_pending_instances() gives it one that derives from its own and adds a check.
 
@@ -110,7 +135,7 @@ void bind_dropin(PyObject* module) {
   m.def("set_c10d_ops_are_replaced", set_c10d_ops_are_replaced);
   m.def("take_from_core_ops", take_from_core_ops);
   m.def("ops_under_dropin", ops_under_dropin);
-  m.def("replace_errors", replace_errors);
+  m.def("replace_errors", replace_all_errors);
   m.def("put_pending_instances", torch::wrap_pybind_function(put_pending_instances));
   m.def("take_pending_instances", take_pending_instances);
 }

@@ -278,6 +278,11 @@ py::object gradient_placements(const py::object& placements, const std::vector<P
   return with_replicate(placements, values.size(), [&](size_t axis) { return values[axis].is_partial(); });
 }
 
+// A sequence of placements, or None for those of the tensor; what else is passed PyTorch refuses.
+bool is_sequence_or_none(py::handle placements) {
+  return placements.is_none() || PyTuple_Check(placements.ptr()) || PyList_Check(placements.ptr());
+}
+
 py::object as_tuple(py::handle sequence) {
   return sequence.is_none() ? py::none()
                             : py::object(py::tuple(py::reinterpret_borrow<py::object>(sequence)));
@@ -408,7 +413,7 @@ struct Plain {
 
 py::object to_local(py::handle dtensor, py::handle grad_placements) {
   const Plain plain(dtensor);
-  if (!plain.is_for_us) {
+  if (!plain.is_for_us || !is_sequence_or_none(grad_placements)) {
     return {};
   }
   auto result = plain.local;
@@ -531,7 +536,7 @@ py::object redistribute(py::handle dtensor, py::handle placements, bool async_op
 
 py::object full_tensor(py::handle dtensor, py::handle grad_placements) {
   const Plain plain(dtensor);
-  if (!plain.is_for_us) {
+  if (!plain.is_for_us || !is_sequence_or_none(grad_placements)) {
     return {};
   }
   const auto num_axes = py::len(attribute<"placements">(attribute<"_spec">(dtensor)));

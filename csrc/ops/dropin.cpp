@@ -4,6 +4,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <thread>
@@ -134,17 +135,30 @@ IValue wait_tensors(Arguments in, const char* /*op*/) {
   return tensors;
 }
 
+std::atomic<TranslateError> translate_error{nullptr};
+
+template <IValue (*kernel)(Arguments, const char*)>
+IValue run(Arguments arguments, const char* op) {
+  try {
+    if (kernel != wait_tensor && kernel != wait_tensors) {
+      for (const auto& argument : arguments) {
+        visit_tensors(argument, [op](const at::Tensor& tensor) { check_no_tangents(tensor, op); });
+      }
+    }
+    return kernel(arguments, op);
+  } catch (const c10::Error& error) {
+    if (const auto translate = translate_error.load()) {
+      translate(error);
+    }
+    throw;
+  }
+}
+
 template <IValue (*kernel)(Arguments, const char*)>
 void boxed(const c10::OperatorHandle& op, Stack* stack) {
   const auto num_arguments = op.schema().arguments().size();
   const auto name = unqualified_name(op);
-  const auto arguments = torch::jit::last(*stack, num_arguments);
-  if (kernel != wait_tensor && kernel != wait_tensors) {
-    for (const auto& argument : arguments) {
-      visit_tensors(argument, [&](const at::Tensor& tensor) { check_no_tangents(tensor, name.c_str()); });
-    }
-  }
-  auto result = kernel(arguments, name.c_str());
+  auto result = run<kernel>(torch::jit::last(*stack, num_arguments), name.c_str());
   torch::jit::drop(*stack, num_arguments);
   stack->push_back(std::move(result));
 }
@@ -245,6 +259,8 @@ void take_from_core_ops() {
     kernels_under_core().reset();
   }
 }
+
+void set_error_translation(TranslateError translate) { translate_error.store(translate); }
 
 std::vector<std::string> ops_under_dropin() {
   std::vector<std::string> ops;

@@ -15,6 +15,8 @@
 // and give those that entered one a millisecond to get to their kernel.
 #pragma once
 
+#include <c10/util/Exception.h>
+
 #include <string>
 #include <vector>
 
@@ -25,6 +27,11 @@ namespace funcol {
 void put_under_core_ops(const std::vector<std::string>& left);
 // Does nothing if they are not.
 void take_from_core_ops();
+
+// Calls `translate(error)` for each error of these kernels, which may throw another one in its place, by which
+// callers of PyTorch's operators know it. Null: nothing is called.
+using TranslateError = void (*)(const c10::Error&);
+void set_error_translation(TranslateError translate);
 
 // The operators that put_under_core_ops() serves in the running PyTorch: "_c10d_functional::all_reduce".
 std::vector<std::string> ops_under_dropin();

@@ -68,8 +68,8 @@ struct OpCall {
   friend bool operator==(const OpCall&, const OpCall&) = default;
 };
 
-// `dim` counted from 0. Throws std::invalid_argument naming the operator if the tensor has no such dim; a
-// scalar has the dims 0 and -1.
+// `dim` counted from 0. Throws std::out_of_range naming the operator if the tensor has no such dim; a scalar
+// has the dims 0 and -1.
 int64_t counted_from_0(const OpCall& call, int64_t dim, int64_t num_dims);
 
 }  // namespace funcol

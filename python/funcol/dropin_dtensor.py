@@ -141,6 +141,8 @@ class DropinPropagator(ShardingPropagator):
         if self._knows_alone(op) or (self._agrees_on(op) and _is_plain(op_schema)):
             try:
                 return super()._propagate(op_schema, remember)
+            except IndexError:  # a dim that is not there: PyTorch says so, now or as the operator runs
+                pass
             except ValueError:
                 if not dropin_writes.writes_to_first(op):
                     raise
@@ -224,7 +226,7 @@ class DropinPropagator(ShardingPropagator):
         """Whether no way to run the operator is the one of ``sharding``."""
         try:
             ways = self.strategies(op_schema)
-        except (NotImplementedError, ValueError):
+        except (NotImplementedError, ValueError, IndexError):
             return False
         if isinstance(ways, TupleStrategy):
             return False

@@ -13,15 +13,15 @@ from typing import Any
 from . import _C
 
 
-class _NoDimError(AssertionError, RuntimeError):
-    """PyTorch's minors raise the one or the other."""
+class _EitherError(AssertionError, RuntimeError):
+    """PyTorch raises the one or the other, by its minor, or from its functions and its operators."""
 
 
 # What our messages begin with, and what PyTorch raises for the same mistake where it is no RuntimeError.
 _TYPES: list[tuple[re.Pattern[str], type[Exception]]] = [
     (re.compile(r"funcol::" + words), kind)
     for words, kind in (
-        (r"reduce_scatter\w*: dim \S+ has size \S+ not divisible", AssertionError),
+        (r"reduce_scatter\w*: dim \S+ has size \S+ not divisible", _EitherError),
         (r"reduce_scatter\w*: \d+ scatter dims for", AssertionError),
         (r"reduce_scatter\w*: a 0-dim tensor", IndexError),
         (r"all_to_all_single: .* Pass both, or neither", AssertionError),
@@ -30,7 +30,7 @@ _TYPES: list[tuple[re.Pattern[str], type[Exception]]] = [
         (r"\w+: the group is a DeviceMesh with \d+ dims", AssertionError),
         (r"\w+: mesh dim \S+ is out of range", IndexError),
         (r"\w+: the group is a ", ValueError),
-        (r"distribute_tensor: \S+ on mesh axis \S+ cuts a dim that a tensor of shape \[\]", _NoDimError),
+        (r"distribute_tensor: \S+ on mesh axis \S+ cuts a dim that a tensor of shape \[\]", _EitherError),
         (r"distribute_tensor: \S*\(-\d+\S* on mesh axis \S+ cuts a dim", AssertionError),
         (r"distribute_tensor: \S+ on mesh axis \S+ cuts a dim", IndexError),
         (r"redistribute: \w+: \S+ shards a dim", IndexError),

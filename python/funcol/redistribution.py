@@ -307,7 +307,7 @@ class _Redistribute(torch.autograd.Function):
         ctx.src, ctx.how = src, how
         ctx.backward_dtype = backward_dtype or local.dtype
         ctx.input_dtype = local.dtype
-        result = how.run(local.to(dst.tensor_meta.dtype), src, dst, is_explicit=True)
+        result = how.run(local.to(dtype=dst.tensor_meta.dtype), src, dst, is_explicit=True)
         return _dtensor(result, dst, dtensor.requires_grad)
 
     @staticmethod

@@ -49,7 +49,25 @@ def distributed(placement: Placement, shape: tuple[int, ...] = (4, 4), src: int 
     return distribute_tensor(ones(shape), mesh_of(2), [placement], src_data_rank=src)
 
 
+core = torch.ops._c10d_functional
+
+
+def group_name() -> str:
+    return world_group().group_name
+
+
 CASES: dict[str, Wrong] = {
+    "operator, indivisible": Wrong(
+        lambda: core.reduce_scatter_tensor(ones(3), "sum", 2, group_name()), ValueError
+    ),
+    "operator, another group size": Wrong(
+        lambda: core.all_gather_into_tensor(ones(4), 3, group_name()), ValueError
+    ),
+    "operator, unknown reduce op": Wrong(lambda: core.all_reduce(ones(2), "mean", group_name()), ValueError),
+    "operator, unknown group": Wrong(lambda: core.all_reduce(ones(2), "sum", "nobody"), ValueError),
+    "operator, splits of less": Wrong(
+        lambda: core.all_to_all_single(ones(4), [1, 1], [1, 1], group_name()), ValueError
+    ),
     "indivisible": Wrong(lambda: scattered(ones(3, 4), 0), ValueError),
     "indivisible dim": Wrong(lambda: scattered(ones(4, 5), -1), ValueError),
     "indivisible, with a gradient": Wrong(lambda: scattered(ones(3, 4, requires_grad=True), 0), ValueError),
@@ -138,6 +156,23 @@ CASES: dict[str, Wrong] = {
 }
 
 
+def sharded() -> DTensor:
+    return DTensor.from_local(ones(2, 4), mesh_of(2), [Shard(0)])
+
+
+# What PyTorch raises by itself.
+LEFT: dict[str, Callable[[], Any]] = {
+    "softmax of no such dim": lambda: sharded().softmax(5),
+    "sort of no such dim": lambda: sharded().sort(5),
+    "sum of no such dim": lambda: sharded().sum(5),
+    "to_local, no placements": lambda: sharded().to_local(grad_placements=5),  # type: ignore[arg-type]
+    "redistribute in no dtype": lambda: sharded().redistribute(
+        placements=[Replicate()],
+        forward_dtype="x",  # type: ignore[arg-type]
+    ),
+}
+
+
 def error_of(call: Callable[[], Any]) -> Exception | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -177,6 +212,19 @@ def one_rank_raises(rank: int, world: int, case: str) -> None:
             assert error_of(CASES[case].call) is not None
         assert funcol.unwaited_collectives() == before
         assert stock.all_reduce(torch.tensor(1.0), "sum", world_group()).item() == world
+
+
+def raises_the_same(rank: int, world: int, case: str) -> None:
+    theirs = error_of(LEFT[case])
+    with funcol.installed():
+        ours = error_of(LEFT[case])
+    assert theirs is not None
+    assert type(ours) is type(theirs), repr(ours)
+
+
+@pytest.mark.parametrize("case", LEFT)
+def test_what_is_left_to_pytorch_is_of_its_type(case: str) -> None:
+    run_ranks(raises_the_same, 2, case, timeout=30)
 
 
 # Not those that make a mesh, for which the ranks meet.

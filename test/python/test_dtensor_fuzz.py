@@ -21,12 +21,13 @@ from twins import placed, whole_of
 
 import funcol
 
-# What is drawn or not yet written, what is compared only up to a choice, what has no precision; and an item
-# of a tensor that is cut, which the rank that holds nothing refuses alone.
+# What is drawn or not yet written, what is compared only up to a choice, what has no precision, or is counted
+# at a threshold that rounding passes; and an item of a tensor that is cut, which the rank that holds nothing
+# refuses alone.
 NOT_COMPARABLE = (
     "rand", "dropout", "bernoulli", "empty", "multinomial", "normal", "uniform", "exponential", "cauchy",
     "geometric", "poisson", "rrelu", "resize_", "set_", "svd_lowrank", "pca_lowrank", "half", "bfloat16",
-    "item",
+    "matrix_rank", "item",
 )  # fmt: skip
 LARGEST = 600  # elements
 

@@ -688,6 +688,11 @@ def tables(propagator: Any) -> dict[str, dict[Any, Any]]:
     return {name: getattr(propagator, name) for name in _TABLES if hasattr(propagator, name)}
 
 
+def has_rule(propagator: Any, op: Any) -> bool:
+    """Whether ``propagator`` has a rule of any kind for ``op``."""
+    return any(op in getattr(propagator, name, ()) for name in TABLES_OF_RULES)
+
+
 def single_axis_rule(propagator: Any, op: Any) -> Callable[..., Any] | None:
     """The rule of one mesh axis that ``propagator`` has for ``op``, if funcol composes it as PyTorch does."""
     info = getattr(propagator, "op_single_dim_strategy_funcs", {}).get(op)

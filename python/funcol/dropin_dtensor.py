@@ -159,13 +159,14 @@ class DropinPropagator(ShardingPropagator):
         PyTorch would try the parts of the operator on every combination of placements: minutes for attention
         with a mask.
         """
-        return self._has_rule(op) and not any(op in getattr(self._base, name) for name in self._rules)
+        return self._has_rule(op) and not _compat.has_rule(self._base, op)
 
     def _has_rule(self, op: OpOverload) -> bool:
         """A rule in C++, in the place of PyTorch's own."""
         return (
             _C.has_rule(op.name())  # type: ignore[no-untyped-call]
             and op not in _DECIDED_BY_PYTORCH
+            and torch.Tag.inplace_view not in op.tags  # which make the tensor another one
             and all(getattr(self._base, name).get(op) is rules.get(op) for name, rules in self._rules.items())
         )
 

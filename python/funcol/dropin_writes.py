@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor import _dispatch as stock_dispatch
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from . import _compat
 from .redistribution import redistribute_local_tensor
@@ -313,7 +314,7 @@ def tail(
         for tensor in written:
             if isinstance(tensor, DTensor):
                 bring_back(tensor._local_tensor, op_call)
-    return _tail(
+    result = _tail(
         self,
         op_call,
         args,
@@ -325,3 +326,15 @@ def tail(
         is_inplace_op,
         is_out_variant_op,
     )
+    if is_inplace_op and torch.Tag.inplace_view in op_call.tags:
+        _reshape(op_call, args, kwargs, output_sharding.output_spec)
+    return result
+
+
+def _reshape(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], spec: object) -> None:
+    """Gives the DTensor that ``op`` made another one of, such as ``squeeze_``, the spec of that. PyTorch
+    leaves it as it is where the placements stay."""
+    held = args[0]
+    if isinstance(held, DTensor) and isinstance(spec, DTensorSpec) and held._spec != spec:
+        held._spec = spec
+        return_and_correct_aliasing(op, args, kwargs, held)  # type: ignore[no-untyped-call]

@@ -1,7 +1,9 @@
-"""Tensors that operators take by keyword: the mask of attention, what ``out=`` writes to, and others.
+"""What a decision depends on beyond tensors by position: tensors by keyword, and other arguments.
 
-PyTorch's caches of decisions tell calls apart by positional tensors, and by those keywords that an operator's
-``RuntimeSchemaInfo`` names. Its dispatcher redistributes positional tensors alone.
+Tensors by keyword are the mask of attention, what ``out=`` writes to, and others. PyTorch's caches of
+decisions tell calls apart by positional tensors, and by those other arguments that an operator's
+``RuntimeSchemaInfo`` names: none where it does not know the operator. Its dispatcher redistributes positional
+tensors alone.
 """
 
 from __future__ import annotations
@@ -15,6 +17,12 @@ from torch._ops import OpOverload
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSchema, RuntimeSchemaInfo
 
+# Of arguments that are no tensors, those on which results of operators depend whose ``RuntimeSchemaInfo``
+# does not name them: their dtypes, their sizes, whether partial sums may stay.
+_DECISIVE = frozenset(
+    {"accumulate", "bins", "dtype", "include_self", "out_dtype", "out_int32", "rounding_mode"}
+)
+
 
 @functools.cache
 def _tensors_by_keyword(op: OpOverload) -> frozenset[str]:
@@ -25,30 +33,45 @@ def _tensors_by_keyword(op: OpOverload) -> frozenset[str]:
     )
 
 
-def named(op_schema: OpSchema) -> OpSchema:
-    """``op_schema`` with a ``schema_info`` that names the operator's keyword tensors, so that two schemas are
-    equal only if these are."""
-    op = op_schema.op
-    wanted = _tensors_by_keyword(op)
-    info = op_schema.schema_info
-    if not wanted or (info is not None and wanted.issubset(info.static_kwargkey or ())):
+@functools.cache
+def _others(op: OpOverload, decisive_alone: bool) -> tuple[int, tuple[str, ...]]:
+    """Of arguments that are no tensors, the place of the first by position, 100 if there is none, and the
+    names of those by keyword."""
+    counted = [
+        (place, argument)
+        for place, argument in enumerate(op._schema.arguments)
+        if "Tensor" not in str(argument.type) and (argument.name in _DECISIVE or not decisive_alone)
+    ]
+    first = next((place for place, argument in counted if not argument.kwarg_only), 100)
+    return first, tuple(argument.name for _, argument in counted if argument.kwarg_only)
+
+
+def complete_info(op: OpOverload, info: RuntimeSchemaInfo | None, is_known: bool) -> RuntimeSchemaInfo | None:
+    """``info``, with what else a decision for ``op`` depends on: tensors by keyword, and arguments that are
+    no tensors, all of them where PyTorch does not know the operator (``is_known``)."""
+    first, names = _others(op, decisive_alone=is_known)
+    wanted = (*names, *sorted(_tensors_by_keyword(op)))
+    place = 100 if info is None else info.static_argnum
+    named = () if info is None else tuple(info.static_kwargkey or ())
+    if first >= place and set(wanted).issubset(named):
+        return info
+    every = list(dict.fromkeys((*named, *wanted))) or None
+    if info is None:
+        return RuntimeSchemaInfo(min(first, place), every)
+    return dataclasses.replace(info, static_argnum=min(first, place), static_kwargkey=every)
+
+
+def named(op_schema: OpSchema, is_known: bool) -> OpSchema:
+    """``op_schema`` with the :func:`complete_info`, so that two schemas are equal only if decisions for them
+    are."""
+    info = complete_info(op_schema.op, op_schema.schema_info, is_known)
+    if info is op_schema.schema_info:
         return op_schema
-    return OpSchema(op, op_schema.args_schema, op_schema.kwargs_schema, schema_info=_with_names(op, info))
-
-
-def _with_names(op: OpOverload, info: RuntimeSchemaInfo | None) -> RuntimeSchemaInfo:
-    """Without an ``info``, names every argument that is no tensor, too."""
-    if info is not None:
-        others = [name for name in info.static_kwargkey or () if name not in _tensors_by_keyword(op)]
-        names = [*others, *sorted(_tensors_by_keyword(op))]
-        return dataclasses.replace(info, static_kwargkey=names)
-    arguments = op._schema.arguments
-    first = next((i for i, one in enumerate(arguments) if "Tensor" not in str(one.type)), len(arguments))
-    return RuntimeSchemaInfo(first, [one.name for one in arguments if one.kwarg_only])
+    return OpSchema(op_schema.op, op_schema.args_schema, op_schema.kwargs_schema, schema_info=info)
 
 
 class NamedInDispatcher:
-    """Names keyword tensors in what DTensor's dispatcher knows of operators, until :meth:`undo`.
+    """Gives DTensor's dispatcher the :func:`complete_info` of operators, until :meth:`undo`.
 
     A decision is asked for before it is remembered: an operator is entered at its first decision. PyTorch
     remembers that one under the key of before, which no later call has.
@@ -59,19 +82,16 @@ class NamedInDispatcher:
         self._seen: set[OpOverload] = set()
         self._undo: list[Callable[[], None]] = []
 
-    def name(self, op: OpOverload) -> None:
-        """Enters ``op``, if it takes tensors by keyword."""
-        if op in self._seen:
+    def name(self, op: OpOverload, is_known: bool) -> None:
+        """Enters ``op``."""
+        if op in self._seen or not self._tables:
             return
         self._seen.add(op)
-        wanted = _tensors_by_keyword(op)
-        if not wanted or not self._tables:
-            return
         table = next((table for table in self._tables if table.get(op) is not None), self._tables[0])
         own = table.get(op)
-        if own is not None and wanted.issubset(own.static_kwargkey or ()):
+        had, entered = op in table, complete_info(op, own, is_known)
+        if entered is own:
             return
-        had, entered = op in table, _with_names(op, own)
 
         def undo() -> None:
             if table.get(op) is entered:

@@ -228,10 +228,11 @@ class ShardingPropagator(StockPropagator):
         return sharding
 
     def _named(self, op_schema: OpSchema) -> OpSchema:
-        """``op_schema`` with keyword tensors in what tells calls apart, here and in the dispatcher."""
+        """``op_schema`` with all that tells calls apart, here and in the dispatcher."""
+        is_known = _compat.has_rule(self._base, op_schema.op)
         if DTensor._op_dispatcher.sharding_propagator is self:
-            self._keywords.name(op_schema.op)
-        return keyword_tensors.named(op_schema)
+            self._keywords.name(op_schema.op, is_known)
+        return keyword_tensors.named(op_schema, is_known)
 
     def strategies(self, op_schema: OpSchema) -> OpStrategy | TupleStrategy:
         """All legal decisions on the whole mesh, with the cost of redistributing each tensor argument from

@@ -18,13 +18,13 @@
 #include "async/unwaited.h"
 #include "async/wake_key.h"
 #include "bindings/bindings.h"
-#include "bindings/python_args.h"
-#include "bindings/without_gil.h"
 #include "comm/asking_devices.h"
 #include "comm/blocking.h"
 #include "comm/orphaned_works.h"
 #include "ops/collectives.h"
 #include "ops/wire.h"
+#include "pyobjects/arguments.h"
+#include "pyobjects/without_gil.h"
 
 namespace funcol::python {
 namespace {

@@ -8,17 +8,15 @@
 #include <utility>
 
 #include "bindings/bindings.h"
-#include "bindings/dtensor_objects.h"
 #include "bindings/fast_functions.h"
-#include "bindings/python_args.h"
-#include "bindings/python_specs.h"
-#include "bindings/redistribution_specs.h"
-#include "bindings/without_gil.h"
 #include "comm/agreement.h"
 #include "comm/group_ref.h"
+#include "dtensor/forget.h"
 #include "ops/calls.h"
 #include "ops/collectives.h"
 #include "ops/wire.h"
+#include "pyobjects/arguments.h"
+#include "pyobjects/without_gil.h"
 
 namespace funcol::python {
 namespace {
@@ -241,7 +239,7 @@ PyObject* check_agreement_of_ranks(PyObject*, PyObject* begin) {
   Py_RETURN_NONE;
 }
 
-PyObject* forget(PyObject*, PyObject*) {
+PyObject* forget_found_groups(PyObject*, PyObject*) {
   forget_groups();
   Py_RETURN_NONE;
 }
@@ -258,10 +256,7 @@ PyObject* note_name(PyObject*, PyObject* name) {
 PyObject* note_all_removed(PyObject*, PyObject*) {
   HANDLE_TH_ERRORS
   note_all_groups_removed();
-  forget_decisions();
-  forget_targets();
-  forget_executions();
-  forget_specs();
+  python::forget();
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
@@ -285,7 +280,7 @@ void bind_collectives(PyObject* module) {
       {"set_group_resolver", set_resolver, METH_O, nullptr},
       {"remember_groups", remember, METH_O, nullptr},
       {"check_agreement", check_agreement_of_ranks, METH_O, nullptr},
-      {"forget_groups", forget, METH_NOARGS, nullptr},
+      {"forget_groups", forget_found_groups, METH_NOARGS, nullptr},
       {"note_group_added", note_name<note_group_added>, METH_O, nullptr},
       {"note_group_removed", note_name<note_group_removed>, METH_O, nullptr},
       {"note_all_groups_removed", note_all_removed, METH_NOARGS, nullptr},

@@ -8,10 +8,10 @@
 
 #include "bindings/bindings.h"
 #include "bindings/fast_functions.h"
-#include "bindings/python_args.h"
-#include "bindings/without_gil.h"
 #include "ops/collectives.h"
 #include "ops/into.h"
+#include "pyobjects/arguments.h"
+#include "pyobjects/without_gil.h"
 
 namespace funcol::python {
 namespace {

@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "bindings/bindings.h"
-#include "bindings/python_layout.h"
-#include "bindings/without_gil.h"
 #include "layout/shards.h"
 #include "planner/search.h"
+#include "pyobjects/layouts.h"
+#include "pyobjects/without_gil.h"
 
 namespace funcol::python {
 namespace {

@@ -13,12 +13,9 @@ void bind_raw_access(PyObject* module);
 void bind_dropin(PyObject* module);
 void bind_planner(PyObject* module);
 void bind_info(PyObject* module);
-void bind_redistribute(PyObject* module);
-void bind_sharding(PyObject* module);
+void bind_propagation(PyObject* module);
+void bind_pyobjects(PyObject* module);
 void bind_dtensor(PyObject* module);
-void bind_distribute(PyObject* module);
-void bind_fully_shard(PyObject* module);
-void bind_local_sizes(PyObject* module);
-void bind_redistribute_many(PyObject* module);
+void bind_fsdp(PyObject* module);
 
 }  // namespace funcol::python

@@ -10,13 +10,18 @@
 
 #include <vector>
 
-#include "bindings/python_args.h"
+#include "pyobjects/arguments.h"
 
 namespace funcol::python {
 
 using Args = PyObject* const*;
 
 inline PyObject* not_implemented() { Py_RETURN_NOTIMPLEMENTED; }
+
+// NotImplemented for null.
+inline PyObject* or_not_implemented(py::object result) {
+  return result ? result.release().ptr() : not_implemented();
+}
 
 inline void check_count(Py_ssize_t given, Py_ssize_t expected, const char* op) {
   TORCH_CHECK_TYPE(given == expected, "funcol::", op, ": ", given, " arguments, expected ", expected, ".");

@@ -12,12 +12,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   funcol::python::bind_raw_access(m.ptr());
   funcol::python::bind_dropin(m.ptr());
   funcol::python::bind_planner(m.ptr());
-  funcol::python::bind_redistribute(m.ptr());
-  funcol::python::bind_sharding(m.ptr());
-  funcol::python::bind_local_sizes(m.ptr());
-  funcol::python::bind_redistribute_many(m.ptr());
+  funcol::python::bind_propagation(m.ptr());
+  funcol::python::bind_pyobjects(m.ptr());
   funcol::python::bind_dtensor(m.ptr());
-  funcol::python::bind_distribute(m.ptr());
-  funcol::python::bind_fully_shard(m.ptr());
+  funcol::python::bind_fsdp(m.ptr());
   funcol::python::bind_info(m.ptr());
 }

@@ -28,8 +28,8 @@ void put_under_core_ops(const std::vector<std::string>& left);
 // Does nothing if they are not.
 void take_from_core_ops();
 
-// Calls `translate(error)` for each error of these kernels, which may throw another one in its place, by which
-// callers of PyTorch's operators know it. Null: nothing is called.
+// Calls `translate(error)` for each error of these kernels, which may throw another one in its place, by
+// which callers of PyTorch's operators know it. Null: nothing is called.
 using TranslateError = void (*)(const c10::Error&);
 void set_error_translation(TranslateError translate);
 

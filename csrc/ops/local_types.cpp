@@ -46,10 +46,14 @@ IValue packed(const Change& change) {
   const auto dtype = [](const std::optional<at::ScalarType>& dtype) {
     return dtype.has_value() ? static_cast<int64_t>(*dtype) : int64_t{-1};
   };
-  return std::vector<int64_t>{static_cast<int64_t>(change.from.type), change.from.dim,
-                              static_cast<int64_t>(change.to.type),   change.to.dim,
-                              dtype(change.forward.during),           dtype(change.forward.after),
-                              dtype(change.backward.during),          dtype(change.backward.after),
+  return std::vector<int64_t>{static_cast<int64_t>(change.from.type),
+                              change.from.dim,
+                              static_cast<int64_t>(change.to.type),
+                              change.to.dim,
+                              dtype(change.forward.during),
+                              dtype(change.forward.after),
+                              dtype(change.backward.during),
+                              dtype(change.backward.after),
                               change.scatters_dim_first};
 }
 

@@ -81,10 +81,9 @@ bool OpCall::has_arg(std::string_view name) const {
 int64_t counted_from_0(const OpCall& call, int64_t dim, int64_t num_dims) {
   const int64_t dims = num_dims == 0 ? 1 : num_dims;
   if (dim < -dims || dim >= dims) {
-    throw std::out_of_range(call.op + ": dim " + std::to_string(dim) +
-                            " is out of range for a tensor of " + std::to_string(num_dims) +
-                            " dims. Pass a dim from " + std::to_string(-dims) + " to " +
-                            std::to_string(dims - 1) + ".");
+    throw std::out_of_range(call.op + ": dim " + std::to_string(dim) + " is out of range for a tensor of " +
+                            std::to_string(num_dims) + " dims. Pass a dim from " + std::to_string(-dims) +
+                            " to " + std::to_string(dims - 1) + ".");
   }
   return dim < 0 ? dim + dims : dim;
 }

@@ -1,9 +1,13 @@
 """The C++ side. The collectives return ``NotImplemented`` where Python has to emit ops that a layer knows."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, Literal, overload
 
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 def all_reduce(input: Tensor, reduce_op: Any, group: Any, tag: str, /) -> Any: ...
 def all_gather_tensor(
@@ -338,20 +342,77 @@ def redistribute_many(
     /,
 ) -> Any: ...
 def forget_redistributions() -> None: ...
+@overload
+def hand_over(name: Literal["make_spec"], function: Callable[..., DTensorSpec]) -> None:
+    """Gives C++ a function of Python that it calls, under one of these names.
+
+    ``make_spec(mesh, placements, order, shape, stride, dtype, strided_as_order)``: a spec of its parts.
+    """
+
+@overload
+def hand_over(
+    name: Literal["redistribution_target"],
+    function: Callable[[DTensorSpec, DeviceMesh, tuple[Placement, ...], Any, Any], DTensorSpec],
+) -> None:
+    """(source, mesh, placements, shard order or None, dtype or None): where a tensor of ``source`` gets."""
+
+@overload
+def hand_over(
+    name: Literal["axis_group"], function: Callable[[DeviceMesh, int], tuple[str, list[int]]]
+) -> None:
+    """(mesh, set of axes): name of the group along them, and the places of its ranks."""
+
+@overload
+def hand_over(
+    name: Literal["note_redistribution"],
+    function: Callable[[Tensor, Any, Any, str, bool], AbstractContextManager[object]],
+) -> None:
+    """(local, source placements, target placements, trace, is_explicit)"""
+
+@overload
+def hand_over(
+    name: Literal["apply_mask", "fill_mask"], function: Callable[[Any, Tensor, DeviceMesh, int], Tensor]
+) -> None:
+    """(mask partial, local, mesh, axis): what the partial makes of a local tensor."""
+
+@overload
+def hand_over(
+    name: Literal["redistribute_local_tensor"],
+    function: Callable[[Tensor, DTensorSpec, DTensorSpec], Tensor],
+) -> None:
+    """(local, source, target)"""
+
+@overload
+def hand_over(
+    name: Literal["gradient_of_to_local"],
+    function: Callable[[Tensor, DTensorSpec, tuple[Placement, ...] | None], DTensor],
+) -> None:
+    """(gradient, spec of the input, placements of its gradient)"""
+
+@overload
+def hand_over(
+    name: Literal["gradient_of_from_local"],
+    function: Callable[[DTensor, tuple[Placement, ...]], Tensor],
+) -> None:
+    """(gradient, placements of it)"""
+
+@overload
+def hand_over(
+    name: Literal["gradient_of_redistribute"],
+    function: Callable[[DTensor, DTensorSpec, bool], DTensor],
+) -> None:
+    """(gradient, spec of the input, async_op)"""
 
 class NoRuleError(NotImplementedError): ...
 
 class PropagationEngine:
-    """See csrc/propagation/propagator.h. Functions that it is given: ``make_spec(mesh, placements, order,
-    shape, stride, dtype, strided_as_order)``, the last None where no shard is strided, makes a
-    ``DTensorSpec``; ``rows_of(op_schema)`` gives rows or None; ``whole(op_schema, remember)`` decides where
-    C++ cannot; ``assemble(op_schema, elements)`` makes of the elements' ``(outputs, inputs, costs, moves)``
-    what is returned and remembered. Keyword tensors stay where they are unless ``moves_keywords``.
+    """See csrc/dtensor/decisions.h. Functions that it is given: ``rows_of(op_schema)`` gives rows or None;
+    ``whole(op_schema, remember)`` decides where C++ cannot; ``assemble(op_schema, elements)`` makes of the
+    elements' ``(outputs, inputs, costs, moves)`` what is returned and remembered. Keyword tensors stay where
+    they are unless ``moves_keywords``.
     """
 
-    def __init__(
-        self, make_spec: Callable[..., Any], model: Any, capacity: int, moves_keywords: bool = False
-    ) -> None: ...
+    def __init__(self, model: Any, capacity: int, moves_keywords: bool = False) -> None: ...
     def propagate(
         self,
         op_schema: Any,

@@ -16,16 +16,16 @@ from torch import Tensor
 from torch import distributed as dist
 from torch._ops import OpOverload
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, placement_types
+from torch.distributed.tensor import DTensor, Placement, placement_types
 from torch.distributed.tensor import _collective_utils as stock_collectives
 from torch.distributed.tensor import _dispatch as stock_dispatch
 from torch.distributed.tensor import distribute_tensor as stock_distribute_tensor
-from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpStrategy
-from torch.distributed.tensor._utils import ExplicitRedistributionContext, compute_global_tensor_info
 from torch.utils._pytree import tree_leaves
 
 from . import _C, _compat, dropin_writes, keyword_tensors, redistribution
+from .local_gradients import ToLocalInOrder, has_own_order
 
 _to_local: Callable[..., Tensor] = _compat.copied(DTensor.to_local)
 _from_local: Callable[..., DTensor] = _compat.copied(DTensor.from_local)
@@ -45,9 +45,9 @@ def to_local(self: DTensor, *, grad_placements: Sequence[Placement] | None = Non
         local: Tensor = _C.dtensor_to_local(self, grad_placements)
         if local is not NotImplemented:
             return local
-    if _has_own_order(self._spec):
+    if has_own_order(self._spec):
         placements = None if grad_placements is None else tuple(grad_placements)
-        return _ToLocalInOrder.apply(self, placements)  # type: ignore[no-any-return]
+        return ToLocalInOrder.apply(self, placements)  # type: ignore[no-any-return]
     return _to_local(self, grad_placements=grad_placements)
 
 
@@ -285,94 +285,4 @@ def _is_spec(leaf: object) -> bool:
     return isinstance(leaf, DTensorSpec)
 
 
-def _gradient_from_local(gradient: DTensor, placements: tuple[Placement, ...]) -> Tensor:
-    """The local part of ``gradient``, once it has ``placements`` and axes cut in the order of the mesh."""
-    if gradient.placements != placements or _has_own_order(gradient._spec):
-        target = redistribution._target(gradient._spec, gradient.device_mesh, placements, None, None)
-        ExplicitRedistributionContext.observe_redistribution(
-            gradient._spec,
-            target,
-            "Implicit redistribution occurred in DTensor.from_local backward",  # type: ignore[arg-type]
-        )
-        how = redistribution._How(False, None, None, lenient=True)
-        gradient = redistribution._redistributed(gradient, None, placements, None, None, None, how)
-    return gradient.to_local()
-
-
-def _gradient_to_local(
-    gradient: Tensor, spec: DTensorSpec, placements: tuple[Placement, ...] | None
-) -> DTensor:
-    """``gradient``, of the local part of a tensor of ``spec``, as a gradient of that tensor."""
-    if placements is None:
-        placements = tuple(Replicate() if one.is_partial() else one for one in spec.placements)
-    _, stride = compute_global_tensor_info(gradient, spec.mesh, spec.placements)
-    if not _has_own_order(spec):
-        return DTensor.from_local(gradient, spec.mesh, placements, shape=spec.shape, stride=tuple(stride))
-    meta = TensorMeta(spec.shape, tuple(stride), gradient.dtype)
-    result: DTensor = _FromLocalInOrder.apply(gradient, _in_order_of(spec, placements, meta))
-    return result
-
-
-def _has_own_order(spec: DTensorSpec) -> bool:
-    """Whether axes cut a dim in another order than that of the mesh, which ``from_local`` cannot say."""
-    return any(tuple(entry.mesh_dims) != tuple(sorted(entry.mesh_dims)) for entry in spec.shard_order or ())
-
-
-def _in_order_of(spec: DTensorSpec, placements: tuple[Placement, ...], meta: TensorMeta) -> DTensorSpec:
-    """With ``placements``, the axes that cut a dim in ``spec`` first, in its order."""
-    placements = tuple(redistribution._counted_from_0(one, len(meta.shape)) for one in placements)
-    before = {entry.tensor_dim: tuple(entry.mesh_dims) for entry in spec.shard_order}
-    order = []
-    for dim in range(len(meta.shape)):
-        axes = [axis for axis, one in enumerate(placements) if isinstance(one, Shard) and one.dim == dim]
-        first = [axis for axis in before.get(dim, ()) if axis in axes]
-        if axes:
-            order.append(ShardOrderEntry(dim, (*first, *(axis for axis in axes if axis not in first))))
-    return DTensorSpec(spec.mesh, placements, tensor_meta=meta, shard_order=tuple(order))
-
-
-class _ToLocalInOrder(torch.autograd.Function):
-    """``to_local`` of a DTensor whose axes cut in an order of its own."""
-
-    @staticmethod
-    def forward(ctx: Any, dtensor: DTensor, placements: tuple[Placement, ...] | None) -> Tensor:
-        ctx.set_materialize_grads(False)
-        ctx.spec, ctx.placements = dtensor._spec, placements
-        local = dtensor._local_tensor
-        return local.view_as(local)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor | None) -> Any:
-        if gradient is None:
-            return None, None
-        return _gradient_to_local(gradient, ctx.spec, ctx.placements), None
-
-
-class _FromLocalInOrder(torch.autograd.Function):
-    """``from_local`` to a spec."""
-
-    @staticmethod
-    def forward(ctx: Any, local: Tensor, spec: DTensorSpec) -> DTensor:
-        ctx.set_materialize_grads(False)
-        ctx.spec = spec
-        return redistribution._dtensor(local.view_as(local), spec, requires_grad=local.requires_grad)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: DTensor | None) -> Any:
-        if gradient is None:
-            return None, None
-        target = redistribution._gradient_target(gradient, ctx.spec, gradient.dtype)
-        if gradient._spec != target:
-            gradient = redistribution.redistribute(
-                gradient, placements=target.placements, shard_order=target.shard_order
-            )
-        return to_local(gradient), None
-
-
-def _gradient_of_redistribute(gradient: DTensor, spec: DTensorSpec, async_op: bool) -> DTensor:
-    """``gradient`` where a tensor of ``spec`` was."""
-    assert spec.tensor_meta is not None
-    dtype = spec.tensor_meta.dtype
-    how = redistribution._How(async_op, None, None, lenient=True)
-    result: DTensor = redistribution._RedistributeGradient.apply(gradient, spec, dtype, dtype, how)
-    return result
+_C.hand_over("redistribute_local_tensor", redistribute_local_tensor)

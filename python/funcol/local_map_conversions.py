@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from . import _C
+from . import local_gradients as local_gradients  # which C++ calls
 from .local_map_regions import dense_strides, spec_of
 from .meshless_specs import copy_onto
 from .redistribution import _dtensor, _settled, redistribute

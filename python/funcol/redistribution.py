@@ -555,3 +555,36 @@ def _mask(placement: Any, tensor: Tensor, mesh: DeviceMesh, axis: int) -> Tensor
     :func:`_apply_mask`."""
     result: Tensor = placement._partition_value(tensor, mesh, axis)
     return result
+
+
+def _gradient_of_redistribute(gradient: DTensor, spec: DTensorSpec, async_op: bool) -> DTensor:
+    """``gradient`` where a tensor of ``spec`` was."""
+    assert spec.tensor_meta is not None
+    dtype = spec.tensor_meta.dtype
+    how = _How(async_op, None, None, lenient=True)
+    result: DTensor = _RedistributeGradient.apply(gradient, spec, dtype, dtype, how)
+    return result
+
+
+def _make_spec(
+    mesh: DeviceMesh,
+    placements: tuple[Placement, ...],
+    order: tuple[tuple[int, tuple[int, ...]], ...],
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    dtype: torch.dtype,
+    strided_as_order: bool | None,
+) -> DTensorSpec:
+    """``strided_as_order``: None where no shard is strided."""
+    meta = TensorMeta(torch.Size(shape), stride, dtype)
+    spec: DTensorSpec = _compat.make_spec(mesh, placements, meta, order, strided_as_order)
+    return spec
+
+
+_C.hand_over("make_spec", _make_spec)
+_C.hand_over("redistribution_target", _target)
+_C.hand_over("axis_group", _axis_group)
+_C.hand_over("note_redistribution", _debug_note)
+_C.hand_over("apply_mask", _apply_mask)
+_C.hand_over("fill_mask", _mask)
+_C.hand_over("gradient_of_redistribute", _gradient_of_redistribute)

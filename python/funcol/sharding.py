@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch._ops import OpOverload
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._op_schema import (
@@ -145,7 +144,7 @@ class ShardingPropagator(StockPropagator):
         for name, table in _compat.tables(self._base).items():
             # What DTensor's dispatcher reads in C++ has to be the dict itself.
             setattr(self, name, _Table(table) if name in _compat.TABLES_OF_RULES else table)
-        self._engine = _C.PropagationEngine(_make_spec, cost_model, cache_size, self._moves_keywords)
+        self._engine = _C.PropagationEngine(cost_model, cache_size, self._moves_keywords)
         self._own_rows: dict[OpOverload, SingleAxisRule] = {}
         tables = _compat.tables(self._base)
         self._keywords = keyword_tensors.NamedInDispatcher(
@@ -539,20 +538,6 @@ def _dense_strides(whole: Sequence[int], shape: Sequence[int]) -> tuple[int, ...
         strides[dim] = step
         step *= max(shape[dim], 1)
     return tuple(strides)
-
-
-def _make_spec(
-    mesh: DeviceMesh,
-    placements: tuple[Placement, ...],
-    order: tuple[tuple[int, tuple[int, ...]], ...],
-    shape: tuple[int, ...],
-    stride: tuple[int, ...],
-    dtype: torch.dtype,
-    strided_as_order: bool | None,
-) -> DTensorSpec:
-    meta = TensorMeta(torch.Size(shape), stride, dtype)
-    spec: DTensorSpec = _compat.make_spec(mesh, placements, meta, order, strided_as_order)
-    return spec
 
 
 def _is_sharded(spec: Any) -> bool:

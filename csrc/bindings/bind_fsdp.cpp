@@ -1,0 +1,140 @@
+// The room csrc/fsdp for Python, see python/funcol/fully_shard.py. NotImplemented is given for what PyTorch's
+// own function has to do.
+#include <ATen/record_function.h>
+#include <torch/csrc/Exceptions.h>
+
+#include "bindings/bindings.h"
+#include "bindings/fast_functions.h"
+#include "fsdp/gather.h"
+#include "fsdp/gradients.h"
+#include "fsdp/groups.h"
+#include "fsdp/objects.h"
+
+namespace funcol::python {
+namespace {
+
+// Triples of what has a __dict__, a name in it, and the value there.
+FullyShard::Members members(PyObject* triples) {
+  FullyShard::Members result;
+  for (const auto triple : py::reinterpret_borrow<py::sequence>(triples)) {
+    const auto member = py::reinterpret_borrow<py::sequence>(triple);
+    const py::object owner = member[0];
+    const auto holder = PyModule_Check(owner.ptr()) ? attribute<"__dict__">(owner) : owner;
+    result.push_back({Py_NewRef(holder.ptr()), Py_NewRef(py::object(member[1]).ptr()),
+                      Py_NewRef(py::object(member[2]).ptr())});
+  }
+  return result;
+}
+
+// (param class, group class, (sharded, sharded post forward, unsharded), (alloc_storage, free_storage),
+// nn.Module.__setattr__, what is passed by, what is between a group and its collectives, the CPU's streams):
+// the last three as members() takes them.
+PyObject* know_fully_shard(PyObject* /*module*/, Args args, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  check_count(count, 8, "know_fully_shard");
+  auto& known = fully_shard();
+  const auto item = [](PyObject* tuple, Py_ssize_t i) {
+    return checked(PySequence_GetItem(tuple, i)).release().ptr();
+  };
+  known.param = reinterpret_cast<PyTypeObject*>(Py_NewRef(args[0]));
+  known.group = reinterpret_cast<PyTypeObject*>(Py_NewRef(args[1]));
+  known.sharded = item(args[2], 0);
+  known.sharded_post_forward = item(args[2], 1);
+  known.unsharded = item(args[2], 2);
+  known.alloc_storage = item(args[3], 0);
+  known.free_storage = item(args[3], 1);
+  known.set_attribute = Py_NewRef(args[4]);
+  known.passed_by = members(args[5]);
+  known.collectives = members(args[6]);
+  known.streams = members(args[7]);
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+// Whether ranges of record_function have somebody who sees them.
+PyObject* is_recorded(PyObject* /*module*/, PyObject* /*unused*/) {
+  return PyBool_FromLong(at::hasCallbacks() || is_observed() ? 1 : 0);
+}
+
+template <py::object (*function)(py::handle)>
+PyObject* of_one(PyObject* /*module*/, Args args, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  check_count(count, 1, "fully_shard");
+  return or_not_implemented(function(args[0]));
+  END_HANDLE_TH_ERRORS
+}
+
+template <py::object (*function)(py::handle, py::handle)>
+PyObject* of_two(PyObject* /*module*/, Args args, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  check_count(count, 2, "fully_shard");
+  return or_not_implemented(function(args[0], args[1]));
+  END_HANDLE_TH_ERRORS
+}
+
+// Two objects and a number of ranks.
+template <py::object (*function)(py::handle, py::handle, int64_t)>
+PyObject* over_ranks(PyObject* /*module*/, Args args, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  check_count(count, 3, "fully_shard");
+  return or_not_implemented(function(args[0], args[1], to_int(args[2])));
+  END_HANDLE_TH_ERRORS
+}
+
+// (shards, output, lengths, rank)
+PyObject* fsdp_copy_in(PyObject* /*module*/, Args args, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  check_count(count, 4, "fsdp_copy_in");
+  return copied_in(py::reinterpret_borrow<py::list>(args[0]), args[1], args[2], to_int(args[3]))
+      .release()
+      .ptr();
+  END_HANDLE_TH_ERRORS
+}
+
+// (params, buffer, types, lengths, num_ranks)
+PyObject* fsdp_copy_out(PyObject* /*module*/, Args args, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  check_count(count, 5, "fsdp_copy_out");
+  return or_not_implemented(copy_out(args[0], args[1], args[2], args[3], to_int(args[4])));
+  END_HANDLE_TH_ERRORS
+}
+
+// (buffer, params, padded sizes, num_ranks)
+PyObject* fsdp_accumulate(PyObject* /*module*/, Args args, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  check_count(count, 4, "fsdp_accumulate");
+  return accumulate_sharded(args[0], args[1], args[2], to_int(args[3])).release().ptr();
+  END_HANDLE_TH_ERRORS
+}
+
+}  // namespace
+
+void bind_fsdp(PyObject* module) {
+  static PyMethodDef functions[] = {
+      fast<know_fully_shard>("know_fully_shard"),
+      {"is_recorded", is_recorded, METH_NOARGS, nullptr},
+      fast<of_one<shards_of>>("fsdp_shards"),
+      fast<fsdp_copy_in>("fsdp_copy_in"),
+      fast<fsdp_copy_out>("fsdp_copy_out"),
+      fast<of_one<make_sharded>>("fsdp_to_sharded"),
+      fast<of_one<make_unsharded>>("fsdp_to_unsharded"),
+      fast<of_one<taken_gradients>>("fsdp_take_gradients"),
+      fast<over_ranks<padded_sizes>>("fsdp_padded_sizes"),
+      fast<of_one<common_gradient_type>>("fsdp_gradient_type"),
+      fast<over_ranks<copied_gradients>>("fsdp_reduce_copy_in"),
+      fast<fsdp_accumulate>("fsdp_accumulate"),
+      fast<of_two<sharded_gradient>>("fsdp_sharded_dtensor"),
+      fast<of_one<pre_forward>>("fsdp_pre_forward"),
+      fast<of_one<post_forward>>("fsdp_post_forward"),
+      fast<of_two<pre_backward>>("fsdp_pre_backward"),
+      fast<of_two<unshard_group>>("fsdp_unshard"),
+      fast<of_one<wait_for_unshard_group>>("fsdp_wait_for_unshard"),
+      fast<of_one<post_backward>>("fsdp_post_backward"),
+      {nullptr, nullptr, 0, nullptr},
+  };
+  if (PyModule_AddFunctions(module, functions) != 0) {
+    throw python_error();
+  }
+}
+
+}  // namespace funcol::python

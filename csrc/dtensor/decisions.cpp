@@ -1,0 +1,199 @@
+#include "dtensor/decisions.h"
+
+#include <torch/csrc/Exceptions.h>
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+#include <list>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "dtensor/decided_specs.h"
+#include "dtensor/rule_rows.h"
+#include "layout/hash.h"
+#include "metas/output_metas.h"
+#include "pyobjects/specs.h"
+
+namespace funcol::python {
+namespace {
+
+std::vector<std::optional<TensorMeta>> output_metas_of(const OpCall& call) { return output_metas(call); }
+
+size_t hash_of(const OpSchema& schema) {
+  Hash hash;
+  for (const auto& meta : schema.call.tensors) {
+    hash.add_all(meta.shape);
+  }
+  for (const auto& layout : schema.layouts) {
+    hash.add(layout);
+  }
+  return hash.value();
+}
+
+// But for outputs, which are known of those alone that have been decided.
+bool is_same_question(const OpSchema& a, const OpSchema& b) {
+  return a.call.args == b.call.args && a.call.tensors == b.call.tensors && a.layouts == b.layouts &&
+         a.stays == b.stays && a.results == b.results;
+}
+
+// Nothing where there is no one-axis rule, or none that C++ has values for, or where the outputs are not
+// known: operators that depend on data, or that do not run on Meta tensors. Adds the masks that rows in
+// Python have.
+std::optional<Rows> rows_for(py::handle op_schema, OpSchema& schema, bool has_rule, py::handle rows_of,
+                             MaskObjects& masks) {
+  try {
+    schema.call.outputs = output_metas(schema.call);
+  } catch (const c10::Error&) {
+    return std::nullopt;
+  } catch (python_error&) {
+    return std::nullopt;
+  } catch (py::error_already_set&) {
+    return std::nullopt;
+  }
+  if (has_rule) {
+    return (*find_rule(schema.call.op))(schema.call);
+  }
+  try {
+    return python_rows(op_schema, schema, rows_of, masks);
+  } catch (const c10::NotImplementedError&) {  // placements with rules of their own
+    return std::nullopt;
+  }
+}
+
+}  // namespace
+
+DecisionEngine::DecisionEngine(std::optional<CostModel> model, size_t capacity, bool moves_keywords)
+    : propagator_(output_metas_of, std::move(model)),
+      decisions_(capacity),
+      capacity_(capacity),
+      moves_keywords_(moves_keywords) {
+  engines().insert(this);
+}
+
+DecisionEngine::~DecisionEngine() { engines().erase(this); }
+
+std::unordered_set<DecisionEngine*>& DecisionEngine::engines() {
+  static auto* const engines = new std::unordered_set<DecisionEngine*>;  // NOLINT: outlives Python
+  return *engines;
+}
+
+py::object DecisionEngine::propagate(py::handle op_schema, py::handle rows_of, py::handle whole,
+                                     py::handle assemble, bool remember) {
+  PythonSchema schema;
+  try {
+    schema = read_op_schema(op_schema, moves_keywords_);
+  } catch (const c10::NotImplementedError&) {
+    return whole(op_schema, remember);
+  }
+  const bool has_rule = serves(*schema.op);
+  DecisionKey key;
+  if (remember) {
+    key = decision_key(op_schema, schema, has_rule);
+    if (const auto* known = decisions_.get(key)) {
+      ++num_hits_;
+      return *known;
+    }
+    ++num_misses_;
+  }
+  auto decided = decide(op_schema, schema, has_rule, rows_of, whole, assemble);
+  if (remember) {
+    decisions_.put(std::move(key), decided);
+  }
+  return decided;
+}
+
+py::object DecisionEngine::decide(py::handle op_schema, const PythonSchema& schema, bool has_rule,
+                                  py::handle rows_of, py::handle whole, py::handle assemble) {
+  py::list elements;
+  auto parts = parts_of(schema);
+  std::unordered_multimap<size_t, size_t> decided;  // parts by their hash: most elements are alike
+  for (size_t i = 0; i < parts.size(); ++i) {
+    auto& part = parts[i];
+    const auto hash = hash_of(part.schema);
+    const auto [begin, end] = decided.equal_range(hash);
+    const auto same = std::find_if(begin, end, [&](const auto& entry) {
+      const auto& other = parts[entry.second];
+      return other.mesh.is(part.mesh) && is_same_question(other.schema, part.schema);
+    });
+    if (same != end) {
+      elements.append(with_own_outputs(elements[same->second].cast<py::tuple>()));
+      continue;
+    }
+    MaskObjects masks;
+    const auto rows = rows_for(op_schema, part.schema, has_rule, rows_of, masks);
+    if (!rows.has_value()) {
+      return whole(op_schema, false);
+    }
+    elements.append(decided_specs(schema, part, propagator_.propagate(part.schema, *rows), masks));
+    decided.emplace(hash, i);
+  }
+  return assemble(op_schema, elements);
+}
+
+py::object DecisionEngine::strategies(py::handle op_schema, py::handle rows_of) {
+  const auto schema = read_op_schema(op_schema, moves_keywords_);
+  py::list elements;
+  for (auto& part : parts_of(schema)) {
+    MaskObjects masks;
+    const auto rows = rows_for(op_schema, part.schema, serves(*schema.op), rows_of, masks);
+    if (!rows.has_value()) {
+      return py::none();
+    }
+    py::list list;
+    for (const auto& sharding : propagator_.strategies(part.schema, *rows)) {
+      list.append(decided_specs(schema, part, sharding, masks));
+    }
+    elements.append(std::move(list));
+  }
+  return elements;  // NOLINT: no move, pybind11 converts
+}
+
+double DecisionEngine::time_decision(py::handle op_schema, size_t count) {
+  const auto schema = read_op_schema(op_schema, moves_keywords_);
+  double best = std::numeric_limits<double>::infinity();
+  for (size_t i = 0; i < count; ++i) {
+    propagator_.forget_costs();
+    const auto begin = std::chrono::steady_clock::now();
+    for (auto& part : parts_of(schema)) {
+      propagator_.propagate(part.schema);
+    }
+    best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  }
+  return best;
+}
+
+void DecisionEngine::leave(const std::string& op) {
+  left_.insert(op);
+  forget();
+}
+
+DecisionEngine::Decisions DecisionEngine::take_decisions() {
+  return std::exchange(decisions_, Decisions(capacity_));
+}
+
+void DecisionEngine::clear() {
+  forget();
+  propagator_.forget_costs();
+  forget_specs();
+  num_hits_ = num_misses_ = 0;
+}
+
+py::tuple DecisionEngine::info() const {
+  return py::make_tuple(num_hits_, num_misses_, capacity_, decisions_.size());
+}
+
+bool DecisionEngine::serves(const Operator& op) const {
+  return left_.count(op.name) == 0 && find_rule(op.name) != nullptr;
+}
+
+void forget_decisions() {
+  forget_meshes_of_keys();
+  std::list<DecisionEngine::Decisions> gone;  // after the loop, since an engine may go with them
+  for (auto* const engine : DecisionEngine::engines()) {
+    gone.push_back(engine->take_decisions());
+  }
+}
+
+}  // namespace funcol::python

@@ -1,0 +1,74 @@
+// Sharding decisions for operators on DTensors: made by the rules in C++ or in Python, and remembered.
+//
+// Everything here needs the GIL, which is the lock of what is remembered, too.
+#pragma once
+
+#include <torch/csrc/utils/pybind.h>
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <unordered_set>
+
+#include "dtensor/decision_key.h"
+#include "dtensor/mask_objects.h"
+#include "planner/cost_model.h"
+#include "planner/lru_cache.h"
+#include "propagation/propagator.h"
+#include "pyobjects/op_schemas.h"
+
+namespace funcol::python {
+
+class DecisionEngine {
+ public:
+  using Decisions = LruCache<DecisionKey, py::object, DecisionKeyHash>;
+
+  // Remembers `capacity` decisions. `model`: none for the default one of the mesh. `moves_keywords`: whether
+  // whoever asks redistributes keyword tensors, too.
+  DecisionEngine(std::optional<CostModel> model, size_t capacity, bool moves_keywords);
+  ~DecisionEngine();
+  DecisionEngine(const DecisionEngine&) = delete;
+  DecisionEngine& operator=(const DecisionEngine&) = delete;
+
+  // All that there are.
+  static std::unordered_set<DecisionEngine*>& engines();
+
+  // `rows_of(op_schema)` gives rows for operators without a rule in C++, or None; then
+  // `whole(op_schema, remember)` decides. `assemble(op_schema, elements)` makes of decisions what is
+  // remembered. Both decide where the schema, or an output, is nothing that C++ has values for.
+  py::object propagate(py::handle op_schema, py::handle rows_of, py::handle whole, py::handle assemble,
+                       bool remember);
+
+  // All legal decisions, a list for each element of the operator's lists; None without rows.
+  py::object strategies(py::handle op_schema, py::handle rows_of);
+
+  // Seconds of a decision in C++ alone, the least of `count`; nothing is remembered from one to the next.
+  double time_decision(py::handle op_schema, size_t count);
+
+  // Rules in C++ no longer serve this operator.
+  void leave(const std::string& op);
+
+  void forget() { decisions_.clear(); }
+  Decisions take_decisions();
+  void clear();
+  // (hits, misses, capacity, number of decisions)
+  py::tuple info() const;
+
+ private:
+  bool serves(const Operator& op) const;
+  py::object decide(py::handle op_schema, const PythonSchema& schema, bool has_rule, py::handle rows_of,
+                    py::handle whole, py::handle assemble);
+
+  Propagator propagator_;
+  Decisions decisions_;
+  size_t capacity_;
+  bool moves_keywords_;
+  size_t num_hits_ = 0;
+  size_t num_misses_ = 0;
+  std::unordered_set<std::string> left_;
+};
+
+// Empties what all engines remember.
+void forget_decisions();
+
+}  // namespace funcol::python

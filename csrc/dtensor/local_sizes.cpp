@@ -1,0 +1,82 @@
+#include "dtensor/local_sizes.h"
+
+#include <pybind11/stl.h>
+
+#include <string_view>
+#include <utility>
+
+#include "layout/shards.h"
+#include "pyobjects/layouts.h"
+#include "pyobjects/op_schemas.h"
+
+namespace funcol::python {
+namespace {
+
+std::optional<size_t> place_of(std::string_view name, const Operator& op) {
+  const auto& arguments = op.handle.schema().arguments();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (arguments[i].name() == name) {
+      return i;
+    }
+  }
+  return std::nullopt;
+}
+
+// The layout of a tensor of so many dims under a DTensorSpec, as far as it decides how much a rank holds:
+// partials of any kind, those with rules of their own too, cut nothing.
+Layout cuts_of(py::handle spec, const Mesh& mesh, size_t num_dims) {
+  std::vector<Placement> placements;
+  for (const auto& placement : spec.attr("placements")) {
+    placements.push_back(placement.attr("is_partial")().cast<bool>() ? Placement::replicate()
+                                                                     : to_placement(placement));
+  }
+  return make_layout("funcol: spec", std::move(placements), to_shard_order(spec.attr("shard_order")), mesh,
+                     static_cast<int64_t>(num_dims));
+}
+
+}  // namespace
+
+std::optional<LocalSizePlaces> local_size_places(py::handle op_overload) {
+  const auto& op = to_operator(op_overload);
+  const auto args = local_size_args(op.name);
+  if (!args.has_value()) {
+    return std::nullopt;
+  }
+  LocalSizePlaces places{place_of(args->shape, op), place_of(args->stride, op), {}, args->squeezed_dims};
+  if (!places.shape && !places.squeezed_dims && !args->batch_channels_pixels) {
+    return std::nullopt;
+  }
+  if (args->batch_channels_pixels) {
+    const auto batch = place_of("N", op);
+    const auto channels = place_of("C", op);
+    const auto pixels = place_of("HxW", op);
+    TORCH_INTERNAL_ASSERT(batch && channels && pixels, op.name);
+    places.batch_channels_pixels = {*batch, *channels, *pixels};
+  }
+  return places;
+}
+
+py::tuple local_shape_of(py::handle spec, const std::vector<int64_t>& shape) {
+  const auto& mesh = to_mesh(spec.attr("mesh"));
+  const auto layout = cuts_of(spec, mesh, shape.size());
+  const py::object known = spec.attr("mesh").attr("get_coordinate")();
+  const auto coordinate =
+      known.is_none() ? Coordinate(mesh.sizes.size()) : known.cast<std::vector<int64_t>>();
+  return py::tuple(py::cast(local_shape(layout, mesh, shape, coordinate)));
+}
+
+std::set<int64_t> uneven_axes(py::handle spec, const std::vector<int64_t>& shape) {
+  const auto& mesh = to_mesh(spec.attr("mesh"));
+  const auto layout = cuts_of(spec, mesh, shape.size());
+  std::set<int64_t> uneven;
+  for (size_t dim = 0; dim < shape.size(); ++dim) {
+    const auto index = static_cast<int64_t>(dim);
+    if (!is_cut_evenly(layout, mesh, index, shape[dim])) {
+      const auto& axes = layout.axes_of(index);
+      uneven.insert(axes.begin(), axes.end());
+    }
+  }
+  return uneven;
+}
+
+}  // namespace funcol::python

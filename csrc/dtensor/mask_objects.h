@@ -1,0 +1,31 @@
+// The Python placements of a decision that have masks.
+//
+// Everything here needs the GIL.
+#pragma once
+
+#include <torch/csrc/utils/pybind.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+namespace funcol::python {
+
+// Told apart by Placement::mask.
+class MaskObjects {
+ public:
+  void add(uint64_t mask, const py::object& placement) { objects_.emplace_back(mask, placement); }
+
+  // Nothing if it is not known.
+  py::object find(uint64_t mask) const {
+    const auto found =
+        std::ranges::find_if(objects_, [mask](const auto& entry) { return entry.first == mask; });
+    return found == objects_.end() ? py::object() : found->second;
+  }
+
+ private:
+  std::vector<std::pair<uint64_t, py::object>> objects_;
+};
+
+}  // namespace funcol::python

@@ -1,0 +1,112 @@
+#include "dtensor/redistribute_local.h"
+
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "async/layers.h"
+#include "dtensor/executions.h"
+#include "pyobjects/callbacks.h"
+#include "pyobjects/without_gil.h"
+
+namespace funcol::python {
+namespace {
+
+constexpr auto kOp = "redistribute_local_tensor";
+
+// While one lives, PyTorch's DebugMode, if one is active, notes what runs as a part of this redistribution.
+class DebugNote {
+ public:
+  DebugNote(py::handle local, const SpecObjects& src, const SpecObjects& dst, const Execution& execution,
+            bool is_explicit) {
+    if (has_active_layers() && !execution.steps().empty()) {
+      note_ = callback(Callback::kNoteRedistribution)(local, src.placements, dst.placements,
+                                                      execution.trace(), is_explicit);
+      note_.attr("__enter__")();
+    }
+  }
+  ~DebugNote() {
+    if (note_) {
+      try {
+        note_.attr("__exit__")(py::none(), py::none(), py::none());
+      } catch (py::error_already_set& error) {
+        error.discard_as_unraisable("funcol.redistribute");
+      }
+    }
+  }
+  DebugNote(const DebugNote&) = delete;
+  DebugNote& operator=(const DebugNote&) = delete;
+
+ private:
+  py::object note_;
+};
+
+// Whether PyTorch moves a tensor of `sizes` rightly where `held` are the sizes that the source gives this
+// rank, as if another mesh cut it, too. It moves what it is given; but along dims that are cut unevenly it
+// pads and cuts off by the shape of the whole tensor.
+bool stock_moves(at::IntArrayRef sizes, const std::vector<int64_t>& held, const ExecutionKey& key,
+                 const Mesh& mesh) {
+  const auto num_dims = std::ssize(key.shape);
+  if (std::ssize(sizes) != num_dims) {
+    return true;
+  }
+  for (const auto* spec : {&key.src, &key.dst}) {
+    std::vector<int64_t> num_shards(num_dims, 1);
+    for (int64_t axis = 0; axis < mesh.num_axes(); ++axis) {
+      const auto& placement = spec->placements[axis];
+      if (placement.is_shard() && key.src.placements[axis].is_shard()) {
+        num_shards[placement.dim + (placement.dim < 0 ? num_dims : 0)] *= mesh.sizes[axis];
+      }
+    }
+    for (int64_t dim = 0; dim < num_dims; ++dim) {
+      if (sizes[dim] != held[dim] && key.shape[dim] % num_shards[dim] != 0) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+py::object redistribute_local(py::handle local, py::handle src_spec, py::handle dst_spec,
+                              const LocalRedistribution& how) {
+  const SpecObjects src(src_spec);
+  const SpecObjects dst(dst_spec);
+  TORCH_CHECK_NOT_IMPLEMENTED(are_equal(src.mesh, dst.mesh), "funcol::", kOp, ": the source is on ",
+                              std::string(py::repr(src.mesh)), ", the target on ",
+                              std::string(py::repr(dst.mesh)),
+                              ". Redistribution moves data within one DeviceMesh only.");
+  auto& known = known_mesh(src.mesh);
+  if (!known.coordinate.has_value()) {
+    return py::reinterpret_borrow<py::object>(local);
+  }
+  const at::Tensor tensor = THPVariable_Unpack(local.ptr());
+  ExecutionKey key{
+      known.id,  src.read(),   dst.read(), shape_of(src_spec, kOp), static_cast<int64_t>(tensor.itemsize()),
+      how.model, how.max_bytes};
+  MaskHooks masks;
+  if (has_masks(key)) {
+    number_masks(key);
+    masks = mask_hooks(src, dst);
+  }
+  const auto execution = execution_of(std::move(key), src.mesh, known);
+  if (how.is_lenient && !execution->fits(tensor)) {
+    const ExecutionKey task{known.id, src.read(), dst.read(), shape_of(src_spec, kOp), 0, {}, {}};
+    const auto sizes = c10::asIntArrayRefSlowOpt(tensor.sym_sizes());
+    if (!sizes.has_value() || stock_moves(*sizes, execution->shape_before(), task, known.mesh)) {
+      return {};
+    }
+  }
+  const DebugNote note(local, src, dst, *execution, how.is_explicit);
+  at::Tensor result;
+  {
+    const WithoutGil no_gil;
+    result = execution->run(tensor, how.is_async, masks);
+  }
+  return py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(result)));
+}
+
+}  // namespace funcol::python

@@ -1,0 +1,346 @@
+#include "fsdp/gather.h"
+
+#include <ATen/native/Resize.h>
+#include <ATen/ops/_foreach_copy.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/split_with_sizes.h>
+#include <ATen/ops/split_with_sizes_copy.h>
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/DynamicTypes.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "async/async_tensor.h"
+#include "pyobjects/arguments.h"
+#include "pyobjects/without_gil.h"
+
+namespace funcol::python {
+
+std::optional<Shards> find_shards(const Params& params) {
+  if (params.empty()) {
+    return std::nullopt;
+  }
+  const auto& known = fully_shard();
+  Shards shards;
+  for (const auto& param : params) {
+    const bool is_post_forward = param.is<"sharded_state">(known.sharded_post_forward.ptr());
+    if (!(is_post_forward || param.is<"sharded_state">(known.sharded.ptr())) ||
+        !param.is<"offload_to_cpu">(Py_False) ||
+        find_attribute<"fsdp_pre_all_gather">(attribute<"_local_tensor">(param.get<"sharded_param">()))) {
+      return std::nullopt;
+    }
+    const auto shard = is_post_forward ? param.get<"_sharded_post_forward_param_data">()
+                                       : param.get<"_sharded_param_data">();
+    const auto* const tensor = plain_tensor(shard.ptr());
+    if (tensor == nullptr || !tensor->is_contiguous() || tensor->is_meta()) {
+      return std::nullopt;
+    }
+    auto type = param.get<"param_dtype">();
+    if (type.is_none()) {
+      type = py::reinterpret_borrow<py::object>(
+          reinterpret_cast<PyObject*>(torch::getTHPDtype(tensor->scalar_type())));
+    }
+    if (shards.dtype && !shards.dtype.is(type)) {
+      return std::nullopt;  // Several types travel as bytes.
+    }
+    shards.dtype = std::move(type);
+    shards.tensors.push_back(*tensor);
+    shards.lengths.push_back(tensor->numel());
+    shards.length += tensor->numel();
+  }
+  return shards;
+}
+
+namespace {
+
+template <typename Item>
+py::list listed_one_by_one(size_t count, const Item& item) {
+  py::list all(count);
+  for (size_t i = 0; i < count; ++i) {
+    py::list one(1);
+    one[0] = item(i);
+    all[i] = std::move(one);
+  }
+  return all;
+}
+
+}  // namespace
+
+py::list listed_types(const Shards& shards) {
+  return listed_one_by_one(shards.lengths.size(), [&](size_t /*i*/) { return shards.dtype; });
+}
+
+py::list listed_lengths(const Shards& shards) {
+  return listed_one_by_one(shards.lengths.size(), [&](size_t i) { return py::int_(shards.lengths[i]); });
+}
+
+py::list all_lengths(const Shards& shards) {
+  py::list result(shards.lengths.size());
+  for (size_t i = 0; i < shards.lengths.size(); ++i) {
+    result[i] = py::int_(shards.lengths[i]);
+  }
+  return result;
+}
+
+at::Tensor copy_in(const std::vector<at::Tensor>& shards, const std::vector<int64_t>& lengths,
+                   const at::Tensor& output, int64_t rank) {
+  const auto num_sent = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
+  bool is_same_memory = is_small_on_cpu(output);
+  for (const auto& shard : shards) {
+    settle(shard);
+    is_same_memory &= shard.is_cpu() && shard.scalar_type() == output.scalar_type();
+  }
+  auto sent = output.narrow(0, num_sent * rank, num_sent);
+  const WithoutGil without_gil;
+  if (is_same_memory) {
+    auto* to = bytes_of(sent);
+    for (const auto& shard : shards) {
+      if (shard.nbytes() > 0) {
+        std::memcpy(to, shard.const_data_ptr(), shard.nbytes());
+      }
+      to += shard.nbytes();
+    }
+  } else {
+    at::_foreach_copy_(at::split_with_sizes(sent, lengths), shards);
+  }
+  return sent;
+}
+
+namespace {
+
+void resize_storage(const py::object& tensor, bool allocate) {
+  const auto* const plain = plain_tensor(tensor.ptr());
+  if (plain != nullptr && plain->is_cpu()) {
+    const auto& value = *plain;
+    const auto num_bytes = allocate ? value.nbytes() : 0;
+    if (value.storage().nbytes() != num_bytes) {
+      at::native::resize_bytes_nocuda(value.storage(), c10::SymInt(static_cast<int64_t>(num_bytes)));
+    }
+  } else {
+    const auto& known = fully_shard();
+    checked(PyObject_CallOneArg(allocate ? known.alloc_storage : known.free_storage, tensor.ptr()));
+  }
+}
+
+}  // namespace
+
+bool GatheredTensors::find() {
+  for (auto* const list : {types_, lengths_}) {
+    if (!PyList_CheckExact(list) || PyList_GET_SIZE(list) != static_cast<Py_ssize_t>(params_.size())) {
+      return false;
+    }
+  }
+  auto* const type = reinterpret_cast<PyObject*>(torch::getTHPDtype(buffer_.scalar_type()));
+  int64_t num_gathered = 0;
+  for (size_t i = 0; i < params_.size(); ++i) {
+    const auto& param = params_[i];
+    const auto index = static_cast<Py_ssize_t>(i);
+    const auto inputs = to_ints(PyList_GET_ITEM(lengths_, index));
+    const auto outputs = param.get<"all_gather_outputs">();
+    if (inputs.size() != 1 || inputs[0] == 0 ||
+        !checked(PySequence_GetItem(PyList_GET_ITEM(types_, index), 0)).is(py::handle(type)) ||
+        !is_cut_along_dim_0(param) || !PyList_CheckExact(outputs.ptr()) ||
+        PyList_GET_SIZE(outputs.ptr()) > 1) {
+      return false;
+    }
+    py::object output;
+    if (PyList_GET_SIZE(outputs.ptr()) == 1) {
+      output = py::reinterpret_borrow<py::object>(PyList_GET_ITEM(outputs.ptr(), 0));
+      const auto* const tensor = plain_tensor(output.ptr());
+      if (tensor == nullptr || tensor->is_inference() || !tensor->is_contiguous() ||
+          tensor->scalar_type() != buffer_.scalar_type() || tensor->device() != buffer_.device() ||
+          tensor->numel() != inputs[0] * num_ranks_ || is_pending(*tensor)) {
+        return false;
+      }
+    }
+    num_gathered += inputs[0] * num_ranks_;
+    shard_lengths_.push_back(inputs[0]);
+    outputs_.push_back(std::move(output));
+  }
+  return num_gathered == buffer_.numel();
+}
+
+void GatheredTensors::fill() {
+  for (size_t i = 0; i < outputs_.size(); ++i) {
+    if (!outputs_[i]) {
+      outputs_[i] = py::reinterpret_steal<py::object>(
+          THPVariable_Wrap(at::empty({shard_lengths_[i] * num_ranks_}, buffer_.options())));
+      py::list listed(1);
+      listed[0] = outputs_[i];
+      params_[i].set<"all_gather_outputs">(listed.ptr());
+    }
+    resize_storage(outputs_[i], /*allocate=*/true);
+    tensors_.push_back(THPVariable_Unpack(outputs_[i].ptr()));
+  }
+  const WithoutGil without_gil;
+  is_small_on_cpu(buffer_) ? copy_memory() : copy_tensors();
+}
+
+void GatheredTensors::copy_memory() const {
+  const auto item_size = static_cast<int64_t>(buffer_.element_size());
+  const auto* from = static_cast<const std::byte*>(buffer_.const_data_ptr());
+  for (int64_t rank = 0; rank < num_ranks_; ++rank) {
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      const auto num_bytes = shard_lengths_[i] * item_size;
+      std::memcpy(bytes_of(tensors_[i]) + rank * num_bytes, from, num_bytes);
+      from += num_bytes;
+    }
+  }
+}
+
+// Below autograd: what it saved of the gathered tensors is good again now, so their versions stay.
+void GatheredTensors::copy_tensors() const {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  std::vector<at::Tensor> rows;
+  rows.reserve(tensors_.size());
+  for (const auto& tensor : tensors_) {
+    rows.push_back(tensor.view({num_ranks_, -1}));
+  }
+  at::split_with_sizes_copy_out(rows, buffer_.view({num_ranks_, -1}), shard_lengths_, 1);
+}
+
+namespace {
+
+// A module's own setter is asked; PyTorch's would do no more than this.
+void put_on_module(PyObject* module, PyObject* name, PyObject* param) {
+  static auto* const setter_name = PyUnicode_InternFromString("__setattr__");
+  static auto* const params_name = PyUnicode_InternFromString("_parameters");
+  const auto dict = checked(PyObject_GenericGetDict(module, nullptr));
+  auto* const params = PyDict_GetItemWithError(dict.ptr(), params_name);
+  const bool is_plain = params != nullptr && PyDict_GetItemWithError(dict.ptr(), setter_name) == nullptr &&
+                        _PyType_Lookup(Py_TYPE(module), setter_name) == fully_shard().set_attribute;
+  const auto failed =
+      is_plain ? PyObject_SetItem(params, name, param) : PyObject_SetAttr(module, name, param);
+  if (failed != 0) {
+    throw py::error_already_set();
+  }
+}
+
+// On every module that shares it.
+void put_on_modules(const Fields& fsdp_param, const py::object& param) {
+  const auto info = fsdp_param.get<"_module_info">();
+  put_on_module(attribute<"module">(info).ptr(), attribute<"param_name">(info).ptr(), param.ptr());
+  const auto modules = attribute<"shared_modules">(info);
+  if (PyList_Size(modules.ptr()) == 0) {
+    return;
+  }
+  const auto names = attribute<"shared_param_names">(info);
+  for (Py_ssize_t i = 0; i < std::min(PyList_Size(modules.ptr()), PyList_Size(names.ptr())); ++i) {
+    put_on_module(checked(PySequence_GetItem(modules.ptr(), i)).ptr(),
+                  checked(PySequence_GetItem(names.ptr(), i)).ptr(), param.ptr());
+  }
+}
+
+void free_storages(const py::object& tensors) {
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors.ptr()); ++i) {
+    resize_storage(checked(PySequence_GetItem(tensors.ptr(), i)), /*allocate=*/false);
+  }
+}
+
+}  // namespace
+
+void to_sharded(const Group& group) {
+  auto* const sharded = fully_shard().sharded.ptr();
+  if (group.fields.is<"_sharded_state">(sharded)) {
+    return;
+  }
+  for (const auto& param : group.params) {
+    put_on_modules(param, param.get<"sharded_param">());
+    const auto keeps_storage = param.find<"keep_unsharded_storage">();
+    if (!keeps_storage || !param.is_true<"keep_unsharded_storage">()) {
+      free_storages(param.get<"all_gather_outputs">());
+    }
+    param.set<"sharded_state">(sharded);
+  }
+  group.fields.set<"_sharded_state">(sharded);
+}
+
+void to_unsharded(const Group& group) {
+  const auto& known = fully_shard();
+  if (group.fields.is<"_sharded_state">(known.unsharded.ptr())) {
+    return;
+  }
+  for (const auto& param : group.params) {
+    const auto unsharded = param.get<"_unsharded_param">();
+    const auto needs_gradient = THPVariable_Unpack(param.get<"sharded_param">().ptr()).requires_grad();
+    if (THPVariable_Unpack(unsharded.ptr()).requires_grad() != needs_gradient) {
+      unsharded.attr("requires_grad_")(needs_gradient);
+    }
+    put_on_modules(param, unsharded);
+    if (param.is<"sharded_state">(known.sharded_post_forward.ptr())) {
+      param.set<"_sharded_post_forward_param">(Py_None);
+      param.set<"_sharded_post_forward_param_data">(Py_None);
+    }
+    param.set<"sharded_state">(known.unsharded.ptr());
+  }
+  group.fields.set<"_sharded_state">(known.unsharded.ptr());
+}
+
+py::object shards_of(py::handle fsdp_params) {
+  const auto params = can_serve() ? usual_params(fsdp_params.ptr()) : std::nullopt;
+  const auto found = params ? find_shards(*params) : std::nullopt;
+  if (!found) {
+    return {};
+  }
+  py::list shards(found->tensors.size());
+  for (size_t i = 0; i < found->tensors.size(); ++i) {
+    shards[i] = py::reinterpret_steal<py::object>(THPVariable_Wrap(found->tensors[i]));
+  }
+  return py::make_tuple(shards, found->dtype, listed_types(*found), listed_lengths(*found),
+                        all_lengths(*found));
+}
+
+py::object copied_in(const py::list& flat_shards, py::handle output, py::handle lengths, int64_t rank) {
+  std::vector<at::Tensor> shards;
+  shards.reserve(flat_shards.size());
+  for (const auto shard : flat_shards) {
+    shards.push_back(THPVariable_Unpack(shard.ptr()));
+  }
+  return py::reinterpret_steal<py::object>(
+      THPVariable_Wrap(copy_in(shards, to_ints(lengths.ptr()), THPVariable_Unpack(output.ptr()), rank)));
+}
+
+py::object copy_out(py::handle fsdp_params, py::handle gathered_buffer, py::handle types, py::handle lengths,
+                    int64_t num_ranks) {
+  const auto params =
+      can_serve() ? usual_params<"init_all_gather_outputs", "alloc_all_gather_outputs">(fsdp_params.ptr())
+                  : std::nullopt;
+  const auto* const buffer = plain_tensor(gathered_buffer.ptr());
+  if (!params || buffer == nullptr || !buffer->is_contiguous() || buffer->is_meta()) {
+    return {};
+  }
+  GatheredTensors gathered(*params, types.ptr(), lengths.ptr(), *buffer, num_ranks);
+  if (!gathered.find()) {
+    return {};
+  }
+  settle(*buffer);
+  gathered.fill();
+  return py::none();
+}
+
+py::object make_sharded(py::handle fsdp_group) {
+  const auto group =
+      can_serve() ? usual_group<"to_sharded", "free_unsharded_param", "_setattr_on_modules">(fsdp_group.ptr())
+                  : std::nullopt;
+  if (!group || !free_gathered_only(group->params)) {
+    return {};
+  }
+  to_sharded(*group);
+  return py::none();
+}
+
+py::object make_unsharded(py::handle fsdp_group) {
+  const auto group =
+      can_serve() ? usual_group<"to_unsharded", "_setattr_on_modules">(fsdp_group.ptr()) : std::nullopt;
+  if (!group) {
+    return {};
+  }
+  to_unsharded(*group);
+  return py::none();
+}
+
+}  // namespace funcol::python

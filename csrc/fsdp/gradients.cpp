@@ -1,0 +1,271 @@
+#include "fsdp/gradients.h"
+
+#include <ATen/ops/as_strided.h>
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/DynamicTypes.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <numeric>
+
+#include "async/async_tensor.h"
+#include "pyobjects/arguments.h"
+#include "pyobjects/dtensors.h"
+#include "pyobjects/without_gil.h"
+
+namespace funcol::python {
+
+std::optional<Gradients> take_gradients(const Group& group) {
+  // Either may ask for zeros in the place of a gradient.
+  if (!group.fields.is<"_partial_reduce_output">(Py_None) ||
+      !group.fields.is<"reduce_scatter_unused_params">(Py_False)) {
+    return std::nullopt;
+  }
+  Gradients taken;
+  for (const auto index : to_ints(group.fields.get<"_reduce_scatter_param_indices">().ptr())) {
+    const auto& param = group.params.at(index);
+    const auto unsharded = param.find<"_unsharded_param">();
+    if (!unsharded) {
+      continue;
+    }
+    const auto& tensor = THPVariable_Unpack(unsharded.ptr());
+    if (!tensor.grad().defined()) {
+      continue;
+    }
+    const bool is_dtensor = param.is<"is_dtensor">(Py_True) || param.is<"is_spmd_types">(Py_True);
+    taken.tensors.append(is_dtensor ? attribute<"unsharded_grad_data">(param.object())
+                                    : py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor.grad())));
+    taken.params.append(py::handle(param.object()));
+    tensor.mutable_grad().reset();
+  }
+  return taken;
+}
+
+std::optional<std::vector<at::Tensor>> plain_gradients(const py::list& gradients, at::ScalarType type,
+                                                       int64_t num_ranks) {
+  if (num_ranks < 1) {
+    return std::nullopt;
+  }
+  std::vector<at::Tensor> result;
+  for (const auto gradient : gradients) {
+    const auto* const tensor = plain_tensor(gradient.ptr());
+    if (tensor == nullptr || !tensor->is_cpu() || tensor->dim() == 0 || !tensor->is_contiguous() ||
+        tensor->scalar_type() != type || tensor->is_conj() || tensor->is_neg()) {
+      return std::nullopt;
+    }
+    result.push_back(*tensor);
+  }
+  return result;
+}
+
+namespace {
+
+int64_t rows_per_rank(const at::Tensor& gradient, int64_t num_ranks) {
+  return (gradient.size(0) + num_ranks - 1) / num_ranks;
+}
+
+}  // namespace
+
+int64_t padded_length(const at::Tensor& gradient, int64_t num_ranks) {
+  const auto num_rows = gradient.size(0);
+  return num_rows == 0 ? 0 : rows_per_rank(gradient, num_ranks) * num_ranks * (gradient.numel() / num_rows);
+}
+
+void copy_gradients_in(const std::vector<at::Tensor>& gradients, const at::Tensor& buffer,
+                       int64_t num_ranks) {
+  for (const auto& gradient : gradients) {
+    settle(gradient);
+  }
+  const WithoutGil without_gil;
+  auto* to = bytes_of(buffer);
+  for (int64_t rank = 0; rank < num_ranks; ++rank) {
+    for (const auto& gradient : gradients) {
+      const auto num_rows = gradient.size(0);
+      if (num_rows == 0) {
+        continue;
+      }
+      const auto num_padded = rows_per_rank(gradient, num_ranks);
+      const auto row_size = gradient.nbytes() / num_rows;
+      const auto first = std::min(num_rows, rank * num_padded);
+      const auto num_here = std::min(num_rows, first + num_padded) - first;
+      if (num_here > 0) {
+        std::memcpy(to, static_cast<const std::byte*>(gradient.const_data_ptr()) + first * row_size,
+                    num_here * row_size);
+      }
+      std::memset(to + num_here * row_size, 0, (num_padded - num_here) * row_size);
+      to += num_padded * row_size;
+    }
+  }
+}
+
+py::object gradient_type(const Params& params) {
+  if (params.empty()) {
+    return {};
+  }
+  auto type = params.front().get<"sharded_grad_dtype">();
+  for (const auto& param : params) {
+    const auto& sum = THPVariable_Unpack(param.get<"sharded_param">().ptr()).grad();
+    const bool can_add =
+        !sum.defined() ||
+        Py_TYPE(py::reinterpret_steal<py::object>(THPVariable_Wrap(sum)).ptr()) == dtensor_type();
+    if (!can_add || !param.is<"sharded_grad_dtype">(type.ptr()) || !param.is<"offload_to_cpu">(Py_False)) {
+      return {};
+    }
+  }
+  return type;
+}
+
+namespace {
+
+// The DTensor that `local` is this rank's shard of; null if there is no spec for its type yet.
+py::object sharded_dtensor(const Fields& param, PyObject* local) {
+  const auto& tensor = THPVariable_Unpack(local);
+  auto spec = param.find<"_sharding_spec">();
+  if (const auto by_type = param.find<"_sharding_spec_by_dtype">()) {
+    auto* const type = reinterpret_cast<PyObject*>(torch::getTHPDtype(tensor.scalar_type()));
+    spec = PyDict_GetItemWithError(by_type.ptr(), type);
+  }
+  return spec ? make_dtensor(local, spec, tensor.requires_grad()) : py::object();
+}
+
+// As param.grad = gradient, which checks types and sizes that are the same here mostly.
+void set_gradient(const py::object& param, const py::object& gradient) {
+  const auto& tensor = THPVariable_Unpack(param.ptr());
+  const auto& value = THPVariable_Unpack(gradient.ptr());
+  if (tensor.scalar_type() == value.scalar_type() && tensor.device() == value.device() &&
+      tensor.layout() == value.layout() && tensor.sizes() == value.sizes()) {
+    tensor.mutable_grad() = value;
+  } else {
+    set_attribute<"grad">(param.ptr(), gradient.ptr());
+  }
+}
+
+// Adds `local` to the gradient that a sharded parameter has, or makes it the gradient, and runs the hooks
+// that wait for one.
+void accumulate_one(const Fields& fsdp_param, const py::object& local) {
+  const auto param = fsdp_param.get<"sharded_param">();
+  const auto& sum = THPVariable_Unpack(param.ptr()).grad();
+  if (!sum.defined()) {
+    auto gradient = sharded_dtensor(fsdp_param, local.ptr());
+    if (!gradient) {
+      gradient = py::handle(fsdp_param.object()).attr("to_sharded_dtensor")(local);
+    }
+    set_gradient(param, gradient);
+  } else {
+    const auto total = py::reinterpret_steal<py::object>(THPVariable_Wrap(sum));
+    const auto added = checked(PyNumber_InPlaceAdd(attribute<"_local_tensor">(total).ptr(), local.ptr()));
+    set_attribute<"_local_tensor">(total.ptr(), added.ptr());
+  }
+  auto* const hooks = reinterpret_cast<THPVariable*>(param.ptr())->post_accumulate_grad_hooks;
+  if (hooks != nullptr && PyObject_IsTrue(hooks) == 1) {
+    for (const auto hook : py::list(py::handle(hooks).attr("values")())) {
+      hook(param);
+    }
+  }
+}
+
+// Nobody differentiates what comes out of a reduction.
+at::Tensor shard_of(const at::Tensor& buffer, at::IntArrayRef sizes, at::IntArrayRef strides,
+                    int64_t offset) {
+  const at::AutoDispatchBelowAutograd without_gradients;
+  return at::as_strided(buffer, sizes, strides, offset);
+}
+
+}  // namespace
+
+void accumulate(const at::Tensor& buffer, const Params& params, const std::vector<int64_t>& lengths) {
+  auto offset = buffer.storage_offset();
+  for (size_t i = 0; i < params.size(); ++i) {
+    const auto& param = params[i];
+    const auto local = shard_of(buffer, to_ints(param.get<"sharded_size">().ptr()),
+                                to_ints(param.get<"contiguous_sharded_stride">().ptr()), offset);
+    accumulate_one(param, py::reinterpret_steal<py::object>(THPVariable_Wrap(local)));
+    offset += lengths[i];
+  }
+}
+
+py::object taken_gradients(py::handle fsdp_group) {
+  const auto group =
+      can_serve() ? usual_group<"_get_unsharded_grad_to_reduce", "_get_grad_inner_tensor">(fsdp_group.ptr())
+                  : std::nullopt;
+  const auto taken = group ? take_gradients(*group) : std::nullopt;
+  return taken ? py::make_tuple(taken->params, taken->tensors) : py::object();
+}
+
+py::object padded_sizes(py::handle fsdp_params, py::handle gradients, int64_t num_ranks) {
+  auto* const size_type = imported<"torch", "Size">().ptr();
+  const auto params = can_serve() ? usual_params(fsdp_params.ptr()) : std::nullopt;
+  if (!params || num_ranks < 1 || !PyList_CheckExact(gradients.ptr()) ||
+      PyList_GET_SIZE(gradients.ptr()) != static_cast<Py_ssize_t>(params->size())) {
+    return {};
+  }
+  py::tuple result(params->size());
+  for (size_t i = 0; i < params->size(); ++i) {
+    const auto* const gradient = plain_tensor(PyList_GET_ITEM(gradients.ptr(), static_cast<Py_ssize_t>(i)));
+    if (gradient == nullptr || gradient->dim() == 0 || !is_cut_along_dim_0((*params)[i])) {
+      return {};
+    }
+    py::tuple sizes(gradient->dim());
+    for (int64_t dim = 0; dim < gradient->dim(); ++dim) {
+      sizes[dim] = py::int_(dim > 0 ? gradient->size(dim) : rows_per_rank(*gradient, num_ranks) * num_ranks);
+    }
+    result[i] = checked(PyObject_CallOneArg(size_type, sizes.ptr()));
+  }
+  return result;
+}
+
+py::object common_gradient_type(py::handle fsdp_params) {
+  const auto params = can_serve() ? usual_params<"to_sharded_dtensor">(fsdp_params.ptr()) : std::nullopt;
+  auto type = params ? gradient_type(*params) : py::object();
+  return type;
+}
+
+py::object sharded_gradient(py::handle fsdp_param, py::handle local_object) {
+  const auto* const local = plain_tensor(local_object.ptr());
+  const auto param = can_serve() ? usual(fsdp_param.ptr(), fully_shard().param) : std::nullopt;
+  if (local == nullptr || !param || to_ints(param->get<"sharded_size">().ptr()) != local->sizes()) {
+    return {};
+  }
+  return sharded_dtensor(*param, local_object.ptr());
+}
+
+py::object accumulate_sharded(py::handle buffer, py::handle fsdp_params, py::handle sizes,
+                              int64_t num_ranks) {
+  const auto padded = checked(PySequence_Fast(sizes.ptr(), "padded sizes"));
+  Params params;
+  std::vector<int64_t> lengths;
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(fsdp_params.ptr()); ++i) {
+    params.emplace_back(PyList_GET_ITEM(fsdp_params.ptr(), i));
+    const auto sizes = to_ints(PySequence_Fast_GET_ITEM(padded.ptr(), i));
+    lengths.push_back(std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>()) /
+                      num_ranks);
+  }
+  accumulate(THPVariable_Unpack(buffer.ptr()), params, lengths);
+  return py::none();
+}
+
+py::object copied_gradients(py::handle gradients_object, py::handle buffer_object, int64_t num_ranks) {
+  const auto* const buffer = plain_tensor(buffer_object.ptr());
+  if (buffer == nullptr || !is_small_on_cpu(*buffer) || !can_serve() ||
+      !PyList_CheckExact(gradients_object.ptr())) {
+    return {};
+  }
+  const auto gradients = plain_gradients(py::reinterpret_borrow<py::list>(gradients_object.ptr()),
+                                         buffer->scalar_type(), num_ranks);
+  if (!gradients) {
+    return {};
+  }
+  const auto length = std::accumulate(
+      gradients->begin(), gradients->end(), int64_t{0},
+      [&](int64_t sum, const at::Tensor& gradient) { return sum + padded_length(gradient, num_ranks); });
+  if (length != buffer->numel()) {
+    return {};
+  }
+  copy_gradients_in(*gradients, *buffer, num_ranks);
+  return py::none();
+}
+
+}  // namespace funcol::python

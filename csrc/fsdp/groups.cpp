@@ -1,0 +1,300 @@
+#include "fsdp/groups.h"
+
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include "async/async_tensor.h"
+#include "compat/process_group.h"
+#include "fsdp/gather.h"
+#include "fsdp/streams.h"
+
+namespace funcol::python {
+namespace {
+
+py::object mesh_to_gather_over(const Fields& group) {
+  return group.is<"_sharded_state">(fully_shard().sharded_post_forward.ptr())
+             ? group.get<"post_forward_mesh_info">()
+             : group.get<"mesh_info">();
+}
+
+// FSDPParamGroup.unshard; false, with nothing done, for what is uncommon. `serves` if serves_groups() said so
+// just now.
+bool unshard(PyObject* object, py::handle is_async, bool serves = false) {
+  const auto& known = fully_shard();
+  if (Py_TYPE(object) != known.group) {
+    return false;
+  }
+  const Fields fields(object);
+  if (!fields.is<"_all_gather_result">(Py_None) || fields.is<"_sharded_state">(known.unsharded.ptr()) ||
+      (!fields.is_true<"unshard_in_backward">() && is_in_state<"PRE_BACKWARD">(fields))) {
+    return true;
+  }
+  if (!(serves || serves_groups()) || !fields.is<"_reshard_after_forward_event">(Py_None)) {
+    return false;
+  }
+  const auto params = usual_params(fields.find<"fsdp_params">().ptr());
+  if (!params) {
+    return false;
+  }
+  const auto mesh_info = mesh_to_gather_over(fields);
+  if (!is_sharded_mesh(mesh_info, /*or_replicated=*/true)) {
+    return false;
+  }
+  const auto process_group = attribute<"shard_process_group">(mesh_info);
+  const auto c10d_group = group_object(process_group.ptr());
+  const auto shards = find_shards(*params);
+  if (!c10d_group || c10d_group->getSize() == 1 || !shards) {
+    return false;
+  }
+
+  const at::NoGradGuard no_grad;
+  const auto device = fields.get<"device">();
+  const Comm comm(fields.get<"_all_gather_comm">(), imported<kCollectives, "DefaultAllGather">());
+  const Streams streams(fields);
+  py::object copy_stream = py::none();
+  py::object stream = py::none();
+  if (streams) {
+    const auto both = attribute<"get_all_gather_streams">(fields.get<"comm_ctx">())(
+        is_async, fields.get<"_training_state">());
+    copy_stream = both[py::int_(0)];
+    stream = both[py::int_(1)];
+  }
+  py::object output;
+  py::object sent;
+  {
+    const Streams::Entered entered(streams, copy_stream);
+    output = comm.allocate(shards->length * c10d_group->getSize(), shards->dtype, device);
+    sent = py::reinterpret_steal<py::object>(THPVariable_Wrap(
+        copy_in(shards->tensors, shards->lengths, THPVariable_Unpack(output.ptr()), c10d_group->getRank())));
+  }
+  streams.wait_for_stream(stream, copy_stream);
+  py::object work = py::none();
+  py::object event;
+  {
+    const Streams::Entered entered(streams, stream);
+    if (is_async.is(py::handle(Py_False)) && comm.starts_own(process_group, output)) {
+      comm.start_own(process_group, output, sent, [](auto& of, auto& to, auto& from) {
+        c10d::AllgatherOptions options;
+        options.asyncOp = false;
+        return compat::all_gather_flat(of, to, from, options);
+      });
+    } else {
+      work = comm.object()(py::arg("output_tensor") = output, py::arg("input_tensor") = sent,
+                           py::arg("group") = process_group, py::arg("async_op") = is_async);
+    }
+    event = streams.recorded_event(stream);
+  }
+  const auto result = imported<kCollectives, "AllGatherResult">()(
+      output, event, work, listed_types(*shards), listed_lengths(*shards), all_lengths(*shards));
+  fields.set<"_all_gather_result">(result.ptr());
+  return true;
+}
+
+// FSDPParamGroup.wait_for_unshard, in the same way.
+bool wait_for_unshard(PyObject* object, bool serves = false) {
+  if (Py_TYPE(object) != fully_shard().group) {
+    return false;
+  }
+  const Fields fields(object);
+  const auto result = fields.get<"_all_gather_result">();
+  if (result.is_none()) {
+    return true;
+  }
+  const auto group =
+      serves || serves_groups()
+          ? usual_group<"init_all_gather_outputs", "alloc_all_gather_outputs", "init_unsharded_param",
+                        "to_unsharded", "_setattr_on_modules", "_to_unsharded">(object)
+          : std::nullopt;
+  const auto mesh_info = mesh_to_gather_over(fields);
+  if (!group || !is_sharded_mesh(mesh_info, /*or_replicated=*/true) || has_extension(group->params) ||
+      !fields.is<"_all_gather_output_fn">(imported<kCollectives, "_default_all_gather_output_fn">().ptr())) {
+    return false;
+  }
+  const auto buffer = attribute<"all_gather_output">(result);
+  const auto* const tensor = plain_tensor(buffer.ptr());
+  const auto process_group = group_object(attribute<"shard_process_group">(mesh_info).ptr());
+  if (!process_group || process_group->getSize() == 1 || tensor == nullptr || !tensor->is_contiguous() ||
+      tensor->is_meta()) {
+    return false;
+  }
+  const auto types = attribute<"param_all_gather_input_dtypes">(result);
+  const auto lengths = attribute<"param_all_gather_input_numels">(result);
+  GatheredTensors gathered(group->params, types.ptr(), lengths.ptr(), *tensor, process_group->getSize());
+  if (!gathered.find()) {
+    return false;
+  }
+
+  const Streams streams(fields);
+  const auto comm_context = fields.get<"comm_ctx">();
+  const auto work = attribute<"all_gather_work">(result);
+  const bool is_in_forward = is_in_state<"FORWARD">(fields);
+  if (is_in_forward) {
+    if (streams) {
+      call_method<"release_all_gather_state_for_comm_reuse">(comm_context);
+    } else {
+      set_attribute<"all_gather_state">(comm_context.ptr(), Py_None);
+    }
+  }
+  {
+    const at::NoGradGuard no_grad;
+    const auto event = attribute<"all_gather_event">(result);
+    if (!event.is_none()) {
+      streams.wait_for_event(streams.current(), event);
+    }
+    if (py::isinstance(work, imported<"torch.distributed.distributed_c10d", "Work">())) {
+      call_method<"wait">(work);
+    }
+    settle(*tensor);
+    gathered.fill();
+  }
+  for (const auto& param : group->params) {
+    if (!param.find<"_unsharded_param">()) {
+      call_method<"init_unsharded_param">(py::handle(param.object()));
+    }
+  }
+  to_unsharded(*group);
+  const bool is_kept = is_in_forward && work.is_none();
+  if (streams || is_kept) {
+    const auto event = streams.new_event();
+    if (streams) {
+      call_method<"record">(event);
+    }
+    if (is_kept) {
+      const auto state = imported<kGroups, "AllGatherState">()(result, event);
+      set_attribute<"all_gather_state">(comm_context.ptr(), state.ptr());
+    } else {
+      call_method<"wait_all_gather_streams_on_event">(comm_context, event);
+    }
+  }
+  fields.set<"_all_gather_result">(Py_None);
+  return true;
+}
+
+// These call the method where it cannot be done here. serves_groups() has said yes.
+void unshard_now(const Fields& group) {
+  if (!unshard(group.object(), group.get<"unshard_async_op">(), /*serves=*/true)) {
+    call_method<"unshard">(py::handle(group.object()), group.get<"unshard_async_op">());
+  }
+}
+
+void wait_now(const Fields& group) {
+  if (!wait_for_unshard(group.object(), /*serves=*/true)) {
+    call_method<"wait_for_unshard">(py::handle(group.object()));
+  }
+}
+
+// Starts the gather of the group whose forward pass ran before this one's.
+void prefetch(const Fields& group) {
+  const auto indices = group.get<"_post_forward_indices">();
+  if (PyObject_Size(indices.ptr()) == 0) {
+    return;  // several backward passes
+  }
+  if (to_int(group.get<"_num_param_groups">().ptr()) > 1) {
+    call_method<"_backward_prefetch">(py::handle(group.object()));
+    return;
+  }
+  const auto index = to_int(call_method<"pop">(indices).ptr());
+  if (index <= 0) {
+    return;
+  }
+  const auto order = attribute<"post_forward_order">(group.get<"comm_ctx">());
+  const auto before = checked(PySequence_GetItem(order.ptr(), index - 1));
+  const Fields target(before.ptr());
+  const auto state = target.get<"_training_state">();
+  set_state(target, training_state<"PRE_BACKWARD">());
+  try {
+    if (usual<"unshard">(before.ptr(), fully_shard().group)) {
+      unshard_now(target);
+    } else {
+      call_method<"unshard">(before, target.get<"unshard_async_op">());
+    }
+  } catch (...) {
+    set_state(target, state);
+    throw;
+  }
+  set_state(target, state);
+}
+
+}  // namespace
+
+py::object pre_forward(py::handle fsdp_group) {
+  const auto group = serves_groups()
+                         ? usual<"unshard", "wait_for_unshard">(fsdp_group.ptr(), fully_shard().group)
+                         : std::nullopt;
+  if (!group) {
+    return {};
+  }
+  const bool is_first = !is_in_state<"FORWARD">(*group);
+  set_state(*group, training_state<"FORWARD">());
+  unshard_now(*group);
+  wait_now(*group);
+  return py::bool_(is_first);
+}
+
+py::object post_forward(py::handle fsdp_group) {
+  const auto group = serves_groups()
+                         ? usual_group<"reshard", "_to_sharded", "_record_post_forward", "to_sharded",
+                                       "free_unsharded_param", "_setattr_on_modules">(fsdp_group.ptr())
+                         : std::nullopt;
+  if (!group || !free_gathered_only(group->params)) {
+    return {};
+  }
+  const auto& fields = group->fields;
+  const bool is_in_backward = torch::autograd::get_current_graph_task_id() != -1;
+  if (!is_in_backward) {
+    const auto mesh_after = fields.get<"post_forward_mesh_info">();
+    const bool is_in_forward = is_in_state<"FORWARD">(fields);
+    if (!is_in_forward || fields.is<"mesh_info">(mesh_after.ptr())) {
+      to_sharded(*group);
+    } else if (!mesh_after.is_none()) {
+      call_method<"reshard">(fsdp_group);
+    }
+    auto order = py::reinterpret_borrow<py::list>(attribute<"post_forward_order">(fields.get<"comm_ctx">()));
+    auto indices = py::reinterpret_borrow<py::list>(fields.get<"_post_forward_indices">());
+    indices.append(order.size());
+    order.append(fsdp_group);
+  }
+  set_state(fields, training_state<"IDLE">());
+  return py::none();
+}
+
+py::object pre_backward(py::handle fsdp_group, py::handle prefetches) {
+  const auto group = serves_groups() ? usual<"unshard", "wait_for_unshard", "_set_unsharded_grad_dtypes",
+                                             "_backward_prefetch", "_prefetch_unshard">(fsdp_group.ptr(),
+                                                                                        fully_shard().group)
+                                     : std::nullopt;
+  if (!group) {
+    return {};
+  }
+  if (is_in_state<"PRE_BACKWARD">(*group)) {
+    return py::none();
+  }
+  set_state(*group, training_state<"PRE_BACKWARD">());
+  unshard_now(*group);
+  wait_now(*group);
+  if (PyObject_Size(group->get<"_fsdp_params_with_wider_grad_dtype">().ptr()) != 0) {
+    attribute<"_set_unsharded_grad_dtypes">(fsdp_group)(py::arg("defer_upcast") = true);
+  }
+  if (PyObject_IsTrue(prefetches.ptr()) == 1) {
+    prefetch(*group);
+  }
+  return py::none();
+}
+
+py::object unshard_group(py::handle fsdp_group, py::handle is_async) {
+  if (!unshard(fsdp_group.ptr(), is_async.ptr())) {
+    return {};
+  }
+  return py::none();
+}
+
+py::object wait_for_unshard_group(py::handle fsdp_group) {
+  if (!wait_for_unshard(fsdp_group.ptr())) {
+    return {};
+  }
+  return py::none();
+}
+
+}  // namespace funcol::python

@@ -1,0 +1,73 @@
+#include "fsdp/objects.h"
+
+#include <algorithm>
+
+#include "async/async_tensor.h"
+#include "pyobjects/arguments.h"
+
+namespace funcol::python {
+
+bool FullyShard::Member::is_there() const {
+  auto* const now = PyType_Check(owner) ? _PyType_Lookup(reinterpret_cast<PyTypeObject*>(owner), name)
+                                        : PyDict_GetItemWithError(owner, name);
+  return now == value;
+}
+
+FullyShard& fully_shard() {
+  static auto* const known = new FullyShard;  // NOLINT
+  return *known;
+}
+
+bool are_there(const FullyShard::Members& members) {
+  return std::ranges::all_of(members, [](const auto& member) { return member.is_there(); });
+}
+
+bool can_serve() { return !is_observed() && are_there(fully_shard().passed_by); }
+
+int64_t to_int(PyObject* object) {
+  const auto number = PyLong_AsLongLong(object);
+  if (number == -1 && PyErr_Occurred() != nullptr) {
+    throw py::error_already_set();
+  }
+  return number;
+}
+
+std::vector<int64_t> to_ints(PyObject* sequence) {
+  const auto list = checked(PySequence_Fast(sequence, "sizes"));
+  std::vector<int64_t> result(PySequence_Fast_GET_SIZE(list.ptr()));
+  for (size_t i = 0; i < result.size(); ++i) {
+    result[i] = to_int(PySequence_Fast_GET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i)));
+  }
+  return result;
+}
+
+bool is_cut_along_dim_0(const Fields& param) {
+  const auto dim = attribute<"dim">(param.get<"fsdp_placement">());
+  return PyLong_Check(dim.ptr()) && to_int(dim.ptr()) == 0;
+}
+
+bool has_extension(const Params& params) {
+  return std::ranges::any_of(params, [](const auto& param) {
+    const auto local = attribute<"_local_tensor">(param.template get<"sharded_param">());
+    return find_attribute<"fsdp_post_all_gather">(local) || find_attribute<"fsdp_pre_all_gather">(local);
+  });
+}
+
+bool free_gathered_only(const Params& params) {
+  return std::ranges::all_of(params, [](const auto& param) {
+    const auto inner = param.template find<"_unsharded_inner_tensors">();
+    const auto gathered = param.template find<"all_gather_outputs">();
+    return inner && PyList_CheckExact(inner.ptr()) && PyList_GET_SIZE(inner.ptr()) == 0 && gathered &&
+           PyList_CheckExact(gathered.ptr());
+  });
+}
+
+std::byte* bytes_of(const at::Tensor& tensor) { return static_cast<std::byte*>(tensor.mutable_data_ptr()); }
+
+bool is_small_on_cpu(const at::Tensor& buffer) {
+  constexpr int64_t kSmallCopy = 1 << 18;
+  return buffer.is_cpu() && !buffer.key_set().has(c10::DispatchKey::Python) && buffer.is_contiguous() &&
+         buffer.numel() <= kSmallCopy && !is_pending(buffer);
+}
+
+}  // namespace funcol::python

@@ -1,0 +1,162 @@
+// What a group of FSDP2's works with: streams, what starts its collectives, its state.
+//
+// Streams and events are asked for what PyTorch's own functions ask of them, in the same order. The CPU's,
+// which are none, are left alone, and so is what Python has between a collective and its process group,
+// unless somebody has put something else in its place.
+//
+// Everything here needs the GIL.
+#pragma once
+
+#include <ATen/ops/empty.h>
+#include <ATen/record_function.h>
+#include <torch/csrc/Device.h>
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <cstdint>
+#include <utility>
+
+#include "fsdp/objects.h"
+#include "pyobjects/arguments.h"
+#include "pyobjects/attributes.h"
+#include "pyobjects/without_gil.h"
+
+namespace funcol::python {
+
+inline constexpr AttributeName kCollectives("torch.distributed.fsdp._fully_shard._fsdp_collectives");
+inline constexpr AttributeName kGroups("torch.distributed.fsdp._fully_shard._fsdp_param_group");
+
+template <AttributeName name>
+py::object call_method(py::handle object) {
+  return checked(PyObject_CallMethodNoArgs(object.ptr(), interned<name>()));
+}
+
+template <AttributeName name>
+py::object call_method(py::handle object, py::handle argument) {
+  return checked(PyObject_CallMethodOneArg(object.ptr(), interned<name>(), argument.ptr()));
+}
+
+template <AttributeName name>
+bool is_in_state(const Fields& group) {
+  return group.get<"_training_state">().is(attribute<name>(imported<kGroups, "TrainingState">()));
+}
+
+// Of a device; nothing is done with the CPU's, and all of them are None.
+class Streams {
+ public:
+  explicit Streams(const Fields& group) : handle_(group.get<"device_handle">()) {
+    has_streams_ = !(handle_.is(imported<"torch", "cpu">()) && are_there(fully_shard().streams));
+  }
+
+  explicit operator bool() const { return has_streams_; }
+
+  py::object current() const { return has_streams_ ? call_method<"current_stream">(handle_) : py::none(); }
+
+  py::object new_event() const { return call_method<"Event">(handle_); }
+
+  py::object recorded_event(py::handle stream) const {
+    return has_streams_ ? call_method<"record_event">(stream) : py::none();
+  }
+
+  void wait_for_stream(py::handle stream, py::handle other) const {
+    if (has_streams_) {
+      call_method<"wait_stream">(stream, other);
+    }
+  }
+
+  void wait_for_event(py::handle stream, py::handle event) const {
+    if (has_streams_) {
+      call_method<"wait_event">(stream, event);
+    }
+  }
+
+  // Work is for `stream` as long as one lives.
+  class Entered {
+   public:
+    Entered(const Streams& streams, py::handle stream) {
+      if (streams.has_streams_) {
+        context_ = call_method<"stream">(streams.handle_, stream);
+        call_method<"__enter__">(context_);
+      }
+    }
+    ~Entered() {
+      if (context_) {
+        PyObject* arguments[] = {context_.ptr(), Py_None, Py_None, Py_None};             // NOLINT
+        auto* const left = PyObject_VectorcallMethod(interned<"__exit__">(), arguments,  // NOLINT
+                                                     4 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr);
+        left == nullptr ? PyErr_WriteUnraisable(context_.ptr()) : Py_DECREF(left);
+      }
+    }
+    Entered(const Entered&) = delete;
+    Entered& operator=(const Entered&) = delete;
+
+   private:
+    py::object context_;
+  };
+
+ private:
+  py::object handle_;
+  bool has_streams_ = true;
+};
+
+// What allocates for a collective and starts it: FSDP2's own, or what somebody has put in its place.
+class Comm {
+ public:
+  Comm(py::object comm, py::handle own_type) : comm_(std::move(comm)) {
+    const auto& pending = imported<"torch.distributed.distributed_c10d", "_world">();
+    is_own_ = py::type::handle_of(comm_).is(own_type) && are_there(fully_shard().collectives) &&
+              PyObject_Size(attribute<"pg_coalesce_state">(pending).ptr()) == 0;
+  }
+
+  py::object allocate(int64_t length, const py::object& dtype, const py::object& device) const {
+    if (is_own_) {
+      const auto options = at::TensorOptions()
+                               .dtype(reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type)
+                               .device(reinterpret_cast<THPDevice*>(device.ptr())->device);
+      return py::reinterpret_steal<py::object>(THPVariable_Wrap(at::empty({length}, options)));
+    }
+    return attribute<"allocate">(comm_)(py::make_tuple(length), py::arg("dtype") = dtype,
+                                        py::arg("device") = device);
+  }
+
+  // (group, output, input) -> a c10d Work
+  template <typename Start>
+  void start_own(py::handle group, py::handle output, py::handle input, const Start& start) const {
+    const auto process_group = group_object(group.ptr());
+    auto to = THPVariable_Unpack(output.ptr());
+    auto from = THPVariable_Unpack(input.ptr());
+    const WithoutGil without_gil;
+    const auto work = start(*process_group, to, from);
+    if (work) {
+      work->wait();
+    }
+  }
+
+  bool starts_own(py::handle group, py::handle tensor) const {
+    return is_own_ && group_object(group.ptr()) && !THPVariable_Unpack(tensor.ptr()).is_complex();
+  }
+
+  const py::object& object() const { return comm_; }
+
+ private:
+  py::object comm_;
+  bool is_own_;
+};
+
+inline bool is_sharded_mesh(py::handle mesh_info, bool or_replicated) {
+  const auto type = py::type::handle_of(mesh_info);
+  return type.is(imported<kGroups, "FSDPMeshInfo">()) ||
+         (or_replicated && type.is(imported<kGroups, "HSDPMeshInfo">()));
+}
+
+inline bool serves_groups() { return can_serve() && !at::hasCallbacks(); }
+
+inline void set_state(const Fields& group, py::handle state) { group.set<"_training_state">(state.ptr()); }
+
+template <AttributeName name>
+py::object training_state() {
+  return attribute<name>(imported<kGroups, "TrainingState">());
+}
+
+}  // namespace funcol::python

@@ -1,0 +1,65 @@
+#include "metas/pointwise_metas.h"
+
+#include <ATen/TensorIterator.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/ones.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "metas/stack.h"
+
+namespace funcol {
+namespace {
+
+bool is_pointwise(const c10::OperatorHandle& op) {
+  const auto& schema = op.schema();
+  return op.hasTag(at::Tag::pointwise) && schema.returns().size() == 1 &&
+         schema.returns()[0].type()->kind() == c10::TypeKind::TensorType &&
+         std::none_of(schema.arguments().begin(), schema.arguments().end(), [](const auto& argument) {
+           return argument.is_out() || argument.name() == "memory_format" ||
+                  (argument.alias_info() != nullptr && argument.alias_info()->isWrite());
+         });
+}
+
+// Tensors of no dim take part in the promotion of dtypes otherwise than those that have some.
+at::Tensor of_one_element(const TensorMeta& meta) {
+  return at::ones(std::vector<int64_t>(meta.shape.size(), 1),
+                  at::TensorOptions().dtype(static_cast<at::ScalarType>(meta.dtype)));
+}
+
+at::ScalarType result_dtype(const c10::OperatorHandle& op, const OpCall& call) {
+  auto stack = to_stack(op, call, at::kCPU, of_one_element);
+  op.callBoxed(stack);
+  return stack.at(0).toTensor().scalar_type();
+}
+
+at::Tensor result_look(const OpCall& call, at::ScalarType dtype) {
+  const auto options = at::TensorOptions().device(at::kMeta);
+  at::TensorIteratorConfig config;
+  config.check_all_same_dtype(false).check_all_same_device(false);
+  config.declare_static_dtype_and_device(dtype, at::kMeta).add_owned_output(at::Tensor());
+  for (const auto& meta : call.tensors) {
+    config.add_owned_const_input(
+        at::empty_strided(meta.shape, meta.stride, options.dtype(static_cast<at::ScalarType>(meta.dtype))));
+  }
+  return config.build().output();
+}
+
+}  // namespace
+
+std::optional<TensorMeta> pointwise_meta(const c10::OperatorHandle& op, const OpCall& call) {
+  if (call.tensors.empty() || !is_pointwise(op)) {
+    return std::nullopt;
+  }
+  try {
+    const auto dtype = result_dtype(op, call);
+    const auto look = result_look(call, dtype);
+    return TensorMeta{look.sizes().vec(), look.strides().vec(), static_cast<Dtype>(dtype)};
+  } catch (const c10::Error&) {  // no kernel for the dtype, or arguments that the operator refuses itself
+    return std::nullopt;
+  }
+}
+
+}  // namespace funcol

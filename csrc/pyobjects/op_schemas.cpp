@@ -1,0 +1,374 @@
+#include "pyobjects/op_schemas.h"
+
+#include <torch/csrc/DynamicTypes.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/Layout.h>
+#include <torch/csrc/MemoryFormat.h>
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <stdexcept>
+#include <unordered_map>
+#include <utility>
+
+#include "metas/output_metas.h"
+#include "pyobjects/attributes.h"
+#include "pyobjects/layouts.h"
+
+namespace funcol::python {
+
+bool is_spec(py::handle object) {
+  auto* const type = imported<"torch.distributed.tensor._dtensor_spec", "DTensorSpec">().ptr();
+  return Py_TYPE(object.ptr()) == reinterpret_cast<PyTypeObject*>(type) ||
+         PyObject_IsInstance(object.ptr(), type) == 1;
+}
+
+bool stands_for_order(py::handle spec) {
+  const auto value = find_attribute<"use_strided_shard_as_shard_order">(spec);
+  return value && value.ptr() == Py_True;
+}
+
+namespace {
+
+constexpr const char* kOp = "propagate_op_sharding";
+
+// Sizes and strides, which must be numbers.
+std::vector<int64_t> numbers(py::handle tuple) {
+  std::vector<int64_t> values;
+  TORCH_CHECK_NOT_IMPLEMENTED(PyTuple_Check(tuple.ptr()), "funcol::", kOp, ": sizes that are no tuple.");
+  const auto count = PyTuple_GET_SIZE(tuple.ptr());
+  values.reserve(count);
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    auto* const value = PyTuple_GET_ITEM(tuple.ptr(), i);
+    TORCH_CHECK_NOT_IMPLEMENTED(PyLong_Check(value), "funcol::", kOp, ": a symbolic size.");
+    values.push_back(PyLong_AsLongLong(value));
+  }
+  return values;
+}
+
+TensorMeta read_meta(py::handle spec) {
+  const auto meta = attribute<"tensor_meta">(spec);
+  TORCH_CHECK_VALUE(PyTuple_Check(meta.ptr()) && PyTuple_GET_SIZE(meta.ptr()) >= 3, "funcol::", kOp,
+                    ": a spec has no tensor_meta: ", std::string(py::str(spec)),
+                    ". Pass DTensorSpecs that say what their tensors look like.");
+  auto* const dtype = PyTuple_GET_ITEM(meta.ptr(), 2);
+  TORCH_CHECK_TYPE(THPDtype_Check(dtype), "funcol::", kOp, ": the dtype of a tensor_meta is a ",
+                   Py_TYPE(dtype)->tp_name, ".");
+  return {numbers(PyTuple_GET_ITEM(meta.ptr(), 0)), numbers(PyTuple_GET_ITEM(meta.ptr(), 1)),
+          static_cast<Dtype>(reinterpret_cast<THPDtype*>(dtype)->scalar_type)};
+}
+
+std::string qualified(const c10::OperatorName& name) {
+  return name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
+}
+
+// Batch norms of the schemas that do not say so update their running statistics.
+bool is_written_unsaid(const std::string& op, const std::string& argument) {
+  constexpr std::array<const char*, 3> kOps = {"aten::native_batch_norm", "aten::cudnn_batch_norm",
+                                               "aten::miopen_batch_norm"};
+  return std::ranges::find(kOps, op) != kOps.end() &&
+         (argument == "running_mean" || argument == "running_var");
+}
+
+std::unique_ptr<Operator> describe(const c10::OperatorHandle& handle) {
+  auto op = std::make_unique<Operator>(Operator{handle, qualified(handle.operator_name()), {}, {}, {}});
+  const auto& schema = handle.schema();
+  for (const auto& argument : schema.arguments()) {
+    op->defaults.push_back(argument.default_value().has_value()
+                               ? to_argument(*argument.default_value(), argument.real_type())
+                               : Argument{});
+    op->is_written.push_back(
+        (!argument.is_out() && argument.alias_info() != nullptr && argument.alias_info()->isWrite()) ||
+        is_written_unsaid(op->name, argument.name()));
+  }
+  for (const auto& value : schema.returns()) {
+    std::optional<size_t> same;
+    for (size_t i = 0; i < schema.arguments().size(); ++i) {
+      const auto& argument = schema.arguments()[i];
+      if (value.alias_info() != nullptr && value.alias_info()->isWrite() &&
+          argument.alias_info() != nullptr && *argument.alias_info() == *value.alias_info()) {
+        same = i;
+      }
+    }
+    op->returned.push_back(same);
+  }
+  op->is_per_element = is_per_element(op->name);
+  return op;
+}
+
+// Reads the arguments one after another.
+class Reader {
+ public:
+  explicit Reader(PythonSchema& schema) : schema_(schema) {}
+
+  // `stays`: what it holds cannot move.
+  Argument read(py::handle object, bool stays) {
+    auto* const value = object.ptr();
+    if (value == Py_None) {
+      return {};
+    }
+    if (PyBool_Check(value)) {
+      return {value == Py_True};
+    }
+    if (PyLong_Check(value)) {
+      return {static_cast<int64_t>(PyLong_AsLongLong(value))};
+    }
+    if (PyFloat_Check(value)) {
+      return {PyFloat_AS_DOUBLE(value)};
+    }
+    if (is_spec(object)) {
+      return read_tensor(object, stays);
+    }
+    if (PyTuple_Check(value) || PyList_Check(value)) {
+      Argument::List list;
+      for (const auto& element : py::reinterpret_borrow<py::sequence>(object)) {
+        list.push_back(read(element, stays));
+      }
+      return {std::move(list)};
+    }
+    if (THPDtype_Check(value)) {
+      return {static_cast<Dtype>(reinterpret_cast<THPDtype*>(value)->scalar_type)};
+    }
+    if (THPMemoryFormat_Check(value)) {
+      return {static_cast<int64_t>(reinterpret_cast<THPMemoryFormat*>(value)->memory_format)};
+    }
+    if (THPLayout_Check(value)) {
+      return {static_cast<int64_t>(reinterpret_cast<THPLayout*>(value)->layout)};
+    }
+    if (PyUnicode_Check(value) || THPDevice_Check(value)) {
+      return {std::string(py::str(object))};
+    }
+    TORCH_CHECK_NOT_IMPLEMENTED(false, "funcol::", kOp, ": an argument of ", schema_.op->name, " is a ",
+                                Py_TYPE(value)->tp_name, ".");
+  }
+
+  // A tensor that the result is written to: its layout is that of the result.
+  void read_out(py::handle object) {
+    if (is_spec(object)) {
+      schema_.results.emplace_back(layout_of(object, read_meta(object)));
+    } else {
+      schema_.results.emplace_back(std::nullopt);
+    }
+  }
+
+ private:
+  Layout layout_of(py::handle spec, const TensorMeta& meta) {
+    if (!schema_.mesh) {
+      schema_.mesh = attribute<"mesh">(spec);
+    }
+    auto layout = read_layout(spec, meta, schema_.op->name);
+    const bool has_strided = std::ranges::any_of(
+        layout.placements, [](const auto& placement) { return placement.split_factor != 1; });
+    if (has_strided && !schema_.strided_as_order) {
+      schema_.strided_as_order = stands_for_order(spec);
+    }
+    return layout;
+  }
+
+  Argument read_tensor(py::handle spec, bool stays) {
+    auto meta = read_meta(spec);
+    auto layout = layout_of(spec, meta);
+    const TensorNumber number{schema_.call.tensors.size()};
+    schema_.call.tensors.push_back(std::move(meta));
+    schema_.layouts.push_back(std::move(layout));
+    schema_.stays.push_back(stays);
+    schema_.tensors.push_back({py::reinterpret_borrow<py::object>(spec), attribute<"mesh">(spec)});
+    return {number};
+  }
+
+  PythonSchema& schema_;
+};
+
+// What an in-place operator returns is what it writes to; out= results were read as such.
+void require_results_of_written(PythonSchema& schema) {
+  const auto& op = *schema.op;
+  const auto& arguments = op.handle.schema().arguments();
+  for (size_t i = 0; i < op.returned.size(); ++i) {
+    const auto& written = op.returned[i];
+    if (!written.has_value() || arguments[*written].is_out()) {
+      continue;
+    }
+    const auto& argument = schema.call.arg(arguments[*written].name());
+    if (argument.is_tensor()) {
+      schema.results.resize(op.returned.size());
+      schema.results[i] = schema.layouts[argument.tensor()];
+    }
+  }
+}
+
+// Fused optimizers write to gradients only to unscale them.
+void free_gradients_that_are_read(PythonSchema& schema) {
+  const auto& call = schema.call;
+  if (!call.has_arg("grads") || !call.has_arg("grad_scale") || !call.arg("grad_scale").is_none()) {
+    return;
+  }
+  for (const auto& gradient : call.arg("grads").list()) {
+    schema.stays[gradient.tensor()] = false;
+  }
+}
+
+// Takes a schema apart.
+class PartOf {
+ public:
+  // With an `index`: of lists only their element there.
+  PartOf(const PythonSchema& whole, std::optional<size_t> index) : whole_(whole), index_(index) {}
+
+  Part take() {
+    auto& schema = part_.schema;
+    schema.call.op = whole_.call.op;
+    for (const auto& [name, argument] : whole_.call.args) {
+      schema.call.args.emplace_back(name, take(argument));
+    }
+    if (!index_.has_value()) {
+      schema.results = whole_.results;
+    }
+    settle_mesh();
+    return std::move(part_);
+  }
+
+ private:
+  Argument take(const Argument& argument) {
+    if (argument.is_list()) {
+      const auto& list = argument.list();
+      if (index_.has_value()) {
+        return list.empty() ? argument : take(list.at(*index_));
+      }
+      Argument::List taken;
+      for (const auto& element : list) {
+        taken.push_back(take(element));
+      }
+      return {std::move(taken)};
+    }
+    if (!argument.is_tensor()) {
+      return argument;
+    }
+    auto& schema = part_.schema;
+    const auto number = argument.tensor();
+    const TensorNumber taken{schema.call.tensors.size()};
+    schema.call.tensors.push_back(whole_.call.tensors[number]);
+    schema.layouts.push_back(whole_.layouts[number]);
+    schema.stays.push_back(whole_.stays[number]);
+    part_.tensors.push_back(number);
+    return {taken};
+  }
+
+  // That of the first tensor. A tensor of another mesh may serve as a value that every rank has.
+  void settle_mesh() {
+    if (part_.tensors.empty()) {  // of a factory with out=
+      part_.mesh = whole_.mesh;
+      part_.schema.mesh = to_mesh(whole_.mesh);
+      return;
+    }
+    const auto& first = whole_.tensors[part_.tensors[0]];
+    part_.mesh = first.mesh;
+    part_.schema.mesh = to_mesh(first.mesh);
+    for (size_t i = 1; i < part_.tensors.size(); ++i) {
+      const auto& other = whole_.tensors[part_.tensors[i]];
+      if (other.mesh.is(first.mesh) || other.mesh.equal(first.mesh)) {
+        continue;
+      }
+      auto& layout = part_.schema.layouts[i];
+      const bool is_everywhere =
+          index_.has_value() && std::ranges::all_of(layout.placements, [](const auto& placement) {
+            return placement.is_replicate();
+          });
+      TORCH_CHECK_VALUE(is_everywhere, "funcol::", kOp, ": ", whole_.call.op, " got tensors of two meshes, ",
+                        std::string(py::str(first.spec)), " on ", std::string(py::str(first.mesh)), " and ",
+                        std::string(py::str(other.spec)), " on ", std::string(py::str(other.mesh)),
+                        ", the second as tensor argument ", i,
+                        ". Expected one mesh: redistribute does not move data between meshes.");
+      layout = {std::vector<Placement>(part_.schema.mesh.num_axes()), {}};
+    }
+  }
+
+  const PythonSchema& whole_;
+  std::optional<size_t> index_;
+  Part part_;
+};
+
+size_t num_elements(const PythonSchema& schema) {
+  for (const auto& [name, argument] : schema.call.args) {
+    if (argument.is_list()) {
+      return argument.list().size();
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+
+const Operator& to_operator(py::handle op_overload) {
+  static std::unordered_map<PyObject*, std::unique_ptr<Operator>> operators;
+  const auto known = operators.find(op_overload.ptr());
+  if (known != operators.end()) {
+    return *known->second;
+  }
+  const auto name = operator_name(op_overload.attr("name")().cast<std::string>());
+  const auto handle = c10::Dispatcher::singleton().findSchema(name);
+  TORCH_CHECK_VALUE(handle.has_value(), "funcol::", kOp, ": ", name.name, " is no operator of PyTorch.");
+  Py_INCREF(op_overload.ptr());  // its address stands for it
+  return *(operators[op_overload.ptr()] = describe(*handle));
+}
+
+Layout read_layout(py::handle spec, const TensorMeta& meta, const std::string& whose) {
+  return make_layout("funcol: a spec of " + whose, to_placements(attribute<"placements">(spec)),
+                     to_shard_order(attribute<"shard_order">(spec)), to_mesh(attribute<"mesh">(spec)),
+                     meta.num_dims());
+}
+
+Spec read_spec(py::handle spec) {
+  TORCH_CHECK_TYPE(is_spec(spec), "funcol: got a ", Py_TYPE(spec.ptr())->tp_name,
+                   " where a DTensorSpec belongs.");
+  auto meta = read_meta(spec);
+  auto layout = read_layout(spec, meta, "a tensor");
+  return {std::move(meta), std::move(layout)};
+}
+
+PythonSchema read_op_schema(py::handle op_schema, bool moves_keywords) {
+  PythonSchema schema;
+  schema.op = &to_operator(attribute<"op">(op_schema));
+  schema.call.op = schema.op->name;
+  const auto args = attribute<"args_schema">(op_schema).cast<py::sequence>();
+  const auto kwargs = attribute<"kwargs_schema">(op_schema).cast<py::dict>();
+  const auto& arguments = schema.op->handle.schema().arguments();
+  Reader reader(schema);
+  size_t num_read = 0;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const auto& argument = arguments[i];
+    const bool by_position = !argument.kwarg_only() && i < args.size();
+    const py::handle value = by_position ? PySequence_Fast_GET_ITEM(args.ptr(), static_cast<Py_ssize_t>(i))
+                                         : PyDict_GetItemString(kwargs.ptr(), argument.name().c_str());
+    num_read += value ? 1 : 0;
+    if (argument.is_out()) {
+      reader.read_out(value ? value : py::none());
+    } else if (value) {
+      const bool stays = schema.op->is_written[i] || !(by_position || moves_keywords);
+      schema.call.args.emplace_back(argument.name(), reader.read(value, stays));
+    } else {
+      schema.call.args.emplace_back(argument.name(), schema.op->defaults[i]);
+    }
+  }
+  TORCH_CHECK_TYPE(num_read == args.size() + kwargs.size(), "funcol::", kOp, ": ", schema.call.op, " got ",
+                   args.size() + kwargs.size(), " arguments, of which it has ", num_read, ".");
+  TORCH_CHECK_VALUE(schema.mesh, "funcol::", kOp, ": ", schema.call.op,
+                    " got no tensor of a mesh among its arguments.");
+  require_results_of_written(schema);
+  free_gradients_that_are_read(schema);
+  return schema;
+}
+
+std::vector<Part> parts_of(const PythonSchema& schema) {
+  std::vector<Part> parts;
+  if (!schema.op->is_per_element) {
+    parts.push_back(PartOf(schema, std::nullopt).take());
+    return parts;
+  }
+  const auto count = num_elements(schema);
+  for (size_t i = 0; i < count; ++i) {
+    parts.push_back(PartOf(schema, i).take());
+  }
+  return parts;
+}
+
+}  // namespace funcol::python

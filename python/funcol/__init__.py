@@ -14,8 +14,8 @@ from . import _build_info, _version_check
 
 _version_check.check_torch(_build_info.TORCH_VERSION, torch.__version__, torch.distributed.is_available())
 
-from . import _C, _compat  # noqa: E402
-from .collectives import (  # noqa: E402  # noqa: E402
+from . import _C, _compat, compiled  # noqa: E402
+from .collectives import (  # noqa: E402
     all_gather_into_tensor_coalesced,
     all_gather_single,
     all_gather_single_autograd,
@@ -29,6 +29,7 @@ from .collectives import (  # noqa: E402  # noqa: E402
     broadcast,
     dlpack,
     gather,
+    group_registry,
     groups,
     permute_tensor,
     reduce,
@@ -49,16 +50,16 @@ from .collectives.async_tensor import (  # noqa: E402
     wait_tensor,
     wait_tensors,
 )
-from .collectives.async_tensor import _maybe_wrap_tensor as _maybe_wrap_tensor  # noqa: E402
-from .collectives.async_tensor import _maybe_wrap_tensors as _maybe_wrap_tensors  # noqa: E402
+from .collectives.async_tensor import maybe_wrap_tensor as _maybe_wrap_tensor  # noqa: E402, F401
+from .collectives.async_tensor import maybe_wrap_tensors as _maybe_wrap_tensors  # noqa: E402, F401
 from .collectives.comm_tensor import CommTensor  # noqa: E402
 from .collectives.groups import RANK_TYPES  # noqa: E402
-from .collectives.groups import _expand_group as _expand_group  # noqa: E402
-from .collectives.groups import _group_or_group_name as _group_or_group_name  # noqa: E402
-from .collectives.groups import _resolve_group as _resolve_group  # noqa: E402
-from .collectives.groups import _resolve_group_name as _resolve_group_name  # noqa: E402
-from .collectives.tracing import _are_we_tracing as _are_we_tracing  # noqa: E402
+from .collectives.groups import expand_group as _expand_group  # noqa: E402, F401
+from .collectives.groups import find_group as _resolve_group  # noqa: E402, F401
+from .collectives.groups import find_group_name as _resolve_group_name  # noqa: E402, F401
+from .collectives.groups import group_or_group_name as _group_or_group_name  # noqa: E402, F401
 from .collectives.tracing import allow_inflight_collective_as_graph_input_ctx  # noqa: E402
+from .collectives.tracing import are_we_tracing as _are_we_tracing  # noqa: E402, F401
 from .compiled import remaps  # noqa: E402
 from .compiled.remaps import (  # noqa: E402
     REDUCE_OP_TO_STR,
@@ -75,9 +76,14 @@ from .compiled.remaps import (  # noqa: E402
     traceable_collective_remaps,
 )
 from .dropin import install, installed, uninstall  # noqa: E402
-from .redistribution import cost_models, planning  # noqa: E402
+from .redistribution import cost_models, meshes, planning  # noqa: E402
 from .redistribution.cost_models import AlphaBeta, AxisCost, LinkCost, StepCounts  # noqa: E402
-from .redistribution.planning import Plan, Step, greedy_redistribution, plan_redistribution  # noqa: E402
+from .redistribution.planning import (  # noqa: E402
+    Plan,
+    Step,
+    greedy_redistribution,
+    plan_redistribution,
+)
 
 if TYPE_CHECKING:
     from .local_map import apply_local_map
@@ -88,22 +94,22 @@ if TYPE_CHECKING:
 __version__ = _build_info.VERSION
 
 _C.set_group_resolver(groups.resolve_group)
-_compat.watch_group_registry(
+group_registry.watch_group_registry(
     added=_C.note_group_added,
     removing=_C.note_group_removed,
     removing_all=_C.note_all_groups_removed,
     changed=_C.forget_groups,
     remember=_C.remember_groups,
 )
-_compat.mark_side_effects()
-_compat.settle_before_higher_order_ops(_C.settle, _C.wake_key_name())
-tracing.install()
+tracing.install(compiled.remap_collectives)
 dlpack.install()
 
 # Modules that programs and the documentation name without the package that they are in.
 for _module in (cost_models, groups, planning, remaps, tracing):
     sys.modules[f"{__name__}.{_module.__name__.rpartition('.')[2]}"] = _module
+del _module
 
+_compat.mesh_axes = meshes.mesh_axes  # type: ignore[attr-defined]  # where C++ looks for it, until it is handed over
 
 # DTensor takes ten times as long to import as all of this.
 _NEED_DTENSOR = {

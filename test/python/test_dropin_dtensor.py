@@ -28,7 +28,7 @@ from torch.utils._debug_mode import DebugMode
 
 import funcol
 from funcol import dropin
-from funcol.dropin import propagation
+from funcol.dropin import propagation, under_dtensor
 
 # Results and gradients, beside PyTorch's
 
@@ -272,7 +272,7 @@ def test_a_context_that_forbids_redistribution_sees_that_of_gradients(mesh_2x2: 
 
 # In place, and taken away
 
-FUNCTIONS = [theirs for theirs, _ in propagation._FUNCTIONS]
+FUNCTIONS = [theirs for theirs, _ in under_dtensor._FUNCTIONS]
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__qualname__)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import io
@@ -10,40 +9,8 @@ import sys
 import textwrap
 import tokenize
 import zlib
-from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
-
-import torch
-
-NOT_PYTORCHS = object()  # in place of a function that is not PyTorch's own any more
-
-_ROOTS = (str(Path(torch.__file__).parent), contextlib.__file__)
-
-
-def is_pytorchs(code: CodeType) -> bool:
-    """Whether ``code`` comes from a file of PyTorch, or of what it makes context managers by."""
-    return code.co_filename.startswith(_ROOTS)
-
-
-def undecorated(found: Any) -> Any:
-    """PyTorch's function behind its decorators, of which there may be no more than its source says;
-    :data:`NOT_PYTORCHS` if somebody has put something in its place or around it."""
-    depth = 0
-    while True:
-        if isinstance(found, (staticmethod, classmethod)):
-            found = found.__func__
-        elif isinstance(found, property):
-            found = found.fget
-        elif hasattr(found, "__wrapped__"):
-            if not (isinstance(found, FunctionType) and is_pytorchs(found.__code__)):
-                return NOT_PYTORCHS
-            found = vars(found)["__wrapped__"]
-        else:
-            break
-        depth += 1
-    is_own = isinstance(found, FunctionType) and is_pytorchs(found.__code__)
-    return found if is_own and depth <= _num_decorators(found.__code__) else NOT_PYTORCHS
 
 
 def is_known(path: str, function: Any) -> bool:
@@ -67,7 +34,7 @@ def switches() -> list[tuple[ModuleType, str, Any]]:
     ]
 
 
-def _source(code: CodeType) -> str:
+def source_of(code: CodeType) -> str:
     try:
         return textwrap.dedent(inspect.getsource(code))
     except (OSError, TypeError):
@@ -75,14 +42,8 @@ def _source(code: CodeType) -> str:
 
 
 @functools.cache
-def _num_decorators(code: CodeType) -> int:
-    lines = _source(code).splitlines()
-    return sum(line.startswith("@") for line in lines)
-
-
-@functools.cache
 def _digest(code: CodeType) -> str:
-    source = _source(code)
+    source = source_of(code)
     if not source:
         return "no source"
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from .. import _C, _compat
-from .tracing import _are_we_tracing
+from .tracing import are_we_tracing
 
 
 def is_pending(tensor: Any) -> bool:
@@ -110,13 +110,13 @@ class AsyncCollectiveTensor(metaclass=_PendingOnly):
         return tensor
 
 
-def _maybe_wrap_tensor(self: Tensor) -> Tensor:
+def maybe_wrap_tensor(self: Tensor) -> Tensor:
     """``self``, a result of a ``_c10d_functional`` op, made to wait by itself; waits now if traced."""
-    return wait_tensor(self) if _are_we_tracing() else AsyncCollectiveTensor(self)
+    return wait_tensor(self) if are_we_tracing() else AsyncCollectiveTensor(self)
 
 
-def _maybe_wrap_tensors(tensors: list[Tensor]) -> list[Tensor]:
-    """:func:`_maybe_wrap_tensor` for each of ``tensors``, the results of one coalesced collective."""
-    if _are_we_tracing():
+def maybe_wrap_tensors(tensors: list[Tensor]) -> list[Tensor]:
+    """:func:`maybe_wrap_tensor` for each of ``tensors``, the results of one coalesced collective."""
+    if are_we_tracing():
         return wait_tensors(tensors)
     return [AsyncCollectiveTensor(tensor) for tensor in tensors]

@@ -73,6 +73,7 @@ def _as_pytorchs(error: BaseException) -> BaseException | None:
     return other.with_traceback(error.__traceback__)
 
 
+_PACKAGE = __name__.partition(".")[0]
 _made_types: dict[tuple[Any, Any], type[BaseException]] = {}
 
 
@@ -85,7 +86,7 @@ def _of_both(ours: type[BaseException], theirs: type[BaseException]) -> type[Bas
         return _made, (ours, theirs, self.args)
 
     name = ours.__name__.removesuffix("Error") + theirs.__name__
-    made = type(name, (ours, theirs), {"__module__": __name__.partition(".")[0], "__reduce__": reduce})
+    made = type(name, (ours, theirs), {"__module__": _PACKAGE, "__reduce__": reduce})
     return _made_types.setdefault((ours, theirs), made)
 
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed._functional_collectives as stock
 import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
@@ -29,14 +30,18 @@ from torch.distributed import ReduceOp
 
 from .. import _C, _compat
 from . import errors
-from .groups import RankTypes
+from .groups import RankTypes, rank_in_group, traceable_group
 
 _core = torch.ops._c10d_functional
 _own = torch.ops.funcol
 
 
 def _traced_reduce_op(reduce_op: str | ReduceOp) -> Any:
-    return reduce_op.lower() if isinstance(reduce_op, str) else _compat.traceable_reduce_op(reduce_op)
+    """``reduce_op`` as stock puts it in a graph: by name if it has one."""
+    if isinstance(reduce_op, str):
+        return reduce_op.lower()
+    known: Any = stock.REDUCE_OP_TO_STR
+    return known.get(getattr(reduce_op, "op", reduce_op), reduce_op)
 
 
 def _parts_of(op: Any) -> Any:
@@ -121,7 +126,7 @@ def all_reduce(self: Tensor, reduceOp: str | ReduceOp, group: RankTypes, tag: st
         result: Tensor = _C.all_reduce(self, reduceOp, group, tag)
         if result is not NotImplemented:
             return result
-    resolved = _compat.traceable_group(group, tag)
+    resolved = traceable_group(group, tag)
     reduce_op = _traced_reduce_op(reduceOp)
     if _needs_own_rule([self], _compat.ALL_REDUCE_RULES, reduce_op):
         return _own.all_reduce(self, reduce_op, resolved)  # type: ignore[no-any-return]
@@ -146,7 +151,7 @@ def all_gather_tensor(
         result: Tensor = _C.all_gather_tensor(self, gather_dim, group, tag, split_sizes)
         if result is not NotImplemented:
             return result
-    resolved = _compat.traceable_group(group, tag)
+    resolved = traceable_group(group, tag)
     if split_sizes is not None:
         return _parts_of(_own.all_gather_along_dim)(self, gather_dim, resolved, split_sizes)  # type: ignore[no-any-return]
     group_size = c10d._get_group_size_by_name(resolved)
@@ -175,7 +180,7 @@ def reduce_scatter_tensor(
         result: Tensor = _C.reduce_scatter_tensor(self, reduceOp, scatter_dim, group, tag, split_sizes)
         if result is not NotImplemented:
             return result
-    resolved = _compat.traceable_group(group, tag)
+    resolved = traceable_group(group, tag)
     reduce_op = _traced_reduce_op(reduceOp)
     op = _own.reduce_scatter_along_dim
     if _needs_own_rule([self], _compat.REDUCE_SCATTER_RULES, reduce_op):
@@ -210,7 +215,7 @@ def all_to_all_single(
             torch.view_as_real(self.resolve_conj()), output_split_sizes, input_split_sizes, group, tag
         )
         return torch.view_as_complex(pairs)
-    resolved = _compat.traceable_group(group, tag)
+    resolved = traceable_group(group, tag)
     if output_split_sizes is None or input_split_sizes is None:
         if output_split_sizes is not None or input_split_sizes is not None:
             raise _wrong(
@@ -234,7 +239,7 @@ def broadcast(self: Tensor, src: int, group: RankTypes, tag: str = "") -> Tensor
         result: Tensor = _C.broadcast(self, src, group, tag)
         if result is not NotImplemented:
             return result
-    resolved = _compat.traceable_group(group, tag)
+    resolved = traceable_group(group, tag)
     if _needs_own_rule([self], _compat.BROADCAST_RULES):
         return _own.broadcast(self, src, resolved)  # type: ignore[no-any-return]
     return _finished(_core.broadcast(self, src, resolved))
@@ -250,7 +255,7 @@ def reduce(self: Tensor, reduceOp: str | ReduceOp, dst: int, group: RankTypes, t
         result: Tensor = _C.reduce(self, reduceOp, dst, group, tag)
         if result is not NotImplemented:
             return result
-    resolved = _compat.traceable_group(group, tag)
+    resolved = traceable_group(group, tag)
     reduce_op = _traced_reduce_op(reduceOp)
     if _needs_own_rule([self], _compat.ALL_REDUCE_RULES, reduce_op):
         return _own.reduce(self, reduce_op, dst, resolved)  # type: ignore[no-any-return]
@@ -276,7 +281,7 @@ def scatter(
         result: Tensor = _C.scatter(self, src, scatter_dim, group, tag, split_sizes)
         if result is not NotImplemented:
             return result
-    resolved = _compat.traceable_group(group, tag)
+    resolved = traceable_group(group, tag)
     return _parts_of(_own.scatter)(self, src, scatter_dim, resolved, split_sizes)  # type: ignore[no-any-return]
 
 
@@ -299,7 +304,7 @@ def gather(
         result: Tensor = _C.gather(self, dst, gather_dim, group, tag, split_sizes)
         if result is not NotImplemented:
             return result
-    resolved = _compat.traceable_group(group, tag)
+    resolved = traceable_group(group, tag)
     return _parts_of(_own.gather)(self, dst, gather_dim, resolved, split_sizes)  # type: ignore[no-any-return]
 
 
@@ -317,10 +322,10 @@ def permute_tensor(self: Tensor, src_dst: list[int], group: RankTypes, tag: str 
         return torch.view_as_complex(
             permute_tensor(torch.view_as_real(self.resolve_conj()), src_dst, group, tag)
         )
-    resolved = _compat.traceable_group(group, tag)
+    resolved = traceable_group(group, tag)
     group_size = c10d._get_group_size_by_name(resolved)
     _check_permute(src_dst, group_size)
-    rank = _compat.rank_in_group(resolved)
+    rank = rank_in_group(resolved)
     input_splits = [0] * group_size
     output_splits = [0] * group_size
     for src, dst in enumerate(src_dst):
@@ -350,7 +355,7 @@ def all_reduce_coalesced(
         result: list[Tensor] = _C.all_reduce_coalesced(self, reduceOp, group, tag)
         if result is not NotImplemented:
             return result
-    resolved = _compat.traceable_group(group, tag)
+    resolved = traceable_group(group, tag)
     reduce_op = _traced_reduce_op(reduceOp)
     if _needs_own_rule(self, _compat.ALL_REDUCE_RULES, reduce_op):
         return _own.all_reduce_coalesced(self, reduce_op, resolved)  # type: ignore[no-any-return]
@@ -368,7 +373,7 @@ def all_gather_into_tensor_coalesced(self: list[Tensor], group: RankTypes, tag: 
             [torch.view_as_real(tensor.resolve_conj()) for tensor in self], group, tag
         )
         return [torch.view_as_complex(pair) for pair in pairs]
-    resolved = _compat.traceable_group(group, tag)
+    resolved = traceable_group(group, tag)
     group_size = c10d._get_group_size_by_name(resolved)
     inputs = [_compat.contiguous(tensor) for tensor in self]
     return _all_finished(_core.all_gather_into_tensor_coalesced(inputs, group_size, resolved))
@@ -389,7 +394,7 @@ def reduce_scatter_tensor_coalesced(
         result: list[Tensor] = _C.reduce_scatter_tensor_coalesced(inputs, reduceOp, scatter_dim, group, tag)
         if result is not NotImplemented:
             return result
-    resolved = _compat.traceable_group(group, tag)
+    resolved = traceable_group(group, tag)
     group_size = c10d._get_group_size_by_name(resolved)
     if len(scatter_dim) != len(inputs):
         raise _wrong(

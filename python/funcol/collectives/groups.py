@@ -1,10 +1,11 @@
-"""From the group forms that users pass to a process group."""
+"""Process groups: from the forms in which users name them, of meshes, and as graphs take them."""
 
 from __future__ import annotations
 
 import warnings
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
+import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch.compiler import is_dynamo_compiling
@@ -69,7 +70,7 @@ def _mesh_group(mesh: DeviceMesh, mesh_dim: int, op: str) -> str:
             f"funcol::{op}: rank {dist.get_rank()} does not belong to {mesh}. Call the collective on its "
             "member ranks only."
         )
-    return _compat.mesh_group_name(mesh, mesh_dim)
+    return mesh_group_name(mesh, mesh_dim)
 
 
 def _group_of_ranks(ranks: list[Any], tag: str, op: str) -> Any:
@@ -86,7 +87,7 @@ def _group_of_ranks(ranks: list[Any], tag: str, op: str) -> Any:
             raise ValueError(
                 f"funcol::{op}: the groups {ranks} have different sizes {sorted(sizes)}, expected one size."
             )
-        own = _compat.own_ranks(ranks)
+        own = own_ranks(ranks)
     else:
         own = ranks if rank in ranks else None
     if own is None:
@@ -102,28 +103,81 @@ def _group_of_ranks(ranks: list[Any], tag: str, op: str) -> Any:
     return group
 
 
-# PyTorch's own names, for code that was written for them.
+def mesh_group_name(mesh: dist.device_mesh.DeviceMesh, mesh_dim: int) -> str:
+    """Name of the group of ``mesh`` along ``mesh_dim``, without looking the group up."""
+    return cast(str, mesh._dim_group_names[mesh_dim])
 
 
-def _resolve_group(group: RankTypes, tag: str = "") -> Any:
+def own_ranks(lists: list[list[int]]) -> list[int] | None:
+    """That of the ``lists`` of ranks which this rank is in. Dynamo can trace it."""
+    rank = dist.get_rank()
+    for ranks in lists:
+        if rank in ranks:
+            return ranks
+    return None
+
+
+def group_named(name: str) -> dist.ProcessGroup:
+    """The group of this name."""
+    resolve: Any = torch._C._distributed_c10d._resolve_process_group
+    return cast(dist.ProcessGroup, resolve(name))
+
+
+def rank_in_group(group: Any) -> int:
+    """This process's rank in ``group``, a name or an object."""
+    return dist.get_rank(group_named(group) if isinstance(group, str) else group)
+
+
+def rank_of_peer(group_name: str, global_rank: int) -> int:
+    """The rank within a group of the process that is ``global_rank`` in the world."""
+    return dist.get_group_rank(group_named(group_name), global_rank)
+
+
+# As torch.compiler.assume_constant_result does, which would import Dynamo.
+rank_in_group._dynamo_marked_constant = True  # type: ignore[attr-defined]
+rank_of_peer._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def traced_group(group: Any, tag: str) -> Any:
+    """The name of ``group``, or the ``ProcessGroup``, as Dynamo finds it in a region that it traces."""
+    if isinstance(group, list) and group and isinstance(group[0], list):  # stock traces one list
+        own = own_ranks(group)
+        if own is None:
+            raise ValueError(
+                f"funcol: rank {dist.get_rank()} is not in {group}. Call the collective on the ranks in the "
+                "lists only."
+            )
+        group = own
+    return _compat.group_in_region(group, tag)
+
+
+def traceable_group(group: Any, tag: str) -> Any:
+    """``group`` as stock puts it in a graph: a name, or an object where stock traces one."""
+    return _compat.group_or_group_name(traced_group(group, tag))
+
+
+# What :mod:`funcol` has under PyTorch's names, with an underscore, for code that was written for those.
+
+
+def find_group(group: RankTypes, tag: str = "") -> Any:
     """:func:`resolve_group`, which Dynamo can trace as well."""
     if is_dynamo_compiling():
-        return _compat.traced_group(group, tag)
+        return traced_group(group, tag)
     return resolve_group(group, tag)
 
 
-def _resolve_group_name(group: RankTypes, tag: str = "") -> str:
+def find_group_name(group: RankTypes, tag: str = "") -> str:
     """The name of the group behind ``group``."""
-    resolved = _compat.traced_group(group, tag) if is_dynamo_compiling() else resolve_group(group, tag)
+    resolved = traced_group(group, tag) if is_dynamo_compiling() else resolve_group(group, tag)
     return resolved if isinstance(resolved, str) else resolved.group_name
 
 
-def _group_or_group_name(group: dist.ProcessGroup | str) -> Any:
+def group_or_group_name(group: dist.ProcessGroup | str) -> Any:
     """``group`` as a graph takes it: by name, unless PyTorch compiles one graph for all ranks."""
     return group if isinstance(group, str) else _compat.group_in_graphs(group)
 
 
-def _expand_group(group: RankTypes, tag: str = "") -> tuple[str, list[int], int]:
+def expand_group(group: RankTypes, tag: str = "") -> tuple[str, list[int], int]:
     """The tag, the global ranks and the size of ``group``; can be traced.
 
     Of a list of groups: the ranks of all of them, one after the other, and the size that each has.
@@ -155,4 +209,4 @@ def _group_object(group: Any) -> dist.ProcessGroup:
     if isinstance(group, tuple) and len(group) == 2 and isinstance(group[0], DeviceMesh):
         return group[0].get_group(group[1])
     resolved = group if isinstance(group, dist.ProcessGroup) else resolve_group(group, "", "_expand_group")
-    return _compat.group_named(resolved) if isinstance(resolved, str) else resolved
+    return group_named(resolved) if isinstance(resolved, str) else resolved

@@ -13,22 +13,33 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch.compiler import is_dynamo_compiling
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from .. import _C, _compat
+from .import_hooks import after_import
 
 _BUILDER = "torch._dynamo.variables.builder"
 _remaps_wanted = True
+_remap_in_dynamo: Callable[[bool], None] | None = None
 
 
-def install() -> None:
-    """Hides the wake key while compiled callables run; traces ``torch.distributed``'s collectives."""
-    _compat.hide_in_compiled_regions(_C.exclude_wake_key)
-    _compat.after_import(_BUILDER, lambda builder: _apply_remaps())
+def install(remap_in_dynamo: Callable[[bool], None]) -> None:
+    """Keeps funcol's operators in graphs, and hides the wake key while compiled callables run.
+
+    Once Dynamo is imported, ``remap_in_dynamo(enabled)`` says whether it traces ``torch.distributed``'s
+    collectives; see :func:`remap_collectives`.
+    """
+    global _remap_in_dynamo
+    _remap_in_dynamo = remap_in_dynamo
+    _mark_side_effects()
+    _settle_before_higher_order_ops()
+    _compat.hide_in_compiled_regions(_C.exclude_wake_key, after_import)
+    after_import(_BUILDER, lambda builder: _apply_remaps())
 
 
 def remap_collectives(enabled: bool) -> None:
@@ -41,12 +52,41 @@ def remap_collectives(enabled: bool) -> None:
 
 
 def _apply_remaps() -> None:
-    from ..compiled import dynamo
+    if _remap_in_dynamo is not None:
+        _remap_in_dynamo(_remaps_wanted)
 
-    dynamo.remap_collectives(_remaps_wanted)
+
+def _mark_side_effects() -> None:
+    """Keeps the ops that funcol added to ``_c10d_functional`` from being removed as dead code."""
+    for name in ("wait_tensor", "wait_tensors", "isend", "irecv", "batch_p2p_ops"):
+        packet = getattr(torch.ops._c10d_functional, name)
+        torch.fx.node.has_side_effect(packet)
+        torch.fx.node.has_side_effect(packet.default)
+    for name in torch.ops.funcol.__dir__():
+        packet = getattr(torch.ops.funcol, name, None)
+        if isinstance(packet, torch._ops.OpOverloadPacket):
+            torch.fx.node.has_side_effect(packet.default)
 
 
-def _are_we_tracing() -> bool:
+def _settle_before_higher_order_ops() -> None:
+    """Settles each tensor that a higher-order operator, such as ``cond``, is called with.
+
+    Those operators are dispatched in Python, by the highest key of their tensors, past every C++ fallback.
+    The wake key, which a tensor may have without being pending, is none that they know.
+    """
+    ops: Any = torch._ops
+    original = ops.key_extractor
+    wake_key = torch._C._dispatch_key_parse(_C.wake_key_name())
+
+    def key_extractor(tensors: Any, key_mask: Any) -> Any:
+        for tensor in tensors:
+            _C.settle(tensor)
+        return original(tensors, key_mask).remove(wake_key)
+
+    ops.key_extractor = key_extractor
+
+
+def are_we_tracing() -> bool:
     """True if what runs is recorded, not computed: by Dynamo, ``make_fx``, fake tensors, AOTAutograd."""
     if is_dynamo_compiling():
         return True

@@ -9,9 +9,10 @@ import torch
 import torch.distributed as dist
 
 from .. import _C, _build_info, dropin
-from ..dropin import propagation, spmd_types
+from ..dropin import spmd_types
 from ..dropin.kept import in_place
 from ..dropin.kernels import of_programs
+from ..dropin.under_dtensor import taken_over
 
 
 def add_to(commands: Any) -> None:
@@ -56,8 +57,7 @@ def info() -> str:
         ", ".join(f"{theirs} in the place of {name}" for name, theirs in kept.items()) or "nothing"
     )
     rows["under DTensor"] = (
-        f"{'' if dropin.is_under_dtensor() else 'not '}installed; takes over "
-        + ", ".join(propagation.taken_over())
+        f"{'' if dropin.is_under_dtensor() else 'not '}installed; takes over " + ", ".join(taken_over())
     )
     rows["under FSDP2"] = _under_fsdp2()
     rows["under spmd_types"] = _under_spmd_types()

@@ -25,7 +25,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
-from ..local_map.eager import call_in_compiled_region
+from ..local_map.application import call_in_compiled_region
 from ..redistribution.functions import redistribute, redistribute_local_tensor
 from .dynamo_local_map import call_local_map
 from .remaps import REDUCE_OP_TO_STR, traceable_collective_remaps, traced_work

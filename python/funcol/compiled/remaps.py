@@ -34,7 +34,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 from torch.distributed import ReduceOp
 
-from .. import _C, _compat
+from .. import _C
 from ..collectives.async_tensor import wait_tensor
 from ..collectives.functions import (
     all_gather_tensor,
@@ -43,8 +43,8 @@ from ..collectives.functions import (
     broadcast,
     reduce_scatter_tensor,
 )
-from ..collectives.groups import RankTypes, _resolve_group, _resolve_group_name
-from ..collectives.tracing import _are_we_tracing
+from ..collectives.groups import RankTypes, find_group, find_group_name, rank_of_peer, traceable_group
+from ..collectives.tracing import are_we_tracing
 
 REDUCE_OP_TO_STR: dict[Any, str] = {
     ReduceOp.SUM: "sum",
@@ -279,7 +279,7 @@ def isend_inplace(
         sent: Tensor = _C.isend(tensor, peer, tag, ranks, "")
         if sent is not NotImplemented:
             return sent
-    return _point_to_point().isend(tensor, peer, tag, _resolve_group_name(ranks))  # type: ignore[no-any-return]
+    return _point_to_point().isend(tensor, peer, tag, find_group_name(ranks))  # type: ignore[no-any-return]
 
 
 def irecv_inplace(
@@ -299,8 +299,8 @@ def irecv_inplace(
         received: Tensor = _C.irecv(tensor, peer, tag, ranks, "")
         if received is not NotImplemented:
             return received
-    received = _point_to_point().irecv(tensor, peer, tag, _resolve_group_name(ranks))
-    return wait_tensor(received) if _are_we_tracing() else received
+    received = _point_to_point().irecv(tensor, peer, tag, find_group_name(ranks))
+    return wait_tensor(received) if are_we_tracing() else received
 
 
 def batch_p2p_ops_inplace(
@@ -315,7 +315,7 @@ def batch_p2p_ops_inplace(
     Returns what :func:`isend_inplace` and :func:`irecv_inplace` do for each. (In a graph: the results of
     PyTorch's ``batch_p2p_ops``, not waited for.)
     """
-    name = _resolve_group_name(_resolved_or_world(group_name or None))
+    name = find_group_name(_resolved_or_world(group_name or None))
     return _point_to_point().batch_p2p_ops(op_list, peer_list, tag_list, tensors, name)  # type: ignore[no-any-return]
 
 
@@ -342,17 +342,17 @@ traceable_collective_remaps: dict[Callable[..., Any], Callable[..., Any]] = {
 
 
 def _point_to_point() -> Any:
-    return torch.ops._c10d_functional if _is_watched() and _are_we_tracing() else torch.ops.funcol
+    return torch.ops._c10d_functional if _is_watched() and are_we_tracing() else torch.ops.funcol
 
 
 def _resolved_or_world(group: RankTypes | None, tag: str = "") -> Any:
-    return dist.group.WORLD if group is None else _resolve_group(group, tag)
+    return dist.group.WORLD if group is None else find_group(group, tag)
 
 
 def _size_of(group: Any) -> int:
     if not is_dynamo_compiling() and isinstance(group, dist.ProcessGroup):
         return group.size()
-    return c10d._get_group_size_by_name(_compat.traceable_group(group, ""))
+    return c10d._get_group_size_by_name(traceable_group(group, ""))
 
 
 def _check_not_async(op: str, async_op: bool) -> None:
@@ -407,11 +407,11 @@ def _peer(op: str, name: str, rank: int | None, group_rank: int | None, ranks: A
     assert rank is not None
     if not is_dynamo_compiling() and ranks is dist.group.WORLD:
         return rank
-    return _compat.rank_of_peer(_resolve_group_name(ranks), rank)
+    return rank_of_peer(find_group_name(ranks), rank)
 
 
 def _is_watched() -> bool:
-    """Whether something traces or intercepts operators: cheaper to ask than :func:`_are_we_tracing`."""
+    """Whether something traces or intercepts operators: cheaper to ask than :func:`are_we_tracing`."""
     return is_dynamo_compiling() or torch._C._len_torch_dispatch_stack() > 0
 
 

@@ -7,14 +7,14 @@
   calls funcol's through it.
 - The operators of ``_c10d_functional``, ``_c10d_functional_autograd`` and ``c10d_functional`` get funcol's
   kernels for CPU and CUDA. What they return, how they trace and differentiate stays PyTorch's.
-- DTensor gets funcol's redistribution, propagation and conversions (:mod:`funcol.dropin_dtensor`), and FSDP2,
-  once it is imported, what it does for every parameter (:mod:`funcol.fully_shard`).
+- DTensor gets funcol's redistribution, propagation and conversions (:mod:`funcol.dropin.under_dtensor`), and
+  FSDP2, once it is imported, what it does for every parameter (:mod:`funcol.dropin.fully_shard`).
 
 The collectives of the package ``spmd_types``, once it is imported, become funcol's, too
-(:mod:`funcol.dropin_spmd_types`).
+(:mod:`funcol.dropin.spmd_types`).
 
 DTensor and its relatives then hold pending tensors, which are instances of PyTorch's
-``AsyncCollectiveTensor`` to ``isinstance``, and have its methods (:mod:`funcol.dropin_results`).
+``AsyncCollectiveTensor`` to ``isinstance``, and have its methods (:mod:`funcol.dropin.results`).
 
 A compiled region that calls a replaced function is compiled once for either state, because Dynamo guards the
 functions that it looked into.
@@ -34,13 +34,23 @@ import torch
 import torch.distributed._functional_collectives as stock
 import torch.distributed.distributed_c10d as c10d
 
-from .. import _C, _compat
-from ..collectives import errors
-from . import results, spmd_types
+from .. import _C
+from ..collectives import async_tensor, errors, functions, tracing
+from ..compiled import remaps
+from . import patching, results, spmd_types
 from .kernels import KernelsInPlace
 
 if TYPE_CHECKING:
-    from .propagation import UnderDTensor
+    from .under_dtensor import UnderDTensor
+
+
+# funcol's public functions by their names, among them those that PyTorch's module has.
+_OURS: dict[str, Any] = {
+    name: function
+    for module in (functions, async_tensor, tracing, remaps)
+    for name, function in vars(module).items()
+    if isfunction(function) and function.__module__ == module.__name__
+}
 
 
 class _Replacement(NamedTuple):
@@ -51,13 +61,12 @@ class _Replacement(NamedTuple):
 
 def _replacements() -> list[_Replacement]:
     """What differs between PyTorch's module and funcol, of the public functions that both have."""
-    funcol = sys.modules[__name__.partition(".")[0]]
     found = []
     for name, held in vars(stock).items():
-        ours = vars(funcol).get(name)
-        if name.startswith("_") or held is ours or not isfunction(ours):
+        ours = _OURS.get(name)
+        if name.startswith("_") or held is ours or ours is None:
             continue
-        theirs = held if _compat.is_own_context(held) else _compat.own_function_of(stock, name)
+        theirs = held if patching.is_own_context(held) else patching.own_function_of(stock, name)
         if theirs is not None:
             found.append(_Replacement(name, theirs, ours))
     return found
@@ -73,7 +82,7 @@ def kept_from_programs() -> dict[str, str]:
 def _kept(replacements: list[_Replacement]) -> dict[str, str]:
     held = {replacement.name: vars(stock)[replacement.name] for replacement in replacements}
     return {
-        name: _compat.described(held[name]) for name, theirs, _ in replacements if held[name] is not theirs
+        name: patching.described(held[name]) for name, theirs, _ in replacements if held[name] is not theirs
     }
 
 
@@ -115,9 +124,9 @@ class _Installation:
             errors.put()
             for replacement in self.replacements:
                 ours = replacement.ours
-                if _compat.is_own_context(replacement.theirs):
+                if patching.is_own_context(replacement.theirs):
                     ours = ours.__wrapped__  # as what is redirected is within the context
-                self._undo.append(_compat.redirected(replacement.theirs, ours))
+                self._undo.append(patching.redirected(replacement.theirs, ours))
         except BaseException:
             self.undo()
             raise
@@ -187,7 +196,7 @@ def _update() -> None:
         _installed = _Installation()
     if wants_dtensor and _under_dtensor is None:
         try:
-            from .propagation import UnderDTensor
+            from .under_dtensor import UnderDTensor
 
             _under_dtensor = UnderDTensor()
         except BaseException:

@@ -18,7 +18,7 @@ from torch._ops import OpOverload
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from .. import _compat
+from ..collectives.import_hooks import after_import
 
 _MODULE = "torch.distributed.tensor.experimental._context_parallel._attention"
 _FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -59,7 +59,7 @@ def _found(module: ModuleType) -> None:
     _update()
 
 
-_compat.after_import(_MODULE, _found)
+after_import(_MODULE, _found)
 
 
 def _run(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[DTensor, ...]:

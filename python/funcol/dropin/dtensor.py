@@ -16,30 +16,39 @@ from torch import Tensor
 from torch import distributed as dist
 from torch._ops import OpOverload
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, placement_types
+from torch.distributed.tensor import DTensor, Placement, placement_types
 from torch.distributed.tensor import _collective_utils as stock_collectives
 from torch.distributed.tensor import _dispatch as stock_dispatch
+from torch.distributed.tensor import _redistribute as stock_redistribute
 from torch.distributed.tensor import distribute_tensor as stock_distribute_tensor
-from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpStrategy
-from torch.distributed.tensor._utils import ExplicitRedistributionContext, compute_global_tensor_info
 from torch.utils._pytree import tree_leaves
 
 from .. import _C, _compat
-from ..redistribution import functions
+from ..redistribution.functions import redistributed
+from ..redistribution.local_gradients import ToLocalInOrder, has_own_order
+from ..redistribution.meshes import simulates_ranks
+from ..redistribution.moving import How, are_known, axes_with_own_rules, move, use_as_pytorchs
+from ..redistribution.targets import has_symbols
 from ..sharding import keyword_tensors
-from . import writes
+from . import patching, writes
 
-_to_local: Callable[..., Tensor] = _compat.copied(DTensor.to_local)
-_from_local: Callable[..., DTensor] = _compat.copied(DTensor.from_local)
-_redistribute: Callable[..., DTensor] = _compat.copied(DTensor.redistribute)
-_full_tensor: Callable[..., Tensor] = _compat.copied(DTensor.full_tensor)
-_redistribute_cost: Callable[..., float] = _compat.copied(stock_collectives.redistribute_cost)
-_distribute_tensor: Callable[..., DTensor] = _compat.copied(stock_distribute_tensor)
+_to_local: Callable[..., Tensor] = patching.copied(DTensor.to_local)
+_from_local: Callable[..., DTensor] = patching.copied(DTensor.from_local)
+_redistribute: Callable[..., DTensor] = patching.copied(DTensor.redistribute)
+_full_tensor: Callable[..., Tensor] = patching.copied(DTensor.full_tensor)
+_redistribute_local_tensor: Callable[..., Tensor] = patching.copied(
+    stock_redistribute.redistribute_local_tensor
+)
+_redistribute_cost: Callable[..., float] = patching.copied(stock_collectives.redistribute_cost)
+_distribute_tensor: Callable[..., DTensor] = patching.copied(stock_distribute_tensor)
 _dispatcher = _compat.dispatcher_functions()
-_local_results: Callable[..., object] = _compat.copied(_dispatcher["local_results"])
-_unwrap: Callable[..., Any] = _compat.copied(_dispatcher["unwrap_to_op_info"])
-_wrap: Callable[..., object] = _compat.copied(_dispatcher["wrap"])
+_local_results: Callable[..., object] = patching.copied(_dispatcher["local_results"])
+_unwrap: Callable[..., Any] = patching.copied(_dispatcher["unwrap_to_op_info"])
+_wrap: Callable[..., object] = patching.copied(_dispatcher["wrap"])
+
+use_as_pytorchs(_redistribute_local_tensor)
 
 
 def to_local(self: DTensor, *, grad_placements: Sequence[Placement] | None = None) -> Tensor:
@@ -48,9 +57,9 @@ def to_local(self: DTensor, *, grad_placements: Sequence[Placement] | None = Non
         local: Tensor = _C.dtensor_to_local(self, grad_placements)
         if local is not NotImplemented:
             return local
-    if _has_own_order(self._spec):
+    if has_own_order(self._spec):
         placements = None if grad_placements is None else tuple(grad_placements)
-        return _ToLocalInOrder.apply(self, placements)  # type: ignore[no-any-return]
+        return ToLocalInOrder.apply(self, placements)  # type: ignore[no-any-return]
     return _to_local(self, grad_placements=grad_placements)
 
 
@@ -99,8 +108,8 @@ def redistribute(
     if (
         is_compiling
         or placements is None
-        or _compat.simulates_ranks()
-        or functions._has_symbols(self._spec)
+        or simulates_ranks()
+        or has_symbols(self._spec)
         or not _has_plan(self._spec.placements, placements)
     ):
         return _redistribute(
@@ -112,17 +121,15 @@ def redistribute(
             backward_dtype=backward_dtype,
         )
     order = _kept_order(self, placements)
-    how = functions._How(async_op, None, None, lenient=True)
-    return functions._redistributed(
-        self, device_mesh, tuple(placements), order, forward_dtype, backward_dtype, how
-    )
+    how = How(async_op, None, None, lenient=True)
+    return redistributed(self, device_mesh, tuple(placements), order, forward_dtype, backward_dtype, how)
 
 
 def _has_plan(*placements: Iterable[Placement]) -> bool:
     """Whether all are of kinds that there are plans for, or that are reduced before such a plan or made after
     it."""
     return all(
-        functions._are_known((placement,)) or functions._own_rules((placement,))
+        are_known((placement,)) or axes_with_own_rules((placement,))
         for placement in itertools.chain(*placements)
     )
 
@@ -157,7 +164,7 @@ def distribute_tensor(
         and not torch.compiler.is_compiling()
         and type(tensor) in (Tensor, torch.nn.Parameter)
         and tensor.is_leaf
-        and not _compat.simulates_ranks()
+        and not simulates_ranks()
         and _sends_as_torch_distributed()
     )
     if is_plain:
@@ -203,11 +210,9 @@ def redistribute_local_tensor(
     and a local tensor of another shape than its spec gives this rank.
     """
     placements = (*current_spec.placements, *target_spec.placements)
-    if not _compat.simulates_ranks() and functions._are_known(placements):
-        return functions._moved(
-            local_tensor, current_spec, target_spec, async_op, None, None, is_explicit, lenient=True
-        )
-    return functions._stock_redistribute_local_tensor(
+    if not simulates_ranks() and are_known(placements):
+        return move(local_tensor, current_spec, target_spec, async_op, None, None, is_explicit, lenient=True)
+    return _redistribute_local_tensor(
         local_tensor,
         current_spec,
         target_spec,
@@ -286,96 +291,3 @@ def _first(sequence: Sequence[Any]) -> Any:
 
 def _is_spec(leaf: object) -> bool:
     return isinstance(leaf, DTensorSpec)
-
-
-def _gradient_from_local(gradient: DTensor, placements: tuple[Placement, ...]) -> Tensor:
-    """The local part of ``gradient``, once it has ``placements`` and axes cut in the order of the mesh."""
-    if gradient.placements != placements or _has_own_order(gradient._spec):
-        target = functions._target(gradient._spec, gradient.device_mesh, placements, None, None)
-        ExplicitRedistributionContext.observe_redistribution(
-            gradient._spec,
-            target,
-            "Implicit redistribution occurred in DTensor.from_local backward",  # type: ignore[arg-type]
-        )
-        how = functions._How(False, None, None, lenient=True)
-        gradient = functions._redistributed(gradient, None, placements, None, None, None, how)
-    return gradient.to_local()
-
-
-def _gradient_to_local(
-    gradient: Tensor, spec: DTensorSpec, placements: tuple[Placement, ...] | None
-) -> DTensor:
-    """``gradient``, of the local part of a tensor of ``spec``, as a gradient of that tensor."""
-    if placements is None:
-        placements = tuple(Replicate() if one.is_partial() else one for one in spec.placements)
-    _, stride = compute_global_tensor_info(gradient, spec.mesh, spec.placements)
-    if not _has_own_order(spec):
-        return DTensor.from_local(gradient, spec.mesh, placements, shape=spec.shape, stride=tuple(stride))
-    meta = TensorMeta(spec.shape, tuple(stride), gradient.dtype)
-    result: DTensor = _FromLocalInOrder.apply(gradient, _in_order_of(spec, placements, meta))
-    return result
-
-
-def _has_own_order(spec: DTensorSpec) -> bool:
-    """Whether axes cut a dim in another order than that of the mesh, which ``from_local`` cannot say."""
-    return any(tuple(entry.mesh_dims) != tuple(sorted(entry.mesh_dims)) for entry in spec.shard_order or ())
-
-
-def _in_order_of(spec: DTensorSpec, placements: tuple[Placement, ...], meta: TensorMeta) -> DTensorSpec:
-    """With ``placements``, the axes that cut a dim in ``spec`` first, in its order."""
-    placements = tuple(functions._counted_from_0(one, len(meta.shape)) for one in placements)
-    before = {entry.tensor_dim: tuple(entry.mesh_dims) for entry in spec.shard_order}
-    order = []
-    for dim in range(len(meta.shape)):
-        axes = [axis for axis, one in enumerate(placements) if isinstance(one, Shard) and one.dim == dim]
-        first = [axis for axis in before.get(dim, ()) if axis in axes]
-        if axes:
-            order.append(ShardOrderEntry(dim, (*first, *(axis for axis in axes if axis not in first))))
-    return DTensorSpec(spec.mesh, placements, tensor_meta=meta, shard_order=tuple(order))
-
-
-class _ToLocalInOrder(torch.autograd.Function):
-    """``to_local`` of a DTensor whose axes cut in an order of its own."""
-
-    @staticmethod
-    def forward(ctx: Any, dtensor: DTensor, placements: tuple[Placement, ...] | None) -> Tensor:
-        ctx.set_materialize_grads(False)
-        ctx.spec, ctx.placements = dtensor._spec, placements
-        local = dtensor._local_tensor
-        return local.view_as(local)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor | None) -> Any:
-        if gradient is None:
-            return None, None
-        return _gradient_to_local(gradient, ctx.spec, ctx.placements), None
-
-
-class _FromLocalInOrder(torch.autograd.Function):
-    """``from_local`` to a spec."""
-
-    @staticmethod
-    def forward(ctx: Any, local: Tensor, spec: DTensorSpec) -> DTensor:
-        ctx.set_materialize_grads(False)
-        ctx.spec = spec
-        return functions._dtensor(local.view_as(local), spec, requires_grad=local.requires_grad)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: DTensor | None) -> Any:
-        if gradient is None:
-            return None, None
-        target = functions._gradient_target(gradient, ctx.spec, gradient.dtype)
-        if gradient._spec != target:
-            gradient = functions.redistribute(
-                gradient, placements=target.placements, shard_order=target.shard_order
-            )
-        return to_local(gradient), None
-
-
-def _gradient_of_redistribute(gradient: DTensor, spec: DTensorSpec, async_op: bool) -> DTensor:
-    """``gradient`` where a tensor of ``spec`` was."""
-    assert spec.tensor_meta is not None
-    dtype = spec.tensor_meta.dtype
-    how = functions._How(async_op, None, None, lenient=True)
-    result: DTensor = functions._RedistributeGradient.apply(gradient, spec, dtype, dtype, how)
-    return result

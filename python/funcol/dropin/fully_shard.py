@@ -2,10 +2,10 @@
 
 FSDP2's hooks decide as before what is gathered and reduced when. Taken over is what they do for every
 parameter of a group, in C++ for the group at once, and how a group gathers and reduces: see
-:mod:`funcol.fully_shard_calls`.
+:mod:`funcol.dropin.fully_shard_calls`.
 
 This module imports FSDP2. A function of PyTorch is taken over if it, and what it would have called, are
-known (:data:`funcol._compat_fully_shard.KNOWN`); the rest stays PyTorch's.
+known (:data:`funcol._compat.fully_shard.KNOWN`); the rest stays PyTorch's.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from torch.distributed.fsdp._fully_shard import (
     _fsdp_state,
 )
 
-from .. import _C, _compat
-from .._compat import fully_shard as _compat_fully_shard
+from .. import _C
+from .._compat.fully_shard import is_known, switches
 from . import fully_shard_calls as calls
+from . import patching
 
 _MODULES: list[Any] = [
     _fsdp_collectives,
@@ -70,7 +71,7 @@ def _function(path: str) -> Any:
     if not found:
         return None
     is_one = all(value is found[0] for value in found)
-    return _compat_fully_shard.undecorated(found[0]) if is_one else _compat_fully_shard.NOT_PYTORCHS
+    return patching.undecorated(found[0]) if is_one else patching.NOT_PYTORCHS
 
 
 class _Part(NamedTuple):
@@ -82,9 +83,7 @@ class _Part(NamedTuple):
 
     def is_known(self) -> bool:
         paths = (self.theirs, *self.passes_by)
-        return _function(self.theirs) is not None and all(
-            _compat_fully_shard.is_known(path, _function(path)) for path in paths
-        )
+        return _function(self.theirs) is not None and all(is_known(path, _function(path)) for path in paths)
 
 
 _STORAGE = ("alloc_storage", "free_storage")
@@ -279,7 +278,7 @@ def _is_outside_dynamo() -> bool:
 
 def _wrapped_hooks() -> list[str]:
     """Those that have no more than a known wrapper around them."""
-    wrappers = [_function(path) for path in _WRAPPERS if _compat_fully_shard.is_known(path, _function(path))]
+    wrappers = [_function(path) for path in _WRAPPERS if is_known(path, _function(path))]
     codes = [code for wrapper in wrappers if wrapper is not None for code in wrapper.__code__.co_consts]
     return [path for path in _HOOKS if getattr(_looked_up(path), "__code__", None) in codes]
 
@@ -289,7 +288,7 @@ def _makes_pytorchs_ranges() -> bool:
     ranges = found.pop()
     return not found and all(
         (ranges.__module__, ranges.__qualname__) == ("torch.autograd.profiler", "record_function")
-        and _compat_fully_shard.is_pytorchs(vars(ranges)[name].__code__)
+        and patching.is_pytorchs(vars(ranges)[name].__code__)
         for name in ("__init__", "__enter__", "__exit__")
     )
 
@@ -323,7 +322,7 @@ def not_pytorchs() -> list[str]:
     if _names_put:
         return list(_not_pytorchs_then)
     paths = dict.fromkeys([*_names(_PARTS, ()), *(path for part in _PARTS for path in part.passes_by)])
-    found = [path for path in paths if _function(path) is _compat_fully_shard.NOT_PYTORCHS]
+    found = [path for path in paths if _function(path) is patching.NOT_PYTORCHS]
     return [*found, *([] if _makes_pytorchs_ranges() else ["record_function"])]
 
 
@@ -346,12 +345,12 @@ class UnderFullyShard:
             self._undo.append(_names_put.clear)
             for part in parts:
                 theirs = _function(part.theirs)
-                calls.stock[part.theirs] = _compat.copied(theirs)
-                self._undo.append(_compat.redirected(theirs, part.ours))
+                calls.stock[part.theirs] = patching.copied(theirs)
+                self._undo.append(patching.redirected(theirs, part.ours))
             for path in hooks:
-                self._undo.append(_compat.called_directly(_looked_up(path), _is_outside_dynamo))
-            for function in filter(_compat.is_in_context, map(_looked_up, _WITHOUT_GRADIENTS)):
-                self._undo.append(_compat.entered_if(function, torch.is_grad_enabled))
+                self._undo.append(patching.called_directly(_looked_up(path), _is_outside_dynamo))
+            for function in filter(patching.is_in_context, map(_looked_up, _WITHOUT_GRADIENTS)):
+                self._undo.append(patching.entered_if(function, torch.is_grad_enabled))
             self._put_record_function()
         except BaseException:
             self.undo()
@@ -397,7 +396,7 @@ def _know(parts: list[_Part]) -> None:
         nn.Module.__setattr__,
         [
             *found(path for path in passed_by if path not in _COLLECTIVES),
-            *_compat_fully_shard.switches(),
+            *switches(),
             *((owner, "record_function", value) for owner, value in ranges if _makes_pytorchs_ranges()),
         ],
         found(_COLLECTIVES),
@@ -412,7 +411,7 @@ def _pytorchs_stream(owner: Any, name: str) -> Any:
         found.__module__ == torch.cpu.__name__
         if isinstance(found, type)
         else isinstance(found, FunctionType)
-        and _compat_fully_shard.is_pytorchs(found.__code__)
+        and patching.is_pytorchs(found.__code__)
         and not hasattr(found, "__wrapped__")
     )
-    return found if is_own else _compat_fully_shard.NOT_PYTORCHS
+    return found if is_own else patching.NOT_PYTORCHS

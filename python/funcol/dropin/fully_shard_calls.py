@@ -5,7 +5,7 @@ one for what is uncommon: extensions of the gather, parameters on the CPU beside
 dims than 0, several types in one gather, replicas, modes, transforms, logs and profilers that watch. What is
 done for a group of parameters is one call of C++, on the same streams and after the same events.
 
-This module imports FSDP2. :mod:`funcol.fully_shard` puts the functions in place.
+This module imports FSDP2. :mod:`funcol.dropin.fully_shard` puts the functions in place.
 """
 
 from __future__ import annotations

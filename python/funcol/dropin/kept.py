@@ -12,7 +12,7 @@ from typing import Any
 from torch.distributed.tensor import _api, _collective_utils, _dispatch, _redistribute, placement_types
 from torch.distributed.tensor import _sharding_prop as propagation
 
-from .. import _compat
+from . import patching
 
 # Modules, and the functions of them that move data, or methods by the beginning of their names. A module may
 # have imported one from another.
@@ -50,17 +50,17 @@ _OF_PROPAGATOR: list[tuple[Any, Any, tuple[str, ...]]] = [
 def _replaced(where: list[tuple[Any, Any, tuple[str, ...]]]) -> dict[str, str]:
     found: dict[str, str] = {}
     for held_by, defined_in, beginnings in where:
-        for name, codes in _compat.codes_of(defined_in).items():
+        for name, codes in patching.codes_of(defined_in).items():
             if name.startswith(beginnings) and not name.endswith("__"):
-                held = _compat.looked_up(held_by, name)
-                if held is not None and not _compat.has_code(held, codes):
-                    found[f"{held_by.__name__.rpartition('.')[2]}.{name}"] = _compat.described(held)
+                held = patching.looked_up(held_by, name)
+                if held is not None and not patching.has_code(held, codes):
+                    found[f"{held_by.__name__.rpartition('.')[2]}.{name}"] = patching.described(held)
     return found
 
 
 def passed_by(function: Any) -> dict[str, str]:
     """What programs put in the place of what funcol's form of PyTorch's ``function`` would pass by."""
-    own = _compat.own_function(function)
+    own = patching.own_function(function)
     return {} if own is None else _replaced(_PASSED_BY.get(own.__qualname__, []))
 
 

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 import torch.library
 
-from .. import _C, _compat
+from .. import _C
+from . import patching
 
 _NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd")
 # Those that serve tensors of the devices that funcol has kernels for, as the dispatcher writes them.
@@ -66,10 +67,10 @@ class KernelsInPlace:
         try:
             self._put(of_programs())
             for path in ("Library.impl", "Library._destroy", "_del_library"):
-                theirs = _compat.looked_up(torch.library, path)
-                if _compat.is_own(theirs):
-                    ours = self._then_looks_again(_compat.copied(theirs))
-                    self._undo.append(_compat.redirected(theirs, ours))
+                theirs = patching.looked_up(torch.library, path)
+                if patching.is_own(theirs):
+                    ours = self._then_looks_again(patching.copied(theirs))
+                    self._undo.append(patching.redirected(theirs, ours))
         except BaseException:
             self.undo()
             raise

@@ -17,7 +17,7 @@ import torch
 from torch._ops import OpOverload
 from torch.distributed.tensor import DTensor
 
-from ..sharding.propagation import _is_sharded, _uneven_axes
+from ..sharding.op_schemas import is_sharded, uneven_axes
 
 aten = torch.ops.aten
 
@@ -75,14 +75,14 @@ def _is_pytorchs(handler: Handler) -> bool:
 
 def _loss(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     call = _called(op, args, kwargs)
-    if call["reduction"] == _MEAN and any(_uneven_axes(spec) for spec in _specs(call)):
+    if call["reduction"] == _MEAN and any(uneven_axes(spec) for spec in _specs(call)):
         return op(**{**call, "reduction": _SUM}) / _num_elements(call)
     return _dispatched(op, args, kwargs)
 
 
 def _gradient(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     call = _called(op, args, kwargs)
-    if call["reduction"] == _MEAN and any(_is_sharded(spec) for spec in _specs(call)):
+    if call["reduction"] == _MEAN and any(is_sharded(spec) for spec in _specs(call)):
         gradient = call["grad_output"] / _num_elements(call)
         return op(**{**call, "grad_output": gradient, "reduction": _SUM})
     return _dispatched(op, args, kwargs)

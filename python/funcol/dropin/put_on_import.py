@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from types import ModuleType
 
-from .. import _compat
+from ..collectives.import_hooks import after_import
 
 
 class PutOnImport:
@@ -29,7 +29,7 @@ class PutOnImport:
                 return
             self._awaits_import = True
         try:
-            _compat.after_import(self._name, self._imported)
+            after_import(self._name, self._imported)
         except BaseException:
             self.take()
             raise

@@ -16,8 +16,9 @@ from typing import Any
 import torch.distributed._functional_collectives as stock
 from torch import Tensor
 
-from .. import _C, _compat
+from .. import _C
 from ..collectives.async_tensor import wait_tensor
+from ..collectives.import_hooks import after_import
 
 
 class _Attribute:
@@ -73,7 +74,7 @@ def put() -> None:
     _C.put_pending_instances(stock.AsyncCollectiveTensor)
     if not _awaits_dynamo:
         _awaits_dynamo = True
-        _compat.after_import("torch._dynamo.variables.tensor", _hide_from_dynamo)
+        after_import("torch._dynamo.variables.tensor", _hide_from_dynamo)
 
 
 def take() -> None:

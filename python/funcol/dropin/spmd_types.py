@@ -3,8 +3,8 @@
 :func:`funcol.install` puts it there, as soon as somebody has imported the package.
 
 Its functions stay the same objects, so that its type checker knows them; what they call is in
-:mod:`funcol.spmd_types_calls`. Of a version whose source funcol was not made for nothing is replaced: it runs
-as it is, on PyTorch's functional collectives, which are funcol's.
+:mod:`funcol.dropin.spmd_types_calls`. Of a version whose source funcol was not made for nothing is replaced:
+it runs as it is, on PyTorch's functional collectives, which are funcol's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from .. import _compat
+from . import patching
 from .put_on_import import PutOnImport
 
 # Digests of the sources of the modules that the functions, and what they would have called, are in.
@@ -64,8 +64,8 @@ def _start() -> Callable[[], None]:
         for module, name, ours in calls.REPLACED:
             theirs = _own_function(sys.modules[module], name)
             if theirs is not None:
-                calls.stock[name] = _compat.copied(theirs)
-                put_back.append(_compat.redirected_of_package(theirs, ours))
+                calls.stock[name] = patching.copied(theirs)
+                put_back.append(patching.redirected_of_package(theirs, ours))
                 _replaced.append(name)
     except BaseException:
         undo()

@@ -1,4 +1,4 @@
-"""What funcol does in the place of functions of ``spmd_types``, see :mod:`funcol.dropin_spmd_types`.
+"""What funcol does in the place of functions of ``spmd_types``, see :mod:`funcol.dropin.spmd_types`.
 
 Each takes what the package's function takes, and has that function do what C++ does not know: an argument
 that is wrong, a tensor of another class, a function mode (type checking is one: it calls the function again,

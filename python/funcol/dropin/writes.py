@@ -23,8 +23,9 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from .. import _compat
 from ..redistribution.functions import redistribute_local_tensor
+from . import patching
 
-_tail: Any = _compat.copied(_compat.dispatcher_functions()["tail"])
+_tail: Any = patching.copied(_compat.dispatcher_functions()["tail"])
 
 _is_alias_of: Any = torch._C._is_alias_of  # type: ignore[attr-defined]
 

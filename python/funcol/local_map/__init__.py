@@ -3,6 +3,6 @@
 PyTorch counterpart: ``torch.distributed.tensor.experimental.local_map``.
 """
 
-from .eager import LocalMap, apply_local_map, call_in_compiled_region
+from .application import TraceableLocalMap, apply_local_map, call_in_compiled_region
 
-__all__ = ["LocalMap", "apply_local_map", "call_in_compiled_region"]
+__all__ = ["TraceableLocalMap", "apply_local_map", "call_in_compiled_region"]

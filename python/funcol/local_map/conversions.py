@@ -16,15 +16,16 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from .. import _C
-from ..redistribution.functions import _dtensor, _settled, redistribute
+from ..redistribution.functions import redistribute
 from ..redistribution.meshless_specs import copy_onto
+from ..redistribution.moving import make_dtensor, settled
 from .regions import dense_strides, spec_of
 
 
 def to_local(dtensor: DTensor, gradient: DTensorSpec) -> Tensor:
     """The local tensor of ``dtensor``; the gradient that comes back for it lives where ``gradient`` says."""
     if not (dtensor.requires_grad and torch.is_grad_enabled()):
-        return _settled(dtensor._local_tensor)
+        return settled(dtensor._local_tensor)
     local: Tensor = _C.dtensor_to_local(dtensor, gradient.placements)
     if local is not NotImplemented:
         return local
@@ -35,7 +36,7 @@ def from_local(local: Tensor, spec: DTensorSpec, gradient: DTensorSpec, mesh: De
     """The DTensor on ``mesh`` of which this rank has ``local``; its gradient goes where ``gradient`` says,
     and then to ``local``. The specs may be without a mesh."""
     if not (local.requires_grad and torch.is_grad_enabled()):
-        return _dtensor(local, copy_onto(spec, mesh), requires_grad=False)
+        return make_dtensor(local, copy_onto(spec, mesh), requires_grad=False)
     shape, stride, _ = meta_of(spec)
     dtensor: DTensor = _C.dtensor_from_local(local, mesh, spec.placements, shape, stride, gradient.placements)
     if dtensor is not NotImplemented:
@@ -48,7 +49,7 @@ class _ToLocal(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, dtensor: DTensor, gradient: DTensorSpec) -> Tensor:
         ctx.set_materialize_grads(False)
-        local = _settled(dtensor._local_tensor)
+        local = settled(dtensor._local_tensor)
         ctx.specs, ctx.stride = (gradient, dtensor._spec), local.stride()
         return local.view_as(local)
 
@@ -70,7 +71,7 @@ class _FromLocal(torch.autograd.Function):
     def forward(ctx: Any, local: Tensor, spec: DTensorSpec, gradient: DTensorSpec) -> DTensor:
         ctx.set_materialize_grads(False)
         ctx.specs = gradient, spec
-        return _dtensor(local.detach(), _C.copy_spec(spec), requires_grad=local.requires_grad)
+        return make_dtensor(local.detach(), _C.copy_spec(spec), requires_grad=local.requires_grad)
 
     @staticmethod
     def backward(ctx: Any, grad: DTensor | None) -> Any:

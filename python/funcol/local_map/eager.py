@@ -1,30 +1,21 @@
-"""Functions on local tensors, applied to sharded ones.
-
-:func:`apply_local_map` wraps a function that is written for the tensors one rank holds: DTensors come in and
-go out. Eager calls run it at once; under tracers it becomes one node of the graph, see
-:mod:`funcol.local_map_tracing`.
-
-PyTorch counterpart: ``torch.distributed.tensor.experimental.local_map``.
-"""
+"""A function on local tensors that runs on sharded ones at once, and what follows from where they live."""
 
 from __future__ import annotations
 
-import functools
 import inspect
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias, overload
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.compiler import is_dynamo_compiling
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
-from ..collectives.tracing import _are_we_tracing
-from ..redistribution.functions import _settled, redistribute
+from ..redistribution.functions import redistribute
 from ..redistribution.meshless_specs import canonical, copy_without_mesh
+from ..redistribution.moving import settled
 from .conversions import from_local, meta_of, to_local
 from .nesting import flatten, unflatten
 from .regions import (
@@ -42,95 +33,13 @@ from .regions import (
     uneven_dims,
     whole_spec,
 )
-from .stated_placements import PlacementsLike, Stated, check_keywords, each_input, each_output, name_of
+from .stated_placements import Stated, check_keywords, each_input, each_output, name_of
 
-Applied: TypeAlias = Callable[..., Any]
-
-_num_modes = torch._C._len_torch_dispatch_stack
+num_modes = torch._C._len_torch_dispatch_stack
 _NO_TENSORS = frozenset({int, float, bool, str, complex, type(None), torch.dtype, torch.device})
 _TENSORS = frozenset({Tensor, torch.nn.Parameter})
 _UNKNOWN = object()
 _MOST_KNOWN = 256
-
-
-@overload
-def apply_local_map(
-    func: Callable[..., Any],
-    out_placements: PlacementsLike | Sequence[PlacementsLike],
-    in_placements: Sequence[PlacementsLike] | None = None,
-    in_grad_placements: Sequence[PlacementsLike] | None = None,
-    device_mesh: DeviceMesh | None = None,
-    redistribute_inputs: bool = False,
-) -> Applied: ...
-
-
-@overload
-def apply_local_map(
-    out_placements: PlacementsLike | Sequence[PlacementsLike],
-    in_placements: Sequence[PlacementsLike] | None = None,
-    in_grad_placements: Sequence[PlacementsLike] | None = None,
-    device_mesh: DeviceMesh | None = None,
-    redistribute_inputs: bool = False,
-) -> Callable[[Callable[..., Any]], Applied]: ...
-
-
-def apply_local_map(*args: Any, **kwargs: Any) -> Any:
-    """``func``, which takes and returns this rank's tensors, as a function of DTensors.
-
-    ``apply_local_map(func, out_placements, ...)`` returns it; ``@apply_local_map(out_placements, ...)``
-    decorates.
-
-    - ``out_placements``: placements of the result (a list, one placement for each mesh axis), or a sequence
-      of such, one for each value of the flattened result; ``None`` for values that are no tensors.
-    - ``in_placements``: for each flattened positional argument the placements that it must have; ``None`` for
-      what is no tensor. Without them DTensors may have any. Plain tensors are handed on as they are.
-    - ``in_grad_placements``: for each flattened positional argument where the gradients live that ``func``'s
-      backward pass computes. By default, and for entries that are ``None``, they follow from the placements:
-      see :func:`funcol.local_map_regions.gradient_placements`.
-    - ``device_mesh``: where the results live, by default where the first DTensor does.
-    - ``redistribute_inputs``: moves arguments that have other placements; otherwise they are an error.
-
-    Called without DTensors, the result is ``func`` itself. Under a tracer (``make_fx``, ``aot_export_joint``)
-    tensors that are no DTensors stand for whole ones: they need ``device_mesh``, or a current one (``with
-    mesh:``), and the graph gets one node :data:`~funcol.local_map_hop`. ``torch.compile`` takes them as they
-    are, as eager calls do.
-
-    ``ValueError`` for placements that are too few or too many, that the arguments do not have, or that
-    contradict a shape; for another mesh; and under tracers for results that share memory with arguments and
-    for arguments that are changed. ``NotImplementedError`` where a gradient is not known, such as that of a
-    partial maximum.
-
-    PyTorch counterpart: ``local_map``. Differences: the gradient of a tensor that is replicated along an axis
-    on which others are not is partial there, so that it is summed, where PyTorch's is taken to be replicated;
-    shards may be uneven; it is differentiable any number of times.
-    """
-    func = kwargs.pop("func", None)
-    if func is None and args and (args[0] is None or callable(args[0])):
-        func, *args = args  # type: ignore[assignment]
-    stated = Stated(*args, **kwargs)
-    if func is None:
-        return lambda decorated: _applied(LocalMap(decorated, stated))
-    return _applied(LocalMap(func, stated))
-
-
-def _applied(local_map: LocalMap) -> Applied:
-    run = local_map.run
-
-    def applied(*args: Any, **kwargs: Any) -> Any:
-        if is_dynamo_compiling():
-            return call_in_compiled_region(local_map, args, kwargs)
-        return run(args, kwargs)
-
-    for name in functools.WRAPPER_ASSIGNMENTS:  # partials and callable objects have not all of them
-        if hasattr(local_map.func, name):
-            setattr(applied, name, getattr(local_map.func, name))
-    applied.__wrapped__ = local_map.func  # type: ignore[attr-defined]
-    return applied
-
-
-def call_in_compiled_region(local_map: LocalMap, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Stands for the call while Dynamo traces; :mod:`funcol._dynamo` has what it is in the graph."""
-    raise AssertionError("funcol.apply_local_map: called outside of a region that Dynamo traces")
 
 
 class Signature(NamedTuple):
@@ -180,8 +89,8 @@ class LocalMap:
     # Eager calls
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if kwargs or _num_modes():
-            return self._run_nested(args, kwargs)
+        if kwargs or num_modes():
+            return self.run_nested(args, kwargs)
         identity = []
         needs_gradients = False
         for arg in args:
@@ -194,7 +103,7 @@ class LocalMap:
             elif kind in _TENSORS:
                 identity.append(1)
             else:
-                return self._run_nested(args, kwargs)
+                return self.run_nested(args, kwargs)
         key = tuple(identity)
         signature = self._by_identity.get(key, _UNKNOWN)
         if signature is _UNKNOWN:
@@ -203,13 +112,9 @@ class LocalMap:
             return self.func(*args)
         return self._wrap(self.func(*self._unwrap(args, signature, needs_gradients)), signature)
 
-    def _run_nested(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run_nested(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """With containers and keywords; under modes."""
         check_keywords(kwargs, self.name)
-        if _num_modes() and _are_we_tracing():
-            from .tracing import run_traced
-
-            return run_traced(self, args, kwargs)
         flat, structure = flatten(args)
         return self.run_flat(flat, lambda *local: self.call(local, structure, kwargs))
 
@@ -429,7 +334,7 @@ class LocalMap:
                 for arg, move in zip(flat, signature.moves, strict=True)
             ]
         if not (needs_gradients and torch.is_grad_enabled()):
-            return [_settled(arg._local_tensor) if isinstance(arg, DTensor) else arg for arg in flat]
+            return [settled(arg._local_tensor) if isinstance(arg, DTensor) else arg for arg in flat]
         local = []
         for i, arg in enumerate(flat):
             gradient = signature.gradients_in[i]
@@ -496,8 +401,8 @@ class LocalMap:
         return counted_from_0(placements, value.dim(), f"result {i}", self.name)
 
     def _wrapped(self, i: int, value: Tensor, signature: Signature) -> DTensor:
-        value = _settled(value)
-        if _num_modes():  # sizes may be symbols
+        value = settled(value)
+        if num_modes():  # sizes may be symbols
             result = self._result(i, value, signature)
         else:
             key = (value.shape, value.stride(), value.dtype)

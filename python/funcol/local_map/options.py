@@ -12,7 +12,7 @@ from torch.distributed.tensor import Placement, Replicate
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSpec, OpStrategy
 
-from ..sharding.propagation import redistribute_cost_table
+from ..sharding.costs import redistribute_cost_table
 from .regions import Placements, counted_from_0, spec_of
 
 
@@ -41,23 +41,9 @@ def get_local_map_placement_option(
     ``ValueError`` if the sequences are of different lengths or if placements do not fit the tensors.
     """
     name = str(op)
-    if user_kwargs:
-        raise ValueError(
-            f"funcol.get_local_map_placement_option: {name} has the keyword arguments {sorted(user_kwargs)}, "
-            "which have no placements. Pass operands by position."
-        )
-    operands = list(user_args)[len(user_args) - len(in_placements) :]
-    if not len(operands) == len(in_placements) == len(specs):
-        raise ValueError(
-            f"funcol.get_local_map_placement_option: {name} has {len(user_args)} arguments, "
-            f"{len(specs)} specs and {len(in_placements)} in_placements. Give one of each for every operand."
-        )
-    values = [output_val] if isinstance(output_val, Tensor) or output_val is None else list(output_val)
-    if len(values) != len(out_placements):
-        raise ValueError(
-            f"funcol.get_local_map_placement_option: {name} has {len(values)} results and "
-            f"{len(out_placements)} out_placements. Give one for each result."
-        )
+    operands, values = _checked(
+        name, specs, user_args, user_kwargs, output_val, in_placements, out_placements
+    )
     inputs: list[DTensorSpec] = []
     costs: list[list[float]] = []
     for i, (operand, wanted, strategy) in enumerate(zip(operands, in_placements, specs, strict=True)):
@@ -86,6 +72,36 @@ def get_local_map_placement_option(
             )
         ]
     )
+
+
+def _checked(
+    name: str,
+    specs: Sequence[OpStrategy | None],
+    user_args: Sequence[Any],
+    user_kwargs: Mapping[str, Any],
+    output_val: Tensor | Sequence[Any] | None,
+    in_placements: Sequence[Sequence[Placement] | None],
+    out_placements: Sequence[Sequence[Placement] | None],
+) -> tuple[list[Any], list[Any]]:
+    """The operands and the results, once there is one of each sequence's for every one of them."""
+    if user_kwargs:
+        raise ValueError(
+            f"funcol.get_local_map_placement_option: {name} has the keyword arguments {sorted(user_kwargs)}, "
+            "which have no placements. Pass operands by position."
+        )
+    operands = list(user_args)[len(user_args) - len(in_placements) :]
+    if not len(operands) == len(in_placements) == len(specs):
+        raise ValueError(
+            f"funcol.get_local_map_placement_option: {name} has {len(user_args)} arguments, "
+            f"{len(specs)} specs and {len(in_placements)} in_placements. Give one of each for every operand."
+        )
+    values = [output_val] if isinstance(output_val, Tensor) or output_val is None else list(output_val)
+    if len(values) != len(out_placements):
+        raise ValueError(
+            f"funcol.get_local_map_placement_option: {name} has {len(values)} results and "
+            f"{len(out_placements)} out_placements. Give one for each result."
+        )
+    return operands, values
 
 
 def _value_of(operand: Any) -> Any:

@@ -2,7 +2,7 @@
 
 A traced call of an applied function (:func:`funcol.apply_local_map`) records the function and its gradient
 once, at this rank's shapes, and puts :data:`local_map_hop` into the tracer's graph, with the recorded body, a
-:class:`~funcol.local_map_regions.Region` that says where tensors live, and the operands. Called with
+:class:`~funcol.local_map.regions.Region` that says where tensors live, and the operands. Called with
 DTensors, as when a graph is run again with shards in place of whole tensors, the operator is its body: it
 moves the operands to their placements, and what the body consists of is what the second trace holds.
 
@@ -29,11 +29,11 @@ from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, get_proxy
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import _CachedTorchDispatchMode, _CachingTorchDispatchMode
 
-from .. import _compat
+from ..collectives.import_hooks import after_import
 from ..redistribution.functions import redistribute
 from .conversions import from_local, to_local
 from .eager import LocalMap
-from .joint import Function, Traced, as_contiguous_as_traced, local_fakes, probe, trace
+from .joint import probe, trace
 from .nesting import flatten, unflatten
 from .regions import (
     Placements,
@@ -45,13 +45,14 @@ from .regions import (
     spec_of,
 )
 from .stated_placements import Stated
+from .traced_functions import Function, Traced, as_contiguous_as_traced, local_fakes
 
 
 class LocalMapHop(HigherOrderOperator):
     """``local_map_hop(body, region, *operands)``: ``body`` on the local tensors of ``operands``.
 
     ``body`` is a ``GraphModule`` on local tensors, ``operands`` are tensors and sizes, as ``region`` says: a
-    :class:`~funcol.local_map_regions.Region`, packed.
+    :class:`~funcol.local_map.regions.Region`, packed.
     The result is a tuple. With DTensors among the operands, or ``_inline=True`` for operands that are this
     rank's tensors by now, the call is the body itself; else tracers record it as a whole.
     """
@@ -433,4 +434,4 @@ def _lower_in_inductor(lowering: Any) -> None:
     lowering.register_lowering(local_map_hop, type_promotion_kind=None)(lower)
 
 
-_compat.after_import("torch._inductor.lowering", _lower_in_inductor)
+after_import("torch._inductor.lowering", _lower_in_inductor)

@@ -11,13 +11,26 @@ if TYPE_CHECKING:
 
 __all__ = ["redistribute", "redistribute_local_tensor", "redistribute_many"]
 
-# By which the C++ library looks them up.
-_NAMES_IN_CPP = {"_apply_mask", "_axis_group", "_debug_note", "_mask", "_target"}
+# By which the C++ library looks them up, until they are handed to it.
+_NAMES_IN_CPP = {
+    "_apply_mask": "apply_mask",
+    "_axis_group": "axis_group",
+    "_debug_note": "note_redistribution",
+    "_mask": "fill_mask",
+    "_target": "target_spec",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__ or name in _NAMES_IN_CPP:
+    if name in __all__:
         from . import functions
 
-        return getattr(functions, name)
+        found = getattr(functions, name)
+        globals()[name] = found  # from now on without this function
+        return found
+    if name in _NAMES_IN_CPP:
+        from . import callbacks, targets
+
+        module = targets if name == "_target" else callbacks
+        return getattr(module, _NAMES_IN_CPP[name])
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -21,8 +21,9 @@ from torch.distributed.tensor._dispatch import OpDispatcher
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._tp_conv import tp_convolution
 
-from .. import _C, _compat
-from .propagation import ShardingPropagator
+from .. import _C
+from ..redistribution.meshes import simulates_ranks
+from .propagation import ShardingPropagator, is_pytorch_tracing
 
 _FORWARD = torch.ops.aten.convolution.default
 _BACKWARD = torch.ops.aten.convolution_backward.default
@@ -56,7 +57,7 @@ def _put_back(table: dict[OpOverload, Handler], op: OpOverload, ours: Handler, t
 
 def _handler(dispatcher: OpDispatcher, propagator: ShardingPropagator, theirs: Handler) -> Handler:
     def convolve(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
-        if dispatcher.sharding_propagator is not propagator or _compat.simulates_ranks():
+        if dispatcher.sharding_propagator is not propagator or simulates_ranks():
             return theirs(op, args, kwargs)
         info = dispatcher.unwrap_to_op_info(op, args, kwargs)
         if info.compute_mesh.get_coordinate() is None:
@@ -68,7 +69,7 @@ def _handler(dispatcher: OpDispatcher, propagator: ShardingPropagator, theirs: H
             if isinstance(spec, DTensorSpec) and spec.placements == args[0].placements:
                 local = tp_convolution(op, tuple(info.local_args), info.local_kwargs, spec.dim_map)
                 return dispatcher.wrap(local, _C.copy_spec(spec))
-        remember = not _compat.are_we_tracing()
+        remember = not is_pytorch_tracing()
         sharding = ShardingPropagator._propagate(propagator, info.schema, remember)
         if sharding.needs_redistribute:
             assert sharding.redistribute_schema is not None

@@ -11,14 +11,13 @@ PyTorch counterpart: ``torch.distributed.tensor._sharding_prop``.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
+import torch.distributed._functional_collectives as functional_collectives
 from torch._ops import OpOverload
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate
+from torch.distributed.tensor import DTensor, Placement
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._op_schema import (
     OpInfo,
@@ -30,11 +29,22 @@ from torch.distributed.tensor._op_schema import (
     TupleStrategy,
 )
 from torch.distributed.tensor._sharding_prop import ShardingPropagator as StockPropagator
-from torch.utils._pytree import tree_leaves
 
 from .. import _C, _compat
+from ..redistribution.callbacks import make_spec
 from ..redistribution.cost_models import CostModel
 from . import keyword_tensors
+from .local_sizes import squeezed_as_a_whole, with_local_channels, with_local_shape
+from .op_schemas import (
+    is_sharded,
+    metas_of,
+    qualified_name,
+    specs_by_keyword,
+    specs_of,
+    specs_of_elements,
+    with_specs,
+)
+from .pending_values import NORMS, evenly_averaged, reduced_to_a_number, without_extremes
 
 Row = Sequence["Placement | None"]
 SingleAxisRule = Callable[[OpOverload, tuple[Any, ...], dict[str, Any]], Sequence[Row]]
@@ -54,19 +64,9 @@ def operators() -> list[str]:
     return _C.ops_with_rules()
 
 
-def redistribute_cost_table(
-    sources: Sequence[DTensorSpec], targets: Sequence[DTensorSpec], *, cost_model: CostModel | None = None
-) -> list[list[float]]:
-    """What it costs to redistribute one tensor from each of ``sources`` to each of ``targets``.
-
-    Entry ``[i][j]`` is the cost from ``sources[i]`` to ``targets[j]``, in microseconds for latency and
-    bandwidth models, and infinity where there is no way: that of :func:`funcol.plan_redistribution`, or more
-    where its plan exchanges over several axes at once midway. All are specs of the same tensor on the same
-    mesh; ``ValueError`` if they are not. All targets of a source share one search.
-
-    PyTorch counterpart: ``torch.distributed.tensor._ops.utils.generate_redistribute_costs``, a plan an entry.
-    """
-    return _C.redistribute_cost_table(sources, targets, cost_model)
+def is_pytorch_tracing() -> bool:
+    """Whether a compiler or a tracer is at work, whose sizes may be symbols."""
+    return functional_collectives._are_we_tracing()
 
 
 class _Table(MutableMapping[OpOverload, Any]):
@@ -146,7 +146,7 @@ class ShardingPropagator(StockPropagator):
         for name, table in _compat.tables(self._base).items():
             # What DTensor's dispatcher reads in C++ has to be the dict itself.
             setattr(self, name, _Table(table) if name in _compat.TABLES_OF_RULES else table)
-        self._engine = _C.PropagationEngine(_make_spec, cost_model, cache_size, self._moves_keywords)
+        self._engine = _C.PropagationEngine(make_spec, cost_model, cache_size, self._moves_keywords)
         self._own_rows: dict[OpOverload, SingleAxisRule] = {}
         tables = _compat.tables(self._base)
         self._keywords = keyword_tensors.NamedInDispatcher(
@@ -202,7 +202,7 @@ class ShardingPropagator(StockPropagator):
             if table is not None:
                 table.hide(op)
         self._own_rows.pop(op, None)
-        self._engine.leave(_qualified(op))
+        self._engine.leave(qualified_name(op))
         self._remembered_whole.cache_clear()
 
     # Decisions
@@ -210,7 +210,7 @@ class ShardingPropagator(StockPropagator):
     def propagate(self, op_info: OpInfo) -> None:
         """Sets ``op_info.output_sharding`` from ``op_info.schema``."""
         assert op_info.schema is not None
-        op_info.output_sharding = self._propagate(op_info.schema, remember=not _compat.are_we_tracing())
+        op_info.output_sharding = self._propagate(op_info.schema, remember=not is_pytorch_tracing())
 
     def propagate_op_sharding_non_cached(self, op_schema: OpSchema) -> OutputSharding:
         """Where the results of ``op_schema`` live, and with which specs its arguments have to be given.
@@ -222,7 +222,7 @@ class ShardingPropagator(StockPropagator):
 
     def _propagate(self, op_schema: OpSchema, remember: bool) -> OutputSharding:
         if op_schema.op is torch.ops.aten._local_scalar_dense.default:
-            return _reduced_to_a_number(op_schema)
+            return reduced_to_a_number(op_schema)
         sharding: OutputSharding = self._engine.propagate(
             self._named(op_schema), self._rows_of, self._decide_whole, self._assemble, remember
         )
@@ -266,8 +266,8 @@ class ShardingPropagator(StockPropagator):
             rule = _compat.single_axis_rule(self, op)
         if rule is None:
             return None
-        args = tuple(_meta_of(argument) for argument in op_schema.args_schema)
-        kwargs = {name: _meta_of(argument) for name, argument in op_schema.kwargs_schema.items()}
+        args = tuple(metas_of(argument) for argument in op_schema.args_schema)
+        kwargs = {name: metas_of(argument) for name, argument in op_schema.kwargs_schema.items()}
         return rule(op, args, kwargs)
 
     def _decide_whole(self, op_schema: OpSchema, remember: bool) -> OutputSharding:
@@ -277,9 +277,9 @@ class ShardingPropagator(StockPropagator):
 
     def _decide_whole_anew(self, op_schema: OpSchema) -> OutputSharding:
         try:
-            wanted = _without_extremes(op_schema) if op_schema.op in _NORMS else op_schema
+            wanted = without_extremes(op_schema) if op_schema.op in NORMS else op_schema
             sharding = super().propagate_op_sharding_non_cached(wanted)
-            even = _evenly_averaged(wanted, sharding)
+            even = evenly_averaged(wanted, sharding)
             if even is not None:
                 wanted = even
                 sharding = super().propagate_op_sharding_non_cached(wanted)
@@ -299,7 +299,7 @@ class ShardingPropagator(StockPropagator):
         if any(op_schema.op in getattr(self, name, ()) for name in names):
             return
         schema = sharding.redistribute_schema or op_schema
-        adjusted = self._local_arguments(schema, sharding.output_spec, _specs_of(schema))
+        adjusted = self._local_arguments(schema, sharding.output_spec, specs_of(schema))
         if adjusted is not None:
             sharding.redistribute_schema = adjusted
             sharding.needs_redistribute = sharding.use_val_from_redistribute_schema = True
@@ -308,8 +308,9 @@ class ShardingPropagator(StockPropagator):
         function = self.op_strategy_funcs.get(op_schema.op)
         if function is None:
             raise NotImplementedError(
-                f"funcol: the strategies of {_qualified(op_schema.op)} cannot be listed: it has no rule for "
-                "one mesh axis, or what it returns depends on data. propagate_op_sharding() may decide it."
+                f"funcol: the strategies of {qualified_name(op_schema.op)} cannot be listed: it has no rule "
+                "for one mesh axis, or what it returns depends on data. propagate_op_sharding() may decide "
+                "it."
             )
         return cast("OpStrategy | TupleStrategy", function(self._wrap_with_op_strategy(op_schema)))
 
@@ -322,17 +323,17 @@ class ShardingPropagator(StockPropagator):
             if not facts.num_returns:
                 outputs = None
             moves = any(element[3] for element in elements)
-            inputs = _zipped(op_schema, elements)
+            inputs = specs_of_elements(op_schema, elements)
         else:
             (all_outputs, inputs, _, moves) = elements[0]
             outputs = _returned(facts, all_outputs)
-        suggestion = _with_specs(op_schema, inputs) if moves else None
+        suggestion = with_specs(op_schema, inputs) if moves else None
         adjusted = self._local_arguments(suggestion or op_schema, outputs, inputs)
         if adjusted is not None and suggestion is None:
-            adjusted = _with_specs(adjusted, inputs)  # for those of the call, which may be written to later
+            adjusted = with_specs(adjusted, inputs)  # for those of the call, which may be written to later
         changed = adjusted or suggestion
         if changed is not None:
-            held = {name: _C.copy_spec(spec) for name, spec in _specs_by_keyword(op_schema)}
+            held = {name: _C.copy_spec(spec) for name, spec in specs_by_keyword(op_schema)}
             changed = keyword_tensors.MovingSchema.of(changed, held) if held else changed
         return OutputSharding(
             outputs,
@@ -349,24 +350,24 @@ class ShardingPropagator(StockPropagator):
         if sizes is None:
             return self._local_arguments_by_tables(schema, output, inputs)
         if sizes.shape is not None:
-            if not _is_sharded(output):
+            if not is_sharded(output):
                 return None
-            return _with_local_shape(schema, output, output.tensor_meta, sizes.shape, sizes.stride)
-        if not any(_is_sharded(spec) for spec in inputs):
+            return with_local_shape(schema, output, output.tensor_meta, sizes.shape, sizes.stride)
+        if not any(is_sharded(spec) for spec in inputs):
             return None
         if sizes.squeezed_dims:
-            return _squeezed_as_a_whole(schema)
-        return _with_local_channels(schema, inputs[0], sizes.batch_channels_pixels)
+            return squeezed_as_a_whole(schema)
+        return with_local_channels(schema, inputs[0], sizes.batch_channels_pixels)
 
     def _local_arguments_by_tables(
         self, schema: OpSchema, output: Any, inputs: Sequence[DTensorSpec]
     ) -> OpSchema | None:
         """By what others entered into PyTorch's tables for operators of their own."""
         adjusted = None
-        if schema.op in self.op_to_shape_and_stride_idx and _is_sharded(output):
+        if schema.op in self.op_to_shape_and_stride_idx and is_sharded(output):
             adjusted = self._adjust_shape_and_stride_args(output.tensor_meta, schema, output)
         adjust = _compat.scalar_adjuster(self, schema.op)
-        if adjust is not None and any(_is_sharded(spec) for spec in inputs):
+        if adjust is not None and any(is_sharded(spec) for spec in inputs):
             adjusted = adjust(list(inputs), adjusted or schema)
         return adjusted
 
@@ -378,7 +379,7 @@ class ShardingPropagator(StockPropagator):
             return adjusted
         places: Any = self.op_to_shape_and_stride_idx[schema.op]
         shape_place, stride_place = places if isinstance(places, tuple) else (places, None)
-        return _with_local_shape(schema, spec, out_tensor_meta, shape_place, stride_place)
+        return with_local_shape(schema, spec, out_tensor_meta, shape_place, stride_place)
 
 
 class _Facts(NamedTuple):
@@ -394,183 +395,11 @@ class _Facts(NamedTuple):
 def _facts_of(op: OpOverload) -> _Facts:
     returns = op._schema.returns
     return _Facts(
-        _C.is_per_element(_qualified(op)),
+        _C.is_per_element(qualified_name(op)),
         len(returns),
         len(returns) == 1 and isinstance(returns[0].type, torch.TensorType),
         _C.local_size_args(op),
     )
-
-
-def _with_local_shape(
-    schema: OpSchema, output: Any, meta: TensorMeta, shape_place: int, stride_place: int | None
-) -> OpSchema:
-    """``schema`` asking for what this rank holds of ``output``, which looks like ``meta`` as a whole."""
-    shape = _C.local_shape_of(output, meta.shape)
-    values: dict[int, Any] = {shape_place: shape}
-    if stride_place is not None:
-        values[stride_place] = _dense_strides(meta.stride, shape)
-    return _with_arguments(schema, values)
-
-
-def _with_local_channels(schema: OpSchema, images: DTensorSpec, places: Sequence[int]) -> OpSchema:
-    """``schema`` with the numbers of images, channels and pixels that this rank holds."""
-    assert images.tensor_meta is not None
-    batch, channels, *pixels = _C.local_shape_of(images, images.tensor_meta.shape)
-    return _with_arguments(schema, dict(zip(places, (batch, channels, math.prod(pixels)), strict=True)))
-
-
-def _with_arguments(schema: OpSchema, values: Mapping[int, Any]) -> OpSchema:
-    """``schema`` with other arguments, by their position."""
-    args, kwargs = list(schema.args_schema), dict(schema.kwargs_schema)
-    for place, value in values.items():
-        if place < len(args):
-            args[place] = value
-        else:
-            kwargs[schema.op._schema.arguments[place].name] = value
-    return OpSchema(schema.op, tuple(args), kwargs, schema_info=schema.schema_info)
-
-
-def _squeezed_as_a_whole(schema: OpSchema) -> OpSchema | None:
-    """``schema`` squeezing the dims that are one long as a whole; None if it drops no other dim of which this
-    rank holds one.
-    """
-    packet: Any = schema.op.overloadpacket
-    kwargs = dict(schema.kwargs_schema)
-    source: Any = schema.args_schema[0]
-    shape = source.tensor_meta.shape
-    every = range(len(shape))
-    asked: Any = schema.args_schema[1] if len(schema.args_schema) > 1 else kwargs.pop("dim", every)
-    dims = [every[dim] for dim in ([asked] if isinstance(asked, int) else asked)] if shape else []
-    # A symbol stands for no size of 1.
-    local = _C.local_shape_of(source, [size if isinstance(size, int) else 0 for size in shape])
-    if all(local[dim] != 1 or shape[dim] == 1 for dim in dims):
-        return None
-    variant = packet.dims_out if "out" in kwargs else packet.dims
-    return OpSchema(variant, (source, tuple(dim for dim in dims if shape[dim] == 1)), kwargs)
-
-
-def _reduced_to_a_number(op_schema: OpSchema) -> OutputSharding:
-    """``item()``: a value that is pending is reduced first; PyTorch gives each rank its own part of it."""
-    (spec,) = _specs_of(op_schema)
-    pending = {axis for axis, placement in enumerate(spec.placements) if placement.is_partial()}
-    if not pending:
-        return OutputSharding(None, op_schema)
-    wanted = _with_specs(op_schema, [_with_replicated(spec, pending)])
-    return OutputSharding(None, wanted, needs_redistribute=True)
-
-
-# Of numbers of either sign, the norm of an extreme is not the extreme of norms, as PyTorch has it.
-_NORMS = {
-    torch.ops.aten.linalg_vector_norm.default,
-    torch.ops.aten.linalg_vector_norm.out,
-    torch.ops.aten.norm.Scalar,
-    torch.ops.aten.norm.Scalar_out,
-    torch.ops.aten._foreach_norm.Scalar,
-}
-
-
-def _without_extremes(op_schema: OpSchema) -> OpSchema:
-    """With replicated tensors for those that are partial maxima or minima."""
-    specs = _specs_of(op_schema)
-    reduced = [
-        _with_replicated(spec, {axis for axis, old in enumerate(spec.placements) if _is_extreme(old)})
-        for spec in specs
-    ]
-    is_same = all(new is old for new, old in zip(reduced, specs, strict=True))
-    return op_schema if is_same else _with_specs(op_schema, reduced)
-
-
-def _is_extreme(placement: Any) -> bool:
-    return isinstance(placement, Placement) and (placement.is_partial("max") or placement.is_partial("min"))
-
-
-def _evenly_averaged(op_schema: OpSchema, sharding: OutputSharding) -> OpSchema | None:
-    """What ``op_schema`` has to become if ``sharding`` averages over ranks that do not hold as much: without
-    the shards that do not divide. None if it does not.
-    """
-    outputs: Any = sharding.output_spec
-    specs = [outputs] if isinstance(outputs, DTensorSpec) else list(outputs or ())
-    averaged = {
-        axis
-        for spec in specs
-        if isinstance(spec, DTensorSpec)
-        for axis, placement in enumerate(spec.placements)
-        if placement.is_partial("avg")
-    }
-    if not averaged:
-        return None
-    given = _specs_of((sharding.redistribute_schema if sharding.needs_redistribute else None) or op_schema)
-    if not any(_uneven_axes(spec) & averaged for spec in given):
-        return None
-    return _with_specs(
-        op_schema, [_with_replicated(spec, _uneven_axes(spec)) for spec in _specs_of(op_schema)]
-    )
-
-
-def _specs_of(op_schema: OpSchema) -> list[DTensorSpec]:
-    """Of the positional arguments."""
-    return _specs_in(op_schema.args_schema)
-
-
-def _specs_in(arguments: Any) -> list[DTensorSpec]:
-    leaves = tree_leaves(arguments, is_leaf=lambda leaf: isinstance(leaf, DTensorSpec))
-    return [leaf for leaf in leaves if isinstance(leaf, DTensorSpec)]
-
-
-def _uneven_axes(spec: DTensorSpec) -> set[int]:
-    """The axes that cut a dim of which not all ranks hold as much."""
-    assert spec.tensor_meta is not None
-    return _C.uneven_axes(spec, spec.tensor_meta.shape)
-
-
-def _with_replicated(spec: DTensorSpec, axes: set[int]) -> DTensorSpec:
-    """``spec`` itself if there are no such axes."""
-    if not axes:
-        return spec
-    placements = [Replicate() if axis in axes else old for axis, old in enumerate(spec.placements)]
-    return DTensorSpec(spec.mesh, tuple(placements), tensor_meta=spec.tensor_meta)
-
-
-def _dense_strides(whole: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides of a dense tensor of ``shape`` whose dims lie in memory in the order of ``whole``."""
-    strides = [0] * len(shape)
-    step = 1
-    for dim in sorted(range(len(shape)), key=lambda dim: (whole[dim], -dim)):
-        strides[dim] = step
-        step *= max(shape[dim], 1)
-    return tuple(strides)
-
-
-def _make_spec(
-    mesh: DeviceMesh,
-    placements: tuple[Placement, ...],
-    order: tuple[tuple[int, tuple[int, ...]], ...],
-    shape: tuple[int, ...],
-    stride: tuple[int, ...],
-    dtype: torch.dtype,
-    strided_as_order: bool | None,
-) -> DTensorSpec:
-    meta = TensorMeta(torch.Size(shape), stride, dtype)
-    spec: DTensorSpec = _compat.make_spec(mesh, placements, meta, order, strided_as_order)
-    return spec
-
-
-def _is_sharded(spec: Any) -> bool:
-    return isinstance(spec, DTensorSpec) and any(
-        placement.is_shard() or hasattr(placement, "split_factor") for placement in spec.placements
-    )
-
-
-def _qualified(op: OpOverload) -> str:
-    return str(op.name())  # type: ignore[no-untyped-call]
-
-
-def _meta_of(argument: Any) -> Any:
-    if isinstance(argument, DTensorSpec):
-        return argument.tensor_meta
-    if isinstance(argument, (list, tuple)):
-        return type(argument)([_meta_of(element) for element in argument])
-    return argument
 
 
 def _returned(facts: _Facts, outputs: list[Any]) -> Any:
@@ -579,52 +408,6 @@ def _returned(facts: _Facts, outputs: list[Any]) -> Any:
     if all(spec is None for spec in outputs):
         return None
     return tuple(outputs)
-
-
-def _zipped(op_schema: OpSchema, elements: list[Any]) -> list[Any]:
-    """Specs of all tensors of ``op_schema`` in their order, from those of each element."""
-    rest = [iter(element[1]) for element in elements]
-    specs: list[Any] = []
-    for argument in (*op_schema.args_schema, *(value for _, value in _read_by_keyword(op_schema))):
-        if isinstance(argument, DTensorSpec):  # the same for each element
-            specs.append([next(inputs) for inputs in rest][-1])
-        elif isinstance(argument, (list, tuple)) and any(isinstance(spec, DTensorSpec) for spec in argument):
-            specs.extend(next(inputs) for inputs in rest)
-    return specs
-
-
-def _read_by_keyword(op_schema: OpSchema) -> Iterator[tuple[str, Any]]:
-    """Keyword arguments, without those of ``out=``, in the order of the operator's schema."""
-    given = op_schema.kwargs_schema
-    if given:
-        for argument in op_schema.op._schema.arguments:
-            if argument.name in given and not argument.is_out:
-                yield argument.name, given[argument.name]
-
-
-def _specs_by_keyword(op_schema: OpSchema) -> Iterator[tuple[str, DTensorSpec]]:
-    return (item for item in _read_by_keyword(op_schema) if isinstance(item[1], DTensorSpec))
-
-
-def _with_specs(op_schema: OpSchema, specs: Sequence[Any]) -> OpSchema:
-    """``op_schema`` with other specs for its tensors, the positional ones first. Those of keywords may be
-    left out.
-    """
-    rest = iter(specs)
-
-    def replace(argument: Any) -> Any:
-        if isinstance(argument, DTensorSpec):
-            return next(rest)
-        if isinstance(argument, (list, tuple)):
-            return type(argument)([replace(element) for element in argument])
-        return argument
-
-    args = tuple(replace(argument) for argument in op_schema.args_schema)
-    kwargs = dict(op_schema.kwargs_schema)
-    for name, value in _read_by_keyword(op_schema):
-        if isinstance(value, DTensorSpec):
-            kwargs[name] = next(rest, value)
-    return OpSchema(op_schema.op, args, kwargs, schema_info=op_schema.schema_info)
 
 
 def _op_spec(
@@ -638,9 +421,9 @@ def _op_spec(
 
 
 def _no_rule(op: OpOverload) -> str:
-    near = ", ".join(_C.similar_ops(_qualified(op)))
+    near = ", ".join(_C.similar_ops(qualified_name(op)))
     return (
-        f"funcol: the operator {_qualified(op)} has no sharding rule. Operators with near names: {near}. "
+        f"funcol: the operator {qualified_name(op)} has no sharding rule. Operators with near names: {near}. "
         "Register one with ShardingPropagator.register_single_axis_rule(op, rule), or PyTorch's "
         "torch.distributed.tensor.experimental.register_sharding."
     )

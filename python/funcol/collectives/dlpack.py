@@ -1,4 +1,4 @@
-"""Exports of pending tensors by DLPack.
+"""Exports of pending tensors by DLPack: they wait first.
 
 ``Tensor.__dlpack__(stream=...)`` makes the consumer's stream wait for what the current stream does by then,
 and takes the tensor's memory afterwards. Where that makes the current stream wait for a collective, it is too

@@ -1,4 +1,4 @@
-"""What ``torch.distributed`` does to c10d's registry of process groups, told to whoever remembers groups."""
+"""Changes of c10d's registry of process groups, told to whoever remembers groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands under PyTorch's DTensor while :func:`funcol.install` is in effect.
+"""What stands in for DTensor's methods and functions while :func:`funcol.install` is in effect.
 
 Each function here has the signature, results and gradients of the one of PyTorch that it stands in for. The
 calls that programs make at every step are done in C++, specs made once and their gradients recorded there;

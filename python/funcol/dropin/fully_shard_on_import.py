@@ -1,4 +1,4 @@
-"""When funcol comes under FSDP2, which programs without it are not made to import."""
+"""funcol put under FSDP2 once a program has imported FSDP2; a program without it is not made to."""
 
 from __future__ import annotations
 

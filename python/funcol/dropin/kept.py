@@ -1,4 +1,4 @@
-"""What programs put in the place of functions of DTensor before :func:`funcol.install`: it stays in effect.
+"""Functions that programs put in the place of DTensor's before :func:`funcol.install`: they stay in effect.
 
 A wrapper around a function that funcol takes over stays, and calls funcol's. What funcol's would pass by,
 since it does in C++ what PyTorch's function calls others for, is looked for here: where a program replaced

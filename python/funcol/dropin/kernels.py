@@ -1,4 +1,4 @@
-"""Kernels of collectives that programs registered stay in effect under :func:`funcol.install`.
+"""funcol's kernels of PyTorch's collectives under :func:`funcol.install`; kernels of programs stay in effect.
 
 An operator of ``_c10d_functional`` with such a kernel does not get funcol's, and while there is one,
 collectives go through PyTorch's operators. While one of ``c10d`` has one, all operators keep PyTorch's

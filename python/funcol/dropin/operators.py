@@ -1,4 +1,4 @@
-"""Operators whose results on shards are not what PyTorch's DTensor makes of them.
+"""Handlers of operators whose results on shards are not what PyTorch's DTensor makes of them.
 
 Means of losses: their gradient is divided by the number of elements that the operator sees, which is a rank's
 own, and means of shards of different lengths do not average to the mean. Both are sums, divided by the number

@@ -1,4 +1,4 @@
-"""What :func:`funcol.install` puts in place once a program has imported the module that it is for."""
+"""Parts of :func:`funcol.install` that come once a program has imported the module that they are for."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What programs written for PyTorch's ``AsyncCollectiveTensor`` do with results, done with funcol's: put
-there by :func:`funcol.install`.
+"""Results of collectives as instances of PyTorch's ``AsyncCollectiveTensor``, under :func:`funcol.install`.
 
 PyTorch's results are instances of that class, with methods of their own; funcol's are plain tensors. So
 ``isinstance`` with the class is true for tensors that are pending, and plain tensors have its methods.

@@ -1,4 +1,4 @@
-"""Partial values that an operator cannot take as they are, where PyTorch's rules take them: reduced first."""
+"""Partial values that PyTorch's rules take as they are and the operator cannot: they are reduced first."""
 
 from __future__ import annotations
 

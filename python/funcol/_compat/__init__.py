@@ -25,9 +25,8 @@ def group_in_region(group: Any, tag: str) -> Any:
     return stock._resolve_group_name(group, tag) if resolve is None else resolve(group, tag)
 
 
-def group_or_group_name(group: Any) -> Any:
-    """``group``, a name or an object, as stock puts it in a graph: a name, or an object where stock traces
-    one."""
+def found_group_in_graphs(group: Any) -> Any:
+    """``group``, which :func:`group_in_region` found, as stock puts it in a graph."""
     choose = getattr(stock, "_group_or_group_name", None)
     return group if choose is None else choose(group)
 

@@ -153,7 +153,7 @@ def traced_group(group: Any, tag: str) -> Any:
 
 def traceable_group(group: Any, tag: str) -> Any:
     """``group`` as stock puts it in a graph: a name, or an object where stock traces one."""
-    return _compat.group_or_group_name(traced_group(group, tag))
+    return _compat.found_group_in_graphs(traced_group(group, tag))
 
 
 # What :mod:`funcol` has under PyTorch's names, with an underscore, for code that was written for those.

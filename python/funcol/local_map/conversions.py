@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from .. import _C
+from ..redistribution import local_gradients as local_gradients  # which C++ calls
 from ..redistribution.functions import redistribute
 from ..redistribution.meshless_specs import copy_onto
 from ..redistribution.moving import make_dtensor, settled

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor, Placement
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from .. import _C
+from . import callbacks as callbacks  # which C++ calls
 from .cost_models import CostModel
 from .gradients import Redistribute, RedistributeMany
 from .moving import How, axes_with_own_rules, make_dtensor, move

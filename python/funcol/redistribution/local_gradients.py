@@ -102,6 +102,7 @@ class _FromLocalInOrder(torch.autograd.Function):
 
 
 def _local_of(dtensor: DTensor) -> Tensor:
+    """The local part of ``dtensor``, with a gradient that follows the order in which its axes cut."""
     if not torch.compiler.is_compiling():
         local: Tensor = _C.dtensor_to_local(dtensor, None)
         if local is not NotImplemented:

@@ -133,6 +133,7 @@ _REDUCTIONS = frozenset({"sum", "avg", "min", "max", "product", "band", "bor", "
 
 
 def are_known(placements: Iterable[Placement]) -> bool:
+    """Whether there are plans for all of these kinds of placements."""
     return all(
         type(placement) in _KINDS or (type(placement) is Partial and placement.reduce_op in _REDUCTIONS)
         for placement in placements
@@ -166,10 +167,12 @@ def _replicated(spec: DTensorSpec, axes: Sequence[int]) -> DTensorSpec:
 
 
 def settled(tensor: Tensor) -> Tensor:
+    """``tensor``, waited for if it is a pending one of PyTorch's."""
     return tensor.wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor
 
 
 def make_dtensor(local: Tensor, spec: DTensorSpec, requires_grad: bool) -> DTensor:
+    """The DTensor of ``spec`` of which this rank has ``local``."""
     # Not by DTensor(...): its __init__ does nothing, but takes two thirds of the time.
     result: DTensor = DTensor.__new__(DTensor, local, spec, requires_grad=requires_grad)
     return result

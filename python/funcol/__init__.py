@@ -4,6 +4,7 @@
 """
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,17 +14,7 @@ from . import _build_info, _version_check
 
 _version_check.check_torch(_build_info.TORCH_VERSION, torch.__version__, torch.distributed.is_available())
 
-from . import _C, _compat, dlpack, groups, tracing  # noqa: E402
-from .agreement import check_agreement  # noqa: E402
-from .async_tensor import (  # noqa: E402
-    AsyncCollectiveTensor,
-    is_pending,
-    unwaited_collectives,
-    wait_tensor,
-    wait_tensors,
-)
-from .async_tensor import _maybe_wrap_tensor as _maybe_wrap_tensor  # noqa: E402
-from .async_tensor import _maybe_wrap_tensors as _maybe_wrap_tensors  # noqa: E402
+from . import _C, _compat, compiled  # noqa: E402
 from .collectives import (  # noqa: E402
     all_gather_into_tensor_coalesced,
     all_gather_single,
@@ -36,7 +27,10 @@ from .collectives import (  # noqa: E402
     all_to_all_single,
     all_to_all_single_autograd,
     broadcast,
+    dlpack,
     gather,
+    group_registry,
+    groups,
     permute_tensor,
     reduce,
     reduce_scatter_single,
@@ -46,17 +40,28 @@ from .collectives import (  # noqa: E402
     reduce_scatter_tensor_autograd,
     reduce_scatter_tensor_coalesced,
     scatter,
+    tracing,
 )
-from .comm_tensor import CommTensor  # noqa: E402
-from .cost_models import AlphaBeta, AxisCost, LinkCost, StepCounts  # noqa: E402
-from .dropin import install, installed, uninstall  # noqa: E402
-from .groups import RANK_TYPES  # noqa: E402
-from .groups import _expand_group as _expand_group  # noqa: E402
-from .groups import _group_or_group_name as _group_or_group_name  # noqa: E402
-from .groups import _resolve_group as _resolve_group  # noqa: E402
-from .groups import _resolve_group_name as _resolve_group_name  # noqa: E402
-from .planning import Plan, Step, greedy_redistribution, plan_redistribution  # noqa: E402
-from .remaps import (  # noqa: E402
+from .collectives.agreement import check_agreement  # noqa: E402
+from .collectives.async_tensor import (  # noqa: E402
+    AsyncCollectiveTensor,
+    is_pending,
+    unwaited_collectives,
+    wait_tensor,
+    wait_tensors,
+)
+from .collectives.async_tensor import maybe_wrap_tensor as _maybe_wrap_tensor  # noqa: E402, F401
+from .collectives.async_tensor import maybe_wrap_tensors as _maybe_wrap_tensors  # noqa: E402, F401
+from .collectives.comm_tensor import CommTensor  # noqa: E402
+from .collectives.groups import RANK_TYPES  # noqa: E402
+from .collectives.groups import expand_group as _expand_group  # noqa: E402, F401
+from .collectives.groups import find_group as _resolve_group  # noqa: E402, F401
+from .collectives.groups import find_group_name as _resolve_group_name  # noqa: E402, F401
+from .collectives.groups import group_or_group_name as _group_or_group_name  # noqa: E402, F401
+from .collectives.tracing import allow_inflight_collective_as_graph_input_ctx  # noqa: E402
+from .collectives.tracing import are_we_tracing as _are_we_tracing  # noqa: E402, F401
+from .compiled import remaps  # noqa: E402
+from .compiled.remaps import (  # noqa: E402
     REDUCE_OP_TO_STR,
     all_gather_inplace,
     all_gather_tensor_inplace,
@@ -70,36 +75,47 @@ from .remaps import (  # noqa: E402
     reduce_scatter_tensor_inplace,
     traceable_collective_remaps,
 )
-from .tracing import _are_we_tracing as _are_we_tracing  # noqa: E402
-from .tracing import allow_inflight_collective_as_graph_input_ctx  # noqa: E402
+from .dropin import install, installed, uninstall  # noqa: E402
+from .redistribution import cost_models, meshes, planning  # noqa: E402
+from .redistribution.cost_models import AlphaBeta, AxisCost, LinkCost, StepCounts  # noqa: E402
+from .redistribution.planning import (  # noqa: E402
+    Plan,
+    Step,
+    greedy_redistribution,
+    plan_redistribution,
+)
 
 if TYPE_CHECKING:
     from .local_map import apply_local_map
-    from .local_map_options import get_local_map_placement_option
-    from .local_map_tracing import local_map_hop
+    from .local_map.options import get_local_map_placement_option
+    from .local_map.tracing import local_map_hop
     from .redistribution import redistribute, redistribute_local_tensor, redistribute_many
 
 __version__ = _build_info.VERSION
 
 _C.set_group_resolver(groups.resolve_group)
-_compat.watch_group_registry(
+group_registry.watch_group_registry(
     added=_C.note_group_added,
     removing=_C.note_group_removed,
     removing_all=_C.note_all_groups_removed,
     changed=_C.forget_groups,
     remember=_C.remember_groups,
 )
-_compat.mark_side_effects()
-_compat.settle_before_higher_order_ops(_C.settle, _C.wake_key_name())
-tracing.install()
+tracing.install(compiled.remap_collectives)
 dlpack.install()
 
+# Modules that programs and the documentation name without the package that they are in.
+for _module in (cost_models, groups, planning, remaps, tracing):
+    sys.modules[f"{__name__}.{_module.__name__.rpartition('.')[2]}"] = _module
+del _module
+
+_compat.mesh_axes = meshes.mesh_axes  # type: ignore[attr-defined]  # where C++ looks for it, until it is handed over
 
 # DTensor takes ten times as long to import as all of this.
 _NEED_DTENSOR = {
     "apply_local_map": "local_map",
-    "get_local_map_placement_option": "local_map_options",
-    "local_map_hop": "local_map_tracing",
+    "get_local_map_placement_option": "local_map.options",
+    "local_map_hop": "local_map.tracing",
     "redistribute": "redistribution",
     "redistribute_local_tensor": "redistribution",
     "redistribute_many": "redistribution",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 
-from . import calibrate_command, info_command, plan_command
+from .commands import calibrate, info, plan
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command that ``arguments`` name; those of the process if there are none."""
     parser = argparse.ArgumentParser(prog="python -m funcol", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    for command in (info_command, plan_command, calibrate_command):
+    for command in (info, plan, calibrate):
         command.add_to(commands)
     chosen = parser.parse_args(arguments)
     try:

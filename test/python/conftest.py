@@ -57,7 +57,7 @@ def _ranks_end_with_the_session() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _unwaited_collectives_of_the_tests_are_no_news() -> None:
-    atexit.unregister(funcol.async_tensor.end_unwaited_collectives)
+    atexit.unregister(funcol.collectives.async_tensor.end_unwaited_collectives)
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from torch.func import jvp, vmap
 from torch.utils.checkpoint import checkpoint
 
 import funcol
-from funcol import dlpack
+from funcol.collectives import dlpack
 
 ARITHMETIC: dict[str, Callable[[Tensor, Any], Tensor]] = {
     "add": lambda t, number: torch.add(t, number, alpha=3),

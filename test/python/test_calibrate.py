@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 import funcol
 from funcol import AlphaBeta, LinkCost
 from funcol.__main__ import main
-from funcol.calibrate_command import MOST_GIGABYTES_PER_S, fit, measure
+from funcol.commands.calibrate import MOST_GIGABYTES_PER_S, fit, measure
 from funcol.cost_models import COLLECTIVES
 
 SIZES = [1024, 16384, 262144]

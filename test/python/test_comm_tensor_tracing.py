@@ -78,8 +78,8 @@ def test_the_use_depends_on_the_wait_and_that_on_the_collective(name: str) -> No
     graph.graph.eliminate_dead_code()
     use = next(node for node in graph.graph.nodes if node.target is torch.ops.aten.mul.Tensor)
     chain = chain_to(use)
-    wait = chain.index(funcol.comm_tensor._wait_comm)
-    result = chain.index(funcol.comm_tensor._wrap_comm_result)
+    wait = chain.index(funcol.collectives.comm_tensor._wait_comm)
+    result = chain.index(funcol.collectives.comm_tensor._wrap_comm_result)
     assert wait < result
     assert chain[result + 1] is getattr(torch.ops.c10d, name).default
 

@@ -20,7 +20,7 @@ from ranks import run_ranks
 
 import funcol
 from funcol import _C, dropin
-from funcol.info_command import info
+from funcol.commands.info import info
 
 OPS = _C.ops_under_dropin()
 DEVICE_KEYS = ["CPU", "CUDA"]

@@ -16,8 +16,8 @@ from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
 from torch.nn import functional
 
 from funcol import _compat
-from funcol.dropin_dtensor import DropinPropagator
-from funcol.dtensor import redistribute_cost
+from funcol.dropin.dtensor import redistribute_cost
+from funcol.dropin.propagation import DropinPropagator
 
 WORLD = 4
 

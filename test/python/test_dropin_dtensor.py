@@ -27,7 +27,8 @@ from torch.distributed.tensor._utils import ExplicitRedistributionContext
 from torch.utils._debug_mode import DebugMode
 
 import funcol
-from funcol import dropin, dropin_dtensor
+from funcol import dropin
+from funcol.dropin import propagation, under_dtensor
 
 # Results and gradients, beside PyTorch's
 
@@ -271,7 +272,7 @@ def test_a_context_that_forbids_redistribution_sees_that_of_gradients(mesh_2x2: 
 
 # In place, and taken away
 
-FUNCTIONS = [theirs for theirs, _ in dropin_dtensor._FUNCTIONS]
+FUNCTIONS = [theirs for theirs, _ in under_dtensor._FUNCTIONS]
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__qualname__)
@@ -331,7 +332,7 @@ def test_a_propagator_that_is_put_in_meanwhile_stays() -> None:
 def test_the_propagator_is_pytorchs_again_after_uninstalling() -> None:
     before = DTensor._op_dispatcher.sharding_propagator
     with funcol.installed():
-        assert isinstance(DTensor._op_dispatcher.sharding_propagator, dropin_dtensor.DropinPropagator)
+        assert isinstance(DTensor._op_dispatcher.sharding_propagator, propagation.DropinPropagator)
     assert DTensor._op_dispatcher.sharding_propagator is before
 
 

@@ -20,8 +20,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard, _redistribute, distribute_tensor, placement_types
 
 import funcol
-from funcol import dropin, dropin_dtensor
-from funcol.info_command import info
+from funcol import dropin
+from funcol.commands.info import info
+from funcol.dropin import under_dtensor
 
 calls: list[str] = []
 
@@ -232,13 +233,13 @@ def fails(*arguments: object) -> None:
 
 
 def of_dtensor() -> list[Any]:
-    return [(theirs, theirs.__code__, theirs.__kwdefaults__) for theirs, _ in dropin_dtensor._FUNCTIONS]
+    return [(theirs, theirs.__code__, theirs.__kwdefaults__) for theirs, _ in under_dtensor._FUNCTIONS]
 
 
 @pytest.mark.parametrize("how", [funcol.install, lambda: funcol.installed().__enter__()])
 def test_an_installation_that_fails_under_dtensor_undoes_itself(how: Callable[[], object]) -> None:
     before = of_dtensor(), stock.all_reduce, DTensor._op_dispatcher.sharding_propagator
-    with patch.object(dropin_dtensor.UnderDTensor, "_put_propagator", fails), pytest.raises(PlannedError):
+    with patch.object(under_dtensor.UnderDTensor, "_put_propagator", fails), pytest.raises(PlannedError):
         how()
     assert (dropin.is_installed(), dropin.is_under_dtensor()) == (False, False)
     assert (of_dtensor(), stock.all_reduce, DTensor._op_dispatcher.sharding_propagator) == before
@@ -249,7 +250,7 @@ def test_an_installation_that_fails_under_dtensor_undoes_itself(how: Callable[[]
 
 def test_what_was_installed_before_stays_where_more_fails() -> None:
     with funcol.installed(dtensor=False):
-        with patch.object(dropin_dtensor.UnderDTensor, "_put_propagator", fails), pytest.raises(PlannedError):
+        with patch.object(under_dtensor.UnderDTensor, "_put_propagator", fails), pytest.raises(PlannedError):
             funcol.install()
         assert (dropin.is_installed(), dropin.is_under_dtensor()) == (True, False)
     assert not dropin.is_installed()

@@ -18,8 +18,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 import funcol
-from funcol import _C, dropin_kernels
-from funcol.info_command import info
+from funcol import _C
+from funcol.commands.info import info
+from funcol.dropin import kernels
 
 calls: list[str] = []
 
@@ -159,9 +160,9 @@ def test_without_it_funcols_is_back() -> None:
 
 
 def test_pytorch_has_none_of_programs() -> None:
-    assert dropin_kernels.of_programs() == []
+    assert kernels.of_programs() == []
     with funcol.installed():
-        assert dropin_kernels.of_programs() == []
+        assert kernels.of_programs() == []
 
 
 def test_torch_library_is_as_it_was() -> None:

@@ -16,7 +16,8 @@ from torch.distributed.tensor.debug import CommDebugMode
 from twins import agrees, check_twin, numbers, placed, replicated
 
 import funcol
-from funcol import _compat, dropin_writes
+from funcol import _compat
+from funcol.dropin import writes
 
 aten = torch.ops.aten
 Write = Callable[[Tensor], Any]
@@ -306,12 +307,12 @@ def forgets_copies(rank: int, world: int) -> None:
     x = placed(numbers(4, 3), layouts("S0")[0], mesh_of((world,)))
     with funcol.installed():
         gc.collect()
-        before = set(dropin_writes._open)
+        before = set(writes._open)
         view = x[0][1:]
-        assert len(dropin_writes._open - before) == 1
+        assert len(writes._open - before) == 1
         del view
         gc.collect()  # a decision made for the first time may keep its caller's frame
-        assert not dropin_writes._open - before
+        assert not writes._open - before
 
 
 def test_a_copy_is_forgotten_with_the_last_view_of_it() -> None:

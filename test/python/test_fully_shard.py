@@ -29,9 +29,10 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import funcol
-from funcol import dropin, dropin_fully_shard
-from funcol import fully_shard as under
-from funcol.info_command import info
+from funcol import dropin
+from funcol.commands.info import info
+from funcol.dropin import fully_shard as under
+from funcol.dropin import fully_shard_on_import
 
 
 def check(program: Callable[..., list[Tensor]], world: int, *args: Any) -> None:
@@ -147,7 +148,7 @@ def shards_tensor_parallel_modules(rank: int, world: int) -> None:
     # Partial sums of DTensors may be added up in another order with funcol: it is there in both.
     with funcol.installed():
         found = run()
-        dropin_fully_shard.take()
+        fully_shard_on_import.take()
         expected = run()
     assert found[1] == expected[1]
     assert_same(found[0], expected[0])

@@ -27,7 +27,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 import funcol
 from funcol import apply_local_map
-from funcol.local_map_regions import gradient_placements, placements_of, text_of
+from funcol.local_map.regions import gradient_placements, placements_of, text_of
 
 
 def runs_as_a_whole(rank: int, world: int, name: str) -> None:

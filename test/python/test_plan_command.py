@@ -15,7 +15,7 @@ from test_planning import MESH, plan
 import funcol
 from funcol import Plan, StepCounts
 from funcol.__main__ import main
-from funcol.plan_drawing import plan_as_svg
+from funcol.redistribution.plan_drawing import plan_as_svg
 
 ARGUMENTS = ("plan", "--mesh", MESH, "--shape", "1024x4096", "--dtype", "bfloat16")
 

@@ -282,8 +282,8 @@ part._flatten("bc")
 found["flattened part"] = mesh_of(part).merged
 found["whole of the flattened part"] = mesh_of(mesh).merged
 found["groups are those of the submeshes"] = (
-    funcol._compat.merged_groups(mesh)[0b101] == flattened.get_group().group_name
-    and funcol._compat.merged_groups(mesh)[0b111] == dist.group.WORLD.group_name
+    funcol.redistribution.meshes.merged_groups(mesh)[0b101] == flattened.get_group().group_name
+    and funcol.redistribution.meshes.merged_groups(mesh)[0b111] == dist.group.WORLD.group_name
 )
 found["an axis of one rank"] = mesh_of(init_device_mesh("cpu", (2, 1, 4))).merged
 found["no names"] = mesh_of(init_device_mesh("cpu", (2, 4))).names

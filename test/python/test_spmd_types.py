@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
 import funcol
-from funcol import dropin_spmd_types
-from funcol.info_command import info
+from funcol.commands.info import info
+from funcol.dropin import spmd_types as takeover
 
 spmd = pytest.importorskip("spmd_types", exc_type=ImportError)
 
@@ -581,7 +581,7 @@ def test_the_rest_of_the_api_takes_pending_results(world: int) -> None:
 
 def test_info_tells_the_version_and_that_it_is_taken_over() -> None:
     version = importlib.metadata.version("spmd_types")
-    assert dropin_spmd_types.known_version() == (version, True)
+    assert takeover.known_version() == (version, True)
     assert info().endswith(f"{version}: takes over its collectives")
 
 
@@ -590,30 +590,30 @@ def test_functions_stay_the_same_objects_and_go_back() -> None:
     before = {name: getattr(spmd, name) for name in names}
     codes = {name: getattr(found, "__wrapped__", found).__code__ for name, found in before.items()}
     with funcol.installed():
-        assert dropin_spmd_types.replaced_functions() == names
+        assert takeover.replaced_functions() == names
         for name, found in before.items():
             assert getattr(spmd, name) is found
             assert getattr(found, "__wrapped__", found).__code__ is not codes[name]
-    assert dropin_spmd_types.replaced_functions() == []
+    assert takeover.replaced_functions() == []
     for name, found in before.items():
         assert getattr(found, "__wrapped__", found).__code__ is codes[name]
 
 
 def test_an_unknown_version_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(dropin_spmd_types._KNOWN, "spmd_types._local", set())
+    monkeypatch.setitem(takeover._KNOWN, "spmd_types._local", set())
     with funcol.installed():
-        assert dropin_spmd_types.replaced_functions() == []
+        assert takeover.replaced_functions() == []
 
 
 def as_an_unknown_version(rank: int, world: int) -> None:
     theirs = [outcome(rank, world, case, world_group()) for case in COLLECTIVES]
-    known = dropin_spmd_types._KNOWN["spmd_types._local"]
-    dropin_spmd_types._KNOWN["spmd_types._local"] = set()
+    known = takeover._KNOWN["spmd_types._local"]
+    takeover._KNOWN["spmd_types._local"] = set()
     try:
         with funcol.installed():
             ours = [outcome(rank, world, case, world_group()) for case in COLLECTIVES]
     finally:
-        dropin_spmd_types._KNOWN["spmd_types._local"] = known
+        takeover._KNOWN["spmd_types._local"] = known
     for case, one, other in zip(COLLECTIVES, ours, theirs, strict=True):
         same(one[1], other[1], case)
         same(one[2], other[2], case)
@@ -652,11 +652,11 @@ PROGRAM = """
 import funcol
 funcol.install()
 import spmd_types
-from funcol import dropin_spmd_types
-from funcol.info_command import info
-assert "all_reduce" in dropin_spmd_types.replaced_functions()
+from funcol.dropin import spmd_types as takeover
+from funcol.commands.info import info
+assert "all_reduce" in takeover.replaced_functions()
 funcol.uninstall()
-assert dropin_spmd_types.replaced_functions() == []
+assert takeover.replaced_functions() == []
 """
 
 

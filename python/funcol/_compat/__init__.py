@@ -1,0 +1,307 @@
+"""Every difference between PyTorch minors that the Python side has to bridge, named by what it bridges.
+
+Those of FSDP2 are in :mod:`funcol._compat.fully_shard`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import threading
+from collections.abc import Callable
+from contextvars import ContextVar
+from functools import partial
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, cast
+
+import torch
+import torch.distributed._functional_collectives as stock
+from torch import Tensor
+
+
+def group_in_region(group: Any, tag: str) -> Any:
+    """The name of ``group``, or the ``ProcessGroup``, as stock finds it in a region that Dynamo traces."""
+    resolve = getattr(stock, "_resolve_group", None)
+    return stock._resolve_group_name(group, tag) if resolve is None else resolve(group, tag)
+
+
+def found_group_in_graphs(group: Any) -> Any:
+    """``group``, which :func:`group_in_region` found, as stock puts it in a graph."""
+    choose = getattr(stock, "_group_or_group_name", None)
+    return group if choose is None else choose(group)
+
+
+def group_in_graphs(group: Any) -> Any:
+    """``group``, an object, as stock puts it in a graph. Older minors know names only."""
+    choose = getattr(stock, "_group_or_group_name", None)
+    return group.group_name if choose is None else choose(group)
+
+
+# By what else came in the same minor.
+_DYNAMO_LOOKS_INTO_CONCATENATION = hasattr(stock, "all_gather_single")
+STOCK_MAKES_CONTIGUOUS = hasattr(stock, "_group_or_group_name")
+
+
+def concatenate_ranks(gathered: Tensor, group_size: int, dim: int) -> Tensor:
+    """Traced layout change after a gather: the ops that stock's graph holds for it."""
+    if _DYNAMO_LOOKS_INTO_CONCATENATION:
+        return torch._utils._maybe_view_chunk_cat(gathered, group_size, dim)
+    # Older minors have the same function, but Dynamo does not look into it there.
+    sizes = list(gathered.shape)
+    if sizes[0] == group_size and math.prod(sizes[1:dim]) == 1:
+        return gathered.view([1, *sizes[1:dim], group_size * sizes[dim], *sizes[dim + 1 :]])
+    chunk_or_narrow_cat = getattr(torch._utils, "_chunk_or_narrow_cat", None)
+    if chunk_or_narrow_cat is not None:
+        return cast(Tensor, chunk_or_narrow_cat(gathered, group_size, narrow_dim=0, cat_dim=dim))
+    return torch.cat(torch.chunk(gathered, group_size, dim=0), dim=dim)
+
+
+def split_ranks(tensor: Tensor, group_size: int, dim: int) -> Tensor:
+    """Traced layout change before a scatter: the ops that stock's graph holds for it."""
+    chunk_or_narrow_cat = getattr(torch._utils, "_chunk_or_narrow_cat", None)
+    if chunk_or_narrow_cat is not None:
+        return cast(Tensor, chunk_or_narrow_cat(tensor, group_size, narrow_dim=dim, cat_dim=0))
+    return torch.cat(torch.chunk(tensor, group_size, dim=dim))
+
+
+# Stock waits for a list at once where it has an op for that. (funcol defines wait_tensors in minors that
+# lack it, so the op itself is no sign.)
+STOCK_WAITS_FOR_LISTS = hasattr(stock, "wait_tensors")
+
+
+def _names_in(code: CodeType) -> set[str]:
+    """The names that ``code`` and the functions within it look up."""
+    inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return set(code.co_names).union(*map(_names_in, inner))
+
+
+def hide_in_compiled_regions(
+    exclude: Callable[[bool], bool],
+    after_import: Callable[[str, Callable[[ModuleType], None]], None],
+) -> None:
+    """Calls ``exclude(True)`` when a callable that ``torch.compile`` made is entered; undoes it on exit.
+
+    Newer minors save the thread's dispatch keys on entry and restore them on exit: hiding the key after the
+    save is enough. In older ones every Dynamo context keeps a list of hooks; ours joins it when the context
+    is made. Some of those enter a guard after the hooks, which on exit brings back the keys that it found:
+    it has to find ours as it was before. Dynamo is not imported for this, which would cost more than all of
+    funcol: ``after_import(name, action)`` is to run ``action`` once it is.
+    """
+    save = getattr(torch._C, "_dynamo_save_local_dispatch_key_set", None)
+    if save is not None:
+
+        def save_then_hide() -> None:
+            save()
+            exclude(True)
+
+        setattr(torch._C, "_dynamo_save_local_dispatch_key_set", save_then_hide)  # noqa: B010
+        return
+
+    entered = threading.local()
+    guard: Any = torch._C._ForceDispatchKeyGuard
+
+    def enter() -> Callable[[], object]:
+        entered.before = exclude(True)
+        return partial(exclude, entered.before)
+
+    def guard_that_finds_it_as_before(*keys: Any) -> Any:
+        before = vars(entered).pop("before", None)
+        if before is not None:
+            exclude(before)
+        return guard(*keys)
+
+    def extend_contexts(eval_frame: ModuleType) -> None:
+        context: Any = eval_frame._TorchDynamoContext
+        original = context.__init__
+        if guard.__name__ in _names_in(context.__call__.__code__):
+            setattr(torch._C, guard.__name__, guard_that_finds_it_as_before)
+
+        def init_with_hook(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            self.enter_exit_hooks.append(enter)
+
+        context.__init__ = init_with_hook
+
+    after_import("torch._dynamo.eval_frame", extend_contexts)
+
+
+# The reduce ops for which PyTorch's ops have a rule for gradients; "" stands for an op that reduces nothing.
+ALL_REDUCE_RULES = frozenset(
+    {"sum", "avg", "min", "max"} if hasattr(stock, "_is_reduceop_supported") else {"sum"}
+)
+REDUCE_SCATTER_RULES = frozenset({"sum"})
+BROADCAST_RULES: frozenset[str] = frozenset()
+
+
+def contiguous(tensor: Tensor) -> Tensor:
+    """``tensor`` as ``_c10d_functional`` ops take it: older minors refuse one that is not contiguous."""
+    return tensor if STOCK_MAKES_CONTIGUOUS else tensor.contiguous()
+
+
+# Sharding propagation
+
+# Of a propagator: the tables in which an operator's rule may be.
+TABLES_OF_RULES = ("op_to_rules", "op_strategy_funcs", "op_single_dim_strategy_funcs")
+# And those of operators whose sizes among the arguments it makes this rank's.
+TABLES_OF_SIZES = ("op_to_shape_and_stride_idx", "op_to_scalar_shape_adjuster", "squeeze_op_to_dims_variant")
+# And what the dispatcher has to know of an operator's arguments; the first that has the operator counts.
+TABLES_OF_SCHEMA_INFO = ("op_to_schema_info", "op_to_schema_info_for_single_dim_strategy")
+_TABLES = (*TABLES_OF_RULES, *TABLES_OF_SIZES, *TABLES_OF_SCHEMA_INFO)
+
+
+def dispatcher_functions() -> dict[str, Any]:
+    """What DTensor's dispatcher calls in Python, by our names; ``None`` for what this minor does not have."""
+    from torch.distributed.tensor._dispatch import OpDispatcher
+
+    names = {
+        "local_results": "_dispatch_get_local_results_slow_path",
+        "tail": "_dispatch_fast_path_python_tail",
+        "unwrap_to_op_info": "_unwrap_to_op_info_impl",
+        "wrap": "wrap",
+    }
+    return {ours: getattr(OpDispatcher, theirs, None) for ours, theirs in names.items()}
+
+
+def forget_decisions() -> None:
+    """Empties this thread's cache of decisions that DTensor's dispatcher has in C++, where it has one."""
+    clear = getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", None)
+    if clear is not None:
+        clear()
+
+
+def has_rules_of_an_axis(propagator: Any) -> bool:
+    """Whether nearly all operators have rules of one mesh axis; those of older minors are of the whole mesh,
+    and follow what the first tensor has."""
+    return len(getattr(propagator, "op_single_dim_strategy_funcs", ())) > 1000
+
+
+def decides_for_whole_mesh(propagator: Any, op: Any) -> bool:
+    """Whether ``propagator`` has a rule of the whole mesh for ``op``, which may decide otherwise than axis by
+    axis: it follows what the first tensor has, or is right for some numbers only.
+
+    Those for views and ``stack`` do not. An operator that has a rule of either kind counts, too.
+    """
+    rule = propagator.op_strategy_funcs.get(op)
+    return rule is not None and not (
+        is_own_rule(rule) and (rule.__module__.endswith("._view_ops") or rule.__name__ == "stack_strategy")
+    )
+
+
+def is_own_rule(rule: Any) -> bool:
+    """Whether a rule that is in a propagator's tables came with PyTorch; else a program has registered it."""
+    function = getattr(rule, "func", rule) if type(rule).__name__ == "_SingleDimStrategyInfo" else rule
+    module = getattr(function, "__module__", None) or ""
+    return isinstance(function, FunctionType) and module.startswith("torch.distributed.tensor._ops.")
+
+
+def candidates_in_order(propagator: Any) -> Callable[[], None]:
+    """Makes ``propagator`` try placements in one order where it derives rules from decompositions, until what
+    is returned is called.
+
+    It lists them in the order of a set, which is another one on each rank: of decisions that cost the same
+    each rank took its own.
+    """
+    derived = getattr(propagator, "decomp_strategy", None)
+    listed = getattr(derived, "_get_candidate_placements", None)
+    if derived is None or listed is None:
+        return lambda: None
+    derived._get_candidate_placements = lambda op_schema: sorted(listed(op_schema), key=str)
+
+    def undo() -> None:
+        vars(derived).pop("_get_candidate_placements", None)
+
+    return undo
+
+
+def rule_tables(propagator: Any) -> list[str]:
+    """Names of the tables in which ``propagator`` has rules."""
+    return [name for name in TABLES_OF_RULES if hasattr(propagator, name)]
+
+
+def tables(propagator: Any) -> dict[str, dict[Any, Any]]:
+    """The tables by operator that ``propagator`` has, by the name of their attribute."""
+    return {name: getattr(propagator, name) for name in _TABLES if hasattr(propagator, name)}
+
+
+def has_rule(propagator: Any, op: Any) -> bool:
+    """Whether ``propagator`` has a rule of any kind for ``op``."""
+    return any(op in getattr(propagator, name, ()) for name in TABLES_OF_RULES)
+
+
+def single_axis_rule(propagator: Any, op: Any) -> Callable[..., Any] | None:
+    """The rule of one mesh axis that ``propagator`` has for ``op``, if funcol composes it as PyTorch does."""
+    info = getattr(propagator, "op_single_dim_strategy_funcs", {}).get(op)
+    if info is None or any(
+        getattr(info, name, None)
+        for name in ("full_mesh_strategy_filter", "different_mesh_args", "allow_unbacked_sharding")
+    ):
+        return None
+    return cast(Callable[..., Any], getattr(info, "func", info))
+
+
+def scalar_adjuster(propagator: Any, op: Any) -> Callable[[list[Any], Any], Any] | None:
+    """A function from specs and a schema to the schema with sizes that are numbers made this rank's."""
+    adjusters: dict[Any, Any] = getattr(propagator, "op_to_scalar_shape_adjuster", {})
+    return adjusters.get(op)
+
+
+def make_spec(mesh: Any, placements: Any, meta: Any, order: Any, strided_as_order: bool | None) -> Any:
+    """A ``DTensorSpec``; ``order`` lists pairs of a dim and the axes that cut it. ``strided_as_order`` tells
+    whether strided shards stand for an order; None where there are none.
+    """
+    if strided_as_order is not None:
+        return _made_spec(mesh, placements, meta, order, strided_as_order)
+    spec_type, entry_type = _spec_types()
+    spec = spec_type.__new__(spec_type)
+    vars(spec).update(
+        _SPEC_FIELDS,
+        mesh=mesh,
+        placements=placements,
+        tensor_meta=meta,
+        shard_order=tuple(map(entry_type._make, order)),
+    )
+    return spec
+
+
+def _made_spec(mesh: Any, placements: Any, meta: Any, order: Any, strided_as_order: bool) -> Any:
+    """By the constructor, which takes ten times as long."""
+    spec_type, entry_type = _spec_types()
+    how: dict[str, Any] = {"shard_order": tuple(map(entry_type._make, order))}
+    if "use_strided_shard_as_shard_order" in spec_type.__dataclass_fields__:
+        how = (
+            {"use_strided_shard_as_shard_order": True}
+            if strided_as_order
+            else {**how, "use_strided_shard_as_shard_order": False}
+        )
+    return spec_type(mesh, placements, tensor_meta=meta, **how)
+
+
+@functools.cache
+def _spec_types() -> tuple[Any, Any]:
+    """``DTensorSpec`` and ``ShardOrderEntry``; what every spec has beside its fields is learned from one."""
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry
+
+    known = {"mesh", "placements", "tensor_meta", "shard_order"}
+    made = vars(DTensorSpec(None, (Replicate(),)))  # type: ignore[arg-type]
+    _SPEC_FIELDS.update({name: value for name, value in made.items() if name not in known})
+    return DTensorSpec, ShardOrderEntry
+
+
+_SPEC_FIELDS: dict[str, Any] = {}
+
+
+# Tracers
+
+
+def decompositions_of(proxy_mode: Any) -> dict[Any, Callable[..., Any]]:
+    """What a tracer decomposes, and how. Older minors keep those of the innermost tracer in a global, a table
+    or a context variable."""
+    table = getattr(proxy_mode, "decomposition_table", None)
+    if table is None:
+        from torch.fx.experimental import proxy_tensor
+
+        table = getattr(proxy_tensor, "CURRENT_DECOMPOSITION_TABLE", {})
+        if isinstance(table, ContextVar):
+            table = table.get({})
+    return dict(table)

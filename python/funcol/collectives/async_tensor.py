@@ -1,0 +1,122 @@
+"""Pending tensors: results of collectives that may still be running."""
+
+from __future__ import annotations
+
+import atexit
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+
+from .. import _C, _compat
+from .tracing import are_we_tracing
+
+
+def is_pending(tensor: Any) -> bool:
+    """True while ``tensor`` is the result of a collective that nothing has waited for yet.
+
+    Any other object, and any tensor inside a compiled region, is not pending.
+    """
+    return not is_dynamo_compiling() and _C.is_pending(tensor)
+
+
+def wait_tensor(tensor: Tensor) -> Tensor:
+    """Waits for ``tensor`` and returns it; does nothing if it is a plain tensor.
+
+    ``tensor`` may be pending, or come from PyTorch's ``_c10d_functional`` ops. On CUDA the current stream
+    waits, not the host. Using a pending tensor waits by itself; this is for choosing the moment.
+    Raises what the collective raised. PyTorch counterpart:
+    ``torch.distributed._functional_collectives.wait_tensor``.
+    """
+    if not is_dynamo_compiling():
+        waited: Tensor = _C.wait_tensor(tensor)
+        if waited is not NotImplemented:
+            return waited
+    return torch.ops._c10d_functional.wait_tensor(tensor)  # type: ignore[no-any-return]
+
+
+def wait_tensors(tensors: list[Tensor]) -> list[Tensor]:
+    """:func:`wait_tensor` for each of ``tensors``, such as the results of one coalesced collective."""
+    if _compat.STOCK_WAITS_FOR_LISTS and is_dynamo_compiling():
+        return torch.ops._c10d_functional.wait_tensors(tensors)  # type: ignore[no-any-return]
+    return [wait_tensor(tensor) for tensor in tensors]
+
+
+def unwaited_collectives() -> dict[str, int]:
+    """How many collectives of this process nothing has waited for, by operator; without those that are 0.
+
+    They are the ones that are still pending, and the ones whose results were dropped unused: nobody knows
+    whether these succeeded. At exit, one warning tells of any that are left.
+    """
+    return _C.unwaited_collectives()
+
+
+# Seconds without one of them ending after which the exit goes on.
+_PATIENCE_AT_EXIT = 1.0
+
+
+def end_unwaited_collectives() -> None:
+    """At exit: warns of :func:`unwaited_collectives`, if there are any, and lets those end that can.
+
+    Their peers may need them, and c10d crashes where one ends while the process is being taken down.
+    """
+    counts = unwaited_collectives()
+    if counts:
+        ops = ", ".join(f"{count} {op}" for op, count in counts.items())
+        warnings.warn(
+            f"funcol: nothing ever waited for the results of {sum(counts.values())} collectives: {ops}. "
+            "Whether they succeeded is not known. Use each result, or call funcol.wait_tensor on it, before "
+            "the process ends.",
+            stacklevel=2,
+        )
+    _C.let_unwaited_finish(_PATIENCE_AT_EXIT)
+
+
+atexit.register(end_unwaited_collectives)
+
+
+class _PendingOnly(type):
+    def __instancecheck__(cls, instance: object) -> bool:
+        return is_pending(instance)
+
+
+class AsyncCollectiveTensor(metaclass=_PendingOnly):
+    """``isinstance(t, AsyncCollectiveTensor)`` is true exactly while ``t`` is pending.
+
+    A pending tensor is a plain ``torch.Tensor``, so this class has no instances of its own. Its static
+    functions are for code written for PyTorch's class of this name: ``AsyncCollectiveTensor.wait(t)`` where
+    that had ``t.wait()``. Calling the class with a result of a ``_c10d_functional`` op gives a tensor that
+    waits by itself.
+    """
+
+    def __new__(cls, elem: Tensor) -> Tensor:  # type: ignore[misc]
+        return elem if is_pending(elem) else _C.pending_on_registry(elem)
+
+    @staticmethod
+    def trigger_wait(tensor: Tensor) -> Tensor:
+        """Waits for ``tensor`` and returns it."""
+        return wait_tensor(tensor)
+
+    @staticmethod
+    def wait(tensor: Tensor) -> Tensor:
+        """Waits for ``tensor`` and returns it."""
+        return wait_tensor(tensor)
+
+    @staticmethod
+    def elem(tensor: Tensor) -> Tensor:
+        """The tensor behind ``tensor``: itself."""
+        return tensor
+
+
+def maybe_wrap_tensor(self: Tensor) -> Tensor:
+    """``self``, a result of a ``_c10d_functional`` op, made to wait by itself; waits now if traced."""
+    return wait_tensor(self) if are_we_tracing() else AsyncCollectiveTensor(self)
+
+
+def maybe_wrap_tensors(tensors: list[Tensor]) -> list[Tensor]:
+    """:func:`maybe_wrap_tensor` for each of ``tensors``, the results of one coalesced collective."""
+    if are_we_tracing():
+        return wait_tensors(tensors)
+    return [AsyncCollectiveTensor(tensor) for tensor in tensors]

@@ -1,0 +1,95 @@
+"""Errors of wrong calls under :func:`funcol.install`: instances also of the type that PyTorch raises.
+
+Programs catch what PyTorch raises for a call: ``AssertionError`` where a size does not divide, ``IndexError``
+for a dim that is not there, mostly ``RuntimeError``, from its operators and backends. Ours are ``ValueError``
+or ``TypeError``, and come before anything is sent. Here an error becomes one that is both, with our message.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from .. import _C
+
+
+class _EitherError(AssertionError, RuntimeError):
+    """PyTorch raises the one or the other, by its minor, or from its functions and its operators."""
+
+
+# What our messages begin with, and what PyTorch raises for the same mistake where it is no RuntimeError.
+_TYPES: list[tuple[re.Pattern[str], type[Exception]]] = [
+    (re.compile(r"funcol::" + words), kind)
+    for words, kind in (
+        (r"reduce_scatter\w*: dim \S+ has size \S+ not divisible", _EitherError),
+        (r"reduce_scatter\w*: \d+ scatter dims for", AssertionError),
+        (r"reduce_scatter\w*: a 0-dim tensor", IndexError),
+        (r"all_to_all_single: .* Pass both, or neither", AssertionError),
+        (r"all_to_all_single: pass both", AssertionError),
+        (r"all_to_all_single: a 0-dim tensor", IndexError),
+        (r"\w+: the group is a DeviceMesh with \d+ dims", AssertionError),
+        (r"\w+: mesh dim \S+ is out of range", IndexError),
+        (r"\w+: the group is a ", ValueError),
+        (r"distribute_tensor: \S+ on mesh axis \S+ cuts a dim that a tensor of shape \[\]", _EitherError),
+        (r"distribute_tensor: \S*\(-\d+\S* on mesh axis \S+ cuts a dim", AssertionError),
+        (r"distribute_tensor: \S+ on mesh axis \S+ cuts a dim", IndexError),
+        (r"redistribute: \w+: \S+ shards a dim", IndexError),
+        (r"redistribute: \w+: \d+ placements", IndexError),
+    )
+]
+_OURS = (ValueError, TypeError, IndexError)
+
+
+_is_put = False
+
+
+def put() -> None:
+    """Makes it so, until :func:`take`."""
+    global _is_put
+    _is_put = True
+    _C.replace_errors(_as_pytorchs)
+
+
+def take() -> None:
+    global _is_put
+    _is_put = False
+    _C.replace_errors(None)
+
+
+def as_raised(error: Exception) -> BaseException:
+    """``error`` as it is to be raised now; for those that Python raises."""
+    return (_as_pytorchs(error) or error) if _is_put else error
+
+
+def _as_pytorchs(error: BaseException) -> BaseException | None:
+    """``error`` as one that PyTorch's callers know, too; ``None`` if it is one already, or not ours."""
+    if type(error) not in _OURS or not str(error).startswith("funcol"):
+        return None
+    message = str(error)
+    known = next((kind for pattern, kind in _TYPES if pattern.match(message)), RuntimeError)
+    if isinstance(error, known):
+        return None
+    other: BaseException = _of_both(type(error), known)(*error.args)
+    return other.with_traceback(error.__traceback__)
+
+
+_PACKAGE = __name__.partition(".")[0]
+_made_types: dict[tuple[Any, Any], type[BaseException]] = {}
+
+
+def _of_both(ours: type[BaseException], theirs: type[BaseException]) -> type[BaseException]:
+    known = _made_types.get((ours, theirs))
+    if known is not None:
+        return known
+
+    def reduce(self: BaseException) -> tuple[Any, ...]:
+        return _made, (ours, theirs, self.args)
+
+    name = ours.__name__.removesuffix("Error") + theirs.__name__
+    made = type(name, (ours, theirs), {"__module__": _PACKAGE, "__reduce__": reduce})
+    return _made_types.setdefault((ours, theirs), made)
+
+
+def _made(ours: type[BaseException], theirs: type[BaseException], args: tuple[Any, ...]) -> BaseException:
+    """For pickles."""
+    return _of_both(ours, theirs)(*args)

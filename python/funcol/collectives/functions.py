@@ -1,0 +1,452 @@
+"""The functional collectives.
+
+Eagerly, each starts a collective and returns pending tensors at once: plain ``torch.Tensor`` objects that
+wait for their data at first use. Inputs are not modified and may be pending themselves. Under Dynamo,
+``make_fx``, ``FakeTensorMode``, functionalization and other dispatch modes the same calls emit PyTorch's
+``_c10d_functional`` ops and ``wait_tensor``.
+
+All are differentiable, ``wait_tensor`` included: with the gradients of the total over all ranks of what each
+rank differentiates, so that every rank has to run the backward pass. The collectives of the backward pass
+are asynchronous too. Min and max send the gradient to the extremum and share it between ranks that tie.
+
+``group`` is one of :data:`~funcol.groups.RankTypes`; ``tag`` tells groups of the same ranks apart. A reduce
+op is one of ``"sum"``, ``"avg"``, ``"product"``, ``"min"``, ``"max"``, ``"band"``, ``"bor"``, ``"bxor"``, or
+a ``torch.distributed.ReduceOp``. Wrong arguments raise ``ValueError``, ``TypeError``, ``IndexError`` or
+``NotImplementedError`` before anything is sent.
+
+PyTorch counterpart: ``torch.distributed._functional_collectives``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed._functional_collectives as stock
+import torch.distributed.distributed_c10d as c10d
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+from torch.distributed import ReduceOp
+
+from .. import _C, _compat
+from . import errors
+from .groups import RankTypes, rank_in_group, traceable_group
+
+_core = torch.ops._c10d_functional
+_own = torch.ops.funcol
+
+
+def _traced_reduce_op(reduce_op: str | ReduceOp) -> Any:
+    """``reduce_op`` as stock puts it in a graph: by name if it has one."""
+    if isinstance(reduce_op, str):
+        return reduce_op.lower()
+    known: Any = stock.REDUCE_OP_TO_STR
+    return known.get(getattr(reduce_op, "op", reduce_op), reduce_op)
+
+
+def _parts_of(op: Any) -> Any:
+    """``op`` for a graph; its parts for one that is recorded before dispatch, which keeps composite ops."""
+    if not is_dynamo_compiling() and torch._C._dispatch_tls_is_dispatch_key_included(
+        torch._C.DispatchKey.PreDispatch
+    ):
+
+        def parts(*args: Any) -> Any:
+            # The tracer's torch function would take the call for one of the op itself.
+            with torch._C.DisableTorchFunction():
+                return op.default.decompose(*args)
+
+        return parts
+    return op
+
+
+def _needs_own_rule(tensors: list[Tensor], rules_of_core: frozenset[str], reduce_op: Any = "") -> bool:
+    """True if a gradient is needed for which PyTorch's op has no rule, or none for ``reduce_op``."""
+    if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
+        return False
+    return reduce_op not in rules_of_core
+
+
+def _finished(tensor: Tensor) -> Tensor:
+    """The result of an operator of PyTorch's, made to wait by itself; or waited for, as layers have to see.
+
+    A torch function mode is none: it sees the operator, and the wait is nobody's but the first user's.
+    """
+    if not is_dynamo_compiling():
+        pending: Tensor = _C.pend(tensor)
+        if pending is not NotImplemented:
+            return pending
+    return _core.wait_tensor(tensor)  # type: ignore[no-any-return]
+
+
+def _all_finished(tensors: list[Tensor]) -> list[Tensor]:
+    """:func:`_finished` of each."""
+    if not is_dynamo_compiling():
+        pending = [_C.pend(tensor) for tensor in tensors]
+        if all(tensor is not NotImplemented for tensor in pending):
+            return pending
+    if _compat.STOCK_WAITS_FOR_LISTS:
+        return _core.wait_tensors(tensors)  # type: ignore[no-any-return]
+    return [_core.wait_tensor(tensor) for tensor in tensors]
+
+
+def _wrap_dim(dim: int, tensor: Tensor) -> int:
+    return dim + max(tensor.dim(), 1) if dim < 0 else dim
+
+
+def _wrong(message: str) -> BaseException:
+    error = ValueError(message)
+    return error if is_dynamo_compiling() else errors.as_raised(error)
+
+
+def _check_divisible(
+    op: str, tensor: Tensor, dim: int, group_size: int, remedy: str = "Pad it, or scatter another dim."
+) -> None:
+    if tensor.size(dim) % group_size != 0:
+        raise _wrong(
+            f"funcol::{op}: dim {dim} has size {tensor.size(dim)}, not divisible by the {group_size} ranks "
+            f"of the group. {remedy}"
+        )
+
+
+def _check_permute(src_dst: list[int], group_size: int) -> None:
+    if len(src_dst) > group_size or any(not 0 <= dst < group_size for dst in src_dst):
+        raise ValueError(
+            f"funcol::permute_tensor: src_dst is {src_dst}, but the group has ranks 0 to {group_size - 1}. "
+            "Pass the destination of each rank that sends."
+        )
+
+
+def all_reduce(self: Tensor, reduceOp: str | ReduceOp, group: RankTypes, tag: str = "") -> Tensor:
+    """Reduces ``self`` over the ranks of ``group``; every rank gets the result.
+
+    Returns a contiguous tensor of the shape and dtype of ``self``. Complex tensors take ``sum`` and
+    ``avg``; bool tensors every op but ``avg``.
+    """
+    if not is_dynamo_compiling():
+        result: Tensor = _C.all_reduce(self, reduceOp, group, tag)
+        if result is not NotImplemented:
+            return result
+    resolved = traceable_group(group, tag)
+    reduce_op = _traced_reduce_op(reduceOp)
+    if _needs_own_rule([self], _compat.ALL_REDUCE_RULES, reduce_op):
+        return _own.all_reduce(self, reduce_op, resolved)  # type: ignore[no-any-return]
+    return _finished(_core.all_reduce(self, reduce_op, resolved))
+
+
+def all_gather_tensor(
+    self: Tensor,
+    gather_dim: int,
+    group: RankTypes,
+    tag: str = "",
+    *,
+    split_sizes: list[int] | None = None,
+) -> Tensor:
+    """Concatenates the tensors of all ranks of ``group`` along ``gather_dim``, in rank order.
+
+    All ranks pass the same shape; or, with ``split_sizes``, rank ``r`` has size ``split_sizes[r]`` along
+    ``gather_dim``, and all ranks pass the same list. Returns a contiguous tensor whose ``gather_dim`` is the
+    sum of the ranks'; a 0-dim ``self`` counts as shape (1). Any dtype.
+    """
+    if not is_dynamo_compiling():
+        result: Tensor = _C.all_gather_tensor(self, gather_dim, group, tag, split_sizes)
+        if result is not NotImplemented:
+            return result
+    resolved = traceable_group(group, tag)
+    if split_sizes is not None:
+        return _parts_of(_own.all_gather_along_dim)(self, gather_dim, resolved, split_sizes)  # type: ignore[no-any-return]
+    group_size = c10d._get_group_size_by_name(resolved)
+    if self.dim() == 0:
+        self = self.reshape(1)
+    gathered: Tensor = _finished(_core.all_gather_into_tensor(_compat.contiguous(self), group_size, resolved))
+    gather_dim = _wrap_dim(gather_dim, self)
+    return gathered if gather_dim == 0 else _compat.concatenate_ranks(gathered, group_size, gather_dim)
+
+
+def reduce_scatter_tensor(
+    self: Tensor,
+    reduceOp: str | ReduceOp,
+    scatter_dim: int,
+    group: RankTypes,
+    tag: str = "",
+    *,
+    split_sizes: list[int] | None = None,
+) -> Tensor:
+    """Reduces ``self`` over the ranks of ``group``; each gets its part of the result along ``scatter_dim``.
+
+    The size of ``scatter_dim`` must be a multiple of the number of ranks; or, with ``split_sizes``, rank
+    ``r`` gets ``split_sizes[r]`` of it, and all ranks pass the same list. Returns a contiguous tensor.
+    """
+    if not is_dynamo_compiling():
+        result: Tensor = _C.reduce_scatter_tensor(self, reduceOp, scatter_dim, group, tag, split_sizes)
+        if result is not NotImplemented:
+            return result
+    resolved = traceable_group(group, tag)
+    reduce_op = _traced_reduce_op(reduceOp)
+    op = _own.reduce_scatter_along_dim
+    if _needs_own_rule([self], _compat.REDUCE_SCATTER_RULES, reduce_op):
+        return op(self, reduce_op, scatter_dim, resolved, split_sizes)  # type: ignore[no-any-return]
+    if split_sizes is not None:
+        return _parts_of(op)(self, reduce_op, scatter_dim, resolved, split_sizes)  # type: ignore[no-any-return]
+    group_size = c10d._get_group_size_by_name(resolved)
+    _check_divisible("reduce_scatter_tensor", self, scatter_dim, group_size)
+    scatter_dim = _wrap_dim(scatter_dim, self)
+    if scatter_dim != 0:
+        self = _compat.split_ranks(self, group_size, scatter_dim)
+    return _finished(_core.reduce_scatter_tensor(_compat.contiguous(self), reduce_op, group_size, resolved))
+
+
+def all_to_all_single(
+    self: Tensor,
+    output_split_sizes: list[int] | None,
+    input_split_sizes: list[int] | None,
+    group: RankTypes,
+    tag: str = "",
+) -> Tensor:
+    """Sends ``input_split_sizes[r]`` rows of dim 0 to rank ``r``, receives ``output_split_sizes[r]`` from it.
+
+    Both ``None``: equal shares. Returns what came, concatenated along dim 0 in rank order, contiguous.
+    """
+    if not is_dynamo_compiling():
+        result: Tensor = _C.all_to_all_single(self, output_split_sizes, input_split_sizes, group, tag)
+        if result is not NotImplemented:
+            return result
+    if self.is_complex():  # moved as pairs of reals, since not every backend knows complex numbers
+        pairs = all_to_all_single(
+            torch.view_as_real(self.resolve_conj()), output_split_sizes, input_split_sizes, group, tag
+        )
+        return torch.view_as_complex(pairs)
+    resolved = traceable_group(group, tag)
+    if output_split_sizes is None or input_split_sizes is None:
+        if output_split_sizes is not None or input_split_sizes is not None:
+            raise _wrong(
+                "funcol::all_to_all_single: pass both output_split_sizes and input_split_sizes, or neither."
+            )
+        group_size = c10d._get_group_size_by_name(resolved)
+        remedy = "Pass output_split_sizes and input_split_sizes."
+        _check_divisible("all_to_all_single", self, 0, group_size, remedy)
+        output_split_sizes = input_split_sizes = [self.shape[0] // group_size] * group_size
+    return _finished(
+        _core.all_to_all_single(_compat.contiguous(self), output_split_sizes, input_split_sizes, resolved)
+    )
+
+
+def broadcast(self: Tensor, src: int, group: RankTypes, tag: str = "") -> Tensor:
+    """The tensor of rank ``src``, a rank within ``group``, on every rank of it.
+
+    All ranks pass the same shape and dtype. Returns a contiguous tensor.
+    """
+    if not is_dynamo_compiling():
+        result: Tensor = _C.broadcast(self, src, group, tag)
+        if result is not NotImplemented:
+            return result
+    resolved = traceable_group(group, tag)
+    if _needs_own_rule([self], _compat.BROADCAST_RULES):
+        return _own.broadcast(self, src, resolved)  # type: ignore[no-any-return]
+    return _finished(_core.broadcast(self, src, resolved))
+
+
+def reduce(self: Tensor, reduceOp: str | ReduceOp, dst: int, group: RankTypes, tag: str = "") -> Tensor:
+    """Reduces ``self`` over the ranks of ``group``; rank ``dst`` within it gets the result, the others zeros.
+
+    Returns a contiguous tensor of the shape and dtype of ``self`` on every rank. Reduce ops and dtypes as for
+    :func:`all_reduce`. With the gradients of :func:`broadcast` this is its transpose.
+    """
+    if not is_dynamo_compiling():
+        result: Tensor = _C.reduce(self, reduceOp, dst, group, tag)
+        if result is not NotImplemented:
+            return result
+    resolved = traceable_group(group, tag)
+    reduce_op = _traced_reduce_op(reduceOp)
+    if _needs_own_rule([self], _compat.ALL_REDUCE_RULES, reduce_op):
+        return _own.reduce(self, reduce_op, dst, resolved)  # type: ignore[no-any-return]
+    return _parts_of(_own.reduce)(self, reduce_op, dst, resolved)  # type: ignore[no-any-return]
+
+
+def scatter(
+    self: Tensor,
+    src: int,
+    scatter_dim: int,
+    group: RankTypes,
+    tag: str = "",
+    *,
+    split_sizes: list[int] | None = None,
+) -> Tensor:
+    """Cuts the tensor of rank ``src`` within ``group`` along ``scatter_dim``; each rank gets its part.
+
+    Parts are equal, or ``split_sizes[r]`` for rank ``r``. All ranks pass a tensor of the same shape, dtype
+    and device; only that of ``src`` is read, so that ``x.new_empty(()).expand(shape)`` will do on the others.
+    Returns a contiguous tensor.
+    """
+    if not is_dynamo_compiling():
+        result: Tensor = _C.scatter(self, src, scatter_dim, group, tag, split_sizes)
+        if result is not NotImplemented:
+            return result
+    resolved = traceable_group(group, tag)
+    return _parts_of(_own.scatter)(self, src, scatter_dim, resolved, split_sizes)  # type: ignore[no-any-return]
+
+
+def gather(
+    self: Tensor,
+    dst: int,
+    gather_dim: int,
+    group: RankTypes,
+    tag: str = "",
+    *,
+    split_sizes: list[int] | None = None,
+) -> Tensor:
+    """Concatenates the tensors of all ranks along ``gather_dim`` on rank ``dst`` within ``group``.
+
+    All ranks pass the same shape; or, with ``split_sizes``, rank ``r`` has size ``split_sizes[r]`` along
+    ``gather_dim``. Returns a contiguous tensor on ``dst``; on the others one with size 0 along
+    ``gather_dim``, which has to take part in their backward pass if gradients are to flow.
+    """
+    if not is_dynamo_compiling():
+        result: Tensor = _C.gather(self, dst, gather_dim, group, tag, split_sizes)
+        if result is not NotImplemented:
+            return result
+    resolved = traceable_group(group, tag)
+    return _parts_of(_own.gather)(self, dst, gather_dim, resolved, split_sizes)  # type: ignore[no-any-return]
+
+
+def permute_tensor(self: Tensor, src_dst: list[int], group: RankTypes, tag: str = "") -> Tensor:
+    """Sends the tensor of rank ``m`` to rank ``src_dst[m]``; ranks past the end of ``src_dst`` send nothing.
+
+    Any shape, the same on all ranks. Returns the tensor that came; if several or none were sent to this rank,
+    their concatenation along dim 0.
+    """
+    if not is_dynamo_compiling():
+        result: Tensor = _C.permute_tensor(self, src_dst, group, tag)
+        if result is not NotImplemented:
+            return result
+    if self.is_complex():
+        return torch.view_as_complex(
+            permute_tensor(torch.view_as_real(self.resolve_conj()), src_dst, group, tag)
+        )
+    resolved = traceable_group(group, tag)
+    group_size = c10d._get_group_size_by_name(resolved)
+    _check_permute(src_dst, group_size)
+    rank = rank_in_group(resolved)
+    input_splits = [0] * group_size
+    output_splits = [0] * group_size
+    for src, dst in enumerate(src_dst):
+        if src == rank:
+            input_splits[dst] = self.numel()
+        if dst == rank:
+            output_splits[src] = self.numel()
+    num_received = sum(1 for dst in src_dst if dst == rank)
+    sent = self if self.dim() == 1 else self.reshape(-1)
+    if rank >= len(src_dst):
+        sent = sent[:0]
+    received = _finished(
+        _core.all_to_all_single(_compat.contiguous(sent), output_splits, input_splits, resolved)
+    )
+    if self.dim() == 1:
+        return received
+    if num_received == 1:
+        return received.view(self.shape)
+    return received.view([num_received, *self.shape]).flatten(0, min(1, self.dim()))
+
+
+def all_reduce_coalesced(
+    self: list[Tensor], reduceOp: str | ReduceOp, group: RankTypes, tag: str = ""
+) -> list[Tensor]:
+    """:func:`all_reduce` of several tensors of one device and dtype, in one collective."""
+    if not is_dynamo_compiling():
+        result: list[Tensor] = _C.all_reduce_coalesced(self, reduceOp, group, tag)
+        if result is not NotImplemented:
+            return result
+    resolved = traceable_group(group, tag)
+    reduce_op = _traced_reduce_op(reduceOp)
+    if _needs_own_rule(self, _compat.ALL_REDUCE_RULES, reduce_op):
+        return _own.all_reduce_coalesced(self, reduce_op, resolved)  # type: ignore[no-any-return]
+    return _all_finished(_core.all_reduce_coalesced(self, reduce_op, resolved))
+
+
+def all_gather_into_tensor_coalesced(self: list[Tensor], group: RankTypes, tag: str = "") -> list[Tensor]:
+    """:func:`all_gather_tensor` along dim 0 of several tensors of one device and dtype, in one collective."""
+    if not is_dynamo_compiling():
+        result: list[Tensor] = _C.all_gather_into_tensor_coalesced(self, group, tag)
+        if result is not NotImplemented:
+            return result
+    if len(self) > 0 and self[0].is_complex():
+        pairs = all_gather_into_tensor_coalesced(
+            [torch.view_as_real(tensor.resolve_conj()) for tensor in self], group, tag
+        )
+        return [torch.view_as_complex(pair) for pair in pairs]
+    resolved = traceable_group(group, tag)
+    group_size = c10d._get_group_size_by_name(resolved)
+    inputs = [_compat.contiguous(tensor) for tensor in self]
+    return _all_finished(_core.all_gather_into_tensor_coalesced(inputs, group_size, resolved))
+
+
+def reduce_scatter_tensor_coalesced(
+    inputs: list[Tensor],
+    reduceOp: str | ReduceOp,
+    scatter_dim: list[int],
+    group: RankTypes,
+    tag: str = "",
+) -> list[Tensor]:
+    """:func:`reduce_scatter_tensor` of several tensors of one device and dtype, in one collective.
+
+    ``scatter_dim`` has one dim per tensor. The list ``inputs`` is left as it is.
+    """
+    if not is_dynamo_compiling():
+        result: list[Tensor] = _C.reduce_scatter_tensor_coalesced(inputs, reduceOp, scatter_dim, group, tag)
+        if result is not NotImplemented:
+            return result
+    resolved = traceable_group(group, tag)
+    group_size = c10d._get_group_size_by_name(resolved)
+    if len(scatter_dim) != len(inputs):
+        raise _wrong(
+            f"funcol::reduce_scatter_tensor_coalesced: {len(scatter_dim)} scatter dims for {len(inputs)} "
+            "tensors. Pass one dim per tensor."
+        )
+    reduce_op = _traced_reduce_op(reduceOp)
+    if _needs_own_rule(inputs, _compat.REDUCE_SCATTER_RULES, reduce_op):
+        return _own.reduce_scatter_along_dims_coalesced(  # type: ignore[no-any-return]
+            inputs, reduce_op, scatter_dim, resolved
+        )
+    rank_major = []
+    for tensor, dim in zip(inputs, scatter_dim, strict=True):
+        _check_divisible("reduce_scatter_tensor_coalesced", tensor, dim, group_size)
+        dim = _wrap_dim(dim, tensor)
+        rank_major.append(
+            _compat.contiguous(tensor) if dim == 0 else torch.cat(torch.chunk(tensor, group_size, dim=dim))
+        )
+    return _all_finished(_core.reduce_scatter_tensor_coalesced(rank_major, reduce_op, group_size, resolved))
+
+
+# Names that newer PyTorch minors give to the same functions.
+all_gather_single = all_gather_tensor
+reduce_scatter_single = reduce_scatter_tensor
+all_gather_single_coalesced = all_gather_into_tensor_coalesced
+reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
+
+# Every collective is differentiable.
+all_gather_tensor_autograd = all_gather_single_autograd = all_gather_tensor
+reduce_scatter_tensor_autograd = reduce_scatter_single_autograd = reduce_scatter_tensor
+all_to_all_single_autograd = all_to_all_single
+
+__all__ = [
+    "all_gather_into_tensor_coalesced",
+    "all_gather_single",
+    "all_gather_single_autograd",
+    "all_gather_single_coalesced",
+    "all_gather_tensor",
+    "all_gather_tensor_autograd",
+    "all_reduce",
+    "all_reduce_coalesced",
+    "all_to_all_single",
+    "all_to_all_single_autograd",
+    "broadcast",
+    "gather",
+    "permute_tensor",
+    "reduce",
+    "reduce_scatter_single",
+    "reduce_scatter_single_autograd",
+    "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor",
+    "reduce_scatter_tensor_autograd",
+    "reduce_scatter_tensor_coalesced",
+    "scatter",
+]

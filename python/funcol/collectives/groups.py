@@ -1,0 +1,212 @@
+"""Process groups: from the forms in which users name them, of meshes, and as graphs take them."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, TypeAlias, cast
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+from torch.compiler import is_dynamo_compiling
+from torch.distributed.device_mesh import DeviceMesh
+
+from .. import _compat
+
+RankTypes: TypeAlias = (
+    list[int] | list[list[int]] | dist.ProcessGroup | DeviceMesh | tuple[DeviceMesh, int] | str
+)
+"""What names the ranks of a collective.
+
+- ``ProcessGroup``, or its ``group_name``
+- ``DeviceMesh`` with one dim, or ``(DeviceMesh, mesh_dim)``
+- ``list[int]``: global ranks of an existing group (deprecated, as in PyTorch)
+- ``list[list[int]]``: the ranks of all groups of an MPMD call; this rank's is taken
+"""
+
+RANK_TYPES = RankTypes
+"""PyTorch's name of :data:`RankTypes`."""
+
+
+def resolve_group(group: Any, tag: str = "", op: str = "resolve_group") -> Any:
+    """The ``ProcessGroup`` or group name behind ``group``, one of :data:`RankTypes`, for collective ``op``.
+
+    Raises ``ValueError`` or ``TypeError`` if there is none that this rank belongs to. PyTorch counterpart:
+    ``torch.distributed._functional_collectives._resolve_group``.
+    """
+    if isinstance(group, dist.ProcessGroup | str):
+        return group
+    if isinstance(group, DeviceMesh):
+        if group.ndim != 1:
+            raise ValueError(
+                f"funcol::{op}: the group is a DeviceMesh with {group.ndim} dims, expected 1: pass "
+                "(mesh, mesh_dim), or mesh[name]."
+            )
+        return _mesh_group(group, 0, op)
+    if isinstance(group, tuple):
+        if len(group) != 2 or not isinstance(group[0], DeviceMesh) or not isinstance(group[1], int):
+            raise ValueError(f"funcol::{op}: the group is the tuple {group!r}, expected (DeviceMesh, int).")
+        return _mesh_group(*group, op)
+    if isinstance(group, list):
+        return _group_of_ranks(group, tag, op)
+    if group is dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError(
+            f"funcol::{op}: the group is GroupMember.NON_GROUP_MEMBER: this rank does not belong to the "
+            "group that was made. Call the collective on its member ranks only."
+        )
+    raise TypeError(
+        f"funcol::{op}: the group is a {type(group).__name__}, expected a ProcessGroup, a group name, a "
+        "DeviceMesh, a (DeviceMesh, int) or a list of ranks."
+    )
+
+
+def _mesh_group(mesh: DeviceMesh, mesh_dim: int, op: str) -> str:
+    if not -mesh.ndim <= mesh_dim < mesh.ndim:
+        raise ValueError(
+            f"funcol::{op}: mesh dim {mesh_dim} is out of range for a DeviceMesh with {mesh.ndim} dims."
+        )
+    if mesh.get_coordinate() is None:
+        raise ValueError(
+            f"funcol::{op}: rank {dist.get_rank()} does not belong to {mesh}. Call the collective on its "
+            "member ranks only."
+        )
+    return mesh_group_name(mesh, mesh_dim)
+
+
+def _group_of_ranks(ranks: list[Any], tag: str, op: str) -> Any:
+    warnings.warn(
+        "naming a process group by its ranks is deprecated: pass a ProcessGroup, a DeviceMesh or a name.",
+        FutureWarning,
+        stacklevel=4,
+    )
+    rank = dist.get_rank()
+    own: list[int] | None
+    if ranks and isinstance(ranks[0], list):
+        sizes = {len(members) for members in ranks}
+        if len(sizes) != 1:
+            raise ValueError(
+                f"funcol::{op}: the groups {ranks} have different sizes {sorted(sizes)}, expected one size."
+            )
+        own = own_ranks(ranks)
+    else:
+        own = ranks if rank in ranks else None
+    if own is None:
+        raise ValueError(
+            f"funcol::{op}: rank {rank} is not in {ranks}. Call the collective on the ranks in the list only."
+        )
+    group = c10d._find_pg_by_ranks_and_tag(tag, own)
+    if group is None:
+        raise ValueError(
+            f"funcol::{op}: no process group has the ranks {own} and the tag {tag!r}. Make it with "
+            "torch.distributed.new_group on all ranks first, and pass the group it returns."
+        )
+    return group
+
+
+def mesh_group_name(mesh: dist.device_mesh.DeviceMesh, mesh_dim: int) -> str:
+    """Name of the group of ``mesh`` along ``mesh_dim``, without looking the group up."""
+    return cast(str, mesh._dim_group_names[mesh_dim])
+
+
+def own_ranks(lists: list[list[int]]) -> list[int] | None:
+    """That of the ``lists`` of ranks which this rank is in. Dynamo can trace it."""
+    rank = dist.get_rank()
+    for ranks in lists:
+        if rank in ranks:
+            return ranks
+    return None
+
+
+def group_named(name: str) -> dist.ProcessGroup:
+    """The group of this name."""
+    resolve: Any = torch._C._distributed_c10d._resolve_process_group
+    return cast(dist.ProcessGroup, resolve(name))
+
+
+def rank_in_group(group: Any) -> int:
+    """This process's rank in ``group``, a name or an object."""
+    return dist.get_rank(group_named(group) if isinstance(group, str) else group)
+
+
+def rank_of_peer(group_name: str, global_rank: int) -> int:
+    """The rank within a group of the process that is ``global_rank`` in the world."""
+    return dist.get_group_rank(group_named(group_name), global_rank)
+
+
+# As torch.compiler.assume_constant_result does, which would import Dynamo.
+rank_in_group._dynamo_marked_constant = True  # type: ignore[attr-defined]
+rank_of_peer._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def traced_group(group: Any, tag: str) -> Any:
+    """The name of ``group``, or the ``ProcessGroup``, as Dynamo finds it in a region that it traces."""
+    if isinstance(group, list) and group and isinstance(group[0], list):  # stock traces one list
+        own = own_ranks(group)
+        if own is None:
+            raise ValueError(
+                f"funcol: rank {dist.get_rank()} is not in {group}. Call the collective on the ranks in the "
+                "lists only."
+            )
+        group = own
+    return _compat.group_in_region(group, tag)
+
+
+def traceable_group(group: Any, tag: str) -> Any:
+    """``group`` as stock puts it in a graph: a name, or an object where stock traces one."""
+    return _compat.found_group_in_graphs(traced_group(group, tag))
+
+
+# What :mod:`funcol` has under PyTorch's names, with an underscore, for code that was written for those.
+
+
+def find_group(group: RankTypes, tag: str = "") -> Any:
+    """:func:`resolve_group`, which Dynamo can trace as well."""
+    if is_dynamo_compiling():
+        return traced_group(group, tag)
+    return resolve_group(group, tag)
+
+
+def find_group_name(group: RankTypes, tag: str = "") -> str:
+    """The name of the group behind ``group``."""
+    resolved = traced_group(group, tag) if is_dynamo_compiling() else resolve_group(group, tag)
+    return resolved if isinstance(resolved, str) else resolved.group_name
+
+
+def group_or_group_name(group: dist.ProcessGroup | str) -> Any:
+    """``group`` as a graph takes it: by name, unless PyTorch compiles one graph for all ranks."""
+    return group if isinstance(group, str) else _compat.group_in_graphs(group)
+
+
+def expand_group(group: RankTypes, tag: str = "") -> tuple[str, list[int], int]:
+    """The tag, the global ranks and the size of ``group``; can be traced.
+
+    Of a list of groups: the ranks of all of them, one after the other, and the size that each has.
+    """
+    if isinstance(group, list):
+        if len(group) == 0 or not isinstance(group[0], list):
+            return tag, group, len(group)  # type: ignore[return-value]
+        ranks = [rank for members in group for rank in members]
+        sizes = [len(members) for members in group]
+        for size in sizes:
+            if size != sizes[0]:
+                raise ValueError(
+                    f"funcol::_expand_group: the groups {group} have sizes {sizes}, not one size."
+                )
+        return tag, ranks, sizes[0]
+    resolved = _group_object(group)
+    ranks = dist.get_process_group_ranks(resolved)
+    return tag or c10d._get_group_tag(resolved), ranks, len(ranks)
+
+
+def _group_object(group: Any) -> dist.ProcessGroup:
+    if isinstance(group, DeviceMesh):
+        if group.ndim != 1:
+            raise ValueError(
+                f"funcol::_expand_group: the group is a DeviceMesh with {group.ndim} dims, expected 1: pass "
+                "(mesh, mesh_dim), or mesh[name]."
+            )
+        return group.get_group()
+    if isinstance(group, tuple) and len(group) == 2 and isinstance(group[0], DeviceMesh):
+        return group[0].get_group(group[1])
+    resolved = group if isinstance(group, dist.ProcessGroup) else resolve_group(group, "", "_expand_group")
+    return group_named(resolved) if isinstance(resolved, str) else resolved

@@ -1,0 +1,88 @@
+"""``python -m funcol info``: what this installation is made of."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .. import _C, _build_info, dropin
+from ..dropin import spmd_types
+from ..dropin.kept import in_place
+from ..dropin.kernels import of_programs
+from ..dropin.under_dtensor import taken_over
+
+
+def add_to(commands: Any) -> None:
+    """Adds the command to argparse's ``commands``."""
+    command = commands.add_parser("info", help="versions, wake key, kernels per device, CUDA and NCCL")
+    command.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    print(info())
+
+
+def info() -> str:
+    """Versions, wake key, kernels per device, CUDA, NCCL and the drop-in, as lines of text."""
+    kernels = _C.registered_kernels()
+    backends = [
+        name for name in ("gloo", "nccl", "mpi", "ucc", "xccl") if getattr(dist, f"is_{name}_available")()
+    ]
+    rows = {
+        "funcol": f"{_build_info.VERSION}, built with {_build_info.COMPILER}",
+        "PyTorch": f"{torch.__version__} running, built for {_build_info.TORCH_VERSION}",
+        "wake key": _C.wake_key_name() if _C.has_wake_key() else "none: another library holds it; views wait",
+        "backends": ", ".join(backends),
+        "CUDA": f"kernels for {_build_info.CUDA_ARCHS}, by nvcc {_build_info.CUDA_TOOLKIT}"
+        if _C.has_cuda_kernels()
+        else "no kernels in this build",
+        "GPUs": str(torch.cuda.device_count()),
+        "NCCL": f"headers {_build_info.NCCL or 'none'}, PyTorch's {_nccl_version() or 'none'}",
+    }
+    for device, names in sorted(kernels.items()):
+        rows[f"kernels, {device}"] = str(len(names))
+    rows["drop-in"] = (
+        f"{'' if dropin.is_installed() else 'not '}installed; stands in for "
+        f"{len(dropin.replaced_functions())} functions and {len(_C.ops_under_dropin())} operators of PyTorch"
+    )
+    kept = {
+        **dict.fromkeys(of_programs(), "a kernel of a program"),
+        **dropin.kept_from_programs(),
+        **in_place(),
+    }
+    rows["kept from programs"] = (
+        ", ".join(f"{theirs} in the place of {name}" for name, theirs in kept.items()) or "nothing"
+    )
+    rows["under DTensor"] = (
+        f"{'' if dropin.is_under_dtensor() else 'not '}installed; takes over " + ", ".join(taken_over())
+    )
+    rows["under FSDP2"] = _under_fsdp2()
+    rows["under spmd_types"] = _under_spmd_types()
+    width = max(map(len, rows))
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
+
+
+def _under_fsdp2() -> str:
+    from ..dropin import fully_shard
+
+    taken, left = fully_shard.taken_over()
+    row = f"takes over {', '.join(taken)}; left to PyTorch: {', '.join(left) or 'nothing'}"
+    replaced = fully_shard.not_pytorchs()
+    return f"{row}; not PyTorch's own any more: {', '.join(replaced)}" if replaced else row
+
+
+def _under_spmd_types() -> str:
+    found = spmd_types.known_version()
+    if found is None:
+        return "not there"
+    version, is_known = found
+    return f"{version}: {'takes over its collectives' if is_known else 'runs as it is, not known to funcol'}"
+
+
+def _nccl_version() -> str | None:
+    if not dist.is_nccl_available() or torch.version.cuda is None:
+        return None
+    return ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]

@@ -1,0 +1,286 @@
+"""funcol in place of PyTorch's own functional collectives, in programs that do not name it.
+
+:func:`install` does these things, which :func:`uninstall` undoes:
+
+- The functions of ``torch.distributed._functional_collectives`` that funcol has too become funcol's, in that
+  module and in every other module of PyTorch that imported them by name. Who else holds one of PyTorch's
+  calls funcol's through it.
+- The operators of ``_c10d_functional``, ``_c10d_functional_autograd`` and ``c10d_functional`` get funcol's
+  kernels for CPU and CUDA. What they return, how they trace and differentiate stays PyTorch's.
+- DTensor gets funcol's redistribution, propagation and conversions (:mod:`funcol.dropin.under_dtensor`), and
+  FSDP2, once it is imported, what it does for every parameter (:mod:`funcol.dropin.fully_shard`).
+
+The collectives of the package ``spmd_types``, once it is imported, become funcol's, too
+(:mod:`funcol.dropin.spmd_types`).
+
+DTensor and its relatives then hold pending tensors, which are instances of PyTorch's
+``AsyncCollectiveTensor`` to ``isinstance``, and have its methods (:mod:`funcol.dropin.results`).
+
+A compiled region that calls a replaced function is compiled once for either state, because Dynamo guards the
+functions that it looked into.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from inspect import isfunction
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.distributed._functional_collectives as stock
+import torch.distributed.distributed_c10d as c10d
+
+from .. import _C
+from ..collectives import async_tensor, errors, functions, tracing
+from ..compiled import remaps
+from . import patching, results, spmd_types
+from .kernels import KernelsInPlace
+
+if TYPE_CHECKING:
+    from .under_dtensor import UnderDTensor
+
+
+# funcol's public functions by their names, among them those that PyTorch's module has.
+_OURS: dict[str, Any] = {
+    name: function
+    for module in (functions, async_tensor, tracing, remaps)
+    for name, function in vars(module).items()
+    if isfunction(function) and function.__module__ == module.__name__
+}
+
+
+class _Replacement(NamedTuple):
+    name: str
+    theirs: Any
+    ours: Any
+
+
+def _replacements() -> list[_Replacement]:
+    """What differs between PyTorch's module and funcol, of the public functions that both have."""
+    found = []
+    for name, held in vars(stock).items():
+        ours = _OURS.get(name)
+        if name.startswith("_") or held is ours or ours is None:
+            continue
+        theirs = held if patching.is_own_context(held) else patching.own_function_of(stock, name)
+        if theirs is not None:
+            found.append(_Replacement(name, theirs, ours))
+    return found
+
+
+def kept_from_programs() -> dict[str, str]:
+    """What programs put in the place of functions of PyTorch's module, by their names."""
+    if _installed is not None:
+        return _installed.kept
+    return _kept(_replacements())
+
+
+def _kept(replacements: list[_Replacement]) -> dict[str, str]:
+    held = {replacement.name: vars(stock)[replacement.name] for replacement in replacements}
+    return {
+        name: patching.described(held[name]) for name, theirs, _ in replacements if held[name] is not theirs
+    }
+
+
+def replaced_functions() -> list[str]:
+    """Names of the functions in PyTorch's module that :func:`install` replaces."""
+    replacements = _replacements() if _installed is None else _installed.replacements
+    return [replacement.name for replacement in replacements]
+
+
+def _namespaces() -> list[dict[Any, Any]]:
+    """Where PyTorch keeps references to functions of its own: its modules, and Dynamo's table."""
+    modules = [
+        vars(module)
+        for name, module in list(sys.modules.items())
+        if isinstance(module, ModuleType) and (name == "torch" or name.startswith("torch."))
+    ]
+    return [*modules, stock.traceable_collective_remaps]
+
+
+class _Installation:
+    """funcol put in place. :meth:`undo` puts PyTorch's back, also where modules imported ours meanwhile."""
+
+    def __init__(self) -> None:
+        self.replacements = _replacements()
+        self.kept = _kept(self.replacements)
+        self._undo: list[Callable[[], None]] = []
+        self._places: list[tuple[dict[Any, Any], Any, _Replacement]] = []
+        self._by_ours: dict[int, list[_Replacement]] = {}
+        for replacement in self.replacements:
+            self._by_ours.setdefault(id(replacement.ours), []).append(replacement)
+        try:
+            self._undo.append(KernelsInPlace(_forget_kernels).undo)
+            self._replace({id(replacement.theirs): replacement for replacement in self.replacements})
+            self._undo.append(results.take)
+            results.put()
+            self._undo.append(spmd_types.take)
+            spmd_types.put()
+            self._undo.append(errors.take)
+            errors.put()
+            for replacement in self.replacements:
+                ours = replacement.ours
+                if patching.is_own_context(replacement.theirs):
+                    ours = ours.__wrapped__  # as what is redirected is within the context
+                self._undo.append(patching.redirected(replacement.theirs, ours))
+        except BaseException:
+            self.undo()
+            raise
+
+    def _replace(self, by_theirs: dict[int, _Replacement]) -> None:
+        for namespace in _namespaces():
+            for key, value in list(namespace.items()):
+                replacement = by_theirs.get(id(value))
+                if replacement is not None:
+                    self._places.append((namespace, key, replacement))
+                    namespace[key] = replacement.ours
+
+    def undo(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+        for namespace, key, replacement in self._places:
+            if namespace.get(key) is replacement.ours:
+                namespace[key] = replacement.theirs
+        for namespace in _namespaces():
+            for key, value in list(namespace.items()):
+                if id(value) in self._by_ours:
+                    namespace[key] = self._stock_of(value, key)
+
+    def _stock_of(self, ours: Any, key: Any) -> Any:
+        """What ``ours`` stood for where a module imported it as ``key``: some have several names."""
+        by_name = {replacement.name: replacement.theirs for replacement in self._by_ours[id(ours)]}
+        return by_name.get(key) or by_name.get(ours.__name__) or next(iter(by_name.values()))
+
+
+def _forget_kernels() -> None:
+    """Makes PyTorch's Python dispatcher look up anew the kernels that come and go."""
+    keys = torch._C.DispatchKey
+    for name in _C.ops_under_dropin():
+        packet = getattr(getattr(torch.ops, name.split("::")[0]), name.split("::")[1])
+        for key in (keys.CPU, keys.CUDA, keys.AutogradCPU, keys.AutogradCUDA):
+            packet.default._uncache_dispatch(key)
+
+
+class _Wanted(NamedTuple):
+    """Which parts somebody wants in place."""
+
+    collectives: bool
+    dtensor: bool
+
+
+_lock = threading.Lock()
+_installed: _Installation | None = None
+_under_dtensor: UnderDTensor | None = None  # of a module that is imported when it is wanted
+_stays = _Wanted(False, False)  # by install()
+_contexts: dict[object, _Wanted] = {}  # by installed(), while they are open
+
+
+def _update() -> None:
+    """Puts and takes what is wanted now. Call with the lock."""
+    global _installed, _under_dtensor
+    wanted = [_stays, *_contexts.values()]
+    wants_dtensor = any(of_one.dtensor for of_one in wanted)
+    if not wants_dtensor and _under_dtensor is not None:
+        parts, _under_dtensor = _under_dtensor, None
+        parts.undo()
+    wants_collectives = any(of_one.collectives for of_one in wanted)
+    if not wants_collectives and _installed is not None:
+        installation, _installed = _installed, None
+        installation.undo()
+    before = _installed
+    if wants_collectives and before is None:
+        _installed = _Installation()
+    if wants_dtensor and _under_dtensor is None:
+        try:
+            from .under_dtensor import UnderDTensor
+
+            _under_dtensor = UnderDTensor()
+        except BaseException:
+            if before is None and _installed is not None:
+                installation, _installed = _installed, None
+                installation.undo()
+            raise
+
+
+def is_installed() -> bool:
+    """Whether funcol is in place of PyTorch's functional collectives now."""
+    return _installed is not None
+
+
+def is_under_dtensor() -> bool:
+    """Whether funcol is under DTensor now."""
+    return _under_dtensor is not None
+
+
+def install(dtensor: bool = True) -> None:
+    """Puts funcol in place of PyTorch's functional collectives, and under DTensor, until :func:`uninstall`,
+    for all threads.
+
+    Existing DTensor, tensor-parallel and FSDP2 programs, compiled ones too, then run on it and compute the
+    same. ``dtensor=False`` leaves DTensor as it is, with funcol's collectives in it. Calling it again adds
+    what is not there yet. Starts no thread. A function of PyTorch that a program holds, because it imported
+    it by name before this call, calls funcol's, too.
+
+    Under DTensor are its ``to_local``, ``from_local``, ``redistribute``, ``full_tensor`` and
+    ``distribute_tensor``, its dispatcher's propagator, redistribution of arguments and wrapping of results,
+    and the costs of redistribution, in every module that has them; under FSDP2 what it does for every
+    parameter, whether it is imported before or after this call. A propagator that is not PyTorch's own class
+    stays in place, and so does what a program put in the place of a function of PyTorch: where that calls
+    PyTorch's function, funcol does what that did. If anything fails, all of it is taken away again.
+    """
+    global _stays
+    with _lock:
+        before, _stays = _stays, _Wanted(True, dtensor or _stays.dtensor)
+        try:
+            _update()
+        except BaseException:
+            _stays = before
+            raise
+
+
+def uninstall() -> None:
+    """Undoes :func:`install`, however often that was called, and every :func:`installed` that is still open.
+
+    PyTorch's functions and kernels are in place again; pending tensors and DTensors stay valid. Does nothing
+    if funcol is not installed.
+    """
+    global _stays
+    with _lock:
+        _stays = _Wanted(False, False)
+        _contexts.clear()
+        _update()
+
+
+@contextmanager
+def installed(dtensor: bool = True) -> Iterator[None]:
+    """:func:`install` for a ``with`` block; contexts nest, and overlap if several threads enter them.
+
+    The last one to end uninstalls, unless :func:`install` was called too.
+    """
+    me = object()
+    with _lock:
+        _contexts[me] = _Wanted(True, dtensor)
+        try:
+            _update()
+        except BaseException:
+            del _contexts[me]
+            raise
+    try:
+        yield
+    finally:
+        with _lock:
+            if _contexts.pop(me, None) is not None:
+                _update()
+
+
+def _name_of_ranks(ranks: list[int], tag: str) -> str | None:
+    group = c10d._find_pg_by_ranks_and_tag(tag, ranks)
+    return None if group is None else group.group_name
+
+
+_C.set_ranks_resolver(_name_of_ranks)
+_C.define_missing_legacy_ops()

@@ -1,0 +1,296 @@
+"""What stands in for DTensor's methods and functions while :func:`funcol.install` is in effect.
+
+Each function here has the signature, results and gradients of the one of PyTorch that it stands in for. The
+calls that programs make at every step are done in C++, specs made once and their gradients recorded there;
+what is not plain (tracing, modes, subclasses, symbolic sizes, strided shards) goes through Python.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torch._ops import OpOverload
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, placement_types
+from torch.distributed.tensor import _collective_utils as stock_collectives
+from torch.distributed.tensor import _dispatch as stock_dispatch
+from torch.distributed.tensor import _redistribute as stock_redistribute
+from torch.distributed.tensor import distribute_tensor as stock_distribute_tensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor._op_schema import OpStrategy
+from torch.utils._pytree import tree_leaves
+
+from .. import _C, _compat
+from ..redistribution.functions import redistributed
+from ..redistribution.local_gradients import ToLocalInOrder, has_own_order
+from ..redistribution.meshes import simulates_ranks
+from ..redistribution.moving import How, are_known, axes_with_own_rules, move, use_as_pytorchs
+from ..redistribution.targets import has_symbols
+from ..sharding import keyword_tensors
+from . import patching, writes
+
+_to_local: Callable[..., Tensor] = patching.copied(DTensor.to_local)
+_from_local: Callable[..., DTensor] = patching.copied(DTensor.from_local)
+_redistribute: Callable[..., DTensor] = patching.copied(DTensor.redistribute)
+_full_tensor: Callable[..., Tensor] = patching.copied(DTensor.full_tensor)
+_redistribute_local_tensor: Callable[..., Tensor] = patching.copied(
+    stock_redistribute.redistribute_local_tensor
+)
+_redistribute_cost: Callable[..., float] = patching.copied(stock_collectives.redistribute_cost)
+_distribute_tensor: Callable[..., DTensor] = patching.copied(stock_distribute_tensor)
+_dispatcher = _compat.dispatcher_functions()
+_local_results: Callable[..., object] = patching.copied(_dispatcher["local_results"])
+_unwrap: Callable[..., Any] = patching.copied(_dispatcher["unwrap_to_op_info"])
+_wrap: Callable[..., object] = patching.copied(_dispatcher["wrap"])
+
+use_as_pytorchs(_redistribute_local_tensor)
+
+
+def to_local(self: DTensor, *, grad_placements: Sequence[Placement] | None = None) -> Tensor:
+    """PyTorch counterpart: ``DTensor.to_local``."""
+    if not torch.compiler.is_compiling():
+        local: Tensor = _C.dtensor_to_local(self, grad_placements)
+        if local is not NotImplemented:
+            return local
+    if has_own_order(self._spec):
+        placements = None if grad_placements is None else tuple(grad_placements)
+        return ToLocalInOrder.apply(self, placements)  # type: ignore[no-any-return]
+    return _to_local(self, grad_placements=grad_placements)
+
+
+def from_local(
+    local_tensor: Tensor,
+    device_mesh: DeviceMesh | None = None,
+    placements: Sequence[Placement] | None = None,
+    *,
+    run_check: bool = False,
+    shape: torch.Size | None = None,
+    stride: tuple[int, ...] | None = None,
+    grad_placements: Sequence[Placement] | None = None,
+) -> DTensor:
+    """PyTorch counterpart: ``DTensor.from_local``."""
+    if device_mesh is not None and not run_check and not torch.compiler.is_compiling():
+        dtensor: DTensor = _C.dtensor_from_local(
+            local_tensor, device_mesh, placements, shape, stride, grad_placements
+        )
+        if dtensor is not NotImplemented:
+            return dtensor
+    more = {} if grad_placements is None else {"grad_placements": grad_placements}
+    return _from_local(
+        local_tensor, device_mesh, placements, run_check=run_check, shape=shape, stride=stride, **more
+    )
+
+
+def redistribute(
+    self: DTensor,
+    device_mesh: DeviceMesh | None = None,
+    placements: Sequence[Placement] | None = None,
+    *,
+    async_op: bool = False,
+    forward_dtype: torch.dtype | None = None,
+    backward_dtype: torch.dtype | None = None,
+) -> DTensor:
+    """By funcol's plan, which may take fewer collectives than PyTorch's.
+
+    PyTorch counterpart: ``DTensor.redistribute``.
+    """
+    is_compiling = torch.compiler.is_compiling()
+    is_other_mesh = device_mesh is not None and device_mesh is not self._spec.mesh
+    if not (is_compiling or is_other_mesh) and forward_dtype is None and backward_dtype is None:
+        dtensor: DTensor = _C.redistribute_dtensor(self, placements, async_op)
+        if dtensor is not NotImplemented:
+            return dtensor
+    if (
+        is_compiling
+        or placements is None
+        or simulates_ranks()
+        or has_symbols(self._spec)
+        or not _has_plan(self._spec.placements, placements)
+    ):
+        return _redistribute(
+            self,
+            device_mesh,
+            placements,
+            async_op=async_op,
+            forward_dtype=forward_dtype,
+            backward_dtype=backward_dtype,
+        )
+    order = _kept_order(self, placements)
+    how = How(async_op, None, None, lenient=True)
+    return redistributed(self, device_mesh, tuple(placements), order, forward_dtype, backward_dtype, how)
+
+
+def _has_plan(*placements: Iterable[Placement]) -> bool:
+    """Whether all are of kinds that there are plans for, or that are reduced before such a plan or made after
+    it."""
+    return all(
+        are_known((placement,)) or axes_with_own_rules((placement,))
+        for placement in itertools.chain(*placements)
+    )
+
+
+def _kept_order(dtensor: DTensor, placements: Sequence[Placement]) -> Any:
+    """Same placements move nothing, whatever the order in which the axes cut."""
+    return dtensor._spec.shard_order if tuple(placements) == dtensor.placements else None
+
+
+def full_tensor(self: DTensor, *, grad_placements: Sequence[Placement] | None = None) -> Tensor:
+    """PyTorch counterpart: ``DTensor.full_tensor``."""
+    if not torch.compiler.is_compiling():
+        whole: Tensor = _C.dtensor_full_tensor(self, grad_placements)
+        if whole is not NotImplemented:
+            return whole
+    return _full_tensor(self, grad_placements=grad_placements)
+
+
+def distribute_tensor(
+    tensor: Tensor,
+    device_mesh: DeviceMesh | None = None,
+    placements: Sequence[Placement] | None = None,
+    *,
+    src_data_rank: int | None = 0,
+) -> DTensor:
+    """What is cut is scattered before what is replicated is broadcast, so that replicas receive shards.
+
+    PyTorch counterpart: ``torch.distributed.tensor.distribute_tensor``, which goes by the order of the axes.
+    """
+    is_plain = (
+        device_mesh is not None
+        and not torch.compiler.is_compiling()
+        and type(tensor) in (Tensor, torch.nn.Parameter)
+        and tensor.is_leaf
+        and not simulates_ranks()
+        and _sends_as_torch_distributed()
+    )
+    if is_plain:
+        assert device_mesh is not None
+        torch._C._log_api_usage_once("torch.dtensor.distribute_tensor")
+        is_elsewhere = not tensor.is_meta and tensor.device.type != device_mesh.device_type
+        whole = tensor.to(device_mesh.device_type) if is_elsewhere else tensor
+        dtensor: DTensor = _C.distribute_tensor(whole, device_mesh, placements, src_data_rank)
+        if dtensor is not NotImplemented:
+            return dtensor
+    return _distribute_tensor(tensor, device_mesh, placements, src_data_rank=src_data_rank)
+
+
+# By which PyTorch's own sends what it distributes: who puts something else there wants it called.
+_SENDERS = [
+    (dist, "scatter"),
+    (dist, "broadcast"),
+    (stock_collectives, "scatter"),
+    (stock_collectives, "broadcast"),
+    (placement_types, "mesh_scatter"),
+    (placement_types, "mesh_broadcast"),
+]
+_OWN_SENDERS = [vars(module)[name] for module, name in _SENDERS]
+
+
+def _sends_as_torch_distributed() -> bool:
+    return all(vars(module)[name] is own for (module, name), own in zip(_SENDERS, _OWN_SENDERS, strict=True))
+
+
+def redistribute_local_tensor(
+    local_tensor: Tensor,
+    current_spec: DTensorSpec,
+    target_spec: DTensorSpec,
+    *,
+    async_op: bool = False,
+    use_graph_based_transform: bool | None = None,
+    is_explicit: bool = False,
+) -> Tensor:
+    """PyTorch counterpart: ``torch.distributed.tensor._redistribute.redistribute_local_tensor``.
+
+    ``use_graph_based_transform`` chooses one of PyTorch's planners; there is one here. PyTorch's own moves
+    what there is no plan for: placements of other kinds, partials with rules of their own, symbolic sizes,
+    and a local tensor of another shape than its spec gives this rank.
+    """
+    placements = (*current_spec.placements, *target_spec.placements)
+    if not simulates_ranks() and are_known(placements):
+        return move(local_tensor, current_spec, target_spec, async_op, None, None, is_explicit, lenient=True)
+    return _redistribute_local_tensor(
+        local_tensor,
+        current_spec,
+        target_spec,
+        async_op=async_op,
+        use_graph_based_transform=use_graph_based_transform,
+        is_explicit=is_explicit,
+    )
+
+
+def redistribute_cost(current_spec: DTensorSpec, new_spec: DTensorSpec) -> float:
+    """PyTorch counterpart: ``torch.distributed.tensor._collective_utils.redistribute_cost``."""
+    return _costs([current_spec], new_spec)[0]
+
+
+def generate_redistribute_costs(src_strategy: OpStrategy, dst_spec: DTensorSpec) -> list[float]:
+    """PyTorch counterpart: ``torch.distributed.tensor._ops.utils.generate_redistribute_costs``."""
+    return _costs([strategy.output_spec for strategy in src_strategy.strategies], dst_spec)
+
+
+def _costs(sources: list[DTensorSpec], target: DTensorSpec) -> list[float]:
+    try:
+        return [row[0] for row in _C.redistribute_cost_table(sources, [target], _COSTS)]
+    except (NotImplementedError, ValueError, TypeError):  # symbolic sizes, placements of unknown kinds
+        return [_redistribute_cost(source, target) for source in sources]
+
+
+_COSTS = _C.DTensorCosts()
+
+
+def wrap(res: object, spec: Any) -> object:
+    """PyTorch counterpart: ``torch.distributed.tensor._dispatch.OpDispatcher.wrap``."""
+    wrapped = _C.wrap_dtensors(res, spec)
+    return _wrap(res, spec) if wrapped is NotImplemented else wrapped
+
+
+def unwrap_to_op_info(
+    self: stock_dispatch.OpDispatcher,
+    op_call: OpOverload,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    create_schema: bool,
+) -> Any:
+    """PyTorch counterpart: ``OpDispatcher._unwrap_to_op_info_impl``."""
+    info = _C.unwrap_args(self, op_call, args, kwargs, create_schema)
+    return _unwrap(self, op_call, args, kwargs, create_schema) if info is NotImplemented else info
+
+
+def local_results(
+    self: stock_dispatch.OpDispatcher, op_call: OpOverload, args: tuple[Any, ...], op_info: Any
+) -> object:
+    """Runs an operator on local tensors where the decision changes its arguments.
+
+    PyTorch counterpart: ``OpDispatcher._dispatch_get_local_results_slow_path``, which is asked for all else.
+    """
+    results = _C.run_changed(self, op_call, op_info, writes.first_moved)
+    if results is not NotImplemented:
+        return results
+    held, spec = _first(op_info.local_args), _first(op_info.flat_args_schema)
+    schema = op_info.output_sharding.redistribute_schema
+    if op_info.compute_mesh.get_coordinate() is not None:
+        op_info.local_kwargs = keyword_tensors.moved(schema, op_info.local_kwargs, redistribute_local_tensor)
+    results = _local_results(self, op_call, args, op_info)
+    moved = _first(op_info.local_args)
+    if moved is not held and isinstance(spec, DTensorSpec):
+        (target, *_) = tree_leaves(schema.args_schema, is_leaf=_is_spec)
+        writes.first_moved(op_call, held, spec, moved, target)
+    return results
+
+
+tail = writes.tail
+
+
+def _first(sequence: Sequence[Any]) -> Any:
+    return sequence[0] if sequence else None
+
+
+def _is_spec(leaf: object) -> bool:
+    return isinstance(leaf, DTensorSpec)
+
+
+_C.hand_over("redistribute_local_tensor", redistribute_local_tensor)

@@ -1,0 +1,76 @@
+"""Functions that programs put in the place of DTensor's before :func:`funcol.install`: they stay in effect.
+
+A wrapper around a function that funcol takes over stays, and calls funcol's. What funcol's would pass by,
+since it does in C++ what PyTorch's function calls others for, is looked for here: where a program replaced
+one of those, PyTorch's function stays.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.distributed.tensor import _api, _collective_utils, _dispatch, _redistribute, placement_types
+from torch.distributed.tensor import _sharding_prop as propagation
+
+from . import patching
+
+# Modules, and the functions of them that move data, or methods by the beginning of their names. A module may
+# have imported one from another.
+_TO_MOVE: list[tuple[Any, Any, tuple[str, ...]]] = [
+    (_redistribute, _redistribute, ("redistribute_local_tensor", "Redistribute.")),
+    (_api, _redistribute, ("redistribute_local_tensor",)),
+    (_dispatch, _redistribute, ("redistribute_local_tensor",)),
+    (placement_types, placement_types, ("Shard._", "Partial._", "Replicate._", "_StridedShard._")),
+    (
+        _collective_utils,
+        _collective_utils,
+        (
+            "fill_empty_tensor_to_shards",
+            "mesh_",
+            "pad_tensor",
+            "shard_dim_alltoall",
+            "unpad_tensor",
+        ),
+    ),
+]
+_PASSED_BY: dict[str, list[tuple[Any, Any, tuple[str, ...]]]] = {
+    "DTensor.from_local": [(_api, _api, ("_FromTorchTensor.",))],
+    "DTensor.full_tensor": [*_TO_MOVE, (_api, _api, ("DTensor.redistribute", "_ToTorchTensor."))],
+    "DTensor.redistribute": _TO_MOVE,
+    "DTensor.to_local": [(_api, _api, ("_ToTorchTensor.",))],
+    "OpDispatcher._dispatch_get_local_results_slow_path": _TO_MOVE,
+    "distribute_tensor": _TO_MOVE,
+    "redistribute_local_tensor": _TO_MOVE[3:],
+}
+_OF_PROPAGATOR: list[tuple[Any, Any, tuple[str, ...]]] = [
+    (propagation, propagation, ("ShardingPropagator.",))
+]
+
+
+def _replaced(where: list[tuple[Any, Any, tuple[str, ...]]]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for held_by, defined_in, beginnings in where:
+        for name, codes in patching.codes_of(defined_in).items():
+            if name.startswith(beginnings) and not name.endswith("__"):
+                held = patching.looked_up(held_by, name)
+                if held is not None and not patching.has_code(held, codes):
+                    found[f"{held_by.__name__.rpartition('.')[2]}.{name}"] = patching.described(held)
+    return found
+
+
+def passed_by(function: Any) -> dict[str, str]:
+    """What programs put in the place of what funcol's form of PyTorch's ``function`` would pass by."""
+    own = patching.own_function(function)
+    return {} if own is None else _replaced(_PASSED_BY.get(own.__qualname__, []))
+
+
+def in_propagator() -> dict[str, str]:
+    """What programs put in the place of methods of DTensor's propagator."""
+    return _replaced(_OF_PROPAGATOR)
+
+
+def in_place() -> dict[str, str]:
+    """All that programs put in the place of functions of DTensor that funcol takes over, or would pass by."""
+    taken = [(_api, _api, tuple(name for name in _PASSED_BY if name.startswith(("DTensor.", "dist"))))]
+    methods = [(_dispatch, _dispatch, ("OpDispatcher._", "OpDispatcher.wrap"))]
+    return _replaced([*taken, *methods, *_TO_MOVE, *_OF_PROPAGATOR])

@@ -1,0 +1,48 @@
+"""Parts of :func:`funcol.install` that come once a program has imported the module that they are for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import ModuleType
+
+from ..collectives.import_hooks import after_import
+
+
+class PutOnImport:
+    """Calls ``start`` once somebody has imported the module ``name``, and what that returns to undo it.
+
+    ``start`` is called again where it is put anew after it was taken.
+    """
+
+    def __init__(self, name: str, start: Callable[[], Callable[[], None]]) -> None:
+        self._name, self._start = name, start
+        self._lock = threading.RLock()
+        self._is_wanted = False
+        self._awaits_import = False
+        self._undo: Callable[[], None] | None = None
+
+    def put(self) -> None:
+        with self._lock:
+            self._is_wanted = True
+            if self._awaits_import:
+                return
+            self._awaits_import = True
+        try:
+            after_import(self._name, self._imported)
+        except BaseException:
+            self.take()
+            raise
+
+    def take(self) -> None:
+        with self._lock:
+            self._is_wanted = False
+            undo, self._undo = self._undo, None
+            if undo is not None:
+                undo()
+
+    def _imported(self, _module: ModuleType) -> None:
+        with self._lock:
+            self._awaits_import = False
+            if self._is_wanted and self._undo is None:
+                self._undo = self._start()

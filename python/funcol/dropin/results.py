@@ -1,0 +1,91 @@
+"""Results of collectives as instances of PyTorch's ``AsyncCollectiveTensor``, under :func:`funcol.install`.
+
+PyTorch's results are instances of that class, with methods of their own; funcol's are plain tensors. So
+``isinstance`` with the class is true for tensors that are pending, and plain tensors have its methods.
+Classes derived from ``torch.Tensor``, fake tensors among them, do not; nor does Dynamo see them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import torch.distributed._functional_collectives as stock
+from torch import Tensor
+
+from .. import _C
+from ..collectives.async_tensor import wait_tensor
+from ..collectives.import_hooks import after_import
+
+
+class _Attribute:
+    """An attribute of objects of the class ``Tensor`` itself, which those of other classes do not have.
+
+    No setter: subclasses store attributes of the same name.
+    """
+
+    def __init__(self, name: str, get: Callable[[Tensor], Any], only_results: bool) -> None:
+        self._name, self._get, self._only_results = name, get, only_results
+
+    def __get__(self, tensor: Tensor | None, owner: type | None = None) -> Any:
+        if tensor is None:
+            return None  # as of object: who goes through the methods of Tensor skips it
+        if type(tensor) is not Tensor or (self._only_results and not _C.was_pending(tensor)):
+            raise AttributeError(
+                f"{type(tensor).__name__!r} object has no attribute {self._name!r}",
+                name=self._name,
+                obj=tensor,
+            )
+        return self._get(tensor)
+
+
+def _is_completed(tensor: Tensor) -> bool:
+    return not _C.is_pending(tensor)
+
+
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _waiting(tensor: Tensor) -> Callable[[], Tensor]:
+    return partial(wait_tensor, tensor)
+
+
+# A result that is over may have become any plain tensor, as a view of it does: all have the first two.
+_ATTRIBUTES = {
+    "wait": _Attribute("wait", _waiting, only_results=False),
+    "trigger_wait": _Attribute("trigger_wait", _waiting, only_results=False),
+    "completed": _Attribute("completed", _is_completed, only_results=True),
+    "elem": _Attribute("elem", _itself, only_results=True),
+}
+
+_awaits_dynamo = False
+
+
+def put() -> None:
+    """Makes it so, until :func:`take`."""
+    global _awaits_dynamo
+    for name, attribute in _ATTRIBUTES.items():
+        if not hasattr(Tensor, name):
+            setattr(Tensor, name, attribute)
+    _C.put_pending_instances(stock.AsyncCollectiveTensor)
+    if not _awaits_dynamo:
+        _awaits_dynamo = True
+        after_import("torch._dynamo.variables.tensor", _hide_from_dynamo)
+
+
+def take() -> None:
+    _C.take_pending_instances()
+    for name, attribute in _ATTRIBUTES.items():
+        if vars(Tensor).get(name) is attribute:
+            delattr(Tensor, name)
+
+
+def _hide_from_dynamo(module: ModuleType) -> None:
+    """Dynamo copies what tensors have when it is imported."""
+    copied: Any = getattr(module, "all_tensor_attrs", {})
+    for name, attribute in _ATTRIBUTES.items():
+        if copied.get(name) is attribute:
+            del copied[name]

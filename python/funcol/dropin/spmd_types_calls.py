@@ -1,0 +1,328 @@
+"""What funcol does in the place of functions of ``spmd_types``, see :mod:`funcol.dropin.spmd_types`.
+
+Each takes what the package's function takes, and has that function do what C++ does not know: an argument
+that is wrong, a tensor of another class, a function mode (type checking is one: it calls the function again,
+outside of the mode), a compiler. Results are pending, whether or not ``async_op`` is passed. Only with it is
+the input read after the call.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.compiler import is_dynamo_compiling
+from torch.overrides import has_torch_function_unary
+
+from .. import _C
+
+_dist: Any = importlib.import_module("spmd_types._dist")  # whose module dist a program may replace
+_dtypes: Any = importlib.import_module("spmd_types._dtype_utils")
+_mesh: Any = importlib.import_module("spmd_types._mesh")
+_types: Any = importlib.import_module("spmd_types.types")
+
+I, P, R, V, Shard = _types.I, _types.P, _types.R, _types.V, _types.Shard  # noqa: E741
+
+# The types as C++ numbers them, with a dim that counts for those that are cut.
+_R, _I, _P = (0, 0), (1, 0), (4, 0)
+_VARYING, _SHARD = 2, 3
+
+_AS_INPUT = (None, None, None, None)  # dtypes
+
+_FULL_PRECISION = (torch.float32, torch.float64)
+
+stock: dict[str, Any] = {}  # the package's own functions, while funcol's are in their place
+
+
+def _changed(
+    x: Any,
+    axis: Any,
+    source: tuple[int, int],
+    target: tuple[int, int],
+    options: dict[str, Any],
+) -> Any:
+    """``x`` after the change; NotImplemented for what the package has to do."""
+    if is_dynamo_compiling() or _dist.dist is not dist:
+        return NotImplemented
+    keeps_input, dtypes = False, _AS_INPUT
+    if options:
+        if has_torch_function_unary(x) or not options.keys() <= _OPTIONS:
+            return NotImplemented
+        keeps_input = bool(options.get("async_op"))
+        if any(value is not None and name != "async_op" for name, value in options.items()):
+            dtypes = _resolved(x, source, target, options)
+            if dtypes is None:
+                return NotImplemented
+    if dtypes is _AS_INPUT and target is _R and _needs_precision(x):
+        return NotImplemented
+    if not isinstance(axis, dist.ProcessGroup):
+        axis = _mesh._pg_for_axis(axis)
+    return _C.change_local_type(x, *source, *target, axis, keeps_input, _SCATTERS_DIM_FIRST, *dtypes)
+
+
+def _is_plain(x: Any) -> bool:
+    return not (is_dynamo_compiling() or has_torch_function_unary(x)) and _dist.dist is dist
+
+
+def _needs_precision(x: Any) -> bool:
+    """Whether the package wants to be told the dtype in which gradients of ``x`` are reduced."""
+    return x.dtype not in _FULL_PRECISION and x.requires_grad
+
+
+def _resolved(x: Any, source: tuple[int, int], target: tuple[int, int], options: dict[str, Any]) -> Any:
+    """The dtypes of the change and of that of its gradient, each during and after it, by the package's rules;
+    None where they are the package's to apply."""
+    whole_to_part = source in (_R, _I) and target[0] in (_VARYING, _SHARD)
+    resolved = _dtypes._process_dtype_options(
+        options.get("op_dtype"),
+        options.get("out_dtype"),
+        options.get("backward_options"),
+        reducing=source is _P or whole_to_part,
+        backward_has_reduction=target is _R,
+        input_dtype=x.dtype,
+        requires_grad=x.requires_grad,
+    )
+    backward = resolved.backward_options
+    if "backward_options" in backward:
+        return None
+    # Of a gradient that becomes smaller, or is reduced, none is lost before that.
+    is_reduced = target is _R or (target is _I and source[0] in (_VARYING, _SHARD))
+    during, after = _dtypes._resolve_dtypes(
+        backward.get("op_dtype"), backward["out_dtype"], is_reduced, resolved.out_dtype
+    )
+    return resolved.op_dtype, resolved.out_dtype, during, after
+
+
+def _dim(shard: Any, x: Any) -> int:
+    """The dim of a shard, which may count from the end."""
+    return int(shard.dim) if shard.dim >= 0 else int(shard.dim) + int(x.ndim)
+
+
+def _agree(stated: int | None, dim: int) -> bool:
+    return stated is None or stated == dim
+
+
+def _replicated(target: Any) -> tuple[int, int] | None:
+    return _R if target is R else _I if target is I else None
+
+
+def all_reduce(x: Any, axis: Any, *, src: Any = P, dst: Any, inplace: bool = False, **options: Any) -> Any:
+    """Stands in for ``spmd_types.all_reduce``."""
+    target = _replicated(dst)
+    if (src is P or src is V) and target is not None and not inplace:
+        result = _changed(x, axis, _P, target, options)
+        if result is not NotImplemented:
+            return result
+    return stock["all_reduce"](x, axis, src=src, dst=dst, inplace=inplace, **options)
+
+
+def all_gather(
+    x: Any,
+    axis: Any,
+    *,
+    src: Any = V,
+    dst: Any,
+    gather_dim: int | None = None,
+    split_sizes: list[int] | None = None,
+    **options: Any,
+) -> Any:
+    """Stands in for ``spmd_types.all_gather``."""
+    target = _replicated(dst)
+    result: Any = NotImplemented
+    if target is not None and isinstance(src, Shard):
+        dim = _dim(src, x)
+        if not _agree(gather_dim, dim):
+            pass
+        elif split_sizes is None:
+            result = _changed(x, axis, (_SHARD, dim), target, options)
+        elif target is _R:
+            result = _gathered_uneven(x, axis, dim, split_sizes, options)
+    elif target is not None and src is V and split_sizes is None:
+        result = _changed(x, axis, (_VARYING, gather_dim or 0), target, options)
+    if result is not NotImplemented:
+        return result
+    return stock["all_gather"](
+        x, axis, src=src, dst=dst, gather_dim=gather_dim, split_sizes=split_sizes, **options
+    )
+
+
+def reduce_scatter(
+    x: Any,
+    axis: Any,
+    *,
+    src: Any = P,
+    dst: Any = V,
+    scatter_dim: int | None = None,
+    split_sizes: list[int] | None = None,
+    **options: Any,
+) -> Any:
+    """Stands in for ``spmd_types.reduce_scatter``."""
+    result: Any = NotImplemented
+    if src is P or src is V:
+        if isinstance(dst, Shard):
+            dim = _dim(dst, x)
+            if not _agree(scatter_dim, dim):
+                pass
+            elif split_sizes is None:
+                result = _changed(x, axis, _P, (_SHARD, dim), options)
+            else:
+                result = _scattered_uneven(x, axis, dim, split_sizes, options)
+        elif dst is V and split_sizes is None:
+            result = _changed(x, axis, _P, (_VARYING, scatter_dim or 0), options)
+    if result is not NotImplemented:
+        return result
+    return stock["reduce_scatter"](
+        x, axis, src=src, dst=dst, scatter_dim=scatter_dim, split_sizes=split_sizes, **options
+    )
+
+
+def all_to_all(
+    x: Any,
+    axis: Any,
+    *,
+    src: Any = V,
+    dst: Any = V,
+    split_dim: int | None = None,
+    concat_dim: int | None = None,
+    output_split_sizes: list[int] | None = None,
+    input_split_sizes: list[int] | None = None,
+    **options: Any,
+) -> Any:
+    """Stands in for ``spmd_types.all_to_all``: one exchange, not a list of tensors."""
+    result: Any = NotImplemented
+    is_even = output_split_sizes is None and input_split_sizes is None
+    if src is V and dst is V:
+        if is_even:
+            result = _changed(x, axis, (_VARYING, split_dim or 0), (_VARYING, concat_dim or 0), options)
+        elif not split_dim and not concat_dim:
+            result = _exchanged_uneven(x, axis, output_split_sizes, input_split_sizes, options)
+    elif isinstance(src, Shard) and isinstance(dst, Shard):
+        source, target = _dim(src, x), _dim(dst, x)
+        if not _agree(split_dim, target) or not _agree(concat_dim, source):
+            pass
+        elif is_even:
+            result = _changed(x, axis, (_SHARD, source), (_SHARD, target), options)
+        elif source == target == 0:
+            result = _exchanged_uneven(x, axis, output_split_sizes, input_split_sizes, options)
+    if result is not NotImplemented:
+        return result
+    return stock["all_to_all"](
+        x,
+        axis,
+        src=src,
+        dst=dst,
+        split_dim=split_dim,
+        concat_dim=concat_dim,
+        output_split_sizes=output_split_sizes,
+        input_split_sizes=input_split_sizes,
+        **options,
+    )
+
+
+def convert(x: Any, axis: Any, *, src: Any, dst: Any, expert_mode: bool = False, **options: Any) -> Any:
+    """Stands in for ``spmd_types.convert``, of which some have a collective in their gradient."""
+    if src is I:
+        target = None
+        if dst is R:
+            target = _R
+        elif dst is V:
+            target = (_VARYING, 0)
+        elif isinstance(dst, Shard):
+            target = (_SHARD, _dim(dst, x))
+        if target is not None:
+            result = _changed(x, axis, _I, target, options)
+            if result is not NotImplemented:
+                return result
+    return stock["convert"](x, axis, src=src, dst=dst, expert_mode=expert_mode, **options)
+
+
+def invariant_to_replicate(x: Any, axis: Any, **options: Any) -> Any:
+    """Stands in for ``spmd_types.invariant_to_replicate``."""
+    # The package looks up a name only in the backward pass.
+    if isinstance(axis, dist.ProcessGroup):
+        result = _changed(x, axis, _I, _R, options)
+        if result is not NotImplemented:
+            return result
+    return stock["invariant_to_replicate"](x, axis, **options)
+
+
+# Parts of different sizes
+
+
+def _is_plain_uneven(x: Any, options: dict[str, Any]) -> bool:
+    """Whether the functional collectives take it as it is."""
+    return (
+        _is_plain(x)
+        and {name for name, value in options.items() if value is not None} <= _OPTIONS & {"async_op"}
+        and x.dtype in _FULL_PRECISION
+        and not _C.is_watched()
+    )
+
+
+def _sizes(sizes: Any, group: dist.ProcessGroup) -> list[int] | None:
+    """``sizes`` if there is one a rank."""
+    found = list(sizes)
+    is_right = len(found) == group.size() and all(isinstance(size, int) and size >= 0 for size in found)
+    return found if is_right else None
+
+
+def _gathered_uneven(x: Any, axis: Any, dim: int, split_sizes: Any, options: dict[str, Any]) -> Any:
+    if not _is_plain_uneven(x, options) or not 0 <= dim < x.dim():
+        return NotImplemented
+    group = _mesh._pg_for_axis(axis)
+    sizes = _sizes(split_sizes, group)
+    if sizes is None or sizes[group.rank()] != x.size(dim):
+        return NotImplemented
+    return _C.all_gather_tensor(_read_after(x, options), dim, group, "", sizes)
+
+
+def _scattered_uneven(x: Any, axis: Any, dim: int, split_sizes: Any, options: dict[str, Any]) -> Any:
+    if not _is_plain_uneven(x, options) or not 0 <= dim < x.dim():
+        return NotImplemented
+    group = _mesh._pg_for_axis(axis)
+    sizes = _sizes(split_sizes, group)
+    if sizes is None or sum(sizes) != x.size(dim):
+        return NotImplemented
+    return _C.reduce_scatter_tensor(_read_after(x, options), "sum", dim, group, "", sizes)
+
+
+def _exchanged_uneven(
+    x: Any, axis: Any, output_split_sizes: Any, input_split_sizes: Any, options: dict[str, Any]
+) -> Any:
+    if not _is_plain_uneven(x, options) or x.dim() == 0:
+        return NotImplemented
+    group = _mesh._pg_for_axis(axis)
+    equal = [x.size(0) // group.size()] * group.size()
+    given = equal if input_split_sizes is None else _sizes(input_split_sizes, group)
+    taken = equal if output_split_sizes is None else _sizes(output_split_sizes, group)
+    if given is None or taken is None or sum(given) != x.size(0):
+        return NotImplemented
+    return _C.all_to_all_single(_read_after(x, options), taken, given, group, "")
+
+
+def _read_after(x: Any, options: dict[str, Any]) -> Any:
+    """What the collective may read after the call."""
+    return x if options.get("async_op") else x.clone()
+
+
+REPLACED = (
+    ("spmd_types._collectives", "all_reduce", all_reduce),
+    ("spmd_types._collectives", "all_gather", all_gather),
+    ("spmd_types._collectives", "reduce_scatter", reduce_scatter),
+    ("spmd_types._collectives", "all_to_all", all_to_all),
+    ("spmd_types._local", "convert", convert),
+    ("spmd_types._local", "invariant_to_replicate", invariant_to_replicate),
+)
+
+
+def _options_of(function: Any) -> set[str]:
+    known = {"op_dtype", "out_dtype", "async_op", "backward_options"}
+    return known & inspect.signature(function).parameters.keys()
+
+
+_OPTIONS = _options_of(importlib.import_module("spmd_types._collectives").all_reduce)
+# Before 0.3.1, a sum that is scattered along a dim other than 0 lies in memory with that dim first.
+_SCATTERS_DIM_FIRST = "async_op" not in _OPTIONS

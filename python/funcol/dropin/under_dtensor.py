@@ -1,0 +1,106 @@
+"""funcol under PyTorch's DTensor: what :func:`funcol.install` puts there, and how it is taken away again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import _collective_utils as stock_collectives
+from torch.distributed.tensor import _redistribute as stock_redistribute
+from torch.distributed.tensor import distribute_tensor as stock_distribute_tensor
+from torch.distributed.tensor._dispatch import OpDispatcher
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor._ops import utils as stock_ops
+from torch.distributed.tensor._sharding_prop import ShardingPropagator as StockPropagator
+
+from .. import _C, _compat
+from ..sharding import convolutions
+from . import context_parallel, dtensor, fully_shard_on_import, kept, operators, patching
+from .propagation import DropinPropagator
+
+# PyTorch's functions, as far as this minor has them, and what they call while funcol is under DTensor.
+_FUNCTIONS: list[tuple[Any, Callable[..., Any]]] = [
+    (DTensor.to_local, dtensor.to_local),
+    (DTensor.from_local, dtensor.from_local),
+    (DTensor.redistribute, dtensor.redistribute),
+    (DTensor.full_tensor, dtensor.full_tensor),
+    (stock_distribute_tensor, dtensor.distribute_tensor),
+    (stock_redistribute.redistribute_local_tensor, dtensor.redistribute_local_tensor),
+    (stock_collectives.redistribute_cost, dtensor.redistribute_cost),
+    (stock_ops.generate_redistribute_costs, dtensor.generate_redistribute_costs),
+    *(
+        (theirs, getattr(dtensor, name))
+        for name, theirs in _compat.dispatcher_functions().items()
+        if theirs is not None
+    ),
+]
+
+
+def taken_over() -> list[str]:
+    """Names of what stands in for PyTorch's under DTensor."""
+    own = [patching.own_function(theirs) or theirs for theirs, _ in _FUNCTIONS]
+    names = [getattr(one, "__qualname__", patching.described(one)) for one in own]
+    return [*names, "OpDispatcher.sharding_propagator"]
+
+
+def _put_spec_methods() -> Callable[[], None]:
+    """Compares and hashes specs in C++ until what is returned is called, unless a program replaced that."""
+    own = {name: DTensorSpec.__dict__[name] for name in ("__eq__", "__hash__")}
+    if not all(getattr(method, "__module__", None) == DTensorSpec.__module__ for method in own.values()):
+        return lambda: None
+    ours = dict(zip(own, _C.spec_methods(DTensorSpec, *own.values()), strict=True))
+
+    def undo() -> None:
+        for name, method in own.items():
+            if DTensorSpec.__dict__[name] is ours[name]:
+                setattr(DTensorSpec, name, method)
+
+    for name, method in ours.items():
+        setattr(DTensorSpec, name, method)
+    return undo
+
+
+class UnderDTensor:
+    """funcol put under DTensor, until :meth:`undo`."""
+
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], None]] = []
+        try:
+            passed_by = [kept.passed_by(theirs) for theirs, _ in _FUNCTIONS]
+            for (theirs, ours), replaced in zip(_FUNCTIONS, passed_by, strict=True):
+                if not replaced:
+                    self._undo.append(patching.redirected(theirs, ours))
+            self._put_propagator(DTensor._op_dispatcher)
+            handlers: Any = DTensor._op_dispatcher._custom_op_handlers
+            self._undo.append(operators.put(handlers))
+            self._undo.append(_put_spec_methods())
+            context_parallel.put()
+            self._undo.append(context_parallel.take)
+            fully_shard_on_import.put()
+            self._undo.append(fully_shard_on_import.take)
+        except BaseException:
+            self.undo()
+            raise
+
+    def _put_propagator(self, dispatcher: OpDispatcher) -> None:
+        theirs = dispatcher.sharding_propagator
+        if type(theirs) is not StockPropagator or kept.in_propagator():
+            return
+        ours = DropinPropagator(theirs)
+        self._undo.append(_compat.candidates_in_order(theirs))
+
+        def undo() -> None:
+            if dispatcher.sharding_propagator is ours:
+                dispatcher.sharding_propagator = theirs
+            ours._keywords.undo()
+            _compat.forget_decisions()
+
+        dispatcher.sharding_propagator = ours
+        self._undo.append(undo)
+        self._undo.append(convolutions.put(dispatcher, ours))
+        _compat.forget_decisions()
+
+    def undo(self) -> None:
+        while self._undo:
+            self._undo.pop()()

@@ -1,0 +1,341 @@
+"""Writes that DTensor's dispatcher sends into copies, brought back to where they belong.
+
+A view that cannot be made of what a rank holds, as ``x[0]`` of a tensor that is cut along its rows, is made
+of a redistributed copy; an in-place operator whose tensor has to move first writes to such a copy, too.
+PyTorch loses both. Here a copy that views were made of knows its base: what an in-place operator writes into
+the copy goes back into the base, and into other copies of it, without communication where the copy is whole.
+Graphs that are traced hold what eager programs run.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import _dispatch as stock_dispatch
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.utils._python_dispatch import return_and_correct_aliasing
+
+from .. import _compat
+from ..redistribution.functions import redistribute_local_tensor
+from . import patching
+
+_tail: Any = patching.copied(_compat.dispatcher_functions()["tail"])
+
+_is_alias_of: Any = torch._C._is_alias_of  # type: ignore[attr-defined]
+
+aten = torch.ops.aten
+
+# Whatever the tensor held: what they leave does not depend on it.
+_OVERWRITING = {
+    aten.bernoulli_.float,
+    aten.copy_.default,
+    aten.fill_.Scalar,
+    aten.fill_.Tensor,
+    aten.normal_.default,
+    aten.uniform_.default,
+    aten.zero_.default,
+}
+
+# Operators that write to elements that they are told, or to all. PyTorch refuses most where that is along a
+# dim that is cut, or on partial values, and loses what the others write.
+TO_CHOSEN_ELEMENTS: set[OpOverload] = {
+    getattr(packet, name)
+    for packet in (
+        aten.fill_,
+        aten.index_add_,
+        aten.index_copy_,
+        aten.index_fill_,
+        aten.index_put_,
+        aten.index_reduce_,
+        aten.masked_fill_,
+        aten.scatter_,
+        aten.scatter_add_,
+        aten.scatter_reduce_,
+    )
+    for name in packet.overloads()  # type: ignore[no-untyped-call]
+}
+
+
+class _Base:
+    """Of a storage that copies were made of: how often it was written to since the first of them."""
+
+    def __init__(self) -> None:
+        self.num_writes = 0
+
+
+class _Copy:
+    """What the storage of a redistributed copy knows of the tensor that it was made of."""
+
+    def __init__(self, base: Tensor, base_spec: DTensorSpec, copy: Tensor, spec: DTensorSpec) -> None:
+        self.base, self.base_spec, self.spec = base, base_spec, spec
+        self._geometry = copy.storage_offset(), copy.size(), copy.stride()
+        self._dtype = copy.dtype
+        # A strong one would be a cycle that no collector sees: this object lives as long as the storage.
+        self._storage = weakref.ref(copy.untyped_storage())
+        self._known = _base_of(base)
+        self._num_writes = self._known.num_writes
+
+    def bring_back(self, written: Tensor, op: OpOverload) -> None:
+        """What ``op`` wrote to ``written``, a view of the copy, to the base."""
+        if self._is_stale() and op not in _OVERWRITING:
+            raise RuntimeError(_stale(op, self.base_spec))
+        copy = self.tensor()
+        assert copy is not None  # whose storage `written` has
+        mask = self._mask_of(written)
+        others = [other for other in _copies() if other is not self and self._is_alike(other)]
+        self._write(mask, copy)
+        for other in others:
+            held = other.tensor()
+            if held is not None:
+                held.copy_(torch.where(mask, copy, held))
+        bring_back(self.base, aten.copy_.default)
+        for one in (self, *others):
+            one._num_writes = self._known.num_writes
+
+    def tensor(self) -> Tensor | None:
+        """The copy; None if it has just gone."""
+        storage = self._storage()
+        if storage is None:
+            return None
+        empty = torch.empty(0, dtype=self._dtype, device=storage.device)
+        return empty.set_(storage, *self._geometry)
+
+    def _is_stale(self) -> bool:
+        return self._num_writes != self._known.num_writes
+
+    def _is_alike(self, other: _Copy) -> bool:
+        """Whether ``other`` holds the same elements of the same base, and is as new."""
+        return (
+            not other._is_stale()
+            and other.base.data_ptr() == self.base.data_ptr()
+            and _are_placed_alike(self, other)
+        )
+
+    def _mask_of(self, written: Tensor) -> Tensor:
+        """Which elements of the copy are those of ``written``."""
+        offset, size, stride = self._geometry
+        if written.dtype != self._dtype:  # its elements are others
+            return torch.ones(size, dtype=torch.bool, device=written.device)
+        storage = self._storage()
+        assert storage is not None
+        num_elements = storage.nbytes() // written.element_size()
+        mask = torch.zeros(num_elements, dtype=torch.bool, device=written.device)
+        mask.as_strided(written.size(), written.stride(), written.storage_offset()).fill_(True)
+        return mask.as_strided(size, stride, offset)
+
+    def _write(self, mask: Tensor, copy: Tensor) -> None:
+        values = redistribute_local_tensor(copy, self.spec, self.base_spec)
+        # Where the base is partial the values are made so, but the mask is that of all ranks.
+        where = redistribute_local_tensor(
+            mask.to(torch.uint8), _as_a_mask(self.spec), _as_a_mask(self.base_spec)
+        )
+        self.base.copy_(torch.where(where.bool(), values, self.base))
+
+
+class _TracedCopy:
+    """A copy whose elements are those of a graph: it has no memory, and is kept as long as the trace."""
+
+    def __init__(self, base: Tensor, base_spec: DTensorSpec, copy: Tensor, spec: DTensorSpec) -> None:
+        self.base, self.base_spec, self.copy, self.spec = base, base_spec, copy, spec
+        self.is_stale = False
+
+    def is_alike(self, other: _TracedCopy) -> bool:
+        return (
+            not other.is_stale
+            and _is_alias_of(other.base, self.base)
+            and bool(other.base.storage_offset() == self.base.storage_offset())
+            and _are_placed_alike(self, other)
+        )
+
+
+class _Trace:
+    """The copies of a graph that is traced."""
+
+    def __init__(self) -> None:
+        self._copies: list[_TracedCopy] = []
+
+    def add(self, copy: _TracedCopy) -> None:
+        if not _is_alias_of(copy.copy, copy.base):
+            self._copies.append(copy)
+
+    def bring_back(self, written: Tensor, op: OpOverload) -> None:
+        """What ``op`` wrote to ``written``, if that is a view of a copy."""
+        for one in self._copies:
+            one.is_stale |= _is_alias_of(one.base, written)
+        for one in self._copies:
+            if _is_alias_of(one.copy, written):
+                self._bring_back(one, op)
+
+    def _bring_back(self, copy: _TracedCopy, op: OpOverload) -> None:
+        if copy.is_stale:
+            raise RuntimeError(_stale(op, copy.base_spec))
+        alike = [other for other in self._copies if other is not copy and copy.is_alike(other)]
+        copy.base.copy_(redistribute_local_tensor(copy.copy, copy.spec, copy.base_spec))
+        for other in alike:
+            other.copy.copy_(copy.copy)
+        self.bring_back(copy.base, aten.copy_.default)
+        for one in (copy, *alike):
+            one.is_stale = False
+
+
+_NAME_OF_TRACE = "_funcol_trace"
+_TRACING_MODES = (torch._C._TorchDispatchModeKey.FUNCTIONAL, torch._C._TorchDispatchModeKey.PROXY)
+
+
+def _trace() -> _Trace | None:
+    """Of the graph that is being traced, if any."""
+    for key in _TRACING_MODES:
+        mode = torch._C._get_dispatch_mode(key)
+        if mode is not None:
+            trace: _Trace | None = getattr(mode, _NAME_OF_TRACE, None)
+            if trace is None:
+                trace = _Trace()
+                setattr(mode, _NAME_OF_TRACE, trace)
+            return trace
+    return None
+
+
+def _are_placed_alike(one: _Copy | _TracedCopy, other: _Copy | _TracedCopy) -> bool:
+    """Whether both are the same redistribution of tensors of one shape, strides and dtype."""
+    return (
+        (other.base.size(), other.base.stride(), other.base.dtype)
+        == (one.base.size(), one.base.stride(), one.base.dtype)
+        and other.spec.placements == one.spec.placements
+        and other.base_spec.placements == one.base_spec.placements
+    )
+
+
+def _stale(op: OpOverload, spec: DTensorSpec) -> str:
+    return (
+        f"funcol: {op} writes to a view that was made of a copy of a tensor with placements "
+        f"{spec.placements}, which was written to since: the view has old values. Take the view again after "
+        "each write to the tensor, or redistribute the tensor first."
+    )
+
+
+_NAME_OF_COPY, _NAME_OF_BASE = "_funcol_copy", "_funcol_base"
+_open: set[weakref.ref[_Copy]] = set()
+
+
+def _copies() -> list[_Copy]:
+    return [copy for copy in (reference() for reference in tuple(_open)) if copy is not None]
+
+
+def _base_of(tensor: Tensor) -> _Base:
+    storage = tensor.untyped_storage()
+    known: _Base | None = getattr(storage, _NAME_OF_BASE, None)
+    if known is None:
+        known = _Base()
+        setattr(storage, _NAME_OF_BASE, known)
+    return known
+
+
+def _as_a_mask(spec: DTensorSpec) -> DTensorSpec:
+    """Of bytes, and the same on all ranks where ``spec`` is partial."""
+    assert spec.tensor_meta is not None
+    meta = TensorMeta(spec.tensor_meta.shape, spec.tensor_meta.stride, torch.uint8)
+    placements = tuple(Replicate() if one.is_partial() else one for one in spec.placements)
+    return DTensorSpec(spec.mesh, placements, tensor_meta=meta, shard_order=spec.shard_order)
+
+
+@functools.cache
+def _is_view(op: OpOverload) -> bool:
+    return bool(op._schema._is_view_op())
+
+
+@functools.cache
+def writes_to_first(op: OpOverload) -> bool:
+    """Whether ``op`` writes to its first argument, a tensor of which it keeps the shape, and returns it."""
+    arguments, returns = op._schema.arguments, op._schema.returns
+    return (
+        bool(arguments)
+        and isinstance(arguments[0].type, torch.TensorType)
+        and arguments[0].alias_info is not None
+        and arguments[0].alias_info.is_write
+        and len(returns) == 1
+        and isinstance(returns[0].type, torch.TensorType)
+        and torch.Tag.inplace_view not in op.tags
+    )
+
+
+def first_moved(op: OpOverload, base: Tensor, base_spec: Any, copy: Tensor, spec: Any) -> None:
+    """To be called once ``op`` has run on ``copy``, the redistributed ``base``, as its first argument."""
+    if writes_to_first(op):
+        base.copy_(redistribute_local_tensor(copy, spec, base_spec))
+    elif not _is_view(op):
+        return
+    elif (trace := _trace()) is not None:
+        trace.add(_TracedCopy(base, base_spec, copy, spec))
+    elif copy.numel() and not isinstance(copy, FakeTensor) and not _is_alias_of(copy, base):
+        known = _Copy(base, base_spec, copy, spec)
+        setattr(copy.untyped_storage(), _NAME_OF_COPY, known)
+        _open.add(weakref.ref(known, _open.discard))
+
+
+def bring_back(written: Tensor, op: OpOverload) -> None:
+    """What ``op`` wrote to ``written``, if that is a view of a copy."""
+    if (trace := _trace()) is not None:
+        trace.bring_back(written, op)
+        return
+    storage = written.untyped_storage()
+    copy: _Copy | None = getattr(storage, _NAME_OF_COPY, None)
+    base: _Base | None = getattr(storage, _NAME_OF_BASE, None)
+    if base is not None:
+        base.num_writes += 1
+    if copy is not None:
+        copy.bring_back(written, op)
+
+
+def tail(
+    self: stock_dispatch.OpDispatcher,
+    op_call: OpOverload,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    compute_mesh: Any,
+    output_sharding: Any,
+    local_results: object,
+    participating: bool,
+    is_inplace_op: bool,
+    is_out_variant_op: bool,
+) -> object:
+    """What in-place operators, among others, end with.
+
+    PyTorch counterpart: ``OpDispatcher._dispatch_fast_path_python_tail``.
+    """
+    if participating and (is_inplace_op or is_out_variant_op) and (_open or _trace() is not None):
+        out = [kwargs.get(one.name) for one in op_call._schema.arguments if one.is_out]
+        written = out if is_out_variant_op else args[0] if isinstance(args[0], (list, tuple)) else args[:1]
+        for tensor in written:
+            if isinstance(tensor, DTensor):
+                bring_back(tensor._local_tensor, op_call)
+    result = _tail(
+        self,
+        op_call,
+        args,
+        kwargs,
+        compute_mesh,
+        output_sharding,
+        local_results,
+        participating,
+        is_inplace_op,
+        is_out_variant_op,
+    )
+    if is_inplace_op and torch.Tag.inplace_view in op_call.tags:
+        _reshape(op_call, args, kwargs, output_sharding.output_spec)
+    return result
+
+
+def _reshape(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], spec: object) -> None:
+    """Gives the DTensor that ``op`` made another one of, such as ``squeeze_``, the spec of that. PyTorch
+    leaves it as it is where the placements stay."""
+    held = args[0]
+    if isinstance(held, DTensor) and isinstance(spec, DTensorSpec) and held._spec != spec:
+        held._spec = spec
+        return_and_correct_aliasing(op, args, kwargs, held)  # type: ignore[no-untyped-call]

@@ -1,0 +1,115 @@
+"""Functions on local tensors, applied to sharded ones.
+
+:func:`apply_local_map` wraps a function that is written for the tensors one rank holds: DTensors come in and
+go out. Eager calls run it at once; under tracers it becomes one node of the graph, see
+:mod:`funcol.local_map.tracing`.
+
+PyTorch counterpart: ``torch.distributed.tensor.experimental.local_map``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, overload
+
+from torch.compiler import is_dynamo_compiling
+from torch.distributed.device_mesh import DeviceMesh
+
+from ..collectives.tracing import are_we_tracing
+from .eager import LocalMap, num_modes
+from .stated_placements import PlacementsLike, Stated, check_keywords
+
+Applied: TypeAlias = Callable[..., Any]
+
+
+@overload
+def apply_local_map(
+    func: Callable[..., Any],
+    out_placements: PlacementsLike | Sequence[PlacementsLike],
+    in_placements: Sequence[PlacementsLike] | None = None,
+    in_grad_placements: Sequence[PlacementsLike] | None = None,
+    device_mesh: DeviceMesh | None = None,
+    redistribute_inputs: bool = False,
+) -> Applied: ...
+
+
+@overload
+def apply_local_map(
+    out_placements: PlacementsLike | Sequence[PlacementsLike],
+    in_placements: Sequence[PlacementsLike] | None = None,
+    in_grad_placements: Sequence[PlacementsLike] | None = None,
+    device_mesh: DeviceMesh | None = None,
+    redistribute_inputs: bool = False,
+) -> Callable[[Callable[..., Any]], Applied]: ...
+
+
+def apply_local_map(*args: Any, **kwargs: Any) -> Any:
+    """``func``, which takes and returns this rank's tensors, as a function of DTensors.
+
+    ``apply_local_map(func, out_placements, ...)`` returns it; ``@apply_local_map(out_placements, ...)``
+    decorates.
+
+    - ``out_placements``: placements of the result (a list, one placement for each mesh axis), or a sequence
+      of such, one for each value of the flattened result; ``None`` for values that are no tensors.
+    - ``in_placements``: for each flattened positional argument the placements that it must have; ``None`` for
+      what is no tensor. Without them DTensors may have any. Plain tensors are handed on as they are.
+    - ``in_grad_placements``: for each flattened positional argument where the gradients live that ``func``'s
+      backward pass computes. By default, and for entries that are ``None``, they follow from the placements:
+      see :func:`funcol.local_map.regions.gradient_placements`.
+    - ``device_mesh``: where the results live, by default where the first DTensor does.
+    - ``redistribute_inputs``: moves arguments that have other placements; otherwise they are an error.
+
+    Called without DTensors, the result is ``func`` itself. Under a tracer (``make_fx``, ``aot_export_joint``)
+    tensors that are no DTensors stand for whole ones: they need ``device_mesh``, or a current one (``with
+    mesh:``), and the graph gets one node :data:`~funcol.local_map_hop`. ``torch.compile`` takes them as they
+    are, as eager calls do.
+
+    ``ValueError`` for placements that are too few or too many, that the arguments do not have, or that
+    contradict a shape; for another mesh; and under tracers for results that share memory with arguments and
+    for arguments that are changed. ``NotImplementedError`` where a gradient is not known, such as that of a
+    partial maximum.
+
+    PyTorch counterpart: ``local_map``. Differences: the gradient of a tensor that is replicated along an axis
+    on which others are not is partial there, so that it is summed, where PyTorch's is taken to be replicated;
+    shards may be uneven; it is differentiable any number of times.
+    """
+    func = kwargs.pop("func", None)
+    if func is None and args and (args[0] is None or callable(args[0])):
+        func, *args = args  # type: ignore[assignment]
+    stated = Stated(*args, **kwargs)
+    if func is None:
+        return lambda decorated: _applied(TraceableLocalMap(decorated, stated))
+    return _applied(TraceableLocalMap(func, stated))
+
+
+def _applied(local_map: TraceableLocalMap) -> Applied:
+    run = local_map.run
+
+    def applied(*args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling():
+            return call_in_compiled_region(local_map, args, kwargs)
+        return run(args, kwargs)
+
+    for name in functools.WRAPPER_ASSIGNMENTS:  # partials and callable objects have not all of them
+        if hasattr(local_map.func, name):
+            setattr(applied, name, getattr(local_map.func, name))
+    applied.__wrapped__ = local_map.func  # type: ignore[attr-defined]
+    return applied
+
+
+def call_in_compiled_region(local_map: LocalMap, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Stands for the call while Dynamo traces; :mod:`funcol.compiled.dynamo` has what it is in the graph."""
+    raise AssertionError("funcol.apply_local_map: called outside of a region that Dynamo traces")
+
+
+class TraceableLocalMap(LocalMap):
+    """A function on local tensors that tracers record as one node of their graph."""
+
+    def run_nested(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if num_modes() and are_we_tracing():
+            from .tracing import run_traced
+
+            check_keywords(kwargs, self.name)
+            return run_traced(self, args, kwargs)
+        return super().run_nested(args, kwargs)

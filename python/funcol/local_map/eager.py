@@ -1,0 +1,456 @@
+"""A function on local tensors that runs on sharded ones at once, and what follows from where they live."""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+
+from ..redistribution.functions import redistribute
+from ..redistribution.meshless_specs import canonical, copy_without_mesh
+from ..redistribution.moving import settled
+from .conversions import from_local, meta_of, to_local
+from .nesting import flatten, unflatten
+from .regions import (
+    Placements,
+    Sizes,
+    Uneven,
+    average_of,
+    check_differentiable,
+    counted_from_0,
+    cuts_of,
+    dense_strides,
+    gradient_placements,
+    has_own_order,
+    spec_of,
+    uneven_dims,
+    whole_spec,
+)
+from .stated_placements import Stated, check_keywords, each_input, each_output, name_of
+
+num_modes = torch._C._len_torch_dispatch_stack
+_NO_TENSORS = frozenset({int, float, bool, str, complex, type(None), torch.dtype, torch.device})
+_TENSORS = frozenset({Tensor, torch.nn.Parameter})
+_UNKNOWN = object()
+_MOST_KNOWN = 256
+
+
+class Signature(NamedTuple):
+    """What follows from where the arguments of a call live; found once and remembered.
+
+    It does not keep the mesh: its specs are without one.
+    """
+
+    mesh_reference: weakref.ref[DeviceMesh]
+    moves: tuple[Placements | None, ...] | None  # where to redistribute arguments to first, if any
+    gradients_in: tuple[DTensorSpec | None, ...]
+    gradients_out: tuple[Placements | None, ...]
+    averages_in: tuple[int, ...] | None  # by what to multiply gradients of averages, if there are any
+    uneven: list[Uneven]
+    results: list[dict[Any, Result]]  # by shape, stride and dtype, for each value
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        """That of the arguments, which keep it during a call, or the one stated."""
+        mesh = self.mesh_reference()
+        assert mesh is not None
+        return mesh
+
+
+class Result(NamedTuple):
+    spec: DTensorSpec
+    gradient: DTensorSpec
+    average: int  # by what to divide the gradient; 0 for tensors that need no such look
+
+
+class LocalMap:
+    """A function on local tensors and what is stated of it; remembers what follows for each kind of call."""
+
+    def __init__(self, func: Callable[..., Any], stated: Stated, name: str | None = None) -> None:
+        if not callable(func):
+            raise TypeError(f"funcol.apply_local_map: got a {type(func).__name__}, expected a function.")
+        self.func = func
+        self.stated = stated
+        self.name = name_of(func) if name is None else name
+        self.sizes: Sequence[Sizes | None] | None = None  # of results as a whole, where they are known
+        self.outputs = each_output(stated.out_placements, self.name)
+        self.inputs = each_input(stated.in_placements, "in_placements", self.name)
+        self.gradients = each_input(stated.in_grad_placements, "in_grad_placements", self.name)
+        self._by_identity: dict[tuple[int, ...], Any] = {}
+        self._kept: list[Any] = []
+
+    # Eager calls
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if kwargs or num_modes():
+            return self.run_nested(args, kwargs)
+        identity = []
+        needs_gradients = False
+        for arg in args:
+            kind = type(arg)
+            if kind is DTensor:
+                identity.append(_identity_of(arg._spec))
+                needs_gradients = needs_gradients or arg.requires_grad
+            elif kind in _NO_TENSORS:
+                identity.append(0)
+            elif kind in _TENSORS:
+                identity.append(1)
+            else:
+                return self.run_nested(args, kwargs)
+        key = tuple(identity)
+        signature = self._by_identity.get(key, _UNKNOWN)
+        if signature is _UNKNOWN:
+            signature = self._learn(args)
+        if signature is None:
+            return self.func(*args)
+        return self._wrap(self.func(*self._unwrap(args, signature, needs_gradients)), signature)
+
+    def run_nested(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """With containers and keywords; under modes."""
+        check_keywords(kwargs, self.name)
+        flat, structure = flatten(args)
+        return self.run_flat(flat, lambda *local: self.call(local, structure, kwargs))
+
+    def call(self, local: Sequence[Any], structure: Any, kwargs: dict[str, Any]) -> Any:
+        """The function itself."""
+        return self.func(*unflatten(local, structure), **kwargs)
+
+    def run_flat(self, flat: Sequence[Any], call: Callable[..., Any]) -> Any:
+        """``call`` on the local tensors of flattened arguments; its results as DTensors."""
+        signature = self._signature_or_none(flat)
+        if signature is None:
+            return call(*flat)
+        return self._wrap(call(*self._unwrap(flat, signature, True)), signature)
+
+    def run_node(self, operands: Sequence[Any], call: Callable[..., Any]) -> tuple[Any, ...]:
+        """As :meth:`run_flat`, for a tuple of results; a tensor without placements stays as it is."""
+        signature = self.signature_of(operands)
+        results = call(*self._unwrap(operands, signature, True))
+        return tuple(
+            value if placements is None else self._wrapped(i, value, signature)
+            for i, (value, placements) in enumerate(zip(results, self.outputs, strict=True))
+        )
+
+    def signature_of(self, flat: Sequence[Any]) -> Signature:
+        """For arguments among which there are DTensors."""
+        signature = self._signature_or_none(flat)
+        assert signature is not None
+        return signature
+
+    def _signature_or_none(self, flat: Sequence[Any]) -> Signature | None:
+        key = tuple(
+            _identity_of(arg._spec) if isinstance(arg, DTensor) else int(isinstance(arg, Tensor))
+            for arg in flat
+        )
+        known = self._by_identity.get(key, _UNKNOWN)
+        return self._learn(flat) if known is _UNKNOWN else known
+
+    def check_whole(self, flat: Sequence[Any], mesh: DeviceMesh) -> None:
+        """Whether placements are stated for each of ``flat``, tensors that stand for whole ones."""
+        if self.inputs is None:
+            raise ValueError(
+                f"funcol.apply_local_map: {self.name} is traced with tensors that are no DTensors and has no "
+                "in_placements. State where each argument is to live."
+            )
+        self._check_arguments(flat)
+        for i, (arg, placements) in enumerate(zip(flat, self.inputs, strict=True)):
+            if isinstance(arg, Tensor):
+                if placements is None:
+                    raise ValueError(
+                        f"funcol.apply_local_map: {self.name}: argument {i} is a tensor of shape "
+                        f"{tuple(arg.shape)}, but in_placements has None for it. State its placements."
+                    )
+                self._check_num_axes(placements, mesh, "in_placements")
+        for placements in self.outputs:
+            if placements is not None:
+                self._check_num_axes(placements, mesh, "out_placements")
+
+    def parameter_names(self) -> list[str]:
+        """Of the function's positional parameters, as far as they are known."""
+        try:
+            parameters = inspect.signature(self.func).parameters.values()
+        except (TypeError, ValueError):
+            return []
+        return [
+            one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+        ]
+
+    # What follows from where arguments live
+
+    def _learn(self, flat: Sequence[Any]) -> Signature | None:
+        """For a call of this kind; ``None`` if there is no DTensor."""
+        self._check_arguments(flat)
+        specs = [arg._spec if isinstance(arg, DTensor) else None for arg in flat]
+        signature = None if all(spec is None for spec in specs) else self._signature(specs)
+        kept = [spec and _canonical(spec) for spec in specs]
+        if any(spec is not None and one is spec for spec, one in zip(specs, kept, strict=True)):
+            return signature
+        if len(self._by_identity) >= _MOST_KNOWN:
+            self._by_identity.clear()
+            self._kept.clear()
+        key = tuple(
+            int(isinstance(arg, Tensor)) if one is None else id(one)
+            for arg, one in zip(flat, kept, strict=True)
+        )
+        self._by_identity[key] = signature
+        self._kept.append(kept)  # whose identities the key holds
+        return signature
+
+    def _check_arguments(self, flat: Sequence[Any]) -> None:
+        for stated, name in ((self.inputs, "in_placements"), (self.gradients, "in_grad_placements")):
+            if stated is not None and len(stated) != len(flat):
+                raise ValueError(
+                    f"funcol.apply_local_map: {self.name}: {len(stated)} entries in {name}, but the call has "
+                    f"{len(flat)} flattened positional arguments. State one for each, None for no tensors."
+                )
+        if self.inputs is None:
+            return
+        for i, (arg, placements) in enumerate(zip(flat, self.inputs, strict=True)):
+            if isinstance(arg, DTensor) and placements is None:
+                raise ValueError(
+                    f"funcol.apply_local_map: {self.name}: argument {i} is a DTensor of shape "
+                    f"{tuple(arg.shape)}, but in_placements has None for it. State its placements."
+                )
+            if not isinstance(arg, Tensor) and placements is not None:
+                raise ValueError(
+                    f"funcol.apply_local_map: {self.name}: argument {i} is a {type(arg).__name__}, but "
+                    f"in_placements has {list(placements)} for it. State None for what is no tensor."
+                )
+
+    def _signature(self, specs: Sequence[DTensorSpec | None]) -> Signature:
+        mesh = self._mesh_of(specs)
+        placements = [None if spec is None else self._placements_in(i, spec) for i, spec in enumerate(specs)]
+        moves = [
+            wanted if spec is not None and (wanted != spec.placements or has_own_order(spec)) else None
+            for spec, wanted in zip(specs, placements, strict=True)
+        ]
+        has_moves = any(move is not None for move in moves)
+        if has_moves and not self.stated.redistribute_inputs:
+            i = next(i for i, move in enumerate(moves) if move is not None)
+            raise ValueError(
+                f"funcol.apply_local_map: {self.name}: argument {i} has the placements "
+                f"{list(specs[i].placements)}"  # type: ignore[union-attr]
+                f"{' in an order of its own' if has_own_order(specs[i]) else ''}, expected "
+                f"{list(moves[i] or ())}. Redistribute it, or pass redistribute_inputs=True."
+            )
+        held = [
+            spec and spec_of(mesh, wanted or (), *meta_of(spec))
+            for spec, wanted in zip(specs, placements, strict=True)
+        ]
+        for wanted in self.outputs:
+            if wanted is not None:
+                self._check_num_axes(wanted, mesh, "out_placements")
+        gradients_in, gradients_out = gradient_placements(placements, self.outputs)
+        num_dims = [0 if spec is None else spec.ndim for spec in specs]
+        self._take_stated_gradients(gradients_in, placements, num_dims, mesh)
+        averages = tuple(average_of(one, mesh) for one in placements)
+        return Signature(
+            weakref.ref(mesh),
+            tuple(moves) if has_moves else None,
+            tuple(
+                spec and copy_without_mesh(spec_of(mesh, gradient or (), *meta_of(spec)))
+                for spec, gradient in zip(held, gradients_in, strict=True)
+            ),
+            tuple(gradients_out),
+            averages if any(_needs_a_look(one) for one in placements) else None,
+            uneven_dims(held),
+            [{} for _ in self.outputs],
+        )
+
+    def _mesh_of(self, specs: Sequence[DTensorSpec | None]) -> DeviceMesh:
+        mesh = self.stated.device_mesh
+        for i, spec in enumerate(specs):
+            if spec is None:
+                continue
+            if mesh is None:
+                mesh = spec.mesh
+            elif spec.mesh != mesh:
+                raise ValueError(
+                    f"funcol.apply_local_map: {self.name}: argument {i} is on {spec.mesh}, expected {mesh}"
+                    f"{' as device_mesh says' if self.stated.device_mesh is not None else ''}. "
+                    "Put all arguments on one mesh."
+                )
+        assert mesh is not None
+        return mesh
+
+    def _placements_in(self, i: int, spec: DTensorSpec) -> Placements:
+        if self.inputs is None:
+            return spec.placements
+        placements = self.inputs[i]
+        assert placements is not None
+        self._check_num_axes(placements, spec.mesh, "in_placements")
+        return counted_from_0(placements, spec.ndim, f"argument {i}", self.name)
+
+    def _check_num_axes(self, placements: Placements, mesh: DeviceMesh, stated: str) -> None:
+        if len(placements) != mesh.ndim:
+            raise ValueError(
+                f"funcol.apply_local_map: {self.name}: {stated} has {list(placements)}, "
+                f"{len(placements)} placements for the {mesh.ndim} axes of {mesh}. State one for each axis."
+            )
+
+    def _take_stated_gradients(
+        self,
+        gradients: list[Placements | None],
+        placements: Sequence[Placements | None],
+        num_dims: Sequence[int],
+        mesh: DeviceMesh,
+    ) -> None:
+        for i, stated in enumerate(self.gradients or ()):
+            held = placements[i]
+            if stated is None or held is None:
+                continue
+            self._check_num_axes(stated, mesh, "in_grad_placements")
+            wanted = counted_from_0(stated, num_dims[i], f"the gradient of argument {i}", self.name)
+            if cuts_of(wanted) != cuts_of(held):
+                raise ValueError(
+                    f"funcol.apply_local_map: {self.name}: in_grad_placements has {list(stated)} for "
+                    f"argument {i}, whose placements are {list(held)}. A local gradient is as large as "
+                    "its tensor: shard both alike."
+                )
+            gradients[i] = wanted
+
+    def stated_gradients(
+        self, flat: Sequence[Any], placements: Sequence[Placements | None], mesh: DeviceMesh
+    ) -> list[Placements | None]:
+        """Where the gradients of tensors among ``flat`` live, as far as that is stated."""
+        gradients: list[Placements | None] = [None] * len(flat)
+        num_dims = [one.dim() if isinstance(one, Tensor) else 0 for one in flat]
+        self._take_stated_gradients(gradients, placements, num_dims, mesh)
+        return gradients
+
+    # From DTensors to local tensors and back
+
+    def _unwrap(self, flat: Sequence[Any], signature: Signature, needs_gradients: bool) -> list[Any]:
+        if signature.moves is not None:
+            flat = [
+                arg if move is None else redistribute(arg, placements=move)
+                for arg, move in zip(flat, signature.moves, strict=True)
+            ]
+        if not (needs_gradients and torch.is_grad_enabled()):
+            return [settled(arg._local_tensor) if isinstance(arg, DTensor) else arg for arg in flat]
+        local = []
+        for i, arg in enumerate(flat):
+            gradient = signature.gradients_in[i]
+            if gradient is None:
+                local.append(arg)
+            else:
+                local.append(to_local(arg, gradient))
+                if signature.averages_in is not None and arg.requires_grad:
+                    self._multiply_gradient(local[i], arg._spec.placements, i, signature.averages_in[i])
+        return local
+
+    def _multiply_gradient(self, local: Tensor, placements: Placements, i: int, average: int) -> None:
+        check_differentiable(placements, f"argument {i}", self.name)
+        if average > 1:
+            local.register_hook(lambda gradient: gradient * average)  # type: ignore[no-untyped-call]
+
+    def _wrap(self, out: Any, signature: Signature) -> Any:
+        outputs = self.outputs
+        if isinstance(out, Tensor) and len(outputs) == 1:
+            return self._wrapped(0, out, signature)
+        flat, structure = flatten(out)
+        self.check_num_outputs(len(flat))
+        return unflatten(
+            [
+                self._wrapped(i, value, signature)
+                if isinstance(value, Tensor)
+                else self._check_no_placements(i, value)
+                for i, value in enumerate(flat)
+            ],
+            structure,
+        )
+
+    def check_num_outputs(self, num_values: int) -> None:
+        if num_values != len(self.outputs):
+            raise ValueError(
+                f"funcol.apply_local_map: {self.name} returned {num_values} values, but out_placements has "
+                f"{len(self.outputs)} entries. State one for each value, None for no tensors."
+            )
+
+    def _check_no_placements(self, i: int, value: Any) -> Any:
+        if self.outputs[i] is not None:
+            raise ValueError(
+                f"funcol.apply_local_map: {self.name}: result {i} is a {type(value).__name__}, but "
+                f"out_placements has {list(self.outputs[i] or ())} for it. State None for what is no tensor."
+            )
+        return value
+
+    def check_output(self, i: int, value: Any) -> Placements | None:
+        """The placements stated for result ``i``; raises if it is not of that kind."""
+        if not isinstance(value, Tensor):
+            self._check_no_placements(i, value)
+            return None
+        placements = self.outputs[i]
+        if isinstance(value, DTensor):
+            raise ValueError(
+                f"funcol.apply_local_map: {self.name}: result {i} is a DTensor, expected this rank's tensor. "
+                "Return its to_local()."
+            )
+        if placements is None:
+            raise ValueError(
+                f"funcol.apply_local_map: {self.name}: result {i} is a tensor of shape {tuple(value.shape)}, "
+                "but out_placements has None for it. State its placements."
+            )
+        return counted_from_0(placements, value.dim(), f"result {i}", self.name)
+
+    def _wrapped(self, i: int, value: Tensor, signature: Signature) -> DTensor:
+        value = settled(value)
+        if num_modes():  # sizes may be symbols
+            result = self._result(i, value, signature)
+        else:
+            key = (value.shape, value.stride(), value.dtype)
+            results = signature.results[i]
+            known = results.get(key)
+            result = self._result(i, value, signature) if known is None else known
+            if known is None and len(results) < _MOST_KNOWN:
+                results[key] = result
+        if result.average and value.requires_grad and torch.is_grad_enabled():
+            check_differentiable(result.spec.placements, f"result {i}", self.name)
+            average = result.average
+            value.register_hook(lambda gradient: gradient / average)  # type: ignore[no-untyped-call]
+        return from_local(value, result.spec, result.gradient, signature.mesh)
+
+    def _result(self, i: int, value: Tensor, signature: Signature) -> Result:
+        placements = self.check_output(i, value)
+        assert placements is not None
+        sizes = self.sizes[i] if self.sizes is not None else None
+        if sizes is not None:
+            strides = dense_strides(value, sizes)
+            spec = spec_of(signature.mesh, placements, sizes, strides, value.dtype)
+        else:
+            spec = whole_spec(value, signature.mesh, placements, signature.uneven, f"result {i}", self.name)
+        gradient = signature.gradients_out[i]
+        assert gradient is not None
+        gradient = counted_from_0(gradient, value.dim(), f"result {i}", self.name)
+        return Result(
+            copy_without_mesh(spec),
+            copy_without_mesh(spec_of(signature.mesh, gradient, *meta_of(spec))),
+            average_of(placements, signature.mesh) if _needs_a_look(placements) else 0,
+        )
+
+
+# Specs
+
+
+def _needs_a_look(placements: Placements | None) -> bool:
+    """Whether there are partials other than sums, whose gradients are not just those of the parts."""
+    return any(one.is_partial() and not one.is_partial("sum") for one in placements or ())
+
+
+def _canonical(spec: DTensorSpec) -> DTensorSpec:
+    """One object for equal specs of a mesh, without it; the spec itself where it has symbols or masks."""
+    try:
+        return canonical(spec)
+    except (NotImplementedError, TypeError, ValueError):
+        return spec
+
+
+def _identity_of(spec: DTensorSpec) -> int:
+    return id(_canonical(spec))

@@ -1,0 +1,132 @@
+"""What a node of a function on local tensors looks like to a solver that chooses placements globally."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Placement, Replicate
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor._op_schema import OpSpec, OpStrategy
+
+from ..sharding.costs import redistribute_cost_table
+from .regions import Placements, counted_from_0, spec_of
+
+
+def get_local_map_placement_option(
+    mesh: DeviceMesh,
+    op: Any,
+    specs: Sequence[OpStrategy | None],
+    user_args: Sequence[Any],
+    user_kwargs: Mapping[str, Any],
+    output_val: Tensor | Sequence[Any] | None,
+    in_placements: Sequence[Sequence[Placement] | None],
+    out_placements: Sequence[Sequence[Placement] | None],
+) -> OpStrategy:
+    """The one way to run a function on local tensors, as PyTorch's op strategies have it.
+
+    ``specs`` has an ``OpStrategy`` for each of the node's operands, ``None`` for those that are no tensors;
+    ``user_args`` are the operands, or all arguments of a node of :data:`~funcol.local_map_hop`; both in the
+    order of ``in_placements``. ``output_val`` is the node's result. ``in_placements`` and ``out_placements``
+    are those of ``node.meta["custom"]["dtensor_local_map_kwargs"]``, of a forward or a backward node; what is
+    handed on as it is, with ``None`` there, has a replicated spec and costs nothing.
+
+    The strategy's one ``OpSpec`` has the specs of results and operands, and for each operand the cost of
+    redistributing it from each of the ways in which ``specs`` says it can come: that of
+    :func:`funcol.sharding.redistribute_cost_table`, in microseconds.
+
+    ``ValueError`` if the sequences are of different lengths or if placements do not fit the tensors.
+    """
+    name = str(op)
+    operands, values = _checked(
+        name, specs, user_args, user_kwargs, output_val, in_placements, out_placements
+    )
+    inputs: list[DTensorSpec] = []
+    costs: list[list[float]] = []
+    for i, (operand, wanted, strategy) in enumerate(zip(operands, in_placements, specs, strict=True)):
+        value = _value_of(operand)
+        if not isinstance(value, Tensor):
+            continue
+        spec = _spec(mesh, wanted, value, f"operand {i}", name)
+        inputs.append(spec)
+        if strategy is None:
+            raise ValueError(
+                f"funcol.get_local_map_placement_option: {name}: operand {i} is a tensor of shape "
+                f"{tuple(value.shape)} without a strategy. Give one in specs."
+            )
+        costs.append(_costs(strategy, spec, is_moved=wanted is not None))
+    outputs = [
+        _spec(mesh, wanted, value, f"result {i}", name) if isinstance(value, Tensor) else None
+        for i, (value, wanted) in enumerate(zip(values, out_placements, strict=True))
+    ]
+    is_single = isinstance(output_val, Tensor)
+    return OpStrategy(
+        [
+            OpSpec(
+                output_specs=outputs[0] if is_single else tuple(outputs),
+                input_specs=tuple(inputs),
+                redistribute_cost=costs,
+            )
+        ]
+    )
+
+
+def _checked(
+    name: str,
+    specs: Sequence[OpStrategy | None],
+    user_args: Sequence[Any],
+    user_kwargs: Mapping[str, Any],
+    output_val: Tensor | Sequence[Any] | None,
+    in_placements: Sequence[Sequence[Placement] | None],
+    out_placements: Sequence[Sequence[Placement] | None],
+) -> tuple[list[Any], list[Any]]:
+    """The operands and the results, once there is one of each sequence's for every one of them."""
+    if user_kwargs:
+        raise ValueError(
+            f"funcol.get_local_map_placement_option: {name} has the keyword arguments {sorted(user_kwargs)}, "
+            "which have no placements. Pass operands by position."
+        )
+    operands = list(user_args)[len(user_args) - len(in_placements) :]
+    if not len(operands) == len(in_placements) == len(specs):
+        raise ValueError(
+            f"funcol.get_local_map_placement_option: {name} has {len(user_args)} arguments, "
+            f"{len(specs)} specs and {len(in_placements)} in_placements. Give one of each for every operand."
+        )
+    values = [output_val] if isinstance(output_val, Tensor) or output_val is None else list(output_val)
+    if len(values) != len(out_placements):
+        raise ValueError(
+            f"funcol.get_local_map_placement_option: {name} has {len(values)} results and "
+            f"{len(out_placements)} out_placements. Give one for each result."
+        )
+    return operands, values
+
+
+def _value_of(operand: Any) -> Any:
+    """The value that a node of a graph stands for."""
+    return operand.meta.get("val") if isinstance(operand, torch.fx.Node) else operand
+
+
+def _spec(
+    mesh: DeviceMesh, placements: Sequence[Placement] | None, value: Tensor, what: str, name: str
+) -> DTensorSpec:
+    wanted: Placements = (Replicate(),) * mesh.ndim if placements is None else tuple(placements)
+    if len(wanted) != mesh.ndim:
+        raise ValueError(
+            f"funcol.get_local_map_placement_option: {name}: {what} has {len(wanted)} placements for the "
+            f"{mesh.ndim} axes of {mesh}. Give one for each axis."
+        )
+    wanted = counted_from_0(wanted, value.dim(), what, name)
+    return spec_of(mesh, wanted, value.shape, value.stride(), value.dtype)
+
+
+def _costs(strategy: OpStrategy, target: DTensorSpec, is_moved: bool) -> list[float]:
+    sources = [way.output_spec for way in strategy.strategies]
+    if not is_moved:
+        return [0.0] * len(sources)
+    meta = target.tensor_meta
+    assert meta is not None
+    known = [spec_of(source.mesh, source.placements, *meta) for source in sources]
+    return [row[0] for row in redistribute_cost_table(known, [target])]

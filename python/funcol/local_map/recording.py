@@ -1,0 +1,170 @@
+"""A run of a function on local tensors and its gradient, under a tracer of its own and made functional."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, track_tensor_tree
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+from .traced_functions import Function, empty
+
+# Names of inputs that a recording gets on its way.
+CLOSED_OVER = "local_map_closed_over_"
+TANGENT = "local_map_tangent_"
+
+
+class Lift(TorchFunctionMode):
+    """Replaces tensors of the world outside by operands of our own."""
+
+    def __init__(self, is_foreign: Callable[[Tensor], bool], make: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self._is_foreign, self._make = is_foreign, make
+        self._ours: dict[int, Tensor] = {}
+        self.foreign: list[Tensor] = []
+        self.ours: list[Tensor] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        args, kwargs = pytree.tree_map_only(Tensor, self._replaced, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    def _replaced(self, tensor: Tensor) -> Tensor:
+        ours = self._ours.get(id(tensor))
+        if ours is None:
+            if not self._is_foreign(tensor):
+                return tensor
+            ours = self._ours[id(tensor)] = self._make(tensor)
+            self.foreign.append(tensor)
+            self.ours.append(ours)
+        return ours
+
+
+def is_foreign_to(mode: FakeTensorMode, is_functional: bool) -> Callable[[Tensor], bool]:
+    """What to tell tensors of the world outside by: what its tracer knows, and tensors that are not fake."""
+    outer = get_proxy_mode()
+    known = None if outer is None else outer.tracer.tensor_tracker
+
+    def is_foreign(tensor: Tensor) -> bool:
+        if isinstance(tensor, FunctionalTensor):
+            if not is_functional:
+                return True
+            tensor = torch._from_functional_tensor(tensor.elem)
+        if known is not None and tensor in known:
+            return True
+        return not isinstance(tensor, FakeTensor) and not torch._is_functional_tensor(tensor)
+
+    return is_foreign
+
+
+@contextlib.contextmanager
+def alone(mode: FakeTensorMode) -> Iterator[None]:
+    """Outside of all modes but ``mode``, and of the hooks by which an outer checkpoint saves its tensors."""
+    hooks = torch.autograd.graph.saved_tensors_hooks(_same, _same)
+    has_hooks = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+    with _disable_current_modes(), mode, hooks if has_hooks else contextlib.nullcontext():
+        yield
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def mode_of(operands: Sequence[Any]) -> FakeTensorMode:
+    found = detect_fake_mode(list(operands))
+    return FakeTensorMode() if found is None else found
+
+
+class Recording:
+    """A run of the function and its gradient, under a tracer and made functional."""
+
+    def __init__(
+        self, function: Function, mode: FakeTensorMode, is_foreign: Callable[[Tensor], bool]
+    ) -> None:
+        self._function, self._mode, self._is_foreign = function, mode, is_foreign
+        self.num_tangents = 0
+
+    def run(self, *primals: Any) -> tuple[Any, ...]:
+        function = self._function
+        lift = Lift(self._is_foreign, lambda tensor: self._lifted(tensor, len(lift.ours)))
+        with lift:
+            results = function.body(*primals)
+        self.foreign = lift.foreign
+        labels = [
+            *function.labels,
+            *(f"the tensor of shape {tuple(t.shape)} it closes over" for t in lift.ours),
+        ]
+        self._check_functional([*primals, *lift.ours], labels, results)
+        self.local_results = [
+            (result.requires_grad, result) if isinstance(result, Tensor) else (False, result)
+            for result in results
+        ]
+        self.differentiable = [
+            i for i, one in enumerate(results) if isinstance(one, Tensor) and one.requires_grad
+        ]
+        self.num_results = len(results)
+        self.requires_gradient = [
+            i for i, one in enumerate([*primals, *lift.ours]) if isinstance(one, Tensor) and one.requires_grad
+        ]
+        if not self.differentiable:
+            return tuple(results)
+        self.num_tangents = len(self.differentiable)
+        tangents = [self._tangent(results[i], k) for k, i in enumerate(self.differentiable)]
+        inputs = [[*primals, *lift.ours][i] for i in self.requires_gradient]
+        gradients = torch.autograd.grad(
+            [results[i] for i in self.differentiable], inputs, tangents, allow_unused=True
+        )
+        return *results, *gradients
+
+    def _tangent(self, result: Tensor, k: int) -> Tensor:
+        with alone(self._mode):
+            fake = torch.empty(result.shape, dtype=result.dtype, device=result.device)
+        return self._input(fake, f"{TANGENT}{k}")
+
+    def _lifted(self, tensor: Tensor, k: int) -> Tensor:
+        with alone(self._mode):
+            fake = empty(tensor.shape, tensor.stride(), tensor)
+        return self._input(fake, f"{CLOSED_OVER}{k}").requires_grad_(tensor.requires_grad)
+
+    def _input(self, fake: Tensor, name: str) -> Tensor:
+        """One more input of the graph that is being recorded."""
+        recorder: Any = get_proxy_mode()
+        proxy = recorder.tracer.create_proxy("placeholder", name, (), {})
+        track_tensor_tree(fake, proxy, constant=None, tracer=recorder.tracer)
+        result: Tensor = FunctionalTensor.to_functional(fake)
+        return result
+
+    def _check_functional(self, inputs: list[Any], labels: list[str], results: list[Any]) -> None:
+        by_storage = {}
+        for one, label in zip(inputs, labels, strict=True):
+            if not isinstance(one, Tensor):
+                continue
+            if torch._functionalize_has_data_mutation(one.elem):  # type: ignore[attr-defined]
+                raise ValueError(
+                    f"funcol.apply_local_map: {self._function.name} changes {label} in place, which a traced "
+                    "region cannot do. Change a clone of it, and return that."
+                )
+            by_storage[_storage_of(one)] = label
+        for i, result in enumerate(results):
+            if isinstance(result, Tensor):
+                label = by_storage.get(_storage_of(result), "")
+                if label:
+                    raise ValueError(
+                        f"funcol.apply_local_map: result {i} of {self._function.name} shares memory with "
+                        f"{label}, which the results of a traced region cannot do. Return a clone of it."
+                    )
+
+
+def _storage_of(tensor: Tensor) -> StorageWeakRef:
+    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]

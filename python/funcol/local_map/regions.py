@@ -1,0 +1,340 @@
+"""What a region of local tensors is, as data: its name, its mesh, and where each of its tensors lives.
+
+A region is stated with PyTorch's placements and kept as text (``"S(0)R"``), so that it can stand in a graph:
+copies, renumbering and serialization of the graph keep it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+import weakref
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Partial, Placement, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor.placement_types import _StridedShard
+
+from .. import _C
+
+Placements = tuple[Placement, ...]
+Sizes = tuple[int, ...]
+
+
+class MeshKey(NamedTuple):
+    """A ``DeviceMesh`` by value. ``ranks`` are those of the mesh in row-major order."""
+
+    device_type: str
+    sizes: tuple[int, ...]
+    names: tuple[str, ...]
+    ranks: tuple[int, ...]
+
+    def __str__(self) -> str:
+        axes = zip(self.names, self.sizes, strict=True) if self.names else enumerate(self.sizes)
+        return f"{self.device_type} mesh ({', '.join(f'{name}={size}' for name, size in axes)})"
+
+
+class Region(NamedTuple):
+    """A function on local tensors between sharded ones, as a node of a graph holds it.
+
+    ``name`` says which function it is and where that is defined. ``inputs`` and ``outputs`` hold the
+    placements of each operand and result, such as ``"S(0)R"``; ``None`` for what is handed on as it is:
+    numbers, and tensors that the forward part leaves to the backward part. ``are_whole``: the node's own
+    operands and results are the whole tensors, and a shard of each reaches the function. If not, they are
+    this rank's tensors. ``sizes`` are those of whole results that ranks have unequal shards of, else
+    ``None``.
+    """
+
+    name: str
+    are_whole: bool
+    mesh: MeshKey
+    inputs: tuple[str | None, ...]
+    outputs: tuple[str | None, ...]
+    sizes: tuple[Sizes | None, ...]
+
+    @staticmethod
+    def of(packed: Sequence[Any]) -> Region:
+        """From what :meth:`packed` returned."""
+        name, are_whole, mesh, inputs, outputs, sizes = packed
+        return Region(name, are_whole, MeshKey(*mesh), tuple(inputs), tuple(outputs), tuple(sizes))
+
+    def packed(self) -> tuple[Any, ...]:
+        """As plain tuples, which a node can have as an argument."""
+        return tuple(self._replace(mesh=tuple(self.mesh)))  # type: ignore[arg-type]
+
+    def placements_in(self) -> tuple[Placements | None, ...]:
+        return tuple(map(placements_of, self.inputs))
+
+    def placements_out(self) -> tuple[Placements | None, ...]:
+        return tuple(map(placements_of, self.outputs))
+
+
+# Text
+
+_WORD = re.compile(r"R|S\((\d+)\)|_S\((\d+), (\d+)\)|P\((\w+)\)")
+
+
+def text_of(placements: Placements | None) -> str | None:
+    """``"S(0)R"``. ``NotImplementedError`` for placements of other kinds than PyTorch's four."""
+    return None if placements is None else "".join(map(_word, placements))
+
+
+def _word(placement: Placement) -> str:
+    if isinstance(placement, _StridedShard):
+        return f"_S({placement.dim}, {placement.split_factor})"
+    if isinstance(placement, Shard):
+        return f"S({placement.dim})"
+    if isinstance(placement, Replicate):
+        return "R"
+    if type(placement) is Partial:
+        return f"P({placement.reduce_op})"
+    raise NotImplementedError(
+        f"funcol.apply_local_map: a graph cannot hold the placement {placement}. Use Shard, Replicate "
+        "or Partial."
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def placements_of(text: str | None) -> Placements | None:
+    """What :func:`text_of` was made of."""
+    if text is None:
+        return None
+    found = list(_WORD.finditer(text))
+    if "".join(match.group() for match in found) != text:
+        raise ValueError(f"funcol.local_map_hop: '{text}' are no placements. Write them as in 'S(0)RP(sum)'.")
+    return tuple(map(_placement, found))
+
+
+def _placement(match: re.Match[str]) -> Placement:
+    dim, strided_dim, factor, reduce_op = match.groups()
+    if dim is not None:
+        return Shard(int(dim))
+    if strided_dim is not None:
+        return _StridedShard(int(strided_dim), split_factor=int(factor))
+    return Replicate() if reduce_op is None else Partial(reduce_op)
+
+
+# Meshes
+
+_meshes: weakref.WeakValueDictionary[MeshKey, DeviceMesh] = weakref.WeakValueDictionary()
+
+
+def key_of(mesh: DeviceMesh) -> MeshKey:
+    """``mesh`` by value; :func:`mesh_of_key` finds it again as long as it lives."""
+    ranks = tuple(mesh._flatten_rank_map)
+    key = MeshKey(mesh.device_type, tuple(mesh.shape), tuple(mesh.mesh_dim_names or ()), ranks)
+    _meshes.setdefault(key, mesh)
+    return key
+
+
+def mesh_of_key(key: MeshKey) -> DeviceMesh:
+    """The mesh of a region: one that a region was made on, or the current one (``with mesh:``)."""
+    mesh = _meshes.get(key) or current_mesh()
+    if mesh is None or key_of(mesh) != key:
+        raise ValueError(
+            f"funcol.local_map_hop: the region is for a {key}, which is not there. "
+            "Make that DeviceMesh and enter it (`with mesh:`)."
+        )
+    return mesh
+
+
+def current_mesh() -> DeviceMesh | None:
+    """The mesh that was entered last with ``with mesh:``, if any."""
+    from torch.distributed.device_mesh import _mesh_resources
+
+    return _mesh_resources.mesh_stack[-1] if _mesh_resources.mesh_stack else None
+
+
+# Gradients
+
+
+def gradient_placements(
+    inputs: Sequence[Placements | None], outputs: Sequence[Placements | None]
+) -> tuple[list[Placements | None], list[Placements | None]]:
+    """Where the gradients of local inputs and outputs live, from where the tensors do.
+
+    Along an axis on which all tensors are replicated every rank computes the same, gradients included. Along
+    any other, a rank's results are its own, so what flows back on different ranks adds up to the gradient of
+    a replicated tensor: it is partial there. A shard's gradient is sharded alike; each part of a partial
+    tensor has the whole gradient. On one axis:
+
+        S <- R, S     gradients of the inputs: P, S; of the output: S
+        P <- S, S     S, S; R
+        R <- R, R     R, R; R
+        R <- S        S; P, because the function must have collectives inside, whose gradients sum over ranks
+    """
+    num_axes = max((len(one) for one in (*inputs, *outputs) if one is not None), default=0)
+    differs = [
+        any(one is not None and not isinstance(one[axis], Replicate) for one in (*inputs, *outputs))
+        for axis in range(num_axes)
+    ]
+
+    def gradient(placements: Placements | None) -> Placements | None:
+        if placements is None:
+            return None
+        return tuple(
+            Partial()
+            if differs[axis] and isinstance(placement, Replicate)
+            else Replicate()
+            if placement.is_partial()
+            else placement
+            for axis, placement in enumerate(placements)
+        )
+
+    return list(map(gradient, inputs)), list(map(gradient, outputs))
+
+
+def average_of(placements: Placements | None, mesh: DeviceMesh) -> int:
+    """Of how many ranks' tensors one of ``placements`` is the average: 1 if it is none."""
+    if placements is None:
+        return 1
+    return math.prod(mesh.size(axis) for axis, one in enumerate(placements) if one.is_partial("avg"))
+
+
+def check_differentiable(placements: Placements, what: str, name: str) -> None:
+    """Of partials, only sums and averages have gradients that one rank can tell."""
+    for placement in placements:
+        if placement.is_partial() and not (placement.is_partial("sum") or placement.is_partial("avg")):
+            raise NotImplementedError(
+                f"funcol.apply_local_map: {name}: {what} is {placement} and requires a gradient, which only "
+                "Partial('sum') and Partial('avg') have here. Reduce it inside the function, or detach it."
+            )
+
+
+# Shapes
+
+
+def counted_from_0(placements: Placements, num_dims: int, what: str, name: str) -> Placements:
+    """``placements`` with dims counted from the front. ``ValueError`` for dims that the tensor lacks."""
+    result: list[Placement] = []
+    for placement in placements:
+        dim = getattr(placement, "dim", None)
+        if dim is not None:
+            if not -num_dims <= dim < num_dims:
+                raise ValueError(
+                    f"funcol.apply_local_map: {name}: {what} has {num_dims} dims, but its placements "
+                    f"{list(placements)} shard dim {dim}. State a dim that it has."
+                )
+            if dim < 0:
+                factor = getattr(placement, "split_factor", None)
+                dim += num_dims
+                placement = Shard(dim) if factor is None else _StridedShard(dim, split_factor=factor)
+        result.append(placement)
+    return tuple(result)
+
+
+def cuts_of(placements: Placements) -> dict[int, tuple[int, ...]]:
+    """The axes that cut each dim that is cut."""
+    cuts: dict[int, tuple[int, ...]] = {}
+    for axis, placement in enumerate(placements):
+        if isinstance(placement, (Shard, _StridedShard)):
+            cuts[placement.dim] = (*cuts.get(placement.dim, ()), axis)
+    return cuts
+
+
+def num_pieces(mesh: DeviceMesh, axes: Sequence[int]) -> int:
+    return math.prod(mesh.size(axis) for axis in axes)
+
+
+def local_shape(spec: DTensorSpec, what: str, name: str) -> tuple[Any, ...]:
+    """This rank's shape. Sizes that are symbols have to divide."""
+    assert spec.tensor_meta is not None
+    shape: list[Any] = list(spec.tensor_meta.shape)
+    if all(isinstance(size, int) for size in shape):
+        return tuple(_C.local_shape_of(spec, shape))
+    for dim, axes in cuts_of(spec.placements).items():
+        pieces = num_pieces(spec.mesh, axes)
+        if shape[dim] % pieces != 0:
+            raise NotImplementedError(
+                f"funcol.apply_local_map: {name}: dim {dim} of {what} has the symbolic size "
+                f"{shape[dim]}, which the {pieces} ranks that share it need not divide. Trace with "
+                "static sizes, or with even ones."
+            )
+        shape[dim] = shape[dim] // pieces
+    return tuple(shape)
+
+
+def spec_of(
+    mesh: DeviceMesh, placements: Placements, shape: Sequence[Any], stride: Sequence[Any], dtype: torch.dtype
+) -> DTensorSpec:
+    return DTensorSpec(mesh, placements, tensor_meta=TensorMeta(torch.Size(shape), tuple(stride), dtype))
+
+
+def dense_strides(like: Tensor, shape: Sequence[Any]) -> tuple[Any, ...]:
+    """Strides of a dense tensor of ``shape`` whose dims lie in memory in the order of those of ``like``."""
+    order = range(len(shape))
+    if not like.is_contiguous():
+        strides = like.stride()
+        order = sorted(order, key=lambda dim: (-strides[dim], dim))  # type: ignore[assignment]
+    result: list[Any] = [0] * len(shape)
+    step: Any = 1
+    for dim in reversed(order):
+        result[dim] = step
+        step = step * (max(shape[dim], 1) if isinstance(shape[dim], int) else shape[dim])
+    return tuple(result)
+
+
+def has_own_order(spec: DTensorSpec | None) -> bool:
+    """Whether axes cut a dim in another order than that of the mesh, which placements do not tell."""
+    entries = () if spec is None else spec.shard_order or ()
+    return any(list(axes) != sorted(axes) for _, axes in entries)
+
+
+class Uneven(NamedTuple):
+    """A dim of an input whose size the ranks that share it do not divide."""
+
+    axes: tuple[int, ...]
+    whole_size: int
+    local_size: int
+
+
+def uneven_dims(specs: Sequence[DTensorSpec | None]) -> list[Uneven]:
+    """The dims of inputs under ``specs`` whose shards are not all as large."""
+    found = []
+    for spec in specs:
+        if spec is None:
+            continue
+        assert spec.tensor_meta is not None
+        shape = spec.tensor_meta.shape
+        for dim, axes in cuts_of(spec.placements).items():
+            if isinstance(shape[dim], int) and shape[dim] % num_pieces(spec.mesh, axes):
+                local = _C.local_shape_of(spec, list(shape))
+                found.append(Uneven(axes, shape[dim], local[dim]))
+    return found
+
+
+def whole_spec(
+    local: Tensor,
+    mesh: DeviceMesh,
+    placements: Placements,
+    uneven: Sequence[Uneven],
+    what: str,
+    name: str,
+) -> DTensorSpec:
+    """The spec of a result of which this rank has ``local``.
+
+    Shards are taken to be even unless one of the inputs has uneven ones on the same axes: then its size is
+    the result's, too, and ``ValueError`` where this rank's part is not that long.
+    """
+    placements = counted_from_0(placements, local.dim(), what, name)
+    shape: list[Any] = list(local.shape)
+    for dim, axes in cuts_of(placements).items():
+        related = [one for one in uneven if set(one.axes) & set(axes)]
+        if not related:
+            shape[dim] = shape[dim] * num_pieces(mesh, axes)
+            continue
+        sizes = {one.whole_size for one in related if one.axes == axes and one.local_size == shape[dim]}
+        if len(sizes) != 1:
+            raise ValueError(
+                f"funcol.apply_local_map: {name}: {what} has shape {tuple(local.shape)} on this rank and the "
+                f"placements {list(placements)}; dim {dim} lies on axes whose shards of the inputs are "
+                f"uneven ({', '.join(f'{one.local_size} of {one.whole_size}' for one in related)}), so "
+                "its whole size cannot be told. Pad the inputs, or return shards as long as theirs."
+            )
+        shape[dim] = sizes.pop()
+    return spec_of(mesh, placements, shape, dense_strides(local, shape), local.dtype)

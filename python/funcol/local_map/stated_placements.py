@@ -1,0 +1,95 @@
+"""What a caller states of a function on local tensors, checked and in one form."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+import torch.utils._pytree as pytree
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement
+
+from .regions import Placements
+
+PlacementsLike: TypeAlias = Sequence[Placement] | None
+
+
+class Stated(NamedTuple):
+    """What the caller says of the function: the arguments of :func:`apply_local_map`."""
+
+    out_placements: PlacementsLike | Sequence[PlacementsLike]
+    in_placements: Sequence[PlacementsLike] | None = None
+    in_grad_placements: Sequence[PlacementsLike] | None = None
+    device_mesh: DeviceMesh | None = None
+    redistribute_inputs: bool = False
+
+
+def name_of(func: Callable[..., Any]) -> str:
+    """The function and where it is defined: ``"attention at model.py:41"``."""
+    inner: Any = func
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    inner = inspect.unwrap(inner)
+    if isinstance(inner, torch.nn.Module):
+        name, inner = type(inner).__name__, inner.forward
+    else:
+        name = getattr(inner, "__name__", type(inner).__name__)
+    code = getattr(getattr(inner, "__func__", inner), "__code__", None)
+    name = "lambda" if name == "<lambda>" else name
+    return name if code is None else f"{name} at {os.path.basename(code.co_filename)}:{code.co_firstlineno}"
+
+
+def _is_one_tensors(placements: Any) -> bool:
+    return len(placements) > 0 and all(isinstance(one, Placement) for one in placements)
+
+
+def each_output(stated: Any, name: str) -> tuple[Placements | None, ...]:
+    if stated is None or _is_one_tensors(_sequence(stated, "out_placements", name)):
+        return (None if stated is None else tuple(stated),)
+    return tuple(_of_one_tensor(one, "out_placements", name) for one in stated)
+
+
+def each_input(stated: Any, what: str, name: str) -> tuple[Placements | None, ...] | None:
+    if stated is None:
+        return None
+    if _is_one_tensors(_sequence(stated, what, name)):
+        raise ValueError(
+            f"funcol.apply_local_map: {name}: {what} is {list(stated)}, expected a sequence of "
+            f"placements for each argument: ({list(stated)},) if there is one."
+        )
+    return tuple(_of_one_tensor(one, what, name) for one in stated)
+
+
+def _of_one_tensor(stated: Any, what: str, name: str) -> Placements | None:
+    if stated is None:
+        return None
+    for one in _sequence(stated, what, name):
+        if not isinstance(one, Placement):
+            raise TypeError(
+                f"funcol.apply_local_map: {name}: {what} has {one!r} where a placement belongs, such as "
+                "Shard(0) or Replicate()."
+            )
+    return tuple(stated)
+
+
+def _sequence(stated: Any, what: str, name: str) -> Any:
+    if not isinstance(stated, (list, tuple)):
+        raise TypeError(
+            f"funcol.apply_local_map: {name}: {what} holds a {type(stated).__name__}, expected a list "
+            "or tuple."
+        )
+    return stated
+
+
+def check_keywords(kwargs: dict[str, Any], name: str) -> None:
+    """Placements are stated by position, so DTensors come by position, too."""
+    for keyword, value in kwargs.items():
+        if any(isinstance(leaf, DTensor) for leaf in pytree.tree_leaves(value)):
+            raise ValueError(
+                f"funcol.apply_local_map: {name}: the keyword argument '{keyword}' holds a DTensor. "
+                "Placements are stated for positional arguments: pass it by position."
+            )

@@ -1,0 +1,148 @@
+"""Functions on local tensors that tracers record, and what such a record consists of."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.fx import GraphModule
+
+from .regions import (
+    Placements,
+    Region,
+    Sizes,
+    counted_from_0,
+    dense_strides,
+    local_shape,
+    spec_of,
+    uneven_dims,
+    whole_spec,
+)
+
+
+class Body(Protocol):
+    """A function of tensors and sizes; knows the placements of its results once it was called."""
+
+    @property
+    def placements(self) -> Sequence[Placements | None]: ...
+
+    def __call__(self, *operands: Any) -> list[Any]: ...
+
+
+@dataclasses.dataclass
+class Function:
+    """A function on local tensors, and where its operands live.
+
+    ``labels`` name the operands in errors. ``gradients``: where those of operands live, ``None`` for what
+    follows from the placements. ``sizes``: of results as a whole, where they are known.
+    """
+
+    name: str
+    body: Body
+    mesh: DeviceMesh
+    are_whole: bool
+    placements: tuple[Placements | None, ...]
+    labels: Sequence[str]
+    gradients: Sequence[Placements | None] | None = None
+    sizes: Sequence[Sizes | None] | None = None
+
+    def operand_specs(self, operands: Sequence[Any]) -> list[DTensorSpec | None]:
+        """Of whole operands."""
+        return [
+            spec_of(
+                self.mesh,
+                counted_from_0(placements, operand.dim(), label, self.name),
+                operand.shape,
+                operand.stride(),
+                operand.dtype,
+            )
+            if isinstance(operand, Tensor) and placements is not None and self.are_whole
+            else None
+            for operand, placements, label in zip(operands, self.placements, self.labels, strict=True)
+        ]
+
+    def result_specs(self, operands: Sequence[Any], results: Sequence[Any]) -> list[DTensorSpec | None]:
+        """Of local results as a whole."""
+        uneven = uneven_dims(self.operand_specs(operands))
+        specs: list[DTensorSpec | None] = []
+        for i, (result, placements) in enumerate(zip(results, self.body.placements, strict=True)):
+            if not isinstance(result, Tensor) or placements is None or not self.are_whole:
+                specs.append(None)
+            elif self.sizes is not None and self.sizes[i] is not None:
+                sizes = self.sizes[i] or ()
+                specs.append(
+                    spec_of(self.mesh, placements, sizes, dense_strides(result, sizes), result.dtype)
+                )
+            else:
+                specs.append(whole_spec(result, self.mesh, placements, uneven, f"result {i}", self.name))
+        return specs
+
+    def whole_fakes(self, operands: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+        """``results``, local tensors, as a whole; a fake mode has to be active."""
+        return [
+            result if spec is None else empty(spec.shape, spec.stride, result)
+            for result, spec in zip(results, self.result_specs(operands, results), strict=True)
+        ]
+
+
+@dataclasses.dataclass
+class Traced:
+    """A recorded function: what its two nodes hold, and how their operands and results belong together.
+
+    ``operands`` are those of the call and after them the tensors that the function closed over. The results
+    of ``forward`` are the function's ``num_results`` and then what ``backward`` needs. Its operands are those
+    of ``saved_operands``, what ``forward`` left for it, and gradients of the results in ``differentiable``;
+    its results the gradients of the operands in ``with_gradients``. ``from_operands`` computes the same
+    from all operands and these gradients, and so can be differentiated in turn.
+    """
+
+    operands: list[Any]
+    forward: GraphModule
+    region: Region
+    num_results: int
+    backward: GraphModule | None = None
+    backward_region: Region | None = None
+    saved_operands: Sequence[int] = ()
+    differentiable: Sequence[int] = ()
+    with_gradients: Sequence[int] = ()
+    from_operands: GraphModule | None = None
+    from_operands_region: Region | None = None
+
+
+def local_fakes(function: Function, operands: Sequence[Any], mode: FakeTensorMode) -> list[Any]:
+    """Fake tensors of this rank's shapes, leaves that require gradients where ``operands`` do."""
+    fakes = []
+    with mode:
+        for operand, spec, label in zip(
+            operands, function.operand_specs(operands), function.labels, strict=True
+        ):
+            if not isinstance(operand, Tensor):
+                fakes.append(operand)
+                continue
+            shape = operand.shape if spec is None else local_shape(spec, label, function.name)
+            strides = operand.stride() if spec is None else dense_strides(operand, shape)
+            fakes.append(empty(shape, strides, operand).requires_grad_(operand.requires_grad))
+    return fakes
+
+
+def empty(shape: Sequence[Any], strides: Sequence[Any], like: Tensor) -> Tensor:
+    return torch.empty_strided(tuple(shape), tuple(strides), dtype=like.dtype, device=like.device)
+
+
+def as_contiguous_as_traced(body: Any, operands: Sequence[Any]) -> list[Any]:
+    """``operands``, made contiguous where ``body`` was recorded with tensors that are: it may hold views."""
+    if not isinstance(body, GraphModule):
+        return list(operands)
+    traced = [node.meta.get("val") for node in body.graph.nodes if node.op == "placeholder"]
+    return [
+        operand.contiguous()
+        if isinstance(operand, Tensor) and isinstance(like, Tensor) and like.is_contiguous()
+        else operand
+        for operand, like in zip(operands, traced, strict=True)
+    ]

@@ -1,0 +1,437 @@
+"""Functions on local tensors under tracers: one node of the graph in the forward, one in the backward pass.
+
+A traced call of an applied function (:func:`funcol.apply_local_map`) records the function and its gradient
+once, at this rank's shapes, and puts :data:`local_map_hop` into the tracer's graph, with the recorded body, a
+:class:`~funcol.local_map.regions.Region` that says where tensors live, and the operands. Called with
+DTensors, as when a graph is run again with shards in place of whole tensors, the operator is its body: it
+moves the operands to their placements, and what the body consists of is what the second trace holds.
+
+PyTorch counterpart: ``torch._higher_order_ops.local_map``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import SymInt, Tensor
+from torch._C import DispatchKey
+from torch._ops import HigherOrderOperator
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, get_proxy_mode, track_tensor_tree
+from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import _CachedTorchDispatchMode, _CachingTorchDispatchMode
+
+from ..collectives.import_hooks import after_import
+from ..redistribution.functions import redistribute
+from .conversions import from_local, to_local
+from .eager import LocalMap
+from .joint import probe, trace
+from .nesting import flatten, unflatten
+from .regions import (
+    Placements,
+    Region,
+    counted_from_0,
+    current_mesh,
+    key_of,
+    mesh_of_key,
+    spec_of,
+)
+from .stated_placements import Stated
+from .traced_functions import Function, Traced, as_contiguous_as_traced, local_fakes
+
+
+class LocalMapHop(HigherOrderOperator):
+    """``local_map_hop(body, region, *operands)``: ``body`` on the local tensors of ``operands``.
+
+    ``body`` is a ``GraphModule`` on local tensors, ``operands`` are tensors and sizes, as ``region`` says: a
+    :class:`~funcol.local_map.regions.Region`, packed.
+    The result is a tuple. With DTensors among the operands, or ``_inline=True`` for operands that are this
+    rank's tensors by now, the call is the body itself; else tracers record it as a whole.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("funcol_local_map")  # type: ignore[no-untyped-call]
+
+    def __call__(
+        self, body: Any, region: tuple[Any, ...], *operands: Any, _inline: bool = False
+    ) -> tuple[Any, ...]:
+        if any(isinstance(operand, DTensor) for operand in operands):
+            return _on_dtensors(body, Region.of(region), operands)
+        if _inline:
+            return tuple(body(*as_contiguous_as_traced(body, operands)))
+        result: tuple[Any, ...] = super().__call__(body, region, *operands)  # type: ignore[no-untyped-call]
+        return result
+
+
+local_map_hop = LocalMapHop()
+
+
+# Calls of an applied function
+
+
+class _Here(threading.local):
+    is_inside = False
+    tensors_are_local = False
+    replaced: dict[int, Tensor] = {}  # noqa: RUF012
+
+
+_here = _Here()
+
+
+@contextlib.contextmanager
+def _inside_of_function() -> Iterator[None]:
+    """While active, functions that are applied run as in eager calls: a part of the one that calls them."""
+    before = _here.is_inside
+    _here.is_inside = True
+    try:
+        yield
+    finally:
+        _here.is_inside = before
+
+
+@contextlib.contextmanager
+def in_compiled_region(replaced: dict[int, Tensor]) -> Iterator[None]:
+    """While active, tensors that are no DTensors are taken as this rank's, as in eager calls, and functions
+    that are applied find the tensors that they close over in ``replaced``, by identity."""
+    before = _here.tensors_are_local, _here.replaced
+    _here.tensors_are_local, _here.replaced = True, {**_here.replaced, **replaced}
+    try:
+        yield
+    finally:
+        _here.tensors_are_local, _here.replaced = before
+
+
+class _Replace(TorchFunctionMode):
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        args, kwargs = pytree.tree_map_only(
+            Tensor, lambda tensor: _here.replaced.get(id(tensor), tensor), (args, kwargs or {})
+        )
+        return func(*args, **kwargs)
+
+
+def run_traced(local_map: LocalMap, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A call of an applied function while a tracer is at work."""
+    flat, structure = flatten(args)
+
+    def call(*local: Any) -> Any:
+        with _inside_of_function(), _Replace() if _here.replaced else contextlib.nullcontext():
+            return local_map.call(local, structure, kwargs)
+
+    if _here.is_inside:
+        return local_map.run_flat(flat, call)
+    is_recorded = get_proxy_mode() is not None
+    labels = _labels(local_map, args)
+    if any(isinstance(arg, DTensor) for arg in flat):
+        if not is_recorded:
+            return local_map.run_flat(flat, call)
+        signature = local_map.signature_of(flat)
+        placements = [
+            None if one is None else (signature.moves and signature.moves[i]) or one.placements
+            for i, one in enumerate(arg._spec if isinstance(arg, DTensor) else None for arg in flat)
+        ]
+        return local_map.run_flat(
+            flat,
+            lambda *local: _call_node(local_map, call, local, placements, signature.mesh, False, labels),
+        )
+    if not any(isinstance(arg, Tensor) for arg in flat):
+        return call(*flat)
+    mesh = local_map.stated.device_mesh or current_mesh()
+    if _here.tensors_are_local:
+        if not is_recorded or mesh is None:
+            return call(*flat)
+        placements = list(local_map.inputs or [None] * len(flat))
+        return _call_node(local_map, call, flat, placements, mesh, False, labels)
+    if mesh is None:
+        raise ValueError(
+            f"funcol.apply_local_map: {local_map.name} is traced with tensors that are no DTensors, "
+            "which stand for whole ones. Pass device_mesh, or trace under `with mesh:`."
+        )
+    local_map.check_whole(flat, mesh)
+    placements = list(local_map.inputs or [None] * len(flat))
+    return _call_node(local_map, call, flat, placements, mesh, True, labels)
+
+
+def _labels(local_map: LocalMap, args: tuple[Any, ...]) -> list[str]:
+    """What to call each flattened argument in errors."""
+    names = local_map.parameter_names()
+    labels: list[str] = []
+    for i, arg in enumerate(args):
+        of_parameter = f" ('{names[i]}')" if i < len(names) else ""
+        labels += [f"argument {len(labels) + k}{of_parameter}" for k in range(len(flatten(arg)[0]))]
+    return labels
+
+
+class _Body:
+    """The function on the tensors and sizes among its flattened arguments; of its results those, too.
+
+    Once called, it knows the rest.
+    """
+
+    def __init__(self, local_map: LocalMap, call: Callable[..., Any], flat: Sequence[Any]) -> None:
+        self._local_map, self._call, self._flat = local_map, call, list(flat)
+        self.places = [i for i, arg in enumerate(flat) if isinstance(arg, (Tensor, SymInt))]
+        self.operands = [flat[i] for i in self.places]
+
+    def __call__(self, *operands: Any) -> list[Any]:
+        flat = list(self._flat)
+        for place, operand in zip(self.places, operands, strict=True):
+            flat[place] = operand
+        values, self._structure = flatten(self._call(*flat))
+        self._local_map.check_num_outputs(len(values))
+        placements = [self._local_map.check_output(i, value) for i, value in enumerate(values)]
+        self._is_operand = [isinstance(value, (Tensor, SymInt)) for value in values]
+        self._constants = [None if isinstance(one, (Tensor, SymInt)) else one for one in values]
+        self.placements = [one for one, is_one in zip(placements, self._is_operand, strict=True) if is_one]
+        return [value for value, is_one in zip(values, self._is_operand, strict=True) if is_one]
+
+    def result(self, values: Sequence[Any]) -> Any:
+        """The function's own result, from the tensors and sizes among it."""
+        rest = iter(values)
+        flat = [
+            next(rest) if is_one else constant
+            for is_one, constant in zip(self._is_operand, self._constants, strict=True)
+        ]
+        return unflatten(flat, self._structure)
+
+
+def _call_node(
+    local_map: LocalMap,
+    call: Callable[..., Any],
+    flat: Sequence[Any],
+    placements: Sequence[Placements | None],
+    mesh: DeviceMesh,
+    are_whole: bool,
+    labels: Sequence[str],
+) -> Any:
+    body = _Body(local_map, call, flat)
+    from_0 = [
+        one and counted_from_0(one, flat[i].dim(), labels[i], local_map.name)
+        for i, one in enumerate(placements)
+    ]
+    stated_gradients = local_map.stated_gradients(flat, from_0, mesh)
+    function = Function(
+        local_map.name,
+        body,
+        mesh,
+        are_whole,
+        tuple(from_0[place] for place in body.places),
+        [labels[place] for place in body.places],
+        [stated_gradients[place] for place in body.places],
+    )
+    if get_proxy_mode() is None:
+        return body.result(probe(function, body.operands))
+    return body.result(_run(trace(function, body.operands)))
+
+
+def _run(traced: Traced) -> list[Any]:
+    """The node of the forward part, and that of the backward part where gradients flow."""
+    if traced.backward is None:
+        return list(local_map_hop(traced.forward, traced.region.packed(), *traced.operands))
+    return list(_Differentiable.apply(traced, *traced.operands))
+
+
+class _Differentiable(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, traced: Traced, *operands: Any) -> tuple[Any, ...]:
+        with torch._C._AutoDispatchBelowAutograd():
+            results = local_map_hop(traced.forward, traced.region.packed(), *operands)
+        outputs, activations = results[: traced.num_results], results[traced.num_results :]
+        held = [*operands, *activations]
+        ctx.traced = traced
+        ctx.save_for_backward(*(one if isinstance(one, Tensor) else None for one in held))
+        ctx.sizes = [None if isinstance(one, Tensor) else one for one in held]
+        ctx.mark_non_differentiable(
+            *(
+                output
+                for i, output in enumerate(outputs)
+                if isinstance(output, Tensor) and i not in traced.differentiable
+            )
+        )
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        traced: Traced = ctx.traced
+        held = [
+            size if tensor is None else tensor
+            for tensor, size in zip(ctx.saved_tensors, ctx.sizes, strict=True)
+        ]
+        operands, activations = held[: len(traced.operands)], held[len(traced.operands) :]
+        given = [grads[i].contiguous() for i in traced.differentiable]  # as they were traced
+        assert traced.backward is not None
+        assert traced.backward_region is not None
+        assert traced.from_operands is not None
+        assert traced.from_operands_region is not None
+        if torch.is_grad_enabled():  # of activations nobody would know how they depend on the operands
+            results = local_map_hop(
+                traced.from_operands, traced.from_operands_region.packed(), *operands, *given
+            )
+        else:
+            saved = [operands[i] for i in traced.saved_operands]
+            region = traced.backward_region.packed()
+            results = local_map_hop(traced.backward, region, *saved, *activations, *given)
+        gradients: list[Any] = [None] * len(operands)
+        for i, gradient in zip(traced.with_gradients, results, strict=True):
+            gradients[i] = gradient
+        return None, *gradients
+
+
+# The operator, key by key
+
+
+def _function_of(body: Any, region: Region, operands: Sequence[Any]) -> Function:
+    """A node's body as a function to be traced anew."""
+    outputs = list(region.placements_out())
+
+    class Again:
+        placements = outputs
+
+        def __call__(self, *local: Any) -> list[Any]:
+            with _inside_of_function():
+                return list(body(*local))
+
+    return Function(
+        region.name,
+        Again(),
+        mesh_of_key(region.mesh),
+        region.are_whole,
+        region.placements_in(),
+        [f"operand {i}" for i in range(len(operands))],
+        None,
+        region.sizes,
+    )
+
+
+@local_map_hop.py_autograd_impl
+def _with_gradients(body: Any, region: tuple[Any, ...], *operands: Any) -> tuple[Any, ...]:
+    if get_proxy_mode() is not None:
+        return tuple(_run(trace(_function_of(body, Region.of(region), operands), operands)))
+    return _at_once(body, region, *operands)
+
+
+@local_map_hop.py_functionalize_impl
+def _functionalized(ctx: Any, body: Any, region: tuple[Any, ...], *operands: Any) -> tuple[Any, ...]:
+    plain = ctx.unwrap_tensors(operands)
+    with ctx.redispatch_to_next():
+        results: tuple[Any, ...] = ctx.wrap_tensors(local_map_hop(body, region, *plain))
+    return results
+
+
+@local_map_hop.py_impl(ProxyTorchDispatchMode)
+def _recorded(
+    mode: ProxyTorchDispatchMode, body: Any, region: tuple[Any, ...], *operands: Any
+) -> tuple[Any, ...]:
+    example = local_map_hop(body, region, *operands)
+    tracer: Any = mode.tracer
+    name = _node_name(Region.of(region).name)
+    if all(body is not module for module in tracer.root.children()):
+        tracer.root.register_module(tracer.get_fresh_qualname(f"{name}_body_"), body)
+    args = tuple(map(tracer.unwrap_proxy, (body, *operands)))
+    proxy = tracer.create_proxy("call_function", local_map_hop, (args[0], region, *args[1:]), {}, name=name)
+    # By its number AOTAutograd takes the backward node for the forward one, whose notes it then gets.
+    proxy.node.meta.pop("seq_nr", None)
+    proxy.node.meta["custom"] = {
+        **proxy.node.meta.get("custom", {}),
+        "dtensor_local_map_kwargs": local_map_kwargs(region),
+    }
+    results: tuple[Any, ...] = track_tensor_tree(example, proxy, constant=None, tracer=tracer)
+    return results
+
+
+def _node_name(name: str) -> str:
+    """``"attention_model_py_L41"``: a number at the end would be counted up for the next node."""
+    return re.sub(r"\W+", "_", re.sub(r":(\d+)", r"_L\1", name.replace(" at ", " ")))
+
+
+def local_map_kwargs(region: tuple[Any, ...]) -> dict[str, Any]:
+    """What :func:`funcol.apply_local_map` would be called with for a node of ``region``."""
+    known = Region.of(region)
+    return {
+        "out_placements": known.placements_out(),
+        "in_placements": known.placements_in(),
+        "in_grad_placements": None,
+        "device_mesh": mesh_of_key(known.mesh),
+        "redistribute_inputs": True,
+    }
+
+
+@local_map_hop.py_impl(FakeTensorMode)
+def _shapes(mode: FakeTensorMode, body: Any, region: tuple[Any, ...], *operands: Any) -> tuple[Any, ...]:
+    known = Region.of(region)
+    with mode:
+        if not known.are_whole:
+            return tuple(body(*operands))
+        function = _function_of(body, known, operands)
+        results = body(*local_fakes(function, operands, mode))
+        return tuple(function.whole_fakes(operands, results))
+
+
+@local_map_hop.py_impl(DispatchKey.CompositeExplicitAutograd)
+def _at_once(body: Any, region: tuple[Any, ...], *operands: Any) -> tuple[Any, ...]:
+    """On data. Of whole tensors each rank takes its shard; results are put together on every rank."""
+    known = Region.of(region)
+    if not known.are_whole:
+        return tuple(body(*operands))
+    mesh = mesh_of_key(known.mesh)
+    replicated = (Replicate(),) * mesh.ndim
+
+    def as_dtensor(whole: Tensor) -> DTensor:
+        spec = spec_of(mesh, replicated, whole.shape, whole.stride(), whole.dtype)
+        return from_local(whole, spec, spec, mesh)
+
+    def as_tensor(result: DTensor) -> Tensor:
+        whole = redistribute(result, placements=replicated)
+        return to_local(whole, whole._spec)
+
+    sharded = [
+        as_dtensor(operand) if isinstance(operand, Tensor) and placements is not None else operand
+        for operand, placements in zip(operands, known.placements_in(), strict=True)
+    ]
+    return tuple(
+        as_tensor(result) if isinstance(result, DTensor) else result
+        for result in _on_dtensors(body, known, sharded)
+    )
+
+
+def _on_dtensors(body: Any, region: Region, operands: Sequence[Any]) -> tuple[Any, ...]:
+    mesh = next((operand.device_mesh for operand in operands if isinstance(operand, DTensor)), None)
+    if mesh is not None and key_of(mesh) != region.mesh:
+        raise ValueError(
+            f"funcol.local_map_hop: {region.name} is for a {region.mesh}, but the operands are on a "
+            f"{key_of(mesh)}. Trace it on that mesh."
+        )
+    if mesh is None:
+        mesh = mesh_of_key(region.mesh)
+    stated = Stated(list(region.placements_out()), list(region.placements_in()), None, mesh, True)
+    local_map = LocalMap(body, stated, region.name)
+    local_map.sizes = region.sizes
+    return local_map.run_node(operands, lambda *local: body(*as_contiguous_as_traced(body, local)))
+
+
+for _mode in (_CachingTorchDispatchMode, _CachedTorchDispatchMode):  # selective checkpointing
+
+    @local_map_hop.py_impl(_mode)
+    def _chosen(mode: Any, *args: Any, **kwargs: Any) -> Any:
+        return mode.__torch_dispatch__(local_map_hop, [], args, kwargs)
+
+
+def _lower_in_inductor(lowering: Any) -> None:
+    """Inductor compiles the body in place of the node."""
+
+    def lower(body: Any, region: Any, *operands: Any) -> Any:
+        return lowering.process_subgraph_nodes(body.graph_module, list(operands))
+
+    lowering.register_lowering(local_map_hop, type_promotion_kind=None)(lower)
+
+
+after_import("torch._inductor.lowering", _lower_in_inductor)

@@ -1,0 +1,22 @@
+"""Redistribution of sharded tensors, the plans that it goes by, and what they cost.
+
+Plans need no DTensor, which takes ten times as long to import as all of funcol: what does is imported when
+somebody asks for it.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .functions import redistribute, redistribute_local_tensor, redistribute_many
+
+__all__ = ["redistribute", "redistribute_local_tensor", "redistribute_many"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        from . import functions
+
+        found = getattr(functions, name)
+        globals()[name] = found  # from now on without this function
+        return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,139 @@
+"""Cost models that plans of redistributions are compared by, and the file that keeps a measured one."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from .. import _C
+
+COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute")
+"""The collectives that plans are made of."""
+
+StepCounts = _C.StepCounts
+
+_BYTES_PER_US = 1e3  # of a gigabyte a second
+
+
+@dataclass(frozen=True)
+class LinkCost:
+    """A message of ``b`` bytes takes ``latency_us + b / (1000 * gigabytes_per_s)`` microseconds."""
+
+    latency_us: float
+    gigabytes_per_s: float
+
+    def _in_us_per_byte(self) -> _C.LinkCost:
+        return _C.LinkCost(self.latency_us, 1 / (_BYTES_PER_US * self.gigabytes_per_s))
+
+
+@dataclass(frozen=True)
+class AxisCost:
+    """The collectives along a mesh axis of ``size`` ranks.
+
+    Bytes are what the busiest rank sends: ``(size - 1) / size`` of the gathered, scattered or exchanged
+    tensor, twice that for an all_reduce, the whole tensor for a permute.
+    """
+
+    size: int
+    all_gather: LinkCost
+    reduce_scatter: LinkCost
+    all_reduce: LinkCost
+    all_to_all: LinkCost
+    permute: LinkCost
+
+
+@dataclass(frozen=True)
+class AlphaBeta:
+    """Latency and bandwidth of every mesh axis and collective, and of local copies; plans cost microseconds.
+
+    ``python -m funcol calibrate`` measures one on a running mesh. PyTorch's counterpart is ``MeshTopoInfo``,
+    which has one latency and one bandwidth a mesh dim.
+    """
+
+    axes: Mapping[str, AxisCost]
+    copy: LinkCost
+
+    @classmethod
+    def load(cls, path: str | Path) -> AlphaBeta:
+        """Reads what :meth:`save` wrote. ``ValueError`` names the key that is missing, unknown or wrong."""
+        what = f"AlphaBeta.load: {path}"
+        try:
+            content = json.loads(Path(path).read_text())
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{what} is no JSON: {error}.") from None
+        parts = _keys(content, ("axes", "copy"), what)
+        if not isinstance(parts["axes"], dict) or not parts["axes"]:
+            raise ValueError(
+                f"{what}: 'axes' is {parts['axes']!r}, expected an object with an entry for each axis."
+            )
+        axes = {name: _axis(axis, f"{what}: axis '{name}'") for name, axis in parts["axes"].items()}
+        return cls(axes, _link(parts["copy"], f"{what}: 'copy'"))
+
+    def save(self, path: str | Path) -> None:
+        """Writes a JSON file: latencies in microseconds, bandwidths in 10^9 bytes a second."""
+        axes = {
+            name: {"size": axis.size} | {kind: vars(getattr(axis, kind)) for kind in COLLECTIVES}
+            for name, axis in self.axes.items()
+        }
+        Path(path).write_text(json.dumps({"axes": axes, "copy": vars(self.copy)}, indent=2) + "\n")
+
+    def for_mesh(self, mesh: _C.Mesh) -> _C.AlphaBeta:
+        """The costs in the order of the axes of ``mesh``; ``ValueError`` if it has others or other sizes."""
+        sizes = dict(zip(axis_names(mesh), mesh.sizes, strict=True))
+        known = {name: axis.size for name, axis in self.axes.items()}
+        if sizes != known:
+            raise ValueError(
+                f"AlphaBeta: the cost model is for a mesh of {_listed(known)}, the mesh is {_listed(sizes)}. "
+                "Measure this mesh with `python -m funcol calibrate`, or pass the model of its axes."
+            )
+        costs = [
+            _C.AxisCost(*(getattr(self.axes[name], kind)._in_us_per_byte() for kind in COLLECTIVES))
+            for name in sizes
+        ]
+        return _C.AlphaBeta(costs, self.copy._in_us_per_byte())
+
+
+CostModel: TypeAlias = AlphaBeta | _C.StepCounts
+
+
+def axis_names(mesh: _C.Mesh) -> tuple[str, ...]:
+    """The names of the axes; their numbers if they have none."""
+    return mesh.names or tuple(map(str, range(len(mesh.sizes))))
+
+
+def _listed(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}={size}" for name, size in sizes.items())
+
+
+def _axis(value: Any, what: str) -> AxisCost:
+    parts = _keys(value, ("size", *COLLECTIVES), what)
+    size = parts["size"]
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise ValueError(f"{what}: 'size' is {size!r}, expected a number of ranks.")
+    return AxisCost(size, *(_link(parts[kind], f"{what}: '{kind}'") for kind in COLLECTIVES))
+
+
+def _link(value: Any, what: str) -> LinkCost:
+    parts = _keys(value, ("latency_us", "gigabytes_per_s"), what)
+    for key, number in parts.items():
+        is_number = isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number)
+        if not is_number or number < 0 or (key == "gigabytes_per_s" and number == 0):
+            least = "more than 0" if key == "gigabytes_per_s" else "0 or more"
+            raise ValueError(f"{what}: '{key}' is {number!r}, expected a number of {least}.")
+    return LinkCost(float(parts["latency_us"]), float(parts["gigabytes_per_s"]))
+
+
+def _keys(value: Any, expected: tuple[str, ...], what: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{what} is {value!r}, expected an object with the keys {', '.join(expected)}.")
+    for key in expected:
+        if key not in value:
+            raise ValueError(f"{what}: the key '{key}' is missing. There are {', '.join(value) or 'none'}.")
+    for key in value:
+        if key not in expected:
+            raise ValueError(f"{what}: the key '{key}' is unknown. There are {', '.join(expected)}.")
+    return value

@@ -1,0 +1,210 @@
+"""Redistribution of sharded tensors: from one layout on a ``DeviceMesh`` to another.
+
+The steps are those of a least-cost plan (:func:`funcol.plan_redistribution`), which is remembered by value.
+Sizes need not divide, shards may be strided, and axes may cut a dim in any order; the shards are exact in
+every case.
+
+PyTorch counterpart: ``torch.distributed.tensor._redistribute``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+
+from .. import _C
+from . import callbacks as callbacks  # which C++ calls
+from .cost_models import CostModel
+from .gradients import Redistribute, RedistributeMany
+from .moving import How, axes_with_own_rules, make_dtensor, move
+from .planning import mesh_of, model_for
+from .targets import has_symbols, known_target_spec, target_spec
+
+
+def redistribute_local_tensor(
+    local: Tensor,
+    src_spec: DTensorSpec,
+    dst_spec: DTensorSpec,
+    *,
+    async_op: bool = False,
+    cost_model: CostModel | None = None,
+    max_bytes: int | None = None,
+) -> Tensor:
+    """This rank's tensor under ``dst_spec``, from the one it holds under ``src_spec``.
+
+    All ranks of the mesh call it alike. Returns a contiguous tensor that shares no memory with ``local``, or
+    ``local`` itself if there is nothing to do, or if the rank is not part of the mesh. With ``async_op`` the
+    result may be pending and waits at its first use.
+
+    ``cost_model`` says what is cheap (default: latency and bandwidth of one host); ``max_bytes`` bounds the
+    memory of every step. ``ValueError``, before anything is sent, if ``local`` has not the shape that
+    ``src_spec`` gives this rank, if a spec contradicts itself, or if no plan stays within ``max_bytes``;
+    ``NotImplementedError`` for two different meshes and for placements of unknown kinds, but not for partials
+    with rules of their own, such as PyTorch's of norms: what they say is done first, or last.
+
+    PyTorch counterpart: ``torch.distributed.tensor._redistribute.redistribute_local_tensor``.
+    """
+    model = None if cost_model is None else model_for(cost_model, mesh_of(src_spec.mesh))
+    return move(local, src_spec, dst_spec, async_op, model, max_bytes, is_explicit=False)
+
+
+def redistribute(
+    dtensor: DTensor,
+    device_mesh: DeviceMesh | None = None,
+    placements: Sequence[Placement] | None = None,
+    *,
+    shard_order: Iterable[tuple[int, Sequence[int]]] | None = None,
+    async_op: bool = False,
+    forward_dtype: torch.dtype | None = None,
+    backward_dtype: torch.dtype | None = None,
+    cost_model: CostModel | None = None,
+    max_bytes: int | None = None,
+) -> DTensor:
+    """``dtensor`` with other ``placements``, one for each axis of its mesh. All ranks of the mesh call it
+    alike.
+
+    ``shard_order`` lists ``(dim, axes)``: which axes cut the dim, first cut first; by default axes cut in the
+    order of the mesh. ``forward_dtype`` is the dtype that is sent and that the result has; ``backward_dtype``
+    the one in which the gradient is sent (default: the input's), which then gets the dtype of the input.
+    ``async_op``, ``cost_model``, ``max_bytes`` and the errors are those of :func:`redistribute_local_tensor`.
+
+    Differentiable any number of times. The gradient has the placements of ``dtensor``, but replicates where
+    ``dtensor`` is partial and its own gradient is not.
+
+    PyTorch counterpart: ``DTensor.redistribute``; that refuses most partial targets, which are exact here:
+    reducing them gives the same value.
+    """
+    if not isinstance(dtensor, DTensor):
+        raise TypeError(f"funcol::redistribute: got a {type(dtensor).__name__}, expected a DTensor.")
+    if placements is None:
+        raise ValueError("funcol::redistribute: no placements. Pass one for each axis of the mesh.")
+    how = How(async_op, cost_model, max_bytes)
+    return redistributed(dtensor, device_mesh, placements, shard_order, forward_dtype, backward_dtype, how)
+
+
+def redistributed(
+    dtensor: DTensor,
+    device_mesh: DeviceMesh | None,
+    placements: Sequence[Placement],
+    shard_order: Iterable[tuple[int, Sequence[int]]] | None,
+    forward_dtype: torch.dtype | None,
+    backward_dtype: torch.dtype | None,
+    how: How,
+) -> DTensor:
+    src = dtensor._spec
+    placements = tuple(placements)
+    mesh = device_mesh or src.mesh
+    # One by one: a loop over them takes as long as the rest.
+    is_usual = (
+        shard_order is None
+        and forward_dtype is None
+        and backward_dtype is None
+        and how.cost_model is None
+        and how.max_bytes is None
+    )
+    if is_usual and mesh is src.mesh and not torch.compiler.is_compiling():
+        moved: DTensor = _C.redistribute_dtensor(dtensor, placements, how.async_op)
+        if moved is not NotImplemented:
+            return moved
+    order = None if shard_order is None else tuple((dim, tuple(axes)) for dim, axes in sorted(shard_order))
+    if torch.compiler.is_compiling() or has_symbols(src):
+        dst = target_spec(src, mesh, placements, order, forward_dtype)
+    else:
+        dst = known_target_spec(src, mesh, placements, order, forward_dtype)
+    records = torch.is_grad_enabled() and dtensor.requires_grad
+    if not records and forward_dtype is None:
+        local = how.run(dtensor._local_tensor, src, dst, is_explicit=True)
+        return make_dtensor(local, dst, requires_grad=False)
+    result: DTensor = Redistribute.apply(dtensor, dst, backward_dtype, how)
+    return result
+
+
+def redistribute_many(
+    dtensors: Iterable[DTensor],
+    placements: Sequence[Placement] | Sequence[Sequence[Placement]],
+    *,
+    async_op: bool = False,
+    cost_model: CostModel | None = None,
+    max_bytes: int | None = None,
+) -> list[DTensor]:
+    """Each of ``dtensors``, all on one mesh, with other placements: the same for all, or a sequence for each.
+
+    All ranks of the mesh call it alike, with the tensors in the same order. Each tensor goes by the plan that
+    :func:`redistribute` has for it. Tensors of one dtype whose plans have the same steps (collective, mesh
+    axes, reduction; sizes and dims may differ) share one collective a step, into and out of which they are
+    copied. ``max_bytes`` (default: 256 MiB) bounds what the tensors of a collective take together: what is
+    more goes into further ones, and a tensor that takes as much goes alone, uncopied.
+
+    Results and gradients are those of :func:`redistribute`, one by one; but where a backend adds up
+    floating-point numbers in an order that depends on their place in its buffer, as gloo does among three
+    ranks or more, sums may differ in the last bits. Differentiable any number of times; the gradients travel
+    together, too. Tensors go one by one in compiled regions, under tracers and other modes, and if one is a
+    masked partial.
+
+    ``async_op`` and ``cost_model`` are those of :func:`redistribute`, and so are the errors, raised before
+    anything of any tensor is sent; ``NotImplementedError`` if the tensors are on several meshes. No tensors:
+    an empty list.
+
+    PyTorch counterpart: ``DTensor.redistribute``, in a loop.
+    """
+    tensors = list(dtensors)
+    targets = _targets_of_many(placements, len(tensors))
+    if not tensors:
+        return []
+    how = How(async_op, cost_model, max_bytes)
+    if torch.compiler.is_compiling():
+        return _one_by_one(tensors, targets, how)
+    model = how.model(tensors[0].device_mesh) if isinstance(tensors[0], DTensor) else None
+    try:
+        results = _C.redistribute_many(tensors, targets, async_op, model, max_bytes)
+    except NotImplementedError:
+        held = (tensor.placements for tensor in tensors)
+        if not axes_with_own_rules(itertools.chain(*targets, *held)):
+            raise
+        results = NotImplemented
+    if results is None:
+        specs = tuple(
+            target_spec(tensor._spec, tensor._spec.mesh, target, None, None)
+            for tensor, target in zip(tensors, targets, strict=True)
+        )
+        return list(RedistributeMany.apply(specs, how, True, *tensors))
+    return _one_by_one(tensors, targets, how) if results is NotImplemented else results
+
+
+def _targets_of_many(
+    placements: Sequence[Placement] | Sequence[Sequence[Placement]], num_tensors: int
+) -> list[tuple[Placement, ...]]:
+    """The placements for each tensor."""
+    given: Sequence[Any] = tuple(placements)
+    if all(isinstance(placement, Placement) for placement in given):
+        if not given and num_tensors:
+            raise ValueError("funcol::redistribute_many: no placements. Pass one for each axis of the mesh.")
+        return [tuple(given)] * num_tensors
+    if len(given) != num_tensors:
+        raise ValueError(
+            f"funcol::redistribute_many: {len(given)} sequences of placements for {num_tensors} tensors. "
+            "Pass one for each tensor, or one for all."
+        )
+    return [tuple(target) for target in given]
+
+
+def _one_by_one(
+    tensors: Sequence[DTensor], targets: Sequence[tuple[Placement, ...]], how: How
+) -> list[DTensor]:
+    return [
+        redistribute(
+            tensor,
+            placements=target,
+            async_op=how.async_op,
+            cost_model=how.cost_model,
+            max_bytes=how.max_bytes,
+        )
+        for tensor, target in zip(tensors, targets, strict=True)
+    ]

@@ -1,0 +1,179 @@
+"""How local tensors move: by funcol's plan, by the rules of a placement's own, or by PyTorch's function."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+
+from torch import Tensor
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor import _redistribute as stock_redistribute
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor.placement_types import _MaskPartial, _StridedShard
+
+from .. import _C
+from . import callbacks as callbacks  # which C++ calls
+from .cost_models import CostModel
+from .planning import mesh_of, model_for
+from .targets import has_symbols
+
+_by_pytorch: Callable[..., Tensor] = stock_redistribute.redistribute_local_tensor
+
+
+def use_as_pytorchs(function: Callable[..., Tensor]) -> None:
+    """Makes ``function`` move what there is no plan for, in the place of PyTorch's function.
+
+    Who redirects that to funcol's hands over what it was before.
+    """
+    global _by_pytorch
+    _by_pytorch = function
+
+
+@dataclasses.dataclass(frozen=True)
+class How:
+    """How a redistribution runs: what its caller asked for besides the target."""
+
+    async_op: bool
+    cost_model: CostModel | None
+    max_bytes: int | None
+    lenient: bool = False  # as move() has it
+
+    def run(self, local: Tensor, src: DTensorSpec, dst: DTensorSpec, is_explicit: bool) -> Tensor:
+        """``is_explicit``: it is what the caller of funcol asked for, not its gradient."""
+        model = self.model(src.mesh)
+        return move(local, src, dst, self.async_op, model, self.max_bytes, is_explicit, self.lenient)
+
+    def run_many(
+        self,
+        locals_: list[Tensor],
+        srcs: list[DTensorSpec],
+        dsts: list[DTensorSpec],
+        is_explicit: bool,
+    ) -> list[Tensor]:
+        model = self.model(srcs[0].mesh)
+        try:
+            results = _C.redistribute_local_tensors(locals_, srcs, dsts, self.async_op, model, self.max_bytes)
+        except NotImplementedError:
+            if not axes_with_own_rules(itertools.chain(*(spec.placements for spec in (*srcs, *dsts)))):
+                raise
+            results = NotImplemented
+        if results is NotImplemented:
+            return [self.run(*of_tensor, is_explicit) for of_tensor in zip(locals_, srcs, dsts, strict=True)]
+        moved: list[Tensor] = results
+        return moved
+
+    def model(self, mesh: DeviceMesh) -> _C.AlphaBeta | _C.StepCounts | None:
+        return None if self.cost_model is None else model_for(self.cost_model, mesh_of(mesh))
+
+
+def move(
+    local: Tensor,
+    src: DTensorSpec,
+    dst: DTensorSpec,
+    async_op: bool,
+    model: _C.AlphaBeta | _C.StepCounts | None,
+    max_bytes: int | None,
+    is_explicit: bool,
+    lenient: bool = False,
+) -> Tensor:
+    """``local``, of spec ``src``, under ``dst``.
+
+    ``lenient``: PyTorch's own function moves what there is no plan for: placements of kinds that are not
+    known here, and a tensor of another shape than ``src`` gives this rank. It moves all whose sizes are
+    symbols, since a plan would be for the numbers that they stand for now.
+    """
+
+    def by_pytorch() -> Tensor:
+        return _by_pytorch(local, src, dst, async_op=async_op, is_explicit=is_explicit)
+
+    if src.tensor_meta is not None and has_symbols(src.tensor_meta):
+        is_usual = model is None and max_bytes is None
+        if lenient or (is_usual and _has_way_of_pytorch(src, dst)):
+            return by_pytorch()
+    try:
+        moved = _C.redistribute_local_tensor(
+            local, src, dst, async_op, model, max_bytes, is_explicit, lenient
+        )
+    except NotImplementedError:
+        # Met while the specs are read.
+        held, wanted = axes_with_own_rules(src.placements), axes_with_own_rules(dst.placements)
+        if not (held or wanted) or src.mesh != dst.mesh:
+            if lenient:
+                return by_pytorch()
+            raise
+    else:
+        return by_pytorch() if moved is NotImplemented else moved
+    mesh = src.mesh
+    if src == dst or mesh.get_coordinate() is None:
+        return local
+    for spec in (src, dst):
+        _check_one_reduction(spec.placements)
+    for axis in held:
+        local = settled(src.placements[axis]._reduce_value(local, mesh, axis))  # type: ignore[attr-defined]
+    ends = (_replicated(src, held), _replicated(dst, wanted))
+    local = _C.redistribute_local_tensor(local, *ends, async_op, model, max_bytes, is_explicit, False)
+    for axis in wanted:
+        local = settled(dst.placements[axis]._partition_value(local, mesh, axis))  # type: ignore[attr-defined]
+    return local
+
+
+def _has_way_of_pytorch(src: DTensorSpec, dst: DTensorSpec) -> bool:
+    """Whether PyTorch moves what is ``src`` to ``dst``: it makes no partials."""
+    return all(
+        not wanted.is_partial() or wanted == held
+        for held, wanted in zip(src.placements, dst.placements, strict=True)
+    )
+
+
+# What has no rules of its own: plans are for these.
+_KINDS = (Replicate, Shard, _StridedShard, _MaskPartial)
+_REDUCTIONS = frozenset({"sum", "avg", "min", "max", "product", "band", "bor", "bxor"})
+
+
+def are_known(placements: Iterable[Placement]) -> bool:
+    """Whether there are plans for all of these kinds of placements."""
+    return all(
+        type(placement) in _KINDS or (type(placement) is Partial and placement.reduce_op in _REDUCTIONS)
+        for placement in placements
+    )
+
+
+def axes_with_own_rules(placements: Iterable[Placement]) -> list[int]:
+    """Which are partials that reduce in a way of their own, such as PyTorch's of norms.
+
+    They are replicated first, and made last, by their own methods.
+    """
+    return [
+        axis
+        for axis, placement in enumerate(placements)
+        if isinstance(placement, Partial) and type(placement) not in (Partial, _MaskPartial)
+    ]
+
+
+def _check_one_reduction(placements: Sequence[Placement]) -> None:
+    partial = {placement for placement in placements if placement.is_partial()}
+    if len(partial) > 1:
+        raise ValueError(
+            f"funcol::redistribute: the placements {tuple(placements)} hold partials whose result depends on "
+            "which is reduced first. Reduce one of them before the other is made."
+        )
+
+
+def _replicated(spec: DTensorSpec, axes: Sequence[int]) -> DTensorSpec:
+    placements = (Replicate() if axis in axes else one for axis, one in enumerate(spec.placements))
+    return dataclasses.replace(spec, placements=tuple(placements))
+
+
+def settled(tensor: Tensor) -> Tensor:
+    """``tensor``, waited for if it is a pending one of PyTorch's."""
+    return tensor.wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor
+
+
+def make_dtensor(local: Tensor, spec: DTensorSpec, requires_grad: bool) -> DTensor:
+    """The DTensor of ``spec`` of which this rank has ``local``."""
+    # Not by DTensor(...): its __init__ does nothing, but takes two thirds of the time.
+    result: DTensor = DTensor.__new__(DTensor, local, spec, requires_grad=requires_grad)
+    return result

@@ -1,0 +1,186 @@
+"""Plans of redistributions: by which steps a mesh turns one layout of a tensor into another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from .. import _C
+from .cost_models import AlphaBeta, CostModel, axis_names
+
+Plan = _C.Plan
+Step = _C.Step
+
+PlacementsLike: TypeAlias = Sequence[Any] | str
+"""PyTorch's placements, one for each mesh axis, or text: ``"S0,R"``, ``"P(max), _S(0, 2)"``."""
+
+ShardOrderLike: TypeAlias = Sequence[Any] | str | None
+"""PyTorch's tuple of ``ShardOrderEntry(tensor_dim, mesh_dims)``, or text: ``"0:tp,dp; 1:cp"``, first cut
+first.
+
+``None``: axes cut a dim in the order of the mesh.
+"""
+
+MeshLike: TypeAlias = DeviceMesh | Mapping[str, int] | str
+"""A ``DeviceMesh``; or ``{"dp": 2, "tp": 4}`` or ``"dp=2,tp=4"``, which need no process group."""
+
+
+def plan_redistribution(
+    src: PlacementsLike,
+    dst: PlacementsLike,
+    mesh: MeshLike,
+    shape: Sequence[int],
+    dtype: torch.dtype | str,
+    *,
+    src_shard_order: ShardOrderLike = None,
+    dst_shard_order: ShardOrderLike = None,
+    cost_model: CostModel | None = None,
+    max_bytes: int | None = None,
+) -> Plan:
+    """The steps of least cost that turn ``src`` into ``dst`` for a tensor that is ``shape`` as a whole.
+
+    Runs nothing and asks no other rank: the same arguments give the same plan everywhere. ``cost_model`` is
+    :class:`AlphaBeta` or :class:`StepCounts`; without one, PyTorch's own estimates for one host, in
+    microseconds. ``max_bytes`` bounds the memory that a rank holds at any time, the source included.
+    Collectives over several axes at once are used where the ``DeviceMesh`` has a group for them (flattened
+    submeshes, the world); a mesh given by sizes is taken as having one for all of its axes together.
+
+    ``ValueError`` if the arguments contradict each other, or if no plan keeps within ``max_bytes``.
+    PyTorch counterpart: ``DTensorRedistributePlanner``, which does not know sizes.
+    """
+    # C++ knows device meshes and the default model: objects of Python cost as much as the search does.
+    known_mesh = mesh if isinstance(mesh, DeviceMesh) else mesh_of(mesh)
+    return _C.plan_redistribution(
+        src,
+        dst,
+        known_mesh,
+        _checked_shape(shape, "plan_redistribution"),
+        _itemsize(dtype, "plan_redistribution"),
+        shard_order(src_shard_order, mesh),
+        shard_order(dst_shard_order, mesh),
+        None if cost_model is None else model_for(cost_model, mesh_of(mesh)),
+        max_bytes,
+    )
+
+
+def greedy_redistribution(
+    src: PlacementsLike,
+    dst: PlacementsLike,
+    mesh: MeshLike,
+    shape: Sequence[int],
+    dtype: torch.dtype | str,
+    *,
+    src_shard_order: ShardOrderLike = None,
+    dst_shard_order: ShardOrderLike = None,
+    cost_model: CostModel | None = None,
+) -> Plan:
+    """The plan that PyTorch's greedy planner makes, axis by axis, priced by ``cost_model``: to compare with.
+
+    Arguments as :func:`plan_redistribution`; ``ValueError`` for shard orders other than the default one.
+    PyTorch counterpart: ``DTensorRedistributePlanner.generate_greedy_transform_infos``.
+    """
+    known_mesh = mesh_of(mesh)
+    return _C.greedy_redistribution(
+        src,
+        dst,
+        known_mesh,
+        _checked_shape(shape, "greedy_redistribution"),
+        _itemsize(dtype, "greedy_redistribution"),
+        shard_order(src_shard_order, mesh),
+        shard_order(dst_shard_order, mesh),
+        model_for(cost_model, known_mesh),
+    )
+
+
+def mesh_of(mesh: MeshLike) -> _C.Mesh:
+    """The sizes and names of the axes of ``mesh``, and which of them have groups together."""
+    if isinstance(mesh, DeviceMesh):
+        return _C.mesh_of(mesh)
+    sizes = _parsed_mesh(mesh) if isinstance(mesh, str) else mesh
+    if not isinstance(sizes, Mapping):
+        raise TypeError(
+            f"funcol: got a {type(mesh).__name__} where a mesh belongs. Pass a DeviceMesh, a dict such as "
+            '{"dp": 2, "tp": 4}, or text such as "dp=2,tp=4".'
+        )
+    for name, size in sizes.items():
+        if not isinstance(size, int) or size < 1:
+            raise ValueError(f"funcol: mesh axis '{name}' has size {size!r}, expected 1 or more ranks.")
+    merged = [axis for axis, size in enumerate(sizes.values()) if size > 1]
+    together = [sum(1 << axis for axis in merged)] if len(merged) > 1 else []
+    return _C.Mesh(list(sizes.values()), list(sizes), together)
+
+
+def model_for(cost_model: CostModel | None, mesh: _C.Mesh) -> _C.AlphaBeta | _C.StepCounts:
+    """``cost_model`` with its axes in the order of those of ``mesh``."""
+    if cost_model is None:
+        return _C.default_alpha_beta(mesh)
+    if isinstance(cost_model, AlphaBeta):
+        return cost_model.for_mesh(mesh)
+    if isinstance(cost_model, _C.StepCounts):
+        return cost_model
+    raise TypeError(
+        f"funcol: the cost model is a {type(cost_model).__name__}, expected AlphaBeta, StepCounts or None."
+    )
+
+
+def shard_order(order: ShardOrderLike, mesh: MeshLike) -> Sequence[Any] | None:
+    """``order`` as PyTorch writes it: ``"0:tp,dp"`` on (dp, tp) is ``((0, (1, 0)),)``."""
+    if not isinstance(order, str):
+        return order
+    names = axis_names(mesh_of(mesh))
+    entries = []
+    for entry in filter(None, map(str.strip, order.split(";"))):
+        dim, colon, axes = entry.partition(":")
+        if not colon or not dim.strip().isdecimal():
+            raise ValueError(
+                f"funcol: '{entry}' is no shard order. Write a tensor dim and the mesh axes that cut it, "
+                'first cut first: "0:tp,dp". Put ";" between dims.'
+            )
+        cuts = [axis.strip() for axis in axes.split(",")]
+        for axis in cuts:
+            if axis not in names:
+                raise ValueError(
+                    f"funcol: the shard order '{entry}' names the mesh axis '{axis}'. "
+                    f"There are {', '.join(names)}."
+                )
+        entries.append((int(dim), tuple(map(names.index, cuts))))
+    return tuple(entries)
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """``"bfloat16"`` or ``"torch.bfloat16"`` as PyTorch's dtype."""
+    dtype = getattr(torch, name.removeprefix("torch."), None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"funcol: '{name}' is no dtype. Write it as PyTorch does: float32, bfloat16, int64.")
+    return dtype
+
+
+def _itemsize(dtype: torch.dtype | str, op: str) -> int:
+    known = dtype_of(dtype) if isinstance(dtype, str) else dtype
+    if not isinstance(known, torch.dtype):
+        raise TypeError(f"{op}: the dtype is a {type(dtype).__name__}, expected a torch.dtype or its name.")
+    return known.itemsize
+
+
+def _checked_shape(shape: Sequence[int], op: str) -> list[int]:
+    sizes = list(shape)
+    for size in sizes:
+        if not isinstance(size, int) or size < 0:
+            raise ValueError(f"{op}: the shape is {tuple(sizes)}, expected sizes of 0 or more.")
+    return sizes
+
+
+def _parsed_mesh(text: str) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for entry in text.split(","):
+        name, _, size = (part.strip() for part in entry.partition("="))
+        if not name or not size.isdecimal() or name in sizes:
+            raise ValueError(
+                f"funcol: '{entry.strip()}' in the mesh '{text}' is no axis. Write each axis once, with its "
+                'number of ranks: "dp=2,tp=4".'
+            )
+        sizes[name] = int(size)
+    return sizes

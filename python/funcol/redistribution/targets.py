@@ -1,0 +1,86 @@
+"""Targets of redistributions: the specs of what is asked for, and of where gradients go."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
+from torch.distributed.tensor.placement_types import _StridedShard
+
+from .. import _C
+from .meshless_specs import copy_onto, copy_without_mesh, mesh_number
+
+
+def has_symbols(whole: DTensorSpec | TensorMeta) -> bool:
+    return any(type(size) is not int for size in whole.shape)
+
+
+def target_spec(
+    src: DTensorSpec,
+    mesh: DeviceMesh,
+    placements: tuple[Placement, ...],
+    order: tuple[tuple[int, tuple[int, ...]], ...] | None,
+    dtype: torch.dtype | None,
+) -> DTensorSpec:
+    """The spec of what becomes of a tensor of ``src``; another dtype than its own if there is one."""
+    meta = src.tensor_meta
+    assert meta is not None
+    return DTensorSpec(
+        mesh,
+        tuple(counted_from_0(placement, len(meta.shape)) for placement in placements),
+        tensor_meta=TensorMeta(meta.shape, meta.stride, dtype or meta.dtype),
+        shard_order=None if order is None else tuple(ShardOrderEntry(*entry) for entry in order),  # type: ignore[arg-type]
+    )
+
+
+_MOST_TARGETS = 1024
+_targets: dict[Any, DTensorSpec] = {}  # without their mesh
+
+
+def known_target_spec(
+    src: DTensorSpec,
+    mesh: DeviceMesh,
+    placements: tuple[Placement, ...],
+    order: tuple[tuple[int, tuple[int, ...]], ...] | None,
+    dtype: torch.dtype | None,
+) -> DTensorSpec:
+    """:func:`target_spec`, remembered, but not with the mesh."""
+    key = (mesh_number(mesh), src.tensor_meta, placements, order, dtype)
+    known = _targets.get(key)
+    if known is None:
+        if len(_targets) >= _MOST_TARGETS:
+            _targets.clear()
+        known = _targets[key] = copy_without_mesh(target_spec(src, mesh, placements, order, dtype))
+    return copy_onto(known, mesh)
+
+
+def gradient_target_spec(grad: DTensor, target: DTensorSpec, dtype: torch.dtype) -> DTensorSpec:
+    """Where the gradient of a tensor of spec ``target`` goes.
+
+    It need not be partial where the tensor is: cheaper for whoever uses it.
+    """
+    placements = tuple(
+        Replicate() if wanted.is_partial() and not held.is_partial() else wanted
+        for held, wanted in zip(grad._spec.placements, target.placements, strict=True)
+    )
+    return dataclasses.replace(target, placements=placements, tensor_meta=_meta_of(grad, dtype))
+
+
+def _meta_of(tensor: Tensor, dtype: torch.dtype) -> TensorMeta:
+    return TensorMeta(tensor.shape, tensor.stride(), dtype)
+
+
+def counted_from_0(placement: Placement, num_dims: int) -> Placement:
+    if isinstance(placement, _StridedShard) and placement.dim < 0:
+        return _StridedShard(placement.dim + num_dims, split_factor=placement.split_factor)
+    if isinstance(placement, Shard) and placement.dim < 0:
+        return Shard(placement.dim + num_dims)
+    return placement
+
+
+_C.hand_over("redistribution_target", target_spec)

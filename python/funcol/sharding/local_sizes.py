@@ -1,0 +1,70 @@
+"""Sizes among the arguments of operators, made those of what this rank holds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._op_schema import OpSchema
+
+from .. import _C
+
+
+def with_local_shape(
+    schema: OpSchema, output: Any, meta: TensorMeta, shape_place: int, stride_place: int | None
+) -> OpSchema:
+    """``schema`` asking for what this rank holds of ``output``, which looks like ``meta`` as a whole."""
+    shape = _C.local_shape_of(output, meta.shape)
+    values: dict[int, Any] = {shape_place: shape}
+    if stride_place is not None:
+        values[stride_place] = _dense_strides(meta.stride, shape)
+    return _with_arguments(schema, values)
+
+
+def with_local_channels(schema: OpSchema, images: DTensorSpec, places: Sequence[int]) -> OpSchema:
+    """``schema`` with the numbers of images, channels and pixels that this rank holds."""
+    assert images.tensor_meta is not None
+    batch, channels, *pixels = _C.local_shape_of(images, images.tensor_meta.shape)
+    return _with_arguments(schema, dict(zip(places, (batch, channels, math.prod(pixels)), strict=True)))
+
+
+def squeezed_as_a_whole(schema: OpSchema) -> OpSchema | None:
+    """``schema`` squeezing the dims that are one long as a whole; None if it drops no other dim of which this
+    rank holds one.
+    """
+    packet: Any = schema.op.overloadpacket
+    kwargs = dict(schema.kwargs_schema)
+    source: Any = schema.args_schema[0]
+    shape = source.tensor_meta.shape
+    every = range(len(shape))
+    asked: Any = schema.args_schema[1] if len(schema.args_schema) > 1 else kwargs.pop("dim", every)
+    dims = [every[dim] for dim in ([asked] if isinstance(asked, int) else asked)] if shape else []
+    # A symbol stands for no size of 1.
+    local = _C.local_shape_of(source, [size if isinstance(size, int) else 0 for size in shape])
+    if all(local[dim] != 1 or shape[dim] == 1 for dim in dims):
+        return None
+    variant = packet.dims_out if "out" in kwargs else packet.dims
+    return OpSchema(variant, (source, tuple(dim for dim in dims if shape[dim] == 1)), kwargs)
+
+
+def _with_arguments(schema: OpSchema, values: Mapping[int, Any]) -> OpSchema:
+    """``schema`` with other arguments, by their position."""
+    args, kwargs = list(schema.args_schema), dict(schema.kwargs_schema)
+    for place, value in values.items():
+        if place < len(args):
+            args[place] = value
+        else:
+            kwargs[schema.op._schema.arguments[place].name] = value
+    return OpSchema(schema.op, tuple(args), kwargs, schema_info=schema.schema_info)
+
+
+def _dense_strides(whole: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a dense tensor of ``shape`` whose dims lie in memory in the order of ``whole``."""
+    strides = [0] * len(shape)
+    step = 1
+    for dim in sorted(range(len(shape)), key=lambda dim: (whole[dim], -dim)):
+        strides[dim] = step
+        step *= max(shape[dim], 1)
+    return tuple(strides)

@@ -1,0 +1,430 @@
+"""Sharding propagation: from an operator and where its tensors are, to where its results are and what has to
+move first.
+
+The decision is the least-cost one over all mesh axes. Operators with a rule in C++ (:func:`operators`) are
+decided there in microseconds; for the others PyTorch's own one-axis rules are called once for a schema, and
+where a minor has none, PyTorch's whole function.
+
+PyTorch counterpart: ``torch.distributed.tensor._sharding_prop``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from typing import Any, NamedTuple, cast
+
+import torch
+import torch.distributed._functional_collectives as functional_collectives
+from torch._ops import OpOverload
+from torch.distributed.tensor import DTensor, Placement
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._op_schema import (
+    OpInfo,
+    OpSchema,
+    OpSpec,
+    OpStrategy,
+    OutputSharding,
+    RuntimeSchemaInfo,
+    TupleStrategy,
+)
+from torch.distributed.tensor._sharding_prop import ShardingPropagator as StockPropagator
+
+from .. import _C, _compat
+from ..redistribution import callbacks as callbacks  # which C++ calls
+from ..redistribution.cost_models import CostModel
+from . import keyword_tensors
+from .local_sizes import squeezed_as_a_whole, with_local_channels, with_local_shape
+from .op_schemas import (
+    is_sharded,
+    metas_of,
+    qualified_name,
+    specs_by_keyword,
+    specs_of,
+    specs_of_elements,
+    with_specs,
+)
+from .pending_values import NORMS, evenly_averaged, reduced_to_a_number, without_extremes
+
+Row = Sequence["Placement | None"]
+SingleAxisRule = Callable[[OpOverload, tuple[Any, ...], dict[str, Any]], Sequence[Row]]
+
+
+class CacheInfo(NamedTuple):
+    """As ``functools.lru_cache`` has it."""
+
+    hits: int
+    misses: int
+    maxsize: int
+    currsize: int
+
+
+def operators() -> list[str]:
+    """Names of the operators whose rules are in C++, such as ``"aten::mm"``, sorted."""
+    return _C.ops_with_rules()
+
+
+def is_pytorch_tracing() -> bool:
+    """Whether a compiler or a tracer is at work, whose sizes may be symbols."""
+    return functional_collectives._are_we_tracing()
+
+
+class _Table(MutableMapping[OpOverload, Any]):
+    """Rules by operator: those of another propagator as they are at any time, with some of its own in their
+    place."""
+
+    def __init__(self, base: Mapping[OpOverload, Any]) -> None:
+        self._base = base
+        self._own: dict[OpOverload, Any] = {}
+        self._hidden: set[OpOverload] = set()
+
+    def hide(self, op: OpOverload) -> None:
+        """Of ``op`` only what is entered here from now on counts."""
+        self._hidden.add(op)
+        self._own.pop(op, None)
+
+    def __getitem__(self, op: OpOverload) -> Any:
+        if op in self._own:
+            return self._own[op]
+        if op in self._hidden:
+            raise KeyError(op)
+        return self._base[op]
+
+    def __setitem__(self, op: OpOverload, rule: Any) -> None:
+        self._own[op] = rule
+
+    def __delitem__(self, op: OpOverload) -> None:
+        self[op]
+        self.hide(op)
+
+    def __iter__(self) -> Iterator[OpOverload]:
+        yield from self._own
+        yield from (op for op in self._base if op not in self._own and op not in self._hidden)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+class _Cached:
+    """``propagate_op_sharding`` with the cache's two functions, as PyTorch's propagator has it."""
+
+    def __init__(self, propagator: ShardingPropagator) -> None:
+        self._propagator = propagator
+
+    def __call__(self, op_schema: OpSchema) -> OutputSharding:
+        return self._propagator._propagate(op_schema, remember=True)
+
+    def cache_info(self) -> CacheInfo:
+        return self._propagator.cache_info()
+
+    def cache_clear(self) -> None:
+        self._propagator.cache_clear()
+
+
+class ShardingPropagator(StockPropagator):
+    """Decides where results of operators live; takes and returns PyTorch's ``OpSchema``, ``OutputSharding``
+    and ``OpStrategy``, and can stand in for the dispatcher's own propagator.
+
+    Knows the rules of ``base`` (default: DTensor's propagator), those registered later too, and prices
+    redistribution by ``cost_model`` (default: latency and bandwidth of one host). At most ``cache_size``
+    decisions are remembered, by value.
+    """
+
+    # Whether keyword tensors are redistributed, which DTensor's own dispatcher does not do.
+    _moves_keywords = False
+
+    def __init__(
+        self,
+        base: StockPropagator | None = None,
+        *,
+        cost_model: CostModel | None = None,
+        cache_size: int = 8192,
+    ) -> None:
+        super().__init__()
+        _compat.candidates_in_order(self)
+        self._base = base or DTensor._op_dispatcher.sharding_propagator
+        for name, table in _compat.tables(self._base).items():
+            # What DTensor's dispatcher reads in C++ has to be the dict itself.
+            setattr(self, name, _Table(table) if name in _compat.TABLES_OF_RULES else table)
+        self._engine = _C.PropagationEngine(cost_model, cache_size, self._moves_keywords)
+        self._own_rows: dict[OpOverload, SingleAxisRule] = {}
+        tables = _compat.tables(self._base)
+        self._keywords = keyword_tensors.NamedInDispatcher(
+            [tables[name] for name in _compat.TABLES_OF_SCHEMA_INFO if name in tables]
+        )
+        self._remembered_whole = functools.lru_cache(cache_size)(self._decide_whole_anew)
+        self.propagate_op_sharding = _Cached(self)  # type: ignore[assignment]
+
+    # Rules
+
+    def register_sharding_prop_rule(
+        self,
+        op_overload: OpOverload,
+        rule_func: Callable[[OpSchema], OutputSharding],
+        schema_info: RuntimeSchemaInfo | None = None,
+    ) -> None:
+        """A function from the schema of ``op_overload`` to its output sharding; takes the place of any rule.
+
+        PyTorch counterpart: the method of the same name.
+        """
+        self._forget_rules(op_overload)
+        super().register_sharding_prop_rule(op_overload, rule_func, schema_info)
+
+    def register_op_strategy(
+        self,
+        op_overload: OpOverload,
+        strategy_func: Callable[[OpSchema], Any],
+        schema_info: RuntimeSchemaInfo | None = None,
+    ) -> None:
+        """A function from the schema of ``op_overload``, with an ``OpStrategy`` for each tensor, to all ways
+        to run it on the whole mesh, with their costs; takes the place of any rule.
+
+        PyTorch counterpart: the method of the same name.
+        """
+        self._forget_rules(op_overload)
+        super().register_op_strategy(op_overload, strategy_func, schema_info)
+
+    def register_single_axis_rule(self, op_overload: OpOverload, rule: SingleAxisRule) -> None:
+        """A function ``rule(op, args, kwargs)`` that gives the rows of one mesh axis; takes the place of any
+        rule.
+
+        ``args`` and ``kwargs`` are the operator's with a ``TensorMeta`` for each tensor. A row lists a
+        placement for every output (``None`` where the operator returns no tensor) and then for every tensor
+        argument. The row of ``Replicate`` alone need not be there. ``Shard(dim)`` is a plain shard; PyTorch's
+        ``_ShardingPlaceholder(dim)`` stands for a shard of any kind.
+        """
+        self._forget_rules(op_overload)
+        self._own_rows[op_overload] = rule
+
+    def _forget_rules(self, op: OpOverload) -> None:
+        for name in _compat.TABLES_OF_RULES:
+            table = getattr(self, name, None)
+            if table is not None:
+                table.hide(op)
+        self._own_rows.pop(op, None)
+        self._engine.leave(qualified_name(op))
+        self._remembered_whole.cache_clear()
+
+    # Decisions
+
+    def propagate(self, op_info: OpInfo) -> None:
+        """Sets ``op_info.output_sharding`` from ``op_info.schema``."""
+        assert op_info.schema is not None
+        op_info.output_sharding = self._propagate(op_info.schema, remember=not is_pytorch_tracing())
+
+    def propagate_op_sharding_non_cached(self, op_schema: OpSchema) -> OutputSharding:
+        """Where the results of ``op_schema`` live, and with which specs its arguments have to be given.
+
+        ``NotImplementedError`` for an operator without a rule, naming it, near ones and how to register a
+        rule; ``ValueError`` for tensors of several meshes, and for rules that contradict the operator.
+        """
+        return self._propagate(op_schema, remember=False)
+
+    def _propagate(self, op_schema: OpSchema, remember: bool) -> OutputSharding:
+        if op_schema.op is torch.ops.aten._local_scalar_dense.default:
+            return reduced_to_a_number(op_schema)
+        sharding: OutputSharding = self._engine.propagate(
+            self._named(op_schema), self._rows_of, self._decide_whole, self._assemble, remember
+        )
+        return sharding
+
+    def _named(self, op_schema: OpSchema) -> OpSchema:
+        """``op_schema`` with all that tells calls apart, here and in the dispatcher."""
+        is_known = _compat.has_rule(self._base, op_schema.op)
+        if DTensor._op_dispatcher.sharding_propagator is self:
+            self._keywords.name(op_schema.op, is_known)
+        return keyword_tensors.named(op_schema, is_known)
+
+    def strategies(self, op_schema: OpSchema) -> OpStrategy | TupleStrategy:
+        """All legal decisions on the whole mesh, with the cost of redistributing each tensor argument from
+        where it is, for solvers that choose globally. In the order of the full product of the rows of all
+        axes, the first axis slowest; a ``TupleStrategy`` where each element of a list is decided on its own.
+        """
+        found = self._engine.strategies(op_schema, self._rows_of)
+        if found is None:
+            return self._stock_strategies(op_schema)
+        children = [
+            OpStrategy([_op_spec(op_schema, outputs, inputs, costs) for outputs, inputs, costs, _ in element])
+            for element in found
+        ]
+        return TupleStrategy(children) if _facts_of(op_schema.op).is_per_element else children[0]
+
+    def cache_info(self) -> CacheInfo:
+        """Of the cache that :meth:`propagate_op_sharding` has."""
+        return CacheInfo(*self._engine.info())
+
+    def cache_clear(self) -> None:
+        """Forgets all decisions, and what redistributions cost."""
+        self._engine.clear()
+        self._remembered_whole.cache_clear()
+
+    # Rules in Python
+
+    def _rows_of(self, op_schema: OpSchema) -> Sequence[Row] | None:
+        op = op_schema.op
+        rule = self._own_rows.get(op)
+        if rule is None and not _facts_of(op).is_per_element:  # PyTorch's own are for an element there
+            rule = _compat.single_axis_rule(self, op)
+        if rule is None:
+            return None
+        args = tuple(metas_of(argument) for argument in op_schema.args_schema)
+        kwargs = {name: metas_of(argument) for name, argument in op_schema.kwargs_schema.items()}
+        return rule(op, args, kwargs)
+
+    def _decide_whole(self, op_schema: OpSchema, remember: bool) -> OutputSharding:
+        """By PyTorch's functions of the whole mesh."""
+        decide = self._remembered_whole if remember else self._decide_whole_anew
+        return decide(op_schema)
+
+    def _decide_whole_anew(self, op_schema: OpSchema) -> OutputSharding:
+        try:
+            wanted = without_extremes(op_schema) if op_schema.op in NORMS else op_schema
+            sharding = super().propagate_op_sharding_non_cached(wanted)
+            even = evenly_averaged(wanted, sharding)
+            if even is not None:
+                wanted = even
+                sharding = super().propagate_op_sharding_non_cached(wanted)
+            if wanted is not op_schema:
+                sharding.redistribute_schema = sharding.redistribute_schema or wanted
+                sharding.needs_redistribute = True
+            self._adjust_what_stock_left(sharding, op_schema)
+            return sharding
+        except NotImplementedError as error:
+            if any(op_schema.op in getattr(self, name, ()) for name in _compat.TABLES_OF_RULES):
+                raise
+            raise NotImplementedError(_no_rule(op_schema.op)) from error
+
+    def _adjust_what_stock_left(self, sharding: OutputSharding, op_schema: OpSchema) -> None:
+        """Makes sizes among the arguments those of this rank where this minor of PyTorch leaves them."""
+        names = (*_compat.TABLES_OF_SIZES, "op_to_rules")  # rules of this kind answer for arguments, too
+        if any(op_schema.op in getattr(self, name, ()) for name in names):
+            return
+        schema = sharding.redistribute_schema or op_schema
+        adjusted = self._local_arguments(schema, sharding.output_spec, specs_of(schema))
+        if adjusted is not None:
+            sharding.redistribute_schema = adjusted
+            sharding.needs_redistribute = sharding.use_val_from_redistribute_schema = True
+
+    def _stock_strategies(self, op_schema: OpSchema) -> OpStrategy | TupleStrategy:
+        function = self.op_strategy_funcs.get(op_schema.op)
+        if function is None:
+            raise NotImplementedError(
+                f"funcol: the strategies of {qualified_name(op_schema.op)} cannot be listed: it has no rule "
+                "for one mesh axis, or what it returns depends on data. propagate_op_sharding() may decide "
+                "it."
+            )
+        return cast("OpStrategy | TupleStrategy", function(self._wrap_with_op_strategy(op_schema)))
+
+    # Results
+
+    def _assemble(self, op_schema: OpSchema, elements: list[Any]) -> OutputSharding:
+        facts = _facts_of(op_schema.op)
+        if facts.is_per_element:
+            outputs: Any = tuple(spec for element in elements for spec in element[0]) or None
+            if not facts.num_returns:
+                outputs = None
+            moves = any(element[3] for element in elements)
+            inputs = specs_of_elements(op_schema, elements)
+        else:
+            (all_outputs, inputs, _, moves) = elements[0]
+            outputs = _returned(facts, all_outputs)
+        suggestion = with_specs(op_schema, inputs) if moves else None
+        adjusted = self._local_arguments(suggestion or op_schema, outputs, inputs)
+        if adjusted is not None and suggestion is None:
+            adjusted = with_specs(adjusted, inputs)  # for those of the call, which may be written to later
+        changed = adjusted or suggestion
+        if changed is not None:
+            held = {name: _C.copy_spec(spec) for name, spec in specs_by_keyword(op_schema)}
+            changed = keyword_tensors.MovingSchema.of(changed, held) if held else changed
+        return OutputSharding(
+            outputs,
+            changed,
+            needs_redistribute=moves or adjusted is not None,
+            use_val_from_redistribute_schema=adjusted is not None,
+        )
+
+    def _local_arguments(
+        self, schema: OpSchema, output: Any, inputs: Sequence[DTensorSpec]
+    ) -> OpSchema | None:
+        """``schema`` with sizes of this rank where it has sizes of the whole, or None if it has none."""
+        sizes = _facts_of(schema.op).sizes
+        if sizes is None:
+            return self._local_arguments_by_tables(schema, output, inputs)
+        if sizes.shape is not None:
+            if not is_sharded(output):
+                return None
+            return with_local_shape(schema, output, output.tensor_meta, sizes.shape, sizes.stride)
+        if not any(is_sharded(spec) for spec in inputs):
+            return None
+        if sizes.squeezed_dims:
+            return squeezed_as_a_whole(schema)
+        return with_local_channels(schema, inputs[0], sizes.batch_channels_pixels)
+
+    def _local_arguments_by_tables(
+        self, schema: OpSchema, output: Any, inputs: Sequence[DTensorSpec]
+    ) -> OpSchema | None:
+        """By what others entered into PyTorch's tables for operators of their own."""
+        adjusted = None
+        if schema.op in self.op_to_shape_and_stride_idx and is_sharded(output):
+            adjusted = self._adjust_shape_and_stride_args(output.tensor_meta, schema, output)
+        adjust = _compat.scalar_adjuster(self, schema.op)
+        if adjust is not None and any(is_sharded(spec) for spec in inputs):
+            adjusted = adjust(list(inputs), adjusted or schema)
+        return adjusted
+
+    def _adjust_shape_and_stride_args(
+        self, out_tensor_meta: TensorMeta, schema: OpSchema, spec: DTensorSpec
+    ) -> OpSchema:
+        if not all(isinstance(size, int) for size in out_tensor_meta.shape):  # symbols stay symbols
+            adjusted: OpSchema = super()._adjust_shape_and_stride_args(out_tensor_meta, schema, spec)
+            return adjusted
+        places: Any = self.op_to_shape_and_stride_idx[schema.op]
+        shape_place, stride_place = places if isinstance(places, tuple) else (places, None)
+        return with_local_shape(schema, spec, out_tensor_meta, shape_place, stride_place)
+
+
+class _Facts(NamedTuple):
+    """What is known of an operator itself."""
+
+    is_per_element: bool
+    num_returns: int
+    returns_one_tensor: bool
+    sizes: _C.LocalSizeArgs | None
+
+
+@functools.cache
+def _facts_of(op: OpOverload) -> _Facts:
+    returns = op._schema.returns
+    return _Facts(
+        _C.is_per_element(qualified_name(op)),
+        len(returns),
+        len(returns) == 1 and isinstance(returns[0].type, torch.TensorType),
+        _C.local_size_args(op),
+    )
+
+
+def _returned(facts: _Facts, outputs: list[Any]) -> Any:
+    if facts.returns_one_tensor:
+        return outputs[0]
+    if all(spec is None for spec in outputs):
+        return None
+    return tuple(outputs)
+
+
+def _op_spec(
+    op_schema: OpSchema, outputs: list[Any], inputs: Sequence[DTensorSpec], costs: Sequence[float]
+) -> OpSpec:
+    return OpSpec(
+        output_specs=_returned(_facts_of(op_schema.op), outputs),
+        input_specs=tuple(inputs),
+        redistribute_cost=[[cost] for cost in costs],
+    )
+
+
+def _no_rule(op: OpOverload) -> str:
+    near = ", ".join(_C.similar_ops(qualified_name(op)))
+    return (
+        f"funcol: the operator {qualified_name(op)} has no sharding rule. Operators with near names: {near}. "
+        "Register one with ShardingPropagator.register_single_axis_rule(op, rule), or PyTorch's "
+        "torch.distributed.tensor.experimental.register_sharding."
+    )

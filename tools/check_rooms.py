@@ -11,6 +11,7 @@ module names nothing of another one that begins with an underscore; a package ma
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -28,15 +29,30 @@ PYTHON_ROOMS = [
     {"local_map"},
     {"compiled"},
     {"dropin"},
-    {"dtensor"},
     {"commands"},
     {"__init__"},
     {"__main__"},
 ]
 
+CPP = ROOT / "csrc"
+CPP_ROOMS = [
+    {"compat", "kernels", "layout"},
+    {"planner"},
+    {"propagation"},
+    {"comm"},
+    {"async"},
+    {"metas", "ops"},
+    {"redistribute"},
+    {"pyobjects"},
+    {"dtensor"},
+    {"fsdp"},
+    {"bindings"},
+]
+
 
 class Import(NamedTuple):
-    """``file`` imports ``imported``, both without their endings and relative to the folder of all rooms."""
+    """``file`` imports, or includes, ``imported``, both relative to the folder of all rooms. Modules of Python
+    are without their endings."""
 
     file: Path
     line: int
@@ -171,8 +187,21 @@ def python_problems() -> list[str]:
     ]
 
 
+def cpp_problems() -> list[str]:
+    includes = []
+    problems = []
+    for path in sorted(path for path in CPP.rglob("*") if path.suffix in (".h", ".cpp", ".cu")):
+        file = path.relative_to(CPP)
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if include := re.match(r'#include "(.+)"', line):
+                includes.append(Import(file, number, Path(include[1])))
+            if re.search(r'import(ed<|\()"funcol', line):
+                problems.append(f"{file}:{number}: imports a module of funcol: have Python hand it over.")
+    return [*problems, *imports_to_the_right(includes, CPP_ROOMS), *circles(includes)]
+
+
 def main() -> None:
-    problems = python_problems()
+    problems = [*python_problems(), *cpp_problems()]
     print("\n".join(problems) or "No room imports what stands to its right; there is no circle.")
     sys.exit(1 if problems else 0)
 

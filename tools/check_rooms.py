@@ -51,8 +51,8 @@ CPP_ROOMS = [
 
 
 class Import(NamedTuple):
-    """``file`` imports, or includes, ``imported``, both relative to the folder of all rooms. Modules of Python
-    are without their endings."""
+    """``file`` imports, or includes, ``imported``, both relative to the folder of all rooms; modules of
+    Python are without their endings."""
 
     file: Path
     line: int

@@ -9,7 +9,8 @@
 namespace funcol::python {
 namespace {
 
-constexpr std::array<std::string_view, 10> kNames = {
+constexpr std::array<std::string_view, 11> kNames = {
+    "mesh_axes",
     "make_spec",
     "redistribution_target",
     "axis_group",

@@ -11,6 +11,7 @@
 namespace funcol::python {
 
 enum class Callback {
+  kMeshAxes,                 // sizes and names of a DeviceMesh's axes, and their groups
   kMakeSpec,                 // a DTensorSpec of its parts
   kRedistributionTarget,     // the DTensorSpec that placements lead to
   kAxisGroup,                // the process group along axes of a mesh

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "pyobjects/attributes.h"
+#include "pyobjects/callbacks.h"
 #include "pyobjects/mesh_table.h"
 
 namespace funcol::python {
@@ -119,9 +120,7 @@ std::optional<Py_ssize_t> num_flattened(py::handle device_mesh) {
 }
 
 Mesh read_mesh(py::handle device_mesh) {
-  static const auto* const mesh_axes =
-      py::module::import("funcol._compat").attr("mesh_axes").cast<py::object>().release().ptr();
-  const auto axes = py::handle(const_cast<PyObject*>(mesh_axes))(device_mesh).cast<py::tuple>();  // NOLINT
+  const auto axes = callback(Callback::kMeshAxes)(device_mesh).cast<py::tuple>();
   return {axes[0].cast<std::vector<int64_t>>(), axes[1].cast<std::vector<std::string>>(),
           axes[2].cast<std::vector<AxisSet>>(), axes[3].cast<int64_t>()};
 }

@@ -351,6 +351,13 @@ def hand_over(name: Literal["make_spec"], function: Callable[..., DTensorSpec]) 
 
 @overload
 def hand_over(
+    name: Literal["mesh_axes"],
+    function: Callable[[DeviceMesh], tuple[list[int], list[str], list[int], int]],
+) -> None:
+    """(mesh): sizes and names of its axes, the sets of axes that have a group, devices a host."""
+
+@overload
+def hand_over(
     name: Literal["redistribution_target"],
     function: Callable[[DTensorSpec, DeviceMesh, tuple[Placement, ...], Any, Any], DTensorSpec],
 ) -> None:

@@ -14,7 +14,7 @@ from . import _build_info, _version_check
 
 _version_check.check_torch(_build_info.TORCH_VERSION, torch.__version__, torch.distributed.is_available())
 
-from . import _C, _compat, compiled  # noqa: E402
+from . import _C, compiled  # noqa: E402
 from .collectives import (  # noqa: E402
     all_gather_into_tensor_coalesced,
     all_gather_single,
@@ -76,7 +76,7 @@ from .compiled.remaps import (  # noqa: E402
     traceable_collective_remaps,
 )
 from .dropin import install, installed, uninstall  # noqa: E402
-from .redistribution import cost_models, meshes, planning  # noqa: E402
+from .redistribution import cost_models, planning  # noqa: E402
 from .redistribution.cost_models import AlphaBeta, AxisCost, LinkCost, StepCounts  # noqa: E402
 from .redistribution.planning import (  # noqa: E402
     Plan,
@@ -109,7 +109,6 @@ for _module in (cost_models, groups, planning, remaps, tracing):
     sys.modules[f"{__name__}.{_module.__name__.rpartition('.')[2]}"] = _module
 del _module
 
-_compat.mesh_axes = meshes.mesh_axes  # type: ignore[attr-defined]  # where C++ looks for it, until it is handed over
 
 # DTensor takes ten times as long to import as all of this.
 _NEED_DTENSOR = {

@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import device_mesh
 
+from .. import _C
+
 
 def mesh_axes(mesh: dist.device_mesh.DeviceMesh) -> tuple[list[int], list[str], list[int], int]:
     """Sizes and names of the axes of ``mesh``, the sets of axes that have a group, a bit an axis, and how
@@ -66,3 +68,6 @@ def simulates_ranks() -> bool:
     are symbols."""
     module = sys.modules.get("torch.distributed._local_tensor")
     return module is not None and module.local_tensor_mode() is not None
+
+
+_C.hand_over("mesh_axes", mesh_axes)

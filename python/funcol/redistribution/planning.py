@@ -9,6 +9,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from .. import _C
+from . import meshes as meshes  # which C++ calls
 from .cost_models import AlphaBeta, CostModel, axis_names
 
 Plan = _C.Plan

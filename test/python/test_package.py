@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import subprocess
@@ -87,6 +88,14 @@ def test_each_public_name_exists(name: str) -> None:
 @pytest.mark.parametrize("name", ["apply_local_map", "redistribute"])
 def test_what_needs_dtensor_is_looked_for_once(name: str) -> None:
     assert getattr(funcol, name) is vars(funcol)[name]
+
+
+@pytest.mark.parametrize("name", ["cost_models", "groups", "planning", "remaps", "tracing"])
+def test_a_module_that_is_named_without_its_package_is_the_one_in_it(name: str) -> None:
+    module = importlib.import_module(f"funcol.{name}")
+    assert module is getattr(funcol, name)
+    assert module is importlib.import_module(module.__name__)
+    assert module.__name__ != f"funcol.{name}"
 
 
 # What importing does not do

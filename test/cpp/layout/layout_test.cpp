@@ -10,7 +10,7 @@
 
 #include "layout/naive_shards.h"
 #include "layout/shards.h"
-#include "support/invalid_argument.h"
+#include "support/refuses.h"
 
 namespace funcol {
 namespace {

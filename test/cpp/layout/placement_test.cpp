@@ -6,7 +6,7 @@
 #include <tuple>
 #include <vector>
 
-#include "support/invalid_argument.h"
+#include "support/refuses.h"
 
 namespace funcol {
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "planner/tasks.h"
-#include "support/invalid_argument.h"
+#include "support/refuses.h"
 
 namespace funcol {
 namespace {

@@ -6,7 +6,7 @@
 #include "planner/legal.h"
 #include "planner/search.h"
 #include "planner/tasks.h"
-#include "support/invalid_argument.h"
+#include "support/refuses.h"
 
 namespace funcol {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "planner/legal.h"
 #include "planner/tasks.h"
-#include "support/invalid_argument.h"
+#include "support/refuses.h"
 
 namespace funcol {
 namespace {

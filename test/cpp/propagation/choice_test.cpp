@@ -11,7 +11,7 @@
 #include "planner/tasks.h"
 #include "propagation/calls.h"
 #include "propagation/compose.h"
-#include "support/invalid_argument.h"
+#include "support/refuses.h"
 
 namespace funcol {
 namespace {

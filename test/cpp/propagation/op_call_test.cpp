@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "support/invalid_argument.h"
+#include "support/refuses.h"
 
 namespace funcol {
 namespace {
@@ -34,8 +34,8 @@ TEST(OpCall, CountsDimsFrom0) {
 }
 
 TEST(OpCall, RefusesADimThatTheTensorLacks) {
-  EXPECT_TRUE(
-      refuses([] { counted_from_0(sum_of_rows(), 2, 2); }, {"aten::sum.dim_IntList", "dim 2", "2 dims"}));
+  EXPECT_TRUE(refuses<std::out_of_range>([] { counted_from_0(sum_of_rows(), 2, 2); },
+                                         {"aten::sum.dim_IntList", "dim 2", "2 dims"}));
 }
 
 TEST(Argument, GivesAnIntWhereANumberOrAListIsAskedFor) {

@@ -10,12 +10,12 @@
 
 namespace funcol::test {
 
-// The call throws std::invalid_argument and its message has all of these parts.
-inline ::testing::AssertionResult refuses(const std::function<void()>& call,
-                                          const std::vector<std::string>& parts) {
+// The call throws an Error and its message has all of these parts.
+template <typename Error = std::invalid_argument>
+::testing::AssertionResult refuses(const std::function<void()>& call, const std::vector<std::string>& parts) {
   try {
     call();
-  } catch (const std::invalid_argument& error) {
+  } catch (const Error& error) {
     const std::string message = error.what();
     for (const auto& part : parts) {
       if (message.find(part) == std::string::npos) {

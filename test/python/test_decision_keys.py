@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
 import funcol
+from funcol._compat import has_rule
 
 Call = Callable[[Tensor], Tensor]
 
@@ -107,8 +108,13 @@ def test_squeezing_in_place_changes_the_tensor(placement: Placement) -> None:
 
 
 def is_transposed(rank: int, world: int) -> None:
+    is_known = has_rule(DTensor._op_dispatcher.sharding_propagator, torch.ops.aten.t_.default)
     with funcol.installed():
         x = placed((4, 6), Replicate(), rank)
+        if not is_known:  # in older minors
+            with pytest.raises(NotImplementedError):
+                x.t_()
+            return
         assert x.t_() is x
         assert x.shape == x._spec.shape == (6, 4)
         torch.testing.assert_close(x.full_tensor(), numbers((4, 6)).t())

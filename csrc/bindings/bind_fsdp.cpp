@@ -1,5 +1,5 @@
-// The room csrc/fsdp for Python, see python/funcol/fully_shard.py. NotImplemented is given for what PyTorch's
-// own function has to do.
+// The room csrc/fsdp for Python, see python/funcol/dropin/fully_shard.py. NotImplemented is given for what
+// PyTorch's own function has to do.
 #include <ATen/record_function.h>
 #include <torch/csrc/Exceptions.h>
 

@@ -68,7 +68,7 @@ PyObject* all_gather_tensor(PyObject*, Args args, Py_ssize_t count) {
     const auto group = group_argument(args[2], args[3], kOp);
     const auto sizes = SplitSizes(args[4], kOp);
     return sole_result(
-        input, [&] { return start_uneven_all_gather(input, dim, sizes.ints(), group); },
+        input, [&] { return start_uneven_all_gather(input, dim, group, sizes.ints()); },
         [&] {
           check_all_gather(input, dim, kOp);
           return call::all_gather_along_dim(input, dim, as_ivalue(group), sizes.symints());
@@ -84,7 +84,7 @@ PyObject* reduce_scatter_tensor(PyObject*, Args args, Py_ssize_t count) {
     const auto group = group_argument(args[3], args[4], kOp);
     const auto sizes = SplitSizes(args[5], kOp);
     return sole_result(
-        input, [&] { return start_uneven_reduce_scatter(input, reduce_op, dim, sizes.ints(), group); },
+        input, [&] { return start_uneven_reduce_scatter(input, reduce_op, dim, group, sizes.ints()); },
         [&] {
           if (!sizes.given()) {
             check_reduce_scatter(input, reduce_op, dim, *group, kOp);
@@ -162,7 +162,7 @@ PyObject* scatter(PyObject*, Args args, Py_ssize_t count) {
     const auto group = group_argument(args[3], args[4], kOp);
     const auto sizes = SplitSizes(args[5], kOp);
     return sole_result(
-        input, [&] { return start_scatter(input, source, dim, sizes.ints(), group); },
+        input, [&] { return start_scatter(input, source, dim, group, sizes.ints()); },
         [&] { return call::scatter(input, source, dim, as_ivalue(group), sizes.symints()); });
   });
 }
@@ -175,7 +175,7 @@ PyObject* gather(PyObject*, Args args, Py_ssize_t count) {
     const auto group = group_argument(args[3], args[4], kOp);
     const auto sizes = SplitSizes(args[5], kOp);
     return sole_result(
-        input, [&] { return start_gather(input, destination, dim, sizes.ints(), group); },
+        input, [&] { return start_gather(input, destination, dim, group, sizes.ints()); },
         [&] { return call::gather(input, destination, dim, as_ivalue(group), sizes.symints()); });
   });
 }

@@ -1,6 +1,7 @@
 // The room csrc/dtensor for Python. Fast functions give NotImplemented for what PyTorch's own function has to
 // do.
 #include <pybind11/stl.h>
+#include <torch/csrc/Dtype.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
@@ -11,14 +12,15 @@
 #include "async/layers.h"
 #include "bindings/bindings.h"
 #include "bindings/fast_functions.h"
-#include "dtensor/calls.h"
+#include "dtensor/conversions.h"
 #include "dtensor/cost_table.h"
 #include "dtensor/decisions.h"
 #include "dtensor/dispatcher.h"
 #include "dtensor/distribute.h"
-#include "dtensor/forget.h"
 #include "dtensor/local_sizes.h"
 #include "dtensor/many.h"
+#include "dtensor/plain_dtensors.h"
+#include "dtensor/redistribute.h"
 #include "dtensor/redistribute_local.h"
 #include "pyobjects/dtensors.h"
 
@@ -33,8 +35,15 @@ std::optional<int64_t> bound_argument(PyObject* bound, const char* op) {
   return bound == Py_None ? std::nullopt : std::optional(int_argument(bound, "max_bytes", op));
 }
 
-ManyOptions many_options(PyObject* async_op, PyObject* model, PyObject* bound) {
-  return {async_op == Py_True, model_argument(model), bound_argument(bound, "redistribute_many")};
+RedistributionOptions redistribution_options(PyObject* async_op, PyObject* model, PyObject* bound,
+                                             const char* op) {
+  return {async_op == Py_True, model_argument(model), bound_argument(bound, op)};
+}
+
+bool is_dtype_or_none(PyObject* object) { return object == Py_None || THPDtype_Check(object); }
+
+std::optional<at::ScalarType> dtype_argument(PyObject* dtype) {
+  return dtype == Py_None ? std::nullopt : std::optional(reinterpret_cast<THPDtype*>(dtype)->scalar_type);
 }
 
 py::list list_argument(PyObject* list) { return py::reinterpret_borrow<py::list>(list); }
@@ -55,11 +64,23 @@ PyObject* dtensor_from_local(PyObject* /*module*/, Args args, Py_ssize_t count) 
   END_HANDLE_TH_ERRORS
 }
 
-// (dtensor, placements, async_op)
+// (dtensor, mesh or None, placements, shard order or None, forward_dtype, backward_dtype, async_op, model,
+// max_bytes)
 PyObject* redistribute_dtensor(PyObject* /*module*/, Args args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
-  check_count(count, 3, "redistribute");
-  return or_not_implemented(redistribute(args[0], args[1], args[2] == Py_True));
+  constexpr auto kOp = "redistribute";
+  check_count(count, 9, kOp);
+  const bool is_on_mesh =
+      is_dtensor(args[0]) && (args[1] == Py_None || attribute<"device_mesh">(args[0]).ptr() == args[1]);
+  if (!is_on_mesh || !is_dtype_or_none(args[4]) || !is_dtype_or_none(args[5])) {
+    return not_implemented();
+  }
+  const auto forward_dtype = dtype_argument(args[4]);
+  const auto placements = py::reinterpret_borrow<py::object>(args[2]);
+  const auto order = py::reinterpret_borrow<py::object>(args[3]);
+  return or_not_implemented(
+      redistribute(args[0], {placements, order, forward_dtype, forward_dtype, dtype_argument(args[5])},
+                   redistribution_options(args[6], args[7], args[8], kOp)));
   END_HANDLE_TH_ERRORS
 }
 
@@ -109,10 +130,9 @@ PyObject* redistribute_local_tensor(PyObject* /*module*/, Args args, Py_ssize_t 
   check_count(count, 8, kOp);
   TORCH_CHECK_TYPE(THPVariable_Check(args[0]), "funcol::", kOp, ": got a ", Py_TYPE(args[0])->tp_name,
                    " where a tensor belongs.");
-  return or_not_implemented(
-      redistribute_local(args[0], args[1], args[2],
-                         {args[3] == Py_True, model_argument(args[4]), bound_argument(args[5], kOp),
-                          args[6] == Py_True, args[7] == Py_True}));
+  return or_not_implemented(redistribute_local(
+      args[0], args[1], args[2],
+      {redistribution_options(args[3], args[4], args[5], kOp), args[6] == Py_True, args[7] == Py_True}));
   END_HANDLE_TH_ERRORS
 }
 
@@ -125,7 +145,7 @@ PyObject* redistribute_local_tensors(PyObject* /*module*/, Args args, Py_ssize_t
     return not_implemented();
   }
   return redistribute_locals(list_argument(args[0]), list_argument(args[1]), list_argument(args[2]),
-                             many_options(args[3], args[4], args[5]))
+                             redistribution_options(args[3], args[4], args[5], "redistribute_many"))
       .release()
       .ptr();
   END_HANDLE_TH_ERRORS
@@ -153,8 +173,9 @@ PyObject* redistribute_dtensors(PyObject* /*module*/, Args args, Py_ssize_t coun
   if (has_active_layers()) {
     return not_implemented();
   }
-  return or_not_implemented(redistribute_many(list_argument(args[0]), list_argument(args[1]),
-                                              many_options(args[2], args[3], args[4])));
+  return or_not_implemented(
+      redistribute_many(list_argument(args[0]), list_argument(args[1]),
+                        redistribution_options(args[2], args[3], args[4], "redistribute_many")));
   END_HANDLE_TH_ERRORS
 }
 

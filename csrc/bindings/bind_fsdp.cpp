@@ -1,5 +1,5 @@
-// The room csrc/fsdp for Python, see python/funcol/dropin/fully_shard.py. NotImplemented is given for what
-// PyTorch's own function has to do.
+// The room csrc/fsdp for Python, see python/funcol/dropin/fully_shard.py. Functions return NotImplemented
+// where PyTorch's own function has to run.
 #include <ATen/record_function.h>
 #include <torch/csrc/Exceptions.h>
 
@@ -13,7 +13,7 @@
 namespace funcol::python {
 namespace {
 
-// Triples of what has a __dict__, a name in it, and the value there.
+// From triples (module or class, name in it, value there).
 FullyShard::Members members(PyObject* triples) {
   FullyShard::Members result;
   for (const auto triple : py::reinterpret_borrow<py::sequence>(triples)) {
@@ -26,9 +26,20 @@ FullyShard::Members members(PyObject* triples) {
   return result;
 }
 
-// (param class, group class, (sharded, sharded post forward, unsharded), (alloc_storage, free_storage),
-// nn.Module.__setattr__, what is passed by, what is between a group and its collectives, the CPU's streams):
-// the last three as members() takes them.
+FullyShard::Names interned_names(py::handle names) {
+  FullyShard::Names result;
+  for (const auto name : names) {
+    auto* text = Py_NewRef(name.ptr());
+    PyUnicode_InternInPlace(&text);
+    result.push_back(text);
+  }
+  return result;
+}
+
+// ((FSDPParamGroup, FSDPParam), (sharded, sharded post forward, unsharded), (alloc_storage, free_storage),
+// nn.Module.__setattr__, values that C++ passes by, values between a group and its process group, the CPU's
+// stream functions, {function: (methods of the group, methods of a parameter) that C++ passes by}). The three
+// lists of values are as members() takes them.
 PyObject* know_fully_shard(PyObject* /*module*/, Args args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   check_count(count, 8, "know_fully_shard");
@@ -36,22 +47,30 @@ PyObject* know_fully_shard(PyObject* /*module*/, Args args, Py_ssize_t count) {
   const auto item = [](PyObject* tuple, Py_ssize_t i) {
     return checked(PySequence_GetItem(tuple, i)).release().ptr();
   };
-  known.param = reinterpret_cast<PyTypeObject*>(Py_NewRef(args[0]));
-  known.group = reinterpret_cast<PyTypeObject*>(Py_NewRef(args[1]));
-  known.sharded = item(args[2], 0);
-  known.sharded_post_forward = item(args[2], 1);
-  known.unsharded = item(args[2], 2);
-  known.alloc_storage = item(args[3], 0);
-  known.free_storage = item(args[3], 1);
-  known.set_attribute = Py_NewRef(args[4]);
-  known.passed_by = members(args[5]);
-  known.collectives = members(args[6]);
-  known.streams = members(args[7]);
+  known.group = reinterpret_cast<PyTypeObject*>(item(args[0], 0));
+  known.param = reinterpret_cast<PyTypeObject*>(item(args[0], 1));
+  known.sharded = item(args[1], 0);
+  known.sharded_post_forward = item(args[1], 1);
+  known.unsharded = item(args[1], 2);
+  known.alloc_storage = item(args[2], 0);
+  known.free_storage = item(args[2], 1);
+  known.set_attribute = Py_NewRef(args[3]);
+  known.passed_by = members(args[4]);
+  known.collectives = members(args[5]);
+  known.streams = members(args[6]);
+  const auto methods = py::reinterpret_borrow<py::dict>(args[7]);
+  for (size_t i = 0; i < kReplacedNames.size(); ++i) {
+    known.methods.at(i) = {};
+    if (methods.contains(kReplacedNames.at(i))) {
+      const py::tuple both = methods[kReplacedNames.at(i)];
+      known.methods.at(i) = {interned_names(both[0]), interned_names(both[1])};
+    }
+  }
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
 
-// Whether ranges of record_function have somebody who sees them.
+// Whether a profiler or a mode sees ranges of record_function.
 PyObject* is_recorded(PyObject* /*module*/, PyObject* /*unused*/) {
   return PyBool_FromLong(at::hasCallbacks() || is_observed() ? 1 : 0);
 }

@@ -9,7 +9,7 @@
 #include "bindings/bindings.h"
 #include "bindings/fast_functions.h"
 #include "ops/collectives.h"
-#include "ops/into.h"
+#include "ops/in_place.h"
 #include "pyobjects/arguments.h"
 #include "pyobjects/without_gil.h"
 

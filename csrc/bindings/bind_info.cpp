@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "bindings/bindings.h"
-#include "kernels/layout.h"
+#include "kernels/rank_major.h"
 
 namespace funcol::python {
 namespace {

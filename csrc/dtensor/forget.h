@@ -1,12 +1,10 @@
-// What is remembered of DTensors, given up.
+// Gives up all that is remembered of DTensors and depends on process groups: decisions, redistributions,
+// specs.
 #pragma once
 
 namespace funcol::python {
 
-// What depends on process groups, as they come and go: decisions, targets, executions, specs.
+// To be called with the GIL, as groups come and go.
 void forget();
-
-// What depends on plans alone: targets, executions and plans. For benchmarks.
-void forget_redistributions();
 
 }  // namespace funcol::python

@@ -1,5 +1,6 @@
 #include "dtensor/many.h"
 
+#include <torch/csrc/Dtype.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <memory>
@@ -7,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "dtensor/targets.h"
 #include "pyobjects/callbacks.h"
 #include "pyobjects/dtensors.h"
 #include "pyobjects/without_gil.h"
@@ -25,7 +25,7 @@ constexpr int64_t kTogetherBytes = int64_t{256} << 20;
 // The tensors of a call, all on the mesh of the first.
 class Many {
  public:
-  Many(const ManyOptions& options, Py_ssize_t count) : options_(options) { items_.reserve(count); }
+  Many(const RedistributionOptions& options, Py_ssize_t count) : options_(options) { items_.reserve(count); }
 
   // False on a rank outside of the mesh, which keeps its tensors.
   bool is_inside(const py::object& mesh) {
@@ -46,14 +46,17 @@ class Many {
         ". Redistribution moves data within one DeviceMesh only: call it for each mesh.");
   }
 
-  ExecutionKey key(Layout src, Layout dst, int64_t itemsize) const {
-    return {known_->id, std::move(src), std::move(dst), {}, itemsize, options_.model, options_.max_bytes};
+  RedistributionKey key(Layout src, Layout dst, int64_t itemsize) const {
+    return {known_->id, std::move(src), std::move(dst), {}, itemsize, options_.model, options_.max_bytes, {},
+            {}};
   }
 
-  ExecutionPtr find_execution(ExecutionKey key) { return execution_of(std::move(key), mesh_, *known_); }
+  ExecutionPtr find_execution(RedistributionKey key) {
+    return python::find_execution(std::move(key), mesh_, *known_);
+  }
 
-  Target find_target(TargetKey key, py::handle src_spec, py::handle placements) {
-    return python::find_target(std::move(key), src_spec, mesh_, *known_, placements);
+  Target find_target(RedistributionKey key, py::handle src_spec, py::handle placements) {
+    return python::find_target(std::move(key), src_spec, mesh_, *known_, placements, py::none());
   }
 
   // Of masks, the specs must outlive this.
@@ -67,7 +70,7 @@ class Many {
   }
 
  private:
-  const ManyOptions& options_;
+  const RedistributionOptions& options_;
   std::vector<ManyItem> items_;
   py::object mesh_;
   KnownMesh* known_ = nullptr;
@@ -101,7 +104,7 @@ class LastPlacements {
 }  // namespace
 
 py::list redistribute_locals(const py::list& locals, const py::list& src_specs, const py::list& dst_specs,
-                             const ManyOptions& options) {
+                             const RedistributionOptions& options) {
   const auto num_tensors = PyList_GET_SIZE(locals.ptr());
   Many many(options, num_tensors);
   std::vector<std::unique_ptr<SpecObjects>> specs;  // where masks find them
@@ -134,7 +137,7 @@ py::list redistribute_locals(const py::list& locals, const py::list& src_specs, 
 }
 
 py::object redistribute_many(const py::list& dtensors, const py::list& placements,
-                             const ManyOptions& options) {
+                             const RedistributionOptions& options) {
   const auto num_tensors = PyList_GET_SIZE(dtensors.ptr());
   Many many(options, num_tensors);
   LastPlacements src_placements;
@@ -157,11 +160,10 @@ py::object redistribute_many(const py::list& dtensors, const py::list& placement
     const auto& tensor = THPVariable_Unpack(local.ptr());
     const auto meta = meta_of(spec, kManyOp);
     const auto dtype = attribute<"dtype">(meta);
-    TargetKey key{many.key({src_placements.read(src.placements), to_shard_order(src.order)},
-                           {dst_placements.read(wanted), {}}, static_cast<int64_t>(tensor.itemsize())),
-                  {},
-                  dtype.ptr()};
-    if (has_masks(key.key) || !read_ints(attribute<"shape">(meta), key.key.shape) ||
+    auto key = many.key({src_placements.read(src.placements), to_shard_order(src.order)},
+                        {dst_placements.read(wanted), {}}, static_cast<int64_t>(tensor.itemsize()));
+    key.dtype = reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type;
+    if (has_masks(key) || !read_ints(attribute<"shape">(meta), key.shape) ||
         !read_ints(attribute<"stride">(meta), key.stride)) {
       return {};
     }

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "async/layers.h"
-#include "dtensor/executions.h"
+#include "dtensor/redistributions.h"
 #include "pyobjects/callbacks.h"
 #include "pyobjects/without_gil.h"
 
@@ -46,7 +46,7 @@ class DebugNote {
 // Whether PyTorch moves a tensor of `sizes` rightly where `held` are the sizes that the source gives this
 // rank, as if another mesh cut it, too. It moves what it is given; but along dims that are cut unevenly it
 // pads and cuts off by the shape of the whole tensor.
-bool stock_moves(at::IntArrayRef sizes, const std::vector<int64_t>& held, const ExecutionKey& key,
+bool stock_moves(at::IntArrayRef sizes, const std::vector<int64_t>& held, const RedistributionKey& key,
                  const Mesh& mesh) {
   const auto num_dims = std::ssize(key.shape);
   if (std::ssize(sizes) != num_dims) {
@@ -84,17 +84,24 @@ py::object redistribute_local(py::handle local, py::handle src_spec, py::handle 
     return py::reinterpret_borrow<py::object>(local);
   }
   const at::Tensor tensor = THPVariable_Unpack(local.ptr());
-  ExecutionKey key{
-      known.id,  src.read(),   dst.read(), shape_of(src_spec, kOp), static_cast<int64_t>(tensor.itemsize()),
-      how.model, how.max_bytes};
+  RedistributionKey key{known.id,
+                        src.read(),
+                        dst.read(),
+                        shape_of(src_spec, kOp),
+                        static_cast<int64_t>(tensor.itemsize()),
+                        how.options.model,
+                        how.options.max_bytes,
+                        {},
+                        {}};
   MaskHooks masks;
   if (has_masks(key)) {
     number_masks(key);
     masks = mask_hooks(src, dst);
   }
-  const auto execution = execution_of(std::move(key), src.mesh, known);
+  const auto execution = find_execution(std::move(key), src.mesh, known);
   if (how.is_lenient && !execution->fits(tensor)) {
-    const ExecutionKey task{known.id, src.read(), dst.read(), shape_of(src_spec, kOp), 0, {}, {}};
+    const RedistributionKey task{known.id, src.read(), dst.read(), shape_of(src_spec, kOp), 0, {},
+                                 {},       {},         {}};
     const auto sizes = c10::asIntArrayRefSlowOpt(tensor.sym_sizes());
     if (!sizes.has_value() || stock_moves(*sizes, execution->shape_before(), task, known.mesh)) {
       return {};
@@ -104,7 +111,7 @@ py::object redistribute_local(py::handle local, py::handle src_spec, py::handle 
   at::Tensor result;
   {
     const WithoutGil no_gil;
-    result = execution->run(tensor, how.is_async, masks);
+    result = execution->run(tensor, how.options.async_op, masks);
   }
   return py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(result)));
 }

@@ -3,19 +3,14 @@
 
 #include <torch/csrc/utils/pybind.h>
 
-#include <cstdint>
-#include <optional>
-
-#include "planner/cost_model.h"
+#include "dtensor/redistributions.h"
 
 namespace funcol::python {
 
 struct LocalRedistribution {
-  bool is_async = false;             // the result is pending
-  std::optional<CostModel> model;    // none: the default one of the mesh
-  std::optional<int64_t> max_bytes;  // the bound on memory
-  bool is_explicit = false;          // whether the program asked for it, for PyTorch's DebugMode
-  bool is_lenient = false;           // see below
+  RedistributionOptions options;
+  bool is_explicit = false;  // whether the program asked for it, for PyTorch's DebugMode
+  bool is_lenient = false;   // see below
 };
 
 // The local tensor of `dst_spec`, where `local` is that of `src_spec`; the same object on a rank outside of

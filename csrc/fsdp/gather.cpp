@@ -192,7 +192,7 @@ void GatheredTensors::copy_memory() const {
   }
 }
 
-// Below autograd: what it saved of the gathered tensors is good again now, so their versions stay.
+// Below autograd, so that the tensors keep their versions: what autograd has saved of them is valid again.
 void GatheredTensors::copy_tensors() const {
   const at::AutoDispatchBelowADInplaceOrView below;
   std::vector<at::Tensor> rows;
@@ -205,7 +205,8 @@ void GatheredTensors::copy_tensors() const {
 
 namespace {
 
-// A module's own setter is asked; PyTorch's would do no more than this.
+// As setattr(module, name, param), without nn.Module.__setattr__, which does no more here. A module's own
+// setter is called.
 void put_on_module(PyObject* module, PyObject* name, PyObject* param) {
   static auto* const setter_name = PyUnicode_InternFromString("__setattr__");
   static auto* const params_name = PyUnicode_InternFromString("_parameters");
@@ -220,7 +221,7 @@ void put_on_module(PyObject* module, PyObject* name, PyObject* param) {
   }
 }
 
-// On every module that shares it.
+// On every module that shares the parameter.
 void put_on_modules(const Fields& fsdp_param, const py::object& param) {
   const auto info = fsdp_param.get<"_module_info">();
   put_on_module(attribute<"module">(info).ptr(), attribute<"param_name">(info).ptr(), param.ptr());
@@ -281,7 +282,8 @@ void to_unsharded(const Group& group) {
 }
 
 py::object shards_of(py::handle fsdp_params) {
-  const auto params = can_serve() ? usual_params(fsdp_params.ptr()) : std::nullopt;
+  const auto params =
+      can_serve() ? usual_params(fsdp_params.ptr(), Replaced::kForeachAllGather) : std::nullopt;
   const auto found = params ? find_shards(*params) : std::nullopt;
   if (!found) {
     return {};
@@ -307,8 +309,7 @@ py::object copied_in(const py::list& flat_shards, py::handle output, py::handle 
 py::object copy_out(py::handle fsdp_params, py::handle gathered_buffer, py::handle types, py::handle lengths,
                     int64_t num_ranks) {
   const auto params =
-      can_serve() ? usual_params<"init_all_gather_outputs", "alloc_all_gather_outputs">(fsdp_params.ptr())
-                  : std::nullopt;
+      can_serve() ? usual_params(fsdp_params.ptr(), Replaced::kAllGatherOutputFn) : std::nullopt;
   const auto* const buffer = plain_tensor(gathered_buffer.ptr());
   if (!params || buffer == nullptr || !buffer->is_contiguous() || buffer->is_meta()) {
     return {};
@@ -323,9 +324,7 @@ py::object copy_out(py::handle fsdp_params, py::handle gathered_buffer, py::hand
 }
 
 py::object make_sharded(py::handle fsdp_group) {
-  const auto group =
-      can_serve() ? usual_group<"to_sharded", "free_unsharded_param", "_setattr_on_modules">(fsdp_group.ptr())
-                  : std::nullopt;
+  const auto group = can_serve() ? usual_group(fsdp_group.ptr(), Replaced::kToSharded) : std::nullopt;
   if (!group || !free_gathered_only(group->params)) {
     return {};
   }
@@ -334,8 +333,7 @@ py::object make_sharded(py::handle fsdp_group) {
 }
 
 py::object make_unsharded(py::handle fsdp_group) {
-  const auto group =
-      can_serve() ? usual_group<"to_unsharded", "_setattr_on_modules">(fsdp_group.ptr()) : std::nullopt;
+  const auto group = can_serve() ? usual_group(fsdp_group.ptr(), Replaced::kToUnsharded) : std::nullopt;
   if (!group) {
     return {};
   }

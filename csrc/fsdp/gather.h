@@ -1,7 +1,7 @@
 // The gather of a group's parameters.
 //
-// Everything here needs the GIL. Functions that give Python's objects give null, with nothing done, for what
-// PyTorch's own function has to do (see fsdp/objects.h).
+// Everything here needs the GIL. Functions that return Python objects return null, with nothing done, where
+// PyTorch's own function has to run (see fsdp/objects.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,38 +15,40 @@
 
 namespace funcol::python {
 
-// What this rank has of a group, of one type.
+// This rank's shards of a group's parameters, all of one dtype.
 struct Shards {
   std::vector<at::Tensor> tensors;  // one for each parameter, flat
-  std::vector<int64_t> lengths;
-  int64_t length = 0;  // of all
-  py::object dtype;    // to gather them in
+  std::vector<int64_t> lengths;     // in elements
+  int64_t length = 0;               // their sum
+  py::object dtype;                 // of the gather
 };
 
-// Nothing for what is uncommon.
+// Nothing if a shard is of an uncommon kind.
 std::optional<Shards> find_shards(const Params& params);
 
-// For each parameter a list of one, as FSDP2 keeps types and lengths of what it gathers.
+// A list of one item for each parameter, as AllGatherResult keeps dtypes and lengths; all lengths in one
+// list.
 py::list listed_types(const Shards& shards);
 py::list listed_lengths(const Shards& shards);
 py::list all_lengths(const Shards& shards);
 
-// Copies the shards to where this rank's part of `output` is, which is returned.
+// Copies the shards into this rank's part of `output`, and returns that part.
 at::Tensor copy_in(const std::vector<at::Tensor>& shards, const std::vector<int64_t>& lengths,
                    const at::Tensor& output, int64_t rank);
 
 // The gathered tensor of each parameter.
 class GatheredTensors {
  public:
-  // `types` and `lengths` are lists of lists, as above, of what lies in `buffer`. No references are taken.
+  // `types` and `lengths`: listed_types() and listed_lengths() of the shards in `buffer`. Holds references to
+  // the arguments, which have to outlive it.
   GatheredTensors(const Params& params, PyObject* types, PyObject* lengths, const at::Tensor& buffer,
                   int64_t num_ranks)
       : params_(params), types_(types), lengths_(lengths), buffer_(buffer), num_ranks_(num_ranks) {}
 
-  // False if one is of an uncommon kind.
+  // Finds those that exist already. False if one is of an uncommon kind.
   bool find();
 
-  // Makes those that are not there yet and cuts the buffer into all.
+  // Makes the others and copies the buffer's parts into all.
   void fill();
 
  private:
@@ -63,21 +65,21 @@ class GatheredTensors {
   std::vector<at::Tensor> tensors_;
 };
 
-// Gives every module the sharded parameters of the group, and frees the gathered ones. They have to be
-// free_gathered_only().
+// Sets the sharded parameters of the group on its modules, and frees the gathered ones. free_gathered_only()
+// has to hold for the parameters.
 void to_sharded(const Group& group);
 
-// Gives every module the gathered parameters.
+// Sets the gathered parameters on the group's modules.
 void to_unsharded(const Group& group);
 
-// Of a list of FSDPParams: the flat shards to gather, the type to gather them in, and what AllGatherResult
-// keeps of them: types and lengths in a list a parameter, and all lengths.
+// For a list of FSDPParams: (flat shards, dtype of the gather, listed_types(), listed_lengths(),
+// all_lengths()).
 py::object shards_of(py::handle fsdp_params);
 
-// The part of `output` that this rank sends, which has the shards now.
+// As copy_in().
 py::object copied_in(const py::list& flat_shards, py::handle output, py::handle lengths, int64_t rank);
 
-// Cuts the gathered buffer into the parameters' gathered tensors; None.
+// Copies the gathered buffer into the parameters' gathered tensors; None.
 py::object copy_out(py::handle fsdp_params, py::handle gathered_buffer, py::handle types, py::handle lengths,
                     int64_t num_ranks);
 

@@ -19,7 +19,7 @@
 namespace funcol::python {
 
 std::optional<Gradients> take_gradients(const Group& group) {
-  // Either may ask for zeros in the place of a gradient.
+  // With either, PyTorch's function takes zeros in the place of a missing gradient.
   if (!group.fields.is<"_partial_reduce_output">(Py_None) ||
       !group.fields.is<"reduce_scatter_unused_params">(Py_False)) {
     return std::nullopt;
@@ -120,7 +120,7 @@ py::object gradient_type(const Params& params) {
 
 namespace {
 
-// The DTensor that `local` is this rank's shard of; null if there is no spec for its type yet.
+// The DTensor whose shard on this rank is `local`; null if the parameter has no spec for its dtype yet.
 py::object sharded_dtensor(const Fields& param, PyObject* local) {
   const auto& tensor = THPVariable_Unpack(local);
   auto spec = param.find<"_sharding_spec">();
@@ -131,7 +131,7 @@ py::object sharded_dtensor(const Fields& param, PyObject* local) {
   return spec ? make_dtensor(local, spec, tensor.requires_grad()) : py::object();
 }
 
-// As param.grad = gradient, which checks types and sizes that are the same here mostly.
+// param.grad = gradient, without the setter's checks where dtypes, devices and sizes agree.
 void set_gradient(const py::object& param, const py::object& gradient) {
   const auto& tensor = THPVariable_Unpack(param.ptr());
   const auto& value = THPVariable_Unpack(gradient.ptr());
@@ -143,8 +143,8 @@ void set_gradient(const py::object& param, const py::object& gradient) {
   }
 }
 
-// Adds `local` to the gradient that a sharded parameter has, or makes it the gradient, and runs the hooks
-// that wait for one.
+// Adds `local` to the gradient of a sharded parameter, or makes it the gradient, and runs the parameter's
+// post-accumulate-grad hooks.
 void accumulate_one(const Fields& fsdp_param, const py::object& local) {
   const auto param = fsdp_param.get<"sharded_param">();
   const auto& sum = THPVariable_Unpack(param.ptr()).grad();
@@ -167,7 +167,7 @@ void accumulate_one(const Fields& fsdp_param, const py::object& local) {
   }
 }
 
-// Nobody differentiates what comes out of a reduction.
+// Below autograd: the results of a reduction are not differentiated.
 at::Tensor shard_of(const at::Tensor& buffer, at::IntArrayRef sizes, at::IntArrayRef strides,
                     int64_t offset) {
   const at::AutoDispatchBelowAutograd without_gradients;
@@ -188,16 +188,15 @@ void accumulate(const at::Tensor& buffer, const Params& params, const std::vecto
 }
 
 py::object taken_gradients(py::handle fsdp_group) {
-  const auto group =
-      can_serve() ? usual_group<"_get_unsharded_grad_to_reduce", "_get_grad_inner_tensor">(fsdp_group.ptr())
-                  : std::nullopt;
+  const auto group = can_serve() ? usual_group(fsdp_group.ptr(), Replaced::kTakeGradients) : std::nullopt;
   const auto taken = group ? take_gradients(*group) : std::nullopt;
   return taken ? py::make_tuple(taken->params, taken->tensors) : py::object();
 }
 
 py::object padded_sizes(py::handle fsdp_params, py::handle gradients, int64_t num_ranks) {
   auto* const size_type = imported<"torch", "Size">().ptr();
-  const auto params = can_serve() ? usual_params(fsdp_params.ptr()) : std::nullopt;
+  const auto params =
+      can_serve() ? usual_params(fsdp_params.ptr(), Replaced::kReduceScatterInputFn) : std::nullopt;
   if (!params || num_ranks < 1 || !PyList_CheckExact(gradients.ptr()) ||
       PyList_GET_SIZE(gradients.ptr()) != static_cast<Py_ssize_t>(params->size())) {
     return {};
@@ -218,14 +217,14 @@ py::object padded_sizes(py::handle fsdp_params, py::handle gradients, int64_t nu
 }
 
 py::object common_gradient_type(py::handle fsdp_params) {
-  const auto params = can_serve() ? usual_params<"to_sharded_dtensor">(fsdp_params.ptr()) : std::nullopt;
-  auto type = params ? gradient_type(*params) : py::object();
-  return type;
+  const auto params = can_serve() ? usual_params(fsdp_params.ptr(), Replaced::kCastGradients) : std::nullopt;
+  return params ? gradient_type(*params) : py::object();
 }
 
 py::object sharded_gradient(py::handle fsdp_param, py::handle local_object) {
   const auto* const local = plain_tensor(local_object.ptr());
-  const auto param = can_serve() ? usual(fsdp_param.ptr(), fully_shard().param) : std::nullopt;
+  const auto& methods = methods_passed_by(Replaced::kToShardedDTensor).of_param;
+  const auto param = can_serve() ? usual(fsdp_param.ptr(), fully_shard().param, methods) : std::nullopt;
   if (local == nullptr || !param || to_ints(param->get<"sharded_size">().ptr()) != local->sizes()) {
     return {};
   }

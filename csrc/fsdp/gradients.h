@@ -1,7 +1,7 @@
 // The gradients of a group's parameters.
 //
-// Everything here needs the GIL. Functions that give Python's objects give null, with nothing done, for what
-// PyTorch's own function has to do (see fsdp/objects.h).
+// Everything here needs the GIL. Functions that return Python objects return null, with nothing done, where
+// PyTorch's own function has to run (see fsdp/objects.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,39 +15,39 @@
 
 namespace funcol::python {
 
-// Parameters that have a gradient to reduce, and these.
+// Parameters that have a gradient to reduce, and their gradients.
 struct Gradients {
   py::list params;
   py::list tensors;
 };
 
-// Takes them from the parameters. Nothing, with nothing taken, if zeros may be needed in the place of some.
+// Takes the gradients from the group's parameters. Nothing, with nothing taken, if zeros may have to be
+// reduced in the place of missing gradients.
 std::optional<Gradients> take_gradients(const Group& group);
 
-// Whether each rank's rows of these gradients can be laid into a buffer of one memory, element by element.
+// The gradients, if copy_gradients_in() can copy them into a buffer of dtype `type`; else nothing.
 std::optional<std::vector<at::Tensor>> plain_gradients(const py::list& gradients, at::ScalarType type,
                                                        int64_t num_ranks);
 
-// Lays them into `buffer`, which is small and on the CPU, as a reduce_scatter takes them, padded with zeros:
-// of each the first rank's rows, then of each the second rank's.
+// Copies gradients into `buffer`, the input of a reduce_scatter, for which is_small_on_cpu() holds: the first
+// rank's rows of every gradient, then the second rank's, and so on, padded with zeros.
 void copy_gradients_in(const std::vector<at::Tensor>& gradients, const at::Tensor& buffer, int64_t num_ranks);
 
-// Elements of a gradient whose dim 0 has been made a multiple of the number of ranks.
+// The number of elements of a gradient whose dim 0 is padded to a multiple of the number of ranks.
 int64_t padded_length(const at::Tensor& gradient, int64_t num_ranks);
 
-// The type that all their sharded gradients have, None if they take any; null if they differ, if some go to
-// the CPU from elsewhere or are added to what is no DTensor.
+// The dtype of the parameters' sharded gradients, None if they have that of the reduction. Null if the dtypes
+// differ, if a gradient is offloaded to the CPU, or if a parameter has a gradient that is no DTensor.
 py::object gradient_type(const Params& params);
 
-// Gives each parameter its part of the reduced gradients, which lie in `buffer` one after another, each of
-// these lengths.
+// Accumulates the reduced gradients into the parameters. They lie in `buffer` one after another, of `lengths`
+// elements.
 void accumulate(const at::Tensor& buffer, const Params& params, const std::vector<int64_t>& lengths);
 
-// Of an FSDPParamGroup: the parameters that have a gradient to reduce and these gradients, which are taken
-// from them.
+// take_gradients() of an FSDPParamGroup: (parameters, gradients).
 py::object taken_gradients(py::handle fsdp_group);
 
-// The sizes of a list of gradients, dim 0 made a multiple of the number of ranks.
+// The sizes of a list of gradients, dim 0 padded to a multiple of the number of ranks.
 py::object padded_sizes(py::handle fsdp_params, py::handle gradients, int64_t num_ranks);
 
 // As gradient_type().

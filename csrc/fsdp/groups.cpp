@@ -19,45 +19,39 @@ py::object mesh_to_gather_over(const Fields& group) {
              : group.get<"mesh_info">();
 }
 
-// FSDPParamGroup.unshard; false, with nothing done, for what is uncommon. `serves` if serves_groups() said so
-// just now.
-bool unshard(PyObject* object, py::handle is_async, bool serves = false) {
-  const auto& known = fully_shard();
-  if (Py_TYPE(object) != known.group) {
-    return false;
-  }
-  const Fields fields(object);
-  if (!fields.is<"_all_gather_result">(Py_None) || fields.is<"_sharded_state">(known.unsharded.ptr()) ||
-      (!fields.is_true<"unshard_in_backward">() && is_in_state<"PRE_BACKWARD">(fields))) {
-    return true;
-  }
-  if (!(serves || serves_groups()) || !fields.is<"_reshard_after_forward_event">(Py_None)) {
-    return false;
-  }
-  const auto params = usual_params(fields.find<"fsdp_params">().ptr());
-  if (!params) {
-    return false;
-  }
-  const auto mesh_info = mesh_to_gather_over(fields);
-  if (!is_sharded_mesh(mesh_info, /*or_replicated=*/true)) {
-    return false;
-  }
-  const auto process_group = attribute<"shard_process_group">(mesh_info);
-  const auto c10d_group = group_object(process_group.ptr());
-  const auto shards = find_shards(*params);
-  if (!c10d_group || c10d_group->getSize() == 1 || !shards) {
-    return false;
-  }
+// A gather that C++ can start.
+struct Gather {
+  Shards shards;
+  py::object process_group;
+  c10::intrusive_ptr<c10d::ProcessGroup> c10d_group;
+};
 
+// Nothing if the group is of an uncommon kind.
+std::optional<Gather> find_gather(const Fields& group) {
+  const auto params = usual_params(group.find<"fsdp_params">().ptr(), Replaced::kUnshard);
+  const auto mesh_info = mesh_to_gather_over(group);
+  if (!params || !is_sharded_mesh(mesh_info, /*or_replicated=*/true)) {
+    return std::nullopt;
+  }
+  auto process_group = attribute<"shard_process_group">(mesh_info);
+  auto c10d_group = group_object(process_group.ptr());
+  auto shards = find_shards(*params);
+  if (!c10d_group || c10d_group->getSize() == 1 || !shards) {
+    return std::nullopt;
+  }
+  return Gather{*std::move(shards), std::move(process_group), std::move(c10d_group)};
+}
+
+void start(const Gather& gather, const Fields& group, py::handle is_async) {
+  const auto& [shards, process_group, c10d_group] = gather;
   const at::NoGradGuard no_grad;
-  const auto device = fields.get<"device">();
-  const Comm comm(fields.get<"_all_gather_comm">(), imported<kCollectives, "DefaultAllGather">());
-  const Streams streams(fields);
+  const Comm comm(group.get<"_all_gather_comm">(), imported<kCollectives, "DefaultAllGather">());
+  const Streams streams(group);
   py::object copy_stream = py::none();
   py::object stream = py::none();
   if (streams) {
-    const auto both = attribute<"get_all_gather_streams">(fields.get<"comm_ctx">())(
-        is_async, fields.get<"_training_state">());
+    const auto both = attribute<"get_all_gather_streams">(group.get<"comm_ctx">())(
+        is_async, group.get<"_training_state">());
     copy_stream = both[py::int_(0)];
     stream = both[py::int_(1)];
   }
@@ -65,9 +59,9 @@ bool unshard(PyObject* object, py::handle is_async, bool serves = false) {
   py::object sent;
   {
     const Streams::Entered entered(streams, copy_stream);
-    output = comm.allocate(shards->length * c10d_group->getSize(), shards->dtype, device);
+    output = comm.allocate(shards.length * c10d_group->getSize(), shards.dtype, group.get<"device">());
     sent = py::reinterpret_steal<py::object>(THPVariable_Wrap(
-        copy_in(shards->tensors, shards->lengths, THPVariable_Unpack(output.ptr()), c10d_group->getRank())));
+        copy_in(shards.tensors, shards.lengths, THPVariable_Unpack(output.ptr()), c10d_group->getRank())));
   }
   streams.wait_for_stream(stream, copy_stream);
   py::object work = py::none();
@@ -87,12 +81,74 @@ bool unshard(PyObject* object, py::handle is_async, bool serves = false) {
     event = streams.recorded_event(stream);
   }
   const auto result = imported<kCollectives, "AllGatherResult">()(
-      output, event, work, listed_types(*shards), listed_lengths(*shards), all_lengths(*shards));
-  fields.set<"_all_gather_result">(result.ptr());
+      output, event, work, listed_types(shards), listed_lengths(shards), all_lengths(shards));
+  group.set<"_all_gather_result">(result.ptr());
+}
+
+// FSDPParamGroup.unshard. False, with nothing done, if PyTorch's function has to run. `serves`:
+// serves_groups() is known to be true.
+bool unshard(PyObject* object, py::handle is_async, bool serves = false) {
+  const auto& known = fully_shard();
+  if (Py_TYPE(object) != known.group) {
+    return false;
+  }
+  const Fields fields(object);
+  if (!fields.is<"_all_gather_result">(Py_None) || fields.is<"_sharded_state">(known.unsharded.ptr()) ||
+      (!fields.is_true<"unshard_in_backward">() && is_in_state<"PRE_BACKWARD">(fields))) {
+    return true;
+  }
+  if (!(serves || serves_groups()) || !fields.is<"_reshard_after_forward_event">(Py_None)) {
+    return false;
+  }
+  const auto gather = find_gather(fields);
+  if (!gather) {
+    return false;
+  }
+  start(*gather, fields, is_async);
   return true;
 }
 
-// FSDPParamGroup.wait_for_unshard, in the same way.
+void wait_for_gather(const Streams& streams, const py::object& result, const at::Tensor& buffer) {
+  const auto event = attribute<"all_gather_event">(result);
+  if (!event.is_none()) {
+    streams.wait_for_event(streams.current(), event);
+  }
+  const auto work = attribute<"all_gather_work">(result);
+  if (py::isinstance(work, imported<"torch.distributed.distributed_c10d", "Work">())) {
+    call_method<"wait">(work);
+  }
+  settle(buffer);
+}
+
+// Releases the result of the gather before, which FSDP2 keeps until the next one of a forward pass.
+void release_previous_gather(const Streams& streams, const py::object& comm_context) {
+  if (streams) {
+    call_method<"release_all_gather_state_for_comm_reuse">(comm_context);
+  } else {
+    set_attribute<"all_gather_state">(comm_context.ptr(), Py_None);
+  }
+}
+
+// Orders later gathers after the copies out of this one's buffer: by keeping `result` with an event where
+// `is_kept`, else by having their streams wait for the event.
+void order_after_copies(const Streams& streams, const py::object& comm_context, const py::object& result,
+                        bool is_kept) {
+  if (!streams && !is_kept) {
+    return;
+  }
+  const auto event = streams.new_event();
+  if (streams) {
+    call_method<"record">(event);
+  }
+  if (is_kept) {
+    const auto state = imported<kGroups, "AllGatherState">()(result, event);
+    set_attribute<"all_gather_state">(comm_context.ptr(), state.ptr());
+  } else {
+    call_method<"wait_all_gather_streams_on_event">(comm_context, event);
+  }
+}
+
+// FSDPParamGroup.wait_for_unshard, with the arguments and the result of unshard().
 bool wait_for_unshard(PyObject* object, bool serves = false) {
   if (Py_TYPE(object) != fully_shard().group) {
     return false;
@@ -103,10 +159,7 @@ bool wait_for_unshard(PyObject* object, bool serves = false) {
     return true;
   }
   const auto group =
-      serves || serves_groups()
-          ? usual_group<"init_all_gather_outputs", "alloc_all_gather_outputs", "init_unsharded_param",
-                        "to_unsharded", "_setattr_on_modules", "_to_unsharded">(object)
-          : std::nullopt;
+      serves || serves_groups() ? usual_group(object, Replaced::kWaitForUnshard) : std::nullopt;
   const auto mesh_info = mesh_to_gather_over(fields);
   if (!group || !is_sharded_mesh(mesh_info, /*or_replicated=*/true) || has_extension(group->params) ||
       !fields.is<"_all_gather_output_fn">(imported<kCollectives, "_default_all_gather_output_fn">().ptr())) {
@@ -128,25 +181,13 @@ bool wait_for_unshard(PyObject* object, bool serves = false) {
 
   const Streams streams(fields);
   const auto comm_context = fields.get<"comm_ctx">();
-  const auto work = attribute<"all_gather_work">(result);
-  const bool is_in_forward = is_in_state<"FORWARD">(fields);
-  if (is_in_forward) {
-    if (streams) {
-      call_method<"release_all_gather_state_for_comm_reuse">(comm_context);
-    } else {
-      set_attribute<"all_gather_state">(comm_context.ptr(), Py_None);
-    }
+  const bool is_kept = is_in_state<"FORWARD">(fields) && attribute<"all_gather_work">(result).is_none();
+  if (is_in_state<"FORWARD">(fields)) {
+    release_previous_gather(streams, comm_context);
   }
   {
     const at::NoGradGuard no_grad;
-    const auto event = attribute<"all_gather_event">(result);
-    if (!event.is_none()) {
-      streams.wait_for_event(streams.current(), event);
-    }
-    if (py::isinstance(work, imported<"torch.distributed.distributed_c10d", "Work">())) {
-      call_method<"wait">(work);
-    }
-    settle(*tensor);
+    wait_for_gather(streams, result, *tensor);
     gathered.fill();
   }
   for (const auto& param : group->params) {
@@ -155,24 +196,12 @@ bool wait_for_unshard(PyObject* object, bool serves = false) {
     }
   }
   to_unsharded(*group);
-  const bool is_kept = is_in_forward && work.is_none();
-  if (streams || is_kept) {
-    const auto event = streams.new_event();
-    if (streams) {
-      call_method<"record">(event);
-    }
-    if (is_kept) {
-      const auto state = imported<kGroups, "AllGatherState">()(result, event);
-      set_attribute<"all_gather_state">(comm_context.ptr(), state.ptr());
-    } else {
-      call_method<"wait_all_gather_streams_on_event">(comm_context, event);
-    }
-  }
+  order_after_copies(streams, comm_context, result, is_kept);
   fields.set<"_all_gather_result">(Py_None);
   return true;
 }
 
-// These call the method where it cannot be done here. serves_groups() has said yes.
+// These call PyTorch's method where C++ cannot do its work. serves_groups() is known to be true.
 void unshard_now(const Fields& group) {
   if (!unshard(group.object(), group.get<"unshard_async_op">(), /*serves=*/true)) {
     call_method<"unshard">(py::handle(group.object()), group.get<"unshard_async_op">());
@@ -189,7 +218,7 @@ void wait_now(const Fields& group) {
 void prefetch(const Fields& group) {
   const auto indices = group.get<"_post_forward_indices">();
   if (PyObject_Size(indices.ptr()) == 0) {
-    return;  // several backward passes
+    return;  // as in the second of several backward passes
   }
   if (to_int(group.get<"_num_param_groups">().ptr()) > 1) {
     call_method<"_backward_prefetch">(py::handle(group.object()));
@@ -205,7 +234,7 @@ void prefetch(const Fields& group) {
   const auto state = target.get<"_training_state">();
   set_state(target, training_state<"PRE_BACKWARD">());
   try {
-    if (usual<"unshard">(before.ptr(), fully_shard().group)) {
+    if (usual_group_fields(before.ptr(), Replaced::kPreBackward)) {
       unshard_now(target);
     } else {
       call_method<"unshard">(before, target.get<"unshard_async_op">());
@@ -220,9 +249,8 @@ void prefetch(const Fields& group) {
 }  // namespace
 
 py::object pre_forward(py::handle fsdp_group) {
-  const auto group = serves_groups()
-                         ? usual<"unshard", "wait_for_unshard">(fsdp_group.ptr(), fully_shard().group)
-                         : std::nullopt;
+  const auto group =
+      serves_groups() ? usual_group_fields(fsdp_group.ptr(), Replaced::kPreForward) : std::nullopt;
   if (!group) {
     return {};
   }
@@ -234,10 +262,7 @@ py::object pre_forward(py::handle fsdp_group) {
 }
 
 py::object post_forward(py::handle fsdp_group) {
-  const auto group = serves_groups()
-                         ? usual_group<"reshard", "_to_sharded", "_record_post_forward", "to_sharded",
-                                       "free_unsharded_param", "_setattr_on_modules">(fsdp_group.ptr())
-                         : std::nullopt;
+  const auto group = serves_groups() ? usual_group(fsdp_group.ptr(), Replaced::kPostForward) : std::nullopt;
   if (!group || !free_gathered_only(group->params)) {
     return {};
   }
@@ -261,10 +286,8 @@ py::object post_forward(py::handle fsdp_group) {
 }
 
 py::object pre_backward(py::handle fsdp_group, py::handle prefetches) {
-  const auto group = serves_groups() ? usual<"unshard", "wait_for_unshard", "_set_unsharded_grad_dtypes",
-                                             "_backward_prefetch", "_prefetch_unshard">(fsdp_group.ptr(),
-                                                                                        fully_shard().group)
-                                     : std::nullopt;
+  const auto group =
+      serves_groups() ? usual_group_fields(fsdp_group.ptr(), Replaced::kPreBackward) : std::nullopt;
   if (!group) {
     return {};
   }

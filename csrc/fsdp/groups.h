@@ -1,6 +1,6 @@
-// What FSDP2 does for a group of parameters from one hook to the next, each in one call.
+// Methods of FSDPParamGroup that FSDP2's hooks call, each in one call of C++.
 //
-// Everything here needs the GIL. All give null, with nothing done, for what PyTorch's own function has to do
+// Everything here needs the GIL. All return null, with nothing done, where PyTorch's own function has to run
 // (see fsdp/objects.h), else None unless noted.
 #pragma once
 
@@ -8,11 +8,11 @@
 
 namespace funcol::python {
 
-// FSDPParamGroup.pre_forward: whether the group had not begun its forward pass.
+// Returns whether the group had not begun its forward pass.
 py::object pre_forward(py::handle fsdp_group);
 py::object post_forward(py::handle fsdp_group);
 
-// `prefetches`: whether the gather of the group before is started.
+// `prefetches`: whether to start the gather of the group whose backward pass comes next.
 py::object pre_backward(py::handle fsdp_group, py::handle prefetches);
 py::object post_backward(py::handle fsdp_group);  // in reduction.cpp
 

@@ -24,6 +24,43 @@ bool are_there(const FullyShard::Members& members) {
 
 bool can_serve() { return !is_observed() && are_there(fully_shard().passed_by); }
 
+std::optional<Fields> usual(PyObject* object, const PyTypeObject* type, const FullyShard::Names& methods) {
+  if (Py_TYPE(object) != type) {
+    return std::nullopt;
+  }
+  Fields fields(object);
+  const bool has_own =
+      std::ranges::any_of(methods, [&](auto* name) { return static_cast<bool>(fields.find(name)); });
+  return has_own ? std::nullopt : std::optional(std::move(fields));
+}
+
+std::optional<Params> usual_params(PyObject* list, Replaced function) {
+  if (list == nullptr || !PyList_CheckExact(list)) {
+    return std::nullopt;
+  }
+  const auto& methods = methods_passed_by(function).of_param;
+  Params params;
+  params.reserve(PyList_GET_SIZE(list));
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
+    auto param = usual(PyList_GET_ITEM(list, i), fully_shard().param, methods);
+    if (!param) {
+      return std::nullopt;
+    }
+    params.push_back(*std::move(param));
+  }
+  return params;
+}
+
+std::optional<Fields> usual_group_fields(PyObject* object, Replaced function) {
+  return usual(object, fully_shard().group, methods_passed_by(function).of_group);
+}
+
+std::optional<Group> usual_group(PyObject* object, Replaced function) {
+  auto fields = usual_group_fields(object, function);
+  auto params = fields ? usual_params(fields->find<"fsdp_params">().ptr(), function) : std::nullopt;
+  return params ? std::optional(Group{*std::move(fields), *std::move(params)}) : std::nullopt;
+}
+
 int64_t to_int(PyObject* object) {
   const auto number = PyLong_AsLongLong(object);
   if (number == -1 && PyErr_Occurred() != nullptr) {

@@ -1,13 +1,14 @@
-// FSDP2's objects, taken apart: parameters and their groups.
+// FSDP2's Python objects, read and written by C++: parameters and their groups.
 //
-// This room does for a whole group, in one call, what FSDP2 does for each parameter. Left to PyTorch's own
-// function is what runs while a mode or transform of PyTorch is active, after a method of FSDP2's classes has
-// been replaced, or for a parameter of an uncommon kind. Everything here needs the GIL.
+// This room does FSDP2's work on every parameter of a group in one call. PyTorch's own function does it while
+// a mode or transform of PyTorch is active, after a program has replaced a function that C++ passes by, and
+// for parameters of uncommon kinds. Everything here needs the GIL.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <array>
 #include <cstddef>
 #include <optional>
 #include <utility>
@@ -17,8 +18,45 @@
 
 namespace funcol::python {
 
-// FSDP2 as it was when funcol came; references that are never let go.
+// The functions of FSDP2 that C++ replaces, in the order of kReplacedNames.
+enum class Replaced {
+  kPreForward,
+  kPostForward,
+  kPreBackward,
+  kPostBackward,
+  kUnshard,
+  kWaitForUnshard,
+  kForeachAllGather,
+  kAllGatherOutputFn,
+  kToSharded,
+  kToUnsharded,
+  kTakeGradients,
+  kReduceScatterInputFn,
+  kCastGradients,
+  kToShardedDTensor,
+};
+
+// Their names in Python's table, python/funcol/dropin/fully_shard_table.py.
+inline constexpr std::array kReplacedNames = {
+    "FSDPParamGroup.pre_forward",
+    "FSDPParamGroup.post_forward",
+    "FSDPParamGroup.pre_backward",
+    "FSDPParamGroup.post_backward",
+    "FSDPParamGroup.unshard",
+    "FSDPParamGroup.wait_for_unshard",
+    "foreach_all_gather",
+    "_default_all_gather_output_fn",
+    "FSDPParamGroup._to_sharded",
+    "FSDPParamGroup._to_unsharded",
+    "FSDPParamGroup._take_unsharded_grads_to_reduce",
+    "_default_reduce_scatter_input_fn",
+    "_cast_and_view_sharded_grads",
+    "FSDPParam.to_sharded_dtensor",
+};
+
+// FSDP2 as funcol found it. The references are never released.
 struct FullyShard {
+  // A value that C++ relies on, and its place.
   struct Member {
     PyObject* owner;  // a class, or the __dict__ of a module
     PyObject* name;
@@ -28,6 +66,13 @@ struct FullyShard {
   };
   using Members = std::vector<Member>;
 
+  using Names = std::vector<PyObject*>;  // interned
+  // The methods that the replacement of a function passes by.
+  struct Methods {
+    Names of_group;
+    Names of_param;
+  };
+
   PyTypeObject* param = nullptr;
   PyTypeObject* group = nullptr;
   py::handle sharded;
@@ -35,10 +80,11 @@ struct FullyShard {
   py::handle unsharded;
   PyObject* alloc_storage = nullptr;
   PyObject* free_storage = nullptr;
-  PyObject* set_attribute = nullptr;  // torch.nn.Module's
+  PyObject* set_attribute = nullptr;  // torch.nn.Module.__setattr__
   Members passed_by;
-  Members collectives;  // what is between a group's gather or reduction and its process group
-  Members streams;      // the CPU's, which are none
+  Members collectives;  // between a group's gather or reduction and its process group
+  Members streams;      // stand-ins of streams and events on the CPU, which has none
+  std::array<Methods, kReplacedNames.size()> methods;
 };
 
 FullyShard& fully_shard();
@@ -57,12 +103,17 @@ void set_attribute(PyObject* object, PyObject* value) {
   }
 }
 
+// The methods that the replacement of `function` passes by.
+inline const FullyShard::Methods& methods_passed_by(Replaced function) {
+  return fully_shard().methods.at(static_cast<size_t>(function));
+}
+
 bool are_there(const FullyShard::Members& members);
 
-// Nobody watches, and nobody has replaced a function that is passed by here.
+// Whether no mode or transform is active, and no program has replaced a function that C++ passes by.
 bool can_serve();
 
-// What one of FSDP2's objects has in its __dict__, which is all that it has: its classes have no setters.
+// The __dict__ of one of FSDP2's objects. It has all attributes: FSDP2's classes have no setters.
 class Fields {
  public:
   explicit Fields(PyObject* object)
@@ -70,11 +121,12 @@ class Fields {
 
   PyObject* object() const { return object_; }
 
-  // Null if there is none. Good until somebody sets it.
+  // Null if there is none. Valid until the attribute is set.
   template <AttributeName name>
   py::handle find() const {
-    return PyDict_GetItemWithError(dict_.ptr(), interned<name>());
+    return find(interned<name>());
   }
+  py::handle find(PyObject* name) const { return PyDict_GetItemWithError(dict_.ptr(), name); }
 
   // Raises AttributeError if there is none.
   template <AttributeName name>
@@ -109,65 +161,38 @@ class Fields {
   py::object dict_;
 };
 
-// An object of FSDP2's own class that has none of these methods of its own.
-template <AttributeName... methods>
-std::optional<Fields> usual(PyObject* object, const PyTypeObject* type) {
-  if (Py_TYPE(object) != type) {
-    return std::nullopt;
-  }
-  Fields fields(object);
-  const bool has_own = (static_cast<bool>(fields.find<methods>()) || ...);
-  return has_own ? std::nullopt : std::optional(std::move(fields));
-}
+// The fields of an object of FSDP2's class `type` itself that has none of `methods` of its own; nothing for
+// other objects.
+std::optional<Fields> usual(PyObject* object, const PyTypeObject* type, const FullyShard::Names& methods);
 
 using Params = std::vector<Fields>;
 
-// A list of parameters, all of them usual.
-template <AttributeName... methods>
-std::optional<Params> usual_params(PyObject* list) {
-  if (list == nullptr || !PyList_CheckExact(list)) {
-    return std::nullopt;
-  }
-  Params params;
-  params.reserve(PyList_GET_SIZE(list));
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
-    auto param = usual<methods...>(PyList_GET_ITEM(list, i), fully_shard().param);
-    if (!param) {
-      return std::nullopt;
-    }
-    params.push_back(*std::move(param));
-  }
-  return params;
-}
+// A list of FSDPParams, all of them usual() for `function`; nothing for other lists.
+std::optional<Params> usual_params(PyObject* list, Replaced function);
 
 struct Group {
   Fields fields;
   Params params;
 };
 
-// Nothing if the group or one of its parameters is not usual.
-template <AttributeName... methods>
-std::optional<Group> usual_group(PyObject* object) {
-  auto fields = usual<methods...>(object, fully_shard().group);
-  auto params =
-      fields ? usual_params<methods...>(fields->template find<"fsdp_params">().ptr()) : std::nullopt;
-  return params ? std::optional(Group{*std::move(fields), *std::move(params)}) : std::nullopt;
-}
+// An FSDPParamGroup; nothing if it or one of its parameters is not usual() for `function`.
+std::optional<Fields> usual_group_fields(PyObject* object, Replaced function);
+std::optional<Group> usual_group(PyObject* object, Replaced function);
 
 int64_t to_int(PyObject* object);
 std::vector<int64_t> to_ints(PyObject* sequence);
 
 bool is_cut_along_dim_0(const Fields& param);
 
-// Whether a tensor class of the program has a part in the gather of one of these: fsdp_pre_all_gather and
+// Whether the tensor class of a parameter has an extension of the gather: fsdp_pre_all_gather or
 // fsdp_post_all_gather.
 bool has_extension(const Params& params);
 
-// Whether the gathered tensors are all memory that these let go of when they are sharded again. Extensions
-// give others, in a sequence of their own choice.
+// Whether the parameters free nothing but their gathered tensors when they are sharded again. With extensions
+// of the gather they free other tensors, too.
 bool free_gathered_only(const Params& params);
 
-// Memory that one thread copies into fastest; for more, ATen's copies take several.
+// Whether one thread copies into `buffer` fastest. ATen's copies take several threads for larger ones.
 bool is_small_on_cpu(const at::Tensor& buffer);
 std::byte* bytes_of(const at::Tensor& tensor);
 

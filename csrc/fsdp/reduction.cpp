@@ -1,4 +1,4 @@
-// The reduction of a group's gradients after its backward pass, in one call.
+// The reduction of a group's gradients after its backward pass: post_backward() of fsdp/groups.h.
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/Exceptions.h>
@@ -17,7 +17,7 @@
 namespace funcol::python {
 namespace {
 
-// The reduction of a group's gradients as FSDP2 does it over one process group.
+// The reduction of a group's gradients over one process group.
 class Reduction {
  public:
   Reduction(const Group& group, c10::intrusive_ptr<c10d::ProcessGroup> c10d_group, py::object process_group)
@@ -27,7 +27,7 @@ class Reduction {
         streams_(fields_),
         comm_(fields_.get<"_reduce_scatter_comm">(), imported<kCollectives, "DefaultReduceScatter">()) {}
 
-  // Lets go of inputs of reductions before, but for the number that may stay.
+  // Releases inputs of earlier reductions, but for the number of them that FSDP2 keeps.
   void recycle() const {
     const auto context = fields_.get<"comm_ctx">();
     const auto states = py::reinterpret_borrow<py::list>(attribute<"reduce_scatter_states">(context));
@@ -68,7 +68,7 @@ class Reduction {
     const auto context = fields_.get<"comm_ctx">();
     const auto stream = attribute<"reduce_scatter_stream">(context);
     const auto current = streams_.current();
-    std::vector<int64_t> lengths;  // of what each rank gets
+    std::vector<int64_t> lengths;  // of one rank's parts
     for (const auto gradient : taken.tensors) {
       lengths.push_back(padded_length(THPVariable_Unpack(gradient.ptr()), num_ranks) / num_ranks);
     }
@@ -107,7 +107,7 @@ class Reduction {
   }
 
  private:
-  // A program's own comm may have allocated anything for the input.
+  // Copies the gradients into `input`, which may be any tensor if a program's own comm has allocated it.
   void lay_out(const py::list& gradients, const py::object& input, int64_t length) const {
     const auto* const buffer = plain_tensor(input.ptr());
     const auto plain = buffer != nullptr && is_small_on_cpu(*buffer) && buffer->numel() == length
@@ -169,7 +169,7 @@ class Reduction {
   Comm comm_;
 };
 
-// Whether the group's gradients are reduced over one process group, and nothing else is done with them.
+// Whether the group's gradients are reduced over one process group, without hooks or all_reduce.
 bool reduces_as_usual(const Group& group) {
   const auto& fields = group.fields;
   const auto modules = fields.get<"modules">();
@@ -186,12 +186,7 @@ bool reduces_as_usual(const Group& group) {
 }  // namespace
 
 py::object post_backward(py::handle fsdp_group) {
-  const auto group =
-      serves_groups()
-          ? usual_group<"reshard", "_to_sharded", "_take_unsharded_grads_to_reduce",
-                        "_get_unsharded_grad_to_reduce", "_get_grad_inner_tensor", "to_sharded",
-                        "free_unsharded_param", "_setattr_on_modules", "to_sharded_dtensor">(fsdp_group.ptr())
-          : std::nullopt;
+  const auto group = serves_groups() ? usual_group(fsdp_group.ptr(), Replaced::kPostBackward) : std::nullopt;
   if (!group || !free_gathered_only(group->params) || !reduces_as_usual(*group)) {
     return {};
   }

@@ -1,8 +1,9 @@
-// What a group of FSDP2's works with: streams, what starts its collectives, its state.
+// A group's streams, its collectives, and its training state.
 //
-// Streams and events are asked for what PyTorch's own functions ask of them, in the same order. The CPU's,
-// which are none, are left alone, and so is what Python has between a collective and its process group,
-// unless somebody has put something else in its place.
+// On a device with streams, the calls of streams and events are those of PyTorch's own functions, in the same
+// order. On the CPU there are no streams, so nothing is ordered. A collective starts on its process group
+// directly, without FSDP2's Python functions in between. If a program has replaced the CPU's stream
+// functions, or FSDP2's functions of collectives, they are called.
 //
 // Everything here needs the GIL.
 #pragma once
@@ -42,7 +43,7 @@ bool is_in_state(const Fields& group) {
   return group.get<"_training_state">().is(attribute<name>(imported<kGroups, "TrainingState">()));
 }
 
-// Of a device; nothing is done with the CPU's, and all of them are None.
+// The streams of a group's device. On the CPU they are None, and no function does anything.
 class Streams {
  public:
   explicit Streams(const Fields& group) : handle_(group.get<"device_handle">()) {
@@ -71,7 +72,7 @@ class Streams {
     }
   }
 
-  // Work is for `stream` as long as one lives.
+  // Makes `stream` the current one during its lifetime.
   class Entered {
    public:
     Entered(const Streams& streams, py::handle stream) {
@@ -100,7 +101,8 @@ class Streams {
   bool has_streams_ = true;
 };
 
-// What allocates for a collective and starts it: FSDP2's own, or what somebody has put in its place.
+// The object that allocates the output of a group's collective and starts the collective: FSDP2's own, or one
+// that a program has set.
 class Comm {
  public:
   Comm(py::object comm, py::handle own_type) : comm_(std::move(comm)) {
@@ -120,7 +122,7 @@ class Comm {
                                         py::arg("device") = device);
   }
 
-  // (group, output, input) -> a c10d Work
+  // Starts the collective by `start`, (process group, output, input) -> c10d Work, and waits for it.
   template <typename Start>
   void start_own(py::handle group, py::handle output, py::handle input, const Start& start) const {
     const auto process_group = group_object(group.ptr());

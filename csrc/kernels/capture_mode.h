@@ -1,10 +1,10 @@
-// What a thread may ask a CUDA device while a graph is captured.
+// The CUDA capture mode of a thread, relaxed for the lifetime of a guard.
 #pragma once
 
 namespace funcol::kernels {
 
-// While one of these lives, a query of an event by the current thread ends no capture of another stream, of
-// this thread or another one. Does nothing in a build without CUDA.
+// While a RelaxedCapture lives, the current thread may query events without breaking a CUDA graph capture
+// that any thread has in progress. Does nothing in a build without CUDA.
 class RelaxedCapture {
  public:
   RelaxedCapture();

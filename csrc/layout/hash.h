@@ -1,4 +1,4 @@
-// A hash of several numbers, and of layouts.
+// Combines numbers, placements and layouts into one hash.
 #pragma once
 
 #include <bit>
@@ -22,12 +22,15 @@ class Hash {
       add(static_cast<uint64_t>(number));
     }
   }
+  void add(const Placement& placement) {
+    add(static_cast<uint64_t>(placement.kind) << 8 | static_cast<uint64_t>(placement.op));
+    add(static_cast<uint64_t>(placement.dim) << 32 ^ static_cast<uint64_t>(placement.split_factor));
+    add(placement.mask);
+    add(std::bit_cast<uint64_t>(placement.norm.value));
+  }
   void add(const Layout& layout) {
     for (const auto& placement : layout.placements) {
-      add(static_cast<uint64_t>(placement.kind) << 8 | static_cast<uint64_t>(placement.op));
-      add(static_cast<uint64_t>(placement.dim) << 32 ^ static_cast<uint64_t>(placement.split_factor));
-      add(placement.mask);
-      add(std::bit_cast<uint64_t>(placement.norm.value));
+      add(placement);
     }
     for (const auto& axes : layout.order) {
       add_all(axes);

@@ -8,8 +8,7 @@
 namespace funcol {
 namespace {
 
-// Up to here "the same for every rank" is looked at rank by rank; beyond it only sizes that divide are
-// rewritten.
+// Uneven shards are compared rank by rank on at most so many ranks.
 constexpr int64_t kMaxRanksCompared = 4096;
 
 std::string joined(const std::vector<Placement>& placements) {
@@ -20,11 +19,11 @@ std::string joined(const std::vector<Placement>& placements) {
   return "(" + text + ")";
 }
 
-[[noreturn]] void refuse(const std::string& what, const std::string& why) {
-  throw std::invalid_argument(what + ": " + why);
+[[noreturn]] void refuse(const std::string& caller, const std::string& why) {
+  throw std::invalid_argument(caller + ": " + why);
 }
 
-void check_partials(const std::string& what, const std::vector<Placement>& placements, const Mesh& mesh) {
+void check_partials(const std::string& caller, const std::vector<Placement>& placements, const Mesh& mesh) {
   const Placement* first = nullptr;
   for (size_t axis = 0; axis < placements.size(); ++axis) {
     const auto& placement = placements[axis];
@@ -32,7 +31,7 @@ void check_partials(const std::string& what, const std::vector<Placement>& place
       continue;
     }
     if (first != nullptr && !commute(*first, placement)) {
-      refuse(what,
+      refuse(caller,
              "placements " + joined(placements) +
                  " mix reductions whose result depends on which is done first. Reduce one of them before.");
     }
@@ -40,7 +39,7 @@ void check_partials(const std::string& what, const std::vector<Placement>& place
   }
 }
 
-void check_order(const std::string& what, const Layout& layout) {
+void check_order(const std::string& caller, const Layout& layout) {
   size_t listed = 0;
   for (size_t dim = 0; dim < layout.order.size(); ++dim) {
     std::vector<int64_t> seen;
@@ -49,9 +48,9 @@ void check_order(const std::string& what, const Layout& layout) {
       if (!in_range || !layout.placements[axis].is_shard() ||
           layout.placements[axis].dim != static_cast<int64_t>(dim) ||
           std::ranges::find(seen, axis) != seen.end()) {
-        refuse(what, "the shard order says that mesh axis " + std::to_string(axis) + " cuts dim " +
-                         std::to_string(dim) + ", the placements are " + joined(layout.placements) +
-                         ". List each axis that shards a dim once, under that dim.");
+        refuse(caller, "the shard order says that mesh axis " + std::to_string(axis) + " cuts dim " +
+                           std::to_string(dim) + ", the placements are " + joined(layout.placements) +
+                           ". List each axis that shards a dim once, under that dim.");
       }
       seen.push_back(axis);
     }
@@ -60,15 +59,15 @@ void check_order(const std::string& what, const Layout& layout) {
   const auto sharded = std::count_if(layout.placements.begin(), layout.placements.end(),
                                      [](const auto& placement) { return placement.is_shard(); });
   if (listed != static_cast<size_t>(sharded)) {
-    refuse(what, "the shard order lists " + std::to_string(listed) + " axes, but " + std::to_string(sharded) +
-                     " of the placements " + joined(layout.placements) +
-                     " are shards. List each axis that shards a dim once, or leave the order out.");
+    refuse(caller, "the shard order lists " + std::to_string(listed) + " axes, but " +
+                       std::to_string(sharded) + " of the placements " + joined(layout.placements) +
+                       " are shards. List each axis that shards a dim once, or leave the order out.");
   }
 }
 
-// The order in which plain shards cut a dim as its strided shards do, or nothing if there is none. PyTorch:
-// DTensorSpec._maybe_convert_StridedShard_to_shard_order: an axis that stands before others in the mesh but
-// cuts after them has the product of their sizes as its split factor.
+// Appends to `order` the axes in the order in which plain shards cut the dim as its strided shards do. False
+// if no order does. An axis that cuts after later mesh axes has the product of their sizes as its split
+// factor. PyTorch's counterpart: DTensorSpec._maybe_convert_StridedShard_to_shard_order.
 bool order_of_strided(const Layout& layout, const Mesh& mesh, const std::vector<int64_t>& axes,
                       std::vector<int64_t>& order) {
   const std::vector<int64_t> inner_first(axes.rbegin(), axes.rend());
@@ -98,18 +97,9 @@ bool same_indices(const Layout& a, const Layout& b, const Mesh& mesh, int64_t di
   if (num_ranks > kMaxRanksCompared) {
     return false;
   }
-  Coordinate coordinate(mesh.num_axes(), 0);
-  for (int64_t rank = 0; rank < num_ranks; ++rank) {
-    int64_t rest = rank;
-    for (const int64_t axis : a.axes_of(dim)) {
-      coordinate[axis] = rest % mesh.sizes[axis];
-      rest /= mesh.sizes[axis];
-    }
-    if (local_indices(a, mesh, dim, size, coordinate) != local_indices(b, mesh, dim, size, coordinate)) {
-      return false;
-    }
-  }
-  return true;
+  return for_all_coordinates(mesh, a.axes_of(dim), [&](const Coordinate& coordinate) {
+    return local_indices(a, mesh, dim, size, coordinate) == local_indices(b, mesh, dim, size, coordinate);
+  });
 }
 
 }  // namespace
@@ -135,34 +125,35 @@ bool is_default(const ShardOrder& order) {
   return std::ranges::all_of(order, [](const auto& axes) { return std::ranges::is_sorted(axes); });
 }
 
-Layout make_layout(const std::string& what, std::vector<Placement> placements, ShardOrder order,
+Layout make_layout(const std::string& caller, std::vector<Placement> placements, ShardOrder order,
                    const Mesh& mesh, int64_t num_dims) {
   if (static_cast<int64_t>(placements.size()) != mesh.num_axes()) {
-    refuse(what, std::to_string(placements.size()) + " placements " + joined(placements) + " for a mesh of " +
-                     std::to_string(mesh.num_axes()) + " axes. Give one placement for each axis.");
+    refuse(caller, std::to_string(placements.size()) + " placements " + joined(placements) +
+                       " for a mesh of " + std::to_string(mesh.num_axes()) +
+                       " axes. Give one placement for each axis.");
   }
   for (auto& placement : placements) {
     if (!placement.is_shard()) {
       continue;
     }
     if (placement.dim < -num_dims || placement.dim >= num_dims) {
-      refuse(what, to_string(placement) + " shards a dim that a tensor of " + std::to_string(num_dims) +
-                       " dims does not have. " +
-                       (num_dims == 0 ? std::string("Replicate it.")
-                                      : "Use a dim from " + std::to_string(-num_dims) + " to " +
-                                            std::to_string(num_dims - 1) + "."));
+      refuse(caller, to_string(placement) + " shards a dim that a tensor of " + std::to_string(num_dims) +
+                         " dims does not have. " +
+                         (num_dims == 0 ? std::string("Replicate it.")
+                                        : "Use a dim from " + std::to_string(-num_dims) + " to " +
+                                              std::to_string(num_dims - 1) + "."));
     }
     if (placement.split_factor < 1) {
-      refuse(what, to_string(placement) + " has a split factor below 1.");
+      refuse(caller, to_string(placement) + " has a split factor below 1.");
     }
     placement.dim += placement.dim < 0 ? num_dims : 0;
   }
-  check_partials(what, placements, mesh);
+  check_partials(caller, placements, mesh);
   Layout layout{std::move(placements), std::move(order)};
   if (layout.order.empty()) {
     layout.order = default_shard_order(layout.placements);
   } else {
-    check_order(what, layout);
+    check_order(caller, layout);
     while (!layout.order.empty() && layout.order.back().empty()) {
       layout.order.pop_back();
     }
@@ -175,7 +166,7 @@ Layout without_strided_shards(const Layout& layout, const Mesh& mesh, const std:
   for (size_t dim = 0; dim < layout.order.size(); ++dim) {
     const auto& axes = layout.order[dim];
     const bool strided =
-        std::ranges::any_of(axes, [&](int64_t axis) { return layout.placements[axis].split_factor != 1; });
+        std::ranges::any_of(axes, [&](int64_t axis) { return layout.placements[axis].is_strided(); });
     std::vector<int64_t> order;
     if (!strided || !std::ranges::is_sorted(axes) || !order_of_strided(layout, mesh, axes, order)) {
       continue;

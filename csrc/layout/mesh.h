@@ -1,4 +1,4 @@
-// A mesh of ranks, as far as layouts and plans need to know it: PyTorch's DeviceMesh without its ranks.
+// A mesh of ranks, with axis sizes and names: PyTorch's DeviceMesh without the rank numbers.
 #pragma once
 
 #include <bit>
@@ -8,21 +8,21 @@
 
 namespace funcol {
 
-// A set of mesh axes, a bit an axis.
+// A set of mesh axes: bit i stands for axis i.
 using AxisSet = uint32_t;
 
 inline AxisSet axis_set(int64_t axis) { return AxisSet{1} << axis; }
 inline bool contains(AxisSet axes, int64_t axis) { return (axes >> axis & 1) != 0; }
 inline int num_axes(AxisSet axes) { return std::popcount(axes); }
 
-// Where a rank stands: its index on each axis.
+// The index of a rank on each mesh axis.
 using Coordinate = std::vector<int64_t>;
 
 struct Mesh {
   std::vector<int64_t> sizes;      // ranks on each axis
   std::vector<std::string> names;  // of the axes; empty if they have none
-  std::vector<AxisSet> merged;     // sets of two or more axes whose ranks have a process group of their own
-  int64_t ranks_per_host = 1;      // of those that stand next to each other, the last axis first
+  std::vector<AxisSet> merged;     // sets of two or more axes with one process group over all of their ranks
+  int64_t ranks_per_host = 1;      // neighbours, counted along the last axis first, share a host
 
   int64_t num_axes() const { return static_cast<int64_t>(sizes.size()); }
 
@@ -34,7 +34,7 @@ struct Mesh {
     return product;
   }
 
-  // Ranks that differ on these axes alone. In a group of them the rank counts up along the last axis first.
+  // The size of a group of ranks that differ on `axes` alone. Group ranks count up along the last axis first.
   int64_t num_ranks(AxisSet axes) const {
     int64_t product = 1;
     for (int64_t axis = 0; axis < num_axes(); ++axis) {
@@ -43,7 +43,7 @@ struct Mesh {
     return product;
   }
 
-  // The axis' name, or its number if it has none.
+  // The name of the axis, or its number if the axes have no names.
   std::string name(int64_t axis) const { return names.empty() ? std::to_string(axis) : names[axis]; }
 
   friend bool operator==(const Mesh&, const Mesh&) = default;

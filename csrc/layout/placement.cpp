@@ -25,7 +25,7 @@ std::string_view trimmed(std::string_view text) {
       "commas, one for each mesh axis: \"S0,R\".");
 }
 
-// What stands in the brackets of "S(0)", or behind the letter in "S0".
+// The argument of "S(0)" or "S0": the text behind the letters, without brackets.
 std::string_view argument(std::string_view word, size_t letters) {
   std::string_view rest = word.substr(letters);
   if (!rest.empty() && rest.front() == '(') {
@@ -73,7 +73,8 @@ Placement parse_placement(std::string_view word) {
   refuse_word(word);
 }
 
-// Where the comma after text[begin] is that separates placements, not the numbers in brackets.
+// The position of the first comma from `begin` on that is not inside brackets; the end of the text if none
+// is.
 size_t next_comma(std::string_view text, size_t begin) {
   int depth = 0;
   for (size_t i = begin; i < text.size(); ++i) {
@@ -85,7 +86,7 @@ size_t next_comma(std::string_view text, size_t begin) {
   return text.size();
 }
 
-// As Python prints a float.
+// `value` as Python prints a float.
 std::string float_text(double value) {
   constexpr double kLeastFixed = 1e-4;
   constexpr double kLeastScientific = 1e16;

@@ -1,14 +1,14 @@
-// How one mesh axis holds a tensor: PyTorch's torch.distributed.tensor.placement_types as values.
+// The placement of a tensor on one mesh axis: torch.distributed.tensor.placement_types as values.
 //
-//   R          Replicate: every rank of the axis holds the whole.
-//   S(d)       Shard: dim d is cut into chunks as torch.chunk does, a chunk a rank, the last ones smaller.
-//   _S(d, f)   strided Shard: dim d is cut into f pieces, and a rank holds its chunk of every piece.
-//   P(op)      Partial: every rank holds a tensor of full size; the value is their reduction with `op`.
-//   MaskP(op)  masked Partial: P(op) once the rank's mask has been applied.
-//   _NormP(p)  norm Partial: the value is the p-norm of what the ranks hold, (sum of x^p)^(1/p). Known to
-//              rules, not to the planner: who has one reduces it by itself.
+//   R          Replicate: every rank of the axis holds the whole tensor.
+//   S(d)       Shard: dim d is cut into one chunk a rank, as torch.chunk does; the last chunks may be
+//   smaller. _S(d, f)   strided Shard: dim d is cut into f pieces, and each rank holds its chunk of every
+//   piece. P(op)      Partial: every rank holds a tensor of full size; the value is their reduction with
+//   `op`. MaskP(op)  masked Partial: P(op) after each rank has applied its mask. _NormP(p)  norm Partial: the
+//   value is the p-norm over the ranks' tensors, (sum of x^p)^(1/p). Rules make
+//              it; the planner refuses it, and the caller has to reduce it.
 //
-// Worked case, 8 rows on an axis of 2 ranks: S(0) is {0 1 2 3}, {4 5 6 7}; _S(0, 2) is {0 1 4 5}, {2 3 6 7}.
+// Worked case: 8 rows on an axis of 2 ranks. S(0) is {0 1 2 3}, {4 5 6 7}; _S(0, 2) is {0 1 4 5}, {2 3 6 7}.
 #pragma once
 
 #include <cstdint>
@@ -23,9 +23,9 @@ enum class PlacementKind : uint8_t { kReplicate, kShard, kPartial };
 // The reductions that PyTorch's Partial names.
 enum class PartialOp : uint8_t { kSum, kAvg, kMin, kMax, kProduct, kBand, kBor, kBxor };
 
-// The order of a norm as it was given: 2 and 2.0 differ in how they print.
+// The order of a norm. 2 and 2.0 are the same norm but print differently.
 struct NormOrder {
-  double value = 0;  // 0 for none: what is counted adds up
+  double value = 0;  // 0: the placement is no norm Partial (partial counts of a 0-norm are plain sums)
   bool is_integer = false;
 
   friend bool operator==(const NormOrder&, const NormOrder&) = default;
@@ -36,8 +36,8 @@ struct Placement {
   PartialOp op = PartialOp::kSum;  // of kPartial
   int64_t dim = 0;                 // of kShard; counted from 0
   int64_t split_factor = 1;        // of kShard; 1 is the plain Shard
-  uint64_t mask = 0;               // of kPartial: which mask has to be applied first, 0 for none
-  NormOrder norm;                  // of kPartial: the op is kSum, of powers
+  uint64_t mask = 0;               // of kPartial: the id of the mask to apply before reducing, 0 for none
+  NormOrder norm;                  // of kPartial: the norm whose powers are summed; the op is kSum
 
   static Placement replicate() { return {}; }
   static Placement shard(int64_t dim, int64_t split_factor = 1) {
@@ -52,28 +52,28 @@ struct Placement {
 
   bool is_replicate() const { return kind == PlacementKind::kReplicate; }
   bool is_shard() const { return kind == PlacementKind::kShard; }
+  bool is_strided() const { return split_factor != 1; }
   bool is_partial() const { return kind == PlacementKind::kPartial; }
   bool is_norm() const { return norm.value != 0; }
 
   friend bool operator==(const Placement&, const Placement&) = default;
 };
 
-// Two Partials whose reductions may be pending at once, since the result does not depend on which is done
-// first.
+// Whether a tensor may be Partial with both reductions on two axes: their order does not change the result.
 bool commute(PartialOp a, PartialOp b);
-// The same of two placements that are Partials; norms commute with those of the same order.
+// The same for two placements that are Partial. A norm commutes with norms of the same order.
 bool commute(const Placement& a, const Placement& b);
 
 std::string_view to_string(PartialOp op);
-// Throws std::invalid_argument that lists the names there are.
+// The reduction called `name`. Throws std::invalid_argument, listing all names, if there is none.
 PartialOp partial_op(std::string_view name);
 
-// As PyTorch prints it: "R", "S(0)", "_S(0, 2)", "P(sum)", "_NormP(2)"; a mask as "MaskP(sum)".
+// The placement as PyTorch prints it: "R", "S(0)", "_S(0, 2)", "P(sum)", "_NormP(2)", "MaskP(sum)".
 std::string to_string(const Placement& placement);
 
-// Reads "S0,R", "S(0), P(max)", "_S(0, 2),P": what to_string() writes of placements without mask or norm;
-// brackets around a lone dim and "(sum)" may be left out. Throws std::invalid_argument naming the word that
-// is no placement.
+// Reads a list of placements as to_string() writes them, separated by commas: "S(0), P(max)". "S0" and "P"
+// are short for "S(0)" and "P(sum)". Masks and norms cannot be written. Throws std::invalid_argument naming
+// the first word that is no placement.
 std::vector<Placement> parse_placements(std::string_view text);
 
 }  // namespace funcol

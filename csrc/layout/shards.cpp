@@ -7,24 +7,20 @@ namespace {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Appends the indices at [begin, end) of `whole`.
+// Appends the indices at positions [begin, end) of `whole`.
 void append_range(const Intervals& whole, int64_t begin, int64_t end, Intervals& out) {
   int64_t seen = 0;
   for (const auto& interval : whole) {
     const int64_t from = std::max<int64_t>(begin - seen, 0);
     const int64_t to = std::min(end - seen, interval.size);
     if (from < to) {
-      if (!out.empty() && out.back().end() == interval.begin + from) {
-        out.back().size += to - from;
-      } else {
-        out.push_back({interval.begin + from, to - from});
-      }
+      append(out, {interval.begin + from, to - from});
     }
     seen += interval.size;
   }
 }
 
-// Every length that some rank has of the chunks of `lengths`.
+// Every length of a rank's share when pieces of each of `lengths` are cut for `num_ranks` ranks.
 std::vector<int64_t> chunk_lengths(const std::vector<int64_t>& lengths, int64_t num_ranks,
                                    int64_t split_factor) {
   std::vector<int64_t> chunks;
@@ -48,6 +44,17 @@ std::vector<int64_t> chunk_lengths(const std::vector<int64_t>& lengths, int64_t 
 }
 
 }  // namespace
+
+void append(Intervals& intervals, const Interval& next) {
+  if (next.size == 0) {
+    return;
+  }
+  if (!intervals.empty() && intervals.back().end() == next.begin) {
+    intervals.back().size += next.size;
+  } else {
+    intervals.push_back(next);
+  }
+}
 
 int64_t num_indices(const Intervals& intervals) {
   int64_t sum = 0;
@@ -114,6 +121,23 @@ int64_t longest_shard(int64_t size, int64_t num_ranks, int64_t split_factor) {
   }
   const int64_t piece = ceil_div(size, split_factor);
   return size / piece * ceil_div(piece, num_ranks) + ceil_div(size % piece, num_ranks);
+}
+
+bool for_all_coordinates(const Mesh& mesh, const std::vector<int64_t>& axes,
+                         const std::function<bool(const Coordinate&)>& visit) {
+  Coordinate coordinate(mesh.sizes.size(), 0);
+  while (true) {
+    if (!visit(coordinate)) {
+      return false;
+    }
+    size_t place = axes.size();
+    while (place > 0 && ++coordinate[axes[place - 1]] == mesh.sizes[axes[place - 1]]) {
+      coordinate[axes[--place]] = 0;
+    }
+    if (place == 0) {
+      return true;
+    }
+  }
 }
 
 }  // namespace funcol

@@ -1,7 +1,8 @@
-// Which elements of a tensor a rank holds, exactly, for any sizes.
+// The indices of a tensor that each rank holds under a layout, exact for uneven sizes too.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "layout/layout.h"
@@ -17,15 +18,18 @@ struct Interval {
   friend bool operator==(const Interval&, const Interval&) = default;
 };
 
-// Indices along a dim in the order in which they lie in memory; neighbours are joined, nothing is empty.
+// Indices along a dim in memory order. Adjacent intervals are joined, and none is empty.
 using Intervals = std::vector<Interval>;
+
+// Appends `next`, joined with the last interval if it continues that one. Appends nothing if `next` is empty.
+void append(Intervals& intervals, const Interval& next);
 
 int64_t num_indices(const Intervals& intervals);
 
-// What the rank `index` of `num_ranks` holds of `whole` under Shard with this split factor.
+// The share of `whole` that rank `index` of `num_ranks` holds under a Shard with this split factor.
 Intervals cut(const Intervals& whole, int64_t num_ranks, int64_t index, int64_t split_factor = 1);
 
-// What the rank at `coordinate` holds of dim `dim`, `size` long.
+// The indices of dim `dim`, `size` long, that the rank at `coordinate` holds.
 Intervals local_indices(const Layout& layout, const Mesh& mesh, int64_t dim, int64_t size,
                         const Coordinate& coordinate);
 
@@ -33,11 +37,16 @@ Intervals local_indices(const Layout& layout, const Mesh& mesh, int64_t dim, int
 std::vector<int64_t> local_shape(const Layout& layout, const Mesh& mesh, const std::vector<int64_t>& shape,
                                  const Coordinate& coordinate);
 
-// Whether every rank has as much of dim `dim`, `size` long, as every other; whether every rank has something.
+// Whether all ranks hold equally many indices of dim `dim`, `size` long.
 bool is_cut_evenly(const Layout& layout, const Mesh& mesh, int64_t dim, int64_t size);
+// Whether every rank holds at least one index of dim `dim`, `size` long. True if no axis cuts the dim.
 bool leaves_none_empty(const Layout& layout, const Mesh& mesh, int64_t dim, int64_t size);
 
-// The length of the longest shard, that of index 0, when `size` indices are cut for `num_ranks` ranks.
+// The length of the longest shard, which rank 0 holds, when `size` indices are cut for `num_ranks` ranks.
 int64_t longest_shard(int64_t size, int64_t num_ranks, int64_t split_factor = 1);
+
+// Calls `visit` for each coordinate on `axes`, 0 on other axes, until it returns false. Whether it never did.
+bool for_all_coordinates(const Mesh& mesh, const std::vector<int64_t>& axes,
+                         const std::function<bool(const Coordinate&)>& visit);
 
 }  // namespace funcol

@@ -45,7 +45,8 @@ const DtypeFacts& facts(Dtype dtype) {
       return known;
     }
   }
-  throw std::invalid_argument("Dtype: " + std::to_string(static_cast<int>(dtype)) + " is no dtype.");
+  throw std::invalid_argument("Dtype: " + std::to_string(static_cast<int>(dtype)) +
+                              " is not the number of a dtype. Use a value that Dtype lists.");
 }
 
 }  // namespace
@@ -57,6 +58,16 @@ std::string_view to_string(Dtype dtype) { return facts(dtype).name; }
 
 int64_t num_elements(const std::vector<int64_t>& shape) {
   return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+}
+
+std::vector<int64_t> contiguous_strides(const std::vector<int64_t>& shape) {
+  std::vector<int64_t> strides(shape.size());
+  int64_t step = 1;
+  for (size_t dim = shape.size(); dim-- > 0;) {
+    strides[dim] = step;
+    step *= std::max<int64_t>(shape[dim], 1);
+  }
+  return strides;
 }
 
 std::string to_string(const TensorMeta& meta) {

@@ -1,4 +1,4 @@
-// What a tensor looks like as a whole, whoever holds it: PyTorch's TensorMeta as a value.
+// Shape, strides and dtype of a whole tensor: PyTorch's TensorMeta as a value.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace funcol {
 
-// PyTorch's torch.dtype, numbered as c10::ScalarType numbers them.
+// PyTorch's torch.dtype, with the numbers of c10::ScalarType.
 enum class Dtype : int8_t {
   kUInt8 = 0,
   kInt8 = 1,
@@ -35,15 +35,17 @@ enum class Dtype : int8_t {
 
 bool is_floating_point(Dtype dtype);
 bool is_complex(Dtype dtype);
-// Bools count as integers, and as unsigned ones.
+// kBool counts as integral and as unsigned.
 bool is_integral(Dtype dtype);
 bool is_unsigned(Dtype dtype);
-// Bytes of an element. Throws std::invalid_argument for a number that is no dtype above.
+// Bytes of an element. Throws std::invalid_argument for a number that Dtype does not list.
 int64_t itemsize(Dtype dtype);
-// As PyTorch's specs print it: "f32", "bf16", "i64", "b8".
+// The dtype as PyTorch prints it in specs: "f32", "bf16", "i64", "b8".
 std::string_view to_string(Dtype dtype);
 
 int64_t num_elements(const std::vector<int64_t>& shape);
+// The strides of a contiguous tensor, in elements; dims of size 0 count as 1, as in PyTorch.
+std::vector<int64_t> contiguous_strides(const std::vector<int64_t>& shape);
 
 struct TensorMeta {
   std::vector<int64_t> shape;

@@ -1,15 +1,22 @@
 #include <ATen/core/DimVector.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "async/async_tensor.h"
+#include "async/held_memory.h"
 #include "comm/agreement.h"
 #include "comm/backend_call.h"
 #include "compat/process_group.h"
+#include "ops/calls.h"
 #include "ops/collectives.h"
+#include "ops/core_call.h"
+#include "ops/forwarded.h"
 #include "ops/kinds.h"
 #include "ops/layout_change.h"
+#include "ops/meta.h"
 #include "ops/parts.h"
 #include "ops/wire.h"
 
@@ -77,8 +84,8 @@ Start start_all_gather(const at::Tensor& input, int64_t dim, const GroupPtr& gro
 
 // Backends gather equal parts, so each travels padded to the largest one; the epilogue leaves the padding
 // out.
-Start start_uneven_all_gather(const at::Tensor& input, int64_t dim, at::OptionalIntArrayRef split_sizes,
-                              const GroupPtr& group) {
+Start start_uneven_all_gather(const at::Tensor& input, int64_t dim, const GroupPtr& group,
+                              at::OptionalIntArrayRef split_sizes) {
   constexpr auto kOp = "all_gather_tensor";
   if (!split_sizes.has_value()) {
     return start_all_gather(input, dim, group);
@@ -176,5 +183,172 @@ Start start_all_gather_into_list(at::TensorList outs, const at::Tensor& input, c
                          [&](auto& target) { return target.allgather(wires_out, wires_in); });
   return {kOp, group, std::move(work), as_list(std::move(source)), outs.vec(), {}};
 }
+
+namespace {
+
+using c10::IValue;
+using c10::SymInt;
+using Splits = at::OptionalSymIntArrayRef;
+using Tensors = std::vector<at::Tensor>;
+
+constexpr auto kRows = "all_gather_into_tensor";
+constexpr auto kAlongDim = "all_gather_tensor";
+constexpr auto kCoalesced = "all_gather_into_tensor_coalesced";
+
+// Along dim 0.
+
+Start start_rows(const at::Tensor& input, int64_t group_size, const GroupPtr& group) {
+  check_group_size(*group, group_size, kRows);
+  return start_all_gather(input, 0, group);
+}
+
+at::Tensor rows_meta(const at::Tensor& input, int64_t group_size, const IValue&) {
+  auto sizes = sizes_with_dims(input);
+  sizes[0] = sizes[0] * group_size;
+  return meta_of_sizes(input, sizes);
+}
+
+at::Tensor rows_traced(const at::Tensor& input, int64_t group_size, const IValue& group) {
+  return core::call_and_wait(kRows, {input, group_size, group});
+}
+
+at::Tensor rows_recorded(const at::Tensor& input, int64_t group_size, const IValue& group) {
+  group_of_size(group, group_size, kRows);
+  return call::all_gather_along_dim.recorded(input, 0, group, {});
+}
+
+Start start_rows_out(const at::Tensor& input, int64_t group_size, const GroupPtr& group,
+                     const at::Tensor& out) {
+  check_group_size(*group, group_size, "all_gather_into_tensor_out");
+  return start_all_gather_out(input, out, group);
+}
+
+// Along any dim, of any sizes.
+
+at::Tensor meta(const at::Tensor& input, int64_t dim, const IValue& group, Splits split_sizes) {
+  dim = wrap_dim(dim, input, kAlongDim);
+  if (split_sizes.has_value()) {
+    check_has_dims(input, kAlongDim);
+  }
+  auto sizes = sizes_with_dims(input);
+  const auto resolved = group_from_ivalue(group, kAlongDim);
+  sizes[dim] = sum(sizes_of_shards(sizes[dim], dim, split_sizes, *resolved, kAlongDim));
+  return meta_of_sizes(input, sizes);
+}
+
+at::Tensor traced(const at::Tensor& input, int64_t dim, const IValue& group, Splits split_sizes) {
+  const auto resolved = group_from_ivalue(group, kAlongDim);
+  const auto num_ranks = resolved->getSize();
+  dim = wrap_dim(dim, input, kAlongDim);
+  if (!split_sizes.has_value()) {
+    const auto gathered = rows_traced(input.contiguous(), num_ranks, group);
+    return dim == 0 ? gathered : at::cat(gathered.chunk(num_ranks, 0), dim);
+  }
+  check_has_dims(input, kAlongDim);
+  const auto sizes = sizes_of_shards(input.sym_size(dim), dim, split_sizes, *resolved, kAlongDim);
+  const auto padded = core::pad_to(input, dim, core::largest(sizes));
+  auto shards = rows_traced(padded.contiguous(), num_ranks, group).chunk(num_ranks, 0);
+  for (int64_t rank = 0; rank < num_ranks; ++rank) {
+    shards[rank] = shards[rank].narrow_symint(dim, SymInt(0), sizes[rank]);
+  }
+  return at::cat(shards, dim);
+}
+
+Tensors rule(const Tensors& gradients, const autograd::Values&, const autograd::Data& data) {
+  const auto dim = data[0].toInt();
+  const autograd::SavedSizes sizes(data[2]);
+  const GradientCollectives collectives;
+  const bool is_packed = sizes.has_value() || (dim != 0 && dim + gradients[0].dim() != 0);
+  const auto whole = is_packed ? gradients[0] : GradientCollectives::unshared(gradients[0]);
+  const auto own = call::reduce_scatter_along_dim(whole, "sum", dim, data[1], sizes);
+  return {data[3].toBool() ? own.squeeze(0) : own};
+}
+
+at::Tensor recorded(const at::Tensor& input, int64_t dim, const IValue& group, Splits split_sizes) {
+  return autograd::record(input, call::all_gather_along_dim.unrecorded(input, dim, group, split_sizes),
+                          kAlongDim, rule,
+                          {dim, group, autograd::saved_sizes(split_sizes), input.dim() == 0});
+}
+
+// Several tensors along dim 0.
+
+Start start_coalesced(at::TensorList inputs, int64_t group_size, const GroupPtr& group) {
+  check_group_size(*group, group_size, kCoalesced);
+  return start_all_gather_coalesced(inputs, group);
+}
+
+Tensors coalesced_meta(at::TensorList inputs, int64_t group_size, const IValue& group) {
+  return meta_of_each(inputs, [&](const at::Tensor& input) { return rows_meta(input, group_size, group); });
+}
+
+Tensors coalesced_traced(at::TensorList inputs, int64_t group_size, const IValue& group) {
+  return core::call_list_and_wait(kCoalesced, {inputs, group_size, group});
+}
+
+// This rank's parts of the sums of `wholes`: by one reduce_scatter where they have one dtype, else one each.
+Tensors reduced_parts(const Tensors& wholes, const IValue& group) {
+  const auto is_like_first = [&](const at::Tensor& whole) {
+    return whole.scalar_type() == wholes[0].scalar_type();
+  };
+  if (std::ranges::all_of(wholes, is_like_first)) {
+    const std::vector<int64_t> dims(wholes.size(), 0);
+    return call::reduce_scatter_along_dims_coalesced(wholes, "sum", dims, group);
+  }
+  Tensors parts;
+  for (const auto& whole : wholes) {
+    parts.push_back(call::reduce_scatter_along_dim(whole, "sum", 0, group, {}));
+  }
+  return parts;
+}
+
+Tensors coalesced_rule(const Tensors& gradients, const autograd::Values&, const autograd::Data& data) {
+  const auto are_scalars = data[0].toBoolList();
+  const GradientCollectives collectives;
+  auto own = reduced_parts(GradientCollectives::unshared(gradients), data[1]);
+  for (size_t i = 0; i < own.size(); ++i) {
+    own[i] = are_scalars[i] ? own[i].squeeze(0) : own[i];
+  }
+  return own;
+}
+
+Tensors coalesced_recorded(at::TensorList inputs, int64_t group_size, const IValue& group) {
+  group_of_size(group, group_size, kCoalesced);
+  c10::List<bool> are_scalars;
+  for (const auto& input : inputs) {
+    are_scalars.push_back(input.dim() == 0);
+  }
+  auto outputs = call::all_gather_into_tensor_coalesced.unrecorded(inputs, group_size, group);
+  return autograd::record(inputs, std::move(outputs), kCoalesced, coalesced_rule, {are_scalars, group});
+}
+
+const auto kOut = in_place(
+    {.schema = "all_gather_into_tensor_out(Tensor input, int group_size, Any group_name, *, Tensor(a!) out) "
+               "-> Tensor(a!)",
+     .needs_contiguous = true},
+    from_stack(start_rows_out));
+
+}  // namespace
+
+const decltype(call::all_gather_into_tensor) call::all_gather_into_tensor(
+    {.schema = "all_gather_into_tensor(Tensor input, int group_size, Any group_name) -> Tensor",
+     .needs_contiguous = true},
+    start_rows, {.meta = rows_meta, .traced = rows_traced, .recorded = rows_recorded, .is_in_core = true});
+
+const decltype(call::all_gather_along_dim) call::all_gather_along_dim(
+    {.schema = "all_gather_along_dim(Tensor input, int dim, Any group_name, SymInt[]? split_sizes=None) -> "
+               "Tensor",
+     .op = kAlongDim},
+    start_uneven_all_gather, {.meta = meta, .traced = traced, .recorded = recorded});
+
+const decltype(call::all_gather_into_tensor_coalesced) call::all_gather_into_tensor_coalesced(
+    {.schema =
+         "all_gather_into_tensor_coalesced(Tensor[] inputs, int group_size, Any group_name) -> Tensor[]",
+     .needs_contiguous = true},
+    start_coalesced,
+    {.meta = coalesced_meta,
+     .traced = coalesced_traced,
+     .recorded = coalesced_recorded,
+     .check = check_one_device,
+     .is_in_core = true});
 
 }  // namespace funcol

@@ -1,10 +1,16 @@
 #include <utility>
 
 #include "async/async_tensor.h"
+#include "async/held_memory.h"
 #include "comm/agreement.h"
 #include "comm/backend_call.h"
+#include "ops/calls.h"
 #include "ops/collectives.h"
+#include "ops/core_call.h"
+#include "ops/forwarded.h"
 #include "ops/kinds.h"
+#include "ops/meta.h"
+#include "ops/reduction_rules.h"
 #include "ops/wire.h"
 
 namespace funcol {
@@ -99,5 +105,78 @@ Start start_all_reduce_coalesced_(at::TensorList tensors, const c10d::ReduceOp& 
   }
   return reduce_in_place(tensors.vec(), reduce_op, group, kOp);
 }
+
+namespace {
+
+using c10::IValue;
+using Tensors = std::vector<at::Tensor>;
+
+at::Tensor meta(const at::Tensor& input, const IValue&, const IValue&) { return meta_like(input); }
+
+Tensors coalesced_meta(at::TensorList inputs, const IValue&, const IValue&) {
+  return meta_of_each(inputs, meta_like);
+}
+
+at::Tensor traced(const at::Tensor& input, const IValue& reduce_op, const IValue& group) {
+  return core::call_and_wait("all_reduce", {input, reduce_op, group});
+}
+
+Tensors coalesced_traced(at::TensorList inputs, const IValue& reduce_op, const IValue& group) {
+  return core::call_list_and_wait("all_reduce_coalesced", {inputs, reduce_op, group});
+}
+
+Tensors rule(const Tensors& gradients, const autograd::Values& values, const autograd::Data& data) {
+  const auto& reduce_op = data[0];
+  const auto& group = data[1];
+  const GradientCollectives collectives;
+  const auto total = call::all_reduce(gradients[0], autograd::totalling_op(reduce_op, "all_reduce"), group);
+  return autograd::reduction_gradients({total}, values.inputs, values.outputs, reduce_op, group,
+                                       "all_reduce");
+}
+
+at::Tensor recorded(const at::Tensor& input, const IValue& reduce_op, const IValue& group) {
+  return autograd::record(input, call::all_reduce.unrecorded(input, reduce_op, group), "all_reduce", rule,
+                          {reduce_op, group}, autograd::depends_on_values(reduce_op, "all_reduce"));
+}
+
+Tensors coalesced_rule(const Tensors& gradients, const autograd::Values& values, const autograd::Data& data) {
+  constexpr auto kOp = "all_reduce_coalesced";
+  const auto& reduce_op = data[0];
+  const auto& group = data[1];
+  const GradientCollectives collectives;
+  auto totals = call::all_reduce_coalesced(gradients, autograd::totalling_op(reduce_op, kOp), group);
+  return autograd::reduction_gradients(std::move(totals), values.inputs, values.outputs, reduce_op, group,
+                                       kOp);
+}
+
+Tensors coalesced_recorded(at::TensorList inputs, const IValue& reduce_op, const IValue& group) {
+  constexpr auto kOp = "all_reduce_coalesced";
+  return autograd::record(inputs, call::all_reduce_coalesced.unrecorded(inputs, reduce_op, group), kOp,
+                          coalesced_rule, {reduce_op, group}, autograd::depends_on_values(reduce_op, kOp));
+}
+
+const auto kInPlace =
+    in_place({.schema = "all_reduce_(Tensor(a!) input, Any reduce_op, Any group_name) -> Tensor(a!)"},
+             from_stack(+[](const at::Tensor& tensor, const c10d::ReduceOp& reduce_op,
+                            const GroupPtr& group) { return start_all_reduce_(tensor, reduce_op, group); }));
+
+const auto kCoalescedInPlace = in_place(
+    {.schema = "all_reduce_coalesced_(Tensor[](a!) inputs, Any reduce_op, Any group_name) -> Tensor[](a!)"},
+    from_stack(start_all_reduce_coalesced_));
+
+}  // namespace
+
+const decltype(call::all_reduce) call::all_reduce(
+    {.schema = "all_reduce(Tensor input, Any reduce_op, Any group_name) -> Tensor"}, start_all_reduce,
+    {.meta = meta, .traced = traced, .recorded = recorded, .is_in_core = true});
+
+const decltype(call::all_reduce_coalesced) call::all_reduce_coalesced(
+    {.schema = "all_reduce_coalesced(Tensor[] inputs, Any reduce_op, Any group_name) -> Tensor[]"},
+    start_all_reduce_coalesced,
+    {.meta = coalesced_meta,
+     .traced = coalesced_traced,
+     .recorded = coalesced_recorded,
+     .check = check_alike,
+     .is_in_core = true});
 
 }  // namespace funcol

@@ -1,22 +1,28 @@
+#include <ATen/ops/view_as_complex.h>
+#include <ATen/ops/view_as_real.h>
 
 #include <algorithm>
 #include <numeric>
 #include <utility>
 
 #include "async/async_tensor.h"
+#include "async/held_memory.h"
 #include "comm/agreement.h"
 #include "comm/backend_call.h"
 #include "compat/process_group.h"
+#include "ops/calls.h"
 #include "ops/collectives.h"
+#include "ops/core_call.h"
 #include "ops/exchange.h"
 #include "ops/kinds.h"
 #include "ops/layout_change.h"
+#include "ops/meta.h"
 #include "ops/wire.h"
 
 namespace funcol {
 namespace {
 
-int64_t sum(at::IntArrayRef sizes) { return std::accumulate(sizes.begin(), sizes.end(), int64_t{0}); }
+int64_t total(at::IntArrayRef sizes) { return std::accumulate(sizes.begin(), sizes.end(), int64_t{0}); }
 
 void check_splits(at::IntArrayRef splits, const c10d::ProcessGroup& group, const char* which,
                   const char* op) {
@@ -56,9 +62,9 @@ void check_all_to_all(const at::Tensor& input, at::IntArrayRef output_splits, at
   }
   check_splits(output_splits, group, "output_split_sizes", kOp);
   check_splits(input_splits, group, "input_split_sizes", kOp);
-  TORCH_CHECK_VALUE(sum(input_splits) == input.size(0), "funcol::", kOp, ": input_split_sizes ", input_splits,
-                    " sum up to ", sum(input_splits), ", but dim 0 of the input has size ", input.size(0),
-                    ". They must be equal.");
+  TORCH_CHECK_VALUE(total(input_splits) == input.size(0), "funcol::", kOp, ": input_split_sizes ",
+                    input_splits, " sum up to ", total(input_splits), ", but dim 0 of the input has size ",
+                    input.size(0), ". They must be equal.");
 }
 
 Start start_all_to_all(const at::Tensor& input, at::IntArrayRef output_splits, at::IntArrayRef input_splits,
@@ -77,7 +83,7 @@ Start start_all_to_all(const at::Tensor& input, at::IntArrayRef output_splits, a
   }
   auto source = contiguous_input(input);
   auto sizes = source.sizes().vec();
-  sizes[0] = sum(output_splits);
+  sizes[0] = total(output_splits);
   auto out = fresh_tensor(sizes, source);
   auto work = exchange(source, out, output_splits.vec(), input_splits.vec(), *group);
   return {kOp, group, std::move(work), as_list(std::move(source)), as_list(std::move(out)), {}};
@@ -117,41 +123,52 @@ Start start_all_to_all_dims(const at::Tensor& input, int64_t split_dim, int64_t 
   return {kOp, group, std::move(work), {source, std::move(received)}, as_list(std::move(out)), merge};
 }
 
-PermuteSplits::PermuteSplits(at::IntArrayRef destinations, const c10d::ProcessGroup& group)
-    : sent(group.getSize(), 0), received(group.getSize(), 0) {
-  check_permute(destinations, group);
-  const auto rank = group.getRank();
-  for (size_t sender = 0; sender < destinations.size(); ++sender) {
-    if (static_cast<int64_t>(sender) == rank) {
-      sent[destinations[sender]] = 1;
-    }
-    if (destinations[sender] == rank) {
-      received[sender] = 1;
-    }
+namespace {
+
+using c10::IValue;
+using c10::SymIntArrayRef;
+
+constexpr auto kOp = "all_to_all_single";
+
+at::Tensor meta(const at::Tensor& input, SymIntArrayRef output_splits, SymIntArrayRef, const IValue&) {
+  auto sizes = input.sym_sizes().vec();
+  if (!output_splits.empty()) {
+    sizes.at(0) = sum(output_splits);
   }
-  num_sent = sum(sent);
-  num_received = sum(received);
+  return meta_of_sizes(input, sizes);
 }
 
-Start start_permute(const at::Tensor& input, at::IntArrayRef destinations, const GroupPtr& group) {
-  constexpr auto kOp = "permute_tensor";
-  const BelowAutograd below_autograd;
-  check_dense(input, kOp);
-  const PermuteSplits splits(destinations, *group);
-  if (agreement_is_checked()) {
-    agree(*group, kOp, c10::str("src_dst=", destinations), describe_tensors(input));
+at::Tensor traced(const at::Tensor& input, SymIntArrayRef output_splits, SymIntArrayRef input_splits,
+                  const IValue& group) {
+  if (input.is_complex()) {  // moved as pairs of reals, since not every backend knows complex numbers
+    return at::view_as_complex(
+        traced(at::view_as_real(input.resolve_conj()), output_splits, input_splits, group));
   }
-  // Rows are whole tensors.
-  const auto source = contiguous_input(input);
-  const auto rows_in = source.unsqueeze(0).slice(0, 0, splits.num_sent);
-  auto row_sizes = source.sizes().vec();
-  row_sizes.insert(row_sizes.begin(), splits.num_received);
-  const auto rows_out = fresh_tensor(row_sizes, source);
-  auto work = exchange(rows_in, rows_out, splits.received, splits.sent, *group);
-  auto out = rows_out.size(0) == 1 ? rows_out.squeeze(0)
-             : source.dim() == 0   ? rows_out
-                                   : rows_out.flatten(0, 1);
-  return {kOp, group, std::move(work), {source, rows_out}, as_list(std::move(out)), {}};
+  return core::call_and_wait(kOp, {input, output_splits, input_splits, group});
 }
+
+std::vector<at::Tensor> rule(const std::vector<at::Tensor>& gradients, const autograd::Values&,
+                             const autograd::Data& data) {
+  const auto output_splits = data[0].toSymIntVector();
+  const auto input_splits = data[1].toSymIntVector();
+  const GradientCollectives collectives;
+  const auto sent = GradientCollectives::unshared(gradients[0]);
+  return {call::all_to_all_single(sent, input_splits, output_splits, data[2])};
+}
+
+at::Tensor recorded(const at::Tensor& input, SymIntArrayRef output_splits, SymIntArrayRef input_splits,
+                    const IValue& group) {
+  return autograd::record(input,
+                          call::all_to_all_single.unrecorded(input, output_splits, input_splits, group), kOp,
+                          rule, {output_splits, input_splits, group});
+}
+
+}  // namespace
+
+const decltype(call::all_to_all_single) call::all_to_all_single(
+    {.schema = "all_to_all_single(Tensor input, SymInt[] output_split_sizes, SymInt[] input_split_sizes, Any "
+               "group_name) -> Tensor",
+     .needs_contiguous = true},
+    start_all_to_all, {.meta = meta, .traced = traced, .recorded = recorded, .is_in_core = true});
 
 }  // namespace funcol

@@ -1,10 +1,15 @@
 #include <utility>
 
 #include "async/async_tensor.h"
+#include "async/held_memory.h"
 #include "comm/agreement.h"
 #include "comm/backend_call.h"
+#include "ops/calls.h"
 #include "ops/collectives.h"
+#include "ops/core_call.h"
+#include "ops/forwarded.h"
 #include "ops/kinds.h"
+#include "ops/meta.h"
 #include "ops/wire.h"
 
 namespace funcol {
@@ -47,5 +52,38 @@ Start start_broadcast_(const at::Tensor& tensor, int64_t source, const GroupPtr&
                     ". An in-place collective needs a contiguous tensor: call .contiguous() first.");
   return broadcast_in_place(tensor, source, group, op);
 }
+
+namespace {
+
+using c10::IValue;
+
+at::Tensor meta(const at::Tensor& input, int64_t, const IValue&) { return meta_like(input); }
+
+at::Tensor traced(const at::Tensor& input, int64_t source, const IValue& group) {
+  return core::call_and_wait("broadcast", {input, source, group});
+}
+
+std::vector<at::Tensor> rule(const std::vector<at::Tensor>& gradients, const autograd::Values&,
+                             const autograd::Data& data) {
+  const GradientCollectives collectives;
+  return {call::reduce(gradients[0], "sum", data[0].toInt(), data[1])};
+}
+
+at::Tensor recorded(const at::Tensor& input, int64_t source, const IValue& group) {
+  return autograd::record(input, call::broadcast.unrecorded(input, source, group), "broadcast", rule,
+                          {source, group});
+}
+
+const auto kInPlace =
+    in_place({.schema = "broadcast_(Tensor(a!) input, int src, Any group_name) -> Tensor(a!)"},
+             from_stack(+[](const at::Tensor& tensor, int64_t source, const GroupPtr& group) {
+               return start_broadcast_(tensor, source, group);
+             }));
+
+}  // namespace
+
+const decltype(call::broadcast) call::broadcast(
+    {.schema = "broadcast(Tensor input, int src, Any group_name) -> Tensor"}, start_broadcast,
+    {.meta = meta, .traced = traced, .recorded = recorded, .is_in_core = true});
 
 }  // namespace funcol

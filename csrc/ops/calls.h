@@ -1,8 +1,10 @@
-// The funcol ops, called through the dispatcher: whatever the tensors are (eager, meta, fake, functional, a
-// subclass), whoever watches, and whether or not they need a gradient.
+// The out-of-place collectives as C++ functions, called through PyTorch's dispatcher:
 //
-// Arguments are those of the schemas: a group is a name or a ProcessGroup, a reduce op a name or a ReduceOp,
-// split_sizes one size per rank or nothing for equal shares.
+//   at::Tensor sum = call::all_reduce(x, "sum", group);
+//
+// Arguments are those of the schema: a group is a name or a ProcessGroup, a reduce op a name or a ReduceOp,
+// split_sizes one size per rank or nothing for equal shares. Each is defined in the file of its collective;
+// collective.h says what else the objects can do.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,35 +14,48 @@
 #include <string_view>
 #include <vector>
 
+#include "ops/collective.h"
+
 namespace funcol::call {
 
+using at::IntArrayRef;
+using at::Tensor;
+using at::TensorList;
 using c10::IValue;
-using SplitSizes = at::OptionalSymIntArrayRef;
+using c10::SymIntArrayRef;
+using Splits = at::OptionalSymIntArrayRef;
+using Tensors = std::vector<Tensor>;
 
-at::Tensor all_reduce(const at::Tensor& input, const IValue& reduce_op, const IValue& group);
-std::vector<at::Tensor> all_reduce_coalesced(at::TensorList inputs, const IValue& reduce_op,
-                                             const IValue& group);
-at::Tensor all_gather_into_tensor(const at::Tensor& input, int64_t group_size, const IValue& group);
-at::Tensor all_gather_along_dim(const at::Tensor& input, int64_t dim, const IValue& group,
-                                SplitSizes split_sizes = {});
-std::vector<at::Tensor> all_gather_into_tensor_coalesced(at::TensorList inputs, int64_t group_size,
-                                                         const IValue& group);
-at::Tensor reduce_scatter_tensor(const at::Tensor& input, std::string_view reduce_op, int64_t group_size,
-                                 const IValue& group);
-at::Tensor reduce_scatter_along_dim(const at::Tensor& input, const IValue& reduce_op, int64_t dim,
-                                    const IValue& group, SplitSizes split_sizes = {});
-std::vector<at::Tensor> reduce_scatter_tensor_coalesced(at::TensorList inputs, std::string_view reduce_op,
-                                                        int64_t group_size, const IValue& group);
-std::vector<at::Tensor> reduce_scatter_along_dims_coalesced(at::TensorList inputs, const IValue& reduce_op,
-                                                            at::IntArrayRef dims, const IValue& group);
-at::Tensor all_to_all_single(const at::Tensor& input, c10::SymIntArrayRef output_splits,
-                             c10::SymIntArrayRef input_splits, const IValue& group);
-at::Tensor permute_tensor(const at::Tensor& input, at::IntArrayRef destinations, const IValue& group);
-at::Tensor broadcast(const at::Tensor& input, int64_t source, const IValue& group);
-at::Tensor reduce(const at::Tensor& input, const IValue& reduce_op, int64_t destination, const IValue& group);
-at::Tensor scatter(const at::Tensor& input, int64_t source, int64_t dim, const IValue& group,
-                   SplitSizes split_sizes = {});
-at::Tensor gather(const at::Tensor& input, int64_t destination, int64_t dim, const IValue& group,
-                  SplitSizes split_sizes = {});
+// input, reduce_op, group
+extern const Collective<Tensor(const Tensor&, const IValue&, const IValue&)> all_reduce;
+extern const Collective<Tensors(TensorList, const IValue&, const IValue&)> all_reduce_coalesced;
+// input, group_size, group
+extern const Collective<Tensor(const Tensor&, int64_t, const IValue&)> all_gather_into_tensor;
+extern const Collective<Tensors(TensorList, int64_t, const IValue&)> all_gather_into_tensor_coalesced;
+// input, dim, group, split_sizes
+extern const Collective<Tensor(const Tensor&, int64_t, const IValue&, Splits)> all_gather_along_dim;
+// input, reduce_op, group_size, group
+extern const Collective<Tensor(const Tensor&, std::string_view, int64_t, const IValue&)>
+    reduce_scatter_tensor;
+extern const Collective<Tensors(TensorList, std::string_view, int64_t, const IValue&)>
+    reduce_scatter_tensor_coalesced;
+// input, reduce_op, dim, group, split_sizes
+extern const Collective<Tensor(const Tensor&, const IValue&, int64_t, const IValue&, Splits)>
+    reduce_scatter_along_dim;
+// inputs, reduce_op, a dim for each, group
+extern const Collective<Tensors(TensorList, const IValue&, IntArrayRef, const IValue&)>
+    reduce_scatter_along_dims_coalesced;
+// input, output_split_sizes, input_split_sizes, group
+extern const Collective<Tensor(const Tensor&, SymIntArrayRef, SymIntArrayRef, const IValue&)>
+    all_to_all_single;
+// input, the destination of each rank, group
+extern const Collective<Tensor(const Tensor&, IntArrayRef, const IValue&)> permute_tensor;
+// input, source, group
+extern const Collective<Tensor(const Tensor&, int64_t, const IValue&)> broadcast;
+// input, reduce_op, destination, group
+extern const Collective<Tensor(const Tensor&, const IValue&, int64_t, const IValue&)> reduce;
+// input, source or destination, dim, group, split_sizes
+extern const Collective<Tensor(const Tensor&, int64_t, int64_t, const IValue&, Splits)> scatter;
+extern const Collective<Tensor(const Tensor&, int64_t, int64_t, const IValue&, Splits)> gather;
 
 }  // namespace funcol::call

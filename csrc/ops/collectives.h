@@ -42,10 +42,10 @@ Start start_reduce_scatter_coalesced(at::TensorList inputs, const c10d::ReduceOp
 
 // The same for parts of different sizes: rank r has, or gets, split_sizes[r] along `dim`. All ranks pass the
 // same list; without one the sizes are equal.
-Start start_uneven_all_gather(const at::Tensor& input, int64_t dim, at::OptionalIntArrayRef split_sizes,
-                              const GroupPtr& group);
+Start start_uneven_all_gather(const at::Tensor& input, int64_t dim, const GroupPtr& group,
+                              at::OptionalIntArrayRef split_sizes);
 Start start_uneven_reduce_scatter(const at::Tensor& input, const c10d::ReduceOp& reduce_op, int64_t dim,
-                                  at::OptionalIntArrayRef split_sizes, const GroupPtr& group);
+                                  const GroupPtr& group, at::OptionalIntArrayRef split_sizes);
 
 // Rows input_splits[r] of dim 0 go to rank r; output_splits[r] rows come from rank r. Both empty: equal
 // shares.
@@ -71,13 +71,13 @@ Start start_reduce(const at::Tensor& input, const c10d::ReduceOp& reduce_op, int
 
 // This rank's part, along `dim`, of the tensor of group rank `source`. All ranks pass a tensor of the whole's
 // shape and dtype; only the source's data is read.
-Start start_scatter(const at::Tensor& input, int64_t source, int64_t dim, at::OptionalIntArrayRef split_sizes,
-                    const GroupPtr& group);
+Start start_scatter(const at::Tensor& input, int64_t source, int64_t dim, const GroupPtr& group,
+                    at::OptionalIntArrayRef split_sizes);
 
 // On group rank `destination`, the tensors of all ranks concatenated along `dim`; on the others the same with
 // size 0 along `dim`.
-Start start_gather(const at::Tensor& input, int64_t destination, int64_t dim,
-                   at::OptionalIntArrayRef split_sizes, const GroupPtr& group);
+Start start_gather(const at::Tensor& input, int64_t destination, int64_t dim, const GroupPtr& group,
+                   at::OptionalIntArrayRef split_sizes);
 
 // What the functions above check before they start, alone: for calls that take another way.
 void check_all_reduce(at::TensorList inputs, const c10d::ReduceOp& reduce_op, c10d::ProcessGroup& group,

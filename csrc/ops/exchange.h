@@ -1,4 +1,4 @@
-// Rows from every rank to every rank.
+// The exchange of rows between all ranks that all_to_all, permute, scatter and gather are made of.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,15 +15,12 @@ c10::intrusive_ptr<c10d::Work> exchange(const at::Tensor& source, const at::Tens
                                         std::vector<int64_t> output_splits, std::vector<int64_t> input_splits,
                                         c10d::ProcessGroup& group);
 
-// What this rank does in a permutation that sends the tensor of rank m to rank destinations[m], in whole
-// tensors: 1 for each rank that it sends to or gets from, 0 for the others. `destinations` is checked.
-struct PermuteSplits {
-  PermuteSplits(at::IntArrayRef destinations, const c10d::ProcessGroup& group);
-
-  std::vector<int64_t> sent;
-  std::vector<int64_t> received;
-  int64_t num_sent;
-  int64_t num_received;
-};
+// Splits of an exchange in which this rank has to do with rank `root` alone: `size` there, 0 elsewhere.
+template <typename Size>
+std::vector<Size> splits_of_root(int64_t root, const Size& size, const c10d::ProcessGroup& group) {
+  std::vector<Size> splits(group.getSize(), Size(0));
+  splits[root] = size;
+  return splits;
+}
 
 }  // namespace funcol

@@ -13,7 +13,7 @@
 #include <functional>
 #include <numeric>
 
-#include "kernels/layout.h"
+#include "kernels/rank_major.h"
 
 namespace funcol {
 namespace {

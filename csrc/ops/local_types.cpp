@@ -9,11 +9,9 @@
 #include "async/async_tensor.h"
 #include "async/held_memory.h"
 #include "async/layers.h"
-#include "ops/autograd.h"
+#include "ops/calls.h"
 #include "ops/collectives.h"
-#include "ops/composed.h"
 #include "ops/layout_change.h"
-#include "ops/routes.h"
 #include "ops/wire.h"
 
 namespace funcol::local_types {
@@ -99,15 +97,14 @@ Tensor gathered(const Tensor& part, const Placed& from, const GroupPtr& group) {
     return as_sole_pending(start_all_gather(part.unsqueeze(from.dim), from.dim, group));
   }
   const auto shard = from.type == Type::kVarying ? part.unsqueeze(from.dim) : part;
-  return run_unrecorded(shard, composed::all_gather_along_dim, call::all_gather_along_dim, shard, from.dim,
-                        as_ivalue(group), call::SplitSizes());
+  return call::all_gather_along_dim.unrecorded(shard, from.dim, as_ivalue(group), {});
 }
 
 // The sum's part, with `dim` first in memory.
 Tensor reduced_part_dim_first(const Tensor& whole, int64_t dim, const GroupPtr& group) {
   if (sees_ops(whole)) {
     const auto rows = whole.movedim(dim, 0).contiguous();
-    return composed::reduce_scatter_along_dim(rows, IValue("sum"), 0, as_ivalue(group), {}).movedim(0, dim);
+    return call::reduce_scatter_along_dim.traced(rows, "sum", 0, as_ivalue(group), {}).movedim(0, dim);
   }
   settle(whole);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -125,8 +122,7 @@ Tensor reduced_part(const Tensor& whole, const Change& change, const GroupPtr& g
     return as_pending_view(start_reduce_scatter(whole, c10d::ReduceOp::SUM, dim, group),
                            [dim = dim](const Tensor& part) { return part.squeeze(dim); });
   }
-  const auto part = run_unrecorded(whole, composed::reduce_scatter_along_dim, call::reduce_scatter_along_dim,
-                                   whole, IValue("sum"), dim, as_ivalue(group), call::SplitSizes());
+  const auto part = call::reduce_scatter_along_dim.unrecorded(whole, "sum", dim, as_ivalue(group), {});
   return type == Type::kVarying ? part.squeeze(dim) : part;
 }
 
@@ -138,7 +134,7 @@ Tensor composed_exchange(const Tensor& input, int64_t split_dim, int64_t concat_
       stacks ? input.movedim(split_dim, 0).contiguous()
              : (split_dim == 0 ? input.contiguous() : at::cat(input.chunk(num_ranks, split_dim), 0));
   const std::vector<c10::SymInt> splits(num_ranks, rows.sym_size(0) / num_ranks);
-  const auto received = composed::all_to_all_single(rows, splits, splits, as_ivalue(group));
+  const auto received = call::all_to_all_single.traced(rows, splits, splits, as_ivalue(group));
   return stacks            ? received.movedim(0, concat_dim).contiguous()
          : concat_dim == 0 ? received
                            : at::cat(received.chunk(num_ranks, 0), concat_dim);
@@ -160,8 +156,7 @@ Tensor moved(const Tensor& input, const Change& change, const GroupPtr& group) {
   const auto from = change.from.type;
   const auto to = change.to.type;
   if (from == Type::kPartial) {
-    return is_same_everywhere(to) ? run_unrecorded(input, composed::all_reduce, call::all_reduce, input,
-                                                   IValue("sum"), as_ivalue(group))
+    return is_same_everywhere(to) ? call::all_reduce.unrecorded(input, "sum", as_ivalue(group))
                                   : reduced_part(input, change, group);
   }
   if (is_same_everywhere(from)) {

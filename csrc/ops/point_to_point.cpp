@@ -6,8 +6,11 @@
 #include "async/async_tensor.h"
 #include "comm/backend_call.h"
 #include "comm/orphaned_works.h"
+#include "compat/missing_operators.h"
 #include "ops/collectives.h"
+#include "ops/forwarded.h"
 #include "ops/kinds.h"
+#include "ops/meta.h"
 #include "ops/wire.h"
 
 namespace funcol {
@@ -164,4 +167,90 @@ Start start_batch_p2p(const std::vector<std::string>& kinds, at::IntArrayRef pee
   return {kOp, group, std::move(work), std::move(buffers), std::move(outputs), {}};
 }
 
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+
+constexpr auto kSend = "isend(Tensor tensor, int dst, int tag, str group_name) -> Tensor";
+constexpr auto kReceive = "irecv(Tensor tensor, int src, int tag, str group_name) -> Tensor";
+constexpr auto kBatch =
+    "batch_p2p_ops(str[] op_list, int[] peer_list, int[] tag_list, Tensor[] tensors, str group_name) -> "
+    "Tensor[]";
+
+at::Tensor send_meta(const at::Tensor& tensor, int64_t, int64_t, std::string_view) {
+  return meta_of_sizes(tensor, {c10::SymInt(0)});
+}
+
+at::Tensor receive_meta(const at::Tensor& tensor, int64_t, int64_t, std::string_view) {
+  return at::empty_like(tensor);
+}
+
+Tensors batch_meta(const std::vector<std::string>& kinds, at::IntArrayRef, at::IntArrayRef,
+                   at::TensorList tensors, std::string_view) {
+  Tensors results;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    results.push_back(kinds.at(i) == "irecv" ? at::empty_like(tensors[i])
+                                             : meta_of_sizes(tensors[i], {c10::SymInt(0)}));
+  }
+  return results;
+}
+
+Tensors core_batch_meta(const std::vector<std::string>& kinds, at::IntArrayRef, at::IntArrayRef,
+                        at::TensorList tensors, std::string_view) {
+  Tensors results;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    results.push_back(kinds.at(i) == "irecv" ? tensors[i] : meta_of_sizes(tensors[i], {c10::SymInt(0)}));
+  }
+  return results;
+}
+
+Tensors pending_send(Arguments arguments, const char* op) {
+  return as_pending(from_stack(start_send)(arguments, op));
+}
+
+Tensors pending_receive(Arguments arguments, const char* op) {
+  return as_received(from_stack(start_receive)(arguments, op), {0});
+}
+
+Tensors pending_batch(Arguments arguments, const char* op) {
+  std::vector<size_t> received;
+  const auto kinds = arguments[0].toListRef();
+  for (size_t i = 0; i < kinds.size(); ++i) {
+    if (kinds[i].toStringRef() == "irecv") {
+      received.push_back(i);
+    }
+  }
+  return as_received(from_stack(start_batch_p2p)(arguments, op), received);
+}
+
+const auto kCoreSend = started(from_stack(start_send), as_registered);
+const auto kCoreReceive = started(from_stack(start_receive), as_overwritten);
+const auto kCoreBatch = started(from_stack(start_batch_p2p), as_overwritten);
+
+template <typename Meta>
+Operator point_to_point(const char* schema, const StackFunction& run, const StackFunction& core_run,
+                        Meta* meta) {
+  Operator op({.schema = schema});
+  op.set_device_kernel([&] { return boxed(run); });
+  op.set_kernel(c10::DispatchKey::Meta, torch::CppFunction(meta));
+  op.serve_core(core_run);
+  forward_to_core(op);
+  return op;
+}
+
+const auto kSendOperator = point_to_point(kSend, pending_send, kCoreSend, send_meta);
+const auto kReceiveOperator = point_to_point(kReceive, pending_receive, kCoreReceive, receive_meta);
+const auto kBatchOperator = point_to_point(kBatch, pending_batch, kCoreBatch, batch_meta);
+
+}  // namespace
 }  // namespace funcol
+
+TORCH_LIBRARY_FRAGMENT(_c10d_functional, m) {
+  using namespace funcol;  // NOLINT(google-build-using-namespace)
+  compat::define_if_missing(
+      m, kSend, [] { return boxed(kCoreSend); }, send_meta);
+  compat::define_if_missing(
+      m, kReceive, [] { return boxed(kCoreReceive); }, receive_meta);
+  compat::define_if_missing(
+      m, kBatch, [] { return boxed(kCoreBatch); }, core_batch_meta);
+}

@@ -1,14 +1,22 @@
+#include <ATen/ops/cat.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "async/async_tensor.h"
+#include "async/held_memory.h"
 #include "comm/agreement.h"
 #include "comm/backend_call.h"
 #include "compat/process_group.h"
+#include "ops/calls.h"
 #include "ops/collectives.h"
+#include "ops/core_call.h"
+#include "ops/forwarded.h"
 #include "ops/kinds.h"
 #include "ops/layout_change.h"
+#include "ops/meta.h"
 #include "ops/parts.h"
+#include "ops/reduction_rules.h"
 #include "ops/wire.h"
 
 namespace funcol {
@@ -85,7 +93,7 @@ Start start_reduce_scatter(const at::Tensor& input, const c10d::ReduceOp& reduce
 
 // As in the uneven gather, each part travels padded to the largest one.
 Start start_uneven_reduce_scatter(const at::Tensor& input, const c10d::ReduceOp& reduce_op, int64_t dim,
-                                  at::OptionalIntArrayRef split_sizes, const GroupPtr& group) {
+                                  const GroupPtr& group, at::OptionalIntArrayRef split_sizes) {
   constexpr auto kOp = "reduce_scatter_tensor";
   if (!split_sizes.has_value()) {
     return start_reduce_scatter(input, reduce_op, dim, group);
@@ -174,5 +182,243 @@ Start start_reduce_scatter_out(const at::Tensor& input, const c10d::ReduceOp& re
   });
   return {op, group, std::move(work), as_list(std::move(source)), {out}, {}};
 }
+
+namespace {
+
+using c10::IValue;
+using c10::SymInt;
+using Splits = at::OptionalSymIntArrayRef;
+using Tensors = std::vector<at::Tensor>;
+
+constexpr auto kOne = "reduce_scatter_tensor";
+constexpr auto kCoalesced = "reduce_scatter_tensor_coalesced";
+
+// Along dim 0.
+
+Start start_rows(const at::Tensor& input, const c10d::ReduceOp& reduce_op, int64_t group_size,
+                 const GroupPtr& group) {
+  check_group_size(*group, group_size, kOne);
+  return start_reduce_scatter(input, reduce_op, 0, group);
+}
+
+at::Tensor rows_meta(const at::Tensor& input, std::string_view, int64_t group_size, const IValue&) {
+  auto sizes = input.sym_sizes().vec();
+  sizes.at(0) = sizes[0] / SymInt(group_size);
+  return meta_of_sizes(input, sizes);
+}
+
+at::Tensor rows_traced(const at::Tensor& input, std::string_view reduce_op, int64_t group_size,
+                       const IValue& group) {
+  return core::call_and_wait(kOne, {input, std::string(reduce_op), group_size, group});
+}
+
+at::Tensor rows_recorded(const at::Tensor& input, std::string_view reduce_op, int64_t group_size,
+                         const IValue& group) {
+  group_of_size(group, group_size, kOne);
+  return call::reduce_scatter_along_dim.recorded(input, std::string(reduce_op), 0, group, {});
+}
+
+Start start_rows_out(const at::Tensor& input, const c10d::ReduceOp& reduce_op, int64_t group_size,
+                     const GroupPtr& group, const at::Tensor& out) {
+  check_group_size(*group, group_size, "reduce_scatter_tensor_out");
+  return start_reduce_scatter_out(input, reduce_op, out, group);
+}
+
+// Along any dim, in parts of any sizes.
+
+at::Tensor meta(const at::Tensor& input, const IValue& reduce_op, int64_t dim, const IValue& group,
+                Splits split_sizes) {
+  reduce_op_from_ivalue(reduce_op, kOne);
+  return meta_of_own_part(input, dim, *group_from_ivalue(group, kOne), split_sizes, kOne);
+}
+
+at::Tensor traced(const at::Tensor& input, const IValue& reduce_op, int64_t dim, const IValue& group,
+                  Splits split_sizes) {
+  const auto resolved = group_from_ivalue(group, kOne);
+  const auto num_ranks = resolved->getSize();
+  const auto name = core::as_name(reduce_op, "reduce_op", kOne);
+  reduce_op_from_ivalue(reduce_op, kOne);
+  check_has_dims(input, kOne);
+  dim = wrap_dim(dim, input, kOne);
+  const auto sizes = sizes_of_parts(input.sym_size(dim), dim, split_sizes, *resolved, kOne);
+  if (!split_sizes.has_value()) {
+    const auto rows = dim == 0 ? input : at::cat(input.split_with_sizes_symint(sizes, dim));
+    return rows_traced(rows.contiguous(), name.toStringView(), num_ranks, group);
+  }
+  auto parts = input.split_with_sizes_symint(sizes, dim);
+  SymSizes numels;
+  for (auto& part : parts) {
+    part = part.flatten();
+    numels.push_back(part.sym_numel());
+  }
+  const auto numel = core::largest(numels);
+  for (auto& part : parts) {
+    part = core::pad_to(part, 0, numel);
+  }
+  const auto received = rows_traced(at::cat(parts), name.toStringView(), num_ranks, group);
+  const auto rank = resolved->getRank();
+  auto shape = input.sym_sizes().vec();
+  shape[dim] = sizes[rank];
+  return received.narrow_symint(0, SymInt(0), numels[rank]).view_symint(shape);
+}
+
+Tensors rule(const Tensors& gradients, const autograd::Values& values, const autograd::Data& data) {
+  const auto& reduce_op = data[0];
+  const auto& group = data[2];
+  const autograd::SavedSizes sizes(data[3]);
+  const GradientCollectives collectives;
+  const auto gathered = [&](const at::Tensor& part) {
+    return call::all_gather_along_dim(part, data[1].toInt(), group, sizes);
+  };
+  const auto part = GradientCollectives::unshared(gradients[0]);
+  auto whole = gathered(autograd::weighted(part, reduce_op, group, kOne));
+  auto results = GradientCollectives::unshared(values.outputs);
+  std::ranges::transform(results, results.begin(), gathered);
+  return autograd::reduction_gradients({std::move(whole)}, values.inputs, results, reduce_op, group, kOne);
+}
+
+at::Tensor recorded(const at::Tensor& input, const IValue& reduce_op, int64_t dim, const IValue& group,
+                    Splits split_sizes) {
+  return autograd::record(
+      input, call::reduce_scatter_along_dim.unrecorded(input, reduce_op, dim, group, split_sizes), kOne, rule,
+      {reduce_op, dim, group, autograd::saved_sizes(split_sizes)},
+      autograd::depends_on_values(reduce_op, kOne));
+}
+
+// Several tensors along dim 0.
+
+Start start_coalesced_rows(at::TensorList inputs, const c10d::ReduceOp& reduce_op, int64_t group_size,
+                           const GroupPtr& group) {
+  check_group_size(*group, group_size, kCoalesced);
+  const std::vector<int64_t> dims(inputs.size(), 0);
+  return start_reduce_scatter_coalesced(inputs, reduce_op, dims, group);
+}
+
+Tensors coalesced_rows_meta(at::TensorList inputs, std::string_view reduce_op, int64_t group_size,
+                            const IValue& group) {
+  return meta_of_each(
+      inputs, [&](const at::Tensor& input) { return rows_meta(input, reduce_op, group_size, group); });
+}
+
+Tensors coalesced_rows_traced(at::TensorList inputs, std::string_view reduce_op, int64_t group_size,
+                              const IValue& group) {
+  return core::call_list_and_wait(kCoalesced, {inputs, std::string(reduce_op), group_size, group});
+}
+
+Tensors coalesced_rows_recorded(at::TensorList inputs, std::string_view reduce_op, int64_t group_size,
+                                const IValue& group) {
+  group_of_size(group, group_size, kCoalesced);
+  const std::vector<int64_t> dims(inputs.size(), 0);
+  return call::reduce_scatter_along_dims_coalesced.recorded(inputs, std::string(reduce_op), dims, group);
+}
+
+// Several tensors, each along a dim.
+
+Tensors coalesced_meta(at::TensorList inputs, const IValue& reduce_op, at::IntArrayRef dims,
+                       const IValue& group) {
+  reduce_op_from_ivalue(reduce_op, kCoalesced);
+  check_dim_per_tensor(inputs, dims, kCoalesced);
+  const auto resolved = group_from_ivalue(group, kCoalesced);
+  Tensors results;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    results.push_back(meta_of_own_part(inputs[i], dims[i], *resolved, {}, kCoalesced));
+  }
+  return results;
+}
+
+Tensors coalesced_traced(at::TensorList inputs, const IValue& reduce_op, at::IntArrayRef dims,
+                         const IValue& group) {
+  const auto resolved = group_from_ivalue(group, kCoalesced);
+  const auto name = core::as_name(reduce_op, "reduce_op", kCoalesced);
+  reduce_op_from_ivalue(reduce_op, kCoalesced);
+  check_dim_per_tensor(inputs, dims, kCoalesced);
+  Tensors rows;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    check_has_dims(inputs[i], kCoalesced);
+    const auto dim = wrap_dim(dims[i], inputs[i], kCoalesced);
+    const auto sizes = sizes_of_parts(inputs[i].sym_size(dim), dim, {}, *resolved, kCoalesced);
+    rows.push_back(dim == 0 ? inputs[i].contiguous()
+                            : at::cat(inputs[i].split_with_sizes_symint(sizes, dim)));
+  }
+  return coalesced_rows_traced(rows, name.toStringView(), resolved->getSize(), group);
+}
+
+// The wholes of which `parts` are the ranks' own: by one gather of all where they go along dim 0, else one
+// each.
+Tensors gathered_parts(const Tensors& parts, at::IntArrayRef dims, const IValue& group) {
+  if (std::ranges::all_of(dims, [](int64_t dim) { return dim == 0; })) {
+    const auto num_ranks = group_from_ivalue(group, kCoalesced)->getSize();
+    return call::all_gather_into_tensor_coalesced(parts, num_ranks, group);
+  }
+  Tensors wholes;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    wholes.push_back(call::all_gather_along_dim(parts[i], dims[i], group, {}));
+  }
+  return wholes;
+}
+
+Tensors coalesced_rule(const Tensors& gradients, const autograd::Values& values, const autograd::Data& data) {
+  const auto& reduce_op = data[0];
+  const auto& group = data[1];
+  const auto dims = data[2].toIntVector();
+  const GradientCollectives collectives;
+  Tensors parts;
+  for (const auto& gradient : gradients) {
+    parts.push_back(
+        autograd::weighted(GradientCollectives::unshared(gradient), reduce_op, group, kCoalesced));
+  }
+  const auto saved = GradientCollectives::unshared(values.outputs);
+  const auto results = saved.empty() ? Tensors() : gathered_parts(saved, dims, group);
+  return autograd::reduction_gradients(gathered_parts(parts, dims, group), values.inputs, results, reduce_op,
+                                       group, kCoalesced);
+}
+
+Tensors coalesced_recorded(at::TensorList inputs, const IValue& reduce_op, at::IntArrayRef dims,
+                           const IValue& group) {
+  return autograd::record(
+      inputs, call::reduce_scatter_along_dims_coalesced.unrecorded(inputs, reduce_op, dims, group),
+      kCoalesced, coalesced_rule, {reduce_op, group, dims},
+      autograd::depends_on_values(reduce_op, kCoalesced));
+}
+
+const auto kOut = in_place(
+    {.schema = "reduce_scatter_tensor_out(Tensor input, str reduce_op, int group_size, Any group_name, *, "
+               "Tensor(a!) out) -> Tensor(a!)",
+     .needs_contiguous = true},
+    from_stack(start_rows_out));
+
+}  // namespace
+
+const decltype(call::reduce_scatter_tensor) call::reduce_scatter_tensor(
+    {.schema = "reduce_scatter_tensor(Tensor input, str reduce_op, int group_size, Any group_name) -> Tensor",
+     .needs_contiguous = true},
+    start_rows, {.meta = rows_meta, .traced = rows_traced, .recorded = rows_recorded, .is_in_core = true});
+
+const decltype(call::reduce_scatter_along_dim) call::reduce_scatter_along_dim(
+    {.schema = "reduce_scatter_along_dim(Tensor input, Any reduce_op, int dim, Any group_name, SymInt[]? "
+               "split_sizes=None) -> Tensor",
+     .op = kOne},
+    start_uneven_reduce_scatter, {.meta = meta, .traced = traced, .recorded = recorded});
+
+const decltype(call::reduce_scatter_tensor_coalesced) call::reduce_scatter_tensor_coalesced(
+    {.schema = "reduce_scatter_tensor_coalesced(Tensor[] inputs, str reduce_op, int group_size, Any "
+               "group_name) -> Tensor[]",
+     .needs_contiguous = true},
+    start_coalesced_rows,
+    {.meta = coalesced_rows_meta,
+     .traced = coalesced_rows_traced,
+     .recorded = coalesced_rows_recorded,
+     .check = check_alike,
+     .is_in_core = true});
+
+const decltype(call::reduce_scatter_along_dims_coalesced) call::reduce_scatter_along_dims_coalesced(
+    {.schema = "reduce_scatter_along_dims_coalesced(Tensor[] inputs, Any reduce_op, int[] dims, Any "
+               "group_name) -> Tensor[]",
+     .op = kCoalesced},
+    start_reduce_scatter_coalesced,
+    {.meta = coalesced_meta,
+     .traced = coalesced_traced,
+     .recorded = coalesced_recorded,
+     .check = check_alike});
 
 }  // namespace funcol

@@ -6,8 +6,10 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
+#include <utility>
+
 #include "comm/process_group.h"
-#include "comm/reduce_op.h"
+#include "ops/calls.h"
 
 namespace funcol::autograd {
 namespace {
@@ -34,7 +36,7 @@ at::Tensor routed_to_extremum(const at::Tensor& total, const at::Tensor& input, 
 at::Tensor times_other_factors(const at::Tensor& total, const at::Tensor& input, const IValue& group,
                                const char* op) {
   const auto rank = group_from_ivalue(group, op)->getRank();
-  const auto factors = call::all_gather_along_dim(input.unsqueeze(0), 0, group);
+  const auto factors = call::all_gather_along_dim(input.unsqueeze(0), 0, group, {});
   const auto own = at::scalar_tensor(rank, input.options().dtype(at::kLong));
   return total * at::index_fill(factors, 0, own, 1).prod(0);
 }
@@ -78,6 +80,15 @@ at::Tensor reduction_gradient(const at::Tensor& total, const at::Tensor& input, 
       TORCH_CHECK_NOT_IMPLEMENTED(false, "funcol::", op, ": reduce op '", reduce_op_name(resolved),
                                   "' has no gradient. Detach the input, or use a reduce op that has one.");
   }
+}
+
+Tensors reduction_gradients(Tensors totals, const Tensors& inputs, const Tensors& results,
+                            const IValue& reduce_op, const IValue& group, const char* op) {
+  for (size_t i = 0; i < totals.size(); ++i) {
+    totals[i] = inputs.empty() ? reduction_gradient(totals[i], {}, {}, reduce_op, group, op)
+                               : reduction_gradient(totals[i], inputs[i], results[i], reduce_op, group, op);
+  }
+  return totals;
 }
 
 }  // namespace funcol::autograd

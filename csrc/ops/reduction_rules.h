@@ -1,18 +1,16 @@
-// How a reduction's gradient reaches one rank's input.
+// The gradient of each reduce op, for one rank's input.
 #pragma once
 
-#include "comm/reduce_op.h"
-#include "ops/calls.h"
+#include "ops/gradient.h"
 
 namespace funcol::autograd {
 
-using c10::IValue;
-
-// Gradients of the results are summed over the ranks first, in one of two ways that leave nothing to be done
-// after an "avg", so that the sum may stay pending:
-// the reduce op of the all_reduce that sums them,
+// The gradients of the results are summed over the ranks first. Both ways of doing so leave nothing to be
+// done for an "avg" afterwards, so that the sum may stay pending.
+//
+// An all_reduce with this reduce op sums them.
 IValue totalling_op(const IValue& reduce_op, const char* op);
-// or the gradient of one result as a gather or broadcast takes it to the ranks.
+// A gather or broadcast takes the gradient of one result to the ranks: this one.
 at::Tensor weighted(const at::Tensor& gradient, const IValue& reduce_op, const IValue& group, const char* op);
 
 // The gradient of a reduction over the ranks of `group`, for this rank's `input`.
@@ -23,7 +21,12 @@ at::Tensor weighted(const at::Tensor& gradient, const IValue& reduce_op, const I
 at::Tensor reduction_gradient(const at::Tensor& total, const at::Tensor& input, const at::Tensor& result,
                               const IValue& reduce_op, const IValue& group, const char* op);
 
-// True for the ops whose rule looks at the values that were reduced: min, max, product.
+// reduction_gradient() of each of `totals`. `inputs` and `results` are empty where the rule does not read
+// them.
+Tensors reduction_gradients(Tensors totals, const Tensors& inputs, const Tensors& results,
+                            const IValue& reduce_op, const IValue& group, const char* op);
+
+// True for the reduce ops whose rule looks at the values that were reduced: min, max, product.
 bool depends_on_values(const c10d::ReduceOp& reduce_op);
 bool depends_on_values(const IValue& reduce_op, const char* op);
 

@@ -5,7 +5,6 @@
 
 #include "async/async_tensor.h"
 #include "async/held_memory.h"
-#include "comm/blocking.h"
 #include "comm/orphaned_works.h"
 #include "ops/collectives.h"
 
@@ -97,14 +96,6 @@ std::vector<at::Tensor> as_received(Start start, const std::vector<size_t>& rece
     c10d::register_work(buffer, work);
   }
   return results;
-}
-
-at::Tensor wait_tensor(const at::Tensor& tensor) {
-  settle(tensor);
-  // An operator that was called from a kernel in Python is called with the GIL, which a thread of the backend
-  // may need to let go of a tensor of Python's before it gets to this tensor's Work.
-  run_blocking([&] { c10d::wait_tensor(tensor); });
-  return tensor;
 }
 
 }  // namespace funcol

@@ -7,15 +7,16 @@
 namespace funcol {
 namespace {
 
-// The five that communicate, in the order of StepKind.
+// The costs of the five collectives, in the order of StepKind.
 constexpr std::array<double, 5> kStepCounts{2, 2, 4, 1, 1};
 constexpr double kBaseLatency = 6.6;  // us
 constexpr std::array<LinkCost AxisCost::*, 5> kLinks{&AxisCost::all_gather, &AxisCost::reduce_scatter,
                                                      &AxisCost::all_reduce, &AxisCost::all_to_all,
                                                      &AxisCost::permute};
 
-// The share of the bytes that crosses each axis, times its price. `axes` come slowest first: what has to
-// cross a slow axis does so while there is little of it.
+// The cost of one byte of a collective over several axes: for each axis, its price times the share of the
+// bytes that crosses it. `axes` are {price, number of ranks}, slowest first: bytes cross a slow axis in the
+// stage in which there are fewest.
 double staged_us_per_byte(StepKind kind, const std::vector<std::pair<double, int64_t>>& axes) {
   double sum = 0;
   double ranks_before = 1;

@@ -1,4 +1,4 @@
-// What a step of a plan costs: a number that plans are compared by.
+// Cost models: the cost of one step of a redistribution plan.
 #pragma once
 
 #include <array>
@@ -17,37 +17,37 @@ enum class StepKind : uint8_t {
   kAllGather,      // S -> R
   kReduceScatter,  // P -> S
   kAllReduce,      // P -> R
-  kAllToAll,       // S(a) -> S(b), or from one order of axes to another
-  kPermute,        // every rank's whole tensor goes to one other rank: shards that change places
-  kSplit,          // R -> S, nothing is sent
-  kToPartial,      // R -> P, nothing is sent
-  kEmbed,          // S -> P, nothing is sent: the shard among neutral elements
-  kApplyMask,      // MaskP -> P, nothing is sent
-  kMask,           // R -> MaskP, nothing is sent
+  kAllToAll,       // S(a) -> S(b), or a change of the shard order
+  kPermute,        // shards change places: every rank sends its whole tensor to one rank
+  kSplit,          // R -> S, local
+  kToPartial,      // R -> P, local
+  kEmbed,          // S -> P, local: the shard is surrounded by neutral elements
+  kApplyMask,      // MaskP -> P, local
+  kMask,           // R -> MaskP, local
 };
 
 std::string_view to_string(StepKind kind);
 bool communicates(StepKind kind);
 
-// What a cost model is told of a step. Bytes are those of the rank that holds most; a dim that does not
-// divide is counted as if every rank held as much as the first.
+// The size of a step: the input of a cost model. Bytes are those of the first rank, which holds most; uneven
+// shards count as if every rank held as much.
 struct StepSize {
   StepKind kind;
   AxisSet axes = 0;
   int64_t bytes_before = 0;
   int64_t bytes_after = 0;
-  int64_t bytes_whole = 0;   // what is gathered, scattered, reduced or exchanged: the ranks' shares together,
-                             // or the larger of a rank's tensors before and after for all_to_all and permute
-  int64_t bytes_copied = 0;  // by layout changes before and after the collective, and by local steps
+  int64_t bytes_whole = 0;   // of the gathered, scattered or reduced tensor; for all_to_all and permute, of
+                             // the larger one of a rank's tensors before and after
+  int64_t bytes_copied = 0;  // into and out of rank-major order around a collective, or by a local step
 };
 
-// The reference's model: a number a collective, whatever its size: all_reduce 4, all_gather 2, reduce_scatter
-// 2, all_to_all and permute 1, local steps 0.
+// PyTorch's step-count model. Each collective has a fixed cost, whatever its size: all_reduce 4, all_gather
+// 2, reduce_scatter 2, all_to_all and permute 1. Local steps cost 0.
 struct StepCounts {
   friend bool operator==(const StepCounts&, const StepCounts&) = default;
 };
 
-// Microseconds that a message takes: latency_us + bytes * us_per_byte.
+// The cost of a message in microseconds: latency_us + bytes * us_per_byte.
 struct LinkCost {
   double latency_us = 0;
   double us_per_byte = 0;
@@ -55,8 +55,9 @@ struct LinkCost {
   friend bool operator==(const LinkCost&, const LinkCost&) = default;
 };
 
-// One mesh axis. Bytes are what the busiest rank sends: (n - 1) / n of the gathered or scattered tensor for a
-// gather, a scatter or an exchange of all with all; twice that for an all_reduce; all of it for a permute.
+// The costs of collectives on one mesh axis of n ranks. Each counts the bytes that the busiest rank sends:
+// (n - 1) / n of the whole tensor for all_gather, reduce_scatter and all_to_all, twice that for all_reduce,
+// and all of it for permute.
 struct AxisCost {
   LinkCost all_gather;
   LinkCost reduce_scatter;
@@ -67,9 +68,9 @@ struct AxisCost {
   friend bool operator==(const AxisCost&, const AxisCost&) = default;
 };
 
-// Latency and bandwidth of every axis and collective, in microseconds; local copies are charged too. A
-// collective over merged axes has the latency of its slowest axis, and sends over slow axes only what has to
-// cross them, so that it never costs more than the same collective axis by axis.
+// The alpha-beta model: latency and bandwidth of every collective on every axis, and of local copies. A
+// collective over merged axes has the latency of its slowest axis and sends over a slow axis only the bytes
+// that have to cross it, so it never costs more than the same collective axis by axis.
 struct AlphaBeta {
   std::vector<AxisCost> axes;
   LinkCost copy;
@@ -77,37 +78,36 @@ struct AlphaBeta {
   friend bool operator==(const AlphaBeta&, const AlphaBeta&) = default;
 };
 
-// DTensorCosts prices a redistribution as a whole, where that is asked for; plans are compared by its rings'
-// latencies and bandwidths.
+// Under DTensorCosts a single step costs what its ring's latency and bandwidth give; whole redistributions
+// are priced by dtensor_cost().
 using CostModel = std::variant<StepCounts, AlphaBeta, DTensorCosts>;
 
-// 6.6 us and 87.7 GB/s a collective, 0.6 us more for every further rank: PyTorch's numbers for one host
-// (torch.distributed.tensor._collective_utils.MeshTopoInfo); copies at 500 GB/s after 2 us.
+// PyTorch's numbers for one host (torch.distributed.tensor._collective_utils.MeshTopoInfo): a collective
+// takes 6.6 us, 0.6 us more for each further rank, and 87.7 GB/s. A copy takes 2 us and 500 GB/s.
 AlphaBeta default_alpha_beta(const Mesh& mesh);
 
-// The same with latencies lowered until no collective costs more than others that together do the same:
-// all_reduce <= reduce_scatter + all_gather, permute and all_to_all <= all_gather.
+// `model` with costs lowered until no collective costs more than a sequence of others with the same result:
+// all_reduce <= reduce_scatter + all_gather; permute, all_to_all <= all_gather.
 AlphaBeta with_triangle_inequality(AlphaBeta model);
 
-// A cost model made ready for one mesh. Throws std::invalid_argument if the model knows another number of
-// axes.
+// A cost model prepared for one mesh. Throws std::invalid_argument if the model has another number of axes.
 class Costs {
  public:
   Costs(const CostModel& model, const Mesh& mesh);
 
-  // The cost of a step; of axes that hold one rank, that of its copies.
+  // The cost of a step. On axes of one rank only the copies count.
   double of(const StepSize& step) const;
 
-  // Never more than the latency of a step of that kind over those axes.
+  // A lower bound of the latency of such a step over `axes`.
   double latency(StepKind kind, AxisSet axes) const;
-  // Never more than what any step pays for a byte that a rank receives.
+  // A lower bound of the cost of one byte that a rank receives.
   double least_us_per_byte() const { return least_us_per_byte_; }
 
-  // The axes of a model that prices whole redistributions by dtensor_cost(); empty for other models.
+  // The rings of DTensorCosts, which dtensor_cost() takes; empty for other models.
   const std::vector<RingAxis>& rings() const { return rings_; }
 
  private:
-  // links_[axes][kind]: us_per_byte already holds the share of the bytes that is sent.
+  // links_[axes][kind]; us_per_byte is already multiplied by the share of the bytes that is sent.
   std::vector<std::array<LinkCost, 5>> links_;
   LinkCost copy_;
   std::vector<RingAxis> rings_;

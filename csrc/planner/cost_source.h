@@ -1,5 +1,5 @@
-// Costs of redistributions on one mesh under one cost model, remembered between calls: the same activations
-// come again and again in a model.
+// Redistribution costs on one mesh under one cost model, kept between calls: the activations of a model have
+// the same shapes and layouts in every iteration.
 #pragma once
 
 #include <memory>
@@ -8,29 +8,29 @@
 #include <vector>
 
 #include "planner/lru_cache.h"
-#include "planner/reach.h"
+#include "planner/shortest_paths.h"
 
 namespace funcol {
 
-// The placements that a search has to be told of, each once and in one order, so that those who ask for the
-// same share what is known.
+// The target placements of a search in canonical form: sorted, each once, without Replicate and masks.
+// Callers with the same targets then share one search.
 std::vector<Placement> vocabulary_of(std::vector<Placement> placements);
 
-// Safe against several threads.
+// Thread-safe.
 class CostSource {
  public:
-  // Priced by default_alpha_beta(mesh) if no model is given. Throws std::invalid_argument if the model knows
-  // another number of axes.
+  // Without a model, default_alpha_beta(mesh) is used. Throws std::invalid_argument if the model has another
+  // number of axes.
   explicit CostSource(Mesh mesh, const std::optional<CostModel>& model = std::nullopt,
                       size_t num_kept = kNumKept);
 
   const Mesh& mesh() const { return mesh_; }
 
-  // What was found out so far about redistributions of such a tensor. It is the caller's alone until it is
-  // given back; who asks for it meanwhile gets one that begins anew. `vocabulary` is one of vocabulary_of().
-  std::unique_ptr<Reach> take(const std::vector<int64_t>& shape, int64_t itemsize, const Layout& source,
-                              std::vector<Placement> vocabulary);
-  void give_back(std::unique_ptr<Reach> reach);
+  // The search from `source`, with all that earlier callers found. The caller owns it until give_back();
+  // until then other callers get a new search. `vocabulary` comes from vocabulary_of().
+  std::unique_ptr<ShortestPaths> take(const std::vector<int64_t>& shape, int64_t itemsize,
+                                      const Layout& source, std::vector<Placement> vocabulary);
+  void give_back(std::unique_ptr<ShortestPaths> paths);
 
   size_t num_kept() const;
 
@@ -52,7 +52,7 @@ class CostSource {
   const Mesh mesh_;
   const Costs costs_;
   mutable std::mutex mutex_;
-  LruCache<Key, std::unique_ptr<Reach>, KeyHash> kept_;
+  LruCache<Key, std::unique_ptr<ShortestPaths>, KeyHash> kept_;
 };
 
 }  // namespace funcol

@@ -1,10 +1,11 @@
-// What PyTorch's DTensor takes a redistribution to cost.
+// PyTorch's cost model for a redistribution of a DTensor.
 //
-// Source: torch.distributed.tensor._collective_utils.redistribute_cost. Decisions that are priced by it are
-// those of PyTorch, where rules are.
+// PyTorch's counterpart: torch.distributed.tensor._collective_utils.redistribute_cost. With the same sharding
+// rules, propagation under this model picks the same placements as PyTorch.
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "layout/layout.h"
@@ -12,26 +13,31 @@
 
 namespace funcol {
 
-// Rings of ranks: within a host 87.7 GB/s and 0.6 us a hop, between hosts 22 % of that and 2.7 us.
+// The cost of a redistribution that cannot be done.
+inline constexpr double kImpossible = std::numeric_limits<double>::infinity();
+
+// Collectives run on rings of ranks: 87.7 GB/s and 0.6 us a hop within a host, 22 % of that bandwidth and 2.7
+// us a hop between hosts.
 struct DTensorCosts {
   friend bool operator==(const DTensorCosts&, const DTensorCosts&) = default;
 };
 
-// An axis of a mesh.
+// The ring of ranks along a mesh axis.
 struct RingAxis {
   double num_ranks = 1;
-  double latency_us = 0;  // a hop
-  double gb_per_s = 0;    // of 2^30 bytes
+  double latency_us = 0;  // of a hop
+  double gb_per_s = 0;    // bandwidth in units of 2^30 bytes
 };
 
-// The axes behind an axis that leaves the host leave it, too, as the ranks of a host stand together.
+// The ring of each mesh axis. Ranks of a host are neighbours along the last axes, so every axis before one
+// that crosses hosts crosses them too.
 std::vector<RingAxis> ring_axes(const Mesh& mesh);
 
-// Microseconds of PyTorch's greedy plan, whose steps are priced by the bytes on the way: of a gather or a
-// reduction, and 1 us more for an exchange between dims than for a gather. Free from a tensor that every rank
-// holds; infinity for what PyTorch does not do unasked: shards to partials, one partial to another, and
-// strided shards to and from anything else. `bytes` are those of the whole tensor. Both layouts are in the
-// default shard order.
+// The cost of PyTorch's greedy plan in microseconds. Each step costs the ring's time for the bytes that the
+// rank holds by then; an exchange between dims costs 1 us more than a gather. A replicated source costs 0.
+// kImpossible for redistributions that PyTorch never plans by itself: shard to partial, one partial to
+// another, and a strided shard to or from any other placement. `bytes` is the size of the whole tensor. Both
+// layouts have the default shard order.
 //
 // Worked case, f32[4, 4] on 2 ranks of two hosts: S(0) -> R: 6.6 + 2.7 + 64 / 2 ^ 30 / 2 / 19.294 * 1e6 us.
 double dtensor_cost(const Layout& source, const Layout& target, double bytes,

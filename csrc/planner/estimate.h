@@ -1,9 +1,10 @@
-// Never more than what is left to pay: the larger of two sums.
+// A lower bound of the cost that is left from a state to the target: the heuristic of the A* search.
 //
-// Each axis whose placement has to change is charged its share of the cheapest steps that change it so; a
-// step over several axes is shared by them. One sum prices such a step by the fewest bytes that a rank can
-// hold on the way, when every axis cuts the tensor. The other counts its latency alone, and adds the bytes
-// that the first rank has to hold in the end and cannot have yet, at the best price of a byte.
+// The bound is the larger one of two sums over the axes whose placement has to change. Each such axis is
+// charged its share of the cheapest step that can change it so; a step over several axes is shared by them.
+// The first sum prices a step by the fewest bytes that a rank can hold: those it holds when every axis cuts
+// the tensor. The second sum counts latencies alone, and adds the bytes that the first rank still has to
+// receive at the lowest price of a byte.
 #pragma once
 
 #include "planner/state.h"
@@ -14,11 +15,10 @@ class Estimate {
  public:
   Estimate(const Space& space, const Costs& costs);
 
-  double of(const State& state, const Held& held) const;
+  double of(const State& state, const LargestShard& shard) const;
 
  private:
-  // An axis' share of the cheapest step of a kind: where the layout of the tensor may stay, and where it
-  // cannot.
+  // The share of one axis in the cheapest step of a kind, without and with a copy to another memory order.
   struct Share {
     double in_order = 0;
     double copied = 0;
@@ -30,23 +30,23 @@ class Estimate {
     Share scatter;
     Share move;  // to another dim
     double all_reduce = 0;
-    double exchange = 0;  // together with other axes
+    double exchange = 0;  // over several axes at once
   };
   using AllShares = std::array<Shares, kMaxSlots>;
 
-  // For ranks that hold `bytes`, or for the latency alone if that is 0.
+  // The shares of steps on ranks that hold `bytes`; 0 counts latencies alone.
   static AllShares all_shares(const Space& space, const Costs& costs, int64_t bytes);
   double sum(const AllShares& shares, const State& state, uint32_t in_place) const;
   double of_axis(const Shares& shares, const State& state, int slot, bool in_place) const;
-  // The slots whose cuts may stay: those before them are those of dst.
-  uint32_t in_place(const State& state, const Held& held) const;
-  double missing_bytes(const State& state, const Held& held) const;
+  // The slots whose cuts of a dim, and all earlier cuts of it, are those of dst.
+  uint32_t in_place(const State& state, const LargestShard& shard) const;
+  double missing_bytes(const State& state, const LargestShard& shard) const;
 
   const Space& space_;
   AllShares latencies_;
   AllShares prices_;
-  Held dst_;
-  std::array<bool, kMaxDims> is_inner_{};  // however the dims before it are cut, they are not one long
+  LargestShard dst_;
+  std::array<bool, kMaxDims> is_inner_{};  // Space::is_inner of each dim
   double us_per_byte_;
 };
 

@@ -6,24 +6,21 @@
 namespace funcol {
 namespace {
 
-// Beyond so many axes at once only the order of the mesh and that of dst are tried for the cuts they make
-// together.
+// If more axes than this cut a dim together, only the mesh order and the order in dst are tried.
 constexpr size_t kMaxSlotsPermuted = 3;
-
-bool has(uint32_t slots, int slot) { return (slots >> slot & 1) != 0; }
 
 }  // namespace
 
-// The steps from one state.
+// Enumerates the steps that lead on from one state.
 class Expansion {
  public:
-  Expansion(const Space& space, const State& state, const Held& held, const Space::Visit& visit)
-      : space_(space), state_(state), held_(held), visit_(visit) {}
+  Expansion(const Space& space, const State& state, const LargestShard& shard, const Space::Visit& visit)
+      : space_(space), state_(state), shard_(shard), visit_(visit) {}
 
   void run() {
-    for (const auto& unit : space_.units()) {
-      unit_ = &unit;
-      slots_ = unit.list;
+    for (const auto& group : space_.slot_groups()) {
+      group_ = &group;
+      slots_ = group.list;
       if (std::ranges::any_of(slots_, [&](int slot) { return space_.is_final(state_, slot); })) {
         continue;
       }
@@ -43,9 +40,9 @@ class Expansion {
   }
 
   void run_exchanges() {
-    for (const auto& unit : space_.units()) {
-      unit_ = &unit;
-      slots_ = unit.list;
+    for (const auto& group : space_.slot_groups()) {
+      group_ = &group;
+      slots_ = group.list;
       std::array<uint8_t, kMaxDims> num{};
       const bool sharded_or_replicated =
           std::ranges::none_of(slots_, [&](int slot) { return state_.is_partial(slot); });
@@ -59,13 +56,13 @@ class Expansion {
   }
 
  private:
-  // The dim whose last cuts are those of slots_, or -1.
+  // The dim whose last cuts are made by exactly slots_; -1 if there is none.
   int last_cuts_of() const {
     if (!state_.is_shard(slots_.front())) {
       return -1;
     }
     const uint8_t dim = state_.place.at(slots_.front());
-    const size_t num = held_.num_cuts.at(dim);
+    const size_t num = shard_.num_cuts.at(dim);
     for (const int slot : slots_) {
       if (state_.place.at(slot) != dim || state_.position.at(slot) + slots_.size() < num) {
         return -1;
@@ -98,9 +95,9 @@ class Expansion {
 
   void to_partial(StepKind kind, int slot) {
     State next = state_;
-    for (const uint8_t place : space_.made(slot).partials) {
+    for (const uint8_t place : space_.targets(slot).partials) {
       set_all(next, place);
-      // The average of a shard among zeros would not be the shard.
+      // An average has no neutral element that could surround the shard.
       const bool is_legal = kind != StepKind::kEmbed || next.op(slot) != PartialOp::kAvg;
       if (is_legal && commutes_with_all(next.op(slot))) {
         add(kind, next);
@@ -117,7 +114,7 @@ class Expansion {
     return true;
   }
 
-  // Lets slots_ cut each dim but `except` behind the cuts that it has, in every order of theirs.
+  // Visits the states in which slots_ cut a dim other than `except`, after its present cuts, in every order.
   void cut_every_dim(StepKind kind, int64_t except) {
     for (const int64_t dim : space_.dims_) {
       if (dim != except) {
@@ -125,7 +122,7 @@ class Expansion {
       }
     }
     if (slots_.size() == 1) {
-      for (const auto& strided : space_.made(slots_.front()).strided) {
+      for (const auto& strided : space_.targets(slots_.front()).strided) {
         if (strided.dim != except) {
           cut(kind, strided.dim, slots_, strided.split);
         }
@@ -135,7 +132,7 @@ class Expansion {
 
   void cut(StepKind kind, int64_t dim, const Slots& order, uint8_t split) {
     State next = state_;
-    uint8_t position = held_.num_cuts.at(dim);
+    uint8_t position = shard_.num_cuts.at(dim);
     for (const int slot : order) {
       next.place.at(slot) = static_cast<uint8_t>(dim);
       next.split.at(slot) = split;
@@ -144,10 +141,10 @@ class Expansion {
     add(kind, next);
   }
 
-  // The last cut of a dim takes another split factor, for good.
+  // Visits the states in which the last cut of a dim gets the final split factor of a target.
   void cut_otherwise(int slot) {
     const bool is_last =
-        state_.is_shard(slot) && state_.position.at(slot) + 1 == held_.num_cuts.at(state_.place.at(slot));
+        state_.is_shard(slot) && state_.position.at(slot) + 1 == shard_.num_cuts.at(state_.place.at(slot));
     if (!is_last) {
       return;
     }
@@ -157,13 +154,13 @@ class Expansion {
     const auto cut_by = [&](uint8_t split) {
       if (space_.split_factors_[split] != space_.split_factors_[now]) {
         next.split.at(slot) = split;
-        add(space_.kind_of_exchange(unit_->slots, state_, held_, next), next);
+        add(space_.kind_of_exchange(group_->slots, state_, shard_, next), next);
       }
     };
     if (space_.final_plain_ != 0) {
       cut_by(space_.final_plain_);
     }
-    for (const auto& strided : space_.made(slot).strided) {
+    for (const auto& strided : space_.targets(slot).strided) {
       if (strided.dim == dim) {
         cut_by(strided.split);
       }
@@ -194,7 +191,7 @@ class Expansion {
     }
   }
 
-  // slots_ take their placements in dst, where no other axis cuts behind them.
+  // Visits the exchange by which slots_ take their placements in dst. No other axis may cut a dim after them.
   void exchange() {
     const State& dst = space_.dst_;
     bool changes = false;
@@ -207,7 +204,7 @@ class Expansion {
       changes |= slots_.size() > 1 && state_.position.at(slot) != dst.position.at(slot);
       all_sharded &= state_.is_shard(slot) && dst.is_shard(slot);
     }
-    // One axis alone: all but a change of its split factor is a step of another kind.
+    // On one axis only a change of the split factor is an exchange; other changes have steps of their own.
     if (!changes || (slots_.size() == 1 &&
                      (!all_sharded || state_.place.at(slots_.front()) != dst.place.at(slots_.front())))) {
       return;
@@ -230,8 +227,8 @@ class Expansion {
     finish_exchange(next);
   }
 
-  // The slots from the `i`-th on take every placement that a target may have, in every order of their cuts;
-  // `num` counts the cuts of each dim.
+  // Visits the exchanges in which the slots from the `i`-th on take any placements of targets, in every order
+  // of their cuts. `num` counts the cuts of each dim.
   void exchange_from(size_t i, const State& next, std::array<uint8_t, kMaxDims>& num) {
     if (i == slots_.size()) {
       finish_exchange(next);
@@ -242,7 +239,7 @@ class Expansion {
     for (const int64_t dim : space_.dims_) {
       shard_from(i, next, num, {static_cast<uint8_t>(dim), 0});
     }
-    for (const auto& strided : space_.made(slot).strided) {
+    for (const auto& strided : space_.targets(slot).strided) {
       shard_from(i, next, num, strided);
     }
   }
@@ -255,7 +252,7 @@ class Expansion {
     next.split.at(slot) = cut.split;
     next.position.at(slot) = num.at(cut.dim)++;
     exchange_from(i + 1, next, num);
-    // Then before one after the other of those that cut the dim already.
+    // The new cut then moves forward past the earlier cuts by slots_, one at a time.
     for (size_t j = 0; j < i; ++j) {
       for (const int other : slots_) {
         if (other != slot && next.place.at(other) == cut.dim &&
@@ -275,18 +272,18 @@ class Expansion {
     }
     const bool all_sharded =
         std::ranges::all_of(slots_, [&](int slot) { return state_.is_shard(slot) && next.is_shard(slot); });
-    const StepKind kind = space_.kind_of_exchange(unit_->slots, state_, held_, next);
+    const StepKind kind = space_.kind_of_exchange(group_->slots, state_, shard_, next);
     if (all_sharded || kind == StepKind::kPermute) {
       add(kind, next);
     }
   }
 
-  // True if no slot outside slots_ cuts a dim behind one of slots_; counts those of each dim.
+  // True if no slot outside slots_ cuts a dim after one of slots_. Counts the cuts by other slots in `num`.
   bool others_cut_first(std::array<uint8_t, kMaxDims>& num) const {
     for (int64_t dim = 0; dim < kMaxDims; ++dim) {
       bool seen = false;
-      for (int i = 0; i < held_.num_cuts.at(dim); ++i) {
-        const bool ours = has(unit_->slots, held_.cuts.at(dim).at(i));
+      for (int i = 0; i < shard_.num_cuts.at(dim); ++i) {
+        const bool ours = contains(group_->slots, shard_.cuts.at(dim).at(i));
         if (!ours && seen) {
           return false;
         }
@@ -305,22 +302,22 @@ class Expansion {
     }
   }
 
-  void add(StepKind kind, const State& next) const { visit_(kind, *unit_, next); }
+  void add(StepKind kind, const State& next) const { visit_(kind, *group_, next); }
 
   const Space& space_;
   const State& state_;
-  const Held& held_;
+  const LargestShard& shard_;
   const Space::Visit& visit_;
-  const Space::Unit* unit_ = nullptr;
+  const Space::SlotGroup* group_ = nullptr;
   Slots slots_;
 };
 
-void Space::expand(const State& state, const Held& held, const Visit& visit) const {
-  Expansion(*this, state, held, visit).run();
+void Space::expand(const State& state, const LargestShard& shard, const Visit& visit) const {
+  Expansion(*this, state, shard, visit).run();
 }
 
 void Space::expand_exchanges(const Visit& visit) const {
-  const Held before = held(src_);
+  const LargestShard before = largest_shard(src_);
   Expansion(*this, src_, before, visit).run_exchanges();
 }
 

@@ -1,4 +1,4 @@
-// A map that forgets what has not been asked for the longest.
+// A least-recently-used cache: a map of limited size.
 #pragma once
 
 #include <cstddef>
@@ -9,13 +9,13 @@
 
 namespace funcol {
 
-// Not safe against several threads at once: the owner locks.
+// Not thread-safe: the owner locks.
 template <typename Key, typename Value, typename Hash>
 class LruCache {
  public:
   explicit LruCache(size_t capacity) : capacity_(capacity) {}
 
-  // The value of `key`, or null; good until the next put().
+  // The value of `key`, or null. Valid until the next put().
   const Value* get(const Key& key) {
     const auto found = places_.find(&key);
     if (found == places_.end()) {
@@ -25,7 +25,7 @@ class LruCache {
     return &found->second->second;
   }
 
-  // The value of `key`, which is forgotten here, or nothing.
+  // Removes `key` and returns its value, or nothing.
   std::optional<Value> take(const Key& key) {
     const auto found = places_.find(&key);
     if (found == places_.end()) {
@@ -54,7 +54,8 @@ class LruCache {
   size_t size() const { return entries_.size(); }
   void clear() {
     places_.clear();
-    const auto gone = std::exchange(entries_, {});  // whose destruction may come back here
+    const auto gone =
+        std::exchange(entries_, {});  // values are destroyed last: a destructor may call the cache
   }
 
  private:
@@ -67,7 +68,7 @@ class LruCache {
   };
 
   size_t capacity_;
-  Entries entries_;  // the one asked for last comes first
+  Entries entries_;  // most recently used first
   std::unordered_map<const Key*, typename Entries::iterator, HashOfKey, EqualKeys> places_;
 };
 

@@ -1,5 +1,7 @@
-// Masked partials, which a plan meets at its ends alone: a mask is applied before anything else, since it has
-// the shape of the tensor that it was made with, and made after everything else.
+// The masked partials at both ends of a redistribution.
+//
+// A mask has the shape of the tensor that it was made with. A plan therefore applies the masks of src in its
+// first steps and makes the masks of dst in its last steps.
 #pragma once
 
 #include "planner/search.h"
@@ -8,10 +10,10 @@ namespace funcol {
 
 class Masks {
  public:
-  // Throws std::invalid_argument where a mask would have to stay on a tensor that changes.
+  // Throws std::invalid_argument if an axis keeps its mask while another axis changes the tensor.
   explicit Masks(const Redistribution& task);
 
-  // The redistribution between the ends: masks of src applied, those of dst not yet made.
+  // The redistribution between the ends: masks of src are applied, masks of dst are not made yet.
   const Redistribution& unmasked() const { return unmasked_; }
 
   const std::vector<int64_t>& applied_axes() const { return applied_; }

@@ -17,8 +17,8 @@ std::string axis_names(AxisSet axes, const Mesh& mesh) {
   return text;
 }
 
-// What the axes hold in `layout`, each placement once: "0", "0, 1" for dims, "sum" for a reduction, "R".
-std::string held(const Layout& layout, AxisSet axes, bool dims) {
+// The dims that `axes` shard in `layout` ("0, 1"), or their other placements ("sum", "R"), each once.
+std::string placements_text(const Layout& layout, AxisSet axes, bool dims) {
   std::vector<std::string> seen;
   for (size_t axis = 0; axis < layout.placements.size(); ++axis) {
     const auto& placement = layout.placements[axis];
@@ -40,26 +40,26 @@ std::string held(const Layout& layout, AxisSet axes, bool dims) {
 }
 
 std::string subject(const Step& step) {
-  const std::string from = held(step.before, step.axes, true);
-  const std::string to = held(step.after, step.axes, true);
+  const std::string from = placements_text(step.before, step.axes, true);
+  const std::string to = placements_text(step.after, step.axes, true);
   switch (step.kind) {
     case StepKind::kAllGather:
       return "dim " + from;
     case StepKind::kSplit:
       return "dim " + to;
     case StepKind::kReduceScatter:
-      return held(step.before, step.axes, false) + ", dim " + to;
+      return placements_text(step.before, step.axes, false) + ", dim " + to;
     case StepKind::kAllReduce:
     case StepKind::kApplyMask:
-      return held(step.before, step.axes, false);
+      return placements_text(step.before, step.axes, false);
     case StepKind::kAllToAll:
     case StepKind::kPermute:
       return "dim " + from + " -> " + to;
     case StepKind::kToPartial:
     case StepKind::kMask:
-      return held(step.after, step.axes, false);
+      return placements_text(step.after, step.axes, false);
     case StepKind::kEmbed:
-      return "dim " + from + " -> " + held(step.after, step.axes, false);
+      return "dim " + from + " -> " + placements_text(step.after, step.axes, false);
   }
   return "";
 }

@@ -1,8 +1,8 @@
-// A redistribution as data: from which layout to which, by which steps.
+// A redistribution plan as data: the layouts at both ends and the steps between them.
 //
-// A plan is the same for every rank of the mesh; what a step means for one rank's sizes follows from the
-// layouts before and after it (layout/shards.h). Worked case, (8, 8) float32 on {dp: 2, tp: 4}, "S0,S1" ->
-// "R,S1": one step, all_gather of dim 0 over dp, before S(0)S(1), after RS(1).
+// A plan is the same for every rank of the mesh. The sizes of one rank follow from the layouts before and
+// after a step (layout/shards.h). Worked case, (8, 8) float32 on {dp: 2, tp: 4}, "S0,S1" -> "R,S1": one step,
+// all_gather of dim 0 over dp, before S(0)S(1), after RS(1).
 #pragma once
 
 #include <string>
@@ -15,14 +15,13 @@ namespace funcol {
 
 struct Step {
   StepKind kind;
-  AxisSet axes = 0;  // the collective runs among ranks that differ on these axes alone
+  AxisSet axes = 0;  // the collective runs in groups of ranks that differ on these axes alone
   Layout before;
   Layout after;
-  std::vector<int64_t>
-      logical_shape;  // the tensor that the group of the axes holds together, seen by the first rank
+  std::vector<int64_t> logical_shape;  // of the tensor that the first rank's group holds together
   double cost = 0;
   int64_t bytes_sent = 0;  // by the busiest rank
-  int64_t peak_bytes = 0;  // the most memory that a rank holds during the step, the plan's source included
+  int64_t peak_bytes = 0;  // the most memory that a rank holds during the step, with the plan's source tensor
 
   friend bool operator==(const Step&, const Step&) = default;
 };
@@ -43,11 +42,11 @@ struct Plan {
 // "all_gather(dim 0, dp)", "all_to_all(dim 0 -> 1, dp+tp)", "split(dim 1, tp)", "all_reduce(sum, tp)".
 std::string to_string(const Step& step, const Mesh& mesh);
 
-// PyTorch's arrow notation: "S(0)R->RR"; "-->" stands before what several axes do at once.
+// PyTorch's arrow notation: "S(0)R->RR". "-->" is a step over several axes.
 std::string to_string(const Plan& plan);
 
-// The shape of the tensor that the ranks along `axes` hold together, for the rank at `coordinate`: what is
-// left of `shape` when every axis of `layout` but these has cut it.
+// The shape of the tensor that the ranks along `axes` hold together, for the rank at `coordinate`: `shape`
+// cut by all other axes of `layout`.
 std::vector<int64_t> logical_shape(const Layout& layout, const Mesh& mesh, const std::vector<int64_t>& shape,
                                    AxisSet axes, const Coordinate& coordinate);
 

@@ -16,18 +16,19 @@ namespace {
 
 constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
 
-class Search {
+// The A* search for a least-cost path of steps from src to dst.
+class PlanSearch {
  public:
-  // `begins` if no mask is applied before: the first step then reads the caller's tensor itself.
-  Search(const Space& space, const Costs& costs, bool begins, int64_t max_bytes)
+  // `begins` if no mask is applied first: the first step then reads the caller's tensor itself.
+  PlanSearch(const Space& space, const Costs& costs, bool begins, int64_t max_bytes)
       : space_(space),
         costs_(costs),
         estimate_(space, costs),
         begins_(begins),
         max_bytes_(max_bytes),
-        src_(space.held(space.src())) {}
+        src_(space.largest_shard(space.src())) {}
 
-  // The moves of a least path; false if no path stays within the bound.
+  // Fills `path` with the moves of a least path. False if no path stays within `max_bytes`.
   bool run(std::vector<Move>& path) {
     nodes_.reserve(kFirstNodes);
     open({space_.src(), src_, {}}, -1, 0, 0);
@@ -36,7 +37,7 @@ class Search {
       queue_.pop();
       const Node node = nodes_[entry.node];
       if (best_[node.state] != entry.node) {
-        continue;  // reached more cheaply since
+        continue;  // a cheaper path was found since
       }
       const State state = states_[node.state];
       if (state == space_.dst()) {
@@ -48,11 +49,11 @@ class Search {
     return false;
   }
 
-  // The least bound under which dst can be reached.
+  // The least `max_bytes` for which there is a path to dst.
   int64_t least_bytes() {
     std::vector<int64_t> least{src_.bytes};  // by the states' numbers
     states_.insert(space_.src());
-    using Reached = std::tuple<int64_t, int64_t, int>;  // bound, when it was found, state
+    using Reached = std::tuple<int64_t, int64_t, int>;  // {peak bytes of the path, order of discovery, state}
     const auto later = [](const Reached& a, const Reached& b) {
       return std::tie(std::get<0>(a), std::get<1>(a)) > std::tie(std::get<0>(b), std::get<1>(b));
     };
@@ -69,9 +70,9 @@ class Search {
       if (bound > least[number]) {
         continue;
       }
-      const Held held = space_.held(state);
-      space_.expand(state, held, [&](StepKind kind, const Space::Unit& unit, const State& next_state) {
-        const auto size = space_.move(kind, unit, state, held, next_state).size;
+      const LargestShard shard = space_.largest_shard(state);
+      space_.expand(state, shard, [&](StepKind kind, const Space::SlotGroup& group, const State& next_state) {
+        const auto size = space_.move(kind, group, state, shard, next_state).size;
         const int64_t next =
             std::max<int64_t>(bound, peak_bytes(size, begins_ && state == space_.src(), src_.bytes));
         const auto [known, is_new] = states_.insert(next_state);
@@ -91,7 +92,7 @@ class Search {
   static constexpr size_t kFirstNodes = 64;
 
   struct Node {
-    int state;      // its number
+    int state;      // its number in states_
     StepSize size;  // of the step that led here
     int parent;
     double cost;
@@ -99,7 +100,7 @@ class Search {
   };
   struct Entry {
     double total;  // cost so far + estimate
-    double rest;   // the estimate alone: of equals, the nearest to the target first
+    double rest;   // the estimate alone: of equal totals, the state nearest to dst comes first
     int num_steps;
     int node;
 
@@ -111,13 +112,13 @@ class Search {
 
   void expand(int from, const State& state) {
     const Node node = nodes_[from];
-    const Held held = space_.held(state);
-    space_.expand(state, held, [&](StepKind kind, const Space::Unit& unit, const State& next) {
-      // Steps cost 0 or more: most that lead back need not be priced.
+    const LargestShard shard = space_.largest_shard(state);
+    space_.expand(state, shard, [&](StepKind kind, const Space::SlotGroup& group, const State& next) {
+      // No step has a negative cost, so a step back to a known state need not be priced.
       if (is_known(next, node.cost, node.num_steps + 1)) {
         return;
       }
-      const Move move = space_.move(kind, unit, state, held, next);
+      const Move move = space_.move(kind, group, state, shard, next);
       if (max_bytes_ == kNoLimit ||
           peak_bytes(move.size, begins_ && node.parent < 0, src_.bytes) <= max_bytes_) {
         open(move, from, node.cost + costs_.of(move.size), node.num_steps + 1);
@@ -125,7 +126,7 @@ class Search {
     });
   }
 
-  // Whether the state was reached at no more than this.
+  // Whether a path to `state` is known that costs no more and has no more steps.
   bool is_known(const State& state, double cost, int num_steps) const {
     const int number = states_.find(state);
     if (number < 0) {
@@ -146,7 +147,7 @@ class Search {
     }
     best_[state] = node;
     nodes_.push_back({state, move.size, parent, cost, num_steps});
-    const double rest = estimate_.of(move.next, move.held);
+    const double rest = estimate_.of(move.next, move.shard);
     queue_.push({cost + rest, rest, num_steps, node});
   }
 
@@ -162,9 +163,9 @@ class Search {
   const Estimate estimate_;
   const bool begins_;
   const int64_t max_bytes_;
-  const Held src_;
+  const LargestShard src_;
   StateTable states_;
-  std::vector<int> best_;  // the node of each state
+  std::vector<int> best_;  // state -> node of its cheapest known path
   std::vector<Node> nodes_;
   std::priority_queue<Entry> queue_;
 };
@@ -180,8 +181,8 @@ Plan plan_redistribution(const Redistribution& task, const CostModel& model,
   const int64_t mask_bytes = peak_bytes(masks, space);
   const int64_t bound = max_bytes.value_or(kNoLimit);
   std::vector<Move> path;
-  if (mask_bytes > bound || !Search(space, costs, begins, bound).run(path)) {
-    const int64_t least = std::max(mask_bytes, Search(space, costs, begins, kNoLimit).least_bytes());
+  if (mask_bytes > bound || !PlanSearch(space, costs, begins, bound).run(path)) {
+    const int64_t least = std::max(mask_bytes, PlanSearch(space, costs, begins, kNoLimit).least_bytes());
     throw std::invalid_argument("plan_redistribution: no way from " + to_string(task.src) + " to " +
                                 to_string(task.dst) + " holds at most " + std::to_string(bound) +
                                 " bytes. The least that would do is max_bytes=" + std::to_string(least) +

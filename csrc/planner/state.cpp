@@ -1,21 +1,19 @@
 #include "planner/state.h"
 
 #include <algorithm>
+#include <functional>
+#include <numeric>
 #include <stdexcept>
 
 #include "layout/shards.h"
+#include "layout/tensor_meta.h"
 
 namespace funcol {
 namespace {
 
-bool has(uint32_t slots, int slot) { return (slots >> slot & 1) != 0; }
-
-int64_t elements_before(const std::array<int64_t, kMaxDims>& sizes, int64_t dim) {
-  int64_t product = 1;
-  for (int64_t i = 0; i < dim; ++i) {
-    product *= sizes.at(i);
-  }
-  return product;
+template <typename Sizes>
+int64_t elements_before(const Sizes& sizes, int64_t dim) {
+  return std::accumulate(sizes.begin(), sizes.begin() + dim, int64_t{1}, std::multiplies<>());
 }
 
 uint32_t sharded_dims(const std::vector<Placement>& placements) {
@@ -47,7 +45,7 @@ Space::Space(const Mesh& mesh, const std::vector<int64_t>& shape, int64_t itemsi
       ++num_slots_;
     }
   }
-  add_units();
+  add_slot_groups();
 }
 
 Space::Space(const Redistribution& task) : Space(task.mesh, task.shape, task.itemsize) {
@@ -56,12 +54,12 @@ Space::Space(const Redistribution& task) : Space(task.mesh, task.shape, task.ite
   learn_split_factors(task.dst);
   src_ = state(task.src);
   dst_ = state(task.dst);
-  made_.resize(num_slots_);
+  targets_.resize(num_slots_);
   for (int slot = 0; slot < num_slots_; ++slot) {
     if (dst_.is_partial(slot)) {
-      made_[slot].partials.push_back(dst_.place.at(slot));
+      targets_[slot].partials.push_back(dst_.place.at(slot));
     } else if (dst_.is_shard(slot) && dst_.split.at(slot) != 0) {
-      made_[slot].strided.push_back({dst_.place.at(slot), dst_.split.at(slot)});
+      targets_[slot].strided.push_back({dst_.place.at(slot), dst_.split.at(slot)});
     }
   }
   choose_dims(sharded_dims(task.src.placements) | sharded_dims(task.dst.placements));
@@ -72,62 +70,62 @@ Space::Space(const Mesh& mesh, const std::vector<int64_t>& shape, int64_t itemsi
     : Space(mesh, shape, itemsize) {
   learn_split_factors(source);
   src_ = state(source);
-  make_vocabulary(vocabulary);
+  add_vocabulary(vocabulary);
   choose_dims(sharded_dims(source.placements) | sharded_dims(vocabulary));
 }
 
-void Space::add_units() {
+void Space::add_slot_groups() {
   for (int slot = 0; slot < num_slots_; ++slot) {
-    units_.push_back({uint32_t{1} << slot, axis_set(axis_.at(slot)), {}});
+    slot_groups_.push_back({axis_set(slot), axis_set(axis_.at(slot)), {}});
   }
   for (const AxisSet axes : mesh_.merged) {
-    Unit unit{0, axes, {}};
+    SlotGroup group{0, axes, {}};
     for (int slot = 0; slot < num_slots_; ++slot) {
-      unit.slots |= contains(axes, axis_.at(slot)) ? uint32_t{1} << slot : 0;
+      group.slots |= contains(axes, axis_.at(slot)) ? axis_set(slot) : 0;
     }
     const bool known =
-        std::ranges::any_of(units_, [&](const Unit& other) { return other.slots == unit.slots; });
-    if (unit.slots != 0 && !known) {
-      units_.push_back(unit);
+        std::ranges::any_of(slot_groups_, [&](const SlotGroup& other) { return other.slots == group.slots; });
+    if (group.slots != 0 && !known) {
+      slot_groups_.push_back(group);
     }
   }
-  for (auto& unit : units_) {
+  for (auto& group : slot_groups_) {
     for (int slot = 0; slot < num_slots_; ++slot) {
-      if (has(unit.slots, slot)) {
-        unit.list.add(slot);
+      if (contains(group.slots, slot)) {
+        group.list.add(slot);
       }
     }
   }
 }
 
-void Space::make_vocabulary(const std::vector<Placement>& vocabulary) {
+void Space::add_vocabulary(const std::vector<Placement>& vocabulary) {
   first_final_split_ = static_cast<uint8_t>(split_factors_.size());
   if (split_factors_.size() > 1) {
     final_plain_ = first_final_split_;
     split_factors_.push_back(1);
   }
-  Made made;
+  TargetPlacements targets;
   for (const auto& placement : vocabulary) {
     if (placement.is_partial() && placement.mask == 0) {
-      made.partials.push_back(State::final(placement.op));
+      targets.partials.push_back(State::final(placement.op));
     } else if (placement.is_shard() && placement.split_factor != 1) {
       const auto first = split_factors_.begin() + first_final_split_;
       const auto known = std::find(first, split_factors_.end(), placement.split_factor);
-      made.strided.push_back(
+      targets.strided.push_back(
           {static_cast<uint8_t>(placement.dim), static_cast<uint8_t>(known - split_factors_.begin())});
       if (known == split_factors_.end()) {
         split_factors_.push_back(placement.split_factor);
       }
     }
   }
-  made_.push_back(std::move(made));
+  targets_.push_back(std::move(targets));
 }
 
-// Dims that no layout cuts differ only in their size and place: where enough of them divide evenly, the first
-// ones stand for the rest.
+// Fills dims_ with the dims that a path may need. Dims that neither src nor a target cuts are only stopovers,
+// so a few are enough if they divide evenly: one for each slot.
 void Space::choose_dims(uint32_t used) {
   int num_free = 0;
-  const int64_t num_ranks_here = num_ranks(~uint32_t{0});
+  const int64_t num_ranks_here = num_ranks(~AxisSet{0});
   for (int64_t dim = 0; dim < static_cast<int64_t>(shape_.size()); ++dim) {
     const bool is_used = (used >> dim & 1) != 0;
     const bool even = shape_[dim] > 0 && shape_[dim] % num_ranks_here == 0;
@@ -207,7 +205,7 @@ Layout Space::layout(const State& state) const {
                 : state.is_partial(slot) ? Placement::partial(state.op(slot))
                                          : Placement::replicate();
   }
-  const Held all = held(state);
+  const LargestShard all = largest_shard(state);
   for (size_t dim = 0; dim < shape_.size(); ++dim) {
     std::vector<int64_t> axes;
     axes.reserve(mesh_.sizes.size());
@@ -227,60 +225,52 @@ Layout Space::layout(const State& state) const {
   return layout;
 }
 
-Held Space::held(const State& state) const {
-  Held held;
+LargestShard Space::largest_shard(const State& state) const {
+  LargestShard shard;
   for (int slot = 0; slot < num_slots_; ++slot) {
     if (state.is_shard(slot)) {
       const uint8_t dim = state.place.at(slot);
-      held.cuts.at(dim).at(state.position.at(slot)) = static_cast<uint8_t>(slot);
-      ++held.num_cuts.at(dim);
+      shard.cuts.at(dim).at(state.position.at(slot)) = static_cast<uint8_t>(slot);
+      ++shard.num_cuts.at(dim);
     }
   }
-  held.bytes = itemsize_;
+  shard.bytes = itemsize_;
   for (size_t dim = 0; dim < shape_.size(); ++dim) {
     int64_t size = shape_[dim];
-    for (int i = 0; i < held.num_cuts.at(dim); ++i) {
-      const int slot = held.cuts.at(dim).at(i);
+    for (int i = 0; i < shard.num_cuts.at(dim); ++i) {
+      const int slot = shard.cuts.at(dim).at(i);
       size = longest_shard(size, ranks_.at(slot), split_factors_[state.split.at(slot)]);
     }
-    held.sizes.at(dim) = size;
-    held.bytes *= size;
+    shard.sizes.at(dim) = size;
+    shard.bytes *= size;
   }
-  return held;
+  return shard;
 }
 
 int64_t Space::num_ranks(uint32_t slots) const {
   int64_t product = 1;
   for (int slot = 0; slot < num_slots_; ++slot) {
-    product *= has(slots, slot) ? ranks_.at(slot) : 1;
+    product *= contains(slots, slot) ? ranks_.at(slot) : 1;
   }
   return product;
 }
 
 int64_t Space::least_bytes() const {
-  int64_t numel = 1;
-  for (const int64_t size : shape_) {
-    numel *= size;
-  }
-  const int64_t num_ranks_here = num_ranks(~uint32_t{0});
-  return (numel + num_ranks_here - 1) / num_ranks_here * itemsize_;
+  const int64_t num_ranks_here = num_ranks(~AxisSet{0});
+  return (num_elements(shape_) + num_ranks_here - 1) / num_ranks_here * itemsize_;
 }
 
 bool Space::is_inner(int64_t dim) const {
-  int64_t before = 1;
-  for (int64_t i = 0; i < dim && i < static_cast<int64_t>(shape_.size()); ++i) {
-    before *= shape_[i];
-  }
-  return before > num_ranks(~uint32_t{0});
+  return elements_before(shape_, std::min(dim, std::ssize(shape_))) > num_ranks(~AxisSet{0});
 }
 
-// The last cuts of `dim` are those of `slots`, in the order of the mesh, plain, and leave equal shards.
-bool Space::cuts_evenly(const State& state, const Held& held, int64_t dim, uint32_t slots) const {
+// Whether `slots` make the last cuts of `dim`, in mesh order, without split factors, and into equal shards.
+bool Space::cuts_evenly(const State& state, const LargestShard& shard, int64_t dim, uint32_t slots) const {
   int64_t size = shape_[dim];
   int last = -1;
-  for (int i = 0; i < held.num_cuts.at(dim); ++i) {
-    const int slot = held.cuts.at(dim).at(i);
-    if (!has(slots, slot)) {
+  for (int i = 0; i < shard.num_cuts.at(dim); ++i) {
+    const int slot = shard.cuts.at(dim).at(i);
+    if (!contains(slots, slot)) {
       size = longest_shard(size, ranks_.at(slot), split_factors_[state.split.at(slot)]);
       continue;
     }
@@ -293,23 +283,24 @@ bool Space::cuts_evenly(const State& state, const Held& held, int64_t dim, uint3
   return true;
 }
 
-Move Space::move(StepKind kind, const Unit& unit, const State& before, const Held& held_before,
+Move Space::move(StepKind kind, const SlotGroup& group, const State& before, const LargestShard& shard_before,
                  const State& after) const {
-  Move move{after, held(after), {}};
-  move.size = step_size(kind, unit, before, held_before, after, move.held);
+  Move move{after, largest_shard(after), {}};
+  move.size = step_size(kind, group, before, shard_before, after, move.shard);
   return move;
 }
 
-StepSize Space::step_size(StepKind kind, const Unit& unit, const State& before, const Held& held_before,
-                          const State& after, const Held& held_after) const {
-  StepSize size{kind, unit.axes, held_before.bytes, held_after.bytes, 0, 0};
-  const uint32_t slots = unit.slots;
+StepSize Space::step_size(StepKind kind, const SlotGroup& group, const State& before,
+                          const LargestShard& shard_before, const State& after,
+                          const LargestShard& shard_after) const {
+  StepSize size{kind, group.axes, shard_before.bytes, shard_after.bytes, 0, 0};
+  const uint32_t slots = group.slots;
   const int first = std::countr_zero(slots);
   int64_t num_ranks = 1;
   bool one_from = true;
   bool one_to = true;
   for (int slot = first; slot < num_slots_; ++slot) {
-    if (has(slots, slot)) {
+    if (contains(slots, slot)) {
       num_ranks *= ranks_.at(slot);
       one_from &= before.place.at(slot) == before.place.at(first);
       one_to &= after.place.at(slot) == after.place.at(first);
@@ -320,13 +311,13 @@ StepSize Space::step_size(StepKind kind, const Unit& unit, const State& before, 
   switch (kind) {
     case StepKind::kAllGather:
       size.bytes_whole = std::max(size.bytes_after, num_ranks * size.bytes_before);
-      if (!cuts_evenly(before, held_before, from, slots) || elements_before(held_before.sizes, from) != 1) {
+      if (!cuts_evenly(before, shard_before, from, slots) || elements_before(shard_before.sizes, from) != 1) {
         size.bytes_copied = size.bytes_after;
       }
       break;
     case StepKind::kReduceScatter:
       size.bytes_whole = std::max(size.bytes_before, num_ranks * size.bytes_after);
-      if (!cuts_evenly(after, held_after, to, slots) || elements_before(held_after.sizes, to) != 1) {
+      if (!cuts_evenly(after, shard_after, to, slots) || elements_before(shard_after.sizes, to) != 1) {
         size.bytes_copied = size.bytes_before;
       }
       break;
@@ -338,10 +329,10 @@ StepSize Space::step_size(StepKind kind, const Unit& unit, const State& before, 
       break;
     case StepKind::kAllToAll: {
       size.bytes_whole = std::max(size.bytes_before, size.bytes_after);
-      const bool even = one_from && one_to && from != to && cuts_evenly(before, held_before, from, slots) &&
-                        cuts_evenly(after, held_after, to, slots);
-      size.bytes_copied = (even && elements_before(held_before.sizes, to) == 1 ? 0 : size.bytes_before) +
-                          (even && elements_before(held_after.sizes, from) == 1 ? 0 : size.bytes_after);
+      const bool even = one_from && one_to && from != to && cuts_evenly(before, shard_before, from, slots) &&
+                        cuts_evenly(after, shard_after, to, slots);
+      size.bytes_copied = (even && elements_before(shard_before.sizes, to) == 1 ? 0 : size.bytes_before) +
+                          (even && elements_before(shard_after.sizes, from) == 1 ? 0 : size.bytes_after);
       break;
     }
     case StepKind::kSplit:
@@ -355,24 +346,24 @@ StepSize Space::step_size(StepKind kind, const Unit& unit, const State& before, 
   return size;
 }
 
-StepKind Space::kind_of_exchange(uint32_t slots, const State& before, const Held& held_before,
+StepKind Space::kind_of_exchange(uint32_t slots, const State& before, const LargestShard& shard_before,
                                  const State& after) const {
-  const Held held_after = held(after);
+  const LargestShard shard_after = largest_shard(after);
   for (size_t dim = 0; dim < shape_.size(); ++dim) {
-    // Cuts of `slots`, and of all slots; both layouts have to make blocks of one size.
-    const auto blocks = [&](const State& state, const Held& held) {
+    // {number of blocks cut by `slots`, number of blocks cut by all slots}, and whether all blocks are equal.
+    const auto blocks = [&](const State& state, const LargestShard& shard) {
       std::pair<int64_t, int64_t> product{1, 1};
       bool plain = true;
-      for (int i = 0; i < held.num_cuts.at(dim); ++i) {
-        const int slot = held.cuts.at(dim).at(i);
-        product.first *= has(slots, slot) ? ranks_.at(slot) : 1;
+      for (int i = 0; i < shard.num_cuts.at(dim); ++i) {
+        const int slot = shard.cuts.at(dim).at(i);
+        product.first *= contains(slots, slot) ? ranks_.at(slot) : 1;
         product.second *= ranks_.at(slot);
         plain &= state.split.at(slot) == 0;
       }
       return std::pair{product, plain && shape_[dim] % product.second == 0};
     };
-    const auto [product_before, even_before] = blocks(before, held_before);
-    const auto [product_after, even_after] = blocks(after, held_after);
+    const auto [product_before, even_before] = blocks(before, shard_before);
+    const auto [product_after, even_after] = blocks(after, shard_after);
     const bool untouched = product_before.first == 1 && product_after.first == 1;
     if (!untouched && (product_before != product_after || !even_before || !even_after)) {
       return StepKind::kAllToAll;

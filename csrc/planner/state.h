@@ -1,6 +1,6 @@
-// The planner's view of a layout: small, flat, comparable; the steps that lead from one to the next.
+// States of the planner's search: layouts in a compact form, and the space of steps between them.
 //
-// Axes that hold one rank are left out. An axis is known here by its place among the others ("slot").
+// Mesh axes of one rank are left out. A "slot" is the index of an axis among the remaining ones.
 #pragma once
 
 #include <array>
@@ -20,14 +20,15 @@ constexpr int kMaxSlots = 8;
 constexpr int kMaxDims = 16;
 
 struct State {
-  static constexpr uint8_t kReplicate = kMaxDims;    // below it: sharded on that dim
-  static constexpr uint8_t kPartial = kMaxDims + 1;  // plus the PartialOp
+  // Values of `place`: a smaller number is the sharded dim, a PartialOp is added to the last two.
+  static constexpr uint8_t kReplicate = kMaxDims;
+  static constexpr uint8_t kPartial = kMaxDims + 1;
   static constexpr uint8_t kNumOps = 8;
-  static constexpr uint8_t kFinalPartial = kPartial + kNumOps;  // plus the PartialOp; see Space::is_final
+  static constexpr uint8_t kFinalPartial = kPartial + kNumOps;  // see Space::is_final
 
   std::array<uint8_t, kMaxSlots> place{};
-  std::array<uint8_t, kMaxSlots> split{};     // index into Space::split_factors
-  std::array<uint8_t, kMaxSlots> position{};  // of this cut among those of its dim
+  std::array<uint8_t, kMaxSlots> split{};     // index into Space::split_factors_
+  std::array<uint8_t, kMaxSlots> position{};  // of this cut among the cuts of its dim
 
   static constexpr uint8_t of(PartialOp op) { return kPartial + static_cast<uint8_t>(op); }
   static constexpr uint8_t final(PartialOp op) { return kFinalPartial + static_cast<uint8_t>(op); }
@@ -54,23 +55,23 @@ struct StateHash {
   }
 };
 
-// What a state means for the first rank, which holds most.
-struct Held {
-  // The slots that cut each dim, first cut first.
+// The shard that the first rank, which holds most, has in a state.
+struct LargestShard {
+  // The slots that cut each dim, in the order of their cuts.
   std::array<std::array<uint8_t, kMaxSlots>, kMaxDims> cuts{};
   std::array<uint8_t, kMaxDims> num_cuts{};
   std::array<int64_t, kMaxDims> sizes{};  // of the local tensor
   int64_t bytes = 0;
 };
 
-// A step to `next`.
+// A step that leads to the state `next`.
 struct Move {
   State next;
-  Held held;  // in `next`
+  LargestShard shard;  // in the state `next`
   StepSize size;
 };
 
-// A set of slots, from the first to the last.
+// A list of slots, ascending until the caller permutes it.
 class Slots {
  public:
   void add(int slot) { slots_.at(num_++) = static_cast<uint8_t>(slot); }
@@ -89,70 +90,74 @@ class Slots {
   uint8_t num_ = 0;
 };
 
-// All states of one tensor and the steps among them: those that lead to one layout, or to many at once.
+// The states of one tensor and the steps between them, for one target layout or for many.
 //
-// Partials and strided shards are made only where a target has them. To many targets they are final: once
-// made, an axis keeps them, so that a path to a target has only steps that lead to that target.
+// Steps make partials and strided shards only where a target has them. With many targets these placements are
+// final: an axis keeps them, so that a path has no steps that only another target needs.
 class Space {
  public:
-  // A set of slots whose ranks have a group.
-  struct Unit {
+  // Slots whose ranks have a process group.
+  struct SlotGroup {
     uint32_t slots;
-    AxisSet axes;  // the same as mesh axes
-    Slots list;    // the same one by one
+    AxisSet axes;  // `slots` as mesh axes
+    Slots list;    // `slots` as a list
   };
-  using Visit = std::function<void(StepKind, const Unit&, const State& next)>;
+  using Visit = std::function<void(StepKind, const SlotGroup&, const State& next)>;
 
-  // Both throw std::invalid_argument for more axes or dims than a State holds. What is given outlives this.
+  // A space with one target. Both constructors throw std::invalid_argument for more axes or dims than a State
+  // holds. All arguments outlive the space.
   explicit Space(const Redistribution& task);
-  // To layouts whose placements are Replicate, those of `source` and those of `vocabulary`; masks are passed
-  // over.
+  // A space with many targets: all layouts of Replicate, the placements of `source` and those of
+  // `vocabulary`. Masks are ignored.
   Space(const Mesh& mesh, const std::vector<int64_t>& shape, int64_t itemsize, const Layout& source,
         const std::vector<Placement>& vocabulary);
 
   const State& src() const { return src_; }
-  // Of a space with one target.
+  // Only in a space with one target.
   const State& dst() const { return dst_; }
   int num_slots() const { return num_slots_; }
-  const std::vector<Unit>& units() const { return units_; }
-  // The slot of a mesh axis, -1 if it holds one rank.
+  const std::vector<SlotGroup>& slot_groups() const { return slot_groups_; }
+  // The slot of a mesh axis; -1 for an axis of one rank.
   int slot(int64_t axis) const;
   int64_t axis(int slot) const { return axis_.at(slot); }
 
-  Held held(const State& state) const;
+  LargestShard largest_shard(const State& state) const;
 
   int64_t num_ranks(uint32_t slots) const;
-  // The fewest bytes that the first rank holds under any layout: every axis cuts the tensor.
+  // The fewest bytes that the first rank can hold: its share if every axis cuts the tensor.
   int64_t least_bytes() const;
-  // The dims before `dim` are longer than one for the first rank under any layout.
+  // Whether the first rank holds several elements before `dim` in memory order, whichever axes cut these
+  // dims.
   bool is_inner(int64_t dim) const;
 
-  // Visits every step from `state`; one state may come several times.
-  void expand(const State& state, const Held& held, const Visit& visit) const;
-  // In a space with many targets: visits every exchange over two or three merged axes that leads from src.
-  // The exchange has to be the last step.
+  // Visits every step from `state`. Several steps may lead to one state.
+  void expand(const State& state, const LargestShard& shard, const Visit& visit) const;
+  // Only in a space with many targets. Visits every exchange over two or three merged axes from src, which
+  // must be the last step of its path.
   void expand_exchanges(const Visit& visit) const;
 
-  // Whether the slot holds what was made for a target.
+  // Whether the slot holds a final placement, which was made for a target.
   bool is_final(const State& state, int slot) const {
     return state.place.at(slot) >= State::kFinalPartial || state.split.at(slot) >= first_final_split_;
   }
-  // The same layout as state() writes it.
+  // `state` with final placements written as state() writes them.
   State without_final(State state) const;
 
-  // Of a layout whose split factors are those of src and the targets.
+  // The state of a layout. Its split factors must occur in src or a target.
   State state(const Layout& layout) const;
-  // The index of a split factor in State::split, -1 if neither src nor a target has it.
+  // The State::split of a split factor; -1 if neither src nor a target has it.
   int split(int64_t factor) const;
-  // In a space with one target. Axes of one rank are laid out as in dst.
+  // Only in a space with one target. Axes of one rank get their placements in dst.
   Layout layout(const State& state) const;
 
-  // A step over `unit` alone.
-  Move move(StepKind kind, const Unit& unit, const State& before, const Held& held, const State& after) const;
+  // The step of this kind over `group` from `before` to `after`.
+  Move move(StepKind kind, const SlotGroup& group, const State& before, const LargestShard& shard,
+            const State& after) const;
 
-  // The kind of step by which `slots` take other shards: permute if every rank's tensor goes to one rank as a
-  // whole.
-  StepKind kind_of_exchange(uint32_t slots, const State& before, const Held& held, const State& after) const;
+  // The kind of an exchange between shards of `slots`: permute if every rank's whole tensor goes to one rank,
+  // else all_to_all.
+  StepKind kind_of_exchange(uint32_t slots, const State& before, const LargestShard& shard,
+                            const State& after) const;
 
  private:
   friend class Expansion;
@@ -161,22 +166,23 @@ class Space {
     uint8_t dim;
     uint8_t split;
   };
-  // What steps may make of a slot beside Replicate and plain shards.
-  struct Made {
-    std::vector<uint8_t> partials;  // places
+  // The placements of targets, beside Replicate and plain shards, that steps may make on a slot.
+  struct TargetPlacements {
+    std::vector<uint8_t> partials;  // as State::place
     std::vector<Strided> strided;
   };
 
   Space(const Mesh& mesh, const std::vector<int64_t>& shape, int64_t itemsize);
-  void add_units();
+  void add_slot_groups();
   bool has_one_target() const { return dst_layout_ != nullptr; }
-  const Made& made(int slot) const { return made_[has_one_target() ? slot : 0]; }
+  const TargetPlacements& targets(int slot) const { return targets_[has_one_target() ? slot : 0]; }
   void learn_split_factors(const Layout& layout);
-  void make_vocabulary(const std::vector<Placement>& vocabulary);
+  void add_vocabulary(const std::vector<Placement>& vocabulary);
   void choose_dims(uint32_t used);
-  bool cuts_evenly(const State& state, const Held& held, int64_t dim, uint32_t slots) const;
-  StepSize step_size(StepKind kind, const Unit& unit, const State& before, const Held& held_before,
-                     const State& after, const Held& held_after) const;
+  bool cuts_evenly(const State& state, const LargestShard& shard, int64_t dim, uint32_t slots) const;
+  StepSize step_size(StepKind kind, const SlotGroup& group, const State& before,
+                     const LargestShard& shard_before, const State& after,
+                     const LargestShard& shard_after) const;
 
   const Mesh& mesh_;
   const std::vector<int64_t>& shape_;
@@ -186,11 +192,11 @@ class Space {
   std::array<int64_t, kMaxSlots> axis_{};  // slot -> mesh axis
   std::array<int64_t, kMaxSlots> ranks_{};
   std::vector<int64_t> split_factors_{1};
-  uint8_t first_final_split_ = UINT8_MAX;  // the split factors from here on are final
-  uint8_t final_plain_ = 0;                // among them that of plain shards; 0 if it is not needed
-  std::vector<Unit> units_;
-  std::vector<int64_t> dims_;  // that steps may shard
-  std::vector<Made> made_;     // of every slot, or of all alike
+  uint8_t first_final_split_ = UINT8_MAX;  // split factors from this index on are final
+  uint8_t final_plain_ = 0;  // the final index of split factor 1; 0 if src has no strided shards
+  std::vector<SlotGroup> slot_groups_;
+  std::vector<int64_t> dims_;              // the dims that steps may shard
+  std::vector<TargetPlacements> targets_;  // by slot; with many targets one entry for all slots
   State src_;
   State dst_;
 };

@@ -1,4 +1,4 @@
-// States that were seen, numbered from 0 in the order in which they came.
+// A hash table that numbers states from 0 in the order of their insertion.
 #pragma once
 
 #include <cstddef>
@@ -9,19 +9,19 @@
 
 namespace funcol {
 
-// Open addressing over one array: a small search makes two allocations for it, not one a state.
+// Uses open addressing over one array, so that a small search makes two allocations, not one for each state.
 class StateTable {
  public:
   StateTable() : places_(kFirstPlaces, -1) { states_.reserve(kFirstPlaces / 2); }
 
   size_t size() const { return states_.size(); }
-  // Good until the next insert().
+  // Valid until the next insert().
   const State& operator[](int number) const { return states_[number]; }
 
-  // The state's number, -1 if it was not seen.
+  // The number of `state`; -1 if it was not inserted.
   int find(const State& state) const { return places_[place_of(state)]; }
 
-  // The state's number, and whether it is new.
+  // Inserts `state` if it is new. Returns its number, and whether it is new.
   std::pair<int, bool> insert(const State& state) {
     size_t place = place_of(state);
     if (places_[place] >= 0) {
@@ -37,9 +37,9 @@ class StateTable {
   }
 
  private:
-  static constexpr size_t kFirstPlaces = 128;  // a power of 2, as all sizes
+  static constexpr size_t kFirstPlaces = 128;  // the size is always a power of 2
 
-  // Where the state is, or belongs.
+  // The index in places_ of `state`, or of the free place for it.
   size_t place_of(const State& state) const {
     const size_t mask = places_.size() - 1;
     size_t place = StateHash()(state) & mask;
@@ -57,7 +57,7 @@ class StateTable {
   }
 
   std::vector<State> states_;
-  std::vector<int> places_;  // of the numbers by the states' hashes; -1 where there is none
+  std::vector<int> places_;  // hash -> number of a state; -1 for a free place
 };
 
 }  // namespace funcol

@@ -30,8 +30,8 @@ int64_t peak_bytes(const StepSize& size, bool first, int64_t src_bytes) {
 }
 
 int64_t peak_bytes(const Masks& masks, const Space& space) {
-  const int64_t src_bytes = space.held(space.src()).bytes;
-  const int64_t dst_bytes = space.held(space.dst()).bytes;
+  const int64_t src_bytes = space.largest_shard(space.src()).bytes;
+  const int64_t dst_bytes = space.largest_shard(space.dst()).bytes;
   bool first = true;
   int64_t most = std::numeric_limits<int64_t>::min();
   for (const int64_t axis : masks.applied_axes()) {
@@ -55,8 +55,8 @@ Steps::Steps(const Redistribution& task, const Masks& masks, const Space& space,
       masks_(masks),
       space_(space),
       costs_(costs),
-      src_bytes_(space.held(space.src()).bytes),
-      dst_bytes_(space.held(space.dst()).bytes) {
+      src_bytes_(space.largest_shard(space.src()).bytes),
+      dst_bytes_(space.largest_shard(space.dst()).bytes) {
   for (const int64_t axis : masks.applied_axes()) {
     add_mask(StepKind::kApplyMask, axis, masks.unmasked().src.placements[axis]);
   }
@@ -71,7 +71,7 @@ void Steps::add_mask(StepKind kind, int64_t axis, const Placement& placement) {
 
 void Steps::add(const StepSize& size, Layout after) {
   const Coordinate first_rank(task_.mesh.num_axes(), 0);
-  // A step that scatters has its logical shape in what it makes, the others in what they start from.
+  // Steps that scatter take their logical shape from the layout after them, others from the layout before.
   const bool scatters = size.kind == StepKind::kReduceScatter || size.kind == StepKind::kSplit;
   auto shape = logical_shape(scatters ? after : now(), task_.mesh, task_.shape, size.axes, first_rank);
   steps_.push_back({size.kind, size.axes, now(), std::move(after), std::move(shape), costs_.of(size),

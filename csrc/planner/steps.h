@@ -1,4 +1,4 @@
-// From a path of states to the steps of a plan.
+// Turns a path of states into the steps of a plan.
 #pragma once
 
 #include "planner/masks.h"
@@ -6,24 +6,25 @@
 
 namespace funcol {
 
-// The most memory held during a step: the caller's tensor, what the step reads unless that is the caller's,
-// what it writes, and copies on the way to and from a collective.
+// The most memory that a rank holds during a step: the caller's tensor, the step's input unless the step is
+// the first, its output, and the copies around a collective.
 int64_t peak_bytes(const StepSize& size, bool first, int64_t src_bytes);
 
-// The same of the steps that apply and make masks; less than any number of bytes if there are none.
+// The largest peak of the steps that apply and make masks; INT64_MIN if there are no such steps.
 int64_t peak_bytes(const Masks& masks, const Space& space);
 
 // A step that applies or makes a mask on a tensor of `bytes`.
 StepSize size_of_mask(StepKind kind, int64_t axis, int64_t bytes);
 
+// Collects the steps of a plan.
 class Steps {
  public:
-  // Begins with the masks that have to be applied. All arguments outlive this.
+  // Begins with the steps that apply masks. All arguments outlive this.
   Steps(const Redistribution& task, const Masks& masks, const Space& space, const Costs& costs);
 
   void add(const Move& move) { add(move.size, space_.layout(move.next)); }
 
-  // Ends with the masks that have to be made.
+  // Adds the steps that make masks, and returns the plan.
   Plan finish();
 
  private:

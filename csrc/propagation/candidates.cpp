@@ -51,10 +51,10 @@ bool may_mix(const Placement& a, const Placement& b) {
   return commute(a, b);
 }
 
-// Even where one of them holds a single rank.
+// Two masks exclude each other even on axes of one rank.
 bool both_mask(const Placement& a, const Placement& b) { return a.mask != 0 && b.mask != 0; }
 
-// Whether that is true of the placements of all tensors.
+// Whether is_true(a's placement, b's placement) holds for every tensor.
 template <typename IsTrue>
 bool of_all(const Row& a, const Row& b, IsTrue is_true) {
   for (size_t i = 0; i < a.inputs.size(); ++i) {
@@ -72,8 +72,8 @@ bool of_all(const Row& a, const Row& b, IsTrue is_true) {
   return true;
 }
 
-// The axes in the order of the mesh, as far as those of `orders` come one after the other as there; nothing
-// if they contradict each other.
+// The first order of all axes, by mesh order, that agrees with all of `orders`. Nothing if they contradict
+// each other.
 std::optional<Candidates::Precedence> sorted_by(const std::vector<const ShardOrder*>& orders,
                                                 int64_t num_axes) {
   std::vector<AxisSet> before(num_axes, 0);
@@ -276,7 +276,7 @@ void Candidates::find_precedences() {
   for (const auto* order : orders) {
     add({order});
   }
-  // Where a layout is given, its order is, too.
+  // Layouts of operands that stay, and required layouts, fix the order.
   std::erase_if(precedences_, [&](const Precedence& precedence) {
     return std::ranges::any_of(operands_,
                                [&](const auto& operand) {
@@ -318,7 +318,7 @@ bool Candidates::may_follow(std::span<const RowNumber> rows, RowNumber next) con
   if (given_.allows_empty_shards) {
     return true;
   }
-  // However a dim is cut, it has to be as long as there are ranks.
+  // A dim must have at least one index for each rank that cuts it.
   return std::ranges::all_of(groups_, [&](const Group& group) {
     const auto& placement = row(next).inputs[group.first];
     if (!placement.is_shard()) {
@@ -399,7 +399,7 @@ std::optional<Composition> Candidates::unmoved() const {
   return fitting.empty() ? std::nullopt : unmoved(rows, fitting);
 }
 
-// `rows` are those of the first axes.
+// `rows` are the rows of the first axes.
 std::optional<Composition> Candidates::unmoved(std::vector<RowNumber>& rows,
                                                const std::vector<const Precedence*>& precedences) const {
   const auto axis = static_cast<int64_t>(rows.size());

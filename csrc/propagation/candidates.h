@@ -1,4 +1,4 @@
-// Which compositions there are of a call's rows, and which of them are legal (compose.h says when).
+// The compositions of the rows of a call, and whether each is legal (compose.h defines both).
 #pragma once
 
 #include <cstdint>
@@ -13,12 +13,12 @@ namespace funcol {
 
 class Candidates {
  public:
-  // Inputs that look alike, lie alike and are asked for the same by every row.
+  // Inputs with equal metadata, layouts and placements in every row, which are priced once.
   struct Group {
-    size_t first;  // the number of one of them
+    size_t first;  // one of the inputs
     int64_t num_inputs;
   };
-  // The mesh axes, those first that cut first.
+  // The mesh axes in the order in which they cut the dims of all tensors of a composition.
   using Precedence = std::vector<int64_t>;
   using RowNumber = int32_t;
 
@@ -33,28 +33,28 @@ class Candidates {
 
   const Row& row(RowNumber number) const { return *rows_[number]; }
   RowNumber num_rows() const { return static_cast<RowNumber>(rows_.size()); }
-  // Those that an axis may have, as far as it knows alone.
+  // The rows that an axis may have, whatever rows the other axes have.
   const std::vector<RowNumber>& rows_of(int64_t axis) const { return rows_of_[axis]; }
   const std::vector<Precedence>& precedences() const { return precedences_; }
   const std::vector<Group>& groups() const { return groups_; }
   size_t group_of(size_t input) const { return group_of_[input]; }
 
-  // Whether the rows of the first axes may be followed by this one: false only if no such composition is
+  // Whether `next` may be the row of the axis after those of `rows`. False only if no such composition is
   // legal.
   bool may_follow(std::span<const RowNumber> rows, RowNumber next) const;
 
   Composition composition(std::span<const RowNumber> rows, const Precedence& precedence) const;
-  // Of a composition whose rows may follow each other.
+  // Whether a composition is legal. Its rows may follow each other.
   bool is_legal(const Composition& composition) const;
 
-  // Whether an input moves.
+  // Whether any input moves.
   bool moves(const Composition& composition) const;
 
   // The first legal composition that moves no input.
   std::optional<Composition> unmoved() const;
 
  private:
-  // Whether two rows may be those of two axes.
+  // Whether two rows may stand on two axes of one composition.
   enum class Mixing : uint8_t { kNever, kWithASingleRank, kAlways };
 
   void check_numbers() const;
@@ -73,7 +73,7 @@ class Candidates {
   const Mesh& mesh_;
   const std::vector<Operand>& operands_;
   const std::vector<std::optional<Layout>>& required_;
-  std::deque<Row> made_;  // the rows that were not given
+  std::deque<Row> made_;  // rows of Replicates, and rows of strided shards, which the rule did not list
   std::vector<const Row*> rows_;
   std::vector<std::vector<RowNumber>> rows_of_;
   std::vector<Mixing> mixing_;  // [row][row]
@@ -82,7 +82,7 @@ class Candidates {
   std::vector<size_t> group_of_;
 };
 
-// Whether the axes that cut a dim of `layout` do so in this order.
+// Whether the axes cut every dim of `layout` in this order.
 bool is_cut_by(const Layout& layout, const Candidates::Precedence& precedence);
 
 }  // namespace funcol

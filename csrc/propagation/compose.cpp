@@ -1,7 +1,6 @@
 #include "propagation/compose.h"
 
 #include <algorithm>
-#include <limits>
 #include <memory>
 #include <span>
 #include <utility>
@@ -14,7 +13,6 @@ namespace {
 
 using RowNumber = Candidates::RowNumber;
 
-constexpr double kNever = std::numeric_limits<double>::infinity();
 constexpr double kRounding = 1e-9;
 
 std::vector<Placement> vocabulary_of_input(const Candidates& candidates, size_t input) {
@@ -27,14 +25,14 @@ std::vector<Placement> vocabulary_of_input(const Candidates& candidates, size_t 
   return vocabulary_of(std::move(placements));
 }
 
-// The costs of all inputs, group by group; what is found out goes back to the source at the end.
+// The costs of all inputs, group by group. The destructor gives the searches back to the source.
 class InputCosts {
  public:
   InputCosts(const Candidates& candidates, CostSource& source) : candidates_(candidates), source_(source) {
     for (const auto& group : candidates.groups()) {
       number_of_.push_back(groups_.size());
       if (!candidates.stays(group.first)) {
-        groups_.push_back({PrefixCosts(candidates, group.first, reach_of(group.first)),
+        groups_.push_back({PrefixCosts(candidates, group.first, paths_of(group.first)),
                            static_cast<double>(group.num_inputs)});
       }
     }
@@ -44,8 +42,8 @@ class InputCosts {
   InputCosts(InputCosts&&) = delete;
   InputCosts& operator=(InputCosts&&) = delete;
   ~InputCosts() {
-    for (auto& reach : reaches_) {
-      source_.give_back(std::move(reach));
+    for (auto& paths : all_paths_) {
+      source_.give_back(std::move(paths));
     }
   }
 
@@ -57,10 +55,10 @@ class InputCosts {
     return sum;
   }
 
-  // Finds out more until the sum is exact (true) or known to be above `limit`.
+  // Searches on until the sum is exact (true) or certain to exceed `limit` (false).
   bool sharpen(size_t precedence, std::span<const RowNumber> rows, double limit) {
     double sum = at_least(precedence, rows);
-    // Changes are added up in another order than the sum itself.
+    // The running sum is rounded differently from at_least().
     const double safely_above = limit + kRounding * limit;
     for (auto& group : groups_) {
       while (!group.costs.is_exact(precedence, rows)) {
@@ -75,7 +73,7 @@ class InputCosts {
     return true;
   }
 
-  // Of each input, once sharpened.
+  // The cost of each input, after sharpen() returned true.
   std::vector<double> of_inputs(size_t precedence, std::span<const RowNumber> rows) const {
     std::vector<double> costs;
     costs.reserve(candidates_.call().tensors.size());
@@ -92,30 +90,31 @@ class InputCosts {
     double num_inputs;
   };
 
-  Reach& reach_of(size_t input) {
+  ShortestPaths& paths_of(size_t input) {
     const auto& tensor = candidates_.call().tensors[input];
     const int64_t size = itemsize(tensor.dtype);
     auto vocabulary = vocabulary_of_input(candidates_, input);
-    for (const auto& reach : reaches_) {
-      if (reach->shape() == tensor.shape && reach->itemsize() == size &&
-          reach->source() == candidates_.source(input) && reach->vocabulary() == vocabulary) {
-        return *reach;
+    for (const auto& paths : all_paths_) {
+      if (paths->shape() == tensor.shape && paths->itemsize() == size &&
+          paths->source() == candidates_.source(input) && paths->vocabulary() == vocabulary) {
+        return *paths;
       }
     }
-    reaches_.push_back(source_.take(tensor.shape, size, candidates_.source(input), std::move(vocabulary)));
-    return *reaches_.back();
+    all_paths_.push_back(source_.take(tensor.shape, size, candidates_.source(input), std::move(vocabulary)));
+    return *all_paths_.back();
   }
 
   const Candidates& candidates_;
   CostSource& source_;
-  std::vector<std::unique_ptr<Reach>> reaches_;
-  std::vector<Group> groups_;      // but those that stay
+  std::vector<std::unique_ptr<ShortestPaths>> all_paths_;
+  std::vector<Group> groups_;      // groups of inputs that may move
   std::vector<size_t> number_of_;  // group of Candidates -> place in groups_
 };
 
-class Search {
+// The best-first search of cheapest().
+class CompositionSearch {
  public:
-  Search(const Candidates& candidates, CostSource& source)
+  CompositionSearch(const Candidates& candidates, CostSource& source)
       : candidates_(candidates),
         num_axes_(static_cast<size_t>(candidates.mesh().num_axes())),
         costs_(candidates, source) {}
@@ -176,16 +175,15 @@ class Search {
     }
   }
 
-  // Of the nodes in the queue.
   double least_bound() const {
     if (queue_.empty()) {
-      return kNever;
+      return kImpossible;
     }
     return queue_.front().bound;
   }
 
-  // By bound, then in the order of the full product: a node stands where its first composition may stand,
-  // since rows that are not known yet are 0.
+  // Orders nodes by bound, then by the full product. Rows that are not chosen yet are 0, so a node comes
+  // where its first composition may come.
   bool is_later(const Entry& a, const Entry& b) const {
     if (a.bound != b.bound) {
       return a.bound > b.bound;
@@ -201,7 +199,7 @@ class Search {
   }
 
   void push(size_t node, double bound) {
-    if (bound != kNever) {
+    if (bound != kImpossible) {
       queue_.push_back({bound, node});
       std::ranges::push_heap(queue_, [this](const Entry& a, const Entry& b) { return is_later(a, b); });
     }
@@ -233,10 +231,10 @@ class Search {
   std::vector<Entry> queue_;
 };
 
-// The full product, one composition after the other.
-class Product {
+// Enumerates the full product of the rows.
+class FullProduct {
  public:
-  Product(const Candidates& candidates, CostSource& source)
+  FullProduct(const Candidates& candidates, CostSource& source)
       : candidates_(candidates), costs_(candidates, source) {}
 
   std::vector<Choice> run() {
@@ -260,7 +258,7 @@ class Product {
     }
   }
 
-  // One for each order of cuts that makes a difference.
+  // Adds one choice for each shard order that makes a difference.
   void add() {
     std::vector<Composition> seen;
     for (size_t precedence = 0; precedence < candidates_.precedences().size(); ++precedence) {
@@ -270,7 +268,7 @@ class Product {
       }
       seen.push_back(composition);
       if (candidates_.is_legal(composition)) {
-        costs_.sharpen(precedence, rows_, kNever);
+        costs_.sharpen(precedence, rows_, kImpossible);
         const bool moves = candidates_.moves(composition);
         choices_.push_back({std::move(composition), costs_.of_inputs(precedence, rows_), moves});
       }
@@ -291,13 +289,13 @@ std::optional<Choice> cheapest(const OpCall& call, const Rows& rows, const std::
   if (auto unmoved = candidates.unmoved()) {
     return Choice{std::move(*unmoved), std::vector<double>(operands.size(), 0), false};
   }
-  return Search(candidates, costs).run();
+  return CompositionSearch(candidates, costs).run();
 }
 
 std::vector<Choice> all_choices(const OpCall& call, const Rows& rows, const std::vector<Operand>& operands,
                                 const std::vector<std::optional<Layout>>& required, CostSource& costs) {
   const Candidates candidates(call, rows, costs.mesh(), operands, required);
-  return Product(candidates, costs).run();
+  return FullProduct(candidates, costs).run();
 }
 
 }  // namespace funcol

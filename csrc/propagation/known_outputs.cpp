@@ -11,24 +11,17 @@ namespace {
 using Outputs = std::vector<std::optional<TensorMeta>>;
 
 TensorMeta contiguous(std::vector<int64_t> shape, Dtype dtype) {
-  std::vector<int64_t> stride(shape.size());
-  int64_t step = 1;
-  for (size_t dim = shape.size(); dim-- > 0;) {
-    stride[dim] = step;
-    step *= std::max<int64_t>(shape[dim], 1);
-  }
-  return {std::move(shape), std::move(stride), dtype};
+  auto strides = contiguous_strides(shape);
+  return {std::move(shape), std::move(strides), dtype};
 }
 
-bool is_contiguous(const TensorMeta& meta) {
-  return meta.stride == contiguous(meta.shape, meta.dtype).stride;
-}
+bool is_contiguous(const TensorMeta& meta) { return meta.stride == contiguous_strides(meta.shape); }
 
 Dtype dtype_of_statistics(Dtype dtype) {
   return dtype == Dtype::kFloat16 || dtype == Dtype::kBFloat16 ? Dtype::kFloat32 : dtype;
 }
 
-// The normalized dims are the last ones of the input.
+// Whether `last` are the last sizes of `shape`.
 bool ends_with(const std::vector<int64_t>& shape, const std::vector<int64_t>& last) {
   return !last.empty() && last.size() <= shape.size() &&
          std::equal(last.rbegin(), last.rend(), shape.rbegin());
@@ -76,7 +69,7 @@ std::optional<Outputs> cat(const OpCall& call) {
   }
   shape[at] = 0;
   for (const auto& tensor : call.tensors) {
-    // Empty tensors of one dim are passed over, layouts other than contiguous are kept: not here.
+    // Left to PyTorch: empty tensors of one dim are skipped, and memory formats are kept.
     if (tensor.dtype != first.dtype || tensor.shape.size() != shape.size() || !is_contiguous(tensor) ||
         (tensor.shape.size() == 1 && tensor.shape[0] == 0)) {
       return std::nullopt;
@@ -101,12 +94,12 @@ std::optional<Outputs> softmax_backward(const OpCall& call) {
   return Outputs{gradient};
 }
 
-// Dtypes that every operator here computes with.
+// Whether every operator in this file computes with the dtype.
 bool is_common(Dtype dtype) {
   return dtype <= Dtype::kFloat64 || dtype == Dtype::kBool || dtype == Dtype::kBFloat16;
 }
 
-// That of the argument, if it is given.
+// The argument "dtype" if it is given.
 Dtype dtype_or(const OpCall& call, Dtype otherwise) {
   const auto* given = call.has_arg("dtype") ? std::get_if<Dtype>(&call.arg("dtype").value) : nullptr;
   return given == nullptr ? otherwise : *given;
@@ -114,7 +107,7 @@ Dtype dtype_or(const OpCall& call, Dtype otherwise) {
 
 Dtype dtype_of_sum(Dtype dtype) { return is_integral(dtype) ? Dtype::kInt64 : dtype; }
 
-// Dense, with the dims of `self` that are not reduced, or all with 1 for those that are.
+// A contiguous tensor without the reduced dims, or with size 1 in them.
 std::optional<Outputs> reduced(const OpCall& call, Dtype dtype) {
   const auto& self = call.tensor("self");
   if (!is_common(self.dtype) || !is_common(dtype)) {
@@ -131,7 +124,7 @@ std::optional<Outputs> reduced(const OpCall& call, Dtype dtype) {
       }
       is_reduced[at] = true;
     }
-    if (dims.empty()) {  // all to some, none to others
+    if (dims.empty()) {  // means all dims to some operators, none to others
       return std::nullopt;
     }
   }
@@ -154,7 +147,7 @@ std::optional<Outputs> mean(const OpCall& call) {
   return is_floating_point(dtype) ? reduced(call, dtype) : std::nullopt;
 }
 
-// Of nothing there is no largest element, nor a norm of every order.
+// No elements have no extreme, and not every norm.
 std::optional<Outputs> extreme(const OpCall& call) {
   const auto& self = call.tensor("self");
   return num_elements(self.shape) == 0 ? std::nullopt : reduced(call, self.dtype);
@@ -169,7 +162,7 @@ std::optional<Outputs> truth(const OpCall& call) {
   return call.tensor("self").dtype == Dtype::kUInt8 ? std::nullopt : reduced(call, Dtype::kBool);
 }
 
-// What looks as `self` does.
+// An output with the metadata of `self`.
 std::optional<Outputs> alike(const OpCall& call) {
   const auto& self = call.tensor("self");
   return is_contiguous(self) && is_common(self.dtype) ? std::optional(Outputs{self}) : std::nullopt;
@@ -199,7 +192,7 @@ std::optional<Outputs> triangle(const OpCall& call) {
   return call.tensor("self").num_dims() < 2 ? std::nullopt : alike(call);
 }
 
-// [..., m, k] and [..., k, n]; one dtype for all of the call's tensors.
+// The product of [..., m, k] and [..., k, n], if all tensors of the call have one dtype.
 std::optional<Outputs> product(const OpCall& call, const TensorMeta& a, const TensorMeta& b,
                                int64_t num_dims) {
   const bool is_product =
@@ -223,7 +216,7 @@ std::optional<Outputs> batch_of_products(const OpCall& call) {
   return product(call, call.tensor("self"), call.tensor("mat2"), 3);
 }
 
-// The first term has the shape of the product, or is as long as its rows.
+// The summand `self` has the shape of the product, or of one of its rows.
 std::optional<Outputs> sum_with_product(const OpCall& call) {
   const auto& mat1 = call.tensor("mat1");
   const auto& mat2 = call.tensor("mat2");

@@ -1,4 +1,4 @@
-// What some operators return, worked out here: their Meta kernels are written in Python and slow.
+// Output shapes, strides and dtypes of operators whose Meta kernels are written in Python, and slow.
 #pragma once
 
 #include <optional>
@@ -8,10 +8,10 @@
 
 namespace funcol {
 
-// The outputs of common reductions, of products of matrices, of softmax and log_softmax and their backwards,
-// of native_layer_norm and its backward, cat, cumsum, tril and triu; as on a GPU where devices differ
-// (statistics of half precision inputs are float). Nothing for other operators, and for arguments that are
-// better refused by the operator itself.
+// The outputs of common reductions, matrix products, softmax and log_softmax with their backwards,
+// native_layer_norm with its backward, cat, cumsum, tril and triu. Where devices differ, the outputs are
+// those of a GPU (statistics of half precision inputs are float). Nothing for other operators, and for
+// arguments that the operator itself has to check.
 std::optional<std::vector<std::optional<TensorMeta>>> known_outputs(const OpCall& call);
 
 }  // namespace funcol

@@ -55,11 +55,11 @@ constexpr std::array kEntries{
 }  // namespace
 
 std::optional<LocalSizeArgs> local_size_args(std::string_view op) {
-  // view.dtype has no size.
+  // The overload view.dtype has no size argument.
   if (op == "aten::view") {
     return kSize;
   }
-  const auto name = op.substr(0, op.find('.'));
+  const auto name = without_overload(op);
   const auto* found = std::ranges::find(kEntries, name, &Entry::op);
   return found == kEntries.end() ? std::nullopt : std::optional(found->args);
 }

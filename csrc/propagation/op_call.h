@@ -1,4 +1,4 @@
-// A call of an operator as rules see it: which operator, its arguments, and what its tensors look like.
+// A call of an operator as rules see it: the operator, its arguments, and the metadata of its tensors.
 //
 // Worked case, torch.sum(x, [0], keepdim=True) of an f32[8, 4]: op "aten::sum.dim_IntList", args
 // {"self": tensor 0, "dim": [0], "keepdim": true, "dtype": none}, tensors {f32[8, 4]}, outputs {f32[1, 4]}.
@@ -15,15 +15,15 @@
 
 namespace funcol {
 
-// A tensor among the arguments: its number in OpCall::tensors.
+// A tensor argument: its index in OpCall::tensors.
 struct TensorNumber {
   size_t number;
 
   friend bool operator==(const TensorNumber&, const TensorNumber&) = default;
 };
 
-// An argument: none, a tensor, a scalar, a string (memory formats and devices too, as PyTorch prints them), a
-// dtype, or a list of arguments.
+// An argument: none, a tensor, a scalar, a string, a dtype, or a list of arguments. Memory formats and
+// devices are strings, as PyTorch prints them.
 struct Argument {
   using List = std::vector<Argument>;
 
@@ -33,8 +33,8 @@ struct Argument {
   bool is_tensor() const { return std::holds_alternative<TensorNumber>(value); }
   bool is_list() const { return std::holds_alternative<List>(value); }
 
-  // Each throws std::invalid_argument if the argument is something else. An int serves where a double is
-  // asked for; one int serves as a list of one.
+  // The value as a type. Throws std::invalid_argument if it has another type. number() takes an int too, and
+  // integers() takes one int as a list of one.
   size_t tensor() const;
   bool boolean() const;
   int64_t integer() const;
@@ -46,30 +46,32 @@ struct Argument {
 };
 
 struct OpCall {
-  std::string op;  // qualified, with its overload: "aten::add.Tensor", "aten::relu" for the default one
+  std::string op;  // qualified name with overload: "aten::add.Tensor"; "aten::relu" for the default overload
 
-  // Every argument of the schema by name, in its order; defaults are filled in. Tensors that are given to
-  // write the result to (out=) are left out.
+  // The arguments by name, in the order of the schema, with defaults filled in. out= arguments are left out.
   std::vector<std::pair<std::string, Argument>> args;
 
-  // The tensors among `args` in their order, also those inside lists.
+  // The tensors of `args` in their order, including those inside lists.
   std::vector<TensorMeta> tensors;
 
-  // What is returned: tensors of a returned list one by one; nothing where the operator returns no tensor
-  // (a masked-off gradient, a number).
+  // The outputs; a returned list counts as its elements. An output that is no tensor (a number, or a gradient
+  // that was not asked for) has no value.
   std::vector<std::optional<TensorMeta>> outputs;
 
   // Throws std::invalid_argument naming the operator if it has no such argument.
   const Argument& arg(std::string_view name) const;
   bool has_arg(std::string_view name) const;
-  // What the tensor argument `name` looks like.
+  // The metadata of the tensor argument `name`.
   const TensorMeta& tensor(std::string_view name) const { return tensors[arg(name).tensor()]; }
 
   friend bool operator==(const OpCall&, const OpCall&) = default;
 };
 
-// `dim` counted from 0. Throws std::out_of_range naming the operator if the tensor has no such dim; a scalar
-// has the dims 0 and -1.
+// `dim` counted from 0. Throws std::out_of_range, naming the operator, if the tensor has no such dim. A
+// scalar tensor has the dims 0 and -1.
 int64_t counted_from_0(const OpCall& call, int64_t dim, int64_t num_dims);
+
+// "aten::add_.Tensor" without its overload: "aten::add_".
+inline std::string_view without_overload(std::string_view op) { return op.substr(0, op.find('.')); }
 
 }  // namespace funcol

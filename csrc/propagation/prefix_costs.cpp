@@ -5,16 +5,16 @@
 namespace funcol {
 namespace {
 
-// More prefixes than this are not laid out side by side.
+// More prefixes than this are kept in a hash map instead of an array.
 constexpr uint64_t kMaxDense = uint64_t{1} << 16;
 
-// No state has it.
+// A State::place and State::split that no state has.
 constexpr uint8_t kNowhere = UINT8_MAX;
 
 }  // namespace
 
-PrefixCosts::PrefixCosts(const Candidates& candidates, size_t input, Reach& reach)
-    : candidates_(candidates), input_(input), reach_(reach) {
+PrefixCosts::PrefixCosts(const Candidates& candidates, size_t input, ShortestPaths& paths)
+    : candidates_(candidates), input_(input), paths_(paths) {
   const auto& precedences = candidates.precedences();
   const int64_t num_axes = candidates.mesh().num_axes();
   uint64_t num_prefixes = precedences.size();
@@ -35,19 +35,19 @@ PrefixCosts::PrefixCosts(const Candidates& candidates, size_t input, Reach& reac
       rank_of[precedence[i]] = i;
     }
   }
-  // The input where it is: masks and all.
-  const Layout& source = reach.source();
+  // The present layout of the input, with its masks, costs nothing.
+  const Layout& source = paths.source();
   for (size_t precedence = 0; precedence < precedences.size(); ++precedence) {
     if (funcol::is_cut_by(source, precedences[precedence])) {
-      take_in(0, precedence, 0,
-              [&](size_t axis, const Column& column) { return column.placement == source.placements[axis]; });
+      visit(0, precedence, 0,
+            [&](size_t axis, const Column& column) { return column.placement == source.placements[axis]; });
     }
   }
-  radius_ = reach.at_least(num_taken_in_);
+  frontier_ = paths.at_least(num_visited_);
 }
 
 void PrefixCosts::add_axis(int64_t axis, uint64_t first_key) {
-  const Space& space = reach_.space();
+  const Space& space = paths_.space();
   Axis& added = axes_.emplace_back(Axis{space.slot(axis), {}, {}, first_key});
   added.column_of.resize(candidates_.num_rows());
   for (const RowNumber number : candidates_.rows_of(axis)) {
@@ -55,8 +55,8 @@ void PrefixCosts::add_axis(int64_t axis, uint64_t first_key) {
     const auto known = std::ranges::find(added.columns, placement, &Column::placement);
     added.column_of[number] = static_cast<uint32_t>(known - added.columns.begin());
     if (known == added.columns.end()) {
-      // A mask that the input has goes when the input moves.
-      const bool makes_mask = placement.mask != 0 && placement != reach_.source().placements[axis];
+      // An input that moves loses the masks that it has.
+      const bool makes_mask = placement.mask != 0 && placement != paths_.source().placements[axis];
       const uint8_t place = placement.mask != 0 && !makes_mask       ? kNowhere
                             : makes_mask || placement.is_replicate() ? State::kReplicate
                             : placement.is_partial()                 ? State::of(placement.op)
@@ -96,42 +96,41 @@ void PrefixCosts::set(uint64_t key, double cost) {
 }
 
 void PrefixCosts::extend() {
-  const bool is_mask_next = !masked_.empty() && masked_.top().cost <= reach_.at_least(num_taken_in_);
-  if (const auto* settled = is_mask_next ? nullptr : reach_.nearest(num_taken_in_)) {
-    ++num_taken_in_;
-    take_in(settled->state, settled->cost, kNoAxis);
+  const bool is_mask_next = !masked_.empty() && masked_.top().cost <= paths_.at_least(num_visited_);
+  if (const auto* settled = is_mask_next ? nullptr : paths_.nearest(num_visited_)) {
+    ++num_visited_;
+    visit(settled->state, settled->cost, kNoAxis);
     if (!maskable_axes_.empty()) {
-      masked_.push({settled->cost + reach_.mask_cost(settled->state), settled->state});
+      masked_.push({settled->cost + paths_.mask_cost(settled->state), settled->state});
     }
   } else if (!masked_.empty()) {
     for (const int64_t axis : maskable_axes_) {
-      take_in(masked_.top().replicated, masked_.top().cost, axis);
+      visit(masked_.top().replicated, masked_.top().cost, axis);
     }
     masked_.pop();
   }
-  radius_ = std::min(reach_.at_least(num_taken_in_),
-                     masked_.empty() ? std::numeric_limits<double>::infinity() : masked_.top().cost);
+  frontier_ = std::min(paths_.at_least(num_visited_), masked_.empty() ? kImpossible : masked_.top().cost);
 }
 
-void PrefixCosts::take_in(const State& state, double cost, int64_t masked_axis) {
+void PrefixCosts::visit(const State& state, double cost, int64_t masked_axis) {
   const auto fits = [&](size_t axis, const Column& column) {
     if (column.makes_mask != (static_cast<int64_t>(axis) == masked_axis)) {
       return false;
     }
     const int slot = axes_[axis].slot;
-    // On an axis of one rank all is the same but masks.
+    // On an axis of one rank all placements without masks are equal.
     return slot < 0 ? column.place != kNowhere
                     : column.place == state.place.at(slot) && column.split == state.split.at(slot);
   };
   for (size_t precedence = 0; precedence < rank_of_.size(); ++precedence) {
     if (is_cut_by(state, precedence)) {
-      take_in(0, precedence, cost, fits);
+      visit(0, precedence, cost, fits);
     }
   }
 }
 
 bool PrefixCosts::is_cut_by(const State& state, size_t precedence) const {
-  const Space& space = reach_.space();
+  const Space& space = paths_.space();
   const auto& rank_of = rank_of_[precedence];
   for (int b = 1; b < space.num_slots(); ++b) {
     for (int a = 0; a < b && state.is_shard(b); ++a) {
@@ -145,7 +144,7 @@ bool PrefixCosts::is_cut_by(const State& state, size_t precedence) const {
 }
 
 template <typename Fits>
-bool PrefixCosts::take_in(size_t axis, uint64_t prefix, double cost, const Fits& fits) {
+bool PrefixCosts::visit(size_t axis, uint64_t prefix, double cost, const Fits& fits) {
   if (axis == axes_.size()) {
     set(first_whole_key_ + prefix, cost);
     return true;
@@ -153,7 +152,7 @@ bool PrefixCosts::take_in(size_t axis, uint64_t prefix, double cost, const Fits&
   const auto& columns = axes_[axis].columns;
   bool any = false;
   for (size_t i = 0; i < columns.size(); ++i) {
-    any = (fits(axis, columns[i]) && take_in(axis + 1, prefix * columns.size() + i, cost, fits)) || any;
+    any = (fits(axis, columns[i]) && visit(axis + 1, prefix * columns.size() + i, cost, fits)) || any;
   }
   if (any) {
     set(axes_[axis].first_key + prefix, cost);

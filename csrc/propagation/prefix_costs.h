@@ -1,40 +1,39 @@
-// What it costs one input to be where rows ask for it, when the rows of only the first axes are known.
+// Lower bounds of the cost of one input when only the rows of the first mesh axes are chosen.
 #pragma once
 
 #include <cstdint>
-#include <limits>
 #include <queue>
 #include <span>
 #include <unordered_map>
 #include <vector>
 
-#include "planner/reach.h"
+#include "planner/shortest_paths.h"
 #include "propagation/candidates.h"
 
 namespace funcol {
 
-// Of an input: for an order of cuts and rows of the first axes ("prefix"), the least cost of a layout that
-// some rows of the other axes ask for. Layouts are taken in from the nearest to the farthest: the first that
-// fits a prefix is its least. A layout with a mask on an axis comes behind the one that replicates there, by
-// what it costs to make the mask.
+// For each prefix (a shard order and rows of the first axes), the least cost of a layout of the input that
+// any rows of the other axes ask for. Layouts are visited from the cheapest on: the first one that fits a
+// prefix gives its cost. A layout with a mask on an axis costs as much as the layout that replicates there,
+// and the cost of making the mask.
 class PrefixCosts {
  public:
   using RowNumber = Candidates::RowNumber;
 
-  // Both outlive this.
-  PrefixCosts(const Candidates& candidates, size_t input, Reach& reach);
+  // `candidates` and `paths` outlive this.
+  PrefixCosts(const Candidates& candidates, size_t input, ShortestPaths& paths);
 
-  // The least cost if it is known, else a bound: what the nearest layout costs that is not taken in yet.
+  // The least cost if it is known, else a lower bound: the cost of the next layout.
   double at_least(size_t precedence, std::span<const RowNumber> rows) const {
     const double known = get(key(precedence, rows));
-    return known >= 0 ? known : radius_;
+    return known >= 0 ? known : frontier_;
   }
-  // Whether that is the cost; also if it is known that there is no way.
+  // Whether at_least() is the cost itself, which may be kImpossible.
   bool is_exact(size_t precedence, std::span<const RowNumber> rows) const {
-    return get(key(precedence, rows)) >= 0 || radius_ == std::numeric_limits<double>::infinity();
+    return get(key(precedence, rows)) >= 0 || frontier_ == kImpossible;
   }
 
-  // Takes in the next layout. Not when all are.
+  // Visits the next layout. Must not be called once all are visited.
   void extend();
 
  private:
@@ -42,48 +41,48 @@ class PrefixCosts {
 
   struct Column {
     Placement placement;
-    uint8_t place;  // of State
+    uint8_t place;  // as in State
     uint8_t split;
     bool makes_mask;
   };
   struct Masked {
     double cost;
-    State replicated;  // but for the mask on some axis
+    State replicated;  // the layout, with Replicate in place of the mask
 
     bool operator<(const Masked& other) const { return cost > other.cost; }
   };
-  // Placements that rows have on an axis.
+  // The placements of the input on one mesh axis, in any row.
   struct Axis {
     int slot;
     std::vector<Column> columns;
     std::vector<uint32_t> column_of;  // [row]
-    uint64_t first_key;               // of prefixes that end before the axis
+    uint64_t first_key;               // of prefixes that end before this axis
   };
 
   static constexpr int64_t kNoAxis = -1;
 
   void add_axis(int64_t axis, uint64_t first_key);
-  void take_in(const State& state, double cost, int64_t masked_axis);
+  void visit(const State& state, double cost, int64_t masked_axis);
   uint64_t key(size_t precedence, std::span<const RowNumber> rows) const;
   double get(uint64_t key) const;
   void set(uint64_t key, double cost);
   bool is_cut_by(const State& state, size_t precedence) const;
-  // Sets all prefixes of which every column fits.
+  // Sets the cost of all prefixes whose columns all fit.
   template <typename Fits>
-  bool take_in(size_t axis, uint64_t prefix, double cost, const Fits& fits);
+  bool visit(size_t axis, uint64_t prefix, double cost, const Fits& fits);
 
   const Candidates& candidates_;
   const size_t input_;
-  Reach& reach_;
-  size_t num_taken_in_ = 0;             // of the layouts without masks
-  std::vector<int64_t> maskable_axes_;  // on which a mask may be made
-  std::priority_queue<Masked> masked_;  // not taken in yet
-  double radius_ = 0;
+  ShortestPaths& paths_;
+  size_t num_visited_ = 0;              // layouts without masks
+  std::vector<int64_t> maskable_axes_;  // axes on which rows make a mask
+  std::priority_queue<Masked> masked_;  // not visited yet
+  double frontier_ = 0;
   std::vector<Axis> axes_;
   std::vector<std::vector<int64_t>> rank_of_;  // [precedence][axis]
-  std::vector<double> dense_;                  // by key, unless there are too many
+  std::vector<double> dense_;                  // by key; empty if there are too many keys
   std::unordered_map<uint64_t, double> sparse_;
-  uint64_t first_whole_key_ = 0;  // of prefixes with a row for each axis
+  uint64_t first_whole_key_ = 0;  // of prefixes with a row for every axis
 };
 
 }  // namespace funcol

@@ -74,7 +74,7 @@ OutputSharding to_sharding(const OpSchema& schema, const Rows& rows, Choice choi
   return sharding;
 }
 
-// How many letters have to be changed, put in or taken out to make `a` of `b`.
+// The edit distance (Levenshtein) of `a` and `b`.
 size_t distance(std::string_view a, std::string_view b) {
   std::vector<size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), size_t{0});
@@ -89,8 +89,6 @@ size_t distance(std::string_view a, std::string_view b) {
   }
   return row[b.size()];
 }
-
-std::string_view without_overload(std::string_view op) { return op.substr(0, op.find('.')); }
 
 std::string unknown_operator(const std::string& op) {
   std::string near;

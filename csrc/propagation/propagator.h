@@ -1,5 +1,6 @@
-// Sharding propagation: from an operator and where its tensors are, to where its results are and what has to
-// move first. Needs no Python and no PyTorch; what outputs look like is asked of a function.
+// Sharding propagation: from the layouts of an operator's inputs to the layouts of its outputs, and to the
+// redistributions that the inputs need first. Needs no Python and no PyTorch; the caller passes a function
+// that gives the metadata of outputs.
 //
 // PyTorch's counterpart: torch.distributed.tensor._sharding_prop.ShardingPropagator.
 #pragma once
@@ -20,7 +21,7 @@
 
 namespace funcol {
 
-// A tensor of a mesh: what it looks like as a whole and how it is held. Prints as PyTorch's spec does.
+// The metadata and layout of a tensor on a mesh: PyTorch's DTensorSpec without the mesh.
 struct Spec {
   TensorMeta meta;
   Layout layout;
@@ -31,14 +32,14 @@ struct Spec {
 // "Spec(f32[8, 4](S(0)))".
 std::string to_string(const Spec& spec);
 
-// A call whose tensors are on one mesh.
+// A call on tensors of one mesh, with their layouts.
 struct OpSchema {
-  OpCall call;  // its outputs are not known yet
+  OpCall call;  // propagate(schema) ignores its outputs
   Mesh mesh;
   std::vector<Layout> layouts;  // of call.tensors
-  std::vector<bool> stays;      // of call.tensors: written in place, so that they cannot move
-  // Of the outputs, as far as they are known before: that of the tensor which the operator writes to and
-  // returns. Shorter than the outputs, or empty, where nothing is known.
+  std::vector<bool> stays;      // of call.tensors: whether the operator writes to it, so it cannot move
+  // The layouts that outputs must have: an output that the operator writes to keeps its layout. Outputs
+  // beyond the end of the list may have any layout.
   std::vector<std::optional<Layout>> results;
 
   friend bool operator==(const OpSchema&, const OpSchema&) = default;
@@ -49,42 +50,42 @@ std::string to_string(const OpSchema& schema);
 
 struct OutputSharding {
   std::vector<std::optional<Spec>> outputs;
-  std::vector<Layout> inputs;  // what OpSchema::layouts have to become first
-  std::vector<double> costs;   // of each input
+  std::vector<Layout> inputs;  // the layouts that inputs need before the call
+  std::vector<double> costs;   // of the redistribution of each input
   bool needs_redistribute = false;
-  std::vector<IndexMask> masks;  // those that new_mask() numbers in `outputs` and `inputs`
+  std::vector<IndexMask> masks;  // new_mask(i) in `outputs` and `inputs` stands for masks[i]
 };
 
-// No rule is known for an operator.
+// An operator has no sharding rule.
 class NoRuleError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// What the outputs of a call look like. Throws what the operator throws for such arguments.
+// Gives the metadata of the outputs of a call. Throws what the operator throws for its arguments.
 using OutputMetas = std::function<std::vector<std::optional<TensorMeta>>(const OpCall&)>;
 
-// Remembers what redistributions cost, but no decisions: such a cache belongs to whoever knows what makes two
-// calls alike. Safe against several threads.
+// Decides shardings. Keeps redistribution costs between calls, but no decisions: the caller caches these.
+// Thread-safe.
 class Propagator {
  public:
-  // `model` prices redistribution; default_alpha_beta() of the mesh if there is none.
+  // `model` prices redistributions; the default is default_alpha_beta() of the mesh.
   explicit Propagator(OutputMetas output_metas, std::optional<CostModel> model = std::nullopt);
 
-  // What redistributions on `mesh` cost, shared by all decisions.
+  // The redistribution costs on `mesh`, shared by all decisions.
   std::shared_ptr<CostSource> costs_on(const Mesh& mesh) const;
   void forget_costs() const;
 
-  // The least-cost decision; of several at the same cost one that moves nothing, then the first one.
-  // Throws NoRuleError, naming the operator, the operators with the nearest names, and what to do;
-  // std::invalid_argument, naming the operator, the argument and the specs, for rows that are not as long as
-  // the call's tensors, placements of dims that a tensor has not, and calls without a legal decision.
+  // The least-cost decision. Of equals, a decision that moves no input wins, then the first one.
+  // Throws NoRuleError, with the operators of the nearest names, if the operator has no rule. Throws
+  // std::invalid_argument, with operator, argument and specs, if a row does not match the number of tensors,
+  // a placement shards a dim that its tensor does not have, or no decision is legal.
   OutputSharding propagate(const OpSchema& schema) const;
-  // With rows that the caller has instead of the rule; outputs of the call are known.
+  // The same with the caller's rows in place of a rule. schema.call.outputs must be filled in.
   OutputSharding propagate(const OpSchema& schema, const Rows& rows) const;
 
-  // Every legal decision with its costs, in the order of the full product of the rows, the first axis
-  // slowest.
+  // Every legal decision with its costs, in the order of the full product of the rows: the last axis varies
+  // fastest.
   std::vector<OutputSharding> strategies(const OpSchema& schema) const;
   std::vector<OutputSharding> strategies(const OpSchema& schema, const Rows& rows) const;
 
@@ -97,10 +98,10 @@ class Propagator {
   OutputMetas output_metas_;
   std::optional<CostModel> model_;
   mutable std::mutex mutex_;
-  mutable std::vector<std::shared_ptr<CostSource>> costs_;  // the mesh asked for last comes first
+  mutable std::vector<std::shared_ptr<CostSource>> costs_;  // most recently used first
 };
 
-// Names of operators with rules that look like `op`, the likeliest first; at most five.
+// At most five operators with rules whose names are nearest to `op`, nearest first.
 std::vector<std::string> similar_ops(const std::string& op);
 
 }  // namespace funcol

@@ -12,10 +12,7 @@ namespace {
 
 constexpr std::string_view kForeach = "aten::_foreach_";
 
-// "aten::add_.Tensor" without its overload: "aten::add_".
-std::string_view without_overload(std::string_view op) { return op.substr(0, op.find('.')); }
-
-// "aten::add_" as its functional form is called: "aten::add". Names such as "aten::__xor__" are functional.
+// The name of the functional form: "aten::add" for "aten::add_". "aten::__xor__" is functional already.
 std::string_view functional_name(std::string_view name) {
   return name.ends_with('_') && !name.ends_with("__") ? name.substr(0, name.size() - 1) : name;
 }

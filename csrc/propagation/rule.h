@@ -1,10 +1,10 @@
-// What an operator may do on local tensors, one mesh axis at a time.
+// Sharding rules: for each operator, the placements under which it can run on local tensors.
 //
-// A row says: with these placements of the inputs on an axis, the operator run on what each rank holds gives
-// the outputs with those placements. Worked case, mm of [m, k] and [k, n]:
+// A row is for one mesh axis. It says: if the inputs have these placements, running the operator on each
+// rank's local tensors gives outputs with those placements. Worked case, mm of [m, k] and [k, n]:
 //   R <- R, R     S(0) <- S(0), R     S(1) <- R, S(1)     P <- S(1), S(0)     P <- P, R     P <- R, P
-// Rows of different axes combine freely, as far as Rule::is_legal lets them. A row of Replicates alone need
-// not be listed: it is always there, and comes first.
+// Rows of different axes combine freely unless Rows::is_legal forbids it. A row of Replicates alone is always
+// there, and comes first; rules do not list it.
 //
 // PyTorch's counterpart: torch.distributed.tensor._ops.single_dim_strategy.
 #pragma once
@@ -22,13 +22,14 @@
 
 namespace funcol {
 
-// In a row, Placement::shard(dim, kAnySplit) stands for S(dim) and for every strided shard of dim: all such
-// entries of one row are cut alike, plainly or with the same split factor.
+// In a row, Placement::shard(dim, kAnySplit) stands for S(dim) and for every strided shard of dim. All such
+// entries of one row have the same split factor.
 constexpr int64_t kAnySplit = 0;
 inline Placement any_shard(int64_t dim) { return Placement::shard(dim, kAnySplit); }
 
-// Of indices into dim `dim` of a tensor of this shape: which of them are outside of what a rank holds when
-// Shard(dim) cuts the tensor. Those are set to 0, and what they made is set to 0 before it is added up.
+// A mask of indices into dim `dim` of a tensor of this shape, which Shard(dim) cuts. It marks the indices
+// outside of a rank's shard. These are set to 0 for the lookup, and their results are set to 0 before they
+// are summed.
 struct IndexMask {
   std::vector<int64_t> shape;
   int64_t dim = 0;
@@ -36,12 +37,11 @@ struct IndexMask {
   friend bool operator==(const IndexMask&, const IndexMask&) = default;
 };
 
-// The Placement::mask by which a row speaks of the `number`-th of Rows::masks: a new one for every decision,
-// and one and the same in all of its inputs and outputs. Odd, so that no address of a mask is the same.
+// The Placement::mask of Rows::masks[number] in a row. Every decision makes a new mask, which its inputs and
+// outputs share. The id is odd, so it differs from the address of any mask.
 constexpr uint64_t new_mask(size_t number) { return 2 * number + 1; }
 
-// A row's outputs are as many as OpCall::outputs, nothing where that has nothing; its inputs as many as
-// OpCall::tensors.
+// A placement for each of OpCall::outputs (nothing for an output that is no tensor) and of OpCall::tensors.
 struct Row {
   std::vector<std::optional<Placement>> outputs;
   std::vector<Placement> inputs;
@@ -49,7 +49,7 @@ struct Row {
   friend bool operator==(const Row&, const Row&) = default;
 };
 
-// Rows of all axes put together: a layout for each tensor.
+// One row for each mesh axis, as a layout for each tensor.
 struct Composition {
   std::vector<std::optional<Layout>> outputs;
   std::vector<Layout> inputs;
@@ -60,49 +60,47 @@ struct Composition {
 struct Rows {
   std::vector<Row> rows;
 
-  // Whether the operator is right, too, on ranks that hold nothing of a sharded dim. If not, a composition
-  // must leave every rank something.
+  // Whether the operator is also right on ranks with empty shards. If not, a composition must leave no rank
+  // without indices of a sharded dim.
   bool allows_empty_shards = false;
 
-  // What no axis knows alone, as whether sizes divide; nothing where all compositions are legal.
-  std::function<bool(const OpCall&, const Composition&, const Mesh&)> is_legal;
+  // Checks what one axis cannot tell, such as whether sizes divide. Null if all compositions are legal.
+  std::function<bool(const OpCall&, const Composition&, const Mesh&)> is_legal = nullptr;
 
-  std::vector<IndexMask> masks = {};  // that rows make
+  std::vector<IndexMask> masks = {};  // the masks that rows make
 };
 
-// The rows of a call; they depend on its arguments and on what its tensors look like, not on where they are.
-// Throws std::invalid_argument for arguments that the operator cannot have.
+// Gives the rows of a call, from its arguments and the metadata of its tensors, but not from layouts. Throws
+// std::invalid_argument for arguments that the operator does not accept.
 using Rule = std::function<Rows(const OpCall&)>;
 
-// The rule of an operator of PyTorch, nullptr if there is none in C++. The name is OpCall::op. In-place and
-// out= operators have the rule of what they return: that the tensor written to cannot move is not their part.
+// The rule of the PyTorch operator with this OpCall::op, or nullptr. In-place and out= operators have the
+// rule of their functional form; the engine keeps the tensor that they write to in place.
 const Rule* find_rule(std::string_view op);
 
-// Whether the operator does the same to every element of its lists of tensors (_foreach_add, _fused_adamw_).
-// Its rule is called for an element: an OpCall whose arguments are those of the operator, with a tensor where
-// it has a list, and whose outputs are what it returns, or writes, for the element.
+// Whether the operator treats each element of its tensor lists alike (_foreach_add, _fused_adamw_). Its rule
+// takes an OpCall for one element: a tensor in place of each list, and the outputs of that element.
 bool is_per_element(std::string_view op);
 
-// The operators that find_rule() knows, sorted. A name without an overload stands for all of the operator's,
-// for its in-place and out= forms, and for _foreach_ of it: "aten::add" for "aten::add_.Tensor".
+// The names that find_rule() knows, sorted. A name without an overload stands for all overloads, in-place and
+// out= forms and the _foreach_ form: "aten::add" for "aten::add_.Tensor".
 std::vector<std::string> ops_with_rules();
 
-// Which arguments tell sizes of the whole tensors, and have to tell those of the local ones when the operator
-// is called on these.
+// The arguments with sizes of the whole tensors, which have to be replaced by local sizes for the local call.
 struct LocalSizeArgs {
-  std::string_view shape;   // the argument that is output 0's shape, view(size); empty if there is none
-  std::string_view stride;  // the one that is its stride, new_empty_strided(stride)
+  std::string_view shape;   // the argument with the shape of output 0, such as view(size); empty if none
+  std::string_view stride;  // the argument with its strides, such as new_empty_strided(stride); empty if none
 
-  // N, C and HxW: input 0's dims 0 and 1, and the product of the others (group_norm).
+  // Whether the arguments N, C and HxW are input 0's dims 0 and 1 and the product of the others (group_norm).
   bool batch_channels_pixels = false;
-  // Dims are dropped because they are 1 long as a whole: the local call is squeeze.dims (squeeze_.dims) of
-  // those that have no place in the output.
+  // Whether dims are dropped because the whole tensor has size 1 there. The local call then is squeeze.dims
+  // (squeeze_.dims) of the dims that the output does not have.
   bool squeezed_dims = false;
 
   friend bool operator==(const LocalSizeArgs&, const LocalSizeArgs&) = default;
 };
 
-// Nothing for operators whose arguments stay as they are.
+// Nothing for operators without such arguments.
 std::optional<LocalSizeArgs> local_size_args(std::string_view op);
 
 }  // namespace funcol

@@ -105,17 +105,6 @@ std::vector<Piece> pieces_of(const Mesh& mesh, const Layout& before, int64_t dim
 
 }  // namespace
 
-void append(Intervals& intervals, const Interval& next) {
-  if (next.size == 0) {
-    return;
-  }
-  if (!intervals.empty() && intervals.back().end() == next.begin) {
-    intervals.back().size += next.size;
-  } else {
-    intervals.push_back(next);
-  }
-}
-
 Intervals positions(const Intervals& wanted, const Intervals& held) {
   Intervals found;
   for_each_common_run(wanted, held,

@@ -21,9 +21,6 @@ Intervals positions(const Intervals& wanted, const Intervals& held);
 // The indices that both have.
 Intervals intersection(const Intervals& a, const Intervals& b);
 
-// Appends `next`, joined with the last interval where it goes on from there.
-void append(Intervals& intervals, const Interval& next);
-
 // A selection of one dim: positions in the order wanted, which need not ascend.
 struct DimSelection {
   int64_t dim;

@@ -97,8 +97,8 @@ class SplitSizes {
     is_equal_ = is_equal_ && (sizes_.empty() || sizes_.front() == size);
     sizes_.emplace_back(size);
   }
-  call::SplitSizes for_op() const {
-    return is_equal_ ? call::SplitSizes() : call::SplitSizes(c10::SymIntArrayRef(sizes_));
+  at::OptionalSymIntArrayRef for_op() const {
+    return is_equal_ ? at::OptionalSymIntArrayRef() : at::OptionalSymIntArrayRef(sizes_);
   }
 
  private:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, overload
 
+import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
@@ -269,7 +270,18 @@ def dtensor_to_local(dtensor: Any, grad_placements: Any) -> Any: ...
 def dtensor_from_local(
     local: Tensor, device_mesh: Any, placements: Any, shape: Any, stride: Any, grad_placements: Any
 ) -> Any: ...
-def redistribute_dtensor(dtensor: Any, placements: Any, async_op: bool) -> Any: ...
+def redistribute_dtensor(
+    dtensor: Any,
+    mesh: Any,
+    placements: Any,
+    shard_order: Any,
+    forward_dtype: torch.dtype | None,
+    backward_dtype: torch.dtype | None,
+    async_op: bool,
+    model: AlphaBeta | StepCounts | None,
+    max_bytes: int | None,
+    /,
+) -> Any: ...
 def distribute_tensor(
     tensor: Tensor, mesh: Any, placements: Sequence[Any] | None, src_data_rank: int | None
 ) -> Any: ...
@@ -280,16 +292,16 @@ def run_changed(dispatcher: Any, op: Any, op_info: Any, first_moved: Callable[..
 def is_watched() -> bool:
     """Whether a mode, transform or tracer sees the operators that run on this thread."""
 
-# FSDP2, a group of parameters at once: NotImplemented for what PyTorch's own function has to do.
+# FSDP2's work on a group of parameters: NotImplemented where PyTorch's own function has to run.
 def know_fully_shard(
-    param_class: type,
-    group_class: type,
+    classes: tuple[type, type],
     states: Any,
     storage_functions: Any,
     setter: Any,
     passed_by: Any,
     collectives: Any,
     streams: Any,
+    methods: dict[str, tuple[list[str], list[str]]],
 ) -> None: ...
 def fsdp_shards(params: list[Any]) -> Any: ...
 def fsdp_copy_in(shards: list[Tensor], output: Tensor, lengths: list[int], rank: int) -> Tensor: ...
@@ -406,9 +418,20 @@ def hand_over(
 @overload
 def hand_over(
     name: Literal["gradient_of_redistribute"],
-    function: Callable[[DTensor, DTensorSpec, bool], DTensor],
+    function: Callable[
+        [
+            DTensor,
+            DTensorSpec,
+            torch.dtype,
+            torch.dtype,
+            bool,
+            AlphaBeta | StepCounts | None,
+            int | None,
+        ],
+        DTensor,
+    ],
 ) -> None:
-    """(gradient, spec of the input, async_op)"""
+    """(gradient, spec of the input, dtypes that are sent and returned, async_op, model, max_bytes)"""
 
 class NoRuleError(NotImplementedError): ...
 

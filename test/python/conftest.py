@@ -62,8 +62,9 @@ def _unwaited_collectives_of_the_tests_are_no_news() -> None:
 
 @pytest.fixture(scope="module")
 def fake_world(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Rank 0 of as many ranks as the test's module has in its ``WORLD``; nothing is sent."""
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=request.module.WORLD)
+    """Rank ``RANK``, or 0, of the ``WORLD`` ranks that the test's module states; nothing is sent."""
+    rank, world = getattr(request.module, "RANK", 0), request.module.WORLD
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
     yield
     dist.destroy_process_group()
 
@@ -91,6 +92,13 @@ def mesh_2x2() -> Iterator[DeviceMesh]:
 def _installed() -> Iterator[None]:
     with funcol.installed():
         yield
+
+
+@pytest.fixture
+def _not_installed() -> Iterator[None]:
+    assert not funcol.dropin.is_installed()
+    yield
+    funcol.uninstall()
 
 
 @pytest.fixture

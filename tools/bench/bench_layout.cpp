@@ -4,7 +4,7 @@
 #include <cstring>
 #include <vector>
 
-#include "kernels/layout.h"
+#include "kernels/rank_major.h"
 
 namespace {
 

@@ -44,6 +44,28 @@ foreach(folder ${torch_folders})
   add_test_program(${folder} torch_test_headers funcol)
 endforeach()
 
+# Programs that start an interpreter: main() is theirs, and they are compiled as what they test.
+if(torch_python_library)
+  set(python_test_headers ${torch_test_headers} <torch/csrc/utils/pybind.h>)
+  add_library(test_python OBJECT test/cpp/support/python.cpp)
+  target_link_libraries(test_python PUBLIC funcol_python GTest::gtest ${torch_python_library})
+  target_include_directories(test_python PRIVATE ${PROJECT_SOURCE_DIR}/test/cpp)
+  # Of the file alone: a definition of the target's would part its headers from the programs'.
+  set_source_files_properties(test/cpp/support/python.cpp PROPERTIES COMPILE_DEFINITIONS
+    "PYTHON_EXECUTABLE=\"${Python_EXECUTABLE}\";PYTHON_FOLDER=\"${PROJECT_SOURCE_DIR}/test/cpp/support\"")
+  # As a program's own sources are, so that they share the headers.
+  set_target_properties(test_python PROPERTIES POSITION_INDEPENDENT_CODE OFF)
+  target_compile_options(test_python PUBLIC -fPIE -O0 -fvisibility=hidden)
+  target_precompile_headers(test_python PRIVATE ${python_test_headers})
+  set_property(GLOBAL PROPERTY owner_of_python_test_headers test_python)
+  foreach(folder ${python_folders})
+    add_test_program(${folder} python_test_headers funcol_python test_python)
+  endforeach()
+else()
+  message(STATUS "funcol: C++ tests of ${python_folders} left out: ${Python_EXECUTABLE} has no shared library "
+    "(libpython) that a program could link")
+endif()
+
 find_package(benchmark QUIET)
 if(benchmark_FOUND AND EXISTS ${PROJECT_SOURCE_DIR}/tools/bench/bench_layout.cpp)
   add_executable(bench_layout tools/bench/bench_layout.cpp)

@@ -49,6 +49,7 @@ def collect() -> dict[str, str]:
         "lib_dir": str(root / "lib"),
         "nccl_include_dir": _nccl_include_dir(),
         "python_include_dir": sysconfig.get_path("include"),
+        "python_library": _python_library(),
         "extension_suffix": sysconfig.get_config_var("EXT_SUFFIX"),
     }
 
@@ -56,6 +57,14 @@ def collect() -> dict[str, str]:
 def build_folder(version: str) -> str:
     """Where a build against PyTorch `version` lives, below the source tree."""
     return f"build/torch-{version}-py{sys.version_info.major}{sys.version_info.minor}"
+
+
+def _python_library() -> str:
+    """The shared library of this Python, which programs that start an interpreter link."""
+    name = str(sysconfig.get_config_var("LDLIBRARY"))
+    folders = (Path(str(sysconfig.get_config_var("LIBDIR"))), Path(sys.base_prefix) / "lib")
+    found = (folder / name for folder in folders if (folder / name).is_file())
+    return str(next(found, "")) if ".so" in name else ""
 
 
 def _nccl_include_dir() -> str:

@@ -42,7 +42,7 @@ void cast(const OpCall& call, RowList& rows) {
 }
 
 // copy_(self, src): what self held does not matter, but it is where the result goes.
-void written_over(const OpCall& call, RowList& rows) {
+void overwritten(const OpCall& call, RowList& rows) {
   for (const auto op : kAllPartialOps) {
     if (cast_commutes(op, call.tensors.at(1).dtype, call.tensors[0].dtype)) {
       rows.add_alike(partial(op));
@@ -50,14 +50,14 @@ void written_over(const OpCall& call, RowList& rows) {
   }
 }
 
-void kept_pending(const OpCall&, RowList& rows) {
+void partials_kept(const OpCall&, RowList& rows) {
   for (const auto op : kAllPartialOps) {
     rows.add_alike(partial(op));
   }
 }
 
 // What is made does not come from self's elements: whole on every rank, wherever these are pending.
-void made_whole(const OpCall& call, RowList& rows) {
+void constant_like(const OpCall& call, RowList& rows) {
   for (const auto op : kAllPartialOps) {
     rows.add(replicate(), inputs_by_name(call, {{"self", partial(op)}}));
   }
@@ -88,7 +88,7 @@ Rows reinterpreted(const OpCall& call) {
     rows.add_alike(any_shard(dim));
   }
   if (first_output(call).dtype == self.dtype) {
-    kept_pending(call, rows);
+    partials_kept(call, rows);
   }
   Rows result{.rows = rows.take(), .allows_empty_shards = true, .is_legal = nullptr};
   if (first_output(call).shape != self.shape) {
@@ -102,7 +102,7 @@ Rows reinterpreted(const OpCall& call) {
 }
 
 // found_inf is written, too: on every rank for what it has seen, so that it is to be reduced by the caller.
-Rows scaled_back(const OpCall& call) {
+Rows unscaled(const OpCall& call) {
   RowList rows(call);
   for (int64_t dim = 0; dim < call.tensor("self").num_dims(); ++dim) {
     std::vector<Placement> outputs(call.outputs.size(), replicate());
@@ -123,14 +123,14 @@ void add_copy_rules(RuleTable& table) {
   table.add_all_overloads({"aten::_to_copy", "aten::positive", "prims::convert_element_type"},
                           pointwise(cast));
   table.add_overloads({"aten::to.dtype", "aten::to.dtype_layout", "aten::to.device"}, pointwise(cast));
-  table.add_all_overloads({"aten::copy", "prims::copy_to"}, pointwise(written_over));
+  table.add_all_overloads({"aten::copy", "prims::copy_to"}, pointwise(overwritten));
   table.add_all_overloads({"aten::clone", "aten::contiguous", "aten::detach", "aten::alias",
                            "aten::empty_like", "aten::zero", "prims::view_of"},
-                          pointwise(kept_pending));
+                          pointwise(partials_kept));
   table.add_overloads({"aten::view.dtype"}, reinterpreted);
   table.add_all_overloads({"aten::full_like", "aten::ones_like", "aten::zeros_like", "aten::rand_like",
                            "aten::randn_like", "aten::randint_like"},
-                          pointwise(made_whole));
+                          pointwise(constant_like));
   table.add_all_overloads({"aten::eye"}, identity);
   table.add_all_overloads({"aten::new_empty", "aten::new_empty_strided"}, made_of_size(false));
   table.add_all_overloads({"aten::new_full", "aten::new_ones", "aten::new_zeros"}, made_of_size(true));
@@ -139,7 +139,7 @@ void add_copy_rules(RuleTable& table) {
 void add_optimizer_rules(RuleTable& table) {
   table.add_all_overloads(
       {"aten::_fused_adam", "aten::_fused_adamw", "aten::_fused_sgd", "aten::_fused_adagrad"}, pointwise());
-  table.add_all_overloads({"aten::_amp_foreach_non_finite_check_and_unscale"}, scaled_back);
+  table.add_all_overloads({"aten::_amp_foreach_non_finite_check_and_unscale"}, unscaled);
 }
 
 }  // namespace funcol

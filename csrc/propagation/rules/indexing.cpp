@@ -157,15 +157,15 @@ Rows index_put(const OpCall& call) {
     rows.add(shard,
              inputs_by_name(call, {{"self", shard}, {"values", has_dim ? any_shard(own) : replicate()}}));
   }
-  const auto add_pending = [&](PartialOp op) {
+  const auto add_partial = [&](PartialOp op) {
     rows.add_arithmetic(partial(op), inputs_by_name(call, {{"self", partial(op)}, {"values", partial(op)}}));
   };
   // Of values for the same element one is taken, not the same on every rank: only sums of them may pend. A
   // mask has no element twice.
   if (flag_or(call, "accumulate", false)) {
-    std::ranges::for_each(kLinearOps, add_pending);
+    std::ranges::for_each(kLinearOps, add_partial);
   } else if (indexing->has_masks && indexing->indices.size() == 1) {
-    std::ranges::for_each(kAllPartialOps, add_pending);
+    std::ranges::for_each(kAllPartialOps, add_partial);
   }
   return {.rows = rows.take(), .allows_empty_shards = false, .is_legal = nullptr};
 }

@@ -76,7 +76,7 @@ bool all_cut_evenly(const OpCall& call, const Composition& composition, const Me
 
 // mse_loss(self, target, reduction) and its like: the mean of means is that of all where every rank has as
 // many elements.
-Rows of_elements(const OpCall& call) {
+Rows elementwise_loss(const OpCall& call) {
   RowList cut(call);
   add_broadcast_rows(call, cut);
   Rows result{.rows = cut.take(), .allows_empty_shards = true, .is_legal = nullptr};
@@ -93,7 +93,7 @@ Rows of_elements(const OpCall& call) {
 }
 
 // The gradient of a mean is divided by the number of elements that the operator sees: these have to be all.
-Rows of_elements_backward(const OpCall& call) {
+Rows elementwise_loss_backward(const OpCall& call) {
   RowList rows(call);
   if (call.arg("reduction").integer() != kMean) {
     add_broadcast_rows(call, rows);
@@ -112,11 +112,11 @@ void add_loss_rules(RuleTable& table) {
   table.add_all_overloads(
       {"aten::binary_cross_entropy", "aten::binary_cross_entropy_with_logits", "aten::huber_loss",
        "aten::mse_loss", "aten::smooth_l1_loss", "aten::soft_margin_loss"},
-      of_elements);
+      elementwise_loss);
   table.add_all_overloads(
       {"aten::binary_cross_entropy_backward", "aten::huber_loss_backward", "aten::mse_loss_backward",
        "aten::smooth_l1_loss_backward", "aten::soft_margin_loss_backward"},
-      of_elements_backward);
+      elementwise_loss_backward);
 }
 
 }  // namespace funcol

@@ -162,7 +162,7 @@ void increasing_in_each(const OpCall& call, RowList& rows) {
   }
 }
 
-PendingRows extreme(PartialOp op) {
+PartialRows extreme(PartialOp op) {
   return [op](const OpCall& call, RowList& rows) {
     increasing_in_each(call, rows);
     if (call.tensors.size() == 2) {
@@ -257,12 +257,12 @@ void add_broadcast_rows(const OpCall& call, RowList& rows) {
   }
 }
 
-Rule pointwise(PendingRows pending) {
-  return [pending = std::move(pending)](const OpCall& call) {
+Rule pointwise(PartialRows partial_rows) {
+  return [partial_rows = std::move(partial_rows)](const OpCall& call) {
     RowList rows(call);
     add_broadcast_rows(call, rows);
-    if (pending) {
-      pending(call, rows);
+    if (partial_rows) {
+      partial_rows(call, rows);
     }
     return Rows{.rows = rows.take(), .allows_empty_shards = true, .is_legal = nullptr};
   };

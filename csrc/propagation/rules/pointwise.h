@@ -11,7 +11,7 @@ namespace funcol {
 void add_broadcast_rows(const OpCall& call, RowList& rows);
 
 // What a family of pointwise operators may do with partials; none where null.
-using PendingRows = std::function<void(const OpCall&, RowList&)>;
-Rule pointwise(PendingRows pending = nullptr);
+using PartialRows = std::function<void(const OpCall&, RowList&)>;
+Rule pointwise(PartialRows partial_rows = nullptr);
 
 }  // namespace funcol

@@ -74,7 +74,7 @@ Rows sum(const OpCall& call) {
 }
 
 // Adds what is made of elements one by one: neither NaNs that are passed over nor powers go on pending.
-Rows sum_of_made(const OpCall& call) {
+Rows sum_of_mapped(const OpCall& call) {
   RowList rows(call);
   add_kept_dims(call, rows);
   add_reduced_dims(call, rows, PartialOp::kSum);
@@ -160,8 +160,8 @@ Rows on_whole_tensors(const OpCall&) { return {}; }
 
 void add_reduction_rules(RuleTable& table) {
   table.add_all_overloads({"aten::sum", "prims::sum"}, sum);
-  table.add_all_overloads({"aten::nansum", "aten::linalg__powsum"}, sum_of_made);
-  table.add_overloads({"aten::_foreach_powsum.Scalar"}, sum_of_made);
+  table.add_all_overloads({"aten::nansum", "aten::linalg__powsum"}, sum_of_mapped);
+  table.add_overloads({"aten::_foreach_powsum.Scalar"}, sum_of_mapped);
   table.add_all_overloads({"aten::prod", "prims::prod"}, product);
   table.add_all_overloads({"aten::mean"}, mean);
   table.add_all_overloads({"aten::amax", "prims::amax"}, extreme(PartialOp::kMax));

@@ -139,21 +139,4 @@ int64_t dim_argument(const OpCall& call, std::string_view name, int64_t num_dims
   return counted_from_0(call, call.arg(name).integer(), num_dims);
 }
 
-bool for_all_coordinates(const Mesh& mesh, const std::vector<int64_t>& axes,
-                         const std::function<bool(const Coordinate&)>& visit) {
-  Coordinate coordinate(mesh.sizes.size(), 0);
-  while (true) {
-    if (!visit(coordinate)) {
-      return false;
-    }
-    size_t place = axes.size();
-    while (place > 0 && ++coordinate[axes[place - 1]] == mesh.sizes[axes[place - 1]]) {
-      coordinate[axes[--place]] = 0;
-    }
-    if (place == 0) {
-      return true;
-    }
-  }
-}
-
 }  // namespace funcol

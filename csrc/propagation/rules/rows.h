@@ -3,7 +3,6 @@
 
 #include <array>
 #include <cstdint>
-#include <functional>
 #include <initializer_list>
 #include <optional>
 #include <string_view>
@@ -73,10 +72,5 @@ std::optional<double> real_number(const OpCall& call, std::string_view name);
 
 // The argument's dim counted from 0, for a tensor of so many dims.
 int64_t dim_argument(const OpCall& call, std::string_view name, int64_t num_dims);
-
-// Calls `visit` for each combination of indices on `axes` (other axes at 0), until it returns false. Returns
-// whether it never did.
-bool for_all_coordinates(const Mesh& mesh, const std::vector<int64_t>& axes,
-                         const std::function<bool(const Coordinate&)>& visit);
 
 }  // namespace funcol

@@ -1,14 +1,15 @@
-"""Every difference between PyTorch minors that the Python side has to bridge, named by what it bridges.
+"""Differences between PyTorch minors, named by what they bridge.
 
-Those of FSDP2 are in :mod:`funcol._compat.fully_shard`.
+:mod:`funcol._compat.fully_shard` has the differences of FSDP2.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, MutableMapping
 from contextvars import ContextVar
 from functools import partial
 from types import CodeType, FunctionType, ModuleType
@@ -18,32 +19,34 @@ import torch
 import torch.distributed._functional_collectives as stock
 from torch import Tensor
 
+# Collectives
+
 
 def group_in_region(group: Any, tag: str) -> Any:
-    """The name of ``group``, or the ``ProcessGroup``, as stock finds it in a region that Dynamo traces."""
+    """The name of ``group``, or the ``ProcessGroup``: what PyTorch uses in a region that Dynamo traces."""
     resolve = getattr(stock, "_resolve_group", None)
     return stock._resolve_group_name(group, tag) if resolve is None else resolve(group, tag)
 
 
 def found_group_in_graphs(group: Any) -> Any:
-    """``group``, which :func:`group_in_region` found, as stock puts it in a graph."""
+    """``group``, a result of :func:`group_in_region`, as PyTorch puts it in a graph."""
     choose = getattr(stock, "_group_or_group_name", None)
     return group if choose is None else choose(group)
 
 
 def group_in_graphs(group: Any) -> Any:
-    """``group``, an object, as stock puts it in a graph. Older minors know names only."""
+    """``group``, a ``ProcessGroup``, as PyTorch puts it in a graph: older minors put its name there."""
     choose = getattr(stock, "_group_or_group_name", None)
     return group.group_name if choose is None else choose(group)
 
 
-# By what else came in the same minor.
+# Each is known by a function that came in the same minor.
 _DYNAMO_LOOKS_INTO_CONCATENATION = hasattr(stock, "all_gather_single")
 STOCK_MAKES_CONTIGUOUS = hasattr(stock, "_group_or_group_name")
 
 
 def concatenate_ranks(gathered: Tensor, group_size: int, dim: int) -> Tensor:
-    """Traced layout change after a gather: the ops that stock's graph holds for it."""
+    """The layout change after a gather, traced, by the operators that PyTorch's graph has for it."""
     if _DYNAMO_LOOKS_INTO_CONCATENATION:
         return torch._utils._maybe_view_chunk_cat(gathered, group_size, dim)
     # Older minors have the same function, but Dynamo does not look into it there.
@@ -57,15 +60,15 @@ def concatenate_ranks(gathered: Tensor, group_size: int, dim: int) -> Tensor:
 
 
 def split_ranks(tensor: Tensor, group_size: int, dim: int) -> Tensor:
-    """Traced layout change before a scatter: the ops that stock's graph holds for it."""
+    """The layout change before a scatter, traced, by the operators that PyTorch's graph has for it."""
     chunk_or_narrow_cat = getattr(torch._utils, "_chunk_or_narrow_cat", None)
     if chunk_or_narrow_cat is not None:
         return cast(Tensor, chunk_or_narrow_cat(tensor, group_size, narrow_dim=dim, cat_dim=0))
     return torch.cat(torch.chunk(tensor, group_size, dim=dim))
 
 
-# Stock waits for a list at once where it has an op for that. (funcol defines wait_tensors in minors that
-# lack it, so the op itself is no sign.)
+# Whether PyTorch waits for a list of tensors by one operator. The operator itself is no sign: funcol defines
+# wait_tensors in minors that lack it.
 STOCK_WAITS_FOR_LISTS = hasattr(stock, "wait_tensors")
 
 
@@ -81,11 +84,14 @@ def hide_in_compiled_regions(
 ) -> None:
     """Calls ``exclude(True)`` when a callable that ``torch.compile`` made is entered; undoes it on exit.
 
-    Newer minors save the thread's dispatch keys on entry and restore them on exit: hiding the key after the
-    save is enough. In older ones every Dynamo context keeps a list of hooks; ours joins it when the context
-    is made. Some of those enter a guard after the hooks, which on exit brings back the keys that it found:
-    it has to find ours as it was before. Dynamo is not imported for this, which would cost more than all of
-    funcol: ``after_import(name, action)`` is to run ``action`` once it is.
+    ``exclude(is_excluded)`` excludes funcol's dispatch key, or includes it, and returns whether the key was
+    excluded. Newer minors save the thread's dispatch keys on entry and restore them on exit, so the key is
+    excluded after the save. In older minors every Dynamo context keeps a list of hooks, which gets one when
+    the context is made. Some of those minors enter a guard after the hooks, which on exit restores the keys
+    that it found: it has to find funcol's key as it was before.
+
+    Dynamo is not imported for this, since that takes longer than importing all of funcol:
+    ``after_import(name, action)`` runs ``action`` once a program has imported it.
     """
     save = getattr(torch._C, "_dynamo_save_local_dispatch_key_set", None)
     if save is not None:
@@ -104,7 +110,7 @@ def hide_in_compiled_regions(
         entered.before = exclude(True)
         return partial(exclude, entered.before)
 
-    def guard_that_finds_it_as_before(*keys: Any) -> Any:
+    def guard_over_keys_of_before(*keys: Any) -> Any:
         before = vars(entered).pop("before", None)
         if before is not None:
             exclude(before)
@@ -114,7 +120,7 @@ def hide_in_compiled_regions(
         context: Any = eval_frame._TorchDynamoContext
         original = context.__init__
         if guard.__name__ in _names_in(context.__call__.__code__):
-            setattr(torch._C, guard.__name__, guard_that_finds_it_as_before)
+            setattr(torch._C, guard.__name__, guard_over_keys_of_before)
 
         def init_with_hook(self: Any, *args: Any, **kwargs: Any) -> None:
             original(self, *args, **kwargs)
@@ -125,7 +131,7 @@ def hide_in_compiled_regions(
     after_import("torch._dynamo.eval_frame", extend_contexts)
 
 
-# The reduce ops for which PyTorch's ops have a rule for gradients; "" stands for an op that reduces nothing.
+# Names of the reduce ops for which PyTorch's operators have a rule for gradients.
 ALL_REDUCE_RULES = frozenset(
     {"sum", "avg", "min", "max"} if hasattr(stock, "_is_reduceop_supported") else {"sum"}
 )
@@ -134,23 +140,48 @@ BROADCAST_RULES: frozenset[str] = frozenset()
 
 
 def contiguous(tensor: Tensor) -> Tensor:
-    """``tensor`` as ``_c10d_functional`` ops take it: older minors refuse one that is not contiguous."""
+    """``tensor`` as ``_c10d_functional`` operators take it: older minors need a contiguous one."""
     return tensor if STOCK_MAKES_CONTIGUOUS else tensor.contiguous()
+
+
+def by_function(module: ModuleType, by_name: Mapping[str, Any]) -> dict[Callable[..., Any], Any]:
+    """``by_name`` keyed by the functions of ``module`` in the place of their names. Older minors lack some of
+    the functions, whose entries are left out."""
+    return {getattr(module, name): value for name, value in by_name.items() if hasattr(module, name)}
+
+
+# Dynamo
+
+
+def forget_parameters(function: Any) -> None:
+    """Makes Dynamo, where it remembers the parameters of functions that it traced, forget ``function``."""
+    functions = sys.modules.get("torch._dynamo.variables.functions")
+    remembered: MutableMapping[Any, Any] | None = getattr(functions, "_spec_cache", None)
+    if remembered is not None:
+        remembered.pop(function, None)
+
+
+def tensor_attributes(tensor_variables: ModuleType) -> dict[str, Any]:
+    """The attributes of ``Tensor`` as Dynamo copied them into the module ``torch._dynamo.variables.tensor``;
+    empty in minors that make no such copy."""
+    attributes: dict[str, Any] = getattr(tensor_variables, "all_tensor_attrs", {})
+    return attributes
 
 
 # Sharding propagation
 
-# Of a propagator: the tables in which an operator's rule may be.
+# The tables of a propagator by operator: of rules,
 TABLES_OF_RULES = ("op_to_rules", "op_strategy_funcs", "op_single_dim_strategy_funcs")
-# And those of operators whose sizes among the arguments it makes this rank's.
+# of operators whose arguments have sizes, which become this rank's,
 TABLES_OF_SIZES = ("op_to_shape_and_stride_idx", "op_to_scalar_shape_adjuster", "squeeze_op_to_dims_variant")
-# And what the dispatcher has to know of an operator's arguments; the first that has the operator counts.
+# and of what the dispatcher has to know of an operator's arguments. The first table with the operator counts.
 TABLES_OF_SCHEMA_INFO = ("op_to_schema_info", "op_to_schema_info_for_single_dim_strategy")
 _TABLES = (*TABLES_OF_RULES, *TABLES_OF_SIZES, *TABLES_OF_SCHEMA_INFO)
 
 
 def dispatcher_functions() -> dict[str, Any]:
-    """What DTensor's dispatcher calls in Python, by our names; ``None`` for what this minor does not have."""
+    """The functions that DTensor's dispatcher calls in Python, by the names of their replacements; ``None``
+    for a function that this minor does not have."""
     from torch.distributed.tensor._dispatch import OpDispatcher
 
     names = {
@@ -163,23 +194,22 @@ def dispatcher_functions() -> dict[str, Any]:
 
 
 def forget_decisions() -> None:
-    """Empties this thread's cache of decisions that DTensor's dispatcher has in C++, where it has one."""
+    """Clears this thread's cache of decisions in the C++ part of DTensor's dispatcher, if it has one."""
     clear = getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", None)
     if clear is not None:
         clear()
 
 
 def has_rules_of_an_axis(propagator: Any) -> bool:
-    """Whether nearly all operators have rules of one mesh axis; those of older minors are of the whole mesh,
-    and follow what the first tensor has."""
+    """Whether nearly all operators have rules of one mesh axis. In older minors rules are of the whole mesh,
+    and follow the placements of the first tensor."""
     return len(getattr(propagator, "op_single_dim_strategy_funcs", ())) > 1000
 
 
 def decides_for_whole_mesh(propagator: Any, op: Any) -> bool:
-    """Whether ``propagator`` has a rule of the whole mesh for ``op``, which may decide otherwise than axis by
-    axis: it follows what the first tensor has, or is right for some numbers only.
-
-    Those for views and ``stack`` do not. An operator that has a rule of either kind counts, too.
+    """Whether ``propagator`` has a rule of the whole mesh for ``op`` that may decide otherwise than axis by
+    axis: because it follows the placements of the first tensor, or is right for some sizes only. PyTorch's
+    rules for views and ``stack`` do not. An operator may have a rule of one axis besides.
     """
     rule = propagator.op_strategy_funcs.get(op)
     return rule is not None and not (
@@ -188,18 +218,18 @@ def decides_for_whole_mesh(propagator: Any, op: Any) -> bool:
 
 
 def is_own_rule(rule: Any) -> bool:
-    """Whether a rule that is in a propagator's tables came with PyTorch; else a program has registered it."""
+    """Whether a rule in a propagator's tables came with PyTorch; else a program has registered it."""
     function = getattr(rule, "func", rule) if type(rule).__name__ == "_SingleDimStrategyInfo" else rule
     module = getattr(function, "__module__", None) or ""
     return isinstance(function, FunctionType) and module.startswith("torch.distributed.tensor._ops.")
 
 
 def candidates_in_order(propagator: Any) -> Callable[[], None]:
-    """Makes ``propagator`` try placements in one order where it derives rules from decompositions, until what
-    is returned is called.
+    """Makes ``propagator``, where it derives rules from decompositions, try placements in the same order on
+    all ranks. Returns the function that undoes it.
 
-    It lists them in the order of a set, which is another one on each rank: of decisions that cost the same
-    each rank took its own.
+    PyTorch tries them in the order of a set, which differs between ranks, so that ranks chose differently
+    among decisions of equal cost. Older minors derive no rules.
     """
     derived = getattr(propagator, "decomp_strategy", None)
     listed = getattr(derived, "_get_candidate_placements", None)
@@ -229,7 +259,8 @@ def has_rule(propagator: Any, op: Any) -> bool:
 
 
 def single_axis_rule(propagator: Any, op: Any) -> Callable[..., Any] | None:
-    """The rule of one mesh axis that ``propagator`` has for ``op``, if funcol composes it as PyTorch does."""
+    """The rule of one mesh axis that ``propagator`` has for ``op``; ``None`` if there is none, or if PyTorch
+    composes it over the mesh in a way that funcol does not."""
     info = getattr(propagator, "op_single_dim_strategy_funcs", {}).get(op)
     if info is None or any(
         getattr(info, name, None)
@@ -239,18 +270,27 @@ def single_axis_rule(propagator: Any, op: Any) -> Callable[..., Any] | None:
     return cast(Callable[..., Any], getattr(info, "func", info))
 
 
+def makes_sizes_local(propagator: Any, op: Any) -> bool:
+    """Whether ``propagator`` itself makes the sizes among the arguments of ``op`` those of this rank, or has
+    a rule that answers for the arguments, too."""
+    return any(op in getattr(propagator, name, ()) for name in (*TABLES_OF_SIZES, "op_to_rules"))
+
+
 def scalar_adjuster(propagator: Any, op: Any) -> Callable[[list[Any], Any], Any] | None:
-    """A function from specs and a schema to the schema with sizes that are numbers made this rank's."""
+    """The function of ``propagator`` that takes specs and a schema of ``op`` and returns the schema with
+    numbers that are this rank's; ``None`` if there is none."""
     adjusters: dict[Any, Any] = getattr(propagator, "op_to_scalar_shape_adjuster", {})
     return adjusters.get(op)
 
 
 def make_spec(mesh: Any, placements: Any, meta: Any, order: Any, strided_as_order: bool | None) -> Any:
-    """A ``DTensorSpec``; ``order`` lists pairs of a dim and the axes that cut it. ``strided_as_order`` tells
-    whether strided shards stand for an order; None where there are none.
+    """A ``DTensorSpec``.
+
+    ``order`` lists pairs of a dim and the axes that cut it. ``strided_as_order`` says whether strided shards
+    stand for an order of axes; ``None`` if there are no strided shards.
     """
     if strided_as_order is not None:
-        return _made_spec(mesh, placements, meta, order, strided_as_order)
+        return _constructed_spec(mesh, placements, meta, order, strided_as_order)
     spec_type, entry_type = _spec_types()
     spec = spec_type.__new__(spec_type)
     vars(spec).update(
@@ -263,8 +303,8 @@ def make_spec(mesh: Any, placements: Any, meta: Any, order: Any, strided_as_orde
     return spec
 
 
-def _made_spec(mesh: Any, placements: Any, meta: Any, order: Any, strided_as_order: bool) -> Any:
-    """By the constructor, which takes ten times as long."""
+def _constructed_spec(mesh: Any, placements: Any, meta: Any, order: Any, strided_as_order: bool) -> Any:
+    """A ``DTensorSpec`` by its constructor, which takes ten times as long."""
     spec_type, entry_type = _spec_types()
     how: dict[str, Any] = {"shard_order": tuple(map(entry_type._make, order))}
     if "use_strided_shard_as_shard_order" in spec_type.__dataclass_fields__:
@@ -278,7 +318,7 @@ def _made_spec(mesh: Any, placements: Any, meta: Any, order: Any, strided_as_ord
 
 @functools.cache
 def _spec_types() -> tuple[Any, Any]:
-    """``DTensorSpec`` and ``ShardOrderEntry``; what every spec has beside its fields is learned from one."""
+    """``DTensorSpec`` and ``ShardOrderEntry``. The first call fills ``_SPEC_FIELDS`` from an example."""
     from torch.distributed.tensor import Replicate
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry
 
@@ -288,15 +328,15 @@ def _spec_types() -> tuple[Any, Any]:
     return DTensorSpec, ShardOrderEntry
 
 
-_SPEC_FIELDS: dict[str, Any] = {}
+_SPEC_FIELDS: dict[str, Any] = {}  # attributes that every spec has in this minor, beside the four above
 
 
 # Tracers
 
 
 def decompositions_of(proxy_mode: Any) -> dict[Any, Callable[..., Any]]:
-    """What a tracer decomposes, and how. Older minors keep those of the innermost tracer in a global, a table
-    or a context variable."""
+    """The decompositions of a tracer, by operator. Older minors keep those of the innermost tracer in a
+    global variable, a table or a context variable."""
     table = getattr(proxy_mode, "decomposition_table", None)
     if table is None:
         from torch.fx.experimental import proxy_tensor

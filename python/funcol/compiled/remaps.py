@@ -1,24 +1,25 @@
-"""The functional collectives in the forms of ``torch.distributed``'s in-place ones.
+"""In-place forms of the functional collectives, with the arguments of ``torch.distributed``'s functions.
 
 Each writes into the tensors it is given and returns them, finished. ``group`` is one of
-:data:`~funcol.groups.RankTypes`, the default group if ``None``. A destination of the wrong size raises
-``ValueError`` before anything is sent.
+:data:`~funcol.collectives.groups.RankTypes`, the default group if ``None``. A destination of the wrong size
+raises ``ValueError`` before anything is sent.
 
-In a region that ``torch.compile`` traces, calls of the ``torch.distributed`` functions that are the keys of
-:data:`traceable_collective_remaps` become calls of these, ``fullgraph=True`` included: the graph holds
-``_c10d_functional`` ops and copies into the destinations, and gives what the same program gives eagerly.
+In a region that ``torch.compile`` traces, also with ``fullgraph=True``, the functions here replace the
+functions of ``torch.distributed`` that are keys of :data:`traceable_collective_remaps`. The graph holds
+``_c10d_functional`` operators and copies into the destinations, and its results are those of the eager
+program.
 
 - ``async_op=False``: the call returns ``None``, as it does eagerly.
 - ``async_op=True``: it returns an object with the methods of :class:`TracedWork`. Destinations may be read
   at any time, before ``wait()`` or without it: reads see finished data. The graph waits where the region
   calls ``wait()``, or right before the first use of a destination if that is earlier, or at once if the
   region does not call ``wait()``.
-- A ``ReduceOp`` without a name (``premul_sum``), ``async_op`` that is not a constant, other methods of
+- A ``ReduceOp`` without a name (``premul_sum``), an ``async_op`` that is not a constant, other methods of
   ``Work`` (``get_future``), and functions that are not in the table break the graph, or raise
-  ``torch._dynamo.exc.Unsupported`` under ``fullgraph=True``. Point-to-point calls are PyTorch's own matter.
+  ``torch._dynamo.exc.Unsupported`` under ``fullgraph=True``. Dynamo handles point-to-point calls by itself.
 
 PyTorch counterpart: the functions of these names in ``torch.distributed._functional_collectives``, and
-``torch.distributed.broadcast``, which it does not trace.
+``torch.distributed.broadcast``, which PyTorch does not trace.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 from torch.distributed import ReduceOp
 
-from .. import _C
+from .. import _C, _compat
 from ..collectives.async_tensor import wait_tensor
 from ..collectives.functions import (
     all_gather_tensor,
@@ -60,9 +61,9 @@ REDUCE_OP_TO_STR: dict[Any, str] = {
 
 
 class TracedWork:
-    """What ``async_op=True`` returns in a compiled region: the ``Work`` of a collective.
+    """The ``Work`` of a collective with ``async_op=True`` in a compiled region.
 
-    It may leave the region, where the collective is finished.
+    Once it has left the region, its collective is finished.
     """
 
     def __init__(self, outputs: list[Tensor]) -> None:
@@ -84,7 +85,7 @@ class TracedWork:
 
 
 def traced_work(outputs: Tensor | list[Tensor]) -> TracedWork:
-    """The work that writes to ``outputs``. Traced, it stands for what ``async_op=True`` returns."""
+    """The work that writes to ``outputs``. Dynamo traces this call in the place of the constructor's."""
     return TracedWork(outputs if isinstance(outputs, list) else [outputs])
 
 
@@ -111,7 +112,7 @@ def broadcast_inplace(
     group_src: int | None = None,
     tag: str = "",
 ) -> Tensor:
-    """Copies the tensor of the source into that of every rank of ``group``, and returns it.
+    """Copies the source's ``tensor`` into the ``tensor`` of every rank of ``group``, and returns it.
 
     The source is ``src``, a global rank, or ``group_src``, a rank within ``group``.
     """
@@ -158,7 +159,7 @@ def reduce_scatter_tensor_inplace(
     scatter_dim: int = 0,
     tag: str = "",
 ) -> Tensor:
-    """Reduces ``input`` over ``group``; this rank's part along ``scatter_dim`` goes into ``output``.
+    """Reduces ``input`` over ``group`` and writes this rank's part along ``scatter_dim`` into ``output``.
 
     Along dim 0, ``input`` and ``output`` may have any shapes of the right numbers of elements: the parts of
     the ranks follow one another in memory.
@@ -191,9 +192,10 @@ def all_to_all_inplace(
     async_op: bool = False,
     tag: str = "",
 ) -> Tensor:
-    """Sends ``input_split_sizes[r]`` rows of ``input`` to rank ``r``; ``output`` takes what came.
+    """Sends ``input_split_sizes[r]`` rows of ``input`` to rank ``r``, and receives ``output_split_sizes[r]``
+    rows of ``output`` from it.
 
-    Sizes that are ``None`` or empty are equal shares of dim 0.
+    ``None`` or no sizes mean equal shares of dim 0.
     """
     _check_not_async("all_to_all_inplace", async_op)
     ranks = _resolved_or_world(group, tag)
@@ -221,7 +223,8 @@ def all_gather_inplace(
     async_op: bool = False,
     tag: str = "",
 ) -> list[Tensor]:
-    """Copies the ``tensor`` of rank ``r`` into ``tensor_list[r]``, on all ranks. All have one shape."""
+    """Copies the ``tensor`` of rank ``r`` into ``tensor_list[r]``, on all ranks. All tensors have one
+    shape."""
     _check_not_async("all_gather_inplace", async_op)
     ranks = _resolved_or_world(group, tag)
     _check_list("all_gather_inplace", tensor_list, tensor, ranks)
@@ -233,7 +236,7 @@ def all_gather_inplace(
 
 
 def _sliced(gathered: Tensor, like: Tensor, count: int) -> list[Tensor]:
-    # Slices, since anything else would make a symbolic number of rows a constant of the graph.
+    # By slices: other views would make a symbolic number of rows a constant of the graph.
     if like.dim() == 0:
         return [gathered[rank] for rank in range(count)]
     rows = like.shape[0]
@@ -248,7 +251,8 @@ def reduce_scatter_inplace(
     async_op: bool = False,
     tag: str = "",
 ) -> Tensor:
-    """Reduces each of ``input_list`` over ``group``; ``output`` takes that at this rank's place in it."""
+    """Reduces ``input_list[r]`` over ``group`` into the ``output`` of rank ``r``. All tensors have one
+    shape."""
     _check_not_async("reduce_scatter_inplace", async_op)
     ranks = _resolved_or_world(group, tag)
     _check_list("reduce_scatter_inplace", input_list, output, ranks)
@@ -270,8 +274,8 @@ def isend_inplace(
 ) -> Tensor:
     """Sends ``tensor`` to ``dst``, a global rank, or ``group_dst``, a rank within ``group``.
 
-    Returns an empty pending tensor: waiting for it waits until ``tensor`` may be written to. (In a graph:
-    the result of PyTorch's ``isend``, not waited for.)
+    Returns an empty pending tensor: once it is waited for, ``tensor`` may be written to. In a graph, returns
+    the result of PyTorch's ``isend``, which nothing waits for.
     """
     ranks = _resolved_or_world(group)
     peer = _peer("isend_inplace", "dst", dst, None if group_dst == -1 else group_dst, ranks)
@@ -312,8 +316,8 @@ def batch_p2p_ops_inplace(
 ) -> list[Tensor]:
     """Starts several ``"isend"`` and ``"irecv"`` at once; peers are ranks within the group.
 
-    Returns what :func:`isend_inplace` and :func:`irecv_inplace` do for each. (In a graph: the results of
-    PyTorch's ``batch_p2p_ops``, not waited for.)
+    Returns for each the result of :func:`isend_inplace` or :func:`irecv_inplace`. In a graph, returns the
+    results of PyTorch's ``batch_p2p_ops``, which nothing waits for.
     """
     name = find_group_name(_resolved_or_world(group_name or None))
     return _point_to_point().batch_p2p_ops(op_list, peer_list, tag_list, tensors, name)  # type: ignore[no-any-return]
@@ -333,12 +337,9 @@ _FORMS: dict[str, Callable[..., Any]] = {
     "_reduce_scatter_base": reduce_scatter_tensor_inplace,
 }
 
-traceable_collective_remaps: dict[Callable[..., Any], Callable[..., Any]] = {
-    getattr(c10d, name): form
-    for name, form in _FORMS.items()
-    if hasattr(c10d, name)  # newer minors have more names
-}
-"""Collectives of ``torch.distributed``, and what a compiled region calls instead, with the same arguments."""
+traceable_collective_remaps: dict[Callable[..., Any], Callable[..., Any]] = _compat.by_function(c10d, _FORMS)
+"""Collectives of ``torch.distributed``, and the functions of the same arguments that a compiled region calls
+in their place."""
 
 
 def _point_to_point() -> Any:
@@ -411,7 +412,7 @@ def _peer(op: str, name: str, rank: int | None, group_rank: int | None, ranks: A
 
 
 def _is_watched() -> bool:
-    """Whether something traces or intercepts operators: cheaper to ask than :func:`are_we_tracing`."""
+    """Whether Dynamo or a dispatch mode sees operators. Takes less time than :func:`are_we_tracing`."""
     return is_dynamo_compiling() or torch._C._len_torch_dispatch_stack() > 0
 
 

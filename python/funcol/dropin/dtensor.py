@@ -26,7 +26,7 @@ from torch.distributed.tensor._op_schema import OpStrategy
 from torch.utils._pytree import tree_leaves
 
 from .. import _C, _compat
-from ..redistribution.functions import redistributed
+from ..redistribution.functions import redistributed_by_python
 from ..redistribution.local_gradients import ToLocalInOrder, has_own_order
 from ..redistribution.meshes import simulates_ranks
 from ..redistribution.moving import How, are_known, axes_with_own_rules, move, use_as_pytorchs
@@ -100,11 +100,12 @@ def redistribute(
     PyTorch counterpart: ``DTensor.redistribute``.
     """
     is_compiling = torch.compiler.is_compiling()
-    is_other_mesh = device_mesh is not None and device_mesh is not self._spec.mesh
-    if not (is_compiling or is_other_mesh) and forward_dtype is None and backward_dtype is None:
-        dtensor: DTensor = _C.redistribute_dtensor(self, placements, async_op)
-        if dtensor is not NotImplemented:
-            return dtensor
+    if not is_compiling:
+        moved: DTensor = _C.redistribute_dtensor(
+            self, device_mesh, placements, ..., forward_dtype, backward_dtype, async_op, None, None
+        )
+        if moved is not NotImplemented:
+            return moved
     if (
         is_compiling
         or placements is None
@@ -120,9 +121,12 @@ def redistribute(
             forward_dtype=forward_dtype,
             backward_dtype=backward_dtype,
         )
-    order = _kept_order(self, placements)
-    how = How(async_op, None, None, lenient=True)
-    return redistributed(self, device_mesh, tuple(placements), order, forward_dtype, backward_dtype, how)
+    # Same placements move nothing, whatever the order in which the axes cut.
+    order = self._spec.shard_order if tuple(placements) == self._spec.placements else None
+    how = How(async_op, lenient=True)
+    return redistributed_by_python(
+        self, device_mesh, tuple(placements), order, forward_dtype, backward_dtype, how
+    )
 
 
 def _has_plan(*placements: Iterable[Placement]) -> bool:
@@ -132,11 +136,6 @@ def _has_plan(*placements: Iterable[Placement]) -> bool:
         are_known((placement,)) or axes_with_own_rules((placement,))
         for placement in itertools.chain(*placements)
     )
-
-
-def _kept_order(dtensor: DTensor, placements: Sequence[Placement]) -> Any:
-    """Same placements move nothing, whatever the order in which the axes cut."""
-    return dtensor._spec.shard_order if tuple(placements) == dtensor.placements else None
 
 
 def full_tensor(self: DTensor, *, grad_placements: Sequence[Placement] | None = None) -> Tensor:

@@ -1,11 +1,11 @@
 """funcol under PyTorch's FSDP2 (``fully_shard``), while :func:`funcol.install` is in effect.
 
-FSDP2's hooks decide as before what is gathered and reduced when. Taken over is what they do for every
-parameter of a group, in C++ for the group at once, and how a group gathers and reduces: see
-:mod:`funcol.dropin.fully_shard_calls`.
+FSDP2's hooks decide, as without funcol, which group of parameters is gathered and reduced when. funcol
+replaces the work on every parameter of a group, which C++ does for the whole group in one call, and the
+group's gather and reduction: see :mod:`funcol.dropin.fully_shard_calls`.
 
-This module imports FSDP2. A function of PyTorch is taken over if it, and what it would have called, are
-known (:data:`funcol._compat.fully_shard.KNOWN`); the rest stays PyTorch's.
+A function of PyTorch is replaced if its own source, and those of all functions that the replacement passes
+by, are in :data:`funcol.dropin.fully_shard_table.FUNCTIONS`; else PyTorch's runs. This module imports FSDP2.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,9 +29,10 @@ from torch.distributed.fsdp._fully_shard import (
 )
 
 from .. import _C
-from .._compat.fully_shard import is_known, switches
+from .._compat.fully_shard import switches
 from . import fully_shard_calls as calls
 from . import patching
+from .fully_shard_table import COLLECTIVES, FUNCTIONS, HOOK_WRAPPERS, HOOKS, REPLACED, WITHOUT_GRADIENTS
 
 _MODULES: list[Any] = [
     _fsdp_collectives,
@@ -43,222 +44,45 @@ _MODULES: list[Any] = [
 ]
 
 
-def _places(path: str) -> list[tuple[Any, str]]:
-    """Where ``path``, a function's name or ``Class.method``, is looked up: modules import one another's."""
-    first, _, method = path.partition(".")
+def _places(name: str) -> list[tuple[Any, str]]:
+    """The modules, or classes, that hold the function ``name``, and its name there: FSDP2's modules import
+    one another's functions."""
+    first, _, method = name.partition(".")
     modules = [module for module in _MODULES if first in vars(module)]
     if not method:
         return [(module, first) for module in modules]
     return [(owner, method) for owner in dict.fromkeys(vars(module)[first] for module in modules)]
 
 
-def _found(path: str) -> list[Any]:
-    """What is there, at each place."""
+def _found(name: str) -> list[Any]:
+    """The function ``name`` at each of its places."""
     nothing = object()
-    found = [inspect.getattr_static(owner, name, nothing) for owner, name in _places(path)]
+    found = [inspect.getattr_static(owner, attribute, nothing) for owner, attribute in _places(name)]
     return [value for value in found if value is not nothing]
 
 
-def _looked_up(path: str) -> Any:
-    found = _found(path)
+def looked_up(name: str) -> Any:
+    """The function ``name`` of FSDP2, a name or ``Class.method``, in its decorators; ``None`` if this minor
+    has none."""
+    found = _found(name)
     return found[0] if found else None
 
 
-def _function(path: str) -> Any:
-    """PyTorch's function, without decorators; None if there is none, and something else if it is not
-    PyTorch's own."""
-    found = _found(path)
+def _function(name: str) -> Any:
+    """PyTorch's function ``name`` without its decorators; ``None`` if this minor has none,
+    ``patching.NOT_PYTORCHS`` if a program has replaced it in some place."""
+    found = _found(name)
     if not found:
         return None
     is_one = all(value is found[0] for value in found)
-    return patching.undecorated(found[0]) if is_one else patching.NOT_PYTORCHS
+    return patching.own_function_as_written(found[0]) if is_one else patching.NOT_PYTORCHS
 
 
-class _Part(NamedTuple):
-    """A function of PyTorch, what stands in for it, and what else it calls for every parameter."""
-
-    theirs: str
-    ours: Callable[..., Any]
-    passes_by: tuple[str, ...] = ()
-
-    def is_known(self) -> bool:
-        paths = (self.theirs, *self.passes_by)
-        return _function(self.theirs) is not None and all(is_known(path, _function(path)) for path in paths)
+def _is_known(name: str) -> bool:
+    return FUNCTIONS[name].has_source_of(_function(name))
 
 
-_STORAGE = ("alloc_storage", "free_storage")
-_SETTERS = ("FSDPParam._setattr_on_modules", "unsafe_setattr_param")
-
-_TO_GATHER = (
-    "_get_param_all_gather_inputs",
-    "_get_all_gather_input_metadatas",
-    "all_gather_copy_in_cuda",
-    "FSDPParam.all_gather_inputs",
-    "_to_dtype_if_needed",
-)
-_TO_COPY_OUT = (
-    "FSDPParam.init_all_gather_outputs",
-    "FSDPParam.alloc_all_gather_outputs",
-    "_copy_all_gather_outputs",
-    "split_with_sizes_copy",
-    *_STORAGE,
-)
-_TO_SHARD = ("FSDPParam.to_sharded", "FSDPParam.free_unsharded_param", *_SETTERS, *_STORAGE)
-_TO_UNSHARD = ("FSDPParam.to_unsharded", "set_requires_grad_if_needed", *_SETTERS)
-_TO_TAKE = (
-    "FSDPParamGroup._get_unsharded_grad_to_reduce",
-    "FSDPParam.unsharded_grad_data",
-    "FSDPParam._get_grad_inner_tensor",
-)
-_TO_HAND_OUT = (
-    "foreach_reduce",  # which has to be the one that calls it
-    "FSDPParam.to_sharded_dtensor",
-    "_from_local_no_grad",
-    "_get_dtensor_spec_with_dtype",
-    "_to_dtype_if_needed",
-)
-# What a group has its collectives done by, passed by as long as nobody has put something in its place.
-_COLLECTIVES = (
-    "DefaultAllGather.allocate",
-    "DefaultAllGather.__call__",
-    "DefaultReduceScatter.allocate",
-    "DefaultReduceScatter.__call__",
-    "all_gather_single",
-    "reduce_scatter_single",
-)
-
-_PARTS = [
-    _Part("FSDPState._root_pre_forward", calls.root_pre_forward, ("FSDPState._lazy_init",)),
-    _Part("FSDPState._root_post_backward_final_callback", calls.root_post_backward_final_callback),
-    _Part(
-        "FSDPState._register_pre_backward_hook", calls.register_pre_backward_hook, ("collect_grad_tensors",)
-    ),
-    _Part(
-        "FSDPParamGroup.pre_forward",
-        calls.pre_forward,
-        ("FSDPParam._restore_spmd_types", "FSDPParamGroup.unshard", "FSDPParamGroup.wait_for_unshard"),
-    ),
-    _Part(
-        "FSDPParamGroup.post_forward",
-        calls.post_forward,
-        (
-            "FSDPParamGroup._record_post_forward",
-            "FSDPParamGroup._reshard_after_forward",
-            "FSDPParamGroup._to_sharded",
-            "FSDPParamGroup._use_post_forward_mesh",
-            "FSDPParamGroup.reshard",
-            "is_bw",
-            *_TO_SHARD,
-        ),
-    ),
-    _Part(
-        "FSDPParamGroup.pre_backward",
-        calls.pre_backward,
-        (
-            "FSDPParamGroup._backward_prefetch",
-            "FSDPParamGroup._prefetch_unshard",
-            "FSDPParamGroup._set_unsharded_grad_dtypes",
-            "FSDPParamGroup.unshard",
-            "FSDPParamGroup.use_training_state",
-            "FSDPParamGroup.wait_for_unshard",
-        ),
-    ),
-    _Part(
-        "FSDPParamGroup.unshard",
-        calls.unshard,
-        (
-            "foreach_all_gather",
-            "FSDPParamGroup._all_gather_process_group",
-            "FSDPParamGroup.is_unsharded",
-            "FSDPCommContext.get_all_gather_streams",
-            *_COLLECTIVES,
-            *_TO_GATHER,
-        ),
-    ),
-    _Part(
-        "FSDPParamGroup.wait_for_unshard",
-        calls.wait_for_unshard,
-        (
-            "foreach_all_gather_copy_out",
-            "_default_all_gather_output_fn",
-            "FSDPCommContext.release_all_gather_state_for_comm_reuse",
-            "FSDPCommContext.wait_all_gather_streams_on_event",
-            "FSDPParam.init_unsharded_param",
-            "FSDPParamGroup._to_unsharded",
-            *_TO_COPY_OUT,
-            *_TO_UNSHARD,
-        ),
-    ),
-    _Part(
-        "FSDPParamGroup.post_backward",
-        calls.post_backward,
-        (
-            "foreach_reduce",
-            "foreach_reduce_scatter_copy_in",
-            "_cast_and_view_sharded_grads",
-            "_default_reduce_scatter_input_fn",
-            "FSDPParamGroup._reduce_scatter_process_group",
-            "FSDPParamGroup._set_unsharded_grad_dtypes",
-            "FSDPParamGroup._take_unsharded_grads_to_reduce",
-            "FSDPParamGroup._to_sharded",
-            "FSDPParamGroup._validate_unused_param_grad_dtypes",
-            "FSDPParamGroup._wait_for_post_backward",
-            "FSDPParamGroup.reshard",
-            *_COLLECTIVES,
-            *_TO_SHARD,
-            *_TO_TAKE,
-            *_TO_HAND_OUT,
-        ),
-    ),
-    _Part("foreach_all_gather", calls.foreach_all_gather, _TO_GATHER),
-    _Part("_default_all_gather_output_fn", calls.all_gather_output_fn, _TO_COPY_OUT),
-    _Part("FSDPParamGroup._to_sharded", calls.to_sharded, _TO_SHARD),
-    _Part("FSDPParamGroup._to_unsharded", calls.to_unsharded, _TO_UNSHARD),
-    _Part("FSDPParamGroup._take_unsharded_grads_to_reduce", calls.take_unsharded_grads_to_reduce, _TO_TAKE),
-    _Part("_default_reduce_scatter_input_fn", calls.reduce_scatter_input_fn, ("_get_dim0_padded_size",)),
-    _Part("_cast_and_view_sharded_grads", calls.cast_and_view_sharded_grads, _TO_HAND_OUT),
-    _Part("foreach_reduce_scatter_copy_in", calls.reduce_scatter_copy_in),
-    _Part(
-        "FSDPParamGroup._register_post_backward_hook",
-        calls.register_post_backward_hook,
-        tuple(f"RegisterPostBackwardFunction.{name}" for name in ("forward", "setup_context", "backward")),
-    ),
-    _Part(
-        "FSDPParam.to_sharded_dtensor",
-        calls.to_sharded_dtensor,
-        ("_from_local_no_grad", "_get_dtensor_spec_with_dtype"),
-    ),
-    _Part("_spmd_no_typecheck", calls.no_typecheck),
-]
-
-# These leave out ranges that nobody sees.
-_WITHOUT_RANGES = (
-    calls.root_pre_forward,
-    calls.root_post_backward_final_callback,
-    calls.pre_forward,
-    calls.post_forward,
-    calls.pre_backward,
-    calls.post_backward,
-    calls.unshard,
-    calls.wait_for_unshard,
-)
-
-# These run without gradients, which in the backward pass nobody records anyway.
-_WITHOUT_GRADIENTS = ("foreach_all_gather", "foreach_all_gather_copy_out", "foreach_reduce")
-
-# Hooks that keep Dynamo away, by a function that they make anew in every call.
-_HOOKS = (
-    "FSDPState._pre_forward",
-    "FSDPState._post_forward",
-    "FSDPState._pre_backward",
-    "FSDPState._root_post_backward_final_callback",
-    "FSDPParamGroup.pre_backward",
-    "FSDPParamGroup.post_backward",
-)
-
-_WRAPPERS = ("_dynamo_disable", "disable_if_config_true")
-
-# Which do nothing.
+# PyTorch's streams and events of the CPU do nothing.
 _CPU_STREAMS: list[tuple[Any, str]] = [
     *((torch.cpu, name) for name in ("stream", "current_stream", "Stream", "Event")),
     *((torch.cpu.Stream, name) for name in ("wait_stream", "record_event", "wait_event")),
@@ -269,7 +93,7 @@ _get_callback = torch._C._dynamo.eval_frame.get_eval_frame_callback
 
 
 def _is_outside_dynamo() -> bool:
-    """Nothing is compiled on this thread, and nothing says how to."""
+    """Whether Dynamo compiles nothing on this thread, and no stance of it is set."""
     if is_compiling() or _get_callback() is not None:
         return False
     frames = sys.modules.get("torch._dynamo.eval_frame")
@@ -277,13 +101,14 @@ def _is_outside_dynamo() -> bool:
 
 
 def _wrapped_hooks() -> list[str]:
-    """Those that have no more than a known wrapper around them."""
-    wrappers = [_function(path) for path in _WRAPPERS if is_known(path, _function(path))]
+    """The hooks that have a wrapper of known source around them, and no other."""
+    wrappers = [_function(name) for name in HOOK_WRAPPERS if _is_known(name)]
     codes = [code for wrapper in wrappers if wrapper is not None for code in wrapper.__code__.co_consts]
-    return [path for path in _HOOKS if getattr(_looked_up(path), "__code__", None) in codes]
+    return [name for name in HOOKS if getattr(looked_up(name), "__code__", None) in codes]
 
 
-def _makes_pytorchs_ranges() -> bool:
+def _has_own_record_function() -> bool:
+    """Whether no program has replaced ``record_function``, or one of its methods."""
     found = {vars(_fsdp_param_group)["record_function"], torch.profiler.record_function}
     ranges = found.pop()
     return not found and all(
@@ -293,41 +118,44 @@ def _makes_pytorchs_ranges() -> bool:
     )
 
 
-def _known_parts() -> list[_Part]:
-    """Those that are PyTorch's own, and pass by only what is, themselves and by what they pass by."""
-    not_then = () if _makes_pytorchs_ranges() else _WITHOUT_RANGES
-    parts = [part for part in _PARTS if part.is_known() and part.ours not in not_then]
+def _replaceable() -> list[str]:
+    """The functions of known source whose replacement passes by nothing but functions of known source; where
+    those have a replacement, they have to be replaceable, too."""
+    may_omit_ranges = _has_own_record_function()
+    names = [
+        name
+        for name in REPLACED
+        if _function(name) is not None
+        and all(map(_is_known, (name, *FUNCTIONS[name].passes_by)))
+        and (may_omit_ranges or not FUNCTIONS[name].omits_ranges)
+    ]
+    there = {name for name in REPLACED if _found(name)}
     while True:
-        names = {part.theirs for part in parts}
-        missing = {part.theirs for part in _PARTS if _found(part.theirs)} - names
-        kept = [part for part in parts if missing.isdisjoint(part.passes_by)]
-        if len(kept) == len(parts):
-            return parts
-        parts = kept
-
-
-def _names(parts: Iterable[_Part], hooks: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys([*(part.theirs for part in parts), *hooks]))
+        left = there.difference(names)
+        kept = [name for name in names if left.isdisjoint(FUNCTIONS[name].passes_by)]
+        if len(kept) == len(names):
+            return names
+        names = kept
 
 
 def taken_over() -> tuple[list[str], list[str]]:
-    """Names of PyTorch's functions that funcol stands in for, and of those that it does in other minors."""
-    taken = list(_names_put) or _names(_known_parts(), _wrapped_hooks())
-    everything = _names(_PARTS, _HOOKS)
-    return taken, [name for name in everything if name not in taken]
+    """Names of the functions that funcol replaces here, and of those that it replaces in other minors
+    only."""
+    taken = list(_replaced_now) or list(dict.fromkeys([*_replaceable(), *_wrapped_hooks()]))
+    return taken, [name for name in dict.fromkeys([*REPLACED, *HOOKS]) if name not in taken]
 
 
 def not_pytorchs() -> list[str]:
-    """Names of what somebody has put something in the place of, or around, before funcol came."""
-    if _names_put:
+    """Names of the functions that programs had replaced or wrapped before funcol came."""
+    if _replaced_now:
         return list(_not_pytorchs_then)
-    paths = dict.fromkeys([*_names(_PARTS, ()), *(path for part in _PARTS for path in part.passes_by)])
-    found = [path for path in paths if _function(path) is patching.NOT_PYTORCHS]
-    return [*found, *([] if _makes_pytorchs_ranges() else ["record_function"])]
+    names = dict.fromkeys([*REPLACED, *(passed for name in REPLACED for passed in FUNCTIONS[name].passes_by)])
+    found = [name for name in names if _function(name) is patching.NOT_PYTORCHS]
+    return [*found, *([] if _has_own_record_function() else ["record_function"])]
 
 
-# While funcol is under FSDP2, whose functions then look different.
-_names_put: list[str] = []
+# Both are set while funcol is under FSDP2: replaced functions cannot be recognised by their sources.
+_replaced_now: list[str] = []
 _not_pytorchs_then: list[str] = []
 
 
@@ -336,20 +164,20 @@ class UnderFullyShard:
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
-        parts = _known_parts()
+        names = _replaceable()
         hooks = _wrapped_hooks()
         try:
-            _know(parts)
+            _hand_over(names)
             _not_pytorchs_then[:] = not_pytorchs()
-            _names_put[:] = _names(parts, hooks)
-            self._undo.append(_names_put.clear)
-            for part in parts:
-                theirs = _function(part.theirs)
-                calls.stock[part.theirs] = patching.copied(theirs)
-                self._undo.append(patching.redirected(theirs, part.ours))
-            for path in hooks:
-                self._undo.append(patching.called_directly(_looked_up(path), _is_outside_dynamo))
-            for function in filter(patching.is_in_context, map(_looked_up, _WITHOUT_GRADIENTS)):
+            _replaced_now[:] = dict.fromkeys([*names, *hooks])
+            self._undo.append(_replaced_now.clear)
+            for name in names:
+                ours = FUNCTIONS[name].replacement
+                assert ours is not None
+                self._undo.append(patching.replaced(_function(name), ours))
+            for name in hooks:
+                self._undo.append(patching.called_directly(looked_up(name), _is_outside_dynamo))
+            for function in filter(patching.is_in_context, map(looked_up, WITHOUT_GRADIENTS)):
                 self._undo.append(patching.entered_if(function, torch.is_grad_enabled))
             self._put_record_function()
         except BaseException:
@@ -374,38 +202,52 @@ class UnderFullyShard:
             self._undo.pop()()
 
 
-def _know(parts: list[_Part]) -> None:
-    """Tells C++ what FSDP2 consists of: it sees when somebody has replaced a piece that it passes by."""
+def _hand_over(replaced: Iterable[str]) -> None:
+    """Gives C++ FSDP2's classes, and the functions that it passes by: C++ sees when a program replaces
+    one."""
 
-    def found(paths: Iterable[str]) -> list[tuple[Any, str, Any]]:
+    def values(names: Iterable[str]) -> list[tuple[Any, str, Any]]:
         return [
-            (owner, name, inspect.getattr_static(owner, name))
-            for path in paths
-            if _function(path) is not None
-            for owner, name in _places(path)
+            (owner, attribute, inspect.getattr_static(owner, attribute))
+            for name in names
+            if _function(name) is not None
+            for owner, attribute in _places(name)
         ]
 
     ranges = [(_fsdp_param_group, calls.record_function), (torch.profiler, torch.profiler.record_function)]
-    passed_by = dict.fromkeys(path for part in parts for path in part.passes_by)
+    passed_by = dict.fromkeys(passed for name in replaced for passed in FUNCTIONS[name].passes_by)
     states = _fsdp_param.ShardedState
+    group, param = _fsdp_param_group.FSDPParamGroup, _fsdp_param.FSDPParam
     _C.know_fully_shard(
-        _fsdp_param.FSDPParam,
-        _fsdp_param_group.FSDPParamGroup,
+        (group, param),
         (states.SHARDED, states.SHARDED_POST_FORWARD, states.UNSHARDED),
         (_fsdp_param.alloc_storage, _fsdp_param.free_storage),
         nn.Module.__setattr__,
         [
-            *found(path for path in passed_by if path not in _COLLECTIVES),
+            *values(name for name in passed_by if name not in COLLECTIVES),
             *switches(),
-            *((owner, "record_function", value) for owner, value in ranges if _makes_pytorchs_ranges()),
+            *((owner, "record_function", value) for owner, value in ranges if _has_own_record_function()),
         ],
-        found(_COLLECTIVES),
-        [(owner, name, _pytorchs_stream(owner, name)) for owner, name in _CPU_STREAMS],
+        values(COLLECTIVES),
+        [(owner, name, _own_stream(owner, name)) for owner, name in _CPU_STREAMS],
+        {
+            name: (_methods(group, FUNCTIONS[name].passes_by), _methods(param, FUNCTIONS[name].passes_by))
+            for name in replaced
+        },
     )
 
 
-def _pytorchs_stream(owner: Any, name: str) -> Any:
-    """What PyTorch has there; something that is never there if that is not what is."""
+def _methods(owner: type, names: Iterable[str]) -> list[str]:
+    """The methods of ``owner`` among the functions ``names`` in whose place an object may have its own."""
+    found = [
+        method for first, _, method in (name.partition(".") for name in names) if first == owner.__name__
+    ]
+    return [name for name in found if not inspect.isdatadescriptor(inspect.getattr_static(owner, name, None))]
+
+
+def _own_stream(owner: Any, name: str) -> Any:
+    """PyTorch's stream class, event class or method ``name`` of ``owner``; ``NOT_PYTORCHS``, which is nowhere
+    found, if a program has replaced it."""
     found = vars(owner)[name]
     is_own = (
         found.__module__ == torch.cpu.__name__

@@ -1,18 +1,18 @@
-"""What stands in for functions of PyTorch's FSDP2 (``fully_shard``) while funcol is under it.
+"""The replacements of FSDP2's functions (``fully_shard``) while funcol is under it.
 
-Each function here has the signature and results of the one of PyTorch that it stands in for, and asks that
-one for what is uncommon: extensions of the gather, parameters on the CPU beside a GPU, shards along other
-dims than 0, several types in one gather, replicas, modes, transforms, logs and profilers that watch. What is
-done for a group of parameters is one call of C++, on the same streams and after the same events.
+Each function here has the signature and results of PyTorch's function that it replaces, and returns
+``NotImplemented`` for calls that PyTorch's function has to run: with extensions of the gather, parameters on
+the CPU beside a GPU, shards along other dims than 0, several dtypes in one gather, replicas, and under modes,
+transforms, logs and profilers. C++ does the work of a group of parameters in one call, on the streams and
+after the events of PyTorch's function.
 
-This module imports FSDP2. :mod:`funcol.dropin.fully_shard` puts the functions in place.
+This module imports FSDP2. :mod:`funcol.dropin.fully_shard` puts the replacements in place.
 """
 
 from __future__ import annotations
 
-import importlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -24,14 +24,10 @@ from torch.distributed.device_mesh import _get_device_handle
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_common, _fsdp_param_group
 
 from .. import _C
+from .._compat.fully_shard import has_cuspy_observer, type_checker
 
-# Whether a package checks types on this thread, to which FSDP2 then has something to say.
-checks_types: Callable[[], bool] = bool
-if getattr(dist, "_is_spmd_types_available", bool)():
-    checks_types = importlib.import_module("spmd_types").is_type_checking  # FSDP2 has imported it
-
-# PyTorch's functions as they were, by their names.
-stock: dict[str, Callable[..., Any]] = {}
+# FSDP2 tells a type checker of spmd_types what its tensors are: while it checks, PyTorch's functions run.
+_checks_types = type_checker()
 
 
 def foreach_all_gather(
@@ -43,21 +39,13 @@ def foreach_all_gather(
     device: torch.device,
     all_gather_comm: Any,
 ) -> Any:
-    """Casts to the type of the gather and copies to where it begins are one copy here.
+    """Casts each shard to the dtype of the gather as it copies the shard into the input of the all_gather.
 
     PyTorch counterpart: ``_fsdp_collectives.foreach_all_gather``.
     """
     found = _C.fsdp_shards(fsdp_params)
     if found is NotImplemented:
-        return stock["foreach_all_gather"](
-            fsdp_params,
-            group,
-            async_op,
-            all_gather_copy_in_stream,
-            all_gather_stream,
-            device,
-            all_gather_comm,
-        )
+        return NotImplemented
     shards, dtype, dtypes, lengths, all_lengths = found
     world_size, rank = group.size(), group.rank()
     device_handle = _get_device_handle(device.type)
@@ -71,47 +59,20 @@ def foreach_all_gather(
         return _fsdp_collectives.AllGatherResult(output, event, work, dtypes, lengths, all_lengths)
 
 
-def all_gather_output_fn(fsdp_params: list[Any], all_gather_result: Any, world_size: int) -> None:
+def all_gather_output_fn(fsdp_params: list[Any], all_gather_result: Any, world_size: int) -> Any:
     """PyTorch counterpart: ``_fsdp_collectives._default_all_gather_output_fn``."""
-    done = _C.fsdp_copy_out(
+    return _C.fsdp_copy_out(
         fsdp_params,
         all_gather_result.all_gather_output,
         all_gather_result.param_all_gather_input_dtypes,
         all_gather_result.param_all_gather_input_numels,
         world_size,
     )
-    if done is NotImplemented:
-        stock["_default_all_gather_output_fn"](fsdp_params, all_gather_result, world_size)
 
 
-def to_sharded(self: Any) -> None:
-    """PyTorch counterpart: ``FSDPParamGroup._to_sharded``."""
-    if _C.fsdp_to_sharded(self) is NotImplemented:
-        stock["FSDPParamGroup._to_sharded"](self)
-
-
-def to_unsharded(self: Any) -> None:
-    """PyTorch counterpart: ``FSDPParamGroup._to_unsharded``."""
-    if _C.fsdp_to_unsharded(self) is NotImplemented:
-        stock["FSDPParamGroup._to_unsharded"](self)
-
-
-def take_unsharded_grads_to_reduce(self: Any) -> tuple[list[Any], list[Tensor]]:
-    """PyTorch counterpart: ``FSDPParamGroup._take_unsharded_grads_to_reduce``."""
-    taken = _C.fsdp_take_gradients(self)
-    if taken is NotImplemented:
-        taken = stock["FSDPParamGroup._take_unsharded_grads_to_reduce"](self)
-    return taken  # type: ignore[no-any-return]
-
-
-def reduce_scatter_input_fn(
-    fsdp_params: list[Any], unsharded_grads: list[Tensor], world_size: int
-) -> tuple[torch.Size, ...]:
+def reduce_scatter_input_fn(fsdp_params: list[Any], unsharded_grads: list[Tensor], world_size: int) -> Any:
     """PyTorch counterpart: ``_fsdp_collectives._default_reduce_scatter_input_fn``."""
-    sizes = _C.fsdp_padded_sizes(fsdp_params, unsharded_grads, world_size)
-    if sizes is NotImplemented:
-        sizes = stock["_default_reduce_scatter_input_fn"](fsdp_params, unsharded_grads, world_size)
-    return sizes  # type: ignore[no-any-return]
+    return _C.fsdp_padded_sizes(fsdp_params, unsharded_grads, world_size)
 
 
 def cast_and_view_sharded_grads(
@@ -120,16 +81,15 @@ def cast_and_view_sharded_grads(
     padded_unsharded_sizes: Sequence[torch.Size],
     world_size: int,
     consumer_stream: Any,
-) -> list[Tensor]:
-    """Gives the parameters their gradients, too, which leaves ``foreach_reduce`` none to do that with.
+) -> Any:
+    """Accumulates the gradients of the parameters, too. The result is empty, so that ``foreach_reduce`` has
+    none to accumulate.
 
     PyTorch counterpart: ``_fsdp_collectives._cast_and_view_sharded_grads``.
     """
     dtype = _C.fsdp_gradient_type(fsdp_params)
     if dtype is NotImplemented:
-        return stock["_cast_and_view_sharded_grads"](  # type: ignore[no-any-return]
-            reduce_output, fsdp_params, padded_unsharded_sizes, world_size, consumer_stream
-        )
+        return NotImplemented
     output = reduce_output
     if dtype is not None and output.dtype != dtype:
         output = output.to(dtype)
@@ -140,28 +100,24 @@ def cast_and_view_sharded_grads(
 
 def reduce_scatter_copy_in(
     unsharded_grads: list[Tensor], reduce_scatter_input: Tensor, world_size: int
-) -> None:
+) -> Any:
     """PyTorch counterpart: ``_fsdp_collectives.foreach_reduce_scatter_copy_in``."""
-    if _C.fsdp_reduce_copy_in(unsharded_grads, reduce_scatter_input, world_size) is NotImplemented:
-        stock["foreach_reduce_scatter_copy_in"](unsharded_grads, reduce_scatter_input, world_size)
+    return _C.fsdp_reduce_copy_in(unsharded_grads, reduce_scatter_input, world_size)
 
 
-def register_post_backward_hook(
-    self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def register_post_backward_hook(self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """PyTorch counterpart: ``FSDPParamGroup._register_post_backward_hook``."""
     only = args[0] if len(args) == 1 and not kwargs else None
-    if type(only) is not Tensor or _C.is_watched() or forward_ad._current_level >= 0 or checks_types():
-        return stock["FSDPParamGroup._register_post_backward_hook"](  # type: ignore[no-any-return]
-            self, args, kwargs
-        )
+    if type(only) is not Tensor or _C.is_watched() or forward_ad._current_level >= 0 or _checks_types():
+        return NotImplemented
     if not (torch.is_grad_enabled() and only.requires_grad):
         return args, kwargs
     return (RegisterPostBackwardFunction.apply(self, only),), kwargs
 
 
 class RegisterPostBackwardFunction(torch.autograd.Function):
-    """PyTorch's own, for one tensor; with a ``setup_context`` every call would look for default arguments."""
+    """PyTorch's class of this name, for one tensor. It has no ``setup_context``, with which every call would
+    look for default arguments."""
 
     @staticmethod
     def forward(ctx: Any, param_group: Any, only: Tensor) -> Tensor:
@@ -175,34 +131,28 @@ class RegisterPostBackwardFunction(torch.autograd.Function):
 
 def to_sharded_dtensor(self: Any, tensor: Tensor) -> Any:
     """PyTorch counterpart: ``FSDPParam.to_sharded_dtensor``."""
-    dtensor = _C.fsdp_sharded_dtensor(self, tensor)
-    return stock["FSDPParam.to_sharded_dtensor"](self, tensor) if dtensor is NotImplemented else dtensor
+    return _C.fsdp_sharded_dtensor(self, tensor)
 
 
-def unshard(self: Any, async_op: bool = False) -> None:
+def unshard(self: Any, async_op: bool = False) -> Any:
     """PyTorch counterpart: ``FSDPParamGroup.unshard``."""
-    if checks_types() or _C.fsdp_unshard(self, async_op) is NotImplemented:
-        stock["FSDPParamGroup.unshard"](self, async_op)
+    return NotImplemented if _checks_types() else _C.fsdp_unshard(self, async_op)
 
 
-def wait_for_unshard(self: Any) -> None:
+def wait_for_unshard(self: Any) -> Any:
     """PyTorch counterpart: ``FSDPParamGroup.wait_for_unshard``."""
-    if checks_types() or _C.fsdp_wait_for_unshard(self) is NotImplemented:
-        stock["FSDPParamGroup.wait_for_unshard"](self)
+    return NotImplemented if _checks_types() else _C.fsdp_wait_for_unshard(self)
 
 
 def _is_logged() -> bool:
     return _fsdp_param_group.logger.isEnabledFor(logging.DEBUG)
 
 
-def _is_followed() -> bool:
-    return _is_logged() or checks_types()
+def root_pre_forward(self: Any, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A module that is no root has nothing to do here.
 
-
-def root_pre_forward(
-    self: Any, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """PyTorch counterpart: ``FSDPState._root_pre_forward``, which nothing but a root has to do."""
+    PyTorch counterpart: ``FSDPState._root_pre_forward``.
+    """
     context = self._state_ctx
     if self._is_root is not None and context.iter_forward_root is not None:
         return args, kwargs
@@ -214,7 +164,7 @@ def root_pre_forward(
         and not _C.is_recorded()
     )
     if not is_usual:
-        return stock["FSDPState._root_pre_forward"](self, module, args, kwargs)  # type: ignore[no-any-return]
+        return NotImplemented
     context.iter_forward_root = self
     current = self._device_handle.current_stream()
     self._comm_ctx.all_gather_copy_in_stream.wait_stream(current)
@@ -222,13 +172,12 @@ def root_pre_forward(
     return args, kwargs
 
 
-def root_post_backward_final_callback(self: Any) -> None:
+def root_post_backward_final_callback(self: Any) -> Any:
     """PyTorch counterpart: ``FSDPState._root_post_backward_final_callback``."""
     context = self._state_ctx
     is_manual = context.manual_backward_finalization_active
     if is_manual is None or _is_logged() or _C.is_recorded():
-        stock["FSDPState._root_post_backward_final_callback"](self)
-        return
+        return NotImplemented
     states = _fsdp_common.TrainingState
     context.iter_forward_root = None
     for state in context.all_states:
@@ -246,64 +195,63 @@ def root_post_backward_final_callback(self: Any) -> None:
     else:
         self._comm_ctx.release_all_gather_state_on_current_stream()
     context.post_backward_final_callback_queued = False
+    return None
 
 
 def register_pre_backward_hook(self: Any, output: Any) -> Any:
     """PyTorch counterpart: ``FSDPState._register_pre_backward_hook``."""
     if type(output) is not Tensor or output._base is not None or _C.is_watched():
-        return stock["FSDPState._register_pre_backward_hook"](self, output)
+        return NotImplemented
     if output.requires_grad and torch.is_grad_enabled():
         output.register_hook(self._pre_backward)  # type: ignore[no-untyped-call]
     return output
 
 
-def pre_forward(
-    self: Any, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _is_followed() -> bool:
+    return _is_logged() or _checks_types()
+
+
+def pre_forward(self: Any, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """PyTorch counterpart: ``FSDPParamGroup.pre_forward``."""
     is_first = NotImplemented if _is_followed() else _C.fsdp_pre_forward(self)
     if is_first is NotImplemented:
-        return stock["FSDPParamGroup.pre_forward"](self, module, args, kwargs)  # type: ignore[no-any-return]
-    if is_first:
-        args, kwargs = self._register_post_backward_hook(args, kwargs)
-    return args, kwargs
+        return NotImplemented
+    return self._register_post_backward_hook(args, kwargs) if is_first else (args, kwargs)
 
 
 def post_forward(self: Any, module: nn.Module, input: Any, output: Any) -> Any:  # noqa: A002
     """PyTorch counterpart: ``FSDPParamGroup.post_forward``."""
     if _is_followed() or _C.fsdp_post_forward(self) is NotImplemented:
-        return stock["FSDPParamGroup.post_forward"](self, module, input, output)
+        return NotImplemented
     return output
 
 
-def pre_backward(self: Any, default_prefetch: bool, *unused: Any) -> None:
+def pre_backward(self: Any, default_prefetch: bool, *unused: Any) -> Any:
     """PyTorch counterpart: ``FSDPParamGroup.pre_backward``."""
-    if _is_followed() or _C.fsdp_pre_backward(self, default_prefetch) is NotImplemented:
-        stock["FSDPParamGroup.pre_backward"](self, default_prefetch, *unused)
+    return NotImplemented if _is_followed() else _C.fsdp_pre_backward(self, default_prefetch)
 
 
-def post_backward(self: Any, *unused: Any) -> None:
+def post_backward(self: Any, *unused: Any) -> Any:
     """PyTorch counterpart: ``FSDPParamGroup.post_backward``."""
-    if _is_followed() or _C.fsdp_post_backward(self) is NotImplemented:
-        stock["FSDPParamGroup.post_backward"](self, *unused)
+    return NotImplemented if _is_followed() else _C.fsdp_post_backward(self)
 
 
-_NOTHING = nullcontext()
+_NO_CONTEXT = nullcontext()
 
 
-def no_typecheck() -> AbstractContextManager[None]:
-    """What keeps types from being checked, while they are.
+def no_typecheck() -> Any:
+    """A context without type checking; one that does nothing where no checker is active.
 
     PyTorch counterpart: ``torch.distributed._spmd_no_typecheck``.
     """
-    return stock["_spmd_no_typecheck"]() if checks_types() else _NOTHING
+    return NotImplemented if _checks_types() else _NO_CONTEXT
 
 
 def record_function(name: str, args: str | None = None) -> AbstractContextManager[Any]:
-    """A range for profilers where one is active."""
-    if (
-        _C.is_recorded()
-        or getattr(torch.autograd.profiler, "_active_cuspy_profiler_observer", None) is not None
-    ):
+    """A range for profilers; one that does nothing where no profiler is active.
+
+    PyTorch counterpart: ``torch.profiler.record_function``.
+    """
+    if _C.is_recorded() or has_cuspy_observer():
         return torch.profiler.record_function(name, args)
-    return _NOTHING
+    return _NO_CONTEXT

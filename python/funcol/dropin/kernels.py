@@ -22,7 +22,10 @@ _NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd")
 # Those that serve tensors of the devices that funcol has kernels for, as the dispatcher writes them.
 _KEYS = ("CPU", "CUDA", "CompositeExplicitAutograd[alias]", "CompositeImplicitAutograd[alias]")
 # Where the kernels of PyTorch and of funcol were registered.
-_KNOWN = ("/torch/csrc/", "/csrc/ops/core_ops.cpp", "/csrc/ops/dropin.cpp", "/csrc/ops/legacy.cpp")
+_KNOWN = (
+    "/torch/csrc/",
+    *(f"/csrc/ops/{name}.cpp" for name in ("dropin", "legacy", "point_to_point", "wait")),
+)
 _INACTIVE = " (inactive)"
 
 

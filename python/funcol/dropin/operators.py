@@ -1,11 +1,11 @@
-"""Handlers of operators whose results on shards are not what PyTorch's DTensor makes of them.
+"""Handlers of operators that PyTorch's DTensor computes wrongly on shards.
 
-Means of losses: their gradient is divided by the number of elements that the operator sees, which is a rank's
-own, and means of shards of different lengths do not average to the mean. Both are sums, divided by the number
-of all elements: nothing has to move.
+Losses with ``reduction="mean"``: PyTorch's gradient is divided by the number of elements on this rank, and
+the means of shards of different lengths do not average to the mean. The handlers compute sums and divide them
+by the number of all elements, so that nothing is redistributed.
 
-The place of an extreme: of several, the first one counts, which the order of the ranks does not tell once
-dims other than the first are cut.
+``argmax`` and ``argmin``: among equal extremes the first one counts, which the order of the ranks does not
+tell if a dim other than the first is sharded.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch._ops import OpOverload
 from torch.distributed.tensor import DTensor
 
 from ..sharding.op_schemas import is_sharded, uneven_axes
+from .handlers import Handler, enter, handlers
 
 aten = torch.ops.aten
 
@@ -38,33 +39,21 @@ _BACKWARD = (
 )
 _MEAN, _SUM = 1, 2
 
-Handler = Callable[[OpOverload, tuple[Any, ...], dict[str, Any]], Any]
-
-
-# PyTorch's own, where ours are.
+# PyTorch's handlers of the operators here, while funcol's are in their place.
 _theirs: dict[OpOverload, Handler] = {}
 
 
-def put(handlers: dict[OpOverload, Handler]) -> Callable[[], None]:
-    """Enters operators in ``handlers``, the dispatcher's, until what is returned is called. What programs
-    have entered there stays."""
-    before = {op: handlers.get(op) for op in _HANDLERS}
-    ours = [op for op, theirs in before.items() if theirs is None or _is_pytorchs(theirs)]
-    for op in ours:
-        theirs = before[op]
-        if theirs is not None:
-            _theirs[op] = theirs
-        handlers[op] = _HANDLERS[op]
+def put() -> Callable[[], None]:
+    """Enters the handlers, but for operators that programs have given handlers. Returns the function that
+    undoes it."""
+    before = handlers()
+    ours = {op: ours for op, ours in _HANDLERS.items() if op not in before or _is_pytorchs(before[op])}
+    _theirs.update({op: before[op] for op in ours if op in before})
+    undo = enter(ours)
 
     def take() -> None:
-        for op in ours:
-            theirs = _theirs.pop(op, None)
-            if handlers.get(op) is not _HANDLERS[op]:
-                continue
-            if theirs is None:
-                del handlers[op]
-            else:
-                handlers[op] = theirs
+        _theirs.clear()
+        undo()
 
     return take
 
@@ -100,7 +89,7 @@ def _place_of_extreme(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def _leaves_some_empty(spec: Any) -> bool:
-    """Whether some rank holds nothing; an extreme of nothing is an error on that rank alone."""
+    """Whether some rank holds no element, where the operator would raise on that rank alone."""
     return any(
         placement.is_shard()
         and -(-spec.shape[placement.dim] // spec.mesh.size(axis)) * (spec.mesh.size(axis) - 1)
@@ -110,7 +99,7 @@ def _leaves_some_empty(spec: Any) -> bool:
 
 
 def _called(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """All arguments by name."""
+    """The arguments of a call by name, defaults included."""
     arguments = op._schema.arguments
     given = {argument.name: value for argument, value in zip(arguments, args, strict=False)}
     defaults = {one.name: one.default_value for one in arguments if one.has_default_value()}
@@ -122,14 +111,14 @@ def _specs(call: dict[str, Any]) -> list[Any]:
 
 
 def _num_elements(call: dict[str, Any]) -> int:
-    """Of what is reduced."""
+    """The number of elements that a loss reduces, on all ranks together."""
     names = ("self", "target", "weight", "pos_weight")
     shapes = [call[name].shape for name in names if isinstance(call.get(name), torch.Tensor)]
     return int(torch.broadcast_shapes(*shapes).numel())  # type: ignore[no-untyped-call]
 
 
 def _dispatched(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """As DTensor's dispatcher does what has no handler."""
+    """Runs ``op`` as DTensor's dispatcher runs operators without a handler."""
     dispatcher: Any = DTensor._op_dispatcher
     info = dispatcher.unwrap_to_op_info(op, args, kwargs)
     dispatcher.sharding_propagator.propagate(info)

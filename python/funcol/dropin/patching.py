@@ -1,8 +1,7 @@
-"""How functions of PyTorch are recognised, redirected to funcol's, and put back.
+"""How functions of PyTorch are recognised, replaced by funcol's, and put back.
 
-A function is PyTorch's own by its code. There are two questions: :func:`is_own` and :func:`own_function` ask
-whether a program has put something in the place of a function, and look through its wrappers;
-:func:`undecorated` asks whether FSDP2's function has no more around it than its source says.
+A function is PyTorch's own by its code. :func:`own_function` finds it within whatever a program has wrapped
+around it; :func:`own_function_as_written` only within the decorators that its source has.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import functools
 import gc
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,8 @@ from typing import Any, cast
 
 import torch
 
-from .._compat.fully_shard import source_of
+from .. import _compat
+from .sources import source_of
 
 # What is PyTorch's own
 
@@ -41,21 +41,72 @@ def is_own(found: Any) -> bool:
     )
 
 
+def _layers(found: Any) -> Iterator[Any]:
+    """``found``, what it wraps, and so on, up to a function of PyTorch or what wraps nothing."""
+    while True:
+        yield found
+        if is_own(found):
+            return
+        if isinstance(found, (staticmethod, classmethod)):
+            found = found.__func__
+        elif isinstance(found, property):
+            found = found.fget
+        elif isinstance(found, partial):
+            found = found.func
+        elif hasattr(found, "__wrapped__"):
+            found = found.__wrapped__
+        else:
+            return
+
+
 def own_function(found: Any) -> Any:
-    """PyTorch's own function in ``found``: itself, or what a program put wrappers around that name what they
-    wrap; None if there is none."""
-    while found is not None and not is_own(found):
-        found = found.func if isinstance(found, partial) else getattr(found, "__wrapped__", None)
-    return found
+    """PyTorch's own function in ``found``: itself, or within wrappers that name what they wrap; ``None`` if
+    there is none."""
+    *_, innermost = _layers(found)
+    return innermost if is_own(innermost) else None
+
+
+NOT_PYTORCHS = object()
+"""In the place of a function that a program has replaced."""
+
+
+def own_function_as_written(found: Any) -> Any:
+    """PyTorch's own function in ``found``, behind no more decorators than its source has, all of them
+    PyTorch's; :data:`NOT_PYTORCHS` if a program has put something in its place or around it."""
+    *decorators, innermost = _layers(found)
+    is_as_written = (
+        is_own(innermost)
+        and all(
+            isinstance(one, (staticmethod, classmethod, property))
+            or (isinstance(one, FunctionType) and is_pytorchs(one.__code__))
+            for one in decorators
+        )
+        and len(decorators) <= _num_decorators(innermost.__code__)
+    )
+    return innermost if is_as_written else NOT_PYTORCHS
+
+
+@functools.cache
+def _num_decorators(code: CodeType) -> int:
+    return sum(line.startswith("@") for line in source_of(code).splitlines())
+
+
+_ROOTS = (str(Path(torch.__file__).parent), contextlib.__file__)
+
+
+def is_pytorchs(code: CodeType) -> bool:
+    """Whether ``code`` comes from a file of PyTorch, or from ``contextlib``, by which PyTorch makes
+    contexts."""
+    return code.co_filename.startswith(_ROOTS)
 
 
 def own_function_of(module: ModuleType, name: str) -> Any:
-    """PyTorch's own function ``name`` of ``module``, also where a program put something else in its place;
-    None if nobody has it any more."""
+    """PyTorch's own function ``name`` of ``module``, also where a program has replaced it; ``None`` if
+    nothing refers to it any more."""
     found = own_function(vars(module).get(name))
     if found is not None and found.__qualname__ == name and found.__globals__ is vars(module):
         return found
-    # A wrapper may have it anywhere; what every function of the module has is the module's dict.
+    # A wrapper may keep the function anywhere, but the function refers to the module's dict.
     holders = gc.get_referrers(vars(module))
     return next((one for one in holders if is_own(one) and one.__qualname__ == name), None)
 
@@ -71,7 +122,7 @@ _CONTEXT_CODE = contextmanager(lambda: iter(())).__code__
 
 @functools.cache
 def codes_of(module: ModuleType) -> dict[str, list[CodeType]]:
-    """What the source of ``module`` has for its functions and methods, by their qualified names."""
+    """The code objects of the functions and methods in the source of ``module``, by their qualified names."""
     codes: dict[str, list[CodeType]] = {}
 
     def collect(code: CodeType) -> None:
@@ -88,7 +139,7 @@ def codes_of(module: ModuleType) -> dict[str, list[CodeType]]:
 
 
 def looked_up(module: ModuleType, path: str) -> Any:
-    """The function ``path``, a name or ``Class.method``, as ``module`` has it now; None if it has none."""
+    """The function ``path``, a name or ``Class.method``, of ``module``; ``None`` if it has none."""
     first, _, method = path.partition(".")
     found = vars(module).get(first)
     if method:
@@ -99,9 +150,9 @@ def looked_up(module: ModuleType, path: str) -> Any:
 
 
 def has_code(found: Any, codes: list[CodeType]) -> bool:
-    """Whether ``found`` does what PyTorch's source says, ``codes``; also in decorators of PyTorch, and where
-    funcol redirected it."""
-    while not isinstance(found, type):  # that of a class is the code of its body
+    """Whether ``found`` runs one of ``codes``, PyTorch's source, itself or within decorators of PyTorch; or
+    funcol has redirected it."""
+    while not isinstance(found, type):  # in the codes a class is its body
         code = getattr(found, "__code__", None)
         if code in codes or (code is not None and code.co_filename == __file__):
             return True
@@ -121,7 +172,7 @@ def _is_from_decorator(found: Any) -> bool:
 
 
 def described(found: Any) -> str:
-    """What ``found``, in the place of a function of PyTorch, is called by its program."""
+    """The module and name of ``found``, which a program has put in the place of a function of PyTorch."""
     while isinstance(found, partial):
         found = found.func
     if type(found) is FunctionType:
@@ -130,46 +181,12 @@ def described(found: Any) -> str:
     return f"{named.__module__}.{named.__qualname__}"
 
 
-NOT_PYTORCHS = object()  # in place of a function that is not PyTorch's own any more
-_ROOTS = (str(Path(torch.__file__).parent), contextlib.__file__)
-
-
-def is_pytorchs(code: CodeType) -> bool:
-    """Whether ``code`` comes from a file of PyTorch, or of what it makes context managers by."""
-    return code.co_filename.startswith(_ROOTS)
-
-
-def undecorated(found: Any) -> Any:
-    """PyTorch's function behind its decorators, of which there may be no more than its source says;
-    :data:`NOT_PYTORCHS` if somebody has put something in its place or around it."""
-    depth = 0
-    while True:
-        if isinstance(found, (staticmethod, classmethod)):
-            found = found.__func__
-        elif isinstance(found, property):
-            found = found.fget
-        elif hasattr(found, "__wrapped__"):
-            if not (isinstance(found, FunctionType) and is_pytorchs(found.__code__)):
-                return NOT_PYTORCHS
-            found = vars(found)["__wrapped__"]
-        else:
-            break
-        depth += 1
-    is_own = isinstance(found, FunctionType) and is_pytorchs(found.__code__)
-    return found if is_own and depth <= _num_decorators(found.__code__) else NOT_PYTORCHS
-
-
-@functools.cache
-def _num_decorators(code: CodeType) -> int:
-    lines = source_of(code).splitlines()
-    return sum(line.startswith("@") for line in lines)
-
-
-# Redirections
+# Replacements
 
 
 def copied(function: Any) -> Any:
-    """A function that does what ``function``, PyTorch's own in it, does now; ``None`` for ``None``."""
+    """A copy of PyTorch's own function in ``function``, which stays as it is when that is replaced; ``None``
+    for ``None``."""
     function = own_function(function) or function
     return _copy(function) if type(function) is FunctionType else function
 
@@ -187,22 +204,27 @@ def _copy(function: FunctionType) -> FunctionType:
 
 
 def redirected(function: Any, ours: Callable[..., Any]) -> Callable[[], None]:
-    """Makes ``function`` call ``ours`` until what is returned is called.
+    """Makes PyTorch's own function in ``function`` call ``ours``. Returns the function that undoes it.
 
-    The function stays the same object: whoever holds it sees the change, modules that imported it by name,
-    Dynamo's tables, and PyTorch's C++, which looks some up once and keeps them. Of a wrapper that a program
-    put around a function of PyTorch, that function: the wrapper stays. Does nothing to what is not PyTorch's.
+    The function stays the same object, so all that hold it call ``ours``: modules that imported it by name,
+    wrappers of programs, Dynamo's tables, and PyTorch's C++, which looks some functions up once. Does nothing
+    if there is no function of PyTorch in ``function``.
     """
     function = own_function(function)
     if function is None or function.__code__.co_freevars:
         return lambda: None
-    return redirected_of_package(function, ours)
+    return _with_its_signature(function, _redirect.__code__, _funcol=ours)
 
 
-def redirected_of_package(function: Any, ours: Callable[..., Any]) -> Callable[[], None]:
-    """:func:`redirected` for a function of another package, which has no closure."""
+def replaced(function: Any, ours: Callable[..., Any]) -> Callable[[], None]:
+    """Makes ``function``, which has no closure, call ``ours``, and its own code where ``ours`` returns
+    ``NotImplemented``. Returns the function that undoes it."""
+    return _with_its_signature(function, _replace.__code__, _funcol=ours, _stock=_copy(function))
+
+
+def _with_its_signature(function: Any, code: CodeType, **defaults: Any) -> Callable[[], None]:
     signature = inspect.signature(function)
-    put_back = _swapped(function, _redirect.__code__, _funcol=ours)
+    put_back = _swapped(function, code, **defaults)
     function.__signature__ = signature
 
     def undo() -> None:
@@ -213,40 +235,37 @@ def redirected_of_package(function: Any, ours: Callable[..., Any]) -> Callable[[
 
 
 def _swapped(function: Any, code: CodeType, **defaults: Any) -> Callable[[], None]:
-    """Gives ``function`` other code, whose additional keywords are ``defaults``, until what is returned is
-    called."""
+    """Gives ``function`` the code ``code``, whose additional keywords are ``defaults``. Returns the function
+    that undoes it."""
     own_code, own = function.__code__, function.__kwdefaults__
 
     def undo() -> None:
         function.__code__ = own_code
         function.__kwdefaults__ = own
-        _forget_parameters(function)
+        _compat.forget_parameters(function)
 
-    # In this order, as other threads may call it meanwhile; defaults of either code are there for both.
+    # Other threads may call the function meanwhile, so the defaults of both codes are there first.
     function.__kwdefaults__ = {**(own or {}), **defaults}
     function.__code__ = code
-    _forget_parameters(function)
+    _compat.forget_parameters(function)
     return undo
-
-
-def _forget_parameters(function: Any) -> None:
-    """Makes Dynamo, which remembers the parameters of the functions that it looked into, look anew."""
-    functions = sys.modules.get("torch._dynamo.variables.functions")
-    remembered = getattr(functions, "_spec_cache", None)
-    if remembered is not None:
-        remembered.pop(function, None)
 
 
 def _redirect(*args: Any, _funcol: Callable[..., Any], **kwargs: Any) -> Any:
     return _funcol(*args, **kwargs)
 
 
-def called_directly(wrapper: Any, when: Callable[[], bool]) -> Callable[[], None]:
-    """Makes ``wrapper``, which has ``func`` in its closure, call that alone where ``when()`` says so, until
-    what is returned is called. The wrapper stays the same object.
+def _replace(*args: Any, _funcol: Callable[..., Any], _stock: Callable[..., Any], **kwargs: Any) -> Any:
+    result = _funcol(*args, **kwargs)
+    return _stock(*args, **kwargs) if result is NotImplemented else result
 
-    Dynamo begins no graph in the wrapper, as it begins none in PyTorch's modules, nor in ``when``; it does
-    look into both where a graph that it has begun calls them.
+
+def called_directly(wrapper: Any, when: Callable[[], bool]) -> Callable[[], None]:
+    """Makes ``wrapper``, whose closure is the function ``func``, call ``func`` directly where ``when()`` is
+    true. Returns the function that undoes it. The wrapper stays the same object.
+
+    Dynamo begins no graph in the wrapper nor in ``when``, as it begins none in PyTorch's modules. It traces
+    both where a graph that it has begun calls them.
     """
     assert wrapper.__code__.co_freevars == ("func",)
     code = _direct_call(None).__code__
@@ -256,7 +275,7 @@ def called_directly(wrapper: Any, when: Callable[[], bool]) -> Callable[[], None
 
 
 def _begin_no_graph(code: CodeType) -> None:
-    """As ``skip_code`` of ``torch._dynamo.eval_frame``, which would import Dynamo."""
+    """Does what ``skip_code`` of ``torch._dynamo.eval_frame`` does, without importing Dynamo."""
     frames: Any = torch._C._dynamo.eval_frame
     frames.set_code_exec_strategy(
         code, frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)
@@ -273,14 +292,14 @@ def _direct_call(func: Any) -> FunctionType:
 
 
 def is_in_context(function: Any) -> bool:
-    """Whether ``function`` is one that ``torch.no_grad()``, or another context of its kind, decorates."""
+    """Whether ``torch.no_grad()``, or another context of its kind, decorates ``function``."""
     code = getattr(function, "__code__", None)
     return code is not None and code.co_freevars == ("ctx_factory", "func")
 
 
 def entered_if(wrapper: Any, when: Callable[[], bool]) -> Callable[[], None]:
-    """Makes ``wrapper``, a function decorated with a context, enter that only if ``when()``, until what is
-    returned is called. The wrapper stays the same object."""
+    """Makes ``wrapper``, a function decorated with a context, enter the context only where ``when()`` is
+    true. Returns the function that undoes it. The wrapper stays the same object."""
     assert is_in_context(wrapper)
     return _swapped(wrapper, _context_if(None, None).__code__, _funcol=when)
 

@@ -1,4 +1,4 @@
-"""Where results of operators go while funcol is under DTensor: decided as PyTorch's propagator decides."""
+"""Sharding propagation while funcol is under DTensor: the decisions are those of PyTorch's propagator."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from ..sharding.op_schemas import specs_in, with_replicated, with_specs
 from ..sharding.propagation import ShardingPropagator
 from . import writes
 
-# Of these, PyTorch's choice among several of equal cost, or beyond what rows of one axis say, is its own.
+# For these operators, PyTorch's choice among decisions of equal cost, or among decisions that no rows of one
+# axis give, differs from funcol's: PyTorch decides.
 _DECIDED_BY_PYTORCH = {
     torch.ops.aten.index_add.default,
     torch.ops.aten.mv.default,
@@ -32,7 +33,7 @@ _DECIDED_BY_PYTORCH = {
 }
 
 
-# Of partial sums, both make the same of these operators.
+# For partial sums, PyTorch's rule and funcol's agree on these operators.
 _SAME_FOR_SUMS = {
     torch.ops.aten.alias.default,
     torch.ops.aten.clone.default,
@@ -49,7 +50,7 @@ _SAME_FOR_SUMS = {
 }
 
 
-# PyTorch's rule for these does not end where several sizes are 0.
+# PyTorch's rule for these operators does not end where several sizes are 0.
 _RESHAPES = {
     torch.ops.aten._unsafe_view.default,
     torch.ops.aten.reshape.default,
@@ -209,7 +210,7 @@ def _placements(specs: Iterable[DTensorSpec | None]) -> list[list[Any] | None]:
     ]
 
 
-# They update their running statistics in training, which their schemas do not say.
+# Batch norms write to their running statistics in training, though their schemas do not say so.
 _BATCH_NORMS = {
     torch.ops.aten.cudnn_batch_norm.default,
     torch.ops.aten.miopen_batch_norm.default,

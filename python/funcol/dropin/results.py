@@ -1,8 +1,8 @@
 """Results of collectives as instances of PyTorch's ``AsyncCollectiveTensor``, under :func:`funcol.install`.
 
-PyTorch's results are instances of that class, with methods of their own; funcol's are plain tensors. So
-``isinstance`` with the class is true for tensors that are pending, and plain tensors have its methods.
-Classes derived from ``torch.Tensor``, fake tensors among them, do not; nor does Dynamo see them.
+PyTorch's results are instances of that class and have its methods; funcol's are plain tensors. So pending
+tensors are instances of the class to ``isinstance``, and plain tensors have its methods. Subclasses of
+``torch.Tensor``, fake tensors among them, do not have the methods, and Dynamo does not see them.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 import torch.distributed._functional_collectives as stock
 from torch import Tensor
 
-from .. import _C
+from .. import _C, _compat
 from ..collectives.async_tensor import wait_tensor
 from ..collectives.import_hooks import after_import
 
 
 class _Attribute:
-    """An attribute of objects of the class ``Tensor`` itself, which those of other classes do not have.
+    """An attribute that tensors of the class ``Tensor`` itself have, and tensors of subclasses do not have.
 
     No setter: subclasses store attributes of the same name.
     """
@@ -53,7 +53,8 @@ def _waiting(tensor: Tensor) -> Callable[[], Tensor]:
     return partial(wait_tensor, tensor)
 
 
-# A result that is over may have become any plain tensor, as a view of it does: all have the first two.
+# A finished result, or a view of it, cannot be told from other plain tensors: all of these have the first
+# two.
 _ATTRIBUTES = {
     "wait": _Attribute("wait", _waiting, only_results=False),
     "trigger_wait": _Attribute("trigger_wait", _waiting, only_results=False),
@@ -65,7 +66,7 @@ _awaits_dynamo = False
 
 
 def put() -> None:
-    """Makes it so, until :func:`take`."""
+    """Gives tensors the methods, and ``isinstance`` its answer, until :func:`take`."""
     global _awaits_dynamo
     for name, attribute in _ATTRIBUTES.items():
         if not hasattr(Tensor, name):
@@ -84,8 +85,8 @@ def take() -> None:
 
 
 def _hide_from_dynamo(module: ModuleType) -> None:
-    """Dynamo copies what tensors have when it is imported."""
-    copied: Any = getattr(module, "all_tensor_attrs", {})
+    """Dynamo copies the attributes of ``Tensor`` when it is imported."""
+    copied = _compat.tensor_attributes(module)
     for name, attribute in _ATTRIBUTES.items():
         if copied.get(name) is attribute:
             del copied[name]

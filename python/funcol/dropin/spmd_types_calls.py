@@ -1,9 +1,10 @@
-"""What funcol does in the place of functions of ``spmd_types``, see :mod:`funcol.dropin.spmd_types`.
+"""The replacements of functions of ``spmd_types``, see :mod:`funcol.dropin.spmd_types`.
 
-Each takes what the package's function takes, and has that function do what C++ does not know: an argument
-that is wrong, a tensor of another class, a function mode (type checking is one: it calls the function again,
-outside of the mode), a compiler. Results are pending, whether or not ``async_op`` is passed. Only with it is
-the input read after the call.
+Each replacement has the arguments of the package's function, and returns ``NotImplemented`` for a call that
+the package's own function has to run: one with a wrong argument or a tensor of another class, one under a
+function mode (type checking is one: the package's function calls the replacement again, outside of the mode),
+and one in a compiled region. Results are pending, whether or not ``async_op`` is passed. Only with
+``async_op`` is the input read after the call.
 """
 
 from __future__ import annotations
@@ -19,22 +20,20 @@ from torch.overrides import has_torch_function_unary
 
 from .. import _C
 
-_dist: Any = importlib.import_module("spmd_types._dist")  # whose module dist a program may replace
+_dist: Any = importlib.import_module("spmd_types._dist")  # a program may replace its module ``dist``
 _dtypes: Any = importlib.import_module("spmd_types._dtype_utils")
 _mesh: Any = importlib.import_module("spmd_types._mesh")
 _types: Any = importlib.import_module("spmd_types.types")
 
 I, P, R, V, Shard = _types.I, _types.P, _types.R, _types.V, _types.Shard  # noqa: E741
 
-# The types as C++ numbers them, with a dim that counts for those that are cut.
+# Types as C++ numbers them (csrc/ops/local_types.h), and a dim, which matters for _VARYING and _SHARD alone.
 _R, _I, _P = (0, 0), (1, 0), (4, 0)
 _VARYING, _SHARD = 2, 3
 
-_AS_INPUT = (None, None, None, None)  # dtypes
+_INPUT_DTYPES = (None, None, None, None)  # the input's own dtype throughout
 
 _FULL_PRECISION = (torch.float32, torch.float64)
-
-stock: dict[str, Any] = {}  # the package's own functions, while funcol's are in their place
 
 
 def _changed(
@@ -44,10 +43,10 @@ def _changed(
     target: tuple[int, int],
     options: dict[str, Any],
 ) -> Any:
-    """``x`` after the change; NotImplemented for what the package has to do."""
+    """``x`` of type ``source`` as type ``target``; ``NotImplemented`` if the package has to do it."""
     if is_dynamo_compiling() or _dist.dist is not dist:
         return NotImplemented
-    keeps_input, dtypes = False, _AS_INPUT
+    keeps_input, dtypes = False, _INPUT_DTYPES
     if options:
         if has_torch_function_unary(x) or not options.keys() <= _OPTIONS:
             return NotImplemented
@@ -56,7 +55,7 @@ def _changed(
             dtypes = _resolved(x, source, target, options)
             if dtypes is None:
                 return NotImplemented
-    if dtypes is _AS_INPUT and target is _R and _needs_precision(x):
+    if dtypes is _INPUT_DTYPES and target is _R and _needs_precision(x):
         return NotImplemented
     if not isinstance(axis, dist.ProcessGroup):
         axis = _mesh._pg_for_axis(axis)
@@ -68,13 +67,13 @@ def _is_plain(x: Any) -> bool:
 
 
 def _needs_precision(x: Any) -> bool:
-    """Whether the package wants to be told the dtype in which gradients of ``x`` are reduced."""
+    """Whether the package's function asks for the dtype in which gradients of ``x`` are reduced."""
     return x.dtype not in _FULL_PRECISION and x.requires_grad
 
 
 def _resolved(x: Any, source: tuple[int, int], target: tuple[int, int], options: dict[str, Any]) -> Any:
-    """The dtypes of the change and of that of its gradient, each during and after it, by the package's rules;
-    None where they are the package's to apply."""
+    """Four dtypes by the package's rules: of the collective and of its result, in the forward and in the
+    backward pass; ``None`` if the package has to apply them."""
     whole_to_part = source in (_R, _I) and target[0] in (_VARYING, _SHARD)
     resolved = _dtypes._process_dtype_options(
         options.get("op_dtype"),
@@ -88,7 +87,7 @@ def _resolved(x: Any, source: tuple[int, int], target: tuple[int, int], options:
     backward = resolved.backward_options
     if "backward_options" in backward:
         return None
-    # Of a gradient that becomes smaller, or is reduced, none is lost before that.
+    # A gradient that is scattered or reduced keeps its precision until then.
     is_reduced = target is _R or (target is _I and source[0] in (_VARYING, _SHARD))
     during, after = _dtypes._resolve_dtypes(
         backward.get("op_dtype"), backward["out_dtype"], is_reduced, resolved.out_dtype
@@ -97,7 +96,7 @@ def _resolved(x: Any, source: tuple[int, int], target: tuple[int, int], options:
 
 
 def _dim(shard: Any, x: Any) -> int:
-    """The dim of a shard, which may count from the end."""
+    """The dim of a shard, counted from 0."""
     return int(shard.dim) if shard.dim >= 0 else int(shard.dim) + int(x.ndim)
 
 
@@ -110,13 +109,11 @@ def _replicated(target: Any) -> tuple[int, int] | None:
 
 
 def all_reduce(x: Any, axis: Any, *, src: Any = P, dst: Any, inplace: bool = False, **options: Any) -> Any:
-    """Stands in for ``spmd_types.all_reduce``."""
+    """Replaces ``spmd_types.all_reduce``."""
     target = _replicated(dst)
     if (src is P or src is V) and target is not None and not inplace:
-        result = _changed(x, axis, _P, target, options)
-        if result is not NotImplemented:
-            return result
-    return stock["all_reduce"](x, axis, src=src, dst=dst, inplace=inplace, **options)
+        return _changed(x, axis, _P, target, options)
+    return NotImplemented
 
 
 def all_gather(
@@ -129,24 +126,18 @@ def all_gather(
     split_sizes: list[int] | None = None,
     **options: Any,
 ) -> Any:
-    """Stands in for ``spmd_types.all_gather``."""
+    """Replaces ``spmd_types.all_gather``."""
     target = _replicated(dst)
-    result: Any = NotImplemented
     if target is not None and isinstance(src, Shard):
         dim = _dim(src, x)
-        if not _agree(gather_dim, dim):
-            pass
-        elif split_sizes is None:
-            result = _changed(x, axis, (_SHARD, dim), target, options)
-        elif target is _R:
-            result = _gathered_uneven(x, axis, dim, split_sizes, options)
+        if _agree(gather_dim, dim):
+            if split_sizes is None:
+                return _changed(x, axis, (_SHARD, dim), target, options)
+            if target is _R:
+                return _gathered_uneven(x, axis, dim, split_sizes, options)
     elif target is not None and src is V and split_sizes is None:
-        result = _changed(x, axis, (_VARYING, gather_dim or 0), target, options)
-    if result is not NotImplemented:
-        return result
-    return stock["all_gather"](
-        x, axis, src=src, dst=dst, gather_dim=gather_dim, split_sizes=split_sizes, **options
-    )
+        return _changed(x, axis, (_VARYING, gather_dim or 0), target, options)
+    return NotImplemented
 
 
 def reduce_scatter(
@@ -159,24 +150,18 @@ def reduce_scatter(
     split_sizes: list[int] | None = None,
     **options: Any,
 ) -> Any:
-    """Stands in for ``spmd_types.reduce_scatter``."""
-    result: Any = NotImplemented
-    if src is P or src is V:
-        if isinstance(dst, Shard):
-            dim = _dim(dst, x)
-            if not _agree(scatter_dim, dim):
-                pass
-            elif split_sizes is None:
-                result = _changed(x, axis, _P, (_SHARD, dim), options)
-            else:
-                result = _scattered_uneven(x, axis, dim, split_sizes, options)
-        elif dst is V and split_sizes is None:
-            result = _changed(x, axis, _P, (_VARYING, scatter_dim or 0), options)
-    if result is not NotImplemented:
-        return result
-    return stock["reduce_scatter"](
-        x, axis, src=src, dst=dst, scatter_dim=scatter_dim, split_sizes=split_sizes, **options
-    )
+    """Replaces ``spmd_types.reduce_scatter``."""
+    if not (src is P or src is V):
+        return NotImplemented
+    if isinstance(dst, Shard):
+        dim = _dim(dst, x)
+        if _agree(scatter_dim, dim):
+            if split_sizes is None:
+                return _changed(x, axis, _P, (_SHARD, dim), options)
+            return _scattered_uneven(x, axis, dim, split_sizes, options)
+    elif dst is V and split_sizes is None:
+        return _changed(x, axis, _P, (_VARYING, scatter_dim or 0), options)
+    return NotImplemented
 
 
 def all_to_all(
@@ -191,69 +176,45 @@ def all_to_all(
     input_split_sizes: list[int] | None = None,
     **options: Any,
 ) -> Any:
-    """Stands in for ``spmd_types.all_to_all``: one exchange, not a list of tensors."""
-    result: Any = NotImplemented
-    is_even = output_split_sizes is None and input_split_sizes is None
+    """Replaces ``spmd_types.all_to_all``: by one exchange, where the package exchanges a list of tensors."""
     if src is V and dst is V:
-        if is_even:
-            result = _changed(x, axis, (_VARYING, split_dim or 0), (_VARYING, concat_dim or 0), options)
-        elif not split_dim and not concat_dim:
-            result = _exchanged_uneven(x, axis, output_split_sizes, input_split_sizes, options)
+        kind, source, target = _VARYING, split_dim or 0, concat_dim or 0
     elif isinstance(src, Shard) and isinstance(dst, Shard):
-        source, target = _dim(src, x), _dim(dst, x)
+        kind, source, target = _SHARD, _dim(src, x), _dim(dst, x)
         if not _agree(split_dim, target) or not _agree(concat_dim, source):
-            pass
-        elif is_even:
-            result = _changed(x, axis, (_SHARD, source), (_SHARD, target), options)
-        elif source == target == 0:
-            result = _exchanged_uneven(x, axis, output_split_sizes, input_split_sizes, options)
-    if result is not NotImplemented:
-        return result
-    return stock["all_to_all"](
-        x,
-        axis,
-        src=src,
-        dst=dst,
-        split_dim=split_dim,
-        concat_dim=concat_dim,
-        output_split_sizes=output_split_sizes,
-        input_split_sizes=input_split_sizes,
-        **options,
-    )
+            return NotImplemented
+    else:
+        return NotImplemented
+    if output_split_sizes is None and input_split_sizes is None:
+        return _changed(x, axis, (kind, source), (kind, target), options)
+    if source == target == 0:
+        return _exchanged_uneven(x, axis, output_split_sizes, input_split_sizes, options)
+    return NotImplemented
 
 
 def convert(x: Any, axis: Any, *, src: Any, dst: Any, expert_mode: bool = False, **options: Any) -> Any:
-    """Stands in for ``spmd_types.convert``, of which some have a collective in their gradient."""
+    """Replaces ``spmd_types.convert`` of invariant tensors, whose gradient may be a collective."""
     if src is I:
-        target = None
         if dst is R:
-            target = _R
-        elif dst is V:
-            target = (_VARYING, 0)
-        elif isinstance(dst, Shard):
-            target = (_SHARD, _dim(dst, x))
-        if target is not None:
-            result = _changed(x, axis, _I, target, options)
-            if result is not NotImplemented:
-                return result
-    return stock["convert"](x, axis, src=src, dst=dst, expert_mode=expert_mode, **options)
+            return _changed(x, axis, _I, _R, options)
+        if dst is V:
+            return _changed(x, axis, _I, (_VARYING, 0), options)
+        if isinstance(dst, Shard):
+            return _changed(x, axis, _I, (_SHARD, _dim(dst, x)), options)
+    return NotImplemented
 
 
 def invariant_to_replicate(x: Any, axis: Any, **options: Any) -> Any:
-    """Stands in for ``spmd_types.invariant_to_replicate``."""
-    # The package looks up a name only in the backward pass.
-    if isinstance(axis, dist.ProcessGroup):
-        result = _changed(x, axis, _I, _R, options)
-        if result is not NotImplemented:
-            return result
-    return stock["invariant_to_replicate"](x, axis, **options)
+    """Replaces ``spmd_types.invariant_to_replicate``."""
+    # The package looks up an axis that is a name only in the backward pass.
+    return _changed(x, axis, _I, _R, options) if isinstance(axis, dist.ProcessGroup) else NotImplemented
 
 
 # Parts of different sizes
 
 
 def _is_plain_uneven(x: Any, options: dict[str, Any]) -> bool:
-    """Whether the functional collectives take it as it is."""
+    """Whether a functional collective on ``x`` does what ``options`` ask for."""
     return (
         _is_plain(x)
         and {name for name, value in options.items() if value is not None} <= _OPTIONS & {"async_op"}
@@ -263,7 +224,7 @@ def _is_plain_uneven(x: Any, options: dict[str, Any]) -> bool:
 
 
 def _sizes(sizes: Any, group: dist.ProcessGroup) -> list[int] | None:
-    """``sizes`` if there is one a rank."""
+    """``sizes`` as a list; ``None`` unless there is a size for each rank."""
     found = list(sizes)
     is_right = len(found) == group.size() and all(isinstance(size, int) and size >= 0 for size in found)
     return found if is_right else None
@@ -304,7 +265,7 @@ def _exchanged_uneven(
 
 
 def _read_after(x: Any, options: dict[str, Any]) -> Any:
-    """What the collective may read after the call."""
+    """``x``, or a copy of it unless ``async_op`` lets the collective read ``x`` after the call."""
     return x if options.get("async_op") else x.clone()
 
 
@@ -324,5 +285,5 @@ def _options_of(function: Any) -> set[str]:
 
 
 _OPTIONS = _options_of(importlib.import_module("spmd_types._collectives").all_reduce)
-# Before 0.3.1, a sum that is scattered along a dim other than 0 lies in memory with that dim first.
+# Before 0.3.1, the result of a reduce_scatter along another dim than 0 has that dim first in memory.
 _SCATTERS_DIM_FIRST = "async_op" not in _OPTIONS

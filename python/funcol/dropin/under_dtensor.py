@@ -1,4 +1,4 @@
-"""funcol under PyTorch's DTensor: what :func:`funcol.install` puts there, and how it is taken away again."""
+"""funcol under PyTorch's DTensor: :func:`funcol.install` makes an :class:`UnderDTensor`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from torch.distributed.tensor._ops import utils as stock_ops
 from torch.distributed.tensor._sharding_prop import ShardingPropagator as StockPropagator
 
 from .. import _C, _compat
-from ..sharding import convolutions
-from . import context_parallel, dtensor, fully_shard_on_import, kept, operators, patching
+from . import context_parallel, convolutions, dtensor, fully_shard_on_import, kept, operators, patching
 from .propagation import DropinPropagator
 
-# PyTorch's functions, as far as this minor has them, and what they call while funcol is under DTensor.
+# The functions of PyTorch that this minor has, and their replacements.
 _FUNCTIONS: list[tuple[Any, Callable[..., Any]]] = [
     (DTensor.to_local, dtensor.to_local),
     (DTensor.from_local, dtensor.from_local),
@@ -38,14 +37,15 @@ _FUNCTIONS: list[tuple[Any, Callable[..., Any]]] = [
 
 
 def taken_over() -> list[str]:
-    """Names of what stands in for PyTorch's under DTensor."""
+    """Names of the functions and attributes of PyTorch that funcol replaces under DTensor."""
     own = [patching.own_function(theirs) or theirs for theirs, _ in _FUNCTIONS]
     names = [getattr(one, "__qualname__", patching.described(one)) for one in own]
     return [*names, "OpDispatcher.sharding_propagator"]
 
 
 def _put_spec_methods() -> Callable[[], None]:
-    """Compares and hashes specs in C++ until what is returned is called, unless a program replaced that."""
+    """Makes specs compare and hash in C++, unless a program has replaced one of the methods. Returns the
+    function that undoes it."""
     own = {name: DTensorSpec.__dict__[name] for name in ("__eq__", "__hash__")}
     if not all(getattr(method, "__module__", None) == DTensorSpec.__module__ for method in own.values()):
         return lambda: None
@@ -72,8 +72,7 @@ class UnderDTensor:
                 if not replaced:
                     self._undo.append(patching.redirected(theirs, ours))
             self._put_propagator(DTensor._op_dispatcher)
-            handlers: Any = DTensor._op_dispatcher._custom_op_handlers
-            self._undo.append(operators.put(handlers))
+            self._undo.append(operators.put())
             self._undo.append(_put_spec_methods())
             context_parallel.put()
             self._undo.append(context_parallel.take)

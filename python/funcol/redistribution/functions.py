@@ -1,6 +1,6 @@
 """Redistribution of sharded tensors: from one layout on a ``DeviceMesh`` to another.
 
-The steps are those of a least-cost plan (:func:`funcol.plan_redistribution`), which is remembered by value.
+The steps are those of a least-cost plan (:func:`funcol.plan_redistribution`), remembered for each mesh.
 Sizes need not divide, shards may be strided, and axes may cut a dim in any order; the shards are exact in
 every case.
 
@@ -23,9 +23,9 @@ from .. import _C
 from . import callbacks as callbacks  # which C++ calls
 from .cost_models import CostModel
 from .gradients import Redistribute, RedistributeMany
-from .moving import How, axes_with_own_rules, make_dtensor, move
+from .moving import How, axes_with_own_rules, how_to_move, make_dtensor, move
 from .planning import mesh_of, model_for
-from .targets import has_symbols, known_target_spec, target_spec
+from .targets import target_spec
 
 
 def redistribute_local_tensor(
@@ -85,39 +85,51 @@ def redistribute(
         raise TypeError(f"funcol::redistribute: got a {type(dtensor).__name__}, expected a DTensor.")
     if placements is None:
         raise ValueError("funcol::redistribute: no placements. Pass one for each axis of the mesh.")
-    how = How(async_op, cost_model, max_bytes)
-    return redistributed(dtensor, device_mesh, placements, shard_order, forward_dtype, backward_dtype, how)
+    order = None if shard_order is None else tuple((dim, tuple(axes)) for dim, axes in sorted(shard_order))
+    how = how_to_move(dtensor.device_mesh, async_op, cost_model, max_bytes)
+    return redistributed(dtensor, device_mesh, tuple(placements), order, forward_dtype, backward_dtype, how)
 
 
 def redistributed(
     dtensor: DTensor,
     device_mesh: DeviceMesh | None,
-    placements: Sequence[Placement],
-    shard_order: Iterable[tuple[int, Sequence[int]]] | None,
+    placements: tuple[Placement, ...],
+    order: tuple[tuple[int, tuple[int, ...]], ...] | None,
     forward_dtype: torch.dtype | None,
     backward_dtype: torch.dtype | None,
     how: How,
 ) -> DTensor:
-    src = dtensor._spec
-    placements = tuple(placements)
-    mesh = device_mesh or src.mesh
-    # One by one: a loop over them takes as long as the rest.
-    is_usual = (
-        shard_order is None
-        and forward_dtype is None
-        and backward_dtype is None
-        and how.cost_model is None
-        and how.max_bytes is None
-    )
-    if is_usual and mesh is src.mesh and not torch.compiler.is_compiling():
-        moved: DTensor = _C.redistribute_dtensor(dtensor, placements, how.async_op)
+    if not torch.compiler.is_compiling():
+        moved: DTensor = _C.redistribute_dtensor(
+            dtensor,
+            device_mesh,
+            placements,
+            order,
+            forward_dtype,
+            backward_dtype,
+            how.async_op,
+            how.model,
+            how.max_bytes,
+        )
         if moved is not NotImplemented:
             return moved
-    order = None if shard_order is None else tuple((dim, tuple(axes)) for dim, axes in sorted(shard_order))
-    if torch.compiler.is_compiling() or has_symbols(src):
-        dst = target_spec(src, mesh, placements, order, forward_dtype)
-    else:
-        dst = known_target_spec(src, mesh, placements, order, forward_dtype)
+    return redistributed_by_python(
+        dtensor, device_mesh, placements, order, forward_dtype, backward_dtype, how
+    )
+
+
+def redistributed_by_python(
+    dtensor: DTensor,
+    device_mesh: DeviceMesh | None,
+    placements: tuple[Placement, ...],
+    order: tuple[tuple[int, tuple[int, ...]], ...] | None,
+    forward_dtype: torch.dtype | None,
+    backward_dtype: torch.dtype | None,
+    how: How,
+) -> DTensor:
+    """What C++ does not serve: compiled regions, modes, symbolic sizes, strided shards, masks."""
+    src = dtensor._spec
+    dst = target_spec(src, device_mesh or src.mesh, placements, order, forward_dtype)
     records = torch.is_grad_enabled() and dtensor.requires_grad
     if not records and forward_dtype is None:
         local = how.run(dtensor._local_tensor, src, dst, is_explicit=True)
@@ -158,12 +170,21 @@ def redistribute_many(
     targets = _targets_of_many(placements, len(tensors))
     if not tensors:
         return []
-    how = How(async_op, cost_model, max_bytes)
+
+    def one_by_one() -> list[DTensor]:
+        return [
+            redistribute(
+                tensor, placements=target, async_op=async_op, cost_model=cost_model, max_bytes=max_bytes
+            )
+            for tensor, target in zip(tensors, targets, strict=True)
+        ]
+
     if torch.compiler.is_compiling():
-        return _one_by_one(tensors, targets, how)
-    model = how.model(tensors[0].device_mesh) if isinstance(tensors[0], DTensor) else None
+        return one_by_one()
+    mesh = tensors[0].device_mesh if isinstance(tensors[0], DTensor) else None
+    how = how_to_move(mesh, async_op, cost_model, max_bytes)
     try:
-        results = _C.redistribute_many(tensors, targets, async_op, model, max_bytes)
+        results = _C.redistribute_many(tensors, targets, async_op, how.model, max_bytes)
     except NotImplementedError:
         held = (tensor.placements for tensor in tensors)
         if not axes_with_own_rules(itertools.chain(*targets, *held)):
@@ -175,7 +196,7 @@ def redistribute_many(
             for tensor, target in zip(tensors, targets, strict=True)
         )
         return list(RedistributeMany.apply(specs, how, True, *tensors))
-    return _one_by_one(tensors, targets, how) if results is NotImplemented else results
+    return one_by_one() if results is NotImplemented else results
 
 
 def _targets_of_many(
@@ -193,18 +214,3 @@ def _targets_of_many(
             "Pass one for each tensor, or one for all."
         )
     return [tuple(target) for target in given]
-
-
-def _one_by_one(
-    tensors: Sequence[DTensor], targets: Sequence[tuple[Placement, ...]], how: How
-) -> list[DTensor]:
-    return [
-        redistribute(
-            tensor,
-            placements=target,
-            async_op=how.async_op,
-            cost_model=how.cost_model,
-            max_bytes=how.max_bytes,
-        )
-        for tensor, target in zip(tensors, targets, strict=True)
-    ]

@@ -88,12 +88,18 @@ class RedistributeMany(torch.autograd.Function):
         return None, None, None, *results
 
 
-def gradient_of_redistribute(gradient: DTensor, spec: DTensorSpec, async_op: bool) -> DTensor:
-    """``gradient`` where a tensor of ``spec`` was."""
-    assert spec.tensor_meta is not None
-    dtype = spec.tensor_meta.dtype
-    how = How(async_op, None, None, lenient=True)
-    result: DTensor = RedistributeGradient.apply(gradient, spec, dtype, dtype, how)
+def gradient_of_redistribute(
+    gradient: DTensor,
+    spec: DTensorSpec,
+    sent_dtype: torch.dtype,
+    result_dtype: torch.dtype,
+    async_op: bool,
+    model: _C.AlphaBeta | _C.StepCounts | None,
+    max_bytes: int | None,
+) -> DTensor:
+    """``gradient`` where a tensor of ``spec`` was, sent as ``sent_dtype``."""
+    how = How(async_op, model, max_bytes, lenient=True)
+    result: DTensor = RedistributeGradient.apply(gradient, spec, sent_dtype, result_dtype, how)
     return result
 
 

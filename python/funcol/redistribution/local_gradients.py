@@ -42,8 +42,7 @@ def gradient_of_from_local(gradient: DTensor, placements: tuple[Placement, ...])
             target,
             "Implicit redistribution occurred in DTensor.from_local backward",  # type: ignore[arg-type]
         )
-        how = How(False, None, None, lenient=True)
-        gradient = redistributed(gradient, None, placements, None, None, None, how)
+        gradient = redistributed(gradient, None, placements, None, None, None, How(lenient=True))
     return gradient.to_local()
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import weakref
-
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
@@ -31,17 +28,3 @@ def canonical(spec: DTensorSpec) -> DTensorSpec:
     known: DTensorSpec = _C.canonical_spec(spec)
     vars(known)["mesh"] = None  # it is remembered there by what it was made of
     return known
-
-
-_numbers: dict[int, tuple[int, weakref.ref[DeviceMesh]]] = {}
-_counted = itertools.count()
-
-
-def mesh_number(mesh: DeviceMesh) -> int:
-    """A number that no other mesh has, gone ones included."""
-    address = id(mesh)
-    known = _numbers.get(address)
-    if known is None:
-        reference = weakref.ref(mesh, lambda _: _numbers.pop(address, None))
-        known = _numbers[address] = next(_counted), reference
-    return known[0]

@@ -36,15 +36,14 @@ def use_as_pytorchs(function: Callable[..., Tensor]) -> None:
 class How:
     """How a redistribution runs: what its caller asked for besides the target."""
 
-    async_op: bool
-    cost_model: CostModel | None
-    max_bytes: int | None
+    async_op: bool = False
+    model: _C.AlphaBeta | _C.StepCounts | None = None  # None: the default one of the mesh
+    max_bytes: int | None = None
     lenient: bool = False  # as move() has it
 
     def run(self, local: Tensor, src: DTensorSpec, dst: DTensorSpec, is_explicit: bool) -> Tensor:
         """``is_explicit``: it is what the caller of funcol asked for, not its gradient."""
-        model = self.model(src.mesh)
-        return move(local, src, dst, self.async_op, model, self.max_bytes, is_explicit, self.lenient)
+        return move(local, src, dst, self.async_op, self.model, self.max_bytes, is_explicit, self.lenient)
 
     def run_many(
         self,
@@ -53,9 +52,10 @@ class How:
         dsts: list[DTensorSpec],
         is_explicit: bool,
     ) -> list[Tensor]:
-        model = self.model(srcs[0].mesh)
         try:
-            results = _C.redistribute_local_tensors(locals_, srcs, dsts, self.async_op, model, self.max_bytes)
+            results = _C.redistribute_local_tensors(
+                locals_, srcs, dsts, self.async_op, self.model, self.max_bytes
+            )
         except NotImplementedError:
             if not axes_with_own_rules(itertools.chain(*(spec.placements for spec in (*srcs, *dsts)))):
                 raise
@@ -65,8 +65,13 @@ class How:
         moved: list[Tensor] = results
         return moved
 
-    def model(self, mesh: DeviceMesh) -> _C.AlphaBeta | _C.StepCounts | None:
-        return None if self.cost_model is None else model_for(self.cost_model, mesh_of(mesh))
+
+def how_to_move(
+    mesh: DeviceMesh | None, async_op: bool, cost_model: CostModel | None, max_bytes: int | None
+) -> How:
+    """As the caller of a redistribution on ``mesh`` says it."""
+    model = None if cost_model is None or mesh is None else model_for(cost_model, mesh_of(mesh))
+    return How(async_op, model, max_bytes)
 
 
 def move(

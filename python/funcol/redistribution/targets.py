@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +12,6 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry,
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from .. import _C
-from .meshless_specs import copy_onto, copy_without_mesh, mesh_number
 
 
 def has_symbols(whole: DTensorSpec | TensorMeta) -> bool:
@@ -36,27 +34,6 @@ def target_spec(
         tensor_meta=TensorMeta(meta.shape, meta.stride, dtype or meta.dtype),
         shard_order=None if order is None else tuple(ShardOrderEntry(*entry) for entry in order),  # type: ignore[arg-type]
     )
-
-
-_MOST_TARGETS = 1024
-_targets: dict[Any, DTensorSpec] = {}  # without their mesh
-
-
-def known_target_spec(
-    src: DTensorSpec,
-    mesh: DeviceMesh,
-    placements: tuple[Placement, ...],
-    order: tuple[tuple[int, tuple[int, ...]], ...] | None,
-    dtype: torch.dtype | None,
-) -> DTensorSpec:
-    """:func:`target_spec`, remembered, but not with the mesh."""
-    key = (mesh_number(mesh), src.tensor_meta, placements, order, dtype)
-    known = _targets.get(key)
-    if known is None:
-        if len(_targets) >= _MOST_TARGETS:
-            _targets.clear()
-        known = _targets[key] = copy_without_mesh(target_spec(src, mesh, placements, order, dtype))
-    return copy_onto(known, mesh)
 
 
 def gradient_target_spec(grad: DTensor, target: DTensorSpec, dtype: torch.dtype) -> DTensorSpec:

@@ -1,9 +1,9 @@
-"""What a decision depends on beyond tensors by position: tensors by keyword, and other arguments.
+"""Arguments, other than positional tensors, on which sharding decisions depend: keyword tensors and numbers.
 
-Tensors by keyword are the mask of attention, what ``out=`` writes to, and others. PyTorch's caches of
-decisions tell calls apart by positional tensors, and by those other arguments that an operator's
-``RuntimeSchemaInfo`` names: none where it does not know the operator. Its dispatcher redistributes positional
-tensors alone.
+Keyword tensors are the mask of attention, the tensors of ``out=``, and others. PyTorch's caches of decisions
+tell calls apart by positional tensors, and by the other arguments that the operator's ``RuntimeSchemaInfo``
+names. An operator that PyTorch does not know has none. PyTorch's dispatcher redistributes positional tensors
+alone.
 """
 
 from __future__ import annotations
@@ -17,53 +17,54 @@ from torch._ops import OpOverload
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSchema, RuntimeSchemaInfo
 
-# Of arguments that are no tensors, those on which results of operators depend whose ``RuntimeSchemaInfo``
-# does not name them: their dtypes, their sizes, whether partial sums may stay.
+# Arguments that are no tensors, and decide over dtypes or sizes of results, or over partial sums. They count
+# for every operator, also where its ``RuntimeSchemaInfo`` does not name them.
 _DECISIVE = frozenset(
     {"accumulate", "bins", "dtype", "include_self", "out_dtype", "out_int32", "rounding_mode"}
 )
+_NO_PLACE = 100  # as in RuntimeSchemaInfo: no argument by position counts
 
 
 @functools.cache
-def _tensors_by_keyword(op: OpOverload) -> frozenset[str]:
-    return frozenset(
-        argument.name
-        for argument in op._schema.arguments
-        if argument.kwarg_only and "Tensor" in str(argument.type)
-    )
-
-
-@functools.cache
-def _others(op: OpOverload, decisive_alone: bool) -> tuple[int, tuple[str, ...]]:
-    """Of arguments that are no tensors, the place of the first by position, 100 if there is none, and the
-    names of those by keyword."""
-    counted = [
-        (place, argument)
-        for place, argument in enumerate(op._schema.arguments)
-        if "Tensor" not in str(argument.type) and (argument.name in _DECISIVE or not decisive_alone)
-    ]
-    first = next((place for place, argument in counted if not argument.kwarg_only), 100)
-    return first, tuple(argument.name for _, argument in counted if argument.kwarg_only)
+def _missing(
+    op: OpOverload, is_known: bool, place: int, named: tuple[str, ...]
+) -> tuple[int, list[str] | None] | None:
+    """``static_argnum`` and ``static_kwargkey`` of the complete info of ``op``, whose info has ``place`` and
+    ``named``; ``None`` if that is complete."""
+    first, keywords, tensors = _NO_PLACE, [], []
+    for i, argument in enumerate(op._schema.arguments):
+        if "Tensor" in str(argument.type):
+            if argument.kwarg_only:
+                tensors.append(argument.name)
+        elif argument.name in _DECISIVE or not is_known:
+            if argument.kwarg_only:
+                keywords.append(argument.name)
+            else:
+                first = min(first, i)
+    wanted = (*keywords, *sorted(tensors))
+    if first >= place and set(wanted).issubset(named):
+        return None
+    return min(first, place), list(dict.fromkeys((*named, *wanted))) or None
 
 
 def complete_info(op: OpOverload, info: RuntimeSchemaInfo | None, is_known: bool) -> RuntimeSchemaInfo | None:
-    """``info``, with what else a decision for ``op`` depends on: tensors by keyword, and arguments that are
-    no tensors, all of them where PyTorch does not know the operator (``is_known``)."""
-    first, names = _others(op, decisive_alone=is_known)
-    wanted = (*names, *sorted(_tensors_by_keyword(op)))
-    place = 100 if info is None else info.static_argnum
-    named = () if info is None else tuple(info.static_kwargkey or ())
-    if first >= place and set(wanted).issubset(named):
+    """``info`` and the other arguments on which decisions for ``op`` depend: keyword tensors, and decisive
+    arguments that are no tensors; all of these if PyTorch does not know the operator (``is_known``)."""
+    place, named = (
+        (_NO_PLACE, ()) if info is None else (info.static_argnum, tuple(info.static_kwargkey or ()))
+    )
+    missing = _missing(op, is_known, place, named)
+    if missing is None:
         return info
-    every = list(dict.fromkeys((*named, *wanted))) or None
+    number, names = missing
+    names = None if names is None else list(names)
     if info is None:
-        return RuntimeSchemaInfo(min(first, place), every)
-    return dataclasses.replace(info, static_argnum=min(first, place), static_kwargkey=every)
+        return RuntimeSchemaInfo(number, names)
+    return dataclasses.replace(info, static_argnum=number, static_kwargkey=names)
 
 
 def named(op_schema: OpSchema, is_known: bool) -> OpSchema:
-    """``op_schema`` with the :func:`complete_info`, so that two schemas are equal only if decisions for them
-    are."""
+    """``op_schema`` with the :func:`complete_info`, so that schemas are equal only if their decisions are."""
     info = complete_info(op_schema.op, op_schema.schema_info, is_known)
     if info is op_schema.schema_info:
         return op_schema
@@ -73,12 +74,12 @@ def named(op_schema: OpSchema, is_known: bool) -> OpSchema:
 class NamedInDispatcher:
     """Gives DTensor's dispatcher the :func:`complete_info` of operators, until :meth:`undo`.
 
-    A decision is asked for before it is remembered: an operator is entered at its first decision. PyTorch
-    remembers that one under the key of before, which no later call has.
+    An operator is entered as its first decision is made. PyTorch remembers that decision under the key
+    without the info, which no later call has.
     """
 
     def __init__(self, tables: list[dict[OpOverload, RuntimeSchemaInfo | None]]) -> None:
-        self._tables = tables  # the first that has an operator counts
+        self._tables = tables  # the first one with an operator counts
         self._seen: set[OpOverload] = set()
         self._undo: list[Callable[[], None]] = []
 
@@ -110,8 +111,8 @@ class NamedInDispatcher:
 
 
 class MovingSchema(OpSchema):
-    """What the arguments of a call have to become, keyword tensors included: ``held_kwargs`` are the
-    specs that these came with.
+    """A schema to which the arguments of a call are redistributed, keyword tensors included. ``held_kwargs``
+    are the specs of the call's keyword tensors.
     """
 
     held_kwargs: dict[str, DTensorSpec]
@@ -126,7 +127,7 @@ class MovingSchema(OpSchema):
 
 
 def moved(schema: Any, kwargs: dict[str, Any], move: Callable[..., Any]) -> dict[str, Any]:
-    """The local ``kwargs`` of a call that ``schema`` changes, each by ``move(local, held, wanted)``."""
+    """The local ``kwargs`` of a call, redistributed to ``schema`` by ``move(local, held, wanted)``."""
     held = getattr(schema, "held_kwargs", None)
     if held is None:
         return kwargs

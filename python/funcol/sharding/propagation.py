@@ -1,9 +1,9 @@
-"""Sharding propagation: from an operator and where its tensors are, to where its results are and what has to
-move first.
+"""Sharding propagation: from the placements of an operator's tensors to those of its results, and to the
+redistributions that have to come first.
 
-The decision is the least-cost one over all mesh axes. Operators with a rule in C++ (:func:`operators`) are
-decided there in microseconds; for the others PyTorch's own one-axis rules are called once for a schema, and
-where a minor has none, PyTorch's whole function.
+The decision has the least cost over all mesh axes. C++ decides for operators with a rule in C++
+(:func:`operators`). For other operators PyTorch's rule of one mesh axis is called once for each schema; where
+a minor has none, PyTorch's rule of the whole mesh decides.
 
 PyTorch counterpart: ``torch.distributed.tensor._sharding_prop``.
 """
@@ -51,7 +51,7 @@ SingleAxisRule = Callable[[OpOverload, tuple[Any, ...], dict[str, Any]], Sequenc
 
 
 class CacheInfo(NamedTuple):
-    """As ``functools.lru_cache`` has it."""
+    """Counts of a cache of decisions, as ``functools.lru_cache`` gives them."""
 
     hits: int
     misses: int
@@ -290,14 +290,13 @@ class ShardingPropagator(StockPropagator):
             self._adjust_what_stock_left(sharding, op_schema)
             return sharding
         except NotImplementedError as error:
-            if any(op_schema.op in getattr(self, name, ()) for name in _compat.TABLES_OF_RULES):
+            if _compat.has_rule(self, op_schema.op):
                 raise
             raise NotImplementedError(_no_rule(op_schema.op)) from error
 
     def _adjust_what_stock_left(self, sharding: OutputSharding, op_schema: OpSchema) -> None:
         """Makes sizes among the arguments those of this rank where this minor of PyTorch leaves them."""
-        names = (*_compat.TABLES_OF_SIZES, "op_to_rules")  # rules of this kind answer for arguments, too
-        if any(op_schema.op in getattr(self, name, ()) for name in names):
+        if _compat.makes_sizes_local(self, op_schema.op):
             return
         schema = sharding.redistribute_schema or op_schema
         adjusted = self._local_arguments(schema, sharding.output_spec, specs_of(schema))

@@ -16,7 +16,7 @@ const Mesh kMesh{{2, 2}, {}, {}};
 
 Layout layout(const std::string& placements) { return test::layout_of({placements}, kMesh, 2); }
 
-std::unique_ptr<Reach> take(CostSource& source, int64_t size, const std::string& from = "S0,R") {
+std::unique_ptr<ShortestPaths> take(CostSource& source, int64_t size, const std::string& from = "S0,R") {
   return source.take({size, 4}, 4, layout(from), vocabulary_of(parse_placements("S0,S1")));
 }
 
@@ -26,9 +26,9 @@ class CostsOfOneMesh : public ::testing::Test {
 };
 
 TEST_F(CostsOfOneMesh, RememberWhatIsGivenBack) {
-  auto reach = take(source_, 8);
-  const Reach* const first = reach.get();
-  source_.give_back(std::move(reach));
+  auto paths = take(source_, 8);
+  const ShortestPaths* const first = paths.get();
+  source_.give_back(std::move(paths));
   EXPECT_EQ(take(source_, 8).get(), first);
 }
 
@@ -54,8 +54,8 @@ struct Tensor {
 class OtherTensor : public CostsOfOneMesh, public ::testing::WithParamInterface<Tensor> {};
 
 TEST_P(OtherTensor, HasCostsOfItsOwn) {
-  auto reach = take(source_, 8);
-  source_.give_back(std::move(reach));
+  auto paths = take(source_, 8);
+  source_.give_back(std::move(paths));
   const auto& [shape, itemsize, from, vocabulary] = GetParam();
   source_.give_back(source_.take(shape, itemsize, layout(from), vocabulary_of(parse_placements(vocabulary))));
   EXPECT_EQ(source_.num_kept(), 2);
@@ -73,9 +73,9 @@ TEST_F(CostsOfOneMesh, MayBeAskedForBySeveralThreads) {
   for (int i = 0; i < 4; ++i) {
     threads.emplace_back([this] {
       for (int round = 0; round < 200; ++round) {
-        auto reach = take(source_, 8);
-        EXPECT_EQ(reach->to(layout("R,R")), 2);
-        source_.give_back(std::move(reach));
+        auto paths = take(source_, 8);
+        EXPECT_EQ(paths->cost_to(layout("R,R")), 2);
+        source_.give_back(std::move(paths));
       }
     });
   }
@@ -87,8 +87,8 @@ TEST_F(CostsOfOneMesh, MayBeAskedForBySeveralThreads) {
 TEST(CostSource, IsPricedInMicrosecondsUnlessToldOtherwise) {
   CostSource source(kMesh);
   const Costs costs(default_alpha_beta(kMesh), kMesh);
-  Reach expected(kMesh, costs, {8, 4}, 4, layout("S0,R"), {});
-  EXPECT_EQ(take(source, 8)->to(layout("R,R")), expected.to(layout("R,R")));
+  ShortestPaths expected(kMesh, costs, {8, 4}, 4, layout("S0,R"), {});
+  EXPECT_EQ(take(source, 8)->cost_to(layout("R,R")), expected.cost_to(layout("R,R")));
 }
 
 TEST(CostSource, OfAModelOfAnotherMeshIsRefused) {

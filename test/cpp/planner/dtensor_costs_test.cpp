@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "planner/reach.h"
+#include "planner/shortest_paths.h"
 
 namespace funcol {
 namespace {
@@ -62,8 +62,8 @@ TEST_P(EveryTarget, OfAReachHasTheCostOfTheWholeRedistribution) {
   const auto& [source, target] = GetParam();
   const Mesh mesh{{2, 3}, {}, {}};
   const Costs costs(DTensorCosts{}, mesh);
-  Reach reach(mesh, costs, {8, 6}, 4, layout(source), parse_placements("S0,S1,P"));
-  EXPECT_EQ(reach.to(layout(target)), cost(source, target, mesh, 8 * 6 * 4));
+  ShortestPaths paths(mesh, costs, {8, 6}, 4, layout(source), parse_placements("S0,S1,P"));
+  EXPECT_EQ(paths.cost_to(layout(target)), cost(source, target, mesh, 8 * 6 * 4));
 }
 
 INSTANTIATE_TEST_SUITE_P(DTensorCosts, EveryTarget, Combine(ValuesIn(kLayouts), ValuesIn(kLayouts)));

@@ -1,0 +1,31 @@
+// Operators that only newer PyTorch minors have.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/library.h>
+
+#include <string>
+#include <string_view>
+
+namespace funcol::compat {
+
+// Whether the running PyTorch defines the operator `name`, "aten::relu", by now.
+inline bool has_operator(const std::string& name) {
+  return c10::Dispatcher::singleton().findSchema({name, ""}).has_value();
+}
+
+// Defines the operator of `schema` in _c10d_functional where PyTorch has none: with the kernel that
+// `make_kernel` returns for all devices, and the function `meta` for sizes, strides and dtypes.
+template <typename MakeKernel, typename Meta>
+void define_if_missing(torch::Library& library, const char* schema, const MakeKernel& make_kernel,
+                       Meta* meta) {
+  const std::string_view text(schema);
+  const std::string name(text.substr(0, text.find('(')));
+  if (!has_operator("_c10d_functional::" + name)) {
+    library.def(schema, {at::Tag::pt2_compliant_tag});
+    library.impl(name.c_str(), torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, make_kernel()));
+    library.impl(name.c_str(), torch::dispatch(c10::DispatchKey::Meta, torch::CppFunction(meta)));
+  }
+}
+
+}  // namespace funcol::compat

@@ -1,0 +1,216 @@
+#include "dtensor/conversions.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/alias.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "dtensor/gradients.h"
+#include "dtensor/plain_dtensors.h"
+#include "dtensor/redistribute.h"
+#include "dtensor/strides.h"
+#include "pyobjects/callbacks.h"
+#include "pyobjects/dtensors.h"
+
+namespace funcol::python {
+namespace {
+
+// A tensor of its own on the memory of `local`, without history, as views that a custom function returns.
+py::object fresh_view(const at::Tensor& local) {
+  const at::NoGradGuard no_grad;
+  auto view = at::alias(local);
+  if (auto* const meta = torch::autograd::impl::get_view_autograd_meta(view)) {
+    meta->set_creation_meta(torch::autograd::CreationMeta::IN_CUSTOM_FUNCTION);
+  }
+  return py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(view)));
+}
+
+Dtype dtype_of(const at::Tensor& tensor) { return static_cast<Dtype>(tensor.scalar_type()); }
+
+// Where a gradient goes unless the caller says otherwise: it is whole where its tensor is partial.
+py::object gradient_placements(const py::object& placements, const std::vector<Placement>& values) {
+  return with_replicate(placements, values.size(), [&](size_t axis) { return values[axis].is_partial(); });
+}
+
+// A sequence of placements, or None for those of the tensor; what else is passed PyTorch refuses.
+bool is_sequence_or_none(py::handle placements) {
+  return placements.is_none() || PyTuple_Check(placements.ptr()) || PyList_Check(placements.ptr());
+}
+
+py::object as_tuple(py::handle sequence) {
+  return sequence.is_none() ? py::none()
+                            : py::object(py::tuple(py::reinterpret_borrow<py::object>(sequence)));
+}
+
+class FromLocalGradient final : public Gradient {
+ public:
+  explicit FromLocalGradient(py::object grad_placements) : placements_(std::move(grad_placements)) {}
+  const char* name() const override { return "funcol::from_local"; }
+
+  py::object of(const py::object& gradient) const override {
+    if (is_dtensor(gradient) && !observes_redistribution()) {
+      if (const auto moved = redistribute(gradient, {*placements_})) {
+        if (auto local = to_local(moved, py::none())) {
+          return local;
+        }
+      }
+    }
+    return callback(Callback::kGradientOfFromLocal)(gradient, *placements_);
+  }
+  std::vector<uint64_t> key() const override { return {placements_.hash()}; }
+
+ private:
+  Held placements_;
+};
+
+py::object wrap_local(const at::Tensor& local, py::handle spec, const py::object& grad_placements) {
+  const auto held = py::reinterpret_steal<py::object>(THPVariable_Wrap(local.detach()));
+  auto dtensor = make_dtensor(held.ptr(), spec);
+  if (is_recorded(local)) {
+    record<FromLocalGradient>(local, dtensor, grad_placements);
+  }
+  return dtensor;
+}
+
+class ToLocalGradient final : public Gradient {
+ public:
+  ToLocalGradient(py::object spec, py::object grad_placements)
+      : spec_(std::move(spec)), placements_(std::move(grad_placements)) {}
+  const char* name() const override { return "funcol::to_local"; }
+
+  py::object of(const py::object& gradient) const override {
+    const auto whole = plain_spec(*spec_);
+    if (whole.has_value() && is_default(whole->order) && is_plain(gradient) && is_unwatched(gradient)) {
+      const auto& local = THPVariable_Unpack(gradient.ptr());
+      const auto objects = (*placements_).is_none()
+                               ? gradient_placements(whole->objects.placements, whole->placements)
+                               : *placements_;
+      const auto placements = plain_placements(objects, whole->placements.size(), whole->num_dims());
+      if (placements.has_value() && local.dim() == whole->num_dims()) {
+        TensorMeta meta{whole->shape, stride_of_whole(local, *placements, whole->shape, whole->known->mesh),
+                        dtype_of(local)};
+        const auto spec = interned_spec(whole->objects.mesh, *placements, std::move(meta));
+        return wrap_local(local, spec, gradient_placements(attribute<"placements">(spec), *placements));
+      }
+    }
+    return callback(Callback::kGradientOfToLocal)(gradient, *spec_, *placements_);
+  }
+  std::vector<uint64_t> key() const override { return {spec_.hash(), placements_.hash()}; }
+
+ private:
+  Held spec_;
+  Held placements_;
+};
+
+// nn.Parameter marks DTensors so, as it does other subclasses.
+bool is_parameter(py::handle tensor) {
+  static auto* const name = PyUnicode_InternFromString("_is_param");
+  auto** const attributes = _PyObject_GetDictPtr(tensor.ptr());
+  if (attributes == nullptr || *attributes == nullptr) {
+    return false;
+  }
+  auto* const mark = PyDict_GetItemWithError(*attributes, name);
+  return mark != nullptr && PyObject_IsTrue(mark) == 1;
+}
+
+}  // namespace
+
+py::object to_local(py::handle dtensor, py::handle grad_placements) {
+  const PlainDTensor plain(dtensor);
+  if (!plain.is_served() || !is_sequence_or_none(grad_placements)) {
+    return {};
+  }
+  auto result = plain.local();
+  if (at::GradMode::is_enabled()) {
+    result = fresh_view(plain.tensor());
+    const auto& tensor = THPVariable_Unpack(dtensor.ptr());
+    if (is_recorded(tensor)) {
+      record<ToLocalGradient>(tensor, result, attribute<"_spec">(dtensor), as_tuple(grad_placements));
+    }
+  }
+  if (is_parameter(dtensor) && !is_parameter(result)) {
+    if (result.is(plain.local())) {
+      result = fresh_view(plain.tensor());
+    }
+    result.attr("_is_param") = true;
+  }
+  return result;
+}
+
+py::object from_local(py::handle local, py::handle device_mesh, py::handle placements, py::handle shape,
+                      py::handle stride, py::handle grad_placements) {
+  if (!THPVariable_CheckExact(local.ptr()) || !is_plain(local) || !is_unwatched(local)) {
+    return {};
+  }
+  const auto& tensor = THPVariable_Unpack(local.ptr());
+  if (tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides() || tensor.layout() != at::kStrided) {
+    return {};
+  }
+  const auto device_type = attribute<"device_type">(device_mesh).cast<std::string>();
+  if (!tensor.is_meta() && c10::DeviceTypeName(tensor.device().type(), /*lower_case=*/true) != device_type) {
+    return {};
+  }
+  const auto& known = known_mesh(device_mesh);
+  if (!known.coordinate.has_value()) {
+    return {};
+  }
+  std::optional<std::vector<Placement>> values;
+  if (placements.is_none()) {
+    values.emplace(known.mesh.num_axes());
+  } else {
+    values = plain_placements(placements, known.mesh.num_axes(), tensor.dim());
+  }
+  if (!values.has_value()) {
+    return {};
+  }
+  TensorMeta meta;
+  meta.dtype = dtype_of(tensor);
+  const bool has_shape = PyObject_IsTrue(shape.ptr()) == 1;
+  if (has_shape != (PyObject_IsTrue(stride.ptr()) == 1)) {
+    return {};
+  }
+  if (has_shape) {
+    if (!read_ints(shape, meta.shape) || !read_ints(stride, meta.stride) ||
+        meta.shape.size() != meta.stride.size() || meta.num_dims() != tensor.dim()) {
+      return {};
+    }
+  } else {
+    meta.shape = tensor.sizes().vec();
+    for (size_t axis = 0; axis < values->size(); ++axis) {
+      if ((*values)[axis].is_shard()) {
+        meta.shape[(*values)[axis].dim] *= known.mesh.sizes[axis];
+      }
+    }
+    meta.stride = stride_of_whole(tensor, *values, meta.shape, known.mesh);
+  }
+  const auto spec = interned_spec(device_mesh, *values, std::move(meta));
+  const auto gradients = grad_placements.is_none()
+                             ? gradient_placements(attribute<"placements">(spec), *values)
+                             : as_tuple(grad_placements);
+  return wrap_local(tensor, spec, gradients);
+}
+
+py::object full_tensor(py::handle dtensor, py::handle grad_placements) {
+  const PlainDTensor plain(dtensor);
+  if (!plain.is_served() || !is_sequence_or_none(grad_placements)) {
+    return {};
+  }
+  const auto num_axes = py::len(attribute<"placements">(attribute<"_spec">(dtensor)));
+  py::tuple placements(num_axes);
+  for (size_t axis = 0; axis < num_axes; ++axis) {
+    placements[axis] = replicate();
+  }
+  const auto whole = redistribute(dtensor, {placements});
+  if (!whole) {
+    return {};
+  }
+  auto result = to_local(whole, grad_placements);
+  return result && result.is(plain.local()) ? fresh_view(plain.tensor()) : result;
+}
+
+}  // namespace funcol::python

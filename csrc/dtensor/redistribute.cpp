@@ -1,0 +1,141 @@
+#include "dtensor/redistribute.h"
+
+#include <ATen/core/grad_mode.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/DynamicTypes.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <utility>
+#include <vector>
+
+#include "dtensor/gradients.h"
+#include "dtensor/plain_dtensors.h"
+#include "pyobjects/callbacks.h"
+#include "pyobjects/dtensors.h"
+#include "pyobjects/specs.h"
+#include "pyobjects/without_gil.h"
+
+namespace funcol::python {
+namespace {
+
+py::object to_python(at::ScalarType dtype) {
+  return py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(torch::getTHPDtype(dtype)));
+}
+
+class RedistributeGradient final : public Gradient {
+ public:
+  // To where a tensor of `spec` is: sent as `sent_dtype`, the result of `result_dtype`.
+  RedistributeGradient(py::object spec, at::ScalarType sent_dtype, at::ScalarType result_dtype,
+                       RedistributionOptions options)
+      : spec_(std::move(spec)),
+        sent_dtype_(sent_dtype),
+        result_dtype_(result_dtype),
+        options_(std::move(options)) {}
+  const char* name() const override { return "funcol::redistribute"; }
+
+  py::object of(const py::object& gradient) const override {
+    if (is_dtensor(gradient)) {
+      const auto wanted = plain_spec(*spec_);
+      const auto held = plain_spec(attribute<"_spec">(gradient));
+      if (wanted.has_value() && held.has_value()) {
+        // A gradient that has been reduced stays so: cheaper for whoever uses it.
+        const auto placements =
+            with_replicate(wanted->objects.placements, held->placements.size(), [&](size_t axis) {
+              return wanted->placements[axis].is_partial() && !held->placements[axis].is_partial();
+            });
+        if (auto result = redistribute(
+                gradient, {placements, wanted->objects.order, sent_dtype_, result_dtype_, sent_dtype_},
+                options_)) {
+          return result;
+        }
+      }
+    }
+    return callback(Callback::kGradientOfRedistribute)(gradient, *spec_, to_python(sent_dtype_),
+                                                       to_python(result_dtype_), options_.async_op,
+                                                       options_.model, options_.max_bytes);
+  }
+
+  // Models and bounds on memory choose among plans of equal results.
+  std::vector<uint64_t> key() const override {
+    return {spec_.hash(), static_cast<uint64_t>(sent_dtype_), static_cast<uint64_t>(result_dtype_),
+            options_.async_op ? 1U : 0U};
+  }
+
+ private:
+  Held spec_;
+  at::ScalarType sent_dtype_;
+  at::ScalarType result_dtype_;
+  RedistributionOptions options_;
+};
+
+// `local` redistributed, as `result_dtype`.
+py::object run(const Execution& execution, const at::Tensor& local, at::ScalarType sent_dtype,
+               at::ScalarType result_dtype, bool async_op) {
+  at::Tensor moved;
+  {
+    const WithoutGil no_gil;
+    const auto sent = local.scalar_type() == sent_dtype ? local : local.to(sent_dtype);
+    moved = execution.run(sent, async_op);
+    if (sent_dtype != result_dtype) {
+      moved = moved.to(result_dtype);
+    }
+  }
+  return py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(moved)));
+}
+
+}  // namespace
+
+py::object redistribute(py::handle dtensor, const RedistributionTarget& target,
+                        const RedistributionOptions& options) {
+  const PlainDTensor plain(dtensor);
+  if (!plain.is_served()) {
+    return {};
+  }
+  const auto spec = attribute<"_spec">(dtensor);
+  auto source = plain_spec(spec);
+  if (!source.has_value()) {
+    return {};
+  }
+  auto wanted = plain_placements(target.placements, source->placements.size(), source->num_dims());
+  if (!wanted.has_value()) {
+    return {};
+  }
+  const auto& local = plain.tensor();
+  const auto sent_dtype = target.sent_dtype.value_or(local.scalar_type());
+  const auto result_dtype = target.result_dtype.value_or(source->dtype);
+  const bool is_same_if_placed_so = target.order.is(py::ellipsis());
+  const auto order = is_same_if_placed_so ? py::none() : target.order;
+  const bool keeps_order =
+      is_same_if_placed_so || (order.is_none() ? is_default(source->order) : order.is(source->objects.order));
+  py::object result;
+  if (keeps_order && *wanted == source->placements && sent_dtype == local.scalar_type() &&
+      result_dtype == source->dtype) {
+    result = make_dtensor(plain.local().ptr(), copy_spec(spec));
+  } else {
+    RedistributionKey key{source->known->id,
+                          {std::move(source->placements), std::move(source->order)},
+                          {*std::move(wanted), to_shard_order(order)},
+                          std::move(source->shape),
+                          static_cast<int64_t>(c10::elementSize(sent_dtype)),
+                          options.model,
+                          options.max_bytes,
+                          std::move(source->stride),
+                          result_dtype};
+    const auto found =
+        find_target(std::move(key), spec, source->objects.mesh, *source->known, target.placements, order);
+    if (!found.execution->fits(local)) {
+      return {};
+    }
+    const auto object = run(*found.execution, local, sent_dtype, result_dtype, options.async_op);
+    result = make_dtensor(object.ptr(), found.spec);
+  }
+  const auto& tensor = THPVariable_Unpack(dtensor.ptr());
+  if (is_recorded(tensor)) {
+    record<RedistributeGradient>(tensor, result, spec, target.gradient_dtype.value_or(local.scalar_type()),
+                                 local.scalar_type(), options);
+  }
+  return result;
+}
+
+}  // namespace funcol::python

@@ -1,0 +1,33 @@
+// DTensor's redistribution, differentiable any number of times: the gradient is a redistribution back.
+//
+// PyTorch counterpart: DTensor.redistribute.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <optional>
+
+#include "dtensor/redistributions.h"
+
+namespace funcol::python {
+
+// Where a DTensor goes.
+struct RedistributionTarget {
+  py::object placements;  // a tuple or list, one for each axis of the mesh
+  // A shard order; None: axes cut in the order of the mesh. Ellipsis: as None, but the same placements move
+  // nothing, whatever the order.
+  py::object order = py::none();
+  std::optional<at::ScalarType> sent_dtype = std::nullopt;      // none: that of the local tensor
+  std::optional<at::ScalarType> result_dtype = std::nullopt;    // none: that of the DTensor
+  std::optional<at::ScalarType> gradient_dtype = std::nullopt;  // in which the gradient is sent; none: that
+                                                                // of the local tensor
+};
+
+// Same placements and dtypes are the same local tensor. ValueError as funcol.redistribute() has it. Needs the
+// GIL. Null, with nothing done, for DTensors and arguments that C++ does not serve (see plain_dtensors.h),
+// and for a local tensor of another shape than its spec gives this rank.
+py::object redistribute(py::handle dtensor, const RedistributionTarget& target,
+                        const RedistributionOptions& options = {});
+
+}  // namespace funcol::python

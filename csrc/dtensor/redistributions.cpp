@@ -1,0 +1,137 @@
+#include "dtensor/redistributions.h"
+
+#include <pybind11/stl.h>
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/DynamicTypes.h>
+#include <torch/csrc/Exceptions.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "layout/hash.h"
+#include "planner/lru_cache.h"
+#include "planner/search.h"
+#include "pyobjects/callbacks.h"
+#include "pyobjects/specs.h"
+#include "pyobjects/without_gil.h"
+
+namespace funcol::python {
+namespace {
+
+constexpr size_t kMostTargets = 2048;
+
+// Models, bounds and dtypes are few: they are left to the comparison.
+struct KeyHash {
+  size_t operator()(const RedistributionKey& key) const {
+    Hash hash;
+    hash.add(key.mesh_id);
+    hash.add_all(key.shape);
+    hash.add(key.itemsize);
+    hash.add(key.src);
+    hash.add(key.dst);
+    return hash.value();
+  }
+};
+
+// By what was asked for. Specs are without their mesh, and missing where the caller had one.
+using Targets = LruCache<RedistributionKey, Target, KeyHash>;
+
+Targets& targets() {
+  static auto* const cache = new Targets(kMostTargets);  // NOLINT: outlives Python
+  return *cache;
+}
+
+Plan make_plan(const RedistributionKey& key, const Mesh& mesh) {
+  try {
+    const auto layout = [&](const char* side, const Layout& spec) {
+      return without_strided_shards(make_layout(std::string("funcol::redistribute: ") + side, spec.placements,
+                                                spec.order, mesh, static_cast<int64_t>(key.shape.size())),
+                                    mesh, key.shape);
+    };
+    const Redistribution task{mesh, key.shape, key.itemsize, layout("src_spec", key.src),
+                              layout("dst_spec", key.dst)};
+    const WithoutGil no_gil;
+    return plan_redistribution(task, key.model.value_or(CostModel(default_alpha_beta(mesh))), key.max_bytes);
+  } catch (const std::invalid_argument& error) {
+    TORCH_CHECK_VALUE(false, error.what());
+  }
+}
+
+ExecutionPtr make_execution(const RedistributionKey& key, py::handle device_mesh, KnownMesh& known) {
+  const auto plan = make_plan(key, known.mesh);
+  for (const auto& step : plan.steps) {
+    if (communicates(step.kind)) {
+      find_group(step.axes, device_mesh, known);
+    }
+  }
+  TORCH_INTERNAL_ASSERT(known.coordinate.has_value());
+  return std::make_shared<const Execution>(plan, known.groups, *known.coordinate);
+}
+
+}  // namespace
+
+ExecutionPtr find_execution(RedistributionKey key, py::handle device_mesh, KnownMesh& known) {
+  if (const auto* target = targets().get(key)) {
+    return target->execution;
+  }
+  auto execution = make_execution(key, device_mesh, known);
+  targets().put(std::move(key), {execution, {}});
+  return execution;
+}
+
+Target find_target(RedistributionKey key, py::handle src_spec, py::handle device_mesh, KnownMesh& known,
+                   py::handle placements, py::handle order) {
+  if (const auto* target = targets().get(key)) {
+    return {target->execution, copy_onto(target->spec, device_mesh)};
+  }
+  const auto dtype = py::reinterpret_borrow<py::object>(
+      reinterpret_cast<PyObject*>(torch::getTHPDtype(key.dtype.value())));  // NOLINT
+  const py::object spec =
+      callback(Callback::kRedistributionTarget)(src_spec, device_mesh, placements, order, dtype);
+  auto given = key;
+  given.dst = SpecObjects(spec).read();
+  given.stride.clear();
+  given.dtype.reset();
+  auto execution = find_execution(std::move(given), device_mesh, known);  // ValueError for illegal specs
+  targets().put(std::move(key), {execution, copy_without_mesh(spec)});
+  return {std::move(execution), spec};
+}
+
+void forget_redistributions() { targets().clear(); }
+
+bool has_masks(const RedistributionKey& key) {
+  const auto has_mask = [](const Placement& placement) { return placement.mask != 0; };
+  return std::ranges::any_of(key.src.placements, has_mask) ||
+         std::ranges::any_of(key.dst.placements, has_mask);
+}
+
+void number_masks(RedistributionKey& key) {
+  std::vector<uint64_t> masks;
+  for (auto* spec : {&key.src, &key.dst}) {
+    for (auto& placement : spec->placements) {
+      if (placement.mask != 0) {
+        const auto found = std::ranges::find(masks, placement.mask);
+        const auto number = static_cast<uint64_t>(found - masks.begin()) + 1;
+        if (found == masks.end()) {
+          masks.push_back(placement.mask);
+        }
+        placement.mask = number;
+      }
+    }
+  }
+}
+
+MaskHooks mask_hooks(const SpecObjects& src, const SpecObjects& dst) {
+  const auto call = [](Callback function, const SpecObjects& spec) {
+    return [function, &spec](const at::Tensor& tensor, int64_t axis) {
+      const py::gil_scoped_acquire gil;
+      const auto placement = py::reinterpret_borrow<py::sequence>(spec.placements)[axis];
+      return callback(function)(placement, tensor, spec.mesh, axis).cast<at::Tensor>();
+    };
+  };
+  return {call(Callback::kApplyMask, src), call(Callback::kFillMask, dst)};
+}
+
+}  // namespace funcol::python

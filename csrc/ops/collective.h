@@ -1,0 +1,141 @@
+// A collective of tensors that it leaves as they are, from one description of all its forms.
+//
+//   const decltype(call::broadcast) call::broadcast(
+//       {.schema = "broadcast(Tensor input, int src, Any group_name) -> Tensor"}, start_broadcast,
+//       {.meta = meta, .traced = traced, .recorded = recorded});
+//
+// makes funcol::broadcast with kernels for all dispatch keys, and the function call::broadcast for C++. Forms
+// have the C++ signature that the dispatcher gives to the schema: a group or reduce op is an IValue.
+#pragma once
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+
+#include "async/layers.h"
+#include "ops/forward_mode.h"
+#include "ops/gradient.h"
+#include "ops/operator.h"
+
+namespace funcol {
+
+template <typename Signature>
+class Collective;
+
+// `Inputs` is one tensor or a TensorList, `Result` one tensor or a vector of them.
+template <typename Result, typename Inputs, typename... Rest>
+class Collective<Result(Inputs, Rest...)> {
+ public:
+  using Form = Result (*)(Inputs, Rest...);
+
+  struct Forms {
+    // Results without data: sizes, which may be symbols, dtypes, strides.
+    Form meta;
+    // The collective made of PyTorch's _c10d_functional operators, wait_tensor and ATen's: what layers see.
+    Form traced;
+    // unrecorded(), attached to autograd's graph by record().
+    Form recorded;
+    // Raises unless one backend can take all of the inputs. Null where there is one input. Called before the
+    // dispatcher picks a device.
+    void (*check)(at::TensorList inputs, const char* op) = nullptr;
+    // PyTorch's _c10d_functional has an operator of this name.
+    bool is_in_core = false;
+  };
+
+  // `start` has the parameters of the schema, with ReduceOps, groups and numbers instead of IValues and
+  // symbols (start_arguments.h).
+  template <typename... Native>
+  Collective(const OperatorInfo& info, Start (*start)(Native...), const Forms& forms)
+      : operator_(info), forms_(forms), handle_(define(start)) {}
+
+  // Calls the operator through the dispatcher: whatever the tensors are (eager, meta, fake, functional, a
+  // subclass), whoever watches, and whether or not they need a gradient.
+  Result operator()(Inputs inputs, Rest... rest) const {
+    return is_watched_below_autograd(inputs) ? forms_.traced(inputs, rest...) : handle_.call(inputs, rest...);
+  }
+
+  Result traced(Inputs inputs, Rest... rest) const { return forms_.traced(inputs, rest...); }
+
+  // Runs the collective with nothing recorded: the traced form where a layer watches, so that it sees
+  // operators that it knows; else the kernel of the device.
+  Result unrecorded(Inputs inputs, Rest... rest) const {
+    if (is_watched(inputs)) {
+      const at::AutoGradMode no_grad(false);
+      return forms_.traced(inputs, rest...);
+    }
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    return handle_.call(inputs, rest...);
+  }
+
+  // Runs the collective and records it; an input needs a gradient.
+  Result recorded(Inputs inputs, Rest... rest) const { return forms_.recorded(inputs, rest...); }
+
+ private:
+  using Handle = c10::TypedOperatorHandle<Result(Inputs, Rest...)>;
+
+  static bool is_watched(at::TensorList inputs) {
+    return has_active_layers() || std::ranges::any_of(inputs, belongs_to_layer);
+  }
+
+  // Whether a layer is at work below autograd, as in DTensor's dispatcher while a compiler traces: the layer
+  // would see the operator itself, which nothing above has decomposed.
+  static bool is_watched_below_autograd(at::TensorList inputs) {
+    const auto& excluded = c10::impl::tls_local_dispatch_key_set().excluded_;
+    return excluded.has(c10::DispatchKey::AutogradFunctionality) && !excluded.has(c10::DispatchKey::Python) &&
+           is_watched(inputs);
+  }
+
+  Result above_devices(Inputs inputs, Rest... rest) const {
+    if (forms_.check != nullptr) {
+      forms_.check(inputs, operator_.op());
+    }
+    check_no_tangents(inputs, operator_.op());
+    // functorch's transforms take no node of autograd written in C++, but know PyTorch's operators.
+    if (has_active_transforms()) {
+      return forms_.traced(inputs, rest...);
+    }
+    return autograd::needs_gradient(inputs) ? forms_.recorded(inputs, rest...) : unrecorded(inputs, rest...);
+  }
+
+  static Result pending(Start start) {
+    if constexpr (std::is_same_v<Result, at::Tensor>) {
+      return as_sole_pending(std::move(start));
+    } else {
+      return as_pending(std::move(start));
+    }
+  }
+
+  template <typename... Native>
+  Handle define(Start (*start)(Native...)) {
+    using Key = c10::DispatchKey;
+    operator_.set_device_kernel([&] {
+      return torch::CppFunction([start, op = operator_.op()](Inputs inputs, Rest... rest) -> Result {
+        return pending(call_start(start, op, inputs, rest...));
+      });
+    });
+    operator_.set_kernel(Key::Meta, torch::CppFunction(forms_.meta));
+    operator_.set_kernel(Key::Autograd, torch::CppFunction([this](Inputs inputs, Rest... rest) -> Result {
+                           return above_devices(inputs, rest...);
+                         }));
+    operator_.set_kernel(Key::CompositeImplicitAutograd, torch::CppFunction(forms_.traced));
+    if (forms_.is_in_core) {
+      operator_.serve_core(started(from_stack(start), as_registered));
+    }
+    return c10::Dispatcher::singleton()
+        .findSchemaOrThrow(("funcol::" + operator_.name()).c_str(), "")
+        .template typed<Result(Inputs, Rest...)>();
+  }
+
+  template <typename... Native, typename... Given>
+  static Start call_start(Start (*start)(Native...), const char* op, const Given&... given) {
+    return start(start_argument<Native>(given, op)...);
+  }
+
+  Operator operator_;
+  Forms forms_;
+  Handle handle_;
+};
+
+}  // namespace funcol

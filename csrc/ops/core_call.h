@@ -1,0 +1,36 @@
+// Calls of PyTorch's _c10d_functional operators, of which the traced forms of collectives are made.
+//
+// Compilers, exporters and debug modes know those operators and their meaning. Nothing here runs a collective
+// of funcol's, and results are plain tensors.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <c10/core/SymInt.h>
+
+#include <string>
+#include <vector>
+
+namespace funcol::core {
+
+using c10::IValue;
+
+// Calls _c10d_functional::<name> with `arguments`; groups and reduce ops are turned into names, as all minors
+// take them and graphs can hold them.
+IValue call(const char* name, std::vector<IValue> arguments);
+
+// call(), and wait_tensor for the result, or for each of them.
+at::Tensor call_and_wait(const char* name, std::vector<IValue> arguments);
+std::vector<at::Tensor> call_list_and_wait(const char* name, std::vector<IValue> arguments);
+
+// `value`, the argument of this name, as call() passes it on. NotImplementedError naming `op` for premul_sum.
+IValue as_name(const IValue& value, const std::string& argument, const char* op);
+
+at::Tensor wait_tensor(const at::Tensor& tensor);
+
+// `tensor` with zeros at the end of `dim`, up to `size`.
+at::Tensor pad_to(const at::Tensor& tensor, int64_t dim, const c10::SymInt& size);
+
+c10::SymInt largest(c10::SymIntArrayRef sizes);
+
+}  // namespace funcol::core

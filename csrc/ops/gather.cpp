@@ -1,0 +1,135 @@
+// A gather is an exchange in which the destination alone receives: backends then move what a gather of their
+// own would, and parts may differ in size.
+#include <ATen/ops/cat.h>
+
+#include <utility>
+
+#include "async/async_tensor.h"
+#include "async/held_memory.h"
+#include "comm/agreement.h"
+#include "comm/backend_call.h"
+#include "ops/calls.h"
+#include "ops/collectives.h"
+#include "ops/exchange.h"
+#include "ops/kinds.h"
+#include "ops/meta.h"
+#include "ops/parts.h"
+#include "ops/wire.h"
+
+namespace funcol {
+namespace {
+
+using c10::IValue;
+using c10::SymInt;
+using Splits = at::OptionalSymIntArrayRef;
+using Tensors = std::vector<at::Tensor>;
+
+constexpr auto kOp = "gather";
+
+}  // namespace
+
+Start start_gather(const at::Tensor& input, int64_t destination, int64_t dim, const GroupPtr& group,
+                   at::OptionalIntArrayRef split_sizes) {
+  const BelowAutograd below_autograd;
+  check_dense(input, kOp);
+  check_has_dims(input, kOp);
+  check_rank(destination, *group, "dst", kOp);
+  const auto parts = Parts::of_shard(input.sizes(), wrap_dim(dim, input, kOp), split_sizes, *group, kOp);
+  if (agreement_is_checked()) {
+    agree(*group, kOp, c10::str("dst=", destination, ", dim=", parts.dim(), ", sizes=", parts.sizes()),
+          describe_tensors(input, parts.dim()));
+  }
+  const bool receives = group->getRank() == destination;
+  auto sent = private_input(input).view(-1);
+  const auto received = fresh_tensor(receives ? parts.whole_numel() : 0, input);
+  auto work =
+      exchange(sent, received, receives ? parts.numels() : splits_of_root(destination, int64_t{0}, *group),
+               splits_of_root(destination, sent.numel(), *group), *group);
+  auto shape = parts.whole_shape();
+  if (!receives) {
+    shape[parts.dim()] = 0;
+  }
+  if (!receives || parts.lie_in_order()) {
+    const bool has_result = receives;  // nobody misses the others
+    return {kOp, group, std::move(work), as_list(std::move(sent)), {received.view(shape)}, {}, has_result};
+  }
+  const auto out = fresh_tensor(shape, input);
+  const auto unpack = [parts](const Start& start) { parts.unpack(start.buffers[1], 0, start.outputs[0]); };
+  return {kOp, group, std::move(work), {std::move(sent), received}, {out}, unpack};
+}
+
+namespace {
+
+at::Tensor meta(const at::Tensor& input, int64_t destination, int64_t dim, const IValue& group,
+                Splits split_sizes) {
+  const auto resolved = group_from_ivalue(group, kOp);
+  check_has_dims(input, kOp);
+  check_rank(destination, *resolved, "dst", kOp);
+  dim = wrap_dim(dim, input, kOp);
+  auto sizes = input.sym_sizes().vec();
+  const auto whole = sum(sizes_of_shards(sizes[dim], dim, split_sizes, *resolved, kOp));
+  sizes[dim] = resolved->getRank() == destination ? whole : SymInt(0);
+  return meta_of_sizes(input, sizes);
+}
+
+at::Tensor traced(const at::Tensor& input, int64_t destination, int64_t dim, const IValue& group,
+                  Splits split_sizes) {
+  const auto resolved = group_from_ivalue(group, kOp);
+  check_has_dims(input, kOp);
+  check_rank(destination, *resolved, "dst", kOp);
+  dim = wrap_dim(dim, input, kOp);
+  const auto sizes = sizes_of_shards(input.sym_size(dim), dim, split_sizes, *resolved, kOp);
+  const bool receives = resolved->getRank() == destination;
+  auto shape = input.sym_sizes().vec();
+  SymInt numel_per_slice(1);
+  for (int64_t i = 0; i < input.dim(); ++i) {
+    numel_per_slice = i == dim ? numel_per_slice : numel_per_slice * shape[i];
+  }
+  SymSizes received;
+  for (const auto& size : sizes) {
+    received.push_back(receives ? size * numel_per_slice : SymInt(0));
+  }
+  const auto sent = splits_of_root(destination, input.sym_numel(), *resolved);
+  const auto flat = call::all_to_all_single.traced(input.flatten().contiguous(), received, sent, group);
+  if (!receives) {
+    shape[dim] = SymInt(0);
+    return flat.view_symint(shape);
+  }
+  auto parts = flat.split_with_sizes_symint(received, 0);
+  for (size_t rank = 0; rank < parts.size(); ++rank) {
+    shape[dim] = sizes[rank];
+    parts[rank] = parts[rank].view_symint(shape);
+  }
+  return at::cat(parts, dim);
+}
+
+// Ranks other than the root have an empty gradient; a scatter takes the shape of the whole from them.
+Tensors rule(const Tensors& gradients, const autograd::Values&, const autograd::Data& data) {
+  const auto destination = data[0].toInt();
+  const auto& group = data[2];
+  const GradientCollectives collectives;
+  const bool has_whole = group_from_ivalue(group, kOp)->getRank() == destination;
+  const auto whole = has_whole ? gradients[0] : autograd::zeros_after(gradients[0], data[4].toSymIntVector());
+  return {call::scatter(whole, destination, data[1].toInt(), group, autograd::SavedSizes(data[3]))};
+}
+
+at::Tensor recorded(const at::Tensor& input, int64_t destination, int64_t dim, const IValue& group,
+                    Splits split_sizes) {
+  const auto output = call::gather.unrecorded(input, destination, dim, group, split_sizes);
+  auto whole = input.sym_sizes().vec();
+  auto& size = whole[dim < 0 ? dim + input.dim() : dim];
+  size =
+      split_sizes.has_value() ? sum(*split_sizes) : size * SymInt(group_from_ivalue(group, kOp)->getSize());
+  return autograd::record(
+      input, output, kOp, rule,
+      {destination, dim, group, autograd::saved_sizes(split_sizes), c10::SymIntArrayRef(whole)});
+}
+
+}  // namespace
+
+const decltype(call::gather) call::gather(
+    {.schema =
+         "gather(Tensor input, int dst, int dim, Any group_name, SymInt[]? split_sizes=None) -> Tensor"},
+    start_gather, {.meta = meta, .traced = traced, .recorded = recorded});
+
+}  // namespace funcol

@@ -1,0 +1,232 @@
+#include "ops/in_place.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/stack.h>
+#include <c10/core/InferenceMode.h>
+#include <torch/csrc/autograd/VariableTypeUtils.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "async/async_tensor.h"
+#include "async/held_memory.h"
+#include "comm/orphaned_works.h"
+#include "compat/autograd_node.h"
+#include "ops/calls.h"
+#include "ops/collectives.h"
+#include "ops/reduction_rules.h"
+#include "ops/rule_node.h"
+#include "ops/wire.h"
+
+namespace funcol {
+namespace {
+
+using at::Tensor;
+using at::TensorList;
+using autograd::RuleNode;
+using c10::IValue;
+using Tensors = std::vector<Tensor>;
+
+// A backend may write into `out`, and nothing but autograd has to be told.
+bool is_writable(const Tensor& out) {
+  return out.layout() == at::kStrided && !out.is_meta() && out.is_contiguous() && !out.is_conj() &&
+         !out.is_neg() && !out._is_zerotensor() && !out.is_quantized() && !out.is_nested() &&
+         !out._fw_grad(/*level=*/0).defined() && (!out.is_inference() || c10::InferenceMode::is_enabled());
+}
+
+// What comes from `input` may go into `out` as it is.
+bool fits(const Tensor& out, const Tensor& input) {
+  return input.layout() == at::kStrided && out.dtype() == input.dtype() && out.device() == input.device() &&
+         out.storage().data() != input.storage().data();
+}
+
+bool records(const Tensor& tensor) { return at::GradMode::is_enabled() && tensor.requires_grad(); }
+
+// Runs a collective that is started by `start` and overwrites `outs` with what it makes of `sources`; `rule`
+// and the data that `make_data` gives are for their gradients. False if autograd would need more than a node:
+// for views, which share a history.
+template <typename StartCollective, typename MakeData>
+bool run(TensorList outs, TensorList sources, const char* op, const StartCollective& start,
+         RuleNode::Rule rule, const MakeData& make_data) {
+  const bool is_recorded = std::ranges::any_of(sources, records);
+  if (is_recorded && std::any_of(outs.begin(), outs.end(), [](const Tensor& out) { return out.is_view(); })) {
+    return false;
+  }
+  decltype(compat::make_node<RuleNode>(op, rule, make_data())) node;
+  if (is_recorded) {
+    node = compat::make_node<RuleNode>(op, rule, make_data());
+    // Before anything is written, since sources may be.
+    node->set_next_edges(torch::autograd::collect_next_edges(sources));
+  }
+  sweep_some_orphans();
+  auto started = start();
+  started.is_counted = false;  // it is being waited for
+  c10::make_intrusive<PendingCollective>(std::move(started))->settle();
+  for (const auto& out : outs) {
+    if (!out.is_inference()) {
+      torch::autograd::impl::bump_version(out);
+    }
+  }
+  if (node) {
+    torch::autograd::rebase_history(outs.vec(), node);
+  }
+  return true;
+}
+
+// Flat, unless dim 0 can be cut into `num_parts`.
+Tensor in_parts(const Tensor& tensor, int64_t num_parts) {
+  return tensor.dim() > 0 && tensor.size(0) % num_parts == 0 ? tensor : tensor.reshape(-1);
+}
+
+Tensor shaped(const Tensor& tensor, at::IntArrayRef sizes) {
+  return tensor.sizes() == sizes ? tensor : tensor.view(sizes);
+}
+
+Tensor joined(TensorList tensors) { return tensors[0].dim() == 0 ? at::stack(tensors) : at::cat(tensors); }
+
+// The reverse.
+Tensors cut(const Tensor& tensor, bool into_scalars, int64_t num_parts) {
+  if (into_scalars) {
+    return tensor.unbind();
+  }
+  return tensor.split_with_sizes(std::vector<int64_t>(num_parts, tensor.size(0) / num_parts));
+}
+
+// The rules. What `data` holds is what the functions below say.
+
+Tensors all_reduce_rule(const Tensors& gradients, const RuleNode::Values&, const RuleNode::Data& data) {
+  constexpr auto kOp = "all_reduce";
+  const auto& reduce_op = data[0];
+  const auto& group = data[1];
+  const auto total = call::all_reduce(gradients[0], autograd::totalling_op(reduce_op, kOp), group);
+  return {autograd::reduction_gradient(total, {}, {}, reduce_op, group, kOp)};
+}
+
+Tensors broadcast_rule(const Tensors& gradients, const RuleNode::Values&, const RuleNode::Data& data) {
+  return {call::reduce(gradients[0], "sum", data[0].toInt(), data[1])};
+}
+
+Tensors all_gather_rule(const Tensors& gradients, const RuleNode::Values&, const RuleNode::Data& data) {
+  const auto& group = data[1];
+  const auto num_ranks = group_from_ivalue(group, "all_gather_into_tensor")->getSize();
+  const GradientCollectives collectives;
+  const auto whole = gradients.size() == 1 ? in_parts(GradientCollectives::unshared(gradients[0]), num_ranks)
+                                           : joined(gradients);
+  return {shaped(call::reduce_scatter_along_dim(whole, "sum", 0, group, {}), data[0].toIntVector())};
+}
+
+Tensor gradient_of_whole(const Tensor& part, const IValue& reduce_op, const IValue& group) {
+  constexpr auto kOp = "reduce_scatter_tensor";
+  const GradientCollectives collectives;
+  const auto weighted = autograd::weighted(GradientCollectives::unshared(part), reduce_op, group, kOp);
+  const auto whole = call::all_gather_along_dim(weighted, 0, group, {});
+  return autograd::reduction_gradient(whole, {}, {}, reduce_op, group, kOp);
+}
+
+Tensors reduce_scatter_rule(const Tensors& gradients, const RuleNode::Values&, const RuleNode::Data& data) {
+  return {shaped(gradient_of_whole(gradients[0], data[0], data[1]), data[2].toIntVector())};
+}
+
+Tensors reduce_scatter_list_rule(const Tensors& gradients, const RuleNode::Values&,
+                                 const RuleNode::Data& data) {
+  const auto num_parts = group_from_ivalue(data[1], "reduce_scatter_tensor")->getSize();
+  return cut(gradient_of_whole(gradients[0], data[0], data[1]), gradients[0].dim() == 0, num_parts);
+}
+
+}  // namespace
+
+bool all_reduce_into(const Tensor& tensor, const c10d::ReduceOp& reduce_op, const GroupPtr& group) {
+  constexpr auto kOp = "all_reduce";
+  torch::autograd::check_inplace(tensor, records(tensor));
+  if (!is_writable(tensor) || (records(tensor) && autograd::depends_on_values(reduce_op))) {
+    return false;
+  }
+  return run(
+      tensor, tensor, kOp, [&] { return start_all_reduce_(tensor, reduce_op, group, kOp); }, all_reduce_rule,
+      [&] {
+        return RuleNode::Data{as_ivalue(reduce_op), as_ivalue(group)};
+      });
+}
+
+bool broadcast_into(const Tensor& tensor, int64_t source, const GroupPtr& group) {
+  constexpr auto kOp = "broadcast";
+  torch::autograd::check_inplace(tensor, records(tensor));
+  if (!is_writable(tensor)) {
+    return false;
+  }
+  return run(
+      tensor, tensor, kOp, [&] { return start_broadcast_(tensor, source, group, kOp); }, broadcast_rule,
+      [&] {
+        return RuleNode::Data{source, as_ivalue(group)};
+      });
+}
+
+bool all_gather_into(const Tensor& out, const Tensor& input, const GroupPtr& group) {
+  constexpr auto kOp = "all_gather_into_tensor";
+  if (!is_writable(out) || records(out) || !fits(out, input)) {
+    return false;
+  }
+  return run(
+      out, input, kOp, [&] { return start_all_gather_out(input, out, group, kOp); }, all_gather_rule,
+      [&] {
+        return RuleNode::Data{input.sizes(), as_ivalue(group)};
+      });
+}
+
+bool reduce_scatter_into(const Tensor& out, const Tensor& input, const c10d::ReduceOp& reduce_op,
+                         const GroupPtr& group) {
+  constexpr auto kOp = "reduce_scatter_tensor";
+  if (!is_writable(out) || records(out) || !fits(out, input) ||
+      (records(input) && autograd::depends_on_values(reduce_op))) {
+    return false;
+  }
+  return run(
+      out, input, kOp,
+      [&] {
+        const BelowAutograd below_autograd;
+        return start_reduce_scatter_out(in_parts(input, group->getSize()), reduce_op, out, group, kOp);
+      },
+      reduce_scatter_rule,
+      [&] {
+        return RuleNode::Data{as_ivalue(reduce_op), as_ivalue(group), input.sizes()};
+      });
+}
+
+bool all_gather_into_list(TensorList outs, const Tensor& input, const GroupPtr& group) {
+  const auto is_destination = [&](const Tensor& out) {
+    return is_writable(out) && !records(out) && fits(out, input);
+  };
+  if (!std::ranges::all_of(outs, is_destination)) {
+    return false;
+  }
+  return run(
+      outs, input, "all_gather", [&] { return start_all_gather_into_list(outs, input, group); },
+      all_gather_rule,
+      [&] {
+        return RuleNode::Data{input.sizes(), as_ivalue(group)};
+      });
+}
+
+bool reduce_scatter_list_into(const Tensor& out, TensorList inputs, const c10d::ReduceOp& reduce_op,
+                              const GroupPtr& group) {
+  constexpr auto kOp = "reduce_scatter_tensor";
+  const bool is_recorded = std::ranges::any_of(inputs, records);
+  if (!is_writable(out) || records(out) || (is_recorded && autograd::depends_on_values(reduce_op)) ||
+      !std::ranges::all_of(inputs, [&](const Tensor& input) { return fits(out, input); })) {
+    return false;
+  }
+  return run(
+      out, inputs, kOp,
+      [&] {
+        const BelowAutograd below_autograd;
+        return start_reduce_scatter_out(joined(inputs), reduce_op, out, group, kOp);
+      },
+      reduce_scatter_list_rule,
+      [&] {
+        return RuleNode::Data{as_ivalue(reduce_op), as_ivalue(group)};
+      });
+}
+
+}  // namespace funcol

@@ -1,0 +1,90 @@
+#include <ATen/ops/clone.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "async/async_tensor.h"
+#include "async/held_memory.h"
+#include "comm/agreement.h"
+#include "comm/backend_call.h"
+#include "ops/calls.h"
+#include "ops/collectives.h"
+#include "ops/kinds.h"
+#include "ops/meta.h"
+#include "ops/reduction_rules.h"
+#include "ops/wire.h"
+
+namespace funcol {
+namespace {
+
+using c10::IValue;
+using Tensors = std::vector<at::Tensor>;
+
+constexpr auto kOp = "reduce";
+
+}  // namespace
+
+Start start_reduce(const at::Tensor& input, const c10d::ReduceOp& reduce_op, int64_t destination,
+                   const GroupPtr& group) {
+  const BelowAutograd below_autograd;
+  check_dense(input, kOp);
+  check_rank(destination, *group, "dst", kOp);
+  check_reduction(input, reduce_op, *group, kOp);
+  if (agreement_is_checked()) {
+    agree(*group, kOp, c10::str(reduce_op_name(reduce_op), ", dst=", destination), describe_tensors(input));
+  }
+  settle(input);
+  auto reduced = at::clone(input, at::MemoryFormat::Contiguous);
+  std::vector<at::Tensor> wires{wire_for_reduction(reduced)};
+  c10d::ReduceOptions options;
+  options.reduceOp = op_for_reduction(reduce_op, input.scalar_type());
+  options.rootRank = destination;
+  auto work =
+      on_backend(*group, input.device().type(), [&](auto& target) { return target.reduce(wires, options); });
+  auto out = group->getRank() == destination ? reduced : at::zeros(input.sizes(), input.options());
+  return {kOp, group, std::move(work), as_list(std::move(reduced)), as_list(std::move(out)), {}};
+}
+
+namespace {
+
+at::Tensor meta(const at::Tensor& input, const IValue& reduce_op, int64_t destination, const IValue& group) {
+  reduce_op_from_ivalue(reduce_op, kOp);
+  check_rank(destination, *group_from_ivalue(group, kOp), "dst", kOp);
+  return meta_like(input);
+}
+
+at::Tensor traced(const at::Tensor& input, const IValue& reduce_op, int64_t destination,
+                  const IValue& group) {
+  const auto resolved = group_from_ivalue(group, kOp);
+  check_rank(destination, *resolved, "dst", kOp);
+  reduce_op_from_ivalue(reduce_op, kOp);
+  const auto reduced = call::all_reduce.traced(input, reduce_op, group);
+  return resolved->getRank() == destination ? reduced : at::zeros_like(reduced);
+}
+
+Tensors rule(const Tensors& gradients, const autograd::Values& values, const autograd::Data& data) {
+  const auto& reduce_op = data[0];
+  const auto& group = data[2];
+  const GradientCollectives collectives;
+  const auto sent = [&](const at::Tensor& tensor) { return call::broadcast(tensor, data[1].toInt(), group); };
+  auto total = sent(autograd::weighted(gradients[0], reduce_op, group, kOp));
+  auto results = values.outputs;
+  std::ranges::transform(results, results.begin(), sent);
+  return autograd::reduction_gradients({std::move(total)}, values.inputs, results, reduce_op, group, kOp);
+}
+
+at::Tensor recorded(const at::Tensor& input, const IValue& reduce_op, int64_t destination,
+                    const IValue& group) {
+  return autograd::record(input, call::reduce.unrecorded(input, reduce_op, destination, group), kOp, rule,
+                          {reduce_op, destination, group}, autograd::depends_on_values(reduce_op, kOp));
+}
+
+}  // namespace
+
+const decltype(call::reduce) call::reduce(
+    {.schema = "reduce(Tensor input, Any reduce_op, int dst, Any group_name) -> Tensor"}, start_reduce,
+    {.meta = meta, .traced = traced, .recorded = recorded});
+
+}  // namespace funcol

@@ -1,0 +1,124 @@
+// The costs of redistributions from one layout to any other, by one resumable search (single-source shortest
+// paths).
+//
+// Worked case, f32[8, 8] on {dp: 2, tp: 4}, source "S0,R", step counts: S(0)R 0, S(0)S(0), S(0)S(1) 0
+// (split), S(1)R 1 (all_to_all), RR 2 (all_gather), ...
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "layout/layout.h"
+#include "layout/tensor_meta.h"
+#include "planner/cost_model.h"
+#include "planner/state.h"
+#include "planner/state_table.h"
+
+namespace funcol {
+
+// Dijkstra's algorithm over the states and steps of plan_redistribution (search.h), with three restrictions:
+//   - a partial or strided shard that was made for a target stays;
+//   - an exchange over several merged axes is the only step of its path, and over at most three axes of
+//   several
+//     ranks;
+//   - four or more merged axes cut a dim together only in mesh order.
+// A cost is therefore never below the cost of plan_redistribution, and equal to it unless the plan breaks one
+// of these restrictions. Invariant: layouts are settled in the order of their costs, each by a least path
+// within the restrictions.
+//
+// Under DTensorCosts (Costs::rings()) there is no search: all layouts of the default shard order are priced
+// at once by dtensor_cost(), and layouts of other orders have no path. Only if the source has another shard
+// order, or there are more than kMostPriced layouts, the search runs.
+//
+// Not thread-safe.
+class ShortestPaths {
+ public:
+  // A layout without masks, as Space::state() writes it, and its cost.
+  struct Settled {
+    State state;
+    double cost;
+  };
+
+  // Targets have the placements of `source` and `vocabulary`, and Replicate. `mesh` and `costs` outlive this.
+  // Throws std::invalid_argument for more than 8 axes of several ranks or 16 dims.
+  ShortestPaths(const Mesh& mesh, const Costs& costs, std::vector<int64_t> shape, int64_t itemsize,
+                Layout source, std::vector<Placement> vocabulary);
+  ShortestPaths(const ShortestPaths&) = delete;
+  ShortestPaths& operator=(const ShortestPaths&) = delete;
+  ShortestPaths(ShortestPaths&&) = delete;
+  ShortestPaths& operator=(ShortestPaths&&) = delete;
+  ~ShortestPaths() = default;
+
+  // The least cost of a path to `target`. kImpossible for placements outside of the vocabulary, and for a
+  // mask of the source in any layout but the source itself.
+  double cost_to(const Layout& target);
+  // The same without searching on: a lower bound if the cost is not known yet.
+  double at_least(const Layout& target) const;
+
+  // The `n`-th cheapest layout, or nullptr if there are fewer. Valid until the next call.
+  const Settled* nearest(size_t n);
+  // A lower bound of the cost of the `n`-th cheapest layout; kImpossible if there are known to be fewer.
+  double at_least(size_t n) const;
+
+  // The cost of making a mask (R -> MaskP on an axis) under this layout.
+  double mask_cost(const State& layout) const;
+
+  const Space& space() const { return space_; }
+  const std::vector<int64_t>& shape() const { return shape_; }
+  int64_t itemsize() const { return itemsize_; }
+  const Layout& source() const { return source_; }
+  const std::vector<Placement>& vocabulary() const { return vocabulary_; }
+
+ private:
+  static constexpr double kUnknown = -1;
+  static constexpr size_t kMostPriced = 4096;
+
+  struct Node {
+    double cost = kImpossible;  // of the cheapest path found so far
+    double known = kUnknown;    // the least cost, kept at the state without final placements
+    bool closed = false;
+  };
+  struct Entry {
+    double cost;
+    int node;
+    bool ends;  // the path ends with an exchange, so no step follows
+
+    bool operator<(const Entry& other) const {
+      return cost != other.cost ? cost > other.cost : node > other.node;
+    }
+  };
+
+  // The placements of each axis, if all their layouts are to be priced at once; else empty.
+  std::vector<std::vector<Placement>> placements_to_price() const;
+  void price_all(const std::vector<std::vector<Placement>>& of_axis);
+  // Whether a path may lead to `target`, with masks made at its end.
+  bool may_lead_to(const Layout& target) const;
+  double cost_of_masks(const Layout& target) const;
+  // Settles the next layout. False if there are no more.
+  bool settle();
+  void expand_last();
+  void open(int node, double cost, bool ends);
+  int node_of(const State& state);
+  // A lower bound of the cost of every layout that is not settled yet.
+  double frontier() const;
+
+  const std::vector<int64_t> shape_;
+  const int64_t itemsize_;
+  const Layout source_;
+  const std::vector<Placement> vocabulary_;
+  const Space space_;
+  const Costs& costs_;
+  StateTable states_;
+  std::vector<Node> nodes_;  // by number in states_
+  std::vector<Entry> queue_;
+  std::vector<Settled> settled_;
+  int last_ = -1;  // the node that was settled last, until its steps are expanded
+};
+
+// The costs of all redistributions from `sources` to `targets`, as a row-major table [source][target].
+std::vector<double> redistribution_costs(const std::vector<Layout>& sources,
+                                         const std::vector<Layout>& targets, const TensorMeta& meta,
+                                         const Mesh& mesh, const CostModel& model);
+
+}  // namespace funcol

@@ -1,0 +1,260 @@
+"""A wrong group, reduce op, list or type raises before anything is sent, and names the function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from differential import PROGRAM_SHAPE, PROGRAMS, world_group
+from mistakes import (
+    NUM_RANKS,
+    TIMEOUT_S,
+    WRONG_GROUPS,
+    WRONG_REDUCE_OPS,
+    Mistake,
+    assert_raises,
+    by_all_or_one,
+    can_need_gradient,
+    inputs_need_gradient,
+    makes_mistake,
+    name,
+    ones,
+    with_and_without_gradient,
+)
+from ranks import run_ranks
+from torch.distributed.device_mesh import DeviceMesh
+
+import funcol
+
+ops = torch.ops.funcol
+
+
+def refuses_group(rank: int, world: int, function: str, case: str, gradient: bool) -> None:
+    make_group, error, words = WRONG_GROUPS[case]
+    group = make_group()
+    tag = "unheard of" if case == "list with an unknown tag" else ""
+    x = torch.ones(PROGRAM_SHAPE, requires_grad=gradient)
+    assert_raises(
+        lambda: PROGRAMS[function](funcol, x, world, group, tag), error, f"funcol::{function}", *words
+    )
+
+
+@pytest.mark.parametrize("function", PROGRAMS)
+@pytest.mark.parametrize("case", WRONG_GROUPS)
+@with_and_without_gradient
+def test_each_function_refuses_a_wrong_group(function: str, case: str, gradient: bool) -> None:
+    run_ranks(refuses_group, NUM_RANKS, function, case, gradient, timeout=TIMEOUT_S)
+
+
+OPERATORS_OF_NOBODY: dict[str, Callable[[], Any]] = {
+    "all_reduce": lambda: ops.all_reduce(ones(4), "sum", "nobody"),
+    "all_reduce_": lambda: ops.all_reduce_(ones(4), "sum", "nobody"),
+    "all_reduce_coalesced": lambda: ops.all_reduce_coalesced([ones(4)], "sum", "nobody"),
+    "all_reduce_coalesced_": lambda: ops.all_reduce_coalesced_([ones(4)], "sum", "nobody"),
+    "all_gather_into_tensor": lambda: ops.all_gather_into_tensor(ones(4), 2, "nobody"),
+    "all_gather_into_tensor_out": lambda: ops.all_gather_into_tensor_out(ones(4), 2, "nobody", out=ones(8)),
+    "all_gather_into_tensor_coalesced": lambda: ops.all_gather_into_tensor_coalesced([ones(4)], 2, "nobody"),
+    "reduce_scatter_tensor": lambda: ops.reduce_scatter_tensor(ones(4), "sum", 2, "nobody"),
+    "reduce_scatter_tensor_out": lambda: ops.reduce_scatter_tensor_out(
+        ones(4), "sum", 2, "nobody", out=ones(2)
+    ),
+    "reduce_scatter_tensor_coalesced": lambda: ops.reduce_scatter_tensor_coalesced(
+        [ones(4)], "sum", 2, "nobody"
+    ),
+    "all_to_all_single": lambda: ops.all_to_all_single(ones(4), [2, 2], [2, 2], "nobody"),
+    "broadcast": lambda: ops.broadcast(ones(4), 0, "nobody"),
+    "broadcast_": lambda: ops.broadcast_(ones(4), 0, "nobody"),
+    "isend": lambda: ops.isend(ones(4), 1 - dist.get_rank(), 0, "nobody"),
+    "irecv": lambda: ops.irecv(ones(4), 1 - dist.get_rank(), 0, "nobody"),
+    "batch_p2p_ops": lambda: ops.batch_p2p_ops(["isend"], [1 - dist.get_rank()], [0], [ones(4)], "nobody"),
+}
+
+
+def operator_refuses_an_unknown_group(rank: int, world: int, op: str) -> None:
+    assert_raises(OPERATORS_OF_NOBODY[op], ValueError, f"funcol::{op}", "'nobody'")
+
+
+@pytest.mark.parametrize("op", OPERATORS_OF_NOBODY)
+def test_each_operator_refuses_an_unknown_group(op: str) -> None:
+    run_ranks(operator_refuses_an_unknown_group, NUM_RANKS, op, timeout=TIMEOUT_S)
+
+
+def refuses_a_mesh_without_this_rank(rank: int, world: int) -> None:
+    mesh = DeviceMesh("cpu", [0, 1])
+    if rank == 2:
+        for group in (mesh, (mesh, 0)):
+            assert_raises(
+                lambda group=group: funcol.all_reduce(ones(4), "sum", group),  # type: ignore[misc]
+                ValueError,
+                "funcol::all_reduce",
+                "rank 2 does not belong to",
+            )
+
+
+def test_a_mesh_without_this_rank_is_refused() -> None:
+    run_ranks(refuses_a_mesh_without_this_rank, 3, timeout=TIMEOUT_S)
+
+
+REDUCTIONS: dict[str, Callable[[torch.Tensor, Any], Any]] = {
+    "all_reduce": lambda x, op: funcol.all_reduce(x, op, world_group()),
+    "reduce_scatter_tensor": lambda x, op: funcol.reduce_scatter_tensor(x, op, 0, world_group()),
+    "all_reduce_coalesced": lambda x, op: funcol.all_reduce_coalesced([x], op, world_group()),
+    "reduce_scatter_tensor_coalesced": lambda x, op: funcol.reduce_scatter_tensor_coalesced(
+        [x], op, [0], world_group()
+    ),
+}
+
+
+def refuses_reduce_op(rank: int, world: int, function: str, case: str, gradient: bool) -> None:
+    reduce_op, dtype, error, words = WRONG_REDUCE_OPS[case]
+    x = torch.ones(4, dtype=dtype, requires_grad=gradient)
+    assert_raises(lambda: REDUCTIONS[function](x, reduce_op), error, f"funcol::{function}", *words)
+
+
+@pytest.mark.parametrize("function", REDUCTIONS)
+@pytest.mark.parametrize("case", WRONG_REDUCE_OPS)
+def test_each_reduction_refuses_a_wrong_op(function: str, case: str) -> None:
+    run_ranks(refuses_reduce_op, NUM_RANKS, function, case, False, timeout=TIMEOUT_S)
+
+
+@pytest.mark.parametrize("function", REDUCTIONS)
+@pytest.mark.parametrize(
+    "case", [case for case, (_, dtype, *_) in WRONG_REDUCE_OPS.items() if can_need_gradient(dtype)]
+)
+def test_each_reduction_refuses_a_wrong_op_of_inputs_that_need_a_gradient(function: str, case: str) -> None:
+    run_ranks(refuses_reduce_op, NUM_RANKS, function, case, True, timeout=TIMEOUT_S)
+
+
+def refuses_premul_sum(rank: int, world: int, function: str) -> None:
+    reduce_op = dist._make_nccl_premul_sum(2.0)
+    with pytest.raises(NotImplementedError, match=rf"funcol::{function}: backend 'gloo' .* 'premul_sum'"):
+        REDUCTIONS[function](ones(4), reduce_op)
+
+
+@pytest.mark.parametrize("function", REDUCTIONS)
+def test_each_reduction_refuses_an_op_that_its_backend_lacks(function: str) -> None:
+    run_ranks(refuses_premul_sum, NUM_RANKS, function, timeout=TIMEOUT_S)
+
+
+# Mixed lists
+
+
+COALESCED: dict[str, Callable[[list[Any]], Any]] = {
+    "all_reduce_coalesced": lambda tensors: funcol.all_reduce_coalesced(tensors, "sum", world_group()),
+    "all_gather_into_tensor_coalesced": lambda tensors: funcol.all_gather_into_tensor_coalesced(
+        tensors, world_group()
+    ),
+    "reduce_scatter_tensor_coalesced": lambda tensors: funcol.reduce_scatter_tensor_coalesced(
+        tensors, "sum", [0] * len(tensors), world_group()
+    ),
+    "op all_reduce_coalesced": lambda tensors: ops.all_reduce_coalesced(tensors, "sum", name()),
+    "op all_reduce_coalesced_": lambda tensors: ops.all_reduce_coalesced_(tensors, "sum", name()),
+    "op all_gather_into_tensor_coalesced": lambda tensors: ops.all_gather_into_tensor_coalesced(
+        tensors, NUM_RANKS, name()
+    ),
+    "op reduce_scatter_tensor_coalesced": lambda tensors: ops.reduce_scatter_tensor_coalesced(
+        tensors, "sum", NUM_RANKS, name()
+    ),
+}
+
+MIXED: dict[str, tuple[Callable[[], list[torch.Tensor]], type[Exception], tuple[str, ...]]] = {
+    "dtypes": (
+        lambda: [ones(2), ones(2), ones(2, dtype=torch.float64)],
+        TypeError,
+        ("tensor 2 is Double", "tensor 0 is Float"),
+    ),
+    "devices": (
+        lambda: [ones(2), torch.ones(2, device="meta")],
+        ValueError,
+        ("tensor 1 is on meta", "tensor 0 on cpu"),
+    ),
+    "devices, the other first": (
+        lambda: [torch.ones(2, device="meta"), ones(2)],
+        ValueError,
+        ("tensor 1 is on cpu", "tensor 0 on meta"),
+    ),
+}
+
+
+def refuses_mixed_list(rank: int, world: int, function: str, case: str, gradient: bool = False) -> None:
+    make_tensors, error, words = MIXED[case]
+    op = f"funcol::{function.removeprefix('op ')}"
+    with inputs_need_gradient(gradient):
+        assert_raises(lambda: COALESCED[function](make_tensors()), error, op, *words)
+
+
+GATHERS = {function for function in COALESCED if "gather" in function}  # of several dtypes, too
+
+
+@pytest.mark.parametrize(
+    ("function", "case"),
+    [(one, case) for one in COALESCED for case in MIXED if case != "dtypes" or one not in GATHERS],
+)
+def test_each_coalesced_function_refuses_a_mixed_list(function: str, case: str) -> None:
+    run_ranks(refuses_mixed_list, NUM_RANKS, function, case, timeout=TIMEOUT_S)
+
+
+@pytest.mark.parametrize(
+    "function", [one for one in COALESCED if not one.endswith("_") and one not in GATHERS]
+)
+def test_each_coalesced_function_refuses_mixed_dtypes_of_inputs_that_need_a_gradient(function: str) -> None:
+    run_ranks(refuses_mixed_list, NUM_RANKS, function, "dtypes", True, timeout=TIMEOUT_S)
+
+
+# Types
+
+
+TYPES = {
+    "no tensor": Mistake(lambda: funcol.all_reduce([1.0], "sum", world_group()), TypeError, ("all_reduce",)),
+    "no tensor to gather": Mistake(
+        lambda: funcol.all_gather_tensor(None, 0, world_group()), TypeError, ("all_gather",)
+    ),
+    "tensor for a list": Mistake(
+        lambda: funcol.all_reduce_coalesced(5, "sum", world_group()), TypeError, ("all_reduce_coalesced",)
+    ),
+    "list of other things": Mistake(
+        lambda: funcol.all_gather_into_tensor_coalesced([ones(2), 1.0], world_group()),
+        TypeError,
+        ("all_gather_into_tensor_coalesced",),
+    ),
+    "dim as text": Mistake(
+        lambda: funcol.all_gather_tensor(ones(2), "0", world_group()),
+        TypeError,
+        ("funcol::all_gather_tensor", "gather_dim", "str"),
+    ),
+    "dim as fraction": Mistake(
+        lambda: funcol.reduce_scatter_tensor(ones(2), "sum", 0.5, world_group()),
+        TypeError,
+        ("funcol::reduce_scatter_tensor", "scatter_dim", "float"),
+    ),
+    "dims as number": Mistake(
+        lambda: funcol.reduce_scatter_tensor_coalesced([ones(2)], "sum", 0, world_group()),
+        TypeError,
+        ("funcol::reduce_scatter_tensor_coalesced", "scatter_dim", "int"),
+    ),
+    "source as text": Mistake(
+        lambda: funcol.broadcast(ones(2), "0", world_group()),
+        TypeError,
+        ("funcol::broadcast", "src", "str"),
+    ),
+    "destinations as number": Mistake(
+        lambda: funcol.permute_tensor(ones(2), 1, world_group()),
+        TypeError,
+        ("funcol::permute_tensor", "src_dst", "int"),
+    ),
+    "group object for the reduce op": Mistake(
+        lambda: funcol.all_reduce(ones(2), world_group(), "sum"),
+        TypeError,
+        ("funcol::all_reduce", "ProcessGroup"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TYPES)
+@by_all_or_one
+@with_and_without_gradient
+def test_an_argument_of_a_wrong_type_is_refused(case: str, everybody: bool, gradient: bool) -> None:
+    run_ranks(makes_mistake, NUM_RANKS, __name__, "TYPES", case, everybody, gradient, timeout=TIMEOUT_S)

@@ -1,0 +1,228 @@
+"""Importing funcol, and what it says about itself."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import sys
+
+import pytest
+import torch
+from processes import run_python
+
+import funcol
+from funcol import _build_info
+from funcol.__main__ import main
+from funcol._version_check import check_torch
+
+# The check at import
+
+
+@pytest.mark.parametrize(
+    ("built_for", "running"),
+    [("2.15.0", "2.14.1"), ("2.11.0", "2.15.0+cu130"), ("2.15.0", "3.15.0"), ("2.1.0", "2.11.0")],
+)
+def test_another_minor_of_pytorch_is_refused(built_for: str, running: str) -> None:
+    with pytest.raises(ImportError) as refused:
+        check_torch(built_for, running, has_distributed=True)
+    message = str(refused.value)
+    assert f"built for PyTorch {built_for}" in message
+    assert f"PyTorch {running} is running" in message
+    assert "pip install --no-build-isolation" in message
+
+
+@pytest.mark.parametrize("running", ["2.15.0", "2.15.1", "2.15.0+cpu", "2.15.2+cu130", "2.15.0a0+git1234567"])
+def test_any_release_of_the_same_minor_is_accepted(running: str) -> None:
+    check_torch("2.15.0", running, has_distributed=True)
+
+
+def test_a_pytorch_without_distributed_is_refused() -> None:
+    with pytest.raises(ImportError) as refused:
+        check_torch("2.15.0", "2.15.0", has_distributed=False)
+    message = str(refused.value)
+    assert "torch.distributed" in message
+    assert "PyTorch 2.15.0" in message
+    assert "pip install --no-build-isolation" in message
+
+
+def test_this_build_is_for_the_running_pytorch() -> None:
+    check_torch(_build_info.TORCH_VERSION, torch.__version__, torch.distributed.is_available())
+
+
+REFUSED_IMPORT = """
+import torch
+torch.__version__ = "1.2.3"
+try:
+    import funcol
+except ImportError as error:
+    print(error)
+"""
+
+
+def test_importing_under_another_pytorch_says_so() -> None:
+    said = run_python("-c", REFUSED_IMPORT)
+    assert "1.2.3" in said
+    assert _build_info.TORCH_VERSION in said
+
+
+def test_the_version_is_that_of_the_build() -> None:
+    assert funcol.__version__ == _build_info.VERSION
+
+
+@pytest.mark.parametrize("name", funcol.__all__)
+def test_each_public_name_exists(name: str) -> None:
+    assert hasattr(funcol, name)
+
+
+@pytest.mark.parametrize("name", ["apply_local_map", "redistribute"])
+def test_what_needs_dtensor_is_looked_for_once(name: str) -> None:
+    assert getattr(funcol, name) is vars(funcol)[name]
+
+
+@pytest.mark.parametrize("name", ["cost_models", "groups", "planning", "remaps", "tracing"])
+def test_a_module_that_is_named_without_its_package_is_the_one_in_it(name: str) -> None:
+    module = importlib.import_module(f"funcol.{name}")
+    assert module is getattr(funcol, name)
+    assert module is importlib.import_module(module.__name__)
+    assert module.__name__ != f"funcol.{name}"
+
+
+# What importing does not do
+
+
+NEW_MODULES = """
+import json, sys
+import torch, torch.distributed._functional_collectives
+before = set(sys.modules)
+import funcol
+print(json.dumps(sorted(set(sys.modules) - before)))
+"""
+
+
+@pytest.fixture(scope="module")
+def new_modules() -> list[str]:
+    return json.loads(run_python("-c", NEW_MODULES))
+
+
+@pytest.mark.parametrize("module", ["torch._dynamo", "torch._inductor", "torch._functorch.aot_autograd"])
+def test_importing_does_not_import_the_compiler(new_modules: list[str], module: str) -> None:
+    assert module not in new_modules
+
+
+def test_importing_imports_little_else(new_modules: list[str]) -> None:
+    others = {module for module in new_modules if module.split(".")[0] not in ("funcol", "torch")}
+    assert others <= set(sys.stdlib_module_names)
+
+
+# python -m funcol info
+
+
+@pytest.fixture(scope="module")
+def info() -> dict[str, str]:
+    lines = run_python("-m", "funcol", "info").splitlines()
+    return dict(re.split(r"\s{2,}", line, maxsplit=1) for line in lines)
+
+
+def test_info_has_the_version_of_funcol(info: dict[str, str]) -> None:
+    assert info["funcol"].startswith(funcol.__version__)
+
+
+def test_info_has_both_versions_of_pytorch(info: dict[str, str]) -> None:
+    assert torch.__version__ in info["PyTorch"]
+    assert _build_info.TORCH_VERSION in info["PyTorch"]
+
+
+def test_info_has_the_wake_key(info: dict[str, str]) -> None:
+    assert info["wake key"] == "DeferredInit"
+
+
+@pytest.mark.parametrize("device", ["CPU", "CUDA", "Meta"])
+def test_info_counts_a_kernel_of_each_op_for_each_device(info: dict[str, str], device: str) -> None:
+    assert info[f"kernels, {device}"] == "25"
+
+
+def test_info_has_what_is_taken_over_of_fsdp2(info: dict[str, str]) -> None:
+    assert "FSDPParamGroup._to_unsharded" in info["under FSDP2"].split("left to PyTorch")[0]
+
+
+def test_info_says_whether_it_has_cuda_kernels(info: dict[str, str]) -> None:
+    if _build_info.CUDA:
+        assert _build_info.CUDA_ARCHS in info["CUDA"]
+    else:
+        assert "no kernels" in info["CUDA"]
+
+
+def test_info_has_the_version_of_nccl(info: dict[str, str]) -> None:
+    assert (_build_info.NCCL or "none") in info["NCCL"]
+
+
+@pytest.mark.parametrize("arguments", [[], ["nonsense"]])
+def test_a_command_that_does_not_exist_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["funcol", *arguments])
+    with pytest.raises(SystemExit) as refused:
+        main()
+    assert refused.value.code == 2
+    assert "info" in capsys.readouterr().err
+
+
+# Another library has the wake key
+
+
+WITHOUT_WAKE_KEY = """
+import json, sys, tempfile
+import torch, torch.distributed as dist
+
+library = torch.library.Library("_", "IMPL")
+library.fallback(lambda op, *args, **kwargs: op(*args, **kwargs), "DeferredInit")
+
+import funcol, funcol.__main__
+
+dist.init_process_group("gloo", store=dist.FileStore(tempfile.mktemp(), 1), rank=0, world_size=1)
+x = torch.arange(6.0).view(2, 3)
+
+
+def pending():
+    return funcol.all_reduce(x, "sum", dist.group.WORLD)
+
+
+def late(value):
+    data = torch.zeros(3)
+    [result] = funcol._C.make_pending([data], lambda: data.fill_(value))
+    return result
+
+
+print(json.dumps({use: repr(eval(use)) for use in json.loads(sys.argv[1])}))
+"""
+
+USES_WITHOUT_WAKE_KEY = {
+    "funcol._C.has_wake_key()": "False",
+    "funcol.is_pending(pending())": "True",
+    "funcol.is_pending(funcol.wait_tensor(pending()))": "False",
+    "torch.equal(pending() + 1, x + 1)": "True",
+    "torch.equal(pending().t().reshape(-1), x.t().reshape(-1))": "True",
+    "torch.equal(pending().add_(1), x + 1)": "True",
+    "pending().numpy().tolist() == pending().tolist() == x.tolist()": "True",
+    "torch.equal(funcol.all_gather_tensor(x, 1, dist.group.WORLD), x)": "True",
+    "torch.equal(funcol.broadcast(pending(), 0, dist.group.WORLD), x)": "True",
+    "late(7.0).sum().item()": "21.0",
+    "late(7.0).view(3, 1).t().tolist()": "[[7.0, 7.0, 7.0]]",
+    "late(7.0).mul_(2).tolist()": "[14.0, 14.0, 14.0]",
+    "torch.cat([late(7.0), late(8.0)]).tolist()": "[7.0, 7.0, 7.0, 8.0, 8.0, 8.0]",
+    "late(7.0).numpy().tolist()": "[7.0, 7.0, 7.0]",
+    "'none: another library' in funcol.commands.info.info()": "True",
+}
+
+
+@pytest.fixture(scope="module")
+def results_without_wake_key() -> dict[str, str]:
+    return json.loads(run_python("-c", WITHOUT_WAKE_KEY, json.dumps(list(USES_WITHOUT_WAKE_KEY))))
+
+
+@pytest.mark.parametrize("use", USES_WITHOUT_WAKE_KEY)
+def test_results_are_right_if_another_library_has_the_wake_key(
+    results_without_wake_key: dict[str, str], use: str
+) -> None:
+    assert results_without_wake_key[use] == USES_WITHOUT_WAKE_KEY[use]

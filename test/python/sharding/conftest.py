@@ -1,0 +1,14 @@
+from __future__ import annotations
+
+import pytest
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+
+@pytest.fixture
+def line() -> DeviceMesh:
+    return init_device_mesh("cpu", (8,))
+
+
+@pytest.fixture
+def grid() -> DeviceMesh:
+    return init_device_mesh("cpu", (2, 4))

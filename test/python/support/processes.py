@@ -1,0 +1,56 @@
+"""Processes of their own: fresh interpreters, their ends, and the memory of this one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process without that of files, such as code that runs for the first time."""
+    _, resident, of_files, *_ = map(int, Path("/proc/self/statm").read_text().split())
+    return (resident - of_files) * os.sysconf("SC_PAGE_SIZE")
+
+
+def run_python(*arguments: str) -> str:
+    """What a fresh interpreter prints."""
+    done = subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def start_process(code: str, *args: str) -> subprocess.Popen[str]:
+    """Starts a process for ``code``, which may deadlock, die, or speak at exit."""
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", code, *args],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def end_of(process: subprocess.Popen[str], timeout: float = 60) -> tuple[str, str]:
+    """The output and errors of the process; raises if it fails or takes more than ``timeout`` seconds."""
+    try:
+        out, err = process.communicate(timeout=timeout)
+    finally:
+        process.kill()
+    assert process.returncode == 0, err
+    return out, err
+
+
+def comes_true(condition: Callable[[], bool]) -> bool:
+    """Waits until ``condition`` holds, since gloo's threads let go of things late; False after 20 s."""
+    deadline = time.monotonic() + 20
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True

@@ -1,14 +1,11 @@
 // The eager collectives. Each takes its arguments by position and returns pending tensors, or
 // NotImplemented where it is left to Python to emit the ops that a layer knows (see tensor_argument()).
 #include <torch/csrc/Exceptions.h>
-#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/utils/python_strings.h>
 
-#include <utility>
-
 #include "bindings/bindings.h"
-#include "bindings/fast_functions.h"
+#include "bindings/collective_function.h"
 #include "comm/agreement.h"
 #include "comm/group_ref.h"
 #include "dtensor/forget.h"
@@ -16,212 +13,102 @@
 #include "ops/collectives.h"
 #include "ops/wire.h"
 #include "pyobjects/arguments.h"
-#include "pyobjects/without_gil.h"
 
 namespace funcol::python {
 namespace {
 
-// Starts a collective on plain tensors, or calls its op where that has more to do: on the meta device, or to
-// record a gradient. Without the GIL: either may copy, and take locks.
-template <typename StartCollective, typename CallOp>
-PyObject* sole_result(const at::Tensor& input, const StartCollective& start, const CallOp& call_op) {
-  at::Tensor result;
-  {
-    const WithoutGil no_gil;
-    result = starts_here(input) ? as_sole_pending(start()) : call_op();
-  }
-  return THPVariable_Wrap(std::move(result));
-}
+constexpr CollectiveFunction kAllReduce{
+    "all_reduce",
+    {},
+    start_all_reduce,
+    call::all_reduce,
+    [](const at::Tensor& input, const c10d::ReduceOp& reduce_op, const GroupPtr& group) {
+      check_all_reduce(input, reduce_op, *group, "all_reduce");
+    }};
 
-template <typename StartCollective, typename CallOp>
-PyObject* list_result(at::TensorList inputs, const StartCollective& start, const CallOp& call_op) {
-  std::vector<at::Tensor> results;
-  {
-    const WithoutGil no_gil;
-    results = starts_here(inputs) ? as_pending(start()) : call_op();
-  }
-  auto list = py::reinterpret_steal<py::object>(PyList_New(static_cast<Py_ssize_t>(results.size())));
-  for (size_t i = 0; i < results.size(); ++i) {
-    PyList_SET_ITEM(list.ptr(), i, THPVariable_Wrap(std::move(results[i])));
-  }
-  return list.release().ptr();
-}
+constexpr CollectiveFunction kAllGather{
+    "all_gather_tensor",
+    {"gather_dim"},
+    start_uneven_all_gather,
+    call::all_gather_along_dim,
+    [](const at::Tensor& input, int64_t dim, const GroupPtr&, at::OptionalIntArrayRef) {
+      check_all_gather(input, dim, "all_gather_tensor");
+    }};
 
-PyObject* all_reduce(PyObject*, Args args, Py_ssize_t count) {
-  constexpr auto kOp = "all_reduce";
-  return with_input(args, count, 4, kOp, [&](const at::Tensor& input) {
-    const auto reduce_op = reduce_op_argument(args[1], kOp);
-    const auto group = group_argument(args[2], args[3], kOp);
-    return sole_result(
-        input, [&] { return start_all_reduce(input, reduce_op, group); },
-        [&] {
-          check_all_reduce(input, reduce_op, *group, kOp);
-          return call::all_reduce(input, as_ivalue(reduce_op), as_ivalue(group));
-        });
-  });
-}
+constexpr CollectiveFunction kReduceScatter{
+    "reduce_scatter_tensor",
+    {"scatter_dim"},
+    start_uneven_reduce_scatter,
+    call::reduce_scatter_along_dim,
+    [](const at::Tensor& input, const c10d::ReduceOp& reduce_op, int64_t dim, const GroupPtr& group,
+       at::OptionalIntArrayRef split_sizes) {
+      if (!split_sizes.has_value()) {
+        check_reduce_scatter(input, reduce_op, dim, *group, "reduce_scatter_tensor");
+      }
+    }};
 
-PyObject* all_gather_tensor(PyObject*, Args args, Py_ssize_t count) {
-  constexpr auto kOp = "all_gather_tensor";
-  return with_input(args, count, 5, kOp, [&](const at::Tensor& input) {
-    const auto dim = int_argument(args[1], "gather_dim", kOp);
-    const auto group = group_argument(args[2], args[3], kOp);
-    const auto sizes = SplitSizes(args[4], kOp);
-    return sole_result(
-        input, [&] { return start_uneven_all_gather(input, dim, group, sizes.ints()); },
-        [&] {
-          check_all_gather(input, dim, kOp);
-          return call::all_gather_along_dim(input, dim, as_ivalue(group), sizes.symints());
-        });
-  });
-}
+constexpr CollectiveFunction kAllToAllSingle{
+    "all_to_all_single",
+    {"output_split_sizes", "input_split_sizes"},
+    start_all_to_all,
+    call::all_to_all_single,
+    [](const at::Tensor& input, at::IntArrayRef output_splits, at::IntArrayRef input_splits,
+       const GroupPtr& group) { check_all_to_all(input, output_splits, input_splits, *group); }};
 
-PyObject* reduce_scatter_tensor(PyObject*, Args args, Py_ssize_t count) {
-  constexpr auto kOp = "reduce_scatter_tensor";
-  return with_input(args, count, 6, kOp, [&](const at::Tensor& input) {
-    const auto reduce_op = reduce_op_argument(args[1], kOp);
-    const auto dim = int_argument(args[2], "scatter_dim", kOp);
-    const auto group = group_argument(args[3], args[4], kOp);
-    const auto sizes = SplitSizes(args[5], kOp);
-    return sole_result(
-        input, [&] { return start_uneven_reduce_scatter(input, reduce_op, dim, group, sizes.ints()); },
-        [&] {
-          if (!sizes.given()) {
-            check_reduce_scatter(input, reduce_op, dim, *group, kOp);
-          }
-          return call::reduce_scatter_along_dim(input, as_ivalue(reduce_op), dim, as_ivalue(group),
-                                                sizes.symints());
-        });
-  });
-}
+constexpr CollectiveFunction kBroadcast{"broadcast",
+                                        {"src"},
+                                        start_broadcast,
+                                        call::broadcast,
+                                        [](const at::Tensor&, int64_t source, const GroupPtr& group) {
+                                          check_broadcast(source, *group, "broadcast");
+                                        }};
 
-PyObject* all_to_all_single(PyObject*, Args args, Py_ssize_t count) {
-  constexpr auto kOp = "all_to_all_single";
-  return with_input(args, count, 5, kOp, [&](const at::Tensor& input) {
-    const auto output_splits = ints_argument(args[1], "output_split_sizes", kOp);
-    const auto input_splits = ints_argument(args[2], "input_split_sizes", kOp);
-    const auto group = group_argument(args[3], args[4], kOp);
-    return sole_result(
-        input, [&] { return start_all_to_all(input, output_splits, input_splits, group); },
-        [&] {
-          check_all_to_all(input, output_splits, input_splits, *group);
-          return call::all_to_all_single(input, c10::fromIntArrayRefSlow(output_splits),
-                                         c10::fromIntArrayRefSlow(input_splits), as_ivalue(group));
-        });
-  });
-}
+constexpr CollectiveFunction kPermute{"permute_tensor",
+                                      {"src_dst"},
+                                      start_permute,
+                                      call::permute_tensor,
+                                      [](const at::Tensor&, at::IntArrayRef destinations,
+                                         const GroupPtr& group) { check_permute(destinations, *group); }};
 
-PyObject* broadcast(PyObject*, Args args, Py_ssize_t count) {
-  constexpr auto kOp = "broadcast";
-  return with_input(args, count, 4, kOp, [&](const at::Tensor& input) {
-    const auto source = int_argument(args[1], "src", kOp);
-    const auto group = group_argument(args[2], args[3], kOp);
-    return sole_result(
-        input, [&] { return start_broadcast(input, source, group); },
-        [&] {
-          check_broadcast(source, *group, kOp);
-          return call::broadcast(input, source, as_ivalue(group));
-        });
-  });
-}
+constexpr CollectiveFunction kReduce{
+    "reduce",
+    {"dst"},
+    start_reduce,
+    call::reduce,
+    [](const at::Tensor&, const c10d::ReduceOp&, int64_t destination, const GroupPtr& group) {
+      check_rank(destination, *group, "dst", "reduce");
+    }};
 
-PyObject* permute_tensor(PyObject*, Args args, Py_ssize_t count) {
-  constexpr auto kOp = "permute_tensor";
-  return with_input(args, count, 4, kOp, [&](const at::Tensor& input) {
-    const auto destinations = ints_argument(args[1], "src_dst", kOp);
-    const auto group = group_argument(args[2], args[3], kOp);
-    return sole_result(
-        input, [&] { return start_permute(input, destinations, group); },
-        [&] {
-          check_permute(destinations, *group);
-          return call::permute_tensor(input, destinations, as_ivalue(group));
-        });
-  });
-}
+constexpr CollectiveFunction kScatter{"scatter", {"src", "scatter_dim"}, start_scatter, call::scatter};
 
-PyObject* reduce(PyObject*, Args args, Py_ssize_t count) {
-  constexpr auto kOp = "reduce";
-  return with_input(args, count, 5, kOp, [&](const at::Tensor& input) {
-    const auto reduce_op = reduce_op_argument(args[1], kOp);
-    const auto destination = int_argument(args[2], "dst", kOp);
-    const auto group = group_argument(args[3], args[4], kOp);
-    return sole_result(
-        input, [&] { return start_reduce(input, reduce_op, destination, group); },
-        [&] {
-          check_rank(destination, *group, "dst", kOp);
-          return call::reduce(input, as_ivalue(reduce_op), destination, as_ivalue(group));
-        });
-  });
-}
+constexpr CollectiveFunction kGather{"gather", {"dst", "gather_dim"}, start_gather, call::gather};
 
-PyObject* scatter(PyObject*, Args args, Py_ssize_t count) {
-  constexpr auto kOp = "scatter";
-  return with_input(args, count, 6, kOp, [&](const at::Tensor& input) {
-    const auto source = int_argument(args[1], "src", kOp);
-    const auto dim = int_argument(args[2], "scatter_dim", kOp);
-    const auto group = group_argument(args[3], args[4], kOp);
-    const auto sizes = SplitSizes(args[5], kOp);
-    return sole_result(
-        input, [&] { return start_scatter(input, source, dim, group, sizes.ints()); },
-        [&] { return call::scatter(input, source, dim, as_ivalue(group), sizes.symints()); });
-  });
-}
+constexpr CollectiveFunction kAllReduceCoalesced{
+    "all_reduce_coalesced",
+    {},
+    start_all_reduce_coalesced,
+    call::all_reduce_coalesced,
+    [](at::TensorList inputs, const c10d::ReduceOp& reduce_op, const GroupPtr& group) {
+      check_all_reduce(inputs, reduce_op, *group, "all_reduce_coalesced");
+    }};
 
-PyObject* gather(PyObject*, Args args, Py_ssize_t count) {
-  constexpr auto kOp = "gather";
-  return with_input(args, count, 6, kOp, [&](const at::Tensor& input) {
-    const auto destination = int_argument(args[1], "dst", kOp);
-    const auto dim = int_argument(args[2], "gather_dim", kOp);
-    const auto group = group_argument(args[3], args[4], kOp);
-    const auto sizes = SplitSizes(args[5], kOp);
-    return sole_result(
-        input, [&] { return start_gather(input, destination, dim, group, sizes.ints()); },
-        [&] { return call::gather(input, destination, dim, as_ivalue(group), sizes.symints()); });
-  });
-}
-
-PyObject* all_reduce_coalesced(PyObject*, Args args, Py_ssize_t count) {
-  constexpr auto kOp = "all_reduce_coalesced";
-  return with_inputs(args, count, 4, kOp, [&](at::TensorList inputs) {
-    const auto reduce_op = reduce_op_argument(args[1], kOp);
-    const auto group = group_argument(args[2], args[3], kOp);
-    return list_result(
-        inputs, [&] { return start_all_reduce_coalesced(inputs, reduce_op, group); },
-        [&] {
-          check_all_reduce(inputs, reduce_op, *group, kOp);
-          return call::all_reduce_coalesced(inputs, as_ivalue(reduce_op), as_ivalue(group));
-        });
-  });
-}
-
-PyObject* all_gather_into_tensor_coalesced(PyObject*, Args args, Py_ssize_t count) {
+std::vector<at::Tensor> gather_coalesced(at::TensorList inputs, const c10::IValue& group) {
   constexpr auto kOp = "all_gather_into_tensor_coalesced";
-  return with_inputs(args, count, 3, kOp, [&](at::TensorList inputs) {
-    const auto group = group_argument(args[1], args[2], kOp);
-    return list_result(
-        inputs, [&] { return start_all_gather_coalesced(inputs, group); },
-        [&] {
-          check_all_gather(inputs, 0, kOp);
-          return call::all_gather_into_tensor_coalesced(inputs, group->getSize(), as_ivalue(group));
-        });
-  });
+  check_all_gather(inputs, 0, kOp);
+  return call::all_gather_into_tensor_coalesced(inputs, group_from_ivalue(group, kOp)->getSize(), group);
 }
 
-PyObject* reduce_scatter_tensor_coalesced(PyObject*, Args args, Py_ssize_t count) {
-  constexpr auto kOp = "reduce_scatter_tensor_coalesced";
-  return with_inputs(args, count, 5, kOp, [&](at::TensorList inputs) {
-    const auto reduce_op = reduce_op_argument(args[1], kOp);
-    const auto dims = ints_argument(args[2], "scatter_dim", kOp);
-    const auto group = group_argument(args[3], args[4], kOp);
-    return list_result(
-        inputs, [&] { return start_reduce_scatter_coalesced(inputs, reduce_op, dims, group); },
-        [&] {
-          check_reduce_scatter(inputs, reduce_op, dims, *group, kOp);
-          return call::reduce_scatter_along_dims_coalesced(inputs, as_ivalue(reduce_op), dims,
-                                                           as_ivalue(group));
-        });
-  });
-}
+constexpr CollectiveFunction kAllGatherCoalesced{
+    "all_gather_into_tensor_coalesced", {}, start_all_gather_coalesced, gather_coalesced};
+
+constexpr CollectiveFunction kReduceScatterCoalesced{
+    "reduce_scatter_tensor_coalesced",
+    {"scatter_dim"},
+    start_reduce_scatter_coalesced,
+    call::reduce_scatter_along_dims_coalesced,
+    [](at::TensorList inputs, const c10d::ReduceOp& reduce_op, at::IntArrayRef dims, const GroupPtr& group) {
+      check_reduce_scatter(inputs, reduce_op, dims, *group, "reduce_scatter_tensor_coalesced");
+    }};
 
 PyObject* set_resolver(PyObject*, PyObject* resolver) {
   set_group_resolver(resolver);
@@ -265,18 +152,18 @@ PyObject* note_all_removed(PyObject*, PyObject*) {
 
 void bind_collectives(PyObject* module) {
   static PyMethodDef functions[] = {
-      fast<all_reduce>("all_reduce"),
-      fast<all_gather_tensor>("all_gather_tensor"),
-      fast<reduce_scatter_tensor>("reduce_scatter_tensor"),
-      fast<all_to_all_single>("all_to_all_single"),
-      fast<broadcast>("broadcast"),
-      fast<permute_tensor>("permute_tensor"),
-      fast<reduce>("reduce"),
-      fast<scatter>("scatter"),
-      fast<gather>("gather"),
-      fast<all_reduce_coalesced>("all_reduce_coalesced"),
-      fast<all_gather_into_tensor_coalesced>("all_gather_into_tensor_coalesced"),
-      fast<reduce_scatter_tensor_coalesced>("reduce_scatter_tensor_coalesced"),
+      fast<collective_function<kAllReduce>>("all_reduce"),
+      fast<collective_function<kAllGather>>("all_gather_tensor"),
+      fast<collective_function<kReduceScatter>>("reduce_scatter_tensor"),
+      fast<collective_function<kAllToAllSingle>>("all_to_all_single"),
+      fast<collective_function<kBroadcast>>("broadcast"),
+      fast<collective_function<kPermute>>("permute_tensor"),
+      fast<collective_function<kReduce>>("reduce"),
+      fast<collective_function<kScatter>>("scatter"),
+      fast<collective_function<kGather>>("gather"),
+      fast<collective_function<kAllReduceCoalesced>>("all_reduce_coalesced"),
+      fast<collective_function<kAllGatherCoalesced>>("all_gather_into_tensor_coalesced"),
+      fast<collective_function<kReduceScatterCoalesced>>("reduce_scatter_tensor_coalesced"),
       {"set_group_resolver", set_resolver, METH_O, nullptr},
       {"remember_groups", remember, METH_O, nullptr},
       {"check_agreement", check_agreement_of_ranks, METH_O, nullptr},

@@ -1,0 +1,175 @@
+// The Python function of a collective, made from the collective's start and its operator.
+//
+//   constexpr CollectiveFunction kGather{"gather", {"dst", "gather_dim"}, start_gather, call::gather};
+//   fast<collective_function<kGather>>("gather")
+//
+// The function takes a tensor, or a list of them, and then the start's arguments in their order; a group is
+// two arguments, the group and the tag. It starts the collective on plain tensors, and calls the operator
+// where that has more to do: on the meta device, or to record a gradient.
+#pragma once
+
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <array>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "bindings/fast_functions.h"
+#include "ops/calls.h"
+#include "ops/collectives.h"
+#include "pyobjects/arguments.h"
+#include "pyobjects/without_gil.h"
+
+namespace funcol::python {
+
+// `Call` is a Collective, or a function of the same arguments.
+template <typename Inputs, typename Call, typename... Native>
+struct CollectiveFunction {
+  const char* op;                      // the name in messages
+  std::array<const char*, 2> numbers;  // names, in messages, of the arguments that are ints or lists of ints
+  Start (*start)(Inputs inputs, Native... arguments);
+  const Call& call;
+  // Raises what `start` would before it starts. Null where `call` raises the same.
+  void (*check)(std::type_identity_t<Inputs> inputs, std::type_identity_t<Native>... arguments) = nullptr;
+};
+
+// Reads arguments from left to right.
+struct ArgumentReader {
+  PyObject* next() { return *position++; }
+  const char* next_number() { return *number++; }
+
+  Args position;
+  const char* op;
+  const char* const* number;
+};
+
+// One argument: native() for a start, for_operator() for an operator.
+template <typename Native>
+class Argument;
+
+template <>
+class Argument<const c10d::ReduceOp&> {
+ public:
+  explicit Argument(ArgumentReader& reader) : value_(reduce_op_argument(reader.next(), reader.op)) {}
+  const c10d::ReduceOp& native() const { return value_; }
+  c10::IValue for_operator() const { return as_ivalue(value_); }
+
+ private:
+  c10d::ReduceOp value_;
+};
+
+template <>
+class Argument<const GroupPtr&> {
+ public:
+  explicit Argument(ArgumentReader& reader) {
+    auto* const group = reader.next();
+    value_ = group_argument(group, reader.next(), reader.op);
+  }
+  const GroupPtr& native() const { return value_; }
+  c10::IValue for_operator() const { return as_ivalue(value_); }
+
+ private:
+  GroupPtr value_;
+};
+
+template <>
+class Argument<int64_t> {
+ public:
+  explicit Argument(ArgumentReader& reader)
+      : value_(int_argument(reader.next(), reader.next_number(), reader.op)) {}
+  int64_t native() const { return value_; }
+  int64_t for_operator() const { return value_; }
+
+ private:
+  int64_t value_;
+};
+
+template <>
+class Argument<at::IntArrayRef> {
+ public:
+  explicit Argument(ArgumentReader& reader)
+      : values_(ints_argument(reader.next(), reader.next_number(), reader.op)) {}
+  at::IntArrayRef native() const { return values_; }
+  const Argument& for_operator() const { return *this; }
+  operator at::IntArrayRef() const { return values_; }  // NOLINT(google-explicit-constructor)
+  operator c10::SymIntArrayRef() const {                // NOLINT(google-explicit-constructor)
+    return c10::fromIntArrayRefSlow(values_);
+  }
+
+ private:
+  std::vector<int64_t> values_;
+};
+
+template <>
+class Argument<at::OptionalIntArrayRef> {
+ public:
+  explicit Argument(ArgumentReader& reader) : sizes_(reader.next(), reader.op) {}
+  at::OptionalIntArrayRef native() const { return sizes_.ints(); }
+  at::OptionalSymIntArrayRef for_operator() const { return sizes_.symints(); }
+
+ private:
+  SplitSizes sizes_;
+};
+
+inline PyObject* wrapped(at::Tensor tensor) { return THPVariable_Wrap(std::move(tensor)); }
+
+inline PyObject* wrapped(std::vector<at::Tensor> tensors) {
+  auto list = py::reinterpret_steal<py::object>(PyList_New(static_cast<Py_ssize_t>(tensors.size())));
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    PyList_SET_ITEM(list.ptr(), i, THPVariable_Wrap(std::move(tensors[i])));
+  }
+  return list.release().ptr();
+}
+
+// Without the GIL while the collective starts: it may copy, and take locks.
+template <typename Inputs, typename Call, typename... Native>
+PyObject* call_with(const CollectiveFunction<Inputs, Call, Native...>& function, Inputs inputs, Args args) {
+  ArgumentReader reader{args + 1, function.op, function.numbers.data()};
+  const std::tuple<Argument<Native>...> arguments{Argument<Native>(reader)...};
+  return std::apply(
+      [&](const auto&... argument) {
+        const auto started = [&] {
+          auto start = function.start(inputs, argument.native()...);
+          if constexpr (std::is_same_v<Inputs, at::TensorList>) {
+            return as_pending(std::move(start));
+          } else {
+            return as_sole_pending(std::move(start));
+          }
+        };
+        const auto result = [&] {
+          const WithoutGil no_gil;
+          if (starts_here(inputs)) {
+            return started();
+          }
+          if (function.check != nullptr) {
+            function.check(inputs, argument.native()...);
+          }
+          return function.call(inputs, argument.for_operator()...);
+        };
+        return wrapped(result());
+      },
+      arguments);
+}
+
+template <typename Inputs, typename Call, typename... Native>
+PyObject* call_with_array(const CollectiveFunction<Inputs, Call, Native...>& function, Args args,
+                          Py_ssize_t count) {
+  constexpr Py_ssize_t kExpected = 2 + sizeof...(Native);  // the inputs, the tag
+  if constexpr (std::is_same_v<Inputs, at::TensorList>) {
+    return with_inputs(args, count, kExpected, function.op,
+                       [&](at::TensorList inputs) { return call_with(function, inputs, args); });
+  } else {
+    return with_input(args, count, kExpected, function.op, [&](const at::Tensor& input) {
+      return call_with<const at::Tensor&>(function, input, args);
+    });
+  }
+}
+
+template <const auto& function>
+PyObject* collective_function(PyObject*, Args args, Py_ssize_t count) {
+  return call_with_array(function, args, count);
+}
+
+}  // namespace funcol::python

@@ -13,7 +13,8 @@
 //   all_gather along another dim (also in     after the call,       after the call: it reads a copy, and
 //     redistributions, async_op=True)           which waits           does not wait
 //   reduce_scatter along another dim          after the call        after the call: it packs a copy
-//   split_sizes, scatter, gather              -                     after the call
+//   split_sizes, scatter, gather,             -                     after the call
+//     all_to_all of a list
 //   a gradient, in the backward pass of any   after the node,       after the node: unless nothing else
 //     of them, coalesced ones too               which waits           reaches its memory, a copy is read
 //   _out and in-place forms                   after wait_tensor, for the input as for what is written

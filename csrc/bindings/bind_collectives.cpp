@@ -55,6 +55,9 @@ constexpr CollectiveFunction kAllToAllSingle{
     [](const at::Tensor& input, at::IntArrayRef output_splits, at::IntArrayRef input_splits,
        const GroupPtr& group) { check_all_to_all(input, output_splits, input_splits, *group); }};
 
+constexpr CollectiveFunction kAllToAll{
+    "all_to_all", {"output_split_sizes"}, start_all_to_all_list, call::all_to_all};
+
 constexpr CollectiveFunction kBroadcast{"broadcast",
                                         {"src"},
                                         start_broadcast,
@@ -156,6 +159,7 @@ void bind_collectives(PyObject* module) {
       fast<collective_function<kAllGather>>("all_gather_tensor"),
       fast<collective_function<kReduceScatter>>("reduce_scatter_tensor"),
       fast<collective_function<kAllToAllSingle>>("all_to_all_single"),
+      fast<collective_function<kAllToAll>>("all_to_all"),
       fast<collective_function<kBroadcast>>("broadcast"),
       fast<collective_function<kPermute>>("permute_tensor"),
       fast<collective_function<kReduce>>("reduce"),

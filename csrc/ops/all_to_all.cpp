@@ -1,7 +1,6 @@
 #include <ATen/ops/view_as_complex.h>
 #include <ATen/ops/view_as_real.h>
 
-#include <algorithm>
 #include <numeric>
 #include <utility>
 
@@ -17,21 +16,13 @@
 #include "ops/kinds.h"
 #include "ops/layout_change.h"
 #include "ops/meta.h"
+#include "ops/part_sizes.h"
 #include "ops/wire.h"
 
 namespace funcol {
 namespace {
 
 int64_t total(at::IntArrayRef sizes) { return std::accumulate(sizes.begin(), sizes.end(), int64_t{0}); }
-
-void check_splits(at::IntArrayRef splits, const c10d::ProcessGroup& group, const char* which,
-                  const char* op) {
-  TORCH_CHECK_VALUE(static_cast<int64_t>(splits.size()) == group.getSize(), "funcol::", op, ": ", which,
-                    " has ", splits.size(), " entries, but group '", group_name(group), "' has ",
-                    group.getSize(), " ranks. Pass one size per rank.");
-  TORCH_CHECK_VALUE(std::ranges::all_of(splits, [](int64_t size) { return size >= 0; }), "funcol::", op, ": ",
-                    which, " is ", splits, ". Sizes must not be negative.");
-}
 
 }  // namespace
 
@@ -60,8 +51,8 @@ void check_all_to_all(const at::Tensor& input, at::IntArrayRef output_splits, at
                       group_name(group), "'. Pass output_split_sizes and input_split_sizes.");
     return;
   }
-  check_splits(output_splits, group, "output_split_sizes", kOp);
-  check_splits(input_splits, group, "input_split_sizes", kOp);
+  check_split_sizes(c10::fromIntArrayRefSlow(output_splits), "output_split_sizes", group, kOp);
+  check_split_sizes(c10::fromIntArrayRefSlow(input_splits), "input_split_sizes", group, kOp);
   TORCH_CHECK_VALUE(total(input_splits) == input.size(0), "funcol::", kOp, ": input_split_sizes ",
                     input_splits, " sum up to ", total(input_splits), ", but dim 0 of the input has size ",
                     input.size(0), ". They must be equal.");

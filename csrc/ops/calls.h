@@ -48,6 +48,8 @@ extern const Collective<Tensors(TensorList, const IValue&, IntArrayRef, const IV
 // input, output_split_sizes, input_split_sizes, group
 extern const Collective<Tensor(const Tensor&, SymIntArrayRef, SymIntArrayRef, const IValue&)>
     all_to_all_single;
+// a tensor for each rank, output_split_sizes, group
+extern const Collective<Tensors(TensorList, SymIntArrayRef, const IValue&)> all_to_all;
 // input, the destination of each rank, group
 extern const Collective<Tensor(const Tensor&, IntArrayRef, const IValue&)> permute_tensor;
 // input, source, group

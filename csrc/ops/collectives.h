@@ -52,6 +52,10 @@ Start start_uneven_reduce_scatter(const at::Tensor& input, const c10d::ReduceOp&
 Start start_all_to_all(const at::Tensor& input, at::IntArrayRef output_splits, at::IntArrayRef input_splits,
                        const GroupPtr& group);
 
+// inputs[r] goes to rank r; output r, of output_splits[r] rows, comes from rank r. The tensors have one dtype
+// and device, and differ along dim 0 at most. Empty `output_splits`: all have the same number of rows.
+Start start_all_to_all_list(at::TensorList inputs, at::IntArrayRef output_splits, const GroupPtr& group);
+
 // Equal parts along `split_dim`, one to each rank; what comes is concatenated along `concat_dim`. Where
 // `stacks`, `split_dim` has one slice a rank, which goes without that dim, and `concat_dim` is a new one.
 Start start_all_to_all_dims(const at::Tensor& input, int64_t split_dim, int64_t concat_dim, bool stacks,

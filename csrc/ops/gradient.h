@@ -9,7 +9,8 @@
 //                    product: their sum times the product of all other ranks' x
 //   reduce_scatter   the same, of g gathered from the ranks: sum: dx = all_gather(g)
 //   all_gather       dx = reduce_scatter(g, sum)
-//   all_to_all       dx = all_to_all(g) with the splits swapped; permute: the inverse permutation
+//   all_to_all       dx = all_to_all(g) with the splits swapped, of one tensor and of a list; permute: the
+//                    inverse permutation
 //   broadcast(src)   dx = reduce(g, sum) on src, zeros elsewhere; reduce: dx = broadcast(g), by the op's rule
 //   scatter(src)     dx = gather(g) on src, zeros elsewhere; gather: dx = scatter(g)
 //

@@ -4,21 +4,18 @@
 #include <numeric>
 
 namespace funcol {
-namespace {
 
 using c10::SymInt;
 
-SymSizes checked(c10::SymIntArrayRef split_sizes, const c10d::ProcessGroup& group, const char* op) {
-  TORCH_CHECK_VALUE(static_cast<int64_t>(split_sizes.size()) == group.getSize(), "funcol::", op,
-                    ": split_sizes has ", split_sizes.size(), " entries, but group '", group_name(group),
-                    "' has ", group.getSize(), " ranks. Pass one size per rank.");
+void check_split_sizes(c10::SymIntArrayRef split_sizes, const char* name, const c10d::ProcessGroup& group,
+                       const char* op) {
+  TORCH_CHECK_VALUE(static_cast<int64_t>(split_sizes.size()) == group.getSize(), "funcol::", op, ": ", name,
+                    " has ", split_sizes.size(), " entries, but group '", group_name(group), "' has ",
+                    group.getSize(), " ranks. Pass one size per rank.");
   const auto is_size = [](const SymInt& size) { return size.sym_ge(0).expect_true(__FILE__, __LINE__); };
-  TORCH_CHECK_VALUE(std::ranges::all_of(split_sizes, is_size), "funcol::", op, ": split_sizes is ",
+  TORCH_CHECK_VALUE(std::ranges::all_of(split_sizes, is_size), "funcol::", op, ": ", name, " is ",
                     split_sizes, ". Sizes must not be negative.");
-  return split_sizes.vec();
 }
-
-}  // namespace
 
 SymInt sum(c10::SymIntArrayRef sizes) { return std::accumulate(sizes.begin(), sizes.end(), SymInt(0)); }
 
@@ -32,7 +29,8 @@ SymSizes sizes_of_parts(const SymInt& whole, int64_t dim, at::OptionalSymIntArra
                       "'. Pad it, use another dim, or pass split_sizes.");
     return SymSizes(group.getSize(), whole / num_ranks);
   }
-  auto sizes = checked(*split_sizes, group, op);
+  check_split_sizes(*split_sizes, "split_sizes", group, op);
+  auto sizes = split_sizes->vec();
   const auto total = sum(sizes);
   TORCH_CHECK_VALUE(total.sym_eq(whole).expect_true(__FILE__, __LINE__), "funcol::", op, ": split_sizes ",
                     *split_sizes, " sum up to ", total, ", but dim ", dim, " has size ", whole,
@@ -45,7 +43,8 @@ SymSizes sizes_of_shards(const SymInt& shard, int64_t dim, at::OptionalSymIntArr
   if (!split_sizes.has_value()) {
     return SymSizes(group.getSize(), shard);
   }
-  auto sizes = checked(*split_sizes, group, op);
+  check_split_sizes(*split_sizes, "split_sizes", group, op);
+  auto sizes = split_sizes->vec();
   TORCH_CHECK_VALUE(sizes[group.getRank()].sym_eq(shard).expect_true(__FILE__, __LINE__), "funcol::", op,
                     ": split_sizes is ", *split_sizes, ", but dim ", dim, " has size ", shard, " on rank ",
                     group.getRank(),

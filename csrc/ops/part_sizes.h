@@ -25,6 +25,10 @@ SymSizes sizes_of_parts(const c10::SymInt& whole, int64_t dim, at::OptionalSymIn
 SymSizes sizes_of_shards(const c10::SymInt& shard, int64_t dim, at::OptionalSymIntArrayRef split_sizes,
                          const c10d::ProcessGroup& group, const char* op);
 
+// Raises unless `split_sizes`, the argument of this name, has one size for each rank.
+void check_split_sizes(c10::SymIntArrayRef split_sizes, const char* name, const c10d::ProcessGroup& group,
+                       const char* op);
+
 c10::SymInt sum(c10::SymIntArrayRef sizes);
 
 }  // namespace funcol

@@ -230,6 +230,24 @@ def all_to_all_single(
     )
 
 
+def all_to_all(
+    self: list[Tensor], output_split_sizes: list[int] | None, group: RankTypes, tag: str = ""
+) -> list[Tensor]:
+    """Sends ``self[r]`` to rank ``r`` of ``group``; returns the tensors that came, in rank order.
+
+    The tensors have one dtype and device, and the same shape but for dim 0. ``output_split_sizes[r]`` rows
+    come from rank ``r``; ``None``: all tensors of all ranks have the same number of rows. The results are
+    contiguous parts of one tensor. PyTorch counterpart: ``torch.distributed.all_to_all``, which writes into a
+    list.
+    """
+    if not is_dynamo_compiling():
+        result: list[Tensor] = _C.all_to_all(self, output_split_sizes, group, tag)
+        if result is not NotImplemented:
+            return result
+    resolved = traceable_group(group, tag)
+    return _parts_of(_own.all_to_all)(self, output_split_sizes or [], resolved)  # type: ignore[no-any-return]
+
+
 def broadcast(self: Tensor, src: int, group: RankTypes, tag: str = "") -> Tensor:
     """The tensor of rank ``src``, a rank within ``group``, on every rank of it.
 
@@ -436,6 +454,7 @@ __all__ = [
     "all_gather_tensor_autograd",
     "all_reduce",
     "all_reduce_coalesced",
+    "all_to_all",
     "all_to_all_single",
     "all_to_all_single_autograd",
     "broadcast",

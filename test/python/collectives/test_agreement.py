@@ -109,6 +109,7 @@ def all_agree(rank: int, world: int) -> None:
             funcol.reduce_scatter_tensor(x[: sum(splits)], "sum", 0, group, split_sizes=splits),
             funcol.all_to_all_single(x, None, None, group),
             funcol.all_to_all_single(x[: world * (rank + 1)], splits, [rank + 1] * world, group),
+            *funcol.all_to_all(list(x[: sum(splits)].split(splits)), [rank + 1] * world, group),
             funcol.broadcast(x, 0, group),
             funcol.permute_tensor(x, [(r + 1) % world for r in range(world)], group),
             funcol.reduce(x, "sum", 0, group),

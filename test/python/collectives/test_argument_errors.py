@@ -89,6 +89,41 @@ SIZES = {
         ValueError,
         ("funcol::broadcast", "src is rank -1"),
     ),
+    "a tensor too few": Mistake(
+        lambda: funcol.all_to_all([ones(2)], None, world_group()),
+        ValueError,
+        ("funcol::all_to_all", "1 tensors", "2 ranks"),
+    ),
+    "rows that differ, no sizes": Mistake(
+        lambda: funcol.all_to_all([ones(2, 3), ones(1, 3)], None, world_group()),
+        ValueError,
+        ("funcol::all_to_all", "[2, 1]", "output_split_sizes"),
+    ),
+    "another dim that differs": Mistake(
+        lambda: funcol.all_to_all([ones(2, 3), ones(2, 4)], [2, 2], world_group()),
+        ValueError,
+        ("funcol::all_to_all", "[2, 4]", "dim 0"),
+    ),
+    "sizes of a list too few": Mistake(
+        lambda: funcol.all_to_all([ones(2), ones(2)], [2], world_group()),
+        ValueError,
+        ("funcol::all_to_all", "output_split_sizes", "1 entries"),
+    ),
+    "sizes of a list negative": Mistake(
+        lambda: funcol.all_to_all([ones(2), ones(2)], [3, -1], world_group()),
+        ValueError,
+        ("funcol::all_to_all", "[3, -1]"),
+    ),
+    "a list of 0-dim tensors": Mistake(
+        lambda: funcol.all_to_all([ones(), ones()], None, world_group()),
+        ValueError,
+        ("funcol::all_to_all",),
+    ),
+    "a list of two dtypes": Mistake(
+        lambda: funcol.all_to_all([ones(2), ones(2).double()], None, world_group()),
+        TypeError,
+        ("funcol::all_to_all", "Double"),
+    ),
     "destination too large": Mistake(
         lambda: funcol.permute_tensor(ones(2), [1, 2], world_group()),
         ValueError,

@@ -169,6 +169,67 @@ def test_permute_concatenates_whatever_number_of_tensors_comes(
     run_ranks(permutes, 3, src_dst, shape, torch.float32)
 
 
+# all_to_all of a list
+
+
+def exchanges_lists(rank: int, world: int, rows: list[int], dtype: torch.dtype, layout: str = "") -> None:
+    """Rank ``r`` sends ``rows[(r + s) % len(rows)]`` rows to rank ``s``."""
+    make = LAYOUTS[layout] if layout else small_sample
+
+    def sent(sender: int, receiver: int) -> Tensor:
+        return make(sender * world + receiver, (rows[(sender + receiver) % len(rows)], 3), dtype)
+
+    output_split_sizes = [sent(sender, rank).shape[0] for sender in range(world)]
+    results = funcol.all_to_all([sent(rank, r) for r in range(world)], output_split_sizes, world_group())
+    assert all(map(funcol.is_pending, results))
+    for sender, result in enumerate(results):
+        assert_plain(result, sent(sender, rank))
+
+
+@each_world
+@each_dtype
+def test_all_to_all_of_a_list_moves_each_dtype(world: int, dtype: torch.dtype) -> None:
+    run_ranks(exchanges_lists, world, [2, 1, 3], dtype)
+
+
+@each_world
+@pytest.mark.parametrize("rows", [[0], [1], [0, 2], [3, 0, 0], [4, 1, 2, 5]], ids=str)
+def test_all_to_all_of_a_list_moves_each_number_of_rows(world: int, rows: list[int]) -> None:
+    run_ranks(exchanges_lists, world, rows, torch.float32)
+
+
+@each_world
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_all_to_all_of_a_list_moves_each_layout(world: int, layout: str) -> None:
+    run_ranks(exchanges_lists, world, [2, 3], torch.complex64, layout)
+
+
+def exchanges_lists_without_sizes(rank: int, world: int) -> None:
+    inputs = [small_sample(rank * world + r, (2, 3), torch.float32) for r in range(world)]
+    for sender, result in enumerate(funcol.all_to_all(inputs, None, world_group())):
+        assert_plain(result, small_sample(sender * world + rank, (2, 3), torch.float32))
+
+
+@each_world
+def test_all_to_all_of_a_list_of_equal_shapes_needs_no_sizes(world: int) -> None:
+    run_ranks(exchanges_lists_without_sizes, world)
+
+
+def may_be_written_to(rank: int, world: int) -> None:
+    inputs = [torch.full((2,), float(10 * rank + r)) for r in range(world)]
+    results = funcol.all_to_all(inputs, None, world_group())
+    for x in inputs:
+        x.zero_()
+    results[0].add_(1)
+    assert [result.tolist() for result in results] == [
+        [float(10 * s + rank + (s == 0))] * 2 for s in range(world)
+    ]
+
+
+def test_all_to_all_of_a_list_leaves_its_inputs_and_results_to_the_caller() -> None:
+    run_ranks(may_be_written_to, 2)
+
+
 # Lists
 
 

@@ -40,6 +40,7 @@ CALLS: dict[str, Call] = {
         [x], "sum", [0], group
     )[0],
     "all_to_all_single": lambda x, group: funcol.all_to_all_single(x, None, None, group),
+    "all_to_all": lambda x, group: funcol.all_to_all([torch.ones_like(x), x], None, group)[0],
     "permute_tensor": lambda x, group: funcol.permute_tensor(x, [1, 0], group),
     "broadcast": lambda x, group: funcol.broadcast(x, 0, group),
     "reduce": lambda x, group: funcol.reduce(x, "sum", 0, group),

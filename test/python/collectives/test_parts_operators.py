@@ -46,6 +46,14 @@ OPS: dict[str, tuple[Callable[[Tensor, Any], Any], Callable[[Tensor, Any], Any]]
         lambda x, group: ops.reduce_scatter_along_dims_coalesced([x, x + 1], "sum", [0, -1], group),
         lambda x, group: funcol.reduce_scatter_tensor_coalesced([x, x + 1], "sum", [0, -1], group),
     ),
+    "all_to_all": (
+        lambda x, group: ops.all_to_all([x[:1], x[1:]], [[1, 1], [3, 3]][world_group().rank()], group),
+        lambda x, group: funcol.all_to_all([x[:1], x[1:]], [[1, 1], [3, 3]][world_group().rank()], group),
+    ),
+    "all_to_all, no sizes": (
+        lambda x, group: ops.all_to_all([x, x + 1], [], group),
+        lambda x, group: funcol.all_to_all([x, x + 1], None, group),
+    ),
     "permute_tensor": (
         lambda x, group: ops.permute_tensor(x, [1, 0], group),
         lambda x, group: funcol.permute_tensor(x, [1, 0], group),
@@ -122,6 +130,7 @@ SYMBOLIC: dict[str, Callable[[int, Any, Any], list[tuple[Any, Any]]]] = {
         (rows // 2, columns),
         (rows, columns // 2),
     ],
+    "all_to_all, no sizes": lambda rank, rows, columns: [(rows, columns)] * 2,
     "permute_tensor": lambda rank, rows, columns: [(rows, columns)],
     "permute_tensor, to one rank": lambda rank, rows, columns: [(rows * 2 * (1 - rank), columns)],
     "reduce": lambda rank, rows, columns: [(rows, columns)],
@@ -190,6 +199,7 @@ OPCHECKED: dict[str, Callable[[Tensor], tuple[Any, ...]]] = {
     "all_gather_along_dim": lambda x: (x, 1, name_of_world(), [3]),
     "reduce_scatter_along_dim": lambda x: (x, "sum", 1, name_of_world(), [3]),
     "reduce_scatter_along_dims_coalesced": lambda x: ([x, x + 1], "sum", [0, 1], name_of_world()),
+    "all_to_all": lambda x: ([x], [4], name_of_world()),
     "permute_tensor": lambda x: (x, [0], name_of_world()),
     "reduce": lambda x: (x, "sum", 0, name_of_world()),
     "scatter": lambda x: (x, 0, 1, name_of_world(), [3]),

@@ -80,6 +80,17 @@ LINEAR: dict[str, Case] = {
             world_group(),
         ),
     ),
+    "all_to_all of a list": (
+        # rank r sends s + 1 rows to any rank s
+        lambda rank, world: (sum(range(world + 1)), 2),
+        lambda x, w: torch.cat(
+            funcol.all_to_all(list(x.split(list(range(1, w + 1)))), [dist.get_rank() + 1] * w, world_group())
+        ),
+    ),
+    "one of all_to_all of a list": (
+        _same(3, 2),
+        lambda x, w: funcol.all_to_all([x * (r + 1) for r in range(w)], None, world_group())[0],
+    ),
     "broadcast": (_same(2, 3), lambda x, w: funcol.broadcast(x, w - 1, world_group())),
     "permute ring": (
         _same(2, 3),

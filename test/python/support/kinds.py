@@ -168,6 +168,7 @@ OF_STOCK: dict[str, Call] = {
 
 BEYOND_STOCK: dict[str, Call] = {
     "permute_tensor": lambda m, x: m.permute_tensor(x, list(range(dist.get_world_size())), world()),
+    "all_to_all": lambda m, x: m.all_to_all([x] * dist.get_world_size(), None, world())[-1],
     "reduce": lambda m, x: m.reduce(x, "sum", 0, world()),
     "scatter": lambda m, x: m.scatter(x, 0, 0, world()),
     "scatter dim 1": lambda m, x: m.scatter(x, 0, 1, world()),

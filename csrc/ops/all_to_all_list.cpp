@@ -1,0 +1,124 @@
+// all_to_all of a list of tensors, one for each rank, that may differ in their number of rows: one exchange
+// of the rows of all.
+#include <ATen/ops/cat.h>
+
+#include <utility>
+
+#include "async/async_tensor.h"
+#include "async/held_memory.h"
+#include "comm/agreement.h"
+#include "ops/calls.h"
+#include "ops/collectives.h"
+#include "ops/exchange.h"
+#include "ops/meta.h"
+#include "ops/wire.h"
+
+namespace funcol {
+namespace {
+
+using c10::IValue;
+using c10::SymInt;
+using c10::SymIntArrayRef;
+using Tensors = std::vector<at::Tensor>;
+
+constexpr auto kOp = "all_to_all";
+
+void check_inputs(at::TensorList inputs, const c10d::ProcessGroup& group) {
+  TORCH_CHECK_VALUE(static_cast<int64_t>(inputs.size()) == group.getSize(), "funcol::", kOp, ": ",
+                    inputs.size(), " tensors for the ", group.getSize(), " ranks of group '",
+                    group_name(group), "'. Pass one tensor per rank.");
+  check_alike(inputs, kOp);
+  for (size_t rank = 0; rank < inputs.size(); ++rank) {
+    check_has_dims(inputs[rank], kOp);
+    TORCH_CHECK_VALUE(inputs[rank].sym_sizes().slice(1).equals(inputs[0].sym_sizes().slice(1)),
+                      "funcol::", kOp, ": tensor ", rank, " has shape ", inputs[rank].sym_sizes(),
+                      ", tensor 0 ", inputs[0].sym_sizes(), ". Only dim 0 may differ.");
+  }
+}
+
+struct Rows {
+  SymSizes sent;      // to each rank
+  SymSizes received;  // from each rank
+};
+
+// Checks the arguments.
+Rows rows_of(at::TensorList inputs, SymIntArrayRef output_splits, const c10d::ProcessGroup& group) {
+  check_inputs(inputs, group);
+  SymSizes sent;
+  for (const auto& input : inputs) {
+    sent.push_back(input.sym_size(0));
+  }
+  if (!output_splits.empty()) {
+    check_split_sizes(output_splits, "output_split_sizes", group, kOp);
+    return {std::move(sent), output_splits.vec()};
+  }
+  for (const auto& size : sent) {
+    TORCH_CHECK_VALUE(size.sym_eq(sent[0]).expect_true(__FILE__, __LINE__), "funcol::", kOp,
+                      ": the tensors have ", SymIntArrayRef(sent),
+                      " rows. Pass output_split_sizes, the number of rows that come from each rank.");
+  }
+  return {sent, sent};
+}
+
+}  // namespace
+
+Start start_all_to_all_list(at::TensorList inputs, at::IntArrayRef output_splits, const GroupPtr& group) {
+  const BelowAutograd below_autograd;
+  const auto rows = rows_of(inputs, c10::fromIntArrayRefSlow(output_splits), *group);
+  const auto sent = C10_AS_INTARRAYREF_SLOW(rows.sent);
+  const auto received = C10_AS_INTARRAYREF_SLOW(rows.received);
+  for (const auto& input : inputs) {
+    settle(input);
+  }
+  auto source = at::cat(inputs).contiguous();
+  if (agreement_is_checked()) {
+    agree_on_exchange(*group, kOp, describe_tensors(source, /*free_dim=*/0), received, sent);
+  }
+  auto sizes = source.sizes().vec();
+  sizes[0] = C10_AS_INTARRAYREF_SLOW(SymSizes{sum(rows.received)})[0];
+  const auto whole = fresh_tensor(sizes, source);
+  auto work = exchange(source, whole, received.vec(), sent.vec(), *group);
+  return {kOp, group, std::move(work), as_list(std::move(source)), whole.split_with_sizes(received), {}};
+}
+
+namespace {
+
+Tensors meta(at::TensorList inputs, SymIntArrayRef output_splits, const IValue& group) {
+  const auto rows = rows_of(inputs, output_splits, *group_from_ivalue(group, kOp));
+  auto sizes = inputs[0].sym_sizes().vec();
+  Tensors results;
+  for (const auto& size : rows.received) {
+    sizes[0] = size;
+    results.push_back(meta_of_sizes(inputs[0], sizes));
+  }
+  return results;
+}
+
+Tensors traced(at::TensorList inputs, SymIntArrayRef output_splits, const IValue& group) {
+  const auto rows = rows_of(inputs, output_splits, *group_from_ivalue(group, kOp));
+  const auto source = at::cat(inputs).contiguous();
+  return call::all_to_all_single.traced(source, rows.received, rows.sent, group)
+      .split_with_sizes_symint(rows.received);
+}
+
+Tensors rule(const Tensors& gradients, const autograd::Values&, const autograd::Data& data) {
+  const GradientCollectives collectives;
+  return call::all_to_all(gradients, data[0].toSymIntVector(), data[1]);
+}
+
+Tensors recorded(at::TensorList inputs, SymIntArrayRef output_splits, const IValue& group) {
+  auto outputs = call::all_to_all.unrecorded(inputs, output_splits, group);
+  SymSizes sent;
+  for (const auto& input : inputs) {
+    sent.push_back(input.sym_size(0));
+  }
+  return autograd::record(inputs, std::move(outputs), kOp, rule, {SymIntArrayRef(sent), group});
+}
+
+}  // namespace
+
+const decltype(call::all_to_all) call::all_to_all(
+    {.schema = "all_to_all(Tensor[] inputs, SymInt[] output_split_sizes, Any group_name) -> Tensor[]"},
+    start_all_to_all_list, {.meta = meta, .traced = traced, .recorded = recorded, .check = check_alike});
+
+}  // namespace funcol

@@ -282,7 +282,15 @@ Tensors coalesced_meta(at::TensorList inputs, int64_t group_size, const IValue& 
 }
 
 Tensors coalesced_traced(at::TensorList inputs, int64_t group_size, const IValue& group) {
-  return core::call_list_and_wait(kCoalesced, {inputs, group_size, group});
+  Tensors wires;
+  for (const auto& input : inputs) {
+    wires.push_back(core::as_pairs(input).contiguous());
+  }
+  auto gathered = core::call_list_and_wait(kCoalesced, {wires, group_size, group});
+  for (size_t i = 0; i < gathered.size(); ++i) {
+    gathered[i] = core::from_pairs(gathered[i], inputs[i]);
+  }
+  return gathered;
 }
 
 // This rank's parts of the sums of `wholes`: by one reduce_scatter where they have one dtype, else one each.

@@ -1,6 +1,3 @@
-#include <ATen/ops/view_as_complex.h>
-#include <ATen/ops/view_as_real.h>
-
 #include <numeric>
 #include <utility>
 
@@ -131,11 +128,8 @@ at::Tensor meta(const at::Tensor& input, SymIntArrayRef output_splits, SymIntArr
 
 at::Tensor traced(const at::Tensor& input, SymIntArrayRef output_splits, SymIntArrayRef input_splits,
                   const IValue& group) {
-  if (input.is_complex()) {  // moved as pairs of reals, since not every backend knows complex numbers
-    return at::view_as_complex(
-        traced(at::view_as_real(input.resolve_conj()), output_splits, input_splits, group));
-  }
-  return core::call_and_wait(kOp, {input, output_splits, input_splits, group});
+  const auto received = core::call_and_wait(kOp, {core::as_pairs(input), output_splits, input_splits, group});
+  return core::from_pairs(received, input);
 }
 
 std::vector<at::Tensor> rule(const std::vector<at::Tensor>& gradients, const autograd::Values&,

@@ -2,6 +2,8 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/view_as_complex.h>
+#include <ATen/ops/view_as_real.h>
 
 #include <utility>
 
@@ -56,6 +58,18 @@ Tensor wait_tensor(const Tensor& tensor) {
                              .findSchemaOrThrow("_c10d_functional::wait_tensor", "")
                              .typed<Tensor(const Tensor&)>();
   return op.call(tensor);
+}
+
+Tensor as_pairs(const Tensor& tensor) {
+  if (!tensor.is_complex()) {
+    return tensor;
+  }
+  const auto numbers = tensor.resolve_conj();
+  return at::view_as_real(numbers.dim() == 0 ? numbers.view({1}) : numbers);
+}
+
+Tensor from_pairs(const Tensor& moved, const Tensor& input) {
+  return input.is_complex() ? at::view_as_complex(moved) : moved;
 }
 
 Tensor pad_to(const Tensor& tensor, int64_t dim, const SymInt& size) {

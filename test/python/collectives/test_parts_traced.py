@@ -265,6 +265,10 @@ def test_a_compiled_region_takes_equal_parts(name: str, backend: str) -> None:
 CONJUGATED: dict[str, Callable[[Tensor], Any]] = {
     "all_to_all_single": lambda x: funcol.all_to_all_single(x, [2, 2], [2, 2], world_group()),
     "permute_tensor": lambda x: funcol.permute_tensor(x, [1, 0], world_group()),
+    "all_to_all": lambda x: funcol.all_to_all([x[:2], x[2:]], None, world_group()),
+    "all_gather_into_tensor_coalesced, 0 dims": lambda x: funcol.all_gather_into_tensor_coalesced(
+        [x[0, 1], x], world_group()
+    ),
     "all_gather_into_tensor_coalesced": lambda x: funcol.all_gather_into_tensor_coalesced(
         [x, 2 * x], world_group()
     ),

@@ -139,7 +139,7 @@ def test_info_has_the_wake_key(info: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("device", ["CPU", "CUDA", "Meta"])
 def test_info_counts_a_kernel_of_each_op_for_each_device(info: dict[str, str], device: str) -> None:
-    assert info[f"kernels, {device}"] == "25"
+    assert info[f"kernels, {device}"] == "26"
 
 
 def test_info_has_what_is_taken_over_of_fsdp2(info: dict[str, str]) -> None:

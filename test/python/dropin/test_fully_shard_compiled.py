@@ -78,19 +78,24 @@ def compiles(rank: int, world: int, place: str, checkpoint: str, fullgraph: bool
     torch.testing.assert_close(found, found_before, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("fullgraph", [True, False])
-@pytest.mark.parametrize("checkpoint", ["", "within", "around"])
-@pytest.mark.parametrize(
-    "place",
-    [
-        "within the blocks",
-        "blocks, then sharded",
-        "blocks as another module",
-        "sharded blocks",
-        "everything",
-        "a step",
-    ],
-)
+PLACES = [
+    "within the blocks",
+    "blocks, then sharded",
+    "blocks as another module",
+    "sharded blocks",
+    "everything",
+    "a step",
+]
+WAYS = [("", True), ("around", False), ("within", True), ("", False), ("around", True), ("within", False)]
+# Of each place two ways, so that each way has two places; the others with --long.
+CASES = [
+    pytest.param(place, *way, marks=() if (i - j) % 3 == 0 else pytest.mark.long)
+    for i, place in enumerate(PLACES)
+    for j, way in enumerate(WAYS)
+]
+
+
+@pytest.mark.parametrize(("place", "checkpoint", "fullgraph"), CASES)
 def test_compiled_modules(place: str, checkpoint: str, fullgraph: bool) -> None:
     run_ranks(compiles, 2, place, checkpoint, fullgraph, timeout=180)
 

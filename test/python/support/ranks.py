@@ -245,6 +245,10 @@ def _serve(rank: int, world: int, directory: Path, requests: Connection) -> None
     _this_rank = _ThisRank(rank, world, directory)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     with _stacks_file(directory, rank).open("w") as stacks:
+        import torch
+
+        # Stacks of all threads in C++ go to stderr; those in Python to the file.
+        torch._C._set_print_stack_traces_on_fatal_signal(True)
         faulthandler.enable(stacks)
         while True:
             try:

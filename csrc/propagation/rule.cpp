@@ -53,7 +53,7 @@ const RuleTable& rule_table() {
 
 }  // namespace
 
-void RuleTable::add_all_overloads(std::initializer_list<std::string_view> operators, const Rule& rule) {
+void RuleTable::add_operators(std::initializer_list<std::string_view> operators, const Rule& rule) {
   for (const auto name : operators) {
     insert(operators_, name, rule);
   }

@@ -57,6 +57,9 @@ struct Composition {
   friend bool operator==(const Composition&, const Composition&) = default;
 };
 
+// Whether a composition is legal: checks what one axis cannot tell, such as whether sizes divide.
+using LegalityCheck = std::function<bool(const OpCall&, const Composition&, const Mesh&)>;
+
 struct Rows {
   std::vector<Row> rows;
 
@@ -64,8 +67,7 @@ struct Rows {
   // without indices of a sharded dim.
   bool allows_empty_shards = false;
 
-  // Checks what one axis cannot tell, such as whether sizes divide. Null if all compositions are legal.
-  std::function<bool(const OpCall&, const Composition&, const Mesh&)> is_legal = nullptr;
+  LegalityCheck is_legal = nullptr;  // null: all compositions are legal
 
   std::vector<IndexMask> masks = {};  // the masks that rows make
 };

@@ -1,5 +1,4 @@
-// Fused attention: query, key and value are [batch, heads, length, features]. Batches and heads are
-// independent.
+// Fused attention on [batch, heads, length, features]: batches and heads are independent.
 #include "propagation/rules/dim_map.h"
 #include "propagation/rules/families.h"
 
@@ -45,8 +44,7 @@ bool keeps_groups_of_heads(const OpCall& call, const Composition& composition, c
                                    is_cut_evenly(composition.inputs[key], mesh, kHeads, num_keys));
 }
 
-// The outputs are the result, its log-sum-exp, states of random numbers, and last the debug mask if it is
-// returned.
+// The outputs are the result, its log-sum-exp, random states, and last the debug mask if it is returned.
 Rows attention(const OpCall& call) {
   RowList rows(call);
   for (const int64_t dim : {int64_t{0}, kHeads}) {

@@ -94,8 +94,7 @@ Rows reinterpreted(const OpCall& call) {
   return rows.allowing_empty_shards(first_output(call).shape == self.shape ? nullptr : has_whole_elements);
 }
 
-// The operator also writes found_inf, on every rank for the elements that the rank holds. The caller has to
-// reduce it.
+// Every rank writes found_inf for its own elements; the caller reduces it.
 Rows unscaled(const OpCall& call) {
   RowList rows(call);
   for (int64_t dim = 0; dim < call.tensor("self").num_dims(); ++dim) {

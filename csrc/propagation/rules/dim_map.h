@@ -10,8 +10,7 @@
 
 namespace funcol {
 
-// For each dim of a call's first tensor its dim in the result. Nothing for a dim that is removed, or of which
-// every rank needs the whole.
+// For each dim of a call's first tensor its dim in the result; nothing for a dim that cannot be sharded.
 using DimMap = std::vector<std::optional<int64_t>>;
 using MakeDimMap = DimMap (*)(const OpCall&);
 

@@ -29,8 +29,7 @@ struct Indexing {
 
 bool is_mask(const TensorMeta& index) { return index.dtype == Dtype::kBool || index.dtype == Dtype::kUInt8; }
 
-// The shape to which indices are broadcast. A mask is one index for each element that is set in it; their
-// number is not known beforehand.
+// The shape to which indices are broadcast. How many indices a mask stands for is not known beforehand.
 std::vector<int64_t> index_shape_of(const OpCall& call, const std::vector<size_t>& indices) {
   std::vector<size_t> tensors;
   std::ranges::copy_if(indices, std::back_inserter(tensors),
@@ -155,8 +154,7 @@ bool all_have_elements(const OpCall& call, const Composition& composition, const
   return leaves_none_empty(composition.inputs[call.arg("self").tensor()], mesh, dim, self.shape[dim]);
 }
 
-// gather(self, dim, index): result[i][j] is self[index[i][j]][j] for dim 0. The index may be shorter than
-// self in the other dims.
+// gather(self, dim, index): with dim 0, result[i][j] is self[index[i][j]][j]. The index may be shorter.
 Rows gather(const OpCall& call) {
   RowList rows(call);
   const auto& self = call.tensor("self");

@@ -56,8 +56,7 @@ Rule put_into_self(MakeDimMap map_to_source) {
   };
 }
 
-// constant_pad_nd(self, pad, value): pad lists the sizes in front of and behind each dim, from the last dim
-// on.
+// constant_pad_nd(self, pad, value): pad lists the sizes in front of and behind dims, the last dim first.
 Rows pad(const OpCall& call) {
   RowList rows(call);
   const auto amounts = call.arg("pad").integers();

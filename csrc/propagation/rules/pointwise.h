@@ -1,14 +1,12 @@
-// Pointwise operators: an element of the result depends on the elements at the same indices of the broadcast
-// operands.
+// Pointwise operators: an element depends on the elements at the same indices of the broadcast operands.
 #pragma once
 
 #include "propagation/rules/rows.h"
 
 namespace funcol {
 
-// Adds a row for each dim of the shape to which the operands are broadcast. Replicated are operands that lack
-// the dim or repeat it, outputs of another shape, and tensors that are no operands (a learning rate, a count
-// of steps).
+// Adds a row for each dim of the shape to which the operands are broadcast. Operands that lack or repeat the
+// dim are replicated, as are outputs of another shape and tensors that are no operands (a learning rate).
 void add_broadcast_rows(const OpCall& call, RowList& rows);
 
 // Adds the rows of an operator that writes the number `value` over elements of self.

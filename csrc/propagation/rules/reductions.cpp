@@ -9,8 +9,7 @@
 namespace funcol {
 namespace {
 
-// The dims that the call reduces. An empty list of dims means all of them, unless the result has the shape of
-// the input.
+// The dims that are reduced. An empty list means all dims, unless the result has the shape of the input.
 std::vector<int64_t> reduced_dims(const OpCall& call) {
   const auto& self = call.tensors.at(0);
   std::vector<int64_t> all(self.num_dims());
@@ -51,8 +50,7 @@ Rows of_whole_dims(const OpCall& call) {
   return rows.allowing_empty_shards();
 }
 
-// The results of shards of a reduced dim are reduced by `op`. Partials of `commuting` ops commute with the
-// operator.
+// `op` reduces the results of shards of a reduced dim. The reductions `commuting` commute with the operator.
 Rule reduction(PartialOp op, std::vector<PartialOp> commuting, LegalityCheck is_legal = nullptr) {
   return [op, commuting = std::move(commuting), is_legal = std::move(is_legal)](const OpCall& call) {
     RowList rows(call);
@@ -84,8 +82,7 @@ NormOrder norm_order(const OpCall& call) {
   return {real_number(call, name).value_or(2), !std::holds_alternative<double>(call.arg(name).value)};
 }
 
-// The norm of a tensor is the norm of its shards' norms. No partial commutes with a norm, because elements
-// have signs.
+// The norm of a tensor is the norm of its shards' norms. Elements have signs: no reduction commutes with it.
 Rows norm(const OpCall& call) {
   RowList rows(call);
   add_kept_dims(call, rows);
@@ -104,8 +101,7 @@ Rows norm(const OpCall& call) {
   return rows.allowing_empty_shards(needs_elements ? of_reduced_dims<leaves_none_empty> : nullptr);
 }
 
-// histc(self, bins, min, max): counts of shards add up if the bins are known. Equal bounds mean the range of
-// the elements.
+// histc(self, bins, min, max): counts of shards add up, unless the bounds are those of the elements.
 Rows histogram(const OpCall& call) {
   RowList rows(call);
   const auto min = real_number(call, "min");

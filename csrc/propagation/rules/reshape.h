@@ -20,8 +20,7 @@ struct DimGroup {
 // The groups of two shapes with equally many elements, at least one.
 std::vector<DimGroup> dim_groups(const std::vector<int64_t>& from, const std::vector<int64_t>& to);
 
-// The indices of a rank in dims that are flattened to one, from its indices `held` in each dim. They are in
-// memory order.
+// The indices that a rank holds of flattened dims, in memory order. `held` are its indices of each dim.
 Intervals flat_indices(const std::vector<int64_t>& sizes, const std::vector<Intervals>& held);
 
 // The divisors of a positive number, ascending.

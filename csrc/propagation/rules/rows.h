@@ -56,8 +56,7 @@ class RowList {
   void add_arithmetic(const Placement& output, std::vector<Placement> inputs);
   void add_arithmetic(const Placement& output, NamedPlacements inputs);
 
-  // Adds a row with the same placement for all outputs and all inputs, or for all outputs and these
-  // arguments.
+  // Adds a row with one placement for all outputs and all inputs, or for all outputs and these arguments.
   void add_alike(const Placement& placement);
   void add_alike(const Placement& placement, ArgumentNames arguments);
 

@@ -1,13 +1,11 @@
-// Operators that work along some dims, which they need whole, in the same way for each index of the other
-// dims.
+// Operators along some dims, which they need whole. The indices of the other dims are independent.
 #include "propagation/rules/dim_map.h"
 #include "propagation/rules/families.h"
 
 namespace funcol {
 namespace {
 
-// `other_dims` maps the dims that may be sharded. The result is linear in the argument `linear_in`, if there
-// is one.
+// `other_dims` may be sharded. The result is linear in the argument `linear_in`, if there is one.
 Rule along_dims(MakeDimMap other_dims, std::string_view linear_in = {}) {
   return [other_dims, linear_in](const OpCall& call) {
     RowList rows(call);

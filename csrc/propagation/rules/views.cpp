@@ -1,5 +1,4 @@
-// Views and copies that permute, add, remove or select dims. What they do along one dim does not depend on
-// the other dims.
+// Views and copies that permute, add, remove or select dims. Other dims stay as they are.
 #include <algorithm>
 #include <array>
 
@@ -92,8 +91,7 @@ DimMap squeezed(const OpCall& call) {
   return without_dims(num_dims(call), removed);
 }
 
-// Maps to the last dims of a result of `result_dims` dims, without the dims for which `is_repeated`: every
-// rank needs the whole of these.
+// The map to the last of `result_dims` dims. Every rank needs the whole of dims for which `is_repeated`.
 template <typename IsRepeated>
 DimMap to_last_dims(const OpCall& call, int64_t result_dims, const IsRepeated& is_repeated) {
   const int64_t shift = result_dims - num_dims(call);

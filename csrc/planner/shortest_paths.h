@@ -18,6 +18,7 @@
 namespace funcol {
 
 // Dijkstra's algorithm over the states and steps of plan_redistribution (search.h), with three restrictions:
+//
 // - A partial or strided shard that was made for a target stays.
 // - An exchange over several merged axes is the only step of its path, and has at most three axes of several
 //   ranks.

@@ -35,6 +35,7 @@ struct Choice {
 // agrees with all of them, if there is one, then the order of each.
 //
 // A composition is legal if
+//
 // - every Partial of an input is already there, or is made of Replicate. Plans could also make it of shards
 //   and other partials, but the result would need a reduction, whose cost is not counted here;
 // - no tensor has partials that do not commute, or masks on two axes;
@@ -44,6 +45,7 @@ struct Choice {
 // - rows.is_legal accepts it.
 
 // The preferred legal composition:
+//
 // 1. the first one in which no input moves;
 // 2. else the one of the least total cost of all inputs. Of equals the first in the order of the full product
 //    wins: by the row of the first axis, then of the next axis, ..., then by the shard order.

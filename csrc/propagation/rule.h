@@ -57,9 +57,6 @@ struct Composition {
   friend bool operator==(const Composition&, const Composition&) = default;
 };
 
-// Whether a composition is legal: checks what one axis cannot tell, such as whether sizes divide.
-using LegalityCheck = std::function<bool(const OpCall&, const Composition&, const Mesh&)>;
-
 struct Rows {
   std::vector<Row> rows;
 
@@ -67,7 +64,8 @@ struct Rows {
   // without indices of a sharded dim.
   bool allows_empty_shards = false;
 
-  LegalityCheck is_legal = nullptr;  // null: all compositions are legal
+  // Checks what one axis cannot tell, such as whether sizes divide. Null if all compositions are legal.
+  std::function<bool(const OpCall&, const Composition&, const Mesh&)> is_legal = nullptr;
 
   std::vector<IndexMask> masks = {};  // the masks that rows make
 };

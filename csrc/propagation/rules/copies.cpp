@@ -1,4 +1,5 @@
 // Copies, casts, and new tensors with the metadata of others.
+#include "propagation/rules/dim_map.h"
 #include "propagation/rules/families.h"
 #include "propagation/rules/pointwise.h"
 
@@ -85,9 +86,7 @@ bool has_whole_elements(const OpCall& call, const Composition& composition, cons
 Rows reinterpreted(const OpCall& call) {
   RowList rows(call);
   const auto& self = call.tensors.at(0);
-  for (int64_t dim = 0; dim < self.num_dims(); ++dim) {
-    rows.add_alike(any_shard(dim));
-  }
+  add_mapped_dims(rows, same_dims(num_dims(call)));
   if (first_output(call).dtype == self.dtype) {
     rows.add_partials(kAllPartialOps);
   }

@@ -1,8 +1,8 @@
 // Decompositions and solvers of matrices: the last two dims are a matrix, the dims in front a batch.
 #include <algorithm>
 
+#include "propagation/rules/dim_map.h"
 #include "propagation/rules/families.h"
-#include "propagation/rules/rows.h"
 
 namespace funcol {
 namespace {
@@ -109,9 +109,7 @@ Rows pseudo_inverse(const OpCall& call) {
 // Every rank checks its shard.
 Rows checked(const OpCall& call) {
   RowList rows(call);
-  for (int64_t dim = 0; dim < call.tensors.at(0).num_dims(); ++dim) {
-    rows.add_alike(any_shard(dim));
-  }
+  add_mapped_dims(rows, same_dims(num_dims(call)));
   return rows.allowing_empty_shards();
 }
 

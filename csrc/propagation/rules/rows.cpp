@@ -177,10 +177,6 @@ bool flag_or(const OpCall& call, std::string_view name, bool otherwise) {
   return call.has_arg(name) && !call.arg(name).is_none() ? call.arg(name).boolean() : otherwise;
 }
 
-int64_t integer_or(const OpCall& call, std::string_view name, int64_t otherwise) {
-  return call.has_arg(name) && !call.arg(name).is_none() ? call.arg(name).integer() : otherwise;
-}
-
 std::optional<double> real_number(const OpCall& call, std::string_view name) {
   if (!call.has_arg(name)) {
     return std::nullopt;

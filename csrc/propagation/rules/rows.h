@@ -30,6 +30,7 @@ inline constexpr std::array kAllPartialOps{PartialOp::kSum, PartialOp::kAvg,    
                                            PartialOp::kMax, PartialOp::kProduct, PartialOp::kBand,
                                            PartialOp::kBor, PartialOp::kBxor};
 
+using LegalityCheck = decltype(Rows::is_legal);
 using PartialOps = std::span<const PartialOp>;
 using ArgumentNames = std::initializer_list<std::string_view>;
 // Placements of tensors by the names of their arguments. Other tensors of the call are replicated; names of
@@ -96,7 +97,6 @@ inline int64_t num_dims(const OpCall& call) { return call.tensors.at(0).num_dims
 bool has_tensor(const OpCall& call, std::string_view name);
 // The argument's value; `otherwise` if there is no such argument, or it is none.
 bool flag_or(const OpCall& call, std::string_view name, bool otherwise);
-int64_t integer_or(const OpCall& call, std::string_view name, int64_t otherwise);
 // The argument as a real number; nothing if there is no such argument, or it is something else.
 std::optional<double> real_number(const OpCall& call, std::string_view name);
 

@@ -1,12 +1,12 @@
 // The placement of a tensor on one mesh axis: torch.distributed.tensor.placement_types as values.
 //
-//   R          Replicate: every rank of the axis holds the whole tensor.
-//   S(d)       Shard: dim d is cut into one chunk a rank, as torch.chunk does; the last chunks may be
-//   smaller. _S(d, f)   strided Shard: dim d is cut into f pieces, and each rank holds its chunk of every
-//   piece. P(op)      Partial: every rank holds a tensor of full size; the value is their reduction with
-//   `op`. MaskP(op)  masked Partial: P(op) after each rank has applied its mask. _NormP(p)  norm Partial: the
-//   value is the p-norm over the ranks' tensors, (sum of x^p)^(1/p). Rules make
-//              it; the planner refuses it, and the caller has to reduce it.
+// - R, Replicate: every rank of the axis holds the whole tensor.
+// - S(d), Shard: dim d is cut into one chunk a rank, as by torch.chunk. The last chunks may be smaller.
+// - _S(d, f), strided Shard: dim d is cut into f pieces, and each rank holds its chunk of every piece.
+// - P(op), Partial: every rank holds a tensor of full size. The value is their reduction with `op`.
+// - MaskP(op), masked Partial: P(op) after each rank has applied its mask.
+// - _NormP(p), norm Partial: the value is the p-norm over the ranks' tensors, (sum of x^p)^(1/p). Rules
+//   make it. The planner refuses it, so the caller has to reduce it.
 //
 // Worked case: 8 rows on an axis of 2 ranks. S(0) is {0 1 2 3}, {4 5 6 7}; _S(0, 2) is {0 1 4 5}, {2 3 6 7}.
 #pragma once

@@ -33,6 +33,21 @@ double staged_us_per_byte(StepKind kind, const std::vector<std::pair<double, int
   return kind == StepKind::kAllReduce ? 2 * sum : sum;
 }
 
+// The costs of collectives on a ring with so many hops. An all_reduce goes around twice.
+AxisCost ring_cost(double hops, double us_per_hop, double us_per_byte) {
+  const LinkCost once{kBaseLatency + hops * us_per_hop, us_per_byte};
+  return {once, once, {kBaseLatency + 2 * hops * us_per_hop, us_per_byte}, once, once};
+}
+
+AlphaBeta alpha_beta_of(const std::vector<RingAxis>& rings) {
+  AlphaBeta model;
+  for (const auto& ring : rings) {
+    const double us_per_byte = 1e6 / (ring.gb_per_s * 1024 * 1024 * 1024);
+    model.axes.push_back(ring_cost(ring.num_ranks - 1, ring.latency_us, us_per_byte));
+  }
+  return with_triangle_inequality(std::move(model));
+}
+
 }  // namespace
 
 std::string_view to_string(StepKind kind) {
@@ -49,10 +64,7 @@ AlphaBeta default_alpha_beta(const Mesh& mesh) {
   constexpr double kUsPerByte = 1e6 / 87.7e9;
   AlphaBeta model;
   for (const int64_t size : mesh.sizes) {
-    const auto hops = static_cast<double>(size - 1);
-    const LinkCost once{kBaseLatency + hops * kLatencyPerHop, kUsPerByte};
-    const LinkCost twice{kBaseLatency + 2 * hops * kLatencyPerHop, kUsPerByte};
-    model.axes.push_back({once, once, twice, once, once});
+    model.axes.push_back(ring_cost(static_cast<double>(size - 1), kLatencyPerHop, kUsPerByte));
   }
   model.copy = {2.0, 1e6 / 500e9};
   return with_triangle_inequality(std::move(model));
@@ -71,21 +83,6 @@ AlphaBeta with_triangle_inequality(AlphaBeta model) {
   }
   return model;
 }
-
-namespace {
-
-AlphaBeta alpha_beta_of(const std::vector<RingAxis>& rings) {
-  AlphaBeta model;
-  for (const auto& ring : rings) {
-    const double hops = ring.num_ranks - 1;
-    const double us_per_byte = 1e6 / (ring.gb_per_s * 1024 * 1024 * 1024);
-    const LinkCost once{kBaseLatency + hops * ring.latency_us, us_per_byte};
-    model.axes.push_back({once, once, {kBaseLatency + 2 * hops * ring.latency_us, us_per_byte}, once, once});
-  }
-  return with_triangle_inequality(std::move(model));
-}
-
-}  // namespace
 
 Costs::Costs(const CostModel& model, const Mesh& mesh) {
   if (std::holds_alternative<DTensorCosts>(model)) {

@@ -18,11 +18,11 @@
 namespace funcol {
 
 // Dijkstra's algorithm over the states and steps of plan_redistribution (search.h), with three restrictions:
-//   - a partial or strided shard that was made for a target stays;
-//   - an exchange over several merged axes is the only step of its path, and over at most three axes of
-//   several
-//     ranks;
-//   - four or more merged axes cut a dim together only in mesh order.
+//
+// - A partial or strided shard that was made for a target stays.
+// - An exchange over several merged axes is the only step of its path, and has at most three axes of several
+//   ranks.
+// - Four or more merged axes cut a dim together only in mesh order.
 // A cost is therefore never below the cost of plan_redistribution, and equal to it unless the plan breaks one
 // of these restrictions. Invariant: layouts are settled in the order of their costs, each by a least path
 // within the restrictions.

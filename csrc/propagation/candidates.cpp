@@ -15,9 +15,10 @@ bool is_any_split(const Placement& placement) {
   return placement.is_shard() && placement.split_factor == kAnySplit;
 }
 
-bool has_any_split(const Row& row) {
-  return std::ranges::any_of(row.inputs, is_any_split) ||
-         std::ranges::any_of(row.outputs, [](const auto& output) { return output && is_any_split(*output); });
+// Whether is_true(placement) holds for an input or an output of the row.
+bool has(const Row& row, bool (*is_true)(const Placement&)) {
+  return std::ranges::any_of(row.inputs, is_true) ||
+         std::ranges::any_of(row.outputs, [&](const auto& output) { return output && is_true(*output); });
 }
 
 Row cut_by(Row row, int64_t split_factor) {
@@ -33,30 +34,18 @@ Row cut_by(Row row, int64_t split_factor) {
   return row;
 }
 
-bool replicates(const Row& row) {
-  return std::ranges::all_of(row.inputs, &Placement::is_replicate) &&
-         std::ranges::all_of(row.outputs,
-                             [](const auto& output) { return !output || output->is_replicate(); });
-}
-
-bool has_partial(const Row& row) {
-  return std::ranges::any_of(row.inputs, &Placement::is_partial) ||
-         std::ranges::any_of(row.outputs, [](const auto& output) { return output && output->is_partial(); });
-}
+bool is_no_replicate(const Placement& placement) { return !placement.is_replicate(); }
+bool is_partial(const Placement& placement) { return placement.is_partial(); }
 
 bool may_mix(const Placement& a, const Placement& b) {
-  if (!a.is_partial() || !b.is_partial()) {
-    return true;
-  }
-  return commute(a, b);
+  return !a.is_partial() || !b.is_partial() || commute(a, b);
 }
 
 // Two masks exclude each other even on axes of one rank.
-bool both_mask(const Placement& a, const Placement& b) { return a.mask != 0 && b.mask != 0; }
+bool have_one_mask(const Placement& a, const Placement& b) { return a.mask == 0 || b.mask == 0; }
 
 // Whether is_true(a's placement, b's placement) holds for every tensor.
-template <typename IsTrue>
-bool of_all(const Row& a, const Row& b, IsTrue is_true) {
+bool of_all(const Row& a, const Row& b, bool (*is_true)(const Placement&, const Placement&)) {
   for (size_t i = 0; i < a.inputs.size(); ++i) {
     if (!is_true(a.inputs[i], b.inputs[i])) {
       return false;
@@ -173,14 +162,14 @@ void Candidates::add_rows(const std::vector<Row>& rows) {
   made_.push_back(std::move(replicated));
   rows_.push_back(&made_.back());
   for (const auto& row : rows) {
-    if (!replicates(row) && has_all_dims(row)) {
+    if (has(row, is_no_replicate) && has_all_dims(row)) {
       add_row(row, split_factors);
     }
   }
 }
 
 void Candidates::add_row(const Row& row, const std::vector<int64_t>& split_factors) {
-  if (!has_any_split(row)) {
+  if (!has(row, is_any_split)) {
     rows_.push_back(&row);
     return;
   }
@@ -230,15 +219,14 @@ bool Candidates::is_allowed(const Row& row, int64_t axis) const {
 void Candidates::find_mixing_rows() {
   mixing_.assign(rows_.size() * rows_.size(), Mixing::kAlways);
   for (size_t a = 0; a < rows_.size(); ++a) {
-    if (!has_partial(*rows_[a])) {
+    if (!has(*rows_[a], is_partial)) {
       continue;
     }
     for (size_t b = 0; b < rows_.size(); ++b) {
-      const auto is_apart = [](const auto& one, const auto& other) { return !both_mask(one, other); };
       auto& mixing = mixing_[a * rows_.size() + b];
-      mixing = !of_all(*rows_[a], *rows_[b], is_apart)  ? Mixing::kNever
-               : !of_all(*rows_[a], *rows_[b], may_mix) ? Mixing::kWithASingleRank
-                                                        : Mixing::kAlways;
+      mixing = !of_all(*rows_[a], *rows_[b], have_one_mask) ? Mixing::kNever
+               : !of_all(*rows_[a], *rows_[b], may_mix)     ? Mixing::kWithASingleRank
+                                                            : Mixing::kAlways;
     }
   }
 }
@@ -364,18 +352,17 @@ Composition Candidates::composition(std::span<const RowNumber> rows, const Prece
 }
 
 bool Candidates::is_legal(const Composition& composition) const {
-  if (!given_.allows_empty_shards) {
-    for (const auto& group : groups_) {
-      const auto& shape = call_.tensors[group.first].shape;
-      for (size_t dim = 0; dim < shape.size(); ++dim) {
-        if (!leaves_none_empty(composition.inputs[group.first], mesh_, static_cast<int64_t>(dim),
-                               shape[dim])) {
-          return false;
-        }
+  const auto has_no_empty_shard = [&](const Group& group) {
+    const auto& shape = call_.tensors[group.first].shape;
+    for (int64_t dim = 0; dim < std::ssize(shape); ++dim) {
+      if (!leaves_none_empty(composition.inputs[group.first], mesh_, dim, shape[dim])) {
+        return false;
       }
     }
-  }
-  return !given_.is_legal || given_.is_legal(call_, composition, mesh_);
+    return true;
+  };
+  return (given_.allows_empty_shards || std::ranges::all_of(groups_, has_no_empty_shard)) &&
+         (!given_.is_legal || given_.is_legal(call_, composition, mesh_));
 }
 
 bool Candidates::moves(const Composition& composition) const {

@@ -35,20 +35,20 @@ struct Choice {
 // agrees with all of them, if there is one, then the order of each.
 //
 // A composition is legal if
-//   - every Partial of an input is already there or is made of Replicate. Plans could also make it of shards
-//   and
-//     other partials, but the result would need a reduction, whose cost is not counted here;
-//   - no tensor has partials that do not commute, or masks on two axes;
-//   - every rank holds a part of each sharded input, unless rows.allows_empty_shards;
-//   - operands that stay keep their layouts;
-//   - each output has its `required` layout (nothing: any layout; an empty list: any layouts);
-//   - rows.is_legal accepts it.
+//
+// - every Partial of an input is already there, or is made of Replicate. Plans could also make it of shards
+//   and other partials, but the result would need a reduction, whose cost is not counted here;
+// - no tensor has partials that do not commute, or masks on two axes;
+// - every rank holds a part of each sharded input, unless rows.allows_empty_shards;
+// - operands that stay keep their layouts;
+// - each output has its `required` layout (nothing: any layout; an empty list: any layouts);
+// - rows.is_legal accepts it.
 
 // The preferred legal composition:
-//   1. the first one in which no input moves;
-//   2. else the one of the least total cost of all inputs; of equals the first in the order of the full
-//   product:
-//      by the row of the first axis, then of the next axis, ..., then by the shard order.
+//
+// 1. the first one in which no input moves;
+// 2. else the one of the least total cost of all inputs. Of equals the first in the order of the full product
+//    wins: by the row of the first axis, then of the next axis, ..., then by the shard order.
 // Nothing if no composition is legal or reachable (a masked partial cannot stay while its tensor changes).
 // `costs` prices redistributions on the mesh of the call.
 //

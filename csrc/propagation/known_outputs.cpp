@@ -168,24 +168,24 @@ std::optional<Outputs> alike(const OpCall& call) {
   return is_contiguous(self) && is_common(self.dtype) ? std::optional(Outputs{self}) : std::nullopt;
 }
 
-std::optional<Outputs> softmax(const OpCall& call) {
-  const auto& self = call.tensor("self");
+bool has_dim(const OpCall& call) {
+  const int64_t num_dims = call.tensor("self").num_dims();
   const int64_t dim = call.arg("dim").integer();
-  const bool has_dim = -self.num_dims() <= dim && dim < self.num_dims();
-  return has_dim && is_floating_point(self.dtype) && !call.arg("half_to_float").boolean() ? alike(call)
-                                                                                          : std::nullopt;
+  return -num_dims <= dim && dim < num_dims;
+}
+
+std::optional<Outputs> softmax(const OpCall& call) {
+  const bool is_known =
+      has_dim(call) && is_floating_point(call.tensor("self").dtype) && !call.arg("half_to_float").boolean();
+  return is_known ? alike(call) : std::nullopt;
 }
 
 std::optional<Outputs> cumulative_sum(const OpCall& call) {
-  const auto& self = call.tensor("self");
-  const int64_t dim = call.arg("dim").integer();
-  if (dim < -self.num_dims() || dim >= self.num_dims() || !call.arg("dtype").is_none()) {
-    return std::nullopt;
+  auto outputs = has_dim(call) && call.arg("dtype").is_none() ? alike(call) : std::nullopt;
+  if (outputs) {
+    outputs->front()->dtype = dtype_of_sum(call.tensor("self").dtype);
   }
-  if (!is_contiguous(self) || !is_common(self.dtype)) {
-    return std::nullopt;
-  }
-  return Outputs{contiguous(self.shape, dtype_of_sum(self.dtype))};
+  return outputs;
 }
 
 std::optional<Outputs> triangle(const OpCall& call) {

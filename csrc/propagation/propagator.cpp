@@ -1,7 +1,9 @@
 #include "propagation/propagator.h"
 
 #include <algorithm>
+#include <iterator>
 #include <numeric>
+#include <ranges>
 #include <sstream>
 #include <string_view>
 #include <utility>
@@ -183,19 +185,15 @@ std::vector<OutputSharding> Propagator::strategies(const OpSchema& schema, const
 }
 
 std::vector<std::string> similar_ops(const std::string& op) {
-  auto names = ops_with_rules();
   constexpr size_t kMost = 5;
-  const auto count = std::min(kMost, names.size());
   std::vector<std::pair<size_t, std::string>> ranked;
-  const std::string_view asked = without_overload(op);
-  for (auto& name : names) {
-    const auto far = distance(asked, without_overload(name));
-    ranked.emplace_back(far, std::move(name));
+  for (const auto& name : ops_with_rules()) {
+    ranked.emplace_back(distance(without_overload(op), without_overload(name)), name);
   }
-  std::partial_sort(ranked.begin(), ranked.begin() + static_cast<std::ptrdiff_t>(count), ranked.end());
-  names.resize(count);
-  std::transform(ranked.begin(), ranked.begin() + static_cast<std::ptrdiff_t>(count), names.begin(),
-                 [](auto& entry) { return std::move(entry.second); });
+  std::ranges::sort(ranked);
+  ranked.resize(std::min(kMost, ranked.size()));
+  std::vector<std::string> names;
+  std::ranges::copy(std::views::values(ranked), std::back_inserter(names));
   return names;
 }
 

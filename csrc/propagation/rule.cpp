@@ -53,7 +53,7 @@ const RuleTable& rule_table() {
 
 }  // namespace
 
-void RuleTable::add_all_overloads(std::initializer_list<std::string_view> operators, const Rule& rule) {
+void RuleTable::add_operators(std::initializer_list<std::string_view> operators, const Rule& rule) {
   for (const auto name : operators) {
     insert(operators_, name, rule);
   }
@@ -70,16 +70,11 @@ const Rule* RuleTable::find(std::string_view op) const {
     return &found->second;
   }
   const auto name = without_overload(op);
-  if (const auto found = operators_.find(name); found != operators_.end()) {
-    return &found->second;
-  }
   const auto functional = functional_name(name);
-  if (const auto found = operators_.find(functional); found != operators_.end()) {
-    return &found->second;
-  }
-  if (functional.starts_with(kForeach)) {
-    const auto of_an_element = "aten::" + std::string(functional.substr(kForeach.size()));
-    if (const auto found = operators_.find(of_an_element); found != operators_.end()) {
+  const auto of_element =
+      functional.starts_with(kForeach) ? "aten::" + std::string(functional.substr(kForeach.size())) : "";
+  for (const std::string_view known : {name, functional, std::string_view(of_element)}) {
+    if (const auto found = operators_.find(known); found != operators_.end()) {
       return &found->second;
     }
   }

@@ -1,9 +1,6 @@
-// Fused attention: query, key and value are [batch, heads, length, features], and each head of each sequence
-// is by itself.
-#include <algorithm>
-
+// Fused attention on [batch, heads, length, features]: batches and heads are independent.
+#include "propagation/rules/dim_map.h"
 #include "propagation/rules/families.h"
-#include "propagation/rules/rows.h"
 
 namespace funcol {
 namespace {
@@ -11,7 +8,7 @@ namespace {
 constexpr int64_t kHeads = 1;
 constexpr int64_t kNumDims = 4;
 
-// What is added to the scores of all heads of all sequences may be the same for them: broadcast.
+// The summand of the scores; null if there is none. It may be broadcast to batches and heads.
 const TensorMeta* score_bias(const OpCall& call) {
   for (const auto* name : {"attn_bias", "attn_mask"}) {
     if (has_tensor(call, name)) {
@@ -21,16 +18,11 @@ const TensorMeta* score_bias(const OpCall& call) {
   return nullptr;
 }
 
-// Where it stands when dim `dim` is cut; whole where it is broadcast.
-Placement bias_placement(const TensorMeta& bias, int64_t dim) {
-  const int64_t own = dim - (kNumDims - bias.num_dims());
-  return own >= 0 && bias.shape[own] != 1 ? any_shard(own) : replicate();
-}
-
+// The placements of a call's inputs when `dim` is sharded.
 std::vector<Placement> attention_inputs(const OpCall& call, int64_t dim) {
   const auto shard = any_shard(dim);
   const auto* bias = score_bias(call);
-  const auto of_bias = bias != nullptr ? bias_placement(*bias, dim) : replicate();
+  const auto of_bias = bias != nullptr ? broadcast_shard(*bias, dim, kNumDims) : replicate();
   return inputs_by_name(call, {{"grad_out", shard},
                                {"grad_out_", shard},
                                {"query", shard},
@@ -42,22 +34,17 @@ std::vector<Placement> attention_inputs(const OpCall& call, int64_t dim) {
                                {"attn_mask", of_bias}});
 }
 
-// Queries share keys in groups of heads: evenly cut, every rank has the keys of its queries.
+// Groups of query heads may share a key head. With even shards every rank has the keys of its queries.
 bool keeps_groups_of_heads(const OpCall& call, const Composition& composition, const Mesh& mesh) {
-  const auto names = tensor_names(call);
-  const auto number_of = [&](std::string_view name) {
-    return std::ranges::find(names, name) - names.begin();
-  };
-  const auto query = number_of("query");
-  const auto key = number_of("key");
+  const size_t query = call.arg("query").tensor();
+  const size_t key = call.arg("key").tensor();
   const int64_t num_heads = call.tensors[query].shape.at(kHeads);
   const int64_t num_keys = call.tensors[key].shape.at(kHeads);
   return num_heads == num_keys || (is_cut_evenly(composition.inputs[query], mesh, kHeads, num_heads) &&
                                    is_cut_evenly(composition.inputs[key], mesh, kHeads, num_keys));
 }
 
-// The output, its log-sum-exp, then states of random numbers, and last the mask for debugging if it is
-// returned.
+// The outputs are the result, its log-sum-exp, random states, and last the debug mask if it is returned.
 Rows attention(const OpCall& call) {
   RowList rows(call);
   for (const int64_t dim : {int64_t{0}, kHeads}) {
@@ -69,37 +56,37 @@ Rows attention(const OpCall& call) {
     }
     rows.add(outputs, attention_inputs(call, dim));
   }
-  return {.rows = rows.take(), .allows_empty_shards = false, .is_legal = keeps_groups_of_heads};
+  return rows.refusing_empty_shards(keeps_groups_of_heads);
 }
 
-// The gradients of query, key and value, and for some that of the bias.
+// The outputs are the gradients of query, key and value, and of some operators that of the bias.
 Rows attention_backward(const OpCall& call) {
   RowList rows(call);
   const auto* bias = score_bias(call);
   for (const int64_t dim : {int64_t{0}, kHeads}) {
     std::vector<Placement> outputs(call.outputs.size(), any_shard(dim));
     if (outputs.size() > 3 && bias != nullptr) {
-      const auto of_bias = bias_placement(*bias, dim);
+      const auto of_bias = broadcast_shard(*bias, dim, kNumDims);
       outputs[3] = of_bias.is_shard() ? of_bias : partial();
     }
     rows.add(outputs, attention_inputs(call, dim));
   }
-  return {.rows = rows.take(), .allows_empty_shards = false, .is_legal = keeps_groups_of_heads};
+  return rows.refusing_empty_shards(keeps_groups_of_heads);
 }
 
 }  // namespace
 
 void add_attention_rules(RuleTable& table) {
-  // Not for the overload of quantized tensors: its scales are of batches and heads, too.
+  // Overloads for quantized tensors have no rule: their scales have dims of batches and heads, too.
   table.add_overloads(
       {"aten::_scaled_dot_product_flash_attention", "aten::_scaled_dot_product_flash_attention_for_cpu",
        "aten::_scaled_dot_product_efficient_attention", "aten::_scaled_dot_product_cudnn_attention"},
       attention);
-  table.add_all_overloads({"aten::_scaled_dot_product_flash_attention_backward",
-                           "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
-                           "aten::_scaled_dot_product_efficient_attention_backward",
-                           "aten::_scaled_dot_product_cudnn_attention_backward"},
-                          attention_backward);
+  table.add_operators({"aten::_scaled_dot_product_flash_attention_backward",
+                       "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
+                       "aten::_scaled_dot_product_efficient_attention_backward",
+                       "aten::_scaled_dot_product_cudnn_attention_backward"},
+                      attention_backward);
 }
 
 }  // namespace funcol

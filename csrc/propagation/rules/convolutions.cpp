@@ -1,13 +1,11 @@
-// Convolutions: input [batch, channels, *places], weight whole.
-#include <algorithm>
-
+// Convolutions: the input is [batch, channels, *places].
 #include "propagation/rules/families.h"
 #include "propagation/rules/rows.h"
 
 namespace funcol {
 namespace {
 
-// Whether windows on the last dim stand side by side, so that none reaches over from one rank to the next.
+// Whether windows lie side by side on the last dim, so that no window reaches from one rank to the next.
 bool has_disjoint_windows(const OpCall& call) {
   return !call.arg("transposed").boolean() && call.arg("padding").integers().back() == 0 &&
          call.arg("dilation").integers().back() == 1 &&
@@ -16,53 +14,49 @@ bool has_disjoint_windows(const OpCall& call) {
 
 // Whether every rank has whole windows.
 bool has_whole_windows(const OpCall& call, const Composition& composition, const Mesh& mesh) {
-  const auto names = tensor_names(call);
-  const auto input = std::ranges::find(names, "input") - names.begin();
-  const int64_t last = call.tensors[input].num_dims() - 1;
-  const auto& layout = composition.inputs[input];
-  const int64_t size = call.tensors[input].shape[last];
+  const auto& shape = call.tensor("input").shape;
+  const auto& layout = composition.inputs[call.arg("input").tensor()];
+  const int64_t last = std::ssize(shape) - 1;
   const int64_t stride = call.arg("stride").integers().back();
   return layout.axes_of(last).empty() ||
-         (size % stride == 0 && is_cut_evenly(layout, mesh, last, size / stride));
+         (shape[last] % stride == 0 && is_cut_evenly(layout, mesh, last, shape[last] / stride));
 }
 
-// Images may be cut, and the last dim of those whose windows do not overlap.
-std::vector<int64_t> dims_to_cut(const OpCall& call) {
+// The batch, and the last dim if windows do not overlap there.
+std::vector<int64_t> dims_to_shard(const OpCall& call) {
   const int64_t last = call.tensor("input").num_dims() - 1;
   return has_disjoint_windows(call) ? std::vector<int64_t>{0, last} : std::vector<int64_t>{0};
 }
 
 Rows convolution(const OpCall& call) {
   RowList rows(call);
-  for (const int64_t dim : dims_to_cut(call)) {
-    rows.add(any_shard(dim), inputs_by_name(call, {{"input", any_shard(dim)}}));
+  for (const int64_t dim : dims_to_shard(call)) {
+    rows.add_alike(any_shard(dim), {"input"});
   }
   for (const auto op : kLinearOps) {
-    for (const auto* pending : {"input", "weight"}) {
-      rows.add_arithmetic(partial(op), inputs_by_name(call, {{pending, partial(op)}, {"bias", partial(op)}}));
+    for (const auto* linear_in : {"input", "weight"}) {
+      rows.add_arithmetic(partial(op), {{linear_in, partial(op)}, {"bias", partial(op)}});
     }
   }
-  return {.rows = rows.take(), .allows_empty_shards = false, .is_legal = has_whole_windows};
+  return rows.refusing_empty_shards(has_whole_windows);
 }
 
 Rows convolution_backward(const OpCall& call) {
   RowList rows(call);
-  for (const int64_t dim : dims_to_cut(call)) {
+  for (const int64_t dim : dims_to_shard(call)) {
     std::vector<Placement> outputs(call.outputs.size(), partial());
     outputs.at(0) = any_shard(dim);
-    rows.add(outputs, inputs_by_name(call, {{"grad_output", any_shard(dim)}, {"input", any_shard(dim)}}));
+    rows.add(outputs, {{"grad_output", any_shard(dim)}, {"input", any_shard(dim)}});
   }
-  for (const auto op : kLinearOps) {
-    rows.add_arithmetic(partial(op), inputs_by_name(call, {{"grad_output", partial(op)}}));
-  }
-  return {.rows = rows.take(), .allows_empty_shards = false, .is_legal = has_whole_windows};
+  rows.add_arithmetic_partials(kLinearOps, {"grad_output"});
+  return rows.refusing_empty_shards(has_whole_windows);
 }
 
 }  // namespace
 
 void add_convolution_rules(RuleTable& table) {
-  table.add_all_overloads({"aten::convolution"}, convolution);
-  table.add_all_overloads({"aten::convolution_backward"}, convolution_backward);
+  table.add_operators({"aten::convolution"}, convolution);
+  table.add_operators({"aten::convolution_backward"}, convolution_backward);
 }
 
 }  // namespace funcol

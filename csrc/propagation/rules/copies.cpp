@@ -1,16 +1,17 @@
-// Copies and casts, and tensors made after the likeness of others.
+// Copies, casts, and new tensors with the metadata of others.
+#include "propagation/rules/dim_map.h"
 #include "propagation/rules/families.h"
 #include "propagation/rules/pointwise.h"
 
 namespace funcol {
 namespace {
 
-// Whether the integer dtype `to` has all numbers of `from`.
+// Whether the integer dtype `to` holds all numbers of `from`.
 bool fits(Dtype from, Dtype to) {
   return is_integral(from) && itemsize(to) > itemsize(from) && (is_unsigned(from) || !is_unsigned(to));
 }
 
-// Whether a reduction of `from` cast to `to` is the reduction of what is cast.
+// Whether a reduction followed by a cast gives what the cast followed by the reduction gives.
 bool cast_commutes(PartialOp op, Dtype from, Dtype to) {
   if (from == to) {
     return true;
@@ -25,83 +26,74 @@ bool cast_commutes(PartialOp op, Dtype from, Dtype to) {
       return !is_integral(from) && !is_integral(to);
     case PartialOp::kMin:
     case PartialOp::kMax:
-      // What does not fit an integer dtype is wrapped around.
+      // Numbers that do not fit an integer dtype wrap around.
       return !is_complex(from) && !is_complex(to) && (!is_integral(to) || fits(from, to));
     default:
       return false;
   }
 }
 
-// The tensor itself, of another dtype perhaps.
+void add_partials_cast(RowList& rows, Dtype from, Dtype to) {
+  for (const auto op : kAllPartialOps) {
+    if (cast_commutes(op, from, to)) {
+      rows.add_alike(partial(op));
+    }
+  }
+}
+
 void cast(const OpCall& call, RowList& rows) {
-  for (const auto op : kAllPartialOps) {
-    if (cast_commutes(op, call.tensors.at(0).dtype, first_output(call).dtype)) {
-      rows.add_alike(partial(op));
-    }
-  }
+  add_partials_cast(rows, call.tensors.at(0).dtype, first_output(call).dtype);
 }
 
-// copy_(self, src): what self held does not matter, but it is where the result goes.
+// copy(self, src): the elements of self do not matter, but its dtype is the result's.
 void overwritten(const OpCall& call, RowList& rows) {
+  add_partials_cast(rows, call.tensors.at(1).dtype, call.tensors[0].dtype);
+}
+
+void all_partials(const OpCall&, RowList& rows) { rows.add_partials(kAllPartialOps); }
+
+// Elements of the result do not come from self: every rank has the whole result, also of a partial self.
+void constant_like(const OpCall&, RowList& rows) {
   for (const auto op : kAllPartialOps) {
-    if (cast_commutes(op, call.tensors.at(1).dtype, call.tensors[0].dtype)) {
-      rows.add_alike(partial(op));
-    }
+    rows.add(replicate(), {{"self", partial(op)}});
   }
 }
 
-void partials_kept(const OpCall&, RowList& rows) {
-  for (const auto op : kAllPartialOps) {
-    rows.add_alike(partial(op));
-  }
-}
-
-// What is made does not come from self's elements: whole on every rank, wherever these are pending.
-void constant_like(const OpCall& call, RowList& rows) {
-  for (const auto op : kAllPartialOps) {
-    rows.add(replicate(), inputs_by_name(call, {{"self", partial(op)}}));
-  }
-}
-
-// new_empty(self, size) and its like. Elements that nobody has written yet may be called pending.
+// new_empty(self, size) and similar operators. A result that nobody has written yet may have any placement.
 Rule made_of_size(bool is_written) {
   return [is_written](const OpCall& call) {
     RowList rows(call);
     const auto& self = call.tensor("self");
     const bool same_shape = first_output(call).shape == self.shape;
     for (int64_t dim = 0; dim < self.num_dims(); ++dim) {
-      rows.add(same_shape ? any_shard(dim) : replicate(), inputs_by_name(call, {{"self", any_shard(dim)}}));
+      rows.add(same_shape ? any_shard(dim) : replicate(), {{"self", any_shard(dim)}});
     }
     for (const auto op : kAllPartialOps) {
-      rows.add(same_shape && !is_written ? partial(op) : replicate(),
-               inputs_by_name(call, {{"self", partial(op)}}));
+      rows.add(same_shape && !is_written ? partial(op) : replicate(), {{"self", partial(op)}});
     }
-    return Rows{.rows = rows.take(), .allows_empty_shards = true, .is_legal = nullptr};
+    return rows.allowing_empty_shards();
   };
 }
 
-// view.dtype: the bytes of a row read as another dtype. Only the last dim changes its length.
+// Whether every rank's bytes are whole elements of both dtypes.
+bool has_whole_elements(const OpCall& call, const Composition& composition, const Mesh& mesh) {
+  const int64_t last = num_dims(call) - 1;
+  return is_cut_evenly(composition.inputs[0], mesh, last, call.tensors[0].shape[last]) &&
+         is_cut_evenly(composition.inputs[0], mesh, last, first_output(call).shape[last]);
+}
+
+// view.dtype: the bytes of a row are read as another dtype. Only the last dim changes its size.
 Rows reinterpreted(const OpCall& call) {
   RowList rows(call);
   const auto& self = call.tensors.at(0);
-  for (int64_t dim = 0; dim < self.num_dims(); ++dim) {
-    rows.add_alike(any_shard(dim));
-  }
+  add_mapped_dims(rows, same_dims(num_dims(call)));
   if (first_output(call).dtype == self.dtype) {
-    partials_kept(call, rows);
+    rows.add_partials(kAllPartialOps);
   }
-  Rows result{.rows = rows.take(), .allows_empty_shards = true, .is_legal = nullptr};
-  if (first_output(call).shape != self.shape) {
-    result.is_legal = [](const OpCall& viewed, const Composition& composition, const Mesh& mesh) {
-      const int64_t last = viewed.tensors[0].num_dims() - 1;
-      return is_cut_evenly(composition.inputs[0], mesh, last, viewed.tensors[0].shape[last]) &&
-             is_cut_evenly(composition.inputs[0], mesh, last, first_output(viewed).shape[last]);
-    };
-  }
-  return result;
+  return rows.allowing_empty_shards(first_output(call).shape == self.shape ? nullptr : has_whole_elements);
 }
 
-// found_inf is written, too: on every rank for what it has seen, so that it is to be reduced by the caller.
+// Every rank writes found_inf for its own elements; the caller reduces it.
 Rows unscaled(const OpCall& call) {
   RowList rows(call);
   for (int64_t dim = 0; dim < call.tensor("self").num_dims(); ++dim) {
@@ -109,37 +101,36 @@ Rows unscaled(const OpCall& call) {
     if (!outputs.empty()) {
       outputs[0] = any_shard(dim);
     }
-    rows.add(outputs, inputs_by_name(call, {{"self", any_shard(dim)}}));
+    rows.add(outputs, {{"self", any_shard(dim)}});
   }
-  return Rows{.rows = rows.take(), .allows_empty_shards = true, .is_legal = nullptr};
+  return rows.allowing_empty_shards();
 }
 
-// eye(n, m): no part knows where its diagonal is.
+// eye(n, m): a shard does not know where the diagonal is.
 Rows identity(const OpCall&) { return {}; }
 
 }  // namespace
 
 void add_copy_rules(RuleTable& table) {
-  table.add_all_overloads({"aten::_to_copy", "aten::positive", "prims::convert_element_type"},
-                          pointwise(cast));
+  table.add_operators({"aten::_to_copy", "aten::positive", "prims::convert_element_type"}, pointwise(cast));
   table.add_overloads({"aten::to.dtype", "aten::to.dtype_layout", "aten::to.device"}, pointwise(cast));
-  table.add_all_overloads({"aten::copy", "prims::copy_to"}, pointwise(overwritten));
-  table.add_all_overloads({"aten::clone", "aten::contiguous", "aten::detach", "aten::alias",
-                           "aten::empty_like", "aten::zero", "prims::view_of"},
-                          pointwise(partials_kept));
+  table.add_operators({"aten::copy", "prims::copy_to"}, pointwise(overwritten));
+  table.add_operators({"aten::clone", "aten::contiguous", "aten::detach", "aten::alias", "aten::empty_like",
+                       "aten::zero", "prims::view_of"},
+                      pointwise(all_partials));
   table.add_overloads({"aten::view.dtype"}, reinterpreted);
-  table.add_all_overloads({"aten::full_like", "aten::ones_like", "aten::zeros_like", "aten::rand_like",
-                           "aten::randn_like", "aten::randint_like"},
-                          pointwise(constant_like));
-  table.add_all_overloads({"aten::eye"}, identity);
-  table.add_all_overloads({"aten::new_empty", "aten::new_empty_strided"}, made_of_size(false));
-  table.add_all_overloads({"aten::new_full", "aten::new_ones", "aten::new_zeros"}, made_of_size(true));
+  table.add_operators({"aten::full_like", "aten::ones_like", "aten::zeros_like", "aten::rand_like",
+                       "aten::randn_like", "aten::randint_like"},
+                      pointwise(constant_like));
+  table.add_operators({"aten::eye"}, identity);
+  table.add_operators({"aten::new_empty", "aten::new_empty_strided"}, made_of_size(false));
+  table.add_operators({"aten::new_full", "aten::new_ones", "aten::new_zeros"}, made_of_size(true));
 }
 
 void add_optimizer_rules(RuleTable& table) {
-  table.add_all_overloads(
-      {"aten::_fused_adam", "aten::_fused_adamw", "aten::_fused_sgd", "aten::_fused_adagrad"}, pointwise());
-  table.add_all_overloads({"aten::_amp_foreach_non_finite_check_and_unscale"}, unscaled);
+  table.add_operators({"aten::_fused_adam", "aten::_fused_adamw", "aten::_fused_sgd", "aten::_fused_adagrad"},
+                      pointwise());
+  table.add_operators({"aten::_amp_foreach_non_finite_check_and_unscale"}, unscaled);
 }
 
 }  // namespace funcol

@@ -1,4 +1,4 @@
-// Where the dims of a tensor go in what an operator makes of it.
+// Maps of dims: where the dims of a tensor go in the result of an operator.
 #pragma once
 
 #include <cstdint>
@@ -10,21 +10,39 @@
 
 namespace funcol {
 
-// For each dim of a call's first tensor its dim in the result; nothing for one that cannot stay cut.
+// For each dim of a call's first tensor its dim in the result; nothing for a dim that cannot be sharded.
 using DimMap = std::vector<std::optional<int64_t>>;
+using MakeDimMap = DimMap (*)(const OpCall&);
 
 DimMap same_dims(int64_t num_dims);
-// All dims but `removed`, closing up.
+// All dims but `removed`; later dims close up.
 DimMap without_dims(int64_t num_dims, const std::vector<int64_t>& removed);
-// All dims where they are, those in `whole` not cut.
+// All dims where they are. Every rank needs the whole of the dims in `whole`.
 DimMap whole_dims(int64_t num_dims, const std::vector<int64_t>& whole);
 
 // The dims of the call's first tensor that an argument names, counted from 0.
 std::vector<int64_t> dims_argument(const OpCall& call, std::string_view name);
 
-// A row for each dim of the call's only tensor that may be cut, all outputs placed alike.
+// Maps of the call's first tensor by the arguments "dim", or "dim1" and "dim2".
+DimMap without_dim(const OpCall& call);
+DimMap with_whole_dim(const OpCall& call);
+DimMap with_inserted_dim(const OpCall& call);
+DimMap without_diagonal_dims(const OpCall& call);
+
+// Adds a row for each dim that stays: all inputs are sharded along it, or this argument alone.
 void add_mapped_dims(RowList& rows, const DimMap& map);
-// A row for each such dim that all of the call's tensors have, as long as the first: all placed alike.
-void add_dims_alike(const OpCall& call, RowList& rows, const DimMap& map);
+void add_mapped_dims(RowList& rows, const DimMap& map, std::string_view argument);
+// Adds a row for each dim of the result that all inputs have, as long as the first input has it: all outputs
+// and inputs are sharded along it.
+void add_dims_alike(RowList& rows, const DimMap& map);
+
+// The shape to which these tensors of the call are broadcast.
+std::vector<int64_t> broadcast_shape(const OpCall& call, const std::vector<size_t>& tensors);
+
+// The placement of a tensor that is broadcast to `num_dims` dims, of which `dim` is sharded. A tensor that
+// lacks the dim, or has another size there, is replicated.
+Placement broadcast_shard(const TensorMeta& meta, int64_t dim, int64_t num_dims, int64_t size);
+// The same, if only tensors of size 1 have another size.
+Placement broadcast_shard(const TensorMeta& meta, int64_t dim, int64_t num_dims);
 
 }  // namespace funcol

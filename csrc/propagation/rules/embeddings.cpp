@@ -1,4 +1,4 @@
-// Rows of a table picked by indices, and what their gradients make of the table's.
+// Embeddings: the rows of a table that indices pick, and the gradient of the table.
 #include "layout/shards.h"
 #include "propagation/rules/families.h"
 #include "propagation/rules/rows.h"
@@ -6,7 +6,7 @@
 namespace funcol {
 namespace {
 
-// There is no row 0 for indices that are masked where a rank has no rows.
+// Masked indices pick row 0, so every rank needs a row.
 bool all_have_rows(const OpCall& call, const Composition& composition, const Mesh& mesh) {
   const size_t table = call.arg("weight").tensor();
   return leaves_none_empty(composition.inputs[table], mesh, 0, call.tensors[table].shape.at(0));
@@ -16,44 +16,38 @@ bool all_have_rows(const OpCall& call, const Composition& composition, const Mes
 Rows embedding(const OpCall& call) {
   RowList rows(call);
   const int64_t num_dims = call.tensor("indices").num_dims();
-  rows.add(any_shard(num_dims), inputs_by_name(call, {{"weight", any_shard(1)}}));
-  // Offsets into the table are those of the plain Shard.
-  rows.add(masked(0), inputs_by_name(call, {{"weight", Placement::shard(0)}, {"indices", masked(0)}}));
+  rows.add(any_shard(num_dims), {{"weight", any_shard(1)}});
+  // Only of a plain Shard the rank holds rows with consecutive numbers.
+  rows.add(masked(0), {{"weight", Placement::shard(0)}, {"indices", masked(0)}});
   for (int64_t dim = 0; dim < num_dims; ++dim) {
-    rows.add(any_shard(dim), inputs_by_name(call, {{"indices", any_shard(dim)}}));
+    rows.add_alike(any_shard(dim), {"indices"});
   }
-  for (const auto op : kAllPartialOps) {
-    rows.add(partial(op), inputs_by_name(call, {{"weight", partial(op)}}));
-  }
-  return {.rows = rows.take(),
-          .allows_empty_shards = true,
-          .is_legal = all_have_rows,
-          .masks = {{call.tensor("weight").shape, 0}}};
+  rows.add_partials(kAllPartialOps, {"weight"});
+  auto result = rows.allowing_empty_shards(all_have_rows);
+  result.masks = {{call.tensor("weight").shape, 0}};
+  return result;
 }
 
-// embedding_dense_backward(grad_output, indices, num_weights, ...): rows of the weight get what their indices
-// got, which adds up over these, unless it is divided by how often each is there.
+// embedding_dense_backward(grad_output, indices, num_weights, ...): the gradient of a row is the sum over the
+// indices that picked it. With scale_grad_by_freq it is divided by their number, which only all indices show.
 Rows embedding_backward(const OpCall& call) {
   RowList rows(call);
   const int64_t last = call.tensor("grad_output").num_dims() - 1;
-  rows.add(any_shard(1), inputs_by_name(call, {{"grad_output", any_shard(last)}}));
-  for (int64_t dim = 0; dim < call.tensor("indices").num_dims(); ++dim) {
-    if (!flag_or(call, "scale_grad_by_freq", false)) {
-      rows.add(partial(),
-               inputs_by_name(call, {{"grad_output", any_shard(dim)}, {"indices", any_shard(dim)}}));
+  rows.add(any_shard(1), {{"grad_output", any_shard(last)}});
+  if (!flag_or(call, "scale_grad_by_freq", false)) {
+    for (int64_t dim = 0; dim < call.tensor("indices").num_dims(); ++dim) {
+      rows.add(partial(), {{"grad_output", any_shard(dim)}, {"indices", any_shard(dim)}});
     }
   }
-  for (const auto op : kLinearOps) {
-    rows.add_arithmetic(partial(op), inputs_by_name(call, {{"grad_output", partial(op)}}));
-  }
-  return {.rows = rows.take(), .allows_empty_shards = false, .is_legal = nullptr};
+  rows.add_arithmetic_partials(kLinearOps, {"grad_output"});
+  return rows.refusing_empty_shards();
 }
 
 }  // namespace
 
 void add_embedding_rules(RuleTable& table) {
-  table.add_all_overloads({"aten::embedding"}, embedding);
-  table.add_all_overloads({"aten::embedding_dense_backward"}, embedding_backward);
+  table.add_operators({"aten::embedding"}, embedding);
+  table.add_operators({"aten::embedding_dense_backward"}, embedding_backward);
 }
 
 }  // namespace funcol

@@ -1,4 +1,4 @@
-// The families of operators that have rules: each adds its own to the table that find_rule() reads.
+// The table of rules that find_rule() reads, and the functions that fill it, a function for each family.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@
 
 namespace funcol {
 
-// Names are found without copying them.
+// Finds names without copying them.
 struct NameHash {
   using is_transparent = void;
   size_t operator()(std::string_view name) const { return std::hash<std::string_view>{}(name); }
@@ -17,12 +17,12 @@ struct NameHash {
 template <typename T>
 using ByName = std::unordered_map<std::string, T, NameHash, std::equal_to<>>;
 
-// What operators are called in here: "aten::add.Tensor" is the overload Tensor of the operator "aten::add".
+// Rules by names: "aten::add.Tensor" is the overload Tensor of the operator "aten::add".
 class RuleTable {
  public:
-  // For every overload of the operators, in-place and out= forms too, and what _foreach_ makes of them.
-  void add_all_overloads(std::initializer_list<std::string_view> operators, const Rule& rule);
-  // For these overloads alone, written out.
+  // Adds a rule of all overloads of these operators, and of their in-place, out= and _foreach_ forms.
+  void add_operators(std::initializer_list<std::string_view> operators, const Rule& rule);
+  // Adds a rule of these overloads alone.
   void add_overloads(std::initializer_list<std::string_view> overloads, const Rule& rule);
 
   const Rule* find(std::string_view op) const;

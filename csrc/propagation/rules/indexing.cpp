@@ -1,27 +1,25 @@
-// Operators that read or write elements where tensors of indices say.
+// Operators that read or write the elements at given indices.
 #include <algorithm>
 #include <iterator>
 
 #include "propagation/rules/dim_map.h"
 #include "propagation/rules/families.h"
+#include "propagation/rules/pointwise.h"
 
 namespace funcol {
 namespace {
 
-constexpr std::array kKeepConstants{PartialOp::kAvg, PartialOp::kMax, PartialOp::kMin};
-
 constexpr int64_t kUnknownSize = -1;
 
-// index.Tensor, index_put: which dims are indexed, and where the dims that the indices broadcast to go in
-// what is read, or is to be written. Indexed neighbours are replaced where they are; otherwise the indices'
-// dims go first.
+// The dims of an index.Tensor or index_put call. The elements that it reads or writes have the dims to which
+// the indices are broadcast, in place of the indexed dims if these are neighbours, else in front.
 struct Indexing {
-  std::vector<size_t> indices;        // among the call's tensors
+  std::vector<size_t> indices;        // their numbers among the call's tensors
   std::vector<int64_t> indexed_dims;  // of self
-  std::vector<int64_t> index_shape;   // that the indices broadcast to
+  std::vector<int64_t> index_shape;   // to which the indices are broadcast
   int64_t first_index_dim = 0;        // in the result
   DimMap map;                         // of self's dims in the result
-  bool has_masks = false;             // whose elements are not paired with those of other indices
+  bool has_masks = false;             // whether an index is a mask: its elements pair with no other index
 
   int64_t num_index_dims() const { return static_cast<int64_t>(index_shape.size()); }
   int64_t num_result_dims() const {
@@ -29,31 +27,9 @@ struct Indexing {
   }
 };
 
-// The size of the dim that is `from_last` dims before the last; 1 if there is none.
-int64_t size_from_last(const std::vector<int64_t>& shape, int64_t from_last) {
-  const auto dim = static_cast<int64_t>(shape.size()) - 1 - from_last;
-  return dim < 0 ? 1 : shape[dim];
-}
-
-std::vector<int64_t> broadcast_shape(const OpCall& call, const std::vector<size_t>& tensors) {
-  int64_t num_dims = 0;
-  for (const size_t tensor : tensors) {
-    num_dims = std::max(num_dims, call.tensors[tensor].num_dims());
-  }
-  std::vector<int64_t> shape(num_dims, 1);
-  for (int64_t dim = 0; dim < num_dims; ++dim) {
-    for (const size_t tensor : tensors) {
-      const int64_t size = size_from_last(call.tensors[tensor].shape, num_dims - 1 - dim);
-      shape[dim] = size == 1 ? shape[dim] : size;
-    }
-  }
-  return shape;
-}
-
 bool is_mask(const TensorMeta& index) { return index.dtype == Dtype::kBool || index.dtype == Dtype::kUInt8; }
 
-// The shape that indices broadcast to. A mask is one index for each element that it has set, which is not
-// known beforehand.
+// The shape to which indices are broadcast. How many indices a mask stands for is not known beforehand.
 std::vector<int64_t> index_shape_of(const OpCall& call, const std::vector<size_t>& indices) {
   std::vector<size_t> tensors;
   std::ranges::copy_if(indices, std::back_inserter(tensors),
@@ -65,8 +41,7 @@ std::vector<int64_t> index_shape_of(const OpCall& call, const std::vector<size_t
   return shape;
 }
 
-// Nothing if there is no index, or one is a mask without dims. Other masks stand for as many dims as they
-// have.
+// Nothing if there is no index, or one is a mask without dims. A mask indexes as many dims as it has.
 std::optional<Indexing> indexing_of(const OpCall& call) {
   Indexing indexing;
   int64_t dim = 0;
@@ -102,26 +77,16 @@ std::optional<Indexing> indexing_of(const OpCall& call) {
   return indexing;
 }
 
-// Where the indices stand when dim `dim` of what they broadcast to is cut.
-void place_indices(const OpCall& call, const Indexing& indexing, int64_t dim,
-                   std::vector<Placement>& inputs) {
-  for (const size_t index : indexing.indices) {
-    const int64_t own = dim - (indexing.num_index_dims() - call.tensors[index].num_dims());
-    inputs[index] = own >= 0 && call.tensors[index].shape[own] == indexing.index_shape[dim] ? any_shard(own)
-                                                                                            : replicate();
-  }
-}
-
+// Rows for the dims of self that are not indexed, and for the dims to which the indices are broadcast.
 void add_indexed_dims(const OpCall& call, RowList& rows, const Indexing& indexing) {
-  for (size_t dim = 0; dim < indexing.map.size(); ++dim) {
-    if (const auto& goes = indexing.map[dim]) {
-      rows.add(any_shard(*goes), inputs_by_name(call, {{"self", any_shard(static_cast<int64_t>(dim))}}));
-    }
-  }
+  add_mapped_dims(rows, indexing.map, "self");
+  const auto& shape = indexing.index_shape;
   for (int64_t dim = 0; dim < indexing.num_index_dims(); ++dim) {
-    if (indexing.index_shape[dim] != 1 && !indexing.has_masks) {
+    if (shape[dim] != 1 && !indexing.has_masks) {
       std::vector<Placement> inputs(call.tensors.size(), replicate());
-      place_indices(call, indexing, dim, inputs);
+      for (const size_t index : indexing.indices) {
+        inputs[index] = broadcast_shard(call.tensors[index], dim, indexing.num_index_dims(), shape[dim]);
+      }
       rows.add(any_shard(indexing.first_index_dim + dim), std::move(inputs));
     }
   }
@@ -132,13 +97,11 @@ Rows index(const OpCall& call) {
   if (const auto indexing = indexing_of(call)) {
     add_indexed_dims(call, rows, *indexing);
   }
-  for (const auto op : kAllPartialOps) {
-    rows.add(partial(op), inputs_by_name(call, {{"self", partial(op)}}));
-  }
-  return {.rows = rows.take(), .allows_empty_shards = false, .is_legal = nullptr};
+  rows.add_partials(kAllPartialOps, {"self"});
+  return rows.refusing_empty_shards();
 }
 
-// index_put(self, indices, values, accumulate): values are broadcast to what index would read.
+// index_put(self, indices, values, accumulate): values are broadcast to the shape that index would read.
 Rows index_put(const OpCall& call) {
   const auto indexing = indexing_of(call);
   if (!indexing) {
@@ -151,86 +114,74 @@ Rows index_put(const OpCall& call) {
     if (!goes) {
       continue;
     }
-    const int64_t own = *goes - (indexing->num_result_dims() - values.num_dims());
     const auto shard = any_shard(static_cast<int64_t>(dim));
-    const bool has_dim = own >= 0 && values.shape[own] == call.tensor("self").shape[dim];
-    rows.add(shard,
-             inputs_by_name(call, {{"self", shard}, {"values", has_dim ? any_shard(own) : replicate()}}));
+    const auto of_values =
+        broadcast_shard(values, *goes, indexing->num_result_dims(), call.tensor("self").shape[dim]);
+    rows.add(shard, {{"self", shard}, {"values", of_values}});
   }
-  const auto add_partial = [&](PartialOp op) {
-    rows.add_arithmetic(partial(op), inputs_by_name(call, {{"self", partial(op)}, {"values", partial(op)}}));
-  };
-  // Of values for the same element one is taken, not the same on every rank: only sums of them may pend. A
-  // mask has no element twice.
+  // If several values go to one element, ranks may keep different ones, so values are partial only where they
+  // are added. A mask names no element twice.
   if (flag_or(call, "accumulate", false)) {
-    std::ranges::for_each(kLinearOps, add_partial);
+    rows.add_arithmetic_partials(kLinearOps, {"self", "values"});
   } else if (indexing->has_masks && indexing->indices.size() == 1) {
-    std::ranges::for_each(kAllPartialOps, add_partial);
+    rows.add_arithmetic_partials(kAllPartialOps, {"self", "values"});
   }
-  return {.rows = rows.take(), .allows_empty_shards = false, .is_legal = nullptr};
+  return rows.refusing_empty_shards();
 }
 
 // index_select(self, dim, index)
 Rows index_select(const OpCall& call) {
   RowList rows(call);
-  const int64_t num_dims = call.tensor("self").num_dims();
-  const int64_t indexed = dim_argument(call, "dim", num_dims);
-  for (int64_t dim = 0; dim < num_dims; ++dim) {
+  const int64_t indexed = dim_argument(call, "dim");
+  for (int64_t dim = 0; dim < num_dims(call); ++dim) {
     if (dim != indexed) {
-      rows.add(any_shard(dim), inputs_by_name(call, {{"self", any_shard(dim)}}));
+      rows.add_alike(any_shard(dim), {"self"});
     } else if (call.tensor("index").num_dims() == 1) {
-      rows.add(any_shard(dim), inputs_by_name(call, {{"index", any_shard(0)}}));
+      rows.add(any_shard(dim), {{"index", any_shard(0)}});
     }
   }
-  for (const auto op : kAllPartialOps) {
-    rows.add(partial(op), inputs_by_name(call, {{"self", partial(op)}}));
-  }
-  return {.rows = rows.take(), .allows_empty_shards = false, .is_legal = nullptr};
+  rows.add_partials(kAllPartialOps, {"self"});
+  return rows.refusing_empty_shards();
 }
 
-// There is no element 0 for indices that are masked where a rank has nothing of the dim.
+// Masked indices pick element 0 of the dim, so every rank needs an element.
 bool all_have_elements(const OpCall& call, const Composition& composition, const Mesh& mesh) {
   const auto& self = call.tensor("self");
   if (self.num_dims() == 0) {
     return true;
   }
-  const int64_t dim = dim_argument(call, "dim", self.num_dims());
+  const int64_t dim = dim_argument(call, "dim");
   return leaves_none_empty(composition.inputs[call.arg("self").tensor()], mesh, dim, self.shape[dim]);
 }
 
-// gather(self, dim, index): elements of the dim are picked where the index stands in the other dims, in which
-// it may be shorter.
+// gather(self, dim, index): with dim 0, result[i][j] is self[index[i][j]][j]. The index may be shorter.
 Rows gather(const OpCall& call) {
   RowList rows(call);
   const auto& self = call.tensor("self");
   const auto& index = call.tensor("index");
   if (self.num_dims() > 0 && index.num_dims() == self.num_dims()) {
-    const int64_t gathered = dim_argument(call, "dim", self.num_dims());
+    const int64_t gathered = dim_argument(call, "dim");
     if (index.shape[gathered] == 1) {
-      rows.add(masked(0), inputs_by_name(call, {{"self", Placement::shard(gathered)}, {"index", masked(0)}}));
+      rows.add(masked(0), {{"self", Placement::shard(gathered)}, {"index", masked(0)}});
     }
-    rows.add(any_shard(gathered), inputs_by_name(call, {{"index", any_shard(gathered)}}));
+    rows.add_alike(any_shard(gathered), {"index"});
     for (int64_t dim = 0; dim < self.num_dims(); ++dim) {
       if (dim != gathered && self.shape[dim] == index.shape[dim]) {
         rows.add_alike(any_shard(dim));
       }
     }
   }
-  for (const auto op : kAllPartialOps) {
-    rows.add(partial(op), inputs_by_name(call, {{"self", partial(op)}}));
-  }
-  return {.rows = rows.take(),
-          .allows_empty_shards = true,
-          .is_legal = all_have_elements,
-          .masks = {{self.shape, self.num_dims() > 0 ? dim_argument(call, "dim", self.num_dims()) : 0}}};
+  rows.add_partials(kAllPartialOps, {"self"});
+  auto result = rows.allowing_empty_shards(all_have_elements);
+  result.masks = {{self.shape, self.num_dims() > 0 ? dim_argument(call, "dim") : 0}};
+  return result;
 }
 
-// A row for each dim of self but the one that is indexed; the source has self's other dims.
+// A row for each dim of self that is not indexed. The source has these dims, too.
 void add_other_dims(const OpCall& call, RowList& rows) {
-  const int64_t num_dims = call.tensor("self").num_dims();
-  for (int64_t dim = 0; dim < num_dims; ++dim) {
-    if (dim != dim_argument(call, "dim", num_dims)) {
-      rows.add(any_shard(dim), inputs_by_name(call, {{"self", any_shard(dim)}, {"source", any_shard(dim)}}));
+  for (int64_t dim = 0; dim < num_dims(call); ++dim) {
+    if (dim != dim_argument(call, "dim")) {
+      rows.add_alike(any_shard(dim), {"self", "source"});
     }
   }
 }
@@ -239,84 +190,67 @@ Rows index_fill(const OpCall& call) {
   RowList rows(call);
   add_other_dims(call, rows);
   if (has_tensor(call, "value")) {
-    for (const auto op : kAllPartialOps) {
-      rows.add(partial(op), inputs_by_name(call, {{"self", partial(op)}, {"value", partial(op)}}));
-    }
+    rows.add_partials(kAllPartialOps, {"self", "value"});
   }
-  for (const auto op : kKeepConstants) {
-    rows.add_arithmetic(partial(op), inputs_by_name(call, {{"self", partial(op)}}));
-  }
-  if (real_number(call, "value") == 0.0) {
-    rows.add_arithmetic(partial(), inputs_by_name(call, {{"self", partial()}}));
-  }
-  return {.rows = rows.take(), .allows_empty_shards = false, .is_legal = nullptr};
+  add_filled_partials(call, rows);
+  return rows.refusing_empty_shards();
 }
 
 Rows index_written(const OpCall& call) {
   RowList rows(call);
   add_other_dims(call, rows);
-  return {.rows = rows.take(), .allows_empty_shards = false, .is_legal = nullptr};
+  return rows.refusing_empty_shards();
 }
 
 Rows index_add(const OpCall& call) {
   RowList rows(call);
   add_other_dims(call, rows);
-  for (const auto op : kLinearOps) {
-    rows.add_arithmetic(partial(op), inputs_by_name(call, {{"self", partial(op)}, {"source", partial(op)}}));
-  }
-  return {.rows = rows.take(), .allows_empty_shards = false, .is_legal = nullptr};
+  rows.add_arithmetic_partials(kLinearOps, {"self", "source"});
+  return rows.refusing_empty_shards();
 }
 
-// scatter(self, dim, index, src): dims that self, index and source have as long are cut in all.
-void add_scattered_dims(const OpCall& call, RowList& rows) {
-  const int64_t num_dims = call.tensor("self").num_dims();
-  add_dims_alike(call, rows, whole_dims(num_dims, {dim_argument(call, "dim", num_dims)}));
-}
-
+// scatter(self, dim, index, src)
 Rows scatter(const OpCall& call) {
   RowList rows(call);
-  add_scattered_dims(call, rows);
-  return {.rows = rows.take(), .allows_empty_shards = false, .is_legal = nullptr};
+  add_dims_alike(rows, with_whole_dim(call));
+  return rows.refusing_empty_shards();
 }
 
 Rows scatter_add(const OpCall& call) {
   RowList rows(call);
-  add_scattered_dims(call, rows);
-  for (const auto op : kLinearOps) {
-    rows.add_arithmetic(partial(op), inputs_by_name(call, {{"self", partial(op)}, {"src", partial(op)}}));
-  }
-  return {.rows = rows.take(), .allows_empty_shards = false, .is_legal = nullptr};
+  add_dims_alike(rows, with_whole_dim(call));
+  rows.add_arithmetic_partials(kLinearOps, {"self", "src"});
+  return rows.refusing_empty_shards();
 }
 
-// bucketize(self, boundaries): how many boundaries lie below adds up over these, and grows with self.
+// bucketize(self, boundaries): the number of boundaries below an element. Numbers of shards of the boundaries
+// add up, and larger elements have larger numbers.
 Rows bucketize(const OpCall& call) {
   RowList rows(call);
   if (!has_tensor(call, "self")) {
     return {};
   }
   for (int64_t dim = 0; dim < call.tensor("self").num_dims(); ++dim) {
-    rows.add(any_shard(dim), inputs_by_name(call, {{"self", any_shard(dim)}}));
+    rows.add_alike(any_shard(dim), {"self"});
   }
-  rows.add(partial(), inputs_by_name(call, {{"boundaries", any_shard(0)}}));
-  for (const auto op : kOrderOps) {
-    rows.add_arithmetic(partial(op), inputs_by_name(call, {{"self", partial(op)}}));
-  }
-  return {.rows = rows.take(), .allows_empty_shards = false, .is_legal = nullptr};
+  rows.add(partial(), {{"boundaries", any_shard(0)}});
+  rows.add_arithmetic_partials(kOrderOps, {"self"});
+  return rows.refusing_empty_shards();
 }
 
 }  // namespace
 
 void add_indexing_rules(RuleTable& table) {
   table.add_overloads({"aten::index.Tensor", "aten::index.Tensor_out", "aten::_unsafe_index.Tensor"}, index);
-  table.add_all_overloads({"aten::index_put", "aten::_index_put_impl", "aten::_unsafe_index_put"}, index_put);
-  table.add_all_overloads({"aten::index_select"}, index_select);
-  table.add_all_overloads({"aten::gather"}, gather);
-  table.add_all_overloads({"aten::index_fill"}, index_fill);
-  table.add_all_overloads({"aten::index_copy", "aten::index_reduce"}, index_written);
-  table.add_all_overloads({"aten::index_add"}, index_add);
-  table.add_all_overloads({"aten::scatter", "aten::scatter_reduce"}, scatter);
-  table.add_all_overloads({"aten::scatter_add"}, scatter_add);
-  table.add_all_overloads({"aten::bucketize"}, bucketize);
+  table.add_operators({"aten::index_put", "aten::_index_put_impl", "aten::_unsafe_index_put"}, index_put);
+  table.add_operators({"aten::index_select"}, index_select);
+  table.add_operators({"aten::gather"}, gather);
+  table.add_operators({"aten::index_fill"}, index_fill);
+  table.add_operators({"aten::index_copy", "aten::index_reduce"}, index_written);
+  table.add_operators({"aten::index_add"}, index_add);
+  table.add_operators({"aten::scatter", "aten::scatter_reduce"}, scatter);
+  table.add_operators({"aten::scatter_add"}, scatter_add);
+  table.add_operators({"aten::bucketize"}, bucketize);
 }
 
 }  // namespace funcol

@@ -1,4 +1,4 @@
-// Operators that put tensors together, or one into another.
+// Operators that join tensors, write a tensor into another, or compare two.
 #include <algorithm>
 
 #include "propagation/rules/dim_map.h"
@@ -7,18 +7,18 @@
 namespace funcol {
 namespace {
 
-// cat() passes over vectors of no elements, whatever dims the others have.
-bool is_passed_over(const TensorMeta& meta) { return meta.shape == std::vector<int64_t>{0}; }
+// cat() skips vectors without elements, whatever dims the other tensors have.
+bool is_skipped(const TensorMeta& meta) { return meta.shape == std::vector<int64_t>{0}; }
 
 Rows cat(const OpCall& call) {
   RowList rows(call);
-  const auto first = std::ranges::find_if_not(call.tensors, is_passed_over);
+  const auto first = std::ranges::find_if_not(call.tensors, is_skipped);
   const int64_t num_dims = first == call.tensors.end() ? 1 : first->num_dims();
   const auto add = [&](const Placement& placement) {
     std::vector<Placement> inputs;
     inputs.reserve(call.tensors.size());
     for (const auto& meta : call.tensors) {
-      inputs.push_back(is_passed_over(meta) && num_dims != 1 ? replicate() : placement);
+      inputs.push_back(is_skipped(meta) && num_dims != 1 ? replicate() : placement);
     }
     rows.add(placement, std::move(inputs));
   };
@@ -30,26 +30,17 @@ Rows cat(const OpCall& call) {
   for (const auto op : kAllPartialOps) {
     add(partial(op));
   }
-  return {.rows = rows.take(), .allows_empty_shards = true, .is_legal = nullptr};
+  return rows.allowing_empty_shards();
 }
 
 Rows stack(const OpCall& call) {
   RowList rows(call);
-  const int64_t num_dims = call.tensors.at(0).num_dims();
-  const int64_t inserted = dim_argument(call, "dim", num_dims + 1);
-  for (int64_t dim = 0; dim < num_dims; ++dim) {
-    rows.add(any_shard(dim < inserted ? dim : dim + 1),
-             std::vector<Placement>(call.tensors.size(), any_shard(dim)));
-  }
-  for (const auto op : kAllPartialOps) {
-    rows.add_alike(partial(op));
-  }
-  return {.rows = rows.take(), .allows_empty_shards = true, .is_legal = nullptr};
+  add_mapped_dims(rows, with_inserted_dim(call));
+  rows.add_partials(kAllPartialOps);
+  return rows.allowing_empty_shards();
 }
 
-using MakeDimMap = DimMap (*)(const OpCall&);
-
-// A source put in place of elements of self, whose dims go where the map says in the source.
+// A tensor `src` is written over elements of self. The map gives the dims of self in `src`.
 Rule put_into_self(MakeDimMap map_to_source) {
   return [map_to_source](const OpCall& call) {
     RowList rows(call);
@@ -57,32 +48,15 @@ Rule put_into_self(MakeDimMap map_to_source) {
     for (size_t dim = 0; dim < map.size(); ++dim) {
       const auto shard = any_shard(static_cast<int64_t>(dim));
       if (const auto& goes = map[dim]) {
-        rows.add(shard, inputs_by_name(call, {{"self", shard}, {"src", any_shard(*goes)}}));
+        rows.add(shard, {{"self", shard}, {"src", any_shard(*goes)}});
       }
     }
-    for (const auto op : kAllPartialOps) {
-      rows.add_alike(partial(op));
-    }
-    return Rows{.rows = rows.take(), .allows_empty_shards = true, .is_legal = nullptr};
+    rows.add_partials(kAllPartialOps);
+    return rows.allowing_empty_shards();
   };
 }
 
-int64_t num_dims(const OpCall& call) { return call.tensor("self").num_dims(); }
-
-DimMap selected(const OpCall& call) {
-  return without_dims(num_dims(call), {dim_argument(call, "dim", num_dims(call))});
-}
-
-DimMap sliced(const OpCall& call) {
-  return whole_dims(num_dims(call), {dim_argument(call, "dim", num_dims(call))});
-}
-
-DimMap of_diagonal(const OpCall& call) {
-  return without_dims(num_dims(call), {dim_argument(call, "dim1", num_dims(call)),
-                                       dim_argument(call, "dim2", num_dims(call))});
-}
-
-// constant_pad_nd(self, pad, value): pad lists how much goes before and behind, from the last dim on.
+// constant_pad_nd(self, pad, value): pad lists the sizes in front of and behind dims, the last dim first.
 Rows pad(const OpCall& call) {
   RowList rows(call);
   const auto amounts = call.arg("pad").integers();
@@ -94,34 +68,34 @@ Rows pad(const OpCall& call) {
   }
   add_mapped_dims(rows, whole_dims(num_dims(call), padded));
   for (const auto op : kAllPartialOps) {
-    const bool keeps_constants = op == PartialOp::kAvg || op == PartialOp::kMax || op == PartialOp::kMin;
+    const bool keeps_constants = std::ranges::find(kOpsKeepingConstants, op) != kOpsKeepingConstants.end();
     const bool keeps_0 = op == PartialOp::kSum || op == PartialOp::kProduct;
     if (padded.empty() || keeps_constants || (keeps_0 && real_number(call, "value") == 0.0)) {
       rows.add_alike(partial(op));
     }
   }
-  return {.rows = rows.take(), .allows_empty_shards = true, .is_legal = nullptr};
+  return rows.allowing_empty_shards();
 }
 
-// Whether tensors agree is told by every rank for what it holds.
+// Every rank compares its shards.
 Rows equal(const OpCall& call) {
   RowList rows(call);
   if (call.tensors.at(0).shape == call.tensors.at(1).shape) {
-    add_dims_alike(call, rows, same_dims(call.tensors[0].num_dims()));
+    add_dims_alike(rows, same_dims(num_dims(call)));
   }
-  return {.rows = rows.take(), .allows_empty_shards = true, .is_legal = nullptr};
+  return rows.allowing_empty_shards();
 }
 
 }  // namespace
 
 void add_joining_rules(RuleTable& table) {
-  table.add_all_overloads({"aten::cat"}, cat);
-  table.add_all_overloads({"aten::stack"}, stack);
-  table.add_all_overloads({"aten::select_scatter"}, put_into_self(selected));
-  table.add_all_overloads({"aten::slice_scatter"}, put_into_self(sliced));
-  table.add_all_overloads({"aten::diagonal_scatter"}, put_into_self(of_diagonal));
-  table.add_all_overloads({"aten::constant_pad_nd"}, pad);
-  table.add_all_overloads({"aten::equal", "aten::is_same_size"}, equal);
+  table.add_operators({"aten::cat"}, cat);
+  table.add_operators({"aten::stack"}, stack);
+  table.add_operators({"aten::select_scatter"}, put_into_self(without_dim));
+  table.add_operators({"aten::slice_scatter"}, put_into_self(with_whole_dim));
+  table.add_operators({"aten::diagonal_scatter"}, put_into_self(without_diagonal_dims));
+  table.add_operators({"aten::constant_pad_nd"}, pad);
+  table.add_operators({"aten::equal", "aten::is_same_size"}, equal);
 }
 
 }  // namespace funcol

@@ -1,23 +1,23 @@
-// Decompositions and solvers: the last two dims are a matrix, those in front a batch of them.
+// Decompositions and solvers of matrices: the last two dims are a matrix, the dims in front a batch.
 #include <algorithm>
 
+#include "propagation/rules/dim_map.h"
 #include "propagation/rules/families.h"
-#include "propagation/rules/rows.h"
 
 namespace funcol {
 namespace {
 
-// What an operator's tensors are, all matrices unless named.
+// The arguments of an operator on batches of matrices.
 struct Solver {
-  std::string_view vectors;         // the argument that has one dim less: pivots, factors
-  std::string_view linear_in = {};  // the argument that the first output is linear in
+  std::string_view vectors;         // the argument that is a batch of vectors (pivots, factors)
+  std::string_view linear_in = {};  // the argument in which the first output is linear
 };
 
 std::vector<int64_t> batch_of(const TensorMeta& meta, int64_t num_dims) {
   return {meta.shape.begin(), meta.shape.begin() + num_dims};
 }
 
-// Whether all tensors have the same batch, none broadcast.
+// Whether all tensors have the same batch dims, so that none is broadcast.
 bool have_one_batch(const OpCall& call, std::string_view vectors) {
   const auto names = tensor_names(call);
   const auto& first = call.tensors.at(0);
@@ -32,13 +32,12 @@ bool have_one_batch(const OpCall& call, std::string_view vectors) {
   return true;
 }
 
-// Outputs that are not wanted have no elements and no batch.
+// An output that was not asked for has no elements and no batch.
 Placement output_shard(const std::optional<TensorMeta>& meta, int64_t dim, int64_t size) {
   return meta && dim < meta->num_dims() && meta->shape[dim] == size ? any_shard(dim) : replicate();
 }
 
-Rows solved(const OpCall& call, const Solver& solver) {
-  RowList rows(call);
+void add_solver_rows(const OpCall& call, RowList& rows, const Solver& solver) {
   const auto& first = call.tensors.at(0);
   if (first.num_dims() > 2 && have_one_batch(call, solver.vectors)) {
     for (int64_t dim = 0; dim < first.num_dims() - 2; ++dim) {
@@ -54,17 +53,22 @@ Rows solved(const OpCall& call, const Solver& solver) {
     for (const auto op : kLinearOps) {
       std::vector<Placement> outputs(call.outputs.size(), replicate());
       outputs.at(0) = partial(op);
-      rows.add(outputs, inputs_by_name(call, {{solver.linear_in, partial(op)}}));
+      rows.add(outputs, {{solver.linear_in, partial(op)}});
     }
   }
-  return {.rows = rows.take(), .allows_empty_shards = true, .is_legal = nullptr};
+}
+
+Rows solved(const OpCall& call, const Solver& solver) {
+  RowList rows(call);
+  add_solver_rows(call, rows, solver);
+  return rows.allowing_empty_shards();
 }
 
 Rule batched(const Solver& solver = {}) {
   return [solver](const OpCall& call) { return solved(call, solver); };
 }
 
-// linalg_solve(A, B): B holds vectors if it is as A without its last dim.
+// linalg_solve(A, B): B is a batch of vectors if it has the shape of A without the last dim.
 Rows solve(const OpCall& call) {
   const auto& a = call.tensor("A");
   const auto& b = call.tensor("B");
@@ -72,27 +76,23 @@ Rows solve(const OpCall& call) {
   return solved(call, {.vectors = has_vectors ? "B" : "", .linear_in = "B"});
 }
 
-// linalg_solve_triangular(A, B): batches are broadcast; rows for those of B, the output's.
+// linalg_solve_triangular(A, B): batches are broadcast. More rows shard batch dims of B where A has none.
 Rows solve_triangular(const OpCall& call) {
-  auto result = solved(call, {.vectors = {}, .linear_in = "B"});
+  RowList rows(call);
+  add_solver_rows(call, rows, {.vectors = {}, .linear_in = "B"});
   const auto& a = call.tensor("self");
   const auto& b = call.tensor("B");
-  if (a.num_dims() > b.num_dims()) {
-    return result;
-  }
-  RowList rows(call);
-  for (int64_t dim = 0; dim < b.num_dims() - 2; ++dim) {
-    const int64_t own = dim - (b.num_dims() - a.num_dims());
+  const int64_t more_dims = b.num_dims() - a.num_dims();
+  for (int64_t dim = 0; more_dims >= 0 && dim < b.num_dims() - 2; ++dim) {
+    const int64_t own = dim - more_dims;
     if (own < 0 || (a.shape[own] == 1 && b.shape[dim] != 1)) {
-      rows.add(any_shard(dim), inputs_by_name(call, {{"B", any_shard(dim)}}));
+      rows.add_alike(any_shard(dim), {"B"});
     }
   }
-  const auto broadcast = rows.take();
-  result.rows.insert(result.rows.end(), broadcast.begin(), broadcast.end());
-  return result;
+  return rows.allowing_empty_shards();
 }
 
-// linalg_pinv(self, atol, rtol): tolerances for each matrix are not told apart here.
+// linalg_pinv(self, atol, rtol): no rows if each matrix has a tolerance of its own.
 Rows pseudo_inverse(const OpCall& call) {
   RowList rows(call);
   for (size_t i = 1; i < call.tensors.size(); ++i) {
@@ -101,40 +101,38 @@ Rows pseudo_inverse(const OpCall& call) {
     }
   }
   for (int64_t dim = 0; dim < call.tensor("self").num_dims() - 2; ++dim) {
-    rows.add(any_shard(dim), inputs_by_name(call, {{"self", any_shard(dim)}}));
+    rows.add_alike(any_shard(dim), {"self"});
   }
-  return {.rows = rows.take(), .allows_empty_shards = true, .is_legal = nullptr};
+  return rows.allowing_empty_shards();
 }
 
-// Every rank looks at what it holds.
+// Every rank checks its shard.
 Rows checked(const OpCall& call) {
   RowList rows(call);
-  for (int64_t dim = 0; dim < call.tensors.at(0).num_dims(); ++dim) {
-    rows.add_alike(any_shard(dim));
-  }
-  return {.rows = rows.take(), .allows_empty_shards = true, .is_legal = nullptr};
+  add_mapped_dims(rows, same_dims(num_dims(call)));
+  return rows.allowing_empty_shards();
 }
 
 }  // namespace
 
 void add_linear_algebra_rules(RuleTable& table) {
-  table.add_all_overloads(
+  table.add_operators(
       {"aten::_linalg_det", "aten::_linalg_eigh", "aten::_linalg_slogdet", "aten::_linalg_svd",
        "aten::cholesky", "aten::cholesky_inverse", "aten::geqrf", "aten::linalg_cholesky_ex",
        "aten::linalg_eig", "aten::linalg_inv_ex", "aten::linalg_ldl_factor_ex", "aten::linalg_lu",
        "aten::linalg_lu_factor_ex", "aten::linalg_matrix_exp", "aten::linalg_qr"},
       batched());
-  table.add_all_overloads({"aten::linalg_householder_product"}, batched({.vectors = "tau"}));
-  table.add_all_overloads({"aten::lu_unpack"}, batched({.vectors = "LU_pivots"}));
-  table.add_all_overloads({"aten::ormqr"}, batched({.vectors = "input2", .linear_in = "input3"}));
-  table.add_all_overloads({"aten::linalg_ldl_solve", "aten::linalg_lu_solve"},
-                          batched({.vectors = "pivots", .linear_in = "B"}));
-  table.add_all_overloads({"aten::cholesky_solve", "aten::triangular_solve"},
-                          batched({.vectors = {}, .linear_in = "self"}));
-  table.add_all_overloads({"aten::linalg_solve_triangular"}, solve_triangular);
-  table.add_all_overloads({"aten::_linalg_solve_ex"}, solve);
-  table.add_all_overloads({"aten::linalg_pinv"}, pseudo_inverse);
-  table.add_all_overloads({"aten::_linalg_check_errors"}, checked);
+  table.add_operators({"aten::linalg_householder_product"}, batched({.vectors = "tau"}));
+  table.add_operators({"aten::lu_unpack"}, batched({.vectors = "LU_pivots"}));
+  table.add_operators({"aten::ormqr"}, batched({.vectors = "input2", .linear_in = "input3"}));
+  table.add_operators({"aten::linalg_ldl_solve", "aten::linalg_lu_solve"},
+                      batched({.vectors = "pivots", .linear_in = "B"}));
+  table.add_operators({"aten::cholesky_solve", "aten::triangular_solve"},
+                      batched({.vectors = {}, .linear_in = "self"}));
+  table.add_operators({"aten::linalg_solve_triangular"}, solve_triangular);
+  table.add_operators({"aten::_linalg_solve_ex"}, solve);
+  table.add_operators({"aten::linalg_pinv"}, pseudo_inverse);
+  table.add_operators({"aten::_linalg_check_errors"}, checked);
 }
 
 }  // namespace funcol

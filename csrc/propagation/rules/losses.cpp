@@ -1,4 +1,4 @@
-// Losses: the negative log likelihood, and those that are made element by element and then reduced.
+// Losses: the negative log likelihood, and losses that reduce the results of single elements.
 #include "propagation/rules/families.h"
 #include "propagation/rules/pointwise.h"
 #include "propagation/rules/rows.h"
@@ -6,61 +6,63 @@
 namespace funcol {
 namespace {
 
-// torch.nn's reductions, as its operators number them.
+// The values of `reduction`: torch.nn.functional's numbers.
 constexpr int64_t kNone = 0;
 constexpr int64_t kMean = 1;
 constexpr int64_t kSum = 2;
 
-// The dim of the classes, which every rank needs whole: the target has no such dim.
+// The dim of the classes, which every rank needs whole. The target has no such dim.
 int64_t class_dim(const TensorMeta& self) { return self.num_dims() >= 2 ? 1 : 0; }
+
+// The dims of self outside of the classes, and where they are in the target.
+std::vector<std::pair<Placement, Placement>> shards_of_self_and_target(const TensorMeta& self) {
+  std::vector<std::pair<Placement, Placement>> shards;
+  for (int64_t dim = 0; dim < self.num_dims(); ++dim) {
+    if (dim != class_dim(self)) {
+      shards.emplace_back(any_shard(dim), any_shard(dim < class_dim(self) ? dim : dim - 1));
+    }
+  }
+  return shards;
+}
 
 // (output, total_weight) of nll_loss(self, target, weight, reduction).
 Rows nll_loss(const OpCall& call) {
   RowList rows(call);
-  const auto& self = call.tensor("self");
   const int64_t reduction = call.arg("reduction").integer();
-  for (int64_t dim = 0; dim < self.num_dims(); ++dim) {
-    if (dim == class_dim(self) || reduction == kMean) {
-      continue;
-    }
-    const auto of_target = any_shard(dim < class_dim(self) ? dim : dim - 1);
+  if (reduction == kMean) {
+    return {};
+  }
+  for (const auto& [of_self, of_target] : shards_of_self_and_target(call.tensor("self"))) {
     const std::vector<Placement> outputs =
         reduction == kSum ? std::vector{partial(), partial()} : std::vector{of_target, replicate()};
-    rows.add(outputs, inputs_by_name(call, {{"self", any_shard(dim)}, {"target", of_target}}));
+    rows.add(outputs, {{"self", of_self}, {"target", of_target}});
   }
-  return {.rows = rows.take(), .allows_empty_shards = false, .is_legal = nullptr};
+  return rows.refusing_empty_shards();
 }
 
-// The total weight is read for means alone: otherwise it may stay pending.
+// Only the gradient of a mean reads the total weight. Else the total weight may stay partial.
 Rows nll_loss_backward(const OpCall& call) {
   RowList rows(call);
-  const auto& self = call.tensor("self");
   const int64_t reduction = call.arg("reduction").integer();
   std::vector<Placement> total_weights{replicate()};
   if (reduction != kMean) {
     total_weights.push_back(partial());
   }
   for (const auto& total_weight : total_weights) {
-    for (int64_t dim = 0; dim < self.num_dims(); ++dim) {
-      if (dim == class_dim(self)) {
-        continue;
-      }
-      const auto of_target = any_shard(dim < class_dim(self) ? dim : dim - 1);
-      rows.add(any_shard(dim),
-               inputs_by_name(call, {{"grad_output", reduction == kNone ? of_target : replicate()},
-                                     {"self", any_shard(dim)},
-                                     {"target", of_target},
-                                     {"total_weight", total_weight}}));
+    for (const auto& [of_self, of_target] : shards_of_self_and_target(call.tensor("self"))) {
+      rows.add(of_self, {{"grad_output", reduction == kNone ? of_target : replicate()},
+                         {"self", of_self},
+                         {"target", of_target},
+                         {"total_weight", total_weight}});
     }
     for (const auto op : kLinearOps) {
-      rows.add_arithmetic(
-          partial(op), inputs_by_name(call, {{"grad_output", partial(op)}, {"total_weight", total_weight}}));
+      rows.add_arithmetic(partial(op), {{"grad_output", partial(op)}, {"total_weight", total_weight}});
     }
   }
   if (reduction != kMean) {
-    rows.add(replicate(), inputs_by_name(call, {{"total_weight", partial()}}));
+    rows.add(replicate(), {{"total_weight", partial()}});
   }
-  return {.rows = rows.take(), .allows_empty_shards = false, .is_legal = nullptr};
+  return rows.refusing_empty_shards();
 }
 
 bool all_cut_evenly(const OpCall& call, const Composition& composition, const Mesh& mesh) {
@@ -74,46 +76,41 @@ bool all_cut_evenly(const OpCall& call, const Composition& composition, const Me
   return true;
 }
 
-// mse_loss(self, target, reduction) and its like: the mean of means is that of all where every rank has as
-// many elements.
+// mse_loss(self, target, reduction) and similar losses. The mean is the average of the ranks' means if all
+// ranks have equally many elements.
 Rows elementwise_loss(const OpCall& call) {
-  RowList cut(call);
-  add_broadcast_rows(call, cut);
-  Rows result{.rows = cut.take(), .allows_empty_shards = true, .is_legal = nullptr};
+  RowList rows(call);
+  add_broadcast_rows(call, rows);
   const int64_t reduction = call.arg("reduction").integer();
+  auto result = rows.allowing_empty_shards(reduction == kMean ? all_cut_evenly : nullptr);
   if (reduction != kNone) {
     for (auto& row : result.rows) {
       row.outputs = {partial(reduction == kMean ? PartialOp::kAvg : PartialOp::kSum)};
     }
   }
-  if (reduction == kMean) {
-    result.is_legal = all_cut_evenly;
-  }
   return result;
 }
 
-// The gradient of a mean is divided by the number of elements that the operator sees: these have to be all.
+// The gradient of a mean is divided by the number of elements, so the operator has to see all elements.
 Rows elementwise_loss_backward(const OpCall& call) {
   RowList rows(call);
   if (call.arg("reduction").integer() != kMean) {
     add_broadcast_rows(call, rows);
   }
-  for (const auto op : kLinearOps) {
-    rows.add_arithmetic(partial(op), inputs_by_name(call, {{"grad_output", partial(op)}}));
-  }
-  return {.rows = rows.take(), .allows_empty_shards = true, .is_legal = nullptr};
+  rows.add_arithmetic_partials(kLinearOps, {"grad_output"});
+  return rows.allowing_empty_shards();
 }
 
 }  // namespace
 
 void add_loss_rules(RuleTable& table) {
-  table.add_all_overloads({"aten::nll_loss_forward", "aten::nll_loss2d_forward"}, nll_loss);
-  table.add_all_overloads({"aten::nll_loss_backward", "aten::nll_loss2d_backward"}, nll_loss_backward);
-  table.add_all_overloads(
+  table.add_operators({"aten::nll_loss_forward", "aten::nll_loss2d_forward"}, nll_loss);
+  table.add_operators({"aten::nll_loss_backward", "aten::nll_loss2d_backward"}, nll_loss_backward);
+  table.add_operators(
       {"aten::binary_cross_entropy", "aten::binary_cross_entropy_with_logits", "aten::huber_loss",
        "aten::mse_loss", "aten::smooth_l1_loss", "aten::soft_margin_loss"},
       elementwise_loss);
-  table.add_all_overloads(
+  table.add_operators(
       {"aten::binary_cross_entropy_backward", "aten::huber_loss_backward", "aten::mse_loss_backward",
        "aten::smooth_l1_loss_backward", "aten::soft_margin_loss_backward"},
       elementwise_loss_backward);

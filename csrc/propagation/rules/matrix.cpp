@@ -1,14 +1,14 @@
-// Products of vectors and matrices.
+// Products of vectors and matrices, as contractions.
 #include <algorithm>
 #include <string>
 
+#include "propagation/rules/dim_map.h"
 #include "propagation/rules/families.h"
-#include "propagation/rules/rows.h"
 
 namespace funcol {
 namespace {
 
-// A sum of products over the letters that the result lacks, "mk,kn->mn" for a product of matrices.
+// A sum of products over the letters that the output lacks. "mk,kn->mn" is the product of matrices.
 struct Contraction {
   std::vector<std::string> inputs;
   std::string output;
@@ -19,10 +19,10 @@ std::optional<int64_t> place_of(char letter, const std::string& letters) {
   return place == std::string::npos ? std::nullopt : std::optional(static_cast<int64_t>(place));
 }
 
-// One row of a contraction: the output first.
+// A row: the placement of the output, and those of the inputs.
 using ContractionRow = std::pair<Placement, std::vector<Placement>>;
 
-// Letters cut on one axis, but those in `whole`; then each input pending alone.
+// A row that shards each letter, without the letters of `whole`; then rows with one partial input each.
 std::vector<ContractionRow> contraction_rows(const Contraction& contraction, const std::string& whole = "") {
   std::string letters = contraction.output;
   for (const auto& input : contraction.inputs) {
@@ -60,24 +60,20 @@ Rows contracted(const OpCall& call, const Contraction& contraction) {
   for (const auto& [output, inputs] : contraction_rows(contraction)) {
     rows.add_arithmetic(output, inputs);
   }
-  return {.rows = rows.take(), .allows_empty_shards = true, .is_legal = nullptr};
+  return rows.allowing_empty_shards();
 }
 
 Rule contraction(const Contraction& contraction) {
   return [contraction](const OpCall& call) { return contracted(call, contraction); };
 }
 
-// Where a summand stands that is broadcast to the result.
+// The placement of a summand that is broadcast to the result.
 Placement summand_placement(const TensorMeta& summand, const Placement& result, int64_t num_dims) {
-  if (!result.is_shard()) {
-    return result;
-  }
-  const int64_t dim = result.dim - (num_dims - summand.num_dims());
-  return dim >= 0 && summand.shape[dim] != 1 ? any_shard(dim) : replicate();
+  return result.is_shard() ? broadcast_shard(summand, result.dim, num_dims) : result;
 }
 
-// beta * summand + alpha * contraction. Pending sums take the summand in parts as well; averages take it
-// whole, too.
+// beta * summand + alpha * contraction. The summand of a partial sum is a partial sum. The summand of a
+// partial average is one too, or is replicated.
 Rows contracted_onto(const OpCall& call, const Contraction& contraction, size_t summand_number) {
   RowList rows(call);
   const auto& summand = call.tensors.at(summand_number);
@@ -92,7 +88,7 @@ Rows contracted_onto(const OpCall& call, const Contraction& contraction, size_t 
       add(output, inputs, replicate());
     }
   }
-  return {.rows = rows.take(), .allows_empty_shards = true, .is_legal = nullptr};
+  return rows.allowing_empty_shards();
 }
 
 Rule contraction_onto_self(const Contraction& contraction) {
@@ -111,11 +107,11 @@ Rows linear_layer(const OpCall& call) {
   return has_tensor(call, "bias") ? contracted_onto(call, contraction, 2) : contracted(call, contraction);
 }
 
-// The scale of a matrix of float8 stands for single elements of it, for rows of one block each, or for
-// blocks; or it lies in tiles of 128 rows as one dim.
+// A float8 matrix has one scale, or a scale for each row or each block. The scales have the dims of the
+// matrix, or are one dim of tiles of 128 rows.
 constexpr int64_t kRowsOfATile = 128;
 
-// Nothing if the scale cannot follow: tiles run along the rows that are not summed over.
+// Nothing if the scale cannot be sharded like the matrix: tiles are those of the rows that are not summed.
 std::optional<Placement> scale_placement(const TensorMeta& scale, const Placement& matrix,
                                          int64_t summed_dim) {
   const bool is_one = std::ranges::all_of(scale.shape, [](int64_t size) { return size == 1; });
@@ -128,7 +124,7 @@ std::optional<Placement> scale_placement(const TensorMeta& scale, const Placemen
   return scale.shape.at(matrix.dim) == 1 ? replicate() : any_shard(matrix.dim);
 }
 
-// Whether the blocks of every rank's scale are those of its matrix.
+// Whether every rank's scales are those of its shard of the matrix.
 bool scale_follows(const TensorMeta& matrix, const Layout& matrix_layout, const TensorMeta& scale,
                    const Layout& scale_layout, int64_t summed_dim, const Mesh& mesh) {
   if (scale.num_dims() == 1) {
@@ -167,18 +163,18 @@ Rows scaled_mm(const OpCall& call) {
       continue;
     }
     const auto bias = output == any_shard(1) ? any_shard(0) : replicate();
-    rows.add(output, inputs_by_name(call, {{"self", inputs[0]},
-                                           {"mat2", inputs[1]},
-                                           {"scale_a", *scale_a},
-                                           {"scale_b", *scale_b},
-                                           {"bias", bias}}));
+    rows.add(output, {{"self", inputs[0]},
+                      {"mat2", inputs[1]},
+                      {"scale_a", *scale_a},
+                      {"scale_b", *scale_b},
+                      {"bias", bias}});
   }
-  return {.rows = rows.take(), .allows_empty_shards = false, .is_legal = scales_follow};
+  return rows.refusing_empty_shards(scales_follow);
 }
 
-// Rows of matrices, or columns, have to begin where 16 bytes do: cut along them, they do so on every rank if
-// each piece ends there.
-bool has_aligned_pieces(const TensorMeta& matrix, const Layout& layout, const Mesh& mesh) {
+// The rows of a row-major matrix, and the columns of a column-major one, have to begin at multiples of 16
+// bytes. If they are sharded, every shard therefore has to be a multiple of 16 bytes long.
+bool has_aligned_shards(const TensorMeta& matrix, const Layout& layout, const Mesh& mesh) {
   constexpr int64_t kAlignment = 16;
   const int64_t last = matrix.num_dims() - 1;
   const bool is_column_major =
@@ -192,13 +188,13 @@ bool has_aligned_pieces(const TensorMeta& matrix, const Layout& layout, const Me
 }
 
 bool are_aligned(const OpCall& call, const Composition& composition, const Mesh& mesh) {
-  return has_aligned_pieces(call.tensors[0], composition.inputs[0], mesh) &&
-         has_aligned_pieces(call.tensors[1], composition.inputs[1], mesh);
+  return has_aligned_shards(call.tensors[0], composition.inputs[0], mesh) &&
+         has_aligned_shards(call.tensors[1], composition.inputs[1], mesh);
 }
 
-// _grouped_mm(self, mat2, offs): groups are matrices of a batch, or lie one behind the other along the rows
-// of self, the columns of mat2, or the dim that is summed over. Which rank has the end of a group is not
-// known beforehand: that dim stays whole.
+// _grouped_mm(self, mat2, offs): the groups are the matrices of a batch, or follow each other along the rows
+// of self, the columns of mat2, or the dim that is summed. That dim stays whole, because `offs`, the ends of
+// the groups, is known to the kernel alone.
 Rows grouped_mm(const OpCall& call) {
   if (has_tensor(call, "bias")) {
     return {};
@@ -210,24 +206,24 @@ Rows grouped_mm(const OpCall& call) {
   const std::string whole = is_batch && is_batch2 ? "" : is_batch ? "gn" : is_batch2 ? "gm" : "gk";
   RowList rows(call);
   for (const auto& [output, inputs] : contraction_rows(contraction, whole)) {
-    rows.add_arithmetic(output, inputs_by_name(call, {{"self", inputs[0]}, {"mat2", inputs[1]}}));
+    rows.add_arithmetic(output, {{"self", inputs[0]}, {"mat2", inputs[1]}});
   }
-  return {.rows = rows.take(), .allows_empty_shards = false, .is_legal = are_aligned};
+  return rows.refusing_empty_shards(are_aligned);
 }
 
 }  // namespace
 
 void add_matrix_rules(RuleTable& table) {
-  table.add_all_overloads({"aten::dot", "aten::vdot"}, contraction({{"i", "i"}, ""}));
-  table.add_all_overloads({"aten::mv"}, contraction({{"mk", "k"}, "m"}));
-  table.add_all_overloads({"aten::mm"}, contraction({{"mk", "kn"}, "mn"}));
-  table.add_all_overloads({"aten::bmm"}, contraction({{"bmk", "bkn"}, "bmn"}));
-  table.add_all_overloads({"aten::addmv"}, contraction_onto_self({{"mk", "k"}, "m"}));
-  table.add_all_overloads({"aten::addmm"}, contraction_onto_self({{"mk", "kn"}, "mn"}));
-  table.add_all_overloads({"aten::baddbmm"}, contraction_onto_self({{"bmk", "bkn"}, "bmn"}));
-  table.add_all_overloads({"aten::linear"}, linear_layer);
-  table.add_all_overloads({"aten::_scaled_mm"}, scaled_mm);
-  table.add_all_overloads({"aten::_grouped_mm"}, grouped_mm);
+  table.add_operators({"aten::dot", "aten::vdot"}, contraction({{"i", "i"}, ""}));
+  table.add_operators({"aten::mv"}, contraction({{"mk", "k"}, "m"}));
+  table.add_operators({"aten::mm"}, contraction({{"mk", "kn"}, "mn"}));
+  table.add_operators({"aten::bmm"}, contraction({{"bmk", "bkn"}, "bmn"}));
+  table.add_operators({"aten::addmv"}, contraction_onto_self({{"mk", "k"}, "m"}));
+  table.add_operators({"aten::addmm"}, contraction_onto_self({{"mk", "kn"}, "mn"}));
+  table.add_operators({"aten::baddbmm"}, contraction_onto_self({{"bmk", "bkn"}, "bmn"}));
+  table.add_operators({"aten::linear"}, linear_layer);
+  table.add_operators({"aten::_scaled_mm"}, scaled_mm);
+  table.add_operators({"aten::_grouped_mm"}, grouped_mm);
 }
 
 }  // namespace funcol

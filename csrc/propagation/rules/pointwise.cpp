@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "propagation/rules/dim_map.h"
 #include "propagation/rules/families.h"
 
 namespace funcol {
@@ -13,32 +14,15 @@ bool is_operand(std::string_view name) {
   return std::ranges::find(kNoOperands, name) == kNoOperands.end();
 }
 
-// The size of dim `dim` of a tensor that is broadcast to `num_dims` dims; 1 where it has no such dim.
-int64_t broadcast_size(const TensorMeta& meta, int64_t dim, int64_t num_dims) {
-  const int64_t own = dim - (num_dims - meta.num_dims());
-  return own < 0 ? 1 : meta.shape[own];
-}
-
-// Where the tensor's row entry is for a shard of dim `dim` of the broadcast shape.
-Placement broadcast_shard(const TensorMeta& meta, int64_t dim, const std::vector<int64_t>& shape) {
-  const auto num_dims = static_cast<int64_t>(shape.size());
-  const int64_t own = dim - (num_dims - meta.num_dims());
-  return own >= 0 && meta.shape[own] == shape[dim] ? any_shard(own) : replicate();
-}
-
 void linear(const OpCall& call, RowList& rows) {
-  for (const auto op : kLinearOps) {
-    if (call.tensors.size() == 1) {
-      rows.add_arithmetic(partial(op), {partial(op)});
-    }
+  if (call.tensors.size() == 1) {
+    rows.add_arithmetic_partials(kLinearOps);
   }
 }
 
 void increasing(const OpCall& call, RowList& rows) {
-  for (const auto op : kOrderOps) {
-    if (call.tensors.size() == 1) {
-      rows.add_arithmetic(partial(op), {partial(op)});
-    }
+  if (call.tensors.size() == 1) {
+    rows.add_arithmetic_partials(kOrderOps);
   }
 }
 
@@ -47,7 +31,18 @@ PartialOp reversed(PartialOp op) { return op == PartialOp::kMax ? PartialOp::kMi
 void decreasing(const OpCall& call, RowList& rows) {
   for (const auto op : kOrderOps) {
     if (call.tensors.size() == 1) {
-      rows.add_arithmetic(partial(reversed(op)), {partial(op)});
+      rows.add_arithmetic(partial(reversed(op)), std::vector{partial(op)});
+    }
+  }
+}
+
+// A row for each op and each tensor, in which this tensor alone is partial.
+void add_one_partial(const OpCall& call, RowList& rows, PartialOps ops) {
+  for (const auto op : ops) {
+    for (size_t i = 0; i < call.tensors.size(); ++i) {
+      std::vector<Placement> inputs(call.tensors.size(), replicate());
+      inputs[i] = partial(op);
+      rows.add_arithmetic(partial(op), std::move(inputs));
     }
   }
 }
@@ -56,7 +51,7 @@ bool is_signed(const OpCall& call) {
   return std::ranges::none_of(call.tensors, [](const auto& meta) { return is_unsigned(meta.dtype); });
 }
 
-// Times a factor of this sign, if it is known.
+// The product with a factor. An unknown factor may have any sign.
 void scaled(const OpCall& call, RowList& rows, std::optional<double> factor) {
   linear(call, rows);
   if (factor && *factor > 0) {
@@ -68,26 +63,24 @@ void scaled(const OpCall& call, RowList& rows, std::optional<double> factor) {
 
 void negated(const OpCall& call, RowList& rows) { scaled(call, rows, -1.0); }
 
-// The number that the operator takes beside its tensor, whatever it is called.
+// The number beside the tensor in a product or a quotient.
 std::optional<double> other_number(const OpCall& call) {
   const auto other = real_number(call, "other");
   return other ? other : real_number(call, "scalar");
 }
 
-// factors[0] * self + factors[1] * other, one of which may be a number. What is constant on all ranks shifts
-// averages and extremes as it shifts their elements, but would be summed once a rank.
+// factors[0] * self + factors[1] * other, one of which may be a number. A replicated summand commutes with
+// averages and extremes, but in a sum it would count once for each rank.
 void weighted_sum(const OpCall& call, RowList& rows, const std::vector<double>& factors) {
   const size_t num_tensors = call.tensors.size();
   if (num_tensors == 2) {
-    for (const auto op : kLinearOps) {
-      rows.add_arithmetic(partial(op), {partial(op), partial(op)});
-    }
+    rows.add_arithmetic_partials(kLinearOps);
   }
   for (size_t i = 0; i < num_tensors; ++i) {
     std::vector<Placement> inputs(num_tensors, replicate());
     inputs[i] = partial(PartialOp::kAvg);
     rows.add_arithmetic(partial(PartialOp::kAvg), inputs);
-    // A lone tensor is self, unless self is the number.
+    // A single tensor is self, unless self is the number.
     const double factor = num_tensors == 1 && !has_tensor(call, "self") ? factors[1] : factors[i];
     for (const auto op : kOrderOps) {
       inputs[i] = partial(op);
@@ -98,25 +91,23 @@ void weighted_sum(const OpCall& call, RowList& rows, const std::vector<double>& 
   }
 }
 
-// Unknown factors (complex ones) have no order to keep.
-double factor_or_none(const OpCall& call) {
+// The factor alpha: 1 by default, and 0 for a complex number, which keeps no order.
+double alpha_or_0(const OpCall& call) {
   const auto alpha = real_number(call, "alpha");
   return alpha ? *alpha : call.has_arg("alpha") ? 0.0 : 1.0;
 }
 
-void sum(const OpCall& call, RowList& rows) { weighted_sum(call, rows, {1.0, factor_or_none(call)}); }
-void difference(const OpCall& call, RowList& rows) { weighted_sum(call, rows, {1.0, -factor_or_none(call)}); }
+void sum(const OpCall& call, RowList& rows) { weighted_sum(call, rows, {1.0, alpha_or_0(call)}); }
+void difference(const OpCall& call, RowList& rows) { weighted_sum(call, rows, {1.0, -alpha_or_0(call)}); }
 void reversed_difference(const OpCall& call, RowList& rows) {
-  weighted_sum(call, rows, {-factor_or_none(call), 1.0});
+  weighted_sum(call, rows, {-alpha_or_0(call), 1.0});
 }
 
-// Linear in each of the arguments `linear_in` while the others stay.
-void linear_in_each(const OpCall& call, RowList& rows, std::initializer_list<std::string_view> linear_in) {
-  for (const auto name : linear_in) {
-    for (const auto op : kLinearOps) {
-      if (has_tensor(call, name)) {
-        rows.add_arithmetic(partial(op), inputs_by_name(call, {{name, partial(op)}}));
-      }
+// Linear in each of these arguments while the others are replicated.
+void linear_in_each(const OpCall& call, RowList& rows, ArgumentNames arguments) {
+  for (const auto name : arguments) {
+    if (has_tensor(call, name)) {
+      rows.add_arithmetic_partials(kLinearOps, {name});
     }
   }
 }
@@ -124,11 +115,8 @@ void linear_in_each(const OpCall& call, RowList& rows, std::initializer_list<std
 void product(const OpCall& call, RowList& rows) {
   if (call.tensors.size() == 1) {
     scaled(call, rows, other_number(call));
-    return;
-  }
-  for (const auto op : kLinearOps) {
-    rows.add_arithmetic(partial(op), {partial(op), replicate()});
-    rows.add_arithmetic(partial(op), {replicate(), partial(op)});
+  } else {
+    add_one_partial(call, rows, kLinearOps);
   }
 }
 
@@ -138,10 +126,8 @@ void quotient(const OpCall& call, RowList& rows) {
   }
   if (call.tensors.size() == 1) {
     scaled(call, rows, other_number(call));
-    return;
-  }
-  for (const auto op : kLinearOps) {
-    rows.add_arithmetic(partial(op), {partial(op), replicate()});
+  } else {
+    rows.add_arithmetic_partials(kLinearOps, {"self"});
   }
 }
 
@@ -151,27 +137,18 @@ void linear_in_the_gradient(const OpCall& call, RowList& rows) {
 
 void linear_in_self(const OpCall& call, RowList& rows) { linear_in_each(call, rows, {"self"}); }
 
-// Increasing in each argument: an extreme of one, the others as they are.
-void increasing_in_each(const OpCall& call, RowList& rows) {
-  for (const auto op : kOrderOps) {
-    for (size_t i = 0; i < call.tensors.size(); ++i) {
-      std::vector<Placement> inputs(call.tensors.size(), replicate());
-      inputs[i] = partial(op);
-      rows.add_arithmetic(partial(op), inputs);
-    }
-  }
-}
+void increasing_in_each(const OpCall& call, RowList& rows) { add_one_partial(call, rows, kOrderOps); }
 
 PartialRows extreme(PartialOp op) {
   return [op](const OpCall& call, RowList& rows) {
     increasing_in_each(call, rows);
     if (call.tensors.size() == 2) {
-      rows.add_arithmetic(partial(op), {partial(op), partial(op)});
+      rows.add_arithmetic_partials({&op, 1});
     }
   };
 }
 
-// x where it exceeds the threshold, else a value: increasing unless the value is above the threshold.
+// x above the threshold, else `value`: increasing unless `value` is above the threshold.
 void increasing_threshold(const OpCall& call, RowList& rows) {
   const auto threshold = real_number(call, "threshold");
   const auto value = real_number(call, "value");
@@ -180,80 +157,64 @@ void increasing_threshold(const OpCall& call, RowList& rows) {
   }
 }
 
-// Smaller numbers, NaN from 0 downwards: extremes of what lies above 0 stay there, minima alone.
+// Decreasing above 0, NaN elsewhere. The minimum of several numbers is above 0 only if all of them are.
 void decreasing_above_0(const OpCall& call, RowList& rows) {
   rows.add_arithmetic(partial(PartialOp::kMax),
                       std::vector<Placement>(call.tensors.size(), partial(PartialOp::kMin)));
 }
 
-// Elements of one or the other operand, the same on each rank.
+// where(condition, self, other): all ranks take the same elements.
 void choice(const OpCall& call, RowList& rows) {
   if (!has_tensor(call, "self") || !has_tensor(call, "other") ||
       call.tensor("self").dtype != call.tensor("other").dtype) {
     return;
   }
-  for (const auto op : kAllPartialOps) {
-    rows.add(partial(op), inputs_by_name(call, {{"self", partial(op)}, {"other", partial(op)}}));
-  }
+  rows.add_partials(kAllPartialOps, {"self", "other"});
 }
 
-// A value put in place of elements: once reduced it is still the value for averages and extremes.
-void filled(const OpCall& call, RowList& rows) {
-  for (const auto op : {PartialOp::kAvg, PartialOp::kMax, PartialOp::kMin}) {
-    rows.add_arithmetic(partial(op), inputs_by_name(call, {{"self", partial(op)}}));
-  }
-  if (real_number(call, "value") == 0.0) {
-    rows.add_arithmetic(partial(), inputs_by_name(call, {{"self", partial()}}));
-  }
-}
-
-void interpolated(const OpCall& call, RowList& rows) {
-  for (const auto op : kLinearOps) {
-    rows.add_arithmetic(partial(op), inputs_by_name(call, {{"self", partial(op)}, {"end", partial(op)}}));
-  }
-}
+void interpolated(const OpCall&, RowList& rows) { rows.add_arithmetic_partials(kLinearOps, {"self", "end"}); }
 
 // self + value * tensor1 (* or /) tensor2
-void sum_with_product(const OpCall& call, RowList& rows) {
+void sum_with_product(const OpCall&, RowList& rows) {
   for (const auto op : kLinearOps) {
-    rows.add_arithmetic(partial(op), inputs_by_name(call, {{"self", partial(op)}, {"tensor1", partial(op)}}));
-    rows.add_arithmetic(partial(op), inputs_by_name(call, {{"self", partial(op)}, {"tensor2", partial(op)}}));
+    rows.add_arithmetic(partial(op), {{"self", partial(op)}, {"tensor1", partial(op)}});
+    rows.add_arithmetic(partial(op), {{"self", partial(op)}, {"tensor2", partial(op)}});
   }
 }
 
-void sum_with_quotient(const OpCall& call, RowList& rows) {
-  for (const auto op : kLinearOps) {
-    rows.add_arithmetic(partial(op), inputs_by_name(call, {{"self", partial(op)}, {"tensor1", partial(op)}}));
-  }
+void sum_with_quotient(const OpCall&, RowList& rows) {
+  rows.add_arithmetic_partials(kLinearOps, {"self", "tensor1"});
 }
 
 }  // namespace
 
 void add_broadcast_rows(const OpCall& call, RowList& rows) {
   const auto names = tensor_names(call);
-  int64_t num_dims = 0;
-  for (size_t i = 0; i < call.tensors.size(); ++i) {
-    num_dims = std::max(num_dims, is_operand(names[i]) ? call.tensors[i].num_dims() : 0);
-  }
-  std::vector<int64_t> shape(num_dims, 1);
-  for (int64_t dim = 0; dim < num_dims; ++dim) {
-    for (size_t i = 0; i < call.tensors.size(); ++i) {
-      const int64_t size = is_operand(names[i]) ? broadcast_size(call.tensors[i], dim, num_dims) : 1;
-      shape[dim] = size == 1 ? shape[dim] : size;
+  std::vector<size_t> operands;
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (is_operand(names[i])) {
+      operands.push_back(i);
     }
   }
-  for (int64_t dim = 0; dim < num_dims; ++dim) {
+  const auto shape = broadcast_shape(call, operands);
+  for (int64_t dim = 0; dim < std::ssize(shape); ++dim) {
     std::vector<Placement> outputs;
     outputs.reserve(call.outputs.size());
     for (const auto& meta : call.outputs) {
       outputs.push_back(meta && meta->shape == shape ? any_shard(dim) : replicate());
     }
-    std::vector<Placement> inputs;
-    inputs.reserve(call.tensors.size());
-    for (size_t i = 0; i < call.tensors.size(); ++i) {
-      inputs.push_back(is_operand(names[i]) ? broadcast_shard(call.tensors[i], dim, shape) : replicate());
+    std::vector<Placement> inputs(call.tensors.size(), replicate());
+    for (const size_t operand : operands) {
+      inputs[operand] = broadcast_shard(call.tensors[operand], dim, std::ssize(shape), shape[dim]);
     }
     rows.add(outputs, std::move(inputs));
+  }
+}
+
+void add_filled_partials(const OpCall& call, RowList& rows) {
+  rows.add_arithmetic_partials(kOpsKeepingConstants, {"self"});
+  if (real_number(call, "value") == 0.0) {
+    rows.add_arithmetic(partial(), {{"self", partial()}});
   }
 }
 
@@ -264,154 +225,75 @@ Rule pointwise(PartialRows partial_rows) {
     if (partial_rows) {
       partial_rows(call, rows);
     }
-    return Rows{.rows = rows.take(), .allows_empty_shards = true, .is_legal = nullptr};
+    return rows.allowing_empty_shards();
   };
 }
 
+namespace {
+
+// Operators without rows of partials.
+void add_without_partials(RuleTable& table) {
+  table.add_operators(
+      {"aten::abs",   "aten::acos",        "aten::acosh",        "aten::angle",      "aten::asin",
+       "aten::atan2", "aten::atanh",       "aten::complex",      "aten::copysign",   "aten::cos",
+       "aten::cosh",  "aten::float_power", "aten::floor_divide", "aten::fmod",       "aten::frac",
+       "aten::frexp", "aten::hypot",       "aten::ldexp",        "aten::log",        "aten::log10",
+       "aten::log1p", "aten::log2",        "aten::logit",        "aten::nan_to_num", "aten::nextafter",
+       "aten::polar", "aten::pow",         "aten::reciprocal",   "aten::remainder",  "aten::rsqrt",
+       "aten::sin",   "aten::sinc",        "aten::sqrt",         "aten::square",     "aten::tan",
+       "aten::xlogy"},
+      pointwise());
+  table.add_operators(
+      {"aten::digamma", "aten::erfinv", "aten::i0", "aten::igamma", "aten::igammac", "aten::lgamma",
+       "aten::mvlgamma", "aten::polygamma", "aten::special_entr", "aten::special_i0e", "aten::special_i1",
+       "aten::special_i1e", "aten::special_log_ndtr", "aten::special_ndtri", "aten::special_zeta"},
+      pointwise());
+  table.add_operators(
+      {"aten::special_airy_ai", "aten::special_bessel_j0", "aten::special_bessel_j1",
+       "aten::special_bessel_y0", "aten::special_bessel_y1", "aten::special_modified_bessel_i0",
+       "aten::special_spherical_bessel_j0", "prims::bessel_i0e", "prims::bessel_i1", "prims::bessel_i1e",
+       "prims::bessel_j0", "prims::bessel_j1", "prims::spherical_bessel_j0"},
+      pointwise());
+  table.add_operators(
+      {"aten::special_chebyshev_polynomial_t", "aten::special_chebyshev_polynomial_u",
+       "aten::special_chebyshev_polynomial_v", "aten::special_chebyshev_polynomial_w",
+       "aten::special_hermite_polynomial_h", "aten::special_hermite_polynomial_he",
+       "aten::special_laguerre_polynomial_l", "aten::special_legendre_polynomial_p",
+       "aten::special_shifted_chebyshev_polynomial_t", "aten::special_shifted_chebyshev_polynomial_u",
+       "aten::special_shifted_chebyshev_polynomial_v", "aten::special_shifted_chebyshev_polynomial_w"},
+      pointwise());
+  table.add_operators(
+      {"aten::_prelu_kernel", "aten::celu", "aten::elu", "aten::gelu", "aten::hardswish", "aten::hardtanh",
+       "aten::leaky_relu", "aten::mish", "aten::selu", "aten::silu", "aten::softplus", "aten::softshrink"},
+      pointwise());
+  table.add_operators({"aten::rrelu_with_noise", "aten::rrelu_with_noise_functional"}, pointwise());
+  table.add_operators(
+      {"aten::eq", "aten::ge", "aten::gt", "aten::heaviside", "aten::isfinite", "aten::isinf", "aten::isnan",
+       "aten::isneginf", "aten::isposinf", "aten::le", "aten::lt", "aten::ne", "aten::signbit"},
+      pointwise());
+  table.add_operators(
+      {"aten::__and__",     "aten::__iand__",   "aten::__ilshift__",         "aten::__ior__",
+       "aten::__irshift__", "aten::__ixor__",   "aten::__lshift__",          "aten::__or__",
+       "aten::__rshift__",  "aten::__xor__",    "aten::bitwise_and",         "aten::bitwise_left_shift",
+       "aten::bitwise_not", "aten::bitwise_or", "aten::bitwise_right_shift", "aten::bitwise_xor",
+       "aten::gcd",         "aten::lcm",        "aten::logical_and",         "aten::logical_not",
+       "aten::logical_or",  "aten::logical_xor"},
+      pointwise());
+  table.add_operators(
+      {"prims::abs",       "prims::bitwise_not", "prims::digamma", "prims::div",   "prims::erfcx",
+       "prims::exp2",      "prims::fma",         "prims::frexp",   "prims::gcd",   "prims::hypot",
+       "prims::igamma",    "prims::igammac",     "prims::log2",    "prims::ndtri", "prims::ne",
+       "prims::nextafter", "prims::reciprocal",  "prims::rsqrt",   "prims::sign",  "prims::signbit",
+       "prims::trunc",     "prims::zeta"},
+      pointwise());
+}
+
+}  // namespace
+
 void add_pointwise_rules(RuleTable& table) {
-  table.add_all_overloads({"aten::__ilshift__",
-                           "aten::__irshift__",
-                           "aten::__ixor__",
-                           "aten::__iand__",
-                           "aten::__ior__",
-                           "aten::__lshift__",
-                           "aten::__rshift__",
-                           "aten::__xor__",
-                           "aten::__and__",
-                           "aten::__or__",
-                           "aten::_prelu_kernel",
-                           "aten::abs",
-                           "aten::acos",
-                           "aten::acosh",
-                           "aten::angle",
-                           "aten::asin",
-                           "aten::atan2",
-                           "aten::atanh",
-                           "aten::bitwise_and",
-                           "aten::bitwise_left_shift",
-                           "aten::bitwise_not",
-                           "aten::bitwise_or",
-                           "aten::bitwise_right_shift",
-                           "aten::bitwise_xor",
-                           "aten::complex",
-                           "aten::copysign",
-                           "aten::cos",
-                           "aten::cosh",
-                           "aten::digamma",
-                           "aten::eq",
-                           "aten::erfinv",
-                           "aten::float_power",
-                           "aten::floor_divide",
-                           "aten::fmod",
-                           "aten::frac",
-                           "aten::frexp",
-                           "aten::gcd",
-                           "aten::ge",
-                           "aten::gelu",
-                           "aten::gt",
-                           "aten::hardswish",
-                           "aten::heaviside",
-                           "aten::hypot",
-                           "aten::i0",
-                           "aten::igamma",
-                           "aten::igammac",
-                           "aten::isfinite",
-                           "aten::isinf",
-                           "aten::isnan",
-                           "aten::isneginf",
-                           "aten::isposinf",
-                           "aten::lcm",
-                           "aten::ldexp",
-                           "aten::le",
-                           "aten::lgamma",
-                           "aten::log",
-                           "aten::log10",
-                           "aten::log1p",
-                           "aten::log2",
-                           "aten::logical_and",
-                           "aten::logical_not",
-                           "aten::logical_or",
-                           "aten::logical_xor",
-                           "aten::logit",
-                           "aten::lt",
-                           "aten::mish",
-                           "aten::mvlgamma",
-                           "aten::nan_to_num",
-                           "aten::ne",
-                           "aten::nextafter",
-                           "aten::polar",
-                           "aten::polygamma",
-                           "aten::pow",
-                           "aten::reciprocal",
-                           "aten::remainder",
-                           "aten::rrelu_with_noise",
-                           "aten::rrelu_with_noise_functional",
-                           "aten::rsqrt",
-                           "aten::signbit",
-                           "aten::silu",
-                           "aten::sin",
-                           "aten::sinc",
-                           "aten::special_airy_ai",
-                           "aten::special_bessel_j0",
-                           "aten::special_bessel_j1",
-                           "aten::special_bessel_y0",
-                           "aten::special_bessel_y1",
-                           "aten::special_chebyshev_polynomial_t",
-                           "aten::special_chebyshev_polynomial_u",
-                           "aten::special_chebyshev_polynomial_v",
-                           "aten::special_chebyshev_polynomial_w",
-                           "aten::special_entr",
-                           "aten::special_hermite_polynomial_h",
-                           "aten::special_hermite_polynomial_he",
-                           "aten::special_i0e",
-                           "aten::special_i1",
-                           "aten::special_i1e",
-                           "aten::special_laguerre_polynomial_l",
-                           "aten::special_legendre_polynomial_p",
-                           "aten::special_log_ndtr",
-                           "aten::special_modified_bessel_i0",
-                           "aten::special_ndtri",
-                           "aten::special_shifted_chebyshev_polynomial_t",
-                           "aten::special_shifted_chebyshev_polynomial_u",
-                           "aten::special_shifted_chebyshev_polynomial_v",
-                           "aten::special_shifted_chebyshev_polynomial_w",
-                           "aten::special_spherical_bessel_j0",
-                           "aten::special_zeta",
-                           "aten::sqrt",
-                           "aten::square",
-                           "aten::tan",
-                           "aten::xlogy",
-                           "prims::abs",
-                           "prims::bessel_i0e",
-                           "prims::bessel_i1",
-                           "prims::bessel_i1e",
-                           "prims::bessel_j0",
-                           "prims::bessel_j1",
-                           "prims::bitwise_not",
-                           "prims::digamma",
-                           "prims::div",
-                           "prims::erfcx",
-                           "prims::exp2",
-                           "prims::fma",
-                           "prims::frexp",
-                           "prims::gcd",
-                           "prims::hypot",
-                           "prims::igamma",
-                           "prims::igammac",
-                           "prims::log2",
-                           "prims::ndtri",
-                           "prims::ne",
-                           "prims::nextafter",
-                           "prims::reciprocal",
-                           "prims::rsqrt",
-                           "prims::sign",
-                           "prims::signbit",
-                           "prims::spherical_bessel_j0",
-                           "prims::trunc",
-                           "prims::zeta"},
-                          pointwise());
-  table.add_all_overloads({"aten::_conj", "aten::conj_physical", "prims::conj_physical"}, pointwise(linear));
-  table.add_all_overloads(
+  add_without_partials(table);
+  table.add_operators({"aten::_conj", "aten::conj_physical", "prims::conj_physical"}, pointwise(linear));
+  table.add_operators(
       {"aten::asinh",   "aten::atan",       "aten::ceil",        "aten::deg2rad",
        "aten::erf",     "aten::exp",        "aten::exp2",        "aten::expm1",
        "aten::floor",   "aten::hardshrink", "aten::hardsigmoid", "aten::rad2deg",
@@ -419,34 +301,30 @@ void add_pointwise_rules(RuleTable& table) {
        "aten::sigmoid", "aten::sign",       "aten::sinh",        "aten::special_modified_bessel_i1",
        "aten::tanh",    "aten::trunc"},
       pointwise(increasing));
-  table.add_all_overloads({"aten::erfc", "aten::special_erfcx"}, pointwise(decreasing));
-  table.add_all_overloads(
-      {"aten::special_modified_bessel_k0", "aten::special_modified_bessel_k1",
-       "aten::special_scaled_modified_bessel_k0", "aten::special_scaled_modified_bessel_k1"},
-      pointwise(decreasing_above_0));
-  table.add_all_overloads({"aten::celu", "aten::elu", "aten::hardtanh", "aten::leaky_relu", "aten::selu",
-                           "aten::softplus", "aten::softshrink"},
-                          pointwise());
-  table.add_all_overloads({"aten::threshold"}, pointwise(increasing_threshold));
-  table.add_all_overloads({"aten::neg"}, pointwise(negated));
-  table.add_all_overloads({"aten::add"}, pointwise(sum));
-  table.add_all_overloads({"aten::sub"}, pointwise(difference));
-  table.add_all_overloads({"aten::rsub"}, pointwise(reversed_difference));
-  table.add_all_overloads({"aten::mul"}, pointwise(product));
-  table.add_all_overloads({"aten::div", "aten::true_divide"}, pointwise(quotient));
-  table.add_all_overloads({"aten::special_xlog1py"}, pointwise(linear_in_self));
-  table.add_all_overloads({"aten::lerp"}, pointwise(interpolated));
-  table.add_all_overloads({"aten::addcmul"}, pointwise(sum_with_product));
-  table.add_all_overloads({"aten::addcdiv"}, pointwise(sum_with_quotient));
-  table.add_all_overloads({"aten::logaddexp", "aten::logaddexp2", "aten::clamp", "aten::clip"},
-                          pointwise(increasing_in_each));
-  table.add_all_overloads({"aten::maximum", "aten::fmax", "aten::clamp_min", "prims::fmax", "prims::maximum"},
-                          pointwise(extreme(PartialOp::kMax)));
+  table.add_operators({"aten::erfc", "aten::special_erfcx"}, pointwise(decreasing));
+  table.add_operators({"aten::special_modified_bessel_k0", "aten::special_modified_bessel_k1",
+                       "aten::special_scaled_modified_bessel_k0", "aten::special_scaled_modified_bessel_k1"},
+                      pointwise(decreasing_above_0));
+  table.add_operators({"aten::threshold"}, pointwise(increasing_threshold));
+  table.add_operators({"aten::neg"}, pointwise(negated));
+  table.add_operators({"aten::add"}, pointwise(sum));
+  table.add_operators({"aten::sub"}, pointwise(difference));
+  table.add_operators({"aten::rsub"}, pointwise(reversed_difference));
+  table.add_operators({"aten::mul"}, pointwise(product));
+  table.add_operators({"aten::div", "aten::true_divide"}, pointwise(quotient));
+  table.add_operators({"aten::special_xlog1py"}, pointwise(linear_in_self));
+  table.add_operators({"aten::lerp"}, pointwise(interpolated));
+  table.add_operators({"aten::addcmul"}, pointwise(sum_with_product));
+  table.add_operators({"aten::addcdiv"}, pointwise(sum_with_quotient));
+  table.add_operators({"aten::logaddexp", "aten::logaddexp2", "aten::clamp", "aten::clip"},
+                      pointwise(increasing_in_each));
+  table.add_operators({"aten::maximum", "aten::fmax", "aten::clamp_min", "prims::fmax", "prims::maximum"},
+                      pointwise(extreme(PartialOp::kMax)));
   table.add_overloads({"aten::max.other", "aten::max.out"}, pointwise(extreme(PartialOp::kMax)));
-  table.add_all_overloads({"aten::minimum", "aten::fmin", "aten::clamp_max", "prims::fmin", "prims::minimum"},
-                          pointwise(extreme(PartialOp::kMin)));
+  table.add_operators({"aten::minimum", "aten::fmin", "aten::clamp_max", "prims::fmin", "prims::minimum"},
+                      pointwise(extreme(PartialOp::kMin)));
   table.add_overloads({"aten::min.other", "aten::min.out"}, pointwise(extreme(PartialOp::kMin)));
-  table.add_all_overloads(
+  table.add_operators(
       {"aten::elu_backward", "aten::gelu_backward", "aten::hardshrink_backward", "aten::hardsigmoid_backward",
        "aten::hardswish_backward", "aten::hardtanh_backward", "aten::leaky_relu_backward",
        "aten::logit_backward", "aten::mish_backward", "aten::native_dropout_backward",
@@ -454,7 +332,7 @@ void add_pointwise_rules(RuleTable& table) {
        "aten::softshrink_backward", "aten::tanh_backward", "aten::threshold_backward"},
       pointwise(linear_in_the_gradient));
   table.add_overloads({"aten::where.self", "aten::where.self_out"}, pointwise(choice));
-  table.add_all_overloads({"aten::masked_fill", "aten::fill"}, pointwise(filled));
+  table.add_operators({"aten::masked_fill", "aten::fill"}, pointwise(add_filled_partials));
 }
 
 }  // namespace funcol

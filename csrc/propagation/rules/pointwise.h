@@ -1,17 +1,20 @@
-// Operators whose elements depend on the elements at the same place, as broadcasting pairs them.
+// Pointwise operators: an element depends on the elements at the same indices of the broadcast operands.
 #pragma once
 
 #include "propagation/rules/rows.h"
 
 namespace funcol {
 
-// A row for each dim of what the operands broadcast to: an operand that lacks the dim, or repeats its only
-// index, is replicated. Tensors that are no operands (a learning rate, a count of steps) are replicated, and
-// so are outputs of another shape.
+// Adds a row for each dim of the shape to which the operands are broadcast. Operands that lack or repeat the
+// dim are replicated, as are outputs of another shape and tensors that are no operands (a learning rate).
 void add_broadcast_rows(const OpCall& call, RowList& rows);
 
-// What a family of pointwise operators may do with partials; none where null.
+// Adds the rows of an operator that writes the number `value` over elements of self.
+void add_filled_partials(const OpCall& call, RowList& rows);
+
+// Adds the rows with partials of a family of pointwise operators.
 using PartialRows = std::function<void(const OpCall&, RowList&)>;
+// The rule of a family. Null: the operators have no rows with partials.
 Rule pointwise(PartialRows partial_rows = nullptr);
 
 }  // namespace funcol

@@ -1,4 +1,4 @@
-// Operators that draw numbers: what a rank draws for its part is the caller's to see to.
+// Operators that draw random numbers. The caller gives each rank the random numbers of its shard.
 #include "propagation/rules/dim_map.h"
 #include "propagation/rules/families.h"
 #include "propagation/rules/pointwise.h"
@@ -6,22 +6,20 @@
 namespace funcol {
 namespace {
 
-// multinomial(self, num_samples): samples of each row's classes.
+// multinomial(self, num_samples): samples of the classes, the last dim.
 Rows multinomial(const OpCall& call) {
   RowList rows(call);
-  const int64_t num_dims = call.tensor("self").num_dims();
-  add_mapped_dims(rows, whole_dims(num_dims, {num_dims - 1}));
-  return {.rows = rows.take(), .allows_empty_shards = false, .is_legal = nullptr};
+  add_mapped_dims(rows, whole_dims(num_dims(call), {num_dims(call) - 1}));
+  return rows.refusing_empty_shards();
 }
 
 }  // namespace
 
 void add_random_rules(RuleTable& table) {
-  table.add_all_overloads(
-      {"aten::bernoulli", "aten::exponential", "aten::geometric", "aten::log_normal", "aten::native_dropout",
-       "aten::normal", "aten::normal_functional", "aten::uniform"},
-      pointwise());
-  table.add_all_overloads({"aten::multinomial"}, multinomial);
+  table.add_operators({"aten::bernoulli", "aten::exponential", "aten::geometric", "aten::log_normal",
+                       "aten::native_dropout", "aten::normal", "aten::normal_functional", "aten::uniform"},
+                      pointwise());
+  table.add_operators({"aten::multinomial"}, multinomial);
 }
 
 }  // namespace funcol

@@ -1,6 +1,7 @@
-// Operators that make one element of all along some dims.
+// Reductions along dims.
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "propagation/rules/dim_map.h"
 #include "propagation/rules/families.h"
@@ -8,14 +9,11 @@
 namespace funcol {
 namespace {
 
-// The dims that are reduced; no dims named are all, unless the result shows that none were.
+// The dims that are reduced. An empty list means all dims, unless the result has the shape of the input.
 std::vector<int64_t> reduced_dims(const OpCall& call) {
   const auto& self = call.tensors.at(0);
-  std::vector<int64_t> all;
-  all.reserve(self.num_dims());
-  for (int64_t dim = 0; dim < self.num_dims(); ++dim) {
-    all.push_back(dim);
-  }
+  std::vector<int64_t> all(self.num_dims());
+  std::iota(all.begin(), all.end(), 0);
   const std::string_view name = call.has_arg("dim") ? "dim" : "dims";
   if (!call.has_arg(name) || call.arg(name).is_none()) {
     return all;
@@ -28,25 +26,15 @@ std::vector<int64_t> reduced_dims(const OpCall& call) {
   return dims;
 }
 
-// Dims that are not reduced stay cut.
+// A row for each dim that is not reduced.
 void add_kept_dims(const OpCall& call, RowList& rows) {
-  const auto reduced = reduced_dims(call);
-  const int64_t num_dims = call.tensors[0].num_dims();
-  add_mapped_dims(rows, flag_or(call, "keepdim", false) ? whole_dims(num_dims, reduced)
-                                                        : without_dims(num_dims, reduced));
-}
-
-void add_reduced_dims(const OpCall& call, RowList& rows, PartialOp op) {
-  for (const int64_t dim : reduced_dims(call)) {
-    if (dim < call.tensors[0].num_dims()) {
-      rows.add_arithmetic(partial(op), {any_shard(dim)});
-    }
-  }
+  const auto map = flag_or(call, "keepdim", false) ? whole_dims : without_dims;
+  add_mapped_dims(rows, map(num_dims(call), reduced_dims(call)));
 }
 
 using Check = bool (*)(const Layout&, const Mesh&, int64_t dim, int64_t size);
 
-// Whether what is held of each reduced dim passes.
+// Whether the shards of each reduced dim pass the check.
 template <Check check>
 bool of_reduced_dims(const OpCall& call, const Composition& composition, const Mesh& mesh) {
   return std::ranges::all_of(reduced_dims(call), [&](int64_t dim) {
@@ -55,103 +43,75 @@ bool of_reduced_dims(const OpCall& call, const Composition& composition, const M
   });
 }
 
-// Only dims that stay may be cut.
+// Only dims that are not reduced may be sharded.
 Rows of_whole_dims(const OpCall& call) {
   RowList rows(call);
   add_kept_dims(call, rows);
-  return {.rows = rows.take(), .allows_empty_shards = true, .is_legal = nullptr};
+  return rows.allowing_empty_shards();
 }
 
-// Nothing along the dim is 0.
-Rows sum(const OpCall& call) {
-  RowList rows(call);
-  add_kept_dims(call, rows);
-  add_reduced_dims(call, rows, PartialOp::kSum);
-  for (const auto op : kLinearOps) {
-    rows.add_arithmetic(partial(op), {partial(op)});
-  }
-  return {.rows = rows.take(), .allows_empty_shards = true, .is_legal = nullptr};
-}
-
-// Adds what is made of elements one by one: neither NaNs that are passed over nor powers go on pending.
-Rows sum_of_mapped(const OpCall& call) {
-  RowList rows(call);
-  add_kept_dims(call, rows);
-  add_reduced_dims(call, rows, PartialOp::kSum);
-  return {.rows = rows.take(), .allows_empty_shards = true, .is_legal = nullptr};
-}
-
-Rows product(const OpCall& call) {
-  RowList rows(call);
-  add_kept_dims(call, rows);
-  add_reduced_dims(call, rows, PartialOp::kProduct);
-  rows.add_arithmetic(partial(PartialOp::kProduct), {partial(PartialOp::kProduct)});
-  return {.rows = rows.take(), .allows_empty_shards = true, .is_legal = nullptr};
-}
-
-// The mean of means is that of all where every rank has as many elements.
-Rows mean(const OpCall& call) {
-  RowList rows(call);
-  add_kept_dims(call, rows);
-  add_reduced_dims(call, rows, PartialOp::kAvg);
-  for (const auto op : {PartialOp::kAvg, PartialOp::kSum}) {
-    rows.add_arithmetic(partial(op), {partial(op)});
-  }
-  return {.rows = rows.take(), .allows_empty_shards = true, .is_legal = of_reduced_dims<is_cut_evenly>};
-}
-
-// There is no extreme of nothing.
-Rule extreme(PartialOp op) {
-  return [op](const OpCall& call) {
+// `op` reduces the results of shards of a reduced dim. The reductions `commuting` commute with the operator.
+Rule reduction(PartialOp op, std::vector<PartialOp> commuting, LegalityCheck is_legal = nullptr) {
+  return [op, commuting = std::move(commuting), is_legal = std::move(is_legal)](const OpCall& call) {
     RowList rows(call);
     add_kept_dims(call, rows);
-    add_reduced_dims(call, rows, op);
-    rows.add_arithmetic(partial(op), {partial(op)});
-    return Rows{
-        .rows = rows.take(), .allows_empty_shards = true, .is_legal = of_reduced_dims<leaves_none_empty>};
+    for (const int64_t dim : reduced_dims(call)) {
+      if (dim < num_dims(call)) {
+        rows.add_arithmetic(partial(op), {any_shard(dim)});
+      }
+    }
+    rows.add_arithmetic_partials(commuting);
+    return rows.allowing_empty_shards(is_legal);
   };
 }
 
-// linalg_vector_norm(self, ord), norm(self, p): 2 unless it is given.
+// Sums the elements after a change of each: nansum, sums of powers.
+Rule sum_of_mapped() { return reduction(PartialOp::kSum, {}); }
+
+// The mean is the average of the ranks' means if all ranks have equally many elements.
+Rule mean() {
+  return reduction(PartialOp::kAvg, {PartialOp::kAvg, PartialOp::kSum}, of_reduced_dims<is_cut_evenly>);
+}
+
+// An empty shard has no extreme.
+Rule extreme(PartialOp op) { return reduction(op, {op}, of_reduced_dims<leaves_none_empty>); }
+
+// The order of linalg_vector_norm(self, ord) or norm(self, p), which is 2 by default.
 NormOrder norm_order(const OpCall& call) {
   const std::string_view name = call.has_arg("ord") ? "ord" : "p";
   return {real_number(call, name).value_or(2), !std::holds_alternative<double>(call.arg(name).value)};
 }
 
-// Norms of parts make up that of the whole; but neither sums nor extremes of what has signs have the norm of
-// theirs, so nothing goes on pending.
+// The norm of a tensor is the norm of its shards' norms. Elements have signs: no reduction commutes with it.
 Rows norm(const OpCall& call) {
   RowList rows(call);
   add_kept_dims(call, rows);
   const auto order = norm_order(call);
-  const bool has_parts = !std::isnan(order.value);
-  const auto pending = std::isinf(order.value) ? partial(order.value > 0 ? PartialOp::kMax : PartialOp::kMin)
-                       : order.value == 0      ? partial()
-                                               : Placement::norm_partial(order);
+  const auto of_shards = std::isinf(order.value)
+                             ? partial(order.value > 0 ? PartialOp::kMax : PartialOp::kMin)
+                         : order.value == 0 ? partial()
+                                            : Placement::norm_partial(order);
   for (const int64_t dim : reduced_dims(call)) {
-    if (has_parts && dim < call.tensors[0].num_dims()) {
-      rows.add(pending, {any_shard(dim)});
+    if (!std::isnan(order.value) && dim < num_dims(call)) {
+      rows.add(of_shards, {any_shard(dim)});
     }
   }
-  // Of nothing there is none of these.
+  // An empty shard has no norm of these orders.
   const bool needs_elements = order.value < 0 || std::isinf(order.value);
-  return {.rows = rows.take(),
-          .allows_empty_shards = true,
-          .is_legal = needs_elements ? of_reduced_dims<leaves_none_empty> : nullptr};
+  return rows.allowing_empty_shards(needs_elements ? of_reduced_dims<leaves_none_empty> : nullptr);
 }
 
-// histc(self, bins, min, max): bins are known beforehand if their range is; equal bounds mean that of the
-// data.
+// histc(self, bins, min, max): counts of shards add up, unless the bounds are those of the elements.
 Rows histogram(const OpCall& call) {
   RowList rows(call);
   const auto min = real_number(call, "min");
   const auto max = real_number(call, "max");
-  for (int64_t dim = 0; dim < call.tensors.at(0).num_dims(); ++dim) {
+  for (int64_t dim = 0; dim < num_dims(call); ++dim) {
     if (min && max && *min < *max) {
       rows.add(partial(), {any_shard(dim)});
     }
   }
-  return {.rows = rows.take(), .allows_empty_shards = true, .is_legal = nullptr};
+  return rows.allowing_empty_shards();
 }
 
 Rows on_whole_tensors(const OpCall&) { return {}; }
@@ -159,28 +119,29 @@ Rows on_whole_tensors(const OpCall&) { return {}; }
 }  // namespace
 
 void add_reduction_rules(RuleTable& table) {
-  table.add_all_overloads({"aten::sum", "prims::sum"}, sum);
-  table.add_all_overloads({"aten::nansum", "aten::linalg__powsum"}, sum_of_mapped);
-  table.add_overloads({"aten::_foreach_powsum.Scalar"}, sum_of_mapped);
-  table.add_all_overloads({"aten::prod", "prims::prod"}, product);
-  table.add_all_overloads({"aten::mean"}, mean);
-  table.add_all_overloads({"aten::amax", "prims::amax"}, extreme(PartialOp::kMax));
-  table.add_all_overloads({"aten::amin", "prims::amin"}, extreme(PartialOp::kMin));
+  table.add_operators({"aten::sum", "prims::sum"},
+                      reduction(PartialOp::kSum, {PartialOp::kSum, PartialOp::kAvg}));
+  table.add_operators({"aten::nansum", "aten::linalg__powsum"}, sum_of_mapped());
+  table.add_overloads({"aten::_foreach_powsum.Scalar"}, sum_of_mapped());
+  table.add_operators({"aten::prod", "prims::prod"}, reduction(PartialOp::kProduct, {PartialOp::kProduct}));
+  table.add_operators({"aten::mean"}, mean());
+  table.add_operators({"aten::amax", "prims::amax"}, extreme(PartialOp::kMax));
+  table.add_operators({"aten::amin", "prims::amin"}, extreme(PartialOp::kMin));
   table.add_overloads({"aten::max", "aten::max.unary_out", "aten::_foreach_max"}, extreme(PartialOp::kMax));
   table.add_overloads({"aten::min", "aten::min.unary_out"}, extreme(PartialOp::kMin));
   table.add_overloads(
       {"aten::max.dim", "aten::max.dim_max", "aten::min.dim", "aten::min.dim_min", "aten::median.dim",
        "aten::median.dim_values", "aten::nanmedian.dim", "aten::nanmedian.dim_values"},
       of_whole_dims);
-  table.add_all_overloads(
+  table.add_operators(
       {"aten::all", "aten::any", "aten::argmax", "aten::argmin", "aten::kthvalue", "aten::logsumexp",
        "aten::mode", "aten::std", "aten::var", "aten::std_mean", "aten::var_mean", "prims::var"},
       of_whole_dims);
-  table.add_all_overloads({"aten::linalg_vector_norm", "aten::norm"}, norm);
-  table.add_all_overloads({"aten::histc"}, histogram);
+  table.add_operators({"aten::linalg_vector_norm", "aten::norm"}, norm);
+  table.add_operators({"aten::histc"}, histogram);
   table.add_overloads({"aten::median", "aten::median.out", "aten::nanmedian", "aten::nanmedian.out"},
                       on_whole_tensors);
-  table.add_all_overloads({"aten::_local_scalar_dense"}, on_whole_tensors);
+  table.add_operators({"aten::_local_scalar_dense"}, on_whole_tensors);
 }
 
 }  // namespace funcol

@@ -4,8 +4,8 @@
 #include <functional>
 #include <set>
 
+#include "propagation/rules/dim_map.h"
 #include "propagation/rules/families.h"
-#include "propagation/rules/rows.h"
 
 namespace funcol {
 namespace {
@@ -19,7 +19,7 @@ std::vector<int64_t> sizes_of(const std::vector<int64_t>& dims, const std::vecto
   return sizes;
 }
 
-// What a rank holds of a group's dims, as one dim.
+// The indices of the rank at `coordinate` in a group's dims, flattened to one.
 Intervals held_of(const std::vector<int64_t>& dims, const std::vector<int64_t>& shape, const Layout& layout,
                   const Mesh& mesh, const Coordinate& coordinate) {
   std::vector<Intervals> held;
@@ -37,10 +37,10 @@ void add_axes_cutting(const std::vector<int64_t>& dims, const Layout& layout, st
   }
 }
 
-// Whether what a rank holds of the dims moves by as much for each step along an axis: all parts are as long,
-// and no cut goes through what an earlier one has left in pieces.
-bool is_the_same_moved(const std::vector<int64_t>& dims, const std::vector<int64_t>& shape,
-                       const Layout& layout, const Mesh& mesh) {
+// Whether each step along an axis moves a rank's indices of the dims by the same number: all shards have one
+// size, and no axis cuts the pieces of a strided shard.
+bool is_translated(const std::vector<int64_t>& dims, const std::vector<int64_t>& shape, const Layout& layout,
+                   const Mesh& mesh) {
   return std::ranges::all_of(dims, [&](int64_t dim) {
     const auto& axes = layout.axes_of(dim);
     const auto is_strided = [&](int64_t axis) { return layout.placements[axis].split_factor != 1; };
@@ -50,7 +50,7 @@ bool is_the_same_moved(const std::vector<int64_t>& dims, const std::vector<int64
   });
 }
 
-// Whether the ranks agree that differ from the first on one axis, by one.
+// Whether `visit` accepts the first rank and, for each axis, the rank one step from it.
 bool for_first_steps(const Mesh& mesh, const std::set<int64_t>& axes,
                      const std::function<bool(const Coordinate&)>& visit) {
   Coordinate coordinate(mesh.sizes.size(), 0);
@@ -62,7 +62,7 @@ bool for_first_steps(const Mesh& mesh, const std::set<int64_t>& axes,
          });
 }
 
-// Whether every rank's part of the input, read in another shape, is its part of the output.
+// Whether every rank's shard of the input, in another shape, is its shard of the output.
 bool is_exact(const OpCall& call, const Composition& composition, const Mesh& mesh) {
   const auto& from = call.tensors[0].shape;
   const auto& to = first_output(call).shape;
@@ -72,7 +72,7 @@ bool is_exact(const OpCall& call, const Composition& composition, const Mesh& me
     return true;
   }
   if (num_elements(from) == 0) {
-    // Nothing is left to cut; how many indices each rank has of every dim still matters.
+    // There are no elements, but the sizes of the shards still have to be right.
     return std::ranges::none_of(input.placements, [](const auto& placement) { return placement.is_shard(); });
   }
   return std::ranges::all_of(dim_groups(from, to), [&](const DimGroup& group) {
@@ -83,16 +83,17 @@ bool is_exact(const OpCall& call, const Composition& composition, const Mesh& me
       return held_of(group.from, from, input, mesh, coordinate) ==
              held_of(group.to, to, output, mesh, coordinate);
     };
-    if (is_the_same_moved(group.from, from, input, mesh) && is_the_same_moved(group.to, to, output, mesh)) {
+    if (is_translated(group.from, from, input, mesh) && is_translated(group.to, to, output, mesh)) {
       return axes.empty() || for_first_steps(mesh, axes, agrees);
     }
     return for_all_coordinates(mesh, {axes.begin(), axes.end()}, agrees);
   });
 }
 
-// Rows for dim `from` becoming, in part, dim `to`, when `before_from` and `before_to` indices of the group's
-// other dims go before one of theirs. A dim behind others that stay whole is cut in as many pieces as they
-// have indices; axes that cut those, too, leave a divisor of it, and none at all if they cut them up.
+// Rows for dim `from` that becomes dim `to`, or a part of it. `before_from` and `before_to` are the numbers
+// of indices of the dims in front of them in the group. A shard of a dim behind others is a strided shard of
+// the flattened dim, with a piece for each index of the dims in front. If axes cut these dims, too, there are
+// fewer pieces: a divisor of that number.
 void add_rows_of_pair(RowList& rows, int64_t from, int64_t before_from, int64_t to, int64_t before_to) {
   if (before_from % before_to != 0 && before_to % before_from != 0) {
     return;
@@ -128,18 +129,14 @@ Rows reshaped(const OpCall& call) {
   const auto& from = call.tensors.at(0).shape;
   const auto& to = first_output(call).shape;
   if (from == to) {
-    for (size_t dim = 0; dim < from.size(); ++dim) {
-      rows.add_alike(any_shard(static_cast<int64_t>(dim)));
-    }
+    add_mapped_dims(rows, same_dims(num_dims(call)));
   } else if (num_elements(from) > 0) {
     for (const auto& group : dim_groups(from, to)) {
       add_rows_of_group(rows, group, from, to);
     }
   }
-  for (const auto op : kAllPartialOps) {
-    rows.add_alike(partial(op));
-  }
-  return {.rows = rows.take(), .allows_empty_shards = true, .is_legal = is_exact};
+  rows.add_partials(kAllPartialOps);
+  return rows.allowing_empty_shards(is_exact);
 }
 
 }  // namespace
@@ -175,7 +172,7 @@ std::vector<DimGroup> dim_groups(const std::vector<int64_t>& from, const std::ve
 }
 
 Intervals flat_indices(const std::vector<int64_t>& sizes, const std::vector<Intervals>& held) {
-  // From the last dim to the first: what is held of the dims behind is repeated for each index.
+  // From the last dim to the first: the indices of the dims behind are repeated for each index.
   Intervals inner{{0, 1}};
   int64_t inner_size = 1;
   for (size_t dim = sizes.size(); dim-- > 0;) {
@@ -188,12 +185,7 @@ Intervals flat_indices(const std::vector<int64_t>& sizes, const std::vector<Inte
       }
       for (int64_t index = interval.begin; index < interval.end(); ++index) {
         for (const auto& behind : inner) {
-          const int64_t begin = index * inner_size + behind.begin;
-          if (!outer.empty() && outer.back().end() == begin) {
-            outer.back().size += behind.size;
-          } else {
-            outer.push_back({begin, behind.size});
-          }
+          append(outer, {index * inner_size + behind.begin, behind.size});
         }
       }
     }

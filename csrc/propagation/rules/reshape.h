@@ -1,4 +1,4 @@
-// Which dims of a tensor become which when it is read in another shape, row by row.
+// Reshapes: which dims of a tensor become which dims when it is read in another shape, in row-major order.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 namespace funcol {
 
-// Dims of both shapes, neighbours each, that hold the same indices. [2, 3, 4] as [6, 2, 2] is {0, 1 -> 0} and
-// {2 -> 1, 2}. Dims of size 1 may stand alone on either side.
+// Neighbouring dims of one shape that become neighbouring dims of the other. [2, 3, 4] as [6, 2, 2] has the
+// groups {0, 1 -> 0} and {2 -> 1, 2}. A dim of size 1 may be alone in its group.
 struct DimGroup {
   std::vector<int64_t> from;
   std::vector<int64_t> to;
@@ -17,11 +17,10 @@ struct DimGroup {
   friend bool operator==(const DimGroup&, const DimGroup&) = default;
 };
 
-// Of shapes with as many elements, at least one.
+// The groups of two shapes with equally many elements, at least one.
 std::vector<DimGroup> dim_groups(const std::vector<int64_t>& from, const std::vector<int64_t>& to);
 
-// The elements of the dims taken as one, when of each dim these indices are held: in the order in which they
-// lie in memory.
+// The indices that a rank holds of flattened dims, in memory order. `held` are its indices of each dim.
 Intervals flat_indices(const std::vector<int64_t>& sizes, const std::vector<Intervals>& held);
 
 // The divisors of a positive number, ascending.

@@ -23,6 +23,16 @@ bool has_arithmetic_of(PartialOp op, Dtype dtype) {
   }
 }
 
+// `placement` for the tensors of these arguments, Replicate for the others.
+std::vector<Placement> inputs_of(const OpCall& call, ArgumentNames arguments, const Placement& placement) {
+  std::vector<Placement> inputs;
+  for (const auto name : tensor_names(call)) {
+    const bool is_named = std::ranges::find(arguments, name) != arguments.end();
+    inputs.push_back(is_named ? placement : replicate());
+  }
+  return inputs;
+}
+
 }  // namespace
 
 void RowList::add(const std::vector<Placement>& outputs, std::vector<Placement> inputs) {
@@ -40,19 +50,23 @@ void RowList::add(const std::vector<Placement>& outputs, std::vector<Placement> 
   rows_.push_back(std::move(row));
 }
 
+void RowList::add(const std::vector<Placement>& outputs, NamedPlacements inputs) {
+  add(outputs, inputs_by_name(call_, inputs));
+}
+
 void RowList::add(const Placement& output, std::vector<Placement> inputs) {
   add(std::vector<Placement>(call_.outputs.size(), output), std::move(inputs));
 }
 
-void RowList::add_alike(const Placement& placement) {
-  add(placement, std::vector<Placement>(call_.tensors.size(), placement));
+void RowList::add(const Placement& output, NamedPlacements inputs) {
+  add(output, inputs_by_name(call_, inputs));
 }
 
 void RowList::add_arithmetic(const Placement& output, std::vector<Placement> inputs) {
   const auto fits = [](const Placement& placement, const TensorMeta& meta) {
     return !placement.is_partial() || has_arithmetic_of(placement.op, meta.dtype);
   };
-  bool all_integral = true;
+  bool all_integral = true;  // of the partial inputs
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (!fits(inputs[i], call_.tensors.at(i))) {
       return;
@@ -60,7 +74,7 @@ void RowList::add_arithmetic(const Placement& output, std::vector<Placement> inp
     all_integral = all_integral && (!inputs[i].is_partial() || is_integral(call_.tensors[i].dtype));
   }
   for (const auto& meta : call_.outputs) {
-    // What is rounded to integers on each rank does not add up.
+    // Numbers that each rank rounds to integers do not add up.
     if (meta &&
         (!fits(output, *meta) || (is_integral(meta->dtype) && !all_integral &&
                                   (output.op == PartialOp::kSum || output.op == PartialOp::kProduct)))) {
@@ -68,6 +82,52 @@ void RowList::add_arithmetic(const Placement& output, std::vector<Placement> inp
     }
   }
   add(output, std::move(inputs));
+}
+
+void RowList::add_arithmetic(const Placement& output, NamedPlacements inputs) {
+  add_arithmetic(output, inputs_by_name(call_, inputs));
+}
+
+void RowList::add_alike(const Placement& placement) { add(placement, all_inputs(placement)); }
+
+void RowList::add_alike(const Placement& placement, ArgumentNames arguments) {
+  add(placement, inputs_of(call_, arguments, placement));
+}
+
+void RowList::add_partials(PartialOps ops) {
+  for (const auto op : ops) {
+    add_alike(partial(op));
+  }
+}
+
+void RowList::add_partials(PartialOps ops, ArgumentNames arguments) {
+  for (const auto op : ops) {
+    add_alike(partial(op), arguments);
+  }
+}
+
+void RowList::add_arithmetic_partials(PartialOps ops) {
+  for (const auto op : ops) {
+    add_arithmetic(partial(op), all_inputs(partial(op)));
+  }
+}
+
+void RowList::add_arithmetic_partials(PartialOps ops, ArgumentNames arguments) {
+  for (const auto op : ops) {
+    add_arithmetic(partial(op), inputs_of(call_, arguments, partial(op)));
+  }
+}
+
+Rows RowList::allowing_empty_shards(LegalityCheck is_legal) {
+  return {.rows = std::move(rows_), .allows_empty_shards = true, .is_legal = std::move(is_legal)};
+}
+
+Rows RowList::refusing_empty_shards(LegalityCheck is_legal) {
+  return {.rows = std::move(rows_), .allows_empty_shards = false, .is_legal = std::move(is_legal)};
+}
+
+std::vector<Placement> RowList::all_inputs(const Placement& placement) const {
+  return std::vector<Placement>(call_.tensors.size(), placement);
 }
 
 std::vector<std::string_view> tensor_names(const OpCall& call) {
@@ -99,14 +159,14 @@ const TensorMeta& first_output(const OpCall& call) {
   if (const auto& output = call.outputs.at(0)) {
     return *output;
   }
-  throw std::invalid_argument(call.op + ": the call returns no tensor, its rule is for one that does.");
+  throw std::invalid_argument(call.op + ": the call returns no tensor, but its rule needs one.");
 }
 
 const Layout& first_output(const OpCall& call, const Composition& composition) {
   if (const auto& output = composition.outputs.at(0)) {
     return *output;
   }
-  throw std::invalid_argument(call.op + ": the composition has no layout for what the call returns.");
+  throw std::invalid_argument(call.op + ": the composition has no layout for the first output.");
 }
 
 bool has_tensor(const OpCall& call, std::string_view name) {
@@ -115,10 +175,6 @@ bool has_tensor(const OpCall& call, std::string_view name) {
 
 bool flag_or(const OpCall& call, std::string_view name, bool otherwise) {
   return call.has_arg(name) && !call.arg(name).is_none() ? call.arg(name).boolean() : otherwise;
-}
-
-int64_t integer_or(const OpCall& call, std::string_view name, int64_t otherwise) {
-  return call.has_arg(name) && !call.arg(name).is_none() ? call.arg(name).integer() : otherwise;
 }
 
 std::optional<double> real_number(const OpCall& call, std::string_view name) {
@@ -133,6 +189,10 @@ std::optional<double> real_number(const OpCall& call, std::string_view name) {
     return call.arg(name).number();
   }
   return std::nullopt;
+}
+
+int64_t dim_argument(const OpCall& call, std::string_view name) {
+  return dim_argument(call, name, num_dims(call));
 }
 
 int64_t dim_argument(const OpCall& call, std::string_view name, int64_t num_dims) {

@@ -1,10 +1,11 @@
-// How rules write their rows down.
+// Helpers for rules: a list of rows, and the arguments of a call.
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <initializer_list>
 #include <optional>
+#include <span>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -16,61 +17,91 @@ namespace funcol {
 
 inline Placement replicate() { return Placement::replicate(); }
 inline Placement partial(PartialOp op = PartialOp::kSum) { return Placement::partial(op); }
-// By the `number`-th of Rows::masks.
+// A partial masked by Rows::masks[number].
 inline Placement masked(size_t number) { return Placement::partial(PartialOp::kSum, new_mask(number)); }
 
-// Reductions that sums and products with constants commute with, that an order is enough for, and all.
+// The reductions that commute with sums and with products by constants.
 inline constexpr std::array kLinearOps{PartialOp::kSum, PartialOp::kAvg};
+// The reductions that commute with increasing functions.
 inline constexpr std::array kOrderOps{PartialOp::kMax, PartialOp::kMin};
+// The reductions of equal numbers that give this number.
+inline constexpr std::array kOpsKeepingConstants{PartialOp::kAvg, PartialOp::kMax, PartialOp::kMin};
 inline constexpr std::array kAllPartialOps{PartialOp::kSum, PartialOp::kAvg,     PartialOp::kMin,
                                            PartialOp::kMax, PartialOp::kProduct, PartialOp::kBand,
                                            PartialOp::kBor, PartialOp::kBxor};
 
-// The rows of a call as they are added one by one. What the call does not return gets no placement.
+using LegalityCheck = decltype(Rows::is_legal);
+using PartialOps = std::span<const PartialOp>;
+using ArgumentNames = std::initializer_list<std::string_view>;
+// Placements of tensors by the names of their arguments. Other tensors of the call are replicated; names of
+// optional tensors that the call lacks are skipped.
+using NamedPlacements = std::initializer_list<std::pair<std::string_view, Placement>>;
+
+// Collects the rows of a call. Outputs that are no tensors get no placement.
 class RowList {
  public:
   explicit RowList(const OpCall& call) : call_(call) {}
 
-  // Throws std::logic_error if the placements are not as many as the call's outputs and tensors.
-  void add(const std::vector<Placement>& outputs, std::vector<Placement> inputs);
-  // All outputs placed alike.
-  void add(const Placement& output, std::vector<Placement> inputs);
-  // All outputs and all inputs placed alike.
-  void add_alike(const Placement& placement);
-  // A row of an operator that computes, and does so right for real numbers: left out if the dtypes have no
-  // such arithmetic. Averages of integers are rounded, sums of bools are no sums, complex numbers have no
-  // order, unsigned ones none that differences keep.
-  void add_arithmetic(const Placement& output, std::vector<Placement> inputs);
+  const OpCall& call() const { return call_; }
 
-  std::vector<Row> take() { return std::move(rows_); }
+  // Adds a row. A single `output` stands for all outputs. Throws std::logic_error if the numbers of
+  // placements differ from those of the call's outputs and tensors.
+  void add(const std::vector<Placement>& outputs, std::vector<Placement> inputs);
+  void add(const std::vector<Placement>& outputs, NamedPlacements inputs);
+  void add(const Placement& output, std::vector<Placement> inputs);
+  void add(const Placement& output, NamedPlacements inputs);
+
+  // Adds a row of an operator that computes with elements, unless the dtypes have no such arithmetic:
+  // averages of integers are rounded, sums of bools are no sums, complex numbers have no order, and
+  // differences do not keep the order of unsigned numbers.
+  void add_arithmetic(const Placement& output, std::vector<Placement> inputs);
+  void add_arithmetic(const Placement& output, NamedPlacements inputs);
+
+  // Adds a row with one placement for all outputs and all inputs, or for all outputs and these arguments.
+  void add_alike(const Placement& placement);
+  void add_alike(const Placement& placement, ArgumentNames arguments);
+
+  // Adds add_alike(partial(op), ...) for each of `ops`.
+  void add_partials(PartialOps ops);
+  void add_partials(PartialOps ops, ArgumentNames arguments);
+  // The same for an operator that computes with elements, as in add_arithmetic().
+  void add_arithmetic_partials(PartialOps ops);
+  void add_arithmetic_partials(PartialOps ops, ArgumentNames arguments);
+
+  // The rows of an operator that is right, or wrong, on ranks with empty shards. Both empty the list.
+  Rows allowing_empty_shards(LegalityCheck is_legal = nullptr);
+  Rows refusing_empty_shards(LegalityCheck is_legal = nullptr);
 
  private:
+  std::vector<Placement> all_inputs(const Placement& placement) const;
+
   const OpCall& call_;
   std::vector<Row> rows_;
 };
 
-// The names of the arguments that the tensors of a call came by: as many as OpCall::tensors.
+// The names of the arguments that hold OpCall::tensors, one for each tensor.
 std::vector<std::string_view> tensor_names(const OpCall& call);
 
-using NamedPlacements = std::initializer_list<std::pair<std::string_view, Placement>>;
-// Placements for the call's tensors: those of the arguments named, Replicate for others. Names of tensors
-// that this call lacks (optional ones) are passed over.
+// The placement of each tensor of the call.
 std::vector<Placement> inputs_by_name(const OpCall& call, NamedPlacements named);
 
-// What the call returns first. Throws std::invalid_argument naming the operator if that is no tensor.
+// The first output. Throws std::invalid_argument, naming the operator, if it is no tensor.
 const TensorMeta& first_output(const OpCall& call);
-// Where a composition has that.
+// The layout of the first output.
 const Layout& first_output(const OpCall& call, const Composition& composition);
 
-// Whether the call was given a tensor as this argument.
+// The number of dims of the call's first tensor.
+inline int64_t num_dims(const OpCall& call) { return call.tensors.at(0).num_dims(); }
+
+// Whether the call has a tensor as this argument.
 bool has_tensor(const OpCall& call, std::string_view name);
-// The argument's value; `otherwise` if there is no such argument, or none was given.
+// The argument's value; `otherwise` if there is no such argument, or it is none.
 bool flag_or(const OpCall& call, std::string_view name, bool otherwise);
-int64_t integer_or(const OpCall& call, std::string_view name, int64_t otherwise);
-// Nothing unless the argument is there and is a real number.
+// The argument as a real number; nothing if there is no such argument, or it is something else.
 std::optional<double> real_number(const OpCall& call, std::string_view name);
 
-// The argument's dim counted from 0, for a tensor of so many dims.
+// The dim that an argument names, counted from 0, of the call's first tensor or of one with `num_dims` dims.
+int64_t dim_argument(const OpCall& call, std::string_view name);
 int64_t dim_argument(const OpCall& call, std::string_view name, int64_t num_dims);
 
 }  // namespace funcol

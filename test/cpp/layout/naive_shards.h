@@ -1,4 +1,4 @@
-// Who holds which indices, by chunking explicit lists of them as PyTorch chunks tensors.
+// A slow reference for shards: chunks explicit lists of indices as PyTorch chunks tensors.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,7 @@ inline Indices listed(const Intervals& intervals) {
 
 inline Indices counted(int64_t size) { return listed({{0, size}}); }
 
-// torch.chunk, with empty chunks behind those that it leaves out.
+// torch.chunk, with empty chunks in place of the ones that it leaves out.
 inline std::vector<Indices> chunk(const Indices& whole, int64_t num_chunks) {
   std::vector<Indices> chunks(num_chunks);
   const auto size = static_cast<int64_t>(whole.size());
@@ -56,7 +56,7 @@ inline Indices naive_local_indices(const Layout& layout, const Mesh& mesh, int64
   return held;
 }
 
-// Every rank of the mesh, the last axis counting up first.
+// The coordinates of all ranks. The last axis counts up first.
 inline std::vector<Coordinate> coordinates(const Mesh& mesh) {
   std::vector<Coordinate> all;
   for (int64_t rank = 0; rank < mesh.num_ranks(); ++rank) {

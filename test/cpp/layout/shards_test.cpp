@@ -16,7 +16,7 @@ using test::Indices;
 using ::testing::Combine;
 using ::testing::Values;
 
-// Neighbours are joined and nothing is empty, so that equal index lists are equal intervals.
+// Adjacent intervals are joined, and none is empty, so equal lists of indices give equal intervals.
 bool is_canonical(const Intervals& intervals) {
   for (size_t i = 0; i < intervals.size(); ++i) {
     if (intervals[i].size <= 0 || (i > 0 && intervals[i - 1].end() == intervals[i].begin)) {

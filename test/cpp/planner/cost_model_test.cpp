@@ -22,7 +22,7 @@ using ::testing::Values;
 const Mesh kMesh{{2, 4, 3}, {}, {}};
 constexpr int64_t kBytes = 24 << 10;
 
-// Sums of a few numbers, added in another order.
+// Costs are sums of a few numbers. The two sides add them in different orders.
 constexpr double kRounding = 1e-9;
 
 StepSize step(StepKind kind, AxisSet axes, int64_t bytes_whole, int64_t bytes_copied = 0) {

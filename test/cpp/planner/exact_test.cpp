@@ -66,7 +66,7 @@ std::vector<Target> targets_of(const std::vector<Scenario>& scenarios) {
 
 class ToEachLayout : public ::testing::TestWithParam<Target> {};
 
-// Costs are sums of up to ten numbers, added in another order here.
+// Costs are sums of up to ten numbers. The two sides add them in different orders.
 constexpr double kRounding = 1e-9;
 
 TEST_P(ToEachLayout, PlansFromAllLayoutsCostWhatAnExhaustiveSearchFinds) {

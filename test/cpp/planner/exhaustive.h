@@ -1,5 +1,5 @@
-// The least cost of redistributions to one layout, by walking all layouts there are: slow, and nothing shared
-// with the search but what a step costs.
+// A slow reference for the least costs of redistributions to one layout, by visiting all layouts. It shares
+// only the costs of steps with the search.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace funcol::test {
 
 class Exhaustive {
  public:
-  // Knows the costs from every layout of `sources` and all that lie on the way.
+  // Finds the costs from every layout of `sources`, and from all layouts on the way.
   Exhaustive(Redistribution to, const CostModel& model, const std::vector<Layout>& sources)
       : task_(std::move(to)), costs_(model, task_.mesh) {
     for (int64_t axis = 0; axis < task_.mesh.num_axes(); ++axis) {
@@ -99,7 +99,7 @@ class Exhaustive {
 
   static bool has(const Axes& axes, int64_t axis) { return std::ranges::find(axes, axis) != axes.end(); }
 
-  // -1 unless the axes, and no others behind them, cut one dim.
+  // The dim whose last cuts are made by exactly these axes; -1 if there is none.
   static int64_t dim_of_last_cuts(const Axes& axes, const Layout& layout) {
     if (!all(axes, layout, &Placement::is_shard)) {
       return -1;
@@ -112,7 +112,7 @@ class Exhaustive {
     return last ? dim : -1;
   }
 
-  // The axes in this order take the placement, shards behind the cuts that are there.
+  // The axes take the placement in this order. Shards come after the present cuts of the dim.
   static Layout changed(Layout layout, const Axes& axes, const Placement& placement) {
     for (auto& cuts : layout.order) {
       std::erase_if(cuts, [&](int64_t axis) { return has(axes, axis); });
@@ -153,7 +153,7 @@ class Exhaustive {
     }
   }
 
-  // The axes take their placements in dst at once, behind what others cut.
+  // The axes take their placements in dst at once, after the cuts by other axes.
   void exchange(const Axes& axes, const Layout& now) {
     Layout next = now;
     for (const auto& cuts : now.order) {
@@ -187,7 +187,7 @@ class Exhaustive {
     }
   }
 
-  // Every dim that the axes cut is cut into as many equal blocks before as after.
+  // Whether the axes cut every dim into equal blocks, and into equally many before and after.
   bool same_blocks(const Axes& axes, const Layout& before, const Layout& after) const {
     for (size_t dim = 0; dim < task_.shape.size(); ++dim) {
       const auto [ours_before, all_before, plain_before] = num_blocks(axes, before, dim);
@@ -275,13 +275,13 @@ class Exhaustive {
     return product;
   }
 
-  // Nothing lies between the rows of the dim.
+  // Whether all dims in front of the dim have size 1.
   bool is_first(const Layout& layout, int64_t dim) const {
     const auto shape = first_rank(layout);
     return std::all_of(shape.begin(), shape.begin() + dim, [](int64_t size) { return size == 1; });
   }
 
-  // The axes, in the order of the mesh, cut the dim into equal blocks.
+  // Whether the axes cut the dim in mesh order and into equal blocks.
   bool even(const Layout& layout, const Axes& axes, int64_t dim) const {
     int64_t size = task_.shape[dim];
     int64_t last = -1;

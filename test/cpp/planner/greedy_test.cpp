@@ -98,7 +98,7 @@ TEST(GreedyPlan, IsPricedByTheModel) {
       greedy_redistribution(task_of(kPlane, {24, 24}, {"S0,R"}, {"R,S0"}), default_alpha_beta(kPlane));
   const double gather = 7.2 + 0.5 * 24 * 24 * 4 * 1e6 / 87.7e9;
   const double split = 2.0 + 6 * 24 * 4 * 1e6 / 500e9;
-  // Sums of a few numbers, added in another order.
+  // Costs are sums of a few numbers. The two sides add them in different orders.
   EXPECT_NEAR(plan.cost, gather + split, 1e-9);
 }
 

@@ -1,4 +1,4 @@
-// Whether a plan does what it says, looking at every element of every rank.
+// Checks a plan on every element of every rank.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 namespace funcol::test {
 
-// Numbers of the elements that a rank holds, as they lie in its memory.
+// The numbers of the elements that a rank holds, in memory order.
 inline Indices elements(const Layout& layout, const Mesh& mesh, const std::vector<int64_t>& shape,
                         const Coordinate& coordinate) {
   Indices held{0};
@@ -34,7 +34,7 @@ class LegalStep {
  public:
   LegalStep(const Plan& plan, const Step& step) : plan_(plan), step_(step) {}
 
-  // Empty, or why it is none.
+  // Why the step is not legal; empty if it is.
   std::string objection() const {
     if (step_.axes == 0 || (funcol::num_axes(step_.axes) > 1 && !is_merged())) {
       return "no group of its axes";
@@ -184,7 +184,7 @@ class LegalStep {
   const Step& step_;
 };
 
-// Both give every rank the same, axes of one rank aside.
+// Whether both layouts give every rank the same elements. Placements on axes of one rank do not matter.
 inline bool same_for_all_ranks(const Layout& a, const Layout& b, const Mesh& mesh,
                                const std::vector<int64_t>& shape) {
   for (int64_t axis = 0; axis < mesh.num_axes(); ++axis) {
@@ -198,7 +198,7 @@ inline bool same_for_all_ranks(const Layout& a, const Layout& b, const Mesh& mes
   });
 }
 
-// Empty, or why the plan's steps do not lead from its source to its target.
+// Why the plan's steps do not lead from its source to its target; empty if they do.
 inline std::string objection_to(const Plan& plan) {
   if (plan.steps.empty()) {
     return same_for_all_ranks(plan.src, plan.dst, plan.mesh, plan.shape) ? "" : "no steps";

@@ -175,7 +175,7 @@ TEST_P(StepOfBytes, KnowsTheMostThatARankHolds) {
   EXPECT_EQ(plan_.steps.front().peak_bytes, GetParam().peak);
 }
 
-// Source, target, and a copy where the rows of ranks do not lie one behind the other.
+// Source, target, and a copy where the rows of ranks are not contiguous.
 INSTANTIATE_TEST_SUITE_P(Steps, StepOfBytes,
                          Values(Bytes{"S0", "R", 192, 64 + 256}, Bytes{"S1", "R", 192, 64 + 256 + 256},
                                 Bytes{"P", "S0", 192, 256 + 64}, Bytes{"P", "S1", 192, 256 + 64 + 256},

@@ -20,7 +20,7 @@ using ::testing::ValuesIn;
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
-// Sums of up to ten numbers, added in another order.
+// Costs are sums of up to ten numbers. The two sides add them in different orders.
 constexpr double kRounding = 1e-9;
 
 struct Scenario {

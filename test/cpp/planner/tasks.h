@@ -1,4 +1,4 @@
-// Redistributions to plan: from text, all of a kind, at random.
+// Redistributions to plan: from a text, at random, or all of one kind.
 #pragma once
 
 #include <algorithm>
@@ -88,7 +88,7 @@ struct RandomLimits {
   bool one_op = false;  // the partials of both layouts reduce alike
 };
 
-// The same task for the same seed, whatever the standard library.
+// A random task. Its numbers depend on the seed alone, not on the standard library.
 class RandomTask {
  public:
   RandomTask(uint32_t seed, RandomLimits limits) : random_(seed), limits_(std::move(limits)) {}

@@ -1,4 +1,4 @@
-// What is preferred and what is legal, case by case.
+// Which composition is preferred, and which compositions are legal, case by case.
 #include <gtest/gtest.h>
 
 #include <limits>
@@ -333,7 +333,7 @@ struct Large {
 
 void PrintTo(const Large& large, std::ostream* out) { *out << large.name; }
 
-// As cat of 3-dim tensors along dim 0, cut so that all have to move.
+// cat of 3-dim tensors along dim 0, sharded so that all of them have to move.
 class LargeCall : public ::testing::TestWithParam<Large> {
  protected:
   LargeCall() {

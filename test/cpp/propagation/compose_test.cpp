@@ -19,7 +19,7 @@ using ::testing::Combine;
 using ::testing::Range;
 using ::testing::Values;
 
-// Costs are sums of a few numbers, added in another order.
+// Costs are sums of a few numbers. The two sides add them in different orders.
 constexpr double kRounding = 1e-9;
 
 struct Family {
@@ -74,7 +74,7 @@ std::string described(const Case& one) {
   return text;
 }
 
-// The same case for the same seed, whatever the standard library.
+// A random case. Its numbers depend on the seed alone, not on the standard library.
 class RandomCase {
  public:
   explicit RandomCase(uint32_t seed)

@@ -1,5 +1,5 @@
-// The choice among a call's compositions by writing out the full product: slow, and nothing shared with the
-// engine but what a redistribution costs.
+// A slow reference for cheapest(): writes out the full product of the rows. It shares only the costs of
+// redistributions with the engine.
 #pragma once
 
 #include <algorithm>
@@ -39,7 +39,7 @@ class FullProduct {
 
   const std::vector<Priced>& all() const { return all_; }
 
-  // The first of the preferred ones, nullptr if there is none.
+  // The first preferred composition; nullptr if there is none.
   const Priced* preferred() const {
     for (const auto& priced : all_) {
       if (is_unmoved(priced)) {
@@ -119,7 +119,7 @@ class FullProduct {
     }
   }
 
-  // The first of all permutations, in the order of the alphabet, that keeps to the orders.
+  // The lexicographically first permutation that agrees with the orders.
   std::optional<Axes> precedence_of(const std::vector<ShardOrder>& orders) const {
     Axes axes(mesh_.sizes.size());
     std::iota(axes.begin(), axes.end(), 0);

@@ -1,4 +1,4 @@
-// Calls of operators, written shortly.
+// A short notation for calls of operators, and texts of their rows.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -85,7 +85,7 @@ inline std::string to_text(const Placement& placement) {
                                                                      : to_string(placement);
 }
 
-// "S0 <- S0 R": outputs, then inputs; "-" for what is not returned.
+// "S0 <- S0 R": outputs, then inputs; "-" for an output that is not returned.
 inline std::string to_text(const Row& row) {
   std::string text;
   for (const auto& output : row.outputs) {
@@ -111,7 +111,7 @@ inline bool has_row(const OpCall& call, const std::string& text) {
   return std::ranges::find(texts, text) != texts.end();
 }
 
-// The rows of shards alone.
+// The rows without partials.
 inline std::vector<std::string> shard_rows_of(const OpCall& call) {
   auto texts = texts_of(call);
   std::erase_if(texts, [](const std::string& text) { return text.find('P') != std::string::npos; });

@@ -1,11 +1,10 @@
-// Whether rows are right, by numbers: inputs are cut as a row says, the operator runs on every rank's part,
-// and what it gives is compared with the rank's part of the whole result, or is reduced to it.
+// Checks rows by numbers. The inputs are cut as a row says, and the operator runs on every rank's parts. Its
+// outputs have to be the parts of the whole output, or to reduce to it.
 #pragma once
 
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
@@ -22,10 +21,6 @@ struct Numbers {
 
   friend bool operator==(const Numbers&, const Numbers&) = default;
 };
-
-inline int64_t num_elements(const std::vector<int64_t>& shape) {
-  return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
-}
 
 // The index of an element on every dim.
 inline std::vector<int64_t> index_of(int64_t element, const std::vector<int64_t>& shape) {
@@ -45,7 +40,7 @@ inline int64_t element_at(const std::vector<int64_t>& index, const std::vector<i
   return element;
 }
 
-// Small integers, so that sums are exact; multiples of 180, so that averages are.
+// Integers small enough for exact sums and products, and multiples of 180, so that averages are exact, too.
 inline Numbers random_numbers(const std::vector<int64_t>& shape, std::mt19937& random) {
   Numbers numbers{shape, {}};
   std::uniform_int_distribution<int> digit(-4, 4);
@@ -55,7 +50,7 @@ inline Numbers random_numbers(const std::vector<int64_t>& shape, std::mt19937& r
   return numbers;
 }
 
-// Numbers of elements among so many.
+// Indices of a dim of this size.
 inline Numbers random_indices(const std::vector<int64_t>& shape, int64_t size, std::mt19937& random) {
   Numbers numbers{shape, {}};
   std::uniform_int_distribution<int64_t> index(0, size - 1);
@@ -65,7 +60,7 @@ inline Numbers random_indices(const std::vector<int64_t>& shape, int64_t size, s
   return numbers;
 }
 
-// Indices among those that a rank holds, 0 for others.
+// The indices from the begin of the interval that a rank holds; 0 for indices outside.
 inline Numbers masked_part(const Numbers& indices, const Interval& held) {
   Numbers part = indices;
   for (auto& value : part.values) {
@@ -75,7 +70,8 @@ inline Numbers masked_part(const Numbers& indices, const Interval& held) {
   return part;
 }
 
-// With 0 for what was made of indices that the rank does not hold: an element of each, or several.
+// The output of indices with 0 where an index is outside of the interval that the rank holds. Each index
+// gives one output element, or several.
 inline Numbers without_masked(Numbers output, const Numbers& indices, const Interval& held) {
   const size_t of_each = indices.values.empty() ? 0 : output.values.size() / indices.values.size();
   for (size_t i = 0; i < output.values.size(); ++i) {
@@ -124,8 +120,8 @@ inline double reduced(PartialOp op, double a, double b) {
   }
 }
 
-// Numbers for each rank that reduce to the whole.
-inline std::vector<Numbers> pending_parts(const Numbers& whole, PartialOp op, int64_t num_ranks,
+// Numbers for each rank, whose reduction is `whole`.
+inline std::vector<Numbers> partial_parts(const Numbers& whole, PartialOp op, int64_t num_ranks,
                                           std::mt19937& random) {
   std::vector<Numbers> parts;
   Numbers rest = whole;
@@ -157,7 +153,7 @@ inline std::vector<Numbers> pending_parts(const Numbers& whole, PartialOp op, in
 using Operator =
     std::function<Numbers(const std::vector<Numbers>&, const std::vector<int64_t>& output_shape)>;
 
-// The row with a split factor in place of kAnySplit.
+// The placement with a split factor in place of kAnySplit.
 inline Placement with_split(Placement placement, int64_t split_factor) {
   if (placement.is_shard() && placement.split_factor == kAnySplit) {
     placement.split_factor = split_factor;
@@ -165,82 +161,109 @@ inline Placement with_split(Placement placement, int64_t split_factor) {
   return placement;
 }
 
-// Whether the row is right on one axis of so many ranks; one that is not legal there is. Integers are
-// indices, and what has a mask is made of the last tensor.
-inline ::testing::AssertionResult is_right(const OpCall& call, const Row& row, const Rows& rows,
-                                           const Operator& op, int64_t num_ranks, int64_t split_factor) {
-  const Mesh mesh{{num_ranks}, {}, {}};
-  std::mt19937 random(7);
-  Composition composition;
-  std::vector<Numbers> wholes;
-  std::vector<std::vector<Numbers>> parts(num_ranks);
-  // What each rank holds of the dim that indices are into.
-  const auto held = [&](int64_t rank) {
-    const auto& [shape, dim] = rows.masks.at(0);
-    const auto cut =
-        make_layout("test", {Placement::shard(dim)}, {}, mesh, static_cast<int64_t>(shape.size()));
-    const auto intervals = local_indices(cut, mesh, dim, shape[dim], {rank});
-    return intervals.empty() ? Interval{} : intervals.front();
-  };
-  for (size_t i = 0; i < call.tensors.size(); ++i) {
-    const auto placement = with_split(row.inputs[i], split_factor);
-    const auto layout = make_layout("test", {placement}, {}, mesh, call.tensors[i].num_dims());
-    composition.inputs.push_back(layout);
-    const bool is_index = call.tensors[i].dtype == Dtype::kInt64;
-    wholes.push_back(
-        is_index ? random_indices(call.tensors[i].shape, rows.masks.at(0).shape[rows.masks[0].dim], random)
-                 : random_numbers(call.tensors[i].shape, random));
-    if (placement.mask != 0) {
-      for (int64_t rank = 0; rank < num_ranks; ++rank) {
-        parts[rank].push_back(masked_part(wholes[i], held(rank)));
+// Runs an operator by one row on one mesh axis, and compares the ranks' outputs with the output of the whole
+// tensors. Tensors of integers are indices; a mask is made of the last tensor.
+class RowCheck {
+ public:
+  RowCheck(const OpCall& call, const Row& row, const Rows& rows, int64_t num_ranks, int64_t split_factor)
+      : call_(call),
+        row_(row),
+        rows_(rows),
+        split_factor_(split_factor),
+        mesh_{{num_ranks}, {}, {}},
+        parts_(num_ranks) {}
+
+  // Passes if the row is not legal on this axis.
+  ::testing::AssertionResult run(const Operator& op) {
+    for (size_t i = 0; i < call_.tensors.size(); ++i) {
+      add_input(i);
+    }
+    const auto& shape = call_.outputs.at(0)->shape;
+    const auto placement = with_split(*row_.outputs.at(0), split_factor_);
+    const auto layout = layout_of(placement, static_cast<int64_t>(shape.size()));
+    composition_.outputs.emplace_back(layout);
+    if (rows_.is_legal && !rows_.is_legal(call_, composition_, mesh_)) {
+      return ::testing::AssertionSuccess();
+    }
+    const Numbers expected = op(wholes_, shape);
+    std::vector<Numbers> outputs;
+    for (int64_t rank = 0; rank < num_ranks(); ++rank) {
+      outputs.push_back(op(parts_[rank], local_shape(layout, mesh_, shape, {rank})));
+      if (placement.mask != 0) {
+        outputs.back() = without_masked(outputs.back(), wholes_.back(), held(rank));
       }
-      continue;
+      if (!placement.is_partial() && outputs.back() != local_part(expected, layout, mesh_, {rank})) {
+        return ::testing::AssertionFailure()
+               << to_text(row_) << " with split factor " << split_factor_ << ": rank " << rank << " is wrong";
+      }
     }
-    const auto pending = placement.is_partial() ? pending_parts(wholes[i], placement.op, num_ranks, random)
-                                                : std::vector<Numbers>{};
-    for (int64_t rank = 0; rank < num_ranks; ++rank) {
-      parts[rank].push_back(placement.is_partial() ? pending[rank]
-                                                   : local_part(wholes[i], layout, mesh, {rank}));
+    if (placement.is_partial() && reduction_of(outputs, placement.op) != expected) {
+      return ::testing::AssertionFailure()
+             << to_text(row_) << ": the ranks' parts do not reduce to the whole";
     }
-  }
-  const auto& meta = *call.outputs.at(0);
-  const auto placement = with_split(*row.outputs.at(0), split_factor);
-  const auto layout = make_layout("test", {placement}, {}, mesh, meta.num_dims());
-  composition.outputs.emplace_back(layout);
-  if (rows.is_legal && !rows.is_legal(call, composition, mesh)) {
     return ::testing::AssertionSuccess();
   }
-  const Numbers expected = op(wholes, meta.shape);
-  Numbers sum;
-  for (int64_t rank = 0; rank < num_ranks; ++rank) {
-    auto local = op(parts[rank], local_shape(layout, mesh, meta.shape, {rank}));
-    if (placement.mask != 0) {
-      local = without_masked(local, wholes.back(), held(rank));
+
+ private:
+  int64_t num_ranks() const { return mesh_.sizes[0]; }
+
+  Layout layout_of(const Placement& placement, int64_t num_dims) const {
+    return make_layout("test", {placement}, {}, mesh_, num_dims);
+  }
+
+  // The indices that a rank holds of the masked dim.
+  Interval held(int64_t rank) const {
+    const auto& [shape, dim] = rows_.masks.at(0);
+    const auto cut = layout_of(Placement::shard(dim), static_cast<int64_t>(shape.size()));
+    const auto intervals = local_indices(cut, mesh_, dim, shape[dim], {rank});
+    return intervals.empty() ? Interval{} : intervals.front();
+  }
+
+  void add_input(size_t i) {
+    const auto& meta = call_.tensors[i];
+    const auto placement = with_split(row_.inputs[i], split_factor_);
+    const auto layout = layout_of(placement, meta.num_dims());
+    composition_.inputs.push_back(layout);
+    const bool is_index = meta.dtype == Dtype::kInt64;
+    const auto whole = is_index
+                           ? random_indices(meta.shape, rows_.masks.at(0).shape[rows_.masks[0].dim], random_)
+                           : random_numbers(meta.shape, random_);
+    const auto partials = placement.is_partial() && placement.mask == 0
+                              ? partial_parts(whole, placement.op, num_ranks(), random_)
+                              : std::vector<Numbers>{};
+    for (int64_t rank = 0; rank < num_ranks(); ++rank) {
+      parts_[rank].push_back(placement.mask != 0 ? masked_part(whole, held(rank))
+                             : !partials.empty() ? partials[rank]
+                                                 : local_part(whole, layout, mesh_, {rank}));
     }
-    if (!placement.is_partial() && local != local_part(expected, layout, mesh, {rank})) {
-      return ::testing::AssertionFailure()
-             << to_text(row) << " with split factor " << split_factor << ": rank " << rank << " is wrong";
-    }
-    if (rank == 0) {
-      sum = local;
-    } else if (placement.is_partial()) {
-      for (size_t i = 0; i < sum.values.size(); ++i) {
-        sum.values[i] = reduced(placement.op, sum.values[i], local.values.at(i));
+    wholes_.push_back(whole);
+  }
+
+  static Numbers reduction_of(const std::vector<Numbers>& parts, PartialOp op) {
+    Numbers result = parts[0];
+    for (size_t rank = 1; rank < parts.size(); ++rank) {
+      for (size_t i = 0; i < result.values.size(); ++i) {
+        result.values[i] = reduced(op, result.values[i], parts[rank].values.at(i));
       }
     }
-  }
-  if (placement.is_partial() && placement.op == PartialOp::kAvg) {
-    for (auto& value : sum.values) {
-      value /= static_cast<double>(num_ranks);
+    for (auto& value : result.values) {
+      value /= op == PartialOp::kAvg ? static_cast<double>(parts.size()) : 1;
     }
+    return result;
   }
-  if (placement.is_partial() && sum != expected) {
-    return ::testing::AssertionFailure() << to_text(row) << ": the ranks' parts do not reduce to the whole";
-  }
-  return ::testing::AssertionSuccess();
-}
 
-// Whether all rows of the call are right on axes of 2 and of 3 ranks, plainly cut and in pieces.
+  const OpCall& call_;
+  const Row& row_;
+  const Rows& rows_;
+  const int64_t split_factor_;
+  const Mesh mesh_;
+  std::mt19937 random_{7};
+  Composition composition_;
+  std::vector<Numbers> wholes_;
+  std::vector<std::vector<Numbers>> parts_;  // [rank][tensor]
+};
+
+// Checks all rows of the call on axes of 2 and of 3 ranks, with plain and with strided shards.
 inline ::testing::AssertionResult all_rows_are_right(const OpCall& call, const Operator& op) {
   const auto rows = rows_of(call);
   for (const auto& row : rows.rows) {
@@ -252,7 +275,7 @@ inline ::testing::AssertionResult all_rows_are_right(const OpCall& call, const O
     }
     for (const int64_t num_ranks : {2, 3}) {
       for (const int64_t split_factor : {1, 2}) {
-        if (const auto result = is_right(call, row, rows, op, num_ranks, split_factor); !result) {
+        if (const auto result = RowCheck(call, row, rows, num_ranks, split_factor).run(op); !result) {
           return result;
         }
       }

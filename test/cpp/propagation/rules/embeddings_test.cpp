@@ -78,7 +78,7 @@ TEST(EmbeddingRules, NoPartKnowsHowOftenAnIndexIsThere) {
   EXPECT_FALSE(has_row(embedding_backward(true), "P(sum) <- S0 S0"));
 }
 
-// Vocabularies are cut with a mask, which rows cannot say.
+// Sharded vocabularies need a mask, which the texts of rows do not show.
 
 }  // namespace
 }  // namespace funcol::test

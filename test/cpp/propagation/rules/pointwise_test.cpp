@@ -180,7 +180,7 @@ TEST(CopyRules, BytesOfWholeElementsStayTogether) {
   EXPECT_FALSE(is_legal(call, {"S0"}, {"S0"}, {{4}, {}, {}}));
 }
 
-// Operators of two tensors, and what they do to two numbers.
+// Operators of two tensors, with the function of two numbers that they compute.
 struct Arithmetic {
   std::string op;
   double (*of)(double, double);
@@ -237,7 +237,7 @@ INSTANTIATE_TEST_SUITE_P(
       return op.substr(6, op.find('.') == std::string::npos ? op.npos : op.find('.') - 6);
     });
 
-// Operators of one tensor, and what they do to a number.
+// Operators of one tensor, with the function of a number that they compute.
 struct Function {
   std::string op;
   double (*of)(double);

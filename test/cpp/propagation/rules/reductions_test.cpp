@@ -132,7 +132,7 @@ INSTANTIATE_TEST_SUITE_P(Orders, NormOfNothing,
                          ::testing::Values(std::pair(2.0, true), std::pair(0.0, true), std::pair(-1.0, false),
                                            std::pair(kInfinity, false), std::pair(-kInfinity, false)));
 
-// Those that are exact.
+// The reductions without rounding.
 class NormOfParts : public ::testing::TestWithParam<double> {};
 
 TEST_P(NormOfParts, IsThePartOfTheWhole) {

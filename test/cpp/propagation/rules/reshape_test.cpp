@@ -126,7 +126,7 @@ Layout on_two_ranks(const Placement& placement, const Shape& shape) {
   return make_layout("test", {placement}, {}, kTwoRanks, static_cast<int64_t>(shape.size()));
 }
 
-// The elements, numbered, that both ranks hold.
+// The numbers of the elements that each of two ranks holds.
 std::vector<std::vector<double>> held(const Shape& shape, const Placement& placement) {
   Numbers whole{shape, std::vector<double>(num_elements(shape))};
   std::iota(whole.values.begin(), whole.values.end(), 0);

@@ -45,7 +45,7 @@ py::object distribute_tensor(const at::Tensor& tensor, py::handle device_mesh, p
   if (how.communicates() && !tensor.is_meta()) {
     groups = groups_of_axes(device_mesh, known);
   }
-  const auto spec = interned_spec(device_mesh, how.placements, look_of(tensor));
+  const auto spec = interned_spec(device_mesh, how.placements, tensor_meta(tensor));
   const auto whole = tensor.detach();
   at::Tensor local;
   {

@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "async/layers.h"
-#include "async/replaced_ops.h"
 #include "async/wake_key.h"
 
 namespace funcol {
@@ -24,8 +23,8 @@ std::optional<autograd::ViewInfo> copy_view_info(const autograd::ViewInfo& info)
                             info.has_view_fn() ? info.rev_view_fn() : nullptr);
 }
 
-// Autograd metadata belongs to one TensorImpl, and a view's holds what a later in-place operator needs
-// to rebuild the view. It is therefore made anew for `to`, over the same base and the same node.
+// Autograd metadata belongs to one TensorImpl, and a view's metadata holds what a later in-place operator
+// needs to rebuild the view. `to` therefore gets metadata of its own, over the same base and the same node.
 void move_autograd_history(const at::Tensor& from, c10::TensorImpl* to) {
   auto* old_meta = autograd::impl::get_autograd_meta(from);
   if (old_meta == nullptr) {
@@ -87,7 +86,7 @@ bool AsyncTensorImpl::can_wrap(const at::Tensor& tensor) {
 }
 
 AsyncTensorImpl* AsyncTensorImpl::of(c10::TensorImpl* impl) {
-  // What a dynamic_cast to a final class amounts to, at a fraction of its cost.
+  // A dynamic_cast to a final class, at a fraction of its cost.
   return typeid(*impl) == typeid(AsyncTensorImpl) ? static_cast<AsyncTensorImpl*>(impl) : nullptr;
 }
 
@@ -129,14 +128,11 @@ const c10::Storage& AsyncTensorImpl::storage() const {
 template <typename Version>
 c10::intrusive_ptr<c10::TensorImpl> AsyncTensorImpl::copy_and_detach(Version&& version_counter,
                                                                      bool allow_change) const {
-  auto copy = c10::make_intrusive<AsyncTensorImpl>(*this, awaited_);
-  copy_tensor_metadata(this, copy.get(), std::forward<Version>(version_counter), allow_change);
-  return copy;
-}
-
-template <typename Version>
-c10::intrusive_ptr<c10::TensorImpl> AsyncTensorImpl::plain_copy(Version&& version_counter,
-                                                                bool allow_change) const {
+  if (stays_pending_in_copies()) {
+    auto copy = c10::make_intrusive<AsyncTensorImpl>(*this, awaited_);
+    copy_tensor_metadata(this, copy.get(), std::forward<Version>(version_counter), allow_change);
+    return copy;
+  }
   settle();
   auto copy = c10::TensorImpl::shallow_copy_and_detach(std::forward<Version>(version_counter), allow_change);
   remove_wake_key(*copy);
@@ -145,22 +141,16 @@ c10::intrusive_ptr<c10::TensorImpl> AsyncTensorImpl::plain_copy(Version&& versio
 
 c10::intrusive_ptr<c10::TensorImpl> AsyncTensorImpl::shallow_copy_and_detach(
     const c10::VariableVersion& version_counter, bool allow_change) const {
-  if (stays_pending_in_copies()) {
-    return copy_and_detach(version_counter, allow_change);
-  }
-  return plain_copy(version_counter, allow_change);
+  return copy_and_detach(version_counter, allow_change);
 }
 
 c10::intrusive_ptr<c10::TensorImpl> AsyncTensorImpl::shallow_copy_and_detach(
     c10::VariableVersion&& version_counter, bool allow_change) const {
-  if (stays_pending_in_copies()) {
-    return copy_and_detach(std::move(version_counter), allow_change);
-  }
-  return plain_copy(std::move(version_counter), allow_change);
+  return copy_and_detach(std::move(version_counter), allow_change);
 }
 
-// A dispatch mode and a subclass with __torch_dispatch__ are shown a detach of their own, by the base class,
-// and may read values in it.
+// The base class shows a detach to dispatch modes and to subclasses with __torch_dispatch__, which may read
+// values in it.
 bool AsyncTensorImpl::stays_pending_in_copies() const {
   return (in_place() || is_pending() || pending()->orders_streams()) && !has_watching_layers() &&
          !is_python_dispatch();
@@ -170,7 +160,7 @@ const char* AsyncTensorImpl::tensorimpl_type_name() const { return "funcol::Asyn
 
 namespace {
 
-// The key set is a plain word that other threads may be reading or clearing the same bit of.
+// The key set is a plain word. Other threads may read it, or clear the same bit, meanwhile.
 struct KeySetAccess : c10::TensorImpl {
   static void set(const c10::TensorImpl& tensor, c10::DispatchKey key, bool present) {
     auto& keys = const_cast<c10::DispatchKeySet&>(tensor.*(&KeySetAccess::key_set_));  // NOLINT

@@ -12,8 +12,8 @@
 //
 //   y = all_reduce(x); v = y.view(-1); v.sum()      waits once, at sum()
 //
-// A CommTensor (comm_tensor.h) is one of these too. Collectives may be started on it again and again, so it
-// and its views keep the key for life.
+// A CommTensor (comm_tensor.h) has this implementation too. Collectives may be started on it at any time, so
+// it and its views keep the key for life.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -31,7 +31,7 @@ class AsyncTensorImpl final : public c10::TensorImpl {
   using PendingPtr = c10::intrusive_ptr<PendingCollective>;
   using InPlacePtr = c10::intrusive_ptr<InPlaceCollectives>;
 
-  // What a tensor waits for: one collective, or, where that is null, those started on a CommTensor.
+  // What a tensor waits for: one collective or, for a CommTensor, all that were started on it.
   struct Awaited {
     Awaited(PendingPtr collective) : collective(std::move(collective)) {}  // NOLINT
     Awaited(InPlacePtr in_place) : in_place(std::move(in_place)) {}        // NOLINT
@@ -40,21 +40,21 @@ class AsyncTensorImpl final : public c10::TensorImpl {
     InPlacePtr in_place;
   };
 
-  // Over the storage of `source`, with its dtype and keys. Use wrap(), which takes the rest as well.
+  // Takes storage, dtype and keys of `source`. Callers use wrap(), which takes the other metadata as well.
   AsyncTensorImpl(const c10::TensorImpl& source, Awaited awaited);
 
-  // The same without keys or a version counter: for those who set both.
+  // Takes storage and dtype of `source`. The caller sets keys and version counter.
   AsyncTensorImpl(ImplType kind, const c10::TensorImpl& source, Awaited awaited);
 
-  // A pending tensor over the storage, with the metadata and autograd history, of `output`, which must
-  // be fresh (no Python object, not held elsewhere as a variable): its autograd history is moved.
+  // A pending tensor with the storage, metadata and autograd history of `output`. `output` must be fresh (no
+  // Python object, not held elsewhere as a variable): its autograd history is moved.
   static at::Tensor wrap(const at::Tensor& output, Awaited awaited);
 
-  // `tensor` is a dense one, without an implementation of its own kind that wrap() would lose: nested,
-  // quantized, sparse tensors have one, and so do those of other extensions.
+  // Whether `tensor` has PyTorch's own dense implementation. wrap() would lose any other: nested, quantized
+  // and sparse tensors have one, and so do tensors of other extensions.
   static bool can_wrap(const at::Tensor& tensor);
 
-  // The implementation behind `tensor`, or null for any other tensor; found whether or not it is settled.
+  // The AsyncTensorImpl of `tensor`, settled or not; null if it has another implementation.
   static AsyncTensorImpl* of(const at::Tensor& tensor) { return of(tensor.unsafeGetTensorImpl()); }
   static AsyncTensorImpl* of(c10::TensorImpl* impl);
 
@@ -75,8 +75,8 @@ class AsyncTensorImpl final : public c10::TensorImpl {
   c10::intrusive_ptr<c10::TensorImpl> shallow_copy_and_detach(c10::VariableVersion&& version_counter,
                                                               bool allow_change) const override;
 
-  // While one of these lives, the current thread may take storage of pending tensors without waiting:
-  // for view kernels, which pass it on and never read it.
+  // While an object of this class lives, the current thread takes storage of pending tensors without waiting:
+  // for view kernels, which pass storage on and never read it.
   class SharingStorage {
    public:
     SharingStorage() noexcept;
@@ -88,19 +88,17 @@ class AsyncTensorImpl final : public c10::TensorImpl {
  private:
   template <typename Version>
   c10::intrusive_ptr<c10::TensorImpl> copy_and_detach(Version&& version_counter, bool allow_change) const;
-  template <typename Version>
-  c10::intrusive_ptr<c10::TensorImpl> plain_copy(Version&& version_counter, bool allow_change) const;
   bool stays_pending_in_copies() const;
   const char* tensorimpl_type_name() const override;
 
   Awaited awaited_;
 };
 
-// Takes the wake key off `tensor`, whatever its implementation; safe against other threads doing so.
+// Takes the wake key off `tensor`, whatever its implementation. Several threads may do so at once.
 void remove_wake_key(const c10::TensorImpl& tensor);
 
-// Takes the wake key off `tensor` unless it is a CommTensor, which gets it: for tensors into which the
-// metadata of another one may have been copied.
+// Gives `tensor` the wake key if it is a CommTensor, else takes the key off: for a tensor into which another
+// tensor's metadata may have been copied.
 void correct_wake_key(c10::TensorImpl& tensor);
 
 // True while the data of `tensor` is not there yet.

@@ -27,7 +27,7 @@ constexpr const char* kCollectives[] = {
     "broadcast_",       "reduce_scatter_",       "scatter_"};
 
 // One call of a collective. The backend gets plain aliases of the CommTensors: its threads must not wait for
-// what they are there to finish.
+// the collective that they run.
 class CollectiveCall {
  public:
   CollectiveCall(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack)
@@ -133,8 +133,8 @@ void wait_in_place(at::TensorList written, PendingCollective::Start collective) 
 
 }  // namespace funcol
 
-// BackendSelect is part of every call, below all layers, whether or not the wake key is excluded on this
-// thread or hidden in a list of lists.
+// Every call passes BackendSelect, below all layers, even where the wake key is excluded on this thread or
+// hidden in a list of lists.
 TORCH_LIBRARY_IMPL(c10d, BackendSelect, m) {
   for (const auto* name : funcol::kCollectives) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&funcol::start_collective>());

@@ -18,7 +18,6 @@
 
 #include "async/async_tensor.h"
 #include "async/layers.h"
-#include "async/replaced_ops.h"
 #include "comm/asking_devices.h"
 #include "comm/blocking.h"
 
@@ -27,9 +26,9 @@ namespace {
 
 using PendingPtr = c10::intrusive_ptr<PendingCollective>;
 
-constexpr int64_t kLittle = 4096;            // bytes
-constexpr int64_t kMuch = int64_t{4} << 20;  // of a backward pass
-constexpr size_t kFew = 16;                  // that a collective which starts looks at
+constexpr int64_t kNotedBytes = 4096;                    // a collective that holds more is noted
+constexpr int64_t kMaxGradientBytes = int64_t{4} << 20;  // held by collectives of backward passes
+constexpr size_t kNumAsked = 16;                         // collectives that a new one asks
 constexpr auto kTick = std::chrono::milliseconds(10);
 constexpr int kIdleTicks = 100;  // until the thread sleeps
 
@@ -67,13 +66,13 @@ class HeldMemory {
     }
   }
 
-  // The oldest ones, until one of them still runs.
+  // Lets go of the oldest ones, up to the first that still runs.
   void let_go_of_few() {
     if (num_holders_.load(std::memory_order_relaxed) == 0) {
       return;
     }
     const AskingDevices asking;
-    for (size_t i = 0; i < kFew; ++i) {
+    for (size_t i = 0; i < kNumAsked; ++i) {
       auto holder = take_first(asking.is_allowed());
       if (!holder.has_value()) {
         return;
@@ -84,12 +83,12 @@ class HeldMemory {
     }
   }
 
-  // Until what backward passes hold is not much.
+  // Waits until collectives of backward passes hold at most kMaxGradientBytes.
   void wait_for_gradients() {
     if (num_holders_.load(std::memory_order_relaxed) == 0) {
       return;
     }
-    while (const auto collective = oldest_of_much()) {
+    while (const auto collective = take_oldest_gradient()) {
       run_blocking([&] { collective->wait_and_let_go(); });
     }
   }
@@ -114,9 +113,9 @@ class HeldMemory {
   }
 
   void begin_anew() {
-    new std::deque<Holder>(std::move(holders_));  // NOLINT: the parent's, as they were
-    new std::thread(std::move(thread_));          // NOLINT: which the child does not have
-    new (&wakes_) std::condition_variable();      // its waiter is the parent's
+    new std::deque<Holder>(std::move(holders_));  // NOLINT: the parent's, never destroyed here
+    new std::thread(std::move(thread_));          // NOLINT: the child has no such thread
+    new (&wakes_) std::condition_variable();      // the parent's thread waits at the old one
     holders_.clear();
     num_holders_.store(0, std::memory_order_relaxed);
     has_thread_ = false;
@@ -153,7 +152,7 @@ class HeldMemory {
     put_back(holders);
   }
 
-  // Nothing if there is none, or one on a device that is not to be asked.
+  // Nothing if there is none, or if the first is on a device that must not be asked.
   std::optional<Holder> take_first(bool may_ask_devices) {
     const std::scoped_lock lock(mutex_);
     if (holders_.empty() || !(may_ask_devices || holders_.front().is_on_cpu)) {
@@ -165,14 +164,14 @@ class HeldMemory {
     return first;
   }
 
-  // Taken out; null if they do not hold much together.
-  PendingPtr oldest_of_much() {
+  // The oldest collective of a backward pass; null while they hold at most kMaxGradientBytes together.
+  PendingPtr take_oldest_gradient() {
     const std::scoped_lock lock(mutex_);
     int64_t num_bytes = 0;
     for (const auto& holder : holders_) {
       num_bytes += holder.collective.expired() ? 0 : holder.gradient_bytes;
     }
-    if (num_bytes <= kMuch) {
+    if (num_bytes <= kMaxGradientBytes) {
       return {};
     }
     const auto oldest = std::ranges::find_if(holders_, [](const auto& holder) {
@@ -197,7 +196,7 @@ class HeldMemory {
     return taken;
   }
 
-  // Where they came from: they are the oldest.
+  // Puts them first: they are the oldest.
   void put_back(std::span<Holder> holders) {
     const std::scoped_lock lock(mutex_);
     holders_.insert(holders_.begin(), std::make_move_iterator(holders.begin()),
@@ -211,7 +210,7 @@ class HeldMemory {
     return !collective || collective->let_go_if_over();
   }
 
-  // Not on the first occasion: most results are used soon. It stays a holder until it is over.
+  // Not when it is asked for the first time: most results are used soon. It stays a holder until it is over.
   static void wait_aside(Holder& holder) {
     if (holder.num_asked > 1 && !holder.is_waited_aside) {
       const auto collective = holder.collective.lock();
@@ -229,13 +228,13 @@ class HeldMemory {
   bool is_stopped_ = false;
 };
 
-// What could be let go of.
+// The bytes that could be let go of.
 int64_t held_bytes(const PendingCollective::Start& start) {
   int64_t num_bytes = 0;
   for (const auto& buffer : start.buffers) {
     num_bytes += buffer.defined() ? static_cast<int64_t>(buffer.nbytes()) : 0;
   }
-  if (start.outputs.size() > 1) {  // of which some may be dropped before the others
+  if (start.outputs.size() > 1) {  // a caller may drop some of them before the others
     for (const auto& output : start.outputs) {
       num_bytes += static_cast<int64_t>(output.nbytes());
     }
@@ -247,7 +246,7 @@ int64_t held_bytes(const PendingCollective::Start& start) {
 
 PendingPtr hold(PendingCollective::Start&& start) {
   const auto num_bytes = held_bytes(start);
-  const bool is_noted = start.work && !start.is_kept_elsewhere && num_bytes > kLittle;
+  const bool is_noted = start.work && !start.is_kept_elsewhere && num_bytes > kNotedBytes;
   const bool is_on_cpu = !start.outputs.empty() && start.outputs[0].is_cpu();
   auto collective = c10::make_intrusive<PendingCollective>(std::move(start));
   HeldMemory::instance().let_go_of_few();
@@ -258,7 +257,7 @@ PendingPtr hold(PendingCollective::Start&& start) {
     HeldMemory::instance().add(collective, is_on_cpu, num_bytes);
   } else {
     note_cuda_is_used();
-    if (AskingDevices().is_allowed()) {  // what is captured into a graph does not run now
+    if (AskingDevices().is_allowed()) {  // a collective that is captured into a graph does not run now
       HeldMemory::instance().add(collective, is_on_cpu, num_bytes);
     }
   }
@@ -280,7 +279,7 @@ at::Tensor GradientCollectives::unshared(const at::Tensor& gradient) {
   settle(gradient);
   const auto& storage = gradient.unsafeGetTensorImpl()->unsafe_storage();
   const bool is_ours_alone = gradient.use_count() == 1 && storage.use_count() == 1;
-  // One that lies otherwise is copied to be sent.
+  // Sending copies a gradient with any other layout.
   const bool is_copied_anyway = !gradient.is_contiguous() || gradient.is_conj() || gradient.is_neg();
   return is_ours_alone || is_copied_anyway ? gradient : gradient.clone(at::MemoryFormat::Contiguous);
 }

@@ -60,7 +60,7 @@ void InPlaceCollectives::settle(const MemoryRange& range) {
 }
 
 void InPlaceCollectives::forget_settled() {
-  std::vector<Started> settled;  // dies after the lock is gone
+  std::vector<Started> settled;  // destroyed after the lock is released
   const std::scoped_lock lock(mutex_);
   const auto done = std::ranges::stable_partition(
       running_, [](const Started& started) { return !started.collective->is_settled(); });

@@ -1,12 +1,12 @@
 // The in-place collectives that were started on one CommTensor and on its views.
 //
-// All of these tensors share one such object, so it does not matter through which of them a collective is
-// started and through which the memory is used next:
+// The CommTensor and its views share one such object: a collective may be started through one of them and
+// the memory used through another.
 //
 //   c = CommTensor(x);  dist.all_reduce(c[0], async_op=True);  c.sum()     waits at sum()
 //
-// Each tensor waits for the collectives that write into its own part of the storage, and for no others, so
-// that collectives on separate parts run at the same time.
+// Each tensor waits only for the collectives that write into its own part of the storage, so that collectives
+// on separate parts run at the same time.
 #pragma once
 
 #include <c10/core/TensorImpl.h>
@@ -20,8 +20,8 @@
 
 namespace funcol {
 
-// The bytes of a storage from the first to past the last element of a tensor. Tensors with gaps between their
-// elements count the gaps as theirs, an empty tensor counts one byte.
+// The bytes of a storage from the first to past the last element of a tensor, gaps included. An empty tensor
+// counts one byte.
 struct MemoryRange {
   explicit MemoryRange(const c10::TensorImpl& tensor);
   bool overlaps(const MemoryRange& other) const noexcept;
@@ -35,13 +35,13 @@ class InPlaceCollectives final : public c10::intrusive_ptr_target {
  public:
   using PendingPtr = c10::intrusive_ptr<PendingCollective>;
 
-  // A collective that writes into `written` was started. Those that wrote there before must be settled.
+  // Notes a new collective that writes into `written`. Earlier collectives on that range must be settled.
   void add(const MemoryRange& written, PendingPtr collective);
 
   bool any_started() const noexcept { return any_started_.load(std::memory_order_acquire); }
   bool is_pending(const MemoryRange& range) const;
 
-  // Waits for the collectives that write into `range`. Raises what the first of them that failed raised.
+  // Waits for the collectives that write into `range`. Raises the error of the first one that failed.
   void settle(const MemoryRange& range);
 
  private:

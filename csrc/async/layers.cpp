@@ -4,7 +4,6 @@
 
 #include <atomic>
 
-#include "async/replaced_ops.h"
 #include "compat/dispatch_keys.h"
 
 namespace funcol {

@@ -1,8 +1,11 @@
 // Layers of PyTorch that watch or rewrite what runs: dispatch modes (FakeTensor, make_fx, CommDebugMode),
 // tensor subclasses, functorch transforms, functionalization, torch.jit.trace.
 //
-// Under a layer, collectives are emitted as PyTorch's own _c10d_functional ops, which every layer knows,
-// and no pending tensors are made.
+// Under a layer, collectives go through PyTorch's own _c10d_functional ops, which every layer knows, and no
+// pending tensors are made.
+//
+// A program may give those ops kernels of its own, by torch.library for one. Collectives then take the same
+// way, so that its kernels are called; results may be pending nevertheless.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,17 +13,23 @@
 
 namespace funcol {
 
-// A layer is active on this thread.
+// Says from now on whether a program replaced kernels of _c10d_functional.
+void set_ops_are_replaced(bool are_replaced);
+
+// A layer is active on this thread, or kernels are replaced: collectives go through PyTorch's ops.
 bool has_active_layers();
 
-// One of those layers is a transform of functorch: grad, vmap, jvp.
+// A layer is active on this thread, which has to see waits and views too.
+bool has_watching_layers();
+
+// A transform of functorch is active on this thread: grad, vmap, jvp.
 bool has_active_transforms();
 
 // `tensor` itself belongs to a layer: a subclass with __torch_dispatch__, a fake, functional or
 // functorch-wrapped tensor.
 bool belongs_to_layer(const at::Tensor& tensor);
 
-// While one of these lives, no layer sees the operators that the current thread calls.
+// While an object of this class lives, no layer sees the operators that the current thread calls.
 class OutsideLayers {
  public:
   OutsideLayers();

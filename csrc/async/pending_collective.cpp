@@ -34,7 +34,7 @@ int64_t num_bytes(const std::vector<at::Tensor>& tensors) {
   });
 }
 
-// The Work goes on by itself, and what it reads and writes stays until it is done.
+// The Work goes on by itself; the tensors that it reads and writes stay until it is done.
 void leave_running(PendingCollective::Start& start) {
   auto buffers = std::move(start.buffers);
   buffers.insert(buffers.end(), start.outputs.begin(), start.outputs.end());
@@ -44,19 +44,10 @@ void leave_running(PendingCollective::Start& start) {
   adopt_orphan(std::move(start.work), std::move(buffers), ends_by_waiting);
 }
 
-// Whether a second wait() may do again what the first one did: Gloo's reduce_scatter and receives are of
-// these.
+// Whether a second wait() may repeat the work of the first one, as in Gloo's reduce_scatter and receives.
 bool may_run_twice(const c10d::Work& work) {
   const auto type = work.retrieveOpType();
   return type == c10d::OpType::UNKNOWN || c10d::isP2POp(type, /*batchP2P=*/true);
-}
-
-bool is_completed(c10d::Work& work) {
-  try {
-    return work.isCompleted();
-  } catch (const std::exception&) {  // which whoever waits for it will be told
-    return true;
-  }
 }
 
 c10::Stream stream_of(c10::Device device) {
@@ -86,7 +77,7 @@ PendingCollective::PendingCollective(Start&& start)
 
 PendingCollective::~PendingCollective() {
   if (is_in_child()) {
-    new (&changed_) std::condition_variable();  // to destroy it would wait for threads of the parent
+    new (&changed_) std::condition_variable();  // destroying the old one waits for threads of the parent
   }
   unwaited_.leave(/*is_dropped=*/true);
   if (state_.load(std::memory_order_acquire) == State::kRunning && start_.work && !start_.is_kept_elsewhere &&
@@ -102,8 +93,8 @@ void PendingCollective::settle() {
   if (state_.load(std::memory_order_acquire) != State::kSettled) {
     Start finished;  // destroyed with the GIL, which Python's tensors need for that
     if (!settle_if_over(finished)) {
-      // The GIL goes before the mutex is taken: a thread that waits for the mutex while it holds the GIL
-      // would keep the one that has the mutex from ever getting the GIL back.
+      // The GIL is released before the mutex is taken: a thread that waits for the mutex with the GIL would
+      // keep the thread that has the mutex from ever getting the GIL back.
       run_blocking([&] { settle_or_block(finished); });
     }
   }
@@ -115,8 +106,8 @@ void PendingCollective::settle() {
   }
 }
 
-// Where there is nothing to wait for, neither the Work nor the mutex, the GIL may be kept: to let it go and
-// get it back costs more than the rest.
+// Keeps the GIL where neither the Work nor the mutex has to be waited for: to release the GIL and get it back
+// costs more than the rest.
 bool PendingCollective::settle_if_over(Start& finished) {
   Lock lock(mutex(), std::try_to_lock);
   if (!lock.owns_lock() || is_awaited()) {
@@ -138,7 +129,8 @@ void PendingCollective::settle_or_block(Start& finished) {
   take(finished);
 }
 
-// Not asked on a device, which takes as long to answer, nor before an epilogue that has much to do.
+// False without asking the Work on a device, whose answer takes as long as waiting, and before a long
+// epilogue.
 bool PendingCollective::is_over() const {
   constexpr int64_t kFewBytes = 1 << 15;
   if (!start_.work || start_stream_.has_value() ||
@@ -148,8 +140,8 @@ bool PendingCollective::is_over() const {
   return is_completed(*start_.work);
 }
 
-// Returns when the collective runs no more. One thread waits for the Work, without the mutex; others wait for
-// that thread, unless the group goes meanwhile.
+// Returns when the collective runs no more. One thread waits for the Work, without the mutex. Others wait for
+// that thread, unless the group is destroyed meanwhile.
 void PendingCollective::await(Lock& lock, bool checks_group) {
   constexpr auto kGroupIsAskedFor = std::chrono::milliseconds(20);
   while (state_.load(std::memory_order_relaxed) == State::kRunning && is_awaited()) {
@@ -172,7 +164,7 @@ void PendingCollective::await(Lock& lock, bool checks_group) {
   changed_.notify_all();
 }
 
-// Somebody asked for what has arrived, or for the error. With the mutex.
+// Settles a collective whose data, or error, has arrived. With the mutex.
 void PendingCollective::take(Start& finished) {
   unwaited_.leave();
   if (state_.load(std::memory_order_relaxed) == State::kArrived) {
@@ -191,8 +183,8 @@ void PendingCollective::take(Start& finished) {
   move_out(finished);
 }
 
-// What nobody needs any more. After a failure the outputs stay: to replace their memory raises as all uses
-// do.
+// Moves out what nobody needs any more. After a failure the outputs stay, so that replacing their memory
+// raises as every use does.
 void PendingCollective::move_out(Start& gone) {
   gone.work = std::move(start_.work);
   gone.buffers = std::move(start_.buffers);
@@ -245,7 +237,7 @@ void PendingCollective::wait_and_let_go() {
   try {
     await(lock, /*checks_group=*/true);
     let_go(gone);
-  } catch (const c10::Error&) {  // NOLINT(bugprone-empty-catch): the group is gone, which settle() finds, too
+  } catch (const c10::Error&) {  // NOLINT(bugprone-empty-catch): the group is gone; settle() finds that, too
   }
 }
 
@@ -269,7 +261,7 @@ bool PendingCollective::wait_aside(const c10::intrusive_ptr<PendingCollective>& 
   return true;
 }
 
-// With the mutex, once the collective runs no more. What goes is destroyed by the caller.
+// With the mutex, once the collective runs no more. The caller destroys `gone`.
 void PendingCollective::let_go(Start& gone) {
   if (was_let_go_ || !start_.work) {
     return;
@@ -323,16 +315,17 @@ void PendingCollective::run_epilogue() {
   }
 }
 
-// Where a result is used on another stream than the start stream, and has an epilogue or may be waited for
-// only once. Not while a graph is captured, into which no other stream is to be drawn.
+// Whether finish_aside() applies: a result with an epilogue, or a Work that must be waited for only once, is
+// used on another stream than the start stream. Not while a graph is captured, which no other stream may
+// join.
 bool PendingCollective::is_finished_aside() const {
   return start_stream_.has_value() && start_.work && (start_.epilogue || may_run_twice(*start_.work)) &&
          stream_of(start_stream_->device()) != *start_stream_ && AskingDevices().is_allowed();
 }
 
-// Waits, and runs the epilogue, on a stream that has nothing else to do, so that both streams wait for that
-// alone, and neither for what else is queued on the other. What the epilogue allocates is of that stream, and
-// goes as it ends.
+// Waits, and runs the epilogue, on a stream of its own, so that current and start stream wait for the
+// collective alone, and not for other work on each other. Memory that the epilogue allocates belongs to that
+// stream and is freed as the epilogue ends.
 void PendingCollective::finish_aside(bool checks_group) {
   const auto device = start_stream_->device();
   const auto aside = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
@@ -348,8 +341,8 @@ void PendingCollective::finish_aside(bool checks_group) {
   used_streams_.order(*start_stream_);
 }
 
-// The current stream waits already. The start stream waits for the collective alone, not for what else is
-// queued on the current one.
+// The current stream waits already. Makes the start stream wait for the collective alone, not for other work
+// on the current one.
 void PendingCollective::order_streams() {
   if (!start_stream_.has_value() || !start_.work) {
     return;
@@ -365,12 +358,11 @@ void PendingCollective::order_streams() {
   used_streams_.order(*start_stream_);
 }
 
-// Without the mutex: by the one thread that waits.
+// Called without the mutex, by the one thread that waits.
 PendingCollective::State PendingCollective::finish(bool checks_group) {
   try {
     const c10::impl::ExcludeDispatchKeyGuard plain_tensors(kWakeKey);
-    // What is written now is the result as autograd has it already: Gloo's reduce_scatter copies as it is
-    // waited for.
+    // Autograd has recorded the results already. Gloo's reduce_scatter writes them as it is waited for.
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     if (is_finished_aside()) {
       finish_aside(checks_group);

@@ -2,8 +2,7 @@
 //
 // Who may write to the tensors of a collective, and when
 //
-// A backend reads the memory that it is given until the collective is over. On every rank the input may be
-// written to, with PyTorch's functional collectives and with these:
+// A backend reads its input until the collective is over. On every rank a program may write to the input:
 //
 //   operator                                  PyTorch               funcol, and why
 //   all_reduce, broadcast, reduce             after the call        after the call: it works on a copy
@@ -19,9 +18,8 @@
 //     of them, coalesced ones too               which waits           reaches its memory, a copy is read
 //   _out and in-place forms                   after wait_tensor, for the input as for what is written
 //
-// Nothing of this depends on the device: on CUDA "after" is an order on the streams that use the tensors.
-// What a collective writes is a tensor of its own until its first use, which waits, and may be written to, or
-// dropped, at any time.
+// The table holds for every device: on CUDA "after" is an order on the streams that use the tensors. A
+// program may write to a result, or drop it, at any time: the first use waits.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -49,14 +47,15 @@ namespace funcol {
 // Shared by every tensor that waits for one collective: its outputs and all views of them.
 //
 // settle() waits for the Work once, however many tensors and threads ask, then runs the epilogue (the
-// layout change of a gather along a dim other than 0). On CUDA, waiting makes the current stream wait,
-// not the host; and the stream that the collective was started on, whose memory the buffers are, and on
-// which others may use the tensors without another wait. Neither waits for what else is queued on the other.
-// So does each further stream on which a result is used (used_streams.h); a view that is made after the
-// first use is ordered there by whoever uses it, as any tensor. After that nothing of the collective is
-// kept.
-// A failure is kept instead: every settle() raises it again, so that no use ever sees the data.
-// So is destroying the group before settle(): whether the data arrived first would be a matter of luck.
+// layout change of a gather along a dim other than 0). After that nothing of the collective is kept.
+//
+// On CUDA the host does not wait. Three kinds of streams do, each for the collective alone: the current one,
+// the one that the collective was started on, which owns the buffers' memory, and each further stream on
+// which a result is used (used_streams.h). Whoever uses a view that was made after the first use orders
+// streams for it, as for any tensor.
+//
+// A failure is kept: every settle() raises it again, so that no use ever sees the data. A group that is
+// destroyed before settle() is a failure too: whether the data arrived first would be a matter of luck.
 // If the last holder goes without having settled, Work and buffers live on until the Work is done.
 //
 // A collective that is over while nobody settles it lets go of its Work and its buffers by itself
@@ -64,17 +63,16 @@ namespace funcol {
 class PendingCollective final : public c10::intrusive_ptr_target {
  public:
   struct Start {
-    std::string_view op;                  // as in error messages: "all_reduce"; lives for ever
-    GroupRef group;                       // for the same, and to know whether it was destroyed
+    std::string_view op;                  // for error messages: "all_reduce"; lives for ever
+    GroupRef group;                       // for error messages, and to know whether it was destroyed
     c10::intrusive_ptr<c10d::Work> work;  // null: nothing to wait for
-    // Everything that the Work and the epilogue read or write. Of these the epilogue reads the last one
-    // alone.
+    // Everything that the Work and the epilogue read or write. The epilogue reads the last buffer alone.
     std::vector<at::Tensor> buffers;
     std::vector<at::Tensor> outputs;  // what the caller gets
-    // May be empty; runs once, after the Work, below autograd, and is given this.
+    // May be empty. Runs once, after the Work, below autograd, on this Start.
     std::function<void(const Start&)> epilogue;
-    bool is_counted = true;  // in unwaited_collectives(); false if another registry does that
-    // PyTorch's registry has Work and tensors, until somebody waits: nothing is to be let go of here.
+    bool is_counted = true;  // in unwaited_collectives(); false if another registry counts it
+    // PyTorch's registry keeps Work and tensors until somebody waits: letting go here would free nothing.
     bool is_kept_elsewhere = false;
   };
 
@@ -85,24 +83,23 @@ class PendingCollective final : public c10::intrusive_ptr_target {
 
   bool is_settled() const noexcept { return state_.load(std::memory_order_acquire) == State::kSettled; }
 
-  // Settled, but on a device it may still run: a stream on which its outputs are used first has to wait.
+  // Settled, but on a device it may still run: each further stream that uses its outputs has to wait.
   bool orders_streams() const noexcept { return used_streams_.is_begun(); }
 
-  // Returns when the outputs hold their values (on CUDA: for work that is enqueued from now on).
-  // Raises what the Work raised, extended by op, group and shape; the same on each later call. In a child
-  // process, a Work of its parent that had not finished at the fork is an error as well: it never will.
+  // Returns when the outputs hold their values (on CUDA: for work that is enqueued from now on). Raises the
+  // Work's error, extended by op, group and shape; the same on each later call. In a child process, a Work of
+  // its parent that had not finished at the fork is an error too: it never finishes there.
   void settle();
 
-  // Lets go of what is only needed until the Work is over, if it is. Never blocks. True if there is nothing
-  // to let go of any more.
+  // Lets go of Work and buffers if the Work is over. Never blocks. True if nothing is left to let go of.
   bool let_go_if_over();
 
-  // Waits for the Work, without telling anybody of its error yet, and lets go. On CUDA the current stream
-  // waits, and what the epilogue needs stays.
+  // Waits for the Work and lets go; an error is kept for settle(). On CUDA the current stream waits, and the
+  // epilogue's buffer stays.
   void wait_and_let_go();
 
-  // Where letting go would never be, since the Work ends only by being waited for: has it waited for on
-  // another thread, to let go then. False if it ends by itself.
+  // For a Work that ends only by being waited for: another thread waits for it and lets go. False if the Work
+  // ends by itself.
   static bool wait_aside(const c10::intrusive_ptr<PendingCollective>& collective);
 
  private:
@@ -138,17 +135,17 @@ class PendingCollective final : public c10::intrusive_ptr_target {
   std::string describe() const;
 
   std::atomic<State> state_{State::kRunning};
-  // Held while state changes, never while somebody waits for the Work. A fork may find it locked by a thread
-  // that the child does not have: the child takes the other one.
+  // Held while state changes, never while somebody waits for the Work. At a fork, a thread that the child
+  // does not have may hold it: the child has a mutex of its own.
   std::mutex mutex_;
   std::mutex mutex_in_child_;
   std::condition_variable changed_;
-  bool is_awaited_ = false;  // by a thread of the process that had forked this often:
-  uint64_t num_forks_awaited_ = 0;
+  bool is_awaited_ = false;         // a thread waits for the Work
+  uint64_t num_forks_awaited_ = 0;  // num_forks() of its process
   std::atomic<bool> is_in_epilogue_{false};
   std::exception_ptr error_;
   bool was_let_go_ = false;
-  std::string described_;  // if it was let go of
+  std::string described_;  // describe() of before it let go
   Start start_;
   ResizeGuards resize_guards_;  // of start_.outputs, which outlive them
   UnwaitedEntry unwaited_;
@@ -157,7 +154,7 @@ class PendingCollective final : public c10::intrusive_ptr_target {
   UsedStreams used_streams_;
 };
 
-// A copy of `op` that lives for ever, for ops whose names are made up at run time.
+// A copy of `op` that lives for ever, for names that are composed at run time.
 std::string_view interned(const std::string& op);
 
 // Counts since the library was loaded.

@@ -10,7 +10,8 @@
 namespace funcol {
 namespace {
 
-// Of the chain of guards that each storage's allocator is. A fork waits until no thread is inside.
+// Guards all chains: a storage's allocator is a chain of guards. A fork waits until no thread holds the
+// mutex.
 std::mutex& chains() {
   static auto* const mutex = [] {
     pthread_atfork([] { chains().lock(); }, [] { chains().unlock(); }, [] { chains().unlock(); });
@@ -71,8 +72,7 @@ void ResizeGuards::Guard::take() {
   }
 }
 
-// Who settles removes this guard, and with it the collective may go. An error stays an error: the memory is
-// not replaced.
+// settle() removes this guard, and the collective may go with it. If it raises, the memory is not replaced.
 c10::DataPtr ResizeGuards::Guard::allocate(size_t num_bytes) {
   auto* const storage = storage_;
   while (true) {

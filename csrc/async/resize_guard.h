@@ -1,9 +1,9 @@
 // Waits for a collective before the memory that it writes to is replaced.
 //
 // A tensor that grows, by resize_ or as the out= of an operator, takes new memory from its storage's
-// allocator, copies what the old memory holds, and frees it. On the CPU it does so past the dispatcher,
-// everywhere past TensorImpl::storage(); but it has to ask the allocator. While a collective runs, the
-// allocator of each storage that it writes to is therefore one that settles first.
+// allocator, copies the old memory, and frees it. It does so past TensorImpl::storage(), and on the CPU past
+// the dispatcher, but it has to ask the allocator. While a collective runs, each storage that it writes to
+// therefore has an allocator that settles first.
 //
 //   y = all_reduce(x); y.resize_(100)      in a compiled region, too: waits, then grows
 #pragma once
@@ -17,8 +17,8 @@ namespace funcol {
 
 class PendingCollective;
 
-// The guards of one collective. Several collectives may write to parts of one storage: to grow, it waits for
-// all of them.
+// The guards of one collective. Several collectives may write to parts of one storage, which waits for all of
+// them before it grows.
 class ResizeGuards {
  public:
   ResizeGuards(const std::vector<at::Tensor>& outputs, PendingCollective& collective);
@@ -26,7 +26,7 @@ class ResizeGuards {
   ResizeGuards(const ResizeGuards&) = delete;
   ResizeGuards& operator=(const ResizeGuards&) = delete;
 
-  // The storages have to live until then.
+  // The storages must live until this call.
   void remove();
 
  private:

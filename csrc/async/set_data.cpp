@@ -1,17 +1,17 @@
-// Operators that give a tensor the storage of another one by copying the pointer, past storage().
+// Kernels of the two operators that copy the pointer to another tensor's storage, past storage().
 //
-// The wake key protects a pending source, but it is hidden while a compiled region runs. These two settle
-// their arguments whether or not it is.
+// The wake key protects a pending source, but a compiled region hides the key. These kernels settle their
+// arguments in any case.
 #include <ATen/core/VariableHooksInterface.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
 #include "async/async_tensor.h"
+#include "compat/missing_operators.h"
 
 namespace funcol {
 namespace {
 
-// aten::set_data is composed above autograd: this stands in for the composition.
+// Replaces PyTorch's kernel of aten::set_data, which is composed above autograd.
 void set_data(at::Tensor& self, const at::Tensor& new_data) {
   settle(self);
   settle(new_data);
@@ -19,8 +19,8 @@ void set_data(at::Tensor& self, const at::Tensor& new_data) {
   correct_wake_key(*self.unsafeGetTensorImpl());
 }
 
-// aten::shallow_copy_data_ has one kernel for all backends. BackendSelect is part of every call and below
-// autograd: a place to look at the arguments, whatever the device.
+// aten::shallow_copy_data_ has one kernel for all backends. Every call passes BackendSelect, below autograd,
+// whatever the device.
 void settle_and_go_on(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const auto written = torch::jit::peek(*stack, 0, op.schema().arguments().size()).toTensor();
   for (const auto& argument : torch::jit::last(*stack, op.schema().arguments().size())) {
@@ -43,7 +43,7 @@ TORCH_LIBRARY_IMPL(aten, AutogradXPU, m) { m.impl("set_data", funcol::set_data);
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) { m.impl("set_data", funcol::set_data); }
 
 TORCH_LIBRARY_IMPL(aten, BackendSelect, m) {
-  if (c10::Dispatcher::singleton().findSchema({"aten::shallow_copy_data_", ""})) {  // newer minors only
+  if (funcol::compat::has_operator("aten::shallow_copy_data_")) {
     m.impl("shallow_copy_data_", torch::CppFunction::makeFromBoxedFunction<&funcol::settle_and_go_on>());
   }
 }

@@ -16,19 +16,11 @@ namespace {
 
 std::atomic<uint64_t> forks{0};
 
-bool is_running(c10d::Work& work) {
-  try {
-    return !work.isCompleted();
-  } catch (const std::exception&) {  // whoever waits for it will be told
-    return false;
-  }
-}
-
 }  // namespace
 
 class UnwaitedList {
  public:
-  // Never destroyed: tensors may go after it would have gone.
+  // Never destroyed: tensors may be destroyed later than static objects.
   static UnwaitedList& instance() {
     static auto* list = new UnwaitedList();  // NOLINT(cppcoreguidelines-owning-memory)
     return *list;
@@ -125,7 +117,7 @@ void let_unwaited_finish(std::chrono::milliseconds patience) {
   size_t num_running = ~size_t{0};
   auto last_end = Clock::now();
   while (true) {
-    std::erase_if(works, [](const auto& work) { return !is_running(*work); });
+    std::erase_if(works, [](const auto& work) { return is_completed(*work); });
     const auto num_now = works.size() + sweep_orphans();
     if (num_now == 0) {
       return;
@@ -138,6 +130,14 @@ void let_unwaited_finish(std::chrono::milliseconds patience) {
       return;
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+bool is_completed(c10d::Work& work) {
+  try {
+    return work.isCompleted();
+  } catch (const std::exception&) {
+    return true;
   }
 }
 

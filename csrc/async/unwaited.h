@@ -12,7 +12,7 @@
 
 namespace funcol {
 
-// A place in the list of those that are pending. Costs a lock on the way in and out.
+// A pending collective's place in the list. Entering and leaving take a lock.
 class UnwaitedEntry {
  public:
   UnwaitedEntry() = default;
@@ -20,13 +20,13 @@ class UnwaitedEntry {
   UnwaitedEntry(const UnwaitedEntry&) = delete;
   UnwaitedEntry& operator=(const UnwaitedEntry&) = delete;
 
-  // The Work must stay as it is until arrive() or leave(), `op` for ever.
+  // The Work must stay until arrive() or leave(), `op` for ever.
   void enter(std::string_view op, const c10::intrusive_ptr<c10d::Work>& work);
 
   // The Work is over and may go, but nobody waited for it.
   void arrive();
 
-  // Does nothing if it is not in. One that is dropped stays in the counts.
+  // Does nothing if it has not entered. A collective that is dropped stays in the counts.
   void leave(bool is_dropped = false);
 
  private:
@@ -40,14 +40,17 @@ class UnwaitedEntry {
   uint64_t num_forks_ = 0;
 };
 
-// How many there are, by op. A child process starts with none: they are its parent's.
+// The number of unwaited collectives, by op. A child process starts with none.
 std::map<std::string, int64_t> unwaited_collectives();
 
-// Returns when the Works of all of them are done, or when none of them ends for as long as `patience`: at
-// exit, where what ends later meets a c10d that is being taken down.
+// Returns when all their Works are done, or when none has ended for `patience`. Called at exit: a Work that
+// ends later would meet a c10d that is being taken down.
 void let_unwaited_finish(std::chrono::milliseconds patience);
 
-// How often this process and its parents forked: differs from its value before in a child alone.
+// True of a Work that failed, too: whoever waits for it gets the error.
+bool is_completed(c10d::Work& work);
+
+// How often this process and its parents forked: a child's number differs from its parent's.
 uint64_t num_forks() noexcept;
 
 }  // namespace funcol

@@ -24,7 +24,7 @@ void wait_on(const c10::Stream& stream, const UsedStreams::End& end) {
 void UsedStreams::begin(End end, std::vector<c10::Stream> ordered) {
   const bool is_captured = !AskingDevices().is_allowed();
   const std::scoped_lock lock(mutex_);
-  std::swap(end_, end);  // the old one dies after the lock is gone
+  std::swap(end_, end);  // the old one is destroyed after the lock is released
   ordered_ = std::move(ordered);
   is_captured_ = is_captured;
   is_begun_.store(true, std::memory_order_release);
@@ -42,7 +42,7 @@ void UsedStreams::order(const c10::Stream& stream) {
     is_captured = is_captured_;
   }
   if (is_captured == AskingDevices().is_allowed()) {
-    return;  // either the capture that it was waited for in is over, or another one began since
+    return;  // the capture in which it was waited for is over, or one began since
   }
   run_blocking([&] { wait_on(stream, end); });
   const std::scoped_lock lock(mutex_);

@@ -14,26 +14,26 @@
 
 namespace funcol {
 
-// Makes each of them wait for the collective, and for nothing else, before its first use there: PyTorch's
-// results are ordered on the stream of their first use alone. Where a CUDA graph is captured, streams outside
-// are not drawn into it, nor is a collective that was waited for before.
+// Makes each stream wait for the collective alone before it first uses a result. (PyTorch orders results on
+// the stream of their first use only.) A CUDA graph that is captured draws in neither streams from outside
+// nor a collective that was waited for before.
 class UsedStreams {
  public:
-  // What a stream waits for, until the collective is over: its Work, which may be waited for often, or an
-  // event.
+  // What a stream waits for until the collective is over: a Work that may be waited for often, or an event.
   struct End {
     c10::intrusive_ptr<c10d::Work> work;
     std::shared_ptr<c10::Event> event;
   };
 
-  // `ordered` wait for it already.
+  // The streams `ordered` wait for `end` already.
   void begin(End end, std::vector<c10::Stream> ordered);
   bool is_begun() const noexcept { return is_begun_.load(std::memory_order_acquire); }
 
-  // `stream` waits, unless it did. Never blocks the host, as far as the Work does not.
+  // Makes `stream` wait, once. Blocks the host only if the Work does.
   void order(const c10::Stream& stream);
 
-  // Lets go of the Work if it is over. Only where devices may be asked. True if nothing is kept.
+  // Lets go of the Work if it is over. The caller has made sure that devices may be asked. True if nothing is
+  // kept.
   bool let_go_if_over();
 
  private:

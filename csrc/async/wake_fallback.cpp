@@ -3,8 +3,8 @@
 // One boxed kernel for all operators, registered as the fallback of the wake key:
 //  - an operator that PyTorch composes of others passes through; its parts come back here;
 //  - a pure view makes pending tensors of the same collective, without waiting;
-//  - everything else waits for its pending arguments, which makes them plain, and goes on; what it makes
-//    of a CommTensor on which no collective was started yet is a CommTensor too.
+//  - any other operator waits for its pending arguments, which makes them plain, and goes on. Its results are
+//    CommTensors if an argument is a CommTensor on which no collective was started yet.
 #include "async/wake_fallback.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -20,7 +20,6 @@
 #include "async/async_tensor.h"
 #include "async/comm_tensor.h"
 #include "async/layers.h"
-#include "async/replaced_ops.h"
 #include "async/wake_kernels.h"
 #include "async/wake_key.h"
 
@@ -34,7 +33,7 @@ OperatorKind classify(const c10::OperatorHandle& op) {
   };
   const auto& results = schema.returns();
   if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) {
-    // Without a tensor result its parts would not all come back: set_data, item, is_same_size.
+    // The parts of an operator without a tensor result do not all come back: set_data, item, is_same_size.
     return std::ranges::any_of(results, is_tensors) ? OperatorKind::kComposite : OperatorKind::kReader;
   }
   // Only ATen's views are known to pass storage on without looking into it.
@@ -87,7 +86,7 @@ class WakeHandler {
 
  private:
   // The viewed tensor, if it is pending or a CommTensor. Undefined otherwise, or if there are several
-  // tensors, which no view of ATen has.
+  // tensors: ATen's views have one.
   at::Tensor sole_waiting_tensor() const {
     at::Tensor waiting;
     int num_tensors = 0;
@@ -117,7 +116,7 @@ class WakeHandler {
       settle(viewed);
       return without_copied_key(view);
     }
-    // detach and alias copy the implementation, so that their result waits already.
+    // detach and alias copy the implementation: their result waits already.
     auto shared = AsyncTensorImpl::of(view) != nullptr
                       ? view
                       : AsyncTensorImpl::wrap(view, AsyncTensorImpl::of(viewed)->awaited());
@@ -146,7 +145,7 @@ class WakeHandler {
     {
       std::optional<c10::impl::ExcludeDispatchKeyGuard> no_wake;
       if (marks_results) {
-        no_wake.emplace(kWakeKey);  // the parts of the operator need not do the same
+        no_wake.emplace(kWakeKey);  // so that the operator's parts do not mark their results, too
       }
       op_.redispatchBoxed(keys_below_, stack_);
     }
@@ -163,8 +162,8 @@ class WakeHandler {
     }
   }
 
-  // A result of an operator on a CommTensor, as a CommTensor; unchanged if somebody else has it too, such as
-  // an argument that was written.
+  // A result of an operator on a CommTensor, as a CommTensor; unchanged if anyone else holds it, as of an
+  // argument that was written.
   static at::Tensor marked(const at::Tensor& result) {
     if (!AsyncTensorImpl::can_wrap(result) || result.use_count() != 1 || belongs_to_layer(result)) {
       return without_copied_key(result);
@@ -172,7 +171,7 @@ class WakeHandler {
     return AsyncTensorImpl::wrap(result, c10::make_intrusive<InPlaceCollectives>());
   }
 
-  // Kernels that make a tensor of another one's storage copy its keys.
+  // Kernels that make a tensor over another one's storage copy its keys.
   static at::Tensor without_copied_key(const at::Tensor& result) {
     if (result.defined()) {
       correct_wake_key(*result.unsafeGetTensorImpl());

@@ -1,4 +1,4 @@
-// How the fallback of the wake key treats an operator; see wake_fallback.cpp.
+// The fallback of the wake key, and how it treats an operator; see wake_fallback.cpp.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,7 +19,7 @@ enum class OperatorKind : uint8_t {
 // reshape -> kComposite; view, transpose.int, split.Tensor -> kView; add.Tensor, add_.Tensor, item -> kReader
 OperatorKind classify(const c10::OperatorHandle& op);
 
-// The fallback.
+// The fallback's boxed kernel.
 void wake(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
 // Waits for an argument, which may be undefined, of an operator of kind kReader.

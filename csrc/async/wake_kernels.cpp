@@ -18,7 +18,6 @@
 
 #include "async/comm_tensor.h"
 #include "async/layers.h"
-#include "async/replaced_ops.h"
 #include "async/wake_fallback.h"
 #include "async/wake_key.h"
 
@@ -37,9 +36,9 @@ template <typename Op>
 concept IsArithmetic = IsOneOf<Op, ops::add_Tensor, ops::add__Tensor, ops::div_Tensor, ops::div__Tensor,
                                ops::mul_Tensor, ops::mul__Tensor, ops::sub_Tensor>;
 
-// Arithmetic on the CPU first converts a number beside the tensor, such as the number of ranks that a sum is
-// divided by, which takes as long as the rest of a small operator. Not of narrower floats, which compute with
-// the number as it was written.
+// Whether CPU arithmetic would first convert the number beside the tensor, such as the number of ranks that a
+// sum is divided by. That takes as long as the rest of a small operator. Narrower floats compute with the
+// number as it was written.
 bool is_converted(const at::Tensor& number, const at::Tensor& tensor) {
   const auto is_one_of = [](const at::Tensor& one, at::ScalarType first, at::ScalarType second) {
     return one.scalar_type() == first || one.scalar_type() == second;
@@ -63,7 +62,7 @@ c10::Storage converted_storage(const at::Tensor& number) {
                                            : storage_of<To>(*number.const_data_ptr<double>());
 }
 
-// The same conversion without an operator, or memory aligned for vectors.
+// The number converted as ATen does, without an operator and without memory aligned for vectors.
 at::Tensor converted(const at::Tensor& number, at::ScalarType type) {
   auto storage = type == at::kFloat ? converted_storage<float>(number) : converted_storage<double>(number);
   auto result = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, std::move(storage),
@@ -80,8 +79,8 @@ bool is_autograd_next(c10::DispatchKeySet keys) {
   return keys.has_any(c10::autograd_dispatch_keyset) && kAutogradAndBelow.has_all(keys);
 }
 
-// Waits for the tensors, then computes. Autograd, which would find out that it has nothing to do, is asked
-// only if it knows one of the tensors.
+// Waits for the tensors, then computes. Skips autograd if it knows none of the tensors: it would find out
+// that it has nothing to do.
 template <typename Op, typename Signature = typename Op::schema>
 struct WakeKernel;
 

@@ -1,10 +1,11 @@
-// The fallback of wake_fallback.h without boxes, which cost more than waiting for what is there already: for
-// the operators that programs most often use first on a result.
+// Unboxed kernels at the wake key for the operators that programs most often use first on a result. They do
+// what the fallback does (wake_fallback.h): its boxed arguments cost more than waiting for data that is
+// there.
 #pragma once
 
 namespace funcol {
 
-// Once, by whoever registers the fallback.
+// Registers the kernels. Called once, where the fallback is registered.
 void add_wake_kernels();
 
 }  // namespace funcol

@@ -1,8 +1,8 @@
 // The dispatch key that wakes a pending tensor.
 //
-// A tensor whose collective still runs carries this key above autograd, so that the first operator that
-// reads it comes to us before anybody else. DeferredInit is unused in every supported PyTorch and sits
-// above autograd, autocast and the Python key; this constant is the only place that names it.
+// A tensor whose collective still runs carries this key. The key sits above autograd, autocast and the Python
+// key, so that the first operator that reads the tensor comes to funcol first. DeferredInit is unused in
+// every supported PyTorch; this constant is the only place that names it.
 #pragma once
 
 #include <c10/core/DispatchKey.h>
@@ -11,8 +11,8 @@ namespace funcol {
 
 inline constexpr c10::DispatchKey kWakeKey = c10::DispatchKey::DeferredInit;
 
-// False if another library had registered a fallback for the key when this one was loaded. Pending
-// tensors then carry no key: raw access to their storage still waits for the data, and so do views.
+// False if another library had registered a fallback for the key when funcol was loaded. Pending tensors then
+// carry no key: raw access to their storage, and views, still wait for the data.
 bool has_wake_key();
 
 }  // namespace funcol

@@ -14,7 +14,6 @@
 #include "async/comm_tensor.h"
 #include "async/held_memory.h"
 #include "async/layers.h"
-#include "async/replaced_ops.h"
 #include "async/unwaited.h"
 #include "async/wake_key.h"
 #include "bindings/bindings.h"

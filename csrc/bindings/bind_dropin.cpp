@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "async/async_tensor.h"
-#include "async/replaced_ops.h"
+#include "async/layers.h"
 #include "bindings/bindings.h"
 #include "bindings/fast_functions.h"
 #include "comm/backend_call.h"

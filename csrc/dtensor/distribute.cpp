@@ -14,13 +14,10 @@
 namespace funcol::python {
 namespace {
 
-constexpr auto kOp = "distribute_tensor";
-
-std::vector<GroupOfAxis> groups_of_axes(py::handle device_mesh, KnownMesh& known) {
-  std::vector<GroupOfAxis> groups;
+std::vector<AxisGroup> groups_of_axes(py::handle device_mesh, KnownMesh& known) {
+  std::vector<AxisGroup> groups;
   for (int64_t axis = 0; axis < known.mesh.num_axes(); ++axis) {
-    const auto& group = find_group(axis_set(axis), device_mesh, known);
-    groups.push_back({group_from_ivalue(group.group, kOp), group.members});
+    groups.push_back(find_group(axis_set(axis), device_mesh, known));
   }
   return groups;
 }
@@ -44,11 +41,11 @@ py::object distribute_tensor(const at::Tensor& tensor, py::handle device_mesh, p
     how.source = *source;
   }
   check(how, tensor);
-  std::vector<GroupOfAxis> groups;
+  std::vector<AxisGroup> groups;
   if (how.communicates() && !tensor.is_meta()) {
     groups = groups_of_axes(device_mesh, known);
   }
-  const auto spec = interned_spec(device_mesh, how.placements, look_of(tensor));
+  const auto spec = interned_spec(device_mesh, how.placements, tensor_meta(tensor));
   const auto whole = tensor.detach();
   at::Tensor local;
   {

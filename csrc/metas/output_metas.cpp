@@ -4,8 +4,8 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/jit/frontend/function_schema_parser.h>
 
-#include <string>
 #include <utility>
 
 #include "async/layers.h"
@@ -25,22 +25,22 @@ at::Tensor meta_tensor(const TensorMeta& meta) {
       at::TensorOptions().dtype(static_cast<at::ScalarType>(meta.dtype)).device(at::kMeta));
 }
 
-void append(const IValue& value, std::vector<std::optional<TensorMeta>>& looks) {
-  if (value.isTensor()) {
-    const auto& tensor = value.toTensor();
-    looks.push_back(tensor.defined() ? std::optional(look_of(tensor)) : std::nullopt);
-  } else if (value.isTensorList()) {
-    for (const auto& tensor : value.toTensorVector()) {
-      looks.emplace_back(look_of(tensor));
+void append(const IValue& result, std::vector<std::optional<TensorMeta>>& metas) {
+  if (result.isTensor()) {
+    const auto& tensor = result.toTensor();
+    metas.push_back(tensor.defined() ? std::optional(tensor_meta(tensor)) : std::nullopt);
+  } else if (result.isTensorList()) {
+    for (const auto& tensor : result.toTensorVector()) {
+      metas.emplace_back(tensor_meta(tensor));
     }
   } else {
-    looks.emplace_back(std::nullopt);
+    metas.emplace_back(std::nullopt);
   }
 }
 
 }  // namespace
 
-TensorMeta look_of(const at::Tensor& tensor) {
+TensorMeta tensor_meta(const at::Tensor& tensor) {
   return {tensor.sizes().vec(), tensor.strides().vec(), static_cast<Dtype>(tensor.scalar_type())};
 }
 
@@ -81,14 +81,6 @@ Argument to_argument(const IValue& value, const c10::TypePtr& type) {
                               " is not among those that rules see.");
 }
 
-c10::OperatorName operator_name(std::string_view qualified) {
-  const auto dot = qualified.find('.', qualified.find("::"));
-  if (dot == std::string_view::npos) {
-    return {std::string(qualified), ""};
-  }
-  return {std::string(qualified.substr(0, dot)), std::string(qualified.substr(dot + 1))};
-}
-
 std::vector<std::optional<TensorMeta>> output_metas(const c10::OperatorHandle& op, const OpCall& call) {
   if (op.schema().returns().empty()) {
     return {};
@@ -104,15 +96,15 @@ std::vector<std::optional<TensorMeta>> output_metas(const c10::OperatorHandle& o
   }
   auto stack = to_stack(op, call, at::kMeta, meta_tensor);
   op.callBoxed(stack);
-  std::vector<std::optional<TensorMeta>> looks;
-  for (const auto& value : stack) {
-    append(value, looks);
+  std::vector<std::optional<TensorMeta>> metas;
+  for (const auto& result : stack) {
+    append(result, metas);
   }
-  return looks;
+  return metas;
 }
 
 std::vector<std::optional<TensorMeta>> output_metas(const OpCall& call) {
-  const auto op = c10::Dispatcher::singleton().findSchema(operator_name(call.op));
+  const auto op = c10::Dispatcher::singleton().findSchema(torch::jit::parseName(call.op));
   TORCH_CHECK_VALUE(op.has_value(), "funcol: PyTorch has no operator ", call.op, ".");
   return output_metas(*op, call);
 }

@@ -17,13 +17,13 @@ bool is_pointwise(const c10::OperatorHandle& op) {
   const auto& schema = op.schema();
   return op.hasTag(at::Tag::pointwise) && schema.returns().size() == 1 &&
          schema.returns()[0].type()->kind() == c10::TypeKind::TensorType &&
-         std::none_of(schema.arguments().begin(), schema.arguments().end(), [](const auto& argument) {
+         std::ranges::none_of(schema.arguments(), [](const auto& argument) {
            return argument.is_out() || argument.name() == "memory_format" ||
                   (argument.alias_info() != nullptr && argument.alias_info()->isWrite());
          });
 }
 
-// Tensors of no dim take part in the promotion of dtypes otherwise than those that have some.
+// As many dims as `meta` has: promotion of dtypes treats tensors without dims differently.
 at::Tensor of_one_element(const TensorMeta& meta) {
   return at::ones(std::vector<int64_t>(meta.shape.size(), 1),
                   at::TensorOptions().dtype(static_cast<at::ScalarType>(meta.dtype)));
@@ -35,7 +35,7 @@ at::ScalarType result_dtype(const c10::OperatorHandle& op, const OpCall& call) {
   return stack.at(0).toTensor().scalar_type();
 }
 
-at::Tensor result_look(const OpCall& call, at::ScalarType dtype) {
+at::Tensor iterator_output(const OpCall& call, at::ScalarType dtype) {
   const auto options = at::TensorOptions().device(at::kMeta);
   at::TensorIteratorConfig config;
   config.check_all_same_dtype(false).check_all_same_device(false);
@@ -55,8 +55,8 @@ std::optional<TensorMeta> pointwise_meta(const c10::OperatorHandle& op, const Op
   }
   try {
     const auto dtype = result_dtype(op, call);
-    const auto look = result_look(call, dtype);
-    return TensorMeta{look.sizes().vec(), look.strides().vec(), static_cast<Dtype>(dtype)};
+    const auto output = iterator_output(call, dtype);
+    return TensorMeta{output.sizes().vec(), output.strides().vec(), static_cast<Dtype>(dtype)};
   } catch (const c10::Error&) {  // no kernel for the dtype, or arguments that the operator refuses itself
     return std::nullopt;
   }

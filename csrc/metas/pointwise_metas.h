@@ -1,4 +1,4 @@
-// What pointwise operators return, without their Meta kernels: many of those are written in Python and take
+// Metas of pointwise operators' results without Meta kernels, many of which are written in Python and take
 // hundreds of microseconds.
 #pragma once
 
@@ -10,9 +10,9 @@
 
 namespace funcol {
 
-// Of an operator with PyTorch's tag `pointwise` that returns one tensor, writes to none, and takes no memory
-// format: the sizes and strides that TensorIterator gives the result, and the dtype that the operator returns
-// for tensors of one element. Nothing for any other operator, and where it does not run on such tensors.
+// For an operator with PyTorch's tag `pointwise` that returns one tensor, writes to none, and takes no memory
+// format: the sizes and strides that TensorIterator gives the result, and the dtype of the operator's result
+// for tensors of one element. Nothing for any other operator, or if it does not run on such tensors.
 std::optional<TensorMeta> pointwise_meta(const c10::OperatorHandle& op, const OpCall& call);
 
 }  // namespace funcol

@@ -14,8 +14,8 @@ using c10::TypeKind;
 
 class Conversion {
  public:
-  Conversion(const OpCall& call, at::Device device, const StandIn& stand_in)
-      : call_(call), device_(device), stand_in_(stand_in) {}
+  Conversion(const OpCall& call, at::Device device, const MakeTensor& make_tensor)
+      : call_(call), device_(device), make_tensor_(make_tensor) {}
 
   IValue convert(const Argument& argument, const c10::TypePtr& type) const {
     if (argument.is_none()) {
@@ -25,7 +25,8 @@ class Conversion {
       case TypeKind::OptionalType:
         return convert(argument, type->expectRef<c10::OptionalType>().getElementType());
       case TypeKind::TensorType:
-        return argument.is_tensor() ? stand_in_(call_.tensors[argument.tensor()]) : wrapped(scalar(argument));
+        return argument.is_tensor() ? make_tensor_(call_.tensors[argument.tensor()])
+                                    : wrapped(scalar(argument));
       case TypeKind::ListType:
         return convert_list(argument, type->expectRef<c10::ListType>().getElementType());
       case TypeKind::DeviceObjType:
@@ -57,7 +58,7 @@ class Conversion {
     return argument.number();
   }
 
-  // A number in a tensor's place, which does not decide the result's dtype as a tensor would.
+  // A number in a tensor's place: it does not decide the result's dtype as a tensor would.
   at::Tensor wrapped(const at::Scalar& number) const {
     auto tensor = at::scalar_tensor(number, at::TensorOptions().dtype(number.type()).device(device_));
     tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
@@ -78,14 +79,14 @@ class Conversion {
 
   const OpCall& call_;
   at::Device device_;
-  const StandIn& stand_in_;
+  const MakeTensor& make_tensor_;
 };
 
 }  // namespace
 
 torch::jit::Stack to_stack(const c10::OperatorHandle& op, const OpCall& call, at::Device device,
-                           const StandIn& stand_in) {
-  const Conversion conversion(call, device, stand_in);
+                           const MakeTensor& make_tensor) {
+  const Conversion conversion(call, device, make_tensor);
   const auto dtype = call.tensors.empty() ? at::kFloat : static_cast<at::ScalarType>(call.tensors[0].dtype);
   torch::jit::Stack stack;
   size_t next = 0;

@@ -1,4 +1,4 @@
-// From the arguments of a call to those of the operator.
+// The boxed arguments of an operator, made from an OpCall.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,12 +11,11 @@
 
 namespace funcol {
 
-// The tensor that stands for `call.tensors[number]`.
-using StandIn = std::function<at::Tensor(const TensorMeta& meta)>;
+using MakeTensor = std::function<at::Tensor(const TensorMeta& meta)>;
 
-// The arguments of `op` with stand-ins for the tensors, on `device` where it asks for one. Tensors to write
-// to (out=), which calls leave out, are empty ones.
+// The arguments of `op`, with tensors that `make_tensor` makes of call.tensors, and `device` for every
+// device. Tensors to write to (out=), which calls leave out, are empty ones.
 torch::jit::Stack to_stack(const c10::OperatorHandle& op, const OpCall& call, at::Device device,
-                           const StandIn& stand_in);
+                           const MakeTensor& make_tensor);
 
 }  // namespace funcol

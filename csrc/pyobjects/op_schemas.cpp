@@ -4,6 +4,7 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/Layout.h>
 #include <torch/csrc/MemoryFormat.h>
+#include <torch/csrc/jit/frontend/function_schema_parser.h>
 
 #include <algorithm>
 #include <array>
@@ -304,7 +305,7 @@ const Operator& to_operator(py::handle op_overload) {
   if (known != operators.end()) {
     return *known->second;
   }
-  const auto name = operator_name(op_overload.attr("name")().cast<std::string>());
+  const auto name = torch::jit::parseName(op_overload.attr("name")().cast<std::string>());
   const auto handle = c10::Dispatcher::singleton().findSchema(name);
   TORCH_CHECK_VALUE(handle.has_value(), "funcol::", kOp, ": ", name.name, " is no operator of PyTorch.");
   Py_INCREF(op_overload.ptr());  // its address stands for it

@@ -11,7 +11,6 @@
 #include "redistribute/selection.h"
 
 namespace funcol {
-namespace {}  // namespace
 
 BlockTransport::BlockTransport(Exchange exchange)
     : exchange_(std::move(exchange)), sent_dim_(equally_sent_dim()), received_dim_(equally_received_dim()) {
@@ -154,7 +153,7 @@ void BlockTransport::unpack_into(const at::Tensor& received, const at::Tensor& o
   fill(out, received_blocks(received), cuts, selection);
 }
 
-// As assemble(), into `out`.
+// assemble() into `out`.
 void BlockTransport::fill(const at::Tensor& out, const std::vector<at::Tensor>& blocks,
                           std::vector<int64_t>& cuts, Selection& selection) const {
   const size_t dim = cuts.size();
@@ -173,7 +172,7 @@ void BlockTransport::fill(const at::Tensor& out, const std::vector<at::Tensor>& 
   }
 }
 
-// The part of the new tensor whose first dims come from these `cuts` and, in their blocks, from `selection`.
+// The part of the new tensor whose first dims come from `cuts` and, within those blocks, from `selection`.
 at::Tensor BlockTransport::assemble(const std::vector<at::Tensor>& blocks, std::vector<int64_t>& cuts,
                                     Selection& selection) const {
   const size_t dim = cuts.size();

@@ -1,4 +1,4 @@
-// Blocks of an exchange: from a rank's tensor to what it sends, and from what it gets to its new tensor.
+// Packs a rank's tensor into the buffer that an exchange sends, and unpacks the buffer that it receives.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,8 +9,7 @@
 
 namespace funcol {
 
-// Packs and unpacks what one rank sends and gets in an exchange, in flat tensors with a block a rank, in rank
-// order.
+// One rank's buffers in an exchange: flat tensors of a block a rank, in rank order.
 class BlockTransport {
  public:
   explicit BlockTransport(Exchange exchange);
@@ -18,20 +17,20 @@ class BlockTransport {
   const std::vector<int64_t>& sent_numels() const { return sent_numels_; }
   const std::vector<int64_t>& received_numels() const { return received_numels_; }
 
-  // The blocks make up all of the new tensor.
+  // Whether the blocks make up all of the new tensor.
   bool is_complete() const;
 
   // At most one copy where the blocks are equal shares of one dim, none where one block is the whole tensor.
-  // By operators that every layer of PyTorch sees.
+  // Every layer of PyTorch sees the operators.
   at::Tensor pack(const at::Tensor& local) const;
   at::Tensor unpack(const at::Tensor& received) const;
 
-  // The same for plain tensors, in one pass over the data: pack_plain() waits for `local`; unpack_into()
+  // The same for plain tensors, in one pass over the data. pack_plain() waits for `local`; unpack_into()
   // fills the contiguous `out`, of shape_after().
   at::Tensor pack_plain(const at::Tensor& local) const;
   void unpack_into(const at::Tensor& received, const at::Tensor& out) const;
 
-  // What was received is the new tensor as it lies, so that unpack() gives a view.
+  // Whether unpack() returns a view: the received buffer is the new tensor as it lies.
   bool unpacks_to_view() const;
   const std::vector<int64_t>& shape_after() const { return exchange_.shape_after; }
 
@@ -48,7 +47,7 @@ class BlockTransport {
   Exchange exchange_;
   std::vector<int64_t> sent_numels_;
   std::vector<int64_t> received_numels_;
-  // The dim whose equal shares in rank order the blocks are; -1 if they are no such shares.
+  // The dim of which the blocks are equal shares in rank order; -1 if there is none.
   int64_t sent_dim_;
   int64_t received_dim_;
 };

@@ -1,29 +1,27 @@
 #include "redistribute/blocks.h"
 
 #include <algorithm>
+#include <map>
 #include <ranges>
 #include <stdexcept>
-
-#include "layout/tensor_meta.h"
 
 namespace funcol {
 namespace {
 
-// Calls visit(begin, size, position in a, position in b) for every run of indices that both have, ascending.
+// Calls visit(begin, size, position in b) for every run of indices in both, ascending.
 template <typename Visit>
 void for_each_common_run(const Intervals& a, const Intervals& b, const Visit& visit) {
   size_t i = 0;
   size_t j = 0;
-  int64_t before_a = 0;
   int64_t before_b = 0;
   while (i < a.size() && j < b.size()) {
     const int64_t begin = std::max(a[i].begin, b[j].begin);
     const int64_t end = std::min(a[i].end(), b[j].end());
     if (begin < end) {
-      visit(begin, end - begin, before_a + begin - a[i].begin, before_b + begin - b[j].begin);
+      visit(begin, end - begin, before_b + begin - b[j].begin);
     }
     if (a[i].end() <= b[j].end()) {
-      before_a += a[i++].size;
+      ++i;
     } else {
       before_b += b[j++].size;
     }
@@ -34,22 +32,14 @@ using IndicesByDim = std::vector<Intervals>;
 
 IndicesByDim indices_by_dim(const Layout& layout, const Mesh& mesh, const std::vector<int64_t>& shape,
                             const Coordinate& coordinate) {
-  IndicesByDim held;
+  IndicesByDim indices;
   for (size_t dim = 0; dim < shape.size(); ++dim) {
-    held.push_back(local_indices(layout, mesh, static_cast<int64_t>(dim), shape[dim], coordinate));
+    indices.push_back(local_indices(layout, mesh, static_cast<int64_t>(dim), shape[dim], coordinate));
   }
-  return held;
+  return indices;
 }
 
-std::vector<int64_t> shape_of(const IndicesByDim& held) {
-  std::vector<int64_t> shape;
-  for (const auto& intervals : held) {
-    shape.push_back(num_indices(intervals));
-  }
-  return shape;
-}
-
-// The group's axes that cut each dim.
+// By dim, the axes among `axes` that cut it.
 std::vector<std::vector<int64_t>> cutting_axes(const Layout& layout, AxisSet axes, size_t num_dims) {
   std::vector<std::vector<int64_t>> cutting(num_dims);
   for (size_t dim = 0; dim < num_dims; ++dim) {
@@ -62,7 +52,7 @@ std::vector<std::vector<int64_t>> cutting_axes(const Layout& layout, AxisSet axe
   return cutting;
 }
 
-// Sets the coordinate on `axes` to the `cut`-th of all they can have.
+// Sets the coordinate on `axes` to number `cut` of all coordinates on them.
 void set_cut(Coordinate& coordinate, const Mesh& mesh, const std::vector<int64_t>& axes, int64_t cut) {
   for (const auto axis : std::views::reverse(axes)) {
     coordinate[axis] = cut % mesh.sizes[axis];
@@ -74,49 +64,77 @@ bool agree_on(const Coordinate& a, const Coordinate& b, const std::vector<int64_
   return std::ranges::all_of(axes, [&](int64_t axis) { return a[axis] == b[axis]; });
 }
 
-// How the cuts of dim `dim` make up what the rank wants of it.
+// The axes of a group on which its ranks hold the same before an exchange.
+std::vector<int64_t> replicating_axes(const Mesh& mesh, const Layout& before, const Layout& after,
+                                      AxisSet axes) {
+  std::vector<int64_t> replicating;
+  for (int64_t axis = 0; axis < mesh.num_axes(); ++axis) {
+    if (!contains(axes, axis) || mesh.sizes[axis] == 1) {
+      continue;
+    }
+    if (before.placements[axis].is_partial() || after.placements[axis].is_partial()) {
+      throw std::logic_error("plan_exchange: partial values cannot be exchanged, from " + to_string(before) +
+                             " to " + to_string(after));
+    }
+    if (before.placements[axis].is_replicate()) {
+      replicating.push_back(axis);
+    }
+  }
+  return replicating;
+}
+
+// The indices of one rank before and after an exchange.
+struct RankIndices {
+  IndicesByDim before;
+  IndicesByDim after;
+};
+
+// Adds the blocks between this rank and another one: empty unless they `talk`.
+void add_blocks(const RankIndices& own, const RankIndices& other, bool talk, Exchange& exchange) {
+  auto& sent = exchange.sent.emplace_back();
+  auto& received = exchange.received.emplace_back();
+  sent.numel = received.numel = talk ? 1 : 0;
+  for (size_t dim = 0; dim < own.before.size(); ++dim) {
+    const auto to_send = intersection(own.before[dim], other.after[dim]);
+    select_dim(static_cast<int64_t>(dim), to_send, own.before[dim], sent.selection);
+    sent.numel *= num_indices(to_send);
+    received.shape.push_back(num_indices(intersection(own.after[dim], other.before[dim])));
+    received.numel *= received.shape.back();
+  }
+}
+
+// The pieces of the cuts of dim `dim` that make up the indices `wanted`.
 std::vector<Piece> pieces_of(const Mesh& mesh, const Layout& before, int64_t dim, int64_t size,
                              const Intervals& wanted, const std::vector<int64_t>& axes, int64_t num_cuts,
                              Coordinate coordinate) {
-  struct Placed {
-    int64_t position;
-    Piece piece;
-  };
-  std::vector<Placed> placed;
+  std::map<int64_t, Piece> by_position;
   for (int64_t cut = 0; cut < num_cuts; ++cut) {
     set_cut(coordinate, mesh, axes, cut);
-    const auto held = local_indices(before, mesh, dim, size, coordinate);
-    const auto places = positions(held, wanted);
-    const int64_t in_block = num_indices(places);
+    const auto places = positions(local_indices(before, mesh, dim, size, coordinate), wanted);
+    const int64_t block_size = num_indices(places);
     int64_t seen = 0;
     for (const auto& place : places) {
-      placed.push_back({place.begin, {cut, {seen, place.size}, place.size == in_block}});
+      by_position[place.begin] = {cut, {seen, place.size}, place.size == block_size};
       seen += place.size;
     }
   }
-  std::ranges::sort(placed, [](const Placed& a, const Placed& b) { return a.position < b.position; });
-  std::vector<Piece> pieces;
-  pieces.reserve(placed.size());
-  for (const auto& [position, piece] : placed) {
-    pieces.push_back(piece);
-  }
-  return pieces;
+  const auto pieces = std::views::values(by_position);
+  return {pieces.begin(), pieces.end()};
 }
 
 }  // namespace
 
 Intervals positions(const Intervals& wanted, const Intervals& held) {
   Intervals found;
-  for_each_common_run(wanted, held,
-                      [&](int64_t /*begin*/, int64_t size, int64_t /*in_wanted*/, int64_t in_held) {
-                        append(found, {in_held, size});
-                      });
+  for_each_common_run(wanted, held, [&](int64_t /*begin*/, int64_t size, int64_t in_held) {
+    append(found, {in_held, size});
+  });
   return found;
 }
 
 Intervals intersection(const Intervals& a, const Intervals& b) {
   Intervals found;
-  for_each_common_run(a, b, [&](int64_t begin, int64_t size, int64_t /*in_a*/, int64_t /*in_b*/) {
+  for_each_common_run(a, b, [&](int64_t begin, int64_t size, int64_t /*in_b*/) {
     append(found, {begin, size});
   });
   return found;
@@ -128,53 +146,38 @@ void select_dim(int64_t dim, const Intervals& wanted, const Intervals& held, Sel
   }
 }
 
-int64_t Exchange::source(const std::vector<int64_t>& cuts) const {
-  int64_t place = 0;
-  for (size_t dim = 0; dim < cuts.size(); ++dim) {
-    place = place * num_cuts[dim] + cuts[dim];
+std::vector<int64_t> Exchange::cuts_of(size_t block) const {
+  std::vector<int64_t> cuts(num_cuts.size());
+  auto rest = static_cast<int64_t>(block);
+  for (size_t dim = cuts.size(); dim-- > 0;) {
+    cuts[dim] = rest % num_cuts[dim];
+    rest /= num_cuts[dim];
   }
-  return sources[place];
+  return cuts;
+}
+
+int64_t Exchange::source(const std::vector<int64_t>& cuts) const {
+  int64_t block = 0;
+  for (size_t dim = 0; dim < cuts.size(); ++dim) {
+    block = block * num_cuts[dim] + cuts[dim];
+  }
+  return sources[block];
 }
 
 Exchange plan_exchange(const Mesh& mesh, const Layout& before, const Layout& after,
                        const std::vector<int64_t>& shape, const GroupRanks& ranks) {
-  std::vector<int64_t> replicating;
-  for (int64_t axis = 0; axis < mesh.num_axes(); ++axis) {
-    if (!contains(ranks.axes(), axis) || mesh.sizes[axis] == 1) {
-      continue;
-    }
-    if (before.placements[axis].is_partial() || after.placements[axis].is_partial()) {
-      throw std::logic_error("plan_exchange: partial values cannot be exchanged, from " + to_string(before) +
-                             " to " + to_string(after));
-    }
-    if (before.placements[axis].is_replicate()) {
-      replicating.push_back(axis);
-    }
-  }
-  const auto held = indices_by_dim(before, mesh, shape, ranks.own());
-  const auto wanted = indices_by_dim(after, mesh, shape, ranks.own());
+  const auto replicating = replicating_axes(mesh, before, after, ranks.axes());
+  const auto indices_of = [&](const Coordinate& coordinate) {
+    return RankIndices{indices_by_dim(before, mesh, shape, coordinate),
+                       indices_by_dim(after, mesh, shape, coordinate)};
+  };
+  const auto own = indices_of(ranks.own());
   Exchange exchange;
-  exchange.shape_before = shape_of(held);
-  exchange.shape_after = shape_of(wanted);
-
+  exchange.shape_before = local_shape(before, mesh, shape, ranks.own());
+  exchange.shape_after = local_shape(after, mesh, shape, ranks.own());
   for (int64_t rank = 0; rank < ranks.size(); ++rank) {
     const auto& other = ranks.coordinate(rank);
-    const bool talks = agree_on(ranks.own(), other, replicating);
-    Exchange::Sent sent;
-    Exchange::Received received;
-    std::vector<int64_t> sent_shape;
-    for (size_t dim = 0; dim < shape.size(); ++dim) {
-      const auto index = static_cast<int64_t>(dim);
-      const auto to_send = intersection(held[dim], local_indices(after, mesh, index, shape[dim], other));
-      const auto to_get = intersection(wanted[dim], local_indices(before, mesh, index, shape[dim], other));
-      select_dim(index, to_send, held[dim], sent.selection);
-      sent_shape.push_back(num_indices(to_send));
-      received.shape.push_back(num_indices(to_get));
-    }
-    sent.numel = talks ? num_elements(sent_shape) : 0;
-    received.numel = talks ? num_elements(received.shape) : 0;
-    exchange.sent.push_back(std::move(sent));
-    exchange.received.push_back(std::move(received));
+    add_blocks(own, indices_of(other), agree_on(ranks.own(), other, replicating), exchange);
   }
 
   const auto axes = cutting_axes(before, ranks.axes(), shape.size());
@@ -186,15 +189,14 @@ Exchange plan_exchange(const Mesh& mesh, const Layout& before, const Layout& aft
     }
     num_blocks *= num_cuts;
     exchange.num_cuts.push_back(num_cuts);
-    exchange.pieces.push_back(pieces_of(mesh, before, static_cast<int64_t>(dim), shape[dim], wanted[dim],
+    exchange.pieces.push_back(pieces_of(mesh, before, static_cast<int64_t>(dim), shape[dim], own.after[dim],
                                         axes[dim], num_cuts, ranks.own()));
   }
   for (int64_t block = 0; block < num_blocks; ++block) {
+    const auto cuts = exchange.cuts_of(block);
     auto coordinate = ranks.own();
-    int64_t rest = block;
-    for (size_t dim = shape.size(); dim-- > 0;) {
-      set_cut(coordinate, mesh, axes[dim], rest % exchange.num_cuts[dim]);
-      rest /= exchange.num_cuts[dim];
+    for (size_t dim = 0; dim < shape.size(); ++dim) {
+      set_cut(coordinate, mesh, axes[dim], cuts[dim]);
     }
     exchange.sources.push_back(ranks.rank_of(coordinate));
   }

@@ -6,6 +6,8 @@
 #include <numeric>
 #include <utility>
 
+#include "layout/tensor_meta.h"
+
 namespace funcol {
 namespace {
 
@@ -16,14 +18,6 @@ bool is_whole(const std::vector<Run>& runs, int64_t from_size, int64_t to_size) 
 int64_t size_of(const std::vector<Run>& runs) {
   return std::accumulate(runs.begin(), runs.end(), int64_t{0},
                          [](int64_t sum, const Run& run) { return sum + run.size; });
-}
-
-std::vector<int64_t> contiguous_strides(const std::vector<int64_t>& sizes) {
-  std::vector<int64_t> strides(sizes.size(), 1);
-  for (size_t dim = sizes.size(); dim-- > 1;) {
-    strides[dim - 1] = strides[dim] * sizes[dim];
-  }
-  return strides;
 }
 
 // Calls copy(from, to, sizes) for each product of a run per dim.

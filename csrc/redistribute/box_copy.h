@@ -1,4 +1,4 @@
-// A box of a tensor that travels in a flat buffer with those of other tensors.
+// Copies a box of one tensor into another, or into a flat buffer that carries boxes of several tensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -30,8 +30,8 @@ class BoxCopy {
 
   int64_t numel() const { return numel_; }
 
-  // The arrays begin `from_begin` and `to_begin` elements into the memory of contiguous tensors of one dtype
-  // and device. On CUDA it runs on the current stream.
+  // Both tensors are contiguous, with one dtype and device. The arrays begin at their elements `from_begin`
+  // and `to_begin`. On CUDA the copy runs on the current stream.
   void run(const at::Tensor& from, int64_t from_begin, const at::Tensor& to, int64_t to_begin) const;
 
  private:
@@ -41,13 +41,13 @@ class BoxCopy {
   int64_t numel_ = 1;
 };
 
-// All of every dim.
+// A run over all of each dim.
 std::vector<std::vector<Run>> whole_runs(const std::vector<int64_t>& shape);
 
-// From a whole dim to a shard of these positions, in their order.
+// The runs from a whole dim to a shard of these positions, in their order.
 std::vector<Run> runs_to_shard(const Intervals& positions);
 
-// From a tensor of `shape` to its selection.
+// The copy from a tensor of `shape` to its selection.
 BoxCopy selection_copy(const Selection& selection, const std::vector<int64_t>& shape);
 
 }  // namespace funcol

@@ -1,6 +1,5 @@
 #include "redistribute/distribute.h"
 
-#include <ATen/ops/cat.h>
 #include <ATen/ops/clone.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -10,37 +9,27 @@
 
 #include "async/layers.h"
 #include "comm/agreement.h"
+#include "comm/process_group.h"
 #include "layout/shards.h"
 #include "ops/wire.h"
+#include "redistribute/selection.h"
 
 namespace funcol {
 namespace {
 
 constexpr auto kOp = "distribute_tensor";
 
-bool is_whole_in_parts(PartialOp op) {
+bool can_split(PartialOp op) {
   return op == PartialOp::kSum || op == PartialOp::kAvg || op == PartialOp::kMin || op == PartialOp::kMax;
 }
 
-// A view of the rank's rows of `tensor`, or a copy where they do not lie together.
+// A view of the rank's shard of `tensor`, or a copy where its parts do not lie together.
 at::Tensor shard_of(const at::Tensor& tensor, const Placement& placement, int64_t num_ranks, int64_t rank) {
   const auto dim = placement.dim;
-  const auto rows = cut({{0, tensor.size(dim)}}, num_ranks, rank, placement.split_factor);
-  if (rows.empty()) {
-    return tensor.narrow(dim, 0, 0);
-  }
-  if (rows.size() == 1) {
-    return tensor.narrow(dim, rows[0].begin, rows[0].size);
-  }
-  std::vector<at::Tensor> parts;
-  parts.reserve(rows.size());
-  for (const auto& part : rows) {
-    parts.push_back(tensor.narrow(dim, part.begin, part.size));
-  }
-  return at::cat(parts, dim);
+  return select(tensor, {{dim, cut({{0, tensor.size(dim)}}, num_ranks, rank, placement.split_factor)}});
 }
 
-// `shard`, contiguous, with zeros behind it up to `length` along `dim`.
+// `shard`, contiguous, with zeros after it up to `length` along `dim`.
 at::Tensor padded(const at::Tensor& shard, int64_t dim, int64_t length) {
   if (shard.size(dim) == length) {
     return shard.contiguous();
@@ -54,8 +43,12 @@ at::Tensor padded(const at::Tensor& shard, int64_t dim, int64_t length) {
 
 class Distributor {
  public:
-  Distributor(const Distribution& how, const std::vector<GroupOfAxis>& groups)
-      : how_(how), groups_(groups), source_(how.source.value_or(0)) {}
+  Distributor(const Distribution& how, const std::vector<AxisGroup>& axis_groups)
+      : how_(how), axis_groups_(axis_groups), source_(how.source.value_or(0)) {
+    for (const auto& axis_group : axis_groups) {
+      groups_.push_back(group_from_ivalue(axis_group.group, kOp));
+    }
+  }
 
   at::Tensor run(const at::Tensor& whole) const {
     auto local = whole;
@@ -78,15 +71,14 @@ class Distributor {
   size_t num_axes() const { return how_.placements.size(); }
   int64_t num_ranks(size_t axis) const { return how_.mesh.sizes[axis]; }
   int64_t rank(size_t axis) const { return how_.coordinate[axis]; }
-  // Where along the axis a rank of its group is: groups count their ranks as the world does, meshes need not.
-  int64_t place(size_t axis, int64_t rank_of_group) const {
-    const auto& places = groups_[axis].places;
-    return places.empty() ? rank_of_group : places[rank_of_group];
+  // The index along the axis of a rank of its group: groups count ranks as the world does, meshes need not.
+  int64_t index_of(size_t axis, int64_t group_rank) const {
+    const auto& members = axis_groups_[axis].members;
+    return members.empty() ? group_rank : members[group_rank];
   }
-  bool sends(size_t axis) const { return rank(axis) == place(axis, source_); }
+  bool sends(size_t axis) const { return rank(axis) == index_of(axis, source_); }
 
-  // Memory of its own for what was cut out of `whole`, laid out like that unless replicas follow, which are
-  // contiguous.
+  // `cut_out` in memory of its own: with its strides in `whole`, or contiguous where replicas follow.
   at::Tensor alone(const at::Tensor& cut_out, const at::Tensor& whole) const {
     const auto& placements = how_.placements;
     const auto num_cuts = std::ranges::count_if(placements, [](const auto& one) { return one.is_shard(); });
@@ -112,7 +104,7 @@ class Distributor {
       if (sends(axis)) {
         auto& shards = inputs.emplace_back();
         for (int64_t rank = 0; rank < num_ranks(axis); ++rank) {
-          const auto shard = shard_of(tensor, placement, num_ranks(axis), place(axis, rank));
+          const auto shard = shard_of(tensor, placement, num_ranks(axis), index_of(axis, rank));
           shards.push_back(wire_for_movement(padded(shard, placement.dim, length), group));
         }
       }
@@ -139,9 +131,9 @@ class Distributor {
     return placement.is_partial() && placement.op == PartialOp::kSum ? local / num_ranks(axis) : local;
   }
 
-  // Raises where agreement is checked and the ranks are not about to do the same.
+  // Raises where agreement is checked and the ranks are about to do different things.
   c10d::ProcessGroup& agreed_group(size_t axis, const at::Tensor& tensor) const {
-    auto& group = *groups_[axis].group;
+    auto& group = *groups_[axis];
     if (agreement_is_checked() && !has_active_layers()) {
       const auto arguments = c10::str(to_string(how_.placements[axis]), ", src_data_rank=", source_);
       agree(group, kOp, arguments, describe_tensors(tensor));
@@ -149,7 +141,7 @@ class Distributor {
     return group;
   }
 
-  // Without a Work the backend has waited itself.
+  // A backend that returns no Work has waited itself.
   static void finish(const c10::intrusive_ptr<c10d::Work>& work) {
     if (work) {
       work->wait();
@@ -157,8 +149,9 @@ class Distributor {
   }
 
   const Distribution& how_;
-  const std::vector<GroupOfAxis>& groups_;
-  int64_t source_;  // where something is sent
+  const std::vector<AxisGroup>& axis_groups_;
+  std::vector<GroupPtr> groups_;
+  int64_t source_;  // meaningless if nothing is sent
 };
 
 }  // namespace
@@ -171,9 +164,9 @@ void check(const Distribution& how, const at::Tensor& whole) {
                       "funcol::", kOp, ": ", to_string(placement), " on mesh axis ", name,
                       " cuts a dim that a tensor of shape ", whole.sizes(), " has not. Pass a dim below ",
                       whole.dim(), ".");
-    TORCH_CHECK_VALUE(!placement.is_partial() || is_whole_in_parts(placement.op), "funcol::", kOp, ": ",
+    TORCH_CHECK_VALUE(!placement.is_partial() || can_split(placement.op), "funcol::", kOp, ": ",
                       to_string(placement), " on mesh axis ", name,
-                      ": a tensor has no parts of which this reduction makes it. Pass sum, avg, min or max.");
+                      ": a tensor cannot be split for this reduction. Pass sum, avg, min or max.");
     TORCH_CHECK_VALUE(!how.source.has_value() || (*how.source >= 0 && *how.source < how.mesh.sizes[axis]),
                       "funcol::", kOp, ": src_data_rank is ", how.source.value_or(0), ", but mesh axis ",
                       name, " has ", how.mesh.sizes[axis],
@@ -182,7 +175,7 @@ void check(const Distribution& how, const at::Tensor& whole) {
 }
 
 at::Tensor distribute(const at::Tensor& whole, const Distribution& how,
-                      const std::vector<GroupOfAxis>& groups) {
+                      const std::vector<AxisGroup>& groups) {
   return Distributor(how, groups).run(whole);
 }
 

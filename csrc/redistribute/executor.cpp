@@ -14,7 +14,7 @@ namespace funcol {
 
 namespace {
 
-// Numbers for signatures, counted up.
+// The number of a signature: equal ones share a number.
 uint64_t numbered(const std::string& signature) {
   static std::mutex mutex;
   static auto* const numbers = new std::unordered_map<std::string, uint64_t>;  // NOLINT: never destroyed
@@ -62,24 +62,19 @@ at::Tensor Execution::run(const at::Tensor& local, bool async_op, const MaskHook
   if (steps_.empty()) {
     return local;
   }
-  Value value{local, /*is_callers=*/true, /*may_change=*/async_op};
+  LocalTensor current{local, /*is_callers=*/true, /*may_change=*/async_op};
   for (const auto& step : steps_) {
-    value = step->run(value, masks);
+    current = step->run(current, masks);
   }
-  auto result = own_result(value);
+  auto result = own_result(current);
   if (!async_op) {
     settle(result);
   }
   return result;
 }
 
-at::Tensor own_result(const Value& value) {
-  return value.is_callers ? at::clone(value.tensor, at::MemoryFormat::Contiguous) : value.tensor.contiguous();
-}
-
-at::Tensor execute(const Plan& plan, const at::Tensor& local, const AxisGroups& groups,
-                   const Coordinate& coordinate, bool async_op, const MaskHooks& masks) {
-  return Execution(plan, groups, coordinate).run(local, async_op, masks);
+at::Tensor own_result(const LocalTensor& local) {
+  return local.is_callers ? at::clone(local.tensor, at::MemoryFormat::Contiguous) : local.tensor.contiguous();
 }
 
 }  // namespace funcol

@@ -26,7 +26,7 @@ std::vector<Run> reversed(std::vector<Run> runs) {
   return runs;
 }
 
-// For each rank the shape of its shard and the runs between the whole and it.
+// Calls visit(shape, runs from the whole tensor) for the shard of each rank.
 template <typename Visit>
 void for_each_shard(int64_t dim, const std::vector<Intervals>& shards,
                     const std::vector<int64_t>& whole_shape, const Visit& visit) {
@@ -39,7 +39,7 @@ void for_each_shard(int64_t dim, const std::vector<Intervals>& shards,
 
 BoxCopy nothing() { return {std::vector<std::vector<Run>>(1), {0}, {0}}; }
 
-// The block that has these cuts.
+// The copy from the block of `rank`, which has these cuts, to the new tensor.
 BoxCopy received_block(const Exchange& exchange, const std::vector<int64_t>& cuts, int64_t rank) {
   std::vector<std::vector<Run>> runs;
   for (size_t dim = 0; dim < exchange.pieces.size(); ++dim) {
@@ -55,7 +55,8 @@ BoxCopy received_block(const Exchange& exchange, const std::vector<int64_t>& cut
   return {std::move(runs), exchange.received[rank].shape, exchange.shape_after};
 }
 
-// Where the block of each rank begins: one after the other, or at multiples of the longest one.
+// The parts of a flat buffer, one a rank, each with the blocks of all steps. Equal ones are as long as the
+// longest.
 struct Segments {
   Segments(const Steps& steps, Blocks blocks, bool are_equal) {
     std::vector<int64_t> totals;
@@ -83,13 +84,13 @@ struct Segments {
 
 at::Tensor pack(const Steps& steps, const std::vector<at::Tensor>& tensors, Segments segments, int64_t size) {
   const auto& like = tensors[0];
-  // What pads is sent, and reduced: no number that was in the memory before.
+  // Padding is sent, and reduced: it must not be a number that was in the memory before.
   const bool is_padded = segments.is_padded || size != segments.num_elements;
   auto flat = is_padded ? at::zeros({size}, like.options()) : fresh_tensor({size}, like);
   for (size_t i = 0; i < steps.size(); ++i) {
     const auto source = contiguous_input(tensors[i]);
-    for (size_t rank = 0; rank < steps[i]->given.size(); ++rank) {
-      const auto& block = steps[i]->given[rank];
+    for (size_t rank = 0; rank < steps[i]->sent.size(); ++rank) {
+      const auto& block = steps[i]->sent[rank];
       block.run(source, 0, flat, segments.begins[rank]);
       segments.begins[rank] += block.numel();
     }
@@ -100,8 +101,8 @@ at::Tensor pack(const Steps& steps, const std::vector<at::Tensor>& tensors, Segm
 void unpack(const Steps& steps, const at::Tensor& flat, std::vector<int64_t> begins,
             const std::vector<at::Tensor>& outputs) {
   for (size_t i = 0; i < steps.size(); ++i) {
-    for (size_t rank = 0; rank < steps[i]->taken.size(); ++rank) {
-      const auto& block = steps[i]->taken[rank];
+    for (size_t rank = 0; rank < steps[i]->received.size(); ++rank) {
+      const auto& block = steps[i]->received[rank];
       block.run(flat, begins[rank], outputs[i], 0);
       begins[rank] += block.numel();
     }
@@ -116,12 +117,12 @@ FlatStep flat_all_gather(c10::IValue group, int64_t dim, const std::vector<Inter
                          std::vector<int64_t> whole_shape, int64_t own_rank) {
   FlatStep step{StepKind::kAllGather, std::move(group), "", {}, {}, std::move(whole_shape)};
   for_each_shard(dim, shards, step.shape_after, [&](const auto& shape, auto to_shard) {
-    if (static_cast<int64_t>(step.taken.size()) == own_rank) {
-      step.given.push_back(whole_copy(shape));
+    if (static_cast<int64_t>(step.received.size()) == own_rank) {
+      step.sent.push_back(whole_copy(shape));
     }
     auto runs = whole_runs(shape);
     runs[dim] = reversed(std::move(to_shard));
-    step.taken.emplace_back(std::move(runs), shape, step.shape_after);
+    step.received.emplace_back(std::move(runs), shape, step.shape_after);
   });
   return step;
 }
@@ -131,13 +132,13 @@ FlatStep flat_reduce_scatter(c10::IValue group, std::string reduce_op, int64_t d
                              int64_t own_rank) {
   FlatStep step{StepKind::kReduceScatter, std::move(group), std::move(reduce_op), {}, {}, {}};
   for_each_shard(dim, shards, whole_shape, [&](const auto& shape, auto to_shard) {
-    if (static_cast<int64_t>(step.given.size()) == own_rank) {
-      step.taken.push_back(whole_copy(shape));
+    if (static_cast<int64_t>(step.sent.size()) == own_rank) {
+      step.received.push_back(whole_copy(shape));
       step.shape_after = shape;
     }
     auto runs = whole_runs(shape);
     runs[dim] = std::move(to_shard);
-    step.given.emplace_back(std::move(runs), whole_shape, shape);
+    step.sent.emplace_back(std::move(runs), whole_shape, shape);
   });
   return step;
 }
@@ -149,21 +150,15 @@ FlatStep flat_all_reduce(c10::IValue group, std::string reduce_op) {
 FlatStep flat_all_to_all(c10::IValue group, const Exchange& exchange) {
   FlatStep step{StepKind::kAllToAll, std::move(group), "", {}, {}, exchange.shape_after};
   const auto num_ranks = static_cast<int64_t>(exchange.sent.size());
-  step.taken.assign(num_ranks, nothing());
+  step.received.assign(num_ranks, nothing());
   for (int64_t rank = 0; rank < num_ranks; ++rank) {
     const auto& sent = exchange.sent[rank];
-    step.given.push_back(sent.numel == 0 ? nothing() : selection_copy(sent.selection, exchange.shape_before));
+    step.sent.push_back(sent.numel == 0 ? nothing() : selection_copy(sent.selection, exchange.shape_before));
   }
-  std::vector<int64_t> cuts(exchange.num_cuts.size());
-  for (size_t place = 0; place < exchange.sources.size(); ++place) {
-    auto rest = static_cast<int64_t>(place);
-    for (size_t dim = cuts.size(); dim-- > 0;) {
-      cuts[dim] = rest % exchange.num_cuts[dim];
-      rest /= exchange.num_cuts[dim];
-    }
-    const int64_t rank = exchange.sources[place];
+  for (size_t block = 0; block < exchange.sources.size(); ++block) {
+    const int64_t rank = exchange.sources[block];
     if (exchange.received[rank].numel > 0) {
-      step.taken[rank] = received_block(exchange, cuts, rank);
+      step.received[rank] = received_block(exchange, exchange.cuts_of(block), rank);
     }
   }
   return step;
@@ -178,8 +173,8 @@ Start start_together(Steps steps, const std::vector<at::Tensor>& tensors) {
   }
   const bool gathers = first.kind == StepKind::kAllGather;
   const bool scatters = first.kind == StepKind::kReduceScatter;
-  const Segments sent(steps, &FlatStep::given, scatters);
-  const Segments received(steps, &FlatStep::taken, gathers);
+  const Segments sent(steps, &FlatStep::sent, scatters);
+  const Segments received(steps, &FlatStep::received, gathers);
   auto start = [&]() -> Start {
     if (gathers) {
       return start_all_gather(pack(steps, tensors, sent, received.sizes[0]), 0, group);

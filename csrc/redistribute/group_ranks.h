@@ -4,17 +4,27 @@
 // 0), (0, 2, 1), (1, 2, 0), (1, 2, 1).
 #pragma once
 
+#include <ATen/core/ivalue.h>
+
 #include <cstdint>
+#include <map>
 #include <vector>
 
 #include "layout/mesh.h"
 
 namespace funcol {
 
+// A process group along axes of a mesh.
+struct AxisGroup {
+  c10::IValue group;  // as the funcol ops take it: a name, or a ProcessGroup
+  // By group rank, the rank's number when ranks count up along the last axis first; empty if the two agree.
+  std::vector<int64_t> members;
+};
+using AxisGroups = std::map<AxisSet, AxisGroup>;
+
 class GroupRanks {
  public:
-  // `members[r]` is the place of group rank r when the ranks count up along the last axis first; empty if the
-  // group ranks do so themselves. The mesh is referred to, not copied.
+  // `members` is that of the AxisGroup. The mesh is referred to, not copied.
   GroupRanks(const Mesh& mesh, AxisSet axes, Coordinate own, std::vector<int64_t> members = {});
 
   int64_t size() const { return static_cast<int64_t>(coordinates_.size()); }
@@ -22,7 +32,7 @@ class GroupRanks {
   int64_t own_rank() const { return rank_of(own_); }
   const Coordinate& own() const { return own_; }
   const Coordinate& coordinate(int64_t rank) const { return coordinates_[rank]; }
-  // Which of the ranks is at `coordinate`, which differs from own() on the axes alone.
+  // The group rank at `coordinate`, which differs from own() on the group's axes alone.
   int64_t rank_of(const Coordinate& coordinate) const;
 
  private:

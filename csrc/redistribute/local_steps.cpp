@@ -3,7 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 
-#include <algorithm>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -26,9 +26,9 @@ using c10::IValue;
 
 constexpr auto kOp = "redistribute";
 
-// A step together with what it means for one rank of its group.
-struct View {
-  View(const Plan& plan, const Step& step, const AxisGroups& groups, const Coordinate& coordinate)
+// Indices and shapes before and after a step, for the ranks of its group.
+struct StepGeometry {
+  StepGeometry(const Plan& plan, const Step& step, const AxisGroups& groups, const Coordinate& coordinate)
       : mesh(plan.mesh),
         step(step),
         shape(plan.shape),
@@ -90,8 +90,8 @@ struct View {
   GroupRanks ranks;
 };
 
-// One size per rank as the ops take it: none where all are equal.
-class SplitSizes {
+// The size of each rank's shard, as the argument split_sizes of the ops: none where all are equal.
+class ShardSizes {
  public:
   void add(int64_t size) {
     is_equal_ = is_equal_ && (sizes_.empty() || sizes_.front() == size);
@@ -106,120 +106,122 @@ class SplitSizes {
   bool is_equal_ = true;
 };
 
-class AllGather final : public LocalStep {
+class CommunicatingStep : public LocalStep {
  public:
-  AllGather(const View& view, int64_t dim) : group_(view.group->group), dim_(dim) {
-    struct Gathered {
-      int64_t wanted_at;
-      Interval place;
-    };
-    std::vector<Gathered> runs;
+  explicit CommunicatingStep(const StepGeometry& geometry) : group_(geometry.group->group) {}
+
+  std::shared_ptr<const FlatStep> flat() const final { return flat_; }
+
+ protected:
+  void set_flat(FlatStep flat) { flat_ = std::make_shared<const FlatStep>(std::move(flat)); }
+
+  IValue group_;
+
+ private:
+  std::shared_ptr<const FlatStep> flat_;
+};
+
+class AllGather final : public CommunicatingStep {
+ public:
+  AllGather(const StepGeometry& geometry, int64_t dim) : CommunicatingStep(geometry), dim_(dim) {
+    std::map<int64_t, Interval> by_position;
     std::vector<Intervals> shards;
-    const auto wanted = view.after(dim, view.ranks.own_rank());
+    const auto wanted = geometry.after(dim, geometry.ranks.own_rank());
     int64_t gathered = 0;
-    for (int64_t rank = 0; rank < view.ranks.size(); ++rank) {
-      const auto held = view.before(dim, rank);
+    for (int64_t rank = 0; rank < geometry.ranks.size(); ++rank) {
+      const auto held = geometry.before(dim, rank);
       int64_t seen = gathered;
       shards.push_back(positions(held, wanted));
       for (const auto& place : shards.back()) {
-        runs.push_back({place.begin, {seen, place.size}});
+        by_position[place.begin] = {seen, place.size};
         seen += place.size;
       }
       gathered += num_indices(held);
       if (seen != gathered) {
-        view.contradict("more is gathered than the layout after it holds");
+        geometry.contradict("more is gathered than the layout after it holds");
       }
       sizes_.add(num_indices(held));
     }
     if (gathered != num_indices(wanted)) {
-      view.contradict("less is gathered than the layout after it holds");
+      geometry.contradict("less is gathered than the layout after it holds");
     }
-    std::ranges::sort(runs, [](const Gathered& a, const Gathered& b) { return a.wanted_at < b.wanted_at; });
     Intervals order;
-    for (const auto& run : runs) {
-      append(order, run.place);
+    for (const auto& [position, gathered_at] : by_position) {
+      append(order, gathered_at);
     }
     if (order.size() > 1) {
       reorder_.push_back({dim, std::move(order)});
     }
-    flat_ = std::make_shared<const FlatStep>(
-        flat_all_gather(group_, dim, shards, view.shape_after(), view.ranks.own_rank()));
+    set_flat(flat_all_gather(group_, dim, shards, geometry.shape_after(), geometry.ranks.own_rank()));
   }
 
-  std::shared_ptr<const FlatStep> flat() const override { return flat_; }
-
-  Value run(const Value& value, const MaskHooks& /*masks*/) const override {
-    const auto gathered = call::all_gather_along_dim(value.tensor, dim_, group_, sizes_.for_op());
+  LocalTensor run(const LocalTensor& local, const MaskHooks& /*masks*/) const override {
+    const auto gathered = call::all_gather_along_dim(local.tensor, dim_, group_, sizes_.for_op());
     return {select(gathered, reorder_), false};
   }
 
  private:
-  IValue group_;
   int64_t dim_;
-  SplitSizes sizes_;
+  ShardSizes sizes_;
   Selection reorder_;  // from rank order to index order
-  std::shared_ptr<const FlatStep> flat_;
 };
 
-// How the axes' partials are reduced together: an average is a sum, divided in the end where others are sums.
-struct Reduction {
-  explicit Reduction(const View& view) {
+// A step that reduces the partials of all its axes together. Beside sums, an average is a sum that is divided
+// in the end.
+class ReducingStep : public CommunicatingStep {
+ public:
+  explicit ReducingStep(const StepGeometry& geometry) : CommunicatingStep(geometry) {
     bool is_average = true;
-    for (const int64_t axis : view.axes()) {
-      const auto& partial = view.step.before.placements[axis];
+    for (const int64_t axis : geometry.axes()) {
+      const auto& partial = geometry.step.before.placements[axis];
       if (!partial.is_partial() || partial.mask != 0) {
-        view.contradict("what is to be reduced is not partial");
+        geometry.contradict("what is to be reduced is not partial");
       }
-      name = to_string(partial.op);
+      reduce_op_ = to_string(partial.op);
       is_average = is_average && partial.op == PartialOp::kAvg;
-      divisor *= partial.op == PartialOp::kAvg ? view.mesh.sizes[axis] : 1;
+      divisor_ *= partial.op == PartialOp::kAvg ? geometry.mesh.sizes[axis] : 1;
     }
     if (is_average) {
-      divisor = 1;
-    } else if (divisor != 1) {
-      name = "sum";
+      divisor_ = 1;
+    } else if (divisor_ != 1) {
+      reduce_op_ = "sum";
     }
   }
 
-  void check(const at::Tensor& tensor, const IValue& group) const {
-    check_reduction(tensor, reduce_op_from_name(name, kOp), *group_from_ivalue(group, kOp), kOp);
+  void check(const at::Tensor& tensor) const final {
+    check_reduction(tensor, reduce_op_from_name(reduce_op_, kOp), *group_from_ivalue(group_, kOp), kOp);
   }
-  at::Tensor finish(const at::Tensor& reduced) const { return divisor == 1 ? reduced : reduced.div(divisor); }
-
-  std::string name;
-  int64_t divisor = 1;
-};
-
-class AllReduce final : public LocalStep {
- public:
-  explicit AllReduce(const View& view)
-      : group_(view.group->group),
-        reduction_(view),
-        flat_(std::make_shared<const FlatStep>(flat_all_reduce(group_, reduction_.name))) {}
-
-  void check(const at::Tensor& tensor) const override { reduction_.check(tensor, group_); }
-  std::shared_ptr<const FlatStep> flat() const override { return flat_; }
-  at::Tensor finish(at::Tensor reduced) const override { return reduction_.finish(reduced); }
-
-  Value run(const Value& value, const MaskHooks& /*masks*/) const override {
-    return {reduction_.finish(call::all_reduce(value.tensor, reduction_.name, group_)), false};
+  at::Tensor finish(at::Tensor reduced) const final {
+    return divisor_ == 1 ? reduced : reduced.div(divisor_);
   }
+
+ protected:
+  std::string reduce_op_;
 
  private:
-  IValue group_;
-  Reduction reduction_;
-  std::shared_ptr<const FlatStep> flat_;
+  int64_t divisor_ = 1;
 };
 
-class ReduceScatter final : public LocalStep {
+class AllReduce final : public ReducingStep {
  public:
-  ReduceScatter(const View& view, int64_t dim) : group_(view.group->group), dim_(dim), reduction_(view) {
-    const auto held = view.before(dim, view.ranks.own_rank());
+  explicit AllReduce(const StepGeometry& geometry) : ReducingStep(geometry) {
+    set_flat(flat_all_reduce(group_, reduce_op_));
+  }
+
+  LocalTensor run(const LocalTensor& local, const MaskHooks& /*masks*/) const override {
+    return {finish(call::all_reduce(local.tensor, reduce_op_, group_)), false};
+  }
+};
+
+class ReduceScatter final : public ReducingStep {
+ public:
+  ReduceScatter(const StepGeometry& geometry, int64_t dim) : ReducingStep(geometry), dim_(dim) {
+    const auto held = geometry.before(dim, geometry.ranks.own_rank());
     Intervals order;
     std::vector<Intervals> shards;
     int64_t scattered = 0;
-    for (int64_t rank = 0; rank < view.ranks.size(); ++rank) {
-      const auto wanted = view.after(dim, rank);
+    for (int64_t rank = 0; rank < geometry.ranks.size(); ++rank) {
+      const auto wanted = geometry.after(dim, rank);
       shards.push_back(positions(wanted, held));
       for (const auto& run : shards.back()) {
         append(order, run);
@@ -228,65 +230,57 @@ class ReduceScatter final : public LocalStep {
       sizes_.add(num_indices(wanted));
     }
     if (scattered != num_indices(held) || num_indices(order) != scattered) {
-      view.contradict("the shards after it are not those of what is held before it");
+      geometry.contradict("the shards after it are not those of what is held before it");
     }
     if (order.size() > 1) {
       reorder_.push_back({dim, std::move(order)});
     }
-    flat_ = std::make_shared<const FlatStep>(flat_reduce_scatter(group_, reduction_.name, dim, shards,
-                                                                 view.shape_before(), view.ranks.own_rank()));
+    set_flat(flat_reduce_scatter(group_, reduce_op_, dim, shards, geometry.shape_before(),
+                                 geometry.ranks.own_rank()));
   }
 
-  void check(const at::Tensor& tensor) const override { reduction_.check(tensor, group_); }
-  std::shared_ptr<const FlatStep> flat() const override { return flat_; }
-  at::Tensor finish(at::Tensor reduced) const override { return reduction_.finish(reduced); }
-
-  Value run(const Value& value, const MaskHooks& /*masks*/) const override {
-    const auto scattered = call::reduce_scatter_along_dim(select(value.tensor, reorder_), reduction_.name,
-                                                          dim_, group_, sizes_.for_op());
-    return {reduction_.finish(scattered), false};
+  LocalTensor run(const LocalTensor& local, const MaskHooks& /*masks*/) const override {
+    return {finish(call::reduce_scatter_along_dim(select(local.tensor, reorder_), reduce_op_, dim_, group_,
+                                                  sizes_.for_op())),
+            false};
   }
 
  private:
-  IValue group_;
   int64_t dim_;
-  Reduction reduction_;
-  SplitSizes sizes_;
+  ShardSizes sizes_;
   Selection reorder_;  // from index order to rank order
-  std::shared_ptr<const FlatStep> flat_;
 };
 
-class AllToAll final : public LocalStep {
+class AllToAll final : public CommunicatingStep {
  public:
-  explicit AllToAll(const View& view)
-      : AllToAll(view, plan_exchange(view.mesh, view.step.before, view.step.after, view.shape, view.ranks)) {}
+  explicit AllToAll(const StepGeometry& geometry)
+      : AllToAll(geometry, plan_exchange(geometry.mesh, geometry.step.before, geometry.step.after,
+                                         geometry.shape, geometry.ranks)) {}
 
-  std::shared_ptr<const FlatStep> flat() const override { return flat_; }
-
-  Value run(const Value& value, const MaskHooks& /*masks*/) const override {
-    const auto& tensor = value.tensor;
+  LocalTensor run(const LocalTensor& local, const MaskHooks& /*masks*/) const override {
+    const auto& tensor = local.tensor;
     const bool is_recorded = at::GradMode::is_enabled() && tensor.requires_grad();
     if (!is_recorded && !tensor.is_meta() && !has_active_layers() && !belongs_to_layer(tensor)) {
-      return {start(value), false};
+      return {start(local), false};
     }
     const auto received = call::all_to_all_single(transport_->pack(tensor), received_, sent_, group_);
     return {transport_->unpack(received), false};
   }
 
  private:
-  AllToAll(const View& view, const Exchange& exchange)
-      : group_(view.group->group),
+  AllToAll(const StepGeometry& geometry, const Exchange& exchange)
+      : CommunicatingStep(geometry),
         transport_(std::make_shared<const BlockTransport>(exchange)),
-        flat_(std::make_shared<const FlatStep>(flat_all_to_all(group_, exchange))),
         sent_(transport_->sent_numels().begin(), transport_->sent_numels().end()),
         received_(transport_->received_numels().begin(), transport_->received_numels().end()) {
     if (!transport_->is_complete()) {
-      view.contradict("the group's ranks do not hold all that is wanted after it");
+      geometry.contradict("the group's ranks do not hold all that is wanted after it");
     }
+    set_flat(flat_all_to_all(group_, exchange));
   }
 
-  // Nobody watches: what was received is unpacked at the first use of the result.
-  at::Tensor start(const Value& local) const {
+  // The result of a tensor that nobody watches, which is unpacked at its first use.
+  at::Tensor start(const LocalTensor& local) const {
     const BelowAutograd below_autograd;
     auto packed = transport_->pack_plain(local.tensor);
     if (local.may_change && packed.is_alias_of(local.tensor)) {
@@ -307,97 +301,100 @@ class AllToAll final : public LocalStep {
     return as_sole_pending(std::move(start));
   }
 
-  IValue group_;
   std::shared_ptr<const BlockTransport> transport_;
-  std::shared_ptr<const FlatStep> flat_;
   std::vector<c10::SymInt> sent_;
   std::vector<c10::SymInt> received_;
 };
 
 class Split final : public LocalStep {
  public:
-  explicit Split(const View& view) {
-    const auto rank = view.ranks.own_rank();
-    for (int64_t dim = 0; dim < view.num_dims(); ++dim) {
-      const auto held = view.before(dim, rank);
-      const auto wanted = view.after(dim, rank);
-      if (intersection(wanted, held) != wanted) {
-        view.contradict("it wants what the rank does not hold");
-      }
-      select_dim(dim, wanted, held, selection_);
-    }
-    copy_.emplace(selection_copy(selection_, view.shape_before()));
-    shape_after_ = view.shape_after();
+  explicit Split(const StepGeometry& geometry)
+      : selection_(selection_of(geometry)),
+        copy_(selection_copy(selection_, geometry.shape_before())),
+        shape_after_(geometry.shape_after()) {}
+
+  LocalTensor run(const LocalTensor& local, const MaskHooks& /*masks*/) const override {
+    const bool is_callers = local.is_callers && !select_copies(selection_);
+    return {select(local.tensor, selection_), is_callers, is_callers && local.may_change};
   }
 
-  Value run(const Value& value, const MaskHooks& /*masks*/) const override {
-    const bool is_callers = value.is_callers && !select_copies(selection_);
-    return {select(value.tensor, selection_), is_callers, is_callers && value.may_change};
-  }
-
-  // Copied at once: a view would be later.
-  Value run_plain(const Value& value, const MaskHooks& masks) const override {
-    settle(value.tensor);
-    if (!copy_ || !value.tensor.is_contiguous() || value.tensor.is_conj() || value.tensor.is_neg()) {
-      return run(value, masks);
+  // Copies at once, as own_result() would copy a view.
+  LocalTensor run_plain(const LocalTensor& local, const MaskHooks& masks) const override {
+    settle(local.tensor);
+    if (!local.tensor.is_contiguous() || local.tensor.is_conj() || local.tensor.is_neg()) {
+      return run(local, masks);
     }
-    const auto shard = fresh_tensor(shape_after_, value.tensor);
-    copy_->run(value.tensor, 0, shard, 0);
+    const auto shard = fresh_tensor(shape_after_, local.tensor);
+    copy_.run(local.tensor, 0, shard, 0);
     return {shard, false};
   }
 
  private:
+  static Selection selection_of(const StepGeometry& geometry) {
+    Selection selection;
+    const auto rank = geometry.ranks.own_rank();
+    for (int64_t dim = 0; dim < geometry.num_dims(); ++dim) {
+      const auto held = geometry.before(dim, rank);
+      const auto wanted = geometry.after(dim, rank);
+      if (intersection(wanted, held) != wanted) {
+        geometry.contradict("it wants what the rank does not hold");
+      }
+      select_dim(dim, wanted, held, selection);
+    }
+    return selection;
+  }
+
   Selection selection_;
-  std::optional<BoxCopy> copy_;
+  BoxCopy copy_;
   std::vector<int64_t> shape_after_;
 };
 
 // To a partial value: the rank's tensor among neutral elements.
 class Embed final : public LocalStep {
  public:
-  explicit Embed(const View& view) : shape_(view.shape.size()) {
-    const auto rank = view.ranks.own_rank();
-    for (const int64_t axis : view.axes()) {
-      const auto& before = view.step.before.placements[axis];
-      const auto& after = view.step.after.placements[axis];
+  explicit Embed(const StepGeometry& geometry) : shape_(geometry.shape.size()) {
+    const auto rank = geometry.ranks.own_rank();
+    for (const int64_t axis : geometry.axes()) {
+      const auto& before = geometry.step.before.placements[axis];
+      const auto& after = geometry.step.after.placements[axis];
       if (!after.is_partial() || before.is_partial()) {
-        view.contradict("it makes no partial value");
+        geometry.contradict("it makes no partial value");
       }
       op_ = after.op;
-      // Of those that replicate, one holds the value where several would add up.
+      // Of replicas that would add up, one holds the value and the others neutral elements.
       const bool adds_up = after.op == PartialOp::kSum || after.op == PartialOp::kProduct ||
                            after.op == PartialOp::kBor || after.op == PartialOp::kBxor;
-      is_neutral_ = is_neutral_ || (before.is_replicate() && adds_up && view.ranks.own()[axis] != 0);
+      is_neutral_ = is_neutral_ || (before.is_replicate() && adds_up && geometry.ranks.own()[axis] != 0);
       if (before.is_shard() && after.op == PartialOp::kAvg) {
-        view.contradict("an average has no neutral element to put around a shard");
+        geometry.contradict("an average has no neutral element to put around a shard");
       }
     }
-    for (int64_t dim = 0; dim < view.num_dims(); ++dim) {
-      const auto held = view.before(dim, rank);
-      const auto wanted = view.after(dim, rank);
+    for (int64_t dim = 0; dim < geometry.num_dims(); ++dim) {
+      const auto held = geometry.before(dim, rank);
+      const auto wanted = geometry.after(dim, rank);
       shape_[dim] = num_indices(wanted);
       if (held != wanted) {
-        margins_.push_back({dim, positions(held, wanted)});
+        placed_.push_back({dim, positions(held, wanted)});
       }
     }
   }
 
   void check(const at::Tensor& tensor) const override {
-    if (is_neutral_ || !margins_.empty()) {
+    if (is_neutral_ || !placed_.empty()) {
       neutral_element(op_, tensor.scalar_type());
     }
   }
 
-  Value run(const Value& value, const MaskHooks& /*masks*/) const override {
+  LocalTensor run(const LocalTensor& local, const MaskHooks& /*masks*/) const override {
     if (is_neutral_) {
-      return {neutral(value.tensor, shape_), false};
+      return {neutral(local.tensor, shape_), false};
     }
-    auto tensor = value.tensor;
-    for (const auto& [dim, runs] : margins_) {
+    auto tensor = local.tensor;
+    for (const auto& [dim, runs] : placed_) {
       tensor = embed(tensor, dim, runs);
     }
-    const bool is_callers = value.is_callers && margins_.empty();
-    return {tensor, is_callers, is_callers && value.may_change};
+    const bool is_callers = local.is_callers && placed_.empty();
+    return {tensor, is_callers, is_callers && local.may_change};
   }
 
  private:
@@ -431,21 +428,21 @@ class Embed final : public LocalStep {
   bool is_neutral_ = false;
   PartialOp op_ = PartialOp::kSum;
   std::vector<int64_t> shape_;
-  Selection margins_;  // where what the rank holds lies in what it makes
+  Selection placed_;  // the positions of the rank's indices in its new tensor
 };
 
 class Mask final : public LocalStep {
  public:
-  Mask(const View& view, bool applies) : applies_(applies) {
-    for (int64_t axis = 0; axis < view.mesh.num_axes(); ++axis) {
-      if (contains(view.step.axes, axis)) {
+  Mask(const StepGeometry& geometry, bool applies) : applies_(applies) {
+    for (int64_t axis = 0; axis < geometry.mesh.num_axes(); ++axis) {
+      if (contains(geometry.step.axes, axis)) {
         axes_.push_back(axis);
       }
     }
   }
 
-  Value run(const Value& value, const MaskHooks& masks) const override {
-    auto tensor = value.tensor;
+  LocalTensor run(const LocalTensor& local, const MaskHooks& masks) const override {
+    auto tensor = local.tensor;
     const auto& hook = applies_ ? masks.apply : masks.mask;
     TORCH_CHECK_NOT_IMPLEMENTED(hook,
                                 "funcol::redistribute: the plan has a masked partial, but nothing says what "
@@ -465,33 +462,33 @@ class Mask final : public LocalStep {
 
 std::unique_ptr<LocalStep> make_local_step(const Plan& plan, const Step& step, const AxisGroups& groups,
                                            const Coordinate& coordinate) {
-  const View view(plan, step, groups, coordinate);
+  const StepGeometry geometry(plan, step, groups, coordinate);
   switch (step.kind) {
     case StepKind::kAllGather:
-      if (const auto dim = view.common_dim(step.before)) {
-        return std::make_unique<AllGather>(view, *dim);
+      if (const auto dim = geometry.common_dim(step.before)) {
+        return std::make_unique<AllGather>(geometry, *dim);
       }
-      view.contradict("it gathers several dims");
+      geometry.contradict("it gathers several dims");
     case StepKind::kReduceScatter:
-      if (const auto dim = view.common_dim(step.after)) {
-        return std::make_unique<ReduceScatter>(view, *dim);
+      if (const auto dim = geometry.common_dim(step.after)) {
+        return std::make_unique<ReduceScatter>(geometry, *dim);
       }
-      view.contradict("it scatters several dims");
+      geometry.contradict("it scatters several dims");
     case StepKind::kAllReduce:
-      return std::make_unique<AllReduce>(view);
+      return std::make_unique<AllReduce>(geometry);
     case StepKind::kAllToAll:
     case StepKind::kPermute:
-      return std::make_unique<AllToAll>(view);
+      return std::make_unique<AllToAll>(geometry);
     case StepKind::kSplit:
-      return std::make_unique<Split>(view);
+      return std::make_unique<Split>(geometry);
     case StepKind::kToPartial:
     case StepKind::kEmbed:
-      return std::make_unique<Embed>(view);
+      return std::make_unique<Embed>(geometry);
     case StepKind::kApplyMask:
     case StepKind::kMask:
-      return std::make_unique<Mask>(view, step.kind == StepKind::kApplyMask);
+      return std::make_unique<Mask>(geometry, step.kind == StepKind::kApplyMask);
   }
-  view.contradict("unknown kind");
+  geometry.contradict("unknown kind");
 }
 
 }  // namespace funcol

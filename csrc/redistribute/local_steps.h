@@ -1,4 +1,4 @@
-// The steps of a plan as one rank does them.
+// The steps of a plan, on one rank's tensor.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,32 +10,33 @@
 
 namespace funcol {
 
-// A tensor on its way through the steps.
-struct Value {
+// A rank's tensor between two steps.
+struct LocalTensor {
   at::Tensor tensor;
-  bool is_callers;          // its memory is that of the tensor that the caller gave
-  bool may_change = false;  // and the caller may write to it while a collective that reads it still runs
+  bool is_callers;          // it shares memory with the caller's tensor
+  bool may_change = false;  // the caller may write to that memory while a collective still reads it
 };
 
 class LocalStep {
  public:
   virtual ~LocalStep() = default;
-  virtual Value run(const Value& value, const MaskHooks& masks) const = 0;
+  virtual LocalTensor run(const LocalTensor& local, const MaskHooks& masks) const = 0;
 
-  // The same for a tensor that no layer watches and that needs no gradient.
-  virtual Value run_plain(const Value& value, const MaskHooks& masks) const { return run(value, masks); }
+  // run() for a tensor that no layer watches and that needs no gradient.
+  virtual LocalTensor run_plain(const LocalTensor& local, const MaskHooks& masks) const {
+    return run(local, masks);
+  }
 
   // Raises what run() would raise for a tensor of this dtype and device before it sends anything.
   virtual void check(const at::Tensor& /*tensor*/) const {}
 
-  // The same as a part of a collective of several tensors; null for steps that send nothing. What it gives
-  // has to be finished.
+  // The step as a part of a collective of several tensors; null if it sends nothing. finish() completes the
+  // result of that collective.
   virtual std::shared_ptr<const FlatStep> flat() const { return nullptr; }
   virtual at::Tensor finish(at::Tensor moved) const { return moved; }
 };
 
-// The rank at `coordinate` takes `step` of `plan`. Throws if the plan contradicts itself or a group is
-// missing.
+// `step` of `plan` for the rank at `coordinate`. Throws if the plan contradicts itself or a group is missing.
 std::unique_ptr<LocalStep> make_local_step(const Plan& plan, const Step& step, const AxisGroups& groups,
                                            const Coordinate& coordinate);
 

@@ -1,4 +1,4 @@
-// What a reduction leaves as it is: 0 for a sum, the largest number for a minimum.
+// Neutral elements of reductions: 0 for a sum, the largest number for a minimum.
 #pragma once
 
 #include <c10/core/Scalar.h>
@@ -8,8 +8,8 @@
 
 namespace funcol {
 
-// x such that op(x, y) == y for every y of this dtype. For bools "sum" and "product" are "or" and "and".
-// TypeError for minima and maxima of complex numbers; there is none for avg, which must not be asked for.
+// The x for which op(x, y) == y for every y of this dtype. For bools "sum" and "product" are "or" and "and".
+// TypeError for minima and maxima of complex numbers. Callers never pass avg, which has none.
 c10::Scalar neutral_element(PartialOp op, c10::ScalarType dtype);
 
 }  // namespace funcol

@@ -21,12 +21,12 @@ bool is_watched(const at::Tensor& tensor) {
          (at::GradMode::is_enabled() && tensor.requires_grad());
 }
 
-// Items that go together, on their way.
+// Items that go together, and their tensors after the steps so far.
 class Bundle {
  public:
   Bundle(const ManyItem& item, bool async_op) : first_(&item), async_op_(async_op) {}
 
-  // True if `item` is added; false if it does not belong here, or would be too much.
+  // False if `item` is not added, as it is not alike or would exceed `together_bytes`.
   bool add(const ManyItem& item, size_t index, int64_t together_bytes) {
     const int64_t bytes = item.execution->peak_bytes();
     if (!indices_.empty() && (bytes_ + bytes > together_bytes || !is_alike(item))) {
@@ -35,7 +35,7 @@ class Bundle {
     bytes_ += bytes;
     indices_.push_back(index);
     executions_.push_back(item.execution.get());
-    values_.push_back({item.local, /*is_callers=*/true, /*may_change=*/async_op_});
+    locals_.push_back({item.local, /*is_callers=*/true, /*may_change=*/async_op_});
     return true;
   }
 
@@ -51,16 +51,16 @@ class Bundle {
     if (pending_) {
       pending_->settle();
       pending_.reset();
-      for (size_t i = 0; i < values_.size(); ++i) {
-        values_[i].tensor = executions_[i]->steps()[index - 1]->finish(values_[i].tensor);
+      for (size_t i = 0; i < locals_.size(); ++i) {
+        locals_[i].tensor = executions_[i]->steps()[index - 1]->finish(locals_[i].tensor);
       }
     }
-    if (values_.size() > 1 && executions_[0]->steps()[index]->flat()) {
+    if (locals_.size() > 1 && executions_[0]->steps()[index]->flat()) {
       start_together(index);
       return;
     }
-    for (size_t i = 0; i < values_.size(); ++i) {
-      values_[i] = executions_[i]->steps()[index]->run_plain(values_[i], first_->masks);
+    for (size_t i = 0; i < locals_.size(); ++i) {
+      locals_[i] = executions_[i]->steps()[index]->run_plain(locals_[i], first_->masks);
     }
   }
 
@@ -69,13 +69,13 @@ class Bundle {
     if (pending_ && !async_op_) {
       pending_->settle();
     }
-    for (size_t i = 0; i < values_.size(); ++i) {
+    for (size_t i = 0; i < locals_.size(); ++i) {
       auto& result = results[indices_[i]];
       if (pending_) {
-        result = async_op_ ? AsyncTensorImpl::wrap(values_[i].tensor, pending_) : values_[i].tensor;
+        result = async_op_ ? AsyncTensorImpl::wrap(locals_[i].tensor, pending_) : locals_[i].tensor;
         result = executions_[i]->steps().back()->finish(std::move(result));
       } else {
-        result = has_steps ? own_result(values_[i]) : values_[i].tensor;
+        result = has_steps ? own_result(locals_[i]) : locals_[i].tensor;
       }
       if (!async_op_ && has_steps) {
         settle(result);
@@ -87,15 +87,15 @@ class Bundle {
   void start_together(size_t index) {
     std::vector<std::shared_ptr<const FlatStep>> steps;
     std::vector<at::Tensor> tensors;
-    steps.reserve(values_.size());
-    tensors.reserve(values_.size());
-    for (size_t i = 0; i < values_.size(); ++i) {
+    steps.reserve(locals_.size());
+    tensors.reserve(locals_.size());
+    for (size_t i = 0; i < locals_.size(); ++i) {
       steps.push_back(executions_[i]->steps()[index]->flat());
-      tensors.push_back(std::move(values_[i].tensor));
+      tensors.push_back(std::move(locals_[i].tensor));
     }
     auto start = funcol::start_together(std::move(steps), tensors);
-    for (size_t i = 0; i < values_.size(); ++i) {
-      values_[i] = {start.outputs[i], /*is_callers=*/false};
+    for (size_t i = 0; i < locals_.size(); ++i) {
+      locals_[i] = {start.outputs[i], /*is_callers=*/false};
     }
     pending_ = hold(std::move(start));
   }
@@ -105,7 +105,7 @@ class Bundle {
   int64_t bytes_ = 0;
   std::vector<size_t> indices_;
   std::vector<const Execution*> executions_;
-  std::vector<Value> values_;
+  std::vector<LocalTensor> locals_;
   c10::intrusive_ptr<PendingCollective> pending_;
 };
 

@@ -1,4 +1,4 @@
-// Boxes of tensors, by operators that every layer of PyTorch sees.
+// Selects a box of a tensor, by operators that every layer of PyTorch sees.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,7 +9,7 @@ namespace funcol {
 
 // The box of `tensor`: a view where each dim takes one run of positions, else a copy.
 at::Tensor select(const at::Tensor& tensor, const Selection& selection);
-// False if select() gives a view.
+// Whether select() copies.
 bool select_copies(const Selection& selection);
 
 }  // namespace funcol

@@ -10,12 +10,7 @@ namespace {
 using List = Argument::List;
 
 TensorMeta dense(std::vector<int64_t> shape, Dtype dtype = Dtype::kFloat32) {
-  std::vector<int64_t> stride(shape.size());
-  int64_t step = 1;
-  for (size_t dim = shape.size(); dim-- > 0;) {
-    stride[dim] = step;
-    step *= shape[dim];
-  }
+  auto stride = contiguous_strides(shape);
   return {std::move(shape), std::move(stride), dtype};
 }
 

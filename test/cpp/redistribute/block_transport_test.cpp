@@ -7,8 +7,12 @@
 #include <tuple>
 #include <vector>
 
+#include "redistribute/thread_mesh.h"
+
 namespace funcol {
 namespace {
+
+using test::shard;
 
 // Sizes of the mesh, layouts before and after, shape.
 using Case = std::tuple<std::vector<int64_t>, std::string, std::string, std::vector<int64_t>>;
@@ -24,20 +28,6 @@ Layout parse(const std::string& text, const Mesh& mesh) {
     }
   }
   return make_layout("test", parse_placements(text.substr(0, slash)), order, mesh, 2);
-}
-
-// What the rank at `coordinate` holds of `whole`.
-at::Tensor shard(const at::Tensor& whole, const Layout& layout, const Mesh& mesh,
-                 const Coordinate& coordinate) {
-  at::Tensor held = whole;
-  for (int64_t dim = 0; dim < whole.dim(); ++dim) {
-    std::vector<at::Tensor> runs{held.narrow(dim, 0, 0)};
-    for (const auto& run : local_indices(layout, mesh, dim, whole.size(dim), coordinate)) {
-      runs.push_back(held.narrow(dim, run.begin, run.size));
-    }
-    held = at::cat(runs, dim);
-  }
-  return held;
 }
 
 class Transports : public testing::TestWithParam<Case> {};

@@ -16,15 +16,15 @@ std::vector<int64_t> numels(const std::vector<BoxCopy>& blocks) {
 
 TEST(FlatStep, OfAGatherGivesOneBlockAndTakesOneOfEachRank) {
   const auto step = flat_all_gather("g", 0, {{{0, 3}}, {{3, 2}}}, {5, 2}, 1);
-  EXPECT_EQ(numels(step.given), (std::vector<int64_t>{4}));
-  EXPECT_EQ(numels(step.taken), (std::vector<int64_t>{6, 4}));
+  EXPECT_EQ(numels(step.sent), (std::vector<int64_t>{4}));
+  EXPECT_EQ(numels(step.received), (std::vector<int64_t>{6, 4}));
   EXPECT_EQ(step.shape_after, (std::vector<int64_t>{5, 2}));
 }
 
 TEST(FlatStep, OfAScatterGivesABlockToEachRankAndTakesOne) {
   const auto step = flat_reduce_scatter("g", "sum", 1, {{{0, 2}}, {{2, 1}}, {}}, {2, 3}, 1);
-  EXPECT_EQ(numels(step.given), (std::vector<int64_t>{4, 2, 0}));
-  EXPECT_EQ(numels(step.taken), (std::vector<int64_t>{2}));
+  EXPECT_EQ(numels(step.sent), (std::vector<int64_t>{4, 2, 0}));
+  EXPECT_EQ(numels(step.received), (std::vector<int64_t>{2}));
   EXPECT_EQ(step.shape_after, (std::vector<int64_t>{2, 1}));
 }
 
@@ -35,8 +35,8 @@ TEST(FlatStep, OfAnExchangeGivesAndTakesABlockOfEachRank) {
   };
   const auto step =
       flat_all_to_all("g", plan_exchange(mesh, layout("S0"), layout("S1"), {3, 5}, GroupRanks(mesh, 1, {1})));
-  EXPECT_EQ(numels(step.given), (std::vector<int64_t>{3, 2}));
-  EXPECT_EQ(numels(step.taken), (std::vector<int64_t>{4, 2}));
+  EXPECT_EQ(numels(step.sent), (std::vector<int64_t>{3, 2}));
+  EXPECT_EQ(numels(step.received), (std::vector<int64_t>{4, 2}));
   EXPECT_EQ(step.shape_after, (std::vector<int64_t>{3, 2}));
 }
 

@@ -33,8 +33,7 @@ std::vector<int64_t> parsed(const std::string& numbers) {
   return values;
 }
 
-// Numbers the checked calls of each group: a group made anew begins anew, also where it lies in the memory of
-// one that is gone.
+// Numbers the checked calls of each group. A new group begins anew, even at the address of a destroyed one.
 int64_t next_number(c10d::ProcessGroup& group) {
   struct Count {
     c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
@@ -81,7 +80,7 @@ class Round {
       const auto bytes = store_->get(published);
       records.emplace_back(bytes.begin(), bytes.end());
     }
-    // All ranks are at this number, so that nobody reads the one before any more.
+    // All ranks have reached this number, so nobody reads the records of the previous one any more.
     store_->deleteKey(key(number_ - 1, group_.getRank()));
     return records;
   }

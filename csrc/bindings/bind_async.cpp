@@ -18,6 +18,7 @@
 #include "async/unwaited.h"
 #include "async/wake_key.h"
 #include "bindings/bindings.h"
+#include "bindings/fast_functions.h"
 #include "comm/asking_devices.h"
 #include "comm/blocking.h"
 #include "comm/orphaned_works.h"
@@ -202,11 +203,9 @@ void bind_async(PyObject* module) {
       {"pend", py_pend, METH_O, nullptr},
       {"settle", py_settle, METH_O, nullptr},
       {"exclude_wake_key", py_exclude_wake_key, METH_O, nullptr},
-      {nullptr, nullptr, 0, nullptr},
+      {},
   };
-  if (PyModule_AddFunctions(module, functions) != 0) {
-    throw python_error();
-  }
+  add_functions(module, functions);
   auto m = py::reinterpret_borrow<py::module>(module);
   py::module_::import("atexit").attr("register")(
       py::cpp_function(stop_letting_go, py::call_guard<py::gil_scoped_release>()));

@@ -1,7 +1,6 @@
-// The eager collectives. Each takes its arguments by position and returns pending tensors, or
-// NotImplemented where it is left to Python to emit the ops that a layer knows (see tensor_argument()).
+// The eager collectives. Each takes its arguments by position and returns pending tensors, or NotImplemented
+// where Python has to call the operators that a layer knows (see tensor_argument()).
 #include <torch/csrc/Exceptions.h>
-#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/utils/python_strings.h>
 
@@ -16,13 +15,14 @@
 #include "ops/collectives.h"
 #include "ops/wire.h"
 #include "pyobjects/arguments.h"
+#include "pyobjects/tensors.h"
 #include "pyobjects/without_gil.h"
 
 namespace funcol::python {
 namespace {
 
-// Starts a collective on plain tensors, or calls its op where that has more to do: on the meta device, or to
-// record a gradient. Without the GIL: either may copy, and take locks.
+// Starts a collective on plain tensors, or calls its op: on the meta device, or to record a gradient. Without
+// the GIL, since either may copy and take locks.
 template <typename StartCollective, typename CallOp>
 PyObject* sole_result(const at::Tensor& input, const StartCollective& start, const CallOp& call_op) {
   at::Tensor result;
@@ -40,11 +40,7 @@ PyObject* list_result(at::TensorList inputs, const StartCollective& start, const
     const WithoutGil no_gil;
     results = starts_here(inputs) ? as_pending(start()) : call_op();
   }
-  auto list = py::reinterpret_steal<py::object>(PyList_New(static_cast<Py_ssize_t>(results.size())));
-  for (size_t i = 0; i < results.size(); ++i) {
-    PyList_SET_ITEM(list.ptr(), i, THPVariable_Wrap(std::move(results[i])));
-  }
-  return list.release().ptr();
+  return to_python(std::move(results)).release().ptr();
 }
 
 PyObject* all_reduce(PyObject*, Args args, Py_ssize_t count) {
@@ -252,7 +248,7 @@ PyObject* note_name(PyObject*, PyObject* name) {
   END_HANDLE_TH_ERRORS
 }
 
-// What is remembered of a mesh keeps the mesh, and that its groups, with their threads and connections.
+// Also empties the caches of DTensors: they keep meshes, and so groups with their threads and connections.
 PyObject* note_all_removed(PyObject*, PyObject*) {
   HANDLE_TH_ERRORS
   note_all_groups_removed();
@@ -284,11 +280,9 @@ void bind_collectives(PyObject* module) {
       {"note_group_added", note_name<note_group_added>, METH_O, nullptr},
       {"note_group_removed", note_name<note_group_removed>, METH_O, nullptr},
       {"note_all_groups_removed", note_all_removed, METH_NOARGS, nullptr},
-      {nullptr, nullptr, 0, nullptr},
+      {},
   };
-  if (PyModule_AddFunctions(module, functions) != 0) {
-    throw python_error();
-  }
+  add_functions(module, functions);
 }
 
 }  // namespace funcol::python

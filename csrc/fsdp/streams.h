@@ -11,8 +11,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
 #include <torch/csrc/Device.h>
-#include <torch/csrc/Dtype.h>
-#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <cstdint>
@@ -21,6 +19,8 @@
 #include "fsdp/objects.h"
 #include "pyobjects/arguments.h"
 #include "pyobjects/attributes.h"
+#include "pyobjects/dtypes.h"
+#include "pyobjects/tensors.h"
 #include "pyobjects/without_gil.h"
 
 namespace funcol::python {
@@ -39,9 +39,16 @@ py::object call_method(py::handle object, py::handle argument) {
 }
 
 template <AttributeName name>
-bool is_in_state(const Fields& group) {
-  return group.get<"_training_state">().is(attribute<name>(imported<kGroups, "TrainingState">()));
+py::object training_state() {
+  return attribute<name>(imported<kGroups, "TrainingState">());
 }
+
+template <AttributeName name>
+bool is_in_state(const Fields& group) {
+  return group.get<"_training_state">().is(training_state<name>());
+}
+
+inline void set_state(const Fields& group, py::handle state) { group.set<"_training_state">(state.ptr()); }
 
 // The streams of a group's device. On the CPU they are None, and no function does anything.
 class Streams {
@@ -114,9 +121,9 @@ class Comm {
   py::object allocate(int64_t length, const py::object& dtype, const py::object& device) const {
     if (is_own_) {
       const auto options = at::TensorOptions()
-                               .dtype(reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type)
+                               .dtype(to_dtype(dtype))
                                .device(reinterpret_cast<THPDevice*>(device.ptr())->device);
-      return py::reinterpret_steal<py::object>(THPVariable_Wrap(at::empty({length}, options)));
+      return to_python(at::empty({length}, options));
     }
     return attribute<"allocate">(comm_)(py::make_tuple(length), py::arg("dtype") = dtype,
                                         py::arg("device") = device);
@@ -153,12 +160,5 @@ inline bool is_sharded_mesh(py::handle mesh_info, bool or_replicated) {
 }
 
 inline bool serves_groups() { return can_serve() && !at::hasCallbacks(); }
-
-inline void set_state(const Fields& group, py::handle state) { group.set<"_training_state">(state.ptr()); }
-
-template <AttributeName name>
-py::object training_state() {
-  return attribute<name>(imported<kGroups, "TrainingState">());
-}
 
 }  // namespace funcol::python

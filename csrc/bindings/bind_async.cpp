@@ -1,4 +1,4 @@
-// Pending tensors as Python sees them, and the hooks by which C++ lets go of the GIL.
+// Pending tensors for Python, and the hooks with which C++ releases the GIL.
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -119,15 +119,20 @@ class CallbackWork final : public c10d::Work {
 
  private:
   py::function on_wait_;
-  std::atomic<bool> is_over_;  // what the next one who asks is told
+  std::atomic<bool> is_over_;  // the next answer; later ones are yes
 };
+
+Start start_of(const std::string& op, std::string group, py::function on_wait, bool is_over) {
+  Start start;
+  start.op = funcol::interned(op);
+  start.group = GroupRef(std::move(group));
+  start.work = c10::make_intrusive<CallbackWork>(std::move(on_wait), is_over);
+  return start;
+}
 
 std::vector<at::Tensor> make_pending(const std::vector<at::Tensor>& outputs, py::function on_wait,
                                      const std::string& op, std::string group, bool is_over) {
-  Start start;
-  start.op = interned(op);
-  start.group = GroupRef(std::move(group));
-  start.work = c10::make_intrusive<CallbackWork>(std::move(on_wait), is_over);
+  auto start = start_of(op, std::move(group), std::move(on_wait), is_over);
   {
     const BelowAutograd below_autograd;
     start.outputs.reserve(outputs.size());
@@ -142,10 +147,7 @@ std::vector<at::Tensor> make_pending(const std::vector<at::Tensor>& outputs, py:
 // As if a collective had been started on the CommTensors `written`.
 void make_pending_in_place(const std::vector<at::Tensor>& written, py::function on_wait,
                            const std::string& op, std::string group) {
-  Start start;
-  start.op = interned(op);
-  start.group = GroupRef(std::move(group));
-  start.work = c10::make_intrusive<CallbackWork>(std::move(on_wait), /*is_over=*/true);
+  auto start = start_of(op, std::move(group), std::move(on_wait), /*is_over=*/true);
   for (const auto& tensor : written) {
     start.outputs.push_back(AsyncTensorImpl::of(tensor)->plain_alias());
   }

@@ -1,5 +1,7 @@
 #include "comm/agreement.h"
 
+#include <c10/util/StringUtil.h>
+
 #include <atomic>
 #include <chrono>
 #include <map>
@@ -15,14 +17,6 @@ namespace funcol {
 namespace {
 
 std::atomic<int64_t> num_checking{0};
-
-std::string joined(at::IntArrayRef numbers) {
-  std::ostringstream text;
-  for (size_t i = 0; i < numbers.size(); ++i) {
-    text << (i == 0 ? "" : " ") << numbers[i];
-  }
-  return text.str();
-}
 
 std::vector<int64_t> parsed(const std::string& numbers) {
   std::istringstream text(numbers);
@@ -174,8 +168,8 @@ void agree_on_exchange(c10d::ProcessGroup& group, const char* op, const std::str
   }
   std::vector<std::vector<int64_t>> sent;
   std::vector<std::vector<int64_t>> expected;
-  for (const auto& record :
-       agreed(group, call(op, "", tensors) + "\n" + joined(input_splits) + "\n" + joined(output_splits))) {
+  for (const auto& record : agreed(group, call(op, "", tensors) + "\n" + c10::Join(" ", input_splits) + "\n" +
+                                              c10::Join(" ", output_splits))) {
     const auto first = record.find('\n');
     const auto second = record.find('\n', first + 1);
     sent.push_back(parsed(record.substr(first + 1, second - first - 1)));

@@ -199,12 +199,9 @@ py::object full_tensor(py::handle dtensor, py::handle grad_placements) {
   if (!plain.is_served() || !is_sequence_or_none(grad_placements)) {
     return {};
   }
-  const auto num_axes = py::len(attribute<"placements">(attribute<"_spec">(dtensor)));
-  py::tuple placements(num_axes);
-  for (size_t axis = 0; axis < num_axes; ++axis) {
-    placements[axis] = replicate();
-  }
-  const auto whole = redistribute(dtensor, {placements});
+  const auto placements = attribute<"placements">(attribute<"_spec">(dtensor));
+  const auto whole = redistribute(
+      dtensor, {with_replicate(placements, py::len(placements), [](size_t /*axis*/) { return true; })});
   if (!whole) {
     return {};
   }

@@ -12,8 +12,8 @@
 namespace funcol::python {
 namespace {
 
-// All placements of a decision with this mask are one object: the operator fills the object's buffer, and a
-// later redistribution reads it.
+// All placements of a decision with this mask are one object: an input's placement fills its buffer, an
+// output's applies it.
 py::object to_python_mask(const IndexMask& mask) {
   const auto shape = imported<"torch", "Size">()(py::cast(mask.shape));
   return imported<kPlacementTypes, "_MaskPartial">()(py::arg("offset_shape") = shape,

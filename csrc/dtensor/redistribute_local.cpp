@@ -7,6 +7,7 @@
 #include "async/layers.h"
 #include "dtensor/redistributions.h"
 #include "pyobjects/callbacks.h"
+#include "pyobjects/entered.h"
 #include "pyobjects/tensors.h"
 #include "pyobjects/without_gil.h"
 
@@ -15,32 +16,16 @@ namespace {
 
 constexpr auto kOp = "redistribute_local_tensor";
 
-// While one lives, an active DebugMode of PyTorch notes collectives as parts of this redistribution.
-class DebugNote {
- public:
-  DebugNote(py::handle local, const SpecObjects& src, const SpecObjects& dst, const Execution& execution,
-            bool is_explicit) {
-    if (has_active_layers() && !execution.steps().empty()) {
-      note_ = callback(Callback::kNoteRedistribution)(local, src.placements, dst.placements,
-                                                      execution.trace(), is_explicit);
-      note_.attr("__enter__")();
-    }
+// The context in which an active DebugMode of PyTorch notes collectives as parts of this redistribution; null
+// if nothing observes it.
+py::object debug_context(py::handle local, const SpecObjects& src, const SpecObjects& dst,
+                         const Execution& execution, bool is_explicit) {
+  if (!has_active_layers() || execution.steps().empty()) {
+    return {};
   }
-  ~DebugNote() {
-    if (note_) {
-      try {
-        note_.attr("__exit__")(py::none(), py::none(), py::none());
-      } catch (py::error_already_set& error) {
-        error.discard_as_unraisable("funcol.redistribute");
-      }
-    }
-  }
-  DebugNote(const DebugNote&) = delete;
-  DebugNote& operator=(const DebugNote&) = delete;
-
- private:
-  py::object note_;
-};
+  return callback(Callback::kNoteRedistribution)(local, src.placements, dst.placements, execution.trace(),
+                                                 is_explicit);
+}
 
 // Whether PyTorch moves a tensor of `sizes` correctly, where the source gives this rank the sizes `held`: the
 // tensor may be cut over another mesh, too. PyTorch moves the tensor as it is, except that along unevenly cut
@@ -100,7 +85,7 @@ py::object redistribute_local(py::handle local, py::handle src_spec, py::handle 
       return {};
     }
   }
-  const DebugNote note(local, src, dst, *execution, how.is_explicit);
+  const Entered noted(debug_context(local, src, dst, *execution, how.is_explicit));
   at::Tensor result;
   {
     const WithoutGil no_gil;

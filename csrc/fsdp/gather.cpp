@@ -5,6 +5,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/split_with_sizes.h>
 #include <ATen/ops/split_with_sizes_copy.h>
+#include <pybind11/stl.h>
 
 #include <algorithm>
 #include <cstring>
@@ -75,13 +76,7 @@ py::list listed_lengths(const Shards& shards) {
   return listed_one_by_one(shards.lengths.size(), [&](size_t i) { return py::int_(shards.lengths[i]); });
 }
 
-py::list all_lengths(const Shards& shards) {
-  py::list result(shards.lengths.size());
-  for (size_t i = 0; i < shards.lengths.size(); ++i) {
-    result[i] = py::int_(shards.lengths[i]);
-  }
-  return result;
-}
+py::list all_lengths(const Shards& shards) { return py::cast(shards.lengths); }
 
 at::Tensor copy_in(const std::vector<at::Tensor>& shards, const std::vector<int64_t>& lengths,
                    const at::Tensor& output, int64_t rank) {

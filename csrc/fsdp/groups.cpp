@@ -56,7 +56,7 @@ void start(const Gather& gather, const Fields& group, py::handle is_async) {
   py::object output;
   py::object sent;
   {
-    const Streams::Entered entered(streams, copy_stream);
+    const Entered entered(streams.context(copy_stream));
     output = comm.allocate(shards.length * c10d_group->getSize(), shards.dtype, group.get<"device">());
     sent = to_python(
         copy_in(shards.tensors, shards.lengths, THPVariable_Unpack(output.ptr()), c10d_group->getRank()));
@@ -65,7 +65,7 @@ void start(const Gather& gather, const Fields& group, py::handle is_async) {
   py::object work = py::none();
   py::object event;
   {
-    const Streams::Entered entered(streams, stream);
+    const Entered entered(streams.context(stream));
     if (is_async.is(py::handle(Py_False)) && comm.starts_own(process_group, output)) {
       comm.start_own(process_group, output, sent, [](auto& of, auto& to, auto& from) {
         c10d::AllgatherOptions options;

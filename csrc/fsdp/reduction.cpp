@@ -77,7 +77,7 @@ class Reduction {
     py::object output;
     py::object input_event;
     {
-      const Streams::Entered entered(streams_, stream);
+      const Entered entered(streams_.context(stream));
       output = comm_.allocate(length, dtype, device);
       divide(input, factors[py::int_(0)]);
       reduce_scatter(output, input, factors[py::int_(2)]);
@@ -85,7 +85,7 @@ class Reduction {
     }
     py::object event;
     {
-      const Streams::Entered entered(streams_, stream);
+      const Entered entered(streams_.context(stream));
       divide(output, factors[py::int_(1)]);
       record_consumer(output, current);
       hand_out(taken.params, output, lengths, current);

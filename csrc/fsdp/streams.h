@@ -20,6 +20,7 @@
 #include "pyobjects/arguments.h"
 #include "pyobjects/attributes.h"
 #include "pyobjects/dtypes.h"
+#include "pyobjects/entered.h"
 #include "pyobjects/tensors.h"
 #include "pyobjects/without_gil.h"
 
@@ -79,29 +80,10 @@ class Streams {
     }
   }
 
-  // Makes `stream` the current one during its lifetime.
-  class Entered {
-   public:
-    Entered(const Streams& streams, py::handle stream) {
-      if (streams.has_streams_) {
-        context_ = call_method<"stream">(streams.handle_, stream);
-        call_method<"__enter__">(context_);
-      }
-    }
-    ~Entered() {
-      if (context_) {
-        PyObject* arguments[] = {context_.ptr(), Py_None, Py_None, Py_None};             // NOLINT
-        auto* const left = PyObject_VectorcallMethod(interned<"__exit__">(), arguments,  // NOLINT
-                                                     4 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr);
-        left == nullptr ? PyErr_WriteUnraisable(context_.ptr()) : Py_DECREF(left);
-      }
-    }
-    Entered(const Entered&) = delete;
-    Entered& operator=(const Entered&) = delete;
-
-   private:
-    py::object context_;
-  };
+  // The context in which `stream` is the current one; null on the CPU.
+  py::object context(py::handle stream) const {
+    return has_streams_ ? call_method<"stream">(handle_, stream) : py::object();
+  }
 
  private:
   py::object handle_;

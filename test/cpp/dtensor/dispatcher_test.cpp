@@ -10,7 +10,9 @@ namespace {
 
 using test::python;
 
-py::object wrapped(const char* local, const char* spec) { return wrapped(python(local), python(spec)); }
+py::object wrapped(const char* local, const char* spec) {
+  return python::wrapped(python(local), python(spec));
+}
 
 TEST(Wrapped, IsADTensor) {
   const auto result = wrapped("torch.ones(2)", "spec(line, [Shard(0)], 8)");
@@ -32,7 +34,7 @@ TEST(Wrapped, LeavesTheRestToPyTorch) {
 }
 
 py::object unwrapped(const char* op, const char* args) {
-  return unwrapped(python("DTensor._op_dispatcher"), python(op), python(args).cast<py::tuple>());
+  return python::unwrapped(python("DTensor._op_dispatcher"), python(op), python(args).cast<py::tuple>());
 }
 
 TEST(Unwrapped, HasSpecsAndLocalTensors) {

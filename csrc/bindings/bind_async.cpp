@@ -1,4 +1,4 @@
-// Pending tensors as Python sees them, and the hooks by which C++ lets go of the GIL.
+// Pending tensors for Python, and the hooks with which C++ releases the GIL.
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -17,6 +17,7 @@
 #include "async/unwaited.h"
 #include "async/wake_key.h"
 #include "bindings/bindings.h"
+#include "bindings/fast_functions.h"
 #include "comm/asking_devices.h"
 #include "comm/blocking.h"
 #include "comm/orphaned_works.h"
@@ -117,15 +118,20 @@ class CallbackWork final : public c10d::Work {
 
  private:
   py::function on_wait_;
-  std::atomic<bool> is_over_;  // what the next one who asks is told
+  std::atomic<bool> is_over_;  // the next answer; later ones are yes
 };
+
+Start start_of(const std::string& op, std::string group, py::function on_wait, bool is_over) {
+  Start start;
+  start.op = funcol::interned(op);
+  start.group = GroupRef(std::move(group));
+  start.work = c10::make_intrusive<CallbackWork>(std::move(on_wait), is_over);
+  return start;
+}
 
 std::vector<at::Tensor> make_pending(const std::vector<at::Tensor>& outputs, py::function on_wait,
                                      const std::string& op, std::string group, bool is_over) {
-  Start start;
-  start.op = interned(op);
-  start.group = GroupRef(std::move(group));
-  start.work = c10::make_intrusive<CallbackWork>(std::move(on_wait), is_over);
+  auto start = start_of(op, std::move(group), std::move(on_wait), is_over);
   {
     const BelowAutograd below_autograd;
     start.outputs.reserve(outputs.size());
@@ -140,10 +146,7 @@ std::vector<at::Tensor> make_pending(const std::vector<at::Tensor>& outputs, py:
 // As if a collective had been started on the CommTensors `written`.
 void make_pending_in_place(const std::vector<at::Tensor>& written, py::function on_wait,
                            const std::string& op, std::string group) {
-  Start start;
-  start.op = interned(op);
-  start.group = GroupRef(std::move(group));
-  start.work = c10::make_intrusive<CallbackWork>(std::move(on_wait), /*is_over=*/true);
+  auto start = start_of(op, std::move(group), std::move(on_wait), /*is_over=*/true);
   for (const auto& tensor : written) {
     start.outputs.push_back(AsyncTensorImpl::of(tensor)->plain_alias());
   }
@@ -201,11 +204,9 @@ void bind_async(PyObject* module) {
       {"pend", py_pend, METH_O, nullptr},
       {"settle", py_settle, METH_O, nullptr},
       {"exclude_wake_key", py_exclude_wake_key, METH_O, nullptr},
-      {nullptr, nullptr, 0, nullptr},
+      {},
   };
-  if (PyModule_AddFunctions(module, functions) != 0) {
-    throw python_error();
-  }
+  add_functions(module, functions);
   auto m = py::reinterpret_borrow<py::module>(module);
   py::module_::import("atexit").attr("register")(
       py::cpp_function(stop_letting_go, py::call_guard<py::gil_scoped_release>()));

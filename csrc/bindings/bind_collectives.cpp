@@ -1,5 +1,5 @@
-// The eager collectives. Each takes its arguments by position and returns pending tensors, or
-// NotImplemented where it is left to Python to emit the ops that a layer knows (see tensor_argument()).
+// The eager collectives. Each takes its arguments by position and returns pending tensors, or NotImplemented
+// where Python has to call the operators that a layer knows (see tensor_argument()).
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/utils/python_strings.h>
@@ -142,7 +142,7 @@ PyObject* note_name(PyObject*, PyObject* name) {
   END_HANDLE_TH_ERRORS
 }
 
-// What is remembered of a mesh keeps the mesh, and that its groups, with their threads and connections.
+// Also empties the caches of DTensors: they keep meshes, and so groups with their threads and connections.
 PyObject* note_all_removed(PyObject*, PyObject*) {
   HANDLE_TH_ERRORS
   note_all_groups_removed();
@@ -175,11 +175,9 @@ void bind_collectives(PyObject* module) {
       {"note_group_added", note_name<note_group_added>, METH_O, nullptr},
       {"note_group_removed", note_name<note_group_removed>, METH_O, nullptr},
       {"note_all_groups_removed", note_all_removed, METH_NOARGS, nullptr},
-      {nullptr, nullptr, 0, nullptr},
+      {},
   };
-  if (PyModule_AddFunctions(module, functions) != 0) {
-    throw python_error();
-  }
+  add_functions(module, functions);
 }
 
 }  // namespace funcol::python

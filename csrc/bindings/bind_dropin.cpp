@@ -1,4 +1,4 @@
-// What funcol.install() and the legacy operators need of C++. The GIL is kept throughout; see ops/dropin.h.
+// C++ functions for funcol.install() and the legacy operators. They keep the GIL; see ops/dropin.h.
 #include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -31,7 +31,7 @@ void set_resolver(py::function resolver) {
   });
 }
 
-// As Python has the errors of ops.
+// Raises the Python error of a C++ error, replaced as replace_errors() says.
 void raise_replaced(const c10::Error& error) {
   const auto raised = [&](auto* type) {
     PyErr_SetString(type, error.what_without_backtrace());
@@ -50,14 +50,15 @@ void raise_replaced(const c10::Error& error) {
   }
 }
 
-// Of all functions here and of PyTorch's operators.
+// Replaces errors of all fast functions and of PyTorch's operators.
 void replace_all_errors(const py::object& replacement) {
   replace_errors(replacement);
   set_error_translation(replacement.is_none() ? nullptr : raise_replaced);
 }
 
-// isinstance() with a class whose instances are pending tensors too. What decides is in the metaclass of the
-// class: put_pending_instances() gives it one that derives from its own and adds a check.
+// isinstance() with a class whose instances include pending tensors. A class's metaclass decides
+// isinstance(): put_pending_instances() gives the class a metaclass that derives from its own and adds a
+// check.
 
 PyObject* class_of_pending = nullptr;  // kept by sys.modules; null while no class has the check
 
@@ -77,8 +78,8 @@ PyObject* is_instance(PyObject* cls, PyObject* instance) {
 
 PyMethodDef is_instance_method = {"__instancecheck__", is_instance, METH_O, nullptr};
 
-// On a class the check; on the metaclass what every metaclass has, so that who looks there whether the class
-// has a check of its own, as Dynamo does, sees none.
+// On a class returns the check above; on the metaclass type's own check, so that Dynamo, which looks there,
+// does not take the class for one with a check of its own.
 PyObject* get_instance_check(PyObject* /*self*/, PyObject* cls, PyObject* /*owner*/) {
   return cls == nullptr || cls == Py_None ? instance_check_of_type()
                                           : PyCFunction_New(&is_instance_method, cls);

@@ -1,7 +1,6 @@
-// The room csrc/dtensor for Python. Fast functions give NotImplemented for what PyTorch's own function has to
-// do.
+// The room csrc/dtensor for Python. Fast functions return NotImplemented where PyTorch's own function has to
+// run.
 #include <pybind11/stl.h>
-#include <torch/csrc/Dtype.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
@@ -23,6 +22,7 @@
 #include "dtensor/redistribute.h"
 #include "dtensor/redistribute_local.h"
 #include "pyobjects/dtensors.h"
+#include "pyobjects/dtypes.h"
 
 namespace funcol::python {
 namespace {
@@ -43,26 +43,10 @@ RedistributionOptions redistribution_options(PyObject* async_op, PyObject* model
 bool is_dtype_or_none(PyObject* object) { return object == Py_None || THPDtype_Check(object); }
 
 std::optional<at::ScalarType> dtype_argument(PyObject* dtype) {
-  return dtype == Py_None ? std::nullopt : std::optional(reinterpret_cast<THPDtype*>(dtype)->scalar_type);
+  return dtype == Py_None ? std::nullopt : std::optional(to_dtype(dtype));
 }
 
 py::list list_argument(PyObject* list) { return py::reinterpret_borrow<py::list>(list); }
-
-// (dtensor, grad_placements)
-PyObject* dtensor_to_local(PyObject* /*module*/, Args args, Py_ssize_t count) {
-  HANDLE_TH_ERRORS
-  check_count(count, 2, "to_local");
-  return or_not_implemented(to_local(args[0], args[1]));
-  END_HANDLE_TH_ERRORS
-}
-
-// (local, mesh, placements, shape, stride, grad_placements)
-PyObject* dtensor_from_local(PyObject* /*module*/, Args args, Py_ssize_t count) {
-  HANDLE_TH_ERRORS
-  check_count(count, 6, "from_local");
-  return or_not_implemented(from_local(args[0], args[1], args[2], args[3], args[4], args[5]));
-  END_HANDLE_TH_ERRORS
-}
 
 // (dtensor, mesh or None, placements, shard order or None, forward_dtype, backward_dtype, async_op, model,
 // max_bytes)
@@ -84,27 +68,11 @@ PyObject* redistribute_dtensor(PyObject* /*module*/, Args args, Py_ssize_t count
   END_HANDLE_TH_ERRORS
 }
 
-// (dtensor, grad_placements)
-PyObject* dtensor_full_tensor(PyObject* /*module*/, Args args, Py_ssize_t count) {
-  HANDLE_TH_ERRORS
-  check_count(count, 2, "full_tensor");
-  return or_not_implemented(full_tensor(args[0], args[1]));
-  END_HANDLE_TH_ERRORS
-}
-
 // (local results, specs)
 PyObject* wrap_dtensors(PyObject* /*module*/, Args args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   check_count(count, 2, "wrap");
   return has_active_layers() ? not_implemented() : or_not_implemented(wrapped(args[0], args[1]));
-  END_HANDLE_TH_ERRORS
-}
-
-// (dispatcher, operator, OpInfo, first_moved)
-PyObject* run_changed_op(PyObject* /*module*/, Args args, Py_ssize_t count) {
-  HANDLE_TH_ERRORS
-  check_count(count, 4, "local_results");
-  return or_not_implemented(run_changed(args[0], args[1], args[2], args[3]));
   END_HANDLE_TH_ERRORS
 }
 
@@ -128,7 +96,7 @@ PyObject* redistribute_local_tensor(PyObject* /*module*/, Args args, Py_ssize_t 
   HANDLE_TH_ERRORS
   constexpr auto kOp = "redistribute_local_tensor";
   check_count(count, 8, kOp);
-  TORCH_CHECK_TYPE(THPVariable_Check(args[0]), "funcol::", kOp, ": got a ", Py_TYPE(args[0])->tp_name,
+  TORCH_CHECK_TYPE(THPVariable_Check(args[0]), "funcol::", kOp, ": got a ", type_name(args[0]),
                    " where a tensor belongs.");
   return or_not_implemented(redistribute_local(
       args[0], args[1], args[2],
@@ -157,7 +125,7 @@ bool check_dtensors(PyObject* list) {
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
     auto* const object = PyList_GET_ITEM(list, i);
     TORCH_CHECK_TYPE(PyObject_TypeCheck(object, dtensor_type()), "funcol::redistribute_many: got a ",
-                     Py_TYPE(object)->tp_name, ", expected DTensors.");
+                     type_name(object), ", expected DTensors.");
     needs_gradient = needs_gradient || THPVariable_Unpack(object).requires_grad();
   }
   return needs_gradient && at::GradMode::is_enabled();
@@ -192,23 +160,21 @@ PyObject* distribute(PyObject* /*module*/, Args args, Py_ssize_t count) {
 
 void bind_fast_functions(PyObject* module) {
   static PyMethodDef functions[] = {
-      fast<dtensor_to_local>("dtensor_to_local"),
-      fast<dtensor_from_local>("dtensor_from_local"),
+      forwarded<to_local, "dtensor_to_local">(),
+      forwarded<from_local, "dtensor_from_local">(),
       fast<redistribute_dtensor>("redistribute_dtensor"),
-      fast<dtensor_full_tensor>("dtensor_full_tensor"),
+      forwarded<full_tensor, "dtensor_full_tensor">(),
       fast<wrap_dtensors>("wrap_dtensors"),
-      fast<run_changed_op>("run_changed"),
+      forwarded<run_changed, "run_changed">(),
       fast<unwrap_args>("unwrap_args"),
       fast<redistribute_local_tensor>("redistribute_local_tensor"),
       fast<redistribute_local_tensors>("redistribute_local_tensors"),
       fast<redistribute_dtensors>("redistribute_many"),
       fast<distribute>("distribute_tensor"),
       {"is_watched", is_watched, METH_NOARGS, nullptr},
-      {nullptr, nullptr, 0, nullptr},
+      {},
   };
-  if (PyModule_AddFunctions(module, functions) != 0) {
-    throw python_error();
-  }
+  add_functions(module, functions);
 }
 
 void bind_local_sizes(py::module m) {

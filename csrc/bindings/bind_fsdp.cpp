@@ -75,85 +75,32 @@ PyObject* is_recorded(PyObject* /*module*/, PyObject* /*unused*/) {
   return PyBool_FromLong(at::hasCallbacks() || is_observed() ? 1 : 0);
 }
 
-template <py::object (*function)(py::handle)>
-PyObject* of_one(PyObject* /*module*/, Args args, Py_ssize_t count) {
-  HANDLE_TH_ERRORS
-  check_count(count, 1, "fully_shard");
-  return or_not_implemented(function(args[0]));
-  END_HANDLE_TH_ERRORS
-}
-
-template <py::object (*function)(py::handle, py::handle)>
-PyObject* of_two(PyObject* /*module*/, Args args, Py_ssize_t count) {
-  HANDLE_TH_ERRORS
-  check_count(count, 2, "fully_shard");
-  return or_not_implemented(function(args[0], args[1]));
-  END_HANDLE_TH_ERRORS
-}
-
-// Two objects and a number of ranks.
-template <py::object (*function)(py::handle, py::handle, int64_t)>
-PyObject* over_ranks(PyObject* /*module*/, Args args, Py_ssize_t count) {
-  HANDLE_TH_ERRORS
-  check_count(count, 3, "fully_shard");
-  return or_not_implemented(function(args[0], args[1], to_int(args[2])));
-  END_HANDLE_TH_ERRORS
-}
-
-// (shards, output, lengths, rank)
-PyObject* fsdp_copy_in(PyObject* /*module*/, Args args, Py_ssize_t count) {
-  HANDLE_TH_ERRORS
-  check_count(count, 4, "fsdp_copy_in");
-  return copied_in(py::reinterpret_borrow<py::list>(args[0]), args[1], args[2], to_int(args[3]))
-      .release()
-      .ptr();
-  END_HANDLE_TH_ERRORS
-}
-
-// (params, buffer, types, lengths, num_ranks)
-PyObject* fsdp_copy_out(PyObject* /*module*/, Args args, Py_ssize_t count) {
-  HANDLE_TH_ERRORS
-  check_count(count, 5, "fsdp_copy_out");
-  return or_not_implemented(copy_out(args[0], args[1], args[2], args[3], to_int(args[4])));
-  END_HANDLE_TH_ERRORS
-}
-
-// (buffer, params, padded sizes, num_ranks)
-PyObject* fsdp_accumulate(PyObject* /*module*/, Args args, Py_ssize_t count) {
-  HANDLE_TH_ERRORS
-  check_count(count, 4, "fsdp_accumulate");
-  return accumulate_sharded(args[0], args[1], args[2], to_int(args[3])).release().ptr();
-  END_HANDLE_TH_ERRORS
-}
-
 }  // namespace
 
 void bind_fsdp(PyObject* module) {
   static PyMethodDef functions[] = {
       fast<know_fully_shard>("know_fully_shard"),
       {"is_recorded", is_recorded, METH_NOARGS, nullptr},
-      fast<of_one<shards_of>>("fsdp_shards"),
-      fast<fsdp_copy_in>("fsdp_copy_in"),
-      fast<fsdp_copy_out>("fsdp_copy_out"),
-      fast<of_one<make_sharded>>("fsdp_to_sharded"),
-      fast<of_one<make_unsharded>>("fsdp_to_unsharded"),
-      fast<of_one<taken_gradients>>("fsdp_take_gradients"),
-      fast<over_ranks<padded_sizes>>("fsdp_padded_sizes"),
-      fast<of_one<common_gradient_type>>("fsdp_gradient_type"),
-      fast<over_ranks<copied_gradients>>("fsdp_reduce_copy_in"),
-      fast<fsdp_accumulate>("fsdp_accumulate"),
-      fast<of_two<sharded_gradient>>("fsdp_sharded_dtensor"),
-      fast<of_one<pre_forward>>("fsdp_pre_forward"),
-      fast<of_one<post_forward>>("fsdp_post_forward"),
-      fast<of_two<pre_backward>>("fsdp_pre_backward"),
-      fast<of_two<unshard_group>>("fsdp_unshard"),
-      fast<of_one<wait_for_unshard_group>>("fsdp_wait_for_unshard"),
-      fast<of_one<post_backward>>("fsdp_post_backward"),
-      {nullptr, nullptr, 0, nullptr},
+      forwarded<shards_of, "fsdp_shards">(),
+      forwarded<copied_in, "fsdp_copy_in">(),
+      forwarded<copy_out, "fsdp_copy_out">(),
+      forwarded<make_sharded, "fsdp_to_sharded">(),
+      forwarded<make_unsharded, "fsdp_to_unsharded">(),
+      forwarded<taken_gradients, "fsdp_take_gradients">(),
+      forwarded<padded_sizes, "fsdp_padded_sizes">(),
+      forwarded<common_gradient_type, "fsdp_gradient_type">(),
+      forwarded<copied_gradients, "fsdp_reduce_copy_in">(),
+      forwarded<accumulate_sharded, "fsdp_accumulate">(),
+      forwarded<sharded_gradient, "fsdp_sharded_dtensor">(),
+      forwarded<pre_forward, "fsdp_pre_forward">(),
+      forwarded<post_forward, "fsdp_post_forward">(),
+      forwarded<pre_backward, "fsdp_pre_backward">(),
+      forwarded<unshard_group, "fsdp_unshard">(),
+      forwarded<wait_for_unshard_group, "fsdp_wait_for_unshard">(),
+      forwarded<post_backward, "fsdp_post_backward">(),
+      {},
   };
-  if (PyModule_AddFunctions(module, functions) != 0) {
-    throw python_error();
-  }
+  add_functions(module, functions);
 }
 
 }  // namespace funcol::python

@@ -1,6 +1,6 @@
-// The in-place collectives and point-to-point calls, eagerly. Each takes its arguments by position.
-// Collectives have written into their destinations when they return None; all return NotImplemented where the
-// call is left to the functional collectives, or to ops that a layer knows (see tensor_argument()).
+// The eager in-place collectives and point-to-point calls. Each takes its arguments by position. Collectives
+// return None after they have written into their destinations. All return NotImplemented where Python has to
+// call the functional collectives, or the operators that a layer knows (see tensor_argument()).
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
@@ -130,11 +130,9 @@ void bind_in_place(PyObject* module) {
       fast<reduce_scatter_list_into>("reduce_scatter_list_into"),
       fast<isend>("isend"),
       fast<irecv>("irecv"),
-      {nullptr, nullptr, 0, nullptr},
+      {},
   };
-  if (PyModule_AddFunctions(module, functions) != 0) {
-    throw python_error();
-  }
+  add_functions(module, functions);
 }
 
 }  // namespace funcol::python

@@ -1,6 +1,5 @@
-// The changes of local types that spmd_types' collectives make; NotImplemented for what the package has to
-// do.
-#include <torch/csrc/Dtype.h>
+// Changes of local types, as spmd_types' collectives make them; NotImplemented where that package's own
+// function has to run.
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
@@ -11,6 +10,7 @@
 #include "bindings/fast_functions.h"
 #include "ops/local_types.h"
 #include "pyobjects/arguments.h"
+#include "pyobjects/dtypes.h"
 #include "pyobjects/without_gil.h"
 
 namespace funcol::python {
@@ -22,9 +22,9 @@ std::optional<at::ScalarType> dtype_argument(PyObject* dtype) {
   if (dtype == Py_None) {
     return std::nullopt;
   }
-  TORCH_CHECK_TYPE(THPDtype_Check(dtype), "funcol::", kOp, ": a dtype is a ", Py_TYPE(dtype)->tp_name,
+  TORCH_CHECK_TYPE(THPDtype_Check(dtype), "funcol::", kOp, ": a dtype is a ", type_name(dtype),
                    ". Pass a torch.dtype.");
-  return reinterpret_cast<THPDtype*>(dtype)->scalar_type;
+  return to_dtype(dtype);
 }
 
 local_types::Placed placed_argument(PyObject* type, PyObject* dim) {
@@ -66,11 +66,9 @@ PyObject* change_local_type(PyObject*, Args args, Py_ssize_t count) {
 void bind_local_types(PyObject* module) {
   static PyMethodDef functions[] = {
       fast<change_local_type>("change_local_type"),
-      {nullptr, nullptr, 0, nullptr},
+      {},
   };
-  if (PyModule_AddFunctions(module, functions) != 0) {
-    throw python_error();
-  }
+  add_functions(module, functions);
 }
 
 }  // namespace funcol::python

@@ -1,10 +1,9 @@
-// Methods of torch.Tensor that look at a tensor's dispatch keys or copy its storage without an operator
-// call, and so would neither wake a pending tensor nor touch its storage the guarded way:
+// Methods of torch.Tensor that would read a pending tensor without waking it, since they call no operator:
 //  - new() and new_tensor() take the backend from the highest dispatch key;
 //  - `x.data = pending` copies the storage pointer.
-// Their C functions are wrapped where CPython's descriptors keep them, so that the methods stay the same
-// objects to everybody: settle first, then the original. The wake key of a CommTensor, which it has for
-// life, is off meanwhile.
+// Their C functions are replaced inside CPython's descriptors, so that the methods stay the same objects:
+// each settles first, then calls the original. A CommTensor always has the wake key, which is removed
+// meanwhile.
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>

@@ -1,4 +1,4 @@
-// What each bind_x.cpp adds to the module.
+// Functions that add to the module; bind_x() is in bind_x.cpp.
 #pragma once
 
 #include <torch/csrc/python_headers.h>

@@ -8,8 +8,6 @@
 // where that has more to do: on the meta device, or to record a gradient.
 #pragma once
 
-#include <torch/csrc/autograd/python_variable.h>
-
 #include <array>
 #include <tuple>
 #include <type_traits>
@@ -20,6 +18,7 @@
 #include "ops/calls.h"
 #include "ops/collectives.h"
 #include "pyobjects/arguments.h"
+#include "pyobjects/tensors.h"
 #include "pyobjects/without_gil.h"
 
 namespace funcol::python {
@@ -113,16 +112,6 @@ class Argument<at::OptionalIntArrayRef> {
   SplitSizes sizes_;
 };
 
-inline PyObject* wrapped(at::Tensor tensor) { return THPVariable_Wrap(std::move(tensor)); }
-
-inline PyObject* wrapped(std::vector<at::Tensor> tensors) {
-  auto list = py::reinterpret_steal<py::object>(PyList_New(static_cast<Py_ssize_t>(tensors.size())));
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    PyList_SET_ITEM(list.ptr(), i, THPVariable_Wrap(std::move(tensors[i])));
-  }
-  return list.release().ptr();
-}
-
 // Without the GIL while the collective starts: it may copy, and take locks.
 template <typename Inputs, typename Call, typename... Native>
 PyObject* call_with(const CollectiveFunction<Inputs, Call, Native...>& function, Inputs inputs, Args args) {
@@ -148,7 +137,7 @@ PyObject* call_with(const CollectiveFunction<Inputs, Call, Native...>& function,
           }
           return function.call(inputs, argument.for_operator()...);
         };
-        return wrapped(result());
+        return to_python(result()).release().ptr();
       },
       arguments);
 }

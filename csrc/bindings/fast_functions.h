@@ -8,9 +8,13 @@
 #include <torch/csrc/python_headers.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <cstdint>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "pyobjects/arguments.h"
+#include "pyobjects/attributes.h"
 
 namespace funcol::python {
 
@@ -27,8 +31,8 @@ inline void check_count(Py_ssize_t given, Py_ssize_t expected, const char* op) {
   TORCH_CHECK_TYPE(given == expected, "funcol::", op, ": ", given, " arguments, expected ", expected, ".");
 }
 
-// Calls `call` with the first of `expected` arguments: a plain tensor, or a list of them. NotImplemented for
-// any other.
+// Calls `call` with the first of `expected` arguments, a plain tensor, or a list of them in with_inputs().
+// NotImplemented for other arguments.
 template <typename Call>
 PyObject* with_input(Args args, Py_ssize_t count, Py_ssize_t expected, const char* op, const Call& call) {
   HANDLE_TH_ERRORS
@@ -52,11 +56,11 @@ PyObject* with_inputs(Args args, Py_ssize_t count, Py_ssize_t expected, const ch
   END_HANDLE_TH_ERRORS
 }
 
-// Calls `replacement(error)` from now on for each exception that leaves a function here. What it returns is
-// raised in the place of the exception, unless that is None. None in its own place: nothing is called.
+// Calls `replacement(error)` from now on for each exception that leaves a fast function, and raises the
+// result instead, unless that is None. If `replacement` is None, exceptions stay as they are.
 void replace_errors(py::handle replacement);
 
-// The same for the exception that is set now.
+// Replaces the exception that is set now in the same way.
 void replace_error();
 
 template <PyObject* (*function)(PyObject*, Args, Py_ssize_t)>
@@ -74,6 +78,44 @@ PyMethodDef fast(const char* name) {
   return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(with_errors_replaced<function>)),
           METH_FASTCALL,  // NOLINT
           nullptr};
+}
+
+// Adds an array of methods that ends with an empty one.
+inline void add_functions(PyObject* module, PyMethodDef* functions) {
+  if (PyModule_AddFunctions(module, functions) != 0) {
+    throw py::error_already_set();
+  }
+}
+
+template <typename Parameter>
+Parameter argument(PyObject* object, const char* op) {
+  if constexpr (std::is_same_v<Parameter, int64_t>) {
+    return int_argument(object, "a number of ranks", op);
+  } else {
+    return object;
+  }
+}
+
+// A fast function of a C++ function of objects and numbers; NotImplemented where that returns null.
+template <auto function, AttributeName name>
+struct Forwarded;
+
+template <typename... Parameters, py::object (*function)(Parameters...), AttributeName name>
+struct Forwarded<function, name> {
+  static PyObject* call(PyObject* /*module*/, Args args, Py_ssize_t count) {
+    HANDLE_TH_ERRORS
+    check_count(count, sizeof...(Parameters), name.text);
+    return [&]<size_t... places>(std::index_sequence<places...>) {
+      return or_not_implemented(function(argument<Parameters>(args[places], name.text)...));
+    }
+    (std::index_sequence_for<Parameters...>());
+    END_HANDLE_TH_ERRORS
+  }
+};
+
+template <auto function, AttributeName name>
+PyMethodDef forwarded() {
+  return fast<Forwarded<function, name>::call>(name.text);
 }
 
 }  // namespace funcol::python

@@ -1,4 +1,4 @@
-// funcol._C, a table of contents.
+// The module funcol._C.
 #include <torch/csrc/utils/pybind.h>
 
 #include "bindings/bindings.h"

@@ -1,5 +1,7 @@
 #include "comm/agreement.h"
 
+#include <c10/util/StringUtil.h>
+
 #include <atomic>
 #include <chrono>
 #include <map>
@@ -16,14 +18,6 @@ namespace {
 
 std::atomic<int64_t> num_checking{0};
 
-std::string joined(at::IntArrayRef numbers) {
-  std::ostringstream text;
-  for (size_t i = 0; i < numbers.size(); ++i) {
-    text << (i == 0 ? "" : " ") << numbers[i];
-  }
-  return text.str();
-}
-
 std::vector<int64_t> parsed(const std::string& numbers) {
   std::istringstream text(numbers);
   std::vector<int64_t> values;
@@ -33,8 +27,7 @@ std::vector<int64_t> parsed(const std::string& numbers) {
   return values;
 }
 
-// Numbers the checked calls of each group: a group made anew begins anew, also where it lies in the memory of
-// one that is gone.
+// Numbers the checked calls of each group. A new group begins anew, even at the address of a destroyed one.
 int64_t next_number(c10d::ProcessGroup& group) {
   struct Count {
     c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
@@ -81,7 +74,7 @@ class Round {
       const auto bytes = store_->get(published);
       records.emplace_back(bytes.begin(), bytes.end());
     }
-    // All ranks are at this number, so that nobody reads the one before any more.
+    // All ranks have reached this number, so nobody reads the records of the previous one any more.
     store_->deleteKey(key(number_ - 1, group_.getRank()));
     return records;
   }
@@ -175,8 +168,8 @@ void agree_on_exchange(c10d::ProcessGroup& group, const char* op, const std::str
   }
   std::vector<std::vector<int64_t>> sent;
   std::vector<std::vector<int64_t>> expected;
-  for (const auto& record :
-       agreed(group, call(op, "", tensors) + "\n" + joined(input_splits) + "\n" + joined(output_splits))) {
+  for (const auto& record : agreed(group, call(op, "", tensors) + "\n" + c10::Join(" ", input_splits) + "\n" +
+                                              c10::Join(" ", output_splits))) {
     const auto first = record.find('\n');
     const auto second = record.find('\n', first + 1);
     sent.push_back(parsed(record.substr(first + 1, second - first - 1)));

@@ -1,8 +1,8 @@
-// Whether the ranks of a group are about to run the same collective.
+// Checks that the ranks of a group are about to run the same collective.
 //
-// Ranks that call different collectives, or the same with different shapes, make most backends hang, and some
-// return wrong data. While agreement is checked, each call first publishes what it is in the group's store
-// and reads what the other ranks published; if they differ, every rank raises and nothing is sent. Meant for
+// When ranks call different collectives, or the same with different shapes, most backends hang, and some
+// return wrong data. While agreement is checked, each call first publishes its description in the group's
+// store and reads those of the other ranks; if they differ, every rank raises and nothing is sent. Meant for
 // finding a fault: a call costs several round trips to the store, and waits for all ranks.
 #pragma once
 
@@ -19,12 +19,12 @@ void check_agreement(bool begin);
 
 bool agreement_is_checked();
 
-// What must be equal on all ranks. Sizes along `free_dim` need not be, for collectives that let them differ.
+// Describes what must be equal on all ranks: dtypes, devices and sizes, except sizes along `free_dim`.
 std::string describe_tensors(at::TensorList tensors, int64_t free_dim = -1);
 
-// Raises unless all ranks of `group` are at a call of `op` with these arguments and tensors: RuntimeError
-// that names the first rank which differs from rank 0 and both calls, or the ranks that called nothing within
-// the group's timeout. Calls are numbered per group, from the first one checked.
+// Raises DistBackendError unless all ranks of `group` call `op` with these arguments and tensors. The error
+// names the first rank that differs from rank 0 and both calls, or the ranks that called nothing within the
+// group's timeout. Calls are numbered per group, from the first checked one.
 void agree(c10d::ProcessGroup& group, const char* op, const std::string& arguments,
            const std::string& tensors);
 

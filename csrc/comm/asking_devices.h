@@ -1,7 +1,7 @@
 // Whether Works on a device may be asked if they are over.
 //
-// The question is a query of an event, which must not come while a CUDA graph is captured: on the stream that
-// is captured it ends the capture; on others it may come, if the thread says that it knows what it does.
+// Asking queries a CUDA event. A query on a stream that is being captured into a CUDA graph ends the capture.
+// While a capture is in progress elsewhere, a thread may query only in relaxed capture mode.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,14 +17,14 @@ namespace funcol {
 using IsCapturing = bool (*)();
 void set_is_capturing(IsCapturing is_capturing);
 
-// A collective runs on CUDA tensors: from now on the question above is asked.
+// To be called when a collective runs on CUDA tensors. Before the first call nothing asks about captures.
 void note_cuda_is_used();
 
 // Held while Works are asked.
 class AskingDevices {
  public:
   AskingDevices();
-  // False while the current stream is captured. True where no CUDA tensor was ever seen.
+  // False while the current stream is captured.
   bool is_allowed() const noexcept { return is_allowed_; }
 
  private:

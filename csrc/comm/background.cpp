@@ -30,12 +30,12 @@ class Waiters {
   }
 
  private:
-  // A fork waits until no thread is inside; of the child's own nothing is queued yet.
+  // A fork waits for the lock. The child starts with an empty queue, and leaks what its parent waits for.
   Waiters() {
     pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); },
                    [] {
                      auto& child = instance();
-                     new std::deque<std::function<void()>>(std::move(child.queue_));  // NOLINT: the parent's
+                     new std::deque<std::function<void()>>(std::move(child.queue_));  // NOLINT
                      child.queue_.clear();
                      child.num_threads_ = 0;
                      child.mutex_.unlock();
@@ -46,7 +46,7 @@ class Waiters {
     while (auto wait = next()) {
       try {
         wait();
-      } catch (...) {  // NOLINT(bugprone-empty-catch): nobody is left to be told
+      } catch (...) {  // NOLINT(bugprone-empty-catch): nobody is left to tell
       }
     }
   }

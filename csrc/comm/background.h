@@ -1,7 +1,7 @@
-// Waiting that no caller's thread does.
+// Threads that wait for Works nobody else waits for.
 //
 // Some Works end only when somebody waits for them: Gloo's sends and receives, and its reduce_scatter, whose
-// wait() makes the result. One that nobody is going to wait for is waited for here.
+// wait() makes the result.
 #pragma once
 
 #include <functional>
@@ -11,13 +11,13 @@
 
 namespace funcol {
 
-// True of a Work of `group` on the CPU that never says isCompleted() before it was waited for. False if the
-// group is gone, and of Works that are written in Python, whose futures tell.
+// Whether a Work of `group` on the CPU never says isCompleted() before it was waited for. False if the group
+// is gone, and for Works written in Python, whose futures tell.
 bool ends_only_by_waiting(const c10d::Work& work, const GroupRef& group) noexcept;
 
-// Calls `wait`, which may block for long, soon and on another thread, without the GIL. At most 8 wait at a
-// time; others queue behind them. What `wait` raises is dropped, and so is `wait` itself before that thread
-// takes the next one. A forked child starts with none: its parent waits for its own.
+// Calls `wait`, which may block for long, on another thread and without the GIL. At most 8 threads wait at a
+// time; further calls queue. Exceptions of `wait` are dropped. A thread destroys its `wait` before it takes
+// the next. A forked child starts without threads and with an empty queue.
 void wait_in_background(std::function<void()> wait);
 
 }  // namespace funcol

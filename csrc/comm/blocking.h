@@ -1,12 +1,11 @@
-// What may wait for another thread: to be run without a lock that the other one may need first.
+// Runs code that may wait for another thread, without locks which that thread may need.
 #pragma once
 
 #include <type_traits>
 
 namespace funcol {
 
-// Runs its first argument on its second. The Python bindings set one that lets go of the GIL meanwhile; the
-// default just calls.
+// Calls `blocking(context)`. The Python bindings set a function that releases the GIL meanwhile.
 using RunBlocking = void (*)(void (*blocking)(void* context), void* context);
 void set_run_blocking(RunBlocking run);
 

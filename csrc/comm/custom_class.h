@@ -6,8 +6,8 @@
 
 namespace funcol {
 
-// The T that `value` holds, or null. From Python such an object comes as the bare holder, from TorchScript
-// as an object with the holder in its only slot.
+// The T in `value`, or null. Python passes the bare holder, TorchScript an object with the holder in its only
+// slot.
 template <typename T>
 c10::intrusive_ptr<T> custom_class(const c10::IValue& value) {
   if (value.isCapsule()) {

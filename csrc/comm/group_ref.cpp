@@ -4,9 +4,10 @@
 #include <atomic>
 #include <iterator>
 #include <mutex>
-#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <utility>
 #include <vector>
+
+#include "compat/process_group.h"
 
 namespace funcol {
 namespace {
@@ -22,21 +23,13 @@ struct KnownGroup {
 struct KnownGroups {
   std::mutex mutex;
   std::vector<KnownGroup> groups;
-  std::atomic<size_t> num_destroyed{0};  // of those that somebody still holds: nearly always 0
+  std::atomic<size_t> num_destroyed{0};  // of `groups`: nearly always 0
 };
 
 // Never destroyed: tensors may settle while the process exits.
 KnownGroups& known_groups() {
   static auto* instance = new KnownGroups();  // NOLINT(cppcoreguidelines-owning-memory)
   return *instance;
-}
-
-GroupPtr registered_group(const std::string& name) {
-  try {
-    return c10d::resolve_process_group(name);
-  } catch (const c10::Error&) {  // not every minor can be asked whether a name is registered
-    return {};
-  }
 }
 
 // Calls `change(groups)` under the lock, after dropping the groups that nobody holds any more.
@@ -76,13 +69,13 @@ bool GroupRef::is_destroyed() const {
 }
 
 void note_group_added(const std::string& name) {
-  if (const auto group = registered_group(name)) {
+  if (const auto group = compat::registered_group(name)) {
     change_known_groups([&](auto& groups) { groups.push_back({name, WeakGroup(group)}); });
   }
 }
 
 void note_group_removed(const std::string& name) {
-  if (const auto group = registered_group(name)) {
+  if (const auto group = compat::registered_group(name)) {
     change_known_groups([weak = WeakGroup(group)](auto& groups) {
       for (auto& entry : groups) {
         entry.is_destroyed |= entry.group == weak;
@@ -97,7 +90,7 @@ void note_all_groups_removed() {
     for (auto& entry : groups) {
       held.push_back(entry.group.lock());
       // In c10d's thread isolation mode the registries of other threads keep theirs.
-      entry.is_destroyed |= held.back() && registered_group(entry.name) == held.back();
+      entry.is_destroyed |= held.back() && compat::registered_group(entry.name) == held.back();
     }
   });
 }

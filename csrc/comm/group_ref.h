@@ -1,4 +1,4 @@
-// A process group as those remember it who must not keep it alive.
+// A weak reference to a process group, which still knows the group's name.
 #pragma once
 
 #include <optional>
@@ -13,12 +13,12 @@ class GroupRef {
  public:
   GroupRef() = default;
   GroupRef(const GroupPtr& group);  // NOLINT(google-explicit-constructor): as cheap as a copy of the pointer
-  // A name alone, for what no group of ours runs: never destroyed.
+  // A name without a group: never destroyed.
   explicit GroupRef(std::string name) : name_(std::move(name)) {}
 
   const std::string& name() const noexcept { return name_; }
 
-  // The group, if somebody holds it still.
+  // The group, or null if nobody holds it any more.
   GroupPtr lock() const { return group_ ? group_->lock() : GroupPtr(); }
 
   // True once torch.distributed has destroyed the group, or nobody holds it any more. Destroying takes a
@@ -30,8 +30,8 @@ class GroupRef {
   std::optional<c10::weak_intrusive_ptr<c10d::ProcessGroup>> group_;
 };
 
-// Whoever changes c10d's registry says so here: a group has been added under `name`; it is about to be taken
-// out; all groups of this thread's registry are. What the registry does not know is passed over.
+// To be called when c10d's registry changes: after a group was added under `name`, before that group is
+// removed, before all groups of this thread's registry are removed. Names without a group are ignored.
 void note_group_added(const std::string& name);
 void note_group_removed(const std::string& name);
 void note_all_groups_removed();

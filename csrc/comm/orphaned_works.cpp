@@ -29,8 +29,8 @@ struct Orphanage {
   std::atomic<size_t> size{0};
 };
 
-// A Work written in Python cannot override isCompleted(), which says no for ever; but its future may tell.
-// Backends name the operation of their Works, and may have futures that are done before the device is.
+// A Work written in Python cannot override isCompleted(), which always says no; but its future may tell.
+// Works of backends name their operation. Their futures may be done before the device is, and are not asked.
 bool has_completed_future(Orphan& orphan) {
   if (!orphan.may_have_future || orphan.work->retrieveOpType() != c10d::OpType::UNKNOWN) {
     return false;
@@ -47,7 +47,7 @@ bool has_completed_future(Orphan& orphan) {
 bool is_completed(Orphan& orphan) {
   try {
     return orphan.work->isCompleted() || has_completed_future(orphan);
-  } catch (const std::exception&) {  // nobody is left to be told, and it will not run any further
+  } catch (const std::exception&) {  // it will not run any further
     return true;
   }
 }
@@ -58,12 +58,12 @@ Orphanage& orphanage() {
   return *instance;
 }
 
-// A fork waits until no thread is inside. The child starts without: no thread of it works for its parent's.
+// A fork waits for the lock. The child starts without orphans, and leaks its parent's.
 void follow_forks() {
   pthread_atfork([] { orphanage().mutex.lock(); }, [] { orphanage().mutex.unlock(); },
                  [] {
                    auto& home = orphanage();
-                   new std::deque<Orphan>(std::move(home.orphans));  // NOLINT: as they were, for ever
+                   new std::deque<Orphan>(std::move(home.orphans));  // NOLINT
                    home.orphans.clear();
                    home.size.store(0, std::memory_order_relaxed);
                    home.num_waited_for.store(0, std::memory_order_relaxed);
@@ -71,7 +71,7 @@ void follow_forks() {
                  });
 }
 
-// Drops the finished ones among the first `count`, and puts the others last. Returns how many it dropped.
+// Drops the finished Works among the first `count`, and puts the others last. Returns the number dropped.
 size_t sweep(Orphanage& home, size_t count) {
   if (home.size.load(std::memory_order_relaxed) == 0) {
     return 0;
@@ -107,7 +107,7 @@ void adopt_orphan(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> b
     wait_in_background([&home, kept = Orphan{std::move(work), std::move(buffers)}]() mutable {
       const auto count =
           c10::make_scope_exit([&home] { home.num_waited_for.fetch_sub(1, std::memory_order_relaxed); });
-      const auto orphan = std::move(kept);  // goes before the count does
+      const auto orphan = std::move(kept);  // destroyed before the count falls
       orphan.work->wait();
     });
     return;

@@ -2,11 +2,11 @@
 
 #include <array>
 #include <atomic>
-#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <utility>
 
 #include "comm/backend_call.h"
 #include "comm/custom_class.h"
+#include "compat/process_group.h"
 
 namespace funcol {
 namespace {
@@ -45,16 +45,7 @@ class RecentGroups {
   size_t next_ = 0;
 };
 
-// The group registered under `name`, or null.
-GroupPtr search_registry(std::string_view name) {
-  try {
-    return c10d::resolve_process_group(std::string(name));
-  } catch (const c10::Error&) {  // not every minor can be asked whether a name is registered
-    return {};
-  }
-}
-
-// The group that `recent` has under `key`, else the one that `search` finds; null if it finds none.
+// The group that `recent` has under `key`, else the group that `search` finds; null if there is none.
 template <typename Search>
 GroupPtr find_or_search(RecentGroups& recent, std::string_view key, const Search& search) {
   if (!remember.load(std::memory_order_relaxed)) {
@@ -73,7 +64,7 @@ GroupPtr find_or_search(RecentGroups& recent, std::string_view key, const Search
 
 GroupPtr find_group(std::string_view name) {
   thread_local RecentGroups recent;
-  return find_or_search(recent, name, [&] { return search_registry(name); });
+  return find_or_search(recent, name, [&] { return compat::registered_group(std::string(name)); });
 }
 
 RanksResolver& ranks_resolver() {

@@ -59,7 +59,7 @@ c10d::ReduceOp reduce_op_from_ivalue(const c10::IValue& value, const char* op) {
 }
 
 c10::IValue as_ivalue(const c10d::ReduceOp& reduce_op) {
-  if (reduce_op.op_ == Kind::PREMUL_SUM) {  // which has a factor
+  if (reduce_op.op_ == Kind::PREMUL_SUM) {  // has a factor
     return c10::IValue(c10::make_intrusive<c10d::ReduceOp>(reduce_op));
   }
   return std::string(reduce_op_name(reduce_op));

@@ -9,13 +9,13 @@
 
 namespace funcol::compat {
 
-// Whether the running PyTorch defines the operator `name`, "aten::relu", by now.
+// Whether the running PyTorch defines the operator `name`, such as "aten::relu".
 inline bool has_operator(const std::string& name) {
   return c10::Dispatcher::singleton().findSchema({name, ""}).has_value();
 }
 
-// Defines the operator of `schema` in _c10d_functional where PyTorch has none: with the kernel that
-// `make_kernel` returns for all devices, and the function `meta` for sizes, strides and dtypes.
+// Defines the operator of `schema` in _c10d_functional if PyTorch has none. The kernel of `make_kernel()`
+// serves all devices, `meta` the Meta device.
 template <typename MakeKernel, typename Meta>
 void define_if_missing(torch::Library& library, const char* schema, const MakeKernel& make_kernel,
                        Meta* meta) {

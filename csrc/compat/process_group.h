@@ -1,15 +1,27 @@
-// Names of c10d::ProcessGroup members that differ between PyTorch minors.
+// Functions of process groups that differ between PyTorch minors.
 //
-// PyTorch renamed the flat all_gather and reduce_scatter: newer minors deprecate the underscored names
-// and route them to the new ones, older minors have only the old. The member that exists is picked at
-// compile time; both take (output, input, options) and return the Work.
+// PyTorch renamed the collectives on flat tensors: newer minors deprecate the old names and route them to the
+// new ones, older minors have only the old. The member that exists is picked at compile time; both take
+// (output, input, options) and return the Work.
 #pragma once
 
+#include <string>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <type_traits>
 #include <vector>
 
 namespace funcol::compat {
+
+// The group registered under `name` in c10d's registry, or null. Not every minor can be asked whether there
+// is one, so the exception says so.
+inline c10::intrusive_ptr<c10d::ProcessGroup> registered_group(const std::string& name) {
+  try {
+    return c10d::resolve_process_group(name);
+  } catch (const c10::Error&) {
+    return {};
+  }
+}
 
 template <typename Group>
 c10::intrusive_ptr<c10d::Work> all_gather_flat_coalesced(Group& group, std::vector<at::Tensor>& outputs,
@@ -36,10 +48,11 @@ c10::intrusive_ptr<c10d::Work> reduce_scatter_flat_coalesced(Group& group, std::
 namespace detail {
 
 // A group without backends is a class of its own, often written in Python. PyTorch's functional collectives
-// call its coalesced forms, with one tensor; a class that lacks those may have the others. What it lacks
-// raises c10::Error before anything is sent; an error of a method in Python is of another type.
+// call its coalesced collectives, with one tensor; a class that lacks those may have the flat ones. A missing
+// method raises c10::Error before anything is sent; a method in Python raises errors of another type.
 template <typename Target, typename Coalesced, typename Flat>
-c10::intrusive_ptr<c10d::Work> by_what_it_has(Target& target, const Coalesced& coalesced, const Flat& flat) {
+c10::intrusive_ptr<c10d::Work> coalesced_or_flat(Target& target, const Coalesced& coalesced,
+                                                 const Flat& flat) {
   if constexpr (std::is_base_of_v<c10d::ProcessGroup, Target>) {
     if (!target.hasBackends()) {
       try {
@@ -62,7 +75,7 @@ c10::intrusive_ptr<c10d::Work> all_gather_flat(Group& group, at::Tensor& output,
     std::vector<at::Tensor> inputs{input};
     return all_gather_flat_coalesced(group, outputs, inputs, options);
   };
-  return detail::by_what_it_has(group, coalesced, [&] {
+  return detail::coalesced_or_flat(group, coalesced, [&] {
     if constexpr (requires { group.all_gather_single(output, input, options); }) {
       return group.all_gather_single(output, input, options);
     } else {
@@ -79,7 +92,7 @@ c10::intrusive_ptr<c10d::Work> reduce_scatter_flat(Group& group, at::Tensor& out
     std::vector<at::Tensor> inputs{input};
     return reduce_scatter_flat_coalesced(group, outputs, inputs, options);
   };
-  return detail::by_what_it_has(group, coalesced, [&] {
+  return detail::coalesced_or_flat(group, coalesced, [&] {
     if constexpr (requires { group.reduce_scatter_single(output, input, options); }) {
       return group.reduce_scatter_single(output, input, options);
     } else {

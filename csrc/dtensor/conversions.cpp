@@ -2,7 +2,6 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/alias.h>
-#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <optional>
@@ -16,28 +15,30 @@
 #include "dtensor/strides.h"
 #include "pyobjects/callbacks.h"
 #include "pyobjects/dtensors.h"
+#include "pyobjects/specs.h"
+#include "pyobjects/tensors.h"
 
 namespace funcol::python {
 namespace {
 
-// A tensor of its own on the memory of `local`, without history, as views that a custom function returns.
+// A new tensor on the memory of `local`, without history, like the views that a custom function returns.
 py::object fresh_view(const at::Tensor& local) {
   const at::NoGradGuard no_grad;
   auto view = at::alias(local);
   if (auto* const meta = torch::autograd::impl::get_view_autograd_meta(view)) {
     meta->set_creation_meta(torch::autograd::CreationMeta::IN_CUSTOM_FUNCTION);
   }
-  return py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(view)));
+  return to_python(std::move(view));
 }
 
 Dtype dtype_of(const at::Tensor& tensor) { return static_cast<Dtype>(tensor.scalar_type()); }
 
-// Where a gradient goes unless the caller says otherwise: it is whole where its tensor is partial.
+// The gradient's default placements: replicated where the tensor is partial.
 py::object gradient_placements(const py::object& placements, const std::vector<Placement>& values) {
   return with_replicate(placements, values.size(), [&](size_t axis) { return values[axis].is_partial(); });
 }
 
-// A sequence of placements, or None for those of the tensor; what else is passed PyTorch refuses.
+// PyTorch refuses other objects in the place of placements.
 bool is_sequence_or_none(py::handle placements) {
   return placements.is_none() || PyTuple_Check(placements.ptr()) || PyList_Check(placements.ptr());
 }
@@ -69,8 +70,7 @@ class FromLocalGradient final : public Gradient {
 };
 
 py::object wrap_local(const at::Tensor& local, py::handle spec, const py::object& grad_placements) {
-  const auto held = py::reinterpret_steal<py::object>(THPVariable_Wrap(local.detach()));
-  auto dtensor = make_dtensor(held.ptr(), spec);
+  auto dtensor = make_dtensor(to_python(local.detach()).ptr(), spec);
   if (is_recorded(local)) {
     record<FromLocalGradient>(local, dtensor, grad_placements);
   }
@@ -94,7 +94,7 @@ class ToLocalGradient final : public Gradient {
       if (placements.has_value() && local.dim() == whole->num_dims()) {
         TensorMeta meta{whole->shape, stride_of_whole(local, *placements, whole->shape, whole->known->mesh),
                         dtype_of(local)};
-        const auto spec = interned_spec(whole->objects.mesh, *placements, std::move(meta));
+        const auto spec = new_spec(whole->objects.mesh, *placements, std::move(meta));
         return wrap_local(local, spec, gradient_placements(attribute<"placements">(spec), *placements));
       }
     }
@@ -107,14 +107,13 @@ class ToLocalGradient final : public Gradient {
   Held placements_;
 };
 
-// nn.Parameter marks DTensors so, as it does other subclasses.
+// Whether nn.Parameter has marked the tensor, as it marks instances of subclasses.
 bool is_parameter(py::handle tensor) {
-  static auto* const name = PyUnicode_InternFromString("_is_param");
   auto** const attributes = _PyObject_GetDictPtr(tensor.ptr());
   if (attributes == nullptr || *attributes == nullptr) {
     return false;
   }
-  auto* const mark = PyDict_GetItemWithError(*attributes, name);
+  auto* const mark = PyDict_GetItemWithError(*attributes, interned<"_is_param">());
   return mark != nullptr && PyObject_IsTrue(mark) == 1;
 }
 
@@ -188,7 +187,7 @@ py::object from_local(py::handle local, py::handle device_mesh, py::handle place
     }
     meta.stride = stride_of_whole(tensor, *values, meta.shape, known.mesh);
   }
-  const auto spec = interned_spec(device_mesh, *values, std::move(meta));
+  const auto spec = new_spec(device_mesh, *values, std::move(meta));
   const auto gradients = grad_placements.is_none()
                              ? gradient_placements(attribute<"placements">(spec), *values)
                              : as_tuple(grad_placements);
@@ -200,12 +199,9 @@ py::object full_tensor(py::handle dtensor, py::handle grad_placements) {
   if (!plain.is_served() || !is_sequence_or_none(grad_placements)) {
     return {};
   }
-  const auto num_axes = py::len(attribute<"placements">(attribute<"_spec">(dtensor)));
-  py::tuple placements(num_axes);
-  for (size_t axis = 0; axis < num_axes; ++axis) {
-    placements[axis] = replicate();
-  }
-  const auto whole = redistribute(dtensor, {placements});
+  const auto placements = attribute<"placements">(attribute<"_spec">(dtensor));
+  const auto whole = redistribute(
+      dtensor, {with_replicate(placements, py::len(placements), [](size_t /*axis*/) { return true; })});
   if (!whole) {
     return {};
   }

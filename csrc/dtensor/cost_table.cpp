@@ -14,14 +14,14 @@
 namespace funcol::python {
 namespace {
 
-// Specs of one tensor as layouts.
+// Reads the layouts of specs, all of one tensor.
 class SpecsOfATensor {
  public:
   std::vector<Layout> read(const py::sequence& specs) {
     std::vector<Layout> layouts;
     layouts.reserve(specs.size());
     for (const auto& spec : specs) {
-      layouts.push_back(is_of_the_tensor(spec) ? read_layout(spec, meta_, "a tensor") : checked(spec));
+      layouts.push_back(is_known_tensor(spec) ? read_layout(spec, meta_, "a tensor") : checked(spec));
     }
     return layouts;
   }
@@ -31,8 +31,8 @@ class SpecsOfATensor {
   bool empty() const { return !mesh_; }
 
  private:
-  // As Python's objects, which are mostly the same ones.
-  bool is_of_the_tensor(py::handle spec) const {
+  // Compares Python's objects, which are mostly the same.
+  bool is_known_tensor(py::handle spec) const {
     if (!mesh_ || !is_spec(spec) || !attribute<"mesh">(spec).is(mesh_)) {
       return false;
     }

@@ -10,8 +10,8 @@
 
 namespace funcol::python {
 
-// For each source the cost of getting to each target, in the model's unit: specs of one tensor on one mesh,
-// else ValueError. `model`: none for the default one of the mesh. Needs the GIL.
+// The cost of a redistribution from each source to each target, in the model's unit. ValueError unless the
+// specs are of one tensor on one mesh. `model`: none for the mesh's default model. Needs the GIL.
 std::vector<std::vector<double>> redistribute_cost_table(const py::sequence& sources,
                                                          const py::sequence& targets,
                                                          const std::optional<CostModel>& model);

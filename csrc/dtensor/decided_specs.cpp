@@ -12,13 +12,12 @@
 namespace funcol::python {
 namespace {
 
-// One for all placements of a decision that speak of the mask: what fills it is one of them, what applies it
-// another.
+// All placements of a decision with this mask are one object: an input's placement fills its buffer, an
+// output's applies it.
 py::object to_python_mask(const IndexMask& mask) {
-  auto* const mask_partial = imported<"torch.distributed.tensor.placement_types", "_MaskPartial">().ptr();
-  auto* const size = imported<"torch", "Size">().ptr();
-  return py::handle(mask_partial)(py::arg("offset_shape") = py::handle(size)(py::cast(mask.shape)),
-                                  py::arg("offset_dim") = mask.dim);
+  const auto shape = imported<"torch", "Size">()(py::cast(mask.shape));
+  return imported<kPlacementTypes, "_MaskPartial">()(py::arg("offset_shape") = shape,
+                                                     py::arg("offset_dim") = mask.dim);
 }
 
 py::object masked_placement(const PythonSchema& schema, const Placement& placement,
@@ -43,7 +42,7 @@ py::object python_spec(const PythonSchema& schema, const Spec& spec, py::handle 
   });
 }
 
-// Made of an input's, if it is the same: most results lie where an input lies.
+// A copy of an input's spec if the output's is equal, as it mostly is.
 py::object output_spec(const PythonSchema& schema, const Part& part, const Spec& output,
                        const MaskObjects& masks) {
   for (size_t i = 0; i < part.tensors.size(); ++i) {
@@ -70,10 +69,10 @@ py::tuple decided_specs(const PythonSchema& schema, const Part& part, const Outp
   py::list inputs;
   for (size_t i = 0; i < sharding.inputs.size(); ++i) {
     const auto& tensor = schema.tensors[part.tensors[i]];
-    const bool is_where_it_was = sharding.inputs[i] == part.schema.layouts[i];
-    inputs.append(is_where_it_was ? copy_spec(tensor.spec)
-                                  : python_spec(schema, {part.schema.call.tensors[i], sharding.inputs[i]},
-                                                part.mesh, masks));
+    const bool stays = sharding.inputs[i] == part.schema.layouts[i];
+    inputs.append(
+        stays ? copy_spec(tensor.spec)
+              : python_spec(schema, {part.schema.call.tensors[i], sharding.inputs[i]}, part.mesh, masks));
   }
   return py::make_tuple(std::move(outputs), std::move(inputs), py::cast(sharding.costs),
                         sharding.needs_redistribute);

@@ -1,4 +1,4 @@
-// Sharding decisions as Python has them: DTensorSpecs.
+// Sharding decisions as Python's DTensorSpecs.
 //
 // Everything here needs the GIL.
 #pragma once
@@ -10,12 +10,12 @@
 
 namespace funcol::python {
 
-// (specs of outputs, specs of inputs, costs, whether inputs are redistributed). `masks`: those that rows in
-// Python have; those that the decision makes are made here.
+// (specs of outputs, specs of inputs, costs, whether inputs are redistributed). `masks` are those of rows
+// from Python; the masks that the decision itself introduces are made here.
 py::tuple decided_specs(const PythonSchema& schema, const Part& part, const OutputSharding& sharding,
                         MaskObjects masks);
 
-// The same decision, with outputs of its own, for another element of the operator's lists.
+// The same decision for another element of the operator's lists: with its own specs of outputs.
 py::tuple with_own_outputs(const py::tuple& decided);
 
 }  // namespace funcol::python

@@ -13,7 +13,7 @@
 namespace funcol::python {
 namespace {
 
-// Of meshes that are equal, the one that was met first: decisions are the same for all of them, and keep but
+// Finds, of equal meshes, the first that was met. Decisions are the same for all of them, and keep only that
 // one alive, as PyTorch's do.
 class EqualMeshes {
  public:
@@ -58,7 +58,7 @@ void add_argument(Hash& hash, const Argument& argument) {
   }
 }
 
-// The number of the same kind and sign that stands for all of them.
+// Replaces a number by the one that stands for its kind and sign.
 void leave_only_sign(Argument& argument) {
   if (auto* const number = std::get_if<double>(&argument.value)) {
     *number = *number > 0 ? 1 : *number < 0 ? -1 : *number;  // 0 and NaN stand for themselves
@@ -69,8 +69,7 @@ void leave_only_sign(Argument& argument) {
   }
 }
 
-// Factors: the kind of number decides the dtype of the result, and the sign whether an order is kept. More
-// than that no rule in C++ asks of them, and they may be others in every step of a program.
+// The kind of a factor decides the dtype of the result, and its sign whether an order is kept.
 void leave_out_factors(OpCall& call) {
   constexpr std::array<std::string_view, 5> kFactors = {"other", "scalar", "scalars", "alpha", "beta"};
   for (auto& [name, argument] : call.args) {

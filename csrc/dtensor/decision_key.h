@@ -1,4 +1,4 @@
-// What a sharding decision depends on, as the key under which it is remembered.
+// The key under which a sharding decision is remembered: all that the decision depends on.
 //
 // Everything here needs the GIL.
 #pragma once
@@ -16,12 +16,12 @@
 namespace funcol::python {
 
 struct DecisionKey {
-  py::object op;  // as Python has it
+  py::object op;  // an OpOverload
   OpCall call;
   std::vector<Layout> layouts;
   std::vector<std::optional<Layout>> results;
-  py::object mesh;  // the first that equals that of the first tensor; kept, as its address is it
-  std::vector<py::object> meshes;  // of all, where they are not all the first one
+  py::object mesh;  // of the first tensor; of equal meshes the first that was met, compared by address
+  std::vector<py::object> meshes;  // of all tensors, unless they are on one mesh
   std::vector<AxisSet> merged;
 
   friend bool operator==(const DecisionKey& a, const DecisionKey& b) {
@@ -35,11 +35,11 @@ struct DecisionKeyHash {
   size_t operator()(const DecisionKey& key) const;
 };
 
-// `has_rule`: a rule in C++ decides. Of factors it asks for kind and sign alone, so that the key has no more
-// of them: they may be others in every step of a program.
+// `has_rule`: a rule in C++ decides. Such rules ask only for the kind and sign of factors, and a program may
+// change factors in every step, so that the key leaves out their values.
 DecisionKey decision_key(py::handle op_schema, const PythonSchema& schema, bool has_rule);
 
-// Lets go of the meshes that keys keep alive, one of all that are equal.
+// Releases the meshes that keys keep alive.
 void forget_meshes_of_keys();
 
 }  // namespace funcol::python

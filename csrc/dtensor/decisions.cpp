@@ -32,15 +32,14 @@ size_t hash_of(const OpSchema& schema) {
   return hash.value();
 }
 
-// But for outputs, which are known of those alone that have been decided.
+// Leaves out the outputs, which only a decided schema has.
 bool is_same_question(const OpSchema& a, const OpSchema& b) {
   return a.call.args == b.call.args && a.call.tensors == b.call.tensors && a.layouts == b.layouts &&
          a.stays == b.stays && a.results == b.results;
 }
 
-// Nothing where there is no one-axis rule, or none that C++ has values for, or where the outputs are not
-// known: operators that depend on data, or that do not run on Meta tensors. Adds the masks that rows in
-// Python have.
+// Nothing if there is no one-axis rule that C++ has values for, or if the outputs are not known: the operator
+// depends on data, or does not run on Meta tensors. Adds masks of Python's rows to `masks`.
 std::optional<Rows> rows_for(py::handle op_schema, OpSchema& schema, bool has_rule, py::handle rows_of,
                              MaskObjects& masks) {
   try {

@@ -1,6 +1,6 @@
 // Sharding decisions for operators on DTensors: made by the rules in C++ or in Python, and remembered.
 //
-// Everything here needs the GIL, which is the lock of what is remembered, too.
+// Everything here needs the GIL, which is the lock of the caches, too.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>
@@ -23,29 +23,29 @@ class DecisionEngine {
  public:
   using Decisions = LruCache<DecisionKey, py::object, DecisionKeyHash>;
 
-  // Remembers `capacity` decisions. `model`: none for the default one of the mesh. `moves_keywords`: whether
-  // whoever asks redistributes keyword tensors, too.
+  // Remembers `capacity` decisions. `model`: none for the mesh's default model. `moves_keywords`: whether the
+  // caller redistributes keyword tensors, too.
   DecisionEngine(std::optional<CostModel> model, size_t capacity, bool moves_keywords);
   ~DecisionEngine();
   DecisionEngine(const DecisionEngine&) = delete;
   DecisionEngine& operator=(const DecisionEngine&) = delete;
 
-  // All that there are.
+  // All living engines.
   static std::unordered_set<DecisionEngine*>& engines();
 
-  // `rows_of(op_schema)` gives rows for operators without a rule in C++, or None; then
-  // `whole(op_schema, remember)` decides. `assemble(op_schema, elements)` makes of decisions what is
-  // remembered. Both decide where the schema, or an output, is nothing that C++ has values for.
+  // For an operator without a rule in C++, `rows_of(op_schema)` gives rows, or None. `assemble(op_schema,
+  // elements)` makes the remembered object of the decisions. `whole(op_schema, remember)` decides if there
+  // are no rows, or if C++ has no values for the schema or for an output.
   py::object propagate(py::handle op_schema, py::handle rows_of, py::handle whole, py::handle assemble,
                        bool remember);
 
-  // All legal decisions, a list for each element of the operator's lists; None without rows.
+  // All legal decisions, a list for each element of the operator's lists; None if there are no rows.
   py::object strategies(py::handle op_schema, py::handle rows_of);
 
-  // Seconds of a decision in C++ alone, the least of `count`; nothing is remembered from one to the next.
+  // The least time, in seconds, of `count` decisions in C++ alone, each from empty caches.
   double time_decision(py::handle op_schema, size_t count);
 
-  // Rules in C++ no longer serve this operator.
+  // Makes the rule in C++ of this operator serve no longer.
   void leave(const std::string& op);
 
   void forget() { decisions_.clear(); }
@@ -68,7 +68,7 @@ class DecisionEngine {
   std::unordered_set<std::string> left_;
 };
 
-// Empties what all engines remember.
+// Empties the caches of all engines.
 void forget_decisions();
 
 }  // namespace funcol::python

@@ -17,8 +17,8 @@
 namespace funcol::python {
 namespace {
 
-// The local tensor of `source` as `target` wants it; by Python where placements have rules of their own, and
-// where it has another shape than `source` gives it.
+// The local tensor of `source`, redistributed to `target`. Python does it for placements with rules of their
+// own, and for a local tensor of another shape than `source` gives it.
 py::object moved(py::handle local, py::handle source, py::handle target) {
   LocalRedistribution how;
   how.is_lenient = true;
@@ -35,7 +35,7 @@ py::object moved(py::handle local, py::handle source, py::handle target) {
   return callback(Callback::kRedistributeLocalTensor)(local, source, target);
 }
 
-// The local keyword arguments as a schema with keyword tensors wants them.
+// The local keyword arguments, redistributed as the schema says.
 py::object moved_keywords(py::handle schema, py::object locals) {
   const auto held = find_attribute<"held_kwargs">(schema);
   if (!held) {
@@ -52,7 +52,7 @@ py::object moved_keywords(py::handle schema, py::object locals) {
   return given;  // NOLINT: no move, pybind11 converts
 }
 
-// As the dispatcher flattened arguments: optree where it is installed.
+// The module with which the dispatcher flattened arguments: optree where it is installed.
 py::handle pytree() { return imported<"torch.distributed.tensor._dispatch", "pytree">(); }
 
 // Whether the arguments of `op` have to be flattened as a tree.
@@ -102,7 +102,7 @@ py::object wrapped(py::handle local, py::handle spec) {
     return {};
   }
   const auto count = PySequence_Fast_GET_SIZE(local.ptr());
-  auto results = py::reinterpret_steal<py::object>(is_list ? PyList_New(count) : PyTuple_New(count));
+  auto results = checked(is_list ? PyList_New(count) : PyTuple_New(count));
   for (Py_ssize_t i = 0; i < count; ++i) {
     const py::handle of_result = PySequence_Fast_GET_ITEM(local.ptr(), i);
     auto result =
@@ -160,11 +160,7 @@ py::object run_changed(py::handle dispatcher, py::handle op, py::handle info, py
   const py::tuple arguments(structure.is_none() ? py::object(given)
                                                 : pytree().attr("tree_unflatten")(given, structure));
   const auto keywords = moved_keywords(schema, attribute<"local_kwargs">(info));
-  auto* const result = PyObject_Call(attribute<"op">(schema).ptr(), arguments.ptr(), keywords.ptr());
-  if (result == nullptr) {
-    throw py::error_already_set();
-  }
-  auto results = py::reinterpret_steal<py::object>(result);
+  auto results = checked(PyObject_Call(attribute<"op">(schema).ptr(), arguments.ptr(), keywords.ptr()));
   if (first_moved) {
     const py::handle local = PyTuple_GET_ITEM(locals.ptr(), 0);
     const py::handle source = PyList_GET_ITEM(held.ptr(), 0);
@@ -175,7 +171,6 @@ py::object run_changed(py::handle dispatcher, py::handle op, py::handle info, py
 }
 
 py::object unwrapped(py::handle dispatcher, py::handle op, const py::tuple& args) {
-  auto* const make = imported<"torch.distributed.tensor._op_schema", "OpInfo">().ptr();
   if (needs_pytree(dispatcher, op)) {
     return {};
   }
@@ -202,7 +197,8 @@ py::object unwrapped(py::handle dispatcher, py::handle op, const py::tuple& args
   if (!mesh) {
     return {};
   }
-  return py::handle(make)(mesh, py::none(), schema, locals, py::dict(), py::none());
+  const auto op_info = imported<"torch.distributed.tensor._op_schema", "OpInfo">();
+  return op_info(mesh, py::none(), schema, locals, py::dict(), py::none());
 }
 
 }  // namespace funcol::python

@@ -1,13 +1,12 @@
 #include "dtensor/distribute.h"
 
-#include <torch/csrc/autograd/python_variable.h>
-
 #include <utility>
 #include <vector>
 
 #include "dtensor/meshes.h"
 #include "metas/output_metas.h"
 #include "pyobjects/dtensors.h"
+#include "pyobjects/tensors.h"
 #include "pyobjects/without_gil.h"
 #include "redistribute/distribute.h"
 
@@ -45,7 +44,7 @@ py::object distribute_tensor(const at::Tensor& tensor, py::handle device_mesh, p
   if (how.communicates() && !tensor.is_meta()) {
     groups = groups_of_axes(device_mesh, known);
   }
-  const auto spec = interned_spec(device_mesh, how.placements, tensor_meta(tensor));
+  const auto spec = new_spec(device_mesh, how.placements, tensor_meta(tensor));
   const auto whole = tensor.detach();
   at::Tensor local;
   {
@@ -53,8 +52,7 @@ py::object distribute_tensor(const at::Tensor& tensor, py::handle device_mesh, p
     local = distribute(whole, how, groups);
     local.set_requires_grad(tensor.requires_grad());
   }
-  const auto object = py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(local)));
-  return make_dtensor(object.ptr(), spec, tensor.requires_grad());
+  return make_dtensor(to_python(std::move(local)).ptr(), spec, tensor.requires_grad());
 }
 
 }  // namespace funcol::python

@@ -1,4 +1,4 @@
-// A whole tensor made a DTensor.
+// Distributes a whole tensor: makes it a DTensor.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,9 +9,9 @@
 
 namespace funcol::python {
 
-// `tensor`, a leaf on the mesh's device, by `placements`, a sequence, or None for Replicate alone. `source`
-// is the rank of the mesh whose data counts; none: each rank's own. Null, with nothing done, for what
-// PyTorch's own function has to do. Needs the GIL.
+// The DTensor of `tensor`, a leaf on the mesh's device. `placements`: a sequence, or None to replicate.
+// `source`: the rank of the mesh whose data counts; none: each rank's own data. Null, with nothing done,
+// where PyTorch's own function has to run. Needs the GIL.
 //
 // PyTorch counterpart: torch.distributed.tensor.distribute_tensor.
 py::object distribute_tensor(const at::Tensor& tensor, py::handle device_mesh, py::handle placements,

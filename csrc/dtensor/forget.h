@@ -1,5 +1,4 @@
-// Gives up all that is remembered of DTensors and depends on process groups: decisions, redistributions,
-// specs.
+// Empties all caches of DTensors that depend on process groups: decisions, redistributions, specs.
 #pragma once
 
 namespace funcol::python {

@@ -3,7 +3,6 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
-#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/dynamo/compiled_autograd.h>
 
@@ -11,6 +10,7 @@
 #include <string>
 
 #include "compat/autograd_node.h"
+#include "pyobjects/tensors.h"
 
 namespace funcol::python {
 namespace {
@@ -24,7 +24,7 @@ at::Tensor run(const Gradient& gradient, const at::Tensor& of) {
   }
   const py::gil_scoped_acquire gil;
   try {
-    const auto result = gradient.of(py::reinterpret_steal<py::object>(THPVariable_Wrap(of)));
+    const auto result = gradient.of(to_python(of));
     return THPVariable_Unpack(result.ptr());
   } catch (py::error_already_set& error) {
     error.restore();

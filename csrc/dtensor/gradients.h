@@ -1,6 +1,5 @@
-// Nodes of autograd's graph whose gradients Python objects take part in.
-//
-// Compiled autograd takes such a node as a function that it looks into.
+// Nodes of autograd's graph that compute gradients with Python's objects. Compiled autograd traces through
+// them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,7 +13,7 @@
 
 namespace funcol::python {
 
-// A Python object that a node holds, and which is let go of wherever the node goes.
+// A Python object of a node, which may be destroyed without the GIL.
 class Held {
  public:
   explicit Held(py::object object) : object_(std::move(object)) {}
@@ -30,7 +29,7 @@ class Held {
   Held& operator=(const Held&) = delete;
 
   const py::object& operator*() const { return object_; }
-  // Equal objects have the same one.
+  // Python's hash.
   uint64_t hash() const {
     const auto value = PyObject_Hash(object_.ptr());
     if (value == -1) {
@@ -43,7 +42,7 @@ class Held {
   py::object object_;
 };
 
-// What a node does to the gradient. Needs the GIL.
+// The computation of a node. Needs the GIL.
 class Gradient {
  public:
   Gradient() = default;
@@ -53,17 +52,17 @@ class Gradient {
 
   virtual const char* name() const = 0;
   virtual py::object of(const py::object& gradient) const = 0;
-  // What tells this gradient from others of its name.
+  // Tells this gradient from others of its name.
   virtual std::vector<uint64_t> key() const = 0;
 };
 using GradientPtr = std::shared_ptr<const Gradient>;
 
-// Whether what is made of `input` now has a gradient.
+// Whether autograd records operators on `input`.
 inline bool is_recorded(const at::Tensor& input) {
   return at::GradMode::is_enabled() && input.requires_grad();
 }
 
-// Makes `gradient` lead from `output`, a tensor of Python's, to `input`. Needs the GIL.
+// Makes `gradient` the node between `output`, a Python tensor, and `input`. Needs the GIL.
 void record(const at::Tensor& input, const py::object& output, GradientPtr gradient);
 
 template <typename GradientType, typename... Args>

@@ -22,8 +22,8 @@ std::optional<size_t> place_of(std::string_view name, const Operator& op) {
   return std::nullopt;
 }
 
-// The layout of a tensor of so many dims under a DTensorSpec, as far as it decides how much a rank holds:
-// partials of any kind, those with rules of their own too, cut nothing.
+// The layout of a DTensorSpec for a tensor of `num_dims` dims, with Replicate in the place of partials of any
+// kind: they do not change local sizes.
 Layout cuts_of(py::handle spec, const Mesh& mesh, size_t num_dims) {
   std::vector<Placement> placements;
   for (const auto& placement : spec.attr("placements")) {

@@ -1,4 +1,4 @@
-// How much of a tensor this rank holds, and the arguments of operators that have to say so.
+// The sizes of this rank's part of a tensor, and the arguments of operators that are such sizes.
 //
 // Everything here needs the GIL.
 #pragma once
@@ -13,7 +13,7 @@
 
 namespace funcol::python {
 
-// LocalSizeArgs by the position of arguments in the schema of an overload.
+// Positions of such arguments in the schema of an overload; see LocalSizeArgs.
 struct LocalSizePlaces {
   std::optional<size_t> shape;
   std::optional<size_t> stride;
@@ -21,15 +21,15 @@ struct LocalSizePlaces {
   bool squeezed_dims = false;
 };
 
-// Those of an OpOverload. Nothing for operators, and for overloads, without such arguments: view_copy.dtype
-// has no size.
+// The positions for an OpOverload; nothing if it has no such arguments. Overloads of an operator may differ:
+// view_copy.dtype has no size.
 std::optional<LocalSizePlaces> local_size_places(py::handle op_overload);
 
-// The shape of what this rank holds of a tensor of `shape` under a DTensorSpec; outside the mesh, that of the
-// first rank.
+// The shape of this rank's part of a tensor of `shape` under a DTensorSpec; outside the mesh, of the first
+// rank's part.
 py::tuple local_shape_of(py::handle spec, const std::vector<int64_t>& shape);
 
-// The axes that cut a dim of which not all ranks hold as much.
+// The axes that cut a dim unevenly.
 std::set<int64_t> uneven_axes(py::handle spec, const std::vector<int64_t>& shape);
 
 }  // namespace funcol::python

@@ -1,8 +1,5 @@
 #include "dtensor/many.h"
 
-#include <torch/csrc/Dtype.h>
-#include <torch/csrc/autograd/python_variable.h>
-
 #include <memory>
 #include <string>
 #include <utility>
@@ -10,6 +7,8 @@
 
 #include "pyobjects/callbacks.h"
 #include "pyobjects/dtensors.h"
+#include "pyobjects/dtypes.h"
+#include "pyobjects/tensors.h"
 #include "pyobjects/without_gil.h"
 #include "redistribute/run_many.h"
 
@@ -18,8 +17,8 @@ namespace {
 
 constexpr auto kManyOp = "redistribute_many";
 
-// What tensors that go together may take, where the caller sets no bound: the copies into and out of one
-// buffer are worth it for small tensors alone.
+// The bound on tensors that share a collective, unless the caller sets one: the copies into and out of one
+// buffer pay for small tensors only.
 constexpr int64_t kTogetherBytes = int64_t{256} << 20;
 
 // The tensors of a call, all on the mesh of the first.
@@ -51,15 +50,15 @@ class Many {
             {}};
   }
 
-  ExecutionPtr find_execution(RedistributionKey key) {
-    return python::find_execution(std::move(key), mesh_, *known_);
+  ExecutionPtr find_execution(const RedistributionKey& key) {
+    return python::find_execution(key, mesh_, *known_);
   }
 
-  Target find_target(RedistributionKey key, py::handle src_spec, py::handle placements) {
-    return python::find_target(std::move(key), src_spec, mesh_, *known_, placements, py::none());
+  Target find_target(const RedistributionKey& key, py::handle src_spec, py::handle placements) {
+    return python::find_target(key, src_spec, mesh_, *known_, placements, py::none());
   }
 
-  // Of masks, the specs must outlive this.
+  // `masks` refer to specs, which must outlive this object.
   void add(ExecutionPtr execution, const at::Tensor& local, MaskHooks masks = {}) {
     items_.push_back({std::move(execution), local, std::move(masks)});
   }
@@ -77,15 +76,7 @@ class Many {
   size_t num_seen_ = 0;
 };
 
-py::list listed(std::vector<at::Tensor> tensors) {
-  py::list list(tensors.size());
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    PyList_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i), THPVariable_Wrap(std::move(tensors[i])));
-  }
-  return list;
-}
-
-// Placements that were read, for as long as the next ones are the same object.
+// Reads placements once while the same object comes again and again.
 class LastPlacements {
  public:
   const std::vector<Placement>& read(const py::object& placements) {
@@ -107,7 +98,7 @@ py::list redistribute_locals(const py::list& locals, const py::list& src_specs, 
                              const RedistributionOptions& options) {
   const auto num_tensors = PyList_GET_SIZE(locals.ptr());
   Many many(options, num_tensors);
-  std::vector<std::unique_ptr<SpecObjects>> specs;  // where masks find them
+  std::vector<std::unique_ptr<SpecObjects>> specs;  // at stable addresses, for masks
   for (Py_ssize_t i = 0; i < num_tensors; ++i) {
     const py::handle src_spec = PyList_GET_ITEM(src_specs.ptr(), i);
     specs.push_back(std::make_unique<SpecObjects>(src_spec));
@@ -122,18 +113,14 @@ py::list redistribute_locals(const py::list& locals, const py::list& src_specs, 
     const auto& local = THPVariable_Unpack(PyList_GET_ITEM(locals.ptr(), i));
     auto key = many.key(src.read(), dst.read(), static_cast<int64_t>(local.itemsize()));
     key.shape = shape_of(src_spec, kManyOp);
-    MaskHooks masks;
-    if (has_masks(key)) {
-      number_masks(key);
-      masks = mask_hooks(src, dst);
-    }
-    many.add(many.find_execution(std::move(key)), local, std::move(masks));
+    auto masks = take_masks(key, src, dst);
+    many.add(many.find_execution(key), local, std::move(masks));
   }
   auto results = many.run();
   if (results.empty()) {
     return py::reinterpret_steal<py::list>(PyList_GetSlice(locals.ptr(), 0, num_tensors));
   }
-  return listed(std::move(results));
+  return to_python(std::move(results));
 }
 
 py::object redistribute_many(const py::list& dtensors, const py::list& placements,
@@ -159,24 +146,21 @@ py::object redistribute_many(const py::list& dtensors, const py::list& placement
     }
     const auto& tensor = THPVariable_Unpack(local.ptr());
     const auto meta = meta_of(spec, kManyOp);
-    const auto dtype = attribute<"dtype">(meta);
     auto key = many.key({src_placements.read(src.placements), to_shard_order(src.order)},
                         {dst_placements.read(wanted), {}}, static_cast<int64_t>(tensor.itemsize()));
-    key.dtype = reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type;
-    if (has_masks(key) || !read_ints(attribute<"shape">(meta), key.shape) ||
+    key.dtype = to_dtype(attribute<"dtype">(meta));
+    if (has_masks(key.src) || has_masks(key.dst) || !read_ints(attribute<"shape">(meta), key.shape) ||
         !read_ints(attribute<"stride">(meta), key.stride)) {
       return {};
     }
-    auto target = many.find_target(std::move(key), spec, wanted);
+    auto target = many.find_target(key, spec, wanted);
     many.add(std::move(target.execution), tensor);
     specs.push_back(std::move(target.spec));
   }
   auto results = many.run();
   py::list redistributed(num_tensors);
   for (Py_ssize_t i = 0; i < num_tensors; ++i) {
-    const auto local = locals.empty()
-                           ? py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(results[i])))
-                           : locals[i];
+    const auto local = locals.empty() ? to_python(std::move(results[i])) : locals[i];
     PyList_SET_ITEM(redistributed.ptr(), i, make_dtensor(local.ptr(), specs[i]).release().ptr());
   }
   return redistributed;  // NOLINT: no move, pybind11 converts

@@ -1,4 +1,4 @@
-// The Python placements of a decision that have masks.
+// The masked placements of a decision, as Python's objects.
 //
 // Everything here needs the GIL.
 #pragma once
@@ -12,12 +12,12 @@
 
 namespace funcol::python {
 
-// Told apart by Placement::mask.
+// Found by Placement::mask.
 class MaskObjects {
  public:
   void add(uint64_t mask, const py::object& placement) { objects_.emplace_back(mask, placement); }
 
-  // Nothing if it is not known.
+  // Null if the mask is not known.
   py::object find(uint64_t mask) const {
     const auto found =
         std::ranges::find_if(objects_, [mask](const auto& entry) { return entry.first == mask; });

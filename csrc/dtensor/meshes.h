@@ -1,4 +1,4 @@
-// DeviceMeshes as redistributions need them: values, this rank's coordinate, process groups.
+// The values of DeviceMeshes that redistributions need: axes, this rank's coordinate, process groups.
 //
 // Everything here needs the GIL, which is the lock of the table, too.
 #pragma once
@@ -12,7 +12,7 @@
 
 namespace funcol::python {
 
-// What is known of a DeviceMesh. Groups are looked up when a plan first needs them.
+// The values of a DeviceMesh. Groups are added when a plan first needs them.
 struct KnownMesh {
   uint64_t id = 0;
   Mesh mesh;
@@ -20,10 +20,10 @@ struct KnownMesh {
   AxisGroups groups;
 };
 
-// What is known of a mesh; good until the DeviceMesh goes.
+// Valid while the DeviceMesh lives.
 KnownMesh& known_mesh(py::handle device_mesh);
 
-// The group along `axes` that this rank is in; good as `known` is.
+// This rank's group along `axes`. Valid as long as `known` is.
 const AxisGroup& find_group(AxisSet axes, py::handle device_mesh, KnownMesh& known);
 
 }  // namespace funcol::python

@@ -1,13 +1,12 @@
 #include "dtensor/plain_dtensors.h"
 
-#include <torch/csrc/Dtype.h>
-
 #include <algorithm>
 #include <utility>
 
 #include "async/layers.h"
 #include "pyobjects/arguments.h"
 #include "pyobjects/dtensors.h"
+#include "pyobjects/dtypes.h"
 
 namespace funcol::python {
 
@@ -25,7 +24,7 @@ std::optional<std::vector<Placement>> plain_placements(py::handle sequence, size
                                                        int64_t num_dims) {
   auto placements = known_placements(sequence, num_axes, num_dims);
   const auto is_served = [num_dims](const Placement& placement) {
-    return placement.split_factor == 1 &&
+    return !placement.is_strided() &&
            (!placement.is_shard() || (placement.dim >= 0 && placement.dim < num_dims));
   };
   return placements.has_value() && std::ranges::all_of(*placements, is_served) ? placements : std::nullopt;
@@ -56,14 +55,8 @@ std::optional<PlainSpec> plain_spec(py::handle spec) {
   }
   plain.placements = *std::move(placements);
   plain.order = to_shard_order(plain.objects.order);
-  plain.dtype = reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type;
+  plain.dtype = to_dtype(dtype);
   return plain;
-}
-
-py::object replicate() {
-  static auto* const placement =
-      py::module::import("torch.distributed.tensor").attr("Replicate")().release().ptr();
-  return py::reinterpret_borrow<py::object>(placement);
 }
 
 }  // namespace funcol::python

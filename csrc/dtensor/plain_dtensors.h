@@ -1,6 +1,8 @@
-// DTensors that C++ serves: an exact DTensor over a plain local tensor, which no mode, transform or tracer of
-// PyTorch watches, on a mesh that holds this rank, with sizes that are numbers and placements that are
-// neither strided, masked nor of unknown kinds.
+// DTensors that C++ serves.
+//
+// Such a DTensor is of no subclass and has a plain local tensor. No mode, transform or tracer of PyTorch
+// observes it, this rank is in its mesh, its sizes are numbers, and its placements are neither strided,
+// masked nor of unknown kinds.
 //
 // Everything here needs the GIL.
 #pragma once
@@ -15,19 +17,20 @@
 
 #include "dtensor/meshes.h"
 #include "pyobjects/spec_objects.h"
+#include "pyobjects/specs.h"
 
 namespace funcol::python {
 
 bool is_dtensor(py::handle object);
 
-// A torch.Tensor or Parameter of no subclass, which belongs to no mode or transform.
+// Whether it is a torch.Tensor or Parameter of no subclass, which belongs to no mode or transform.
 bool is_plain(py::handle tensor);
 
-// Neither a mode nor a transform nor forward differentiation has a say in what is called with `tensor`.
+// Whether no mode or transform is active, and `tensor` takes no part in forward differentiation.
 bool is_unwatched(py::handle tensor);
 
-// `sequence`, a tuple or list, as values for a tensor of `num_dims` dims on `num_axes` axes, dims counted
-// from 0; nothing if C++ does not serve one of them, or their number is another.
+// The values of a tuple or list of `num_axes` placements of a tensor with `num_dims` dims, which count from
+// 0. Nothing for other lengths, and if C++ does not serve one of them.
 std::optional<std::vector<Placement>> plain_placements(py::handle sequence, size_t num_axes,
                                                        int64_t num_dims);
 
@@ -43,7 +46,7 @@ class PlainDTensor {
   py::object local_;
 };
 
-// A DTensorSpec, as values.
+// The values of a DTensorSpec.
 struct PlainSpec {
   SpecObjects objects;
   KnownMesh* known;
@@ -59,9 +62,7 @@ struct PlainSpec {
 // Nothing if C++ does not serve DTensors of this spec.
 std::optional<PlainSpec> plain_spec(py::handle spec);
 
-py::object replicate();
-
-// `placements`, of `num_axes` axes, with Replicate on the axes for which `is_whole(axis)`.
+// `placements`, of `num_axes` axes, with Replicate on the axes for which `is_whole(axis)` holds.
 template <typename IsWhole>
 py::object with_replicate(const py::object& placements, size_t num_axes, const IsWhole& is_whole) {
   py::object changed;

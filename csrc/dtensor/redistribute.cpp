@@ -2,9 +2,6 @@
 
 #include <ATen/core/grad_mode.h>
 #include <pybind11/stl.h>
-#include <torch/csrc/Dtype.h>
-#include <torch/csrc/DynamicTypes.h>
-#include <torch/csrc/autograd/python_variable.h>
 
 #include <utility>
 #include <vector>
@@ -13,19 +10,17 @@
 #include "dtensor/plain_dtensors.h"
 #include "pyobjects/callbacks.h"
 #include "pyobjects/dtensors.h"
+#include "pyobjects/dtypes.h"
 #include "pyobjects/specs.h"
+#include "pyobjects/tensors.h"
 #include "pyobjects/without_gil.h"
 
 namespace funcol::python {
 namespace {
 
-py::object to_python(at::ScalarType dtype) {
-  return py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(torch::getTHPDtype(dtype)));
-}
-
 class RedistributeGradient final : public Gradient {
  public:
-  // To where a tensor of `spec` is: sent as `sent_dtype`, the result of `result_dtype`.
+  // Redistributes the gradient to `spec`: sends it as `sent_dtype`, and returns it as `result_dtype`.
   RedistributeGradient(py::object spec, at::ScalarType sent_dtype, at::ScalarType result_dtype,
                        RedistributionOptions options)
       : spec_(std::move(spec)),
@@ -39,7 +34,7 @@ class RedistributeGradient final : public Gradient {
       const auto wanted = plain_spec(*spec_);
       const auto held = plain_spec(attribute<"_spec">(gradient));
       if (wanted.has_value() && held.has_value()) {
-        // A gradient that has been reduced stays so: cheaper for whoever uses it.
+        // A gradient that is reduced already stays reduced.
         const auto placements =
             with_replicate(wanted->objects.placements, held->placements.size(), [&](size_t axis) {
               return wanted->placements[axis].is_partial() && !held->placements[axis].is_partial();
@@ -56,7 +51,7 @@ class RedistributeGradient final : public Gradient {
                                                        options_.model, options_.max_bytes);
   }
 
-  // Models and bounds on memory choose among plans of equal results.
+  // Without models and bounds on memory, which choose among plans of equal results.
   std::vector<uint64_t> key() const override {
     return {spec_.hash(), static_cast<uint64_t>(sent_dtype_), static_cast<uint64_t>(result_dtype_),
             options_.async_op ? 1U : 0U};
@@ -81,7 +76,7 @@ py::object run(const Execution& execution, const at::Tensor& local, at::ScalarTy
       moved = moved.to(result_dtype);
     }
   }
-  return py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(moved)));
+  return to_python(std::move(moved));
 }
 
 }  // namespace
@@ -104,26 +99,25 @@ py::object redistribute(py::handle dtensor, const RedistributionTarget& target,
   const auto& local = plain.tensor();
   const auto sent_dtype = target.sent_dtype.value_or(local.scalar_type());
   const auto result_dtype = target.result_dtype.value_or(source->dtype);
-  const bool is_same_if_placed_so = target.order.is(py::ellipsis());
-  const auto order = is_same_if_placed_so ? py::none() : target.order;
+  const bool is_any_order = target.order.is(py::ellipsis());
+  const auto order = is_any_order ? py::none() : target.order;
   const bool keeps_order =
-      is_same_if_placed_so || (order.is_none() ? is_default(source->order) : order.is(source->objects.order));
+      is_any_order || (order.is_none() ? is_default(source->order) : order.is(source->objects.order));
   py::object result;
   if (keeps_order && *wanted == source->placements && sent_dtype == local.scalar_type() &&
       result_dtype == source->dtype) {
     result = make_dtensor(plain.local().ptr(), copy_spec(spec));
   } else {
-    RedistributionKey key{source->known->id,
-                          {std::move(source->placements), std::move(source->order)},
-                          {*std::move(wanted), to_shard_order(order)},
-                          std::move(source->shape),
-                          static_cast<int64_t>(c10::elementSize(sent_dtype)),
-                          options.model,
-                          options.max_bytes,
-                          std::move(source->stride),
-                          result_dtype};
-    const auto found =
-        find_target(std::move(key), spec, source->objects.mesh, *source->known, target.placements, order);
+    const RedistributionKey key{source->known->id,
+                                {std::move(source->placements), std::move(source->order)},
+                                {*std::move(wanted), to_shard_order(order)},
+                                std::move(source->shape),
+                                static_cast<int64_t>(c10::elementSize(sent_dtype)),
+                                options.model,
+                                options.max_bytes,
+                                std::move(source->stride),
+                                result_dtype};
+    const auto found = find_target(key, spec, source->objects.mesh, *source->known, target.placements, order);
     if (!found.execution->fits(local)) {
       return {};
     }

@@ -1,7 +1,5 @@
 #include "dtensor/redistribute_local.h"
 
-#include <torch/csrc/autograd/python_variable.h>
-
 #include <string>
 #include <utility>
 #include <vector>
@@ -9,6 +7,8 @@
 #include "async/layers.h"
 #include "dtensor/redistributions.h"
 #include "pyobjects/callbacks.h"
+#include "pyobjects/entered.h"
+#include "pyobjects/tensors.h"
 #include "pyobjects/without_gil.h"
 
 namespace funcol::python {
@@ -16,36 +16,20 @@ namespace {
 
 constexpr auto kOp = "redistribute_local_tensor";
 
-// While one lives, PyTorch's DebugMode, if one is active, notes what runs as a part of this redistribution.
-class DebugNote {
- public:
-  DebugNote(py::handle local, const SpecObjects& src, const SpecObjects& dst, const Execution& execution,
-            bool is_explicit) {
-    if (has_active_layers() && !execution.steps().empty()) {
-      note_ = callback(Callback::kNoteRedistribution)(local, src.placements, dst.placements,
-                                                      execution.trace(), is_explicit);
-      note_.attr("__enter__")();
-    }
+// The context in which an active DebugMode of PyTorch notes collectives as parts of this redistribution; null
+// if nothing observes it.
+py::object debug_context(py::handle local, const SpecObjects& src, const SpecObjects& dst,
+                         const Execution& execution, bool is_explicit) {
+  if (!has_active_layers() || execution.steps().empty()) {
+    return {};
   }
-  ~DebugNote() {
-    if (note_) {
-      try {
-        note_.attr("__exit__")(py::none(), py::none(), py::none());
-      } catch (py::error_already_set& error) {
-        error.discard_as_unraisable("funcol.redistribute");
-      }
-    }
-  }
-  DebugNote(const DebugNote&) = delete;
-  DebugNote& operator=(const DebugNote&) = delete;
+  return callback(Callback::kNoteRedistribution)(local, src.placements, dst.placements, execution.trace(),
+                                                 is_explicit);
+}
 
- private:
-  py::object note_;
-};
-
-// Whether PyTorch moves a tensor of `sizes` rightly where `held` are the sizes that the source gives this
-// rank, as if another mesh cut it, too. It moves what it is given; but along dims that are cut unevenly it
-// pads and cuts off by the shape of the whole tensor.
+// Whether PyTorch moves a tensor of `sizes` correctly, where the source gives this rank the sizes `held`: the
+// tensor may be cut over another mesh, too. PyTorch moves the tensor as it is, except that along unevenly cut
+// dims it pads and trims by the shape of the whole tensor.
 bool stock_moves(at::IntArrayRef sizes, const std::vector<int64_t>& held, const RedistributionKey& key,
                  const Mesh& mesh) {
   const auto num_dims = std::ssize(key.shape);
@@ -93,27 +77,21 @@ py::object redistribute_local(py::handle local, py::handle src_spec, py::handle 
                         how.options.max_bytes,
                         {},
                         {}};
-  MaskHooks masks;
-  if (has_masks(key)) {
-    number_masks(key);
-    masks = mask_hooks(src, dst);
-  }
-  const auto execution = find_execution(std::move(key), src.mesh, known);
+  const auto masks = take_masks(key, src, dst);
+  const auto execution = find_execution(key, src.mesh, known);
   if (how.is_lenient && !execution->fits(tensor)) {
-    const RedistributionKey task{known.id, src.read(), dst.read(), shape_of(src_spec, kOp), 0, {},
-                                 {},       {},         {}};
     const auto sizes = c10::asIntArrayRefSlowOpt(tensor.sym_sizes());
-    if (!sizes.has_value() || stock_moves(*sizes, execution->shape_before(), task, known.mesh)) {
+    if (!sizes.has_value() || stock_moves(*sizes, execution->shape_before(), key, known.mesh)) {
       return {};
     }
   }
-  const DebugNote note(local, src, dst, *execution, how.is_explicit);
+  const Entered noted(debug_context(local, src, dst, *execution, how.is_explicit));
   at::Tensor result;
   {
     const WithoutGil no_gil;
     result = execution->run(tensor, how.options.async_op, masks);
   }
-  return py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(result)));
+  return to_python(std::move(result));
 }
 
 }  // namespace funcol::python

@@ -1,9 +1,6 @@
 #include "dtensor/redistributions.h"
 
 #include <pybind11/stl.h>
-#include <torch/csrc/Dtype.h>
-#include <torch/csrc/DynamicTypes.h>
-#include <torch/csrc/Exceptions.h>
 
 #include <algorithm>
 #include <stdexcept>
@@ -14,6 +11,7 @@
 #include "planner/lru_cache.h"
 #include "planner/search.h"
 #include "pyobjects/callbacks.h"
+#include "pyobjects/dtypes.h"
 #include "pyobjects/specs.h"
 #include "pyobjects/without_gil.h"
 
@@ -22,7 +20,7 @@ namespace {
 
 constexpr size_t kMostTargets = 2048;
 
-// Models, bounds and dtypes are few: they are left to the comparison.
+// Without models, bounds and dtypes, which rarely differ.
 struct KeyHash {
   size_t operator()(const RedistributionKey& key) const {
     Hash hash;
@@ -35,7 +33,7 @@ struct KeyHash {
   }
 };
 
-// By what was asked for. Specs are without their mesh, and missing where the caller had one.
+// Specs are without their mesh, and missing where the caller has the result's spec.
 using Targets = LruCache<RedistributionKey, Target, KeyHash>;
 
 Targets& targets() {
@@ -72,42 +70,37 @@ ExecutionPtr make_execution(const RedistributionKey& key, py::handle device_mesh
 
 }  // namespace
 
-ExecutionPtr find_execution(RedistributionKey key, py::handle device_mesh, KnownMesh& known) {
+ExecutionPtr find_execution(const RedistributionKey& key, py::handle device_mesh, KnownMesh& known) {
   if (const auto* target = targets().get(key)) {
     return target->execution;
   }
   auto execution = make_execution(key, device_mesh, known);
-  targets().put(std::move(key), {execution, {}});
+  targets().put(key, {execution, {}});
   return execution;
 }
 
-Target find_target(RedistributionKey key, py::handle src_spec, py::handle device_mesh, KnownMesh& known,
-                   py::handle placements, py::handle order) {
+Target find_target(const RedistributionKey& key, py::handle src_spec, py::handle device_mesh,
+                   KnownMesh& known, py::handle placements, py::handle order) {
   if (const auto* target = targets().get(key)) {
     return {target->execution, copy_onto(target->spec, device_mesh)};
   }
-  const auto dtype = py::reinterpret_borrow<py::object>(
-      reinterpret_cast<PyObject*>(torch::getTHPDtype(key.dtype.value())));  // NOLINT
-  const py::object spec =
-      callback(Callback::kRedistributionTarget)(src_spec, device_mesh, placements, order, dtype);
+  const py::object spec = callback(Callback::kRedistributionTarget)(src_spec, device_mesh, placements, order,
+                                                                    to_python(key.dtype.value()));
   auto given = key;
   given.dst = SpecObjects(spec).read();
   given.stride.clear();
   given.dtype.reset();
-  auto execution = find_execution(std::move(given), device_mesh, known);  // ValueError for illegal specs
-  targets().put(std::move(key), {execution, copy_without_mesh(spec)});
+  auto execution = find_execution(given, device_mesh, known);  // ValueError for illegal specs
+  targets().put(key, {execution, copy_without_mesh(spec)});
   return {std::move(execution), spec};
 }
 
 void forget_redistributions() { targets().clear(); }
 
-bool has_masks(const RedistributionKey& key) {
-  const auto has_mask = [](const Placement& placement) { return placement.mask != 0; };
-  return std::ranges::any_of(key.src.placements, has_mask) ||
-         std::ranges::any_of(key.dst.placements, has_mask);
-}
-
-void number_masks(RedistributionKey& key) {
+MaskHooks take_masks(RedistributionKey& key, const SpecObjects& src, const SpecObjects& dst) {
+  if (!has_masks(key.src) && !has_masks(key.dst)) {
+    return {};
+  }
   std::vector<uint64_t> masks;
   for (auto* spec : {&key.src, &key.dst}) {
     for (auto& placement : spec->placements) {
@@ -121,9 +114,6 @@ void number_masks(RedistributionKey& key) {
       }
     }
   }
-}
-
-MaskHooks mask_hooks(const SpecObjects& src, const SpecObjects& dst) {
   const auto call = [](Callback function, const SpecObjects& spec) {
     return [function, &spec](const at::Tensor& tensor, int64_t axis) {
       const py::gil_scoped_acquire gil;

@@ -1,5 +1,4 @@
-// Redistributions that were asked for before: the execution of the plan on this rank and the spec of the
-// result, remembered together.
+// A cache of redistributions: of the plan's execution on this rank, and of the result's spec.
 //
 // Everything here needs the GIL, which is the lock of the cache, too.
 #pragma once
@@ -22,11 +21,11 @@ namespace funcol::python {
 // How a redistribution is planned and run.
 struct RedistributionOptions {
   bool async_op = false;
-  std::optional<CostModel> model;    // none: the default one of the mesh
+  std::optional<CostModel> model;    // none: the mesh's default model
   std::optional<int64_t> max_bytes;  // the most memory that a step may take; none: any
 };
 
-// A redistribution as it is asked for. Where specs are given, not made, stride and dtype stay empty.
+// The key of a redistribution. Stride and dtype stay empty if the caller has the result's spec.
 struct RedistributionKey {
   uint64_t mesh_id = 0;
   Layout src;  // as given: an empty order is the default one
@@ -43,29 +42,25 @@ struct RedistributionKey {
 
 using ExecutionPtr = std::shared_ptr<const Execution>;
 
-// The execution for this rank, which is inside the mesh, and the spec of the result, which is the caller's
-// own.
+// The execution for this rank, which is inside the mesh, and a new spec of the result.
 struct Target {
   ExecutionPtr execution;
   py::object spec;
 };
 
-// The execution of a redistribution between given specs. ValueError if there is no plan.
-ExecutionPtr find_execution(RedistributionKey key, py::handle device_mesh, KnownMesh& known);
+// The execution of a redistribution between two specs. ValueError if there is no plan.
+ExecutionPtr find_execution(const RedistributionKey& key, py::handle device_mesh, KnownMesh& known);
 
-// Where a tensor of `src_spec` gets by `placements` and `order`, a shard order or None; there are no masks.
-// ValueError if there is no plan.
-Target find_target(RedistributionKey key, py::handle src_spec, py::handle device_mesh, KnownMesh& known,
-                   py::handle placements, py::handle order);
+// The redistribution of a tensor of `src_spec` to `placements`, which have no masks, and `order`, a shard
+// order or None. ValueError if there is no plan.
+Target find_target(const RedistributionKey& key, py::handle src_spec, py::handle device_mesh,
+                   KnownMesh& known, py::handle placements, py::handle order);
 
 void forget_redistributions();
 
-bool has_masks(const RedistributionKey& key);
-
-// Masks are told apart by address; for a plan it matters only which are the same.
-void number_masks(RedistributionKey& key);
-
-// The hooks call Python: they take the GIL. Both specs outlive them.
-MaskHooks mask_hooks(const SpecObjects& src, const SpecObjects& dst);
+// The hooks of the masks in `key`; empty if there are none. Numbers the masks, whose values are addresses:
+// for a plan it matters only which are the same. The hooks take the GIL to call Python. Both specs must
+// outlive them.
+MaskHooks take_masks(RedistributionKey& key, const SpecObjects& src, const SpecObjects& dst);
 
 }  // namespace funcol::python

@@ -13,7 +13,8 @@ namespace {
 
 constexpr const char* kOp = "propagate_op_sharding";
 
-// An average over ranks is that of the whole only where all ranks hold as much: rules in Python do not ask.
+// An average over ranks is that of the whole tensor only if all ranks hold equally much, which rules in
+// Python do not check.
 bool averages_are_even(const OpCall& call, const Composition& composition, const Mesh& mesh) {
   for (int64_t axis = 0; axis < mesh.num_axes(); ++axis) {
     const bool averages = std::ranges::any_of(composition.outputs, [&](const auto& output) {

@@ -1,4 +1,4 @@
-// Rows of one mesh axis that rules in Python give.
+// Rows of rules in Python.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>
@@ -10,9 +10,9 @@
 
 namespace funcol::python {
 
-// What `rows_of(op_schema)` answers: lists of placements, outputs first, then inputs. Nothing where it
-// answers None. Adds the masks among them to `masks`. NotImplementedError for placements with rules of their
-// own, ValueError for rows of another length. Needs the GIL.
+// The rows that `rows_of(op_schema)` returns: lists of placements on one mesh axis, outputs first, then
+// inputs. Nothing if it returns None. Adds their masks to `masks`. NotImplementedError for placements with
+// rules of their own, ValueError for rows of another length. Needs the GIL.
 std::optional<Rows> python_rows(py::handle op_schema, const OpSchema& schema, py::handle rows_of,
                                 MaskObjects& masks);
 

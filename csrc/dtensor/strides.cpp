@@ -17,8 +17,7 @@ std::vector<int64_t> dense_stride(const std::vector<int64_t>& shape, const std::
   return stride;
 }
 
-// As PyTorch has it: what lies further apart than the elements of a dim that is cut does so by as much more
-// as there are shards.
+// As PyTorch does: strides that are at least the stride of a cut dim are multiplied by the number of shards.
 std::vector<int64_t> spread_stride(at::IntArrayRef stride, const std::vector<Placement>& placements,
                                    const Mesh& mesh) {
   auto whole = stride.vec();

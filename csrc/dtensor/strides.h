@@ -1,4 +1,4 @@
-// Strides of a whole tensor whose parts are known, as PyTorch has them.
+// PyTorch's strides of a whole tensor, from the strides of its parts.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,8 +11,8 @@
 
 namespace funcol::python {
 
-// How a tensor of `shape` lies in memory that lies as `local` does on each rank. Dims of size 1 have the
-// strides that PyTorch gives them.
+// The strides of a tensor of `shape` whose part on each rank lies in memory as `local` does. Dims of size 1
+// get the strides that PyTorch gives them.
 //
 // Worked case: a transposed local (3, 4) with stride (1, 3), S(0) on 2 ranks, shape (5, 4): (1, 5).
 std::vector<int64_t> stride_of_whole(const at::Tensor& local, const std::vector<Placement>& placements,

@@ -5,10 +5,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/split_with_sizes.h>
 #include <ATen/ops/split_with_sizes_copy.h>
-#include <torch/csrc/Dtype.h>
-#include <torch/csrc/DynamicTypes.h>
-#include <torch/csrc/Exceptions.h>
-#include <torch/csrc/autograd/python_variable.h>
+#include <pybind11/stl.h>
 
 #include <algorithm>
 #include <cstring>
@@ -16,6 +13,8 @@
 
 #include "async/async_tensor.h"
 #include "pyobjects/arguments.h"
+#include "pyobjects/dtypes.h"
+#include "pyobjects/tensors.h"
 #include "pyobjects/without_gil.h"
 
 namespace funcol::python {
@@ -35,14 +34,13 @@ std::optional<Shards> find_shards(const Params& params) {
     }
     const auto shard = is_post_forward ? param.get<"_sharded_post_forward_param_data">()
                                        : param.get<"_sharded_param_data">();
-    const auto* const tensor = plain_tensor(shard.ptr());
-    if (tensor == nullptr || !tensor->is_contiguous() || tensor->is_meta()) {
+    const auto* const tensor = dense_tensor(shard);
+    if (tensor == nullptr) {
       return std::nullopt;
     }
     auto type = param.get<"param_dtype">();
     if (type.is_none()) {
-      type = py::reinterpret_borrow<py::object>(
-          reinterpret_cast<PyObject*>(torch::getTHPDtype(tensor->scalar_type())));
+      type = to_python(tensor->scalar_type());
     }
     if (shards.dtype && !shards.dtype.is(type)) {
       return std::nullopt;  // Several types travel as bytes.
@@ -78,13 +76,7 @@ py::list listed_lengths(const Shards& shards) {
   return listed_one_by_one(shards.lengths.size(), [&](size_t i) { return py::int_(shards.lengths[i]); });
 }
 
-py::list all_lengths(const Shards& shards) {
-  py::list result(shards.lengths.size());
-  for (size_t i = 0; i < shards.lengths.size(); ++i) {
-    result[i] = py::int_(shards.lengths[i]);
-  }
-  return result;
-}
+py::list all_lengths(const Shards& shards) { return py::cast(shards.lengths); }
 
 at::Tensor copy_in(const std::vector<at::Tensor>& shards, const std::vector<int64_t>& lengths,
                    const at::Tensor& output, int64_t rank) {
@@ -115,10 +107,9 @@ namespace {
 void resize_storage(const py::object& tensor, bool allocate) {
   const auto* const plain = plain_tensor(tensor.ptr());
   if (plain != nullptr && plain->is_cpu()) {
-    const auto& value = *plain;
-    const auto num_bytes = allocate ? value.nbytes() : 0;
-    if (value.storage().nbytes() != num_bytes) {
-      at::native::resize_bytes_nocuda(value.storage(), c10::SymInt(static_cast<int64_t>(num_bytes)));
+    const auto num_bytes = allocate ? plain->nbytes() : 0;
+    if (plain->storage().nbytes() != num_bytes) {
+      at::native::resize_bytes_nocuda(plain->storage(), c10::SymInt(static_cast<int64_t>(num_bytes)));
     }
   } else {
     const auto& known = fully_shard();
@@ -134,7 +125,7 @@ bool GatheredTensors::find() {
       return false;
     }
   }
-  auto* const type = reinterpret_cast<PyObject*>(torch::getTHPDtype(buffer_.scalar_type()));
+  const auto type = to_python(buffer_.scalar_type());
   int64_t num_gathered = 0;
   for (size_t i = 0; i < params_.size(); ++i) {
     const auto& param = params_[i];
@@ -142,7 +133,7 @@ bool GatheredTensors::find() {
     const auto inputs = to_ints(PyList_GET_ITEM(lengths_, index));
     const auto outputs = param.get<"all_gather_outputs">();
     if (inputs.size() != 1 || inputs[0] == 0 ||
-        !checked(PySequence_GetItem(PyList_GET_ITEM(types_, index), 0)).is(py::handle(type)) ||
+        !checked(PySequence_GetItem(PyList_GET_ITEM(types_, index), 0)).is(type) ||
         !is_cut_along_dim_0(param) || !PyList_CheckExact(outputs.ptr()) ||
         PyList_GET_SIZE(outputs.ptr()) > 1) {
       return false;
@@ -167,8 +158,7 @@ bool GatheredTensors::find() {
 void GatheredTensors::fill() {
   for (size_t i = 0; i < outputs_.size(); ++i) {
     if (!outputs_[i]) {
-      outputs_[i] = py::reinterpret_steal<py::object>(
-          THPVariable_Wrap(at::empty({shard_lengths_[i] * num_ranks_}, buffer_.options())));
+      outputs_[i] = to_python(at::empty({shard_lengths_[i] * num_ranks_}, buffer_.options()));
       py::list listed(1);
       listed[0] = outputs_[i];
       params_[i].set<"all_gather_outputs">(listed.ptr());
@@ -192,7 +182,7 @@ void GatheredTensors::copy_memory() const {
   }
 }
 
-// Below autograd, so that the tensors keep their versions: what autograd has saved of them is valid again.
+// Below autograd, so that the tensors keep their versions, and autograd's saved references stay valid.
 void GatheredTensors::copy_tensors() const {
   const at::AutoDispatchBelowADInplaceOrView below;
   std::vector<at::Tensor> rows;
@@ -205,13 +195,12 @@ void GatheredTensors::copy_tensors() const {
 
 namespace {
 
-// As setattr(module, name, param), without nn.Module.__setattr__, which does no more here. A module's own
-// setter is called.
+// setattr(module, name, param). Skips nn.Module.__setattr__, which would do the same; calls a module's own
+// setter.
 void put_on_module(PyObject* module, PyObject* name, PyObject* param) {
-  static auto* const setter_name = PyUnicode_InternFromString("__setattr__");
-  static auto* const params_name = PyUnicode_InternFromString("_parameters");
+  auto* const setter_name = interned<"__setattr__">();
   const auto dict = checked(PyObject_GenericGetDict(module, nullptr));
-  auto* const params = PyDict_GetItemWithError(dict.ptr(), params_name);
+  auto* const params = PyDict_GetItemWithError(dict.ptr(), interned<"_parameters">());
   const bool is_plain = params != nullptr && PyDict_GetItemWithError(dict.ptr(), setter_name) == nullptr &&
                         _PyType_Lookup(Py_TYPE(module), setter_name) == fully_shard().set_attribute;
   const auto failed =
@@ -221,7 +210,7 @@ void put_on_module(PyObject* module, PyObject* name, PyObject* param) {
   }
 }
 
-// On every module that shares the parameter.
+// Sets the parameter on every module that shares it.
 void put_on_modules(const Fields& fsdp_param, const py::object& param) {
   const auto info = fsdp_param.get<"_module_info">();
   put_on_module(attribute<"module">(info).ptr(), attribute<"param_name">(info).ptr(), param.ptr());
@@ -288,30 +277,24 @@ py::object shards_of(py::handle fsdp_params) {
   if (!found) {
     return {};
   }
-  py::list shards(found->tensors.size());
-  for (size_t i = 0; i < found->tensors.size(); ++i) {
-    shards[i] = py::reinterpret_steal<py::object>(THPVariable_Wrap(found->tensors[i]));
-  }
-  return py::make_tuple(shards, found->dtype, listed_types(*found), listed_lengths(*found),
+  return py::make_tuple(to_python(found->tensors), found->dtype, listed_types(*found), listed_lengths(*found),
                         all_lengths(*found));
 }
 
-py::object copied_in(const py::list& flat_shards, py::handle output, py::handle lengths, int64_t rank) {
+py::object copied_in(py::handle flat_shards, py::handle output, py::handle lengths, int64_t rank) {
   std::vector<at::Tensor> shards;
-  shards.reserve(flat_shards.size());
   for (const auto shard : flat_shards) {
     shards.push_back(THPVariable_Unpack(shard.ptr()));
   }
-  return py::reinterpret_steal<py::object>(
-      THPVariable_Wrap(copy_in(shards, to_ints(lengths.ptr()), THPVariable_Unpack(output.ptr()), rank)));
+  return to_python(copy_in(shards, to_ints(lengths.ptr()), THPVariable_Unpack(output.ptr()), rank));
 }
 
 py::object copy_out(py::handle fsdp_params, py::handle gathered_buffer, py::handle types, py::handle lengths,
                     int64_t num_ranks) {
   const auto params =
       can_serve() ? usual_params(fsdp_params.ptr(), Replaced::kAllGatherOutputFn) : std::nullopt;
-  const auto* const buffer = plain_tensor(gathered_buffer.ptr());
-  if (!params || buffer == nullptr || !buffer->is_contiguous() || buffer->is_meta()) {
+  const auto* const buffer = dense_tensor(gathered_buffer);
+  if (!params || buffer == nullptr) {
     return {};
   }
   GatheredTensors gathered(*params, types.ptr(), lengths.ptr(), *buffer, num_ranks);

@@ -45,10 +45,10 @@ class GatheredTensors {
                   int64_t num_ranks)
       : params_(params), types_(types), lengths_(lengths), buffer_(buffer), num_ranks_(num_ranks) {}
 
-  // Finds those that exist already. False if one is of an uncommon kind.
+  // Finds the tensors that exist already. False if one is of an uncommon kind.
   bool find();
 
-  // Makes the others and copies the buffer's parts into all.
+  // Makes the missing tensors, and copies the buffer's parts into all.
   void fill();
 
  private:
@@ -77,7 +77,7 @@ void to_unsharded(const Group& group);
 py::object shards_of(py::handle fsdp_params);
 
 // As copy_in().
-py::object copied_in(const py::list& flat_shards, py::handle output, py::handle lengths, int64_t rank);
+py::object copied_in(py::handle flat_shards, py::handle output, py::handle lengths, int64_t rank);
 
 // Copies the gathered buffer into the parameters' gathered tensors; None.
 py::object copy_out(py::handle fsdp_params, py::handle gathered_buffer, py::handle types, py::handle lengths,

@@ -1,10 +1,6 @@
 #include "fsdp/gradients.h"
 
 #include <ATen/ops/as_strided.h>
-#include <torch/csrc/Dtype.h>
-#include <torch/csrc/DynamicTypes.h>
-#include <torch/csrc/Exceptions.h>
-#include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
 #include <cstring>
@@ -14,12 +10,14 @@
 #include "async/async_tensor.h"
 #include "pyobjects/arguments.h"
 #include "pyobjects/dtensors.h"
+#include "pyobjects/dtypes.h"
+#include "pyobjects/tensors.h"
 #include "pyobjects/without_gil.h"
 
 namespace funcol::python {
 
 std::optional<Gradients> take_gradients(const Group& group) {
-  // With either, PyTorch's function takes zeros in the place of a missing gradient.
+  // In either case PyTorch's function reduces zeros in the place of a missing gradient.
   if (!group.fields.is<"_partial_reduce_output">(Py_None) ||
       !group.fields.is<"reduce_scatter_unused_params">(Py_False)) {
     return std::nullopt;
@@ -37,8 +35,8 @@ std::optional<Gradients> take_gradients(const Group& group) {
     }
     const bool is_dtensor = param.is<"is_dtensor">(Py_True) || param.is<"is_spmd_types">(Py_True);
     taken.tensors.append(is_dtensor ? attribute<"unsharded_grad_data">(param.object())
-                                    : py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor.grad())));
-    taken.params.append(py::handle(param.object()));
+                                    : to_python(tensor.grad()));
+    taken.params.append(param.object());
     tensor.mutable_grad().reset();
   }
   return taken;
@@ -108,9 +106,7 @@ py::object gradient_type(const Params& params) {
   auto type = params.front().get<"sharded_grad_dtype">();
   for (const auto& param : params) {
     const auto& sum = THPVariable_Unpack(param.get<"sharded_param">().ptr()).grad();
-    const bool can_add =
-        !sum.defined() ||
-        Py_TYPE(py::reinterpret_steal<py::object>(THPVariable_Wrap(sum)).ptr()) == dtensor_type();
+    const bool can_add = !sum.defined() || Py_TYPE(to_python(sum).ptr()) == dtensor_type();
     if (!can_add || !param.is<"sharded_grad_dtype">(type.ptr()) || !param.is<"offload_to_cpu">(Py_False)) {
       return {};
     }
@@ -125,8 +121,7 @@ py::object sharded_dtensor(const Fields& param, PyObject* local) {
   const auto& tensor = THPVariable_Unpack(local);
   auto spec = param.find<"_sharding_spec">();
   if (const auto by_type = param.find<"_sharding_spec_by_dtype">()) {
-    auto* const type = reinterpret_cast<PyObject*>(torch::getTHPDtype(tensor.scalar_type()));
-    spec = PyDict_GetItemWithError(by_type.ptr(), type);
+    spec = PyDict_GetItemWithError(by_type.ptr(), to_python(tensor.scalar_type()).ptr());
   }
   return spec ? make_dtensor(local, spec, tensor.requires_grad()) : py::object();
 }
@@ -139,7 +134,7 @@ void set_gradient(const py::object& param, const py::object& gradient) {
       tensor.layout() == value.layout() && tensor.sizes() == value.sizes()) {
     tensor.mutable_grad() = value;
   } else {
-    set_attribute<"grad">(param.ptr(), gradient.ptr());
+    set_attribute<"grad">(param, gradient);
   }
 }
 
@@ -151,13 +146,13 @@ void accumulate_one(const Fields& fsdp_param, const py::object& local) {
   if (!sum.defined()) {
     auto gradient = sharded_dtensor(fsdp_param, local.ptr());
     if (!gradient) {
-      gradient = py::handle(fsdp_param.object()).attr("to_sharded_dtensor")(local);
+      gradient = fsdp_param.object().attr("to_sharded_dtensor")(local);
     }
     set_gradient(param, gradient);
   } else {
-    const auto total = py::reinterpret_steal<py::object>(THPVariable_Wrap(sum));
+    const auto total = to_python(sum);
     const auto added = checked(PyNumber_InPlaceAdd(attribute<"_local_tensor">(total).ptr(), local.ptr()));
-    set_attribute<"_local_tensor">(total.ptr(), added.ptr());
+    set_attribute<"_local_tensor">(total, added);
   }
   auto* const hooks = reinterpret_cast<THPVariable*>(param.ptr())->post_accumulate_grad_hooks;
   if (hooks != nullptr && PyObject_IsTrue(hooks) == 1) {
@@ -182,7 +177,7 @@ void accumulate(const at::Tensor& buffer, const Params& params, const std::vecto
     const auto& param = params[i];
     const auto local = shard_of(buffer, to_ints(param.get<"sharded_size">().ptr()),
                                 to_ints(param.get<"contiguous_sharded_stride">().ptr()), offset);
-    accumulate_one(param, py::reinterpret_steal<py::object>(THPVariable_Wrap(local)));
+    accumulate_one(param, to_python(local));
     offset += lengths[i];
   }
 }
@@ -194,7 +189,7 @@ py::object taken_gradients(py::handle fsdp_group) {
 }
 
 py::object padded_sizes(py::handle fsdp_params, py::handle gradients, int64_t num_ranks) {
-  auto* const size_type = imported<"torch", "Size">().ptr();
+  const auto size_type = imported<"torch", "Size">();
   const auto params =
       can_serve() ? usual_params(fsdp_params.ptr(), Replaced::kReduceScatterInputFn) : std::nullopt;
   if (!params || num_ranks < 1 || !PyList_CheckExact(gradients.ptr()) ||
@@ -211,7 +206,7 @@ py::object padded_sizes(py::handle fsdp_params, py::handle gradients, int64_t nu
     for (int64_t dim = 0; dim < gradient->dim(); ++dim) {
       sizes[dim] = py::int_(dim > 0 ? gradient->size(dim) : rows_per_rank(*gradient, num_ranks) * num_ranks);
     }
-    result[i] = checked(PyObject_CallOneArg(size_type, sizes.ptr()));
+    result[i] = size_type(sizes);
   }
   return result;
 }

@@ -1,9 +1,7 @@
 #include "fsdp/groups.h"
 
 #include <ATen/core/grad_mode.h>
-#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/graph_task.h>
-#include <torch/csrc/autograd/python_variable.h>
 
 #include "async/async_tensor.h"
 #include "compat/process_group.h"
@@ -58,16 +56,16 @@ void start(const Gather& gather, const Fields& group, py::handle is_async) {
   py::object output;
   py::object sent;
   {
-    const Streams::Entered entered(streams, copy_stream);
+    const Entered entered(streams.context(copy_stream));
     output = comm.allocate(shards.length * c10d_group->getSize(), shards.dtype, group.get<"device">());
-    sent = py::reinterpret_steal<py::object>(THPVariable_Wrap(
-        copy_in(shards.tensors, shards.lengths, THPVariable_Unpack(output.ptr()), c10d_group->getRank())));
+    sent = to_python(
+        copy_in(shards.tensors, shards.lengths, THPVariable_Unpack(output.ptr()), c10d_group->getRank()));
   }
   streams.wait_for_stream(stream, copy_stream);
   py::object work = py::none();
   py::object event;
   {
-    const Streams::Entered entered(streams, stream);
+    const Entered entered(streams.context(stream));
     if (is_async.is(py::handle(Py_False)) && comm.starts_own(process_group, output)) {
       comm.start_own(process_group, output, sent, [](auto& of, auto& to, auto& from) {
         c10d::AllgatherOptions options;
@@ -87,12 +85,12 @@ void start(const Gather& gather, const Fields& group, py::handle is_async) {
 
 // FSDPParamGroup.unshard. False, with nothing done, if PyTorch's function has to run. `serves`:
 // serves_groups() is known to be true.
-bool unshard(PyObject* object, py::handle is_async, bool serves = false) {
+bool unshard(py::handle object, py::handle is_async, bool serves = false) {
   const auto& known = fully_shard();
-  if (Py_TYPE(object) != known.group) {
+  if (Py_TYPE(object.ptr()) != known.group) {
     return false;
   }
-  const Fields fields(object);
+  const Fields fields(object.ptr());
   if (!fields.is<"_all_gather_result">(Py_None) || fields.is<"_sharded_state">(known.unsharded.ptr()) ||
       (!fields.is_true<"unshard_in_backward">() && is_in_state<"PRE_BACKWARD">(fields))) {
     return true;
@@ -125,7 +123,7 @@ void release_previous_gather(const Streams& streams, const py::object& comm_cont
   if (streams) {
     call_method<"release_all_gather_state_for_comm_reuse">(comm_context);
   } else {
-    set_attribute<"all_gather_state">(comm_context.ptr(), Py_None);
+    set_attribute<"all_gather_state">(comm_context, Py_None);
   }
 }
 
@@ -142,34 +140,33 @@ void order_after_copies(const Streams& streams, const py::object& comm_context, 
   }
   if (is_kept) {
     const auto state = imported<kGroups, "AllGatherState">()(result, event);
-    set_attribute<"all_gather_state">(comm_context.ptr(), state.ptr());
+    set_attribute<"all_gather_state">(comm_context, state);
   } else {
     call_method<"wait_all_gather_streams_on_event">(comm_context, event);
   }
 }
 
 // FSDPParamGroup.wait_for_unshard, with the arguments and the result of unshard().
-bool wait_for_unshard(PyObject* object, bool serves = false) {
-  if (Py_TYPE(object) != fully_shard().group) {
+bool wait_for_unshard(py::handle object, bool serves = false) {
+  if (Py_TYPE(object.ptr()) != fully_shard().group) {
     return false;
   }
-  const Fields fields(object);
+  const Fields fields(object.ptr());
   const auto result = fields.get<"_all_gather_result">();
   if (result.is_none()) {
     return true;
   }
   const auto group =
-      serves || serves_groups() ? usual_group(object, Replaced::kWaitForUnshard) : std::nullopt;
+      serves || serves_groups() ? usual_group(object.ptr(), Replaced::kWaitForUnshard) : std::nullopt;
   const auto mesh_info = mesh_to_gather_over(fields);
   if (!group || !is_sharded_mesh(mesh_info, /*or_replicated=*/true) || has_extension(group->params) ||
       !fields.is<"_all_gather_output_fn">(imported<kCollectives, "_default_all_gather_output_fn">().ptr())) {
     return false;
   }
   const auto buffer = attribute<"all_gather_output">(result);
-  const auto* const tensor = plain_tensor(buffer.ptr());
+  const auto* const tensor = dense_tensor(buffer);
   const auto process_group = group_object(attribute<"shard_process_group">(mesh_info).ptr());
-  if (!process_group || process_group->getSize() == 1 || tensor == nullptr || !tensor->is_contiguous() ||
-      tensor->is_meta()) {
+  if (!process_group || process_group->getSize() == 1 || tensor == nullptr) {
     return false;
   }
   const auto types = attribute<"param_all_gather_input_dtypes">(result);
@@ -192,7 +189,7 @@ bool wait_for_unshard(PyObject* object, bool serves = false) {
   }
   for (const auto& param : group->params) {
     if (!param.find<"_unsharded_param">()) {
-      call_method<"init_unsharded_param">(py::handle(param.object()));
+      call_method<"init_unsharded_param">(param.object());
     }
   }
   to_unsharded(*group);
@@ -204,13 +201,13 @@ bool wait_for_unshard(PyObject* object, bool serves = false) {
 // These call PyTorch's method where C++ cannot do its work. serves_groups() is known to be true.
 void unshard_now(const Fields& group) {
   if (!unshard(group.object(), group.get<"unshard_async_op">(), /*serves=*/true)) {
-    call_method<"unshard">(py::handle(group.object()), group.get<"unshard_async_op">());
+    call_method<"unshard">(group.object(), group.get<"unshard_async_op">());
   }
 }
 
 void wait_now(const Fields& group) {
   if (!wait_for_unshard(group.object(), /*serves=*/true)) {
-    call_method<"wait_for_unshard">(py::handle(group.object()));
+    call_method<"wait_for_unshard">(group.object());
   }
 }
 
@@ -221,7 +218,7 @@ void prefetch(const Fields& group) {
     return;  // as in the second of several backward passes
   }
   if (to_int(group.get<"_num_param_groups">().ptr()) > 1) {
-    call_method<"_backward_prefetch">(py::handle(group.object()));
+    call_method<"_backward_prefetch">(group.object());
     return;
   }
   const auto index = to_int(call_method<"pop">(indices).ptr());
@@ -307,17 +304,11 @@ py::object pre_backward(py::handle fsdp_group, py::handle prefetches) {
 }
 
 py::object unshard_group(py::handle fsdp_group, py::handle is_async) {
-  if (!unshard(fsdp_group.ptr(), is_async.ptr())) {
-    return {};
-  }
-  return py::none();
+  return unshard(fsdp_group, is_async) ? py::none() : py::object();
 }
 
 py::object wait_for_unshard_group(py::handle fsdp_group) {
-  if (!wait_for_unshard(fsdp_group.ptr())) {
-    return {};
-  }
-  return py::none();
+  return wait_for_unshard(fsdp_group) ? py::none() : py::object();
 }
 
 }  // namespace funcol::python

@@ -99,6 +99,11 @@ bool free_gathered_only(const Params& params) {
   });
 }
 
+const at::Tensor* dense_tensor(py::handle object) {
+  const auto* const tensor = plain_tensor(object.ptr());
+  return tensor != nullptr && tensor->is_contiguous() && !tensor->is_meta() ? tensor : nullptr;
+}
+
 std::byte* bytes_of(const at::Tensor& tensor) { return static_cast<std::byte*>(tensor.mutable_data_ptr()); }
 
 bool is_small_on_cpu(const at::Tensor& buffer) {

@@ -89,20 +89,6 @@ struct FullyShard {
 
 FullyShard& fully_shard();
 
-inline py::object checked(PyObject* result) {
-  if (result == nullptr) {
-    throw py::error_already_set();
-  }
-  return py::reinterpret_steal<py::object>(result);
-}
-
-template <AttributeName name>
-void set_attribute(PyObject* object, PyObject* value) {
-  if (PyObject_SetAttr(object, interned<name>(), value) != 0) {
-    throw py::error_already_set();
-  }
-}
-
 // The methods that the replacement of `function` passes by.
 inline const FullyShard::Methods& methods_passed_by(Replaced function) {
   return fully_shard().methods.at(static_cast<size_t>(function));
@@ -119,7 +105,7 @@ class Fields {
   explicit Fields(PyObject* object)
       : object_(object), dict_(checked(PyObject_GenericGetDict(object, nullptr))) {}
 
-  PyObject* object() const { return object_; }
+  py::handle object() const { return object_; }
 
   // Null if there is none. Valid until the attribute is set.
   template <AttributeName name>
@@ -192,7 +178,10 @@ bool has_extension(const Params& params);
 // of the gather they free other tensors, too.
 bool free_gathered_only(const Params& params);
 
-// Whether one thread copies into `buffer` fastest. ATen's copies take several threads for larger ones.
+// The tensor of a Python object, if it is plain and contiguous and has data; else null.
+const at::Tensor* dense_tensor(py::handle object);
+
+// Whether one thread copies into `buffer` fastest. ATen's copies take several threads for larger buffers.
 bool is_small_on_cpu(const at::Tensor& buffer);
 std::byte* bytes_of(const at::Tensor& tensor);
 

@@ -1,8 +1,5 @@
 // The reduction of a group's gradients after its backward pass: post_backward() of fsdp/groups.h.
 #include <ATen/core/grad_mode.h>
-#include <torch/csrc/Dtype.h>
-#include <torch/csrc/Exceptions.h>
-#include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
 #include <numeric>
@@ -53,11 +50,11 @@ class Reduction {
 
   void run(Gradients taken) const {
     if (!fields_.is<"_post_reduce_event">(Py_None) || !fields_.is<"_all_reduce_state">(Py_None)) {
-      call_method<"_wait_for_post_backward">(py::handle(fields_.object()));
+      call_method<"_wait_for_post_backward">(fields_.object());
     }
     auto dtype = fields_.get<"_reduce_dtype">();
     if (dtype.is_none()) {
-      dtype = attribute<"_get_reduce_dtype">(py::handle(fields_.object()))(taken.params, taken.tensors);
+      dtype = attribute<"_get_reduce_dtype">(fields_.object())(taken.params, taken.tensors);
     }
     const at::NoGradGuard no_grad;
     const auto num_ranks = c10d_group_->getSize();
@@ -80,7 +77,7 @@ class Reduction {
     py::object output;
     py::object input_event;
     {
-      const Streams::Entered entered(streams_, stream);
+      const Entered entered(streams_.context(stream));
       output = comm_.allocate(length, dtype, device);
       divide(input, factors[py::int_(0)]);
       reduce_scatter(output, input, factors[py::int_(2)]);
@@ -88,7 +85,7 @@ class Reduction {
     }
     py::object event;
     {
-      const Streams::Entered entered(streams_, stream);
+      const Entered entered(streams_.context(stream));
       divide(output, factors[py::int_(1)]);
       record_consumer(output, current);
       hand_out(taken.params, output, lengths, current);
@@ -101,8 +98,7 @@ class Reduction {
       throw py::error_already_set();
     }
     const auto state = imported<kGroups, "ReduceScatterState">()(
-        input, input_event, call_method<"current_stream">(fields_.get<"device_handle">()),
-        py::handle(fields_.object()));
+        input, input_event, call_method<"current_stream">(fields_.get<"device_handle">()), fields_.object());
     py::reinterpret_borrow<py::list>(attribute<"reduce_scatter_states">(context)).append(state);
   }
 
@@ -154,8 +150,7 @@ class Reduction {
       fields.emplace_back(param.ptr());
     }
     const auto dtype = gradient_type(fields);
-    if (!dtype.is_none() && reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type !=
-                                THPVariable_Unpack(output.ptr()).scalar_type()) {
+    if (!dtype.is_none() && to_dtype(dtype) != THPVariable_Unpack(output.ptr()).scalar_type()) {
       output = attribute<"to">(output)(dtype);
       record_consumer(output, stream);
     }

@@ -11,8 +11,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
 #include <torch/csrc/Device.h>
-#include <torch/csrc/Dtype.h>
-#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <cstdint>
@@ -21,6 +19,9 @@
 #include "fsdp/objects.h"
 #include "pyobjects/arguments.h"
 #include "pyobjects/attributes.h"
+#include "pyobjects/dtypes.h"
+#include "pyobjects/entered.h"
+#include "pyobjects/tensors.h"
 #include "pyobjects/without_gil.h"
 
 namespace funcol::python {
@@ -39,9 +40,16 @@ py::object call_method(py::handle object, py::handle argument) {
 }
 
 template <AttributeName name>
-bool is_in_state(const Fields& group) {
-  return group.get<"_training_state">().is(attribute<name>(imported<kGroups, "TrainingState">()));
+py::object training_state() {
+  return attribute<name>(imported<kGroups, "TrainingState">());
 }
+
+template <AttributeName name>
+bool is_in_state(const Fields& group) {
+  return group.get<"_training_state">().is(training_state<name>());
+}
+
+inline void set_state(const Fields& group, py::handle state) { group.set<"_training_state">(state.ptr()); }
 
 // The streams of a group's device. On the CPU they are None, and no function does anything.
 class Streams {
@@ -72,29 +80,10 @@ class Streams {
     }
   }
 
-  // Makes `stream` the current one during its lifetime.
-  class Entered {
-   public:
-    Entered(const Streams& streams, py::handle stream) {
-      if (streams.has_streams_) {
-        context_ = call_method<"stream">(streams.handle_, stream);
-        call_method<"__enter__">(context_);
-      }
-    }
-    ~Entered() {
-      if (context_) {
-        PyObject* arguments[] = {context_.ptr(), Py_None, Py_None, Py_None};             // NOLINT
-        auto* const left = PyObject_VectorcallMethod(interned<"__exit__">(), arguments,  // NOLINT
-                                                     4 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr);
-        left == nullptr ? PyErr_WriteUnraisable(context_.ptr()) : Py_DECREF(left);
-      }
-    }
-    Entered(const Entered&) = delete;
-    Entered& operator=(const Entered&) = delete;
-
-   private:
-    py::object context_;
-  };
+  // The context in which `stream` is the current one; null on the CPU.
+  py::object context(py::handle stream) const {
+    return has_streams_ ? call_method<"stream">(handle_, stream) : py::object();
+  }
 
  private:
   py::object handle_;
@@ -114,9 +103,9 @@ class Comm {
   py::object allocate(int64_t length, const py::object& dtype, const py::object& device) const {
     if (is_own_) {
       const auto options = at::TensorOptions()
-                               .dtype(reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type)
+                               .dtype(to_dtype(dtype))
                                .device(reinterpret_cast<THPDevice*>(device.ptr())->device);
-      return py::reinterpret_steal<py::object>(THPVariable_Wrap(at::empty({length}, options)));
+      return to_python(at::empty({length}, options));
     }
     return attribute<"allocate">(comm_)(py::make_tuple(length), py::arg("dtype") = dtype,
                                         py::arg("device") = device);
@@ -153,12 +142,5 @@ inline bool is_sharded_mesh(py::handle mesh_info, bool or_replicated) {
 }
 
 inline bool serves_groups() { return can_serve() && !at::hasCallbacks(); }
-
-inline void set_state(const Fields& group, py::handle state) { group.set<"_training_state">(state.ptr()); }
-
-template <AttributeName name>
-py::object training_state() {
-  return attribute<name>(imported<kGroups, "TrainingState">());
-}
 
 }  // namespace funcol::python

@@ -12,6 +12,7 @@
 
 #include "async/layers.h"
 #include "ops/forward_mode.h"
+#include "pyobjects/attributes.h"
 
 namespace funcol::python {
 
@@ -19,9 +20,7 @@ namespace {
 
 // The mode of torch.set_default_device() and `with torch.device(...)`.
 bool is_device_mode(PyObject* mode) {
-  static const auto* const type =
-      py::object(py::module_::import("torch.utils._device").attr("DeviceContext")).release().ptr();
-  return reinterpret_cast<PyObject*>(Py_TYPE(mode)) == type;
+  return py::type::handle_of(mode).is(imported<"torch.utils._device", "DeviceContext">());
 }
 
 }  // namespace
@@ -57,8 +56,6 @@ bool overrides_torch_function(PyObject* object) {
   return PyObject_HasAttrString(object, "__torch_function__") != 0;
 }
 
-std::string type_name(PyObject* object) { return Py_TYPE(object)->tp_name; }
-
 void check_tensor(PyObject* object, const char* op) {
   TORCH_CHECK_TYPE(THPVariable_Check(object) || overrides_torch_function(object), "funcol::", op, ": got a ",
                    type_name(object), " where a tensor belongs.");
@@ -71,7 +68,7 @@ std::optional<std::string_view> string_view(PyObject* object) {
   Py_ssize_t size = 0;
   const char* text = PyUnicode_AsUTF8AndSize(object, &size);
   if (text == nullptr) {
-    throw python_error();
+    throw py::error_already_set();
   }
   return std::string_view(text, size);
 }
@@ -99,7 +96,7 @@ std::optional<c10d::ReduceOp> reduce_op_object(PyObject* object) {
 }  // namespace
 
 GroupPtr group_object(PyObject* object) {
-  // What instance() comes to for what is no subclass, at a fraction of its cost.
+  // Does for the class itself what instance() does, at a fraction of its cost.
   static const auto* const type = py::type::of<c10d::ProcessGroup>().ptr();
   auto* group = reinterpret_cast<PyObject*>(Py_TYPE(object)) == type
                     ? static_cast<c10d::ProcessGroup*>(
@@ -171,11 +168,8 @@ GroupPtr group_argument(PyObject* group, PyObject* tag, const char* op) {
   if (auto found = group_object(group)) {
     return found;
   }
-  const auto resolved = py::reinterpret_steal<py::object>(
-      PyObject_CallFunctionObjArgs(group_resolver, group, tag, py::str(op).ptr(), nullptr));
-  if (!resolved) {
-    throw python_error();
-  }
+  const auto resolved =
+      checked(PyObject_CallFunctionObjArgs(group_resolver, group, tag, py::str(op).ptr(), nullptr));
   if (const auto name = string_view(resolved.ptr())) {
     return group_from_name(*name, op);
   }

@@ -1,5 +1,7 @@
-// Python arguments of the collectives, converted without pybind11's overload machinery: the calls below
-// are the ones whose cost users count in microseconds.
+// Python arguments of the collectives, converted to values.
+//
+// Users count the cost of these calls in microseconds, so that pybind11's overload machinery is left out.
+// Everything here needs the GIL.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,41 +14,40 @@
 
 namespace funcol::python {
 
-// A torch function mode is active on this thread, other than the one that only tells functions which make
-// tensors what device to use. To be called with the GIL.
+// Whether a torch function mode is active on this thread. The mode that only sets the device of new tensors
+// does not count.
 bool has_function_mode();
 
-// A mode, transform or tracer of PyTorch is active on this thread. To be called with the GIL.
+// Whether a mode, transform or tracer of PyTorch is active on this thread.
 bool is_observed();
 
-// Null for what is no plain tensor: subclasses, tensors that belong to a mode or transform.
+// The tensor of a Python object; null for subclasses, tensors of a mode or transform, and other objects.
 const at::Tensor* plain_tensor(PyObject* object);
 
-// A plain tensor that nobody watches: no subclass with __torch_function__ or __torch_dispatch__, and no
-// mode, transform or tracer active. Undefined if the call must take the dispatcher's way, in which all of
-// these have their say. TypeError for what is no tensor. A reference of its own, taken with the GIL: the
-// first one beyond Python's needs it, and torch.utils.swap_tensors must not take the tensor away meanwhile.
+// A plain tensor, while nothing observes the call. Undefined if the call has to go through the dispatcher,
+// where subclasses, modes and transforms take part. TypeError for other objects. The result is a reference
+// taken with the GIL, so that torch.utils.swap_tensors cannot take the tensor away later.
 at::Tensor tensor_argument(PyObject* object, const char* op);
 
-// The same for a list or tuple of tensors; false if one of them must take the dispatcher's way.
+// The tensors of a list or tuple; false if the call has to go through the dispatcher.
 bool tensors_argument(PyObject* sequence, std::vector<at::Tensor>& tensors, const char* op);
 
 // NotImplementedError if one of the objects is a tensor with a tangent.
 void check_no_tangents(PyObject* const* objects, Py_ssize_t count, const char* op);
 
-// False for tensors whose collective goes through the dispatcher: on the meta device, or with a gradient to
-// record.
+// Whether a collective on these tensors may start without the dispatcher: none is on the meta device or has a
+// gradient to record.
 bool starts_here(at::TensorList tensors);
 
-// Null for what is no ProcessGroup.
+// The ProcessGroup of a Python object; null for other objects.
 GroupPtr group_object(PyObject* object);
 
-// A group name or ProcessGroup; everything else is asked of the resolver that Python registered with
-// set_group_resolver(): resolver(group, tag, op) -> name or ProcessGroup.
+// The group of a name or a ProcessGroup. Of other objects Python's resolver makes one of the two:
+// resolver(group, tag, op).
 GroupPtr group_argument(PyObject* group, PyObject* tag, const char* op);
 void set_group_resolver(PyObject* resolver);
 
-// "sum" or ReduceOp.SUM.
+// The reduce operator of a name, such as "sum", or a ReduceOp.
 c10d::ReduceOp reduce_op_argument(PyObject* reduce_op, const char* op);
 
 int64_t int_argument(PyObject* value, const char* name, const char* op);
@@ -54,7 +55,7 @@ int64_t int_argument(PyObject* value, const char* name, const char* op);
 // A list or tuple of ints; None gives an empty list.
 std::vector<int64_t> ints_argument(PyObject* values, const char* name, const char* op);
 
-// split_sizes=None or a list, as the functions and as the ops take it.
+// The argument split_sizes, None or a list, as C++ functions and as operators take it.
 class SplitSizes {
  public:
   SplitSizes(PyObject* values, const char* op);

@@ -17,14 +17,14 @@ struct AttributeName {
   char text[length] = {};  // NOLINT: a structural type
 };
 
-// The name as a string of Python's, which is never let go.
+// The name as a Python string, which is never released.
 template <AttributeName name>
 PyObject* interned() {
   static auto* const text = PyUnicode_InternFromString(name.text);
   return text;
 }
 
-// What a module has under a name, looked up once and never let go.
+// A module's object of a name, looked up once and never released.
 template <AttributeName module, AttributeName name>
 py::handle imported() {
   static auto* const object =
@@ -32,20 +32,25 @@ py::handle imported() {
   return object;
 }
 
-// Null, with the Python error set, if there is none.
-template <AttributeName name>
-PyObject* new_attribute(py::handle object) {
-  return PyObject_GetAttr(object.ptr(), interned<name>());
-}
-
-// Raises what looking it up raises: AttributeError if there is none.
-template <AttributeName name>
-py::object attribute(py::handle object) {
-  auto* const value = new_attribute<name>(object);
-  if (value == nullptr) {
+// The new reference that a function of CPython has returned, or, for null, its Python error as an exception.
+inline py::object checked(PyObject* result) {
+  if (result == nullptr) {
     throw py::error_already_set();
   }
-  return py::reinterpret_steal<py::object>(value);
+  return py::reinterpret_steal<py::object>(result);
+}
+
+// Raises AttributeError if there is none.
+template <AttributeName name>
+py::object attribute(py::handle object) {
+  return checked(PyObject_GetAttr(object.ptr(), interned<name>()));
+}
+
+template <AttributeName name>
+void set_attribute(py::handle object, py::handle value) {
+  if (PyObject_SetAttr(object.ptr(), interned<name>(), value.ptr()) != 0) {
+    throw py::error_already_set();
+  }
 }
 
 // Null, without an error, if there is none.
@@ -62,5 +67,8 @@ py::object find_attribute(py::handle object) {
   }
   return py::reinterpret_steal<py::object>(value);
 }
+
+// The name of the object's class, for messages.
+inline const char* type_name(py::handle object) { return Py_TYPE(object.ptr())->tp_name; }
 
 }  // namespace funcol::python

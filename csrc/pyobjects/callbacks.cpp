@@ -23,7 +23,7 @@ constexpr std::array<std::string_view, 11> kNames = {
     "gradient_of_redistribute",
 };
 
-std::array<PyObject*, kNames.size()> functions{};  // under the GIL; never let go
+std::array<PyObject*, kNames.size()> functions{};  // under the GIL; never released
 
 }  // namespace
 

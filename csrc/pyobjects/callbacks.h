@@ -1,7 +1,7 @@
 // Functions of funcol's Python side that C++ calls.
 //
-// C++ imports none of funcol's Python modules: each module hands its functions over when it is loaded. Types
-// are in python/funcol/_C.pyi, at hand_over().
+// C++ imports none of funcol's Python modules: each module hands its functions over when it is loaded.
+// python/funcol/_C.pyi has their types, at hand_over().
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>
@@ -18,8 +18,8 @@ enum class Callback {
   kNoteRedistribution,       // a context in which PyTorch's DebugMode notes a redistribution
   kApplyMask,                // a mask partial applied to a local tensor
   kFillMask,                 // a local tensor of a mask partial made
-  kRedistributeLocalTensor,  // for specs that have no values here
-  kGradientOfToLocal,        // gradients of DTensor's methods, for what is not served here
+  kRedistributeLocalTensor,  // a redistribution between specs that C++ has no values for
+  kGradientOfToLocal,        // gradients of DTensor's methods, where C++ does not serve them
   kGradientOfFromLocal,
   kGradientOfRedistribute,
 };
@@ -27,8 +27,8 @@ enum class Callback {
 // RuntimeError naming the function if the module that has it is not loaded.
 py::handle callback(Callback which);
 
-// `name` as in _C.pyi; ValueError for another one. Kept for ever, in the place of one that was handed over
-// before.
+// Sets the function of `name`, a name in _C.pyi; ValueError for other names. The function is kept until
+// another one takes its place.
 void hand_over(const std::string& name, const py::object& function);
 
 }  // namespace funcol::python

@@ -20,40 +20,16 @@ py::object make_dtensor(PyObject* local, py::handle spec, bool requires_grad) {
   static auto* const make = PyObject_GetAttrString(type, "__new__");
   static auto* const names = py::make_tuple("requires_grad").release().ptr();
   PyObject* const arguments[] = {type, local, spec.ptr(), requires_grad ? Py_True : Py_False};
-  auto* const dtensor = PyObject_Vectorcall(make, arguments, 3, names);
-  if (dtensor == nullptr) {
-    throw py::error_already_set();
-  }
-  return py::reinterpret_steal<py::object>(dtensor);
+  return checked(PyObject_Vectorcall(make, arguments, 3, names));
 }
 
 bool observes_redistribution() {
-  static auto* const of_thread = py::module::import("torch.distributed.tensor._utils")
-                                     .attr("ExplicitRedistributionContext")
-                                     .attr("_local")
-                                     .cast<py::object>()
-                                     .release()
-                                     .ptr();
-  // Asking for what is not there would make an error each time.
+  const auto context = imported<"torch.distributed.tensor._utils", "ExplicitRedistributionContext">();
+  static auto* const of_thread = attribute<"_local">(context).release().ptr();
+  // In its dict: asking for a missing attribute would make an error each time.
   const auto here = attribute<"__dict__">(of_thread);
   auto* const active = PyDict_GetItemWithError(here.ptr(), interned<"_active">());
   return active != nullptr && active != Py_None;
-}
-
-bool read_ints(py::handle tuple, std::vector<int64_t>& numbers) {
-  if (!PyTuple_Check(tuple.ptr())) {
-    return false;
-  }
-  const auto count = PyTuple_GET_SIZE(tuple.ptr());
-  numbers.resize(count);
-  for (Py_ssize_t i = 0; i < count; ++i) {
-    auto* const number = PyTuple_GET_ITEM(tuple.ptr(), i);
-    if (!PyLong_CheckExact(number)) {
-      return false;
-    }
-    numbers[i] = PyLong_AsLongLong(number);
-  }
-  return true;
 }
 
 std::optional<std::vector<Placement>> known_placements(py::handle sequence, size_t num_axes,
@@ -65,7 +41,7 @@ std::optional<std::vector<Placement>> known_placements(py::handle sequence, size
   try {
     placements = to_placements(sequence);
   } catch (const c10::Error&) {
-    return std::nullopt;  // of a kind that is not known here
+    return std::nullopt;
   }
   if (placements.size() != num_axes) {
     return std::nullopt;
@@ -85,7 +61,7 @@ std::optional<std::vector<Placement>> known_placements(py::handle sequence, size
   return placements;
 }
 
-py::object interned_spec(py::handle device_mesh, const std::vector<Placement>& placements, TensorMeta meta) {
+py::object new_spec(py::handle device_mesh, const std::vector<Placement>& placements, TensorMeta meta) {
   return to_python_spec({std::move(meta), {placements, default_shard_order(placements)}}, device_mesh,
                         /*strided_as_order=*/true, nullptr);
 }

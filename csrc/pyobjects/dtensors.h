@@ -1,4 +1,4 @@
-// PyTorch's DTensors, taken apart and put together.
+// PyTorch's DTensors: their parts as values, and DTensors made of parts.
 //
 // Everything here needs the GIL.
 #pragma once
@@ -22,17 +22,13 @@ py::object make_dtensor(PyObject* local, py::handle spec, bool requires_grad = f
 // Whether an ExplicitRedistributionContext of PyTorch is active on this thread.
 bool observes_redistribution();
 
-// False if one of the tuple's numbers is a symbol.
-bool read_ints(py::handle tuple, std::vector<int64_t>& numbers);
-
-// A list or tuple of placements for `num_axes` axes, of a tensor of `num_dims` dims; dims that it has are
-// counted from 0. Nothing for what PyTorch has to see to: another number, unknown kinds, masks, mixed
-// partials.
+// The values of a list or tuple of `num_axes` placements of a tensor with `num_dims` dims, which count from
+// 0. Nothing for other lengths, unknown kinds, masks and mixed partials, and for other objects.
 std::optional<std::vector<Placement>> known_placements(py::handle sequence, size_t num_axes,
                                                        int64_t num_dims);
 
-// A DTensorSpec of a tensor held by `placements`, which have no masks, axes cutting in the order of the mesh
-// or, where shards are strided, in the order that these stand for. It is the caller's own.
-py::object interned_spec(py::handle device_mesh, const std::vector<Placement>& placements, TensorMeta meta);
+// A new DTensorSpec of a tensor with `placements`, which have no masks. Axes cut in the order of the mesh,
+// or, where shards are strided, in the order that these stand for.
+py::object new_spec(py::handle device_mesh, const std::vector<Placement>& placements, TensorMeta meta);
 
 }  // namespace funcol::python

@@ -2,41 +2,16 @@
 
 #include <torch/csrc/distributed/Placement.h>
 
+#include <algorithm>
 #include <optional>
 #include <stdexcept>
 #include <string>
 
-#include "pyobjects/attributes.h"
 #include "pyobjects/callbacks.h"
 #include "pyobjects/mesh_table.h"
 
 namespace funcol::python {
 namespace {
-
-std::string type_name(py::handle object) { return Py_TYPE(object.ptr())->tp_name; }
-
-// PyTorch's placement classes, looked up once: whoever has a placement has imported their module. Never given
-// back, as PyTorch's own types are not.
-struct PlacementTypes {
-  PyTypeObject* replicate;
-  PyTypeObject* shard;
-  PyTypeObject* strided_shard;
-  PyTypeObject* partial;
-  PyTypeObject* mask_partial;
-};
-
-PlacementTypes find_placement_types() {
-  const auto module = py::module::import("torch.distributed.tensor.placement_types");
-  const auto type = [&](const char* name) {
-    return reinterpret_cast<PyTypeObject*>(module.attr(name).cast<py::object>().release().ptr());
-  };
-  return {type("Replicate"), type("Shard"), type("_StridedShard"), type("Partial"), type("_MaskPartial")};
-}
-
-const PlacementTypes& placement_types() {
-  static const PlacementTypes types = find_placement_types();
-  return types;
-}
 
 // The C++ part that every placement of these classes has, read past Python's attributes.
 template <typename T>
@@ -63,7 +38,7 @@ bool is_placement(py::handle object) {
   throw std::logic_error("unreachable");
 }
 
-// PyTorch takes any name for one, and refuses some as late as they are to be reduced.
+// PyTorch makes a Partial of any name, and refuses unknown ones only when it reduces.
 PartialOp known_reduction(const std::string& name) {
   try {
     return partial_op(name);
@@ -73,7 +48,7 @@ PartialOp known_reduction(const std::string& name) {
   throw std::logic_error("unreachable");
 }
 
-// A list or tuple, whose items are read where they lie: a named tuple would be asked by way of Python.
+// A list or tuple, whose items are read without calling Python, as indexing a named tuple would.
 class Items {
  public:
   Items(py::handle object, const char* what) : object_(py::reinterpret_borrow<py::object>(object)) {
@@ -97,17 +72,17 @@ int64_t integer(py::handle object, const char* what) {
   return object.cast<int64_t>();
 }
 
-struct KnownMesh {
+struct MeshAsRead {
   Mesh mesh;
   Py_ssize_t num_flattened = -1;
 };
 
-MeshTable<KnownMesh>& known_meshes() {
-  static MeshTable<KnownMesh> meshes;
+MeshTable<MeshAsRead>& meshes_as_read() {
+  static MeshTable<MeshAsRead> meshes;
   return meshes;
 }
 
-// How many flattened submeshes the mesh that `device_mesh` was sliced from has, or nothing if it is no
+// The number of flattened submeshes of the mesh that `device_mesh` was sliced from; nothing if it is no
 // DeviceMesh.
 std::optional<Py_ssize_t> num_flattened(py::handle device_mesh) {
   const auto root = find_attribute<"_root_mesh">(device_mesh);
@@ -129,22 +104,21 @@ Mesh read_mesh(py::handle device_mesh) {
 
 Placement to_placement(py::handle object) {
   namespace stock = torch::distributed;
-  const auto& types = placement_types();
-  auto* const type = Py_TYPE(object.ptr());
-  if (type == types.replicate) {
+  const auto type = py::type::handle_of(object);
+  if (type.is(imported<kPlacementTypes, "Replicate">())) {
     return Placement::replicate();
   }
-  if (type == types.shard) {
+  if (type.is(imported<kPlacementTypes, "Shard">())) {
     return Placement::shard(cpp_part<stock::Shard>(object).dim);
   }
-  if (type == types.partial) {
+  if (type.is(imported<kPlacementTypes, "Partial">())) {
     return Placement::partial(known_reduction(cpp_part<stock::Partial>(object).reduce_op));
   }
-  if (type == types.strided_shard) {
+  if (type.is(imported<kPlacementTypes, "_StridedShard">())) {
     const auto& strided = cpp_part<stock::StridedShard>(object);
     return Placement::shard(strided.dim, strided.split_factor);
   }
-  if (type == types.mask_partial) {
+  if (type.is(imported<kPlacementTypes, "_MaskPartial">())) {
     const py::object buffer = object.attr("mask_buffer");
     return Placement::partial(known_reduction(cpp_part<stock::Partial>(object).reduce_op),
                               reinterpret_cast<uint64_t>(buffer.ptr()));
@@ -193,7 +167,7 @@ ShardOrder to_shard_order(py::handle object) {
 }
 
 const Mesh& to_mesh(py::handle object) {
-  const auto* const known = known_meshes().find(object);
+  const auto* const known = meshes_as_read().find(object);
   if (known == nullptr) {
     py::detail::type_caster_base<Mesh> caster;
     if (caster.load(object, /*convert=*/false)) {
@@ -206,7 +180,15 @@ const Mesh& to_mesh(py::handle object) {
   if (known != nullptr && known->num_flattened == *flattened) {
     return known->mesh;
   }
-  return known_meshes().put(object, {read_mesh(object), *flattened}).mesh;
+  return meshes_as_read().put(object, {read_mesh(object), *flattened}).mesh;
+}
+
+bool has_masks(const Layout& layout) {
+  return std::ranges::any_of(layout.placements, [](const auto& placement) { return placement.mask != 0; });
+}
+
+bool has_strided_shards(const Layout& layout) {
+  return std::ranges::any_of(layout.placements, &Placement::is_strided);
 }
 
 }  // namespace funcol::python

@@ -1,8 +1,7 @@
 // PyTorch's Python objects for layouts as values: placements, shard orders, device meshes.
 //
-// Everything here needs the GIL. What is of the wrong type is a TypeError; a kind of placement that funcol
-// does not know, such as a subclass of Partial with rules of its own, a NotImplementedError: never taken for
-// its base class.
+// Everything here needs the GIL. An object of a wrong type is a TypeError. A placement of a kind that funcol
+// does not know, such as a subclass of Partial, is a NotImplementedError, and never taken for its base class.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>
@@ -10,24 +9,30 @@
 #include <vector>
 
 #include "layout/layout.h"
+#include "pyobjects/attributes.h"
 
 namespace funcol::python {
 
-// Replicate, Shard, _StridedShard, Partial of any reduction, or _MaskPartial, whose mask is the address of
-// its mask_buffer. A Shard's dim is as it was given: make_layout() counts negative ones from 0.
+// The value of a Replicate, Shard, _StridedShard, Partial of any reduction, or _MaskPartial, whose mask is
+// the address of its mask_buffer. A Shard keeps a negative dim: make_layout() counts it from 0.
 Placement to_placement(py::handle object);
 
-// A sequence of placements, or text such as "S0,R".
+// The values of a sequence of placements, or of text such as "S0,R".
 std::vector<Placement> to_placements(py::handle object);
 
-// PyTorch's tuple of ShardOrderEntry(tensor_dim, mesh_dims), or pairs of the same. None is the default order:
-// empty.
+// The value of a tuple of ShardOrderEntry(tensor_dim, mesh_dims), or of such pairs. Empty for None, the
+// default order.
 ShardOrder to_shard_order(py::handle object);
 
-// A DeviceMesh, or a funcol._C.Mesh. `merged` names the sets of axes of several ranks that have a process
-// group by now: flattened submeshes, and the world where the mesh is the whole of it in the order of its
-// ranks. No group is made. Remembered for as long as the DeviceMesh lives, and made again once it has been
-// flattened further: the reference is good until the next call for the same object.
+// The value of a DeviceMesh, or of a funcol._C.Mesh. `merged` names the sets of axes that have a process
+// group already: flattened submeshes, and the world if the mesh is all of it in the order of ranks. No group
+// is made. Remembered while the DeviceMesh lives, and read again once the mesh is flattened further. The
+// reference is valid until the next call for the same object.
 const Mesh& to_mesh(py::handle object);
+
+bool has_masks(const Layout& layout);
+bool has_strided_shards(const Layout& layout);
+
+inline constexpr AttributeName kPlacementTypes("torch.distributed.tensor.placement_types");
 
 }  // namespace funcol::python

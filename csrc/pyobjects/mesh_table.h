@@ -1,4 +1,4 @@
-// What is known of DeviceMeshes, each entry for as long as its mesh lives.
+// A table of values for DeviceMeshes, each kept for as long as its mesh lives.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>
@@ -8,17 +8,17 @@
 
 namespace funcol::python {
 
-// By address. Tables live as long as the process; the GIL is their lock.
+// Keyed by address. Tables live as long as the process; the GIL is their lock.
 template <typename Value>
 class MeshTable {
  public:
-  // Null if there is none. Good until the mesh goes.
+  // Null if there is none. Valid until the mesh goes.
   Value* find(py::handle mesh) {
     const auto found = values_.find(mesh.ptr());
     return found == values_.end() ? nullptr : &found->second;
   }
 
-  // In the place of the one there is.
+  // Adds a value, or replaces the mesh's earlier one.
   Value& put(py::handle mesh, Value value) {
     auto* const address = mesh.ptr();
     const auto [entry, is_new] = values_.insert_or_assign(address, std::move(value));

@@ -1,6 +1,5 @@
 #include "pyobjects/op_schemas.h"
 
-#include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/Layout.h>
 #include <torch/csrc/MemoryFormat.h>
@@ -13,39 +12,28 @@
 #include <unordered_map>
 #include <utility>
 
+#include "compat/dtensor_spec.h"
 #include "metas/output_metas.h"
 #include "pyobjects/attributes.h"
+#include "pyobjects/dtypes.h"
 #include "pyobjects/layouts.h"
+#include "pyobjects/spec_objects.h"
 
 namespace funcol::python {
 
 bool is_spec(py::handle object) {
-  auto* const type = imported<"torch.distributed.tensor._dtensor_spec", "DTensorSpec">().ptr();
-  return Py_TYPE(object.ptr()) == reinterpret_cast<PyTypeObject*>(type) ||
-         PyObject_IsInstance(object.ptr(), type) == 1;
-}
-
-bool stands_for_order(py::handle spec) {
-  const auto value = find_attribute<"use_strided_shard_as_shard_order">(spec);
-  return value && value.ptr() == Py_True;
+  const auto type = imported<"torch.distributed.tensor._dtensor_spec", "DTensorSpec">();
+  return py::type::handle_of(object).is(type) || PyObject_IsInstance(object.ptr(), type.ptr()) == 1;
 }
 
 namespace {
 
 constexpr const char* kOp = "propagate_op_sharding";
 
-// Sizes and strides, which must be numbers.
-std::vector<int64_t> numbers(py::handle tuple) {
-  std::vector<int64_t> values;
-  TORCH_CHECK_NOT_IMPLEMENTED(PyTuple_Check(tuple.ptr()), "funcol::", kOp, ": sizes that are no tuple.");
-  const auto count = PyTuple_GET_SIZE(tuple.ptr());
-  values.reserve(count);
-  for (Py_ssize_t i = 0; i < count; ++i) {
-    auto* const value = PyTuple_GET_ITEM(tuple.ptr(), i);
-    TORCH_CHECK_NOT_IMPLEMENTED(PyLong_Check(value), "funcol::", kOp, ": a symbolic size.");
-    values.push_back(PyLong_AsLongLong(value));
-  }
-  return values;
+std::vector<int64_t> sizes_or_strides(py::handle tuple) {
+  std::vector<int64_t> numbers;
+  TORCH_CHECK_NOT_IMPLEMENTED(read_ints(tuple, numbers), "funcol::", kOp, ": a symbolic size.");
+  return numbers;
 }
 
 TensorMeta read_meta(py::handle spec) {
@@ -55,17 +43,17 @@ TensorMeta read_meta(py::handle spec) {
                     ". Pass DTensorSpecs that say what their tensors look like.");
   auto* const dtype = PyTuple_GET_ITEM(meta.ptr(), 2);
   TORCH_CHECK_TYPE(THPDtype_Check(dtype), "funcol::", kOp, ": the dtype of a tensor_meta is a ",
-                   Py_TYPE(dtype)->tp_name, ".");
-  return {numbers(PyTuple_GET_ITEM(meta.ptr(), 0)), numbers(PyTuple_GET_ITEM(meta.ptr(), 1)),
-          static_cast<Dtype>(reinterpret_cast<THPDtype*>(dtype)->scalar_type)};
+                   type_name(dtype), ".");
+  return {sizes_or_strides(PyTuple_GET_ITEM(meta.ptr(), 0)),
+          sizes_or_strides(PyTuple_GET_ITEM(meta.ptr(), 1)), static_cast<Dtype>(to_dtype(dtype))};
 }
 
 std::string qualified(const c10::OperatorName& name) {
   return name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
 }
 
-// Batch norms of the schemas that do not say so update their running statistics.
-bool is_written_unsaid(const std::string& op, const std::string& argument) {
+// Batch norms update their running statistics, which their schemas do not say.
+bool is_running_statistic(const std::string& op, const std::string& argument) {
   constexpr std::array<const char*, 3> kOps = {"aten::native_batch_norm", "aten::cudnn_batch_norm",
                                                "aten::miopen_batch_norm"};
   return std::ranges::find(kOps, op) != kOps.end() &&
@@ -81,7 +69,7 @@ std::unique_ptr<Operator> describe(const c10::OperatorHandle& handle) {
                                : Argument{});
     op->is_written.push_back(
         (!argument.is_out() && argument.alias_info() != nullptr && argument.alias_info()->isWrite()) ||
-        is_written_unsaid(op->name, argument.name()));
+        is_running_statistic(op->name, argument.name()));
   }
   for (const auto& value : schema.returns()) {
     std::optional<size_t> same;
@@ -103,7 +91,7 @@ class Reader {
  public:
   explicit Reader(PythonSchema& schema) : schema_(schema) {}
 
-  // `stays`: what it holds cannot move.
+  // `stays`: the argument's tensors cannot move.
   Argument read(py::handle object, bool stays) {
     auto* const value = object.ptr();
     if (value == Py_None) {
@@ -129,7 +117,7 @@ class Reader {
       return {std::move(list)};
     }
     if (THPDtype_Check(value)) {
-      return {static_cast<Dtype>(reinterpret_cast<THPDtype*>(value)->scalar_type)};
+      return {static_cast<Dtype>(to_dtype(value))};
     }
     if (THPMemoryFormat_Check(value)) {
       return {static_cast<int64_t>(reinterpret_cast<THPMemoryFormat*>(value)->memory_format)};
@@ -141,10 +129,10 @@ class Reader {
       return {std::string(py::str(object))};
     }
     TORCH_CHECK_NOT_IMPLEMENTED(false, "funcol::", kOp, ": an argument of ", schema_.op->name, " is a ",
-                                Py_TYPE(value)->tp_name, ".");
+                                type_name(value), ".");
   }
 
-  // A tensor that the result is written to: its layout is that of the result.
+  // An out= argument, whose layout is that of the result.
   void read_out(py::handle object) {
     if (is_spec(object)) {
       schema_.results.emplace_back(layout_of(object, read_meta(object)));
@@ -159,10 +147,8 @@ class Reader {
       schema_.mesh = attribute<"mesh">(spec);
     }
     auto layout = read_layout(spec, meta, schema_.op->name);
-    const bool has_strided = std::ranges::any_of(
-        layout.placements, [](const auto& placement) { return placement.split_factor != 1; });
-    if (has_strided && !schema_.strided_as_order) {
-      schema_.strided_as_order = stands_for_order(spec);
+    if (has_strided_shards(layout) && !schema_.strided_as_order) {
+      schema_.strided_as_order = compat::strided_shards_stand_for_order(spec);
     }
     return layout;
   }
@@ -181,7 +167,8 @@ class Reader {
   PythonSchema& schema_;
 };
 
-// What an in-place operator returns is what it writes to; out= results were read as such.
+// An in-place operator returns arguments that it writes to: their layouts are those of the results. Layouts
+// of out= results are known already.
 void require_results_of_written(PythonSchema& schema) {
   const auto& op = *schema.op;
   const auto& arguments = op.handle.schema().arguments();
@@ -198,7 +185,7 @@ void require_results_of_written(PythonSchema& schema) {
   }
 }
 
-// Fused optimizers write to gradients only to unscale them.
+// Fused optimizers write to gradients only to unscale them: without a scale the gradients may move.
 void free_gradients_that_are_read(PythonSchema& schema) {
   const auto& call = schema.call;
   if (!call.has_arg("grads") || !call.has_arg("grad_scale") || !call.arg("grad_scale").is_none()) {
@@ -209,10 +196,9 @@ void free_gradients_that_are_read(PythonSchema& schema) {
   }
 }
 
-// Takes a schema apart.
 class PartOf {
  public:
-  // With an `index`: of lists only their element there.
+  // With an `index`, the part has only that element of each list.
   PartOf(const PythonSchema& whole, std::optional<size_t> index) : whole_(whole), index_(index) {}
 
   Part take() {
@@ -254,7 +240,7 @@ class PartOf {
     return {taken};
   }
 
-  // That of the first tensor. A tensor of another mesh may serve as a value that every rank has.
+  // The mesh is that of the first tensor. A replicated tensor of another mesh is a value that every rank has.
   void settle_mesh() {
     if (part_.tensors.empty()) {  // of a factory with out=
       part_.mesh = whole_.mesh;
@@ -308,7 +294,7 @@ const Operator& to_operator(py::handle op_overload) {
   const auto name = torch::jit::parseName(op_overload.attr("name")().cast<std::string>());
   const auto handle = c10::Dispatcher::singleton().findSchema(name);
   TORCH_CHECK_VALUE(handle.has_value(), "funcol::", kOp, ": ", name.name, " is no operator of PyTorch.");
-  Py_INCREF(op_overload.ptr());  // its address stands for it
+  Py_INCREF(op_overload.ptr());  // its address is the key
   return *(operators[op_overload.ptr()] = describe(*handle));
 }
 
@@ -319,8 +305,7 @@ Layout read_layout(py::handle spec, const TensorMeta& meta, const std::string& w
 }
 
 Spec read_spec(py::handle spec) {
-  TORCH_CHECK_TYPE(is_spec(spec), "funcol: got a ", Py_TYPE(spec.ptr())->tp_name,
-                   " where a DTensorSpec belongs.");
+  TORCH_CHECK_TYPE(is_spec(spec), "funcol: got a ", type_name(spec), " where a DTensorSpec belongs.");
   auto meta = read_meta(spec);
   auto layout = read_layout(spec, meta, "a tensor");
   return {std::move(meta), std::move(layout)};

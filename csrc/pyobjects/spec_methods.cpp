@@ -10,11 +10,11 @@ PyObject* stock_hash = nullptr;
 
 py::object fields_of(PyObject* spec) {
   auto fields = py::reinterpret_steal<py::object>(PyObject_GenericGetDict(spec, nullptr));
-  PyErr_Clear();  // an object without a dict is PyTorch's to compare
+  PyErr_Clear();  // an object without a dict: PyTorch compares it
   return fields;
 }
 
-enum class Answer { kEqual, kDifferent, kUnknown };  // unknown, too, with a Python error set
+enum class Answer { kEqual, kDifferent, kUnknown };  // an error of Python is set only with kUnknown
 
 template <AttributeName name>
 Answer compare_field(const py::object& one, const py::object& other) {
@@ -75,12 +75,7 @@ std::pair<py::object, py::object> spec_methods(py::object type, py::object equal
   Py_XSETREF(stock_equals, equals_of_stock.release().ptr());
   Py_XSETREF(stock_hash, hash_of_stock.release().ptr());
   auto* const owner = reinterpret_cast<PyTypeObject*>(type.ptr());
-  auto eq = py::reinterpret_steal<py::object>(PyDescr_NewMethod(owner, &eq_method));
-  auto hashed = py::reinterpret_steal<py::object>(PyDescr_NewMethod(owner, &hash_method));
-  if (!eq || !hashed) {
-    throw py::error_already_set();
-  }
-  return {std::move(eq), std::move(hashed)};
+  return {checked(PyDescr_NewMethod(owner, &eq_method)), checked(PyDescr_NewMethod(owner, &hash_method))};
 }
 
 }  // namespace funcol::python

@@ -5,7 +5,7 @@
 namespace funcol::python {
 namespace {
 
-// As values where they are of known kinds: Python's comparison takes ten times as long.
+// Compares values where the placements are of known kinds: Python's comparison takes ten times as long.
 bool are_same_placements(const py::object& one, const py::object& other) {
   if (one.is(other)) {
     return true;
@@ -33,6 +33,22 @@ bool hold_alike(py::handle spec, py::handle other) {
           are_equal(attribute<"shard_order">(spec), attribute<"shard_order">(other)));
 }
 
+bool read_ints(py::handle tuple, std::vector<int64_t>& numbers) {
+  if (!PyTuple_Check(tuple.ptr())) {
+    return false;
+  }
+  const auto count = PyTuple_GET_SIZE(tuple.ptr());
+  numbers.resize(count);
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    auto* const number = PyTuple_GET_ITEM(tuple.ptr(), i);
+    if (!PyLong_CheckExact(number)) {
+      return false;
+    }
+    numbers[i] = PyLong_AsLongLong(number);
+  }
+  return true;
+}
+
 py::object meta_of(py::handle spec, const char* op) {
   auto meta = attribute<"tensor_meta">(spec);
   TORCH_CHECK_VALUE(
@@ -46,7 +62,6 @@ std::vector<int64_t> shape_of(py::handle spec, const char* op) {
   const auto shape = attribute<"shape">(meta_of(spec, op));
   std::vector<int64_t> sizes;
   for (const auto& size : py::reinterpret_borrow<py::sequence>(shape)) {
-    // A symbol becomes the number that it stands for, and a guard: a plan is made for sizes.
     sizes.push_back(PyLong_CheckExact(size.ptr()) ? PyLong_AsLongLong(size.ptr())
                                                   : py::int_(size).cast<int64_t>());
   }

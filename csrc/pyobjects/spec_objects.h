@@ -1,4 +1,4 @@
-// The fields of a DTensorSpec, as Python's objects.
+// The fields of a DTensorSpec, as Python's objects and as values.
 //
 // Everything here needs the GIL.
 #pragma once
@@ -26,11 +26,14 @@ struct SpecObjects {
   py::object order;
 };
 
-// Whether the two are equal to Python.
+// Python's ==.
 bool are_equal(const py::object& one, const py::object& other);
 
-// Whether two specs of a tensor hold it alike: their placements and shard orders are equal.
+// Whether the placements and shard orders of two specs are equal.
 bool hold_alike(py::handle spec, py::handle other);
+
+// The integers of a tuple; false if it is no tuple, or one of them is a symbol.
+bool read_ints(py::handle tuple, std::vector<int64_t>& numbers);
 
 // The spec's tensor_meta; ValueError naming `op` if it has none.
 py::object meta_of(py::handle spec, const char* op);

@@ -1,6 +1,6 @@
-// PyTorch's DTensorSpecs made from values: each is made once and remembered, and copies are handed out.
+// PyTorch's DTensorSpecs made of values: each is made once and remembered, and callers get copies.
 //
-// Programs write to specs. What is remembered is never what a program can reach.
+// Programs write to specs, so that they never get a remembered one. Everything here needs the GIL.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>
@@ -11,26 +11,28 @@
 
 namespace funcol::python {
 
-// The Python placement that has a mask, told by Placement::mask.
+// Finds the Python placement with a mask, by Placement::mask.
 using MaskedPlacements = std::function<py::object(const Placement&)>;
 
-// A DTensorSpec that equals this one, as the program may have changed it, and is nobody else's.
+// A new DTensorSpec that equals `spec`.
 py::object copy_spec(py::handle spec);
 
-// One to be remembered, which does not keep its mesh; and a copy of that for a program.
+// A copy to remember, which does not keep the mesh alive, and the copy of that on its mesh.
 py::object copy_without_mesh(py::handle spec);
 py::object copy_onto(py::handle spec, py::handle mesh);
 
-// The DTensorSpec of a tensor on `mesh`, a copy of one that Python's make_spec made and that is remembered
-// while it is among the last 4096 that were asked for. Placements with a mask are asked of `masked`, and
-// their specs made each time.
+// A new DTensorSpec of a tensor on `mesh`. Python's make_spec makes it, or it is the copy of one of the last
+// 4096 specs. `masked` gives placements with masks; specs with masks are not remembered.
 py::object to_python_spec(const Spec& spec, py::handle mesh, bool strided_as_order,
                           const MaskedPlacements& masked);
 
-// What stands for all specs that equal this one, as long as it is kept: to tell specs apart by identity, and
-// never for a program. NotImplementedError for masks; other errors as those of read_spec().
+// The same object for all specs that equal this one, while it is kept: to compare specs by identity. Programs
+// must not get it. NotImplementedError for masks; otherwise raises what read_spec() raises.
 py::object canonical_spec(py::handle spec);
 
 void forget_specs();
+
+// The Python placement Replicate().
+py::object replicate();
 
 }  // namespace funcol::python

@@ -1,12 +1,12 @@
-// Lets go of the GIL for a while.
+// Releases the GIL for the lifetime of an object.
 #pragma once
 
 #include <torch/csrc/python_headers.h>
 
 namespace funcol::python {
 
-// While one lives, the thread is without the GIL, whether or not it had it. Cheaper than pybind11's, which
-// also looks after threads that Python does not know.
+// Does nothing if the thread does not hold the GIL. Cheaper than pybind11's gil_scoped_release, which also
+// serves threads that Python does not know.
 class WithoutGil {
  public:
   WithoutGil() : state_(PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr) {}

@@ -7,6 +7,7 @@ from __future__ import annotations
 import collections
 import functools
 from collections.abc import Callable
+from types import SimpleNamespace  # noqa: F401
 from typing import Any
 
 import torch
@@ -76,6 +77,27 @@ class Param:
         self.fsdp_placement = Shard(dim)
         self.all_gather_outputs: list[torch.Tensor] = []
         vars(self).update(fields)
+
+
+class GroupOfALayer:
+    """The FSDPParamGroup of a linear layer with 8 rows of 2 weights, ready for its forward pass."""
+
+    def __init__(self) -> None:
+        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
+
+        self.classes, self.states = _fsdp_param, _fsdp_param.ShardedState
+        self.module = fully_shard(torch.nn.Linear(2, 8, bias=False), mesh=line)
+        state = self.module._get_fsdp_state()  # type: ignore[attr-defined]
+        state._lazy_init()
+        self.group = state._fsdp_param_group
+        self.group_class = _fsdp_param_group.FSDPParamGroup
+
+    def trained(self) -> str:
+        return str(self.group._training_state.name)
+
+    def sharded(self) -> str:
+        return str(self.group._sharded_state.name)
 
 
 # What C++ calls

@@ -1,0 +1,34 @@
+#include "pyobjects/callbacks.h"
+
+#include <gtest/gtest.h>
+
+#include "support/python.h"
+#include "support/refuses.h"
+
+namespace funcol::python {
+namespace {
+
+using test::python;
+using test::refuses;
+
+TEST(Callback, IsTheFunctionOfItsName) {
+  EXPECT_TRUE(python("x.__name__ == 'mesh_axes'", callback(Callback::kMeshAxes)).cast<bool>());
+  EXPECT_TRUE(python("x.__name__ == 'axis_group'", callback(Callback::kAxisGroup)).cast<bool>());
+}
+
+TEST(Callback, IsTheOneHandedOverLast) {
+  hand_over("note_redistribution", python("abs"));
+  hand_over("note_redistribution", python("len"));
+  EXPECT_TRUE(callback(Callback::kNoteRedistribution).is(python("len")));
+}
+
+TEST(Callback, IsAnErrorBeforeItIsHandedOver) {
+  EXPECT_TRUE(refuses<c10::Error>([] { callback(Callback::kFillMask); }, {"fill_mask()"}));
+}
+
+TEST(HandOver, RefusesAnUnknownName) {
+  EXPECT_TRUE(refuses<c10::ValueError>([] { hand_over("mesh_axis", python("len")); }, {"'mesh_axis'"}));
+}
+
+}  // namespace
+}  // namespace funcol::python

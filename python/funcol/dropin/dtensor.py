@@ -26,11 +26,11 @@ from torch.distributed.tensor._op_schema import OpStrategy
 from torch.utils._pytree import tree_leaves
 
 from .. import _C, _compat
+from ..redistribution.conversions import to_local_in_order
 from ..redistribution.functions import redistributed_by_python
-from ..redistribution.local_gradients import ToLocalInOrder, has_own_order
 from ..redistribution.meshes import simulates_ranks
 from ..redistribution.moving import How, are_known, axes_with_own_rules, move, use_as_pytorchs
-from ..redistribution.targets import has_symbols
+from ..redistribution.specs import has_own_order, has_symbols
 from ..sharding import keyword_tensors
 from . import patching, writes
 
@@ -58,8 +58,7 @@ def to_local(self: DTensor, *, grad_placements: Sequence[Placement] | None = Non
         if local is not NotImplemented:
             return local
     if has_own_order(self._spec):
-        placements = None if grad_placements is None else tuple(grad_placements)
-        return ToLocalInOrder.apply(self, placements)  # type: ignore[no-any-return]
+        return to_local_in_order(self, grad_placements)
     return _to_local(self, grad_placements=grad_placements)
 
 

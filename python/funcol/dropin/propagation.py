@@ -17,6 +17,7 @@ from torch.distributed.tensor._sharding_prop import ShardingPropagator as StockP
 from torch.distributed.tensor.placement_types import _MaskPartial
 
 from .. import _C, _compat
+from ..redistribution.specs import has_own_order, has_symbols
 from ..sharding.op_schemas import specs_in, with_replicated, with_specs
 from ..sharding.propagation import ShardingPropagator
 from . import writes
@@ -239,7 +240,7 @@ def _holds_nothing(op_schema: OpSchema) -> bool:
 
 
 def _has_symbols(op_schema: OpSchema) -> bool:
-    return any(type(size) is not int for spec in _specs(op_schema) for size in spec.shape)
+    return any(map(has_symbols, _specs(op_schema)))
 
 
 def _is_plain(op_schema: OpSchema) -> bool:
@@ -265,7 +266,7 @@ def _is_plain(op_schema: OpSchema) -> bool:
                     return False
             elif type(placement) is not Replicate:
                 return False
-        if any(entry.mesh_dims != tuple(sorted(entry.mesh_dims)) for entry in spec.shard_order or ()):
+        if has_own_order(spec):
             return False
     return True
 

@@ -13,10 +13,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
+from ..redistribution.conversions import from_local, to_local
 from ..redistribution.functions import redistribute
-from ..redistribution.meshless_specs import canonical, copy_without_mesh
 from ..redistribution.moving import settled
-from .conversions import from_local, meta_of, to_local
+from ..redistribution.specs import canonical, copy_without_mesh, has_own_order, placed, spec_of_shape
 from .nesting import flatten, unflatten
 from .regions import (
     Placements,
@@ -24,12 +24,9 @@ from .regions import (
     Uneven,
     average_of,
     check_differentiable,
-    counted_from_0,
+    checked_placements,
     cuts_of,
-    dense_strides,
     gradient_placements,
-    has_own_order,
-    spec_of,
     uneven_dims,
     whole_spec,
 )
@@ -241,8 +238,7 @@ class LocalMap:
                 f"{list(moves[i] or ())}. Redistribute it, or pass redistribute_inputs=True."
             )
         held = [
-            spec and spec_of(mesh, wanted or (), *meta_of(spec))
-            for spec, wanted in zip(specs, placements, strict=True)
+            spec and placed(spec, mesh, wanted or ()) for spec, wanted in zip(specs, placements, strict=True)
         ]
         for wanted in self.outputs:
             if wanted is not None:
@@ -255,7 +251,7 @@ class LocalMap:
             weakref.ref(mesh),
             tuple(moves) if has_moves else None,
             tuple(
-                spec and copy_without_mesh(spec_of(mesh, gradient or (), *meta_of(spec)))
+                spec and copy_without_mesh(placed(spec, mesh, gradient or ()))
                 for spec, gradient in zip(held, gradients_in, strict=True)
             ),
             tuple(gradients_out),
@@ -286,7 +282,7 @@ class LocalMap:
         placements = self.inputs[i]
         assert placements is not None
         self._check_num_axes(placements, spec.mesh, "in_placements")
-        return counted_from_0(placements, spec.ndim, f"argument {i}", self.name)
+        return checked_placements(placements, spec.ndim, f"argument {i}", self.name)
 
     def _check_num_axes(self, placements: Placements, mesh: DeviceMesh, stated: str) -> None:
         if len(placements) != mesh.ndim:
@@ -307,7 +303,7 @@ class LocalMap:
             if stated is None or held is None:
                 continue
             self._check_num_axes(stated, mesh, "in_grad_placements")
-            wanted = counted_from_0(stated, num_dims[i], f"the gradient of argument {i}", self.name)
+            wanted = checked_placements(stated, num_dims[i], f"the gradient of argument {i}", self.name)
             if cuts_of(wanted) != cuts_of(held):
                 raise ValueError(
                     f"funcol.apply_local_map: {self.name}: in_grad_placements has {list(stated)} for "
@@ -398,7 +394,7 @@ class LocalMap:
                 f"funcol.apply_local_map: {self.name}: result {i} is a tensor of shape {tuple(value.shape)}, "
                 "but out_placements has None for it. State its placements."
             )
-        return counted_from_0(placements, value.dim(), f"result {i}", self.name)
+        return checked_placements(placements, value.dim(), f"result {i}", self.name)
 
     def _wrapped(self, i: int, value: Tensor, signature: Signature) -> DTensor:
         value = settled(value)
@@ -422,16 +418,15 @@ class LocalMap:
         assert placements is not None
         sizes = self.sizes[i] if self.sizes is not None else None
         if sizes is not None:
-            strides = dense_strides(value, sizes)
-            spec = spec_of(signature.mesh, placements, sizes, strides, value.dtype)
+            spec = spec_of_shape(signature.mesh, placements, sizes, value)
         else:
             spec = whole_spec(value, signature.mesh, placements, signature.uneven, f"result {i}", self.name)
         gradient = signature.gradients_out[i]
         assert gradient is not None
-        gradient = counted_from_0(gradient, value.dim(), f"result {i}", self.name)
+        gradient = checked_placements(gradient, value.dim(), f"result {i}", self.name)
         return Result(
             copy_without_mesh(spec),
-            copy_without_mesh(spec_of(signature.mesh, gradient, *meta_of(spec))),
+            copy_without_mesh(placed(spec, signature.mesh, gradient)),
             average_of(placements, signature.mesh) if _needs_a_look(placements) else 0,
         )
 

@@ -12,8 +12,9 @@ from torch.distributed.tensor import Placement, Replicate
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSpec, OpStrategy
 
+from ..redistribution.specs import placed, spec_of
 from ..sharding.costs import redistribute_cost_table
-from .regions import Placements, counted_from_0, spec_of
+from .regions import Placements, checked_placements
 
 
 def get_local_map_placement_option(
@@ -118,15 +119,13 @@ def _spec(
             f"funcol.get_local_map_placement_option: {name}: {what} has {len(wanted)} placements for the "
             f"{mesh.ndim} axes of {mesh}. Give one for each axis."
         )
-    wanted = counted_from_0(wanted, value.dim(), what, name)
-    return spec_of(mesh, wanted, value.shape, value.stride(), value.dtype)
+    wanted = checked_placements(wanted, value.dim(), what, name)
+    return spec_of(mesh, wanted, value)
 
 
 def _costs(strategy: OpStrategy, target: DTensorSpec, is_moved: bool) -> list[float]:
     sources = [way.output_spec for way in strategy.strategies]
     if not is_moved:
         return [0.0] * len(sources)
-    meta = target.tensor_meta
-    assert meta is not None
-    known = [spec_of(source.mesh, source.placements, *meta) for source in sources]
+    known = [placed(target, source.mesh, source.placements) for source in sources]
     return [row[0] for row in redistribute_cost_table(known, [target])]

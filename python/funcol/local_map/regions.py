@@ -13,14 +13,14 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
-from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from .. import _C
+from ..redistribution.specs import counted_from_0, is_shard, spec_of_shape
 
 Placements = tuple[Placement, ...]
 Sizes = tuple[int, ...]
@@ -209,30 +209,22 @@ def check_differentiable(placements: Placements, what: str, name: str) -> None:
 # Shapes
 
 
-def counted_from_0(placements: Placements, num_dims: int, what: str, name: str) -> Placements:
+def checked_placements(placements: Placements, num_dims: int, what: str, name: str) -> Placements:
     """``placements`` with dims counted from the front. ``ValueError`` for dims that the tensor lacks."""
-    result: list[Placement] = []
     for placement in placements:
-        dim = getattr(placement, "dim", None)
-        if dim is not None:
-            if not -num_dims <= dim < num_dims:
-                raise ValueError(
-                    f"funcol.apply_local_map: {name}: {what} has {num_dims} dims, but its placements "
-                    f"{list(placements)} shard dim {dim}. State a dim that it has."
-                )
-            if dim < 0:
-                factor = getattr(placement, "split_factor", None)
-                dim += num_dims
-                placement = Shard(dim) if factor is None else _StridedShard(dim, split_factor=factor)
-        result.append(placement)
-    return tuple(result)
+        if is_shard(placement) and not -num_dims <= placement.dim < num_dims:
+            raise ValueError(
+                f"funcol.apply_local_map: {name}: {what} has {num_dims} dims, but its placements "
+                f"{list(placements)} shard dim {placement.dim}. State a dim that it has."
+            )
+    return tuple(counted_from_0(placement, num_dims) for placement in placements)
 
 
 def cuts_of(placements: Placements) -> dict[int, tuple[int, ...]]:
     """The axes that cut each dim that is cut."""
     cuts: dict[int, tuple[int, ...]] = {}
     for axis, placement in enumerate(placements):
-        if isinstance(placement, (Shard, _StridedShard)):
+        if is_shard(placement):
             cuts[placement.dim] = (*cuts.get(placement.dim, ()), axis)
     return cuts
 
@@ -243,8 +235,7 @@ def num_pieces(mesh: DeviceMesh, axes: Sequence[int]) -> int:
 
 def local_shape(spec: DTensorSpec, what: str, name: str) -> tuple[Any, ...]:
     """This rank's shape. Sizes that are symbols have to divide."""
-    assert spec.tensor_meta is not None
-    shape: list[Any] = list(spec.tensor_meta.shape)
+    shape: list[Any] = list(spec.shape)
     if all(isinstance(size, int) for size in shape):
         return tuple(_C.local_shape_of(spec, shape))
     for dim, axes in cuts_of(spec.placements).items():
@@ -257,32 +248,6 @@ def local_shape(spec: DTensorSpec, what: str, name: str) -> tuple[Any, ...]:
             )
         shape[dim] = shape[dim] // pieces
     return tuple(shape)
-
-
-def spec_of(
-    mesh: DeviceMesh, placements: Placements, shape: Sequence[Any], stride: Sequence[Any], dtype: torch.dtype
-) -> DTensorSpec:
-    return DTensorSpec(mesh, placements, tensor_meta=TensorMeta(torch.Size(shape), tuple(stride), dtype))
-
-
-def dense_strides(like: Tensor, shape: Sequence[Any]) -> tuple[Any, ...]:
-    """Strides of a dense tensor of ``shape`` whose dims lie in memory in the order of those of ``like``."""
-    order = range(len(shape))
-    if not like.is_contiguous():
-        strides = like.stride()
-        order = sorted(order, key=lambda dim: (-strides[dim], dim))  # type: ignore[assignment]
-    result: list[Any] = [0] * len(shape)
-    step: Any = 1
-    for dim in reversed(order):
-        result[dim] = step
-        step = step * (max(shape[dim], 1) if isinstance(shape[dim], int) else shape[dim])
-    return tuple(result)
-
-
-def has_own_order(spec: DTensorSpec | None) -> bool:
-    """Whether axes cut a dim in another order than that of the mesh, which placements do not tell."""
-    entries = () if spec is None else spec.shard_order or ()
-    return any(list(axes) != sorted(axes) for _, axes in entries)
 
 
 class Uneven(NamedTuple):
@@ -299,8 +264,7 @@ def uneven_dims(specs: Sequence[DTensorSpec | None]) -> list[Uneven]:
     for spec in specs:
         if spec is None:
             continue
-        assert spec.tensor_meta is not None
-        shape = spec.tensor_meta.shape
+        shape = spec.shape
         for dim, axes in cuts_of(spec.placements).items():
             if isinstance(shape[dim], int) and shape[dim] % num_pieces(spec.mesh, axes):
                 local = _C.local_shape_of(spec, list(shape))
@@ -321,7 +285,7 @@ def whole_spec(
     Shards are taken to be even unless one of the inputs has uneven ones on the same axes: then its size is
     the result's, too, and ``ValueError`` where this rank's part is not that long.
     """
-    placements = counted_from_0(placements, local.dim(), what, name)
+    placements = checked_placements(placements, local.dim(), what, name)
     shape: list[Any] = list(local.shape)
     for dim, axes in cuts_of(placements).items():
         related = [one for one in uneven if set(one.axes) & set(axes)]
@@ -337,4 +301,4 @@ def whole_spec(
                 "its whole size cannot be told. Pad the inputs, or return shards as long as theirs."
             )
         shape[dim] = sizes.pop()
-    return spec_of(mesh, placements, shape, dense_strides(local, shape), local.dtype)
+    return spec_of_shape(mesh, placements, shape, local)

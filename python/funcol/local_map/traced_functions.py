@@ -13,14 +13,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.fx import GraphModule
 
+from ..redistribution.specs import dense_strides_like, spec_of, spec_of_shape
 from .regions import (
     Placements,
     Region,
     Sizes,
-    counted_from_0,
-    dense_strides,
+    checked_placements,
     local_shape,
-    spec_of,
     uneven_dims,
     whole_spec,
 )
@@ -55,13 +54,7 @@ class Function:
     def operand_specs(self, operands: Sequence[Any]) -> list[DTensorSpec | None]:
         """Of whole operands."""
         return [
-            spec_of(
-                self.mesh,
-                counted_from_0(placements, operand.dim(), label, self.name),
-                operand.shape,
-                operand.stride(),
-                operand.dtype,
-            )
+            spec_of(self.mesh, checked_placements(placements, operand.dim(), label, self.name), operand)
             if isinstance(operand, Tensor) and placements is not None and self.are_whole
             else None
             for operand, placements, label in zip(operands, self.placements, self.labels, strict=True)
@@ -76,9 +69,7 @@ class Function:
                 specs.append(None)
             elif self.sizes is not None and self.sizes[i] is not None:
                 sizes = self.sizes[i] or ()
-                specs.append(
-                    spec_of(self.mesh, placements, sizes, dense_strides(result, sizes), result.dtype)
-                )
+                specs.append(spec_of_shape(self.mesh, placements, sizes, result))
             else:
                 specs.append(whole_spec(result, self.mesh, placements, uneven, f"result {i}", self.name))
         return specs
@@ -126,7 +117,7 @@ def local_fakes(function: Function, operands: Sequence[Any], mode: FakeTensorMod
                 fakes.append(operand)
                 continue
             shape = operand.shape if spec is None else local_shape(spec, label, function.name)
-            strides = operand.stride() if spec is None else dense_strides(operand, shape)
+            strides = operand.stride() if spec is None else dense_strides_like(operand, shape)
             fakes.append(empty(shape, strides, operand).requires_grad_(operand.requires_grad))
     return fakes
 

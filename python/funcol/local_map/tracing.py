@@ -30,19 +30,19 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import _CachedTorchDispatchMode, _CachingTorchDispatchMode
 
 from ..collectives.import_hooks import after_import
+from ..redistribution.conversions import from_local, to_local
 from ..redistribution.functions import redistribute
-from .conversions import from_local, to_local
+from ..redistribution.specs import spec_of
 from .eager import LocalMap
 from .joint import probe, trace
 from .nesting import flatten, unflatten
 from .regions import (
     Placements,
     Region,
-    counted_from_0,
+    checked_placements,
     current_mesh,
     key_of,
     mesh_of_key,
-    spec_of,
 )
 from .stated_placements import Stated
 from .traced_functions import Function, Traced, as_contiguous_as_traced, local_fakes
@@ -215,7 +215,7 @@ def _call_node(
 ) -> Any:
     body = _Body(local_map, call, flat)
     from_0 = [
-        one and counted_from_0(one, flat[i].dim(), labels[i], local_map.name)
+        one and checked_placements(one, flat[i].dim(), labels[i], local_map.name)
         for i, one in enumerate(placements)
     ]
     stated_gradients = local_map.stated_gradients(flat, from_0, mesh)
@@ -386,7 +386,7 @@ def _at_once(body: Any, region: tuple[Any, ...], *operands: Any) -> tuple[Any, .
     replicated = (Replicate(),) * mesh.ndim
 
     def as_dtensor(whole: Tensor) -> DTensor:
-        spec = spec_of(mesh, replicated, whole.shape, whole.stride(), whole.dtype)
+        spec = spec_of(mesh, replicated, whole)
         return from_local(whole, spec, spec, mesh)
 
     def as_tensor(result: DTensor) -> Tensor:

@@ -87,35 +87,22 @@ def redistribute(
         raise ValueError("funcol::redistribute: no placements. Pass one for each axis of the mesh.")
     order = None if shard_order is None else tuple((dim, tuple(axes)) for dim, axes in sorted(shard_order))
     how = how_to_move(dtensor.device_mesh, async_op, cost_model, max_bytes)
-    return redistributed(dtensor, device_mesh, tuple(placements), order, forward_dtype, backward_dtype, how)
-
-
-def redistributed(
-    dtensor: DTensor,
-    device_mesh: DeviceMesh | None,
-    placements: tuple[Placement, ...],
-    order: tuple[tuple[int, tuple[int, ...]], ...] | None,
-    forward_dtype: torch.dtype | None,
-    backward_dtype: torch.dtype | None,
-    how: How,
-) -> DTensor:
+    target = tuple(placements)
     if not torch.compiler.is_compiling():
         moved: DTensor = _C.redistribute_dtensor(
             dtensor,
             device_mesh,
-            placements,
+            target,
             order,
             forward_dtype,
             backward_dtype,
-            how.async_op,
+            async_op,
             how.model,
-            how.max_bytes,
+            max_bytes,
         )
         if moved is not NotImplemented:
             return moved
-    return redistributed_by_python(
-        dtensor, device_mesh, placements, order, forward_dtype, backward_dtype, how
-    )
+    return redistributed_by_python(dtensor, device_mesh, target, order, forward_dtype, backward_dtype, how)
 
 
 def redistributed_by_python(

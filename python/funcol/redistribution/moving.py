@@ -18,7 +18,7 @@ from .. import _C
 from . import callbacks as callbacks  # which C++ calls
 from .cost_models import CostModel
 from .planning import mesh_of, model_for
-from .targets import has_symbols
+from .specs import has_symbols
 
 _by_pytorch: Callable[..., Tensor] = stock_redistribute.redistribute_local_tensor
 

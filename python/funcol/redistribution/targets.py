@@ -5,17 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 import torch
-from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Placement, Replicate
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
-from torch.distributed.tensor.placement_types import _StridedShard
 
 from .. import _C
-
-
-def has_symbols(whole: DTensorSpec | TensorMeta) -> bool:
-    return any(type(size) is not int for size in whole.shape)
+from .specs import counted_from_0, meta_of
 
 
 def target_spec(
@@ -26,8 +21,7 @@ def target_spec(
     dtype: torch.dtype | None,
 ) -> DTensorSpec:
     """The spec of what becomes of a tensor of ``src``; another dtype than its own if there is one."""
-    meta = src.tensor_meta
-    assert meta is not None
+    meta = meta_of(src)
     return DTensorSpec(
         mesh,
         tuple(counted_from_0(placement, len(meta.shape)) for placement in placements),
@@ -45,19 +39,8 @@ def gradient_target_spec(grad: DTensor, target: DTensorSpec, dtype: torch.dtype)
         Replicate() if wanted.is_partial() and not held.is_partial() else wanted
         for held, wanted in zip(grad._spec.placements, target.placements, strict=True)
     )
-    return dataclasses.replace(target, placements=placements, tensor_meta=_meta_of(grad, dtype))
-
-
-def _meta_of(tensor: Tensor, dtype: torch.dtype) -> TensorMeta:
-    return TensorMeta(tensor.shape, tensor.stride(), dtype)
-
-
-def counted_from_0(placement: Placement, num_dims: int) -> Placement:
-    if isinstance(placement, _StridedShard) and placement.dim < 0:
-        return _StridedShard(placement.dim + num_dims, split_factor=placement.split_factor)
-    if isinstance(placement, Shard) and placement.dim < 0:
-        return Shard(placement.dim + num_dims)
-    return placement
+    meta = TensorMeta(grad.shape, grad.stride(), dtype)
+    return dataclasses.replace(target, placements=placements, tensor_meta=meta)
 
 
 _C.hand_over("redistribution_target", target_spec)

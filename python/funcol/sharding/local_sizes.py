@@ -10,6 +10,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._op_schema import OpSchema
 
 from .. import _C
+from ..redistribution.specs import dense_strides
 
 
 def with_local_shape(
@@ -19,7 +20,7 @@ def with_local_shape(
     shape = _C.local_shape_of(output, meta.shape)
     values: dict[int, Any] = {shape_place: shape}
     if stride_place is not None:
-        values[stride_place] = _dense_strides(meta.stride, shape)
+        values[stride_place] = dense_strides(shape, meta.stride)
     return _with_arguments(schema, values)
 
 
@@ -58,13 +59,3 @@ def _with_arguments(schema: OpSchema, values: Mapping[int, Any]) -> OpSchema:
         else:
             kwargs[schema.op._schema.arguments[place].name] = value
     return OpSchema(schema.op, tuple(args), kwargs, schema_info=schema.schema_info)
-
-
-def _dense_strides(whole: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides of a dense tensor of ``shape`` whose dims lie in memory in the order of ``whole``."""
-    strides = [0] * len(shape)
-    step = 1
-    for dim in sorted(range(len(shape)), key=lambda dim: (whole[dim], -dim)):
-        strides[dim] = step
-        step *= max(shape[dim], 1)
-    return tuple(strides)

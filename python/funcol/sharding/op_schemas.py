@@ -12,6 +12,7 @@ from torch.distributed.tensor._op_schema import OpSchema
 from torch.utils._pytree import tree_leaves
 
 from .. import _C
+from ..redistribution.specs import is_shard
 
 
 def specs_of(op_schema: OpSchema) -> list[DTensorSpec]:
@@ -87,9 +88,7 @@ def metas_of(argument: Any) -> Any:
 
 
 def is_sharded(spec: Any) -> bool:
-    return isinstance(spec, DTensorSpec) and any(
-        placement.is_shard() or hasattr(placement, "split_factor") for placement in spec.placements
-    )
+    return isinstance(spec, DTensorSpec) and any(map(is_shard, spec.placements))
 
 
 def uneven_axes(spec: DTensorSpec) -> set[int]:

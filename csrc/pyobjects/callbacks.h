@@ -1,7 +1,6 @@
 // Functions of funcol's Python side that C++ calls.
 //
-// C++ imports none of funcol's Python modules: each module hands its functions over when it is loaded. Types
-// are in python/funcol/_C.pyi, at hand_over().
+// C++ imports none of funcol's Python modules: each module hands its functions over when it is loaded.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>

@@ -168,6 +168,15 @@ def tensor_attributes(tensor_variables: ModuleType) -> dict[str, Any]:
     return attributes
 
 
+# DTensor
+
+
+def from_local_options(grad_placements: Any) -> dict[str, Any]:
+    """The keyword arguments of ``DTensor.from_local`` that older minors do not know, as far as they are
+    given."""
+    return {} if grad_placements is None else {"grad_placements": grad_placements}
+
+
 # Sharding propagation
 
 # The tables of a propagator by operator: of rules,

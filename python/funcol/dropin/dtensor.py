@@ -79,9 +79,9 @@ def from_local(
         )
         if dtensor is not NotImplemented:
             return dtensor
-    more = {} if grad_placements is None else {"grad_placements": grad_placements}
+    options = _compat.from_local_options(grad_placements)
     return _from_local(
-        local_tensor, device_mesh, placements, run_check=run_check, shape=shape, stride=stride, **more
+        local_tensor, device_mesh, placements, run_check=run_check, shape=shape, stride=stride, **options
     )
 
 

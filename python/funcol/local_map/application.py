@@ -17,8 +17,8 @@ from torch.compiler import is_dynamo_compiling
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..collectives.tracing import are_we_tracing
+from .arguments import LocalMapArguments, PlacementsLike, check_keywords
 from .eager import LocalMap, num_modes
-from .stated_placements import PlacementsLike, Stated, check_keywords
 
 Applied: TypeAlias = Callable[..., Any]
 
@@ -77,10 +77,10 @@ def apply_local_map(*args: Any, **kwargs: Any) -> Any:
     func = kwargs.pop("func", None)
     if func is None and args and (args[0] is None or callable(args[0])):
         func, *args = args  # type: ignore[assignment]
-    stated = Stated(*args, **kwargs)
+    arguments = LocalMapArguments(*args, **kwargs)
     if func is None:
-        return lambda decorated: _applied(TraceableLocalMap(decorated, stated))
-    return _applied(TraceableLocalMap(func, stated))
+        return lambda decorated: _applied(TraceableLocalMap(decorated, arguments))
+    return _applied(TraceableLocalMap(func, arguments))
 
 
 def _applied(local_map: TraceableLocalMap) -> Applied:

@@ -17,6 +17,7 @@ from ..redistribution.conversions import from_local, to_local
 from ..redistribution.functions import redistribute
 from ..redistribution.moving import settled
 from ..redistribution.specs import canonical, copy_without_mesh, has_own_order, placed, spec_of_shape
+from .arguments import LocalMapArguments, check_keywords, each_input, each_output, name_of
 from .nesting import flatten, unflatten
 from .regions import (
     Placements,
@@ -30,7 +31,6 @@ from .regions import (
     uneven_dims,
     whole_spec,
 )
-from .stated_placements import Stated, check_keywords, each_input, each_output, name_of
 
 num_modes = torch._C._len_torch_dispatch_stack
 _NO_TENSORS = frozenset({int, float, bool, str, complex, type(None), torch.dtype, torch.device})
@@ -70,16 +70,18 @@ class Result(NamedTuple):
 class LocalMap:
     """A function on local tensors and what is stated of it; remembers what follows for each kind of call."""
 
-    def __init__(self, func: Callable[..., Any], stated: Stated, name: str | None = None) -> None:
+    def __init__(
+        self, func: Callable[..., Any], arguments: LocalMapArguments, name: str | None = None
+    ) -> None:
         if not callable(func):
             raise TypeError(f"funcol.apply_local_map: got a {type(func).__name__}, expected a function.")
         self.func = func
-        self.stated = stated
+        self.arguments = arguments
         self.name = name_of(func) if name is None else name
         self.sizes: Sequence[Sizes | None] | None = None  # of results as a whole, where they are known
-        self.outputs = each_output(stated.out_placements, self.name)
-        self.inputs = each_input(stated.in_placements, "in_placements", self.name)
-        self.gradients = each_input(stated.in_grad_placements, "in_grad_placements", self.name)
+        self.outputs = each_output(arguments.out_placements, self.name)
+        self.inputs = each_input(arguments.in_placements, "in_placements", self.name)
+        self.gradients = each_input(arguments.in_grad_placements, "in_grad_placements", self.name)
         self._by_identity: dict[tuple[int, ...], Any] = {}
         self._kept: list[Any] = []
 
@@ -229,7 +231,7 @@ class LocalMap:
             for spec, wanted in zip(specs, placements, strict=True)
         ]
         has_moves = any(move is not None for move in moves)
-        if has_moves and not self.stated.redistribute_inputs:
+        if has_moves and not self.arguments.redistribute_inputs:
             i = next(i for i, move in enumerate(moves) if move is not None)
             raise ValueError(
                 f"funcol.apply_local_map: {self.name}: argument {i} has the placements "
@@ -261,7 +263,7 @@ class LocalMap:
         )
 
     def _mesh_of(self, specs: Sequence[DTensorSpec | None]) -> DeviceMesh:
-        mesh = self.stated.device_mesh
+        mesh = self.arguments.device_mesh
         for i, spec in enumerate(specs):
             if spec is None:
                 continue
@@ -270,7 +272,7 @@ class LocalMap:
             elif spec.mesh != mesh:
                 raise ValueError(
                     f"funcol.apply_local_map: {self.name}: argument {i} is on {spec.mesh}, expected {mesh}"
-                    f"{' as device_mesh says' if self.stated.device_mesh is not None else ''}. "
+                    f"{' as device_mesh says' if self.arguments.device_mesh is not None else ''}. "
                     "Put all arguments on one mesh."
                 )
         assert mesh is not None

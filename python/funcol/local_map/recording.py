@@ -101,29 +101,25 @@ class Recording:
         with lift:
             results = function.body(*primals)
         self.foreign = lift.foreign
-        labels = [
-            *function.labels,
-            *(f"the tensor of shape {tuple(t.shape)} it closes over" for t in lift.ours),
-        ]
-        self._check_functional([*primals, *lift.ours], labels, results)
-        self.local_results = [
-            (result.requires_grad, result) if isinstance(result, Tensor) else (False, result)
-            for result in results
-        ]
+        inputs = [*primals, *lift.ours]
+        closed_over = (f"the tensor of shape {tuple(one.shape)} it closes over" for one in lift.ours)
+        self._check_functional(inputs, [*function.labels, *closed_over], results)
         self.differentiable = [
             i for i, one in enumerate(results) if isinstance(one, Tensor) and one.requires_grad
         ]
         self.num_results = len(results)
         self.requires_gradient = [
-            i for i, one in enumerate([*primals, *lift.ours]) if isinstance(one, Tensor) and one.requires_grad
+            i for i, one in enumerate(inputs) if isinstance(one, Tensor) and one.requires_grad
         ]
         if not self.differentiable:
             return tuple(results)
         self.num_tangents = len(self.differentiable)
         tangents = [self._tangent(results[i], k) for k, i in enumerate(self.differentiable)]
-        inputs = [[*primals, *lift.ours][i] for i in self.requires_gradient]
         gradients = torch.autograd.grad(
-            [results[i] for i in self.differentiable], inputs, tangents, allow_unused=True
+            [results[i] for i in self.differentiable],
+            [inputs[i] for i in self.requires_gradient],
+            tangents,
+            allow_unused=True,
         )
         return *results, *gradients
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -82,28 +82,41 @@ class Function:
         ]
 
 
-@dataclasses.dataclass
-class Traced:
-    """A recorded function: what its two nodes hold, and how their operands and results belong together.
+class RegionGraph(NamedTuple):
+    """What a node of :data:`funcol.local_map_hop` holds."""
 
-    ``operands`` are those of the call and after them the tensors that the function closed over. The results
-    of ``forward`` are the function's ``num_results`` and then what ``backward`` needs. Its operands are those
-    of ``saved_operands``, what ``forward`` left for it, and gradients of the results in ``differentiable``;
-    its results the gradients of the operands in ``with_gradients``. ``from_operands`` computes the same
-    from all operands and these gradients, and so can be differentiated in turn.
+    body: GraphModule
+    region: Region
+
+
+@dataclasses.dataclass
+class GradientGraphs:
+    """The gradient of a function, for the operands ``with_gradients`` and the results ``differentiable``.
+
+    ``backward`` takes the operands ``saved_operands``, the activations of the forward graph, and gradients of
+    the results. ``from_operands`` computes the same from all operands and these gradients, and so can be
+    differentiated in turn.
+    """
+
+    backward: RegionGraph
+    from_operands: RegionGraph
+    saved_operands: Sequence[int]
+    differentiable: Sequence[int]
+    with_gradients: Sequence[int]
+
+
+@dataclasses.dataclass
+class PartitionedGraphs:
+    """A recorded function as a forward graph and, if a result requires a gradient, graphs of the gradient.
+
+    ``operands`` are those of the call, and after them the tensors that the function closed over. The results
+    of ``forward`` are the function's ``num_results`` and then the activations that the backward graph takes.
     """
 
     operands: list[Any]
-    forward: GraphModule
-    region: Region
+    forward: RegionGraph
     num_results: int
-    backward: GraphModule | None = None
-    backward_region: Region | None = None
-    saved_operands: Sequence[int] = ()
-    differentiable: Sequence[int] = ()
-    with_gradients: Sequence[int] = ()
-    from_operands: GraphModule | None = None
-    from_operands_region: Region | None = None
+    gradients: GradientGraphs | None = None
 
 
 def local_fakes(function: Function, operands: Sequence[Any], mode: FakeTensorMode) -> list[Any]:

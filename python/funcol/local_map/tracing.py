@@ -33,6 +33,7 @@ from ..collectives.import_hooks import after_import
 from ..redistribution.conversions import from_local, to_local
 from ..redistribution.functions import redistribute
 from ..redistribution.specs import spec_of
+from .arguments import LocalMapArguments
 from .eager import LocalMap
 from .joint import probe, trace
 from .nesting import flatten, unflatten
@@ -44,8 +45,14 @@ from .regions import (
     key_of,
     mesh_of_key,
 )
-from .stated_placements import Stated
-from .traced_functions import Function, Traced, as_contiguous_as_traced, local_fakes
+from .traced_functions import (
+    Function,
+    GradientGraphs,
+    PartitionedGraphs,
+    RegionGraph,
+    as_contiguous_as_traced,
+    local_fakes,
+)
 
 
 class LocalMapHop(HigherOrderOperator):
@@ -145,7 +152,7 @@ def run_traced(local_map: LocalMap, args: tuple[Any, ...], kwargs: dict[str, Any
         )
     if not any(isinstance(arg, Tensor) for arg in flat):
         return call(*flat)
-    mesh = local_map.stated.device_mesh or current_mesh()
+    mesh = local_map.arguments.device_mesh or current_mesh()
     if _here.tensors_are_local:
         if not is_recorded or mesh is None:
             return call(*flat)
@@ -233,55 +240,53 @@ def _call_node(
     return body.result(_run(trace(function, body.operands)))
 
 
-def _run(traced: Traced) -> list[Any]:
-    """The node of the forward part, and that of the backward part where gradients flow."""
-    if traced.backward is None:
-        return list(local_map_hop(traced.forward, traced.region.packed(), *traced.operands))
-    return list(_Differentiable.apply(traced, *traced.operands))
+def _run(graphs: PartitionedGraphs) -> list[Any]:
+    """The node of the forward graph, and that of the backward graph where gradients flow."""
+    if graphs.gradients is None:
+        return list(_node(graphs.forward, *graphs.operands))
+    return list(_Differentiable.apply(graphs, *graphs.operands))
+
+
+def _node(graph: RegionGraph, *operands: Any) -> tuple[Any, ...]:
+    return local_map_hop(graph.body, graph.region.packed(), *operands)
 
 
 class _Differentiable(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, traced: Traced, *operands: Any) -> tuple[Any, ...]:
+    def forward(ctx: Any, graphs: PartitionedGraphs, *operands: Any) -> tuple[Any, ...]:
+        assert graphs.gradients is not None
         with torch._C._AutoDispatchBelowAutograd():
-            results = local_map_hop(traced.forward, traced.region.packed(), *operands)
-        outputs, activations = results[: traced.num_results], results[traced.num_results :]
+            results = _node(graphs.forward, *operands)
+        outputs, activations = results[: graphs.num_results], results[graphs.num_results :]
         held = [*operands, *activations]
-        ctx.traced = traced
+        ctx.gradients, ctx.num_operands = graphs.gradients, len(operands)
         ctx.save_for_backward(*(one if isinstance(one, Tensor) else None for one in held))
         ctx.sizes = [None if isinstance(one, Tensor) else one for one in held]
         ctx.mark_non_differentiable(
             *(
                 output
                 for i, output in enumerate(outputs)
-                if isinstance(output, Tensor) and i not in traced.differentiable
+                if isinstance(output, Tensor) and i not in graphs.gradients.differentiable
             )
         )
         return tuple(outputs)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        traced: Traced = ctx.traced
+        graphs: GradientGraphs = ctx.gradients
         held = [
             size if tensor is None else tensor
             for tensor, size in zip(ctx.saved_tensors, ctx.sizes, strict=True)
         ]
-        operands, activations = held[: len(traced.operands)], held[len(traced.operands) :]
-        given = [grads[i].contiguous() for i in traced.differentiable]  # as they were traced
-        assert traced.backward is not None
-        assert traced.backward_region is not None
-        assert traced.from_operands is not None
-        assert traced.from_operands_region is not None
-        if torch.is_grad_enabled():  # of activations nobody would know how they depend on the operands
-            results = local_map_hop(
-                traced.from_operands, traced.from_operands_region.packed(), *operands, *given
-            )
+        operands, activations = held[: ctx.num_operands], held[ctx.num_operands :]
+        given = [grads[i].contiguous() for i in graphs.differentiable]  # as they were traced
+        if torch.is_grad_enabled():  # autograd does not know how activations depend on operands
+            results = _node(graphs.from_operands, *operands, *given)
         else:
-            saved = [operands[i] for i in traced.saved_operands]
-            region = traced.backward_region.packed()
-            results = local_map_hop(traced.backward, region, *saved, *activations, *given)
+            saved = [operands[i] for i in graphs.saved_operands]
+            results = _node(graphs.backward, *saved, *activations, *given)
         gradients: list[Any] = [None] * len(operands)
-        for i, gradient in zip(traced.with_gradients, results, strict=True):
+        for i, gradient in zip(graphs.with_gradients, results, strict=True):
             gradients[i] = gradient
         return None, *gradients
 
@@ -412,8 +417,8 @@ def _on_dtensors(body: Any, region: Region, operands: Sequence[Any]) -> tuple[An
         )
     if mesh is None:
         mesh = mesh_of_key(region.mesh)
-    stated = Stated(list(region.placements_out()), list(region.placements_in()), None, mesh, True)
-    local_map = LocalMap(body, stated, region.name)
+    placements = list(region.placements_out()), list(region.placements_in())
+    local_map = LocalMap(body, LocalMapArguments(*placements, None, mesh, True), region.name)
     local_map.sizes = region.sizes
     return local_map.run_node(operands, lambda *local: body(*as_contiguous_as_traced(body, local)))
 

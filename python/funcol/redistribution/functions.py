@@ -25,6 +25,7 @@ from .cost_models import CostModel
 from .gradients import Redistribute, RedistributeMany
 from .moving import How, axes_with_own_rules, how_to_move, make_dtensor, move
 from .planning import mesh_of, model_for
+from .specs import meta_of
 from .targets import target_spec
 
 
@@ -121,8 +122,8 @@ def redistributed_by_python(
     if not records and forward_dtype is None:
         local = how.run(dtensor._local_tensor, src, dst, is_explicit=True)
         return make_dtensor(local, dst, requires_grad=False)
-    result: DTensor = Redistribute.apply(dtensor, dst, backward_dtype, how)
-    return result
+    sent_dtype = meta_of(dst).dtype
+    return Redistribute.apply(dtensor, dst, sent_dtype, backward_dtype, how, True)  # type: ignore[no-any-return]
 
 
 def redistribute_many(

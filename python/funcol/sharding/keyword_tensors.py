@@ -9,7 +9,6 @@ alone.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -25,12 +24,20 @@ _DECISIVE = frozenset(
 _NO_PLACE = 100  # as in RuntimeSchemaInfo: no argument by position counts
 
 
-@functools.cache
-def _missing(
-    op: OpOverload, is_known: bool, place: int, named: tuple[str, ...]
-) -> tuple[int, list[str] | None] | None:
-    """``static_argnum`` and ``static_kwargkey`` of the complete info of ``op``, whose info has ``place`` and
-    ``named``; ``None`` if that is complete."""
+# By operator, and whether PyTorch knows it: the info that it last had, and that completed.
+_completed: dict[tuple[OpOverload, bool], tuple[RuntimeSchemaInfo | None, RuntimeSchemaInfo | None]] = {}
+
+
+def complete_info(op: OpOverload, info: RuntimeSchemaInfo | None, is_known: bool) -> RuntimeSchemaInfo | None:
+    """``info`` and the other arguments on which decisions for ``op`` depend: keyword tensors, and decisive
+    arguments that are no tensors; all of these if PyTorch does not know the operator (``is_known``)."""
+    known = _completed.get((op, is_known))
+    if known is None or known[0] is not info:
+        known = _completed[op, is_known] = info, _complete(op, info, is_known)
+    return known[1]
+
+
+def _complete(op: OpOverload, info: RuntimeSchemaInfo | None, is_known: bool) -> RuntimeSchemaInfo | None:
     first, keywords, tensors = _NO_PLACE, [], []
     for i, argument in enumerate(op._schema.arguments):
         if "Tensor" in str(argument.type):
@@ -42,25 +49,14 @@ def _missing(
             else:
                 first = min(first, i)
     wanted = (*keywords, *sorted(tensors))
+    place, named = (_NO_PLACE, []) if info is None else (info.static_argnum, info.static_kwargkey or [])
     if first >= place and set(wanted).issubset(named):
-        return None
-    return min(first, place), list(dict.fromkeys((*named, *wanted))) or None
-
-
-def complete_info(op: OpOverload, info: RuntimeSchemaInfo | None, is_known: bool) -> RuntimeSchemaInfo | None:
-    """``info`` and the other arguments on which decisions for ``op`` depend: keyword tensors, and decisive
-    arguments that are no tensors; all of these if PyTorch does not know the operator (``is_known``)."""
-    place, named = (
-        (_NO_PLACE, ()) if info is None else (info.static_argnum, tuple(info.static_kwargkey or ()))
-    )
-    missing = _missing(op, is_known, place, named)
-    if missing is None:
         return info
-    number, names = missing
-    names = None if names is None else list(names)
-    if info is None:
-        return RuntimeSchemaInfo(number, names)
-    return dataclasses.replace(info, static_argnum=number, static_kwargkey=names)
+    return dataclasses.replace(
+        info or RuntimeSchemaInfo(),
+        static_argnum=min(first, place),
+        static_kwargkey=list(dict.fromkeys((*named, *wanted))) or None,
+    )
 
 
 def named(op_schema: OpSchema, is_known: bool) -> OpSchema:

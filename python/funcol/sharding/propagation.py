@@ -197,10 +197,8 @@ class ShardingPropagator(StockPropagator):
         self._own_rows[op_overload] = rule
 
     def _forget_rules(self, op: OpOverload) -> None:
-        for name in _compat.TABLES_OF_RULES:
-            table = getattr(self, name, None)
-            if table is not None:
-                table.hide(op)
+        for name in _compat.rule_tables(self):
+            getattr(self, name).hide(op)
         self._own_rows.pop(op, None)
         self._engine.leave(qualified_name(op))
         self._remembered_whole.cache_clear()

@@ -1,4 +1,4 @@
-"""What a caller states of a function on local tensors, checked and in one form."""
+"""The arguments of :func:`funcol.apply_local_map`, checked and in one form."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from .regions import Placements
 PlacementsLike: TypeAlias = Sequence[Placement] | None
 
 
-class Stated(NamedTuple):
-    """What the caller says of the function: the arguments of :func:`apply_local_map`."""
+class LocalMapArguments(NamedTuple):
+    """The arguments of :func:`funcol.apply_local_map` but for the function."""
 
     out_placements: PlacementsLike | Sequence[PlacementsLike]
     in_placements: Sequence[PlacementsLike] | None = None

@@ -1,7 +1,7 @@
 """How Dynamo traces calls of ``torch.distributed``'s collectives. Imported once Dynamo is.
 
-Dynamo wraps each function it meets in a variable; for those that have a traceable form, in one that calls
-that form. The variable here takes the place of PyTorch's and knows more forms.
+Dynamo wraps each function that it meets in a variable. The variable of a collective calls a form of it that
+Dynamo can trace. The variables here take the place of PyTorch's and know more forms.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _WAITS = (torch.ops._c10d_functional.wait_tensor, torch.ops._c10d_functional.wai
 
 
 def remap_collectives(enabled: bool) -> None:
-    """Whether Dynamo traces collectives as :data:`~funcol.remaps.traceable_collective_remaps` has them."""
+    """Makes Dynamo trace collectives as :data:`~funcol.remaps.traceable_collective_remaps` has them, or as
+    PyTorch."""
     chosen = RemappedCollective if enabled else TracedRedistribution
     setattr(builder, CollectiveFunctionRewriteVariable.__name__, chosen)
 
@@ -44,10 +45,9 @@ _TRACED = (*_REDISTRIBUTIONS, call_in_compiled_region)
 
 
 class TracedRedistribution(CollectiveFunctionRewriteVariable):
-    """:func:`funcol.redistribute`, also of local tensors, and functions of :func:`funcol.apply_local_map`, as
-    calls of the graph that layers below trace.
+    """Redistributions and local maps as calls in the graph, which the layers below trace.
 
-    Dynamo itself cannot follow specs, so whatever is no tensor has to be a constant of the region.
+    Dynamo cannot follow specs, so all arguments that are no tensors have to be constants of the region.
     """
 
     @staticmethod
@@ -87,7 +87,7 @@ class TracedRedistribution(CollectiveFunctionRewriteVariable):
 
 
 class RemappedCollective(TracedRedistribution):
-    """A function of ``torch.distributed`` that a compiled region calls the in-place form of."""
+    """A function of ``torch.distributed`` whose in-place form a compiled region calls."""
 
     @staticmethod
     def can_rewrite(variable: Any) -> bool:
@@ -166,7 +166,7 @@ def _constant(name: str, argument: VariableTracker) -> Any:
             hints=[f"Pass a constant {name}, or call it outside of the compiled region."],
         )
     if isinstance(argument.value, DTensorSpec) and argument.source is not None:
-        # Dynamo looks at what the region reads of an object, which here is nothing.
+        # Dynamo guards only the attributes that the region reads, here none.
         install_guard(argument.source.make_guard(GuardBuilder.ID_MATCH))
     return argument.value
 
@@ -179,10 +179,10 @@ def _constant_variable(tx: Any, value: Any) -> VariableTracker:
 class _WaitLater:
     """Moves the end of an asynchronous collective to where the region waits for it.
 
-    As traced, a collective waits and copies into its destinations at once. That part of the graph moves
-    down to the wait() of its Work; or, so that no read sees unfinished data, only as far as the first node
-    that uses a destination or memory it shares. A graph without that wait() stays as it is: what shows that
-    the collective is finished may then be something else, such as the wait() of a later one.
+    As traced, a collective waits and copies into its destinations at once. That part of the graph moves down
+    to the wait() of its Work, or to the first node that uses memory of a destination, so that no read sees
+    unfinished data. A graph without that wait() stays as it is: the wait() of a later collective, for one,
+    may show that this one is finished.
     """
 
     def __init__(self, started: list[Node], destinations: list[Node]) -> None:

@@ -1,8 +1,7 @@
-"""What stands in for DTensor's methods and functions while :func:`funcol.install` is in effect.
+"""The replacements of DTensor's methods and functions while :func:`funcol.install` is in effect.
 
-Each function here has the signature, results and gradients of the one of PyTorch that it stands in for. The
-calls that programs make at every step are done in C++, specs made once and their gradients recorded there;
-what is not plain (tracing, modes, subclasses, symbolic sizes, strided shards) goes through Python.
+Each function has the signature, results and gradients of PyTorch's. C++ does the calls that programs make at
+every step; tracing, modes, subclasses, symbolic sizes and strided shards go through Python.
 """
 
 from __future__ import annotations
@@ -94,7 +93,7 @@ def redistribute(
     forward_dtype: torch.dtype | None = None,
     backward_dtype: torch.dtype | None = None,
 ) -> DTensor:
-    """By funcol's plan, which may take fewer collectives than PyTorch's.
+    """Goes by funcol's plan, which may take fewer collectives than PyTorch's.
 
     PyTorch counterpart: ``DTensor.redistribute``.
     """
@@ -129,8 +128,7 @@ def redistribute(
 
 
 def _has_plan(*placements: Iterable[Placement]) -> bool:
-    """Whether all are of kinds that there are plans for, or that are reduced before such a plan or made after
-    it."""
+    """Whether plans know all of ``placements``, or the placements have rules of their own."""
     return all(
         are_known((placement,)) or axes_with_own_rules((placement,))
         for placement in itertools.chain(*placements)
@@ -153,7 +151,7 @@ def distribute_tensor(
     *,
     src_data_rank: int | None = 0,
 ) -> DTensor:
-    """What is cut is scattered before what is replicated is broadcast, so that replicas receive shards.
+    """Scatters shards before it broadcasts replicas, so that replicas receive shards.
 
     PyTorch counterpart: ``torch.distributed.tensor.distribute_tensor``, which goes by the order of the axes.
     """
@@ -176,7 +174,7 @@ def distribute_tensor(
     return _distribute_tensor(tensor, device_mesh, placements, src_data_rank=src_data_rank)
 
 
-# By which PyTorch's own sends what it distributes: who puts something else there wants it called.
+# The functions by which PyTorch's distribute_tensor sends: a program that replaces one wants it called.
 _SENDERS = [
     (dist, "scatter"),
     (dist, "broadcast"),
@@ -203,9 +201,9 @@ def redistribute_local_tensor(
 ) -> Tensor:
     """PyTorch counterpart: ``torch.distributed.tensor._redistribute.redistribute_local_tensor``.
 
-    ``use_graph_based_transform`` chooses one of PyTorch's planners; there is one here. PyTorch's own moves
-    what there is no plan for: placements of other kinds, partials with rules of their own, symbolic sizes,
-    and a local tensor of another shape than its spec gives this rank.
+    ``use_graph_based_transform`` chooses one of PyTorch's planners; there is one here. PyTorch's function
+    moves tensors without a plan: those with placements of other kinds, partials with rules of their own, or
+    symbolic sizes, and local tensors of another shape than their spec gives this rank.
     """
     placements = (*current_spec.placements, *target_spec.placements)
     if not simulates_ranks() and are_known(placements):
@@ -263,7 +261,7 @@ def local_results(
 ) -> object:
     """Runs an operator on local tensors where the decision changes its arguments.
 
-    PyTorch counterpart: ``OpDispatcher._dispatch_get_local_results_slow_path``, which is asked for all else.
+    PyTorch counterpart: ``OpDispatcher._dispatch_get_local_results_slow_path``, which runs all others.
     """
     results = _C.run_changed(self, op_call, op_info, writes.first_moved)
     if results is not NotImplemented:

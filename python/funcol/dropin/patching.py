@@ -101,8 +101,8 @@ def is_pytorchs(code: CodeType) -> bool:
 
 
 def own_function_of(module: ModuleType, name: str) -> Any:
-    """PyTorch's own function ``name`` of ``module``, also where a program has replaced it; ``None`` if
-    nothing refers to it any more."""
+    """PyTorch's own function ``name`` of ``module``, also if a program has replaced it; ``None`` if nothing
+    refers to it any more."""
     found = own_function(vars(module).get(name))
     if found is not None and found.__qualname__ == name and found.__globals__ is vars(module):
         return found
@@ -112,7 +112,7 @@ def own_function_of(module: ModuleType, name: str) -> Any:
 
 
 def is_own_context(found: Any) -> bool:
-    """Whether ``found`` is a generator function of PyTorch that PyTorch made a context of."""
+    """Whether ``found`` is a context that PyTorch made of a generator function."""
     code = getattr(found, "__code__", None)
     return code is not None and code is _CONTEXT_CODE and is_own(getattr(found, "__wrapped__", None))
 
@@ -150,8 +150,8 @@ def looked_up(module: ModuleType, path: str) -> Any:
 
 
 def has_code(found: Any, codes: list[CodeType]) -> bool:
-    """Whether ``found`` runs one of ``codes``, PyTorch's source, itself or within decorators of PyTorch; or
-    funcol has redirected it."""
+    """Whether ``found`` runs one of ``codes``, itself or within decorators of PyTorch, or is redirected by
+    funcol."""
     while not isinstance(found, type):  # in the codes a class is its body
         code = getattr(found, "__code__", None)
         if code in codes or (code is not None and code.co_filename == __file__):

@@ -63,11 +63,11 @@ _RESHAPES = {
 class DropinPropagator(ShardingPropagator):
     """Decides as PyTorch's propagator ``base`` does: programs count on where results are.
 
-    Where both are known to agree, C++ decides, in minors whose rules are of one mesh axis: for operators with
-    such a rule in either, tensors that are plain shards or replicated, and sizes that divide evenly, however
-    they are cut. So it does where ``base`` has no rule. Else ``base`` is asked, and followed unless its
-    decision contradicts the rule of the operator, that is, gives wrong numbers. Both price redistribution as
-    DTensor does. Rules are those of ``base`` at any time, and what is registered here is registered there.
+    C++ decides where both are known to agree: in minors whose rules are of one mesh axis, for operators with
+    such a rule in both, tensors that are replicated or plain shards, and sizes that every number of shards
+    divides. C++ decides also where ``base`` has no rule. Else ``base`` decides, and is followed unless its
+    decision contradicts the operator's rule, that is, gives wrong numbers. Both price redistribution as
+    DTensor does. Rules are those of ``base`` at any time; rules that are registered here go there.
     """
 
     _moves_keywords = True
@@ -137,7 +137,7 @@ class DropinPropagator(ShardingPropagator):
     def _decide_with_base(self, op_schema: OpSchema) -> OutputSharding:
         try:
             theirs = self._base.propagate_op_sharding_non_cached(op_schema)
-        except Exception:  # what it raises where its rule is wrong is anything: KeyError, AssertionError
+        except Exception:  # wrong rules raise anything: KeyError, AssertionError
             if not self._has_rule(op_schema.op) or _has_symbols(op_schema):
                 raise
             try:
@@ -159,7 +159,7 @@ class DropinPropagator(ShardingPropagator):
             try:
                 return super()._propagate(op_schema, remember=False)
             except ValueError:
-                # Ours makes no partials of shards, even where a partial that is written to has to stay.
+                # funcol makes no partials of shards, even where a partial that is written to has to stay.
                 moved = theirs.redistribute_schema or op_schema
                 if _moves_written(op_schema, theirs) or self._contradicts(moved, theirs):
                     if not writes.writes_to_first(op_schema.op):
@@ -168,8 +168,8 @@ class DropinPropagator(ShardingPropagator):
         return theirs
 
     def _written_through(self, op_schema: OpSchema) -> OutputSharding:
-        """The operator, which writes to its first tensor, on a copy of that, brought back by
-        :mod:`funcol.dropin.writes`: the copy that leaves the most axes as they are."""
+        """The decision to run an operator that writes to its first tensor on a copy, which
+        :mod:`funcol.dropin.writes` brings back. The copy is replicated along as few axes as possible."""
         held, *others = _specs(op_schema)
         axes = [axis for axis, placement in enumerate(held.placements) if not placement.is_replicate()]
         for count in range(1, len(axes) + 1):
@@ -202,7 +202,7 @@ class DropinPropagator(ShardingPropagator):
 
 
 def _placements(specs: Iterable[DTensorSpec | None]) -> list[list[Any] | None]:
-    """Those of each spec; masks by what they are of, since every decision has its own."""
+    """The placements of each spec; masks as text, since every decision has a mask of its own."""
     return [
         None
         if spec is None
@@ -280,7 +280,7 @@ def _numbers_of_shards(mesh_shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _is_even(size: int, numbers: tuple[int, ...]) -> bool:
-    """Into more shards than there are elements nothing is cut."""
+    """Whether each of ``numbers`` divides ``size``, or exceeds it: then the dim is not cut."""
     return all(size % number == 0 or size < number for number in numbers)
 
 

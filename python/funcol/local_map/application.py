@@ -91,11 +91,7 @@ def _applied(local_map: TraceableLocalMap) -> Applied:
             return call_in_compiled_region(local_map, args, kwargs)
         return run(args, kwargs)
 
-    for name in functools.WRAPPER_ASSIGNMENTS:  # partials and callable objects have not all of them
-        if hasattr(local_map.func, name):
-            setattr(applied, name, getattr(local_map.func, name))
-    applied.__wrapped__ = local_map.func  # type: ignore[attr-defined]
-    return applied
+    return functools.update_wrapper(applied, local_map.func, updated=())
 
 
 def call_in_compiled_region(local_map: LocalMap, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -86,7 +86,7 @@ def _sequence(stated: Any, what: str, name: str) -> Any:
 
 
 def check_keywords(kwargs: dict[str, Any], name: str) -> None:
-    """Placements are stated by position, so DTensors come by position, too."""
+    """Raises for DTensors in keyword arguments: placements are stated by position."""
     for keyword, value in kwargs.items():
         if any(isinstance(leaf, DTensor) for leaf in pytree.tree_leaves(value)):
             raise ValueError(

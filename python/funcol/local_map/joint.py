@@ -24,7 +24,7 @@ from .traced_functions import Function, PartitionedGraphs, empty, local_fakes
 
 
 def probe(function: Function, operands: Sequence[Any]) -> list[Any]:
-    """Results of the right shapes, connected to ``operands`` where gradients flow; nothing is recorded."""
+    """Results of the right shapes, connected to ``operands`` where gradients flow. Records nothing."""
     mode = mode_of(operands)
     is_foreign = is_foreign_to(mode, is_functional=False)
     with alone(mode):

@@ -1,4 +1,4 @@
-"""What a node of a function on local tensors looks like to a solver that chooses placements globally."""
+"""Op strategies of local maps, for solvers that choose the placements of a whole graph."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def get_local_map_placement_option(
     in_placements: Sequence[Sequence[Placement] | None],
     out_placements: Sequence[Sequence[Placement] | None],
 ) -> OpStrategy:
-    """The one way to run a function on local tensors, as PyTorch's op strategies have it.
+    """The one strategy of a function on local tensors, as a PyTorch ``OpStrategy``.
 
     ``specs`` has an ``OpStrategy`` for each of the node's operands, ``None`` for those that are no tensors;
     ``user_args`` are the operands, or all arguments of a node of :data:`~funcol.local_map_hop`; both in the
     order of ``in_placements``. ``output_val`` is the node's result. ``in_placements`` and ``out_placements``
-    are those of ``node.meta["custom"]["dtensor_local_map_kwargs"]``, of a forward or a backward node; what is
-    handed on as it is, with ``None`` there, has a replicated spec and costs nothing.
+    are those of ``node.meta["custom"]["dtensor_local_map_kwargs"]``, of a forward or a backward node; an
+    operand or result with ``None`` there has a replicated spec and costs nothing.
 
-    The strategy's one ``OpSpec`` has the specs of results and operands, and for each operand the cost of
-    redistributing it from each of the ways in which ``specs`` says it can come: that of
+    The strategy's one ``OpSpec`` has the specs of results and operands, and for each operand the costs of
+    redistributing it from each strategy in ``specs``: those of
     :func:`funcol.sharding.redistribute_cost_table`, in microseconds.
 
     ``ValueError`` if the sequences are of different lengths or if placements do not fit the tensors.
@@ -84,7 +84,7 @@ def _checked(
     in_placements: Sequence[Sequence[Placement] | None],
     out_placements: Sequence[Sequence[Placement] | None],
 ) -> tuple[list[Any], list[Any]]:
-    """The operands and the results, once there is one of each sequence's for every one of them."""
+    """The operands and the results; raises unless the sequences have an entry for each."""
     if user_kwargs:
         raise ValueError(
             f"funcol.get_local_map_placement_option: {name} has the keyword arguments {sorted(user_kwargs)}, "

@@ -1,4 +1,4 @@
-"""A run of a function on local tensors and its gradient, under a tracer of its own and made functional."""
+"""Functions on local tensors and their gradients run under a tracer of their own, and made functional."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from .traced_functions import Function, empty
 
-# Names of inputs that a recording gets on its way.
+# Names of the graph's inputs that are found while it is recorded.
 CLOSED_OVER = "local_map_closed_over_"
 TANGENT = "local_map_tangent_"
 
 
 class Lift(TorchFunctionMode):
-    """Replaces tensors of the world outside by operands of our own."""
+    """Replaces tensors from outside of the recording by operands of it."""
 
     def __init__(self, is_foreign: Callable[[Tensor], bool], make: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Lift(TorchFunctionMode):
 
 
 def is_foreign_to(mode: FakeTensorMode, is_functional: bool) -> Callable[[Tensor], bool]:
-    """What to tell tensors of the world outside by: what its tracer knows, and tensors that are not fake."""
+    """A function that tells tensors from outside: the outer tracer knows them, or they are not fake."""
     outer = get_proxy_mode()
     known = None if outer is None else outer.tracer.tensor_tracker
 
@@ -70,7 +70,7 @@ def is_foreign_to(mode: FakeTensorMode, is_functional: bool) -> Callable[[Tensor
 
 @contextlib.contextmanager
 def alone(mode: FakeTensorMode) -> Iterator[None]:
-    """Outside of all modes but ``mode``, and of the hooks by which an outer checkpoint saves its tensors."""
+    """Leaves all modes but ``mode``, and the hooks by which an outer checkpoint saves tensors."""
     hooks = torch.autograd.graph.saved_tensors_hooks(_same, _same)
     has_hooks = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
     with _disable_current_modes(), mode, hooks if has_hooks else contextlib.nullcontext():
@@ -87,7 +87,7 @@ def mode_of(operands: Sequence[Any]) -> FakeTensorMode:
 
 
 class Recording:
-    """A run of the function and its gradient, under a tracer and made functional."""
+    """A run of a function and its gradient."""
 
     def __init__(
         self, function: Function, mode: FakeTensorMode, is_foreign: Callable[[Tensor], bool]
@@ -134,7 +134,7 @@ class Recording:
         return self._input(fake, f"{CLOSED_OVER}{k}").requires_grad_(tensor.requires_grad)
 
     def _input(self, fake: Tensor, name: str) -> Tensor:
-        """One more input of the graph that is being recorded."""
+        """Adds an input to the graph that is being recorded."""
         recorder: Any = get_proxy_mode()
         proxy = recorder.tracer.create_proxy("placeholder", name, (), {})
         track_tensor_tree(fake, proxy, constant=None, tracer=recorder.tracer)

@@ -1,4 +1,4 @@
-"""Functions on local tensors that tracers record, and what such a record consists of."""
+"""Functions on local tensors that tracers record, and the graphs that they become."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .regions import (
 
 
 class Body(Protocol):
-    """A function of tensors and sizes; knows the placements of its results once it was called."""
+    """A function of tensors and sizes, which knows the placements of its results after a call."""
 
     @property
     def placements(self) -> Sequence[Placements | None]: ...
@@ -36,10 +36,10 @@ class Body(Protocol):
 
 @dataclasses.dataclass
 class Function:
-    """A function on local tensors, and where its operands live.
+    """A function on local tensors and the placements of its operands.
 
-    ``labels`` name the operands in errors. ``gradients``: where those of operands live, ``None`` for what
-    follows from the placements. ``sizes``: of results as a whole, where they are known.
+    ``labels`` name the operands in errors. ``gradients`` are the stated placements of the operands'
+    gradients, ``sizes`` the known sizes of whole results.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Function:
     sizes: Sequence[Sizes | None] | None = None
 
     def operand_specs(self, operands: Sequence[Any]) -> list[DTensorSpec | None]:
-        """Of whole operands."""
+        """The specs of operands that are whole tensors."""
         return [
             spec_of(self.mesh, checked_placements(placements, operand.dim(), label, self.name), operand)
             if isinstance(operand, Tensor) and placements is not None and self.are_whole
@@ -61,7 +61,7 @@ class Function:
         ]
 
     def result_specs(self, operands: Sequence[Any], results: Sequence[Any]) -> list[DTensorSpec | None]:
-        """Of local results as a whole."""
+        """The specs of whole results, from local ones."""
         uneven = uneven_dims(self.operand_specs(operands))
         specs: list[DTensorSpec | None] = []
         for i, (result, placements) in enumerate(zip(results, self.body.placements, strict=True)):
@@ -75,7 +75,7 @@ class Function:
         return specs
 
     def whole_fakes(self, operands: Sequence[Any], results: Sequence[Any]) -> list[Any]:
-        """``results``, local tensors, as a whole; a fake mode has to be active."""
+        """Whole tensors of local ``results``, made in the active fake mode."""
         return [
             result if spec is None else empty(spec.shape, spec.stride, result)
             for result, spec in zip(results, self.result_specs(operands, results), strict=True)
@@ -120,7 +120,7 @@ class PartitionedGraphs:
 
 
 def local_fakes(function: Function, operands: Sequence[Any], mode: FakeTensorMode) -> list[Any]:
-    """Fake tensors of this rank's shapes, leaves that require gradients where ``operands`` do."""
+    """Fake leaves of this rank's shapes, which require gradients where ``operands`` do."""
     fakes = []
     with mode:
         for operand, spec, label in zip(
@@ -140,7 +140,7 @@ def empty(shape: Sequence[Any], strides: Sequence[Any], like: Tensor) -> Tensor:
 
 
 def as_contiguous_as_traced(body: Any, operands: Sequence[Any]) -> list[Any]:
-    """``operands``, made contiguous where ``body`` was recorded with tensors that are: it may hold views."""
+    """``operands``, contiguous where ``body`` was recorded with contiguous tensors: it may hold views."""
     if not isinstance(body, GraphModule):
         return list(operands)
     traced = [node.meta.get("val") for node in body.graph.nodes if node.op == "placeholder"]

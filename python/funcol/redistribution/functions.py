@@ -115,7 +115,8 @@ def redistributed_by_python(
     backward_dtype: torch.dtype | None,
     how: How,
 ) -> DTensor:
-    """What C++ does not serve: compiled regions, modes, symbolic sizes, strided shards, masks."""
+    """:func:`redistribute` where C++ does not serve: compiled regions, modes, symbolic sizes, strided shards,
+    masks."""
     src = dtensor._spec
     dst = target_spec(src, device_mesh or src.mesh, placements, order, forward_dtype)
     records = torch.is_grad_enabled() and dtensor.requires_grad
@@ -139,8 +140,8 @@ def redistribute_many(
     All ranks of the mesh call it alike, with the tensors in the same order. Each tensor goes by the plan that
     :func:`redistribute` has for it. Tensors of one dtype whose plans have the same steps (collective, mesh
     axes, reduction; sizes and dims may differ) share one collective a step, into and out of which they are
-    copied. ``max_bytes`` (default: 256 MiB) bounds what the tensors of a collective take together: what is
-    more goes into further ones, and a tensor that takes as much goes alone, uncopied.
+    copied. ``max_bytes`` (default: 256 MiB) bounds the tensors of one collective together; the rest goes into
+    further collectives, and a tensor of that size goes alone, uncopied.
 
     Results and gradients are those of :func:`redistribute`, one by one; but where a backend adds up
     floating-point numbers in an order that depends on their place in its buffer, as gloo does among three

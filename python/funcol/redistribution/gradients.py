@@ -49,7 +49,7 @@ def _gradient(
 
 
 class RedistributeMany(torch.autograd.Function):
-    """Each tensor to its spec of ``dsts``; its own gradient, so that it is differentiable again."""
+    """Each tensor under its spec of ``dsts``. It is its own gradient, so it is differentiable again."""
 
     @staticmethod
     def forward(
@@ -88,7 +88,7 @@ def gradient_of_redistribute(
     model: _C.AlphaBeta | _C.StepCounts | None,
     max_bytes: int | None,
 ) -> DTensor:
-    """``gradient`` where a tensor of ``spec`` was, sent as ``sent_dtype``."""
+    """``gradient`` of a tensor of ``spec``, redistributed to it and sent as ``sent_dtype``."""
     return _gradient(gradient, spec, sent_dtype, result_dtype, How(async_op, model, max_bytes, lenient=True))
 
 

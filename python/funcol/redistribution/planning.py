@@ -1,4 +1,4 @@
-"""Plans of redistributions: by which steps a mesh turns one layout of a tensor into another."""
+"""Plans of redistributions: the steps that turn one layout of a tensor into another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Targets of redistributions: the specs of what is asked for, and of where gradients go."""
+"""Target specs of redistributions and of their gradients."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def target_spec(
     order: tuple[tuple[int, tuple[int, ...]], ...] | None,
     dtype: torch.dtype | None,
 ) -> DTensorSpec:
-    """The spec of what becomes of a tensor of ``src``; another dtype than its own if there is one."""
+    """The spec of a tensor of ``src`` after its redistribution; ``dtype`` is its own if ``None``."""
     meta = meta_of(src)
     return DTensorSpec(
         mesh,
@@ -31,9 +31,9 @@ def target_spec(
 
 
 def gradient_target_spec(grad: DTensor, target: DTensorSpec, dtype: torch.dtype) -> DTensorSpec:
-    """Where the gradient of a tensor of spec ``target`` goes.
+    """The spec to which ``grad``, the gradient of a tensor of spec ``target``, is redistributed.
 
-    It need not be partial where the tensor is: cheaper for whoever uses it.
+    Where ``target`` is partial, a gradient that is not stays so, which is cheaper for its users.
     """
     placements = tuple(
         Replicate() if wanted.is_partial() and not held.is_partial() else wanted

@@ -1,8 +1,8 @@
 """Arguments, other than positional tensors, on which sharding decisions depend: keyword tensors and numbers.
 
 Keyword tensors are the mask of attention, the tensors of ``out=``, and others. PyTorch's caches of decisions
-tell calls apart by positional tensors, and by the other arguments that the operator's ``RuntimeSchemaInfo``
-names. An operator that PyTorch does not know has none. PyTorch's dispatcher redistributes positional tensors
+tell calls apart by positional tensors, and by the arguments that the operator's ``RuntimeSchemaInfo`` names;
+operators that PyTorch does not know have no such info. PyTorch's dispatcher redistributes positional tensors
 alone.
 """
 
@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 from torch._ops import OpOverload
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSchema, RuntimeSchemaInfo
 
-# Arguments that are no tensors, and decide over dtypes or sizes of results, or over partial sums. They count
-# for every operator, also where its ``RuntimeSchemaInfo`` does not name them.
+# Arguments that are no tensors and decide over dtypes or sizes of results, or over partial sums. They count
+# for every operator, whether or not its ``RuntimeSchemaInfo`` names them.
 _DECISIVE = frozenset(
     {"accumulate", "bins", "dtype", "include_self", "out_dtype", "out_int32", "rounding_mode"}
 )
@@ -29,8 +30,8 @@ _completed: dict[tuple[OpOverload, bool], tuple[RuntimeSchemaInfo | None, Runtim
 
 
 def complete_info(op: OpOverload, info: RuntimeSchemaInfo | None, is_known: bool) -> RuntimeSchemaInfo | None:
-    """``info`` and the other arguments on which decisions for ``op`` depend: keyword tensors, and decisive
-    arguments that are no tensors; all of these if PyTorch does not know the operator (``is_known``)."""
+    """``info`` with all arguments on which decisions for ``op`` depend: keyword tensors, and the decisive
+    arguments that are no tensors, or all of them unless PyTorch knows the operator (``is_known``)."""
     known = _completed.get((op, is_known))
     if known is None or known[0] is not info:
         known = _completed[op, is_known] = info, _complete(op, info, is_known)
@@ -70,14 +71,14 @@ def named(op_schema: OpSchema, is_known: bool) -> OpSchema:
 class NamedInDispatcher:
     """Gives DTensor's dispatcher the :func:`complete_info` of operators, until :meth:`undo`.
 
-    An operator is entered as its first decision is made. PyTorch remembers that decision under the key
-    without the info, which no later call has.
+    An operator is entered at its first decision. PyTorch remembers that decision under a key without the
+    info, which no later call has.
     """
 
     def __init__(self, tables: list[dict[OpOverload, RuntimeSchemaInfo | None]]) -> None:
         self._tables = tables  # the first one with an operator counts
         self._seen: set[OpOverload] = set()
-        self._undo: list[Callable[[], None]] = []
+        self._undo = ExitStack()
 
     def name(self, op: OpOverload, is_known: bool) -> None:
         """Enters ``op``."""
@@ -98,11 +99,10 @@ class NamedInDispatcher:
                     del table[op]
 
         table[op] = entered
-        self._undo.append(undo)
+        self._undo.callback(undo)
 
     def undo(self) -> None:
-        while self._undo:
-            self._undo.pop()()
+        self._undo.close()
         self._seen.clear()
 
 

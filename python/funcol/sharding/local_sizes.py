@@ -1,4 +1,4 @@
-"""Sizes among the arguments of operators, made those of what this rank holds."""
+"""Sizes among the arguments of operators, replaced by this rank's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..redistribution.specs import dense_strides
 def with_local_shape(
     schema: OpSchema, output: Any, meta: TensorMeta, shape_place: int, stride_place: int | None
 ) -> OpSchema:
-    """``schema`` asking for what this rank holds of ``output``, which looks like ``meta`` as a whole."""
+    """``schema`` with the shape, and strides, of this rank's part of ``output``; ``meta`` is the whole's."""
     shape = _C.local_shape_of(output, meta.shape)
     values: dict[int, Any] = {shape_place: shape}
     if stride_place is not None:
@@ -32,9 +32,8 @@ def with_local_channels(schema: OpSchema, images: DTensorSpec, places: Sequence[
 
 
 def squeezed_as_a_whole(schema: OpSchema) -> OpSchema | None:
-    """``schema`` squeezing the dims that are one long as a whole; None if it drops no other dim of which this
-    rank holds one.
-    """
+    """``schema`` squeezing the dims whose whole size is 1 alone; ``None`` if this rank's sizes of the others
+    are not 1 either."""
     packet: Any = schema.op.overloadpacket
     kwargs = dict(schema.kwargs_schema)
     source: Any = schema.args_schema[0]

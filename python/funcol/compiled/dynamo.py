@@ -7,8 +7,9 @@ Dynamo can trace. The variables here take the place of PyTorch's and know more f
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import Any, NoReturn
+from collections import ChainMap
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NoReturn
 
 import torch
 import torch._dynamo.variables.builder as builder
@@ -50,22 +51,24 @@ class TracedRedistribution(CollectiveFunctionRewriteVariable):
     Dynamo cannot follow specs, so all arguments that are no tensors have to be constants of the region.
     """
 
-    @staticmethod
-    def can_rewrite(variable: Any) -> bool:
+    # The functions that are traced here, and what the region calls in their place.
+    forms: ClassVar[Mapping[Any, Any]] = {function: function for function in _TRACED}
+
+    @classmethod
+    def can_rewrite(cls, variable: Any) -> bool:
         return (
-            inspect.isfunction(variable) and variable in _TRACED
+            inspect.isfunction(variable) and variable in cls.forms
         ) or CollectiveFunctionRewriteVariable.can_rewrite(variable)
 
-    @staticmethod
+    @classmethod
     def create(
-        tx: Any, old_fn: Callable[..., Any], source: Any, **options: Any
+        cls, tx: Any, old_fn: Callable[..., Any], source: Any, **options: Any
     ) -> CollectiveFunctionRewriteVariable:
-        if old_fn not in _TRACED:
+        form = cls.forms.get(old_fn)
+        if form is None:
             return CollectiveFunctionRewriteVariable.create(tx, old_fn, source, **options)
-        function: Any = old_fn
-        return TracedRedistribution(
-            old_fn, replacement_var=UserFunctionVariable(function, **options), source=source, **options
-        )
+        replacement = UserFunctionVariable(form, **options)
+        return cls(old_fn, replacement_var=replacement, source=source, **options)
 
     def call_function(self, tx: Any, args: Any, kwargs: Any) -> VariableTracker:
         if self.fn is call_in_compiled_region:
@@ -89,22 +92,9 @@ class TracedRedistribution(CollectiveFunctionRewriteVariable):
 class RemappedCollective(TracedRedistribution):
     """A function of ``torch.distributed`` whose in-place form a compiled region calls."""
 
-    @staticmethod
-    def can_rewrite(variable: Any) -> bool:
-        return (
-            inspect.isfunction(variable) and variable in traceable_collective_remaps
-        ) or TracedRedistribution.can_rewrite(variable)
-
-    @staticmethod
-    def create(
-        tx: Any, old_fn: Callable[..., Any], source: Any, **options: Any
-    ) -> CollectiveFunctionRewriteVariable:
-        form: Any = traceable_collective_remaps.get(old_fn)
-        if form is None:
-            return TracedRedistribution.create(tx, old_fn, source, **options)
-        return RemappedCollective(
-            old_fn, replacement_var=UserFunctionVariable(form, **options), source=source, **options
-        )
+    forms: ClassVar[Mapping[Any, Any]] = ChainMap(
+        traceable_collective_remaps, {function: function for function in _TRACED}
+    )
 
     def call_function(self, tx: Any, args: Any, kwargs: Any) -> VariableTracker:
         if self.fn not in traceable_collective_remaps:

@@ -27,9 +27,9 @@ from .specs import (
     dense_strides_like,
     has_own_order,
     meta_of,
+    target_spec,
     without_partials,
 )
-from .targets import target_spec
 
 
 def to_local(dtensor: DTensor, gradient: DTensorSpec) -> Tensor:

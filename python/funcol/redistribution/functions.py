@@ -25,8 +25,7 @@ from .cost_models import CostModel
 from .gradients import Redistribute, RedistributeMany
 from .moving import How, axes_with_own_rules, how_to_move, make_dtensor, move
 from .planning import mesh_of, model_for
-from .specs import meta_of
-from .targets import target_spec
+from .specs import meta_of, target_spec
 
 
 def redistribute_local_tensor(

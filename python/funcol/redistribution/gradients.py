@@ -10,8 +10,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from .. import _C
 from .moving import How, make_dtensor
-from .specs import meta_of
-from .targets import gradient_target_spec
+from .specs import gradient_target_spec, meta_of
 
 
 class Redistribute(torch.autograd.Function):
@@ -31,9 +30,11 @@ class Redistribute(torch.autograd.Function):
         src, local = dtensor._spec, dtensor._local_tensor
         ctx.src, ctx.how = src, how
         ctx.dtypes = backward_dtype or local.dtype, local.dtype
-        result = how.run(local.to(sent_dtype), src, dst, is_explicit)
+        result = how.run(local.to(dtype=sent_dtype), src, dst, is_explicit)
         dtype = meta_of(dst).dtype
-        return make_dtensor(result if result.dtype == dtype else result.to(dtype), dst, dtensor.requires_grad)
+        return make_dtensor(
+            result if result.dtype == dtype else result.to(dtype=dtype), dst, dtensor.requires_grad
+        )
 
     @staticmethod
     def backward(ctx: Any, grad: DTensor) -> Any:

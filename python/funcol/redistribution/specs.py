@@ -1,15 +1,16 @@
-"""What funcol reads of a ``DTensorSpec`` and makes of one; copies of specs that do not keep their mesh."""
+"""Specs: what funcol reads of a ``DTensorSpec`` and makes of one, and copies that do not keep their mesh."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Placement, Replicate, Shard
-from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from .. import _C
@@ -86,6 +87,39 @@ def dense_strides_like(tensor: Tensor, shape: Sequence[Any]) -> tuple[Any, ...]:
     return dense_strides(shape, None if tensor.is_contiguous() else tensor.stride())
 
 
+# Targets of redistributions
+
+
+def target_spec(
+    src: DTensorSpec,
+    mesh: DeviceMesh,
+    placements: tuple[Placement, ...],
+    order: tuple[tuple[int, tuple[int, ...]], ...] | None,
+    dtype: torch.dtype | None,
+) -> DTensorSpec:
+    """The spec of a tensor of ``src`` after its redistribution; ``dtype`` is its own if ``None``."""
+    meta = meta_of(src)
+    return DTensorSpec(
+        mesh,
+        tuple(counted_from_0(placement, len(meta.shape)) for placement in placements),
+        tensor_meta=TensorMeta(meta.shape, meta.stride, dtype or meta.dtype),
+        shard_order=None if order is None else tuple(ShardOrderEntry(*entry) for entry in order),  # type: ignore[arg-type]
+    )
+
+
+def gradient_target_spec(grad: DTensor, target: DTensorSpec, dtype: torch.dtype) -> DTensorSpec:
+    """The spec to which ``grad``, the gradient of a tensor of spec ``target``, is redistributed.
+
+    Where ``target`` is partial, a gradient that is not stays so, which is cheaper for its users.
+    """
+    placements = tuple(
+        Replicate() if wanted.is_partial() and not held.is_partial() else wanted
+        for held, wanted in zip(grad._spec.placements, target.placements, strict=True)
+    )
+    meta = TensorMeta(grad.shape, grad.stride(), dtype)
+    return dataclasses.replace(target, placements=placements, tensor_meta=meta)
+
+
 # Without their mesh
 
 
@@ -109,3 +143,6 @@ def canonical(spec: DTensorSpec) -> DTensorSpec:
     known: DTensorSpec = _C.canonical_spec(spec)
     vars(known)["mesh"] = None  # it is remembered there by what it was made of
     return known
+
+
+_C.hand_over("redistribution_target", target_spec)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 
 def group_in_region(group: Any, tag: str) -> Any:
-    """The name of ``group``, or the ``ProcessGroup``: what PyTorch uses in a region that Dynamo traces."""
+    """``group`` as PyTorch uses it in a region that Dynamo traces: a name or a ``ProcessGroup``."""
     resolve = getattr(stock, "_resolve_group", None)
     return stock._resolve_group_name(group, tag) if resolve is None else resolve(group, tag)
 
@@ -183,7 +183,7 @@ def from_local_options(grad_placements: Any) -> dict[str, Any]:
 TABLES_OF_RULES = ("op_to_rules", "op_strategy_funcs", "op_single_dim_strategy_funcs")
 # of operators whose arguments have sizes, which become this rank's,
 TABLES_OF_SIZES = ("op_to_shape_and_stride_idx", "op_to_scalar_shape_adjuster", "squeeze_op_to_dims_variant")
-# and of what the dispatcher has to know of an operator's arguments. The first table with the operator counts.
+# and of the arguments on which the dispatcher's cache depends. The first table with the operator counts.
 TABLES_OF_SCHEMA_INFO = ("op_to_schema_info", "op_to_schema_info_for_single_dim_strategy")
 _TABLES = (*TABLES_OF_RULES, *TABLES_OF_SIZES, *TABLES_OF_SCHEMA_INFO)
 

@@ -51,7 +51,7 @@ class TracedRedistribution(CollectiveFunctionRewriteVariable):
     Dynamo cannot follow specs, so all arguments that are no tensors have to be constants of the region.
     """
 
-    # The functions that are traced here, and what the region calls in their place.
+    # The functions that are traced here, and those that the region calls in their place.
     forms: ClassVar[Mapping[Any, Any]] = {function: function for function in _TRACED}
 
     @classmethod

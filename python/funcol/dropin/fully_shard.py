@@ -140,8 +140,7 @@ def _replaceable() -> list[str]:
 
 
 def taken_over() -> tuple[list[str], list[str]]:
-    """Names of the functions that funcol replaces here, and of those that it replaces in other minors
-    only."""
+    """Names of the functions that funcol replaces in this minor, and of those only in others."""
     taken = list(_replaced_now) or list(dict.fromkeys([*_replaceable(), *_wrapped_hooks()]))
     return taken, [name for name in dict.fromkeys([*REPLACED, *HOOKS]) if name not in taken]
 

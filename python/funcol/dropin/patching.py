@@ -42,7 +42,7 @@ def is_own(found: Any) -> bool:
 
 
 def _layers(found: Any) -> Iterator[Any]:
-    """``found``, what it wraps, and so on, up to a function of PyTorch or what wraps nothing."""
+    """``found``, the object that it wraps, and so on, up to a function of PyTorch or the innermost object."""
     while True:
         yield found
         if is_own(found):
@@ -275,7 +275,7 @@ def called_directly(wrapper: Any, when: Callable[[], bool]) -> Callable[[], None
 
 
 def _begin_no_graph(code: CodeType) -> None:
-    """Does what ``skip_code`` of ``torch._dynamo.eval_frame`` does, without importing Dynamo."""
+    """``skip_code`` of ``torch._dynamo.eval_frame``, without importing Dynamo."""
     frames: Any = torch._C._dynamo.eval_frame
     frames.set_code_exec_strategy(
         code, frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)

@@ -186,7 +186,7 @@ class DropinPropagator(ShardingPropagator):
         raise ValueError(f"funcol: {op_schema} cannot run, wherever the tensor that it writes to is.")
 
     def _contradicts(self, op_schema: OpSchema, sharding: OutputSharding) -> bool:
-        """Whether no way to run the operator is the one of ``sharding``."""
+        """Whether the operator has no strategy like ``sharding``."""
         try:
             ways = self.strategies(op_schema)
         except (NotImplementedError, ValueError, IndexError):

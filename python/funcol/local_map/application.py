@@ -95,7 +95,7 @@ def _applied(local_map: TraceableLocalMap) -> Applied:
 
 
 def call_in_compiled_region(local_map: LocalMap, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Stands for the call while Dynamo traces; :mod:`funcol.compiled.dynamo` has what it is in the graph."""
+    """The call, while Dynamo traces it: :mod:`funcol.compiled.dynamo` puts another one into the graph."""
     raise AssertionError("funcol.apply_local_map: called outside of a region that Dynamo traces")
 
 

@@ -34,7 +34,7 @@ class LinkCost:
 class AxisCost:
     """The collectives along a mesh axis of ``size`` ranks.
 
-    Bytes are what the busiest rank sends: ``(size - 1) / size`` of the gathered, scattered or exchanged
+    Bytes are those that the busiest rank sends: ``(size - 1) / size`` of the gathered, scattered or exchanged
     tensor, twice that for an all_reduce, the whole tensor for a permute.
     """
 

@@ -141,7 +141,7 @@ def canonical(spec: DTensorSpec) -> DTensorSpec:
     """One object for all specs of a mesh that equal ``spec``, as long as it is kept: to tell specs apart by
     identity. Raises for symbols and masks."""
     known: DTensorSpec = _C.canonical_spec(spec)
-    vars(known)["mesh"] = None  # it is remembered there by what it was made of
+    vars(known)["mesh"] = None  # C++ finds it by its fields, mesh included
     return known
 
 

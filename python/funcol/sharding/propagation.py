@@ -79,7 +79,7 @@ class _Table(MutableMapping[OpOverload, Any]):
         self._hidden: set[OpOverload] = set()
 
     def hide(self, op: OpOverload) -> None:
-        """Of ``op`` only what is entered here from now on counts."""
+        """Leaves ``op`` without a rule until one is entered here."""
         self._hidden.add(op)
         self._own.pop(op, None)
 
@@ -252,7 +252,7 @@ class ShardingPropagator(StockPropagator):
         return CacheInfo(*self._engine.info())
 
     def cache_clear(self) -> None:
-        """Forgets all decisions, and what redistributions cost."""
+        """Forgets all decisions, and the costs of redistributions."""
         self._engine.clear()
         self._remembered_whole.cache_clear()
 

@@ -18,6 +18,7 @@ from torch._ops import OpOverload
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
+from .patching import entered
 from .put_on_import import PutOnImport
 
 _MODULE = "torch.distributed.tensor.experimental._context_parallel._attention"
@@ -27,14 +28,7 @@ _SEQUENCE_DIM = 2
 
 
 def _start() -> Callable[[], None]:
-    custom_ops = _module().custom_ops
-    custom_ops.update(dict.fromkeys((_FORWARD, _BACKWARD), _run))
-
-    def undo() -> None:
-        for op in (_FORWARD, _BACKWARD):
-            custom_ops.pop(op, None)
-
-    return undo
+    return entered(_module().custom_ops, dict.fromkeys((_FORWARD, _BACKWARD), _run))
 
 
 _under_context_parallel = PutOnImport(_MODULE, _start)

@@ -22,7 +22,6 @@ from torch.distributed.tensor import _redistribute as stock_redistribute
 from torch.distributed.tensor import distribute_tensor as stock_distribute_tensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpStrategy
-from torch.utils._pytree import tree_leaves
 
 from .. import _C, _compat
 from ..redistribution.conversions import to_local_in_order
@@ -31,6 +30,7 @@ from ..redistribution.meshes import simulates_ranks
 from ..redistribution.moving import How, are_known, axes_with_own_rules, move, use_as_pytorchs
 from ..redistribution.specs import has_own_order, has_symbols
 from ..sharding import keyword_tensors
+from ..sharding.op_schemas import specs_in
 from . import patching, writes
 
 _to_local: Callable[..., Tensor] = patching.copied(DTensor.to_local)
@@ -273,8 +273,7 @@ def local_results(
     results = _local_results(self, op_call, args, op_info)
     moved = _first(op_info.local_args)
     if moved is not held and isinstance(spec, DTensorSpec):
-        (target, *_) = tree_leaves(schema.args_schema, is_leaf=_is_spec)
-        writes.first_moved(op_call, held, spec, moved, target)
+        writes.first_moved(op_call, held, spec, moved, specs_in(schema.args_schema)[0])
     return results
 
 
@@ -283,10 +282,6 @@ tail = writes.tail
 
 def _first(sequence: Sequence[Any]) -> Any:
     return sequence[0] if sequence else None
-
-
-def _is_spec(leaf: object) -> bool:
-    return isinstance(leaf, DTensorSpec)
 
 
 _C.hand_over("redistribute_local_tensor", redistribute_local_tensor)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import ExitStack
 from types import FunctionType
 from typing import Any
@@ -177,21 +177,10 @@ class UnderFullyShard:
                 undo.callback(patching.called_directly(looked_up(name), _is_outside_dynamo))
             for function in filter(patching.is_in_context, map(looked_up, WITHOUT_GRADIENTS)):
                 undo.callback(patching.entered_if(function, torch.is_grad_enabled))
-            undo.callback(_put_record_function())
+            namespace = vars(_fsdp_param_group)
+            if namespace["record_function"] is torch.profiler.record_function:
+                undo.callback(patching.entered(namespace, {"record_function": calls.record_function}))
             self.undo = undo.pop_all().close
-
-
-def _put_record_function() -> Callable[[], None]:
-    namespace = vars(_fsdp_param_group)
-    theirs = namespace["record_function"]
-    if theirs is torch.profiler.record_function:
-        namespace["record_function"] = calls.record_function
-
-    def undo() -> None:
-        if namespace["record_function"] is calls.record_function:
-            namespace["record_function"] = theirs
-
-    return undo
 
 
 def _hand_over(replaced: Iterable[str]) -> None:

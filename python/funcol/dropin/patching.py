@@ -11,7 +11,7 @@ import functools
 import gc
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -182,6 +182,23 @@ def described(found: Any) -> str:
 
 
 # Replacements
+
+
+def entered(table: dict[Any, Any], ours: Mapping[Any, Any]) -> Callable[[], None]:
+    """Enters ``ours`` in ``table``. Returns the function that undoes it, where the table still has ours."""
+    before = {key: table[key] for key in ours if key in table}
+    table.update(ours)
+
+    def undo() -> None:
+        for key in ours:
+            if table.get(key) is not ours[key]:
+                continue
+            if key in before:
+                table[key] = before[key]
+            else:
+                del table[key]
+
+    return undo
 
 
 def copied(function: Any) -> Any:

@@ -1,4 +1,4 @@
-"""``to_local`` and ``from_local`` of DTensors, with their gradients where specs say, in any shard order.
+"""``to_local`` and ``from_local`` of DTensors in any shard order; specs say where their gradients go.
 
 Each is the other's gradient, so both are differentiable any number of times. C++ does the plain ones, and
 calls the functions here for gradients whose specs it does not read.

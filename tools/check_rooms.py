@@ -1,10 +1,10 @@
-"""Checks which rooms of the project import which: none what stands to its right, none in a circle.
+"""Checks the imports between the project's rooms: none to the right, none in a circle.
 
     python tools/check_rooms.py
 
 A room is a folder, or a module outside of all folders. A file may import files of its own room and of rooms
-to the left of it. Imports count wherever they are, also within functions and for type checkers. A Python
-module names nothing of another one that begins with an underscore; a package may give something such a name:
+to the left of it. All imports count, also within functions and for type checkers. A Python module uses no
+name of another module that begins with an underscore; a package may make such a name:
 ``from .module import name as _name``.
 """
 
@@ -110,7 +110,7 @@ def circles(imports: Iterable[Import]) -> Iterator[str]:
 
 
 class PythonFile:
-    """The imports of one module of the package, and what it names of other modules."""
+    """The imports of a module of the package, and the names of other modules that it uses."""
 
     def __init__(self, folder: Path, path: Path) -> None:
         self._folder = folder

@@ -1,4 +1,4 @@
-"""A function on gloo ranks, a process each, for the programs here."""
+"""Runs a function on gloo ranks, a process each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch.multiprocessing as mp
 
 
 def run_on_ranks(function: Callable[..., Any], num_ranks: int, *args: Any, limit_s: float) -> Any:
-    """What ``function(rank, *args)`` returned on rank 0, as JSON gives it back.
+    """Runs ``function(rank, *args)`` on each rank; returns the result of rank 0, through JSON.
 
     Each rank has one thread and the default group. Raises with the traceback of the first rank that fails,
     and TimeoutError if they are not done after ``limit_s`` seconds.

@@ -1,4 +1,4 @@
-"""What torch.profiler saw of a program, as spans of time, and bars of a picture."""
+"""Traces of torch.profiler as spans of time, drawn as bars of a picture."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass
 class Span:
-    """What one thread of a rank did, in ms since the epoch."""
+    """An event on one thread of a rank, in ms since the epoch."""
 
     kind: str
     start: float

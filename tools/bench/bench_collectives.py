@@ -1,6 +1,6 @@
 """Times functional collectives of PyTorch (stock), the bare ones of torch.distributed (raw) and funcol's.
 
-Table 1: the cost of a call, in microseconds, where no byte is sent. Table 2: what a gather along dim 1 costs
+Table 1: the cost of a call, in microseconds, where no byte is sent. Table 2: the cost of a gather along dim 1
 on two gloo ranks, and how much independent work it overlaps. See README.md beside this file.
 """
 
@@ -270,7 +270,7 @@ def time_ms(call: Call, now: Callable[[], float] = time.perf_counter) -> float:
 
 
 class GlooBench:
-    """What one rank does. A timing starts together on all ranks; each name has one a round."""
+    """The timings of one rank. A timing starts together on all ranks; each name has one a round."""
 
     def __init__(self, rank: int, repeat: int, megabytes: int) -> None:
         self.rank = rank
@@ -367,7 +367,7 @@ def gloo_rank(rank: int, repeat: int, megabytes: int) -> list[dict[str, list[flo
 
 
 def bench_gloo(repeat: int, megabytes: int) -> dict[str, Any]:
-    """Table 2: medians in ms. The slower rank counts; where a peer is late, the one that waits for it."""
+    """Table 2: medians in ms, of the slower rank; of the rank that waits where a peer is late."""
     of_ranks = run_on_ranks(gloo_rank, NUM_GLOO_RANKS, repeat, megabytes, limit_s=GLOO_TIMEOUT_S)
 
     def rounds(name: str) -> list[float]:

@@ -1,7 +1,7 @@
 """Times programs on DTensor with PyTorch's own layers (stock) and with funcol under them.
 
-Table 1, a training step of small programs, in milliseconds; table 2, the costs of redistribution that a
-solver asks for to lay out a whole block; table 3, compiling a block. See README.md beside this file.
+Table 1, a training step of small programs, in milliseconds; table 2, the redistribution costs with which a
+solver lays out a whole block; table 3, compiling a block. See README.md beside this file.
 """
 
 from __future__ import annotations
@@ -127,13 +127,13 @@ def print_steps(records: list[dict[str, Any]]) -> None:
 
 
 def some_of(row: Row) -> Row:
-    """The same with few of the layouts that the operand may be made in."""
+    """``row`` with few of the layouts in which the operand may be made."""
     made = row.made.strategies
     return Row(OpStrategy(random.sample(made, min(NUM_STOCK_COSTS, len(made)))), row.used)
 
 
 def time_costs(rows: list[Row]) -> tuple[int, float]:
-    """How many costs, and microseconds for each."""
+    """The number of costs, and microseconds for each."""
     begin = time.thread_time()
     num_costs = sum(len(stock_ops.generate_redistribute_costs(*row)) for row in rows)
     return num_costs, (time.thread_time() - begin) / num_costs * 1e6
@@ -183,7 +183,7 @@ def print_solver(record: dict[str, Any]) -> None:
 
 
 class Stopwatch:
-    """Seconds within calls by what they are for, where one within another counts for the outer one."""
+    """Seconds within calls, by purpose; a call within another counts for the outer one."""
 
     def __init__(self) -> None:
         self.seconds: Counter[str] = Counter()
@@ -207,7 +207,7 @@ class Stopwatch:
 
 
 class TimedPropagator:
-    """Stands where the dispatcher's propagator stands."""
+    """Takes the place of the dispatcher's propagator."""
 
     def __init__(self, propagator: Any, watch: Stopwatch) -> None:
         self._propagator = propagator
@@ -219,7 +219,7 @@ class TimedPropagator:
 
 
 def forget_stock() -> None:
-    """What PyTorch remembers of decisions, and of steps and costs of redistributions."""
+    """Clears PyTorch's caches of decisions, and of steps and costs of redistributions."""
     DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
     stock_redistribute._gen_transform_infos.cache_clear()
     stock_redistribute.clear_redistribute_planner_cache()
@@ -228,7 +228,7 @@ def forget_stock() -> None:
 
 @contextmanager
 def watched(side: str) -> Iterator[Stopwatch]:
-    """Of propagation, and of stock's planning of redistributions."""
+    """Times propagation, and stock's planning of redistributions."""
     watch = Stopwatch()
     with ExitStack() as stack:
         stack.enter_context(with_side(side))
@@ -243,7 +243,7 @@ def watched(side: str) -> Iterator[Stopwatch]:
 
 
 def lay_out_explicitly(block: Block, x: DTensor) -> None:
-    """Keeps from any view what is cut along two dims that the view makes one: stock cannot compile that."""
+    """Keeps views from merging two sharded dims, which stock cannot compile."""
 
     def attend_locally(*projected: DTensor) -> DTensor:
         mixed = attend(*(tensor.to_local() for tensor in projected))

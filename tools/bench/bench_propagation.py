@@ -1,6 +1,6 @@
 """Times sharding propagation: PyTorch's propagator (stock) and funcol's.
 
-Table 1, a decision that is not remembered and one that is, by operator and number of mesh axes, in
+Table 1, a decision that is not cached and one that is, by operator and number of mesh axes, in
 microseconds; table 2, one transformer block forward and backward on large meshes, in milliseconds. See
 README.md beside this file.
 """
@@ -109,7 +109,7 @@ def seconds(call: Callable[[], object], rounds: int) -> float:
 
 
 def miss_and_hit(propagator: Any, make: Callable[[], OpSchema], rounds: int) -> tuple[float, float]:
-    """Seconds of a decision that is not remembered, and of one that is, for a schema made anew."""
+    """Seconds of a decision that is not cached and of one that is, for a new schema."""
     missing = [make() for _ in range(rounds)]
     begun = []
     for schema in missing:
@@ -237,7 +237,7 @@ def shard(whole: torch.Tensor, mesh: DeviceMesh, placements: Layouts) -> DTensor
 
 
 class Timed:
-    """A propagator whose decisions are timed: stands where the dispatcher's stands."""
+    """A propagator that times its decisions, in the place of the dispatcher's."""
 
     def __init__(self, propagator: Any) -> None:
         self._propagator = propagator

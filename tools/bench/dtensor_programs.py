@@ -1,6 +1,6 @@
 """Small programs on DTensor, tensor parallel modules and FSDP2: a step of each, and of the same not parallel.
 
-They are so small that what is timed is the work of PyTorch's layers, not arithmetic. Run on a fake group.
+They are so small that the time is that of PyTorch's layers, not of arithmetic. Run on a fake group.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def plain_transformer() -> Step:
 
 
 def tensor_parallel() -> Step:
-    """Weights cut by heads and columns over all ranks, what is between by the sequence."""
+    """Weights cut by heads and columns over all ranks, activations between by the sequence."""
     by_block: dict[str, ParallelStyle] = {
         "attention_norm": SequenceParallel(),
         "feed_forward_norm": SequenceParallel(),
@@ -248,7 +248,7 @@ def plain_muon() -> Step:
 
 
 def muon() -> Step:
-    """Every gradient is made whole, changed as a whole, and goes back into shards, weight by weight."""
+    """Gathers, changes and cuts every gradient, weight by weight."""
     mesh = init_device_mesh("cpu", (NUM_RANKS,))
     pairs = [
         [distribute_tensor(tensor, mesh, [Shard(0)], src_data_rank=None) for tensor in pair]

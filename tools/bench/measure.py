@@ -1,4 +1,4 @@
-"""Times the same work done several ways, in one process whose group has this rank alone to do anything."""
+"""Times the same work done several ways, in one process, in whose group no other rank does anything."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Case:
     limits: dict[str, float] = field(default_factory=dict)
 
     def calls(self) -> dict[str, Call]:
-        """Those that are there, by side."""
+        """The calls of the sides that there are."""
         sides = {"use": self.use, "stock": self.stock, "raw": self.raw, "funcol": self.funcol}
         return {side: call for side, call in sides.items() if call is not None}
 
@@ -127,7 +127,7 @@ def measure(case: Case, repeat: int, clock: Clock) -> dict[str, Any]:
 def call_record(case: Case, rounds: dict[str, list[float]]) -> dict[str, Any]:
     """The times of ``rounds`` and their ratios, funcol's to those of each side.
 
-    ``"stock overhead"`` is the ratio of what is left of funcol's and stock's time without the use.
+    ``"stock overhead"`` is the ratio of funcol's to stock's time, both without the use.
     """
 
     def ratio(ours: list[float], theirs: list[float]) -> dict[str, float]:
@@ -149,7 +149,7 @@ def call_record(case: Case, rounds: dict[str, list[float]]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Lone:
-    """A default group that waits for nobody: what it is made of, and the clock to use with it."""
+    """A default group that waits for no other process, and the clock for it."""
 
     backend: str
     num_ranks: int
@@ -181,7 +181,7 @@ def device_named(name: str) -> torch.device:
 
 
 def describe(device: torch.device) -> dict[str, Any]:
-    """What was measured with what; printed, too."""
+    """Versions and the device of a measurement; prints them, too."""
     on_cuda = device.type == "cuda"
     versions = {
         "torch": torch.__version__,

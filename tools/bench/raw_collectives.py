@@ -1,8 +1,8 @@
-"""What a program writes over the collectives of ``torch.distributed`` to get new tensors, and gradients.
+"""Functional collectives as a program writes them over ``torch.distributed``: new tensors, and gradients.
 
 Each function starts the collective on tensors it allocates, waits, and returns them; inputs are not modified.
-The classes after them are the same with the gradients of the total over all ranks. All on the default group.
-The root of those that have one is rank 0, this rank.
+The classes after them add the gradients of the total over all ranks. The group is the default one; a root is
+rank 0, this rank.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def time_rank(rank: int, repeat: int) -> list[dict[str, list[float]]]:
 
 
 def sent_bytes(src: str, dst: str) -> dict[str, int]:
-    """By the busiest rank, in PyTorch's plan and in funcol's: what the plans say, counted alike."""
+    """The bytes that the busiest rank sends, by PyTorch's plan and by funcol's."""
     mesh = {"world": NUM_RANKS} if "," not in src else {"outer": 2, "inner": NUM_RANKS // 2}
     planners = {"stock": funcol.greedy_redistribution, "funcol": funcol.plan_redistribution}
     return {

@@ -1,5 +1,5 @@
-"""What a solver that chooses all layouts of a traced program at once asks for: the costs of redistributing
-every operand, from each layout that it may be made in to each layout that it may be used in."""
+"""The costs with which a solver chooses all layouts of a traced program at once: of redistributing every
+operand from each layout in which it may be made to each layout in which it may be used."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WIDTH, NUM_HEADS, BATCH, LENGTH = 1024, 32, 256, 256
 
 
 class Row(NamedTuple):
-    """One call: from all layouts that an operand may be made in to one that it may be used in."""
+    """One call: from all layouts in which an operand may be made to one in which it may be used."""
 
     made: OpStrategy
     used: DTensorSpec
@@ -47,7 +47,7 @@ def traced_block() -> fx.Graph:
 
 
 def is_usual(strategy: OpSpec) -> bool:
-    """Whether all tensors are replicated, plain shards, or to be summed: what solvers choose from."""
+    """Whether all tensors are replicated, plain shards or partial sums: solvers choose from these."""
     made = strategy.output_specs if isinstance(strategy.output_specs, tuple) else [strategy.output_specs]
     return all(
         placement.is_replicate() or type(placement) is Shard or placement.is_partial("sum")
@@ -59,7 +59,7 @@ def is_usual(strategy: OpSpec) -> bool:
 
 class SolverCosts:
     """The nodes of a graph, with all strategies of each on ``mesh``, and the ``rows`` of their operands: one
-    for every operand of every strategy of every node, those that ask for the same left out."""
+    for every operand of every strategy of every node, without repetitions."""
 
     def __init__(self, graph: fx.Graph, mesh: DeviceMesh) -> None:
         self.num_nodes = 0
@@ -100,17 +100,17 @@ class SolverCosts:
         return strategies
 
     def _number(self, made: OpStrategy) -> int:
-        """The same for all that are made in the same layouts."""
+        """The number of the set of layouts in ``made``."""
         specs = tuple(strategy.output_spec for strategy in made.strategies)
         return self._numbers.setdefault(specs, len(self._numbers))
 
     def _item(self, results: fx.Node, index: int) -> OpStrategy:
-        """Of an operator with several results."""
+        """The strategies of one of several results."""
         specs = (strategy.output_specs[index] for strategy in self._made[results].strategies)  # type: ignore[index]
         return OpStrategy([OpSpec(spec) for spec in specs])
 
     def _anywhere(self, node: fx.Node) -> OpStrategy:
-        """Replicated, or cut along any dim, on each axis."""
+        """Strategies that replicate or shard each axis, along any dim."""
         ways = [Replicate(), *(Shard(dim) for dim in range(node.meta["val"].dim()))]
         layouts = itertools.product(ways, repeat=self._mesh.ndim)
         return OpStrategy([OpSpec(self._spec(node, layout)) for layout in layouts])

@@ -258,7 +258,7 @@ class Chooser:
         return chosen
 
     def _is_left_by_region(self, producer: Node, index: int) -> bool:
-        """A local tensor that the forward part of a region keeps for its backward part."""
+        """A local tensor that the forward graph of a region keeps for its backward graph."""
         if not self._is_region(producer):
             return False
         return producer.meta["custom"]["dtensor_local_map_kwargs"]["out_placements"][index] is None
@@ -313,7 +313,7 @@ def choice_of(chooser: Chooser, chosen: dict[Node, int]) -> Choice:
 
 
 class Sharded(Interpreter):
-    """Runs the graph on DTensors, each operand moved to where its node wants it."""
+    """Runs the graph on DTensors; redistributes each operand to the placements that its node takes."""
 
     def __init__(self, graph: GraphModule, mesh: DeviceMesh, choice: Choice) -> None:
         super().__init__(graph)

@@ -1,6 +1,6 @@
 """Trains a small causal language model, FSDP2 x tensor parallel on 2 x 2 gloo ranks, on stock and on funcol.
 
-The program knows nothing of funcol: it uses DTensor's tensor parallel styles, fully_shard, AdamW and
+The program does not name funcol: it uses DTensor's tensor parallel styles, fully_shard, AdamW and
 clip_grad_norm_. It runs once as it is (--stock) and once within funcol.installed() (--funcol), from the same
 weights and on the same bytes, those of the Python standard library's sources, and must reach the same losses.
 Prints losses, times and where they went, and draws a timeline of each.
@@ -73,8 +73,7 @@ def progress(started: float, text: str) -> None:
 
 
 def parallelized(model: LanguageModel, mesh: DeviceMesh) -> LanguageModel:
-    """Cuts weights by heads and columns along ``tp``, activations between by the sequence, and what is left
-    of the weights along ``dp``."""
+    """Cuts weights by heads and columns along ``tp`` and then along ``dp``, activations by the sequence."""
     of_block = {
         "attention_norm": SequenceParallel(),
         "attention": PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate()),
@@ -135,7 +134,7 @@ class Training:
         return loss.detach()
 
     def _batch(self) -> Tensor:
-        """Drawn alike by all ranks; those of one ``tp`` group take the same part."""
+        """This rank's part of a batch that all ranks draw alike; a ``tp`` group takes the same part."""
         starts = torch.randint(
             len(self._text) - self._length, (MESH["dp"] * BATCH_PER_GROUP,), generator=self._batches
         )
@@ -188,7 +187,7 @@ def run_side(rank: int, mesh: DeviceMesh, side: str, settings: Settings) -> dict
 def run_rank(rank: int, settings: Settings) -> dict[str, dict[str, Any]]:
     warnings.filterwarnings("ignore", message=".*returned a view tensor", category=UserWarning)  # FSDP2
     mesh = init_device_mesh("cpu", tuple(MESH.values()), mesh_dim_names=tuple(MESH))
-    mesh._flatten("world")  # so that what both axes reduce takes one collective
+    mesh._flatten("world")  # so that a reduction over both axes is one collective
     results = {}
     for side in settings.sides:
         if rank == 0:
@@ -202,8 +201,8 @@ def run_rank(rank: int, settings: Settings) -> dict[str, dict[str, Any]]:
 
 @dataclass
 class Timeline:
-    """One rank's profiled steps but the first. ``operators``: those that call no other, which is arithmetic
-    and views; what starts collectives or waits for them is no operator here. gloo runs on other threads."""
+    """One rank's profiled steps but the first. ``operators`` call no others: they are arithmetic and views;
+    starts and waits of collectives are none. gloo runs on other threads."""
 
     steps: list[Span]
     parts: list[Span]

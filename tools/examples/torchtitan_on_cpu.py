@@ -1,4 +1,4 @@
-"""torchtitan's trainer on the CPU: what torchrun starts on each gloo rank, and configurations for it.
+"""torchtitan's trainer on the CPU: the program of each gloo rank, which torchrun starts, and configurations.
 
     torchrun --nproc-per-node 4 tools/examples/torchtitan_on_cpu.py --folder FOLDER [--funcol] \\
         --module torchtitan_on_cpu --config llama3 [OPTION OF TORCHTITAN ...]
@@ -114,7 +114,7 @@ def smaller(config: Any) -> Any:
 
 
 def record_steps() -> list[dict[str, float]]:
-    """What torchtitan logs of each step; grows as the run goes on."""
+    """The values that torchtitan logs, a step an entry."""
     from torchtitan.components.metrics import MetricsProcessor
 
     steps: list[dict[str, float]] = []

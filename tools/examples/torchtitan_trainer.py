@@ -50,7 +50,7 @@ def train(side: str, options: list[str]) -> Steps:
             *(str(ON_CPU), f"--folder={folder}", *(["--funcol"] if side == "funcol" else [])),
             *options,
         ]
-        # Each run compiles anew.
+        # Each run compiles from the start.
         env = os.environ | {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled")}
         ranks = subprocess.Popen(
             command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -82,7 +82,7 @@ def print_steps(title: str, runs: dict[str, Steps]) -> None:
 
 
 def difference(runs: dict[str, Steps]) -> str | None:
-    """Where the sides part, if they do."""
+    """The first value in which the sides differ, if they do."""
     for i, (stock, on_funcol) in enumerate(zip(*runs.values(), strict=True)):
         for what in ("loss", "norm"):
             if stock[what] != on_funcol[what]:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 
 def group_in_region(group: Any, tag: str) -> Any:
-    """The name of ``group``, or the ``ProcessGroup``: what PyTorch uses in a region that Dynamo traces."""
+    """``group`` as PyTorch uses it in a region that Dynamo traces: a name or a ``ProcessGroup``."""
     resolve = getattr(stock, "_resolve_group", None)
     return stock._resolve_group_name(group, tag) if resolve is None else resolve(group, tag)
 
@@ -40,7 +40,7 @@ def group_in_graphs(group: Any) -> Any:
     return group.group_name if choose is None else choose(group)
 
 
-# Each is known by a function that came in the same minor.
+# Each of these properties came in the same minor as a function, by which it is known.
 _DYNAMO_LOOKS_INTO_CONCATENATION = hasattr(stock, "all_gather_single")
 STOCK_MAKES_CONTIGUOUS = hasattr(stock, "_group_or_group_name")
 
@@ -90,8 +90,8 @@ def hide_in_compiled_regions(
     the context is made. Some of those minors enter a guard after the hooks, which on exit restores the keys
     that it found: it has to find funcol's key as it was before.
 
-    Dynamo is not imported for this, since that takes longer than importing all of funcol:
-    ``after_import(name, action)`` runs ``action`` once a program has imported it.
+    ``after_import(name, action)`` runs ``action`` once a program has imported the module. Importing Dynamo
+    here would take longer than importing all of funcol.
     """
     save = getattr(torch._C, "_dynamo_save_local_dispatch_key_set", None)
     if save is not None:
@@ -168,13 +168,22 @@ def tensor_attributes(tensor_variables: ModuleType) -> dict[str, Any]:
     return attributes
 
 
+# DTensor
+
+
+def from_local_options(grad_placements: Any) -> dict[str, Any]:
+    """The keyword arguments of ``DTensor.from_local`` that older minors do not know, as far as they are
+    given."""
+    return {} if grad_placements is None else {"grad_placements": grad_placements}
+
+
 # Sharding propagation
 
 # The tables of a propagator by operator: of rules,
 TABLES_OF_RULES = ("op_to_rules", "op_strategy_funcs", "op_single_dim_strategy_funcs")
 # of operators whose arguments have sizes, which become this rank's,
 TABLES_OF_SIZES = ("op_to_shape_and_stride_idx", "op_to_scalar_shape_adjuster", "squeeze_op_to_dims_variant")
-# and of what the dispatcher has to know of an operator's arguments. The first table with the operator counts.
+# and of the arguments on which the dispatcher's cache depends. The first table with the operator counts.
 TABLES_OF_SCHEMA_INFO = ("op_to_schema_info", "op_to_schema_info_for_single_dim_strategy")
 _TABLES = (*TABLES_OF_RULES, *TABLES_OF_SIZES, *TABLES_OF_SCHEMA_INFO)
 
@@ -208,8 +217,8 @@ def has_rules_of_an_axis(propagator: Any) -> bool:
 
 def decides_for_whole_mesh(propagator: Any, op: Any) -> bool:
     """Whether ``propagator`` has a rule of the whole mesh for ``op`` that may decide otherwise than axis by
-    axis: because it follows the placements of the first tensor, or is right for some sizes only. PyTorch's
-    rules for views and ``stack`` do not. An operator may have a rule of one axis besides.
+    axis, because it follows the placements of the first tensor, or is right for some sizes only. PyTorch's
+    rules for views and ``stack`` decide as axis by axis. The operator may have a rule of one axis, too.
     """
     rule = propagator.op_strategy_funcs.get(op)
     return rule is not None and not (
@@ -283,49 +292,44 @@ def scalar_adjuster(propagator: Any, op: Any) -> Callable[[list[Any], Any], Any]
     return adjusters.get(op)
 
 
-def make_spec(mesh: Any, placements: Any, meta: Any, order: Any, strided_as_order: bool | None) -> Any:
+def make_spec(
+    mesh: Any,
+    placements: Any,
+    order: Any,
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    dtype: torch.dtype,
+    strided_as_order: bool | None,
+) -> Any:
     """A ``DTensorSpec``.
 
     ``order`` lists pairs of a dim and the axes that cut it. ``strided_as_order`` says whether strided shards
     stand for an order of axes; ``None`` if there are no strided shards.
     """
-    if strided_as_order is not None:
-        return _constructed_spec(mesh, placements, meta, order, strided_as_order)
-    spec_type, entry_type = _spec_types()
-    spec = spec_type.__new__(spec_type)
-    vars(spec).update(
-        _SPEC_FIELDS,
-        mesh=mesh,
-        placements=placements,
-        tensor_meta=meta,
-        shard_order=tuple(map(entry_type._make, order)),
-    )
-    return spec
-
-
-def _constructed_spec(mesh: Any, placements: Any, meta: Any, order: Any, strided_as_order: bool) -> Any:
-    """A ``DTensorSpec`` by its constructor, which takes ten times as long."""
-    spec_type, entry_type = _spec_types()
+    spec_type, entry_type, meta_type = _spec_types()
+    meta = meta_type(torch.Size(shape), stride, dtype)
     how: dict[str, Any] = {"shard_order": tuple(map(entry_type._make, order))}
+    if strided_as_order is None:  # at a tenth of the constructor's time
+        spec = spec_type.__new__(spec_type)
+        vars(spec).update(_SPEC_FIELDS, mesh=mesh, placements=placements, tensor_meta=meta, **how)
+        return spec
     if "use_strided_shard_as_shard_order" in spec_type.__dataclass_fields__:
-        how = (
-            {"use_strided_shard_as_shard_order": True}
-            if strided_as_order
-            else {**how, "use_strided_shard_as_shard_order": False}
-        )
+        if strided_as_order:
+            how.clear()
+        how["use_strided_shard_as_shard_order"] = strided_as_order
     return spec_type(mesh, placements, tensor_meta=meta, **how)
 
 
 @functools.cache
-def _spec_types() -> tuple[Any, Any]:
-    """``DTensorSpec`` and ``ShardOrderEntry``. The first call fills ``_SPEC_FIELDS`` from an example."""
+def _spec_types() -> tuple[Any, Any, Any]:
+    """The types of a spec and its parts. The first call fills ``_SPEC_FIELDS`` from an example."""
     from torch.distributed.tensor import Replicate
-    from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
 
     known = {"mesh", "placements", "tensor_meta", "shard_order"}
     made = vars(DTensorSpec(None, (Replicate(),)))  # type: ignore[arg-type]
     _SPEC_FIELDS.update({name: value for name, value in made.items() if name not in known})
-    return DTensorSpec, ShardOrderEntry
+    return DTensorSpec, ShardOrderEntry, TensorMeta
 
 
 _SPEC_FIELDS: dict[str, Any] = {}  # attributes that every spec has in this minor, beside the four above

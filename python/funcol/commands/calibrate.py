@@ -1,4 +1,4 @@
-"""``torchrun ... -m funcol calibrate``: measures what collectives cost on a mesh, for ``AlphaBeta``."""
+"""``torchrun ... -m funcol calibrate``: measures the costs of collectives on a mesh, for ``AlphaBeta``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NUM_RUNS = 15
 NUM_QUICK_RUNS = 3
 NUM_WARMUPS = 2
 
-# What is written where larger messages took no longer than small ones: more than any link has.
+# The bandwidth, more than any link has, where larger messages took no longer than small ones.
 MOST_GIGABYTES_PER_S = 1e6
 
 
@@ -89,8 +89,8 @@ def measure(
 ) -> AlphaBeta:
     """Latency and bandwidth of every axis and collective of ``mesh``, fitted to messages of ``sizes`` bytes.
 
-    A collective: every rank calls it. A time is the median of ``num_runs`` runs on the slowest rank, so that
-    all ranks get the same model. ``report`` is told each figure.
+    Every rank calls it. A time is the median of ``num_runs`` runs on the slowest rank, so all ranks get the
+    same model. ``report`` gets a line for each figure.
     """
     assert mesh.mesh_dim_names is not None
     axes = {
@@ -103,10 +103,8 @@ def measure(
 
 
 def fit(samples: Sequence[tuple[float, float]]) -> LinkCost:
-    """Latency and bandwidth, neither negative, that come nearest to ``samples``: (bytes, microseconds).
-
-    Nearest by relative error: the small messages say what the latency is, the large ones the bandwidth.
-    """
+    """Latency and bandwidth, neither negative, with the least relative errors on ``samples``: (bytes,
+    microseconds). Small messages tell the latency, large ones the bandwidth."""
     weights = [1 / max(us, 1e-3) ** 2 for _, us in samples]
     total = sum(weights)
     mean_bytes = sum(w * size for w, (size, _) in zip(weights, samples, strict=True)) / total

@@ -1,4 +1,4 @@
-"""``python -m funcol info``: what this installation is made of."""
+"""``python -m funcol info``: versions, kernels and functions of this installation."""
 
 from __future__ import annotations
 

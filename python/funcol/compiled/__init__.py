@@ -1,8 +1,8 @@
-"""What Dynamo makes of collectives, redistributions and local maps in the regions that it compiles."""
+"""Collectives, redistributions and local maps in compiled regions."""
 
 
 def remap_collectives(enabled: bool) -> None:
-    """Whether Dynamo, which has to be imported, traces collectives as :mod:`.remaps` has them."""
-    from . import dynamo  # imports Dynamo, which would cost more than all of funcol if it came first
+    """Makes Dynamo, which has to be imported, trace collectives as :mod:`.remaps` has them, or as PyTorch."""
+    from . import dynamo  # imports Dynamo, which takes longer than all of funcol
 
     dynamo.remap_collectives(enabled)

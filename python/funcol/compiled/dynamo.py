@@ -1,14 +1,15 @@
 """How Dynamo traces calls of ``torch.distributed``'s collectives. Imported once Dynamo is.
 
-Dynamo wraps each function it meets in a variable; for those that have a traceable form, in one that calls
-that form. The variable here takes the place of PyTorch's and knows more forms.
+Dynamo wraps each function that it meets in a variable. The variable of a collective calls a form of it that
+Dynamo can trace. The variables here take the place of PyTorch's and know more forms.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import Any, NoReturn
+from collections import ChainMap
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NoReturn
 
 import torch
 import torch._dynamo.variables.builder as builder
@@ -34,7 +35,8 @@ _WAITS = (torch.ops._c10d_functional.wait_tensor, torch.ops._c10d_functional.wai
 
 
 def remap_collectives(enabled: bool) -> None:
-    """Whether Dynamo traces collectives as :data:`~funcol.remaps.traceable_collective_remaps` has them."""
+    """Makes Dynamo trace collectives as :data:`~funcol.remaps.traceable_collective_remaps` has them, or as
+    PyTorch."""
     chosen = RemappedCollective if enabled else TracedRedistribution
     setattr(builder, CollectiveFunctionRewriteVariable.__name__, chosen)
 
@@ -44,28 +46,29 @@ _TRACED = (*_REDISTRIBUTIONS, call_in_compiled_region)
 
 
 class TracedRedistribution(CollectiveFunctionRewriteVariable):
-    """:func:`funcol.redistribute`, also of local tensors, and functions of :func:`funcol.apply_local_map`, as
-    calls of the graph that layers below trace.
+    """Redistributions and local maps as calls in the graph, which the layers below trace.
 
-    Dynamo itself cannot follow specs, so whatever is no tensor has to be a constant of the region.
+    Dynamo cannot follow specs, so all arguments that are no tensors have to be constants of the region.
     """
 
-    @staticmethod
-    def can_rewrite(variable: Any) -> bool:
+    # The functions that are traced here, and those that the region calls in their place.
+    forms: ClassVar[Mapping[Any, Any]] = {function: function for function in _TRACED}
+
+    @classmethod
+    def can_rewrite(cls, variable: Any) -> bool:
         return (
-            inspect.isfunction(variable) and variable in _TRACED
+            inspect.isfunction(variable) and variable in cls.forms
         ) or CollectiveFunctionRewriteVariable.can_rewrite(variable)
 
-    @staticmethod
+    @classmethod
     def create(
-        tx: Any, old_fn: Callable[..., Any], source: Any, **options: Any
+        cls, tx: Any, old_fn: Callable[..., Any], source: Any, **options: Any
     ) -> CollectiveFunctionRewriteVariable:
-        if old_fn not in _TRACED:
+        form = cls.forms.get(old_fn)
+        if form is None:
             return CollectiveFunctionRewriteVariable.create(tx, old_fn, source, **options)
-        function: Any = old_fn
-        return TracedRedistribution(
-            old_fn, replacement_var=UserFunctionVariable(function, **options), source=source, **options
-        )
+        replacement = UserFunctionVariable(form, **options)
+        return cls(old_fn, replacement_var=replacement, source=source, **options)
 
     def call_function(self, tx: Any, args: Any, kwargs: Any) -> VariableTracker:
         if self.fn is call_in_compiled_region:
@@ -87,24 +90,11 @@ class TracedRedistribution(CollectiveFunctionRewriteVariable):
 
 
 class RemappedCollective(TracedRedistribution):
-    """A function of ``torch.distributed`` that a compiled region calls the in-place form of."""
+    """A function of ``torch.distributed`` whose in-place form a compiled region calls."""
 
-    @staticmethod
-    def can_rewrite(variable: Any) -> bool:
-        return (
-            inspect.isfunction(variable) and variable in traceable_collective_remaps
-        ) or TracedRedistribution.can_rewrite(variable)
-
-    @staticmethod
-    def create(
-        tx: Any, old_fn: Callable[..., Any], source: Any, **options: Any
-    ) -> CollectiveFunctionRewriteVariable:
-        form: Any = traceable_collective_remaps.get(old_fn)
-        if form is None:
-            return TracedRedistribution.create(tx, old_fn, source, **options)
-        return RemappedCollective(
-            old_fn, replacement_var=UserFunctionVariable(form, **options), source=source, **options
-        )
+    forms: ClassVar[Mapping[Any, Any]] = ChainMap(
+        traceable_collective_remaps, {function: function for function in _TRACED}
+    )
 
     def call_function(self, tx: Any, args: Any, kwargs: Any) -> VariableTracker:
         if self.fn not in traceable_collective_remaps:
@@ -166,7 +156,7 @@ def _constant(name: str, argument: VariableTracker) -> Any:
             hints=[f"Pass a constant {name}, or call it outside of the compiled region."],
         )
     if isinstance(argument.value, DTensorSpec) and argument.source is not None:
-        # Dynamo looks at what the region reads of an object, which here is nothing.
+        # Dynamo guards only the attributes that the region reads, here none.
         install_guard(argument.source.make_guard(GuardBuilder.ID_MATCH))
     return argument.value
 
@@ -179,10 +169,10 @@ def _constant_variable(tx: Any, value: Any) -> VariableTracker:
 class _WaitLater:
     """Moves the end of an asynchronous collective to where the region waits for it.
 
-    As traced, a collective waits and copies into its destinations at once. That part of the graph moves
-    down to the wait() of its Work; or, so that no read sees unfinished data, only as far as the first node
-    that uses a destination or memory it shares. A graph without that wait() stays as it is: what shows that
-    the collective is finished may then be something else, such as the wait() of a later one.
+    As traced, a collective waits and copies into its destinations at once. That part of the graph moves down
+    to the wait() of its Work, or to the first node that uses memory of a destination, so that no read sees
+    unfinished data. A graph without that wait() stays as it is: the wait() of a later collective, for one,
+    may show that this one is finished.
     """
 
     def __init__(self, started: list[Node], destinations: list[Node]) -> None:

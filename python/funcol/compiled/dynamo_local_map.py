@@ -1,7 +1,7 @@
 """How Dynamo traces calls of functions on local tensors (:mod:`funcol.local_map`). Imported once Dynamo is.
 
-Dynamo does not look into the function: the call becomes one call of its graph, which layers below trace.
-Tensors that the function closes over become inputs of the graph.
+Dynamo does not look into the function: its graph gets one call, which the layers below trace. Tensors that
+the function closes over become inputs of the graph.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
 from torch._guards import Source
 
 from ..local_map.eager import LocalMap
+from ..local_map.nesting import mapped
 from ..local_map.tracing import in_compiled_region
 
 
@@ -36,7 +37,7 @@ class _Operand(int):
 def call_local_map(
     tx: Any, args: list[VariableTracker], kwargs: dict[str, VariableTracker]
 ) -> VariableTracker:
-    """The call of ``funcol.local_map.call_in_compiled_region`` with ``args``, in the graph of ``tx``."""
+    """The call ``funcol.local_map.call_in_compiled_region(*args, **kwargs)`` in the graph of ``tx``."""
     applied: Any = args[0].realize()
     positional, keywords = args[1:]
     local_map = getattr(applied, "value", None)
@@ -57,11 +58,21 @@ def call_local_map(
 
     def call(*given: Any) -> list[Any]:
         nonlocal result
+        found: list[Any] = []
+
+        def filled(leaf: Any) -> Any:
+            return given[leaf] if isinstance(leaf, _Operand) else leaf
+
+        def emptied(leaf: Any) -> Any:
+            if not isinstance(leaf, (Tensor, torch.SymInt)):
+                return leaf
+            found.append(leaf)
+            return _Operand(len(found) - 1)
+
         replaced = {id(tensor): now for (tensor, _), now in zip(captured, given[num_operands:], strict=True)}
         with in_compiled_region(replaced):
-            value = local_map.run(_filled(stated_args, given), _filled(stated_kwargs, given))
-        found: list[Any] = []
-        result = _emptied(value, found)
+            value = local_map.run(mapped(filled, stated_args), mapped(filled, stated_kwargs))
+        result = mapped(emptied, value)
         return found
 
     call.__name__ = "local_map_" + "".join(c if c.isalnum() else "_" for c in local_map.name)
@@ -71,7 +82,7 @@ def call_local_map(
 
 
 def _template(argument: VariableTracker, operands: list[Any]) -> Any:
-    """The argument, with an :class:`_Operand` for each tensor and size, which join ``operands``."""
+    """``argument`` with an :class:`_Operand` for each tensor and size; these are appended to ``operands``."""
     argument = argument.realize()
     if isinstance(argument, (TensorVariable, SymNodeVariable)):
         operands.append(argument.as_proxy())
@@ -91,28 +102,6 @@ def _template(argument: VariableTracker, operands: list[Any]) -> Any:
     return argument.value
 
 
-def _filled(template: Any, given: tuple[Any, ...]) -> Any:
-    if isinstance(template, _Operand):
-        return given[template]
-    if type(template) in (list, tuple):
-        return type(template)(_filled(item, given) for item in template)
-    if type(template) is dict:
-        return {key: _filled(item, given) for key, item in template.items()}
-    return template
-
-
-def _emptied(value: Any, found: list[Any]) -> Any:
-    """``value`` with an :class:`_Operand` for each tensor and size, which join ``found``."""
-    if isinstance(value, (Tensor, torch.SymInt)):
-        found.append(value)
-        return _Operand(len(found) - 1)
-    if type(value) in (list, tuple):
-        return type(value)(_emptied(item, found) for item in value)
-    if type(value) is dict:
-        return {key: _emptied(item, found) for key, item in value.items()}
-    return value
-
-
 def _variable(tx: Any, template: Any, values: list[VariableTracker]) -> VariableTracker:
     if isinstance(template, _Operand):
         return values[template]
@@ -130,7 +119,8 @@ def _variable(tx: Any, template: Any, values: list[VariableTracker]) -> Variable
 
 
 def _captured(value: Any, source: Source | None, seen: set[int]) -> Iterator[tuple[Tensor, Source | None]]:
-    """The tensors that ``value``, a function, closes over, and how the compiled code finds them."""
+    """The tensors that the function ``value`` closes over, and their sources, by which compiled code finds
+    them."""
     if id(value) in seen:
         return
     seen.add(id(value))

@@ -97,8 +97,7 @@ def all_reduce_inplace(
     tag: str = "",
 ) -> Tensor:
     """Reduces ``tensor`` over ``group`` into itself, and returns it."""
-    _check_not_async("all_reduce_inplace", async_op)
-    ranks = _resolved_or_world(group, tag)
+    ranks = _ranks_of("all_reduce_inplace", async_op, group, tag)
     if is_dynamo_compiling() or _C.all_reduce_into(tensor, op, ranks, tag) is NotImplemented:
         tensor.copy_(all_reduce(tensor, op, ranks))
     return tensor
@@ -116,8 +115,7 @@ def broadcast_inplace(
 
     The source is ``src``, a global rank, or ``group_src``, a rank within ``group``.
     """
-    _check_not_async("broadcast_inplace", async_op)
-    ranks = _resolved_or_world(group, tag)
+    ranks = _ranks_of("broadcast_inplace", async_op, group, tag)
     source = _peer("broadcast_inplace", "src", src, group_src, ranks)
     if is_dynamo_compiling() or _C.broadcast_into(tensor, source, ranks, tag) is NotImplemented:
         tensor.copy_(broadcast(tensor, source, ranks))
@@ -137,8 +135,7 @@ def all_gather_tensor_inplace(
     Along dim 0, ``output_tensor`` may have any shape of the right number of elements, such as
     (number of ranks, \\*shape of the input): ranks follow one another in memory.
     """
-    _check_not_async("all_gather_tensor_inplace", async_op)
-    ranks = _resolved_or_world(group, tag)
+    ranks = _ranks_of("all_gather_tensor_inplace", async_op, group, tag)
     _check_numel("all_gather_tensor_inplace", output_tensor, input_tensor.numel() * _size_of(ranks))
     if (
         is_dynamo_compiling()
@@ -164,8 +161,7 @@ def reduce_scatter_tensor_inplace(
     Along dim 0, ``input`` and ``output`` may have any shapes of the right numbers of elements: the parts of
     the ranks follow one another in memory.
     """
-    _check_not_async("reduce_scatter_tensor_inplace", async_op)
-    ranks = _resolved_or_world(group, tag)
+    ranks = _ranks_of("reduce_scatter_tensor_inplace", async_op, group, tag)
     group_size = _size_of(ranks)
     if output.numel() * group_size != input.numel():
         raise ValueError(
@@ -197,8 +193,7 @@ def all_to_all_inplace(
 
     ``None`` or no sizes mean equal shares of dim 0.
     """
-    _check_not_async("all_to_all_inplace", async_op)
-    ranks = _resolved_or_world(group, tag)
+    ranks = _ranks_of("all_to_all_inplace", async_op, group, tag)
     group_size = _size_of(ranks)
     if output_split_sizes or input_split_sizes:
         output_split_sizes = output_split_sizes or _equal_shares("output", output, group_size)
@@ -225,8 +220,7 @@ def all_gather_inplace(
 ) -> list[Tensor]:
     """Copies the ``tensor`` of rank ``r`` into ``tensor_list[r]``, on all ranks. All tensors have one
     shape."""
-    _check_not_async("all_gather_inplace", async_op)
-    ranks = _resolved_or_world(group, tag)
+    ranks = _ranks_of("all_gather_inplace", async_op, group, tag)
     _check_list("all_gather_inplace", tensor_list, tensor, ranks)
     if is_dynamo_compiling() or _C.all_gather_into_list(tensor, tensor_list, ranks, tag) is NotImplemented:
         parts = _sliced(all_gather_tensor(tensor, 0, ranks), tensor, len(tensor_list))
@@ -253,8 +247,7 @@ def reduce_scatter_inplace(
 ) -> Tensor:
     """Reduces ``input_list[r]`` over ``group`` into the ``output`` of rank ``r``. All tensors have one
     shape."""
-    _check_not_async("reduce_scatter_inplace", async_op)
-    ranks = _resolved_or_world(group, tag)
+    ranks = _ranks_of("reduce_scatter_inplace", async_op, group, tag)
     _check_list("reduce_scatter_inplace", input_list, output, ranks)
     if (
         is_dynamo_compiling()
@@ -356,12 +349,13 @@ def _size_of(group: Any) -> int:
     return c10d._get_group_size_by_name(traceable_group(group, ""))
 
 
-def _check_not_async(op: str, async_op: bool) -> None:
+def _ranks_of(op: str, async_op: bool, group: RankTypes | None, tag: str) -> Any:
     if async_op:
         raise ValueError(
             f"funcol::{op}: async_op is True, but this form returns finished tensors. Call "
             "torch.distributed's own function, or the functional collective, whose result waits by itself."
         )
+    return _resolved_or_world(group, tag)
 
 
 def _check_numel(op: str, output: Tensor, expected: int) -> None:

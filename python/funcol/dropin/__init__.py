@@ -1,20 +1,16 @@
-"""funcol in place of PyTorch's own functional collectives, in programs that do not name it.
+"""Puts funcol in the place of PyTorch's functional collectives, in programs that do not name funcol.
 
-:func:`install` does these things, which :func:`uninstall` undoes:
+:func:`install` does the following, and :func:`uninstall` undoes it:
 
-- The functions of ``torch.distributed._functional_collectives`` that funcol has too become funcol's, in that
-  module and in every other module of PyTorch that imported them by name. Who else holds one of PyTorch's
-  calls funcol's through it.
+- funcol's functions replace those of the same names in ``torch.distributed._functional_collectives`` and in
+  every other module of PyTorch that imported them. A PyTorch function that a program holds calls funcol's.
 - The operators of ``_c10d_functional``, ``_c10d_functional_autograd`` and ``c10d_functional`` get funcol's
-  kernels for CPU and CUDA. What they return, how they trace and differentiate stays PyTorch's.
-- DTensor gets funcol's redistribution, propagation and conversions (:mod:`funcol.dropin.under_dtensor`), and
-  FSDP2, once it is imported, what it does for every parameter (:mod:`funcol.dropin.fully_shard`).
-
-The collectives of the package ``spmd_types``, once it is imported, become funcol's, too
-(:mod:`funcol.dropin.spmd_types`).
-
-DTensor and its relatives then hold pending tensors, which are instances of PyTorch's
-``AsyncCollectiveTensor`` to ``isinstance``, and have its methods (:mod:`funcol.dropin.results`).
+  kernels for CPU and CUDA. Their schemas, traces and gradients stay PyTorch's.
+- DTensor gets funcol's redistribution, propagation and conversions (:mod:`funcol.dropin.under_dtensor`).
+- FSDP2 and the package ``spmd_types`` get funcol's functions once a program imports them
+  (:mod:`funcol.dropin.fully_shard`, :mod:`funcol.dropin.spmd_types`).
+- Pending tensors are instances of PyTorch's ``AsyncCollectiveTensor`` to ``isinstance``, and have its methods
+  (:mod:`funcol.dropin.results`).
 
 A compiled region that calls a replaced function is compiled once for either state, because Dynamo guards the
 functions that it looked into.
@@ -24,8 +20,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from inspect import isfunction
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -44,7 +40,7 @@ if TYPE_CHECKING:
     from .under_dtensor import UnderDTensor
 
 
-# funcol's public functions by their names, among them those that PyTorch's module has.
+# funcol's public functions, by name.
 _OURS: dict[str, Any] = {
     name: function
     for module in (functions, async_tensor, tracing, remaps)
@@ -60,7 +56,7 @@ class _Replacement(NamedTuple):
 
 
 def _replacements() -> list[_Replacement]:
-    """What differs between PyTorch's module and funcol, of the public functions that both have."""
+    """The public functions that PyTorch's module and funcol both have, where they differ."""
     found = []
     for name, held in vars(stock).items():
         ours = _OURS.get(name)
@@ -73,7 +69,7 @@ def _replacements() -> list[_Replacement]:
 
 
 def kept_from_programs() -> dict[str, str]:
-    """What programs put in the place of functions of PyTorch's module, by their names."""
+    """Functions that programs put in the place of PyTorch's, by the names of those."""
     if _installed is not None:
         return _installed.kept
     return _kept(_replacements())
@@ -93,7 +89,7 @@ def replaced_functions() -> list[str]:
 
 
 def _namespaces() -> list[dict[Any, Any]]:
-    """Where PyTorch keeps references to functions of its own: its modules, and Dynamo's table."""
+    """The dicts in which PyTorch refers to its own functions: its modules', and Dynamo's table."""
     modules = [
         vars(module)
         for name, module in list(sys.modules.items())
@@ -103,33 +99,29 @@ def _namespaces() -> list[dict[Any, Any]]:
 
 
 class _Installation:
-    """funcol put in place. :meth:`undo` puts PyTorch's back, also where modules imported ours meanwhile."""
+    """funcol's functions and kernels in place. :meth:`undo` puts PyTorch's back, also into modules that have
+    imported ours since."""
 
     def __init__(self) -> None:
         self.replacements = _replacements()
         self.kept = _kept(self.replacements)
-        self._undo: list[Callable[[], None]] = []
         self._places: list[tuple[dict[Any, Any], Any, _Replacement]] = []
         self._by_ours: dict[int, list[_Replacement]] = {}
         for replacement in self.replacements:
             self._by_ours.setdefault(id(replacement.ours), []).append(replacement)
-        try:
-            self._undo.append(KernelsInPlace(_forget_kernels).undo)
+        with ExitStack() as undo:
+            undo.callback(self._put_back)
+            undo.callback(KernelsInPlace(_forget_kernels).undo)
             self._replace({id(replacement.theirs): replacement for replacement in self.replacements})
-            self._undo.append(results.take)
-            results.put()
-            self._undo.append(spmd_types.take)
-            spmd_types.put()
-            self._undo.append(errors.take)
-            errors.put()
+            for part in (results, spmd_types, errors):
+                undo.callback(part.take)
+                part.put()
             for replacement in self.replacements:
                 ours = replacement.ours
                 if patching.is_own_context(replacement.theirs):
-                    ours = ours.__wrapped__  # as what is redirected is within the context
-                self._undo.append(patching.redirected(replacement.theirs, ours))
-        except BaseException:
-            self.undo()
-            raise
+                    ours = ours.__wrapped__  # the redirected function is within the context
+                undo.callback(patching.redirected(replacement.theirs, ours))
+            self.undo = undo.pop_all().close
 
     def _replace(self, by_theirs: dict[int, _Replacement]) -> None:
         for namespace in _namespaces():
@@ -139,9 +131,7 @@ class _Installation:
                     self._places.append((namespace, key, replacement))
                     namespace[key] = replacement.ours
 
-    def undo(self) -> None:
-        while self._undo:
-            self._undo.pop()()
+    def _put_back(self) -> None:
         for namespace, key, replacement in self._places:
             if namespace.get(key) is replacement.ours:
                 namespace[key] = replacement.theirs
@@ -151,13 +141,14 @@ class _Installation:
                     namespace[key] = self._stock_of(value, key)
 
     def _stock_of(self, ours: Any, key: Any) -> Any:
-        """What ``ours`` stood for where a module imported it as ``key``: some have several names."""
+        """PyTorch's function for which ``ours`` stood in a module that imported it as ``key``: some functions
+        have several names."""
         by_name = {replacement.name: replacement.theirs for replacement in self._by_ours[id(ours)]}
         return by_name.get(key) or by_name.get(ours.__name__) or next(iter(by_name.values()))
 
 
 def _forget_kernels() -> None:
-    """Makes PyTorch's Python dispatcher look up anew the kernels that come and go."""
+    """Makes PyTorch's Python dispatcher look up again the kernels that have changed."""
     keys = torch._C.DispatchKey
     for name in _C.ops_under_dropin():
         packet = getattr(getattr(torch.ops, name.split("::")[0]), name.split("::")[1])
@@ -166,7 +157,7 @@ def _forget_kernels() -> None:
 
 
 class _Wanted(NamedTuple):
-    """Which parts somebody wants in place."""
+    """The parts that :func:`install` or an open :func:`installed` wants."""
 
     collectives: bool
     dtensor: bool
@@ -174,13 +165,13 @@ class _Wanted(NamedTuple):
 
 _lock = threading.Lock()
 _installed: _Installation | None = None
-_under_dtensor: UnderDTensor | None = None  # of a module that is imported when it is wanted
+_under_dtensor: UnderDTensor | None = None  # its module is imported when it is wanted
 _stays = _Wanted(False, False)  # by install()
-_contexts: dict[object, _Wanted] = {}  # by installed(), while they are open
+_contexts: dict[object, _Wanted] = {}  # by each open installed()
 
 
 def _update() -> None:
-    """Puts and takes what is wanted now. Call with the lock."""
+    """Installs the parts that are wanted now, and removes the others. The caller holds the lock."""
     global _installed, _under_dtensor
     wanted = [_stays, *_contexts.values()]
     wants_dtensor = any(of_one.dtensor for of_one in wanted)
@@ -221,16 +212,16 @@ def install(dtensor: bool = True) -> None:
     for all threads.
 
     Existing DTensor, tensor-parallel and FSDP2 programs, compiled ones too, then run on it and compute the
-    same. ``dtensor=False`` leaves DTensor as it is, with funcol's collectives in it. Calling it again adds
-    what is not there yet. Starts no thread. A function of PyTorch that a program holds, because it imported
-    it by name before this call, calls funcol's, too.
+    same. ``dtensor=False`` replaces the collectives alone. A second call adds the parts that are missing.
+    Starts no thread. A function of PyTorch that a program imported by name before this call calls funcol's,
+    too.
 
-    Under DTensor are its ``to_local``, ``from_local``, ``redistribute``, ``full_tensor`` and
-    ``distribute_tensor``, its dispatcher's propagator, redistribution of arguments and wrapping of results,
-    and the costs of redistribution, in every module that has them; under FSDP2 what it does for every
-    parameter, whether it is imported before or after this call. A propagator that is not PyTorch's own class
-    stays in place, and so does what a program put in the place of a function of PyTorch: where that calls
-    PyTorch's function, funcol does what that did. If anything fails, all of it is taken away again.
+    Of DTensor, funcol replaces ``to_local``, ``from_local``, ``redistribute``, ``full_tensor``,
+    ``distribute_tensor``, the dispatcher's propagator, its redistribution of arguments and wrapping of
+    results, and the costs of redistribution; of FSDP2, imported before or after this call, the work on
+    parameters. A propagator of another class than PyTorch's stays in place. So does a function that a program
+    put in the place of PyTorch's; if it calls PyTorch's function, that calls funcol's. If anything fails, all
+    of it is undone.
     """
     global _stays
     with _lock:
@@ -259,7 +250,7 @@ def uninstall() -> None:
 def installed(dtensor: bool = True) -> Iterator[None]:
     """:func:`install` for a ``with`` block; contexts nest, and overlap if several threads enter them.
 
-    The last one to end uninstalls, unless :func:`install` was called too.
+    The last context to end uninstalls, unless :func:`install` was called too.
     """
     me = object()
     with _lock:

@@ -1,15 +1,15 @@
 """Context parallelism on the CPU, while funcol is under DTensor.
 
-PyTorch's ``context_parallel`` runs attention over a sequence that is cut among ranks as a ring: keys and
-values go round, partial results are merged. It knows the CUDA operators of attention; the CPU's is added
-here, in the same ring.
+PyTorch's ``context_parallel`` runs attention over a sharded sequence as a ring: keys and values go round,
+partial results are merged. It knows the CUDA operators of attention; this module adds the CPU's to the ring.
 
 PyTorch counterpart: ``torch.distributed.tensor.experimental._context_parallel._attention``.
 """
 
 from __future__ import annotations
 
-from types import ModuleType
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,53 +18,29 @@ from torch._ops import OpOverload
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from ..collectives.import_hooks import after_import
+from .patching import entered
+from .put_on_import import PutOnImport
 
 _MODULE = "torch.distributed.tensor.experimental._context_parallel._attention"
 _FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 _SEQUENCE_DIM = 2
 
-_is_wanted = False
-_module: ModuleType | None = None
+
+def _start() -> Callable[[], None]:
+    return entered(_module().custom_ops, dict.fromkeys((_FORWARD, _BACKWARD), _run))
 
 
-def put() -> None:
-    """Adds the CPU's attention to what PyTorch's context parallelism takes, until :func:`take`."""
-    global _is_wanted
-    _is_wanted = True
-    _update()
+_under_context_parallel = PutOnImport(_MODULE, _start)
+put, take = _under_context_parallel.put, _under_context_parallel.take
 
 
-def take() -> None:
-    """Undoes :func:`put`."""
-    global _is_wanted
-    _is_wanted = False
-    _update()
-
-
-def _update() -> None:
-    if _module is None:
-        return
-    for op in (_FORWARD, _BACKWARD):
-        if _is_wanted:
-            _module.custom_ops[op] = _run
-        else:
-            _module.custom_ops.pop(op, None)
-
-
-def _found(module: ModuleType) -> None:
-    global _module
-    _module = module
-    _update()
-
-
-after_import(_MODULE, _found)
+def _module() -> Any:
+    return sys.modules[_MODULE]
 
 
 def _run(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[DTensor, ...]:
-    """DTensor's handler of both operators: one call on local tensors a step of the ring."""
-    assert _module is not None
+    """DTensor's handler of both operators: a call on local tensors for each step of the ring."""
     args, kwargs = fill_defaults(op._schema, args, kwargs)  # type: ignore[no-untyped-call]
     if kwargs["attn_mask"] is not None:
         raise NotImplementedError(
@@ -76,12 +52,12 @@ def _run(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
     how = {"is_causal": is_causal, "dropout_p": dropout_p, **kwargs}
     if op is _FORWARD:
         query, key, value = locals_
-        results = _module._templated_ring_attention(
+        results = _module()._templated_ring_attention(
             mesh.get_group(), _SEQUENCE_DIM, op, query=query, key=key, value=value, **how
         )
     else:
         grad_out, query, key, value, out, logsumexp = locals_
-        results = _module._templated_ring_attention_backward(
+        results = _module()._templated_ring_attention_backward(
             mesh.get_group(),
             _SEQUENCE_DIM,
             op,

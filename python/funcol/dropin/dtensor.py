@@ -1,8 +1,7 @@
-"""What stands in for DTensor's methods and functions while :func:`funcol.install` is in effect.
+"""The replacements of DTensor's methods and functions while :func:`funcol.install` is in effect.
 
-Each function here has the signature, results and gradients of the one of PyTorch that it stands in for. The
-calls that programs make at every step are done in C++, specs made once and their gradients recorded there;
-what is not plain (tracing, modes, subclasses, symbolic sizes, strided shards) goes through Python.
+Each function has the signature, results and gradients of PyTorch's. C++ does the calls that programs make at
+every step; tracing, modes, subclasses, symbolic sizes and strided shards go through Python.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from torch.distributed.tensor import _redistribute as stock_redistribute
 from torch.distributed.tensor import distribute_tensor as stock_distribute_tensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpStrategy
-from torch.utils._pytree import tree_leaves
 
 from .. import _C, _compat
+from ..redistribution.conversions import to_local_in_order
 from ..redistribution.functions import redistributed_by_python
-from ..redistribution.local_gradients import ToLocalInOrder, has_own_order
 from ..redistribution.meshes import simulates_ranks
 from ..redistribution.moving import How, are_known, axes_with_own_rules, move, use_as_pytorchs
-from ..redistribution.targets import has_symbols
+from ..redistribution.specs import has_own_order, has_symbols
 from ..sharding import keyword_tensors
+from ..sharding.op_schemas import specs_in
 from . import patching, writes
 
 _to_local: Callable[..., Tensor] = patching.copied(DTensor.to_local)
@@ -58,8 +57,7 @@ def to_local(self: DTensor, *, grad_placements: Sequence[Placement] | None = Non
         if local is not NotImplemented:
             return local
     if has_own_order(self._spec):
-        placements = None if grad_placements is None else tuple(grad_placements)
-        return ToLocalInOrder.apply(self, placements)  # type: ignore[no-any-return]
+        return to_local_in_order(self, grad_placements)
     return _to_local(self, grad_placements=grad_placements)
 
 
@@ -80,9 +78,9 @@ def from_local(
         )
         if dtensor is not NotImplemented:
             return dtensor
-    more = {} if grad_placements is None else {"grad_placements": grad_placements}
+    options = _compat.from_local_options(grad_placements)
     return _from_local(
-        local_tensor, device_mesh, placements, run_check=run_check, shape=shape, stride=stride, **more
+        local_tensor, device_mesh, placements, run_check=run_check, shape=shape, stride=stride, **options
     )
 
 
@@ -95,7 +93,7 @@ def redistribute(
     forward_dtype: torch.dtype | None = None,
     backward_dtype: torch.dtype | None = None,
 ) -> DTensor:
-    """By funcol's plan, which may take fewer collectives than PyTorch's.
+    """Goes by funcol's plan, which may take fewer collectives than PyTorch's.
 
     PyTorch counterpart: ``DTensor.redistribute``.
     """
@@ -130,8 +128,7 @@ def redistribute(
 
 
 def _has_plan(*placements: Iterable[Placement]) -> bool:
-    """Whether all are of kinds that there are plans for, or that are reduced before such a plan or made after
-    it."""
+    """Whether plans know all of ``placements``, or the placements have rules of their own."""
     return all(
         are_known((placement,)) or axes_with_own_rules((placement,))
         for placement in itertools.chain(*placements)
@@ -154,7 +151,7 @@ def distribute_tensor(
     *,
     src_data_rank: int | None = 0,
 ) -> DTensor:
-    """What is cut is scattered before what is replicated is broadcast, so that replicas receive shards.
+    """Scatters shards before it broadcasts replicas, so that replicas receive shards.
 
     PyTorch counterpart: ``torch.distributed.tensor.distribute_tensor``, which goes by the order of the axes.
     """
@@ -177,7 +174,7 @@ def distribute_tensor(
     return _distribute_tensor(tensor, device_mesh, placements, src_data_rank=src_data_rank)
 
 
-# By which PyTorch's own sends what it distributes: who puts something else there wants it called.
+# The functions by which PyTorch's distribute_tensor sends: a program that replaces one wants it called.
 _SENDERS = [
     (dist, "scatter"),
     (dist, "broadcast"),
@@ -204,9 +201,9 @@ def redistribute_local_tensor(
 ) -> Tensor:
     """PyTorch counterpart: ``torch.distributed.tensor._redistribute.redistribute_local_tensor``.
 
-    ``use_graph_based_transform`` chooses one of PyTorch's planners; there is one here. PyTorch's own moves
-    what there is no plan for: placements of other kinds, partials with rules of their own, symbolic sizes,
-    and a local tensor of another shape than its spec gives this rank.
+    ``use_graph_based_transform`` chooses one of PyTorch's planners; there is one here. PyTorch's function
+    moves tensors without a plan: those with placements of other kinds, partials with rules of their own, or
+    symbolic sizes, and local tensors of another shape than their spec gives this rank.
     """
     placements = (*current_spec.placements, *target_spec.placements)
     if not simulates_ranks() and are_known(placements):
@@ -264,7 +261,7 @@ def local_results(
 ) -> object:
     """Runs an operator on local tensors where the decision changes its arguments.
 
-    PyTorch counterpart: ``OpDispatcher._dispatch_get_local_results_slow_path``, which is asked for all else.
+    PyTorch counterpart: ``OpDispatcher._dispatch_get_local_results_slow_path``, which runs all others.
     """
     results = _C.run_changed(self, op_call, op_info, writes.first_moved)
     if results is not NotImplemented:
@@ -276,8 +273,7 @@ def local_results(
     results = _local_results(self, op_call, args, op_info)
     moved = _first(op_info.local_args)
     if moved is not held and isinstance(spec, DTensorSpec):
-        (target, *_) = tree_leaves(schema.args_schema, is_leaf=_is_spec)
-        writes.first_moved(op_call, held, spec, moved, target)
+        writes.first_moved(op_call, held, spec, moved, specs_in(schema.args_schema)[0])
     return results
 
 
@@ -286,10 +282,6 @@ tail = writes.tail
 
 def _first(sequence: Sequence[Any]) -> Any:
     return sequence[0] if sequence else None
-
-
-def _is_spec(leaf: object) -> bool:
-    return isinstance(leaf, DTensorSpec)
 
 
 _C.hand_over("redistribute_local_tensor", redistribute_local_tensor)

@@ -4,15 +4,16 @@ FSDP2's hooks decide, as without funcol, which group of parameters is gathered a
 replaces the work on every parameter of a group, which C++ does for the whole group in one call, and the
 group's gather and reduction: see :mod:`funcol.dropin.fully_shard_calls`.
 
-A function of PyTorch is replaced if its own source, and those of all functions that the replacement passes
-by, are in :data:`funcol.dropin.fully_shard_table.FUNCTIONS`; else PyTorch's runs. This module imports FSDP2.
+A function of PyTorch is replaced if :data:`funcol.dropin.fully_shard_table.FUNCTIONS` has the digests of its
+source and of all functions that the replacement passes by; else PyTorch's runs. This module imports FSDP2.
 """
 
 from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from contextlib import ExitStack
 from types import FunctionType
 from typing import Any
 
@@ -119,8 +120,8 @@ def _has_own_record_function() -> bool:
 
 
 def _replaceable() -> list[str]:
-    """The functions of known source whose replacement passes by nothing but functions of known source; where
-    those have a replacement, they have to be replaceable, too."""
+    """The functions of known source whose replacements pass by functions of known source alone. A function
+    that is passed by and has a replacement has to be replaceable itself."""
     may_omit_ranges = _has_own_record_function()
     names = [
         name
@@ -139,8 +140,7 @@ def _replaceable() -> list[str]:
 
 
 def taken_over() -> tuple[list[str], list[str]]:
-    """Names of the functions that funcol replaces here, and of those that it replaces in other minors
-    only."""
+    """Names of the functions that funcol replaces in this minor, and of those only in others."""
     taken = list(_replaced_now) or list(dict.fromkeys([*_replaceable(), *_wrapped_hooks()]))
     return taken, [name for name in dict.fromkeys([*REPLACED, *HOOKS]) if name not in taken]
 
@@ -163,43 +163,24 @@ class UnderFullyShard:
     """funcol put under FSDP2, until :meth:`undo`."""
 
     def __init__(self) -> None:
-        self._undo: list[Callable[[], None]] = []
-        names = _replaceable()
-        hooks = _wrapped_hooks()
-        try:
+        names, hooks = _replaceable(), _wrapped_hooks()
+        with ExitStack() as undo:
             _hand_over(names)
             _not_pytorchs_then[:] = not_pytorchs()
             _replaced_now[:] = dict.fromkeys([*names, *hooks])
-            self._undo.append(_replaced_now.clear)
+            undo.callback(_replaced_now.clear)
             for name in names:
                 ours = FUNCTIONS[name].replacement
                 assert ours is not None
-                self._undo.append(patching.replaced(_function(name), ours))
+                undo.callback(patching.replaced(_function(name), ours))
             for name in hooks:
-                self._undo.append(patching.called_directly(looked_up(name), _is_outside_dynamo))
+                undo.callback(patching.called_directly(looked_up(name), _is_outside_dynamo))
             for function in filter(patching.is_in_context, map(looked_up, WITHOUT_GRADIENTS)):
-                self._undo.append(patching.entered_if(function, torch.is_grad_enabled))
-            self._put_record_function()
-        except BaseException:
-            self.undo()
-            raise
-
-    def _put_record_function(self) -> None:
-        namespace = vars(_fsdp_param_group)
-        theirs = namespace["record_function"]
-        if theirs is not torch.profiler.record_function:
-            return
-        namespace["record_function"] = calls.record_function
-
-        def undo() -> None:
-            if namespace["record_function"] is calls.record_function:
-                namespace["record_function"] = theirs
-
-        self._undo.append(undo)
-
-    def undo(self) -> None:
-        while self._undo:
-            self._undo.pop()()
+                undo.callback(patching.entered_if(function, torch.is_grad_enabled))
+            namespace = vars(_fsdp_param_group)
+            if namespace["record_function"] is torch.profiler.record_function:
+                undo.callback(patching.entered(namespace, {"record_function": calls.record_function}))
+            self.undo = undo.pop_all().close
 
 
 def _hand_over(replaced: Iterable[str]) -> None:

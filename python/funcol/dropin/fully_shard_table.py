@@ -270,7 +270,7 @@ REPLACED = tuple(name for name, function in FUNCTIONS.items() if function.replac
 # Decorated with torch.no_grad(), which the backward pass, where nobody records gradients, need not enter.
 WITHOUT_GRADIENTS = ("foreach_all_gather", "foreach_all_gather_copy_out", "foreach_reduce")
 
-# Hooks within a wrapper that keeps Dynamo away by a function that it makes anew in every call.
+# Hooks within a wrapper that keeps Dynamo away by a function that each call makes again.
 HOOKS = (
     "FSDPState._pre_forward",
     "FSDPState._post_forward",

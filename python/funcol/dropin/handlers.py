@@ -8,6 +8,8 @@ from typing import Any
 from torch._ops import OpOverload
 from torch.distributed.tensor import DTensor
 
+from .patching import entered
+
 Handler = Callable[[OpOverload, tuple[Any, ...], dict[str, Any]], Any]
 
 
@@ -18,19 +20,5 @@ def handlers() -> dict[OpOverload, Handler]:
 
 
 def enter(ours: Mapping[OpOverload, Handler]) -> Callable[[], None]:
-    """Enters ``ours`` in the table. Returns the function that puts back the handlers of before, where the
-    table still has ours."""
-    table = handlers()
-    before = {op: table.get(op) for op in ours}
-    table.update(ours)
-
-    def undo() -> None:
-        for op, theirs in before.items():
-            if table.get(op) is not ours[op]:
-                continue
-            if theirs is None:
-                del table[op]
-            else:
-                table[op] = theirs
-
-    return undo
+    """Enters ``ours`` in the table. Returns the function that undoes it."""
+    return entered(handlers(), ours)

@@ -1,8 +1,8 @@
 """Functions that programs put in the place of DTensor's before :func:`funcol.install`: they stay in effect.
 
-A wrapper around a function that funcol takes over stays, and calls funcol's. What funcol's would pass by,
-since it does in C++ what PyTorch's function calls others for, is looked for here: where a program replaced
-one of those, PyTorch's function stays.
+A wrapper around a function that funcol takes over stays, and calls funcol's. funcol's does in C++ the work of
+other PyTorch functions, which it passes by: where a program has replaced one of those, PyTorch's function
+stays in place.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from torch.distributed.tensor import _sharding_prop as propagation
 
 from . import patching
 
-# Modules, and the functions of them that move data, or methods by the beginning of their names. A module may
-# have imported one from another.
+# Functions that move data: the module that holds them, the one that defines them, beginnings of their names.
 _TO_MOVE: list[tuple[Any, Any, tuple[str, ...]]] = [
     (_redistribute, _redistribute, ("redistribute_local_tensor", "Redistribute.")),
     (_api, _redistribute, ("redistribute_local_tensor",)),
@@ -59,18 +58,18 @@ def _replaced(where: list[tuple[Any, Any, tuple[str, ...]]]) -> dict[str, str]:
 
 
 def passed_by(function: Any) -> dict[str, str]:
-    """What programs put in the place of what funcol's form of PyTorch's ``function`` would pass by."""
+    """Functions of programs that funcol's replacement of PyTorch's ``function`` would pass by."""
     own = patching.own_function(function)
     return {} if own is None else _replaced(_PASSED_BY.get(own.__qualname__, []))
 
 
 def in_propagator() -> dict[str, str]:
-    """What programs put in the place of methods of DTensor's propagator."""
+    """Functions of programs in the place of methods of DTensor's propagator."""
     return _replaced(_OF_PROPAGATOR)
 
 
 def in_place() -> dict[str, str]:
-    """All that programs put in the place of functions of DTensor that funcol takes over, or would pass by."""
+    """Functions of programs in the place of DTensor's that funcol takes over or passes by."""
     taken = [(_api, _api, tuple(name for name in _PASSED_BY if name.startswith(("DTensor.", "dist"))))]
     methods = [(_dispatch, _dispatch, ("OpDispatcher._", "OpDispatcher.wrap"))]
     return _replaced([*taken, *methods, *_TO_MOVE, *_OF_PROPAGATOR])

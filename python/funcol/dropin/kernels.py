@@ -1,15 +1,16 @@
 """funcol's kernels of PyTorch's collectives under :func:`funcol.install`; kernels of programs stay in effect.
 
-An operator of ``_c10d_functional`` with such a kernel does not get funcol's, and while there is one,
-collectives go through PyTorch's operators. While one of ``c10d`` has one, all operators keep PyTorch's
-kernels, which call it, and what funcol itself sends goes through ``c10d``, too. Kernels that come and go
-while funcol is installed are seen where ``torch.library`` registers them.
+An operator of ``_c10d_functional`` with a program's kernel keeps it, and all collectives then go through
+PyTorch's operators. While an operator of ``c10d`` has a program's kernel, all operators keep PyTorch's
+kernels, which call it, and funcol's own collectives go through ``c10d``, too. ``torch.library`` tells of
+kernels that come and go while funcol is installed.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -19,9 +20,9 @@ from .. import _C
 from . import patching
 
 _NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd")
-# Those that serve tensors of the devices that funcol has kernels for, as the dispatcher writes them.
+# Dispatch keys of the devices that funcol has kernels for, as the dispatcher writes them.
 _KEYS = ("CPU", "CUDA", "CompositeExplicitAutograd[alias]", "CompositeImplicitAutograd[alias]")
-# Where the kernels of PyTorch and of funcol were registered.
+# Places where PyTorch and funcol register kernels.
 _KNOWN = (
     "/torch/csrc/",
     *(f"/csrc/ops/{name}.cpp" for name in ("dropin", "legacy", "point_to_point", "wait")),
@@ -61,22 +62,20 @@ def _is_about_core(args: tuple[Any, ...]) -> bool:
 
 
 class KernelsInPlace:
-    """funcol's kernels of the operators of PyTorch but for :func:`of_programs`, until :meth:`undo`."""
+    """funcol's kernels of PyTorch's operators other than :func:`of_programs`, until :meth:`undo`."""
 
     def __init__(self, changed: Callable[[], None]) -> None:
         self._changed = changed
         self._left: list[str] = []
-        self._undo: list[Callable[[], None]] = []
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._take)
             self._put(of_programs())
             for path in ("Library.impl", "Library._destroy", "_del_library"):
                 theirs = patching.looked_up(torch.library, path)
                 if patching.is_own(theirs):
                     ours = self._then_looks_again(patching.copied(theirs))
-                    self._undo.append(patching.redirected(theirs, ours))
-        except BaseException:
-            self.undo()
-            raise
+                    undo.callback(patching.redirected(theirs, ours))
+            self.undo = undo.pop_all().close
 
     def _then_looks_again(self, stock: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -98,9 +97,7 @@ class KernelsInPlace:
         _C.set_c10d_ops_are_replaced(is_below)
         self._changed()
 
-    def undo(self) -> None:
-        while self._undo:
-            self._undo.pop()()
+    def _take(self) -> None:
         _C.set_ops_are_replaced(False)
         _C.set_c10d_ops_are_replaced(False)
         _C.take_from_core_ops()

@@ -4,8 +4,8 @@ Losses with ``reduction="mean"``: PyTorch's gradient is divided by the number of
 the means of shards of different lengths do not average to the mean. The handlers compute sums and divide them
 by the number of all elements, so that nothing is redistributed.
 
-``argmax`` and ``argmin``: among equal extremes the first one counts, which the order of the ranks does not
-tell if a dim other than the first is sharded.
+``argmax`` and ``argmin``: the first of equal extremes counts, which is not that of the first rank if another
+dim than the first is sharded.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import functools
 import gc
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -42,7 +42,7 @@ def is_own(found: Any) -> bool:
 
 
 def _layers(found: Any) -> Iterator[Any]:
-    """``found``, what it wraps, and so on, up to a function of PyTorch or what wraps nothing."""
+    """``found``, the object that it wraps, and so on, up to a function of PyTorch or the innermost object."""
     while True:
         yield found
         if is_own(found):
@@ -101,8 +101,8 @@ def is_pytorchs(code: CodeType) -> bool:
 
 
 def own_function_of(module: ModuleType, name: str) -> Any:
-    """PyTorch's own function ``name`` of ``module``, also where a program has replaced it; ``None`` if
-    nothing refers to it any more."""
+    """PyTorch's own function ``name`` of ``module``, also if a program has replaced it; ``None`` if nothing
+    refers to it any more."""
     found = own_function(vars(module).get(name))
     if found is not None and found.__qualname__ == name and found.__globals__ is vars(module):
         return found
@@ -112,7 +112,7 @@ def own_function_of(module: ModuleType, name: str) -> Any:
 
 
 def is_own_context(found: Any) -> bool:
-    """Whether ``found`` is a generator function of PyTorch that PyTorch made a context of."""
+    """Whether ``found`` is a context that PyTorch made of a generator function."""
     code = getattr(found, "__code__", None)
     return code is not None and code is _CONTEXT_CODE and is_own(getattr(found, "__wrapped__", None))
 
@@ -150,8 +150,8 @@ def looked_up(module: ModuleType, path: str) -> Any:
 
 
 def has_code(found: Any, codes: list[CodeType]) -> bool:
-    """Whether ``found`` runs one of ``codes``, PyTorch's source, itself or within decorators of PyTorch; or
-    funcol has redirected it."""
+    """Whether ``found`` runs one of ``codes``, itself or within decorators of PyTorch, or is redirected by
+    funcol."""
     while not isinstance(found, type):  # in the codes a class is its body
         code = getattr(found, "__code__", None)
         if code in codes or (code is not None and code.co_filename == __file__):
@@ -182,6 +182,23 @@ def described(found: Any) -> str:
 
 
 # Replacements
+
+
+def entered(table: dict[Any, Any], ours: Mapping[Any, Any]) -> Callable[[], None]:
+    """Enters ``ours`` in ``table``. Returns the function that undoes it, where the table still has ours."""
+    before = {key: table[key] for key in ours if key in table}
+    table.update(ours)
+
+    def undo() -> None:
+        for key in ours:
+            if table.get(key) is not ours[key]:
+                continue
+            if key in before:
+                table[key] = before[key]
+            else:
+                del table[key]
+
+    return undo
 
 
 def copied(function: Any) -> Any:
@@ -275,7 +292,7 @@ def called_directly(wrapper: Any, when: Callable[[], bool]) -> Callable[[], None
 
 
 def _begin_no_graph(code: CodeType) -> None:
-    """Does what ``skip_code`` of ``torch._dynamo.eval_frame`` does, without importing Dynamo."""
+    """``skip_code`` of ``torch._dynamo.eval_frame``, without importing Dynamo."""
     frames: Any = torch._C._dynamo.eval_frame
     frames.set_code_exec_strategy(
         code, frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)

@@ -17,6 +17,7 @@ from torch.distributed.tensor._sharding_prop import ShardingPropagator as StockP
 from torch.distributed.tensor.placement_types import _MaskPartial
 
 from .. import _C, _compat
+from ..redistribution.specs import has_own_order, has_symbols
 from ..sharding.op_schemas import specs_in, with_replicated, with_specs
 from ..sharding.propagation import ShardingPropagator
 from . import writes
@@ -62,11 +63,11 @@ _RESHAPES = {
 class DropinPropagator(ShardingPropagator):
     """Decides as PyTorch's propagator ``base`` does: programs count on where results are.
 
-    Where both are known to agree, C++ decides, in minors whose rules are of one mesh axis: for operators with
-    such a rule in either, tensors that are plain shards or replicated, and sizes that divide evenly, however
-    they are cut. So it does where ``base`` has no rule. Else ``base`` is asked, and followed unless its
-    decision contradicts the rule of the operator, that is, gives wrong numbers. Both price redistribution as
-    DTensor does. Rules are those of ``base`` at any time, and what is registered here is registered there.
+    C++ decides where both are known to agree: in minors whose rules are of one mesh axis, for operators with
+    such a rule in both, tensors that are replicated or plain shards, and sizes that every number of shards
+    divides. C++ decides also where ``base`` has no rule. Else ``base`` decides, and is followed unless its
+    decision contradicts the operator's rule, that is, gives wrong numbers. Both price redistribution as
+    DTensor does. Rules are those of ``base`` at any time; rules that are registered here go there.
     """
 
     _moves_keywords = True
@@ -136,7 +137,7 @@ class DropinPropagator(ShardingPropagator):
     def _decide_with_base(self, op_schema: OpSchema) -> OutputSharding:
         try:
             theirs = self._base.propagate_op_sharding_non_cached(op_schema)
-        except Exception:  # what it raises where its rule is wrong is anything: KeyError, AssertionError
+        except Exception:  # wrong rules raise anything: KeyError, AssertionError
             if not self._has_rule(op_schema.op) or _has_symbols(op_schema):
                 raise
             try:
@@ -158,7 +159,7 @@ class DropinPropagator(ShardingPropagator):
             try:
                 return super()._propagate(op_schema, remember=False)
             except ValueError:
-                # Ours makes no partials of shards, even where a partial that is written to has to stay.
+                # funcol makes no partials of shards, even where a partial that is written to has to stay.
                 moved = theirs.redistribute_schema or op_schema
                 if _moves_written(op_schema, theirs) or self._contradicts(moved, theirs):
                     if not writes.writes_to_first(op_schema.op):
@@ -167,8 +168,8 @@ class DropinPropagator(ShardingPropagator):
         return theirs
 
     def _written_through(self, op_schema: OpSchema) -> OutputSharding:
-        """The operator, which writes to its first tensor, on a copy of that, brought back by
-        :mod:`funcol.dropin.writes`: the copy that leaves the most axes as they are."""
+        """The decision to run an operator that writes to its first tensor on a copy, which
+        :mod:`funcol.dropin.writes` brings back. The copy is replicated along as few axes as possible."""
         held, *others = _specs(op_schema)
         axes = [axis for axis, placement in enumerate(held.placements) if not placement.is_replicate()]
         for count in range(1, len(axes) + 1):
@@ -185,7 +186,7 @@ class DropinPropagator(ShardingPropagator):
         raise ValueError(f"funcol: {op_schema} cannot run, wherever the tensor that it writes to is.")
 
     def _contradicts(self, op_schema: OpSchema, sharding: OutputSharding) -> bool:
-        """Whether no way to run the operator is the one of ``sharding``."""
+        """Whether the operator has no strategy like ``sharding``."""
         try:
             ways = self.strategies(op_schema)
         except (NotImplementedError, ValueError, IndexError):
@@ -201,7 +202,7 @@ class DropinPropagator(ShardingPropagator):
 
 
 def _placements(specs: Iterable[DTensorSpec | None]) -> list[list[Any] | None]:
-    """Those of each spec; masks by what they are of, since every decision has its own."""
+    """The placements of each spec; masks as text, since every decision has a mask of its own."""
     return [
         None
         if spec is None
@@ -239,7 +240,7 @@ def _holds_nothing(op_schema: OpSchema) -> bool:
 
 
 def _has_symbols(op_schema: OpSchema) -> bool:
-    return any(type(size) is not int for spec in _specs(op_schema) for size in spec.shape)
+    return any(map(has_symbols, _specs(op_schema)))
 
 
 def _is_plain(op_schema: OpSchema) -> bool:
@@ -265,7 +266,7 @@ def _is_plain(op_schema: OpSchema) -> bool:
                     return False
             elif type(placement) is not Replicate:
                 return False
-        if any(entry.mesh_dims != tuple(sorted(entry.mesh_dims)) for entry in spec.shard_order or ()):
+        if has_own_order(spec):
             return False
     return True
 
@@ -279,7 +280,7 @@ def _numbers_of_shards(mesh_shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _is_even(size: int, numbers: tuple[int, ...]) -> bool:
-    """Into more shards than there are elements nothing is cut."""
+    """Whether each of ``numbers`` divides ``size``, or exceeds it: then the dim is not cut."""
     return all(size % number == 0 or size < number for number in numbers)
 
 

@@ -1,4 +1,4 @@
-"""Parts of :func:`funcol.install` that come once a program has imported the module that they are for."""
+"""Parts of :func:`funcol.install` that wait until a program has imported the module that they are for."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from ..collectives.import_hooks import after_import
 
 
 class PutOnImport:
-    """Calls ``start`` once somebody has imported the module ``name``, and what that returns to undo it.
-
-    ``start`` is called again where it is put anew after it was taken.
-    """
+    """:meth:`put` calls ``start`` once the module ``name`` is imported; :meth:`take` calls the function that
+    ``start`` returned."""
 
     def __init__(self, name: str, start: Callable[[], Callable[[], None]]) -> None:
         self._name, self._start = name, start

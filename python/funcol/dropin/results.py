@@ -31,7 +31,7 @@ class _Attribute:
 
     def __get__(self, tensor: Tensor | None, owner: type | None = None) -> Any:
         if tensor is None:
-            return None  # as of object: who goes through the methods of Tensor skips it
+            return None  # so that code that lists the methods of Tensor skips it
         if type(tensor) is not Tensor or (self._only_results and not _C.was_pending(tensor)):
             raise AttributeError(
                 f"{type(tensor).__name__!r} object has no attribute {self._name!r}",
@@ -53,8 +53,7 @@ def _waiting(tensor: Tensor) -> Callable[[], Tensor]:
     return partial(wait_tensor, tensor)
 
 
-# A finished result, or a view of it, cannot be told from other plain tensors: all of these have the first
-# two.
+# A finished result, or a view of one, cannot be told from other plain tensors, so all have the first two.
 _ATTRIBUTES = {
     "wait": _Attribute("wait", _waiting, only_results=False),
     "trigger_wait": _Attribute("trigger_wait", _waiting, only_results=False),

@@ -12,6 +12,7 @@ import importlib.metadata
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -63,23 +64,14 @@ def _start() -> Callable[[], None]:
         return lambda: None
     from . import spmd_types_calls as calls
 
-    put_back: list[Callable[[], None]] = []
-
-    def undo() -> None:
-        _replaced.clear()
-        while put_back:
-            put_back.pop()()
-
-    try:
+    with ExitStack() as undo:
+        undo.callback(_replaced.clear)
         for module, name, ours in calls.REPLACED:
             theirs = _own_function(sys.modules[module], name)
             if theirs is not None:
-                put_back.append(patching.replaced(theirs, ours))
+                undo.callback(patching.replaced(theirs, ours))
                 _replaced.append(name)
-    except BaseException:
-        undo()
-        raise
-    return undo
+        return undo.pop_all().close
 
 
 _under_spmd_types = PutOnImport("spmd_types._collectives", _start)

@@ -62,10 +62,6 @@ def _changed(
     return _C.change_local_type(x, *source, *target, axis, keeps_input, _SCATTERS_DIM_FIRST, *dtypes)
 
 
-def _is_plain(x: Any) -> bool:
-    return not (is_dynamo_compiling() or has_torch_function_unary(x)) and _dist.dist is dist
-
-
 def _needs_precision(x: Any) -> bool:
     """Whether the package's function asks for the dtype in which gradients of ``x`` are reduced."""
     return x.dtype not in _FULL_PRECISION and x.requires_grad
@@ -213,14 +209,18 @@ def invariant_to_replicate(x: Any, axis: Any, **options: Any) -> Any:
 # Parts of different sizes
 
 
-def _is_plain_uneven(x: Any, options: dict[str, Any]) -> bool:
-    """Whether a functional collective on ``x`` does what ``options`` ask for."""
-    return (
-        _is_plain(x)
+def _group_of_uneven(x: Any, axis: Any, options: dict[str, Any], dim: int) -> dist.ProcessGroup | None:
+    """The group along ``axis``; ``None`` unless a functional collective on ``x`` along ``dim`` does what
+    ``options`` ask for."""
+    is_served = (
+        not (is_dynamo_compiling() or has_torch_function_unary(x))
+        and _dist.dist is dist
         and {name for name, value in options.items() if value is not None} <= _OPTIONS & {"async_op"}
         and x.dtype in _FULL_PRECISION
         and not _C.is_watched()
+        and 0 <= dim < x.dim()
     )
+    return _mesh._pg_for_axis(axis) if is_served else None
 
 
 def _sizes(sizes: Any, group: dist.ProcessGroup) -> list[int] | None:
@@ -231,20 +231,16 @@ def _sizes(sizes: Any, group: dist.ProcessGroup) -> list[int] | None:
 
 
 def _gathered_uneven(x: Any, axis: Any, dim: int, split_sizes: Any, options: dict[str, Any]) -> Any:
-    if not _is_plain_uneven(x, options) or not 0 <= dim < x.dim():
-        return NotImplemented
-    group = _mesh._pg_for_axis(axis)
-    sizes = _sizes(split_sizes, group)
-    if sizes is None or sizes[group.rank()] != x.size(dim):
+    group = _group_of_uneven(x, axis, options, dim)
+    sizes = None if group is None else _sizes(split_sizes, group)
+    if group is None or sizes is None or sizes[group.rank()] != x.size(dim):
         return NotImplemented
     return _C.all_gather_tensor(_read_after(x, options), dim, group, "", sizes)
 
 
 def _scattered_uneven(x: Any, axis: Any, dim: int, split_sizes: Any, options: dict[str, Any]) -> Any:
-    if not _is_plain_uneven(x, options) or not 0 <= dim < x.dim():
-        return NotImplemented
-    group = _mesh._pg_for_axis(axis)
-    sizes = _sizes(split_sizes, group)
+    group = _group_of_uneven(x, axis, options, dim)
+    sizes = None if group is None else _sizes(split_sizes, group)
     if sizes is None or sum(sizes) != x.size(dim):
         return NotImplemented
     return _C.reduce_scatter_tensor(_read_after(x, options), "sum", dim, group, "", sizes)
@@ -253,9 +249,9 @@ def _scattered_uneven(x: Any, axis: Any, dim: int, split_sizes: Any, options: di
 def _exchanged_uneven(
     x: Any, axis: Any, output_split_sizes: Any, input_split_sizes: Any, options: dict[str, Any]
 ) -> Any:
-    if not _is_plain_uneven(x, options) or x.dim() == 0:
+    group = _group_of_uneven(x, axis, options, 0)
+    if group is None:
         return NotImplemented
-    group = _mesh._pg_for_axis(axis)
     equal = [x.size(0) // group.size()] * group.size()
     given = equal if input_split_sizes is None else _sizes(input_split_sizes, group)
     taken = equal if output_split_sizes is None else _sizes(output_split_sizes, group)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 from torch.distributed.tensor import DTensor
@@ -65,41 +66,34 @@ class UnderDTensor:
     """funcol put under DTensor, until :meth:`undo`."""
 
     def __init__(self) -> None:
-        self._undo: list[Callable[[], None]] = []
-        try:
+        with ExitStack() as undo:
             passed_by = [kept.passed_by(theirs) for theirs, _ in _FUNCTIONS]
             for (theirs, ours), replaced in zip(_FUNCTIONS, passed_by, strict=True):
                 if not replaced:
-                    self._undo.append(patching.redirected(theirs, ours))
-            self._put_propagator(DTensor._op_dispatcher)
-            self._undo.append(operators.put())
-            self._undo.append(_put_spec_methods())
-            context_parallel.put()
-            self._undo.append(context_parallel.take)
-            fully_shard_on_import.put()
-            self._undo.append(fully_shard_on_import.take)
-        except BaseException:
-            self.undo()
-            raise
+                    undo.callback(patching.redirected(theirs, ours))
+            _put_propagator(DTensor._op_dispatcher, undo)
+            undo.callback(operators.put())
+            undo.callback(_put_spec_methods())
+            for part in (context_parallel, fully_shard_on_import):
+                part.put()
+                undo.callback(part.take)
+            self.undo = undo.pop_all().close
 
-    def _put_propagator(self, dispatcher: OpDispatcher) -> None:
-        theirs = dispatcher.sharding_propagator
-        if type(theirs) is not StockPropagator or kept.in_propagator():
-            return
-        ours = DropinPropagator(theirs)
-        self._undo.append(_compat.candidates_in_order(theirs))
 
-        def undo() -> None:
-            if dispatcher.sharding_propagator is ours:
-                dispatcher.sharding_propagator = theirs
-            ours._keywords.undo()
-            _compat.forget_decisions()
+def _put_propagator(dispatcher: OpDispatcher, undo: ExitStack) -> None:
+    theirs = dispatcher.sharding_propagator
+    if type(theirs) is not StockPropagator or kept.in_propagator():
+        return
+    ours = DropinPropagator(theirs)
 
-        dispatcher.sharding_propagator = ours
-        self._undo.append(undo)
-        self._undo.append(convolutions.put(dispatcher, ours))
+    def put_back() -> None:
+        if dispatcher.sharding_propagator is ours:
+            dispatcher.sharding_propagator = theirs
+        ours._keywords.undo()
         _compat.forget_decisions()
 
-    def undo(self) -> None:
-        while self._undo:
-            self._undo.pop()()
+    undo.callback(_compat.candidates_in_order(theirs))
+    undo.callback(put_back)
+    dispatcher.sharding_propagator = ours
+    undo.callback(convolutions.put(dispatcher, ours))
+    _compat.forget_decisions()

@@ -1,10 +1,9 @@
-"""Writes that DTensor's dispatcher sends into copies, brought back to where they belong.
+"""Writes that DTensor's dispatcher sends into redistributed copies, brought back to the base tensor.
 
-A view that cannot be made of what a rank holds, as ``x[0]`` of a tensor that is cut along its rows, is made
-of a redistributed copy; an in-place operator whose tensor has to move first writes to such a copy, too.
-PyTorch loses both. Here a copy that views were made of knows its base: what an in-place operator writes into
-the copy goes back into the base, and into other copies of it, without communication where the copy is whole.
-Graphs that are traced hold what eager programs run.
+DTensor makes a view that a rank's shard does not hold, as ``x[0]`` of a tensor that is cut along its rows, of
+a redistributed copy. An in-place operator whose tensor has to move first writes to such a copy, too. PyTorch
+loses these writes. Here the copy knows its base: a write into the copy goes back into the base and into other
+copies of it, without communication where the copy is whole. Traced graphs hold the same operators.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _is_alias_of: Any = torch._C._is_alias_of  # type: ignore[attr-defined]
 
 aten = torch.ops.aten
 
-# Whatever the tensor held: what they leave does not depend on it.
+# In-place operators whose results do not depend on the tensor's old values.
 _OVERWRITING = {
     aten.bernoulli_.float,
     aten.copy_.default,
@@ -43,8 +42,8 @@ _OVERWRITING = {
     aten.zero_.default,
 }
 
-# Operators that write to elements that they are told, or to all. PyTorch refuses most where that is along a
-# dim that is cut, or on partial values, and loses what the others write.
+# Operators that write to chosen elements, or to all. PyTorch refuses most of them along a dim that is cut, or
+# on partial values, and loses the writes of the others.
 TO_CHOSEN_ELEMENTS: set[OpOverload] = {
     getattr(packet, name)
     for packet in (
@@ -64,26 +63,26 @@ TO_CHOSEN_ELEMENTS: set[OpOverload] = {
 
 
 class _Base:
-    """Of a storage that copies were made of: how often it was written to since the first of them."""
+    """Counts the writes to a storage since the first copy of it."""
 
     def __init__(self) -> None:
         self.num_writes = 0
 
 
 class _Copy:
-    """What the storage of a redistributed copy knows of the tensor that it was made of."""
+    """A redistributed copy and its base, known to the copy's storage."""
 
     def __init__(self, base: Tensor, base_spec: DTensorSpec, copy: Tensor, spec: DTensorSpec) -> None:
         self.base, self.base_spec, self.spec = base, base_spec, spec
         self._geometry = copy.storage_offset(), copy.size(), copy.stride()
         self._dtype = copy.dtype
-        # A strong one would be a cycle that no collector sees: this object lives as long as the storage.
+        # The storage holds this object: a strong reference would be a cycle that no collector sees.
         self._storage = weakref.ref(copy.untyped_storage())
         self._known = _base_of(base)
         self._num_writes = self._known.num_writes
 
     def bring_back(self, written: Tensor, op: OpOverload) -> None:
-        """What ``op`` wrote to ``written``, a view of the copy, to the base."""
+        """Writes to the base what ``op`` wrote to ``written``, a view of the copy."""
         if self._is_stale() and op not in _OVERWRITING:
             raise RuntimeError(_stale(op, self.base_spec))
         copy = self.tensor()
@@ -100,7 +99,7 @@ class _Copy:
             one._num_writes = self._known.num_writes
 
     def tensor(self) -> Tensor | None:
-        """The copy; None if it has just gone."""
+        """The copy; ``None`` if nobody holds it any more."""
         storage = self._storage()
         if storage is None:
             return None
@@ -140,7 +139,7 @@ class _Copy:
 
 
 class _TracedCopy:
-    """A copy whose elements are those of a graph: it has no memory, and is kept as long as the trace."""
+    """A copy in a traced graph, which has no memory of its own and is kept as long as the trace."""
 
     def __init__(self, base: Tensor, base_spec: DTensorSpec, copy: Tensor, spec: DTensorSpec) -> None:
         self.base, self.base_spec, self.copy, self.spec = base, base_spec, copy, spec
@@ -156,7 +155,7 @@ class _TracedCopy:
 
 
 class _Trace:
-    """The copies of a graph that is traced."""
+    """The copies in a graph that is being traced."""
 
     def __init__(self) -> None:
         self._copies: list[_TracedCopy] = []
@@ -166,7 +165,7 @@ class _Trace:
             self._copies.append(copy)
 
     def bring_back(self, written: Tensor, op: OpOverload) -> None:
-        """What ``op`` wrote to ``written``, if that is a view of a copy."""
+        """Writes to the base what ``op`` wrote to ``written``, if that is a view of a copy."""
         for one in self._copies:
             one.is_stale |= _is_alias_of(one.base, written)
         for one in self._copies:
@@ -190,7 +189,7 @@ _TRACING_MODES = (torch._C._TorchDispatchModeKey.FUNCTIONAL, torch._C._TorchDisp
 
 
 def _trace() -> _Trace | None:
-    """Of the graph that is being traced, if any."""
+    """The copies in the graph that is being traced, if there is one."""
     for key in _TRACING_MODES:
         mode = torch._C._get_dispatch_mode(key)
         if mode is not None:
@@ -238,7 +237,7 @@ def _base_of(tensor: Tensor) -> _Base:
 
 
 def _as_a_mask(spec: DTensorSpec) -> DTensorSpec:
-    """Of bytes, and the same on all ranks where ``spec`` is partial."""
+    """The spec of a mask for a tensor of ``spec``: of bytes, and replicated where ``spec`` is partial."""
     assert spec.tensor_meta is not None
     meta = TensorMeta(spec.tensor_meta.shape, spec.tensor_meta.stride, torch.uint8)
     placements = tuple(Replicate() if one.is_partial() else one for one in spec.placements)
@@ -266,7 +265,7 @@ def writes_to_first(op: OpOverload) -> bool:
 
 
 def first_moved(op: OpOverload, base: Tensor, base_spec: Any, copy: Tensor, spec: Any) -> None:
-    """To be called once ``op`` has run on ``copy``, the redistributed ``base``, as its first argument."""
+    """Called after ``op`` has run on ``copy``, the redistributed ``base``, as its first argument."""
     if writes_to_first(op):
         base.copy_(redistribute_local_tensor(copy, spec, base_spec))
     elif not _is_view(op):
@@ -280,7 +279,7 @@ def first_moved(op: OpOverload, base: Tensor, base_spec: Any, copy: Tensor, spec
 
 
 def bring_back(written: Tensor, op: OpOverload) -> None:
-    """What ``op`` wrote to ``written``, if that is a view of a copy."""
+    """Writes to the base what ``op`` wrote to ``written``, if that is a view of a copy."""
     if (trace := _trace()) is not None:
         trace.bring_back(written, op)
         return
@@ -305,7 +304,7 @@ def tail(
     is_inplace_op: bool,
     is_out_variant_op: bool,
 ) -> object:
-    """What in-place operators, among others, end with.
+    """The last step of an operator; brings back the writes of in-place operators.
 
     PyTorch counterpart: ``OpDispatcher._dispatch_fast_path_python_tail``.
     """
@@ -333,8 +332,8 @@ def tail(
 
 
 def _reshape(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], spec: object) -> None:
-    """Gives the DTensor that ``op`` made another one of, such as ``squeeze_``, the spec of that. PyTorch
-    leaves it as it is where the placements stay."""
+    """Gives the DTensor that ``op``, such as ``squeeze_``, has reshaped the spec of its new shape. PyTorch
+    keeps the old spec where the placements stay."""
     held = args[0]
     if isinstance(held, DTensor) and isinstance(spec, DTensorSpec) and held._spec != spec:
         held._spec = spec

@@ -17,8 +17,8 @@ from torch.compiler import is_dynamo_compiling
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..collectives.tracing import are_we_tracing
+from .arguments import LocalMapArguments, PlacementsLike, check_keywords
 from .eager import LocalMap, num_modes
-from .stated_placements import PlacementsLike, Stated, check_keywords
 
 Applied: TypeAlias = Callable[..., Any]
 
@@ -77,10 +77,10 @@ def apply_local_map(*args: Any, **kwargs: Any) -> Any:
     func = kwargs.pop("func", None)
     if func is None and args and (args[0] is None or callable(args[0])):
         func, *args = args  # type: ignore[assignment]
-    stated = Stated(*args, **kwargs)
+    arguments = LocalMapArguments(*args, **kwargs)
     if func is None:
-        return lambda decorated: _applied(TraceableLocalMap(decorated, stated))
-    return _applied(TraceableLocalMap(func, stated))
+        return lambda decorated: _applied(TraceableLocalMap(decorated, arguments))
+    return _applied(TraceableLocalMap(func, arguments))
 
 
 def _applied(local_map: TraceableLocalMap) -> Applied:
@@ -91,15 +91,11 @@ def _applied(local_map: TraceableLocalMap) -> Applied:
             return call_in_compiled_region(local_map, args, kwargs)
         return run(args, kwargs)
 
-    for name in functools.WRAPPER_ASSIGNMENTS:  # partials and callable objects have not all of them
-        if hasattr(local_map.func, name):
-            setattr(applied, name, getattr(local_map.func, name))
-    applied.__wrapped__ = local_map.func  # type: ignore[attr-defined]
-    return applied
+    return functools.update_wrapper(applied, local_map.func, updated=())
 
 
 def call_in_compiled_region(local_map: LocalMap, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Stands for the call while Dynamo traces; :mod:`funcol.compiled.dynamo` has what it is in the graph."""
+    """The call, while Dynamo traces it: :mod:`funcol.compiled.dynamo` puts another one into the graph."""
     raise AssertionError("funcol.apply_local_map: called outside of a region that Dynamo traces")
 
 

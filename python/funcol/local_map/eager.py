@@ -1,4 +1,4 @@
-"""A function on local tensors that runs on sharded ones at once, and what follows from where they live."""
+"""Eager calls of functions on local tensors, and what follows from the placements of their arguments."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
+from ..redistribution.conversions import from_local, to_local
 from ..redistribution.functions import redistribute
-from ..redistribution.meshless_specs import canonical, copy_without_mesh
 from ..redistribution.moving import settled
-from .conversions import from_local, meta_of, to_local
+from ..redistribution.specs import canonical, copy_without_mesh, has_own_order, placed, spec_of_shape
+from .arguments import LocalMapArguments, check_keywords, each_input, each_output, name_of
 from .nesting import flatten, unflatten
 from .regions import (
     Placements,
@@ -24,41 +25,37 @@ from .regions import (
     Uneven,
     average_of,
     check_differentiable,
-    counted_from_0,
+    checked_placements,
     cuts_of,
-    dense_strides,
     gradient_placements,
-    has_own_order,
-    spec_of,
     uneven_dims,
     whole_spec,
 )
-from .stated_placements import Stated, check_keywords, each_input, each_output, name_of
 
 num_modes = torch._C._len_torch_dispatch_stack
 _NO_TENSORS = frozenset({int, float, bool, str, complex, type(None), torch.dtype, torch.device})
 _TENSORS = frozenset({Tensor, torch.nn.Parameter})
 _UNKNOWN = object()
-_MOST_KNOWN = 256
+_MAX_REMEMBERED = 256
 
 
 class Signature(NamedTuple):
-    """What follows from where the arguments of a call live; found once and remembered.
+    """What follows from the placements of a call's arguments, found once and remembered.
 
-    It does not keep the mesh: its specs are without one.
+    It does not keep the mesh alive: its specs are without one.
     """
 
     mesh_reference: weakref.ref[DeviceMesh]
-    moves: tuple[Placements | None, ...] | None  # where to redistribute arguments to first, if any
+    moves: tuple[Placements | None, ...] | None  # to which arguments are redistributed first, if any are
     gradients_in: tuple[DTensorSpec | None, ...]
     gradients_out: tuple[Placements | None, ...]
-    averages_in: tuple[int, ...] | None  # by what to multiply gradients of averages, if there are any
+    averages_in: tuple[int, ...] | None  # factors of the gradients of averages, if there are any
     uneven: list[Uneven]
     results: list[dict[Any, Result]]  # by shape, stride and dtype, for each value
 
     @property
     def mesh(self) -> DeviceMesh:
-        """That of the arguments, which keep it during a call, or the one stated."""
+        """The mesh of the arguments, which keep it alive during a call, or ``device_mesh``."""
         mesh = self.mesh_reference()
         assert mesh is not None
         return mesh
@@ -67,22 +64,24 @@ class Signature(NamedTuple):
 class Result(NamedTuple):
     spec: DTensorSpec
     gradient: DTensorSpec
-    average: int  # by what to divide the gradient; 0 for tensors that need no such look
+    average: int  # divisor of the gradient; 0 if no placement is a partial other than a sum
 
 
 class LocalMap:
-    """A function on local tensors and what is stated of it; remembers what follows for each kind of call."""
+    """A function on local tensors and its placements; remembers a signature for each kind of call."""
 
-    def __init__(self, func: Callable[..., Any], stated: Stated, name: str | None = None) -> None:
+    def __init__(
+        self, func: Callable[..., Any], arguments: LocalMapArguments, name: str | None = None
+    ) -> None:
         if not callable(func):
             raise TypeError(f"funcol.apply_local_map: got a {type(func).__name__}, expected a function.")
         self.func = func
-        self.stated = stated
+        self.arguments = arguments
         self.name = name_of(func) if name is None else name
-        self.sizes: Sequence[Sizes | None] | None = None  # of results as a whole, where they are known
-        self.outputs = each_output(stated.out_placements, self.name)
-        self.inputs = each_input(stated.in_placements, "in_placements", self.name)
-        self.gradients = each_input(stated.in_grad_placements, "in_grad_placements", self.name)
+        self.sizes: Sequence[Sizes | None] | None = None  # of whole results, where they are known
+        self.outputs = each_output(arguments.out_placements, self.name)
+        self.inputs = each_input(arguments.in_placements, "in_placements", self.name)
+        self.gradients = each_input(arguments.in_grad_placements, "in_grad_placements", self.name)
         self._by_identity: dict[tuple[int, ...], Any] = {}
         self._kept: list[Any] = []
 
@@ -113,7 +112,7 @@ class LocalMap:
         return self._wrap(self.func(*self._unwrap(args, signature, needs_gradients)), signature)
 
     def run_nested(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """With containers and keywords; under modes."""
+        """A call with containers or keywords, or under a mode."""
         check_keywords(kwargs, self.name)
         flat, structure = flatten(args)
         return self.run_flat(flat, lambda *local: self.call(local, structure, kwargs))
@@ -139,7 +138,7 @@ class LocalMap:
         )
 
     def signature_of(self, flat: Sequence[Any]) -> Signature:
-        """For arguments among which there are DTensors."""
+        """The signature of a call with DTensors among its arguments."""
         signature = self._signature_or_none(flat)
         assert signature is not None
         return signature
@@ -153,7 +152,7 @@ class LocalMap:
         return self._learn(flat) if known is _UNKNOWN else known
 
     def check_whole(self, flat: Sequence[Any], mesh: DeviceMesh) -> None:
-        """Whether placements are stated for each of ``flat``, tensors that stand for whole ones."""
+        """Raises unless placements are stated for each of ``flat``, which stand for whole tensors."""
         if self.inputs is None:
             raise ValueError(
                 f"funcol.apply_local_map: {self.name} is traced with tensors that are no DTensors and has no "
@@ -173,7 +172,7 @@ class LocalMap:
                 self._check_num_axes(placements, mesh, "out_placements")
 
     def parameter_names(self) -> list[str]:
-        """Of the function's positional parameters, as far as they are known."""
+        """Names of the function's positional parameters; empty if it has no signature."""
         try:
             parameters = inspect.signature(self.func).parameters.values()
         except (TypeError, ValueError):
@@ -182,17 +181,17 @@ class LocalMap:
             one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
         ]
 
-    # What follows from where arguments live
+    # Signatures
 
     def _learn(self, flat: Sequence[Any]) -> Signature | None:
-        """For a call of this kind; ``None`` if there is no DTensor."""
+        """Finds the signature of a call and remembers it; ``None`` if no argument is a DTensor."""
         self._check_arguments(flat)
         specs = [arg._spec if isinstance(arg, DTensor) else None for arg in flat]
         signature = None if all(spec is None for spec in specs) else self._signature(specs)
         kept = [spec and _canonical(spec) for spec in specs]
         if any(spec is not None and one is spec for spec, one in zip(specs, kept, strict=True)):
             return signature
-        if len(self._by_identity) >= _MOST_KNOWN:
+        if len(self._by_identity) >= _MAX_REMEMBERED:
             self._by_identity.clear()
             self._kept.clear()
         key = tuple(
@@ -232,7 +231,7 @@ class LocalMap:
             for spec, wanted in zip(specs, placements, strict=True)
         ]
         has_moves = any(move is not None for move in moves)
-        if has_moves and not self.stated.redistribute_inputs:
+        if has_moves and not self.arguments.redistribute_inputs:
             i = next(i for i, move in enumerate(moves) if move is not None)
             raise ValueError(
                 f"funcol.apply_local_map: {self.name}: argument {i} has the placements "
@@ -241,8 +240,7 @@ class LocalMap:
                 f"{list(moves[i] or ())}. Redistribute it, or pass redistribute_inputs=True."
             )
         held = [
-            spec and spec_of(mesh, wanted or (), *meta_of(spec))
-            for spec, wanted in zip(specs, placements, strict=True)
+            spec and placed(spec, mesh, wanted or ()) for spec, wanted in zip(specs, placements, strict=True)
         ]
         for wanted in self.outputs:
             if wanted is not None:
@@ -255,17 +253,17 @@ class LocalMap:
             weakref.ref(mesh),
             tuple(moves) if has_moves else None,
             tuple(
-                spec and copy_without_mesh(spec_of(mesh, gradient or (), *meta_of(spec)))
+                spec and copy_without_mesh(placed(spec, mesh, gradient or ()))
                 for spec, gradient in zip(held, gradients_in, strict=True)
             ),
             tuple(gradients_out),
-            averages if any(_needs_a_look(one) for one in placements) else None,
+            averages if any(_reduces_otherwise(one) for one in placements) else None,
             uneven_dims(held),
             [{} for _ in self.outputs],
         )
 
     def _mesh_of(self, specs: Sequence[DTensorSpec | None]) -> DeviceMesh:
-        mesh = self.stated.device_mesh
+        mesh = self.arguments.device_mesh
         for i, spec in enumerate(specs):
             if spec is None:
                 continue
@@ -274,7 +272,7 @@ class LocalMap:
             elif spec.mesh != mesh:
                 raise ValueError(
                     f"funcol.apply_local_map: {self.name}: argument {i} is on {spec.mesh}, expected {mesh}"
-                    f"{' as device_mesh says' if self.stated.device_mesh is not None else ''}. "
+                    f"{' as device_mesh says' if self.arguments.device_mesh is not None else ''}. "
                     "Put all arguments on one mesh."
                 )
         assert mesh is not None
@@ -286,7 +284,7 @@ class LocalMap:
         placements = self.inputs[i]
         assert placements is not None
         self._check_num_axes(placements, spec.mesh, "in_placements")
-        return counted_from_0(placements, spec.ndim, f"argument {i}", self.name)
+        return checked_placements(placements, spec.ndim, f"argument {i}", self.name)
 
     def _check_num_axes(self, placements: Placements, mesh: DeviceMesh, stated: str) -> None:
         if len(placements) != mesh.ndim:
@@ -307,7 +305,7 @@ class LocalMap:
             if stated is None or held is None:
                 continue
             self._check_num_axes(stated, mesh, "in_grad_placements")
-            wanted = counted_from_0(stated, num_dims[i], f"the gradient of argument {i}", self.name)
+            wanted = checked_placements(stated, num_dims[i], f"the gradient of argument {i}", self.name)
             if cuts_of(wanted) != cuts_of(held):
                 raise ValueError(
                     f"funcol.apply_local_map: {self.name}: in_grad_placements has {list(stated)} for "
@@ -319,7 +317,7 @@ class LocalMap:
     def stated_gradients(
         self, flat: Sequence[Any], placements: Sequence[Placements | None], mesh: DeviceMesh
     ) -> list[Placements | None]:
-        """Where the gradients of tensors among ``flat`` live, as far as that is stated."""
+        """The placements of gradients of tensors among ``flat`` that ``in_grad_placements`` states."""
         gradients: list[Placements | None] = [None] * len(flat)
         num_dims = [one.dim() if isinstance(one, Tensor) else 0 for one in flat]
         self._take_stated_gradients(gradients, placements, num_dims, mesh)
@@ -398,7 +396,7 @@ class LocalMap:
                 f"funcol.apply_local_map: {self.name}: result {i} is a tensor of shape {tuple(value.shape)}, "
                 "but out_placements has None for it. State its placements."
             )
-        return counted_from_0(placements, value.dim(), f"result {i}", self.name)
+        return checked_placements(placements, value.dim(), f"result {i}", self.name)
 
     def _wrapped(self, i: int, value: Tensor, signature: Signature) -> DTensor:
         value = settled(value)
@@ -409,7 +407,7 @@ class LocalMap:
             results = signature.results[i]
             known = results.get(key)
             result = self._result(i, value, signature) if known is None else known
-            if known is None and len(results) < _MOST_KNOWN:
+            if known is None and len(results) < _MAX_REMEMBERED:
                 results[key] = result
         if result.average and value.requires_grad and torch.is_grad_enabled():
             check_differentiable(result.spec.placements, f"result {i}", self.name)
@@ -422,30 +420,29 @@ class LocalMap:
         assert placements is not None
         sizes = self.sizes[i] if self.sizes is not None else None
         if sizes is not None:
-            strides = dense_strides(value, sizes)
-            spec = spec_of(signature.mesh, placements, sizes, strides, value.dtype)
+            spec = spec_of_shape(signature.mesh, placements, sizes, value)
         else:
             spec = whole_spec(value, signature.mesh, placements, signature.uneven, f"result {i}", self.name)
         gradient = signature.gradients_out[i]
         assert gradient is not None
-        gradient = counted_from_0(gradient, value.dim(), f"result {i}", self.name)
+        gradient = checked_placements(gradient, value.dim(), f"result {i}", self.name)
         return Result(
             copy_without_mesh(spec),
-            copy_without_mesh(spec_of(signature.mesh, gradient, *meta_of(spec))),
-            average_of(placements, signature.mesh) if _needs_a_look(placements) else 0,
+            copy_without_mesh(placed(spec, signature.mesh, gradient)),
+            average_of(placements, signature.mesh) if _reduces_otherwise(placements) else 0,
         )
 
 
 # Specs
 
 
-def _needs_a_look(placements: Placements | None) -> bool:
-    """Whether there are partials other than sums, whose gradients are not just those of the parts."""
+def _reduces_otherwise(placements: Placements | None) -> bool:
+    """Whether there are partials other than sums, whose gradients are not those of the parts."""
     return any(one.is_partial() and not one.is_partial("sum") for one in placements or ())
 
 
 def _canonical(spec: DTensorSpec) -> DTensorSpec:
-    """One object for equal specs of a mesh, without it; the spec itself where it has symbols or masks."""
+    """One object for equal specs of a mesh; the spec itself if it has symbols or masks."""
     try:
         return canonical(spec)
     except (NotImplementedError, TypeError, ValueError):

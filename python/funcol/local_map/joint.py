@@ -1,7 +1,7 @@
-"""Records a function on local tensors together with its gradient, once, and parts the two.
+"""Records a function on local tensors together with its gradient, once, and partitions the joint graph.
 
-The function runs at this rank's shapes, on fake tensors, outside of the tracer that its caller is in. Tensors
-that it closes over become operands of their own.
+The function runs at this rank's shapes, on fake tensors, outside of its caller's tracer. Tensors that it
+closes over become operands of their own.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_f
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 
 from .. import _compat
-from .parting import PartedGraph
+from .partitioning import JointGraph
 from .recording import Lift, Recording, alone, is_foreign_to, mode_of
-from .traced_functions import Function, Traced, empty, local_fakes
+from .traced_functions import Function, PartitionedGraphs, empty, local_fakes
 
 # Without a tracer
 
 
 def probe(function: Function, operands: Sequence[Any]) -> list[Any]:
-    """Results of the right shapes, connected to ``operands`` where gradients flow; nothing is recorded."""
+    """Results of the right shapes, connected to ``operands`` where gradients flow. Records nothing."""
     mode = mode_of(operands)
     is_foreign = is_foreign_to(mode, is_functional=False)
     with alone(mode):
@@ -61,8 +61,8 @@ class _Shapes(torch.autograd.Function):
 # With a tracer
 
 
-def trace(function: Function, operands: Sequence[Any]) -> Traced:
-    """Records ``function`` and, if a result requires a gradient, what computes gradients of the operands."""
+def trace(function: Function, operands: Sequence[Any]) -> PartitionedGraphs:
+    """Records ``function`` and, if a result requires a gradient, the gradients of the operands."""
     mode = mode_of(operands)
     is_foreign = is_foreign_to(mode, is_functional=True)
     decompositions = _compat.decompositions_of(get_proxy_mode())
@@ -71,4 +71,4 @@ def trace(function: Function, operands: Sequence[Any]) -> Traced:
         primals = local_fakes(function, operands, mode)
         run = dispatch_functionalize(recording.run, FunctionalTensorMode())
         joint = make_fx(run, decomposition_table=decompositions)(*primals)
-    return PartedGraph(function, [*operands, *recording.foreign], recording, joint).traced()
+    return JointGraph(function, [*operands, *recording.foreign], recording, joint).partitioned()

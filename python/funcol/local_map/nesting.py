@@ -1,11 +1,11 @@
-"""Nested arguments as a flat list and back, at a tenth of what ``torch.utils._pytree`` takes for plain ones.
+"""Nested arguments as a flat list and back, in a tenth of the time of ``torch.utils._pytree``.
 
 The order is pytree's; containers other than tuples, lists and dicts are left to it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch.utils._pytree as pytree
@@ -20,6 +20,16 @@ def flatten(value: Any) -> tuple[list[Any], Any]:
 def unflatten(leaves: Iterable[Any], template: Any) -> Any:
     """A value with other leaves, nested as the one that ``template`` came from."""
     return _filled(template, iter(leaves))
+
+
+def mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    """``value`` with ``function`` applied to its leaves: whatever is not a tuple, a list or a dict."""
+    kind = type(value)
+    if kind is tuple or kind is list:
+        return kind(mapped(function, item) for item in value)
+    if kind is dict:
+        return {key: mapped(function, item) for key, item in value.items()}
+    return function(value)
 
 
 def _template(value: Any, leaves: list[Any]) -> Any:

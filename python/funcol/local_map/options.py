@@ -1,4 +1,4 @@
-"""What a node of a function on local tensors looks like to a solver that chooses placements globally."""
+"""Op strategies of local maps, for solvers that choose the placements of a whole graph."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from torch.distributed.tensor import Placement, Replicate
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSpec, OpStrategy
 
+from ..redistribution.specs import placed, spec_of
 from ..sharding.costs import redistribute_cost_table
-from .regions import Placements, counted_from_0, spec_of
+from .regions import Placements, checked_placements
 
 
 def get_local_map_placement_option(
@@ -26,16 +27,16 @@ def get_local_map_placement_option(
     in_placements: Sequence[Sequence[Placement] | None],
     out_placements: Sequence[Sequence[Placement] | None],
 ) -> OpStrategy:
-    """The one way to run a function on local tensors, as PyTorch's op strategies have it.
+    """The one strategy of a function on local tensors, as a PyTorch ``OpStrategy``.
 
     ``specs`` has an ``OpStrategy`` for each of the node's operands, ``None`` for those that are no tensors;
     ``user_args`` are the operands, or all arguments of a node of :data:`~funcol.local_map_hop`; both in the
     order of ``in_placements``. ``output_val`` is the node's result. ``in_placements`` and ``out_placements``
-    are those of ``node.meta["custom"]["dtensor_local_map_kwargs"]``, of a forward or a backward node; what is
-    handed on as it is, with ``None`` there, has a replicated spec and costs nothing.
+    are those of ``node.meta["custom"]["dtensor_local_map_kwargs"]``, of a forward or a backward node; an
+    operand or result with ``None`` there has a replicated spec and costs nothing.
 
-    The strategy's one ``OpSpec`` has the specs of results and operands, and for each operand the cost of
-    redistributing it from each of the ways in which ``specs`` says it can come: that of
+    The strategy's one ``OpSpec`` has the specs of results and operands, and for each operand the costs of
+    redistributing it from each strategy in ``specs``: those of
     :func:`funcol.sharding.redistribute_cost_table`, in microseconds.
 
     ``ValueError`` if the sequences are of different lengths or if placements do not fit the tensors.
@@ -83,7 +84,7 @@ def _checked(
     in_placements: Sequence[Sequence[Placement] | None],
     out_placements: Sequence[Sequence[Placement] | None],
 ) -> tuple[list[Any], list[Any]]:
-    """The operands and the results, once there is one of each sequence's for every one of them."""
+    """The operands and the results; raises unless the sequences have an entry for each."""
     if user_kwargs:
         raise ValueError(
             f"funcol.get_local_map_placement_option: {name} has the keyword arguments {sorted(user_kwargs)}, "
@@ -118,15 +119,13 @@ def _spec(
             f"funcol.get_local_map_placement_option: {name}: {what} has {len(wanted)} placements for the "
             f"{mesh.ndim} axes of {mesh}. Give one for each axis."
         )
-    wanted = counted_from_0(wanted, value.dim(), what, name)
-    return spec_of(mesh, wanted, value.shape, value.stride(), value.dtype)
+    wanted = checked_placements(wanted, value.dim(), what, name)
+    return spec_of(mesh, wanted, value)
 
 
 def _costs(strategy: OpStrategy, target: DTensorSpec, is_moved: bool) -> list[float]:
     sources = [way.output_spec for way in strategy.strategies]
     if not is_moved:
         return [0.0] * len(sources)
-    meta = target.tensor_meta
-    assert meta is not None
-    known = [spec_of(source.mesh, source.placements, *meta) for source in sources]
+    known = [placed(target, source.mesh, source.placements) for source in sources]
     return [row[0] for row in redistribute_cost_table(known, [target])]

@@ -1,4 +1,4 @@
-"""A run of a function on local tensors and its gradient, under a tracer of its own and made functional."""
+"""Functions on local tensors and their gradients run under a tracer of their own, and made functional."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from .traced_functions import Function, empty
 
-# Names of inputs that a recording gets on its way.
+# Names of the graph's inputs that are found while it is recorded.
 CLOSED_OVER = "local_map_closed_over_"
 TANGENT = "local_map_tangent_"
 
 
 class Lift(TorchFunctionMode):
-    """Replaces tensors of the world outside by operands of our own."""
+    """Replaces tensors from outside of the recording by operands of it."""
 
     def __init__(self, is_foreign: Callable[[Tensor], bool], make: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Lift(TorchFunctionMode):
 
 
 def is_foreign_to(mode: FakeTensorMode, is_functional: bool) -> Callable[[Tensor], bool]:
-    """What to tell tensors of the world outside by: what its tracer knows, and tensors that are not fake."""
+    """A function that tells tensors from outside: the outer tracer knows them, or they are not fake."""
     outer = get_proxy_mode()
     known = None if outer is None else outer.tracer.tensor_tracker
 
@@ -70,7 +70,7 @@ def is_foreign_to(mode: FakeTensorMode, is_functional: bool) -> Callable[[Tensor
 
 @contextlib.contextmanager
 def alone(mode: FakeTensorMode) -> Iterator[None]:
-    """Outside of all modes but ``mode``, and of the hooks by which an outer checkpoint saves its tensors."""
+    """Leaves all modes but ``mode``, and the hooks by which an outer checkpoint saves tensors."""
     hooks = torch.autograd.graph.saved_tensors_hooks(_same, _same)
     has_hooks = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
     with _disable_current_modes(), mode, hooks if has_hooks else contextlib.nullcontext():
@@ -87,7 +87,7 @@ def mode_of(operands: Sequence[Any]) -> FakeTensorMode:
 
 
 class Recording:
-    """A run of the function and its gradient, under a tracer and made functional."""
+    """A run of a function and its gradient."""
 
     def __init__(
         self, function: Function, mode: FakeTensorMode, is_foreign: Callable[[Tensor], bool]
@@ -101,29 +101,25 @@ class Recording:
         with lift:
             results = function.body(*primals)
         self.foreign = lift.foreign
-        labels = [
-            *function.labels,
-            *(f"the tensor of shape {tuple(t.shape)} it closes over" for t in lift.ours),
-        ]
-        self._check_functional([*primals, *lift.ours], labels, results)
-        self.local_results = [
-            (result.requires_grad, result) if isinstance(result, Tensor) else (False, result)
-            for result in results
-        ]
+        inputs = [*primals, *lift.ours]
+        closed_over = (f"the tensor of shape {tuple(one.shape)} it closes over" for one in lift.ours)
+        self._check_functional(inputs, [*function.labels, *closed_over], results)
         self.differentiable = [
             i for i, one in enumerate(results) if isinstance(one, Tensor) and one.requires_grad
         ]
         self.num_results = len(results)
         self.requires_gradient = [
-            i for i, one in enumerate([*primals, *lift.ours]) if isinstance(one, Tensor) and one.requires_grad
+            i for i, one in enumerate(inputs) if isinstance(one, Tensor) and one.requires_grad
         ]
         if not self.differentiable:
             return tuple(results)
         self.num_tangents = len(self.differentiable)
         tangents = [self._tangent(results[i], k) for k, i in enumerate(self.differentiable)]
-        inputs = [[*primals, *lift.ours][i] for i in self.requires_gradient]
         gradients = torch.autograd.grad(
-            [results[i] for i in self.differentiable], inputs, tangents, allow_unused=True
+            [results[i] for i in self.differentiable],
+            [inputs[i] for i in self.requires_gradient],
+            tangents,
+            allow_unused=True,
         )
         return *results, *gradients
 
@@ -138,7 +134,7 @@ class Recording:
         return self._input(fake, f"{CLOSED_OVER}{k}").requires_grad_(tensor.requires_grad)
 
     def _input(self, fake: Tensor, name: str) -> Tensor:
-        """One more input of the graph that is being recorded."""
+        """Adds an input to the graph that is being recorded."""
         recorder: Any = get_proxy_mode()
         proxy = recorder.tracer.create_proxy("placeholder", name, (), {})
         track_tensor_tree(fake, proxy, constant=None, tracer=recorder.tracer)

@@ -1,7 +1,7 @@
-"""What a region of local tensors is, as data: its name, its mesh, and where each of its tensors lives.
+"""Regions of local tensors as data: name, mesh and the placements of operands and results.
 
-A region is stated with PyTorch's placements and kept as text (``"S(0)R"``), so that it can stand in a graph:
-copies, renumbering and serialization of the graph keep it.
+A region keeps placements as text (``"S(0)R"``), so that it can stand in a graph: copies, renumbering and
+serialization of the graph keep it.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
-from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from .. import _C
+from ..redistribution.specs import counted_from_0, is_shard, spec_of_shape
 
 Placements = tuple[Placement, ...]
 Sizes = tuple[int, ...]
 
 
 class MeshKey(NamedTuple):
-    """A ``DeviceMesh`` by value. ``ranks`` are those of the mesh in row-major order."""
+    """A ``DeviceMesh`` by value; ``ranks`` are in row-major order."""
 
     device_type: str
     sizes: tuple[int, ...]
@@ -40,14 +40,13 @@ class MeshKey(NamedTuple):
 
 
 class Region(NamedTuple):
-    """A function on local tensors between sharded ones, as a node of a graph holds it.
+    """A function on local tensors, as a node of a graph holds it.
 
-    ``name`` says which function it is and where that is defined. ``inputs`` and ``outputs`` hold the
-    placements of each operand and result, such as ``"S(0)R"``; ``None`` for what is handed on as it is:
-    numbers, and tensors that the forward part leaves to the backward part. ``are_whole``: the node's own
-    operands and results are the whole tensors, and a shard of each reaches the function. If not, they are
-    this rank's tensors. ``sizes`` are those of whole results that ranks have unequal shards of, else
-    ``None``.
+    ``name`` is the function's name and the place of its definition. ``inputs`` and ``outputs`` hold the
+    placements of each operand and result, such as ``"S(0)R"``; ``None`` for numbers and for activations,
+    which the backward graph takes as they are. ``are_whole``: the node's operands and results are whole
+    tensors, of which the function gets and returns shards; else they are this rank's tensors. ``sizes`` are
+    those of whole results with uneven shards, ``None`` for the others.
     """
 
     name: str
@@ -59,7 +58,7 @@ class Region(NamedTuple):
 
     @staticmethod
     def of(packed: Sequence[Any]) -> Region:
-        """From what :meth:`packed` returned."""
+        """The region that :meth:`packed` made ``packed`` of."""
         name, are_whole, mesh, inputs, outputs, sizes = packed
         return Region(name, are_whole, MeshKey(*mesh), tuple(inputs), tuple(outputs), tuple(sizes))
 
@@ -85,14 +84,8 @@ def text_of(placements: Placements | None) -> str | None:
 
 
 def _word(placement: Placement) -> str:
-    if isinstance(placement, _StridedShard):
-        return f"_S({placement.dim}, {placement.split_factor})"
-    if isinstance(placement, Shard):
-        return f"S({placement.dim})"
-    if isinstance(placement, Replicate):
-        return "R"
-    if type(placement) is Partial:
-        return f"P({placement.reduce_op})"
+    if is_shard(placement) or isinstance(placement, Replicate) or type(placement) is Partial:
+        return str(placement)
     raise NotImplementedError(
         f"funcol.apply_local_map: a graph cannot hold the placement {placement}. Use Shard, Replicate "
         "or Partial."
@@ -101,7 +94,7 @@ def _word(placement: Placement) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def placements_of(text: str | None) -> Placements | None:
-    """What :func:`text_of` was made of."""
+    """The placements that :func:`text_of` writes as ``text``."""
     if text is None:
         return None
     found = list(_WORD.finditer(text))
@@ -133,7 +126,7 @@ def key_of(mesh: DeviceMesh) -> MeshKey:
 
 
 def mesh_of_key(key: MeshKey) -> DeviceMesh:
-    """The mesh of a region: one that a region was made on, or the current one (``with mesh:``)."""
+    """A living mesh of ``key`` on which a region was made, or the current mesh (``with mesh:``)."""
     mesh = _meshes.get(key) or current_mesh()
     if mesh is None or key_of(mesh) != key:
         raise ValueError(
@@ -156,11 +149,11 @@ def current_mesh() -> DeviceMesh | None:
 def gradient_placements(
     inputs: Sequence[Placements | None], outputs: Sequence[Placements | None]
 ) -> tuple[list[Placements | None], list[Placements | None]]:
-    """Where the gradients of local inputs and outputs live, from where the tensors do.
+    """The placements of the gradients of local inputs and outputs.
 
-    Along an axis on which all tensors are replicated every rank computes the same, gradients included. Along
-    any other, a rank's results are its own, so what flows back on different ranks adds up to the gradient of
-    a replicated tensor: it is partial there. A shard's gradient is sharded alike; each part of a partial
+    Along an axis on which all tensors are replicated, every rank computes the same, gradients included. Along
+    any other axis a rank's results are its own: the gradients on different ranks add up to that of a
+    replicated tensor, which is partial there. A shard's gradient is sharded alike; each part of a partial
     tensor has the whole gradient. On one axis:
 
         S <- R, S     gradients of the inputs: P, S; of the output: S
@@ -190,14 +183,14 @@ def gradient_placements(
 
 
 def average_of(placements: Placements | None, mesh: DeviceMesh) -> int:
-    """Of how many ranks' tensors one of ``placements`` is the average: 1 if it is none."""
+    """The number of ranks whose tensors are averaged; 1 without averages."""
     if placements is None:
         return 1
     return math.prod(mesh.size(axis) for axis, one in enumerate(placements) if one.is_partial("avg"))
 
 
 def check_differentiable(placements: Placements, what: str, name: str) -> None:
-    """Of partials, only sums and averages have gradients that one rank can tell."""
+    """Raises for partials other than sums and averages, whose gradients a rank cannot tell alone."""
     for placement in placements:
         if placement.is_partial() and not (placement.is_partial("sum") or placement.is_partial("avg")):
             raise NotImplementedError(
@@ -209,30 +202,22 @@ def check_differentiable(placements: Placements, what: str, name: str) -> None:
 # Shapes
 
 
-def counted_from_0(placements: Placements, num_dims: int, what: str, name: str) -> Placements:
+def checked_placements(placements: Placements, num_dims: int, what: str, name: str) -> Placements:
     """``placements`` with dims counted from the front. ``ValueError`` for dims that the tensor lacks."""
-    result: list[Placement] = []
     for placement in placements:
-        dim = getattr(placement, "dim", None)
-        if dim is not None:
-            if not -num_dims <= dim < num_dims:
-                raise ValueError(
-                    f"funcol.apply_local_map: {name}: {what} has {num_dims} dims, but its placements "
-                    f"{list(placements)} shard dim {dim}. State a dim that it has."
-                )
-            if dim < 0:
-                factor = getattr(placement, "split_factor", None)
-                dim += num_dims
-                placement = Shard(dim) if factor is None else _StridedShard(dim, split_factor=factor)
-        result.append(placement)
-    return tuple(result)
+        if is_shard(placement) and not -num_dims <= placement.dim < num_dims:
+            raise ValueError(
+                f"funcol.apply_local_map: {name}: {what} has {num_dims} dims, but its placements "
+                f"{list(placements)} shard dim {placement.dim}. State a dim that it has."
+            )
+    return tuple(counted_from_0(placement, num_dims) for placement in placements)
 
 
 def cuts_of(placements: Placements) -> dict[int, tuple[int, ...]]:
-    """The axes that cut each dim that is cut."""
+    """The axes that cut each sharded dim."""
     cuts: dict[int, tuple[int, ...]] = {}
     for axis, placement in enumerate(placements):
-        if isinstance(placement, (Shard, _StridedShard)):
+        if is_shard(placement):
             cuts[placement.dim] = (*cuts.get(placement.dim, ()), axis)
     return cuts
 
@@ -242,9 +227,8 @@ def num_pieces(mesh: DeviceMesh, axes: Sequence[int]) -> int:
 
 
 def local_shape(spec: DTensorSpec, what: str, name: str) -> tuple[Any, ...]:
-    """This rank's shape. Sizes that are symbols have to divide."""
-    assert spec.tensor_meta is not None
-    shape: list[Any] = list(spec.tensor_meta.shape)
+    """This rank's shape. Symbolic sizes have to divide."""
+    shape: list[Any] = list(spec.shape)
     if all(isinstance(size, int) for size in shape):
         return tuple(_C.local_shape_of(spec, shape))
     for dim, axes in cuts_of(spec.placements).items():
@@ -259,34 +243,8 @@ def local_shape(spec: DTensorSpec, what: str, name: str) -> tuple[Any, ...]:
     return tuple(shape)
 
 
-def spec_of(
-    mesh: DeviceMesh, placements: Placements, shape: Sequence[Any], stride: Sequence[Any], dtype: torch.dtype
-) -> DTensorSpec:
-    return DTensorSpec(mesh, placements, tensor_meta=TensorMeta(torch.Size(shape), tuple(stride), dtype))
-
-
-def dense_strides(like: Tensor, shape: Sequence[Any]) -> tuple[Any, ...]:
-    """Strides of a dense tensor of ``shape`` whose dims lie in memory in the order of those of ``like``."""
-    order = range(len(shape))
-    if not like.is_contiguous():
-        strides = like.stride()
-        order = sorted(order, key=lambda dim: (-strides[dim], dim))  # type: ignore[assignment]
-    result: list[Any] = [0] * len(shape)
-    step: Any = 1
-    for dim in reversed(order):
-        result[dim] = step
-        step = step * (max(shape[dim], 1) if isinstance(shape[dim], int) else shape[dim])
-    return tuple(result)
-
-
-def has_own_order(spec: DTensorSpec | None) -> bool:
-    """Whether axes cut a dim in another order than that of the mesh, which placements do not tell."""
-    entries = () if spec is None else spec.shard_order or ()
-    return any(list(axes) != sorted(axes) for _, axes in entries)
-
-
 class Uneven(NamedTuple):
-    """A dim of an input whose size the ranks that share it do not divide."""
+    """A dim of an input with uneven shards."""
 
     axes: tuple[int, ...]
     whole_size: int
@@ -294,13 +252,10 @@ class Uneven(NamedTuple):
 
 
 def uneven_dims(specs: Sequence[DTensorSpec | None]) -> list[Uneven]:
-    """The dims of inputs under ``specs`` whose shards are not all as large."""
+    """The dims of inputs under ``specs`` that have uneven shards."""
     found = []
-    for spec in specs:
-        if spec is None:
-            continue
-        assert spec.tensor_meta is not None
-        shape = spec.tensor_meta.shape
+    for spec in filter(None, specs):
+        shape = spec.shape
         for dim, axes in cuts_of(spec.placements).items():
             if isinstance(shape[dim], int) and shape[dim] % num_pieces(spec.mesh, axes):
                 local = _C.local_shape_of(spec, list(shape))
@@ -318,10 +273,10 @@ def whole_spec(
 ) -> DTensorSpec:
     """The spec of a result of which this rank has ``local``.
 
-    Shards are taken to be even unless one of the inputs has uneven ones on the same axes: then its size is
-    the result's, too, and ``ValueError`` where this rank's part is not that long.
+    Shards are taken to be even, unless an input has uneven ones on the same axes: then the size of the input
+    is that of the result. ``ValueError`` if this rank's shards of the two are not equally long.
     """
-    placements = counted_from_0(placements, local.dim(), what, name)
+    placements = checked_placements(placements, local.dim(), what, name)
     shape: list[Any] = list(local.shape)
     for dim, axes in cuts_of(placements).items():
         related = [one for one in uneven if set(one.axes) & set(axes)]
@@ -337,4 +292,4 @@ def whole_spec(
                 "its whole size cannot be told. Pad the inputs, or return shards as long as theirs."
             )
         shape[dim] = sizes.pop()
-    return spec_of(mesh, placements, shape, dense_strides(local, shape), local.dtype)
+    return spec_of_shape(mesh, placements, shape, local)

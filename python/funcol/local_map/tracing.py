@@ -2,9 +2,9 @@
 
 A traced call of an applied function (:func:`funcol.apply_local_map`) records the function and its gradient
 once, at this rank's shapes, and puts :data:`local_map_hop` into the tracer's graph, with the recorded body, a
-:class:`~funcol.local_map.regions.Region` that says where tensors live, and the operands. Called with
-DTensors, as when a graph is run again with shards in place of whole tensors, the operator is its body: it
-moves the operands to their placements, and what the body consists of is what the second trace holds.
+:class:`~funcol.local_map.regions.Region` and the operands. Called with DTensors, as when a graph is traced
+again with shards in place of whole tensors, the operator moves its operands to their placements and runs its
+body, so that the second trace holds the operators of the body.
 
 PyTorch counterpart: ``torch._higher_order_ops.local_map``.
 """
@@ -30,31 +30,38 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import _CachedTorchDispatchMode, _CachingTorchDispatchMode
 
 from ..collectives.import_hooks import after_import
+from ..redistribution.conversions import from_local, to_local
 from ..redistribution.functions import redistribute
-from .conversions import from_local, to_local
+from ..redistribution.specs import spec_of
+from .arguments import LocalMapArguments
 from .eager import LocalMap
 from .joint import probe, trace
 from .nesting import flatten, unflatten
 from .regions import (
     Placements,
     Region,
-    counted_from_0,
+    checked_placements,
     current_mesh,
     key_of,
     mesh_of_key,
-    spec_of,
 )
-from .stated_placements import Stated
-from .traced_functions import Function, Traced, as_contiguous_as_traced, local_fakes
+from .traced_functions import (
+    Function,
+    GradientGraphs,
+    PartitionedGraphs,
+    RegionGraph,
+    as_contiguous_as_traced,
+    local_fakes,
+)
 
 
 class LocalMapHop(HigherOrderOperator):
     """``local_map_hop(body, region, *operands)``: ``body`` on the local tensors of ``operands``.
 
-    ``body`` is a ``GraphModule`` on local tensors, ``operands`` are tensors and sizes, as ``region`` says: a
-    :class:`~funcol.local_map.regions.Region`, packed.
-    The result is a tuple. With DTensors among the operands, or ``_inline=True`` for operands that are this
-    rank's tensors by now, the call is the body itself; else tracers record it as a whole.
+    ``body`` is a ``GraphModule`` on local tensors, ``region`` a packed
+    :class:`~funcol.local_map.regions.Region`, ``operands`` are tensors and sizes. The result is a tuple.
+    Tracers record the call as a whole, but for DTensors among the operands, or with ``_inline=True`` for
+    operands that are this rank's tensors by now: then the call is the body itself.
     """
 
     def __init__(self) -> None:
@@ -77,36 +84,36 @@ local_map_hop = LocalMapHop()
 # Calls of an applied function
 
 
-class _Here(threading.local):
+class _State(threading.local):
     is_inside = False
     tensors_are_local = False
     replaced: dict[int, Tensor] = {}  # noqa: RUF012
 
 
-_here = _Here()
+_state = _State()
 
 
 @contextlib.contextmanager
 def _inside_of_function() -> Iterator[None]:
-    """While active, functions that are applied run as in eager calls: a part of the one that calls them."""
-    before = _here.is_inside
-    _here.is_inside = True
+    """While active, local maps run as in eager calls, as a part of the function that calls them."""
+    before = _state.is_inside
+    _state.is_inside = True
     try:
         yield
     finally:
-        _here.is_inside = before
+        _state.is_inside = before
 
 
 @contextlib.contextmanager
 def in_compiled_region(replaced: dict[int, Tensor]) -> Iterator[None]:
-    """While active, tensors that are no DTensors are taken as this rank's, as in eager calls, and functions
-    that are applied find the tensors that they close over in ``replaced``, by identity."""
-    before = _here.tensors_are_local, _here.replaced
-    _here.tensors_are_local, _here.replaced = True, {**_here.replaced, **replaced}
+    """While active, tensors that are no DTensors are this rank's, as in eager calls, and local maps find the
+    tensors that they close over in ``replaced``, by identity."""
+    before = _state.tensors_are_local, _state.replaced
+    _state.tensors_are_local, _state.replaced = True, {**_state.replaced, **replaced}
     try:
         yield
     finally:
-        _here.tensors_are_local, _here.replaced = before
+        _state.tensors_are_local, _state.replaced = before
 
 
 class _Replace(TorchFunctionMode):
@@ -114,20 +121,20 @@ class _Replace(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         args, kwargs = pytree.tree_map_only(
-            Tensor, lambda tensor: _here.replaced.get(id(tensor), tensor), (args, kwargs or {})
+            Tensor, lambda tensor: _state.replaced.get(id(tensor), tensor), (args, kwargs or {})
         )
         return func(*args, **kwargs)
 
 
 def run_traced(local_map: LocalMap, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A call of an applied function while a tracer is at work."""
+    """A call of an applied function under a tracer."""
     flat, structure = flatten(args)
 
     def call(*local: Any) -> Any:
-        with _inside_of_function(), _Replace() if _here.replaced else contextlib.nullcontext():
+        with _inside_of_function(), _Replace() if _state.replaced else contextlib.nullcontext():
             return local_map.call(local, structure, kwargs)
 
-    if _here.is_inside:
+    if _state.is_inside:
         return local_map.run_flat(flat, call)
     is_recorded = get_proxy_mode() is not None
     labels = _labels(local_map, args)
@@ -145,8 +152,8 @@ def run_traced(local_map: LocalMap, args: tuple[Any, ...], kwargs: dict[str, Any
         )
     if not any(isinstance(arg, Tensor) for arg in flat):
         return call(*flat)
-    mesh = local_map.stated.device_mesh or current_mesh()
-    if _here.tensors_are_local:
+    mesh = local_map.arguments.device_mesh or current_mesh()
+    if _state.tensors_are_local:
         if not is_recorded or mesh is None:
             return call(*flat)
         placements = list(local_map.inputs or [None] * len(flat))
@@ -162,7 +169,7 @@ def run_traced(local_map: LocalMap, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def _labels(local_map: LocalMap, args: tuple[Any, ...]) -> list[str]:
-    """What to call each flattened argument in errors."""
+    """The name of each flattened argument in errors."""
     names = local_map.parameter_names()
     labels: list[str] = []
     for i, arg in enumerate(args):
@@ -172,9 +179,9 @@ def _labels(local_map: LocalMap, args: tuple[Any, ...]) -> list[str]:
 
 
 class _Body:
-    """The function on the tensors and sizes among its flattened arguments; of its results those, too.
+    """The function from the tensors and sizes among its flattened arguments to those among its results.
 
-    Once called, it knows the rest.
+    A call remembers the other results.
     """
 
     def __init__(self, local_map: LocalMap, call: Callable[..., Any], flat: Sequence[Any]) -> None:
@@ -195,7 +202,7 @@ class _Body:
         return [value for value, is_one in zip(values, self._is_operand, strict=True) if is_one]
 
     def result(self, values: Sequence[Any]) -> Any:
-        """The function's own result, from the tensors and sizes among it."""
+        """The function's own result, with ``values`` as the tensors and sizes in it."""
         rest = iter(values)
         flat = [
             next(rest) if is_one else constant
@@ -215,7 +222,7 @@ def _call_node(
 ) -> Any:
     body = _Body(local_map, call, flat)
     from_0 = [
-        one and counted_from_0(one, flat[i].dim(), labels[i], local_map.name)
+        one and checked_placements(one, flat[i].dim(), labels[i], local_map.name)
         for i, one in enumerate(placements)
     ]
     stated_gradients = local_map.stated_gradients(flat, from_0, mesh)
@@ -233,55 +240,53 @@ def _call_node(
     return body.result(_run(trace(function, body.operands)))
 
 
-def _run(traced: Traced) -> list[Any]:
-    """The node of the forward part, and that of the backward part where gradients flow."""
-    if traced.backward is None:
-        return list(local_map_hop(traced.forward, traced.region.packed(), *traced.operands))
-    return list(_Differentiable.apply(traced, *traced.operands))
+def _run(graphs: PartitionedGraphs) -> list[Any]:
+    """The node of the forward graph, and that of the backward graph where gradients flow."""
+    if graphs.gradients is None:
+        return list(_node(graphs.forward, *graphs.operands))
+    return list(_Differentiable.apply(graphs, *graphs.operands))
+
+
+def _node(graph: RegionGraph, *operands: Any) -> tuple[Any, ...]:
+    return local_map_hop(graph.body, graph.region.packed(), *operands)
 
 
 class _Differentiable(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, traced: Traced, *operands: Any) -> tuple[Any, ...]:
+    def forward(ctx: Any, graphs: PartitionedGraphs, *operands: Any) -> tuple[Any, ...]:
+        assert graphs.gradients is not None
         with torch._C._AutoDispatchBelowAutograd():
-            results = local_map_hop(traced.forward, traced.region.packed(), *operands)
-        outputs, activations = results[: traced.num_results], results[traced.num_results :]
+            results = _node(graphs.forward, *operands)
+        outputs, activations = results[: graphs.num_results], results[graphs.num_results :]
         held = [*operands, *activations]
-        ctx.traced = traced
+        ctx.gradients, ctx.num_operands = graphs.gradients, len(operands)
         ctx.save_for_backward(*(one if isinstance(one, Tensor) else None for one in held))
         ctx.sizes = [None if isinstance(one, Tensor) else one for one in held]
         ctx.mark_non_differentiable(
             *(
                 output
                 for i, output in enumerate(outputs)
-                if isinstance(output, Tensor) and i not in traced.differentiable
+                if isinstance(output, Tensor) and i not in graphs.gradients.differentiable
             )
         )
         return tuple(outputs)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        traced: Traced = ctx.traced
+        graphs: GradientGraphs = ctx.gradients
         held = [
             size if tensor is None else tensor
             for tensor, size in zip(ctx.saved_tensors, ctx.sizes, strict=True)
         ]
-        operands, activations = held[: len(traced.operands)], held[len(traced.operands) :]
-        given = [grads[i].contiguous() for i in traced.differentiable]  # as they were traced
-        assert traced.backward is not None
-        assert traced.backward_region is not None
-        assert traced.from_operands is not None
-        assert traced.from_operands_region is not None
-        if torch.is_grad_enabled():  # of activations nobody would know how they depend on the operands
-            results = local_map_hop(
-                traced.from_operands, traced.from_operands_region.packed(), *operands, *given
-            )
+        operands, activations = held[: ctx.num_operands], held[ctx.num_operands :]
+        given = [grads[i].contiguous() for i in graphs.differentiable]  # as they were traced
+        if torch.is_grad_enabled():  # autograd does not know how activations depend on operands
+            results = _node(graphs.from_operands, *operands, *given)
         else:
-            saved = [operands[i] for i in traced.saved_operands]
-            region = traced.backward_region.packed()
-            results = local_map_hop(traced.backward, region, *saved, *activations, *given)
+            saved = [operands[i] for i in graphs.saved_operands]
+            results = _node(graphs.backward, *saved, *activations, *given)
         gradients: list[Any] = [None] * len(operands)
-        for i, gradient in zip(traced.with_gradients, results, strict=True):
+        for i, gradient in zip(graphs.with_gradients, results, strict=True):
             gradients[i] = gradient
         return None, *gradients
 
@@ -290,7 +295,7 @@ class _Differentiable(torch.autograd.Function):
 
 
 def _function_of(body: Any, region: Region, operands: Sequence[Any]) -> Function:
-    """A node's body as a function to be traced anew."""
+    """The body of a node as a function to be traced again."""
     outputs = list(region.placements_out())
 
     class Again:
@@ -338,7 +343,7 @@ def _recorded(
         tracer.root.register_module(tracer.get_fresh_qualname(f"{name}_body_"), body)
     args = tuple(map(tracer.unwrap_proxy, (body, *operands)))
     proxy = tracer.create_proxy("call_function", local_map_hop, (args[0], region, *args[1:]), {}, name=name)
-    # By its number AOTAutograd takes the backward node for the forward one, whose notes it then gets.
+    # By this number AOTAutograd would give the backward node the metadata of the forward node.
     proxy.node.meta.pop("seq_nr", None)
     proxy.node.meta["custom"] = {
         **proxy.node.meta.get("custom", {}),
@@ -349,12 +354,12 @@ def _recorded(
 
 
 def _node_name(name: str) -> str:
-    """``"attention_model_py_L41"``: a number at the end would be counted up for the next node."""
+    """``"attention_model_py_L41"``: FX would count up a number at the end for the next node."""
     return re.sub(r"\W+", "_", re.sub(r":(\d+)", r"_L\1", name.replace(" at ", " ")))
 
 
 def local_map_kwargs(region: tuple[Any, ...]) -> dict[str, Any]:
-    """What :func:`funcol.apply_local_map` would be called with for a node of ``region``."""
+    """The arguments of :func:`funcol.apply_local_map` for a node of ``region``."""
     known = Region.of(region)
     return {
         "out_placements": known.placements_out(),
@@ -378,7 +383,7 @@ def _shapes(mode: FakeTensorMode, body: Any, region: tuple[Any, ...], *operands:
 
 @local_map_hop.py_impl(DispatchKey.CompositeExplicitAutograd)
 def _at_once(body: Any, region: tuple[Any, ...], *operands: Any) -> tuple[Any, ...]:
-    """On data. Of whole tensors each rank takes its shard; results are put together on every rank."""
+    """The call on data. A rank takes its shards of whole tensors; every rank gets the whole results."""
     known = Region.of(region)
     if not known.are_whole:
         return tuple(body(*operands))
@@ -386,7 +391,7 @@ def _at_once(body: Any, region: tuple[Any, ...], *operands: Any) -> tuple[Any, .
     replicated = (Replicate(),) * mesh.ndim
 
     def as_dtensor(whole: Tensor) -> DTensor:
-        spec = spec_of(mesh, replicated, whole.shape, whole.stride(), whole.dtype)
+        spec = spec_of(mesh, replicated, whole)
         return from_local(whole, spec, spec, mesh)
 
     def as_tensor(result: DTensor) -> Tensor:
@@ -412,8 +417,8 @@ def _on_dtensors(body: Any, region: Region, operands: Sequence[Any]) -> tuple[An
         )
     if mesh is None:
         mesh = mesh_of_key(region.mesh)
-    stated = Stated(list(region.placements_out()), list(region.placements_in()), None, mesh, True)
-    local_map = LocalMap(body, stated, region.name)
+    placements = list(region.placements_out()), list(region.placements_in())
+    local_map = LocalMap(body, LocalMapArguments(*placements, None, mesh, True), region.name)
     local_map.sizes = region.sizes
     return local_map.run_node(operands, lambda *local: body(*as_contiguous_as_traced(body, local)))
 
@@ -426,7 +431,7 @@ for _mode in (_CachingTorchDispatchMode, _CachedTorchDispatchMode):  # selective
 
 
 def _lower_in_inductor(lowering: Any) -> None:
-    """Inductor compiles the body in place of the node."""
+    """Makes Inductor compile the body in place of the node."""
 
     def lower(body: Any, region: Any, *operands: Any) -> Any:
         return lowering.process_subgraph_nodes(body.graph_module, list(operands))

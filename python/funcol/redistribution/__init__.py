@@ -1,7 +1,7 @@
-"""Redistribution of sharded tensors, the plans that it goes by, and what they cost.
+"""Redistribution of sharded tensors, its plans, and their costs.
 
-Plans need no DTensor, which takes ten times as long to import as all of funcol: what does is imported when
-somebody asks for it.
+Plans need no DTensor, which takes ten times as long to import as all of funcol. So the functions that need it
+are imported at their first use.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,16 +1,14 @@
-"""What C++ asks Python for while it redistributes: specs, groups of axes, masks, notes for ``DebugMode``."""
+"""Functions that C++ calls while it redistributes: for specs, groups of axes, masks, and ``DebugMode``."""
 
 from __future__ import annotations
 
 import contextlib
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement
-from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.utils._debug_mode import get_active_debug_mode
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -22,7 +20,7 @@ from .meshes import merged_groups
 def axis_group(mesh: DeviceMesh, axes: int) -> tuple[str, list[int]]:
     """Name of the group along a set of ``axes``, a bit an axis, and the place of each of its ranks.
 
-    Places count up along the last axis first; an empty list if the group's ranks do so themselves.
+    Places count up along the last axis first. The list is empty if the ranks of the group do, too.
     """
     listed = [axis for axis in range(mesh.ndim) if axes >> axis & 1]
     if len(listed) != 1:
@@ -47,7 +45,7 @@ def note_redistribution(
     trace: str,
     is_explicit: bool,
 ) -> contextlib.AbstractContextManager[object]:
-    """Under PyTorch's ``DebugMode``, within which of its notes the operators of a redistribution are."""
+    """The context in which PyTorch's ``DebugMode`` notes the operators of a redistribution."""
     mode = get_active_debug_mode()
     if mode is None:
         return contextlib.nullcontext()
@@ -58,8 +56,8 @@ def note_redistribution(
 
 
 def apply_mask(placement: Any, tensor: Tensor, mesh: DeviceMesh, axis: int) -> Tensor:
-    """What a masked partial reduces: ``tensor`` with zeros where another rank has the row. Ends the mask's
-    use."""
+    """``tensor``, with zeros where another rank has the row, as a masked partial reduces it. Releases the
+    mask."""
     masked = tensor.clone()
     placement.mask_buffer.apply_mask(masked)
     placement.mask_buffer.release_mask()
@@ -67,29 +65,14 @@ def apply_mask(placement: Any, tensor: Tensor, mesh: DeviceMesh, axis: int) -> T
 
 
 def fill_mask(placement: Any, tensor: Tensor, mesh: DeviceMesh, axis: int) -> Tensor:
-    """The indices of ``tensor`` within this rank's rows; keeps the mask of the others for
-    :func:`apply_mask`."""
+    """The indices of ``tensor`` within this rank's rows. The mask of the other rows stays in ``placement``,
+    for :func:`apply_mask`."""
     result: Tensor = placement._partition_value(tensor, mesh, axis)
     return result
-
-
-def make_spec(
-    mesh: DeviceMesh,
-    placements: tuple[Placement, ...],
-    order: tuple[tuple[int, tuple[int, ...]], ...],
-    shape: tuple[int, ...],
-    stride: tuple[int, ...],
-    dtype: torch.dtype,
-    strided_as_order: bool | None,
-) -> DTensorSpec:
-    """A spec of its parts; ``order`` lists pairs of a dim and the axes that cut it."""
-    meta = TensorMeta(torch.Size(shape), stride, dtype)
-    spec: DTensorSpec = _compat.make_spec(mesh, placements, meta, order, strided_as_order)
-    return spec
 
 
 _C.hand_over("axis_group", axis_group)
 _C.hand_over("note_redistribution", note_redistribution)
 _C.hand_over("apply_mask", apply_mask)
 _C.hand_over("fill_mask", fill_mask)
-_C.hand_over("make_spec", make_spec)
+_C.hand_over("make_spec", _compat.make_spec)

@@ -1,4 +1,4 @@
-"""Cost models that plans of redistributions are compared by, and the file that keeps a measured one."""
+"""Cost models of plans of redistributions, and the files of measured ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from .. import _C
 
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute")
-"""The collectives that plans are made of."""
+"""The collectives of plans."""
 
 StepCounts = _C.StepCounts
 
@@ -34,7 +34,7 @@ class LinkCost:
 class AxisCost:
     """The collectives along a mesh axis of ``size`` ranks.
 
-    Bytes are what the busiest rank sends: ``(size - 1) / size`` of the gathered, scattered or exchanged
+    Bytes are those that the busiest rank sends: ``(size - 1) / size`` of the gathered, scattered or exchanged
     tensor, twice that for an all_reduce, the whole tensor for a permute.
     """
 

@@ -25,7 +25,7 @@ from .cost_models import CostModel
 from .gradients import Redistribute, RedistributeMany
 from .moving import How, axes_with_own_rules, how_to_move, make_dtensor, move
 from .planning import mesh_of, model_for
-from .targets import target_spec
+from .specs import meta_of, target_spec
 
 
 def redistribute_local_tensor(
@@ -87,35 +87,22 @@ def redistribute(
         raise ValueError("funcol::redistribute: no placements. Pass one for each axis of the mesh.")
     order = None if shard_order is None else tuple((dim, tuple(axes)) for dim, axes in sorted(shard_order))
     how = how_to_move(dtensor.device_mesh, async_op, cost_model, max_bytes)
-    return redistributed(dtensor, device_mesh, tuple(placements), order, forward_dtype, backward_dtype, how)
-
-
-def redistributed(
-    dtensor: DTensor,
-    device_mesh: DeviceMesh | None,
-    placements: tuple[Placement, ...],
-    order: tuple[tuple[int, tuple[int, ...]], ...] | None,
-    forward_dtype: torch.dtype | None,
-    backward_dtype: torch.dtype | None,
-    how: How,
-) -> DTensor:
+    target = tuple(placements)
     if not torch.compiler.is_compiling():
         moved: DTensor = _C.redistribute_dtensor(
             dtensor,
             device_mesh,
-            placements,
+            target,
             order,
             forward_dtype,
             backward_dtype,
-            how.async_op,
+            async_op,
             how.model,
-            how.max_bytes,
+            max_bytes,
         )
         if moved is not NotImplemented:
             return moved
-    return redistributed_by_python(
-        dtensor, device_mesh, placements, order, forward_dtype, backward_dtype, how
-    )
+    return redistributed_by_python(dtensor, device_mesh, target, order, forward_dtype, backward_dtype, how)
 
 
 def redistributed_by_python(
@@ -127,15 +114,16 @@ def redistributed_by_python(
     backward_dtype: torch.dtype | None,
     how: How,
 ) -> DTensor:
-    """What C++ does not serve: compiled regions, modes, symbolic sizes, strided shards, masks."""
+    """:func:`redistribute` where C++ does not serve: compiled regions, modes, symbolic sizes, strided shards,
+    masks."""
     src = dtensor._spec
     dst = target_spec(src, device_mesh or src.mesh, placements, order, forward_dtype)
     records = torch.is_grad_enabled() and dtensor.requires_grad
     if not records and forward_dtype is None:
         local = how.run(dtensor._local_tensor, src, dst, is_explicit=True)
         return make_dtensor(local, dst, requires_grad=False)
-    result: DTensor = Redistribute.apply(dtensor, dst, backward_dtype, how)
-    return result
+    sent_dtype = meta_of(dst).dtype
+    return Redistribute.apply(dtensor, dst, sent_dtype, backward_dtype, how, True)  # type: ignore[no-any-return]
 
 
 def redistribute_many(
@@ -151,8 +139,8 @@ def redistribute_many(
     All ranks of the mesh call it alike, with the tensors in the same order. Each tensor goes by the plan that
     :func:`redistribute` has for it. Tensors of one dtype whose plans have the same steps (collective, mesh
     axes, reduction; sizes and dims may differ) share one collective a step, into and out of which they are
-    copied. ``max_bytes`` (default: 256 MiB) bounds what the tensors of a collective take together: what is
-    more goes into further ones, and a tensor that takes as much goes alone, uncopied.
+    copied. ``max_bytes`` (default: 256 MiB) bounds the tensors of one collective together; the rest goes into
+    further collectives, and a tensor of that size goes alone, uncopied.
 
     Results and gradients are those of :func:`redistribute`, one by one; but where a backend adds up
     floating-point numbers in an order that depends on their place in its buffer, as gloo does among three

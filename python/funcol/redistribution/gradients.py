@@ -10,55 +10,47 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from .. import _C
 from .moving import How, make_dtensor
-from .targets import gradient_target_spec
+from .specs import gradient_target_spec, meta_of
 
 
 class Redistribute(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, dtensor: DTensor, dst: DTensorSpec, backward_dtype: torch.dtype | None, how: How
-    ) -> DTensor:
-        src, local = dtensor._spec, dtensor._local_tensor
-        assert dst.tensor_meta is not None
-        ctx.src, ctx.how = src, how
-        ctx.backward_dtype = backward_dtype or local.dtype
-        ctx.input_dtype = local.dtype
-        result = how.run(local.to(dtype=dst.tensor_meta.dtype), src, dst, is_explicit=True)
-        return make_dtensor(result, dst, dtensor.requires_grad)
-
-    @staticmethod
-    def backward(ctx: Any, grad: DTensor) -> Any:
-        result = RedistributeGradient.apply(grad, ctx.src, ctx.backward_dtype, ctx.input_dtype, ctx.how)
-        return result, None, None, None
-
-
-class RedistributeGradient(torch.autograd.Function):
-    """The way back, sent as ``sent_dtype``; an operation of its own, so that it is differentiable in turn."""
+    """``dtensor``, sent as ``sent_dtype``, under ``dst``; its gradient is sent as ``backward_dtype``, by
+    default the dtype of ``dtensor``."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        grad: DTensor,
-        target: DTensorSpec,
+        dtensor: DTensor,
+        dst: DTensorSpec,
         sent_dtype: torch.dtype,
-        result_dtype: torch.dtype,
+        backward_dtype: torch.dtype | None,
         how: How,
+        is_explicit: bool,
     ) -> DTensor:
-        ctx.src, ctx.sent_dtype, ctx.how = grad._spec, sent_dtype, how
-        ctx.grad_dtype = grad._local_tensor.dtype
-        dst = gradient_target_spec(grad, target, result_dtype)
-        sent = grad._local_tensor.to(sent_dtype)
-        result = how.run(sent, grad._spec, dst, is_explicit=False).to(result_dtype)
-        return make_dtensor(result, dst, grad.requires_grad)
+        src, local = dtensor._spec, dtensor._local_tensor
+        ctx.src, ctx.how = src, how
+        ctx.dtypes = backward_dtype or local.dtype, local.dtype
+        result = how.run(local.to(dtype=sent_dtype), src, dst, is_explicit)
+        dtype = meta_of(dst).dtype
+        return make_dtensor(
+            result if result.dtype == dtype else result.to(dtype=dtype), dst, dtensor.requires_grad
+        )
 
     @staticmethod
     def backward(ctx: Any, grad: DTensor) -> Any:
-        result = RedistributeGradient.apply(grad, ctx.src, ctx.sent_dtype, ctx.grad_dtype, ctx.how)
-        return result, None, None, None, None
+        sent_dtype, result_dtype = ctx.dtypes
+        return _gradient(grad, ctx.src, sent_dtype, result_dtype, ctx.how), None, None, None, None, None
+
+
+def _gradient(
+    grad: DTensor, target: DTensorSpec, sent_dtype: torch.dtype, result_dtype: torch.dtype, how: How
+) -> DTensor:
+    dst = gradient_target_spec(grad, target, result_dtype)
+    return Redistribute.apply(grad, dst, sent_dtype, sent_dtype, how, False)  # type: ignore[no-any-return]
 
 
 class RedistributeMany(torch.autograd.Function):
-    """Each tensor to its spec of ``dsts``; its own gradient, so that it is differentiable again."""
+    """Each tensor under its spec of ``dsts``. It is its own gradient, so it is differentiable again."""
 
     @staticmethod
     def forward(
@@ -97,10 +89,8 @@ def gradient_of_redistribute(
     model: _C.AlphaBeta | _C.StepCounts | None,
     max_bytes: int | None,
 ) -> DTensor:
-    """``gradient`` where a tensor of ``spec`` was, sent as ``sent_dtype``."""
-    how = How(async_op, model, max_bytes, lenient=True)
-    result: DTensor = RedistributeGradient.apply(gradient, spec, sent_dtype, result_dtype, how)
-    return result
+    """``gradient`` of a tensor of ``spec``, redistributed to it and sent as ``sent_dtype``."""
+    return _gradient(gradient, spec, sent_dtype, result_dtype, How(async_op, model, max_bytes, lenient=True))
 
 
 _C.hand_over("gradient_of_redistribute", gradient_of_redistribute)

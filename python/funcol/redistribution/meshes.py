@@ -1,4 +1,4 @@
-"""What redistributions have to know of a ``DeviceMesh``: its axes, and the groups that several axes share."""
+"""The axes of a ``DeviceMesh``, and the groups along several of them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ def mesh_axes(mesh: dist.device_mesh.DeviceMesh) -> tuple[list[int], list[str], 
 
 
 def merged_groups(mesh: dist.device_mesh.DeviceMesh) -> dict[int, str]:
-    """Names of the groups that ranks along two or more axes of ``mesh`` have by now, by their set of axes.
+    """Names of the groups along several axes of ``mesh``, by their set: of flattened submeshes, of the world.
 
-    A set has a bit for each of its axes and names only axes of several ranks. In these groups ranks count up
-    along the last axis first. Their sources are the submeshes that have been flattened, and the world.
+    A set has a bit for each of its axes, all of several ranks. Ranks count up along the last axis first.
     """
     layout: Any = mesh._layout
     offsets = [layout[axis].all_ranks_from_zero() for axis in range(mesh.ndim)]
@@ -36,7 +35,7 @@ def merged_groups(mesh: dist.device_mesh.DeviceMesh) -> dict[int, str]:
     ranks = mesh._flatten_rank_map
     all_offsets = _row_major(offsets)
     if any(a >= b for a, b in pairwise(ranks)) or any(a >= b for a, b in pairwise(all_offsets)):
-        return {}  # A group counts its ranks in the order of the world, which is another one here.
+        return {}  # Groups count ranks in the order of the world, which is not that of the mesh.
     groups: dict[int, str] = {}
     if (
         dist.is_initialized()
@@ -59,7 +58,7 @@ def merged_groups(mesh: dist.device_mesh.DeviceMesh) -> dict[int, str]:
 
 
 def _row_major(offsets: Sequence[Sequence[int]]) -> list[int]:
-    """Offsets of ranks along all of the axes, the last axis counting first, from those along each."""
+    """Offsets of ranks along several axes, the last axis counting first, from the offsets along each."""
     return [sum(parts) for parts in product(*offsets)]
 
 

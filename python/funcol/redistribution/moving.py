@@ -1,4 +1,4 @@
-"""How local tensors move: by funcol's plan, by the rules of a placement's own, or by PyTorch's function."""
+"""How local tensors move: by funcol's plan, by a placement's own rules, or by PyTorch's function."""
 
 from __future__ import annotations
 
@@ -18,23 +18,21 @@ from .. import _C
 from . import callbacks as callbacks  # which C++ calls
 from .cost_models import CostModel
 from .planning import mesh_of, model_for
-from .targets import has_symbols
+from .specs import has_symbols
 
 _by_pytorch: Callable[..., Tensor] = stock_redistribute.redistribute_local_tensor
 
 
 def use_as_pytorchs(function: Callable[..., Tensor]) -> None:
-    """Makes ``function`` move what there is no plan for, in the place of PyTorch's function.
-
-    Who redirects that to funcol's hands over what it was before.
-    """
+    """Makes ``function`` move tensors without a plan: a copy of PyTorch's function, which itself may call
+    funcol's."""
     global _by_pytorch
     _by_pytorch = function
 
 
 @dataclasses.dataclass(frozen=True)
 class How:
-    """How a redistribution runs: what its caller asked for besides the target."""
+    """The options of a redistribution."""
 
     async_op: bool = False
     model: _C.AlphaBeta | _C.StepCounts | None = None  # None: the default one of the mesh
@@ -42,7 +40,7 @@ class How:
     lenient: bool = False  # as move() has it
 
     def run(self, local: Tensor, src: DTensorSpec, dst: DTensorSpec, is_explicit: bool) -> Tensor:
-        """``is_explicit``: it is what the caller of funcol asked for, not its gradient."""
+        """``is_explicit``: a program asked for the redistribution; it is no gradient."""
         return move(local, src, dst, self.async_op, self.model, self.max_bytes, is_explicit, self.lenient)
 
     def run_many(
@@ -69,7 +67,7 @@ class How:
 def how_to_move(
     mesh: DeviceMesh | None, async_op: bool, cost_model: CostModel | None, max_bytes: int | None
 ) -> How:
-    """As the caller of a redistribution on ``mesh`` says it."""
+    """The options of a redistribution on ``mesh``."""
     model = None if cost_model is None or mesh is None else model_for(cost_model, mesh_of(mesh))
     return How(async_op, model, max_bytes)
 
@@ -86,9 +84,9 @@ def move(
 ) -> Tensor:
     """``local``, of spec ``src``, under ``dst``.
 
-    ``lenient``: PyTorch's own function moves what there is no plan for: placements of kinds that are not
-    known here, and a tensor of another shape than ``src`` gives this rank. It moves all whose sizes are
-    symbols, since a plan would be for the numbers that they stand for now.
+    ``lenient``: PyTorch's function moves tensors without a plan, which have placements of unknown kinds or
+    another shape than ``src`` gives this rank. It also moves those with symbolic sizes, since a plan would be
+    for the present values of the symbols.
     """
 
     def by_pytorch() -> Tensor:
@@ -103,7 +101,7 @@ def move(
             local, src, dst, async_op, model, max_bytes, is_explicit, lenient
         )
     except NotImplementedError:
-        # Met while the specs are read.
+        # C++ has not moved anything: it met the placement when it read the specs.
         held, wanted = axes_with_own_rules(src.placements), axes_with_own_rules(dst.placements)
         if not (held or wanted) or src.mesh != dst.mesh:
             if lenient:
@@ -126,14 +124,14 @@ def move(
 
 
 def _has_way_of_pytorch(src: DTensorSpec, dst: DTensorSpec) -> bool:
-    """Whether PyTorch moves what is ``src`` to ``dst``: it makes no partials."""
+    """Whether PyTorch moves a tensor from ``src`` to ``dst``: it makes no partials."""
     return all(
         not wanted.is_partial() or wanted == held
         for held, wanted in zip(src.placements, dst.placements, strict=True)
     )
 
 
-# What has no rules of its own: plans are for these.
+# Plans know these kinds and reductions.
 _KINDS = (Replicate, Shard, _StridedShard, _MaskPartial)
 _REDUCTIONS = frozenset({"sum", "avg", "min", "max", "product", "band", "bor", "bxor"})
 
@@ -147,10 +145,8 @@ def are_known(placements: Iterable[Placement]) -> bool:
 
 
 def axes_with_own_rules(placements: Iterable[Placement]) -> list[int]:
-    """Which are partials that reduce in a way of their own, such as PyTorch's of norms.
-
-    They are replicated first, and made last, by their own methods.
-    """
+    """The axes with partials that have rules of their own, such as PyTorch's of norms. Their own methods
+    reduce them first, and make them last."""
     return [
         axis
         for axis, placement in enumerate(placements)

@@ -1,4 +1,4 @@
-"""Plans of redistributions: by which steps a mesh turns one layout of a tensor into another."""
+"""Plans of redistributions: the steps that turn one layout of a tensor into another."""
 
 from __future__ import annotations
 
@@ -54,17 +54,10 @@ def plan_redistribution(
     """
     # C++ knows device meshes and the default model: objects of Python cost as much as the search does.
     known_mesh = mesh if isinstance(mesh, DeviceMesh) else mesh_of(mesh)
-    return _C.plan_redistribution(
-        src,
-        dst,
-        known_mesh,
-        _checked_shape(shape, "plan_redistribution"),
-        _itemsize(dtype, "plan_redistribution"),
-        shard_order(src_shard_order, mesh),
-        shard_order(dst_shard_order, mesh),
-        None if cost_model is None else model_for(cost_model, mesh_of(mesh)),
-        max_bytes,
-    )
+    tensor = _read_tensor("plan_redistribution", shape, dtype)
+    orders = shard_order(src_shard_order, mesh), shard_order(dst_shard_order, mesh)
+    model = None if cost_model is None else model_for(cost_model, mesh_of(mesh))
+    return _C.plan_redistribution(src, dst, known_mesh, *tensor, *orders, model, max_bytes)
 
 
 def greedy_redistribution(
@@ -84,16 +77,10 @@ def greedy_redistribution(
     PyTorch counterpart: ``DTensorRedistributePlanner.generate_greedy_transform_infos``.
     """
     known_mesh = mesh_of(mesh)
-    return _C.greedy_redistribution(
-        src,
-        dst,
-        known_mesh,
-        _checked_shape(shape, "greedy_redistribution"),
-        _itemsize(dtype, "greedy_redistribution"),
-        shard_order(src_shard_order, mesh),
-        shard_order(dst_shard_order, mesh),
-        model_for(cost_model, known_mesh),
-    )
+    tensor = _read_tensor("greedy_redistribution", shape, dtype)
+    orders = shard_order(src_shard_order, mesh), shard_order(dst_shard_order, mesh)
+    model = model_for(cost_model, known_mesh)
+    return _C.greedy_redistribution(src, dst, known_mesh, *tensor, *orders, model)
 
 
 def mesh_of(mesh: MeshLike) -> _C.Mesh:
@@ -159,19 +146,16 @@ def dtype_of(name: str) -> torch.dtype:
     return dtype
 
 
-def _itemsize(dtype: torch.dtype | str, op: str) -> int:
-    known = dtype_of(dtype) if isinstance(dtype, str) else dtype
-    if not isinstance(known, torch.dtype):
-        raise TypeError(f"{op}: the dtype is a {type(dtype).__name__}, expected a torch.dtype or its name.")
-    return known.itemsize
-
-
-def _checked_shape(shape: Sequence[int], op: str) -> list[int]:
+def _read_tensor(op: str, shape: Sequence[int], dtype: torch.dtype | str) -> tuple[list[int], int]:
+    """The sizes of a tensor, and the bytes of an element."""
     sizes = list(shape)
     for size in sizes:
         if not isinstance(size, int) or size < 0:
             raise ValueError(f"{op}: the shape is {tuple(sizes)}, expected sizes of 0 or more.")
-    return sizes
+    known = dtype_of(dtype) if isinstance(dtype, str) else dtype
+    if not isinstance(known, torch.dtype):
+        raise TypeError(f"{op}: the dtype is a {type(dtype).__name__}, expected a torch.dtype or its name.")
+    return sizes, known.itemsize
 
 
 def _parsed_mesh(text: str) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Sharding propagation: where results of operators live, what has to move first, and what that costs."""
+"""Sharding propagation: placements of results, the redistributions before an operator, and their costs."""
 
 from .costs import redistribute_cost_table
 from .propagation import CacheInfo, Row, ShardingPropagator, SingleAxisRule, operators

@@ -1,36 +1,44 @@
 """Arguments, other than positional tensors, on which sharding decisions depend: keyword tensors and numbers.
 
 Keyword tensors are the mask of attention, the tensors of ``out=``, and others. PyTorch's caches of decisions
-tell calls apart by positional tensors, and by the other arguments that the operator's ``RuntimeSchemaInfo``
-names. An operator that PyTorch does not know has none. PyTorch's dispatcher redistributes positional tensors
+tell calls apart by positional tensors, and by the arguments that the operator's ``RuntimeSchemaInfo`` names;
+operators that PyTorch does not know have no such info. PyTorch's dispatcher redistributes positional tensors
 alone.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 from torch._ops import OpOverload
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSchema, RuntimeSchemaInfo
 
-# Arguments that are no tensors, and decide over dtypes or sizes of results, or over partial sums. They count
-# for every operator, also where its ``RuntimeSchemaInfo`` does not name them.
+# Arguments that are no tensors and decide over dtypes or sizes of results, or over partial sums. They count
+# for every operator, whether or not its ``RuntimeSchemaInfo`` names them.
 _DECISIVE = frozenset(
     {"accumulate", "bins", "dtype", "include_self", "out_dtype", "out_int32", "rounding_mode"}
 )
 _NO_PLACE = 100  # as in RuntimeSchemaInfo: no argument by position counts
 
 
-@functools.cache
-def _missing(
-    op: OpOverload, is_known: bool, place: int, named: tuple[str, ...]
-) -> tuple[int, list[str] | None] | None:
-    """``static_argnum`` and ``static_kwargkey`` of the complete info of ``op``, whose info has ``place`` and
-    ``named``; ``None`` if that is complete."""
+# By operator, and whether PyTorch knows it: the info that it last had, and that completed.
+_completed: dict[tuple[OpOverload, bool], tuple[RuntimeSchemaInfo | None, RuntimeSchemaInfo | None]] = {}
+
+
+def complete_info(op: OpOverload, info: RuntimeSchemaInfo | None, is_known: bool) -> RuntimeSchemaInfo | None:
+    """``info`` with all arguments on which decisions for ``op`` depend: keyword tensors, and the decisive
+    arguments that are no tensors, or all of them unless PyTorch knows the operator (``is_known``)."""
+    known = _completed.get((op, is_known))
+    if known is None or known[0] is not info:
+        known = _completed[op, is_known] = info, _complete(op, info, is_known)
+    return known[1]
+
+
+def _complete(op: OpOverload, info: RuntimeSchemaInfo | None, is_known: bool) -> RuntimeSchemaInfo | None:
     first, keywords, tensors = _NO_PLACE, [], []
     for i, argument in enumerate(op._schema.arguments):
         if "Tensor" in str(argument.type):
@@ -42,25 +50,14 @@ def _missing(
             else:
                 first = min(first, i)
     wanted = (*keywords, *sorted(tensors))
+    place, named = (_NO_PLACE, []) if info is None else (info.static_argnum, info.static_kwargkey or [])
     if first >= place and set(wanted).issubset(named):
-        return None
-    return min(first, place), list(dict.fromkeys((*named, *wanted))) or None
-
-
-def complete_info(op: OpOverload, info: RuntimeSchemaInfo | None, is_known: bool) -> RuntimeSchemaInfo | None:
-    """``info`` and the other arguments on which decisions for ``op`` depend: keyword tensors, and decisive
-    arguments that are no tensors; all of these if PyTorch does not know the operator (``is_known``)."""
-    place, named = (
-        (_NO_PLACE, ()) if info is None else (info.static_argnum, tuple(info.static_kwargkey or ()))
-    )
-    missing = _missing(op, is_known, place, named)
-    if missing is None:
         return info
-    number, names = missing
-    names = None if names is None else list(names)
-    if info is None:
-        return RuntimeSchemaInfo(number, names)
-    return dataclasses.replace(info, static_argnum=number, static_kwargkey=names)
+    return dataclasses.replace(
+        info or RuntimeSchemaInfo(),
+        static_argnum=min(first, place),
+        static_kwargkey=list(dict.fromkeys((*named, *wanted))) or None,
+    )
 
 
 def named(op_schema: OpSchema, is_known: bool) -> OpSchema:
@@ -74,14 +71,14 @@ def named(op_schema: OpSchema, is_known: bool) -> OpSchema:
 class NamedInDispatcher:
     """Gives DTensor's dispatcher the :func:`complete_info` of operators, until :meth:`undo`.
 
-    An operator is entered as its first decision is made. PyTorch remembers that decision under the key
-    without the info, which no later call has.
+    An operator is entered at its first decision. PyTorch remembers that decision under a key without the
+    info, which no later call has.
     """
 
     def __init__(self, tables: list[dict[OpOverload, RuntimeSchemaInfo | None]]) -> None:
         self._tables = tables  # the first one with an operator counts
         self._seen: set[OpOverload] = set()
-        self._undo: list[Callable[[], None]] = []
+        self._undo = ExitStack()
 
     def name(self, op: OpOverload, is_known: bool) -> None:
         """Enters ``op``."""
@@ -102,11 +99,10 @@ class NamedInDispatcher:
                     del table[op]
 
         table[op] = entered
-        self._undo.append(undo)
+        self._undo.callback(undo)
 
     def undo(self) -> None:
-        while self._undo:
-            self._undo.pop()()
+        self._undo.close()
         self._seen.clear()
 
 

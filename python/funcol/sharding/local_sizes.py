@@ -1,4 +1,4 @@
-"""Sizes among the arguments of operators, made those of what this rank holds."""
+"""Sizes among the arguments of operators, replaced by this rank's."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._op_schema import OpSchema
 
 from .. import _C
+from ..redistribution.specs import dense_strides
 
 
 def with_local_shape(
     schema: OpSchema, output: Any, meta: TensorMeta, shape_place: int, stride_place: int | None
 ) -> OpSchema:
-    """``schema`` asking for what this rank holds of ``output``, which looks like ``meta`` as a whole."""
+    """``schema`` with the shape, and strides, of this rank's part of ``output``; ``meta`` is the whole's."""
     shape = _C.local_shape_of(output, meta.shape)
     values: dict[int, Any] = {shape_place: shape}
     if stride_place is not None:
-        values[stride_place] = _dense_strides(meta.stride, shape)
+        values[stride_place] = dense_strides(shape, meta.stride)
     return _with_arguments(schema, values)
 
 
@@ -31,9 +32,8 @@ def with_local_channels(schema: OpSchema, images: DTensorSpec, places: Sequence[
 
 
 def squeezed_as_a_whole(schema: OpSchema) -> OpSchema | None:
-    """``schema`` squeezing the dims that are one long as a whole; None if it drops no other dim of which this
-    rank holds one.
-    """
+    """``schema`` squeezing the dims whose whole size is 1 alone; ``None`` if this rank's sizes of the others
+    are not 1 either."""
     packet: Any = schema.op.overloadpacket
     kwargs = dict(schema.kwargs_schema)
     source: Any = schema.args_schema[0]
@@ -58,13 +58,3 @@ def _with_arguments(schema: OpSchema, values: Mapping[int, Any]) -> OpSchema:
         else:
             kwargs[schema.op._schema.arguments[place].name] = value
     return OpSchema(schema.op, tuple(args), kwargs, schema_info=schema.schema_info)
-
-
-def _dense_strides(whole: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides of a dense tensor of ``shape`` whose dims lie in memory in the order of ``whole``."""
-    strides = [0] * len(shape)
-    step = 1
-    for dim in sorted(range(len(shape)), key=lambda dim: (whole[dim], -dim)):
-        strides[dim] = step
-        step *= max(shape[dim], 1)
-    return tuple(strides)

@@ -1,4 +1,4 @@
-"""Schemas of calls of operators: the specs of their tensors, by position and keyword, and other ones."""
+"""Schemas of operator calls: the specs in them, by position and keyword, and schemas with other specs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from torch.distributed.tensor._op_schema import OpSchema
 from torch.utils._pytree import tree_leaves
 
 from .. import _C
+from ..redistribution.specs import is_shard
 
 
 def specs_of(op_schema: OpSchema) -> list[DTensorSpec]:
-    """Of the positional arguments."""
+    """The specs of the positional tensors."""
     return specs_in(op_schema.args_schema)
 
 
@@ -38,9 +39,8 @@ def read_by_keyword(op_schema: OpSchema) -> Iterator[tuple[str, Any]]:
 
 
 def with_specs(op_schema: OpSchema, specs: Sequence[Any]) -> OpSchema:
-    """``op_schema`` with other specs for its tensors, the positional ones first. Those of keywords may be
-    left out.
-    """
+    """``op_schema`` with other ``specs``: those of positional tensors, then those of keyword tensors, which
+    may be left out."""
     rest = iter(specs)
 
     def replace(argument: Any) -> Any:
@@ -59,7 +59,7 @@ def with_specs(op_schema: OpSchema, specs: Sequence[Any]) -> OpSchema:
 
 
 def with_replicated(spec: DTensorSpec, axes: set[int]) -> DTensorSpec:
-    """``spec`` itself if there are no such axes."""
+    """``spec`` replicated along ``axes``; ``spec`` itself if there are none."""
     if not axes:
         return spec
     placements = [Replicate() if axis in axes else old for axis, old in enumerate(spec.placements)]
@@ -67,7 +67,7 @@ def with_replicated(spec: DTensorSpec, axes: set[int]) -> DTensorSpec:
 
 
 def specs_of_elements(op_schema: OpSchema, elements: list[Any]) -> list[Any]:
-    """Specs of all tensors of ``op_schema`` in their order, from those of each element."""
+    """The specs of all tensors of ``op_schema`` in their order, from those of each element of its lists."""
     rest = [iter(element[1]) for element in elements]
     specs: list[Any] = []
     for argument in (*op_schema.args_schema, *(value for _, value in read_by_keyword(op_schema))):
@@ -87,13 +87,11 @@ def metas_of(argument: Any) -> Any:
 
 
 def is_sharded(spec: Any) -> bool:
-    return isinstance(spec, DTensorSpec) and any(
-        placement.is_shard() or hasattr(placement, "split_factor") for placement in spec.placements
-    )
+    return isinstance(spec, DTensorSpec) and any(map(is_shard, spec.placements))
 
 
 def uneven_axes(spec: DTensorSpec) -> set[int]:
-    """The axes that cut a dim of which not all ranks hold as much."""
+    """The axes along which shards are uneven."""
     assert spec.tensor_meta is not None
     return _C.uneven_axes(spec, spec.tensor_meta.shape)
 

@@ -1,4 +1,4 @@
-"""Partial values that PyTorch's rules take as they are and the operator cannot: they are reduced first."""
+"""Partial values that are reduced before an operator, where PyTorch's rules take them as they are."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .op_schemas import specs_of, uneven_axes, with_replicated, with_specs
 
 
 def reduced_to_a_number(op_schema: OpSchema) -> OutputSharding:
-    """``item()``: a value that is pending is reduced first; PyTorch gives each rank its own part of it."""
+    """The decision for ``item()``: partial values are reduced first. PyTorch gives each rank its own part."""
     (spec,) = specs_of(op_schema)
     pending = {axis for axis, placement in enumerate(spec.placements) if placement.is_partial()}
     if not pending:
@@ -22,7 +22,7 @@ def reduced_to_a_number(op_schema: OpSchema) -> OutputSharding:
     return OutputSharding(None, wanted, needs_redistribute=True)
 
 
-# Of numbers of either sign, the norm of an extreme is not the extreme of norms, as PyTorch has it.
+# The norm of a maximum or minimum is not that of the norms, for which PyTorch takes it: signs differ.
 NORMS = {
     torch.ops.aten.linalg_vector_norm.default,
     torch.ops.aten.linalg_vector_norm.out,
@@ -33,7 +33,7 @@ NORMS = {
 
 
 def without_extremes(op_schema: OpSchema) -> OpSchema:
-    """With replicated tensors for those that are partial maxima or minima."""
+    """``op_schema`` with replicated tensors in the place of partial maxima and minima."""
     specs = specs_of(op_schema)
     reduced = [
         with_replicated(spec, {axis for axis, old in enumerate(spec.placements) if _is_extreme(old)})
@@ -48,9 +48,7 @@ def _is_extreme(placement: Any) -> bool:
 
 
 def evenly_averaged(op_schema: OpSchema, sharding: OutputSharding) -> OpSchema | None:
-    """What ``op_schema`` has to become if ``sharding`` averages over ranks that do not hold as much: without
-    the shards that do not divide. None if it does not.
-    """
+    """``op_schema`` without uneven shards, if ``sharding`` averages over such shards; else ``None``."""
     outputs: Any = sharding.output_spec
     specs = [outputs] if isinstance(outputs, DTensorSpec) else list(outputs or ())
     averaged = {

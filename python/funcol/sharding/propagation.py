@@ -1,5 +1,5 @@
 """Sharding propagation: from the placements of an operator's tensors to those of its results, and to the
-redistributions that have to come first.
+redistributions that come first.
 
 The decision has the least cost over all mesh axes. C++ decides for operators with a rule in C++
 (:func:`operators`). For other operators PyTorch's rule of one mesh axis is called once for each schema; where
@@ -70,8 +70,8 @@ def is_pytorch_tracing() -> bool:
 
 
 class _Table(MutableMapping[OpOverload, Any]):
-    """Rules by operator: those of another propagator as they are at any time, with some of its own in their
-    place."""
+    """Rules by operator: those of another propagator at any time, some of them hidden or replaced by own
+    ones."""
 
     def __init__(self, base: Mapping[OpOverload, Any]) -> None:
         self._base = base
@@ -79,7 +79,7 @@ class _Table(MutableMapping[OpOverload, Any]):
         self._hidden: set[OpOverload] = set()
 
     def hide(self, op: OpOverload) -> None:
-        """Of ``op`` only what is entered here from now on counts."""
+        """Leaves ``op`` without a rule until one is entered here."""
         self._hidden.add(op)
         self._own.pop(op, None)
 
@@ -130,7 +130,7 @@ class ShardingPropagator(StockPropagator):
     decisions are remembered, by value.
     """
 
-    # Whether keyword tensors are redistributed, which DTensor's own dispatcher does not do.
+    # Whether keyword tensors are redistributed. DTensor's own dispatcher does not redistribute them.
     _moves_keywords = False
 
     def __init__(
@@ -197,10 +197,8 @@ class ShardingPropagator(StockPropagator):
         self._own_rows[op_overload] = rule
 
     def _forget_rules(self, op: OpOverload) -> None:
-        for name in _compat.TABLES_OF_RULES:
-            table = getattr(self, name, None)
-            if table is not None:
-                table.hide(op)
+        for name in _compat.rule_tables(self):
+            getattr(self, name).hide(op)
         self._own_rows.pop(op, None)
         self._engine.leave(qualified_name(op))
         self._remembered_whole.cache_clear()
@@ -229,7 +227,7 @@ class ShardingPropagator(StockPropagator):
         return sharding
 
     def _named(self, op_schema: OpSchema) -> OpSchema:
-        """``op_schema`` with all that tells calls apart, here and in the dispatcher."""
+        """``op_schema`` with all arguments on which its decision depends, here and in the dispatcher."""
         is_known = _compat.has_rule(self._base, op_schema.op)
         if DTensor._op_dispatcher.sharding_propagator is self:
             self._keywords.name(op_schema.op, is_known)
@@ -250,11 +248,11 @@ class ShardingPropagator(StockPropagator):
         return TupleStrategy(children) if _facts_of(op_schema.op).is_per_element else children[0]
 
     def cache_info(self) -> CacheInfo:
-        """Of the cache that :meth:`propagate_op_sharding` has."""
+        """Counts of the cache of :meth:`propagate_op_sharding`."""
         return CacheInfo(*self._engine.info())
 
     def cache_clear(self) -> None:
-        """Forgets all decisions, and what redistributions cost."""
+        """Forgets all decisions, and the costs of redistributions."""
         self._engine.clear()
         self._remembered_whole.cache_clear()
 
@@ -272,7 +270,7 @@ class ShardingPropagator(StockPropagator):
         return rule(op, args, kwargs)
 
     def _decide_whole(self, op_schema: OpSchema, remember: bool) -> OutputSharding:
-        """By PyTorch's functions of the whole mesh."""
+        """The decision by PyTorch's rules of the whole mesh."""
         decide = self._remembered_whole if remember else self._decide_whole_anew
         return decide(op_schema)
 
@@ -295,7 +293,7 @@ class ShardingPropagator(StockPropagator):
             raise NotImplementedError(_no_rule(op_schema.op)) from error
 
     def _adjust_what_stock_left(self, sharding: OutputSharding, op_schema: OpSchema) -> None:
-        """Makes sizes among the arguments those of this rank where this minor of PyTorch leaves them."""
+        """Replaces sizes among the arguments by this rank's where this minor of PyTorch does not."""
         if _compat.makes_sizes_local(self, op_schema.op):
             return
         schema = sharding.redistribute_schema or op_schema
@@ -330,7 +328,7 @@ class ShardingPropagator(StockPropagator):
         suggestion = with_specs(op_schema, inputs) if moves else None
         adjusted = self._local_arguments(suggestion or op_schema, outputs, inputs)
         if adjusted is not None and suggestion is None:
-            adjusted = with_specs(adjusted, inputs)  # for those of the call, which may be written to later
+            adjusted = with_specs(adjusted, inputs)  # programs may write to the call's specs later
         changed = adjusted or suggestion
         if changed is not None:
             held = {name: _C.copy_spec(spec) for name, spec in specs_by_keyword(op_schema)}
@@ -345,7 +343,7 @@ class ShardingPropagator(StockPropagator):
     def _local_arguments(
         self, schema: OpSchema, output: Any, inputs: Sequence[DTensorSpec]
     ) -> OpSchema | None:
-        """``schema`` with sizes of this rank where it has sizes of the whole, or None if it has none."""
+        """``schema`` with this rank's sizes in the place of whole ones; ``None`` if it has none."""
         sizes = _facts_of(schema.op).sizes
         if sizes is None:
             return self._local_arguments_by_tables(schema, output, inputs)
@@ -362,7 +360,7 @@ class ShardingPropagator(StockPropagator):
     def _local_arguments_by_tables(
         self, schema: OpSchema, output: Any, inputs: Sequence[DTensorSpec]
     ) -> OpSchema | None:
-        """By what others entered into PyTorch's tables for operators of their own."""
+        """:meth:`_local_arguments` of operators that programs entered into PyTorch's tables."""
         adjusted = None
         if schema.op in self.op_to_shape_and_stride_idx and is_sharded(output):
             adjusted = self._adjust_shape_and_stride_args(output.tensor_meta, schema, output)
@@ -383,7 +381,7 @@ class ShardingPropagator(StockPropagator):
 
 
 class _Facts(NamedTuple):
-    """What is known of an operator itself."""
+    """Facts of an operator, whatever its arguments."""
 
     is_per_element: bool
     num_returns: int

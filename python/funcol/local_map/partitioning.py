@@ -1,10 +1,10 @@
-"""The recorded graph of a function on local tensors and its gradient, parted into one graph for each."""
+"""Partitions the joint graph of a function on local tensors and its gradient into a graph for each."""
 
 from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -25,11 +25,11 @@ from .regions import (
     text_of,
     uneven_dims,
 )
-from .traced_functions import Function, Traced
+from .traced_functions import Function, GradientGraphs, PartitionedGraphs, RegionGraph
 
 
-class PartedGraph:
-    """The graph of a function and its gradient, as one graph for each."""
+class JointGraph:
+    """The recorded graph of a function and its gradient, to be partitioned."""
 
     def __init__(
         self, function: Function, operands: list[Any], recording: Recording, joint: GraphModule
@@ -51,31 +51,31 @@ class PartedGraph:
         self._primals = [*placeholders.values(), *closed_over]
         self._inputs = {*self._primals, *self._tangents}
 
-    def traced(self) -> Traced:
+    def partitioned(self) -> PartitionedGraphs:
         function, operands = self._function, self._operands
+        num_closed_over = len(operands) - len(function.placements)
         replicated = (Replicate(),) * function.mesh.ndim
-        closed_over = len(operands) - len(function.placements)
-        inputs = [*function.placements, *([replicated] * closed_over)]
+        inputs = [*function.placements, *([replicated] * num_closed_over)]
         outputs = list(function.body.placements)
-        full = dataclasses.replace(
+        function = dataclasses.replace(
             function,
             placements=tuple(inputs),
-            labels=[*function.labels, *(["a tensor it closes over"] * closed_over)],
+            labels=[*function.labels, *(["a tensor it closes over"] * num_closed_over)],
         )
-        results = [node.meta["val"] if isinstance(node, Node) else node for node in self._results]
-        wholes = full.result_specs(operands, results[: self._num_results])
+        results = self._results[: self._num_results]
+        values = [node.meta["val"] if isinstance(node, Node) else node for node in results]
         region = Region(
             function.name,
             function.are_whole,
             key_of(function.mesh),
             tuple(map(text_of, inputs)),
             tuple(map(text_of, outputs)),
-            tuple(map(_uneven_sizes, wholes)),
+            tuple(map(_uneven_sizes, function.result_specs(operands, values))),
         )
         if not self._recording.differentiable:
-            forward = self._graph(self._primals, self._results)
-            return Traced(operands, forward, region, self._num_results)
-        return self._with_gradients(full, region, inputs, outputs)
+            forward = self._graph(self._primals, results)
+            return PartitionedGraphs(operands, RegionGraph(forward, region), self._num_results)
+        return self._with_gradients(function, region, inputs, outputs)
 
     def _with_gradients(
         self,
@@ -83,53 +83,50 @@ class PartedGraph:
         region: Region,
         inputs: list[Placements | None],
         outputs: list[Placements | None],
-    ) -> Traced:
+    ) -> PartitionedGraphs:
         results, gradients = self._results[: self._num_results], self._results[self._num_results :]
         wrt = self._recording.requires_gradient
         with_gradients = [i for i, gradient in zip(wrt, gradients, strict=True) if gradient is not None]
         gradients = [gradient for gradient in gradients if gradient is not None]
-        ahead = self._ahead(results)
-        needed = self._needed(gradients, ahead)
-        saved_operands = [i for i, node in enumerate(self._primals) if node in needed]
-        left = [node for node in self._joint.graph.nodes if node in needed and node in ahead]
-        left.sort(key=lambda node: not isinstance(node.meta["val"], Tensor))  # tensors, then sizes
-        forward = self._graph(self._primals, [*results, *left])
-        backward = self._graph(
-            [*(self._primals[i] for i in saved_operands), *left, *self._tangents], gradients
-        )
+        differentiable = self._recording.differentiable
+        self._check_partials(inputs, outputs, with_gradients, differentiable)
+        of_forward = self._nodes_of_forward(results)
+        saved = self._saved(gradients, of_forward)
+        saved_operands = [i for i, node in enumerate(self._primals) if node in saved]
+        activations = [node for node in self._joint.graph.nodes if node in saved and node in of_forward]
+        activations.sort(key=lambda node: not isinstance(node.meta["val"], Tensor))  # tensors, then sizes
+        nothing = (None,) * len(activations)
         gradients_in, gradients_out = gradient_placements(inputs, outputs)
         for i, stated in enumerate(function.gradients or ()):
             gradients_in[i] = stated or gradients_in[i]
-        differentiable = self._recording.differentiable
-        specs = function.operand_specs(self._operands)
-        self._check_partials(inputs, outputs, with_gradients, differentiable)
         given = tuple(text_of(gradients_out[i]) for i in differentiable)
-        backward_region = Region(
-            f"{region.name}, backward",
-            region.are_whole,
-            region.mesh,
-            (
-                *(region.inputs[i] for i in saved_operands),
-                *(None for _ in left),
-                *given,
-            ),
-            tuple(text_of(gradients_in[i]) for i in with_gradients),
-            tuple(_uneven_sizes(specs[i]) for i in with_gradients),
+        specs = function.operand_specs(self._operands)
+        backward_region = region._replace(
+            name=f"{region.name}, backward",
+            inputs=(*(region.inputs[i] for i in saved_operands), *nothing, *given),
+            outputs=tuple(text_of(gradients_in[i]) for i in with_gradients),
+            sizes=tuple(_uneven_sizes(specs[i]) for i in with_gradients),
         )
-        return Traced(
+        backward = self._graph(
+            [*(self._primals[i] for i in saved_operands), *activations, *self._tangents], gradients
+        )
+        return PartitionedGraphs(
             self._operands,
-            forward,
-            region._replace(
-                outputs=(*region.outputs, *(None for _ in left)), sizes=(*region.sizes, *(None for _ in left))
+            RegionGraph(
+                self._graph(self._primals, [*results, *activations]),
+                region._replace(outputs=(*region.outputs, *nothing), sizes=(*region.sizes, *nothing)),
             ),
             self._num_results,
-            backward,
-            backward_region,
-            saved_operands,
-            differentiable,
-            with_gradients,
-            self._graph([*self._primals, *self._tangents], gradients),
-            backward_region._replace(inputs=(*region.inputs, *given)),
+            GradientGraphs(
+                RegionGraph(backward, backward_region),
+                RegionGraph(
+                    self._graph([*self._primals, *self._tangents], gradients),
+                    backward_region._replace(inputs=(*region.inputs, *given)),
+                ),
+                saved_operands,
+                differentiable,
+                with_gradients,
+            ),
         )
 
     def _check_partials(
@@ -153,50 +150,29 @@ class PartedGraph:
                         "gradient, which a traced region does not have. Make it a partial sum."
                     )
 
-    def _ahead(self, results: Sequence[Any]) -> set[Node]:
-        """What the results are computed from, without the inputs; of operators with several results all."""
-        ahead: set[Node] = set()
-        pending = [node for node in results if isinstance(node, Node)]
-        while pending:
-            node = pending.pop()
-            if node not in ahead and node not in self._inputs and node.op != "get_attr":
-                ahead.add(node)
-                pending.extend(node.all_input_nodes)
+    def _nodes_of_forward(self, results: Sequence[Any]) -> set[Node]:
+        """The nodes from which ``results`` are computed, without inputs; all parts of a result that is a
+        tuple."""
+        nodes = {node for node in _sources(results, self._inputs) if node.op != "get_attr"}
         for node in self._joint.graph.nodes:
-            if _is_part_of_tuple(node) and node.args[0] in ahead:
-                ahead.add(node)
-        return ahead
+            if node.target is operator.getitem and node.args[0] in nodes:
+                nodes.add(node)
+        return nodes
 
-    def _needed(self, gradients: Sequence[Any], ahead: set[Node]) -> set[Node]:
-        """What the gradients are computed from that is an input or known ahead."""
-        needed: set[Node] = set()
-        seen: set[Node] = set()
-        pending = list(gradients)
-        while pending:
-            node = pending.pop()
-            if node in seen:
-                continue
-            seen.add(node)
-            if node in self._inputs or node in ahead:
-                needed.add(node)
-            else:
-                pending.extend(node.all_input_nodes)
-        return needed
+    def _saved(self, gradients: Sequence[Any], of_forward: set[Node]) -> set[Node]:
+        """The inputs and nodes of the forward graph from which ``gradients`` are computed."""
+        known = self._inputs | of_forward
+        computed = _sources(gradients, known)
+        return known & {*gradients}.union(*(node.all_input_nodes for node in computed))
 
     def _graph(self, inputs: Sequence[Node], results: Sequence[Any]) -> GraphModule:
-        """From the nodes of ``inputs`` to ``results``."""
+        """The part of the joint graph from the nodes ``inputs`` to ``results``."""
         graph = Graph()
         new: dict[Node, Node] = {}
         for i, node in enumerate(inputs):
             new[node] = graph.placeholder(f"operand_{i}")
             new[node].meta = dict(node.meta)
-        wanted: set[Node] = set()
-        pending = [node for node in results if isinstance(node, Node)]
-        while pending:
-            node = pending.pop()
-            if node not in wanted and node not in new:
-                wanted.add(node)
-                pending.extend(node.all_input_nodes)
+        wanted = _sources(results, new)
         for node in self._joint.graph.nodes:
             if node in wanted:
                 new[node] = graph.node_copy(node, new.__getitem__)
@@ -204,12 +180,20 @@ class PartedGraph:
         return GraphModule(self._joint, graph)
 
 
-def _is_part_of_tuple(node: Node) -> bool:
-    return node.op == "call_function" and node.target is operator.getitem
+def _sources(results: Sequence[Any], known: Container[Node]) -> set[Node]:
+    """The nodes from which ``results`` are computed, themselves included, as far as ``known`` ones."""
+    sources: set[Node] = set()
+    pending = [node for node in results if isinstance(node, Node)]
+    while pending:
+        node = pending.pop()
+        if node not in sources and node not in known:
+            sources.add(node)
+            pending.extend(node.all_input_nodes)
+    return sources
 
 
 def _uneven_sizes(spec: DTensorSpec | None) -> Sizes | None:
-    """The whole sizes, if not all ranks have as much, so that a rank cannot tell."""
+    """The whole sizes of a tensor whose shards are uneven, so that a rank cannot tell them."""
     if spec is None or not uneven_dims([spec]):
         return None
     return tuple(int(size) for size in spec.shape)

@@ -1,4 +1,4 @@
-"""What a caller states of a function on local tensors, checked and in one form."""
+"""The arguments of :func:`funcol.apply_local_map`, checked and in one form."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from .regions import Placements
 PlacementsLike: TypeAlias = Sequence[Placement] | None
 
 
-class Stated(NamedTuple):
-    """What the caller says of the function: the arguments of :func:`apply_local_map`."""
+class LocalMapArguments(NamedTuple):
+    """The arguments of :func:`funcol.apply_local_map` but for the function."""
 
     out_placements: PlacementsLike | Sequence[PlacementsLike]
     in_placements: Sequence[PlacementsLike] | None = None
@@ -86,7 +86,7 @@ def _sequence(stated: Any, what: str, name: str) -> Any:
 
 
 def check_keywords(kwargs: dict[str, Any], name: str) -> None:
-    """Placements are stated by position, so DTensors come by position, too."""
+    """Raises for DTensors in keyword arguments: placements are stated by position."""
     for keyword, value in kwargs.items():
         if any(isinstance(leaf, DTensor) for leaf in pytree.tree_leaves(value)):
             raise ValueError(

@@ -1,0 +1,158 @@
+"""``to_local`` and ``from_local`` of DTensors in any shard order; specs say where their gradients go.
+
+Each is the other's gradient, so both are differentiable any number of times. C++ does the plain ones, and
+calls the functions here for gradients whose specs it does not read.
+
+PyTorch counterparts: ``DTensor.to_local`` and ``DTensor.from_local`` with ``grad_placements``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
+from torch.distributed.tensor._utils import ExplicitRedistributionContext, compute_global_tensor_info
+
+from .. import _C
+from .functions import redistribute, redistributed_by_python
+from .moving import How, make_dtensor, settled
+from .specs import (
+    copy_onto,
+    counted_from_0,
+    dense_strides_like,
+    has_own_order,
+    meta_of,
+    target_spec,
+    without_partials,
+)
+
+
+def to_local(dtensor: DTensor, gradient: DTensorSpec) -> Tensor:
+    """The local tensor of ``dtensor``; its gradient has the spec ``gradient``. The spec may be without a
+    mesh."""
+    if not (dtensor.requires_grad and torch.is_grad_enabled()):
+        return settled(dtensor._local_tensor)
+    local: Tensor = _C.dtensor_to_local(dtensor, gradient.placements)
+    if local is not NotImplemented:
+        return local
+    spec = dtensor._spec
+    return _ToLocal.apply(dtensor, copy_onto(gradient, spec.mesh), spec)  # type: ignore[no-any-return]
+
+
+def to_local_in_order(dtensor: DTensor, placements: Sequence[Placement] | None) -> Tensor:
+    """The local tensor of ``dtensor``; axes cut its gradient, of ``placements``, in the order of ``dtensor``.
+    By default the gradient is replicated where ``dtensor`` is partial."""
+    gradient = _in_order_of(dtensor._spec, placements, meta_of(dtensor._spec))
+    return _ToLocal.apply(dtensor, gradient, _gradient_of(gradient))  # type: ignore[no-any-return]
+
+
+def from_local(local: Tensor, spec: DTensorSpec, gradient: DTensorSpec, mesh: DeviceMesh) -> DTensor:
+    """The DTensor on ``mesh`` of which this rank has ``local``; its gradient is redistributed to
+    ``gradient``, before ``local`` gets it. The specs may be without a mesh."""
+    if not (local.requires_grad and torch.is_grad_enabled()):
+        return make_dtensor(local, copy_onto(spec, mesh), requires_grad=False)
+    shape, stride, _ = meta_of(spec)
+    dtensor: DTensor = _C.dtensor_from_local(local, mesh, spec.placements, shape, stride, gradient.placements)
+    if dtensor is not NotImplemented:
+        return dtensor
+    specs = [copy_onto(one, mesh) for one in (spec, gradient)]
+    return _FromLocal.apply(local, *specs)  # type: ignore[no-any-return]
+
+
+class _ToLocal(torch.autograd.Function):
+    """``gradient`` is the spec of the gradient, ``back`` that of the gradient's gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, dtensor: DTensor, gradient: DTensorSpec, back: DTensorSpec) -> Tensor:
+        ctx.set_materialize_grads(False)
+        local = settled(dtensor._local_tensor)
+        ctx.specs, ctx.stride = (gradient, back), local.stride()
+        return local.view_as(local)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> Any:
+        if grad is None:
+            return None, None, None
+        gradient, back = ctx.specs
+        if grad.stride() != ctx.stride:
+            grad = grad.contiguous()
+            stride = dense_strides_like(grad, gradient.shape)
+            gradient = copy_onto(gradient, gradient.mesh)
+            gradient.tensor_meta = meta_of(gradient)._replace(stride=stride)
+        return _FromLocal.apply(grad, gradient, back), None, None
+
+
+class _FromLocal(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, local: Tensor, spec: DTensorSpec, gradient: DTensorSpec) -> DTensor:
+        ctx.set_materialize_grads(False)
+        ctx.specs = spec, gradient
+        return make_dtensor(local.detach(), _C.copy_spec(spec), requires_grad=local.requires_grad)
+
+    @staticmethod
+    def backward(ctx: Any, grad: DTensor | None) -> Any:
+        if grad is None:
+            return None, None, None
+        spec, target = ctx.specs
+        order = target.shard_order if has_own_order(target) else None
+        if grad._spec.placements != target.placements or order or has_own_order(grad._spec):
+            grad = redistribute(grad, placements=target.placements, shard_order=order)
+        return _ToLocal.apply(grad, spec, target), None, None
+
+
+def _gradient_of(spec: DTensorSpec) -> DTensorSpec:
+    return _in_order_of(spec, None, meta_of(spec))
+
+
+def _in_order_of(spec: DTensorSpec, placements: Sequence[Placement] | None, meta: TensorMeta) -> DTensorSpec:
+    """A spec of ``placements``, by default those of a gradient, in which axes that cut a dim in ``spec`` cut
+    first, in its order."""
+    chosen = without_partials(spec.placements) if placements is None else placements
+    chosen = tuple(counted_from_0(one, len(meta.shape)) for one in chosen)
+    before = {entry.tensor_dim: tuple(entry.mesh_dims) for entry in spec.shard_order}
+    order = []
+    for dim in range(len(meta.shape)):
+        axes = [axis for axis, one in enumerate(chosen) if isinstance(one, Shard) and one.dim == dim]
+        first = [axis for axis in before.get(dim, ()) if axis in axes]
+        if axes:
+            order.append(ShardOrderEntry(dim, (*first, *(axis for axis in axes if axis not in first))))
+    return DTensorSpec(spec.mesh, chosen, tensor_meta=meta, shard_order=tuple(order))
+
+
+# What C++ calls
+
+
+def gradient_of_to_local(
+    gradient: Tensor, spec: DTensorSpec, placements: tuple[Placement, ...] | None
+) -> DTensor:
+    """``gradient``, of the local part of a tensor of ``spec``, as a gradient of that tensor."""
+    _, stride = compute_global_tensor_info(gradient, spec.mesh, spec.placements)
+    meta = TensorMeta(spec.shape, tuple(stride), gradient.dtype)
+    if not has_own_order(spec):
+        chosen = without_partials(spec.placements) if placements is None else placements
+        return DTensor.from_local(gradient, spec.mesh, chosen, shape=meta.shape, stride=meta.stride)
+    target = _in_order_of(spec, placements, meta)
+    return _FromLocal.apply(gradient, target, _gradient_of(target))  # type: ignore[no-any-return]
+
+
+def gradient_of_from_local(gradient: DTensor, placements: tuple[Placement, ...]) -> Tensor:
+    """The local part of ``gradient``, once it has ``placements`` and axes cut in the order of the mesh."""
+    if gradient.placements != placements or has_own_order(gradient._spec):
+        target = target_spec(gradient._spec, gradient.device_mesh, placements, None, None)
+        ExplicitRedistributionContext.observe_redistribution(
+            gradient._spec,
+            target,
+            "Implicit redistribution occurred in DTensor.from_local backward",  # type: ignore[arg-type]
+        )
+        how = How(lenient=True)
+        gradient = redistributed_by_python(gradient, None, placements, None, None, None, how)
+    return gradient.to_local()
+
+
+_C.hand_over("gradient_of_to_local", gradient_of_to_local)
+_C.hand_over("gradient_of_from_local", gradient_of_from_local)

@@ -1,0 +1,148 @@
+"""Specs: what funcol reads of a ``DTensorSpec`` and makes of one, and copies that do not keep their mesh."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
+from torch.distributed.tensor.placement_types import _StridedShard
+
+from .. import _C
+
+
+def spec_of(mesh: DeviceMesh, placements: tuple[Placement, ...], whole: Tensor) -> DTensorSpec:
+    meta = TensorMeta(whole.shape, whole.stride(), whole.dtype)
+    return DTensorSpec(mesh, placements, tensor_meta=meta)
+
+
+def spec_of_shape(
+    mesh: DeviceMesh, placements: tuple[Placement, ...], shape: Sequence[Any], local: Tensor
+) -> DTensorSpec:
+    """The spec of a whole tensor of ``shape`` that lies in memory as ``local``, a part of it, does."""
+    meta = TensorMeta(torch.Size(shape), dense_strides_like(local, shape), local.dtype)
+    return DTensorSpec(mesh, placements, tensor_meta=meta)
+
+
+def placed(spec: DTensorSpec, mesh: DeviceMesh, placements: tuple[Placement, ...]) -> DTensorSpec:
+    """The spec of the tensor of ``spec`` with other ``placements``, in the default shard order."""
+    return DTensorSpec(mesh, placements, tensor_meta=meta_of(spec))
+
+
+def meta_of(spec: DTensorSpec) -> TensorMeta:
+    assert spec.tensor_meta is not None
+    return spec.tensor_meta
+
+
+def has_symbols(whole: DTensorSpec | TensorMeta) -> bool:
+    return any(type(size) is not int for size in whole.shape)
+
+
+def has_own_order(spec: DTensorSpec | None) -> bool:
+    """Whether axes cut a dim in another order than that of the mesh, which placements do not tell."""
+    entries = () if spec is None else spec.shard_order or ()
+    return any(list(axes) != sorted(axes) for _, axes in entries)
+
+
+def is_shard(placement: Any) -> TypeGuard[Shard | _StridedShard]:
+    """Whether ``placement`` cuts a dim, strided or not: in some minors strided shards are no ``Shard``."""
+    return isinstance(placement, (Shard, _StridedShard))
+
+
+def counted_from_0(placement: Placement, num_dims: int) -> Placement:
+    """``placement`` with its dim counted from the front."""
+    if isinstance(placement, _StridedShard) and placement.dim < 0:
+        return _StridedShard(placement.dim + num_dims, split_factor=placement.split_factor)
+    if isinstance(placement, Shard) and placement.dim < 0:
+        return Shard(placement.dim + num_dims)
+    return placement
+
+
+def without_partials(placements: Sequence[Placement]) -> tuple[Placement, ...]:
+    """``placements``, replicated where they are partial: those of a gradient, as PyTorch has it."""
+    return tuple(Replicate() if one.is_partial() else one for one in placements)
+
+
+def dense_strides(shape: Sequence[Any], order: Sequence[Any] | None = None) -> tuple[Any, ...]:
+    """Strides of a dense tensor of ``shape``, whose dims lie in memory as those of a tensor with the strides
+    ``order``; the last dim innermost if there are none."""
+    dims: Any = reversed(range(len(shape)))
+    if order is not None:
+        dims = sorted(dims, key=order.__getitem__)
+    strides: list[Any] = [0] * len(shape)
+    step: Any = 1
+    for dim in dims:
+        strides[dim] = step
+        step = step * (max(shape[dim], 1) if isinstance(shape[dim], int) else shape[dim])
+    return tuple(strides)
+
+
+def dense_strides_like(tensor: Tensor, shape: Sequence[Any]) -> tuple[Any, ...]:
+    """:func:`dense_strides` in the order of ``tensor``."""
+    return dense_strides(shape, None if tensor.is_contiguous() else tensor.stride())
+
+
+# Targets of redistributions
+
+
+def target_spec(
+    src: DTensorSpec,
+    mesh: DeviceMesh,
+    placements: tuple[Placement, ...],
+    order: tuple[tuple[int, tuple[int, ...]], ...] | None,
+    dtype: torch.dtype | None,
+) -> DTensorSpec:
+    """The spec of a tensor of ``src`` after its redistribution; ``dtype`` is its own if ``None``."""
+    meta = meta_of(src)
+    return DTensorSpec(
+        mesh,
+        tuple(counted_from_0(placement, len(meta.shape)) for placement in placements),
+        tensor_meta=TensorMeta(meta.shape, meta.stride, dtype or meta.dtype),
+        shard_order=None if order is None else tuple(ShardOrderEntry(*entry) for entry in order),  # type: ignore[arg-type]
+    )
+
+
+def gradient_target_spec(grad: DTensor, target: DTensorSpec, dtype: torch.dtype) -> DTensorSpec:
+    """The spec to which ``grad``, the gradient of a tensor of spec ``target``, is redistributed.
+
+    Where ``target`` is partial, a gradient that is not stays so, which is cheaper for its users.
+    """
+    placements = tuple(
+        Replicate() if wanted.is_partial() and not held.is_partial() else wanted
+        for held, wanted in zip(grad._spec.placements, target.placements, strict=True)
+    )
+    meta = TensorMeta(grad.shape, grad.stride(), dtype)
+    return dataclasses.replace(target, placements=placements, tensor_meta=meta)
+
+
+# Without their mesh
+
+
+def copy_without_mesh(spec: DTensorSpec) -> DTensorSpec:
+    """A copy to be remembered, not for a program."""
+    copied: DTensorSpec = _C.copy_spec(spec)
+    vars(copied)["mesh"] = None  # without DTensorSpec's own __setattr__
+    return copied
+
+
+def copy_onto(spec: DTensorSpec, mesh: DeviceMesh) -> DTensorSpec:
+    """A copy of a remembered spec, for a program."""
+    copied: DTensorSpec = _C.copy_spec(spec)
+    vars(copied)["mesh"] = mesh
+    return copied
+
+
+def canonical(spec: DTensorSpec) -> DTensorSpec:
+    """One object for all specs of a mesh that equal ``spec``, as long as it is kept: to tell specs apart by
+    identity. Raises for symbols and masks."""
+    known: DTensorSpec = _C.canonical_spec(spec)
+    vars(known)["mesh"] = None  # C++ finds it by its fields, mesh included
+    return known
+
+
+_C.hand_over("redistribution_target", target_spec)

@@ -28,7 +28,6 @@ class Meeting {
 
   std::vector<Tensors> meet(size_t rank, const Tensors& tensors) {
     std::unique_lock lock(mutex_);
-    given_[rank].clear();
     for (const auto& tensor : tensors) {
       given_[rank].push_back(tensor.clone());
       num_elements_ += tensor.numel();
@@ -37,8 +36,7 @@ class Meeting {
     if (++num_present_ == num_ranks()) {
       num_present_ = 0;
       ++num_meetings_;
-      all_.swap(given_);
-      given_.resize(num_ranks());
+      all_ = std::exchange(given_, std::vector<Tensors>(num_ranks()));
       changed_.notify_all();
     } else if (!changed_.wait_for(lock, std::chrono::seconds(20), [&] { return num_meetings_ > round; })) {
       throw std::runtime_error("a rank did not come to the collective");

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, KeysView
 from contextlib import ExitStack, contextmanager
 from inspect import isfunction
 from types import ModuleType
@@ -88,14 +88,17 @@ def replaced_functions() -> list[str]:
     return [replacement.name for replacement in replacements]
 
 
-def _namespaces() -> list[dict[Any, Any]]:
-    """The dicts in which PyTorch refers to its own functions: its modules', and Dynamo's table."""
+def _namespaces_with(ids: KeysView[int]) -> Iterator[dict[Any, Any]]:
+    """The dicts in which PyTorch refers to its own functions, its modules' and Dynamo's table, that hold an
+    object with one of ``ids``."""
     modules = [
         vars(module)
         for name, module in list(sys.modules.items())
-        if isinstance(module, ModuleType) and (name == "torch" or name.startswith("torch."))
+        if (name == "torch" or name.startswith("torch.")) and isinstance(module, ModuleType)
     ]
-    return [*modules, stock.traceable_collective_remaps]
+    for namespace in (*modules, stock.traceable_collective_remaps):
+        if not ids.isdisjoint(map(id, list(namespace.values()))):
+            yield namespace
 
 
 class _Installation:
@@ -124,7 +127,7 @@ class _Installation:
             self.undo = undo.pop_all().close
 
     def _replace(self, by_theirs: dict[int, _Replacement]) -> None:
-        for namespace in _namespaces():
+        for namespace in _namespaces_with(by_theirs.keys()):
             for key, value in list(namespace.items()):
                 replacement = by_theirs.get(id(value))
                 if replacement is not None:
@@ -135,7 +138,7 @@ class _Installation:
         for namespace, key, replacement in self._places:
             if namespace.get(key) is replacement.ours:
                 namespace[key] = replacement.theirs
-        for namespace in _namespaces():
+        for namespace in _namespaces_with(self._by_ours.keys()):
             for key, value in list(namespace.items()):
                 if id(value) in self._by_ours:
                     namespace[key] = self._stock_of(value, key)

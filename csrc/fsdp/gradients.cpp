@@ -206,7 +206,7 @@ py::object padded_sizes(py::handle fsdp_params, py::handle gradients, int64_t nu
     for (int64_t dim = 0; dim < gradient->dim(); ++dim) {
       sizes[dim] = py::int_(dim > 0 ? gradient->size(dim) : rows_per_rank(*gradient, num_ranks) * num_ranks);
     }
-    result[i] = size_type(sizes);
+    result[i] = checked(PyObject_CallOneArg(size_type.ptr(), sizes.ptr()));
   }
   return result;
 }

@@ -80,7 +80,7 @@ py::object run(const py::object& info, const py::object& hook) {
 TEST(RunChanged, MovesArgumentsFirst) {
   const auto hooked = python("[]");
   const auto result = run(info("aten.add.Tensor", "[Shard(0), Shard(0)]"),
-                          python("lambda op, *args: x.append(args)", hooked));
+                          python("functools.partial(lambda log, op, *args: log.append(args), x)", hooked));
   EXPECT_TRUE(python("x.tolist() == [7, 8]", result).cast<bool>());
   EXPECT_TRUE(python("len(x) == 1 and x[0][2].tolist() == [6, 7]", hooked).cast<bool>());
   EXPECT_TRUE(python("x[0][3] == spec(line, [Shard(0)], 8)", hooked).cast<bool>());

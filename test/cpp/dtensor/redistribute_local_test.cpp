@@ -24,13 +24,6 @@ TEST(RedistributeLocal, CutsOutThisRanksPart) {
   EXPECT_EQ(python("x.tolist()", local).cast<std::vector<double>>(), std::vector<double>{9});
 }
 
-TEST(RedistributeLocal, FollowsTheShardOrder) {
-  // Of rank (1, 1). tp cuts first: into {0 1 2 3} and {4 5 6}; then dp cuts the latter into {4 5} and {6}.
-  const auto local = moved("torch.arange(7.0)", "spec(grid, [Replicate(), Replicate()], 7)",
-                           "spec(grid, [Shard(0), Shard(0)], 7, order=[(0, (1, 0))])");
-  EXPECT_EQ(python("x.tolist()", local).cast<std::vector<double>>(), std::vector<double>{6});
-}
-
 TEST(RedistributeLocal, KeepsTheTensorOutsideOfTheMesh) {
   const auto local = python("torch.ones(4)");
   const auto mesh = python("DeviceMesh('cpu', [0, 1])");

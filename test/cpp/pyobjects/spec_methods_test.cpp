@@ -27,7 +27,7 @@ TEST_F(SpecMethods, SayThatEqualSpecsAreEqual) {
 
 TEST_F(SpecMethods, TellSpecsApartByEachField) {
   for (const char* const other : {
-           "spec(line, [Shard(0), Shard(0)], 8, 4)",
+           "spec(DeviceMesh('cpu', [[0, 2], [1, 3]]), [Shard(0), Shard(0)], 8, 4)",
            "spec(grid, [Shard(0), Shard(1)], 8, 4)",
            "spec(grid, [Shard(0), Shard(0)], 8, 4, order=[(0, (1, 0))])",
            "spec(grid, [Shard(0), Shard(0)], 8, 5)",

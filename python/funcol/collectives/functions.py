@@ -30,7 +30,7 @@ from torch.distributed import ReduceOp
 
 from .. import _C, _compat
 from . import errors
-from .groups import RankTypes, traceable_group
+from .groups import RankTypes, rank_in_group, traceable_group
 
 _core = torch.ops._c10d_functional
 _own = torch.ops.funcol
@@ -105,6 +105,14 @@ def _check_divisible(
         raise _wrong(
             f"funcol::{op}: dim {dim} has size {tensor.size(dim)}, not divisible by the {group_size} ranks "
             f"of the group. {remedy}"
+        )
+
+
+def _check_permute(src_dst: list[int], group_size: int) -> None:
+    if len(src_dst) > group_size or any(not 0 <= dst < group_size for dst in src_dst):
+        raise ValueError(
+            f"funcol::permute_tensor: src_dst is {src_dst}, but the group has ranks 0 to {group_size - 1}. "
+            "Pass the destination of each rank that sends."
         )
 
 
@@ -202,6 +210,11 @@ def all_to_all_single(
         result: Tensor = _C.all_to_all_single(self, output_split_sizes, input_split_sizes, group, tag)
         if result is not NotImplemented:
             return result
+    if self.is_complex():  # moved as pairs of reals, since not every backend knows complex numbers
+        pairs = all_to_all_single(
+            torch.view_as_real(self.resolve_conj()), output_split_sizes, input_split_sizes, group, tag
+        )
+        return torch.view_as_complex(pairs)
     resolved = traceable_group(group, tag)
     if output_split_sizes is None or input_split_sizes is None:
         if output_split_sizes is not None or input_split_sizes is not None:
@@ -212,8 +225,6 @@ def all_to_all_single(
         remedy = "Pass output_split_sizes and input_split_sizes."
         _check_divisible("all_to_all_single", self, 0, group_size, remedy)
         output_split_sizes = input_split_sizes = [self.shape[0] // group_size] * group_size
-    if self.is_complex():
-        return _parts_of(_own.all_to_all_single)(self, output_split_sizes, input_split_sizes, resolved)  # type: ignore[no-any-return]
     return _finished(
         _core.all_to_all_single(_compat.contiguous(self), output_split_sizes, input_split_sizes, resolved)
     )
@@ -325,8 +336,33 @@ def permute_tensor(self: Tensor, src_dst: list[int], group: RankTypes, tag: str 
         result: Tensor = _C.permute_tensor(self, src_dst, group, tag)
         if result is not NotImplemented:
             return result
+    if self.is_complex():
+        return torch.view_as_complex(
+            permute_tensor(torch.view_as_real(self.resolve_conj()), src_dst, group, tag)
+        )
     resolved = traceable_group(group, tag)
-    return _parts_of(_own.permute_tensor)(self, src_dst, resolved)  # type: ignore[no-any-return]
+    group_size = c10d._get_group_size_by_name(resolved)
+    _check_permute(src_dst, group_size)
+    rank = rank_in_group(resolved)
+    input_splits = [0] * group_size
+    output_splits = [0] * group_size
+    for src, dst in enumerate(src_dst):
+        if src == rank:
+            input_splits[dst] = self.numel()
+        if dst == rank:
+            output_splits[src] = self.numel()
+    num_received = sum(1 for dst in src_dst if dst == rank)
+    sent = self if self.dim() == 1 else self.reshape(-1)
+    if rank >= len(src_dst):
+        sent = sent[:0]
+    received = _finished(
+        _core.all_to_all_single(_compat.contiguous(sent), output_splits, input_splits, resolved)
+    )
+    if self.dim() == 1:
+        return received
+    if num_received == 1:
+        return received.view(self.shape)
+    return received.view([num_received, *self.shape]).flatten(0, min(1, self.dim()))
 
 
 def all_reduce_coalesced(
@@ -350,10 +386,14 @@ def all_gather_into_tensor_coalesced(self: list[Tensor], group: RankTypes, tag: 
         result: list[Tensor] = _C.all_gather_into_tensor_coalesced(self, group, tag)
         if result is not NotImplemented:
             return result
+    if len(self) > 0 and self[0].is_complex():
+        numbers = [tensor.resolve_conj() for tensor in self]
+        pairs = all_gather_into_tensor_coalesced(
+            [torch.view_as_real(x if x.dim() else x.view(1)) for x in numbers], group, tag
+        )
+        return [torch.view_as_complex(pair) for pair in pairs]
     resolved = traceable_group(group, tag)
     group_size = c10d._get_group_size_by_name(resolved)
-    if any(tensor.is_complex() for tensor in self):
-        return _parts_of(_own.all_gather_into_tensor_coalesced)(self, group_size, resolved)  # type: ignore[no-any-return]
     inputs = [_compat.contiguous(tensor) for tensor in self]
     return _all_finished(_core.all_gather_into_tensor_coalesced(inputs, group_size, resolved))
 

@@ -123,12 +123,18 @@ def group_named(name: str) -> dist.ProcessGroup:
     return cast(dist.ProcessGroup, resolve(name))
 
 
+def rank_in_group(group: Any) -> int:
+    """This process's rank in ``group``, a name or an object."""
+    return dist.get_rank(group_named(group) if isinstance(group, str) else group)
+
+
 def rank_of_peer(group_name: str, global_rank: int) -> int:
     """The rank within a group of the process that is ``global_rank`` in the world."""
     return dist.get_group_rank(group_named(group_name), global_rank)
 
 
 # As torch.compiler.assume_constant_result does, which would import Dynamo.
+rank_in_group._dynamo_marked_constant = True  # type: ignore[attr-defined]
 rank_of_peer._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 

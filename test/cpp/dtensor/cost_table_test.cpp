@@ -38,7 +38,7 @@ TEST(CostTable, ChargesForCommunication) {
 TEST(CostTable, FollowsTheModel) {
   const auto costs = redistribute_cost_table(python(kShard).cast<py::sequence>(),
                                              python(kReplicate).cast<py::sequence>(), StepCounts{});
-  EXPECT_EQ(costs, Table{{1}}) << "one step";
+  EXPECT_EQ(costs, Table{{2}}) << "one all_gather";
 }
 
 TEST(CostTable, OfNothingIsEmpty) {

@@ -29,9 +29,9 @@ TEST_F(Groups, AreUnshardedAfterTheWait) {
 
 TEST_F(Groups, GatherOnce) {
   ASSERT_TRUE(unshard_group(group, py::bool_(false)));
-  const auto result = group.attr("_all_gather_result");
+  const py::object result = group.attr("_all_gather_result");
   ASSERT_TRUE(unshard_group(group, py::bool_(false)));
-  EXPECT_TRUE(group.attr("_all_gather_result").is(result));
+  EXPECT_TRUE(result.is(py::object(group.attr("_all_gather_result"))));
 }
 
 TEST_F(Groups, RunForward) {

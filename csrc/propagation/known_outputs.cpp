@@ -181,11 +181,12 @@ std::optional<Outputs> softmax(const OpCall& call) {
 }
 
 std::optional<Outputs> cumulative_sum(const OpCall& call) {
-  auto outputs = has_dim(call) && call.arg("dtype").is_none() ? alike(call) : std::nullopt;
-  if (outputs) {
-    outputs->front()->dtype = dtype_of_sum(call.tensor("self").dtype);
+  if (!has_dim(call) || !call.arg("dtype").is_none() || !alike(call)) {
+    return std::nullopt;
   }
-  return outputs;
+  auto sum = call.tensor("self");
+  sum.dtype = dtype_of_sum(sum.dtype);
+  return Outputs{sum};
 }
 
 std::optional<Outputs> triangle(const OpCall& call) {

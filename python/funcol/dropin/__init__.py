@@ -91,12 +91,12 @@ def replaced_functions() -> list[str]:
 def _namespaces_with(ids: KeysView[int]) -> Iterator[dict[Any, Any]]:
     """The dicts in which PyTorch refers to its own functions, its modules' and Dynamo's table, that hold an
     object with one of ``ids``."""
-    modules = [
+    namespaces: list[dict[Any, Any]] = [
         vars(module)
         for name, module in list(sys.modules.items())
         if (name == "torch" or name.startswith("torch.")) and isinstance(module, ModuleType)
     ]
-    for namespace in (*modules, stock.traceable_collective_remaps):
+    for namespace in (*namespaces, stock.traceable_collective_remaps):
         if not ids.isdisjoint(map(id, list(namespace.values()))):
             yield namespace
 

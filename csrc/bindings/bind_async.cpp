@@ -50,7 +50,7 @@ PyObject* py_is_pending(PyObject*, PyObject* object) {
   Py_RETURN_FALSE;
 }
 
-// Whether `object` is the result of a collective, or a view of one that was pending then, over or not.
+// Whether `object` is the result of a collective, finished or not, or a view made while it was pending.
 PyObject* py_was_pending(PyObject*, PyObject* object) {
   if (THPVariable_Check(object) && AsyncTensorImpl::of(THPVariable_Unpack(object)) != nullptr) {
     Py_RETURN_TRUE;
@@ -184,7 +184,7 @@ at::Tensor pending_on_registry(const at::Tensor& tensor) {
 PyObject* py_pend(PyObject*, PyObject* object) {
   HANDLE_TH_ERRORS
   const auto* tensor = has_watching_layers() ? nullptr : plain_tensor(object);
-  // Gloo counts versions of what it gathers when it has come, so that views with a history would be stale.
+  // Gloo bumps versions of gathered tensors when they arrive: views with a history would be stale.
   if (tensor == nullptr || tensor->is_meta() || tensor->requires_grad()) {
     Py_RETURN_NOTIMPLEMENTED;
   }

@@ -119,7 +119,7 @@ PyObject* redistribute_local_tensors(PyObject* /*module*/, Args args, Py_ssize_t
   END_HANDLE_TH_ERRORS
 }
 
-// True if a gradient is to be recorded. TypeError for what is no DTensor.
+// True if a gradient is to be recorded. TypeError unless the object is a DTensor.
 bool check_dtensors(PyObject* list) {
   bool needs_gradient = false;
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {

@@ -1,4 +1,4 @@
-// What `python -m funcol info` prints.
+// The facts that `python -m funcol info` prints.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/utils/pybind.h>
 

@@ -66,7 +66,7 @@ py::tuple axes_of(const Step& step, const Mesh& mesh) {
   return tuple_of(axes);
 }
 
-// A step with the mesh that its axes are those of.
+// A step, and the mesh of its axes.
 struct StepOfPlan {
   Step step;
   Mesh mesh;

@@ -4,7 +4,7 @@
 //
 // Arguments are those of the schema: a group is a name or a ProcessGroup, a reduce op a name or a ReduceOp,
 // split_sizes one size per rank or nothing for equal shares. Each is defined in the file of its collective;
-// collective.h says what else the objects can do.
+// collective.h has the other functions of the objects.
 #pragma once
 
 #include <ATen/core/Tensor.h>

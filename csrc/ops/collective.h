@@ -33,7 +33,7 @@ class Collective<Result(Inputs, Rest...)> {
   struct Forms {
     // Results without data: sizes, which may be symbols, dtypes, strides.
     Form meta;
-    // The collective made of PyTorch's _c10d_functional operators, wait_tensor and ATen's: what layers see.
+    // The collective made of PyTorch's _c10d_functional operators, wait_tensor and ATen's, for layers to see.
     Form traced;
     // unrecorded(), attached to autograd's graph by record().
     Form recorded;

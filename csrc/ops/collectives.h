@@ -1,14 +1,14 @@
 // The collectives, as C++ functions.
 //
 // Each start_x checks its arguments, changes layout where the wire needs it, hands the collective to the
-// group's backend and returns at once. What it returns is the collective's Start: its outputs, plus
-// what has to be kept until the Work is done. as_pending() turns that into tensors that wait by
-// themselves (the funcol ops); as_registered() into plain ones that wait_tensor must be called on (the
-// semantics of PyTorch's _c10d_functional ops).
+// group's backend and returns at once. It returns the collective's Start: the outputs, and the buffers that
+// have to live until the Work is done. as_pending() makes tensors of a Start that wait by themselves, the
+// results of funcol's operators; as_registered() makes plain tensors on which wait_tensor has to be called,
+// the results of PyTorch's _c10d_functional operators.
 //
-// Inputs may be pending, non-contiguous, complex, bool, zero-size; they are not modified. Nothing is
-// recorded by autograd here. Errors are raised before anything is sent: ValueError, TypeError or
-// NotImplementedError that name the op.
+// Inputs may be pending, non-contiguous, complex, bool, zero-size; they are not modified. Autograd records
+// nothing here. Errors are raised before anything is sent: ValueError, TypeError or NotImplementedError that
+// name the op.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -40,8 +40,8 @@ Start start_reduce_scatter(const at::Tensor& input, const c10d::ReduceOp& reduce
 Start start_reduce_scatter_coalesced(at::TensorList inputs, const c10d::ReduceOp& reduce_op,
                                      at::IntArrayRef dims, const GroupPtr& group);
 
-// The same for parts of different sizes: rank r has, or gets, split_sizes[r] along `dim`. All ranks pass the
-// same list; without one the sizes are equal.
+// all_gather and reduce_scatter of parts that differ in size: rank r has, or gets, split_sizes[r] along
+// `dim`. All ranks pass the same list; without one the sizes are equal.
 Start start_uneven_all_gather(const at::Tensor& input, int64_t dim, const GroupPtr& group,
                               at::OptionalIntArrayRef split_sizes);
 Start start_uneven_reduce_scatter(const at::Tensor& input, const c10d::ReduceOp& reduce_op, int64_t dim,
@@ -56,14 +56,14 @@ Start start_all_to_all(const at::Tensor& input, at::IntArrayRef output_splits, a
 // and device, and differ along dim 0 at most. Empty `output_splits`: all have the same number of rows.
 Start start_all_to_all_list(at::TensorList inputs, at::IntArrayRef output_splits, const GroupPtr& group);
 
-// Equal parts along `split_dim`, one to each rank; what comes is concatenated along `concat_dim`. Where
+// Equal parts along `split_dim`, one to each rank; received parts are concatenated along `concat_dim`. Where
 // `stacks`, `split_dim` has one slice a rank, which goes without that dim, and `concat_dim` is a new one.
 Start start_all_to_all_dims(const at::Tensor& input, int64_t split_dim, int64_t concat_dim, bool stacks,
                             const GroupPtr& group);
 
 // The whole tensor of rank m goes to rank destinations[m]; ranks past the end of `destinations` send
-// nothing. Output of the shape of `input` where one rank sends here; else what came, concatenated along
-// dim 0, in the order of the senders.
+// nothing. Output of the shape of `input` where one rank sends here; else the received tensors, concatenated
+// along dim 0, in the order of the senders.
 Start start_permute(const at::Tensor& input, at::IntArrayRef destinations, const GroupPtr& group);
 
 // The tensor of group rank `source`, on every rank.
@@ -83,7 +83,7 @@ Start start_scatter(const at::Tensor& input, int64_t source, int64_t dim, const 
 Start start_gather(const at::Tensor& input, int64_t destination, int64_t dim, const GroupPtr& group,
                    at::OptionalIntArrayRef split_sizes);
 
-// What the functions above check before they start, alone: for calls that take another way.
+// The checks of the functions above without the start: for calls that go through the dispatcher.
 void check_all_reduce(at::TensorList inputs, const c10d::ReduceOp& reduce_op, c10d::ProcessGroup& group,
                       const char* op);
 void check_all_gather(at::TensorList inputs, int64_t dim, const char* op);
@@ -126,16 +126,15 @@ at::Tensor as_sole_pending(Start start);
 // The outputs as plain tensors whose Work is in PyTorch's registry, until wait_tensor takes it.
 std::vector<at::Tensor> as_registered(const Start& start);
 
-// Tells autograd that tensors of the caller were overwritten: who saved them for a backward pass gets an
-// error.
+// Tells autograd that tensors of the caller were overwritten: a backward pass that saved them raises.
 void note_written(at::TensorList tensors);
 
-// The same as as_registered(), of a collective that writes into tensors of the caller.
+// as_registered() of a collective that writes into tensors of the caller.
 std::vector<at::Tensor> as_overwritten(const Start& start);
 
-// The same as as_pending(), where outputs[i] for each i of `received` is a buffer of the caller, into which
-// the backend writes: what waits by itself is an alias of it. The buffer is in PyTorch's registry as well, so
-// that waiting for either will do.
+// as_pending() where outputs[i], for each i of `received`, is a buffer of the caller into which the backend
+// writes: the pending tensor is an alias of the buffer. The buffer is in PyTorch's registry as well, so that
+// waiting for either will do.
 std::vector<at::Tensor> as_received(Start start, const std::vector<size_t>& received);
 
 // Waits for `tensor`, whether it is pending or its Work is in PyTorch's registry; returns it.

@@ -31,7 +31,7 @@ at::Tensor wait_tensor(const at::Tensor& tensor);
 // A tensor as all backends can move it: complex numbers as pairs of reals, along one more dim;
 // a complex 0-dim tensor counts as shape (1).
 at::Tensor as_pairs(const at::Tensor& tensor);
-// `moved`, of as_pairs(input), as numbers like those of `input`.
+// The numbers that as_pairs(input) became and that were moved.
 at::Tensor from_pairs(const at::Tensor& moved, const at::Tensor& input);
 
 // `tensor` with zeros at the end of `dim`, up to `size`.

@@ -85,8 +85,8 @@ class KernelsUnderCore {
         add(library(name_space, key), name_space, left);
       }
     }
-    // The legacy operators become core's above autograd: one that has a kernel for a device needs one there
-    // too.
+    // A legacy operator becomes core's above autograd, so that one with a kernel for a device needs one for
+    // autograd, too.
     for (const auto key : {Key::CPU, Key::CUDA, Key::AutogradCPU, Key::AutogradCUDA}) {
       register_legacy_kernels(library("c10d_functional", key));
     }
@@ -111,9 +111,9 @@ class KernelsUnderCore {
   std::vector<torch::Library> libraries_;
 };
 
-// A thread that let go of the GIL to call an operator, and has not yet read which kernel serves it, may read
-// half of a kernel while the tables change. As long as this thread has the GIL no other one gets there; those
-// that are there need a fraction of a microsecond to get past it, and nothing but a free core.
+// A thread that released the GIL to call an operator, and has not yet read the operator's kernel, may read
+// half of a kernel while the tables change. No other thread gets there as long as this one has the GIL;
+// threads that are there leave within a fraction of a microsecond on a free core.
 void let_calls_pass() { std::this_thread::sleep_for(std::chrono::milliseconds(1)); }
 
 std::unique_ptr<KernelsUnderCore>& kernels_under_core() {

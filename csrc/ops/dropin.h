@@ -10,9 +10,9 @@
 // wait_tensor takes it. So code that Inductor generated runs on them, and works that were registered by
 // either side can be waited for by the other.
 //
-// The dispatcher does not guard its tables against calls that run while they change. Both functions are to be
-// called with the GIL, one at a time; they keep it, so that no Python thread enters an operator meanwhile,
-// and give those that entered one a millisecond to get to their kernel.
+// The dispatcher does not guard its tables against calls that run while they change. Call both functions with
+// the GIL, one at a time: they keep it, so that no Python thread enters an operator meanwhile, and wait a
+// millisecond, in which threads that have entered an operator reach their kernel.
 #pragma once
 
 #include <c10/util/Exception.h>

@@ -120,7 +120,7 @@ void autograd_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, to
     }
   }
   if (goes_to_core) {
-    // Here, since only some of PyTorch's kernels do so; and before they make views of what they write.
+    // Only some of PyTorch's kernels note it. It has to be noted before they make views of these tensors.
     auto overwritten = written(op, arguments);
     std::erase_if(overwritten, belongs_to_layer);  // the layer takes note itself
     note_written(overwritten);
@@ -132,7 +132,7 @@ void autograd_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, to
 
 void decomposition(const c10::OperatorHandle& op, torch::jit::Stack* stack) { call_core(op, stack); }
 
-// What is written instead of results without data.
+// The results on the meta device: the overwritten arguments themselves.
 void meta_of_written(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   return_results(op, stack, written(op, torch::jit::last(*stack, op.schema().arguments().size())));
 }

@@ -1,9 +1,8 @@
-// Operators that autograd and layers see as PyTorch's of the same name: in-place and out= forms, sends,
-// receives and waits.
+// In-place and out= forms, sends, receives and waits, which autograd and layers see as PyTorch's operators.
 //
-// Compilers, exporters and debug modes know PyTorch's _c10d_functional operators, and so does autograd. An
-// operator that meets a layer, or an input that needs a gradient, becomes the one of the same name there,
-// followed by wait_tensor where funcol's own would have returned a pending tensor.
+// Compilers, exporters and debug modes know PyTorch's _c10d_functional operators, and so does autograd. Where
+// a layer is at work or an input needs a gradient, an operator becomes _c10d_functional's of the same name,
+// followed by wait_tensor where funcol's returns a pending tensor.
 #pragma once
 
 #include "ops/operator.h"

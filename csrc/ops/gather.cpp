@@ -1,5 +1,5 @@
-// A gather is an exchange in which the destination alone receives: backends then move what a gather of their
-// own would, and parts may differ in size.
+// gather: an exchange in which the destination alone receives. A backend moves as many bytes as in a gather
+// of its own, and parts may differ in size.
 #include <ATen/ops/cat.h>
 
 #include <utility>

@@ -1,4 +1,4 @@
-// Gradients of the collectives: how a result is attached to autograd's graph, and what the rules share.
+// Gradients of the collectives: attaches results to autograd's graph, by rules.
 //
 // x_r, y_r: input and output on rank r; g_r: the gradient of y_r. Each rank differentiates its own sum; the
 // gradients are those of the total over all ranks, so that every rank has to run backward, as it ran forward.

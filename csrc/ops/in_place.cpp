@@ -29,14 +29,14 @@ using autograd::RuleNode;
 using c10::IValue;
 using Tensors = std::vector<Tensor>;
 
-// A backend may write into `out`, and nothing but autograd has to be told.
+// Whether a backend may write into `out`, and autograd alone has to be told.
 bool is_writable(const Tensor& out) {
   return out.layout() == at::kStrided && !out.is_meta() && out.is_contiguous() && !out.is_conj() &&
          !out.is_neg() && !out._is_zerotensor() && !out.is_quantized() && !out.is_nested() &&
          !out._fw_grad(/*level=*/0).defined() && (!out.is_inference() || c10::InferenceMode::is_enabled());
 }
 
-// What comes from `input` may go into `out` as it is.
+// Whether data of `input` may be received into `out` as it is.
 bool fits(const Tensor& out, const Tensor& input) {
   return input.layout() == at::kStrided && out.dtype() == input.dtype() && out.device() == input.device() &&
          out.storage().data() != input.storage().data();
@@ -44,9 +44,8 @@ bool fits(const Tensor& out, const Tensor& input) {
 
 bool records(const Tensor& tensor) { return at::GradMode::is_enabled() && tensor.requires_grad(); }
 
-// Runs a collective that is started by `start` and overwrites `outs` with what it makes of `sources`; `rule`
-// and the data that `make_data` gives are for their gradients. False if autograd would need more than a node:
-// for views, which share a history.
+// Runs the collective of `start`, which reads `sources` and overwrites `outs`; `rule` makes the gradients,
+// from the data of `make_data`. False for recorded views: they share a history, so that a node is not enough.
 template <typename StartCollective, typename MakeData>
 bool run(TensorList outs, TensorList sources, const char* op, const StartCollective& start,
          RuleNode::Rule rule, const MakeData& make_data) {
@@ -86,7 +85,7 @@ Tensor shaped(const Tensor& tensor, at::IntArrayRef sizes) {
 
 Tensor joined(TensorList tensors) { return tensors[0].dim() == 0 ? at::stack(tensors) : at::cat(tensors); }
 
-// The reverse.
+// The reverse of joined().
 Tensors cut(const Tensor& tensor, bool into_scalars, int64_t num_parts) {
   if (into_scalars) {
     return tensor.unbind();
@@ -94,7 +93,7 @@ Tensors cut(const Tensor& tensor, bool into_scalars, int64_t num_parts) {
   return tensor.split_with_sizes(std::vector<int64_t>(num_parts, tensor.size(0) / num_parts));
 }
 
-// The rules. What `data` holds is what the functions below say.
+// The rules. The functions below make their data.
 
 Tensors all_reduce_rule(const Tensors& gradients, const RuleNode::Values&, const RuleNode::Data& data) {
   constexpr auto kOp = "all_reduce";

@@ -1,12 +1,13 @@
-// Collectives that write into tensors of the caller and are finished when they return, gradients included:
-// what the forms of torch.distributed's in-place functions do.
+// The differentiable forms of torch.distributed's in-place functions: collectives that write into tensors of
+// the caller and have finished when they return.
 //
-// Each is false, and has done nothing, where a backend cannot write into the destinations as they are, or
-// where autograd has to know more of them than that they are overwritten: strided ones, of another dtype or
-// device than what comes, in the memory of an input, on the meta device, recorded views, reduce ops whose
-// gradients depend on values, ... There the caller copies the result of the functional collective.
+// Each returns false, and has done nothing, where a backend cannot write into the destinations as they are,
+// or where autograd has to know more than that they are overwritten: destinations that are strided, of
+// another dtype or device than the input, in the input's memory, on the meta device or recorded views, and
+// reduce ops whose gradients depend on values. The caller then copies the result of the functional
+// collective.
 //
-// Shapes have been checked. Errors are those of the functional collectives.
+// The caller has checked the shapes. Errors are the functional collectives'.
 #pragma once
 
 #include <ATen/core/Tensor.h>

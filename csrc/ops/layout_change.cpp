@@ -20,7 +20,7 @@ namespace {
 
 using kernels::ShardShape;
 
-// What is copied to the stack and back sooner than memory for it is found.
+// Up to here, copying to the stack and back is faster than finding memory.
 constexpr int64_t kFewBytes = 4096;
 
 int64_t product(at::IntArrayRef sizes) {

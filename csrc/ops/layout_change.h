@@ -13,8 +13,8 @@ bool is_rank_major(at::IntArrayRef sizes, int64_t dim);
 // along `dim`. Both contiguous, same number of elements. On CUDA it runs on the current stream.
 void merge_shards(const at::Tensor& gathered, const at::Tensor& out, int64_t num_ranks, int64_t dim);
 
-// The same within one tensor, where that is sooner done than another one found: few bytes on the CPU. `out`
-// holds the shards one after the other, as a gather left them.
+// merge_shards() within `out`, which holds the shards one after the other. For few bytes on the CPU, which
+// are merged faster than memory for another tensor is found: merges_in_place() says for which tensors.
 bool merges_in_place(const at::Tensor& gathered);
 void merge_shards_in_place(const at::Tensor& out, int64_t num_ranks, int64_t dim);
 

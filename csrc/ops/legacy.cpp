@@ -48,7 +48,7 @@ void fill_in_splits(IValue& output_splits, IValue& input_splits, const at::Tenso
   }
 }
 
-// Arguments of `core` from those of the legacy operator, which end in tag, ranks, group_size.
+// The arguments of `core`, from the legacy operator's, which end in tag, ranks, group_size.
 Stack core_arguments(c10::ArrayRef<IValue> legacy, const c10::OperatorHandle& core, const char* op) {
   constexpr size_t kNumGroupArguments = 3;
   const auto own = legacy.slice(0, legacy.size() - kNumGroupArguments);

@@ -1,7 +1,7 @@
 // The operators of c10d_functional: PyTorch's first functional collectives, whose groups are ranks and a tag.
 //
-// Each becomes the operator of the same name in _c10d_functional, in one boxed kernel for all of them.
-// Autograd and tracers therefore see that operator, as they do in PyTorch, where the same is done in Python.
+// One boxed kernel turns each into _c10d_functional's operator of the same name. Autograd and tracers see
+// that operator, as they do in PyTorch, where Python does this.
 #pragma once
 
 #include <torch/library.h>
@@ -11,14 +11,14 @@
 
 namespace funcol {
 
-// Every operator of c10d_functional by name, those included that only newer PyTorch minors have.
+// The names of all operators of c10d_functional, also of those that only newer PyTorch minors have.
 std::vector<std::string> legacy_op_names();
 
-// Defines, with kernels, those that the running PyTorch lacks. PyTorch defines its own when
-// torch.distributed._functional_collectives is imported; call this after that, once.
+// Defines the operators that the running PyTorch lacks, with kernels. To be called once, after PyTorch has
+// defined its own, which it does when torch.distributed._functional_collectives is imported.
 void define_missing_legacy_ops();
 
-// Registers the kernel for all of them in `library`, for a key that the library was made for.
+// Registers the kernel of all operators in `library`, for the library's dispatch key.
 void register_legacy_kernels(torch::Library& library);
 
 }  // namespace funcol

@@ -71,7 +71,7 @@ Tensor in_dtype(const Tensor& tensor, const std::optional<at::ScalarType>& dtype
   return dtype.has_value() && *dtype != tensor.scalar_type() ? tensor.to(*dtype) : tensor;
 }
 
-// This rank's part of what every rank has, in memory of its own.
+// This rank's part of a tensor that every rank has, in memory of its own.
 Tensor own_part(const Tensor& whole, const Placed& part, const GroupPtr& group) {
   if (part.type == Type::kVarying) {
     return whole.select(part.dim, group->getRank()).clone(at::MemoryFormat::Contiguous);
@@ -228,7 +228,7 @@ bool takes(const Tensor& input, const Change& change, const c10d::ProcessGroup& 
     if (has_dim(to.type)) {
       return from.type != Type::kReplicate && cuts(to);
     }
-    // What is there already is the result only where a node of autograd makes a view of it.
+    // The input is the result only where a node of autograd makes a view of it.
     return from.type == Type::kPartial ? input.is_contiguous()
                                        : from.type == Type::kInvariant && to.type == Type::kReplicate &&
                                              autograd::needs_gradient(input);

@@ -53,11 +53,12 @@ struct Change {
   bool scatters_dim_first = false;
 };
 
-// Whether make() takes `input`. What it refuses is the package's to do, or to raise an error for.
+// Whether make() takes `input`. The package's own function serves other calls, or raises.
 bool takes(const at::Tensor& input, const Change& change, const c10d::ProcessGroup& group);
 
-// `input` after the change, pending where a collective makes it. It needs a gradient where `input` does, and
-// is differentiable again. Where nobody `keeps_input` as it is until the collective is over, a copy is read.
+// `input` after the change, pending where a collective makes it. The result needs a gradient where `input`
+// does, and is differentiable again. The collective reads a copy unless the caller `keeps_input` unchanged
+// until the collective is over.
 at::Tensor make(const at::Tensor& input, const Change& change, const GroupPtr& group, bool keeps_input);
 
 }  // namespace funcol::local_types

@@ -36,7 +36,7 @@ StartFromStack from_stack(Start (*start)(Native...)) {
 // Runs an operator on arguments from the stack; its results.
 using StackFunction = std::function<std::vector<at::Tensor>(Arguments arguments, const char* op)>;
 
-// Starts a collective and returns what `finish`, such as as_registered(), makes of it.
+// Starts a collective and returns the tensors that `finish`, such as as_registered(), makes of the Start.
 template <typename Finish>
 StackFunction started(StartFromStack start, Finish finish) {
   return [start = std::move(start), finish](Arguments arguments, const char* op) {
@@ -74,8 +74,8 @@ class Operator {
     }
   }
 
-  // _c10d_functional has an operator of the same name and schema. `run` is what funcol puts in its place: its
-  // results are plain tensors (see as_registered()).
+  // To be called if _c10d_functional has an operator of the same name and schema: install() puts `run` in its
+  // place, whose results are plain tensors (see as_registered()).
   void serve_core(StackFunction run) const;
 
  private:
@@ -84,7 +84,7 @@ class Operator {
   torch::Library library_;
 };
 
-// What funcol puts in the place of _c10d_functional's operators, by name.
+// The kernels that install() puts under _c10d_functional's operators, by name.
 struct CoreKernel {
   std::string name;
   StackFunction run;

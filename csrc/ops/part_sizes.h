@@ -1,6 +1,6 @@
-// Sizes along one dim of the parts that the ranks of a group have of a whole: found and checked.
+// The sizes, along one dim, of the ranks' parts of a whole.
 //
-// Symbols are kept, and what is asked of them becomes an assertion of the graph. ValueError naming `op` where
+// Symbols are kept; a check of symbols becomes an assertion of the graph. ValueError naming `op` where
 // split_sizes do not fit.
 #pragma once
 
@@ -15,13 +15,13 @@ namespace funcol {
 
 using SymSizes = std::vector<c10::SymInt>;
 
-// A whole whose size along `dim` is `whole` is cut: equal shares where there are no split_sizes, which then
-// must divide; else one size per rank that sum up to the whole.
+// Parts of a whole of size `whole` along `dim`: split_sizes, which have to sum up to the whole; without them
+// equal shares, and the number of ranks has to divide the whole.
 SymSizes sizes_of_parts(const c10::SymInt& whole, int64_t dim, at::OptionalSymIntArrayRef split_sizes,
                         const c10d::ProcessGroup& group, const char* op);
 
-// This rank's part has size `shard` along `dim`: every rank's has without split_sizes; else
-// split_sizes[rank].
+// Parts where this rank's has size `shard` along `dim`: split_sizes, whose entry for this rank has to be
+// `shard`; without them every rank's part has that size.
 SymSizes sizes_of_shards(const c10::SymInt& shard, int64_t dim, at::OptionalSymIntArrayRef split_sizes,
                          const c10d::ProcessGroup& group, const char* op);
 

@@ -19,8 +19,8 @@ using c10::SymInt;
 
 constexpr auto kOp = "permute_tensor";
 
-// What this rank does in a permutation that sends the tensor of rank m to rank destinations[m], in whole
-// tensors: 1 for each rank that it sends to or gets from, 0 for the others.
+// This rank's splits, in whole tensors, in a permutation that sends the tensor of rank m to rank
+// destinations[m]: 1 for each rank that it sends to or receives from, 0 for the others.
 struct PermuteSplits {
   PermuteSplits(at::IntArrayRef destinations, const c10d::ProcessGroup& group);
 
@@ -70,7 +70,7 @@ Start start_permute(const at::Tensor& input, at::IntArrayRef destinations, const
 
 namespace {
 
-// The sizes of what comes, several tensors being concatenated along dim 0.
+// The sizes of the received tensors, concatenated along dim 0 unless there is one.
 SymSizes received_sizes(const at::Tensor& input, int64_t num_received) {
   if (num_received == 1) {
     return input.sym_sizes().vec();

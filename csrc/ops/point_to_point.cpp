@@ -81,7 +81,7 @@ class AllOf final : public c10d::Work {
   std::mutex wait_mutex_;
 };
 
-// Those of a batch that were started before one of them failed.
+// Keeps the started operations of a batch alive, of which a later one failed to start.
 void leave_running(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> buffers,
                    at::TensorList tensors) {
   if (work) {
@@ -142,7 +142,7 @@ Start start_batch_p2p(const std::vector<std::string>& kinds, at::IntArrayRef pee
   std::vector<at::Tensor> outputs;
   std::vector<c10::intrusive_ptr<c10d::Work>> works;
   if (coalesces) {
-    check_one_device(tensors, kOp);  // what another backend did would not be waited for
+    check_one_device(tensors, kOp);  // the Work covers one backend
     group->startCoalescing(device);
   }
   try {
@@ -157,7 +157,7 @@ Start start_batch_p2p(const std::vector<std::string>& kinds, at::IntArrayRef pee
       }
     }
   } catch (...) {
-    if (coalesces) {  // what the group starts next must not be taken for a part of this
+    if (coalesces) {  // later collectives of the group must not become parts of this batch
       leave_running(group->endCoalescing(device), std::move(buffers), tensors);
     }
     throw;

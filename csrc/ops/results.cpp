@@ -1,4 +1,4 @@
-// From a started collective to what the caller holds.
+// Makes the caller's tensors of a started collective.
 #include <torch/csrc/autograd/variable.h>
 
 #include <utility>
@@ -27,8 +27,8 @@ class SettlingWork final : public c10d::Work {
   AsyncTensorImpl::PendingPtr pending_;
 };
 
-// Another tensor over the memory of `buffer`, outside its autograd history, for AsyncTensorImpl::wrap():
-// which makes one itself where there is no history to be moved.
+// A tensor over the memory of `buffer`, without its autograd history, for AsyncTensorImpl::wrap(). wrap()
+// makes its own where `buffer` has no history.
 at::Tensor without_history(const at::Tensor& buffer) {
   return torch::autograd::impl::get_autograd_meta(buffer) == nullptr ? buffer : buffer.detach();
 }
@@ -57,7 +57,7 @@ std::vector<at::Tensor> as_pending(Start start) {
 
 at::Tensor as_sole_pending(Start start) {
   sweep_some_orphans();
-  const auto output = start.outputs[0];  // a reference to it would not outlive what is let go of
+  const auto output = start.outputs[0];  // a copy: hold() takes the Start
   return AsyncTensorImpl::wrap(output, hold(std::move(start)));
 }
 

@@ -8,7 +8,7 @@ namespace {
 namespace compiled = torch::dynamo::autograd;
 using torch::autograd::VariableInfo;
 
-// What apply() does, from what apply_with_saved() packed.
+// apply(), from the arguments that apply_with_saved() packed.
 RuleNode::Tensors run_packed(RuleNode::Rule rule, RuleNode::Tensors gradients, compiled::PackedArgs packed) {
   const auto infos = packed.unpack<std::vector<VariableInfo>>();
   at::OptionalDeviceGuard device_guard;

@@ -14,10 +14,10 @@
 
 namespace funcol::autograd {
 
-// The gradients of all inputs from those of all outputs, by a rule that may want to see both.
+// Makes the gradients of all inputs from the gradients of all outputs, by a rule.
 //
-// Differentiable again, as the rule is. An output that nobody used counts as one whose gradient is zeros,
-// since ranks must agree on what they send. Compiled autograd takes it as an op that it does not look into.
+// As differentiable as the rule. An unused output has a gradient of zeros, since ranks must agree on what
+// they send. To compiled autograd the node is opaque.
 class RuleNode final : public torch::autograd::Node {
  public:
   using Tensors = torch::autograd::variable_list;
@@ -26,14 +26,14 @@ class RuleNode final : public torch::autograd::Node {
     Tensors inputs;
     Tensors outputs;
   };
-  // `values` is empty unless they were saved, `data` what the node was made with: a rule has no state of its
-  // own, as compiled autograd runs one for many nodes.
+  // `values` is empty unless save() was called; `data` is the node's. A rule has no state of its own, since
+  // compiled autograd runs one rule for many nodes.
   using Rule = Tensors (*)(const Tensors& gradients, const Values& values, const Data& data);
 
   // `op` as in messages, which lives for ever: "all_reduce_coalesced".
   RuleNode(const char* op, Rule rule, Data data) : op_(op), rule_(rule), data_(std::move(data)) {}
 
-  // For a rule that depends on them. To be called when the outputs have this node as their history.
+  // Saves the values on which the rule depends. To be called when this node is the outputs' history.
   void save(const Tensors& inputs, const Tensors& outputs);
 
   Tensors apply(Tensors&& gradients) override;

@@ -1,5 +1,5 @@
-// A scatter is an exchange in which the source alone sends: backends then move what a scatter of their own
-// would, and parts may differ in size.
+// scatter: an exchange in which the source alone sends. A backend moves as many bytes as in a scatter of its
+// own, and parts may differ in size.
 #include <ATen/ops/cat.h>
 
 #include <utility>

@@ -1,4 +1,4 @@
-// Arguments of start functions, from those that PyTorch's dispatcher passes or that lie on its stack.
+// Arguments of start functions, from the arguments or the stack of PyTorch's dispatcher.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -63,10 +63,9 @@ inline std::vector<std::string> as_strings(const c10::IValue& list) {
   return strings;
 }
 
-// `given`, an argument of `op`, as what a parameter of type `Native` takes: ReduceOps and groups from their
-// names or objects, numbers from symbols. `given` is an IValue from the stack, or of the C++ type that the
-// dispatcher has for the schema. The result lives as long as `given`, or until the end of the full
-// expression.
+// Converts `given`, an argument of `op`, for a parameter of type `Native`: ReduceOps and groups from names or
+// objects, numbers from symbols. `given` is an IValue from the stack, or has the C++ type that the dispatcher
+// uses for the schema. The result lives as long as `given`, or until the end of the full expression.
 template <typename Native, typename Given>
 decltype(auto) start_argument(const Given& given, const char* op) {
   constexpr bool is_on_stack = std::is_same_v<Given, c10::IValue>;

@@ -114,7 +114,7 @@ at::Tensor contiguous_copy(const at::Tensor& tensor) {
   if (tensor.numel() > at::internal::GRAIN_SIZE) {
     return copy.copy_(tensor);
   }
-  // What ATen would copy on one thread too, after more thought than the copy itself takes.
+  // ATen would copy this on one thread, too, and take longer to start than to copy.
   if (tensor.numel() > 0) {
     std::memcpy(copy.mutable_data_ptr(), tensor.const_data_ptr(), tensor.nbytes());
   }

@@ -34,23 +34,23 @@ at::Tensor in_shape(at::Tensor contiguous, at::IntArrayRef sizes);
 // that of `tensor` unless it has to be copied.
 at::Tensor contiguous_input(const at::Tensor& tensor);
 
-// The same, in memory that nobody else has: for a call after which the caller may write to `tensor` (see
+// contiguous_input() in memory of its own: for a call after which the caller may write to `tensor` (see
 // async/pending_collective.h).
 at::Tensor private_input(const at::Tensor& tensor);
 
 // A contiguous copy of `tensor`, which is settled.
 at::Tensor contiguous_copy(const at::Tensor& tensor);
 
-// A contiguous tensor seen as what the backend reduces: complex numbers as pairs of reals.
+// A view of a contiguous tensor that the backend can reduce: complex numbers as pairs of reals.
 at::Tensor wire_for_reduction(const at::Tensor& contiguous);
 
 // The operator for the backend, which adds bools as bytes: for them "sum" is "max", whatever the number of
 // ranks.
 c10d::ReduceOp op_for_reduction(const c10d::ReduceOp& reduce_op, c10::ScalarType dtype);
 
-// A contiguous tensor seen as what the backend moves: complex numbers as pairs of reals, a dtype that
-// the backend does not know as bytes. The result has at least one dim, and dim 0 is still what ranks
-// concatenate or split.
+// A view of a contiguous tensor that the backend can move: complex numbers as pairs of reals, a dtype that
+// the backend does not know as bytes. The result has at least one dim; ranks still concatenate or split dim
+// 0.
 at::Tensor wire_for_movement(const at::Tensor& contiguous, c10d::ProcessGroup& group);
 
 // Raises if the backend cannot apply `reduce_op` to tensors like `tensor`.
@@ -63,7 +63,7 @@ void check_one_device(at::TensorList tensors, const char* op);
 // Raises unless all tensors have one device and one dtype.
 void check_alike(at::TensorList tensors, const char* op);
 
-// Raises unless 0 <= rank < number of ranks. `what` says whose rank: "source".
+// Raises unless 0 <= rank < number of ranks. `what` is the rank's name in the message: "source".
 void check_rank(int64_t rank, const c10d::ProcessGroup& group, const char* what, const char* op);
 
 // Raises unless each of `destinations`, of one sending rank each, is a rank of the group.

@@ -26,8 +26,8 @@ def wait_tensor(tensor: Tensor) -> Tensor:
     """Waits for ``tensor`` and returns it; does nothing if it is a plain tensor.
 
     ``tensor`` may be pending, or come from PyTorch's ``_c10d_functional`` ops. On CUDA the current stream
-    waits, not the host. Using a pending tensor waits by itself; this is for choosing the moment.
-    Raises what the collective raised. PyTorch counterpart:
+    waits, not the host. Using a pending tensor waits by itself; this function chooses the moment.
+    Raises the collective's error. PyTorch counterpart:
     ``torch.distributed._functional_collectives.wait_tensor``.
     """
     if not is_dynamo_compiling():
@@ -45,22 +45,22 @@ def wait_tensors(tensors: list[Tensor]) -> list[Tensor]:
 
 
 def unwaited_collectives() -> dict[str, int]:
-    """How many collectives of this process nothing has waited for, by operator; without those that are 0.
+    """The numbers of this process's collectives for which nothing has waited, by operator.
 
-    They are the ones that are still pending, and the ones whose results were dropped unused: nobody knows
-    whether these succeeded. At exit, one warning tells of any that are left.
+    They are pending, or their results were dropped unused, so that nobody knows whether they succeeded. One
+    warning at exit names those that are left.
     """
     return _C.unwaited_collectives()
 
 
-# Seconds without one of them ending after which the exit goes on.
+# The exit goes on if no collective ends within this time, in seconds.
 _PATIENCE_AT_EXIT = 1.0
 
 
 def end_unwaited_collectives() -> None:
-    """At exit: warns of :func:`unwaited_collectives`, if there are any, and lets those end that can.
+    """At exit: warns of :func:`unwaited_collectives` and gives them time to end.
 
-    Their peers may need them, and c10d crashes where one ends while the process is being taken down.
+    Their peers may need them, and c10d crashes if a collective ends while the process is torn down.
     """
     counts = unwaited_collectives()
     if counts:

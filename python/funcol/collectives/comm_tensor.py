@@ -65,7 +65,7 @@ class CommTensor(Tensor):
     PyTorch counterpart: ``torch.distributed._spmd.comm_tensor.CommTensor``.
     """
 
-    _tensor: Tensor  # what make_fx tracks
+    _tensor: Tensor  # make_fx tracks this one
     _collectives: _Collectives
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -109,9 +109,9 @@ class CommTensor(Tensor):
 
 
 class _AwaitedSlot(proxy_tensor._ProxyTensor):
-    """What make_fx knows of a tensor that a collective writes: whoever asks for its proxy waits first.
+    """make_fx's record of a tensor that a collective writes. Asking for its proxy waits first.
 
-    So the wait is in the graph even where ``x`` is used, or returned, past ``CommTensor(x)``.
+    The graph therefore has the wait even where ``x`` is used, or returned, instead of ``CommTensor(x)``.
     """
 
     constant = None

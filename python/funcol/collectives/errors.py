@@ -17,7 +17,7 @@ class _EitherError(AssertionError, RuntimeError):
     """PyTorch raises the one or the other, by its minor, or from its functions and its operators."""
 
 
-# What our messages begin with, and what PyTorch raises for the same mistake where it is no RuntimeError.
+# Beginnings of funcol's messages, and PyTorch's error for the same mistake, unless that is a RuntimeError.
 _TYPES: list[tuple[re.Pattern[str], type[Exception]]] = [
     (re.compile(r"funcol::" + words), kind)
     for words, kind in (
@@ -57,12 +57,12 @@ def take() -> None:
 
 
 def as_raised(error: Exception) -> BaseException:
-    """``error`` as it is to be raised now; for those that Python raises."""
+    """``error``, made in Python, as it is raised: under :func:`funcol.install` of PyTorch's type, too."""
     return (_as_pytorchs(error) or error) if _is_put else error
 
 
 def _as_pytorchs(error: BaseException) -> BaseException | None:
-    """``error`` as one that PyTorch's callers know, too; ``None`` if it is one already, or not ours."""
+    """``error`` with a type that is also PyTorch's; ``None`` if its type is, or if it is not funcol's."""
     if type(error) not in _OURS or not str(error).startswith("funcol"):
         return None
     message = str(error)

@@ -45,7 +45,7 @@ def _traced_reduce_op(reduce_op: str | ReduceOp) -> Any:
 
 
 def _parts_of(op: Any) -> Any:
-    """``op`` for a graph; its parts for one that is recorded before dispatch, which keeps composite ops."""
+    """``op`` for a graph; its parts for a graph recorded before dispatch, which keeps composite operators."""
     if not is_dynamo_compiling() and torch._C._dispatch_tls_is_dispatch_key_included(
         torch._C.DispatchKey.PreDispatch
     ):
@@ -204,7 +204,7 @@ def all_to_all_single(
 ) -> Tensor:
     """Sends ``input_split_sizes[r]`` rows of dim 0 to rank ``r``, receives ``output_split_sizes[r]`` from it.
 
-    Both ``None``: equal shares. Returns what came, concatenated along dim 0 in rank order, contiguous.
+    Both ``None``: equal shares. Returns the received rows, concatenated in rank order, contiguous.
     """
     if not is_dynamo_compiling():
         result: Tensor = _C.all_to_all_single(self, output_split_sizes, input_split_sizes, group, tag)

@@ -1,4 +1,4 @@
-"""Changes of c10d's registry of process groups, told to whoever remembers groups."""
+"""Watches c10d's registry of process groups, for code that remembers groups."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def watch_group_registry(
     changed: Callable[[], None],
     remember: Callable[[bool], None],
 ) -> None:
-    """Tells what ``torch.distributed`` does to c10d's registry of groups.
+    """Tells of changes that ``torch.distributed`` makes to c10d's registry of groups.
 
-    Calls ``added(name)`` for each group that it adds, and for those that are there by now; ``removing(name)``
-    or ``removing_all()`` before it removes any, which is a part of destroying them; ``changed()`` after each
+    Calls ``added(name)`` for each group in the registry and for each new one; ``removing(name)`` or
+    ``removing_all()`` before groups are removed, as a part of their destruction; ``changed()`` after each
     change; and ``remember(False)`` while each thread has a registry of its own (simulated ranks in threads).
     """
 

@@ -16,7 +16,7 @@ from .. import _compat
 RankTypes: TypeAlias = (
     list[int] | list[list[int]] | dist.ProcessGroup | DeviceMesh | tuple[DeviceMesh, int] | str
 )
-"""What names the ranks of a collective.
+"""The ways to name the ranks of a collective.
 
 - ``ProcessGroup``, or its ``group_name``
 - ``DeviceMesh`` with one dim, or ``(DeviceMesh, mesh_dim)``
@@ -156,7 +156,7 @@ def traceable_group(group: Any, tag: str) -> Any:
     return _compat.found_group_in_graphs(traced_group(group, tag))
 
 
-# What :mod:`funcol` has under PyTorch's names, with an underscore, for code that was written for those.
+# :mod:`funcol` has these under PyTorch's names, with an underscore, for programs that use PyTorch's.
 
 
 def find_group(group: RankTypes, tag: str = "") -> Any:

@@ -87,7 +87,7 @@ def _settle_before_higher_order_ops() -> None:
 
 
 def are_we_tracing() -> bool:
-    """True if what runs is recorded, not computed: by Dynamo, ``make_fx``, fake tensors, AOTAutograd."""
+    """True if operators are recorded, not computed: by Dynamo, ``make_fx``, fake tensors, AOTAutograd."""
     if is_dynamo_compiling():
         return True
     modes = torch._C._TorchDispatchModeKey

@@ -139,6 +139,15 @@ class Rows(CollectiveCases):
             lambda x: funcol.all_to_all_single(x, received, sent, group),
             lambda x: raw.AllToAll.apply(x, received, sent),
         )
+        rows = [self.small.size(0)] * num_ranks
+        yield from self.cases(
+            "all_to_all of a list",
+            [self.small.clone() for _ in range(num_ranks)],
+            None,
+            lambda *xs: list(raw.all_to_all(torch.cat(xs), rows, rows).split(rows)),
+            lambda *xs: funcol.all_to_all(list(xs), rows, group),
+            lambda *xs: list(raw.AllToAll.apply(torch.cat(xs), rows, rows).split(rows)),
+        )
         # Of one dim, since stock knows no other.
         line = self.small.reshape(-1)
         destinations = [(rank + 1) % num_ranks for rank in range(num_ranks)]

@@ -105,13 +105,18 @@ REDUCTIONS: dict[str, Callable[[torch.Tensor, Any], Any]] = {
     "reduce_scatter_tensor_coalesced": lambda x, op: funcol.reduce_scatter_tensor_coalesced(
         [x], op, [0], world_group()
     ),
+    "reduce": lambda x, op: funcol.reduce(x, op, 1, world_group()),
+    "reduce_scatter_tensor, uneven": lambda x, op: funcol.reduce_scatter_tensor(
+        x, op, 0, world_group(), split_sizes=[1, 3]
+    ),
 }
 
 
 def refuses_reduce_op(rank: int, world: int, function: str, case: str, gradient: bool) -> None:
     reduce_op, dtype, error, words = WRONG_REDUCE_OPS[case]
     x = torch.ones(4, dtype=dtype, requires_grad=gradient)
-    assert_raises(lambda: REDUCTIONS[function](x, reduce_op), error, f"funcol::{function}", *words)
+    op, _, _ = function.partition(",")
+    assert_raises(lambda: REDUCTIONS[function](x, reduce_op), error, f"funcol::{op}", *words)
 
 
 @pytest.mark.parametrize("function", REDUCTIONS)
@@ -130,7 +135,8 @@ def test_each_reduction_refuses_a_wrong_op_of_inputs_that_need_a_gradient(functi
 
 def refuses_premul_sum(rank: int, world: int, function: str) -> None:
     reduce_op = dist._make_nccl_premul_sum(2.0)
-    with pytest.raises(NotImplementedError, match=rf"funcol::{function}: backend 'gloo' .* 'premul_sum'"):
+    op, _, _ = function.partition(",")
+    with pytest.raises(NotImplementedError, match=rf"funcol::{op}: backend 'gloo' .* 'premul_sum'"):
         REDUCTIONS[function](ones(4), reduce_op)
 
 

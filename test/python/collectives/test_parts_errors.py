@@ -8,15 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from differential import world_group
 from mistakes import (
     WRONG_GROUPS,
-    WRONG_REDUCE_OPS,
     Mistake,
     assert_raises,
     by_all_or_one,
-    can_need_gradient,
     with_and_without_gradient,
 )
 from ranks import run_ranks
@@ -235,50 +232,6 @@ def refuses_group(rank: int, world: int, function: str, case: str, gradient: boo
 @with_and_without_gradient
 def test_each_function_refuses_a_wrong_group(function: str, case: str, gradient: bool) -> None:
     run_ranks(refuses_group, NUM_RANKS, function, case, gradient, timeout=TIMEOUT_S)
-
-
-REDUCTIONS: dict[str, Callable[[Tensor, Any], Any]] = {
-    "reduce": lambda x, op: funcol.reduce(x, op, 1, world_group()),
-    "reduce_scatter_tensor": lambda x, op: funcol.reduce_scatter_tensor(
-        x, op, 0, world_group(), split_sizes=[1, 3]
-    ),
-}
-
-
-def refuses_reduce_op(rank: int, world: int, function: str, case: str, gradient: bool) -> None:
-    reduce_op, dtype, error, words = WRONG_REDUCE_OPS[case]
-    x = torch.ones(4, dtype=dtype, requires_grad=gradient)
-    assert_raises(lambda: REDUCTIONS[function](x, reduce_op), error, f"funcol::{function}", *words)
-
-
-@pytest.mark.parametrize("function", REDUCTIONS)
-@pytest.mark.parametrize("case", WRONG_REDUCE_OPS)
-def test_each_reduction_refuses_a_wrong_op(function: str, case: str) -> None:
-    run_ranks(refuses_reduce_op, NUM_RANKS, function, case, False, timeout=TIMEOUT_S)
-
-
-@pytest.mark.parametrize("function", REDUCTIONS)
-@pytest.mark.parametrize(
-    "case", [case for case, (_, dtype, *_) in WRONG_REDUCE_OPS.items() if can_need_gradient(dtype)]
-)
-def test_each_reduction_refuses_a_wrong_op_of_inputs_that_need_a_gradient(function: str, case: str) -> None:
-    run_ranks(refuses_reduce_op, NUM_RANKS, function, case, True, timeout=TIMEOUT_S)
-
-
-def refuses_premul_sum(rank: int, world: int, function: str) -> None:
-    reduce_op = dist._make_nccl_premul_sum(2.0)
-    assert_raises(
-        lambda: REDUCTIONS[function](torch.ones(4), reduce_op),
-        NotImplementedError,
-        f"funcol::{function}",
-        "'gloo'",
-        "'premul_sum'",
-    )
-
-
-@pytest.mark.parametrize("function", REDUCTIONS)
-def test_each_reduction_refuses_an_op_that_its_backend_lacks(function: str) -> None:
-    run_ranks(refuses_premul_sum, NUM_RANKS, function, timeout=TIMEOUT_S)
 
 
 # Tensors

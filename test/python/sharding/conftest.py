@@ -3,6 +3,8 @@ from __future__ import annotations
 import pytest
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from funcol.sharding import ShardingPropagator
+
 
 @pytest.fixture
 def line() -> DeviceMesh:
@@ -12,3 +14,9 @@ def line() -> DeviceMesh:
 @pytest.fixture
 def grid() -> DeviceMesh:
     return init_device_mesh("cpu", (2, 4))
+
+
+@pytest.fixture
+def propagator() -> ShardingPropagator:
+    """One that no other test has used."""
+    return ShardingPropagator()

@@ -24,12 +24,6 @@ WORLD = 8
 pytestmark = pytest.mark.usefixtures("fake_world")
 
 
-@pytest.fixture
-def propagator() -> ShardingPropagator:
-    """One that no other test has used."""
-    return ShardingPropagator()
-
-
 # All strategies
 
 

@@ -4,8 +4,9 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <torch/csrc/jit/frontend/function_schema_parser.h>
 
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include "async/layers.h"
@@ -23,6 +24,15 @@ at::Tensor meta_tensor(const TensorMeta& meta) {
   return at::empty_strided(
       meta.shape, meta.stride,
       at::TensorOptions().dtype(static_cast<at::ScalarType>(meta.dtype)).device(at::kMeta));
+}
+
+// Splits "aten::add.Tensor". PyTorch's parseName() takes 0.5 us, a fifth of a decision.
+c10::OperatorName operator_name(std::string_view qualified) {
+  const auto dot = qualified.find('.', qualified.find("::"));
+  if (dot == std::string_view::npos) {
+    return {std::string(qualified), ""};
+  }
+  return {std::string(qualified.substr(0, dot)), std::string(qualified.substr(dot + 1))};
 }
 
 void append(const IValue& result, std::vector<std::optional<TensorMeta>>& metas) {
@@ -104,7 +114,7 @@ std::vector<std::optional<TensorMeta>> output_metas(const c10::OperatorHandle& o
 }
 
 std::vector<std::optional<TensorMeta>> output_metas(const OpCall& call) {
-  const auto op = c10::Dispatcher::singleton().findSchema(torch::jit::parseName(call.op));
+  const auto op = c10::Dispatcher::singleton().findSchema(operator_name(call.op));
   TORCH_CHECK_VALUE(op.has_value(), "funcol: PyTorch has no operator ", call.op, ".");
   return output_metas(*op, call);
 }

@@ -16,7 +16,8 @@ bool is_any_split(const Placement& placement) {
 }
 
 // Whether is_true(placement) holds for an input or an output of the row.
-bool has(const Row& row, bool (*is_true)(const Placement&)) {
+template <typename IsTrue>
+bool has(const Row& row, IsTrue is_true) {
   return std::ranges::any_of(row.inputs, is_true) ||
          std::ranges::any_of(row.outputs, [&](const auto& output) { return output && is_true(*output); });
 }
@@ -45,7 +46,8 @@ bool may_mix(const Placement& a, const Placement& b) {
 bool have_one_mask(const Placement& a, const Placement& b) { return a.mask == 0 || b.mask == 0; }
 
 // Whether is_true(a's placement, b's placement) holds for every tensor.
-bool of_all(const Row& a, const Row& b, bool (*is_true)(const Placement&, const Placement&)) {
+template <typename IsTrue>
+bool of_all(const Row& a, const Row& b, IsTrue is_true) {
   for (size_t i = 0; i < a.inputs.size(); ++i) {
     if (!is_true(a.inputs[i], b.inputs[i])) {
       return false;

@@ -23,15 +23,15 @@ std::vector<Placement> attention_inputs(const OpCall& call, int64_t dim) {
   const auto shard = any_shard(dim);
   const auto* bias = score_bias(call);
   const auto of_bias = bias != nullptr ? broadcast_shard(*bias, dim, kNumDims) : replicate();
-  return inputs_by_name(call, {{"grad_out", shard},
-                               {"grad_out_", shard},
-                               {"query", shard},
-                               {"key", shard},
-                               {"value", shard},
-                               {"out", shard},
-                               {"logsumexp", shard},
-                               {"attn_bias", of_bias},
-                               {"attn_mask", of_bias}});
+  return inputs_by_name(tensor_names(call), {{"grad_out", shard},
+                                             {"grad_out_", shard},
+                                             {"query", shard},
+                                             {"key", shard},
+                                             {"value", shard},
+                                             {"out", shard},
+                                             {"logsumexp", shard},
+                                             {"attn_bias", of_bias},
+                                             {"attn_mask", of_bias}});
 }
 
 // Groups of query heads may share a key head. With even shards every rank has the keys of its queries.

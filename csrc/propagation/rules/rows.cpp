@@ -23,16 +23,6 @@ bool has_arithmetic_of(PartialOp op, Dtype dtype) {
   }
 }
 
-// `placement` for the tensors of these arguments, Replicate for the others.
-std::vector<Placement> inputs_of(const OpCall& call, ArgumentNames arguments, const Placement& placement) {
-  std::vector<Placement> inputs;
-  for (const auto name : tensor_names(call)) {
-    const bool is_named = std::ranges::find(arguments, name) != arguments.end();
-    inputs.push_back(is_named ? placement : replicate());
-  }
-  return inputs;
-}
-
 }  // namespace
 
 void RowList::add(const std::vector<Placement>& outputs, std::vector<Placement> inputs) {
@@ -51,16 +41,14 @@ void RowList::add(const std::vector<Placement>& outputs, std::vector<Placement> 
 }
 
 void RowList::add(const std::vector<Placement>& outputs, NamedPlacements inputs) {
-  add(outputs, inputs_by_name(call_, inputs));
+  add(outputs, inputs_by_name(inputs));
 }
 
 void RowList::add(const Placement& output, std::vector<Placement> inputs) {
   add(std::vector<Placement>(call_.outputs.size(), output), std::move(inputs));
 }
 
-void RowList::add(const Placement& output, NamedPlacements inputs) {
-  add(output, inputs_by_name(call_, inputs));
-}
+void RowList::add(const Placement& output, NamedPlacements inputs) { add(output, inputs_by_name(inputs)); }
 
 void RowList::add_arithmetic(const Placement& output, std::vector<Placement> inputs) {
   const auto fits = [](const Placement& placement, const TensorMeta& meta) {
@@ -85,13 +73,13 @@ void RowList::add_arithmetic(const Placement& output, std::vector<Placement> inp
 }
 
 void RowList::add_arithmetic(const Placement& output, NamedPlacements inputs) {
-  add_arithmetic(output, inputs_by_name(call_, inputs));
+  add_arithmetic(output, inputs_by_name(inputs));
 }
 
 void RowList::add_alike(const Placement& placement) { add(placement, all_inputs(placement)); }
 
 void RowList::add_alike(const Placement& placement, ArgumentNames arguments) {
-  add(placement, inputs_of(call_, arguments, placement));
+  add(placement, inputs_of(arguments, placement));
 }
 
 void RowList::add_partials(PartialOps ops) {
@@ -114,7 +102,7 @@ void RowList::add_arithmetic_partials(PartialOps ops) {
 
 void RowList::add_arithmetic_partials(PartialOps ops, ArgumentNames arguments) {
   for (const auto op : ops) {
-    add_arithmetic(partial(op), inputs_of(call_, arguments, partial(op)));
+    add_arithmetic(partial(op), inputs_of(arguments, partial(op)));
   }
 }
 
@@ -128,6 +116,28 @@ Rows RowList::refusing_empty_shards(LegalityCheck is_legal) {
 
 std::vector<Placement> RowList::all_inputs(const Placement& placement) const {
   return std::vector<Placement>(call_.tensors.size(), placement);
+}
+
+// `placement` for the tensors of these arguments, Replicate for the others.
+std::vector<Placement> RowList::inputs_of(ArgumentNames arguments, const Placement& placement) {
+  std::vector<Placement> inputs;
+  inputs.reserve(call_.tensors.size());
+  for (const auto name : names()) {
+    const bool is_named = std::ranges::find(arguments, name) != arguments.end();
+    inputs.push_back(is_named ? placement : replicate());
+  }
+  return inputs;
+}
+
+std::vector<Placement> RowList::inputs_by_name(NamedPlacements named) {
+  return funcol::inputs_by_name(names(), named);
+}
+
+const std::vector<std::string_view>& RowList::names() {
+  if (names_.empty()) {
+    names_ = tensor_names(call_);
+  }
+  return names_;
 }
 
 std::vector<std::string_view> tensor_names(const OpCall& call) {
@@ -146,9 +156,10 @@ std::vector<std::string_view> tensor_names(const OpCall& call) {
   return names;
 }
 
-std::vector<Placement> inputs_by_name(const OpCall& call, NamedPlacements named) {
+std::vector<Placement> inputs_by_name(const std::vector<std::string_view>& names, NamedPlacements named) {
   std::vector<Placement> inputs;
-  for (const auto name : tensor_names(call)) {
+  inputs.reserve(names.size());
+  for (const auto name : names) {
     const auto* found = std::ranges::find(named, name, &std::pair<std::string_view, Placement>::first);
     inputs.push_back(found == named.end() ? replicate() : found->second);
   }

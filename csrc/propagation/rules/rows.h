@@ -74,16 +74,21 @@ class RowList {
 
  private:
   std::vector<Placement> all_inputs(const Placement& placement) const;
+  std::vector<Placement> inputs_of(ArgumentNames arguments, const Placement& placement);
+  std::vector<Placement> inputs_by_name(NamedPlacements named);
+  // tensor_names() of the call, found once.
+  const std::vector<std::string_view>& names();
 
   const OpCall& call_;
+  std::vector<std::string_view> names_;
   std::vector<Row> rows_;
 };
 
 // The names of the arguments that hold OpCall::tensors, one for each tensor.
 std::vector<std::string_view> tensor_names(const OpCall& call);
 
-// The placement of each tensor of the call.
-std::vector<Placement> inputs_by_name(const OpCall& call, NamedPlacements named);
+// The placement of each tensor of a call, `names` being its tensor_names().
+std::vector<Placement> inputs_by_name(const std::vector<std::string_view>& names, NamedPlacements named);
 
 // The first output. Throws std::invalid_argument, naming the operator, if it is no tensor.
 const TensorMeta& first_output(const OpCall& call);

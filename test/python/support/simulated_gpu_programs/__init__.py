@@ -1,0 +1,1 @@
+"""Programs for the simulated GPU, which `simulated_gpu_runs` starts."""

@@ -1,0 +1,12 @@
+"""What the simulated GPU reported in this process."""
+
+from __future__ import annotations
+
+import ctypes
+
+
+def take_reports() -> str:
+    """The reports since the last call; they count no more."""
+    runtime = ctypes.CDLL("libcudart.so.13")  # the one that is loaded
+    runtime.simulated_gpu_take_reports.restype = ctypes.c_char_p
+    return str(runtime.simulated_gpu_take_reports().decode())

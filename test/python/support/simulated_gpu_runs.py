@@ -3,8 +3,8 @@
     results = run_checks("basics", "--seed", "3")
     results["values"]    # "" if the check passed, else what went wrong
 
-A program is a module with ``CHECKS``, functions by name. All checks of a program run in one process, since each start
-costs seconds; the result is kept for the session.
+A program is a module with ``CHECKS``, functions by name. All checks of a program run in one process, since
+each start costs seconds; the result is kept for the session.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def names_of_checks(program: str) -> list[str]:
 
 @functools.cache
 def run_checks(program: str, *options: str) -> dict[str, str]:
-    """What went wrong in each check of the program, by the check's name; empty texts for those that passed."""
+    """What went wrong in each check of the program, by the check's name; "" for those that passed."""
     done = run_python("-m", "simulated_gpu_programs.run", program, options=options)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode != 0 or not lines:

@@ -6,8 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from simulated_gpu_programs.reports import take_reports
-
 
 def devices() -> None:
     assert torch.cuda.is_available()
@@ -63,7 +61,7 @@ def copies_that_expand() -> None:
     target = torch.zeros(2, 3, device="cuda")
     target.copy_(torch.arange(3, device="cuda"))
     assert target.tolist() == [[0, 1, 2], [0, 1, 2]]
-    with pytest.raises(RuntimeError, match="expanded size|doesn't match|must match"):
+    with pytest.raises(RuntimeError, match="expanded size"):
         target.copy_(torch.zeros(4, device="cuda"))
 
 
@@ -81,7 +79,12 @@ def random_numbers_follow_the_seed() -> None:
         torch.cuda.manual_seed(3)
         ones = torch.ones(64, device="cuda")
         dropped = torch.nn.functional.dropout(ones, 0.5)
-        return [torch.rand(8, device="cuda"), torch.randn(8, device="cuda"), dropped, torch.bernoulli(ones * 0.5)]
+        return [
+            torch.rand(8, device="cuda"),
+            torch.randn(8, device="cuda"),
+            dropped,
+            torch.bernoulli(ones * 0.5),
+        ]
 
     for one, other in zip(draw(), draw(), strict=True):
         assert one.equal(other)
@@ -142,14 +145,6 @@ def freed_storage_is_an_error() -> None:
     data.untyped_storage().resize_(0)
     with pytest.raises(RuntimeError, match="its memory was freed"):
         data + 1
-
-
-def wrong_values_are_the_devices_errors() -> None:
-    """Last: a device that failed stays so."""
-    torch.ones(3, device="cuda").index_select(0, torch.tensor([5], device="cuda"))
-    with pytest.raises(RuntimeError):
-        torch.cuda.synchronize()
-    assert "index" in take_reports()
 
 
 def backward_runs_on_the_forward_stream() -> None:

@@ -1,7 +1,7 @@
 """Gives PyTorch its kernels in a process that runs on the simulated GPU.
 
-PyTorch imports it by itself, at the end of ``import torch``, by the entry point group ``torch.backends``. It does
-nothing in a process that ``tools/simulated_gpu`` did not start.
+PyTorch imports it by itself, at the end of ``import torch``, by the entry point group ``torch.backends``. It
+does nothing in a process that ``tools/simulated_gpu`` did not start.
 """
 
 from __future__ import annotations

@@ -1,0 +1,14 @@
+from __future__ import annotations
+
+import pytest
+from simulated_gpu_runs import names_of_checks, run_checks
+
+
+@pytest.mark.parametrize("check", names_of_checks("operators"))
+def test_an_operator_gives_what_it_gives_on_the_cpu(check: str) -> None:
+    assert run_checks("operators", "--seed", "5")[check] == ""
+
+
+@pytest.mark.parametrize("check", names_of_checks("training"))
+def test_training_goes_as_on_the_cpu(check: str) -> None:
+    assert run_checks("training", "--seed", "5")[check] == ""

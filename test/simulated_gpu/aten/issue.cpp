@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
+#include <stdexcept>
 
 #include "aliases.h"
 #include "places.h"
@@ -89,7 +90,11 @@ void issue(const std::string& name, const Tensors& tensors, std::function<void()
   work.begin = at_once([run = std::move(run)] {
     const at::NoGradGuard no_gradients;
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    run();
+    try {
+      run();
+    } catch (const c10::Error& error) {
+      throw std::runtime_error(error.what_without_backtrace());
+    }
   });
   C10_CUDA_CHECK(enqueue(c10::cuda::getCurrentCUDAStream(), std::move(work)));
 }

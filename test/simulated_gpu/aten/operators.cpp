@@ -94,8 +94,8 @@ bool is_simulated(const c10::FunctionSchema& schema) {
       "_efficientzerotensor",
       // memcpy, then cudaStreamSynchronize
       "_local_scalar_dense",
-      // other layouts
-      "_sparse", "_to_sparse", "_nested",
+      // other layouts and quantized tensors
+      "_sparse", "_to_sparse", "_nested", "quantize_per",
       // libraries and fused kernels, which PyTorch uses only where they are switched on
       "cudnn", "_cudnn", "miopen", "_cslt", "_triton", "_thnn", "_flash", "_efficient_att",
       "_scaled_dot_product", "_fused_sdp_choice"};

@@ -1,0 +1,94 @@
+#include "nccl/operation.h"
+
+#include <algorithm>
+#include <chrono>
+#include <exception>
+#include <memory>
+#include <string>
+
+#include "nccl/collective.h"
+
+namespace simulated_gpu::nccl {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+class Operation {
+ public:
+  Operation(CommunicatorPtr communicator, const std::vector<Call>& calls)
+      : communicator_(std::move(communicator)) {
+    for (const Call& call : calls) calls_.emplace_back(communicator_, call);
+    if (const auto delay = static_cast<uint64_t>(options().delay_us)) {
+      not_before_ = Clock::now() + std::chrono::microseconds(simulated_gpu::random() % delay);
+    }
+  }
+
+  void start() {
+    for (RunningCall& call : calls_) {
+      if (!communicator_->has_ended()) call.send();
+    }
+    for (RunningCall& call : calls_) call.poison_output();
+  }
+
+  bool poll() {
+    if (Clock::now() < not_before_ && !communicator_->has_ended()) return false;
+    calls_.erase(std::remove_if(calls_.begin(), calls_.end(), [](RunningCall& call) { return call.poll(); }),
+                 calls_.end());
+    return calls_.empty();
+  }
+
+  // Runs `run`. Where the machine fails, as when shared memory is full, the communicator does, and the work
+  // is over.
+  template <typename Run>
+  bool guarded(Run run) {
+    try {
+      return run();
+    } catch (const std::exception& error) {
+      report(std::string("nccl: ") + error.what());
+      communicator_->fail(ncclSystemError, error.what());
+      return true;
+    }
+  }
+
+ private:
+  CommunicatorPtr communicator_;
+  std::vector<RunningCall> calls_;
+  Clock::time_point not_before_ = {};
+};
+
+Step begin(const CommunicatorPtr& communicator, const std::vector<Call>& calls) {
+  auto operation = std::make_shared<Operation>(communicator, calls);
+  const bool failed = operation->guarded([&] {
+    operation->start();
+    return false;
+  });
+  if (failed) return nullptr;
+  return [operation] { return operation->guarded([&] { return operation->poll(); }); };
+}
+
+std::string name_of(const std::vector<Call>& calls) {
+  std::vector<std::string> names;
+  for (const Call& call : calls) {
+    const std::string name = name_of(call.kind);
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+  }
+  std::string all = "nccl " + names[0];
+  for (size_t i = 1; i < names.size(); ++i) all += " + " + names[i];
+  return all;
+}
+
+}  // namespace
+
+Work make_work(const CommunicatorPtr& communicator, const std::vector<Call>& calls) {
+  Work work;
+  work.name = name_of(calls);
+  work.begin = [communicator, calls] { return begin(communicator, calls); };
+  for (const Call& call : calls) {
+    add_ranges(call, communicator->rank(), communicator->num_ranks(), work.reads, work.writes);
+  }
+  work.kind = Kind::kCollective;
+  work.chain = communicator.get();
+  return work;
+}
+
+}  // namespace simulated_gpu::nccl

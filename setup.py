@@ -20,6 +20,7 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).resolve().parent
 SOURCE_PACKAGE = ROOT / "python" / "funcol"
 CUDA_OPTIONS = ("FUNCOL_CUDA", "FUNCOL_CUDA_ARCHS")
+CUDA_LIBRARY = "libfuncol_cuda.so"  # of builds with CUDA
 
 sys.path.insert(0, str(ROOT / "tools" / "cmake"))
 import torch_info  # noqa: E402
@@ -34,7 +35,7 @@ class Build(build):
 
 
 class CMakeBuild(build_ext):
-    """Builds libfuncol.so, _C and _build_info.py into the package (the source's own, if editable)."""
+    """Builds the libraries, _C and _build_info.py into the package (the source's own, if editable)."""
 
     def run(self) -> None:
         try:
@@ -44,21 +45,27 @@ class CMakeBuild(build_ext):
         if shutil.which("cmake") is None:
             sys.exit("error: funcol is built with CMake 3.22 or newer, which was not found. Install cmake.")
         build_dir = ROOT / torch_info.build_folder(torch_version)
-        in_source = self.inplace or self.editable_mode
-        package = SOURCE_PACKAGE if in_source else Path(self.build_lib).resolve() / "funcol"
         self._configure(build_dir)
         self._cmake("--build", build_dir, "--parallel", os.environ.get("MAX_JOBS") or str(_num_cpus()))
-        self._cmake("--install", build_dir, "--prefix", package)
+        self._cmake("--install", build_dir, "--prefix", self._package())
 
     def get_outputs(self) -> list[str]:
         package = Path(self.build_lib) / "funcol"
-        names = (self.get_ext_filename("_C"), "libfuncol.so", "_build_info.py")
+        names = [self.get_ext_filename("_C"), "libfuncol.so", "_build_info.py"]
+        if (self._package() / CUDA_LIBRARY).is_file():
+            names.append(CUDA_LIBRARY)
         return [str(package / name) for name in names]
 
     def get_output_mapping(self) -> dict[str, str]:
-        if not (self.inplace or self.editable_mode):
+        if not self._is_in_source():
             return {}
         return {output: str(SOURCE_PACKAGE / Path(output).name) for output in self.get_outputs()}
+
+    def _is_in_source(self) -> bool:
+        return self.inplace or self.editable_mode
+
+    def _package(self) -> Path:
+        return SOURCE_PACKAGE if self._is_in_source() else Path(self.build_lib).resolve() / "funcol"
 
     def _configure(self, build_dir: Path) -> None:
         cache = build_dir / "CMakeCache.txt"

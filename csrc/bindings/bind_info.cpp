@@ -35,7 +35,7 @@ std::map<std::string, std::vector<std::string>> registered_kernels() {
 void bind_info(PyObject* module) {
   auto m = py::reinterpret_borrow<py::module>(module);
   m.def("registered_kernels", registered_kernels);
-  m.def("has_cuda_kernels", kernels::has_cuda_kernels);
+  m.def("why_no_cuda_kernels", kernels::why_no_cuda_kernels);
 }
 
 }  // namespace funcol::python

@@ -4,7 +4,7 @@
 namespace funcol::kernels {
 
 // While a RelaxedCapture lives, the current thread may query events without breaking a CUDA graph capture
-// that any thread has in progress. Does nothing in a build without CUDA.
+// that any thread has in progress. Does nothing where has_cuda_kernels() is false.
 class RelaxedCapture {
  public:
   RelaxedCapture();

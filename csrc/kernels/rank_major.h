@@ -36,7 +36,11 @@ void split_shards(const void* in, void* out, const ShardShape& shape, int64_t be
 const char* merge_shards_cuda(const void* in, void* out, const ShardShape& shape, void* stream);
 const char* split_shards_cuda(const void* in, void* out, const ShardShape& shape, void* stream);
 
-// False in a build without CUDA, where merge_shards_cuda() and split_shards_cuda() return an error.
+// False where libfuncol_cuda.so is not there or does not load (kernels/cuda_library.h): merge_shards_cuda()
+// and split_shards_cuda() return the reason there.
 bool has_cuda_kernels();
+
+// The reason, or null.
+const char* why_no_cuda_kernels();
 
 }  // namespace funcol::kernels

@@ -40,6 +40,10 @@ set(torch_test_headers ${test_headers} <ATen/ATen.h> <torch/csrc/distributed/c10
 foreach(folder ${torch_free_folders})
   add_test_program(${folder} test_headers ${torch_free_libraries})
 endforeach()
+if(BUILD_CUDA AND TARGET test_kernels)
+  target_link_libraries(test_kernels PRIVATE CUDA::cudart)
+  add_dependencies(test_kernels funcol_cuda)  # which it loads
+endif()
 foreach(folder ${torch_folders})
   add_test_program(${folder} torch_test_headers funcol)
 endforeach()

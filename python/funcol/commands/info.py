@@ -36,9 +36,7 @@ def info() -> str:
         "PyTorch": f"{torch.__version__} running, built for {_build_info.TORCH_VERSION}",
         "wake key": _C.wake_key_name() if _C.has_wake_key() else "none: another library holds it; views wait",
         "backends": ", ".join(backends),
-        "CUDA": f"kernels for {_build_info.CUDA_ARCHS}, by nvcc {_build_info.CUDA_TOOLKIT}"
-        if _C.has_cuda_kernels()
-        else "no kernels in this build",
+        "CUDA": _cuda_kernels(),
         "GPUs": str(torch.cuda.device_count()),
         "NCCL": f"headers {_build_info.NCCL or 'none'}, PyTorch's {_nccl_version() or 'none'}",
     }
@@ -63,6 +61,13 @@ def info() -> str:
     rows["under spmd_types"] = _under_spmd_types()
     width = max(map(len, rows))
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
+
+
+def _cuda_kernels() -> str:
+    reason = _C.why_no_cuda_kernels()
+    if reason is not None:
+        return f"no kernels: {reason}"
+    return f"kernels for {_build_info.CUDA_ARCHS}, by nvcc {_build_info.CUDA_TOOLKIT}"
 
 
 def _under_fsdp2() -> str:

@@ -36,6 +36,10 @@ def numbered(*sizes, dtype=torch.float32):
     return torch.arange(torch.Size(sizes).numel(), device="cuda").reshape(sizes).to(dtype)
 
 
+def test_a_build_with_cuda_kernels_loads_them(needs_cuda):
+    assert (funcol._C.why_no_cuda_kernels() is None) == funcol._build_info.CUDA
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_all_reduce_of_one_rank_is_the_input(nccl, dtype):
     x = numbered(3, 5, dtype=dtype)

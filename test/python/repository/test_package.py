@@ -6,13 +6,15 @@ import importlib
 import json
 import re
 import sys
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
 from processes import run_python
 
 import funcol
-from funcol import _build_info
+from funcol import _C, _build_info, commands
 from funcol.__main__ import main
 from funcol._version_check import check_torch
 
@@ -115,6 +117,64 @@ def test_importing_imports_little_else(new_modules: list[str]) -> None:
     assert others <= set(sys.stdlib_module_names)
 
 
+# The library of CUDA kernels
+
+
+needs_cuda_build = pytest.mark.skipif(not _build_info.CUDA, reason="this build has no CUDA kernels")
+
+# The libraries of a process that gathered on the CPU, and after that asked for the CUDA kernels.
+LIBRARIES = """
+import json, tempfile
+from pathlib import Path
+import torch, torch.distributed as dist
+import funcol
+
+def libraries():
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    return sorted({line.split(maxsplit=5)[5] for line in maps if ".so" in line})
+
+dist.init_process_group("gloo", store=dist.FileStore(tempfile.mktemp(), 1), rank=0, world_size=1)
+assert funcol.all_gather_tensor(torch.ones(2, 2), 1, dist.group.WORLD).sum() == 4
+on_cpu = libraries()
+error = funcol._C.why_no_cuda_kernels()
+print(json.dumps([on_cpu, libraries(), error]))
+dist.destroy_process_group()
+"""
+
+
+class Libraries(NamedTuple):
+    on_cpu: list[str]
+    with_cuda: list[str]
+    error: str | None
+
+
+@pytest.fixture(scope="module")
+def libraries() -> Libraries:
+    return Libraries(*json.loads(run_python("-c", LIBRARIES)))
+
+
+def named(name: str, libraries: list[str]) -> list[str]:
+    return [library for library in libraries if f"/{name}" in library]
+
+
+def test_importing_and_gathering_on_the_cpu_do_not_load_the_cuda_kernels(libraries: Libraries) -> None:
+    assert len(named("libfuncol.so", libraries.on_cpu)) == 1
+    assert not named("libfuncol_cuda", libraries.on_cpu)
+
+
+def test_funcol_itself_needs_no_cuda_runtime(libraries: Libraries) -> None:
+    [library] = named("libfuncol.so", libraries.on_cpu)
+    assert b"libcudart" not in Path(library).read_bytes()
+
+
+@needs_cuda_build
+def test_the_cuda_kernels_share_the_runtime_of_pytorch(libraries: Libraries) -> None:
+    assert libraries.error is None
+    assert len(named("libfuncol_cuda.so", libraries.with_cuda)) == 1
+    assert len(named("libcudart", libraries.with_cuda)) == 1
+    assert named("libcudart", libraries.with_cuda) == named("libcudart", libraries.on_cpu)
+
+
 # python -m funcol info
 
 
@@ -151,6 +211,11 @@ def test_info_says_whether_it_has_cuda_kernels(info: dict[str, str]) -> None:
         assert _build_info.CUDA_ARCHS in info["CUDA"]
     else:
         assert "no kernels" in info["CUDA"]
+
+
+def test_info_says_why_there_are_no_cuda_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_C, "why_no_cuda_kernels", lambda: "the reason")
+    assert "no kernels: the reason" in commands.info.info()
 
 
 def test_info_has_the_version_of_nccl(info: dict[str, str]) -> None:

@@ -1,13 +1,14 @@
+#include "kernels/rank_major.h"
+
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
 #include <cstddef>
-#include <cstdlib>
 #include <string>
 #include <tuple>
 #include <vector>
 
-#include "kernels/rank_major.h"
+#include "kernels/cuda/needs_cuda.h"
 
 namespace funcol::kernels {
 namespace {
@@ -18,21 +19,6 @@ using CudaKernel = const char* (*)(const void*, void*, const ShardShape&, void*)
 
 constexpr uint8_t kGuard = 0xA5;
 constexpr size_t kMargin = 64;
-
-// Call it from SetUp. Where a GPU is promised, a test that cannot see it must not pass as skipped.
-void needs_cuda() {
-  int num_devices = 0;
-  const cudaError_t error = cudaGetDeviceCount(&num_devices);
-  if (error == cudaSuccess && num_devices > 0) {
-    return;
-  }
-  cudaGetLastError();
-  const std::string reason = error == cudaSuccess ? "no CUDA device" : cudaGetErrorString(error);
-  if (std::getenv("FUNCOL_REQUIRE_CUDA") != nullptr) {
-    FAIL() << "FUNCOL_REQUIRE_CUDA is set, but: " << reason;
-  }
-  GTEST_SKIP() << reason;
-}
 
 const char* text_of(cudaError_t error) { return error == cudaSuccess ? nullptr : cudaGetErrorString(error); }
 
@@ -223,7 +209,20 @@ TEST_F(LayoutCuda, AnErrorIsReturnedOnceAsText) {
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
 }
 
-TEST(LayoutCudaBuild, HasCudaKernels) { EXPECT_TRUE(has_cuda_kernels()); }
+// As code that shares the runtime may.
+TEST_F(LayoutCuda, AnErrorThatOtherCodeLeftIsNotTakenForTheKernels) {
+  const ShardShape shape = {.num_ranks = 2, .outer = 2, .row_bytes = 4};
+  const DeviceMemory in(static_cast<size_t>(shape.num_bytes()));
+  const DeviceMemory out(static_cast<size_t>(shape.num_bytes()));
+  EXPECT_EQ(cudaSetDevice(-1), cudaErrorInvalidDevice);
+  EXPECT_STREQ(merge_shards_cuda(in.data(), out.data(), shape, stream_), nullptr);
+  EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidDevice);
+}
+
+TEST(LayoutCudaBuild, HasCudaKernels) {
+  EXPECT_TRUE(has_cuda_kernels());
+  EXPECT_STREQ(why_no_cuda_kernels(), nullptr);
+}
 
 }  // namespace
 }  // namespace funcol::kernels

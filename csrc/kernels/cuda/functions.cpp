@@ -1,0 +1,20 @@
+// What libfuncol_cuda.so exports.
+#include "kernels/cuda/capture_mode.h"
+#include "kernels/cuda/rank_major.h"
+#include "kernels/cuda_library.h"
+
+namespace funcol::kernels::cuda {
+namespace {
+
+constexpr CudaFunctions kFunctions = {.merge_shards = merge_shards,
+                                      .split_shards = split_shards,
+                                      .relax_capture_mode = relax_capture_mode,
+                                      .set_capture_mode = set_capture_mode};
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) const CudaFunctions* funcol_cuda_functions() {
+  return &kFunctions;
+}
+
+}  // namespace funcol::kernels::cuda

@@ -1,0 +1,52 @@
+#include "kernels/cuda_library.h"
+
+#include <dlfcn.h>
+
+#include <system_error>
+
+namespace funcol::kernels {
+namespace {
+
+// Beside the library, or the program, that holds this function.
+std::filesystem::path place_of_library() {
+  Dl_info here{};
+  dladdr(reinterpret_cast<const void*>(&place_of_library), &here);
+  return std::filesystem::absolute(here.dli_fname).replace_filename("libfuncol_cuda.so");
+}
+
+constexpr const char* kAbsent =
+    "this build of funcol has no CUDA kernels; build it again where the CUDA toolkit (nvcc) is found";
+
+CudaLibrary not_loaded() { return {.error = std::string("the CUDA kernels were not loaded: ") + dlerror()}; }
+
+}  // namespace
+
+CudaLibrary load_cuda_library(const std::filesystem::path& file) {
+  std::error_code unknown;
+  if (!std::filesystem::exists(file, unknown)) {
+    return {.error = kAbsent};
+  }
+  // Never closed: the runtime holds the kernels until the process ends.
+  void* const library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    return not_loaded();
+  }
+  const auto get = reinterpret_cast<GetCudaFunctions>(dlsym(library, kGetCudaFunctions));
+  if (get == nullptr) {
+    return not_loaded();
+  }
+  const CudaFunctions* const functions = get();
+  if (!functions->are_of_this_build()) {
+    return {.error = "the CUDA kernels in " + file.string() + " are of another build; install funcol again"};
+  }
+  return {.functions = functions, .error = {}};
+}
+
+const CudaLibrary& cuda_library() {
+  // Never destroyed: threads ask until the process ends.
+  static const auto* const library =
+      new CudaLibrary(load_cuda_library(place_of_library()));  // NOLINT(cppcoreguidelines-owning-memory)
+  return *library;
+}
+
+}  // namespace funcol::kernels

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import random
 from collections.abc import Iterator
 
 import pytest
@@ -18,15 +19,40 @@ from funcol.sharding import ShardingPropagator
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run the tests marked long, too")
+    parser.addoption("--cuda-backend", default="nccl", help="backend of the tests on devices (default: nccl)")
+    parser.addoption("--sample", type=float, default=1.0, help="run this share of the tests, chosen at random")
+    parser.addoption("--sample-seed", type=int, default=0, help="which ones --sample chooses")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Where there are devices, each test of a module that says ``ON_DEVICES = True`` has a twin on them."""
+    if getattr(metafunc.module, "ON_DEVICES", False) and torch.cuda.is_available():
+        backend = metafunc.config.getoption("--cuda-backend")
+        on_devices = pytest.param(backend, marks=pytest.mark.cuda)
+        metafunc.fixturenames.insert(0, "_backend")
+        metafunc.parametrize("_backend", ["gloo", on_devices], indirect=True)
+
+
+@pytest.fixture
+def _backend(request: pytest.FixtureRequest) -> Iterator[None]:
+    ranks.use_backend(request.param)
+    yield
+    ranks.use_backend("gloo")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--long"):
-        return
-    long = [item for item in items if item.get_closest_marker("long") is not None]
-    if long:
-        config.hook.pytest_deselected(items=long)
-        items[:] = [item for item in items if item not in long]
+    chosen = random.Random(config.getoption("--sample-seed"))
+
+    def is_left_out(item: pytest.Item) -> bool:
+        if item.get_closest_marker("long") is not None and not config.getoption("--long"):
+            return True
+        return chosen.random() >= config.getoption("--sample")
+
+    left_out = [item for item in items if is_left_out(item)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        gone = set(left_out)
+        items[:] = [item for item in items if item not in gone]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -1,7 +1,8 @@
-// What the libraries of the simulated GPU share: the queues of simulated streams, exported by libcudart.so.13.
+// What the libraries of the simulated GPU share: the queues of simulated streams, exported by
+// libcudart.so.13.
 //
-// Device memory has two addresses. Programs hold device addresses, at which nothing is mapped: host code that reads
-// one faults, as it would beside a GPU. Work that a stream runs finds the bytes at host_address().
+// Device memory has two addresses. Programs hold device addresses, at which nothing is mapped: host code that
+// reads one faults, as it would beside a GPU. Work that a stream runs finds the bytes at host_address().
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -17,9 +18,9 @@
 
 namespace simulated_gpu {
 
-// A stream calls `Begin` when it reaches the work. An empty Step means that the work is finished; any other is
-// called again and again until it returns true, as collectives wait for their peers without blocking other streams.
-// A graph calls Begin once a replay, so it must not use up what it holds.
+// A stream calls `Begin` when it reaches the work. An empty Step means that the work is finished; any other
+// is called again and again until it returns true, as collectives wait for their peers without blocking other
+// streams. A graph calls Begin once a replay, so it must not use up what it holds.
 using Step = std::function<bool()>;
 using Begin = std::function<Step()>;
 
@@ -42,8 +43,8 @@ struct Work {
   std::vector<Range> reads = {};
   std::vector<Range> writes = {};
   Kind kind = Kind::kKernel;
-  // Work of one chain runs in the order in which the host issued it, whatever its streams, as that of one NCCL
-  // communicator does. Null: none.
+  // Work of one chain runs in the order in which the host issued it, whatever its streams, as that of one
+  // NCCL communicator does. Null: none.
   const void* chain = nullptr;
 };
 
@@ -56,23 +57,23 @@ Begin at_once(Run run) {
   };
 }
 
-// As asynchronous as a kernel's launch; recorded in the graph where the stream is capturing. Fails where CUDA would
-// (an unknown stream, an invalidated capture) and after an earlier operation failed.
+// As asynchronous as a kernel's launch; recorded in the graph where the stream is capturing. Fails where CUDA
+// would (an unknown stream, an invalidated capture) and after an earlier operation failed.
 SIMULATED_GPU_API cudaError_t enqueue(cudaStream_t stream, Work work);
 
 // Where the bytes of device memory are; any other address is returned as it is.
 SIMULATED_GPU_API void* host_address(const void* address);
 
-// A launch as cudaLaunchKernel() has it: `args` holds the addresses of the kernel's arguments, which may be gone
-// when the stream reaches the launch.
+// A launch as cudaLaunchKernel() has it: `args` holds the addresses of the kernel's arguments, which may be
+// gone when the stream reaches the launch.
 struct Launch {
   std::string name;  // demangled
   dim3 grid, block;
   void** args;
 };
 
-// The host implementation of all kernels whose demangled names contain `part_of_name`. `implement` copies what it
-// needs of the arguments and returns the work (its name is the kernel's own).
+// The host implementation of all kernels whose demangled names contain `part_of_name`. `implement` copies
+// what it needs of the arguments and returns the work (its name is the kernel's own).
 using Implement = std::function<Work(const Launch&)>;
 SIMULATED_GPU_API void register_kernel(std::string part_of_name, Implement implement);
 
@@ -111,8 +112,8 @@ class IssuePlace {
 using FindIssuePlace = std::function<std::shared_ptr<const IssuePlace>()>;
 SIMULATED_GPU_API void set_find_issue_place(FindIssuePlace find);
 
-// Reports something that is wrong in the program, on stderr with the seed and the order; the process ends with exit
-// status 66 where it would have ended with 0.
+// Reports something that is wrong in the program, on stderr with the seed and the order; the process ends
+// with exit status 66 where it would have ended with 0.
 SIMULATED_GPU_API void report(const std::string& text);
 
 }  // namespace simulated_gpu

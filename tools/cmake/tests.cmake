@@ -70,6 +70,17 @@ else()
     "(libpython) that a program could link")
 endif()
 
+include(simulated_gpu)
+if(SIMULATED_GPU)
+  # In every order that the simulation knows.
+  add_test_program(simulated_gpu test_headers simulated_collectives simulated_cudart)
+  foreach(order random last lazy first)
+    add_test(NAME simulated_gpu_${order} COMMAND test_simulated_gpu --gtest_brief=1)
+    set_tests_properties(simulated_gpu_${order} PROPERTIES TIMEOUT 300
+      ENVIRONMENT "SIMULATED_GPU_SEED=1;SIMULATED_GPU_ORDER=${order}")
+  endforeach()
+endif()
+
 find_package(benchmark QUIET)
 if(benchmark_FOUND AND EXISTS ${PROJECT_SOURCE_DIR}/tools/bench/bench_layout.cpp)
   add_executable(bench_layout tools/bench/bench_layout.cpp)

@@ -47,7 +47,8 @@ def collect() -> dict[str, str]:
         "cxx11_abi": str(int(torch.compiled_with_cxx11_abi())),
         "include_dirs": f"{include};{include / 'torch' / 'csrc' / 'api' / 'include'}",
         "lib_dir": str(root / "lib"),
-        "nccl_include_dir": _nccl_include_dir(),
+        "cuda_include_dir": _include_dir("nvidia.cu13", "cuda_runtime_api.h"),
+        "nccl_include_dir": _include_dir("nvidia.nccl", "nccl.h"),
         "python_include_dir": sysconfig.get_path("include"),
         "python_library": _python_library(),
         "extension_suffix": sysconfig.get_config_var("EXT_SUFFIX"),
@@ -67,15 +68,15 @@ def _python_library() -> str:
     return str(next(found, "")) if ".so" in name else ""
 
 
-def _nccl_include_dir() -> str:
-    """The headers of the nvidia-nccl package, on which the CUDA builds of PyTorch depend."""
+def _include_dir(package_name: str, header: str) -> str:
+    """The headers of a package of NVIDIA's, on which the CUDA builds of PyTorch depend."""
     try:
-        package = importlib.util.find_spec("nvidia.nccl")
+        package = importlib.util.find_spec(package_name)
     except ModuleNotFoundError:
         return ""
     folders = package.submodule_search_locations if package else None
     found = (Path(folder) / "include" for folder in folders or [])
-    return next((str(folder) for folder in found if (folder / "nccl.h").is_file()), "")
+    return next((str(folder) for folder in found if (folder / header).is_file()), "")
 
 
 if __name__ == "__main__":

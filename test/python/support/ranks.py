@@ -1,8 +1,11 @@
-"""Runs a function on real gloo ranks.
+"""Runs a function on real ranks: of gloo, or on CUDA devices of NCCL.
 
     def sums(rank: int, world: int) -> None: ...
 
     run_ranks(sums, 3)
+
+``use_backend("nccl")`` puts what follows on devices, a rank on each: tensors are made there by default, the
+default group sends them by that backend (and those of the CPU by gloo), and ``device_type()`` is "cuda".
 
 Each rank is a process of its own. A set of ranks lives as long as the test session, since importing torch
 costs more than most tests; it is killed when a case fails on it, and the next case gets a new set. After
@@ -33,6 +36,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
 
+from device_reports import check_device
+
 # How much later than a rank itself its parent gives up: a rank that can still run its watchdog says where
 # it hangs.
 GRACE_S = 10.0
@@ -56,13 +61,25 @@ def run_ranks(function: Callable[..., Any], world: int, *args: Any, timeout: flo
     """
     if "<" in function.__qualname__:
         raise ValueError(f"ranks find {function.__qualname__} by name: define it at the top of a module.")
-    if world not in _running:
-        _running[world] = _Ranks(world)
+    key = (world, _backend)
+    if key not in _running:
+        _running[key] = _Ranks(world, _backend)
     try:
-        return _running[world].call(function, args, timeout)
+        return _running[key].call(function, args, timeout)
     except BaseException:
-        _running.pop(world).kill()
+        _running.pop(key).kill()
         raise
+
+
+def use_backend(name: str) -> None:
+    """From now on, ``run_ranks`` uses ranks of this backend: gloo, or one of CUDA tensors."""
+    global _backend
+    _backend = name
+
+
+def device_type() -> str:
+    """On a rank: where its tensors are, "cpu" or "cuda"."""
+    return "cpu" if _this_rank is None or _this_rank.backend == "gloo" else "cuda"
 
 
 def rejoin() -> None:
@@ -90,7 +107,7 @@ def stop_all() -> None:
 class _Ranks:
     """The processes of one world, seen from the test session."""
 
-    def __init__(self, world: int) -> None:
+    def __init__(self, world: int, backend: str) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="funcol_ranks_"))
         self._connections: list[Connection] = []
         self._processes = []
@@ -98,7 +115,10 @@ class _Ranks:
         for rank in range(world):
             ours, theirs = context.Pipe()
             process = context.Process(
-                target=_serve, args=(rank, world, self._directory, theirs), name=f"rank {rank}", daemon=True
+                target=_serve,
+                args=(rank, world, self._directory, backend, theirs),
+                name=f"rank {rank}",
+                daemon=True,
             )
             process.start()
             theirs.close()
@@ -156,9 +176,10 @@ class _Ranks:
 class _ThisRank:
     """A rank, seen from its own process."""
 
-    def __init__(self, rank: int, world: int, directory: Path) -> None:
+    def __init__(self, rank: int, world: int, directory: Path, backend: str) -> None:
         self.rank = rank
         self.world = world
+        self.backend = backend
         self._directory = directory
         self._num_joins = 0
         self._num_cases = 0
@@ -170,8 +191,15 @@ class _ThisRank:
         torch.set_num_threads(1)
         store = dist.FileStore(str(self._directory / f"store{self._num_joins}"), self.world)
         self._num_joins += 1
+        if self.backend == "gloo":
+            backend = "gloo"
+        else:
+            backend = f"cpu:gloo,cuda:{self.backend}"
+            torch.cuda.set_device(self.rank)
+            # And not torch.set_default_device(), which is a mode that every call would see.
+            torch.set_default_tensor_type(torch.cuda.FloatTensor)
         dist.init_process_group(
-            "gloo", store=store, rank=self.rank, world_size=self.world, timeout=timedelta(minutes=5)
+            backend, store=store, rank=self.rank, world_size=self.world, timeout=timedelta(minutes=5)
         )
 
     def rejoin(self) -> None:
@@ -195,6 +223,8 @@ class _ThisRank:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             result = function(self.rank, self.world, *args)
+        if self.backend != "gloo":
+            check_device()
         if self._check_in_step() > MAX_GROUPS:
             self.rejoin()
         return result
@@ -205,14 +235,16 @@ class _ThisRank:
         import torch.distributed as dist
 
         self._num_cases += 1
-        bounds = torch.tensor([self._num_cases, -self._num_cases, len(dist.distributed_c10d._world.pg_map)])
+        num_groups = len(dist.distributed_c10d._world.pg_map)
+        bounds = torch.tensor([self._num_cases, -self._num_cases, num_groups], device="cpu")
         dist.all_reduce(bounds, dist.ReduceOp.MAX)
-        *num_cases, num_groups = bounds.tolist()
+        *num_cases, most_groups = bounds.tolist()
         assert num_cases == [self._num_cases, -self._num_cases], "the ranks are out of step"
-        return num_groups
+        return most_groups
 
 
-_running: dict[int, _Ranks] = {}
+_backend = "gloo"
+_running: dict[tuple[int, str], _Ranks] = {}
 _made: list[Callable[[], None]] = []
 _this_rank: _ThisRank | None = None
 atexit.register(stop_all)
@@ -240,9 +272,9 @@ def _stacks_file(directory: Path, rank: int) -> Path:
     return directory / f"stacks{rank}"
 
 
-def _serve(rank: int, world: int, directory: Path, requests: Connection) -> None:
+def _serve(rank: int, world: int, directory: Path, backend: str, requests: Connection) -> None:
     global _this_rank
-    _this_rank = _ThisRank(rank, world, directory)
+    _this_rank = _ThisRank(rank, world, directory, backend)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     with _stacks_file(directory, rank).open("w") as stacks:
         import torch

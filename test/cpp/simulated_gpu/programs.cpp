@@ -1,0 +1,178 @@
+#include "simulated_gpu/programs.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdlib>
+#include <cstring>
+#include <numeric>
+#include <stdexcept>
+
+#include "simulated_gpu/device.h"
+
+namespace simulated_gpu {
+namespace {
+
+constexpr int kRounds = 4;
+
+// A stream uses what another one computes.
+bool other_stream_reads(bool waits) {
+  const OwnStream producer;
+  const OwnStream consumer;
+  const Buffer data(0);
+  const Buffer copy(0);
+  for (int i = 0; i < kRounds; ++i) {
+    EXPECT_CUDA(add(producer, data, data, 1));
+  }
+  if (waits) {
+    wait_for(consumer, producer);
+  }
+  EXPECT_CUDA(add(consumer, copy, data, 0));
+  return copy.holds(kRounds);
+}
+
+// A stream overwrites what another one still reads.
+bool other_stream_overwrites(bool waits) {
+  const OwnStream reader;
+  const OwnStream writer;
+  const Buffer data(1);
+  const Buffer copy(0);
+  const Buffer nothing(0);
+  for (int i = 0; i < kRounds; ++i) {
+    EXPECT_CUDA(add(reader, nothing, nothing, 1));
+  }
+  EXPECT_CUDA(add(reader, copy, data, 0));
+  if (waits) {
+    wait_for(writer, reader);
+  }
+  EXPECT_CUDA(cudaMemsetAsync(data.data(), 0, kBytes, writer));
+  return copy.holds(1);
+}
+
+// What an allocator of the program's own does with a block that a second stream still uses.
+bool block_is_handed_out_again(bool records_stream) {
+  const OwnStream owner;
+  const OwnStream user;
+  const Buffer block(1);
+  const Buffer copy(0);
+  wait_for(user, owner);
+  EXPECT_CUDA(add(user, copy, block, 0));
+  if (records_stream) {
+    const OwnEvent used;
+    EXPECT_CUDA(cudaEventRecord(used, user));
+    EXPECT_CUDA(cudaEventSynchronize(used));
+  }
+  const auto poison = [data = block.data()] { memset(host_address(data), kPoisonByte, kBytes); };
+  EXPECT_CUDA(enqueue(owner, {"poison", at_once(poison), {}, {block.range()}, Kind::kPoison}));
+  return copy.holds(1);
+}
+
+// The host reads pinned memory to which a stream still copies.
+bool host_reads_copy(bool waits) {
+  const OwnStream stream;
+  const Buffer data(0);
+  int* pinned = nullptr;
+  EXPECT_CUDA(cudaMallocHost(reinterpret_cast<void**>(&pinned), kBytes));
+  EXPECT_CUDA(add(stream, data, data, 1));
+  EXPECT_CUDA(cudaMemcpyAsync(pinned, data.data(), kBytes, cudaMemcpyDeviceToHost, stream));
+  if (waits) {
+    EXPECT_CUDA(cudaStreamSynchronize(stream));
+  }
+  return std::accumulate(pinned, pinned + kCount, 0) == kCount;
+}
+
+// Two streams of a graph; the second reads what the first writes.
+bool graph_of_two_streams(bool waits) {
+  const OwnStream first;
+  const OwnStream second;
+  const Buffer data(0);
+  const Buffer copy(0);
+  EXPECT_CUDA(cudaStreamBeginCapture(first, cudaStreamCaptureModeGlobal));
+  wait_for(second, first);
+  for (int i = 0; i < kRounds; ++i) {
+    EXPECT_CUDA(add(first, data, data, 1));
+  }
+  if (waits) {
+    wait_for(second, first);
+  }
+  EXPECT_CUDA(add(second, copy, data, 0));
+  wait_for(first, second);
+  cudaGraph_t graph = nullptr;
+  EXPECT_CUDA(cudaStreamEndCapture(first, &graph));
+  cudaGraphExec_t executable = nullptr;
+  EXPECT_CUDA(cudaGraphInstantiate(&executable, graph, 0));
+  EXPECT_CUDA(cudaGraphLaunch(executable, first));
+  return copy.holds(kRounds);
+}
+
+bool host_reads_device_memory() {
+  const Buffer data(7);
+  return *const_cast<volatile int*>(data.data()) == 7;
+}
+
+bool host_reads_behind_allocation() {
+  const Buffer data(7);
+  volatile const int* const behind = static_cast<int*>(host_address(data.data())) + 4096 / sizeof(int);
+  return *behind == 7;
+}
+
+bool work_fails() {
+  const Buffer data(0);
+  EXPECT_EQ(cudaSuccess,
+            enqueue(nullptr, {"bad kernel", at_once([] { throw std::runtime_error("on purpose"); })}));
+  return cudaDeviceSynchronize() == cudaErrorLaunchFailure &&
+         cudaDeviceSynchronize() == cudaErrorLaunchFailure;
+}
+
+}  // namespace
+
+const std::map<std::string, std::function<bool()>>& programs() {
+  static const std::map<std::string, std::function<bool()>> programs = {
+      {"read after a wait", [] { return other_stream_reads(true); }},
+      {"read without a wait", [] { return other_stream_reads(false); }},
+      {"overwrite after a wait", [] { return other_stream_overwrites(true); }},
+      {"overwrite without a wait", [] { return other_stream_overwrites(false); }},
+      {"block again after its event", [] { return block_is_handed_out_again(true); }},
+      {"block again at once", [] { return block_is_handed_out_again(false); }},
+      {"host after a synchronize", [] { return host_reads_copy(true); }},
+      {"host without a synchronize", [] { return host_reads_copy(false); }},
+      {"graph with a wait", [] { return graph_of_two_streams(true); }},
+      {"graph without a wait", [] { return graph_of_two_streams(false); }},
+      {"host reads device memory", host_reads_device_memory},
+      {"host reads behind an allocation", host_reads_behind_allocation},
+      {"work fails", work_fails},
+  };
+  return programs;
+}
+
+Outcome run_program(const std::string& name, const Schedule& schedule) {
+  std::array<int, 2> channel{};
+  if (pipe(channel.data()) != 0) {
+    return {-1, "no pipe"};
+  }
+  const pid_t child = fork();
+  if (child == 0) {
+    dup2(channel[1], STDERR_FILENO);
+    close(channel[0]);
+    setenv("SIMULATED_GPU_SEED", std::to_string(schedule.seed).c_str(), 1);
+    setenv("SIMULATED_GPU_ORDER", schedule.order.c_str(), 1);
+    setenv("SIMULATED_GPU_RACES", schedule.races ? "1" : "0", 1);
+    alarm(60);
+    execl("/proc/self/exe", "test_simulated_gpu", ("--program=" + name).c_str(), nullptr);
+    _exit(127);
+  }
+  close(channel[1]);
+  Outcome outcome{0, ""};
+  std::array<char, 4096> buffer{};
+  for (ssize_t n = 0; (n = read(channel[0], buffer.data(), buffer.size())) > 0;) {
+    outcome.errors.append(buffer.data(), static_cast<size_t>(n));
+  }
+  close(channel[0]);
+  int status = 0;
+  waitpid(child, &status, 0);
+  outcome.status = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+  return outcome;
+}
+
+}  // namespace simulated_gpu

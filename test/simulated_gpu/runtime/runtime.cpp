@@ -1,0 +1,217 @@
+#include "runtime.h"
+
+#include <pthread.h>
+
+#include <cstdio>
+#include <cstring>
+
+#include "memory.h"
+#include "reports.h"
+
+namespace simulated_gpu {
+namespace {
+
+thread_local int t_device = 0;
+thread_local cudaError_t t_error = cudaSuccess;
+
+// Never destroyed: the scheduler's thread runs until the process ends.
+Runtime& runtime() {
+  static auto* const runtime = new Runtime();
+  return *runtime;
+}
+
+struct Finder {
+  std::mutex mutex;
+  FindIssuePlace find;
+};
+
+Finder& finder() {
+  static auto* const finder = new Finder();
+  return *finder;
+}
+
+// What a watchdog sees finished licenses no use of it by the program, only that its memory goes.
+bool is_watchdog() {
+  thread_local const bool is_watchdog = [] {
+    char name[16] = "";
+    pthread_getname_np(pthread_self(), name, sizeof name);
+    return strstr(name, "watchdg") != nullptr || strstr(name, "Watchdog") != nullptr;
+  }();
+  return is_watchdog;
+}
+
+}  // namespace
+
+int current_device() { return t_device; }
+void set_current_device(int device) { t_device = device; }
+
+cudaError_t remember(cudaError_t error) {
+  if (error != cudaSuccess) {
+    t_error = error;
+  }
+  return error;
+}
+
+cudaError_t last_error(bool clear) {
+  const cudaError_t error = t_error;
+  t_error = clear ? cudaSuccess : error;
+  return error;
+}
+
+cudaError_t not_simulated(const char* function) {
+  fprintf(stderr, "simulated GPU: %s is not simulated\n", function);
+  return remember(cudaErrorNotSupported);
+}
+
+IssuedPointer issue_place(const Work& work) {
+  if (!options().races || (work.reads.empty() && work.writes.empty())) {
+    return nullptr;
+  }
+  FindIssuePlace find;
+  {
+    const std::lock_guard<std::mutex> lock(finder().mutex);
+    find = finder().find;
+  }
+  auto issued = std::make_shared<Issued>();
+  issued->name = work.name;
+  issued->kind = work.kind;
+  issued->place = find ? find() : nullptr;
+  return issued;
+}
+
+Locked::Locked() : runtime_(runtime()), lock_(runtime_.scheduler.mutex) {}
+
+Locked::~Locked() {
+  const auto conflicts = std::move(runtime_.conflicts);
+  runtime_.conflicts.clear();
+  lock_.unlock();
+  for (const Conflict& conflict : conflicts) {
+    report(conflict.text());
+  }
+}
+
+StreamPointer Locked::find(cudaStream_t handle) { return runtime_.streams.find(handle, t_device); }
+
+cudaError_t Locked::issue(const StreamPointer& stream, Work work, std::vector<const void*> chains,
+                          const IssuedPointer& issued, const Mark& after, const Clock* after_clock) {
+  if (Scheduler::is_this_thread()) {
+    return cudaErrorNotPermitted;  // a host function calls CUDA
+  }
+  if (runtime_.streams.is_default(stream)) {
+    if (const auto error = runtime_.captures.check_default_stream(stream->device)) {
+      return error;
+    }
+  }
+  if (work.chain != nullptr) {
+    chains.push_back(work.chain);
+  }
+  if (stream->capture) {
+    if (work.kind == Kind::kPoison) {
+      return cudaSuccess;
+    }
+    auto node = issued ? std::make_shared<Issued>(*issued) : nullptr;
+    if (node) {
+      node->line = stream->capture->graph->nodes.size();
+    }
+    return Captures::record(stream, std::move(work), std::move(chains), std::move(node));
+  }
+  runtime_.scheduler.make_room(lock_);
+  Operation operation;
+  order_behind_default_stream(stream, operation);
+  stream->clock.merge(runtime_.seen_by_host);
+  if (after_clock != nullptr) {
+    stream->clock.merge(*after_clock);
+  }
+  if (!after.done()) {
+    operation.after.push_back(after);
+  }
+  if (issued) {
+    note_accesses(stream, work, issued);
+  }
+  operation.work = std::move(work);
+  const Mark mark = runtime_.scheduler.push(stream, std::move(operation), chains);
+  stream->clock.set(stream->id, mark.count);
+  return cudaSuccess;
+}
+
+// The default stream waits for all blocking streams, and they for it.
+void Locked::order_behind_default_stream(const StreamPointer& stream, Operation& operation) {
+  const auto put_behind = [&](const StreamPointer& other) {
+    stream->clock.merge(other->clock);
+    if (!other->queue.empty()) {
+      operation.after.push_back({other, other->num_issued});
+    }
+  };
+  if (!stream->blocking) {
+    return;
+  }
+  if (!runtime_.streams.is_default(stream)) {
+    put_behind(runtime_.streams.default_of(stream->device));
+    return;
+  }
+  for (const StreamPointer& other : runtime_.streams.every()) {
+    if (other != stream && other->blocking && other->device == stream->device) {
+      put_behind(other);
+    }
+  }
+}
+
+void Locked::note_accesses(const StreamPointer& stream, const Work& work, IssuedPointer issued) {
+  auto numbered = std::make_shared<Issued>(*issued);
+  numbered->line = stream->id;
+  numbered->number = stream->num_issued + 1;
+  const auto is_ordered = [&](const Issued& earlier) {
+    return earlier.line == stream->id || stream->clock.covers(earlier.line, earlier.number) ||
+           (work.kind == Kind::kPoison && runtime_.seen_by_watchdog.covers(earlier.line, earlier.number));
+  };
+  const auto add = [&](const std::vector<Range>& ranges, bool writes) {
+    for (const Range& range : ranges) {
+      if (!memory().is_device_address(range.begin)) {
+        continue;
+      }
+      if (auto conflict = runtime_.history.add(range, writes, numbered, is_ordered)) {
+        runtime_.conflicts.push_back(std::move(*conflict));
+      }
+    }
+  };
+  add(work.reads, false);
+  add(work.writes, true);
+}
+
+cudaError_t Locked::wait_for(const Mark& mark, const Clock& clock) {
+  const Clock covered = clock;  // the stream goes on meanwhile
+  const cudaError_t error = runtime_.scheduler.wait_for(lock_, {mark});
+  note_finished(covered);
+  return error;
+}
+
+cudaError_t Locked::wait_for(const StreamPointer& stream) {
+  return wait_for({stream, stream->num_issued}, stream->clock);
+}
+
+cudaError_t Locked::wait_for_device(int device) {
+  std::vector<Mark> marks;
+  Clock covered;
+  for (const StreamPointer& stream : runtime_.streams.every()) {
+    if (stream->device == device) {
+      marks.push_back({stream, stream->num_issued});
+      covered.merge(stream->clock);
+    }
+  }
+  const cudaError_t error = runtime_.scheduler.wait_for(lock_, marks);
+  note_finished(covered);
+  return error;
+}
+
+void Locked::note_finished(const Clock& clock) {
+  (is_watchdog() ? runtime_.seen_by_watchdog : runtime_.seen_by_host).merge(clock);
+}
+
+void set_find_issue_place(FindIssuePlace find) {
+  const std::lock_guard<std::mutex> lock(finder().mutex);
+  finder().find = std::move(find);
+}
+
+uint64_t random() { return runtime().scheduler.random(); }
+
+}  // namespace simulated_gpu

@@ -1,0 +1,84 @@
+// The state of the simulated CUDA runtime, and what every call on a stream has in common.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "access_history.h"
+#include "capture.h"
+#include "clock.h"
+#include "scheduler.h"
+#include "simulated_gpu.h"
+#include "stream.h"
+
+namespace simulated_gpu {
+
+struct Runtime {
+  Scheduler scheduler;
+  Streams streams;
+  Captures captures;
+
+  AccessHistory history;
+  Clock seen_by_host;      // operations that a thread of the program knows to be finished
+  Clock seen_by_watchdog;  // and those that only a watchdog of a process group knows to be finished
+
+  std::unordered_map<const void*, std::string> kernels;  // demangled names, by the host's functions
+  std::unordered_map<const void*, void*> symbols;        // device variables, by the host's
+  std::vector<std::pair<std::string, Implement>> implementations;
+
+  // Races that the call in progress found: their texts need what is not to be had under the lock.
+  std::vector<Conflict> conflicts;
+};
+
+// The runtime, locked. What was found meanwhile is reported once the lock is gone.
+class Locked {
+ public:
+  Locked();
+  ~Locked();
+  Locked(const Locked&) = delete;
+  Locked& operator=(const Locked&) = delete;
+
+  Runtime* operator->() { return &runtime_; }
+
+  // The stream of a handle, on the current device; null if there is none.
+  StreamPointer find(cudaStream_t handle);
+
+  // Puts work at the end of a stream: on its queue, or into the graph that it captures. `after`, what has to
+  // be finished first besides, comes with the clock of the moment that it marks.
+  cudaError_t issue(const StreamPointer& stream, Work work, std::vector<const void*> chains,
+                    const IssuedPointer& issued, const Mark& after = {}, const Clock* after_clock = nullptr);
+
+  // Returns once a stream's, or a device's, work is finished; the host knows it then.
+  cudaError_t wait_for(const StreamPointer& stream);
+  cudaError_t wait_for_device(int device);
+  cudaError_t wait_for(const Mark& mark, const Clock& clock);
+
+  // The host has seen, by a query, that all that `clock` covers is finished.
+  void note_finished(const Clock& clock);
+
+ private:
+  void order_behind_default_stream(const StreamPointer& stream, Operation& operation);
+  void note_accesses(const StreamPointer& stream, const Work& work, IssuedPointer issued);
+
+  Runtime& runtime_;
+  Lock lock_;
+};
+
+// Where the caller issues something, if races are looked for: to be called without the lock.
+IssuedPointer issue_place(const Work& work);
+
+// The calling thread's device, and its last error as cudaGetLastError() has it.
+int current_device();
+void set_current_device(int device);
+cudaError_t remember(cudaError_t error);  // returns it
+cudaError_t last_error(bool clear);
+
+// A function that exists and cannot be simulated.
+cudaError_t not_simulated(const char* function);
+
+}  // namespace simulated_gpu

@@ -1,0 +1,235 @@
+#include "scheduler.h"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <optional>
+#include <thread>
+
+#include "reports.h"
+
+namespace simulated_gpu {
+namespace {
+
+// The queues run when somebody waits, when nothing was issued for this long, or when this much is queued.
+constexpr std::chrono::milliseconds kIdle{10};
+constexpr size_t kDepth = 1024;
+
+// Between two looks at an operation that waits for other ranks.
+constexpr std::chrono::microseconds kPoll{50};
+
+thread_local bool t_is_scheduler = false;
+
+bool can_run(const Stream* stream, SteadyClock::time_point now) {
+  if (stream->queue.empty()) {
+    return false;
+  }
+  const Operation& front = stream->queue.front();
+  return now >= front.not_before &&
+         std::all_of(front.after.begin(), front.after.end(), [](const Mark& mark) { return mark.done(); });
+}
+
+// The streams whose next operation has to run before `mark` is done.
+void add_needed(const Mark& mark, SteadyClock::time_point now, std::set<Stream*>& seen,
+                std::vector<Stream*>& needed) {
+  if (mark.done() || !seen.insert(mark.stream.get()).second) {
+    return;
+  }
+  if (can_run(mark.stream.get(), now)) {
+    needed.push_back(mark.stream.get());
+  } else if (!mark.stream->queue.empty()) {
+    for (const Mark& before : mark.stream->queue.front().after) {
+      add_needed(before, now, seen, needed);
+    }
+  }
+}
+
+}  // namespace
+
+bool Scheduler::is_this_thread() { return t_is_scheduler; }
+
+void Scheduler::make_room(Lock& lock) {
+  if (num_queued_ > kDepth) {
+    work_.notify_one();
+    done_.wait(lock, [this] { return num_queued_ <= kDepth; });
+  }
+}
+
+Mark Scheduler::push(const StreamPointer& stream, Operation operation,
+                     const std::vector<const void*>& chains) {
+  operation.order = num_issued_++;
+  for (const void* chain : chains) {
+    Mark& last = chains_[chain];
+    if (last.stream != stream && !last.done()) {
+      operation.after.push_back(last);
+    }
+    last = {stream, stream->num_issued + 1};
+  }
+  if (stream->queue.empty()) {
+    const auto by_id = [](const Stream* a, const Stream* b) { return a->id < b->id; };
+    active_.insert(std::upper_bound(active_.begin(), active_.end(), stream.get(), by_id), stream.get());
+  }
+  stream->queue.push_back(std::move(operation));
+  ++stream->num_issued;
+  ++num_queued_;
+  last_issue_ = SteadyClock::now();
+  if (!started_) {
+    started_ = true;
+    std::thread([this] { run(); }).detach();
+  } else if (num_queued_ == 1 || options().order == Options::Order::kFirst) {
+    work_.notify_one();
+  }
+  return {stream, stream->num_issued};
+}
+
+cudaError_t Scheduler::wait_for(Lock& lock, const std::vector<Mark>& marks) {
+  for (const Mark& mark : marks) {
+    if (mark.done()) {
+      continue;
+    }
+    if (t_is_scheduler) {
+      return cudaErrorNotPermitted;
+    }
+    demands_.push_back(mark);
+    work_.notify_one();
+    done_.wait(lock, [&] { return mark.done(); });
+    demands_.erase(std::find_if(demands_.begin(), demands_.end(), [&](const Mark& demand) {
+      return demand.stream == mark.stream && demand.count == mark.count;
+    }));
+  }
+  return failure_;
+}
+
+std::vector<Stream*> Scheduler::demanded(SteadyClock::time_point now) const {
+  std::set<Stream*> seen;
+  std::vector<Stream*> streams;
+  for (const Mark& mark : demands_) {
+    add_needed(mark, now, seen, streams);
+  }
+  std::sort(streams.begin(), streams.end(), [](auto* a, auto* b) { return a->id < b->id; });
+  return streams;
+}
+
+Stream* Scheduler::pick() {
+  const auto now = SteadyClock::now();
+  const Options::Order order = options().order;
+  std::vector<Stream*> candidates;
+  if (order == Options::Order::kLazy) {
+    candidates = demanded(now);
+  }
+  if (candidates.empty()) {
+    std::copy_if(active_.begin(), active_.end(), std::back_inserter(candidates),
+                 [&](const Stream* stream) { return can_run(stream, now); });
+  }
+  if (candidates.empty()) {
+    return nullptr;
+  }
+  const auto issued_before = [](const Stream* a, const Stream* b) {
+    return a->queue.front().order < b->queue.front().order;
+  };
+  switch (order) {
+    case Options::Order::kFirst:
+      return *std::min_element(candidates.begin(), candidates.end(), issued_before);
+    case Options::Order::kLast:
+      return *std::max_element(candidates.begin(), candidates.end(), issued_before);
+    case Options::Order::kLazy:
+      return candidates[random() % candidates.size()];
+    case Options::Order::kRandom:
+      break;
+  }
+  return pick_urgent(candidates);
+}
+
+// Few changes of priority find more than a draw at each step (Burckhardt and others, "A Randomized Scheduler
+// with Probabilistic Guarantees of Finding Bugs"). Collectives are held back.
+Stream* Scheduler::pick_urgent(const std::vector<Stream*>& candidates) {
+  constexpr uint64_t kOneChangeIn = 16;
+  if (random() % kOneChangeIn == 0) {
+    candidates[random() % candidates.size()]->urgency = random();
+  }
+  const auto urgency = [](const Stream* stream) {
+    const bool held_back = stream->queue.front().work.kind == Kind::kCollective;
+    return held_back ? stream->urgency / 8 : stream->urgency;
+  };
+  return *std::max_element(candidates.begin(), candidates.end(),
+                           [&](const Stream* a, const Stream* b) { return urgency(a) < urgency(b); });
+}
+
+// False: nothing is to run now.
+bool Scheduler::wait_for_work(Lock& lock) {
+  if (num_queued_ == 0) {
+    work_.wait(lock);
+    return false;
+  }
+  const bool now = !demands_.empty() || num_queued_ > kDepth || options().order == Options::Order::kFirst;
+  if (!now && SteadyClock::now() < last_issue_ + kIdle) {
+    work_.wait_until(lock, last_issue_ + kIdle);
+    return false;
+  }
+  return true;
+}
+
+void Scheduler::run() {
+  t_is_scheduler = true;
+  pthread_setname_np(pthread_self(), "simulated_gpu");
+  Lock lock(mutex);
+  for (;;) {
+    if (wait_for_work(lock) && !run_one(lock)) {
+      work_.wait_for(lock, kPoll);  // all that is left waits for other ranks
+    }
+  }
+}
+
+bool Scheduler::run_one(Lock& lock) {
+  Stream* const stream = pick();
+  if (stream == nullptr) {
+    return false;
+  }
+  Operation& front = stream->queue.front();  // stays where it is while others are added behind it
+  lock.unlock();
+  bool finished = true;
+  bool failed = false;
+  try {
+    if (front.step) {
+      finished = front.step();
+    } else {
+      if (options().trace) {
+        fprintf(stderr, "simulated GPU [%d]: stream %lu: %s\n", getpid(), stream->id,
+                front.work.name.c_str());
+      }
+      front.step = front.work.begin();
+      finished = !front.step;
+    }
+  } catch (const std::exception& error) {
+    report(front.work.name + " on stream " + std::to_string(stream->id) + " failed: " + error.what());
+    failed = true;
+  }
+  lock.lock();
+  if (failed) {
+    failure_ = cudaErrorLaunchFailure;
+  }
+  if (finished) {
+    finish_front(lock, stream);
+  } else {
+    front.not_before = SteadyClock::now() + kPoll;
+  }
+  return true;
+}
+
+void Scheduler::finish_front(Lock& lock, Stream* stream) {
+  std::optional<Operation> over(std::move(stream->queue.front()));
+  stream->queue.pop_front();
+  ++stream->num_finished;
+  --num_queued_;
+  if (stream->queue.empty()) {
+    active_.erase(std::find(active_.begin(), active_.end(), stream));
+  }
+  done_.notify_all();
+  lock.unlock();  // what the operation holds may need the lock to go
+  over.reset();
+  lock.lock();
+}
+
+}  // namespace simulated_gpu

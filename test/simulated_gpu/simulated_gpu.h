@@ -99,6 +99,7 @@ struct Options {
   int64_t delay_us = 0;  // each collective is held back for up to this
   bool trace = false;    // every operation is printed as it runs
   bool races = true;     // accesses that nothing orders are reported
+  bool alone = false;    // other ranks of NCCL do not exist: they are taken to send what this one sends
   size_t device_bytes = size_t{80} << 30;
 };
 SIMULATED_GPU_API const Options& options();

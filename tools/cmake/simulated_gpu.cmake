@@ -51,6 +51,8 @@ add_simulated_library(simulated_cuda libcuda.so.1 simulated_driver)
 add_simulated_objects(simulated_collectives nccl simulated_cudart)
 target_compile_options(simulated_collectives PRIVATE -O3)
 add_simulated_library(simulated_nccl libnccl.so.2 simulated_collectives)
+target_link_options(simulated_nccl PRIVATE
+  -Wl,--version-script=${PROJECT_SOURCE_DIR}/test/simulated_gpu/nccl/exports.map)
 set_target_properties(simulated_driver simulated_collectives PROPERTIES CXX_VISIBILITY_PRESET hidden)
 
 foreach(library torch_cuda c10_cuda)

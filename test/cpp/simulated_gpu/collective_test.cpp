@@ -13,7 +13,7 @@ INSTANTIATE_TEST_SUITE_P(Collective, Worlds, ::testing::Values(1, 2, 3));
 
 TEST_P(Worlds, AllReduceSums) {
   run_ranks(GetParam(), [](Rank& self) {
-    Buffer input(self.stream, {self.number(), 1}), output(self.stream, unset(2));
+    Floats input(self.stream, {self.number(), 1}), output(self.stream, unset(2));
     expect_success(
         ncclAllReduce(input.data(), output.data(), 2, ncclFloat32, ncclSum, self.communicator, self.stream));
     const int sum = self.num_ranks * (self.num_ranks - 1) / 2;
@@ -24,7 +24,7 @@ TEST_P(Worlds, AllReduceSums) {
 
 TEST_P(Worlds, AllReduceWorksInPlace) {
   run_ranks(GetParam(), [](Rank& self) {
-    Buffer data(self.stream, {1, 2});
+    Floats data(self.stream, {1, 2});
     expect_success(
         ncclAllReduce(data.data(), data.data(), 2, ncclFloat32, ncclSum, self.communicator, self.stream));
     const auto num_ranks = static_cast<float>(self.num_ranks);
@@ -38,7 +38,7 @@ TEST_P(Worlds, AllGatherWorksInPlace) {
     for (int rank = 0; rank < self.num_ranks; ++rank) expected.push_back(static_cast<float>(rank));
     Values before(expected.size(), -1);
     before[static_cast<size_t>(self.rank)] = self.number();
-    Buffer data(self.stream, before);
+    Floats data(self.stream, before);
     expect_success(
         ncclAllGather(data.data() + self.rank, data.data(), 1, ncclFloat32, self.communicator, self.stream));
     EXPECT_EQ(data.read(), expected);
@@ -49,7 +49,7 @@ TEST_P(Worlds, ReduceScatterGivesEachRankItsPart) {
   run_ranks(GetParam(), [](Rank& self) {
     Values parts;
     for (int rank = 0; rank < self.num_ranks; ++rank) parts.push_back(static_cast<float>(rank));
-    Buffer input(self.stream, parts), output(self.stream, unset(1));
+    Floats input(self.stream, parts), output(self.stream, unset(1));
     expect_success(ncclReduceScatter(input.data(), output.data(), 1, ncclFloat32, ncclSum, self.communicator,
                                      self.stream));
     EXPECT_EQ(output.read(), Values{self.number() * static_cast<float>(self.num_ranks)});
@@ -63,7 +63,7 @@ TEST_P(Worlds, AllToAllTransposes) {
       to_ranks.push_back(self.number() * 10 + static_cast<float>(rank));
       expected.push_back(static_cast<float>(rank) * 10 + self.number());
     }
-    Buffer input(self.stream, to_ranks), output(self.stream, unset(to_ranks.size()));
+    Floats input(self.stream, to_ranks), output(self.stream, unset(to_ranks.size()));
     expect_success(ncclAlltoAll(input.data(), output.data(), 1, ncclFloat32, self.communicator, self.stream));
     EXPECT_EQ(output.read(), expected);
   });
@@ -72,7 +72,7 @@ TEST_P(Worlds, AllToAllTransposes) {
 TEST_P(Worlds, BroadcastGivesTheRootsValues) {
   run_ranks(GetParam(), [](Rank& self) {
     const int root = self.num_ranks - 1;
-    Buffer data(self.stream, {self.number()});
+    Floats data(self.stream, {self.number()});
     expect_success(ncclBcast(data.data(), 1, ncclFloat32, root, self.communicator, self.stream));
     EXPECT_EQ(data.read(), Values{static_cast<float>(root)});
   });
@@ -80,7 +80,7 @@ TEST_P(Worlds, BroadcastGivesTheRootsValues) {
 
 TEST_P(Worlds, ReduceLeavesOtherRanksAlone) {
   run_ranks(GetParam(), [](Rank& self) {
-    Buffer input(self.stream, {1}), output(self.stream, unset(1));
+    Floats input(self.stream, {1}), output(self.stream, unset(1));
     expect_success(
         ncclReduce(input.data(), output.data(), 1, ncclFloat32, ncclSum, 0, self.communicator, self.stream));
     EXPECT_EQ(output.read(), Values{self.rank == 0 ? static_cast<float>(self.num_ranks) : -1});
@@ -92,10 +92,10 @@ TEST_P(Worlds, ScatterAndGatherAreInverse) {
     Values all;
     for (int rank = 0; rank < self.num_ranks; ++rank) all.push_back(static_cast<float>(rank + 5));
     const bool is_root = self.rank == 0;
-    Buffer whole(self.stream, is_root ? all : unset(all.size())), part(self.stream, unset(1));
+    Floats whole(self.stream, is_root ? all : unset(all.size())), part(self.stream, unset(1));
     expect_success(ncclScatter(whole.data(), part.data(), 1, ncclFloat32, 0, self.communicator, self.stream));
     EXPECT_EQ(part.read(), Values{self.number() + 5});
-    Buffer back(self.stream, unset(all.size()));
+    Floats back(self.stream, unset(all.size()));
     expect_success(ncclGather(part.data(), back.data(), 1, ncclFloat32, 0, self.communicator, self.stream));
     EXPECT_EQ(back.read(), is_root ? all : unset(all.size()));
   });
@@ -110,7 +110,7 @@ TEST_P(Worlds, EmptyCollectivesFinish) {
 
 TEST_P(Worlds, ManyCollectivesMatchInTheirOrder) {
   run_ranks(GetParam(), [](Rank& self) {
-    Buffer data(self.stream, {1});
+    Floats data(self.stream, {1});
     float expected = 1;
     for (int i = 0; i < 20; ++i) {
       expect_success(
@@ -123,7 +123,7 @@ TEST_P(Worlds, ManyCollectivesMatchInTheirOrder) {
 
 TEST(Collective, PeersGetTheInputAsItWasAtTheCall) {
   run_ranks(2, [](Rank& self) {
-    Buffer data(self.stream, {self.number() + 1}), output(self.stream, unset(1));
+    Floats data(self.stream, {self.number() + 1}), output(self.stream, unset(1));
     expect_success(
         ncclAllReduce(data.data(), output.data(), 1, ncclFloat32, ncclSum, self.communicator, self.stream));
     data.set({100});
@@ -137,7 +137,7 @@ TEST(Collective, PremultipliedSumsUseEachRanksFactor) {
     ncclRedOp_t op;
     expect_success(
         ncclRedOpCreatePreMulSum(&op, &factor, ncclFloat32, ncclScalarHostImmediate, self.communicator));
-    Buffer data(self.stream, {10});
+    Floats data(self.stream, {10});
     expect_success(
         ncclAllReduce(data.data(), data.data(), 1, ncclFloat32, op, self.communicator, self.stream));
     expect_success(ncclRedOpDestroy(op, self.communicator));
@@ -149,7 +149,7 @@ TEST(Collective, PremultipliedSumsUseEachRanksFactor) {
 
 TEST(Collective, FactorsOnTheDeviceAreReadWhenTheCollectiveRuns) {
   run_ranks(2, [](Rank& self) {
-    Buffer factor(self.stream, {2}), data(self.stream, {10});
+    Floats factor(self.stream, {2}), data(self.stream, {10});
     ncclRedOp_t op;
     expect_success(
         ncclRedOpCreatePreMulSum(&op, factor.data(), ncclFloat32, ncclScalarDevice, self.communicator));
@@ -163,7 +163,7 @@ TEST(Collective, FactorsOnTheDeviceAreReadWhenTheCollectiveRuns) {
 TEST(Collective, AGroupSendsAndReceivesInAnyOrder) {
   run_ranks(2, [](Rank& self) {
     const int peer = 1 - self.rank;
-    Buffer input(self.stream, {self.number()}), output(self.stream, unset(1));
+    Floats input(self.stream, {self.number()}), output(self.stream, unset(1));
     expect_success(ncclGroupStart());
     expect_success(ncclSend(input.data(), 1, ncclFloat32, peer, self.communicator, self.stream));
     expect_success(ncclRecv(output.data(), 1, ncclFloat32, peer, self.communicator, self.stream));
@@ -174,7 +174,7 @@ TEST(Collective, AGroupSendsAndReceivesInAnyOrder) {
 
 TEST(Collective, AGroupSendsToItsOwnRank) {
   run_ranks(1, [](Rank& self) {
-    Buffer input(self.stream, {4}), output(self.stream, unset(1));
+    Floats input(self.stream, {4}), output(self.stream, unset(1));
     expect_success(ncclGroupStart());
     expect_success(ncclRecv(output.data(), 1, ncclFloat32, 0, self.communicator, self.stream));
     expect_success(ncclSend(input.data(), 1, ncclFloat32, 0, self.communicator, self.stream));
@@ -185,14 +185,14 @@ TEST(Collective, AGroupSendsToItsOwnRank) {
 
 TEST(Collective, ASendToTheOwnRankNeedsItsReceive) {
   run_ranks(1, [](Rank& self) {
-    Buffer input(self.stream, {4});
+    Floats input(self.stream, {4});
     EXPECT_EQ(ncclSend(input.data(), 1, ncclFloat32, 0, self.communicator, self.stream), ncclInvalidUsage);
   });
 }
 
 TEST(Collective, ASendWaitsForItsReceive) {
   run_ranks(2, [](Rank& self) {
-    Buffer data(self.stream, {self.number()});
+    Floats data(self.stream, {self.number()});
     cudaStreamSynchronize(self.stream);
     if (self.rank == 0) {
       expect_success(ncclSend(data.data(), 1, ncclFloat32, 1, self.communicator, self.stream));
@@ -206,11 +206,11 @@ TEST(Collective, ASendWaitsForItsReceive) {
 TEST(Collective, MessagesBetweenTwoRanksKeepTheirOrder) {
   run_ranks(2, [](Rank& self) {
     for (int i = 0; i < 5; ++i) {
-      Buffer data(self.stream, {static_cast<float>(i)});
+      Floats data(self.stream, {static_cast<float>(i)});
       if (self.rank == 0) {
         expect_success(ncclSend(data.data(), 1, ncclFloat32, 1, self.communicator, self.stream));
       } else {
-        Buffer output(self.stream, unset(1));
+        Floats output(self.stream, unset(1));
         expect_success(ncclRecv(output.data(), 1, ncclFloat32, 0, self.communicator, self.stream));
         EXPECT_EQ(output.read(), Values{static_cast<float>(i)});
       }
@@ -220,7 +220,7 @@ TEST(Collective, MessagesBetweenTwoRanksKeepTheirOrder) {
 
 TEST(Collective, AGroupWithARefusedCallIssuesNothing) {
   run_ranks(1, [](Rank& self) {
-    Buffer data(self.stream, {1}), output(self.stream, unset(1));
+    Floats data(self.stream, {1}), output(self.stream, unset(1));
     expect_success(ncclGroupStart());
     expect_success(
         ncclAllReduce(data.data(), output.data(), 1, ncclFloat32, ncclSum, self.communicator, self.stream));

@@ -20,7 +20,7 @@ class Communicators : public ::testing::Test {
 
 TEST_F(Communicators, RanksThatDisagreeFailAndAreBothNamed) {
   run_ranks(2, [](Rank& self) {
-    Buffer data(self.stream, {1, 2});
+    Floats data(self.stream, {1, 2});
     const size_t count = self.rank == 0 ? 1 : 2;
     expect_success(
         ncclAllReduce(data.data(), data.data(), count, ncclFloat32, ncclSum, self.communicator, self.stream));
@@ -38,7 +38,7 @@ TEST_F(Communicators, RanksThatDisagreeFailAndAreBothNamed) {
 
 TEST_F(Communicators, AThirdRankLearnsThatTwoDisagree) {
   run_ranks(3, [](Rank& self) {
-    Buffer data(self.stream, {1});
+    Floats data(self.stream, {1});
     const int root = self.rank == 0 ? 0 : 1;
     expect_success(ncclBcast(data.data(), 1, ncclFloat32, root, self.communicator, self.stream));
     EXPECT_TRUE(is_poison(data.read()));
@@ -50,7 +50,7 @@ TEST_F(Communicators, AThirdRankLearnsThatTwoDisagree) {
 
 TEST_F(Communicators, ASendAndItsReceiveThatDifferAreBothNamed) {
   run_ranks(2, [](Rank& self) {
-    Buffer data(self.stream, {1, 2, 3});
+    Floats data(self.stream, {1, 2, 3});
     if (self.rank == 0) {
       expect_success(ncclSend(data.data(), 3, ncclFloat32, 1, self.communicator, self.stream));
     } else {
@@ -69,7 +69,7 @@ TEST_F(Communicators, ASendAndItsReceiveThatDifferAreBothNamed) {
 
 TEST_F(Communicators, AFailureEndsWhatOtherRanksWaitFor) {
   run_ranks(2, [](Rank& self) {
-    Buffer data(self.stream, {1, 2, 3});
+    Floats data(self.stream, {1, 2, 3});
     if (self.rank == 0) {
       expect_success(ncclSend(data.data(), 3, ncclFloat32, 1, self.communicator, self.stream));
       expect_success(ncclRecv(data.data(), 3, ncclFloat32, 1, self.communicator, self.stream));
@@ -86,7 +86,7 @@ TEST_F(Communicators, AFailureEndsWhatOtherRanksWaitFor) {
 TEST_F(Communicators, WithoutItsPeersACollectiveRunsUntilItIsAborted) {
   run_ranks(2, [](Rank& self) {
     if (self.rank == 1) return;
-    Buffer data(self.stream, {1}), later(self.stream, {2});
+    Floats data(self.stream, {1}), later(self.stream, {2});
     cudaStreamSynchronize(self.stream);
     expect_success(
         ncclAllReduce(data.data(), data.data(), 1, ncclFloat32, ncclSum, self.communicator, self.stream));
@@ -102,7 +102,7 @@ TEST_F(Communicators, WithoutItsPeersACollectiveRunsUntilItIsAborted) {
 
 TEST_F(Communicators, ARevokedCommunicatorTakesNoCalls) {
   run_ranks(1, [](Rank& self) {
-    Buffer data(self.stream, {1});
+    Floats data(self.stream, {1});
     expect_success(ncclCommRevoke(self.communicator, 0));
     EXPECT_EQ(ncclBcast(data.data(), 1, ncclFloat32, 0, self.communicator, self.stream), ncclInvalidUsage);
     EXPECT_EQ(error_of(self.communicator), ncclSuccess);
@@ -119,7 +119,7 @@ TEST_F(Communicators, ASplitGivesEachColorItsRanksInTheirOrder) {
     expect_success(ncclCommCount(child, &num_ranks));
     EXPECT_EQ(num_ranks, self.rank == 1 ? 1 : 2);
     EXPECT_EQ(rank, self.rank == 0 ? 1 : 0);
-    Buffer data(self.stream, {self.number() + 1});
+    Floats data(self.stream, {self.number() + 1});
     expect_success(ncclAllReduce(data.data(), data.data(), 1, ncclFloat32, ncclSum, child, self.stream));
     EXPECT_EQ(data.read(), Values{self.rank == 1 ? 2.0f : 4.0f});
     expect_success(ncclCommDestroy(child));
@@ -142,7 +142,7 @@ TEST_F(Communicators, AShrunkCommunicatorLacksTheExcludedRanks) {
     ncclComm_t child = nullptr;
     int excluded[] = {1};
     expect_success(ncclCommShrink(self.communicator, excluded, 1, &child, nullptr, NCCL_SHRINK_ABORT));
-    Buffer data(self.stream, {self.number()}), all(self.stream, unset(2));
+    Floats data(self.stream, {self.number()}), all(self.stream, unset(2));
     expect_success(ncclAllGather(data.data(), all.data(), 1, ncclFloat32, child, self.stream));
     EXPECT_EQ(all.read(), (Values{0, 2}));
     expect_success(ncclCommDestroy(child));

@@ -22,18 +22,18 @@ using Values = std::vector<float>;
 inline Values unset(size_t size) { return Values(size, -1); }
 
 // Device memory that is filled and read in the order of a stream.
-class Buffer {
+class Floats {
  public:
-  Buffer(cudaStream_t stream, const Values& values) : stream_(stream), size_(values.size()) {
+  Floats(cudaStream_t stream, const Values& values) : stream_(stream), size_(values.size()) {
     EXPECT_EQ(cudaMalloc(&data_, std::max<size_t>(size_, 1) * sizeof(float)), cudaSuccess);
     set(values);
   }
-  ~Buffer() {
+  ~Floats() {
     cudaStreamSynchronize(stream_);
     cudaFree(data_);
   }
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
+  Floats(const Floats&) = delete;
+  Floats& operator=(const Floats&) = delete;
 
   float* data() const { return static_cast<float*>(data_); }
 

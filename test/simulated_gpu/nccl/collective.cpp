@@ -33,6 +33,7 @@ void RunningCall::await(int rank, const std::string& key) {
 }
 
 void RunningCall::send() {
+  if (call_.kind == CallKind::kReceive && options().alone) return;
   if (call_.kind == CallKind::kReceive)
     return await(call_.root, communicator_->next_message_from(call_.root));
   const int rank = communicator_->rank(), num_ranks = communicator_->num_ranks();
@@ -46,6 +47,7 @@ void RunningCall::send() {
     multiply(input_.data(), size / size_of(call_.type), call_.type,
              device ? host_address(device) : call_.factor->value.data());
   }
+  if (options().alone) return;
   const bool to_one = call_.kind == CallKind::kSend;
   const std::string key =
       to_one ? communicator_->next_message_to(call_.root) : communicator_->next_collective();
@@ -77,7 +79,7 @@ bool RunningCall::poll() {
 }
 
 bool RunningCall::all_has_come() {
-  bool all = call_.kind != CallKind::kSend || !is_unread(sent_);
+  bool all = call_.kind != CallKind::kSend || options().alone || !is_unread(sent_);
   for (size_t rank = 0; rank < awaited_.size(); ++rank) {
     if (!awaited_[rank] || is_checked_[rank]) continue;
     if (!awaited_[rank]->has_arrived()) {
@@ -124,6 +126,10 @@ void RunningCall::write_output() const {
     for (size_t i = 0; i < parts.size(); ++i) std::memcpy(output + i * part, parts[i], part);
   };
   const auto copy_from_root = [&](size_t offset) {
+    if (input_.empty() && options().alone) {
+      std::memset(output, 0, part);
+      return;
+    }
     const auto root = static_cast<size_t>(call_.root);
     std::memcpy(output, (awaited_[root] ? awaited_[root]->body().data() : input_.data()) + offset, part);
   };

@@ -1,4 +1,5 @@
 // A meeting of ranks: each says something, and all learn what all said. Communicators are made by meetings.
+// With options().alone, the others are taken to say what this rank says.
 #pragma once
 
 #include <nccl.h>

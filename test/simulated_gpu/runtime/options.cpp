@@ -31,6 +31,7 @@ Options read() {
   options.delay_us = number("SIMULATED_GPU_DELAY_US", 0);
   options.trace = number("SIMULATED_GPU_TRACE", 0) != 0;
   options.races = number("SIMULATED_GPU_RACES", 1) != 0;
+  options.alone = number("SIMULATED_GPU_ALONE", 0) != 0;
   options.device_bytes = static_cast<size_t>(number("SIMULATED_GPU_DEVICE_MIB", 80 << 10)) << 20;
   return options;
 }

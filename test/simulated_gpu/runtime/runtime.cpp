@@ -129,6 +129,7 @@ cudaError_t Locked::issue(const StreamPointer& stream, Work work, std::vector<co
     note_accesses(stream, work, issued);
   }
   operation.work = std::move(work);
+  operation.place = issued ? issued->place : nullptr;
   const Mark mark = runtime_.scheduler.push(stream, std::move(operation), chains);
   stream->clock.set(stream->id, mark.count);
   return cudaSuccess;
@@ -164,18 +165,23 @@ void Locked::note_accesses(const StreamPointer& stream, const Work& work, Issued
     return earlier.line == stream->id || stream->clock.covers(earlier.line, earlier.number) ||
            (work.kind == Kind::kPoison && runtime_.seen_by_watchdog.covers(earlier.line, earlier.number));
   };
+  std::optional<Conflict> found;  // the first: others of the operation have the same cause
   const auto add = [&](const std::vector<Range>& ranges, bool writes) {
     for (const Range& range : ranges) {
       if (!memory().is_device_address(range.begin)) {
         continue;
       }
-      if (auto conflict = runtime_.history.add(range, writes, numbered, is_ordered)) {
-        runtime_.conflicts.push_back(std::move(*conflict));
+      auto conflict = runtime_.history.add(range, writes, numbered, is_ordered);
+      if (conflict && !found) {
+        found = std::move(conflict);
       }
     }
   };
   add(work.reads, false);
   add(work.writes, true);
+  if (found) {
+    runtime_.conflicts.push_back(std::move(*found));
+  }
 }
 
 cudaError_t Locked::wait_for(const Mark& mark, const Clock& clock) {

@@ -203,7 +203,8 @@ bool Scheduler::run_one(Lock& lock) {
       finished = !front.step;
     }
   } catch (const std::exception& error) {
-    report(front.work.name + " on stream " + std::to_string(stream->id) + " failed: " + error.what());
+    report(front.work.name + " on stream " + std::to_string(stream->id) + " failed: " + error.what() +
+           (front.place ? "\n" + front.place->text() : ""));
     failed = true;
   }
   lock.lock();

@@ -20,7 +20,9 @@ from funcol.sharding import ShardingPropagator
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run the tests marked long, too")
     parser.addoption("--cuda-backend", default="nccl", help="backend of the tests on devices (default: nccl)")
-    parser.addoption("--sample", type=float, default=1.0, help="run this share of the tests, chosen at random")
+    parser.addoption(
+        "--sample", type=float, default=1.0, help="run this share of the tests, chosen at random"
+    )
     parser.addoption("--sample-seed", type=int, default=0, help="which ones --sample chooses")
 
 
@@ -29,13 +31,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if getattr(metafunc.module, "ON_DEVICES", False) and torch.cuda.is_available():
         backend = metafunc.config.getoption("--cuda-backend")
         on_devices = pytest.param(backend, marks=pytest.mark.cuda)
-        metafunc.fixturenames.insert(0, "_backend")
         metafunc.parametrize("_backend", ["gloo", on_devices], indirect=True)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def _backend(request: pytest.FixtureRequest) -> Iterator[None]:
-    ranks.use_backend(request.param)
+    """That of ``run_ranks``: gloo, but in twins on devices."""
+    ranks.use_backend(getattr(request, "param", "gloo"))
     yield
     ranks.use_backend("gloo")
 

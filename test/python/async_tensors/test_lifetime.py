@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from differential import world_group
-from ranks import rejoin, run_ranks
+from ranks import device_type, rejoin, run_ranks
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -22,6 +22,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import funcol
 from funcol import _compat
+
+ON_DEVICES = True
 
 each_world = pytest.mark.parametrize("world", [1, 2])
 
@@ -168,7 +170,7 @@ def test_nothing_that_is_remembered_keeps_a_mesh_and_its_groups(use: str) -> Non
         pytest.skip("PyTorch decides, and keeps the mesh")
     dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)
     try:
-        mesh = init_device_mesh("cpu", (2, 2))
+        mesh = init_device_mesh(device_type(), (2, 2))
         with funcol.installed():
             USES_OF_A_MESH[use](mesh)
         watched = weakref.ref(mesh)
@@ -187,7 +189,7 @@ def test_a_mesh_that_is_dropped_goes_while_the_groups_stay(use: str) -> None:
         watched = []
         with funcol.installed():
             for i in range(3):
-                mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=(f"rows{i}", f"columns{i}"))
+                mesh = init_device_mesh(device_type(), (2, 2), mesh_dim_names=(f"rows{i}", f"columns{i}"))
                 USES_OF_A_MESH[use](mesh)
                 watched.append(weakref.ref(mesh))
                 del mesh

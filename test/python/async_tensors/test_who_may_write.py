@@ -15,12 +15,14 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as stock
 from differential import world_group
-from ranks import run_ranks
+from ranks import device_type, run_ranks
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Shard
 
 import funcol
+
+ON_DEVICES = True
 
 NUM_ROWS = 2**10
 SIZE = (2 * NUM_ROWS, 64)
@@ -100,7 +102,7 @@ MOVES: dict[str, tuple[Placement, Placement]] = {
 
 
 def moves_what_there_was_in_the_call(rank: int, world: int, name: str) -> None:
-    mesh = init_device_mesh("cpu", (world,))
+    mesh = init_device_mesh(device_type(), (world,))
     src, dst = MOVES[name]
 
     def move(local: Tensor) -> DTensor:

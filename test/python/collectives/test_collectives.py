@@ -27,6 +27,8 @@ from torch import Tensor
 
 import funcol
 
+ON_DEVICES = True
+
 each_world = pytest.mark.parametrize("world", WORLDS)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 each_reduction = pytest.mark.parametrize(("dtype", "reduce_op"), REDUCTIONS, ids=str)

@@ -14,6 +14,8 @@ from torch import Tensor
 
 import funcol
 
+ON_DEVICES = True
+
 each_world = pytest.mark.parametrize("world", [1, 2, 3])
 
 

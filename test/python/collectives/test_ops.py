@@ -14,6 +14,8 @@ from torch import Tensor
 
 import funcol
 
+ON_DEVICES = True
+
 ops = torch.ops.funcol
 
 each_world = pytest.mark.parametrize("world", WORLDS)

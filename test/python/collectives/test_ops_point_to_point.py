@@ -10,6 +10,8 @@ from ranks import run_ranks
 
 import funcol
 
+ON_DEVICES = True
+
 ops = torch.ops.funcol
 
 

@@ -17,6 +17,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import funcol
 
+ON_DEVICES = True
+
 ops = torch.ops.funcol
 
 

@@ -17,6 +17,8 @@ from ranks import run_ranks
 
 import funcol
 
+ON_DEVICES = True
+
 each_world = pytest.mark.parametrize("world", WORLDS)
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from ranks import run_ranks
+from ranks import device_type, run_ranks
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
@@ -75,7 +75,7 @@ def placed(whole: Tensor, mesh: DeviceMesh, placement: Placement) -> DTensor:
 
 
 def convolves(rank: int, world: int, name: str, *placements: Placement) -> None:
-    mesh = DeviceMesh("cpu", list(range(world)))
+    mesh = DeviceMesh(device_type(), list(range(world)))
     convolution = CONVOLUTIONS[name]
     torch.manual_seed(0)
     shapes: list[Any] = [convolution.images, convolution.kernel, (CHANNELS,)]
@@ -106,7 +106,7 @@ def test_a_convolution_is_that_of_one_process(
 
 def compiles(rank: int, world: int, images: Placement, kernel: Placement) -> None:
     torch._dynamo.reset()  # ranks outlive the cases
-    mesh = DeviceMesh("cpu", list(range(world)))
+    mesh = DeviceMesh(device_type(), list(range(world)))
     torch.manual_seed(0)
     whole = [torch.randn(4, 4, 12, dtype=torch.float64), torch.randn(6, 4, 4, dtype=torch.float64)]
     plain = [one.clone().requires_grad_() for one in whole]
@@ -128,7 +128,7 @@ def test_a_compiled_convolution_is_that_of_one_process(images: Placement, kernel
 
 
 def convolves_strips(rank: int, world: int) -> None:
-    mesh = DeviceMesh("cpu", list(range(world)))
+    mesh = DeviceMesh(device_type(), list(range(world)))
     with funcol.installed():
         images = distribute_tensor(torch.randn(2, 4, 6, 12), mesh, [Shard(3)])
         kernel = distribute_tensor(torch.randn(6, 4, 3, 3), mesh, [Replicate()])

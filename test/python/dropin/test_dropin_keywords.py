@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ranks import run_ranks
+from ranks import device_type, run_ranks
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.nn import functional
@@ -24,7 +24,7 @@ def placed(whole: torch.Tensor, mesh: DeviceMesh, placement: Placement) -> DTens
 def attends_with_a_mask_of_each_placement(
     rank: int, world: int, first: str, second: str, heads: str, with_gradients: bool
 ) -> None:
-    mesh = init_device_mesh("cpu", (world,))
+    mesh = init_device_mesh(device_type(), (world,))
     torch.manual_seed(0)
     whole = [torch.randn(2, 4, 6, 8) for _ in range(3)]
     mask = torch.randn(2, 4, 6, 6)
@@ -54,7 +54,7 @@ def test_attention_decides_anew_for_a_mask_elsewhere(
 
 
 def attends_with_and_without_a_mask(rank: int, world: int, mask_first: bool) -> None:
-    mesh = init_device_mesh("cpu", (world,))
+    mesh = init_device_mesh(device_type(), (world,))
     torch.manual_seed(0)
     whole = [torch.randn(2, 4, 6, 8) for _ in range(3)]
     mask = torch.randn(6, 6)
@@ -74,7 +74,7 @@ def test_attention_decides_anew_with_and_without_a_mask(mask_first: bool) -> Non
 
 
 def compiles_attention_with_a_partial_mask(rank: int, world: int) -> None:
-    mesh = init_device_mesh("cpu", (world,))
+    mesh = init_device_mesh(device_type(), (world,))
     torch.manual_seed(0)
     whole = [torch.randn(2, 4, 6, 8) for _ in range(3)]
     mask = torch.randn(2, 4, 6, 6)
@@ -91,7 +91,7 @@ def test_compiled_attention_reduces_a_partial_mask_first() -> None:
 
 
 def multiplies_into(rank: int, world: int, first: str, second: str) -> None:
-    mesh = init_device_mesh("cpu", (world,))
+    mesh = init_device_mesh(device_type(), (world,))
     torch.manual_seed(0)
     a, b = torch.randn(4, 6, 6), torch.randn(4, 6, 6)
     with funcol.installed():
@@ -108,7 +108,7 @@ def test_out_is_decided_anew_for_an_out_elsewhere(first: str, second: str) -> No
 
 
 def schema_infos(rank: int, world: int) -> None:
-    mesh = init_device_mesh("cpu", (world,))
+    mesh = init_device_mesh(device_type(), (world,))
     dispatcher = DTensor._op_dispatcher
     tables = dispatcher.sharding_propagator.op_to_schema_info
     before = {op: repr(info) for op, info in tables.items()}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from differential import sample
-from ranks import run_ranks
+from ranks import device_type, run_ranks
 from sharded import Layout, layouts, local_of, shard_of
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -44,7 +44,7 @@ def source_rank(ranks: Ranks, source: int) -> int:
 def distributes(
     rank: int, world: int, ranks: Ranks, layout: Layout, shape: tuple[int, ...], source: int | None
 ) -> None:
-    mesh = DeviceMesh("cpu", ranks)
+    mesh = DeviceMesh(device_type(), ranks)
     whole = sample(0 if source is None else source_rank(ranks, source), shape)
     given = whole if source is None else sample(rank, shape)
     with funcol.installed():
@@ -66,7 +66,7 @@ def test_distribute_tensor_cuts_along_the_mesh(
 
 
 def gathers(rank: int, world: int, ranks: Ranks, layout: Layout, shape: tuple[int, ...]) -> None:
-    mesh = DeviceMesh("cpu", ranks)
+    mesh = DeviceMesh(device_type(), ranks)
     whole = sample(0, shape)
     coordinate = mesh.get_coordinate() or ()
     local = local_of(whole, layout, mesh.shape, coordinate)
@@ -94,7 +94,7 @@ def test_what_from_local_wraps_is_gathered_along_the_mesh(
 
 
 def trains(rank: int, world: int, ranks: Ranks) -> None:
-    mesh = DeviceMesh("cpu", ranks)
+    mesh = DeviceMesh(device_type(), ranks)
     x, weight = sample(0, (8, 6)), sample(1, (6, 4))
     plain = weight.clone().requires_grad_()
     (x @ plain).square().sum().backward()

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch._dynamo.testing
 from programs import check, mesh_of
-from ranks import run_ranks
+from ranks import device_type, run_ranks
 from torch import Tensor
 from torch.distributed._local_tensor import LocalTensorMode
 from torch.distributed.device_mesh import DeviceMesh
@@ -390,7 +390,7 @@ def drops_meshes(rank: int, world: int) -> None:
     def alive_of(count: int) -> int:
         references = []
         for _ in range(count):
-            mesh = DeviceMesh("cpu", list(range(world)))
+            mesh = DeviceMesh(device_type(), list(range(world)))
             references.append(weakref.ref(mesh))
             x = distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)])
             y = DTensor.from_local(torch.ones(4 // world, 4), mesh, [Shard(0)])

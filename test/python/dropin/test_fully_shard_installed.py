@@ -15,7 +15,7 @@ import torch.distributed as dist
 from fsdp_checks import assert_same
 from fsdp_programs import batch, blocks, sharded, state
 from programs import settled
-from ranks import run_ranks
+from ranks import device_type, run_ranks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
@@ -133,7 +133,7 @@ def trains_under_a_checker_of_types(rank: int, world: int, checks: bool) -> None
     from spmd_types.checker import typecheck
     from torch.distributed.fsdp import DataParallelMeshDims
 
-    mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("dp",))
+    mesh = init_device_mesh(device_type(), (world,), mesh_dim_names=("dp",))
     axis = spmd_types.MeshAxis.of(mesh.get_group("dp"))
     options: Any = {"mesh": mesh, "dp_mesh_dims": DataParallelMeshDims(shard="dp")}
 

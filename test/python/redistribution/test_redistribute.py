@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
+from ranks import device_type, run_ranks
 from redistributed import disagreement
 from sharded import Layout, layouts, local_of, mesh_of, ordered, shard_of, whole_of
 from torch import Tensor
@@ -163,7 +163,7 @@ def test_uneven_nested_shards_lose_no_rows_in_a_gather_over_merged_axes() -> Non
 def has_equal_bits(rank: int, world: int, flattened: tuple[tuple[str, ...], ...]) -> None:
     mesh = mesh_of((2, 2), *flattened)
     # Sums of these depend on their order.
-    local = torch.randn(301, generator=torch.Generator().manual_seed(rank)) * 10.0 ** (3 * rank)
+    local = torch.randn(301, generator=torch.Generator(device_type()).manual_seed(rank)) * 10.0 ** (3 * rank)
     result = redistributed(mesh, local, "Psum Psum", "R R", local)
     everywhere = [torch.empty_like(result) for _ in range(world)]
     dist.all_gather(everywhere, result)
@@ -244,7 +244,7 @@ def test_strides_of_the_input_do_not_matter(dst: str) -> None:
 
 
 def counts_ranks_along_the_mesh(rank: int, world: int, dst: str) -> None:
-    mesh = DeviceMesh("cpu", [2, 0, 1])
+    mesh = DeviceMesh(device_type(), [2, 0, 1])
     whole = whole_of((7, 5), torch.float32)
     at = mesh.get_coordinate() or ()
     local = shard_of(whole, Layout(("S0",)), mesh.shape, at)
@@ -259,7 +259,7 @@ def test_ranks_of_a_mesh_may_stand_in_any_order(dst: str) -> None:
 
 
 def leaves_outsiders_alone(rank: int, world: int) -> None:
-    mesh = DeviceMesh("cpu", [0, 1])
+    mesh = DeviceMesh(device_type(), [0, 1])
     whole = whole_of((4, 2), torch.float32)
     local = whole[2 * rank : 2 * rank + 2].clone() if rank < 2 else torch.empty(0)
     result = redistributed(mesh, local, "S0", "R", whole)
@@ -324,7 +324,7 @@ def refuses(rank: int, world: int, case: str, error: type[Exception], words: str
         "shape": lambda: redistribute_local_tensor(torch.ones(3, 6), shard, replicate),
         "dims": lambda: redistribute_local_tensor(torch.ones(12), shard, replicate),
         "mesh": lambda: redistribute_local_tensor(
-            local, shard, Layout(("R",)).spec(DeviceMesh("cpu", [1, 0]), whole)
+            local, shard, Layout(("R",)).spec(DeviceMesh(device_type(), [1, 0]), whole)
         ),
         "meta": lambda: redistribute_local_tensor(local, DTensorSpec(mesh, (Shard(0),)), replicate),
         "tensor": lambda: redistribute_local_tensor([1.0], shard, replicate),  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import run_ranks
+from ranks import device_type, run_ranks
 from redistributed import Item, complaints, dtensor_of, dtensors_of, targets_of
 from sharded import Layout, layouts, mesh_of, ordered, shard_of, whole_of
 from torch import Tensor
@@ -296,7 +296,7 @@ def test_masked_partials_may_be_among_the_tensors() -> None:
 
 
 def leaves_outsiders_alone(rank: int, world: int) -> None:
-    mesh = DeviceMesh("cpu", [0, 1])
+    mesh = DeviceMesh(device_type(), [0, 1])
     local = torch.full((2, 2), float(rank)) if rank < 2 else torch.empty(0)
     spec = Layout(("S0",)).spec(mesh, torch.empty(4, 2))
     source = DTensor(local, spec, requires_grad=False)  # type: ignore[call-arg]
@@ -312,7 +312,7 @@ def test_a_rank_outside_of_the_mesh_keeps_its_tensors() -> None:
 def refuses(rank: int, world: int, case: str, error: type[Exception], words: str) -> None:
     mesh = mesh_of((world,))
     good = dtensors_of(alike("S0", "R", count=2), mesh)
-    elsewhere = dtensors_of(alike("S0", "R", count=1), DeviceMesh("cpu", [1, 0]))
+    elsewhere = dtensors_of(alike("S0", "R", count=1), DeviceMesh(device_type(), [1, 0]))
     misfit = DTensor(torch.ones(3, 3), good[0]._spec, requires_grad=False)  # type: ignore[call-arg]
     bits = DTensor(  # type: ignore[call-arg]
         torch.ones(2, 2) > 0, Layout(("Pavg",)).spec(mesh, torch.ones(2, 2) > 0), requires_grad=False

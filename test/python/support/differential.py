@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as stock
+from ranks import device_type
 from torch import Tensor
 
 WORLDS = [1, 2, 3]
@@ -40,7 +41,7 @@ def world_group() -> dist.ProcessGroup:
 
 def sample(rank: int, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
     """The tensor of ``rank``, seeded by the rank: each rank can make those of all others."""
-    generator = torch.Generator().manual_seed(1000 + rank)
+    generator = torch.Generator(device_type()).manual_seed(1000 + rank)
     if dtype.is_complex:
         return torch.randn(tuple(shape), dtype=dtype, generator=generator)
     if dtype.is_floating_point:

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 import torch.utils._pytree as pytree
 from fsdp_programs import Block, Tied, batch, blocks, copies, sharded, state, steps
+from ranks import device_type
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -78,7 +79,7 @@ def mixes_replicas_and_shards(rank: int, world: int) -> list[Tensor]:
     _replicate(model[0])
     fully_shard(model[1])
     found = steps(model[:2], rank, 2)
-    mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("replicate", "shard"))
+    mesh = init_device_mesh(device_type(), (2, world // 2), mesh_dim_names=("replicate", "shard"))
     fully_shard(model[2], mesh=mesh)
     fully_shard(model[3], mesh=mesh["shard"])
     tree = fully_shard(nn.Sequential(model[2], model[3], Block()), mesh=mesh)
@@ -86,7 +87,7 @@ def mixes_replicas_and_shards(rank: int, world: int) -> list[Tensor]:
 
 
 def reduces_shards_without_replicas(rank: int, world: int) -> list[Tensor]:
-    mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("replicate", "shard"))
+    mesh = init_device_mesh(device_type(), (2, world // 2), mesh_dim_names=("replicate", "shard"))
     model = sharded(blocks(), mesh=mesh)
     return _accumulated(model, model.set_requires_all_reduce, rank)
 
@@ -103,7 +104,7 @@ def _wide_steps(model: nn.Module, rank: int, number: int = 3) -> list[Tensor]:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     found = []
     for step in range(number):
-        x = torch.randn(4, 8, generator=torch.Generator().manual_seed(10 * step + rank))
+        x = torch.randn(4, 8, generator=torch.Generator(device_type()).manual_seed(10 * step + rank))
         loss = model(x).float().square().mean()
         loss.backward()
         found += [loss.detach(), *copies(state(model))]
@@ -216,7 +217,7 @@ def gathers_a_tensor_class(rank: int, world: int, types: str = "") -> list[Tenso
     fully_shard(model, **options)
     optimizer_free = []
     for step in range(2):
-        x = torch.randn(4, 8, generator=torch.Generator().manual_seed(10 * step + rank))
+        x = torch.randn(4, 8, generator=torch.Generator(device_type()).manual_seed(10 * step + rank))
         loss = model(x).float().square().mean()
         loss.backward()
         optimizer_free.append(loss.detach())
@@ -270,7 +271,9 @@ def communicates_by_its_own(rank: int, world: int) -> list[Tensor]:
 def reduces_by_a_hook(rank: int, world: int, replicas: bool = False) -> list[Tensor]:
     options = {}
     if replicas:
-        options["mesh"] = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("replicate", "shard"))
+        options["mesh"] = init_device_mesh(
+            device_type(), (2, world // 2), mesh_dim_names=("replicate", "shard")
+        )
     model = sharded(blocks(), **options)
 
     def hook(output: Tensor) -> None:
@@ -439,8 +442,8 @@ def has_meshes_by_parameter(rank: int, world: int) -> list[Tensor]:
     """Some parameters of a block over all ranks, some over half of them."""
     from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult
 
-    whole = init_device_mesh("cpu", (world,), mesh_dim_names=("whole",))
-    part = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("one", "part"))["part"]
+    whole = init_device_mesh(device_type(), (world,), mesh_dim_names=("whole",))
+    part = init_device_mesh(device_type(), (2, world // 2), mesh_dim_names=("one", "part"))["part"]
     infos = [FSDPMeshInfo(mesh=mesh, shard_mesh_dim=0) for mesh in (whole, part)]
     model = blocks()
     for block in model:

@@ -12,6 +12,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from ranks import device_type
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
@@ -91,7 +92,7 @@ def sharded(model: nn.Sequential, **options: Any) -> nn.Sequential:
 
 
 def batch(rank: int, step: int = 0) -> Tensor:
-    return torch.randn(4, 5, generator=torch.Generator().manual_seed(10 * step + rank))
+    return torch.randn(4, 5, generator=torch.Generator(device_type()).manual_seed(10 * step + rank))
 
 
 def state(model: nn.Module) -> list[Tensor]:
@@ -334,7 +335,7 @@ def shards_columns(rank: int, world: int) -> list[Tensor]:
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 5, bias=False))
     fully_shard(model, shard_placement_fn=lambda weight: Shard(weight.ndim - 1))
-    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(rank))
+    x = torch.randn(4, 8, generator=torch.Generator(device_type()).manual_seed(rank))
     model(x).square().mean().backward()
     return state(model)
 
@@ -345,13 +346,13 @@ def offloads(rank: int, world: int) -> list[Tensor]:
 
 
 def replicates(rank: int, world: int) -> list[Tensor]:
-    mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("replicate", "shard"))
+    mesh = init_device_mesh(device_type(), (2, world // 2), mesh_dim_names=("replicate", "shard"))
     model = sharded(blocks(), mesh=mesh)
     return steps(model, rank, 2, torch.optim.SGD(model.parameters(), 0.1))
 
 
 def over_tensor_parallel(rank: int, world: int) -> list[Tensor]:
-    mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("dp", "tp"))
+    mesh = init_device_mesh(device_type(), (2, world // 2), mesh_dim_names=("dp", "tp"))
     torch.manual_seed(1)
     model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)) for _ in range(2)))
     for part in model:
@@ -360,7 +361,7 @@ def over_tensor_parallel(rank: int, world: int) -> list[Tensor]:
     fully_shard(model, mesh=mesh["dp"])
     found = []
     for step in range(2):
-        x = torch.randn(4, 8, generator=torch.Generator().manual_seed(10 * step + rank // 2))
+        x = torch.randn(4, 8, generator=torch.Generator(device_type()).manual_seed(10 * step + rank // 2))
         model(x).square().mean().backward()
         found += copies(state(model))
     return found

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch.distributed as dist
 from differential import world_group
-from ranks import made_once
+from ranks import device_type, made_once
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 
@@ -17,13 +17,13 @@ def all_ranks() -> list[int]:
 
 @made_once
 def line() -> DeviceMesh:
-    return init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("line",))
+    return init_device_mesh(device_type(), (dist.get_world_size(),), mesh_dim_names=("line",))
 
 
 @made_once
 def square() -> DeviceMesh:
     """Ranks [[0, 1], [2, 3]]."""
-    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("row", "column"))
+    return init_device_mesh(device_type(), (2, 2), mesh_dim_names=("row", "column"))
 
 
 # What the caller passes, and the group that it means.

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from ranks import device_type
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
@@ -77,7 +78,9 @@ def fake() -> Tensor:
 
 
 def dtensor() -> Tensor:
-    return DTensor.from_local(dense(), init_device_mesh("cpu", (dist.get_world_size(),)), [Replicate()])
+    return DTensor.from_local(
+        dense(), init_device_mesh(device_type(), (dist.get_world_size(),)), [Replicate()]
+    )
 
 
 def complex_numbers() -> Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from ranks import device_type
 from sharded import mesh_of
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
@@ -100,7 +101,7 @@ PROGRAMS = {
 
 
 def whole_tensors(program: Program) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator(device_type()).manual_seed(1)
     return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in program.shapes]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch._dynamo
 import torch.distributed._functional_collectives as stock
-from ranks import run_ranks
+from ranks import device_type, run_ranks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
@@ -92,7 +92,7 @@ def settled(results: list[Tensor]) -> list[Tensor]:
 
 def mesh_of(*shape: int) -> DeviceMesh:
     names = ("dp", "tp") if len(shape) == 2 else ("tp",)
-    return init_device_mesh("cpu", shape, mesh_dim_names=names)
+    return init_device_mesh(device_type(), shape, mesh_dim_names=names)
 
 
 class Block(nn.Module):

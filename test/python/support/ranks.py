@@ -197,7 +197,9 @@ class _ThisRank:
             backend = f"cpu:gloo,cuda:{self.backend}"
             torch.cuda.set_device(self.rank)
             # And not torch.set_default_device(), which is a mode that every call would see.
-            torch.set_default_tensor_type(torch.cuda.FloatTensor)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                torch.set_default_tensor_type(torch.cuda.FloatTensor)
         dist.init_process_group(
             backend, store=store, rank=self.rank, world_size=self.world, timeout=timedelta(minutes=5)
         )

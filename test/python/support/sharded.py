@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
-from ranks import made_once
+from ranks import device_type, made_once
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
@@ -85,7 +85,7 @@ def shard_of(whole: Tensor, layout: Layout, mesh_shape: Sequence[int], at: Seque
 
 def _noise(like: Tensor, *seed: int) -> Tensor:
     """Random multiples of 6, whose averages over 2 and 3 ranks are exact."""
-    generator = torch.Generator().manual_seed(hash(seed) % 2**31)
+    generator = torch.Generator(device_type()).manual_seed(hash(seed) % 2**31)
     return (6 * torch.randint(0, 20, like.shape, generator=generator)).to(like.dtype)
 
 
@@ -163,7 +163,7 @@ def reduction_of(
 @made_once
 def mesh_of(shape: tuple[int, ...], *flattened: tuple[str, ...]) -> DeviceMesh:
     """A mesh of the whole world, with groups of its own for the axes in ``flattened``."""
-    mesh = init_device_mesh("cpu", shape, mesh_dim_names=tuple("abc"[: len(shape)]))
+    mesh = init_device_mesh(device_type(), shape, mesh_dim_names=tuple("abc"[: len(shape)]))
     for names in flattened:
         mesh[names]._flatten()
     return mesh

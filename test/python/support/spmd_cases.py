@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from in_place import is_supported
-from ranks import run_ranks
+from ranks import device_type, run_ranks
 from torch import Tensor
 
 import funcol
@@ -181,7 +181,7 @@ def sample(rank: int, world: int, case: Case) -> Tensor:
     """Small whole numbers, whose sums every dtype holds."""
     shape = [world if size is None else size for size in case.shape]
     same = case.source in (R, I)
-    generator = torch.Generator().manual_seed(5 if same else 7 + rank)
+    generator = torch.Generator(device_type()).manual_seed(5 if same else 7 + rank)
     return torch.randint(-3, 4, shape, generator=generator).to(case.dtype)
 
 

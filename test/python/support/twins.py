@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from ranks import run_ranks
+from ranks import device_type, run_ranks
 from sharded import Layout, layouts, local_of, mesh_of
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
@@ -93,4 +93,4 @@ def check_twin(
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:
     """Between 0 and 1, of double precision."""
-    return torch.rand(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return torch.rand(shape, dtype=torch.float64, generator=torch.Generator(device_type()).manual_seed(seed))

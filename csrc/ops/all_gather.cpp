@@ -61,13 +61,15 @@ Start start_all_gather(const at::Tensor& input, int64_t dim, const GroupPtr& gro
   }
 
   auto gathered = fresh_tensor(gathered_sizes(source, 0, num_ranks), source);
-  auto work = start_flat(source, gathered, *group);
   const auto sizes = gathered_sizes(source, dim, num_ranks);
+  const bool is_merged = !is_rank_major(sizes, dim) && !merges_in_place(gathered);
+  auto merged = is_merged ? fresh_tensor(sizes, source) : at::Tensor();
+  auto work = start_flat(source, gathered, *group);
   if (is_rank_major(sizes, dim)) {
     auto out = dim == 0 ? std::move(gathered) : in_shape(std::move(gathered), sizes);
     return {kOp, group, std::move(work), as_list(std::move(source)), as_list(std::move(out)), {}};
   }
-  if (merges_in_place(gathered)) {
+  if (!is_merged) {
     const auto merge = [num_ranks, dim](const Start& start) {
       merge_shards_in_place(start.outputs[0], num_ranks, dim);
     };
@@ -77,8 +79,7 @@ Start start_all_gather(const at::Tensor& input, int64_t dim, const GroupPtr& gro
   const auto merge = [num_ranks, dim](const Start& start) {
     merge_shards(start.buffers[1], start.outputs[0], num_ranks, dim);
   };
-  auto out = fresh_tensor(sizes, source);
-  return {kOp,  group, std::move(work), {std::move(source), std::move(gathered)}, as_list(std::move(out)),
+  return {kOp,  group, std::move(work), {std::move(source), std::move(gathered)}, as_list(std::move(merged)),
           merge};
 }
 
@@ -110,8 +111,8 @@ Start start_uneven_all_gather(const at::Tensor& input, int64_t dim, const GroupP
     source = private_input(input).view(-1);
   }
   const auto gathered = fresh_tensor(parts.num_parts() * stride, input);
-  auto work = start_flat(source, gathered, *group);
   auto out = fresh_tensor(parts.whole_shape(), input);
+  auto work = start_flat(source, gathered, *group);
   const auto unpack = [parts, stride](const Start& start) {
     parts.unpack(start.buffers[1], stride, start.outputs[0]);
   };

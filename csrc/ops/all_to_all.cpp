@@ -99,16 +99,17 @@ Start start_all_to_all_dims(const at::Tensor& input, int64_t split_dim, int64_t 
     agree_on_exchange(*group, kOp, describe_tensors(source, /*free_dim=*/0), splits, splits);
   }
   auto received = fresh_tensor(source.sizes(), source);
+  const bool is_merged = !is_rank_major(sizes, concat_dim);
+  auto merged = is_merged ? fresh_tensor(sizes, source) : at::Tensor();
   auto work = exchange(source, received, splits, splits, *group);
-  if (is_rank_major(sizes, concat_dim)) {
+  if (!is_merged) {
     auto out = in_shape(std::move(received), sizes);
     return {kOp, group, std::move(work), {source}, as_list(std::move(out)), {}};
   }
   const auto merge = [num_ranks, concat_dim](const Start& start) {
     merge_shards(start.buffers[1], start.outputs[0], num_ranks, concat_dim);
   };
-  auto out = fresh_tensor(sizes, source);
-  return {kOp, group, std::move(work), {source, std::move(received)}, as_list(std::move(out)), merge};
+  return {kOp, group, std::move(work), {source, std::move(received)}, as_list(std::move(merged)), merge};
 }
 
 namespace {

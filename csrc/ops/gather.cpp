@@ -42,18 +42,19 @@ Start start_gather(const at::Tensor& input, int64_t destination, int64_t dim, co
   const bool receives = group->getRank() == destination;
   auto sent = private_input(input).view(-1);
   const auto received = fresh_tensor(receives ? parts.whole_numel() : 0, input);
-  auto work =
-      exchange(sent, received, receives ? parts.numels() : splits_of_root(destination, int64_t{0}, *group),
-               splits_of_root(destination, sent.numel(), *group), *group);
   auto shape = parts.whole_shape();
   if (!receives) {
     shape[parts.dim()] = 0;
   }
-  if (!receives || parts.lie_in_order()) {
+  const bool is_unpacked = receives && !parts.lie_in_order();
+  const auto out = is_unpacked ? fresh_tensor(shape, input) : received.view(shape);
+  auto work =
+      exchange(sent, received, receives ? parts.numels() : splits_of_root(destination, int64_t{0}, *group),
+               splits_of_root(destination, sent.numel(), *group), *group);
+  if (!is_unpacked) {
     const bool has_result = receives;  // nobody misses the others
-    return {kOp, group, std::move(work), as_list(std::move(sent)), {received.view(shape)}, {}, has_result};
+    return {kOp, group, std::move(work), as_list(std::move(sent)), {out}, {}, has_result};
   }
-  const auto out = fresh_tensor(shape, input);
   const auto unpack = [parts](const Start& start) { parts.unpack(start.buffers[1], 0, start.outputs[0]); };
   return {kOp, group, std::move(work), {std::move(sent), received}, {out}, unpack};
 }

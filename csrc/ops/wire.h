@@ -16,7 +16,8 @@ namespace funcol {
 using BelowAutograd = at::AutoDispatchBelowADInplaceOrView;
 
 // A new contiguous tensor of the dtype and device of `like`, not initialised: every element will be received.
-// On the CPU a large one asks for large pages.
+// On the CPU a large one asks for large pages. On a device, to be called before the collective is started:
+// whoever waits for the collective has then waited for earlier work on that memory, too.
 at::Tensor fresh_tensor(at::IntArrayRef sizes, const at::Tensor& like);
 
 // A list of one. An initializer list would copy it.

@@ -175,6 +175,10 @@ Start start_together(Steps steps, const std::vector<at::Tensor>& tensors) {
   const bool scatters = first.kind == StepKind::kReduceScatter;
   const Segments sent(steps, &FlatStep::sent, scatters);
   const Segments received(steps, &FlatStep::received, gathers);
+  std::vector<at::Tensor> outputs;
+  for (const auto& step : steps) {
+    outputs.push_back(fresh_tensor(step->shape_after, tensors[0]));
+  }
   auto start = [&]() -> Start {
     if (gathers) {
       return start_all_gather(pack(steps, tensors, sent, received.sizes[0]), 0, group);
@@ -186,10 +190,7 @@ Start start_together(Steps steps, const std::vector<at::Tensor>& tensors) {
     return start_all_to_all(flat, received.sizes, sent.sizes, group);
   }();
   start.buffers.push_back(std::move(start.outputs[0]));
-  start.outputs.clear();
-  for (const auto& step : steps) {
-    start.outputs.push_back(fresh_tensor(step->shape_after, tensors[0]));
-  }
+  start.outputs = std::move(outputs);
   start.epilogue = [steps = std::move(steps), begins = received.begins](const Start& done) {
     unpack(steps, done.buffers.back(), begins, done.outputs);
   };

@@ -286,14 +286,16 @@ class AllToAll final : public CommunicatingStep {
     if (local.may_change && packed.is_alias_of(local.tensor)) {
       packed = contiguous_copy(packed);
     }
+    const bool is_view = transport_->unpacks_to_view();
+    auto unpacked = is_view ? at::Tensor() : fresh_tensor(transport_->shape_after(), packed);
     auto start = start_all_to_all(packed, transport_->received_numels(), transport_->sent_numels(),
                                   group_from_ivalue(group_, kOp));
     start.buffers.push_back(start.outputs[0]);
     const auto& received = start.buffers.back();
-    if (transport_->unpacks_to_view()) {
+    if (is_view) {
       start.outputs[0] = transport_->unpack(received);
     } else {
-      start.outputs[0] = fresh_tensor(transport_->shape_after(), received);
+      start.outputs[0] = std::move(unpacked);
       start.epilogue = [transport = transport_](const Start& done) {
         transport->unpack_into(done.buffers.back(), done.outputs[0]);
       };

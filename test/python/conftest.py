@@ -42,6 +42,12 @@ def _backend(request: pytest.FixtureRequest) -> Iterator[None]:
     ranks.use_backend("gloo")
 
 
+@pytest.fixture
+def on_devices(request: pytest.FixtureRequest, _backend: None, needs_cuda: None) -> None:
+    """For tests of devices alone: ``run_ranks`` runs on them."""
+    ranks.use_backend(request.config.getoption("--cuda-backend"))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     chosen = random.Random(config.getoption("--sample-seed"))
 

@@ -36,6 +36,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
 from device_reports import check_device
 
 # How much later than a rank itself its parent gives up: a rank that can still run its watchdog says where
@@ -61,6 +62,8 @@ def run_ranks(function: Callable[..., Any], world: int, *args: Any, timeout: flo
     """
     if "<" in function.__qualname__:
         raise ValueError(f"ranks find {function.__qualname__} by name: define it at the top of a module.")
+    if _backend != "gloo" and (found := _num_devices()) < world:
+        pytest.skip(f"{world} ranks of {_backend} need as many devices; PyTorch finds {found}")
     key = (world, _backend)
     if key not in _running:
         _running[key] = _Ranks(world, _backend)
@@ -69,6 +72,12 @@ def run_ranks(function: Callable[..., Any], world: int, *args: Any, timeout: flo
     except BaseException:
         _running.pop(key).kill()
         raise
+
+
+def _num_devices() -> int:
+    import torch
+
+    return torch.cuda.device_count()
 
 
 def use_backend(name: str) -> None:

@@ -1,7 +1,7 @@
 """Results on CUDA devices: which streams wait for what, and when memory is handed out again.
 
-On a simulated GPU, an order that is missing is reported with both operations; on a real one, it is a wrong value at
-times.
+On a simulated GPU, an order that is missing is reported with both operations. On a real one, it is a wrong
+value at times.
 """
 
 import pytest
@@ -36,32 +36,28 @@ def want(start, rank, world):
 
 
 def overwrite(like):
-    """Takes memory of that size from the current stream, as often as the allocator may have it, and writes it."""
-    return [torch.full_like(like, -1.0) for _ in range(4)]
+    """Takes memory of that size from the current stream, as often as there may be some, and writes it."""
+    return [torch.full_like(like, -1.0) for _ in range(32)]
 
 
-def is_used_elsewhere_and_dropped(rank, world, start):
-    expected = want(start, rank, world)
+def is_waited_for_elsewhere_and_dropped(rank, world, start):
+    like = torch.empty_like(want(start, rank, world))
     side = torch.cuda.Stream()
     torch.cuda.synchronize()
     result = start(rank, world)
     with torch.cuda.stream(side):
-        total = result + 1
-    result.record_stream(side)
-    like = torch.empty_like(expected)
-    del result
-    overwritten = overwrite(like)
-    side.synchronize()
-    assert torch.equal(total, expected + 1)
-    del overwritten
+        funcol.wait_tensor(result)
+    del result  # nothing but the collective itself used its memory
+    for written in overwrite(like):
+        assert torch.equal(written, torch.full_like(like, -1.0))
 
 
-def test_memory_of_a_result_used_elsewhere_is_handed_out_after_the_collective():
-    run_ranks(is_used_elsewhere_and_dropped, WORLD, all_reduced)
+def test_memory_of_a_result_waited_for_elsewhere_is_handed_out_after_the_collective():
+    run_ranks(is_waited_for_elsewhere_and_dropped, WORLD, all_reduced)
 
 
-def test_memory_of_a_merged_result_used_elsewhere_is_handed_out_after_the_merge():
-    run_ranks(is_used_elsewhere_and_dropped, WORLD, merged)
+def test_memory_of_a_merged_result_waited_for_elsewhere_is_handed_out_after_the_merge():
+    run_ranks(is_waited_for_elsewhere_and_dropped, WORLD, merged)
 
 
 def is_read_on_streams(rank, world, start, order):

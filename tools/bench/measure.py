@@ -191,8 +191,9 @@ def lone_group(device: torch.device, num_ranks: int, whole_steps: bool = False) 
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if device.type == "cuda" and is_simulated_alone():
-        # Not bound to the device: groups of some ranks are made anew, as a split needs the other ranks.
         dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=num_ranks)
+        # Groups of some ranks are made anew: a split needs to know what the other ranks choose.
+        dist.group.WORLD.bound_device_id = None
         lone = Lone("nccl", num_ranks, STEPS_CLOCK if whole_steps else CALLS_CLOCK)
     elif device.type == "cuda":
         dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=device)

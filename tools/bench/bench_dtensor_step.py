@@ -36,7 +36,7 @@ from dtensor_programs import (
     attend,
     cut_as_megatron,
 )
-from measure import CPU_CLOCK, cell, describe, lone_group, mark, say, summary
+from measure import Clock, cell, describe, device_named, is_simulated_alone, lone_group, mark, say, summary
 from solver_costs import Row, SolverCosts, traced_block
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -65,11 +65,12 @@ def with_side(side: str) -> AbstractContextManager[None]:
 # Table 1
 
 
-def time_steps(program: Program, repeat: int) -> dict[str, list[float]]:
+def time_steps(program: Program, repeat: int, device: torch.device, clock: Clock) -> dict[str, list[float]]:
     """Milliseconds a step for each side, once a round, the order turning from round to round."""
-    steps: dict[str, Step] = {"plain": program.plain(), "stock": program.parallel()}
-    with funcol.installed():
-        steps["funcol"] = program.parallel()
+    with device:
+        steps: dict[str, Step] = {"plain": program.plain(), "stock": program.parallel(device.type)}
+        with funcol.installed():
+            steps["funcol"] = program.parallel(device.type)
     times: dict[str, list[float]] = {side: [] for side in STEP_SIDES}
     for turn in range(repeat):
         for k in range(len(STEP_SIDES)):
@@ -77,23 +78,23 @@ def time_steps(program: Program, repeat: int) -> dict[str, list[float]]:
             with with_side(side):
                 for _ in range(NUM_WARM_UP):
                     steps[side]()
-                num_steps = max(1, round(CHUNK_MS / (CPU_CLOCK.time_calls(steps[side], 1) / 1000)))
+                num_steps = max(1, round(CHUNK_MS / (clock.time_calls(steps[side], 1) / 1000)))
                 gc.collect()
                 gc.disable()
                 try:
-                    times[side].append(CPU_CLOCK.time_calls(steps[side], num_steps) / 1000)
+                    times[side].append(clock.time_calls(steps[side], num_steps) / 1000)
                 finally:
                     gc.enable()
     return times
 
 
-def bench_steps(repeat: int, only: str) -> list[dict[str, Any]]:
+def bench_steps(device: torch.device, repeat: int, only: str) -> list[dict[str, Any]]:
     records = []
-    with lone_group(torch.device("cpu"), NUM_RANKS):
+    with lone_group(device, NUM_RANKS, whole_steps=True) as lone:
         for program in PROGRAMS:
             if only not in program.name:
                 continue
-            times = time_steps(program, repeat)
+            times = time_steps(program, repeat, device, lone.clock)
             plain, stock, ours = (times[side] for side in STEP_SIDES)
             overheads = [(c - a) / (b - a) for a, b, c in zip(plain, stock, ours, strict=True)]
             whole = [c / b for b, c in zip(stock, ours, strict=True)]
@@ -334,10 +335,18 @@ def main() -> None:
     parser.add_argument("--tables", nargs="+", choices=TABLES, default=TABLES, help="default: all")
     parser.add_argument("--only", default="", metavar="TEXT", help="programs whose names hold TEXT")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers to FILE as well")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: table 1 alone")
     args = parser.parse_args()
-    result = describe(torch.device("cpu"))
+    device = device_named(args.device)
+    if device.type == "cuda":
+        if not is_simulated_alone():
+            parser.error(
+                "--device cuda needs tools/simulated_gpu --alone, where one process has a group of ranks"
+            )
+        args.tables = ["steps"]
+    result = describe(device)
     if "steps" in args.tables:
-        result["steps"] = bench_steps(args.repeat, args.only)
+        result["steps"] = bench_steps(device, args.repeat, args.only)
         print_steps(result["steps"])
     if "solver" in args.tables:
         result["solver"] = bench_solver()

@@ -16,7 +16,19 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from measure import CPU_CLOCK, Call, Case, cell, describe, lone_group, mark, measure, say
+from measure import (
+    CPU_CLOCK,
+    Call,
+    Case,
+    cell,
+    describe,
+    device_named,
+    is_simulated_alone,
+    lone_group,
+    mark,
+    measure,
+    say,
+)
 from redistribute_ranks import bench_ranks, placed
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -73,8 +85,9 @@ TWO_STEPS = [
 ]
 
 
-def call_cases() -> Iterator[Case]:
-    meshes = {1: init_device_mesh("cpu", (NUM_RANKS,)), 2: init_device_mesh("cpu", (2, NUM_RANKS // 2))}
+def call_cases(device: torch.device) -> Iterator[Case]:
+    shapes = {1: (NUM_RANKS,), 2: (2, NUM_RANKS // 2)}
+    meshes = {ndim: init_device_mesh(device.type, shape) for ndim, shape in shapes.items()}
     for src, dst, collectives, limit in [*ONE_STEP, *TWO_STEPS]:
         mesh = meshes[src.count(",") + 1]
         limits = {"stock": limit}
@@ -86,7 +99,9 @@ def call_cases() -> Iterator[Case]:
 def dtensor(mesh: DeviceMesh, src: str, shape: tuple[int, int] = SHAPE) -> DTensor:
     """A tensor that is ``shape`` as a whole; nothing is sent to make it."""
     placements = placed(src)
-    whole = DTensor.from_local(torch.ones(shape), mesh, [Replicate()] * mesh.ndim, run_check=False)
+    whole = DTensor.from_local(
+        torch.ones(shape, device=mesh.device_type), mesh, [Replicate()] * mesh.ndim, run_check=False
+    )
     shards = [placement if placement.is_shard() else Replicate() for placement in placements]
     local = whole.redistribute(mesh, shards).to_local()
     return DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=(shape[1], 1))
@@ -139,9 +154,9 @@ MANY_LIMIT = 1 / 20
 MANY = [("S0", "R"), ("S1", "R"), ("R", "S0"), ("P", "R"), ("P", "S0"), ("S0", "S1")]
 
 
-def many_case(src: str, dst: str) -> dict[str, Call]:
+def many_case(device: torch.device, src: str, dst: str) -> dict[str, Call]:
     """The same for many tensors: a loop of stock's function, of funcol's, and one call."""
-    mesh = init_device_mesh("cpu", (NUM_RANKS,))
+    mesh = init_device_mesh(device.type, (NUM_RANKS,))
     target = placed(dst)
     tensors = [dtensor(mesh, src, MANY_SHAPE) for _ in range(NUM_TENSORS)]
     return {
@@ -151,11 +166,11 @@ def many_case(src: str, dst: str) -> dict[str, Call]:
     }
 
 
-def bench_many(repeat: int) -> list[dict[str, Any]]:
+def bench_many(device: torch.device, repeat: int) -> list[dict[str, Any]]:
     records = []
-    with lone_group(torch.device("cpu"), NUM_RANKS) as lone:
+    with lone_group(device, NUM_RANKS, whole_steps=True) as lone:
         for src, dst in MANY:
-            calls = many_case(src, dst)
+            calls = many_case(device, src, dst)
             for call in calls.values():
                 lone.clock.time_calls(call, 2)
             times: dict[str, list[float]] = {side: [] for side in calls}
@@ -194,9 +209,9 @@ def print_ranks(records: list[dict[str, Any]]) -> None:
         )
 
 
-def bench_calls(repeat: int) -> list[dict[str, Any]]:
-    with lone_group(torch.device("cpu"), NUM_RANKS) as lone:
-        return [measure(case, repeat, lone.clock) for case in call_cases()]
+def bench_calls(device: torch.device, repeat: int) -> list[dict[str, Any]]:
+    with lone_group(device, NUM_RANKS) as lone:
+        return [measure(case, repeat, lone.clock) for case in call_cases(device)]
 
 
 def bench_plans(repeat: int) -> list[dict[str, Any]]:
@@ -243,16 +258,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeat", type=int, default=21, metavar="N", help="rounds (default %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers to FILE as well")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: tables 1 and 3")
     args = parser.parse_args()
-    result = describe(torch.device("cpu"))
-    result["calls"] = bench_calls(args.repeat)
+    device = device_named(args.device)
+    if device.type == "cuda" and not is_simulated_alone():
+        parser.error(
+            "--device cuda needs tools/simulated_gpu --alone, where one process has a group of ranks"
+        )
+    result = describe(device)
+    result["calls"] = bench_calls(device, args.repeat)
     print_calls(result["calls"])
-    result["plans"] = bench_plans(max(3, args.repeat // 4))
-    print_plans(result["plans"])
-    result["many"] = bench_many(max(3, args.repeat // 2))
+    if device.type == "cpu":
+        result["plans"] = bench_plans(max(3, args.repeat // 4))
+        print_plans(result["plans"])
+    result["many"] = bench_many(device, max(3, args.repeat // 2))
     print_many(result["many"])
-    result["ranks"] = bench_ranks(args.repeat)
-    print_ranks(result["ranks"])
+    if device.type == "cpu":
+        result["ranks"] = bench_ranks(args.repeat)
+        print_ranks(result["ranks"])
     missed = [t for t in itertools.chain(*(r["targets"] for r in result["calls"])) if not t["met"]]
     say(f"\n{len(missed)} limits of table 1 missed")
     if args.json is not None:

@@ -1,6 +1,7 @@
 """Small programs on DTensor, tensor parallel modules and FSDP2: a step of each, and of the same not parallel.
 
-They are so small that the time is that of PyTorch's layers, not of arithmetic. Run on a fake group.
+They are so small that the time is that of PyTorch's layers, not of arithmetic. Run on a group
+that sends nothing. Tensors are made on the default device.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def plain_transformer() -> Step:
     return forward_and_backward(transformer(), torch.randn(BATCH, LENGTH, WIDTH))
 
 
-def tensor_parallel() -> Step:
+def tensor_parallel(device_type: str) -> Step:
     """Weights cut by heads and columns over all ranks, activations between by the sequence."""
     by_block: dict[str, ParallelStyle] = {
         "attention_norm": SequenceParallel(),
@@ -118,7 +119,7 @@ def tensor_parallel() -> Step:
     }
     model = transformer()
     plan = {f"{i}.{name}": style for i in range(NUM_BLOCKS) for name, style in by_block.items()}
-    parallelize_module(model, init_device_mesh("cpu", (NUM_RANKS,)), plan)
+    parallelize_module(model, init_device_mesh(device_type, (NUM_RANKS,)), plan)
     return forward_and_backward(model, torch.randn(BATCH, LENGTH // NUM_RANKS, WIDTH))
 
 
@@ -140,9 +141,9 @@ def cut_as_megatron(model: nn.Module, mesh: DeviceMesh) -> None:
         setattr(model.get_submodule(path), leaf, nn.Parameter(cut))
 
 
-def data_and_tensor_parallel() -> Step:
+def data_and_tensor_parallel(device_type: str) -> Step:
     """All is a DTensor: the batch cut along one axis, weights along the other; gradients summed last."""
-    mesh = init_device_mesh("cpu", (2, NUM_RANKS // 2), mesh_dim_names=("dp", "tp"))
+    mesh = init_device_mesh(device_type, (2, NUM_RANKS // 2), mesh_dim_names=("dp", "tp"))
     model = transformer()
     cut_as_megatron(model, mesh)
     x = distribute_tensor(torch.randn(BATCH, LENGTH, WIDTH), mesh, [Shard(0), Replicate()])
@@ -158,9 +159,9 @@ def data_and_tensor_parallel() -> Step:
     return step
 
 
-def fully_sharded() -> Step:
+def fully_sharded(device_type: str) -> Step:
     """FSDP2, a group of parameters a block."""
-    mesh = init_device_mesh("cpu", (NUM_RANKS,))
+    mesh = init_device_mesh(device_type, (NUM_RANKS,))
     model = transformer()
     for block in model:
         fully_shard(block, mesh=mesh)
@@ -200,9 +201,9 @@ def plain_experts() -> Step:
     return forward_and_backward(model, torch.randn(2 * NUM_EXPERTS, WIDTH))
 
 
-def expert_parallel() -> Step:
+def expert_parallel(device_type: str) -> Step:
     """An expert a rank; tokens travel by all_to_all, as DTensors made of local tensors and back."""
-    mesh = init_device_mesh("cpu", (NUM_RANKS,))
+    mesh = init_device_mesh(device_type, (NUM_RANKS,))
 
     def exchange(tokens: Tensor) -> Tensor:
         mine = DTensor.from_local(tokens, mesh, [Shard(1)], run_check=False)
@@ -247,9 +248,9 @@ def plain_muon() -> Step:
     return step
 
 
-def muon() -> Step:
+def muon(device_type: str) -> Step:
     """Gathers, changes and cuts every gradient, weight by weight."""
-    mesh = init_device_mesh("cpu", (NUM_RANKS,))
+    mesh = init_device_mesh(device_type, (NUM_RANKS,))
     pairs = [
         [distribute_tensor(tensor, mesh, [Shard(0)], src_data_rank=None) for tensor in pair]
         for pair in weights_and_gradients()
@@ -265,11 +266,14 @@ def muon() -> Step:
 
 
 class Program(NamedTuple):
-    """``limit``: of funcol's time above the plain step's, in stock's."""
+    """``parallel`` takes the mesh's device type.
+
+    ``limit``: of funcol's time above the plain step's, in stock's.
+    """
 
     name: str
     plain: Callable[[], Step]
-    parallel: Callable[[], Step]
+    parallel: Callable[[str], Step]
     limit: float
 
 

@@ -87,9 +87,13 @@ class Clock:
 
     now: Callable[[], int]
     synchronize: Callable[[], None]
+    # Where it is set: the time of issuing alone, and after so many calls the device is waited for, untimed.
+    num_calls_issued: int | None = None
 
     def time_calls(self, call: Call, num_calls: int) -> float:
         """Microseconds a call, over ``num_calls`` calls in a row."""
+        if self.num_calls_issued is not None:
+            return self._time_issue(call, num_calls, self.num_calls_issued)
         self.synchronize()
         begin = self.now()
         for _ in range(num_calls):
@@ -97,10 +101,30 @@ class Clock:
         self.synchronize()
         return (self.now() - begin) / num_calls / 1000
 
+    def _time_issue(self, call: Call, num_calls: int, num_calls_issued: int) -> float:
+        elapsed = 0
+        for done in range(0, num_calls, num_calls_issued):
+            self.synchronize()
+            begin = self.now()
+            for _ in range(min(num_calls_issued, num_calls - done)):
+                call()
+            elapsed += self.now() - begin
+        self.synchronize()
+        return elapsed / num_calls / 1000
+
 
 # Nothing waits on a fake group, so the thread's own time is the whole cost, and other processes do not count.
 CPU_CLOCK = Clock(time.thread_time_ns, lambda: None)
 CUDA_CLOCK = Clock(time.perf_counter_ns, torch.cuda.synchronize)
+# A simulated device runs what is queued while the host waits, and its queue has 1024 places. Autograd has
+# a thread a device, so thread time would miss the backward pass.
+CALLS_CLOCK = Clock(time.perf_counter_ns, torch.cuda.synchronize, num_calls_issued=64)
+STEPS_CLOCK = Clock(time.perf_counter_ns, torch.cuda.synchronize, num_calls_issued=1)
+
+
+def is_simulated_alone() -> bool:
+    """Whether the program runs under ``tools/simulated_gpu --alone``."""
+    return os.environ.get("SIMULATED_GPU_ALONE", "0") != "0"
 
 
 def measure(case: Case, repeat: int, clock: Clock) -> dict[str, Any]:
@@ -157,11 +181,21 @@ class Lone:
 
 
 @contextlib.contextmanager
-def lone_group(device: torch.device, num_ranks: int) -> Iterator[Lone]:
-    """NCCL with one rank on a CUDA ``device``, else a fake group of ``num_ranks``, which sends nothing."""
+def lone_group(device: torch.device, num_ranks: int, whole_steps: bool = False) -> Iterator[Lone]:
+    """NCCL on a CUDA ``device``, else a fake group of ``num_ranks``, which sends nothing.
+
+    NCCL has one rank on a GPU and ``num_ranks`` under ``tools/simulated_gpu --alone``. ``whole_steps``: a
+    call issues so much that the simulated device is waited for after each.
+    """
     torch.set_num_threads(1)
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    if device.type == "cuda" and is_simulated_alone():
+        dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=num_ranks)
+        # Groups of some ranks are made anew: a split needs to know what the other ranks choose.
+        dist.group.WORLD.bound_device_id = None
+        lone = Lone("nccl", num_ranks, STEPS_CLOCK if whole_steps else CALLS_CLOCK)
+    elif device.type == "cuda":
         dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=device)
         lone = Lone("nccl", 1, CUDA_CLOCK)
     else:

@@ -10,6 +10,7 @@
 #include <stdexcept>
 
 #include "simulated_gpu/device.h"
+#include "simulated_gpu/thread_ranks.h"
 
 namespace simulated_gpu {
 namespace {
@@ -125,6 +126,56 @@ bool work_fails() {
          cudaDeviceSynchronize() == cudaErrorLaunchFailure;
 }
 
+// Rank 0 of 4, the others of which do not exist.
+class LoneRank {
+ public:
+  LoneRank() {
+    ncclUniqueId id;
+    expect_success(ncclGetUniqueId(&id));
+    expect_success(ncclCommInitRank(&communicator_, 4, id, 0));
+  }
+  ~LoneRank() { ncclCommDestroy(communicator_); }
+  LoneRank(const LoneRank&) = delete;
+  LoneRank& operator=(const LoneRank&) = delete;
+
+  // NOLINTNEXTLINE(google-explicit-constructor)
+  operator ncclComm_t() const { return communicator_; }
+
+ private:
+  ncclComm_t communicator_ = nullptr;
+};
+
+bool alone_all_reduce() {
+  const OwnStream stream;
+  const LoneRank rank;
+  const Floats data(stream, {1, 2});
+  expect_success(ncclAllReduce(data.data(), data.data(), 2, ncclFloat32, ncclSum, rank, stream));
+  return data.read() == Values{4, 8};
+}
+
+bool alone_all_gather() {
+  const OwnStream stream;
+  const LoneRank rank;
+  const Floats mine(stream, {1, 2});
+  const Floats all(stream, unset(8));
+  expect_success(ncclAllGather(mine.data(), all.data(), 2, ncclFloat32, rank, stream));
+  return all.read() == Values{1, 2, 1, 2, 1, 2, 1, 2};
+}
+
+bool alone_broadcast() {
+  const OwnStream stream;
+  const LoneRank rank;
+  const Floats data(stream, {1, 2});
+  expect_success(ncclBcast(data.data(), 2, ncclFloat32, 3, rank, stream));
+  return data.read() == Values{0, 0};
+}
+
+bool alone_split() {
+  const LoneRank rank;
+  ncclComm_t child = nullptr;
+  return ncclCommSplit(rank, 0, 0, &child, nullptr) == ncclInvalidUsage && child == nullptr;
+}
+
 }  // namespace
 
 const std::map<std::string, std::function<bool()>>& programs() {
@@ -142,6 +193,10 @@ const std::map<std::string, std::function<bool()>>& programs() {
       {"host reads device memory", host_reads_device_memory},
       {"host reads behind an allocation", host_reads_behind_allocation},
       {"work fails", work_fails},
+      {"alone: all_reduce", alone_all_reduce},
+      {"alone: all_gather", alone_all_gather},
+      {"alone: broadcast of another rank", alone_broadcast},
+      {"alone: split", alone_split},
   };
   return programs;
 }
@@ -158,6 +213,7 @@ Outcome run_program(const std::string& name, const Schedule& schedule) {
     setenv("SIMULATED_GPU_SEED", std::to_string(schedule.seed).c_str(), 1);
     setenv("SIMULATED_GPU_ORDER", schedule.order.c_str(), 1);
     setenv("SIMULATED_GPU_RACES", schedule.races ? "1" : "0", 1);
+    setenv("SIMULATED_GPU_ALONE", schedule.alone ? "1" : "0", 1);
     alarm(60);
     execl("/proc/self/exe", "test_simulated_gpu", ("--program=" + name).c_str(), nullptr);
     _exit(127);

@@ -12,6 +12,7 @@ struct Schedule {
   uint64_t seed = 0;
   std::string order = "random";
   bool races = true;
+  bool alone = false;  // other ranks of NCCL do not exist
 };
 
 struct Outcome {

@@ -11,6 +11,7 @@
 #include "nccl/last_error.h"
 #include "nccl/leftovers.h"
 #include "nccl/meeting.h"
+#include "simulated_gpu.h"
 
 namespace simulated_gpu::nccl {
 namespace {
@@ -83,6 +84,7 @@ ncclResult_t init_all(ncclComm_t* results, int num_ranks, const int* devices) {
 
 Finish begin_split(const CommunicatorPtr& parent, int color, int order, ncclComm_t* result) {
   if (color < 0 && color != NCCL_SPLIT_NOCOLOR) return refused(ncclInvalidArgument, "a negative color");
+  if (options().alone) return refused(ncclInvalidUsage, "no split: alone, nobody knows the others' colors");
   const std::string key = parent->next_child("split");
   auto meeting = std::make_shared<Meeting>(key, parent->rank(), parent->num_ranks(), as_text(color, order));
   return [=] {

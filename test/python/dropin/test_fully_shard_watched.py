@@ -26,6 +26,8 @@ import funcol
 from funcol.commands.info import info
 from funcol.dropin import fully_shard as under
 
+ON_DEVICES = True
+
 
 def group_of(module: Any) -> Any:
     state = module._get_fsdp_state()

@@ -61,6 +61,7 @@ def run_ranks(function: Callable[..., Any], world: int, *args: Any, timeout: flo
     """
     if "<" in function.__qualname__:
         raise ValueError(f"ranks find {function.__qualname__} by name: define it at the top of a module.")
+    _require_devices(world)
     key = (world, _backend)
     if key not in _running:
         _running[key] = _Ranks(world, _backend)
@@ -69,6 +70,24 @@ def run_ranks(function: Callable[..., Any], world: int, *args: Any, timeout: flo
     except BaseException:
         _running.pop(key).kill()
         raise
+
+
+def _require_devices(world: int) -> None:
+    """Skips the test if each rank is to have a device and there are too few."""
+    import pytest
+    import torch
+
+    if _backend != "gloo" and world > torch.cuda.device_count():
+        pytest.skip(f"needs {world} devices, and there are {torch.cuda.device_count()}")
+
+
+def require_compiled_kernels() -> None:
+    """Skips the test if it is on a simulated device, which runs no kernels that a compiler made."""
+    import pytest
+    import torch
+
+    if _backend != "gloo" and torch.cuda.get_device_name(0).startswith("Simulated"):
+        pytest.skip("a simulated device runs no compiled kernels")
 
 
 def use_backend(name: str) -> None:

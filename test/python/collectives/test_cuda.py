@@ -380,7 +380,7 @@ def test_one_nccl_rank_trains_as_without_funcol(nccl, way):
 
 
 def trains_as_on_the_cpu(rank, world, way):
-    # And not on the device: there, PyTorch's own functional all-gather over Gloo reads device memory on the host.
+    # And not on the device: PyTorch's functional all-gather over Gloo reads device memory on the host.
     expected = trained(rank, world, way, "cpu")
     with funcol.installed():
         actual = [result.cpu() for result in trained(rank, world, way, "cuda")]

@@ -298,6 +298,8 @@ def test_a_pending_gradient_is_used_by_the_optimizer_on_its_stream(nccl):
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_a_compiled_region_takes_pending_and_plain_inputs_without_recompiling(nccl, backend):
+    if backend == "inductor" and torch.cuda.get_device_name().startswith("Simulated"):
+        pytest.skip("a simulated device runs no compiled kernels")
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
 
@@ -377,6 +379,16 @@ def test_one_nccl_rank_trains_as_without_funcol(nccl, way):
     trains_as_without_funcol(0, 1, way)
 
 
+def trains_as_on_the_cpu(rank, world, way):
+    # And not on the device: PyTorch's functional all-gather over Gloo reads device memory on the host.
+    expected = trained(rank, world, way, "cpu")
+    with funcol.installed():
+        actual = [result.cpu() for result in trained(rank, world, way, "cuda")]
+    # The kernels of the two devices round differently; bfloat16 has 8 bits.
+    tolerance = 1e-2 if "half" in way else 1e-4
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
 @pytest.mark.parametrize("way", PARALLEL)
 def test_ranks_that_share_the_device_train_as_without_funcol(needs_cuda, way):
-    run_ranks(trains_as_without_funcol, 2, way)
+    run_ranks(trains_as_on_the_cpu, 2, way)

@@ -22,6 +22,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import funcol
 
+ON_DEVICES = True
+
 R, S0, S1 = Replicate(), Shard(0), Shard(1)
 
 LAYOUTS: dict[str, list[Placement]] = {

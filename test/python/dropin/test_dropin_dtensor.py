@@ -30,6 +30,8 @@ import funcol
 from funcol import dropin
 from funcol.dropin import propagation, under_dtensor
 
+ON_DEVICES = True
+
 # Results and gradients, beside PyTorch's
 
 LAYOUTS: dict[str, list[Placement]] = {

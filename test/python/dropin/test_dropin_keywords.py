@@ -11,6 +11,8 @@ from torch.nn import functional
 
 import funcol
 
+ON_DEVICES = True
+
 MASKS: dict[str, Placement] = {"R": Replicate(), "S1": Shard(1), "S2": Shard(2), "P": Partial()}
 
 

@@ -34,6 +34,8 @@ from torch.utils.checkpoint import checkpoint
 
 import funcol
 
+ON_DEVICES = True
+
 
 def gradients(model: nn.Module, loss: Tensor) -> list[Tensor]:
     loss.backward()
@@ -284,6 +286,7 @@ def attends(rank: int, world: int, placement: int | None) -> None:
         torch.testing.assert_close(whole(x.grad), y.grad)
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("placement", [None, 0, 1])
 def test_attention_on_the_cpu(world: int, placement: int | None) -> None:
@@ -309,6 +312,7 @@ def attends_in_a_ring(rank: int, world: int) -> None:
     torch.testing.assert_close(mine.grad, weight.grad, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("world", WORLDS)
 def test_context_parallel_attention_on_the_cpu(world: int) -> None:
     run_ranks(attends_in_a_ring, world)

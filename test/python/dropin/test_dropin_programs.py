@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as stock
 from differential import sample, world_group
 from programs import WORLDS, Block, check, mesh_of, whole
-from ranks import run_ranks
+from ranks import require_compiled_kernels, run_ranks
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh
@@ -30,6 +30,8 @@ from torch.distributed.tensor.parallel import (
 )
 
 import funcol
+
+ON_DEVICES = True
 
 # DTensor
 
@@ -294,6 +296,8 @@ def trains_compiled(rank: int, world: int, backend: str) -> list[Tensor]:
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_a_compiled_tensor_parallel_module_trains_the_same(world: int, backend: str) -> None:
+    if backend == "inductor":
+        require_compiled_kernels()
     check(trains_compiled, world, backend, counts=False)
 
 
@@ -313,6 +317,8 @@ def runs_compiled_collectives(rank: int, world: int, backend: str) -> list[Tenso
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled_collectives_give_the_same(backend: str) -> None:
+    if backend == "inductor":
+        require_compiled_kernels()
     check(runs_compiled_collectives, 2, backend, pends=False, counts=False)
 
 

@@ -18,6 +18,8 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 import funcol
 
+ON_DEVICES = True
+
 NAMES = ["wait", "trigger_wait", "completed", "elem"]
 
 

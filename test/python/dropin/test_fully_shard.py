@@ -15,6 +15,8 @@ from torch import Tensor
 import funcol
 from funcol.dropin import fully_shard_on_import
 
+ON_DEVICES = True
+
 
 @pytest.mark.parametrize("world", [1, 2, 4])
 @pytest.mark.parametrize("reshard", [True, False])

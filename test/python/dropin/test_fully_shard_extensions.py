@@ -12,6 +12,8 @@ from fsdp_checks import check
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
+ON_DEVICES = True
+
 try:
     from torch.distributed._composable import replicate_with_fsdp
 except ImportError:

@@ -25,6 +25,8 @@ from funcol import dropin
 from funcol.dropin import fully_shard as under
 from funcol.dropin import fully_shard_table as table
 
+ON_DEVICES = True
+
 
 def changes_between_steps(rank: int, world: int) -> None:
     def run(come_and_go: bool) -> list[Tensor]:

@@ -26,6 +26,8 @@ import funcol
 from funcol.commands.info import info
 from funcol.dropin import fully_shard as under
 
+ON_DEVICES = True
+
 
 def group_of(module: Any) -> Any:
     state = module._get_fsdp_state()
@@ -277,5 +279,6 @@ def shows_its_ranges(rank: int, world: int) -> None:
         assert run() == expected
 
 
+@pytest.mark.cpu_only  # the profiler of devices asks the driver
 def test_a_profiler_sees_the_same_ranges() -> None:
     run_ranks(shows_its_ranges, 2)

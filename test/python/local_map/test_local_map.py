@@ -29,6 +29,8 @@ import funcol
 from funcol import apply_local_map
 from funcol.local_map.regions import gradient_placements, placements_of, text_of
 
+ON_DEVICES = True
+
 
 def runs_as_a_whole(rank: int, world: int, name: str) -> None:
     program = PROGRAMS[name]

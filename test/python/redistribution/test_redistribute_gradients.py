@@ -17,6 +17,8 @@ from torch.distributed.tensor.placement_types import _MaskPartial
 
 from funcol.redistribution import redistribute, redistribute_local_tensor, redistribute_many
 
+ON_DEVICES = True
+
 SHAPE = (5, 6)
 
 

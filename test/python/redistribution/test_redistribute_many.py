@@ -22,6 +22,8 @@ from torch.distributed.tensor.placement_types import _MaskPartial
 import funcol
 from funcol import redistribute, redistribute_many
 
+ON_DEVICES = True
+
 SHAPES = [(8, 12), (5, 3), (1, 7), (0, 4)]
 
 ONE_AXIS = layouts("R", "S0", "S1", "_S0/2", "_S1/3", "Psum", "Pavg", "Pmax")

@@ -36,7 +36,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
 
-import pytest
 from device_reports import check_device
 
 # How much later than a rank itself its parent gives up: a rank that can still run its watchdog says where
@@ -62,8 +61,7 @@ def run_ranks(function: Callable[..., Any], world: int, *args: Any, timeout: flo
     """
     if "<" in function.__qualname__:
         raise ValueError(f"ranks find {function.__qualname__} by name: define it at the top of a module.")
-    if _backend != "gloo" and (found := _num_devices()) < world:
-        pytest.skip(f"{world} ranks of {_backend} need as many devices; PyTorch finds {found}")
+    _require_devices(world)
     key = (world, _backend)
     if key not in _running:
         _running[key] = _Ranks(world, _backend)
@@ -74,10 +72,22 @@ def run_ranks(function: Callable[..., Any], world: int, *args: Any, timeout: flo
         raise
 
 
-def _num_devices() -> int:
+def _require_devices(world: int) -> None:
+    """Skips the test if each rank is to have a device and there are too few."""
+    import pytest
     import torch
 
-    return torch.cuda.device_count()
+    if _backend != "gloo" and world > torch.cuda.device_count():
+        pytest.skip(f"needs {world} devices, and there are {torch.cuda.device_count()}")
+
+
+def require_compiled_kernels() -> None:
+    """Skips the test if it is on a simulated device, which runs no kernels that a compiler made."""
+    import pytest
+    import torch
+
+    if _backend != "gloo" and torch.cuda.get_device_name(0).startswith("Simulated"):
+        pytest.skip("a simulated device runs no compiled kernels")
 
 
 def use_backend(name: str) -> None:

@@ -411,10 +411,10 @@ def each_form_of_a_reduce_op_agrees(rank: int, world: int, function: str, name: 
 
 
 @pytest.mark.parametrize("function", CALLS_WITH_A_REDUCE_OP)
-@pytest.mark.parametrize("name", REDUCE_OPS)
+@pytest.mark.parametrize("reduce_op", REDUCE_OPS)
 @pytest.mark.parametrize("form", FORMS_OF_A_REDUCE_OP)
-def test_a_reduce_op_is_a_name_in_any_case_or_an_object(function: str, name: str, form: str) -> None:
-    run_ranks(each_form_of_a_reduce_op_agrees, 2, function, name, form)
+def test_a_reduce_op_is_a_name_in_any_case_or_an_object(function: str, reduce_op: str, form: str) -> None:
+    run_ranks(each_form_of_a_reduce_op_agrees, 2, function, reduce_op, form)
 
 
 def leaves_its_input_as_it_is(rank: int, world: int, function: str) -> None:

@@ -9,6 +9,7 @@ import pytest
 import ranks
 import torch
 import torch.distributed as dist
+from nccl import has_twin
 from simulated import MESHES
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -54,6 +55,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     chosen = random.Random(config.getoption("--sample-seed"))
 
     def is_left_out(item: pytest.Item) -> bool:
+        if is_twin(item) and (item.get_closest_marker("cpu_only") or not has_twin(item.callspec.params)):
+            return True
         if item.get_closest_marker("long") is not None and not config.getoption("--long"):
             return True
         return chosen.random() >= config.getoption("--sample")
@@ -63,6 +66,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
         gone = set(left_out)
         items[:] = [item for item in items if item not in gone]
+
+
+def is_twin(item: pytest.Item) -> bool:
+    """Whether ``item`` is a twin on devices of a test that runs on gloo."""
+    return "_backend" in getattr(getattr(item, "callspec", None), "params", {}) and (
+        item.get_closest_marker("cuda") is not None
+    )
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

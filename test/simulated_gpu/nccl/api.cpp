@@ -142,8 +142,6 @@ const char* ncclGetErrorString(ncclResult_t error) {
       return "remote process exited or there was a network error";
     case ncclInProgress:
       return "NCCL operation in progress";
-    case ncclTimeout:
-      return "operation timed out";
     default:
       return "unknown result code";
   }

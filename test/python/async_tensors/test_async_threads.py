@@ -20,8 +20,6 @@ import sys, threading, time
 import torch, funcol
 from slow_collectives import SlowCollective, dispatch_keys, same, values
 
-ON_DEVICES = True
-
 NUM_THREADS = 8
 sys.setswitchinterval(1e-4)
 

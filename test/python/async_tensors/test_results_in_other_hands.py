@@ -19,8 +19,6 @@ from torch.utils.checkpoint import checkpoint
 
 import funcol
 
-ON_DEVICES = True
-
 each_world = pytest.mark.parametrize("world", [1, 2])
 
 

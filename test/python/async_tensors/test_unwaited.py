@@ -19,8 +19,6 @@ from slow_collectives import Finish, make_pending
 
 import funcol
 
-ON_DEVICES = True
-
 each_world = pytest.mark.parametrize("world", [1, 2])
 
 DROPPED = {

@@ -19,8 +19,6 @@ from torch.utils._pytree import tree_map
 
 import funcol
 
-ON_DEVICES = True
-
 each_function = pytest.mark.parametrize("function", PROGRAMS)
 
 

@@ -18,8 +18,6 @@ from torch import Tensor
 import funcol
 from funcol import _C
 
-ON_DEVICES = True
-
 # A form is given stock or funcol, a source of shape (4, 3) for each of `size` ranks, and what makes a
 # destination of a shape. It returns what was returned and what should have been, the destination.
 Destination = Callable[..., Tensor]

@@ -32,8 +32,6 @@ from torch.testing._internal.opinfo.core import OpInfo
 
 import funcol
 
-ON_DEVICES = True
-
 KINDS = {**DENSE, **NOT_DENSE, **FOREIGN}
 CALLS = {**OF_STOCK, **BEYOND_STOCK, **IN_PLACE, **OPERATORS}
 ERRORS = (RuntimeError, TypeError, ValueError, IndexError, AttributeError)

@@ -10,8 +10,6 @@ from ranks import run_ranks
 
 import funcol
 
-ON_DEVICES = True
-
 ops = torch.ops.funcol
 
 

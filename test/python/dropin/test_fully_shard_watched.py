@@ -146,7 +146,7 @@ def counts_what_was_replaced_before(rank: int, world: int, module: str, path: st
         ("_fsdp_param_group", "FSDPParamGroup.post_backward", "plain"),
         ("_fsdp_param_group", "record_function", "plain"),
         ("torch.distributed", "all_gather_single", "wraps"),
-        ("torch.cpu", "Stream.wait_stream", "wraps"),
+        pytest.param("torch.cpu", "Stream.wait_stream", "wraps", marks=pytest.mark.cpu_only),
     ],
 )
 def test_what_somebody_replaced_before_is_called(module: str, path: str, how: str) -> None:

@@ -213,6 +213,10 @@ cudaError_t cudaGraphAddNode(cudaGraphNode_t* /*out*/, cudaGraph_t /*graph*/,
   return not_simulated("cudaGraphAddNode");
 }
 
+cudaError_t cudaGraphDebugDotPrint(cudaGraph_t /*graph*/, const char* /*path*/, unsigned /*flags*/) {
+  return not_simulated("cudaGraphDebugDotPrint");
+}
+
 cudaError_t cudaGraphConditionalHandleCreate(cudaGraphConditionalHandle* /*out*/, cudaGraph_t /*graph*/,
                                              unsigned /*value*/, unsigned /*flags*/) {
   return not_simulated("cudaGraphConditionalHandleCreate");

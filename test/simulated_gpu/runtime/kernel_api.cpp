@@ -86,6 +86,7 @@ void** __cudaRegisterFatBinary(void* /*binary*/) {
 }
 void __cudaRegisterFatBinaryEnd(void** /*binary*/) {}
 void __cudaUnregisterFatBinary(void** /*binary*/) {}
+char __cudaInitModule(void** /*binary*/) { return 1; }
 
 void __cudaRegisterFunction(void** /*binary*/, const char* function, char* /*device_function*/,
                             const char* name, int /*threads*/, uint3* /*tid*/, uint3* /*bid*/,

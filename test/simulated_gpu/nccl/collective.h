@@ -6,8 +6,8 @@
 // is received, as large ones do on a GPU. A call whose peers never come waits for ever, unless its
 // communicator ends.
 //
-// With options().alone there are no letters: all other ranks are taken to have sent what this one sends, or zeros
-// where it sends nothing.
+// With options().alone there are no letters: all other ranks are taken to have sent what this one sends, or
+// zeros where it sends nothing.
 //
 //   running.send(); running.poison_output(); while (!running.poll()) ...;
 #pragma once

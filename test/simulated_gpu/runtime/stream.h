@@ -31,9 +31,9 @@ struct Mark {
 struct Operation {
   Work work;
   std::shared_ptr<const IssuePlace> place = nullptr;  // null where nobody knows
-  std::vector<Mark> after = {};  // what has to be finished before it begins
-  uint64_t order = 0;            // of issue, over all streams
-  Step step = nullptr;           // set once it began, while there is more to do
+  std::vector<Mark> after = {};                       // what has to be finished before it begins
+  uint64_t order = 0;                                 // of issue, over all streams
+  Step step = nullptr;                                // set once it began, while there is more to do
   SteadyClock::time_point not_before = {};
 };
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import fsdp_programs as programs
 import pytest
+import torch
 from fsdp_checks import assert_same, check
 from fsdp_programs import Block, recorded
 from programs import settled
@@ -15,7 +16,8 @@ from torch import Tensor
 import funcol
 from funcol.dropin import fully_shard_on_import
 
-ON_DEVICES = True
+# With PyTorch 2.11, memory that a prefetched gather reads is handed out again too early (a reported race).
+ON_DEVICES = torch.__version__ >= "2.15"
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])

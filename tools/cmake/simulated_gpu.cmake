@@ -53,6 +53,10 @@ target_compile_options(simulated_collectives PRIVATE -O3)
 add_simulated_library(simulated_nccl libnccl.so.2 simulated_collectives)
 target_link_options(simulated_nccl PRIVATE
   -Wl,--version-script=${PROJECT_SOURCE_DIR}/test/simulated_gpu/nccl/exports.map)
+add_simulated_objects(simulated_profiler profiler)
+add_simulated_library(simulated_cupti libcupti.so.13 simulated_profiler)
+target_link_options(simulated_cupti PRIVATE
+  -Wl,--version-script=${PROJECT_SOURCE_DIR}/test/simulated_gpu/profiler/exports.map)
 set_target_properties(simulated_driver simulated_collectives PROPERTIES CXX_VISIBILITY_PRESET hidden)
 
 foreach(library torch_cuda c10_cuda)

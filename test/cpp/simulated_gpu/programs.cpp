@@ -126,6 +126,21 @@ bool work_fails() {
          cudaDeviceSynchronize() == cudaErrorLaunchFailure;
 }
 
+// One stream uses what another one computed, and the host waits for it.
+bool traced_streams() {
+  const OwnStream producer;
+  const OwnStream consumer;
+  const Buffer data(3);
+  const Buffer copy(0);
+  simulated_gpu_trace_mark("a \"step\"");
+  EXPECT_CUDA(add(producer, data, data, 1));
+  EXPECT_CUDA(cudaStreamSynchronize(producer));
+  wait_for(consumer, producer);
+  EXPECT_CUDA(add(consumer, copy, data, 0));
+  EXPECT_CUDA(cudaStreamSynchronize(consumer));
+  return copy.holds(4);
+}
+
 // Rank 0 of 4, the others of which do not exist.
 class LoneRank {
  public:
@@ -193,6 +208,7 @@ const std::map<std::string, std::function<bool()>>& programs() {
       {"host reads device memory", host_reads_device_memory},
       {"host reads behind an allocation", host_reads_behind_allocation},
       {"work fails", work_fails},
+      {"trace: two streams", traced_streams},
       {"alone: all_reduce", alone_all_reduce},
       {"alone: all_gather", alone_all_gather},
       {"alone: broadcast of another rank", alone_broadcast},
@@ -213,6 +229,7 @@ Outcome run_program(const std::string& name, const Schedule& schedule) {
     setenv("SIMULATED_GPU_SEED", std::to_string(schedule.seed).c_str(), 1);
     setenv("SIMULATED_GPU_ORDER", schedule.order.c_str(), 1);
     setenv("SIMULATED_GPU_RACES", schedule.races ? "1" : "0", 1);
+    setenv("SIMULATED_GPU_TRACE_FILE", schedule.trace_file.c_str(), 1);
     setenv("SIMULATED_GPU_ALONE", schedule.alone ? "1" : "0", 1);
     alarm(60);
     execl("/proc/self/exe", "test_simulated_gpu", ("--program=" + name).c_str(), nullptr);

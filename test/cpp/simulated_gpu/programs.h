@@ -13,6 +13,7 @@ struct Schedule {
   std::string order = "random";
   bool races = true;
   bool alone = false;  // other ranks of NCCL do not exist
+  std::string trace_file = {};
 };
 
 struct Outcome {

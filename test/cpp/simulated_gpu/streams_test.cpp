@@ -23,6 +23,7 @@ class Journal {
   }
   std::vector<std::string> names() {
     EXPECT_CUDA(cudaDeviceSynchronize());
+    const std::lock_guard<std::mutex> lock(mutex_);
     return names_;
   }
 

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "aliases.h"
+#include "flops.h"
 #include "host_call.h"
 #include "issue.h"
 #include "places.h"
@@ -38,6 +39,7 @@ class Call {
   Stack computed_now();
   void send(const at::Tensor& value, const at::Tensor& target) const;
   RandomState draw() const;
+  Amount amount() const;
   Tensors used_tensors() const;
   const std::string& name() const { return handle_.operator_name().name; }
 
@@ -72,6 +74,7 @@ Call::Call(const c10::OperatorHandle& handle, std::shared_ptr<const Operator> op
       arguments_(torch::jit::pop(*stack, op_->num_arguments)) {}
 
 void Call::run() {
+  const TracedCall call;
   find_device();
   check_devices();
   const c10::cuda::CUDAGuard guard(device_);
@@ -177,7 +180,8 @@ void Call::run_later() {
     targets.push_back(map_tensors(result, cpu_alias));
     stack_->push_back(std::move(result));
   }
-  issue(name(), tensors, [call = std::move(call), targets = std::move(targets)] { call.run_into(targets); });
+  auto run = [call = std::move(call), targets = std::move(targets)] { call.run_into(targets); };
+  issue(name(), tensors, std::move(run), amount());
 }
 
 void Call::run_now() {
@@ -219,13 +223,14 @@ Stack Call::computed_now() {
   Tensors tensors = used_tensors();
   tensors.written.clear();
   auto outcome = std::make_shared<Outcome>();
-  issue(name(), tensors, [call = HostCall(handle_, op_, std::move(arguments), draw()), outcome] {
+  auto run = [call = HostCall(handle_, op_, std::move(arguments), draw()), outcome] {
     try {
       outcome->results = call.run();
     } catch (...) {
       outcome->error = std::current_exception();
     }
-  });
+  };
+  issue(name(), tensors, std::move(run), amount());
   C10_CUDA_CHECK(cudaStreamSynchronize(c10::cuda::getCurrentCUDAStream()));
   if (outcome->error) {
     std::rethrow_exception(outcome->error);
@@ -235,6 +240,14 @@ Stack Call::computed_now() {
 
 void Call::send(const at::Tensor& value, const at::Tensor& target) const {
   issue(name(), {.written = {target}}, [value, to = cpu_alias(target)] { to.copy_(value); });
+}
+
+Amount Call::amount() const {
+  Amount amount;
+  if (!options().trace_file.empty()) {
+    add_flops(name(), arguments_, amount);
+  }
+  return amount;
 }
 
 RandomState Call::draw() const {

@@ -1,5 +1,6 @@
 #include "copies.h"
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/copy_native.h>
 #include <ATen/ops/empty.h>
@@ -38,11 +39,14 @@ void copy_between_devices(at::Tensor& target, const at::Tensor& source, bool non
 }
 
 at::Tensor& copy_kernel(at::Tensor& target, const at::Tensor& source, bool non_blocking) {
+  const TracedCall call;
   const AtOnePlace place;
-  if (!target.is_cuda() || !source.is_cuda()) {
+  // Zeros without memory are copied as a fill, and refused as a target.
+  if (!target.is_cuda() || !source.is_cuda() || target._is_zerotensor() || source._is_zerotensor()) {
     return at::native::copy_(target, source, non_blocking);
   }
   const at::Tensor expanded = source.sizes() == target.sizes() ? source : source.expand(target.sizes());
+  at::assert_no_internal_overlap(target);
   if (target.numel() == 0) {
     return target;
   }

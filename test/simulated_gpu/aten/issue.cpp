@@ -58,6 +58,22 @@ void add_all_ranges(const std::vector<at::Tensor>& tensors, std::vector<Range>& 
   }
 }
 
+// An element that is at several places of a tensor, as after expand(), counts once.
+size_t bytes_of(const std::vector<at::Tensor>& tensors) {
+  size_t size = 0;
+  for (const at::Tensor& tensor : tensors) {
+    if (!tensor.defined() || !tensor.is_cuda() || tensor.layout() != at::kStrided) {
+      continue;
+    }
+    size_t count = tensor.numel() == 0 ? 0 : tensor.itemsize();
+    for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
+      count *= tensor.stride(dim) == 0 ? 1 : static_cast<size_t>(tensor.size(dim));
+    }
+    size += count;
+  }
+  return size;
+}
+
 std::function<void()> with_look_for_nan(const std::string& name, const Tensors& tensors,
                                         std::function<void()> run) {
   std::vector<at::Tensor> aliases;
@@ -74,9 +90,15 @@ std::function<void()> with_look_for_nan(const std::string& name, const Tensors& 
 
 }  // namespace
 
-void issue(const std::string& name, const Tensors& tensors, std::function<void()> run) {
+void issue(const std::string& name, const Tensors& tensors, std::function<void()> run, Amount amount) {
+  const TracedCall call;
   Work work;
   work.name = name + "#" + new_number();
+  work.amount = std::move(amount);
+  if (!options().trace_file.empty()) {
+    work.amount.read = bytes_of(tensors.read) + bytes_of(tensors.updated);
+    work.amount.written = bytes_of(tensors.updated) + bytes_of(tensors.written);
+  }
   if (options().races) {
     work.reads = tensors.numbers;
     add_all_ranges(tensors.read, work.reads);

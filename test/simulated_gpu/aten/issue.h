@@ -26,6 +26,7 @@ struct Tensors {
 
 // Enqueues `run` on the current stream of the current device. `run` uses CPU tensors, without autograd. An
 // error of what CUDA says about the launch is thrown; one of `run` is the device's, as that of a kernel.
-void issue(const std::string& name, const Tensors& tensors, std::function<void()> run);
+// `amount` needs no bytes.
+void issue(const std::string& name, const Tensors& tensors, std::function<void()> run, Amount amount = {});
 
 }  // namespace simulated_gpu::aten

@@ -33,10 +33,11 @@ struct Operator {
   bool has_numbers = false;         // some results are no tensors, so the host waits for them
   bool takes_host_tensors = false;  // CPU tensors of any size may stand beside CUDA tensors
   bool computes_in_float = false;   // the CPU gets 16-bit tensors as float
+  bool draws = false;               // random numbers, from no generator of its arguments
   HostKernel host_kernel = nullptr;
 
   bool has_new_results() const;
-  bool is_random() const { return !generators.empty() || host_kernel != nullptr; }
+  bool is_random() const { return !generators.empty() || draws; }
   bool is_out(size_t argument) const;
   bool is_updated(size_t argument) const;
 };

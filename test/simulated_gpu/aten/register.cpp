@@ -5,9 +5,11 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/Exception.h>
 
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "attention.h"
 #include "boxed.h"
 #include "copies.h"
 #include "operators.h"
@@ -19,13 +21,36 @@
 namespace simulated_gpu::aten {
 namespace {
 
-void register_operator(const c10::OperatorHandle& handle, HostKernel host_kernel = nullptr) {
+struct NamedHostKernel {
+  const char* name;
+  torch::jit::Stack (*host_kernel)(torch::jit::Stack, const at::Generator&);
+  bool draws;  // random numbers
+};
+
+constexpr NamedHostKernel kHostKernels[] = {
+    {"aten::native_dropout", dropout, true},
+    {"aten::_scaled_dot_product_flash_attention", flash_attention, false},
+    {"aten::_scaled_dot_product_flash_attention_backward", flash_attention_backward, false},
+    {"aten::_scaled_dot_product_efficient_attention", efficient_attention, false},
+    {"aten::_scaled_dot_product_efficient_attention_backward", efficient_attention_backward, false},
+};
+
+void register_operator(const c10::OperatorHandle& handle, HostKernel host_kernel = nullptr,
+                       bool draws = false) {
   static auto* const registrations = new std::vector<c10::RegistrationHandleRAII>();
   Operator op = describe(handle.schema());
-  op.host_kernel = std::move(host_kernel);
+  if (host_kernel) {
+    op.host_kernel = std::move(host_kernel);
+    op.draws = draws;
+    op.has_numbers = false;  // Meta knows them
+  }
   registrations->push_back(c10::Dispatcher::singleton().registerImpl(
       handle.operator_name(), c10::DispatchKey::CUDA, boxed_kernel(std::move(op)), std::nullopt, nullptr,
       "simulated GPU"));
+}
+
+bool is_of_pytorch(const std::string& name) {
+  return name.starts_with("aten::") || name.starts_with("fsdp::");
 }
 
 // All operators that have kernels for CUDA and for the CPU. Returns how many there are.
@@ -34,8 +59,7 @@ int register_operators() {
   int num_registered = 0;
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
     const auto handle = dispatcher.findSchema(name);
-    if (name.name.starts_with("aten::") && handle &&
-        handle->hasKernelForDispatchKey(c10::DispatchKey::CUDA) &&
+    if (is_of_pytorch(name.name) && handle && handle->hasKernelForDispatchKey(c10::DispatchKey::CUDA) &&
         handle->hasComputedKernelForDispatchKey(c10::DispatchKey::CPU) && is_simulated(handle->schema())) {
       register_operator(*handle);
       ++num_registered;
@@ -44,12 +68,15 @@ int register_operators() {
   // These choose a library by themselves.
   register_operator(dispatcher.findSchemaOrThrow("aten::convolution", ""));
   register_operator(dispatcher.findSchemaOrThrow("aten::convolution_backward", ""));
-  register_operator(dispatcher.findSchemaOrThrow("aten::native_dropout", ""), dropout);
+  for (const auto& [name, host_kernel, draws] : kHostKernels) {
+    register_operator(dispatcher.findSchemaOrThrow(name, ""), host_kernel, draws);
+  }
   register_copies();
   return num_registered;
 }
 
-// Attention is made of matrix products and softmax, convolutions of nobody's library.
+// Attention is made of matrix products and softmax where the program does not choose a fused kernel by
+// torch.nn.attention.sdpa_kernel; convolutions of nobody's library.
 void switch_libraries_off() {
   at::globalContext().setSDPUseFlash(false);
   at::globalContext().setSDPUseMemEfficient(false);

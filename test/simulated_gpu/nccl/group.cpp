@@ -110,11 +110,13 @@ ncclResult_t note(ncclResult_t error) {
 void start_group() { ++group.depth; }
 
 ncclResult_t end_group() {
+  const TracedCall call;
   if (group.depth == 0) return refuse(ncclInvalidUsage, "ncclGroupEnd() without ncclGroupStart()");
   return --group.depth == 0 ? finish_group() : ncclSuccess;
 }
 
 ncclResult_t add(ncclComm_t handle, cudaStream_t stream, Call call) {
+  const TracedCall traced;
   const CommunicatorPtr communicator = find(handle);
   if (const ncclResult_t error = check(communicator, call)) return note(error);
   const auto is_same = [&](const Issue& issue) {

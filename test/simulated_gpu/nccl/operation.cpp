@@ -88,6 +88,7 @@ Work make_work(const CommunicatorPtr& communicator, const std::vector<Call>& cal
   }
   work.kind = Kind::kCollective;
   work.chain = communicator.get();
+  work.amount.num_ranks = communicator->num_ranks();
   return work;
 }
 

@@ -51,13 +51,15 @@ std::shared_ptr<std::vector<char>> stage(Copy& copy) {
 
 // A copy to pageable memory returns once it is done, whatever was asked for.
 cudaError_t enqueue_copy(Copy copy, cudaStream_t handle, bool synchronous) {
+  const TracedCall call;
   const bool to_pageable = !memory().find(copy.to.address);
   const bool from_pageable = !memory().find(copy.from.address);
   std::shared_ptr<std::vector<char>> staged;
   if (from_pageable && !synchronous && !is_capturing(handle)) {
     staged = stage(copy);
   }
-  Work work{"a copy", at_once([copy, staged] { copy.run(); }), copy.ranges(copy.from), copy.ranges(copy.to)};
+  Work work{"a copy", at_once([copy, staged] { copy.run(); }), copy.ranges(copy.from), copy.ranges(copy.to),
+            Kind::kCopy};
   const IssuedPointer place = issue_place(work);
   Locked runtime;
   const StreamPointer stream = runtime.find(handle);
@@ -87,17 +89,13 @@ cudaError_t enqueue_bytes(void* to, const void* from, size_t size, cudaStream_t 
 }
 
 cudaError_t enqueue_fill(void* address, int value, size_t size, cudaStream_t handle, bool synchronous) {
+  const TracedCall call;
   Work work{"a fill", at_once([=] { memset(host_address(address), value, size); }), {}, {{address, size}}};
-  const IssuedPointer place = issue_place(work);
+  if (const auto error = enqueue(handle, std::move(work)); error != cudaSuccess || !synchronous) {
+    return error;
+  }
   Locked runtime;
-  const StreamPointer stream = runtime.find(handle);
-  if (!stream) {
-    return remember(cudaErrorInvalidResourceHandle);
-  }
-  if (const auto error = runtime.issue(stream, std::move(work), {}, place)) {
-    return remember(error);
-  }
-  return remember(synchronous ? runtime.wait_for(stream) : runtime->scheduler.failure());
+  return remember(runtime.wait_for(runtime.find(handle)));
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "runtime.h"
+#include "trace.h"
 
 namespace simulated_gpu {
 namespace {
@@ -33,8 +34,8 @@ cudaError_t record(Locked& runtime, Event* event, const StreamPointer& stream) {
   event->time = std::make_shared<std::atomic<int64_t>>(0);
   event->recorded = true;
   const auto note_time = [time = event->time] { *time = SteadyClock::now().time_since_epoch().count(); };
-  const cudaError_t error =
-      runtime.issue(stream, {"the record of an event", at_once(note_time)}, {}, nullptr);
+  const cudaError_t error = runtime.issue(
+      stream, {"the record of an event", at_once(note_time), {}, {}, Kind::kOrder}, {}, nullptr);
   event->mark = {stream, stream->num_issued};
   event->clock = stream->clock;
   return error;
@@ -140,12 +141,12 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream_handle, cudaEvent_t handle, 
     stream->capture->invalid = true;
     return remember(cudaErrorStreamCaptureIsolation);
   }
-  if (event->mark.done()) {  // in this run; the order holds in all
+  if (!is_to_note(event->mark)) {  // it is done, in this run; the order holds in all
     stream->clock.merge(event->clock);
     return cudaSuccess;
   }
-  return remember(runtime.issue(stream, {"a wait for an event", at_once([] {})}, {}, nullptr, event->mark,
-                                &event->clock));
+  return remember(runtime.issue(stream, {"a wait for an event", at_once([] {}), {}, {}, Kind::kOrder}, {},
+                                nullptr, event->mark, &event->clock));
 }
 
 cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t* /*handle*/, cudaEvent_t /*event*/) {

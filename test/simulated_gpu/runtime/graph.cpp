@@ -81,6 +81,7 @@ Work ExecutableGraph::replay() const {
               return [replay] { return replay->step(); };
             }};
   for (const Node& node : *nodes) {
+    work.amount.flops += node.work.amount.flops;
     work.reads.insert(work.reads.end(), node.work.reads.begin(), node.work.reads.end());
     work.writes.insert(work.writes.end(), node.work.writes.begin(), node.work.writes.end());
   }

@@ -146,6 +146,7 @@ cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* out, cudaGraph_t grap
 }
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t handle, cudaStream_t stream_handle) {
+  const TracedCall call;
   const ExecutableGraph& graph = *executable_of(handle);
   Work work = graph.replay();
   const IssuedPointer place = issue_place(work);

@@ -49,6 +49,7 @@ Implement find_implementation(const std::string& name) {
 }
 
 cudaError_t launch_kernel(const void* function, dim3 grid, dim3 block, void** args, cudaStream_t stream) {
+  const TracedCall call;
   std::string name = "a kernel that was never registered";
   {
     Locked runtime;

@@ -23,6 +23,11 @@ Options::Order order_of(const char* name) {
   return value == "first" ? Options::Order::kFirst : Options::Order::kRandom;
 }
 
+std::string text(const char* name) {
+  const char* const value = getenv(name);
+  return value != nullptr ? value : "";
+}
+
 Options read() {
   Options options;
   options.num_devices = static_cast<int>(number("SIMULATED_GPU_DEVICES", options.num_devices));
@@ -30,6 +35,7 @@ Options read() {
   options.order = order_of(getenv("SIMULATED_GPU_ORDER"));
   options.delay_us = number("SIMULATED_GPU_DELAY_US", 0);
   options.trace = number("SIMULATED_GPU_TRACE", 0) != 0;
+  options.trace_file = text("SIMULATED_GPU_TRACE_FILE");
   options.races = number("SIMULATED_GPU_RACES", 1) != 0;
   options.alone = number("SIMULATED_GPU_ALONE", 0) != 0;
   options.device_bytes = static_cast<size_t>(number("SIMULATED_GPU_DEVICE_MIB", 80 << 10)) << 20;

@@ -7,6 +7,7 @@
 
 #include "memory.h"
 #include "reports.h"
+#include "trace.h"
 
 namespace simulated_gpu {
 namespace {
@@ -122,7 +123,7 @@ cudaError_t Locked::issue(const StreamPointer& stream, Work work, std::vector<co
   if (after_clock != nullptr) {
     stream->clock.merge(*after_clock);
   }
-  if (!after.done()) {
+  if (is_to_note(after)) {
     operation.after.push_back(after);
   }
   if (issued) {
@@ -139,8 +140,8 @@ cudaError_t Locked::issue(const StreamPointer& stream, Work work, std::vector<co
 void Locked::order_behind_default_stream(const StreamPointer& stream, Operation& operation) {
   const auto put_behind = [&](const StreamPointer& other) {
     stream->clock.merge(other->clock);
-    if (!other->queue.empty()) {
-      operation.after.push_back({other, other->num_issued});
+    if (const Mark mark{other, other->num_issued}; is_to_note(mark)) {
+      operation.after.push_back(mark);
     }
   };
   if (!stream->blocking) {
@@ -206,6 +207,7 @@ cudaError_t Locked::wait_for_device(int device) {
   }
   const cudaError_t error = runtime_.scheduler.wait_for(lock_, marks);
   note_finished(covered);
+  runtime_.streams.drop_destroyed(device);
   return error;
 }
 

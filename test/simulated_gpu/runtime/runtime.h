@@ -65,6 +65,7 @@ class Locked {
   void order_behind_default_stream(const StreamPointer& stream, Operation& operation);
   void note_accesses(const StreamPointer& stream, const Work& work, IssuedPointer issued);
 
+  TracedCall call_;  // ends after the lock
   Runtime& runtime_;
   Lock lock_;
 };

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "reports.h"
+#include "trace.h"
 
 namespace simulated_gpu {
 namespace {
@@ -62,7 +63,7 @@ Mark Scheduler::push(const StreamPointer& stream, Operation operation,
   operation.order = num_issued_++;
   for (const void* chain : chains) {
     Mark& last = chains_[chain];
-    if (last.stream != stream && !last.done()) {
+    if (last.stream != stream && is_to_note(last)) {
       operation.after.push_back(last);
     }
     last = {stream, stream->num_issued + 1};
@@ -73,6 +74,7 @@ Mark Scheduler::push(const StreamPointer& stream, Operation operation,
   }
   stream->queue.push_back(std::move(operation));
   ++stream->num_issued;
+  trace_issue(*stream, stream->queue.back());
   ++num_queued_;
   last_issue_ = SteadyClock::now();
   if (!started_) {
@@ -85,6 +87,7 @@ Mark Scheduler::push(const StreamPointer& stream, Operation operation,
 }
 
 cudaError_t Scheduler::wait_for(Lock& lock, const std::vector<Mark>& marks) {
+  trace_wait(marks);
   for (const Mark& mark : marks) {
     if (mark.done()) {
       continue;

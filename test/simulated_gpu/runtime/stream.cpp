@@ -25,8 +25,11 @@ StreamPointer Streams::make(int device, bool blocking, int priority) {
   return every_.back();
 }
 
-void Streams::forget(const StreamPointer& stream) {
-  every_.erase(std::find(every_.begin(), every_.end(), stream));
+void Streams::drop_destroyed(int device) {
+  const auto is_over = [device](const StreamPointer& stream) {
+    return stream->destroyed && stream->device == device && stream->queue.empty();
+  };
+  every_.erase(std::remove_if(every_.begin(), every_.end(), is_over), every_.end());
 }
 
 StreamPointer Streams::find(cudaStream_t handle, int device) const {
@@ -36,8 +39,9 @@ StreamPointer Streams::find(cudaStream_t handle, int device) const {
   if (handle == cudaStreamPerThread) {
     return per_thread_[static_cast<size_t>(device)];
   }
-  const auto found = std::find_if(every_.begin(), every_.end(),
-                                  [&](const StreamPointer& stream) { return handle_of(stream) == handle; });
+  const auto found = std::find_if(every_.begin(), every_.end(), [&](const StreamPointer& stream) {
+    return handle_of(stream) == handle && !stream->destroyed;
+  });
   return found == every_.end() ? nullptr : *found;
 }
 

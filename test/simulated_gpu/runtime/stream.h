@@ -44,6 +44,7 @@ struct Stream {
   int priority;
   uint64_t id;
   uint64_t urgency;  // what the scheduler draws in order `random`
+  bool destroyed = false;
 
   std::deque<Operation> queue = {};
   uint64_t num_issued = 0;
@@ -64,7 +65,12 @@ class Streams {
   Streams();
 
   StreamPointer make(int device, bool blocking, int priority);
-  void forget(const StreamPointer& stream);
+
+  // Takes the handle of a stream away. Its work still runs, and stays ordered as before.
+  static void destroy(const StreamPointer& stream) { stream->destroyed = true; }
+
+  // Drops the destroyed streams of a device, once the host knows that all of its work is finished.
+  void drop_destroyed(int device);
 
   // The stream of a handle, seen from `device`; null if there is none.
   StreamPointer find(cudaStream_t handle, int device) const;
@@ -72,7 +78,7 @@ class Streams {
   bool is_default(const StreamPointer& stream) const;
   const StreamPointer& default_of(int device) const { return default_[static_cast<size_t>(device)]; }
 
-  // In the order in which they were made.
+  // In the order in which they were made; destroyed ones are among them until drop_destroyed().
   const std::vector<StreamPointer>& every() const { return every_; }
 
   static cudaStream_t handle_of(const StreamPointer& stream) {

@@ -21,6 +21,7 @@ cudaError_t check_query(Locked& runtime, const StreamPointer& stream) {
 }  // namespace
 
 cudaError_t enqueue(cudaStream_t handle, Work work) {
+  const TracedCall call;
   const IssuedPointer place = issue_place(work);
   Locked runtime;
   const StreamPointer stream = runtime.find(handle);
@@ -58,17 +59,13 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* out, unsigned flags) {
   return cudaStreamCreateWithPriority(out, flags, 0);
 }
 
-// What is queued still runs: its last operation keeps the stream until then.
 cudaError_t cudaStreamDestroy(cudaStream_t handle) {
   Locked runtime;
   const StreamPointer stream = runtime.find(handle);
   if (!stream) {
     return remember(cudaErrorInvalidResourceHandle);
   }
-  if (!stream->queue.empty()) {
-    runtime.issue(stream, {"the end of a stream", at_once([stream] { (void)stream; })}, {}, nullptr);
-  }
-  runtime->streams.forget(stream);
+  Streams::destroy(stream);
   return cudaSuccess;
 }
 
@@ -105,7 +102,7 @@ cudaError_t cudaStreamQuery(cudaStream_t handle) {
 }
 
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
-  return enqueue(stream, {"a host function", at_once([=] { function(data); })});
+  return enqueue(stream, {"a host function", at_once([=] { function(data); }), {}, {}, Kind::kOrder});
 }
 
 cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t function, void* data,
@@ -113,7 +110,8 @@ cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t func
   if (is_capturing(stream)) {
     return remember(cudaErrorStreamCaptureUnsupported);
   }
-  return enqueue(stream, {"a callback", at_once([=] { function(stream, cudaSuccess, data); })});
+  return enqueue(stream,
+                 {"a callback", at_once([=] { function(stream, cudaSuccess, data); }), {}, {}, Kind::kOrder});
 }
 
 }  // extern "C"

@@ -1,6 +1,8 @@
 #include "async/held_memory.h"
 
 #include <pthread.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 #include <atomic>
@@ -30,6 +32,7 @@ constexpr int64_t kNotedBytes = 4096;                    // a collective that ho
 constexpr int64_t kMaxGradientBytes = int64_t{4} << 20;  // held by collectives of backward passes
 constexpr size_t kNumAsked = 16;                         // collectives that a new one asks
 constexpr auto kTick = std::chrono::milliseconds(10);
+constexpr int kNoGraphTask = -1;
 constexpr int kIdleTicks = 100;  // until the thread sleeps
 
 struct Holder {
@@ -242,24 +245,30 @@ int64_t held_bytes(const PendingCollective::Start& start) {
   return num_bytes;
 }
 
+// The captured stream has to wait for a collective within the capture. PyTorch waits for a gradient, and for
+// a gather that is merged, before it goes on. Ours wait there as well, a gradient as the backward pass ends,
+// on the stream of the pass's caller.
+void wait_within_capture(const PendingPtr& collective, bool has_epilogue) {
+  if (has_epilogue) {
+    collective->settle();
+  } else if (torch::autograd::get_current_graph_task_id() != kNoGraphTask) {
+    torch::autograd::Engine::get_default_engine().queue_callback([collective] { collective->settle(); });
+  }
+}
+
 }  // namespace
 
 PendingPtr hold(PendingCollective::Start&& start) {
   const auto num_bytes = held_bytes(start);
   const bool is_noted = start.work && !start.is_kept_elsewhere && num_bytes > kNotedBytes;
   const bool is_on_cpu = !start.outputs.empty() && start.outputs[0].is_cpu();
+  const bool has_epilogue = start.epilogue != nullptr;
   auto collective = c10::make_intrusive<PendingCollective>(std::move(start));
   HeldMemory::instance().let_go_of_few();
-  if (!is_noted) {
-    return collective;
-  }
-  if (is_on_cpu) {
+  if (collective->is_captured()) {  // it does not run now
+    wait_within_capture(collective, has_epilogue);
+  } else if (is_noted) {
     HeldMemory::instance().add(collective, is_on_cpu, num_bytes);
-  } else {
-    note_cuda_is_used();
-    if (AskingDevices().is_allowed()) {  // a collective that is captured into a graph does not run now
-      HeldMemory::instance().add(collective, is_on_cpu, num_bytes);
-    }
   }
   return collective;
 }

@@ -72,6 +72,8 @@ PendingCollective::PendingCollective(Start&& start)
   }
   if (!start_.outputs.empty() && !start_.outputs[0].is_cpu()) {
     start_stream_ = stream_of(start_.outputs[0].device());
+    note_cuda_is_used();
+    is_captured_ = !AskingDevices().is_allowed();
   }
 }
 
@@ -341,6 +343,22 @@ void PendingCollective::finish_aside(bool checks_group) {
   used_streams_.order(*start_stream_);
 }
 
+// Whether a CUDA graph is being captured that does not hold the collective.
+bool PendingCollective::is_outside_capture() const {
+  return start_stream_.has_value() && start_.work && !is_captured_ && !AskingDevices().is_allowed();
+}
+
+// The captured stream can wait for nothing outside of the graph, and the graph is replayed later than now.
+void PendingCollective::finish_on_host(bool checks_group) {
+  const AskingDevices relaxed;
+  const auto device = start_stream_->device();
+  const c10::StreamGuard on_stream_aside(
+      c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device));
+  wait_for_work(checks_group);
+  run_epilogue();
+  on_stream_aside.current_stream().synchronize();
+}
+
 // The current stream waits already. Makes the start stream wait for the collective alone, not for other work
 // on the current one.
 void PendingCollective::order_streams() {
@@ -364,6 +382,10 @@ PendingCollective::State PendingCollective::finish(bool checks_group) {
     const c10::impl::ExcludeDispatchKeyGuard plain_tensors(kWakeKey);
     // Autograd has recorded the results already. Gloo's reduce_scatter writes them as it is waited for.
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    if (is_outside_capture()) {
+      finish_on_host(checks_group);
+      return State::kArrived;
+    }
     if (is_finished_aside()) {
       finish_aside(checks_group);
       return State::kArrived;

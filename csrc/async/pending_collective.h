@@ -54,6 +54,10 @@ namespace funcol {
 // which a result is used (used_streams.h). Whoever uses a view that was made after the first use orders
 // streams for it, as for any tensor.
 //
+// A CUDA graph that is captured holds a collective only if it was started within the capture, and such a
+// result can be waited for only there. A result that is pending when a capture begins is waited for on the
+// host, by whoever uses it within the capture.
+//
 // A failure is kept: every settle() raises it again, so that no use ever sees the data. A group that is
 // destroyed before settle() is a failure too: whether the data arrived first would be a matter of luck.
 // If the last holder goes without having settled, Work and buffers live on until the Work is done.
@@ -80,6 +84,9 @@ class PendingCollective final : public c10::intrusive_ptr_target {
   ~PendingCollective() override;
   PendingCollective(const PendingCollective&) = delete;
   PendingCollective& operator=(const PendingCollective&) = delete;
+
+  // Whether it was started while a CUDA graph was captured on its stream.
+  bool is_captured() const noexcept { return is_captured_; }
 
   bool is_settled() const noexcept { return state_.load(std::memory_order_acquire) == State::kSettled; }
 
@@ -129,6 +136,8 @@ class PendingCollective final : public c10::intrusive_ptr_target {
   void run_epilogue();
   bool is_finished_aside() const;
   void finish_aside(bool checks_group);
+  bool is_outside_capture() const;
+  void finish_on_host(bool checks_group);
   void order_streams();
   void check_group_lives() const;
   [[noreturn]] void raise_destroyed() const;
@@ -151,6 +160,7 @@ class PendingCollective final : public c10::intrusive_ptr_target {
   UnwaitedEntry unwaited_;
   uint64_t num_forks_at_start_;
   std::optional<c10::Stream> start_stream_;  // none on the CPU
+  bool is_captured_ = false;
   UsedStreams used_streams_;
 };
 

@@ -24,6 +24,7 @@
 #include "ops/collectives.h"
 #include "ops/wire.h"
 #include "pyobjects/arguments.h"
+#include "pyobjects/attributes.h"
 #include "pyobjects/without_gil.h"
 
 namespace funcol::python {
@@ -37,7 +38,7 @@ void without_gil(void (*blocking)(void*), void* context) {
 bool is_capturing_a_cuda_graph() {
   const py::gil_scoped_acquire gil;
   try {
-    return py::module_::import("torch.cuda").attr("is_current_stream_capturing")().cast<bool>();
+    return imported<"torch.cuda", "is_current_stream_capturing">()().cast<bool>();
   } catch (const py::error_already_set&) {  // not a reason for a collective to fail
     return false;
   }

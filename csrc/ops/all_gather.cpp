@@ -62,10 +62,11 @@ Start start_all_gather(const at::Tensor& input, int64_t dim, const GroupPtr& gro
 
   auto gathered = fresh_tensor(gathered_sizes(source, 0, num_ranks), source);
   const auto sizes = gathered_sizes(source, dim, num_ranks);
-  const bool is_merged = !is_rank_major(sizes, dim) && !merges_in_place(gathered);
+  const bool is_in_order = is_rank_major(sizes, dim);
+  const bool is_merged = !is_in_order && !merges_in_place(gathered);
   auto merged = is_merged ? fresh_tensor(sizes, source) : at::Tensor();
   auto work = start_flat(source, gathered, *group);
-  if (is_rank_major(sizes, dim)) {
+  if (is_in_order) {
     auto out = dim == 0 ? std::move(gathered) : in_shape(std::move(gathered), sizes);
     return {kOp, group, std::move(work), as_list(std::move(source)), as_list(std::move(out)), {}};
   }

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "async/layers.h"
 #include "bindings/bindings.h"
@@ -18,6 +19,7 @@
 #include "dtensor/distribute.h"
 #include "dtensor/local_sizes.h"
 #include "dtensor/many.h"
+#include "dtensor/native_operators.h"
 #include "dtensor/plain_dtensors.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/redistribute_local.h"
@@ -188,12 +190,30 @@ void bind_local_sizes(py::module m) {
   m.def("uneven_axes", uneven_axes, py::arg("spec"), py::arg("shape"));
 }
 
+void bind_native_operators(py::module m) {
+  m.def(
+      "put_native_operators",
+      [](py::object dispatcher, py::object propagator, py::object logger, py::set copies, py::object decide,
+         py::object is_own) {
+        put_native_operators({std::move(dispatcher), std::move(propagator), std::move(logger),
+                              std::move(copies), std::move(decide), std::move(is_own)});
+      },
+      py::arg("dispatcher"), py::arg("propagator"), py::arg("logger"), py::arg("copies"), py::arg("decide"),
+      py::arg("is_own"));
+  m.def("take_native_operators", take_native_operators);
+  m.def("serves_operators", serves_operators);
+  m.def("operator_counts", operator_counts);
+  m.def("forget_operator_counts", forget_operator_counts);
+  m.def("forget_served_calls", forget_served_calls);
+}
+
 }  // namespace
 
 void bind_dtensor(PyObject* module) {
   bind_fast_functions(module);
   auto m = py::reinterpret_borrow<py::module>(module);
   bind_local_sizes(m);
+  bind_native_operators(m);
   py::class_<DecisionEngine>(m, "PropagationEngine")
       .def(py::init<std::optional<CostModel>, size_t, bool>(), py::arg("model"), py::arg("capacity"),
            py::arg("moves_keywords") = false)

@@ -1,12 +1,14 @@
 #include "dtensor/forget.h"
 
 #include "dtensor/decisions.h"
+#include "dtensor/native_operators.h"
 #include "dtensor/redistributions.h"
 #include "pyobjects/specs.h"
 
 namespace funcol::python {
 
 void forget() {
+  forget_served_calls();
   forget_decisions();
   forget_redistributions();
   forget_specs();

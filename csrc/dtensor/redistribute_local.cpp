@@ -94,4 +94,22 @@ py::object redistribute_local(py::handle local, py::handle src_spec, py::handle 
   return to_python(std::move(result));
 }
 
+ExecutionPtr execution_between(py::handle src_spec, py::handle dst_spec, int64_t itemsize) {
+  const SpecObjects src(src_spec);
+  const SpecObjects dst(dst_spec);
+  if (!are_equal(src.mesh, dst.mesh)) {
+    return nullptr;
+  }
+  auto& known = known_mesh(src.mesh);
+  try {
+    const RedistributionKey key{known.id, src.read(), dst.read(), shape_of(src_spec, kOp), itemsize, {},
+                                {},       {},         {}};
+    return has_masks(key.src) || has_masks(key.dst) ? nullptr : find_execution(key, src.mesh, known);
+  } catch (const c10::NotImplementedError&) {
+    return nullptr;
+  } catch (const c10::ValueError&) {  // there is no plan: PyTorch says so, or moves the tensor by itself
+    return nullptr;
+  }
+}
+
 }  // namespace funcol::python

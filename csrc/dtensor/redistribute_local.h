@@ -23,4 +23,9 @@ struct LocalRedistribution {
 py::object redistribute_local(py::handle local, py::handle src_spec, py::handle dst_spec,
                               const LocalRedistribution& how);
 
+// The execution of the redistribution between two specs of one mesh, of tensors whose elements have
+// `itemsize` bytes. Null where Python has to move the tensor: for specs that C++ has no values for, and
+// masks. Needs the GIL.
+ExecutionPtr execution_between(py::handle src_spec, py::handle dst_spec, int64_t itemsize);
+
 }  // namespace funcol::python

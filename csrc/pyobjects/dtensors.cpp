@@ -1,14 +1,67 @@
 #include "pyobjects/dtensors.h"
 
+#include <ATen/EmptyTensor.h>
+#include <c10/core/TensorImpl.h>
 #include <c10/util/Exception.h>
+#include <structmember.h>
 
+#include <string>
 #include <utility>
 
+#include "compat/wrapper_object.h"
 #include "pyobjects/attributes.h"
 #include "pyobjects/layouts.h"
 #include "pyobjects/specs.h"
+#include "pyobjects/tensors.h"
 
 namespace funcol::python {
+namespace {
+
+Py_ssize_t slot_offset(PyObject* name) {
+  const auto descriptor = checked(PyObject_GetAttr(reinterpret_cast<PyObject*>(dtensor_type()), name));
+  TORCH_CHECK(Py_IS_TYPE(descriptor.ptr(), &PyMemberDescr_Type), "funcol: DTensor has no slot ",
+              py::handle(name).cast<std::string>(), " in this PyTorch.");
+  return reinterpret_cast<PyMemberDescrObject*>(descriptor.ptr())->d_member->offset;  // NOLINT
+}
+
+template <AttributeName name>
+PyObject*& slot(PyObject* object) {
+  static const auto offset = slot_offset(interned<name>());
+  return *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(object) + offset);  // NOLINT
+}
+
+// A tensor whose storage holds no memory, and tells only which wrappers are views of each other.
+at::Tensor make_wrapper(const at::Tensor& local, const Geometry& geometry) {
+  const auto offset = local.storage_offset();
+  const auto bytes =
+      at::detail::computeStorageNbytes(geometry.sizes, geometry.strides, local.itemsize(), offset);
+  c10::Storage storage(c10::Storage::use_byte_size_t(), static_cast<int64_t>(bytes),
+                       at::DataPtr(nullptr, local.device()), c10::GetAllocator(c10::kMeta),
+                       /*resizable=*/true);
+  constexpr c10::DispatchKeySet kLazy({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});
+  const auto keys = c10::DispatchKeySet(local.options().computeDispatchKey()) | (local.key_set() & kLazy);
+  auto wrapper = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), keys, local.dtype());
+  wrapper.unsafeGetTensorImpl()->set_sizes_and_strides(geometry.sizes, geometry.strides, offset);
+  return wrapper;
+}
+
+}  // namespace
+
+PyObject* spec_of(PyObject* dtensor) { return slot<"_spec">(dtensor); }
+
+PyObject* local_of(PyObject* dtensor) { return slot<"_local_tensor">(dtensor); }
+
+at::Tensor make_dtensor(at::Tensor local, py::handle spec, const Geometry& geometry) {
+  static auto* const type = dtensor_type();
+  auto wrapper = make_wrapper(local, geometry);
+  const auto object = checked(compat::wrapper_object(wrapper, type));
+  if (object.is_none()) {
+    return {};
+  }
+  slot<"_spec">(object.ptr()) = spec.inc_ref().ptr();
+  slot<"_local_tensor">(object.ptr()) = to_python(std::move(local)).release().ptr();
+  return wrapper;
+}
 
 PyTypeObject* dtensor_type() {
   auto* const type = imported<"torch.distributed.tensor", "DTensor">().ptr();

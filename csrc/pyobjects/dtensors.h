@@ -3,6 +3,8 @@
 // Everything here needs the GIL.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <cstdint>
@@ -18,6 +20,20 @@ PyTypeObject* dtensor_type();
 
 // DTensor.__new__(DTensor, local, spec, requires_grad=...), without the __init__ that does nothing.
 py::object make_dtensor(PyObject* local, py::handle spec, bool requires_grad = false);
+
+// The fields of an exact DTensor, borrowed; null where it has none yet.
+PyObject* spec_of(PyObject* dtensor);
+PyObject* local_of(PyObject* dtensor);
+
+// The shape and strides of a whole tensor.
+struct Geometry {
+  c10::SmallVector<int64_t, 5> sizes;
+  c10::SmallVector<int64_t, 5> strides;
+};
+
+// The same DTensor as make_dtensor() makes for a spec of this geometry, in a third of the time. Undefined
+// where this PyTorch minor cannot.
+at::Tensor make_dtensor(at::Tensor local, py::handle spec, const Geometry& geometry);
 
 // Whether an ExplicitRedistributionContext of PyTorch is active on this thread.
 bool observes_redistribution();

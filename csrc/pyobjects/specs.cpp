@@ -159,6 +159,23 @@ py::object canonical_spec(py::handle spec) {
   return made;
 }
 
+uint64_t value_number(py::handle spec) {
+  static auto* const numbers = new LruCache<Key, uint64_t, KeyHash>(kNumSpecs);  // NOLINT: outlives Python
+  static uint64_t last = 0;
+  auto value = read_spec(spec);
+  if (has_masks(value.layout)) {
+    return 0;
+  }
+  const bool strided_as_order =
+      has_strided_shards(value.layout) && compat::strided_shards_stand_for_order(spec);
+  Key key{number_of(attribute<"mesh">(spec)), std::move(value), strided_as_order};
+  if (const auto* known = numbers->get(key)) {
+    return *known;
+  }
+  numbers->put(std::move(key), ++last);
+  return last;
+}
+
 void forget_specs() {
   specs().clear();
   canonical_specs().clear();

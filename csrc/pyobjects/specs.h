@@ -30,6 +30,11 @@ py::object to_python_spec(const Spec& spec, py::handle mesh, bool strided_as_ord
 // must not get it. NotImplementedError for masks; otherwise raises what read_spec() raises.
 py::object canonical_spec(py::handle spec);
 
+// A number for all specs that equal this one and are on its mesh, never used again for others. It keeps
+// nothing alive; an equal spec may get another number once many were asked for. 0 for masks; otherwise raises
+// what read_spec() raises.
+uint64_t value_number(py::handle spec);
+
 void forget_specs();
 
 // The Python placement Replicate().

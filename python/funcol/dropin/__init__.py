@@ -35,6 +35,8 @@ from ..collectives import async_tensor, errors, functions, tracing
 from ..compiled import remaps
 from . import patching, results, spmd_types
 from .kernels import KernelsInPlace
+from .operator_counts import forget_operator_counts as forget_operator_counts
+from .operator_counts import operator_counts as operator_counts
 
 if TYPE_CHECKING:
     from .under_dtensor import UnderDTensor

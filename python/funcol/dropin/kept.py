@@ -41,6 +41,13 @@ _PASSED_BY: dict[str, list[tuple[Any, Any, tuple[str, ...]]]] = {
     "distribute_tensor": _TO_MOVE,
     "redistribute_local_tensor": _TO_MOVE[3:],
 }
+_OF_DISPATCHER: list[tuple[Any, Any, tuple[str, ...]]] = [
+    (
+        _dispatch,
+        _dispatch,
+        ("OpDispatcher._", "OpDispatcher.wrap", "OpDispatcher.unwrap", "OpDispatcher.redist"),
+    )
+]
 _OF_PROPAGATOR: list[tuple[Any, Any, tuple[str, ...]]] = [
     (propagation, propagation, ("ShardingPropagator.",))
 ]
@@ -63,6 +70,11 @@ def passed_by(function: Any) -> dict[str, str]:
     return {} if own is None else _replaced(_PASSED_BY.get(own.__qualname__, []))
 
 
+def in_dispatcher() -> dict[str, str]:
+    """Functions of programs in the place of methods of DTensor's dispatcher, or of what it moves data by."""
+    return _replaced([*_OF_DISPATCHER, *_TO_MOVE])
+
+
 def in_propagator() -> dict[str, str]:
     """Functions of programs in the place of methods of DTensor's propagator."""
     return _replaced(_OF_PROPAGATOR)
@@ -71,5 +83,4 @@ def in_propagator() -> dict[str, str]:
 def in_place() -> dict[str, str]:
     """Functions of programs in the place of DTensor's that funcol takes over or passes by."""
     taken = [(_api, _api, tuple(name for name in _PASSED_BY if name.startswith(("DTensor.", "dist"))))]
-    methods = [(_dispatch, _dispatch, ("OpDispatcher._", "OpDispatcher.wrap"))]
-    return _replaced([*taken, *methods, *_TO_MOVE, *_OF_PROPAGATOR])
+    return _replaced([*taken, *_OF_DISPATCHER, *_TO_MOVE, *_OF_PROPAGATOR])

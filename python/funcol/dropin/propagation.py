@@ -94,6 +94,11 @@ class DropinPropagator(ShardingPropagator):
     def cache_clear(self) -> None:
         super().cache_clear()
         self._agreeing.cache_clear()
+        _C.forget_served_calls()
+
+    def _forget_rules(self, op: OpOverload) -> None:
+        super()._forget_rules(op)
+        _C.forget_served_calls()
 
     def _propagate(self, op_schema: OpSchema, remember: bool) -> OutputSharding:
         op = op_schema.op

@@ -16,7 +16,16 @@ from torch.distributed.tensor._ops import utils as stock_ops
 from torch.distributed.tensor._sharding_prop import ShardingPropagator as StockPropagator
 
 from .. import _C, _compat
-from . import context_parallel, convolutions, dtensor, fully_shard_on_import, kept, operators, patching
+from . import (
+    context_parallel,
+    convolutions,
+    dtensor,
+    fully_shard_on_import,
+    kept,
+    native_operators,
+    operators,
+    patching,
+)
 from .propagation import DropinPropagator
 
 # The functions of PyTorch that this minor has, and their replacements.
@@ -96,4 +105,5 @@ def _put_propagator(dispatcher: OpDispatcher, undo: ExitStack) -> None:
     undo.callback(put_back)
     dispatcher.sharding_propagator = ours
     undo.callback(convolutions.put(dispatcher, ours))
+    undo.callback(native_operators.put(dispatcher, ours))
     _compat.forget_decisions()

@@ -222,6 +222,9 @@ def _stale(op: OpOverload, spec: DTensorSpec) -> str:
 _NAME_OF_COPY, _NAME_OF_BASE = "_funcol_copy", "_funcol_base"
 _open: set[weakref.ref[_Copy]] = set()
 
+# Empty while no write has to be brought back. Another module may ask, and not change it.
+open_copies = _open
+
 
 def _copies() -> list[_Copy]:
     return [copy for copy in (reference() for reference in tuple(_open)) if copy is not None]

@@ -1,0 +1,285 @@
+#include "dtensor/native_operators.h"
+
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/PyInterpreter.h>
+
+#include <array>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "async/layers.h"
+#include "compat/interpreter.h"
+#include "dtensor/operator_calls.h"
+#include "dtensor/served_calls.h"
+#include "dtensor/spec_numbers.h"
+#include "planner/lru_cache.h"
+#include "pyobjects/attributes.h"
+
+namespace funcol::python {
+namespace {
+
+constexpr size_t kMostCalls = 8192;
+
+constexpr std::array<const char*, static_cast<size_t>(Fate::kNumFates)> kFates = {
+    "served", "watched", "handler", "kind", "argument", "spec", "decision", "local shape", "write",
+};
+
+py::dict fields_of(py::handle object) {
+  return py::reinterpret_steal<py::dict>(attribute<"__dict__">(object).release());
+}
+
+// A number that changes with each change of a dict, or 0 where Python does not count them.
+uint64_t version_of(PyObject* dict) {
+#if PY_VERSION_HEX < 0x030E0000
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+  return reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;
+#pragma GCC diagnostic pop
+#else
+  return dict == nullptr ? 1 : 0;
+#endif
+}
+
+// The dispatcher as it was when operators were put under it.
+class Dispatcher {
+ public:
+  explicit Dispatcher(NativeOperators parts)
+      : parts_(std::move(parts)),
+        fields_(fields_of(parts_.dispatcher)),
+        fields_of_logger_(fields_of(parts_.logger)),
+        num_fields_(fields_.size()) {}
+
+  const NativeOperators& parts() const { return parts_; }
+
+  // Whether the program has replaced none of the dispatcher's parts. Python counts the changes of a class;
+  // after a change its functions are looked through once.
+  bool is_own() {
+    auto* const type = Py_TYPE(parts_.dispatcher.ptr());
+    if (field<"sharding_propagator">() != parts_.propagator.ptr() || fields_.size() != num_fields_) {
+      return false;
+    }
+    if (type->tp_version_tag != version_ || version_ == 0) {
+      has_own_methods_ = parts_.is_own().cast<bool>();
+      version_ = type->tp_version_tag;
+    }
+    return has_own_methods_;
+  }
+
+  bool has_handler(DescribedOperator& op) const {
+    auto* const handlers = field<"_custom_op_handlers">();
+    const auto version = version_of(handlers);
+    if (version == 0 || version != op.handlers_version) {
+      op.has_handler = PyDict_Contains(handlers, op.overload.ptr()) != 0;
+      op.handlers_version = version;
+      PyErr_Clear();
+    }
+    return op.has_handler;
+  }
+
+  bool logs() const {
+    auto* const handlers = PyDict_GetItemWithError(fields_of_logger_.ptr(), interned<"handlers">());
+    return handlers == nullptr || PyList_GET_SIZE(handlers) != 0;
+  }
+
+ private:
+  template <AttributeName name>
+  PyObject* field() const {
+    return PyDict_GetItemWithError(fields_.ptr(), interned<name>());
+  }
+
+  NativeOperators parts_;
+  py::dict fields_;
+  py::dict fields_of_logger_;
+  size_t num_fields_;
+  unsigned version_ = 0;  // of the dispatcher's class, when has_own_methods_ was asked
+  bool has_own_methods_ = true;
+};
+
+class Table {
+ public:
+  void put(NativeOperators parts) {
+    forget();
+    dispatcher_ = std::make_shared<Dispatcher>(std::move(parts));
+  }
+
+  void take() {
+    forget();
+    const auto gone = std::exchange(dispatcher_, nullptr);
+  }
+
+  bool is_put() const { return dispatcher_ != nullptr; }
+
+  // Whether the call was served: the stack then has its results.
+  bool serve(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+    const auto dispatcher = dispatcher_;
+    if (dispatcher == nullptr || !dispatcher->is_own()) {
+      return false;
+    }
+    const auto described = find(op, dispatcher->parts().dispatcher);
+    const auto fate = serve(*dispatcher, op, described, stack);
+    ++described->counts[static_cast<size_t>(fate)];
+    return fate == Fate::kServed;
+  }
+
+  py::dict counts() const {
+    py::dict counts;
+    for (const auto& [schema, described] : operators_) {
+      py::dict of_one;
+      for (size_t fate = 0; fate < kFates.size(); ++fate) {
+        if (described->counts[fate] != 0) {
+          of_one[kFates[fate]] = described->counts[fate];
+        }
+      }
+      if (!of_one.empty()) {
+        counts[py::str(described->overload)] = of_one;
+      }
+    }
+    return counts;
+  }
+
+  void forget_counts() {
+    for (const auto& [schema, described] : operators_) {
+      described->counts.fill(0);
+    }
+  }
+
+  // Descriptions stay, since their counts do; calls in flight hold theirs.
+  void forget() {
+    forget_spec_numbers();
+    calls_.clear();
+    for (auto& [schema, described] : operators_) {
+      described->is_current = false;
+    }
+  }
+
+ private:
+  using DescribedPtr = std::shared_ptr<DescribedOperator>;
+  // Null for a decision that PyTorch carries out.
+  using ServedPtr = std::shared_ptr<const ServedCall>;
+
+  Fate serve(const Dispatcher& dispatcher, const c10::OperatorHandle& op, const DescribedPtr& described,
+             torch::jit::Stack& stack) {
+    if (described->results == DescribedOperator::Results::kNotServed) {
+      return Fate::kKind;
+    }
+    if (dispatcher.has_handler(*described)) {
+      return Fate::kHandler;
+    }
+    if (described->writes && PySet_GET_SIZE(dispatcher.parts().copies.ptr()) != 0) {
+      return Fate::kWrite;
+    }
+    if (dispatcher.logs()) {
+      return Fate::kWatched;
+    }
+    Call call;
+    if (const auto fate = read_call(described, stack, op.schema().arguments().size(), call);
+        fate != Fate::kServed) {
+      return fate;
+    }
+    ServedPtr served;
+    if (const auto* known = calls_.get(call.key)) {
+      served = *known;
+    } else {
+      served = learn(dispatcher.parts(), op, *described, stack, call);
+      calls_.put(call.key, served);
+    }
+    return served == nullptr ? Fate::kDecision : served->run(op, *described, call, stack);
+  }
+
+  // Errors of a decision are PyTorch's to raise: it asks the propagator again.
+  static ServedPtr learn(const NativeOperators& parts, const c10::OperatorHandle& op,
+                         const DescribedOperator& described, const torch::jit::Stack& stack,
+                         const Call& call) {
+    try {
+      const auto [args, kwargs] = python_arguments(op, stack);
+      const auto sharding = parts.decide(described.overload, args, kwargs);
+      auto served = ServedCall::make(op, described, stack, call, sharding);
+      return served.has_value() ? std::make_shared<const ServedCall>(*std::move(served)) : nullptr;
+    } catch (const py::error_already_set&) {
+    } catch (const c10::Error&) {
+    } catch (const python_error&) {
+      PyErr_Clear();
+    }
+    return nullptr;
+  }
+
+  DescribedPtr find(const c10::OperatorHandle& op, py::handle dispatcher) {
+    // A library that goes may leave the schema's address to another operator.
+    auto& described = operators_[&op.schema()];
+    if (described == nullptr || !described->is_current || !(described->name == op.operator_name()) ||
+        described->is_factor.size() != op.schema().arguments().size()) {
+      auto fresh = std::make_shared<DescribedOperator>(describe_operator(op, dispatcher));
+      if (described != nullptr && described->name == fresh->name) {
+        fresh->counts = described->counts;
+      }
+      operators_[&op.schema()] = fresh;
+      return fresh;
+    }
+    return described;
+  }
+
+  std::shared_ptr<Dispatcher> dispatcher_;
+  std::unordered_map<const c10::FunctionSchema*, DescribedPtr> operators_;
+  LruCache<CallKey, ServedPtr, CallKeyHash> calls_{kMostCalls};
+};
+
+Table& table() {
+  static auto* const table = new Table;  // NOLINT: outlives Python
+  return *table;
+}
+
+class ServingInterpreter final : public compat::ForwardingInterpreter {
+ public:
+  void dispatch(const c10::OperatorHandle& op, torch::jit::Stack* stack) const override {
+    if (has_active_layers() || !serves(op, *stack)) {
+      base()->dispatch(op, stack);
+    }
+  }
+
+ private:
+  static bool serves(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+    const py::gil_scoped_acquire gil;
+    return table().serve(op, stack);
+  }
+};
+
+// Never destroyed: threads may be in it.
+ServingInterpreter& interpreter() {
+  static auto* const interpreter = new ServingInterpreter;  // NOLINT
+  return *interpreter;
+}
+
+}  // namespace
+
+void put_native_operators(NativeOperators parts) {
+  table().put(std::move(parts));
+  auto& current = getPyInterpreter()->vtable_;
+  if (current != &interpreter() && interpreter().base() == nullptr) {
+    interpreter().set_base(current);
+    current = &interpreter();
+  } else if (current == interpreter().base()) {
+    current = &interpreter();
+  }
+}
+
+// Where somebody has put a table in front of this one meanwhile, this one stays and serves nothing.
+void take_native_operators() {
+  auto& current = getPyInterpreter()->vtable_;
+  if (current == &interpreter()) {
+    current = interpreter().base();
+  }
+  table().take();
+}
+
+bool serves_operators() { return table().is_put(); }
+
+py::dict operator_counts() { return table().counts(); }
+
+void forget_operator_counts() { table().forget_counts(); }
+
+void forget_served_calls() { table().forget(); }
+
+}  // namespace funcol::python

@@ -1,0 +1,36 @@
+// DTensor's operators, served in C++ before PyTorch's Python fallback is reached.
+//
+// PyTorch's dispatcher hands each operator on a DTensor to the table of its Python interpreter. A table in
+// front of that serves calls from remembered decisions: exact DTensors, while no mode, transform or tracer
+// watches. Each decision is asked of the propagator once. All other calls go to PyTorch's own table,
+// unchanged.
+//
+// Everything here needs the GIL.
+#pragma once
+
+#include <torch/csrc/utils/pybind.h>
+
+namespace funcol::python {
+
+struct NativeOperators {
+  py::object dispatcher;  // DTensor's OpDispatcher
+  py::object propagator;  // calls are served while the dispatcher has this one
+  py::object logger;      // calls are served while it has no handlers: PyTorch logs each decision
+  py::set copies;         // writes are served while it is empty: see funcol.dropin.writes
+  py::object decide;      // decide(op, args, kwargs) -> OutputSharding
+  py::object is_own;      // whether the dispatcher has the methods of PyTorch or funcol; asked as they change
+};
+
+// Serves operators until take_native_operators(). A second call replaces the first.
+void put_native_operators(NativeOperators parts);
+void take_native_operators();
+bool serves_operators();
+
+// {operator: {"served": count, reason: count, ...}} since the last forget_operator_counts().
+py::dict operator_counts();
+void forget_operator_counts();
+
+// Forgets all decisions.
+void forget_served_calls();
+
+}  // namespace funcol::python

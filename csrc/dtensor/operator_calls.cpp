@@ -1,0 +1,322 @@
+#include "dtensor/operator_calls.h"
+
+#include <torch/csrc/Device.h>
+#include <torch/csrc/DynamicTypes.h>
+#include <torch/csrc/PyInterpreter.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/csrc/utils/tensor_memoryformats.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <optional>
+#include <string_view>
+
+#include "dtensor/spec_numbers.h"
+#include "layout/hash.h"
+#include "pyobjects/attributes.h"
+#include "pyobjects/dtensors.h"
+#include "pyobjects/dtypes.h"
+
+namespace funcol::python {
+namespace {
+
+// Tags of words, so that arguments of different types never have equal keys.
+enum Tag : uint64_t {
+  kUndefined = 1,
+  kNone,
+  kDTensor,
+  kPlain,
+  kInt,
+  kDouble,
+  kBool,
+  kSign,
+  kText,
+  kDevice,
+  kList,
+};
+
+bool ends_with(std::string_view text, std::string_view end) {
+  return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
+}
+
+bool is_tensor_or_list(const c10::Type& type) {
+  return type.kind() == c10::TypeKind::TensorType ||
+         (type.kind() == c10::TypeKind::ListType &&
+          type.containedType(0)->kind() == c10::TypeKind::TensorType);
+}
+
+bool share_memory(const c10::AliasInfo* one, const c10::AliasInfo* other) {
+  return one != nullptr && other != nullptr && !one->isWrite() &&
+         std::ranges::any_of(one->beforeSets(),
+                             [&](const auto& set) { return other->beforeSets().count(set) != 0; });
+}
+
+// Numbers drawn anew at each call.
+bool draws_numbers(const c10::OperatorHandle& op) { return op.hasTag(at::Tag::nondeterministic_seeded); }
+
+DescribedOperator::Results results_of(const c10::OperatorHandle& op) {
+  using Results = DescribedOperator::Results;
+  const auto& schema = op.schema();
+  const std::string_view name = schema.name();
+  const bool is_in_place = ends_with(name, "_") && !ends_with(name, "__");
+  const bool is_known = std::ranges::all_of(
+      schema.returns(), [](const auto& value) { return is_tensor_or_list(*value.real_type()); });
+  if (!is_known || ends_with(name, "__") || draws_numbers(op) || op.hasTag(at::Tag::inplace_view) ||
+      op.hasTag(at::Tag::data_dependent_output) || schema.overload_name().find("out") != std::string::npos) {
+    return Results::kNotServed;
+  }
+  if (is_in_place) {
+    return schema.returns().empty() ? Results::kNone : Results::kFirstArgument;
+  }
+  return schema.returns().empty() || schema.is_mutable() ? Results::kNotServed : Results::kNew;
+}
+
+// The static arguments that the propagator's tables name for an operator; nothing if they have no entry.
+struct StaticArguments {
+  size_t first = 0;
+  py::object keywords;
+
+  static std::optional<StaticArguments> find(py::handle propagator, py::handle overload) {
+    for (const auto& table : {find_attribute<"op_to_schema_info">(propagator),
+                              find_attribute<"op_to_schema_info_for_single_dim_strategy">(propagator)}) {
+      if (!table || !PyDict_Check(table.ptr())) {
+        continue;
+      }
+      const py::handle info = PyDict_GetItemWithError(table.ptr(), overload.ptr());
+      if (info && !info.is_none()) {
+        return StaticArguments{attribute<"static_argnum">(info).cast<size_t>(),
+                               attribute<"static_kwargkey">(info)};
+      }
+      PyErr_Clear();
+    }
+    return std::nullopt;
+  }
+
+  bool holds(size_t place, const c10::Argument& argument) const {
+    if (!argument.kwarg_only()) {
+      return place >= first;
+    }
+    return !keywords.is_none() && keywords.contains(py::str(argument.name()));
+  }
+};
+
+bool is_named_as_factor(const std::string& name) {
+  constexpr std::array<std::string_view, 6> kFactors = {"other", "scalar", "scalars",
+                                                        "alpha", "beta",   "value"};
+  return std::ranges::find(kFactors, name) != kFactors.end();
+}
+
+class CallReader {
+ public:
+  CallReader(Call& call) : call_(call) {}
+
+  Fate read(const c10::IValue& value, size_t place, bool is_factor) {
+    place_ = place;
+    is_factor_ = is_factor;
+    return read(value, -1);
+  }
+
+ private:
+  Fate read(const c10::IValue& value, int64_t index) {
+    if (value.isTensor()) {
+      return read_tensor(value.toTensor(), index);
+    }
+    if (value.isNone()) {
+      return add(kNone);
+    }
+    if (value.isInt()) {
+      const auto number = value.toInt();
+      return is_factor_ ? add_sign(kInt, number > 0, number < 0, false)
+                        : add(kInt, std::bit_cast<uint64_t>(number));
+    }
+    if (value.isDouble()) {
+      const auto number = value.toDouble();
+      return is_factor_ ? add_sign(kDouble, number > 0, number < 0, std::isnan(number))
+                        : add(kDouble, std::bit_cast<uint64_t>(number));
+    }
+    if (value.isBool()) {
+      return add(kBool, value.toBool() ? 1 : 0);
+    }
+    if (value.isList()) {
+      return read_all(value.toListRef());
+    }
+    if (value.isString()) {
+      return read_text(value.toStringRef());
+    }
+    if (value.isDevice()) {
+      const auto device = value.toDevice();
+      return add(kDevice, static_cast<uint64_t>(device.type()) << 16 | static_cast<uint8_t>(device.index()));
+    }
+    return Fate::kArgument;
+  }
+
+  Fate read_tensor(const at::Tensor& tensor, int64_t index) {
+    if (!tensor.defined()) {
+      return add(kUndefined);
+    }
+    if (!tensor.key_set().has(c10::DispatchKey::Python)) {
+      return read_plain(tensor);
+    }
+    // A tensor of a subclass has its Python object already.
+    const auto object = py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
+    if (Py_TYPE(object.ptr()) != dtensor_type()) {
+      return Fate::kArgument;
+    }
+    auto* const spec = spec_of(object.ptr());
+    auto* const local = local_of(object.ptr());
+    if (spec == nullptr || local == nullptr || !THPVariable_Check(local)) {
+      return Fate::kArgument;
+    }
+    const auto number = number_of_spec(spec);
+    if (number == 0) {
+      return Fate::kSpec;
+    }
+    call_.dtensors.push_back({place_, index, object.ptr()});
+    return add(kDTensor, number);
+  }
+
+  // PyTorch takes a tensor of one number for a replicated one.
+  Fate read_plain(const at::Tensor& tensor) {
+    if (tensor.dim() != 0) {
+      return Fate::kArgument;
+    }
+    return add(kPlain, static_cast<uint64_t>(tensor.scalar_type()) << 1 |
+                           (tensor.unsafeGetTensorImpl()->is_wrapped_number() ? 1 : 0));
+  }
+
+  Fate read_all(at::ArrayRef<c10::IValue> values) {
+    add(kList, values.size());
+    int64_t index = 0;
+    for (const auto& value : values) {
+      if (const auto fate = read(value, index++); fate != Fate::kServed) {
+        return fate;
+      }
+    }
+    return Fate::kServed;
+  }
+
+  Fate read_text(const std::string& text) {
+    add(kText, text.size());
+    for (size_t begin = 0; begin < text.size(); begin += sizeof(uint64_t)) {
+      uint64_t word = 0;
+      memcpy(&word, text.data() + begin, std::min(text.size() - begin, sizeof word));
+      call_.key.words.push_back(word);
+    }
+    return Fate::kServed;
+  }
+
+  Fate add_sign(Tag tag, bool is_positive, bool is_negative, bool is_nan) {
+    return add(kSign, tag << 3 | (is_positive ? 1 : 0) | (is_negative ? 2 : 0) | (is_nan ? 4 : 0));
+  }
+
+  Fate add(Tag tag) {
+    call_.key.words.push_back(tag);
+    return Fate::kServed;
+  }
+
+  Fate add(Tag tag, uint64_t word) {
+    call_.key.words.push_back(tag);
+    call_.key.words.push_back(word);
+    return Fate::kServed;
+  }
+
+  Call& call_;
+  size_t place_ = 0;
+  bool is_factor_ = false;
+};
+
+// What stands for a dtype, layout or memory format is a number on the stack.
+py::object python_argument(const c10::IValue& value, const c10::Argument& argument) {
+  auto type = argument.real_type();
+  if (type->kind() == c10::TypeKind::OptionalType) {
+    type = type->castRaw<c10::OptionalType>()->getElementType();
+  }
+  if (value.isInt() && type->kind() == c10::TypeKind::ScalarTypeType) {
+    return to_python(value.toScalarType());
+  }
+  if (value.isInt() && type->kind() == c10::TypeKind::LayoutType) {
+    return py::reinterpret_borrow<py::object>(
+        reinterpret_cast<PyObject*>(torch::getTHPLayout(value.toLayout())));
+  }
+  if (value.isInt() && type->kind() == c10::TypeKind::MemoryFormatType) {
+    return py::reinterpret_borrow<py::object>(torch::utils::getTHPMemoryFormat(value.toMemoryFormat()));
+  }
+  return torch::jit::toPyObject(value);
+}
+
+bool is_default(const c10::IValue& value, const c10::Argument& argument) {
+  const auto& standard = argument.default_value();
+  return standard.has_value() &&
+         (value.isNone() ? standard->isNone() : !value.isTensor() && *standard == value);
+}
+
+}  // namespace
+
+DescribedOperator describe_operator(const c10::OperatorHandle& op, py::handle dispatcher) {
+  DescribedOperator described{op.operator_name(), {}, results_of(op), op.schema().is_mutable()};
+  described.overload = py::reinterpret_borrow<py::object>(torch::detail::getTorchApiFunction(op));
+  const auto& arguments = op.schema().arguments();
+  const auto& returns = op.schema().returns();
+  const auto static_arguments =
+      StaticArguments::find(attribute<"sharding_propagator">(dispatcher), described.overload);
+  if (attribute<"_random_ops">(dispatcher).contains(described.overload)) {
+    described.results = DescribedOperator::Results::kNotServed;
+  }
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    for (size_t k = 0; k < returns.size(); ++k) {
+      if (share_memory(arguments[i].alias_info(), returns[k].alias_info())) {
+        described.views.emplace_back(i, k);
+      }
+    }
+    described.is_aliased.push_back(arguments[i].alias_info() != nullptr);
+    described.is_factor.push_back(is_named_as_factor(arguments[i].name()) &&
+                                  !(static_arguments && static_arguments->holds(i, arguments[i])));
+  }
+  return described;
+}
+
+size_t CallKey::hash() const {
+  Hash hash;
+  hash.add(reinterpret_cast<uintptr_t>(op.get()));
+  hash.add_all(words);
+  return hash.value();
+}
+
+Fate read_call(std::shared_ptr<const DescribedOperator> op, const torch::jit::Stack& stack,
+               size_t num_arguments, Call& call) {
+  CallReader reader(call);
+  const auto* const arguments = stack.data() + (stack.size() - num_arguments);
+  for (size_t i = 0; i < num_arguments; ++i) {
+    if (const auto fate = reader.read(arguments[i], i, op->is_factor[i]); fate != Fate::kServed) {
+      return fate;
+    }
+  }
+  call.key.op = std::move(op);
+  return call.dtensors.empty() ? Fate::kArgument : Fate::kServed;
+}
+
+std::pair<py::tuple, py::dict> python_arguments(const c10::OperatorHandle& op,
+                                                const torch::jit::Stack& stack) {
+  const auto& arguments = op.schema().arguments();
+  const auto* const values = stack.data() + (stack.size() - arguments.size());
+  py::list by_position;
+  py::dict by_name;
+  size_t num_given = 0;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (arguments[i].kwarg_only()) {
+      if (!is_default(values[i], arguments[i])) {
+        by_name[py::str(arguments[i].name())] = python_argument(values[i], arguments[i]);
+      }
+      continue;
+    }
+    by_position.append(python_argument(values[i], arguments[i]));
+    num_given = is_default(values[i], arguments[i]) ? num_given : by_position.size();
+  }
+  return {py::tuple(by_position[py::slice(0, static_cast<Py_ssize_t>(num_given), 1)]), by_name};
+}
+
+}  // namespace funcol::python

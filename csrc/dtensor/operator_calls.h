@@ -1,0 +1,92 @@
+// Calls of operators on DTensors, as they come from PyTorch's dispatcher: a key for what a decision about a
+// call depends on, and the call's Python arguments.
+//
+// Everything here needs the GIL.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <c10/util/SmallVector.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+namespace funcol::python {
+
+// Whether a call is served, or why it is passed on to PyTorch.
+enum class Fate : uint8_t {
+  kServed,
+  kWatched,     // a context of PyTorch wants to see the redistribution, or its log wants the decision
+  kHandler,     // the operator has a handler, of PyTorch or of the program
+  kKind,        // no operator of its kind is served
+  kArgument,    // an argument that keys do not hold: a subclass of DTensor, a generator
+  kSpec,        // a spec that C++ has no values for
+  kDecision,    // the decision is not one that C++ carries out
+  kLocalShape,  // a local tensor that has to move has another shape than its spec says
+  kWrite,       // a write that has to reach a copy of the tensor
+  kNumFates,
+};
+
+// The schema of an operator, as far as calls on DTensors need it.
+struct DescribedOperator {
+  enum class Results { kNew, kFirstArgument, kNone, kNotServed };
+
+  c10::OperatorName name;
+  py::object overload;  // the OpOverload
+  Results results = Results::kNotServed;
+  bool writes = false;
+  // Pairs of (argument, result) that share memory without a write.
+  std::vector<std::pair<size_t, size_t>> views;
+  std::vector<bool> is_aliased;  // arguments whose memory the results may share
+  // Arguments whose values a decision does not depend on, apart from their kind and sign.
+  std::vector<bool> is_factor;
+
+  bool has_handler = false;
+  uint64_t handlers_version = 0;  // of the dispatcher's handlers at which has_handler was read
+
+  bool is_current = true;  // false once the propagator's tables may have changed
+  std::array<size_t, static_cast<size_t>(Fate::kNumFates)> counts = {};
+};
+
+// The propagator of `dispatcher`, DTensor's, has tables that say which arguments a decision depends on.
+DescribedOperator describe_operator(const c10::OperatorHandle& op, py::handle dispatcher);
+
+struct CallKey {
+  std::shared_ptr<const DescribedOperator> op;
+  c10::SmallVector<uint64_t, 24> words;
+
+  size_t hash() const;
+  friend bool operator==(const CallKey& a, const CallKey& b) { return a.op == b.op && a.words == b.words; }
+};
+
+struct CallKeyHash {
+  size_t operator()(const CallKey& key) const { return key.hash(); }
+};
+
+// The DTensor of an argument, and where on the stack it stands: in a list, or by itself with `index` -1.
+struct DTensorArgument {
+  size_t place;
+  int64_t index;
+  PyObject* dtensor;  // held by its tensor on the stack
+};
+
+struct Call {
+  CallKey key;
+  c10::SmallVector<DTensorArgument, 8> dtensors;
+};
+
+// Reads the arguments on the stack. kServed if the key holds the call; otherwise why it does not.
+Fate read_call(std::shared_ptr<const DescribedOperator> op, const torch::jit::Stack& stack,
+               size_t num_arguments, Call& call);
+
+// The arguments and keyword arguments with which PyTorch's dispatcher calls Python: those at their defaults
+// are left out at the end, and among keywords.
+std::pair<py::tuple, py::dict> python_arguments(const c10::OperatorHandle& op,
+                                                const torch::jit::Stack& stack);
+
+}  // namespace funcol::python

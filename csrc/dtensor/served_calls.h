@@ -1,0 +1,62 @@
+// Decisions about calls of operators, made ready to be carried out on local tensors.
+//
+// PyTorch counterpart: the part of OpDispatcher that follows a decision.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "dtensor/operator_calls.h"
+#include "dtensor/redistributions.h"
+#include "pyobjects/dtensors.h"
+
+namespace funcol::python {
+
+class ServedCall {
+ public:
+  // `sharding`, an OutputSharding, made ready for calls like `call`, whose arguments are on `stack`. Nothing
+  // if PyTorch has to carry it out. Needs the GIL.
+  static std::optional<ServedCall> make(const c10::OperatorHandle& op, const DescribedOperator& described,
+                                        const torch::jit::Stack& stack, const Call& call,
+                                        py::handle sharding);
+
+  // Puts the operator's results in the place of its arguments. If not kServed, nothing is done. Needs the
+  // GIL.
+  Fate run(const c10::OperatorHandle& op, const DescribedOperator& described, const Call& call,
+           torch::jit::Stack& stack) const;
+
+ private:
+  using Tensors = c10::SmallVector<at::Tensor, 8>;
+
+  struct Move {
+    size_t number;  // of the DTensor among the call's
+    ExecutionPtr execution;
+  };
+
+  struct ResultSpec {
+    py::object spec;  // without its mesh, which this does not keep alive
+    Geometry geometry;
+  };
+
+  bool take_arguments(const c10::OperatorHandle& op, const DescribedOperator& described,
+                      const torch::jit::Stack& stack, const Call& call, py::handle sharding);
+  bool take_tensor(const DescribedOperator& described, const Call& call, size_t number, py::handle wanted);
+  bool take_results(const c10::OperatorHandle& op, const DescribedOperator& described, const Call& call,
+                    py::handle spec);
+  void put_arguments(const Call& call, Tensors locals, c10::IValue* arguments) const;
+  void wrap_results(const c10::OperatorHandle& op, py::handle mesh, c10::IValue* results) const;
+  static at::Tensor wrapped(at::Tensor local, const ResultSpec& of_result, py::handle mesh);
+
+  std::vector<Move> moves_;
+  std::vector<std::pair<size_t, c10::IValue>> replaced_;  // arguments with other values
+  // For each result those of its tensors; none where the result has no placements.
+  std::vector<std::vector<ResultSpec>> results_;
+};
+
+}  // namespace funcol::python

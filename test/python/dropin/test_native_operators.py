@@ -1,0 +1,470 @@
+"""Under funcol.install(), C++ serves DTensor's operators, and leaves to PyTorch what it does not serve."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from programs import mesh_of
+from ranks import run_ranks
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import _dispatch as stock_dispatch
+from torch.distributed.tensor._utils import ExplicitRedistributionContext
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.experimental import implicit_replication, register_sharding
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import funcol
+from funcol.dropin import forget_operator_counts, operator_counts
+
+aten = torch.ops.aten
+WORLD = 4
+
+fake = pytest.mark.usefixtures("fake_world")
+
+
+@pytest.fixture
+def mesh(fake_world: None) -> Iterator[DeviceMesh]:
+    with funcol.installed():
+        yield init_device_mesh("cpu", (dist.get_world_size(),))
+
+
+def cut(mesh: DeviceMesh, *shape: int, dim: int = 0) -> DTensor:
+    whole = torch.arange(float(torch.Size(shape).numel())).view(shape)
+    return DTensor.from_local(whole.chunk(WORLD, dim)[0].clone(), mesh, [Shard(dim)])
+
+
+def counts_of(op: Any, call: Callable[[], object], times: int = 3) -> dict[str, int]:
+    forget_operator_counts()
+    for _ in range(times):
+        call()
+    return operator_counts().get(str(op), {})
+
+
+# What is served
+
+CALLS: dict[str, tuple[Any, Callable[[DTensor, DTensor], object]]] = {
+    "two tensors": (aten.add.Tensor, lambda x, y: x + y),
+    "a number": (aten.mul.Tensor, lambda x, y: x * 2.5),
+    "a view": (aten.t.default, lambda x, y: x.t()),
+    "a view whose sizes become local": (aten.view.default, lambda x, y: x.view(8, 2, 2)),
+    "in place": (aten.add_.Tensor, lambda x, y: x.detach().add_(1.0)),
+    "a list of results": (aten.split.Tensor, lambda x, y: x.split(2, 1)),
+    "a list of arguments": (aten.cat.default, lambda x, y: torch.cat([x, y], 1)),
+    "a list in place": (aten._foreach_add_.Scalar, lambda x, y: torch._foreach_add_([x.detach(), y], 1.0)),
+    "lists in and out": (aten._foreach_mul.Scalar, lambda x, y: torch._foreach_mul([x, y], 2.0)),
+    "several results": (
+        aten.native_layer_norm.default,
+        lambda x, y: torch.nn.functional.layer_norm(x, (4,)),
+    ),
+    "an argument that moves": (
+        aten.add.Tensor,
+        lambda x, y: x + y.redistribute(placements=[Replicate()]),
+    ),
+    "text": (aten.div.Tensor_mode, lambda x, y: torch.div(x, 3.0, rounding_mode="floor")),
+    "a dtype": (aten.sum.default, lambda x, y: x.sum(dtype=torch.float64)),
+    "a missing tensor": (aten.clamp.Tensor, lambda x, y: torch.clamp(x, None, y)),
+    "a scalar tensor": (aten.mul.Tensor, lambda x, y: x * torch.tensor(2.0)),
+}
+
+
+def serves(rank: int, world: int, name: str) -> None:
+    op, call = CALLS[name]
+    mesh = mesh_of(world)
+    whole = torch.arange(32.0).view(8, 4)
+
+    def leaves() -> list[DTensor]:
+        return [distribute_tensor(one, mesh, [Shard(0)]) for one in (whole.clone(), whole.clone() + 1)]
+
+    expected = call(*leaves())
+    with funcol.installed():
+        forget_operator_counts()
+        for _ in range(3):
+            actual = call(*leaves())
+        counts = operator_counts()[str(op)]
+    assert set(counts) == {"served"}, counts
+    for one, other in zip(_listed(actual), _listed(expected), strict=True):
+        assert one._spec == other._spec
+        assert torch.equal(one._local_tensor, other._local_tensor)
+        _assert_alike(one, other)
+
+
+def _listed(value: object) -> list[Any]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _assert_alike(one: DTensor, other: DTensor) -> None:
+    """The DTensors themselves, apart from their local tensors, look the same."""
+
+    def look(x: DTensor) -> tuple[Any, ...]:
+        return (
+            x.shape,
+            x.stride(),
+            x.dtype,
+            x.device,
+            x.layout,
+            x.storage_offset(),
+            x.untyped_storage().nbytes(),
+            x.requires_grad,
+            x.is_leaf,
+            x._version,
+            str(torch._C._dispatch_keys(x)),
+        )
+
+    assert look(one) == look(other)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_is_served(name: str) -> None:
+    run_ranks(serves, 2, name)
+
+
+def trains(rank: int, world: int) -> list[list[float]]:
+    torch.manual_seed(0)
+    mesh = mesh_of(world)
+    weights = [torch.randn(8, 8) / 3 for _ in range(2)]
+    column, row = (
+        distribute_tensor(weight, mesh, [Shard(dim)]).requires_grad_()
+        for weight, dim in zip(weights, (1, 0), strict=True)
+    )
+    x = distribute_tensor(torch.randn(4, 8), mesh, [Replicate()])
+    for _ in range(3):
+        hidden = torch.nn.functional.silu(x @ column)
+        out = (hidden @ row).redistribute(placements=[Replicate()])
+        (out.pow(2).mean() + hidden.t().pow(2).mean()).backward()
+        with torch.no_grad():
+            for weight in (column, row):
+                assert weight.grad is not None
+                weight.sub_(weight.grad, alpha=0.1)
+                weight.grad = None
+    return [weight.full_tensor().flatten().tolist() for weight in (column, row)]
+
+
+def trains_the_same(rank: int, world: int) -> None:
+    expected = trains(rank, world)
+    with funcol.installed():
+        assert trains(rank, world) == expected
+
+
+def test_training_is_bitwise_the_same() -> None:
+    run_ranks(trains_the_same, 2)
+
+
+@fake
+def test_numbers_that_change_are_one_decision_and_each_has_its_effect(mesh: DeviceMesh) -> None:
+    x = cut(mesh, 8, 4)
+    for factor in (2.0, 3.0, -1.5, 0.0):
+        assert torch.equal((x * factor).to_local(), x.to_local() * factor)
+        assert torch.equal(torch.add(x, x, alpha=factor).to_local(), x.to_local() * (1 + factor))
+
+
+@fake
+def test_views_share_memory_with_their_base(mesh: DeviceMesh) -> None:
+    x = cut(mesh, 8, 4)
+    for _ in range(3):
+        view = x.t()
+        assert view._is_view() is x.t()._is_view()
+        assert view.untyped_storage()._cdata == x.untyped_storage()._cdata
+    x.t().mul_(2)
+    assert torch.equal(x.to_local(), cut(mesh, 8, 4).to_local() * 2)
+
+
+@fake
+def test_a_write_to_a_view_reaches_the_gradient(mesh: DeviceMesh) -> None:
+    for _ in range(3):
+        x = cut(mesh, 8, 4).requires_grad_()
+        y = x * 1
+        y.t().mul_(3)
+        y.sum().backward()
+        assert x.grad is not None
+        assert torch.equal(x.grad.full_tensor(), torch.full((8, 4), 3.0))
+
+
+@fake
+def test_inference_tensors(mesh: DeviceMesh) -> None:
+    x = cut(mesh, 8, 4)
+    for _ in range(3):
+        with torch.inference_mode():
+            assert (x + x).is_inference()
+            assert (x + x).t().is_inference()
+        assert not (x + x).is_inference()
+
+
+@fake
+def test_the_profiler_sees_as_many_events_as_without_funcol(mesh: DeviceMesh) -> None:
+    x = cut(mesh, 8, 4)
+
+    def events() -> int:
+        _ = x + x
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            _ = x + x
+        return sum(event.name == "aten::add" for event in profile.events())
+
+    served = events()
+    funcol.uninstall()
+    assert served == events()
+
+
+@fake
+def test_an_equal_spec_of_another_object_is_the_same_decision(mesh: DeviceMesh) -> None:
+    def call() -> object:
+        return DTensor.from_local(torch.ones(2, 4), mesh, [Shard(0)]) + 1.0
+
+    assert counts_of(aten.add.Tensor, call, 20) == {"served": 20}
+
+
+@fake
+def test_a_changed_spec_is_another_decision(mesh: DeviceMesh) -> None:
+    x = DTensor.from_local(torch.ones(4, 4), mesh, [Replicate()])
+    assert x.neg().placements == (Replicate(),)
+    x._spec.placements = (Partial(),)
+    assert x.neg().placements == (Partial(),)
+    x._spec.placements = (Replicate(),)
+    assert x.neg().placements == (Replicate(),)
+
+
+@fake
+def test_threads_and_backward_passes_of_them(mesh: DeviceMesh) -> None:
+    errors: list[BaseException] = []
+
+    def work(factor: float) -> None:
+        try:
+            for step in range(50):
+                x = DTensor.from_local(torch.ones(2 + step % 5, 4), mesh, [Shard(0)]).requires_grad_()
+                (x * factor).t().sum().backward()
+                assert x.grad is not None
+                assert torch.equal(x.grad.full_tensor(), torch.full(x.shape, factor))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(float(k + 2),)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors, errors
+
+
+# What is left to PyTorch
+
+
+@fake
+def test_handlers_of_programs_keep_their_effect(mesh: DeviceMesh) -> None:
+    x = cut(mesh, 8, 4)
+    _ = x.neg()
+    handlers = DTensor._op_dispatcher._custom_op_handlers
+    handled = torch.ones(3)
+    handlers[aten.neg.default] = lambda op, args, kwargs: handled
+    try:
+        assert counts_of(aten.neg.default, lambda: x.neg()) == {"handler": 3}
+        assert torch.equal(x.neg(), handled)
+    finally:
+        del handlers[aten.neg.default]
+    assert isinstance(x.neg(), DTensor)
+
+
+@fake
+def test_methods_of_the_dispatcher_that_a_program_replaces_are_called(mesh: DeviceMesh) -> None:
+    x = cut(mesh, 8, 4)
+    _ = x.neg()
+    dispatcher = type(DTensor._op_dispatcher)
+    for place in (dispatcher, DTensor._op_dispatcher):
+        with mock.patch.object(place, "unwrap_to_op_info", wraps=DTensor._op_dispatcher.unwrap_to_op_info):
+            assert counts_of(aten.neg.default, lambda: x.neg()) == {}
+        assert counts_of(aten.neg.default, lambda: x.neg()) == {"served": 3}
+
+
+@fake
+def test_another_propagator_keeps_its_effect(mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = cut(mesh, 8, 4)
+    assert (x + x).placements == (Shard(0),)
+    dispatcher = DTensor._op_dispatcher
+    seen = []
+
+    class Watching(type(dispatcher.sharding_propagator)):  # type: ignore[misc]
+        def __init__(self) -> None:
+            pass
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(theirs, name)
+
+        def propagate_op_sharding_non_cached(self, op_schema: Any) -> Any:
+            seen.append(op_schema.op)
+            return theirs.propagate_op_sharding_non_cached(op_schema)
+
+        propagate_op_sharding = propagate_op_sharding_non_cached
+
+    theirs = dispatcher.sharding_propagator
+    monkeypatch.setattr(dispatcher, "sharding_propagator", Watching())
+    y = cut(mesh, 16, 4)
+    _ = y + y
+    assert aten.add.Tensor in seen
+
+
+@fake
+def test_registered_shardings_take_effect_after_calls(mesh: DeviceMesh) -> None:
+    @torch.library.custom_op("funcol_test::doubled", mutates_args=())
+    def doubled(x: Tensor) -> Tensor:
+        return x * 2
+
+    @doubled.register_fake
+    def _(x: Tensor) -> Tensor:
+        return torch.empty_like(x)
+
+    op = torch.ops.funcol_test.doubled.default
+    x = cut(mesh, 8, 4)
+    with pytest.raises(Exception, match=r"sharding strategy|doubled"):
+        op(x)
+
+    @register_sharding(op)
+    def by_rows(x: Any) -> Any:
+        return [([Replicate()], [Replicate()]), ([Shard(0)], [Shard(0)])]
+
+    for _ in range(3):
+        assert op(x).placements == (Shard(0),)
+        assert torch.equal(op(x).to_local(), x.to_local() * 2)
+
+
+@fake
+def test_modes_see_operators(mesh: DeviceMesh) -> None:
+    class Seen(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ops: list[Any] = []
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.ops.append((func, any(issubclass(one, DTensor) for one in types)))
+            return func(*args, **(kwargs or {}))
+
+    x = cut(mesh, 8, 4)
+    _ = x + x
+    with Seen() as seen:
+        _ = x + x
+    assert (aten.add.Tensor, True) in seen.ops
+
+
+@fake
+def test_the_collectives_of_a_served_call_are_counted_by_comm_debug_mode(mesh: DeviceMesh) -> None:
+    x, y = cut(mesh, 8, 8), cut(mesh, 8, 8, dim=1)
+    for _ in range(3):
+        _ = x + y
+    with CommDebugMode() as counted:
+        _ = x + y
+    assert counted.get_total_counts() == 1
+
+
+@fake
+def test_a_forbidden_redistribution_still_raises(mesh: DeviceMesh) -> None:
+    x, y = cut(mesh, 8, 8), cut(mesh, 8, 8, dim=1)
+    for _ in range(3):
+        _ = x + y
+    with ExplicitRedistributionContext(), pytest.raises(RuntimeError, match=r"[Ii]mplicit"):
+        _ = x + y
+    _ = x + y
+
+
+@fake
+def test_subclasses_are_left_to_pytorch(mesh: DeviceMesh) -> None:
+    class Mine(DTensor):
+        pass
+
+    x = cut(mesh, 8, 4)
+    mine = Mine(x._local_tensor, x._spec, requires_grad=False)
+    assert counts_of(aten.add.Tensor, lambda: x + mine) == {"argument": 3}
+
+
+@fake
+def test_plain_tensors_raise_and_are_replicated_where_the_program_says_so(mesh: DeviceMesh) -> None:
+    x = cut(mesh, 8, 4)
+    with pytest.raises(RuntimeError, match=r"mixed torch\.Tensor and DTensor"):
+        _ = x + torch.ones(4)
+    with implicit_replication():
+        assert torch.equal((x + torch.ones(4)).to_local(), x.to_local() + 1)
+    with pytest.raises(RuntimeError, match=r"mixed torch\.Tensor and DTensor"):
+        _ = x + torch.ones(4)
+
+
+@fake
+def test_a_log_of_decisions_gets_all(mesh: DeviceMesh, caplog: pytest.LogCaptureFixture) -> None:
+    x = cut(mesh, 8, 4)
+    for _ in range(2):
+        _ = x.neg()
+    stock_dispatch.logger.addHandler(caplog.handler)
+    try:
+        assert counts_of(aten.neg.default, lambda: x.neg()) == {"watched": 3}
+    finally:
+        stock_dispatch.logger.removeHandler(caplog.handler)
+    assert stock_dispatch.logger.getEffectiveLevel() > logging.DEBUG
+
+
+@fake
+def test_random_numbers_are_those_of_pytorch(mesh: DeviceMesh) -> None:
+    x = cut(mesh, 8, 4)
+    assert counts_of(aten.uniform_.default, lambda: x.detach().uniform_()) == {"kind": 3}
+
+
+@fake
+def test_errors_are_pytorchs_own(mesh: DeviceMesh) -> None:
+    x, y = cut(mesh, 8, 4), cut(mesh, 8, 3)
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match=r"size of tensor|shape"):
+            _ = x + y
+        with pytest.raises(RuntimeError, match="Dimension out of range"):
+            x.sum(dim=5)
+
+
+# Life of the table
+
+
+@fake
+def test_nothing_is_served_after_uninstall(mesh: DeviceMesh) -> None:
+    x = cut(mesh, 8, 4)
+    _ = x + x
+    funcol.uninstall()
+    assert counts_of(aten.add.Tensor, lambda: x + x) == {}
+    with funcol.installed():
+        assert counts_of(aten.add.Tensor, lambda: x + x) == {"served": 3}
+
+
+@fake
+def test_uninstall_in_a_backward_pass(mesh: DeviceMesh) -> None:
+    x = cut(mesh, 8, 4).requires_grad_()
+    y = x * 2
+    y.register_hook(lambda gradient: funcol.uninstall())
+    (y * 3).sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad.full_tensor(), torch.full((8, 4), 6.0))
+
+
+@fake
+def test_decisions_and_specs_that_are_remembered_are_bounded(mesh: DeviceMesh) -> None:
+    tracked = []
+    for rows in range(1, 9000):
+        x = DTensor.from_local(torch.ones(rows, 1, device="meta"), mesh, [Shard(0)])
+        _ = x.neg()
+        if rows % 1000 == 0:
+            gc.collect()
+            tracked.append(len(gc.get_objects()))
+    assert tracked[-1] < 1.2 * tracked[-2]
+
+
+@fake
+@pytest.mark.parametrize("placement", [Shard(0), Shard(1), Partial(), Replicate()])
+def test_calls_with_other_arguments_are_other_decisions(placement: Placement) -> None:
+    mesh = init_device_mesh("cpu", (WORLD,))
+    x = DTensor.from_local(torch.ones(4, 4), mesh, [placement])
+    for dim in (0, 1, 0, 1):
+        with funcol.installed():
+            result = x.sum(dim)
+        assert result._spec == x.sum(dim)._spec

@@ -28,10 +28,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Where there are devices, each test of a module that says ``ON_DEVICES = True`` has a twin on them."""
-    if metafunc.definition.get_closest_marker("cpu_only") is not None:
-        return
-    if getattr(metafunc.module, "ON_DEVICES", False) and torch.cuda.is_available():
+    """Where there are devices, each test of a module that says ``ON_DEVICES = True`` has a twin on them, and
+    each that is marked ``on_devices_too``."""
+    is_marked = metafunc.definition.get_closest_marker("on_devices_too") is not None
+    if (is_marked or getattr(metafunc.module, "ON_DEVICES", False)) and torch.cuda.is_available():
         backend = metafunc.config.getoption("--cuda-backend")
         on_devices = pytest.param(backend, marks=pytest.mark.cuda)
         metafunc.parametrize("_backend", ["gloo", on_devices], indirect=True)

@@ -15,6 +15,8 @@ from torch import Tensor
 
 import funcol
 
+ON_DEVICES = True
+
 EIGHT = pytest.mark.parametrize("name", STARTS)
 
 

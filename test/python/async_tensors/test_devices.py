@@ -4,6 +4,9 @@ On a simulated GPU, an order that is missing is reported with both operations. O
 value at times.
 """
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -15,6 +18,7 @@ pytestmark = [pytest.mark.cuda, pytest.mark.usefixtures("on_devices")]
 
 WORLD = 2
 SIZE = 64  # of both dims
+NUM_THREADS = 4
 
 
 def numbered(rank):
@@ -25,6 +29,11 @@ def all_reduced(rank, world):
     return funcol.all_reduce(numbered(rank), "sum", dist.group.WORLD)
 
 
+def gathered(rank, world):
+    """A result whose collective reads the input itself."""
+    return funcol.all_gather_tensor(numbered(rank), 0, dist.group.WORLD)
+
+
 def merged(rank, world):
     """A result with an epilogue: the gathered blocks are merged once it is waited for."""
     return funcol.all_gather_tensor(numbered(rank), 1, dist.group.WORLD)
@@ -32,7 +41,7 @@ def merged(rank, world):
 
 def want(start, rank, world):
     parts = [numbered(r) for r in range(world)]
-    return sum(parts) if start is all_reduced else torch.cat(parts, 1)
+    return sum(parts) if start is all_reduced else torch.cat(parts, int(start is merged))
 
 
 def overwrite(like):
@@ -47,13 +56,14 @@ def is_waited_for_elsewhere_and_dropped(rank, world, start):
     result = start(rank, world)
     with torch.cuda.stream(side):
         funcol.wait_tensor(result)
-    del result  # nothing but the collective itself used its memory
-    for written in overwrite(like):
-        assert torch.equal(written, torch.full_like(like, -1.0))
+    del result  # nothing but the collective itself used its memory, and that of its input
+    for written in [*overwrite(like), *overwrite(like[:SIZE, :SIZE])]:
+        assert torch.equal(written, torch.full_like(written, -1.0))
 
 
-def test_memory_of_a_result_waited_for_elsewhere_is_handed_out_after_the_collective():
-    run_ranks(is_waited_for_elsewhere_and_dropped, WORLD, all_reduced)
+@pytest.mark.parametrize("start", [all_reduced, gathered], ids=lambda start: start.__name__)
+def test_memory_of_a_result_waited_for_elsewhere_is_handed_out_after_the_collective(start):
+    run_ranks(is_waited_for_elsewhere_and_dropped, WORLD, start)
 
 
 def test_memory_of_a_merged_result_waited_for_elsewhere_is_handed_out_after_the_merge():
@@ -96,7 +106,7 @@ def input_is_dropped(rank, world, start):
     del overwritten
 
 
-@pytest.mark.parametrize("start", [all_reduced, merged], ids=lambda start: start.__name__)
+@pytest.mark.parametrize("start", [all_reduced, gathered, merged], ids=lambda start: start.__name__)
 def test_the_memory_of_an_input_is_handed_out_after_the_collective(start):
     run_ranks(input_is_dropped, WORLD, start)
 
@@ -110,7 +120,7 @@ def result_is_dropped(rank, world, start):
     assert torch.equal(start(rank, world), want(start, rank, world))
 
 
-@pytest.mark.parametrize("start", [all_reduced, merged], ids=lambda start: start.__name__)
+@pytest.mark.parametrize("start", [all_reduced, gathered, merged], ids=lambda start: start.__name__)
 def test_memory_of_a_result_that_nobody_waited_for_is_handed_out_after_the_collective(start):
     run_ranks(result_is_dropped, WORLD, start)
 
@@ -125,6 +135,32 @@ def starts_on_a_side_stream(rank, world, start):
     assert torch.equal(total, expected + 1)
 
 
-@pytest.mark.parametrize("start", [all_reduced, merged], ids=lambda start: start.__name__)
+@pytest.mark.parametrize("start", [all_reduced, gathered, merged], ids=lambda start: start.__name__)
 def test_a_result_started_on_a_side_stream_is_right_on_the_current_one(start):
     run_ranks(starts_on_a_side_stream, WORLD, start)
+
+
+def is_used_by_threads(rank, world, start):
+    expected = want(start, rank, world)
+    for _ in range(4):
+        torch.cuda.synchronize()
+        result = start(rank, world)
+        view = result.t()
+        arrived = threading.Barrier(NUM_THREADS)
+
+        def use(number, result=result, view=view, arrived=arrived):
+            torch.cuda.set_device(rank)
+            with torch.cuda.stream(torch.cuda.Stream()):
+                arrived.wait()
+                return (result if number % 2 else view.t()) + number
+
+        with ThreadPoolExecutor(NUM_THREADS) as pool:
+            sums = list(pool.map(use, range(NUM_THREADS)))
+        torch.cuda.synchronize()
+        for number, once in enumerate(sums):
+            assert torch.equal(once, expected + number)
+
+
+@pytest.mark.parametrize("start", [all_reduced, gathered, merged], ids=lambda start: start.__name__)
+def test_a_result_is_used_by_threads_at_once_each_on_its_stream(start):
+    run_ranks(is_used_by_threads, WORLD, start)

@@ -172,6 +172,7 @@ def grows_a_late_result(rank: int, world: int) -> None:
         assert torch.equal(region(pending)[:size], torch.arange(size, dtype=torch.float32) * world)
 
 
+@pytest.mark.on_devices_too
 def test_a_result_may_grow_in_a_compiled_region() -> None:
     run_ranks(grows_a_late_result, 2)
 

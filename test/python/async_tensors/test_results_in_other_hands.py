@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from differential import world_group
-from ranks import forking_context, run_ranks
+from ranks import device_type, forking_context, run_ranks
 from slow_collectives import SlowCollective, make_pending, same, values
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -46,6 +46,7 @@ def checkpoints(rank: int, world: int, use_reentrant: bool, of_pending: bool) ->
     assert gradients(checkpointed, of_pending) == plain
 
 
+@pytest.mark.on_devices_too
 @each_world
 @pytest.mark.parametrize("use_reentrant", [False, True])
 @pytest.mark.parametrize("of_pending", [False, True])
@@ -59,7 +60,7 @@ def reduces_in_autocast(rank: int, world: int, dtype: torch.dtype) -> None:
     x = (torch.arange(12, dtype=dtype).reshape(3, 4) / 8 + rank).requires_grad_(False)
     reduced = funcol.all_reduce(x, "sum", world_group())
     plain = funcol.wait_tensor(funcol.all_reduce(x, "sum", world_group())).clone()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(device_type(), dtype=torch.bfloat16):
         expected = plain @ plain.t()
         assert funcol.is_pending(reduced)
         product = reduced @ reduced.t()
@@ -70,6 +71,7 @@ def reduces_in_autocast(rank: int, world: int, dtype: torch.dtype) -> None:
     assert same(again, expected * world)
 
 
+@pytest.mark.on_devices_too
 @each_world
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_autocast_casts_a_pending_operand_as_a_plain_one(world: int, dtype: torch.dtype) -> None:
@@ -178,6 +180,7 @@ def reduces_on_streams(rank: int, world: int) -> None:
 
 
 @pytest.mark.cuda
+@pytest.mark.on_devices_too
 @each_world
 def test_results_started_on_some_streams_are_used_on_another(world: int) -> None:
     run_ranks(reduces_on_streams, world)

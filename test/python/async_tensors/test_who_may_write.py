@@ -22,6 +22,8 @@ from torch.distributed.tensor import DTensor, Placement, Shard
 
 import funcol
 
+ON_DEVICES = True
+
 NUM_ROWS = 2**10
 SIZE = (2 * NUM_ROWS, 64)
 

@@ -22,6 +22,8 @@ from ranks import run_ranks
 
 import funcol
 
+ON_DEVICES = True
+
 ops = torch.ops.funcol
 
 

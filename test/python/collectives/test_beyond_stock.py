@@ -13,6 +13,8 @@ from torch import Tensor
 
 import funcol
 
+ON_DEVICES = True
+
 each_world = pytest.mark.parametrize("world", WORLDS)
 
 

@@ -18,6 +18,8 @@ from torch import Tensor
 import funcol
 from funcol import _C
 
+ON_DEVICES = True
+
 # A form takes a source of shape (4, 3) that needs a gradient, and the number of ranks. It returns the tensors
 # that it wrote to.
 Form = Callable[[Tensor, int], list[Tensor]]

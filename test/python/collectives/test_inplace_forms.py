@@ -18,6 +18,8 @@ from torch import Tensor
 import funcol
 from funcol import _C
 
+ON_DEVICES = True
+
 # A form is given stock or funcol, a source of shape (4, 3) for each of `size` ranks, and what makes a
 # destination of a shape. It returns what was returned and what should have been, the destination.
 Destination = Callable[..., Tensor]
@@ -315,6 +317,13 @@ def test_wrong_arguments_are_refused_before_anything_is_sent(call: str, says: st
     run_both_ways(raises_before_sending, 2, call, says)
 
 
+def in_order_of_ranks(rank: int, starts: list[Callable[[], Tensor]]) -> list[Tensor]:
+    """What a send and a receive give. NCCL runs them one after the other: one rank has to receive first."""
+    if rank == 0:
+        return [start() for start in starts]
+    return [start() for start in reversed(starts)][::-1]
+
+
 def exchanges(rank: int, world: int, batched: bool) -> None:
     peer = 1 - rank
     out = torch.full((3,), rank + 1.0)
@@ -322,7 +331,11 @@ def exchanges(rank: int, world: int, batched: bool) -> None:
     if batched:
         works = funcol.batch_p2p_ops_inplace(["isend", "irecv"], [peer] * 2, [5, 5], [out, buffer], None)
     else:
-        works = [funcol.isend_inplace(out, peer, 5), funcol.irecv_inplace(buffer, group_src=peer, tag=5)]
+        starts = [
+            lambda: funcol.isend_inplace(out, peer, 5),
+            lambda: funcol.irecv_inplace(buffer, group_src=peer, tag=5),
+        ]
+        works = in_order_of_ranks(rank, starts)
     assert same(works[1], torch.full((3,), peer + 1.0))
     funcol.wait_tensors(works)
     assert same(buffer, torch.full((3,), peer + 1.0))
@@ -366,7 +379,11 @@ def exchanges_in_a_region(rank: int, world: int, batched: bool, backend: str) ->
         if batched:
             works = funcol.batch_p2p_ops_inplace(["isend", "irecv"], [peer] * 2, [5, 5], [out, buffer], None)
         else:
-            works = [funcol.isend_inplace(out, peer, 5), funcol.irecv_inplace(buffer, peer, 5)]
+            starts = [
+                lambda: funcol.isend_inplace(out, peer, 5),
+                lambda: funcol.irecv_inplace(buffer, peer, 5),
+            ]
+            works = in_order_of_ranks(rank, starts)
         return funcol.wait_tensors(works)[1] + 1
 
     torch._dynamo.reset()

@@ -32,11 +32,14 @@ from torch.testing._internal.opinfo.core import OpInfo
 
 import funcol
 
+ON_DEVICES = True
+
 KINDS = {**DENSE, **NOT_DENSE, **FOREIGN}
 CALLS = {**OF_STOCK, **BEYOND_STOCK, **IN_PLACE, **OPERATORS}
 ERRORS = (RuntimeError, TypeError, ValueError, IndexError, AttributeError)
 
-worlds = pytest.mark.parametrize("world", [1, 2])
+# Of one rank on the CPU alone: what becomes of a kind before and after it is sent is the same there.
+worlds = pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.cpu_only), 2])
 
 
 def target(call: str) -> Any:
@@ -210,6 +213,7 @@ ON_A_SUBCLASS = {
 }
 
 
+@pytest.mark.cpu_only  # no ranks
 @pytest.mark.parametrize("requires_grad", [False, True], ids=["plain", "requires_grad"])
 @pytest.mark.parametrize("use", ON_A_SUBCLASS.values(), ids=ON_A_SUBCLASS.keys())
 def test_a_pending_subclass_sees_its_data_and_stays_of_its_class(use: Any, requires_grad: bool) -> None:
@@ -235,6 +239,7 @@ TURNED = {
 }
 
 
+@pytest.mark.cpu_only  # no ranks
 @pytest.mark.parametrize("turn", TURNED.values(), ids=TURNED.keys())
 def test_what_is_made_of_a_pending_tensor_has_its_data(turn: Any) -> None:
     assert turn(SlowCollective(values()).tensor).tolist() == turn(values()).tolist()
@@ -265,6 +270,7 @@ def dense_results(results: Any) -> list[Tensor]:
     return [plain(x) for x in tensors if x.layout == torch.strided]
 
 
+@pytest.mark.cpu_only  # no ranks
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "key hidden"])

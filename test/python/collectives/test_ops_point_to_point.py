@@ -6,9 +6,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from differential import assert_same, sample, world_group
-from ranks import run_ranks
+from ranks import device_type, run_ranks
 
 import funcol
+
+ON_DEVICES = True
 
 ops = torch.ops.funcol
 
@@ -77,18 +79,41 @@ def tells_tags_apart(rank: int, world: int) -> None:
         assert (first.item(), second.item()) == (1.0, 2.0)
 
 
+@pytest.mark.cpu_only  # NCCL has no tags: the first send meets the first receive
 def test_a_tag_pairs_a_send_with_its_receive() -> None:
     run_ranks(tells_tags_apart, 2, timeout=20)
 
 
+def receives_in_the_order_of_sending(rank: int, world: int) -> None:
+    if rank == 0:
+        works = [ops.isend(torch.tensor([float(tag)]), 1, tag, name()) for tag in (1, 2)]
+        funcol.wait_tensors(works)
+    else:
+        first, second = (ops.irecv(torch.empty(1), 0, tag, name()) for tag in (1, 2))
+        assert (second.item(), first.item()) == (2.0, 1.0)
+
+
+def test_receives_in_the_order_of_sending_may_be_waited_for_in_any_order() -> None:
+    run_ranks(receives_in_the_order_of_sending, 2, timeout=20)
+
+
+def before_anything_is_on_its_way() -> None:
+    """Both ranks come here before the send, and after the receive was started.
+
+    Not over NCCL, whose first receive from a rank returns once that rank sends.
+    """
+    if device_type() == "cpu":
+        dist.barrier()
+
+
 def receives_into_a_used_buffer(rank: int, world: int) -> None:
     if rank == 0:
-        dist.barrier()  # nothing is on its way before the other rank begins to wait
+        before_anything_is_on_its_way()
         funcol.wait_tensor(ops.isend(torch.ones(3), 1, 0, name()))
     else:
         buffer = torch.zeros(3)
         ops.irecv(buffer, 0, 0, name())
-        dist.barrier()
+        before_anything_is_on_its_way()
         assert ops.wait_tensor(buffer) is buffer
         assert buffer.tolist() == [1.0, 1.0, 1.0]
 
@@ -99,12 +124,12 @@ def test_waiting_for_the_buffer_of_an_irecv_is_enough() -> None:
 
 def waits_for_result_and_buffer(rank: int, world: int, result_first: bool) -> None:
     if rank == 0:
-        dist.barrier()
+        before_anything_is_on_its_way()
         funcol.wait_tensor(ops.isend(torch.ones(3), 1, 0, name()))
     else:
         buffer = torch.zeros(3)
         received = ops.irecv(buffer, 0, 0, name())
-        dist.barrier()
+        before_anything_is_on_its_way()
         for tensor in (received, buffer) if result_first else (buffer, received):
             assert funcol.wait_tensor(tensor).tolist() == [1.0, 1.0, 1.0]
 

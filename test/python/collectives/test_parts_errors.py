@@ -22,6 +22,8 @@ from torch._subclasses import FakeTensorMode
 
 import funcol
 
+ON_DEVICES = True
+
 NUM_RANKS = 2
 
 
@@ -30,7 +32,7 @@ TIMEOUT_S = 30
 
 Call = Callable[[Any], Any]
 
-_device = "cpu"
+_device: str | None = None  # that of the ranks
 
 _gradient = False
 
@@ -181,12 +183,12 @@ def test_an_argument_that_does_not_fit_is_refused(case: str, everybody: bool, gr
 def makes_mistake_without_data(rank: int, world: int, case: str, mode: str) -> None:
     global _device
     wrong = MISTAKES[case]
-    _device = "meta" if mode == "meta" else "cpu"
+    _device = "meta" if mode == "meta" else None
     try:
         with FakeTensorMode() if mode == "fake" else nullcontext():
             assert_raises(wrong.call, wrong.error, *wrong.words)
     finally:
-        _device = "cpu"
+        _device = None
 
 
 # In a trace, an argument of a wrong type meets PyTorch's own check of schemas.
@@ -332,13 +334,13 @@ OPERATORS: dict[str, Mistake] = {
 def makes_mistake_with_operator(rank: int, world: int, case: str, mode: str) -> None:
     global _device, _gradient
     wrong = OPERATORS[case]
-    _device = "meta" if mode == "meta" else "cpu"
+    _device = "meta" if mode == "meta" else None
     _gradient = mode == "gradient"
     try:
         with FakeTensorMode() if mode == "fake" else nullcontext():
             assert_raises(wrong.call, wrong.error, *wrong.words)
     finally:
-        _device, _gradient = "cpu", False
+        _device, _gradient = None, False
     assert funcol.all_reduce(torch.tensor(1.0), "sum", world_group()).item() == world
 
 

@@ -18,10 +18,12 @@ from differential import (
     world_group,
 )
 from parts import COLLECTIVES, Problem, each_collective, inputs_of, reduced, run_and_compare
-from ranks import made_once, run_ranks
+from ranks import device_type, made_once, run_ranks
 from torch.distributed.device_mesh import init_device_mesh
 
 import funcol
+
+ON_DEVICES = True
 
 each_world = pytest.mark.parametrize("world", WORLDS)
 
@@ -118,8 +120,8 @@ def test_a_reduce_op_can_be_an_object(name: str, form: str) -> None:
 
 GROUPS: dict[str, Callable[[], Any]] = {
     "name": lambda: world_group().group_name,
-    "mesh": lambda: init_device_mesh("cpu", (dist.get_world_size(),)),
-    "mesh and dim": lambda: (init_device_mesh("cpu", (dist.get_world_size(),)), 0),
+    "mesh": lambda: init_device_mesh(device_type(), (dist.get_world_size(),)),
+    "mesh and dim": lambda: (init_device_mesh(device_type(), (dist.get_world_size(),)), 0),
     "ranks": lambda: list(range(dist.get_world_size())),
     "lists of ranks": lambda: [list(range(dist.get_world_size()))],
 }

@@ -15,6 +15,8 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 import funcol
 from funcol._compat import has_rule
 
+ON_DEVICES = True
+
 Call = Callable[[Tensor], Tensor]
 
 

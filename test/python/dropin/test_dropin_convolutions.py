@@ -15,6 +15,8 @@ from torch.nn import functional
 
 import funcol
 
+ON_DEVICES = True
+
 CHANNELS = 6
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed._functional_collectives as stock
 from differential import world_group
 from programs import mesh_of
-from ranks import run_ranks
+from ranks import device_type, run_ranks
 from torch import Tensor, nn
 from torch._C._distributed_c10d import FakeWork, Work
 from torch.distributed.fsdp import fully_shard
@@ -21,6 +21,8 @@ import funcol
 from funcol import _C
 from funcol.commands.info import info
 from funcol.dropin import kernels
+
+ON_DEVICES = True
 
 calls: list[str] = []
 
@@ -66,6 +68,7 @@ KEYS = ["CPU", "CompositeExplicitAutograd"]
 @contextmanager
 def registered(name: str, key: str) -> Iterator[None]:
     library = torch.library.Library("c10d" if name in BELOW else "_c10d_functional", "IMPL")
+    key = device_type().upper() if key == "CPU" else key
     library.impl(name, (KERNELS | BELOW)[name], key)
     calls.clear()
     try:

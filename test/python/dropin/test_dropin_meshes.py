@@ -6,13 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from differential import sample
+import torch.distributed as dist
+from differential import sample, world_group
 from ranks import device_type, run_ranks
 from sharded import Layout, layouts, local_of, shard_of
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 import funcol
+
+ON_DEVICES = True
 
 Ranks = list[Any]
 
@@ -33,19 +36,21 @@ def world_of(ranks: Ranks) -> int:
     return torch.tensor(ranks).numel()
 
 
-def source_rank(ranks: Ranks, source: int) -> int:
-    """The rank that is number ``source`` of the group along each axis, which counts as the world does."""
-    mesh = torch.tensor(ranks)
-    numbers = [mesh.argsort(axis).argsort(axis) for axis in range(mesh.dim())]
-    is_source = torch.stack([number == source for number in numbers]).all(0)
-    return int(mesh[is_source])
+def source_rank(mesh: DeviceMesh, source: int) -> int:
+    """The rank that is number ``source`` of the group along each axis.
+
+    A group counts as the world does, or as the mesh does where its backend splits it off ("nccl").
+    """
+    is_source = all(dist.get_rank(mesh.get_group(axis)) == source for axis in range(mesh.ndim))
+    found = funcol.all_gather_tensor(torch.tensor([is_source]), 0, world_group())
+    return int(found.nonzero())
 
 
 def distributes(
     rank: int, world: int, ranks: Ranks, layout: Layout, shape: tuple[int, ...], source: int | None
 ) -> None:
     mesh = DeviceMesh(device_type(), ranks)
-    whole = sample(0 if source is None else source_rank(ranks, source), shape)
+    whole = sample(0 if source is None else source_rank(mesh, source), shape)
     given = whole if source is None else sample(rank, shape)
     with funcol.installed():
         dtensor = distribute_tensor(given, mesh, layout.placements(), src_data_rank=source)

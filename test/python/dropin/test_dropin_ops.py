@@ -20,6 +20,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import funcol
 from funcol import _C
 
+ON_DEVICES = True
+
 core = torch.ops._c10d_functional
 with_autograd = torch.ops._c10d_functional_autograd
 legacy = torch.ops.c10d_functional

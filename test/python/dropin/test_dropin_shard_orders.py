@@ -14,6 +14,8 @@ from torch.distributed.tensor import DTensor, Placement
 
 import funcol
 
+ON_DEVICES = True
+
 SHAPE = (8, 6)
 ORDERED = [
     ordered("S0 S0", (0, (1, 0))),

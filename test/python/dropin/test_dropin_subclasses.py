@@ -20,6 +20,8 @@ from torch.utils._pytree import tree_map_only
 
 import funcol
 
+ON_DEVICES = True
+
 c10d = torch.ops._c10d_functional
 aten = torch.ops.aten
 called: Counter[str] = Counter()

@@ -27,6 +27,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import funcol
 from funcol import _compat
 
+ON_DEVICES = True
+
 # Local tensors of another shape than their spec gives them
 
 

@@ -19,6 +19,8 @@ import funcol
 from funcol import _compat
 from funcol.dropin import writes
 
+ON_DEVICES = True
+
 aten = torch.ops.aten
 Write = Callable[[Tensor], Any]
 

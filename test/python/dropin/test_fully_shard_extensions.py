@@ -119,7 +119,7 @@ def test_a_setting(setting: tuple[str, Any]) -> None:
         (programs.shares_streams, "unshard"),
         (programs.starts_again, "reset_iter_state"),
         (programs.ties_across_modules, "unshard"),
-        pytest.param(programs.waits_for_an_event, "set_post_optim_event", marks=pytest.mark.cpu_only),
+        (programs.waits_for_an_event, "set_post_optim_event"),
     ],
     ids=lambda one: one.__name__ if callable(one) else "",
 )
@@ -143,7 +143,6 @@ def test_meshes_by_parameter() -> None:
     "param_dtype_override_fn" not in inspect.signature(MixedPrecisionPolicy).parameters,
     reason="this PyTorch has one type for all parameters",
 )
-@pytest.mark.cpu_only  # PyTorch has a CUDA kernel of its own for it, which a simulated device has not
 def test_types_by_parameter() -> None:
     check(programs.mixes_by_parameter, 2)
 

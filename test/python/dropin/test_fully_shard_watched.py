@@ -280,6 +280,5 @@ def shows_its_ranges(rank: int, world: int) -> None:
         assert run() == expected
 
 
-@pytest.mark.cpu_only  # the profiler of devices asks the driver
 def test_a_profiler_sees_the_same_ranges() -> None:
     run_ranks(shows_its_ranges, 2)

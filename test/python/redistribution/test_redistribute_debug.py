@@ -13,6 +13,8 @@ from torch.utils._debug_mode import DebugMode
 
 from funcol import redistribute, redistribute_local_tensor, redistribute_many
 
+ON_DEVICES = True
+
 
 def lines_of(call: Callable[[], object]) -> list[str]:
     with DebugMode() as mode:

@@ -358,7 +358,7 @@ def waits_for_an_event(rank: int, world: int) -> list[Tensor]:
     found = []
     for step in range(3):
         found += steps(model, rank, 1)
-        event = torch.cpu.Event()
+        event = torch.get_device_module(device_type()).Event()
         event.record()
         model.set_post_optim_event(event)
         assert step < 3

@@ -38,9 +38,10 @@ def recorded() -> Iterator[Log]:
     log: Log = []
     numbers: dict[int, int] = {}
     kept: list[Any] = []
+    device: Any = torch.get_device_module(device_type())
 
     def number(thing: Any) -> Any:
-        if isinstance(thing, (torch.cpu.Stream, torch.cpu.Event, dist.ProcessGroup)):
+        if isinstance(thing, (device.Stream, device.Event, dist.ProcessGroup)):
             kept.append(thing)
             return numbers.setdefault(id(thing), len(numbers))
         if isinstance(thing, Tensor):
@@ -55,9 +56,9 @@ def recorded() -> Iterator[Log]:
         return log_and_call
 
     places = [
-        *((torch.cpu.Stream, name) for name in ("wait_stream", "record_event", "wait_event")),
-        *((torch.cpu.Event, name) for name in ("record", "wait", "synchronize")),
-        *((torch.cpu, name) for name in ("stream", "current_stream")),
+        *((device.Stream, name) for name in ("wait_stream", "record_event", "wait_event")),
+        *((device.Event, name) for name in ("record", "wait", "synchronize")),
+        *((device, name) for name in ("stream", "current_stream")),
         *((dist, name) for name in _COLLECTIVES if hasattr(dist, name)),
     ]
     with ExitStack() as stack:

@@ -26,6 +26,13 @@ def square() -> DeviceMesh:
     return init_device_mesh(device_type(), (2, 2), mesh_dim_names=("row", "column"))
 
 
+@made_once
+def own_column() -> dist.ProcessGroup:
+    """The group [0, 2] or [1, 3]. PyTorch finds no group by its ranks that was split off for a mesh."""
+    columns = [dist.new_group(ranks) for ranks in ([0, 2], [1, 3])]
+    return columns[dist.get_rank() % 2]
+
+
 # What the caller passes, and the group that it means.
 FORMS: dict[str, Callable[[], tuple[Any, dist.ProcessGroup]]] = {
     "group": lambda: (world_group(), world_group()),
@@ -38,7 +45,7 @@ FORMS: dict[str, Callable[[], tuple[Any, dist.ProcessGroup]]] = {
     "mesh and dim 1": lambda: ((square(), 1), square().get_group(1)),
     "mesh and dim -1": lambda: ((square(), -1), square().get_group(1)),
     "sub-mesh": lambda: (square()["column"], square().get_group(1)),
-    "columns of ranks": lambda: ([[0, 2], [1, 3]], square().get_group(0)),
+    "columns of ranks": lambda: ([[0, 2], [1, 3]], own_column()),
 }
 
 FORMS_OF_ALL_RANKS = ["group", "name", "mesh", "ranks", "lists of ranks"]

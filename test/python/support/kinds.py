@@ -89,20 +89,33 @@ def complex_numbers() -> Tensor:
 
 Make = Callable[[], Tensor]
 
-# Tensors that have no dense numbers; a backend would send their memory as if they had.
+
+def on_host() -> Tensor:
+    return torch.arange(float(SIZE * SIZE), device="cpu").reshape(SIZE, SIZE) + dist.get_rank()
+
+
+def quantized_by_channel() -> Tensor:
+    scales, zeros = torch.ones(SIZE, device="cpu"), torch.zeros(SIZE, device="cpu")
+    return torch.quantize_per_channel(on_host(), scales, zeros, 0, torch.qint8)
+
+
+def nested() -> Tensor:
+    return torch.nested.nested_tensor([torch.ones(rows, 2, device="cpu") for rows in (2, 3)])
+
+
+# Tensors that have no dense numbers; a backend would send their memory as if they had. They are made on the
+# host: simulated devices hold them, but have no kernels for them.
 NOT_DENSE: dict[str, Make] = {
-    "quantized": lambda: torch.quantize_per_tensor(dense(), 1.0, 0, torch.quint8),
-    "quantized by channel": lambda: torch.quantize_per_channel(
-        dense(), torch.ones(SIZE), torch.zeros(SIZE), 0, torch.qint8
-    ),
-    "coo": lambda: dense().to_sparse(),
-    "csr": lambda: dense().to_sparse_csr(),
-    "csc": lambda: dense().to_sparse_csc(),
-    "bsr": lambda: dense().to_sparse_bsr((2, 2)),
-    "nested": lambda: torch.nested.nested_tensor([torch.ones(2, 2), torch.ones(3, 2)]),
+    "quantized": lambda: torch.quantize_per_tensor(on_host(), 1.0, 0, torch.quint8).to(device_type()),
+    "quantized by channel": lambda: quantized_by_channel().to(device_type()),
+    "coo": lambda: on_host().to_sparse().to(device_type()),
+    "csr": lambda: on_host().to_sparse_csr().to(device_type()),
+    "csc": lambda: on_host().to_sparse_csc().to(device_type()),
+    "bsr": lambda: on_host().to_sparse_bsr((2, 2)).to(device_type()),
+    "nested": lambda: nested().to(device_type()),
 }
 if torch.backends.mkldnn.is_available():
-    NOT_DENSE["mkldnn"] = lambda: dense().to_mkldnn()
+    NOT_DENSE["mkldnn"] = lambda: on_host().to_mkldnn()
 
 DENSE: dict[str, Make] = {
     "plain": dense,

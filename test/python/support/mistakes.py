@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from differential import world_group
+from ranks import device_type
 from torch.distributed.device_mesh import init_device_mesh
 
 import funcol
@@ -90,8 +91,16 @@ WRONG_GROUPS: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...
     "lists of several sizes": (lambda: [[0, 1], [2]], ValueError, ("[[0, 1], [2]]", "sizes [1, 2]")),
     "list that is no group": (lambda: [dist.get_rank(), 7], ValueError, ("no process group", "7]")),
     "list with an unknown tag": (lambda: [0, 1], ValueError, ("no process group", "'unheard of'")),
-    "mesh of two dims": (lambda: init_device_mesh("cpu", (2, 1)), ValueError, ("2 dims", "expected 1")),
-    "mesh dim out of range": (lambda: (init_device_mesh("cpu", (2,)), 1), ValueError, ("mesh dim 1",)),
+    "mesh of two dims": (
+        lambda: init_device_mesh(device_type(), (2, 1)),
+        ValueError,
+        ("2 dims", "expected 1"),
+    ),
+    "mesh dim out of range": (
+        lambda: (init_device_mesh(device_type(), (2,)), 1),
+        ValueError,
+        ("mesh dim 1",),
+    ),
     "tuple of other things": (lambda: (world_group(), 0), ValueError, ("expected (DeviceMesh, int)",)),
     "number": (lambda: 3.5, TypeError, ("float",)),
     "nothing": (lambda: None, TypeError, ("NoneType",)),

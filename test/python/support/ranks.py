@@ -81,12 +81,12 @@ def _require_devices(world: int) -> None:
         pytest.skip(f"needs {world} devices, and there are {torch.cuda.device_count()}")
 
 
-def require_compiled_kernels() -> None:
-    """Skips the test if it is on a simulated device, which runs no kernels that a compiler made."""
+def require_compiled_kernels(on_device: bool = False) -> None:
+    """Skips the test if its ranks, or it itself, are on simulated devices, which run no compiled kernels."""
     import pytest
     import torch
 
-    if _backend != "gloo" and torch.cuda.get_device_name(0).startswith("Simulated"):
+    if (on_device or _backend != "gloo") and torch.cuda.get_device_name(0).startswith("Simulated"):
         pytest.skip("a simulated device runs no compiled kernels")
 
 

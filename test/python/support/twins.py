@@ -57,6 +57,7 @@ def agrees(
 ) -> None:
     """Asserts that results, gradients and written tensors are those of ``function`` on plain tensors."""
     mesh = mesh_of(shape)
+    wholes = [whole.to(device_type()) for whole in wholes]
     plain = [whole.clone() for whole in wholes]
     with funcol.installed():
         dtensors = [

@@ -65,6 +65,20 @@ def copies_that_expand() -> None:
         target.copy_(torch.zeros(4, device="cuda"))
 
 
+def copies_into_overlapping_elements() -> None:
+    with pytest.raises(RuntimeError, match="more than one element of the written-to tensor"):
+        torch.zeros(1, device="cuda").expand(3).copy_(torch.ones(3, device="cuda"))
+
+
+def copies_of_zeros_without_memory() -> None:
+    target = torch.ones(3, device="cuda")
+    zeros = torch._efficientzerotensor(3, device="cuda")
+    target.copy_(zeros)
+    assert target.tolist() == [0, 0, 0]
+    with pytest.raises(RuntimeError, match="ZeroTensors are immutable"):
+        zeros.copy_(target)
+
+
 def copies_from_pinned_memory() -> None:
     pinned = torch.arange(100.0).pin_memory()
     copied = pinned.to("cuda", non_blocking=True)
@@ -159,6 +173,12 @@ def backward_runs_on_the_forward_stream() -> None:
     assert weight.grad.tolist() == [3, 3, 3, 3]
 
 
+def profiles_show_the_host() -> None:
+    with torch.profiler.profile() as profile:
+        torch.ones(3, device="cuda").add_(1)
+    assert "aten::add_" in [event.name for event in profile.events()]
+
+
 CHECKS = {
     check.__name__: check
     for check in (
@@ -170,6 +190,8 @@ CHECKS = {
         copies_between_devices,
         copies_of_complex_numbers,
         copies_that_expand,
+        copies_into_overlapping_elements,
+        copies_of_zeros_without_memory,
         copies_from_pinned_memory,
         random_numbers_follow_the_seed,
         random_numbers_in_a_graph,
@@ -179,5 +201,6 @@ CHECKS = {
         tensors_of_different_devices_are_errors,
         freed_storage_is_an_error,
         backward_runs_on_the_forward_stream,
+        profiles_show_the_host,
     )
 }

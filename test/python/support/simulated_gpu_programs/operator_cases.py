@@ -11,9 +11,21 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 New = Callable[..., Tensor]
 Case = Callable[[New], Any]
+
+
+def fused(new: New, kernel: SDPBackend, dtype: torch.dtype) -> list[Tensor]:
+    """Causal attention and its gradients; by ``kernel`` on a device, else by the CPU's own fused kernel."""
+    inputs = [new(2, 2, 5, 8).to(dtype).requires_grad_() for _ in range(3)]
+    chosen = kernel if inputs[0].is_cuda else SDPBackend.FLASH_ATTENTION
+    with sdpa_kernel(chosen):
+        result = F.scaled_dot_product_attention(*inputs, is_causal=True)
+    result.backward(new(2, 2, 5, 8).to(dtype))
+    # The layouts in memory are each kernel's own.
+    return [t.contiguous() for t in (result.detach(), *(one.grad for one in inputs if one.grad is not None))]
 
 
 def updated(tensor: Tensor, update: Callable[[Tensor], Any]) -> Tensor:
@@ -114,6 +126,8 @@ FLOATING: dict[str, Case] = {
     "causal attention": lambda new: F.scaled_dot_product_attention(
         new(2, 2, 5, 4), new(2, 2, 5, 4), new(2, 2, 5, 4), is_causal=True
     ),
+    "flash attention": lambda new: fused(new, SDPBackend.FLASH_ATTENTION, torch.bfloat16),
+    "efficient attention": lambda new: fused(new, SDPBackend.EFFICIENT_ATTENTION, torch.float32),
     "in-place add": lambda new: updated(new(3, 4), lambda x: x.add_(new(4), alpha=2)),
     "in-place on a view": lambda new: updated(new(3, 4), lambda x: x[:, 1:3].mul_(2).sub_(1)),
     "in-place fill": lambda new: updated(new(3, 4), lambda x: x[::2].fill_(2)),
@@ -145,6 +159,12 @@ def unscaled(new: New) -> list[Tensor]:
     return [*gradients, found_inf]
 
 
+def chunks_of_two_types(new: New) -> Tensor:
+    out = new(2, 6)
+    torch.ops.fsdp.chunk_cat_mixed_dtype([new(3, 2).bfloat16(), new(4)], 0, 2, out=out)
+    return out
+
+
 def batch_norm(new: New) -> tuple[Tensor, ...]:
     mean, variance = new(3).zero_(), new(3).fill_(1)
     return F.batch_norm(new(4, 3, 2), mean, variance, new(3), new(3), training=True), mean, variance
@@ -169,6 +189,11 @@ SINGLE: dict[str, Case] = {
     "batch_norm": batch_norm,
     "amp unscale": unscaled,
     "dropout's gradient": dropped_gradient,
+    **(
+        {"chunks of two types": chunks_of_two_types}
+        if hasattr(torch.ops.fsdp, "chunk_cat_mixed_dtype")
+        else {}
+    ),
     "cholesky": lambda new: torch.linalg.cholesky(spread(new(4, 4)), upper=True),
     "inverse": lambda new: torch.linalg.inv(spread(new(3, 3))),
     "fft": lambda new: torch.fft.rfft(new(8)),

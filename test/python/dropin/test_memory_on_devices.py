@@ -1,0 +1,55 @@
+"""Training steps on CUDA devices take no more of the caching allocator's memory with funcol than without.
+
+Each side has processes of its own. On simulated devices both run by the same seed and order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import memory_programs as programs
+import pytest
+import ranks
+from memory_programs import Training
+from ranks import run_ranks
+
+pytestmark = [pytest.mark.cuda, pytest.mark.usefixtures("on_devices")]
+
+CASES: dict[str, tuple[Callable[..., Training], int, tuple[Any, ...]]] = {
+    "FSDP2": (programs.fully_sharded, 2, ()),
+    "FSDP2, mixed precision, kept": (programs.fully_sharded, 2, (False, True)),
+    "FSDP2, accumulated": (programs.fully_sharded, 2, (True, True, 2)),
+    "FSDP2 x tensor parallel": (programs.fully_sharded_and_cut, 4, ()),
+    "DTensors on two axes": (programs.all_dtensors, 4, ()),
+    "tensor parallel": (programs.tensor_parallel, 2, ()),
+    "tensor and sequence parallel": (programs.sequence_parallel, 2, ()),
+}
+LONG_CASES = {
+    "FSDP2, kept": (programs.fully_sharded, 2, (False,)),
+    "FSDP2, mixed precision": (programs.fully_sharded, 2, (True, True)),
+    "FSDP2, resharded to halves": (programs.fully_sharded, 4, (2,)),
+    "FSDP2 x tensor parallel, mixed precision, kept": (programs.fully_sharded_and_cut, 4, (False, True)),
+    "HSDP": (programs.replicated_and_sharded, 4, ()),
+}
+
+
+def takes_no_more_than_stock(program, world, args):
+    found = {}
+    for side in ("stock", "funcol"):
+        ranks.stop_all()
+        found[side] = run_ranks(programs.peaks, world, program, args, side == "funcol", timeout=300)
+    for stock, ours in zip(found["stock"], found["funcol"], strict=True):
+        more = {peak: (ours[peak], stock[peak]) for peak in stock if ours[peak] > stock[peak]}
+        assert not more, f"bytes with funcol and without: {more}"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_takes_no_more_memory_than_stock(name):
+    takes_no_more_than_stock(*CASES[name])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", LONG_CASES)
+def test_a_step_of_other_kinds_takes_no_more_memory_than_stock(name):
+    takes_no_more_than_stock(*LONG_CASES[name])

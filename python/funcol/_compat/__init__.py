@@ -226,6 +226,12 @@ def decides_for_whole_mesh(propagator: Any, op: Any) -> bool:
     )
 
 
+def serves_operators() -> bool:
+    """Whether C++ serves DTensor's operators. In older minors a decision that is asked for each mesh keeps
+    dropped meshes alive."""
+    return tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15)
+
+
 def is_own_rule(rule: Any) -> bool:
     """Whether a rule in a propagator's tables came with PyTorch; else a program has registered it."""
     function = getattr(rule, "func", rule) if type(rule).__name__ == "_SingleDimStrategyInfo" else rule

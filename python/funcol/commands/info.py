@@ -57,9 +57,7 @@ def info() -> str:
     rows["under DTensor"] = (
         f"{'' if dropin.is_under_dtensor() else 'not '}installed; takes over " + ", ".join(taken_over())
     )
-    rows["operators on DTensors"] = (
-        "served in C++" if _C.serves_operators() else "served by PyTorch until install()"
-    )
+    rows["operators on DTensors"] = "served in C++" if _C.serves_operators() else "served by PyTorch"
     rows["under FSDP2"] = _under_fsdp2()
     rows["under spmd_types"] = _under_spmd_types()
     width = max(map(len, rows))

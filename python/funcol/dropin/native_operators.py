@@ -13,13 +13,15 @@ from typing import Any
 from torch._ops import OpOverload
 from torch.distributed.tensor import _dispatch as stock_dispatch
 
-from .. import _C
+from .. import _C, _compat
 from . import kept, writes
 
 
 def put(dispatcher: Any, propagator: Any) -> Callable[[], None]:
     """Serves the operators of ``dispatcher`` while it has ``propagator``. Returns the function that undoes
-    it."""
+    it. In older minors nothing is served, see :func:`funcol._compat.serves_operators`."""
+    if not _compat.serves_operators():
+        return lambda: None
 
     def decide(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         info = dispatcher.unwrap_to_op_info(op, args, kwargs)

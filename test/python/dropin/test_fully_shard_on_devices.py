@@ -17,6 +17,10 @@ pytestmark = [pytest.mark.cuda, pytest.mark.usefixtures("on_devices")]
 WORLD = 2
 NUM_STEPS = 3
 
+from_2_15 = pytest.mark.skipif(
+    torch.__version__ < "2.15", reason="PyTorch's own FSDP2 uses memory there that nothing orders"
+)
+
 
 def trained(rank, world, reshard):
     mesh = init_device_mesh(device_type(), (world,))
@@ -140,19 +144,23 @@ def does_as_stock(rank, world, program, *options):
     assert_same(found, expected)
 
 
+@from_2_15
 @pytest.mark.parametrize("accumulates", [False, True], ids=["each step", "every other step"])
 @pytest.mark.parametrize("pins", [False, True], ids=["pageable", "pinned"])
 def test_parameters_and_gradients_that_are_offloaded_are_those_of_stock(pins, accumulates):
     run_ranks(does_as_stock, WORLD, "offloads", pins, accumulates)
 
 
+@from_2_15
 def test_replicas_that_accumulate_gradients_have_those_of_stock():
     run_ranks(does_as_stock, 4, "replicates_and_accumulates")
 
 
+@from_2_15
 def test_steps_after_a_failed_one_are_those_of_stock():
     run_ranks(does_as_stock, WORLD, "goes_on_after_errors")
 
 
+@from_2_15
 def test_hooks_see_the_gradients_of_stock():
     run_ranks(does_as_stock, WORLD, "hooks_see_gradients")

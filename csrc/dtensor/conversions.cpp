@@ -69,10 +69,18 @@ class FromLocalGradient final : public Gradient {
   Held placements_;
 };
 
-py::object wrap_local(const at::Tensor& local, py::handle spec, const py::object& grad_placements) {
-  auto dtensor = make_dtensor(to_python(local.detach()).ptr(), spec);
+// A DTensor of `local`. Gradients get the placements given; where they are null, the default ones.
+py::object wrap_local(const at::Tensor& local, py::handle device_mesh,
+                      const std::vector<Placement>& placements, TensorMeta meta,
+                      py::object grad_placements = {}) {
+  const Geometry geometry(meta.shape, meta.stride);
+  const auto spec = new_spec(device_mesh, placements, std::move(meta));
+  auto dtensor = to_python(make_dtensor(local.detach(), spec, geometry));
   if (is_recorded(local)) {
-    record<FromLocalGradient>(local, dtensor, grad_placements);
+    if (!grad_placements) {
+      grad_placements = gradient_placements(attribute<"placements">(spec), placements);
+    }
+    record<FromLocalGradient>(local, dtensor, std::move(grad_placements));
   }
   return dtensor;
 }
@@ -94,8 +102,7 @@ class ToLocalGradient final : public Gradient {
       if (placements.has_value() && local.dim() == whole->num_dims()) {
         TensorMeta meta{whole->shape, stride_of_whole(local, *placements, whole->shape, whole->known->mesh),
                         dtype_of(local)};
-        const auto spec = new_spec(whole->objects.mesh, *placements, std::move(meta));
-        return wrap_local(local, spec, gradient_placements(attribute<"placements">(spec), *placements));
+        return wrap_local(local, whole->objects.mesh, *placements, std::move(meta));
       }
     }
     return callback(Callback::kGradientOfToLocal)(gradient, *spec_, *placements_);
@@ -187,11 +194,8 @@ py::object from_local(py::handle local, py::handle device_mesh, py::handle place
     }
     meta.stride = stride_of_whole(tensor, *values, meta.shape, known.mesh);
   }
-  const auto spec = new_spec(device_mesh, *values, std::move(meta));
-  const auto gradients = grad_placements.is_none()
-                             ? gradient_placements(attribute<"placements">(spec), *values)
-                             : as_tuple(grad_placements);
-  return wrap_local(tensor, spec, gradients);
+  return wrap_local(tensor, device_mesh, *values, std::move(meta),
+                    grad_placements.is_none() ? py::object() : as_tuple(grad_placements));
 }
 
 py::object full_tensor(py::handle dtensor, py::handle grad_placements) {

@@ -24,7 +24,7 @@ namespace {
 constexpr size_t kMostCalls = 8192;
 
 constexpr std::array<const char*, static_cast<size_t>(Fate::kNumFates)> kFates = {
-    "served", "watched", "handler", "kind", "argument", "spec", "decision", "local shape", "write",
+    "served", "watched", "handler", "kind", "argument", "spec", "decision", "local shape", "write", "random",
 };
 
 py::dict fields_of(py::handle object) {
@@ -77,6 +77,11 @@ class Dispatcher {
       PyErr_Clear();
     }
     return op.has_handler;
+  }
+
+  bool tracks_random_numbers() const {
+    auto* const tracker = PyDict_GetItemWithError(parts_.random.ptr(), interned<"_rng_tracker">());
+    return tracker != Py_None;
   }
 
   bool logs() const {
@@ -174,6 +179,9 @@ class Table {
     if (dispatcher.logs()) {
       return Fate::kWatched;
     }
+    if (described->draws && dispatcher.tracks_random_numbers()) {
+      return Fate::kRandom;
+    }
     Call call;
     if (const auto fate = read_call(described, stack, op.schema().arguments().size(), call);
         fate != Fate::kServed) {
@@ -196,6 +204,9 @@ class Table {
     try {
       const auto [args, kwargs] = python_arguments(op, stack);
       const auto sharding = parts.decide(described.overload, args, kwargs);
+      if (sharding.is_none()) {
+        return nullptr;
+      }
       auto served = ServedCall::make(op, described, stack, call, sharding);
       return served.has_value() ? std::make_shared<const ServedCall>(*std::move(served)) : nullptr;
     } catch (const py::error_already_set&) {
@@ -231,8 +242,34 @@ Table& table() {
   return *table;
 }
 
+// The keys that PyTorch's fallback leaves out as it calls dispatch().
+constexpr auto kBeforePython =
+    c10::DispatchKeySet(c10::DispatchKeySet::FULL) ^
+    (c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::Python) |
+     c10::DispatchKeySet(c10::DispatchKey::Python));
+
+const c10::OperatorHandle& detach_operator() {
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::detach", "");
+  return op;
+}
+
 class ServingInterpreter final : public compat::ForwardingInterpreter {
  public:
+  // Autograd detaches what it saves for the backward pass, without the dispatcher.
+  c10::intrusive_ptr<c10::TensorImpl> detach(const c10::TensorImpl* self) const override {
+    if (!has_active_layers()) {
+      const c10::impl::ExcludeDispatchKeyGuard guard(kBeforePython);
+      torch::jit::Stack stack;
+      stack.emplace_back(at::Tensor(at::TensorBase(
+          c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::unsafe_reclaim_from_nonowning(
+              const_cast<c10::TensorImpl*>(self)))));
+      if (serves(detach_operator(), stack)) {
+        return stack.back().toTensor().getIntrusivePtr();
+      }
+    }
+    return base()->detach(self);
+  }
+
   void dispatch(const c10::OperatorHandle& op, torch::jit::Stack* stack) const override {
     if (has_active_layers() || !serves(op, *stack)) {
       base()->dispatch(op, stack);

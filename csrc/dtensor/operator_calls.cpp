@@ -1,5 +1,6 @@
 #include "dtensor/operator_calls.h"
 
+#include <ATen/DTensorState.h>
 #include <torch/csrc/Device.h>
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/PyInterpreter.h>
@@ -55,19 +56,32 @@ bool share_memory(const c10::AliasInfo* one, const c10::AliasInfo* other) {
                              [&](const auto& set) { return other->beforeSets().count(set) != 0; });
 }
 
-// Numbers drawn anew at each call.
-bool draws_numbers(const c10::OperatorHandle& op) { return op.hasTag(at::Tag::nondeterministic_seeded); }
+bool is_number(const c10::Type& type) {
+  using enum c10::TypeKind;
+  return type.kind() == NumberType || type.kind() == BoolType || type.kind() == IntType ||
+         type.kind() == FloatType;
+}
 
 DescribedOperator::Results results_of(const c10::OperatorHandle& op) {
   using Results = DescribedOperator::Results;
   const auto& schema = op.schema();
   const std::string_view name = schema.name();
   const bool is_in_place = ends_with(name, "_") && !ends_with(name, "__");
-  const bool is_known = std::ranges::all_of(
-      schema.returns(), [](const auto& value) { return is_tensor_or_list(*value.real_type()); });
-  if (!is_known || ends_with(name, "__") || draws_numbers(op) || op.hasTag(at::Tag::inplace_view) ||
-      op.hasTag(at::Tag::data_dependent_output) || schema.overload_name().find("out") != std::string::npos) {
+  const auto all_are = [&](const auto& kind) {
+    return std::ranges::all_of(schema.returns(), [&](const auto& value) { return kind(*value.real_type()); });
+  };
+  // PyTorch asks all ranks whether tensors are equal.
+  if (!schema.returns().empty() && all_are(is_number) && !schema.is_mutable() && name != "aten::equal") {
+    return Results::kNumbers;
+  }
+  if (!all_are(is_tensor_or_list) || ends_with(name, "__") || op.hasTag(at::Tag::inplace_view) ||
+      op.hasTag(at::Tag::data_dependent_output)) {
     return Results::kNotServed;
+  }
+  const auto num_out =
+      std::ranges::count_if(schema.arguments(), [](const auto& argument) { return argument.is_out(); });
+  if (num_out > 0) {
+    return num_out == std::ssize(schema.returns()) ? Results::kOut : Results::kNotServed;
   }
   if (is_in_place) {
     return schema.returns().empty() ? Results::kNone : Results::kFirstArgument;
@@ -159,7 +173,7 @@ class CallReader {
       return add(kUndefined);
     }
     if (!tensor.key_set().has(c10::DispatchKey::Python)) {
-      return read_plain(tensor);
+      return read_plain(tensor, index);
     }
     // A tensor of a subclass has its Python object already.
     const auto object = py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
@@ -175,17 +189,26 @@ class CallReader {
     if (number == 0) {
       return Fate::kSpec;
     }
-    call_.dtensors.push_back({place_, index, object.ptr()});
+    call_.tensors.push_back({place_, index, object.ptr()});
     return add(kDTensor, number);
   }
 
-  // PyTorch takes a tensor of one number for a replicated one.
-  Fate read_plain(const at::Tensor& tensor) {
-    if (tensor.dim() != 0) {
+  // PyTorch takes a tensor of one number for a replicated one, and all where the program allows it.
+  Fate read_plain(const at::Tensor& tensor, int64_t index) {
+    const bool is_scalar = tensor.dim() == 0;
+    if (!is_scalar && !(at::get_dtensor_allow_implicit_replication() && tensor.layout() == at::kStrided &&
+                        !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides())) {
       return Fate::kArgument;
     }
-    return add(kPlain, static_cast<uint64_t>(tensor.scalar_type()) << 1 |
-                           (tensor.unsafeGetTensorImpl()->is_wrapped_number() ? 1 : 0));
+    call_.tensors.push_back({place_, index, nullptr});
+    add(kPlain, static_cast<uint64_t>(tensor.scalar_type()) << 1 |
+                    (tensor.unsafeGetTensorImpl()->is_wrapped_number() ? 1 : 0));
+    add(kList, tensor.dim());
+    for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
+      call_.key.words.push_back(tensor.size(dim));
+      call_.key.words.push_back(tensor.stride(dim));
+    }
+    return Fate::kServed;
   }
 
   Fate read_all(at::ArrayRef<c10::IValue> values) {
@@ -257,15 +280,16 @@ bool is_default(const c10::IValue& value, const c10::Argument& argument) {
 }  // namespace
 
 DescribedOperator describe_operator(const c10::OperatorHandle& op, py::handle dispatcher) {
-  DescribedOperator described{op.operator_name(), {}, results_of(op), op.schema().is_mutable()};
+  DescribedOperator described;
+  described.name = op.operator_name();
+  described.results = results_of(op);
+  described.writes = op.schema().is_mutable();
   described.overload = py::reinterpret_borrow<py::object>(torch::detail::getTorchApiFunction(op));
   const auto& arguments = op.schema().arguments();
   const auto& returns = op.schema().returns();
   const auto static_arguments =
       StaticArguments::find(attribute<"sharding_propagator">(dispatcher), described.overload);
-  if (attribute<"_random_ops">(dispatcher).contains(described.overload)) {
-    described.results = DescribedOperator::Results::kNotServed;
-  }
+  described.draws = attribute<"_random_ops">(dispatcher).contains(described.overload);
   for (size_t i = 0; i < arguments.size(); ++i) {
     for (size_t k = 0; k < returns.size(); ++k) {
       if (share_memory(arguments[i].alias_info(), returns[k].alias_info())) {
@@ -277,6 +301,12 @@ DescribedOperator describe_operator(const c10::OperatorHandle& op, py::handle di
                                   !(static_arguments && static_arguments->holds(i, arguments[i])));
   }
   return described;
+}
+
+PyObject* Call::first_dtensor() const {
+  const auto* const first =
+      std::ranges::find_if(tensors, [](const auto& one) { return one.dtensor != nullptr; });
+  return first == tensors.end() ? nullptr : first->dtensor;
 }
 
 size_t CallKey::hash() const {
@@ -296,7 +326,7 @@ Fate read_call(std::shared_ptr<const DescribedOperator> op, const torch::jit::St
     }
   }
   call.key.op = std::move(op);
-  return call.dtensors.empty() ? Fate::kArgument : Fate::kServed;
+  return call.first_dtensor() == nullptr ? Fate::kArgument : Fate::kServed;
 }
 
 std::pair<py::tuple, py::dict> python_arguments(const c10::OperatorHandle& op,

@@ -29,17 +29,19 @@ enum class Fate : uint8_t {
   kDecision,    // the decision is not one that C++ carries out
   kLocalShape,  // a local tensor that has to move has another shape than its spec says
   kWrite,       // a write that has to reach a copy of the tensor
+  kRandom,      // numbers are drawn with offsets that PyTorch keeps for each shard
   kNumFates,
 };
 
 // The schema of an operator, as far as calls on DTensors need it.
 struct DescribedOperator {
-  enum class Results { kNew, kFirstArgument, kNone, kNotServed };
+  enum class Results { kNew, kFirstArgument, kOut, kNumbers, kNone, kNotServed };
 
-  c10::OperatorName name;
+  c10::OperatorName name{"", ""};
   py::object overload;  // the OpOverload
   Results results = Results::kNotServed;
   bool writes = false;
+  bool draws = false;  // random numbers, as DTensor's dispatcher knows them
   // Pairs of (argument, result) that share memory without a write.
   std::vector<std::pair<size_t, size_t>> views;
   std::vector<bool> is_aliased;  // arguments whose memory the results may share
@@ -68,16 +70,19 @@ struct CallKeyHash {
   size_t operator()(const CallKey& key) const { return key.hash(); }
 };
 
-// The DTensor of an argument, and where on the stack it stands: in a list, or by itself with `index` -1.
-struct DTensorArgument {
+// A tensor among the arguments, and where on the stack it stands: in a list, or by itself with `index` -1.
+struct TensorArgument {
   size_t place;
   int64_t index;
-  PyObject* dtensor;  // held by its tensor on the stack
+  PyObject* dtensor;  // held by its tensor on the stack; null for a plain tensor, which is replicated
 };
 
 struct Call {
   CallKey key;
-  c10::SmallVector<DTensorArgument, 8> dtensors;
+  c10::SmallVector<TensorArgument, 8> tensors;
+
+  // The first DTensor; there is one in every call that is read.
+  PyObject* first_dtensor() const;
 };
 
 // Reads the arguments on the stack. kServed if the key holds the call; otherwise why it does not.

@@ -65,7 +65,7 @@ class RedistributeGradient final : public Gradient {
 };
 
 // `local` redistributed, as `result_dtype`.
-py::object run(const Execution& execution, const at::Tensor& local, at::ScalarType sent_dtype,
+at::Tensor run(const Execution& execution, const at::Tensor& local, at::ScalarType sent_dtype,
                at::ScalarType result_dtype, bool async_op) {
   at::Tensor moved;
   {
@@ -76,7 +76,7 @@ py::object run(const Execution& execution, const at::Tensor& local, at::ScalarTy
       moved = moved.to(result_dtype);
     }
   }
-  return to_python(std::move(moved));
+  return moved;
 }
 
 }  // namespace
@@ -103,10 +103,11 @@ py::object redistribute(py::handle dtensor, const RedistributionTarget& target,
   const auto order = is_any_order ? py::none() : target.order;
   const bool keeps_order =
       is_any_order || (order.is_none() ? is_default(source->order) : order.is(source->objects.order));
+  const Geometry geometry(source->shape, source->stride);
   py::object result;
   if (keeps_order && *wanted == source->placements && sent_dtype == local.scalar_type() &&
       result_dtype == source->dtype) {
-    result = make_dtensor(plain.local().ptr(), copy_spec(spec));
+    result = to_python(make_dtensor(local, copy_spec(spec), geometry));
   } else {
     const RedistributionKey key{source->known->id,
                                 {std::move(source->placements), std::move(source->order)},
@@ -121,8 +122,8 @@ py::object redistribute(py::handle dtensor, const RedistributionTarget& target,
     if (!found.execution->fits(local)) {
       return {};
     }
-    const auto object = run(*found.execution, local, sent_dtype, result_dtype, options.async_op);
-    result = make_dtensor(object.ptr(), found.spec);
+    auto moved = run(*found.execution, local, sent_dtype, result_dtype, options.async_op);
+    result = to_python(make_dtensor(std::move(moved), found.spec, geometry));
   }
   const auto& tensor = THPVariable_Unpack(dtensor.ptr());
   if (is_recorded(tensor)) {

@@ -31,7 +31,10 @@ const c10::IValue& argument(const torch::jit::Stack& stack, size_t num_arguments
 // Whether all DTensors are on one mesh, which this rank is in.
 bool is_on_one_mesh(const Call& call) {
   py::object first;
-  for (const auto& one : call.dtensors) {
+  for (const auto& one : call.tensors) {
+    if (one.dtensor == nullptr) {
+      continue;
+    }
     auto mesh = attribute<"mesh">(spec_of(one.dtensor));
     if (first && !are_equal(mesh, first)) {
       return false;
@@ -39,6 +42,12 @@ bool is_on_one_mesh(const Call& call) {
     first = std::move(mesh);
   }
   return known_mesh(first).coordinate.has_value();
+}
+
+// Of a plain tensor, which all ranks of `mesh` have.
+py::object replicated_spec(const at::Tensor& tensor, py::handle mesh) {
+  return new_spec(mesh, std::vector<Placement>(known_mesh(mesh).mesh.num_axes()),
+                  {tensor.sizes().vec(), tensor.strides().vec(), static_cast<Dtype>(tensor.scalar_type())});
 }
 
 bool is_replicated(py::handle spec) {
@@ -67,15 +76,22 @@ Geometry geometry_of(py::handle spec) {
   const bool are_numbers =
       read_ints(attribute<"shape">(meta), sizes) && read_ints(attribute<"stride">(meta), strides);
   TORCH_INTERNAL_ASSERT(are_numbers);  // a spec that has a number
-  return {{sizes.begin(), sizes.end()}, {strides.begin(), strides.end()}};
+  return {sizes, strides};
+}
+
+bool has_views_of_plain_tensors(const DescribedOperator& described, const Call& call) {
+  return std::ranges::any_of(call.tensors, [&](const auto& one) {
+    return one.dtensor == nullptr &&
+           std::ranges::any_of(described.views, [&](const auto& view) { return view.first == one.place; });
+  });
 }
 
 // Makes results that are views of an argument's memory say so, as PyTorch's do: autograd looks at it.
 void share_memory(const DescribedOperator& described, const Call& call, at::ArrayRef<at::Tensor> dtensors,
                   at::ArrayRef<c10::IValue> results) {
   for (const auto& [place, number] : described.views) {
-    for (size_t i = 0; i < call.dtensors.size(); ++i) {
-      if (call.dtensors[i].place != place || call.dtensors[i].index >= 0) {
+    for (size_t i = 0; i < call.tensors.size(); ++i) {
+      if (call.tensors[i].place != place || call.tensors[i].index >= 0) {
         continue;
       }
       const auto share = [&](const at::Tensor& result) {
@@ -100,7 +116,7 @@ std::optional<ServedCall> ServedCall::make(const c10::OperatorHandle& op, const 
                                            const torch::jit::Stack& stack, const Call& call,
                                            py::handle sharding) {
   ServedCall served;
-  if (!is_on_one_mesh(call) ||
+  if (!is_on_one_mesh(call) || has_views_of_plain_tensors(described, call) ||
       (is_true(attribute<"needs_redistribute">(sharding)) &&
        !served.take_arguments(op, described, stack, call, sharding)) ||
       !served.take_results(op, described, call, attribute<"output_spec">(sharding))) {
@@ -113,7 +129,9 @@ bool ServedCall::take_arguments(const c10::OperatorHandle& op, const DescribedOp
                                 const torch::jit::Stack& stack, const Call& call, py::handle sharding) {
   const auto schema = attribute<"redistribute_schema">(sharding);
   const auto& arguments = op.schema().arguments();
-  if (schema.is_none() || find_attribute<"held_kwargs">(schema)) {
+  // PyTorch may have rewritten the operator, as squeeze() to one that names its dims.
+  if (schema.is_none() || find_attribute<"held_kwargs">(schema) ||
+      !attribute<"op">(schema).is(described.overload)) {
     return false;
   }
   const bool takes_values = is_true(attribute<"use_val_from_redistribute_schema">(sharding));
@@ -121,34 +139,31 @@ bool ServedCall::take_arguments(const c10::OperatorHandle& op, const DescribedOp
   if (!PyTuple_Check(wanted.ptr()) || py::len(wanted) > arguments.size()) {
     return false;
   }
-  size_t number = 0;  // of the next DTensor
+  size_t number = 0;  // of the next tensor
   for (size_t i = 0; i < py::len(wanted); ++i) {
     const py::handle target = PyTuple_GET_ITEM(wanted.ptr(), static_cast<Py_ssize_t>(i));
     const auto& value = argument(stack, arguments.size(), i);
     if (arguments[i].kwarg_only()) {
       return false;
     }
-    const bool has_dtensors = number < call.dtensors.size() && call.dtensors[number].place == i;
-    if (has_dtensors && value.isList()) {
-      if (!is_sequence(target) ||
-          PySequence_Fast_GET_SIZE(target.ptr()) != static_cast<Py_ssize_t>(value.toListRef().size())) {
+    const auto is_next = [&] { return number < call.tensors.size() && call.tensors[number].place == i; };
+    if (is_next() && value.isList()) {
+      const auto& given = value.toListRef();
+      if (!is_sequence(target) || PySequence_Fast_GET_SIZE(target.ptr()) != std::ssize(given)) {
         return false;
       }
-      for (; number < call.dtensors.size() && call.dtensors[number].place == i; ++number) {
-        const auto index = static_cast<Py_ssize_t>(call.dtensors[number].index);
-        if (!take_tensor(described, call, number, PySequence_Fast_GET_ITEM(target.ptr(), index))) {
+      for (; is_next(); ++number) {
+        const auto index = static_cast<Py_ssize_t>(call.tensors[number].index);
+        if (!take_tensor(described, call, number, given[index].toTensor(),
+                         PySequence_Fast_GET_ITEM(target.ptr(), index))) {
           return false;
         }
       }
-    } else if (has_dtensors) {
-      if (!take_tensor(described, call, number++, target)) {
+    } else if (is_next()) {
+      if (!take_tensor(described, call, number++, value.toTensor(), target)) {
         return false;
       }
-    } else if (value.isTensor()) {
-      if (value.toTensor().defined() && !(is_spec(target) && is_replicated(target))) {
-        return false;
-      }
-    } else if (takes_values) {
+    } else if (takes_values && !value.isTensor()) {
       const auto taken = value_of(target, arguments[i]);
       if (!taken.has_value()) {
         return false;
@@ -162,20 +177,30 @@ bool ServedCall::take_arguments(const c10::OperatorHandle& op, const DescribedOp
 }
 
 bool ServedCall::take_tensor(const DescribedOperator& described, const Call& call, size_t number,
-                             py::handle wanted) {
+                             const at::Tensor& given, py::handle wanted) {
   if (!is_spec(wanted)) {
     return false;
   }
-  const auto& held = call.dtensors[number];
-  auto* const source = spec_of(held.dtensor);
-  if (hold_alike(source, wanted)) {
-    return true;
+  const auto& held = call.tensors[number];
+  py::object source;
+  at::Tensor local = given;
+  if (held.dtensor != nullptr) {
+    source = py::reinterpret_borrow<py::object>(spec_of(held.dtensor));
+    local = THPVariable_Unpack(local_of(held.dtensor));
+    if (hold_alike(source, wanted)) {
+      return true;
+    }
+  } else {
+    if (is_replicated(wanted)) {
+      return true;
+    }
+    source = replicated_spec(given, attribute<"mesh">(spec_of(call.first_dtensor())));
   }
   // The copy of a tensor that is written to, or viewed, has a life of its own: see funcol.dropin.writes.
-  if (described.is_aliased[held.place] || described.writes) {
+  if (described.is_aliased[held.place]) {
     return false;
   }
-  auto execution = execution_between(source, wanted, THPVariable_Unpack(local_of(held.dtensor)).itemsize());
+  auto execution = execution_between(source, wanted, local.itemsize());
   if (!execution) {
     return false;
   }
@@ -186,13 +211,16 @@ bool ServedCall::take_tensor(const DescribedOperator& described, const Call& cal
 bool ServedCall::take_results(const c10::OperatorHandle& op, const DescribedOperator& described,
                               const Call& call, py::handle spec) {
   using Results = DescribedOperator::Results;
-  if (described.results == Results::kNone) {
+  if (described.results == Results::kNone || described.results == Results::kNumbers) {
     return spec.is_none();
   }
   if (described.results == Results::kFirstArgument) {
-    const auto& first = call.dtensors[0];
-    return first.place == 0 && first.index < 0 && is_spec(spec) &&
+    const auto& first = call.tensors[0];
+    return first.place == 0 && first.index < 0 && first.dtensor != nullptr && is_spec(spec) &&
            attribute<"placements">(spec).equal(attribute<"placements">(spec_of(first.dtensor)));
+  }
+  if (described.results == Results::kOut) {
+    return take_outputs(op, call, spec);
   }
   const auto& returns = op.schema().returns();
   py::tuple of_results = py::make_tuple(spec);
@@ -227,25 +255,44 @@ bool ServedCall::take_results(const c10::OperatorHandle& op, const DescribedOper
   return true;
 }
 
-at::Tensor ServedCall::wrapped(at::Tensor local, const ResultSpec& of_result, py::handle mesh) {
-  const auto spec = copy_onto(of_result.spec, mesh);
-  const bool requires_grad = local.requires_grad();
-  if (!requires_grad && local.layout() == at::kStrided) {
-    if (auto dtensor = make_dtensor(local, spec, of_result.geometry); dtensor.defined()) {
-      return dtensor;
+bool ServedCall::take_outputs(const c10::OperatorHandle& op, const Call& call, py::handle spec) {
+  const auto specs =
+      PyTuple_Check(spec.ptr()) ? py::reinterpret_borrow<py::tuple>(spec) : py::make_tuple(spec);
+  const auto& arguments = op.schema().arguments();
+  for (size_t number = 0; number < call.tensors.size(); ++number) {
+    const auto& one = call.tensors[number];
+    if (!arguments[one.place].is_out()) {
+      continue;
     }
+    if (one.dtensor == nullptr || one.index >= 0 || outputs_.size() == specs.size()) {
+      return false;
+    }
+    const py::handle of_output = specs[outputs_.size()];
+    const auto of_value = is_spec(of_output) ? number_of_spec(of_output.ptr()) : 0;
+    if (of_value == 0) {
+      return false;
+    }
+    const bool is_its_own = of_value == number_of_spec(spec_of(one.dtensor));
+    outputs_.emplace_back(number, is_its_own ? py::object() : copy_without_mesh(of_output));
   }
-  const auto object = to_python(std::move(local));
-  return THPVariable_Unpack(make_dtensor(object.ptr(), spec, requires_grad).ptr());
+  return outputs_.size() == specs.size() && outputs_.size() == op.schema().returns().size();
 }
 
 Fate ServedCall::run(const c10::OperatorHandle& op, const DescribedOperator& described, const Call& call,
                      torch::jit::Stack& stack) const {
+  using Results = DescribedOperator::Results;
+  const auto num_arguments = op.schema().arguments().size();
   Tensors held;  // keeps the DTensors, whose Python objects the call has borrowed
   Tensors locals;
-  for (const auto& one : call.dtensors) {
-    held.push_back(THPVariable_Unpack(one.dtensor));
-    locals.push_back(THPVariable_Unpack(local_of(one.dtensor)));
+  for (const auto& one : call.tensors) {
+    if (one.dtensor != nullptr) {
+      held.push_back(THPVariable_Unpack(one.dtensor));
+      locals.push_back(THPVariable_Unpack(local_of(one.dtensor)));
+    } else {
+      const auto& value = argument(stack, num_arguments, one.place);
+      held.push_back(one.index < 0 ? value.toTensor() : value.toListRef()[one.index].toTensor());
+      locals.push_back(held.back());
+    }
   }
   if (!moves_.empty() && observes_redistribution()) {
     return Fate::kWatched;
@@ -258,26 +305,30 @@ Fate ServedCall::run(const c10::OperatorHandle& op, const DescribedOperator& des
     const WithoutGil no_gil;
     locals[move.number] = move.execution->run(locals[move.number], /*async_op=*/false);
   }
-  put_arguments(call, std::move(locals), stack.data() + (stack.size() - op.schema().arguments().size()));
+  put_arguments(call, std::move(locals), stack.data() + (stack.size() - num_arguments));
   op.callBoxed(&stack);
-  if (described.results == DescribedOperator::Results::kFirstArgument) {
+  if (described.results == Results::kFirstArgument) {
     stack.back() = std::move(held[0]);
     return Fate::kServed;
   }
+  if (described.results == Results::kOut) {
+    return_outputs(call, held, stack.data() + (stack.size() - outputs_.size()));
+    return Fate::kServed;
+  }
   auto* const results = stack.data() + (stack.size() - results_.size());
-  wrap_results(op, attribute<"mesh">(spec_of(call.dtensors[0].dtensor)), results);
+  wrap_results(op, attribute<"mesh">(spec_of(call.first_dtensor())), results);
   share_memory(described, call, held, at::ArrayRef<c10::IValue>(results, results_.size()));
   return Fate::kServed;
 }
 
 void ServedCall::put_arguments(const Call& call, Tensors locals, c10::IValue* arguments) const {
-  for (size_t i = 0; i < call.dtensors.size(); ++i) {
-    const auto& one = call.dtensors[i];
+  for (size_t i = 0; i < call.tensors.size(); ++i) {
+    const auto& one = call.tensors[i];
     if (one.index < 0) {
       arguments[one.place] = std::move(locals[i]);
       continue;
     }
-    const bool is_first = i == 0 || call.dtensors[i - 1].place != one.place;
+    const bool is_first = i == 0 || call.tensors[i - 1].place != one.place;
     if (is_first) {  // the caller's list stays as it is
       arguments[one.place] = arguments[one.place].toList().copy();
     }
@@ -288,21 +339,35 @@ void ServedCall::put_arguments(const Call& call, Tensors locals, c10::IValue* ar
   }
 }
 
+void ServedCall::return_outputs(const Call& call, const Tensors& held, c10::IValue* results) const {
+  for (size_t i = 0; i < outputs_.size(); ++i) {
+    const auto& [number, spec] = outputs_[i];
+    if (spec) {
+      auto* const dtensor = call.tensors[number].dtensor;
+      set_spec(dtensor, copy_onto(spec, attribute<"mesh">(spec_of(dtensor))));
+    }
+    results[i] = held[number];
+  }
+}
+
 void ServedCall::wrap_results(const c10::OperatorHandle& op, py::handle mesh, c10::IValue* results) const {
+  const auto wrap = [&](at::Tensor local, const ResultSpec& of_result) {
+    const bool requires_grad = local.requires_grad();
+    return make_dtensor(std::move(local), copy_onto(of_result.spec, mesh), of_result.geometry, requires_grad);
+  };
   for (size_t i = 0; i < results_.size(); ++i) {
     const auto& specs = results_[i];
     if (!results[i].isTensor()) {
       auto list = results[i].toTensorList();
       for (size_t k = 0; k < list.size(); ++k) {
-        list.set(k, wrapped(list.get(k), specs.at(k), mesh));
+        list.set(k, wrap(list.get(k), specs.at(k)));
       }
       continue;
     }
     auto local = std::move(results[i]).toTensor();
     TORCH_CHECK(!specs.empty() || !local.defined() || local.dim() == 0, "funcol: result ", i, " of ",
                 op.operator_name(), " on DTensors has no placements.");
-    results[i] =
-        specs.empty() || !local.defined() ? std::move(local) : wrapped(std::move(local), specs[0], mesh);
+    results[i] = specs.empty() || !local.defined() ? std::move(local) : wrap(std::move(local), specs[0]);
   }
 }
 

@@ -35,7 +35,7 @@ class ServedCall {
   using Tensors = c10::SmallVector<at::Tensor, 8>;
 
   struct Move {
-    size_t number;  // of the DTensor among the call's
+    size_t number;  // of the tensor among the call's
     ExecutionPtr execution;
   };
 
@@ -46,17 +46,22 @@ class ServedCall {
 
   bool take_arguments(const c10::OperatorHandle& op, const DescribedOperator& described,
                       const torch::jit::Stack& stack, const Call& call, py::handle sharding);
-  bool take_tensor(const DescribedOperator& described, const Call& call, size_t number, py::handle wanted);
+  bool take_tensor(const DescribedOperator& described, const Call& call, size_t number,
+                   const at::Tensor& given, py::handle wanted);
   bool take_results(const c10::OperatorHandle& op, const DescribedOperator& described, const Call& call,
                     py::handle spec);
+  bool take_outputs(const c10::OperatorHandle& op, const Call& call, py::handle spec);
   void put_arguments(const Call& call, Tensors locals, c10::IValue* arguments) const;
+  void return_outputs(const Call& call, const Tensors& held, c10::IValue* results) const;
   void wrap_results(const c10::OperatorHandle& op, py::handle mesh, c10::IValue* results) const;
-  static at::Tensor wrapped(at::Tensor local, const ResultSpec& of_result, py::handle mesh);
 
   std::vector<Move> moves_;
   std::vector<std::pair<size_t, c10::IValue>> replaced_;  // arguments with other values
   // For each result those of its tensors; none where the result has no placements.
   std::vector<std::vector<ResultSpec>> results_;
+  // For each tensor that the call writes its result to, its number among the call's, and its spec from then
+  // on, without mesh; null for the one that it has.
+  std::vector<std::pair<size_t, py::object>> outputs_;
 };
 
 }  // namespace funcol::python

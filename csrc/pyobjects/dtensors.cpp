@@ -4,6 +4,7 @@
 #include <c10/core/TensorImpl.h>
 #include <c10/util/Exception.h>
 #include <structmember.h>
+#include <torch/csrc/autograd/python_variable.h>
 
 #include <string>
 #include <utility>
@@ -47,16 +48,28 @@ at::Tensor make_wrapper(const at::Tensor& local, const Geometry& geometry) {
 
 }  // namespace
 
+Geometry::Geometry(at::IntArrayRef sizes, at::IntArrayRef strides) : sizes(sizes), strides(strides) {}
+
 PyObject* spec_of(PyObject* dtensor) { return slot<"_spec">(dtensor); }
 
 PyObject* local_of(PyObject* dtensor) { return slot<"_local_tensor">(dtensor); }
 
-at::Tensor make_dtensor(at::Tensor local, py::handle spec, const Geometry& geometry) {
+void set_spec(PyObject* dtensor, py::object spec) {
+  const auto before =
+      py::reinterpret_steal<py::object>(std::exchange(slot<"_spec">(dtensor), spec.release().ptr()));
+}
+
+at::Tensor make_dtensor(at::Tensor local, py::handle spec, const Geometry& geometry, bool requires_grad) {
   static auto* const type = dtensor_type();
-  auto wrapper = make_wrapper(local, geometry);
-  const auto object = checked(compat::wrapper_object(wrapper, type));
+  at::Tensor wrapper;
+  py::object object = py::none();
+  if (!requires_grad && local.layout() == at::kStrided) {
+    wrapper = make_wrapper(local, geometry);
+    object = checked(compat::wrapper_object(wrapper, type));
+  }
   if (object.is_none()) {
-    return {};
+    const auto of_local = to_python(std::move(local));
+    return THPVariable_Unpack(make_dtensor(of_local.ptr(), spec, requires_grad).ptr());
   }
   slot<"_spec">(object.ptr()) = spec.inc_ref().ptr();
   slot<"_local_tensor">(object.ptr()) = to_python(std::move(local)).release().ptr();

@@ -24,16 +24,19 @@ py::object make_dtensor(PyObject* local, py::handle spec, bool requires_grad = f
 // The fields of an exact DTensor, borrowed; null where it has none yet.
 PyObject* spec_of(PyObject* dtensor);
 PyObject* local_of(PyObject* dtensor);
+void set_spec(PyObject* dtensor, py::object spec);
 
 // The shape and strides of a whole tensor.
 struct Geometry {
+  Geometry(at::IntArrayRef sizes, at::IntArrayRef strides);
+
   c10::SmallVector<int64_t, 5> sizes;
   c10::SmallVector<int64_t, 5> strides;
 };
 
-// The same DTensor as make_dtensor() makes for a spec of this geometry, in a third of the time. Undefined
-// where this PyTorch minor cannot.
-at::Tensor make_dtensor(at::Tensor local, py::handle spec, const Geometry& geometry);
+// The same DTensor for a spec of this geometry; in a third of the time, where this PyTorch minor can.
+at::Tensor make_dtensor(at::Tensor local, py::handle spec, const Geometry& geometry,
+                        bool requires_grad = false);
 
 // Whether an ExplicitRedistributionContext of PyTorch is active on this thread.
 bool observes_redistribution();

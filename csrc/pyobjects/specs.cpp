@@ -125,7 +125,12 @@ py::object make_spec(const Spec& spec, py::handle mesh, bool strided_as_order,
 
 py::object copy_spec(py::handle spec) { return copy(spec, {}); }
 
-py::object copy_without_mesh(py::handle spec) { return copy(spec, py::none()); }
+py::object copy_without_mesh(py::handle spec) {
+  if (PyObject_Hash(spec.ptr()) == -1) {  // the spec keeps its hash, so that copies have it
+    PyErr_Clear();
+  }
+  return copy(spec, py::none());
+}
 
 py::object copy_onto(py::handle spec, py::handle mesh) { return copy(spec, mesh); }
 
@@ -139,7 +144,6 @@ py::object to_python_spec(const Spec& spec, py::handle mesh, bool strided_as_ord
     return copy_onto(*known, mesh);
   }
   auto made = make_spec(spec, mesh, strided_as_order, masked);
-  PyObject_Hash(made.ptr());  // DTensorSpec keeps its hash, so that copies have it
   specs().put(std::move(key), copy_without_mesh(made));
   return made;
 }

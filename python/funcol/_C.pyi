@@ -299,6 +299,7 @@ def put_native_operators(
     dispatcher: Any,
     propagator: Any,
     logger: Any,
+    random: dict[str, Any],
     copies: set[Any],
     decide: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any],
     is_own: Callable[[], bool],

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor import _dispatch as stock_dispatch
+from torch.distributed.tensor import _random as stock_random
 from torch.distributed.tensor._utils import ExplicitRedistributionContext
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.experimental import implicit_replication, register_sharding
@@ -71,13 +72,59 @@ CALLS: dict[str, tuple[Any, Callable[[DTensor, DTensor], object]]] = {
     ),
     "an argument that moves": (
         aten.add.Tensor,
-        lambda x, y: x + y.redistribute(placements=[Replicate()]),
+        lambda x, y: x + replicated(y),
     ),
+    "in place, of a tensor that moves": (aten.add_.Tensor, lambda x, y: x.detach().add_(replicated(y))),
     "text": (aten.div.Tensor_mode, lambda x, y: torch.div(x, 3.0, rounding_mode="floor")),
     "a dtype": (aten.sum.default, lambda x, y: x.sum(dtype=torch.float64)),
     "a missing tensor": (aten.clamp.Tensor, lambda x, y: torch.clamp(x, None, y)),
-    "a scalar tensor": (aten.mul.Tensor, lambda x, y: x * torch.tensor(2.0)),
+    "a scalar tensor": (aten.mul.Tensor, lambda x, y: x * x.to_local().new_tensor(2.0)),
+    "a tensor that all ranks have": (aten.add.Tensor, lambda x, y: with_replicated(x, lambda one: x + one)),
+    "a tensor that all ranks have and cut": (
+        aten.add.Tensor,
+        lambda x, y: with_replicated(x, lambda one: x + one, 8, 4),
+    ),
+    "a list with such tensors": (
+        aten.cat.default,
+        lambda x, y: with_replicated(x, lambda one: torch.cat([x, one, y]), 8, 4),
+    ),
+    "an out argument": (aten.add.out, lambda x, y: torch.add(x, y, out=torch.empty_like(x))),
+    "an out argument of another placement": (
+        aten.add.out,
+        lambda x, y: torch.add(x, y, out=empty_of(x)),
+    ),
+    "results that are numbers": (aten._local_scalar_dense.default, lambda x, y: replicated(x).sum().item()),
+    "random numbers": (aten.rand_like.default, lambda x, y: torch.rand_like(x)),
+    "random numbers in place": (aten.uniform_.default, lambda x, y: x.detach().uniform_()),
+    "random masks": (aten.native_dropout.default, lambda x, y: torch.native_dropout(x, 0.25, True)),
+    "what autograd saves": (
+        aten.detach.default,
+        lambda x, y: gradient_of(x, lambda one: one.softmax(-1).square()),
+    ),
 }
+
+
+DRAWN = [name for name in CALLS if name.startswith("random")]
+
+
+def with_replicated(x: DTensor, call: Callable[[Tensor], object], *shape: int) -> object:
+    with implicit_replication():
+        return call(x.to_local().new_ones(shape or (4,)))
+
+
+def replicated(x: DTensor) -> DTensor:
+    return x.redistribute(placements=[Replicate()])
+
+
+def gradient_of(x: DTensor, call: Callable[[DTensor], Tensor]) -> Tensor:
+    leaf = x.detach().requires_grad_()
+    call(leaf).sum().backward()
+    assert leaf.grad is not None
+    return leaf.grad
+
+
+def empty_of(x: DTensor) -> DTensor:
+    return DTensor.from_local(x.to_local().new_empty(0), x.device_mesh, [Replicate()])
 
 
 def serves(rank: int, world: int, name: str) -> None:
@@ -88,14 +135,24 @@ def serves(rank: int, world: int, name: str) -> None:
     def leaves() -> list[DTensor]:
         return [distribute_tensor(one, mesh, [Shard(0)]) for one in (whole.clone(), whole.clone() + 1)]
 
-    expected = call(*leaves())
+    def called() -> object:
+        given = leaves()
+        torch.manual_seed(0)
+        return call(*given)
+
+    expected = called()
     with funcol.installed():
+        called()  # rand_like() makes a state of DTensor's on devices
         forget_operator_counts()
         for _ in range(3):
-            actual = call(*leaves())
+            actual = called()
         counts = operator_counts()[str(op)]
-    assert set(counts) == {"served"}, counts
+    is_left_to_pytorch = name in DRAWN and mesh.device_type != "cpu"
+    assert set(counts) == {"random" if is_left_to_pytorch else "served"}, counts
     for one, other in zip(_listed(actual), _listed(expected), strict=True):
+        if not isinstance(other, DTensor):
+            assert one == other
+            continue
         assert one._spec == other._spec
         assert torch.equal(one._local_tensor, other._local_tensor)
         _assert_alike(one, other)
@@ -128,6 +185,7 @@ def _assert_alike(one: DTensor, other: DTensor) -> None:
     assert look(one) == look(other)
 
 
+@pytest.mark.on_devices_too
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_is_served(name: str) -> None:
     run_ranks(serves, 2, name)
@@ -412,9 +470,27 @@ def test_a_log_of_decisions_gets_all(mesh: DeviceMesh, caplog: pytest.LogCapture
 
 
 @fake
-def test_random_numbers_are_those_of_pytorch(mesh: DeviceMesh) -> None:
+def test_pytorch_keeps_offsets_of_random_numbers(mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
     x = cut(mesh, 8, 4)
-    assert counts_of(aten.uniform_.default, lambda: x.detach().uniform_()) == {"kind": 3}
+    monkeypatch.setattr(stock_random, "_rng_tracker", mock.Mock(distribute_region_enabled=False))
+    assert counts_of(aten.uniform_.default, lambda: x.detach().uniform_()) == {"random": 3}
+
+
+@fake
+def test_operators_that_pytorch_rewrites_are_left_to_it(mesh: DeviceMesh) -> None:
+    x = DTensor.from_local(torch.ones(1, 4), mesh, [Shard(0)])
+    assert counts_of(aten.squeeze.default, lambda: x.squeeze()) == {"decision": 3}
+    assert x.squeeze().shape == (WORLD, 4)
+
+
+@fake
+def test_a_saved_result_that_is_written_to_is_an_error(mesh: DeviceMesh) -> None:
+    x = cut(mesh, 8, 4).requires_grad_()
+    for _ in range(3):
+        y = x.softmax(-1)
+        y.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
 
 
 @fake

@@ -193,13 +193,13 @@ void bind_local_sizes(py::module m) {
 void bind_native_operators(py::module m) {
   m.def(
       "put_native_operators",
-      [](py::object dispatcher, py::object propagator, py::object logger, py::dict random, py::set copies,
-         py::object decide, py::object is_own) {
+      [](py::object dispatcher, py::object propagator, py::object logger, py::set copies, py::object decide,
+         py::object draw, py::object is_own) {
         put_native_operators({std::move(dispatcher), std::move(propagator), std::move(logger),
-                              std::move(random), std::move(copies), std::move(decide), std::move(is_own)});
+                              std::move(copies), std::move(decide), std::move(draw), std::move(is_own)});
       },
-      py::arg("dispatcher"), py::arg("propagator"), py::arg("logger"), py::arg("random"), py::arg("copies"),
-      py::arg("decide"), py::arg("is_own"));
+      py::arg("dispatcher"), py::arg("propagator"), py::arg("logger"), py::arg("copies"), py::arg("decide"),
+      py::arg("draw"), py::arg("is_own"));
   m.def("take_native_operators", take_native_operators);
   m.def("serves_operators", serves_operators);
   m.def("operator_counts", operator_counts);

@@ -24,7 +24,7 @@ namespace {
 constexpr size_t kMostCalls = 8192;
 
 constexpr std::array<const char*, static_cast<size_t>(Fate::kNumFates)> kFates = {
-    "served", "watched", "handler", "kind", "argument", "spec", "decision", "local shape", "write", "random",
+    "served", "watched", "handler", "kind", "argument", "spec", "decision", "local shape", "write",
 };
 
 py::dict fields_of(py::handle object) {
@@ -77,11 +77,6 @@ class Dispatcher {
       PyErr_Clear();
     }
     return op.has_handler;
-  }
-
-  bool tracks_random_numbers() const {
-    auto* const tracker = PyDict_GetItemWithError(parts_.random.ptr(), interned<"_rng_tracker">());
-    return tracker != Py_None;
   }
 
   bool logs() const {
@@ -179,9 +174,6 @@ class Table {
     if (dispatcher.logs()) {
       return Fate::kWatched;
     }
-    if (described->draws && dispatcher.tracks_random_numbers()) {
-      return Fate::kRandom;
-    }
     Call call;
     if (const auto fate = read_call(described, stack, op.schema().arguments().size(), call);
         fate != Fate::kServed) {
@@ -194,7 +186,8 @@ class Table {
       served = learn(dispatcher.parts(), op, *described, stack, call);
       calls_.put(call.key, served);
     }
-    return served == nullptr ? Fate::kDecision : served->run(op, *described, call, stack);
+    return served == nullptr ? Fate::kDecision
+                             : served->run(op, *described, call, dispatcher.parts().draw, stack);
   }
 
   // Errors of a decision are PyTorch's to raise: it asks the propagator again.
@@ -204,9 +197,6 @@ class Table {
     try {
       const auto [args, kwargs] = python_arguments(op, stack);
       const auto sharding = parts.decide(described.overload, args, kwargs);
-      if (sharding.is_none()) {
-        return nullptr;
-      }
       auto served = ServedCall::make(op, described, stack, call, sharding);
       return served.has_value() ? std::make_shared<const ServedCall>(*std::move(served)) : nullptr;
     } catch (const py::error_already_set&) {

@@ -16,9 +16,9 @@ struct NativeOperators {
   py::object dispatcher;  // DTensor's OpDispatcher
   py::object propagator;  // calls are served while the dispatcher has this one
   py::object logger;      // calls are served while it has no handlers: PyTorch logs each decision
-  py::dict random;        // names of DTensor's module of random numbers
   py::set copies;         // writes are served while it is empty: see funcol.dropin.writes
-  py::object decide;      // decide(op, args, kwargs) -> OutputSharding, or None where PyTorch has to run it
+  py::object decide;      // decide(op, args, kwargs) -> OutputSharding
+  py::object draw;        // draw(op, spec, args, kwargs) -> results of an operator that draws random numbers
   py::object is_own;      // whether the dispatcher has the methods of PyTorch or funcol; asked as they change
 };
 

@@ -29,7 +29,6 @@ enum class Fate : uint8_t {
   kDecision,    // the decision is not one that C++ carries out
   kLocalShape,  // a local tensor that has to move has another shape than its spec says
   kWrite,       // a write that has to reach a copy of the tensor
-  kRandom,      // numbers are drawn with offsets that PyTorch keeps for each shard
   kNumFates,
 };
 

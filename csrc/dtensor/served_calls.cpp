@@ -110,13 +110,28 @@ void share_memory(const DescribedOperator& described, const Call& call, at::Arra
   }
 }
 
+// function(overload, spec, args, kwargs), whose results take the place of the arguments.
+void run_in_python(const c10::OperatorHandle& op, const py::object& function, const py::object& overload,
+                   py::handle spec, torch::jit::Stack& stack) {
+  const auto [args, kwargs] = python_arguments(op, stack);
+  const auto found = function(overload, spec, args, kwargs);
+  const auto& returns = op.schema().returns();
+  torch::jit::drop(stack, op.schema().arguments().size());
+  const auto results =
+      returns.size() == 1 ? py::make_tuple(found) : py::tuple(py::reinterpret_borrow<py::object>(found));
+  for (size_t i = 0; i < returns.size(); ++i) {
+    torch::jit::push(stack, torch::jit::toIValue(results[i], returns[i].type()));
+  }
+}
+
 }  // namespace
 
 std::optional<ServedCall> ServedCall::make(const c10::OperatorHandle& op, const DescribedOperator& described,
                                            const torch::jit::Stack& stack, const Call& call,
                                            py::handle sharding) {
   ServedCall served;
-  if (!is_on_one_mesh(call) || has_views_of_plain_tensors(described, call) ||
+  if (!is_on_one_mesh(call) || (described.draws && call.tensors[0].dtensor == nullptr) ||
+      has_views_of_plain_tensors(described, call) ||
       (is_true(attribute<"needs_redistribute">(sharding)) &&
        !served.take_arguments(op, described, stack, call, sharding)) ||
       !served.take_results(op, described, call, attribute<"output_spec">(sharding))) {
@@ -279,7 +294,7 @@ bool ServedCall::take_outputs(const c10::OperatorHandle& op, const Call& call, p
 }
 
 Fate ServedCall::run(const c10::OperatorHandle& op, const DescribedOperator& described, const Call& call,
-                     torch::jit::Stack& stack) const {
+                     const py::object& draw, torch::jit::Stack& stack) const {
   using Results = DescribedOperator::Results;
   const auto num_arguments = op.schema().arguments().size();
   Tensors held;  // keeps the DTensors, whose Python objects the call has borrowed
@@ -306,7 +321,11 @@ Fate ServedCall::run(const c10::OperatorHandle& op, const DescribedOperator& des
     locals[move.number] = move.execution->run(locals[move.number], /*async_op=*/false);
   }
   put_arguments(call, std::move(locals), stack.data() + (stack.size() - num_arguments));
-  op.callBoxed(&stack);
+  if (described.draws) {
+    run_in_python(op, draw, described.overload, spec_of(call.tensors[0].dtensor), stack);
+  } else {
+    op.callBoxed(&stack);
+  }
   if (described.results == Results::kFirstArgument) {
     stack.back() = std::move(held[0]);
     return Fate::kServed;

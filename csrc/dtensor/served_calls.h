@@ -26,10 +26,10 @@ class ServedCall {
                                         const torch::jit::Stack& stack, const Call& call,
                                         py::handle sharding);
 
-  // Puts the operator's results in the place of its arguments. If not kServed, nothing is done. Needs the
-  // GIL.
+  // Puts the operator's results in the place of its arguments. If not kServed, nothing is done. An operator
+  // that draws random numbers is run by draw(op, spec of the first argument, args, kwargs). Needs the GIL.
   Fate run(const c10::OperatorHandle& op, const DescribedOperator& described, const Call& call,
-           torch::jit::Stack& stack) const;
+           const py::object& draw, torch::jit::Stack& stack) const;
 
  private:
   using Tensors = c10::SmallVector<at::Tensor, 8>;

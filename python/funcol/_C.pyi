@@ -299,9 +299,9 @@ def put_native_operators(
     dispatcher: Any,
     propagator: Any,
     logger: Any,
-    random: dict[str, Any],
     copies: set[Any],
     decide: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any],
+    draw: Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any],
     is_own: Callable[[], bool],
 ) -> None: ...
 def take_native_operators() -> None: ...

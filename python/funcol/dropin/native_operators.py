@@ -2,7 +2,7 @@
 
 A decision is asked of the propagator once for calls that are alike, and then carried out in C++: arguments
 move, the operator runs on local tensors, results become DTensors. PyTorch's own path serves the other calls:
-those of subclasses, under modes, of operators with handlers, that draw random numbers on devices.
+those of subclasses, under modes, and of operators with handlers.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch._ops import OpOverload
 from torch.distributed.tensor import _dispatch as stock_dispatch
 from torch.distributed.tensor import _random as stock_random
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from .. import _C, _compat
 from . import kept, writes
@@ -26,8 +28,6 @@ def put(dispatcher: Any, propagator: Any) -> Callable[[], None]:
 
     def decide(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         info = dispatcher.unwrap_to_op_info(op, args, kwargs)
-        if op in dispatcher._random_ops and stock_random.is_rng_supported_mesh(info.compute_mesh):
-            return None  # PyTorch keeps each shard's offset into the random numbers
         return propagator.propagate_op_sharding(info.schema)
 
     def is_own() -> bool:
@@ -37,9 +37,34 @@ def put(dispatcher: Any, propagator: Any) -> Callable[[], None]:
         dispatcher,
         propagator,
         stock_dispatch.logger,
-        vars(stock_random),
         writes.open_copies,
         decide,
+        draw,
         is_own,
     )
     return _C.take_native_operators
+
+
+def draw(op: OpOverload, spec: DTensorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Runs ``op`` on local tensors so that it draws the random numbers that are PyTorch's for the shards of
+    ``spec``, that of the first argument. On devices PyTorch keeps an offset into them.
+
+    PyTorch counterpart: ``OpDispatcher._dispatch_get_local_results_slow_path``.
+    """
+    if not stock_random._rng_tracker and stock_random.is_rng_supported_mesh(spec.mesh):
+        stock_random._rng_tracker = stock_random.OffsetBasedRNGTracker(spec.mesh, True)
+    tracker: Any = stock_random._rng_tracker
+    first = args[0]
+    if not tracker or first.is_meta or not tracker.distribute_region_enabled:
+        return op(*args, **kwargs)
+    accelerator = torch.accelerator.current_accelerator()
+    if (
+        accelerator is not None
+        and first.device.type == accelerator.type
+        and isinstance(tracker, stock_random.OffsetBasedRNGTracker)
+    ):
+        start, end = tracker._compute_rng_offsets(spec)
+        run = stock_dispatch.run_dtensor_rng_op  # type: ignore[attr-defined]
+        return run(start, end, op, *args, **kwargs)
+    with tracker._distribute_region(spec):
+        return op(*args, **kwargs)

@@ -1,5 +1,6 @@
 #include "dtensor/native_operators.h"
 
+#include <ATen/DTensorState.h>
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -111,16 +112,29 @@ TEST(ReadCall, SaysWhyItDoesNotReadACall) {
       << "no DTensor";
 }
 
-TEST(DescribeOperator, LeavesKindsToPyTorch) {
+TEST(ReadCall, TellsReplicatedTensorsApart) {
+  const auto add = described("aten::add", "Tensor");
+  const auto x = tensor(kCut);
+  const at::DTensorAllowImplicitReplication allowed;
+  const auto read_with = [&](const char* plain) { return read(add, {x, tensor(plain), 1}); };
+  EXPECT_EQ(read_with("torch.ones(8)").fate, Fate::kServed);
+  EXPECT_EQ(read_with("torch.ones(8)").key, read_with("torch.zeros(8)").key);
+  EXPECT_NE(read_with("torch.ones(8)").key, read_with("torch.ones(1)").key);
+  EXPECT_NE(read_with("torch.ones(8)").key, read_with("torch.ones(16)[::2]").key) << "another stride";
+}
+
+TEST(DescribeOperator, TellsKindsOfResults) {
   using Results = DescribedOperator::Results;
   EXPECT_EQ(described("aten::add", "Tensor")->results, Results::kNew);
   EXPECT_EQ(described("aten::add_", "Tensor")->results, Results::kFirstArgument);
   EXPECT_EQ(described("aten::_foreach_add_", "Scalar")->results, Results::kNone);
   for (const auto* overload : {"out", "Scalar_out"}) {
-    EXPECT_EQ(described("aten::add", overload)->results, Results::kNotServed);
+    EXPECT_EQ(described("aten::add", overload)->results, Results::kOut);
   }
-  EXPECT_EQ(described("aten::uniform_", "")->results, Results::kNotServed) << "random numbers";
-  EXPECT_EQ(described("aten::equal", "")->results, Results::kNotServed) << "a number";
+  EXPECT_EQ(described("aten::_local_scalar_dense", "")->results, Results::kNumbers);
+  EXPECT_TRUE(described("aten::uniform_", "")->draws);
+  EXPECT_FALSE(described("aten::add", "Tensor")->draws);
+  EXPECT_EQ(described("aten::equal", "")->results, Results::kNotServed) << "PyTorch asks all ranks";
   EXPECT_EQ(described("aten::squeeze_", "")->results, Results::kNotServed) << "a tensor of another shape";
 }
 

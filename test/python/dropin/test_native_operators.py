@@ -104,9 +104,6 @@ CALLS: dict[str, tuple[Any, Callable[[DTensor, DTensor], object]]] = {
 }
 
 
-DRAWN = [name for name in CALLS if name.startswith("random")]
-
-
 def with_replicated(x: DTensor, call: Callable[[Tensor], object], *shape: int) -> object:
     with implicit_replication():
         return call(x.to_local().new_ones(shape or (4,)))
@@ -142,13 +139,11 @@ def serves(rank: int, world: int, name: str) -> None:
 
     expected = called()
     with funcol.installed():
-        called()  # rand_like() makes a state of DTensor's on devices
         forget_operator_counts()
         for _ in range(3):
             actual = called()
         counts = operator_counts()[str(op)]
-    is_left_to_pytorch = name in DRAWN and mesh.device_type != "cpu"
-    assert set(counts) == {"random" if is_left_to_pytorch else "served"}, counts
+    assert set(counts) == {"served"}, counts
     for one, other in zip(_listed(actual), _listed(expected), strict=True):
         if not isinstance(other, DTensor):
             assert one == other
@@ -470,10 +465,17 @@ def test_a_log_of_decisions_gets_all(mesh: DeviceMesh, caplog: pytest.LogCapture
 
 
 @fake
-def test_pytorch_keeps_offsets_of_random_numbers(mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trackers_of_random_numbers_of_programs_are_asked(
+    mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
     x = cut(mesh, 8, 4)
-    monkeypatch.setattr(stock_random, "_rng_tracker", mock.Mock(distribute_region_enabled=False))
-    assert counts_of(aten.uniform_.default, lambda: x.detach().uniform_()) == {"random": 3}
+    tracker = mock.MagicMock(distribute_region_enabled=True)
+    monkeypatch.setattr(stock_random, "_rng_tracker", tracker)
+    assert counts_of(aten.uniform_.default, lambda: x.detach().uniform_()) == {"served": 3}
+    assert tracker._distribute_region.mock_calls.count(mock.call(x._spec)) == 3
+    tracker.distribute_region_enabled = False
+    x.detach().uniform_()
+    assert tracker._distribute_region.mock_calls.count(mock.call(x._spec)) == 3
 
 
 @fake

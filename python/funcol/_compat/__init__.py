@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import sys
@@ -226,10 +227,29 @@ def decides_for_whole_mesh(propagator: Any, op: Any) -> bool:
     )
 
 
-def serves_operators() -> bool:
-    """Whether C++ serves DTensor's operators. In older minors a decision that is asked for each mesh keeps
-    dropped meshes alive."""
-    return tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15)
+_KEEPS_SCHEMAS = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15)
+
+
+def schema_of_call(dispatcher: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The ``OpSchema`` of a call. Older minors never free the arguments in one, and with them the mesh,
+    unless the propagator's tables name keywords of the operator, be it none."""
+    if not _KEEPS_SCHEMAS:
+        return dispatcher.unwrap_to_op_info(op, args, kwargs).schema
+    from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
+
+    table = dispatcher.sharding_propagator.op_to_schema_info
+    before = table.get(op)
+    infos = (getattr(dispatcher.sharding_propagator, name, {}).get(op) for name in TABLES_OF_SCHEMA_INFO)
+    info = next((one for one in infos if one is not None), None) or RuntimeSchemaInfo()
+    if info.static_kwargkey is not None:
+        return dispatcher.unwrap_to_op_info(op, args, kwargs).schema
+    table[op] = dataclasses.replace(info, static_kwargkey=[])
+    try:
+        return dispatcher.unwrap_to_op_info(op, args, kwargs).schema
+    finally:
+        table.pop(op, None)
+        if before is not None:
+            table[op] = before
 
 
 def is_own_rule(rule: Any) -> bool:

@@ -22,13 +22,10 @@ from . import kept, writes
 
 def put(dispatcher: Any, propagator: Any) -> Callable[[], None]:
     """Serves the operators of ``dispatcher`` while it has ``propagator``. Returns the function that undoes
-    it. In older minors nothing is served, see :func:`funcol._compat.serves_operators`."""
-    if not _compat.serves_operators():
-        return lambda: None
+    it."""
 
     def decide(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        info = dispatcher.unwrap_to_op_info(op, args, kwargs)
-        return propagator.propagate_op_sharding(info.schema)
+        return propagator.propagate_op_sharding(_compat.schema_of_call(dispatcher, op, args, kwargs))
 
     def is_own() -> bool:
         return not kept.in_dispatcher()

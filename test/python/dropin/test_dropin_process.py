@@ -133,3 +133,84 @@ def results_of_pytorch_outlive_the_change(rank: int, world: int) -> Any:
 
 def test_results_of_either_side_outlive_the_change() -> None:
     run_ranks(results_of_pytorch_outlive_the_change, 2)
+
+
+# Operators on DTensors
+
+SERVED = """
+import os, torch, funcol
+import torch.distributed as dist
+import torch.testing._internal.distributed.fake_pg
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from funcol.dropin import operator_counts
+
+dist.init_process_group("fake", store=dist.HashStore(), rank=0, world_size=2)
+mesh = init_device_mesh("cpu", (2,))
+x = DTensor.from_local(torch.ones(2, 4), mesh, [Shard(0)])
+
+def used(with_gradient=True):
+    y = x.detach().requires_grad_(with_gradient)
+    z = (y.softmax(-1) @ y.t()).sum()
+    if with_gradient:
+        z.backward()
+        assert y.grad.placements == x.placements
+    return operator_counts().get("aten._softmax.default", {})
+"""
+
+IN_A_CHILD = """
+funcol.install()
+used(); used()
+child = os.fork()
+if child == 0:
+    # PyTorch's backward passes do not run after a fork
+    assert used(with_gradient=False) == {"served": 3}
+    funcol.uninstall()
+    assert used(with_gradient=False) == {"served": 3}
+    funcol.install()
+    assert used(with_gradient=False) == {"served": 4}
+    os._exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), used())
+"""
+
+WHILE_INSTALLED_TWICE = """
+funcol.install()
+funcol.install()
+used()
+with funcol.installed():
+    used()
+used()
+funcol.uninstall()
+print("ends", used())
+"""
+
+AT_EXIT = """
+import atexit, weakref
+funcol.install()
+used()
+kept = x * 2  # ends after the interpreter's modules
+weakref.finalize(kept, used)
+
+class Used:
+    def __del__(self):
+        x.sum()
+
+cycle = [Used()]
+cycle.append(cycle)
+
+atexit.register(lambda: print("ends", set(used())))
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "printed"),
+    [
+        (IN_A_CHILD, "7 {'served': 3}\n"),
+        (WHILE_INSTALLED_TWICE, "ends {'served': 3}\n"),
+        (AT_EXIT, "ends {'served'}\n"),
+    ],
+    ids=["in a child", "while installed twice", "at exit"],
+)
+def test_operators_are_served_in_programs_that_fork_and_end(program: str, printed: str) -> None:
+    done = run_python(SERVED + program)
+    assert (done.returncode, done.stdout) == (0, printed), done.stderr

@@ -25,15 +25,12 @@ from torch.distributed.tensor.experimental import implicit_replication, register
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import funcol
-from funcol._compat import serves_operators
 from funcol.dropin import forget_operator_counts, operator_counts
 
 aten = torch.ops.aten
 WORLD = 4
 
 fake = pytest.mark.usefixtures("fake_world")
-
-pytestmark = pytest.mark.skipif(not serves_operators(), reason="PyTorch serves them in older minors")
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -101,6 +101,19 @@ CALLS: dict[str, tuple[Any, Callable[[DTensor, DTensor], object]]] = {
 }
 
 
+# Decisions of older minors do not say which elements of a list move.
+FROM_2_15 = {"a list with such tensors"}
+
+
+def _with_reasons(names: Iterable[str]) -> list[Any]:
+    is_old = torch.__version__ < "2.15"
+    reason = "PyTorch moves elements of lists in older minors"
+    return [
+        pytest.param(name, marks=pytest.mark.skipif(is_old and name in FROM_2_15, reason=reason))
+        for name in names
+    ]
+
+
 def with_replicated(x: DTensor, call: Callable[[Tensor], object], *shape: int) -> object:
     with implicit_replication():
         return call(x.to_local().new_ones(shape or (4,)))
@@ -178,7 +191,7 @@ def _assert_alike(one: DTensor, other: DTensor) -> None:
 
 
 @pytest.mark.on_devices_too
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", _with_reasons(CALLS))
 def test_a_call_is_served(name: str) -> None:
     run_ranks(serves, 2, name)
 

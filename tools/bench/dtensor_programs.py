@@ -278,9 +278,9 @@ class Program(NamedTuple):
 
 
 PROGRAMS = [
-    Program("tensor parallel 8", plain_transformer, tensor_parallel, 1 / 3),
-    Program("data 2 x tensor 4", plain_transformer, data_and_tensor_parallel, 1 / 3),
-    Program("FSDP2", plain_transformer, fully_sharded, 1 / 3),
-    Program("experts, all_to_all", plain_experts, expert_parallel, 1 / 3),
-    Program("Muon, 200 weights", plain_muon, muon, 1 / 5),
+    Program("tensor parallel 8", plain_transformer, tensor_parallel, 0.15),
+    Program("data 2 x tensor 4", plain_transformer, data_and_tensor_parallel, 0.15),
+    Program("FSDP2", plain_transformer, fully_sharded, 0.22),
+    Program("experts, all_to_all", plain_experts, expert_parallel, 0.1),
+    Program("Muon, 200 weights", plain_muon, muon, 0.1),
 ]

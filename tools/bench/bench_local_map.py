@@ -124,7 +124,7 @@ def print_cases(records: list[dict[str, Any]]) -> int:
     for record in records:
         times = (cell(record["us"][side], 1) for side in ("raw", "stock", "funcol"))
         (target,) = record["targets"]
-        missed += not target["met"]
+        missed += target["met"] is False
         say(line.format(record["name"], *times, f"{target['ratio']:.3f}", mark(target["met"])))
     return missed
 

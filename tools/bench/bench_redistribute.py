@@ -276,7 +276,7 @@ def main() -> None:
     if device.type == "cpu":
         result["ranks"] = bench_ranks(args.repeat)
         print_ranks(result["ranks"])
-    missed = [t for t in itertools.chain(*(r["targets"] for r in result["calls"])) if not t["met"]]
+    missed = [t for t in itertools.chain(*(r["targets"] for r in result["calls"])) if t["met"] is False]
     say(f"\n{len(missed)} limits of table 1 missed")
     if args.json is not None:
         args.json.write_text(json.dumps(result, indent=2) + "\n")

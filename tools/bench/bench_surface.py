@@ -417,7 +417,7 @@ def print_table(result: dict[str, Any]) -> None:
             f"{record['ratio'][name]['median']:.3f}" if name in record["ratio"] else "-"
             for name in ("stock", "stock overhead", "raw")
         )
-        missed = [f"{t['limit']} of {t['against']}" for t in record["targets"] if not t["met"]]
+        missed = [f"{t['limit']} of {t['against']}" for t in record["targets"] if t["met"] is False]
         num_targets += len(record["targets"])
         num_missed += len(missed)
         say(line.format(record["name"], *times, *ratios, f"MISSED {', '.join(missed)}" if missed else ""))

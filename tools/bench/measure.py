@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import os
 import platform
 import statistics
@@ -38,8 +39,29 @@ def cell(times: dict[str, float], digits: int) -> str:
     return f"{times['median']:.{digits}f} ({times['best']:.{digits}f})"
 
 
-def mark(met: bool) -> str:
-    return "met" if met else "MISSED"
+def mark(met: bool | None) -> str:
+    """``None``: the rounds do not tell."""
+    return "noise" if met is None else "met" if met else "MISSED"
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """What funcol takes above the plain work, of what stock takes above it, over rounds in which all took
+    turns. ``is_noise``: in one of them a side took less than the plain work."""
+
+    ratio: float
+    is_noise: bool
+
+    @staticmethod
+    def of(plain: list[float], stock: list[float], funcol: list[float]) -> Overhead:
+        above = [(b - a, c - a) for a, b, c in zip(plain, stock, funcol, strict=True)]
+        if any(theirs <= 0 or ours < 0 for theirs, ours in above):
+            return Overhead(math.nan, is_noise=True)
+        return Overhead(statistics.median(ours / theirs for theirs, ours in above), is_noise=False)
+
+    def is_within(self, limit: float) -> bool | None:
+        """``None`` if the rounds do not tell."""
+        return None if self.is_noise else self.ratio <= limit
 
 
 @dataclass(frozen=True)
@@ -159,14 +181,18 @@ def call_record(case: Case, rounds: dict[str, list[float]]) -> dict[str, Any]:
         return {"median": statistics.median(of_rounds), "best": min(ours) / min(theirs)}
 
     ratios = {side: ratio(rounds["funcol"], rounds[side]) for side in ("stock", "raw") if side in rounds}
+    noise = set()
     if "stock" in rounds and "use" in rounds:
         without = {side: [a - b for a, b in zip(rounds[side], rounds["use"], strict=True)] for side in SIDES}
         ratios["stock overhead"] = ratio(without["funcol"], without["stock"])
+        if Overhead.of(rounds["use"], rounds["stock"], rounds["funcol"]).is_noise:
+            noise.add("stock overhead")
     targets = []
     for name, limit in case.limits.items():
         if name in ratios:
             of_row = ratios[name]["median"]
-            targets.append({"against": name, "limit": limit, "ratio": of_row, "met": of_row <= limit})
+            met = None if name in noise else of_row <= limit
+            targets.append({"against": name, "limit": limit, "ratio": of_row, "met": met})
     times = {side: summary(of_side) for side, of_side in rounds.items()}
     return {"name": case.name, "us": times, "ratio": ratios, "targets": targets}
 

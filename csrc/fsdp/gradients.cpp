@@ -116,14 +116,13 @@ py::object gradient_type(const Params& params) {
 
 namespace {
 
-// The DTensor whose shard on this rank is `local`; null if the parameter has no spec for its dtype yet.
-py::object sharded_dtensor(const Fields& param, PyObject* local) {
-  const auto& tensor = THPVariable_Unpack(local);
-  auto spec = param.find<"_sharding_spec">();
+// The spec of a gradient like `local`; null if the parameter has none for its dtype yet.
+py::object gradient_spec(const Fields& param, const at::Tensor& local) {
   if (const auto by_type = param.find<"_sharding_spec_by_dtype">()) {
-    spec = PyDict_GetItemWithError(by_type.ptr(), to_python(tensor.scalar_type()).ptr());
+    return py::reinterpret_borrow<py::object>(
+        PyDict_GetItemWithError(by_type.ptr(), to_python(local.scalar_type()).ptr()));
   }
-  return spec ? make_dtensor(local, spec, tensor.requires_grad()) : py::object();
+  return py::reinterpret_borrow<py::object>(param.find<"_sharding_spec">());
 }
 
 // param.grad = gradient, without the setter's checks where dtypes, devices and sizes agree.
@@ -144,10 +143,12 @@ void accumulate_one(const Fields& fsdp_param, const py::object& local) {
   const auto param = fsdp_param.get<"sharded_param">();
   const auto& sum = THPVariable_Unpack(param.ptr()).grad();
   if (!sum.defined()) {
-    auto gradient = sharded_dtensor(fsdp_param, local.ptr());
-    if (!gradient) {
-      gradient = fsdp_param.object().attr("to_sharded_dtensor")(local);
-    }
+    const auto& shard = THPVariable_Unpack(local.ptr());
+    const auto& whole = THPVariable_Unpack(param.ptr());
+    const auto spec = gradient_spec(fsdp_param, shard);
+    const auto gradient =
+        spec ? to_python(make_dtensor(shard, spec, {whole.sizes(), whole.strides()}, shard.requires_grad()))
+             : fsdp_param.object().attr("to_sharded_dtensor")(local);
     set_gradient(param, gradient);
   } else {
     const auto total = to_python(sum);
@@ -223,7 +224,8 @@ py::object sharded_gradient(py::handle fsdp_param, py::handle local_object) {
   if (local == nullptr || !param || to_ints(param->get<"sharded_size">().ptr()) != local->sizes()) {
     return {};
   }
-  return sharded_dtensor(*param, local_object.ptr());
+  const auto spec = gradient_spec(*param, *local);
+  return spec ? make_dtensor(local_object.ptr(), spec, local->requires_grad()) : py::object();
 }
 
 py::object accumulate_sharded(py::handle buffer, py::handle fsdp_params, py::handle sizes,

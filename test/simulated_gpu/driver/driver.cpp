@@ -18,7 +18,10 @@ thread_local CUcontext t_context = nullptr;
 
 CUresult result_of(cudaError_t error) { return static_cast<CUresult>(error); }
 
-CUcontext context_of(int device) { return reinterpret_cast<CUcontext>(static_cast<uintptr_t>(device) + 1); }
+CUcontext context_of(int device) {
+  return reinterpret_cast<CUcontext>(static_cast<uintptr_t>(device) +
+                                     1);  // NOLINT(performance-no-int-to-ptr)
+}
 
 }  // namespace
 
@@ -66,7 +69,7 @@ DRIVER_API CUresult cuGetErrorString(CUresult error, const char** text) {
 }
 
 DRIVER_API CUresult cuMemsetD32Async(CUdeviceptr address, unsigned value, size_t count, CUstream stream) {
-  auto* const words = reinterpret_cast<unsigned*>(address);
+  auto* const words = reinterpret_cast<unsigned*>(address);  // NOLINT(performance-no-int-to-ptr)
   const auto fill = [=] {
     auto* const to = static_cast<unsigned*>(simulated_gpu::host_address(words));
     for (size_t i = 0; i < count; ++i) {

@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <stdexcept>
+#include <utility>
 
 #include "nccl/reduction.h"
 
@@ -22,8 +23,8 @@ uint64_t bytes_of(const Announcement& announcement) {
 
 }  // namespace
 
-RunningCall::RunningCall(CommunicatorPtr communicator, const Call& call)
-    : communicator_(std::move(communicator)), call_(call) {
+RunningCall::RunningCall(CommunicatorPtr communicator, Call call)
+    : communicator_(std::move(communicator)), call_(std::move(call)) {
   awaited_.resize(static_cast<size_t>(communicator_->num_ranks()));
   is_checked_.resize(awaited_.size());
 }
@@ -108,6 +109,7 @@ void RunningCall::check(int rank, const Letter& letter) {
 
 std::vector<const void*> RunningCall::inputs(size_t offset) const {
   std::vector<const void*> all;
+  all.reserve(awaited_.size());
   for (const auto& letter : awaited_)
     all.push_back((letter ? letter->body().data() : input_.data()) + offset);
   return all;

@@ -24,7 +24,7 @@ namespace simulated_gpu::nccl {
 
 class RunningCall {
  public:
-  RunningCall(CommunicatorPtr communicator, const Call& call);
+  RunningCall(CommunicatorPtr communicator, Call call);
 
   // Reads the input, and leaves it for the peers.
   void send();

@@ -49,7 +49,7 @@ std::string Communicator::next_message_from(int peer) {
 }
 
 std::string Communicator::next_child(const std::string& how) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::scoped_lock lock(mutex_);
   return key_ + "-" + how + std::to_string(num_children_++);
 }
 
@@ -59,7 +59,8 @@ void Communicator::fail(ncclResult_t error, const std::string& why) {
   refuse(error, why);
   try {
     has_told_others_ = post(key_ + "-failure", why, "", num_ranks_ - 1);  // else another rank has
-  } catch (const std::system_error&) {  // the others wait until they are aborted
+  } catch (
+      const std::system_error&) {  // NOLINT(bugprone-empty-catch): the others wait until they are aborted
   }
 }
 
@@ -73,38 +74,38 @@ bool Communicator::hears_of_failure() {
 }
 
 ncclRedOp_t Communicator::add_factor(std::shared_ptr<const Factor> factor) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::scoped_lock lock(mutex_);
   const int op = ncclNumOps + num_factors_++;
   factors_[op] = std::move(factor);
   return static_cast<ncclRedOp_t>(op);
 }
 
 std::shared_ptr<const Factor> Communicator::factor(ncclRedOp_t op) const {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::scoped_lock lock(mutex_);
   const auto it = factors_.find(op);
   return it == factors_.end() ? nullptr : it->second;
 }
 
 bool Communicator::remove_factor(ncclRedOp_t op) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::scoped_lock lock(mutex_);
   return factors_.erase(op) > 0;
 }
 
 ncclComm_t publish(CommunicatorPtr communicator) {
   const auto handle = reinterpret_cast<ncclComm_t>(communicator.get());
-  const std::lock_guard<std::mutex> lock(registry().mutex);
+  const std::scoped_lock lock(registry().mutex);
   registry().communicators[handle] = std::move(communicator);
   return handle;
 }
 
 CommunicatorPtr find(ncclComm_t handle) {
-  const std::lock_guard<std::mutex> lock(registry().mutex);
+  const std::scoped_lock lock(registry().mutex);
   const auto it = registry().communicators.find(handle);
   return it == registry().communicators.end() ? nullptr : it->second;
 }
 
 CommunicatorPtr forget(ncclComm_t handle) {
-  const std::lock_guard<std::mutex> lock(registry().mutex);
+  const std::scoped_lock lock(registry().mutex);
   const auto it = registry().communicators.find(handle);
   if (it == registry().communicators.end()) return nullptr;
   CommunicatorPtr communicator = std::move(it->second);

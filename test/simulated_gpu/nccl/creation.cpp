@@ -24,15 +24,14 @@ Finish refused(ncclResult_t error, const std::string& why) {
 std::string key_of(const ncclUniqueId& id) {
   const std::string prefix = kFilePrefix;
   const std::string text(id.internal, strnlen(id.internal, sizeof id.internal));
-  return text.compare(0, prefix.size(), prefix) == 0 ? text.substr(prefix.size()) : "";
+  return text.starts_with(prefix) ? text.substr(prefix.size()) : "";
 }
 
 std::string as_text(int first, int second) { return std::to_string(first) + " " + std::to_string(second); }
 
 std::pair<int, int> as_numbers(const std::string& text) {
-  std::pair<int, int> numbers;
-  sscanf(text.c_str(), "%d %d", &numbers.first, &numbers.second);
-  return numbers;
+  const auto space = text.find(' ');
+  return {std::stoi(text), std::stoi(text.substr(space))};
 }
 
 // Meets the ranks of a communicator and makes it.
@@ -73,6 +72,7 @@ ncclResult_t init_all(ncclComm_t* results, int num_ranks, const int* devices) {
   if (num_ranks < 1) return refuse(ncclInvalidArgument, "ncclCommInitAll of no ranks");
   const std::string key = key_of(new_unique_id());
   std::vector<Finish> finishes;
+  finishes.reserve(num_ranks);
   for (int rank = 0; rank < num_ranks; ++rank) {
     finishes.push_back(begin(key, rank, num_ranks, devices ? devices[rank] : rank, results + rank));
   }
@@ -97,8 +97,8 @@ Finish begin_split(const CommunicatorPtr& parent, int color, int order, ncclComm
       const auto [its_color, its_order] = as_numbers((*all)[static_cast<size_t>(rank)]);
       if (its_color == color) members.emplace_back(its_order, rank);
     }
-    std::sort(members.begin(), members.end());
-    const auto me = std::find(members.begin(), members.end(), std::pair(order, parent->rank()));
+    std::ranges::sort(members);
+    const auto me = std::ranges::find(members, std::pair(order, parent->rank()));
     *result = publish(std::make_shared<Communicator>(key + "color" + std::to_string(color),
                                                      static_cast<int>(me - members.begin()),
                                                      static_cast<int>(members.size()), parent->device()));
@@ -107,9 +107,7 @@ Finish begin_split(const CommunicatorPtr& parent, int color, int order, ncclComm
 }
 
 Finish begin_shrink(const CommunicatorPtr& parent, const std::vector<int>& excluded, ncclComm_t* result) {
-  const auto is_excluded = [&](int rank) {
-    return std::find(excluded.begin(), excluded.end(), rank) != excluded.end();
-  };
+  const auto is_excluded = [&](int rank) { return std::ranges::find(excluded, rank) != excluded.end(); };
   if (is_excluded(parent->rank()))
     return refused(ncclInvalidArgument, "an excluded rank shrinks the communicator");
   std::string who = "without";

@@ -122,7 +122,7 @@ ncclResult_t add(ncclComm_t handle, cudaStream_t stream, Call call) {
   const auto is_same = [&](const Issue& issue) {
     return issue.communicator == communicator && issue.stream == stream;
   };
-  auto issue = std::find_if(group.issues.begin(), group.issues.end(), is_same);
+  auto issue = std::ranges::find_if(group.issues, is_same);
   if (issue == group.issues.end()) issue = group.issues.insert(issue, {communicator, stream, {}});
   issue->calls.push_back(std::move(call));
   return group.depth > 0 ? ncclSuccess : finish_group();

@@ -14,14 +14,14 @@ std::string& text() {
 }  // namespace
 
 ncclResult_t refuse(ncclResult_t error, const std::string& why) {
-  const std::lock_guard<std::mutex> lock(mutex);
+  const std::scoped_lock lock(mutex);
   text() = why;
   return error;
 }
 
 const char* last_error() {
   thread_local std::string copy;
-  const std::lock_guard<std::mutex> lock(mutex);
+  const std::scoped_lock lock(mutex);
   copy = text();
   return copy.c_str();
 }

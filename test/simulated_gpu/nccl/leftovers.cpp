@@ -31,7 +31,7 @@ std::string start_of(const std::string& pid) {
 // Empty if the file is not one of ours.
 std::string owner_of(const std::string& file) {
   const std::string prefix = kFilePrefix;
-  if (file.compare(0, prefix.size(), prefix) != 0) return "";
+  if (!file.starts_with(prefix)) return "";
   const size_t end = file.find('-', prefix.size());
   return end == std::string::npos ? "" : file.substr(prefix.size(), end - prefix.size());
 }

@@ -32,7 +32,7 @@ class Operation {
 
   bool poll() {
     if (Clock::now() < not_before_ && !communicator_->has_ended()) return false;
-    calls_.erase(std::remove_if(calls_.begin(), calls_.end(), [](RunningCall& call) { return call.poll(); }),
+    calls_.erase(std::ranges::remove_if(calls_, [](RunningCall& call) { return call.poll(); }).begin(),
                  calls_.end());
     return calls_.empty();
   }
@@ -70,7 +70,7 @@ std::string name_of(const std::vector<Call>& calls) {
   std::vector<std::string> names;
   for (const Call& call : calls) {
     const std::string name = name_of(call.kind);
-    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+    if (std::ranges::find(names, name) == names.end()) names.push_back(name);
   }
   std::string all = "nccl " + names[0];
   for (size_t i = 1; i < names.size(); ++i) all += " + " + names[i];

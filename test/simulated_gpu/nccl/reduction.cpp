@@ -33,7 +33,7 @@ struct Accumulator<__nv_fp8_e5m2> {
 // Calls `run` with a value of the C++ type of `type`.
 template <typename Run>
 void with_type(ncclDataType_t type, Run run) {
-  switch (type) {
+  switch (type) {  // NOLINT(bugprone-branch-clone): `run` is a template
     case ncclInt8:
       return run(int8_t());
     case ncclUint8:

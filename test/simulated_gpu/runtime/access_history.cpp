@@ -55,7 +55,8 @@ std::optional<Conflict> AccessHistory::add(const Range& range, bool writes, cons
   const auto check = [&](const IssuedPointer& earlier, bool earlier_writes, uintptr_t begin, uintptr_t end) {
     if (!found && earlier && earlier != by && !is_ordered(*earlier)) {
       found = Conflict{earlier, by, earlier_writes, writes,
-                       Range{reinterpret_cast<const void*>(begin), end - begin}};
+                       Range{reinterpret_cast<const void*>(begin),  // NOLINT(performance-no-int-to-ptr)
+                             end - begin}};
     }
   };
   split(begin_of(range));
@@ -88,8 +89,8 @@ std::optional<Conflict> AccessHistory::add(const Range& range, bool writes, cons
 }
 
 void AccessHistory::Segment::add_reader(const IssuedPointer& reader) {
-  const auto same = std::find_if(read.begin(), read.end(),
-                                 [&](const IssuedPointer& other) { return other->line == reader->line; });
+  const auto same =
+      std::ranges::find_if(read, [&](const IssuedPointer& other) { return other->line == reader->line; });
   if (same == read.end()) {
     read.push_back(reader);
   } else {

@@ -21,9 +21,8 @@ bool has_unjoined_work(const Capture& capture, const std::set<size_t>& ends) {
       }
     }
   }
-  return std::any_of(capture.streams.begin(), capture.streams.end(), [&](const Stream* stream) {
-    return !std::includes(joined.begin(), joined.end(), stream->capture_after.begin(),
-                          stream->capture_after.end());
+  return std::ranges::any_of(capture.streams, [&](const Stream* stream) {
+    return !std::ranges::includes(joined, stream->capture_after);
   });
 }
 
@@ -65,7 +64,7 @@ cudaError_t Captures::end(const StreamPointer& stream, Graph** graph) {
     other->capture = nullptr;
     other->capture_after.clear();
   }
-  in_progress_.erase(std::find(in_progress_.begin(), in_progress_.end(), capture));
+  in_progress_.erase(std::ranges::find(in_progress_, capture));
   if (capture->invalid || unjoined) {
     if (capture->owns_graph) {
       delete capture->graph;
@@ -148,12 +147,12 @@ cudaError_t Captures::check_default_stream(int device) {
 }
 
 bool Captures::blocks_default_stream() const {
-  return std::any_of(in_progress_.begin(), in_progress_.end(),
-                     [](const CapturePointer& capture) { return capture->origin->blocking; });
+  return std::ranges::any_of(in_progress_,
+                             [](const CapturePointer& capture) { return capture->origin->blocking; });
 }
 
 bool Captures::has(const CapturePointer& capture) const {
-  return std::find(in_progress_.begin(), in_progress_.end(), capture) != in_progress_.end();
+  return std::ranges::find(in_progress_, capture) != in_progress_.end();
 }
 
 }  // namespace simulated_gpu

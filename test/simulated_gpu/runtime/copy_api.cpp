@@ -31,6 +31,7 @@ struct Copy {
 
   std::vector<Range> ranges(const Rows& rows) const {
     std::vector<Range> ranges;
+    ranges.reserve(height);
     for (size_t row = 0; row < height; ++row) {
       ranges.push_back({static_cast<const char*>(rows.address) + row * rows.pitch, width});
     }

@@ -49,8 +49,8 @@ constexpr Description kDescriptions[] = {
 #undef DESCRIPTION
 
 const Description* describe(cudaError_t error) {
-  const auto* const found = std::find_if(std::begin(kDescriptions), std::end(kDescriptions),
-                                         [&](const Description& d) { return d.error == error; });
+  const auto* const found =
+      std::ranges::find_if(kDescriptions, [&](const Description& d) { return d.error == error; });
   return found == std::end(kDescriptions) ? nullptr : found;
 }
 

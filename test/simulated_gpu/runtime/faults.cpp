@@ -1,9 +1,9 @@
 #include "faults.h"
 
 #include <execinfo.h>
-#include <signal.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdio>
 #include <cstring>
 

@@ -45,7 +45,9 @@ struct ExecutableGraph {
 };
 
 // Node handles are indices: a program only hands them back.
-inline cudaGraphNode_t node_handle(size_t index) { return reinterpret_cast<cudaGraphNode_t>(index + 1); }
+inline cudaGraphNode_t node_handle(size_t index) {
+  return reinterpret_cast<cudaGraphNode_t>(index + 1);  // NOLINT(performance-no-int-to-ptr)
+}
 inline size_t node_index(cudaGraphNode_t node) { return reinterpret_cast<size_t>(node) - 1; }
 
 // The texts of uses of the same bytes that no path through the graph orders.

@@ -78,6 +78,7 @@ void register_kernel(std::string part_of_name, Implement implement) {
 
 using namespace simulated_gpu;  // NOLINT(google-build-using-namespace)
 
+// NOLINTBEGIN(bugprone-reserved-identifier): the names by which nvcc's code calls the runtime
 extern "C" {
 
 // What nvcc's host code calls. One fat binary is as good as another: no device code is read.
@@ -178,3 +179,4 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* count, c
 }
 
 }  // extern "C"
+// NOLINTEND(bugprone-reserved-identifier)

@@ -52,7 +52,7 @@ void* Memory::take_from_window(size_t bytes) {
 void* Memory::allocate(size_t size, MemoryKind kind, int device) {
   void* address = nullptr;
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const std::scoped_lock lock(mutex_);
     size_t& used = used_[static_cast<size_t>(device)];
     if (counts_against_device(kind)) {
       address = used + size <= options().device_bytes ? take_from_window(in_pages(size)) : nullptr;
@@ -72,7 +72,7 @@ void* Memory::allocate(size_t size, MemoryKind kind, int device) {
 }
 
 bool Memory::release(void* address) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::scoped_lock lock(mutex_);
   const auto found = allocations_.find(static_cast<char*>(address));
   if (found == allocations_.end() || found->second.kind == MemoryKind::kRegistered) {
     return false;
@@ -83,18 +83,19 @@ bool Memory::release(void* address) {
     used_[static_cast<size_t>(allocation.device)] -= allocation.size;
   }
   // The pages go back to the system; the addresses stay reserved.
-  mmap(host_address(address), in_pages(allocation.size), PROT_NONE, kReserved | MAP_FIXED, -1, 0);
-  return true;
+  auto* const kept =
+      mmap(host_address(address), in_pages(allocation.size), PROT_NONE, kReserved | MAP_FIXED, -1, 0);
+  return kept != MAP_FAILED;
 }
 
 void Memory::add_registered(void* address, size_t size, int device) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::scoped_lock lock(mutex_);
   auto* const begin = static_cast<char*>(address);
   allocations_[begin] = {begin, size, device, MemoryKind::kRegistered};
 }
 
 bool Memory::remove_registered(void* address) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::scoped_lock lock(mutex_);
   const auto found = allocations_.find(static_cast<char*>(address));
   if (found == allocations_.end() || found->second.kind != MemoryKind::kRegistered) {
     return false;
@@ -104,7 +105,7 @@ bool Memory::remove_registered(void* address) {
 }
 
 std::optional<Allocation> Memory::find(const void* address) const {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::scoped_lock lock(mutex_);
   auto* const byte = static_cast<char*>(const_cast<void*>(address));
   auto at = allocations_.upper_bound(byte);
   if (at == allocations_.begin()) {
@@ -116,7 +117,7 @@ std::optional<Allocation> Memory::find(const void* address) const {
 }
 
 size_t Memory::used(int device) const {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::scoped_lock lock(mutex_);
   return used_[static_cast<size_t>(device)];
 }
 

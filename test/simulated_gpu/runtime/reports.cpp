@@ -59,7 +59,7 @@ std::string how_to_repeat() {
 }
 
 void report(const std::string& text) {
-  const std::lock_guard<std::mutex> lock(reports().mutex);
+  const std::scoped_lock lock(reports().mutex);
   if (reports().count == 0) {
     on_exit(fail_at_exit, nullptr);
   }
@@ -75,13 +75,13 @@ void report(const std::string& text) {
 }  // namespace simulated_gpu
 
 int simulated_gpu_num_reports() {
-  const std::lock_guard<std::mutex> lock(simulated_gpu::reports().mutex);
+  const std::scoped_lock lock(simulated_gpu::reports().mutex);
   return simulated_gpu::reports().count;
 }
 
 const char* simulated_gpu_take_reports() {
   auto& reports = simulated_gpu::reports();
-  const std::lock_guard<std::mutex> lock(reports.mutex);
+  const std::scoped_lock lock(reports.mutex);
   reports.taken = std::move(reports.text);
   reports.text.clear();
   reports.count = 0;

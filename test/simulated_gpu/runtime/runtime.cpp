@@ -70,7 +70,7 @@ IssuedPointer issue_place(const Work& work) {
   }
   FindIssuePlace find;
   {
-    const std::lock_guard<std::mutex> lock(finder().mutex);
+    const std::scoped_lock lock(finder().mutex);
     find = finder().find;
   }
   auto issued = std::make_shared<Issued>();
@@ -158,7 +158,7 @@ void Locked::order_behind_default_stream(const StreamPointer& stream, Operation&
   }
 }
 
-void Locked::note_accesses(const StreamPointer& stream, const Work& work, IssuedPointer issued) {
+void Locked::note_accesses(const StreamPointer& stream, const Work& work, const IssuedPointer& issued) {
   auto numbered = std::make_shared<Issued>(*issued);
   numbered->line = stream->id;
   numbered->number = stream->num_issued + 1;
@@ -186,7 +186,8 @@ void Locked::note_accesses(const StreamPointer& stream, const Work& work, Issued
 }
 
 cudaError_t Locked::wait_for(const Mark& mark, const Clock& clock) {
-  const Clock covered = clock;  // the stream goes on meanwhile
+  // The stream goes on meanwhile.
+  const Clock covered = clock;  // NOLINT(performance-unnecessary-copy-initialization)
   const cudaError_t error = runtime_.scheduler.wait_for(lock_, {mark});
   note_finished(covered);
   return error;
@@ -216,7 +217,7 @@ void Locked::note_finished(const Clock& clock) {
 }
 
 void set_find_issue_place(FindIssuePlace find) {
-  const std::lock_guard<std::mutex> lock(finder().mutex);
+  const std::scoped_lock lock(finder().mutex);
   finder().find = std::move(find);
 }
 

@@ -63,7 +63,7 @@ class Locked {
 
  private:
   void order_behind_default_stream(const StreamPointer& stream, Operation& operation);
-  void note_accesses(const StreamPointer& stream, const Work& work, IssuedPointer issued);
+  void note_accesses(const StreamPointer& stream, const Work& work, const IssuedPointer& issued);
 
   TracedCall call_;  // ends after the lock
   Runtime& runtime_;

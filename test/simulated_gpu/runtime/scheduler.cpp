@@ -29,7 +29,7 @@ bool can_run(const Stream* stream, SteadyClock::time_point now) {
   }
   const Operation& front = stream->queue.front();
   return now >= front.not_before &&
-         std::all_of(front.after.begin(), front.after.end(), [](const Mark& mark) { return mark.done(); });
+         std::ranges::all_of(front.after, [](const Mark& mark) { return mark.done(); });
 }
 
 // The streams whose next operation has to run before `mark` is done.
@@ -70,7 +70,7 @@ Mark Scheduler::push(const StreamPointer& stream, Operation operation,
   }
   if (stream->queue.empty()) {
     const auto by_id = [](const Stream* a, const Stream* b) { return a->id < b->id; };
-    active_.insert(std::upper_bound(active_.begin(), active_.end(), stream.get(), by_id), stream.get());
+    active_.insert(std::ranges::upper_bound(active_, stream.get(), by_id), stream.get());
   }
   stream->queue.push_back(std::move(operation));
   ++stream->num_issued;
@@ -98,7 +98,7 @@ cudaError_t Scheduler::wait_for(Lock& lock, const std::vector<Mark>& marks) {
     demands_.push_back(mark);
     work_.notify_one();
     done_.wait(lock, [&] { return mark.done(); });
-    demands_.erase(std::find_if(demands_.begin(), demands_.end(), [&](const Mark& demand) {
+    demands_.erase(std::ranges::find_if(demands_, [&](const Mark& demand) {
       return demand.stream == mark.stream && demand.count == mark.count;
     }));
   }
@@ -111,7 +111,7 @@ std::vector<Stream*> Scheduler::demanded(SteadyClock::time_point now) const {
   for (const Mark& mark : demands_) {
     add_needed(mark, now, seen, streams);
   }
-  std::sort(streams.begin(), streams.end(), [](auto* a, auto* b) { return a->id < b->id; });
+  std::ranges::sort(streams, [](auto* a, auto* b) { return a->id < b->id; });
   return streams;
 }
 
@@ -123,8 +123,8 @@ Stream* Scheduler::pick() {
     candidates = demanded(now);
   }
   if (candidates.empty()) {
-    std::copy_if(active_.begin(), active_.end(), std::back_inserter(candidates),
-                 [&](const Stream* stream) { return can_run(stream, now); });
+    std::ranges::copy_if(active_, std::back_inserter(candidates),
+                         [&](const Stream* stream) { return can_run(stream, now); });
   }
   if (candidates.empty()) {
     return nullptr;
@@ -134,9 +134,9 @@ Stream* Scheduler::pick() {
   };
   switch (order) {
     case Options::Order::kFirst:
-      return *std::min_element(candidates.begin(), candidates.end(), issued_before);
+      return *std::ranges::min_element(candidates, issued_before);
     case Options::Order::kLast:
-      return *std::max_element(candidates.begin(), candidates.end(), issued_before);
+      return *std::ranges::max_element(candidates, issued_before);
     case Options::Order::kLazy:
       return candidates[random() % candidates.size()];
     case Options::Order::kRandom:
@@ -156,8 +156,8 @@ Stream* Scheduler::pick_urgent(const std::vector<Stream*>& candidates) {
     const bool held_back = stream->queue.front().work.kind == Kind::kCollective;
     return held_back ? stream->urgency / 8 : stream->urgency;
   };
-  return *std::max_element(candidates.begin(), candidates.end(),
-                           [&](const Stream* a, const Stream* b) { return urgency(a) < urgency(b); });
+  return *std::ranges::max_element(candidates,
+                                   [&](const Stream* a, const Stream* b) { return urgency(a) < urgency(b); });
 }
 
 // False: nothing is to run now.
@@ -228,7 +228,7 @@ void Scheduler::finish_front(Lock& lock, Stream* stream) {
   ++stream->num_finished;
   --num_queued_;
   if (stream->queue.empty()) {
-    active_.erase(std::find(active_.begin(), active_.end(), stream));
+    active_.erase(std::ranges::find(active_, stream));
   }
   done_.notify_all();
   lock.unlock();  // what the operation holds may need the lock to go

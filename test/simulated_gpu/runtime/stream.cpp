@@ -29,7 +29,7 @@ void Streams::drop_destroyed(int device) {
   const auto is_over = [device](const StreamPointer& stream) {
     return stream->destroyed && stream->device == device && stream->queue.empty();
   };
-  every_.erase(std::remove_if(every_.begin(), every_.end(), is_over), every_.end());
+  every_.erase(std::ranges::remove_if(every_, is_over).begin(), every_.end());
 }
 
 StreamPointer Streams::find(cudaStream_t handle, int device) const {
@@ -39,9 +39,8 @@ StreamPointer Streams::find(cudaStream_t handle, int device) const {
   if (handle == cudaStreamPerThread) {
     return per_thread_[static_cast<size_t>(device)];
   }
-  const auto found = std::find_if(every_.begin(), every_.end(), [&](const StreamPointer& stream) {
-    return handle_of(stream) == handle && !stream->destroyed;
-  });
+  const auto found = std::ranges::find_if(
+      every_, [&](const StreamPointer& stream) { return handle_of(stream) == handle && !stream->destroyed; });
   return found == every_.end() ? nullptr : *found;
 }
 

@@ -51,12 +51,12 @@ class File {
   }
 
   void add(const std::string& line) {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const std::scoped_lock lock(mutex_);
     buffer_ += line;
   }
 
   void write_if_longer_than(size_t size) {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const std::scoped_lock lock(mutex_);
     if (buffer_.size() <= size) {
       return;
     }
@@ -149,7 +149,7 @@ std::string text_of(const Stream& stream, const Operation& operation) {
   const auto field = [](const char* name, auto value) {
     return ", \"" + std::string(name) + "\": " + std::to_string(value);
   };
-  return "{\"name\": " + quoted(work.name) + ", \"kind\": \"" + name_of(work.kind) + "\"" +
+  return "{\"name\": " + quoted(work.name) + R"(, "kind": ")" + name_of(work.kind) + "\"" +
          field("device", stream.device) + field("stream", stream.id) + field("number", stream.num_issued) +
          ", \"after\": [" + text_of(operation.after) + "]" +
          field("read", has_amount ? work.amount.read : read.device) +

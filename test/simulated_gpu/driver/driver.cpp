@@ -19,8 +19,8 @@ thread_local CUcontext t_context = nullptr;
 CUresult result_of(cudaError_t error) { return static_cast<CUresult>(error); }
 
 CUcontext context_of(int device) {
-  return reinterpret_cast<CUcontext>(static_cast<uintptr_t>(device) +
-                                     1);  // NOLINT(performance-no-int-to-ptr)
+  // NOLINTNEXTLINE(performance-no-int-to-ptr)
+  return reinterpret_cast<CUcontext>(static_cast<uintptr_t>(device) + 1);
 }
 
 }  // namespace

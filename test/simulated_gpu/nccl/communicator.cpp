@@ -59,8 +59,8 @@ void Communicator::fail(ncclResult_t error, const std::string& why) {
   refuse(error, why);
   try {
     has_told_others_ = post(key_ + "-failure", why, "", num_ranks_ - 1);  // else another rank has
-  } catch (
-      const std::system_error&) {  // NOLINT(bugprone-empty-catch): the others wait until they are aborted
+  } catch (const std::system_error&) {
+    has_told_others_ = false;  // they wait until they are aborted
   }
 }
 

@@ -30,10 +30,11 @@ struct Accumulator<__nv_fp8_e5m2> {
   using type = float;
 };
 
+// NOLINTBEGIN(bugprone-branch-clone): `run` is called with other types
 // Calls `run` with a value of the C++ type of `type`.
 template <typename Run>
 void with_type(ncclDataType_t type, Run run) {
-  switch (type) {  // NOLINT(bugprone-branch-clone): `run` is a template
+  switch (type) {
     case ncclInt8:
       return run(int8_t());
     case ncclUint8:
@@ -62,6 +63,7 @@ void with_type(ncclDataType_t type, Run run) {
       throw std::invalid_argument("no data type of NCCL: " + std::to_string(static_cast<int>(type)));
   }
 }
+// NOLINTEND(bugprone-branch-clone)
 
 // Blocks are small enough to stay in the cache, and their loops simple enough to be vectorized.
 template <typename T, typename Combine>

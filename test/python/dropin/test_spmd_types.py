@@ -26,11 +26,14 @@ from spmd_cases import (
     same,
     sample,
     second_order,
+    sent_by_stock,
     spmd,
 )
 from torch import Tensor
 
 import funcol
+
+ON_DEVICES = True
 
 # Values and gradients
 
@@ -44,7 +47,7 @@ def later(case: Case) -> dict[str, Any]:
 
 
 def is_as_on_stock(rank: int, world: int, table: str, function: str) -> None:
-    cases = [case for case in TABLES[table] if case.function == function]
+    cases = [case for case in sent_by_stock(TABLES[table]) if case.function == function]
     group = world_group()
     theirs = [outcome(rank, world, case, group) for case in cases]
     sends = table == "COLLECTIVES"

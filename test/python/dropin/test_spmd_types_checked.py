@@ -23,12 +23,15 @@ from spmd_cases import (
     run,
     same,
     sample,
+    sent_by_stock,
     spmd,
 )
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
 import funcol
+
+ON_DEVICES = True
 
 
 def typed_run(rank: int, world: int, case: Case) -> Any:
@@ -58,7 +61,7 @@ def typed_or_error(rank: int, world: int, case: Case) -> Any:
 
 
 def types_are_alike(rank: int, world: int, table: str) -> None:
-    cases: list[Case] = TABLES[table]
+    cases = sent_by_stock(TABLES[table])
     theirs = [typed_or_error(rank, world, case) for case in cases]
     with funcol.installed():
         ours = [typed_or_error(rank, world, case) for case in cases]

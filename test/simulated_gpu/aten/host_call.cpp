@@ -29,10 +29,7 @@ void store(const std::string& name, const at::Tensor& result, const at::Tensor& 
 
 HostCall::HostCall(c10::OperatorHandle handle, std::shared_ptr<const Operator> op,
                    torch::jit::Stack arguments, RandomState random)
-    : handle_(std::move(handle)),
-      op_(std::move(op)),
-      arguments_(std::move(arguments)),
-      random_(std::move(random)) {}
+    : handle_(std::move(handle)), op_(std::move(op)), arguments_(std::move(arguments)), random_(random) {}
 
 torch::jit::Stack HostCall::run() const {
   torch::jit::Stack stack = arguments_;

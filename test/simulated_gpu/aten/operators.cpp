@@ -19,7 +19,7 @@ bool starts_with_any(std::string_view name, const Names& beginnings) {
 }
 
 bool contains(const std::vector<size_t>& indices, size_t index) {
-  return std::find(indices.begin(), indices.end(), index) != indices.end();
+  return std::ranges::find(indices, index) != indices.end();
 }
 
 bool is_written(const c10::AliasInfo* alias) { return alias != nullptr && alias->isWrite(); }
@@ -54,8 +54,7 @@ bool computes_in_float(std::string_view name) {
 }  // namespace
 
 bool Operator::has_new_results() const {
-  return std::find(argument_of_result.begin(), argument_of_result.end(), std::nullopt) !=
-         argument_of_result.end();
+  return std::ranges::any_of(argument_of_result, [](const auto& argument) { return !argument.has_value(); });
 }
 
 bool Operator::is_out(size_t argument) const { return contains(outs, argument); }

@@ -22,7 +22,7 @@ void poison(const TraceEntry& entry) {
   }
   const WithoutPlaces without_places;
   const c10::cuda::CUDAGuard guard(entry.device_);
-  const auto* const block = reinterpret_cast<const void*>(entry.addr_);
+  const auto* const block = reinterpret_cast<const void*>(entry.addr_);  // NOLINT(performance-no-int-to-ptr)
   Work work;
   work.name = "poison of " + std::to_string(entry.size_) + " bytes";
   work.begin = at_once([block, size = entry.size_] { std::memset(host_address(block), kPoisonByte, size); });

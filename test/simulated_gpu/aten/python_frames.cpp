@@ -11,8 +11,8 @@ extern "C" {
 struct SimulatedGpuPython;  // any object
 using PythonObject = SimulatedGpuPython*;
 [[gnu::weak]] int Py_IsInitialized();
-[[gnu::weak]] int Py_IsFinalizing();   // since 3.13
-[[gnu::weak]] int _Py_IsFinalizing();  // up to 3.12
+[[gnu::weak]] int Py_IsFinalizing();   // since 3.13; before:
+[[gnu::weak]] int _Py_IsFinalizing();  // NOLINT(bugprone-reserved-identifier)
 [[gnu::weak]] void* PyGILState_GetThisThreadState();
 [[gnu::weak]] int PyGILState_Ensure();
 [[gnu::weak]] void PyGILState_Release(int state);

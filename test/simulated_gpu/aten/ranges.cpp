@@ -22,8 +22,8 @@ std::vector<Dimension> moving_dimensions(const at::Tensor& tensor) {
       dimensions.push_back({tensor.stride(d) * item_size, tensor.size(d)});
     }
   }
-  std::sort(dimensions.begin(), dimensions.end(),
-            [](const Dimension& one, const Dimension& other) { return one.stride < other.stride; });
+  std::ranges::sort(dimensions,
+                    [](const Dimension& one, const Dimension& other) { return one.stride < other.stride; });
   return dimensions;
 }
 

@@ -1,5 +1,8 @@
 """Training steps on CUDA devices take no more of the caching allocator's memory with funcol than without.
 
+PyTorch's old process group keeps a collective's inputs until somebody waits, and funcol's backward passes go
+on while collectives that hold up to 4 MiB run: there a step may take so much more.
+
 Each side has processes of its own. On simulated devices both run by the same seed and order.
 """
 
@@ -11,6 +14,7 @@ from typing import Any
 import memory_programs as programs
 import pytest
 import ranks
+import torch
 from memory_programs import Training
 from ranks import run_ranks
 
@@ -34,22 +38,32 @@ LONG_CASES = {
 }
 
 
-def takes_no_more_than_stock(program, world, args):
+MOST_OF_BACKWARD_PASSES = 4 << 20
+
+
+@pytest.fixture
+def most_more(request):
+    """Bytes that a step may take above stock's."""
+    is_old = torch.__version__ < "2.15" or request.config.getoption("--cuda-backend") != "nccl"
+    return MOST_OF_BACKWARD_PASSES if is_old else 0
+
+
+def takes_no_more_than_stock(program, world, args, most_more):
     found = {}
     for side in ("stock", "funcol"):
         ranks.stop_all()
         found[side] = run_ranks(programs.peaks, world, program, args, side == "funcol", timeout=300)
     for stock, ours in zip(found["stock"], found["funcol"], strict=True):
-        more = {peak: (ours[peak], stock[peak]) for peak in stock if ours[peak] > stock[peak]}
+        more = {peak: (ours[peak], stock[peak]) for peak in stock if ours[peak] > stock[peak] + most_more}
         assert not more, f"bytes with funcol and without: {more}"
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_step_takes_no_more_memory_than_stock(name):
-    takes_no_more_than_stock(*CASES[name])
+def test_a_step_takes_no_more_memory_than_stock(name, most_more):
+    takes_no_more_than_stock(*CASES[name], most_more)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", LONG_CASES)
-def test_a_step_of_other_kinds_takes_no_more_memory_than_stock(name):
-    takes_no_more_than_stock(*LONG_CASES[name])
+def test_a_step_of_other_kinds_takes_no_more_memory_than_stock(name, most_more):
+    takes_no_more_than_stock(*LONG_CASES[name], most_more)

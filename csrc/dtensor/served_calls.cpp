@@ -324,6 +324,7 @@ Fate ServedCall::run(const c10::OperatorHandle& op, const DescribedOperator& des
   if (described.draws) {
     run_in_python(op, draw, described.overload, spec_of(call.tensors[0].dtensor), stack);
   } else {
+    const WithoutGil no_gil;  // as PyTorch's own path calls it
     op.callBoxed(&stack);
   }
   if (described.results == Results::kFirstArgument) {

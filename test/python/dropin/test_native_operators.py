@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import logging
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -145,6 +147,34 @@ def test_threads_and_backward_passes_of_them(mesh: DeviceMesh) -> None:
     for thread in threads:
         thread.join()
     assert not errors, errors
+
+
+@fake
+def test_other_threads_run_while_an_operator_computes(mesh: DeviceMesh) -> None:
+    x = DTensor.from_local(torch.rand(1500, 1500), mesh, [Replicate()])
+    _ = x @ x
+    turns = 0
+    is_over = threading.Event()
+
+    def take_turns() -> None:
+        nonlocal turns
+        while not is_over.is_set():
+            turns += 1
+            time.sleep(0)
+
+    thread = threading.Thread(target=take_turns)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(10.0)  # so that the thread has turns only while the GIL is given up
+    try:
+        thread.start()
+        before = turns
+        _ = x @ x
+        taken = turns - before
+    finally:
+        is_over.set()
+        sys.setswitchinterval(interval)
+        thread.join()
+    assert taken > 100
 
 
 # What is left to PyTorch

@@ -3,7 +3,8 @@
 The build folder, build/torch-<version>-py<version>, is kept: the next build redoes what changed.
 
 Environment: MAX_JOBS (parallel compiler runs), FUNCOL_CUDA (0 or 1), FUNCOL_CUDA_ARCHS ("80;90"),
-FUNCOL_BUILD_TESTS (ON, or AUTO: if GoogleTest is there; the build folder remembers it).
+FUNCOL_BUILD_TESTS (ON, or AUTO: if GoogleTest is there; unset, tests are not built). With FUNCOL_LIBRARIES
+nothing is built: the package gets what lies in that folder, libraries for several minors (see tools/wheel).
 """
 
 import importlib.util
@@ -38,6 +39,9 @@ class CMakeBuild(build_ext):
     """Builds the libraries, _C and _build_info.py into the package (the source's own, if editable)."""
 
     def run(self) -> None:
+        if os.environ.get("FUNCOL_LIBRARIES"):
+            shutil.copytree(os.environ["FUNCOL_LIBRARIES"], self._package(), dirs_exist_ok=True)
+            return
         try:
             torch_version = torch_info.collect()["version"]
         except torch_info.UnsuitableTorchError as error:
@@ -46,11 +50,16 @@ class CMakeBuild(build_ext):
             sys.exit("error: funcol is built with CMake 3.22 or newer, which was not found. Install cmake.")
         build_dir = ROOT / torch_info.build_folder(torch_version)
         self._configure(build_dir)
-        self._cmake("--build", build_dir, "--parallel", os.environ.get("MAX_JOBS") or str(_num_cpus()))
+        target = "all" if os.environ.get("FUNCOL_BUILD_TESTS") else "package_libraries"
+        jobs = os.environ.get("MAX_JOBS") or str(_num_cpus())
+        self._cmake("--build", build_dir, "--target", target, "--parallel", jobs)
         self._cmake("--install", build_dir, "--prefix", self._package())
 
     def get_outputs(self) -> list[str]:
         package = Path(self.build_lib) / "funcol"
+        if os.environ.get("FUNCOL_LIBRARIES"):
+            libraries = Path(os.environ["FUNCOL_LIBRARIES"])
+            return [str(package / file.relative_to(libraries)) for file in libraries.rglob("*.*")]
         names = [self.get_ext_filename("_C"), "libfuncol.so", "_build_info.py"]
         if (self._package() / CUDA_LIBRARY).is_file():
             names.append(CUDA_LIBRARY)

@@ -23,6 +23,15 @@ torch_version_argument() {
   echo "$1"
 }
 
+# What the package is made of.
+package_sources=(csrc python tools/cmake setup.py CMakeLists.txt pyproject.toml)
+
+# hash_of <file or folder>... -> one hash of the sources there, called in the source tree's root.
+hash_of() {
+  find "$@" \( -name __pycache__ -o -name '*.egg-info' \) -prune -o \
+    -type f ! -name '*.so' ! -name _build_info.py -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum
+}
+
 say() { printf '[%s] %s\n' "${0##*/}" "$*"; }
 
 # step <name> <command>...: runs it in sight, with a line before and after; returns its status.

@@ -10,7 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed
 
-from . import _build_info, _version_check
+from . import _version_check
+
+_version_check.add_libraries(__path__, torch.__version__)
+
+from . import _build_info  # noqa: E402
 
 _version_check.check_torch(_build_info.TORCH_VERSION, torch.__version__, torch.distributed.is_available())
 

@@ -16,7 +16,7 @@ from processes import run_python
 import funcol
 from funcol import _C, _build_info, commands
 from funcol.__main__ import main
-from funcol._version_check import check_torch
+from funcol._version_check import add_libraries, check_torch
 
 # The check at import
 
@@ -50,6 +50,35 @@ def test_a_pytorch_without_distributed_is_refused() -> None:
 
 def test_this_build_is_for_the_running_pytorch() -> None:
     check_torch(_build_info.TORCH_VERSION, torch.__version__, torch.distributed.is_available())
+
+
+@pytest.mark.parametrize("running", ["2.15.0", "2.15.1+cpu", "2.15.0a0+git1234567"])
+def test_a_package_for_several_minors_has_the_libraries_of_the_running_one(
+    tmp_path: Path, running: str
+) -> None:
+    for folder in ("torch_2_1", "torch_2_11", "torch_2_15"):
+        (tmp_path / folder).mkdir()
+    path = [str(tmp_path)]
+    add_libraries(path, running)
+    assert path == [str(tmp_path), str(tmp_path / "torch_2_15")]
+
+
+def test_a_package_for_one_minor_has_its_libraries_in_itself(tmp_path: Path) -> None:
+    (tmp_path / "_build_info.py").touch()
+    path = [str(tmp_path)]
+    add_libraries(path, "2.15.0")
+    assert path == [str(tmp_path)]
+
+
+def test_a_minor_that_the_package_has_no_libraries_for_is_refused(tmp_path: Path) -> None:
+    for folder in ("torch_2_11", "torch_2_15"):
+        (tmp_path / folder).mkdir()
+    path = [str(tmp_path)]
+    with pytest.raises(
+        ImportError, match=r"PyTorch 2\.11, 2\.15, but PyTorch 2\.16\.0 is running.*pip install"
+    ):
+        add_libraries(path, "2.16.0")
+    assert path == [str(tmp_path)]
 
 
 REFUSED_IMPORT = """

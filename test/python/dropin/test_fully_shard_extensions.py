@@ -13,7 +13,7 @@ from fsdp_checks import check
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
-# With PyTorch 2.11, memory that a prefetched gather reads is handed out again too early (a reported race).
+# Older minors hand out memory that a hook's stream still writes.
 ON_DEVICES = torch.__version__ >= "2.15"
 
 try:

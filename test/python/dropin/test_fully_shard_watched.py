@@ -26,8 +26,7 @@ import funcol
 from funcol.commands.info import info
 from funcol.dropin import fully_shard as under
 
-# With PyTorch 2.11, memory that a prefetched gather reads is handed out again too early (a reported race).
-ON_DEVICES = torch.__version__ >= "2.15"
+ON_DEVICES = True
 
 
 def group_of(module: Any) -> Any:

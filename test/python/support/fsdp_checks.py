@@ -8,9 +8,10 @@ from typing import Any
 
 import fsdp_programs as programs
 import torch
+from device_reports import forget_reports_of_older_fsdp2
 from fsdp_programs import recorded
 from programs import settled
-from ranks import run_ranks
+from ranks import device_type, run_ranks
 from torch import Tensor
 
 import funcol
@@ -40,6 +41,8 @@ def does_the_same(rank: int, world: int, module: str, name: str, args: tuple[Any
     assert_same(found[0], expected[0])
     assert_same(unwatched, expected[0])
     assert_same(run()[0], expected[0])
+    if device_type() == "cuda":
+        forget_reports_of_older_fsdp2()
 
 
 def assert_same(found: list[Tensor], expected: list[Tensor]) -> None:

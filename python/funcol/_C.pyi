@@ -236,6 +236,9 @@ class Plan:
 
     @property
     def dst(self) -> str: ...
+    def _repr_html_(self) -> str:
+        """The steps as a table and a drawing: :func:`funcol.redistribution.plan_drawing.plan_as_html`."""
+
     def local_indices(
         self, num_steps: int, coordinate: Sequence[int]
     ) -> tuple[tuple[tuple[int, int], ...], ...]:

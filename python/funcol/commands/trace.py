@@ -107,8 +107,9 @@ def draw(activities: Sequence[Activity], path: Path) -> None:
     label_lanes(ax, [one.rank for one in drawn], "communication")
     ax.set_xlim(left=0)
     ax.set_xlabel("ms")
-    shares = [length(one.bare) / length(one.sending) for one in drawn if one.communication]
-    title = f"{sum(shares) / len(shares):.0%} of the communication is hidden by nothing" if shares else ""
-    ax.set_title(title, loc="left")
+    sending = sum(length(one.sending) for one in activities)
+    bare = sum(length(one.bare) for one in activities)
+    if sending:
+        ax.set_title(f"nothing hid {bare / sending:.0%} of the communication", loc="left")
     add_legend(figure, _COLOURS)
     figure.savefig(path, dpi=110)

@@ -22,7 +22,7 @@ def _plan_as_html(plan: _C.Plan) -> str:
 
 
 # For notebooks, which ask for it when a plan is the value of a cell.
-_C.Plan._repr_html_ = _plan_as_html  # type: ignore[method-assign]
+_C.Plan._repr_html_ = _plan_as_html  # type: ignore[assignment,method-assign]
 
 
 def __getattr__(name: str) -> Any:

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import run_ranks
+from slow_collectives import SlowCollective
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import funcol
@@ -231,10 +232,9 @@ def test_a_profile_has_compute_and_communication(tmp_path: Path) -> None:
 
 
 def test_a_profile_tells_a_wait_from_the_operator_that_it_is_part_of(tmp_path: Path) -> None:
-    data = torch.zeros(3)
-    [late] = funcol._C.make_pending([data], lambda: data.fill_(7))
+    slow = SlowCollective(torch.full((3,), 7.0))
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
-        result = late + 1
+        result = slow.tensor + 1
     assert result.tolist() == [8, 8, 8]
     profiler.export_chrome_trace(str(tmp_path / "trace.json"))
     spans = read_spans(tmp_path / "trace.json")

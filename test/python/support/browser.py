@@ -18,7 +18,7 @@ from typing import Any
 
 HEIGHT = 900
 
-# The page in frames beside one another, each as wide as a screen: a frame's width is what the page takes for the screen's.
+# The page in frames beside one another, each as wide as a screen: a page takes its frame for the screen.
 # Listed is what reaches past the right border of a frame and is in nothing that scrolls by itself.
 _FRAMES = """<!doctype html><meta charset="utf-8"><body style="margin:0;white-space:nowrap">
 FRAMES<pre id="found"></pre>
@@ -58,9 +58,9 @@ class Browser:
         self._address = address
 
     def measured(self, page: str, widths: Sequence[int]) -> list[dict[str, Any]]:
-        """For each of ``widths`` of the screen: the title of ``page``, the ``width`` that it has, and that of its
-        ``content``. ``wide`` lists elements that reach past the right border, ``broken`` pictures that are not
-        there."""
+        """For each of ``widths`` of the screen: the title of ``page``, the ``width`` that it has, and that of
+        its ``content``. ``wide`` lists elements that reach past the right border, ``broken`` pictures that
+        are not there."""
         with self._framed(page, widths, is_picture=False) as address:
             dom = self._run("--dump-dom", address).decode()
         found = re.search(r'<pre id="found">(.+?)</pre>', dom, re.DOTALL)

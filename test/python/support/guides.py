@@ -1,9 +1,9 @@
 """Pages of the documentation as programs: their code blocks in order, run on gloo ranks of their own.
 
-A page says in its front matter on how many ranks it runs (``ranks: 2``; 1 if it does not). Its blocks of ``python``
-are one program, which torchrun could have started. Its blocks of ``text`` are what rank 0 prints, in order. A block of
-``console`` is a command of ``python -m funcol``, or several, each with what it prints. Blocks of ``bash``, and
-those after a line ``% not run: <reason>``, are not run.
+A page says in its front matter on how many ranks it runs (``ranks: 2``; 1 if it does not). Its blocks of
+``python`` are one program, which torchrun could have started. Its blocks of ``text`` are what rank 0 prints,
+in order. A block of ``console`` is a command of ``python -m funcol``, or several, each with what it prints.
+Blocks of ``bash``, and those after a line ``% not run: <reason>``, are not run.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def output_of_command(command: str) -> str:
 
 
 def run_page(page: Path, folder: Path) -> str:
-    """Runs the page's program in ``folder``; returns what rank 0 prints. Raises if a rank fails or is not done
-    in time."""
+    """Runs the page's program in ``folder``; returns what rank 0 prints. Raises if a rank fails or is not
+    done in time."""
     path = folder / f"{page.stem}.py"
     path.write_text(program(page))
     world = num_ranks(page)

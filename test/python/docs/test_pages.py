@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +14,8 @@ from typing import Any
 import pytest
 from browser import Browser, browser_on, chromium
 from guides import DOCS
+
+import funcol
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("sphinx") is None, reason="Sphinx is not there, tools/setup installs it"
@@ -65,6 +68,21 @@ Measures = Callable[[str], list[dict[str, Any]]]
 def measures(browser: Browser) -> Measures:
     """What the browser finds of a page, at each of :data:`WIDTHS`."""
     return functools.cache(lambda page: browser.measured(page, WIDTHS))
+
+
+@pytest.fixture(scope="module")
+def names_in_the_reference(built: Path) -> set[str]:
+    """Names with an entry of their own, and those that stand in code."""
+    text = "".join(page.read_text() for page in (built / "api").glob("*.html"))
+    return {
+        *re.findall(r'id="funcol\.(\w+)"', text),
+        *re.findall(r'<span class="pre">(\w+)</span></code>', text),
+    }
+
+
+@pytest.mark.parametrize("name", sorted(funcol.__all__))
+def test_every_public_name_is_in_the_reference(names_in_the_reference: set[str], name: str) -> None:
+    assert name in names_in_the_reference
 
 
 @needs_chromium

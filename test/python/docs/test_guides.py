@@ -5,8 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
-from guides import DOCS, blocks, commands, expected_output, output_of_command, program, run_page
+from guides import (
+    DOCS,
+    blocks,
+    commands,
+    expected_output,
+    on_the_newest_pytorch,
+    output_of_command,
+    program,
+    run_page,
+)
 
 PAGES = sorted(page for page in DOCS.rglob("*.md") if blocks(page))
 LANGUAGES = {"python", "text", "console", "bash"}
@@ -21,10 +29,7 @@ NOT_RUN = {
     "start": 4,
 }
 
-pytestmark = pytest.mark.skipif(
-    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15),
-    reason="the documentation shows what the newest PyTorch prints",
-)
+pytestmark = on_the_newest_pytorch
 
 
 def name_of(page: Path) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import re
 import subprocess
 import sys
@@ -13,13 +12,11 @@ from typing import Any
 
 import pytest
 from browser import Browser, browser_on, chromium
-from guides import DOCS
+from guides import DOCS, on_the_newest_pytorch
 
 import funcol
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("sphinx") is None, reason="Sphinx is not there, tools/setup installs it"
-)
+pytestmark = on_the_newest_pytorch
 
 needs_chromium = pytest.mark.skipif(chromium() is None, reason="no chromium: apt-get install chromium")
 

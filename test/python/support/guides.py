@@ -19,11 +19,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+import torch
 from processes import run_python
 from ranks import forking_context
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 TIMEOUT_S = 180
+
+on_the_newest_pytorch = pytest.mark.skipif(
+    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15),
+    reason="the documentation is that of the newest PyTorch, whose names and results it shows",
+)
 
 _BLOCK = re.compile(
     r"(?:^% not run: (?P<reason>[^\n]+)\n)?^```(?P<language>\w+)\n(?P<code>.*?)^```$", re.M | re.S
@@ -124,8 +131,6 @@ def _run_rank(path: Path, rank: int, world: int, port: int) -> None:
     }
     os.chdir(path.parent)
     sys.path.insert(0, str(path.parent))
-    import torch
-
     torch.set_num_threads(1)
     with _output(path, rank).open("w", buffering=1) as out, contextlib.redirect_stdout(out):
         try:

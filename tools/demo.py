@@ -33,11 +33,19 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as stock
 import torch.nn.functional as F  # noqa: N812
 from gloo_ranks import run_on_ranks
-from timeline import Span, add_legend, common, draw_bar, draw_communication, label_lanes, read_spans
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import funcol
+from funcol.commands.timeline import (
+    Span,
+    add_legend,
+    common,
+    draw_bar,
+    draw_communication,
+    label_lanes,
+    read_spans,
+)
 
 WAYS = ("stock", "funcol", "compiled")
 WIDTHS = (64, 1024, 1024, 1024, 10)
@@ -393,7 +401,7 @@ def draw(timelines: dict[str, list[Timeline]], results: dict[str, dict[str, Any]
             f"{hidden:.0%} of the communication beside compute",
             loc="left",
         )
-        label_lanes(ax, num_ranks)
+        label_lanes(ax, range(num_ranks), "gloo")
     axes[-1].set_xlim(left=0)  # after all panels: it ends the fitting of the axis that they share
     axes[-1].set_xlabel("ms")
     figure.suptitle(

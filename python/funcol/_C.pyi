@@ -123,11 +123,16 @@ class Mesh:
 
     def __init__(self, sizes: Sequence[int], names: Sequence[str], merged: Sequence[int]) -> None: ...
     @property
-    def sizes(self) -> tuple[int, ...]: ...
+    def sizes(self) -> tuple[int, ...]:
+        """Ranks along each axis."""
+
     @property
-    def names(self) -> tuple[str, ...]: ...
+    def names(self) -> tuple[str, ...]:
+        """Of the axes; none if they have no names."""
+
     @property
-    def merged(self) -> tuple[int, ...]: ...
+    def merged(self) -> tuple[int, ...]:
+        """Sets of axes with one group for all of them."""
 
 class StepCounts:
     """A number a collective, whatever its size: all_reduce 4, all_gather and reduce_scatter 2, others 1."""
@@ -211,9 +216,13 @@ class Plan:
     """Steps that turn layout ``src`` of a tensor into ``dst``; a value, the same for every rank."""
 
     @property
-    def mesh(self) -> Mesh: ...
+    def mesh(self) -> Mesh:
+        """The mesh that it is for."""
+
     @property
-    def steps(self) -> tuple[Step, ...]: ...
+    def steps(self) -> tuple[Step, ...]:
+        """The steps in order; none if the layouts agree."""
+
     @property
     def cost(self) -> float:
         """The sum of the steps' costs."""
@@ -235,7 +244,12 @@ class Plan:
         """The layout that the plan starts from: ``S(0)R``."""
 
     @property
-    def dst(self) -> str: ...
+    def dst(self) -> str:
+        """The layout that it ends in."""
+
+    def _repr_html_(self) -> str:
+        """The steps as a table and a drawing: :func:`funcol.redistribution.plan_drawing.plan_as_html`."""
+
     def local_indices(
         self, num_steps: int, coordinate: Sequence[int]
     ) -> tuple[tuple[tuple[int, int], ...], ...]:

@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from .local_map import apply_local_map
     from .local_map.options import get_local_map_placement_option
     from .local_map.tracing import local_map_hop
-    from .redistribution import redistribute, redistribute_local_tensor, redistribute_many
+    from .redistribution import redistribute, redistribute_local_tensor, redistribute_many, show
 
 __version__ = _build_info.VERSION
 
@@ -97,6 +97,7 @@ _NEED_DTENSOR = {
     "redistribute": "redistribution",
     "redistribute_local_tensor": "redistribution",
     "redistribute_many": "redistribution",
+    "show": "redistribution",
 }
 
 
@@ -143,6 +144,7 @@ __all__ = [
     "redistribute_many",
     "reduce_scatter_inplace",
     "reduce_scatter_tensor_inplace",
+    "show",
     "traceable_collective_remaps",
     "uninstall",
     "unwaited_collectives",

@@ -20,10 +20,9 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from gpu_replay import Machine, Ran, Replay, Share, Step, main_stream, median_step, read_trace, shares
-from timeline import Span, add_legend, draw_bar
+
+from funcol.commands.timeline import Span, add_legend, draw_bar
 
 FOLDER = Path(__file__).resolve().parent
 SIDES = ("stock", "funcol")

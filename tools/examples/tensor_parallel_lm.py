@@ -30,7 +30,6 @@ import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from gloo_ranks import run_on_ranks
 from language_model import Config, LanguageModel
-from timeline import Span, add_legend, common, draw_bar, label_lanes, read_spans
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -45,6 +44,17 @@ from torch.distributed.tensor.parallel import (
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import funcol
+from funcol.commands.timeline import (
+    Span,
+    add_legend,
+    common,
+    draw_bar,
+    draw_intervals,
+    label_lanes,
+    length,
+    merged,
+    read_spans,
+)
 
 MESH = {"dp": 2, "tp": 2}
 NUM_RANKS = 4
@@ -228,21 +238,6 @@ def read_timeline(path: Path) -> Timeline:
     )
 
 
-def merged(spans: list[Span]) -> list[tuple[float, float]]:
-    """The time that any of ``spans`` covers, as intervals that do not overlap."""
-    intervals: list[tuple[float, float]] = []
-    for start, end in sorted((span.start, span.end) for span in spans):
-        if intervals and start <= intervals[-1][1]:
-            intervals[-1] = (intervals[-1][0], max(end, intervals[-1][1]))
-        else:
-            intervals.append((start, end))
-    return intervals
-
-
-def covered(spans: list[Span]) -> float:
-    return sum(end - start for start, end in merged(spans))
-
-
 SHARES = {
     "operators, no collective": "operators",
     "operators beside collectives": "both",
@@ -257,7 +252,7 @@ def shares(timelines: list[Timeline]) -> dict[str, float]:
     found = {"step": 0.0, "num_collectives": 0.0, **dict.fromkeys(SHARES.values(), 0.0)}
     for timeline in timelines:
         whole = merged(timeline.steps)
-        step, operators = covered(timeline.steps), covered(timeline.operators)
+        step, operators = length(whole), length(merged(timeline.operators))
         busy, sending = merged(timeline.operators), merged(timeline.collectives)
         collectives = sum(common(interval, whole) for interval in sending)
         both = sum(common(interval, busy) for interval in sending)
@@ -284,17 +279,13 @@ def draw(timelines: list[Timeline], title: str, path: Path) -> None:
     figure, ax = plt.subplots(figsize=(16, 1.8 + 0.75 * len(timelines)), layout="constrained")
     origin = min(timeline.steps[0].start for timeline in timelines)
 
-    def draw_all(spans: list[Span], y: float, height: float, color: str) -> None:
-        bars = [(start - origin, end - start) for start, end in merged(spans)]
-        ax.broken_barh(bars, (y, height), facecolor=color)
-
     for rank, timeline in enumerate(timelines):
         top = 2.3 * rank
         for span in timeline.parts:
             draw_bar(ax, span, origin, top - 0.45, 0.9, PARTS[span.name], edge="none")
-        draw_all(timeline.operators, top - 0.3, 0.6, OPERATOR_COLOR)
-        draw_all(timeline.collectives, top + 0.57, 0.86, COMMUNICATION_COLOR)
-    label_lanes(ax, len(timelines))
+        draw_intervals(ax, merged(timeline.operators), origin, top - 0.3, 0.6, OPERATOR_COLOR)
+        draw_intervals(ax, merged(timeline.collectives), origin, top + 0.57, 0.86, COMMUNICATION_COLOR)
+    label_lanes(ax, range(len(timelines)), "gloo")
     ax.set_xlim(left=0)
     ax.set_xlabel("ms")
     ax.set_title(title, loc="left")

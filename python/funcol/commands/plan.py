@@ -6,8 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ..redistribution.cost_models import AlphaBeta, CostModel, StepCounts, axis_names
+from ..redistribution.cost_models import AlphaBeta, CostModel, StepCounts
 from ..redistribution.plan_drawing import plan_as_svg
+from ..redistribution.plan_tables import aligned, described_tensor, step_rows
 from ..redistribution.planning import Plan, greedy_redistribution, plan_redistribution
 
 
@@ -71,43 +72,12 @@ def _run(arguments: argparse.Namespace) -> None:
 
 def plan_as_table(plan: Plan, unit: str) -> str:
     """A line a step and one with the totals; bytes are those of the rank that sends or holds most."""
-    header = ("step", "before", "after", "sent a rank", f"cost, {unit}" if unit else "cost", "peak")
-    rows = [
-        (
-            str(step),
-            step.before,
-            step.after,
-            _bytes(step.bytes_sent),
-            f"{step.cost:.4g}",
-            _bytes(step.peak_bytes),
-        )
-        for step in plan.steps
-    ]
-    total = (
-        "total",
-        plan.src,
-        plan.dst,
-        _bytes(sum(step.bytes_sent for step in plan.steps)),
-        f"{plan.cost:.4g}",
-        _bytes(plan.peak_bytes),
-    )
-    lines = [header, *rows, total]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
-    return "\n".join(
-        "  "
-        + "  ".join(
-            f"{text:<{width}}" if column < 3 else f"{text:>{width}}"
-            for column, (text, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    )
+    return "\n".join(f"  {line}" for line in aligned(step_rows(plan, unit), num_left=3))
 
 
 def _title(plan: Plan, dtype: str) -> str:
-    axes = ", ".join(
-        f"{name}={size}" for name, size in zip(axis_names(plan.mesh), plan.mesh.sizes, strict=True)
-    )
-    return f"{'x'.join(map(str, plan.shape)) or 'scalar'} {dtype.removeprefix('torch.')} on {axes}"
+    shape, _, mesh = described_tensor(plan).partition(" on ")
+    return f"{shape} {dtype.removeprefix('torch.')} on {mesh}"
 
 
 def _shape(text: str) -> list[int]:
@@ -123,8 +93,3 @@ def _cost_model(text: str | None) -> CostModel | None:
     if text is None:
         return None
     return StepCounts() if text == "step-counts" else AlphaBeta.load(text)
-
-
-def _bytes(count: int) -> str:
-    power = min(max(count.bit_length() - 1, 0) // 10, 4)
-    return f"{count} B" if power == 0 else f"{count / 1024**power:.1f} {' KMGT'[power]}iB"

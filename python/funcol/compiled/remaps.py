@@ -1,12 +1,12 @@
 """In-place forms of the functional collectives, with the arguments of ``torch.distributed``'s functions.
 
 Each writes into the tensors it is given and returns them, finished. ``group`` is one of
-:data:`~funcol.collectives.groups.RankTypes`, the default group if ``None``. A destination of the wrong size
+:data:`~funcol.groups.RankTypes`, the default group if ``None``. A destination of the wrong size
 raises ``ValueError`` before anything is sent.
 
 In a region that ``torch.compile`` traces, also with ``fullgraph=True``, the functions here replace the
-functions of ``torch.distributed`` that are keys of :data:`traceable_collective_remaps`. The graph holds
-``_c10d_functional`` operators and copies into the destinations, and its results are those of the eager
+functions of ``torch.distributed`` that are keys of :data:`funcol.traceable_collective_remaps`. The graph
+holds ``_c10d_functional`` operators and copies into the destinations, and its results are those of the eager
 program.
 
 - ``async_op=False``: the call returns ``None``, as it does eagerly.

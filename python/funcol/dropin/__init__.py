@@ -85,7 +85,7 @@ def _kept(replacements: list[_Replacement]) -> dict[str, str]:
 
 
 def replaced_functions() -> list[str]:
-    """Names of the functions in PyTorch's module that :func:`install` replaces."""
+    """Names of the functions in PyTorch's module that :func:`funcol.install` replaces."""
     replacements = _replacements() if _installed is None else _installed.replacements
     return [replacement.name for replacement in replacements]
 

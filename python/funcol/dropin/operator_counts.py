@@ -12,9 +12,10 @@ def operator_counts() -> dict[str, dict[str, int]]:
     The reasons are
 
     - ``"argument"``: an argument of another kind, such as a subclass of DTensor or a plain tensor with dims;
-    - ``"decision"``: a decision that moves what is written to or viewed, has masks or two meshes, or fails;
+    - ``"decision"``: a decision that moves what is written to or viewed, rewrites the operator, or fails;
     - ``"handler"``: a handler of PyTorch's or of the program for the operator;
-    - ``"kind"``: an operator that draws random numbers, gives numbers, or has ``out`` arguments;
+    - ``"kind"``: an operator that changes the shape of its argument in place, compares tensors of all ranks,
+      or has results of other kinds;
     - ``"local shape"``: a local tensor that has to move and has another shape than its DTensor says;
     - ``"spec"``: symbolic sizes, masks, or placements of unknown kinds;
     - ``"watched"``: an active ``ExplicitRedistributionContext``, or a handler of the dispatcher's log;

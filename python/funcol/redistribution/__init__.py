@@ -6,17 +6,30 @@ are imported at their first use.
 
 from typing import TYPE_CHECKING, Any
 
+from .. import _C
+
 if TYPE_CHECKING:
     from .functions import redistribute, redistribute_local_tensor, redistribute_many
+    from .showing import show
 
-__all__ = ["redistribute", "redistribute_local_tensor", "redistribute_many"]
+__all__ = ["redistribute", "redistribute_local_tensor", "redistribute_many", "show"]
+
+
+def _plan_as_html(plan: _C.Plan) -> str:
+    from .plan_drawing import plan_as_html
+
+    return plan_as_html(plan)
+
+
+# For notebooks, which ask for it when a plan is the value of a cell.
+_C.Plan._repr_html_ = _plan_as_html  # type: ignore[assignment,method-assign]
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        from . import functions
+        from . import functions, showing
 
-        found = getattr(functions, name)
+        found = getattr(showing if name == "show" else functions, name)
         globals()[name] = found  # from now on without this function
         return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,8 +2,8 @@
 redistributions that come first.
 
 The decision has the least cost over all mesh axes. C++ decides for operators with a rule in C++
-(:func:`operators`). For other operators PyTorch's rule of one mesh axis is called once for each schema; where
-a minor has none, PyTorch's rule of the whole mesh decides.
+(:func:`funcol.sharding.operators`). For other operators PyTorch's rule of one mesh axis is called once for
+each schema; where a minor has none, PyTorch's rule of the whole mesh decides.
 
 PyTorch counterpart: ``torch.distributed.tensor._sharding_prop``.
 """
@@ -248,7 +248,7 @@ class ShardingPropagator(StockPropagator):
         return TupleStrategy(children) if _facts_of(op_schema.op).is_per_element else children[0]
 
     def cache_info(self) -> CacheInfo:
-        """Counts of the cache of :meth:`propagate_op_sharding`."""
+        """Counts of the cache of ``propagate_op_sharding``."""
         return CacheInfo(*self._engine.info())
 
     def cache_clear(self) -> None:

@@ -1,0 +1,115 @@
+"""``python -m funcol trace``: from traces of torch.profiler, how much communication nothing hid, by rank."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..redistribution.plan_tables import Rows, aligned
+from .timeline import (
+    Activity,
+    activity,
+    add_legend,
+    draw_intervals,
+    label_lanes,
+    length,
+    read_trace,
+)
+
+MOST_RANKS_DRAWN = 16
+_COLOURS = {
+    "compute": "#3182bd",
+    "waits": "#de2d26",
+    "communication beside compute": "#fdd0a2",
+    "communication that nothing hid": "#e6550d",
+}
+
+
+def add_to(commands: Any) -> None:
+    """Adds the command to argparse's ``commands``."""
+    command = commands.add_parser(
+        "trace",
+        help="from profiles: how much communication nothing hid, by rank",
+        description="Reads traces of torch.profiler (export_chrome_trace), one a rank, of any program. "
+        "Prints for each rank how long it computed and communicated, and how much of the "
+        "communication ran while nothing was computed; draws a timeline.",
+        epilog="example: python -m funcol trace trace-*.json --out timeline.png",
+    )
+    command.add_argument("traces", nargs="+", type=Path, metavar="TRACE", help="files, .json or .json.gz")
+    command.add_argument("--out", type=Path, metavar="FILE", help="draw a timeline: .png, .svg or .pdf")
+    command.add_argument(
+        "--during",
+        metavar="NAME",
+        help="only within the spans whose names start so, such as ProfilerStep or a record_function's",
+    )
+    command.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    found = []
+    for place, path in enumerate(arguments.traces):
+        try:
+            found.append(activity(read_trace(path), place, arguments.during))
+        except ValueError as error:
+            raise ValueError(f"{path}: {str(error).removeprefix(f'{path} ')}") from None
+    found.sort(key=lambda one: one.rank)
+    print("\n".join(aligned(activity_rows(found), num_left=1)))
+    if arguments.out is not None:
+        draw(found, arguments.out)
+        print(f"\ndrawn in {arguments.out}")
+
+
+def activity_rows(activities: Sequence[Activity]) -> Rows:
+    """A header, a row a rank and, of several ranks, their mean; times in ms."""
+    rows: Rows = [("rank", "time, ms", "compute", "communication", "nothing hid", "share")]
+    numbers = []
+    for one in activities:
+        start, end = one.bounds
+        numbers.append((end - start, length(one.compute), length(one.sending), length(one.bare)))
+        rows.append((str(one.rank), *_row(numbers[-1])))
+    if len(activities) > 1:
+        means = [sum(column) / len(numbers) for column in zip(*numbers, strict=True)]
+        rows.append(("mean", *_row(means)))
+    return rows
+
+
+def _row(numbers: Sequence[float]) -> tuple[str, ...]:
+    *_, sending, bare = numbers
+    return (*(f"{number:.1f}" for number in numbers), f"{bare / sending:.0%}" if sending else "-")
+
+
+def draw(activities: Sequence[Activity], path: Path) -> None:
+    """Writes a picture with two lanes a rank: compute and waits; communication, dark where nothing hid it.
+
+    ``ValueError`` without matplotlib. Of more than :data:`MOST_RANKS_DRAWN` ranks the first are drawn.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ValueError(
+            "drawing needs matplotlib, which is not there. Install it, or leave out --out."
+        ) from None
+    drawn = activities[:MOST_RANKS_DRAWN]
+    figure = Figure(figsize=(16, 1.8 + 0.75 * len(drawn)), layout="constrained")
+    ax = figure.subplots()
+    origin = min(one.bounds[0] for one in drawn)
+    for place, one in enumerate(drawn):
+        top = 2.3 * place
+        for intervals, of_lane, kind in (
+            (one.compute, top - 0.45, "compute"),
+            (one.waits, top - 0.45, "waits"),
+            (one.sending, top + 0.57, "communication beside compute"),
+            (one.bare, top + 0.57, "communication that nothing hid"),
+        ):
+            draw_intervals(ax, intervals, origin, of_lane, 0.88, _COLOURS[kind])
+    label_lanes(ax, [one.rank for one in drawn], "communication")
+    ax.set_xlim(left=0)
+    ax.set_xlabel("ms")
+    sending = sum(length(one.sending) for one in activities)
+    bare = sum(length(one.bare) for one in activities)
+    if sending:
+        ax.set_title(f"nothing hid {bare / sending:.0%} of the communication", loc="left")
+    add_legend(figure, _COLOURS)
+    figure.savefig(path, dpi=110)

@@ -1,0 +1,110 @@
+"""Plans as rows of text: their steps, and which block of the tensor each rank holds after each of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import product
+
+from .cost_models import axis_names
+from .planning import Plan
+
+Rows = list[tuple[str, ...]]
+
+
+def step_rows(plan: Plan, unit: str = "") -> Rows:
+    """A header, a row a step, and one with the totals; bytes are those of the rank that sends or holds most.
+    ``unit`` is that of the costs."""
+    header = ("step", "before", "after", "sent a rank", f"cost, {unit}" if unit else "cost", "peak")
+    rows = [
+        (
+            str(step),
+            step.before,
+            step.after,
+            _bytes(step.bytes_sent),
+            f"{step.cost:.4g}",
+            _bytes(step.peak_bytes),
+        )
+        for step in plan.steps
+    ]
+    total = (
+        "total",
+        plan.src,
+        plan.dst,
+        _bytes(sum(step.bytes_sent for step in plan.steps)),
+        f"{plan.cost:.4g}",
+        _bytes(plan.peak_bytes),
+    )
+    return [header, *rows, total]
+
+
+def aligned(rows: Rows, num_left: int) -> list[str]:
+    """A line a row, columns under each other: the first ``num_left`` to the left, the others to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  ".join(
+            f"{text:<{width}}" if column < num_left else f"{text:>{width}}"
+            for column, (text, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def described_tensor(plan: Plan) -> str:
+    """The shape and the mesh of ``plan``: ``64x128 on dp=2, tp=4``."""
+    axes = ", ".join(
+        f"{name}={size}" for name, size in zip(axis_names(plan.mesh), plan.mesh.sizes, strict=True)
+    )
+    return f"{'x'.join(map(str, plan.shape)) or 'scalar'} on {axes}"
+
+
+def layouts(plan: Plan) -> list[str]:
+    """The layout that the plan starts from and the one after each step."""
+    return [plan.src, *(step.after for step in plan.steps)]
+
+
+def block(plan: Plan, num_steps: int, coordinate: Sequence[int]) -> str:
+    """What the rank at ``coordinate`` of the mesh holds after that many steps, written as an index:
+    ``[0:32, :]``.
+
+    ``:`` is a whole dim, ``0:2+4:6`` a dim of which two pieces are held. ``nothing`` is an empty block, and
+    ``part of`` a value that is still to be reduced.
+    """
+    held = plan.local_indices(num_steps, list(coordinate))
+    if not all(held):
+        return "nothing"
+    dims = [
+        ":" if pieces == ((0, size),) else "+".join(f"{begin}:{begin + length}" for begin, length in pieces)
+        for pieces, size in zip(held, plan.shape, strict=True)
+    ]
+    index = f"[{', '.join(dims)}]" if dims else "the value"
+    return f"part of {index}" if "P(" in layouts(plan)[num_steps] else index
+
+
+def holding_rows(plan: Plan, ranks: Sequence[int] | None, most_ranks: int) -> Rows:
+    """Two header rows, then a row a rank: its number, its coordinate, and its block at first and after each
+    step; for the first ``most_ranks`` ranks.
+
+    ``ranks`` are the numbers of the ranks in the order of the mesh; by default those are 0, 1, 2 and so on.
+    """
+    names = axis_names(plan.mesh)
+    num_panels = len(plan.steps) + 1
+    rows: Rows = [
+        ("rank", *names, *(["holds"] if num_panels == 1 else ["at first", *map(str, plan.steps)])),
+        ("", *[""] * len(names), *layouts(plan)),
+    ]
+    coordinates = list(product(*map(range, plan.mesh.sizes)))
+    for place, coordinate in enumerate(coordinates[:most_ranks]):
+        rank = place if ranks is None else ranks[place]
+        held = (block(plan, num_steps, coordinate) for num_steps in range(num_panels))
+        rows.append((str(rank), *map(str, coordinate), *held))
+    return rows
+
+
+def num_ranks(plan: Plan) -> int:
+    return math.prod(plan.mesh.sizes)
+
+
+def _bytes(count: int) -> str:
+    power = min(max(count.bit_length() - 1, 0) // 10, 4)
+    return f"{count} B" if power == 0 else f"{count / 1024**power:.1f} {' KMGT'[power]}iB"

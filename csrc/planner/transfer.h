@@ -86,7 +86,8 @@ struct TransferLoads {
   int64_t busiest_receiver = 0;  // receives
   int64_t busiest_copier = 0;    // packs, unpacks and keeps
   int64_t peak = 0;              // the most memory: the tensors before and after, and what travels
-  // The least that the busiest sender of any plan sends, if each receiver gets every element that it lacks once.
+  // The least that the busiest sender of any plan sends, if each receiver gets every element that it lacks
+  // once.
   int64_t bound = 0;
 };
 

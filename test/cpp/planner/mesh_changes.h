@@ -25,22 +25,26 @@ inline MeshChangeTask change_of(RankedMesh src_mesh, const Sides& src, RankedMes
                                 const std::vector<int64_t>& shape, int64_t itemsize = 4) {
   auto src_layout = layout_of(src, src_mesh.mesh, shape.size());
   auto dst_layout = layout_of(dst, dst_mesh.mesh, shape.size());
-  return {std::move(src_mesh), std::move(src_layout), std::move(dst_mesh), std::move(dst_layout), shape,
+  return {std::move(src_mesh),
+          std::move(src_layout),
+          std::move(dst_mesh),
+          std::move(dst_layout),
+          shape,
           itemsize};
 }
 
 // A random move of up to `most_ranks` ranks on each side, out of a world of twice as many.
 class RandomChange {
  public:
-  RandomChange(uint32_t seed, RandomLimits limits, int64_t most_ranks)
-      : random_(seed), limits_(std::move(limits)), most_ranks_(most_ranks) {}
+  RandomChange(uint32_t seed, RandomLimits limits, int64_t most_ranks, bool has_partials = false)
+      : random_(seed), limits_(std::move(limits)), most_ranks_(most_ranks), has_partials_(has_partials) {}
 
   MeshChangeTask make() {
     const auto src = side();
     limits_.min_dims = limits_.max_dims = static_cast<int64_t>(src.shape.size());
     const auto dst = side();
-    return {with_ranks(src.mesh), without_partials(src.src), with_ranks(dst.mesh), without_partials(dst.src),
-            src.shape,            src.itemsize};
+    return {with_ranks(src.mesh), placed(src.src), with_ranks(dst.mesh),
+            placed(dst.src),      src.shape,       src.itemsize};
   }
 
  private:
@@ -63,9 +67,9 @@ class RandomChange {
     return {mesh, {ranks.begin() + first, ranks.begin() + first + mesh.num_ranks()}};
   }
 
-  static Layout without_partials(Layout layout) {
+  Layout placed(Layout layout) const {
     for (auto& placement : layout.placements) {
-      placement = placement.is_partial() ? Placement::replicate() : placement;
+      placement = placement.is_partial() && !has_partials_ ? Placement::replicate() : placement;
     }
     return layout;
   }
@@ -73,6 +77,7 @@ class RandomChange {
   std::mt19937 random_;
   RandomLimits limits_;
   int64_t most_ranks_;
+  bool has_partials_;
 };
 
 inline std::string described(const MeshChangeTask& task) {

@@ -29,9 +29,8 @@ std::map<int64_t, std::set<int64_t>> elements_of(const RankedMesh& mesh, const L
     for (size_t dim = 0; dim < shape.size(); ++dim) {
       std::vector<int64_t> longer;
       for (const int64_t element : elements) {
-        for (const int64_t index :
-             test::naive_local_indices(layout, mesh.mesh, static_cast<int64_t>(dim), shape[dim],
-                                       coordinates[place])) {
+        for (const int64_t index : test::naive_local_indices(layout, mesh.mesh, static_cast<int64_t>(dim),
+                                                             shape[dim], coordinates[place])) {
           longer.push_back(element * shape[dim] + index);
         }
       }
@@ -169,8 +168,7 @@ TEST(Transfer, HasAMatrixOfBytes) {
 }
 
 TEST(Transfer, KnowsTheMemoryThatItTakes) {
-  const auto loads =
-      loads_of(plan_transfer(change_of(ranked({2}), {"S0"}, ranked({2}), {"S1"}, {4, 4}, 1)));
+  const auto loads = loads_of(plan_transfer(change_of(ranked({2}), {"S0"}, ranked({2}), {"S1"}, {4, 4}, 1)));
   EXPECT_EQ(loads.busiest_copier, 4 + 8);
   EXPECT_EQ(loads.peak, 8 + 4 + 4 + 8);
 }
@@ -267,14 +265,13 @@ TEST_P(LargeTransfer, ReachesTheBound) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Meshes, LargeTransfer,
-    ::testing::Values(LargeCase{{4, 4, 4}, "S0,S1,S2", {8, 8}, "S1,S0", {256, 256, 256}},
-                      LargeCase{{4, 4, 4}, "R,S0,S1", {2, 4, 8}, "S1,R,S0", {999, 1001}},
-                      LargeCase{{64}, "R", {64}, "S0", {12345}},
-                      LargeCase{{64}, "S0", {8, 8}, "R,R", {12345}},
-                      LargeCase{{2, 32}, "R,S0", {32, 2}, "S1,_S(0, 2)", {100, 130}},
-                      LargeCase{{4, 16}, "R,R", {64}, "R", {1000, 77}}));
+INSTANTIATE_TEST_SUITE_P(Meshes, LargeTransfer,
+                         ::testing::Values(LargeCase{{4, 4, 4}, "S0,S1,S2", {8, 8}, "S1,S0", {256, 256, 256}},
+                                           LargeCase{{4, 4, 4}, "R,S0,S1", {2, 4, 8}, "S1,R,S0", {999, 1001}},
+                                           LargeCase{{64}, "R", {64}, "S0", {12345}},
+                                           LargeCase{{64}, "S0", {8, 8}, "R,R", {12345}},
+                                           LargeCase{{2, 32}, "R,S0", {32, 2}, "S1,_S(0, 2)", {100, 130}},
+                                           LargeCase{{4, 16}, "R,R", {64}, "R", {1000, 77}}));
 
 }  // namespace
 }  // namespace funcol

@@ -10,88 +10,6 @@
 namespace funcol {
 namespace {
 
-// Ranks of larger meshes are not compared one by one.
-constexpr int64_t kMostRanksCompared = 4096;
-
-// Cuts the axes of two meshes of equally many ranks until both are made of the same ones.
-class CommonAxes {
- public:
-  // False if sizes do not divide each other.
-  bool cut(const Mesh& src, const Mesh& dst) {
-    src_axes.resize(src.sizes.size());
-    dst_axes.resize(dst.sizes.size());
-    size_t i = 0;
-    size_t j = 0;
-    int64_t src_rest = 1;
-    int64_t dst_rest = 1;
-    while (true) {
-      while (src_rest == 1 && i < src.sizes.size()) {
-        src_rest = src.sizes[i++];
-      }
-      while (dst_rest == 1 && j < dst.sizes.size()) {
-        dst_rest = dst.sizes[j++];
-      }
-      if (src_rest == 1 && dst_rest == 1) {
-        return true;
-      }
-      const int64_t size = std::min(src_rest, dst_rest);
-      if (src_rest % size != 0 || dst_rest % size != 0) {
-        return false;
-      }
-      const auto axis = axis_set(static_cast<int64_t>(sizes.size()));
-      sizes.push_back(size);
-      src_axes[i - 1] |= axis;
-      dst_axes[j - 1] |= axis;
-      src_rest /= size;
-      dst_rest /= size;
-    }
-  }
-
-  std::vector<int64_t> sizes;
-  std::vector<AxisSet> src_axes;
-  std::vector<AxisSet> dst_axes;
-};
-
-AxisSet joined(const std::vector<AxisSet>& axes, AxisSet of_view) {
-  AxisSet all = 0;
-  for (size_t axis = 0; axis < axes.size(); ++axis) {
-    all |= contains(of_view, static_cast<int64_t>(axis)) ? axes[axis] : 0;
-  }
-  return all;
-}
-
-// Adds the sets of axes that have a group in a view.
-void add_groups(const Mesh& view, const std::vector<AxisSet>& axes, Mesh& mesh) {
-  const auto add = [&](AxisSet set) {
-    if (num_axes(set) > 1 && std::ranges::find(mesh.merged, set) == mesh.merged.end()) {
-      mesh.merged.push_back(set);
-    }
-  };
-  std::ranges::for_each(axes, add);
-  for (const AxisSet merged : view.merged) {
-    add(joined(axes, merged));
-  }
-}
-
-// The axis of a view that is this one axis of the common mesh; -1 if there is none.
-int64_t view_axis(const std::vector<AxisSet>& axes, size_t axis) {
-  const auto found = std::ranges::find(axes, axis_set(static_cast<int64_t>(axis)));
-  return found == axes.end() ? -1 : found - axes.begin();
-}
-
-// The coordinate on a view of the rank at a coordinate of the common mesh.
-Coordinate on_view(const Mesh& common, const std::vector<AxisSet>& axes, const Coordinate& coordinate) {
-  Coordinate viewed(axes.size(), 0);
-  for (size_t axis = 0; axis < axes.size(); ++axis) {
-    for (int64_t part = 0; part < common.num_axes(); ++part) {
-      if (contains(axes[axis], part)) {
-        viewed[axis] = viewed[axis] * common.sizes[part] + coordinate[part];
-      }
-    }
-  }
-  return viewed;
-}
-
 // The model of the common mesh: each axis costs what it costs as an axis of a view.
 CostModel common_model(const CommonMesh& common, const MeshChangeCosts& models) {
   const auto* src = std::get_if<AlphaBeta>(&models.src);
@@ -149,6 +67,74 @@ int64_t largest_bytes(const Mesh& mesh, const Layout& layout, const MeshChangeTa
   const Coordinate first(mesh.sizes.size(), 0);
   return num_elements(local_shape(layout, mesh, task.shape, first)) * task.itemsize;
 }
+
+int64_t num_common(const Intervals& a, const Intervals& b) {
+  int64_t sum = 0;
+  for (const auto& one : a) {
+    for (const auto& other : b) {
+      sum += std::max<int64_t>(std::min(one.end(), other.end()) - std::max(one.begin, other.begin), 0);
+    }
+  }
+  return sum;
+}
+
+// What ranks send each other in the steps of a plan. `ranks` are those of its mesh, `all` those of the
+// matrix.
+class PlanBytes {
+ public:
+  PlanBytes(const Plan& plan, const std::vector<int64_t>& ranks, const std::vector<int64_t>& all)
+      : plan_(plan) {
+    for (const int64_t rank : ranks) {
+      places_.push_back(std::ranges::lower_bound(all, rank) - all.begin());
+    }
+    std::vector<int64_t> axes;
+    for (int64_t axis = 0; axis < plan.mesh.num_axes(); ++axis) {
+      axes.push_back(axis);
+    }
+    for_all_coordinates(plan.mesh, axes, [&](const Coordinate& coordinate) {
+      coordinates_.push_back(coordinate);
+      return true;
+    });
+  }
+
+  void add_to(std::vector<std::vector<int64_t>>& bytes) const {
+    for (const auto& step : plan_.steps) {
+      if (!communicates(step.kind)) {
+        continue;
+      }
+      for (size_t from = 0; from < places_.size(); ++from) {
+        for (size_t to = 0; to < places_.size(); ++to) {
+          bytes[places_[from]][places_[to]] += from == to ? 0 : sent(step, from, to) * plan_.itemsize;
+        }
+      }
+    }
+  }
+
+ private:
+  // Elements that one rank sends another one.
+  int64_t sent(const Step& step, size_t from, size_t to) const {
+    for (int64_t axis = 0; axis < plan_.mesh.num_axes(); ++axis) {
+      // Of replicas, the one with the receiver's own coordinate sends.
+      const bool is_same = !contains(step.axes, axis) || step.before.placements[axis].is_replicate();
+      if (is_same && coordinates_[from][axis] != coordinates_[to][axis]) {
+        return 0;
+      }
+    }
+    int64_t elements = 1;
+    for (size_t dim = 0; dim < plan_.shape.size(); ++dim) {
+      elements *= num_common(held(step.before, dim, from), held(step.after, dim, to));
+    }
+    return step.kind == StepKind::kAllReduce ? 2 * elements / plan_.mesh.num_ranks(step.axes) : elements;
+  }
+
+  Intervals held(const Layout& layout, size_t dim, size_t rank) const {
+    return local_indices(layout, plan_.mesh, static_cast<int64_t>(dim), plan_.shape[dim], coordinates_[rank]);
+  }
+
+  const Plan& plan_;
+  std::vector<size_t> places_;
+  std::vector<Coordinate> coordinates_;
+};
 
 // Compares plans.
 class Candidates {
@@ -294,67 +280,32 @@ class Candidates {
 
 }  // namespace
 
-std::optional<CommonMesh> common_mesh(const RankedMesh& src, const RankedMesh& dst) {
-  CommonAxes axes;
-  if (src.ranks != dst.ranks || !axes.cut(src.mesh, dst.mesh)) {
-    return std::nullopt;
-  }
-  CommonMesh common{{std::move(axes.sizes), {}, {}, src.mesh.ranks_per_host},
-                    std::move(axes.src_axes),
-                    std::move(axes.dst_axes)};
-  for (size_t axis = 0; axis < common.mesh.sizes.size(); ++axis) {
-    const int64_t of_src = view_axis(common.src_axes, axis);
-    const int64_t of_dst = view_axis(common.dst_axes, axis);
-    if (of_src < 0 && of_dst < 0) {
-      return std::nullopt;
-    }
-    common.mesh.names.push_back(of_src >= 0 ? src.mesh.name(of_src) : dst.mesh.name(of_dst));
-  }
-  add_groups(src.mesh, common.src_axes, common.mesh);
-  add_groups(dst.mesh, common.dst_axes, common.mesh);
-  return common;
-}
-
-std::optional<Layout> layout_on_common(const Mesh& common, const std::vector<AxisSet>& axes, const Mesh& view,
-                                       const Layout& layout, const std::vector<int64_t>& shape) {
-  Layout on_common{std::vector<Placement>(common.sizes.size()), ShardOrder(layout.order.size())};
-  for (size_t axis = 0; axis < axes.size(); ++axis) {
-    for (int64_t part = 0; part < common.num_axes(); ++part) {
-      if (contains(axes[axis], part)) {
-        on_common.placements[part] = layout.placements[axis];
-      }
-    }
-  }
-  for (size_t dim = 0; dim < layout.order.size(); ++dim) {
-    auto& order = on_common.order[dim];
-    for (const int64_t axis : layout.order[dim]) {
-      for (int64_t part = 0; part < common.num_axes(); ++part) {
-        if (contains(axes[axis], part)) {
-          order.push_back(part);
-        }
-      }
-    }
-    const auto size = shape[dim];
-    const bool is_same =
-        common.num_ranks() <= kMostRanksCompared &&
-        for_all_coordinates(common, order, [&](const Coordinate& coordinate) {
-          return local_indices(on_common, common, static_cast<int64_t>(dim), size, coordinate) ==
-                 local_indices(layout, view, static_cast<int64_t>(dim), size,
-                               on_view(common, axes, coordinate));
-        });
-    if (!is_same) {
-      return std::nullopt;
-    }
-  }
-  while (!on_common.order.empty() && on_common.order.back().empty()) {
-    on_common.order.pop_back();
-  }
-  return on_common;
-}
-
 MeshChange plan_mesh_change(const MeshChangeTask& task, const MeshChangeCosts& models,
                             std::optional<int64_t> max_bytes) {
   return Candidates(task, models, max_bytes).best();
+}
+
+std::vector<std::vector<int64_t>> bytes_matrix(const MeshChange& change) {
+  const auto ranks = all_ranks(change.task);
+  std::vector<std::vector<int64_t>> bytes(ranks.size(), std::vector<int64_t>(ranks.size()));
+  if (change.transfer.has_value()) {
+    bytes = bytes_matrix(*change.transfer);
+  }
+  if (change.before.has_value()) {
+    PlanBytes(*change.before, change.task.src_mesh.ranks, ranks).add_to(bytes);
+  }
+  if (change.after.has_value()) {
+    PlanBytes(*change.after, change.task.dst_mesh.ranks, ranks).add_to(bytes);
+  }
+  return bytes;
+}
+
+std::optional<int64_t> least_busiest_bytes(const MeshChangeTask& task) {
+  if (!axes_where(task.src_mesh.mesh, task.src, &Placement::is_partial).empty() ||
+      !axes_where(task.dst_mesh.mesh, task.dst, &Placement::is_partial).empty()) {
+    return std::nullopt;
+  }
+  return loads_of(plan_transfer(task)).bound;
 }
 
 std::string to_string(const MeshChange& change) {

@@ -16,29 +16,12 @@
 #include <string>
 #include <vector>
 
+#include "planner/common_mesh.h"
 #include "planner/plan.h"
 #include "planner/search.h"
 #include "planner/transfer.h"
 
 namespace funcol {
-
-// A mesh of which two other meshes are views: each of their axes is one or several neighbouring axes of it.
-struct CommonMesh {
-  Mesh mesh;  // `merged` has the sets of axes that have a process group in one of the views
-  std::vector<AxisSet> src_axes;  // in `mesh`, by axis of the source mesh; none for axes of one rank
-  std::vector<AxisSet> dst_axes;
-
-  friend bool operator==(const CommonMesh&, const CommonMesh&) = default;
-};
-
-// Nothing unless both meshes have the same ranks in the same order, and each axis of the common mesh is an
-// axis of one of them: other axes have no process group.
-std::optional<CommonMesh> common_mesh(const RankedMesh& src, const RankedMesh& dst);
-
-// The layout of a `view` of `common`, of which `axes` are the axes, on `common`. Nothing if there is none, as
-// for uneven shards along an axis that is several axes of `common`.
-std::optional<Layout> layout_on_common(const Mesh& common, const std::vector<AxisSet>& axes, const Mesh& view,
-                                       const Layout& layout, const std::vector<int64_t>& shape);
 
 // One after the other; those that are left out have nothing to do.
 struct MeshChange {
@@ -66,6 +49,14 @@ struct MeshChangeCosts {
 // partials have to be reduced before.
 MeshChange plan_mesh_change(const MeshChangeTask& task, const MeshChangeCosts& models,
                             std::optional<int64_t> max_bytes = std::nullopt);
+
+// Bytes by sender and receiver, both as places in all_ranks(change.task), of all parts together. An
+// all_reduce counts as a reduce_scatter and an all_gather.
+std::vector<std::vector<int64_t>> bytes_matrix(const MeshChange& change);
+
+// The least bytes that the busiest rank sends in any plan that moves each element to each rank that lacks it.
+// Nothing where values are partial: what their reduction sends depends on the backend.
+std::optional<int64_t> least_busiest_bytes(const MeshChangeTask& task);
 
 // "P(sum)S(0)->RS(0) | RS(0) => S(1) | S(1)->R".
 std::string to_string(const MeshChange& change);

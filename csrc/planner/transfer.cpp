@@ -208,6 +208,7 @@ class Ranges {
     }
     range.holders = src_.ranks_of(src_block);
     const auto& wanting = dst_.ranks_of(dst_block);
+    std::ranges::set_intersection(wanting, range.holders, std::back_inserter(range.keepers));
     range.receivers.reserve(wanting.size());
     std::ranges::set_difference(wanting, range.holders, std::back_inserter(range.receivers));
     return range;

@@ -46,6 +46,7 @@ struct TransferRange {
   std::vector<Intervals> indices;  // by dim, ascending; never empty
   int64_t numel = 1;
   std::vector<int64_t> holders;    // ranks that hold it, ascending
+  std::vector<int64_t> keepers;    // ranks that hold it and want it, ascending
   std::vector<int64_t> receivers;  // ranks that want it and do not hold it, ascending
 
   friend bool operator==(const TransferRange&, const TransferRange&) = default;

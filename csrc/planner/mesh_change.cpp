@@ -148,7 +148,6 @@ class Candidates {
         src_bytes_(largest_bytes(task.src_mesh.mesh, task.src, task)) {}
 
   MeshChange best() {
-    add_on_common_mesh();
     const auto& mesh = task_.src_mesh.mesh;
     const auto partial = axes_where(mesh, task_.src, &Placement::is_partial);
     const auto reduced = with_placements(task_.src, partial, Placement::replicate());
@@ -156,6 +155,7 @@ class Candidates {
     if (const auto scattered = with_shards(mesh, reduced, partial, task_.shape)) {
       add_transfers(*scattered);
     }
+    add_on_common_mesh();
     if (!best_.has_value()) {
       refuse();
     }
@@ -184,12 +184,23 @@ class Candidates {
       return;
     }
     auto plan = planned(common->mesh, *std::move(src), *std::move(dst), common_model(*common, models_));
-    if (plan.has_value()) {
+    if (plan.has_value() && (!best_.has_value() || sends_little(*plan))) {
       MeshChange change{task_, common, std::move(plan), {}, {}, 0, 0};
       change.cost = change.before->cost;
       change.peak_bytes = change.before->peak_bytes;
       add(std::move(change));
     }
+  }
+
+  // Whether no rank sends more than the busiest one has to in a transfer. The least cost of a small tensor
+  // may be that of gathering it everywhere; but many small tensors travel together.
+  bool sends_little(const Plan& plan) const {
+    const auto bound = least_busiest_bytes(task_);
+    int64_t sent = 0;
+    for (const auto& step : plan.steps) {
+      sent += step.bytes_sent;
+    }
+    return !bound.has_value() || sent <= *bound;
   }
 
   // Adds the plans that transfer the tensor as `src`.

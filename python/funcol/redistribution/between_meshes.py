@@ -60,6 +60,11 @@ def redistribute_between(
     """``dtensors``, all on one other mesh, with placements of ``targets`` on ``mesh``."""
     _check(dtensors)
     src_mesh = dtensors[0].device_mesh
+    if src_mesh.device_type != mesh.device_type:
+        raise ValueError(
+            f"funcol::redistribute: from {src_mesh} on {src_mesh.device_type} to {mesh} on "
+            f"{mesh.device_type}. Both meshes have to be of one kind of device: move the local tensors first."
+        )
     models = None
     if cost_model is not None:
         models = models_for(cost_model, mesh_of(src_mesh), mesh_of(mesh))
@@ -228,11 +233,6 @@ def mesh_pair(src: DeviceMesh, dst: DeviceMesh) -> tuple[list[int], list[int], i
     No group on a rank of neither mesh. All ranks of both meshes find the same group: it is a group of one of
     the meshes or of a mesh that one of them was sliced from, or the world.
     """
-    if src.device_type != dst.device_type:
-        raise ValueError(
-            f"funcol::redistribute: from {src} on {src.device_type} to {dst} on {dst.device_type}. Both "
-            "meshes have to be of one kind of device: move the local tensors first."
-        )
     ranks = ranks_of(src), ranks_of(dst)
     everybody = set(ranks[0]) | set(ranks[1])
     own = dist.get_rank()

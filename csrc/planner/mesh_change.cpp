@@ -195,12 +195,11 @@ class Candidates {
   // Whether no rank sends more than the busiest one has to in a transfer. The least cost of a small tensor
   // may be that of gathering it everywhere; but many small tensors travel together.
   bool sends_little(const Plan& plan) const {
-    const auto bound = least_busiest_bytes(task_);
     int64_t sent = 0;
     for (const auto& step : plan.steps) {
       sent += step.bytes_sent;
     }
-    return !bound.has_value() || sent <= *bound;
+    return !bound_.has_value() || sent <= *bound_;
   }
 
   // Adds the plans that transfer the tensor as `src`.
@@ -228,6 +227,9 @@ class Candidates {
   bool add_transfer(MeshChange change, const Layout& src, const Layout& dst) {
     change.transfer = plan_transfer({task_.src_mesh, src, task_.dst_mesh, dst, task_.shape, task_.itemsize});
     const auto loads = loads_of(*change.transfer);
+    if (src == task_.src && dst == task_.dst) {
+      bound_ = loads.bound;
+    }
     const bool waits_for_senders = loads.busiest_sender > loads.busiest_receiver;
     if (dst != task_.dst) {
       change.after = planned(task_.dst_mesh.mesh, dst, task_.dst, models_.dst);
@@ -284,6 +286,7 @@ class Candidates {
   Costs src_costs_;
   Costs dst_costs_;
   int64_t src_bytes_;
+  std::optional<int64_t> bound_;  // the least that the busiest rank sends; none where values are partial
   std::optional<MeshChange> best_;
   std::string why_not_;
   int64_t least_peak_ = std::numeric_limits<int64_t>::max();

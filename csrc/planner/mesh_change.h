@@ -6,7 +6,7 @@
 //   - The same to shards of what ranks of the target mesh replicate, and gathers there: for few senders and
 //     many replicas.
 //   - A redistribution on a mesh of which both meshes are views, if they have the same ranks in the same
-//   order.
+//     order, and if no rank sends more in it than the busiest one has to.
 //
 // Worked case, S(0)S(1) on {dp: 4, tp: 2} -> S(0) on {tp: 8} of the same ranks: both are views of 4 x 2
 // ranks, on which the target is S(0)S(0). One all_to_all over tp, among 2 ranks, costs less than one among 8.

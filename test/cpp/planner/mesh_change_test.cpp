@@ -35,6 +35,11 @@ TEST(MeshChange, HasNoStepsWhereEachRankHoldsWhatItWants) {
   EXPECT_EQ(change.cost, 0);
 }
 
+TEST(MeshChange, DoesNotGatherASmallTensorEverywhere) {
+  const auto task = change_of(ranked({4}), {"S0"}, ranked({2, 2}, 0, {0b11}), {"R,S1"}, {256, 256});
+  EXPECT_EQ(to_string(planned(task)), "S(0) => RS(1)");
+}
+
 TEST(MeshChange, IsATransferBetweenOtherRanks) {
   const auto change = planned(change_of(ranked({2}), {"S0"}, ranked({2}, 2), {"S1"}, {64, 64}));
   EXPECT_EQ(to_string(change), "S(0) => S(1)");

@@ -16,6 +16,7 @@ void bind_info(PyObject* module);
 void bind_propagation(PyObject* module);
 void bind_pyobjects(PyObject* module);
 void bind_dtensor(PyObject* module);
+void bind_mesh_changes(PyObject* module);
 void bind_fsdp(PyObject* module);
 
 }  // namespace funcol::python

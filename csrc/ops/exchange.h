@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include "async/pending_collective.h"
 #include "comm/process_group.h"
 
 namespace funcol {
@@ -14,6 +15,12 @@ namespace funcol {
 c10::intrusive_ptr<c10d::Work> exchange(const at::Tensor& source, const at::Tensor& out,
                                         std::vector<int64_t> output_splits, std::vector<int64_t> input_splits,
                                         c10d::ProcessGroup& group);
+
+// An exchange of the elements of a flat tensor in which only ranks that have elements for each other take
+// part: by sends and receives between pairs, which no backend has to set up for the whole group. Its output
+// is the received elements, in the order of the senders.
+PendingCollective::Start start_exchange_in_pairs(const at::Tensor& input, at::IntArrayRef output_splits,
+                                                 at::IntArrayRef input_splits, const GroupPtr& group);
 
 // Splits of an exchange in which this rank has to do with rank `root` alone: `size` there, 0 elsewhere.
 template <typename Size>

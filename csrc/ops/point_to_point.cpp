@@ -1,3 +1,5 @@
+#include <c10/util/accumulate.h>
+
 #include <algorithm>
 #include <limits>
 #include <mutex>
@@ -8,6 +10,7 @@
 #include "comm/orphaned_works.h"
 #include "compat/missing_operators.h"
 #include "ops/collectives.h"
+#include "ops/exchange.h"
 #include "ops/forwarded.h"
 #include "ops/kinds.h"
 #include "ops/meta.h"
@@ -80,6 +83,14 @@ class AllOf final : public c10d::Work {
   std::vector<c10::intrusive_ptr<c10d::Work>> unwaited_;
   std::mutex wait_mutex_;
 };
+
+// Null if there are none.
+c10::intrusive_ptr<c10d::Work> all_of(std::vector<c10::intrusive_ptr<c10d::Work>> works) {
+  if (works.empty()) {
+    return {};
+  }
+  return c10::make_intrusive<AllOf>(std::move(works));
+}
 
 // Keeps the started operations of a batch alive, of which a later one failed to start.
 void leave_running(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> buffers,
@@ -162,9 +173,49 @@ Start start_batch_p2p(const std::vector<std::string>& kinds, at::IntArrayRef pee
     }
     throw;
   }
-  auto work = coalesces ? group->endCoalescing(device)
-                        : c10::intrusive_ptr<c10d::Work>(c10::make_intrusive<AllOf>(std::move(works)));
+  auto work = coalesces ? group->endCoalescing(device) : all_of(std::move(works));
   return {kOp, group, std::move(work), std::move(buffers), std::move(outputs), {}};
+}
+
+// All ranks take pairs in one order, by the lower rank and then by the higher one, and in each pair the lower
+// rank sends first. A backend may block in an operation until the peer has come to it.
+Start start_exchange_in_pairs(const at::Tensor& input, at::IntArrayRef output_splits,
+                              at::IntArrayRef input_splits, const GroupPtr& group) {
+  constexpr int64_t kTag = 7411;  // apart from sends of the program, which mostly have tag 0
+  const BelowAutograd below_autograd;
+  const auto source = contiguous_input(input);
+  const auto received = fresh_tensor({c10::sum_integers(output_splits)}, source);
+  std::vector<c10::intrusive_ptr<c10d::Work>> works;
+  std::vector<at::Tensor> buffers{source};
+  const auto keep = [&](const at::Tensor& part) { return buffers.emplace_back(part); };
+  try {
+    int64_t sent_begin = 0;
+    int64_t received_begin = 0;
+    for (int64_t peer = 0; peer < group->getSize(); ++peer) {
+      const auto send_part = [&] {
+        if (input_splits[peer] > 0) {
+          works.push_back(send(keep(source.narrow(0, sent_begin, input_splits[peer])), peer, kTag, *group));
+        }
+      };
+      const bool is_lower = group->getRank() < peer;
+      if (is_lower) {
+        send_part();
+      }
+      if (output_splits[peer] > 0) {
+        works.push_back(
+            receive(keep(received.narrow(0, received_begin, output_splits[peer])), peer, kTag, *group));
+      }
+      if (!is_lower) {
+        send_part();
+      }
+      sent_begin += input_splits[peer];
+      received_begin += output_splits[peer];
+    }
+  } catch (...) {
+    leave_running(all_of(std::move(works)), std::move(buffers), {});
+    throw;
+  }
+  return {"redistribute", group, all_of(std::move(works)), std::move(buffers), {received}, {}};
 }
 
 namespace {

@@ -9,7 +9,7 @@
 namespace funcol::python {
 namespace {
 
-constexpr std::array<std::string_view, 11> kNames = {
+constexpr std::array<std::string_view, 12> kNames = {
     "mesh_axes",
     "make_spec",
     "redistribution_target",
@@ -21,6 +21,7 @@ constexpr std::array<std::string_view, 11> kNames = {
     "gradient_of_to_local",
     "gradient_of_from_local",
     "gradient_of_redistribute",
+    "mesh_pair",
 };
 
 std::array<PyObject*, kNames.size()> functions{};  // under the GIL; never released

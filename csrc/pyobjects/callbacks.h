@@ -22,6 +22,7 @@ enum class Callback {
   kGradientOfToLocal,        // gradients of DTensor's methods, where C++ does not serve them
   kGradientOfFromLocal,
   kGradientOfRedistribute,
+  kMeshPair,  // ranks of two meshes, and a process group of all of them
 };
 
 // RuntimeError naming the function if the module that has it is not loaded.

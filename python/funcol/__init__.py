@@ -57,6 +57,7 @@ from .compiled.remaps import (  # noqa: E402
 from .dropin import install, installed, uninstall  # noqa: E402
 from .redistribution import cost_models, planning  # noqa: E402
 from .redistribution.cost_models import AlphaBeta, AxisCost, LinkCost, StepCounts  # noqa: E402
+from .redistribution.mesh_changes import MeshChange, plan_mesh_change  # noqa: E402
 from .redistribution.planning import (  # noqa: E402
     Plan,
     Step,
@@ -118,6 +119,7 @@ __all__ = [
     "AxisCost",
     "CommTensor",
     "LinkCost",
+    "MeshChange",
     "Plan",
     "Step",
     "StepCounts",
@@ -138,6 +140,7 @@ __all__ = [
     "is_pending",
     "isend_inplace",
     "local_map_hop",
+    "plan_mesh_change",
     "plan_redistribution",
     "redistribute",
     "redistribute_local_tensor",

@@ -21,6 +21,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from .. import _C
 from . import callbacks as callbacks  # which C++ calls
+from .between_meshes import are_different, redistribute_between
 from .cost_models import CostModel
 from .gradients import Redistribute, RedistributeMany
 from .moving import How, axes_with_own_rules, how_to_move, make_dtensor, move
@@ -70,6 +71,16 @@ def redistribute(
     """``dtensor`` with other ``placements``, one for each axis of its mesh. All ranks of the mesh call it
     alike.
 
+    On another ``device_mesh``, of the same ranks or of others, placements are those on that mesh, and all
+    ranks of both meshes call it alike, eagerly. The plan is that of :func:`funcol.plan_mesh_change`: partial
+    values are reduced before they leave, and each element is sent once to each rank that lacks it, or
+    collectives move it where they cost less. As PyTorch has it, a rank outside of a mesh has DTensors on it,
+    too, with an empty local tensor: such a ``dtensor`` is ``DTensor.from_local(torch.empty(0), mesh,
+    placements, run_check=False, shape=shape, stride=stride)``, and has to require a gradient where it does so
+    elsewhere. Gradients come back if ``device_mesh`` has all ranks of the source; else a backward pass that
+    asks for one is a ``ValueError``. So are meshes of different devices, and meshes whose ranks no process
+    group has in common.
+
     ``shard_order`` lists ``(dim, axes)``: which axes cut the dim, first cut first; by default axes cut in the
     order of the mesh. ``forward_dtype`` is the dtype that is sent and that the result has; ``backward_dtype``
     the one in which the gradient is sent (default: the input's), which then gets the dtype of the input.
@@ -86,8 +97,21 @@ def redistribute(
     if placements is None:
         raise ValueError("funcol::redistribute: no placements. Pass one for each axis of the mesh.")
     order = None if shard_order is None else tuple((dim, tuple(axes)) for dim, axes in sorted(shard_order))
-    how = how_to_move(dtensor.device_mesh, async_op, cost_model, max_bytes)
     target = tuple(placements)
+    if are_different(dtensor.device_mesh, device_mesh):
+        assert device_mesh is not None
+        return redistribute_between(
+            [dtensor],
+            device_mesh,
+            [target],
+            order,
+            forward_dtype=forward_dtype,
+            backward_dtype=backward_dtype,
+            async_op=async_op,
+            cost_model=cost_model,
+            max_bytes=max_bytes,
+        )[0]
+    how = how_to_move(dtensor.device_mesh, async_op, cost_model, max_bytes)
     if not torch.compiler.is_compiling():
         moved: DTensor = _C.redistribute_dtensor(
             dtensor,
@@ -130,6 +154,7 @@ def redistribute_many(
     dtensors: Iterable[DTensor],
     placements: Sequence[Placement] | Sequence[Sequence[Placement]],
     *,
+    device_mesh: DeviceMesh | None = None,
     async_op: bool = False,
     cost_model: CostModel | None = None,
     max_bytes: int | None = None,
@@ -152,12 +177,22 @@ def redistribute_many(
     anything of any tensor is sent; ``NotImplementedError`` if the tensors are on several meshes. No tensors:
     an empty list.
 
+    To another ``device_mesh``, as :func:`redistribute` has it, all tensors of a dtype travel in one
+    all_to_all among the ranks of both meshes; where no process group has just these, in sends and receives
+    between pairs of them, in which other ranks take no part.
+
     PyTorch counterpart: ``DTensor.redistribute``, in a loop.
     """
     tensors = list(dtensors)
     targets = _targets_of_many(placements, len(tensors))
     if not tensors:
         return []
+    if device_mesh is not None and any(
+        isinstance(tensor, DTensor) and are_different(tensor.device_mesh, device_mesh) for tensor in tensors
+    ):
+        return redistribute_between(
+            tensors, device_mesh, targets, async_op=async_op, cost_model=cost_model, max_bytes=max_bytes
+        )
 
     def one_by_one() -> list[DTensor]:
         return [

@@ -21,9 +21,9 @@ def step_rows(plan: Plan, unit: str = "") -> Rows:
             str(step),
             step.before,
             step.after,
-            _bytes(step.bytes_sent),
+            bytes_text(step.bytes_sent),
             f"{step.cost:.4g}",
-            _bytes(step.peak_bytes),
+            bytes_text(step.peak_bytes),
         )
         for step in plan.steps
     ]
@@ -31,9 +31,9 @@ def step_rows(plan: Plan, unit: str = "") -> Rows:
         "total",
         plan.src,
         plan.dst,
-        _bytes(sum(step.bytes_sent for step in plan.steps)),
+        bytes_text(sum(step.bytes_sent for step in plan.steps)),
         f"{plan.cost:.4g}",
-        _bytes(plan.peak_bytes),
+        bytes_text(plan.peak_bytes),
     )
     return [header, *rows, total]
 
@@ -105,6 +105,6 @@ def num_ranks(plan: Plan) -> int:
     return math.prod(plan.mesh.sizes)
 
 
-def _bytes(count: int) -> str:
+def bytes_text(count: int) -> str:
     power = min(max(count.bit_length() - 1, 0) // 10, 4)
     return f"{count} B" if power == 0 else f"{count / 1024**power:.1f} {' KMGT'[power]}iB"

@@ -54,7 +54,7 @@ def plan_redistribution(
     """
     # C++ knows device meshes and the default model: objects of Python cost as much as the search does.
     known_mesh = mesh if isinstance(mesh, DeviceMesh) else mesh_of(mesh)
-    tensor = _read_tensor("plan_redistribution", shape, dtype)
+    tensor = read_tensor("plan_redistribution", shape, dtype)
     orders = shard_order(src_shard_order, mesh), shard_order(dst_shard_order, mesh)
     model = None if cost_model is None else model_for(cost_model, mesh_of(mesh))
     return _C.plan_redistribution(src, dst, known_mesh, *tensor, *orders, model, max_bytes)
@@ -77,7 +77,7 @@ def greedy_redistribution(
     PyTorch counterpart: ``DTensorRedistributePlanner.generate_greedy_transform_infos``.
     """
     known_mesh = mesh_of(mesh)
-    tensor = _read_tensor("greedy_redistribution", shape, dtype)
+    tensor = read_tensor("greedy_redistribution", shape, dtype)
     orders = shard_order(src_shard_order, mesh), shard_order(dst_shard_order, mesh)
     model = model_for(cost_model, known_mesh)
     return _C.greedy_redistribution(src, dst, known_mesh, *tensor, *orders, model)
@@ -146,7 +146,7 @@ def dtype_of(name: str) -> torch.dtype:
     return dtype
 
 
-def _read_tensor(op: str, shape: Sequence[int], dtype: torch.dtype | str) -> tuple[list[int], int]:
+def read_tensor(op: str, shape: Sequence[int], dtype: torch.dtype | str) -> tuple[list[int], int]:
     """The sizes of a tensor, and the bytes of an element."""
     sizes = list(shape)
     for size in sizes:

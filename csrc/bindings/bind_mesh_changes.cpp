@@ -1,0 +1,166 @@
+// Plans between meshes, and the redistribution of DTensors from one mesh to another.
+#include <pybind11/operators.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bindings/bindings.h"
+#include "dtensor/mesh_changes.h"
+#include "planner/mesh_change.h"
+#include "pyobjects/layouts.h"
+#include "pyobjects/without_gil.h"
+
+namespace funcol::python {
+namespace {
+
+using Models = std::optional<std::pair<CostModel, CostModel>>;
+
+std::optional<MeshChangeCosts> costs(const Models& models) {
+  return models.has_value() ? std::optional(MeshChangeCosts{models->first, models->second}) : std::nullopt;
+}
+
+// A mesh, and the ranks that the caller gives it; those of a DeviceMesh are its own.
+RankedMesh ranked(py::handle mesh, const std::optional<std::vector<int64_t>>& ranks) {
+  return ranks.has_value() ? RankedMesh{to_mesh(mesh), *ranks} : to_ranked_mesh(mesh);
+}
+
+MeshChange plan(py::handle src, py::handle dst,
+                std::pair<py::object, std::optional<std::vector<int64_t>>> mesh,
+                std::pair<py::object, std::optional<std::vector<int64_t>>> to_mesh,
+                std::vector<int64_t> shape, int64_t itemsize, py::handle src_order, py::handle dst_order,
+                const Models& models, std::optional<int64_t> max_bytes) {
+  const auto num_dims = static_cast<int64_t>(shape.size());
+  MeshChangeTask task{ranked(mesh.first, mesh.second),
+                      {},
+                      ranked(to_mesh.first, to_mesh.second),
+                      {},
+                      std::move(shape),
+                      itemsize};
+  const auto layout = [&](const char* side, py::handle placements, py::handle order, const Mesh& on) {
+    return make_layout(std::string("plan_mesh_change: ") + side, to_placements(placements),
+                       to_shard_order(order), on, num_dims);
+  };
+  task.src = layout("src", src, src_order, task.src_mesh.mesh);
+  task.dst = layout("dst", dst, dst_order, task.dst_mesh.mesh);
+  const WithoutGil no_gil;
+  return plan_mesh_change(task,
+                          costs(models).value_or(MeshChangeCosts{default_alpha_beta(task.src_mesh.mesh),
+                                                                 default_alpha_beta(task.dst_mesh.mesh)}),
+                          max_bytes);
+}
+
+py::tuple tuple_of(const std::vector<int64_t>& values) { return py::cast(values).cast<py::tuple>(); }
+
+py::tuple matrix_of(const std::vector<std::vector<int64_t>>& rows) {
+  py::list list;
+  for (const auto& row : rows) {
+    list.append(tuple_of(row));
+  }
+  return py::tuple(list);
+}
+
+// (begin, size) of each interval, by dim.
+py::tuple indices_of(const TransferRange& range) {
+  py::list dims;
+  for (const auto& intervals : range.indices) {
+    py::list pairs;
+    for (const auto& interval : intervals) {
+      pairs.append(py::make_tuple(interval.begin, interval.size));
+    }
+    dims.append(py::tuple(pairs));
+  }
+  return py::tuple(dims);
+}
+
+void bind_transfer(py::module m) {
+  py::class_<TransferRange>(m, "TransferRange")
+      .def_property_readonly("indices", indices_of)
+      .def_readonly("numel", &TransferRange::numel)
+      .def_property_readonly("holders", [](const TransferRange& self) { return tuple_of(self.holders); })
+      .def_property_readonly("keepers", [](const TransferRange& self) { return tuple_of(self.keepers); })
+      .def_property_readonly("receivers", [](const TransferRange& self) { return tuple_of(self.receivers); });
+  py::class_<TransferMessage>(m, "TransferMessage")
+      .def_readonly("sender", &TransferMessage::sender)
+      .def_readonly("receiver", &TransferMessage::receiver)
+      .def_readonly("range", &TransferMessage::range)
+      .def_readonly("begin", &TransferMessage::begin)
+      .def_readonly("size", &TransferMessage::size);
+  py::class_<Transfer>(m, "Transfer")
+      .def_property_readonly("src", [](const Transfer& self) { return to_string(self.task.src); })
+      .def_property_readonly("dst", [](const Transfer& self) { return to_string(self.task.dst); })
+      .def_readonly("ranges", &Transfer::ranges)
+      .def_readonly("messages", &Transfer::messages)
+      .def_property_readonly("busiest_sender",
+                             [](const Transfer& self) { return loads_of(self).busiest_sender; })
+      .def_property_readonly("bound", [](const Transfer& self) { return loads_of(self).bound; })
+      .def("__str__", [](const Transfer& self) { return to_string(self); })
+      .def(py::self == py::self);
+}
+
+void bind_plan(py::module m) {
+  py::class_<MeshChange>(m, "MeshChange")
+      .def_readonly("before", &MeshChange::before)
+      .def_readonly("transfer", &MeshChange::transfer)
+      .def_readonly("after", &MeshChange::after)
+      .def_property_readonly("is_on_common_mesh",
+                             [](const MeshChange& self) { return self.common.has_value(); })
+      .def_property_readonly("src_mesh", [](const MeshChange& self) { return self.task.src_mesh.mesh; })
+      .def_property_readonly("dst_mesh", [](const MeshChange& self) { return self.task.dst_mesh.mesh; })
+      .def_property_readonly("src_ranks",
+                             [](const MeshChange& self) { return tuple_of(self.task.src_mesh.ranks); })
+      .def_property_readonly("dst_ranks",
+                             [](const MeshChange& self) { return tuple_of(self.task.dst_mesh.ranks); })
+      .def_property_readonly("ranks", [](const MeshChange& self) { return tuple_of(all_ranks(self.task)); })
+      .def_property_readonly("src", [](const MeshChange& self) { return to_string(self.task.src); })
+      .def_property_readonly("dst", [](const MeshChange& self) { return to_string(self.task.dst); })
+      .def_property_readonly("shape", [](const MeshChange& self) { return tuple_of(self.task.shape); })
+      .def_property_readonly("itemsize", [](const MeshChange& self) { return self.task.itemsize; })
+      .def_readonly("cost", &MeshChange::cost)
+      .def_readonly("peak_bytes", &MeshChange::peak_bytes)
+      .def_property_readonly("bytes", [](const MeshChange& self) { return matrix_of(bytes_matrix(self)); })
+      .def_property_readonly("bound", [](const MeshChange& self) { return least_busiest_bytes(self.task); })
+      .def("as_transfer",
+           [](const MeshChange& self) {
+             return self.transfer.has_value() ? *self.transfer : plan_transfer(self.task);
+           })
+      .def("__str__", [](const MeshChange& self) { return to_string(self); })
+      .def("__repr__", [](const MeshChange& self) { return "<funcol.MeshChange " + to_string(self) + ">"; })
+      .def(py::self == py::self);
+  m.def("plan_mesh_change", plan, py::arg("src"), py::arg("dst"), py::arg("mesh"), py::arg("to_mesh"),
+        py::arg("shape"), py::arg("itemsize"), py::arg("src_order"), py::arg("dst_order"), py::arg("models"),
+        py::arg("max_bytes"));
+}
+
+}  // namespace
+
+void bind_mesh_changes(PyObject* module) {
+  auto m = py::reinterpret_borrow<py::module>(module);
+  bind_transfer(m);
+  bind_plan(m);
+  m.def(
+      "change_mesh",
+      [](const py::list& dtensors, py::handle device_mesh, const py::list& placements, py::handle order,
+         bool async_op, const Models& models, std::optional<int64_t> max_bytes) -> py::object {
+        auto moved =
+            change_mesh(dtensors, device_mesh, placements, order, {async_op, costs(models), max_bytes});
+        return moved ? moved : py::none();
+      },
+      py::arg("dtensors"), py::arg("device_mesh"), py::arg("placements"), py::arg("order"),
+      py::arg("async_op"), py::arg("models"), py::arg("max_bytes"));
+  m.def(
+      "change_mesh_of_locals",
+      [](const py::list& locals, const py::list& src_specs, const py::list& dst_specs, bool async_op,
+         const Models& models, std::optional<int64_t> max_bytes) -> py::object {
+        auto moved =
+            change_mesh_of_locals(locals, src_specs, dst_specs, {async_op, costs(models), max_bytes});
+        return moved ? moved : py::none();
+      },
+      py::arg("locals"), py::arg("src_specs"), py::arg("dst_specs"), py::arg("async_op"), py::arg("models"),
+      py::arg("max_bytes"));
+}
+
+}  // namespace funcol::python

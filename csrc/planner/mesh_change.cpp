@@ -1,0 +1,340 @@
+#include "planner/mesh_change.h"
+
+#include <algorithm>
+#include <limits>
+#include <stdexcept>
+#include <utility>
+
+#include "layout/tensor_meta.h"
+
+namespace funcol {
+namespace {
+
+// The model of the common mesh: each axis costs what it costs as an axis of a view.
+CostModel common_model(const CommonMesh& common, const MeshChangeCosts& models) {
+  const auto* src = std::get_if<AlphaBeta>(&models.src);
+  const auto* dst = std::get_if<AlphaBeta>(&models.dst);
+  if (src == nullptr || dst == nullptr) {
+    return models.src;
+  }
+  AlphaBeta model{{}, src->copy};
+  for (size_t axis = 0; axis < common.mesh.sizes.size(); ++axis) {
+    const int64_t of_src = view_axis(common.src_axes, axis);
+    model.axes.push_back(of_src >= 0 ? src->axes.at(of_src) : dst->axes.at(view_axis(common.dst_axes, axis)));
+  }
+  return model;
+}
+
+std::vector<int64_t> axes_where(const Mesh& mesh, const Layout& layout, bool (Placement::*is)() const) {
+  std::vector<int64_t> axes;
+  for (int64_t axis = 0; axis < mesh.num_axes(); ++axis) {
+    if (mesh.sizes[axis] > 1 && (layout.placements[axis].*is)()) {
+      axes.push_back(axis);
+    }
+  }
+  return axes;
+}
+
+Layout with_placements(Layout layout, const std::vector<int64_t>& axes, const Placement& placement) {
+  for (const int64_t axis : axes) {
+    layout.placements[axis] = placement;
+    if (placement.is_shard()) {
+      layout.order.resize(std::max(layout.order.size(), static_cast<size_t>(placement.dim) + 1));
+      layout.order[placement.dim].push_back(axis);
+    }
+  }
+  return layout;
+}
+
+// `layout` with `axes`, which cut nothing, cutting a dim last: the first one that all ranks share equally, or
+// else the longest. Nothing for a tensor without dims.
+std::optional<Layout> with_shards(const Mesh& mesh, const Layout& layout, const std::vector<int64_t>& axes,
+                                  const std::vector<int64_t>& shape) {
+  if (shape.empty() || axes.empty()) {
+    return std::nullopt;
+  }
+  for (int64_t dim = 0; dim < static_cast<int64_t>(shape.size()); ++dim) {
+    auto sharded = with_placements(layout, axes, Placement::shard(dim));
+    if (shape[dim] > 0 && is_cut_evenly(sharded, mesh, dim, shape[dim])) {
+      return sharded;
+    }
+  }
+  const auto longest = std::ranges::max_element(shape) - shape.begin();
+  return with_placements(layout, axes, Placement::shard(longest));
+}
+
+int64_t largest_bytes(const Mesh& mesh, const Layout& layout, const MeshChangeTask& task) {
+  const Coordinate first(mesh.sizes.size(), 0);
+  return num_elements(local_shape(layout, mesh, task.shape, first)) * task.itemsize;
+}
+
+int64_t num_common(const Intervals& a, const Intervals& b) {
+  int64_t sum = 0;
+  for (const auto& one : a) {
+    for (const auto& other : b) {
+      sum += std::max<int64_t>(std::min(one.end(), other.end()) - std::max(one.begin, other.begin), 0);
+    }
+  }
+  return sum;
+}
+
+// What ranks send each other in the steps of a plan. `ranks` are those of its mesh, `all` those of the
+// matrix.
+class PlanBytes {
+ public:
+  PlanBytes(const Plan& plan, const std::vector<int64_t>& ranks, const std::vector<int64_t>& all)
+      : plan_(plan) {
+    for (const int64_t rank : ranks) {
+      places_.push_back(std::ranges::lower_bound(all, rank) - all.begin());
+    }
+    std::vector<int64_t> axes;
+    for (int64_t axis = 0; axis < plan.mesh.num_axes(); ++axis) {
+      axes.push_back(axis);
+    }
+    for_all_coordinates(plan.mesh, axes, [&](const Coordinate& coordinate) {
+      coordinates_.push_back(coordinate);
+      return true;
+    });
+  }
+
+  void add_to(std::vector<std::vector<int64_t>>& bytes) const {
+    for (const auto& step : plan_.steps) {
+      if (!communicates(step.kind)) {
+        continue;
+      }
+      for (size_t from = 0; from < places_.size(); ++from) {
+        for (size_t to = 0; to < places_.size(); ++to) {
+          bytes[places_[from]][places_[to]] += from == to ? 0 : sent(step, from, to) * plan_.itemsize;
+        }
+      }
+    }
+  }
+
+ private:
+  // Elements that one rank sends another one.
+  int64_t sent(const Step& step, size_t from, size_t to) const {
+    for (int64_t axis = 0; axis < plan_.mesh.num_axes(); ++axis) {
+      // Of replicas, the one with the receiver's own coordinate sends.
+      const bool is_same = !contains(step.axes, axis) || step.before.placements[axis].is_replicate();
+      if (is_same && coordinates_[from][axis] != coordinates_[to][axis]) {
+        return 0;
+      }
+    }
+    int64_t elements = 1;
+    for (size_t dim = 0; dim < plan_.shape.size(); ++dim) {
+      elements *= num_common(held(step.before, dim, from), held(step.after, dim, to));
+    }
+    return step.kind == StepKind::kAllReduce ? 2 * elements / plan_.mesh.num_ranks(step.axes) : elements;
+  }
+
+  Intervals held(const Layout& layout, size_t dim, size_t rank) const {
+    return local_indices(layout, plan_.mesh, static_cast<int64_t>(dim), plan_.shape[dim], coordinates_[rank]);
+  }
+
+  const Plan& plan_;
+  std::vector<size_t> places_;
+  std::vector<Coordinate> coordinates_;
+};
+
+// Compares plans.
+class Candidates {
+ public:
+  Candidates(const MeshChangeTask& task, const MeshChangeCosts& models, std::optional<int64_t> max_bytes)
+      : task_(task),
+        models_(models),
+        max_bytes_(max_bytes),
+        src_costs_(models.src, task.src_mesh.mesh),
+        dst_costs_(models.dst, task.dst_mesh.mesh),
+        src_bytes_(largest_bytes(task.src_mesh.mesh, task.src, task)) {}
+
+  MeshChange best() {
+    const auto& mesh = task_.src_mesh.mesh;
+    const auto partial = axes_where(mesh, task_.src, &Placement::is_partial);
+    const auto reduced = with_placements(task_.src, partial, Placement::replicate());
+    add_transfers(reduced);
+    if (const auto scattered = with_shards(mesh, reduced, partial, task_.shape)) {
+      add_transfers(*scattered);
+    }
+    add_on_common_mesh();
+    if (!best_.has_value()) {
+      refuse();
+    }
+    return *std::move(best_);
+  }
+
+ private:
+  [[noreturn]] void refuse() const {
+    if (least_peak_ == std::numeric_limits<int64_t>::max()) {
+      throw std::invalid_argument(why_not_);
+    }
+    throw std::invalid_argument("plan_mesh_change: no plan from " + to_string(task_.src) + " to " +
+                                to_string(task_.dst) + " stays within " + std::to_string(*max_bytes_) +
+                                " bytes a rank. The least that a plan takes is " +
+                                std::to_string(least_peak_) + ".");
+  }
+
+  void add_on_common_mesh() {
+    const auto common = common_mesh(task_.src_mesh, task_.dst_mesh);
+    if (!common.has_value()) {
+      return;
+    }
+    auto src = layout_on_common(common->mesh, common->src_axes, task_.src_mesh.mesh, task_.src, task_.shape);
+    auto dst = layout_on_common(common->mesh, common->dst_axes, task_.dst_mesh.mesh, task_.dst, task_.shape);
+    if (!src.has_value() || !dst.has_value()) {
+      return;
+    }
+    auto plan = planned(common->mesh, *std::move(src), *std::move(dst), common_model(*common, models_));
+    if (plan.has_value() && (!best_.has_value() || sends_little(*plan))) {
+      MeshChange change{task_, common, std::move(plan), {}, {}, 0, 0};
+      change.cost = change.before->cost;
+      change.peak_bytes = change.before->peak_bytes;
+      add(std::move(change));
+    }
+  }
+
+  // Whether no rank sends more than the busiest one has to in a transfer. The least cost of a small tensor
+  // may be that of gathering it everywhere; but many small tensors travel together.
+  bool sends_little(const Plan& plan) const {
+    int64_t sent = 0;
+    for (const auto& step : plan.steps) {
+      sent += step.bytes_sent;
+    }
+    return !bound_.has_value() || sent <= *bound_;
+  }
+
+  // Adds the plans that transfer the tensor as `src`.
+  void add_transfers(const Layout& src) {
+    MeshChange change{task_, {}, {}, {}, {}, 0, 0};
+    if (src != task_.src) {
+      change.before = planned(task_.src_mesh.mesh, task_.src, src, models_.src);
+      if (!change.before.has_value()) {
+        return;
+      }
+    }
+    const auto& mesh = task_.dst_mesh.mesh;
+    const auto partial = axes_where(mesh, task_.dst, &Placement::is_partial);
+    const auto reduced = with_placements(task_.dst, partial, Placement::replicate());
+    if (!add_transfer(change, src, reduced)) {
+      return;
+    }
+    const auto replicated = axes_where(mesh, reduced, &Placement::is_replicate);
+    if (const auto scattered = with_shards(mesh, reduced, replicated, task_.shape)) {
+      add_transfer(std::move(change), src, *scattered);
+    }
+  }
+
+  // Whether senders are what the plan waits for.
+  bool add_transfer(MeshChange change, const Layout& src, const Layout& dst) {
+    change.transfer = plan_transfer({task_.src_mesh, src, task_.dst_mesh, dst, task_.shape, task_.itemsize});
+    const auto loads = loads_of(*change.transfer);
+    if (src == task_.src && dst == task_.dst) {
+      bound_ = loads.bound;
+    }
+    const bool waits_for_senders = loads.busiest_sender > loads.busiest_receiver;
+    if (dst != task_.dst) {
+      change.after = planned(task_.dst_mesh.mesh, dst, task_.dst, models_.dst);
+      if (!change.after.has_value()) {
+        return waits_for_senders;
+      }
+    }
+    const int64_t kept = change.before.has_value() ? src_bytes_ : 0;
+    change.cost = (change.before.has_value() ? change.before->cost : 0) + cost_of(loads) +
+                  (change.after.has_value() ? change.after->cost : 0);
+    change.peak_bytes =
+        std::max({change.before.has_value() ? change.before->peak_bytes : 0, kept + loads.peak,
+                  change.after.has_value() ? src_bytes_ + change.after->peak_bytes : 0});
+    add(std::move(change));
+    return waits_for_senders;
+  }
+
+  double cost_of(const TransferLoads& loads) const {
+    const auto all_axes = [](const RankedMesh& mesh) {
+      return static_cast<AxisSet>((uint64_t{1} << mesh.mesh.sizes.size()) - 1);
+    };
+    StepSize step{loads.total == 0 ? StepKind::kSplit : StepKind::kPermute};
+    step.bytes_whole = std::max(loads.busiest_sender, loads.busiest_receiver);
+    step.bytes_copied = loads.busiest_copier;
+    const auto on = [&](const Costs& costs, const RankedMesh& mesh) {
+      step.axes = all_axes(mesh);
+      return costs.of(step);
+    };
+    return std::max(on(src_costs_, task_.src_mesh), on(dst_costs_, task_.dst_mesh));
+  }
+
+  // Nothing, and why_not_, if there is no plan.
+  std::optional<Plan> planned(const Mesh& mesh, Layout src, Layout dst, const CostModel& model) {
+    try {
+      return plan_redistribution({mesh, task_.shape, task_.itemsize, std::move(src), std::move(dst)}, model,
+                                 max_bytes_);
+    } catch (const std::invalid_argument& error) {
+      why_not_ = error.what();
+      return std::nullopt;
+    }
+  }
+
+  void add(MeshChange change) {
+    if (max_bytes_.has_value() && change.peak_bytes > *max_bytes_) {
+      least_peak_ = std::min(least_peak_, change.peak_bytes);
+    } else if (!best_.has_value() || change.cost < best_->cost) {
+      best_ = std::move(change);
+    }
+  }
+
+  const MeshChangeTask& task_;
+  const MeshChangeCosts& models_;
+  std::optional<int64_t> max_bytes_;
+  Costs src_costs_;
+  Costs dst_costs_;
+  int64_t src_bytes_;
+  std::optional<int64_t> bound_;  // the least that the busiest rank sends; none where values are partial
+  std::optional<MeshChange> best_;
+  std::string why_not_;
+  int64_t least_peak_ = std::numeric_limits<int64_t>::max();
+};
+
+}  // namespace
+
+MeshChange plan_mesh_change(const MeshChangeTask& task, const MeshChangeCosts& models,
+                            std::optional<int64_t> max_bytes) {
+  return Candidates(task, models, max_bytes).best();
+}
+
+std::vector<std::vector<int64_t>> bytes_matrix(const MeshChange& change) {
+  const auto ranks = all_ranks(change.task);
+  std::vector<std::vector<int64_t>> bytes(ranks.size(), std::vector<int64_t>(ranks.size()));
+  if (change.transfer.has_value()) {
+    bytes = bytes_matrix(*change.transfer);
+  }
+  if (change.before.has_value()) {
+    PlanBytes(*change.before, change.task.src_mesh.ranks, ranks).add_to(bytes);
+  }
+  if (change.after.has_value()) {
+    PlanBytes(*change.after, change.task.dst_mesh.ranks, ranks).add_to(bytes);
+  }
+  return bytes;
+}
+
+std::optional<int64_t> least_busiest_bytes(const MeshChangeTask& task) {
+  if (!axes_where(task.src_mesh.mesh, task.src, &Placement::is_partial).empty() ||
+      !axes_where(task.dst_mesh.mesh, task.dst, &Placement::is_partial).empty()) {
+    return std::nullopt;
+  }
+  return loads_of(plan_transfer(task)).bound;
+}
+
+std::string to_string(const MeshChange& change) {
+  std::string text;
+  const auto add = [&](const std::string& part) { text += (text.empty() ? "" : " | ") + part; };
+  if (change.before.has_value()) {
+    add(to_string(*change.before));
+  }
+  if (change.transfer.has_value()) {
+    add(to_string(change.transfer->task.src) + " => " + to_string(change.transfer->task.dst));
+  }
+  if (change.after.has_value()) {
+    add(to_string(*change.after));
+  }
+  return text;
+}
+
+}  // namespace funcol

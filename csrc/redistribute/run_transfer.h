@@ -1,0 +1,71 @@
+// Runs the transfers of many tensors between two meshes together.
+//
+// Where a process group has exactly the ranks of both meshes, all tensors of a dtype go in one all_to_all.
+// Where the smallest group has further ranks, which need not call, ranks send and receive in pairs.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "planner/transfer.h"
+#include "redistribute/box_copy.h"
+
+namespace funcol {
+
+// The process group of a transfer.
+struct TransferGroup {
+  c10::IValue group;           // as the funcol ops take it
+  std::vector<int64_t> ranks;  // by group rank, in the world
+  bool has_others = false;     // ranks of neither mesh
+};
+
+// A transfer made ready for one rank of either mesh.
+class TransferPart {
+ public:
+  TransferPart(const Transfer& transfer, std::shared_ptr<const TransferGroup> group, int64_t rank);
+
+  // Copies between the rank's tensor and the blocks that it exchanges with another rank, which lie one after
+  // the other in a flat buffer.
+  struct Peer {
+    int64_t rank;  // in the group
+    std::vector<BoxCopy> blocks;
+    int64_t numel = 0;
+  };
+
+  const std::vector<Peer>& sent() const { return sent_; }          // by rank
+  const std::vector<Peer>& received() const { return received_; }  // by rank
+  const std::vector<BoxCopy>& kept() const { return kept_; }       // from the old tensor to the new one
+  const std::shared_ptr<const TransferGroup>& group() const { return group_; }
+  // Whether any rank sends anything.
+  bool communicates() const { return communicates_; }
+  // The most memory that a rank needs; equal on all ranks.
+  int64_t peak_bytes() const { return peak_bytes_; }
+  // {0} on a rank outside of the mesh.
+  const std::vector<int64_t>& shape_after() const { return shape_after_; }
+
+ private:
+  std::shared_ptr<const TransferGroup> group_;
+  std::vector<Peer> sent_;
+  std::vector<Peer> received_;
+  std::vector<BoxCopy> kept_;
+  bool communicates_;
+  int64_t peak_bytes_;
+  std::vector<int64_t> shape_after_;
+};
+
+struct TransferItem {
+  std::shared_ptr<const TransferPart> part;
+  at::Tensor local;  // on a rank outside of the source mesh, any tensor of the dtype and device
+};
+
+// The new local tensors: contiguous, in memory of their own, pending only with `async_op`. All ranks of both
+// meshes call it with the items in the same order. Items of one dtype travel together, as many as have peaks
+// of `together_bytes` in sum; collectives of different bundles run at the same time.
+std::vector<at::Tensor> run_transfers(const std::vector<TransferItem>& items, bool async_op,
+                                      int64_t together_bytes);
+
+}  // namespace funcol

@@ -1,0 +1,215 @@
+"""Times moves between meshes on gloo ranks, the stock way and funcol's by turns, and counts the bytes sent.
+
+    python tools/bench/mesh_to_mesh.py [--repeat N]
+
+PyTorch has no redistribution to another mesh: the stock way is ``full_tensor()`` and ``distribute_tensor()``,
+with a send of the whole tensor in between to ranks that are not in the source mesh.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+import torch.distributed as dist
+from gloo_ranks import run_on_ranks
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import Placement
+
+import funcol
+
+NUM_RANKS = 4
+TIMEOUT_S = 300
+WIDTH = 256
+NUM_LAYERS = 6
+PLAN_LIMIT_US = 1000
+
+
+class Case(NamedTuple):
+    src_shape: tuple[int, ...]
+    src_ranks: tuple[int, ...]
+    src: tuple[str, ...]
+    dst_shape: tuple[int, ...]
+    dst_ranks: tuple[int, ...]
+    dst: tuple[str, ...]
+
+    def __str__(self) -> str:
+        def side(shape: tuple[int, ...], ranks: tuple[int, ...], words: tuple[str, ...]) -> str:
+            return f"{','.join(words)} on {'x'.join(map(str, shape))} of {ranks[0]}-{ranks[-1]}"
+
+        return f"{side(*self[:3])} -> {side(*self[3:])}"
+
+
+CASES = [
+    Case((2, 2), (0, 1, 2, 3), ("S0", "S1"), (4,), (0, 1, 2, 3), ("S0",)),
+    Case((4,), (0, 1, 2, 3), ("S0",), (2, 2), (0, 1, 2, 3), ("R", "S1")),
+    Case((2, 2), (0, 1, 2, 3), ("R", "S0"), (2,), (1, 3), ("S1",)),
+    Case((2,), (0, 1), ("S0",), (2, 2), (0, 1, 2, 3), ("R", "S1")),
+    Case((2,), (0, 1), ("S0",), (2,), (2, 3), ("S1",)),
+    Case((2,), (0, 1), ("R",), (2,), (2, 3), ("S0",)),
+]
+
+
+def placed(words: tuple[str, ...]) -> tuple[Placement, ...]:
+    return tuple(Replicate() if word == "R" else Shard(int(word[1:])) for word in words)
+
+
+def weights(mesh: DeviceMesh, placements: tuple[Placement, ...]) -> list[DTensor]:
+    """Those of a Llama-like model: four square matrices and three wide ones a layer."""
+    shapes = [(WIDTH, WIDTH)] * 4 + [(4 * WIDTH, WIDTH)] * 2 + [(WIDTH, 4 * WIDTH)]
+    return [
+        distribute_tensor(torch.randn(shape), mesh, placements, src_data_rank=None)
+        for _ in range(NUM_LAYERS)
+        for shape in shapes
+    ]
+
+
+def stock(
+    tensors: list[DTensor], src_ranks: tuple[int, ...], mesh: DeviceMesh, placements: tuple[Placement, ...]
+) -> list[DTensor]:
+    dst_ranks = mesh.mesh.flatten().tolist()
+    rank = dist.get_rank()
+    moved = []
+    for tensor in tensors:
+        whole = tensor.full_tensor() if rank in src_ranks else torch.empty(tensor.shape)
+        missing = [other for other in dst_ranks if other not in src_ranks]
+        if missing and rank == src_ranks[0]:
+            for other in missing:
+                dist.send(whole, other)
+        if rank in missing:
+            dist.recv(whole, src_ranks[0])
+        moved.append(distribute_tensor(whole, mesh, placements, src_data_rank=None))
+    return moved
+
+
+def calls_of(case: Case) -> tuple[list[DTensor], dict[str, Callable[[], list[DTensor]]]]:
+    src_mesh, dst_mesh = (
+        DeviceMesh("cpu", torch.tensor(ranks).view(shape))
+        for shape, ranks in ((case.src_shape, case.src_ranks), (case.dst_shape, case.dst_ranks))
+    )
+    tensors, target = weights(src_mesh, placed(case.src)), placed(case.dst)
+    return tensors, {
+        "stock": lambda: stock(tensors, case.src_ranks, dst_mesh, target),
+        "funcol": lambda: funcol.redistribute_many(tensors, target, device_mesh=dst_mesh),
+    }
+
+
+def time_rank(rank: int, repeat: int) -> list[dict[str, Any]]:
+    records = []
+    for case in CASES:
+        torch.manual_seed(0)
+        tensors, calls = calls_of(case)
+        results = {side: call() for side, call in calls.items()}
+        for ours, theirs in zip(results["funcol"], results["stock"], strict=True):
+            if rank in case.dst_ranks and not torch.equal(ours.to_local(), theirs.to_local()):
+                raise RuntimeError(f"{case}: stock and funcol differ")
+        times: dict[str, list[float]] = {side: [] for side in calls}
+        for turn in range(repeat):
+            for side in sorted(calls, reverse=turn % 2 == 0):
+                dist.barrier()
+                begin = time.perf_counter()
+                calls[side]()
+                slowest = torch.tensor([1000 * (time.perf_counter() - begin)])
+                dist.all_reduce(slowest, dist.ReduceOp.MAX)
+                times[side].append(slowest.item())
+        counts = {}
+        for side, call in calls.items():
+            with torch.profiler.profile(
+                activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True
+            ) as profile:
+                call()
+            by_rank = torch.zeros(NUM_RANKS, dtype=torch.int64)
+            by_rank[rank] = sent_bytes(profile, rank)
+            dist.all_reduce(by_rank)
+            counts[side] = by_rank.tolist()
+        records.append({"times": times, "bytes": counts, "plan": planned_bytes(case, tensors)})
+    return records
+
+
+def sent_bytes(profile: Any, rank: int) -> int:
+    """Bytes of float32 that this rank handed to gloo for other ranks, by the sizes in the profile."""
+    total = 0
+    for event in profile.events():
+        if not event.name.startswith("gloo:"):
+            continue
+        numel = sum(torch.Size(shape).numel() for shape in event.input_shapes[:1] if shape)
+        total += 4 * numel
+    return total
+
+
+def planned_bytes(case: Case, tensors: list[DTensor]) -> dict[str, int]:
+    """What the plans send in sum, and the least that any plan sends."""
+    sent = least = 0
+    for tensor in tensors:
+        plan = funcol.plan_mesh_change(
+            *(",".join(case.src), ",".join(case.dst)),
+            *({f"a{i}": n for i, n in enumerate(shape)} for shape in (case.src_shape, case.dst_shape)),
+            tuple(tensor.shape),
+            "float32",
+            ranks=case.src_ranks,
+            to_ranks=case.dst_ranks,
+        )
+        sent += sum(map(sum, plan.bytes))
+        least += 4 * sum(message.size for message in plan.as_transfer().messages)
+    return {"sent": sent, "least": least}
+
+
+def time_plans(repeat: int) -> list[tuple[str, float]]:
+    """Microseconds of plans that are not cached, 64 ranks to 64 ranks, best of ``repeat``."""
+    cases = [
+        ("S0,S1,R", "R,S0,S1", "a=4,b=4,c=4", "a=4,b=4,c=4", 64),
+        ("S0,S1,R", "S1,S0,R", "a=4,b=4,c=4", "x=2,y=8,z=4", 0),
+        ("S0,S1,S0", "S1,S0,R", "a=4,b=4,c=4", "x=8,y=2,z=4", 32),
+        ("P,S0,S1", "S1,S0,R", "a=4,b=4,c=4", "x=4,y=4,z=4", 64),
+        ("R,R,R", "S0,S1,R", "a=4,b=4,c=4", "x=2,y=8,z=4", 64),
+    ]
+    times = []
+    for src, dst, mesh, to_mesh, first in cases:
+        best = float("inf")
+        for _ in range(repeat):
+            begin = time.thread_time()
+            funcol.plan_mesh_change(
+                *(src, dst, mesh, to_mesh, (4096, 4096), "bfloat16"), to_ranks=range(first, first + 64)
+            )
+            best = min(best, 1e6 * (time.thread_time() - begin))
+        times.append((f"{src} on {mesh} -> {dst} on {to_mesh} from rank {first}", best))
+    return times
+
+
+def bench_mesh_to_mesh(repeat: int) -> list[dict[str, Any]]:
+    """Prints a table of moves and one of plans; returns a record for each."""
+    records = []
+    print(f"{NUM_LAYERS * 7} weights of {WIDTH} to {4 * WIDTH} rows, float32, {NUM_RANKS} gloo ranks")
+    print("  slowest rank, ms: stock, funcol, ratio | MB sent: stock, funcol, plan, least")
+    measured = run_on_ranks(time_rank, NUM_RANKS, repeat, limit_s=TIMEOUT_S)
+    for case, record in zip(CASES, measured, strict=True):
+        times, plan = record["times"], record["plan"]
+        ratio = statistics.median(a / b for a, b in zip(times["funcol"], times["stock"], strict=True))
+        sent = {side: sum(by_rank) for side, by_rank in record["bytes"].items()}
+        ms = {side: statistics.median(of_side) for side, of_side in times.items()}
+        mb = [count / 1e6 for count in (sent["stock"], sent["funcol"], plan["sent"], plan["least"])]
+        print(
+            f"  {case!s:<50} {ms['stock']:8.1f} {ms['funcol']:8.1f} {ratio:6.2f} | "
+            + " ".join(f"{count:8.2f}" for count in mb)
+        )
+        records.append({"name": str(case), "ms": ms, "ratio": ratio, "bytes": sent, "plan": plan})
+    print("plans that are not cached, us of CPU time")
+    for name, us in time_plans(20 * repeat):
+        print(f"  {name:<70} {us:8.0f} {'met' if us <= PLAN_LIMIT_US else 'MISSED'}")
+        records.append({"name": f"plan {name}", "us": us})
+    return records
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeat", type=int, default=7)
+    bench_mesh_to_mesh(parser.parse_args().repeat)

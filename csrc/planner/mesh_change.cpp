@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <stdexcept>
 #include <utility>
 
@@ -87,10 +88,8 @@ class PlanBytes {
     for (const int64_t rank : ranks) {
       places_.push_back(std::ranges::lower_bound(all, rank) - all.begin());
     }
-    std::vector<int64_t> axes;
-    for (int64_t axis = 0; axis < plan.mesh.num_axes(); ++axis) {
-      axes.push_back(axis);
-    }
+    std::vector<int64_t> axes(plan.mesh.sizes.size());
+    std::iota(axes.begin(), axes.end(), 0);
     for_all_coordinates(plan.mesh, axes, [&](const Coordinate& coordinate) {
       coordinates_.push_back(coordinate);
       return true;
@@ -167,10 +166,10 @@ class Candidates {
     if (least_peak_ == std::numeric_limits<int64_t>::max()) {
       throw std::invalid_argument(why_not_);
     }
-    throw std::invalid_argument("plan_mesh_change: no plan from " + to_string(task_.src) + " to " +
-                                to_string(task_.dst) + " stays within " + std::to_string(*max_bytes_) +
-                                " bytes a rank. The least that a plan takes is " +
-                                std::to_string(least_peak_) + ".");
+    throw std::invalid_argument(
+        "plan_mesh_change: no plan from " + to_string(task_.src) + " to " + to_string(task_.dst) +
+        " stays within " + std::to_string(max_bytes_.value_or(0)) +
+        " bytes a rank. The least that a plan takes is " + std::to_string(least_peak_) + ".");
   }
 
   void add_on_common_mesh() {

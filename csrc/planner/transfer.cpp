@@ -345,11 +345,11 @@ std::string to_string(const Transfer& transfer) {
         text += (i == 0 ? "" : "+") + std::to_string(interval.begin) + ":" + std::to_string(interval.end());
       }
     }
-    text += "]";
+    text += ']';
     if (message.size != range.numel) {
       text += ", from element " + std::to_string(message.begin);
     }
-    text += "\n";
+    text += '\n';
   }
   return text;
 }

@@ -84,6 +84,7 @@ def test_tensors_of_several_dtypes_and_dims_go_in_one_call() -> None:
     assert [*itertools.chain(*run_ranks(complaints, 4, DISJOINT, items))] == []
 
 
+@pytest.mark.cpu_only  # NCCL has no reductions of bits
 @pytest.mark.parametrize("word", ["Pband", "Pbor", "Pbxor", "Pproduct"])
 def test_partials_of_integers_are_reduced_before_they_leave(word: str) -> None:
     items: list[Item] = [

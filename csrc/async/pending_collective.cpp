@@ -1,7 +1,6 @@
 #include "async/pending_collective.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/record_function.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -96,8 +95,6 @@ void PendingCollective::settle() {
   if (state_.load(std::memory_order_acquire) != State::kSettled) {
     Start finished;  // destroyed with the GIL, which Python's tensors need for that
     if (!settle_if_over(finished)) {
-      // So that a profile tells the wait from the operator that it is part of.
-      RECORD_FUNCTION("funcol::wait", c10::ArrayRef<const c10::IValue>{});
       // The GIL is released before the mutex is taken: a thread that waits for the mutex with the GIL would
       // keep the thread that has the mutex from ever getting the GIL back.
       run_blocking([&] { settle_or_block(finished); });

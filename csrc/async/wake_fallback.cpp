@@ -8,6 +8,7 @@
 #include "async/wake_fallback.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/record_function.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
@@ -208,6 +209,10 @@ void wake(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::S
 
 void settle_for_reader(const at::Tensor& tensor) {
   if (tensor.defined() && tensor.key_set().has(kWakeKey)) {
+    // So that a profile tells the wait from the operator that it is part of. In settle() itself it would
+    // disturb a profiler that notes shapes, which reads the storage of tensors, and so settles, while it
+    // notes an operator.
+    RECORD_FUNCTION("funcol::wait", c10::ArrayRef<const c10::IValue>{});
     settle(tensor);
     // A kernel that ran with the key excluded may have copied the key to a tensor that does not wait.
     correct_wake_key(*tensor.unsafeGetTensorImpl());

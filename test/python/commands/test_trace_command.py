@@ -240,3 +240,12 @@ def test_a_profile_tells_a_wait_from_the_operator_that_it_is_part_of(tmp_path: P
     spans = read_spans(tmp_path / "trace.json")
     [wait] = [span for span in spans if span.name == "funcol::wait"]
     assert any(wait.starts_in(span) for span in spans if span.name == "aten::add")
+
+
+def test_a_profile_with_shapes_has_those_of_the_operator_that_waits() -> None:
+    slow = SlowCollective(torch.full((3, 2), 7.0))
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+        result = slow.tensor + torch.ones(2)
+    assert result.tolist() == [[8, 8]] * 3
+    [added] = [event for event in profiler.events() if event.name == "aten::add"]
+    assert added.input_shapes == [[3, 2], [2], []]

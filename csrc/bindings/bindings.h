@@ -17,5 +17,6 @@ void bind_propagation(PyObject* module);
 void bind_pyobjects(PyObject* module);
 void bind_dtensor(PyObject* module);
 void bind_fsdp(PyObject* module);
+void bind_weights(PyObject* module);
 
 }  // namespace funcol::python

@@ -1,6 +1,7 @@
 #include "dtensor/forget.h"
 
 #include "dtensor/decisions.h"
+#include "dtensor/holders.h"
 #include "dtensor/native_operators.h"
 #include "dtensor/redistributions.h"
 #include "pyobjects/specs.h"
@@ -11,6 +12,7 @@ void forget() {
   forget_served_calls();
   forget_decisions();
   forget_redistributions();
+  forget_holder_moves();
   forget_specs();
 }
 

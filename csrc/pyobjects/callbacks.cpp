@@ -9,11 +9,12 @@
 namespace funcol::python {
 namespace {
 
-constexpr std::array<std::string_view, 11> kNames = {
+constexpr std::array<std::string_view, 12> kNames = {
     "mesh_axes",
     "make_spec",
     "redistribution_target",
     "axis_group",
+    "ranks_of_mesh",
     "note_redistribution",
     "apply_mask",
     "fill_mask",

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .functions import redistribute, redistribute_local_tensor, redistribute_many
+    from .plain_tensors import redistribute_tensor
 
-__all__ = ["redistribute", "redistribute_local_tensor", "redistribute_many"]
+__all__ = ["redistribute", "redistribute_local_tensor", "redistribute_many", "redistribute_tensor"]
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        from . import functions
+        from . import functions, plain_tensors
 
-        found = getattr(functions, name)
+        found = getattr(plain_tensors if name == "redistribute_tensor" else functions, name)
         globals()[name] = found  # from now on without this function
         return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

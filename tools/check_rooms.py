@@ -25,6 +25,7 @@ PYTHON_ROOMS = [
     {"_C", "_build_info", "_compat", "_version_check"},
     {"collectives"},
     {"redistribution"},
+    {"weights"},
     {"sharding"},
     {"local_map"},
     {"compiled"},

@@ -17,6 +17,7 @@
 #include "dtensor/decisions.h"
 #include "dtensor/dispatcher.h"
 #include "dtensor/distribute.h"
+#include "dtensor/holders.h"
 #include "dtensor/local_sizes.h"
 #include "dtensor/many.h"
 #include "dtensor/native_operators.h"
@@ -226,7 +227,10 @@ void bind_dtensor(PyObject* module) {
       .def("info", &DecisionEngine::info);
   m.def("redistribute_cost_table", redistribute_cost_table, py::arg("sources"), py::arg("targets"),
         py::arg("model"));
-  m.def("forget_redistributions", forget_redistributions);
+  m.def("forget_redistributions", [] {
+    forget_redistributions();
+    forget_holder_moves();
+  });
 }
 
 }  // namespace funcol::python

@@ -18,5 +18,6 @@ void bind_pyobjects(PyObject* module);
 void bind_dtensor(PyObject* module);
 void bind_mesh_changes(PyObject* module);
 void bind_fsdp(PyObject* module);
+void bind_weights(PyObject* module);
 
 }  // namespace funcol::python

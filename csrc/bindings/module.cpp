@@ -17,5 +17,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   funcol::python::bind_dtensor(m.ptr());
   funcol::python::bind_mesh_changes(m.ptr());
   funcol::python::bind_fsdp(m.ptr());
+  funcol::python::bind_weights(m.ptr());
   funcol::python::bind_info(m.ptr());
 }

@@ -1,6 +1,7 @@
 #include "dtensor/forget.h"
 
 #include "dtensor/decisions.h"
+#include "dtensor/holders.h"
 #include "dtensor/mesh_changes.h"
 #include "dtensor/native_operators.h"
 #include "dtensor/redistributions.h"
@@ -13,6 +14,7 @@ void forget() {
   forget_decisions();
   forget_redistributions();
   forget_mesh_changes();
+  forget_holder_moves();
   forget_specs();
 }
 

@@ -27,7 +27,7 @@ KnownMesh& known_mesh(py::handle device_mesh) {
     return *known;
   }
   const py::object coordinate = device_mesh.attr("get_coordinate")();
-  auto& entry = known_meshes().put(device_mesh, {++num_meshes, mesh, std::nullopt, {}});
+  auto& entry = known_meshes().put(device_mesh, {++num_meshes, mesh, std::nullopt, {}, {}, {}});
   if (!coordinate.is_none()) {
     entry.coordinate = coordinate.cast<Coordinate>();
   }
@@ -43,6 +43,15 @@ const AxisGroup& find_group(AxisSet axes, py::handle device_mesh, KnownMesh& kno
   const auto found = callback(Callback::kAxisGroup)(device_mesh, axes).cast<py::tuple>();
   AxisGroup group{found[0].cast<std::string>(), found[1].cast<std::vector<int64_t>>()};
   return groups.emplace(axes, std::move(group)).first->second;
+}
+
+const std::vector<int64_t>& all_ranks(py::handle device_mesh, KnownMesh& known) {
+  if (known.ranks.empty()) {
+    const auto found = callback(Callback::kRanksOfMesh)(device_mesh).cast<py::tuple>();
+    known.world = found[0].cast<std::string>();
+    known.ranks = found[1].cast<std::vector<int64_t>>();
+  }
+  return known.ranks;
 }
 
 }  // namespace funcol::python

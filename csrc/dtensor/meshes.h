@@ -7,6 +7,8 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "redistribute/executor.h"
 
@@ -18,6 +20,8 @@ struct KnownMesh {
   Mesh mesh;
   std::optional<Coordinate> coordinate;  // none on a rank outside of the mesh
   AxisGroups groups;
+  std::string world;  // the default group, and the mesh's ranks in it: once all_ranks() has read them
+  std::vector<int64_t> ranks;  // the last axis counts first
 };
 
 // Valid while the DeviceMesh lives.
@@ -25,5 +29,8 @@ KnownMesh& known_mesh(py::handle device_mesh);
 
 // This rank's group along `axes`. Valid as long as `known` is.
 const AxisGroup& find_group(AxisSet axes, py::handle device_mesh, KnownMesh& known);
+
+// The ranks of the mesh in the default group, whose name is in known.world.
+const std::vector<int64_t>& all_ranks(py::handle device_mesh, KnownMesh& known);
 
 }  // namespace funcol::python

@@ -14,6 +14,7 @@ constexpr std::array<std::string_view, 12> kNames = {
     "make_spec",
     "redistribution_target",
     "axis_group",
+    "ranks_of_mesh",
     "note_redistribution",
     "apply_mask",
     "fill_mask",

@@ -15,6 +15,7 @@ enum class Callback {
   kMakeSpec,                 // a DTensorSpec of its parts
   kRedistributionTarget,     // the DTensorSpec that placements lead to
   kAxisGroup,                // the process group along axes of a mesh
+  kRanksOfMesh,              // the default group, and the mesh's ranks in it
   kNoteRedistribution,       // a context in which PyTorch's DebugMode notes a redistribution
   kApplyMask,                // a mask partial applied to a local tensor
   kFillMask,                 // a local tensor of a mask partial made

@@ -82,8 +82,22 @@ BoxCopy::BoxCopy(std::vector<std::vector<Run>> runs, const std::vector<int64_t>&
   to_strides_ = contiguous_strides(to_sizes);
 }
 
+int64_t BoxCopy::place() const {
+  const bool is_one_run = runs_.size() == 1 && runs_[0].size() == 1 && runs_[0][0].from == 0;
+  return is_one_run ? runs_[0][0].to : -1;
+}
+
 void BoxCopy::run(const at::Tensor& from, int64_t from_begin, const at::Tensor& to, int64_t to_begin) const {
   if (numel_ == 0) {
+    return;
+  }
+  const bool is_one_run = runs_.size() == 1 && runs_[0].size() == 1;
+  if (is_one_run && from.is_cpu()) {
+    const auto itemsize = static_cast<int64_t>(from.itemsize());
+    const auto& run = runs_[0][0];
+    std::memcpy(static_cast<char*>(to.mutable_data_ptr()) + (to_begin + run.to) * itemsize,
+                static_cast<const char*>(from.const_data_ptr()) + (from_begin + run.from) * itemsize,
+                run.size * itemsize);
     return;
   }
   std::vector<int64_t> sizes;

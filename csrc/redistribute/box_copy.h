@@ -30,6 +30,9 @@ class BoxCopy {
 
   int64_t numel() const { return numel_; }
 
+  // Where the elements go, if they lie together and in order both before and after; -1 if they do not.
+  int64_t place() const;
+
   // Both tensors are contiguous, with one dtype and device. The arrays begin at their elements `from_begin`
   // and `to_begin`. On CUDA the copy runs on the current stream.
   void run(const at::Tensor& from, int64_t from_begin, const at::Tensor& to, int64_t to_begin) const;

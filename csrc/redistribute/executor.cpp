@@ -3,26 +3,12 @@
 #include <ATen/ops/clone.h>
 
 #include <algorithm>
-#include <mutex>
-#include <unordered_map>
 
 #include "async/async_tensor.h"
 #include "layout/shards.h"
 #include "redistribute/local_steps.h"
 
 namespace funcol {
-
-namespace {
-
-// The number of a signature: equal ones share a number.
-uint64_t numbered(const std::string& signature) {
-  static std::mutex mutex;
-  static auto* const numbers = new std::unordered_map<std::string, uint64_t>;  // NOLINT: never destroyed
-  const std::scoped_lock lock(mutex);
-  return numbers->emplace(signature, numbers->size()).first->second;
-}
-
-}  // namespace
 
 Execution::Execution(const Plan& plan, const AxisGroups& groups, const Coordinate& coordinate)
     : peak_bytes_(plan.peak_bytes),
@@ -36,7 +22,7 @@ Execution::Execution(const Plan& plan, const AxisGroups& groups, const Coordinat
     const auto flat = steps_.back()->flat();
     signature += (flat ? flat->signature() : std::string(to_string(step.kind))) + ";";
   }
-  steps_id_ = numbered(signature);
+  steps_id_ = number_of(signature);
 }
 
 Execution::~Execution() = default;

@@ -2,7 +2,7 @@
 //
 // A rank sends one flat buffer and receives one. Worked case, two ranks that gather tensors of 2 and of 3
 // elements: each sends 5 elements; of the 10 received, 0 1 and 5 6 are the first tensor, 2 to 4 and 7 to 9
-// the second.
+// the second. The part that a rank gathers of itself is packed into its place among the received ones.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,6 +16,7 @@
 #include "planner/cost_model.h"
 #include "redistribute/blocks.h"
 #include "redistribute/box_copy.h"
+#include "redistribute/group_ranks.h"
 
 namespace funcol {
 
@@ -30,11 +31,21 @@ struct FlatStep {
   std::vector<BoxCopy> sent;      // from the tensor to its block
   std::vector<BoxCopy> received;  // from its block to the new tensor
   std::vector<int64_t> shape_after;
+  // Of an all_to_all among some ranks of a larger group, which goes point to point: their ranks in it, in the
+  // order of the blocks. Empty where the group has these ranks alone.
+  std::vector<int64_t> peers = {};
+
+  // Elements that arrive for this step, padding included: the same on all ranks of the group for an
+  // all_gather.
+  int64_t num_received() const;
 
   // Equal for steps that one collective can do, whatever their sizes, if their tensors have one dtype and
   // device.
   std::string signature() const;
 };
+
+// The number of a signature, of one or several steps: equal ones share a number.
+uint64_t number_of(const std::string& signature);
 
 // Gather and scatter along `dim`: `shards` has, by rank, the positions of its shard in the whole tensor.
 FlatStep flat_all_gather(c10::IValue group, int64_t dim, const std::vector<Intervals>& shards,
@@ -44,6 +55,41 @@ FlatStep flat_reduce_scatter(c10::IValue group, std::string reduce_op, int64_t d
                              int64_t own_rank);
 FlatStep flat_all_reduce(c10::IValue group, std::string reduce_op);
 FlatStep flat_all_to_all(c10::IValue group, const Exchange& exchange);
+
+// A whole tensor on one rank, from shards and back. `layout` has no partials; `ranks` are those of the step's
+// group, `own_rank` among them, and `holder` is the coordinate of the rank with the whole. Where several
+// ranks hold the same shard, the one that agrees with the holder on other axes sends it; all of them receive
+// one. On a rank without the whole, the tensor before or after is empty.
+struct HolderStep {
+  c10::IValue group;
+  std::vector<int64_t> peers;  // as FlatStep has them
+  const GroupRanks& ranks;
+  const Mesh& mesh;
+  const Layout& layout;
+  const std::vector<int64_t>& shape;
+  const Coordinate& holder;
+};
+FlatStep flat_to_holder(const HolderStep& step);
+FlatStep flat_from_holder(const HolderStep& step);
+
+// The results of the one collective that does all of `steps`, of one signature, each on its tensor. Each
+// result is made when it is asked for, in the order of the steps: until then its data is in the received
+// buffer alone.
+class FlatResults {
+ public:
+  // Starts the collective.
+  FlatResults(std::vector<std::shared_ptr<const FlatStep>> steps, const std::vector<at::Tensor>& tensors);
+
+  // Waits for the collective if nobody has. A tensor of its own; the received buffer itself if that is the
+  // sole result as it lies. Undefined after the last one.
+  at::Tensor next();
+
+ private:
+  std::vector<std::shared_ptr<const FlatStep>> steps_;
+  size_t num_made_ = 0;
+  std::vector<at::Tensor> received_;  // pending: the buffer, or a tensor for each step of an all_reduce
+  std::vector<int64_t> begins_;       // by rank, of the next step's blocks
+};
 
 // Starts the one collective that does all of `steps`, of one signature, each on its tensor. The outputs are
 // new tensors, in the order of the steps; the epilogue fills them.

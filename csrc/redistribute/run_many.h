@@ -4,18 +4,11 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <memory>
 #include <vector>
 
-#include "redistribute/executor.h"
+#include "redistribute/bundle.h"
 
 namespace funcol {
-
-struct ManyItem {
-  std::shared_ptr<const Execution> execution;
-  at::Tensor local;
-  MaskHooks masks;
-};
 
 // The results of execution->run(local, async_op, masks) for each item, in their order. All items are on one
 // mesh, and in the same order on all of its ranks. Everything is checked before anything is sent.
@@ -27,7 +20,7 @@ struct ManyItem {
 // buffer.
 //
 // Items with masks run one after the other. So do all items if a layer of PyTorch watches, or a tensor needs
-// a gradient.
+// a gradient; NotImplementedError if they have steps of their own then.
 std::vector<at::Tensor> run_many(const std::vector<ManyItem>& items, bool async_op, int64_t together_bytes);
 
 }  // namespace funcol

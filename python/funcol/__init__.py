@@ -58,6 +58,7 @@ from .dropin import install, installed, uninstall  # noqa: E402
 from .redistribution import cost_models, planning  # noqa: E402
 from .redistribution.cost_models import AlphaBeta, AxisCost, LinkCost, StepCounts  # noqa: E402
 from .redistribution.mesh_changes import MeshChange, plan_mesh_change  # noqa: E402
+from .redistribution.owners import Owned, OwnedTensor, assign_owners  # noqa: E402
 from .redistribution.planning import (  # noqa: E402
     Plan,
     Step,
@@ -69,7 +70,15 @@ if TYPE_CHECKING:
     from .local_map import apply_local_map
     from .local_map.options import get_local_map_placement_option
     from .local_map.tracing import local_map_hop
-    from .redistribution import redistribute, redistribute_local_tensor, redistribute_many, show
+    from .redistribution import (
+        redistribute,
+        redistribute_local_tensor,
+        redistribute_many,
+        redistribute_tensor,
+        show,
+    )
+    from .redistribution.partition_specs import PartitionSpec, Varying
+    from .weights import full_state_dict, full_tensors, load_full_state_dict
 
 __version__ = _build_info.VERSION
 
@@ -92,12 +101,18 @@ del _module
 
 # DTensor takes ten times as long to import as all of this.
 _NEED_DTENSOR = {
+    "PartitionSpec": "redistribution.partition_specs",
+    "Varying": "redistribution.partition_specs",
     "apply_local_map": "local_map",
+    "full_state_dict": "weights",
+    "full_tensors": "weights",
     "get_local_map_placement_option": "local_map.options",
+    "load_full_state_dict": "weights",
     "local_map_hop": "local_map.tracing",
     "redistribute": "redistribution",
     "redistribute_local_tensor": "redistribution",
     "redistribute_many": "redistribution",
+    "redistribute_tensor": "redistribution",
     "show": "redistribution",
 }
 
@@ -120,18 +135,25 @@ __all__ = [
     "CommTensor",
     "LinkCost",
     "MeshChange",
+    "Owned",
+    "OwnedTensor",
+    "PartitionSpec",
     "Plan",
     "Step",
     "StepCounts",
+    "Varying",
     "all_gather_inplace",
     "all_gather_tensor_inplace",
     "all_reduce_inplace",
     "all_to_all_inplace",
     "allow_inflight_collective_as_graph_input_ctx",
     "apply_local_map",
+    "assign_owners",
     "batch_p2p_ops_inplace",
     "broadcast_inplace",
     "check_agreement",
+    "full_state_dict",
+    "full_tensors",
     "get_local_map_placement_option",
     "greedy_redistribution",
     "install",
@@ -139,12 +161,14 @@ __all__ = [
     "irecv_inplace",
     "is_pending",
     "isend_inplace",
+    "load_full_state_dict",
     "local_map_hop",
     "plan_mesh_change",
     "plan_redistribution",
     "redistribute",
     "redistribute_local_tensor",
     "redistribute_many",
+    "redistribute_tensor",
     "reduce_scatter_inplace",
     "reduce_scatter_tensor_inplace",
     "show",

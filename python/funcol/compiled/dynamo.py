@@ -28,6 +28,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..local_map.application import call_in_compiled_region
 from ..redistribution.functions import redistribute, redistribute_local_tensor
+from ..redistribution.plain_tensors import redistribute_tensor
 from .dynamo_local_map import call_local_map
 from .remaps import REDUCE_OP_TO_STR, traceable_collective_remaps, traced_work
 
@@ -41,14 +42,15 @@ def remap_collectives(enabled: bool) -> None:
     setattr(builder, CollectiveFunctionRewriteVariable.__name__, chosen)
 
 
-_REDISTRIBUTIONS = (redistribute, redistribute_local_tensor)
+_REDISTRIBUTIONS = (redistribute, redistribute_local_tensor, redistribute_tensor)
 _TRACED = (*_REDISTRIBUTIONS, call_in_compiled_region)
 
 
 class TracedRedistribution(CollectiveFunctionRewriteVariable):
     """Redistributions and local maps as calls in the graph, which the layers below trace.
 
-    Dynamo cannot follow specs, so all arguments that are no tensors have to be constants of the region.
+    Dynamo cannot follow specs, so all arguments that are no tensors have to be constants of the region, but
+    for the sizes of ``shape``, which may be symbols.
     """
 
     # The functions that are traced here, and those that the region calls in their place.
@@ -79,12 +81,15 @@ class TracedRedistribution(CollectiveFunctionRewriteVariable):
         signature = inspect.signature(function)
         arguments = dict(signature.bind(*args, **kwargs).arguments)
         tensor = arguments.pop(next(iter(signature.parameters))).realize()
+        shape = {"shape": _sizes(arguments.pop("shape"))} if "shape" in arguments else {}
         constants = {name: _constant(name, argument) for name, argument in arguments.items()}
 
-        def redistribute_to_constants(x: Any) -> Any:
-            return function(x, **constants)
+        def redistribute_to_constants(x: Any, **shape: Any) -> Any:
+            return function(x, **shape, **constants)
 
-        proxy = tx.output.create_proxy("call_function", redistribute_to_constants, (tensor.as_proxy(),), {})
+        proxy = tx.output.create_proxy(
+            "call_function", redistribute_to_constants, (tensor.as_proxy(),), shape
+        )
         result: VariableTracker = builder.wrap_fx_proxy(tx=tx, proxy=proxy)
         return result
 
@@ -159,6 +164,18 @@ def _constant(name: str, argument: VariableTracker) -> Any:
         # Dynamo guards only the attributes that the region reads, here none.
         install_guard(argument.source.make_guard(GuardBuilder.ID_MATCH))
     return argument.value
+
+
+def _sizes(argument: VariableTracker) -> tuple[Any, ...]:
+    """The sizes of a shape: numbers, or what stands for symbols in the graph."""
+    argument = argument.realize()
+    items = argument.items if isinstance(argument, BaseListVariable) else None
+    if items is None:
+        return tuple(_constant("shape", argument))
+    return tuple(
+        size.as_proxy() if isinstance(size.realize(), SymNodeVariable) else _constant("shape", size)
+        for size in items
+    )
 
 
 def _constant_variable(tx: Any, value: Any) -> VariableTracker:

@@ -10,9 +10,10 @@ from .. import _C
 
 if TYPE_CHECKING:
     from .functions import redistribute, redistribute_local_tensor, redistribute_many
+    from .plain_tensors import redistribute_tensor
     from .showing import show
 
-__all__ = ["redistribute", "redistribute_local_tensor", "redistribute_many", "show"]
+__all__ = ["redistribute", "redistribute_local_tensor", "redistribute_many", "redistribute_tensor", "show"]
 
 
 def _plan_as_html(plan: _C.Plan) -> str:
@@ -27,9 +28,10 @@ _C.Plan._repr_html_ = _plan_as_html  # type: ignore[assignment,method-assign]
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        from . import functions, showing
+        from . import functions, plain_tensors, showing
 
-        found = getattr(showing if name == "show" else functions, name)
+        modules = {"redistribute_tensor": plain_tensors, "show": showing}
+        found = getattr(modules.get(name, functions), name)
         globals()[name] = found  # from now on without this function
         return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

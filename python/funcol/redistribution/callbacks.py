@@ -38,6 +38,13 @@ def axis_group(mesh: DeviceMesh, axes: int) -> tuple[str, list[int]]:
     return name, [] if members == ranks else [ranks.index(member) for member in members]
 
 
+def ranks_of_mesh(mesh: DeviceMesh) -> tuple[str, list[int]]:
+    """Name of the default group, and the ranks of ``mesh`` in it. Ranks count up along the last axis
+    first."""
+    with _disable_current_modes():
+        return dist.group.WORLD.group_name, mesh.mesh.flatten().tolist()  # type: ignore[union-attr]
+
+
 def note_redistribution(
     local: Tensor,
     src: tuple[Placement, ...],
@@ -72,6 +79,7 @@ def fill_mask(placement: Any, tensor: Tensor, mesh: DeviceMesh, axis: int) -> Te
 
 
 _C.hand_over("axis_group", axis_group)
+_C.hand_over("ranks_of_mesh", ranks_of_mesh)
 _C.hand_over("note_redistribution", note_redistribution)
 _C.hand_over("apply_mask", apply_mask)
 _C.hand_over("fill_mask", fill_mask)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from .between_meshes import are_different, redistribute_between
 from .cost_models import CostModel
 from .gradients import Redistribute, RedistributeMany
 from .moving import How, axes_with_own_rules, how_to_move, make_dtensor, move
+from .owners import Owned, OwnedTensor, from_owners, to_owners
 from .planning import mesh_of, model_for
 from .specs import meta_of, target_spec
 
@@ -150,15 +151,38 @@ def redistributed_by_python(
     return Redistribute.apply(dtensor, dst, sent_dtype, backward_dtype, how, True)  # type: ignore[no-any-return]
 
 
+@overload
+def redistribute_many(
+    dtensors: Iterable[DTensor | OwnedTensor],
+    placements: Sequence[Placement] | Sequence[Sequence[Placement]],
+    *,
+    device_mesh: DeviceMesh | None = ...,
+    async_op: bool = ...,
+    cost_model: CostModel | None = ...,
+    max_bytes: int | None = ...,
+) -> list[DTensor]: ...
+
+
+@overload
 def redistribute_many(
     dtensors: Iterable[DTensor],
-    placements: Sequence[Placement] | Sequence[Sequence[Placement]],
+    placements: Owned | Sequence[Owned],
+    *,
+    async_op: bool = ...,
+    cost_model: CostModel | None = ...,
+    max_bytes: int | None = ...,
+) -> list[OwnedTensor]: ...
+
+
+def redistribute_many(
+    dtensors: Iterable[DTensor | OwnedTensor],
+    placements: Sequence[Placement] | Sequence[Sequence[Placement]] | Owned | Sequence[Owned],
     *,
     device_mesh: DeviceMesh | None = None,
     async_op: bool = False,
     cost_model: CostModel | None = None,
     max_bytes: int | None = None,
-) -> list[DTensor]:
+) -> list[DTensor] | list[OwnedTensor]:
     """Each of ``dtensors``, all on one mesh, with other placements: the same for all, or a sequence for each.
 
     All ranks of the mesh call it alike, with the tensors in the same order. Each tensor goes by the plan that
@@ -173,6 +197,12 @@ def redistribute_many(
     together, too. Tensors go one by one in compiled regions, under tracers and other modes, and if one is a
     masked partial.
 
+    :class:`funcol.Owned` in the place of a tensor's placements, or of all, moves it to one rank as a whole:
+    the result is a :class:`funcol.OwnedTensor`. Owned tensors move to placements in the same way. Each way
+    is one all_to_all for all tensors of a dtype (unless ``max_bytes`` bounds it), whatever their owners, by
+    steps that are remembered. Partials are reduced first; the owner sends to all replicas. No gradient is
+    recorded: ``NotImplementedError`` if one is needed, and under modes and tracers.
+
     ``async_op`` and ``cost_model`` are those of :func:`redistribute`, and so are the errors, raised before
     anything of any tensor is sent; ``NotImplementedError`` if the tensors are on several meshes. No tensors:
     an empty list.
@@ -183,8 +213,20 @@ def redistribute_many(
 
     PyTorch counterpart: ``DTensor.redistribute``, in a loop.
     """
-    tensors = list(dtensors)
-    targets = _targets_of_many(placements, len(tensors))
+    tensors: list[Any] = list(dtensors)
+    if isinstance(placements, Owned):
+        placements = [placements] * len(tensors)
+    given: Sequence[Any] = tuple(placements)
+    owned = [one for one in (*given, *tensors) if isinstance(one, (Owned, OwnedTensor))]
+    if device_mesh is not None and owned:
+        raise ValueError(
+            f"funcol::redistribute_many: got {owned[0]} and a device_mesh. Owners are ranks of the tensors' own "
+            "mesh: redistribute between meshes before or after."
+        )
+    if any(isinstance(target, Owned) for target in given):
+        _check_owners(tensors, given)
+        return to_owners(tensors, [target.rank for target in given], async_op, max_bytes)
+    targets = _targets_of_many(given, len(tensors))
     if not tensors:
         return []
     if device_mesh is not None and any(
@@ -193,6 +235,9 @@ def redistribute_many(
         return redistribute_between(
             tensors, device_mesh, targets, async_op=async_op, cost_model=cost_model, max_bytes=max_bytes
         )
+    if any(isinstance(tensor, OwnedTensor) for tensor in tensors):
+        _check_all(tensors, OwnedTensor, "an OwnedTensor like the others")
+        return from_owners(tensors, targets, async_op, max_bytes)
 
     def one_by_one() -> list[DTensor]:
         return [
@@ -220,6 +265,30 @@ def redistribute_many(
         )
         return list(RedistributeMany.apply(specs, how, True, *tensors))
     return one_by_one() if results is NotImplemented else results
+
+
+def _check_owners(tensors: list[Any], owners: Sequence[Any]) -> None:
+    _check_all(tensors, DTensor, "a DTensor")
+    if len(owners) != len(tensors):
+        raise ValueError(
+            f"funcol::redistribute_many: {len(owners)} owners for {len(tensors)} tensors. Pass one for each "
+            "tensor, or one for all."
+        )
+    for index, owner in enumerate(owners):
+        if not isinstance(owner, Owned):
+            raise TypeError(
+                f"funcol::redistribute_many: target {index} is {owner!r}, others are Owned. Move tensors to "
+                "owners and to placements by calls of their own."
+            )
+
+
+def _check_all(tensors: list[Any], kind: type, expected: str) -> None:
+    for index, tensor in enumerate(tensors):
+        if not isinstance(tensor, kind):
+            raise TypeError(
+                f"funcol::redistribute_many: tensor {index} is a {type(tensor).__name__}, "
+                f"expected {expected}."
+            )
 
 
 def _targets_of_many(

@@ -136,3 +136,15 @@ def test_torchtitan_has_the_losses_of_stock() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     for way in ("eager", "compiled"):
         assert f"{way}: all losses and norms agree" in done.stdout
+
+
+def test_muon_by_owners_has_the_weights_of_stock_for_half_of_the_bytes() -> None:
+    command = [sys.executable, str(EXAMPLES / "muon.py"), "--steps", "20", "--width", "8"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the same weights in all ways" in done.stdout
+    sent = {
+        name: float(mebibytes)
+        for name, mebibytes in re.findall(r"^(\w+) .* ([\d.]+)$", done.stdout, re.MULTILINE)
+    }
+    assert sent["owners"] <= 0.6 * sent["gathered"]  # headers of messages count, too

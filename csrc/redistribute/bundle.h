@@ -1,0 +1,69 @@
+// Tensors that take the same steps together: at each step they are packed into one buffer for one collective.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "async/pending_collective.h"
+#include "redistribute/executor.h"
+#include "redistribute/flat_step.h"
+#include "redistribute/local_steps.h"
+
+namespace funcol {
+
+// A tensor to be moved with others: by the steps of its execution, then by `last`. Either may be missing.
+struct ManyItem {
+  std::shared_ptr<const Execution> execution;
+  at::Tensor local;
+  MaskHooks masks = {};
+  std::shared_ptr<const FlatStep> last = {};
+  uint64_t last_id = 0;  // the number of its signature
+  int64_t bytes = 0;     // where `last` is: what counts against a bound, the same on all ranks
+};
+
+// Items that go together, and their tensors after the steps so far.
+class Bundle {
+ public:
+  Bundle(const ManyItem& item, bool async_op) : first_(&item), async_op_(async_op) {}
+
+  // False if `item` is not added, as it is not alike or would exceed `together_bytes`.
+  bool add(const ManyItem& item, size_t index, int64_t together_bytes);
+  // Whether one collective serves both at each step.
+  bool is_alike(const ManyItem& item) const;
+
+  size_t num_steps() const { return num_executed() + (first_->last ? 1 : 0); }
+  void take_step(size_t index);
+  // After all steps: puts each item's tensor at its index.
+  void finish(std::vector<at::Tensor>& results);
+
+  // Instead of the last step and finish(): starts that step, whose results are made one by one. Not for
+  // bundles without steps.
+  FlatResults start_last_step();
+  // What completes such a result.
+  at::Tensor finish_last(size_t item, at::Tensor moved) const;
+
+  const std::vector<size_t>& indices() const { return indices_; }
+
+ private:
+  size_t num_executed() const { return first_->execution ? first_->execution->steps().size() : 0; }
+  bool is_last(size_t index) const { return index == num_executed(); }
+  std::shared_ptr<const FlatStep> flat(size_t item, size_t index) const;
+  void end_step(size_t index);
+  void start_together(size_t index);
+
+  const ManyItem* first_;
+  bool async_op_;
+  int64_t bytes_ = 0;
+  std::vector<size_t> indices_;
+  std::vector<const ManyItem*> items_;
+  std::vector<LocalTensor> locals_;
+  c10::intrusive_ptr<PendingCollective> pending_;
+};
+
+// The bundles of `items`, in the order in which they begin. `items` outlive them.
+std::vector<Bundle> bundles_of(const std::vector<ManyItem>& items, bool async_op, int64_t together_bytes);
+
+}  // namespace funcol

@@ -1,0 +1,124 @@
+"""Whole tensors on owners: each tensor on one rank, as optimizers on whole matrices want them.
+
+PyTorch has no counterpart. The assignment is the rule of longest processing time first (R. L. Graham, Bounds
+on multiprocessing timing anomalies, 1969).
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .. import _C
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec
+
+
+def assign_owners(
+    shapes: Iterable[Sequence[int]],
+    num_ranks: int,
+    *,
+    cost: Callable[[Sequence[int]], float] = math.prod,
+) -> list[int]:
+    """A rank below ``num_ranks`` for each of ``shapes``, such that the ranks' costs are balanced.
+
+    ``cost`` says what a tensor of a shape costs its owner; by default the number of its elements. The dearest
+    tensors are assigned first, each to the rank with the least so far. So the busiest rank has at most 4/3 -
+    1/(3 ``num_ranks``) of what it has under the best assignment. The same arguments give the same owners on
+    every rank. ``ValueError`` if there are no ranks, or a cost is negative or no number.
+    """
+    if num_ranks < 1:
+        raise ValueError(f"funcol::assign_owners: num_ranks is {num_ranks}, expected 1 or more.")
+    costs = [cost(shape) for shape in shapes]
+    for index, one in enumerate(costs):
+        if not one >= 0 or one == math.inf:
+            raise ValueError(
+                f"funcol::assign_owners: the cost of tensor {index} is {one}, expected a number of 0 or more."
+            )
+    ranks = [(0.0, rank) for rank in range(num_ranks)]  # a heap: the least busy one first
+    owners = [0] * len(costs)
+    for index in sorted(range(len(costs)), key=costs.__getitem__, reverse=True):
+        busy, rank = ranks[0]
+        owners[index] = rank
+        heapq.heapreplace(ranks, (busy + costs[index], rank))
+    return owners
+
+
+@dataclass(frozen=True)
+class Owned:
+    """The layout of a tensor that rank ``rank`` of its mesh holds as a whole, and no other rank at all.
+
+    Ranks are counted along the last axis of the mesh first: in a mesh of one axis, along it.
+    """
+
+    rank: int
+
+
+@dataclass(frozen=True)
+class OwnedTensor:
+    """A tensor under :class:`Owned`, seen by one rank: :func:`funcol.redistribute_many` makes and takes it.
+
+    ``whole`` is the tensor on its owner, ``None`` on other ranks.
+    """
+
+    owner: int
+    whole: Tensor | None
+    spec: DTensorSpec
+    """Of the tensor before it moved to its owner."""
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.spec.shape
+
+    @property
+    def device_mesh(self) -> DeviceMesh:
+        return self.spec.mesh
+
+    def with_whole(self, whole: Tensor | None) -> OwnedTensor:
+        """The same with another whole, of the same shape and dtype; ``None`` on ranks that do not own it."""
+        return replace(self, whole=whole)
+
+
+def to_owners(
+    dtensors: Sequence[DTensor], owners: Sequence[int], async_op: bool, max_bytes: int | None
+) -> list[OwnedTensor]:
+    """Each tensor on its owner."""
+    _check_no_gradient(dtensors)
+    wholes = _C.move_to_owners(list(dtensors), list(owners), async_op, max_bytes)
+    return [
+        OwnedTensor(owner, whole, dtensor._spec)
+        for dtensor, owner, whole in zip(dtensors, owners, wholes, strict=True)
+    ]
+
+
+def from_owners(
+    owned: Sequence[OwnedTensor], placements: Sequence[Any], async_op: bool, max_bytes: int | None
+) -> list[DTensor]:
+    """Each tensor with ``placements``."""
+    _check_no_gradient(one.whole for one in owned)
+    moved: list[DTensor] = _C.move_from_owners(
+        [one.whole for one in owned],
+        [one.spec for one in owned],
+        [one.owner for one in owned],
+        [tuple(target) for target in placements],
+        async_op,
+        max_bytes,
+    )
+    return moved
+
+
+def _check_no_gradient(tensors: Iterable[Tensor | None]) -> None:
+    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
+        raise NotImplementedError(
+            "funcol::redistribute_many: tensors move to their owners and back without gradients, and one "
+            "requires a gradient. Call it under torch.no_grad(), or pass detached tensors."
+        )

@@ -1,0 +1,194 @@
+"""Owners of whole tensors: how they are assigned, and how tensors move to them and back."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from ranks import device_type, run_ranks
+from redistributed import dtensor_of
+from sharded import Layout, layouts, mesh_of, ordered, whole_of
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+import funcol
+from funcol import Owned, OwnedTensor, assign_owners, redistribute_many
+
+ON_DEVICES = True
+
+
+def busiest(costs: list[float], owners: tuple[int, ...] | list[int], num_ranks: int) -> float:
+    return max(
+        sum(cost for cost, owner in zip(costs, owners, strict=True) if owner == rank)
+        for rank in range(num_ranks)
+    )
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(20))
+def test_the_busiest_owner_is_within_four_thirds_of_the_best(num_ranks: int, seed: int) -> None:
+    chosen = random.Random(seed)
+    shapes = [(chosen.randint(1, 9), chosen.randint(1, 9)) for _ in range(chosen.randint(1, 7))]
+    costs = [math.prod(shape) for shape in shapes]
+    best = min(
+        busiest(costs, owners, num_ranks) for owners in itertools.product(range(num_ranks), repeat=len(costs))
+    )
+    bound = 4 / 3 - 1 / (3 * num_ranks)
+    assert busiest(costs, assign_owners(shapes, num_ranks), num_ranks) <= bound * best + 1e-9
+
+
+def test_the_bound_is_reached() -> None:
+    # Graham's example for two ranks: 4 + 2 and 3 + 3 are best.
+    assert busiest([3, 3, 2, 2, 2], assign_owners([(3,), (3,), (2,), (2,), (2,)], 2), 2) == 7
+
+
+def test_a_cost_of_the_callers_counts() -> None:
+    shapes = [(1, 100), (10, 10), (10, 10)]
+    owners = assign_owners(shapes, 2, cost=lambda shape: shape[0] ** 3)
+    assert owners[1] != owners[2]
+    assert busiest([1, 1000, 1000], owners, 2) == 1001
+
+
+def test_wrong_arguments_of_an_assignment_are_refused() -> None:
+    with pytest.raises(ValueError, match="num_ranks is 0"):
+        assign_owners([(1,)], 0)
+    with pytest.raises(ValueError, match="the cost of tensor 1 is nan"):
+        assign_owners([(1,), (2,)], 2, cost=lambda shape: math.nan if shape == (2,) else 1)
+    assert assign_owners([], 3) == []
+
+
+ONE_AXIS = layouts("R", "S0", "S1", "_S0/2", "Psum", "Pavg")
+TWO_AXES = [
+    *layouts("R R", "S0 R", "S0 S0", "S0 S1", "S1 S0", "_S0/2 S0", "Psum S0", "Psum Psum"),
+    ordered("S0 S0", (0, (1, 0))),
+]
+SHAPES = [(8, 12), (5, 3), (1, 7), (0, 4)]
+
+
+def goes_and_comes(
+    rank: int, world: int, mesh_shape: tuple[int, ...], chosen: list[Layout], async_op: bool
+) -> None:
+    mesh = mesh_of(mesh_shape)
+    pairs = [(shape, src) for shape in SHAPES for src in chosen]
+    wholes = [whole_of(shape, torch.float64) for shape, _ in pairs]
+    tensors = [dtensor_of(whole, src, mesh) for whole, (_, src) in zip(wholes, pairs, strict=True)]
+    owners = [index % world for index in range(len(tensors))]
+    owned = redistribute_many(tensors, [Owned(owner) for owner in owners], async_op=async_op)
+    for one, whole, owner in zip(owned, wholes, owners, strict=True):
+        assert isinstance(one, OwnedTensor)
+        assert one.shape == whole.shape
+        assert one.whole is None if owner != rank else torch.equal(one.whole, whole)  # type: ignore[arg-type]
+    changed = [one.with_whole(None if one.whole is None else one.whole + 1) for one in owned]
+    back = [src for _, src in pairs if "P" not in str(src) and src.order is None]
+    kept = [index for index, (_, src) in enumerate(pairs) if src in back]
+    results = redistribute_many(
+        [changed[index] for index in kept],
+        [pairs[index][1].placements() for index in kept],
+        async_op=async_op,
+    )
+    for index, result in zip(kept, results, strict=True):
+        expected = dtensor_of(wholes[index] + 1, pairs[index][1], mesh)
+        assert result.placements == expected.placements
+        assert result.shape == expected.shape
+        assert torch.equal(result.to_local(), expected.to_local()), pairs[index]
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_every_layout_of_one_axis_goes_to_owners_and_back(world: int, async_op: bool) -> None:
+    run_ranks(goes_and_comes, world, (world,), ONE_AXIS, async_op)
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+def test_every_layout_of_two_axes_goes_to_owners_and_back(async_op: bool) -> None:
+    run_ranks(goes_and_comes, 4, (2, 2), TWO_AXES, async_op)
+
+
+def count(call: Callable[[], object]) -> list[str]:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        call()
+    return [event.name for event in profile.events() if event.name.startswith("c10d::")]
+
+
+def shares_a_collective(rank: int, world: int) -> None:
+    mesh = mesh_of((world,))
+    tensors = [distribute_tensor(torch.ones(index + 1, 3), mesh, [Shard(0)]) for index in range(50)]
+    owners = [Owned(owner) for owner in assign_owners([tensor.shape for tensor in tensors], world)]
+    owned = redistribute_many(tensors, owners)
+    there = count(lambda: redistribute_many(tensors, owners))
+    back = count(lambda: redistribute_many(owned, [Shard(0)]))
+    assert [len(there), len(back)] == [1, 1]
+    assert "alltoall" in there[0]
+    assert "alltoall" in back[0]
+
+
+def test_each_way_is_one_collective() -> None:
+    run_ranks(shares_a_collective, 2)
+
+
+def goes_point_to_point(rank: int, world: int) -> None:
+    mesh = DeviceMesh(device_type(), [[3, 1], [0, 2]], mesh_dim_names=("a", "b"))
+    ranks = mesh.mesh.flatten().tolist()
+    whole = whole_of((5, 6), torch.float32)
+    tensors = [dtensor_of(whole, layout, mesh) for layout in layouts("S0 S1", "S0 R", "R R", "S1 S0")]
+    owned = redistribute_many(tensors, [Owned(index) for index in range(4)])
+    for index, one in enumerate(owned):
+        assert one.whole is None if ranks[index] != rank else torch.equal(one.whole, whole)  # type: ignore[arg-type]
+    for tensor, result in zip(
+        tensors, redistribute_many(owned, [t.placements for t in tensors]), strict=True
+    ):
+        assert torch.equal(result.to_local(), tensor.to_local())
+
+
+def test_a_mesh_without_a_group_of_all_ranks_has_owners_too() -> None:
+    run_ranks(goes_point_to_point, 4)
+
+
+def refuses(rank: int, world: int) -> None:
+    mesh = mesh_of((world,))
+    rows = distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)])
+    with pytest.raises(ValueError, match=r"Owned\(2\) is no rank of the mesh, which has 2"):
+        redistribute_many([rows], Owned(2))
+    with pytest.raises(TypeError, match=r"target 1 is .* others are Owned"):
+        redistribute_many([rows, rows], [Owned(0), [Replicate()]])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="1 owners for 2 tensors"):
+        redistribute_many([rows, rows], [Owned(0)])
+    (owned,) = redistribute_many([rows], Owned(0))
+    with pytest.raises(TypeError, match="tensor 1 is a DTensor, expected an OwnedTensor"):
+        redistribute_many([owned, rows], [Shard(0)])
+    with pytest.raises(NotImplementedError, match="without gradients"):
+        redistribute_many([rows.detach().requires_grad_()], Owned(0))
+    with pytest.raises(NotImplementedError, match=r"and not to P\(sum\)"):
+        redistribute_many([owned], [funcol_partial()])
+    if rank == 0:
+        with pytest.raises(ValueError, match="tensor 0 is owned here by rank 0 of the mesh, but is None"):
+            redistribute_many([owned.with_whole(None)], [Shard(0)])
+        with pytest.raises(ValueError, match=r"tensor 0 is Float \[3\], expected Float \[4, 4\]"):
+            redistribute_many([owned.with_whole(torch.ones(3))], [Shard(0)])
+
+
+def funcol_partial() -> torch.distributed.tensor.Placement:
+    return torch.distributed.tensor.Partial()
+
+
+def test_wrong_owners_are_refused() -> None:
+    run_ranks(refuses, 2)
+
+
+def survives_forgetting(rank: int, world: int) -> None:
+    mesh = mesh_of((world,))
+    rows = distribute_tensor(whole_of((5, 4), torch.float32), mesh, [Shard(0)])
+    for _ in range(2):
+        (owned,) = redistribute_many([rows], Owned(1))
+        (back,) = redistribute_many([owned], [Shard(0)])
+        assert isinstance(back, DTensor)
+        assert torch.equal(back.to_local(), rows.to_local())
+        funcol._C.forget_redistributions()
+
+
+def test_steps_are_made_again_when_they_were_forgotten() -> None:
+    run_ranks(survives_forgetting, 2)

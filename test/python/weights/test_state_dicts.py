@@ -1,0 +1,218 @@
+"""State dicts of whole tensors: out of a sharded model, into one, and beside PyTorch's checkpoints."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from ranks import device_type, run_ranks
+from sharded import mesh_of
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    set_model_state_dict,
+)
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import funcol
+from funcol import full_state_dict, load_full_state_dict
+
+ON_DEVICES = True
+
+
+class Model(nn.Module):
+    """With odd sizes, a norm, buffers, and a head that is tied to the embedding."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        generator = torch.Generator("cpu").manual_seed(seed)
+        self.embedding = nn.Embedding(11, 6)
+        self.up = nn.Linear(6, 9)
+        self.down = nn.Linear(9, 6, bias=False)
+        self.norm = nn.BatchNorm1d(6)
+        self.head = nn.Linear(6, 11, bias=False)
+        self.head.weight = self.embedding.weight
+        with torch.no_grad():
+            for tensor in self.state_dict().values():
+                if isinstance(tensor, Tensor) and tensor.is_floating_point():
+                    tensor.copy_(torch.rand(tensor.shape, generator=generator, device="cpu"))
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"seed": 7}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        assert state == {"seed": 7}
+
+
+KINDS = ["plain", "fsdp", "tensor parallel", "fsdp and tensor parallel", "hybrid"]
+
+
+def model_of(kind: str, seed: int, world: int) -> nn.Module:
+    model = Model(seed).to(device_type())
+    if kind == "plain":
+        return model
+    if "tensor" in kind:
+        mesh = mesh_of((2, 2))["b"] if kind.startswith("fsdp") else mesh_of((world,))
+        parallelize_module(model, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    if "fsdp" in kind:
+        data = mesh_of((2, 2))["a"] if "tensor" in kind else mesh_of((world,))
+        fully_shard(model, mesh=data)
+    if kind == "hybrid":
+        fully_shard(model, mesh=mesh_of((2, 2)))
+    return model
+
+
+def exports(rank: int, world: int, kind: str, to: int | None) -> None:
+    model = model_of(kind, 1, world)
+    expected = Model(1).state_dict()
+    state = full_state_dict(model, to=to, bucket_bytes=100)
+    if to not in (None, rank):
+        assert state == {}
+        return
+    assert list(state) == list(expected)
+    for name, whole in expected.items():
+        if isinstance(whole, Tensor):
+            assert torch.equal(state[name].cpu(), whole.cpu()), name
+            assert type(state[name]) in (Tensor, nn.Parameter)
+    assert state["_extra_state"] == {"seed": 7}
+    assert state["head.weight"] is state["embedding.weight"]
+    model.load_state_dict(model.state_dict())
+    for tensor in model.state_dict().values():
+        if isinstance(tensor, Tensor):
+            local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            local.zero_()
+    assert torch.equal(state["norm.weight"].cpu(), expected["norm.weight"].cpu())  # memory of its own
+
+
+@pytest.mark.parametrize("to", [None, 1], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_state_dict_has_whole_tensors(kind: str, to: int | None) -> None:
+    run_ranks(exports, 4, kind, to)
+
+
+def equals_pytorchs(rank: int, world: int) -> None:
+    model = model_of("fsdp", 1, world)
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    stock = get_model_state_dict(model, options=options)
+    state = full_state_dict(model, to=0, device="cpu")
+    assert {*stock} == {*state} if rank == 0 else stock == state == {}
+    for name, whole in stock.items():
+        assert not isinstance(whole, Tensor) or torch.equal(state[name], whole)
+
+
+def test_the_state_dict_is_that_of_pytorch() -> None:
+    run_ranks(equals_pytorchs, 3)
+
+
+def whole_state(seed: int) -> dict[str, Tensor]:
+    return {name: value for name, value in Model(seed).state_dict().items() if isinstance(value, Tensor)}
+
+
+def pairs_of(state: dict[str, Tensor], in_order: bool) -> Iterator[tuple[str, Tensor]]:
+    names = list(state) if in_order else [*reversed(state)]
+    for name in names:
+        yield name, state[name].double() if state[name].is_floating_point() else state[name]
+
+
+def loads(rank: int, world: int, kind: str, given: str) -> None:
+    model = model_of(kind, 2, world)
+    before = {name: value for name, value in model.state_dict().items() if isinstance(value, DTensor)}
+    state = whole_state(1)
+    tensors = state if given == "mapping" else pairs_of(state, given == "in order")
+    load_full_state_dict(model, tensors if rank == 1 else None, src=1, bucket_bytes=100)
+    after = model.state_dict()
+    for name, tensor in before.items():
+        assert after[name]._spec == tensor._spec
+        assert after[name].to_local().untyped_storage()._cdata == tensor.to_local().untyped_storage()._cdata
+    for name, whole in full_state_dict(model, to=None).items():
+        assert name == "_extra_state" or torch.equal(whole.cpu(), state[name].cpu()), name
+
+
+@pytest.mark.parametrize("given", ["mapping", "in order", "reversed"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_loaded_from_one_rank_is_there(kind: str, given: str) -> None:
+    run_ranks(loads, 4, kind, given)
+
+
+def refuses_names(rank: int, world: int, which: str) -> None:
+    model = model_of("fsdp", 2, world)
+    state = whole_state(1)
+    if which == "missing":
+        del state["up.bias"]
+    elif which == "unknown":
+        state["more"] = torch.ones(1)
+    else:
+        state["up.bias"] = torch.ones(10)
+    complaint = {
+        "missing": "'up.bias' of the model is missing",
+        "unknown": "the model has no tensor 'more'",
+        "shape": r"'up.bias' has shape \(10,\), in the model \(9,\)",
+    }[which]
+    with pytest.raises(
+        *((ValueError,) if rank == 0 else (RuntimeError,)), match=complaint if rank == 0 else "rank 0 left"
+    ):
+        load_full_state_dict(model, state if rank == 0 else None, bucket_bytes=100)
+    total = torch.ones(1)
+    dist.all_reduce(total)  # the ranks are in step
+    assert total.item() == world
+
+
+@pytest.mark.parametrize("which", ["missing", "unknown", "shape"])
+def test_wrong_tensors_are_refused_on_all_ranks(which: str) -> None:
+    run_ranks(refuses_names, 2, which)
+
+
+class Pair(nn.Module):
+    """Two weights and a bias under given placements."""
+
+    def __init__(self, mesh: DeviceMesh, placements: list[list[object]], seed: int) -> None:
+        super().__init__()
+        generator = torch.Generator("cpu").manual_seed(seed)
+        for name, shape, of_tensor in zip("abc", [(7, 5), (4, 6), (5,)], placements, strict=True):
+            whole = torch.rand(shape, generator=generator, device="cpu").to(device_type())
+            tensor = distribute_tensor(whole, mesh, of_tensor)  # type: ignore[arg-type]
+            setattr(self, name, nn.Parameter(tensor))
+
+
+def goes_through_a_checkpoint(rank: int, world: int, folder: str, installed: bool) -> None:
+    source_mesh, target_mesh = mesh_of((2, 2)), mesh_of((4,))
+    source_placements: list[list[object]] = [
+        [Shard(0), Shard(1)],
+        [Shard(0), Shard(0)],
+        [Replicate(), Shard(0)],
+    ]
+    target_placements: list[list[object]] = [[Shard(1)], [Replicate()], [Shard(0)]]
+    with funcol.installed() if installed else torch.no_grad():
+        saved = Pair(source_mesh, source_placements, 1)
+        dcp.save(saved.state_dict(), checkpoint_id=folder)
+        by_dcp = Pair(target_mesh, target_placements, 2)
+        state = by_dcp.state_dict()
+        dcp.load(state, checkpoint_id=folder)
+        set_model_state_dict(by_dcp, state)
+        # The same by funcol: from the checkpoint to the first mesh, whole on one rank, to the second mesh.
+        again = Pair(source_mesh, source_placements, 3)
+        state = again.state_dict()
+        dcp.load(state, checkpoint_id=folder)
+        by_funcol = Pair(target_mesh, target_placements, 4)
+        load_full_state_dict(by_funcol, full_state_dict(again, to=0), src=0)
+    for name, tensor in by_dcp.state_dict().items():
+        moved = by_funcol.state_dict()[name]
+        assert moved._spec == tensor._spec
+        assert torch.equal(moved.to_local(), tensor.to_local())
+        assert type(moved) is DTensor
+
+
+@pytest.mark.cpu_only
+@pytest.mark.parametrize("installed", [False, True])
+def test_a_checkpoint_on_another_mesh_equals_pytorchs(installed: bool) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        run_ranks(goes_through_a_checkpoint, 4, str(Path(folder) / "saved"), installed)

@@ -1,0 +1,37 @@
+"""Times moves of whole models' weights, PyTorch's (stock) and funcol's. See README.md beside this file.
+
+Each table is a module: what it measures is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import weights_export
+import weights_owners
+from measure import describe
+
+# Each has bench(repeat), which returns records, and report(records), which prints them.
+TABLES = {"export": weights_export, "owners": weights_owners}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, help="write all records to this file")
+    parser.add_argument("--repeat", type=int, default=7, help="rounds (default: 7)")
+    parser.add_argument("--tables", nargs="+", choices=TABLES, default=list(TABLES))
+    options = parser.parse_args()
+    results: dict[str, Any] = {"about": describe(torch.device("cpu"))}
+    for name in options.tables:
+        results[name] = TABLES[name].bench(options.repeat)
+        TABLES[name].report(results[name])
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

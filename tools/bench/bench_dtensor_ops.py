@@ -1,5 +1,5 @@
 """Times single operators on DTensors whose decisions are remembered: plain tensors, stock DTensor, and funcol
-under it. See README.md beside this file."""
+under it. See docs/performance.md."""
 
 from __future__ import annotations
 

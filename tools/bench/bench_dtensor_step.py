@@ -1,7 +1,7 @@
 """Times programs on DTensor with PyTorch's own layers (stock) and with funcol under them.
 
 Table 1, a training step of small programs, in milliseconds; table 2, the redistribution costs with which a
-solver lays out a whole block; table 3, compiling a block. See README.md beside this file.
+solver lays out a whole block; table 3, compiling a block. See docs/performance.md.
 """
 
 from __future__ import annotations

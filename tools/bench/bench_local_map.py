@@ -1,7 +1,7 @@
 """Times functions applied to local tensors: PyTorch's ``local_map`` (stock) and ``funcol.apply_local_map``.
 
 One table, in microseconds: a call, with and without its backward pass, on a group that sends nothing. See
-README.md beside this file.
+docs/performance.md.
 """
 
 from __future__ import annotations

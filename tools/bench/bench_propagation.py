@@ -2,7 +2,7 @@
 
 Table 1, a decision that is not cached and one that is, by operator and number of mesh axes, in
 microseconds; table 2, one transformer block forward and backward on large meshes, in milliseconds. See
-README.md beside this file.
+docs/performance.md.
 """
 
 from __future__ import annotations

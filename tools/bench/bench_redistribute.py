@@ -1,7 +1,7 @@
 """Times redistribution: PyTorch's (stock), the bare collectives (raw), funcol's.
 
 Table 1, the cost of a call in microseconds where no byte is sent; table 2, a plan that is not cached;
-table 3, many tensors in one call; table 4, 16 MB on four gloo ranks. See README.md beside this file.
+table 3, many tensors in one call; table 4, 16 MB on four gloo ranks. See docs/performance.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Times every public function of the functional collectives: PyTorch's (stock), the bare one (raw), funcol's.
 
 One table, forward and forward + backward, of the cost of a call in microseconds, where no byte is sent. See
-README.md beside this file.
+docs/performance.md.
 """
 
 from __future__ import annotations

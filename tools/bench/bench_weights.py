@@ -1,4 +1,4 @@
-"""Times moves of whole models' weights, PyTorch's (stock) and funcol's. See README.md beside this file.
+"""Times moves of whole models' weights, PyTorch's (stock) and funcol's. See docs/performance.md.
 
 Each table is a module: what it measures is there.
 """
@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 import weights_export
+import weights_meshes
 import weights_owners
 from measure import describe
 
 # Each has bench(repeat), which returns records, and report(records), which prints them.
-TABLES = {"export": weights_export, "owners": weights_owners}
+TABLES = {"export": weights_export, "owners": weights_owners, "meshes": weights_meshes}
 
 
 def main() -> None:

@@ -1,6 +1,4 @@
-"""Times moves between meshes on gloo ranks, the stock way and funcol's by turns, and counts the bytes sent.
-
-    python tools/bench/mesh_to_mesh.py [--repeat N]
+"""Table of bench_weights.py: moves between meshes, the stock way and funcol's by turns, and the bytes sent.
 
 PyTorch has no redistribution to another mesh: the stock way is ``full_tensor()`` and ``distribute_tensor()``,
 with a send of the whole tensor in between to ranks that are not in the source mesh.
@@ -8,27 +6,20 @@ with a send of the whole tensor in between to ranks that are not in the source m
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 import torch.distributed as dist
-from gloo_ranks import run_on_ranks
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import Placement
+from weights_ranks import NUM_RANKS, TIMEOUT_S, run_on_ranks
 
 import funcol
 
-NUM_RANKS = 4
-TIMEOUT_S = 300
 WIDTH = 256
 NUM_LAYERS = 6
 PLAN_LIMIT_US = 1000
@@ -185,31 +176,37 @@ def time_plans(repeat: int) -> list[tuple[str, float]]:
     return times
 
 
-def bench_mesh_to_mesh(repeat: int) -> list[dict[str, Any]]:
-    """Prints a table of moves and one of plans; returns a record for each."""
-    records = []
-    print(f"{NUM_LAYERS * 7} weights of {WIDTH} to {4 * WIDTH} rows, float32, {NUM_RANKS} gloo ranks")
-    print("  slowest rank, ms: stock, funcol, ratio | MB sent: stock, funcol, plan, least")
+def bench(repeat: int) -> dict[str, list[dict[str, Any]]]:
+    moves = []
     measured = run_on_ranks(time_rank, NUM_RANKS, repeat, limit_s=TIMEOUT_S)
     for case, record in zip(CASES, measured, strict=True):
-        times, plan = record["times"], record["plan"]
-        ratio = statistics.median(a / b for a, b in zip(times["funcol"], times["stock"], strict=True))
-        sent = {side: sum(by_rank) for side, by_rank in record["bytes"].items()}
-        ms = {side: statistics.median(of_side) for side, of_side in times.items()}
+        times = record["times"]
+        moves.append(
+            {
+                "name": str(case),
+                "ms": {side: statistics.median(of_side) for side, of_side in times.items()},
+                "ratio": statistics.median(
+                    a / b for a, b in zip(times["funcol"], times["stock"], strict=True)
+                ),
+                "bytes": {side: sum(by_rank) for side, by_rank in record["bytes"].items()},
+                "plan": record["plan"],
+            }
+        )
+    return {"moves": moves, "plans": [{"name": name, "us": us} for name, us in time_plans(20 * repeat)]}
+
+
+def report(records: dict[str, list[dict[str, Any]]]) -> None:
+    print(
+        f"\n{NUM_LAYERS * 7} weights of {WIDTH} to {4 * WIDTH} rows to another mesh, float32, {NUM_RANKS} "
+        "gloo ranks\n  slowest rank, ms: stock, funcol, ratio | MB sent: stock, funcol, plan, least"
+    )
+    for move in records["moves"]:
+        ms, sent, plan = move["ms"], move["bytes"], move["plan"]
         mb = [count / 1e6 for count in (sent["stock"], sent["funcol"], plan["sent"], plan["least"])]
         print(
-            f"  {case!s:<50} {ms['stock']:8.1f} {ms['funcol']:8.1f} {ratio:6.2f} | "
+            f"  {move['name']:<50} {ms['stock']:8.1f} {ms['funcol']:8.1f} {move['ratio']:6.2f} | "
             + " ".join(f"{count:8.2f}" for count in mb)
         )
-        records.append({"name": str(case), "ms": ms, "ratio": ratio, "bytes": sent, "plan": plan})
-    print("plans that are not cached, us of CPU time")
-    for name, us in time_plans(20 * repeat):
-        print(f"  {name:<70} {us:8.0f} {'met' if us <= PLAN_LIMIT_US else 'MISSED'}")
-        records.append({"name": f"plan {name}", "us": us})
-    return records
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeat", type=int, default=7)
-    bench_mesh_to_mesh(parser.parse_args().repeat)
+    print("plans that are not cached, 64 ranks to 64, us of CPU time")
+    for plan in records["plans"]:
+        print(f"  {plan['name']:<70} {plan['us']:8.0f} {'met' if plan['us'] <= PLAN_LIMIT_US else 'MISSED'}")

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import Placement
-from weights_ranks import NUM_RANKS, TIMEOUT_S, run_on_ranks
+from weights_ranks import NUM_RANKS, TIMEOUT_S, bytes_written, run_on_ranks
 
 import funcol
 
@@ -114,27 +114,15 @@ def time_rank(rank: int, repeat: int) -> list[dict[str, Any]]:
                 times[side].append(slowest.item())
         counts = {}
         for side, call in calls.items():
-            with torch.profiler.profile(
-                activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True
-            ) as profile:
-                call()
+            dist.barrier()
+            begin_bytes = bytes_written()
+            call()
             by_rank = torch.zeros(NUM_RANKS, dtype=torch.int64)
-            by_rank[rank] = sent_bytes(profile, rank)
+            by_rank[rank] = bytes_written() - begin_bytes
             dist.all_reduce(by_rank)
             counts[side] = by_rank.tolist()
         records.append({"times": times, "bytes": counts, "plan": planned_bytes(case, tensors)})
     return records
-
-
-def sent_bytes(profile: Any, rank: int) -> int:
-    """Bytes of float32 that this rank handed to gloo for other ranks, by the sizes in the profile."""
-    total = 0
-    for event in profile.events():
-        if not event.name.startswith("gloo:"):
-            continue
-        numel = sum(torch.Size(shape).numel() for shape in event.input_shapes[:1] if shape)
-        total += 4 * numel
-    return total
 
 
 def planned_bytes(case: Case, tensors: list[DTensor]) -> dict[str, int]:

@@ -104,7 +104,7 @@ TEST(MeshChange, HasAMatrixOfTheBytesOfACollective) {
 TEST(MeshChange, HasAMatrixOfTheBytesOfAllItsParts) {
   const auto change = planned(change_of(ranked({2}), {"P"}, ranked({1}, 2), {"R"}, {1024, 1024}, 1));
   EXPECT_EQ(to_string(change), "P(sum)->S(0) | S(0) => R");
-  const int64_t half = 512 * 1024;
+  const int64_t half = int64_t{512} * 1024;
   EXPECT_EQ(bytes_matrix(change), (Matrix{{0, half, half}, {half, 0, half}, {0, 0, 0}}));
   EXPECT_FALSE(least_busiest_bytes(change.task).has_value());
 }

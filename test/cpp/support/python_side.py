@@ -143,3 +143,10 @@ def redistribution_target(
 @handed_over
 def axis_group(mesh: DeviceMesh, axes: int) -> tuple[str, list[int]]:
     return mesh.get_group(axes.bit_length() - 1).group_name, []
+
+
+@handed_over
+def mesh_pair(src: DeviceMesh, dst: DeviceMesh) -> tuple[list[int], list[int], int, str, list[int]]:
+    assert dist.group.WORLD is not None
+    ranks = (mesh.mesh.flatten().tolist() for mesh in (src, dst))
+    return *ranks, dist.get_rank(), dist.group.WORLD.group_name, list(range(dist.get_world_size()))

@@ -214,6 +214,26 @@ def test_other_ranks_learn_of_a_rank_that_leaves_early(after: int, raises: bool)
     assert all(f"rank 1 left after {after + 1} tensors" in result for result in results)
 
 
+def source_fails(rank: int, world: int) -> str:
+    mesh = mesh_of((world,))
+
+    def named() -> Iterator[tuple[str, Tensor]]:
+        for index in range(6):
+            if rank == 1 and index == 3:
+                raise OSError("no such file")
+            yield str(index), DTensor.from_local(torch.ones(2, 4), mesh, [Shard(0)])
+
+    with pytest.raises((OSError, RuntimeError)) as raised:
+        [*full_tensors(named(), bucket_bytes=1)]
+    return str(raised.value)
+
+
+def test_other_ranks_learn_of_a_source_that_fails() -> None:
+    first, second = run_ranks(source_fails, 2)
+    assert second == "no such file"
+    assert "rank 1 left after" in first
+
+
 def all_leave(rank: int, world: int) -> None:
     mesh = mesh_of((world,))
     named = {str(i): distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)]) for i in range(8)}

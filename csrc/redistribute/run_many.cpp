@@ -10,6 +10,7 @@
 #include "async/layers.h"
 #include "async/pending_collective.h"
 #include "comm/orphaned_works.h"
+#include "comm/started.h"
 #include "redistribute/flat_step.h"
 #include "redistribute/local_steps.h"
 
@@ -48,6 +49,7 @@ class Bundle {
   size_t num_steps() const { return executions_[0]->steps().size(); }
 
   void take_step(size_t index) {
+    const Label label(executions_[0]->step_name(index));
     if (pending_) {
       pending_->settle();
       pending_.reset();

@@ -2,8 +2,8 @@
 
 #include <gtest/gtest.h>
 
-#include <limits>
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <string>
 #include <tuple>

@@ -1,4 +1,4 @@
-"""What SECURITY.md promises of the sources: no pickle is read, no text is run, no object comes from a peer."""
+"""What SECURITY.md promises of the sources: no pickle is read, no text is run, no object is received."""
 
 from __future__ import annotations
 

@@ -8,7 +8,9 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
+#include <iomanip>
 #include <memory>
 #include <new>
 #include <numeric>
@@ -16,6 +18,7 @@
 #include <sstream>
 #include <utility>
 
+#include "async/in_flight.h"
 #include "async/wake_key.h"
 #include "comm/asking_devices.h"
 #include "comm/background.h"
@@ -35,19 +38,40 @@ int64_t num_bytes(const std::vector<at::Tensor>& tensors) {
 }
 
 // The Work goes on by itself; the tensors that it reads and writes stay until it is done.
-void leave_running(PendingCollective::Start& start) {
+void leave_running(PendingCollective::Start& start, const Started& started) {
+  InFlight what(start.op, start.group, start.outputs, started);
   auto buffers = std::move(start.buffers);
   buffers.insert(buffers.end(), start.outputs.begin(), start.outputs.end());
   const bool is_on_cpu =
       std::ranges::all_of(buffers, [](const auto& buffer) { return !buffer.defined() || buffer.is_cpu(); });
   const bool ends_by_waiting = is_on_cpu && ends_only_by_waiting(*start.work, start.group);
-  adopt_orphan(std::move(start.work), std::move(buffers), ends_by_waiting);
+  adopt_orphan(std::move(start.work), std::move(buffers), ends_by_waiting, std::move(what));
 }
 
 // Whether a second wait() may repeat the work of the first one, as in Gloo's reduce_scatter and receives.
 bool may_run_twice(const c10d::Work& work) {
   const auto type = work.retrieveOpType();
   return type == c10d::OpType::UNKNOWN || c10d::isP2POp(type, /*batchP2P=*/true);
+}
+
+// Which rank this is, since when it has waited, and for what else: for time-outs, which have causes
+// elsewhere.
+std::string surroundings(const PendingCollective::Start& start, const UnwaitedEntry& own) {
+  const auto& started = own.started();
+  if (started.at_ms == 0) {
+    return {};
+  }
+  std::ostringstream text;
+  text << std::fixed << std::setprecision(1) << "\nIt was started " << started.seconds() << " s ago"
+       << own_rank_text(start.group);
+  if (started.caller != nullptr) {
+    text << " at " << *started.caller;
+  }
+  if (started.purpose != nullptr) {
+    text << ", for " << *started.purpose;
+  }
+  text << "." << others_in_flight(own);
+  return text.str();
 }
 
 c10::Stream stream_of(c10::Device device) {
@@ -67,8 +91,8 @@ PendingCollective::PendingCollective(Start&& start)
   if (!start_.work) {
     return;
   }
-  if (start_.is_counted) {
-    unwaited_.enter(start_.op, start_.work);
+  if (!start_.is_kept_elsewhere) {
+    unwaited_.enter({start_.op, &start_.group, &start_.outputs, &start_.work, start_.is_counted});
   }
   if (!start_.outputs.empty() && !start_.outputs[0].is_cpu()) {
     start_stream_ = stream_of(start_.outputs[0].device());
@@ -85,7 +109,7 @@ PendingCollective::~PendingCollective() {
   if (state_.load(std::memory_order_acquire) == State::kRunning && start_.work && !start_.is_kept_elsewhere &&
       !is_in_child()) {
     resize_guards_.remove();
-    leave_running(start_);
+    leave_running(start_, unwaited_.started());
   }
 }
 
@@ -170,9 +194,9 @@ void PendingCollective::await(Lock& lock, bool checks_group) {
 void PendingCollective::take(Start& finished) {
   unwaited_.leave();
   if (state_.load(std::memory_order_relaxed) == State::kArrived) {
-    if (was_let_go_ && start_.group.is_destroyed()) {
+    if (const auto end = was_let_go_ ? start_.group.end() : std::nullopt) {
       try {
-        raise_destroyed();
+        raise_ended(*end);
       } catch (const c10::Error&) {
         error_ = std::current_exception();
       }
@@ -281,24 +305,28 @@ void PendingCollective::let_go_of_buffers(std::vector<at::Tensor>& gone) {
   }
 }
 
-void PendingCollective::raise_destroyed() const {
-  C10_THROW_ERROR(DistBackendError,
-                  c10::str("process group '", start_.group.name(),
-                           "' was destroyed before this result was waited for. Use results, or "
-                           "call funcol.wait_tensor on them, before destroy_process_group().\n",
-                           described_.empty() ? describe() : described_));
+void PendingCollective::raise_ended(GroupEnd end) const {
+  constexpr std::array<const char*, 3> kBefore = {"destroy_process_group()", "the abort",
+                                                  "the reconfiguration"};
+  C10_THROW_ERROR(
+      DistBackendError,
+      c10::str("process group '", start_.group.name(), "' ", to_string(end),
+               " before this result was waited for. Use results, or call funcol.wait_tensor on "
+               "them, before ",
+               kBefore.at(static_cast<size_t>(end)), ".\n", described_.empty() ? describe() : described_));
 }
 
 void PendingCollective::check_group_lives() const {
-  if (start_.group.is_destroyed()) {
-    raise_destroyed();
+  if (const auto end = start_.group.end()) {
+    raise_ended(*end);
   }
 }
 
 void PendingCollective::wait_for_work(bool checks_group) {
-  if (checks_group && start_.group.is_destroyed()) {
-    leave_running(start_);
-    raise_destroyed();
+  if (const auto end = checks_group ? start_.group.end() : std::nullopt) {
+    unwaited_.arrive();
+    leave_running(start_, unwaited_.started());
+    raise_ended(*end);
   }
   if (is_in_child() && (is_in_epilogue_.load(std::memory_order_acquire) || !start_.work->isCompleted())) {
     C10_THROW_ERROR(
@@ -307,6 +335,11 @@ void PendingCollective::wait_for_work(bool checks_group) {
         "Wait for results before a fork.");
   }
   TORCH_CHECK(start_.work->wait(), "the collective was aborted");
+  // Some backends return from wait() as if nothing had happened when another thread aborts them.
+  if (const auto end = checks_group ? start_.group.end() : std::nullopt;
+      end.has_value() && *end != GroupEnd::kDestroyed) {
+    raise_ended(*end);
+  }
 }
 
 void PendingCollective::run_epilogue() {
@@ -397,12 +430,12 @@ PendingCollective::State PendingCollective::finish(bool checks_group) {
     order_streams();
     return State::kArrived;
   } catch (c10::Error& error) {
-    error.add_context(describe());
+    error.add_context(describe() + surroundings(start_, unwaited_));
     error_ = std::current_exception();
   } catch (const std::exception& error) {
-    error_ =
-        std::make_exception_ptr(c10::DistBackendError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)},
-                                                      std::string(error.what()) + "\n" + describe()));
+    error_ = std::make_exception_ptr(c10::DistBackendError(
+        {__func__, __FILE__, static_cast<uint32_t>(__LINE__)},
+        std::string(error.what()) + "\n" + describe() + surroundings(start_, unwaited_)));
   }
   return State::kFailed;
 }

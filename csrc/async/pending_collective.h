@@ -75,7 +75,8 @@ class PendingCollective final : public c10::intrusive_ptr_target {
     std::vector<at::Tensor> outputs;  // what the caller gets
     // May be empty. Runs once, after the Work, below autograd, on this Start.
     std::function<void(const Start&)> epilogue;
-    bool is_counted = true;  // in unwaited_collectives(); false if another registry counts it
+    bool is_counted =
+        true;  // in unwaited_collectives(); false if it is waited for at once, or counted elsewhere
     // PyTorch's registry keeps Work and tensors until somebody waits: letting go here would free nothing.
     bool is_kept_elsewhere = false;
   };
@@ -140,7 +141,7 @@ class PendingCollective final : public c10::intrusive_ptr_target {
   void finish_on_host(bool checks_group);
   void order_streams();
   void check_group_lives() const;
-  [[noreturn]] void raise_destroyed() const;
+  [[noreturn]] void raise_ended(GroupEnd end) const;
   std::string describe() const;
 
   std::atomic<State> state_{State::kRunning};

@@ -41,33 +41,36 @@ class UnwaitedList {
     if (entry.next_ != nullptr) {
       entry.next_->previous_ = entry.previous_;
     }
-    if (is_dropped) {
-      ++num_dropped_[std::string(entry.op_)];
+    if (is_dropped && entry.what_.is_counted) {
+      ++num_dropped_[std::string(entry.what_.op)];
     }
   }
 
   void forget_work(UnwaitedEntry& entry) {
     const std::scoped_lock lock(mutex_);
-    entry.work_ = nullptr;
+    entry.what_.work = nullptr;
   }
 
   std::map<std::string, int64_t> counts() {
     const std::scoped_lock lock(mutex_);
     auto counts = num_dropped_;
     for (const auto* entry = first_; entry != nullptr; entry = entry->next_) {
-      ++counts[std::string(entry->op_)];
+      counts[std::string(entry->what_.op)] += entry->what_.is_counted ? 1 : 0;
     }
+    std::erase_if(counts, [](const auto& count) { return count.second == 0; });
     return counts;
   }
 
-  std::vector<c10::intrusive_ptr<c10d::Work>> works() {
+  std::vector<UnwaitedWork> works() {
     const std::scoped_lock lock(mutex_);
-    std::vector<c10::intrusive_ptr<c10d::Work>> works;
+    std::vector<UnwaitedWork> works;
     for (const auto* entry = first_; entry != nullptr; entry = entry->next_) {
-      if (entry->work_ != nullptr) {
-        works.push_back(*entry->work_);
+      const auto& what = entry->what_;
+      if (what.work != nullptr && what.work->defined()) {
+        works.push_back({entry, InFlight(what.op, *what.group, *what.outputs, entry->started_), *what.work});
       }
     }
+    std::ranges::reverse(works);
     return works;
   }
 
@@ -88,10 +91,10 @@ class UnwaitedList {
   std::map<std::string, int64_t> num_dropped_;
 };
 
-void UnwaitedEntry::enter(std::string_view op, const c10::intrusive_ptr<c10d::Work>& work) {
-  op_ = op;
+void UnwaitedEntry::enter(const Unwaited& collective) {
+  what_ = collective;
+  started_ = Started::now();
   is_in_ = true;
-  work_ = &work;
   num_forks_ = num_forks();
   UnwaitedList::instance().add(*this);
 }
@@ -109,15 +112,17 @@ void UnwaitedEntry::leave(bool is_dropped) {
   is_in_ = false;
 }
 
+std::vector<UnwaitedWork> unwaited_works() { return UnwaitedList::instance().works(); }
+
 std::map<std::string, int64_t> unwaited_collectives() { return UnwaitedList::instance().counts(); }
 
 void let_unwaited_finish(std::chrono::milliseconds patience) {
   using Clock = std::chrono::steady_clock;
-  auto works = UnwaitedList::instance().works();
+  auto works = unwaited_works();
   size_t num_running = ~size_t{0};
   auto last_end = Clock::now();
   while (true) {
-    std::erase_if(works, [](const auto& work) { return is_completed(*work); });
+    std::erase_if(works, [](const auto& unwaited) { return is_completed(*unwaited.work); });
     const auto num_now = works.size() + sweep_orphans();
     if (num_now == 0) {
       return;

@@ -9,6 +9,7 @@ void bind_collectives(PyObject* module);
 void bind_in_place(PyObject* module);
 void bind_local_types(PyObject* module);
 void bind_async(PyObject* module);
+void bind_in_flight(PyObject* module);
 void bind_raw_access(PyObject* module);
 void bind_dropin(PyObject* module);
 void bind_planner(PyObject* module);

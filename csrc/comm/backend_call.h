@@ -7,6 +7,8 @@
 #include <typeinfo>
 
 #include "comm/blocking.h"
+#include "comm/started.h"
+#include "compat/work_names.h"
 
 namespace funcol {
 
@@ -19,12 +21,14 @@ bool c10d_ops_are_replaced();
 //
 // c10d::ProcessGroup sends each collective through a dispatcher op (c10d::allreduce_, ...), which costs as
 // much as the rest of starting a collective. The op matters only to a profiler, a subclass of ProcessGroup,
-// or a program that replaced a kernel. Under layers that intercept operators no collective is started here.
+// hooks of the group, such as those of PyTorch's flight recorder, or a program that replaced a kernel. Under
+// layers that intercept operators no collective is started here.
 template <typename Collective>
 c10::intrusive_ptr<c10d::Work> on_backend(c10d::ProcessGroup& group, c10::DeviceType device_type,
                                           const Collective& collective) {
-  const bool is_plain =
-      typeid(group) == typeid(c10d::ProcessGroup) && group.hasBackends() && !c10d_ops_are_replaced();
+  const bool is_plain = typeid(group) == typeid(c10d::ProcessGroup) && group.hasBackends() &&
+                        !c10d_ops_are_replaced() && !compat::has_hooks(group);
+  const NamedWorks named;
   c10::intrusive_ptr<c10d::Work> work;
   // Gloo locks its queue. A thread of Gloo's may hold that lock while it waits for the GIL to free a tensor.
   run_blocking([&] {

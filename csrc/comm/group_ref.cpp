@@ -18,18 +18,30 @@ struct KnownGroup {
   std::string name;
   WeakGroup group;
   bool is_destroyed = false;
+  GroupEnd last_end = GroupEnd::kAborted;  // that it lived through, at
+  GroupMoment ended_at = 0;                // 0: none
+
+  bool has_changed() const { return is_destroyed || ended_at > 0; }
 };
+
+std::atomic<GroupMoment> moment{0};
 
 struct KnownGroups {
   std::mutex mutex;
   std::vector<KnownGroup> groups;
-  std::atomic<size_t> num_destroyed{0};  // of `groups`: nearly always 0
+  std::atomic<size_t> num_changed{0};  // of `groups`: nearly always 0
 };
 
 // Never destroyed: tensors may settle while the process exits.
 KnownGroups& known_groups() {
   static auto* instance = new KnownGroups();  // NOLINT(cppcoreguidelines-owning-memory)
   return *instance;
+}
+
+bool has_backend(c10d::ProcessGroup& group, const c10d::Backend& backend) {
+  return group.hasBackends() && std::ranges::any_of(group.getDeviceTypes(), [&](const auto& device) {
+           return group.getBackend(device.type()).get() == &backend;
+         });
 }
 
 // Calls `change(groups)` under the lock, after dropping the groups that nobody holds any more.
@@ -43,29 +55,52 @@ void change_known_groups(const Change& change) {
   std::move(first_gone, known.groups.end(), std::back_inserter(gone));
   known.groups.erase(first_gone, known.groups.end());
   change(known.groups);
-  known.num_destroyed.store(std::count_if(known.groups.begin(), known.groups.end(),
-                                          [](const auto& entry) { return entry.is_destroyed; }),
-                            std::memory_order_release);
+  known.num_changed.store(std::ranges::count_if(known.groups, &KnownGroup::has_changed),
+                          std::memory_order_release);
 }
 
 }  // namespace
 
-GroupRef::GroupRef(const GroupPtr& group) : name_(group_name(*group)), group_(group) {}
+const char* to_string(GroupEnd end) {
+  switch (end) {
+    case GroupEnd::kDestroyed:
+      return "was destroyed";
+    case GroupEnd::kAborted:
+      return "was aborted";
+    case GroupEnd::kReconfigured:
+      return "was reconfigured";
+  }
+  TORCH_INTERNAL_ASSERT(false);
+}
 
-bool GroupRef::is_destroyed() const {
+GroupMoment group_moment() noexcept { return moment.load(std::memory_order_acquire); }
+
+GroupRef::GroupRef(const GroupPtr& group) : GroupRef(group, group_moment()) {}
+
+GroupRef::GroupRef(const GroupPtr& group, GroupMoment made_at)
+    : name_(group_name(*group)), group_(group), made_at_(made_at) {}
+
+std::optional<GroupEnd> GroupRef::end() const {
   if (!group_) {
-    return false;
+    return std::nullopt;
   }
   if (group_->expired()) {
-    return true;
+    return GroupEnd::kDestroyed;
   }
   auto& known = known_groups();
-  if (known.num_destroyed.load(std::memory_order_acquire) == 0) {
-    return false;
+  if (known.num_changed.load(std::memory_order_acquire) == 0) {
+    return std::nullopt;
   }
   const std::scoped_lock lock(known.mutex);
-  return std::ranges::any_of(known.groups,
-                             [&](const auto& entry) { return entry.is_destroyed && entry.group == *group_; });
+  for (const auto& entry : known.groups) {
+    if (entry.group == *group_ && entry.ended_at > made_at_) {
+      return entry.last_end;
+    }
+    if (entry.group == *group_ && entry.is_destroyed) {
+      return GroupEnd::kDestroyed;
+    }
+  }
+  return std::nullopt;
 }
 
 void note_group_added(const std::string& name) {
@@ -93,6 +128,33 @@ void note_all_groups_removed() {
       entry.is_destroyed |= held.back() && compat::registered_group(entry.name) == held.back();
     }
   });
+}
+
+void note_group_ended(const GroupPtr& group, GroupEnd end) {
+  change_known_groups([&](auto& groups) {
+    const WeakGroup weak(group);
+    auto entry = std::ranges::find_if(groups, [&](const auto& known) { return known.group == weak; });
+    if (entry == groups.end()) {  // a group that was made without the registry
+      entry = groups.insert(entry, {group_name(*group), weak});
+    }
+    entry->last_end = end;
+    entry->ended_at = moment.fetch_add(1, std::memory_order_acq_rel) + 1;
+  });
+}
+
+void note_backend_ended(const c10d::Backend& backend, GroupEnd end) {
+  std::vector<GroupPtr> found;
+  change_known_groups([&](auto& groups) {
+    for (const auto& entry : groups) {
+      auto group = entry.group.lock();
+      if (group && has_backend(*group, backend)) {
+        found.push_back(std::move(group));
+      }
+    }
+  });
+  for (const auto& group : found) {
+    note_group_ended(group, end);
+  }
 }
 
 }  // namespace funcol

@@ -1,6 +1,7 @@
-// A weak reference to a process group, which still knows the group's name.
+// A weak reference to a process group, which still knows the group's name and whether the group has ended.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <utility>
@@ -9,11 +10,28 @@
 
 namespace funcol {
 
+// How a group can end for those who hold something of it: results, meshes, plans.
+enum class GroupEnd : uint8_t {
+  kDestroyed,     // it left c10d's registry, or nobody holds it any more
+  kAborted,       // its connections were cut; what was under way is lost
+  kReconfigured,  // the same object now has other ranks
+};
+
+// "was destroyed", "was aborted", "was reconfigured".
+const char* to_string(GroupEnd end);
+
+// Counts aborts and reconfigurations in this process. What was made at an earlier moment may be of groups as
+// they were.
+using GroupMoment = uint64_t;
+GroupMoment group_moment() noexcept;
+
 class GroupRef {
  public:
   GroupRef() = default;
+  // The group as it is now, or as it was at an earlier moment.
   GroupRef(const GroupPtr& group);  // NOLINT(google-explicit-constructor): as cheap as a copy of the pointer
-  // A name without a group: never destroyed.
+  GroupRef(const GroupPtr& group, GroupMoment made_at);
+  // A name without a group: never ends.
   explicit GroupRef(std::string name) : name_(std::move(name)) {}
 
   const std::string& name() const noexcept { return name_; }
@@ -21,13 +39,15 @@ class GroupRef {
   // The group, or null if nobody holds it any more.
   GroupPtr lock() const { return group_ ? group_->lock() : GroupPtr(); }
 
-  // True once torch.distributed has destroyed the group, or nobody holds it any more. Destroying takes a
-  // group out of c10d's registry; its object may live on, in a variable of the caller or behind a cache.
-  bool is_destroyed() const;
+  // How the group ended since the reference was made; nothing if it lives. Destroying takes a group out of
+  // c10d's registry; its object may live on, in a variable of the caller or behind a cache.
+  std::optional<GroupEnd> end() const;
+  bool has_ended() const { return end().has_value(); }
 
  private:
   std::string name_;
   std::optional<c10::weak_intrusive_ptr<c10d::ProcessGroup>> group_;
+  GroupMoment made_at_ = 0;
 };
 
 // To be called when c10d's registry changes: after a group was added under `name`, before that group is
@@ -35,5 +55,10 @@ class GroupRef {
 void note_group_added(const std::string& name);
 void note_group_removed(const std::string& name);
 void note_all_groups_removed();
+
+// To be called before a group is aborted or reconfigured, by itself or by its backend: references that were
+// made earlier see that it has ended. A backend that no known group has is ignored.
+void note_group_ended(const GroupPtr& group, GroupEnd end);
+void note_backend_ended(const c10d::Backend& backend, GroupEnd end);
 
 }  // namespace funcol

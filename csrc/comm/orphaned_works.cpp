@@ -7,6 +7,7 @@
 #include <atomic>
 #include <deque>
 #include <iterator>
+#include <list>
 #include <mutex>
 #include <utility>
 
@@ -19,13 +20,15 @@ namespace {
 struct Orphan {
   c10::intrusive_ptr<c10d::Work> work;
   std::vector<at::Tensor> buffers;
+  InFlight what;
   bool may_have_future = true;
 };
 
 struct Orphanage {
   std::mutex mutex;
   std::deque<Orphan> orphans;
-  std::atomic<size_t> num_waited_for{0};  // on other threads
+  std::list<InFlight> waited_for;  // by other threads
+  std::atomic<size_t> num_waited_for{0};
   std::atomic<size_t> size{0};
 };
 
@@ -65,6 +68,8 @@ void follow_forks() {
                    auto& home = orphanage();
                    new std::deque<Orphan>(std::move(home.orphans));  // NOLINT
                    home.orphans.clear();
+                   new std::list<InFlight>(std::move(home.waited_for));  // NOLINT
+                   home.waited_for.clear();
                    home.size.store(0, std::memory_order_relaxed);
                    home.num_waited_for.store(0, std::memory_order_relaxed);
                    home.mutex.unlock();
@@ -95,18 +100,29 @@ size_t sweep(Orphanage& home, size_t count) {
   return num_finished;
 }
 
+std::list<InFlight>::iterator note_waited_for(Orphanage& home, InFlight what) {
+  const std::scoped_lock lock(home.mutex);
+  home.num_waited_for.fetch_add(1, std::memory_order_relaxed);
+  return home.waited_for.insert(home.waited_for.end(), std::move(what));
+}
+
+void forget_waited_for(Orphanage& home, std::list<InFlight>::iterator place) {
+  const std::scoped_lock lock(home.mutex);
+  home.waited_for.erase(place);
+  home.num_waited_for.fetch_sub(1, std::memory_order_relaxed);
+}
+
 }  // namespace
 
 void adopt_orphan(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> buffers,
-                  bool ends_only_by_waiting) {
+                  bool ends_only_by_waiting, InFlight what) {
   static std::once_flag follows_forks;
   std::call_once(follows_forks, follow_forks);
   auto& home = orphanage();
   if (ends_only_by_waiting) {
-    home.num_waited_for.fetch_add(1, std::memory_order_relaxed);
-    wait_in_background([&home, kept = Orphan{std::move(work), std::move(buffers)}]() mutable {
-      const auto count =
-          c10::make_scope_exit([&home] { home.num_waited_for.fetch_sub(1, std::memory_order_relaxed); });
+    const auto place = note_waited_for(home, std::move(what));
+    wait_in_background([&home, place, kept = Orphan{std::move(work), std::move(buffers), {}}]() mutable {
+      const auto count = c10::make_scope_exit([&] { forget_waited_for(home, place); });
       const auto orphan = std::move(kept);  // destroyed before the count falls
       orphan.work->wait();
     });
@@ -116,8 +132,22 @@ void adopt_orphan(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> b
     note_cuda_is_used();
   }
   const std::scoped_lock lock(home.mutex);
-  home.orphans.push_back({std::move(work), std::move(buffers)});
+  home.orphans.push_back({std::move(work), std::move(buffers), std::move(what)});
   home.size.store(home.orphans.size(), std::memory_order_relaxed);
+}
+
+std::vector<InFlight> kept_orphans() {
+  auto& home = orphanage();
+  const std::scoped_lock lock(home.mutex);
+  std::vector<InFlight> kept(home.waited_for.begin(), home.waited_for.end());
+  for (auto& orphan : home.orphans) {
+    // Asks no device, and no Work that may be written in Python, which names no operation.
+    const bool is_asked = orphan.what.is_on_cpu && orphan.work->retrieveOpType() != c10d::OpType::UNKNOWN;
+    if (!is_asked || !is_completed(orphan)) {
+      kept.push_back(orphan.what);
+    }
+  }
+  return kept;
 }
 
 size_t sweep_orphans() {

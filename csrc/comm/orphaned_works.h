@@ -10,11 +10,16 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
+#include "comm/in_flight.h"
+
 namespace funcol {
 
 // `ends_only_by_waiting`: a thread in the background waits for the Work (comm/background.h).
 void adopt_orphan(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> buffers,
-                  bool ends_only_by_waiting = false);
+                  bool ends_only_by_waiting = false, InFlight what = {});
+
+// Those that are kept, the oldest first. Some may be over: sweep_orphans() before drops them.
+std::vector<InFlight> kept_orphans();
 
 // Drops finished Works and returns the number of running ones. Cheap while there are none. Asks none where
 // asking is not allowed (comm/asking_devices.h).

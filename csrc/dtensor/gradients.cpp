@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 
+#include "comm/started.h"
 #include "compat/autograd_node.h"
 #include "pyobjects/tensors.h"
 
@@ -39,7 +40,10 @@ class Node final : public torch::autograd::Node {
  public:
   explicit Node(GradientPtr gradient) : gradient_(std::move(gradient)) {}
 
-  variable_list apply(variable_list&& gradients) override { return {run(*gradient_, gradients[0])}; }
+  variable_list apply(variable_list&& gradients) override {
+    const BackwardOf backward(module_);
+    return {run(*gradient_, gradients[0])};
+  }
   std::string name() const override { return gradient_->name(); }
 
   void compiled_args(compiled::CompiledNodeArgs& args) const override {
@@ -65,6 +69,7 @@ class Node final : public torch::autograd::Node {
 
  private:
   GradientPtr gradient_;
+  Text module_ = current_module();
 };
 
 }  // namespace

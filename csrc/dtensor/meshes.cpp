@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "compat/process_group.h"
 #include "pyobjects/callbacks.h"
 #include "pyobjects/layouts.h"
 #include "pyobjects/mesh_table.h"
@@ -17,7 +18,29 @@ MeshTable<KnownMesh>& known_meshes() {
   return meshes;
 }
 
+MeshTable<GroupMoment>& moments() {
+  static MeshTable<GroupMoment> moments;
+  return moments;
+}
+
 }  // namespace
+
+void note_mesh(py::handle device_mesh) {
+  if (moments().find(device_mesh) == nullptr) {
+    moments().put(device_mesh, group_moment());
+  }
+}
+
+GroupMoment mesh_moment(py::handle device_mesh) {
+  if (group_moment() == 0) {
+    return 0;
+  }
+  if (const auto* const known = moments().find(device_mesh)) {
+    return *known;
+  }
+  const py::object root = device_mesh.attr("_get_root_mesh")();
+  return moments().put(device_mesh, root.is(device_mesh) ? group_moment() : mesh_moment(root));
+}
 
 KnownMesh& known_mesh(py::handle device_mesh) {
   static uint64_t num_meshes = 0;
@@ -27,7 +50,8 @@ KnownMesh& known_mesh(py::handle device_mesh) {
     return *known;
   }
   const py::object coordinate = device_mesh.attr("get_coordinate")();
-  auto& entry = known_meshes().put(device_mesh, {++num_meshes, mesh, std::nullopt, {}, {}, {}});
+  auto& entry = known_meshes().put(device_mesh,
+                                   {++num_meshes, mesh, std::nullopt, {}, {}, {}, mesh_moment(device_mesh)});
   if (!coordinate.is_none()) {
     entry.coordinate = coordinate.cast<Coordinate>();
   }
@@ -41,7 +65,10 @@ const AxisGroup& find_group(AxisSet axes, py::handle device_mesh, KnownMesh& kno
     return known_group->second;
   }
   const auto found = callback(Callback::kAxisGroup)(device_mesh, axes).cast<py::tuple>();
-  AxisGroup group{found[0].cast<std::string>(), found[1].cast<std::vector<int64_t>>()};
+  const auto name = found[0].cast<std::string>();
+  const auto c10d_group = compat::registered_group(name);
+  AxisGroup group{name, found[1].cast<std::vector<int64_t>>(),
+                  c10d_group ? GroupRef(c10d_group, known.made_at) : GroupRef()};
   return groups.emplace(axes, std::move(group)).first->second;
 }
 

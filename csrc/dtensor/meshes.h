@@ -22,10 +22,18 @@ struct KnownMesh {
   AxisGroups groups;
   std::string world;  // the default group, and the mesh's ranks in it: once all_ranks() has read them
   std::vector<int64_t> ranks;  // the last axis counts first
+  GroupMoment made_at = 0;  // mesh_moment()
 };
 
 // Valid while the DeviceMesh lives.
 KnownMesh& known_mesh(py::handle device_mesh);
+
+// A moment at which the mesh was there already; that of its root mesh for a part of one. To be asked for once
+// groups may have been aborted or reconfigured.
+GroupMoment mesh_moment(py::handle device_mesh);
+
+// To be called with each mesh that is there, before a group is aborted or reconfigured.
+void note_mesh(py::handle device_mesh);
 
 // This rank's group along `axes`. Valid as long as `known` is.
 const AxisGroup& find_group(AxisSet axes, py::handle device_mesh, KnownMesh& known);

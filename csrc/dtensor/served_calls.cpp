@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "comm/started.h"
 #include "dtensor/meshes.h"
 #include "dtensor/redistribute_local.h"
 #include "dtensor/spec_numbers.h"
@@ -316,7 +317,13 @@ Fate ServedCall::run(const c10::OperatorHandle& op, const DescribedOperator& des
                            [&](const Move& move) { return move.execution->fits(locals[move.number]); })) {
     return Fate::kLocalShape;
   }
+  // Of a mesh whose group has ended since. PyTorch's path finds whether this call is on that mesh, or on an
+  // equal one that was made later.
+  if (!std::ranges::all_of(moves_, [](const Move& move) { return move.execution->is_current(); })) {
+    return Fate::kWatched;
+  }
   for (const auto& move : moves_) {
+    const Label label(op.operator_name().name);
     const WithoutGil no_gil;
     locals[move.number] = move.execution->run(locals[move.number], /*async_op=*/false);
   }

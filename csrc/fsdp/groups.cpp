@@ -4,7 +4,9 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "async/async_tensor.h"
+#include "comm/started.h"
 #include "compat/process_group.h"
+#include "dtensor/meshes.h"
 #include "fsdp/gather.h"
 #include "fsdp/streams.h"
 
@@ -16,6 +18,24 @@ py::object mesh_to_gather_over(const Fields& group) {
              ? group.get<"post_forward_mesh_info">()
              : group.get<"mesh_info">();
 }
+
+}  // namespace
+
+void check_is_current(py::handle mesh_info, const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
+  if (group && group_moment() > 0) {
+    funcol::check_is_current(GroupRef(group, mesh_moment(attribute<"mesh">(mesh_info))), "fully_shard");
+  }
+}
+
+std::string purpose_of(const Fields& group) {
+  if (!purposes_are_wanted()) {
+    return {};
+  }
+  const auto name = group.find<"_module_fqn">();
+  return "parameters of " + (name && PyUnicode_Check(name.ptr()) ? name.cast<std::string>() : "the root");
+}
+
+namespace {
 
 // A gather that C++ can start.
 struct Gather {
@@ -42,6 +62,8 @@ std::optional<Gather> find_gather(const Fields& group) {
 
 void start(const Gather& gather, const Fields& group, py::handle is_async) {
   const auto& [shards, process_group, c10d_group] = gather;
+  const auto purpose = purpose_of(group);
+  const Label label(purpose);
   const at::NoGradGuard no_grad;
   const Comm comm(group.get<"_all_gather_comm">(), imported<kCollectives, "DefaultAllGather">());
   const Streams streams(group);
@@ -67,11 +89,12 @@ void start(const Gather& gather, const Fields& group, py::handle is_async) {
   {
     const Entered entered(streams.context(stream));
     if (is_async.is(py::handle(Py_False)) && comm.starts_own(process_group, output)) {
-      comm.start_own(process_group, output, sent, [](auto& of, auto& to, auto& from) {
-        c10d::AllgatherOptions options;
-        options.asyncOp = false;
-        return compat::all_gather_flat(of, to, from, options);
-      });
+      comm.start_own("all_gather_into_tensor", process_group, output, sent,
+                     [](auto& of, auto& to, auto& from) {
+                       c10d::AllgatherOptions options;
+                       options.asyncOp = false;
+                       return compat::all_gather_flat(of, to, from, options);
+                     });
     } else {
       work = comm.object()(py::arg("output_tensor") = output, py::arg("input_tensor") = sent,
                            py::arg("group") = process_group, py::arg("async_op") = is_async);
@@ -94,6 +117,12 @@ bool unshard(py::handle object, py::handle is_async, bool serves = false) {
   if (!fields.is<"_all_gather_result">(Py_None) || fields.is<"_sharded_state">(known.unsharded.ptr()) ||
       (!fields.is_true<"unshard_in_backward">() && is_in_state<"PRE_BACKWARD">(fields))) {
     return true;
+  }
+  if (group_moment() > 0) {
+    const auto mesh_info = mesh_to_gather_over(fields);
+    if (is_sharded_mesh(mesh_info, /*or_replicated=*/true)) {
+      check_is_current(mesh_info, group_object(attribute<"shard_process_group">(mesh_info).ptr()));
+    }
   }
   if (!(serves || serves_groups()) || !fields.is<"_reshard_after_forward_event">(Py_None)) {
     return false;

@@ -6,7 +6,20 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+#include <string>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "fsdp/objects.h"
+
 namespace funcol::python {
+
+// ValueError naming `fully_shard` if the process group of a FSDPParamGroup was aborted or reconfigured after
+// the mesh was made that it shards over.
+void check_is_current(py::handle mesh_info, const c10::intrusive_ptr<c10d::ProcessGroup>& group);
+
+// What collectives for the group's parameters are for: "parameters of layers.0". Empty unless somebody reads
+// it.
+std::string purpose_of(const Fields& group);
 
 // Returns whether the group had not begun its forward pass.
 py::object pre_forward(py::handle fsdp_group);

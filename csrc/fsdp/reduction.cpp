@@ -5,6 +5,7 @@
 #include <numeric>
 #include <vector>
 
+#include "comm/started.h"
 #include "compat/process_group.h"
 #include "fsdp/gather.h"
 #include "fsdp/gradients.h"
@@ -125,12 +126,15 @@ class Reduction {
   void reduce_scatter(const py::object& output, const py::object& input, const py::object& op) const {
     if (comm_.starts_own(process_group_, output)) {
       const auto reduce_op = reduce_op_argument(op.ptr(), "fully_shard");
-      comm_.start_own(process_group_, output, input, [&](auto& of, auto& to, auto& from) {
-        c10d::ReduceScatterOptions options;
-        options.reduceOp = reduce_op;
-        options.asyncOp = false;
-        return compat::reduce_scatter_flat(of, to, from, options);
-      });
+      const auto purpose = purpose_of(fields_);
+      const Label label(purpose);
+      comm_.start_own("reduce_scatter_tensor", process_group_, output, input,
+                      [&](auto& of, auto& to, auto& from) {
+                        c10d::ReduceScatterOptions options;
+                        options.reduceOp = reduce_op;
+                        options.asyncOp = false;
+                        return compat::reduce_scatter_flat(of, to, from, options);
+                      });
     } else {
       comm_.object()(py::arg("output_tensor") = output, py::arg("input_tensor") = input,
                      py::arg("group") = process_group_, py::arg("op") = op);
@@ -194,6 +198,7 @@ py::object post_backward(py::handle fsdp_group) {
     process_group = attribute<"shard_process_group">(mesh_info);
   }
   auto c10d_group = group_object(process_group.ptr());
+  check_is_current(mesh_info, c10d_group);
   if (!c10d_group || c10d_group->getSize() == 1) {
     return {};
   }

@@ -15,7 +15,11 @@
 
 #include <cstdint>
 #include <utility>
+#include <vector>
 
+#include "async/pending_collective.h"
+#include "async/unwaited.h"
+#include "comm/started.h"
 #include "fsdp/objects.h"
 #include "pyobjects/arguments.h"
 #include "pyobjects/attributes.h"
@@ -111,17 +115,31 @@ class Comm {
                                         py::arg("device") = device);
   }
 
-  // Starts the collective by `start`, (process group, output, input) -> c10d Work, and waits for it.
+  // Starts the collective by `start`, (process group, output, input) -> c10d Work, and waits for it. `op` is
+  // its name for those who ask what is in flight.
   template <typename Start>
-  void start_own(py::handle group, py::handle output, py::handle input, const Start& start) const {
+  void start_own(const char* op, py::handle group, py::handle output, py::handle input,
+                 const Start& start) const {
     const auto process_group = group_object(group.ptr());
     auto to = THPVariable_Unpack(output.ptr());
     auto from = THPVariable_Unpack(input.ptr());
     const WithoutGil without_gil;
-    const auto work = start(*process_group, to, from);
-    if (work) {
-      work->wait();
+    const NamedWorks named;
+    auto work = start(*process_group, to, from);
+    if (!work) {
+      return;
     }
+    if (to.is_cpu()) {  // an error names the collective
+      PendingCollective::Start started{op, process_group, std::move(work), {from}, {to}, {}};
+      started.is_counted = false;
+      c10::make_intrusive<PendingCollective>(std::move(started))->settle();
+      return;
+    }
+    const GroupRef ref(process_group);
+    const std::vector<at::Tensor> outputs{to};
+    UnwaitedEntry in_flight;
+    in_flight.enter({op, &ref, &outputs, &work, /*is_counted=*/false});
+    work->wait();
   }
 
   bool starts_own(py::handle group, py::handle tensor) const {

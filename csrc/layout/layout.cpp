@@ -143,8 +143,9 @@ Layout make_layout(const std::string& caller, std::vector<Placement> placements,
                                         : "Use a dim from " + std::to_string(-num_dims) + " to " +
                                               std::to_string(num_dims - 1) + "."));
     }
-    if (placement.split_factor < 1) {
-      refuse(caller, to_string(placement) + " has a split factor below 1.");
+    constexpr int64_t kMostPieces = int64_t{1} << 31;
+    if (placement.split_factor < 1 || placement.split_factor > kMostPieces) {
+      refuse(caller, to_string(placement) + " has a split factor below 1, or above 2^31.");
     }
     placement.dim += placement.dim < 0 ? num_dims : 0;
   }

@@ -5,6 +5,7 @@
 
 #include "async/async_tensor.h"
 #include "async/held_memory.h"
+#include "async/in_flight.h"
 #include "comm/orphaned_works.h"
 #include "ops/collectives.h"
 
@@ -63,6 +64,7 @@ at::Tensor as_sole_pending(Start start) {
 
 std::vector<at::Tensor> as_registered(const Start& start) {
   TORCH_INTERNAL_ASSERT(!start.epilogue, "PyTorch's registry cannot run the epilogue of ", start.op);
+  note_registered(start.op, start.group, start.outputs, start.work);
   for (const auto& output : start.outputs) {
     c10d::register_work(output, start.work);
   }

@@ -60,6 +60,7 @@ RuleNode::Tensors RuleNode::apply(Tensors&& gradients) {
       gradients[i] = input_metadata(i).zeros_like();
     }
   }
+  const BackwardOf backward(module_);
   return rule_(gradients, values, data_);
 }
 

@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "comm/started.h"
+
 namespace funcol::autograd {
 
 // Makes the gradients of all inputs from the gradients of all outputs, by a rule.
@@ -53,6 +55,7 @@ class RuleNode final : public torch::autograd::Node {
   Data data_;
   std::vector<torch::autograd::SavedVariable> inputs_;
   std::vector<torch::autograd::SavedVariable> outputs_;
+  Text module_ = current_module();
   bool is_released_ = false;
 };
 

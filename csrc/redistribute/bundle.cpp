@@ -1,10 +1,12 @@
 #include "redistribute/bundle.h"
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
 
 #include "async/async_tensor.h"
 #include "async/held_memory.h"
+#include "comm/started.h"
 
 namespace funcol {
 
@@ -50,6 +52,8 @@ void Bundle::take_step(size_t index) {
   if (index > 0) {
     end_step(index - 1);
   }
+  const Label label(is_last(index) ? "redistribute_many: to owners or from them"
+                                   : std::string_view(first_->execution->step_name(index)));
   if (is_last(index) || (locals_.size() > 1 && flat(0, index))) {
     start_together(index);
     return;

@@ -46,6 +46,7 @@ class Distributor {
   Distributor(const Distribution& how, const std::vector<AxisGroup>& axis_groups)
       : how_(how), axis_groups_(axis_groups), source_(how.source.value_or(0)) {
     for (const auto& axis_group : axis_groups) {
+      check_is_current(axis_group.ref, kOp);
       groups_.push_back(group_from_ivalue(axis_group.group, kOp));
     }
   }

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "async/async_tensor.h"
+#include "comm/started.h"
 #include "layout/shards.h"
 #include "redistribute/local_steps.h"
 
@@ -19,6 +20,10 @@ Execution::Execution(const Plan& plan, const AxisGroups& groups, const Coordinat
   std::string signature;
   for (const auto& step : plan.steps) {
     steps_.push_back(make_local_step(plan, step, groups, coordinate));
+    step_names_.push_back("redistribute " + trace_ + ": " + to_string(step, plan.mesh));
+    if (communicates(step.kind)) {
+      groups_.push_back(groups.at(step.axes).ref);
+    }
     const auto flat = steps_.back()->flat();
     signature += (flat ? flat->signature() : std::string(to_string(step.kind))) + ";";
   }
@@ -33,11 +38,16 @@ bool Execution::fits(const at::Tensor& local) const {
   return std::ranges::equal(local.sym_sizes(), shape_before_);
 }
 
+bool Execution::is_current() const { return std::ranges::all_of(groups_, funcol::is_current); }
+
 void Execution::check(const at::Tensor& local) const {
   TORCH_CHECK_VALUE(fits(local), "funcol::redistribute: the local tensor has shape ", local.sym_sizes(),
                     ", but this rank holds ", at::IntArrayRef(shape_before_), " of a tensor of shape ",
                     at::IntArrayRef(whole_shape_), " under ", src_,
                     ". Pass the shard that belongs to the source spec.");
+  for (const auto& group : groups_) {
+    check_is_current(group, "redistribute");
+  }
   for (const auto& step : steps_) {
     step->check(local);
   }
@@ -49,8 +59,9 @@ at::Tensor Execution::run(const at::Tensor& local, bool async_op, const MaskHook
     return local;
   }
   LocalTensor current{local, /*is_callers=*/true, /*may_change=*/async_op};
-  for (const auto& step : steps_) {
-    current = step->run(current, masks);
+  for (size_t i = 0; i < steps_.size(); ++i) {
+    const Label label(step_names_[i]);
+    current = steps_[i]->run(current, masks);
   }
   auto result = own_result(current);
   if (!async_op) {

@@ -43,23 +43,31 @@ class Execution {
   // ValueError, before anything is sent, if `local` does not have shape_before().
   at::Tensor run(const at::Tensor& local, bool async_op, const MaskHooks& masks = {}) const;
 
+  // False once a group of the steps was aborted or reconfigured: check() raises then.
+  bool is_current() const;
+
   // The shape of this rank's tensor in the plan's src layout.
   const std::vector<int64_t>& shape_before() const { return shape_before_; }
   bool fits(const at::Tensor& local) const;
 
-  // Raises what run() would raise for `local` before it sends anything.
+  // Raises what run() would raise for `local` before it sends anything, such as a ValueError if a group was
+  // aborted or reconfigured.
   void check(const at::Tensor& local) const;
 
   // Executions on one mesh have the same number if one collective can serve them at each step, whatever their
   // sizes.
   uint64_t steps_id() const { return steps_id_; }
   const std::vector<std::unique_ptr<LocalStep>>& steps() const { return steps_; }
+  // What step `index` is, for messages and profiles: "redistribute S(0)->R: all_gather(dim 0, tp)".
+  const std::string& step_name(size_t index) const { return step_names_[index]; }
   int64_t peak_bytes() const { return peak_bytes_; }
   // The plan in PyTorch's arrow notation: "S(0)R->RR".
   const std::string& trace() const { return trace_; }
 
  private:
   std::vector<std::unique_ptr<LocalStep>> steps_;
+  std::vector<std::string> step_names_;
+  std::vector<GroupRef> groups_;  // that the steps communicate in
   uint64_t steps_id_ = 0;
   int64_t peak_bytes_;
   std::vector<int64_t> shape_before_;

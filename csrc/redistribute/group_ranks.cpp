@@ -4,6 +4,17 @@
 
 namespace funcol {
 
+bool is_current(const GroupRef& group) {
+  return group.end().value_or(GroupEnd::kDestroyed) == GroupEnd::kDestroyed;
+}
+
+void check_is_current(const GroupRef& group, const char* op) {
+  TORCH_CHECK_VALUE(is_current(group), "funcol::", op, ": process group '", group.name(), "' ",
+                    to_string(group.end().value_or(GroupEnd::kReconfigured)),
+                    " after the DeviceMesh was made, and may have other ranks now. Make a new "
+                    "mesh, and DTensors and FSDP2 modules on it; to_local() still gives what this rank has.");
+}
+
 GroupRanks::GroupRanks(const Mesh& mesh, AxisSet axes, Coordinate own, std::vector<int64_t> members)
     : mesh_(mesh), axes_(axes), own_(std::move(own)), rank_at_place_(mesh.num_ranks(axes)) {
   const int64_t num_ranks = mesh.num_ranks(axes);

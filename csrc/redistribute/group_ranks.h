@@ -10,6 +10,7 @@
 #include <map>
 #include <vector>
 
+#include "comm/group_ref.h"
 #include "layout/mesh.h"
 
 namespace funcol {
@@ -19,8 +20,16 @@ struct AxisGroup {
   c10::IValue group;  // as the funcol ops take it: a name, or a ProcessGroup
   // By group rank, the rank's number when ranks count up along the last axis first; empty if the two agree.
   std::vector<int64_t> members;
+  GroupRef ref;  // the group as it was when its mesh was first seen
 };
 using AxisGroups = std::map<AxisSet, AxisGroup>;
+
+// Whether the group was neither aborted nor reconfigured since its mesh was first seen. If it was, its ranks
+// may be others now.
+bool is_current(const GroupRef& group);
+
+// ValueError naming `op` if not.
+void check_is_current(const GroupRef& group, const char* op);
 
 class GroupRanks {
  public:

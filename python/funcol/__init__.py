@@ -37,6 +37,15 @@ from .collectives.groups import expand_group as _expand_group  # noqa: E402, F40
 from .collectives.groups import find_group as _resolve_group  # noqa: E402, F401
 from .collectives.groups import find_group_name as _resolve_group_name  # noqa: E402, F401
 from .collectives.groups import group_or_group_name as _group_or_group_name  # noqa: E402, F401
+from .collectives.in_flight import (  # noqa: E402
+    InFlight,
+    cancel_dump_pending_on,
+    dump_pending,
+    dump_pending_on,
+    name_modules,
+    pending,
+    record_callers,
+)
 from .collectives.tracing import allow_inflight_collective_as_graph_input_ctx  # noqa: E402
 from .collectives.tracing import are_we_tracing as _are_we_tracing  # noqa: E402, F401
 from .compiled import remaps  # noqa: E402
@@ -87,6 +96,7 @@ group_registry.watch_group_registry(
     added=_C.note_group_added,
     removing=_C.note_group_removed,
     removing_all=_C.note_all_groups_removed,
+    ending=_C.note_group_ended,
     changed=_C.forget_groups,
     remember=_C.remember_groups,
 )
@@ -133,6 +143,7 @@ __all__ = [
     "AsyncCollectiveTensor",
     "AxisCost",
     "CommTensor",
+    "InFlight",
     "LinkCost",
     "MeshChange",
     "Owned",
@@ -151,9 +162,12 @@ __all__ = [
     "assign_owners",
     "batch_p2p_ops_inplace",
     "broadcast_inplace",
+    "cancel_dump_pending_on",
     "check_agreement",
     "full_state_dict",
     "full_tensors",
+    "dump_pending",
+    "dump_pending_on",
     "get_local_map_placement_option",
     "greedy_redistribution",
     "install",
@@ -164,7 +178,10 @@ __all__ = [
     "load_full_state_dict",
     "local_map_hop",
     "plan_mesh_change",
+    "name_modules",
+    "pending",
     "plan_redistribution",
+    "record_callers",
     "redistribute",
     "redistribute_local_tensor",
     "redistribute_many",

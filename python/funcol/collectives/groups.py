@@ -11,7 +11,7 @@ import torch.distributed.distributed_c10d as c10d
 from torch.compiler import is_dynamo_compiling
 from torch.distributed.device_mesh import DeviceMesh
 
-from .. import _compat
+from .. import _C, _compat
 
 RankTypes: TypeAlias = (
     list[int] | list[list[int]] | dist.ProcessGroup | DeviceMesh | tuple[DeviceMesh, int] | str
@@ -70,7 +70,19 @@ def _mesh_group(mesh: DeviceMesh, mesh_dim: int, op: str) -> str:
             f"funcol::{op}: rank {dist.get_rank()} does not belong to {mesh}. Call the collective on its "
             "member ranks only."
         )
-    return mesh_group_name(mesh, mesh_dim)
+    name = mesh_group_name(mesh, mesh_dim)
+    if _group_changes:
+        _C.check_mesh_group(mesh, name, op)
+    return name
+
+
+_group_changes: list[str] = []
+
+
+def note_group_changes(how: str) -> None:
+    """To be called before a group is aborted or reconfigured: meshes are looked at from then on."""
+    if how not in _group_changes:
+        _group_changes.append(how)
 
 
 def _group_of_ranks(ranks: list[Any], tag: str, op: str) -> Any:

@@ -136,14 +136,20 @@ def matrix_as_table(change: MeshChange) -> str:
             [str(rank), *(bytes_text(count) if count else "-" for count in row), bytes_text(total)]
             for rank, row, total in zip(change.ranks, change.bytes, sent, strict=True)
         ),
-        ["received", *(bytes_text(sum(column)) for column in zip(*change.bytes, strict=True)), bytes_text(sum(sent))],
+        [
+            "received",
+            *(bytes_text(sum(column)) for column in zip(*change.bytes, strict=True)),
+            bytes_text(sum(sent)),
+        ],
     ]
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
     table = "\n".join(
         "  " + "  ".join(f"{text:>{width}}" for text, width in zip(row, widths, strict=True)) for row in cells
     )
     busiest = max(range(len(sent)), key=sent.__getitem__)
-    least = "" if change.bound is None else f"; no plan has one that sends less than {bytes_text(change.bound)}"
+    least = (
+        "" if change.bound is None else f"; no plan has one that sends less than {bytes_text(change.bound)}"
+    )
     return f"{table}\n\nbusiest: rank {change.ranks[busiest]}, which sends {bytes_text(sent[busiest])}{least}"
 
 

@@ -58,7 +58,13 @@ class Region(NamedTuple):
 
     @staticmethod
     def of(packed: Sequence[Any]) -> Region:
-        """The region that :meth:`packed` made ``packed`` of."""
+        """The region that :meth:`packed` made ``packed`` of. ``ValueError`` if it has another form: a graph
+        may come from a file."""
+        if not _is_packed(packed):
+            raise ValueError(
+                f"funcol.local_map_hop: {_short(packed)} is no region. Pass what a traced call of "
+                "apply_local_map has in its node."
+            )
         name, are_whole, mesh, inputs, outputs, sizes = packed
         return Region(name, are_whole, MeshKey(*mesh), tuple(inputs), tuple(outputs), tuple(sizes))
 
@@ -67,15 +73,56 @@ class Region(NamedTuple):
         return tuple(self._replace(mesh=tuple(self.mesh)))  # type: ignore[arg-type]
 
     def placements_in(self) -> tuple[Placements | None, ...]:
-        return tuple(map(placements_of, self.inputs))
+        return tuple(map(self._placements, self.inputs))
 
     def placements_out(self) -> tuple[Placements | None, ...]:
-        return tuple(map(placements_of, self.outputs))
+        return tuple(map(self._placements, self.outputs))
+
+    def _placements(self, text: str | None) -> Placements | None:
+        placements = placements_of(text)
+        if placements is not None and len(placements) != len(self.mesh.sizes):
+            raise ValueError(
+                f"funcol.local_map_hop: {_short(text)} are {len(placements)} placements for a {self.mesh}. "
+                "Give one for each axis."
+            )
+        return placements
+
+
+def _is_packed(packed: Any) -> bool:
+    """Whether ``packed`` has the form of :meth:`Region.packed`; the text in it is read later."""
+
+    def are(kinds: Any, values: Any) -> bool:
+        return isinstance(values, Sequence) and all(isinstance(value, kinds) for value in values)
+
+    if not isinstance(packed, Sequence) or isinstance(packed, str) or len(packed) != len(Region._fields):
+        return False
+    name, are_whole, mesh, inputs, outputs, sizes = packed
+    if not isinstance(mesh, Sequence) or len(mesh) != len(MeshKey._fields):
+        return False
+    device_type, mesh_sizes, names, ranks = mesh
+    return (
+        are(str, (name, device_type))
+        and isinstance(are_whole, bool)
+        and are(int, mesh_sizes)
+        and are(str, names)
+        and len(names) in (0, len(mesh_sizes))
+        and are(int, ranks)
+        and math.prod(mesh_sizes) == len(ranks)
+        and all(not isinstance(texts, str) and are(str | None, texts) for texts in (inputs, outputs))
+        and are(Sequence | None, sizes)
+        and all(of_one is None or are(int, of_one) for of_one in sizes)
+    )
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 # Text
 
-_WORD = re.compile(r"R|S\((\d+)\)|_S\((\d+), (\d+)\)|P\((\w+)\)")
+# At most 9 digits: dims and split factors are C++ numbers.
+_WORD = re.compile(r"R|S\((\d{1,9})\)|_S\((\d{1,9}), ([1-9]\d{0,8})\)|P\((\w+)\)", re.ASCII)
 
 
 def text_of(placements: Placements | None) -> str | None:
@@ -99,7 +146,9 @@ def placements_of(text: str | None) -> Placements | None:
         return None
     found = list(_WORD.finditer(text))
     if "".join(match.group() for match in found) != text:
-        raise ValueError(f"funcol.local_map_hop: '{text}' are no placements. Write them as in 'S(0)RP(sum)'.")
+        raise ValueError(
+            f"funcol.local_map_hop: {_short(text)} are no placements. Write them as in 'S(0)RP(sum)'."
+        )
     return tuple(map(_placement, found))
 
 

@@ -34,7 +34,10 @@ def axis_group(mesh: DeviceMesh, axes: int) -> tuple[str, list[int]]:
             if axis != listed[0]:
                 along_axis = along_axis.select(axis, coordinate[axis])
         ranks = along_axis.tolist()
-    members = dist.get_process_group_ranks(group_named(name))
+    try:
+        members = _members(group_named(name))
+    except (RuntimeError, ValueError):  # the group is gone, which whoever uses its name is told
+        return name, []
     return name, [] if members == ranks else [ranks.index(member) for member in members]
 
 
@@ -43,6 +46,14 @@ def ranks_of_mesh(mesh: DeviceMesh) -> tuple[str, list[int]]:
     first."""
     with _disable_current_modes():
         return dist.group.WORLD.group_name, mesh.mesh.flatten().tolist()  # type: ignore[union-attr]
+
+
+def _members(group: dist.ProcessGroup) -> list[int]:
+    """The ranks in the world of the group's ranks. Once the world is reconfigured, its ranks are numbered
+    anew, which PyTorch's list does not follow."""
+    if group is dist.group.WORLD:
+        return list(range(group.size()))
+    return dist.get_process_group_ranks(group)
 
 
 def note_redistribution(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,11 @@ COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "perm
 StepCounts = _C.StepCounts
 
 _BYTES_PER_US = 1e3  # of a gigabyte a second
+
+# Of numbers in files.
+_MOST = 1e12
+_LEAST_BANDWIDTH = 1e-12
+_MOST_RANKS = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -59,16 +63,20 @@ class AlphaBeta:
 
     @classmethod
     def load(cls, path: str | Path) -> AlphaBeta:
-        """Reads what :meth:`save` wrote. ``ValueError`` names the key that is missing, unknown or wrong."""
+        """Reads what :meth:`save` wrote.
+
+        ``ValueError`` names the key that is missing, unknown, there twice or wrong. A file from anywhere may
+        be read: it is JSON of numbers.
+        """
         what = f"AlphaBeta.load: {path}"
         try:
-            content = json.loads(Path(path).read_text())
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{what} is no JSON: {error}.") from None
+            content = json.loads(Path(path).read_text(encoding="utf-8"), object_pairs_hook=_without_twins)
+        except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, too deep, too many digits
+            raise ValueError(f"{what} is no JSON of a cost model: {error}.") from None
         parts = _keys(content, ("axes", "copy"), what)
         if not isinstance(parts["axes"], dict) or not parts["axes"]:
             raise ValueError(
-                f"{what}: 'axes' is {parts['axes']!r}, expected an object with an entry for each axis."
+                f"{what}: 'axes' is {_short(parts['axes'])}, expected an object with an entry for each axis."
             )
         axes = {name: _axis(axis, f"{what}: axis '{name}'") for name, axis in parts["axes"].items()}
         return cls(axes, _link(parts["copy"], f"{what}: 'copy'"))
@@ -112,28 +120,56 @@ def _listed(sizes: Mapping[str, int]) -> str:
 def _axis(value: Any, what: str) -> AxisCost:
     parts = _keys(value, ("size", *COLLECTIVES), what)
     size = parts["size"]
-    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-        raise ValueError(f"{what}: 'size' is {size!r}, expected a number of ranks.")
+    if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= _MOST_RANKS:
+        raise ValueError(f"{what}: 'size' is {_short(size)}, expected a number of ranks.")
     return AxisCost(size, *(_link(parts[kind], f"{what}: '{kind}'") for kind in COLLECTIVES))
 
 
 def _link(value: Any, what: str) -> LinkCost:
     parts = _keys(value, ("latency_us", "gigabytes_per_s"), what)
     for key, number in parts.items():
-        is_number = isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number)
-        if not is_number or number < 0 or (key == "gigabytes_per_s" and number == 0):
-            least = "more than 0" if key == "gigabytes_per_s" else "0 or more"
-            raise ValueError(f"{what}: '{key}' is {number!r}, expected a number of {least}.")
+        is_number = isinstance(number, int | float) and not isinstance(number, bool)
+        is_bandwidth = key == "gigabytes_per_s"
+        # NaN is in no range. Plans add such numbers up, thousands of them, and times bytes.
+        if not is_number or not (_LEAST_BANDWIDTH if is_bandwidth else 0) <= number <= _MOST:
+            least = f"more than 0, from {_LEAST_BANDWIDTH:g}" if is_bandwidth else "0 or more, up"
+            raise ValueError(
+                f"{what}: '{key}' is {_short(number)}, expected a number of {least} to {_MOST:g}."
+            )
     return LinkCost(float(parts["latency_us"]), float(parts["gigabytes_per_s"]))
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {_short(key)} is there twice")
+        found[key] = value
+    return found
+
+
+def _short(value: Any) -> str:
+    """``repr(value)``, which may be of any length, in an error."""
+    try:
+        text = repr(value)
+    except ValueError:  # an int of too many digits
+        return "a number of thousands of digits"
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _listed_keys(value: dict[str, Any]) -> str:
+    return _short(", ".join(value)).strip("'\"") or "none"
 
 
 def _keys(value: Any, expected: tuple[str, ...], what: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError(f"{what} is {value!r}, expected an object with the keys {', '.join(expected)}.")
+        raise ValueError(
+            f"{what} is {_short(value)}, expected an object with the keys {', '.join(expected)}."
+        )
     for key in expected:
         if key not in value:
-            raise ValueError(f"{what}: the key '{key}' is missing. There are {', '.join(value) or 'none'}.")
+            raise ValueError(f"{what}: the key '{key}' is missing. There are {_listed_keys(value)}.")
     for key in value:
         if key not in expected:
-            raise ValueError(f"{what}: the key '{key}' is unknown. There are {', '.join(expected)}.")
+            raise ValueError(f"{what}: the key {_short(key)} is unknown. There are {', '.join(expected)}.")
     return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -27,6 +28,11 @@ first.
 
 MeshLike: TypeAlias = DeviceMesh | Mapping[str, int] | str
 """A ``DeviceMesh``; or ``{"dp": 2, "tp": 4}`` or ``"dp=2,tp=4"``, which need no process group."""
+
+
+_MOST_RANKS = 2**31 - 1
+_MOST_ELEMENTS = 2**48  # so that no sum of bytes over ranks exceeds 64 bits
+_MOST_DIGITS = 10
 
 
 def plan_redistribution(
@@ -94,8 +100,13 @@ def mesh_of(mesh: MeshLike) -> _C.Mesh:
             '{"dp": 2, "tp": 4}, or text such as "dp=2,tp=4".'
         )
     for name, size in sizes.items():
-        if not isinstance(size, int) or size < 1:
-            raise ValueError(f"funcol: mesh axis '{name}' has size {size!r}, expected 1 or more ranks.")
+        if not isinstance(name, str) or not isinstance(size, int) or size < 1:
+            raise ValueError(
+                f"funcol: mesh axis {name!r} has size {size!r}, expected a name and 1 or more ranks."
+            )
+    if math.prod(sizes.values()) > _MOST_RANKS:
+        listed = ", ".join(f"{name}={size}" for name, size in sizes.items())
+        raise ValueError(f"funcol: the mesh {listed} has more than {_MOST_RANKS} ranks.")
     merged = [axis for axis, size in enumerate(sizes.values()) if size > 1]
     together = [sum(1 << axis for axis in merged)] if len(merged) > 1 else []
     return _C.Mesh(list(sizes.values()), list(sizes), together)
@@ -122,7 +133,7 @@ def shard_order(order: ShardOrderLike, mesh: MeshLike) -> Sequence[Any] | None:
     entries = []
     for entry in filter(None, map(str.strip, order.split(";"))):
         dim, colon, axes = entry.partition(":")
-        if not colon or not dim.strip().isdecimal():
+        if not colon or not dim.strip().isdecimal() or len(dim) > _MOST_DIGITS:
             raise ValueError(
                 f"funcol: '{entry}' is no shard order. Write a tensor dim and the mesh axes that cut it, "
                 'first cut first: "0:tp,dp". Put ";" between dims.'
@@ -152,6 +163,8 @@ def read_tensor(op: str, shape: Sequence[int], dtype: torch.dtype | str) -> tupl
     for size in sizes:
         if not isinstance(size, int) or size < 0:
             raise ValueError(f"{op}: the shape is {tuple(sizes)}, expected sizes of 0 or more.")
+    if math.prod(max(size, 1) for size in sizes) > _MOST_ELEMENTS:
+        raise ValueError(f"{op}: the shape is {tuple(sizes)}, expected 2^48 elements at most.")
     known = dtype_of(dtype) if isinstance(dtype, str) else dtype
     if not isinstance(known, torch.dtype):
         raise TypeError(f"{op}: the dtype is a {type(dtype).__name__}, expected a torch.dtype or its name.")
@@ -162,7 +175,7 @@ def _parsed_mesh(text: str) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for entry in text.split(","):
         name, _, size = (part.strip() for part in entry.partition("="))
-        if not name or not size.isdecimal() or name in sizes:
+        if not name or not size.isdecimal() or len(size) > _MOST_DIGITS or name in sizes:
             raise ValueError(
                 f"funcol: '{entry.strip()}' in the mesh '{text}' is no axis. Write each axis once, with its "
                 'number of ranks: "dp=2,tp=4".'

@@ -44,14 +44,14 @@ TEST_F(GroupRefs, OfALivingGroupIsNotDestroyed) {
   const auto tp = add("tp");
   const GroupRef ref(dp);
   destroy("tp");
-  EXPECT_FALSE(ref.is_destroyed());
+  EXPECT_FALSE(ref.has_ended());
 }
 
 TEST_F(GroupRefs, OfAGroupThatLeftTheRegistryIsDestroyedWhoeverHoldsIt) {
   const auto group = add("dp");
   const GroupRef ref(group);
   destroy("dp");
-  EXPECT_TRUE(ref.is_destroyed());
+  EXPECT_TRUE(ref.has_ended());
 }
 
 TEST_F(GroupRefs, OfAGroupIsDestroyedWithAllOthers) {
@@ -59,23 +59,23 @@ TEST_F(GroupRefs, OfAGroupIsDestroyedWithAllOthers) {
   const auto tp = add("tp");
   const GroupRef ref(tp);
   destroy_all();
-  EXPECT_TRUE(ref.is_destroyed());
+  EXPECT_TRUE(ref.has_ended());
 }
 
 TEST_F(GroupRefs, OfAGroupThatNobodyHoldsIsDestroyed) {
   auto group = add("dp");
   const GroupRef ref(group);
   group.reset();
-  EXPECT_TRUE(ref.is_destroyed());
+  EXPECT_TRUE(ref.has_ended());
 }
 
 TEST_F(GroupRefs, OfAGroupThatWasNeverRegisteredIsDestroyedWhenNobodyHoldsIt) {
   auto group = c10::make_intrusive<c10d::ProcessGroup>(0, 2);
   const GroupRef ref(group);
   destroy_all();
-  EXPECT_FALSE(ref.is_destroyed());
+  EXPECT_FALSE(ref.has_ended());
   group.reset();
-  EXPECT_TRUE(ref.is_destroyed());
+  EXPECT_TRUE(ref.has_ended());
 }
 
 TEST_F(GroupRefs, AreNotTakenInByANewGroupOfTheSameName) {
@@ -83,8 +83,8 @@ TEST_F(GroupRefs, AreNotTakenInByANewGroupOfTheSameName) {
   const GroupRef old_ref(old_group);
   destroy("dp");
   const auto new_group = add("dp");
-  EXPECT_TRUE(old_ref.is_destroyed());
-  EXPECT_FALSE(GroupRef(new_group).is_destroyed());
+  EXPECT_TRUE(old_ref.has_ended());
+  EXPECT_FALSE(GroupRef(new_group).has_ended());
 }
 
 TEST_F(GroupRefs, OfOtherThreadsRegistriesLiveOn) {
@@ -95,15 +95,66 @@ TEST_F(GroupRefs, OfOtherThreadsRegistriesLiveOn) {
     const auto theirs = add("dp");
     destroy_all();
   }).join();
-  EXPECT_FALSE(ref.is_destroyed());
+  EXPECT_FALSE(ref.has_ended());
   destroy_all();
-  EXPECT_TRUE(ref.is_destroyed());
+  EXPECT_TRUE(ref.has_ended());
   c10d::set_thread_isolation_mode(false);
 }
 
-TEST_F(GroupRefs, WithoutAGroupAreNeverDestroyed) {
-  EXPECT_FALSE(GroupRef().is_destroyed());
-  EXPECT_FALSE(GroupRef("dp").is_destroyed());
+TEST_F(GroupRefs, SayHowTheirGroupEnded) {
+  const auto destroyed = add("dp");
+  const auto aborted = add("tp");
+  const auto reconfigured = add("cp");
+  const GroupRef dp(destroyed);
+  const GroupRef tp(aborted);
+  const GroupRef cp(reconfigured);
+  destroy("dp");
+  note_group_ended(aborted, GroupEnd::kAborted);
+  note_group_ended(reconfigured, GroupEnd::kReconfigured);
+  EXPECT_EQ(dp.end(), GroupEnd::kDestroyed);
+  EXPECT_EQ(tp.end(), GroupEnd::kAborted);
+  EXPECT_EQ(cp.end(), GroupEnd::kReconfigured);
+  EXPECT_STREQ(to_string(*cp.end()), "was reconfigured");
+}
+
+TEST_F(GroupRefs, ThatAreMadeAfterAGroupWasReconfiguredAreOfTheGroupAsItIsNow) {
+  const auto group = add("dp");
+  const auto before = group_moment();
+  note_group_ended(group, GroupEnd::kReconfigured);
+  EXPECT_EQ(GroupRef(group).end(), std::nullopt);
+  EXPECT_EQ(GroupRef(group, before).end(), GroupEnd::kReconfigured);
+}
+
+TEST_F(GroupRefs, OfAnotherGroupLiveOn) {
+  const auto dp = add("dp");
+  const auto tp = add("tp");
+  const GroupRef ref(tp);
+  note_group_ended(dp, GroupEnd::kAborted);
+  EXPECT_FALSE(ref.has_ended());
+}
+
+TEST_F(GroupRefs, OfAGroupThatWasNeverRegisteredSayHowItEnded) {
+  const auto group = c10::make_intrusive<c10d::ProcessGroup>(0, 2);
+  const GroupRef ref(group);
+  note_group_ended(group, GroupEnd::kAborted);
+  EXPECT_EQ(ref.end(), GroupEnd::kAborted);
+}
+
+TEST_F(GroupRefs, OfAGroupWithABackendThatEndedSayHow) {
+  const auto group = add("dp");
+  const auto backend = c10::make_intrusive<c10d::Backend>(0, 2);
+  const auto other = c10::make_intrusive<c10d::Backend>(0, 2);
+  group->setBackend(c10::kCPU, c10d::ProcessGroup::BackendType::CUSTOM, backend);
+  const GroupRef ref(group);
+  note_backend_ended(*other, GroupEnd::kAborted);
+  EXPECT_FALSE(ref.has_ended());
+  note_backend_ended(*backend, GroupEnd::kAborted);
+  EXPECT_EQ(ref.end(), GroupEnd::kAborted);
+}
+
+TEST_F(GroupRefs, WithoutAGroupNeverEnd) {
+  EXPECT_FALSE(GroupRef().has_ended());
+  EXPECT_FALSE(GroupRef("dp").has_ended());
 }
 
 }  // namespace

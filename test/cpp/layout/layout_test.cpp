@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <string>
 #include <tuple>
@@ -153,6 +154,11 @@ INSTANTIATE_TEST_SUITE_P(
                    {},
                    2,
                    {"an_op: ", "_S(1, -2)", "split factor below 1"}},
+           Refused{"SplitFactorBeyondAllRanks",
+                   {Placement::shard(0, std::numeric_limits<int64_t>::max()), Placement::replicate()},
+                   {},
+                   2,
+                   {"an_op: ", "_S(0, 9223372036854775807)", "above 2^31"}},
            Refused{"SumAndMax",
                    parse_placements("P(sum),P(max)"),
                    {},

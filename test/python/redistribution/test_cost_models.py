@@ -105,6 +105,18 @@ def changed(*keys: str, to: Any = None) -> str:
         (changed("copy", to=3), "'copy' is 3, expected an object with the keys latency_us, gigabytes_per_s"),
         ("{", "is no JSON"),
         ("[]", "is [], expected an object with the keys axes, copy"),
+        ("[" * 200_000, "is no JSON of a cost model: maximum recursion depth"),
+        (changed("copy", to=1)[:-1] + ', "copy": 1}', "the key 'copy' is there twice"),
+        (changed("axes", "dp", "size", to=10**30), "'size' is 1000000000000000000000000000000, expected"),
+        (changed("copy", "latency_us", to=10**400), "'latency_us' is 1000000000"),
+        (
+            changed("copy", "latency_us", to=int("9" * 4300)).replace("9" * 4300, "9" * 5000),
+            "is no JSON of a",
+        ),
+        (changed("copy", "latency_us", to=float("nan")), "'latency_us' is nan, expected a number"),
+        (changed("copy", "latency_us", to=float("inf")), "'latency_us' is inf, expected a number"),
+        (changed("copy", "gigabytes_per_s", to=1e-320), "'gigabytes_per_s' is 1e-320, expected a number"),
+        (changed("copy", to="x" * 10_000), "'copy' is 'xxxx"),
     ],
 )
 def test_wrong_files_are_refused_by_the_key(tmp_path: Path, text: str, message: str) -> None:
@@ -114,6 +126,14 @@ def test_wrong_files_are_refused_by_the_key(tmp_path: Path, text: str, message: 
         AlphaBeta.load(path)
     assert str(path) in str(refused.value)
     assert message in str(refused.value)
+    assert len(str(refused.value)) < 400 + len(str(path))
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    path.write_bytes(b"\xff\xfe\x80\x04K\x01.")
+    with pytest.raises(ValueError, match=r"AlphaBeta\.load: .* is no JSON of a cost model: 'utf-8' codec"):
+        AlphaBeta.load(path)
 
 
 def gathers(rank: int, world: int, cost_model: CostModel) -> list[float]:

@@ -143,6 +143,9 @@ def test_a_kind_of_placement_with_rules_of_its_own_is_not_taken_for_its_base() -
             "plan_redistribution: src: S(2) shards a dim that a tensor of 2 dims does not have",
         ),
         ("P(sum),P(max)", ValueError, "mix reductions"),
+        ("_S(0, 9223372036854775807),R", ValueError, "has a split factor below 1, or above 2^31"),
+        ("_S(0, 99999999999999999999),R", ValueError, "is no placement"),
+        ("S99999999999999999999,R", ValueError, "is no placement"),
     ],
 )
 def test_wrong_placements_are_refused(placements: Any, error: type[Exception], message: str) -> None:
@@ -173,6 +176,7 @@ def test_a_shard_order_of_several_dims_is_read() -> None:
         (((0,),), ValueError, "an entry of the shard order has 1 parts"),
         ((("0", (1, 0)),), TypeError, "the tensor dim of a shard order is a str"),
         (((0, (1, 5)),), ValueError, "mesh axis 5 cuts dim 0"),
+        ("99999999999999999999:tp", ValueError, "is no shard order"),
     ],
 )
 def test_wrong_shard_orders_are_refused(order: Any, error: type[Exception], message: str) -> None:
@@ -199,6 +203,9 @@ def test_all_axes_of_several_ranks_are_taken_together(mesh: str, merged: tuple[i
         ("", ValueError, "'' in the mesh '' is no axis"),
         ("dp=0,tp=2", ValueError, "mesh axis 'dp' has size 0"),
         ({"dp": 2.5, "tp": 2}, ValueError, "mesh axis 'dp' has size 2.5"),
+        ({3: 2, 4: 2}, ValueError, "mesh axis 3 has size 2, expected a name"),
+        ("dp=4294967296,tp=4294967296", ValueError, "has more than 2147483647 ranks"),
+        ("dp=99999999999999999999,tp=2", ValueError, "is no axis"),
         (7, TypeError, "got a int where a mesh belongs"),
     ],
 )
@@ -217,6 +224,8 @@ def test_dtypes_say_how_many_bytes_an_element_has(dtype: Any, itemsize: int) -> 
     ("shape", "dtype", "error", "message"),
     [
         ((4, -1), "float32", ValueError, "the shape is (4, -1), expected sizes of 0 or more"),
+        ((10**10, 10**10), "float32", ValueError, "(10000000000, 10000000000), expected 2^48 elements"),
+        ((2**63, 0), "float32", ValueError, "expected 2^48 elements at most"),
         ((4, 4), "float33", ValueError, "'float33' is no dtype"),
         ((4, 4), "nn", ValueError, "'nn' is no dtype"),
         ((4, 4), 32, TypeError, "the dtype is a int"),

@@ -1,0 +1,95 @@
+// When a collective was started, by whom and for what: for messages about collectives in flight.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace funcol {
+
+// Text that several holders share; null stands for none.
+using Text = std::shared_ptr<const std::string>;
+
+struct Started {
+  int64_t at_ms = 0;  // on a clock that never goes back
+  Text caller;        // "train.py:41 in step"; null unless callers are recorded, and where no Python code is
+  Text purpose;       // current_purpose(); null unless purposes are wanted
+
+  // Here and now. Takes some 10 ns while nothing is recorded.
+  static Started now();
+  // Since then, to some milliseconds.
+  double seconds() const;
+};
+
+// Whether Started::now() notes the line of Python that started the collective, and what it is for.
+void record_callers(bool enabled);
+bool callers_are_recorded() noexcept;
+
+// Finds the line of Python that the current thread is in. The Python bindings set one; the default finds
+// none.
+using FindCaller = Text (*)();
+void set_find_caller(FindCaller find);
+
+// While it exists, collectives that this thread starts are for `text`, which must outlive the object. Nested
+// labels make a purpose, the outermost first: "layers.0 / aten::mm / all_gather(dim 0, tp)".
+class Label {
+ public:
+  explicit Label(std::string_view text) noexcept;
+  ~Label();
+  Label(const Label&) = delete;
+  Label& operator=(const Label&) = delete;
+
+ private:
+  friend Text current_purpose();
+  std::string_view text_;
+  const Label* outer_;
+};
+
+// The purpose that this thread's labels make, after the name of its module; null if there are none.
+Text current_purpose();
+
+// The module whose forward or backward pass runs on this thread, such as "layers.0.attention"; null: none, or
+// nobody names modules.
+Text current_module();
+// Returns the one before.
+Text set_current_module(Text module);
+
+// While it exists, this thread runs the backward pass of `module`, which was current_module() in the forward
+// pass.
+class BackwardOf {
+ public:
+  explicit BackwardOf(const Text& module)
+      : is_entered_(module != nullptr), before_(is_entered_ ? set_current_module(module) : nullptr) {}
+  ~BackwardOf() {
+    if (is_entered_) {
+      set_current_module(std::move(before_));
+    }
+  }
+  BackwardOf(const BackwardOf&) = delete;
+  BackwardOf& operator=(const BackwardOf&) = delete;
+
+ private:
+  bool is_entered_;
+  Text before_;
+};
+
+// Whether somebody reads purposes: callers are recorded, or a profiler is active on this thread.
+bool purposes_are_wanted() noexcept;
+
+// While it exists, c10d gives the Works that this thread starts the current purpose as their name in
+// profiles, if purposes are wanted, and if PyTorch has such names. A name that the program has set comes
+// first.
+class NamedWorks {
+ public:
+  NamedWorks();
+  ~NamedWorks();
+  NamedWorks(const NamedWorks&) = delete;
+  NamedWorks& operator=(const NamedWorks&) = delete;
+
+ private:
+  std::unique_ptr<std::string> before_;
+};
+
+}  // namespace funcol

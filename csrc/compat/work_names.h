@@ -1,0 +1,58 @@
+// Names of Works in profiles, and hooks around collectives: only newer PyTorch minors have them.
+#pragma once
+
+#include <string>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+// Beside c10d, not inside funcol, so that lookup finds both. Overload resolution prefers c10d's functions,
+// which are no templates, to these.
+namespace funcol_without_work_names {
+
+template <typename... None>
+void set_comm_profiling_name(const std::string& /*name*/, const None&... /*none*/) {}
+template <typename... None>
+std::string get_comm_profiling_name(const None&... /*none*/) {
+  return {};
+}
+
+}  // namespace funcol_without_work_names
+
+namespace funcol::compat {
+
+namespace detail {
+
+namespace either {
+using namespace c10d;                         // NOLINT(google-build-using-namespace)
+using namespace ::funcol_without_work_names;  // NOLINT(google-build-using-namespace)
+
+inline void set(const std::string& name) { set_comm_profiling_name(name); }
+inline std::string get() { return get_comm_profiling_name(); }
+}  // namespace either
+
+// Opens a protected member of process groups.
+template <typename Group>
+struct HookedGroup : Group {
+  static bool has_hooks(const Group& group) {
+    if constexpr (requires { &HookedGroup::preHooks_; }) {
+      return !(group.*(&HookedGroup::preHooks_)).empty() || !(group.*(&HookedGroup::postHooks_)).empty();
+    } else {
+      return false;
+    }
+  }
+};
+
+}  // namespace detail
+
+// The name of the Works that this thread starts, for profiles; empty: the backend's own, such as
+// "gloo:all_reduce", and in PyTorch minors that have no such names.
+inline std::string work_name() { return detail::either::get(); }
+inline void set_work_name(const std::string& name) { detail::either::set(name); }
+
+// Whether somebody wants to see each collective of `group`: PyTorch's flight recorder, for one, and its check
+// for NaNs. c10d's operators call such hooks, backends do not.
+inline bool has_hooks(const c10d::ProcessGroup& group) {
+  return detail::HookedGroup<c10d::ProcessGroup>::has_hooks(group);
+}
+
+}  // namespace funcol::compat

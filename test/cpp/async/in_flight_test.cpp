@@ -1,0 +1,135 @@
+#include "async/in_flight.h"
+
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "async/pending_collective.h"
+#include "comm/orphaned_works.h"
+#include "support/fake_work.h"
+
+namespace funcol {
+namespace {
+
+using test::FakeWork;
+using PendingPtr = c10::intrusive_ptr<PendingCollective>;
+
+// A Work that says what it does, as those of backends do: it is asked whether it is over.
+class NamedWork final : public c10d::Work {
+ public:
+  NamedWork() : Work(-1, c10d::OpType::ALLREDUCE) {}
+  bool isCompleted() override { return is_over; }
+  bool wait(std::chrono::milliseconds /*timeout*/) override { return true; }
+
+  bool is_over = false;
+};
+
+PendingPtr started(const char* op, c10::intrusive_ptr<c10d::Work> work, bool is_counted = true) {
+  PendingCollective::Start start;
+  start.op = op;
+  start.group = GroupRef("dp");
+  start.work = std::move(work);
+  start.outputs = {at::zeros({2, 3}), at::zeros({4})};
+  start.is_counted = is_counted;
+  return c10::make_intrusive<PendingCollective>(std::move(start));
+}
+
+std::vector<InFlight> in_flight(const std::string& op, AskWorks asked = AskWorks::kAll) {
+  auto found = collectives_in_flight(asked);
+  std::erase_if(found, [&](const auto& one) { return one.op != op; });
+  return found;
+}
+
+TEST(CollectivesInFlight, HaveOpGroupShapesAndDtype) {
+  const auto collective = started("listed", c10::make_intrusive<NamedWork>());
+  const auto found = in_flight("listed");
+  ASSERT_EQ(found.size(), 1);
+  EXPECT_EQ(found[0].group.name(), "dp");
+  EXPECT_EQ(found[0].shapes, (std::vector<std::vector<int64_t>>{{2, 3}, {4}}));
+  EXPECT_EQ(found[0].dtype, at::kFloat);
+  EXPECT_EQ(found[0].text().find("listed of Float [2, 3], [4] on group 'dp' for 0."), 0);
+}
+
+TEST(CollectivesInFlight, AreThoseThatAreWaitedForAtOnce) {
+  const auto collective = started("uncounted", c10::make_intrusive<NamedWork>(), /*is_counted=*/false);
+  EXPECT_EQ(in_flight("uncounted").size(), 1);
+  EXPECT_EQ(unwaited_collectives().count("uncounted"), 0);
+}
+
+TEST(CollectivesInFlight, EndWhenTheirWorkSaysThatItIsOver) {
+  const auto work = c10::make_intrusive<NamedWork>();
+  const auto collective = started("over", work);
+  for (const auto asked : {AskWorks::kAll, AskWorks::kOnCpu}) {
+    work->is_over = false;
+    EXPECT_EQ(in_flight("over", asked).size(), 1);
+    work->is_over = true;
+    EXPECT_EQ(in_flight("over", asked).size(), 0);
+  }
+}
+
+TEST(CollectivesInFlight, OfWorksThatMayBeWrittenInPythonEndWhenTheyAreWaitedFor) {
+  auto work = c10::make_intrusive<FakeWork>();
+  work->completed = true;
+  const auto collective = started("not asked", work);
+  EXPECT_EQ(in_flight("not asked").size(), 1);
+  EXPECT_EQ(work->num_asked, 0);
+  collective->settle();
+  EXPECT_EQ(in_flight("not asked").size(), 0);
+}
+
+TEST(CollectivesInFlight, AreListedThoughTheirResultWasDropped) {
+  const auto work = c10::make_intrusive<NamedWork>();
+  started("dropped", work).reset();
+  ASSERT_EQ(in_flight("dropped").size(), 1);
+  EXPECT_EQ(in_flight("dropped")[0].shapes[0], (std::vector<int64_t>{2, 3}));
+  work->is_over = true;
+  EXPECT_EQ(in_flight("dropped").size(), 0);
+}
+
+TEST(CollectivesInFlight, ThatAreRegisteredAreListedUntilTheirWorkGoes) {
+  auto work = c10::make_intrusive<NamedWork>();
+  note_registered("registered", GroupRef("tp"), {at::zeros({5})}, work);
+  EXPECT_EQ(in_flight("registered").size(), 1);
+  work.reset();
+  EXPECT_EQ(in_flight("registered").size(), 0);
+}
+
+TEST(CollectivesInFlight, ThatAreRegisteredAndGoneTakeNoMemory) {
+  const auto running = c10::make_intrusive<NamedWork>();
+  note_registered("kept", GroupRef("tp"), {}, running);
+  for (int i = 0; i < 1000; ++i) {
+    note_registered("gone", GroupRef("tp"), {}, c10::make_intrusive<NamedWork>());
+  }
+  EXPECT_EQ(in_flight("kept").size(), 1);
+  EXPECT_EQ(in_flight("gone").size(), 0);
+}
+
+TEST(CollectivesInFlight, OthersAreToldOfButNotTheOneThatFailed) {
+  const auto own = started("own", c10::make_intrusive<FakeWork>([] { throw std::runtime_error("gone"); }));
+  const auto other = started("other", c10::make_intrusive<NamedWork>());
+  try {
+    own->settle();
+    FAIL();
+  } catch (const c10::DistBackendError& error) {
+    const std::string message = error.what();
+    EXPECT_NE(message.find("\nIt was started 0."), std::string::npos) << message;
+    EXPECT_NE(message.find("\nAlso in flight in this process:"), std::string::npos) << message;
+    EXPECT_NE(message.find("\n  other of Float [2, 3]"), std::string::npos) << message;
+    EXPECT_EQ(message.find("\n  own of"), std::string::npos) << message;
+  }
+}
+
+TEST(CollectivesInFlight, OfARankInAGroupSayWhichItIs) {
+  const auto group = c10::make_intrusive<c10d::ProcessGroup>(1, 2);
+  const InFlight what("all_reduce", GroupRef(group), {}, Started::now());
+  EXPECT_NE(what.text().find("all_reduce of no tensors on group '(unnamed)' (rank 1 of 2) for"),
+            std::string::npos)
+      << what.text();
+}
+
+}  // namespace
+}  // namespace funcol

@@ -220,8 +220,8 @@ def redistribute_many(
     owned = [one for one in (*given, *tensors) if isinstance(one, (Owned, OwnedTensor))]
     if device_mesh is not None and owned:
         raise ValueError(
-            f"funcol::redistribute_many: got {owned[0]} and a device_mesh. Owners are ranks of the tensors' own "
-            "mesh: redistribute between meshes before or after."
+            f"funcol::redistribute_many: got {owned[0]} and a device_mesh. Owners are ranks of the tensors' "
+            "own mesh: redistribute between meshes before or after."
         )
     if any(isinstance(target, Owned) for target in given):
         _check_owners(tensors, given)

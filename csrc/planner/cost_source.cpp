@@ -14,8 +14,7 @@ std::vector<Placement> vocabulary_of(std::vector<Placement> placements) {
     return std::tie(placement.kind, placement.op, placement.dim, placement.split_factor);
   };
   std::ranges::sort(placements, {}, key);
-  const auto repeated = std::ranges::unique(placements);
-  placements.erase(repeated.begin(), repeated.end());
+  placements.erase(std::unique(placements.begin(), placements.end()), placements.end());
   return placements;
 }
 

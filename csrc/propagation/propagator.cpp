@@ -193,7 +193,9 @@ std::vector<std::string> similar_ops(const std::string& op) {
   std::ranges::sort(ranked);
   ranked.resize(std::min(kMost, ranked.size()));
   std::vector<std::string> names;
-  std::ranges::copy(std::views::values(ranked), std::back_inserter(names));
+  for (auto& [how_far, name] : ranked) {
+    names.push_back(std::move(name));
+  }
   return names;
 }
 

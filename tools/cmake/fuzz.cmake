@@ -1,0 +1,15 @@
+# The fuzzers of test/fuzz: fuzz_<folder>, one for each folder there but the corpus. See test/fuzz/README.md.
+
+if(NOT CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+  message(FATAL_ERROR "FUNCOL_FUZZ needs clang's libFuzzer, not ${CMAKE_CXX_COMPILER_ID}: run tools/fuzz.")
+endif()
+
+# Whatever is compiled counts what an input reaches.
+foreach(library ${torch_free_libraries})
+  target_compile_options(${library} PRIVATE -fsanitize=fuzzer-no-link)
+endforeach()
+foreach(target ${fuzz_targets})
+  add_fuzz_program(fuzz_${target} ${target})
+  target_compile_options(fuzz_${target} PRIVATE -fsanitize=fuzzer-no-link)
+  target_link_options(fuzz_${target} PRIVATE -fsanitize=fuzzer)
+endforeach()

@@ -75,7 +75,9 @@ class Region(NamedTuple):
 
 # Text
 
-_WORD = re.compile(r"R|S\((\d+)\)|_S\((\d+), (\d+)\)|P\((\w+)\)")
+# Numbers as Python writes them, of dims and pieces that a tensor can have.
+_DIM = r"(0|[1-9][0-9]{0,2})"
+_WORD = re.compile(rf"R|S\({_DIM}\)|_S\({_DIM}, ([1-9][0-9]{{0,17}})\)|P\(([A-Za-z_][A-Za-z_0-9]*)\)")
 
 
 def text_of(placements: Placements | None) -> str | None:

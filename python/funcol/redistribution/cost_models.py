@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,10 @@ COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "perm
 StepCounts = _C.StepCounts
 
 _BYTES_PER_US = 1e3  # of a gigabyte a second
+
+# What files may hold: costs of plans stay finite numbers.
+_MOST_RANKS = 2**31 - 1
+_BOUNDS = {"latency_us": (0.0, 1e12), "gigabytes_per_s": (1e-9, 1e12)}
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class AlphaBeta:
         what = f"AlphaBeta.load: {path}"
         try:
             content = json.loads(Path(path).read_text())
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{what} is no JSON: {error}.") from None
         parts = _keys(content, ("axes", "copy"), what)
         if not isinstance(parts["axes"], dict) or not parts["axes"]:
@@ -112,7 +115,7 @@ def _listed(sizes: Mapping[str, int]) -> str:
 def _axis(value: Any, what: str) -> AxisCost:
     parts = _keys(value, ("size", *COLLECTIVES), what)
     size = parts["size"]
-    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+    if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= _MOST_RANKS:
         raise ValueError(f"{what}: 'size' is {size!r}, expected a number of ranks.")
     return AxisCost(size, *(_link(parts[kind], f"{what}: '{kind}'") for kind in COLLECTIVES))
 
@@ -120,10 +123,9 @@ def _axis(value: Any, what: str) -> AxisCost:
 def _link(value: Any, what: str) -> LinkCost:
     parts = _keys(value, ("latency_us", "gigabytes_per_s"), what)
     for key, number in parts.items():
-        is_number = isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number)
-        if not is_number or number < 0 or (key == "gigabytes_per_s" and number == 0):
-            least = "more than 0" if key == "gigabytes_per_s" else "0 or more"
-            raise ValueError(f"{what}: '{key}' is {number!r}, expected a number of {least}.")
+        least, most = _BOUNDS[key]
+        if isinstance(number, bool) or not isinstance(number, int | float) or not least <= number <= most:
+            raise ValueError(f"{what}: '{key}' is {number!r}, expected a number from {least:g} to {most:g}.")
     return LinkCost(float(parts["latency_us"]), float(parts["gigabytes_per_s"]))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -14,6 +15,11 @@ from .cost_models import AlphaBeta, CostModel, axis_names
 
 Plan = _C.Plan
 Step = _C.Step
+
+# What a mesh of a plan may have: ranks that fit an int of the backends, and axes that fit a set of C++.
+_MOST_RANKS = 2**31 - 1
+_MOST_AXES = 32
+_MOST_DIGITS = 10  # of a number in a text
 
 PlacementsLike: TypeAlias = Sequence[Any] | str
 """PyTorch's placements, one for each mesh axis, or text: ``"S0,R"``, ``"P(max), _S(0, 2)"``."""
@@ -94,8 +100,15 @@ def mesh_of(mesh: MeshLike) -> _C.Mesh:
             '{"dp": 2, "tp": 4}, or text such as "dp=2,tp=4".'
         )
     for name, size in sizes.items():
-        if not isinstance(size, int) or size < 1:
-            raise ValueError(f"funcol: mesh axis '{name}' has size {size!r}, expected 1 or more ranks.")
+        if not isinstance(size, int) or not 1 <= size <= _MOST_RANKS:
+            raise ValueError(
+                f"funcol: mesh axis '{name}' has size {size!r}, expected 1 to {_MOST_RANKS} ranks."
+            )
+    if len(sizes) > _MOST_AXES or math.prod(sizes.values()) > _MOST_RANKS:
+        raise ValueError(
+            f"funcol: a mesh of {len(sizes)} axes and {math.prod(sizes.values())} ranks, expected at most "
+            f"{_MOST_AXES} and {_MOST_RANKS}."
+        )
     merged = [axis for axis, size in enumerate(sizes.values()) if size > 1]
     together = [sum(1 << axis for axis in merged)] if len(merged) > 1 else []
     return _C.Mesh(list(sizes.values()), list(sizes), together)
@@ -122,7 +135,7 @@ def shard_order(order: ShardOrderLike, mesh: MeshLike) -> Sequence[Any] | None:
     entries = []
     for entry in filter(None, map(str.strip, order.split(";"))):
         dim, colon, axes = entry.partition(":")
-        if not colon or not dim.strip().isdecimal():
+        if not colon or not dim.strip().isdecimal() or len(dim.strip()) > _MOST_DIGITS:
             raise ValueError(
                 f"funcol: '{entry}' is no shard order. Write a tensor dim and the mesh axes that cut it, "
                 'first cut first: "0:tp,dp". Put ";" between dims.'
@@ -162,7 +175,7 @@ def _parsed_mesh(text: str) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for entry in text.split(","):
         name, _, size = (part.strip() for part in entry.partition("="))
-        if not name or not size.isdecimal() or name in sizes:
+        if not name or not size.isdecimal() or len(size) > _MOST_DIGITS or name in sizes:
             raise ValueError(
                 f"funcol: '{entry.strip()}' in the mesh '{text}' is no axis. Write each axis once, with its "
                 'number of ranks: "dp=2,tp=4".'

@@ -13,9 +13,10 @@ namespace {
 // that holds nothing of the only element would have a result of another shape.
 bool is_unclear(const OpCall& call) {
   const auto& self = call.tensors.at(0);
+  const auto& result = call.outputs.at(0);
   const std::string_view name = call.has_arg("dim") ? "dim" : "dims";
-  return call.has_arg(name) && call.arg(name).is_list() && call.arg(name).list().empty() &&
-         call.outputs.at(0) && call.outputs[0]->shape == self.shape &&
+  return call.has_arg(name) && call.arg(name).is_list() && call.arg(name).list().empty() && result &&
+         result->shape == self.shape &&
          std::ranges::all_of(self.shape, [](int64_t size) { return size == 1; });
 }
 

@@ -5,7 +5,7 @@
 namespace funcol {
 namespace {
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0 ? 1 : 0); }
 
 // Appends the indices at positions [begin, end) of `whole`.
 void append_range(const Intervals& whole, int64_t begin, int64_t end, Intervals& out) {
@@ -101,7 +101,12 @@ std::vector<int64_t> local_shape(const Layout& layout, const Mesh& mesh, const s
 bool is_cut_evenly(const Layout& layout, const Mesh& mesh, int64_t dim, int64_t size) {
   int64_t num_pieces = 1;
   for (const int64_t axis : layout.axes_of(dim)) {
-    num_pieces *= mesh.sizes[axis] * layout.placements[axis].split_factor;
+    for (const int64_t factor : {mesh.sizes[axis], layout.placements[axis].split_factor}) {
+      if (factor > size / num_pieces) {
+        return size == 0;  // more pieces than indices; their number may not fit 64 bits
+      }
+      num_pieces *= factor;
+    }
   }
   return size % num_pieces == 0;
 }

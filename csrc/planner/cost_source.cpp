@@ -14,9 +14,14 @@ std::vector<Placement> vocabulary_of(std::vector<Placement> placements) {
     return std::tie(placement.kind, placement.op, placement.dim, placement.split_factor);
   };
   std::ranges::sort(placements, {}, key);
-  const auto repeated = std::ranges::unique(placements);
-  placements.erase(repeated.begin(), repeated.end());
-  return placements;
+  std::vector<Placement> vocabulary;
+  vocabulary.reserve(placements.size());
+  for (const auto& placement : placements) {
+    if (vocabulary.empty() || vocabulary.back() != placement) {
+      vocabulary.push_back(placement);
+    }
+  }
+  return vocabulary;
 }
 
 size_t CostSource::KeyHash::operator()(const Key& key) const {

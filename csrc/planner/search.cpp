@@ -61,7 +61,8 @@ class PlanSearch {
     int64_t num_found = 0;
     queue.emplace(src_.bytes, num_found, 0);
     while (!queue.empty()) {
-      const auto [bound, when, number] = queue.top();
+      const auto [bytes, when, number] = queue.top();
+      const int64_t bound = bytes;
       queue.pop();
       const State state = states_[number];
       if (state == space_.dst()) {

@@ -83,6 +83,9 @@ Plan Steps::finish() {
   for (const int64_t axis : masks_.masked_axes()) {
     add_mask(StepKind::kMask, axis, task_.dst.placements[axis]);
   }
+  if (!steps_.empty()) {
+    steps_.back().after = task_.dst;  // axes of one rank, which masks leave as src has them
+  }
   Plan plan{task_.mesh, task_.shape, task_.itemsize, task_.src, task_.dst, std::move(steps_), 0, src_bytes_};
   for (const auto& step : plan.steps) {
     plan.cost += step.cost;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <iterator>
 #include <numeric>
-#include <ranges>
 #include <sstream>
 #include <string_view>
 #include <utility>
@@ -193,7 +192,10 @@ std::vector<std::string> similar_ops(const std::string& op) {
   std::ranges::sort(ranked);
   ranked.resize(std::min(kMost, ranked.size()));
   std::vector<std::string> names;
-  std::ranges::copy(std::views::values(ranked), std::back_inserter(names));
+  names.reserve(ranked.size());
+  for (auto& [how_far, name] : ranked) {
+    names.push_back(std::move(name));
+  }
   return names;
 }
 

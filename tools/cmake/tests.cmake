@@ -40,6 +40,12 @@ set(torch_test_headers ${test_headers} <ATen/ATen.h> <torch/csrc/distributed/c10
 foreach(folder ${torch_free_folders})
   add_test_program(${folder} test_headers ${torch_free_libraries})
 endforeach()
+# The inputs that fuzzers of these folders have kept.
+foreach(target ${fuzz_targets})
+  add_fuzz_program(test_fuzz_${target} ${target} test/fuzz/kept_inputs.cpp)
+  add_test(NAME fuzz_${target} COMMAND test_fuzz_${target} ${PROJECT_SOURCE_DIR}/test/fuzz/corpus/${target})
+  set_tests_properties(fuzz_${target} PROPERTIES TIMEOUT 300)
+endforeach()
 if(BUILD_CUDA AND TARGET test_kernels)
   target_link_libraries(test_kernels PRIVATE CUDA::cudart)
   add_dependencies(test_kernels funcol_cuda)  # which it loads
@@ -65,12 +71,14 @@ if(torch_python_library)
   foreach(folder ${python_folders})
     add_test_program(${folder} python_test_headers funcol_python test_python)
   endforeach()
-else()
+elseif(NOT FUNCOL_TORCH_FREE)
   message(STATUS "funcol: C++ tests of ${python_folders} left out: ${Python_EXECUTABLE} has no shared library "
     "(libpython) that a program could link")
 endif()
 
-include(simulated_gpu)
+if(NOT FUNCOL_TORCH_FREE)
+  include(simulated_gpu)
+endif()
 if(SIMULATED_GPU)
   # In every order that the simulation knows.
   add_test_program(simulated_gpu test_headers simulated_collectives simulated_cudart)

@@ -9,6 +9,17 @@
 namespace funcol {
 namespace {
 
+// Whether the call names no dims, and its shapes do not tell whether it then reduces all dims or none. A rank
+// that holds nothing of the only element would have a result of another shape.
+bool is_unclear(const OpCall& call) {
+  const auto& self = call.tensors.at(0);
+  const auto& result = call.outputs.at(0);
+  const std::string_view name = call.has_arg("dim") ? "dim" : "dims";
+  return call.has_arg(name) && call.arg(name).is_list() && call.arg(name).list().empty() && result &&
+         result->shape == self.shape &&
+         std::ranges::all_of(self.shape, [](int64_t size) { return size == 1; });
+}
+
 // The dims that are reduced. An empty list means all dims, unless the result has the shape of the input.
 std::vector<int64_t> reduced_dims(const OpCall& call) {
   const auto& self = call.tensors.at(0);
@@ -28,6 +39,9 @@ std::vector<int64_t> reduced_dims(const OpCall& call) {
 
 // A row for each dim that is not reduced.
 void add_kept_dims(const OpCall& call, RowList& rows) {
+  if (is_unclear(call)) {
+    return;
+  }
   const auto map = flag_or(call, "keepdim", false) ? whole_dims : without_dims;
   add_mapped_dims(rows, map(num_dims(call), reduced_dims(call)));
 }

@@ -121,8 +121,9 @@ def _short(value: Any) -> str:
 
 # Text
 
-# At most 9 digits: dims and split factors are C++ numbers.
-_WORD = re.compile(r"R|S\((\d{1,9})\)|_S\((\d{1,9}), ([1-9]\d{0,8})\)|P\((\w+)\)", re.ASCII)
+# Numbers as Python writes them, of at most 9 digits: dims and split factors are C++ numbers.
+_DIM = r"(0|[1-9]\d{0,8})"
+_WORD = re.compile(rf"R|S\({_DIM}\)|_S\({_DIM}, ([1-9]\d{{0,8}})\)|P\(([A-Za-z_]\w*)\)", re.ASCII)
 
 
 def text_of(placements: Placements | None) -> str | None:

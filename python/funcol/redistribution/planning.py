@@ -30,6 +30,7 @@ MeshLike: TypeAlias = DeviceMesh | Mapping[str, int] | str
 """A ``DeviceMesh``; or ``{"dp": 2, "tp": 4}`` or ``"dp=2,tp=4"``, which need no process group."""
 
 
+_MOST_AXES = 32
 _MOST_RANKS = 2**31 - 1
 _MOST_ELEMENTS = 2**48  # so that no sum of bytes over ranks exceeds 64 bits
 _MOST_DIGITS = 10
@@ -104,6 +105,8 @@ def mesh_of(mesh: MeshLike) -> _C.Mesh:
             raise ValueError(
                 f"funcol: mesh axis {name!r} has size {size!r}, expected a name and 1 or more ranks."
             )
+    if len(sizes) > _MOST_AXES:
+        raise ValueError(f"funcol: a mesh of {len(sizes)} axes, expected at most {_MOST_AXES}.")
     if math.prod(sizes.values()) > _MOST_RANKS:
         listed = ", ".join(f"{name}={size}" for name, size in sizes.items())
         raise ValueError(f"funcol: the mesh {listed} has more than {_MOST_RANKS} ranks.")

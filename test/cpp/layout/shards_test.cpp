@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -150,6 +151,20 @@ INSTANTIATE_TEST_SUITE_P(Layouts, HeldByEveryRank,
                                                   std::vector<int64_t>{0, 5}, std::vector<int64_t>{1, 1},
                                                   std::vector<int64_t>{7, 3}, std::vector<int64_t>{13, 17},
                                                   std::vector<int64_t>{5, 9, 4})));
+
+constexpr int64_t kMostPieces = std::numeric_limits<int64_t>::max();
+
+TEST(StridedShard, OfMorePiecesThanIndicesIsOnTheFirstRank) {
+  EXPECT_EQ(cut({{0, 4}}, 2, 0, kMostPieces), (Intervals{{0, 4}}));
+  EXPECT_TRUE(cut({{0, 4}}, 2, 1, kMostPieces).empty());
+}
+
+TEST(StridedShard, OfMorePiecesThanIndicesIsUneven) {
+  const Mesh mesh{{2}, {}, {}};
+  const Layout layout{{Placement::shard(0, kMostPieces)}, {{0}}};
+  EXPECT_FALSE(is_cut_evenly(layout, mesh, 0, 4));
+  EXPECT_TRUE(is_cut_evenly(layout, mesh, 0, 0));
+}
 
 struct WorkedCase {
   ShardOrder order;

@@ -292,6 +292,25 @@ INSTANTIATE_TEST_SUITE_P(
            MaskedCase{{kR, Placement::shard(1)}, {kR, kMasked}, "RS(1)->RR->RMaskP(sum)"},
            MaskedCase{{kR, kMasked}, {kR, kOtherMask}, "RMaskP(sum)->RP(sum)->RR->RMaskP(sum)"}));
 
+struct MaskBesideOneRank {
+  std::vector<Placement> src;
+  std::vector<Placement> dst;
+};
+
+class MaskedPartialBesideAnAxisOfOneRank : public ::testing::TestWithParam<MaskBesideOneRank> {};
+
+TEST_P(MaskedPartialBesideAnAxisOfOneRank, EndsAtTheTarget) {
+  const Plan plan =
+      plan_redistribution(masked({{2, 1}, {}, {}}, GetParam().src, GetParam().dst), StepCounts{});
+  ASSERT_EQ(plan.steps.size(), 1U);
+  EXPECT_EQ(plan.steps.back().after, plan.dst);
+}
+
+INSTANTIATE_TEST_SUITE_P(Ends, MaskedPartialBesideAnAxisOfOneRank,
+                         Values(MaskBesideOneRank{{kR, Placement::shard(1)}, {kMasked, Placement::partial()}},
+                                MaskBesideOneRank{{kMasked, Placement::shard(1)},
+                                                  {Placement::partial(), kR}}));
+
 TEST(NormPartial, IsNotPlannedAsASum) {
   const Mesh mesh{{2, 2}, {"dp", "tp"}, {}};
   EXPECT_TRUE(test::refuses(

@@ -1,8 +1,6 @@
 // A short notation for calls of operators, and texts of their rows.
 #pragma once
 
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <stdexcept>
 #include <string>

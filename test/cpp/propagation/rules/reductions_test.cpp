@@ -43,6 +43,10 @@ TEST(ReductionRules, NoneAreNoneWhereTheShapeStays) {
   EXPECT_EQ(shard_rows_of(call), (Texts{"S0 <- S0", "S1 <- S1"}));
 }
 
+TEST(ReductionRules, OfOneElementAndNoDimsNeedItOnEveryRank) {
+  EXPECT_TRUE(shard_rows_of(reduction("aten::sum.dim_IntList", {1, 1}, {}, true)).empty());
+}
+
 TEST(ReductionRules, BoolsAreCountedButNotPending) {
   const auto call =
       CallOf("aten::sum").with("self", tensor({4}, Dtype::kBool)).gives({tensor({}, Dtype::kInt64)});

@@ -24,6 +24,7 @@ from . import callbacks as callbacks  # which C++ calls
 from .between_meshes import are_different, redistribute_between
 from .cost_models import CostModel
 from .gradients import Redistribute, RedistributeMany
+from .mesh_changes import CostModels
 from .moving import How, axes_with_own_rules, how_to_move, make_dtensor, move
 from .owners import Owned, OwnedTensor, from_owners, to_owners
 from .planning import mesh_of, model_for
@@ -66,7 +67,7 @@ def redistribute(
     async_op: bool = False,
     forward_dtype: torch.dtype | None = None,
     backward_dtype: torch.dtype | None = None,
-    cost_model: CostModel | None = None,
+    cost_model: CostModels | None = None,
     max_bytes: int | None = None,
 ) -> DTensor:
     """``dtensor`` with other ``placements``, one for each axis of its mesh. All ranks of the mesh call it
@@ -78,9 +79,9 @@ def redistribute(
     collectives move it where they cost less. As PyTorch has it, a rank outside of a mesh has DTensors on it,
     too, with an empty local tensor: such a ``dtensor`` is ``DTensor.from_local(torch.empty(0), mesh,
     placements, run_check=False, shape=shape, stride=stride)``, and has to require a gradient where it does so
-    elsewhere. Gradients come back if ``device_mesh`` has all ranks of the source; else a backward pass that
-    asks for one is a ``ValueError``. So are meshes of different devices, and meshes whose ranks no process
-    group has in common.
+    elsewhere. ``cost_model`` has the axes of both meshes, or is one for each. Gradients come back if
+    ``device_mesh`` has all ranks of the source; else a backward pass that asks for one is a ``ValueError``.
+    So are meshes of different devices, and meshes whose ranks no process group has in common.
 
     ``shard_order`` lists ``(dim, axes)``: which axes cut the dim, first cut first; by default axes cut in the
     order of the mesh. ``forward_dtype`` is the dtype that is sent and that the result has; ``backward_dtype``
@@ -180,7 +181,7 @@ def redistribute_many(
     *,
     device_mesh: DeviceMesh | None = None,
     async_op: bool = False,
-    cost_model: CostModel | None = None,
+    cost_model: CostModels | None = None,
     max_bytes: int | None = None,
 ) -> list[DTensor] | list[OwnedTensor]:
     """Each of ``dtensors``, all on one mesh, with other placements: the same for all, or a sequence for each.

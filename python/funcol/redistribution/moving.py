@@ -16,7 +16,7 @@ from torch.distributed.tensor.placement_types import _MaskPartial, _StridedShard
 
 from .. import _C
 from . import callbacks as callbacks  # which C++ calls
-from .cost_models import CostModel
+from .mesh_changes import CostModels
 from .planning import mesh_of, model_for
 from .specs import has_symbols
 
@@ -65,9 +65,11 @@ class How:
 
 
 def how_to_move(
-    mesh: DeviceMesh | None, async_op: bool, cost_model: CostModel | None, max_bytes: int | None
+    mesh: DeviceMesh | None, async_op: bool, cost_model: CostModels | None, max_bytes: int | None
 ) -> How:
-    """The options of a redistribution on ``mesh``."""
+    """The options of a redistribution on ``mesh``, of which there is one model."""
+    if isinstance(cost_model, tuple):
+        raise TypeError("funcol::redistribute: a cost model for each of two meshes, but one mesh. Pass one.")
     model = None if cost_model is None or mesh is None else model_for(cost_model, mesh_of(mesh))
     return How(async_op, model, max_bytes)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
 from between_meshes import Ends, complaints, mesh_of_ranks, placed_on, wrong_with
+from plans import axis_cost, model
 from ranks import device_type, run_ranks
 from redistributed import Item
 from sharded import Layout, layouts, ordered, shard_of, whole_of
@@ -15,6 +17,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._ops._math_ops import _NormPartial
 
 import funcol
+from funcol import StepCounts
 
 ON_DEVICES = True
 
@@ -123,6 +126,26 @@ def to_an_order(rank: int, world: int) -> str:
 
 def test_the_target_may_have_a_shard_order() -> None:
     assert run_ranks(to_an_order, 4) == [""] * 4
+
+
+def by_a_model(rank: int, world: int) -> list[str]:
+    src_mesh, dst_mesh = SUPERSET.meshes()
+    whole, target = whole_of((8, 4), torch.float32), Layout(("R", "S0"))
+    models: list[Any] = [StepCounts(), (model(a=axis_cost(2)), model(a=axis_cost(2), b=axis_cost(2)))]
+    results = [
+        funcol.redistribute_many(
+            [placed_on(src_mesh, Layout(("Psum",)), whole)],
+            target.placements(),
+            device_mesh=dst_mesh,
+            cost_model=cost_model,
+        )
+        for cost_model in models
+    ]
+    return [wrong_with(result, target, dst_mesh, whole) for [result] in results]
+
+
+def test_a_cost_model_is_for_both_meshes_or_one_for_each() -> None:
+    assert run_ranks(by_a_model, 4) == [["", ""]] * 4
 
 
 def stays_pending(rank: int, world: int) -> None:

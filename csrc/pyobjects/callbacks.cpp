@@ -9,7 +9,7 @@
 namespace funcol::python {
 namespace {
 
-constexpr std::array<std::string_view, 12> kNames = {
+constexpr std::array<std::string_view, 13> kNames = {
     "mesh_axes",
     "make_spec",
     "redistribution_target",

@@ -27,11 +27,21 @@ KnownMesh& known_mesh(py::handle device_mesh) {
     return *known;
   }
   const py::object coordinate = device_mesh.attr("get_coordinate")();
-  auto& entry = known_meshes().put(device_mesh, {++num_meshes, mesh, std::nullopt, {}});
+  auto& entry = known_meshes().put(
+      device_mesh,
+      {++num_meshes, mesh, std::nullopt, {}, attribute<"device_type">(device_mesh).cast<std::string>()});
   if (!coordinate.is_none()) {
     entry.coordinate = coordinate.cast<Coordinate>();
   }
   return entry;
+}
+
+KnownMesh* find_mesh(py::handle object) {
+  try {
+    return &known_mesh(object);
+  } catch (const c10::TypeError&) {
+    return nullptr;
+  }
 }
 
 const AxisGroup& find_group(AxisSet axes, py::handle device_mesh, KnownMesh& known) {

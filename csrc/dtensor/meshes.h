@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "redistribute/executor.h"
 
@@ -18,10 +19,14 @@ struct KnownMesh {
   Mesh mesh;
   std::optional<Coordinate> coordinate;  // none on a rank outside of the mesh
   AxisGroups groups;
+  std::string device_type;
 };
 
 // Valid while the DeviceMesh lives.
 KnownMesh& known_mesh(py::handle device_mesh);
+
+// Null for an object that is no DeviceMesh.
+KnownMesh* find_mesh(py::handle object);
 
 // This rank's group along `axes`. Valid as long as `known` is.
 const AxisGroup& find_group(AxisSet axes, py::handle device_mesh, KnownMesh& known);

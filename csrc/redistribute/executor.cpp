@@ -1,12 +1,15 @@
 #include "redistribute/executor.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/clone.h>
+#include <ATen/record_function.h>
 
 #include <algorithm>
 #include <mutex>
 #include <unordered_map>
 
 #include "async/async_tensor.h"
+#include "async/layers.h"
 #include "layout/shards.h"
 #include "redistribute/local_steps.h"
 
@@ -20,6 +23,15 @@ uint64_t numbered(const std::string& signature) {
   static auto* const numbers = new std::unordered_map<std::string, uint64_t>;  // NOLINT: never destroyed
   const std::scoped_lock lock(mutex);
   return numbers->emplace(signature, numbers->size()).first->second;
+}
+
+// Whether nobody sees what is done to `tensor`: no layer, no profiler, no gradient.
+bool is_unseen_on_cpu(const at::Tensor& tensor) {
+  constexpr c10::DispatchKeySet kLazy(
+      {c10::DispatchKey::Conjugate, c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor});
+  return tensor.is_cpu() && tensor.layout() == at::kStrided && !has_active_layers() && !at::hasCallbacks() &&
+         !belongs_to_layer(tensor) && !tensor.key_set().has_any(kLazy) &&
+         !(at::GradMode::is_enabled() && tensor.requires_grad()) && !tensor._fw_grad(/*level=*/0).defined();
 }
 
 }  // namespace
@@ -62,9 +74,10 @@ at::Tensor Execution::run(const at::Tensor& local, bool async_op, const MaskHook
   if (steps_.empty()) {
     return local;
   }
+  const bool runs_now = !async_op && is_unseen_on_cpu(local);
   LocalTensor current{local, /*is_callers=*/true, /*may_change=*/async_op};
   for (const auto& step : steps_) {
-    current = step->run(current, masks);
+    current = runs_now ? step->run_now(current, masks) : step->run(current, masks);
   }
   auto result = own_result(current);
   if (!async_op) {

@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "comm/backend_call.h"
 #include "fsdp/objects.h"
 #include "pyobjects/arguments.h"
 #include "pyobjects/attributes.h"
@@ -39,9 +40,18 @@ py::object call_method(py::handle object, py::handle argument) {
   return checked(PyObject_CallMethodOneArg(object.ptr(), interned<name>(), argument.ptr()));
 }
 
+// A member of the enum TrainingState.
 template <AttributeName name>
-py::object training_state() {
-  return attribute<name>(imported<kGroups, "TrainingState">());
+py::handle training_state() {
+  static auto* const state = attribute<name>(imported<kGroups, "TrainingState">()).release().ptr();
+  return state;
+}
+
+// An object of a NamedTuple class; `items` are objects.
+template <typename... Items>
+py::object named_tuple(py::handle type, const Items&... items) {
+  const auto fields = py::make_tuple(py::make_tuple(items...));
+  return checked(PyTuple_Type.tp_new(reinterpret_cast<PyTypeObject*>(type.ptr()), fields.ptr(), nullptr));
 }
 
 template <AttributeName name>
@@ -55,7 +65,7 @@ inline void set_state(const Fields& group, py::handle state) { group.set<"_train
 class Streams {
  public:
   explicit Streams(const Fields& group) : handle_(group.get<"device_handle">()) {
-    has_streams_ = !(handle_.is(imported<"torch", "cpu">()) && are_there(fully_shard().streams));
+    has_streams_ = !(handle_.is(imported<"torch", "cpu">()) && fully_shard().streams.are_there());
   }
 
   explicit operator bool() const { return has_streams_; }
@@ -96,7 +106,7 @@ class Comm {
  public:
   Comm(py::object comm, py::handle own_type) : comm_(std::move(comm)) {
     const auto& pending = imported<"torch.distributed.distributed_c10d", "_world">();
-    is_own_ = py::type::handle_of(comm_).is(own_type) && are_there(fully_shard().collectives) &&
+    is_own_ = py::type::handle_of(comm_).is(own_type) && fully_shard().collectives.are_there() &&
               PyObject_Size(attribute<"pg_coalesce_state">(pending).ptr()) == 0;
   }
 
@@ -111,21 +121,24 @@ class Comm {
                                         py::arg("device") = device);
   }
 
-  // Starts the collective by `start`, (process group, output, input) -> c10d Work, and waits for it.
+  // Starts the collective by `start`, (backend or process group, output, input) -> c10d Work, and waits for
+  // it.
   template <typename Start>
   void start_own(py::handle group, py::handle output, py::handle input, const Start& start) const {
     const auto process_group = group_object(group.ptr());
     auto to = THPVariable_Unpack(output.ptr());
     auto from = THPVariable_Unpack(input.ptr());
     const WithoutGil without_gil;
-    const auto work = start(*process_group, to, from);
+    const auto work =
+        on_backend(*process_group, to.device().type(), [&](auto& target) { return start(target, to, from); });
     if (work) {
       work->wait();
     }
   }
 
   bool starts_own(py::handle group, py::handle tensor) const {
-    return is_own_ && group_object(group.ptr()) && !THPVariable_Unpack(tensor.ptr()).is_complex();
+    return is_own_ && group_object(group.ptr()) && !THPVariable_Unpack(tensor.ptr()).is_complex() &&
+           !c10d::allow_inflight_collective_as_graph_input();
   }
 
   const py::object& object() const { return comm_; }

@@ -15,7 +15,7 @@ namespace {
 
 // From triples (module or class, name in it, value there).
 FullyShard::Members members(PyObject* triples) {
-  FullyShard::Members result;
+  std::vector<FullyShard::Member> result;
   for (const auto triple : py::reinterpret_borrow<py::sequence>(triples)) {
     const auto member = py::reinterpret_borrow<py::sequence>(triple);
     const py::object owner = member[0];
@@ -23,7 +23,7 @@ FullyShard::Members members(PyObject* triples) {
     result.push_back({Py_NewRef(holder.ptr()), Py_NewRef(py::object(member[1]).ptr()),
                       Py_NewRef(py::object(member[2]).ptr())});
   }
-  return result;
+  return FullyShard::Members(std::move(result));
 }
 
 FullyShard::Names interned_names(py::handle names) {

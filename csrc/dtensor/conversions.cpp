@@ -157,12 +157,14 @@ py::object from_local(py::handle local, py::handle device_mesh, py::handle place
   if (tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides() || tensor.layout() != at::kStrided) {
     return {};
   }
-  const auto device_type = attribute<"device_type">(device_mesh).cast<std::string>();
-  if (!tensor.is_meta() && c10::DeviceTypeName(tensor.device().type(), /*lower_case=*/true) != device_type) {
+  const auto* const found = find_mesh(device_mesh);
+  if (found == nullptr) {
     return {};
   }
-  const auto& known = known_mesh(device_mesh);
-  if (!known.coordinate.has_value()) {
+  const auto& known = *found;
+  if (!known.coordinate.has_value() ||
+      (!tensor.is_meta() &&
+       c10::DeviceTypeName(tensor.device().type(), /*lower_case=*/true) != known.device_type)) {
     return {};
   }
   std::optional<std::vector<Placement>> values;
@@ -203,14 +205,20 @@ py::object full_tensor(py::handle dtensor, py::handle grad_placements) {
   if (!plain.is_served() || !is_sequence_or_none(grad_placements)) {
     return {};
   }
-  const auto placements = attribute<"placements">(attribute<"_spec">(dtensor));
-  const auto whole = redistribute(
-      dtensor, {with_replicate(placements, py::len(placements), [](size_t /*axis*/) { return true; })});
-  if (!whole) {
+  const auto spec = attribute<"_spec">(dtensor);
+  const auto placements = attribute<"placements">(spec);
+  const RedistributionTarget target{
+      with_replicate(placements, py::len(placements), [](size_t /*axis*/) { return true; })};
+  if (is_recorded(THPVariable_Unpack(dtensor.ptr()))) {
+    const auto whole = redistribute(dtensor, target);
+    return whole ? to_local(whole, grad_placements) : py::object();
+  }
+  auto whole = redistributed_local(plain, spec, target);
+  if (!whole.has_value()) {
     return {};
   }
-  auto result = to_local(whole, grad_placements);
-  return result && result.is(plain.local()) ? fresh_view(plain.tensor()) : result;
+  const bool is_view = at::GradMode::is_enabled() || whole->is_same(plain.tensor());
+  return is_view ? fresh_view(*whole) : to_python(*std::move(whole));
 }
 
 }  // namespace funcol::python

@@ -8,6 +8,7 @@
 #include "pyobjects/callbacks.h"
 #include "pyobjects/dtensors.h"
 #include "pyobjects/dtypes.h"
+#include "pyobjects/specs.h"
 #include "pyobjects/tensors.h"
 #include "pyobjects/without_gil.h"
 #include "redistribute/run_many.h"
@@ -155,7 +156,7 @@ py::object redistribute_many(const py::list& dtensors, const py::list& placement
     }
     auto target = many.find_target(key, spec, wanted);
     many.add(std::move(target.execution), tensor);
-    specs.push_back(std::move(target.spec));
+    specs.push_back(copy_onto(target.spec, src.mesh));
   }
   auto results = many.run();
   py::list redistributed(num_tensors);

@@ -124,7 +124,7 @@ MeshPairPtr find_pair(py::handle src_mesh, const KnownMesh& src, py::handle dst_
                 nullptr};
   if (!found[3].is_none()) {
     TransferGroup group{found[3].cast<std::string>(), found[4].cast<std::vector<int64_t>>()};
-    group.has_others = group.ranks.size() > all_ranks({pair.src, {}, pair.dst, {}, {}, 1}).size();
+    group.has_others = group.ranks.size() > funcol::all_ranks({pair.src, {}, pair.dst, {}, {}, 1}).size();
     pair.group = std::make_shared<const TransferGroup>(std::move(group));
   }
   auto made = std::make_shared<const MeshPair>(std::move(pair));

@@ -50,12 +50,26 @@ KnownMesh& known_mesh(py::handle device_mesh) {
     return *known;
   }
   const py::object coordinate = device_mesh.attr("get_coordinate")();
-  auto& entry = known_meshes().put(device_mesh,
-                                   {++num_meshes, mesh, std::nullopt, {}, {}, {}, mesh_moment(device_mesh)});
+  auto& entry = known_meshes().put(device_mesh, {++num_meshes,
+                                                 mesh,
+                                                 std::nullopt,
+                                                 {},
+                                                 {},
+                                                 {},
+                                                 mesh_moment(device_mesh),
+                                                 attribute<"device_type">(device_mesh).cast<std::string>()});
   if (!coordinate.is_none()) {
     entry.coordinate = coordinate.cast<Coordinate>();
   }
   return entry;
+}
+
+KnownMesh* find_mesh(py::handle object) {
+  try {
+    return &known_mesh(object);
+  } catch (const c10::TypeError&) {
+    return nullptr;
+  }
 }
 
 const AxisGroup& find_group(AxisSet axes, py::handle device_mesh, KnownMesh& known) {

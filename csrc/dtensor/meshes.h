@@ -22,7 +22,8 @@ struct KnownMesh {
   AxisGroups groups;
   std::string world;  // the default group, and the mesh's ranks in it: once all_ranks() has read them
   std::vector<int64_t> ranks;  // the last axis counts first
-  GroupMoment made_at = 0;  // mesh_moment()
+  GroupMoment made_at = 0;     // mesh_moment()
+  std::string device_type;
 };
 
 // Valid while the DeviceMesh lives.
@@ -34,6 +35,9 @@ GroupMoment mesh_moment(py::handle device_mesh);
 
 // To be called with each mesh that is there, before a group is aborted or reconfigured.
 void note_mesh(py::handle device_mesh);
+
+// Null for an object that is no DeviceMesh.
+KnownMesh* find_mesh(py::handle object);
 
 // This rank's group along `axes`. Valid as long as `known` is.
 const AxisGroup& find_group(AxisSet axes, py::handle device_mesh, KnownMesh& known);

@@ -17,6 +17,7 @@
 #include "dtensor/spec_numbers.h"
 #include "planner/lru_cache.h"
 #include "pyobjects/attributes.h"
+#include "pyobjects/versions.h"
 
 namespace funcol::python {
 namespace {
@@ -29,18 +30,6 @@ constexpr std::array<const char*, static_cast<size_t>(Fate::kNumFates)> kFates =
 
 py::dict fields_of(py::handle object) {
   return py::reinterpret_steal<py::dict>(attribute<"__dict__">(object).release());
-}
-
-// A number that changes with each change of a dict, or 0 where Python does not count them.
-uint64_t version_of(PyObject* dict) {
-#if PY_VERSION_HEX < 0x030E0000
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
-  return reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;
-#pragma GCC diagnostic pop
-#else
-  return dict == nullptr ? 1 : 0;
-#endif
 }
 
 // The dispatcher as it was when operators were put under it.

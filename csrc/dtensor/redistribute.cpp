@@ -79,6 +79,47 @@ at::Tensor run(const Execution& execution, const at::Tensor& local, at::ScalarTy
   return moved;
 }
 
+// A local tensor that has moved, and the spec of its new DTensor, without its mesh; null where the tensor
+// stays as it is.
+struct Moved {
+  at::Tensor local;
+  py::object spec;
+};
+
+// Nothing, with nothing done, where C++ does not serve the redistribution. Takes parts of `source`.
+std::optional<Moved> move(const at::Tensor& local, py::handle spec, PlainSpec& source,
+                          const RedistributionTarget& target, const RedistributionOptions& options) {
+  auto wanted = plain_placements(target.placements, source.placements.size(), source.num_dims());
+  if (!wanted.has_value()) {
+    return std::nullopt;
+  }
+  const auto sent_dtype = target.sent_dtype.value_or(local.scalar_type());
+  const auto result_dtype = target.result_dtype.value_or(source.dtype);
+  const bool is_any_order = target.order.is(py::ellipsis());
+  const auto order = is_any_order ? py::none() : target.order;
+  const bool keeps_order =
+      is_any_order || (order.is_none() ? is_default(source.order) : order.is(source.objects.order));
+  if (keeps_order && *wanted == source.placements && sent_dtype == local.scalar_type() &&
+      result_dtype == source.dtype) {
+    return Moved{local, {}};
+  }
+  const RedistributionKey key{source.known->id,
+                              {std::move(source.placements), std::move(source.order)},
+                              {*std::move(wanted), to_shard_order(order)},
+                              std::move(source.shape),
+                              static_cast<int64_t>(c10::elementSize(sent_dtype)),
+                              options.model,
+                              options.max_bytes,
+                              std::move(source.stride),
+                              result_dtype};
+  auto found = find_target(key, spec, source.objects.mesh, *source.known, target.placements, order);
+  if (!found.execution->fits(local)) {
+    return std::nullopt;
+  }
+  return Moved{run(*found.execution, local, sent_dtype, result_dtype, options.async_op),
+               std::move(found.spec)};
+}
+
 }  // namespace
 
 py::object redistribute(py::handle dtensor, const RedistributionTarget& target,
@@ -92,45 +133,27 @@ py::object redistribute(py::handle dtensor, const RedistributionTarget& target,
   if (!source.has_value()) {
     return {};
   }
-  auto wanted = plain_placements(target.placements, source->placements.size(), source->num_dims());
-  if (!wanted.has_value()) {
+  const Geometry geometry(source->shape, source->stride);
+  const auto& local = plain.tensor();
+  auto moved = move(local, spec, *source, target, options);
+  if (!moved.has_value()) {
     return {};
   }
-  const auto& local = plain.tensor();
-  const auto sent_dtype = target.sent_dtype.value_or(local.scalar_type());
-  const auto result_dtype = target.result_dtype.value_or(source->dtype);
-  const bool is_any_order = target.order.is(py::ellipsis());
-  const auto order = is_any_order ? py::none() : target.order;
-  const bool keeps_order =
-      is_any_order || (order.is_none() ? is_default(source->order) : order.is(source->objects.order));
-  const Geometry geometry(source->shape, source->stride);
-  py::object result;
-  if (keeps_order && *wanted == source->placements && sent_dtype == local.scalar_type() &&
-      result_dtype == source->dtype) {
-    result = to_python(make_dtensor(local, copy_spec(spec), geometry));
-  } else {
-    const RedistributionKey key{source->known->id,
-                                {std::move(source->placements), std::move(source->order)},
-                                {*std::move(wanted), to_shard_order(order)},
-                                std::move(source->shape),
-                                static_cast<int64_t>(c10::elementSize(sent_dtype)),
-                                options.model,
-                                options.max_bytes,
-                                std::move(source->stride),
-                                result_dtype};
-    const auto found = find_target(key, spec, source->objects.mesh, *source->known, target.placements, order);
-    if (!found.execution->fits(local)) {
-      return {};
-    }
-    auto moved = run(*found.execution, local, sent_dtype, result_dtype, options.async_op);
-    result = to_python(make_dtensor(std::move(moved), found.spec, geometry));
-  }
+  const auto new_spec = moved->spec ? copy_onto(moved->spec, source->objects.mesh) : copy_spec(spec);
+  auto result = to_python(make_dtensor(std::move(moved->local), new_spec, geometry));
   const auto& tensor = THPVariable_Unpack(dtensor.ptr());
   if (is_recorded(tensor)) {
     record<RedistributeGradient>(tensor, result, spec, target.gradient_dtype.value_or(local.scalar_type()),
                                  local.scalar_type(), options);
   }
   return result;
+}
+
+std::optional<at::Tensor> redistributed_local(const PlainDTensor& dtensor, py::handle spec,
+                                              const RedistributionTarget& target) {
+  auto source = plain_spec(spec);
+  auto moved = source.has_value() ? move(dtensor.tensor(), spec, *source, target, {}) : std::nullopt;
+  return moved.has_value() ? std::optional(std::move(moved->local)) : std::nullopt;
 }
 
 }  // namespace funcol::python

@@ -3,11 +3,13 @@
 // PyTorch counterpart: DTensor.redistribute.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <optional>
 
+#include "dtensor/plain_dtensors.h"
 #include "dtensor/redistributions.h"
 
 namespace funcol::python {
@@ -29,5 +31,9 @@ struct RedistributionTarget {
 // a local tensor of another shape than its spec gives this rank. Needs the GIL.
 py::object redistribute(py::handle dtensor, const RedistributionTarget& target,
                         const RedistributionOptions& options = {});
+
+// The local tensor of redistribute(), without a DTensor around it and without a node of autograd.
+std::optional<at::Tensor> redistributed_local(const PlainDTensor& dtensor, py::handle spec,
+                                              const RedistributionTarget& target);
 
 }  // namespace funcol::python

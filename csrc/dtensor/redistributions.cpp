@@ -33,7 +33,7 @@ struct KeyHash {
   }
 };
 
-// Specs are without their mesh, and missing where the caller has the result's spec.
+// Specs are missing where the caller has the result's spec.
 using Targets = LruCache<RedistributionKey, Target, KeyHash>;
 
 Targets& targets() {
@@ -82,7 +82,7 @@ ExecutionPtr find_execution(const RedistributionKey& key, py::handle device_mesh
 Target find_target(const RedistributionKey& key, py::handle src_spec, py::handle device_mesh,
                    KnownMesh& known, py::handle placements, py::handle order) {
   if (const auto* target = targets().get(key)) {
-    return {target->execution, copy_onto(target->spec, device_mesh)};
+    return *target;
   }
   const py::object spec = callback(Callback::kRedistributionTarget)(src_spec, device_mesh, placements, order,
                                                                     to_python(key.dtype.value()));
@@ -91,8 +91,9 @@ Target find_target(const RedistributionKey& key, py::handle src_spec, py::handle
   given.stride.clear();
   given.dtype.reset();
   auto execution = find_execution(given, device_mesh, known);  // ValueError for illegal specs
-  targets().put(key, {execution, copy_without_mesh(spec)});
-  return {std::move(execution), spec};
+  Target target{std::move(execution), copy_without_mesh(spec)};
+  targets().put(key, target);
+  return target;
 }
 
 void forget_redistributions() { targets().clear(); }

@@ -42,7 +42,8 @@ struct RedistributionKey {
 
 using ExecutionPtr = std::shared_ptr<const Execution>;
 
-// The execution for this rank, which is inside the mesh, and a new spec of the result.
+// The execution for this rank, which is inside the mesh, and the remembered spec of the result, without its
+// mesh: DTensors get copies, by copy_onto().
 struct Target {
   ExecutionPtr execution;
   py::object spec;

@@ -349,6 +349,7 @@ Fate ServedCall::run(const c10::OperatorHandle& op, const DescribedOperator& des
 }
 
 void ServedCall::put_arguments(const Call& call, Tensors locals, c10::IValue* arguments) const {
+  std::optional<c10::impl::GenericList> list;
   for (size_t i = 0; i < call.tensors.size(); ++i) {
     const auto& one = call.tensors[i];
     if (one.index < 0) {
@@ -357,9 +358,10 @@ void ServedCall::put_arguments(const Call& call, Tensors locals, c10::IValue* ar
     }
     const bool is_first = i == 0 || call.tensors[i - 1].place != one.place;
     if (is_first) {  // the caller's list stays as it is
-      arguments[one.place] = arguments[one.place].toList().copy();
+      list = std::move(arguments[one.place]).toList().copy();
+      arguments[one.place] = *list;
     }
-    arguments[one.place].toList().set(static_cast<size_t>(one.index), std::move(locals[i]));
+    list->set(static_cast<size_t>(one.index), std::move(locals[i]));
   }
   for (const auto& [place, value] : replaced_) {
     arguments[place] = value;

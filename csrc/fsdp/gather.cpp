@@ -29,7 +29,7 @@ std::optional<Shards> find_shards(const Params& params) {
     const bool is_post_forward = param.is<"sharded_state">(known.sharded_post_forward.ptr());
     if (!(is_post_forward || param.is<"sharded_state">(known.sharded.ptr())) ||
         !param.is<"offload_to_cpu">(Py_False) ||
-        find_attribute<"fsdp_pre_all_gather">(attribute<"_local_tensor">(param.get<"sharded_param">()))) {
+        find_attribute<"fsdp_pre_all_gather">(local_tensor_of(param))) {
       return std::nullopt;
     }
     const auto shard = is_post_forward ? param.get<"_sharded_post_forward_param_data">()
@@ -56,14 +56,17 @@ std::optional<Shards> find_shards(const Params& params) {
 namespace {
 
 template <typename Item>
-py::list listed_one_by_one(size_t count, const Item& item) {
-  py::list all(count);
+py::list listed(size_t count, const Item& item) {
+  py::list list(count);
   for (size_t i = 0; i < count; ++i) {
-    py::list one(1);
-    one[0] = item(i);
-    all[i] = std::move(one);
+    PyList_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i), item(i).release().ptr());
   }
-  return all;
+  return list;
+}
+
+template <typename Item>
+py::list listed_one_by_one(size_t count, const Item& item) {
+  return listed(count, [&](size_t i) { return listed(1, [&](size_t /*first*/) { return item(i); }); });
 }
 
 }  // namespace
@@ -76,7 +79,9 @@ py::list listed_lengths(const Shards& shards) {
   return listed_one_by_one(shards.lengths.size(), [&](size_t i) { return py::int_(shards.lengths[i]); });
 }
 
-py::list all_lengths(const Shards& shards) { return py::cast(shards.lengths); }
+py::list all_lengths(const Shards& shards) {
+  return listed(shards.lengths.size(), [&](size_t i) { return py::int_(shards.lengths[i]); });
+}
 
 at::Tensor copy_in(const std::vector<at::Tensor>& shards, const std::vector<int64_t>& lengths,
                    const at::Tensor& output, int64_t rank) {
@@ -86,8 +91,11 @@ at::Tensor copy_in(const std::vector<at::Tensor>& shards, const std::vector<int6
     settle(shard);
     is_same_memory &= shard.is_cpu() && shard.scalar_type() == output.scalar_type();
   }
-  auto sent = output.narrow(0, num_sent * rank, num_sent);
   const WithoutGil without_gil;
+  auto sent = [&] {
+    const at::AutoDispatchBelowADInplaceOrView without_gradients;
+    return output.narrow(0, num_sent * rank, num_sent);
+  }();
   if (is_same_memory) {
     auto* to = bytes_of(sent);
     for (const auto& shard : shards) {
@@ -212,13 +220,14 @@ void put_on_module(PyObject* module, PyObject* name, PyObject* param) {
 
 // Sets the parameter on every module that shares it.
 void put_on_modules(const Fields& fsdp_param, const py::object& param) {
-  const auto info = fsdp_param.get<"_module_info">();
-  put_on_module(attribute<"module">(info).ptr(), attribute<"param_name">(info).ptr(), param.ptr());
-  const auto modules = attribute<"shared_modules">(info);
+  const auto info_object = fsdp_param.get<"_module_info">();
+  const Fields info(info_object.ptr());
+  put_on_module(info.get<"module">().ptr(), info.get<"param_name">().ptr(), param.ptr());
+  const auto modules = info.get<"shared_modules">();
   if (PyList_Size(modules.ptr()) == 0) {
     return;
   }
-  const auto names = attribute<"shared_param_names">(info);
+  const auto names = info.get<"shared_param_names">();
   for (Py_ssize_t i = 0; i < std::min(PyList_Size(modules.ptr()), PyList_Size(names.ptr())); ++i) {
     put_on_module(checked(PySequence_GetItem(modules.ptr(), i)).ptr(),
                   checked(PySequence_GetItem(names.ptr(), i)).ptr(), param.ptr());

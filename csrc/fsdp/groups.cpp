@@ -101,8 +101,8 @@ void start(const Gather& gather, const Fields& group, py::handle is_async) {
     }
     event = streams.recorded_event(stream);
   }
-  const auto result = imported<kCollectives, "AllGatherResult">()(
-      output, event, work, listed_types(shards), listed_lengths(shards), all_lengths(shards));
+  const auto result = named_tuple(imported<kCollectives, "AllGatherResult">(), output, event, work,
+                                  listed_types(shards), listed_lengths(shards), all_lengths(shards));
   group.set<"_all_gather_result">(result.ptr());
 }
 
@@ -168,7 +168,7 @@ void order_after_copies(const Streams& streams, const py::object& comm_context, 
     call_method<"record">(event);
   }
   if (is_kept) {
-    const auto state = imported<kGroups, "AllGatherState">()(result, event);
+    const auto state = named_tuple(imported<kGroups, "AllGatherState">(), result, event);
     set_attribute<"all_gather_state">(comm_context, state);
   } else {
     call_method<"wait_all_gather_streams_on_event">(comm_context, event);

@@ -4,6 +4,9 @@
 
 #include "async/async_tensor.h"
 #include "pyobjects/arguments.h"
+#include "pyobjects/dtensors.h"
+#include "pyobjects/layouts.h"
+#include "pyobjects/versions.h"
 
 namespace funcol::python {
 
@@ -13,16 +16,41 @@ bool FullyShard::Member::is_there() const {
   return now == value;
 }
 
+namespace {
+
+uint64_t version_of_owner(PyObject* owner) {
+  return PyType_Check(owner) ? version_of(reinterpret_cast<const PyTypeObject*>(owner)) : version_of(owner);
+}
+
+}  // namespace
+
+FullyShard::Members::Members(std::vector<Member> members) : members_(std::move(members)) {
+  for (const auto& member : members_) {
+    if (std::ranges::find(owners_, member.owner, &Owner::object) == owners_.end()) {
+      owners_.push_back({member.owner});
+    }
+  }
+}
+
+bool FullyShard::Members::are_there() {
+  const bool are_as_before = std::ranges::all_of(owners_, [](const Owner& owner) {
+    return owner.version != 0 && owner.version == version_of_owner(owner.object);
+  });
+  if (!are_as_before) {
+    all_are_ = std::ranges::all_of(members_, &Member::is_there);
+    for (auto& owner : owners_) {
+      owner.version = version_of_owner(owner.object);
+    }
+  }
+  return all_are_;
+}
+
 FullyShard& fully_shard() {
   static auto* const known = new FullyShard;  // NOLINT
   return *known;
 }
 
-bool are_there(const FullyShard::Members& members) {
-  return std::ranges::all_of(members, [](const auto& member) { return member.is_there(); });
-}
-
-bool can_serve() { return !is_observed() && are_there(fully_shard().passed_by); }
+bool can_serve() { return !is_observed() && fully_shard().passed_by.are_there(); }
 
 std::optional<Fields> usual(PyObject* object, const PyTypeObject* type, const FullyShard::Names& methods) {
   if (Py_TYPE(object) != type) {
@@ -70,7 +98,9 @@ int64_t to_int(PyObject* object) {
 }
 
 std::vector<int64_t> to_ints(PyObject* sequence) {
-  const auto list = checked(PySequence_Fast(sequence, "sizes"));
+  // A torch.Size is a tuple: no need to make a list of it.
+  const auto list = PyTuple_Check(sequence) ? py::reinterpret_borrow<py::object>(sequence)
+                                            : checked(PySequence_Fast(sequence, "sizes"));
   std::vector<int64_t> result(PySequence_Fast_GET_SIZE(list.ptr()));
   for (size_t i = 0; i < result.size(); ++i) {
     result[i] = to_int(PySequence_Fast_GET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i)));
@@ -79,13 +109,23 @@ std::vector<int64_t> to_ints(PyObject* sequence) {
 }
 
 bool is_cut_along_dim_0(const Fields& param) {
-  const auto dim = attribute<"dim">(param.get<"fsdp_placement">());
+  const auto placement = param.get<"fsdp_placement">();
+  if (const auto dim = dim_of_shard(placement)) {
+    return *dim == 0;
+  }
+  const auto dim = attribute<"dim">(placement);
   return PyLong_Check(dim.ptr()) && to_int(dim.ptr()) == 0;
+}
+
+py::object local_tensor_of(const Fields& param) {
+  const auto sharded = param.get<"sharded_param">();
+  auto* const local = Py_TYPE(sharded.ptr()) == dtensor_type() ? local_of(sharded.ptr()) : nullptr;
+  return local != nullptr ? py::reinterpret_borrow<py::object>(local) : attribute<"_local_tensor">(sharded);
 }
 
 bool has_extension(const Params& params) {
   return std::ranges::any_of(params, [](const auto& param) {
-    const auto local = attribute<"_local_tensor">(param.template get<"sharded_param">());
+    const auto local = local_tensor_of(param);
     return find_attribute<"fsdp_post_all_gather">(local) || find_attribute<"fsdp_pre_all_gather">(local);
   });
 }

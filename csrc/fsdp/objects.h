@@ -10,6 +10,7 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -64,7 +65,24 @@ struct FullyShard {
 
     bool is_there() const;
   };
-  using Members = std::vector<Member>;
+
+  // Values that are rarely replaced: after a change of one of their owners, all are looked up once.
+  class Members {
+   public:
+    Members() = default;
+    explicit Members(std::vector<Member> members);
+    bool are_there();
+
+   private:
+    struct Owner {
+      PyObject* object;
+      uint64_t version = 0;  // when its values were looked up; 0: they have to be, each time
+    };
+
+    std::vector<Member> members_;
+    std::vector<Owner> owners_;
+    bool all_are_ = true;
+  };
 
   using Names = std::vector<PyObject*>;  // interned
   // The methods that the replacement of a function passes by.
@@ -93,8 +111,6 @@ FullyShard& fully_shard();
 inline const FullyShard::Methods& methods_passed_by(Replaced function) {
   return fully_shard().methods.at(static_cast<size_t>(function));
 }
-
-bool are_there(const FullyShard::Members& members);
 
 // Whether no mode or transform is active, and no program has replaced a function that C++ passes by.
 bool can_serve();
@@ -169,6 +185,9 @@ int64_t to_int(PyObject* object);
 std::vector<int64_t> to_ints(PyObject* sequence);
 
 bool is_cut_along_dim_0(const Fields& param);
+
+// Of the sharded parameter.
+py::object local_tensor_of(const Fields& param);
 
 // Whether the tensor class of a parameter has an extension of the gather: fsdp_pre_all_gather or
 // fsdp_post_all_gather.

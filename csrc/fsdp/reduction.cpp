@@ -60,9 +60,7 @@ class Reduction {
     const at::NoGradGuard no_grad;
     const auto num_ranks = c10d_group_->getSize();
     const auto device = fields_.get<"device">();
-    const auto factors = imported<kCollectives, "_get_gradient_divide_factors">()(
-        process_group_, py::none(), dtype, attribute<"type">(device), fields_.get<"gradient_divide_factor">(),
-        fields_.get<"force_sum_reduction_for_comms">());
+    const auto factors = find_factors(dtype, device);
     const auto context = fields_.get<"comm_ctx">();
     const auto stream = attribute<"reduce_scatter_stream">(context);
     const auto current = streams_.current();
@@ -80,14 +78,14 @@ class Reduction {
     {
       const Entered entered(streams_.context(stream));
       output = comm_.allocate(length, dtype, device);
-      divide(input, factors[py::int_(0)]);
-      reduce_scatter(output, input, factors[py::int_(2)]);
+      divide(input, factors.before);
+      reduce_scatter(output, input, factors.op);
       input_event = streams_.recorded_event(stream);
     }
     py::object event;
     {
       const Entered entered(streams_.context(stream));
-      divide(output, factors[py::int_(1)]);
+      divide(output, factors.after);
       record_consumer(output, current);
       hand_out(taken.params, output, lengths, current);
       event = streams_.recorded_event(stream);
@@ -98,12 +96,41 @@ class Reduction {
         0) {
       throw py::error_already_set();
     }
-    const auto state = imported<kGroups, "ReduceScatterState">()(
-        input, input_event, call_method<"current_stream">(fields_.get<"device_handle">()), fields_.object());
+    const auto state =
+        named_tuple(imported<kGroups, "ReduceScatterState">(), input, input_event,
+                    call_method<"current_stream">(fields_.get<"device_handle">()), fields_.object());
     py::reinterpret_borrow<py::list>(attribute<"reduce_scatter_states">(context)).append(state);
   }
 
  private:
+  // What the gradients are divided by, beside what the reduction itself divides by.
+  struct Factors {
+    py::object before = py::none();
+    py::object after = py::none();
+    py::object op;
+  };
+
+  // Averages take no factors; PyTorch's function chooses all others.
+  Factors find_factors(const py::object& dtype, const py::object& device) const {
+    const auto type = to_dtype(dtype);
+    const bool averages = (type == at::kFloat || type == at::kBFloat16) &&
+                          fields_.is<"gradient_divide_factor">(Py_None) &&
+                          fields_.is<"force_sum_reduction_for_comms">(Py_False) &&
+                          reinterpret_cast<THPDevice*>(device.ptr())->device.type() != at::kMTIA;
+    if (averages) {
+      return {.op = py::reinterpret_borrow<py::object>(average())};
+    }
+    const py::tuple found = imported<kCollectives, "_get_gradient_divide_factors">()(
+        process_group_, py::none(), dtype, attribute<"type">(device), fields_.get<"gradient_divide_factor">(),
+        fields_.get<"force_sum_reduction_for_comms">());
+    return {found[0], found[1], found[2]};
+  }
+
+  static py::handle average() {
+    static auto* const op = attribute<"AVG">(imported<"torch.distributed", "ReduceOp">()).release().ptr();
+    return op;
+  }
+
   // Copies the gradients into `input`, which may be any tensor if a program's own comm has allocated it.
   void lay_out(const py::list& gradients, const py::object& input, int64_t length) const {
     const auto* const buffer = plain_tensor(input.ptr());
@@ -125,7 +152,8 @@ class Reduction {
 
   void reduce_scatter(const py::object& output, const py::object& input, const py::object& op) const {
     if (comm_.starts_own(process_group_, output)) {
-      const auto reduce_op = reduce_op_argument(op.ptr(), "fully_shard");
+      const auto reduce_op = op.is(average()) ? c10d::ReduceOp(c10d::ReduceOp::AVG)
+                                              : reduce_op_argument(op.ptr(), "fully_shard");
       const auto purpose = purpose_of(fields_);
       const Label label(purpose);
       comm_.start_own("reduce_scatter_tensor", process_group_, output, input,

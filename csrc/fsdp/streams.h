@@ -19,6 +19,7 @@
 
 #include "async/pending_collective.h"
 #include "async/unwaited.h"
+#include "comm/backend_call.h"
 #include "comm/started.h"
 #include "fsdp/objects.h"
 #include "pyobjects/arguments.h"
@@ -43,9 +44,18 @@ py::object call_method(py::handle object, py::handle argument) {
   return checked(PyObject_CallMethodOneArg(object.ptr(), interned<name>(), argument.ptr()));
 }
 
+// A member of the enum TrainingState.
 template <AttributeName name>
-py::object training_state() {
-  return attribute<name>(imported<kGroups, "TrainingState">());
+py::handle training_state() {
+  static auto* const state = attribute<name>(imported<kGroups, "TrainingState">()).release().ptr();
+  return state;
+}
+
+// An object of a NamedTuple class; `items` are objects.
+template <typename... Items>
+py::object named_tuple(py::handle type, const Items&... items) {
+  const auto fields = py::make_tuple(py::make_tuple(items...));
+  return checked(PyTuple_Type.tp_new(reinterpret_cast<PyTypeObject*>(type.ptr()), fields.ptr(), nullptr));
 }
 
 template <AttributeName name>
@@ -59,7 +69,7 @@ inline void set_state(const Fields& group, py::handle state) { group.set<"_train
 class Streams {
  public:
   explicit Streams(const Fields& group) : handle_(group.get<"device_handle">()) {
-    has_streams_ = !(handle_.is(imported<"torch", "cpu">()) && are_there(fully_shard().streams));
+    has_streams_ = !(handle_.is(imported<"torch", "cpu">()) && fully_shard().streams.are_there());
   }
 
   explicit operator bool() const { return has_streams_; }
@@ -100,7 +110,7 @@ class Comm {
  public:
   Comm(py::object comm, py::handle own_type) : comm_(std::move(comm)) {
     const auto& pending = imported<"torch.distributed.distributed_c10d", "_world">();
-    is_own_ = py::type::handle_of(comm_).is(own_type) && are_there(fully_shard().collectives) &&
+    is_own_ = py::type::handle_of(comm_).is(own_type) && fully_shard().collectives.are_there() &&
               PyObject_Size(attribute<"pg_coalesce_state">(pending).ptr()) == 0;
   }
 
@@ -115,8 +125,8 @@ class Comm {
                                         py::arg("device") = device);
   }
 
-  // Starts the collective by `start`, (process group, output, input) -> c10d Work, and waits for it. `op` is
-  // its name for those who ask what is in flight.
+  // Starts the collective by `start`, (backend or process group, output, input) -> c10d Work, and waits for
+  // it. `op` is its name for those who ask what is in flight.
   template <typename Start>
   void start_own(const char* op, py::handle group, py::handle output, py::handle input,
                  const Start& start) const {
@@ -125,7 +135,8 @@ class Comm {
     auto from = THPVariable_Unpack(input.ptr());
     const WithoutGil without_gil;
     const NamedWorks named;
-    auto work = start(*process_group, to, from);
+    auto work =
+        on_backend(*process_group, to.device().type(), [&](auto& target) { return start(target, to, from); });
     if (!work) {
       return;
     }
@@ -143,7 +154,8 @@ class Comm {
   }
 
   bool starts_own(py::handle group, py::handle tensor) const {
-    return is_own_ && group_object(group.ptr()) && !THPVariable_Unpack(tensor.ptr()).is_complex();
+    return is_own_ && group_object(group.ptr()) && !THPVariable_Unpack(tensor.ptr()).is_complex() &&
+           !c10d::allow_inflight_collective_as_graph_input();
   }
 
   const py::object& object() const { return comm_; }

@@ -126,6 +126,13 @@ Placement to_placement(py::handle object) {
   refuse_placement(object);
 }
 
+std::optional<int64_t> dim_of_shard(py::handle object) {
+  const auto type = py::type::handle_of(object);
+  return type.is(imported<kPlacementTypes, "Shard">())
+             ? std::optional(cpp_part<torch::distributed::Shard>(object).dim)
+             : std::nullopt;
+}
+
 std::vector<Placement> to_placements(py::handle object) {
   if (PyUnicode_Check(object.ptr())) {
     return parse_placements(object.cast<std::string>());

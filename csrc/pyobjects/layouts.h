@@ -6,6 +6,8 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+#include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "layout/layout.h"
@@ -16,6 +18,9 @@ namespace funcol::python {
 // The value of a Replicate, Shard, _StridedShard, Partial of any reduction, or _MaskPartial, whose mask is
 // the address of its mask_buffer. A Shard keeps a negative dim: make_layout() counts it from 0.
 Placement to_placement(py::handle object);
+
+// The dim of a Shard; nothing for other objects.
+std::optional<int64_t> dim_of_shard(py::handle object);
 
 // The values of a sequence of placements, or of text such as "S0,R".
 std::vector<Placement> to_placements(py::handle object);

@@ -1,15 +1,31 @@
 #include "redistribute/executor.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/clone.h>
+#include <ATen/record_function.h>
 
 #include <algorithm>
 
 #include "async/async_tensor.h"
+#include "async/layers.h"
 #include "comm/started.h"
 #include "layout/shards.h"
 #include "redistribute/local_steps.h"
 
 namespace funcol {
+
+namespace {
+
+// Whether nobody sees what is done to `tensor`: no layer, no profiler, no gradient.
+bool is_unseen_on_cpu(const at::Tensor& tensor) {
+  constexpr c10::DispatchKeySet kLazy(
+      {c10::DispatchKey::Conjugate, c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor});
+  return tensor.is_cpu() && tensor.layout() == at::kStrided && !has_active_layers() && !at::hasCallbacks() &&
+         !belongs_to_layer(tensor) && !tensor.key_set().has_any(kLazy) &&
+         !(at::GradMode::is_enabled() && tensor.requires_grad()) && !tensor._fw_grad(/*level=*/0).defined();
+}
+
+}  // namespace
 
 Execution::Execution(const Plan& plan, const AxisGroups& groups, const Coordinate& coordinate)
     : peak_bytes_(plan.peak_bytes),
@@ -58,10 +74,11 @@ at::Tensor Execution::run(const at::Tensor& local, bool async_op, const MaskHook
   if (steps_.empty()) {
     return local;
   }
+  const bool runs_now = !async_op && is_unseen_on_cpu(local);
   LocalTensor current{local, /*is_callers=*/true, /*may_change=*/async_op};
   for (size_t i = 0; i < steps_.size(); ++i) {
     const Label label(step_names_[i]);
-    current = steps_[i]->run(current, masks);
+    current = runs_now ? steps_[i]->run_now(current, masks) : steps_[i]->run(current, masks);
   }
   auto result = own_result(current);
   if (!async_op) {

@@ -27,6 +27,11 @@ class LocalStep {
     return run(local, masks);
   }
 
+  // run() for a tensor like those of run_plain() on the CPU, without the dispatcher: the result has arrived.
+  virtual LocalTensor run_now(const LocalTensor& local, const MaskHooks& masks) const {
+    return run(local, masks);
+  }
+
   // Raises what run() would raise for a tensor of this dtype and device before it sends anything.
   virtual void check(const at::Tensor& /*tensor*/) const {}
 

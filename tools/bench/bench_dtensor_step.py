@@ -48,6 +48,7 @@ from measure import (
     say,
     summary,
 )
+from sharded_by_hand import sharded_by_hand
 from solver_costs import Row, SolverCosts, traced_block
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -59,6 +60,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import funcol
 
 STEP_SIDES = ("plain", "stock", "funcol")
+BY_HAND = {"FSDP2": sharded_by_hand}  # the least that a program's collectives and copies take; on the CPU
 CHUNK_MS = 60.0
 NUM_WARM_UP = 3  # steps after funcol came or went, in which decisions are made that are remembered then
 
@@ -82,10 +84,13 @@ def time_steps(program: Program, repeat: int, device: torch.device, clock: Clock
         steps: dict[str, Step] = {"plain": program.plain(), "stock": program.parallel(device.type)}
         with funcol.installed():
             steps["funcol"] = program.parallel(device.type)
-    times: dict[str, list[float]] = {side: [] for side in STEP_SIDES}
+        if program.name in BY_HAND and device.type == "cpu":
+            steps["by hand"] = BY_HAND[program.name](device.type)
+    sides = list(steps)
+    times: dict[str, list[float]] = {side: [] for side in sides}
     for turn in range(repeat):
-        for k in range(len(STEP_SIDES)):
-            side = STEP_SIDES[(turn + k) % len(STEP_SIDES)]
+        for k in range(len(sides)):
+            side = sides[(turn + k) % len(sides)]
             with with_side(side):
                 for _ in range(NUM_WARM_UP):
                     steps[side]()
@@ -109,11 +114,13 @@ def bench_steps(device: torch.device, repeat: int, only: str) -> list[dict[str, 
             plain, stock, ours = (times[side] for side in STEP_SIDES)
             overhead = Overhead.of(plain, stock, ours)
             whole = [c / b for b, c in zip(stock, ours, strict=True)]
+            by_hand = Overhead.of(plain, stock, times["by hand"]).ratio if "by hand" in times else None
             records.append(
                 {
                     "name": program.name,
                     "ms": {side: summary(of_side) for side, of_side in times.items()},
                     "overhead": overhead.ratio,
+                    "overhead_by_hand": by_hand,
                     "ratio": statistics.median(whole),
                     "limit": program.limit,
                     "met": overhead.is_within(program.limit),
@@ -133,6 +140,9 @@ def print_steps(records: list[dict[str, Any]]) -> None:
         limit = f"{record['limit']:.2f} {mark(record['met'])}"
         ratios = (f"{record[name]:.3f}" for name in ("ratio", "overhead"))
         say(line.format(record["name"], *times, *ratios, limit))
+        if record["overhead_by_hand"] is not None:
+            ms, overhead = cell(record["ms"]["by hand"], 2), record["overhead_by_hand"]
+            say(f"  its collectives and copies by hand: {ms} ms, overhead {overhead:.3f}")
 
 
 # Table 2

@@ -50,15 +50,45 @@ _wrap: Callable[..., object] = patching.copied(_dispatcher["wrap"])
 use_as_pytorchs(_redistribute_local_tensor)
 
 
-def to_local(self: DTensor, *, grad_placements: Sequence[Placement] | None = None) -> Tensor:
+# The four methods that programs call at every step. PyTorch's functions take over their code
+# (patching.inlined), so that C++ is one call away: all that they refer to are their parameters.
+
+
+def _to_local_in_python(dtensor: DTensor, grad_placements: Sequence[Placement] | None) -> Tensor:
+    if has_own_order(dtensor._spec):
+        return to_local_in_order(dtensor, grad_placements)
+    return _to_local(dtensor, grad_placements=grad_placements)
+
+
+def to_local(
+    self: DTensor,
+    *,
+    grad_placements: Sequence[Placement] | None = None,
+    _is_compiling: Callable[[], bool] = torch.compiler.is_compiling,
+    _in_cpp: Callable[..., Tensor] = _C.dtensor_to_local,
+    _in_python: Callable[..., Tensor] = _to_local_in_python,
+) -> Tensor:
     """PyTorch counterpart: ``DTensor.to_local``."""
-    if not torch.compiler.is_compiling():
-        local: Tensor = _C.dtensor_to_local(self, grad_placements)
+    if not _is_compiling():
+        local = _in_cpp(self, grad_placements)
         if local is not NotImplemented:
             return local
-    if has_own_order(self._spec):
-        return to_local_in_order(self, grad_placements)
-    return _to_local(self, grad_placements=grad_placements)
+    return _in_python(self, grad_placements)
+
+
+def _from_local_in_python(
+    local_tensor: Tensor,
+    device_mesh: DeviceMesh | None,
+    placements: Sequence[Placement] | None,
+    run_check: bool,
+    shape: torch.Size | None,
+    stride: tuple[int, ...] | None,
+    grad_placements: Sequence[Placement] | None,
+) -> DTensor:
+    options = _compat.from_local_options(grad_placements)
+    return _from_local(
+        local_tensor, device_mesh, placements, run_check=run_check, shape=shape, stride=stride, **options
+    )
 
 
 def from_local(
@@ -70,17 +100,46 @@ def from_local(
     shape: torch.Size | None = None,
     stride: tuple[int, ...] | None = None,
     grad_placements: Sequence[Placement] | None = None,
+    _is_compiling: Callable[[], bool] = torch.compiler.is_compiling,
+    _in_cpp: Callable[..., DTensor] = _C.dtensor_from_local,
+    _in_python: Callable[..., DTensor] = _from_local_in_python,
 ) -> DTensor:
     """PyTorch counterpart: ``DTensor.from_local``."""
-    if device_mesh is not None and not run_check and not torch.compiler.is_compiling():
-        dtensor: DTensor = _C.dtensor_from_local(
-            local_tensor, device_mesh, placements, shape, stride, grad_placements
-        )
+    if device_mesh is not None and not run_check and not _is_compiling():
+        dtensor = _in_cpp(local_tensor, device_mesh, placements, shape, stride, grad_placements)
         if dtensor is not NotImplemented:
             return dtensor
-    options = _compat.from_local_options(grad_placements)
-    return _from_local(
-        local_tensor, device_mesh, placements, run_check=run_check, shape=shape, stride=stride, **options
+    return _in_python(local_tensor, device_mesh, placements, run_check, shape, stride, grad_placements)
+
+
+def _redistribute_in_python(
+    dtensor: DTensor,
+    device_mesh: DeviceMesh | None,
+    placements: Sequence[Placement] | None,
+    async_op: bool,
+    forward_dtype: torch.dtype | None,
+    backward_dtype: torch.dtype | None,
+) -> DTensor:
+    if (
+        torch.compiler.is_compiling()
+        or placements is None
+        or simulates_ranks()
+        or has_symbols(dtensor._spec)
+        or not _has_plan(dtensor._spec.placements, placements)
+    ):
+        return _redistribute(
+            dtensor,
+            device_mesh,
+            placements,
+            async_op=async_op,
+            forward_dtype=forward_dtype,
+            backward_dtype=backward_dtype,
+        )
+    # Same placements move nothing, whatever the order in which the axes cut.
+    order = dtensor._spec.shard_order if tuple(placements) == dtensor._spec.placements else None
+    how = How(async_op, lenient=True)
+    return redistributed_by_python(
+        dtensor, device_mesh, tuple(placements), order, forward_dtype, backward_dtype, how
     )
 
 
@@ -92,39 +151,37 @@ def redistribute(
     async_op: bool = False,
     forward_dtype: torch.dtype | None = None,
     backward_dtype: torch.dtype | None = None,
+    _is_compiling: Callable[[], bool] = torch.compiler.is_compiling,
+    _in_cpp: Callable[..., DTensor] = _C.redistribute_dtensor,
+    _in_python: Callable[..., DTensor] = _redistribute_in_python,
 ) -> DTensor:
     """Goes by funcol's plan, which may take fewer collectives than PyTorch's.
 
     PyTorch counterpart: ``DTensor.redistribute``.
     """
-    is_compiling = torch.compiler.is_compiling()
-    if not is_compiling:
-        moved: DTensor = _C.redistribute_dtensor(
+    if not _is_compiling():
+        moved = _in_cpp(
             self, device_mesh, placements, ..., forward_dtype, backward_dtype, async_op, None, None
         )
         if moved is not NotImplemented:
             return moved
-    if (
-        is_compiling
-        or placements is None
-        or simulates_ranks()
-        or has_symbols(self._spec)
-        or not _has_plan(self._spec.placements, placements)
-    ):
-        return _redistribute(
-            self,
-            device_mesh,
-            placements,
-            async_op=async_op,
-            forward_dtype=forward_dtype,
-            backward_dtype=backward_dtype,
-        )
-    # Same placements move nothing, whatever the order in which the axes cut.
-    order = self._spec.shard_order if tuple(placements) == self._spec.placements else None
-    how = How(async_op, lenient=True)
-    return redistributed_by_python(
-        self, device_mesh, tuple(placements), order, forward_dtype, backward_dtype, how
-    )
+    return _in_python(self, device_mesh, placements, async_op, forward_dtype, backward_dtype)
+
+
+def full_tensor(
+    self: DTensor,
+    *,
+    grad_placements: Sequence[Placement] | None = None,
+    _is_compiling: Callable[[], bool] = torch.compiler.is_compiling,
+    _in_cpp: Callable[..., Tensor] = _C.dtensor_full_tensor,
+    _in_python: Callable[..., Tensor] = _full_tensor,
+) -> Tensor:
+    """PyTorch counterpart: ``DTensor.full_tensor``."""
+    if not _is_compiling():
+        whole = _in_cpp(self, grad_placements)
+        if whole is not NotImplemented:
+            return whole
+    return _in_python(self, grad_placements=grad_placements)
 
 
 def _has_plan(*placements: Iterable[Placement]) -> bool:
@@ -133,15 +190,6 @@ def _has_plan(*placements: Iterable[Placement]) -> bool:
         are_known((placement,)) or axes_with_own_rules((placement,))
         for placement in itertools.chain(*placements)
     )
-
-
-def full_tensor(self: DTensor, *, grad_placements: Sequence[Placement] | None = None) -> Tensor:
-    """PyTorch counterpart: ``DTensor.full_tensor``."""
-    if not torch.compiler.is_compiling():
-        whole: Tensor = _C.dtensor_full_tensor(self, grad_placements)
-        if whole is not NotImplemented:
-            return whole
-    return _full_tensor(self, grad_placements=grad_placements)
 
 
 def distribute_tensor(

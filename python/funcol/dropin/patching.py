@@ -149,12 +149,15 @@ def looked_up(module: ModuleType, path: str) -> Any:
     return found.fget if isinstance(found, property) else found
 
 
+_HERE = str(Path(__file__).parent)
+
+
 def has_code(found: Any, codes: list[CodeType]) -> bool:
     """Whether ``found`` runs one of ``codes``, itself or within decorators of PyTorch, or is redirected by
     funcol."""
     while not isinstance(found, type):  # in the codes a class is its body
         code = getattr(found, "__code__", None)
-        if code in codes or (code is not None and code.co_filename == __file__):
+        if code in codes or (code is not None and code.co_filename.startswith(_HERE)):
             return True
         wrapped = getattr(found, "__wrapped__", None)
         if wrapped is None or not _is_from_decorator(found):
@@ -231,6 +234,30 @@ def redirected(function: Any, ours: Callable[..., Any]) -> Callable[[], None]:
     if function is None or function.__code__.co_freevars:
         return lambda: None
     return _with_its_signature(function, _redirect.__code__, _funcol=ours)
+
+
+def inlined(function: Any, ours: Any) -> Callable[[], None]:
+    """Makes PyTorch's own function in ``function`` run the code of ``ours``, a frame and a dict less than
+    :func:`redirected`. Returns the function that undoes it.
+
+    All that ``ours`` refers to, beside builtins, are its keyword-only parameters, which have defaults. Where
+    the parameters of this minor's function are others, the function is redirected.
+    """
+    own = own_function(function)
+    if own is None or own.__code__.co_freevars or not _has_parameters_of(ours, own):
+        return redirected(function, ours)
+    return _with_its_signature(own, ours.__code__, **ours.__kwdefaults__)
+
+
+def _has_parameters_of(ours: FunctionType, theirs: FunctionType) -> bool:
+    def positional(function: FunctionType) -> tuple[str, ...]:
+        return function.__code__.co_varnames[: function.__code__.co_argcount]
+
+    return (
+        positional(ours) == positional(theirs)
+        and ours.__defaults__ == theirs.__defaults__
+        and (theirs.__kwdefaults__ or {}).items() <= (ours.__kwdefaults__ or {}).items()
+    )
 
 
 def replaced(function: Any, ours: Callable[..., Any]) -> Callable[[], None]:

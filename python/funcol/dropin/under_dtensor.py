@@ -45,6 +45,8 @@ _FUNCTIONS: list[tuple[Any, Callable[..., Any]]] = [
     ),
 ]
 
+_INLINED = {dtensor.to_local, dtensor.from_local, dtensor.redistribute, dtensor.full_tensor}
+
 
 def taken_over() -> list[str]:
     """Names of the functions and attributes of PyTorch that funcol replaces under DTensor."""
@@ -79,7 +81,8 @@ class UnderDTensor:
             passed_by = [kept.passed_by(theirs) for theirs, _ in _FUNCTIONS]
             for (theirs, ours), replaced in zip(_FUNCTIONS, passed_by, strict=True):
                 if not replaced:
-                    undo.callback(patching.redirected(theirs, ours))
+                    put = patching.inlined if ours in _INLINED else patching.redirected
+                    undo.callback(put(theirs, ours))
             _put_propagator(DTensor._op_dispatcher, undo)
             undo.callback(operators.put())
             undo.callback(_put_spec_methods())

@@ -1,9 +1,12 @@
 #include "redistribute/executor.h"
 
 #include <ATen/ATen.h>
+#include <ATen/record_function.h>
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <vector>
 
@@ -92,6 +95,32 @@ TEST(Execution, IsPendingOnlyIfItMayBe) {
     EXPECT_TRUE(is_pending(execution.run(at::ones({2, 2}), /*async_op=*/true)));
     return std::vector<at::Tensor>();
   });
+}
+
+thread_local int num_operators = 0;  // of funcol that an observer has seen on this thread
+
+std::unique_ptr<at::ObserverContext> count_operator(const at::RecordFunction& function) {
+  num_operators += std::string_view(function.name()).starts_with("funcol::") ? 1 : 0;
+  return nullptr;
+}
+
+TEST(Execution, ShowsAnObserverItsCollectives) {
+  const ThreadMesh ranks(kOneAxis);
+  for (const auto* source : {"S0", "P"}) {
+    const auto plan = plan_of(kOneAxis, {4, 2}, source, "R");
+    const auto num_seen = ranks.run([&](const Coordinate& coordinate, const AxisGroups& groups) {
+      const Execution execution(plan, groups, coordinate);
+      const auto local = at::ones(execution.shape_before());
+      num_operators = 0;
+      const auto handle = at::addThreadLocalCallback(
+          at::RecordFunctionCallback(count_operator).scopes({at::RecordScope::FUNCTION}));
+      const auto seen = execution.run(local, /*async_op=*/false);
+      at::removeCallback(handle);
+      EXPECT_TRUE(at::equal(seen, execution.run(local, /*async_op=*/false)));
+      return std::vector{at::scalar_tensor(num_operators)};
+    });
+    EXPECT_GT(num_seen[0][0].item<int>(), 0) << to_string(plan);
+  }
 }
 
 TEST(Execution, RecordsTheGradientOfItsSteps) {

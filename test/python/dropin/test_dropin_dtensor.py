@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -250,13 +250,16 @@ def _calls(mesh: DeviceMesh) -> dict[str, Callable[[], Any]]:
         "shape without stride": lambda: DTensor.from_local(torch.ones(2, 3), mesh, shape=torch.Size([2, 3])),
         "mixed partials": lambda: DTensor.from_local(torch.ones(2, 3), mesh, [Partial(), Partial("max")]),
         "a DTensor": lambda: DTensor.from_local(dtensor, mesh),
+        "no mesh": lambda: DTensor.from_local(torch.ones(2, 3), cast(Any, "cpu"), [Shard(0)]),
         "no placements": dtensor.redistribute,
     }
 
 
-@pytest.mark.parametrize("case", ["shape without stride", "mixed partials", "a DTensor", "no placements"])
+@pytest.mark.parametrize(
+    "case", ["shape without stride", "mixed partials", "a DTensor", "no mesh", "no placements"]
+)
 def test_errors_are_pytorchs(mesh_2x2: DeviceMesh, case: str) -> None:
-    with pytest.raises((RuntimeError, ValueError)) as theirs:
+    with pytest.raises((RuntimeError, ValueError, AttributeError)) as theirs:
         _calls(mesh_2x2)[case]()
     with funcol.installed(), pytest.raises(type(theirs.value)) as ours:
         _calls(mesh_2x2)[case]()

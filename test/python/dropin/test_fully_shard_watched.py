@@ -139,6 +139,7 @@ def counts_what_was_replaced_before(rank: int, world: int, module: str, path: st
         ("_fsdp_param_group", "foreach_all_gather", "wraps"),
         ("_fsdp_param_group", "foreach_all_gather", "plain"),
         ("_fsdp_collectives", "foreach_reduce_scatter_copy_in", "wraps"),
+        ("_fsdp_collectives", "_get_gradient_divide_factors", "plain"),
         ("_fsdp_param", "FSDPParam.to_sharded", "wraps"),
         ("_fsdp_param", "FSDPParam.init_unsharded_param", "no_grad"),
         ("_fsdp_param_group", "FSDPParamGroup.unshard", "wraps"),

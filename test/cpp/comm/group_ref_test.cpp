@@ -140,10 +140,15 @@ TEST_F(GroupRefs, OfAGroupThatWasNeverRegisteredSayHowItEnded) {
   EXPECT_EQ(ref.end(), GroupEnd::kAborted);
 }
 
+class IdleBackend final : public c10d::Backend {
+ public:
+  using Backend::Backend;
+};
+
 TEST_F(GroupRefs, OfAGroupWithABackendThatEndedSayHow) {
   const auto group = add("dp");
-  const auto backend = c10::make_intrusive<c10d::Backend>(0, 2);
-  const auto other = c10::make_intrusive<c10d::Backend>(0, 2);
+  const auto backend = c10::make_intrusive<IdleBackend>(0, 2);
+  const auto other = c10::make_intrusive<IdleBackend>(0, 2);
   group->setBackend(c10::kCPU, c10d::ProcessGroup::BackendType::CUSTOM, backend);
   const GroupRef ref(group);
   note_backend_ended(*other, GroupEnd::kAborted);

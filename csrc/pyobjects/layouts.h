@@ -17,6 +17,9 @@ namespace funcol::python {
 // the address of its mask_buffer. A Shard keeps a negative dim: make_layout() counts it from 0.
 Placement to_placement(py::handle object);
 
+// The same, and the values of norm partials, which PyTorch's rules make and take.
+Placement to_placement_or_norm(py::handle object);
+
 // The values of a sequence of placements, or of text such as "S0,R".
 std::vector<Placement> to_placements(py::handle object);
 

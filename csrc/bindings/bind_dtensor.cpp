@@ -220,6 +220,9 @@ void bind_dtensor(PyObject* module) {
            py::arg("moves_keywords") = false)
       .def("propagate", &DecisionEngine::propagate, py::arg("op_schema"), py::arg("rows_of"),
            py::arg("whole"), py::arg("assemble"), py::arg("remember"))
+      .def("propagate_as_pytorch", &DecisionEngine::propagate_as_pytorch, py::arg("op_schema"),
+           py::arg("rule_of"), py::arg("otherwise"), py::arg("assemble"), py::arg("has_rule"),
+           py::arg("remember"))
       .def("strategies", &DecisionEngine::strategies, py::arg("op_schema"), py::arg("rows_of"))
       .def("time_decision", &DecisionEngine::time_decision, py::arg("op_schema"), py::arg("count"))
       .def("leave", &DecisionEngine::leave, py::arg("op"))

@@ -106,7 +106,8 @@ DecisionKey decision_key(py::handle op_schema, const PythonSchema& schema, bool 
                   schema.results,
                   equal_meshes().first(schema.mesh),
                   {},
-                  to_mesh(schema.mesh).merged};
+                  to_mesh(schema.mesh).merged,
+                  schema.strided_as_order};
   const bool is_one_mesh =
       std::ranges::all_of(schema.tensors, [&](const auto& tensor) { return tensor.mesh.is(schema.mesh); });
   if (!is_one_mesh) {

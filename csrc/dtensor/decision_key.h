@@ -23,10 +23,11 @@ struct DecisionKey {
   py::object mesh;  // of the first tensor; of equal meshes the first that was met, compared by address
   std::vector<py::object> meshes;  // of all tensors, unless they are on one mesh
   std::vector<AxisSet> merged;
+  bool strided_as_order = false;
 
   friend bool operator==(const DecisionKey& a, const DecisionKey& b) {
     return a.op.is(b.op) && a.mesh.is(b.mesh) && a.call == b.call && a.layouts == b.layouts &&
-           a.results == b.results && a.merged == b.merged &&
+           a.results == b.results && a.merged == b.merged && a.strided_as_order == b.strided_as_order &&
            std::ranges::equal(a.meshes, b.meshes, [](const auto& x, const auto& y) { return x.is(y); });
   }
 };

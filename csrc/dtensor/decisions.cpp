@@ -6,13 +6,12 @@
 #include <chrono>
 #include <limits>
 #include <list>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "dtensor/alike_parts.h"
 #include "dtensor/decided_specs.h"
 #include "dtensor/rule_rows.h"
-#include "layout/hash.h"
 #include "metas/output_metas.h"
 #include "pyobjects/specs.h"
 
@@ -20,23 +19,6 @@ namespace funcol::python {
 namespace {
 
 std::vector<std::optional<TensorMeta>> output_metas_of(const OpCall& call) { return output_metas(call); }
-
-size_t hash_of(const OpSchema& schema) {
-  Hash hash;
-  for (const auto& meta : schema.call.tensors) {
-    hash.add_all(meta.shape);
-  }
-  for (const auto& layout : schema.layouts) {
-    hash.add(layout);
-  }
-  return hash.value();
-}
-
-// Leaves out the outputs, which only a decided schema has.
-bool is_same_question(const OpSchema& a, const OpSchema& b) {
-  return a.call.args == b.call.args && a.call.tensors == b.call.tensors && a.layouts == b.layouts &&
-         a.stays == b.stays && a.results == b.results;
-}
 
 // Nothing if there is no one-axis rule that C++ has values for, or if the outputs are not known: the operator
 // depends on data, or does not run on Meta tensors. Adds masks of Python's rows to `masks`.
@@ -107,17 +89,11 @@ py::object DecisionEngine::decide(py::handle op_schema, const PythonSchema& sche
                                   py::handle rows_of, py::handle whole, py::handle assemble) {
   py::list elements;
   auto parts = parts_of(schema);
-  std::unordered_multimap<size_t, size_t> decided;  // parts by their hash: most elements are alike
+  AlikeParts decided(parts);
   for (size_t i = 0; i < parts.size(); ++i) {
     auto& part = parts[i];
-    const auto hash = hash_of(part.schema);
-    const auto [begin, end] = decided.equal_range(hash);
-    const auto same = std::find_if(begin, end, [&](const auto& entry) {
-      const auto& other = parts[entry.second];
-      return other.mesh.is(part.mesh) && is_same_question(other.schema, part.schema);
-    });
-    if (same != end) {
-      elements.append(with_own_outputs(elements[same->second].cast<py::tuple>()));
+    if (const auto same = decided.added_like(i)) {
+      elements.append(with_own_outputs(elements[*same].cast<py::tuple>()));
       continue;
     }
     MaskObjects masks;
@@ -126,7 +102,7 @@ py::object DecisionEngine::decide(py::handle op_schema, const PythonSchema& sche
       return whole(op_schema, false);
     }
     elements.append(decided_specs(schema, part, propagator_.propagate(part.schema, *rows), masks));
-    decided.emplace(hash, i);
+    decided.add(i);
   }
   return assemble(op_schema, elements);
 }

@@ -13,39 +13,7 @@ double ring_cost(double gb, double hops, const RingAxis& axis) {
   return kBaseLatencyUs + hops * axis.latency_us + gb * hops / axis.num_ranks / axis.gb_per_s * 1e6;
 }
 
-// The costs of steps, one after the other: a gather makes the next steps larger, a scatter makes them
-// smaller.
-class CostSum {
- public:
-  CostSum(double gb, const std::vector<RingAxis>& axes) : gb_(gb), axes_(axes) {}
-
-  void add(size_t axis, const Placement& from, const Placement& to) {
-    const RingAxis& ring = axes_[axis];
-    const double hops = ring.num_ranks - 1;
-    if (from.is_shard() && to.is_replicate()) {
-      gb_ *= ring.num_ranks;
-      cost_ += ring_cost(gb_, hops, ring);
-    } else if (from.is_shard() && to.is_shard()) {
-      cost_ += ring_cost(gb_, hops, ring) + 1.0;
-    } else if (from.is_partial() && to.is_replicate()) {
-      cost_ += ring_cost(gb_, 2 * hops, ring);
-    } else if (from.is_partial() && to.is_shard()) {
-      cost_ += ring_cost(gb_, hops, ring);
-      gb_ /= ring.num_ranks;
-    } else if (!from.is_replicate()) {
-      cost_ = kImpossible;
-    } else if (to.is_shard()) {
-      gb_ /= ring.num_ranks;
-    }
-  }
-
-  double cost() const { return cost_; }
-
- private:
-  double gb_;
-  const std::vector<RingAxis>& axes_;
-  double cost_ = 0;
-};
+bool is_plain_shard(const Placement& placement) { return placement.is_shard() && !placement.is_strided(); }
 
 bool has_strided_shard(const Layout& layout) {
   return std::ranges::any_of(layout.placements, &Placement::is_strided);
@@ -69,6 +37,33 @@ std::vector<RingAxis> ring_axes(const Mesh& mesh) {
   return axes;
 }
 
+StepPrice dtensor_step(const Placement& from, const Placement& to, double gb, const RingAxis& ring) {
+  const double hops = ring.num_ranks - 1;
+  if (from == to) {
+    return {0, gb};
+  }
+  if (is_plain_shard(from) && to.is_replicate()) {
+    gb *= ring.num_ranks;
+    return {ring_cost(gb, hops, ring), gb};
+  }
+  if (is_plain_shard(from) && is_plain_shard(to)) {
+    return {ring_cost(gb, hops, ring) + 1.0, gb};
+  }
+  if (from.is_partial() && to.is_replicate()) {
+    return {ring_cost(gb, 2 * hops, ring), gb};
+  }
+  if (from.is_partial() && is_plain_shard(to)) {
+    return {ring_cost(gb, hops, ring), gb / ring.num_ranks};
+  }
+  if ((is_plain_shard(from) || from.is_partial()) && to.is_partial()) {
+    return {kImpossible, gb};
+  }
+  if (from.is_replicate() && is_plain_shard(to)) {
+    return {0, gb / ring.num_ranks};
+  }
+  return {0, gb};
+}
+
 double dtensor_cost(const Layout& source, const Layout& target, double bytes,
                     const std::vector<RingAxis>& axes) {
   if (std::ranges::all_of(source.placements, &Placement::is_replicate) || source == target) {
@@ -81,11 +76,16 @@ double dtensor_cost(const Layout& source, const Layout& target, double bytes,
   for (size_t axis = 0; axis < axes.size(); ++axis) {
     num_shards *= source.placements[axis].is_shard() ? axes[axis].num_ranks : 1;
   }
-  CostSum sum(bytes / num_shards / 1024 / 1024 / 1024, axes);
-  visit_greedy_moves(
-      source.placements, target.placements, num_shards > 1,
-      [&sum](size_t axis, const Placement& from, const Placement& to) { sum.add(axis, from, to); });
-  return sum.cost();
+  // One after the other: a gather makes the next steps larger, a scatter makes them smaller.
+  double cost = 0;
+  double gb = bytes / num_shards / 1024 / 1024 / 1024;
+  visit_greedy_moves(source.placements, target.placements, num_shards > 1,
+                     [&](size_t axis, const Placement& from, const Placement& to) {
+                       const auto step = dtensor_step(from, to, gb, axes[axis]);
+                       cost += step.cost_us;
+                       gb = step.gb;
+                     });
+  return cost;
 }
 
 }  // namespace funcol

@@ -33,6 +33,14 @@ struct RingAxis {
 // that crosses hosts crosses them too.
 std::vector<RingAxis> ring_axes(const Mesh& mesh);
 
+// What PyTorch says that one step costs, and how many units of 2^30 bytes the rank holds afterwards. A step from
+// or to a strided shard costs nothing.
+struct StepPrice {
+  double cost_us = 0;
+  double gb = 0;
+};
+StepPrice dtensor_step(const Placement& from, const Placement& to, double gb, const RingAxis& ring);
+
 // The cost of PyTorch's greedy plan in microseconds. Each step costs the ring's time for the bytes that the
 // rank holds by then; an exchange between dims costs 1 us more than a gather. A replicated source costs 0.
 // kImpossible for redistributions that PyTorch never plans by itself: shard to partial, one partial to

@@ -63,6 +63,28 @@ bool of_all(const Row& a, const Row& b, IsTrue is_true) {
   return true;
 }
 
+bool is_alike(const Placement& a, const Placement& b) {
+  return a.mask != 0 && b.mask != 0 ? a.op == b.op : a == b;
+}
+
+// Whether the row has the placements of a composition on this axis. Outputs without a tensor do not count.
+bool places_as(const Row& row, const Composition& wanted, size_t axis, const OpCall& call) {
+  for (size_t i = 0; i < row.inputs.size(); ++i) {
+    if (!is_alike(row.inputs[i], wanted.inputs[i].placements[axis])) {
+      return false;
+    }
+  }
+  for (size_t i = 0; i < row.outputs.size(); ++i) {
+    const auto& output = row.outputs[i];
+    const auto& layout = wanted.outputs[i];
+    if (call.outputs[i] && (output.has_value() != layout.has_value() ||
+                            (output && !is_alike(*output, layout->placements[axis])))) {
+      return false;
+    }
+  }
+  return true;
+}
+
 // The first order of all axes, by mesh order, that agrees with all of `orders`. Nothing if they contradict
 // each other.
 std::optional<Candidates::Precedence> sorted_by(const std::vector<const ShardOrder*>& orders,
@@ -415,6 +437,31 @@ std::optional<Composition> Candidates::unmoved(std::vector<RowNumber>& rows,
     }
   }
   return std::nullopt;
+}
+
+bool Candidates::contains(const Composition& wanted) const {
+  std::vector<RowNumber> rows;
+  return contains(wanted, rows);
+}
+
+// `rows` are the rows of the first axes.
+bool Candidates::contains(const Composition& wanted, std::vector<RowNumber>& rows) const {
+  const auto axis = static_cast<int64_t>(rows.size());
+  if (axis == mesh_.num_axes()) {
+    return std::ranges::any_of(precedences_, [&](const Precedence& precedence) {
+      return is_legal(composition(rows, precedence));
+    });
+  }
+  for (const RowNumber number : rows_of_[axis]) {
+    if (places_as(row(number), wanted, axis, call_) && may_follow(rows, number)) {
+      rows.push_back(number);
+      if (contains(wanted, rows)) {
+        return true;
+      }
+      rows.pop_back();
+    }
+  }
+  return false;
 }
 
 }  // namespace funcol

@@ -53,6 +53,9 @@ class Candidates {
   // The first legal composition that moves no input.
   std::optional<Composition> unmoved() const;
 
+  // Whether a legal composition has the placements of `wanted`, in any shard order. Masks are all alike.
+  bool contains(const Composition& wanted) const;
+
  private:
   // Whether two rows may stand on two axes of one composition.
   enum class Mixing : uint8_t { kNever, kWithASingleRank, kAlways };
@@ -67,6 +70,7 @@ class Candidates {
   void find_groups();
   std::optional<Composition> unmoved(std::vector<RowNumber>& rows,
                                      const std::vector<const Precedence*>& precedences) const;
+  bool contains(const Composition& wanted, std::vector<RowNumber>& rows) const;
 
   const OpCall& call_;
   const Rows& given_;

@@ -7,6 +7,8 @@
 #include <string_view>
 #include <utility>
 
+#include "propagation/candidates.h"
+
 namespace funcol {
 namespace {
 
@@ -166,6 +168,17 @@ OutputSharding Propagator::propagate(const OpSchema& schema, const Rows& rows) c
         "Redistribute them first, or use the operator that returns a new tensor.");
   }
   return to_sharding(schema, rows, std::move(*choice));
+}
+
+bool Propagator::allows(const OpSchema& schema, const Rows& rows, const OutputSharding& sharding) const {
+  check_rows(schema, rows);
+  Composition wanted{{}, sharding.inputs};
+  for (const auto& output : sharding.outputs) {
+    wanted.outputs.push_back(output ? std::optional(output->layout) : std::nullopt);
+  }
+  const auto operands = operands_of(schema);
+  const auto required = required_outputs(schema);
+  return Candidates(schema.call, rows, schema.mesh, operands, required).contains(wanted);
 }
 
 std::vector<OutputSharding> Propagator::strategies(const OpSchema& schema) const {

@@ -133,6 +133,14 @@ std::optional<int64_t> dim_of_shard(py::handle object) {
              : std::nullopt;
 }
 
+Placement to_placement_or_norm(py::handle object) {
+  if (py::type::handle_of(object).is(imported<"torch.distributed.tensor._ops._math_ops", "_NormPartial">())) {
+    const auto order = attribute<"norm_type">(object);
+    return Placement::norm_partial({order.cast<double>(), PyLong_Check(order.ptr()) != 0});
+  }
+  return to_placement(object);
+}
+
 std::vector<Placement> to_placements(py::handle object) {
   if (PyUnicode_Check(object.ptr())) {
     return parse_placements(object.cast<std::string>());

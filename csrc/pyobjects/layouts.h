@@ -19,6 +19,9 @@ namespace funcol::python {
 // the address of its mask_buffer. A Shard keeps a negative dim: make_layout() counts it from 0.
 Placement to_placement(py::handle object);
 
+// The same, and the values of norm partials, which PyTorch's rules make and take.
+Placement to_placement_or_norm(py::handle object);
+
 // The dim of a Shard; nothing for other objects.
 std::optional<int64_t> dim_of_shard(py::handle object);
 

@@ -30,6 +30,18 @@ namespace {
 
 constexpr const char* kOp = "propagate_op_sharding";
 
+Layout read_layout_as_pytorch(py::handle spec) {
+  Layout layout;
+  for (const auto& placement : attribute<"placements">(spec).cast<py::tuple>()) {
+    layout.placements.push_back(to_placement_or_norm(placement));
+  }
+  layout.order = to_shard_order(attribute<"shard_order">(spec));
+  if (layout.order.empty()) {
+    layout.order = default_shard_order(layout.placements);
+  }
+  return layout;
+}
+
 std::vector<int64_t> sizes_or_strides(py::handle tuple) {
   std::vector<int64_t> numbers;
   TORCH_CHECK_NOT_IMPLEMENTED(read_ints(tuple, numbers), "funcol::", kOp, ": a symbolic size.");
@@ -89,7 +101,7 @@ std::unique_ptr<Operator> describe(const c10::OperatorHandle& handle) {
 // Reads the arguments one after another.
 class Reader {
  public:
-  explicit Reader(PythonSchema& schema) : schema_(schema) {}
+  Reader(PythonSchema& schema, Reading reading) : schema_(schema), reading_(reading) {}
 
   // `stays`: the argument's tensors cannot move.
   Argument read(py::handle object, bool stays) {
@@ -146,7 +158,8 @@ class Reader {
     if (!schema_.mesh) {
       schema_.mesh = attribute<"mesh">(spec);
     }
-    auto layout = read_layout(spec, meta, schema_.op->name);
+    auto layout = reading_ == Reading::kAsPyTorch ? read_layout_as_pytorch(spec)
+                                                  : read_layout(spec, meta, schema_.op->name);
     if (has_strided_shards(layout) && !schema_.strided_as_order) {
       schema_.strided_as_order = compat::strided_shards_stand_for_order(spec);
     }
@@ -165,6 +178,7 @@ class Reader {
   }
 
   PythonSchema& schema_;
+  Reading reading_;
 };
 
 // An in-place operator returns arguments that it writes to: their layouts are those of the results. Layouts
@@ -311,14 +325,16 @@ Spec read_spec(py::handle spec) {
   return {std::move(meta), std::move(layout)};
 }
 
-PythonSchema read_op_schema(py::handle op_schema, bool moves_keywords) {
+Spec read_spec_as_pytorch(py::handle spec) { return {read_meta(spec), read_layout_as_pytorch(spec)}; }
+
+PythonSchema read_op_schema(py::handle op_schema, bool moves_keywords, Reading reading) {
   PythonSchema schema;
   schema.op = &to_operator(attribute<"op">(op_schema));
   schema.call.op = schema.op->name;
   const auto args = attribute<"args_schema">(op_schema).cast<py::sequence>();
   const auto kwargs = attribute<"kwargs_schema">(op_schema).cast<py::dict>();
   const auto& arguments = schema.op->handle.schema().arguments();
-  Reader reader(schema);
+  Reader reader(schema, reading);
   size_t num_read = 0;
   for (size_t i = 0; i < arguments.size(); ++i) {
     const auto& argument = arguments[i];

@@ -35,6 +35,9 @@ Layout read_layout(py::handle spec, const TensorMeta& meta, const std::string& w
 
 // The value of a DTensorSpec with tensor_meta. Raises what read_op_schema() raises.
 Spec read_spec(py::handle spec);
+// The same, with norm partials and with partials that do not commute, as PyTorch's rules take them. The shard
+// order is not checked.
+Spec read_spec_as_pytorch(py::handle spec);
 
 // A tensor of a schema, as Python's objects.
 struct TensorSpec {
@@ -53,10 +56,15 @@ struct PythonSchema {
   bool strided_as_order = false;               // a strided shard among the tensors stands for a shard order
 };
 
+enum class Reading {
+  kStrict,     // as read_spec() does
+  kAsPyTorch,  // as read_spec_as_pytorch() does
+};
+
 // Reads an OpSchema whose tensors are DTensorSpecs. NotImplementedError for symbolic sizes and numbers,
 // placements of unknown kinds, and arguments of other types. ValueError for specs without tensor_meta, and
 // for a schema without tensors. Keyword tensors stay where they are unless `moves_keywords`.
-PythonSchema read_op_schema(py::handle op_schema, bool moves_keywords);
+PythonSchema read_op_schema(py::handle op_schema, bool moves_keywords, Reading reading = Reading::kStrict);
 
 // The whole of a schema, or one element of its lists.
 struct Part {

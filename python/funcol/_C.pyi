@@ -704,6 +704,15 @@ class PropagationEngine:
         assemble: Callable[[Any, list[Any]], Any],
         remember: bool,
     ) -> Any: ...
+    def propagate_as_pytorch(
+        self,
+        op_schema: Any,
+        rule_of: Callable[[Any, int | None], Any],
+        otherwise: Callable[[Any, str], Any],
+        assemble: Callable[[Any, list[Any]], Any],
+        has_rule: bool,
+        remember: bool,
+    ) -> Any: ...
     def strategies(
         self, op_schema: Any, rows_of: Callable[[Any], Any]
     ) -> list[list[tuple[list[Any], list[Any], list[float], bool]]] | None: ...

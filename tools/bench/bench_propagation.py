@@ -1,8 +1,8 @@
 """Times sharding propagation: PyTorch's propagator (stock) and funcol's.
 
 Table 1, a decision that is not cached and one that is, by operator and number of mesh axes, in
-microseconds; table 2, one transformer block forward and backward on large meshes, in milliseconds. See
-docs/performance.md.
+microseconds; table 2, one transformer block forward and backward on large meshes, in milliseconds; table 3,
+the same under funcol.install(), also with partial activations. See docs/performance.md.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ import torch.testing._internal.distributed.fake_pg
 from measure import describe, mark, say
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import _redistribute as stock_redistribute
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._op_schema import OpSchema
 from torch.distributed.tensor.placement_types import Placement
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from funcol import _C
+import funcol
+from funcol import _C, dropin
 from funcol.sharding import ShardingPropagator
 
 aten = torch.ops.aten
@@ -287,6 +289,64 @@ def bench_blocks(stock_too: bool) -> Iterator[dict[str, Any]]:
         yield record
 
 
+# Cold blocks under install()
+
+PARTIAL_BLOCK_LIMITS = {(32,): 0.1, (32, 16): 0.2, (8, 8, 8): 0.4}
+
+
+def bench_partial_blocks(rounds: int) -> Iterator[dict[str, Any]]:
+    """Seconds of a whole block, forward and backward, with nothing remembered, under ``funcol.install()``.
+    ``partial``: the activations come as partial sums along the last axis. ``whole``: they are replicated
+    there, and only the block makes partial sums."""
+    with funcol.installed():
+        for shape, limit in PARTIAL_BLOCK_LIMITS.items():
+            mesh = init_device_mesh("cpu", shape)
+            record: dict[str, Any] = {"mesh": "x".join(map(str, shape)), "limit": limit}
+            for name, last in (("partial", Partial()), ("whole", Replicate())):
+                for when in ("cold", "warm"):
+                    record[f"{name}_{when}"] = min(
+                        seconds_of_block(mesh, last, when == "cold") for _ in range(rounds)
+                    )
+            counts = dropin.decision_counts()
+            reasons = {reason for of_operator in counts.values() for reason in of_operator} - {"C++"}
+            record["left"] = sum(
+                of_operator.get(reason, 0) for of_operator in counts.values() for reason in reasons
+            )
+            yield record
+
+
+def seconds_of_block(mesh: DeviceMesh, last: Placement, is_cold: bool) -> float:
+    block, x = block_on(mesh)
+    x = shard(torch.empty(x.shape, device="meta"), mesh, (*x.placements[:-1], last)).requires_grad_()
+    if is_cold:
+        dropin.forget_decision_counts()
+        DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
+        _C.forget_served_calls()
+        forget_native()
+        stock_redistribute._gen_transform_infos.cache_clear()
+    begin = time.perf_counter()
+    block(x).sum().backward()
+    return time.perf_counter() - begin
+
+
+def print_partial_blocks(records: list[dict[str, Any]]) -> int:
+    line = "{:<10}{:>14}{:>14}{:>14}{:>14}{:>10}   {}"
+    say("\nAll of such a block under install(), activations partial or whole: ms; decisions left to PyTorch")
+    say(
+        line.format(
+            "mesh", "partial cold", "whole cold", "partial warm", "whole warm", "left", "limit of cold"
+        )
+    )
+    missed = 0
+    for record in records:
+        sides = ("partial_cold", "whole_cold", "partial_warm", "whole_warm")
+        times = (f"{1e3 * record[side]:.1f}" for side in sides)
+        met = max(record["partial_cold"], record["whole_cold"]) <= record["limit"]
+        missed += not met
+        say(line.format(record["mesh"], *times, record["left"], f"{1e3 * record['limit']:.0f} {mark(met)}"))
+    return missed
+
+
 def forget_native() -> None:
     """Empties the dispatcher's own cache, where it has one."""
     clear = getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", None)
@@ -327,6 +387,8 @@ def main() -> None:
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=512)
     result["blocks"] = list(bench_blocks(not args.no_stock_blocks))
     missed += print_blocks(result["blocks"])
+    result["partial_blocks"] = list(bench_partial_blocks(args.repeat))
+    missed += print_partial_blocks(result["partial_blocks"])
     say(f"\n{missed} limits missed")
     if args.json is not None:
         args.json.write_text(json.dumps(result, indent=2) + "\n")

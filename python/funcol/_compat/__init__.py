@@ -216,17 +216,6 @@ def has_rules_of_an_axis(propagator: Any) -> bool:
     return len(getattr(propagator, "op_single_dim_strategy_funcs", ())) > 1000
 
 
-def decides_for_whole_mesh(propagator: Any, op: Any) -> bool:
-    """Whether ``propagator`` has a rule of the whole mesh for ``op`` that may decide otherwise than axis by
-    axis, because it follows the placements of the first tensor, or is right for some sizes only. PyTorch's
-    rules for views and ``stack`` decide as axis by axis. The operator may have a rule of one axis, too.
-    """
-    rule = propagator.op_strategy_funcs.get(op)
-    return rule is not None and not (
-        is_own_rule(rule) and (rule.__module__.endswith("._view_ops") or rule.__name__ == "stack_strategy")
-    )
-
-
 _KEEPS_SCHEMAS = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15)
 
 
@@ -257,6 +246,33 @@ def is_own_rule(rule: Any) -> bool:
     function = getattr(rule, "func", rule) if type(rule).__name__ == "_SingleDimStrategyInfo" else rule
     module = getattr(function, "__module__", None) or ""
     return isinstance(function, FunctionType) and module.startswith("torch.distributed.tensor._ops.")
+
+
+def decides_for_whole_mesh(propagator: Any, op: Any) -> bool:
+    """Whether ``propagator`` has a rule of the whole mesh for ``op`` that may decide otherwise than axis by
+    axis, because it follows the placements of the first tensor, or is right for some sizes only. PyTorch's
+    rules for views and ``stack`` decide as axis by axis. The operator may have a rule of one axis, too.
+    """
+    rule = propagator.op_strategy_funcs.get(op)
+    return rule is not None and not has_one_way(rule)
+
+
+def has_one_way(strategy: Any) -> bool:
+    """Whether a rule of the whole mesh is PyTorch's for views or ``stack``, which gives one way to run a
+    call."""
+    return is_own_rule(strategy) and (
+        strategy.__module__.endswith("._view_ops") or strategy.__name__ == "stack_strategy"
+    )
+
+
+def operator_of_elements(op: Any) -> Any:
+    """The operator whose rule PyTorch asks for an element of the lists of ``op``, such as ``add.Tensor`` for
+    ``_foreach_add.List``."""
+    from torch.distributed.tensor._ops import single_dim_strategy
+
+    resolve = getattr(single_dim_strategy, "_resolve_foreach_elementwise_overload", None)
+    resolved = None if resolve is None else resolve(op)
+    return op if resolved is None else resolved
 
 
 def candidates_in_order(propagator: Any) -> Callable[[], None]:

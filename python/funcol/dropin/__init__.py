@@ -34,6 +34,8 @@ from .. import _C
 from ..collectives import async_tensor, errors, functions, tracing
 from ..compiled import remaps
 from . import patching, results, spmd_types
+from .decision_counts import decision_counts as decision_counts
+from .decision_counts import forget_decision_counts as forget_decision_counts
 from .kernels import KernelsInPlace
 from .operator_counts import forget_operator_counts as forget_operator_counts
 from .operator_counts import operator_counts as operator_counts

@@ -4,52 +4,22 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSchema, OutputSharding, TupleStrategy
 from torch.distributed.tensor._sharding_prop import ShardingPropagator as StockPropagator
 from torch.distributed.tensor.placement_types import _MaskPartial
 
 from .. import _C, _compat
-from ..redistribution.specs import has_own_order, has_symbols
+from ..redistribution.specs import has_symbols
 from ..sharding.op_schemas import specs_in, with_replicated, with_specs
 from ..sharding.propagation import ShardingPropagator
-from . import writes
-
-# For these operators, PyTorch's choice among decisions of equal cost, or among decisions that no rows of one
-# axis give, differs from funcol's: PyTorch decides.
-_DECIDED_BY_PYTORCH = {
-    torch.ops.aten.index_add.default,
-    torch.ops.aten.mv.default,
-    torch.ops.aten.native_group_norm_backward.default,
-    torch.ops.aten.repeat.default,
-    torch.ops.aten.softplus_backward.default,
-    torch.ops.aten.stack.default,
-}
-
-
-# For partial sums, PyTorch's rule and funcol's agree on these operators.
-_SAME_FOR_SUMS = {
-    torch.ops.aten.alias.default,
-    torch.ops.aten.clone.default,
-    torch.ops.aten.detach.default,
-    torch.ops.aten.expand.default,
-    torch.ops.aten.mm.default,
-    torch.ops.aten.neg.default,
-    torch.ops.aten.permute.default,
-    torch.ops.aten.t.default,
-    torch.ops.aten.transpose.int,
-    torch.ops.aten.unsqueeze.default,
-    torch.ops.aten.view.default,
-    torch.ops.aten._unsafe_view.default,
-}
-
+from . import pytorch_rules, writes
+from .decision_counts import count_decision
 
 # PyTorch's rule for these operators does not end where several sizes are 0.
 _RESHAPES = {
@@ -63,11 +33,12 @@ _RESHAPES = {
 class DropinPropagator(ShardingPropagator):
     """Decides as PyTorch's propagator ``base`` does: programs count on where results are.
 
-    C++ decides where both are known to agree: in minors whose rules are of one mesh axis, for operators with
-    such a rule in both, tensors that are replicated or plain shards, and sizes that every number of shards
-    divides. C++ decides also where ``base`` has no rule. Else ``base`` decides, and is followed unless its
-    decision contradicts the operator's rule, that is, gives wrong numbers. Both price redistribution as
-    DTensor does. Rules are those of ``base`` at any time; rules that are registered here go there.
+    C++ decides in minors whose rules are of one mesh axis. It asks ``base`` for the rule of the call,
+    composes its rows over all axes and prices redistribution as DTensor does, so that the decision is that of
+    ``base``, ties included. It is followed unless it contradicts the operator's rule in C++, that is, gives
+    wrong numbers; then that rule decides, as it does for operators for which ``base`` has no rule. What C++
+    cannot compose is left to ``base``: :func:`funcol.dropin.decision_counts` counts it. Rules are those of
+    ``base`` at any time; rules that are registered here go there.
     """
 
     _moves_keywords = True
@@ -81,7 +52,7 @@ class DropinPropagator(ShardingPropagator):
             name: {op: rule for op, rule in getattr(base, name).items() if _compat.is_own_rule(rule)}
             for name in _compat.rule_tables(base)
         }
-        self._agreeing = functools.lru_cache(maxsize=8192)(self._decide_with_base)
+        self._remembered_otherwise = functools.lru_cache(maxsize=8192)(self._decide_otherwise)
 
     def register_sharding_prop_rule(self, *args: Any, **kwargs: Any) -> None:
         self._base.register_sharding_prop_rule(*args, **kwargs)
@@ -93,7 +64,7 @@ class DropinPropagator(ShardingPropagator):
 
     def cache_clear(self) -> None:
         super().cache_clear()
-        self._agreeing.cache_clear()
+        self._remembered_otherwise.cache_clear()
         _C.forget_served_calls()
 
     def _forget_rules(self, op: OpOverload) -> None:
@@ -105,36 +76,54 @@ class DropinPropagator(ShardingPropagator):
         op_schema = self._named(op_schema)
         if op in self._own_rows or op is torch.ops.aten._local_scalar_dense.default:
             return super()._propagate(op_schema, remember)
-        if op in _RESHAPES and self._has_rule(op) and _holds_nothing(op_schema):
+        has_rule = self._has_rule(op)
+        if has_rule and op in _RESHAPES and _holds_nothing(op_schema):
             return super()._propagate(op_schema, remember)
-        if self._knows_alone(op) or (self._agrees_on(op) and _is_plain(op_schema)):
+        otherwise = self._otherwise if remember else self._decide_otherwise
+        if has_rule and not _compat.has_rule(self._base, op):
+            # PyTorch would try the parts of the operator on every combination of placements: minutes for
+            # attention with a mask.
             try:
                 return super()._propagate(op_schema, remember)
             except IndexError:  # a dim that is not there: PyTorch says so, now or as the operator runs
-                pass
+                return otherwise(op_schema, "metas")
             except ValueError:
                 if not writes.writes_to_first(op):
                     raise
-        if remember and not _has_symbols(op_schema):
-            return self._agreeing(op_schema)
+                return otherwise(op_schema, "write")
+        if not self._agrees:
+            return otherwise(op_schema, "minor")
+        try:
+            sharding: OutputSharding = self._engine.propagate_as_pytorch(
+                op_schema, self._rule_of, otherwise, self._assemble, has_rule, remember
+            )
+        except pytorch_rules.RefusedError:
+            return otherwise(op_schema, "refused")
+        return sharding
+
+    def _rule_of(self, op_schema: OpSchema, index: int | None) -> Any:
+        return pytorch_rules.rule_of(self._base, op_schema, index)
+
+    def _assemble(self, op_schema: OpSchema, elements: list[Any]) -> OutputSharding:
+        count_decision(op_schema.op, "C++")
+        return super()._assemble(op_schema, elements)
+
+    def _otherwise(self, op_schema: OpSchema, reason: str) -> OutputSharding:
+        if _has_symbols(op_schema):
+            return self._decide_otherwise(op_schema, reason)
+        return self._remembered_otherwise(op_schema, reason)
+
+    def _decide_otherwise(self, op_schema: OpSchema, reason: str) -> OutputSharding:
+        """The decision of ``base``, or, where ``base`` raises an error, that of the rule in C++."""
+        count_decision(op_schema.op, reason)
+        if reason == "refused" and self._has_rule(op_schema.op):
+            return self._decide_where_base_refuses(op_schema)
         return self._decide_with_base(op_schema)
-
-    def _agrees_on(self, op: OpOverload) -> bool:
-        return self._agrees and self._has_rule(op) and not _compat.decides_for_whole_mesh(self._base, op)
-
-    def _knows_alone(self, op: OpOverload) -> bool:
-        """Whether C++ has a rule for ``op`` where PyTorch has none.
-
-        PyTorch would try the parts of the operator on every combination of placements: minutes for attention
-        with a mask.
-        """
-        return self._has_rule(op) and not _compat.has_rule(self._base, op)
 
     def _has_rule(self, op: OpOverload) -> bool:
         """A rule in C++, in the place of PyTorch's own."""
         return (
             _C.has_rule(op.name())  # type: ignore[no-untyped-call]
-            and op not in _DECIDED_BY_PYTORCH
             and torch.Tag.inplace_view not in op.tags  # which make the tensor another one
             and all(getattr(self._base, name).get(op) is rules.get(op) for name, rules in self._rules.items())
         )
@@ -145,15 +134,7 @@ class DropinPropagator(ShardingPropagator):
         except Exception:  # wrong rules raise anything: KeyError, AssertionError
             if not self._has_rule(op_schema.op) or _has_symbols(op_schema):
                 raise
-            try:
-                return super()._propagate(op_schema, remember=False)
-            except ValueError:
-                through = (
-                    self._written_through(op_schema) if op_schema.op in writes.TO_CHOSEN_ELEMENTS else None
-                )
-                if through is None:
-                    raise
-                return through
+            return self._decide_where_base_refuses(op_schema)
         self._adjust_what_stock_left(theirs, op_schema)
         contradicts = (
             self._has_rule(op_schema.op)
@@ -171,6 +152,15 @@ class DropinPropagator(ShardingPropagator):
                         raise
                     return self._written_through(op_schema)
         return theirs
+
+    def _decide_where_base_refuses(self, op_schema: OpSchema) -> OutputSharding:
+        try:
+            return super()._propagate(op_schema, remember=False)
+        except ValueError:
+            through = self._written_through(op_schema) if op_schema.op in writes.TO_CHOSEN_ELEMENTS else None
+            if through is None:
+                raise
+            return through
 
     def _written_through(self, op_schema: OpSchema) -> OutputSharding:
         """The decision to run an operator that writes to its first tensor on a copy, which
@@ -246,47 +236,6 @@ def _holds_nothing(op_schema: OpSchema) -> bool:
 
 def _has_symbols(op_schema: OpSchema) -> bool:
     return any(map(has_symbols, _specs(op_schema)))
-
-
-def _is_plain(op_schema: OpSchema) -> bool:
-    """Whether all tensors are replicated or plain shards, of sizes that divide evenly however they are cut;
-    or partial sums, where an operator takes these as they are."""
-    specs = _specs(op_schema)
-    if not specs:
-        return False
-    numbers = _numbers_of_shards(tuple(specs[0].mesh.shape))
-    for spec in specs:
-        assert spec.tensor_meta is not None
-        sizes = spec.tensor_meta.shape
-        if not all(type(size) is int and size and _is_even(size, numbers) for size in sizes):
-            return False
-        lengths = list(sizes)
-        for axis, placement in enumerate(spec.placements):
-            if type(placement) is Shard:
-                lengths[placement.dim], rest = divmod(lengths[placement.dim], spec.mesh.size(axis))
-                if rest:
-                    return False
-            elif type(placement) is Partial:
-                if placement.reduce_op != "sum" or op_schema.op not in _SAME_FOR_SUMS:
-                    return False
-            elif type(placement) is not Replicate:
-                return False
-        if has_own_order(spec):
-            return False
-    return True
-
-
-@functools.cache
-def _numbers_of_shards(mesh_shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Into how many shards a dim may be cut: by some of the axes, or by all."""
-    axes = range(1, len(mesh_shape) + 1)
-    cuts = (math.prod(some) for count in axes for some in itertools.combinations(mesh_shape, count))
-    return tuple(sorted(set(cuts)))
-
-
-def _is_even(size: int, numbers: tuple[int, ...]) -> bool:
-    """Whether each of ``numbers`` divides ``size``, or exceeds it: then the dim is not cut."""
-    return all(size % number == 0 or size < number for number in numbers)
 
 
 def _specs(op_schema: OpSchema) -> list[DTensorSpec]:

@@ -1,0 +1,135 @@
+// The decisions of DecisionEngine that are PyTorch's own.
+#include <torch/csrc/Exceptions.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "dtensor/alike_parts.h"
+#include "dtensor/decided_specs.h"
+#include "dtensor/decisions.h"
+#include "dtensor/pytorch_rules.h"
+#include "metas/output_metas.h"
+#include "propagation/pytorch_plans.h"
+#include "propagation/rule.h"
+#include "pyobjects/attributes.h"
+#include "pyobjects/layouts.h"
+
+namespace funcol::python {
+namespace {
+
+// Whether PyTorch plans redistributions of all tensors on so few axes that C++ has prices for them.
+bool has_prices(const PythonSchema& schema) {
+  return attribute<"ndim">(schema.mesh).cast<size_t>() <= PyTorchPlans::kMostAxes ||
+         std::ranges::all_of(schema.layouts, [](const Layout& layout) {
+           return is_default(layout.order) && !has_strided_shards(layout);
+         });
+}
+
+// Whether rules in C++ know the layouts: no norms, and partials that commute.
+bool knows_layout(const Layout& layout) {
+  const auto& placements = layout.placements;
+  return std::ranges::all_of(placements, [&](const Placement& a) {
+    return !a.is_partial() || (!a.is_norm() && std::ranges::all_of(placements, [&](const Placement& b) {
+                                 return !b.is_partial() || commute(a, b);
+                               }));
+  });
+}
+
+bool fill_outputs(OpCall& call) {
+  try {
+    call.outputs = output_metas(call);
+    return true;
+  } catch (const c10::Error&) {
+  } catch (python_error&) {
+  } catch (py::error_already_set&) {
+  }
+  return false;
+}
+
+}  // namespace
+
+py::object DecisionEngine::propagate_as_pytorch(py::handle op_schema, py::handle rule_of, py::handle otherwise,
+                                                py::handle assemble, bool has_rule, bool remember) {
+  PythonSchema schema;
+  try {
+    schema = read_op_schema(op_schema, moves_keywords_, Reading::kAsPyTorch);
+  } catch (const c10::Error&) {
+    return otherwise(op_schema, "value");
+  }
+  DecisionKey key;
+  if (remember) {
+    key = decision_key(op_schema, schema, has_rule);
+    if (const auto* known = decisions_.get(key)) {
+      ++num_hits_;
+      return *known;
+    }
+    ++num_misses_;
+  }
+  auto decided = has_prices(schema)
+                     ? decide_as_pytorch(op_schema, schema, rule_of, otherwise, assemble, has_rule)
+                     : otherwise(op_schema, "axes");
+  if (remember) {
+    decisions_.put(std::move(key), decided);
+  }
+  return decided;
+}
+
+py::object DecisionEngine::decide_as_pytorch(py::handle op_schema, const PythonSchema& schema,
+                                             py::handle rule_of, py::handle otherwise, py::handle assemble,
+                                             bool has_rule) {
+  py::list elements;
+  std::vector<Part> parts;
+  try {
+    parts = parts_of(schema);
+  } catch (const c10::ValueError&) {  // tensors of several meshes
+    return otherwise(op_schema, "refused");
+  }
+  AlikeParts decided(parts);
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (const auto same = decided.added_like(i)) {
+      elements.append(with_own_outputs(elements[*same].cast<py::tuple>()));
+      continue;
+    }
+    const auto rule = rule_of(op_schema, schema.op->is_per_element ? py::cast(i) : py::object(py::none()));
+    if (PyUnicode_Check(rule.ptr())) {
+      return otherwise(op_schema, rule);
+    }
+    auto element = part_as_pytorch(op_schema, schema, parts[i], rule, has_rule);
+    if (const auto* reason = std::get_if<Reason>(&element)) {
+      return otherwise(op_schema, *reason);
+    }
+    elements.append(std::get<py::tuple>(element));
+    decided.add(i);
+  }
+  return assemble(op_schema, elements);
+}
+
+std::variant<py::tuple, Reason> DecisionEngine::part_as_pytorch(py::handle op_schema, const PythonSchema& schema,
+                                                                Part& part, py::handle rule, bool has_rule) {
+  if (!fill_outputs(part.schema.call)) {
+    return "metas";
+  }
+  MaskObjects masks;
+  auto choice = pytorchs_choice(op_schema, schema, part, rule, masks);
+  if (auto* const reason = std::get_if<Reason>(&choice)) {
+    return std::move(*reason);
+  }
+  auto& sharding = std::get<OutputSharding>(choice);
+  const auto* const own = has_rule ? find_rule(part.schema.call.op) : nullptr;
+  if (own == nullptr || !std::ranges::all_of(part.schema.layouts, knows_layout) ||
+      !std::ranges::all_of(sharding.inputs, knows_layout)) {
+    return decided_specs(schema, part, sharding, masks);
+  }
+  try {
+    const auto rows = (*own)(part.schema.call);
+    if (propagator_.allows(part.schema, rows, sharding)) {
+      return decided_specs(schema, part, sharding, masks);
+    }
+    return decided_specs(schema, part, propagator_.propagate(part.schema, rows), {});
+  } catch (const std::invalid_argument&) {
+    return "write";
+  }
+}
+
+}  // namespace funcol::python

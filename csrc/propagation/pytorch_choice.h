@@ -1,0 +1,81 @@
+// PyTorch's choice among the compositions of the rows that its own rule gives for one mesh axis.
+//
+// compose.h chooses for funcol; this file chooses as a program finds it without funcol, tie for tie. PyTorch
+// lists the full product of the rows, prices every composition and takes one; here a search finds the same one.
+// PyTorch's counterparts: expand_to_full_mesh_op_strategy (torch.distributed.tensor._ops.utils) and
+// _select_min_cost_strategy (torch.distributed.tensor._sharding_prop).
+//
+// Worked case, add of two f32[8, 8] on one axis of 2 ranks, "S0" and "P(sum)", rows R <- R,R; S0 <- S0,S0;
+// S1 <- S1,S1; P <- P,P. The second row costs a reduce_scatter of the second tensor, the third an exchange and
+// a reduce_scatter, the first a gather and an all_reduce. The fourth has no price: PyTorch makes no partials of
+// shards by itself. The choice is S0 <- S0,S0.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "layout/layout.h"
+#include "propagation/rule.h"
+
+namespace funcol {
+
+// A tensor of the call: a positional one, or a keyword tensor, those of out= among them.
+struct PyTorchOperand {
+  TensorMeta meta;
+  Layout source;
+  bool strided_as_order = false;  // strided shards of the source stand for a shard order
+  bool is_positional = true;      // moves of keyword tensors are priced, but a tie does not ask for them
+  bool is_elsewhere = false;      // on another mesh: it stays, whatever the rows say
+};
+
+struct PyTorchQuestion {
+  Mesh mesh;
+  std::vector<PyTorchOperand> operands;  // in the order of Row::inputs
+  size_t num_outputs = 0;
+
+  // The rows in the order of the rule. Where none is all Replicate, that row is added in front.
+  std::vector<Row> rows;
+  // The split factors for which a row with any_shard() stands, in PyTorch's order. Without any, no tensor of
+  // the call is sharded, and such rows stand for nothing.
+  std::vector<int64_t> split_factors;
+  bool strided_as_order = false;  // strided shards in rows stand for a shard order
+  // Outputs without a tensor, such as gradients that were not asked for.
+  std::vector<bool> lacks_output;
+  // Operands that keep their placements may leave ranks without elements.
+  bool allows_uneven = false;
+
+  bool is_in_place = false;  // the first operand stays, and the first output is held as it is
+  std::vector<std::optional<std::vector<Placement>>> required;  // of outputs given by out=; may be short
+  // Whether a composition without moves is preferred among those that cost nothing; PyTorch asks this for an
+  // operator on tensors, but not for the elements of lists.
+  bool prefers_unmoved = true;
+  // Whether PyTorch's filter accepts a composition, a row for each mesh axis. Null for all.
+  std::function<bool(const std::vector<Row>&)> accepts;
+};
+
+struct PyTorchChoice {
+  std::vector<Row> rows;      // of each mesh axis
+  std::vector<double> costs;  // of each operand; kImpossible where PyTorch has no price
+};
+
+// Nothing if no composition is legal, or if PyTorch would raise an error while it lists them:
+//
+// - A tensor is Partial in one way only; sum and avg may meet.
+// - Every rank holds a part of each sharded operand, unless it keeps its placements and `allows_uneven`.
+// - An output has placements on all axes, or on none.
+// - `is_in_place`, `required` and `accepts` hold.
+//
+// The choice:
+//
+// 1. if `prefers_unmoved`, the last composition, in the order of the full product, that costs nothing and
+//    keeps all positional operands;
+// 2. else the first one of the least total cost, summed in the order of the operands. If all are impossible,
+//    the first one.
+//
+// Best-first search as in compose.h: a node has rows for the first axes; its bound adds up the least costs of
+// each operand's layouts that begin so. Sums are rounded as PyTorch's, so that ties are PyTorch's ties.
+std::optional<PyTorchChoice> pytorch_choice(const PyTorchQuestion& question);
+
+}  // namespace funcol

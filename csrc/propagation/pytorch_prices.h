@@ -1,0 +1,58 @@
+// PyTorch's costs of redistributing one tensor to the layouts that the rows of a rule ask for.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "planner/dtensor_costs.h"
+#include "propagation/pytorch_choice.h"
+#include "propagation/pytorch_plans.h"
+
+namespace funcol {
+
+using PyTorchRowNumber = int32_t;
+
+// Whether PyTorch takes both placements as equal.
+bool is_same_for_pytorch(const Placement& a, const Placement& b);
+
+// Whether the operand costs nothing in its own placements: in rows they have the default shard order.
+bool stays_for_free(const PyTorchOperand& operand, bool strided_as_order);
+
+// The costs of an operand in every layout that the rows make, and for each prefix, that is, rows of the first
+// axes, the least cost of a layout that begins so. All are priced at once; operands with more than kMostPriced
+// layouts are priced one by one, and their prefixes cost 0 at least.
+class PyTorchPrices {
+ public:
+  static constexpr size_t kMostPriced = size_t{1} << 17;
+
+  // `placements[row]` is the operand's placement in each row, whose strided shards stand for an order if
+  // `strided_as_order`. `rings` outlives this.
+  PyTorchPrices(const PyTorchOperand& operand, std::vector<Placement> placements, bool strided_as_order,
+                const std::vector<RingAxis>& rings);
+
+  bool is_of(const PyTorchOperand& operand, const std::vector<Placement>& placements) const;
+
+  // A lower bound that is never above the cost of a layout with these rows, the cost itself for all axes.
+  double at_least(std::span<const PyTorchRowNumber> rows) const;
+
+ private:
+  void find_columns();
+  void price_all();
+  double price(const std::vector<Placement>& target) const;
+  bool is_made_of_shards(const std::vector<Placement>& target) const;
+
+  PyTorchOperand operand_;
+  std::vector<Placement> placements_;
+  bool strided_as_order_;
+  const std::vector<RingAxis>& rings_;
+  bool is_free_ = false;                          // nothing costs anything
+  std::unique_ptr<PyTorchPlans> plans_;           // where PyTorch does not plan greedily
+  std::vector<std::vector<Placement>> columns_;   // of each axis: placements with costs of their own
+  std::vector<std::vector<uint32_t>> column_of_;  // [axis][row]
+  std::vector<std::vector<double>> least_;        // [number of rows][prefix], the last axis fastest
+};
+
+}  // namespace funcol

@@ -49,8 +49,8 @@ TEST(Unwaited, CountsACollectiveUntilItIsWaitedFor) {
 }
 
 TEST(Unwaited, KeepsCountingACollectiveThatWasDropped) {
-  pending("dropped", done()).reset();
-  EXPECT_EQ(count("dropped"), 1);
+  pending("dropped by its caller", done()).reset();
+  EXPECT_EQ(count("dropped by its caller"), 1);
 }
 
 TEST(Unwaited, DoesNotCountACollectiveWhoseErrorWasSeen) {

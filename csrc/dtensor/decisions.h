@@ -41,11 +41,11 @@ class DecisionEngine {
   py::object propagate(py::handle op_schema, py::handle rows_of, py::handle whole, py::handle assemble,
                        bool remember);
 
-  // PyTorch's own decision. `rule_of(op_schema, index)` gives its rule for an element of the lists, or for the
-  // whole call (None): an AxisRule or a WholeRule, or the reason for which C++ cannot compose it. `otherwise(
-  // op_schema, reason)` then decides, as it does where C++ has no values for the schema or an output, and
-  // where PyTorch would raise an error. With `has_rule`, PyTorch's decision is followed only if the rule in C++
-  // allows it; else C++ decides by that rule.
+  // PyTorch's own decision. `rule_of(op_schema, index)` gives its rule for an element of the lists, or for
+  // the whole call (None): an AxisRule or a WholeRule, or the reason for which C++ cannot compose it.
+  // `otherwise( op_schema, reason)` then decides, as it does where C++ has no values for the schema or an
+  // output, and where PyTorch would raise an error. With `has_rule`, PyTorch's decision is followed only if
+  // the rule in C++ allows it; else C++ decides by that rule.
   py::object propagate_as_pytorch(py::handle op_schema, py::handle rule_of, py::handle otherwise,
                                   py::handle assemble, bool has_rule, bool remember);
 
@@ -70,8 +70,8 @@ class DecisionEngine {
                     py::handle whole, py::handle assemble);
   py::object decide_as_pytorch(py::handle op_schema, const PythonSchema& schema, py::handle rule_of,
                                py::handle otherwise, py::handle assemble, bool has_rule);
-  std::variant<py::tuple, Reason> part_as_pytorch(py::handle op_schema, const PythonSchema& schema, Part& part,
-                                                  py::handle rule, bool has_rule);
+  std::variant<py::tuple, Reason> part_as_pytorch(py::handle op_schema, const PythonSchema& schema,
+                                                  Part& part, py::handle rule, bool has_rule);
 
   Propagator propagator_;
   Decisions decisions_;

@@ -31,8 +31,8 @@ bool knows_layout(const Layout& layout) {
   const auto& placements = layout.placements;
   return std::ranges::all_of(placements, [&](const Placement& a) {
     return !a.is_partial() || (!a.is_norm() && std::ranges::all_of(placements, [&](const Placement& b) {
-                                 return !b.is_partial() || commute(a, b);
-                               }));
+      return !b.is_partial() || commute(a, b);
+    }));
   });
 }
 
@@ -49,8 +49,9 @@ bool fill_outputs(OpCall& call) {
 
 }  // namespace
 
-py::object DecisionEngine::propagate_as_pytorch(py::handle op_schema, py::handle rule_of, py::handle otherwise,
-                                                py::handle assemble, bool has_rule, bool remember) {
+py::object DecisionEngine::propagate_as_pytorch(py::handle op_schema, py::handle rule_of,
+                                                py::handle otherwise, py::handle assemble, bool has_rule,
+                                                bool remember) {
   PythonSchema schema;
   try {
     schema = read_op_schema(op_schema, moves_keywords_, Reading::kAsPyTorch);
@@ -105,8 +106,9 @@ py::object DecisionEngine::decide_as_pytorch(py::handle op_schema, const PythonS
   return assemble(op_schema, elements);
 }
 
-std::variant<py::tuple, Reason> DecisionEngine::part_as_pytorch(py::handle op_schema, const PythonSchema& schema,
-                                                                Part& part, py::handle rule, bool has_rule) {
+std::variant<py::tuple, Reason> DecisionEngine::part_as_pytorch(py::handle op_schema,
+                                                                const PythonSchema& schema, Part& part,
+                                                                py::handle rule, bool has_rule) {
   if (!fill_outputs(part.schema.call)) {
     return "metas";
   }

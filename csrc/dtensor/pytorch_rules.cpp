@@ -17,9 +17,7 @@ namespace {
 
 constexpr const char* kRefused = "refused";
 
-bool is_placeholder(py::handle cell) {
-  return std::string_view(type_name(cell)) == "_ShardingPlaceholder";
-}
+bool is_placeholder(py::handle cell) { return std::string_view(type_name(cell)) == "_ShardingPlaceholder"; }
 
 Placement to_cell(py::handle cell, MaskObjects& masks) {
   if (is_placeholder(cell)) {
@@ -61,7 +59,8 @@ bool needs_pytree(py::handle op_schema) {
 // A part of a call as PyTorch lists its tensors.
 class PyTorchPart {
  public:
-  PyTorchPart(py::handle op_schema, const PythonSchema& whole, const Part& part) : whole_(whole), part_(part) {
+  PyTorchPart(py::handle op_schema, const PythonSchema& whole, const Part& part)
+      : whole_(whole), part_(part) {
     const auto num_args = attribute<"args_schema">(op_schema).cast<py::sequence>().size();
     const auto& args = part.schema.call.args;
     const bool takes_lists = !whole.op->is_per_element && needs_pytree(op_schema);
@@ -206,7 +205,8 @@ bool read_rule(const py::tuple& rule, const Part& part, PyTorchQuestion& questio
 }
 
 // A decision by the rule of the whole mesh, which gives one way.
-std::variant<OutputSharding, Reason> only_way(const Part& part, PyTorchPart& as_listed, const py::tuple& rule) {
+std::variant<OutputSharding, Reason> only_way(const Part& part, PyTorchPart& as_listed,
+                                              const py::tuple& rule) {
   auto& question = as_listed.question();
   const auto inputs = rule[0].cast<py::sequence>();
   const auto output = rule[1].cast<py::sequence>();
@@ -248,8 +248,8 @@ std::variant<OutputSharding, Reason> pytorchs_choice(py::handle op_schema, const
   const py::object accepts = fields[5];
   if (!accepts.is_none()) {
     question.accepts = [&](const std::vector<Row>& rows) {
-      const auto specs = decided_specs(
-          schema, part, sharding_of(part, question, as_listed.numbers(), rows, {}), masks);
+      const auto specs =
+          decided_specs(schema, part, sharding_of(part, question, as_listed.numbers(), rows, {}), masks);
       return accepts(specs[1], specs[0]).cast<bool>();
     };
   }

@@ -448,9 +448,8 @@ bool Candidates::contains(const Composition& wanted) const {
 bool Candidates::contains(const Composition& wanted, std::vector<RowNumber>& rows) const {
   const auto axis = static_cast<int64_t>(rows.size());
   if (axis == mesh_.num_axes()) {
-    return std::ranges::any_of(precedences_, [&](const Precedence& precedence) {
-      return is_legal(composition(rows, precedence));
-    });
+    return std::ranges::any_of(
+        precedences_, [&](const Precedence& precedence) { return is_legal(composition(rows, precedence)); });
   }
   for (const RowNumber number : rows_of_[axis]) {
     if (places_as(row(number), wanted, axis, call_) && may_follow(rows, number)) {

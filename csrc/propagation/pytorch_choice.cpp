@@ -96,7 +96,8 @@ class Compositions {
     return false;
   }
 
-  // Whether `next` may be the row of the axis after those of `rows`. False only if no such composition is legal.
+  // Whether `next` may be the row of the axis after those of `rows`. False only if no such composition is
+  // legal.
   bool may_follow(RowNumbers rows, RowNumber next) const {
     for (const auto before : rows) {
       if (!mixes_[static_cast<size_t>(before) * rows_.size() + static_cast<size_t>(next)]) {
@@ -125,7 +126,8 @@ class Compositions {
     const auto is_replicate = [](const Placement& placement) { return placement.is_replicate(); };
     const auto replicates = [&](const Row& row) {
       return std::ranges::all_of(row.inputs, is_replicate) &&
-             std::ranges::all_of(row.outputs, [&](const auto& output) { return !output || is_replicate(*output); });
+             std::ranges::all_of(row.outputs,
+                                 [&](const auto& output) { return !output || is_replicate(*output); });
     };
     if (std::ranges::none_of(question_.rows, replicates)) {
       rows_.push_back(replicated());
@@ -145,11 +147,11 @@ class Compositions {
     Row row;
     row.inputs.resize(question_.operands.size());
     for (size_t i = 0; i < question_.num_outputs; ++i) {
-      const bool is_lacking = (i < question_.lacks_output.size() && question_.lacks_output[i]) ||
-                              (!question_.rows.empty() &&
-                               std::ranges::none_of(question_.rows, [i](const Row& other) {
-                                 return other.outputs[i].has_value();
-                               }));
+      const bool is_lacking =
+          (i < question_.lacks_output.size() && question_.lacks_output[i]) ||
+          (!question_.rows.empty() && std::ranges::none_of(question_.rows, [i](const Row& other) {
+            return other.outputs[i].has_value();
+          }));
       row.outputs.push_back(is_lacking ? std::nullopt : std::optional(Placement::replicate()));
     }
     return row;
@@ -311,7 +313,9 @@ class Search {
   // Whether the positional operands, which stay, and the keyword tensors cost nothing.
   bool is_free(RowNumbers rows) {
     const bool is_all = std::ranges::all_of(question_.operands, &PyTorchOperand::is_positional);
-    const auto stays = [&](const auto& operand) { return stays_for_free(operand, question_.strided_as_order); };
+    const auto stays = [&](const auto& operand) {
+      return stays_for_free(operand, question_.strided_as_order);
+    };
     return is_all ? std::ranges::all_of(question_.operands, stays) : costs().at_least(rows) == 0;
   }
 

@@ -1,14 +1,14 @@
 // PyTorch's choice among the compositions of the rows that its own rule gives for one mesh axis.
 //
 // compose.h chooses for funcol; this file chooses as a program finds it without funcol, tie for tie. PyTorch
-// lists the full product of the rows, prices every composition and takes one; here a search finds the same one.
-// PyTorch's counterparts: expand_to_full_mesh_op_strategy (torch.distributed.tensor._ops.utils) and
+// lists the full product of the rows, prices every composition and takes one; here a search finds the same
+// one. PyTorch's counterparts: expand_to_full_mesh_op_strategy (torch.distributed.tensor._ops.utils) and
 // _select_min_cost_strategy (torch.distributed.tensor._sharding_prop).
 //
 // Worked case, add of two f32[8, 8] on one axis of 2 ranks, "S0" and "P(sum)", rows R <- R,R; S0 <- S0,S0;
-// S1 <- S1,S1; P <- P,P. The second row costs a reduce_scatter of the second tensor, the third an exchange and
-// a reduce_scatter, the first a gather and an all_reduce. The fourth has no price: PyTorch makes no partials of
-// shards by itself. The choice is S0 <- S0,S0.
+// S1 <- S1,S1; P <- P,P. The second row costs a reduce_scatter of the second tensor, the third an exchange
+// and a reduce_scatter, the first a gather and an all_reduce. The fourth has no price: PyTorch makes no
+// partials of shards by itself. The choice is S0 <- S0,S0.
 #pragma once
 
 #include <cstdint>

@@ -148,7 +148,8 @@ void PyTorchPlans::expand(const Entry& from) {
   for (const bool of_partials : {false, true}) {
     for (size_t axis = 0; axis < rings_.size(); ++axis) {
       const auto& held = at(from.state, axis);
-      for (size_t dim = 0; (of_partials ? held.is_partial() : held.is_replicate()) && dim < num_shards; ++dim) {
+      for (size_t dim = 0; (of_partials ? held.is_partial() : held.is_replicate()) && dim < num_shards;
+           ++dim) {
         add(from, axis, 1 + dim);
       }
     }

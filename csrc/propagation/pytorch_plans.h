@@ -16,9 +16,9 @@
 
 namespace funcol {
 
-// Dijkstra's algorithm from one layout over PyTorch's single steps, in PyTorch's order, so that of equal paths it
-// finds PyTorch's. A path is found by what its steps cost for the parts that ranks really hold; its price adds up
-// what PyTorch takes for their sizes, where strided shards do not count.
+// Dijkstra's algorithm from one layout over PyTorch's single steps, in PyTorch's order, so that of equal
+// paths it finds PyTorch's. A path is found by what its steps cost for the parts that ranks really hold; its
+// price adds up what PyTorch takes for their sizes, where strided shards do not count.
 class PyTorchPlans {
  public:
   static constexpr size_t kMostAxes = 8;

@@ -5,8 +5,8 @@
 namespace funcol {
 namespace {
 
-// What a placement costs on an axis where `source` is: making a partial of a replicated tensor costs as little
-// as leaving it.
+// What a placement costs on an axis where `source` is: making a partial of a replicated tensor costs as
+// little as leaving it.
 Placement priced_as(const Placement& source, const Placement& target) {
   return source.is_replicate() && target.is_partial() ? source : target;
 }
@@ -28,7 +28,10 @@ bool stays_for_free(const PyTorchOperand& operand, bool strided_as_order) {
 
 PyTorchPrices::PyTorchPrices(const PyTorchOperand& operand, std::vector<Placement> placements,
                              bool strided_as_order, const std::vector<RingAxis>& rings)
-    : operand_(operand), placements_(std::move(placements)), strided_as_order_(strided_as_order), rings_(rings) {
+    : operand_(operand),
+      placements_(std::move(placements)),
+      strided_as_order_(strided_as_order),
+      rings_(rings) {
   const auto& source = operand.source.placements;
   is_free_ = operand.is_elsewhere || std::ranges::all_of(source, &Placement::is_replicate);
   if (is_free_) {
@@ -78,7 +81,8 @@ bool PyTorchPrices::is_made_of_shards(const std::vector<Placement>& target) cons
       continue;
     }
     const bool is_sum = to.op == PartialOp::kSum;
-    if (to.mask != 0 || to.is_norm() || (is_sum && (from.is_partial() || (from.is_shard() && !from.is_strided())))) {
+    if (to.mask != 0 || to.is_norm() ||
+        (is_sum && (from.is_partial() || (from.is_shard() && !from.is_strided())))) {
       return true;
     }
   }
@@ -98,7 +102,8 @@ double PyTorchPrices::price(const std::vector<Placement>& target) const {
   if (target == placements && stays_for_free(operand_, strided_as_order_)) {
     return 0;
   }
-  const bool hides_source = operand_.strided_as_order && std::ranges::any_of(placements, &Placement::is_strided);
+  const bool hides_source =
+      operand_.strided_as_order && std::ranges::any_of(placements, &Placement::is_strided);
   const bool hides_target = strided_as_order_ && std::ranges::any_of(target, &Placement::is_strided);
   return hides_source || hides_target || is_made_of_shards(target) ? kImpossible : plans_->cost_to(target);
 }

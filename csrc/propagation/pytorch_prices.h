@@ -22,8 +22,8 @@ bool is_same_for_pytorch(const Placement& a, const Placement& b);
 bool stays_for_free(const PyTorchOperand& operand, bool strided_as_order);
 
 // The costs of an operand in every layout that the rows make, and for each prefix, that is, rows of the first
-// axes, the least cost of a layout that begins so. All are priced at once; operands with more than kMostPriced
-// layouts are priced one by one, and their prefixes cost 0 at least.
+// axes, the least cost of a layout that begins so. All are priced at once; operands with more than
+// kMostPriced layouts are priced one by one, and their prefixes cost 0 at least.
 class PyTorchPrices {
  public:
   static constexpr size_t kMostPriced = size_t{1} << 17;

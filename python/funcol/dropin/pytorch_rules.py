@@ -151,7 +151,7 @@ def _split_factors(arguments: tuple[Any, ...]) -> list[int]:
     for argument in arguments:
         add(argument)
     factors = [
-        one.split_factor if isinstance(one, _StridedShard) else 1
+        int(one.split_factor) if isinstance(one, _StridedShard) else 1
         for one in placements
         if isinstance(one, (Shard, _StridedShard))
     ]

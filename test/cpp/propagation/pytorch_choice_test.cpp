@@ -217,8 +217,8 @@ class Product {
 
   double bytes(size_t input) const {
     const auto& shape = asked_.operands[input].meta.shape;
-    return 4.0 * static_cast<double>(
-                     std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>()));
+    return 4.0 *
+           static_cast<double>(std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>()));
   }
 
   bool is_legal(const std::vector<Placement>& placements, const std::vector<int64_t>& shape) const {

@@ -101,6 +101,6 @@ def test_a_rule_of_the_program_for_the_whole_mesh_is_pytorchs_to_apply(mesh: Dev
 
 
 def test_an_error_of_pytorchs_is_raised_and_counted(mesh: DeviceMesh) -> None:
-    with pytest.raises(Exception, match=r"shape|size"):
+    with pytest.raises(Exception, match="reduction dim"):
         torch.mm(on(mesh, (8, 8), Shard(0), Replicate()), on(mesh, (6, 8), Replicate(), Replicate()))
-    assert decision_counts() == {"aten.mm.default": {"metas": 1}}
+    assert set(decision_counts()["aten.mm.default"]) == {"metas"}

@@ -10,6 +10,10 @@ if(NOT GTest_FOUND)
 endif()
 
 enable_testing()
+set(test_timeout 300)
+if(FUNCOL_SANITIZE)
+  set(test_timeout 1500)
+endif()
 
 # add_test_program(<folder> <headers> <library>...). Programs that name the same headers share them, parsed once.
 function(add_test_program folder headers)
@@ -32,7 +36,7 @@ function(add_test_program folder headers)
   set_target_properties(test_${folder} PROPERTIES LINKER_LANGUAGE CXX)
   # One process for all of a program's cases: each process that links PyTorch takes a second to start.
   add_test(NAME ${folder} COMMAND test_${folder} --gtest_brief=1)
-  set_tests_properties(${folder} PROPERTIES TIMEOUT 300 ENVIRONMENT OMP_NUM_THREADS=1)
+  set_tests_properties(${folder} PROPERTIES TIMEOUT ${test_timeout} ENVIRONMENT OMP_NUM_THREADS=1)
 endfunction()
 
 set(test_headers <algorithm> <functional> <string> <vector> <gtest/gtest.h>)
@@ -44,7 +48,7 @@ endforeach()
 foreach(target ${fuzz_targets})
   add_fuzz_program(test_fuzz_${target} ${target} test/fuzz/kept_inputs.cpp)
   add_test(NAME fuzz_${target} COMMAND test_fuzz_${target} ${PROJECT_SOURCE_DIR}/test/fuzz/corpus/${target})
-  set_tests_properties(fuzz_${target} PROPERTIES TIMEOUT 300)
+  set_tests_properties(fuzz_${target} PROPERTIES TIMEOUT ${test_timeout})
 endforeach()
 if(BUILD_CUDA AND TARGET test_kernels)
   target_link_libraries(test_kernels PRIVATE CUDA::cudart)

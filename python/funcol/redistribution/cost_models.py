@@ -168,9 +168,7 @@ def _keys(value: Any, expected: tuple[str, ...], what: str) -> dict[str, Any]:
         )
     for key in expected:
         if key not in value:
-            raise ValueError(
-                f"{what}: the key '{key}' is missing. There are {_listed_keys(value)}."
-            )
+            raise ValueError(f"{what}: the key '{key}' is missing. There are {_listed_keys(value)}.")
     for key in value:
         if key not in expected:
             raise ValueError(f"{what}: the key {_short(key)} is unknown. There are {', '.join(expected)}.")

@@ -109,7 +109,10 @@ def changed(*keys: str, to: Any = None) -> str:
         (changed("copy", to=1)[:-1] + ', "copy": 1}', "the key 'copy' is there twice"),
         (changed("axes", "dp", "size", to=10**30), "'size' is 1000000000000000000000000000000, expected"),
         (changed("copy", "latency_us", to=10**400), "'latency_us' is 1000000000"),
-        (changed("copy", "latency_us", to=int("9" * 4300)).replace("9" * 4300, "9" * 5000), "is no JSON of a"),
+        (
+            changed("copy", "latency_us", to=int("9" * 4300)).replace("9" * 4300, "9" * 5000),
+            "is no JSON of a",
+        ),
         (changed("copy", "latency_us", to=float("nan")), "'latency_us' is nan, expected a number"),
         (changed("copy", "latency_us", to=float("inf")), "'latency_us' is inf, expected a number"),
         (changed("copy", "gigabytes_per_s", to=1e-320), "'gigabytes_per_s' is 1e-320, expected a number"),

@@ -43,6 +43,7 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(Any|Callable|Sequence|Mapping|Iterable|Iterator|Path|TextIO|timedelta|Self)"),
     (r"py:.*", r"(Tensor|DTensor|DTensorSpec|DeviceMesh|Placement|ReduceOp|OpOverload|OpSchema|OpStrategy)"),
     (r"py:.*", r"(OutputSharding|RuntimeSchemaInfo|OpInfo|TensorMeta|ProcessGroup|StockPropagator)"),
+    (r"py:.*", r"funcol\.(_C\.Transfer|collectives\.in_flight\._File)"),
     (r"py:.*", r"(RankTypes|PlacementsLike|ShardOrderLike|MeshLike|CostModel|Row|SingleAxisRule|Applied)"),
 ]
 

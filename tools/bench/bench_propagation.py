@@ -295,7 +295,7 @@ PARTIAL_BLOCK_LIMITS = {(32,): 0.1, (32, 16): 0.2, (8, 8, 8): 0.4}
 
 
 def bench_partial_blocks(rounds: int) -> Iterator[dict[str, Any]]:
-    """Seconds of a whole block, forward and backward, with nothing remembered, under ``funcol.install()``.
+    """Seconds of the processor for a whole block, forward and backward, under ``funcol.install()``.
     ``partial``: the activations come as partial sums along the last axis. ``whole``: they are replicated
     there, and only the block makes partial sums."""
     with funcol.installed():
@@ -324,9 +324,9 @@ def seconds_of_block(mesh: DeviceMesh, last: Placement, is_cold: bool) -> float:
         _C.forget_served_calls()
         forget_native()
         stock_redistribute._gen_transform_infos.cache_clear()
-    begin = time.perf_counter()
+    begin = time.process_time()
     block(x).sum().backward()
-    return time.perf_counter() - begin
+    return time.process_time() - begin
 
 
 def print_partial_blocks(records: list[dict[str, Any]]) -> int:

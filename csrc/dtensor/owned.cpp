@@ -11,6 +11,7 @@
 #include "pyobjects/dtensors.h"
 #include "pyobjects/dtypes.h"
 #include "pyobjects/spec_objects.h"
+#include "pyobjects/specs.h"
 #include "pyobjects/tensors.h"
 #include "pyobjects/without_gil.h"
 #include "redistribute/run_many.h"
@@ -100,7 +101,8 @@ py::object spec_of_target(const HolderKey& key, const SpecObjects& objects, py::
   const auto meta = meta_of(spec, kOp);
   read_ints(attribute<"stride">(meta), target.stride);
   target.dtype = to_dtype(attribute<"dtype">(meta));
-  return find_target(target, spec, objects.mesh, known, wanted, py::none()).spec;
+  const auto& found = find_target(target, spec, objects.mesh, known, wanted, py::none()).spec;
+  return found ? copy_onto(found, objects.mesh) : copy_spec(spec);
 }
 
 }  // namespace

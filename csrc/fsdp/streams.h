@@ -134,7 +134,6 @@ class Comm {
     auto to = THPVariable_Unpack(output.ptr());
     auto from = THPVariable_Unpack(input.ptr());
     const WithoutGil without_gil;
-    const NamedWorks named;
     auto work =
         on_backend(*process_group, to.device().type(), [&](auto& target) { return start(target, to, from); });
     if (!work) {

@@ -99,6 +99,8 @@ class DropinPropagator(ShardingPropagator):
             )
         except pytorch_rules.RefusedError:
             return otherwise(op_schema, "refused")
+        except IndexError:  # a dim that is not there, as above
+            return otherwise(op_schema, "metas")
         return sharding
 
     def _rule_of(self, op_schema: OpSchema, index: int | None) -> Any:

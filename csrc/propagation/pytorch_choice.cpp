@@ -53,7 +53,9 @@ bool may_mix(const Row& a, const Row& b) {
     }
   }
   for (size_t i = 0; i < a.outputs.size(); ++i) {
-    if (a.outputs[i] && b.outputs[i] && !may_mix(*a.outputs[i], *b.outputs[i])) {
+    const auto& one = a.outputs[i];
+    const auto& other = b.outputs[i];
+    if (one && other && !may_mix(*one, *other)) {
       return false;
     }
   }
@@ -167,7 +169,8 @@ class Compositions {
     }
     for (size_t i = 0; i < question_.required.size(); ++i) {
       const auto& required = question_.required[i];
-      if (required && (!row.outputs.at(i) || !is_same_for_pytorch(*row.outputs[i], (*required)[axis]))) {
+      const auto& output = row.outputs.at(i);
+      if (required && (!output || !is_same_for_pytorch(*output, (*required)[axis]))) {
         return false;
       }
     }
@@ -223,6 +226,7 @@ class Costs {
     prices_.reserve(question.operands.size());
     for (size_t i = 0; i < question.operands.size(); ++i) {
       std::vector<Placement> placements;
+      placements.reserve(static_cast<size_t>(compositions.num_rows()));
       for (RowNumber number = 0; number < compositions.num_rows(); ++number) {
         placements.push_back(compositions.row(number).inputs[i]);
       }
@@ -246,6 +250,7 @@ class Costs {
 
   std::vector<double> of_operands(RowNumbers rows) const {
     std::vector<double> costs;
+    costs.reserve(prices_of_.size());
     for (const auto prices : prices_of_) {
       costs.push_back(prices_[prices].at_least(rows));
     }
@@ -339,9 +344,10 @@ class Search {
   }
 
   bool find_cheapest(std::vector<RowNumber>& rows) {
+    const auto is_after = [](const Node& a, const Node& b) { return a < b; };
     std::vector<Node> queue{{costs().at_least({}), {}}};
     while (!queue.empty()) {
-      std::pop_heap(queue.begin(), queue.end());
+      std::ranges::pop_heap(queue, is_after);
       const Node node = std::move(queue.back());
       queue.pop_back();
       if (is_whole(node.rows)) {
@@ -360,7 +366,7 @@ class Search {
         const double bound = costs().at_least(longer);
         if (bound != kImpossible) {
           queue.push_back({bound, std::move(longer)});
-          std::push_heap(queue.begin(), queue.end());
+          std::ranges::push_heap(queue, is_after);
         }
       }
     }

@@ -119,6 +119,7 @@ void PyTorchPrices::price_all() {
   std::vector<double> costs(count);
   std::vector<size_t> digits(columns_.size(), 0);
   std::vector<Placement> target;
+  target.reserve(columns_.size());
   for (const auto& columns : columns_) {
     target.push_back(columns[0]);
   }
@@ -159,6 +160,7 @@ double PyTorchPrices::at_least(std::span<const PyTorchRowNumber> rows) const {
     return 0;
   }
   std::vector<Placement> target;
+  target.reserve(rows.size());
   for (size_t axis = 0; axis < rows.size(); ++axis) {
     target.push_back(columns_[axis][column_of_[axis][rows[axis]]]);
   }

@@ -27,7 +27,8 @@ Layout layout(const std::string& text) {
 }
 
 PyTorchQuestion question(std::vector<int64_t> mesh, const std::vector<std::string>& rows,
-                         const std::vector<std::string>& sources, std::vector<int64_t> shape = {24, 24}) {
+                         const std::vector<std::string>& sources,
+                         const std::vector<int64_t>& shape = {24, 24}) {
   PyTorchQuestion asked;
   asked.mesh = {std::move(mesh), {}, {}};
   asked.num_outputs = 1;
@@ -179,12 +180,12 @@ class Product {
   }
 
  private:
-  void visit(std::vector<Row> chosen) {
+  void visit(const std::vector<Row>& chosen) {
     if (chosen.size() < asked_.mesh.sizes.size()) {
       for (const auto& next : rows_) {
         auto longer = chosen;
         longer.push_back(next);
-        visit(std::move(longer));
+        visit(longer);
       }
       return;
     }
@@ -192,6 +193,7 @@ class Product {
     bool stays = true;
     for (size_t i = 0; i < asked_.operands.size(); ++i) {
       std::vector<Placement> target;
+      target.reserve(chosen.size());
       for (const auto& one : chosen) {
         target.push_back(one.inputs[i]);
       }
@@ -202,6 +204,7 @@ class Product {
       sum += dtensor_cost(asked_.operands[i].source, {target, default_shard_order(target)}, bytes(i), rings_);
     }
     std::vector<Placement> output;
+    output.reserve(chosen.size());
     for (const auto& one : chosen) {
       output.push_back(*one.outputs[0]);
     }
@@ -255,6 +258,7 @@ TEST_P(Drawn, IsTheChoiceOfTheFullProduct) {
   const auto one_of = [&](const std::vector<std::string>& words) { return words[random() % words.size()]; };
   const std::vector<std::string> words{"R", "S0", "S1", "P", "P(max)", "P(avg)"};
   std::vector<std::string> rows;
+  rows.reserve(5);
   for (int i = 0; i < 5; ++i) {
     rows.push_back(one_of(words) + " <- " + one_of(words) + "," + one_of(words));
   }

@@ -69,20 +69,8 @@ py::object DecisionEngine::propagate(py::handle op_schema, py::handle rows_of, p
     return whole(op_schema, remember);
   }
   const bool has_rule = serves(*schema.op);
-  DecisionKey key;
-  if (remember) {
-    key = decision_key(op_schema, schema, has_rule);
-    if (const auto* known = decisions_.get(key)) {
-      ++num_hits_;
-      return *known;
-    }
-    ++num_misses_;
-  }
-  auto decided = decide(op_schema, schema, has_rule, rows_of, whole, assemble);
-  if (remember) {
-    decisions_.put(std::move(key), decided);
-  }
-  return decided;
+  return remembered(op_schema, schema, has_rule, remember,
+                    [&] { return decide(op_schema, schema, has_rule, rows_of, whole, assemble); });
 }
 
 py::object DecisionEngine::decide(py::handle op_schema, const PythonSchema& schema, bool has_rule,

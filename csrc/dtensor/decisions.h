@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <unordered_set>
+#include <utility>
 #include <variant>
 
 #include "dtensor/decision_key.h"
@@ -66,6 +67,25 @@ class DecisionEngine {
 
  private:
   bool serves(const Operator& op) const;
+
+  // What decide() says, once for all calls that are equal; each time without `remember`.
+  template <typename Decide>
+  py::object remembered(py::handle op_schema, const PythonSchema& schema, bool has_rule, bool remember,
+                        const Decide& decide) {
+    if (!remember) {
+      return decide();
+    }
+    auto key = decision_key(op_schema, schema, has_rule);
+    if (const auto* known = decisions_.get(key)) {
+      ++num_hits_;
+      return *known;
+    }
+    ++num_misses_;
+    auto decided = decide();
+    decisions_.put(std::move(key), decided);
+    return decided;
+  }
+
   py::object decide(py::handle op_schema, const PythonSchema& schema, bool has_rule, py::handle rows_of,
                     py::handle whole, py::handle assemble);
   py::object decide_as_pytorch(py::handle op_schema, const PythonSchema& schema, py::handle rule_of,

@@ -8,6 +8,7 @@
 #include "pyobjects/callbacks.h"
 #include "pyobjects/dtensors.h"
 #include "pyobjects/dtypes.h"
+#include "pyobjects/last_placements.h"
 #include "pyobjects/specs.h"
 #include "pyobjects/tensors.h"
 #include "pyobjects/without_gil.h"
@@ -75,22 +76,6 @@ class Many {
   py::object mesh_;
   KnownMesh* known_ = nullptr;
   size_t num_seen_ = 0;
-};
-
-// Reads placements once while the same object comes again and again.
-class LastPlacements {
- public:
-  const std::vector<Placement>& read(const py::object& placements) {
-    if (!placements.is(object_)) {
-      placements_ = to_placements(placements);
-      object_ = placements;
-    }
-    return placements_;
-  }
-
- private:
-  py::object object_;
-  std::vector<Placement> placements_;
 };
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "pyobjects/callbacks.h"
 #include "pyobjects/dtensors.h"
 #include "pyobjects/dtypes.h"
+#include "pyobjects/last_placements.h"
 #include "pyobjects/spec_objects.h"
 #include "pyobjects/specs.h"
 #include "pyobjects/tensors.h"
@@ -361,22 +362,6 @@ void check_same_mesh(const py::object& mesh, const py::object& first, const char
                     " is on ", std::string(py::repr(mesh)), ", the first one on ",
                     std::string(py::repr(first)), ". Tensors that go to another mesh together are on one.");
 }
-
-// Reads placements once while the same object comes again and again.
-class LastPlacements {
- public:
-  const std::vector<Placement>& read(const py::object& placements) {
-    if (!placements.is(object_)) {
-      placements_ = to_placements(placements);
-      object_ = placements;
-    }
-    return placements_;
-  }
-
- private:
-  py::object object_;
-  std::vector<Placement> placements_;
-};
 
 }  // namespace
 

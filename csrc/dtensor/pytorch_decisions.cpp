@@ -58,22 +58,10 @@ py::object DecisionEngine::propagate_as_pytorch(py::handle op_schema, py::handle
   } catch (const c10::Error&) {
     return otherwise(op_schema, "value");
   }
-  DecisionKey key;
-  if (remember) {
-    key = decision_key(op_schema, schema, has_rule);
-    if (const auto* known = decisions_.get(key)) {
-      ++num_hits_;
-      return *known;
-    }
-    ++num_misses_;
-  }
-  auto decided = has_prices(schema)
-                     ? decide_as_pytorch(op_schema, schema, rule_of, otherwise, assemble, has_rule)
-                     : otherwise(op_schema, "axes");
-  if (remember) {
-    decisions_.put(std::move(key), decided);
-  }
-  return decided;
+  return remembered(op_schema, schema, has_rule, remember, [&]() -> py::object {
+    return has_prices(schema) ? decide_as_pytorch(op_schema, schema, rule_of, otherwise, assemble, has_rule)
+                              : otherwise(op_schema, "axes");
+  });
 }
 
 py::object DecisionEngine::decide_as_pytorch(py::handle op_schema, const PythonSchema& schema,

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import Placement
-from weights_ranks import NUM_RANKS, TIMEOUT_S, bytes_written, run_on_ranks
+from weights_ranks import NUM_RANKS, TIMEOUT_S, ratio, run_on_ranks, time_sides
 
 import funcol
 
@@ -103,25 +103,7 @@ def time_rank(rank: int, repeat: int) -> list[dict[str, Any]]:
         for ours, theirs in zip(results["funcol"], results["stock"], strict=True):
             if rank in case.dst_ranks and not torch.equal(ours.to_local(), theirs.to_local()):
                 raise RuntimeError(f"{case}: stock and funcol differ")
-        times: dict[str, list[float]] = {side: [] for side in calls}
-        for turn in range(repeat):
-            for side in sorted(calls, reverse=turn % 2 == 0):
-                dist.barrier()
-                begin = time.perf_counter()
-                calls[side]()
-                slowest = torch.tensor([1000 * (time.perf_counter() - begin)])
-                dist.all_reduce(slowest, dist.ReduceOp.MAX)
-                times[side].append(slowest.item())
-        counts = {}
-        for side, call in calls.items():
-            dist.barrier()
-            begin_bytes = bytes_written()
-            call()
-            by_rank = torch.zeros(NUM_RANKS, dtype=torch.int64)
-            by_rank[rank] = bytes_written() - begin_bytes
-            dist.all_reduce(by_rank)
-            counts[side] = by_rank.tolist()
-        records.append({"times": times, "bytes": counts, "plan": planned_bytes(case, tensors)})
+        records.append({"sides": time_sides(calls, repeat), "plan": planned_bytes(case, tensors)})
     return records
 
 
@@ -168,15 +150,13 @@ def bench(repeat: int) -> dict[str, list[dict[str, Any]]]:
     moves = []
     measured = run_on_ranks(time_rank, NUM_RANKS, repeat, limit_s=TIMEOUT_S)
     for case, record in zip(CASES, measured, strict=True):
-        times = record["times"]
+        sides = record["sides"]
         moves.append(
             {
                 "name": str(case),
-                "ms": {side: statistics.median(of_side) for side, of_side in times.items()},
-                "ratio": statistics.median(
-                    a / b for a, b in zip(times["funcol"], times["stock"], strict=True)
-                ),
-                "bytes": {side: sum(by_rank) for side, by_rank in record["bytes"].items()},
+                "ms": {side: statistics.median(of_side["ms"]) for side, of_side in sides.items()},
+                "ratio": ratio(sides, "funcol", "stock"),
+                "bytes": {side: of_side["bytes"] for side, of_side in sides.items()},
                 "plan": record["plan"],
             }
         )

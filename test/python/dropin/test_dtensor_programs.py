@@ -11,8 +11,9 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from drawn import checked
 from dtensor_programs import OPERATORS, Input, Program, Step, difference, is_finite, outcome
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from ranks import RankError, run_ranks
 from sharded import mesh_of
@@ -73,17 +74,6 @@ def check(program: Program, mesh_shape: tuple[int, ...]) -> None:
         except (RankError, TimeoutError):
             return  # PyTorch's ranks part
         assert any(stock), f"{program}\nPyTorch runs it, funcol: {ours[0]}"
-
-
-def checked(most: int) -> settings:
-    return settings(
-        max_examples=most,
-        derandomize=True,
-        database=None,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-        phases=[Phase.explicit, Phase.generate, Phase.shrink],
-    )
 
 
 @checked(20)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from drawn import checked
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
@@ -19,18 +20,14 @@ PLACEMENTS = st.one_of(
     st.builds(Partial, st.sampled_from(["sum", "avg", "min", "max", "product", "band", "bor", "bxor"])),
 )
 
-ANY = settings(
-    max_examples=500, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck)
-)
 
-
-@ANY
+@checked(500)
 @given(st.lists(PLACEMENTS, max_size=5).map(tuple))
 def test_placements_are_read_as_they_were_written(placements: tuple[Placement, ...]) -> None:
     assert placements_of(text_of(placements)) == placements
 
 
-@ANY
+@checked(500)
 @given(st.text(alphabet="RSP_()0123, sumaxvg٣²", max_size=16))
 @example("S(٣)")
 @example("S(007)")

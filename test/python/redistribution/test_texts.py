@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from drawn import checked
+from hypothesis import example, given
 from hypothesis import strategies as st
 from plans import axis_cost, model
 
@@ -17,16 +18,6 @@ import funcol
 from funcol import AlphaBeta
 
 MODEL = model(dp=axis_cost(2, 1.5), tp=axis_cost(4, 2.5))
-
-
-def checked(most: int) -> settings:
-    return settings(
-        max_examples=most,
-        derandomize=True,
-        database=None,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-    )
 
 
 def unless_refused(read: Callable[[], Any]) -> Any:

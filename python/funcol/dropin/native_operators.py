@@ -19,6 +19,8 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from .. import _C, _compat
 from . import kept, writes
 
+_draw_at_offsets = _compat.operator_at_offsets()
+
 
 def put(dispatcher: Any, propagator: Any) -> Callable[[], None]:
     """Serves the operators of ``dispatcher`` while it has ``propagator``. Returns the function that undoes
@@ -56,12 +58,12 @@ def draw(op: OpOverload, spec: DTensorSpec, args: tuple[Any, ...], kwargs: dict[
         return op(*args, **kwargs)
     accelerator = torch.accelerator.current_accelerator()
     if (
-        accelerator is not None
+        _draw_at_offsets is not None
+        and accelerator is not None
         and first.device.type == accelerator.type
         and isinstance(tracker, stock_random.OffsetBasedRNGTracker)
     ):
         start, end = tracker._compute_rng_offsets(spec)
-        run = stock_dispatch.run_dtensor_rng_op  # type: ignore[attr-defined]
-        return run(start, end, op, *args, **kwargs)
+        return _draw_at_offsets(start, end, op, *args, **kwargs)
     with tracker._distribute_region(spec):
         return op(*args, **kwargs)

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from differential import world_group
+from ranks import device_type
 from spmd_cases import (
     HAS_ASYNC_OP,
     TABLES,
@@ -88,7 +89,7 @@ def typed_block(rank: int, world: int) -> list[Any]:
     """A block whose activations are sharded along the sequence, its weights along the hidden dim."""
     from spmd_types.checker import typecheck
 
-    mesh = dist.device_mesh.init_device_mesh("cpu", (world,), mesh_dim_names=("tp",))
+    mesh = dist.device_mesh.init_device_mesh(device_type(), (world,), mesh_dim_names=("tp",))
     x = torch.arange(world * 6.0).view(2 * world, 3).chunk(world)[rank].clone().requires_grad_()
     up = torch.full((3, 4), 1.0 + rank).requires_grad_()
     down = torch.full((4, 3), 0.5 * (1 + rank)).requires_grad_()
@@ -168,7 +169,7 @@ def rest_of_the_api(rank: int, world: int) -> list[Any]:
 
 
 def with_dtensors(rank: int, world: int) -> list[Any]:
-    mesh = dist.device_mesh.init_device_mesh("cpu", (world,), mesh_dim_names=("tp",))
+    mesh = dist.device_mesh.init_device_mesh(device_type(), (world,), mesh_dim_names=("tp",))
     local = torch.full((2, 2 * world), 1.0 + rank).requires_grad_()
     x = DTensor.from_local(local, mesh, [Shard(0)], run_check=False)
     rows, columns = spmd.TensorSharding("tp"), spmd.TensorSharding(None, "tp")

@@ -60,15 +60,17 @@ def group_name() -> str:
 
 CASES: dict[str, Wrong] = {
     "operator, indivisible": Wrong(
-        lambda: core.reduce_scatter_tensor(ones(3), "sum", 2, group_name()), ValueError
+        lambda: core.wait_tensor(core.reduce_scatter_tensor(ones(3), "sum", 2, group_name())), ValueError
     ),
     "operator, another group size": Wrong(
-        lambda: core.all_gather_into_tensor(ones(4), 3, group_name()), ValueError
+        lambda: core.wait_tensor(core.all_gather_into_tensor(ones(4), 3, group_name())), ValueError
     ),
-    "operator, unknown reduce op": Wrong(lambda: core.all_reduce(ones(2), "mean", group_name()), ValueError),
+    "operator, unknown reduce op": Wrong(
+        lambda: core.wait_tensor(core.all_reduce(ones(2), "mean", group_name())), ValueError
+    ),
     "operator, unknown group": Wrong(lambda: core.all_reduce(ones(2), "sum", "nobody"), ValueError),
     "operator, splits of less": Wrong(
-        lambda: core.all_to_all_single(ones(4), [1, 1], [1, 1], group_name()), ValueError
+        lambda: core.wait_tensor(core.all_to_all_single(ones(4), [1, 1], [1, 1], group_name())), ValueError
     ),
     "indivisible": Wrong(lambda: scattered(ones(3, 4), 0), ValueError),
     "indivisible dim": Wrong(lambda: scattered(ones(4, 5), -1), ValueError),

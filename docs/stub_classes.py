@@ -1,4 +1,4 @@
-"""The directive ``stubclass``: a class of ``funcol._C`` from its stub, which has types and docstrings."""
+"""The directive ``stubclass``: a class of ``funcol._C`` from its stubs, which have types and docstrings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.util.docutils import SphinxDirective
 
-STUB = Path(__file__).resolve().parents[1] / "python" / "funcol" / "_C.pyi"
+STUBS = sorted((Path(__file__).resolve().parents[1] / "python" / "funcol" / "_C").glob("*.pyi"))
 
 
 class StubClass(SphinxDirective):
@@ -24,12 +24,18 @@ class StubClass(SphinxDirective):
     required_arguments = 1
 
     def run(self) -> list[Node]:
-        self.env.note_dependency(str(STUB))
-        name = self.arguments[0]
-        found = (node for node in ast.parse(STUB.read_text()).body if isinstance(node, ast.ClassDef))
-        lines = described(next(node for node in found if node.name == name))
-        self.content = StringList(list(lines), source=str(STUB))
+        stub, node = class_of_stubs(self.arguments[0])
+        self.env.note_dependency(str(stub))
+        self.content = StringList(list(described(node)), source=str(stub))
         return self.parse_content_to_nodes()
+
+
+def class_of_stubs(name: str) -> tuple[Path, ast.ClassDef]:
+    for stub in STUBS:
+        for node in ast.parse(stub.read_text()).body:
+            if isinstance(node, ast.ClassDef) and node.name == name:
+                return stub, node
+    raise LookupError(f"no stub of funcol._C has the class {name}")
 
 
 def described(node: ast.ClassDef) -> Iterator[str]:

@@ -39,7 +39,7 @@ py::handle callback(Callback which) {
 void hand_over(const std::string& name, const py::object& function) {
   const auto* const found = std::ranges::find(kNames, name);
   TORCH_CHECK_VALUE(found != kNames.end(), "funcol::hand_over: there is no function '", name,
-                    "'. Expected a name that _C.pyi lists.");
+                    "'. Expected a name that _C/callbacks.pyi lists.");
   Py_XSETREF(functions[static_cast<size_t>(found - kNames.begin())], function.inc_ref().ptr());
 }
 

@@ -1,7 +1,7 @@
 // Functions of funcol's Python side that C++ calls.
 //
 // C++ imports none of funcol's Python modules: each module hands its functions over when it is loaded.
-// python/funcol/_C.pyi has their types, at hand_over().
+// python/funcol/_C/callbacks.pyi has their types, at hand_over().
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>
@@ -29,7 +29,7 @@ enum class Callback {
 // RuntimeError naming the function if the module that has it is not loaded.
 py::handle callback(Callback which);
 
-// Sets the function of `name`, a name in _C.pyi; ValueError for other names. The function is kept until
+// Sets the function of `name`, a name in _C/callbacks.pyi; ValueError for other names. The function is kept until
 // another one takes its place.
 void hand_over(const std::string& name, const py::object& function);
 

@@ -1,0 +1,15 @@
+"""The C++ side: one stub a room of it."""
+
+from .async_tensors import *
+from .callbacks import *
+from .collectives import *
+from .dropin import *
+from .dtensor import *
+from .fsdp import *
+from .in_flight import *
+from .info import *
+from .mesh_changes import *
+from .planner import *
+from .propagation import *
+from .pyobjects import *
+from .weights import *

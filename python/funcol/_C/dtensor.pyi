@@ -1,0 +1,82 @@
+"""DTensor's methods, operators and redistributions."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .planner import AlphaBeta, StepCounts
+
+# NotImplemented for what PyTorch's own function has to do.
+def dtensor_to_local(dtensor: Any, grad_placements: Any) -> Any: ...
+def dtensor_from_local(
+    local: Tensor, device_mesh: Any, placements: Any, shape: Any, stride: Any, grad_placements: Any
+) -> Any: ...
+def redistribute_dtensor(
+    dtensor: Any,
+    mesh: Any,
+    placements: Any,
+    shard_order: Any,
+    forward_dtype: torch.dtype | None,
+    backward_dtype: torch.dtype | None,
+    async_op: bool,
+    model: AlphaBeta | StepCounts | None,
+    max_bytes: int | None,
+    /,
+) -> Any: ...
+def distribute_tensor(
+    tensor: Tensor, mesh: Any, placements: Sequence[Any] | None, src_data_rank: int | None
+) -> Any: ...
+def dtensor_full_tensor(dtensor: Any, grad_placements: Any) -> Any: ...
+def wrap_dtensors(results: Any, specs: Any) -> Any: ...
+def unwrap_args(dispatcher: Any, op: Any, args: Any, kwargs: Any, create_schema: bool) -> Any: ...
+def run_changed(dispatcher: Any, op: Any, op_info: Any, first_moved: Callable[..., None]) -> Any: ...
+
+# DTensor's operators in C++: see dropin.native_operators.
+def put_native_operators(
+    dispatcher: Any,
+    propagator: Any,
+    logger: Any,
+    copies: set[Any],
+    decide: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any],
+    draw: Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any],
+    is_own: Callable[[], bool],
+) -> None: ...
+def take_native_operators() -> None: ...
+def serves_operators() -> bool: ...
+def operator_counts() -> dict[str, dict[str, int]]: ...
+def forget_operator_counts() -> None: ...
+def forget_served_calls() -> None: ...
+def is_watched() -> bool:
+    """Whether a mode, transform or tracer sees the operators that run on this thread."""
+
+def redistribute_local_tensor(
+    local: Tensor,
+    src_spec: Any,
+    dst_spec: Any,
+    async_op: bool,
+    model: AlphaBeta | StepCounts | None,
+    max_bytes: int | None,
+    is_explicit: bool,
+    lenient: bool,
+    /,
+) -> Any: ...
+def redistribute_local_tensors(
+    locals: list[Tensor],
+    src_specs: list[Any],
+    dst_specs: list[Any],
+    async_op: bool,
+    model: AlphaBeta | StepCounts | None,
+    max_bytes: int | None,
+    /,
+) -> Any: ...
+def redistribute_many(
+    dtensors: list[Any],
+    placements: list[tuple[Any, ...]],
+    async_op: bool,
+    model: AlphaBeta | StepCounts | None,
+    max_bytes: int | None,
+    /,
+) -> Any: ...
+def forget_redistributions() -> None: ...

@@ -1,0 +1,140 @@
+"""From one mesh to another: see redistribution.between_meshes and redistribution.mesh_changes."""
+
+from typing import Any
+
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Placement
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+
+from .planner import Mesh, Plan
+
+class TransferRange:
+    @property
+    def indices(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """By dim, (begin, size) of each interval."""
+
+    @property
+    def numel(self) -> int: ...
+    @property
+    def holders(self) -> tuple[int, ...]: ...
+    @property
+    def keepers(self) -> tuple[int, ...]:
+        """Those of ``holders`` that want it."""
+
+    @property
+    def receivers(self) -> tuple[int, ...]: ...
+
+class TransferMessage:
+    @property
+    def sender(self) -> int: ...
+    @property
+    def receiver(self) -> int: ...
+    @property
+    def range(self) -> int:
+        """An index into the ranges. The message has ``size`` elements of it, from ``begin`` on."""
+
+    @property
+    def begin(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+
+class Transfer:
+    """Who sends what to whom; text has a line a message."""
+
+    @property
+    def src(self) -> str: ...
+    @property
+    def dst(self) -> str: ...
+    @property
+    def ranges(self) -> list[TransferRange]: ...
+    @property
+    def messages(self) -> list[TransferMessage]: ...
+    @property
+    def busiest_sender(self) -> int:
+        """In bytes, as ``bound``, the least that it can be."""
+
+    @property
+    def bound(self) -> int: ...
+
+class MeshChange:
+    """A plan from one mesh to another: see :func:`funcol.plan_mesh_change`."""
+
+    @property
+    def before(self) -> Plan | None:
+        """On the source mesh; all of the plan if ``is_on_common_mesh``: both meshes are views of that."""
+
+    @property
+    def transfer(self) -> Transfer | None: ...
+    @property
+    def after(self) -> Plan | None:
+        """On the target mesh."""
+
+    @property
+    def is_on_common_mesh(self) -> bool: ...
+    @property
+    def src_mesh(self) -> Mesh: ...
+    @property
+    def dst_mesh(self) -> Mesh: ...
+    @property
+    def src_ranks(self) -> tuple[int, ...]: ...
+    @property
+    def dst_ranks(self) -> tuple[int, ...]: ...
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Those of both meshes, ascending."""
+
+    @property
+    def src(self) -> str: ...
+    @property
+    def dst(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def itemsize(self) -> int: ...
+    @property
+    def cost(self) -> float: ...
+    @property
+    def peak_bytes(self) -> int: ...
+    @property
+    def bytes(self) -> tuple[tuple[int, ...], ...]:
+        """What each of ``ranks`` sends to each. An all_reduce is a reduce_scatter and an all_gather."""
+
+    @property
+    def bound(self) -> int | None:
+        """The least bytes that the busiest rank sends in any plan; none where values are partial."""
+
+    def as_transfer(self) -> Transfer:
+        """The plan without collectives; ``ValueError`` for partial values."""
+
+def plan_mesh_change(
+    src: Any,
+    dst: Any,
+    mesh: tuple[Mesh | DeviceMesh, list[int] | None],
+    to_mesh: tuple[Mesh | DeviceMesh, list[int] | None],
+    shape: list[int],
+    itemsize: int,
+    src_order: Any,
+    dst_order: Any,
+    models: tuple[Any, Any] | None,
+    max_bytes: int | None,
+) -> MeshChange: ...
+def change_mesh(
+    dtensors: list[Any],
+    device_mesh: DeviceMesh,
+    placements: list[tuple[Placement, ...]],
+    order: Any,
+    async_op: bool,
+    models: tuple[Any, Any] | None,
+    max_bytes: int | None,
+) -> list[Any] | None:
+    """``None``, with nothing done, for masks and symbolic sizes."""
+
+def change_mesh_of_locals(
+    locals: list[Tensor],
+    src_specs: list[DTensorSpec],
+    dst_specs: list[DTensorSpec],
+    async_op: bool,
+    models: tuple[Any, Any] | None,
+    max_bytes: int | None,
+) -> list[Tensor] | None: ...

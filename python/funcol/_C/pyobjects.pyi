@@ -1,0 +1,15 @@
+"""DTensorSpecs."""
+
+from collections.abc import Callable
+from typing import Any
+
+def spec_methods(
+    type: type, equals: Callable[[Any, object], bool], hash: Callable[[Any], int]
+) -> tuple[Any, Any]:
+    """``__eq__`` and ``__hash__`` of DTensorSpec in C++; ``equals`` and ``hash`` do what is left."""
+
+def copy_spec(spec: Any) -> Any:
+    """A DTensorSpec that equals this one."""
+
+def canonical_spec(spec: Any) -> Any:
+    """What stands for all DTensorSpecs that equal this one, and is no tensor's own."""

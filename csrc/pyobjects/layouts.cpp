@@ -202,6 +202,10 @@ bool has_masks(const Layout& layout) {
   return std::ranges::any_of(layout.placements, [](const auto& placement) { return placement.mask != 0; });
 }
 
+bool has_norms(const Layout& layout) {
+  return std::ranges::any_of(layout.placements, [](const auto& one) { return one.is_norm(); });
+}
+
 bool has_strided_shards(const Layout& layout) {
   return std::ranges::any_of(layout.placements, &Placement::is_strided);
 }

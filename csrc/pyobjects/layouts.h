@@ -39,6 +39,7 @@ ShardOrder to_shard_order(py::handle object);
 const Mesh& to_mesh(py::handle object);
 
 bool has_masks(const Layout& layout);
+bool has_norms(const Layout& layout);
 bool has_strided_shards(const Layout& layout);
 
 inline constexpr AttributeName kPlacementTypes("torch.distributed.tensor.placement_types");

@@ -166,7 +166,10 @@ py::object canonical_spec(py::handle spec) {
 uint64_t value_number(py::handle spec) {
   static auto* const numbers = new LruCache<Key, uint64_t, KeyHash>(kNumSpecs);  // NOLINT: outlives Python
   static uint64_t last = 0;
-  auto value = read_spec(spec);
+  auto value = read_spec_as_pytorch(spec);
+  if (!has_norms(value.layout)) {
+    value = read_spec(spec);  // checks it, and counts dims from 0
+  }
   if (has_masks(value.layout)) {
     return 0;
   }

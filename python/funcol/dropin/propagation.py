@@ -148,7 +148,7 @@ class DropinPropagator(ShardingPropagator):
                 return super()._propagate(op_schema, remember=False)
             except ValueError:
                 # funcol makes no partials of shards, even where a partial that is written to has to stay.
-                moved = theirs.redistribute_schema or op_schema
+                moved = with_specs(op_schema, _specs(theirs.redistribute_schema or op_schema))
                 if _moves_written(op_schema, theirs) or self._contradicts(moved, theirs):
                     if not writes.writes_to_first(op_schema.op):
                         raise
@@ -186,7 +186,7 @@ class DropinPropagator(ShardingPropagator):
         """Whether the operator has no strategy like ``sharding``."""
         try:
             ways = self.strategies(op_schema)
-        except (NotImplementedError, ValueError, IndexError):
+        except Exception:  # wrong rules raise anything
             return False
         if isinstance(ways, TupleStrategy):
             return False

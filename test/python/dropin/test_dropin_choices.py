@@ -1,5 +1,5 @@
 """With funcol under DTensor, decisions are PyTorch's own, for calls that are drawn: any operator with a rule,
-any placements, partials of every kind, even and uneven sizes, one to three axes."""
+any placements, strided shards, partials of every kind, even and uneven sizes, one to three axes."""
 
 from __future__ import annotations
 
@@ -55,8 +55,9 @@ def partials_of(tensor: Tensor) -> list[str]:
 
 
 def draw_layout(choose: random.Random, tensor: Tensor, axes: int) -> Layout:
-    """On an axis the tensor is replicated, cut, or partial, mostly in one way on all axes."""
+    """On an axis replicated, cut, at times in pieces, or partial, mostly in one way on all axes."""
     shards = [f"S{dim}" for dim in range(tensor.dim())] or ["R"]
+    strided = [f"_S{dim}/2" for dim in range(tensor.dim())] or ["R"]
     kind = choose.choice(partials_of(tensor))
 
     def word() -> str:
@@ -64,7 +65,7 @@ def draw_layout(choose: random.Random, tensor: Tensor, axes: int) -> Layout:
         if drawn < 0.3:
             return "R"
         if drawn < 0.7:
-            return choose.choice(shards)
+            return choose.choice(shards if drawn < 0.65 else strided)
         return kind if drawn < 0.95 else choose.choice(partials_of(tensor))
 
     return Layout(tuple(word() for _ in range(axes)))
@@ -183,6 +184,19 @@ def test_drawn_calls_are_decided_as_pytorch_decides_them() -> None:
     counts, different = outcomes(draws(SHORT, seed=0))
     assert different == []
     assert counts["equal"] > SHORT / 2
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"), [((1, 2, 4), ("_S1/2", "R")), ((3, 4), ("_S0/2", "Pavg")), ((5, 5), ("_S0/2",))]
+)
+def test_strided_shards_that_pytorch_flattens_wrongly_are_refused(
+    shape: tuple[int, ...], words: tuple[str, ...]
+) -> None:
+    flattened = Call(torch.ops.aten.view.default, (torch.zeros(shape), [math.prod(shape)]), {})
+    ours = DropinPropagator(DTensor._op_dispatcher.sharding_propagator)
+    outcome = compare(Drawn(flattened, [Layout(words)], len(words)), meshes_of_axes(), ours)
+    assert "no way to run it" in outcome
+    assert outcome.endswith("PyTorch is wrong")
 
 
 @pytest.mark.long

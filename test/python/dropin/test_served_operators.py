@@ -37,6 +37,11 @@ CALLS: dict[str, tuple[Any, Callable[[DTensor, DTensor], object]]] = {
         lambda x, y: x + replicated(y),
     ),
     "in place, of a tensor that moves": (aten.add_.Tensor, lambda x, y: x.detach().add_(replicated(y))),
+    "norms that stay partial": (aten._foreach_norm.Scalar, lambda x, y: torch._foreach_norm([x, y], 2)),
+    "a list of partial norms": (
+        aten.stack.default,
+        lambda x, y: torch.stack(torch._foreach_norm([x, y], 2)),
+    ),
     "text": (aten.div.Tensor_mode, lambda x, y: torch.div(x, 3.0, rounding_mode="floor")),
     "a dtype": (aten.sum.default, lambda x, y: x.sum(dtype=torch.float64)),
     "a missing tensor": (aten.clamp.Tensor, lambda x, y: torch.clamp(x, None, y)),

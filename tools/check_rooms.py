@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PYTHON = ROOT / "python" / "funcol"
 # From left to right. What shares an entry stands side by side: neither may import the other.
 PYTHON_ROOMS = [
-    {"_C", "_build_info", "_compat", "_version_check"},
+    {"_C", "_build_info", "_compat", "_progress", "_version_check"},
     {"collectives"},
     {"redistribution"},
     {"weights"},

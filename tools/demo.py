@@ -5,7 +5,7 @@ the reduction runs beside the rest of the backward pass:
 
   stock     torch.distributed._functional_collectives
   funcol    the same program with funcol in its place
-  compiled  the same program with funcol, the whole step compiled by torch.compile
+  compiled  the same program with funcol, the whole step compiled by torch.compile (needs a C++ compiler)
 
 All start from the same weights and must reach the same losses. Prints losses, accuracy and times, and draws
 what each rank computed and sent when.
@@ -17,6 +17,7 @@ import argparse
 import itertools
 import logging
 import os
+import shutil
 import statistics
 import sys
 import tempfile
@@ -47,7 +48,7 @@ from funcol.commands.timeline import (
     read_spans,
 )
 
-WAYS = ("stock", "funcol", "compiled")
+ALL_WAYS = ("stock", "funcol", "compiled")
 WIDTHS = (64, 1024, 1024, 1024, 10)
 BATCH_PER_RANK = 128
 LEARNING_RATE = 0.01
@@ -146,6 +147,7 @@ def initial_layers() -> list[Layer]:
 
 @dataclass(frozen=True)
 class Settings:
+    ways: tuple[str, ...]
     num_ranks: int
     num_steps: int
     folder: str
@@ -238,7 +240,7 @@ def run_rank(rank: int, settings: Settings) -> dict[str, dict[str, Any]]:
     torch._dynamo.config.trace_autograd_ops = True  # off by default: autograd.grad would break the graph
     this_rank = Rank(rank, settings)
     results = {}
-    for way in WAYS:
+    for way in settings.ways:
         first = "compiles (half a minute), then " if way == "compiled" else ""
         this_rank.progress(f"{way}: {first}{settings.num_steps} steps")
         results[way] = this_rank.train(way)
@@ -249,25 +251,25 @@ def run_rank(rank: int, settings: Settings) -> dict[str, dict[str, Any]]:
 
 
 def print_results(results: dict[str, dict[str, Any]], num_steps: int) -> None:
-    line = "  {:<26}" + "{:>12}" * len(WAYS)
+    line = "  {:<26}" + "{:>12}" * len(results)
     print()
-    print(line.format("", *WAYS))
+    print(line.format("", *results))
     for i in sorted({0, num_steps // 4, num_steps // 2, 3 * num_steps // 4, num_steps - 1}):
-        print(line.format(f"loss at step {i + 1}", *(f"{results[way]['losses'][i]:.6f}" for way in WAYS)))
+        print(line.format(f"loss at step {i + 1}", *(f"{results[way]['losses'][i]:.6f}" for way in results)))
     for title, key, form in (
         ("test accuracy", "accuracy", "{:.1%}"),
         ("time per step (median, ms)", "step_ms", "{:.1f}"),
         ("funcol: waits per step", "waits", "{:g}"),
         ("funcol: views not waited for", "views", "{:g}"),
     ):
-        print(line.format(title, *(form.format(results[way][key]) for way in WAYS)))
+        print(line.format(title, *(form.format(of_way[key]) for of_way in results.values())))
     print()
 
 
 def check_losses(results: dict[str, dict[str, Any]]) -> None:
-    expected = torch.tensor(results["stock"]["losses"])
-    for way in WAYS[1:]:
-        losses = torch.tensor(results[way]["losses"])
+    all_losses = {way: torch.tensor(of_way["losses"]) for way, of_way in results.items()}
+    expected = all_losses.pop("stock")
+    for way, losses in all_losses.items():
         different = ~torch.isclose(losses, expected, **LOSS_TOLERANCE)
         if different.any():
             i = int(different.nonzero()[0])
@@ -275,7 +277,7 @@ def check_losses(results: dict[str, dict[str, Any]]) -> None:
                 f"[demo] FAILED: the loss of '{way}' leaves that of stock at step {i + 1}: {losses[i]:.6f}, "
                 f"expected {expected[i]:.6f} within {LOSS_TOLERANCE}"
             )
-    difference = max((torch.tensor(results[way]["losses"]) - expected).abs().max().item() for way in WAYS[1:])
+    difference = max((losses - expected).abs().max().item() for losses in all_losses.values())
     say(f"losses agree over all steps (largest difference {difference:.1e})")
 
 
@@ -384,14 +386,14 @@ def draw(timelines: dict[str, list[Timeline]], results: dict[str, dict[str, Any]
 
     num_ranks = min(len(timelines["stock"]), MAX_RANKS_DRAWN)
     figure, axes = plt.subplots(
-        len(WAYS),
+        len(timelines),
         1,
-        figsize=(16, 2 + len(WAYS) * (0.9 + 0.75 * num_ranks)),
+        figsize=(16, 2 + len(timelines) * (0.9 + 0.75 * num_ranks)),
         sharex=True,
         layout="constrained",
     )
-    for ax, way in zip(axes, WAYS, strict=True):
-        of_ranks = timelines[way][:num_ranks]
+    for ax, (way, of_all_ranks) in zip(axes, timelines.items(), strict=True):
+        of_ranks = of_all_ranks[:num_ranks]
         origin = min(timeline.start for timeline in of_ranks)
         for rank, timeline in enumerate(of_ranks):
             draw_rank(ax, timeline, origin, 2.3 * rank)
@@ -417,6 +419,15 @@ def draw_rank(ax: Any, timeline: Timeline, origin: float, top: float) -> None:
     draw_communication(ax, timeline.communication, origin, top + 0.57, KINDS["communication"][1])
 
 
+def ways_here() -> tuple[str, ...]:
+    """All ways, but the compiled one where Inductor has no C++ compiler."""
+    compiler = os.environ.get("CXX", "g++")
+    if shutil.which(compiler) is not None:
+        return ALL_WAYS
+    say(f"'compiled' is left out, since there is no C++ compiler '{compiler}'")
+    return tuple(way for way in ALL_WAYS if way != "compiled")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -431,7 +442,7 @@ def main() -> None:
         parser.error(f"there is no folder {args.picture.resolve().parent} to write the picture to")
 
     with tempfile.TemporaryDirectory() as folder:
-        settings = Settings(args.ranks, args.steps, folder, time.time())
+        settings = Settings(ways_here(), args.ranks, args.steps, folder, time.time())
         settings.progress(
             f"number of ranks: {args.ranks} (gloo, one thread each, PyTorch {torch.__version__})"
         )
@@ -439,7 +450,8 @@ def main() -> None:
         results = run_on_ranks(run_rank, args.ranks, settings, limit_s=DEADLINE_S)
         settings.progress("drawing")
         timelines = {
-            way: [read_trace(trace_path(folder, way, rank)) for rank in range(args.ranks)] for way in WAYS
+            way: [read_trace(trace_path(folder, way, rank)) for rank in range(args.ranks)]
+            for way in settings.ways
         }
     print_results(results, args.steps)
     draw(timelines, results, args.picture)

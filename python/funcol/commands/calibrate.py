@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from .. import collectives
+from .._progress import Progress
 from ..collectives.async_tensor import wait_tensor
 from ..redistribution.cost_models import COLLECTIVES, AlphaBeta, AxisCost, LinkCost, axis_names
 from ..redistribution.planning import mesh_of
@@ -93,11 +94,15 @@ def measure(
     same model. ``report`` gets a line for each figure.
     """
     assert mesh.mesh_dim_names is not None
-    axes = {
-        name: AxisCost(mesh.size(axis), **_measured_axis(mesh, axis, sizes, num_runs, report))
-        for axis, name in enumerate(mesh.mesh_dim_names)
-    }
-    copy = fit(_agreed([(size, _copy_time(mesh, size, num_runs)) for size in sizes], mesh))
+    num_links = len(COLLECTIVES) * sum(mesh.size(axis) > 1 for axis in range(mesh.ndim))
+    with Progress("calibrate", num_links + 1, is_on=dist.get_rank() == 0) as progress:
+        axes = {
+            name: AxisCost(mesh.size(axis), **_measured_axis(mesh, axis, sizes, num_runs, report, progress))
+            for axis, name in enumerate(mesh.mesh_dim_names)
+        }
+        progress.show("copy")
+        copy = fit(_agreed([(size, _copy_time(mesh, size, num_runs)) for size in sizes], mesh))
+        progress.advance()
     report(f"copy: {_described(copy)}")
     return AlphaBeta(axes, copy)
 
@@ -125,7 +130,12 @@ def fit(samples: Sequence[tuple[float, float]]) -> LinkCost:
 
 
 def _measured_axis(
-    mesh: DeviceMesh, axis: int, sizes: Sequence[int], num_runs: int, report: Callable[[str], None]
+    mesh: DeviceMesh,
+    axis: int,
+    sizes: Sequence[int],
+    num_runs: int,
+    report: Callable[[str], None],
+    progress: Progress,
 ) -> dict[str, LinkCost]:
     assert mesh.mesh_dim_names is not None
     name = mesh.mesh_dim_names[axis]
@@ -134,7 +144,9 @@ def _measured_axis(
         return dict.fromkeys(COLLECTIVES, LinkCost(0.0, MOST_GIGABYTES_PER_S))
     links = {}
     for kind in COLLECTIVES:
+        progress.show(f"{name} {kind}")
         links[kind] = _measured(mesh, axis, kind, sizes, num_runs)
+        progress.advance()
         report(f"{name} {kind}: {_described(links[kind])}")
     return links
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from .._progress import Progress
 from ..redistribution.plan_tables import Rows, aligned
 from .timeline import (
     Activity,
@@ -49,11 +50,14 @@ def add_to(commands: Any) -> None:
 
 def _run(arguments: argparse.Namespace) -> None:
     found = []
-    for place, path in enumerate(arguments.traces):
-        try:
-            found.append(activity(read_trace(path), place, arguments.during))
-        except ValueError as error:
-            raise ValueError(f"{path}: {str(error).removeprefix(f'{path} ')}") from None
+    with Progress("trace", len(arguments.traces)) as progress:
+        for place, path in enumerate(arguments.traces):
+            progress.show(str(path))
+            try:
+                found.append(activity(read_trace(path), place, arguments.during))
+            except ValueError as error:
+                raise ValueError(f"{path}: {str(error).removeprefix(f'{path} ')}") from None
+            progress.advance()
     found.sort(key=lambda one: one.rank)
     print("\n".join(aligned(activity_rows(found), num_left=1)))
     if arguments.out is not None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import time
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -15,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
 from .. import _C
+from .._progress import Progress
 from ..redistribution.functions import redistribute
 from ..redistribution.meshes import root_mesh, simulates_ranks
 from ..redistribution.moving import settled
@@ -60,7 +60,8 @@ def full_tensors(
     module, a mapping or a list are sent once and yielded as one tensor, which is kept meanwhile. An iterator
     is read as it goes, and tied tensors of it are sent each time.
 
-    ``progress``: rank ``to``, or rank 0, counts on its terminal.
+    ``progress``: rank ``to``, or rank 0, shows on its terminal how many tensors are done and how long the
+    rest takes.
 
     Errors come before the bucket is sent. ``ValueError``: ``to`` is no rank of a tensor's mesh, or the ranks
     have different names or shapes. ``RuntimeError``, on the other ranks: a rank left the loop early; they
@@ -76,7 +77,7 @@ def full_tensors(
         named = {name: value for name, value in named.state_dict().items() if isinstance(value, Tensor)}
     pairs: Any = named.items() if isinstance(named, Mapping) else named
     how = _How(to, bucket_bytes, dtype, None if device is None else torch.device(device))
-    return _stream(_Source(pairs), how, _Counter(to) if progress else None)
+    return _stream(_Source(pairs), how, _Counter(pairs, to, progress))
 
 
 class _How:
@@ -258,7 +259,7 @@ def _moved_alone(tensor: DTensor) -> Tensor:
     return settled(redistribute(tensor, placements=[Replicate()] * tensor.device_mesh.ndim)._local_tensor)
 
 
-def _stream(source: _Source, how: _How, counter: _Counter | None) -> Iterator[tuple[str, Tensor | None]]:
+def _stream(source: _Source, how: _How, counter: _Counter) -> Iterator[tuple[str, Tensor | None]]:
     in_step = InStep(_OP)
     is_checked = not simulates_ranks()
     kept: dict[int, Tensor | None] = {}
@@ -272,53 +273,45 @@ def _stream(source: _Source, how: _How, counter: _Counter | None) -> Iterator[tu
             bucket.start()
         return bucket
 
-    try:
-        current = next_bucket()
-        while current:
-            following = next_bucket()
-            if not following:
-                in_step.end(num_done)
-            for pair in current.wholes(kept):
-                num_done += 1
-                if counter:
+    with counter:
+        try:
+            current = next_bucket()
+            while current:
+                following = next_bucket()
+                if not following:
+                    in_step.end(num_done)
+                for pair in current.wholes(kept):
+                    num_done += 1
                     counter.count(pair[1])
-                yield pair
-                del pair
-            current = following
-    finally:
-        in_step.leave(num_done)
-        if counter:
-            counter.stop()
+                    yield pair
+                    del pair
+                current = following
+        finally:
+            in_step.leave(num_done)
 
 
 class _Counter:
     """Counts tensors on a terminal, on one rank."""
 
-    def __init__(self, to: int | None) -> None:
+    def __init__(self, named: Any, to: int | None, is_on: bool) -> None:
         rank = dist.get_rank() if dist.is_initialized() else 0
-        self._is_on = rank == (to or 0) and sys.stderr.isatty()
-        self._start = self._shown = time.monotonic()
-        self._num_tensors = 0
+        total = len(named) if isinstance(named, Collection) else None
+        self._progress = Progress(_OP, total, is_on=is_on and rank == (to or 0))
+        self._start = time.monotonic()
         self._num_bytes = 0
 
+    def __enter__(self) -> Self:
+        self._progress.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._progress.__exit__(*error)
+
     def count(self, whole: Tensor | None) -> None:
-        self._num_tensors += 1
+        if not self._progress.is_shown:
+            return
         if whole is not None:
             self._num_bytes += whole.numel() * whole.element_size()
-        if self._is_on and time.monotonic() - self._shown > 0.1:
-            self._show("")
-
-    def stop(self) -> None:
-        if self._is_on and self._num_tensors:
-            self._show("\n")
-
-    def _show(self, end: str) -> None:
-        self._shown = time.monotonic()
         gib = self._num_bytes / 2**30
-        rate = gib / max(self._shown - self._start, 1e-9)
-        print(
-            f"\r{_OP}: {self._num_tensors} tensors, {gib:.2f} GiB, {rate:.2f} GiB/s",
-            end=end,
-            file=sys.stderr,
-            flush=True,
-        )
+        self._progress.show(f"{gib:.2f} GiB, {gib / max(time.monotonic() - self._start, 1e-9):.2f} GiB/s")
+        self._progress.advance()

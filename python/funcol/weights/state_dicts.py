@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry
 
 from .. import _C
+from .._progress import Progress
 from ..redistribution.meshes import root_mesh
 from ..redistribution.moving import settled
 from ..redistribution.specs import has_own_order, spec_of
@@ -74,6 +75,7 @@ def load_full_state_dict(
     src: int = 0,
     *,
     bucket_bytes: int = 256 << 20,
+    progress: bool = False,
 ) -> None:
     """Copies whole tensors, which global rank ``src`` has, into the parameters and buffers of ``model``: each
     rank receives its shards alone.
@@ -83,6 +85,7 @@ def load_full_state_dict(
     ``model.state_dict()``. Tensors may have any dtype and device; they get those of the model. Consecutive
     ones of ``bucket_bytes`` go together, by one all_to_all for each dtype and mesh, while the bucket before
     is copied. Tied tensors are sent once; ``src`` sends to all replicas, those on other submeshes included.
+    ``progress``: ``src`` shows on its terminal how many tensors are sent, and how long the rest takes.
 
     ``ValueError`` on ``src``, before anything is sent, if a name is missing or unknown, before a bucket is
     sent if a shape is wrong; on the others a ``RuntimeError``, which says that ``src`` gave up.
@@ -98,26 +101,30 @@ def load_full_state_dict(
     loading = _Loading(state, {index for index, (first, _) in same.items() if index != first}, src)
     in_step = InStep(_LOAD, [target.mesh for target in loading.targets if target.mesh is not None])
     num_done = 0
-    try:
-        source = _Wholes(tensors, [name for name, _ in state]) if src == _own_rank() else None
-        before: list[tuple[_Target, Tensor]] = []
-        for bucket in loading.buckets(bucket_bytes):
-            wholes = [None if source is None else source.whole_of(target) for target in bucket]
-            in_step.go_on(
-                {id(target.mesh): target.mesh for target in bucket if target.mesh is not None}.values(),
-                number_of(zlib.crc32("\n".join(target.name for target in bucket).encode())),
-                num_done,
-                bucket[0].name,
-            )
-            started = loading.start(bucket, wholes)
-            del wholes
+    shown = Progress(_LOAD, len(loading.targets), is_on=progress and src == _own_rank())
+    with shown:
+        try:
+            source = _Wholes(tensors, [name for name, _ in state]) if src == _own_rank() else None
+            before: list[tuple[_Target, Tensor]] = []
+            for bucket in loading.buckets(bucket_bytes):
+                shown.show(bucket[0].name)
+                wholes = [None if source is None else source.whole_of(target) for target in bucket]
+                in_step.go_on(
+                    {id(target.mesh): target.mesh for target in bucket if target.mesh is not None}.values(),
+                    number_of(zlib.crc32("\n".join(target.name for target in bucket).encode())),
+                    num_done,
+                    bucket[0].name,
+                )
+                started = loading.start(bucket, wholes)
+                del wholes
+                _copy(before)
+                before = started
+                num_done += len(bucket)
+                shown.advance(len(bucket))
+            in_step.end(num_done)
             _copy(before)
-            before = started
-            num_done += len(bucket)
-        in_step.end(num_done)
-        _copy(before)
-    finally:
-        in_step.leave(num_done)
+        finally:
+            in_step.leave(num_done)
 
 
 class _Target:

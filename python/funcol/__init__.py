@@ -18,7 +18,12 @@ from . import _build_info  # noqa: E402
 
 _version_check.check_torch(_build_info.TORCH_VERSION, torch.__version__, torch.distributed.is_available())
 
-from . import _C, compiled  # noqa: E402
+try:
+    from . import _C
+except ImportError as _error:
+    _version_check.refuse_build(__path__, _build_info.TORCH_VERSION, torch.__version__, _error)
+
+from . import compiled  # noqa: E402
 from .collectives import *  # noqa: E402, F403
 from .collectives import dlpack, functions, group_registry, groups, tracing  # noqa: E402
 from .collectives.agreement import check_agreement  # noqa: E402

@@ -16,7 +16,7 @@ from processes import run_python
 import funcol
 from funcol import _C, _build_info, commands
 from funcol.__main__ import main
-from funcol._version_check import add_libraries, check_torch
+from funcol._version_check import add_libraries, check_torch, refuse_build
 
 # The check at import
 
@@ -79,6 +79,23 @@ def test_a_minor_that_the_package_has_no_libraries_for_is_refused(tmp_path: Path
     ):
         add_libraries(path, "2.16.0")
     assert path == [str(tmp_path)]
+
+
+@pytest.mark.parametrize("folders", [(), ("torch_2_15", "torch_2_9", "torch_2_11")], ids=["one", "several"])
+def test_libraries_that_another_build_of_pytorch_does_not_load_are_named(
+    tmp_path: Path, folders: tuple[str, ...]
+) -> None:
+    for folder in folders:
+        (tmp_path / folder).mkdir()
+    error = ImportError("undefined symbol: _ZN3c10")
+    with pytest.raises(ImportError) as refused:
+        refuse_build([str(tmp_path)], "2.15.0", "2.15.0a0+git1234567", error)
+    message = str(refused.value)
+    assert ("PyTorch 2.9, 2.11, 2.15" if folders else "PyTorch 2.15.0") in message
+    assert "do not load in PyTorch 2.15.0a0+git1234567" in message
+    assert "undefined symbol: _ZN3c10" in message
+    assert "pip install --no-build-isolation" in message
+    assert refused.value.__cause__ is error
 
 
 REFUSED_IMPORT = """

@@ -29,6 +29,7 @@ from measure import (
     check_same,
     describe,
     device_named,
+    each,
     lone_group,
     mark,
     measure,
@@ -226,7 +227,7 @@ def bench_calls(device: torch.device, num_ranks: int, repeat: int) -> dict[str, 
     """Table 1, in this process, with a group of its own."""
     records = []
     with lone_group(device, num_ranks) as lone:
-        for case in Cases(device, lone.num_ranks).all():
+        for case in each("calls", Cases(device, lone.num_ranks).all()):
             check_same(case, compare_values=lone.backend == "nccl" and lone.num_ranks == 1)
             records.append(measure(case, repeat, lone.clock))
     return {"backend": lone.backend, "num_ranks": lone.num_ranks, "repeat": repeat, "cases": records}

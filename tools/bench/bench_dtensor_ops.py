@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measure import Clock, Overhead, cell, describe, lone_group, mark, say, summary
+from measure import Clock, Overhead, cell, describe, each, lone_group, mark, say, summary
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
@@ -160,7 +160,7 @@ def bench(repeat: int, only: str) -> list[dict[str, Any]]:
     with lone_group(torch.device("cpu"), NUM_RANKS) as lone:
         meshes = [init_device_mesh("cpu", (NUM_RANKS,)), init_device_mesh("cpu", (NUM_RANKS // 2, 2))]
         cases = make_cases(meshes, only)
-        for turn in range(repeat):
+        for turn in each("rounds", range(repeat)):
             for k in range(len(SIDES)):
                 side = SIDES[(turn + k) % len(SIDES)]
                 gc.collect()

@@ -42,6 +42,7 @@ from measure import (
     cell,
     describe,
     device_named,
+    each,
     is_simulated_alone,
     lone_group,
     mark,
@@ -107,9 +108,7 @@ def time_steps(program: Program, repeat: int, device: torch.device, clock: Clock
 def bench_steps(device: torch.device, repeat: int, only: str) -> list[dict[str, Any]]:
     records = []
     with lone_group(device, NUM_RANKS, whole_steps=True) as lone:
-        for program in PROGRAMS:
-            if only not in program.name:
-                continue
+        for program in each("steps", [program for program in PROGRAMS if only in program.name]):
             times = time_steps(program, repeat, device, lone.clock)
             plain, stock, ours = (times[side] for side in STEP_SIDES)
             overhead = Overhead.of(plain, stock, ours)

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 import torch.distributed as dist
-from measure import CPU_CLOCK, cell, describe, device_named, lone_group, mark, say, summary
+from measure import CPU_CLOCK, cell, describe, device_named, each, lone_group, mark, say, summary
 from torch import Tensor
 
 import funcol
@@ -47,7 +47,7 @@ def bench(repeat: int) -> dict[str, Any]:
             "in 5 modules": lambda: in_5(x) + 1,
         }
         times: dict[str, dict[bool, list[float]]] = {name: {False: [], True: []} for name in cases}
-        for _ in range(repeat):
+        for _ in each("rounds", range(repeat)):
             for name, call in cases.items():
                 for is_recorded in (False, True):
                     funcol.record_callers(is_recorded)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measure import Call, Case, cell, describe, lone_group, mark, measure, say
+from measure import Call, Case, cell, describe, each, lone_group, mark, measure, say
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
@@ -136,7 +136,7 @@ def main() -> None:
     args = parser.parse_args()
     result = describe(torch.device("cpu"))
     with lone_group(torch.device("cpu"), NUM_RANKS) as lone:
-        result["calls"] = [measure(case, args.repeat, lone.clock) for case in cases()]
+        result["calls"] = [measure(case, args.repeat, lone.clock) for case in each("calls", cases())]
     missed = print_cases(result["calls"])
     say(f"\n{missed} limits missed")
     if args.json is not None:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 import torch.testing._internal.distributed.fake_pg
-from measure import describe, mark, say
+from measure import describe, each, mark, say
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor import _redistribute as stock_redistribute
@@ -130,7 +130,7 @@ def bench_operators(names: list[str], most_axes: int, rounds: int) -> list[dict[
     records = []
     for axes in range(1, most_axes + 1):
         spec = spec_on(init_device_mesh("cpu", (2,) * axes))
-        for operator in operators:
+        for operator in each(f"{axes} axes", operators):
             stock, ours = DTensor._op_dispatcher.sharding_propagator, ShardingPropagator()
 
             def make(operator: Operator = operator, spec: Any = spec) -> OpSchema:
@@ -266,7 +266,7 @@ class Timed:
 def bench_blocks(stock_too: bool) -> Iterator[dict[str, Any]]:
     """Cold and warm seconds in propagation, for each mesh."""
     limits = {(32,): 0.1, (32, 16): 0.2, (8, 8, 8): 0.5}
-    for shape, limit in limits.items():
+    for shape, limit in each("blocks", limits.items()):
         mesh = init_device_mesh("cpu", shape)
         record: dict[str, Any] = {"mesh": "x".join(map(str, shape)), "limit": limit}
         for side in ("funcol", "stock") if stock_too and len(shape) < 3 else ("funcol",):
@@ -299,7 +299,7 @@ def bench_partial_blocks(rounds: int) -> Iterator[dict[str, Any]]:
     ``partial``: the activations come as partial sums along the last axis. ``whole``: they are replicated
     there, and only the block makes partial sums."""
     with funcol.installed():
-        for shape, limit in PARTIAL_BLOCK_LIMITS.items():
+        for shape, limit in each("blocks under install()", PARTIAL_BLOCK_LIMITS.items()):
             mesh = init_device_mesh("cpu", shape)
             record: dict[str, Any] = {"mesh": "x".join(map(str, shape)), "limit": limit}
             for name, last in (("partial", Partial()), ("whole", Replicate())):

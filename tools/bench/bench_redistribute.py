@@ -23,6 +23,7 @@ from measure import (
     cell,
     describe,
     device_named,
+    each,
     is_simulated_alone,
     lone_group,
     mark,
@@ -169,7 +170,7 @@ def many_case(device: torch.device, src: str, dst: str) -> dict[str, Call]:
 def bench_many(device: torch.device, repeat: int) -> list[dict[str, Any]]:
     records = []
     with lone_group(device, NUM_RANKS, whole_steps=True) as lone:
-        for src, dst in MANY:
+        for src, dst in each("many", MANY):
             calls = many_case(device, src, dst)
             for call in calls.values():
                 lone.clock.time_calls(call, 2)
@@ -211,13 +212,13 @@ def print_ranks(records: list[dict[str, Any]]) -> None:
 
 def bench_calls(device: torch.device, repeat: int) -> list[dict[str, Any]]:
     with lone_group(device, NUM_RANKS) as lone:
-        return [measure(case, repeat, lone.clock) for case in call_cases(device)]
+        return [measure(case, repeat, lone.clock) for case in each("calls", call_cases(device))]
 
 
 def bench_plans(repeat: int) -> list[dict[str, Any]]:
     records = []
     with lone_group(torch.device("cpu"), 16):
-        for num_axes, src, dst in PLANS:
+        for num_axes, src, dst in each("plans", PLANS):
             name = f"{num_axes} axes, {src} -> {dst}"
             stock, ours = plan_case(num_axes, src, dst)
             times: dict[str, list[float]] = {"stock": [], "funcol": []}

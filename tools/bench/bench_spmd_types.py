@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import spmd_types as spmd
 import torch
 import torch.distributed as dist
-from measure import CPU_CLOCK, cell, describe, lone_group, mark, say, summary
+from measure import CPU_CLOCK, cell, describe, each, lone_group, mark, say, summary
 from spmd_types import I, P, R, S, V
 from torch import Tensor
 
@@ -140,7 +140,8 @@ def main() -> None:
     with lone_group(torch.device("cpu"), args.ranks):
         group = dist.group.WORLD
         assert group is not None
-        result["collectives"] = [time_program(program, args.repeat) for program in programs(group, **options)]
+        all_programs = each("collectives", programs(group, **options))
+        result["collectives"] = [time_program(program, args.repeat) for program in all_programs]
     print_records(result["collectives"])
     say(f"\n{sum(not record['met'] for record in result['collectives'])} limits missed")
     if args.json is not None:

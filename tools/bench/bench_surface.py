@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as stock
 from collective_cases import Collective, CollectiveCases, of_stock
-from measure import Case, cell, check_same, describe, device_named, lone_group, measure, say
+from measure import Case, cell, check_same, describe, device_named, each, lone_group, measure, say
 from torch import Tensor
 from torch.distributed import ReduceOp
 
@@ -392,10 +392,10 @@ def bench_surface(device: torch.device, num_ranks: int, repeat: int, only: str) 
     """The table, in this process, with a group of its own."""
     records = []
     with lone_group(device, num_ranks) as lone:
-        for case in Rows(device, lone.num_ranks).all():
-            if only in case.name:
-                check_same(case, compare_values=lone.backend == "nccl")
-                records.append(measure(case, repeat, lone.clock))
+        rows = [case for case in Rows(device, lone.num_ranks).all() if only in case.name]
+        for case in each("surface", rows):
+            check_same(case, compare_values=lone.backend == "nccl")
+            records.append(measure(case, repeat, lone.clock))
     return {"backend": lone.backend, "num_ranks": lone.num_ranks, "repeat": repeat, "cases": records}
 
 

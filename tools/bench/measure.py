@@ -10,9 +10,9 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,15 +20,27 @@ from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import funcol
+from funcol._progress import Progress
 
 SIDES = ("stock", "raw", "funcol")
 CHUNK_US = 4000.0
 
 Call = Callable[[], Any]
+T = TypeVar("T")
 
 
 def say(text: str) -> None:
     print(text, flush=True)
+
+
+def each(title: str, pieces: Iterable[T], *, is_on: bool = True) -> Iterator[T]:
+    """Yields ``pieces`` and counts them on the terminal; nothing is drawn while the caller has one."""
+    listed = list(pieces)
+    with Progress(title, len(listed), is_on=is_on) as progress:
+        for piece in listed:
+            progress.show(str(getattr(piece, "name", "")))
+            yield piece
+            progress.advance()
 
 
 def summary(values: list[float]) -> dict[str, float]:

@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 import torch.distributed as dist
 from gloo_ranks import run_on_ranks
+from measure import each
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
@@ -60,7 +61,7 @@ def source(mesh: DeviceMesh, text: str) -> DTensor:
 def time_rank(rank: int, repeat: int) -> list[dict[str, list[float]]]:
     meshes = {1: init_device_mesh("cpu", (NUM_RANKS,)), 2: init_device_mesh("cpu", (2, NUM_RANKS // 2))}
     times = []
-    for src, dst in TRANSITIONS:
+    for src, dst in each("ranks", TRANSITIONS, is_on=rank == 0):
         mesh = meshes[src.count(",") + 1]
         tensor, target = source(mesh, src), placed(dst)
         calls = {

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from measure import lone_group, mark, say
+from measure import each, lone_group, mark, say
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from weights_ranks import (
@@ -78,7 +78,7 @@ def time_host(repeat: int) -> dict[str, Any]:
         times: dict[str, list[float]] = {side: [] for side in calls}
         for call in calls.values():
             lone.clock.time_calls(call, 2)
-        for _ in range(repeat):
+        for _ in each("host", range(repeat)):
             for side, call in calls.items():
                 times[side].append(lone.clock.time_calls(call, 1) / len(weights))
     ratios = {

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from measure import each
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import Placement
@@ -96,7 +97,7 @@ def calls_of(case: Case) -> tuple[list[DTensor], dict[str, Callable[[], list[DTe
 
 def time_rank(rank: int, repeat: int) -> list[dict[str, Any]]:
     records = []
-    for case in CASES:
+    for case in each("meshes", CASES, is_on=rank == 0):
         torch.manual_seed(0)
         tensors, calls = calls_of(case)
         results = {side: call() for side, call in calls.items()}

@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 import torch.distributed as dist
 from gloo_ranks import run_on_ranks as run_on_ranks
+from measure import each
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
@@ -78,7 +79,7 @@ def time_sides(calls: dict[str, Callable[[], Any]], repeat: int) -> dict[str, di
         written = torch.tensor([bytes_written() - before])
         dist.all_reduce(written)
         results[side] = {"ms": [], "bytes": written.item()}
-    for turn in range(repeat):
+    for turn in each("rounds", range(repeat), is_on=dist.get_rank() == 0):
         for side in sorted(calls, reverse=turn % 2 == 0):
             dist.barrier()
             begin = time.perf_counter()

@@ -6,8 +6,11 @@
 #include <algorithm>
 #include <array>
 #include <deque>
+#include <iomanip>
 #include <mutex>
 #include <optional>
+#include <ranges>
+#include <sstream>
 #include <utility>
 
 #include "comm/asking_devices.h"
@@ -22,6 +25,13 @@ using Work = c10d::Work;
 struct Registered {
   InFlight what;
   c10::weak_intrusive_ptr<Work> work{c10::intrusive_ptr<Work>()};
+  // The registry's keys, which stay theirs as long as something refers to them.
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> storages;
+
+  bool writes(const at::Tensor& tensor) const {
+    const auto* const own = tensor.storage().unsafeGetStorageImpl();
+    return std::ranges::any_of(storages, [own](const auto& one) { return one._unsafe_get_target() == own; });
+  }
 };
 
 class RegisteredList {
@@ -47,6 +57,14 @@ class RegisteredList {
       }
     }
     list_.push_back(std::move(registered));
+  }
+
+  // The latest collective that writes to `tensor`, also just after its Work has gone.
+  std::optional<InFlight> latest_of(const at::Tensor& tensor) {
+    const std::scoped_lock lock(mutex_);
+    const auto newest_first = std::ranges::reverse_view(list_);
+    const auto found = std::ranges::find_if(newest_first, [&](const auto& one) { return one.writes(tensor); });
+    return found == newest_first.end() ? std::nullopt : std::optional(found->what);
   }
 
   std::vector<Registered> all() {
@@ -82,9 +100,9 @@ void visit_all(const Visit& visit) {
   for (auto& [entry, what, work] : unwaited_works()) {
     visit(std::move(what), work, entry);
   }
-  for (auto& [what, weak] : RegisteredList::instance().all()) {
-    if (const auto work = weak.lock()) {
-      visit(std::move(what), work, nullptr);
+  for (auto& registered : RegisteredList::instance().all()) {
+    if (const auto work = registered.work.lock()) {
+      visit(std::move(registered.what), work, nullptr);
     }
   }
 }
@@ -124,10 +142,58 @@ std::vector<InFlight> collectives_in_flight(AskWorks asked) { return in_flight_b
 
 void note_registered(std::string_view op, const GroupRef& group, const std::vector<at::Tensor>& outputs,
                      const c10::intrusive_ptr<Work>& work) {
-  if (work) {
-    RegisteredList::instance().add(
-        {InFlight(op, group, outputs, Started::now()), c10::weak_intrusive_ptr<Work>(work)});
+  if (!work) {
+    return;
   }
+  Registered registered{InFlight(op, group, outputs, Started::now()), c10::weak_intrusive_ptr<Work>(work), {}};
+  for (const auto& output : outputs) {
+    registered.storages.emplace_back(output.storage().getWeakStorageImpl());
+  }
+  RegisteredList::instance().add(std::move(registered));
+}
+
+void wait_on_registry(const at::Tensor& tensor) {
+  const auto names = [&]() -> std::string {
+    const auto what = tensor.has_storage() ? RegisteredList::instance().latest_of(tensor) : std::nullopt;
+    return what.has_value() ? failure_text(*what) + "\n" + origin_text(*what) : std::string();
+  };
+  try {
+    c10d::wait_tensor(tensor);
+  } catch (c10::Error& error) {
+    if (auto text = names(); !text.empty()) {
+      error.add_context(std::move(text));
+    }
+    throw;
+  } catch (const std::exception& error) {
+    if (const auto text = names(); !text.empty()) {
+      C10_THROW_ERROR(DistBackendError, error.what() + ("\n" + text));
+    }
+    throw;
+  }
+}
+
+std::string failure_text(const InFlight& what) {
+  std::ostringstream text;
+  text << "funcol::" << what.op << " failed on group '" << what.group.name() << "'; result of shape ";
+  for (size_t i = 0; i < what.shapes.size(); ++i) {
+    text << (i == 0 ? "" : ", ") << at::IntArrayRef(what.shapes[i]);
+  }
+  text << " has no data.";
+  return text.str();
+}
+
+std::string origin_text(const InFlight& what) {
+  std::ostringstream text;
+  text << std::fixed << std::setprecision(1) << "It was started " << what.started.seconds() << " s ago"
+       << own_rank_text(what.group);
+  if (what.started.caller != nullptr) {
+    text << " at " << *what.started.caller;
+  }
+  if (what.started.purpose != nullptr) {
+    text << ", for " << *what.started.purpose;
+  }
+  text << ".";
+  return text.str();
 }
 
 std::string others_in_flight(const UnwaitedEntry& own) {

@@ -26,6 +26,15 @@ std::vector<InFlight> collectives_in_flight(AskWorks asked);
 void note_registered(std::string_view op, const GroupRef& group, const std::vector<at::Tensor>& outputs,
                      const c10::intrusive_ptr<c10d::Work>& work);
 
+// Waits for what PyTorch's registry has of `tensor`. The error of a collective that was noted names it.
+void wait_on_registry(const at::Tensor& tensor);
+
+// "funcol::all_reduce failed on group 'dp'; result of shape [2, 3] has no data."
+std::string failure_text(const InFlight& what);
+
+// "It was started 3.0 s ago (rank 1 of 2) at train.py:7, for parameters of layer 0."
+std::string origin_text(const InFlight& what);
+
 // "\nAlso in flight in this process: ...", for the error of the collective of `own`; empty if there are none.
 std::string others_in_flight(const UnwaitedEntry& own);
 

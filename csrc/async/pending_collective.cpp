@@ -10,12 +10,10 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <iomanip>
 #include <memory>
 #include <new>
 #include <numeric>
 #include <set>
-#include <sstream>
 #include <utility>
 
 #include "async/in_flight.h"
@@ -61,17 +59,7 @@ std::string surroundings(const PendingCollective::Start& start, const UnwaitedEn
   if (started.at_ms == 0) {
     return {};
   }
-  std::ostringstream text;
-  text << std::fixed << std::setprecision(1) << "\nIt was started " << started.seconds() << " s ago"
-       << own_rank_text(start.group);
-  if (started.caller != nullptr) {
-    text << " at " << *started.caller;
-  }
-  if (started.purpose != nullptr) {
-    text << ", for " << *started.purpose;
-  }
-  text << "." << others_in_flight(own);
-  return text.str();
+  return "\n" + origin_text(InFlight(start.op, start.group, {}, started)) + others_in_flight(own);
 }
 
 c10::Stream stream_of(c10::Device device) {
@@ -449,13 +437,8 @@ std::string_view interned(const std::string& op) {
 }
 
 std::string PendingCollective::describe() const {
-  std::ostringstream text;
-  text << "funcol::" << start_.op << " failed on group '" << start_.group.name() << "'; result of shape ";
-  for (size_t i = 0; i < start_.outputs.size(); ++i) {
-    text << (i == 0 ? "" : ", ") << start_.outputs[i].sizes();
-  }
-  text << " has no data. Each use of it raises this error again.";
-  return text.str();
+  return failure_text(InFlight(start_.op, start_.group, start_.outputs, {})) +
+         " Each use of it raises this error again.";
 }
 
 }  // namespace funcol

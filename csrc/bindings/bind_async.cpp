@@ -13,6 +13,7 @@
 #include "async/async_tensor.h"
 #include "async/comm_tensor.h"
 #include "async/held_memory.h"
+#include "async/in_flight.h"
 #include "async/layers.h"
 #include "async/unwaited.h"
 #include "async/wake_key.h"
@@ -160,7 +161,7 @@ class RegistryWork final : public c10d::Work {
  public:
   explicit RegistryWork(at::Tensor tensor) : tensor_(std::move(tensor)) {}
   bool wait(std::chrono::milliseconds /*timeout*/) override {
-    c10d::wait_tensor(tensor_);
+    wait_on_registry(tensor_);
     return true;
   }
   bool isCompleted() override { return false; }  // the registry cannot be asked: wait() may block

@@ -1,4 +1,5 @@
 #include "async/async_tensor.h"
+#include "async/in_flight.h"
 #include "comm/blocking.h"
 #include "compat/missing_operators.h"
 #include "ops/forwarded.h"
@@ -10,7 +11,7 @@ at::Tensor wait_tensor(const at::Tensor& tensor) {
   settle(tensor);
   // An operator that was called from a kernel in Python is called with the GIL, which a thread of the backend
   // may need to let go of a tensor of Python's before it gets to this tensor's Work.
-  run_blocking([&] { c10d::wait_tensor(tensor); });
+  run_blocking([&] { wait_on_registry(tensor); });
   return tensor;
 }
 

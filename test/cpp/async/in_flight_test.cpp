@@ -5,7 +5,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <functional>
 #include <iostream>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -108,6 +110,48 @@ TEST(CollectivesInFlight, ThatAreRegisteredAndGoneTakeNoMemory) {
   }
   EXPECT_EQ(in_flight("kept").size(), 1);
   EXPECT_EQ(in_flight("gone").size(), 0);
+}
+
+// What the error says of a registered collective whose Work fails by `raise`, waited for by a view of the result.
+template <typename Error>
+std::string message_of_registered(const std::function<void()>& raise) {
+  const auto output = at::zeros({2, 3});
+  const auto work = c10::make_intrusive<FakeWork>(raise);
+  note_registered("all_gather", GroupRef("tp"), {output}, work);
+  c10d::register_work(output, work);
+  try {
+    wait_on_registry(output.view(-1));
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+constexpr auto kNamed = "funcol::all_gather failed on group 'tp'; result of shape [2, 3] has no data.\nIt was";
+
+TEST(CollectivesInFlight, ThatAreRegisteredAreNamedByTheErrorsOfBackends) {
+  const auto message =
+      message_of_registered<c10::DistBackendError>([] { throw std::runtime_error("peer is gone"); });
+  EXPECT_EQ(message.find("peer is gone\n"), 0) << message;
+  EXPECT_NE(message.find(kNamed), std::string::npos) << message;
+}
+
+TEST(CollectivesInFlight, ThatAreRegisteredAreNamedByErrorsThatKeepTheirType) {
+  const auto message =
+      message_of_registered<c10::ValueError>([] { TORCH_CHECK_VALUE(false, "timed out"); });
+  EXPECT_NE(message.find("timed out"), std::string::npos) << message;
+  EXPECT_NE(message.find(kNamed), std::string::npos) << message;
+}
+
+TEST(CollectivesInFlight, ThatNobodyNotedFailAsTheyDoInPyTorch) {
+  const auto output = at::zeros({2});
+  c10d::register_work(output, c10::make_intrusive<FakeWork>([] { throw std::runtime_error("peer is gone"); }));
+  try {
+    wait_on_registry(output);
+    ADD_FAILURE() << "nothing was raised";
+  } catch (const std::runtime_error& error) {
+    EXPECT_STREQ(error.what(), "peer is gone");
+  }
 }
 
 // What the error of a collective says that fails while another one is in flight.

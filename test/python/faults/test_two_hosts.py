@@ -60,7 +60,7 @@ class Run:
         environment = {
             "PYTHONPATH": os.pathsep.join(sys.path),
             "OMP_NUM_THREADS": "1",
-            # The store of the agents keeps addresses of ranks that were, which those of the next round would call.
+            # The agents' own store keeps addresses of ranks that are gone, which the next ones would call.
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         }
         command = [*torchrun, *rendezvous, *self.options, elastic_training.__file__, *self.program]

@@ -63,7 +63,8 @@ class RegisteredList {
   std::optional<InFlight> latest_of(const at::Tensor& tensor) {
     const std::scoped_lock lock(mutex_);
     const auto newest_first = std::ranges::reverse_view(list_);
-    const auto found = std::ranges::find_if(newest_first, [&](const auto& one) { return one.writes(tensor); });
+    const auto found =
+        std::ranges::find_if(newest_first, [&](const auto& one) { return one.writes(tensor); });
     return found == newest_first.end() ? std::nullopt : std::optional(found->what);
   }
 
@@ -145,7 +146,8 @@ void note_registered(std::string_view op, const GroupRef& group, const std::vect
   if (!work) {
     return;
   }
-  Registered registered{InFlight(op, group, outputs, Started::now()), c10::weak_intrusive_ptr<Work>(work), {}};
+  Registered registered{
+      InFlight(op, group, outputs, Started::now()), c10::weak_intrusive_ptr<Work>(work), {}};
   for (const auto& output : outputs) {
     registered.storages.emplace_back(output.storage().getWeakStorageImpl());
   }

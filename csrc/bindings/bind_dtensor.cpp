@@ -24,6 +24,7 @@
 #include "dtensor/plain_dtensors.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/redistribute_local.h"
+#include "dtensor/table_sizes.h"
 #include "pyobjects/dtensors.h"
 #include "pyobjects/dtypes.h"
 
@@ -206,6 +207,7 @@ void bind_native_operators(py::module m) {
   m.def("operator_counts", operator_counts);
   m.def("forget_operator_counts", forget_operator_counts);
   m.def("forget_served_calls", forget_served_calls);
+  m.def("table_sizes", table_sizes);
 }
 
 }  // namespace

@@ -159,4 +159,12 @@ void forget_decisions() {
   }
 }
 
+size_t num_decisions() {
+  size_t number = 0;
+  for (const auto* const engine : DecisionEngine::engines()) {
+    number += engine->num_decisions();
+  }
+  return number;
+}
+
 }  // namespace funcol::python

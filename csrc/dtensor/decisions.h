@@ -60,6 +60,7 @@ class DecisionEngine {
   void leave(const std::string& op);
 
   void forget() { decisions_.clear(); }
+  size_t num_decisions() const { return decisions_.size(); }
   Decisions take_decisions();
   void clear();
   // (hits, misses, capacity, number of decisions)
@@ -104,5 +105,8 @@ class DecisionEngine {
 
 // Empties the caches of all engines.
 void forget_decisions();
+
+// Those that all engines remember.
+size_t num_decisions();
 
 }  // namespace funcol::python

@@ -106,7 +106,7 @@ ManyItem make_move(const HolderKey& key, py::handle device_mesh, KnownMesh& know
   const GroupRanks ranks(mesh, axes, *known.coordinate, group.members);
   const HolderStep step{group.group, peers, ranks, mesh, layout, key.shape, every.coordinate(key.holder)};
   item.last = std::make_shared<const FlatStep>(key.is_back ? flat_from_holder(step) : flat_to_holder(step));
-  item.last_id = number_of(item.last->signature());
+  item.last_id = shared_signature(item.last->signature());
   return item;
 }
 
@@ -157,5 +157,7 @@ int64_t number_in_mesh(const Coordinate& coordinate, const Mesh& mesh) {
 }
 
 void forget_holder_moves() { moves().clear(); }
+
+size_t num_holder_moves() { return moves().size(); }
 
 }  // namespace funcol::python

@@ -43,5 +43,6 @@ int64_t bytes_of_move(const HolderKey& key, const Mesh& mesh, bool is_on_cpu);
 int64_t number_in_mesh(const Coordinate& coordinate, const Mesh& mesh);
 
 void forget_holder_moves();
+size_t num_holder_moves();  // that are remembered
 
 }  // namespace funcol::python

@@ -440,4 +440,6 @@ void forget_mesh_changes() {
   pairs().clear();
 }
 
+size_t num_mesh_changes() { return moves().size() + pairs().size(); }
+
 }  // namespace funcol::python

@@ -25,6 +25,8 @@ MeshTable<GroupMoment>& moments() {
 
 }  // namespace
 
+size_t num_known_meshes() { return known_meshes().size() + moments().size(); }
+
 void note_mesh(py::handle device_mesh) {
   if (moments().find(device_mesh) == nullptr) {
     moments().put(device_mesh, group_moment());

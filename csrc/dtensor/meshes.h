@@ -36,6 +36,8 @@ GroupMoment mesh_moment(py::handle device_mesh);
 // To be called with each mesh that is there, before a group is aborted or reconfigured.
 void note_mesh(py::handle device_mesh);
 
+size_t num_known_meshes();
+
 // Null for an object that is no DeviceMesh.
 KnownMesh* find_mesh(py::handle object);
 

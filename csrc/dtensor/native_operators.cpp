@@ -129,6 +129,8 @@ class Table {
     return counts;
   }
 
+  size_t num_calls() const { return calls_.size(); }
+
   void forget_counts() {
     for (const auto& [schema, described] : operators_) {
       described->counts.fill(0);
@@ -297,5 +299,7 @@ py::dict operator_counts() { return table().counts(); }
 void forget_operator_counts() { table().forget_counts(); }
 
 void forget_served_calls() { table().forget(); }
+
+size_t num_served_calls() { return table().num_calls(); }
 
 }  // namespace funcol::python

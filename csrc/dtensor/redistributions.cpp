@@ -98,6 +98,8 @@ Target find_target(const RedistributionKey& key, py::handle src_spec, py::handle
 
 void forget_redistributions() { targets().clear(); }
 
+size_t num_redistributions() { return targets().size(); }
+
 MaskHooks take_masks(RedistributionKey& key, const SpecObjects& src, const SpecObjects& dst) {
   if (!has_masks(key.src) && !has_masks(key.dst)) {
     return {};

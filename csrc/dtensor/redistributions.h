@@ -58,6 +58,7 @@ Target find_target(const RedistributionKey& key, py::handle src_spec, py::handle
                    KnownMesh& known, py::handle placements, py::handle order);
 
 void forget_redistributions();
+size_t num_redistributions();  // that are remembered
 
 // The hooks of the masks in `key`; empty if there are none. Numbers the masks, whose values are addresses:
 // for a plan it matters only which are the same. The hooks take the GIL to call Python. Both specs must

@@ -54,4 +54,6 @@ uint64_t number_of_spec(PyObject* spec) {
 
 void forget_spec_numbers() { const auto gone = std::exchange(met(), {}); }
 
+size_t num_spec_numbers() { return met().size(); }
+
 }  // namespace funcol::python

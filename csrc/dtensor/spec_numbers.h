@@ -15,5 +15,6 @@ namespace funcol::python {
 uint64_t number_of_spec(PyObject* spec);
 
 void forget_spec_numbers();
+size_t num_spec_numbers();  // that are remembered
 
 }  // namespace funcol::python

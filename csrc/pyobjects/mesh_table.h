@@ -34,6 +34,8 @@ class MeshTable {
 
   void clear() { values_.clear(); }
 
+  size_t size() const { return values_.size(); }
+
  private:
   std::unordered_map<PyObject*, Value> values_;
 };

@@ -60,6 +60,11 @@ Specs& canonical_specs() {
   return *cache;
 }
 
+LruCache<Key, uint64_t, KeyHash>& value_numbers() {
+  static auto* const numbers = new LruCache<Key, uint64_t, KeyHash>(kNumSpecs);  // NOLINT: outlives Python
+  return *numbers;
+}
+
 py::object copy(py::handle spec, py::handle mesh) {
   auto* const type = Py_TYPE(spec.ptr());
   static auto* const no_arguments = PyTuple_New(0);
@@ -164,7 +169,6 @@ py::object canonical_spec(py::handle spec) {
 }
 
 uint64_t value_number(py::handle spec) {
-  static auto* const numbers = new LruCache<Key, uint64_t, KeyHash>(kNumSpecs);  // NOLINT: outlives Python
   static uint64_t last = 0;
   auto value = read_spec_as_pytorch(spec);
   if (!has_norms(value.layout)) {
@@ -176,10 +180,10 @@ uint64_t value_number(py::handle spec) {
   const bool strided_as_order =
       has_strided_shards(value.layout) && compat::strided_shards_stand_for_order(spec);
   Key key{number_of(attribute<"mesh">(spec)), std::move(value), strided_as_order};
-  if (const auto* known = numbers->get(key)) {
+  if (const auto* known = value_numbers().get(key)) {
     return *known;
   }
-  numbers->put(std::move(key), ++last);
+  value_numbers().put(std::move(key), ++last);
   return last;
 }
 
@@ -187,6 +191,8 @@ void forget_specs() {
   specs().clear();
   canonical_specs().clear();
 }
+
+size_t num_specs() { return specs().size() + canonical_specs().size() + value_numbers().size(); }
 
 py::object replicate() {
   static auto* const placement = imported<kPlacementTypes, "Replicate">()().release().ptr();

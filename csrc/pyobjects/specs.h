@@ -36,6 +36,7 @@ py::object canonical_spec(py::handle spec);
 uint64_t value_number(py::handle spec);
 
 void forget_specs();
+size_t num_specs();  // that are remembered, and numbers of theirs
 
 // The Python placement Replicate().
 py::object replicate();

@@ -20,8 +20,8 @@ struct ManyItem {
   at::Tensor local;
   MaskHooks masks = {};
   std::shared_ptr<const FlatStep> last = {};
-  uint64_t last_id = 0;  // the number of its signature
-  int64_t bytes = 0;     // where `last` is: what counts against a bound, the same on all ranks
+  SharedSignature last_id = {};
+  int64_t bytes = 0;  // where `last` is: what counts against a bound, the same on all ranks
 };
 
 // Items that go together, and their tensors after the steps so far.

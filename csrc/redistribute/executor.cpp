@@ -43,7 +43,7 @@ Execution::Execution(const Plan& plan, const AxisGroups& groups, const Coordinat
     const auto flat = steps_.back()->flat();
     signature += (flat ? flat->signature() : std::string(to_string(step.kind))) + ";";
   }
-  steps_id_ = number_of(signature);
+  steps_id_ = shared_signature(signature);
 }
 
 Execution::~Execution() = default;

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "planner/plan.h"
+#include "redistribute/flat_step.h"
 #include "redistribute/group_ranks.h"
 
 namespace funcol {
@@ -54,9 +55,9 @@ class Execution {
   // aborted or reconfigured.
   void check(const at::Tensor& local) const;
 
-  // Executions on one mesh have the same number if one collective can serve them at each step, whatever their
+  // Executions on one mesh have the same one if one collective can serve them at each step, whatever their
   // sizes.
-  uint64_t steps_id() const { return steps_id_; }
+  const SharedSignature& steps_id() const { return steps_id_; }
   const std::vector<std::unique_ptr<LocalStep>>& steps() const { return steps_; }
   // What step `index` is, for messages and profiles: "redistribute S(0)->R: all_gather(dim 0, tp)".
   const std::string& step_name(size_t index) const { return step_names_[index]; }
@@ -68,7 +69,7 @@ class Execution {
   std::vector<std::unique_ptr<LocalStep>> steps_;
   std::vector<std::string> step_names_;
   std::vector<GroupRef> groups_;  // that the steps communicate in
-  uint64_t steps_id_ = 0;
+  SharedSignature steps_id_;
   int64_t peak_bytes_;
   std::vector<int64_t> shape_before_;
   std::vector<int64_t> whole_shape_;

@@ -1,6 +1,7 @@
 #include "redistribute/flat_step.h"
 
 #include <algorithm>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <unordered_map>
@@ -227,18 +228,52 @@ bool agrees(const HolderStep& step, const Coordinate& coordinate) {
   return true;
 }
 
+class Signatures {
+ public:
+  SharedSignature find_or_add(const std::string& signature) {
+    const std::scoped_lock lock(mutex_);
+    auto& known = living_[signature];
+    auto found = known.lock();
+    if (!found) {
+      found = SharedSignature(new std::string(signature), [this](const auto* gone) { remove(gone); });
+      known = found;
+    }
+    return found;
+  }
+
+  size_t size() {
+    const std::scoped_lock lock(mutex_);
+    return living_.size();
+  }
+
+ private:
+  void remove(const std::string* gone) {
+    const std::unique_ptr<const std::string> owned(gone);
+    const std::scoped_lock lock(mutex_);
+    const auto found = living_.find(*gone);
+    if (found != living_.end() && found->second.expired()) {  // an equal one may have come meanwhile
+      living_.erase(found);
+    }
+  }
+
+  std::mutex mutex_;
+  std::unordered_map<std::string, std::weak_ptr<const std::string>> living_;
+};
+
+Signatures& signatures() {
+  static auto* const signatures = new Signatures;  // NOLINT: never destroyed
+  return *signatures;
+}
+
 }  // namespace
 
 std::string FlatStep::signature() const {
   return c10::str(to_string(kind), " ", reduce_op, " ", group, " ", c10::ArrayRef<int64_t>(peers));
 }
 
-uint64_t number_of(const std::string& signature) {
-  static std::mutex mutex;
-  static auto* const numbers = new std::unordered_map<std::string, uint64_t>;  // NOLINT: never destroyed
-  const std::scoped_lock lock(mutex);
-  return numbers->emplace(signature, numbers->size()).first->second;
-}
+SharedSignature shared_signature(const std::string& signature) { return signatures().find_or_add(signature); }
+
+size_t num_shared_signatures() { return signatures().size(); }
 
 int64_t FlatStep::num_received() const {
   int64_t total = 0;

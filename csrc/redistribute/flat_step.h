@@ -44,8 +44,10 @@ struct FlatStep {
   std::string signature() const;
 };
 
-// The number of a signature, of one or several steps: equal ones share a number.
-uint64_t number_of(const std::string& signature);
+// A signature of one or several steps: while it lives, equal ones are the same object.
+using SharedSignature = std::shared_ptr<const std::string>;
+SharedSignature shared_signature(const std::string& signature);
+size_t num_shared_signatures();  // that live
 
 // Gather and scatter along `dim`: `shards` has, by rank, the positions of its shard in the whole tensor.
 FlatStep flat_all_gather(c10::IValue group, int64_t dim, const std::vector<Intervals>& shards,

@@ -112,7 +112,8 @@ TEST(CollectivesInFlight, ThatAreRegisteredAndGoneTakeNoMemory) {
   EXPECT_EQ(in_flight("gone").size(), 0);
 }
 
-// What the error says of a registered collective whose Work fails by `raise`, waited for by a view of the result.
+// What the error says of a registered collective whose Work fails by `raise`, waited for by a view of the
+// result.
 template <typename Error>
 std::string message_of_registered(const std::function<void()>& raise) {
   const auto output = at::zeros({2, 3});
@@ -127,7 +128,8 @@ std::string message_of_registered(const std::function<void()>& raise) {
   return "no error";
 }
 
-constexpr auto kNamed = "funcol::all_gather failed on group 'tp'; result of shape [2, 3] has no data.\nIt was";
+constexpr auto kNamed =
+    "funcol::all_gather failed on group 'tp'; result of shape [2, 3] has no data.\nIt was";
 
 TEST(CollectivesInFlight, ThatAreRegisteredAreNamedByTheErrorsOfBackends) {
   const auto message =
@@ -137,15 +139,15 @@ TEST(CollectivesInFlight, ThatAreRegisteredAreNamedByTheErrorsOfBackends) {
 }
 
 TEST(CollectivesInFlight, ThatAreRegisteredAreNamedByErrorsThatKeepTheirType) {
-  const auto message =
-      message_of_registered<c10::ValueError>([] { TORCH_CHECK_VALUE(false, "timed out"); });
+  const auto message = message_of_registered<c10::ValueError>([] { TORCH_CHECK_VALUE(false, "timed out"); });
   EXPECT_NE(message.find("timed out"), std::string::npos) << message;
   EXPECT_NE(message.find(kNamed), std::string::npos) << message;
 }
 
 TEST(CollectivesInFlight, ThatNobodyNotedFailAsTheyDoInPyTorch) {
   const auto output = at::zeros({2});
-  c10d::register_work(output, c10::make_intrusive<FakeWork>([] { throw std::runtime_error("peer is gone"); }));
+  c10d::register_work(output,
+                      c10::make_intrusive<FakeWork>([] { throw std::runtime_error("peer is gone"); }));
   try {
     wait_on_registry(output);
     ADD_FAILURE() << "nothing was raised";

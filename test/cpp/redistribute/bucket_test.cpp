@@ -57,7 +57,7 @@ class Buckets : public testing::Test {
     const HolderStep step{groups.at(1).group, {}, members, ranks_.mesh(), layout, one.shape, {holder}};
     ManyItem item;
     item.last = std::make_shared<const FlatStep>(is_back ? flat_from_holder(step) : flat_to_holder(step));
-    item.last_id = number_of(item.last->signature());
+    item.last_id = shared_signature(item.last->signature());
     const bool holds = coordinate[0] == holder;
     item.local = !is_back ? held(one, coordinate) : holds ? whole_of(one.shape) : at::empty({0});
     return item;

@@ -12,6 +12,7 @@
 
 #include "async/async_tensor.h"
 #include "planner/tasks.h"
+#include "redistribute/flat_step.h"
 #include "redistribute/thread_mesh.h"
 #include "support/refuses.h"
 
@@ -159,7 +160,7 @@ TEST(Execution, NeedsAGroupForEachStepThatSends) {
                                        {"no process group for all_gather(dim 0, tp)"}));
 }
 
-TEST(Execution, StepsOfOtherSizesHaveTheSameNumber) {
+TEST(Execution, StepsOfOtherSizesHaveTheSameSignature) {
   const AxisGroups groups{{0b1, {"tp", {}}}};
   const auto id = [&](const std::vector<int64_t>& shape, const char* src, const char* dst) {
     return Execution(plan_of(kOneAxis, shape, src, dst), groups, {0}).steps_id();
@@ -167,6 +168,18 @@ TEST(Execution, StepsOfOtherSizesHaveTheSameNumber) {
   EXPECT_EQ(id({4, 6}, "S0", "R"), id({5, 3}, "S1", "R"));
   EXPECT_NE(id({4, 6}, "S0", "R"), id({4, 6}, "P", "R"));
   EXPECT_NE(id({4, 6}, "P", "R"), id({4, 6}, "P(max)", "R"));
+}
+
+TEST(SharedSignature, LivesAsLongAsSomebodyHoldsIt) {
+  const auto before = num_shared_signatures();
+  auto one = shared_signature("all_gather of a group that comes and goes");
+  auto equal = shared_signature("all_gather of a group that comes and goes");
+  EXPECT_EQ(one, equal);
+  EXPECT_EQ(num_shared_signatures(), before + 1);
+  one.reset();
+  EXPECT_EQ(num_shared_signatures(), before + 1);
+  equal.reset();
+  EXPECT_EQ(num_shared_signatures(), before);
 }
 
 class Masks : public testing::Test {

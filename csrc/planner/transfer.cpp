@@ -291,8 +291,7 @@ std::vector<int64_t> all_ranks(const MeshChangeTask& task) {
   auto ranks = task.src_mesh.ranks;
   ranks.insert(ranks.end(), task.dst_mesh.ranks.begin(), task.dst_mesh.ranks.end());
   std::ranges::sort(ranks);
-  const auto repeated = std::ranges::unique(ranks);
-  ranks.erase(repeated.begin(), repeated.end());
+  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
   return ranks;
 }
 

@@ -1,0 +1,70 @@
+"""The soak: what counts as growth, and, for minutes, that nothing grows."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from flatness import trend_of
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def noisy(slope: float, seed: int) -> list[float]:
+    """60 samples around 1000 with a deviation of 5."""
+    chosen = random.Random(seed)
+    return [1000 + slope * i + chosen.gauss(0, 5) for i in range(60)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_noise_is_flat(seed: int) -> None:
+    assert trend_of(noisy(0, seed)).is_flat(floor=0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_slope_beyond_the_noise_is_growth(seed: int) -> None:
+    trend = trend_of(noisy(0.5, seed))
+    assert not trend.is_flat(floor=10)
+    assert 20 < trend.growth < 40
+    assert trend.is_flat(floor=40)
+
+
+def test_a_count_that_rises_by_more_than_two_is_growth() -> None:
+    assert trend_of([7.0] * 30 + [8.0] * 30).is_flat(floor=2)
+    assert not trend_of([7.0 + i // 10 for i in range(60)]).is_flat(floor=2)
+
+
+def test_outliers_are_no_growth() -> None:
+    assert trend_of([7.0] * 50 + [70.0] * 10).is_flat(floor=0)
+
+
+def test_what_shrinks_is_flat() -> None:
+    assert trend_of([100.0 - i for i in range(60)]).is_flat(floor=0)
+
+
+def test_two_samples_have_no_trend() -> None:
+    with pytest.raises(ValueError, match="3 samples or more, there are 2"):
+        trend_of([1.0, 2.0])
+
+
+def soak(*options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "tools" / "soak"), *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)
+
+
+@pytest.mark.long
+def test_nothing_grows_in_five_minutes() -> None:
+    done = soak("--minutes", "5")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.long
+def test_a_leak_is_found() -> None:
+    done = soak("--minutes", "1", "--leak")
+    assert done.returncode == 1, done.stdout + done.stderr
+    growing = done.stderr.partition("these grow:")[2]
+    assert "resident bytes" in growing
+    assert "descriptors" in growing

@@ -1,0 +1,107 @@
+"""A rank of a soak: runs actions at random for some minutes, and samples what must not grow."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from flatness import trend_of
+from processes import comes_true, resident_bytes
+from soak_actions import WORLD, Action, Actions
+
+import funcol
+
+NUM_SAMPLES = 60
+WARM_UP = 0.3  # the share of the time in which tables fill up, and compilers run
+
+Samples = dict[str, list[float]]
+
+
+def sample() -> dict[str, float]:
+    """Once all collectives are over and garbage is gone."""
+    assert comes_true(lambda: funcol._C.num_orphans() == 0), funcol.pending()
+    gc.collect()
+    status = Path("/proc/self/status").read_text()
+    [threads] = [line.split()[1] for line in status.splitlines() if line.startswith("Threads:")]
+    return {
+        "resident bytes": resident_bytes(),
+        "threads": int(threads),
+        "descriptors": sum(1 for _ in Path("/proc/self/fd").iterdir()),
+        "objects of Python": len(gc.get_objects()),
+        "in flight": len(funcol.pending()),
+        **{f"table of {name}": size for name, size in funcol._C.table_sizes().items()},
+    }
+
+
+def goes_on(until: float) -> bool:
+    """Whether rank 0 has time left."""
+    flag = torch.tensor([float(time.monotonic() < until)])
+    return bool(funcol.broadcast(flag, 0, dist.group.WORLD).item())
+
+
+class Leaks:
+    """Something of each kind that nobody lets go of, each time it is called: a soak has to find it."""
+
+    def __init__(self) -> None:
+        self.kept: list[Any] = []
+
+    def __call__(self) -> None:
+        self.kept += [torch.ones(250_000), os.open("/dev/null", os.O_RDONLY)]
+
+
+def soak(rank: int, seconds: float, seed: int, leaks: bool) -> dict[str, Any]:
+    """On rank 0: how often each action ran, and the samples of each rank."""
+    chosen = random.Random(seed)
+    counts: Counter[str] = Counter()
+    samples: Samples = {}
+    with funcol.installed():
+        actions = Actions(rank, chosen).all()
+        if leaks:
+            actions["leaks"] = Leaks()
+        for name, action in actions.items():
+            run(name, action)
+        begin = time.monotonic()
+        for number in range(NUM_SAMPLES):
+            while goes_on(begin + seconds * (WARM_UP + (1 - WARM_UP) * (number + 1) / NUM_SAMPLES)):
+                for _ in range(10):
+                    name = chosen.choice(list(actions))
+                    run(name, actions[name])
+                    counts[name] += 1
+            for what, value in sample().items():
+                samples.setdefault(what, []).append(value)
+    gathered: list[Any] = [None] * WORLD
+    dist.all_gather_object(gathered, samples)
+    return {"counts": counts, "samples": gathered}
+
+
+def run(name: str, action: Action) -> None:
+    try:
+        action()
+    except Exception as error:
+        error.add_note(f"in the action {name}")
+        raise
+
+
+# The growth that may be: of memory, a share of its level; of anything counted, two.
+MEMORY_FLOOR = 0.01
+COUNT_FLOOR = 2.0
+
+
+def report(samples: list[Samples]) -> tuple[list[str], list[str]]:
+    """A line for each kind of sample, of the rank on which it grows most, and the lines of what grows."""
+    lines, growing = [], []
+    for what in samples[0]:
+        trends = [trend_of(of_rank[what]) for of_rank in samples]
+        rank, worst = max(enumerate(trends), key=lambda one: one[1].growth)
+        floor = MEMORY_FLOOR * worst.level if what == "resident bytes" else COUNT_FLOOR
+        line = f"{what}: {worst.level:.0f}, growth {worst.growth:+.1f}, noise {worst.noise:.1f} (rank {rank})"
+        lines.append(line)
+        growing += [] if all(trend.is_flat(floor) for trend in trends) else [line]
+    return lines, growing

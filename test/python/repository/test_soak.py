@@ -8,7 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 from flatness import trend_of
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import funcol
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -48,6 +55,20 @@ def test_what_shrinks_is_flat() -> None:
 def test_two_samples_have_no_trend() -> None:
     with pytest.raises(ValueError, match="3 samples or more, there are 2"):
         trend_of([1.0, 2.0])
+
+
+def test_tables_say_what_they_hold_and_are_empty_once_all_groups_are_gone() -> None:
+    def held() -> list[int]:
+        sizes = funcol._C.table_sizes()
+        return [sizes[name] for name in ("redistributions", "signatures", "decisions", "served_calls")]
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    with funcol.installed():
+        dtensor = distribute_tensor(torch.ones(4, 4), init_device_mesh("cpu", (2,)), [Shard(0)])
+        funcol.redistribute(dtensor + dtensor, placements=[Shard(1)]).to_local().sum()
+        assert min(held()) > 0, held()
+        dist.destroy_process_group()
+        assert held() == [0] * 4
 
 
 def soak(*options: str) -> subprocess.CompletedProcess[str]:

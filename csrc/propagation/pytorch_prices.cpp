@@ -93,9 +93,16 @@ bool PyTorchPrices::is_made_of_shards(const std::vector<Placement>& target) cons
   });
 }
 
+// Whether PyTorch plans greedily from the source to `target`.
+bool PyTorchPrices::is_greedy_to(const std::vector<Placement>& target) const {
+  return is_default(operand_.source.order) &&
+         std::ranges::none_of(operand_.source.placements, &Placement::is_strided) &&
+         std::ranges::none_of(target, &Placement::is_strided);
+}
+
 double PyTorchPrices::price(const std::vector<Placement>& target) const {
   const auto& [placements, order] = operand_.source;
-  if (plans_ == nullptr) {
+  if (plans_ == nullptr || is_greedy_to(target)) {
     const auto bytes = static_cast<double>(num_elements(operand_.meta.shape) * itemsize(operand_.meta.dtype));
     return dtensor_cost({placements, {}}, {target, {}}, bytes, rings_);
   }

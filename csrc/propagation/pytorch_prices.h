@@ -42,6 +42,7 @@ class PyTorchPrices {
   void find_columns();
   void price_all();
   double price(const std::vector<Placement>& target) const;
+  bool is_greedy_to(const std::vector<Placement>& target) const;
   bool is_made_of_shards(const std::vector<Placement>& target) const;
 
   PyTorchOperand operand_;
@@ -49,7 +50,7 @@ class PyTorchPrices {
   bool strided_as_order_;
   const std::vector<RingAxis>& rings_;
   bool is_free_ = false;                          // nothing costs anything
-  std::unique_ptr<PyTorchPlans> plans_;           // where PyTorch does not plan greedily
+  std::unique_ptr<PyTorchPlans> plans_;           // where it does not plan greedily to all layouts
   std::vector<std::vector<Placement>> columns_;   // of each axis: placements with costs of their own
   std::vector<std::vector<uint32_t>> column_of_;  // [axis][row]
   std::vector<std::vector<double>> least_;        // [number of rows][prefix], the last axis fastest

@@ -199,6 +199,14 @@ def test_strided_shards_that_pytorch_flattens_wrongly_are_refused(
     assert outcome.endswith("PyTorch is wrong")
 
 
+def test_moves_beside_strided_shards_cost_what_they_cost_alone() -> None:
+    """The second tensor moves to S1 R and to R R at one price: the first of the rows decides."""
+    compared = Call(torch.ops.aten.gt.Tensor, (torch.zeros(10, 1, 5), torch.zeros(1, 10, 5)), {})
+    layouts = [Layout(("R", "_S0/2")), Layout(("R", "S0"))]
+    ours = DropinPropagator(DTensor._op_dispatcher.sharding_propagator)
+    assert compare(Drawn(compared, layouts, 2), meshes_of_axes(), ours) == "equal"
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("part", range(PARTS))
 def test_many_drawn_calls_are_decided_as_pytorch_decides_them(part: int, record_property: Any) -> None:

@@ -11,6 +11,7 @@ import heapq
 import itertools
 import os
 import random
+import re
 import select
 import shutil
 import struct
@@ -24,6 +25,13 @@ from pathlib import Path
 _SET_INTERFACE = 0x400454CA  # TUNSETIFF
 _TUN_WITHOUT_HEADER = 0x0001 | 0x1000  # IFF_TUN | IFF_NO_PI
 _numbers = itertools.count()
+
+
+def is_full_root() -> bool:
+    """Whether this is root, with the rights to make devices and namespaces, which containers may lack."""
+    held = re.search(r"^CapEff:\s*(\w+)", Path("/proc/self/status").read_text(), re.MULTILINE)
+    needed = 1 << 12 | 1 << 21  # CAP_NET_ADMIN and CAP_SYS_ADMIN
+    return os.geteuid() == 0 and held is not None and int(held[1], 16) & needed == needed
 
 
 def why_no_hosts() -> str | None:

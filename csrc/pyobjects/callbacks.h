@@ -29,8 +29,8 @@ enum class Callback {
 // RuntimeError naming the function if the module that has it is not loaded.
 py::handle callback(Callback which);
 
-// Sets the function of `name`, a name in _C/callbacks.pyi; ValueError for other names. The function is kept until
-// another one takes its place.
+// Sets the function of `name`, a name in _C/callbacks.pyi; ValueError for other names. The function is kept
+// until another one takes its place.
 void hand_over(const std::string& name, const py::object& function);
 
 }  // namespace funcol::python

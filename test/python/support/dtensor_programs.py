@@ -107,7 +107,8 @@ def _added_in_place(one: Tensor, other: Tensor, number: int) -> Tensor:
 OPERATORS: dict[str, Operator] = {
     "add": lambda one, other, number: one + _alike(one, other),
     "subtract": lambda one, other, number: one - _alike(one, other) * (number % 3),
-    "multiply": lambda one, other, number: torch.tanh(one) * _alike(one, other),
+    # Exact, whatever order sums are in: the gradient of amax parts ties.
+    "multiply": lambda one, other, number: one.clamp(-2, 2) * _alike(one, other),
     "scale": lambda one, other, number: one * (number % 5 - 2),
     "maximum": lambda one, other, number: torch.maximum(one, _alike(one, other)),
     "relu": lambda one, other, number: torch.relu(one),

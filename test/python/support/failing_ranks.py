@@ -28,8 +28,8 @@ TIMEOUT_S = 3.0  # of the groups that lose a rank
 GRACE_S = 5.0  # what an error may take beyond it
 LIMIT_S = 120.0  # start and warm-up included
 
+# Without, a rank fails at the start of its step.
 HAS_HOOKS = hasattr(dist.ProcessGroup, "register_pre_hook")
-
 
 # Older minors have it as a private one.
 set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
@@ -118,8 +118,7 @@ class Rank:
         return step
 
     def fail_after(self, num_collectives: int, fault: Callable[[], object]) -> None:
-        """This rank fails at the start of a later collective, which C++ may call; where groups have no hooks,
-        it fails now."""
+        """This rank fails at the start of a later collective, which C++ may call."""
         num_left = num_collectives
 
         def count(_: Any) -> None:
@@ -128,8 +127,6 @@ class Rank:
                 fault()
             num_left -= 1
 
-        if not HAS_HOOKS:
-            fault()
         for group in self.groups:
             group.register_pre_hook(17, count)
 
@@ -155,9 +152,11 @@ def run_rank(rank: int, world: int, program: str, fault: str, directory: Path, a
             this = Rank(rank, world, directory)
             step = this.warmed_up(program)
             is_last = rank == world - 1
-            if is_last:
+            if is_last and HAS_HOOKS:
                 this.fail_after(PROGRAMS[program].num_before, FAULTS[fault])
             this.meet("begins")
+            if is_last and not HAS_HOOKS:
+                FAULTS[fault]()
             if is_last:
                 step()
                 raise AssertionError(f"{program} starts no collective after {PROGRAMS[program].num_before}")

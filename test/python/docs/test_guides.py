@@ -26,7 +26,8 @@ NOT_RUN = {
     "guides/simulated_gpu": 1,
     "migrating": 1,
     "performance": 9,
-    "start": 4,
+    "start": 5,
+    "testing": 2,
 }
 
 pytestmark = on_the_newest_pytorch

@@ -13,7 +13,6 @@ from functools import cache
 from multiprocessing import connection
 from multiprocessing.connection import Connection
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +20,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from processes import comes_true
-from ranks import RankError, forking_context
+from ranks import RankError, forked_ranks
 from torch import Tensor
 
 import funcol
@@ -178,24 +177,8 @@ def serve(rank: int, world: int, fault: str, directory: Path, answers: Connectio
 @cache
 def survivors_of(fault: str, world: int) -> list[dict[str, Any]]:
     """What each rank but the last saw."""
-    context = forking_context()
-    processes, answers = [], []
-    with TemporaryDirectory(prefix="funcol_faults_") as directory:
-        try:
-            for rank in range(world):
-                ours, theirs = context.Pipe()
-                arguments = (rank, world, fault, Path(directory), theirs)
-                processes.append(context.Process(target=serve, args=arguments, daemon=True))
-                processes[-1].start()
-                theirs.close()
-                answers.append(ours)
-            return [received(ours) for ours in answers[:-1]]
-        finally:
-            for process in processes:
-                process.kill()
-                process.join()
-            for ours in answers:
-                ours.close()
+    with forked_ranks(serve, world, fault) as (_, answers):
+        return [received(ours) for ours in answers[:-1]]
 
 
 def received(answer: Connection) -> dict[str, Any]:

@@ -14,13 +14,12 @@ from datetime import timedelta
 from multiprocessing import connection
 from multiprocessing.connection import Connection
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from fault_programs import PROGRAMS, Step
-from ranks import RankError, forking_context
+from ranks import RankError, forked_ranks
 
 import funcol
 
@@ -171,29 +170,13 @@ def run_rank(rank: int, world: int, program: str, fault: str, directory: Path, a
 
 
 def run_with_fault(program: str, fault: str, world: int) -> Ended:
-    context = forking_context()
-    processes, answers = [], []
-    with TemporaryDirectory(prefix="funcol_faults_") as directory:
-        try:
-            for rank in range(world):
-                ours, theirs = context.Pipe()
-                arguments = (rank, world, program, fault, Path(directory), theirs)
-                processes.append(context.Process(target=run_rank, args=arguments, daemon=True))
-                processes[-1].start()
-                theirs.close()
-                answers.append(ours)
-            deadline = time.monotonic() + LIMIT_S
-            outcomes = [received(ours, deadline) for ours in answers[:-1]]
-            has_ended = processes if ENDS[fault][0] is not None else processes[:-1]
-            for process in has_ended:
-                process.join(TIMEOUT_S + GRACE_S)
-            return Ended(outcomes, [process.exitcode for process in processes], last_words(answers[-1]))
-        finally:
-            for process in processes:
-                process.kill()
-                process.join()
-            for ours in answers:
-                ours.close()
+    with forked_ranks(run_rank, world, program, fault) as (processes, answers):
+        deadline = time.monotonic() + LIMIT_S
+        outcomes = [received(ours, deadline) for ours in answers[:-1]]
+        has_ended = processes if ENDS[fault][0] is not None else processes[:-1]
+        for process in has_ended:
+            process.join(TIMEOUT_S + GRACE_S)
+        return Ended(outcomes, [process.exitcode for process in processes], last_words(answers[-1]))
 
 
 def last_words(answer: Connection) -> str:

@@ -29,7 +29,8 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing import connection, forkserver
 from multiprocessing.connection import Connection
@@ -287,6 +288,35 @@ def forking_context() -> Any:
         else:
             os.environ[threads] = before
     return context
+
+
+@contextmanager
+def forked_ranks(
+    target: Callable[..., None], world: int, *arguments: Any
+) -> Iterator[tuple[list[Any], list[Connection]]]:
+    """Processes of ranks that may end as they like, and the connection on which each answers.
+
+    Each runs ``target(rank, world, *arguments, directory, answer)``, with one directory for all. They are
+    killed at the end.
+    """
+    context = forking_context()
+    processes, answers = [], []
+    with tempfile.TemporaryDirectory(prefix="funcol_faults_") as directory:
+        try:
+            for rank in range(world):
+                ours, theirs = context.Pipe()
+                given = (rank, world, *arguments, Path(directory), theirs)
+                processes.append(context.Process(target=target, args=given, daemon=True))
+                processes[-1].start()
+                theirs.close()
+                answers.append(ours)
+            yield processes, answers
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+            for ours in answers:
+                ours.close()
 
 
 def _stacks_file(directory: Path, rank: int) -> Path:

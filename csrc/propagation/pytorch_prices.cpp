@@ -37,8 +37,7 @@ PyTorchPrices::PyTorchPrices(const PyTorchOperand& operand, std::vector<Placemen
   if (is_free_) {
     return;
   }
-  if (!is_default(operand.source.order) || std::ranges::any_of(source, &Placement::is_strided) ||
-      std::ranges::any_of(placements_, &Placement::is_strided)) {
+  if (!is_greedy_to(placements_)) {
     plans_ = std::make_unique<PyTorchPlans>(operand.meta, operand.source, placements_, rings);
   }
   find_columns();
@@ -93,11 +92,11 @@ bool PyTorchPrices::is_made_of_shards(const std::vector<Placement>& target) cons
   });
 }
 
-// Whether PyTorch plans greedily from the source to `target`.
-bool PyTorchPrices::is_greedy_to(const std::vector<Placement>& target) const {
+// Whether PyTorch plans greedily from the source to layouts of these placements.
+bool PyTorchPrices::is_greedy_to(const std::vector<Placement>& placements) const {
   return is_default(operand_.source.order) &&
          std::ranges::none_of(operand_.source.placements, &Placement::is_strided) &&
-         std::ranges::none_of(target, &Placement::is_strided);
+         std::ranges::none_of(placements, &Placement::is_strided);
 }
 
 double PyTorchPrices::price(const std::vector<Placement>& target) const {

@@ -42,7 +42,7 @@ class PyTorchPrices {
   void find_columns();
   void price_all();
   double price(const std::vector<Placement>& target) const;
-  bool is_greedy_to(const std::vector<Placement>& target) const;
+  bool is_greedy_to(const std::vector<Placement>& placements) const;
   bool is_made_of_shards(const std::vector<Placement>& target) const;
 
   PyTorchOperand operand_;

@@ -133,8 +133,13 @@ std::optional<int64_t> dim_of_shard(py::handle object) {
              : std::nullopt;
 }
 
+bool is_norm(py::handle placement) {
+  return py::type::handle_of(placement).is(
+      imported<"torch.distributed.tensor._ops._math_ops", "_NormPartial">());
+}
+
 Placement to_placement_or_norm(py::handle object) {
-  if (py::type::handle_of(object).is(imported<"torch.distributed.tensor._ops._math_ops", "_NormPartial">())) {
+  if (is_norm(object)) {
     const auto order = attribute<"norm_type">(object);
     return Placement::norm_partial({order.cast<double>(), PyLong_Check(order.ptr()) != 0});
   }
@@ -200,10 +205,6 @@ const Mesh& to_mesh(py::handle object) {
 
 bool has_masks(const Layout& layout) {
   return std::ranges::any_of(layout.placements, [](const auto& placement) { return placement.mask != 0; });
-}
-
-bool has_norms(const Layout& layout) {
-  return std::ranges::any_of(layout.placements, [](const auto& one) { return one.is_norm(); });
 }
 
 bool has_strided_shards(const Layout& layout) {

@@ -21,6 +21,7 @@ Placement to_placement(py::handle object);
 
 // The same, and the values of norm partials, which PyTorch's rules make and take.
 Placement to_placement_or_norm(py::handle object);
+bool is_norm(py::handle placement);
 
 // The dim of a Shard; nothing for other objects.
 std::optional<int64_t> dim_of_shard(py::handle object);
@@ -39,7 +40,6 @@ ShardOrder to_shard_order(py::handle object);
 const Mesh& to_mesh(py::handle object);
 
 bool has_masks(const Layout& layout);
-bool has_norms(const Layout& layout);
 bool has_strided_shards(const Layout& layout);
 
 inline constexpr AttributeName kPlacementTypes("torch.distributed.tensor.placement_types");

@@ -1,5 +1,6 @@
 #include "pyobjects/specs.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -46,6 +47,17 @@ struct KeyHash {
     return hash.value();
   }
 };
+
+Key key_of(py::handle spec, Spec value) {
+  const bool strided_as_order =
+      has_strided_shards(value.layout) && compat::strided_shards_stand_for_order(spec);
+  return {number_of(attribute<"mesh">(spec)), std::move(value), strided_as_order};
+}
+
+bool has_norms(py::handle spec) {
+  const auto placements = attribute<"placements">(spec).cast<py::tuple>();
+  return std::any_of(placements.begin(), placements.end(), [](py::handle one) { return is_norm(one); });
+}
 
 using Specs = LruCache<Key, py::object, KeyHash>;
 
@@ -157,9 +169,7 @@ py::object canonical_spec(py::handle spec) {
   auto value = read_spec(spec);
   TORCH_CHECK_NOT_IMPLEMENTED(!has_masks(value.layout),
                               "funcol: a spec with masks equals no other: ", std::string(py::str(spec)), ".");
-  const bool strided_as_order =
-      has_strided_shards(value.layout) && compat::strided_shards_stand_for_order(spec);
-  Key key{number_of(attribute<"mesh">(spec)), std::move(value), strided_as_order};
+  auto key = key_of(spec, std::move(value));
   if (const auto* known = canonical_specs().get(key)) {
     return *known;
   }
@@ -170,16 +180,11 @@ py::object canonical_spec(py::handle spec) {
 
 uint64_t value_number(py::handle spec) {
   static uint64_t last = 0;
-  auto value = read_spec_as_pytorch(spec);
-  if (!has_norms(value.layout)) {
-    value = read_spec(spec);  // checks it, and counts dims from 0
-  }
+  auto value = has_norms(spec) ? read_spec_as_pytorch(spec) : read_spec(spec);
   if (has_masks(value.layout)) {
     return 0;
   }
-  const bool strided_as_order =
-      has_strided_shards(value.layout) && compat::strided_shards_stand_for_order(spec);
-  Key key{number_of(attribute<"mesh">(spec)), std::move(value), strided_as_order};
+  auto key = key_of(spec, std::move(value));
   if (const auto* known = value_numbers().get(key)) {
     return *known;
   }

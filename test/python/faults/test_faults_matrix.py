@@ -10,9 +10,8 @@ import itertools
 import re
 
 import pytest
-import torch
 from failing_ranks import ENDS, FAULTS, GRACE_S, TIMEOUT_S, run_with_fault
-from fault_programs import PROGRAMS
+from fault_programs import PROGRAMS, runs_fsdp2
 
 # Each fault and each program.
 ALWAYS = {
@@ -27,9 +26,6 @@ ALWAYS = {
     ("exception", "fsdp2_forward", 2),
     ("out_of_memory", "view", 2),
 }
-
-# On older minors FSDP2 starts its collectives itself, and their errors are gloo's own.
-runs_fsdp2 = pytest.mark.skipif(torch.__version__ < "2.15", reason="FSDP2's groups are PyTorch's own there")
 
 
 def _marks(case: tuple[str, str, int]) -> list[pytest.MarkDecorator]:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import elastic_training
 import pytest
-import torch
+from fault_programs import runs_fsdp2
 from two_hosts import Host, Link, is_full_root, two_hosts, why_no_hosts
 
 NUM_STEPS = 6
@@ -171,7 +171,7 @@ def test_a_link_that_comes_back_within_the_time_out_changes_no_loss(expected: Lo
         assert run.losses() == expected
 
 
-@pytest.mark.skipif(torch.__version__ < "2.15", reason="FSDP2's groups are PyTorch's own there")
+@runs_fsdp2
 def test_a_cut_link_gives_each_rank_an_error_that_names_op_group_and_shape(tmp_path: Path) -> None:
     with training(tmp_path, timeout_s=TIMEOUT_S, num_steps=1_000_000) as run:
         run.wait_for_steps(3)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+import pytest
 import torch
 import torch.distributed as dist
 from fsdp_programs import blocks, sharded
@@ -22,6 +23,9 @@ import funcol
 Step = Callable[[], object]
 # Makes a group of these ranks, or of all; every rank calls it.
 NewGroup = Callable[..., dist.ProcessGroup]
+
+# On older minors FSDP2 starts its collectives itself, and their errors are gloo's own.
+runs_fsdp2 = pytest.mark.skipif(torch.__version__ < "2.15", reason="FSDP2's groups are PyTorch's own there")
 
 
 class Program(NamedTuple):

@@ -101,8 +101,7 @@ def load_full_state_dict(
     loading = _Loading(state, {index for index, (first, _) in same.items() if index != first}, src)
     in_step = InStep(_LOAD, [target.mesh for target in loading.targets if target.mesh is not None])
     num_done = 0
-    shown = Progress(_LOAD, len(loading.targets), is_on=progress and src == _own_rank())
-    with shown:
+    with Progress(_LOAD, len(loading.targets), is_on=progress and src == _own_rank()) as shown:
         try:
             source = _Wholes(tensors, [name for name, _ in state]) if src == _own_rank() else None
             before: list[tuple[_Target, Tensor]] = []

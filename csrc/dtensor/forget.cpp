@@ -3,6 +3,7 @@
 #include "dtensor/decisions.h"
 #include "dtensor/holders.h"
 #include "dtensor/mesh_changes.h"
+#include "dtensor/meshes.h"
 #include "dtensor/native_operators.h"
 #include "dtensor/redistributions.h"
 #include "pyobjects/specs.h"
@@ -16,6 +17,12 @@ void forget() {
   forget_mesh_changes();
   forget_holder_moves();
   forget_specs();
+}
+
+void forget_mesh_of(const std::string& group) {
+  if (is_group_of_mesh(group)) {
+    forget();
+  }
 }
 
 }  // namespace funcol::python

@@ -3,6 +3,7 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
 #include <unordered_map>
 #include <utility>
 
@@ -33,6 +34,12 @@ class MeshTable {
   }
 
   void clear() { values_.clear(); }
+
+  // Whether `holds` is true of the value of any mesh.
+  template <typename Predicate>
+  bool any_of(Predicate holds) const {
+    return std::any_of(values_.begin(), values_.end(), [&](const auto& entry) { return holds(entry.second); });
+  }
 
   size_t size() const { return values_.size(); }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import subprocess
 import sys
@@ -57,11 +58,12 @@ def test_two_samples_have_no_trend() -> None:
         trend_of([1.0, 2.0])
 
 
-def test_tables_say_what_they_hold_and_are_empty_once_all_groups_are_gone() -> None:
-    def held() -> list[int]:
-        sizes = funcol._C.table_sizes()
-        return [sizes[name] for name in ("redistributions", "signatures", "decisions", "served_calls")]
+def held() -> list[int]:
+    sizes = funcol._C.table_sizes()
+    return [sizes[name] for name in ("redistributions", "signatures", "decisions", "served_calls")]
 
+
+def test_tables_say_what_they_hold_and_are_empty_once_all_groups_are_gone() -> None:
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     with funcol.installed():
         dtensor = distribute_tensor(torch.ones(4, 4), init_device_mesh("cpu", (2,)), [Shard(0)])
@@ -69,6 +71,27 @@ def test_tables_say_what_they_hold_and_are_empty_once_all_groups_are_gone() -> N
         assert min(held()) > 0, held()
         dist.destroy_process_group()
         assert held() == [0] * 4
+
+
+def test_tables_forget_a_mesh_whose_group_is_gone_and_know_it_no_more() -> None:
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    try:
+        other = dist.new_group()
+        with funcol.installed():
+            meshes = funcol._C.table_sizes()["known_meshes"]
+            mesh = init_device_mesh("cpu", (2, 2))
+            dtensor = distribute_tensor(torch.ones(4, 4), mesh, [Shard(0), Shard(0)])
+            funcol.redistribute(dtensor + dtensor, placements=[Shard(0), Shard(1)]).to_local().sum()
+            full = held()
+            dist.destroy_process_group(other)  # which no mesh has
+            assert held() == full
+            dist.destroy_process_group(mesh.get_group(1))
+            assert held() == [0] * 4
+            del mesh, dtensor
+            gc.collect()
+            assert funcol._C.table_sizes()["known_meshes"] == meshes
+    finally:
+        dist.destroy_process_group()
 
 
 def soak(*options: str) -> subprocess.CompletedProcess[str]:

@@ -1,8 +1,7 @@
 """What ranks of a soak do again and again: each action is a call that checks its own numbers.
 
 All ranks make and call the same actions in the same order. Shapes and layouts are few, so that tables fill up
-early. Meshes stay: what is remembered of one that is gone goes only as newer entries push it out, so that
-tables would grow to their limits all the while.
+early. What is remembered of meshes goes with their groups.
 """
 
 from __future__ import annotations
@@ -78,6 +77,7 @@ class Actions:
             self.runs_a_drawn_program,
             self.drops_results,
             self.makes_a_group,
+            self.makes_a_mesh,
             self.makes_mistakes,
             self.watches,
             self.checks_agreement,
@@ -153,6 +153,14 @@ class Actions:
         funcol.all_reduce(torch.ones(3), "sum", group)  # dropped before its group goes
         expect(total.tolist() == [6.0] * 3, total)
         dist.destroy_process_group(group)
+
+    def makes_a_mesh(self) -> None:
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+        whole = whole_of(self.chosen.choice(SHAPES))
+        moved = distribute_tensor(whole, mesh, [Shard(0), Shard(1)]).redistribute(placements=[Shard(1), Shard(0)])
+        expect(torch.equal((moved * 2).sum(0).full_tensor(), (whole * 2).sum(0)), moved)
+        for group in mesh.get_all_groups():
+            dist.destroy_process_group(group)
 
     def makes_mistakes(self) -> None:
         mistakes: list[Callable[[], object]] = [

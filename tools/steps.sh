@@ -32,6 +32,9 @@ hash_of() {
     -type f ! -name '*.so' ! -name _build_info.py -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum
 }
 
+# How many cores there are: OMP_NUM_THREADS, which nproc heeds, is about PyTorch's threads.
+num_cores() { env -u OMP_NUM_THREADS nproc; }
+
 say() { printf '[%s] %s\n' "${0##*/}" "$*"; }
 
 # step <name> <command>...: runs it in sight, with a line before and after; returns its status.

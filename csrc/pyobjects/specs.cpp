@@ -195,6 +195,7 @@ uint64_t value_number(py::handle spec) {
 void forget_specs() {
   specs().clear();
   canonical_specs().clear();
+  value_numbers().clear();  // a number is never given again: where one is still kept, it finds nothing
 }
 
 size_t num_specs() { return specs().size() + canonical_specs().size() + value_numbers().size(); }

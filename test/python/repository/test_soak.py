@@ -60,7 +60,8 @@ def test_two_samples_have_no_trend() -> None:
 
 def held() -> list[int]:
     sizes = funcol._C.table_sizes()
-    return [sizes[name] for name in ("redistributions", "signatures", "decisions", "served_calls")]
+    names = ("redistributions", "signatures", "decisions", "served_calls", "specs", "spec_numbers")
+    return [sizes[name] for name in names]
 
 
 def test_tables_say_what_they_hold_and_are_empty_once_all_groups_are_gone() -> None:
@@ -70,7 +71,7 @@ def test_tables_say_what_they_hold_and_are_empty_once_all_groups_are_gone() -> N
         funcol.redistribute(dtensor + dtensor, placements=[Shard(1)]).to_local().sum()
         assert min(held()) > 0, held()
         dist.destroy_process_group()
-        assert held() == [0] * 4
+        assert held() == [0] * 6
 
 
 def test_tables_forget_a_mesh_whose_group_is_gone_and_know_it_no_more() -> None:
@@ -86,7 +87,7 @@ def test_tables_forget_a_mesh_whose_group_is_gone_and_know_it_no_more() -> None:
             dist.destroy_process_group(other)  # which no mesh has
             assert held() == full
             dist.destroy_process_group(mesh.get_group(1))
-            assert held() == [0] * 4
+            assert held() == [0] * 6
             del mesh, dtensor
             gc.collect()
             assert funcol._C.table_sizes()["known_meshes"] == meshes

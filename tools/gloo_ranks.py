@@ -22,8 +22,11 @@ def run_on_ranks(function: Callable[..., Any], num_ranks: int, *args: Any, limit
     Each rank has one thread and the default group. Raises with the traceback of the first rank that fails,
     and TimeoutError if they are not done after ``limit_s`` seconds.
     """
+    # Served by this process: what groups leave in it is no memory of a rank's.
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with tempfile.TemporaryDirectory() as folder:
-        ranks = mp.spawn(_run, (num_ranks, limit_s, folder, function, args), nprocs=num_ranks, join=False)
+        given = (num_ranks, limit_s, store.port, folder, function, args)
+        ranks = mp.spawn(_run, given, nprocs=num_ranks, join=False)
         deadline = time.monotonic() + limit_s
         try:
             while not ranks.join(timeout=1):
@@ -39,15 +42,16 @@ def _run(
     rank: int,
     num_ranks: int,
     limit_s: float,
+    port: int,
     folder: str,
     function: Callable[..., Any],
     args: tuple[Any, ...],
 ) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
-    store = f"file://{folder}/store"
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
     limit = timedelta(seconds=limit_s / 2)  # so that a rank that waits says so before it is stopped
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=num_ranks, timeout=limit)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=limit)
     result = function(rank, *args)
     if rank == 0:
         Path(folder, "result.json").write_text(json.dumps(result))

@@ -141,7 +141,8 @@ PyObject* note_added(PyObject*, PyObject* name) {
   END_HANDLE_TH_ERRORS
 }
 
-// These two also empty the caches of DTensors: they keep meshes, and so groups with their threads and connections.
+// These two also empty the caches of DTensors: they keep meshes, and so groups with their threads and
+// connections.
 PyObject* note_removed(PyObject*, PyObject* argument) {
   HANDLE_TH_ERRORS
   const auto name = THPUtils_unpackString(argument);

@@ -30,7 +30,8 @@ size_t num_known_meshes() { return known_meshes().size() + moments().size(); }
 
 bool is_group_of_mesh(const std::string& name) {
   return known_meshes().any_of([&](const KnownMesh& known) {
-    return known.world == name || std::any_of(known.groups.begin(), known.groups.end(), [&](const auto& entry) {
+    return known.world == name ||
+           std::any_of(known.groups.begin(), known.groups.end(), [&](const auto& entry) {
              const auto& group = entry.second.group;
              return group.isString() && group.toStringRef() == name;
            });

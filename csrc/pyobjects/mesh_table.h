@@ -38,7 +38,8 @@ class MeshTable {
   // Whether `holds` is true of the value of any mesh.
   template <typename Predicate>
   bool any_of(Predicate holds) const {
-    return std::any_of(values_.begin(), values_.end(), [&](const auto& entry) { return holds(entry.second); });
+    return std::any_of(values_.begin(), values_.end(),
+                       [&](const auto& entry) { return holds(entry.second); });
   }
 
   size_t size() const { return values_.size(); }

@@ -157,7 +157,9 @@ class Actions:
     def makes_a_mesh(self) -> None:
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
         whole = whole_of(self.chosen.choice(SHAPES))
-        moved = distribute_tensor(whole, mesh, [Shard(0), Shard(1)]).redistribute(placements=[Shard(1), Shard(0)])
+        moved = distribute_tensor(whole, mesh, [Shard(0), Shard(1)]).redistribute(
+            placements=[Shard(1), Shard(0)]
+        )
         expect(torch.equal((moved * 2).sum(0).full_tensor(), (whole * 2).sum(0)), moved)
         for group in mesh.get_all_groups():
             dist.destroy_process_group(group)

@@ -77,6 +77,16 @@ LruCache<Key, uint64_t, KeyHash>& value_numbers() {
   return *numbers;
 }
 
+// Gives a new object its __dict__, without the class's own __setattr__.
+int set_dict(PyObject* object, PyObject* dict) {
+#if PY_VERSION_HEX >= 0x030D0000
+  // Since 3.13 attributes lie in the object, and PyObject_GenericSetDict() leaves those there in force.
+  return PyObject_GenericSetAttr(object, interned<"__dict__">(), dict);
+#else
+  return PyObject_GenericSetDict(object, dict, nullptr);
+#endif
+}
+
 py::object copy(py::handle spec, py::handle mesh) {
   auto* const type = Py_TYPE(spec.ptr());
   static auto* const no_arguments = PyTuple_New(0);
@@ -85,7 +95,7 @@ py::object copy(py::handle spec, py::handle mesh) {
   const auto fields = checked(PyObject_GenericGetDict(spec.ptr(), nullptr));
   const auto own = checked(PyDict_Copy(fields.ptr()));
   if ((mesh && PyDict_SetItem(own.ptr(), interned<"mesh">(), mesh.ptr()) != 0) ||
-      PyObject_GenericSetDict(copied.ptr(), own.ptr(), nullptr) != 0) {
+      set_dict(copied.ptr(), own.ptr()) != 0) {
     throw py::error_already_set();
   }
   return copied;

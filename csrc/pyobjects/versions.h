@@ -9,7 +9,7 @@ namespace funcol::python {
 
 // Of a dict; 0 where this Python does not count its changes. 1 for null.
 inline uint64_t version_of(PyObject* dict) {
-#if PY_VERSION_HEX < 0x030E0000
+#if PY_VERSION_HEX < 0x030D0000  // 3.13 counts no change of an attribute that lies in the object
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
   return dict == nullptr ? 1 : reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;

@@ -88,7 +88,7 @@ if(SIMULATED_GPU)
   add_test_program(simulated_gpu test_headers simulated_collectives simulated_cudart)
   foreach(order random last lazy first)
     add_test(NAME simulated_gpu_${order} COMMAND test_simulated_gpu --gtest_brief=1)
-    set_tests_properties(simulated_gpu_${order} PROPERTIES TIMEOUT 300
+    set_tests_properties(simulated_gpu_${order} PROPERTIES TIMEOUT ${test_timeout}
       ENVIRONMENT "SIMULATED_GPU_SEED=1;SIMULATED_GPU_ORDER=${order}")
   endforeach()
 endif()

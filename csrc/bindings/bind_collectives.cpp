@@ -134,22 +134,19 @@ PyObject* forget_found_groups(PyObject*, PyObject*) {
   Py_RETURN_NONE;
 }
 
-PyObject* note_added(PyObject*, PyObject* name) {
+template <void (*note)(const std::string&)>
+PyObject* note_name(PyObject*, PyObject* name) {
   HANDLE_TH_ERRORS
-  note_group_added(THPUtils_unpackString(name));
+  note(THPUtils_unpackString(name));
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
 
 // These two also empty the caches of DTensors: they keep meshes, and so groups with their threads and
 // connections.
-PyObject* note_removed(PyObject*, PyObject* argument) {
-  HANDLE_TH_ERRORS
-  const auto name = THPUtils_unpackString(argument);
+void note_removed(const std::string& name) {
   note_group_removed(name);
-  python::forget_mesh_of(name);
-  Py_RETURN_NONE;
-  END_HANDLE_TH_ERRORS
+  forget_mesh_of(name);
 }
 
 PyObject* note_all_removed(PyObject*, PyObject*) {
@@ -181,8 +178,8 @@ void bind_collectives(PyObject* module) {
       {"remember_groups", remember, METH_O, nullptr},
       {"check_agreement", check_agreement_of_ranks, METH_O, nullptr},
       {"forget_groups", forget_found_groups, METH_NOARGS, nullptr},
-      {"note_group_added", note_added, METH_O, nullptr},
-      {"note_group_removed", note_removed, METH_O, nullptr},
+      {"note_group_added", note_name<note_group_added>, METH_O, nullptr},
+      {"note_group_removed", note_name<note_removed>, METH_O, nullptr},
       {"note_all_groups_removed", note_all_removed, METH_NOARGS, nullptr},
       {},
   };

@@ -231,8 +231,11 @@ Outcome run_program(const std::string& name, const Schedule& schedule) {
     setenv("SIMULATED_GPU_RACES", schedule.races ? "1" : "0", 1);
     setenv("SIMULATED_GPU_TRACE_FILE", schedule.trace_file.c_str(), 1);
     setenv("SIMULATED_GPU_ALONE", schedule.alone ? "1" : "0", 1);
-    setenv("ASAN_OPTIONS", "handle_segv=0", 1);  // else a sanitizer makes an exit of a signal
-    setenv("TSAN_OPTIONS", "handle_segv=0", 1);
+    for (const char* options :
+         {"ASAN_OPTIONS", "TSAN_OPTIONS"}) {  // else a sanitizer makes an exit of a signal
+      const char* given = getenv(options);
+      setenv(options, (std::string(given == nullptr ? "" : given) + ":handle_segv=0").c_str(), 1);
+    }
     alarm(60);
     execl("/proc/self/exe", "test_simulated_gpu", ("--program=" + name).c_str(), nullptr);
     _exit(127);

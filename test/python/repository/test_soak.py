@@ -57,9 +57,13 @@ def test_two_samples_have_no_trend() -> None:
         trend_of([1.0, 2.0])
 
 
+# Below 2.13 PyTorch decides.
+DECISIONS = ["decisions"] if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13) else []
+
+
 def held() -> list[int]:
     sizes = funcol._C.table_sizes()
-    names = ("redistributions", "signatures", "decisions", "served_calls", "specs", "spec_numbers")
+    names = ("redistributions", "signatures", "served_calls", "specs", "spec_numbers", *DECISIONS)
     return [sizes[name] for name in names]
 
 
@@ -68,9 +72,9 @@ def test_tables_say_what_they_hold_and_are_empty_once_all_groups_are_gone() -> N
     with funcol.installed():
         dtensor = distribute_tensor(torch.ones(4, 4), init_device_mesh("cpu", (2,)), [Shard(0)])
         funcol.redistribute(dtensor + dtensor, placements=[Shard(1)]).to_local().sum()
-        assert held()[0] > 0, held()
+        assert min(held()) > 0, held()
         dist.destroy_process_group()
-        assert held() == [0] * 6
+        assert not any(held()), held()
 
 
 def test_tables_forget_a_mesh_whose_group_is_gone() -> None:
@@ -82,10 +86,11 @@ def test_tables_forget_a_mesh_whose_group_is_gone() -> None:
             dtensor = distribute_tensor(torch.ones(4, 4), mesh, [Shard(0), Shard(0)])
             funcol.redistribute(dtensor + dtensor, placements=[Shard(0), Shard(1)]).to_local().sum()
             full = held()
+            assert min(full) > 0, full
             dist.destroy_process_group(other)  # which no mesh has
             assert held() == full
             dist.destroy_process_group(mesh.get_group(1))
-            assert held() == [0] * 6
+            assert not any(held()), held()
     finally:
         dist.destroy_process_group()
 

@@ -108,11 +108,12 @@ double Estimate::of_axis(const Shares& shares, const State& state, int slot, boo
 double Estimate::missing_bytes(const State& state, const LargestShard& shard) const {
   bool reduces = false;
   for (int slot = 0; slot < space_.num_slots(); ++slot) {
-    const bool to_partial = space_.dst().is_partial(slot) && !state.is_partial(slot);
-    if (to_partial) {
-      return 0;  // neutral elements are made locally
+    if (space_.dst().is_partial(slot)) {
+      // Neutral elements are made locally. A partial that stays can be scattered, moved as a shard, and
+      // embedded.
+      return 0;
     }
-    reduces |= state.is_partial(slot) && state.place.at(slot) != space_.dst().place.at(slot);
+    reduces |= state.is_partial(slot);
   }
   if (reduces) {
     return static_cast<double>(dst_.bytes);

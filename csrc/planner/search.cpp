@@ -73,6 +73,11 @@ class PlanSearch {
       }
       const LargestShard shard = space_.largest_shard(state);
       space_.expand(state, shard, [&](StepKind kind, const Space::SlotGroup& group, const State& next_state) {
+        // A path never holds less than its beginning, so a step to a state reached within `bound` need not be
+        // sized.
+        if (const int number = states_.find(next_state); number >= 0 && least[number] <= bound) {
+          return;
+        }
         const auto size = space_.move(kind, group, state, shard, next_state).size;
         const int64_t next =
             std::max<int64_t>(bound, peak_bytes(size, begins_ && state == space_.src(), src_.bytes));

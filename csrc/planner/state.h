@@ -6,7 +6,6 @@
 #include <array>
 #include <bit>
 #include <cstdint>
-#include <cstring>
 #include <functional>
 #include <vector>
 
@@ -38,16 +37,20 @@ struct State {
   bool is_partial(int slot) const { return place.at(slot) >= kPartial; }
   PartialOp op(int slot) const { return static_cast<PartialOp>((place.at(slot) - kPartial) % kNumOps); }
 
-  friend bool operator==(const State&, const State&) = default;
+  // The bytes of the three lists, which are hashed and compared as words.
+  std::array<uint64_t, 3> words() const { return std::bit_cast<std::array<uint64_t, 3>>(*this); }
+
+  friend bool operator==(const State& a, const State& b) {
+    const auto x = a.words();
+    const auto y = b.words();
+    return x[0] == y[0] && x[1] == y[1] && x[2] == y[2];
+  }
 };
 
 struct StateHash {
   size_t operator()(const State& state) const {
-    std::array<uint64_t, 3> words{};
-    static_assert(sizeof(words) == sizeof(State));
-    std::memcpy(words.data(), &state, sizeof(state));
     uint64_t hash = 0x9e3779b97f4a7c15;
-    for (const uint64_t word : words) {
+    for (const uint64_t word : state.words()) {
       hash = (hash ^ word) * 0xff51afd7ed558ccd;
       hash ^= hash >> 32;
     }

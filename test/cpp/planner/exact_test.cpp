@@ -124,5 +124,17 @@ TEST_P(RandomPairOfSeveralRanks, CostsWhatAnExhaustiveSearchFinds) {
 
 INSTANTIATE_TEST_SUITE_P(Seeds, RandomPairOfSeveralRanks, ::testing::Range(0, 200));
 
+// On uneven dims the cheapest plan scatters a partial that both ends have, and embeds it again.
+TEST(PartialThatStays, IsScatteredWhileAnotherAxisMovesIfThatIsCheapest) {
+  const Mesh mesh{{3, 5}, {}, {}};
+  const auto task = test::task_of(mesh, {3, 12, 2}, {"P(bor),_S(2,3)"}, {"_S(2,4),P(bor)"}, 1 << 16);
+  constexpr LinkCost kLink{3, 0.0003};
+  const AlphaBeta model{
+      {{{19, 0.0003}, kLink, kLink, kLink, kLink}, {kLink, kLink, kLink, {0, 0.0019}, {12, 0.0014}}}, {}};
+  const double least = test::Exhaustive(task, model, {task.src}).cost_from(task.src);
+  const Plan plan = plan_redistribution(task, model);
+  EXPECT_NEAR(plan.cost, least, kRounding * least) << to_string(plan);
+}
+
 }  // namespace
 }  // namespace funcol

@@ -18,6 +18,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import funcol
 
 ROOT = Path(__file__).resolve().parents[3]
+sys.path.append(str(ROOT / "tools"))
+
+from gloo_ranks import run_on_ranks  # noqa: E402
+from soak_ranks import bytes_that_groups_leave  # noqa: E402
 
 
 def noisy(slope: float, seed: int) -> list[float]:
@@ -93,6 +97,16 @@ def test_tables_forget_a_mesh_whose_group_is_gone() -> None:
             assert not any(held()), held()
     finally:
         dist.destroy_process_group()
+
+
+@pytest.mark.long
+def test_groups_leave_no_more_behind_than_with_pytorch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "10")  # else its ring of entries fills up for long
+    alone, beside = (
+        run_on_ranks(bytes_that_groups_leave, 2, with_funcol, 400, limit_s=300)
+        for with_funcol in (False, True)
+    )
+    assert beside < alone + 64, (alone, beside)
 
 
 def soak(*options: str) -> subprocess.CompletedProcess[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -14,6 +15,26 @@ def resident_bytes() -> int:
     """Resident memory of this process without that of files, such as code that runs for the first time."""
     _, resident, of_files, *_ = map(int, Path("/proc/self/statm").read_text().split())
     return (resident - of_files) * os.sysconf("SC_PAGE_SIZE")
+
+
+class _MallInfo(ctypes.Structure):
+    """glibc's ``struct mallinfo2``."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    ]
+
+
+def allocated_bytes() -> int:
+    """What malloc has handed out and not got back, by all threads."""
+    of_libc = ctypes.CDLL(None)
+    of_libc.mallinfo2.restype = _MallInfo
+    info = of_libc.mallinfo2()
+    return int(info.uordblks + info.hblkhd)
 
 
 def run_python(*arguments: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import random
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from flatness import trend_of
-from processes import comes_true, resident_bytes
+from processes import allocated_bytes, comes_true, resident_bytes
 from soak_actions import WORLD, Action, Actions
 
 import funcol
@@ -23,6 +24,10 @@ WARM_UP = 0.3  # the share of the time in which tables fill up, and compilers ru
 
 Samples = dict[str, list[float]]
 
+# PyTorch's flight recorder keeps the name and the ranks of each group that ever was: 450 bytes, which take
+# this much of resident memory. test_soak.py shows that funcol keeps nothing beside.
+GROUP_BYTES = 650
+
 
 def sample() -> dict[str, float]:
     """Once all collectives are over and garbage is gone."""
@@ -30,15 +35,37 @@ def sample() -> dict[str, float]:
     gc.collect()
     status = Path("/proc/self/status").read_text()
     [threads] = [line.split()[1] for line in status.splitlines() if line.startswith("Threads:")]
+    num_groups = dist.distributed_c10d._world.group_count  # that ever were
     return {
-        "resident bytes": resident_bytes(),
+        "resident bytes": resident_bytes() - GROUP_BYTES * num_groups,
         "threads": int(threads),
         "descriptors": sum(1 for _ in Path("/proc/self/fd").iterdir()),
-        # PyTorch keeps a list of each group that ever was.
-        "objects of Python": len(gc.get_objects()) - dist.distributed_c10d._world.group_count,
+        # PyTorch keeps a list of each group.
+        "objects of Python": len(gc.get_objects()) - num_groups,
         "in flight": len(funcol.pending()),
         **{f"table of {name}": size for name, size in funcol._C.table_sizes().items()},
     }
+
+
+def bytes_that_groups_leave(rank: int, with_funcol: bool, num_groups: int) -> float:
+    """What stays allocated for each group that was made, used and destroyed."""
+
+    def makes_groups(num: int) -> int:
+        for _ in range(num):
+            group = dist.new_group()
+            tensor = torch.ones(3)
+            if with_funcol:
+                funcol.all_reduce(tensor, "sum", group).tolist()
+            else:
+                dist.all_reduce(tensor, group=group)
+            dist.barrier()
+            dist.destroy_process_group(group)
+        gc.collect()
+        return allocated_bytes()
+
+    with funcol.installed() if with_funcol else contextlib.nullcontext():
+        before = makes_groups(num_groups // 2)
+        return (makes_groups(num_groups) - before) / num_groups
 
 
 def goes_on(until: float) -> bool:

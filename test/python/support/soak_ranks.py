@@ -97,11 +97,14 @@ def soak(rank: int, seconds: float, seed: int, leaks: bool) -> dict[str, Any]:
             run(name, action)
         begin = time.monotonic()
         for number in range(NUM_SAMPLES):
-            while goes_on(begin + seconds * (WARM_UP + (1 - WARM_UP) * (number + 1) / NUM_SAMPLES)):
+            until = begin + seconds * (WARM_UP + (1 - WARM_UP) * (number + 1) / NUM_SAMPLES)
+            late = False
+            while not late:  # some actions before each sample, however slow they are
                 for _ in range(10):
                     name = chosen.choice(list(actions))
                     run(name, actions[name])
                     counts[name] += 1
+                late = not goes_on(until)
             for what, value in sample().items():
                 samples.setdefault(what, []).append(value)
     gathered: list[Any] = [None] * WORLD

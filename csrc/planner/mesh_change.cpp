@@ -135,6 +135,12 @@ class PlanBytes {
   std::vector<Coordinate> coordinates_;
 };
 
+// A part of a plan on one mesh.
+struct Part {
+  std::optional<Plan> plan;  // nothing if none stays within the bound
+  int64_t peak_bytes;        // the plan's, or the least that one takes, with what is held beside
+};
+
 // Compares plans.
 class Candidates {
  public:
@@ -182,11 +188,10 @@ class Candidates {
     if (!src.has_value() || !dst.has_value()) {
       return;
     }
-    auto plan = planned(common->mesh, *std::move(src), *std::move(dst), common_model(*common, models_));
-    if (plan.has_value() && (!best_.has_value() || sends_little(*plan))) {
-      MeshChange change{task_, common, std::move(plan), {}, {}, 0, 0};
-      change.cost = change.before->cost;
-      change.peak_bytes = change.before->peak_bytes;
+    auto part = planned(common->mesh, *std::move(src), *std::move(dst), common_model(*common, models_), 0);
+    if (part.has_value() && (!best_.has_value() || !part->plan.has_value() || sends_little(*part->plan))) {
+      MeshChange change{task_, common, {}, {}, {}, 0, 0};
+      change.before = taken(*std::move(part), change);
       add(std::move(change));
     }
   }
@@ -205,16 +210,18 @@ class Candidates {
   void add_transfers(const Layout& src) {
     MeshChange change{task_, {}, {}, {}, {}, 0, 0};
     if (src != task_.src) {
-      change.before = planned(task_.src_mesh.mesh, task_.src, src, models_.src);
-      if (!change.before.has_value()) {
+      auto part = planned(task_.src_mesh.mesh, task_.src, src, models_.src, 0);
+      if (!part.has_value()) {
         return;
       }
+      change.before = taken(*std::move(part), change);
     }
     const auto& mesh = task_.dst_mesh.mesh;
     const auto partial = axes_where(mesh, task_.dst, &Placement::is_partial);
     const auto reduced = with_placements(task_.dst, partial, Placement::replicate());
-    if (!add_transfer(change, src, reduced)) {
-      return;
+    const bool waits_for_senders = add_transfer(change, src, reduced);
+    if (!waits_for_senders && !max_bytes_.has_value()) {
+      return;  // shards, which take less memory, cost no less
     }
     const auto replicated = axes_where(mesh, reduced, &Placement::is_replicate);
     if (const auto scattered = with_shards(mesh, reduced, replicated, task_.shape)) {
@@ -230,18 +237,16 @@ class Candidates {
       bound_ = loads.bound;
     }
     const bool waits_for_senders = loads.busiest_sender > loads.busiest_receiver;
+    const int64_t kept = src != task_.src ? src_bytes_ : 0;
+    change.cost += cost_of(loads);
+    change.peak_bytes = std::max(change.peak_bytes, kept + loads.peak);
     if (dst != task_.dst) {
-      change.after = planned(task_.dst_mesh.mesh, dst, task_.dst, models_.dst);
-      if (!change.after.has_value()) {
+      auto part = planned(task_.dst_mesh.mesh, dst, task_.dst, models_.dst, src_bytes_);
+      if (!part.has_value()) {
         return waits_for_senders;
       }
+      change.after = taken(*std::move(part), change);
     }
-    const int64_t kept = change.before.has_value() ? src_bytes_ : 0;
-    change.cost = (change.before.has_value() ? change.before->cost : 0) + cost_of(loads) +
-                  (change.after.has_value() ? change.after->cost : 0);
-    change.peak_bytes =
-        std::max({change.before.has_value() ? change.before->peak_bytes : 0, kept + loads.peak,
-                  change.after.has_value() ? src_bytes_ + change.after->peak_bytes : 0});
     add(std::move(change));
     return waits_for_senders;
   }
@@ -260,17 +265,31 @@ class Candidates {
     return std::max(on(src_costs_, task_.src_mesh), on(dst_costs_, task_.dst_mesh));
   }
 
-  // Nothing, and why_not_, if there is no plan.
-  std::optional<Plan> planned(const Mesh& mesh, Layout src, Layout dst, const CostModel& model) {
+  // `held` bytes are held beside. Nothing, and why_not_, if there is no plan whatever the memory.
+  std::optional<Part> planned(const Mesh& mesh, Layout src, Layout dst, const CostModel& model,
+                              int64_t held) {
+    const auto bound = max_bytes_.has_value() ? std::optional(*max_bytes_ - held) : std::nullopt;
     try {
-      return plan_redistribution({mesh, task_.shape, task_.itemsize, std::move(src), std::move(dst)}, model,
-                                 max_bytes_);
+      auto plan = plan_redistribution({mesh, task_.shape, task_.itemsize, std::move(src), std::move(dst)},
+                                      model, bound);
+      const int64_t peak_bytes = held + plan.peak_bytes;
+      return Part{std::move(plan), peak_bytes};
+    } catch (const BeyondMemory& error) {
+      return Part{std::nullopt, held + error.least_bytes()};
     } catch (const std::invalid_argument& error) {
       why_not_ = error.what();
       return std::nullopt;
     }
   }
 
+  // Counts a part in `change`, and hands over its plan.
+  static std::optional<Plan> taken(Part part, MeshChange& change) {
+    change.cost += part.plan.has_value() ? part.plan->cost : 0;
+    change.peak_bytes = std::max(change.peak_bytes, part.peak_bytes);
+    return std::move(part.plan);
+  }
+
+  // A plan of which a part is missing is beyond the bound, which that part passes.
   void add(MeshChange change) {
     if (max_bytes_.has_value() && change.peak_bytes > *max_bytes_) {
       least_peak_ = std::min(least_peak_, change.peak_bytes);

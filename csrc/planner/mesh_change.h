@@ -4,7 +4,7 @@
 //   - A transfer (transfer.h), after partial values were reduced on the source mesh: to the whole, or to
 //   shards.
 //   - The same to shards of what ranks of the target mesh replicate, and gathers there: for few senders and
-//     many replicas.
+//     many replicas, and where memory is bounded.
 //   - A redistribution on a mesh of which both meshes are views, if they have the same ranks in the same
 //     order, and if no rank sends more in it than the busiest one has to.
 //

@@ -178,6 +178,13 @@ class PlanSearch {
 
 }  // namespace
 
+BeyondMemory::BeyondMemory(const Redistribution& task, int64_t max_bytes, int64_t least_bytes)
+    : std::invalid_argument("plan_redistribution: no way from " + to_string(task.src) + " to " +
+                            to_string(task.dst) + " holds at most " + std::to_string(max_bytes) +
+                            " bytes. The least that would do is max_bytes=" + std::to_string(least_bytes) +
+                            "."),
+      least_bytes_(least_bytes) {}
+
 Plan plan_redistribution(const Redistribution& task, const CostModel& model,
                          std::optional<int64_t> max_bytes) {
   const Masks masks(task);
@@ -189,10 +196,7 @@ Plan plan_redistribution(const Redistribution& task, const CostModel& model,
   std::vector<Move> path;
   if (mask_bytes > bound || !PlanSearch(space, costs, begins, bound).run(path)) {
     const int64_t least = std::max(mask_bytes, PlanSearch(space, costs, begins, kNoLimit).least_bytes());
-    throw std::invalid_argument("plan_redistribution: no way from " + to_string(task.src) + " to " +
-                                to_string(task.dst) + " holds at most " + std::to_string(bound) +
-                                " bytes. The least that would do is max_bytes=" + std::to_string(least) +
-                                ".");
+    throw BeyondMemory(task, bound, least);
   }
   Steps steps(task, masks, space, costs);
   for (const auto& move : path) {

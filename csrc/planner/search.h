@@ -1,7 +1,9 @@
 // Planners of redistributions: the least-cost plan and PyTorch's greedy plan.
 #pragma once
 
+#include <cstdint>
 #include <optional>
+#include <stdexcept>
 
 #include "planner/plan.h"
 
@@ -13,6 +15,17 @@ struct Redistribution {
   int64_t itemsize = 1;
   Layout src;  // as make_layout() returns it
   Layout dst;
+};
+
+// No plan stays within a bound on memory.
+class BeyondMemory : public std::invalid_argument {
+ public:
+  BeyondMemory(const Redistribution& task, int64_t max_bytes, int64_t least_bytes);
+
+  int64_t least_bytes() const { return least_bytes_; }  // the least bound within which there is a plan
+
+ private:
+  int64_t least_bytes_;
 };
 
 // The plan of least cost under `model` whose steps each stay within `max_bytes` of memory, by A* search.
@@ -35,8 +48,8 @@ struct Redistribution {
 // Invariant: the cost so far is exact, and the estimate never exceeds the true rest. The first path on which
 // dst leaves the queue is therefore a least one. Ties go to fewer steps, then to the state found first.
 //
-// Throws std::invalid_argument if no plan fits `max_bytes` (naming the least that would), if a masked partial
-// would have to change its shape, for norm partials, and for more than 8 axes of several ranks or 16 dims.
+// Throws BeyondMemory if no plan fits `max_bytes`, and std::invalid_argument if a masked partial would have
+// to change its shape, for norm partials, and for more than 8 axes of several ranks or 16 dims.
 Plan plan_redistribution(const Redistribution& task, const CostModel& model,
                          std::optional<int64_t> max_bytes = std::nullopt);
 

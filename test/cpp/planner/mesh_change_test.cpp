@@ -21,6 +21,17 @@ MeshChangeCosts default_costs(const MeshChangeTask& task) {
 
 MeshChange planned(const MeshChangeTask& task) { return plan_mesh_change(task, default_costs(task)); }
 
+// What is said of a bound; empty if there is a plan within it.
+std::string refusal(const MeshChangeTask& task, int64_t max_bytes) {
+  try {
+    const auto change = plan_mesh_change(task, default_costs(task), max_bytes);
+    EXPECT_LE(change.peak_bytes, max_bytes) << test::described(task);
+  } catch (const std::invalid_argument& error) {
+    return error.what();
+  }
+  return "";
+}
+
 TEST(MeshChange, IsACollectiveOnTheCommonMeshWhereThatIsCheaper) {
   const auto change = planned(change_of(ranked({4, 2}), {"S0,S1"}, ranked({8}), {"S0"}, {64, 64}));
   EXPECT_FALSE(change.transfer.has_value());
@@ -76,14 +87,22 @@ TEST(MeshChange, CountsStepsUnderTheModelOfSteps) {
 TEST(MeshChange, StaysWithinTheBytesOfARank) {
   const auto task = change_of(ranked({2}), {"S0"}, ranked({2}, 2), {"S1"}, {8, 8}, 1);
   EXPECT_EQ(plan_mesh_change(task, default_costs(task), 64).peak_bytes, 64);
-  try {
-    plan_mesh_change(task, default_costs(task), 63);
-    FAIL();
-  } catch (const std::invalid_argument& error) {
-    EXPECT_STREQ(error.what(),
-                 "plan_mesh_change: no plan from S(0) to S(1) stays within 63 bytes a rank. The least that a "
-                 "plan takes is 64.");
-  }
+  EXPECT_EQ(refusal(task, 63),
+            "plan_mesh_change: no plan from S(0) to S(1) stays within 63 bytes a rank. The least that a plan "
+            "takes is 64.");
+}
+
+// The tensor on the source mesh is held while partial values are made on the target mesh.
+TEST(MeshChange, CountsThePartsOfAPlanTogether) {
+  auto task = change_of(ranked({2}), {"S0"}, ranked({2}), {"P"}, {8, 8}, 1);
+  task.dst_mesh.ranks = {1, 0};
+  EXPECT_EQ(planned(task).peak_bytes, 160);
+  EXPECT_EQ(refusal(task, 127),
+            "plan_mesh_change: no plan from S(0) to P(sum) stays within 127 bytes a rank. The least that a "
+            "plan takes is 128.");
+  const auto change = plan_mesh_change(task, default_costs(task), 128);
+  EXPECT_EQ(to_string(change), "S(0) => S(0) | S(0)->P(sum)");
+  EXPECT_EQ(change.peak_bytes, 32 + 32 + 64);
 }
 
 TEST(MeshChange, PassesOnWhyThereIsNoPlan) {
@@ -138,6 +157,19 @@ TEST_P(RandomMeshChange, IsAChain) {
   EXPECT_TRUE(!change.after.has_value() || change.after->dst == task.dst);
   const auto loads = loads_of(*change.transfer);
   EXPECT_EQ(loads.busiest_sender, loads.bound);
+}
+
+TEST_P(RandomMeshChange, IsPlannedWithinTheLeastBoundAndRefusedAByteBelowIt) {
+  test::RandomLimits limits;
+  limits.max_axes = 3;
+  limits.one_op = true;
+  const auto task = test::RandomChange(static_cast<uint32_t>(GetParam()), limits, 12, true).make();
+  SCOPED_TRACE(test::described(task));
+  const auto text = refusal(task, -1);
+  const auto least = std::stoll(text.substr(text.rfind(' ') + 1));
+  EXPECT_EQ(refusal(task, least), "");
+  const auto below = refusal(task, least - 1);
+  EXPECT_EQ(below.substr(below.rfind(' ')), text.substr(text.rfind(' ')));
 }
 
 INSTANTIATE_TEST_SUITE_P(Seeds, RandomMeshChange, Range(0, 200));

@@ -6,8 +6,9 @@
 
 #include "bytes.h"
 #include "failure.h"
+#include "plan_choices.h"
+#include "plan_run.h"
 #include "planner/legal.h"
-#include "planner/plan_run.h"
 #include "planner/search.h"
 #include "planner/shortest_paths.h"
 #include "planner/tasks.h"
@@ -17,55 +18,6 @@ namespace {
 
 // Costs are sums of up to ten numbers.
 constexpr double kRounding = 1e-9;
-
-Layout layout_from(Bytes& bytes, const Mesh& mesh, int64_t num_dims, PartialOp op, bool strided) {
-  std::vector<Placement> placements;
-  bool has_mask = false;
-  for (int64_t axis = 0; axis < mesh.num_axes(); ++axis) {
-    switch (bytes.below(num_dims == 0 ? 3 : 8)) {
-      case 0:
-        placements.push_back(Placement::replicate());
-        break;
-      case 1:
-        placements.push_back(Placement::partial(op));
-        break;
-      case 2: {
-        // One mask at most, of a sum, on an axis where it masks something.
-        const bool masks = op == PartialOp::kSum && !has_mask && mesh.sizes[axis] > 1 && bytes.coin();
-        has_mask = has_mask || masks;
-        placements.push_back(Placement::partial(op, masks ? 1 : 0));
-        break;
-      }
-      default: {
-        const int64_t dim = bytes.below(num_dims);
-        placements.push_back(Placement::shard(dim, strided ? bytes.one_of<int64_t>({1, 2, 1, 3, 4}) : 1));
-      }
-    }
-  }
-  auto order = order_from(bytes, placements);
-  return make_layout("planner_fuzz", std::move(placements), std::move(order), mesh, num_dims);
-}
-
-CostModel model_from(Bytes& bytes, const Mesh& mesh) {
-  switch (bytes.below(4)) {
-    case 0:
-      return StepCounts{};
-    case 1:
-      return default_alpha_beta(mesh);
-    case 2:
-      return slow_first_axis(mesh);
-    default: {
-      AlphaBeta model = default_alpha_beta(mesh);
-      for (auto& axis : model.axes) {
-        for (LinkCost* link : {&axis.all_gather, &axis.reduce_scatter, &axis.all_reduce, &axis.all_to_all,
-                               &axis.permute, &model.copy}) {
-          *link = {static_cast<double>(bytes.below(20)), static_cast<double>(bytes.below(20)) / 10000};
-        }
-      }
-      return model;
-    }
-  }
-}
 
 bool has_mask(const Layout& layout) {
   return std::ranges::any_of(layout.placements, [](const auto& placement) { return placement.mask != 0; });
@@ -96,10 +48,7 @@ void check(const Plan& plan, const Redistribution& task, const std::string& what
   if (const auto objection = objection_to(plan); !objection.empty()) {
     fail(what + " " + to_string(plan) + ": " + objection + "; " + described(task));
   }
-  Numbers whole{task.shape, {}};
-  for (int64_t i = 0; i < num_elements(task.shape); ++i) {
-    whole.values.push_back(kUnit * static_cast<double>(i % 9 - 4));
-  }
+  const Numbers whole = whole_numbers(task.shape);
   const auto after = PlanRun(plan, tensors_before(task, whole)).run();
   if (const auto wrong = difference(after, whole, task.dst, task.mesh); !wrong.empty()) {
     fail(what + " " + to_string(plan) + ": " + wrong + "; " + described(task));
@@ -167,14 +116,11 @@ void run(Bytes& bytes) {
   const int64_t num_dims = bytes.below(4);
   task.shape = shape_from(bytes, num_dims, 64);
   task.itemsize = bytes.one_of<int64_t>({4, 1, 1 << 16});
-  const std::vector<PartialOp> ops{PartialOp::kSum,  PartialOp::kAvg, PartialOp::kMax,
-                                   PartialOp::kMin,  PartialOp::kSum, PartialOp::kProduct,
-                                   PartialOp::kBand, PartialOp::kBor, PartialOp::kBxor};
-  const auto src_op = bytes.one_of(ops);
-  const auto dst_op = bytes.coin() ? src_op : bytes.one_of(ops);
+  const auto src_op = reduction_from(bytes);
+  const auto dst_op = bytes.coin() ? src_op : reduction_from(bytes);
   const auto checks = bytes.below(8);
-  task.src = layout_from(bytes, task.mesh, num_dims, src_op, bytes.coin());
-  task.dst = layout_from(bytes, task.mesh, num_dims, dst_op, bytes.coin());
+  task.src = layout_from(bytes, task.mesh, num_dims, {src_op, bytes.coin(), true});
+  task.dst = layout_from(bytes, task.mesh, num_dims, {dst_op, bytes.coin(), true});
   const CostModel model = model_from(bytes, task.mesh);
 
   Plan plan;

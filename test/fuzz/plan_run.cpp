@@ -1,4 +1,4 @@
-#include "planner/plan_run.h"
+#include "plan_run.h"
 
 #include "failure.h"
 #include "planner/legal.h"

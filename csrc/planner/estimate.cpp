@@ -10,6 +10,9 @@ Estimate::Estimate(const Space& space, const Costs& costs)
       prices_(all_shares(space, costs, space.least_bytes())),
       dst_(space.largest_shard(space.dst())),
       us_per_byte_(costs.least_us_per_byte()) {
+  for (int slot = 0; slot < space.num_slots(); ++slot) {
+    dst_has_partials_ |= space.dst().is_partial(slot);
+  }
   for (size_t dim = 0; dim < is_inner_.size(); ++dim) {
     is_inner_.at(dim) = space.is_inner(static_cast<int64_t>(dim));
   }
@@ -106,13 +109,13 @@ double Estimate::of_axis(const Shares& shares, const State& state, int slot, boo
 }
 
 double Estimate::missing_bytes(const State& state, const LargestShard& shard) const {
+  if (dst_has_partials_) {
+    // Neutral elements are made locally. A partial that stays can be scattered, moved as a shard, and
+    // embedded.
+    return 0;
+  }
   bool reduces = false;
   for (int slot = 0; slot < space_.num_slots(); ++slot) {
-    if (space_.dst().is_partial(slot)) {
-      // Neutral elements are made locally. A partial that stays can be scattered, moved as a shard, and
-      // embedded.
-      return 0;
-    }
     reduces |= state.is_partial(slot);
   }
   if (reduces) {

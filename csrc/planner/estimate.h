@@ -46,6 +46,7 @@ class Estimate {
   AllShares latencies_;
   AllShares prices_;
   LargestShard dst_;
+  bool dst_has_partials_ = false;
   std::array<bool, kMaxDims> is_inner_{};  // Space::is_inner of each dim
   double us_per_byte_;
 };

@@ -7,7 +7,8 @@ endif()
 # Whatever is compiled counts what an input reaches. Numbers that are compared are not looked at: inputs are choices,
 # whose bytes no comparison sees, and it takes half of the time.
 set(fuzz_flags -fsanitize=fuzzer-no-link -fno-sanitize-coverage=trace-cmp)
-foreach(library ${torch_free_libraries})
+add_fuzz_support()
+foreach(library ${torch_free_libraries} fuzz_support)
   target_compile_options(${library} PRIVATE ${fuzz_flags})
 endforeach()
 foreach(target ${fuzz_targets})

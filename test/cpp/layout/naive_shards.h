@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "layout/layout.h"
@@ -54,6 +55,21 @@ inline Indices naive_local_indices(const Layout& layout, const Mesh& mesh, int64
     held = strided_chunk(held, mesh.sizes[axis], layout.placements[axis].split_factor)[coordinate[axis]];
   }
   return held;
+}
+
+// The numbers of the elements that have these indices of each dim, the last dim counting up first.
+inline Indices elements_at(const std::vector<Indices>& indices, const std::vector<int64_t>& shape) {
+  Indices elements{0};
+  for (size_t dim = 0; dim < shape.size(); ++dim) {
+    Indices longer;
+    for (const int64_t element : elements) {
+      for (const int64_t index : indices[dim]) {
+        longer.push_back(element * shape[dim] + index);
+      }
+    }
+    elements = std::move(longer);
+  }
+  return elements;
 }
 
 // The coordinates of all ranks. The last axis counts up first.

@@ -16,18 +16,12 @@ namespace funcol::test {
 // The numbers of the elements that a rank holds, in memory order.
 inline Indices elements(const Layout& layout, const Mesh& mesh, const std::vector<int64_t>& shape,
                         const Coordinate& coordinate) {
-  Indices held{0};
+  std::vector<Indices> held;
+  held.reserve(shape.size());
   for (size_t dim = 0; dim < shape.size(); ++dim) {
-    const auto indices = naive_local_indices(layout, mesh, static_cast<int64_t>(dim), shape[dim], coordinate);
-    Indices longer;
-    for (const int64_t element : held) {
-      for (const int64_t index : indices) {
-        longer.push_back(element * shape[dim] + index);
-      }
-    }
-    held = std::move(longer);
+    held.push_back(naive_local_indices(layout, mesh, static_cast<int64_t>(dim), shape[dim], coordinate));
   }
-  return held;
+  return elements_at(held, shape);
 }
 
 class LegalStep {

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "layout/naive_shards.h"
 #include "planner/tasks.h"
 #include "planner/transfer.h"
 
@@ -79,6 +80,16 @@ class RandomChange {
   int64_t most_ranks_;
   bool has_partials_;
 };
+
+// The elements of a range, in the order in which messages count them.
+inline Indices elements_of(const TransferRange& range, const std::vector<int64_t>& shape) {
+  std::vector<Indices> indices;
+  indices.reserve(range.indices.size());
+  for (const auto& of_dim : range.indices) {
+    indices.push_back(listed(of_dim));
+  }
+  return elements_at(indices, shape);
+}
 
 inline std::string described(const MeshChangeTask& task) {
   const auto text_of = [](const RankedMesh& mesh, const Layout& layout) {

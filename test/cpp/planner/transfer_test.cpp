@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "layout/naive_shards.h"
+#include "planner/legal.h"
 #include "planner/mesh_changes.h"
 
 namespace funcol {
@@ -25,35 +26,10 @@ std::map<int64_t, std::set<int64_t>> elements_of(const RankedMesh& mesh, const L
   std::map<int64_t, std::set<int64_t>> held;
   const auto coordinates = test::coordinates(mesh.mesh);
   for (size_t place = 0; place < coordinates.size(); ++place) {
-    std::vector<int64_t> elements{0};
-    for (size_t dim = 0; dim < shape.size(); ++dim) {
-      std::vector<int64_t> longer;
-      for (const int64_t element : elements) {
-        for (const int64_t index : test::naive_local_indices(layout, mesh.mesh, static_cast<int64_t>(dim),
-                                                             shape[dim], coordinates[place])) {
-          longer.push_back(element * shape[dim] + index);
-        }
-      }
-      elements = std::move(longer);
-    }
+    const auto elements = test::elements(layout, mesh.mesh, shape, coordinates[place]);
     held[mesh.ranks[place]] = {elements.begin(), elements.end()};
   }
   return held;
-}
-
-// The elements of a range, in the order in which messages count them.
-std::vector<int64_t> elements_of(const TransferRange& range, const std::vector<int64_t>& shape) {
-  std::vector<int64_t> elements{0};
-  for (size_t dim = 0; dim < shape.size(); ++dim) {
-    std::vector<int64_t> longer;
-    for (const int64_t element : elements) {
-      for (const int64_t index : test::listed(range.indices[dim])) {
-        longer.push_back(element * shape[dim] + index);
-      }
-    }
-    elements = std::move(longer);
-  }
-  return elements;
 }
 
 // Moves the elements, and expects that each rank gets what it lacks, once, from ranks that have it.
@@ -62,7 +38,7 @@ void expect_right(const Transfer& transfer) {
   auto held = elements_of(task.src_mesh, task.src, task.shape);
   std::map<int64_t, std::set<int64_t>> received;
   for (const auto& message : transfer.messages) {
-    const auto elements = elements_of(transfer.ranges.at(message.range), task.shape);
+    const auto elements = test::elements_of(transfer.ranges.at(message.range), task.shape);
     ASSERT_GT(message.size, 0);
     ASSERT_LE(message.begin + message.size, static_cast<int64_t>(elements.size()));
     for (int64_t i = message.begin; i < message.begin + message.size; ++i) {

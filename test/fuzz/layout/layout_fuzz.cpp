@@ -5,6 +5,7 @@
 
 #include "bytes.h"
 #include "failure.h"
+#include "fuzz_target.h"
 #include "layout/naive_shards.h"
 
 namespace funcol::test {
@@ -79,6 +80,8 @@ void check_layout(const Layout& layout, const Mesh& mesh, const std::vector<int6
   }
 }
 
+}  // namespace
+
 void run(Bytes& bytes) {
   const Mesh mesh = mesh_from(bytes, 4, 24);
   const int64_t num_dims = bytes.below(4);
@@ -106,11 +109,4 @@ void run(Bytes& bytes) {
   }
 }
 
-}  // namespace
 }  // namespace funcol::test
-
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  funcol::test::Bytes bytes(data, size);
-  funcol::test::run(bytes);
-  return 0;
-}

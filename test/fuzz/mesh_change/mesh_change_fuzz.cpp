@@ -3,11 +3,10 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
-#include <regex>
-#include <stdexcept>
 
 #include "bytes.h"
 #include "failure.h"
+#include "fuzz_target.h"
 #include "plan_choices.h"
 #include "plan_run.h"
 #include "planner/legal.h"
@@ -17,8 +16,7 @@
 namespace funcol::test {
 namespace {
 
-constexpr int64_t kMostRanks = 8;   // of a mesh
-constexpr double kRounding = 1e-9;  // costs are sums of up to ten numbers
+constexpr int64_t kMostRanks = 8;  // of a mesh
 
 // A mesh of as many ranks: axes are split into their prime factors, and neighbours are merged.
 Mesh view_of(Bytes& bytes, const Mesh& mesh) {
@@ -102,21 +100,6 @@ Held held_by(const RankedMesh& mesh, const Layout& layout, const std::vector<int
   return held;
 }
 
-// The elements of a range, in the order in which messages count them.
-Indices elements_of(const TransferRange& range, const std::vector<int64_t>& shape) {
-  Indices found{0};
-  for (size_t dim = 0; dim < shape.size(); ++dim) {
-    Indices longer;
-    for (const int64_t element : found) {
-      for (const int64_t index : listed(range.indices[dim])) {
-        longer.push_back(element * shape[dim] + index);
-      }
-    }
-    found = std::move(longer);
-  }
-  return found;
-}
-
 // Sends the messages of a transfer. Fails if one has what its sender lacks, or what its receiver has.
 RankTensors transferred(const Transfer& transfer, const RankTensors& tensors) {
   const auto& task = transfer.task;
@@ -196,17 +179,8 @@ void check_senders(const MeshChange& change) {
 
 // The bytes that the refusal names; -1 if the bound is not refused.
 int64_t least_bytes(const Case& made, int64_t max_bytes) {
-  try {
-    plan_mesh_change(made.task, made.costs, max_bytes);
-  } catch (const std::invalid_argument& error) {
-    const std::string message = error.what();
-    std::smatch found;
-    if (!std::regex_search(message, found, std::regex("The least that a plan takes is ([0-9]+)\\.$"))) {
-      fail("refused without the least bound: " + message);
-    }
-    return std::stoll(found[1]);
-  }
-  return -1;
+  return number_in_refusal([&] { plan_mesh_change(made.task, made.costs, max_bytes); },
+                           "The least that a plan takes is ([0-9]+)\\.$");
 }
 
 void check_bounds(Bytes& bytes, const Case& made, const MeshChange& free) {
@@ -223,6 +197,8 @@ void check_bounds(Bytes& bytes, const Case& made, const MeshChange& free) {
   }
 }
 
+}  // namespace
+
 void run(Bytes& bytes) {
   const Case made = case_from(bytes);
   const bool bounded = bytes.below(4) == 1;
@@ -234,11 +210,4 @@ void run(Bytes& bytes) {
   }
 }
 
-}  // namespace
 }  // namespace funcol::test
-
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  funcol::test::Bytes bytes(data, size);
-  funcol::test::run(bytes);
-  return 0;
-}

@@ -1,11 +1,11 @@
 // Plans of redistributions: each is legal, gives the right numbers on simulated ranks, costs at most
 // PyTorch's greedy plan, and keeps to its bound on memory.
 #include <algorithm>
-#include <regex>
 #include <stdexcept>
 
 #include "bytes.h"
 #include "failure.h"
+#include "fuzz_target.h"
 #include "plan_choices.h"
 #include "plan_run.h"
 #include "planner/legal.h"
@@ -66,17 +66,7 @@ void check_no_dearer_than_greedy(const Plan& plan, const Redistribution& task, c
 
 // The bytes that the refusal names; -1 if the bound is not refused.
 int64_t least_bytes(const Redistribution& task, const CostModel& model, int64_t max_bytes) {
-  try {
-    plan_redistribution(task, model, max_bytes);
-  } catch (const std::invalid_argument& error) {
-    const std::string message = error.what();
-    std::smatch found;
-    if (!std::regex_search(message, found, std::regex("max_bytes=([0-9]+)\\.$"))) {
-      fail("refused without the least bound: " + message);
-    }
-    return std::stoll(found[1]);
-  }
-  return -1;
+  return number_in_refusal([&] { plan_redistribution(task, model, max_bytes); }, "max_bytes=([0-9]+)\\.$");
 }
 
 void check_bounds(Bytes& bytes, const Plan& free, const Redistribution& task, const CostModel& model) {
@@ -109,6 +99,8 @@ void check_prices(const Plan& plan, const Redistribution& task, const CostModel&
     fail("priced below its cheapest plan; " + described(task));
   }
 }
+
+}  // namespace
 
 void run(Bytes& bytes) {
   Redistribution task;
@@ -143,11 +135,4 @@ void run(Bytes& bytes) {
   }
 }
 
-}  // namespace
 }  // namespace funcol::test
-
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  funcol::test::Bytes bytes(data, size);
-  funcol::test::run(bytes);
-  return 0;
-}

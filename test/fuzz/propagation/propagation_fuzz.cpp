@@ -6,6 +6,7 @@
 
 #include "bytes.h"
 #include "failure.h"
+#include "fuzz_target.h"
 #include "propagation/operators.h"
 #include "propagation/propagator.h"
 #include "simulated_ranks.h"
@@ -237,6 +238,8 @@ void check_any_decision(Bytes& bytes, const Propagator& propagator, const Case& 
   }
 }
 
+}  // namespace
+
 void run(Bytes& bytes) {
   const Mesh mesh = mesh_from(bytes, 3, 12);
   Case of;
@@ -270,11 +273,4 @@ void run(Bytes& bytes) {
   }
 }
 
-}  // namespace
 }  // namespace funcol::test
-
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  funcol::test::Bytes bytes(data, size);
-  funcol::test::run(bytes);
-  return 0;
-}

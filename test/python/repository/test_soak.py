@@ -11,6 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from flatness import trend_of
+from gloo_ranks import run_on_ranks
+from soak_ranks import bytes_that_groups_leave
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -18,10 +20,6 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import funcol
 
 ROOT = Path(__file__).resolve().parents[3]
-sys.path.append(str(ROOT / "tools"))
-
-from gloo_ranks import run_on_ranks  # noqa: E402
-from soak_ranks import bytes_that_groups_leave  # noqa: E402
 
 
 def noisy(slope: float, seed: int) -> list[float]:

@@ -9,12 +9,10 @@ import tarfile
 import zipfile
 from pathlib import Path
 
+import fitting_wheel
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-sys.path.append(str(ROOT / "tools"))
-
-import fitting_wheel  # noqa: E402
 
 THIS_PYTHON = f"cp{sys.version_info.major}{sys.version_info.minor}"
 THIS_MACHINE = platform.machine()

@@ -192,9 +192,10 @@ class HeldMemory {
   std::vector<Holder> take_those_on_cpu() {
     std::vector<Holder> taken;
     const std::scoped_lock lock(mutex_);
-    const auto end = std::ranges::stable_partition(holders_, std::logical_not(), &Holder::is_on_cpu);
-    std::ranges::move(end, std::back_inserter(taken));
-    holders_.erase(end.begin(), end.end());
+    const auto on_cpu = std::stable_partition(holders_.begin(), holders_.end(),
+                                              [](const Holder& holder) { return !holder.is_on_cpu; });
+    std::move(on_cpu, holders_.end(), std::back_inserter(taken));
+    holders_.erase(on_cpu, holders_.end());
     num_holders_.store(holders_.size(), std::memory_order_relaxed);
     return taken;
   }

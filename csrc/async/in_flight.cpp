@@ -9,7 +9,6 @@
 #include <iomanip>
 #include <mutex>
 #include <optional>
-#include <ranges>
 #include <sstream>
 #include <utility>
 
@@ -62,10 +61,9 @@ class RegisteredList {
   // The latest collective that writes to `tensor`, also just after its Work has gone.
   std::optional<InFlight> latest_of(const at::Tensor& tensor) {
     const std::scoped_lock lock(mutex_);
-    const auto newest_first = std::ranges::reverse_view(list_);
     const auto found =
-        std::ranges::find_if(newest_first, [&](const auto& one) { return one.writes(tensor); });
-    return found == newest_first.end() ? std::nullopt : std::optional(found->what);
+        std::find_if(list_.rbegin(), list_.rend(), [&](const auto& one) { return one.writes(tensor); });
+    return found == list_.rend() ? std::nullopt : std::optional(found->what);
   }
 
   std::vector<Registered> all() {

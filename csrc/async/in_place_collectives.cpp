@@ -62,10 +62,11 @@ void InPlaceCollectives::settle(const MemoryRange& range) {
 void InPlaceCollectives::forget_settled() {
   std::vector<Started> settled;  // destroyed after the lock is released
   const std::scoped_lock lock(mutex_);
-  const auto done = std::ranges::stable_partition(
-      running_, [](const Started& started) { return !started.collective->is_settled(); });
-  std::ranges::move(done, std::back_inserter(settled));
-  running_.erase(done.begin(), done.end());
+  const auto done = std::stable_partition(running_.begin(), running_.end(), [](const Started& started) {
+    return !started.collective->is_settled();
+  });
+  std::move(done, running_.end(), std::back_inserter(settled));
+  running_.erase(done, running_.end());
   num_running_.store(running_.size(), std::memory_order_release);
 }
 

@@ -10,13 +10,16 @@ namespace funcol {
 // slot.
 template <typename T>
 c10::intrusive_ptr<T> custom_class(const c10::IValue& value) {
+  c10::intrusive_ptr<torch::CustomClassHolder> holder;
   if (value.isCapsule()) {
-    return c10::dynamic_intrusive_pointer_cast<T>(value.toCapsule());
+    holder = value.toCapsule();
+  } else if (value.isCustomClass()) {
+    holder = value.toObject()->getSlot(0).toCapsule();
   }
-  if (value.isCustomClass()) {
-    return c10::dynamic_intrusive_pointer_cast<T>(value.toObject()->getSlot(0).toCapsule());
-  }
-  return {};
+  // PyTorch's dynamic_intrusive_pointer_cast() never gives back its reference to an object of another type.
+  auto* const found = dynamic_cast<T*>(holder.get());
+  return found == nullptr ? c10::intrusive_ptr<T>()
+                          : c10::intrusive_ptr<T>::unsafe_reclaim_from_nonowning(found);
 }
 
 }  // namespace funcol

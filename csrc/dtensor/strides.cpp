@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <ranges>
 
 namespace funcol::python {
 namespace {
@@ -10,9 +9,9 @@ namespace {
 std::vector<int64_t> dense_stride(const std::vector<int64_t>& shape, const std::vector<int64_t>& order) {
   std::vector<int64_t> stride(shape.size());
   int64_t step = 1;
-  for (const auto dim : std::views::reverse(order)) {
-    stride[dim] = step;
-    step *= std::max<int64_t>(shape[dim], 1);
+  for (auto dim = order.rbegin(); dim != order.rend(); ++dim) {
+    stride[*dim] = step;
+    step *= std::max<int64_t>(shape[*dim], 1);
   }
   return stride;
 }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <ranges>
 #include <stdexcept>
 
 namespace funcol {
@@ -54,9 +53,9 @@ std::vector<std::vector<int64_t>> cutting_axes(const Layout& layout, AxisSet axe
 
 // Sets the coordinate on `axes` to number `cut` of all coordinates on them.
 void set_cut(Coordinate& coordinate, const Mesh& mesh, const std::vector<int64_t>& axes, int64_t cut) {
-  for (const auto axis : std::views::reverse(axes)) {
-    coordinate[axis] = cut % mesh.sizes[axis];
-    cut /= mesh.sizes[axis];
+  for (auto axis = axes.rbegin(); axis != axes.rend(); ++axis) {
+    coordinate[*axis] = cut % mesh.sizes[*axis];
+    cut /= mesh.sizes[*axis];
   }
 }
 
@@ -118,8 +117,11 @@ std::vector<Piece> pieces_of(const Mesh& mesh, const Layout& before, int64_t dim
       seen += place.size;
     }
   }
-  const auto pieces = std::views::values(by_position);
-  return {pieces.begin(), pieces.end()};
+  std::vector<Piece> pieces;
+  for (const auto& [position, piece] : by_position) {
+    pieces.push_back(piece);
+  }
+  return pieces;
 }
 
 }  // namespace

@@ -20,7 +20,7 @@ struct AxisGroup {
   c10::IValue group;  // as the funcol ops take it: a name, or a ProcessGroup
   // By group rank, the rank's number when ranks count up along the last axis first; empty if the two agree.
   std::vector<int64_t> members;
-  GroupRef ref;  // the group as it was when its mesh was first seen
+  GroupRef ref = {};  // the group as it was when its mesh was first seen
 };
 using AxisGroups = std::map<AxisSet, AxisGroup>;
 

@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <string>
 #include <vector>
 
@@ -82,6 +83,12 @@ inline cudaError_t add(cudaStream_t stream, const Buffer& to, const Buffer& from
     }
   };
   return enqueue(stream, {"add", at_once(run), {from.range()}, {to.range()}});
+}
+
+// Holds up what comes later on the stream until `released`, which has to outlive it.
+inline void hold(cudaStream_t stream, const std::atomic<bool>& released) {
+  EXPECT_CUDA(
+      enqueue(stream, {"hold", [&released]() -> Step { return [&released] { return released.load(); }; }}));
 }
 
 // `later` waits for what is on `earlier` now.

@@ -1,6 +1,7 @@
 // Device memory, and copies to and from it.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstring>
 #include <vector>
 
@@ -87,8 +88,8 @@ TEST(Copies, PageableMemoryIsReadBeforeAnAsynchronousCopyReturns) {
 TEST(Copies, PinnedMemoryIsReadWhenTheStreamReachesTheCopy) {
   const OwnStream stream;
   const Buffer data;
-  bool released = false;
-  EXPECT_CUDA(enqueue(stream, {"hold", [&]() -> Step { return [&] { return released; }; }}));
+  std::atomic<bool> released = false;
+  hold(stream, released);
   int* pinned = nullptr;
   EXPECT_CUDA(cudaMallocHost(reinterpret_cast<void**>(&pinned), kBytes));
   std::fill_n(pinned, kCount, 3);

@@ -1,6 +1,7 @@
 // What comes before what: within a stream, across streams, and on the default stream.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -15,11 +16,6 @@ class Journal {
  public:
   void note(cudaStream_t stream, const std::string& name) {
     EXPECT_CUDA(enqueue(stream, {name, at_once([this, name] { add(name); })}));
-  }
-  // An operation that a later note() releases.
-  void hold(cudaStream_t stream, const bool& released) {
-    EXPECT_CUDA(
-        enqueue(stream, {"hold", [&released]() -> Step { return [&released] { return released; }; }}));
   }
   std::vector<std::string> names() {
     EXPECT_CUDA(cudaDeviceSynchronize());
@@ -53,8 +49,8 @@ TEST(Streams, AStreamRunsItsWorkInTheOrderOfIssue) {
 TEST(Streams, WorkIsAsynchronous) {
   const OwnStream stream;
   Journal journal;
-  bool released = false;
-  journal.hold(stream, released);
+  std::atomic<bool> released = false;
+  hold(stream, released);
   EXPECT_EQ(cudaStreamQuery(stream), cudaErrorNotReady);
   released = true;
   EXPECT_CUDA(cudaStreamSynchronize(stream));
@@ -65,8 +61,8 @@ TEST(Streams, AStreamThatWaitsDoesNotHoldUpOthers) {
   const OwnStream held;
   const OwnStream free;
   Journal journal;
-  bool released = false;
-  journal.hold(held, released);
+  std::atomic<bool> released = false;
+  hold(held, released);
   journal.note(free, "free");
   EXPECT_CUDA(cudaStreamSynchronize(free));
   released = true;
@@ -98,10 +94,10 @@ TEST(Streams, AWaitIsForTheLastRecordBeforeIt) {
   const OwnStream other;
   const OwnEvent event;
   Journal journal;
-  bool released = false;
+  std::atomic<bool> released = false;
   EXPECT_CUDA(cudaEventRecord(event, stream));
   EXPECT_CUDA(cudaStreamWaitEvent(other, event, 0));
-  journal.hold(stream, released);
+  hold(stream, released);
   EXPECT_CUDA(cudaEventRecord(event, stream));  // too late for the wait
   EXPECT_CUDA(cudaStreamSynchronize(other));
   EXPECT_EQ(cudaEventQuery(event), cudaErrorNotReady);
@@ -123,8 +119,8 @@ TEST(Streams, BlockingStreamsWaitForTheDefaultStreamAndItForThem) {
 TEST(Streams, NonBlockingStreamsDoNotWaitForTheDefaultStream) {
   const OwnStream stream(cudaStreamNonBlocking);
   Journal journal;
-  bool released = false;
-  journal.hold(nullptr, released);
+  std::atomic<bool> released = false;
+  hold(nullptr, released);
   journal.note(stream, "free");
   EXPECT_CUDA(cudaStreamSynchronize(stream));
   released = true;
@@ -133,8 +129,8 @@ TEST(Streams, NonBlockingStreamsDoNotWaitForTheDefaultStream) {
 
 TEST(Streams, DevicesHaveDefaultStreamsOfTheirOwn) {
   Journal journal;
-  bool released = false;
-  journal.hold(nullptr, released);
+  std::atomic<bool> released = false;
+  hold(nullptr, released);
   EXPECT_CUDA(cudaSetDevice(1));
   journal.note(nullptr, "other device");
   EXPECT_CUDA(cudaDeviceSynchronize());
@@ -152,8 +148,8 @@ TEST(Streams, AHostFunctionRunsInOrderAndMayNotCallCuda) {
   } call{&journal, cudaSuccess};
   journal.note(stream, "before");
   const auto function = [](void* data) { static_cast<Call*>(data)->result = cudaStreamSynchronize(nullptr); };
-  bool released = false;
-  journal.hold(nullptr, released);  // so that there would be something to wait for
+  std::atomic<bool> released = false;
+  hold(nullptr, released);  // so that there would be something to wait for
   EXPECT_CUDA(cudaLaunchHostFunc(stream, function, &call));
   EXPECT_CUDA(cudaStreamSynchronize(stream));
   EXPECT_EQ(call.result, cudaErrorNotPermitted);

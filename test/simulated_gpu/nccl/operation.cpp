@@ -32,8 +32,7 @@ class Operation {
 
   bool poll() {
     if (Clock::now() < not_before_ && !communicator_->has_ended()) return false;
-    calls_.erase(std::ranges::remove_if(calls_, [](RunningCall& call) { return call.poll(); }).begin(),
-                 calls_.end());
+    std::erase_if(calls_, [](RunningCall& call) { return call.poll(); });
     return calls_.empty();
   }
 

@@ -29,7 +29,7 @@ void Streams::drop_destroyed(int device) {
   const auto is_over = [device](const StreamPointer& stream) {
     return stream->destroyed && stream->device == device && stream->queue.empty();
   };
-  every_.erase(std::ranges::remove_if(every_, is_over).begin(), every_.end());
+  std::erase_if(every_, is_over);
 }
 
 StreamPointer Streams::find(cudaStream_t handle, int device) const {

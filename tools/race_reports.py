@@ -19,7 +19,9 @@ RUNTIMES = re.compile(r"lib(tsan|stdc\+\+|gcc_s|c|m)\.so|ld-linux")
 PYTORCH = re.compile(r"lib(torch|c10|shm|gomp)\w*[.-]")
 
 REPORT = re.compile(r"^WARNING: ThreadSanitizer: ([^\n]*?) \(pid=.*?(?=^=+$|\Z)", re.MULTILINE | re.DOTALL)
-ACCESS = re.compile(r"^  (?:Previous )?(?:atomic )?(?:write|read) of size .*?(?=^$|\Z)", re.I | re.MULTILINE | re.DOTALL)
+ACCESS = re.compile(
+    r"^  (?:Previous )?(?:atomic )?(?:write|read) of size .*?(?=^$|\Z)", re.I | re.MULTILINE | re.DOTALL
+)
 MODULE = re.compile(r"^    #\d+ .*\(([^()\s]+)\+0x[0-9a-f]+\)", re.MULTILINE)
 
 
@@ -52,7 +54,9 @@ def main() -> int:
         total += number
     for report in found:
         print(report, end="\n\n")
-    print(f"[race_reports] {len(found)} findings, {total - len(found)} reports of accesses by PyTorch's own code")
+    print(
+        f"[race_reports] {len(found)} findings, {total - len(found)} reports of accesses by PyTorch's own code"
+    )
     return 1 if found else 0
 
 

@@ -36,7 +36,9 @@ def report(now: str, before: str, kind: str = "data race") -> str:
 
 @pytest.mark.parametrize(("now", "before"), [(FUNCOL, FUNCOL), (FUNCOL, TEST), (FUNCOL, LOST)])
 def test_a_race_between_accesses_of_funcol_counts(now: str, before: str) -> None:
-    found, total = race_reports.findings(report(PYTORCH, FUNCOL) + report(now, before) + report(FUNCOL, PYTORCH))
+    found, total = race_reports.findings(
+        report(PYTORCH, FUNCOL) + report(now, before) + report(FUNCOL, PYTORCH)
+    )
     assert total == 3
     (one,) = found
     assert one.startswith("WARNING: ThreadSanitizer: data race")

@@ -2,10 +2,10 @@
 
     python tools/race_reports.py FOLDER    files that log_path=FOLDER/... has left there
 
-PyTorch is not built with ThreadSanitizer: how its reference counts and its locks order threads is not seen. A data race
-with an access that PyTorch's own code makes is therefore left out, such as memory that PyTorch frees when the last
-reference goes. All else is a finding: a race between two accesses of funcol or of its tests, and reports of other kinds.
-Exits with 1 if there is one.
+PyTorch is not built with ThreadSanitizer, which does not see how PyTorch's reference counts and locks order
+threads. A data race with an access that PyTorch's own code makes is therefore left out, such as memory that
+PyTorch frees when the last reference goes. All else is a finding: a race between two accesses of funcol or of
+its tests, and reports of other kinds. Exits with 1 if there is one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MODULE = re.compile(r"^    #\d+ .*\(([^()\s]+)\+0x[0-9a-f]+\)", re.MULTILINE)
 
 
 def is_pytorchs(access: str) -> bool:
-    """Whether PyTorch's code makes an access: its stack, innermost first, comes there before it comes to funcol."""
+    """Whether PyTorch's code makes an access: its stack, innermost first, is there before it is in funcol."""
     caller = next((module for module in MODULE.findall(access) if not RUNTIMES.match(module)), "")
     return PYTORCH.match(caller) is not None
 
@@ -54,9 +54,8 @@ def main() -> int:
         total += number
     for report in found:
         print(report, end="\n\n")
-    print(
-        f"[race_reports] {len(found)} findings, {total - len(found)} reports of accesses by PyTorch's own code"
-    )
+    left_out = total - len(found)
+    print(f"[race_reports] {len(found)} findings, {left_out} reports of accesses by PyTorch's own code")
     return 1 if found else 0
 
 

@@ -17,8 +17,9 @@ namespace {
 const char* g_begin = nullptr;
 const char* g_end = nullptr;
 struct sigaction g_before;
+char g_how_to_repeat[128];
 
-// The process is about to die: what is not safe in a signal handler is done nevertheless.
+// In a signal handler, perhaps of a thread that is inside malloc: nothing is allocated here.
 void describe(const char* address) {
   char text[512];
   const auto allocation = memory().find(address);
@@ -34,7 +35,7 @@ void describe(const char* address) {
   }
   length += snprintf(text + length, sizeof text - static_cast<size_t>(length),
                      "%s. A GPU's driver would end the process here, too.\n  %s; C++ stack:\n",
-                     allocation ? "" : ", which is in no allocation", how_to_repeat().c_str());
+                     allocation ? "" : ", which is in no allocation", g_how_to_repeat);
   if (write(STDERR_FILENO, text, static_cast<size_t>(length)) < 0) {
     return;
   }
@@ -68,6 +69,9 @@ void on_fault(int signal, siginfo_t* info, void* context) {
 void report_faults_in(const void* window, size_t size) {
   g_begin = static_cast<const char*>(window);
   g_end = g_begin + size;
+  snprintf(g_how_to_repeat, sizeof g_how_to_repeat, "%s", how_to_repeat().c_str());
+  void* frame = nullptr;
+  backtrace(&frame, 1);  // the first call loads a library
   struct sigaction action = {};
   action.sa_sigaction = on_fault;
   action.sa_flags = SA_SIGINFO | SA_NODEFER;

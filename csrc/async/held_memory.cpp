@@ -21,6 +21,7 @@
 #include "async/layers.h"
 #include "comm/asking_devices.h"
 #include "comm/blocking.h"
+#include "comm/take_if.h"
 
 namespace funcol {
 namespace {
@@ -189,12 +190,8 @@ class HeldMemory {
   }
 
   std::vector<Holder> take_those_on_cpu() {
-    std::vector<Holder> taken;
     const std::scoped_lock lock(mutex_);
-    const auto on_cpu = std::stable_partition(holders_.begin(), holders_.end(),
-                                              [](const Holder& holder) { return !holder.is_on_cpu; });
-    std::move(on_cpu, holders_.end(), std::back_inserter(taken));
-    holders_.erase(on_cpu, holders_.end());
+    auto taken = take_if(holders_, &Holder::is_on_cpu);
     num_holders_.store(holders_.size(), std::memory_order_relaxed);
     return taken;
   }

@@ -1,8 +1,9 @@
 #include "async/in_place_collectives.h"
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
+
+#include "comm/take_if.h"
 
 namespace funcol {
 
@@ -62,11 +63,7 @@ void InPlaceCollectives::settle(const MemoryRange& range) {
 void InPlaceCollectives::forget_settled() {
   std::vector<Started> settled;  // destroyed after the lock is released
   const std::scoped_lock lock(mutex_);
-  const auto done = std::stable_partition(running_.begin(), running_.end(), [](const Started& started) {
-    return !started.collective->is_settled();
-  });
-  std::move(done, running_.end(), std::back_inserter(settled));
-  running_.erase(done, running_.end());
+  settled = take_if(running_, [](const Started& started) { return started.collective->is_settled(); });
   num_running_.store(running_.size(), std::memory_order_release);
 }
 

@@ -17,9 +17,7 @@ c10::intrusive_ptr<T> custom_class(const c10::IValue& value) {
     holder = value.toObject()->getSlot(0).toCapsule();
   }
   // PyTorch's dynamic_intrusive_pointer_cast() never gives back its reference to an object of another type.
-  auto* const found = dynamic_cast<T*>(holder.get());
-  return found == nullptr ? c10::intrusive_ptr<T>()
-                          : c10::intrusive_ptr<T>::unsafe_reclaim_from_nonowning(found);
+  return c10::intrusive_ptr<T>::unsafe_reclaim_from_nonowning(dynamic_cast<T*>(holder.get()));
 }
 
 }  // namespace funcol

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <atomic>
-#include <iterator>
 #include <mutex>
 #include <utility>
 #include <vector>
 
+#include "comm/take_if.h"
 #include "compat/process_group.h"
 
 namespace funcol {
@@ -50,10 +50,7 @@ void change_known_groups(const Change& change) {
   auto& known = known_groups();
   std::vector<KnownGroup> gone;  // destroyed outside the lock
   const std::scoped_lock lock(known.mutex);
-  const auto first_gone = std::stable_partition(known.groups.begin(), known.groups.end(),
-                                                [](const auto& entry) { return !entry.group.expired(); });
-  std::move(first_gone, known.groups.end(), std::back_inserter(gone));
-  known.groups.erase(first_gone, known.groups.end());
+  gone = take_if(known.groups, [](const auto& entry) { return entry.group.expired(); });
   change(known.groups);
   known.num_changed.store(std::ranges::count_if(known.groups, &KnownGroup::has_changed),
                           std::memory_order_release);

@@ -102,7 +102,7 @@ GroupPtr group_object(PyObject* object) {
                     ? static_cast<c10d::ProcessGroup*>(
                           reinterpret_cast<py::detail::instance*>(object)->get_value_and_holder().value_ptr())
                     : instance<c10d::ProcessGroup>(object);
-  return group == nullptr ? GroupPtr() : GroupPtr::unsafe_reclaim_from_nonowning(group);
+  return GroupPtr::unsafe_reclaim_from_nonowning(group);
 }
 
 at::Tensor tensor_argument(PyObject* object, const char* op) {

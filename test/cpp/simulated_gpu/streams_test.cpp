@@ -48,7 +48,6 @@ TEST(Streams, AStreamRunsItsWorkInTheOrderOfIssue) {
 
 TEST(Streams, WorkIsAsynchronous) {
   const OwnStream stream;
-  Journal journal;
   std::atomic<bool> released = false;
   hold(stream, released);
   EXPECT_EQ(cudaStreamQuery(stream), cudaErrorNotReady);
@@ -93,7 +92,6 @@ TEST(Streams, AWaitIsForTheLastRecordBeforeIt) {
   const OwnStream stream;
   const OwnStream other;
   const OwnEvent event;
-  Journal journal;
   std::atomic<bool> released = false;
   EXPECT_CUDA(cudaEventRecord(event, stream));
   EXPECT_CUDA(cudaStreamWaitEvent(other, event, 0));

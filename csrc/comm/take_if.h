@@ -1,0 +1,22 @@
+// Taking elements out of a container that a lock protects, so that they are destroyed after it is released.
+#pragma once
+
+#include <algorithm>
+#include <functional>
+#include <iterator>
+#include <vector>
+
+namespace funcol {
+
+// Those of `items` for which `predicate`, a function or a member, holds: in their order, as the others stay
+// in theirs.
+template <typename Items, typename Predicate>
+std::vector<typename Items::value_type> take_if(Items& items, const Predicate& predicate) {
+  const auto first = std::stable_partition(items.begin(), items.end(), std::not_fn(predicate));
+  std::vector<typename Items::value_type> taken(std::make_move_iterator(first),
+                                                std::make_move_iterator(items.end()));
+  items.erase(first, items.end());
+  return taken;
+}
+
+}  // namespace funcol

@@ -136,6 +136,19 @@ class IssuePlace {
 using FindIssuePlace = std::function<std::shared_ptr<const IssuePlace>()>;
 SIMULATED_GPU_API void set_find_issue_place(FindIssuePlace find);
 
+// The next operation of a chain that does not begin, since running operations of other chains come first.
+struct Stalled {
+  const void* chain = nullptr;
+  std::string name = {};
+  std::shared_ptr<const IssuePlace> place = nullptr;
+  std::vector<const void*> behind = {};  // the chains of those that run
+};
+
+// The scheduler's thread calls the function that is given here once nothing has begun or finished for a
+// while, and again and again until something does. Just before that it calls it without `stalls`.
+using OnStall = std::function<void(const std::vector<Stalled>* stalls)>;
+SIMULATED_GPU_API void set_on_stall(OnStall on_stall);
+
 // Reports something that is wrong in the program, on stderr with the seed and the order; the process ends
 // with exit status 66 where it would have ended with 0.
 SIMULATED_GPU_API void report(const std::string& text);

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace simulated_gpu {
+namespace simulated_gpu::access_history_test {
 namespace {
 
 IssuedPointer issued(const std::string& name, uint64_t line, uint64_t number = 1) {
@@ -85,4 +85,4 @@ TEST(AccessHistory, NoBytesAreNoUse) {
 }
 
 }  // namespace
-}  // namespace simulated_gpu
+}  // namespace simulated_gpu::access_history_test

@@ -5,7 +5,7 @@
 
 #include "simulated_gpu/programs.h"
 
-namespace simulated_gpu {
+namespace simulated_gpu::alone_test {
 namespace {
 
 void expect_right_values(const std::string& program) {
@@ -24,4 +24,4 @@ TEST(Alone, ABroadcastOfAnotherRankGivesZeros) { expect_right_values("alone: bro
 TEST(Alone, ASplitIsRefusedAsItsRanksAreNotKnown) { expect_right_values("alone: split"); }
 
 }  // namespace
-}  // namespace simulated_gpu
+}  // namespace simulated_gpu::alone_test

@@ -8,7 +8,7 @@
 
 #include "nccl/operation.h"
 
-namespace simulated_gpu::nccl {
+namespace simulated_gpu::nccl::call_test {
 namespace {
 
 char input[1], output[1], factor_place[1];  // addresses that nothing reads
@@ -95,4 +95,4 @@ TEST(Operation, IsOneWorkOfAllItsCalls) {
 }
 
 }  // namespace
-}  // namespace simulated_gpu::nccl
+}  // namespace simulated_gpu::nccl::call_test

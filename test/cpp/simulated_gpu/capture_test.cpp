@@ -6,7 +6,7 @@
 
 #include "simulated_gpu/device.h"
 
-namespace simulated_gpu {
+namespace simulated_gpu::capture_test {
 namespace {
 
 class Capture : public testing::Test {
@@ -227,4 +227,4 @@ TEST_F(Capture, ADestroyedGraphLetsItsObjectsGo) {
 }
 
 }  // namespace
-}  // namespace simulated_gpu
+}  // namespace simulated_gpu::capture_test

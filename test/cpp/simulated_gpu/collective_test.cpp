@@ -5,7 +5,7 @@
 
 #include "simulated_gpu/thread_ranks.h"
 
-namespace simulated_gpu {
+namespace simulated_gpu::collective_test {
 namespace {
 
 class Worlds : public ::testing::TestWithParam<int> {};
@@ -231,4 +231,4 @@ TEST(Collective, AGroupWithARefusedCallIssuesNothing) {
 }
 
 }  // namespace
-}  // namespace simulated_gpu
+}  // namespace simulated_gpu::collective_test

@@ -10,7 +10,7 @@
 #include "simulated_gpu.h"
 #include "simulated_gpu/thread_ranks.h"
 
-namespace simulated_gpu {
+namespace simulated_gpu::communicator_test {
 namespace {
 
 class Communicators : public ::testing::Test {
@@ -196,4 +196,4 @@ TEST_F(Communicators, AnIdThatNobodyMadeIsRefused) {
 }
 
 }  // namespace
-}  // namespace simulated_gpu
+}  // namespace simulated_gpu::communicator_test

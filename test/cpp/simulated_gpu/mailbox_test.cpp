@@ -16,7 +16,7 @@
 #include "nccl/leftovers.h"
 #include "nccl/meeting.h"
 
-namespace simulated_gpu::nccl {
+namespace simulated_gpu::nccl::mailbox_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -239,4 +239,4 @@ TEST(Meeting, ARankThatComesTwiceIsNamed) {
 }
 
 }  // namespace
-}  // namespace simulated_gpu::nccl
+}  // namespace simulated_gpu::nccl::mailbox_test

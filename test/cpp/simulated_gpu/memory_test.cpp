@@ -3,11 +3,13 @@
 
 #include <atomic>
 #include <cstring>
+#include <string>
 #include <vector>
 
+#include "simulated_gpu.h"
 #include "simulated_gpu/device.h"
 
-namespace simulated_gpu {
+namespace simulated_gpu::memory_test {
 namespace {
 
 TEST(Memory, FreshMemoryIsPoison) {
@@ -97,6 +99,8 @@ TEST(Copies, PinnedMemoryIsReadWhenTheStreamReachesTheCopy) {
   std::fill_n(pinned, kCount, 9);
   released = true;
   EXPECT_TRUE(data.holds(9));
+  EXPECT_NE(std::string(simulated_gpu_take_reports()).find("race: pinned memory was written"),
+            std::string::npos);
   EXPECT_CUDA(cudaFreeHost(pinned));
 }
 
@@ -128,4 +132,4 @@ TEST(Copies, BytesMoveBetweenDevices) {
 }
 
 }  // namespace
-}  // namespace simulated_gpu
+}  // namespace simulated_gpu::memory_test

@@ -3,11 +3,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <numeric>
 #include <stdexcept>
+#include <thread>
 
 #include "simulated_gpu/device.h"
 #include "simulated_gpu/thread_ranks.h"
@@ -31,6 +34,29 @@ bool other_stream_reads(bool waits) {
   }
   EXPECT_CUDA(add(consumer, copy, data, 0));
   return copy.holds(kRounds);
+}
+
+// A stream uses what a thread has seen finished: the one that goes on, or one that only looks on, as the
+// watchdog of a process group does.
+bool stream_reads_after_query(bool looks_itself) {
+  const OwnStream producer;
+  const OwnStream consumer;
+  const Buffer data(0);
+  const Buffer copy(0);
+  EXPECT_CUDA(add(producer, data, data, 1));
+  const OwnEvent produced;
+  EXPECT_CUDA(cudaEventRecord(produced, producer));
+  const auto look = [&] {
+    EXPECT_CUDA(cudaEventSynchronize(produced));
+    EXPECT_CUDA(cudaEventQuery(produced));
+  };
+  if (looks_itself) {
+    look();
+  } else {
+    std::thread(look).join();
+  }
+  EXPECT_CUDA(add(consumer, copy, data, 0));
+  return copy.holds(1);
 }
 
 // A stream overwrites what another one still reads.
@@ -81,6 +107,41 @@ bool host_reads_copy(bool waits) {
     EXPECT_CUDA(cudaStreamSynchronize(stream));
   }
   return std::accumulate(pinned, pinned + kCount, 0) == kCount;
+}
+
+int* make_pinned(int value) {
+  int* pinned = nullptr;
+  EXPECT_CUDA(cudaMallocHost(reinterpret_cast<void**>(&pinned), kBytes));
+  std::fill_n(pinned, kCount, value);
+  return pinned;
+}
+
+// The host writes to pinned memory from which a stream still copies.
+bool host_writes_source_of_copy(bool waits) {
+  const OwnStream stream;
+  const Buffer data(0);
+  int* const pinned = make_pinned(1);
+  std::atomic<bool> released{waits};
+  hold(stream, released);
+  EXPECT_CUDA(cudaMemcpyAsync(data.data(), pinned, kBytes, cudaMemcpyHostToDevice, stream));
+  if (waits) {
+    EXPECT_CUDA(cudaStreamSynchronize(stream));
+  }
+  std::fill_n(pinned, kCount, 2);
+  released = true;
+  return data.holds(1);
+}
+
+// A stream copies to pinned memory, and from there.
+bool copy_through_pinned_memory() {
+  const OwnStream stream;
+  const Buffer data(1);
+  const Buffer copy(0);
+  int* const pinned = make_pinned(0);
+  EXPECT_CUDA(add(stream, data, data, 1));
+  EXPECT_CUDA(cudaMemcpyAsync(pinned, data.data(), kBytes, cudaMemcpyDeviceToHost, stream));
+  EXPECT_CUDA(cudaMemcpyAsync(copy.data(), pinned, kBytes, cudaMemcpyHostToDevice, stream));
+  return copy.holds(2);
 }
 
 // Two streams of a graph; the second reads what the first writes.
@@ -198,11 +259,16 @@ const std::map<std::string, std::function<bool()>>& programs() {
       {"read after a wait", [] { return other_stream_reads(true); }},
       {"read without a wait", [] { return other_stream_reads(false); }},
       {"overwrite after a wait", [] { return other_stream_overwrites(true); }},
+      {"read after a query", [] { return stream_reads_after_query(true); }},
+      {"read after an onlooker's query", [] { return stream_reads_after_query(false); }},
       {"overwrite without a wait", [] { return other_stream_overwrites(false); }},
       {"block again after its event", [] { return block_is_handed_out_again(true); }},
       {"block again at once", [] { return block_is_handed_out_again(false); }},
       {"host after a synchronize", [] { return host_reads_copy(true); }},
       {"host without a synchronize", [] { return host_reads_copy(false); }},
+      {"host writes after a copy", [] { return host_writes_source_of_copy(true); }},
+      {"host writes before a copy", [] { return host_writes_source_of_copy(false); }},
+      {"copy through pinned memory", copy_through_pinned_memory},
       {"graph with a wait", [] { return graph_of_two_streams(true); }},
       {"graph without a wait", [] { return graph_of_two_streams(false); }},
       {"host reads device memory", host_reads_device_memory},

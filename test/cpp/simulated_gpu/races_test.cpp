@@ -5,7 +5,7 @@
 
 #include "simulated_gpu/programs.h"
 
-namespace simulated_gpu {
+namespace simulated_gpu::races_test {
 namespace {
 
 using testing::Values;
@@ -26,7 +26,8 @@ TEST_P(RightProgram, IsRightInAllOrders) {
 
 INSTANTIATE_TEST_SUITE_P(Programs, RightProgram,
                          Values("read after a wait", "overwrite after a wait", "block again after its event",
-                                "host after a synchronize", "graph with a wait"));
+                                "host after a synchronize", "graph with a wait", "read after a query",
+                                "host writes after a copy", "copy through pinned memory"));
 
 // Accesses are compared by what orders them, so that one run is enough, whatever its order.
 class RacyProgram : public testing::TestWithParam<std::string> {};
@@ -42,7 +43,7 @@ TEST_P(RacyProgram, IsReportedInTheFirstRun) {
 
 INSTANTIATE_TEST_SUITE_P(Programs, RacyProgram,
                          Values("read without a wait", "overwrite without a wait", "block again at once",
-                                "graph without a wait"));
+                                "graph without a wait", "read after an onlooker's query"));
 
 // Without that comparison, their values are wrong in some order.
 class WrongProgram : public testing::TestWithParam<std::string> {};
@@ -65,6 +66,19 @@ TEST(Races, AReportNamesBothOperationsAndTheirKind) {
   EXPECT_NE(errors.find("a read by add"), std::string::npos) << errors;
   EXPECT_NE(errors.find("a write by add"), std::string::npos) << errors;
   EXPECT_NE(errors.find("256 bytes"), std::string::npos) << errors;
+}
+
+TEST(Races, AWriteOfTheHostBeforeACopyHasReadIsReportedInAllOrders) {
+  for (const std::string order : {"random", "last", "lazy", "first"}) {
+    const Outcome outcome = run_program("host writes before a copy", {0, order});
+    EXPECT_EQ(outcome.status, kValuesWrong);
+    EXPECT_NE(outcome.errors.find("race: pinned memory was written before a queued copy had read it, within "
+                                  "256 bytes"),
+              std::string::npos)
+        << outcome.errors;
+    EXPECT_NE(outcome.errors.find("a read by a copy (operation 2 of stream"), std::string::npos)
+        << outcome.errors;
+  }
 }
 
 TEST(Races, MemoryHandedOutTooEarlyIsNamedSo) {
@@ -93,4 +107,4 @@ TEST(Faults, AFailedOperationIsReportedByEveryLaterCall) {
 }
 
 }  // namespace
-}  // namespace simulated_gpu
+}  // namespace simulated_gpu::races_test

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-namespace simulated_gpu::nccl {
+namespace simulated_gpu::nccl::reduction_test {
 namespace {
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
@@ -136,4 +136,4 @@ TEST(Reduction, UnknownTypesAndOpsAreRefused) {
 }
 
 }  // namespace
-}  // namespace simulated_gpu::nccl
+}  // namespace simulated_gpu::nccl::reduction_test

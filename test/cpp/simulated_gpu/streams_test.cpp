@@ -8,7 +8,7 @@
 
 #include "simulated_gpu/device.h"
 
-namespace simulated_gpu {
+namespace simulated_gpu::streams_test {
 namespace {
 
 // The names of operations in the order in which they ran.
@@ -207,4 +207,4 @@ TEST(Events, TheTimeBetweenTwoEventsIsThatOfTheStream) {
 }
 
 }  // namespace
-}  // namespace simulated_gpu
+}  // namespace simulated_gpu::streams_test

@@ -9,7 +9,7 @@
 
 #include "simulated_gpu/programs.h"
 
-namespace simulated_gpu {
+namespace simulated_gpu::trace_test {
 namespace {
 
 using Lines = std::vector<std::string>;
@@ -107,4 +107,4 @@ TEST(Trace, ACollectiveHasItsRanks) {
 }
 
 }  // namespace
-}  // namespace simulated_gpu
+}  // namespace simulated_gpu::trace_test

@@ -5,6 +5,7 @@ import torch
 from simulated_gpu_runs import names_of_checks, run_checks
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.skipif(
     torch.__version__ < "2.15", reason="on PyTorch 2.11 the program of all operators ends with a fault"
 )

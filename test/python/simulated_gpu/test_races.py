@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from simulated_gpu_runs import STATUS_AFTER_REPORTS, names_of_checks, run_checks, run_python
+from simulated_gpu_runs import STATUS_AFTER_REPORTS, names_of_checks, run_checks, run_python, start_python
 
 RACE = """
 import torch
@@ -12,6 +14,7 @@ torch.cuda.synchronize()
 """
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("check", names_of_checks("races"))
 @pytest.mark.parametrize("seed", ["1", "2"])
 def test_races_alone_are_reported(check: str, seed: str) -> None:
@@ -28,3 +31,27 @@ def test_a_report_changes_the_exit_status_and_says_how_to_repeat_the_run() -> No
 def test_races_are_not_looked_for_if_told_so() -> None:
     done = run_python("-c", RACE, options=("--no-races",))
     assert (done.returncode, done.stderr) == (0, "")
+
+
+TWO_ORDERS = """
+import sys, torch, torch.distributed as dist
+rank, store = int(sys.argv[1]), sys.argv[2]
+device = torch.device("cuda", rank)
+dist.init_process_group("nccl", init_method=f"file://{store}", rank=rank, world_size=2, device_id=device)
+groups = [dist.new_group([0, 1]), dist.new_group([0, 1])]
+data = torch.ones(4, device=device)
+for group in groups:
+    dist.all_reduce(data, group=group)
+torch.cuda.synchronize()
+for group in groups if rank == 0 else reversed(groups):
+    dist.all_reduce(data, group=group)
+torch.cuda.synchronize()
+"""
+
+
+def test_groups_that_wait_for_each_other_are_reported(tmp_path: Path) -> None:
+    ranks = [start_python("-c", TWO_ORDERS, str(rank), str(tmp_path / "store")) for rank in range(2)]
+    errors = [rank.communicate(timeout=120)[1] for rank in ranks]
+    assert all(rank.returncode != 0 for rank in ranks), errors
+    assert any("nothing can run: communicators wait for each other" in error for error in errors), errors
+    assert any('File "<string>", line 12, in <module>' in error for error in errors), errors

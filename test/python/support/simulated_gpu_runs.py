@@ -43,12 +43,21 @@ def run_python(
     *arguments: str, options: tuple[str, ...] = (), timeout_s: float = 600, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Runs this Python with the arguments on the simulated GPU; environment variables by their names."""
+    process = start_python(*arguments, options=options, **variables)
+    try:
+        out, errors = process.communicate(timeout=timeout_s)
+    finally:
+        process.kill()
+    return subprocess.CompletedProcess(process.args, process.returncode, out, errors)
+
+
+def start_python(*arguments: str, options: tuple[str, ...] = (), **variables: str) -> subprocess.Popen[str]:
+    """Starts what :func:`run_python` runs."""
     environment = {**os.environ, **variables, "PYTHON": sys.executable, "PYTHONPATH": str(SUPPORT)}
-    return subprocess.run(
+    return subprocess.Popen(
         [str(TOOL), *options, sys.executable, *arguments],
         env=environment,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=timeout_s,
-        check=False,
     )

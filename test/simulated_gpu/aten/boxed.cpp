@@ -79,7 +79,7 @@ void Call::run() {
   check_devices();
   const c10::cuda::CUDAGuard guard(device_);
   const AtOnePlace place;
-  if (!host_must_wait() && find_shapes()) {
+  if (!host_must_wait() && !multiplies_two_dtypes(name(), arguments_) && find_shapes()) {
     run_later();
   } else {
     run_now();

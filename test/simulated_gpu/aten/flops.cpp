@@ -31,4 +31,9 @@ void add_flops(const std::string& name, const torch::jit::Stack& arguments, Amou
   amount.type = c10::toString(factor.scalar_type());
 }
 
+bool multiplies_two_dtypes(const std::string& name, const torch::jit::Stack& arguments) {
+  const std::optional<size_t> left = left_factor(name);
+  return left && arguments[*left].toTensor().scalar_type() != arguments[*left + 1].toTensor().scalar_type();
+}
+
 }  // namespace simulated_gpu::aten

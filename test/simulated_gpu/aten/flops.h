@@ -15,4 +15,7 @@ namespace simulated_gpu::aten {
 //   aten::addmm(bias, (4, 8), (8, 16)) of floats: 2 * 4 * 8 * 16 operations of "Float"
 void add_flops(const std::string& name, const torch::jit::Stack& arguments, Amount& amount);
 
+// Returns true for a product of matrices of two dtypes, which the kernel refuses and Meta does not.
+bool multiplies_two_dtypes(const std::string& name, const torch::jit::Stack& arguments);
+
 }  // namespace simulated_gpu::aten

@@ -70,7 +70,7 @@ std::string text_of(PythonObject object, const char* attribute) {
 }
 
 // The line of where the frame is now. What is described stays alive, so that its address names it for good.
-const std::string* describe(PythonObject frame) {
+const std::string* describe_frame(PythonObject frame) {
   using Instruction = std::pair<PythonObject, int>;  // code, and the place in it
   static auto* const mutex = new std::mutex();
   static auto* const lines = new std::map<Instruction, std::string>();
@@ -107,7 +107,7 @@ std::vector<const std::string*> python_frames() {
     Py_IncRef(frame.get());
   }
   while (frame != nullptr && lines.size() < kMaxFrames) {
-    lines.push_back(describe(frame.get()));
+    lines.push_back(describe_frame(frame.get()));
     frame.reset(PyFrame_GetBack(frame.get()));
   }
   return lines;

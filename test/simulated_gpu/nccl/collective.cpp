@@ -94,6 +94,15 @@ bool RunningCall::all_has_come() {
   return all;
 }
 
+void RunningCall::add_waits(std::vector<Wait>& waits) const {
+  if (call_.kind == CallKind::kSend && !sent_.empty()) waits.push_back({call_.root, sent_, true});
+  for (size_t rank = 0; rank < awaited_.size(); ++rank) {
+    if (awaited_[rank] && !is_checked_[rank]) {
+      waits.push_back({static_cast<int>(rank), awaited_[rank]->key(), false});
+    }
+  }
+}
+
 // A receive fits a send of as many bytes. The calls of a collective must be equal.
 void RunningCall::check(int rank, const Letter& letter) {
   const Announcement mine = announcement_of(call_), theirs = read_announcement(letter);

@@ -35,6 +35,9 @@ class RunningCall {
   // ended.
   bool poll();
 
+  // Adds what poll() waits for.
+  void add_waits(std::vector<Wait>& waits) const;
+
  private:
   void await(int rank, const std::string& key);
   bool all_has_come();

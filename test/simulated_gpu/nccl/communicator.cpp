@@ -98,6 +98,14 @@ ncclComm_t publish(CommunicatorPtr communicator) {
   return handle;
 }
 
+std::vector<CommunicatorPtr> all_communicators() {
+  const std::scoped_lock lock(registry().mutex);
+  std::vector<CommunicatorPtr> all;
+  all.reserve(registry().communicators.size());
+  for (const auto& [handle, communicator] : registry().communicators) all.push_back(communicator);
+  return all;
+}
+
 CommunicatorPtr find(ncclComm_t handle) {
   const std::scoped_lock lock(registry().mutex);
   const auto it = registry().communicators.find(handle);

@@ -9,15 +9,26 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "nccl/call.h"
 #include "nccl/mailbox.h"
 
 namespace simulated_gpu::nccl {
+
+// A letter without which a running operation cannot finish: it has to arrive from `rank`, or, if `is_own`, to
+// be read by it.
+struct Wait {
+  int rank;
+  std::string letter;
+  bool is_own;
+};
 
 class Communicator {
  public:
@@ -52,6 +63,15 @@ class Communicator {
   // Whether another rank failed. Called by operations that wait.
   bool hears_of_failure();
 
+  // The operation that runs, if one does; `waits` is what it waits for now. Of the thread that runs
+  // operations.
+  struct Running {
+    std::string name;
+    std::function<std::vector<Wait>()> waits;
+  };
+  void set_running(Running running) { running_ = std::move(running); }
+  const Running& running() const { return running_; }
+
   // Premultiplied sums, by the op that the caller was given.
   ncclRedOp_t add_factor(std::shared_ptr<const Factor> factor);
   std::shared_ptr<const Factor> factor(ncclRedOp_t op) const;  // null: no such op
@@ -66,6 +86,7 @@ class Communicator {
   std::map<int, uint64_t> num_sent_, num_received_;
   Letter failure_of_others_;
   bool has_told_others_ = false;
+  Running running_;
 
   std::atomic<bool> is_aborted_{false};
   std::atomic<ncclResult_t> error_{ncclSuccess};
@@ -77,6 +98,9 @@ class Communicator {
 };
 
 using CommunicatorPtr = std::shared_ptr<Communicator>;
+
+// Returns the communicators that programs hold.
+std::vector<CommunicatorPtr> all_communicators();
 
 // Communicators by the handles that programs hold. Operations that run keep a communicator alive.
 ncclComm_t publish(CommunicatorPtr communicator);

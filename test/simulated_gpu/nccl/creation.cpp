@@ -8,6 +8,7 @@
 #include <random>
 #include <utility>
 
+#include "nccl/deadlock.h"
 #include "nccl/last_error.h"
 #include "nccl/leftovers.h"
 #include "nccl/meeting.h"
@@ -39,6 +40,7 @@ Finish begin(const std::string& key, int rank, int num_ranks, int device, ncclCo
   auto meeting = std::make_shared<Meeting>(key + "-init", rank, num_ranks, "");
   return [=] {
     if (!meeting->wait()) return refuse(meeting->error(), "no communicator: " + meeting->problem());
+    set_on_stall(on_stall);
     *result = publish(std::make_shared<Communicator>(key, rank, num_ranks, device));
     return ncclSuccess;
   };

@@ -34,6 +34,8 @@ class Letter {
   Letter(const Letter&) = delete;
   Letter& operator=(const Letter&) = delete;
 
+  const std::string& key() const { return key_; }
+
   bool has_arrived();
 
   // Of a letter that has arrived. The body is aligned to 64 bytes.

@@ -23,6 +23,12 @@ class Operation {
     }
   }
 
+  std::vector<Wait> waits() const {
+    std::vector<Wait> waits;
+    for (const RunningCall& call : calls_) call.add_waits(waits);
+    return waits;
+  }
+
   void start() {
     for (RunningCall& call : calls_) {
       if (!communicator_->has_ended()) call.send();
@@ -55,16 +61,6 @@ class Operation {
   Clock::time_point not_before_ = {};
 };
 
-Step begin(const CommunicatorPtr& communicator, const std::vector<Call>& calls) {
-  auto operation = std::make_shared<Operation>(communicator, calls);
-  const bool failed = operation->guarded([&] {
-    operation->start();
-    return false;
-  });
-  if (failed) return nullptr;
-  return [operation] { return operation->guarded([&] { return operation->poll(); }); };
-}
-
 std::string name_of(const std::vector<Call>& calls) {
   std::vector<std::string> names;
   for (const Call& call : calls) {
@@ -74,6 +70,21 @@ std::string name_of(const std::vector<Call>& calls) {
   std::string all = "nccl " + names[0];
   for (size_t i = 1; i < names.size(); ++i) all += " + " + names[i];
   return all;
+}
+
+Step begin(const CommunicatorPtr& communicator, const std::vector<Call>& calls) {
+  auto operation = std::make_shared<Operation>(communicator, calls);
+  const bool failed = operation->guarded([&] {
+    operation->start();
+    return false;
+  });
+  if (failed) return nullptr;
+  communicator->set_running({name_of(calls), [operation] { return operation->waits(); }});
+  return [communicator, operation] {
+    const bool is_over = operation->guarded([&] { return operation->poll(); });
+    if (is_over) communicator->set_running({});
+    return is_over;
+  };
 }
 
 }  // namespace

@@ -2,11 +2,16 @@
 #include <cuda_runtime_api.h>
 
 #include <cstring>
+#include <functional>
 #include <memory>
+#include <sstream>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "memory.h"
 #include "runtime.h"
+#include "simulated_gpu.h"
 
 namespace simulated_gpu {
 namespace {
@@ -29,6 +34,16 @@ struct Copy {
     }
   }
 
+  // Returns the contents of the source as one number.
+  size_t digest() const {
+    size_t digest = 0;
+    for (size_t row = 0; row < height; ++row) {
+      const auto* const begin = static_cast<const char*>(from.address) + row * from.pitch;
+      digest = digest * 31 + std::hash<std::string_view>()({begin, width});
+    }
+    return digest;
+  }
+
   std::vector<Range> ranges(const Rows& rows) const {
     std::vector<Range> ranges;
     ranges.reserve(height);
@@ -48,6 +63,22 @@ std::shared_ptr<std::vector<char>> stage(Copy& copy) {
   }
   copy.from = {staged->data(), copy.width};
   return staged;
+}
+
+// Runs a copy from pinned memory, which the host must leave alone until then. A write of the same values is
+// not seen.
+Begin watched(const Copy& copy, const IssuedPointer& issued) {
+  return at_once([copy, issued, digest = copy.digest()] {
+    if (copy.digest() != digest) {
+      std::ostringstream text;
+      text << "race: pinned memory was written before a queued copy had read it, within "
+           << copy.width * copy.height << " bytes at " << copy.from.address << "\n  a read by "
+           << issued->text()
+           << "\n  Wait for the copy before the next write: record an event after it and synchronize.";
+      report(text.str());
+    }
+    copy.run();
+  });
 }
 
 // A copy to pageable memory returns once it is done, whatever was asked for.
@@ -75,6 +106,13 @@ cudaError_t enqueue_copy(Copy copy, cudaStream_t handle, bool synchronous) {
   if (stream->capture && (to_pageable || from_pageable)) {
     stream->capture->invalid = true;
     return remember(cudaErrorStreamCaptureUnsupported);
+  }
+  const bool reads_pinned = !from_pageable && !memory().is_device_address(copy.from.address);
+  if (place && reads_pinned && !synchronous && !stream->capture && !runtime.will_be_written(work.reads)) {
+    auto numbered = std::make_shared<Issued>(*place);
+    numbered->line = stream->id;
+    numbered->number = stream->num_issued + 1;
+    work.begin = watched(copy, numbered);
   }
   if (const auto error = runtime.issue(stream, std::move(work), {}, place)) {
     return remember(error);

@@ -1,9 +1,10 @@
 #include "runtime.h"
 
-#include <pthread.h>
+#include <dlfcn.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
-#include <cstring>
 
 #include "memory.h"
 #include "reports.h"
@@ -31,15 +32,20 @@ Finder& finder() {
   return *finder;
 }
 
-// What a watchdog sees finished licenses no use of it by the program, only that its memory goes.
-bool is_watchdog() {
-  thread_local const bool is_watchdog = [] {
-    char name[16] = "";
-    pthread_getname_np(pthread_self(), name, sizeof name);
-    return strstr(name, "watchdg") != nullptr || strstr(name, "Watchdog") != nullptr;
-  }();
-  return is_watchdog;
+thread_local bool t_issues = false;
+thread_local Clock t_seen;  // operations that this thread, which issues none, knows to be finished
+
+// Returns true if the calling thread is known to Python.
+bool is_known_to_python() {
+  using ThisThreadState = void* (*)();
+  static const auto this_thread_state =
+      reinterpret_cast<ThisThreadState>(dlsym(RTLD_DEFAULT, "PyGILState_GetThisThreadState"));
+  return this_thread_state != nullptr && this_thread_state() != nullptr;
 }
+
+// Returns false for a thread that only looks on, as the watchdog of a process group does. Threads of the
+// program tell each other what they have seen, by locks that are not simulated.
+bool is_of_program() { return t_issues || gettid() == getpid() || is_known_to_python(); }
 
 }  // namespace
 
@@ -98,6 +104,10 @@ cudaError_t Locked::issue(const StreamPointer& stream, Work work, std::vector<co
   if (Scheduler::is_this_thread()) {
     return cudaErrorNotPermitted;  // a host function calls CUDA
   }
+  if (!t_issues) {  // a thread of the program from now on
+    t_issues = true;
+    runtime_.seen_by_host.merge(t_seen);
+  }
   if (runtime_.streams.is_default(stream)) {
     if (const auto error = runtime_.captures.check_default_stream(stream->device)) {
       return error;
@@ -129,9 +139,11 @@ cudaError_t Locked::issue(const StreamPointer& stream, Work work, std::vector<co
   if (issued) {
     note_accesses(stream, work, issued);
   }
+  const auto written = work.writes;
   operation.work = std::move(work);
   operation.place = issued ? issued->place : nullptr;
   const Mark mark = runtime_.scheduler.push(stream, std::move(operation), chains);
+  note_host_writes(written, mark);
   stream->clock.set(stream->id, mark.count);
   return cudaSuccess;
 }
@@ -158,13 +170,33 @@ void Locked::order_behind_default_stream(const StreamPointer& stream, Operation&
   }
 }
 
+void Locked::note_host_writes(const std::vector<Range>& ranges, const Mark& mark) {
+  for (const Range& range : ranges) {
+    if (range.size != 0 && !memory().is_device_address(range.begin)) {
+      std::erase_if(runtime_.host_writes, [](const auto& one) { return one.second.done(); });
+      runtime_.host_writes.emplace_back(range, mark);
+    }
+  }
+}
+
+bool Locked::will_be_written(const std::vector<Range>& ranges) {
+  const auto end_of = [](const Range& range) { return static_cast<const char*>(range.begin) + range.size; };
+  const auto overlaps = [&](const Range& range, const auto& write) {
+    return !write.second.done() && range.begin < end_of(write.first) && write.first.begin < end_of(range);
+  };
+  return std::ranges::any_of(ranges, [&](const Range& range) {
+    return std::ranges::any_of(runtime_.host_writes,
+                               [&](const auto& write) { return overlaps(range, write); });
+  });
+}
+
 void Locked::note_accesses(const StreamPointer& stream, const Work& work, const IssuedPointer& issued) {
   auto numbered = std::make_shared<Issued>(*issued);
   numbered->line = stream->id;
   numbered->number = stream->num_issued + 1;
   const auto is_ordered = [&](const Issued& earlier) {
     return earlier.line == stream->id || stream->clock.covers(earlier.line, earlier.number) ||
-           (work.kind == Kind::kPoison && runtime_.seen_by_watchdog.covers(earlier.line, earlier.number));
+           (work.kind == Kind::kPoison && runtime_.seen_by_onlookers.covers(earlier.line, earlier.number));
   };
   std::optional<Conflict> found;  // the first: others of the operation have the same cause
   const auto add = [&](const std::vector<Range>& ranges, bool writes) {
@@ -213,7 +245,12 @@ cudaError_t Locked::wait_for_device(int device) {
 }
 
 void Locked::note_finished(const Clock& clock) {
-  (is_watchdog() ? runtime_.seen_by_watchdog : runtime_.seen_by_host).merge(clock);
+  if (is_of_program()) {
+    runtime_.seen_by_host.merge(clock);
+  } else {
+    runtime_.seen_by_onlookers.merge(clock);
+    t_seen.merge(clock);
+  }
 }
 
 void set_find_issue_place(FindIssuePlace find) {

@@ -24,8 +24,14 @@ struct Runtime {
   Captures captures;
 
   AccessHistory history;
-  Clock seen_by_host;      // operations that a thread of the program knows to be finished
-  Clock seen_by_watchdog;  // and those that only a watchdog of a process group knows to be finished
+  Clock seen_by_host;  // operations that the threads of the program know to be finished
+  // Operations that other threads know to be finished: all of them together, and each of them. They license
+  // no use by the program, only that memory goes back.
+  Clock seen_by_onlookers;
+  std::unordered_map<pthread_t, Clock> seen_by_thread;
+
+  // Bytes of the host that work writes which may still run.
+  std::vector<std::pair<Range, Mark>> host_writes;
 
   std::unordered_map<const void*, std::string> kernels;  // demangled names, by the host's functions
   std::unordered_map<const void*, void*> symbols;        // device variables, by the host's
@@ -53,16 +59,20 @@ class Locked {
   cudaError_t issue(const StreamPointer& stream, Work work, std::vector<const void*> chains,
                     const IssuedPointer& issued, const Mark& after = {}, const Clock* after_clock = nullptr);
 
+  // Returns true if queued work may still write to the host's memory in one of `ranges`.
+  bool will_be_written(const std::vector<Range>& ranges);
+
   // Returns once a stream's, or a device's, work is finished; the host knows it then.
   cudaError_t wait_for(const StreamPointer& stream);
   cudaError_t wait_for_device(int device);
   cudaError_t wait_for(const Mark& mark, const Clock& clock);
 
-  // The host has seen, by a query, that all that `clock` covers is finished.
+  // The calling thread has seen, by a query, that all that `clock` covers is finished.
   void note_finished(const Clock& clock);
 
  private:
   void order_behind_default_stream(const StreamPointer& stream, Operation& operation);
+  void note_host_writes(const std::vector<Range>& ranges, const Mark& mark);
   void note_accesses(const StreamPointer& stream, const Work& work, const IssuedPointer& issued);
 
   TracedCall call_;  // ends after the lock

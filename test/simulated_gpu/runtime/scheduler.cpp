@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "reports.h"
+#include "stalls.h"
 #include "trace.h"
 
 namespace simulated_gpu {
@@ -20,6 +21,9 @@ constexpr size_t kDepth = 1024;
 
 // Between two looks at an operation that waits for other ranks.
 constexpr std::chrono::microseconds kPoll{50};
+
+// The time in which nothing begins or finishes that counts as a stall.
+constexpr std::chrono::milliseconds kStall{500};
 
 thread_local bool t_is_scheduler = false;
 
@@ -164,6 +168,7 @@ Stream* Scheduler::pick_urgent(const std::vector<Stream*>& candidates) {
 bool Scheduler::wait_for_work(Lock& lock) {
   if (num_queued_ == 0) {
     work_.wait(lock);
+    next_look_ = SteadyClock::now() + kStall;
     return false;
   }
   const bool now = !demands_.empty() || num_queued_ > kDepth || options().order == Options::Order::kFirst;
@@ -182,7 +187,29 @@ void Scheduler::run() {
     if (wait_for_work(lock) && !run_one(lock)) {
       work_.wait_for(lock, kPoll);  // all that is left waits for other ranks
     }
+    look_for_stall(lock);
   }
+}
+
+void Scheduler::look_for_stall(Lock& lock) {
+  if (num_queued_ == 0 || SteadyClock::now() < next_look_) {
+    return;
+  }
+  const auto stalls = find_stalls(active_);
+  lock.unlock();
+  is_stall_told_ = true;
+  tell_of_stalls(&stalls);
+  lock.lock();
+  next_look_ = SteadyClock::now() + kStall;
+}
+
+// Called without the lock, before other ranks can see what begins.
+void Scheduler::end_stall() {
+  if (is_stall_told_) {
+    is_stall_told_ = false;
+    tell_of_stalls(nullptr);
+  }
+  next_look_ = SteadyClock::now() + kStall;
 }
 
 bool Scheduler::run_one(Lock& lock) {
@@ -198,6 +225,7 @@ bool Scheduler::run_one(Lock& lock) {
     if (front.step) {
       finished = front.step();
     } else {
+      end_stall();
       if (options().trace) {
         fprintf(stderr, "simulated GPU [%d]: stream %lu: %s\n", getpid(), stream->id,
                 front.work.name.c_str());
@@ -233,6 +261,7 @@ void Scheduler::finish_front(Lock& lock, Stream* stream) {
   done_.notify_all();
   lock.unlock();  // what the operation holds may need the lock to go
   over.reset();
+  end_stall();
   lock.lock();
 }
 

@@ -44,6 +44,8 @@ class Scheduler {
   bool run_one(Lock& lock);
   void finish_front(Lock& lock, Stream* stream);
   bool wait_for_work(Lock& lock);
+  void look_for_stall(Lock& lock);
+  void end_stall();
 
   Stream* pick();
   Stream* pick_urgent(const std::vector<Stream*>& candidates);
@@ -57,6 +59,8 @@ class Scheduler {
   size_t num_queued_ = 0;
   uint64_t num_issued_ = 0;
   SteadyClock::time_point last_issue_;
+  SteadyClock::time_point next_look_ = {};  // for a stall, unless something begins or finishes before
+  bool is_stall_told_ = false;
   bool started_ = false;
   cudaError_t failure_ = cudaSuccess;
 };

@@ -147,6 +147,14 @@ def wrong_sizes_are_the_callers_errors() -> None:
     assert data.tolist() == [0, 0, 0]
 
 
+def products_of_two_dtypes_are_the_callers_errors() -> None:
+    half, single = torch.ones(2, 2, device="cuda", dtype=torch.half), torch.ones(2, 2, device="cuda")
+    with pytest.raises(RuntimeError, match="dtype"):
+        torch.mm(half, single)
+    with pytest.raises(RuntimeError, match="dtype"):
+        torch.nn.functional.linear(half, single, single[0])
+
+
 def tensors_of_different_devices_are_errors() -> None:
     for other in (torch.ones(3), torch.ones(3, device="cuda:1")):
         with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
@@ -198,6 +206,7 @@ CHECKS = {
         dropout_keeps_its_share,
         events,
         wrong_sizes_are_the_callers_errors,
+        products_of_two_dtypes_are_the_callers_errors,
         tensors_of_different_devices_are_errors,
         freed_storage_is_an_error,
         backward_runs_on_the_forward_stream,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable
 
 import torch
+import torch.distributed as dist
 
 from simulated_gpu_programs.reports import take_reports
 
@@ -69,6 +71,35 @@ def copy_to_the_host(is_ordered: bool) -> float:
     return target.mean().item()
 
 
+def copy_from_the_host(is_ordered: bool) -> float:
+    """The program writes to pinned memory before the copy from there has run, unless it waits."""
+    source, target = torch.ones(64).pin_memory(), torch.zeros(64, device="cuda")
+    torch.cuda.synchronize()
+    target.add_(0)
+    target.copy_(source, non_blocking=True)
+    if is_ordered:
+        torch.cuda.current_stream().synchronize()
+    source.fill_(2)
+    return target.mean().item()
+
+
+def use_of_a_collective(is_ordered: bool) -> float:
+    """Another stream than NCCL's reads the result, after the watchdog of the group has seen it finished."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=device)
+    data = torch.ones(256, device="cuda")
+    work = dist.all_reduce(data, async_op=True)
+    if is_ordered:
+        work.wait()
+    else:
+        time.sleep(2.5)  # the watchdog looks once a second
+    seen = data * 3
+    value = seen.mean().item()
+    torch.cuda.synchronize()
+    dist.destroy_process_group()
+    return value
+
+
 def is_right(program: Callable[[bool], float], value: float) -> None:
     """All rounds give the value; whatever is reported fails the check."""
     assert [program(True) for _ in range(ROUNDS)] == [value] * ROUNDS
@@ -92,6 +123,8 @@ PROGRAMS = {
     reuse_of_memory: 2.0,
     write_of_rows: 1.0,
     copy_to_the_host: 1.0,
+    copy_from_the_host: 1.0,
+    use_of_a_collective: 3.0,
 }
 
 CHECKS: dict[str, Callable[[], None]] = {

@@ -23,19 +23,6 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from bench_propagation import forget_native
-from dtensor_programs import (
-    BATCH,
-    LENGTH,
-    NUM_HEADS,
-    NUM_RANKS,
-    PROGRAMS,
-    WIDTH,
-    Block,
-    Program,
-    Step,
-    attend,
-    cut_as_megatron,
-)
 from measure import (
     Clock,
     Overhead,
@@ -48,6 +35,19 @@ from measure import (
     mark,
     say,
     summary,
+)
+from parallel_steps import (
+    BATCH,
+    LENGTH,
+    NUM_HEADS,
+    NUM_RANKS,
+    PROGRAMS,
+    WIDTH,
+    Block,
+    Program,
+    Step,
+    attend,
+    cut_as_megatron,
 )
 from sharded_by_hand import sharded_by_hand
 from solver_costs import Row, SolverCosts, traced_block

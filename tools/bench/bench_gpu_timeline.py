@@ -22,7 +22,8 @@ from typing import Any
 
 from gpu_replay import Machine, Ran, Replay, Share, Step, main_stream, median_step, read_trace, shares
 
-from funcol.commands.timeline import Span, add_legend, draw_bar
+from funcol.commands.timeline import add_legend, draw_bar
+from funcol.commands.traces import Span
 
 FOLDER = Path(__file__).resolve().parent
 SIDES = ("stock", "funcol")
@@ -43,17 +44,17 @@ COLORS = {
 
 def run_steps(name: str, side: str, num_steps: int) -> None:
     """Runs a program under tools/simulated_gpu; marks in its trace file say where steps begin and end."""
-    import dtensor_programs
+    import parallel_steps
     import torch
     from measure import lone_group
 
     import funcol
 
-    program = next(program for program in dtensor_programs.PROGRAMS if program.name == name)
+    program = next(program for program in parallel_steps.PROGRAMS if program.name == name)
     mark = ctypes.CDLL(None).simulated_gpu_trace_mark
     device = torch.device("cuda", 0)
     with (
-        lone_group(device, dtensor_programs.NUM_RANKS),
+        lone_group(device, parallel_steps.NUM_RANKS),
         funcol.installed() if side == "funcol" else nullcontext(),
     ):
         with device:
@@ -71,9 +72,9 @@ def run_steps(name: str, side: str, num_steps: int) -> None:
 
 
 def set_sizes(width: int, batch: int, length: int) -> None:
-    import dtensor_programs
+    import parallel_steps
 
-    dtensor_programs.WIDTH, dtensor_programs.BATCH, dtensor_programs.LENGTH = width, batch, length
+    parallel_steps.WIDTH, parallel_steps.BATCH, parallel_steps.LENGTH = width, batch, length
 
 
 def trace(name: str, side: str, args: argparse.Namespace, path: Path) -> None:

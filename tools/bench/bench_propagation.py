@@ -320,10 +320,7 @@ def seconds_of_block(mesh: DeviceMesh, last: Placement, is_cold: bool) -> float:
     x = shard(torch.empty(x.shape, device="meta"), mesh, (*x.placements[:-1], last)).requires_grad_()
     if is_cold:
         dropin.forget_decision_counts()
-        DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
-        _C.forget_served_calls()
-        forget_native()
-        stock_redistribute._gen_transform_infos.cache_clear()
+        forget_decisions()
     begin = time.process_time()
     block(x).sum().backward()
     return time.process_time() - begin
@@ -345,6 +342,14 @@ def print_partial_blocks(records: list[dict[str, Any]]) -> int:
         missed += not met
         say(line.format(record["mesh"], *times, record["left"], f"{1e3 * record['limit']:.0f} {mark(met)}"))
     return missed
+
+
+def forget_decisions() -> None:
+    """Empties all caches of decisions, funcol's and PyTorch's, and PyTorch's of plans."""
+    DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
+    _C.forget_served_calls()
+    forget_native()
+    stock_redistribute._gen_transform_infos.cache_clear()
 
 
 def forget_native() -> None:

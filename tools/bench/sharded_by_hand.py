@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from dtensor_programs import BATCH, LENGTH, NUM_RANKS, WIDTH, Step, transformer
+from parallel_steps import BATCH, LENGTH, NUM_RANKS, WIDTH, Step, transformer
 from torch import Tensor, nn
 from torch import distributed as dist
 

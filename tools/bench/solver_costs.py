@@ -7,7 +7,7 @@ import itertools
 from typing import NamedTuple
 
 import torch
-from dtensor_programs import Block
+from parallel_steps import Block
 from torch import Tensor, fx
 from torch._ops import OpOverload
 from torch.distributed.device_mesh import DeviceMesh

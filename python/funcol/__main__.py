@@ -3,21 +3,61 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
+from typing import NoReturn
 
 from .commands import calibrate, info, plan, trace
+from .redistribution.texts import one_line
+
+_WRONG = 2  # the exit status after an error
+_NOT_READ = 1  # and after the reader of the output has closed it
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs the command that ``arguments`` name; those of the process if there are none."""
-    parser = argparse.ArgumentParser(prog="python -m funcol", description=__doc__)
+    """Runs the command that ``arguments`` name; those of the process if there are none.
+
+    An error ends the process with one line on standard error. There is no line if the reader of the standard
+    output has closed it, as ``head`` does.
+    """
+    parser = _Parser(prog="python -m funcol", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     for command in (info, plan, calibrate, trace):
         command.add_to(commands)
-    chosen = parser.parse_args(arguments)
+    name = parser.prog
     try:
+        chosen = parser.parse_args(arguments)
+        name = f"{name} {chosen.command}"
         chosen.run(chosen)
-    except (ValueError, OSError) as error:
-        parser.exit(2, f"python -m funcol {chosen.command}: {error}\n")
+        _flush_output()
+    except BrokenPipeError:
+        sys.exit(_NOT_READ)
+    except MemoryError:
+        parser.exit(_WRONG, f"{name}: there is not enough memory for this.\n")
+    except (ValueError, OSError, RecursionError) as error:
+        parser.exit(_WRONG, f"{name}: {one_line(str(error))}\n")
+    finally:
+        _end_output()
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports wrong arguments in one line, without the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(_WRONG, f"{self.prog}: {one_line(message)}. See {self.prog} --help.\n")
+
+
+def _flush_output() -> None:
+    if sys.stdout is not None:
+        sys.stdout.flush()
+
+
+def _end_output() -> None:
+    """Flushes the output, or drops what cannot be written, which the interpreter would report at its end."""
+    try:
+        _flush_output()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

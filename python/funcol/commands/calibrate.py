@@ -21,6 +21,7 @@ from .._progress import Progress
 from ..collectives.async_tensor import wait_tensor
 from ..redistribution.cost_models import COLLECTIVES, AlphaBeta, AxisCost, LinkCost, axis_names
 from ..redistribution.planning import mesh_of
+from .arguments import writing
 
 SIZES = tuple(1 << power for power in range(10, 25, 2))  # bytes, 1 KiB to 16 MiB
 QUICK_SIZES = (1 << 10, 1 << 14, 1 << 18)
@@ -60,6 +61,8 @@ def _run(arguments: argparse.Namespace) -> None:
     folder = arguments.out.resolve().parent
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder} to write {arguments.out.name} to. Make it first.")
+    if arguments.out.is_dir():
+        raise ValueError(f"{arguments.out} is a folder. Pass the name of a file in it.")
     if arguments.device == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     dist.init_process_group("nccl" if arguments.device == "cuda" else "gloo")
@@ -69,7 +72,8 @@ def _run(arguments: argparse.Namespace) -> None:
         sizes, num_runs = (QUICK_SIZES, NUM_QUICK_RUNS) if arguments.quick else (SIZES, NUM_RUNS)
         model = measure(mesh, sizes, num_runs, report)
         if dist.get_rank() == 0:
-            model.save(arguments.out)
+            with writing(arguments.out):
+                model.save(arguments.out)
             report(f"written to {arguments.out}")
         dist.barrier()
     finally:

@@ -9,10 +9,8 @@ import torch
 import torch.distributed as dist
 
 from .. import _C, _build_info, dropin
-from ..dropin import spmd_types
-from ..dropin.kept import in_place
+from ..dropin import spmd_types, unknown_release
 from ..dropin.kernels import of_programs
-from ..dropin.under_dtensor import taken_over
 
 
 def add_to(commands: Any) -> None:
@@ -46,19 +44,10 @@ def info() -> str:
         f"{'' if dropin.is_installed() else 'not '}installed; stands in for "
         f"{len(dropin.replaced_functions())} functions and {len(_C.ops_under_dropin())} operators of PyTorch"
     )
-    kept = {
-        **dict.fromkeys(of_programs(), "a kernel of a program"),
-        **dropin.kept_from_programs(),
-        **in_place(),
-    }
-    rows["kept from programs"] = (
-        ", ".join(f"{theirs} in the place of {name}" for name, theirs in kept.items()) or "nothing"
-    )
-    rows["under DTensor"] = (
-        f"{'' if dropin.is_under_dtensor() else 'not '}installed; takes over " + ", ".join(taken_over())
-    )
-    rows["operators on DTensors"] = "served in C++" if _C.serves_operators() else "served by PyTorch"
-    rows["under FSDP2"] = _under_fsdp2()
+    kept = {**dict.fromkeys(of_programs(), "a kernel of a program"), **dropin.kept_from_programs()}
+    with unknown_release.left_to_pytorch("DTensor and FSDP2"):
+        rows.update(_under_dtensor(kept))
+    rows.update({f"left to PyTorch: {part}": error for part, error in unknown_release.reasons().items()})
     rows["under spmd_types"] = _under_spmd_types()
     width = max(map(len, rows))
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
@@ -69,6 +58,21 @@ def _cuda_kernels() -> str:
     if reason is not None:
         return f"no kernels: {reason}"
     return f"kernels for {_build_info.CUDA_ARCHS}, by nvcc {_build_info.CUDA_TOOLKIT}"
+
+
+def _under_dtensor(kept: dict[str, str]) -> dict[str, str]:
+    from ..dropin.kept import in_place
+    from ..dropin.under_dtensor import taken_over
+
+    kept = {**kept, **in_place()}
+    return {
+        "kept from programs": ", ".join(f"{theirs} in the place of {name}" for name, theirs in kept.items())
+        or "nothing",
+        "under DTensor": f"{'' if dropin.is_under_dtensor() else 'not '}installed; takes over "
+        + ", ".join(taken_over()),
+        "operators on DTensors": "served in C++" if _C.serves_operators() else "served by PyTorch",
+        "under FSDP2": _under_fsdp2(),
+    }
 
 
 def _under_fsdp2() -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,20 @@ from ..redistribution.cost_models import AlphaBeta, CostModel, StepCounts, axis_
 from ..redistribution.mesh_change_drawing import mesh_change_as_svg
 from ..redistribution.mesh_changes import MeshChange, plan_mesh_change
 from ..redistribution.plan_drawing import plan_as_svg
-from ..redistribution.plan_tables import aligned, bytes_text, described_tensor, step_rows
-from ..redistribution.planning import Plan, greedy_redistribution, plan_redistribution
+from ..redistribution.plan_tables import Rows, aligned, bytes_text, described_tensor, num_pieces, step_rows
+from ..redistribution.planning import Plan, greedy_redistribution, mesh_of, plan_redistribution
+from ..redistribution.texts import bytes_of, one_line, quoted, rank_numbers, rank_text, shape_of
+from .arguments import argument_read_by, writing
+
+MOST_RANKS = 4096
+"""Ranks of a mesh in a plan between meshes."""
+
+MOST_PAIRS = 1 << 20
+"""Pairs of a block that a rank of the source holds and one that a rank of the target wants: 1024 ranks each.
+A strided shard counts as many blocks as it has pieces."""
+
+MOST_COLUMNS = 64
+"""Ranks that have a line and a column in the matrix of bytes."""
 
 
 def add_to(commands: Any) -> None:
@@ -34,13 +48,23 @@ def add_to(commands: Any) -> None:
         "--to-mesh", metavar="NAME=RANKS,...", help="the axes of another mesh, on which DST is"
     )
     command.add_argument(
-        "--ranks", type=_ranks, metavar="FIRST-LAST,...", help="of --mesh in the world (default: from 0 on)"
+        "--ranks",
+        type=argument_read_by(_ranks),
+        metavar="FIRST-LAST,...",
+        help="of --mesh in the world (default: from 0 on)",
     )
     command.add_argument(
-        "--to-ranks", type=_ranks, metavar="FIRST-LAST,...", help="those of --to-mesh: 8-11,16"
+        "--to-ranks",
+        type=argument_read_by(_ranks),
+        metavar="FIRST-LAST,...",
+        help="those of --to-mesh: 8-11,16",
     )
     command.add_argument(
-        "--shape", required=True, type=_shape, metavar="NxM", help="of the whole tensor: 1024x4096"
+        "--shape",
+        required=True,
+        type=argument_read_by(shape_of),
+        metavar="NxM",
+        help="of the whole tensor: 1024x4096",
     )
     command.add_argument("--dtype", default="float32", help="of the tensor (default: float32)")
     command.add_argument(
@@ -48,7 +72,11 @@ def add_to(commands: Any) -> None:
         metavar="FILE|step-counts",
         help="what `python -m funcol calibrate` wrote, or step-counts",
     )
-    command.add_argument("--max-bytes", type=int, help="the most memory that a rank may hold at any time")
+    command.add_argument(
+        "--max-bytes",
+        type=argument_read_by(bytes_of),
+        help="the most memory that a rank may hold at any time",
+    )
     command.add_argument(
         "--src-order", metavar="DIM:AXIS,...", help='axes that cut a dim, first cut first: "0:tp,dp"'
     )
@@ -76,6 +104,7 @@ def _run(arguments: argparse.Namespace) -> None:
     }
     unit = "" if isinstance(cost_model, StepCounts) else "us"
     plan = plan_redistribution(**common, max_bytes=arguments.max_bytes)
+    drawing = None if arguments.svg is None else plan_as_svg(plan)
     print(f"{_title(plan, arguments.dtype)}\n\nleast cost: {plan}\n{plan_as_table(plan, unit)}\n")
     try:
         greedy = greedy_redistribution(**common)
@@ -83,12 +112,18 @@ def _run(arguments: argparse.Namespace) -> None:
         print(f"PyTorch's greedy plan: none. {error}")
     else:
         print(f"PyTorch's greedy plan: {greedy}\n{plan_as_table(greedy, unit)}")
-    if arguments.svg is not None:
-        arguments.svg.write_text(plan_as_svg(plan))
-        print(f"\ndrawn in {arguments.svg}")
+    _write(drawing, arguments.svg)
+
+
+def _write(drawing: str | None, path: Path) -> None:
+    if drawing is not None:
+        with writing(path):
+            path.write_text(drawing, encoding="utf-8")
+        print(f"\ndrawn in {one_line(str(path))}")
 
 
 def _run_between_meshes(arguments: argparse.Namespace, cost_model: CostModel | None) -> None:
+    _check_size(arguments)
     change = plan_mesh_change(
         arguments.src,
         arguments.dst,
@@ -103,6 +138,7 @@ def _run_between_meshes(arguments: argparse.Namespace, cost_model: CostModel | N
         cost_model=cost_model,
         max_bytes=arguments.max_bytes,
     )
+    drawing = None if arguments.svg is None else mesh_change_as_svg(change)
     shape = "x".join(map(str, change.shape)) or "scalar"
     print(
         f"{shape} {arguments.dtype.removeprefix('torch.')} "
@@ -121,44 +157,93 @@ def _run_between_meshes(arguments: argparse.Namespace, cost_model: CostModel | N
     if change.after is not None:
         print(plan_as_table(change.after, unit))
     print(f"  cost {change.cost:.4g}{' ' + unit if unit else ''}, peak {bytes_text(change.peak_bytes)}\n")
-    print(matrix_as_table(change))
-    if arguments.svg is not None:
-        arguments.svg.write_text(mesh_change_as_svg(change))
-        print(f"\ndrawn in {arguments.svg}")
+    print(bytes_as_table(change))
+    _write(drawing, arguments.svg)
 
 
-def matrix_as_table(change: MeshChange) -> str:
-    """What each rank, a line, sends to each other one, a column; and what the busiest one sends."""
-    sent = [sum(row) for row in change.bytes]
+def _check_size(arguments: argparse.Namespace) -> None:
+    """Refuses meshes between which a plan takes more than a few seconds."""
+    sides = (
+        (arguments.mesh, arguments.src, arguments.src_order),
+        (arguments.to_mesh, arguments.dst, arguments.dst_order),
+    )
+    num_pairs = 1
+    for mesh, placements, order in sides:
+        num_ranks = math.prod(mesh_of(mesh).sizes)
+        if num_ranks > MOST_RANKS:
+            raise ValueError(
+                f"the mesh {quoted(mesh)} has {num_ranks} ranks; plans between meshes are printed for "
+                f"{MOST_RANKS} at most. Plan for a smaller mesh of the same axes."
+            )
+        layout = plan_redistribution(
+            placements,
+            placements,
+            mesh,
+            arguments.shape,
+            arguments.dtype,
+            src_shard_order=order,
+            dst_shard_order=order,
+        )
+        num_pairs *= num_ranks * num_pieces(layout)
+    if num_pairs > MOST_PAIRS:
+        raise ValueError(
+            f"{num_pairs} pairs of blocks, of the ranks of {quoted(arguments.mesh)} and those of "
+            f"{quoted(arguments.to_mesh)}, take too long to plan; the most is {MOST_PAIRS}. Plan for smaller "
+            "meshes of the same axes, or with smaller split factors."
+        )
+
+
+def bytes_as_table(change: MeshChange) -> str:
+    """Returns what the ranks send to each other, and what the busiest one sends: as a matrix, or of more than
+    :data:`MOST_COLUMNS` ranks as a summary."""
+    matrix = change.bytes
+    sent = [sum(row) for row in matrix]
+    table = _matrix if len(sent) <= MOST_COLUMNS else _summary
+    busiest = max(range(len(sent)), key=sent.__getitem__)
+    bound = change.bound
+    least = "" if bound is None else f"; no plan has one that sends less than {bytes_text(bound)}"
+    return (
+        f"{table(change.ranks, matrix, sent)}\n\n"
+        f"busiest: rank {change.ranks[busiest]}, which sends {bytes_text(sent[busiest])}{least}"
+    )
+
+
+def _matrix(ranks: Sequence[int], matrix: Sequence[Sequence[int]], sent: Sequence[int]) -> str:
+    """Returns a table with a line for each rank that sends and a column for each that receives."""
     cells = [
-        ["from / to", *map(str, change.ranks), "sent"],
+        ["from / to", *map(str, ranks), "sent"],
         *(
             [str(rank), *(bytes_text(count) if count else "-" for count in row), bytes_text(total)]
-            for rank, row, total in zip(change.ranks, change.bytes, sent, strict=True)
+            for rank, row, total in zip(ranks, matrix, sent, strict=True)
         ),
         [
             "received",
-            *(bytes_text(sum(column)) for column in zip(*change.bytes, strict=True)),
+            *(bytes_text(sum(column)) for column in zip(*matrix, strict=True)),
             bytes_text(sum(sent)),
         ],
     ]
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
-    table = "\n".join(
+    return "\n".join(
         "  " + "  ".join(f"{text:>{width}}" for text, width in zip(row, widths, strict=True)) for row in cells
     )
-    busiest = max(range(len(sent)), key=sent.__getitem__)
-    least = (
-        "" if change.bound is None else f"; no plan has one that sends less than {bytes_text(change.bound)}"
-    )
-    return f"{table}\n\nbusiest: rank {change.ranks[busiest]}, which sends {bytes_text(sent[busiest])}{least}"
+
+
+def _summary(ranks: Sequence[int], matrix: Sequence[Sequence[int]], sent: Sequence[int]) -> str:
+    """Returns how many ranks send and receive, and the least, the most and all of their bytes."""
+    received = [sum(column) for column in zip(*matrix, strict=True)]
+    rows: Rows = [("", "ranks", "least", "most", "total")]
+    for what, bytes_ in (("send", sent), ("receive", received)):
+        moved = [count for count in bytes_ if count]
+        sizes = (min(moved, default=0), max(moved, default=0), sum(moved))
+        rows.append((what, f"{len(moved)} of {len(ranks)}", *map(bytes_text, sizes)))
+    num_pairs = sum(len(row) - row.count(0) for row in matrix)
+    lines = [f"  {line}" for line in aligned(rows, num_left=1)]
+    return "\n".join([*lines, f"  {num_pairs} pairs of a rank that sends and one that receives"])
 
 
 def _mesh_text(mesh: _C.Mesh, ranks: tuple[int, ...]) -> str:
     axes = ", ".join(f"{name}={size}" for name, size in zip(axis_names(mesh), mesh.sizes, strict=True))
-    first, last = ranks[0], ranks[-1]
-    is_row = list(ranks) == list(range(first, last + 1))
-    shown = f"{first}-{last}" if is_row and first != last else ",".join(map(str, ranks))
-    return f"{axes} (ranks {shown})"
+    return f"{axes} (ranks {rank_text(ranks, MOST_COLUMNS)})"
 
 
 def plan_as_table(plan: Plan, unit: str) -> str:
@@ -171,23 +256,8 @@ def _title(plan: Plan, dtype: str) -> str:
     return f"{shape} {dtype.removeprefix('torch.')} on {mesh}"
 
 
-def _shape(text: str) -> list[int]:
-    sizes = text.split("x") if text else []
-    if not all(size.isdecimal() for size in sizes):
-        raise argparse.ArgumentTypeError(
-            f'"{text}" is no shape: write sizes with an x between them, 1024x4096'
-        )
-    return [int(size) for size in sizes]
-
-
 def _ranks(text: str) -> list[int]:
-    ranks: list[int] = []
-    for entry in text.split(","):
-        first, dash, last = (part.strip() for part in entry.partition("-"))
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise argparse.ArgumentTypeError(f'"{entry}" is no rank: write numbers and ranges, 0-3,8')
-        ranks.extend(range(int(first), int(last if dash else first) + 1))
-    return ranks
+    return rank_numbers(text, MOST_RANKS)
 
 
 def _cost_model(text: str | None) -> CostModel | None:

@@ -1,61 +1,15 @@
-"""Traces of torch.profiler: spans of time, what computes and what communicates, and bars of a picture."""
+"""Spans of traces: what computes and what communicates, when nothing hides it, and bars of a picture."""
 
 from __future__ import annotations
 
-import gzip
-import json
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from .traces import Span, Trace
+
 Interval = tuple[float, float]
-
-
-@dataclass
-class Span:
-    """An event on one thread of a rank, or on one stream of a device, in ms since the epoch."""
-
-    kind: str
-    start: float
-    end: float
-    thread: int | str = 0
-    name: str = ""
-
-    def starts_in(self, other: Span) -> bool:
-        return other.start <= self.start < other.end
-
-
-def read_trace(path: str | Path) -> dict[str, Any]:
-    """The content of a trace file, which may be compressed (``.gz``). ``ValueError`` if it is no trace."""
-    data = Path(path).read_bytes()
-    try:
-        content = json.loads(gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data)
-    except (ValueError, gzip.BadGzipFile) as error:
-        raise ValueError(f"{path} is no JSON: {error}.") from None
-    if not isinstance(content, dict) or not isinstance(content.get("traceEvents"), list):
-        raise ValueError(
-            f"{path} has no list 'traceEvents'. Pass what export_chrome_trace() of torch.profiler wrote."
-        )
-    return content
-
-
-def spans_of(trace: dict[str, Any]) -> list[Span]:
-    """All spans of a trace, the outer before the inner; ``kind`` is the profiler's category."""
-    base_us = trace.get("baseTimeNanoseconds", 0) / 1000
-    events = [event for event in trace["traceEvents"] if event.get("ph") == "X" and "dur" in event]
-    events.sort(key=lambda event: (event["ts"], -event["dur"]))
-    spans = []
-    for event in events:
-        start = (event["ts"] + base_us) / 1000
-        end = start + event["dur"] / 1000
-        spans.append(Span(event.get("cat", ""), start, end, event["tid"], event["name"]))
-    return spans
-
-
-def read_spans(path: str | Path) -> list[Span]:
-    """:func:`spans_of` the trace in a file."""
-    return spans_of(read_trace(path))
 
 
 # Intervals
@@ -99,6 +53,17 @@ def without(intervals: Sequence[Interval], others: Sequence[Interval]) -> list[I
     return left
 
 
+def within(intervals: Iterable[Interval], others: Sequence[Interval]) -> Iterator[Interval]:
+    """Yields the parts of ``intervals`` inside of ``others``, which are in order and do not overlap each
+    other."""
+    ends = [end for _, end in others]
+    for start, end in intervals:
+        for place in range(bisect_right(ends, start), len(others)):
+            if others[place][0] >= end:
+                break
+            yield max(start, others[place][0]), min(end, others[place][1])
+
+
 # What a rank does
 
 _OF_DEVICES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
@@ -109,11 +74,15 @@ _WAITS = ("funcol::wait", "_c10d_functional::wait_tensor", "c10d_functional::wai
 
 @dataclass
 class Activity:
-    """What one rank does: it computes, sends, or waits for what is sent. Intervals in order, in ms."""
+    """What one rank does: it computes, sends, or waits for what is sent. Intervals in order, in ms.
+
+    ``sending`` is when any collective of ``communication`` runs.
+    """
 
     rank: int
     compute: list[Interval]
     communication: list[Span]
+    sending: list[Interval]
     waits: list[Interval]
 
     @property
@@ -122,51 +91,67 @@ class Activity:
         return min(start for start, _ in every), max(end for _, end in every)
 
     @property
-    def sending(self) -> list[Interval]:
-        """When any collective runs."""
-        return merged(self.communication)
-
-    @property
     def bare(self) -> list[Interval]:
         """When collectives run and nothing is computed: communication that nothing hides."""
         return without(self.sending, self.compute)
 
 
-def activity(trace: dict[str, Any], rank: int, during: str | None = None) -> Activity:
+def activity(trace: Trace, rank: int, during: str | None = None) -> Activity:
     """What the rank of a trace does, within the spans whose names start with ``during``, or at any time.
 
     ``rank`` is its number where the trace does not tell it. On a device, its kernels and copies compute, and
     kernels of NCCL communicate. Of a trace without a device, operators compute, but for the time in which
     they wait for a collective, and the calls of gloo's threads communicate. ``ValueError`` if nothing of all
-    this is in the trace.
+    this is in the trace. It takes as long as sorting the spans, however they overlap.
     """
-    rank = trace.get("distributedInfo", {}).get("rank", rank)
-    spans = spans_of(trace)
-    chosen = spans
-    if during is not None:
-        outer = merged(span for span in spans if span.name.startswith(during))
-        if not outer:
-            raise ValueError(f"no span of the trace of rank {rank} has a name that starts with '{during}'.")
-        chosen = [_cut(span, within) for span in spans for within in outer if _meet(span, within)]
-    on_devices = [span for span in chosen if span.kind in _OF_DEVICES]
+    rank = rank if trace.rank is None else trace.rank
+    looked_at = _Window(trace.spans, during, rank)
+    on_devices = looked_at.spans(span for span in trace.spans if span.kind in _OF_DEVICES)
     if on_devices:
         communication = [span for span in on_devices if span.name.startswith("nccl")]
-        compute, waits = merged(span for span in on_devices if not span.name.startswith("nccl")), []
+        compute = merged(span for span in on_devices if not span.name.startswith("nccl"))
+        waits: list[Interval] = []
     else:
-        communication = [span for span in chosen if span.name.startswith(_BACKENDS_OF_HOSTS)]
-        waits = merged(span for span in chosen if span.name.startswith(_WAITS))
-        compute = without(merged(_operators(chosen)), waits)
-    if not (communication or compute):
+        communication = looked_at.spans(
+            span for span in trace.spans if span.name.startswith(_BACKENDS_OF_HOSTS)
+        )
+        waits = merged(span for span in trace.spans if span.name.startswith(_WAITS))
+        compute = without(merged(_operators(trace.spans)), waits)
+    found = Activity(
+        rank,
+        looked_at.intervals(compute),
+        communication,
+        looked_at.intervals(merged(communication)),
+        looked_at.intervals(waits),
+    )
+    if not (found.communication or found.compute):
         raise ValueError(f"the trace of rank {rank} has neither operators nor collectives.")
-    return Activity(rank, compute, communication, waits)
+    return found
 
 
-def _meet(span: Span, within: Interval) -> bool:
-    return span.start < within[1] and within[0] < span.end
+class _Window:
+    """The time within the spans whose names start with ``during``, or any time without it."""
 
+    def __init__(self, spans: Sequence[Span], during: str | None, rank: int) -> None:
+        self._outer: list[Interval] | None = None
+        if during is not None:
+            self._outer = merged(span for span in spans if span.name.startswith(during))
+            if not self._outer:
+                raise ValueError(
+                    f"no span of the trace of rank {rank} has a name that starts with '{during}'."
+                )
 
-def _cut(span: Span, within: Interval) -> Span:
-    return Span(span.kind, max(span.start, within[0]), min(span.end, within[1]), span.thread, span.name)
+    def spans(self, spans: Iterable[Span]) -> list[Span]:
+        """Returns the spans of which any part is in the window."""
+        if self._outer is None:
+            return list(spans)
+        ends = [end for _, end in self._outer]
+        first = ((span, bisect_right(ends, span.start)) for span in spans)
+        return [span for span, place in first if place < len(ends) and self._outer[place][0] < span.end]
+
+    def intervals(self, intervals: list[Interval]) -> list[Interval]:
+        """Returns the parts of ``intervals``, which do not overlap each other, in the window."""
+        return intervals if self._outer is None else list(within(intervals, self._outer))
 
 
 def _operators(spans: Sequence[Span]) -> list[Span]:
@@ -184,32 +169,55 @@ def _operators(spans: Sequence[Span]) -> list[Span]:
 
 
 def _computing(calls: Sequence[Span]) -> Iterator[Span]:
-    """Those of one thread's ``calls``, outer before inner, that :func:`_operators` is about."""
+    """Yields the operators that compute among one thread's ``calls``, the outer before the inner.
+
+    What is inside a call starts before its end, and before the ends of the calls around it. Those ends, as
+    places in ``calls``, are the stack ``limits``.
+    """
+    starts = [call.start for call in calls]
+    breaks = _breaks(calls)
+    limits = [len(calls)]
     place = 0
     while place < len(calls):
+        while place >= limits[-1]:
+            limits.pop()
         call = calls[place]
-        end = place + 1
-        while end < len(calls) and calls[end].start < call.end:
-            end += 1
-        inner = calls[place + 1 : end]
-        sends = call.name.startswith(_OF_COLLECTIVES)
-        if not sends and (not inner or (call.name.startswith("aten::") and _is_plain([call, *inner]))):
+        end = min(max(bisect_left(starts, call.end), place + 1), limits[-1])
+        is_leaf = end == place + 1
+        if not call.name.startswith(_OF_COLLECTIVES) and (is_leaf or breaks[place] >= end):
             yield call
+            place = end
         else:
-            yield from _computing(inner)
-        place = end
+            limits.append(end)
+            place += 1
 
 
-def _is_plain(calls: Sequence[Span]) -> bool:
-    """Whether ``calls``, the first with all that is inside it, are of ATen, none inside one of its name."""
-    around: list[Span] = []
-    for call in calls:
-        while around and around[-1].end <= call.start:
-            around.pop()
-        if not call.name.startswith("aten::") or any(outer.name == call.name for outer in around):
-            return False
-        around.append(call)
-    return True
+def _breaks(calls: Sequence[Span]) -> list[int]:
+    """Returns, for each place, the first place from there on with a call that is not ATen's, or that is
+    inside a call of its own name at or after the place."""
+    breaks = [len(calls)] * (len(calls) + 1)
+    for place, around in reversed(list(enumerate(_namesakes(calls)))):
+        if around is not None:
+            breaks[around] = min(breaks[around], place)
+    for place in reversed(range(len(calls))):
+        is_aten = calls[place].name.startswith("aten::")
+        breaks[place] = min(breaks[place], breaks[place + 1]) if is_aten else place
+    return breaks
+
+
+def _namesakes(calls: Sequence[Span]) -> list[int | None]:
+    """Returns, for each call, the place of the innermost one around it that has its name."""
+    found: list[int | None] = []
+    around: list[int] = []
+    by_name: dict[str, list[int]] = {}
+    for place, call in enumerate(calls):
+        while around and calls[around[-1]].end <= call.start:
+            by_name[calls[around.pop()].name].pop()
+        namesakes = by_name.setdefault(call.name, [])
+        found.append(namesakes[-1] if namesakes else None)
+        namesakes.append(place)
+        around.append(place)
+    return found
 
 
 # Pictures
@@ -228,10 +236,11 @@ def draw_intervals(
 
 def draw_communication(ax: Any, spans: list[Span], origin: float, y: float, color: str) -> None:
     """A lane of 0.86 from ``y``, in it a row for each thread that sends."""
-    threads = sorted({span.thread for span in spans})
+    threads = sorted({span.thread for span in spans}, key=lambda thread: (isinstance(thread, str), thread))
+    rows = {thread: row for row, thread in enumerate(threads)}
     for span in spans:
         height = 0.86 / len(threads)
-        row = y + height * threads.index(span.thread)
+        row = y + height * rows[span.thread]
         draw_bar(ax, span, origin, row, height, color, edge="#a63603")
         middle = (span.start + span.end) / 2 - origin
         ax.text(middle, row + height / 2, span.name, ha="center", va="center", fontsize=7)

@@ -9,6 +9,8 @@ from typing import Any
 
 from .._progress import Progress
 from ..redistribution.plan_tables import Rows, aligned
+from ..redistribution.texts import bytes_of, one_line
+from .arguments import argument_read_by, writing
 from .timeline import (
     Activity,
     activity,
@@ -16,8 +18,8 @@ from .timeline import (
     draw_intervals,
     label_lanes,
     length,
-    read_trace,
 )
+from .traces import MOST_BYTES, TraceError, read_trace
 
 MOST_RANKS_DRAWN = 16
 _COLOURS = {
@@ -45,6 +47,12 @@ def add_to(commands: Any) -> None:
         metavar="NAME",
         help="only within the spans whose names start so, such as ProfilerStep or a record_function's",
     )
+    command.add_argument(
+        "--max-bytes",
+        type=argument_read_by(bytes_of),
+        default=MOST_BYTES,
+        help="the most that is read of a trace, decompressed (default: %(default)s)",
+    )
     command.set_defaults(run=_run)
 
 
@@ -52,17 +60,22 @@ def _run(arguments: argparse.Namespace) -> None:
     found = []
     with Progress("trace", len(arguments.traces)) as progress:
         for place, path in enumerate(arguments.traces):
-            progress.show(str(path))
-            try:
-                found.append(activity(read_trace(path), place, arguments.during))
-            except ValueError as error:
-                raise ValueError(f"{path}: {str(error).removeprefix(f'{path} ')}") from None
+            progress.show(one_line(str(path)))
+            found.append(_activity_in(path, place, arguments))
             progress.advance()
     found.sort(key=lambda one: one.rank)
     print("\n".join(aligned(activity_rows(found), num_left=1)))
     if arguments.out is not None:
         draw(found, arguments.out)
-        print(f"\ndrawn in {arguments.out}")
+        print(f"\ndrawn in {one_line(str(arguments.out))}")
+
+
+def _activity_in(path: Path, rank: int, arguments: argparse.Namespace) -> Activity:
+    trace = read_trace(path, arguments.max_bytes)
+    try:
+        return activity(trace, rank, arguments.during)
+    except ValueError as error:
+        raise TraceError(f"{path}: {error}") from None
 
 
 def activity_rows(activities: Sequence[Activity]) -> Rows:
@@ -87,7 +100,8 @@ def _row(numbers: Sequence[float]) -> tuple[str, ...]:
 def draw(activities: Sequence[Activity], path: Path) -> None:
     """Writes a picture with two lanes a rank: compute and waits; communication, dark where nothing hid it.
 
-    ``ValueError`` without matplotlib. Of more than :data:`MOST_RANKS_DRAWN` ranks the first are drawn.
+    ``ValueError`` without matplotlib, or if the file cannot be written. Of more than
+    :data:`MOST_RANKS_DRAWN` ranks the first are drawn.
     """
     try:
         from matplotlib.figure import Figure
@@ -116,4 +130,5 @@ def draw(activities: Sequence[Activity], path: Path) -> None:
     if sending:
         ax.set_title(f"nothing hid {bare / sending:.0%} of the communication", loc="left")
     add_legend(figure, _COLOURS)
-    figure.savefig(path, dpi=110)
+    with writing(path):
+        figure.savefig(path, dpi=110)

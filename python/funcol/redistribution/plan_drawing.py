@@ -7,7 +7,7 @@ from itertools import product
 from xml.sax.saxutils import escape
 
 from .cost_models import axis_names
-from .plan_tables import Rows, described_tensor, layouts, num_ranks, step_rows
+from .plan_tables import Rows, check_pieces, coordinates, described_tensor, layouts, num_ranks, step_rows
 from .planning import Plan
 
 MOST_RANKS = 64
@@ -39,12 +39,14 @@ def plan_as_svg(plan: Plan, ranks: Sequence[int] | None = None) -> str:
     A cell is the whole tensor in outline; the block that the rank holds is filled, hatched where it is a
     partial value. The last two dims are drawn, of a tensor with more dims those that the plan shards.
     ``ranks`` are the numbers of the ranks in the order of the mesh, by default 0, 1, 2 and so on.
-    ``ValueError`` for meshes of more than :data:`MOST_RANKS` ranks.
+    ``ValueError`` for meshes of more than :data:`MOST_RANKS` ranks, and for blocks of more pieces than can be
+    seen.
     """
     if num_ranks(plan) > MOST_RANKS:
         raise ValueError(
             f"funcol: a drawing of {num_ranks(plan)} ranks cannot be read; the most is {MOST_RANKS}."
         )
+    check_pieces(plan)
     return _Drawing(plan, ranks).svg()
 
 
@@ -73,7 +75,7 @@ class _Drawing:
     def __init__(self, plan: Plan, ranks: Sequence[int] | None) -> None:
         self._plan = plan
         self._ranks = range(num_ranks(plan)) if ranks is None else ranks
-        self._coordinates = list(product(*map(range, plan.mesh.sizes)))
+        self._coordinates = list(coordinates(plan, MOST_RANKS))
         self._columns = plan.mesh.sizes[-1]
         self._rows = len(self._coordinates) // self._columns
         self._dims = _drawn_dims(plan, self._coordinates)

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from itertools import product
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
 from .cost_models import axis_names
 from .planning import Plan
 
 Rows = list[tuple[str, ...]]
+
+MOST_COUNTED = 1 << 14
+"""Ranks of a mesh whose blocks are compared."""
+
+MOST_PIECES = 1024
+"""Pieces of a block that are shown; strided shards have as many as their split factor says."""
+
+_STRIDED = re.compile(r"_S\((\d+), (\d+)\)")
 
 
 def step_rows(plan: Plan, unit: str = "") -> Rows:
@@ -93,12 +102,60 @@ def holding_rows(plan: Plan, ranks: Sequence[int] | None, most_ranks: int) -> Ro
         ("rank", *names, *(["holds"] if num_panels == 1 else ["at first", *map(str, plan.steps)])),
         ("", *[""] * len(names), *layouts(plan)),
     ]
-    coordinates = list(product(*map(range, plan.mesh.sizes)))
-    for place, coordinate in enumerate(coordinates[:most_ranks]):
+    for place, coordinate in enumerate(coordinates(plan, most_ranks)):
         rank = place if ranks is None else ranks[place]
         held = (block(plan, num_steps, coordinate) for num_steps in range(num_panels))
         rows.append((str(rank), *map(str, coordinate), *held))
     return rows
+
+
+def coordinates(plan: Plan, most_ranks: int) -> Iterator[tuple[int, ...]]:
+    """Yields where the first ``most_ranks`` ranks are in the mesh of ``plan``, the last axis first."""
+    for place in range(min(num_ranks(plan), most_ranks)):
+        coordinate: list[int] = []
+        for size in reversed(plan.mesh.sizes):
+            place, index = divmod(place, size)
+            coordinate.insert(0, index)
+        yield tuple(coordinate)
+
+
+def block_counts(plan: Plan) -> list[str]:
+    """Returns a line for each layout of ``plan``: how many blocks there are, and how many ranks hold each."""
+    if num_ranks(plan) > MOST_COUNTED:
+        return [f"no count of different blocks: there are more than {MOST_COUNTED} ranks"]
+    return [f"{layout}: {_counted(plan, step)}" for step, layout in enumerate(layouts(plan))]
+
+
+def _counted(plan: Plan, num_steps: int) -> str:
+    held = Counter(block(plan, num_steps, at) for at in coordinates(plan, MOST_COUNTED))
+    without = held.pop("nothing", 0)
+    least, most = min(held.values(), default=0), max(held.values(), default=0)
+    each = _counted_as(least, "rank") if least == most else f"{least} to {most} ranks"
+    nothing = f"; {_counted_as(without, 'rank')} without any" if without else ""
+    return f"{_counted_as(len(held), 'different block')}, each on {each}{nothing}"
+
+
+def _counted_as(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def num_pieces(plan: Plan) -> int:
+    """Returns a bound on the pieces of a block in any layout of ``plan``: 1 without strided shards."""
+
+    def bound(layout: str) -> int:
+        strided = ((int(dim), int(factor)) for dim, factor in _STRIDED.findall(layout))
+        return math.prod(max(min(factor, plan.shape[dim]), 1) for dim, factor in strided)
+
+    return max(map(bound, layouts(plan)))
+
+
+def check_pieces(plan: Plan) -> None:
+    """Refuses a plan with blocks of so many pieces that nobody could read them."""
+    if num_pieces(plan) > MOST_PIECES:
+        raise ValueError(
+            f"funcol: ranks hold blocks of up to {num_pieces(plan)} pieces, which cannot be shown; the most "
+            f"is {MOST_PIECES}. Use smaller split factors."
+        )
 
 
 def num_ranks(plan: Plan) -> int:

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from .plan_drawing import MOST_RANKS, plan_as_html
-from .plan_tables import Rows, aligned, described_tensor, holding_rows, num_ranks
+from .plan_tables import Rows, aligned, block_counts, check_pieces, described_tensor, holding_rows, num_ranks
 from .planning import MeshLike, PlacementsLike, Plan, plan_redistribution
 from .specs import meta_of
 
@@ -34,16 +34,20 @@ def show(
     ``shape`` on ``mesh``, written as for :func:`funcol.plan_redistribution`. Values are not read and nothing
     is sent, so one rank may call it alone.
 
-    Prints a table with a row a rank to ``file`` (default: the standard output): at most 64 rows. Equal blocks
-    of a column have the same colour. There are no colours if the output is no terminal, or if the environment
-    has ``NO_COLOR``. In a notebook it is the drawing that ``python -m funcol plan --svg`` makes.
+    Prints a table with a row a rank to ``file`` (default: the standard output): at most 64 rows. For
+    more ranks, up to 16384, it also prints how many different blocks each layout has, and how many ranks hold
+    each of them. Equal blocks of a column have the same colour. There are no colours if the output is no
+    terminal, or if the environment has ``NO_COLOR``. In a notebook it is the drawing that ``python -m funcol
+    plan --svg`` makes.
 
     ``TypeError`` for other objects, and for placements without ``mesh`` and ``shape``;
-    ``NotImplementedError`` for placements of unknown kinds.
+    ``NotImplementedError`` for placements of unknown kinds; ``ValueError`` for strided shards of more than
+    1024 pieces.
 
     PyTorch counterpart: ``torch.distributed.tensor.debug.visualize_sharding``.
     """
     plan, ranks = _plan_of(what, mesh, shape)
+    check_pieces(plan)
     display = _display_of_notebook() if file is None else None
     if display is not None:
         text = "\n".join(_lines(plan, ranks, in_colour=False))
@@ -93,7 +97,7 @@ def _lines(plan: Plan, ranks: Sequence[int] | None, in_colour: bool) -> list[str
         lines[2:] = _coloured(rows, first=len(plan.mesh.sizes) + 1)
     title = f"{plan}, {described_tensor(plan)}" if plan.steps else f"{plan.src}, {described_tensor(plan)}"
     more = num_ranks(plan) - MOST_RANKS
-    return [title, *lines, *([f"... and {more} ranks more"] if more > 0 else [])]
+    return [title, *lines, *([f"... and {more} ranks more", *block_counts(plan)] if more > 0 else [])]
 
 
 def _coloured(rows: Rows, first: int) -> list[str]:

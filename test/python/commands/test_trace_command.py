@@ -12,13 +12,15 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from matplotlib.figure import Figure
 from ranks import run_ranks
 from slow_collectives import SlowCollective
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import funcol
 from funcol.__main__ import main
-from funcol.commands.timeline import Activity, Span, activity, length, merged, read_spans, without
+from funcol.commands.timeline import Activity, activity, draw_communication, length, merged, without
+from funcol.commands.traces import Span, read_spans, trace_of
 
 Event = tuple[str, str, int, float, float]  # category, name, thread, begin and end in ms
 
@@ -41,7 +43,7 @@ def trace(events: Sequence[Event], rank: int | None = None) -> dict[str, Any]:
 
 
 def of(*events: Event, during: str | None = None) -> Activity:
-    return activity(trace(events), 0, during)
+    return activity(trace_of(trace(events)), 0, during)
 
 
 def op(name: str, begin: float, end: float, thread: int = 1) -> Event:
@@ -179,6 +181,13 @@ def test_the_command_draws(
     assert (tmp_path / name).read_bytes().startswith(beginning)
 
 
+def test_threads_with_numbers_and_names_have_rows_of_their_own() -> None:
+    ax = Figure().subplots()
+    spans = [Span("", 0, 1, thread, "gloo:x") for thread in ("stream", 7, "stream", 12)]
+    draw_communication(ax, spans, 0.0, 0.0, "red")
+    assert len({text.get_position()[1] for text in ax.texts}) == 3
+
+
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     with pytest.raises(SystemExit) as ended:
         main(["trace", *arguments])
@@ -224,7 +233,7 @@ def test_a_profile_has_compute_and_communication(tmp_path: Path) -> None:
     run_ranks(profiled, 2, str(tmp_path))
     for rank in range(2):
         content = json.loads((tmp_path / f"trace-{rank}.json").read_text())
-        found = activity(content, 7, "step")
+        found = activity(trace_of(content), 7, "step")
         assert found.rank == rank
         assert [span.name for span in found.communication] == ["gloo:all_reduce"]
         assert 0 <= length(found.bare) <= length(found.sending)

@@ -72,7 +72,46 @@ def test_blocks_are_written_as_indices(layout: str, shape: tuple[int, ...], bloc
 
 def test_of_many_ranks_the_first_64_are_shown() -> None:
     lines = shown("S0", "x=100", (100,))
-    assert lines[-2:] == ["63    63  [63:64]", "... and 36 ranks more"]
+    assert lines[66:68] == ["63    63  [63:64]", "... and 36 ranks more"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "counts"),
+    [
+        (("S0", "x=100", (100,)), ["S(0): 100 different blocks, each on 1 rank"]),
+        (("S0", "x=100", (90,)), ["S(0): 90 different blocks, each on 1 rank; 10 ranks without any"]),
+        (("S0,R", "x=8,y=50", (8,)), ["S(0)R: 8 different blocks, each on 50 ranks"]),
+        (("R", "x=16384", (8,)), ["R: 1 different block, each on 16384 ranks"]),
+        (("R", "x=16385", (8,)), ["no count of different blocks: there are more than 16384 ranks"]),
+    ],
+)
+def test_more_ranks_than_rows_are_counted_by_block(arguments: tuple[Any, ...], counts: list[str]) -> None:
+    assert shown(*arguments)[68:] == counts
+
+
+def test_a_plan_counts_the_blocks_of_each_layout() -> None:
+    made = plan("S0,P", "R,S1", mesh="x=16,y=8", shape=(32, 32))
+    assert [line.partition(":")[0] for line in shown(made)[68:]] == [
+        made.src,
+        *(step.after for step in made.steps),
+    ]
+
+
+@pytest.mark.parametrize("mesh", [f"x={2**31 - 1}", f"x={2**20},y={2**11 - 1}"])
+def test_the_largest_meshes_are_shown_from_their_first_ranks(mesh: str) -> None:
+    lines = shown(",".join("R" for _ in mesh.split(",")), mesh, (4,))
+    assert lines[3].split()[0] == "0"
+    assert lines[67].endswith(" ranks more")
+
+
+@pytest.mark.parametrize(("factor", "is_refused"), [(1024, False), (1025, True), (2**31, True)])
+def test_blocks_of_more_pieces_than_anybody_reads_are_refused(factor: int, is_refused: bool) -> None:
+    arguments = f"_S(0, {factor})", "x=2", (2**40,)
+    if is_refused:
+        with pytest.raises(ValueError, match=f"blocks of up to {factor} pieces.*the most is 1024"):
+            shown(*arguments)
+    else:
+        assert shown(*arguments)[3].count("+") == 1023
 
 
 # Colours

@@ -1,0 +1,112 @@
+"""Numbers, ranks, meshes and shapes written as text by anyone: read within bounds, or refused in one line."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+MOST_RANKS = 2**31 - 1
+"""Of a mesh."""
+
+MOST_ELEMENTS = 2**48  # so that no sum of bytes over ranks exceeds 64 bits
+MOST_BYTES = 2**63 - 1
+
+MOST_RANK = 2**24 - 1
+"""The largest rank of a plan between meshes, which has tables with an entry a rank of the world."""
+
+_MOST_SIZE = 10**10 - 1  # of an axis: what is read, and then refused by its number
+_MOST_QUOTED = 60
+
+
+def number_of(text: str, most: int) -> int | None:
+    """Returns the number from 0 to ``most`` that ``text`` is in decimal digits; None if it is not."""
+    if not text.isdecimal() or len(text) > len(str(most)):
+        return None
+    number = int(text)
+    return number if number <= most else None
+
+
+def mesh_sizes(text: str) -> dict[str, int]:
+    """Reads the axes of a mesh: ``"dp=2,tp=4"``."""
+    sizes: dict[str, int] = {}
+    for entry in text.split(","):
+        name, _, digits = (part.strip() for part in entry.partition("="))
+        size = number_of(digits, _MOST_SIZE)
+        if not name or size is None or name in sizes:
+            raise ValueError(
+                f"funcol: '{quoted(entry.strip())}' in the mesh '{quoted(text)}' is no axis. Write each axis "
+                'once, with its number of ranks: "dp=2,tp=4".'
+            )
+        sizes[name] = size
+    return sizes
+
+
+def rank_numbers(text: str, most: int) -> list[int]:
+    """Reads numbers and ranges of ranks: ``"0-3,8"``. ``most`` is how many may be listed."""
+    ranks: list[int] = []
+    for entry in text.split(","):
+        ends = [number_of(part.strip(), MOST_RANK) for part in entry.split("-")]
+        first, last = ends[0], ends[-1]
+        if len(ends) > 2 or first is None or last is None or first > last:
+            raise ValueError(
+                f'"{quoted(entry)}" is no rank: write numbers and ranges that count up, 0-3,8, '
+                f"to {MOST_RANK} at most"
+            )
+        if len(ranks) + last + 1 - first > most:
+            raise ValueError(f'"{quoted(text)}" lists more than {most} ranks: pass fewer')
+        ranks.extend(range(first, last + 1))
+    return ranks
+
+
+def rank_text(ranks: tuple[int, ...], most: int) -> str:
+    """Writes ``ranks``: as a range if they count up; of more than ``most`` others, how many there are."""
+    if all(after == before + 1 for before, after in pairwise(ranks)):
+        return f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else str(ranks[0])
+    if len(ranks) <= most:
+        return ",".join(map(str, ranks))
+    return f"{len(ranks)} from {min(ranks)} to {max(ranks)}"
+
+
+def shape_of(text: str) -> list[int]:
+    """Reads the sizes of a tensor: ``"1024x4096"``, empty for a scalar."""
+    sizes: list[int] = []
+    for digits in text.split("x") if text else ():
+        size = number_of(digits, MOST_ELEMENTS)
+        if size is None:
+            raise ValueError(
+                f'"{quoted(text)}" is no shape: write sizes with an x between them, 1024x4096, '
+                "2^48 elements at most"
+            )
+        sizes.append(size)
+    return sizes
+
+
+def bytes_of(text: str) -> int:
+    """Reads a number of bytes."""
+    number = number_of(text, MOST_BYTES)
+    if number is None:
+        raise ValueError(f'"{quoted(text)}" is no number of bytes: write one from 0 to {MOST_BYTES}')
+    return number
+
+
+def check_characters(what: str, text: str) -> None:
+    """Refuses text that has no UTF-8, such as bytes of an argument that Python could not decode."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(
+            f"funcol: {what} '{quoted(text)}' cannot be written in UTF-8. Use other characters."
+        ) from None
+
+
+def quoted(text: str) -> str:
+    """Returns ``text`` for an error: in one line, and shortened."""
+    return one_line(text if len(text) <= _MOST_QUOTED else f"{text[:_MOST_QUOTED]}...")
+
+
+def one_line(text: str, most: int = 2000) -> str:
+    """Returns ``text`` with escapes for what is not printable. Of a longer one the middle is left out."""
+    shown = text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode()
+        for char in shown
+    )

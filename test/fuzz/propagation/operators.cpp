@@ -2,6 +2,7 @@
 
 #include "layout/hash.h"
 #include "layout/naive_shards.h"
+#include "propagation/rule.h"
 #include "simulated_ranks.h"
 
 namespace funcol::test {
@@ -62,6 +63,24 @@ Case CaseMaker::gives(Kernel kernel, const std::vector<Shape>& shapes, Dtype dty
     outputs.emplace_back(tensor(result.shape, outputs.empty() ? dtype : Dtype::kInt64));
   }
   return {call_.gives(outputs), std::move(wholes_), std::move(kernel)};
+}
+
+void put_in_list(Case& of) {
+  auto op = of.call.op;
+  op.insert(op.find("::") + 2, "_foreach_");
+  if (op.ends_with(".Tensor")) {
+    op.replace(op.rfind("Tensor"), std::string::npos, "List");
+  }
+  if (find_rule(op) == nullptr) {
+    return;
+  }
+  of.call.op = op;
+  of.is_of_list = true;
+  for (auto& [name, argument] : of.call.args) {
+    if (op.starts_with("aten::_foreach_lerp")) {
+      name = name == "end" ? "tensors1" : name == "weight" ? "weights" : name;
+    }
+  }
 }
 
 Kernel plain(std::function<Numbers(const std::vector<Numbers>&)> kernel) {

@@ -30,6 +30,8 @@ struct Case {
   std::vector<Numbers> wholes;  // of call.tensors
   Kernel kernel;
   bool may_be_in_place = false;  // the first result may be written to the first tensor
+  bool is_of_list = false;       // of an element of lists: in place it returns nothing
+  bool changes_nothing = false;  // the result is the first tensor, in every layout
 };
 
 // Makes a call argument by argument. Numbers are multiples of kUnit; indices are not.
@@ -75,6 +77,10 @@ double at(const Numbers& numbers, const Index& index);
 // The number of the dim; throws CannotRun if the tensor has no such dim.
 int64_t size_of(const Numbers& numbers, int64_t dim);
 void need(bool holds, const std::string& what);
+
+// Makes the call that of an element of lists, if there is such an operator with a rule:
+// "aten::_foreach_add.List" for "aten::add.Tensor". Arguments get the names that they have there.
+void put_in_list(Case& of);
 
 // Families of operators
 

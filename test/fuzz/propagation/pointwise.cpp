@@ -137,9 +137,7 @@ Case of_three(Bytes& bytes) {
   }
 }
 
-}  // namespace
-
-Case pointwise_case(Bytes& bytes) {
+Case of_one_element(Bytes& bytes) {
   switch (bytes.below(4)) {
     case 0:
       return unary(bytes);
@@ -150,6 +148,16 @@ Case pointwise_case(Bytes& bytes) {
     default:
       return of_three(bytes);
   }
+}
+
+}  // namespace
+
+Case pointwise_case(Bytes& bytes) {
+  auto made = of_one_element(bytes);
+  if (bytes.below(4) == 1) {
+    put_in_list(made);
+  }
+  return made;
 }
 
 }  // namespace funcol::test

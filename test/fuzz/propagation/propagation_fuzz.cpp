@@ -17,6 +17,9 @@ namespace {
 // Costs are sums of up to ten numbers; results are sums of up to a hundred.
 constexpr double kRounding = 1e-9;
 
+// The id of a mask that is no new one of a decision: these are odd, and 2 stands for any.
+constexpr uint64_t kMask = 64;
+
 Layout layout_from(Bytes& bytes, const Mesh& mesh, const TensorMeta& meta) {
   const auto ops = is_floating_point(meta.dtype)
                        ? std::vector{PartialOp::kSum, PartialOp::kAvg, PartialOp::kMax, PartialOp::kMin}
@@ -34,6 +37,10 @@ Layout layout_from(Bytes& bytes, const Mesh& mesh, const TensorMeta& meta) {
       placements.push_back(
           Placement::shard(bytes.below(meta.num_dims()), strided ? bytes.one_of<int64_t>({1, 2, 3}) : 1));
     }
+  }
+  const auto partial = std::ranges::find_if(placements, [](const auto& one) { return one.is_partial(); });
+  if (partial != placements.end() && op == PartialOp::kSum && bytes.below(4) == 1) {
+    partial->mask = kMask;  // of a lookup: the sum is the same
   }
   auto order = bytes.below(4) == 1 ? order_from(bytes, placements) : ShardOrder();
   return make_layout("propagation_fuzz", std::move(placements), std::move(order), mesh, meta.num_dims());
@@ -54,7 +61,7 @@ std::string described(const OpSchema& schema, const OutputSharding& decision) {
 // The axis on which the layout has a new mask; -1 if there is none.
 int64_t masked_axis(const Layout& layout) {
   for (size_t axis = 0; axis < layout.placements.size(); ++axis) {
-    if (layout.placements[axis].mask != 0) {
+    if (layout.placements[axis].mask % 2 == 1) {
       return static_cast<int64_t>(axis);
     }
   }
@@ -84,8 +91,7 @@ class DecisionCheck {
     }
     const auto expected = case_.kernel(case_.wholes, shapes);
     for (size_t i = 0; i < results.size(); ++i) {
-      const auto wrong =
-          difference(results[i], expected[i], decision_.outputs[i]->layout, schema_.mesh, kRounding);
+      const auto wrong = difference(results[i], expected[i], layout_of_result(i), schema_.mesh, kRounding);
       if (!wrong.empty()) {
         refuse("result " + std::to_string(i) + ": " + wrong);
       }
@@ -93,6 +99,12 @@ class DecisionCheck {
   }
 
  private:
+  // Returns the layout of a result. An operator in place on lists returns nothing: the tensors that it writes
+  // to keep their layouts, whatever is decided.
+  const Layout& layout_of_result(size_t i) const {
+    return schema_.written.empty() ? decision_.outputs.at(i)->layout : *schema_.results.at(i);
+  }
+
   [[noreturn]] void refuse(const std::string& what) const {
     fail(what + "; " + described(schema_, decision_) + "; shapes of results" + shapes_of_results());
   }
@@ -118,7 +130,7 @@ class DecisionCheck {
       refuse("needs_redistribute is wrong");
     }
     for (size_t i = 0; i < schema_.results.size(); ++i) {
-      if (schema_.results[i] && decision_.outputs[i]->layout != *schema_.results[i]) {
+      if (schema_.results[i] && layout_of_result(i) != *schema_.results[i]) {
         refuse("a result does not have the layout that it must have");
       }
     }
@@ -159,8 +171,9 @@ class DecisionCheck {
       inputs.push_back(tensors[rank]);
     }
     std::vector<Shape> shapes;
-    for (const auto& output : decision_.outputs) {
-      shapes.push_back(local_shape(output->layout, schema_.mesh, output->meta.shape, ranks_[rank]));
+    for (size_t i = 0; i < case_.call.outputs.size(); ++i) {
+      shapes.push_back(
+          local_shape(layout_of_result(i), schema_.mesh, case_.call.outputs[i]->shape, ranks_[rank]));
     }
     std::vector<Numbers> outputs;
     try {
@@ -168,7 +181,7 @@ class DecisionCheck {
     } catch (const CannotRun& error) {
       refuse("rank " + joined(ranks_[rank]) + " cannot run it: " + error.what());
     }
-    const int64_t axis = masked_axis(decision_.outputs[0]->layout);
+    const int64_t axis = masked_axis(layout_of_result(0));
     if (axis >= 0) {
       hide_masked(outputs[0], rank, axis);
     }
@@ -205,11 +218,14 @@ double total_of(const OutputSharding& decision) {
 }
 
 // Writes the first result to the first tensor: "aten::add_.Tensor" for "aten::add.Tensor".
-void write_in_place(OpSchema& schema) {
+void write_in_place(OpSchema& schema, bool is_of_list) {
   auto& op = schema.call.op;
   op.insert(without_overload(op).size(), "_");
   schema.stays[0] = true;
   schema.results = {schema.layouts[0]};
+  if (is_of_list) {
+    schema.written = {0};
+  }
 }
 
 Case case_from(Bytes& bytes) {
@@ -253,10 +269,12 @@ void run(Bytes& bytes) {
     schema.layouts.push_back(layout_from(bytes, mesh, meta));
   }
   if (of.may_be_in_place && bytes.coin() && of.call.outputs[0]->shape == of.call.tensors[0].shape) {
-    write_in_place(schema);
+    write_in_place(schema, of.is_of_list);
   }
   const auto form = bytes.coin() ? PartialForm::kNeutral : PartialForm::kNoise;
-  const Propagator propagator([&](const OpCall&) { return of.call.outputs; });
+  const Propagator propagator([&](const OpCall&) {
+    return schema.written.empty() ? of.call.outputs : std::vector<std::optional<TensorMeta>>();
+  });
   std::optional<OutputSharding> decision;
   try {
     decision = propagator.propagate(schema);
@@ -267,6 +285,9 @@ void run(Bytes& bytes) {
   }
   if (decision) {
     DecisionCheck(of, schema, *decision, form).run();
+    if (of.changes_nothing && decision->needs_redistribute) {
+      fail("a view of the same shape moves its tensor; " + described(schema, *decision));
+    }
   }
   if (bytes.below(4) == 1) {
     check_any_decision(bytes, propagator, of, schema, decision ? &*decision : nullptr, form);

@@ -49,12 +49,14 @@ Shape another_shape(Bytes& bytes, Shape shape) {
 
 Case view(Bytes& bytes) {
   const Shape from = some_shape(bytes);
-  const Shape to = another_shape(bytes, from);
+  const Shape to = bytes.below(6) == 1 ? from : another_shape(bytes, from);
   const auto op = bytes.one_of<std::string>({"aten::view", "aten::_unsafe_view", "aten::reshape"});
-  return CaseMaker(bytes, op)
-      .with("self", from)
-      .with_value(op == "aten::reshape" ? "shape" : "size", integers(to))
-      .gives(view_kernel(), {to});
+  auto made = CaseMaker(bytes, op)
+                  .with("self", from)
+                  .with_value(op == "aten::reshape" ? "shape" : "size", integers(to))
+                  .gives(view_kernel(), {to});
+  made.changes_nothing = from == to;
+  return made;
 }
 
 Case squeeze(Bytes& bytes) {

@@ -38,15 +38,8 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import funcol
-from funcol.commands.timeline import (
-    Span,
-    add_legend,
-    common,
-    draw_bar,
-    draw_communication,
-    label_lanes,
-    read_spans,
-)
+from funcol.commands.timeline import add_legend, common, draw_bar, draw_communication, label_lanes
+from funcol.commands.traces import Span, read_spans
 
 ALL_WAYS = ("stock", "funcol", "compiled")
 WIDTHS = (64, 1024, 1024, 1024, 10)

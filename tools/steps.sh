@@ -14,6 +14,15 @@ build_folder() {
 print(torch_info.build_folder(sys.argv[2]))' "$root/tools/cmake" "$2")"
 }
 
+# Sets base_python to a Python that environments can be made of.
+find_base_python() {
+  for base_python in python3 python3.13 python3.12 python3.11; do
+    if "$base_python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then return; fi
+  done
+  echo "tools/${0##*/}: Python 3.11 or newer is needed, and none was found as python3 or python3.1x." >&2
+  exit 1
+}
+
 # torch_version_argument <value> -> the value, or an error where it is no X.Y.Z.
 torch_version_argument() {
   if [[ ! "${1:-}" =~ ^[0-9]+\.[0-9]+\.[0-9]+$ ]]; then

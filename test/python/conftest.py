@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import atexit
+import collections
 import os
 import random
 from collections.abc import Iterator
@@ -22,9 +23,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run the tests marked long, too")
     parser.addoption("--cuda-backend", default="nccl", help="backend of the tests on devices (default: nccl)")
     parser.addoption(
-        "--sample", type=float, default=1.0, help="run this share of the tests, chosen at random"
+        "--sample",
+        type=float,
+        help="run this share of the tests, chosen at random (default: all, but one case in n of those marked "
+        "sampled(n), unless with --long)",
     )
-    parser.addoption("--sample-seed", type=int, default=0, help="which ones --sample chooses")
+    parser.addoption("--sample-seed", type=int, default=0, help="which ones are chosen")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -52,20 +56,38 @@ def on_devices(request: pytest.FixtureRequest, _backend: None, needs_cuda: None)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    chosen = random.Random(config.getoption("--sample-seed"))
+    is_long = config.getoption("--long")
 
     def is_left_out(item: pytest.Item) -> bool:
         if is_twin(item) and (item.get_closest_marker("cpu_only") or not has_twin(item.callspec.params)):
             return True
-        if item.get_closest_marker("long") is not None and not config.getoption("--long"):
-            return True
-        return chosen.random() >= config.getoption("--sample")
+        return item.get_closest_marker("long") is not None and not is_long
 
-    left_out = [item for item in items if is_left_out(item)]
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        gone = set(left_out)
-        items[:] = [item for item in items if item not in gone]
+    kept = [item for item in items if not is_left_out(item)]
+    seed, share = config.getoption("--sample-seed"), config.getoption("--sample")
+    if share is not None:
+        chosen = random.Random(seed)
+        kept = [item for item in kept if chosen.random() < share]
+    elif not is_long:
+        kept = with_some_of_each_family(kept, seed)
+    stays = set(kept)
+    config.hook.pytest_deselected(items=[item for item in items if item not in stays])
+    items[:] = kept
+
+
+def with_some_of_each_family(items: list[pytest.Item], seed: int) -> list[pytest.Item]:
+    """Leaves out all but one case in n of each test that is marked ``sampled(n)``; twins on devices are a
+    family of their own."""
+    families = collections.defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("sampled") is not None:
+            families[item.nodeid.split("[")[0], is_twin(item)].append(item)
+    left_out: set[pytest.Item] = set()
+    for (name, _), cases in families.items():
+        (n,) = cases[0].get_closest_marker("sampled").args  # type: ignore[union-attr]
+        num_left_out = len(cases) - -(-len(cases) // n)
+        left_out.update(random.Random(f"{seed} {name}").sample(cases, num_left_out))
+    return [item for item in items if item not in left_out]
 
 
 def is_twin(item: pytest.Item) -> bool:

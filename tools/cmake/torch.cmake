@@ -13,8 +13,8 @@ if(torch_failed)
   message(FATAL_ERROR "${torch_error}")
 endif()
 
-foreach(name version cuda cxx11_abi include_dirs lib_dir cuda_include_dir nccl_include_dir python_include_dir
-        python_library extension_suffix)
+foreach(name version is_supported cuda cxx11_abi include_dirs lib_dir cuda_include_dir nccl_include_dir
+        python_include_dir python_library extension_suffix)
   string(JSON torch_${name} GET "${torch_info}" ${name})
 endforeach()
 set(TORCH_VERSION ${torch_version})

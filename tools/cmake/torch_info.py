@@ -1,10 +1,13 @@
 """Prints, as JSON, what the build needs to know about the PyTorch of the Python that runs this file.
 
-Used by CMake (torch.cmake) and by setup.py, so both see the same PyTorch and refuse the same ones.
+Used by CMake (torch.cmake) and by setup.py, so both see the same PyTorch and refuse the same ones. With
+FUNCOL_ANY_TORCH=1 in the environment no release is refused, and the package records that its release is
+unsupported: tools/next_torch tries funcol with such releases.
 """
 
 import importlib.util
 import json
+import os
 import re
 import sys
 import sysconfig
@@ -28,8 +31,7 @@ def collect() -> dict[str, str]:
     import torch
 
     version = torch.__version__.split("+")[0]
-    numbers = re.match(r"(\d+)\.(\d+)", version)
-    if numbers is None or not OLDEST <= tuple(map(int, numbers.groups())) <= NEWEST:
+    if not is_supported(version) and not takes_any_torch():
         raise UnsuitableTorchError(
             f"funcol supports PyTorch {SUPPORTED}, and {sys.executable} has {torch.__version__}. "
             "Install a supported one, then: pip install --no-build-isolation ."
@@ -43,6 +45,7 @@ def collect() -> dict[str, str]:
     include = root / "include"
     return {
         "version": version,
+        "is_supported": str(is_supported(version)),
         "cuda": torch.version.cuda or "",
         "cxx11_abi": str(int(torch.compiled_with_cxx11_abi())),
         "include_dirs": f"{include};{include / 'torch' / 'csrc' / 'api' / 'include'}",
@@ -53,6 +56,17 @@ def collect() -> dict[str, str]:
         "python_library": _python_library(),
         "extension_suffix": sysconfig.get_config_var("EXT_SUFFIX"),
     }
+
+
+def takes_any_torch() -> bool:
+    """Returns true if the build tries any PyTorch release."""
+    return os.environ.get("FUNCOL_ANY_TORCH") == "1"
+
+
+def is_supported(version: str) -> bool:
+    """Returns true if funcol supports the PyTorch `version`, such as "2.15.0" or "2.15.0a0+git123"."""
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    return numbers is not None and OLDEST <= tuple(map(int, numbers.groups())) <= NEWEST
 
 
 def build_folder(version: str) -> str:

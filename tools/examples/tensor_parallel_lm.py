@@ -45,7 +45,6 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 import funcol
 from funcol.commands.timeline import (
-    Span,
     add_legend,
     common,
     draw_bar,
@@ -53,8 +52,8 @@ from funcol.commands.timeline import (
     label_lanes,
     length,
     merged,
-    read_spans,
 )
+from funcol.commands.traces import Span, read_spans
 
 MESH = {"dp": 2, "tp": 2}
 NUM_RANKS = 4

@@ -58,9 +58,10 @@ class Conversion {
     return argument.number();
   }
 
-  // A number in a tensor's place: it does not decide the result's dtype as a tensor would.
-  at::Tensor wrapped(const at::Scalar& number) const {
-    auto tensor = at::scalar_tensor(number, at::TensorOptions().dtype(number.type()).device(device_));
+  // A number in a tensor's place, on the CPU as PyTorch's are: it does not decide the result's dtype as a
+  // tensor would.
+  static at::Tensor wrapped(const at::Scalar& number) {
+    auto tensor = at::scalar_tensor(number, at::TensorOptions().dtype(number.type()).device(at::kCPU));
     tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
     return tensor;
   }

@@ -24,12 +24,12 @@ std::vector<Placement> vocabulary_of(std::vector<Placement> placements) {
   return vocabulary;
 }
 
-size_t CostSource::KeyHash::operator()(const Key& key) const {
+size_t CostSource::Key::hash() const {
   Hash hash;
-  hash.add_all(key.shape);
-  hash.add(key.itemsize);
-  hash.add(key.source);
-  for (const auto& placement : key.vocabulary) {
+  hash.add_all(shape);
+  hash.add(itemsize);
+  hash.add(source);
+  for (const auto& placement : vocabulary) {
     hash.add(placement);
   }
   return hash.value();

@@ -43,16 +43,14 @@ class CostSource {
     Layout source;
     std::vector<Placement> vocabulary;
 
+    size_t hash() const;
     friend bool operator==(const Key&, const Key&) = default;
-  };
-  struct KeyHash {
-    size_t operator()(const Key& key) const;
   };
 
   const Mesh mesh_;
   const Costs costs_;
   mutable std::mutex mutex_;
-  LruCache<Key, std::unique_ptr<ShortestPaths>, KeyHash> kept_;
+  LruCache<Key, std::unique_ptr<ShortestPaths>> kept_;
 };
 
 }  // namespace funcol

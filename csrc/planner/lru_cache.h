@@ -9,8 +9,16 @@
 
 namespace funcol {
 
+// Hashes a key by its own function, hash().
+struct KeyHash {
+  template <typename Key>
+  size_t operator()(const Key& key) const {
+    return key.hash();
+  }
+};
+
 // Not thread-safe: the owner locks.
-template <typename Key, typename Value, typename Hash>
+template <typename Key, typename Value, typename Hash = KeyHash>
 class LruCache {
  public:
   explicit LruCache(size_t capacity) : capacity_(capacity) {}

@@ -11,30 +11,6 @@
 namespace funcol {
 namespace {
 
-bool is_any_split(const Placement& placement) {
-  return placement.is_shard() && placement.split_factor == kAnySplit;
-}
-
-// Whether is_true(placement) holds for an input or an output of the row.
-template <typename IsTrue>
-bool has(const Row& row, IsTrue is_true) {
-  return std::ranges::any_of(row.inputs, is_true) ||
-         std::ranges::any_of(row.outputs, [&](const auto& output) { return output && is_true(*output); });
-}
-
-Row cut_by(Row row, int64_t split_factor) {
-  const auto set = [split_factor](Placement& placement) {
-    placement.split_factor = is_any_split(placement) ? split_factor : placement.split_factor;
-  };
-  std::ranges::for_each(row.inputs, set);
-  for (auto& output : row.outputs) {
-    if (output) {
-      set(*output);
-    }
-  }
-  return row;
-}
-
 bool is_no_replicate(const Placement& placement) { return !placement.is_replicate(); }
 bool is_partial(const Placement& placement) { return placement.is_partial(); }
 
@@ -44,24 +20,6 @@ bool may_mix(const Placement& a, const Placement& b) {
 
 // Two masks exclude each other even on axes of one rank.
 bool have_one_mask(const Placement& a, const Placement& b) { return a.mask == 0 || b.mask == 0; }
-
-// Whether is_true(a's placement, b's placement) holds for every tensor.
-template <typename IsTrue>
-bool of_all(const Row& a, const Row& b, IsTrue is_true) {
-  for (size_t i = 0; i < a.inputs.size(); ++i) {
-    if (!is_true(a.inputs[i], b.inputs[i])) {
-      return false;
-    }
-  }
-  for (size_t i = 0; i < a.outputs.size(); ++i) {
-    const auto& output = a.outputs[i];
-    const auto& other = b.outputs[i];
-    if (output && other && !is_true(*output, *other)) {
-      return false;
-    }
-  }
-  return true;
-}
 
 bool is_alike(const Placement& a, const Placement& b) {
   return a.mask != 0 && b.mask != 0 ? a.op == b.op : a == b;
@@ -186,20 +144,36 @@ void Candidates::add_rows(const std::vector<Row>& rows) {
   made_.push_back(std::move(replicated));
   rows_.push_back(&made_.back());
   for (const auto& row : rows) {
-    if (has(row, is_no_replicate) && has_all_dims(row)) {
+    if (any_placement(row, is_no_replicate) && has_all_dims(row)) {
       add_row(row, split_factors);
     }
   }
 }
 
 void Candidates::add_row(const Row& row, const std::vector<int64_t>& split_factors) {
-  if (!has(row, is_any_split)) {
+  if (any_placement(row, is_any_mask)) {
+    return add_masked(row);
+  }
+  if (!any_placement(row, is_any_shard)) {
     rows_.push_back(&row);
     return;
   }
   for (const int64_t factor : split_factors) {
-    made_.push_back(cut_by(row, factor));
+    made_.push_back(with_split_factor(row, factor));
     rows_.push_back(&made_.back());
+  }
+}
+
+void Candidates::add_masked(const Row& row) {
+  std::vector<Placement> added;
+  for (const auto& operand : operands_) {
+    for (const auto& placement : operand.source.placements) {
+      if (placement.mask != 0 && std::ranges::find(added, placement) == added.end()) {
+        added.push_back(placement);
+        made_.push_back(with_mask(row, placement));
+        rows_.push_back(&made_.back());
+      }
+    }
   }
 }
 
@@ -243,14 +217,14 @@ bool Candidates::is_allowed(const Row& row, int64_t axis) const {
 void Candidates::find_mixing_rows() {
   mixing_.assign(rows_.size() * rows_.size(), Mixing::kAlways);
   for (size_t a = 0; a < rows_.size(); ++a) {
-    if (!has(*rows_[a], is_partial)) {
+    if (!any_placement(*rows_[a], is_partial)) {
       continue;
     }
     for (size_t b = 0; b < rows_.size(); ++b) {
       auto& mixing = mixing_[a * rows_.size() + b];
-      mixing = !of_all(*rows_[a], *rows_[b], have_one_mask) ? Mixing::kNever
-               : !of_all(*rows_[a], *rows_[b], may_mix)     ? Mixing::kWithASingleRank
-                                                            : Mixing::kAlways;
+      mixing = !all_placements(*rows_[a], *rows_[b], have_one_mask) ? Mixing::kNever
+               : !all_placements(*rows_[a], *rows_[b], may_mix)     ? Mixing::kWithASingleRank
+                                                                    : Mixing::kAlways;
     }
   }
 }

@@ -63,6 +63,7 @@ class Candidates {
   void check_numbers() const;
   void add_rows(const std::vector<Row>& rows);
   void add_row(const Row& row, const std::vector<int64_t>& split_factors);
+  void add_masked(const Row& row);
   bool has_all_dims(const Row& row) const;
   bool is_allowed(const Row& row, int64_t axis) const;
   void find_mixing_rows();
@@ -77,7 +78,7 @@ class Candidates {
   const Mesh& mesh_;
   const std::vector<Operand>& operands_;
   const std::vector<std::optional<Layout>>& required_;
-  std::deque<Row> made_;  // rows of Replicates, and rows of strided shards, which the rule did not list
+  std::deque<Row> made_;  // rows of Replicates, strided shards and masks, which the rule did not list
   std::vector<const Row*> rows_;
   std::vector<std::vector<RowNumber>> rows_of_;
   std::vector<Mixing> mixing_;  // [row][row]

@@ -6,6 +6,7 @@
 #include <utility>
 
 namespace funcol {
+namespace known {
 namespace {
 
 using Outputs = std::vector<std::optional<TensorMeta>>;
@@ -231,39 +232,41 @@ std::optional<Outputs> sum_with_product(const OpCall& call) {
   return is_added ? std::move(outputs) : std::nullopt;
 }
 
+using OutputsOf = std::optional<Outputs> (*)(const OpCall&);
+constexpr std::array kKnown = std::to_array<std::pair<std::string_view, OutputsOf>>({
+    {"aten::native_layer_norm", layer_norm},
+    {"aten::native_layer_norm_backward", layer_norm_backward},
+    {"aten::cat", cat},
+    {"aten::_softmax", softmax},
+    {"aten::_log_softmax", softmax},
+    {"aten::_softmax_backward_data", softmax_backward},
+    {"aten::_log_softmax_backward_data", softmax_backward},
+    {"aten::sum", sum},
+    {"aten::sum.dim_IntList", sum},
+    {"aten::mean", mean},
+    {"aten::mean.dim", mean},
+    {"aten::amax", extreme},
+    {"aten::amin", extreme},
+    {"aten::linalg_vector_norm", vector_norm},
+    {"aten::any", truth},
+    {"aten::any.dim", truth},
+    {"aten::all", truth},
+    {"aten::all.dim", truth},
+    {"aten::cumsum", cumulative_sum},
+    {"aten::tril", triangle},
+    {"aten::triu", triangle},
+    {"aten::mm", matrix_product},
+    {"aten::bmm", batch_of_products},
+    {"aten::addmm", sum_with_product},
+});
+
 }  // namespace
+}  // namespace known
 
 std::optional<std::vector<std::optional<TensorMeta>>> known_outputs(const OpCall& call) {
-  using Known = std::optional<Outputs> (*)(const OpCall&);
-  constexpr std::array kKnown = std::to_array<std::pair<std::string_view, Known>>({
-      {"aten::native_layer_norm", layer_norm},
-      {"aten::native_layer_norm_backward", layer_norm_backward},
-      {"aten::cat", cat},
-      {"aten::_softmax", softmax},
-      {"aten::_log_softmax", softmax},
-      {"aten::_softmax_backward_data", softmax_backward},
-      {"aten::_log_softmax_backward_data", softmax_backward},
-      {"aten::sum", sum},
-      {"aten::sum.dim_IntList", sum},
-      {"aten::mean", mean},
-      {"aten::mean.dim", mean},
-      {"aten::amax", extreme},
-      {"aten::amin", extreme},
-      {"aten::linalg_vector_norm", vector_norm},
-      {"aten::any", truth},
-      {"aten::any.dim", truth},
-      {"aten::all", truth},
-      {"aten::all.dim", truth},
-      {"aten::cumsum", cumulative_sum},
-      {"aten::tril", triangle},
-      {"aten::triu", triangle},
-      {"aten::mm", matrix_product},
-      {"aten::bmm", batch_of_products},
-      {"aten::addmm", sum_with_product},
-  });
-  const auto* const known =
-      std::ranges::find_if(kKnown, [&](const auto& entry) { return entry.first == call.op; });
-  return known == kKnown.end() || call.tensors.empty() ? std::nullopt : known->second(call);
+  const auto* const found =
+      std::ranges::find_if(known::kKnown, [&](const auto& entry) { return entry.first == call.op; });
+  return found == known::kKnown.end() || call.tensors.empty() ? std::nullopt : found->second(call);
 }
 
 }  // namespace funcol

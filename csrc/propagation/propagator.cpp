@@ -55,6 +55,19 @@ std::vector<Operand> operands_of(const OpSchema& schema) {
   return operands;
 }
 
+// Returns the reason for which no decision is legal, and the remedy.
+std::string why_there_is_none(const OpSchema& schema) {
+  const bool keeps_some =
+      std::ranges::find(schema.stays, true) != schema.stays.end() ||
+      std::ranges::any_of(schema.results, [](const auto& one) { return one.has_value(); });
+  if (keeps_some) {
+    return "no way to run it leaves the tensors that it writes to, and those given by keyword, where they "
+           "are. Redistribute them first, or use the operator that returns a new tensor.";
+  }
+  return "no redistribution of its tensors makes it right on every rank. Redistribute them first, to "
+         "placements that it takes: Replicate always is one.";
+}
+
 std::vector<std::optional<Layout>> required_outputs(const OpSchema& schema) {
   auto required = schema.results;
   required.resize(schema.call.outputs.size());
@@ -104,6 +117,12 @@ std::string unknown_operator(const std::string& op) {
 
 }  // namespace
 
+void add_written_outputs(OpSchema& schema) {
+  for (const size_t number : schema.written) {
+    schema.call.outputs.emplace_back(schema.call.tensors[number]);
+  }
+}
+
 std::string to_string(const Spec& spec) {
   return "Spec(" + to_string(spec.meta) + "(" + to_string(spec.layout) + "))";
 }
@@ -148,6 +167,7 @@ std::pair<OpSchema, Rows> Propagator::with_rule(const OpSchema& schema) const {
   }
   auto known = schema;
   known.call.outputs = output_metas_(schema.call);
+  add_written_outputs(known);
   auto rows = (*rule)(known.call);
   return {std::move(known), std::move(rows)};
 }
@@ -159,13 +179,17 @@ OutputSharding Propagator::propagate(const OpSchema& schema) const {
 
 OutputSharding Propagator::propagate(const OpSchema& schema, const Rows& rows) const {
   check_rows(schema, rows);
-  auto choice =
-      cheapest(schema.call, rows, operands_of(schema), required_outputs(schema), *costs_on(schema.mesh));
+  const auto cheapest_by = [&](CostSource& costs) {
+    return cheapest(schema.call, rows, operands_of(schema), required_outputs(schema), costs);
+  };
+  auto choice = cheapest_by(*costs_on(schema.mesh));
+  if (!choice.has_value() &&
+      model_.has_value()) {  // which has no price for some layouts that plans can reach
+    CostSource costs(schema.mesh, std::nullopt);
+    choice = cheapest_by(costs);
+  }
   if (!choice.has_value()) {
-    refuse(
-        schema,
-        "no way to run it leaves the tensors that it writes to, and those given by keyword, where they are. "
-        "Redistribute them first, or use the operator that returns a new tensor.");
+    refuse(schema, why_there_is_none(schema));
   }
   return to_sharding(schema, rows, std::move(*choice));
 }

@@ -41,9 +41,15 @@ struct OpSchema {
   // The layouts that outputs must have: an output that the operator writes to keeps its layout. Outputs
   // beyond the end of the list may have any layout.
   std::vector<std::optional<Layout>> results;
+  // The numbers of the tensors that an operator without results writes to. Rules see them as its outputs, and
+  // `results` has their layouts.
+  std::vector<size_t> written = {};
 
   friend bool operator==(const OpSchema&, const OpSchema&) = default;
 };
+
+// Makes the tensors in schema.written the outputs of the call.
+void add_written_outputs(OpSchema& schema);
 
 // "aten::mm(Spec(f32[8, 4](S(0)R)), Spec(f32[4, 2](RR))) on 2x4".
 std::string to_string(const OpSchema& schema);

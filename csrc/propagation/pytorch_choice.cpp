@@ -11,55 +11,15 @@
 namespace funcol {
 namespace {
 
-using RowNumber = PyTorchRowNumber;
-using RowNumbers = std::span<const RowNumber>;
-
-bool is_any_shard(const Placement& placement) {
-  return placement.is_shard() && placement.split_factor == kAnySplit;
-}
-
-template <typename IsTrue>
-bool any_of(const Row& row, const IsTrue& is_true) {
-  return std::ranges::any_of(row.inputs, is_true) ||
-         std::ranges::any_of(row.outputs, [&](const auto& output) { return output && is_true(*output); });
-}
-
-Row cut_by(Row row, int64_t split_factor) {
-  const auto cut = [split_factor](Placement& placement) {
-    placement.split_factor = is_any_shard(placement) ? split_factor : placement.split_factor;
-  };
-  std::ranges::for_each(row.inputs, cut);
-  for (auto& output : row.outputs) {
-    if (output) {
-      cut(*output);
-    }
-  }
-  return row;
-}
+using RowNumbers = std::span<const PyTorchRowNumber>;
 
 // The classes of Python that PyTorch tells apart: Partial, _MaskPartial and _NormPartial.
 std::array<bool, 2> class_of(const Placement& partial) { return {partial.mask != 0, partial.is_norm()}; }
 
-bool may_mix(const Placement& a, const Placement& b) {
+bool mixes_in_pytorch(const Placement& a, const Placement& b) {
   const auto is_linear = [](PartialOp op) { return op == PartialOp::kSum || op == PartialOp::kAvg; };
   return !a.is_partial() || !b.is_partial() ||
          (class_of(a) == class_of(b) && (a.op == b.op || (is_linear(a.op) && is_linear(b.op))));
-}
-
-bool may_mix(const Row& a, const Row& b) {
-  for (size_t i = 0; i < a.inputs.size(); ++i) {
-    if (!may_mix(a.inputs[i], b.inputs[i])) {
-      return false;
-    }
-  }
-  for (size_t i = 0; i < a.outputs.size(); ++i) {
-    const auto& one = a.outputs[i];
-    const auto& other = b.outputs[i];
-    if (one && other && !may_mix(*one, *other)) {
-      return false;
-    }
-  }
-  return true;
 }
 
 // The rows of each axis, and which compositions of them are legal.
@@ -69,7 +29,7 @@ class Compositions {
     add_rows();
     for (size_t axis = 0; axis < num_axes(); ++axis) {
       auto& numbers = rows_of_.emplace_back();
-      for (RowNumber number = 0; number < num_rows(); ++number) {
+      for (PyTorchRowNumber number = 0; number < num_rows(); ++number) {
         if (is_allowed(rows_[number], axis)) {
           numbers.push_back(number);
         }
@@ -77,15 +37,15 @@ class Compositions {
     }
     for (const auto& a : rows_) {
       for (const auto& b : rows_) {
-        mixes_.push_back(may_mix(a, b));
+        mixes_.push_back(all_placements(a, b, mixes_in_pytorch));
       }
     }
   }
 
   size_t num_axes() const { return question_.mesh.sizes.size(); }
-  RowNumber num_rows() const { return static_cast<RowNumber>(rows_.size()); }
-  const Row& row(RowNumber number) const { return rows_[number]; }
-  const std::vector<RowNumber>& rows_of(size_t axis) const { return rows_of_[axis]; }
+  PyTorchRowNumber num_rows() const { return static_cast<PyTorchRowNumber>(rows_.size()); }
+  const Row& row(PyTorchRowNumber number) const { return rows_[number]; }
+  const std::vector<PyTorchRowNumber>& rows_of(size_t axis) const { return rows_of_[axis]; }
 
   // Whether PyTorch refuses rows of which some have an output where others have none.
   bool mix_lacking_outputs() const {
@@ -100,13 +60,13 @@ class Compositions {
 
   // Whether `next` may be the row of the axis after those of `rows`. False only if no such composition is
   // legal.
-  bool may_follow(RowNumbers rows, RowNumber next) const {
+  bool may_follow(RowNumbers rows, PyTorchRowNumber next) const {
     for (const auto before : rows) {
       if (!mixes_[static_cast<size_t>(before) * rows_.size() + static_cast<size_t>(next)]) {
         return false;
       }
     }
-    std::vector<RowNumber> longer(rows.begin(), rows.end());
+    std::vector<PyTorchRowNumber> longer(rows.begin(), rows.end());
     longer.push_back(next);
     return leaves_parts(longer);
   }
@@ -135,12 +95,12 @@ class Compositions {
       rows_.push_back(replicated());
     }
     for (const auto& row : question_.rows) {
-      if (!any_of(row, is_any_shard)) {
+      if (!any_placement(row, is_any_shard)) {
         rows_.push_back(row);
         continue;
       }
       for (const int64_t factor : question_.split_factors) {
-        rows_.push_back(cut_by(row, factor));
+        rows_.push_back(with_split_factor(row, factor));
       }
     }
   }
@@ -214,7 +174,7 @@ class Compositions {
 
   const PyTorchQuestion& question_;
   std::vector<Row> rows_;
-  std::vector<std::vector<RowNumber>> rows_of_;
+  std::vector<std::vector<PyTorchRowNumber>> rows_of_;
   std::vector<bool> mixes_;  // [row][row]
 };
 
@@ -227,7 +187,7 @@ class Costs {
     for (size_t i = 0; i < question.operands.size(); ++i) {
       std::vector<Placement> placements;
       placements.reserve(static_cast<size_t>(compositions.num_rows()));
-      for (RowNumber number = 0; number < compositions.num_rows(); ++number) {
+      for (PyTorchRowNumber number = 0; number < compositions.num_rows(); ++number) {
         placements.push_back(compositions.row(number).inputs[i]);
       }
       const auto known = std::ranges::find_if(
@@ -269,7 +229,7 @@ class Search {
       : question_(question), compositions_(compositions) {}
 
   std::optional<PyTorchChoice> run() {
-    std::vector<RowNumber> rows;
+    std::vector<PyTorchRowNumber> rows;
     if (question_.prefers_unmoved && find_last_unmoved(rows)) {
       return PyTorchChoice{compositions_.composition(rows), std::vector<double>(question_.operands.size())};
     }
@@ -282,7 +242,7 @@ class Search {
  private:
   struct Node {
     double bound;
-    std::vector<RowNumber> rows;
+    std::vector<PyTorchRowNumber> rows;
 
     // std::push_heap puts the greatest in front: the least bound, then the first of the full product. Rows
     // that are not chosen yet count as the first ones.
@@ -324,7 +284,7 @@ class Search {
     return is_all ? std::ranges::all_of(question_.operands, stays) : costs().at_least(rows) == 0;
   }
 
-  bool find_last_unmoved(std::vector<RowNumber>& rows) {
+  bool find_last_unmoved(std::vector<PyTorchRowNumber>& rows) {
     if (is_whole(rows)) {
       return is_free(rows) && compositions_.is_accepted(rows);
     }
@@ -343,7 +303,7 @@ class Search {
     return false;
   }
 
-  bool find_cheapest(std::vector<RowNumber>& rows) {
+  bool find_cheapest(std::vector<PyTorchRowNumber>& rows) {
     const auto is_after = [](const Node& a, const Node& b) { return a < b; };
     std::vector<Node> queue{{costs().at_least({}), {}}};
     while (!queue.empty()) {
@@ -373,7 +333,7 @@ class Search {
     return false;
   }
 
-  bool find_first(std::vector<RowNumber>& rows) const {
+  bool find_first(std::vector<PyTorchRowNumber>& rows) const {
     if (is_whole(rows)) {
       return compositions_.is_accepted(rows);
     }

@@ -4,6 +4,7 @@
 #include <array>
 #include <set>
 #include <stdexcept>
+#include <utility>
 
 #include "propagation/rules/families.h"
 
@@ -23,26 +24,37 @@ void insert(ByName<Rule>& rules, std::string_view name, const Rule& rule) {
   }
 }
 
+// Returns the row after `change` of each of its placements.
+template <typename Change>
+Row changed(Row row, const Change& change) {
+  std::ranges::for_each(row.inputs, change);
+  for (auto& output : row.outputs) {
+    if (output) {
+      change(*output);
+    }
+  }
+  return row;
+}
+
 RuleTable make_table() {
   RuleTable table;
-  add_pointwise_rules(table);
-  add_copy_rules(table);
-  add_optimizer_rules(table);
-  add_matrix_rules(table);
-  add_reshape_rules(table);
-  add_view_rules(table);
-  add_reduction_rules(table);
-  add_scan_rules(table);
-  add_loss_rules(table);
-  add_embedding_rules(table);
-  add_indexing_rules(table);
-  add_joining_rules(table);
-  add_attention_rules(table);
-  add_convolution_rules(table);
-  add_pooling_rules(table);
-  add_linear_algebra_rules(table);
-  add_random_rules(table);
-  add_normalization_rules(table);
+  pointwise_rules::add(table);
+  copy_rules::add(table);
+  matrix_rules::add(table);
+  reshape_rules::add(table);
+  view_rules::add(table);
+  reduction_rules::add(table);
+  scan_rules::add(table);
+  loss_rules::add(table);
+  embedding_rules::add(table);
+  indexing_rules::add(table);
+  joining_rules::add(table);
+  attention_rules::add(table);
+  convolution_rules::add(table);
+  pooling_rules::add(table);
+  linear_algebra_rules::add(table);
+  random_rules::add(table);
+  normalization_rules::add(table);
   return table;
 }
 
@@ -98,6 +110,18 @@ bool is_per_element(std::string_view op) {
   constexpr std::array<std::string_view, 5> kPrefixes{kForeach, "aten::_amp_foreach_", "aten::_fused_adam",
                                                       "aten::_fused_sgd", "aten::_fused_adagrad"};
   return std::ranges::any_of(kPrefixes, [op](auto prefix) { return op.starts_with(prefix); });
+}
+
+Row with_split_factor(Row row, int64_t split_factor) {
+  return changed(std::move(row), [split_factor](Placement& placement) {
+    placement.split_factor = is_any_shard(placement) ? split_factor : placement.split_factor;
+  });
+}
+
+Row with_mask(Row row, const Placement& masked) {
+  return changed(std::move(row), [&masked](Placement& placement) {
+    placement = is_any_mask(placement) ? masked : placement;
+  });
 }
 
 std::vector<std::string> ops_with_rules() { return rule_table().names(); }

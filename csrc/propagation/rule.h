@@ -9,6 +9,7 @@
 // PyTorch's counterpart: torch.distributed.tensor._ops.single_dim_strategy.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -26,6 +27,9 @@ namespace funcol {
 // entries of one row have the same split factor.
 constexpr int64_t kAnySplit = 0;
 inline Placement any_shard(int64_t dim) { return Placement::shard(dim, kAnySplit); }
+inline bool is_any_shard(const Placement& placement) {
+  return placement.is_shard() && placement.split_factor == kAnySplit;
+}
 
 // A mask of indices into dim `dim` of a tensor of this shape, which Shard(dim) cuts. It marks the indices
 // outside of a rank's shard. These are set to 0 for the lookup, and their results are set to 0 before they
@@ -41,6 +45,12 @@ struct IndexMask {
 // outputs share. The id is odd, so it differs from the address of any mask.
 constexpr uint64_t new_mask(size_t number) { return 2 * number + 1; }
 
+// In a row, any_mask() stands for every masked partial that a tensor of the call has. All such entries of a
+// row are the same masked partial.
+constexpr uint64_t kAnyMask = 2;  // the address of no mask
+inline Placement any_mask() { return Placement::partial(PartialOp::kSum, kAnyMask); }
+inline bool is_any_mask(const Placement& placement) { return placement.mask == kAnyMask; }
+
 // A placement for each of OpCall::outputs (nothing for an output that is no tensor) and of OpCall::tensors.
 struct Row {
   std::vector<std::optional<Placement>> outputs;
@@ -48,6 +58,27 @@ struct Row {
 
   friend bool operator==(const Row&, const Row&) = default;
 };
+
+// Returns true if is_true(placement) holds for an input or an output of the row.
+template <typename IsTrue>
+bool any_placement(const Row& row, const IsTrue& is_true) {
+  return std::ranges::any_of(row.inputs, is_true) ||
+         std::ranges::any_of(row.outputs, [&](const auto& output) { return output && is_true(*output); });
+}
+
+// Returns true if is_true(a's placement, b's placement) holds for every tensor; both rows are of one call.
+template <typename IsTrue>
+bool all_placements(const Row& a, const Row& b, const IsTrue& is_true) {
+  return std::ranges::equal(a.inputs, b.inputs, is_true) &&
+         std::ranges::equal(a.outputs, b.outputs, [&](const auto& output, const auto& other) {
+           return !output || !other || is_true(*output, *other);
+         });
+}
+
+// Returns the row with every split factor that any_shard() left open set to `split_factor`.
+Row with_split_factor(Row row, int64_t split_factor);
+// Returns the row with `masked`, a masked partial, for every any_mask().
+Row with_mask(Row row, const Placement& masked);
 
 // One row for each mesh axis, as a layout for each tensor.
 struct Composition {

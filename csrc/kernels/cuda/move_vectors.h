@@ -5,13 +5,8 @@
 
 #include <cstdint>
 
+#include "kernels/host_device.h"
 #include "kernels/rank_major.h"
-
-#ifdef __CUDACC__
-#define FUNCOL_HOST_DEVICE __host__ __device__
-#else
-#define FUNCOL_HOST_DEVICE
-#endif
 
 namespace funcol::kernels {
 

@@ -2,7 +2,7 @@
 #include "propagation/rules/dim_map.h"
 #include "propagation/rules/families.h"
 
-namespace funcol {
+namespace funcol::attention_rules {
 namespace {
 
 constexpr int64_t kHeads = 1;
@@ -76,7 +76,7 @@ Rows attention_backward(const OpCall& call) {
 
 }  // namespace
 
-void add_attention_rules(RuleTable& table) {
+void add(RuleTable& table) {
   // Overloads for quantized tensors have no rule: their scales have dims of batches and heads, too.
   table.add_overloads(
       {"aten::_scaled_dot_product_flash_attention", "aten::_scaled_dot_product_flash_attention_for_cpu",
@@ -89,4 +89,4 @@ void add_attention_rules(RuleTable& table) {
                       attention_backward);
 }
 
-}  // namespace funcol
+}  // namespace funcol::attention_rules

@@ -2,7 +2,7 @@
 #include "propagation/rules/families.h"
 #include "propagation/rules/rows.h"
 
-namespace funcol {
+namespace funcol::convolution_rules {
 namespace {
 
 // Whether windows lie side by side on the last dim, so that no window reaches from one rank to the next.
@@ -38,7 +38,7 @@ Rows convolution(const OpCall& call) {
       rows.add_arithmetic(partial(op), {{linear_in, partial(op)}, {"bias", partial(op)}});
     }
   }
-  return rows.refusing_empty_shards(has_whole_windows);
+  return rows.allowing_empty_shards(has_whole_windows);
 }
 
 Rows convolution_backward(const OpCall& call) {
@@ -49,14 +49,14 @@ Rows convolution_backward(const OpCall& call) {
     rows.add(outputs, {{"grad_output", any_shard(dim)}, {"input", any_shard(dim)}});
   }
   rows.add_arithmetic_partials(kLinearOps, {"grad_output"});
-  return rows.refusing_empty_shards(has_whole_windows);
+  return rows.allowing_empty_shards(has_whole_windows);
 }
 
 }  // namespace
 
-void add_convolution_rules(RuleTable& table) {
+void add(RuleTable& table) {
   table.add_operators({"aten::convolution"}, convolution);
   table.add_operators({"aten::convolution_backward"}, convolution_backward);
 }
 
-}  // namespace funcol
+}  // namespace funcol::convolution_rules

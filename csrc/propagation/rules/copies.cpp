@@ -3,7 +3,7 @@
 #include "propagation/rules/families.h"
 #include "propagation/rules/pointwise.h"
 
-namespace funcol {
+namespace funcol::copy_rules {
 namespace {
 
 // Whether the integer dtype `to` holds all numbers of `from`.
@@ -111,7 +111,7 @@ Rows identity(const OpCall&) { return {}; }
 
 }  // namespace
 
-void add_copy_rules(RuleTable& table) {
+void add(RuleTable& table) {
   table.add_operators({"aten::_to_copy", "aten::positive", "prims::convert_element_type"}, pointwise(cast));
   table.add_overloads({"aten::to.dtype", "aten::to.dtype_layout", "aten::to.device"}, pointwise(cast));
   table.add_operators({"aten::copy", "prims::copy_to"}, pointwise(overwritten));
@@ -125,12 +125,9 @@ void add_copy_rules(RuleTable& table) {
   table.add_operators({"aten::eye"}, identity);
   table.add_operators({"aten::new_empty", "aten::new_empty_strided"}, made_of_size(false));
   table.add_operators({"aten::new_full", "aten::new_ones", "aten::new_zeros"}, made_of_size(true));
-}
-
-void add_optimizer_rules(RuleTable& table) {
   table.add_operators({"aten::_fused_adam", "aten::_fused_adamw", "aten::_fused_sgd", "aten::_fused_adagrad"},
                       pointwise());
   table.add_operators({"aten::_amp_foreach_non_finite_check_and_unscale"}, unscaled);
 }
 
-}  // namespace funcol
+}  // namespace funcol::copy_rules

@@ -3,7 +3,7 @@
 #include "propagation/rules/families.h"
 #include "propagation/rules/rows.h"
 
-namespace funcol {
+namespace funcol::embedding_rules {
 namespace {
 
 // Masked indices pick row 0, so every rank needs a row.
@@ -40,14 +40,14 @@ Rows embedding_backward(const OpCall& call) {
     }
   }
   rows.add_arithmetic_partials(kLinearOps, {"grad_output"});
-  return rows.refusing_empty_shards();
+  return rows.allowing_empty_shards();
 }
 
 }  // namespace
 
-void add_embedding_rules(RuleTable& table) {
+void add(RuleTable& table) {
   table.add_operators({"aten::embedding"}, embedding);
   table.add_operators({"aten::embedding_dense_backward"}, embedding_backward);
 }
 
-}  // namespace funcol
+}  // namespace funcol::embedding_rules

@@ -1,4 +1,4 @@
-// The table of rules that find_rule() reads, and the functions that fill it, a function for each family.
+// The table of rules that find_rule() reads, and the functions that fill it, one for each family.
 #pragma once
 
 #include <string>
@@ -33,23 +33,57 @@ class RuleTable {
   ByName<Rule> operators_;
 };
 
-void add_pointwise_rules(RuleTable& table);
-void add_copy_rules(RuleTable& table);
-void add_optimizer_rules(RuleTable& table);
-void add_matrix_rules(RuleTable& table);
-void add_reshape_rules(RuleTable& table);
-void add_view_rules(RuleTable& table);
-void add_reduction_rules(RuleTable& table);
-void add_scan_rules(RuleTable& table);
-void add_loss_rules(RuleTable& table);
-void add_embedding_rules(RuleTable& table);
-void add_indexing_rules(RuleTable& table);
-void add_joining_rules(RuleTable& table);
-void add_attention_rules(RuleTable& table);
-void add_convolution_rules(RuleTable& table);
-void add_pooling_rules(RuleTable& table);
-void add_linear_algebra_rules(RuleTable& table);
-void add_random_rules(RuleTable& table);
-void add_normalization_rules(RuleTable& table);
+// Each family adds its rules in a namespace of its own.
+namespace pointwise_rules {
+void add(RuleTable& table);
+}
+namespace copy_rules {
+void add(RuleTable& table);
+}
+namespace matrix_rules {
+void add(RuleTable& table);
+}
+namespace reshape_rules {
+void add(RuleTable& table);
+}
+namespace view_rules {
+void add(RuleTable& table);
+}
+namespace reduction_rules {
+void add(RuleTable& table);
+}
+namespace scan_rules {
+void add(RuleTable& table);
+}
+namespace loss_rules {
+void add(RuleTable& table);
+}
+namespace embedding_rules {
+void add(RuleTable& table);
+}
+namespace indexing_rules {
+void add(RuleTable& table);
+}
+namespace joining_rules {
+void add(RuleTable& table);
+}
+namespace attention_rules {
+void add(RuleTable& table);
+}
+namespace convolution_rules {
+void add(RuleTable& table);
+}
+namespace pooling_rules {
+void add(RuleTable& table);
+}
+namespace linear_algebra_rules {
+void add(RuleTable& table);
+}
+namespace random_rules {
+void add(RuleTable& table);
+}
+namespace normalization_rules {
+void add(RuleTable& table);
+}
 
 }  // namespace funcol

@@ -6,7 +6,7 @@
 #include "propagation/rules/families.h"
 #include "propagation/rules/pointwise.h"
 
-namespace funcol {
+namespace funcol::indexing_rules {
 namespace {
 
 constexpr int64_t kUnknownSize = -1;
@@ -98,7 +98,7 @@ Rows index(const OpCall& call) {
     add_indexed_dims(call, rows, *indexing);
   }
   rows.add_partials(kAllPartialOps, {"self"});
-  return rows.refusing_empty_shards();
+  return rows.allowing_empty_shards();
 }
 
 // index_put(self, indices, values, accumulate): values are broadcast to the shape that index would read.
@@ -126,7 +126,7 @@ Rows index_put(const OpCall& call) {
   } else if (indexing->has_masks && indexing->indices.size() == 1) {
     rows.add_arithmetic_partials(kAllPartialOps, {"self", "values"});
   }
-  return rows.refusing_empty_shards();
+  return rows.allowing_empty_shards();
 }
 
 // index_select(self, dim, index)
@@ -141,7 +141,7 @@ Rows index_select(const OpCall& call) {
     }
   }
   rows.add_partials(kAllPartialOps, {"self"});
-  return rows.refusing_empty_shards();
+  return rows.allowing_empty_shards();
 }
 
 // Masked indices pick element 0 of the dim, so every rank needs an element.
@@ -177,50 +177,50 @@ Rows gather(const OpCall& call) {
   return result;
 }
 
-// A row for each dim of self that is not indexed. The source has these dims, too.
-void add_other_dims(const OpCall& call, RowList& rows) {
+// Adds a row for each dim of self that is not indexed. The tensors of `arguments` have these dims.
+void add_other_dims(const OpCall& call, RowList& rows, ArgumentNames arguments) {
   for (int64_t dim = 0; dim < num_dims(call); ++dim) {
     if (dim != dim_argument(call, "dim")) {
-      rows.add_alike(any_shard(dim), {"self", "source"});
+      rows.add_alike(any_shard(dim), arguments);
     }
   }
 }
 
 Rows index_fill(const OpCall& call) {
   RowList rows(call);
-  add_other_dims(call, rows);
+  add_other_dims(call, rows, {"self"});
   if (has_tensor(call, "value")) {
     rows.add_partials(kAllPartialOps, {"self", "value"});
   }
   add_filled_partials(call, rows);
-  return rows.refusing_empty_shards();
+  return rows.allowing_empty_shards();
 }
 
 Rows index_written(const OpCall& call) {
   RowList rows(call);
-  add_other_dims(call, rows);
-  return rows.refusing_empty_shards();
+  add_other_dims(call, rows, {"self", "source"});
+  return rows.allowing_empty_shards();
 }
 
 Rows index_add(const OpCall& call) {
   RowList rows(call);
-  add_other_dims(call, rows);
+  add_other_dims(call, rows, {"self", "source"});
   rows.add_arithmetic_partials(kLinearOps, {"self", "source"});
-  return rows.refusing_empty_shards();
+  return rows.allowing_empty_shards();
 }
 
 // scatter(self, dim, index, src)
 Rows scatter(const OpCall& call) {
   RowList rows(call);
   add_dims_alike(rows, with_whole_dim(call));
-  return rows.refusing_empty_shards();
+  return rows.allowing_empty_shards();
 }
 
 Rows scatter_add(const OpCall& call) {
   RowList rows(call);
   add_dims_alike(rows, with_whole_dim(call));
   rows.add_arithmetic_partials(kLinearOps, {"self", "src"});
-  return rows.refusing_empty_shards();
+  return rows.allowing_empty_shards();
 }
 
 // bucketize(self, boundaries): the number of boundaries below an element. Numbers of shards of the boundaries
@@ -235,12 +235,12 @@ Rows bucketize(const OpCall& call) {
   }
   rows.add(partial(), {{"boundaries", any_shard(0)}});
   rows.add_arithmetic_partials(kOrderOps, {"self"});
-  return rows.refusing_empty_shards();
+  return rows.allowing_empty_shards();
 }
 
 }  // namespace
 
-void add_indexing_rules(RuleTable& table) {
+void add(RuleTable& table) {
   table.add_overloads({"aten::index.Tensor", "aten::index.Tensor_out", "aten::_unsafe_index.Tensor"}, index);
   table.add_operators({"aten::index_put", "aten::_index_put_impl", "aten::_unsafe_index_put"}, index_put);
   table.add_operators({"aten::index_select"}, index_select);
@@ -253,4 +253,4 @@ void add_indexing_rules(RuleTable& table) {
   table.add_operators({"aten::bucketize"}, bucketize);
 }
 
-}  // namespace funcol
+}  // namespace funcol::indexing_rules

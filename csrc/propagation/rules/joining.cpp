@@ -4,7 +4,7 @@
 #include "propagation/rules/dim_map.h"
 #include "propagation/rules/families.h"
 
-namespace funcol {
+namespace funcol::joining_rules {
 namespace {
 
 // cat() skips vectors without elements, whatever dims the other tensors have.
@@ -88,7 +88,7 @@ Rows equal(const OpCall& call) {
 
 }  // namespace
 
-void add_joining_rules(RuleTable& table) {
+void add(RuleTable& table) {
   table.add_operators({"aten::cat"}, cat);
   table.add_operators({"aten::stack"}, stack);
   table.add_operators({"aten::select_scatter"}, put_into_self(without_dim));
@@ -98,4 +98,4 @@ void add_joining_rules(RuleTable& table) {
   table.add_operators({"aten::equal", "aten::is_same_size"}, equal);
 }
 
-}  // namespace funcol
+}  // namespace funcol::joining_rules

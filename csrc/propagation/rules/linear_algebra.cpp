@@ -4,7 +4,7 @@
 #include "propagation/rules/dim_map.h"
 #include "propagation/rules/families.h"
 
-namespace funcol {
+namespace funcol::linear_algebra_rules {
 namespace {
 
 // The arguments of an operator on batches of matrices.
@@ -115,7 +115,7 @@ Rows checked(const OpCall& call) {
 
 }  // namespace
 
-void add_linear_algebra_rules(RuleTable& table) {
+void add(RuleTable& table) {
   table.add_operators(
       {"aten::_linalg_det", "aten::_linalg_eigh", "aten::_linalg_slogdet", "aten::_linalg_svd",
        "aten::cholesky", "aten::cholesky_inverse", "aten::geqrf", "aten::linalg_cholesky_ex",
@@ -135,4 +135,4 @@ void add_linear_algebra_rules(RuleTable& table) {
   table.add_operators({"aten::_linalg_check_errors"}, checked);
 }
 
-}  // namespace funcol
+}  // namespace funcol::linear_algebra_rules

@@ -3,7 +3,7 @@
 #include "propagation/rules/pointwise.h"
 #include "propagation/rules/rows.h"
 
-namespace funcol {
+namespace funcol::loss_rules {
 namespace {
 
 // The values of `reduction`: torch.nn.functional's numbers.
@@ -37,7 +37,7 @@ Rows nll_loss(const OpCall& call) {
         reduction == kSum ? std::vector{partial(), partial()} : std::vector{of_target, replicate()};
     rows.add(outputs, {{"self", of_self}, {"target", of_target}});
   }
-  return rows.refusing_empty_shards();
+  return rows.allowing_empty_shards();
 }
 
 // Only the gradient of a mean reads the total weight. Else the total weight may stay partial.
@@ -62,7 +62,7 @@ Rows nll_loss_backward(const OpCall& call) {
   if (reduction != kMean) {
     rows.add(replicate(), {{"total_weight", partial()}});
   }
-  return rows.refusing_empty_shards();
+  return rows.allowing_empty_shards();
 }
 
 bool all_cut_evenly(const OpCall& call, const Composition& composition, const Mesh& mesh) {
@@ -103,7 +103,7 @@ Rows elementwise_loss_backward(const OpCall& call) {
 
 }  // namespace
 
-void add_loss_rules(RuleTable& table) {
+void add(RuleTable& table) {
   table.add_operators({"aten::nll_loss_forward", "aten::nll_loss2d_forward"}, nll_loss);
   table.add_operators({"aten::nll_loss_backward", "aten::nll_loss2d_backward"}, nll_loss_backward);
   table.add_operators(
@@ -116,4 +116,4 @@ void add_loss_rules(RuleTable& table) {
       elementwise_loss_backward);
 }
 
-}  // namespace funcol
+}  // namespace funcol::loss_rules

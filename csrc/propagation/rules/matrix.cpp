@@ -5,7 +5,7 @@
 #include "propagation/rules/dim_map.h"
 #include "propagation/rules/families.h"
 
-namespace funcol {
+namespace funcol::matrix_rules {
 namespace {
 
 // A sum of products over the letters that the output lacks. "mk,kn->mn" is the product of matrices.
@@ -213,7 +213,7 @@ Rows grouped_mm(const OpCall& call) {
 
 }  // namespace
 
-void add_matrix_rules(RuleTable& table) {
+void add(RuleTable& table) {
   table.add_operators({"aten::dot", "aten::vdot"}, contraction({{"i", "i"}, ""}));
   table.add_operators({"aten::mv"}, contraction({{"mk", "k"}, "m"}));
   table.add_operators({"aten::mm"}, contraction({{"mk", "kn"}, "mn"}));
@@ -226,4 +226,4 @@ void add_matrix_rules(RuleTable& table) {
   table.add_operators({"aten::_grouped_mm"}, grouped_mm);
 }
 
-}  // namespace funcol
+}  // namespace funcol::matrix_rules

@@ -2,7 +2,7 @@
 #include "propagation/rules/families.h"
 #include "propagation/rules/rows.h"
 
-namespace funcol {
+namespace funcol::normalization_rules {
 namespace {
 
 // The number of dims in front of the normalized ones.
@@ -30,7 +30,7 @@ Rows norm_backward(const OpCall& call, int64_t num_dims) {
     rows.add(outputs, {{"grad_out", shard}, {"input", shard}, {"mean", shard}, {"rstd", shard}});
   }
   rows.add_arithmetic_partials(kLinearOps, {"grad_out"});
-  return rows.refusing_empty_shards();
+  return rows.allowing_empty_shards();
 }
 
 Rows layer_norm_backward(const OpCall& call) { return norm_backward(call, num_outer_dims(call)); }
@@ -39,7 +39,7 @@ Rows layer_norm_backward(const OpCall& call) { return norm_backward(call, num_ou
 Rows group_norm(const OpCall& call) {
   RowList rows(call);
   rows.add_alike(any_shard(0), {"input"});
-  return rows.refusing_empty_shards();
+  return rows.allowing_empty_shards();
 }
 
 Rows group_norm_backward(const OpCall& call) { return norm_backward(call, 1); }
@@ -80,19 +80,25 @@ void add_rows_of_given_statistics(const OpCall& call, RowList& rows) {
   }
 }
 
-Rows batch_norm(const OpCall& call) {
-  RowList rows(call);
-  add_channel_row(call, rows);
-  if (call.has_arg("training") && !call.arg("training").boolean() && has_tensor(call, "running_mean")) {
-    add_rows_of_given_statistics(call, rows);
-  }
-  return rows.refusing_empty_shards();
+// The operator runs on no rank without channels.
+bool all_have_channels(const OpCall& call, const Composition& composition, const Mesh& mesh) {
+  const size_t input = call.arg("input").tensor();
+  return leaves_none_empty(composition.inputs[input], mesh, 1, call.tensors[input].shape.at(1));
 }
 
 Rows batch_norm_with_given_statistics(const OpCall& call) {
   RowList rows(call);
   add_channel_row(call, rows);
   add_rows_of_given_statistics(call, rows);
+  return rows.allowing_empty_shards(all_have_channels);
+}
+
+Rows batch_norm(const OpCall& call) {
+  if (call.has_arg("training") && !call.arg("training").boolean() && has_tensor(call, "running_mean")) {
+    return batch_norm_with_given_statistics(call);
+  }
+  RowList rows(call);
+  add_channel_row(call, rows);
   return rows.refusing_empty_shards();
 }
 
@@ -105,7 +111,7 @@ Rows batch_norm_backward(const OpCall& call) {
 
 }  // namespace
 
-void add_normalization_rules(RuleTable& table) {
+void add(RuleTable& table) {
   table.add_operators({"aten::native_layer_norm", "aten::_fused_rms_norm"}, layer_norm);
   table.add_operators({"aten::native_layer_norm_backward", "aten::_fused_rms_norm_backward"},
                       layer_norm_backward);
@@ -119,4 +125,4 @@ void add_normalization_rules(RuleTable& table) {
   table.add_operators({"aten::native_batch_norm_backward"}, batch_norm_backward);
 }
 
-}  // namespace funcol
+}  // namespace funcol::normalization_rules

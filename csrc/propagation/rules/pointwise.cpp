@@ -1,11 +1,13 @@
 #include "propagation/rules/pointwise.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "propagation/rules/dim_map.h"
 #include "propagation/rules/families.h"
 
 namespace funcol {
+namespace pointwise_rules {
 namespace {
 
 bool is_operand(std::string_view name) {
@@ -51,8 +53,12 @@ bool is_signed(const OpCall& call) {
   return std::ranges::none_of(call.tensors, [](const auto& meta) { return is_unsigned(meta.dtype); });
 }
 
-// The product with a factor. An unknown factor may have any sign.
+// The product with a factor. An unknown factor may have any sign. A factor that is not finite gives NaN where
+// a part is 0, or where parts have different signs.
 void scaled(const OpCall& call, RowList& rows, std::optional<double> factor) {
+  if (factor && !std::isfinite(*factor)) {
+    return;
+  }
   linear(call, rows);
   if (factor && *factor > 0) {
     increasing(call, rows);
@@ -63,16 +69,23 @@ void scaled(const OpCall& call, RowList& rows, std::optional<double> factor) {
 
 void negated(const OpCall& call, RowList& rows) { scaled(call, rows, -1.0); }
 
-// The number beside the tensor in a product or a quotient.
+// The number beside the tensor in a product or a quotient, of an element of lists, too.
 std::optional<double> other_number(const OpCall& call) {
-  const auto other = real_number(call, "other");
-  return other ? other : real_number(call, "scalar");
+  for (const auto* name : {"other", "scalar", "scalars"}) {
+    if (const auto number = real_number(call, name)) {
+      return number;
+    }
+  }
+  return std::nullopt;
 }
 
 // factors[0] * self + factors[1] * other, one of which may be a number. A replicated summand commutes with
 // averages and extremes, but in a sum it would count once for each rank.
 void weighted_sum(const OpCall& call, RowList& rows, const std::vector<double>& factors) {
   const size_t num_tensors = call.tensors.size();
+  if (!std::ranges::all_of(factors, [](double factor) { return std::isfinite(factor); })) {
+    return;
+  }
   if (num_tensors == 2) {
     rows.add_arithmetic_partials(kLinearOps);
   }
@@ -125,7 +138,8 @@ void quotient(const OpCall& call, RowList& rows) {
     return;
   }
   if (call.tensors.size() == 1) {
-    scaled(call, rows, other_number(call));
+    const auto divisor = other_number(call);
+    scaled(call, rows, divisor ? std::optional(1 / *divisor) : std::nullopt);
   } else {
     rows.add_arithmetic_partials(kLinearOps, {"self"});
   }
@@ -133,6 +147,19 @@ void quotient(const OpCall& call, RowList& rows) {
 
 void linear_in_the_gradient(const OpCall& call, RowList& rows) {
   linear_in_each(call, rows, {"grad_output", "grad"});
+}
+
+// log_sigmoid_backward(grad_output, self, buffer): on some devices the buffer is empty.
+Rows log_sigmoid_backward(const OpCall& call) {
+  RowList rows(call);
+  const auto& self = call.tensor("self");
+  for (int64_t dim = 0; dim < self.num_dims(); ++dim) {
+    const auto shard = any_shard(dim);
+    const auto of_buffer = call.tensor("buffer").shape == self.shape ? shard : replicate();
+    rows.add(shard, {{"grad_output", shard}, {"self", shard}, {"buffer", of_buffer}});
+  }
+  linear_in_the_gradient(call, rows);
+  return rows.allowing_empty_shards();
 }
 
 void linear_in_self(const OpCall& call, RowList& rows) { linear_in_each(call, rows, {"self"}); }
@@ -172,27 +199,46 @@ void choice(const OpCall& call, RowList& rows) {
   rows.add_partials(kAllPartialOps, {"self", "other"});
 }
 
-void interpolated(const OpCall&, RowList& rows) { rows.add_arithmetic_partials(kLinearOps, {"self", "end"}); }
+// Returns true unless the argument is a number that is not finite.
+bool may_be_finite(const OpCall& call, std::string_view name) {
+  const auto number = real_number(call, name);
+  return !number || std::isfinite(*number);
+}
+
+// lerp(self, end, weight), _foreach_lerp(self, tensors1, weight)
+void interpolated(const OpCall& call, RowList& rows) {
+  if (!may_be_finite(call, "weight")) {
+    return;
+  }
+  rows.add_arithmetic_partials(kLinearOps, {"self", call.has_arg("end") ? "end" : "tensors1"});
+}
 
 // self + value * tensor1 (* or /) tensor2
-void sum_with_product(const OpCall&, RowList& rows) {
+void sum_with_product(const OpCall& call, RowList& rows) {
+  if (!may_be_finite(call, "value")) {
+    return;
+  }
   for (const auto op : kLinearOps) {
     rows.add_arithmetic(partial(op), {{"self", partial(op)}, {"tensor1", partial(op)}});
     rows.add_arithmetic(partial(op), {{"self", partial(op)}, {"tensor2", partial(op)}});
   }
 }
 
-void sum_with_quotient(const OpCall&, RowList& rows) {
+void sum_with_quotient(const OpCall& call, RowList& rows) {
+  if (!may_be_finite(call, "value")) {
+    return;
+  }
   rows.add_arithmetic_partials(kLinearOps, {"self", "tensor1"});
 }
 
 }  // namespace
+}  // namespace pointwise_rules
 
 void add_broadcast_rows(const OpCall& call, RowList& rows) {
   const auto names = tensor_names(call);
   std::vector<size_t> operands;
   for (size_t i = 0; i < names.size(); ++i) {
-    if (is_operand(names[i])) {
+    if (pointwise_rules::is_operand(names[i])) {
       operands.push_back(i);
     }
   }
@@ -229,6 +275,7 @@ Rule pointwise(PartialRows partial_rows) {
   };
 }
 
+namespace pointwise_rules {
 namespace {
 
 // Operators without rows of partials.
@@ -262,10 +309,10 @@ void add_without_partials(RuleTable& table) {
        "aten::special_shifted_chebyshev_polynomial_t", "aten::special_shifted_chebyshev_polynomial_u",
        "aten::special_shifted_chebyshev_polynomial_v", "aten::special_shifted_chebyshev_polynomial_w"},
       pointwise());
-  table.add_operators(
-      {"aten::_prelu_kernel", "aten::celu", "aten::elu", "aten::gelu", "aten::hardswish", "aten::hardtanh",
-       "aten::leaky_relu", "aten::mish", "aten::selu", "aten::silu", "aten::softplus", "aten::softshrink"},
-      pointwise());
+  table.add_operators({"aten::_prelu_kernel", "aten::celu", "aten::elu", "aten::gelu", "aten::hardswish",
+                       "aten::hardtanh", "aten::leaky_relu", "aten::log_sigmoid_forward", "aten::mish",
+                       "aten::selu", "aten::silu", "aten::softplus", "aten::softshrink"},
+                      pointwise());
   table.add_operators({"aten::rrelu_with_noise", "aten::rrelu_with_noise_functional"}, pointwise());
   table.add_operators(
       {"aten::eq", "aten::ge", "aten::gt", "aten::heaviside", "aten::isfinite", "aten::isinf", "aten::isnan",
@@ -290,7 +337,7 @@ void add_without_partials(RuleTable& table) {
 
 }  // namespace
 
-void add_pointwise_rules(RuleTable& table) {
+void add(RuleTable& table) {
   add_without_partials(table);
   table.add_operators({"aten::_conj", "aten::conj_physical", "prims::conj_physical"}, pointwise(linear));
   table.add_operators(
@@ -324,15 +371,17 @@ void add_pointwise_rules(RuleTable& table) {
   table.add_operators({"aten::minimum", "aten::fmin", "aten::clamp_max", "prims::fmin", "prims::minimum"},
                       pointwise(extreme(PartialOp::kMin)));
   table.add_overloads({"aten::min.other", "aten::min.out"}, pointwise(extreme(PartialOp::kMin)));
-  table.add_operators(
-      {"aten::elu_backward", "aten::gelu_backward", "aten::hardshrink_backward", "aten::hardsigmoid_backward",
-       "aten::hardswish_backward", "aten::hardtanh_backward", "aten::leaky_relu_backward",
-       "aten::logit_backward", "aten::mish_backward", "aten::native_dropout_backward",
-       "aten::sigmoid_backward", "aten::silu_backward", "aten::softplus_backward",
-       "aten::softshrink_backward", "aten::tanh_backward", "aten::threshold_backward"},
-      pointwise(linear_in_the_gradient));
+  table.add_operators({"aten::_prelu_kernel_backward", "aten::elu_backward", "aten::gelu_backward",
+                       "aten::hardshrink_backward", "aten::hardsigmoid_backward", "aten::hardswish_backward",
+                       "aten::hardtanh_backward", "aten::leaky_relu_backward", "aten::logit_backward",
+                       "aten::mish_backward", "aten::native_dropout_backward", "aten::sigmoid_backward",
+                       "aten::silu_backward", "aten::softplus_backward", "aten::softshrink_backward",
+                       "aten::tanh_backward", "aten::threshold_backward"},
+                      pointwise(linear_in_the_gradient));
+  table.add_operators({"aten::log_sigmoid_backward"}, log_sigmoid_backward);
   table.add_overloads({"aten::where.self", "aten::where.self_out"}, pointwise(choice));
   table.add_operators({"aten::masked_fill", "aten::fill"}, pointwise(add_filled_partials));
 }
 
+}  // namespace pointwise_rules
 }  // namespace funcol

@@ -3,7 +3,7 @@
 #include "propagation/rules/families.h"
 #include "propagation/rules/rows.h"
 
-namespace funcol {
+namespace funcol::pooling_rules {
 namespace {
 
 bool has_batch(const OpCall& call, int64_t num_places) {
@@ -42,21 +42,13 @@ Rule fractional_pooling(int64_t num_places) {
   };
 }
 
-Rule pooling_backward(int64_t num_places) {
-  return [num_places](const OpCall& call) {
-    auto result = by_image_and_channel(call, num_places, "grad_output");
-    result.allows_empty_shards = false;
-    return result;
-  };
-}
-
 Rows upsampling(const OpCall& call) {
   RowList rows(call);
   for (const int64_t dim : {0, 1}) {
     rows.add_alike(any_shard(dim));
   }
   rows.add_arithmetic_partials(kLinearOps);
-  return rows.refusing_empty_shards();
+  return rows.allowing_empty_shards(has_channels<1>);
 }
 
 // The grid has no channels, so only the batch is sharded.
@@ -65,13 +57,13 @@ Rule grid_sampling(std::string_view linear_in) {
     RowList rows(call);
     rows.add_alike(any_shard(0));
     rows.add_arithmetic_partials(kLinearOps, {linear_in});
-    return rows.refusing_empty_shards();
+    return rows.allowing_empty_shards();
   };
 }
 
 }  // namespace
 
-void add_pooling_rules(RuleTable& table) {
+void add(RuleTable& table) {
   table.add_operators({"aten::avg_pool1d", "aten::adaptive_avg_pool1d"}, pooling(1, "self"));
   table.add_operators({"aten::avg_pool2d", "aten::_adaptive_avg_pool2d"}, pooling(2, "self"));
   table.add_operators({"aten::avg_pool3d", "aten::_adaptive_avg_pool3d"}, pooling(3, "self"));
@@ -84,10 +76,10 @@ void add_pooling_rules(RuleTable& table) {
   table.add_operators({"aten::fractional_max_pool3d"}, fractional_pooling(3));
   table.add_operators({"aten::_adaptive_avg_pool2d_backward", "aten::avg_pool2d_backward",
                        "aten::max_pool2d_with_indices_backward"},
-                      pooling_backward(2));
+                      pooling(2, "grad_output"));
   table.add_operators({"aten::_adaptive_avg_pool3d_backward", "aten::avg_pool3d_backward",
                        "aten::max_pool3d_with_indices_backward"},
-                      pooling_backward(3));
+                      pooling(3, "grad_output"));
   table.add_operators({"aten::_upsample_bicubic2d_aa",    "aten::_upsample_bicubic2d_aa_backward",
                        "aten::_upsample_bilinear2d_aa",   "aten::_upsample_bilinear2d_aa_backward",
                        "aten::_upsample_lanczos2d_aa",    "aten::_upsample_lanczos2d_aa_backward",
@@ -107,4 +99,4 @@ void add_pooling_rules(RuleTable& table) {
                       grid_sampling("grad_output"));
 }
 
-}  // namespace funcol
+}  // namespace funcol::pooling_rules

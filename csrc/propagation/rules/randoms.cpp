@@ -3,7 +3,7 @@
 #include "propagation/rules/families.h"
 #include "propagation/rules/pointwise.h"
 
-namespace funcol {
+namespace funcol::random_rules {
 namespace {
 
 // multinomial(self, num_samples): samples of the classes, the last dim.
@@ -15,11 +15,12 @@ Rows multinomial(const OpCall& call) {
 
 }  // namespace
 
-void add_random_rules(RuleTable& table) {
-  table.add_operators({"aten::bernoulli", "aten::exponential", "aten::geometric", "aten::log_normal",
-                       "aten::native_dropout", "aten::normal", "aten::normal_functional", "aten::uniform"},
-                      pointwise());
+void add(RuleTable& table) {
+  table.add_operators(
+      {"aten::bernoulli", "aten::cauchy", "aten::exponential", "aten::geometric", "aten::log_normal",
+       "aten::native_dropout", "aten::normal", "aten::normal_functional", "aten::random", "aten::uniform"},
+      pointwise());
   table.add_operators({"aten::multinomial"}, multinomial);
 }
 
-}  // namespace funcol
+}  // namespace funcol::random_rules

@@ -6,7 +6,7 @@
 #include "propagation/rules/dim_map.h"
 #include "propagation/rules/families.h"
 
-namespace funcol {
+namespace funcol::reduction_rules {
 namespace {
 
 // Whether the call names no dims, and its shapes do not tell whether it then reduces all dims or none. A rank
@@ -132,7 +132,7 @@ Rows on_whole_tensors(const OpCall&) { return {}; }
 
 }  // namespace
 
-void add_reduction_rules(RuleTable& table) {
+void add(RuleTable& table) {
   table.add_operators({"aten::sum", "prims::sum"},
                       reduction(PartialOp::kSum, {PartialOp::kSum, PartialOp::kAvg}));
   table.add_operators({"aten::nansum", "aten::linalg__powsum"}, sum_of_mapped());
@@ -158,4 +158,4 @@ void add_reduction_rules(RuleTable& table) {
   table.add_operators({"aten::_local_scalar_dense"}, on_whole_tensors);
 }
 
-}  // namespace funcol
+}  // namespace funcol::reduction_rules

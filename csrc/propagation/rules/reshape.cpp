@@ -8,6 +8,7 @@
 #include "propagation/rules/families.h"
 
 namespace funcol {
+namespace reshape_rules {
 namespace {
 
 std::vector<int64_t> sizes_of(const std::vector<int64_t>& dims, const std::vector<int64_t>& shape) {
@@ -130,6 +131,7 @@ Rows reshaped(const OpCall& call) {
   const auto& to = first_output(call).shape;
   if (from == to) {
     add_mapped_dims(rows, same_dims(num_dims(call)));
+    rows.add_alike(any_mask());
   } else if (num_elements(from) > 0) {
     for (const auto& group : dim_groups(from, to)) {
       add_rows_of_group(rows, group, from, to);
@@ -140,6 +142,7 @@ Rows reshaped(const OpCall& call) {
 }
 
 }  // namespace
+}  // namespace reshape_rules
 
 std::vector<DimGroup> dim_groups(const std::vector<int64_t>& from, const std::vector<int64_t>& to) {
   std::vector<DimGroup> groups;
@@ -209,11 +212,14 @@ std::vector<int64_t> divisors(int64_t number) {
   return found;
 }
 
-void add_reshape_rules(RuleTable& table) {
+namespace reshape_rules {
+
+void add(RuleTable& table) {
   table.add_overloads(
       {"aten::view", "aten::view_copy", "aten::view_copy.out", "aten::reshape", "aten::flatten.using_ints",
        "aten::_unsafe_view", "aten::_unsafe_view.out", "aten::_reshape_copy"},
       reshaped);
 }
 
+}  // namespace reshape_rules
 }  // namespace funcol

@@ -120,6 +120,7 @@ std::vector<Placement> RowList::all_inputs(const Placement& placement) const {
 
 // `placement` for the tensors of these arguments, Replicate for the others.
 std::vector<Placement> RowList::inputs_of(ArgumentNames arguments, const Placement& placement) {
+  std::ranges::for_each(arguments, [this](auto name) { check_has(name); });
   std::vector<Placement> inputs;
   inputs.reserve(call_.tensors.size());
   for (const auto name : names()) {
@@ -130,7 +131,15 @@ std::vector<Placement> RowList::inputs_of(ArgumentNames arguments, const Placeme
 }
 
 std::vector<Placement> RowList::inputs_by_name(NamedPlacements named) {
+  std::ranges::for_each(named, [this](const auto& one) { check_has(one.first); });
   return funcol::inputs_by_name(names(), named);
+}
+
+void RowList::check_has(std::string_view argument) const {
+  if (!call_.has_arg(argument)) {
+    throw std::logic_error(call_.op + ": its rule names an argument '" + std::string(argument) +
+                           "', which the operator does not have");
+  }
 }
 
 const std::vector<std::string_view>& RowList::names() {

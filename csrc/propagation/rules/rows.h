@@ -33,8 +33,8 @@ inline constexpr std::array kAllPartialOps{PartialOp::kSum, PartialOp::kAvg,    
 using LegalityCheck = decltype(Rows::is_legal);
 using PartialOps = std::span<const PartialOp>;
 using ArgumentNames = std::initializer_list<std::string_view>;
-// Placements of tensors by the names of their arguments. Other tensors of the call are replicated; names of
-// optional tensors that the call lacks are skipped.
+// Placements of tensors by the names of their arguments. Other tensors of the call are replicated; arguments
+// that hold no tensor are skipped.
 using NamedPlacements = std::initializer_list<std::pair<std::string_view, Placement>>;
 
 // Collects the rows of a call. Outputs that are no tensors get no placement.
@@ -45,7 +45,8 @@ class RowList {
   const OpCall& call() const { return call_; }
 
   // Adds a row. A single `output` stands for all outputs. Throws std::logic_error if the numbers of
-  // placements differ from those of the call's outputs and tensors.
+  // placements differ from those of the call's outputs and tensors, or if the call lacks an argument that is
+  // named.
   void add(const std::vector<Placement>& outputs, std::vector<Placement> inputs);
   void add(const std::vector<Placement>& outputs, NamedPlacements inputs);
   void add(const Placement& output, std::vector<Placement> inputs);
@@ -76,6 +77,7 @@ class RowList {
   std::vector<Placement> all_inputs(const Placement& placement) const;
   std::vector<Placement> inputs_of(ArgumentNames arguments, const Placement& placement);
   std::vector<Placement> inputs_by_name(NamedPlacements named);
+  void check_has(std::string_view argument) const;
   // tensor_names() of the call, found once.
   const std::vector<std::string_view>& names();
 

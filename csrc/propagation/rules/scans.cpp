@@ -2,7 +2,7 @@
 #include "propagation/rules/dim_map.h"
 #include "propagation/rules/families.h"
 
-namespace funcol {
+namespace funcol::scan_rules {
 namespace {
 
 // `other_dims` may be sharded. The result is linear in the argument `linear_in`, if there is one.
@@ -21,7 +21,7 @@ DimMap not_transformed(const OpCall& call) { return whole_dims(num_dims(call), d
 
 }  // namespace
 
-void add_scan_rules(RuleTable& table) {
+void add(RuleTable& table) {
   table.add_operators(
       {"aten::_log_softmax", "aten::_safe_softmax", "aten::_softmax", "aten::cummax", "aten::cummin",
        "aten::cumprod", "aten::linalg_cross", "aten::logcumsumexp", "aten::sort", "aten::topk"},
@@ -33,4 +33,4 @@ void add_scan_rules(RuleTable& table) {
                       along_dims(not_transformed, "self"));
 }
 
-}  // namespace funcol
+}  // namespace funcol::scan_rules

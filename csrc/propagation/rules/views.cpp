@@ -5,7 +5,7 @@
 #include "propagation/rules/dim_map.h"
 #include "propagation/rules/families.h"
 
-namespace funcol {
+namespace funcol::view_rules {
 namespace {
 
 // The map of a result whose dim `i` is dim sources[i].
@@ -155,7 +155,7 @@ DimMap rolled(const OpCall& call) {
 
 }  // namespace
 
-void add_view_rules(RuleTable& table) {
+void add(RuleTable& table) {
   table.add_operators({"aten::permute", "aten::permute_copy"}, moves(permuted));
   table.add_operators({"aten::transpose", "aten::transpose_copy", "aten::swapdims"}, moves(transposed));
   table.add_operators({"aten::swapaxes"}, moves(axes_swapped));
@@ -186,4 +186,4 @@ void add_view_rules(RuleTable& table) {
   table.add_operators({"aten::roll"}, moves(rolled));
 }
 
-}  // namespace funcol
+}  // namespace funcol::view_rules

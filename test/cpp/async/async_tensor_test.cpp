@@ -9,11 +9,12 @@
 #include <thread>
 #include <vector>
 
+#include "async/pending_collective.h"
 #include "async/wake_fallback.h"
 #include "async/wake_key.h"
 #include "support/fake_work.h"
 
-namespace funcol {
+namespace funcol::async_tensor_test {
 namespace {
 
 using test::FakeWork;
@@ -30,7 +31,7 @@ Pending pending_tensor(at::IntArrayRef sizes, double value = 7) {
     const at::NoGradGuard no_grad;
     alias.fill_(value);
   });
-  PendingCollective::Start start;
+  Start start;
   start.op = "all_reduce";
   start.work = work;
   start.outputs = {output};
@@ -203,4 +204,4 @@ INSTANTIATE_TEST_SUITE_P(Operators, Classification,
                          });
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::async_tensor_test

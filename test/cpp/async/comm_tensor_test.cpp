@@ -8,10 +8,11 @@
 #include <vector>
 
 #include "async/async_tensor.h"
+#include "async/in_place_collectives.h"
 #include "async/wake_key.h"
 #include "support/fake_work.h"
 
-namespace funcol {
+namespace funcol::comm_tensor_test {
 namespace {
 
 using test::FakeWork;
@@ -154,4 +155,4 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) { return info.param.name; });
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::comm_tensor_test

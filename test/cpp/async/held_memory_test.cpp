@@ -13,12 +13,10 @@
 
 #include "support/fake_work.h"
 
-namespace funcol {
+namespace funcol::held_memory_test {
 namespace {
 
 using test::FakeWork;
-using Start = PendingCollective::Start;
-
 constexpr auto kOp = "held";
 
 // Reads `input` and writes a tensor of six numbers.
@@ -186,4 +184,4 @@ TEST(GradientCollectives, ReadACopyOfWhatOthersReach) {
 }
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::held_memory_test

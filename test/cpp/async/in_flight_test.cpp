@@ -16,7 +16,7 @@
 #include "comm/orphaned_works.h"
 #include "support/fake_work.h"
 
-namespace funcol {
+namespace funcol::in_flight_test {
 namespace {
 
 using test::FakeWork;
@@ -33,7 +33,7 @@ class NamedWork final : public c10d::Work {
 };
 
 PendingPtr started(const char* op, c10::intrusive_ptr<c10d::Work> work, bool is_counted = true) {
-  PendingCollective::Start start;
+  Start start;
   start.op = op;
   start.group = GroupRef("dp");
   start.work = std::move(work);
@@ -189,4 +189,4 @@ TEST(CollectivesInFlight, OfARankInAGroupSayWhichItIs) {
 }
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::in_flight_test

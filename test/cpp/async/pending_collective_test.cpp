@@ -15,15 +15,15 @@
 #include "support/fake_work.h"
 #include "support/noted_blocking.h"
 
-namespace funcol {
+namespace funcol::pending_collective_test {
 namespace {
 
 using test::FakeWork;
 using testing::IsSubstring;
 
-c10::intrusive_ptr<PendingCollective> pending(
-    c10::intrusive_ptr<c10d::Work> work, std::function<void(const PendingCollective::Start&)> epilogue = {}) {
-  PendingCollective::Start start;
+c10::intrusive_ptr<PendingCollective> pending(c10::intrusive_ptr<c10d::Work> work,
+                                              std::function<void(const Start&)> epilogue = {}) {
+  Start start;
   start.op = "all_reduce";
   start.group = GroupRef("dp");
   start.work = std::move(work);
@@ -158,7 +158,7 @@ TEST(PendingCollective, OfADestroyedGroupRaisesAtEachSettleAndNeverWaits) {
   auto group = c10::make_intrusive<c10d::ProcessGroup>(0, 2);
   auto work = c10::make_intrusive<FakeWork>();
   const auto buffer = at::zeros({2, 3});
-  PendingCollective::Start start;
+  Start start;
   start.op = "all_reduce";
   start.group = group;
   start.work = work;
@@ -182,7 +182,7 @@ TEST(PendingCollective, OfADestroyedGroupRaisesAtEachSettleAndNeverWaits) {
 
 TEST(PendingCollective, ThatWasSettledBeforeItsGroupWasDestroyedKeepsItsData) {
   auto group = c10::make_intrusive<c10d::ProcessGroup>(0, 2);
-  PendingCollective::Start start;
+  Start start;
   start.group = group;
   start.work = c10::make_intrusive<FakeWork>();
   auto collective = c10::make_intrusive<PendingCollective>(std::move(start));
@@ -192,7 +192,7 @@ TEST(PendingCollective, ThatWasSettledBeforeItsGroupWasDestroyedKeepsItsData) {
 }
 
 TEST(PendingCollective, KeepsInputsAliveUntilTheWorkIsDoneAndNotLonger) {
-  PendingCollective::Start start;
+  Start start;
   auto input = at::ones({4});
   start.work = c10::make_intrusive<FakeWork>();
   start.buffers = {input};
@@ -207,7 +207,7 @@ TEST(PendingCollective, RaisesOnOneThreadThatItsGroupIsGoneWhileAnotherWaits) {
   auto group = c10::make_intrusive<c10d::ProcessGroup>(0, 2);
   std::atomic<bool> is_waited_for{false};
   std::atomic<bool> may_end{false};
-  PendingCollective::Start start;
+  Start start;
   start.op = "all_reduce";
   start.group = group;
   start.work = c10::make_intrusive<FakeWork>([&] {
@@ -254,4 +254,4 @@ TEST(PendingCollective, ThatAThreadWaitedForAtAForkIsAnErrorInTheChild) {
 }
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::pending_collective_test

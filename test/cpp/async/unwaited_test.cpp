@@ -13,14 +13,14 @@
 #include "comm/orphaned_works.h"
 #include "support/fake_work.h"
 
-namespace funcol {
+namespace funcol::unwaited_test {
 namespace {
 
 using test::FakeWork;
 
 c10::intrusive_ptr<PendingCollective> pending(const char* op, c10::intrusive_ptr<c10d::Work> work,
                                               bool is_counted = true) {
-  PendingCollective::Start start;
+  Start start;
   start.op = op;
   start.work = std::move(work);
   start.is_counted = is_counted;
@@ -147,4 +147,4 @@ TEST(Unwaited, AChildProcessGetsWhatWasDoneBeforeTheForkAndAnErrorForTheRest) {
 }
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::unwaited_test

@@ -15,10 +15,11 @@
 
 #include "async/async_tensor.h"
 #include "async/comm_tensor.h"
+#include "async/pending_collective.h"
 #include "async/wake_key.h"
 #include "support/fake_work.h"
 
-namespace funcol {
+namespace funcol::wake_kernels_test {
 namespace {
 
 using test::FakeWork;
@@ -62,7 +63,7 @@ at::Tensor values(size_t argument) {
 
 at::Tensor pending_with(const at::Tensor& data) {
   auto output = at::zeros_like(data);
-  PendingCollective::Start start;
+  Start start;
   start.op = "all_reduce";
   start.work = c10::make_intrusive<FakeWork>([alias = output.detach(), data]() mutable {
     const at::NoGradGuard no_grad;
@@ -208,7 +209,7 @@ INSTANTIATE_TEST_SUITE_P(Operators, NumberBeside, testing::ValuesIn(kArithmetic)
 
 TEST(FailedCollective, RaisesInWakeKernelsToo) {
   auto output = at::zeros({3, 3});
-  PendingCollective::Start start;
+  Start start;
   start.op = "all_reduce";
   start.work = c10::make_intrusive<FakeWork>([] { throw std::runtime_error("peer is gone"); });
   start.outputs = {output};
@@ -218,4 +219,4 @@ TEST(FailedCollective, RaisesInWakeKernelsToo) {
 }
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::wake_kernels_test

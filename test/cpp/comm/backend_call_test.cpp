@@ -5,7 +5,7 @@
 #include "support/fake_work.h"
 #include "support/noted_blocking.h"
 
-namespace funcol {
+namespace funcol::backend_call_test {
 namespace {
 
 TEST(OnBackend, CallsWhereItMayBlock) {
@@ -21,4 +21,4 @@ TEST(OnBackend, CallsWhereItMayBlock) {
 }
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::backend_call_test

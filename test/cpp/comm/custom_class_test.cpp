@@ -6,7 +6,7 @@
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <vector>
 
-namespace funcol {
+namespace funcol::custom_class_test {
 namespace {
 
 // As Python passes it, and as TorchScript does.
@@ -32,4 +32,4 @@ TEST(CustomClass, AnythingElseIsNullAndKeepsItsReferences) {
 }
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::custom_class_test

@@ -6,7 +6,9 @@
 #include <thread>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
-namespace funcol {
+#include "comm/process_group.h"
+
+namespace funcol::group_ref_test {
 namespace {
 
 class GroupRefs : public testing::Test {
@@ -163,4 +165,4 @@ TEST_F(GroupRefs, WithoutAGroupNeverEnd) {
 }
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::group_ref_test

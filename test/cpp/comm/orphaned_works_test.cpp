@@ -11,7 +11,7 @@
 #include "comm/asking_devices.h"
 #include "support/fake_work.h"
 
-namespace funcol {
+namespace funcol::orphaned_works_test {
 namespace {
 
 using test::FakeWork;
@@ -125,4 +125,4 @@ TEST_F(OrphanedWorks, ThatEndOnlyByWaitingAreWaitedForAsideAndThenGo) {
 }
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::orphaned_works_test

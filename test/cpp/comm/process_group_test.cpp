@@ -9,7 +9,7 @@
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <vector>
 
-namespace funcol {
+namespace funcol::process_group_test {
 namespace {
 
 class ProcessGroups : public testing::Test {
@@ -153,4 +153,4 @@ TEST_F(ProcessGroups, AGroupSizeThatIsNotTheGroupsIsAValueError) {
 }
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::process_group_test

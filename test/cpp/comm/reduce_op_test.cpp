@@ -4,7 +4,7 @@
 
 #include <string>
 
-namespace funcol {
+namespace funcol::reduce_op_test {
 namespace {
 
 using c10::ScalarType;
@@ -81,4 +81,4 @@ TEST(ReduceOp, WhatIsSupportedEverywherePassesTheCheckOnEachBackend) {
 }
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::reduce_op_test

@@ -9,7 +9,7 @@
 
 #include "compat/work_names.h"
 
-namespace funcol {
+namespace funcol::started_test {
 namespace {
 
 class Recording {
@@ -111,4 +111,4 @@ TEST_F(WorkNames, AreThoseOfTheProgramAndThePurpose) {
 }
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::started_test

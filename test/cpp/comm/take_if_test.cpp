@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-namespace funcol {
+namespace funcol::take_if_test {
 namespace {
 
 bool is_odd(const std::unique_ptr<int>& number) { return *number % 2 == 1; }
@@ -37,4 +37,4 @@ TEST(TakeIf, MayTakeNothing) {
 }
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::take_if_test

@@ -7,7 +7,7 @@
 #include "dtensor/redistribute.h"
 #include "support/python.h"
 
-namespace funcol::python {
+namespace funcol::python::conversions_test {
 namespace {
 
 using test::num_calls;
@@ -92,4 +92,4 @@ TEST(ToLocal, OfAFromLocalHasItsGradient) {
 }
 
 }  // namespace
-}  // namespace funcol::python
+}  // namespace funcol::python::conversions_test

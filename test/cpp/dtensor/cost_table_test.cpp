@@ -5,7 +5,7 @@
 #include "support/python.h"
 #include "support/refuses.h"
 
-namespace funcol::python {
+namespace funcol::python::cost_table_test {
 namespace {
 
 using test::python;
@@ -58,4 +58,4 @@ TEST(CostTable, RefusesDifferentTensors) {
 }
 
 }  // namespace
-}  // namespace funcol::python
+}  // namespace funcol::python::cost_table_test

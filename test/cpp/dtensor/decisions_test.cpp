@@ -6,7 +6,7 @@
 #include "support/python.h"
 #include "support/refuses.h"
 
-namespace funcol::python {
+namespace funcol::python::decisions_test {
 namespace {
 
 using test::python;
@@ -167,4 +167,4 @@ TEST_F(Decisions, AreAmongTheStrategies) {
 }
 
 }  // namespace
-}  // namespace funcol::python
+}  // namespace funcol::python::decisions_test

@@ -5,7 +5,7 @@
 
 #include "support/python.h"
 
-namespace funcol::python {
+namespace funcol::python::dispatcher_test {
 namespace {
 
 using test::python;
@@ -98,4 +98,4 @@ TEST(RunChanged, LeavesTheRestToPyTorch) {
 }
 
 }  // namespace
-}  // namespace funcol::python
+}  // namespace funcol::python::dispatcher_test

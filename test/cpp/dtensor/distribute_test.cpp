@@ -5,7 +5,7 @@
 
 #include "support/python.h"
 
-namespace funcol::python {
+namespace funcol::python::distribute_test {
 namespace {
 
 using test::python;
@@ -48,4 +48,4 @@ TEST(DistributeTensor, LeavesTheRestToPyTorch) {
 }
 
 }  // namespace
-}  // namespace funcol::python
+}  // namespace funcol::python::distribute_test

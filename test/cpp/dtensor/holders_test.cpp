@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-namespace funcol::python {
+namespace funcol::python::holders_test {
 namespace {
 
 HolderKey key_of(const std::string& placements, std::vector<int64_t> shape, int64_t holder) {
@@ -48,4 +48,4 @@ TEST(BytesOfAMove, AreNoneForATensorThatIsWholeAlready) {
 }
 
 }  // namespace
-}  // namespace funcol::python
+}  // namespace funcol::python::holders_test

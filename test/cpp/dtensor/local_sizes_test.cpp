@@ -5,7 +5,7 @@
 
 #include "support/python.h"
 
-namespace funcol::python {
+namespace funcol::python::local_sizes_test {
 namespace {
 
 using test::python;
@@ -63,4 +63,4 @@ TEST(LocalSizePlaces, AreNoneWhereThereIsNoSize) {
 }
 
 }  // namespace
-}  // namespace funcol::python
+}  // namespace funcol::python::local_sizes_test

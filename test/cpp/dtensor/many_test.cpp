@@ -7,7 +7,7 @@
 #include "support/python.h"
 #include "support/refuses.h"
 
-namespace funcol::python {
+namespace funcol::python::many_test {
 namespace {
 
 using test::num_calls;
@@ -20,7 +20,7 @@ py::object many(const char* dtensors, const char* placements) {
 
 py::list locals(const char* locals, const char* sources, const char* targets) {
   return redistribute_locals(python(locals).cast<py::list>(), python(sources).cast<py::list>(),
-                             python(targets).cast<py::list>(), {});
+                             python(targets).cast<py::list>(), {}, /*is_explicit=*/true);
 }
 
 TEST(RedistributeMany, MovesEachToItsPlacements) {
@@ -77,4 +77,4 @@ TEST(RedistributeLocals, RefusesATargetOnAnotherMesh) {
 }
 
 }  // namespace
-}  // namespace funcol::python
+}  // namespace funcol::python::many_test

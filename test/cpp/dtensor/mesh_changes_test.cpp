@@ -7,7 +7,7 @@
 #include "support/python.h"
 #include "support/refuses.h"
 
-namespace funcol::python {
+namespace funcol::python::mesh_changes_test {
 namespace {
 
 using test::num_calls;
@@ -88,4 +88,4 @@ TEST(RankedMeshOf, HasTheRanksInTheOrderOfTheMesh) {
 }
 
 }  // namespace
-}  // namespace funcol::python
+}  // namespace funcol::python::mesh_changes_test

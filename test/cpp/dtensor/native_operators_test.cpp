@@ -11,7 +11,7 @@
 #include "pyobjects/specs.h"
 #include "support/python.h"
 
-namespace funcol::python {
+namespace funcol::python::native_operators_test {
 namespace {
 
 using test::python;
@@ -149,4 +149,4 @@ TEST(PythonArguments, LeaveOutDefaultsAndHaveDtypes) {
 }
 
 }  // namespace
-}  // namespace funcol::python
+}  // namespace funcol::python::native_operators_test

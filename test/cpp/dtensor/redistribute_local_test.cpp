@@ -6,7 +6,7 @@
 #include "support/python.h"
 #include "support/refuses.h"
 
-namespace funcol::python {
+namespace funcol::python::redistribute_local_test {
 namespace {
 
 using test::python;
@@ -66,4 +66,4 @@ TEST(LenientRedistributeLocal, RefusesAnotherShapeThatPyTorchWouldCutWrongly) {
 }
 
 }  // namespace
-}  // namespace funcol::python
+}  // namespace funcol::python::redistribute_local_test

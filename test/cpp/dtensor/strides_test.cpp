@@ -5,7 +5,7 @@
 
 #include "support/python.h"
 
-namespace funcol::python {
+namespace funcol::python::strides_test {
 namespace {
 
 using Ints = std::vector<int64_t>;
@@ -54,4 +54,4 @@ INSTANTIATE_TEST_SUITE_P(StrideOfWhole, EvenLocal,
                                            "torch.empty(6)"));
 
 }  // namespace
-}  // namespace funcol::python
+}  // namespace funcol::python::strides_test

@@ -9,7 +9,7 @@
 #include "fsdp/objects.h"
 #include "support/python.h"
 
-namespace funcol::python {
+namespace funcol::python::gather_test {
 namespace {
 
 using test::python;
@@ -92,4 +92,4 @@ TEST_F(CopyOut, LeavesTheRestToPyTorch) {
 }
 
 }  // namespace
-}  // namespace funcol::python
+}  // namespace funcol::python::gather_test

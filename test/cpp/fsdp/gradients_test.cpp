@@ -8,7 +8,7 @@
 
 #include "support/python.h"
 
-namespace funcol::python {
+namespace funcol::python::gradients_test {
 namespace {
 
 using test::python;
@@ -81,4 +81,4 @@ TEST(CopiedGradients, LeavesTheRestToPyTorch) {
 }
 
 }  // namespace
-}  // namespace funcol::python
+}  // namespace funcol::python::gradients_test

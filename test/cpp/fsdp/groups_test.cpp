@@ -4,7 +4,7 @@
 
 #include "fsdp/known_fully_shard.h"
 
-namespace funcol::python {
+namespace funcol::python::groups_test {
 namespace {
 
 using Groups = test::FullyShard;
@@ -81,4 +81,4 @@ TEST_F(Groups, OfOtherClassesAreLeftToPyTorch) {
 }
 
 }  // namespace
-}  // namespace funcol::python
+}  // namespace funcol::python::groups_test

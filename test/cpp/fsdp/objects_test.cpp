@@ -4,7 +4,7 @@
 
 #include "support/python.h"
 
-namespace funcol::python {
+namespace funcol::python::objects_test {
 namespace {
 
 using test::python;
@@ -50,4 +50,4 @@ TEST_F(Watched, NamesOfAModuleAreThereUntilOneIsReplacedOrGone) {
 TEST_F(Watched, NoMembersAreThere) { EXPECT_TRUE(FullyShard::Members().are_there()); }
 
 }  // namespace
-}  // namespace funcol::python
+}  // namespace funcol::python::objects_test

@@ -3,7 +3,7 @@
 #include "fsdp/groups.h"
 #include "fsdp/known_fully_shard.h"
 
-namespace funcol::python {
+namespace funcol::python::reduction_test {
 namespace {
 
 // Groups whose backward pass is over, with ones as the gradient. The `fake` backend sends nothing.
@@ -65,4 +65,4 @@ TEST_F(Reductions, WithHooksAreLeftToPyTorch) {
 }
 
 }  // namespace
-}  // namespace funcol::python
+}  // namespace funcol::python::reduction_test

@@ -10,7 +10,7 @@
 
 #include "kernels/capture_mode.h"
 
-namespace funcol::kernels {
+namespace funcol::kernels::cuda_library_test {
 namespace {
 
 std::string error_of(const std::filesystem::path& file) {
@@ -53,4 +53,4 @@ TEST(CudaLibrary, ItsFunctionsAreThereOrAReason) {
 TEST(CudaLibrary, AGuardOfTheCaptureModeMayLiveWithoutADevice) { const RelaxedCapture relaxed; }
 
 }  // namespace
-}  // namespace funcol::kernels
+}  // namespace funcol::kernels::cuda_library_test

@@ -11,7 +11,7 @@
 #include <type_traits>
 #include <vector>
 
-namespace funcol::kernels {
+namespace funcol::kernels::move_vectors_test {
 namespace {
 
 // As wide, and as aligned, as CUDA's uint2 and uint4.
@@ -134,4 +134,4 @@ INSTANTIATE_TEST_SUITE_P(Divisors, DividerBy,
                          ::testing::PrintToStringParamName());
 
 }  // namespace
-}  // namespace funcol::kernels
+}  // namespace funcol::kernels::move_vectors_test

@@ -9,7 +9,7 @@
 #include <tuple>
 #include <vector>
 
-namespace funcol::kernels {
+namespace funcol::kernels::rank_major_test {
 namespace {
 
 using Bytes = std::vector<uint8_t>;
@@ -253,4 +253,4 @@ TEST(Layout, ABuildWithoutCudaSaysSo) {
 }
 
 }  // namespace
-}  // namespace funcol::kernels
+}  // namespace funcol::kernels::rank_major_test

@@ -13,7 +13,7 @@
 #include "layout/shards.h"
 #include "support/refuses.h"
 
-namespace funcol {
+namespace funcol::layout_test {
 namespace {
 
 using ::testing::Combine;
@@ -402,4 +402,4 @@ TEST(StridedShards, OfManyRanksAreKeptWhereTheSizeDoesNotDivide) {
 }
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::layout_test

@@ -8,7 +8,7 @@
 
 #include "support/refuses.h"
 
-namespace funcol {
+namespace funcol::placement_test {
 namespace {
 
 using ::testing::Values;
@@ -147,4 +147,4 @@ INSTANTIATE_TEST_SUITE_P(Partials, NormBesides,
                                 std::pair{Placement::partial(), false}));
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::placement_test

@@ -10,7 +10,7 @@
 
 #include "layout/naive_shards.h"
 
-namespace funcol {
+namespace funcol::shards_test {
 namespace {
 
 using test::Indices;
@@ -192,4 +192,4 @@ INSTANTIATE_TEST_SUITE_P(WorkedCases, EightRowsOnTwoTimesTwoRanks,
                                 WorkedCase{{{1, 0}}, {1, 0}, {{2, 2}}}));
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::shards_test

@@ -4,7 +4,7 @@
 
 #include <string>
 
-namespace funcol {
+namespace funcol::output_metas_test {
 namespace {
 
 using List = Argument::List;
@@ -91,4 +91,4 @@ TEST(OutputMetas, AnOperatorThatIsNoneIsNamed) {
 }
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::output_metas_test

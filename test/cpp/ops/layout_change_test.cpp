@@ -6,7 +6,7 @@
 #include <tuple>
 #include <vector>
 
-namespace funcol {
+namespace funcol::layout_change_test {
 namespace {
 
 // A shard's shape, the number of ranks, the dim, the dtype.
@@ -67,4 +67,4 @@ TEST(LayoutChange, SplitMaterialisesConjugation) {
 }
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::layout_change_test

@@ -8,7 +8,7 @@
 #include <tuple>
 #include <vector>
 
-namespace funcol {
+namespace funcol::parts_test {
 namespace {
 
 GroupPtr group(int rank, int size) { return c10::make_intrusive<c10d::ProcessGroup>(rank, size); }
@@ -202,4 +202,4 @@ TEST(Parts, OfAWholeThatDoesNotDivideAreAValueError) {
 }
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::parts_test

@@ -8,7 +8,7 @@
 #include "ops/collectives.h"
 #include "support/fake_work.h"
 
-namespace funcol {
+namespace funcol::point_to_point_test {
 namespace {
 
 // Rank 0 of 2 on a backend that coalesces, and takes sends alone.
@@ -49,4 +49,4 @@ TEST(BatchP2P, ThatFailsHalfWayEndsWhatItBeganAndKeepsItUntilItIsOver) {
 }
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::point_to_point_test

@@ -13,9 +13,10 @@
 
 #include "async/async_tensor.h"
 #include "async/comm_tensor.h"
+#include "async/pending_collective.h"
 #include "async/wake_key.h"
 
-namespace funcol {
+namespace funcol::wire_test {
 namespace {
 
 // The kernel's flags of the mapping that `address` is in; see VmFlags in proc_pid_smaps(5).
@@ -96,7 +97,7 @@ TEST(ContiguousInput, IsTheSameMemoryInATensorThatPythonDoesNotKnow) {
 
 TEST(ContiguousInput, OfAResultIsAPlainTensor) {
   auto output = at::ones({3});
-  PendingCollective::Start start;
+  Start start;
   start.op = "all_reduce";
   start.outputs = {output};
   const auto result = AsyncTensorImpl::wrap(output, c10::make_intrusive<PendingCollective>(std::move(start)));
@@ -121,4 +122,4 @@ TEST(ContiguousInput, IsACopyWhereTheBackendCouldNotReadTheMemory) {
 }
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::wire_test

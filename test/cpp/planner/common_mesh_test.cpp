@@ -7,7 +7,7 @@
 
 #include "planner/mesh_changes.h"
 
-namespace funcol {
+namespace funcol::common_mesh_test {
 namespace {
 
 using test::ranked;
@@ -88,4 +88,4 @@ TEST(LayoutOnCommon, IsNoneWhereUnevenShardsDiffer) {
 }
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::common_mesh_test

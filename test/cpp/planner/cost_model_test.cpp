@@ -12,7 +12,7 @@
 
 #include "support/refuses.h"
 
-namespace funcol {
+namespace funcol::cost_model_test {
 namespace {
 
 using ::testing::Combine;
@@ -288,4 +288,4 @@ TEST(AlphaBeta, SendsOverASlowAxisOnlyWhatHasToCrossIt) {
 }
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::cost_model_test

@@ -9,7 +9,7 @@
 #include "planner/tasks.h"
 #include "support/refuses.h"
 
-namespace funcol {
+namespace funcol::cost_source_test {
 namespace {
 
 const Mesh kMesh{{2, 2}, {}, {}};
@@ -108,4 +108,4 @@ TEST(Vocabulary, LeavesOutMasks) {
 }
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::cost_source_test

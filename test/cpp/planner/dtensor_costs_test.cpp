@@ -8,7 +8,7 @@
 
 #include "planner/shortest_paths.h"
 
-namespace funcol {
+namespace funcol::dtensor_costs_test {
 namespace {
 
 using ::testing::Combine;
@@ -69,4 +69,4 @@ TEST_P(EveryTarget, OfAReachHasTheCostOfTheWholeRedistribution) {
 INSTANTIATE_TEST_SUITE_P(DTensorCosts, EveryTarget, Combine(ValuesIn(kLayouts), ValuesIn(kLayouts)));
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::dtensor_costs_test

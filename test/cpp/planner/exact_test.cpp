@@ -9,7 +9,7 @@
 #include "planner/search.h"
 #include "planner/tasks.h"
 
-namespace funcol {
+namespace funcol::exact_test {
 namespace {
 
 enum class Model { kStepCounts, kAlphaBeta, kSlowFirstAxis };
@@ -137,4 +137,4 @@ TEST(PartialThatStays, IsScatteredWhileAnotherAxisMovesIfThatIsCheapest) {
 }
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::exact_test

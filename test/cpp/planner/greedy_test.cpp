@@ -8,7 +8,7 @@
 #include "planner/tasks.h"
 #include "support/refuses.h"
 
-namespace funcol {
+namespace funcol::greedy_test {
 namespace {
 
 using test::task_of;
@@ -118,4 +118,4 @@ TEST_P(OrdersOfTheirOwn, AreRefused) {
 INSTANTIATE_TEST_SUITE_P(OfSourceAndTarget, OrdersOfTheirOwn, ::testing::Bool());
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::greedy_test

@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-namespace funcol {
+namespace funcol::lru_cache_test {
 namespace {
 
 TEST(LruCache, KeepsWhatIsAskedFor) {
@@ -68,4 +68,4 @@ TEST(LruCache, MayBeUsedByWhatItLetsGo) {
 }
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::lru_cache_test

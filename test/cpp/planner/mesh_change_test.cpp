@@ -8,7 +8,7 @@
 
 #include "planner/mesh_changes.h"
 
-namespace funcol {
+namespace funcol::mesh_change_test {
 namespace {
 
 using test::change_of;
@@ -175,4 +175,4 @@ TEST_P(RandomMeshChange, IsPlannedWithinTheLeastBoundAndRefusedAByteBelowIt) {
 INSTANTIATE_TEST_SUITE_P(Seeds, RandomMeshChange, Range(0, 200));
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::mesh_change_test

@@ -10,7 +10,7 @@
 #include "planner/search.h"
 #include "planner/tasks.h"
 
-namespace funcol {
+namespace funcol::plan_test {
 namespace {
 
 using test::task_of;
@@ -184,4 +184,4 @@ INSTANTIATE_TEST_SUITE_P(Steps, StepOfBytes,
                                 Bytes{"S0", "S1", 48, 64 + 64 + 64}));
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::plan_test

@@ -12,7 +12,7 @@
 #include "planner/tasks.h"
 #include "support/refuses.h"
 
-namespace funcol {
+namespace funcol::search_test {
 namespace {
 
 using test::RandomTask;
@@ -370,4 +370,4 @@ TEST(Plan, OfAScalarReducesIt) {
 }
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::search_test

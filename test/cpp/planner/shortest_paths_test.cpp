@@ -11,7 +11,7 @@
 #include "planner/search.h"
 #include "planner/tasks.h"
 
-namespace funcol {
+namespace funcol::shortest_paths_test {
 namespace {
 
 using ::testing::Range;
@@ -305,4 +305,4 @@ TEST(RedistributionCosts, AreThoseOfEachSourceToEachTarget) {
 }
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::shortest_paths_test

@@ -13,7 +13,7 @@
 #include "planner/legal.h"
 #include "planner/mesh_changes.h"
 
-namespace funcol {
+namespace funcol::transfer_test {
 namespace {
 
 using test::change_of;
@@ -250,4 +250,4 @@ INSTANTIATE_TEST_SUITE_P(Meshes, LargeTransfer,
                                            LargeCase{{4, 16}, "R,R", {64}, "R", {1000, 77}}));
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::transfer_test

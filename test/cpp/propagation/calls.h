@@ -1,15 +1,13 @@
-// Calls and rows from text.
+// Rows from text, beside calls of operators.
 #pragma once
 
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "propagation/rule.h"
+#include "propagation/rules/calls.h"
 
 namespace funcol::test {
-
-inline TensorMeta tensor(std::vector<int64_t> shape) { return {std::move(shape), {}, Dtype::kFloat32}; }
 
 // "S0 <- S0,R"; S0* is any_shard(0), M a partial sum with a new mask.
 inline Row row(const std::string& text) {
@@ -47,7 +45,7 @@ inline Row row(const std::string& text) {
   return row;
 }
 
-inline Rows rows_of(const std::vector<std::string>& texts, bool allows_empty_shards = false) {
+inline Rows rows_from_texts(const std::vector<std::string>& texts, bool allows_empty_shards = false) {
   Rows rows;
   for (const auto& text : texts) {
     rows.rows.push_back(row(text));

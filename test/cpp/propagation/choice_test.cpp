@@ -13,11 +13,11 @@
 #include "propagation/compose.h"
 #include "support/refuses.h"
 
-namespace funcol {
+namespace funcol::choice_test {
 namespace {
 
 using test::row;
-using test::rows_of;
+using test::rows_from_texts;
 using test::tensor;
 using ::testing::Values;
 
@@ -92,87 +92,89 @@ TEST_P(WorkedChoice, IsMade) {
 
 std::string name_of(const ::testing::TestParamInfo<Worked>& info) { return info.param.name; }
 
-const Rows kAdd = rows_of({"S0 <- S0,S0", "S1 <- S1,S1", "P <- P,P"});
-const Rows kMatmul = rows_of({"S0 <- S0,R", "S1 <- R,S1", "P <- S1,S0", "P <- P,R", "P <- R,P"});
-const Rows kSame = rows_of({"S0 <- S0", "S1 <- S1", "P <- P"});
+const Rows kAdd = rows_from_texts({"S0 <- S0,S0", "S1 <- S1,S1", "P <- P,P"});
+const Rows kMatmul = rows_from_texts({"S0 <- S0,R", "S1 <- R,S1", "P <- S1,S0", "P <- P,R", "P <- R,P"});
+const Rows kSame = rows_from_texts({"S0 <- S0", "S1 <- S1", "P <- P"});
 
 INSTANTIATE_TEST_SUITE_P(
     Preference, WorkedChoice,
-    Values(Worked{"NothingMoves", {2, 2}, kMatmul, {{{"S0,R"}}, {{"R,S1"}}}, "S(0)S(1) <- S(0)R, RS(1)"},
-           Worked{"NothingMovesBeforeWhatIsFree",
-                  {2},
-                  rows_of({"S0 <- S0,S0", "S0 <- R,S0"}),
-                  {{{"R"}}, {{"S0"}}},
-                  "S(0) <- R, S(0)"},
-           Worked{"NothingMovesBeforeReplicateOnOneRank", {1}, kSame, {{{"S1"}}}, "S(1) <- S(1)"},
-           Worked{"TheFirstInWhichNothingMoves",
-                  {2},
-                  rows_of({"P <- S0", "S0 <- S0"}),
-                  {{{"S0"}}},
-                  "P(sum) <- S(0)"},
-           Worked{"FreeBeforeWhatCosts", {2}, kAdd, {{{"R"}}, {{"S1"}}}, "S(1) <- S(1), S(1)"},
-           Worked{"TheLeast", {2}, kMatmul, {{{"S0"}}, {{"S0"}}}, "P(sum) <- S(1), S(0)"},
-           Worked{"OfEqualsTheFirstRow", {2}, rows_of({"S1 <- S1", "S0 <- S0"}), {{{"P"}}}, "S(1) <- S(1)"},
-           Worked{"OfEqualsTheFirstRowOfTheFirstAxis",
-                  {2, 2},
-                  rows_of({"S1 <- S1,S0", "S0 <- S0,S1"}),
-                  {{{"R,R"}}, {{"S1,S0"}}},
-                  "S(0)S(1) <- S(0)S(1), S(1)S(0)"},
-           Worked{"OfEqualFirstAxesTheFirstRowOfTheSecond",
-                  {2, 2},
-                  rows_of({"S0 <- S0", "S1 <- S1"}),
-                  {{{"P,P"}}},
-                  "S(0)[0]S(0)[1] <- S(0)[0]S(0)[1]"},
-           Worked{"OfEqualsOnOneRankReplicate", {1}, rows_of({"S0 <- S0"}), {{{"P"}}}, "R <- R"},
-           Worked{"ReplicatesComeFirstWhereverTheyAreListed",
-                  {1},
-                  rows_of({"S0 <- S0", "R <- R"}),
-                  {{{"P"}}},
-                  "R <- R"}),
+    Values(
+        Worked{"NothingMoves", {2, 2}, kMatmul, {{{"S0,R"}}, {{"R,S1"}}}, "S(0)S(1) <- S(0)R, RS(1)"},
+        Worked{"NothingMovesBeforeWhatIsFree",
+               {2},
+               rows_from_texts({"S0 <- S0,S0", "S0 <- R,S0"}),
+               {{{"R"}}, {{"S0"}}},
+               "S(0) <- R, S(0)"},
+        Worked{"NothingMovesBeforeReplicateOnOneRank", {1}, kSame, {{{"S1"}}}, "S(1) <- S(1)"},
+        Worked{"TheFirstInWhichNothingMoves",
+               {2},
+               rows_from_texts({"P <- S0", "S0 <- S0"}),
+               {{{"S0"}}},
+               "P(sum) <- S(0)"},
+        Worked{"FreeBeforeWhatCosts", {2}, kAdd, {{{"R"}}, {{"S1"}}}, "S(1) <- S(1), S(1)"},
+        Worked{"TheLeast", {2}, kMatmul, {{{"S0"}}, {{"S0"}}}, "P(sum) <- S(1), S(0)"},
+        Worked{
+            "OfEqualsTheFirstRow", {2}, rows_from_texts({"S1 <- S1", "S0 <- S0"}), {{{"P"}}}, "S(1) <- S(1)"},
+        Worked{"OfEqualsTheFirstRowOfTheFirstAxis",
+               {2, 2},
+               rows_from_texts({"S1 <- S1,S0", "S0 <- S0,S1"}),
+               {{{"R,R"}}, {{"S1,S0"}}},
+               "S(0)S(1) <- S(0)S(1), S(1)S(0)"},
+        Worked{"OfEqualFirstAxesTheFirstRowOfTheSecond",
+               {2, 2},
+               rows_from_texts({"S0 <- S0", "S1 <- S1"}),
+               {{{"P,P"}}},
+               "S(0)[0]S(0)[1] <- S(0)[0]S(0)[1]"},
+        Worked{"OfEqualsOnOneRankReplicate", {1}, rows_from_texts({"S0 <- S0"}), {{{"P"}}}, "R <- R"},
+        Worked{"ReplicatesComeFirstWhereverTheyAreListed",
+               {1},
+               rows_from_texts({"S0 <- S0", "R <- R"}),
+               {{{"P"}}},
+               "R <- R"}),
     name_of);
 
 INSTANTIATE_TEST_SUITE_P(
     Rows, WorkedChoice,
     Values(Worked{"WithADimThatATensorLacksArePassedOver",
                   {2},
-                  rows_of({"S1 <- S1", "S0 <- S0"}),
+                  rows_from_texts({"S1 <- S1", "S0 <- S0"}),
                   {{{"P"}, {8}}},
                   "S(0) <- S(0)"},
            Worked{"MakeNoPartialOfAShard", {2}, kAdd, {{{"P"}}, {{"S0"}}}, "S(0) <- S(0), S(0)"},
            Worked{"MakeNoPartialOfAnother",
                   {2},
-                  rows_of({"P(avg) <- P(avg),P(avg)", "S0 <- S0,S0"}),
+                  rows_from_texts({"P(avg) <- P(avg),P(avg)", "S0 <- S0,S0"}),
                   {{{"P(avg)"}}, {{"P"}}},
                   "S(0) <- S(0), S(0)"},
            Worked{"MakeAPartialOfAReplicate", {2}, kAdd, {{{"P"}}, {{"R"}}}, "P(sum) <- P(sum), P(sum)"},
            Worked{"NeverMixPartialsThatDoNotCommute",
                   {2, 2},
-                  rows_of({"P <- S0", "P(max) <- S1"}),
+                  rows_from_texts({"P <- S0", "P(max) <- S1"}),
                   {{{"S0,S1"}}},
                   "P(sum)P(sum) <- S(0)[0]S(0)[1]"},
            Worked{"MixPartialsThatCommute",
                   {2, 2},
-                  rows_of({"P <- S0", "P(avg) <- S1"}),
+                  rows_from_texts({"P <- S0", "P(avg) <- S1"}),
                   {{{"S0,S1"}}},
                   "P(sum)P(avg) <- S(0)S(1)"},
            Worked{"MixAnyPartialsOnOneRank",
                   {2, 1},
-                  rows_of({"P <- S0", "P(max) <- S1"}),
+                  rows_from_texts({"P <- S0", "P(max) <- S1"}),
                   {{{"S0,S1"}}},
                   "P(sum)P(max) <- S(0)S(1)"},
            Worked{"OfAnyShardFollowTheInputs",
                   {2, 2},
-                  rows_of({"S0* <- S0*,S0*"}),
+                  rows_from_texts({"S0* <- S0*,S0*"}),
                   {{{"_S(0,2),S0"}}, {{"_S(0,2),S0"}}},
                   "_S(0, 2)[0]S(0)[1] <- _S(0, 2)[0]S(0)[1], _S(0, 2)[0]S(0)[1]"},
            Worked{"OfAnyShardCutAllAlike",
                   {2},
-                  rows_of({"S0* <- S0*,S0*"}),
+                  rows_from_texts({"S0* <- S0*,S0*"}),
                   {{{"_S(0,2)"}}, {{"R"}}},
                   "_S(0, 2) <- _S(0, 2), _S(0, 2)"},
            Worked{"OfPlainShardsAreNotStrided",
                   {2},
-                  rows_of({"S0 <- S0,S0"}),
+                  rows_from_texts({"S0 <- S0,S0"}),
                   {{{"_S(0,2)"}}, {{"S0"}}},
                   "S(0) <- S(0), S(0)"}),
     name_of);
@@ -187,22 +189,22 @@ INSTANTIATE_TEST_SUITE_P(Orders, WorkedChoice,
                                        "S(0)[1]S(0)[0] <- S(0)[1]S(0)[0], S(0)[1]S(0)[0]"},
                                 Worked{"ThatContradictEachOtherMoveTheFewer",
                                        {2, 2},
-                                       rows_of({"S0 <- S0,S0,S0"}),
+                                       rows_from_texts({"S0 <- S0,S0,S0"}),
                                        {{{"S0,S0"}}, {{"S0,S0", kInverse}}, {{"S0,S0", kInverse}}},
                                        "S(0)[1]S(0)[0] <- S(0)[1]S(0)[0], S(0)[1]S(0)[0], S(0)[1]S(0)[0]"},
                                 Worked{"OfEqualCostAreTheMeshs",
                                        {2, 2},
-                                       rows_of({"S0 <- S0,S0"}),
+                                       rows_from_texts({"S0 <- S0,S0"}),
                                        {{{"S0,S0", kInverse}}, {{"S0,S0"}}},
                                        "S(0)[0]S(0)[1] <- S(0)[0]S(0)[1], S(0)[0]S(0)[1]"},
                                 Worked{"OfSeveralInputsAreJoined",
                                        {2, 2, 2},
-                                       rows_of({"S0 <- S0,R", "S0 <- S0,S0", "S0 <- R,S0"}),
+                                       rows_from_texts({"S0 <- S0,R", "S0 <- S0,S0", "S0 <- R,S0"}),
                                        {{{"S0,S0,R", kInverse}}, {{"R,S0,S0", {{2, 1}}}}},
                                        "S(0)[2]S(0)[1]S(0)[0] <- S(0)[1]S(0)[0]R, RS(0)[1]S(0)[0]"},
                                 Worked{"OfInputsCutInTheMeshsOrderCount",
                                        {2, 2, 2},
-                                       rows_of({"S0 <- S0,R", "S0 <- S0,S0", "S0 <- R,S0"}),
+                                       rows_from_texts({"S0 <- S0,R", "S0 <- S0,S0", "S0 <- R,S0"}),
                                        {{{"S0,S0,R"}}, {{"S0,R,S0", {{2, 0}}}}},
                                        "S(0)[1]S(0)[2]S(0)[0] <- S(0)[0]S(0)[1]R, S(0)[1]RS(0)[0]"}),
                          name_of);
@@ -217,7 +219,7 @@ INSTANTIATE_TEST_SUITE_P(
                   {{{"S0"}}}},
            Worked{"EvenIfThatCostsMore",
                   {2, 2},
-                  rows_of({"S0 <- S0,S0,S0"}),
+                  rows_from_texts({"S0 <- S0,S0,S0"}),
                   {{{"S0,S0"}, {24, 24}, true}, {{"S0,S0", kInverse}}, {{"S0,S0", kInverse}}},
                   "S(0)[0]S(0)[1] <- S(0)[0]S(0)[1], S(0)[0]S(0)[1], S(0)[0]S(0)[1]"},
            Worked{"OrderOfCutsIsKept",
@@ -234,24 +236,35 @@ INSTANTIATE_TEST_SUITE_P(
                   "S(0)[1]S(0)[0] <- S(0)[1]S(0)[0]",
                   {{{"S0,S0", kInverse}}}},
            Worked{"TheResultIsNotRequired", {2}, kSame, {{{"S0"}}}, "S(0) <- S(0)", {std::nullopt}},
-           Worked{"NoRowGivesTheRequiredResult", {2}, rows_of({"S0 <- S0"}), {{{"S0"}}}, "none", {{{"S1"}}}}),
+           Worked{"NoRowGivesTheRequiredResult",
+                  {2},
+                  rows_from_texts({"S0 <- S0"}),
+                  {{{"S0"}}},
+                  "none",
+                  {{{"S1"}}}}),
     name_of);
 
-const Rows kEmptyToo = rows_of({"S0 <- S0"}, true);
-const Rows kNeverEmpty = rows_of({"S0 <- S0"});
+const Rows kEmptyToo = rows_from_texts({"S0 <- S0"}, true);
+const Rows kNeverEmpty = rows_from_texts({"S0 <- S0"});
 
 INSTANTIATE_TEST_SUITE_P(
     EmptyShards, WorkedChoice,
-    Values(Worked{"Move", {4}, kNeverEmpty, {{{"S0"}, {3, 2}}}, "R <- R"},
-           Worked{"OfMoreRowsThanRanksMove", {4}, kNeverEmpty, {{{"S0"}, {5, 2}}}, "R <- R"},
-           Worked{"OfTheSecondAxisMove", {2, 2}, kNeverEmpty, {{{"S0,S0"}, {3, 2}}}, "S(0)R <- S(0)R"},
-           Worked{"OfTheLastChunkAloneMove", {3, 2}, kNeverEmpty, {{{"S0,S0"}, {7, 2}}}, "S(0)R <- S(0)R"},
-           Worked{"OfStridedShardsMove", {4}, rows_of({"S0* <- S0*"}), {{{"_S(0,2)"}, {6, 2}}}, "R <- R"},
-           Worked{"OfNothingMove", {2}, kNeverEmpty, {{{"S0"}, {0, 2}}}, "R <- R"},
-           Worked{"OfNothingOnOneRankMove", {1}, kNeverEmpty, {{{"S0"}, {0, 2}}}, "R <- R"},
-           Worked{"MayBe", {4}, kEmptyToo, {{{"S0"}, {3, 2}}}, "S(0) <- S(0)"},
-           Worked{"AreNotUnevenOnes", {4}, kNeverEmpty, {{{"S0"}, {7, 2}}}, "S(0) <- S(0)"},
-           Worked{"AreNotThoseOfAnotherDim", {4}, rows_of({"S1 <- S1"}), {{{"S1"}, {0, 4}}}, "S(1) <- S(1)"}),
+    Values(
+        Worked{"Move", {4}, kNeverEmpty, {{{"S0"}, {3, 2}}}, "R <- R"},
+        Worked{"OfMoreRowsThanRanksMove", {4}, kNeverEmpty, {{{"S0"}, {5, 2}}}, "R <- R"},
+        Worked{"OfTheSecondAxisMove", {2, 2}, kNeverEmpty, {{{"S0,S0"}, {3, 2}}}, "S(0)R <- S(0)R"},
+        Worked{"OfTheLastChunkAloneMove", {3, 2}, kNeverEmpty, {{{"S0,S0"}, {7, 2}}}, "S(0)R <- S(0)R"},
+        Worked{
+            "OfStridedShardsMove", {4}, rows_from_texts({"S0* <- S0*"}), {{{"_S(0,2)"}, {6, 2}}}, "R <- R"},
+        Worked{"OfNothingMove", {2}, kNeverEmpty, {{{"S0"}, {0, 2}}}, "R <- R"},
+        Worked{"OfNothingOnOneRankMove", {1}, kNeverEmpty, {{{"S0"}, {0, 2}}}, "R <- R"},
+        Worked{"MayBe", {4}, kEmptyToo, {{{"S0"}, {3, 2}}}, "S(0) <- S(0)"},
+        Worked{"AreNotUnevenOnes", {4}, kNeverEmpty, {{{"S0"}, {7, 2}}}, "S(0) <- S(0)"},
+        Worked{"AreNotThoseOfAnotherDim",
+               {4},
+               rows_from_texts({"S1 <- S1"}),
+               {{{"S1"}, {0, 4}}},
+               "S(1) <- S(1)"}),
     name_of);
 
 Rows with_legality(Rows rows, decltype(Rows::is_legal) is_legal) {
@@ -291,10 +304,11 @@ INSTANTIATE_TEST_SUITE_P(
                   "RMaskP(sum) <- RS(0)"},
            Worked{"AreMadeOfWhatIsWhole",
                   {2, 2},
-                  rows_of({"M <- S0,M", "S1 <- S1,R"}),
+                  rows_from_texts({"M <- S0,M", "S1 <- S1,R"}),
                   {{{"S0,S1"}}, {{"R,R"}}},
                   "MaskP(sum)S(1) <- S(0)S(1), MaskP(sum)R"},
-           Worked{"AreNotMadeOfShards", {2}, rows_of({"M <- S0,M"}), {{{"S0"}}, {{"S0"}}}, "R <- R, R"}),
+           Worked{
+               "AreNotMadeOfShards", {2}, rows_from_texts({"M <- S0,M"}), {{{"S0"}}, {{"S0"}}}, "R <- R, R"}),
     name_of);
 
 class MaskedInput : public ::testing::Test {
@@ -444,7 +458,7 @@ INSTANTIATE_TEST_SUITE_P(
     Numbers, RefusedCall,
     Values(Refused{"Operands", kSame, 2, 1, {}, "2 operands"},
            Refused{"RowInputs", kAdd, 1, 1, {}, "2 inputs in a row"},
-           Refused{"RowOutputs", rows_of({"S0,S0 <- S0"}), 1, 1, {}, "2 outputs in a row"},
+           Refused{"RowOutputs", rows_from_texts({"S0,S0 <- S0"}), 1, 1, {}, "2 outputs in a row"},
            Refused{"Axes", kSame, 1, 2, {}, "2 placements of an operand"},
            Refused{"Required", kSame, 1, 1, {std::nullopt, std::nullopt}, "2 required layouts"},
            Refused{"RequiredAxes",
@@ -456,4 +470,4 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& param) { return param.param.name; });
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::choice_test

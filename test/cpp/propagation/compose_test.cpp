@@ -12,7 +12,7 @@
 #include "propagation/calls.h"
 #include "propagation/full_product.h"
 
-namespace funcol {
+namespace funcol::compose_test {
 namespace {
 
 using ::testing::Combine;
@@ -103,7 +103,7 @@ class RandomCase {
       one.operands.push_back({layout(one.mesh, static_cast<int64_t>(dims.size()))});
     }
     one.call.outputs.emplace_back(shaped(family.dims_of_output));
-    one.rows = test::rows_of(family.rows, below(2) == 0);
+    one.rows = test::rows_from_texts(family.rows, below(2) == 0);
     one.model = counts ? CostModel(StepCounts{}) : CostModel(default_alpha_beta(one.mesh));
     return one;
   }
@@ -237,4 +237,4 @@ INSTANTIATE_TEST_SUITE_P(Families, FullProductOf,
                          Combine(Range<size_t>(0, kFamilies.size()), Values(1, 2), Range(0, 6)));
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::compose_test

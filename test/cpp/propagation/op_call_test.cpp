@@ -4,7 +4,7 @@
 
 #include "support/refuses.h"
 
-namespace funcol {
+namespace funcol::op_call_test {
 namespace {
 
 using test::refuses;
@@ -63,4 +63,4 @@ TEST(Dtype, KnowsItsKind) {
 }
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::op_call_test

@@ -14,7 +14,7 @@
 #include "propagation/calls.h"
 #include "propagation/pytorch_plans.h"
 
-namespace funcol {
+namespace funcol::pytorch_choice_test {
 namespace {
 
 using test::row;
@@ -279,4 +279,4 @@ TEST_P(Drawn, IsTheChoiceOfTheFullProduct) {
 INSTANTIATE_TEST_SUITE_P(Questions, Drawn, ::testing::Range(0, 400));
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::pytorch_choice_test

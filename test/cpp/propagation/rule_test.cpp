@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-namespace funcol {
+namespace funcol::rule_test {
 namespace {
 
 using ::testing::Values;
@@ -70,4 +70,4 @@ TEST(LocalSizes, AreNotToldByOperatorsWithoutShapes) {
 }
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::rule_test

@@ -3,10 +3,11 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include "comm/process_group.h"
 #include "support/python.h"
 #include "support/refuses.h"
 
-namespace funcol::python {
+namespace funcol::python::arguments_test {
 namespace {
 
 using test::python;
@@ -140,4 +141,4 @@ TEST(SplitSizes, TellNoneFromAnEmptyList) {
 }
 
 }  // namespace
-}  // namespace funcol::python
+}  // namespace funcol::python::arguments_test

@@ -5,7 +5,7 @@
 #include "support/python.h"
 #include "support/refuses.h"
 
-namespace funcol::python {
+namespace funcol::python::callbacks_test {
 namespace {
 
 using test::python;
@@ -31,4 +31,4 @@ TEST(HandOver, RefusesAnUnknownName) {
 }
 
 }  // namespace
-}  // namespace funcol::python
+}  // namespace funcol::python::callbacks_test

@@ -5,7 +5,7 @@
 #include "pyobjects/attributes.h"
 #include "support/python.h"
 
-namespace funcol::python {
+namespace funcol::python::dtensors_test {
 namespace {
 
 using test::python;
@@ -60,4 +60,4 @@ TEST(ObservesRedistribution, InsideAContext) {
 }
 
 }  // namespace
-}  // namespace funcol::python
+}  // namespace funcol::python::dtensors_test

@@ -5,7 +5,7 @@
 #include "support/python.h"
 #include "support/refuses.h"
 
-namespace funcol::python {
+namespace funcol::python::layouts_test {
 namespace {
 
 using test::num_calls;
@@ -101,4 +101,4 @@ TEST(ToMesh, RefusesOtherObjects) {
 }
 
 }  // namespace
-}  // namespace funcol::python
+}  // namespace funcol::python::layouts_test

@@ -4,7 +4,7 @@
 
 #include "support/python.h"
 
-namespace funcol::python {
+namespace funcol::python::mesh_table_test {
 namespace {
 
 using test::python;
@@ -33,4 +33,4 @@ TEST(MeshTable, LetsGoOfAMeshThatIsGone) {
 }
 
 }  // namespace
-}  // namespace funcol::python
+}  // namespace funcol::python::mesh_table_test

@@ -6,7 +6,7 @@
 #include "support/python.h"
 #include "support/refuses.h"
 
-namespace funcol::python {
+namespace funcol::python::op_schemas_test {
 namespace {
 
 using test::python;
@@ -156,4 +156,4 @@ TEST(PartsOf, RefusesTwoMeshes) {
 }
 
 }  // namespace
-}  // namespace funcol::python
+}  // namespace funcol::python::op_schemas_test

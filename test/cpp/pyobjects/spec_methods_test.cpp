@@ -4,7 +4,7 @@
 
 #include "support/python.h"
 
-namespace funcol::python {
+namespace funcol::python::spec_methods_test {
 namespace {
 
 using test::python;
@@ -54,4 +54,4 @@ TEST_F(SpecMethods, LeaveAnUnknownHashToPyTorch) {
 }
 
 }  // namespace
-}  // namespace funcol::python
+}  // namespace funcol::python::spec_methods_test

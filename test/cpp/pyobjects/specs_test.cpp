@@ -2,12 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include "pyobjects/attributes.h"
 #include "pyobjects/op_schemas.h"
 #include "pyobjects/spec_objects.h"
 #include "support/python.h"
 #include "support/refuses.h"
 
-namespace funcol::python {
+namespace funcol::python::specs_test {
 namespace {
 
 using test::num_calls;
@@ -181,4 +182,4 @@ TEST(SpecObjects, GiveTheShapeOfTheWhole) {
 }
 
 }  // namespace
-}  // namespace funcol::python
+}  // namespace funcol::python::specs_test

@@ -9,7 +9,7 @@
 
 #include "redistribute/thread_mesh.h"
 
-namespace funcol {
+namespace funcol::block_transport_test {
 namespace {
 
 using test::shard;
@@ -94,4 +94,4 @@ TEST(Transport, OfAWholeTensorToOneRankCopiesNothing) {
 }
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::block_transport_test

@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <string>
 
-namespace funcol {
+namespace funcol::blocks_test {
 namespace {
 
 Layout layout(const char* placements, const Mesh& mesh, ShardOrder order = {}) {
@@ -82,4 +82,4 @@ TEST(Exchange, OfPartialValuesIsRefused) {
 }
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::blocks_test

@@ -5,7 +5,7 @@
 #include <ATen/ops/full.h>
 #include <gtest/gtest.h>
 
-namespace funcol {
+namespace funcol::box_copy_test {
 namespace {
 
 using Runs = std::vector<std::vector<Run>>;
@@ -64,4 +64,4 @@ TEST(SelectionCopy, PutsPositionsInTheirOrder) {
 }
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::box_copy_test

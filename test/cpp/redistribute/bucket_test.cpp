@@ -10,7 +10,7 @@
 #include "redistribute/run_many.h"
 #include "redistribute/thread_mesh.h"
 
-namespace funcol {
+namespace funcol::bucket_test {
 namespace {
 
 using test::task_of;
@@ -169,4 +169,4 @@ TEST_F(Buckets, BringTensorsBackAsShardsAndReplicas) {
 }
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::bucket_test

@@ -10,7 +10,7 @@
 #include "redistribute/thread_mesh.h"
 #include "support/refuses.h"
 
-namespace funcol {
+namespace funcol::distribute_test {
 namespace {
 
 using test::refuses;
@@ -145,4 +145,4 @@ INSTANTIATE_TEST_SUITE_P(Reasons, RefusedDistributions,
                                          Refusal{"R", -1, "src_data_rank is -1"}));
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::distribute_test

@@ -16,7 +16,7 @@
 #include "redistribute/thread_mesh.h"
 #include "support/refuses.h"
 
-namespace funcol {
+namespace funcol::executor_test {
 namespace {
 
 using test::refuses;
@@ -209,4 +209,4 @@ TEST_F(Masks, WithoutAHookAreRefused) {
 }
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::executor_test

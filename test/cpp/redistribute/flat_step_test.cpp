@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace funcol {
+namespace funcol::flat_step_test {
 namespace {
 
 std::vector<int64_t> numels(const std::vector<BoxCopy>& blocks) {
@@ -52,4 +52,4 @@ TEST(FlatStep, SignaturesTellKindsGroupsAndReductionsApartButNotDims) {
 }
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::flat_step_test

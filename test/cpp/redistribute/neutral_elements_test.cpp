@@ -5,7 +5,7 @@
 
 #include <tuple>
 
-namespace funcol {
+namespace funcol::neutral_elements_test {
 namespace {
 
 at::Tensor reduced(PartialOp op, const at::Tensor& a, const at::Tensor& b) {
@@ -65,4 +65,4 @@ TEST(NeutralElement, OfAMinimumOfComplexNumbersIsATypeError) {
 }
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::neutral_elements_test

@@ -10,7 +10,7 @@
 #include "planner/mesh_changes.h"
 #include "redistribute/thread_mesh.h"
 
-namespace funcol {
+namespace funcol::run_transfer_test {
 namespace {
 
 using test::change_of;
@@ -147,4 +147,4 @@ TEST_P(RandomTransfers, GiveEachRankItsShards) {
 INSTANTIATE_TEST_SUITE_P(Seeds, RandomTransfers, testing::Range(0, 20));
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::run_transfer_test

@@ -3,7 +3,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-namespace funcol {
+namespace funcol::selection_test {
 namespace {
 
 TEST(Select, OfOneRunADimIsAView) {
@@ -20,4 +20,4 @@ TEST(Select, TakesRunsInTheOrderGiven) {
 }
 
 }  // namespace
-}  // namespace funcol
+}  // namespace funcol::selection_test

@@ -5,7 +5,7 @@
 
 #include "kernels/cuda/needs_cuda.h"
 
-namespace funcol::kernels {
+namespace funcol::kernels::cuda_capture_mode_test {
 namespace {
 
 class RelaxedCaptureCuda : public ::testing::Test {
@@ -50,4 +50,4 @@ TEST_F(RelaxedCaptureCuda, AnEventMayBeQueriedWhileTheThreadCaptures) {
 }
 
 }  // namespace
-}  // namespace funcol::kernels
+}  // namespace funcol::kernels::cuda_capture_mode_test

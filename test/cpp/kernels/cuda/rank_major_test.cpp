@@ -10,7 +10,7 @@
 
 #include "kernels/cuda/needs_cuda.h"
 
-namespace funcol::kernels {
+namespace funcol::kernels::cuda_rank_major_test {
 namespace {
 
 using Bytes = std::vector<uint8_t>;
@@ -225,4 +225,4 @@ TEST(LayoutCudaBuild, HasCudaKernels) {
 }
 
 }  // namespace
-}  // namespace funcol::kernels
+}  // namespace funcol::kernels::cuda_rank_major_test

@@ -2,7 +2,7 @@
 
 #include "propagation/rules/calls.h"
 
-namespace funcol::test {
+namespace funcol::test::attention_test {
 namespace {
 
 OpCall flash_attention(int64_t num_keys) {
@@ -73,4 +73,4 @@ TEST(AttentionRules, GradientsOfABiasAddUpWhereItIsBroadcast) {
 }
 
 }  // namespace
-}  // namespace funcol::test
+}  // namespace funcol::test::attention_test

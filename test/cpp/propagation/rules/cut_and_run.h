@@ -222,7 +222,8 @@ inline ::testing::AssertionResult all_rows_are_right(const OpCall& call, const O
     const auto is_bitwise = [](const auto& placement) {
       return placement.is_partial() && placement.op >= PartialOp::kBand;
     };
-    if (is_bitwise(*row.outputs.at(0))) {
+    // A row with any_mask() stands for rows that only a call with a masked partial has.
+    if (is_bitwise(*row.outputs.at(0)) || any_placement(row, is_any_mask)) {
       continue;
     }
     for (const int64_t num_ranks : {2, 3}) {

@@ -2,7 +2,7 @@
 
 #include "propagation/rules/cut_and_run.h"
 
-namespace funcol::test {
+namespace funcol::test::embeddings_test {
 namespace {
 
 TensorMeta indices(const Shape& shape) { return tensor(shape, Dtype::kInt64); }
@@ -81,4 +81,4 @@ TEST(EmbeddingRules, NoPartKnowsHowOftenAnIndexIsThere) {
 // Sharded vocabularies need a mask, which the texts of rows do not show.
 
 }  // namespace
-}  // namespace funcol::test
+}  // namespace funcol::test::embeddings_test

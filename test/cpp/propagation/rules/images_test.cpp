@@ -2,7 +2,7 @@
 
 #include "propagation/rules/calls.h"
 
-namespace funcol::test {
+namespace funcol::test::images_test {
 namespace {
 
 OpCall convolution(int64_t stride, int64_t padding) {
@@ -98,4 +98,4 @@ TEST(PoolingRules, AGridHasNoChannels) {
 }
 
 }  // namespace
-}  // namespace funcol::test
+}  // namespace funcol::test::images_test

@@ -2,7 +2,7 @@
 
 #include "propagation/rules/cut_and_run.h"
 
-namespace funcol::test {
+namespace funcol::test::indexing_test {
 namespace {
 
 using Tensors = std::vector<std::optional<TensorMeta>>;
@@ -265,4 +265,4 @@ INSTANTIATE_TEST_SUITE_P(Shapes, Concatenation,
                                            std::vector<Shape>{{2, 5}, {0, 5}}, std::vector<Shape>{{4, 1}}));
 
 }  // namespace
-}  // namespace funcol::test
+}  // namespace funcol::test::indexing_test

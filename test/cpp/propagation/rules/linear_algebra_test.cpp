@@ -2,7 +2,7 @@
 
 #include "propagation/rules/calls.h"
 
-namespace funcol::test {
+namespace funcol::test::linear_algebra_test {
 namespace {
 
 TEST(LinearAlgebraRules, MatricesOfABatchAreByThemselves) {
@@ -76,4 +76,4 @@ TEST(RandomRules, NumbersAreDrawnForParts) {
 }
 
 }  // namespace
-}  // namespace funcol::test
+}  // namespace funcol::test::linear_algebra_test

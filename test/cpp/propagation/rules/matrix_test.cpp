@@ -2,7 +2,7 @@
 
 #include "propagation/rules/cut_and_run.h"
 
-namespace funcol::test {
+namespace funcol::test::matrix_test {
 namespace {
 
 using ::testing::Values;
@@ -163,4 +163,4 @@ INSTANTIATE_TEST_SUITE_P(Sizes, ProductOfMatrices,
                                 std::array<int64_t, 3>{1, 2, 1}, std::array<int64_t, 3>{4, 0, 2}));
 
 }  // namespace
-}  // namespace funcol::test
+}  // namespace funcol::test::matrix_test

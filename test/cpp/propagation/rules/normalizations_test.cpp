@@ -2,7 +2,7 @@
 
 #include "propagation/rules/calls.h"
 
-namespace funcol::test {
+namespace funcol::test::normalizations_test {
 namespace {
 
 TEST(NormalizationRules, ALayerIsCutWhereItDoesNotNormalize) {
@@ -103,4 +103,4 @@ TEST(LossRules, TheTotalWeightMayPendWhereItIsNotRead) {
 }
 
 }  // namespace
-}  // namespace funcol::test
+}  // namespace funcol::test::normalizations_test

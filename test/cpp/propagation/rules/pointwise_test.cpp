@@ -1,8 +1,10 @@
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "propagation/rules/cut_and_run.h"
 
-namespace funcol::test {
+namespace funcol::test::pointwise_test {
 namespace {
 
 using ::testing::Values;
@@ -70,6 +72,33 @@ TEST(PointwiseRules, DivisionThatRoundsIsNotLinear) {
                         .with("rounding_mode", Argument{std::string("floor")})
                         .gives(std::vector<int64_t>{4});
   EXPECT_FALSE(has_row(call, "P(sum) <- P(sum) R"));
+}
+
+OpCall with_number(const std::string& op, double other) {
+  return CallOf(op).with("self", tensor({4})).with("other", Argument{other}).gives(std::vector<int64_t>{4});
+}
+
+TEST(PointwiseRules, DivisionByANumberIsLinear) {
+  EXPECT_TRUE(has_row(with_number("aten::div.Tensor", 2), "P(sum) <- P(sum)"));
+}
+
+TEST(PointwiseRules, PartsAreNotDividedByZero) {
+  EXPECT_FALSE(has_row(with_number("aten::div.Tensor", 0), "P(sum) <- P(sum)"));
+  EXPECT_FALSE(has_row(with_number("aten::div.Tensor", -0.0), "P(max) <- P(min)"));
+}
+
+TEST(PointwiseRules, PartsAreNotMultipliedByInfinity) {
+  EXPECT_FALSE(
+      has_row(with_number("aten::mul.Tensor", std::numeric_limits<double>::infinity()), "P(sum) <- P(sum)"));
+}
+
+TEST(PointwiseRules, ABufferThatIsEmptyIsOnEveryRank) {
+  const auto call = CallOf("aten::log_sigmoid_backward")
+                        .with("grad_output", tensor({4}))
+                        .with("self", tensor({4}))
+                        .with("buffer", tensor({0}))
+                        .gives(std::vector<int64_t>{4});
+  EXPECT_TRUE(has_row(call, "S0 <- S0 S0 R"));
 }
 
 TEST(PointwiseRules, AConstantTimesIsLinear) {
@@ -267,4 +296,4 @@ INSTANTIATE_TEST_SUITE_P(All, PointwiseFunction,
                          [](const auto& param) { return param.param.op.substr(6); });
 
 }  // namespace
-}  // namespace funcol::test
+}  // namespace funcol::test::pointwise_test

@@ -2,7 +2,7 @@
 
 #include "propagation/rules/cut_and_run.h"
 
-namespace funcol::test {
+namespace funcol::test::reductions_test {
 namespace {
 
 OpCall reduction(const std::string& op, const Shape& shape, const Shape& dims, bool keepdim,
@@ -266,4 +266,4 @@ INSTANTIATE_TEST_SUITE_P(All, ReductionOfParts,
                                             ::testing::Values(Shape{0}, Shape{0, 2}), ::testing::Bool()));
 
 }  // namespace
-}  // namespace funcol::test
+}  // namespace funcol::test::reductions_test

@@ -6,7 +6,7 @@
 
 #include "propagation/rules/cut_and_run.h"
 
-namespace funcol::test {
+namespace funcol::test::reshape_test {
 namespace {
 
 using Groups = std::vector<DimGroup>;
@@ -180,4 +180,4 @@ INSTANTIATE_TEST_SUITE_P(
                       std::pair(Shape{2, 6, 3}, Shape{4, 9})));
 
 }  // namespace
-}  // namespace funcol::test
+}  // namespace funcol::test::reshape_test

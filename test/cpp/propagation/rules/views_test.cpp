@@ -2,7 +2,7 @@
 
 #include "propagation/rules/cut_and_run.h"
 
-namespace funcol::test {
+namespace funcol::test::views_test {
 namespace {
 
 TEST(ViewRules, APermutationTakesShardsAlong) {
@@ -157,4 +157,4 @@ INSTANTIATE_TEST_SUITE_P(Shapes, Transposition,
                                            std::vector<int64_t>{2, 0, 3}));
 
 }  // namespace
-}  // namespace funcol::test
+}  // namespace funcol::test::views_test

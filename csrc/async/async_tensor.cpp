@@ -8,33 +8,33 @@
 #include <typeinfo>
 #include <utility>
 
+#include "async/in_place_collectives.h"
 #include "async/layers.h"
+#include "async/pending_collective.h"
 #include "async/wake_key.h"
 
 namespace funcol {
 namespace {
 
-namespace autograd = torch::autograd;
-
 thread_local int num_sharing = 0;
 
-std::optional<autograd::ViewInfo> copy_view_info(const autograd::ViewInfo& info) {
-  return autograd::ViewInfo(info.base_, info.has_view_fn() ? info.view_fn().clone_and_set() : nullptr,
-                            info.has_view_fn() ? info.rev_view_fn() : nullptr);
+std::optional<torch::autograd::ViewInfo> copy_view_info(const torch::autograd::ViewInfo& info) {
+  return torch::autograd::ViewInfo(info.base_, info.has_view_fn() ? info.view_fn().clone_and_set() : nullptr,
+                                   info.has_view_fn() ? info.rev_view_fn() : nullptr);
 }
 
 // Autograd metadata belongs to one TensorImpl, and a view's metadata holds what a later in-place operator
 // needs to rebuild the view. `to` therefore gets metadata of its own, over the same base and the same node.
 void move_autograd_history(const at::Tensor& from, c10::TensorImpl* to) {
-  auto* old_meta = autograd::impl::get_autograd_meta(from);
+  auto* old_meta = torch::autograd::impl::get_autograd_meta(from);
   if (old_meta == nullptr) {
     return;
   }
-  std::unique_ptr<autograd::AutogradMeta> meta;
-  if (auto* view = autograd::impl::get_view_autograd_meta(from)) {
-    std::optional<autograd::ViewInfo> backward;
-    std::optional<autograd::ViewInfo> forward;
-    auto creation = autograd::CreationMeta::DEFAULT;
+  std::unique_ptr<torch::autograd::AutogradMeta> meta;
+  if (auto* view = torch::autograd::impl::get_view_autograd_meta(from)) {
+    std::optional<torch::autograd::ViewInfo> backward;
+    std::optional<torch::autograd::ViewInfo> forward;
+    auto creation = torch::autograd::CreationMeta::DEFAULT;
     if (view->has_bw_view()) {
       backward = copy_view_info(view->get_backward_view());
       creation = view->get_creation_meta();
@@ -42,14 +42,14 @@ void move_autograd_history(const at::Tensor& from, c10::TensorImpl* to) {
     if (view->has_fw_view() && !view->shared_view_info()) {
       forward = copy_view_info(view->get_forward_view());
     }
-    auto view_meta = std::make_unique<autograd::DifferentiableViewMeta>(
+    auto view_meta = std::make_unique<torch::autograd::DifferentiableViewMeta>(
         to, std::move(backward), std::move(forward), view->shared_view_info(), creation);
     if (view->has_bw_view()) {
       view_meta->set_attr_version(view->get_attr_version());
     }
     meta = std::move(view_meta);
   } else {
-    meta = std::make_unique<autograd::AutogradMeta>();
+    meta = std::make_unique<torch::autograd::AutogradMeta>();
   }
   meta->requires_grad_ = old_meta->requires_grad_;
   meta->output_nr_ = old_meta->output_nr_;
@@ -63,6 +63,12 @@ void move_autograd_history(const at::Tensor& from, c10::TensorImpl* to) {
 AsyncTensorImpl::SharingStorage::SharingStorage() noexcept { ++num_sharing; }
 AsyncTensorImpl::SharingStorage::~SharingStorage() { --num_sharing; }
 
+AsyncTensorImpl::Awaited::Awaited(PendingPtr collective) : collective(std::move(collective)) {}
+AsyncTensorImpl::Awaited::Awaited(InPlacePtr in_place) : in_place(std::move(in_place)) {}
+AsyncTensorImpl::Awaited::Awaited(const Awaited& other) = default;
+AsyncTensorImpl::Awaited::Awaited(Awaited&& other) noexcept = default;
+AsyncTensorImpl::Awaited::~Awaited() = default;
+
 AsyncTensorImpl::AsyncTensorImpl(const c10::TensorImpl& source, Awaited awaited)
     : c10::TensorImpl(c10::Storage(source.unsafe_storage()), source.key_set(), source.dtype()),
       awaited_(std::move(awaited)) {}
@@ -70,6 +76,8 @@ AsyncTensorImpl::AsyncTensorImpl(const c10::TensorImpl& source, Awaited awaited)
 AsyncTensorImpl::AsyncTensorImpl(ImplType kind, const c10::TensorImpl& source, Awaited awaited)
     : c10::TensorImpl(kind, c10::Storage(source.unsafe_storage()), c10::DispatchKeySet(), source.dtype()),
       awaited_(std::move(awaited)) {}
+
+AsyncTensorImpl::~AsyncTensorImpl() = default;
 
 at::Tensor AsyncTensorImpl::wrap(const at::Tensor& output, Awaited awaited) {
   auto* source = output.unsafeGetTensorImpl();

@@ -19,12 +19,10 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorImpl.h>
 
-#include <utility>
-
-#include "async/in_place_collectives.h"
-#include "async/pending_collective.h"
-
 namespace funcol {
+
+class InPlaceCollectives;
+class PendingCollective;
 
 class AsyncTensorImpl final : public c10::TensorImpl {
  public:
@@ -33,8 +31,11 @@ class AsyncTensorImpl final : public c10::TensorImpl {
 
   // What a tensor waits for: one collective or, for a CommTensor, all that were started on it.
   struct Awaited {
-    Awaited(PendingPtr collective) : collective(std::move(collective)) {}  // NOLINT
-    Awaited(InPlacePtr in_place) : in_place(std::move(in_place)) {}        // NOLINT
+    Awaited(PendingPtr collective);  // NOLINT
+    Awaited(InPlacePtr in_place);    // NOLINT
+    Awaited(const Awaited& other);
+    Awaited(Awaited&& other) noexcept;
+    ~Awaited();
 
     PendingPtr collective;
     InPlacePtr in_place;
@@ -45,6 +46,7 @@ class AsyncTensorImpl final : public c10::TensorImpl {
 
   // Takes storage and dtype of `source`. The caller sets keys and version counter.
   AsyncTensorImpl(ImplType kind, const c10::TensorImpl& source, Awaited awaited);
+  ~AsyncTensorImpl() override;
 
   // A pending tensor with the storage, metadata and autograd history of `output`. `output` must be fresh (no
   // Python object, not held elsewhere as a variable): its autograd history is moved.

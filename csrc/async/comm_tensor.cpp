@@ -15,6 +15,7 @@
 #include "async/held_memory.h"
 #include "async/in_place_collectives.h"
 #include "async/layers.h"
+#include "async/pending_collective.h"
 #include "comm/custom_class.h"
 #include "comm/orphaned_works.h"
 #include "comm/process_group.h"
@@ -70,8 +71,8 @@ class CollectiveCall {
     }
   }
 
-  PendingCollective::Start describe() const {
-    PendingCollective::Start start;
+  Start describe() const {
+    Start start;
     start.op = interned("CommTensor(" + op_.schema().name() + ")");
     for (const auto& argument : arguments()) {
       if (const auto group = custom_class<c10d::ProcessGroup>(argument)) {
@@ -81,7 +82,7 @@ class CollectiveCall {
     return start;
   }
 
-  void pass_plain_aliases(PendingCollective::Start& start) {
+  void pass_plain_aliases(Start& start) {
     const auto first = stack_->end() - static_cast<int64_t>(op_.schema().arguments().size());
     for (auto argument = first; argument != stack_->end(); ++argument) {
       *argument = replace_tensors(*argument, [&](const at::Tensor& tensor) {
@@ -122,7 +123,7 @@ at::Tensor comm_tensor(const at::Tensor& tensor) {
   return AsyncTensorImpl::wrap(at::alias(tensor), c10::make_intrusive<InPlaceCollectives>());
 }
 
-void wait_in_place(at::TensorList written, PendingCollective::Start collective) {
+void wait_in_place(at::TensorList written, Start collective) {
   sweep_orphans();
   const auto pending = hold(std::move(collective));
   for (const auto& tensor : written) {

@@ -19,6 +19,7 @@
 
 #include "async/async_tensor.h"
 #include "async/layers.h"
+#include "async/pending_collective.h"
 #include "comm/asking_devices.h"
 #include "comm/blocking.h"
 #include "comm/take_if.h"
@@ -229,7 +230,7 @@ class HeldMemory {
 };
 
 // The bytes that could be let go of.
-int64_t held_bytes(const PendingCollective::Start& start) {
+int64_t held_bytes(const Start& start) {
   int64_t num_bytes = 0;
   for (const auto& buffer : start.buffers) {
     num_bytes += buffer.defined() ? static_cast<int64_t>(buffer.nbytes()) : 0;
@@ -255,7 +256,7 @@ void wait_within_capture(const PendingPtr& collective, bool has_epilogue) {
 
 }  // namespace
 
-PendingPtr hold(PendingCollective::Start&& start) {
+PendingPtr hold(Start&& start) {
   const auto num_bytes = held_bytes(start);
   const bool is_noted = start.work && !start.is_kept_elsewhere && num_bytes > kNotedBytes;
   const bool is_on_cpu = !start.outputs.empty() && start.outputs[0].is_cpu();

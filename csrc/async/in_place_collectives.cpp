@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "async/pending_collective.h"
 #include "comm/take_if.h"
 
 namespace funcol {
@@ -23,6 +24,9 @@ MemoryRange::MemoryRange(const c10::TensorImpl& tensor)
 bool MemoryRange::overlaps(const MemoryRange& other) const noexcept {
   return storage == other.storage && begin < other.end && other.begin < end;
 }
+
+InPlaceCollectives::InPlaceCollectives() = default;
+InPlaceCollectives::~InPlaceCollectives() = default;
 
 void InPlaceCollectives::add(const MemoryRange& written, PendingPtr collective) {
   const std::scoped_lock lock(mutex_);

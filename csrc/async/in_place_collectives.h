@@ -16,9 +16,9 @@
 #include <mutex>
 #include <vector>
 
-#include "async/pending_collective.h"
-
 namespace funcol {
+
+class PendingCollective;
 
 // The bytes of a storage from the first to past the last element of a tensor, gaps included. An empty tensor
 // counts one byte.
@@ -34,6 +34,9 @@ struct MemoryRange {
 class InPlaceCollectives final : public c10::intrusive_ptr_target {
  public:
   using PendingPtr = c10::intrusive_ptr<PendingCollective>;
+
+  InPlaceCollectives();
+  ~InPlaceCollectives() override;
 
   // Notes a new collective that writes into `written`. Earlier collectives on that range must be settled.
   void add(const MemoryRange& written, PendingPtr collective);

@@ -36,7 +36,7 @@ int64_t num_bytes(const std::vector<at::Tensor>& tensors) {
 }
 
 // The Work goes on by itself; the tensors that it reads and writes stay until it is done.
-void leave_running(PendingCollective::Start& start, const Started& started) {
+void leave_running(Start& start, const Started& started) {
   InFlight what(start.op, start.group, start.outputs, started);
   auto buffers = std::move(start.buffers);
   buffers.insert(buffers.end(), start.outputs.begin(), start.outputs.end());
@@ -54,7 +54,7 @@ bool may_run_twice(const c10d::Work& work) {
 
 // Which rank this is, since when it has waited, and for what else: for time-outs, which have causes
 // elsewhere.
-std::string surroundings(const PendingCollective::Start& start, const UnwaitedEntry& own) {
+std::string surroundings(const Start& start, const UnwaitedEntry& own) {
   const auto& started = own.started();
   if (started.at_ms == 0) {
     return {};

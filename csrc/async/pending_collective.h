@@ -38,9 +38,9 @@
 #include <vector>
 
 #include "async/resize_guard.h"
+#include "async/start.h"
 #include "async/unwaited.h"
 #include "async/used_streams.h"
-#include "comm/group_ref.h"
 
 namespace funcol {
 
@@ -66,21 +66,6 @@ namespace funcol {
 // (held_memory.h). It counts as unwaited all the same.
 class PendingCollective final : public c10::intrusive_ptr_target {
  public:
-  struct Start {
-    std::string_view op;                  // for error messages: "all_reduce"; lives for ever
-    GroupRef group;                       // for error messages, and to know whether it was destroyed
-    c10::intrusive_ptr<c10d::Work> work;  // null: nothing to wait for
-    // Everything that the Work and the epilogue read or write. The epilogue reads the last buffer alone.
-    std::vector<at::Tensor> buffers;
-    std::vector<at::Tensor> outputs;  // what the caller gets
-    // May be empty. Runs once, after the Work, below autograd, on this Start.
-    std::function<void(const Start&)> epilogue;
-    bool is_counted =
-        true;  // in unwaited_collectives(); false if it is waited for at once, or counted elsewhere
-    // PyTorch's registry keeps Work and tensors until somebody waits: letting go here would free nothing.
-    bool is_kept_elsewhere = false;
-  };
-
   explicit PendingCollective(Start&& start);
   ~PendingCollective() override;
   PendingCollective(const PendingCollective&) = delete;

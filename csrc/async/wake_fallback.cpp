@@ -20,7 +20,9 @@
 #include "async/arguments.h"
 #include "async/async_tensor.h"
 #include "async/comm_tensor.h"
+#include "async/in_place_collectives.h"
 #include "async/layers.h"
+#include "async/pending_collective.h"
 #include "async/wake_kernels.h"
 #include "async/wake_key.h"
 

@@ -15,6 +15,7 @@
 #include "async/held_memory.h"
 #include "async/in_flight.h"
 #include "async/layers.h"
+#include "async/pending_collective.h"
 #include "async/unwaited.h"
 #include "async/wake_key.h"
 #include "bindings/bindings.h"
@@ -210,8 +211,9 @@ void bind_async(PyObject* module) {
   };
   add_functions(module, functions);
   auto m = py::reinterpret_borrow<py::module>(module);
-  py::module_::import("atexit").attr("register")(
-      py::cpp_function(stop_letting_go, py::call_guard<py::gil_scoped_release>()));
+  const auto at_exit = py::module_::import("atexit").attr("register");
+  at_exit(py::cpp_function(note_exiting_thread));
+  at_exit(py::cpp_function(stop_letting_go, py::call_guard<py::gil_scoped_release>()));
   m.def("pending_on_registry", torch::wrap_pybind_function(pending_on_registry));
   m.def("make_pending", torch::wrap_pybind_function(make_pending), py::arg("outputs"), py::arg("on_wait"),
         py::arg("op") = "test", py::arg("group") = "test", py::arg("is_over") = true);

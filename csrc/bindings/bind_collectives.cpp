@@ -8,6 +8,7 @@
 #include "bindings/collective_function.h"
 #include "comm/agreement.h"
 #include "comm/group_ref.h"
+#include "comm/process_group.h"
 #include "dtensor/forget.h"
 #include "ops/calls.h"
 #include "ops/collectives.h"

@@ -22,7 +22,7 @@
 namespace funcol::python {
 namespace {
 
-void set_resolver(py::function resolver) {
+void set_python_ranks_resolver(py::function resolver) {
   // Never freed: operators may still run when the interpreter has gone.
   auto* const kept = std::make_unique<py::function>(std::move(resolver)).release();
   set_ranks_resolver([kept](const std::vector<int64_t>& ranks, const std::string& tag) {
@@ -129,7 +129,7 @@ void take_pending_instances() {
 
 void bind_dropin(PyObject* module) {
   auto m = py::reinterpret_borrow<py::module>(module);
-  m.def("set_ranks_resolver", set_resolver);
+  m.def("set_ranks_resolver", set_python_ranks_resolver);
   m.def("define_missing_legacy_ops", define_missing_legacy_ops);
   m.def("put_under_core_ops", put_under_core_ops);
   m.def("set_ops_are_replaced", set_ops_are_replaced);

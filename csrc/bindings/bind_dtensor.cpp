@@ -25,6 +25,7 @@
 #include "dtensor/redistribute.h"
 #include "dtensor/redistribute_local.h"
 #include "dtensor/table_sizes.h"
+#include "pyobjects/attributes.h"
 #include "pyobjects/dtensors.h"
 #include "pyobjects/dtypes.h"
 
@@ -46,10 +47,6 @@ RedistributionOptions redistribution_options(PyObject* async_op, PyObject* model
 
 bool is_dtype_or_none(PyObject* object) { return object == Py_None || THPDtype_Check(object); }
 
-std::optional<at::ScalarType> dtype_argument(PyObject* dtype) {
-  return dtype == Py_None ? std::nullopt : std::optional(to_dtype(dtype));
-}
-
 py::list list_argument(PyObject* list) { return py::reinterpret_borrow<py::list>(list); }
 
 // (dtensor, mesh or None, placements, shard order or None, forward_dtype, backward_dtype, async_op, model,
@@ -63,12 +60,12 @@ PyObject* redistribute_dtensor(PyObject* /*module*/, Args args, Py_ssize_t count
   if (!is_on_mesh || !is_dtype_or_none(args[4]) || !is_dtype_or_none(args[5])) {
     return not_implemented();
   }
-  const auto forward_dtype = dtype_argument(args[4]);
+  const auto forward_dtype = to_optional_dtype(args[4], kOp);
   const auto placements = py::reinterpret_borrow<py::object>(args[2]);
   const auto order = py::reinterpret_borrow<py::object>(args[3]);
-  return or_not_implemented(
-      redistribute(args[0], {placements, order, forward_dtype, forward_dtype, dtype_argument(args[5])},
-                   redistribution_options(args[6], args[7], args[8], kOp)));
+  return or_not_implemented(redistribute(
+      args[0], {placements, order, forward_dtype, forward_dtype, to_optional_dtype(args[5], kOp)},
+      redistribution_options(args[6], args[7], args[8], kOp)));
   END_HANDLE_TH_ERRORS
 }
 
@@ -108,16 +105,13 @@ PyObject* redistribute_local_tensor(PyObject* /*module*/, Args args, Py_ssize_t 
   END_HANDLE_TH_ERRORS
 }
 
-// (locals, source specs, target specs, async_op, model, max_bytes); NotImplemented, too, if they have to go
-// one by one, for a layer that watches.
+// (locals, source specs, target specs, async_op, model, max_bytes, is_explicit)
 PyObject* redistribute_local_tensors(PyObject* /*module*/, Args args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
-  check_count(count, 6, "redistribute_many");
-  if (has_active_layers()) {
-    return not_implemented();
-  }
+  check_count(count, 7, "redistribute_many");
   return redistribute_locals(list_argument(args[0]), list_argument(args[1]), list_argument(args[2]),
-                             redistribution_options(args[3], args[4], args[5], "redistribute_many"))
+                             redistribution_options(args[3], args[4], args[5], "redistribute_many"),
+                             args[6] == Py_True)
       .release()
       .ptr();
   END_HANDLE_TH_ERRORS
@@ -135,15 +129,13 @@ bool check_dtensors(PyObject* list) {
   return needs_gradient && at::GradMode::is_enabled();
 }
 
-// (DTensors, tuple of placements for each, async_op, model, max_bytes); None if a gradient is to be recorded.
+// (DTensors, tuple of placements for each, async_op, model, max_bytes); None if a gradient is to be recorded
+// or a layer watches.
 PyObject* redistribute_dtensors(PyObject* /*module*/, Args args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   check_count(count, 5, "redistribute_many");
   if (check_dtensors(args[0])) {
     Py_RETURN_NONE;
-  }
-  if (has_active_layers()) {
-    return not_implemented();
   }
   return or_not_implemented(
       redistribute_many(list_argument(args[0]), list_argument(args[1]),
@@ -189,6 +181,7 @@ void bind_local_sizes(py::module m) {
       .def_readonly("squeezed_dims", &LocalSizePlaces::squeezed_dims);
   m.def("local_size_args", local_size_places, py::arg("op"));
   m.def("local_shape_of", local_shape_of, py::arg("spec"), py::arg("shape"));
+  m.def("shard_cuts", shard_cuts, py::arg("spec"), py::arg("num_dims"));
   m.def("uneven_axes", uneven_axes, py::arg("spec"), py::arg("shape"));
 }
 
@@ -196,12 +189,13 @@ void bind_native_operators(py::module m) {
   m.def(
       "put_native_operators",
       [](py::object dispatcher, py::object propagator, py::object logger, py::set copies, py::object decide,
-         py::object draw, py::object is_own) {
+         py::object draw, py::object own_handler, py::object is_own) {
         put_native_operators({std::move(dispatcher), std::move(propagator), std::move(logger),
-                              std::move(copies), std::move(decide), std::move(draw), std::move(is_own)});
+                              std::move(copies), std::move(decide), std::move(draw), std::move(own_handler),
+                              std::move(is_own)});
       },
       py::arg("dispatcher"), py::arg("propagator"), py::arg("logger"), py::arg("copies"), py::arg("decide"),
-      py::arg("draw"), py::arg("is_own"));
+      py::arg("draw"), py::arg("own_handler"), py::arg("is_own"));
   m.def("take_native_operators", take_native_operators);
   m.def("serves_operators", serves_operators);
   m.def("operator_counts", operator_counts);

@@ -9,6 +9,7 @@
 #include "fsdp/gradients.h"
 #include "fsdp/groups.h"
 #include "fsdp/objects.h"
+#include "pyobjects/attributes.h"
 
 namespace funcol::python {
 namespace {

@@ -38,12 +38,19 @@ PyObject* sole_pending(const at::Tensor& tensor, const StartCollective& start) {
   return result.defined() ? THPVariable_Wrap(std::move(result)) : not_implemented();
 }
 
+// Calls `run` with the group that the two arguments from `args` on name.
+template <typename Run>
+PyObject* with_group(at::TensorList tensors, Args args, const char* op, const Run& run) {
+  return is_shape_only(tensors, args[0]) ? not_implemented() : run(group_argument(args[0], args[1], op));
+}
+
 PyObject* all_reduce_into(PyObject*, Args args, Py_ssize_t count) {
   constexpr auto kOp = "all_reduce";
   return with_input(args, count, 4, kOp, [&](const at::Tensor& tensor) {
     const auto reduce_op = reduce_op_argument(args[1], kOp);
-    const auto group = group_argument(args[2], args[3], kOp);
-    return none_if([&] { return funcol::all_reduce_into(tensor, reduce_op, group); });
+    return with_group(tensor, args + 2, kOp, [&](const GroupPtr& group) {
+      return none_if([&] { return funcol::all_reduce_into(tensor, reduce_op, group); });
+    });
   });
 }
 
@@ -51,8 +58,9 @@ PyObject* broadcast_into(PyObject*, Args args, Py_ssize_t count) {
   constexpr auto kOp = "broadcast";
   return with_input(args, count, 4, kOp, [&](const at::Tensor& tensor) {
     const auto source = int_argument(args[1], "src", kOp);
-    const auto group = group_argument(args[2], args[3], kOp);
-    return none_if([&] { return funcol::broadcast_into(tensor, source, group); });
+    return with_group(tensor, args + 2, kOp, [&](const GroupPtr& group) {
+      return none_if([&] { return funcol::broadcast_into(tensor, source, group); });
+    });
   });
 }
 
@@ -60,8 +68,9 @@ PyObject* all_gather_into(PyObject*, Args args, Py_ssize_t count) {
   constexpr auto kOp = "all_gather_tensor";
   return with_input(args, count, 4, kOp, [&](const at::Tensor& input) {
     const auto out = tensor_argument(args[1], kOp);
-    const auto group = group_argument(args[2], args[3], kOp);
-    return none_if([&] { return out.defined() && funcol::all_gather_into(out, input, group); });
+    return with_group(input, args + 2, kOp, [&](const GroupPtr& group) {
+      return none_if([&] { return out.defined() && funcol::all_gather_into(out, input, group); });
+    });
   });
 }
 
@@ -70,9 +79,10 @@ PyObject* reduce_scatter_into(PyObject*, Args args, Py_ssize_t count) {
   return with_input(args, count, 5, kOp, [&](const at::Tensor& input) {
     const auto out = tensor_argument(args[1], kOp);
     const auto reduce_op = reduce_op_argument(args[2], kOp);
-    const auto group = group_argument(args[3], args[4], kOp);
-    return none_if(
-        [&] { return out.defined() && funcol::reduce_scatter_into(out, input, reduce_op, group); });
+    return with_group(input, args + 3, kOp, [&](const GroupPtr& group) {
+      return none_if(
+          [&] { return out.defined() && funcol::reduce_scatter_into(out, input, reduce_op, group); });
+    });
   });
 }
 
@@ -81,8 +91,9 @@ PyObject* all_gather_into_list(PyObject*, Args args, Py_ssize_t count) {
   return with_input(args, count, 4, kOp, [&](const at::Tensor& input) {
     std::vector<at::Tensor> outs;
     const bool are_plain = tensors_argument(args[1], outs, kOp);
-    const auto group = group_argument(args[2], args[3], kOp);
-    return none_if([&] { return are_plain && funcol::all_gather_into_list(outs, input, group); });
+    return with_group(input, args + 2, kOp, [&](const GroupPtr& group) {
+      return none_if([&] { return are_plain && funcol::all_gather_into_list(outs, input, group); });
+    });
   });
 }
 
@@ -91,9 +102,10 @@ PyObject* reduce_scatter_list_into(PyObject*, Args args, Py_ssize_t count) {
   return with_inputs(args, count, 5, kOp, [&](at::TensorList inputs) {
     const auto out = tensor_argument(args[1], kOp);
     const auto reduce_op = reduce_op_argument(args[2], kOp);
-    const auto group = group_argument(args[3], args[4], kOp);
-    return none_if(
-        [&] { return out.defined() && funcol::reduce_scatter_list_into(out, inputs, reduce_op, group); });
+    return with_group(inputs, args + 3, kOp, [&](const GroupPtr& group) {
+      return none_if(
+          [&] { return out.defined() && funcol::reduce_scatter_list_into(out, inputs, reduce_op, group); });
+    });
   });
 }
 
@@ -102,8 +114,10 @@ PyObject* isend(PyObject*, Args args, Py_ssize_t count) {
   return with_input(args, count, 5, kOp, [&](const at::Tensor& tensor) {
     const auto destination = int_argument(args[1], "dst", kOp);
     const auto tag = int_argument(args[2], "tag", kOp);
-    const auto group = group_argument(args[3], args[4], kOp);
-    return sole_pending(tensor, [&] { return as_sole_pending(start_send(tensor, destination, tag, group)); });
+    return with_group(tensor, args + 3, kOp, [&](const GroupPtr& group) {
+      return sole_pending(tensor,
+                          [&] { return as_sole_pending(start_send(tensor, destination, tag, group)); });
+    });
   });
 }
 
@@ -112,9 +126,10 @@ PyObject* irecv(PyObject*, Args args, Py_ssize_t count) {
   return with_input(args, count, 5, kOp, [&](const at::Tensor& tensor) {
     const auto source = int_argument(args[1], "src", kOp);
     const auto tag = int_argument(args[2], "tag", kOp);
-    const auto group = group_argument(args[3], args[4], kOp);
-    return sole_pending(tensor,
-                        [&] { return as_received(start_receive(tensor, source, tag, group), {0})[0]; });
+    return with_group(tensor, args + 3, kOp, [&](const GroupPtr& group) {
+      return sole_pending(tensor,
+                          [&] { return as_received(start_receive(tensor, source, tag, group), {0})[0]; });
+    });
   });
 }
 

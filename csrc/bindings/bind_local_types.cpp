@@ -18,15 +18,6 @@ namespace {
 
 constexpr auto kOp = "change_local_type";
 
-std::optional<at::ScalarType> dtype_argument(PyObject* dtype) {
-  if (dtype == Py_None) {
-    return std::nullopt;
-  }
-  TORCH_CHECK_TYPE(THPDtype_Check(dtype), "funcol::", kOp, ": a dtype is a ", type_name(dtype),
-                   ". Pass a torch.dtype.");
-  return to_dtype(dtype);
-}
-
 local_types::Placed placed_argument(PyObject* type, PyObject* dim) {
   return {static_cast<local_types::Type>(int_argument(type, "type", kOp)), int_argument(dim, "dim", kOp)};
 }
@@ -46,8 +37,8 @@ PyObject* change_local_type(PyObject*, Args args, Py_ssize_t count) {
   }
   const local_types::Change change{placed_argument(args[1], args[2]),
                                    placed_argument(args[3], args[4]),
-                                   {dtype_argument(args[8]), dtype_argument(args[9])},
-                                   {dtype_argument(args[10]), dtype_argument(args[11])},
+                                   {to_optional_dtype(args[8], kOp), to_optional_dtype(args[9], kOp)},
+                                   {to_optional_dtype(args[10], kOp), to_optional_dtype(args[11], kOp)},
                                    /*scatters_dim_first=*/args[7] == Py_True};
   if (!local_types::takes(input, change, *group)) {
     return not_implemented();

@@ -28,11 +28,11 @@ RankedMesh ranked(py::handle mesh, const std::optional<std::vector<int64_t>>& ra
   return ranks.has_value() ? RankedMesh{to_mesh(mesh), *ranks} : to_ranked_mesh(mesh);
 }
 
-MeshChange plan(py::handle src, py::handle dst,
-                std::pair<py::object, std::optional<std::vector<int64_t>>> mesh,
-                std::pair<py::object, std::optional<std::vector<int64_t>>> to_mesh,
-                std::vector<int64_t> shape, int64_t itemsize, py::handle src_order, py::handle dst_order,
-                const Models& models, std::optional<int64_t> max_bytes) {
+MeshChange mesh_change_plan(py::handle src, py::handle dst,
+                            std::pair<py::object, std::optional<std::vector<int64_t>>> mesh,
+                            std::pair<py::object, std::optional<std::vector<int64_t>>> to_mesh,
+                            std::vector<int64_t> shape, int64_t itemsize, py::handle src_order,
+                            py::handle dst_order, const Models& models, std::optional<int64_t> max_bytes) {
   const auto num_dims = static_cast<int64_t>(shape.size());
   MeshChangeTask task{ranked(mesh.first, mesh.second),
                       {},
@@ -52,8 +52,6 @@ MeshChange plan(py::handle src, py::handle dst,
                                                                  default_alpha_beta(task.dst_mesh.mesh)}),
                           max_bytes);
 }
-
-py::tuple tuple_of(const std::vector<int64_t>& values) { return py::cast(values).cast<py::tuple>(); }
 
 py::tuple matrix_of(const std::vector<std::vector<int64_t>>& rows) {
   py::list list;
@@ -130,9 +128,9 @@ void bind_plan(py::module m) {
       .def("__str__", [](const MeshChange& self) { return to_string(self); })
       .def("__repr__", [](const MeshChange& self) { return "<funcol.MeshChange " + to_string(self) + ">"; })
       .def(py::self == py::self);
-  m.def("plan_mesh_change", plan, py::arg("src"), py::arg("dst"), py::arg("mesh"), py::arg("to_mesh"),
-        py::arg("shape"), py::arg("itemsize"), py::arg("src_order"), py::arg("dst_order"), py::arg("models"),
-        py::arg("max_bytes"));
+  m.def("plan_mesh_change", mesh_change_plan, py::arg("src"), py::arg("dst"), py::arg("mesh"),
+        py::arg("to_mesh"), py::arg("shape"), py::arg("itemsize"), py::arg("src_order"), py::arg("dst_order"),
+        py::arg("models"), py::arg("max_bytes"));
 }
 
 }  // namespace

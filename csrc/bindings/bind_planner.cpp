@@ -54,8 +54,6 @@ Plan greedy_plan(py::handle src, py::handle dst, py::handle mesh, std::vector<in
   return greedy_redistribution(task, model_or_default(std::move(model), task.mesh));
 }
 
-py::tuple tuple_of(const std::vector<int64_t>& values) { return py::cast(values).cast<py::tuple>(); }
-
 py::tuple axes_of(const Step& step, const Mesh& mesh) {
   std::vector<int64_t> axes;
   for (int64_t axis = 0; axis < mesh.num_axes(); ++axis) {

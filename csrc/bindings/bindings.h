@@ -1,7 +1,10 @@
 // Functions that add to the module; bind_x() is in bind_x.cpp.
 #pragma once
 
-#include <torch/csrc/python_headers.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <cstdint>
+#include <vector>
 
 namespace funcol::python {
 
@@ -20,5 +23,7 @@ void bind_dtensor(PyObject* module);
 void bind_mesh_changes(PyObject* module);
 void bind_fsdp(PyObject* module);
 void bind_weights(PyObject* module);
+
+inline py::tuple tuple_of(const std::vector<int64_t>& values) { return py::cast(values).cast<py::tuple>(); }
 
 }  // namespace funcol::python

@@ -5,7 +5,8 @@
 //
 // The function takes a tensor, or a list of them, and then the start's arguments in their order; a group is
 // two arguments, the group and the tag. It starts the collective on plain tensors, and calls the operator
-// where that has more to do: on the meta device, or to record a gradient.
+// where that has more to do: on the meta device, or to record a gradient. It returns NotImplemented for meta
+// tensors and a group that this process does not have: PyTorch's operators give the shapes.
 #pragma once
 
 #include <array>
@@ -52,12 +53,12 @@ struct ArgumentReader {
 
 // One argument: native() for a start, for_operator() for an operator.
 template <typename Native>
-class Argument;
+class ArgumentOf;
 
 template <>
-class Argument<const c10d::ReduceOp&> {
+class ArgumentOf<const c10d::ReduceOp&> {
  public:
-  explicit Argument(ArgumentReader& reader) : value_(reduce_op_argument(reader.next(), reader.op)) {}
+  explicit ArgumentOf(ArgumentReader& reader) : value_(reduce_op_argument(reader.next(), reader.op)) {}
   const c10d::ReduceOp& native() const { return value_; }
   c10::IValue for_operator() const { return as_ivalue(value_); }
 
@@ -66,9 +67,9 @@ class Argument<const c10d::ReduceOp&> {
 };
 
 template <>
-class Argument<const GroupPtr&> {
+class ArgumentOf<const GroupPtr&> {
  public:
-  explicit Argument(ArgumentReader& reader) {
+  explicit ArgumentOf(ArgumentReader& reader) {
     auto* const group = reader.next();
     value_ = group_argument(group, reader.next(), reader.op);
   }
@@ -80,9 +81,9 @@ class Argument<const GroupPtr&> {
 };
 
 template <>
-class Argument<int64_t> {
+class ArgumentOf<int64_t> {
  public:
-  explicit Argument(ArgumentReader& reader)
+  explicit ArgumentOf(ArgumentReader& reader)
       : value_(int_argument(reader.next(), reader.next_number(), reader.op)) {}
   int64_t native() const { return value_; }
   int64_t for_operator() const { return value_; }
@@ -92,12 +93,12 @@ class Argument<int64_t> {
 };
 
 template <>
-class Argument<at::IntArrayRef> {
+class ArgumentOf<at::IntArrayRef> {
  public:
-  explicit Argument(ArgumentReader& reader)
+  explicit ArgumentOf(ArgumentReader& reader)
       : values_(ints_argument(reader.next(), reader.next_number(), reader.op)) {}
   at::IntArrayRef native() const { return values_; }
-  const Argument& for_operator() const { return *this; }
+  const ArgumentOf& for_operator() const { return *this; }
   operator at::IntArrayRef() const { return values_; }  // NOLINT(google-explicit-constructor)
   operator c10::SymIntArrayRef() const {                // NOLINT(google-explicit-constructor)
     return c10::fromIntArrayRefSlow(values_);
@@ -108,9 +109,9 @@ class Argument<at::IntArrayRef> {
 };
 
 template <>
-class Argument<at::OptionalIntArrayRef> {
+class ArgumentOf<at::OptionalIntArrayRef> {
  public:
-  explicit Argument(ArgumentReader& reader) : sizes_(reader.next(), reader.op) {}
+  explicit ArgumentOf(ArgumentReader& reader) : sizes_(reader.next(), reader.op) {}
   at::OptionalIntArrayRef native() const { return sizes_.ints(); }
   at::OptionalSymIntArrayRef for_operator() const { return sizes_.symints(); }
 
@@ -118,11 +119,25 @@ class Argument<at::OptionalIntArrayRef> {
   SplitSizes sizes_;
 };
 
+// The place of the group among a start's arguments.
+template <typename... Native>
+constexpr size_t position_of_group() {
+  constexpr std::array kIsGroup{std::is_same_v<Native, const GroupPtr&>...};
+  size_t position = 0;
+  while (!kIsGroup[position]) {
+    ++position;
+  }
+  return position;
+}
+
 // Without the GIL while the collective starts: it may copy, and take locks.
 template <typename Inputs, typename Call, typename... Native>
 PyObject* call_with(const CollectiveFunction<Inputs, Call, Native...>& function, Inputs inputs, Args args) {
+  if (is_shape_only(inputs, args[1 + position_of_group<Native...>()])) {
+    return not_implemented();
+  }
   ArgumentReader reader{args + 1, function.op, function.numbers.data()};
-  const std::tuple<Argument<Native>...> arguments{Argument<Native>(reader)...};
+  const std::tuple<ArgumentOf<Native>...> arguments{ArgumentOf<Native>(reader)...};
   return std::apply(
       [&](const auto&... argument) {
         const auto started = [&] {

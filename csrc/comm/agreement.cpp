@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "comm/blocking.h"
+#include "comm/process_group.h"
 
 namespace funcol {
 namespace {

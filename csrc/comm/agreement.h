@@ -10,7 +10,7 @@
 
 #include <string>
 
-#include "comm/process_group.h"
+#include "comm/group_ptr.h"
 
 namespace funcol {
 

@@ -7,6 +7,8 @@
 #include <thread>
 #include <utility>
 
+#include "comm/process_group.h"
+
 namespace funcol {
 namespace {
 

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/process_group.h"
 #include "comm/take_if.h"
 #include "compat/process_group.h"
 

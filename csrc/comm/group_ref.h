@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "comm/process_group.h"
+#include "comm/group_ptr.h"
 
 namespace funcol {
 

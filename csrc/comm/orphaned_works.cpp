@@ -47,7 +47,7 @@ bool has_completed_future(Orphan& orphan) {
   }
 }
 
-bool is_completed(Orphan& orphan) {
+bool is_orphan_completed(Orphan& orphan) {
   try {
     return orphan.work->isCompleted() || has_completed_future(orphan);
   } catch (const std::exception&) {  // it will not run any further
@@ -93,7 +93,7 @@ size_t sweep(Orphanage& home, size_t count) {
     std::move(home.orphans.begin(), end, std::back_inserter(orphans));
     home.orphans.erase(home.orphans.begin(), end);
   }
-  const auto num_finished = std::erase_if(orphans, is_completed);
+  const auto num_finished = std::erase_if(orphans, is_orphan_completed);
   const std::scoped_lock lock(home.mutex);
   std::ranges::move(orphans, std::back_inserter(home.orphans));
   home.size.store(home.orphans.size(), std::memory_order_relaxed);
@@ -143,7 +143,7 @@ std::vector<InFlight> kept_orphans() {
   for (auto& orphan : home.orphans) {
     // Asks no device, and no Work that may be written in Python, which names no operation.
     const bool is_asked = orphan.what.is_on_cpu && orphan.work->retrieveOpType() != c10d::OpType::UNKNOWN;
-    if (!is_asked || !is_completed(orphan)) {
+    if (!is_asked || !is_orphan_completed(orphan)) {
       kept.push_back(orphan.what);
     }
   }

@@ -89,6 +89,8 @@ void set_c10d_ops_are_replaced(bool are_replaced) {
 
 bool c10d_ops_are_replaced() { return c10d_is_replaced.load(std::memory_order_relaxed); }
 
+bool has_group_named(std::string_view name) { return find_group(name).defined(); }
+
 GroupPtr group_from_name(std::string_view name, const char* op) {
   auto group = find_group(name);
   TORCH_CHECK_VALUE(group.defined(), "funcol::", op, ": no process group is registered under the name '",

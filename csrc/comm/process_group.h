@@ -7,12 +7,11 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <vector>
 
-namespace funcol {
+#include "comm/group_ptr.h"
 
-using GroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
+namespace funcol {
 
 // The group registered under `name` in c10d's group registry.
 // ValueError naming `op` and `name` if there is none.
@@ -21,6 +20,7 @@ using GroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
 // the registry; forget_groups() then has to be called whenever the registry changes. In c10d's thread
 // isolation mode, where each simulated rank has a registry of its own, remembering must be off.
 GroupPtr group_from_name(std::string_view name, const char* op);
+bool has_group_named(std::string_view name);
 void remember_groups(bool enabled);
 void forget_groups();
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "comm/custom_class.h"
+#include "comm/process_group.h"
 
 namespace funcol {
 namespace {

@@ -9,6 +9,7 @@
 #include "async/held_memory.h"
 #include "comm/agreement.h"
 #include "comm/backend_call.h"
+#include "comm/process_group.h"
 #include "compat/process_group.h"
 #include "ops/calls.h"
 #include "ops/collectives.h"
@@ -17,10 +18,12 @@
 #include "ops/kinds.h"
 #include "ops/layout_change.h"
 #include "ops/meta.h"
+#include "ops/part_sizes.h"
 #include "ops/parts.h"
 #include "ops/wire.h"
 
 namespace funcol {
+namespace all_gather {
 namespace {
 
 at::DimVector gathered_sizes(const at::Tensor& input, int64_t dim, int64_t num_ranks) {
@@ -41,6 +44,7 @@ c10::intrusive_ptr<c10d::Work> start_flat(const at::Tensor& source, const at::Te
 }
 
 }  // namespace
+}  // namespace all_gather
 
 void check_all_gather(at::TensorList inputs, int64_t dim, const char* op) {
   check_one_device(inputs, op);
@@ -60,12 +64,12 @@ Start start_all_gather(const at::Tensor& input, int64_t dim, const GroupPtr& gro
     agree(*group, kOp, c10::str("dim=", dim), describe_tensors(source));
   }
 
-  auto gathered = fresh_tensor(gathered_sizes(source, 0, num_ranks), source);
-  const auto sizes = gathered_sizes(source, dim, num_ranks);
+  auto gathered = fresh_tensor(all_gather::gathered_sizes(source, 0, num_ranks), source);
+  const auto sizes = all_gather::gathered_sizes(source, dim, num_ranks);
   const bool is_in_order = is_rank_major(sizes, dim);
   const bool is_merged = !is_in_order && !merges_in_place(gathered);
   auto merged = is_merged ? fresh_tensor(sizes, source) : at::Tensor();
-  auto work = start_flat(source, gathered, *group);
+  auto work = all_gather::start_flat(source, gathered, *group);
   if (is_in_order) {
     auto out = dim == 0 ? std::move(gathered) : in_shape(std::move(gathered), sizes);
     return {kOp, group, std::move(work), as_list(std::move(source)), as_list(std::move(out)), {}};
@@ -84,8 +88,8 @@ Start start_all_gather(const at::Tensor& input, int64_t dim, const GroupPtr& gro
           merge};
 }
 
-// Backends gather equal parts, so each travels padded to the largest one; the epilogue leaves the padding
-// out.
+// Backends gather equal parts, so the elements of each travel padded to those of the largest one; the
+// epilogue leaves the padding out.
 Start start_uneven_all_gather(const at::Tensor& input, int64_t dim, const GroupPtr& group,
                               at::OptionalIntArrayRef split_sizes) {
   constexpr auto kOp = "all_gather_tensor";
@@ -113,7 +117,7 @@ Start start_uneven_all_gather(const at::Tensor& input, int64_t dim, const GroupP
   }
   const auto gathered = fresh_tensor(parts.num_parts() * stride, input);
   auto out = fresh_tensor(parts.whole_shape(), input);
-  auto work = start_flat(source, gathered, *group);
+  auto work = all_gather::start_flat(source, gathered, *group);
   const auto unpack = [parts, stride](const Start& start) {
     parts.unpack(start.buffers[1], stride, start.outputs[0]);
   };
@@ -136,7 +140,7 @@ Start start_all_gather_coalesced(at::TensorList inputs, const GroupPtr& group) {
   std::vector<at::Tensor> wires_out;
   for (const auto& input : inputs) {
     sources.push_back(contiguous_input(input));
-    outputs.push_back(fresh_tensor(gathered_sizes(input, 0, group->getSize()), input));
+    outputs.push_back(fresh_tensor(all_gather::gathered_sizes(input, 0, group->getSize()), input));
     wires_in.push_back(wire_for_movement(sources.back(), *group));
     wires_out.push_back(wire_for_movement(outputs.back(), *group));
   }
@@ -151,7 +155,7 @@ Start start_all_gather_out(const at::Tensor& input, const at::Tensor& out, const
   const BelowAutograd below_autograd;
   check_one_device({input, out}, op);
   settle(out);
-  const auto sizes = gathered_sizes(input, 0, group->getSize());
+  const auto sizes = all_gather::gathered_sizes(input, 0, group->getSize());
   TORCH_CHECK_VALUE(out.numel() == input.numel() * group->getSize() && out.is_contiguous(), "funcol::", op,
                     ": out has shape ", out.sizes(), " and strides ", out.strides(),
                     ". Expected a contiguous tensor of shape ", at::IntArrayRef(sizes), ".");
@@ -161,7 +165,8 @@ Start start_all_gather_out(const at::Tensor& input, const at::Tensor& out, const
     agree(*group, op, "dim=0", describe_tensors(input));
   }
   auto source = contiguous_input(input);
-  auto work = start_flat(source, out.sizes() == at::IntArrayRef(sizes) ? out : out.view(sizes), *group);
+  auto work =
+      all_gather::start_flat(source, out.sizes() == at::IntArrayRef(sizes) ? out : out.view(sizes), *group);
   return {op, group, std::move(work), as_list(std::move(source)), {out}, {}};
 }
 
@@ -186,6 +191,7 @@ Start start_all_gather_into_list(at::TensorList outs, const at::Tensor& input, c
   return {kOp, group, std::move(work), as_list(std::move(source)), outs.vec(), {}};
 }
 
+namespace all_gather {
 namespace {
 
 using c10::IValue;
@@ -247,13 +253,16 @@ at::Tensor traced(const at::Tensor& input, int64_t dim, const IValue& group, Spl
     return dim == 0 ? gathered : at::cat(gathered.chunk(num_ranks, 0), dim);
   }
   check_has_dims(input, kAlongDim);
-  const auto sizes = sizes_of_shards(input.sym_size(dim), dim, split_sizes, *resolved, kAlongDim);
-  const auto padded = core::pad_to(input, dim, core::largest(sizes));
-  auto shards = rows_traced(padded.contiguous(), num_ranks, group).chunk(num_ranks, 0);
+  const TracedParts parts(input, dim,
+                          sizes_of_shards(input.sym_size(dim), dim, split_sizes, *resolved, kAlongDim));
+  const auto numel = core::largest(parts.numels);
+  const auto padded = core::pad_to(input.flatten(), 0, numel);
+  auto flat_parts =
+      rows_traced(padded.contiguous(), num_ranks, group).split_with_sizes_symint(SymSizes(num_ranks, numel));
   for (int64_t rank = 0; rank < num_ranks; ++rank) {
-    shards[rank] = shards[rank].narrow_symint(dim, SymInt(0), sizes[rank]);
+    flat_parts[rank] = flat_parts[rank].narrow_symint(0, SymInt(0), parts.numels[rank]);
   }
-  return at::cat(shards, dim);
+  return parts.concatenated(std::move(flat_parts));
 }
 
 Tensors rule(const Tensors& gradients, const autograd::Values&, const autograd::Data& data) {
@@ -338,26 +347,32 @@ const auto kOut = in_place(
     from_stack(start_rows_out));
 
 }  // namespace
+}  // namespace all_gather
 
 const decltype(call::all_gather_into_tensor) call::all_gather_into_tensor(
     {.schema = "all_gather_into_tensor(Tensor input, int group_size, Any group_name) -> Tensor",
      .needs_contiguous = true},
-    start_rows, {.meta = rows_meta, .traced = rows_traced, .recorded = rows_recorded, .is_in_core = true});
+    all_gather::start_rows,
+    {.meta = all_gather::rows_meta,
+     .traced = all_gather::rows_traced,
+     .recorded = all_gather::rows_recorded,
+     .is_in_core = true});
 
 const decltype(call::all_gather_along_dim) call::all_gather_along_dim(
     {.schema = "all_gather_along_dim(Tensor input, int dim, Any group_name, SymInt[]? split_sizes=None) -> "
                "Tensor",
-     .op = kAlongDim},
-    start_uneven_all_gather, {.meta = meta, .traced = traced, .recorded = recorded});
+     .op = all_gather::kAlongDim},
+    start_uneven_all_gather,
+    {.meta = all_gather::meta, .traced = all_gather::traced, .recorded = all_gather::recorded});
 
 const decltype(call::all_gather_into_tensor_coalesced) call::all_gather_into_tensor_coalesced(
     {.schema =
          "all_gather_into_tensor_coalesced(Tensor[] inputs, int group_size, Any group_name) -> Tensor[]",
      .needs_contiguous = true},
-    start_coalesced,
-    {.meta = coalesced_meta,
-     .traced = coalesced_traced,
-     .recorded = coalesced_recorded,
+    all_gather::start_coalesced,
+    {.meta = all_gather::coalesced_meta,
+     .traced = all_gather::coalesced_traced,
+     .recorded = all_gather::coalesced_recorded,
      .check = check_one_device,
      .is_in_core = true});
 

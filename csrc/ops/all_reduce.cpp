@@ -4,6 +4,7 @@
 #include "async/held_memory.h"
 #include "comm/agreement.h"
 #include "comm/backend_call.h"
+#include "comm/process_group.h"
 #include "ops/calls.h"
 #include "ops/collectives.h"
 #include "ops/core_call.h"
@@ -14,6 +15,7 @@
 #include "ops/wire.h"
 
 namespace funcol {
+namespace all_reduce {
 namespace {
 
 void check_in_place(const at::Tensor& tensor, const char* op) {
@@ -48,6 +50,7 @@ Start reduce_in_place(std::vector<at::Tensor> outputs, const c10d::ReduceOp& red
 }
 
 }  // namespace
+}  // namespace all_reduce
 
 void check_all_reduce(at::TensorList inputs, const c10d::ReduceOp& reduce_op, c10d::ProcessGroup& group,
                       const char* op) {
@@ -61,7 +64,7 @@ Start start_all_reduce(const at::Tensor& input, const c10d::ReduceOp& reduce_op,
   const BelowAutograd below_autograd;
   settle(input);
   check_all_reduce(input, reduce_op, *group, "all_reduce");
-  return reduce_in_place({contiguous_copy(input)}, reduce_op, group, "all_reduce");
+  return all_reduce::reduce_in_place({contiguous_copy(input)}, reduce_op, group, "all_reduce");
 }
 
 Start start_all_reduce_coalesced(at::TensorList inputs, const c10d::ReduceOp& reduce_op,
@@ -78,7 +81,7 @@ Start start_all_reduce_coalesced(at::TensorList inputs, const c10d::ReduceOp& re
     settle(input);
     outputs.push_back(contiguous_copy(input));
   }
-  return reduce_in_place(std::move(outputs), reduce_op, group, kOp);
+  return all_reduce::reduce_in_place(std::move(outputs), reduce_op, group, kOp);
 }
 
 Start start_all_reduce_(const at::Tensor& tensor, const c10d::ReduceOp& reduce_op, const GroupPtr& group,
@@ -86,9 +89,9 @@ Start start_all_reduce_(const at::Tensor& tensor, const c10d::ReduceOp& reduce_o
   const BelowAutograd below_autograd;
   check_dense(tensor, op);
   settle(tensor);
-  check_in_place(tensor, op);
+  all_reduce::check_in_place(tensor, op);
   check_all_reduce(tensor, reduce_op, *group, op);
-  return reduce_in_place({tensor}, reduce_op, group, op);
+  return all_reduce::reduce_in_place({tensor}, reduce_op, group, op);
 }
 
 Start start_all_reduce_coalesced_(at::TensorList tensors, const c10d::ReduceOp& reduce_op,
@@ -101,11 +104,12 @@ Start start_all_reduce_coalesced_(at::TensorList tensors, const c10d::ReduceOp& 
   check_all_reduce(tensors, reduce_op, *group, kOp);
   for (const auto& tensor : tensors) {
     settle(tensor);
-    check_in_place(tensor, kOp);
+    all_reduce::check_in_place(tensor, kOp);
   }
-  return reduce_in_place(tensors.vec(), reduce_op, group, kOp);
+  return all_reduce::reduce_in_place(tensors.vec(), reduce_op, group, kOp);
 }
 
+namespace all_reduce {
 namespace {
 
 using c10::IValue;
@@ -165,17 +169,21 @@ const auto kCoalescedInPlace = in_place(
     from_stack(start_all_reduce_coalesced_));
 
 }  // namespace
+}  // namespace all_reduce
 
 const decltype(call::all_reduce) call::all_reduce(
     {.schema = "all_reduce(Tensor input, Any reduce_op, Any group_name) -> Tensor"}, start_all_reduce,
-    {.meta = meta, .traced = traced, .recorded = recorded, .is_in_core = true});
+    {.meta = all_reduce::meta,
+     .traced = all_reduce::traced,
+     .recorded = all_reduce::recorded,
+     .is_in_core = true});
 
 const decltype(call::all_reduce_coalesced) call::all_reduce_coalesced(
     {.schema = "all_reduce_coalesced(Tensor[] inputs, Any reduce_op, Any group_name) -> Tensor[]"},
     start_all_reduce_coalesced,
-    {.meta = coalesced_meta,
-     .traced = coalesced_traced,
-     .recorded = coalesced_recorded,
+    {.meta = all_reduce::coalesced_meta,
+     .traced = all_reduce::coalesced_traced,
+     .recorded = all_reduce::coalesced_recorded,
      .check = check_alike,
      .is_in_core = true});
 

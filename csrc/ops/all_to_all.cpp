@@ -5,6 +5,7 @@
 #include "async/held_memory.h"
 #include "comm/agreement.h"
 #include "comm/backend_call.h"
+#include "comm/process_group.h"
 #include "compat/process_group.h"
 #include "ops/calls.h"
 #include "ops/collectives.h"
@@ -17,11 +18,15 @@
 #include "ops/wire.h"
 
 namespace funcol {
+namespace all_to_all {
 namespace {
+
+constexpr auto kOp = "all_to_all_single";
 
 int64_t total(at::IntArrayRef sizes) { return std::accumulate(sizes.begin(), sizes.end(), int64_t{0}); }
 
 }  // namespace
+}  // namespace all_to_all
 
 c10::intrusive_ptr<c10d::Work> exchange(const at::Tensor& source, const at::Tensor& out,
                                         std::vector<int64_t> output_splits, std::vector<int64_t> input_splits,
@@ -35,29 +40,27 @@ c10::intrusive_ptr<c10d::Work> exchange(const at::Tensor& source, const at::Tens
 
 void check_all_to_all(const at::Tensor& input, at::IntArrayRef output_splits, at::IntArrayRef input_splits,
                       const c10d::ProcessGroup& group) {
-  constexpr auto kOp = "all_to_all_single";
-  check_dense(input, kOp);
-  TORCH_CHECK_VALUE(input.dim() > 0, "funcol::", kOp,
+  check_dense(input, all_to_all::kOp);
+  TORCH_CHECK_VALUE(input.dim() > 0, "funcol::", all_to_all::kOp,
                     ": a 0-dim tensor has no rows to send. Pass one with dims.");
-  TORCH_CHECK_VALUE(output_splits.empty() == input_splits.empty(), "funcol::", kOp,
+  TORCH_CHECK_VALUE(output_splits.empty() == input_splits.empty(), "funcol::", all_to_all::kOp,
                     ": output_split_sizes is ", output_splits, " and input_split_sizes is ", input_splits,
                     ". Pass both, or neither for equal shares.");
   if (output_splits.empty()) {
-    TORCH_CHECK_VALUE(input.size(0) % group.getSize() == 0, "funcol::", kOp, ": dim 0 has size ",
+    TORCH_CHECK_VALUE(input.size(0) % group.getSize() == 0, "funcol::", all_to_all::kOp, ": dim 0 has size ",
                       input.size(0), ", not divisible by the ", group.getSize(), " ranks of group '",
                       group_name(group), "'. Pass output_split_sizes and input_split_sizes.");
     return;
   }
-  check_split_sizes(c10::fromIntArrayRefSlow(output_splits), "output_split_sizes", group, kOp);
-  check_split_sizes(c10::fromIntArrayRefSlow(input_splits), "input_split_sizes", group, kOp);
-  TORCH_CHECK_VALUE(total(input_splits) == input.size(0), "funcol::", kOp, ": input_split_sizes ",
-                    input_splits, " sum up to ", total(input_splits), ", but dim 0 of the input has size ",
-                    input.size(0), ". They must be equal.");
+  check_split_sizes(c10::fromIntArrayRefSlow(output_splits), "output_split_sizes", group, all_to_all::kOp);
+  check_split_sizes(c10::fromIntArrayRefSlow(input_splits), "input_split_sizes", group, all_to_all::kOp);
+  TORCH_CHECK_VALUE(all_to_all::total(input_splits) == input.size(0), "funcol::", all_to_all::kOp,
+                    ": input_split_sizes ", input_splits, " sum up to ", all_to_all::total(input_splits),
+                    ", but dim 0 of the input has size ", input.size(0), ". They must be equal.");
 }
 
 Start start_all_to_all(const at::Tensor& input, at::IntArrayRef output_splits, at::IntArrayRef input_splits,
                        const GroupPtr& group) {
-  constexpr auto kOp = "all_to_all_single";
   const BelowAutograd below_autograd;
   const int64_t num_ranks = group->getSize();
   check_all_to_all(input, output_splits, input_splits, *group);
@@ -67,21 +70,21 @@ Start start_all_to_all(const at::Tensor& input, at::IntArrayRef output_splits, a
     output_splits = input_splits = equal_shares;
   }
   if (agreement_is_checked()) {
-    agree_on_exchange(*group, kOp, describe_tensors(input, /*free_dim=*/0), output_splits, input_splits);
+    agree_on_exchange(*group, all_to_all::kOp, describe_tensors(input, /*free_dim=*/0), output_splits,
+                      input_splits);
   }
   auto source = contiguous_input(input);
   auto sizes = source.sizes().vec();
-  sizes[0] = total(output_splits);
+  sizes[0] = all_to_all::total(output_splits);
   auto out = fresh_tensor(sizes, source);
   auto work = exchange(source, out, output_splits.vec(), input_splits.vec(), *group);
-  return {kOp, group, std::move(work), as_list(std::move(source)), as_list(std::move(out)), {}};
+  return {all_to_all::kOp, group, std::move(work), as_list(std::move(source)), as_list(std::move(out)), {}};
 }
 
 Start start_all_to_all_dims(const at::Tensor& input, int64_t split_dim, int64_t concat_dim, bool stacks,
                             const GroupPtr& group) {
-  constexpr auto kOp = "all_to_all_single";
   const BelowAutograd below_autograd;
-  check_dense(input, kOp);
+  check_dense(input, all_to_all::kOp);
   const int64_t num_ranks = group->getSize();
   auto sizes = input.sizes().vec();
   sizes[split_dim] /= num_ranks;
@@ -96,7 +99,7 @@ Start start_all_to_all_dims(const at::Tensor& input, int64_t split_dim, int64_t 
                           .view(-1);
   const std::vector<int64_t> splits(num_ranks, source.numel() / num_ranks);
   if (agreement_is_checked()) {
-    agree_on_exchange(*group, kOp, describe_tensors(source, /*free_dim=*/0), splits, splits);
+    agree_on_exchange(*group, all_to_all::kOp, describe_tensors(source, /*free_dim=*/0), splits, splits);
   }
   auto received = fresh_tensor(source.sizes(), source);
   const bool is_merged = !is_rank_major(sizes, concat_dim);
@@ -104,20 +107,24 @@ Start start_all_to_all_dims(const at::Tensor& input, int64_t split_dim, int64_t 
   auto work = exchange(source, received, splits, splits, *group);
   if (!is_merged) {
     auto out = in_shape(std::move(received), sizes);
-    return {kOp, group, std::move(work), {source}, as_list(std::move(out)), {}};
+    return {all_to_all::kOp, group, std::move(work), {source}, as_list(std::move(out)), {}};
   }
   const auto merge = [num_ranks, concat_dim](const Start& start) {
     merge_shards(start.buffers[1], start.outputs[0], num_ranks, concat_dim);
   };
-  return {kOp, group, std::move(work), {source, std::move(received)}, as_list(std::move(merged)), merge};
+  return {all_to_all::kOp,
+          group,
+          std::move(work),
+          {source, std::move(received)},
+          as_list(std::move(merged)),
+          merge};
 }
 
+namespace all_to_all {
 namespace {
 
 using c10::IValue;
 using c10::SymIntArrayRef;
-
-constexpr auto kOp = "all_to_all_single";
 
 at::Tensor meta(const at::Tensor& input, SymIntArrayRef output_splits, SymIntArrayRef, const IValue&) {
   auto sizes = input.sym_sizes().vec();
@@ -150,11 +157,16 @@ at::Tensor recorded(const at::Tensor& input, SymIntArrayRef output_splits, SymIn
 }
 
 }  // namespace
+}  // namespace all_to_all
 
 const decltype(call::all_to_all_single) call::all_to_all_single(
     {.schema = "all_to_all_single(Tensor input, SymInt[] output_split_sizes, SymInt[] input_split_sizes, Any "
                "group_name) -> Tensor",
      .needs_contiguous = true},
-    start_all_to_all, {.meta = meta, .traced = traced, .recorded = recorded, .is_in_core = true});
+    start_all_to_all,
+    {.meta = all_to_all::meta,
+     .traced = all_to_all::traced,
+     .recorded = all_to_all::recorded,
+     .is_in_core = true});
 
 }  // namespace funcol

@@ -7,6 +7,7 @@
 #include "async/async_tensor.h"
 #include "async/held_memory.h"
 #include "comm/agreement.h"
+#include "comm/process_group.h"
 #include "ops/calls.h"
 #include "ops/collectives.h"
 #include "ops/exchange.h"
@@ -14,6 +15,7 @@
 #include "ops/wire.h"
 
 namespace funcol {
+namespace all_to_all_list {
 namespace {
 
 using c10::IValue;
@@ -61,10 +63,11 @@ Rows rows_of(at::TensorList inputs, SymIntArrayRef output_splits, const c10d::Pr
 }
 
 }  // namespace
+}  // namespace all_to_all_list
 
 Start start_all_to_all_list(at::TensorList inputs, at::IntArrayRef output_splits, const GroupPtr& group) {
   const BelowAutograd below_autograd;
-  const auto rows = rows_of(inputs, c10::fromIntArrayRefSlow(output_splits), *group);
+  const auto rows = all_to_all_list::rows_of(inputs, c10::fromIntArrayRefSlow(output_splits), *group);
   const auto sent = C10_AS_INTARRAYREF_SLOW(rows.sent);
   const auto received = C10_AS_INTARRAYREF_SLOW(rows.received);
   for (const auto& input : inputs) {
@@ -72,15 +75,21 @@ Start start_all_to_all_list(at::TensorList inputs, at::IntArrayRef output_splits
   }
   auto source = at::cat(inputs).contiguous();
   if (agreement_is_checked()) {
-    agree_on_exchange(*group, kOp, describe_tensors(source, /*free_dim=*/0), received, sent);
+    agree_on_exchange(*group, all_to_all_list::kOp, describe_tensors(source, /*free_dim=*/0), received, sent);
   }
   auto sizes = source.sizes().vec();
   sizes[0] = C10_AS_INTARRAYREF_SLOW(SymSizes{sum(rows.received)})[0];
   const auto whole = fresh_tensor(sizes, source);
   auto work = exchange(source, whole, received.vec(), sent.vec(), *group);
-  return {kOp, group, std::move(work), as_list(std::move(source)), whole.split_with_sizes(received), {}};
+  return {all_to_all_list::kOp,
+          group,
+          std::move(work),
+          as_list(std::move(source)),
+          whole.split_with_sizes(received),
+          {}};
 }
 
+namespace all_to_all_list {
 namespace {
 
 Tensors meta(at::TensorList inputs, SymIntArrayRef output_splits, const IValue& group) {
@@ -116,9 +125,14 @@ Tensors recorded(at::TensorList inputs, SymIntArrayRef output_splits, const IVal
 }
 
 }  // namespace
+}  // namespace all_to_all_list
 
 const decltype(call::all_to_all) call::all_to_all(
     {.schema = "all_to_all(Tensor[] inputs, SymInt[] output_split_sizes, Any group_name) -> Tensor[]"},
-    start_all_to_all_list, {.meta = meta, .traced = traced, .recorded = recorded, .check = check_alike});
+    start_all_to_all_list,
+    {.meta = all_to_all_list::meta,
+     .traced = all_to_all_list::traced,
+     .recorded = all_to_all_list::recorded,
+     .check = check_alike});
 
 }  // namespace funcol

@@ -4,6 +4,7 @@
 #include "async/held_memory.h"
 #include "comm/agreement.h"
 #include "comm/backend_call.h"
+#include "comm/process_group.h"
 #include "ops/calls.h"
 #include "ops/collectives.h"
 #include "ops/core_call.h"
@@ -13,6 +14,7 @@
 #include "ops/wire.h"
 
 namespace funcol {
+namespace broadcast {
 namespace {
 
 Start broadcast_in_place(at::Tensor output, int64_t source, const GroupPtr& group, const char* op) {
@@ -28,6 +30,7 @@ Start broadcast_in_place(at::Tensor output, int64_t source, const GroupPtr& grou
 }
 
 }  // namespace
+}  // namespace broadcast
 
 void check_broadcast(int64_t source, const c10d::ProcessGroup& group, const char* op) {
   check_rank(source, group, "src", op);
@@ -39,7 +42,7 @@ Start start_broadcast(const at::Tensor& input, int64_t source, const GroupPtr& g
   check_dense(input, "broadcast");
   settle(input);
   auto output = group->getRank() == source ? contiguous_copy(input) : fresh_tensor(input.sizes(), input);
-  return broadcast_in_place(std::move(output), source, group, "broadcast");
+  return broadcast::broadcast_in_place(std::move(output), source, group, "broadcast");
 }
 
 Start start_broadcast_(const at::Tensor& tensor, int64_t source, const GroupPtr& group, const char* op) {
@@ -50,9 +53,10 @@ Start start_broadcast_(const at::Tensor& tensor, int64_t source, const GroupPtr&
   TORCH_CHECK_VALUE(tensor.is_contiguous(), "funcol::", op, ": the tensor of shape ", tensor.sizes(),
                     " has strides ", tensor.strides(),
                     ". An in-place collective needs a contiguous tensor: call .contiguous() first.");
-  return broadcast_in_place(tensor, source, group, op);
+  return broadcast::broadcast_in_place(tensor, source, group, op);
 }
 
+namespace broadcast {
 namespace {
 
 using c10::IValue;
@@ -81,9 +85,13 @@ const auto kInPlace =
              }));
 
 }  // namespace
+}  // namespace broadcast
 
 const decltype(call::broadcast) call::broadcast(
     {.schema = "broadcast(Tensor input, int src, Any group_name) -> Tensor"}, start_broadcast,
-    {.meta = meta, .traced = traced, .recorded = recorded, .is_in_core = true});
+    {.meta = broadcast::meta,
+     .traced = broadcast::traced,
+     .recorded = broadcast::recorded,
+     .is_in_core = true});
 
 }  // namespace funcol

@@ -34,6 +34,8 @@ class Collective<Result(Inputs, Rest...)> {
     // Results without data: sizes, which may be symbols, dtypes, strides.
     Form meta;
     // The collective made of PyTorch's _c10d_functional operators, wait_tensor and ATen's, for layers to see.
+    // It sends the bytes that `start` sends, in the same order: a layer may watch on some ranks of a group
+    // and not on others.
     Form traced;
     // unrecorded(), attached to autograd's graph by record().
     Form recorded;

@@ -15,13 +15,11 @@
 
 #include <vector>
 
-#include "async/pending_collective.h"
-#include "comm/process_group.h"
+#include "async/start.h"
+#include "comm/group_ptr.h"
 #include "comm/reduce_op.h"
 
 namespace funcol {
-
-using Start = PendingCollective::Start;
 
 // Output of the shape of `input`, contiguous, reduced over all ranks.
 Start start_all_reduce(const at::Tensor& input, const c10d::ReduceOp& reduce_op, const GroupPtr& group);

@@ -61,11 +61,11 @@ Tensor wait_tensor(const Tensor& tensor) {
 }
 
 Tensor as_pairs(const Tensor& tensor) {
-  if (!tensor.is_complex()) {
-    return tensor;
+  auto numbers = tensor.resolve_conj();
+  if (numbers.dim() == 0) {
+    numbers = numbers.view({1});
   }
-  const auto numbers = tensor.resolve_conj();
-  return at::view_as_real(numbers.dim() == 0 ? numbers.view({1}) : numbers);
+  return numbers.is_complex() ? at::view_as_real(numbers) : numbers;
 }
 
 Tensor from_pairs(const Tensor& moved, const Tensor& input) {

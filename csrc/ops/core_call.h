@@ -28,8 +28,8 @@ IValue as_name(const IValue& value, const std::string& argument, const char* op)
 
 at::Tensor wait_tensor(const at::Tensor& tensor);
 
-// A tensor as all backends can move it: complex numbers as pairs of reals, along one more dim;
-// a complex 0-dim tensor counts as shape (1).
+// A tensor as all backends can move it: complex numbers as pairs of reals, along one more dim; a 0-dim tensor
+// counts as shape (1).
 at::Tensor as_pairs(const at::Tensor& tensor);
 // The numbers that as_pairs(input) became and that were moved.
 at::Tensor from_pairs(const at::Tensor& moved, const at::Tensor& input);

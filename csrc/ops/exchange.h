@@ -5,8 +5,8 @@
 
 #include <vector>
 
-#include "async/pending_collective.h"
-#include "comm/process_group.h"
+#include "async/start.h"
+#include "comm/group_ptr.h"
 
 namespace funcol {
 
@@ -19,8 +19,8 @@ c10::intrusive_ptr<c10d::Work> exchange(const at::Tensor& source, const at::Tens
 // An exchange of the elements of a flat tensor in which only ranks that have elements for each other take
 // part: by sends and receives between pairs, which no backend has to set up for the whole group. Its output
 // is the received elements, in the order of the senders.
-PendingCollective::Start start_exchange_in_pairs(const at::Tensor& input, at::IntArrayRef output_splits,
-                                                 at::IntArrayRef input_splits, const GroupPtr& group);
+Start start_exchange_in_pairs(const at::Tensor& input, at::IntArrayRef output_splits,
+                              at::IntArrayRef input_splits, const GroupPtr& group);
 
 // Splits of an exchange in which this rank has to do with rank `root` alone: `size` there, 0 elsewhere.
 template <typename Size>

@@ -1,22 +1,23 @@
 // gather: an exchange in which the destination alone receives. A backend moves as many bytes as in a gather
 // of its own, and parts may differ in size.
-#include <ATen/ops/cat.h>
-
 #include <utility>
 
 #include "async/async_tensor.h"
 #include "async/held_memory.h"
 #include "comm/agreement.h"
 #include "comm/backend_call.h"
+#include "comm/process_group.h"
 #include "ops/calls.h"
 #include "ops/collectives.h"
 #include "ops/exchange.h"
 #include "ops/kinds.h"
 #include "ops/meta.h"
+#include "ops/part_sizes.h"
 #include "ops/parts.h"
 #include "ops/wire.h"
 
 namespace funcol {
+namespace gather {
 namespace {
 
 using c10::IValue;
@@ -27,16 +28,19 @@ using Tensors = std::vector<at::Tensor>;
 constexpr auto kOp = "gather";
 
 }  // namespace
+}  // namespace gather
 
 Start start_gather(const at::Tensor& input, int64_t destination, int64_t dim, const GroupPtr& group,
                    at::OptionalIntArrayRef split_sizes) {
   const BelowAutograd below_autograd;
-  check_dense(input, kOp);
-  check_has_dims(input, kOp);
-  check_rank(destination, *group, "dst", kOp);
-  const auto parts = Parts::of_shard(input.sizes(), wrap_dim(dim, input, kOp), split_sizes, *group, kOp);
+  check_dense(input, gather::kOp);
+  check_has_dims(input, gather::kOp);
+  check_rank(destination, *group, "dst", gather::kOp);
+  const auto parts =
+      Parts::of_shard(input.sizes(), wrap_dim(dim, input, gather::kOp), split_sizes, *group, gather::kOp);
   if (agreement_is_checked()) {
-    agree(*group, kOp, c10::str("dst=", destination, ", dim=", parts.dim(), ", sizes=", parts.sizes()),
+    agree(*group, gather::kOp,
+          c10::str("dst=", destination, ", dim=", parts.dim(), ", sizes=", parts.sizes()),
           describe_tensors(input, parts.dim()));
   }
   const bool receives = group->getRank() == destination;
@@ -53,12 +57,13 @@ Start start_gather(const at::Tensor& input, int64_t destination, int64_t dim, co
                splits_of_root(destination, sent.numel(), *group), *group);
   if (!is_unpacked) {
     const bool has_result = receives;  // nobody misses the others
-    return {kOp, group, std::move(work), as_list(std::move(sent)), {out}, {}, has_result};
+    return {gather::kOp, group, std::move(work), as_list(std::move(sent)), {out}, {}, has_result};
   }
   const auto unpack = [parts](const Start& start) { parts.unpack(start.buffers[1], 0, start.outputs[0]); };
-  return {kOp, group, std::move(work), {std::move(sent), received}, {out}, unpack};
+  return {gather::kOp, group, std::move(work), {std::move(sent), received}, {out}, unpack};
 }
 
+namespace gather {
 namespace {
 
 at::Tensor meta(const at::Tensor& input, int64_t destination, int64_t dim, const IValue& group,
@@ -79,29 +84,17 @@ at::Tensor traced(const at::Tensor& input, int64_t destination, int64_t dim, con
   check_has_dims(input, kOp);
   check_rank(destination, *resolved, "dst", kOp);
   dim = wrap_dim(dim, input, kOp);
-  const auto sizes = sizes_of_shards(input.sym_size(dim), dim, split_sizes, *resolved, kOp);
+  const TracedParts parts(input, dim, sizes_of_shards(input.sym_size(dim), dim, split_sizes, *resolved, kOp));
   const bool receives = resolved->getRank() == destination;
-  auto shape = input.sym_sizes().vec();
-  SymInt numel_per_slice(1);
-  for (int64_t i = 0; i < input.dim(); ++i) {
-    numel_per_slice = i == dim ? numel_per_slice : numel_per_slice * shape[i];
-  }
-  SymSizes received;
-  for (const auto& size : sizes) {
-    received.push_back(receives ? size * numel_per_slice : SymInt(0));
-  }
+  const auto received = receives ? parts.numels : SymSizes(parts.numels.size(), SymInt(0));
   const auto sent = splits_of_root(destination, input.sym_numel(), *resolved);
   const auto flat = call::all_to_all_single.traced(input.flatten().contiguous(), received, sent, group);
   if (!receives) {
+    auto shape = input.sym_sizes().vec();
     shape[dim] = SymInt(0);
     return flat.view_symint(shape);
   }
-  auto parts = flat.split_with_sizes_symint(received, 0);
-  for (size_t rank = 0; rank < parts.size(); ++rank) {
-    shape[dim] = sizes[rank];
-    parts[rank] = parts[rank].view_symint(shape);
-  }
-  return at::cat(parts, dim);
+  return parts.concatenated(flat.split_with_sizes_symint(received, 0));
 }
 
 // Ranks other than the root have an empty gradient; a scatter takes the shape of the whole from them.
@@ -127,10 +120,11 @@ at::Tensor recorded(const at::Tensor& input, int64_t destination, int64_t dim, c
 }
 
 }  // namespace
+}  // namespace gather
 
 const decltype(call::gather) call::gather(
     {.schema =
          "gather(Tensor input, int dst, int dim, Any group_name, SymInt[]? split_sizes=None) -> Tensor"},
-    start_gather, {.meta = meta, .traced = traced, .recorded = recorded});
+    start_gather, {.meta = gather::meta, .traced = gather::traced, .recorded = gather::recorded});
 
 }  // namespace funcol

@@ -12,7 +12,9 @@
 
 #include "async/async_tensor.h"
 #include "async/held_memory.h"
+#include "async/pending_collective.h"
 #include "comm/orphaned_works.h"
+#include "comm/process_group.h"
 #include "compat/autograd_node.h"
 #include "ops/calls.h"
 #include "ops/collectives.h"

@@ -10,12 +10,12 @@ using Key = c10::DispatchKey;
 constexpr c10::DispatchKeySet kOtherKinds({Key::Sparse, Key::SparseCsr, Key::Quantized, Key::NestedTensor,
                                            Key::MkldnnCPU});
 
-struct Kind {
+struct TensorKind {
   std::string name;
   const char* remedy;
 };
 
-Kind kind_of(const at::Tensor& tensor) {
+TensorKind kind_of(const at::Tensor& tensor) {
   if (tensor.is_quantized()) {
     return {c10::str("quantized (", tensor.scalar_type(), ")"),
             "t.int_repr() where scales agree, or t.dequantize()"};

@@ -68,7 +68,7 @@ Stack core_arguments(c10::ArrayRef<IValue> legacy, const c10::OperatorHandle& co
   return stack;
 }
 
-void call_core(const c10::OperatorHandle& op, Stack* stack) {
+void call_functional(const c10::OperatorHandle& op, Stack* stack) {
   const auto name = unqualified_name(op);
   const auto core = c10::Dispatcher::singleton().findSchemaOrThrow(("_c10d_functional::" + name).c_str(), "");
   if (op.schema().argumentIndexWithName("ranks")) {
@@ -80,9 +80,7 @@ void call_core(const c10::OperatorHandle& op, Stack* stack) {
   core.callBoxed(stack);
 }
 
-torch::CppFunction kernel() { return torch::CppFunction::makeFromBoxedFunction<&call_core>(); }
-
-std::string name_in(std::string_view schema) { return std::string(schema.substr(0, schema.find('('))); }
+torch::CppFunction kernel() { return torch::CppFunction::makeFromBoxedFunction<&call_functional>(); }
 
 bool is_defined(const std::string& name) {
   return c10::Dispatcher::singleton().findSchema({"c10d_functional::" + name, ""}).has_value();
@@ -93,7 +91,7 @@ bool is_defined(const std::string& name) {
 std::vector<std::string> legacy_op_names() {
   std::vector<std::string> names;
   for (const auto* schema : kSchemas) {
-    names.push_back(name_in(schema));
+    names.push_back(name_in_schema(schema));
   }
   return names;
 }
@@ -102,7 +100,7 @@ void define_missing_legacy_ops() {
   static torch::Library library(torch::Library::FRAGMENT, "c10d_functional", std::nullopt, __FILE__,
                                 __LINE__);
   for (const auto* schema : kSchemas) {
-    const auto name = name_in(schema);
+    const auto name = name_in_schema(schema);
     if (!is_defined(name)) {
       library.def(schema, {at::Tag::pt2_compliant_tag});
       library.impl(name.c_str(), torch::dispatch(c10::DispatchKey::CompositeImplicitAutograd, kernel()));

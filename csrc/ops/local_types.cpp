@@ -9,6 +9,7 @@
 #include "async/async_tensor.h"
 #include "async/held_memory.h"
 #include "async/layers.h"
+#include "comm/process_group.h"
 #include "ops/calls.h"
 #include "ops/collectives.h"
 #include "ops/layout_change.h"

@@ -25,7 +25,7 @@
 
 #include <optional>
 
-#include "comm/process_group.h"
+#include "comm/group_ptr.h"
 
 namespace funcol::local_types {
 

@@ -13,8 +13,6 @@ std::vector<CoreKernel>& all_core_kernels() {
   return kernels;
 }
 
-std::string name_in(std::string_view schema) { return std::string(schema.substr(0, schema.find('('))); }
-
 class BoxedRun final : public c10::OperatorKernel {
  public:
   explicit BoxedRun(StackFunction run) : run_(std::move(run)) {}
@@ -31,12 +29,15 @@ class BoxedRun final : public c10::OperatorKernel {
 }  // namespace
 
 Operator::Operator(const OperatorInfo& info)
-    : name_(name_in(info.schema)),
+    : name_(name_in_schema(info.schema)),
       op_(info.op == nullptr ? name_ : info.op),
       library_(torch::Library::FRAGMENT, "funcol", std::nullopt, __FILE__, __LINE__) {
   std::vector<at::Tag> tags{at::Tag::pt2_compliant_tag};
   if (info.needs_contiguous) {
     tags.push_back(at::Tag::needs_contiguous_strides);
+  }
+  if (info.is_random) {
+    tags.push_back(at::Tag::nondeterministic_seeded);
   }
   library_.def(info.schema, std::as_const(tags));
 }

@@ -54,6 +54,7 @@ struct OperatorInfo {
   const char* schema;             // "broadcast(Tensor input, int src, Any group_name) -> Tensor"
   const char* op = nullptr;       // the name in messages; null: the name in the schema
   bool needs_contiguous = false;  // whether compilers have to pass contiguous tensors
+  bool is_random = false;         // whether results differ between calls with equal arguments
 };
 
 class Operator {

@@ -1,7 +1,12 @@
 #include "ops/part_sizes.h"
 
+#include <ATen/ops/cat.h>
+
 #include <algorithm>
 #include <numeric>
+#include <utility>
+
+#include "comm/process_group.h"
 
 namespace funcol {
 
@@ -50,6 +55,25 @@ SymSizes sizes_of_shards(const SymInt& shard, int64_t dim, at::OptionalSymIntArr
                     group.getRank(),
                     ". Pass the same list on all ranks, with each rank's own size at its place.");
   return sizes;
+}
+
+TracedParts::TracedParts(const at::Tensor& like, int64_t dim, SymSizes part_sizes)
+    : dim(dim), sizes(std::move(part_sizes)), shape(like.sym_sizes().vec()) {
+  for (const auto& size : sizes) {
+    auto& numel = numels.emplace_back(size);
+    for (int64_t i = 0; i < like.dim(); ++i) {
+      numel = i == dim ? numel : numel * shape[i];
+    }
+  }
+}
+
+at::Tensor TracedParts::concatenated(std::vector<at::Tensor> flat_parts) const {
+  auto part_shape = shape;
+  for (size_t rank = 0; rank < flat_parts.size(); ++rank) {
+    part_shape[dim] = sizes[rank];
+    flat_parts[rank] = flat_parts[rank].view_symint(part_shape);
+  }
+  return at::cat(flat_parts, dim);
 }
 
 }  // namespace funcol

@@ -9,7 +9,7 @@
 
 #include <vector>
 
-#include "comm/process_group.h"
+#include "comm/group_ptr.h"
 
 namespace funcol {
 
@@ -30,5 +30,18 @@ void check_split_sizes(c10::SymIntArrayRef split_sizes, const char* name, const 
                        const char* op);
 
 c10::SymInt sum(c10::SymIntArrayRef sizes);
+
+// Parts of the shape of `like` but for their sizes along `dim`, one a rank.
+struct TracedParts {
+  TracedParts(const at::Tensor& like, int64_t dim, SymSizes sizes);
+
+  // Concatenates `flat_parts`, the elements of each part, along `dim`.
+  at::Tensor concatenated(std::vector<at::Tensor> flat_parts) const;
+
+  int64_t dim;
+  SymSizes sizes;
+  SymSizes numels;
+  SymSizes shape;  // of any part, but for `dim`
+};
 
 }  // namespace funcol

@@ -8,7 +8,7 @@
 
 #include <vector>
 
-#include "comm/process_group.h"
+#include "comm/group_ptr.h"
 
 namespace funcol {
 

@@ -4,6 +4,7 @@
 
 #include "async/held_memory.h"
 #include "comm/agreement.h"
+#include "comm/process_group.h"
 #include "ops/calls.h"
 #include "ops/collectives.h"
 #include "ops/exchange.h"
@@ -12,6 +13,7 @@
 #include "ops/wire.h"
 
 namespace funcol {
+namespace permute {
 namespace {
 
 using c10::IValue;
@@ -47,13 +49,14 @@ PermuteSplits::PermuteSplits(at::IntArrayRef destinations, const c10d::ProcessGr
 }
 
 }  // namespace
+}  // namespace permute
 
 Start start_permute(const at::Tensor& input, at::IntArrayRef destinations, const GroupPtr& group) {
   const BelowAutograd below_autograd;
-  check_dense(input, kOp);
-  const PermuteSplits splits(destinations, *group);
+  check_dense(input, permute::kOp);
+  const permute::PermuteSplits splits(destinations, *group);
   if (agreement_is_checked()) {
-    agree(*group, kOp, c10::str("src_dst=", destinations), describe_tensors(input));
+    agree(*group, permute::kOp, c10::str("src_dst=", destinations), describe_tensors(input));
   }
   // Rows are whole tensors.
   const auto source = contiguous_input(input);
@@ -65,9 +68,10 @@ Start start_permute(const at::Tensor& input, at::IntArrayRef destinations, const
   auto out = rows_out.size(0) == 1 ? rows_out.squeeze(0)
              : source.dim() == 0   ? rows_out
                                    : rows_out.flatten(0, 1);
-  return {kOp, group, std::move(work), {source, rows_out}, as_list(std::move(out)), {}};
+  return {permute::kOp, group, std::move(work), {source, rows_out}, as_list(std::move(out)), {}};
 }
 
+namespace permute {
 namespace {
 
 // The sizes of the received tensors, concatenated along dim 0 unless there is one.
@@ -123,9 +127,10 @@ at::Tensor recorded(const at::Tensor& input, at::IntArrayRef destinations, const
 }
 
 }  // namespace
+}  // namespace permute
 
 const decltype(call::permute_tensor) call::permute_tensor(
     {.schema = "permute_tensor(Tensor input, int[] src_dst, Any group_name) -> Tensor"}, start_permute,
-    {.meta = meta, .traced = traced, .recorded = recorded});
+    {.meta = permute::meta, .traced = permute::traced, .recorded = permute::recorded});
 
 }  // namespace funcol

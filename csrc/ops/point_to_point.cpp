@@ -8,6 +8,7 @@
 #include "async/async_tensor.h"
 #include "comm/backend_call.h"
 #include "comm/orphaned_works.h"
+#include "comm/process_group.h"
 #include "compat/missing_operators.h"
 #include "ops/collectives.h"
 #include "ops/exchange.h"

@@ -1,3 +1,5 @@
+// reduce: an all_reduce whose result only the destination keeps. PyTorch has no functional operator that
+// reduces to one rank, and what a rank sends must not depend on whether a layer watches it.
 #include <ATen/ops/clone.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
@@ -9,6 +11,7 @@
 #include "async/held_memory.h"
 #include "comm/agreement.h"
 #include "comm/backend_call.h"
+#include "comm/process_group.h"
 #include "ops/calls.h"
 #include "ops/collectives.h"
 #include "ops/kinds.h"
@@ -17,6 +20,7 @@
 #include "ops/wire.h"
 
 namespace funcol {
+namespace reduce {
 namespace {
 
 using c10::IValue;
@@ -25,28 +29,30 @@ using Tensors = std::vector<at::Tensor>;
 constexpr auto kOp = "reduce";
 
 }  // namespace
+}  // namespace reduce
 
 Start start_reduce(const at::Tensor& input, const c10d::ReduceOp& reduce_op, int64_t destination,
                    const GroupPtr& group) {
   const BelowAutograd below_autograd;
-  check_dense(input, kOp);
-  check_rank(destination, *group, "dst", kOp);
-  check_reduction(input, reduce_op, *group, kOp);
+  check_dense(input, reduce::kOp);
+  check_rank(destination, *group, "dst", reduce::kOp);
+  check_reduction(input, reduce_op, *group, reduce::kOp);
   if (agreement_is_checked()) {
-    agree(*group, kOp, c10::str(reduce_op_name(reduce_op), ", dst=", destination), describe_tensors(input));
+    agree(*group, reduce::kOp, c10::str(reduce_op_name(reduce_op), ", dst=", destination),
+          describe_tensors(input));
   }
   settle(input);
   auto reduced = at::clone(input, at::MemoryFormat::Contiguous);
   std::vector<at::Tensor> wires{wire_for_reduction(reduced)};
-  c10d::ReduceOptions options;
+  c10d::AllreduceOptions options;
   options.reduceOp = op_for_reduction(reduce_op, input.scalar_type());
-  options.rootRank = destination;
-  auto work =
-      on_backend(*group, input.device().type(), [&](auto& target) { return target.reduce(wires, options); });
+  auto work = on_backend(*group, input.device().type(),
+                         [&](auto& target) { return target.allreduce(wires, options); });
   auto out = group->getRank() == destination ? reduced : at::zeros(input.sizes(), input.options());
-  return {kOp, group, std::move(work), as_list(std::move(reduced)), as_list(std::move(out)), {}};
+  return {reduce::kOp, group, std::move(work), as_list(std::move(reduced)), as_list(std::move(out)), {}};
 }
 
+namespace reduce {
 namespace {
 
 at::Tensor meta(const at::Tensor& input, const IValue& reduce_op, int64_t destination, const IValue& group) {
@@ -82,9 +88,10 @@ at::Tensor recorded(const at::Tensor& input, const IValue& reduce_op, int64_t de
 }
 
 }  // namespace
+}  // namespace reduce
 
 const decltype(call::reduce) call::reduce(
     {.schema = "reduce(Tensor input, Any reduce_op, int dst, Any group_name) -> Tensor"}, start_reduce,
-    {.meta = meta, .traced = traced, .recorded = recorded});
+    {.meta = reduce::meta, .traced = reduce::traced, .recorded = reduce::recorded});
 
 }  // namespace funcol

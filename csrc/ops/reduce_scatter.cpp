@@ -7,6 +7,7 @@
 #include "async/held_memory.h"
 #include "comm/agreement.h"
 #include "comm/backend_call.h"
+#include "comm/process_group.h"
 #include "compat/process_group.h"
 #include "ops/calls.h"
 #include "ops/collectives.h"
@@ -20,6 +21,7 @@
 #include "ops/wire.h"
 
 namespace funcol {
+namespace reduce_scatter {
 namespace {
 
 void check_divisible(const at::Tensor& input, int64_t dim, const c10d::ProcessGroup& group, const char* op) {
@@ -57,6 +59,7 @@ c10d::ReduceScatterOptions options_for(const c10d::ReduceOp& reduce_op, const at
 at::Tensor flat_wire(const at::Tensor& contiguous) { return wire_for_reduction(contiguous.view(-1)); }
 
 }  // namespace
+}  // namespace reduce_scatter
 
 void check_reduce_scatter(at::TensorList inputs, const c10d::ReduceOp& reduce_op, at::IntArrayRef dims,
                           c10d::ProcessGroup& group, const char* op) {
@@ -67,7 +70,7 @@ void check_reduce_scatter(at::TensorList inputs, const c10d::ReduceOp& reduce_op
   check_alike(inputs, op);
   check_reduction(inputs[0], reduce_op, group, op);
   for (size_t i = 0; i < inputs.size(); ++i) {
-    check_divisible(inputs[i], dims[i], group, op);
+    reduce_scatter::check_divisible(inputs[i], dims[i], group, op);
   }
 }
 
@@ -81,12 +84,13 @@ Start start_reduce_scatter(const at::Tensor& input, const c10d::ReduceOp& reduce
   if (agreement_is_checked()) {
     agree(*group, kOp, c10::str(reduce_op_name(reduce_op), ", dim=", dim), describe_tensors(input));
   }
-  auto source = rank_major_input(input, dim, num_ranks);
-  auto out = empty_share(input, dim, num_ranks);
-  auto wire_in = dim == 0 ? wire_for_reduction(source) : flat_wire(source);
-  auto wire_out = dim == 0 ? wire_for_reduction(out) : flat_wire(out);
+  auto source = reduce_scatter::rank_major_input(input, dim, num_ranks);
+  auto out = reduce_scatter::empty_share(input, dim, num_ranks);
+  auto wire_in = dim == 0 ? wire_for_reduction(source) : reduce_scatter::flat_wire(source);
+  auto wire_out = dim == 0 ? wire_for_reduction(out) : reduce_scatter::flat_wire(out);
   auto work = on_backend(*group, source.device().type(), [&](auto& target) {
-    return compat::reduce_scatter_flat(target, wire_out, wire_in, options_for(reduce_op, input));
+    return compat::reduce_scatter_flat(target, wire_out, wire_in,
+                                       reduce_scatter::options_for(reduce_op, input));
   });
   return {kOp, group, std::move(work), as_list(std::move(source)), as_list(std::move(out)), {}};
 }
@@ -117,7 +121,8 @@ Start start_uneven_reduce_scatter(const at::Tensor& input, const c10d::ReduceOp&
   auto wire_in = wire_for_reduction(source);
   auto wire_out = wire_for_reduction(received);
   auto work = on_backend(*group, input.device().type(), [&](auto& target) {
-    return compat::reduce_scatter_flat(target, wire_out, wire_in, options_for(reduce_op, input));
+    return compat::reduce_scatter_flat(target, wire_out, wire_in,
+                                       reduce_scatter::options_for(reduce_op, input));
   });
   const auto rank = group->getRank();
   auto out = received.narrow(0, 0, parts.numel(rank)).view(parts.shape(rank));
@@ -146,14 +151,14 @@ Start start_reduce_scatter_coalesced(at::TensorList inputs, const c10d::ReduceOp
   std::vector<at::Tensor> wires_in;
   std::vector<at::Tensor> wires_out;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    sources.push_back(rank_major_input(inputs[i], wrapped[i], num_ranks));
-    outputs.push_back(empty_share(inputs[i], wrapped[i], num_ranks));
-    wires_in.push_back(flat_wire(sources.back()));
-    wires_out.push_back(flat_wire(outputs.back()));
+    sources.push_back(reduce_scatter::rank_major_input(inputs[i], wrapped[i], num_ranks));
+    outputs.push_back(reduce_scatter::empty_share(inputs[i], wrapped[i], num_ranks));
+    wires_in.push_back(reduce_scatter::flat_wire(sources.back()));
+    wires_out.push_back(reduce_scatter::flat_wire(outputs.back()));
   }
   auto work = on_backend(*group, inputs[0].device().type(), [&](auto& target) {
     return compat::reduce_scatter_flat_coalesced(target, wires_out, wires_in,
-                                                 options_for(reduce_op, inputs[0]));
+                                                 reduce_scatter::options_for(reduce_op, inputs[0]));
   });
   return {kOp, group, std::move(work), std::move(sources), std::move(outputs), {}};
 }
@@ -175,14 +180,16 @@ Start start_reduce_scatter_out(const at::Tensor& input, const c10d::ReduceOp& re
   }
   auto source = contiguous_input(input);
   const bool is_share = out.dim() == source.dim() && out.sizes().slice(1) == source.sizes().slice(1);
-  auto wire_in = is_share ? wire_for_reduction(source) : flat_wire(source);
-  auto wire_out = is_share ? wire_for_reduction(out) : flat_wire(out);
+  auto wire_in = is_share ? wire_for_reduction(source) : reduce_scatter::flat_wire(source);
+  auto wire_out = is_share ? wire_for_reduction(out) : reduce_scatter::flat_wire(out);
   auto work = on_backend(*group, source.device().type(), [&](auto& target) {
-    return compat::reduce_scatter_flat(target, wire_out, wire_in, options_for(reduce_op, input));
+    return compat::reduce_scatter_flat(target, wire_out, wire_in,
+                                       reduce_scatter::options_for(reduce_op, input));
   });
   return {op, group, std::move(work), as_list(std::move(source)), {out}, {}};
 }
 
+namespace reduce_scatter {
 namespace {
 
 using c10::IValue;
@@ -388,37 +395,43 @@ const auto kOut = in_place(
     from_stack(start_rows_out));
 
 }  // namespace
+}  // namespace reduce_scatter
 
 const decltype(call::reduce_scatter_tensor) call::reduce_scatter_tensor(
     {.schema = "reduce_scatter_tensor(Tensor input, str reduce_op, int group_size, Any group_name) -> Tensor",
      .needs_contiguous = true},
-    start_rows, {.meta = rows_meta, .traced = rows_traced, .recorded = rows_recorded, .is_in_core = true});
+    reduce_scatter::start_rows,
+    {.meta = reduce_scatter::rows_meta,
+     .traced = reduce_scatter::rows_traced,
+     .recorded = reduce_scatter::rows_recorded,
+     .is_in_core = true});
 
 const decltype(call::reduce_scatter_along_dim) call::reduce_scatter_along_dim(
     {.schema = "reduce_scatter_along_dim(Tensor input, Any reduce_op, int dim, Any group_name, SymInt[]? "
                "split_sizes=None) -> Tensor",
-     .op = kOne},
-    start_uneven_reduce_scatter, {.meta = meta, .traced = traced, .recorded = recorded});
+     .op = reduce_scatter::kOne},
+    start_uneven_reduce_scatter,
+    {.meta = reduce_scatter::meta, .traced = reduce_scatter::traced, .recorded = reduce_scatter::recorded});
 
 const decltype(call::reduce_scatter_tensor_coalesced) call::reduce_scatter_tensor_coalesced(
     {.schema = "reduce_scatter_tensor_coalesced(Tensor[] inputs, str reduce_op, int group_size, Any "
                "group_name) -> Tensor[]",
      .needs_contiguous = true},
-    start_coalesced_rows,
-    {.meta = coalesced_rows_meta,
-     .traced = coalesced_rows_traced,
-     .recorded = coalesced_rows_recorded,
+    reduce_scatter::start_coalesced_rows,
+    {.meta = reduce_scatter::coalesced_rows_meta,
+     .traced = reduce_scatter::coalesced_rows_traced,
+     .recorded = reduce_scatter::coalesced_rows_recorded,
      .check = check_alike,
      .is_in_core = true});
 
 const decltype(call::reduce_scatter_along_dims_coalesced) call::reduce_scatter_along_dims_coalesced(
     {.schema = "reduce_scatter_along_dims_coalesced(Tensor[] inputs, Any reduce_op, int[] dims, Any "
                "group_name) -> Tensor[]",
-     .op = kCoalesced},
+     .op = reduce_scatter::kCoalesced},
     start_reduce_scatter_coalesced,
-    {.meta = coalesced_meta,
-     .traced = coalesced_traced,
-     .recorded = coalesced_recorded,
+    {.meta = reduce_scatter::coalesced_meta,
+     .traced = reduce_scatter::coalesced_traced,
+     .recorded = reduce_scatter::coalesced_recorded,
      .check = check_alike});
 
 }  // namespace funcol

@@ -6,6 +6,7 @@
 #include "async/async_tensor.h"
 #include "async/held_memory.h"
 #include "async/in_flight.h"
+#include "async/pending_collective.h"
 #include "comm/orphaned_works.h"
 #include "ops/collectives.h"
 

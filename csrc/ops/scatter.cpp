@@ -8,6 +8,7 @@
 #include "async/held_memory.h"
 #include "comm/agreement.h"
 #include "comm/backend_call.h"
+#include "comm/process_group.h"
 #include "ops/calls.h"
 #include "ops/collectives.h"
 #include "ops/exchange.h"
@@ -17,6 +18,7 @@
 #include "ops/wire.h"
 
 namespace funcol {
+namespace scatter {
 namespace {
 
 using c10::IValue;
@@ -27,16 +29,18 @@ using Tensors = std::vector<at::Tensor>;
 constexpr auto kOp = "scatter";
 
 }  // namespace
+}  // namespace scatter
 
 Start start_scatter(const at::Tensor& input, int64_t source, int64_t dim, const GroupPtr& group,
                     at::OptionalIntArrayRef split_sizes) {
   const BelowAutograd below_autograd;
-  check_dense(input, kOp);
-  check_has_dims(input, kOp);
-  check_rank(source, *group, "src", kOp);
-  const auto parts = Parts::of_whole(input.sizes(), wrap_dim(dim, input, kOp), split_sizes, *group, kOp);
+  check_dense(input, scatter::kOp);
+  check_has_dims(input, scatter::kOp);
+  check_rank(source, *group, "src", scatter::kOp);
+  const auto parts =
+      Parts::of_whole(input.sizes(), wrap_dim(dim, input, scatter::kOp), split_sizes, *group, scatter::kOp);
   if (agreement_is_checked()) {
-    agree(*group, kOp, c10::str("src=", source, ", dim=", parts.dim(), ", sizes=", parts.sizes()),
+    agree(*group, scatter::kOp, c10::str("src=", source, ", dim=", parts.dim(), ", sizes=", parts.sizes()),
           describe_tensors(input));
   }
   const auto rank = group->getRank();
@@ -48,9 +52,10 @@ Start start_scatter(const at::Tensor& input, int64_t source, int64_t dim, const 
   auto out = fresh_tensor(parts.shape(rank), input);
   auto work = exchange(sent, out.view(-1), splits_of_root(source, parts.numel(rank), *group),
                        sends ? parts.numels() : splits_of_root(source, int64_t{0}, *group), *group);
-  return {kOp, group, std::move(work), as_list(std::move(sent)), as_list(std::move(out)), {}};
+  return {scatter::kOp, group, std::move(work), as_list(std::move(sent)), as_list(std::move(out)), {}};
 }
 
+namespace scatter {
 namespace {
 
 at::Tensor meta(const at::Tensor& input, int64_t source, int64_t dim, const IValue& group,
@@ -101,10 +106,11 @@ at::Tensor recorded(const at::Tensor& input, int64_t source, int64_t dim, const 
 }
 
 }  // namespace
+}  // namespace scatter
 
 const decltype(call::scatter) call::scatter(
     {.schema =
          "scatter(Tensor input, int src, int dim, Any group_name, SymInt[]? split_sizes=None) -> Tensor"},
-    start_scatter, {.meta = meta, .traced = traced, .recorded = recorded});
+    start_scatter, {.meta = scatter::meta, .traced = scatter::traced, .recorded = scatter::recorded});
 
 }  // namespace funcol

@@ -19,6 +19,7 @@
 #include "async/async_tensor.h"
 #include "async/comm_tensor.h"
 #include "async/wake_key.h"
+#include "comm/process_group.h"
 #include "ops/kinds.h"
 
 namespace funcol {

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/process_group.h"
+#include "comm/group_ptr.h"
 #include "comm/reduce_op.h"
 
 namespace funcol {

@@ -39,7 +39,7 @@ void for_each_box(const std::vector<std::vector<Run>>& runs, const std::vector<i
 }
 
 // A box on the CPU: rows of the innermost dim.
-struct Rows {
+struct BoxRows {
   const std::vector<int64_t>& sizes;
   const std::vector<int64_t>& from_strides;
   const std::vector<int64_t>& to_strides;
@@ -91,8 +91,10 @@ void BoxCopy::run(const at::Tensor& from, int64_t from_begin, const at::Tensor& 
   if (numel_ == 0) {
     return;
   }
-  const bool is_one_run = runs_.size() == 1 && runs_[0].size() == 1;
-  if (is_one_run && from.is_cpu()) {
+  if (!from.is_cpu()) {
+    return run_by_operators(from, from_begin, to, to_begin);
+  }
+  if (runs_.size() == 1 && runs_[0].size() == 1) {
     const auto itemsize = static_cast<int64_t>(from.itemsize());
     const auto& run = runs_[0][0];
     std::memcpy(static_cast<char*>(to.mutable_data_ptr()) + (to_begin + run.to) * itemsize,
@@ -102,17 +104,22 @@ void BoxCopy::run(const at::Tensor& from, int64_t from_begin, const at::Tensor& 
   }
   std::vector<int64_t> sizes;
   sizes.reserve(runs_.size());
-  if (from.is_cpu()) {
-    const auto itemsize = static_cast<int64_t>(from.itemsize());
-    const auto* source = static_cast<const char*>(from.const_data_ptr()) + from_begin * itemsize;
-    auto* target = static_cast<char*>(to.mutable_data_ptr()) + to_begin * itemsize;
-    for_each_box(runs_, from_strides_, to_strides_, 0, 0, sizes,
-                 [&](int64_t from_offset, int64_t to_offset, const std::vector<int64_t>& box) {
-                   Rows{box, from_strides_, to_strides_, itemsize}.copy(0, source + from_offset * itemsize,
-                                                                        target + to_offset * itemsize);
-                 });
+  const auto itemsize = static_cast<int64_t>(from.itemsize());
+  const auto* source = static_cast<const char*>(from.const_data_ptr()) + from_begin * itemsize;
+  auto* target = static_cast<char*>(to.mutable_data_ptr()) + to_begin * itemsize;
+  for_each_box(runs_, from_strides_, to_strides_, 0, 0, sizes,
+               [&](int64_t from_offset, int64_t to_offset, const std::vector<int64_t>& box) {
+                 BoxRows{box, from_strides_, to_strides_, itemsize}.copy(0, source + from_offset * itemsize,
+                                                                         target + to_offset * itemsize);
+               });
+}
+
+void BoxCopy::run_by_operators(const at::Tensor& from, int64_t from_begin, const at::Tensor& to,
+                               int64_t to_begin) const {
+  if (numel_ == 0) {
     return;
   }
+  std::vector<int64_t> sizes;
   for_each_box(runs_, from_strides_, to_strides_, from.storage_offset() + from_begin,
                to.storage_offset() + to_begin, sizes,
                [&](int64_t from_offset, int64_t to_offset, const std::vector<int64_t>& box) {

@@ -37,6 +37,10 @@ class BoxCopy {
   // and `to_begin`. On CUDA the copy runs on the current stream.
   void run(const at::Tensor& from, int64_t from_begin, const at::Tensor& to, int64_t to_begin) const;
 
+  // run() by operators that every layer of PyTorch sees.
+  void run_by_operators(const at::Tensor& from, int64_t from_begin, const at::Tensor& to,
+                        int64_t to_begin) const;
+
  private:
   std::vector<std::vector<Run>> runs_;  // by dim; dims that are whole on both sides are one with those before
   std::vector<int64_t> from_strides_;

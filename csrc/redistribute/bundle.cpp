@@ -19,7 +19,8 @@ bool Bundle::add(const ManyItem& item, size_t index, int64_t together_bytes) {
   bytes_ += bytes;
   indices_.push_back(index);
   items_.push_back(&item);
-  locals_.push_back({item.local, /*is_callers=*/true, /*may_change=*/async_op_});
+  locals_.push_back({item.execution ? item.execution->shaped(item.local) : item.local, /*is_callers=*/true,
+                     /*may_change=*/async_op_});
   return true;
 }
 
@@ -55,15 +56,17 @@ void Bundle::take_step(size_t index) {
   const Label label(is_last(index) ? "redistribute_many: to owners or from them"
                                    : std::string_view(first_->execution->step_name(index)));
   if (is_last(index) || (locals_.size() > 1 && flat(0, index))) {
-    start_together(index);
+    move_together(index);
     return;
   }
   for (size_t i = 0; i < locals_.size(); ++i) {
-    locals_[i] = items_[i]->execution->steps()[index]->run_plain(locals_[i], first_->masks);
+    const auto& step = *items_[i]->execution->steps()[index];
+    locals_[i] =
+        is_watched_ ? step.run(locals_[i], first_->masks) : step.run_plain(locals_[i], first_->masks);
   }
 }
 
-void Bundle::start_together(size_t index) {
+void Bundle::move_together(size_t index) {
   std::vector<std::shared_ptr<const FlatStep>> steps;
   std::vector<at::Tensor> tensors;
   steps.reserve(locals_.size());
@@ -72,7 +75,14 @@ void Bundle::start_together(size_t index) {
     steps.push_back(flat(i, index));
     tensors.push_back(std::move(locals_[i].tensor));
   }
-  auto start = funcol::start_together(std::move(steps), tensors);
+  if (is_watched_) {
+    const auto moved = run_together(steps, tensors);
+    for (size_t i = 0; i < locals_.size(); ++i) {
+      locals_[i] = {items_[i]->execution->steps()[index]->finish(moved[i]), /*is_callers=*/false};
+    }
+    return;
+  }
+  auto start = start_together(std::move(steps), tensors);
   for (size_t i = 0; i < locals_.size(); ++i) {
     locals_[i] = {start.outputs[i], /*is_callers=*/false};
   }
@@ -90,10 +100,17 @@ void Bundle::finish(std::vector<at::Tensor>& results) {
       result = async_op_ ? AsyncTensorImpl::wrap(locals_[i].tensor, pending_) : locals_[i].tensor;
       result = finish_last(i, std::move(result));
     } else {
-      result = has_steps ? own_result(locals_[i]) : locals_[i].tensor;
+      const auto& execution = items_[i]->execution;
+      result = has_steps   ? own_result(locals_[i])
+               : execution ? execution->unmoved(locals_[i].tensor)
+                           : locals_[i].tensor;
     }
     if (!async_op_ && has_steps) {
       settle(result);
+    }
+    // It travelled with tensors that need gradients.
+    if (is_watched_ && result.requires_grad() && !items_[i]->local.requires_grad()) {
+      result = result.detach();
     }
   }
 }
@@ -116,7 +133,8 @@ at::Tensor Bundle::finish_last(size_t item, at::Tensor moved) const {
   return first_->last ? moved : items_[item]->execution->steps().back()->finish(std::move(moved));
 }
 
-std::vector<Bundle> bundles_of(const std::vector<ManyItem>& items, bool async_op, int64_t together_bytes) {
+std::vector<Bundle> bundles_of(const std::vector<ManyItem>& items, bool async_op, int64_t together_bytes,
+                               bool is_watched) {
   std::vector<Bundle> bundles;
   std::vector<size_t> open;  // the last bundle of each kind
   for (size_t i = 0; i < items.size(); ++i) {
@@ -131,7 +149,7 @@ std::vector<Bundle> bundles_of(const std::vector<ManyItem>& items, bool async_op
     } else {
       *alike = bundles.size();
     }
-    bundles.emplace_back(item, async_op).add(item, i, together_bytes);
+    bundles.emplace_back(item, async_op, is_watched).add(item, i, together_bytes);
   }
   return bundles;
 }

@@ -9,10 +9,14 @@
 
 #include "async/pending_collective.h"
 #include "redistribute/executor.h"
-#include "redistribute/flat_step.h"
 #include "redistribute/local_steps.h"
+#include "redistribute/run_flat.h"
 
 namespace funcol {
+
+// The default bound on the bytes of tensors that share a collective: packing into one buffer pays only for
+// small tensors.
+constexpr int64_t kTogetherBytes = int64_t{256} << 20;
 
 // A tensor to be moved with others: by the steps of its execution, then by `last`. Either may be missing.
 struct ManyItem {
@@ -27,7 +31,9 @@ struct ManyItem {
 // Items that go together, and their tensors after the steps so far.
 class Bundle {
  public:
-  Bundle(const ManyItem& item, bool async_op) : first_(&item), async_op_(async_op) {}
+  // `is_watched`: a layer of PyTorch watches, or a tensor needs a gradient. No item has a `last` then.
+  Bundle(const ManyItem& item, bool async_op, bool is_watched)
+      : first_(&item), async_op_(async_op), is_watched_(is_watched) {}
 
   // False if `item` is not added, as it is not alike or would exceed `together_bytes`.
   bool add(const ManyItem& item, size_t index, int64_t together_bytes);
@@ -52,10 +58,11 @@ class Bundle {
   bool is_last(size_t index) const { return index == num_executed(); }
   std::shared_ptr<const FlatStep> flat(size_t item, size_t index) const;
   void end_step(size_t index);
-  void start_together(size_t index);
+  void move_together(size_t index);
 
   const ManyItem* first_;
   bool async_op_;
+  bool is_watched_;
   int64_t bytes_ = 0;
   std::vector<size_t> indices_;
   std::vector<const ManyItem*> items_;
@@ -64,6 +71,7 @@ class Bundle {
 };
 
 // The bundles of `items`, in the order in which they begin. `items` outlive them.
-std::vector<Bundle> bundles_of(const std::vector<ManyItem>& items, bool async_op, int64_t together_bytes);
+std::vector<Bundle> bundles_of(const std::vector<ManyItem>& items, bool async_op, int64_t together_bytes,
+                               bool is_watched = false);
 
 }  // namespace funcol

@@ -15,14 +15,13 @@
 #include "ops/collectives.h"
 #include "ops/wire.h"
 #include "redistribute/block_transport.h"
+#include "redistribute/op_names.h"
 #include "redistribute/selection.h"
 
 namespace funcol {
 namespace {
 
 using c10::IValue;
-
-constexpr auto kOp = "redistribute";
 
 // The size of each rank's shard, as the argument split_sizes of the ops: none where all are equal.
 class ShardSizes {
@@ -59,7 +58,11 @@ class CommunicatingStep : public LocalStep {
   std::shared_ptr<const FlatStep> flat() const final { return flat_; }
 
  protected:
-  void set_flat(FlatStep flat) { flat_ = std::make_shared<const FlatStep>(std::move(flat)); }
+  void set_flat(FlatStep flat, const StepGeometry& geometry) {
+    flat.description =
+        c10::str(to_string(geometry.step, geometry.mesh), " of ", at::IntArrayRef(geometry.shape));
+    flat_ = std::make_shared<const FlatStep>(std::move(flat));
+  }
 
   IValue group_;
 
@@ -98,7 +101,8 @@ class AllGather final : public CommunicatingStep {
     if (order.size() > 1) {
       reorder_.push_back({dim, std::move(order)});
     }
-    set_flat(flat_all_gather(group_, dim, shards, geometry.shape_after(), geometry.ranks.own_rank()));
+    set_flat(flat_all_gather(group_, dim, shards, geometry.shape_after(), geometry.ranks.own_rank()),
+             geometry);
   }
 
   LocalTensor run(const LocalTensor& local, const MaskHooks& /*masks*/) const override {
@@ -141,7 +145,8 @@ class ReducingStep : public CommunicatingStep {
   }
 
   void check(const at::Tensor& tensor) const final {
-    check_reduction(tensor, reduce_op_from_name(reduce_op_, kOp), *group_from_ivalue(group_, kOp), kOp);
+    check_reduction(tensor, reduce_op_from_name(reduce_op_, kRedistribute),
+                    *group_from_ivalue(group_, kRedistribute), kRedistribute);
   }
   at::Tensor finish(at::Tensor reduced) const final {
     return divisor_ == 1 ? reduced : reduced.div(divisor_);
@@ -157,7 +162,7 @@ class ReducingStep : public CommunicatingStep {
 class AllReduce final : public ReducingStep {
  public:
   explicit AllReduce(const StepGeometry& geometry) : ReducingStep(geometry) {
-    set_flat(flat_all_reduce(group_, reduce_op_));
+    set_flat(flat_all_reduce(group_, reduce_op_), geometry);
   }
 
   LocalTensor run(const LocalTensor& local, const MaskHooks& /*masks*/) const override {
@@ -195,7 +200,8 @@ class ReduceScatter final : public ReducingStep {
       reorder_.push_back({dim, std::move(order)});
     }
     set_flat(flat_reduce_scatter(group_, reduce_op_, dim, shards, geometry.shape_before(),
-                                 geometry.ranks.own_rank()));
+                                 geometry.ranks.own_rank()),
+             geometry);
   }
 
   LocalTensor run(const LocalTensor& local, const MaskHooks& /*masks*/) const override {
@@ -247,7 +253,7 @@ class AllToAll final : public CommunicatingStep {
     if (!transport_->is_complete()) {
       geometry.contradict("the group's ranks do not hold all that is wanted after it");
     }
-    set_flat(flat_all_to_all(group_, exchange));
+    set_flat(flat_all_to_all(group_, exchange), geometry);
   }
 
   // The exchange of a tensor that nobody watches, which is unpacked as it is settled.
@@ -260,7 +266,7 @@ class AllToAll final : public CommunicatingStep {
     const bool is_view = transport_->unpacks_to_view();
     auto unpacked = is_view ? at::Tensor() : fresh_tensor(transport_->shape_after(), packed);
     auto start = start_all_to_all(packed, transport_->received_numels(), transport_->sent_numels(),
-                                  group_from_ivalue(group_, kOp));
+                                  group_from_ivalue(group_, kRedistribute));
     start.buffers.push_back(start.outputs[0]);
     const auto& received = start.buffers.back();
     if (is_view) {

@@ -12,12 +12,11 @@
 #include "comm/process_group.h"
 #include "layout/shards.h"
 #include "ops/wire.h"
+#include "redistribute/op_names.h"
 #include "redistribute/selection.h"
 
 namespace funcol {
 namespace {
-
-constexpr auto kOp = "distribute_tensor";
 
 bool can_split(PartialOp op) {
   return op == PartialOp::kSum || op == PartialOp::kAvg || op == PartialOp::kMin || op == PartialOp::kMax;
@@ -46,8 +45,8 @@ class Distributor {
   Distributor(const Distribution& how, const std::vector<AxisGroup>& axis_groups)
       : how_(how), axis_groups_(axis_groups), source_(how.source.value_or(0)) {
     for (const auto& axis_group : axis_groups) {
-      check_is_current(axis_group.ref, kOp);
-      groups_.push_back(group_from_ivalue(axis_group.group, kOp));
+      check_is_current(axis_group.ref, kDistributeTensor);
+      groups_.push_back(group_from_ivalue(axis_group.group, kDistributeTensor));
     }
   }
 
@@ -137,7 +136,7 @@ class Distributor {
     auto& group = *groups_[axis];
     if (agreement_is_checked() && !has_active_layers()) {
       const auto arguments = c10::str(to_string(how_.placements[axis]), ", src_data_rank=", source_);
-      agree(group, kOp, arguments, describe_tensors(tensor));
+      agree(group, kDistributeTensor, arguments, describe_tensors(tensor));
     }
     return group;
   }
@@ -162,15 +161,15 @@ void check(const Distribution& how, const at::Tensor& whole) {
     const auto& placement = how.placements[axis];
     const auto name = how.mesh.name(static_cast<int64_t>(axis));
     TORCH_CHECK_VALUE(!placement.is_shard() || (placement.dim >= 0 && placement.dim < whole.dim()),
-                      "funcol::", kOp, ": ", to_string(placement), " on mesh axis ", name,
+                      "funcol::", kDistributeTensor, ": ", to_string(placement), " on mesh axis ", name,
                       " cuts a dim that a tensor of shape ", whole.sizes(), " has not. Pass a dim below ",
                       whole.dim(), ".");
-    TORCH_CHECK_VALUE(!placement.is_partial() || can_split(placement.op), "funcol::", kOp, ": ",
+    TORCH_CHECK_VALUE(!placement.is_partial() || can_split(placement.op), "funcol::", kDistributeTensor, ": ",
                       to_string(placement), " on mesh axis ", name,
                       ": a tensor cannot be split for this reduction. Pass sum, avg, min or max.");
     TORCH_CHECK_VALUE(!how.source.has_value() || (*how.source >= 0 && *how.source < how.mesh.sizes[axis]),
-                      "funcol::", kOp, ": src_data_rank is ", how.source.value_or(0), ", but mesh axis ",
-                      name, " has ", how.mesh.sizes[axis],
+                      "funcol::", kDistributeTensor, ": src_data_rank is ", how.source.value_or(0),
+                      ", but mesh axis ", name, " has ", how.mesh.sizes[axis],
                       " ranks. It is a rank of each axis's group; pass one that all of them have, or None.");
   }
 }

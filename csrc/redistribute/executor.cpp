@@ -5,6 +5,8 @@
 #include <ATen/record_function.h>
 
 #include <algorithm>
+#include <optional>
+#include <vector>
 
 #include "async/async_tensor.h"
 #include "async/layers.h"
@@ -25,6 +27,30 @@ bool is_unseen_on_cpu(const at::Tensor& tensor) {
          !(at::GradMode::is_enabled() && tensor.requires_grad()) && !tensor._fw_grad(/*level=*/0).defined();
 }
 
+// Returns the axes that cut `dim` in front of `axis`, first cut first; nothing if `axis` does not cut it.
+std::optional<std::vector<int64_t>> axes_in_front(const Layout& layout, size_t dim, int64_t axis) {
+  if (dim >= layout.order.size()) {
+    return std::nullopt;
+  }
+  const auto& axes = layout.order[dim];
+  const auto found = std::ranges::find(axes, axis);
+  return found == axes.end() ? std::nullopt : std::optional(std::vector(axes.begin(), found));
+}
+
+// Returns true if other axes cut a dim in front of an axis of several ranks before than after.
+bool cuts_anew(const Plan& plan) {
+  for (size_t dim = 0; dim < plan.shape.size(); ++dim) {
+    for (int64_t axis = 0; axis < plan.mesh.num_axes(); ++axis) {
+      const auto before = axes_in_front(plan.src, dim, axis);
+      const auto after = axes_in_front(plan.dst, dim, axis);
+      if (plan.mesh.sizes[axis] > 1 && before && after && *before != *after) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
 }  // namespace
 
 Execution::Execution(const Plan& plan, const AxisGroups& groups, const Coordinate& coordinate)
@@ -32,7 +58,8 @@ Execution::Execution(const Plan& plan, const AxisGroups& groups, const Coordinat
       shape_before_(local_shape(plan.src, plan.mesh, plan.shape, coordinate)),
       whole_shape_(plan.shape),
       src_(to_string(plan.src)),
-      trace_(to_string(plan)) {
+      trace_(to_string(plan)),
+      copies_(cuts_anew(plan)) {
   std::string signature;
   for (const auto& step : plan.steps) {
     steps_.push_back(make_local_step(plan, step, groups, coordinate));
@@ -51,7 +78,16 @@ Execution::Execution(Execution&&) noexcept = default;
 Execution& Execution::operator=(Execution&&) noexcept = default;
 
 bool Execution::fits(const at::Tensor& local) const {
-  return std::ranges::equal(local.sym_sizes(), shape_before_);
+  return std::ranges::equal(local.sym_sizes(), shape_before_) ||
+         (std::ranges::find(shape_before_, 0) != shape_before_.end() && local.sym_numel() == 0);
+}
+
+at::Tensor Execution::shaped(const at::Tensor& local) const {
+  return std::ranges::equal(local.sym_sizes(), shape_before_) ? local : local.view(shape_before_);
+}
+
+at::Tensor Execution::unmoved(const at::Tensor& local) const {
+  return copies_ ? at::clone(local, at::MemoryFormat::Contiguous) : local;
 }
 
 bool Execution::is_current() const { return std::ranges::all_of(groups_, funcol::is_current); }
@@ -72,10 +108,10 @@ void Execution::check(const at::Tensor& local) const {
 at::Tensor Execution::run(const at::Tensor& local, bool async_op, const MaskHooks& masks) const {
   check(local);
   if (steps_.empty()) {
-    return local;
+    return unmoved(shaped(local));
   }
   const bool runs_now = !async_op && is_unseen_on_cpu(local);
-  LocalTensor current{local, /*is_callers=*/true, /*may_change=*/async_op};
+  LocalTensor current{shaped(local), /*is_callers=*/true, /*may_change=*/async_op};
   for (size_t i = 0; i < steps_.size(); ++i) {
     const Label label(step_names_[i]);
     current = runs_now ? steps_[i]->run_now(current, masks) : steps_[i]->run(current, masks);

@@ -39,17 +39,25 @@ class Execution {
   Execution(Execution&&) noexcept;
   Execution& operator=(Execution&&) noexcept;
 
-  // The rank's tensor in the plan's dst layout: `local` itself if the plan has no steps, else contiguous and
-  // in memory of its own. It is pending only with `async_op`.
-  // ValueError, before anything is sent, if `local` does not have shape_before().
+  // The rank's tensor in the plan's dst layout: contiguous and in memory of its own if the plan has steps,
+  // else unmoved(). It is pending only with `async_op`.
+  // ValueError, before anything is sent, if `local` does not fit.
   at::Tensor run(const at::Tensor& local, bool async_op, const MaskHooks& masks = {}) const;
+
+  // The result of a plan without steps: `local` itself, as in PyTorch, which passes over axes of one rank. If
+  // such an axis comes to cut a dim in front of an axis of several ranks, or no longer does so, PyTorch
+  // gathers the dim and cuts it anew, and the result is a contiguous copy: on a (1, 2) mesh RS(0)->S(0)S(0).
+  at::Tensor unmoved(const at::Tensor& local) const;
 
   // False once a group of the steps was aborted or reconfigured: check() raises then.
   bool is_current() const;
 
   // The shape of this rank's tensor in the plan's src layout.
   const std::vector<int64_t>& shape_before() const { return shape_before_; }
+  // Returns true if `local` has that shape, or if both are empty.
   bool fits(const at::Tensor& local) const;
+  // Returns a fitting `local` in that shape: FSDP2 gives the empty shard (2, 0) the shape (0, 0).
+  at::Tensor shaped(const at::Tensor& local) const;
 
   // Raises what run() would raise for `local` before it sends anything, such as a ValueError if a group was
   // aborted or reconfigured.
@@ -75,6 +83,7 @@ class Execution {
   std::vector<int64_t> whole_shape_;
   std::string src_;
   std::string trace_;
+  bool copies_;  // in unmoved()
 };
 
 // The tensor after the last step as run() returns it, except that it may be pending.

@@ -5,14 +5,12 @@
 // the second. The part that a rank gathers of itself is packed into its place among the received ones.
 #pragma once
 
-#include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "ops/collectives.h"
 #include "planner/cost_model.h"
 #include "redistribute/blocks.h"
 #include "redistribute/box_copy.h"
@@ -34,6 +32,9 @@ struct FlatStep {
   // Of an all_to_all among some ranks of a larger group, which goes point to point: their ranks in it, in the
   // order of the blocks. Empty where the group has these ranks alone.
   std::vector<int64_t> peers = {};
+  // The step and the global tensor, equal on all ranks of the group: what check_agreement() compares, beside
+  // sizes of buffers, which tensors of other dims or in another order may share.
+  std::string description = {};
 
   // Elements that arrive for this step, padding included: the same on all ranks of the group for an
   // all_gather.
@@ -73,29 +74,5 @@ struct HolderStep {
 };
 FlatStep flat_to_holder(const HolderStep& step);
 FlatStep flat_from_holder(const HolderStep& step);
-
-// The results of the one collective that does all of `steps`, of one signature, each on its tensor. Each
-// result is made when it is asked for, in the order of the steps: until then its data is in the received
-// buffer alone.
-class FlatResults {
- public:
-  // Starts the collective.
-  FlatResults(std::vector<std::shared_ptr<const FlatStep>> steps, const std::vector<at::Tensor>& tensors);
-
-  // Waits for the collective if nobody has. A tensor of its own; the received buffer itself if that is the
-  // sole result as it lies. Undefined after the last one.
-  at::Tensor next();
-
- private:
-  std::vector<std::shared_ptr<const FlatStep>> steps_;
-  size_t num_made_ = 0;
-  std::vector<at::Tensor> received_;  // pending: the buffer, or a tensor for each step of an all_reduce
-  std::vector<int64_t> begins_;       // by rank, of the next step's blocks
-};
-
-// Starts the one collective that does all of `steps`, of one signature, each on its tensor. The outputs are
-// new tensors, in the order of the steps; the epilogue fills them.
-Start start_together(std::vector<std::shared_ptr<const FlatStep>> steps,
-                     const std::vector<at::Tensor>& tensors);
 
 }  // namespace funcol

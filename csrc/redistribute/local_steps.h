@@ -17,6 +17,8 @@ struct LocalTensor {
   bool may_change = false;  // the caller may write to that memory while a collective still reads it
 };
 
+// A step of a plan on one rank. All its forms send the same bytes in the same order, so ranks may differ in
+// the form that they take. Steps that go together by flat() do so on all ranks.
 class LocalStep {
  public:
   virtual ~LocalStep() = default;

@@ -37,14 +37,10 @@ std::vector<at::Tensor> run_many(const std::vector<ManyItem>& items, bool async_
     check(item, are_watched);
   }
   std::vector<at::Tensor> results(items.size());
-  if (are_watched) {
-    for (size_t i = 0; i < items.size(); ++i) {
-      results[i] = items[i].execution->run(items[i].local, async_op, items[i].masks);
-    }
-    return results;
+  if (!are_watched) {
+    sweep_some_orphans();
   }
-  sweep_some_orphans();
-  auto bundles = bundles_of(items, async_op, together_bytes);
+  auto bundles = bundles_of(items, async_op, together_bytes, are_watched);
   bool goes_on = true;
   for (size_t step = 0; goes_on; ++step) {
     goes_on = false;

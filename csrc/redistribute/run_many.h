@@ -19,8 +19,8 @@ namespace funcol {
 // last bits from that of each tensor alone: a backend's order of additions depends on the place in the
 // buffer.
 //
-// Items with masks run one after the other. So do all items if a layer of PyTorch watches, or a tensor needs
-// a gradient; NotImplementedError if they have steps of their own then.
+// Items with masks run one after the other. If a layer of PyTorch watches, or a tensor needs a gradient, the
+// same collectives run by operators that layers see; NotImplementedError if items have steps of their own.
 std::vector<at::Tensor> run_many(const std::vector<ManyItem>& items, bool async_op, int64_t together_bytes);
 
 }  // namespace funcol

@@ -9,15 +9,15 @@
 #include "async/held_memory.h"
 #include "async/pending_collective.h"
 #include "comm/orphaned_works.h"
+#include "comm/process_group.h"
 #include "ops/collectives.h"
 #include "ops/exchange.h"
 #include "ops/wire.h"
 #include "redistribute/blocks.h"
+#include "redistribute/op_names.h"
 
 namespace funcol {
 namespace {
-
-constexpr auto kOp = "redistribute";
 
 // What a rank holds of each dim; nothing on a rank outside of the mesh.
 std::optional<std::vector<Intervals>> indices_at(const RankedMesh& mesh, const Layout& layout,
@@ -148,12 +148,13 @@ TransferPart::Peer& peer_of(std::vector<TransferPart::Peer>& peers, int64_t rank
   return found != peers.end() && found->rank == rank ? *found : *peers.insert(found, {rank, {}, 0});
 }
 
-using Parts = std::vector<std::shared_ptr<const TransferPart>>;
+using TransferParts = std::vector<std::shared_ptr<const TransferPart>>;
 using Peers = const std::vector<TransferPart::Peer>& (TransferPart::*)() const;
 
 // The flat buffer of a bundle: for each rank of the group a segment with the blocks of all tensors.
-struct Segments {
-  Segments(const Parts& parts, Peers peers, size_t num_ranks) : sizes(num_ranks), begins(num_ranks) {
+struct PeerSegments {
+  PeerSegments(const TransferParts& parts, Peers peers, size_t num_ranks)
+      : sizes(num_ranks), begins(num_ranks) {
     for (const auto& part : parts) {
       for (const auto& peer : ((*part).*peers)()) {
         sizes[peer.rank] += peer.numel;
@@ -172,7 +173,7 @@ struct Segments {
 
 // Calls copy(tensor number, block, begin in the buffer) for all blocks of a buffer.
 template <typename Copy>
-void for_each_block(const Parts& parts, Peers peers, std::vector<int64_t> begins, const Copy& copy) {
+void for_each_block(const TransferParts& parts, Peers peers, std::vector<int64_t> begins, const Copy& copy) {
   for (size_t i = 0; i < parts.size(); ++i) {
     for (const auto& peer : ((*parts[i]).*peers)()) {
       for (const auto& block : peer.blocks) {
@@ -184,17 +185,17 @@ void for_each_block(const Parts& parts, Peers peers, std::vector<int64_t> begins
 }
 
 // Items that travel together.
-struct Bundle {
+struct TransferBundle {
   std::vector<size_t> indices;
   int64_t bytes = 0;
 };
 
 // Packs the tensors of a bundle and starts its collective.
-Start start_bundle(const Parts& parts, const std::vector<at::Tensor>& locals) {
+Start start_bundle(const TransferParts& parts, const std::vector<at::Tensor>& locals) {
   const BelowAutograd below_autograd;
   const auto& transport = *parts[0]->group();
-  const Segments sent(parts, &TransferPart::sent, transport.ranks.size());
-  const Segments received(parts, &TransferPart::received, transport.ranks.size());
+  const PeerSegments sent(parts, &TransferPart::sent, transport.ranks.size());
+  const PeerSegments received(parts, &TransferPart::received, transport.ranks.size());
   std::vector<at::Tensor> sources;
   std::vector<at::Tensor> outputs;
   for (size_t i = 0; i < parts.size(); ++i) {
@@ -205,13 +206,13 @@ Start start_bundle(const Parts& parts, const std::vector<at::Tensor>& locals) {
     }
   }
   if (!parts[0]->communicates()) {
-    return {kOp, {}, {}, {}, std::move(outputs), {}};
+    return {kRedistribute, {}, {}, {}, std::move(outputs), {}};
   }
   const auto flat = fresh_tensor({sent.numel}, locals[0]);
   for_each_block(parts, &TransferPart::sent, sent.begins, [&](size_t i, const BoxCopy& block, int64_t begin) {
     block.run(sources[i], 0, flat, begin);
   });
-  const auto group = group_from_ivalue(transport.group, kOp);
+  const auto group = group_from_ivalue(transport.group, kRedistribute);
   auto start = transport.has_others ? start_exchange_in_pairs(flat, received.sizes, sent.sizes, group)
                                     : start_all_to_all(flat, received.sizes, sent.sizes, group);
   start.buffers.push_back(std::move(start.outputs[0]));
@@ -226,8 +227,8 @@ Start start_bundle(const Parts& parts, const std::vector<at::Tensor>& locals) {
 }
 
 // By dtype and by whether anything is sent. Equal on all ranks.
-std::vector<Bundle> bundles_of(const std::vector<TransferItem>& items, int64_t together_bytes) {
-  std::vector<Bundle> bundles;
+std::vector<TransferBundle> bundles_of(const std::vector<TransferItem>& items, int64_t together_bytes) {
+  std::vector<TransferBundle> bundles;
   std::map<std::pair<at::ScalarType, bool>, size_t> open;
   for (size_t i = 0; i < items.size(); ++i) {
     const int64_t bytes = items[i].part->peak_bytes();
@@ -288,10 +289,10 @@ std::vector<at::Tensor> run_transfers(const std::vector<TransferItem>& items, bo
                                       int64_t together_bytes) {
   sweep_some_orphans();
   std::vector<at::Tensor> results(items.size());
-  std::vector<std::pair<const Bundle*, c10::intrusive_ptr<PendingCollective>>> running;
+  std::vector<std::pair<const TransferBundle*, c10::intrusive_ptr<PendingCollective>>> running;
   const auto bundles = bundles_of(items, together_bytes);
   for (const auto& bundle : bundles) {
-    Parts parts;
+    TransferParts parts;
     std::vector<at::Tensor> locals;
     for (const size_t i : bundle.indices) {
       parts.push_back(items[i].part);

@@ -98,6 +98,20 @@ def _wrong(message: str) -> BaseException:
     return error if is_dynamo_compiling() else errors.as_raised(error)
 
 
+def _group_size(op: str, group: Any) -> int:
+    """Returns the number of ranks in ``group``, a name or an object."""
+    if is_dynamo_compiling():
+        return c10d._get_group_size_by_name(group)
+    try:
+        return c10d._get_group_size_by_name(group)
+    except RuntimeError:
+        raise _wrong(
+            f"funcol::{op}: no process group is registered under the name {group!r}, and the shape of the "
+            "result depends on the size of the group. Pass the group_name of a live ProcessGroup that this "
+            "rank belongs to."
+        ) from None
+
+
 def _check_divisible(
     op: str, tensor: Tensor, dim: int, group_size: int, remedy: str = "Pad it, or scatter another dim."
 ) -> None:
@@ -154,7 +168,7 @@ def all_gather_tensor(
     resolved = traceable_group(group, tag)
     if split_sizes is not None:
         return _parts_of(_own.all_gather_along_dim)(self, gather_dim, resolved, split_sizes)  # type: ignore[no-any-return]
-    group_size = c10d._get_group_size_by_name(resolved)
+    group_size = _group_size("all_gather_tensor", resolved)
     if self.dim() == 0:
         self = self.reshape(1)
     gathered: Tensor = _finished(_core.all_gather_into_tensor(_compat.contiguous(self), group_size, resolved))
@@ -187,7 +201,7 @@ def reduce_scatter_tensor(
         return op(self, reduce_op, scatter_dim, resolved, split_sizes)  # type: ignore[no-any-return]
     if split_sizes is not None:
         return _parts_of(op)(self, reduce_op, scatter_dim, resolved, split_sizes)  # type: ignore[no-any-return]
-    group_size = c10d._get_group_size_by_name(resolved)
+    group_size = _group_size("reduce_scatter_tensor", resolved)
     _check_divisible("reduce_scatter_tensor", self, scatter_dim, group_size)
     scatter_dim = _wrap_dim(scatter_dim, self)
     if scatter_dim != 0:
@@ -221,7 +235,7 @@ def all_to_all_single(
             raise _wrong(
                 "funcol::all_to_all_single: pass both output_split_sizes and input_split_sizes, or neither."
             )
-        group_size = c10d._get_group_size_by_name(resolved)
+        group_size = _group_size("all_to_all_single", resolved)
         remedy = "Pass output_split_sizes and input_split_sizes."
         _check_divisible("all_to_all_single", self, 0, group_size, remedy)
         output_split_sizes = input_split_sizes = [self.shape[0] // group_size] * group_size
@@ -266,8 +280,9 @@ def broadcast(self: Tensor, src: int, group: RankTypes, tag: str = "") -> Tensor
 def reduce(self: Tensor, reduceOp: str | ReduceOp, dst: int, group: RankTypes, tag: str = "") -> Tensor:
     """Reduces ``self`` over the ranks of ``group``; rank ``dst`` within it gets the result, the others zeros.
 
-    Returns a contiguous tensor of the shape and dtype of ``self`` on every rank. Reduce ops and dtypes as for
-    :func:`all_reduce`. With the gradients of :func:`broadcast` this is its transpose.
+    Returns a contiguous tensor of the shape and dtype of ``self`` on every rank. Reduce ops, dtypes and the
+    bytes that move are those of :func:`all_reduce`. With the gradients of :func:`broadcast` this is its
+    transpose.
     """
     if not is_dynamo_compiling():
         result: Tensor = _C.reduce(self, reduceOp, dst, group, tag)
@@ -341,7 +356,7 @@ def permute_tensor(self: Tensor, src_dst: list[int], group: RankTypes, tag: str 
             permute_tensor(torch.view_as_real(self.resolve_conj()), src_dst, group, tag)
         )
     resolved = traceable_group(group, tag)
-    group_size = c10d._get_group_size_by_name(resolved)
+    group_size = _group_size("permute_tensor", resolved)
     _check_permute(src_dst, group_size)
     rank = rank_in_group(resolved)
     input_splits = [0] * group_size
@@ -386,14 +401,14 @@ def all_gather_into_tensor_coalesced(self: list[Tensor], group: RankTypes, tag: 
         result: list[Tensor] = _C.all_gather_into_tensor_coalesced(self, group, tag)
         if result is not NotImplemented:
             return result
+    self = [tensor if tensor.dim() else tensor.reshape(1) for tensor in self]
     if len(self) > 0 and self[0].is_complex():
-        numbers = [tensor.resolve_conj() for tensor in self]
         pairs = all_gather_into_tensor_coalesced(
-            [torch.view_as_real(x if x.dim() else x.view(1)) for x in numbers], group, tag
+            [torch.view_as_real(tensor.resolve_conj()) for tensor in self], group, tag
         )
         return [torch.view_as_complex(pair) for pair in pairs]
     resolved = traceable_group(group, tag)
-    group_size = c10d._get_group_size_by_name(resolved)
+    group_size = _group_size("all_gather_into_tensor_coalesced", resolved)
     inputs = [_compat.contiguous(tensor) for tensor in self]
     return _all_finished(_core.all_gather_into_tensor_coalesced(inputs, group_size, resolved))
 
@@ -414,7 +429,7 @@ def reduce_scatter_tensor_coalesced(
         if result is not NotImplemented:
             return result
     resolved = traceable_group(group, tag)
-    group_size = c10d._get_group_size_by_name(resolved)
+    group_size = _group_size("reduce_scatter_tensor_coalesced", resolved)
     if len(scatter_dim) != len(inputs):
         raise _wrong(
             f"funcol::reduce_scatter_tensor_coalesced: {len(scatter_dim)} scatter dims for {len(inputs)} "

@@ -94,6 +94,7 @@ WAYS: dict[str, Callable[[Callable[[Tensor], Tensor], Make], Any]] = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
 @pytest.mark.parametrize("number", [2, 0.1, True, 1j])
 @pytest.mark.parametrize("op", ARITHMETIC.values(), ids=ARITHMETIC.keys())

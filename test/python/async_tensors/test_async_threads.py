@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -140,3 +141,68 @@ def test_it_can_be_made_and_settled_on_a_thread_of_the_autograd_engine() -> None
     Nested.apply(x, 70, threads).sum().backward()
     assert same(x.grad, torch.full((3, 4), 3.0))
     assert threading.get_ident() not in threads
+
+
+EXIT_WHILE_A_THREAD_WAITS = """
+import os, sys, threading, time, types
+import torch, torch.distributed as dist, funcol
+from torch.distributed.tensor import DeviceMesh, DTensor, Partial, Replicate
+
+os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+rank, store, use = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+
+class Last:
+    # Runs when the interpreter drops its modules: from then on no other thread gets the GIL. The peer sends
+    # what the thread waits for, and says when it has.
+    def __del__(self, store=store, mkdir=os.mkdir, access=os.access, sleep=time.sleep):
+        mkdir(store + ".exiting")
+        while not access(store + ".sent", 0):
+            sleep(0.01)
+        sleep(0.2)  # for the thread to wake
+
+if rank == 0:
+    if use == "DTensor":
+        funcol.install()
+        mesh = DeviceMesh.from_group(dist.group.WORLD, "cpu")
+        parts = DTensor.from_local(torch.ones(4), mesh, [Partial()])
+        pending = parts.redistribute(placements=[Replicate()], async_op=True)
+    else:
+        pending = funcol.all_reduce(torch.ones(4), "sum", dist.group.WORLD)
+    uses = {
+        "read": lambda: pending.tolist(),
+        "wait": lambda: funcol.wait_tensor(pending),
+        "operator": lambda: pending + 1,
+        "operator in place": lambda: pending.add_(1),
+        "gradient": lambda: (torch.ones(4, requires_grad=True) * pending).sum().backward(),
+        "DTensor": lambda: pending + 1,
+    }
+    started = threading.Event()
+
+    def wait():
+        started.set()
+        uses[use]()
+
+    threading.Thread(target=wait, daemon=True).start()
+    started.wait()
+    time.sleep(0.2)  # for the thread to wait
+    sys.modules["last"] = types.ModuleType("last")
+    sys.modules["last"].last = Last()
+else:
+    while not os.path.exists(store + ".exiting"):
+        time.sleep(0.01)
+    dist.all_reduce(torch.ones(4))
+    os.mkdir(store + ".sent")
+"""
+
+
+@pytest.mark.parametrize("use", ["read", "wait", "operator", "operator in place", "gradient", "DTensor"])
+def test_process_exits_while_a_daemon_thread_waits(use: str, tmp_path: Path) -> None:
+    if use == "DTensor" and torch.__version__ < "2.15":
+        pytest.skip("older PyTorch releases destroy Python objects on the thread that Python ends")
+    store = str(tmp_path / "store")
+    ranks = [start_process(EXIT_WHILE_A_THREAD_WAITS, str(rank), store, use) for rank in range(2)]
+    for process in ranks:
+        _, complaints = end_of(process)
+        assert process.returncode == 0, complaints
+        assert "terminate" not in complaints

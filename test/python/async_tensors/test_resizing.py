@@ -205,6 +205,7 @@ def replaces_memory(op: OpInfo, sample: SampleInput, expected: Tensor) -> bool:
         return False
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 def test_operators_wait_for_the_out_that_they_make_larger() -> None:
     num_checked = 0

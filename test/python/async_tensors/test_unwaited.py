@@ -71,6 +71,7 @@ def drops_many(rank: int, world: int, op: str, num_bytes: int) -> None:
     assert funcol.unwaited_collectives()[op] == num_unwaited + count
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.on_devices_too
 @each_world
 @pytest.mark.parametrize("op", DROPPED)
@@ -110,6 +111,7 @@ def ends_of(
     return [(process.returncode, *output) for process, output in zip(processes, outputs, strict=True)]
 
 
+@pytest.mark.long
 def test_a_process_with_10000_unwaited_collectives_ends_with_one_warning(tmp_path: Path) -> None:
     for code, out, err in ends_of(2, tmp_path, 9_000, 1_000):
         assert (code, out) == (0, "")
@@ -124,6 +126,7 @@ ENDS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ENDS)
 def test_the_warning_comes_however_the_process_ends(name: str, tmp_path: Path) -> None:
     end, expected_code, expected = ENDS[name]
@@ -152,6 +155,7 @@ else:
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("in_child", "warned_of"),
     [

@@ -5,13 +5,16 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from differential import sample, world_group
 from ranks import device_type, run_ranks
+from sharded import mesh_of
 from torch import Tensor
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
 import funcol
 
@@ -70,6 +73,52 @@ DISAGREEMENTS: dict[str, tuple[Call, list[str]]] = {
         ["all_reduce_(sum) with Float [2]", "all_reduce_(sum) with Float [3]"],
     ),
 }
+
+
+def parts_of(*layouts: tuple[tuple[int, ...], int]) -> list[DTensor]:
+    """A tensor of each shape, cut along the dim beside it."""
+    mesh = mesh_of((2,))
+    return [distribute_tensor(torch.ones(shape), mesh, [Shard(dim)]) for shape, dim in layouts]
+
+
+# name: (what rank 0 and what rank 1 redistribute, targets, expected parts of the message)
+MANY: dict[str, tuple[list[Any], list[Any], Placement, list[str]]] = {
+    "another dim": (
+        [((4, 4), 0), ((6, 2), 0)],
+        [((4, 4), 1), ((6, 2), 0)],
+        Replicate(),
+        ["Rank 0 calls redistribute_many(all_gather(dim 0, a) of [4, 4]", "all_gather(dim 1, a) of [4, 4]"],
+    ),
+    "another order": (
+        [((4, 2), 0), ((2, 4), 0)],
+        [((2, 4), 0), ((4, 2), 0)],
+        Replicate(),
+        ["of [4, 2], all_gather(dim 0, a) of [2, 4]", "of [2, 4], all_gather(dim 0, a) of [4, 2]"],
+    ),
+    "another dim of an exchange": (
+        [((4, 4, 4), 0), ((4, 4, 4), 1)],
+        [((4, 4, 4), 1), ((4, 4, 4), 0)],
+        Shard(2),
+        ["all_to_all(dim 0 -> 2, a) of [4, 4, 4], ", "all_to_all(dim 1 -> 2, a) of [4, 4, 4], "],
+    ),
+}
+
+
+def refuses_many(rank: int, world: int, name: str) -> None:
+    *layouts, target, parts = MANY[name]
+    tensors = parts_of(*layouts[rank])
+    with funcol.check_agreement():
+        with pytest.raises(dist.DistBackendError) as raised:
+            funcol.redistribute_many(tensors, [[target]] * len(tensors))
+        after = funcol.redistribute_many(parts_of(*layouts[0]), [[target]] * len(tensors))
+    for part in parts:
+        assert part in str(raised.value)
+    assert all(tensor.placements == (target,) for tensor in after)
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_tensors_that_move_together_are_compared_one_by_one(name: str) -> None:
+    run_ranks(refuses_many, 2, name)
 
 
 def is_refused_and_leaves_the_group_usable(rank: int, world: int, name: str) -> None:
@@ -179,5 +228,6 @@ def agrees_in_many_groups(rank: int, world: int) -> None:
             gc.collect()
 
 
+@pytest.mark.long
 def test_each_group_counts_its_calls_anew_in_whatever_memory_it_lies() -> None:
     run_ranks(agrees_in_many_groups, 2)

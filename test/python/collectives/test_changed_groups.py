@@ -236,6 +236,7 @@ HOW_IT_ENDED = {
 }
 
 
+@pytest.mark.sampled(3)
 @each_end
 def test_results_of_the_old_group_raise_and_new_ones_are_of_its_ranks(end: str, tmp_path: Path) -> None:
     world = 3
@@ -253,6 +254,7 @@ def test_results_of_the_old_group_raise_and_new_ones_are_of_its_ranks(end: str, 
     assert len(seen[0]["running"]) == 3
 
 
+@pytest.mark.sampled(2)
 @each_end
 def test_meshes_of_the_old_group_refuse_to_communicate_and_new_ones_work(end: str, tmp_path: Path) -> None:
     refused = {
@@ -309,6 +311,7 @@ assert funcol.all_reduce(torch.ones(2), "sum", dist.group.WORLD).tolist() == [1.
 """
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("how", ABORTS)
 def test_results_that_are_pending_when_their_group_is_aborted_raise(how: str) -> None:
     here = Path(__file__)

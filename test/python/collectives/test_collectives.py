@@ -55,6 +55,7 @@ def all_reduce_agrees(
     assert_same(funcol.all_reduce(x, reduce_op, world_group()), expected)
 
 
+@pytest.mark.sampled(6)
 @each_world
 @each_reduction
 def test_all_reduce_agrees_for_each_dtype_and_op(world: int, dtype: torch.dtype, reduce_op: str) -> None:

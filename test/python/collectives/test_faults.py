@@ -197,6 +197,7 @@ each_world = pytest.mark.parametrize("world", [2, 3])
 each_op = pytest.mark.parametrize("op", STARTS)
 
 
+@pytest.mark.sampled(6)
 @each_fault
 @each_world
 @each_op
@@ -216,6 +217,7 @@ def test_a_result_whose_peer_failed_is_pending_until_its_first_use(fault: str, w
     assert all(survivor[op].was_pending for survivor in survivors_of(fault, world))
 
 
+@pytest.mark.sampled(6)
 @each_fault
 @each_world
 @each_op

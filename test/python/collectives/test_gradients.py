@@ -29,6 +29,7 @@ def agrees_with_finite_differences(rank: int, world: int, name: str) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.sampled(4)
 @each_world
 @pytest.mark.parametrize("name", CASES)
 def test_a_gradient_agrees_with_finite_differences_over_all_ranks(world: int, name: str) -> None:

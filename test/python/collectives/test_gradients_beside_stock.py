@@ -189,6 +189,7 @@ def gradient_by_a_compiled_engine(rank: int, world: int, name: str) -> None:
     torch.testing.assert_close(actual.grad, expected.grad)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name",
     [

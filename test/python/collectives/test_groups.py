@@ -58,6 +58,7 @@ def agrees_in_form(rank: int, world: int, function: str, form: str, tag: tuple[s
         assert_same(PROGRAMS[function](funcol, x, size, group, *tag, **dim), expected)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("world", [1, 2, 3])
 @each_function
 @pytest.mark.parametrize("form", FORMS_OF_ALL_RANKS)
@@ -67,6 +68,7 @@ def test_each_function_takes_each_form_of_all_ranks_dtype_and_dim(
     run_ranks(agrees_in_form, world, function, form, ())
 
 
+@pytest.mark.sampled(4)
 @each_function
 @pytest.mark.parametrize("form", FORMS_OF_SOME_RANKS)
 def test_each_function_takes_each_form_of_some_ranks_dtype_and_dim(function: str, form: str) -> None:

@@ -114,6 +114,7 @@ def has_the_same_gradient_by_a_compiled_engine(rank: int, world: int, form: str)
         assert same(gradient(engine), expected)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("form", FORMS)
 def test_compiled_autograd_runs_the_backward_pass_of_a_form(form: str) -> None:
     run_ranks(has_the_same_gradient_by_a_compiled_engine, 2, form, timeout=40)

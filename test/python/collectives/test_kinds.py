@@ -90,6 +90,7 @@ def is_what_stock_does(rank: int, world: int, kind: str, call: str) -> None:
         assert actual.shape == expected.shape
 
 
+@pytest.mark.sampled(6)
 @worlds
 @pytest.mark.parametrize("call", OF_STOCK)
 @pytest.mark.parametrize("kind", [*DENSE, *FOREIGN])
@@ -104,6 +105,7 @@ def has_the_values_of_a_plain_tensor(rank: int, world: int, kind: str, call: str
         assert are_same(plain(actual), plain(expected))
 
 
+@pytest.mark.sampled(4)
 @worlds
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("kind", DENSE)

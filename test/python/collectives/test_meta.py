@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-import funcol  # noqa: F401  defines the ops
+import funcol
 
 ops = torch.ops.funcol
 
@@ -199,3 +200,56 @@ def passes_opcheck(rank: int, world: int, op: str, check: str) -> None:
 @pytest.mark.parametrize("check", ["test_autograd_registration", "test_aot_dispatch_dynamic"])
 def test_an_op_passes_the_checks_of_pytorch(op: str, check: str) -> None:
     run_ranks(passes_opcheck, 1, op, check)
+
+
+# Collectives whose results' shapes do not depend on the size of the group.
+SHAPES_ALONE: dict[str, Callable[[Tensor], Any]] = {
+    "all_reduce": lambda x: funcol.all_reduce(x, "sum", "nowhere"),
+    "all_reduce_coalesced": lambda x: funcol.all_reduce_coalesced([x], "sum", "nowhere")[0],
+    "all_reduce_inplace": lambda x: funcol.all_reduce_inplace(x, "sum", "nowhere"),
+    "broadcast": lambda x: funcol.broadcast(x, 0, "nowhere"),
+    "all_to_all_single": lambda x: funcol.all_to_all_single(x, [3, 1], [2, 2], "nowhere"),
+}
+
+SIZES_OF_GROUPS: dict[str, Callable[[Tensor], Any]] = {
+    "all_gather_tensor": lambda x: funcol.all_gather_tensor(x, 0, "nowhere"),
+    "all_gather_into_tensor_coalesced": lambda x: funcol.all_gather_into_tensor_coalesced([x], "nowhere"),
+    "reduce_scatter_tensor": lambda x: funcol.reduce_scatter_tensor(x, "sum", 0, "nowhere"),
+    "reduce_scatter_tensor_coalesced": lambda x: funcol.reduce_scatter_tensor_coalesced(
+        [x], "sum", [0], "nowhere"
+    ),
+    "all_to_all_single": lambda x: funcol.all_to_all_single(x, None, None, "nowhere"),
+    "permute_tensor": lambda x: funcol.permute_tensor(x, [1, 0], "nowhere"),
+}
+
+
+def without_data(is_fake: bool) -> Tensor:
+    x = torch.ones(4, 3)
+    return FakeTensorMode().from_tensor(x) if is_fake else x.to("meta")
+
+
+either = pytest.mark.parametrize("is_fake", [False, True], ids=["meta", "fake"])
+either_way = pytest.mark.parametrize("is_installed", [False, True], ids=["own", "installed"])
+
+
+@pytest.mark.parametrize("op", SHAPES_ALONE)
+@either
+@either_way
+def test_shape_is_known_without_the_group(op: str, is_fake: bool, is_installed: bool) -> None:
+    x = without_data(is_fake)
+    with funcol.installed() if is_installed else nullcontext():
+        result = SHAPES_ALONE[op](x)
+    assert (result.shape, result.device, result.dtype) == (x.shape, x.device, x.dtype)
+
+
+@pytest.mark.parametrize("op", SIZES_OF_GROUPS)
+@either
+def test_shape_that_needs_the_size_of_an_unknown_group_is_refused(op: str, is_fake: bool) -> None:
+    with pytest.raises(ValueError, match=f"funcol::{op}: no process group is registered under the name"):
+        SIZES_OF_GROUPS[op](without_data(is_fake))
+
+
+@pytest.mark.parametrize("op", SHAPES_ALONE)
+def test_data_needs_the_group(op: str) -> None:
+    with pytest.raises(ValueError, match="no process group is registered under the name 'nowhere'"):
+        SHAPES_ALONE[op](torch.ones(4, 3))

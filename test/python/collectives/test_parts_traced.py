@@ -108,6 +108,7 @@ def traces(
     assert_plain(graph(x), (call(x) * 1).clone())
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("world", [1, 3])
 @each_collective
 @each_problem
@@ -156,6 +157,7 @@ def traces_any_size(rank: int, world: int, name: str, dim: int, given_sizes: boo
     assert_plain(graph(x), program(x))
 
 
+@pytest.mark.sampled(4)
 @each_collective
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("given_sizes", [True, False])

@@ -93,6 +93,7 @@ def test_reductions_of_integers_are_exact(world: int) -> None:
     is_right((world,), pairs_of(ONE_AXIS_OF_BITS), SHAPES, torch.int64)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("flattened", [[], [("a", "b")]], ids=["separate", "flattened"])
 @pytest.mark.parametrize("mesh_shape", [(2, 2), (3, 2)])
 def test_every_pair_of_layouts_of_two_axes_gives_the_shards_of_the_full_tensor(

@@ -1,0 +1,31 @@
+// A collective that a backend has begun, with all that it takes to wait for it and to make its results.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <functional>
+#include <string_view>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <vector>
+
+#include "comm/group_ref.h"
+
+namespace funcol {
+
+struct Start {
+  std::string_view op;                  // for error messages: "all_reduce"; lives for ever
+  GroupRef group;                       // for error messages, and to know whether it was destroyed
+  c10::intrusive_ptr<c10d::Work> work;  // null: nothing to wait for
+  // Everything that the Work and the epilogue read or write. The epilogue reads the last buffer alone.
+  std::vector<at::Tensor> buffers;
+  std::vector<at::Tensor> outputs;  // what the caller gets
+  // May be empty. Runs once, after the Work, below autograd, on this Start.
+  std::function<void(const Start&)> epilogue;
+  bool is_counted =
+      true;  // in unwaited_collectives(); false if it is waited for at once, or counted elsewhere
+  // PyTorch's registry keeps Work and tensors until somebody waits: letting go here would free nothing.
+  bool is_kept_elsewhere = false;
+};
+
+}  // namespace funcol

@@ -1,0 +1,261 @@
+// Random numbers for the shards of a tensor, equal for every way to shard it.
+//
+//   draw(like, distribution, numbers, shape, cuts, generator)    returns a tensor like `like`
+//   draw_(self, ...)                                             fills `self`, which is such a shard
+//
+// `like` is this rank's shard of a tensor of `shape`. `cuts` has four numbers for each Shard in the order in
+// which axes cut: the dim, the number of ranks, the index of this rank among them, the split factor. A call
+// takes one 64-bit number from the generator, also for an empty shard; each element has the number of its
+// position in the full tensor (kernels/random_values.h). So ranks whose generators agree draw the numbers of
+// one tensor, and generators still agree afterwards.
+//
+// `numbers` are those of kernels/random.h for the distributions "uniform", "normal", "log_normal", "cauchy",
+// "exponential", "geometric" and "bernoulli". For "integers" they are the lowest and the highest one.
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Dispatch.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_like.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "kernels/random.h"
+#include "layout/positions.h"
+#include "ops/operator.h"
+
+namespace funcol {
+namespace {
+
+using at::Tensor;
+using kernels::Distribution;
+using kernels::RandomKey;
+using kernels::RandomNumbers;
+
+struct Named {
+  std::string_view name;
+  Distribution distribution;
+  size_t num_numbers;
+};
+
+constexpr std::array<Named, 8> kDistributions = {{
+    {"uniform", Distribution::kUniform, 2},
+    {"normal", Distribution::kNormal, 2},
+    {"log_normal", Distribution::kLogNormal, 2},
+    {"cauchy", Distribution::kCauchy, 2},
+    {"exponential", Distribution::kExponential, 1},
+    {"geometric", Distribution::kGeometric, 1},
+    {"bernoulli", Distribution::kBernoulli, 1},
+    {"integers", Distribution::kIntegers, 2},
+}};
+
+const Named& find(std::string_view name) {
+  const auto* const found = std::ranges::find(kDistributions, name, &Named::name);
+  TORCH_CHECK_VALUE(found != kDistributions.end(), "funcol::draw: no distribution is called '", name,
+                    "'. Pass one of uniform, normal, log_normal, cauchy, exponential, geometric, bernoulli, "
+                    "integers.");
+  return *found;
+}
+
+// Raises the errors of PyTorch's operators of the same name.
+void check_numbers(const Named& named, double a, double b) {
+  switch (named.distribution) {
+    case Distribution::kUniform:
+      TORCH_CHECK(a <= b && b - a <= std::numeric_limits<double>::max(),
+                  "uniform_ expects to return a [from, to) range, but found from=", a, " > to=", b,
+                  ". Pass finite bounds in this order.");
+      break;
+    case Distribution::kNormal:
+      TORCH_CHECK(b >= 0, "normal expects std >= 0.0, but found std ", b);
+      break;
+    case Distribution::kLogNormal:
+      TORCH_CHECK(b > 0, "log_normal_ expects std > 0.0, but found std=", b);
+      break;
+    case Distribution::kCauchy:
+      TORCH_CHECK(b > 0, "cauchy_ expects sigma > 0.0, but found sigma=", b);
+      break;
+    case Distribution::kExponential:
+      TORCH_CHECK(a > 0, "exponential_ expects lambda > 0.0, but found lambda=", a);
+      break;
+    case Distribution::kGeometric:
+      TORCH_CHECK(a > 0 && a < 1, "geometric_ expects p to be in (0, 1), but got p=", a);
+      break;
+    case Distribution::kBernoulli:
+      TORCH_CHECK(a >= 0 && a <= 1, "bernoulli_ expects p to be in [0, 1], but got p=", a);
+      break;
+    case Distribution::kIntegers:
+      break;
+  }
+}
+
+// The random bits of a uniform number of this dtype: those that its mantissa holds.
+int num_digits(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kHalf:
+      return 11;
+    case at::kBFloat16:
+      return 8;
+    default:
+      return 24;
+  }
+}
+
+void check_dtype(at::ScalarType dtype, const Named& named) {
+  const bool takes_integers = named.distribution == Distribution::kIntegers ||
+                              named.distribution == Distribution::kGeometric ||
+                              named.distribution == Distribution::kBernoulli;
+  TORCH_CHECK_NOT_IMPLEMENTED(at::isFloatingType(dtype) || takes_integers, "funcol::draw: '", named.name,
+                              "' numbers are not implemented for ", dtype,
+                              ". Draw them into a tensor of a floating-point dtype.");
+}
+
+RandomNumbers random_numbers(std::string_view name, at::ArrayRef<at::Scalar> numbers, at::ScalarType dtype) {
+  const auto& named = find(name);
+  check_dtype(dtype, named);
+  TORCH_CHECK_VALUE(numbers.size() == named.num_numbers, "funcol::draw: '", name, "' takes ",
+                    named.num_numbers, " numbers, got ", numbers.size(), ".");
+  RandomNumbers drawn{.distribution = named.distribution, .num_digits = num_digits(dtype)};
+  if (named.distribution == Distribution::kIntegers) {
+    const auto low = numbers[0].to<int64_t>();
+    const auto high = numbers[1].to<int64_t>();
+    TORCH_CHECK(low <= high, "random_ expects 'from' to be less than 'to', but got from=", low,
+                " >= to=", high, " + 1.");
+    drawn.low = low;
+    drawn.range = static_cast<uint64_t>(high) - static_cast<uint64_t>(low) + 1;
+    return drawn;
+  }
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    drawn.numbers[i] = numbers[i].to<double>();
+  }
+  check_numbers(named, drawn.numbers[0], drawn.numbers[1]);
+  return drawn;
+}
+
+Positions positions_of(const std::vector<int64_t>& shape, at::IntArrayRef cuts) {
+  TORCH_CHECK_VALUE(cuts.size() % 4 == 0, "funcol::draw: `cuts` has four numbers for each cut, got ", cuts);
+  std::vector<ShardCut> each;
+  for (size_t i = 0; i < cuts.size(); i += 4) {
+    each.push_back({cuts[i], cuts[i + 1], cuts[i + 2], cuts[i + 3]});
+    const auto& [dim, num_ranks, index, split_factor] = each.back();
+    TORCH_CHECK_VALUE(dim >= 0 && dim < static_cast<int64_t>(shape.size()) && index >= 0 &&
+                          index < num_ranks && split_factor > 0,
+                      "funcol::draw: no cut of a tensor of shape ", at::IntArrayRef(shape), ": ", cuts);
+  }
+  return {shape, each};
+}
+
+RandomKey next_key(const std::optional<at::Generator>& given) {
+  auto* const generator =
+      at::get_generator_or_default<at::CPUGeneratorImpl>(given, at::detail::getDefaultCPUGenerator());
+  const std::scoped_lock lock(generator->mutex_);
+  return {.seed = generator->random64(), .offset = 0};
+}
+
+// Fills `out`, which is contiguous and of a dtype that the kernels write.
+template <typename T>
+void fill(const Tensor& out, const RandomNumbers& numbers, const RandomKey& key, const Positions& positions) {
+  constexpr int64_t kGrain = 4096;
+  auto* const data = out.mutable_data_ptr<T>();
+  at::parallel_for(0, out.numel(), kGrain, [&](int64_t begin, int64_t end) {
+    for (; begin < end; begin += kGrain) {
+      for (const auto& run : positions.runs(begin, std::min(begin + kGrain, end))) {
+        kernels::fill_random(data + run.local, numbers, key, run.full, run.size);
+      }
+    }
+  });
+}
+
+// The dtype in which numbers for a tensor of `dtype` are computed.
+at::ScalarType computed_in(at::ScalarType dtype, Distribution distribution) {
+  if (dtype == at::kDouble || dtype == at::kFloat || dtype == at::kLong || dtype == at::kBool) {
+    return dtype;
+  }
+  if (distribution == Distribution::kBernoulli) {
+    return at::kBool;
+  }
+  return at::isIntegralType(dtype, /*includeBool=*/false) ? at::kLong : at::kFloat;
+}
+
+void fill(const Tensor& self, const RandomNumbers& numbers, const RandomKey& key,
+          const Positions& positions) {
+  const auto dtype = computed_in(self.scalar_type(), numbers.distribution);
+  const bool is_filled_itself = self.is_contiguous() && self.scalar_type() == dtype;
+  const auto out = is_filled_itself
+                       ? self
+                       : at::empty_like(self, self.options().dtype(dtype), at::MemoryFormat::Contiguous);
+  switch (dtype) {
+    case at::kFloat:
+      fill<float>(out, numbers, key, positions);
+      break;
+    case at::kDouble:
+      fill<double>(out, numbers, key, positions);
+      break;
+    case at::kLong:
+      fill<int64_t>(out, numbers, key, positions);
+      break;
+    default:
+      fill<bool>(out, numbers, key, positions);
+  }
+  if (!is_filled_itself) {
+    self.copy_(out);
+  }
+}
+
+// The arguments after the first.
+using Numbers = at::ArrayRef<at::Scalar>;
+using Generator = std::optional<at::Generator>;
+
+void draw_(const Tensor& self, std::string_view distribution, Numbers numbers, at::IntArrayRef shape,
+           at::IntArrayRef cuts, const Generator& generator) {
+  const auto drawn = random_numbers(distribution, numbers, self.scalar_type());
+  const auto positions = positions_of(shape.vec(), cuts);
+  TORCH_CHECK_VALUE(positions.numel() == self.numel(), "funcol::draw: the local tensor has shape ",
+                    self.sizes(), ", but this rank's shard of a tensor of shape ", shape, " has ",
+                    positions.numel(),
+                    " elements. Pass shape= and stride= of the full tensor to DTensor.from_local().");
+  fill(self, drawn, next_key(generator), positions);
+}
+
+Tensor draw(const Tensor& like, std::string_view distribution, Numbers numbers, at::IntArrayRef shape,
+            at::IntArrayRef cuts, const Generator& generator) {
+  auto drawn = at::empty_like(like);
+  draw_(drawn, distribution, numbers, shape, cuts, generator);
+  return drawn;
+}
+
+void draw_meta_(const Tensor& /*self*/, std::string_view /*distribution*/, Numbers /*numbers*/,
+                c10::SymIntArrayRef /*shape*/, at::IntArrayRef /*cuts*/, const Generator& /*generator*/) {}
+
+Tensor draw_meta(const Tensor& like, std::string_view /*distribution*/, Numbers /*numbers*/,
+                 c10::SymIntArrayRef /*shape*/, at::IntArrayRef /*cuts*/, const Generator& /*generator*/) {
+  return at::empty_like(like);
+}
+
+template <typename Kernel, typename Meta>
+Operator random_operator(const char* schema, Kernel* kernel, Meta* meta) {
+  Operator op({.schema = schema, .is_random = true});
+  op.set_kernel(c10::DispatchKey::CPU, torch::CppFunction(kernel));
+  op.set_kernel(c10::DispatchKey::Meta, torch::CppFunction(meta));
+  return op;
+}
+
+const auto kDraw = random_operator(
+    "draw(Tensor like, str distribution, Scalar[] numbers, SymInt[] shape, int[] cuts, *, "
+    "Generator? generator=None) -> Tensor",
+    draw, draw_meta);
+const auto kDrawInPlace = random_operator(
+    "draw_(Tensor(a!) self, str distribution, Scalar[] numbers, SymInt[] shape, int[] cuts, *, "
+    "Generator? generator=None) -> ()",
+    draw_, draw_meta_);
+
+}  // namespace
+}  // namespace funcol

@@ -13,6 +13,7 @@
 #include "dtensor/plain_dtensors.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/strides.h"
+#include "pyobjects/attributes.h"
 #include "pyobjects/callbacks.h"
 #include "pyobjects/dtensors.h"
 #include "pyobjects/specs.h"

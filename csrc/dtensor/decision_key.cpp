@@ -1,6 +1,9 @@
 #include "dtensor/decision_key.h"
 
+#include <c10/core/DefaultDtype.h>
+
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <string_view>
 #include <utility>
@@ -61,7 +64,9 @@ void add_argument(Hash& hash, const Argument& argument) {
 // Replaces a number by the one that stands for its kind and sign.
 void leave_only_sign(Argument& argument) {
   if (auto* const number = std::get_if<double>(&argument.value)) {
-    *number = *number > 0 ? 1 : *number < 0 ? -1 : *number;  // 0 and NaN stand for themselves
+    if (std::isfinite(*number)) {
+      *number = *number > 0 ? 1 : *number < 0 ? -1 : 0;
+    }
   } else if (auto* const integer = std::get_if<int64_t>(&argument.value)) {
     *integer = *integer > 0 ? 1 : *integer < 0 ? -1 : 0;
   } else if (auto* const list = std::get_if<Argument::List>(&argument.value)) {
@@ -69,7 +74,8 @@ void leave_only_sign(Argument& argument) {
   }
 }
 
-// The kind of a factor decides the dtype of the result, and its sign whether an order is kept.
+// The kind of a factor decides the dtype of the result, its sign whether an order is kept, and sums of parts
+// keep no factors that are not finite.
 void leave_out_factors(OpCall& call) {
   constexpr std::array<std::string_view, 5> kFactors = {"other", "scalar", "scalars", "alpha", "beta"};
   for (auto& [name, argument] : call.args) {
@@ -81,19 +87,19 @@ void leave_out_factors(OpCall& call) {
 
 }  // namespace
 
-size_t DecisionKeyHash::operator()(const DecisionKey& key) const {
+size_t DecisionKey::hash() const {
   Hash hash;
-  hash.add(reinterpret_cast<uintptr_t>(key.op.ptr()));
-  hash.add(reinterpret_cast<uintptr_t>(key.mesh.ptr()));
-  for (const auto& [name, argument] : key.call.args) {
+  hash.add(reinterpret_cast<uintptr_t>(op.ptr()));
+  hash.add(reinterpret_cast<uintptr_t>(mesh.ptr()));
+  for (const auto& [name, argument] : call.args) {
     add_argument(hash, argument);
   }
-  for (const auto& meta : key.call.tensors) {
+  for (const auto& meta : call.tensors) {
     hash.add_all(meta.shape);
     hash.add_all(meta.stride);
     hash.add(static_cast<uint64_t>(meta.dtype));
   }
-  for (const auto& layout : key.layouts) {
+  for (const auto& layout : layouts) {
     hash.add(layout);
   }
   return hash.value();
@@ -107,7 +113,8 @@ DecisionKey decision_key(py::handle op_schema, const PythonSchema& schema, bool 
                   equal_meshes().first(schema.mesh),
                   {},
                   to_mesh(schema.mesh).merged,
-                  schema.strided_as_order};
+                  schema.strided_as_order,
+                  c10::get_default_dtype_as_scalartype()};
   const bool is_one_mesh =
       std::ranges::all_of(schema.tensors, [&](const auto& tensor) { return tensor.mesh.is(schema.mesh); });
   if (!is_one_mesh) {

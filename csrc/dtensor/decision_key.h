@@ -3,6 +3,7 @@
 // Everything here needs the GIL.
 #pragma once
 
+#include <c10/core/ScalarType.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
@@ -24,16 +25,15 @@ struct DecisionKey {
   std::vector<py::object> meshes;  // of all tensors, unless they are on one mesh
   std::vector<AxisSet> merged;
   bool strided_as_order = false;
+  c10::ScalarType default_dtype;  // of floating-point results of integers
 
+  size_t hash() const;
   friend bool operator==(const DecisionKey& a, const DecisionKey& b) {
     return a.op.is(b.op) && a.mesh.is(b.mesh) && a.call == b.call && a.layouts == b.layouts &&
            a.results == b.results && a.merged == b.merged && a.strided_as_order == b.strided_as_order &&
+           a.default_dtype == b.default_dtype &&
            std::ranges::equal(a.meshes, b.meshes, [](const auto& x, const auto& y) { return x.is(y); });
   }
-};
-
-struct DecisionKeyHash {
-  size_t operator()(const DecisionKey& key) const;
 };
 
 // `has_rule`: a rule in C++ decides. Such rules ask only for the kind and sign of factors, and a program may

@@ -34,6 +34,7 @@ std::optional<Rows> rows_for(py::handle op_schema, OpSchema& schema, bool has_ru
     return std::nullopt;
   }
   if (has_rule) {
+    add_written_outputs(schema);
     return (*find_rule(schema.call.op))(schema.call);
   }
   try {

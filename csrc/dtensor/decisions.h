@@ -24,7 +24,7 @@ namespace funcol::python {
 
 class DecisionEngine {
  public:
-  using Decisions = LruCache<DecisionKey, py::object, DecisionKeyHash>;
+  using Decisions = LruCache<DecisionKey, py::object>;
 
   // Remembers `capacity` decisions. `model`: none for the mesh's default model. `moves_keywords`: whether the
   // caller redistributes keyword tensors, too.

@@ -8,27 +8,15 @@
 #include "layout/hash.h"
 #include "layout/tensor_meta.h"
 #include "planner/lru_cache.h"
+#include "pyobjects/attributes.h"
 
 namespace funcol::python {
 namespace {
 
-constexpr size_t kMostMoves = 4096;
+constexpr size_t kMostHolderMoves = 4096;
 
-struct KeyHash {
-  size_t operator()(const HolderKey& key) const {
-    Hash hash;
-    hash.add(key.mesh_id);
-    hash.add(key.layout);
-    hash.add_all(key.shape);
-    hash.add(static_cast<uint64_t>(key.holder));
-    hash.add(static_cast<uint64_t>(key.is_back));
-    return hash.value();
-  }
-};
-
-LruCache<HolderKey, ManyItem, KeyHash>& moves() {
-  static auto* const cache =
-      new LruCache<HolderKey, ManyItem, KeyHash>(kMostMoves);  // NOLINT: outlives Python
+LruCache<HolderKey, ManyItem>& holder_moves() {
+  static auto* const cache = new LruCache<HolderKey, ManyItem>(kMostHolderMoves);  // NOLINT: outlives Python
   return *cache;
 }
 
@@ -42,7 +30,7 @@ Layout reduced(Layout layout) {
 
 Layout replicated(const Mesh& mesh) { return {std::vector<Placement>(mesh.sizes.size()), {}}; }
 
-Layout checked(const HolderKey& key, const Mesh& mesh) {
+Layout checked_layout(const HolderKey& key, const Mesh& mesh) {
   try {
     const auto num_dims = static_cast<int64_t>(key.shape.size());
     const auto layout =
@@ -76,7 +64,7 @@ AxisSet axes_of_move(const HolderKey& key, const Layout& layout, const Mesh& mes
 ManyItem make_move(const HolderKey& key, py::handle device_mesh, KnownMesh& known) {
   const auto& mesh = known.mesh;
   TORCH_INTERNAL_ASSERT(known.coordinate.has_value());
-  const auto layout = reduced(checked(key, mesh));
+  const auto layout = reduced(checked_layout(key, mesh));
   ManyItem item;
   const auto device_type = attribute<"device_type">(device_mesh).cast<std::string>();
   item.bytes = bytes_of_move(key, mesh, device_type == "cpu");
@@ -105,18 +93,31 @@ ManyItem make_move(const HolderKey& key, py::handle device_mesh, KnownMesh& know
   const GroupRanks every(mesh, (AxisSet{1} << mesh.num_axes()) - 1, *known.coordinate);
   const GroupRanks ranks(mesh, axes, *known.coordinate, group.members);
   const HolderStep step{group.group, peers, ranks, mesh, layout, key.shape, every.coordinate(key.holder)};
-  item.last = std::make_shared<const FlatStep>(key.is_back ? flat_from_holder(step) : flat_to_holder(step));
+  auto last = key.is_back ? flat_from_holder(step) : flat_to_holder(step);
+  last.description = c10::str(key.is_back ? "from" : "to", " rank ", key.holder, ", ", to_string(layout),
+                              " of ", at::IntArrayRef(key.shape));
+  item.last = std::make_shared<const FlatStep>(std::move(last));
   item.last_id = shared_signature(item.last->signature());
   return item;
 }
 
 }  // namespace
 
+size_t HolderKey::hash() const {
+  Hash hash;
+  hash.add(mesh_id);
+  hash.add(layout);
+  hash.add_all(shape);
+  hash.add(static_cast<uint64_t>(holder));
+  hash.add(static_cast<uint64_t>(is_back));
+  return hash.value();
+}
+
 ManyItem item_of_move(const HolderKey& key, py::handle device_mesh, KnownMesh& known, at::Tensor local) {
-  const auto* found = moves().get(key);
+  const auto* found = holder_moves().get(key);
   if (found == nullptr) {
-    moves().put(key, make_move(key, device_mesh, known));
-    found = moves().get(key);
+    holder_moves().put(key, make_move(key, device_mesh, known));
+    found = holder_moves().get(key);
   }
   auto item = *found;
   item.local = std::move(local);
@@ -124,7 +125,7 @@ ManyItem item_of_move(const HolderKey& key, py::handle device_mesh, KnownMesh& k
 }
 
 int64_t bytes_of_move(const HolderKey& key, const Mesh& mesh, bool is_on_cpu) {
-  const auto layout = checked(key, mesh);
+  const auto layout = checked_layout(key, mesh);
   const auto longest = num_elements(local_shape(layout, mesh, key.shape, Coordinate(mesh.num_axes(), 0)));
   AxisSet cutting = 0;
   int64_t least = mesh.num_ranks();
@@ -156,8 +157,8 @@ int64_t number_in_mesh(const Coordinate& coordinate, const Mesh& mesh) {
   return number;
 }
 
-void forget_holder_moves() { moves().clear(); }
+void forget_holder_moves() { holder_moves().clear(); }
 
-size_t num_holder_moves() { return moves().size(); }
+size_t num_holder_moves() { return holder_moves().size(); }
 
 }  // namespace funcol::python

@@ -27,6 +27,7 @@ struct HolderKey {
   bool is_back = false;     // from the holder to the shards
   bool is_for_all = false;  // by a group of all ranks, so that moves to all holders share a collective
 
+  size_t hash() const;
   friend bool operator==(const HolderKey&, const HolderKey&) = default;
 };
 

@@ -34,6 +34,12 @@ Layout cuts_of(py::handle spec, const Mesh& mesh, size_t num_dims) {
                      static_cast<int64_t>(num_dims));
 }
 
+// This rank's coordinate; outside the mesh, that of the first rank.
+Coordinate coordinate_on(py::handle spec, const Mesh& mesh) {
+  const py::object known = spec.attr("mesh").attr("get_coordinate")();
+  return known.is_none() ? Coordinate(mesh.sizes.size()) : known.cast<std::vector<int64_t>>();
+}
+
 }  // namespace
 
 std::optional<LocalSizePlaces> local_size_places(py::handle op_overload) {
@@ -59,10 +65,21 @@ std::optional<LocalSizePlaces> local_size_places(py::handle op_overload) {
 py::tuple local_shape_of(py::handle spec, const std::vector<int64_t>& shape) {
   const auto& mesh = to_mesh(spec.attr("mesh"));
   const auto layout = cuts_of(spec, mesh, shape.size());
-  const py::object known = spec.attr("mesh").attr("get_coordinate")();
-  const auto coordinate =
-      known.is_none() ? Coordinate(mesh.sizes.size()) : known.cast<std::vector<int64_t>>();
-  return py::tuple(py::cast(local_shape(layout, mesh, shape, coordinate)));
+  return py::tuple(py::cast(local_shape(layout, mesh, shape, coordinate_on(spec, mesh))));
+}
+
+std::vector<int64_t> shard_cuts(py::handle spec, int64_t num_dims) {
+  const auto& mesh = to_mesh(spec.attr("mesh"));
+  const auto layout = cuts_of(spec, mesh, num_dims);
+  const auto coordinate = coordinate_on(spec, mesh);
+  std::vector<int64_t> cuts;
+  for (int64_t dim = 0; dim < num_dims; ++dim) {
+    for (const int64_t axis : layout.axes_of(dim)) {
+      cuts.insert(cuts.end(),
+                  {dim, mesh.sizes[axis], coordinate[axis], layout.placements[axis].split_factor});
+    }
+  }
+  return cuts;
 }
 
 std::set<int64_t> uneven_axes(py::handle spec, const std::vector<int64_t>& shape) {

@@ -29,6 +29,10 @@ std::optional<LocalSizePlaces> local_size_places(py::handle op_overload);
 // rank's part.
 py::tuple local_shape_of(py::handle spec, const std::vector<int64_t>& shape);
 
+// This rank's cuts of a tensor under a DTensorSpec, whose sizes may be symbols, as torch.ops.funcol.draw
+// takes them: four numbers each. Outside the mesh, those of the first rank.
+std::vector<int64_t> shard_cuts(py::handle spec, int64_t num_dims);
+
 // The axes that cut a dim unevenly.
 std::set<int64_t> uneven_axes(py::handle spec, const std::vector<int64_t>& shape);
 

@@ -5,23 +5,22 @@
 #include <utility>
 #include <vector>
 
+#include "async/layers.h"
+#include "dtensor/redistribute_local.h"
+#include "pyobjects/attributes.h"
 #include "pyobjects/callbacks.h"
 #include "pyobjects/dtensors.h"
 #include "pyobjects/dtypes.h"
+#include "pyobjects/entered.h"
 #include "pyobjects/last_placements.h"
 #include "pyobjects/specs.h"
 #include "pyobjects/tensors.h"
 #include "pyobjects/without_gil.h"
+#include "redistribute/op_names.h"
 #include "redistribute/run_many.h"
 
 namespace funcol::python {
 namespace {
-
-constexpr auto kManyOp = "redistribute_many";
-
-// The bound on tensors that share a collective, unless the caller sets one: the copies into and out of one
-// buffer pay for small tensors only.
-constexpr int64_t kTogetherBytes = int64_t{256} << 20;
 
 // The tensors of a call, all on the mesh of the first.
 class Many {
@@ -42,7 +41,7 @@ class Many {
 
   void check_same_mesh(const py::object& mesh, const std::string& where) const {
     TORCH_CHECK_NOT_IMPLEMENTED(
-        are_equal(mesh, mesh_), "funcol::", kManyOp, ": ", where, std::string(py::repr(mesh)),
+        are_equal(mesh, mesh_), "funcol::", kRedistributeMany, ": ", where, std::string(py::repr(mesh)),
         ", the first one on ", std::string(py::repr(mesh_)),
         ". Redistribution moves data within one DeviceMesh only: call it for each mesh.");
   }
@@ -81,10 +80,11 @@ class Many {
 }  // namespace
 
 py::list redistribute_locals(const py::list& locals, const py::list& src_specs, const py::list& dst_specs,
-                             const RedistributionOptions& options) {
+                             const RedistributionOptions& options, bool is_explicit) {
   const auto num_tensors = PyList_GET_SIZE(locals.ptr());
   Many many(options, num_tensors);
   std::vector<std::unique_ptr<SpecObjects>> specs;  // at stable addresses, for masks
+  std::vector<py::object> contexts;
   for (Py_ssize_t i = 0; i < num_tensors; ++i) {
     const py::handle src_spec = PyList_GET_ITEM(src_specs.ptr(), i);
     specs.push_back(std::make_unique<SpecObjects>(src_spec));
@@ -98,9 +98,14 @@ py::list redistribute_locals(const py::list& locals, const py::list& src_specs, 
     }
     const auto& local = THPVariable_Unpack(PyList_GET_ITEM(locals.ptr(), i));
     auto key = many.key(src.read(), dst.read(), static_cast<int64_t>(local.itemsize()));
-    key.shape = shape_of(src_spec, kManyOp);
+    key.shape = shape_of(src_spec, kRedistributeMany);
     auto masks = take_masks(key, src, dst);
-    many.add(many.find_execution(key), local, std::move(masks));
+    auto execution = many.find_execution(key);
+    contexts.push_back(debug_context(PyList_GET_ITEM(locals.ptr(), i), src, dst, *execution, is_explicit));
+    many.add(std::move(execution), local, std::move(masks));
+  }
+  for (auto& context : contexts) {
+    const Entered noted(std::move(context));
   }
   auto results = many.run();
   if (results.empty()) {
@@ -131,7 +136,7 @@ py::object redistribute_many(const py::list& dtensors, const py::list& placement
       continue;
     }
     const auto& tensor = THPVariable_Unpack(local.ptr());
-    const auto meta = meta_of(spec, kManyOp);
+    const auto meta = meta_of(spec, kRedistributeMany);
     auto key = many.key({src_placements.read(src.placements), to_shard_order(src.order)},
                         {dst_placements.read(wanted), {}}, static_cast<int64_t>(tensor.itemsize()));
     key.dtype = to_dtype(attribute<"dtype">(meta));
@@ -142,6 +147,9 @@ py::object redistribute_many(const py::list& dtensors, const py::list& placement
     auto target = many.find_target(key, spec, wanted);
     many.add(std::move(target.execution), tensor);
     specs.push_back(copy_onto(target.spec, src.mesh));
+  }
+  if (has_active_layers()) {
+    return py::none();
   }
   auto results = many.run();
   py::list redistributed(num_tensors);

@@ -11,9 +11,11 @@
 
 namespace funcol::python {
 
-// The local tensors of `src_specs`, redistributed to `dst_specs`. The lists have one length.
+// The local tensors of `src_specs`, redistributed to `dst_specs`. The lists have one length. An active
+// DebugMode of PyTorch notes each redistribution, and then the operators of all; `is_explicit`: as asked for
+// by the program.
 py::list redistribute_locals(const py::list& locals, const py::list& src_specs, const py::list& dst_specs,
-                             const RedistributionOptions& options);
+                             const RedistributionOptions& options, bool is_explicit);
 
 // Each DTensor redistributed to its tuple of `placements`. Null, with nothing done, if one of them has
 // symbols as sizes or masks: those go one by one.

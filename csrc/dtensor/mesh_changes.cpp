@@ -11,6 +11,7 @@
 #include "dtensor/meshes.h"
 #include "layout/hash.h"
 #include "planner/lru_cache.h"
+#include "pyobjects/attributes.h"
 #include "pyobjects/callbacks.h"
 #include "pyobjects/dtensors.h"
 #include "pyobjects/dtypes.h"
@@ -20,17 +21,15 @@
 #include "pyobjects/tensors.h"
 #include "pyobjects/without_gil.h"
 #include "redistribute/executor.h"
+#include "redistribute/op_names.h"
 #include "redistribute/run_many.h"
 #include "redistribute/run_transfer.h"
 
 namespace funcol::python {
 namespace {
 
-constexpr auto kOp = "redistribute";
 constexpr size_t kMostPairs = 64;
 constexpr size_t kMostMoves = 4096;
-// As for redistributions of many tensors on one mesh.
-constexpr int64_t kTogetherBytes = int64_t{256} << 20;
 
 // Two meshes, and the groups that lead from one to the other.
 struct MeshPair {
@@ -45,16 +44,13 @@ struct PairKey {
   uint64_t src = 0;  // ids of known meshes
   uint64_t dst = 0;
 
-  friend bool operator==(const PairKey&, const PairKey&) = default;
-};
-
-struct PairHash {
-  size_t operator()(const PairKey& key) const {
+  size_t hash() const {
     Hash hash;
-    hash.add(key.src);
-    hash.add(key.dst);
+    hash.add(src);
+    hash.add(dst);
     return hash.value();
   }
+  friend bool operator==(const PairKey&, const PairKey&) = default;
 };
 
 struct MoveKey {
@@ -69,21 +65,17 @@ struct MoveKey {
   std::vector<int64_t> stride;          // of the whole tensor; empty if the caller has the result's spec
   std::optional<at::ScalarType> dtype;  // of the result; none likewise
 
-  friend bool operator==(const MoveKey&, const MoveKey&) = default;
-};
-
-// Without models, bounds and dtypes, which rarely differ.
-struct MoveHash {
-  size_t operator()(const MoveKey& key) const {
+  // Leaves out models, bounds and dtypes, which rarely differ.
+  size_t hash() const {
     Hash hash;
-    hash.add(key.meshes.src);
-    hash.add(key.meshes.dst);
-    hash.add_all(key.shape);
-    hash.add(key.itemsize);
-    hash.add(key.src);
-    hash.add(key.dst);
+    hash.add(meshes.hash());
+    hash.add_all(shape);
+    hash.add(itemsize);
+    hash.add(src);
+    hash.add(dst);
     return hash.value();
   }
+  friend bool operator==(const MoveKey&, const MoveKey&) = default;
 };
 
 // A plan made ready for this rank. All are null on a rank outside of both meshes.
@@ -101,15 +93,13 @@ struct Remembered {
   py::object spec;  // of the result, without its mesh
 };
 
-LruCache<PairKey, MeshPairPtr, PairHash>& pairs() {
-  static auto* const cache =
-      new LruCache<PairKey, MeshPairPtr, PairHash>(kMostPairs);  // NOLINT: outlives Python
+LruCache<PairKey, MeshPairPtr>& pairs() {
+  static auto* const cache = new LruCache<PairKey, MeshPairPtr>(kMostPairs);  // NOLINT: outlives Python
   return *cache;
 }
 
-LruCache<MoveKey, Remembered, MoveHash>& moves() {
-  static auto* const cache =
-      new LruCache<MoveKey, Remembered, MoveHash>(kMostMoves);  // NOLINT: outlives Python
+LruCache<MoveKey, Remembered>& moves() {
+  static auto* const cache = new LruCache<MoveKey, Remembered>(kMostMoves);  // NOLINT: outlives Python
   return *cache;
 }
 
@@ -298,17 +288,16 @@ struct Item {
 
 void check(const Item& item) {
   if (item.move->shape_before.has_value()) {
-    TORCH_CHECK_VALUE(item.local.sizes() == *item.move->shape_before, "funcol::", kOp,
+    TORCH_CHECK_VALUE(item.local.sizes() == *item.move->shape_before, "funcol::", kRedistribute,
                       ": the local tensor has shape ", item.local.sizes(), ", but this rank holds ",
                       at::IntArrayRef(*item.move->shape_before), " of it under ", item.move->src,
                       ". Pass the shard that belongs to the source spec.");
   }
 }
 
-using Part = std::shared_ptr<const Execution> Move::*;
-
 // Runs the redistributions of those that have one.
-void run_part(std::vector<Item>& items, Part part, const MeshChangeOptions& options) {
+void run_part(std::vector<Item>& items, std::shared_ptr<const Execution> Move::*part,
+              const MeshChangeOptions& options) {
   std::vector<ManyItem> running;
   std::vector<size_t> places;
   for (size_t i = 0; i < items.size(); ++i) {
@@ -358,8 +347,8 @@ std::vector<at::Tensor> run_without_gil(std::vector<Item> items, const MeshChang
 }
 
 void check_same_mesh(const py::object& mesh, const py::object& first, const char* side, Py_ssize_t index) {
-  TORCH_CHECK_VALUE(mesh.is(first) || are_equal(mesh, first), "funcol::", kOp, ": ", side, " ", index,
-                    " is on ", std::string(py::repr(mesh)), ", the first one on ",
+  TORCH_CHECK_VALUE(mesh.is(first) || are_equal(mesh, first), "funcol::", kRedistribute, ": ", side, " ",
+                    index, " is on ", std::string(py::repr(mesh)), ", the first one on ",
                     std::string(py::repr(first)), ". Tensors that go to another mesh together are on one.");
 }
 
@@ -385,7 +374,7 @@ py::object change_mesh(const py::list& dtensors, py::handle device_mesh, const p
     check_same_mesh(src.mesh, way->src_mesh(), "tensor", i);
     const auto local = attribute<"_local_tensor">(dtensor);
     const auto& tensor = THPVariable_Unpack(local.ptr());
-    const auto meta = meta_of(spec, kOp);
+    const auto meta = meta_of(spec, kRedistribute);
     auto key = way->key({src_placements.read(src.placements), to_shard_order(src.order)},
                         {dst_placements.read(wanted), wanted_order}, static_cast<int64_t>(tensor.itemsize()));
     key.dtype = to_dtype(attribute<"dtype">(meta));
@@ -424,7 +413,7 @@ py::object change_mesh_of_locals(const py::list& locals, const py::list& src_spe
     if (has_masks(key.src) || has_masks(key.dst)) {
       return {};
     }
-    key.shape = shape_of(src_spec, kOp);
+    key.shape = shape_of(src_spec, kRedistribute);
     items.push_back({way->find(key), local});
   }
   return to_python(run_without_gil(std::move(items), options));

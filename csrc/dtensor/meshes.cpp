@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "compat/process_group.h"
+#include "pyobjects/attributes.h"
 #include "pyobjects/callbacks.h"
 #include "pyobjects/layouts.h"
 #include "pyobjects/mesh_table.h"

@@ -1,7 +1,10 @@
 #include "dtensor/native_operators.h"
 
+#include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/PyInterpreter.h>
+#include <torch/csrc/autograd/python_variable.h>
 
 #include <array>
 #include <memory>
@@ -12,11 +15,13 @@
 
 #include "async/layers.h"
 #include "compat/interpreter.h"
+#include "dtensor/mixed_tensors.h"
 #include "dtensor/operator_calls.h"
 #include "dtensor/served_calls.h"
 #include "dtensor/spec_numbers.h"
 #include "planner/lru_cache.h"
 #include "pyobjects/attributes.h"
+#include "pyobjects/dtensors.h"
 #include "pyobjects/versions.h"
 
 namespace funcol::python {
@@ -61,7 +66,9 @@ class Dispatcher {
     auto* const handlers = field<"_custom_op_handlers">();
     const auto version = version_of(handlers);
     if (version == 0 || version != op.handlers_version) {
-      op.has_handler = PyDict_Contains(handlers, op.overload.ptr()) != 0;
+      auto* const handler = PyDict_GetItemWithError(handlers, op.overload.ptr());
+      op.has_handler =
+          PyErr_Occurred() != nullptr || (handler != nullptr && handler != parts_.own_handler.ptr());
       op.handlers_version = version;
       PyErr_Clear();
     }
@@ -215,7 +222,7 @@ class Table {
 
   std::shared_ptr<Dispatcher> dispatcher_;
   std::unordered_map<const c10::FunctionSchema*, DescribedPtr> operators_;
-  LruCache<CallKey, ServedPtr, CallKeyHash> calls_{kMostCalls};
+  LruCache<CallKey, ServedPtr> calls_{kMostCalls};
 };
 
 Table& table() {
@@ -228,6 +235,39 @@ constexpr auto kBeforePython =
     c10::DispatchKeySet(c10::DispatchKeySet::FULL) ^
     (c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::Python) |
      c10::DispatchKeySet(c10::DispatchKey::Python));
+
+// Returns true for a DTensor that was made outside of inference mode.
+bool is_normal_dtensor(const c10::IValue& value) {
+  if (!value.isTensor() || !value.toTensor().key_set().has(c10::DispatchKey::Python) ||
+      value.toTensor().is_inference()) {
+    return false;
+  }
+  const py::gil_scoped_acquire gil;
+  const auto object = py::reinterpret_steal<py::object>(THPVariable_Wrap(value.toTensor()));
+  return Py_TYPE(object.ptr()) == dtensor_type();
+}
+
+// Returns true if a result of the operator is a view of a normal DTensor.
+bool views_normal_dtensor(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  const auto& arguments = op.schema().arguments();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const auto* const alias = arguments[i].alias_info();
+    if (alias != nullptr && !alias->isWrite() &&
+        is_normal_dtensor(stack[stack.size() - arguments.size() + i])) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// Leaves inference mode for an operator whose result is a view of a normal tensor. Such views of plain
+// tensors are normal tensors, too, and autograd notes their base.
+class OutsideInferenceMode {
+ private:
+  c10::InferenceMode normal_{false};
+  at::NoGradGuard without_gradients_;
+  c10::impl::ExcludeDispatchKeyGuard as_in_fallback_{kBeforePython};
+};
 
 const c10::OperatorHandle& detach_operator() {
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::detach", "");
@@ -252,12 +292,24 @@ class ServingInterpreter final : public compat::ForwardingInterpreter {
   }
 
   void dispatch(const c10::OperatorHandle& op, torch::jit::Stack* stack) const override {
-    if (has_active_layers() || !serves(op, *stack)) {
-      base()->dispatch(op, stack);
+    if (has_active_layers()) {
+      leave_to_pytorch(op, stack);
+      return;
+    }
+    std::optional<OutsideInferenceMode> outside;
+    if (c10::InferenceMode::is_enabled() && table().is_put() && views_normal_dtensor(op, *stack)) {
+      outside.emplace();
+    }
+    if (!serves(op, *stack)) {
+      leave_to_pytorch(op, stack);
     }
   }
 
  private:
+  void leave_to_pytorch(const c10::OperatorHandle& op, torch::jit::Stack* stack) const {
+    table().is_put() ? dispatch_naming_plain_tensors(*base(), op, stack) : base()->dispatch(op, stack);
+  }
+
   static bool serves(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
     const py::gil_scoped_acquire gil;
     return table().serve(op, stack);

@@ -1,6 +1,7 @@
 #include "dtensor/operator_calls.h"
 
 #include <ATen/DTensorState.h>
+#include <c10/core/DefaultDtype.h>
 #include <torch/csrc/Device.h>
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/PyInterpreter.h>
@@ -38,10 +39,19 @@ enum Tag : uint64_t {
   kText,
   kDevice,
   kList,
+  kComplex,
 };
 
-bool ends_with(std::string_view text, std::string_view end) {
-  return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
+// Returns true for an operator in place. Its name says it only if it ends in one underscore: __and__ returns
+// a new tensor, and __iand__ its first argument.
+bool writes_to_first(const c10::FunctionSchema& schema) {
+  return !schema.arguments().empty() && schema.arguments()[0].alias_info() != nullptr &&
+         schema.arguments()[0].alias_info()->isWrite() && !schema.arguments()[0].is_out();
+}
+
+bool returns_first(const c10::FunctionSchema& schema) {
+  const auto* const returned = schema.returns()[0].alias_info();
+  return returned != nullptr && *returned == *schema.arguments()[0].alias_info();
 }
 
 bool is_tensor_or_list(const c10::Type& type) {
@@ -66,7 +76,7 @@ DescribedOperator::Results results_of(const c10::OperatorHandle& op) {
   using Results = DescribedOperator::Results;
   const auto& schema = op.schema();
   const std::string_view name = schema.name();
-  const bool is_in_place = ends_with(name, "_") && !ends_with(name, "__");
+  const bool is_in_place = writes_to_first(schema);
   const auto all_are = [&](const auto& kind) {
     return std::ranges::all_of(schema.returns(), [&](const auto& value) { return kind(*value.real_type()); });
   };
@@ -74,7 +84,7 @@ DescribedOperator::Results results_of(const c10::OperatorHandle& op) {
   if (!schema.returns().empty() && all_are(is_number) && !schema.is_mutable() && name != "aten::equal") {
     return Results::kNumbers;
   }
-  if (!all_are(is_tensor_or_list) || ends_with(name, "__") || op.hasTag(at::Tag::inplace_view) ||
+  if (!all_are(is_tensor_or_list) || op.hasTag(at::Tag::inplace_view) ||
       op.hasTag(at::Tag::data_dependent_output)) {
     return Results::kNotServed;
   }
@@ -83,8 +93,12 @@ DescribedOperator::Results results_of(const c10::OperatorHandle& op) {
   if (num_out > 0) {
     return num_out == std::ssize(schema.returns()) ? Results::kOut : Results::kNotServed;
   }
+  if (is_in_place && schema.returns().empty()) {
+    return Results::kNone;
+  }
   if (is_in_place) {
-    return schema.returns().empty() ? Results::kNone : Results::kFirstArgument;
+    return schema.returns().size() == 1 && returns_first(schema) ? Results::kFirstArgument
+                                                                 : Results::kNotServed;
   }
   return schema.returns().empty() || schema.is_mutable() ? Results::kNotServed : Results::kNew;
 }
@@ -124,6 +138,18 @@ bool is_named_as_factor(const std::string& name) {
   return std::ranges::find(kFactors, name) != kFactors.end();
 }
 
+// Returns the value of a real number that PyTorch has wrapped in a tensor.
+double number_in(const at::Tensor& wrapped) {
+  switch (wrapped.scalar_type()) {
+    case at::kDouble:
+      return *wrapped.const_data_ptr<double>();
+    case at::kLong:
+      return static_cast<double>(*wrapped.const_data_ptr<int64_t>());
+    default:
+      return wrapped.item().toDouble();
+  }
+}
+
 class CallReader {
  public:
   CallReader(Call& call) : call_(call) {}
@@ -144,13 +170,16 @@ class CallReader {
     }
     if (value.isInt()) {
       const auto number = value.toInt();
-      return is_factor_ ? add_sign(kInt, number > 0, number < 0, false)
-                        : add(kInt, std::bit_cast<uint64_t>(number));
+      return is_factor_ ? add_kind(kInt, number) : add(kInt, std::bit_cast<uint64_t>(number));
     }
     if (value.isDouble()) {
       const auto number = value.toDouble();
-      return is_factor_ ? add_sign(kDouble, number > 0, number < 0, std::isnan(number))
-                        : add(kDouble, std::bit_cast<uint64_t>(number));
+      return is_factor_ ? add_kind(kDouble, number) : add(kDouble, std::bit_cast<uint64_t>(number));
+    }
+    if (value.isComplexDouble()) {
+      const auto number = value.toComplexDouble();
+      add(kComplex, std::bit_cast<uint64_t>(number.real()));
+      return add(kComplex, std::bit_cast<uint64_t>(number.imag()));
     }
     if (value.isBool()) {
       return add(kBool, value.toBool() ? 1 : 0);
@@ -200,9 +229,12 @@ class CallReader {
                         !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides())) {
       return Fate::kArgument;
     }
+    const bool is_number = tensor.unsafeGetTensorImpl()->is_wrapped_number();
     call_.tensors.push_back({place_, index, nullptr});
-    add(kPlain, static_cast<uint64_t>(tensor.scalar_type()) << 1 |
-                    (tensor.unsafeGetTensorImpl()->is_wrapped_number() ? 1 : 0));
+    add(kPlain, static_cast<uint64_t>(tensor.scalar_type()) << 1 | (is_number ? 1 : 0));
+    if (is_number && !at::isComplexType(tensor.scalar_type())) {  // x / 0 is no x / 2
+      add_kind(kDouble, number_in(tensor));
+    }
     add(kList, tensor.dim());
     for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
       call_.key.words.push_back(tensor.size(dim));
@@ -232,8 +264,12 @@ class CallReader {
     return Fate::kServed;
   }
 
-  Fate add_sign(Tag tag, bool is_positive, bool is_negative, bool is_nan) {
-    return add(kSign, tag << 3 | (is_positive ? 1 : 0) | (is_negative ? 2 : 0) | (is_nan ? 4 : 0));
+  // Adds what decisions depend on: the type, the sign, and whether the number is finite.
+  template <typename Number>
+  Fate add_kind(Tag tag, Number number) {
+    const auto real = static_cast<double>(number);
+    return add(kSign, tag << 4 | (real > 0 ? 1 : 0) | (real < 0 ? 2 : 0) | (std::isnan(real) ? 4 : 0) |
+                          (std::isinf(real) ? 8 : 0));
   }
 
   Fate add(Tag tag) {
@@ -271,7 +307,7 @@ py::object python_argument(const c10::IValue& value, const c10::Argument& argume
   return torch::jit::toPyObject(value);
 }
 
-bool is_default(const c10::IValue& value, const c10::Argument& argument) {
+bool equals_default(const c10::IValue& value, const c10::Argument& argument) {
   const auto& standard = argument.default_value();
   return standard.has_value() &&
          (value.isNone() ? standard->isNone() : !value.isTensor() && *standard == value);
@@ -325,6 +361,7 @@ Fate read_call(std::shared_ptr<const DescribedOperator> op, const torch::jit::St
       return fate;
     }
   }
+  call.key.words.push_back(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));
   call.key.op = std::move(op);
   return call.first_dtensor() == nullptr ? Fate::kArgument : Fate::kServed;
 }
@@ -338,13 +375,13 @@ std::pair<py::tuple, py::dict> python_arguments(const c10::OperatorHandle& op,
   size_t num_given = 0;
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (arguments[i].kwarg_only()) {
-      if (!is_default(values[i], arguments[i])) {
+      if (!equals_default(values[i], arguments[i])) {
         by_name[py::str(arguments[i].name())] = python_argument(values[i], arguments[i]);
       }
       continue;
     }
     by_position.append(python_argument(values[i], arguments[i]));
-    num_given = is_default(values[i], arguments[i]) ? num_given : by_position.size();
+    num_given = equals_default(values[i], arguments[i]) ? num_given : by_position.size();
   }
   return {py::tuple(by_position[py::slice(0, static_cast<Py_ssize_t>(num_given), 1)]), by_name};
 }

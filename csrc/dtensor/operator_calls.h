@@ -65,10 +65,6 @@ struct CallKey {
   friend bool operator==(const CallKey& a, const CallKey& b) { return a.op == b.op && a.words == b.words; }
 };
 
-struct CallKeyHash {
-  size_t operator()(const CallKey& key) const { return key.hash(); }
-};
-
 // A tensor among the arguments, and where on the stack it stands: in a list, or by itself with `index` -1.
 struct TensorArgument {
   size_t place;

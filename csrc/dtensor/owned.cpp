@@ -8,18 +8,18 @@
 #include <utility>
 
 #include "dtensor/holders.h"
+#include "pyobjects/attributes.h"
 #include "pyobjects/dtensors.h"
 #include "pyobjects/dtypes.h"
 #include "pyobjects/spec_objects.h"
 #include "pyobjects/specs.h"
 #include "pyobjects/tensors.h"
 #include "pyobjects/without_gil.h"
+#include "redistribute/op_names.h"
 #include "redistribute/run_many.h"
 
 namespace funcol::python {
 namespace {
-
-constexpr auto kOp = "redistribute_many";
 
 // The one mesh of a call, which has this rank.
 class OneMesh {
@@ -28,19 +28,20 @@ class OneMesh {
     if (known_ == nullptr) {
       mesh_ = mesh;
       known_ = &known_mesh(mesh);
-      TORCH_CHECK_VALUE(known_->coordinate.has_value(), "funcol::", kOp, ": this rank is not part of ",
-                        std::string(py::repr(mesh)), ". Call it on the ranks of the mesh alone.");
+      TORCH_CHECK_VALUE(known_->coordinate.has_value(), "funcol::", kRedistributeMany,
+                        ": this rank is not part of ", std::string(py::repr(mesh)),
+                        ". Call it on the ranks of the mesh alone.");
       own_ = number_in_mesh(*known_->coordinate, known_->mesh);
     }
-    TORCH_CHECK_NOT_IMPLEMENTED(mesh.is(mesh_) || are_equal(mesh, mesh_), "funcol::", kOp,
+    TORCH_CHECK_NOT_IMPLEMENTED(mesh.is(mesh_) || are_equal(mesh, mesh_), "funcol::", kRedistributeMany,
                                 ": one tensor is on ", std::string(py::repr(mesh)), ", the first one on ",
                                 std::string(py::repr(mesh_)), ". Call it for each mesh.");
     return *known_;
   }
 
   bool owns(int64_t owner) const {
-    TORCH_CHECK_VALUE(owner >= 0 && owner < known_->mesh.num_ranks(), "funcol::", kOp, ": Owned(", owner,
-                      ") is no rank of the mesh, which has ", known_->mesh.num_ranks(),
+    TORCH_CHECK_VALUE(owner >= 0 && owner < known_->mesh.num_ranks(), "funcol::", kRedistributeMany,
+                      ": Owned(", owner, ") is no rank of the mesh, which has ", known_->mesh.num_ranks(),
                       ". Pass the number of a rank in the mesh, counted along its last axis first.");
     return owner == own_;
   }
@@ -54,8 +55,8 @@ class OneMesh {
 HolderKey key_of(const KnownMesh& known, Layout layout, py::handle spec, int64_t owner, bool is_back) {
   HolderKey key{known.id, std::move(layout), {}, 0, owner, is_back, true};
   TORCH_CHECK_NOT_IMPLEMENTED(
-      !has_masks(key.layout) && read_ints(attribute<"shape">(meta_of(spec, kOp)), key.shape), "funcol::", kOp,
-      ": tensors with masks or symbolic sizes have no owners.");
+      !has_masks(key.layout) && read_ints(attribute<"shape">(meta_of(spec, kRedistributeMany)), key.shape),
+      "funcol::", kRedistributeMany, ": tensors with masks or symbolic sizes have no owners.");
   return key;
 }
 
@@ -67,23 +68,24 @@ std::vector<at::Tensor> run(const std::vector<ManyItem>& items, const OwnerOptio
 // The whole that a rank has: empty where it is not the owner.
 at::Tensor whole_or_empty(py::handle object, bool owns, const HolderKey& key, py::handle spec,
                           const std::string& device, size_t index) {
-  const auto dtype = to_dtype(attribute<"dtype">(meta_of(spec, kOp)));
+  const auto dtype = to_dtype(attribute<"dtype">(meta_of(spec, kRedistributeMany)));
   if (!owns) {
     return at::empty({0}, at::TensorOptions(dtype).device(device));
   }
-  TORCH_CHECK_VALUE(THPVariable_Check(object.ptr()), "funcol::", kOp, ": tensor ", index,
+  TORCH_CHECK_VALUE(THPVariable_Check(object.ptr()), "funcol::", kRedistributeMany, ": tensor ", index,
                     " is owned here by rank ", key.holder, " of the mesh, but is ",
                     std::string(py::repr(object)), ". Pass the whole tensor.");
   const auto& whole = THPVariable_Unpack(object.ptr());
   TORCH_CHECK_VALUE(whole.sizes() == at::IntArrayRef(key.shape) && whole.scalar_type() == dtype,
-                    "funcol::", kOp, ": tensor ", index, " is ", whole.scalar_type(), " ", whole.sizes(),
-                    ", expected ", dtype, " ", at::IntArrayRef(key.shape), ", as the shards were.");
+                    "funcol::", kRedistributeMany, ": tensor ", index, " is ", whole.scalar_type(), " ",
+                    whole.sizes(), ", expected ", dtype, " ", at::IntArrayRef(key.shape),
+                    ", as the shards were.");
   return whole;
 }
 
 void check_target(const Layout& layout) {
   for (const auto& placement : layout.placements) {
-    TORCH_CHECK_NOT_IMPLEMENTED(!placement.is_partial(), "funcol::", kOp,
+    TORCH_CHECK_NOT_IMPLEMENTED(!placement.is_partial(), "funcol::", kRedistributeMany,
                                 ": an owned tensor moves to shards and ", "replicas, and not to ",
                                 to_string(placement), ". Pass placements that are not partial.");
   }
@@ -98,7 +100,7 @@ py::object spec_of_target(const HolderKey& key, const SpecObjects& objects, py::
   target.dst = key.layout;
   target.shape = key.shape;
   target.itemsize = key.itemsize;
-  const auto meta = meta_of(spec, kOp);
+  const auto meta = meta_of(spec, kRedistributeMany);
   read_ints(attribute<"stride">(meta), target.stride);
   target.dtype = to_dtype(attribute<"dtype">(meta));
   const auto& found = find_target(target, spec, objects.mesh, known, wanted, py::none()).spec;

@@ -5,6 +5,7 @@
 
 #include "async/layers.h"
 #include "pyobjects/arguments.h"
+#include "pyobjects/attributes.h"
 #include "pyobjects/dtensors.h"
 #include "pyobjects/dtypes.h"
 

@@ -111,6 +111,10 @@ std::variant<py::tuple, Reason> DecisionEngine::part_as_pytorch(py::handle op_sc
       !std::ranges::all_of(sharding.inputs, knows_layout)) {
     return decided_specs(schema, part, sharding, masks);
   }
+  add_written_outputs(part.schema);
+  for (const size_t number : part.schema.written) {
+    sharding.outputs.emplace_back(Spec{part.schema.call.tensors[number], sharding.inputs[number]});
+  }
   try {
     const auto rows = (*own)(part.schema.call);
     if (propagator_.allows(part.schema, rows, sharding)) {

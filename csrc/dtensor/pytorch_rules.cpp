@@ -179,8 +179,6 @@ OutputSharding sharding_of(const Part& part, const PyTorchQuestion& question,
   return sharding;
 }
 
-bool is_in_place(const std::string& op) { return without_overload(op).ends_with('_'); }
-
 // Reads an AxisRule into the question. False if PyTorch would raise an error.
 bool read_rule(const py::tuple& rule, const Part& part, PyTorchQuestion& question, MaskObjects& masks) {
   const auto num_inputs = rule[1].cast<size_t>();
@@ -240,7 +238,7 @@ std::variant<OutputSharding, Reason> pytorchs_choice(py::handle op_schema, const
   }
   const auto& outputs = part.schema.call.outputs;
   question.mesh = part.schema.mesh;
-  question.is_in_place = is_in_place(part.schema.call.op);
+  question.is_in_place = !schema.op->is_written.empty() && schema.op->is_written[0];
   question.prefers_unmoved = !schema.op->is_per_element;
   for (size_t i = 0; outputs.size() > 1 && i < outputs.size(); ++i) {
     question.lacks_output.push_back(!outputs[i].has_value());

@@ -8,6 +8,7 @@
 
 #include "dtensor/gradients.h"
 #include "dtensor/plain_dtensors.h"
+#include "pyobjects/attributes.h"
 #include "pyobjects/callbacks.h"
 #include "pyobjects/dtensors.h"
 #include "pyobjects/dtypes.h"
@@ -94,13 +95,15 @@ std::optional<Moved> move(const at::Tensor& local, py::handle spec, PlainSpec& s
     return std::nullopt;
   }
   const auto sent_dtype = target.sent_dtype.value_or(local.scalar_type());
-  const auto result_dtype = target.result_dtype.value_or(source.dtype);
+  const auto result_dtype = target.result_dtype.value_or(local.scalar_type());
+  // As in PyTorch, the dtype of a spec need not be that of the local tensor.
+  const auto spec_dtype = target.result_dtype.value_or(source.dtype);
   const bool is_any_order = target.order.is(py::ellipsis());
   const auto order = is_any_order ? py::none() : target.order;
   const bool keeps_order =
       is_any_order || (order.is_none() ? is_default(source.order) : order.is(source.objects.order));
   if (keeps_order && *wanted == source.placements && sent_dtype == local.scalar_type() &&
-      result_dtype == source.dtype) {
+      result_dtype == local.scalar_type() && spec_dtype == source.dtype) {
     return Moved{local, {}};
   }
   const RedistributionKey key{source.known->id,
@@ -111,7 +114,7 @@ std::optional<Moved> move(const at::Tensor& local, py::handle spec, PlainSpec& s
                               options.model,
                               options.max_bytes,
                               std::move(source.stride),
-                              result_dtype};
+                              spec_dtype};
   auto found = find_target(key, spec, source.objects.mesh, *source.known, target.placements, order);
   if (!found.execution->fits(local)) {
     return std::nullopt;

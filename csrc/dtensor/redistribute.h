@@ -21,7 +21,7 @@ struct RedistributionTarget {
   // whatever the order.
   py::object order = py::none();
   std::optional<at::ScalarType> sent_dtype = std::nullopt;    // none: that of the local tensor
-  std::optional<at::ScalarType> result_dtype = std::nullopt;  // none: that of the DTensor
+  std::optional<at::ScalarType> result_dtype = std::nullopt;  // none: that of the local tensor
   // In which the gradient is sent; none: that of the local tensor.
   std::optional<at::ScalarType> gradient_dtype = std::nullopt;
 };

@@ -10,22 +10,10 @@
 #include "pyobjects/entered.h"
 #include "pyobjects/tensors.h"
 #include "pyobjects/without_gil.h"
+#include "redistribute/op_names.h"
 
 namespace funcol::python {
 namespace {
-
-constexpr auto kOp = "redistribute_local_tensor";
-
-// The context in which an active DebugMode of PyTorch notes collectives as parts of this redistribution; null
-// if nothing observes it.
-py::object debug_context(py::handle local, const SpecObjects& src, const SpecObjects& dst,
-                         const Execution& execution, bool is_explicit) {
-  if (!has_active_layers() || execution.steps().empty()) {
-    return {};
-  }
-  return callback(Callback::kNoteRedistribution)(local, src.placements, dst.placements, execution.trace(),
-                                                 is_explicit);
-}
 
 // Whether PyTorch moves a tensor of `sizes` correctly, where the source gives this rank the sizes `held`: the
 // tensor may be cut over another mesh, too. PyTorch moves the tensor as it is, except that along unevenly cut
@@ -55,12 +43,21 @@ bool stock_moves(at::IntArrayRef sizes, const std::vector<int64_t>& held, const 
 
 }  // namespace
 
+py::object debug_context(py::handle local, const SpecObjects& src, const SpecObjects& dst,
+                         const Execution& execution, bool is_explicit) {
+  if (!has_active_layers() || execution.steps().empty()) {
+    return {};
+  }
+  return callback(Callback::kNoteRedistribution)(local, src.placements, dst.placements, execution.trace(),
+                                                 is_explicit);
+}
+
 py::object redistribute_local(py::handle local, py::handle src_spec, py::handle dst_spec,
                               const LocalRedistribution& how) {
   const SpecObjects src(src_spec);
   const SpecObjects dst(dst_spec);
-  TORCH_CHECK_NOT_IMPLEMENTED(are_equal(src.mesh, dst.mesh), "funcol::", kOp, ": the source is on ",
-                              std::string(py::repr(src.mesh)), ", the target on ",
+  TORCH_CHECK_NOT_IMPLEMENTED(are_equal(src.mesh, dst.mesh), "funcol::", kRedistributeLocalTensor,
+                              ": the source is on ", std::string(py::repr(src.mesh)), ", the target on ",
                               std::string(py::repr(dst.mesh)),
                               ". Redistribution moves data within one DeviceMesh only.");
   auto& known = known_mesh(src.mesh);
@@ -71,7 +68,7 @@ py::object redistribute_local(py::handle local, py::handle src_spec, py::handle 
   RedistributionKey key{known.id,
                         src.read(),
                         dst.read(),
-                        shape_of(src_spec, kOp),
+                        shape_of(src_spec, kRedistributeLocalTensor),
                         static_cast<int64_t>(tensor.itemsize()),
                         how.options.model,
                         how.options.max_bytes,
@@ -102,8 +99,9 @@ ExecutionPtr execution_between(py::handle src_spec, py::handle dst_spec, int64_t
   }
   auto& known = known_mesh(src.mesh);
   try {
-    const RedistributionKey key{known.id, src.read(), dst.read(), shape_of(src_spec, kOp), itemsize, {},
-                                {},       {},         {}};
+    const RedistributionKey key{
+        known.id, src.read(), dst.read(), shape_of(src_spec, kRedistributeLocalTensor), itemsize, {},
+        {},       {},         {}};
     return has_masks(key.src) || has_masks(key.dst) ? nullptr : find_execution(key, src.mesh, known);
   } catch (const c10::NotImplementedError&) {
     return nullptr;

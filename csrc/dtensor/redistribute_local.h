@@ -23,6 +23,11 @@ struct LocalRedistribution {
 py::object redistribute_local(py::handle local, py::handle src_spec, py::handle dst_spec,
                               const LocalRedistribution& how);
 
+// Returns the context in which an active DebugMode of PyTorch notes operators as parts of the redistribution
+// of `local`; null if nothing observes it.
+py::object debug_context(py::handle local, const SpecObjects& src, const SpecObjects& dst,
+                         const Execution& execution, bool is_explicit);
+
 // The execution of the redistribution between two specs of one mesh, of tensors whose elements have
 // `itemsize` bytes. Null where Python has to move the tensor: for specs that C++ has no values for, and
 // masks. Needs the GIL.

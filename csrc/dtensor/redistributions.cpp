@@ -20,21 +20,8 @@ namespace {
 
 constexpr size_t kMostTargets = 2048;
 
-// Without models, bounds and dtypes, which rarely differ.
-struct KeyHash {
-  size_t operator()(const RedistributionKey& key) const {
-    Hash hash;
-    hash.add(key.mesh_id);
-    hash.add_all(key.shape);
-    hash.add(key.itemsize);
-    hash.add(key.src);
-    hash.add(key.dst);
-    return hash.value();
-  }
-};
-
 // Specs are missing where the caller has the result's spec.
-using Targets = LruCache<RedistributionKey, Target, KeyHash>;
+using Targets = LruCache<RedistributionKey, Target>;
 
 Targets& targets() {
   static auto* const cache = new Targets(kMostTargets);  // NOLINT: outlives Python
@@ -69,6 +56,16 @@ ExecutionPtr make_execution(const RedistributionKey& key, py::handle device_mesh
 }
 
 }  // namespace
+
+size_t RedistributionKey::hash() const {
+  Hash hash;
+  hash.add(mesh_id);
+  hash.add_all(shape);
+  hash.add(itemsize);
+  hash.add(src);
+  hash.add(dst);
+  return hash.value();
+}
 
 ExecutionPtr find_execution(const RedistributionKey& key, py::handle device_mesh, KnownMesh& known) {
   if (const auto* target = targets().get(key)) {

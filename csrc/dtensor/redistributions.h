@@ -37,6 +37,8 @@ struct RedistributionKey {
   std::vector<int64_t> stride;          // of the whole tensor
   std::optional<at::ScalarType> dtype;  // of the result
 
+  // Leaves out models, bounds and dtypes, which rarely differ.
+  size_t hash() const;
   friend bool operator==(const RedistributionKey&, const RedistributionKey&) = default;
 };
 

@@ -7,11 +7,10 @@
 
 #include "layout/shards.h"
 #include "pyobjects/layouts.h"
+#include "pyobjects/op_schemas.h"
 
 namespace funcol::python {
 namespace {
-
-constexpr const char* kOp = "propagate_op_sharding";
 
 // An average over ranks is that of the whole tensor only if all ranks hold equally much, which rules in
 // Python do not check.
@@ -47,16 +46,16 @@ Placement to_entry(const py::object& placement, MaskObjects& masks) {
 Row to_row(const py::sequence& placements, const OpCall& call, MaskObjects& masks) {
   const auto num_inputs = call.tensors.size();
   const auto num_outputs = call.outputs.size();
-  TORCH_CHECK_VALUE(placements.size() == num_outputs + num_inputs, "funcol::", kOp, ": a rule of ", call.op,
-                    " gave a row of ", placements.size(), " placements. Expected ", num_outputs,
-                    " for its outputs and then ", num_inputs, " for its tensor arguments.");
+  TORCH_CHECK_VALUE(placements.size() == num_outputs + num_inputs, "funcol::", kPropagateOpSharding,
+                    ": a rule of ", call.op, " gave a row of ", placements.size(), " placements. Expected ",
+                    num_outputs, " for its outputs and then ", num_inputs, " for its tensor arguments.");
   Row row;
   for (size_t i = 0; i < placements.size(); ++i) {
     const py::object placement = placements[i];
     if (i < num_outputs) {
       row.outputs.push_back(placement.is_none() ? std::nullopt : std::optional(to_entry(placement, masks)));
     } else {
-      TORCH_CHECK_VALUE(!placement.is_none(), "funcol::", kOp, ": a rule of ", call.op,
+      TORCH_CHECK_VALUE(!placement.is_none(), "funcol::", kPropagateOpSharding, ": a rule of ", call.op,
                         " gave no placement for its tensor argument ", i - num_outputs, ".");
       row.inputs.push_back(to_entry(placement, masks));
     }

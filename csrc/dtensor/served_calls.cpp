@@ -329,7 +329,7 @@ Fate ServedCall::run(const c10::OperatorHandle& op, const DescribedOperator& des
   }
   put_arguments(call, std::move(locals), stack.data() + (stack.size() - num_arguments));
   if (described.draws) {
-    run_in_python(op, draw, described.overload, spec_of(call.tensors[0].dtensor), stack);
+    run_in_python(op, draw, described.overload, drawn_spec(call), stack);
   } else {
     const WithoutGil no_gil;  // as PyTorch's own path calls it
     op.callBoxed(&stack);
@@ -346,6 +346,12 @@ Fate ServedCall::run(const c10::OperatorHandle& op, const DescribedOperator& des
   wrap_results(op, attribute<"mesh">(spec_of(call.first_dtensor())), results);
   share_memory(described, call, held, at::ArrayRef<c10::IValue>(results, results_.size()));
   return Fate::kServed;
+}
+
+py::object ServedCall::drawn_spec(const Call& call) const {
+  auto* const first = spec_of(call.tensors[0].dtensor);
+  return results_.empty() || results_[0].empty() ? py::reinterpret_borrow<py::object>(first)
+                                                 : copy_onto(results_[0][0].spec, attribute<"mesh">(first));
 }
 
 void ServedCall::put_arguments(const Call& call, Tensors locals, c10::IValue* arguments) const {

@@ -27,7 +27,7 @@ class ServedCall {
                                         py::handle sharding);
 
   // Puts the operator's results in the place of its arguments. If not kServed, nothing is done. An operator
-  // that draws random numbers is run by draw(op, spec of the first argument, args, kwargs). Needs the GIL.
+  // that draws random numbers is run by draw(op, spec of the first result, args, kwargs). Needs the GIL.
   Fate run(const c10::OperatorHandle& op, const DescribedOperator& described, const Call& call,
            const py::object& draw, torch::jit::Stack& stack) const;
 
@@ -51,6 +51,7 @@ class ServedCall {
   bool take_results(const c10::OperatorHandle& op, const DescribedOperator& described, const Call& call,
                     py::handle spec);
   bool take_outputs(const c10::OperatorHandle& op, const Call& call, py::handle spec);
+  py::object drawn_spec(const Call& call) const;
   void put_arguments(const Call& call, Tensors locals, c10::IValue* arguments) const;
   void return_outputs(const Call& call, const Tensors& held, c10::IValue* results) const;
   void wrap_results(const c10::OperatorHandle& op, py::handle mesh, c10::IValue* results) const;

@@ -8,15 +8,15 @@
 
 #include "async/layers.h"
 #include "dtensor/holders.h"
+#include "pyobjects/attributes.h"
 #include "pyobjects/dtypes.h"
 #include "pyobjects/spec_objects.h"
 #include "pyobjects/tensors.h"
 #include "pyobjects/without_gil.h"
+#include "redistribute/op_names.h"
 
 namespace funcol::python {
 namespace {
-
-constexpr auto kOp = "full_tensors";
 
 bool has_partials(const Layout& layout) {
   return std::ranges::any_of(layout.placements, [](const auto& one) { return one.is_partial(); });
@@ -32,8 +32,8 @@ int64_t WholeBucket::add(py::handle dtensor, int64_t holder, std::optional<at::S
   const auto& held = THPVariable_Unpack(attribute<"_local_tensor">(dtensor).ptr());
   HolderKey key{known.id, objects.read(), {}, 0, holder, false, false};
   TORCH_CHECK_NOT_IMPLEMENTED(!belongs_to_layer(held) && !held.is_meta() && !has_masks(key.layout) &&
-                                  read_ints(attribute<"shape">(meta_of(spec, kOp)), key.shape),
-                              "funcol::", kOp,
+                                  read_ints(attribute<"shape">(meta_of(spec, kFullTensors)), key.shape),
+                              "funcol::", kFullTensors,
                               ": masks, symbolic sizes and tensors of a layer do not go with other tensors.");
   auto local = held.detach();
   Added added;

@@ -13,6 +13,7 @@
 
 #include "async/async_tensor.h"
 #include "pyobjects/arguments.h"
+#include "pyobjects/attributes.h"
 #include "pyobjects/dtypes.h"
 #include "pyobjects/tensors.h"
 #include "pyobjects/without_gil.h"

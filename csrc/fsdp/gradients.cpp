@@ -9,6 +9,7 @@
 
 #include "async/async_tensor.h"
 #include "pyobjects/arguments.h"
+#include "pyobjects/attributes.h"
 #include "pyobjects/dtensors.h"
 #include "pyobjects/dtypes.h"
 #include "pyobjects/tensors.h"

@@ -9,6 +9,7 @@
 #include "dtensor/meshes.h"
 #include "fsdp/gather.h"
 #include "fsdp/streams.h"
+#include "pyobjects/attributes.h"
 
 namespace funcol::python {
 namespace {

@@ -4,6 +4,7 @@
 
 #include "async/async_tensor.h"
 #include "pyobjects/arguments.h"
+#include "pyobjects/attributes.h"
 #include "pyobjects/dtensors.h"
 #include "pyobjects/layouts.h"
 #include "pyobjects/versions.h"

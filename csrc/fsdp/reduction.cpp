@@ -11,6 +11,7 @@
 #include "fsdp/gradients.h"
 #include "fsdp/groups.h"
 #include "fsdp/streams.h"
+#include "pyobjects/attributes.h"
 
 namespace funcol::python {
 namespace {

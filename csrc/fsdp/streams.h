@@ -140,7 +140,7 @@ class Comm {
       return;
     }
     if (to.is_cpu()) {  // an error names the collective
-      PendingCollective::Start started{op, process_group, std::move(work), {from}, {to}, {}};
+      funcol::Start started{op, process_group, std::move(work), {from}, {to}, {}};
       started.is_counted = false;
       c10::make_intrusive<PendingCollective>(std::move(started))->settle();
       return;

@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "async/layers.h"
+#include "comm/process_group.h"
 #include "ops/forward_mode.h"
 #include "pyobjects/attributes.h"
 
@@ -159,6 +160,13 @@ bool starts_here(at::TensorList tensors) {
   return std::ranges::none_of(tensors, [&](const at::Tensor& tensor) {
     return tensor.is_meta() || (records && tensor.requires_grad());
   });
+}
+
+bool is_shape_only(at::TensorList tensors, PyObject* group) {
+  const bool are_meta =
+      !tensors.empty() && std::ranges::all_of(tensors, [](const auto& tensor) { return tensor.is_meta(); });
+  const auto name = are_meta ? string_view(group) : std::nullopt;
+  return name.has_value() && !has_group_named(*name);
 }
 
 GroupPtr group_argument(PyObject* group, PyObject* tag, const char* op) {

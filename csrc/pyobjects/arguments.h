@@ -9,7 +9,7 @@
 
 #include <vector>
 
-#include "comm/process_group.h"
+#include "comm/group_ptr.h"
 #include "comm/reduce_op.h"
 
 namespace funcol::python {
@@ -38,6 +38,10 @@ void check_no_tangents(PyObject* const* objects, Py_ssize_t count, const char* o
 // Whether a collective on these tensors may start without the dispatcher: none is on the meta device or has a
 // gradient to record.
 bool starts_here(at::TensorList tensors);
+
+// Returns true if all of `tensors` are on the meta device and `group` is a name that no group of this process
+// has. Only PyTorch's operators know what to do then: the result's shape follows without the group.
+bool is_shape_only(at::TensorList tensors, PyObject* group);
 
 // The ProcessGroup of a Python object; null for other objects.
 GroupPtr group_object(PyObject* object);

@@ -5,11 +5,23 @@
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <optional>
+
 namespace funcol::python {
 
 // The value of a torch.dtype.
 inline at::ScalarType to_dtype(py::handle dtype) {
   return reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type;
+}
+
+// The value of a torch.dtype or None. `op` names the caller in the TypeError of anything else.
+inline std::optional<at::ScalarType> to_optional_dtype(py::handle dtype, const char* op) {
+  if (dtype.is_none()) {
+    return std::nullopt;
+  }
+  TORCH_CHECK_TYPE(THPDtype_Check(dtype.ptr()), "funcol::", op, ": a dtype is a ",
+                   Py_TYPE(dtype.ptr())->tp_name, ". Pass a torch.dtype.");
+  return to_dtype(dtype);
 }
 
 inline py::object to_python(at::ScalarType dtype) {

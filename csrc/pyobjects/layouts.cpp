@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "pyobjects/attributes.h"
 #include "pyobjects/callbacks.h"
 #include "pyobjects/mesh_table.h"
 

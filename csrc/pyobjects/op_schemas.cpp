@@ -28,8 +28,6 @@ bool is_spec(py::handle object) {
 
 namespace {
 
-constexpr const char* kOp = "propagate_op_sharding";
-
 Layout read_layout_as_pytorch(py::handle spec) {
   Layout layout;
   for (const auto& placement : attribute<"placements">(spec).cast<py::tuple>()) {
@@ -44,18 +42,20 @@ Layout read_layout_as_pytorch(py::handle spec) {
 
 std::vector<int64_t> sizes_or_strides(py::handle tuple) {
   std::vector<int64_t> numbers;
-  TORCH_CHECK_NOT_IMPLEMENTED(read_ints(tuple, numbers), "funcol::", kOp, ": a symbolic size.");
+  TORCH_CHECK_NOT_IMPLEMENTED(read_ints(tuple, numbers), "funcol::", kPropagateOpSharding,
+                              ": a symbolic size.");
   return numbers;
 }
 
 TensorMeta read_meta(py::handle spec) {
   const auto meta = attribute<"tensor_meta">(spec);
-  TORCH_CHECK_VALUE(PyTuple_Check(meta.ptr()) && PyTuple_GET_SIZE(meta.ptr()) >= 3, "funcol::", kOp,
+  TORCH_CHECK_VALUE(PyTuple_Check(meta.ptr()) && PyTuple_GET_SIZE(meta.ptr()) >= 3,
+                    "funcol::", kPropagateOpSharding,
                     ": a spec has no tensor_meta: ", std::string(py::str(spec)),
                     ". Pass DTensorSpecs that say what their tensors look like.");
   auto* const dtype = PyTuple_GET_ITEM(meta.ptr(), 2);
-  TORCH_CHECK_TYPE(THPDtype_Check(dtype), "funcol::", kOp, ": the dtype of a tensor_meta is a ",
-                   type_name(dtype), ".");
+  TORCH_CHECK_TYPE(THPDtype_Check(dtype), "funcol::", kPropagateOpSharding,
+                   ": the dtype of a tensor_meta is a ", type_name(dtype), ".");
   return {sizes_or_strides(PyTuple_GET_ITEM(meta.ptr(), 0)),
           sizes_or_strides(PyTuple_GET_ITEM(meta.ptr(), 1)), static_cast<Dtype>(to_dtype(dtype))};
 }
@@ -140,12 +140,15 @@ class Reader {
     if (PyUnicode_Check(value) || THPDevice_Check(value)) {
       return {std::string(py::str(object))};
     }
-    TORCH_CHECK_NOT_IMPLEMENTED(false, "funcol::", kOp, ": an argument of ", schema_.op->name, " is a ",
-                                type_name(value), ".");
+    TORCH_CHECK_NOT_IMPLEMENTED(false, "funcol::", kPropagateOpSharding, ": an argument of ",
+                                schema_.op->name, " is a ", type_name(value), ".");
   }
 
   // An out= argument, whose layout is that of the result.
   void read_out(py::handle object) {
+    TORCH_CHECK_NOT_IMPLEMENTED(!PyList_Check(object.ptr()) && !PyTuple_Check(object.ptr()),
+                                "funcol::", kPropagateOpSharding, ": ", schema_.op->name,
+                                " got a list as an out= argument.");
     if (is_spec(object)) {
       schema_.results.emplace_back(layout_of(object, read_meta(object)));
     } else {
@@ -210,6 +213,19 @@ void free_gradients_that_are_read(PythonSchema& schema) {
   }
 }
 
+// Batch norms write to their running statistics only in training, whatever their schemas say.
+void free_statistics_that_are_read(PythonSchema& schema) {
+  const auto& call = schema.call;
+  if (!call.has_arg("training") || call.arg("training").boolean()) {
+    return;
+  }
+  for (const auto* name : {"running_mean", "running_var"}) {
+    if (call.has_arg(name) && call.arg(name).is_tensor()) {
+      schema.stays[call.arg(name).tensor()] = false;
+    }
+  }
+}
+
 class PartOf {
  public:
   // With an `index`, the part has only that element of each list.
@@ -218,17 +234,33 @@ class PartOf {
   Part take() {
     auto& schema = part_.schema;
     schema.call.op = whole_.call.op;
-    for (const auto& [name, argument] : whole_.call.args) {
-      schema.call.args.emplace_back(name, take(argument));
-    }
     if (!index_.has_value()) {
       schema.results = whole_.results;
+    }
+    for (size_t i = 0; i < whole_.call.args.size(); ++i) {
+      const auto& [name, argument] = whole_.call.args[i];
+      const size_t first = schema.call.tensors.size();
+      schema.call.args.emplace_back(name, take(argument));
+      if (whole_.op->returned.empty() && whole_.op->is_written[i]) {
+        add_written(first);
+      }
     }
     settle_mesh();
     return std::move(part_);
   }
 
  private:
+  // Notes that the operator writes to the tensors from number `first` on, except for those that may move.
+  void add_written(size_t first) {
+    auto& schema = part_.schema;
+    for (size_t number = first; number < schema.call.tensors.size(); ++number) {
+      if (schema.stays[number]) {
+        schema.written.push_back(number);
+        schema.results.emplace_back(schema.layouts[number]);
+      }
+    }
+  }
+
   Argument take(const Argument& argument) {
     if (argument.is_list()) {
       const auto& list = argument.list();
@@ -274,10 +306,10 @@ class PartOf {
           index_.has_value() && std::ranges::all_of(layout.placements, [](const auto& placement) {
             return placement.is_replicate();
           });
-      TORCH_CHECK_VALUE(is_everywhere, "funcol::", kOp, ": ", whole_.call.op, " got tensors of two meshes, ",
-                        std::string(py::str(first.spec)), " on ", std::string(py::str(first.mesh)), " and ",
-                        std::string(py::str(other.spec)), " on ", std::string(py::str(other.mesh)),
-                        ", the second as tensor argument ", i,
+      TORCH_CHECK_VALUE(is_everywhere, "funcol::", kPropagateOpSharding, ": ", whole_.call.op,
+                        " got tensors of two meshes, ", std::string(py::str(first.spec)), " on ",
+                        std::string(py::str(first.mesh)), " and ", std::string(py::str(other.spec)), " on ",
+                        std::string(py::str(other.mesh)), ", the second as tensor argument ", i,
                         ". Expected one mesh: redistribute does not move data between meshes.");
       layout = {std::vector<Placement>(part_.schema.mesh.num_axes()), {}};
     }
@@ -288,7 +320,7 @@ class PartOf {
   Part part_;
 };
 
-size_t num_elements(const PythonSchema& schema) {
+size_t num_list_elements(const PythonSchema& schema) {
   for (const auto& [name, argument] : schema.call.args) {
     if (argument.is_list()) {
       return argument.list().size();
@@ -307,7 +339,8 @@ const Operator& to_operator(py::handle op_overload) {
   }
   const auto name = torch::jit::parseName(op_overload.attr("name")().cast<std::string>());
   const auto handle = c10::Dispatcher::singleton().findSchema(name);
-  TORCH_CHECK_VALUE(handle.has_value(), "funcol::", kOp, ": ", name.name, " is no operator of PyTorch.");
+  TORCH_CHECK_VALUE(handle.has_value(), "funcol::", kPropagateOpSharding, ": ", name.name,
+                    " is no operator of PyTorch.");
   Py_INCREF(op_overload.ptr());  // its address is the key
   return *(operators[op_overload.ptr()] = describe(*handle));
 }
@@ -351,12 +384,14 @@ PythonSchema read_op_schema(py::handle op_schema, bool moves_keywords, Reading r
       schema.call.args.emplace_back(argument.name(), schema.op->defaults[i]);
     }
   }
-  TORCH_CHECK_TYPE(num_read == args.size() + kwargs.size(), "funcol::", kOp, ": ", schema.call.op, " got ",
-                   args.size() + kwargs.size(), " arguments, of which it has ", num_read, ".");
-  TORCH_CHECK_VALUE(schema.mesh, "funcol::", kOp, ": ", schema.call.op,
+  TORCH_CHECK_TYPE(num_read == args.size() + kwargs.size(), "funcol::", kPropagateOpSharding, ": ",
+                   schema.call.op, " got ", args.size() + kwargs.size(), " arguments, of which it has ",
+                   num_read, ".");
+  TORCH_CHECK_VALUE(schema.mesh, "funcol::", kPropagateOpSharding, ": ", schema.call.op,
                     " got no tensor of a mesh among its arguments.");
   require_results_of_written(schema);
   free_gradients_that_are_read(schema);
+  free_statistics_that_are_read(schema);
   return schema;
 }
 
@@ -366,7 +401,7 @@ std::vector<Part> parts_of(const PythonSchema& schema) {
     parts.push_back(PartOf(schema, std::nullopt).take());
     return parts;
   }
-  const auto count = num_elements(schema);
+  const auto count = num_list_elements(schema);
   for (size_t i = 0; i < count; ++i) {
     parts.push_back(PartOf(schema, i).take());
   }

@@ -14,6 +14,9 @@
 
 namespace funcol::python {
 
+// The function that decides placements, as error messages name it.
+constexpr auto kPropagateOpSharding = "propagate_op_sharding";
+
 // Whether the object is a DTensorSpec.
 bool is_spec(py::handle object);
 

@@ -2,6 +2,8 @@
 
 #include <c10/util/Exception.h>
 
+#include "pyobjects/attributes.h"
+
 namespace funcol::python {
 namespace {
 

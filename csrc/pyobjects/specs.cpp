@@ -25,6 +25,15 @@ struct Key {
   Spec spec;
   bool strided_as_order;
 
+  size_t hash() const {
+    Hash hash;
+    hash.add(mesh);
+    hash.add(spec.layout);
+    hash.add_all(spec.meta.shape);
+    hash.add_all(spec.meta.stride);
+    hash.add(static_cast<uint64_t>(spec.meta.dtype));
+    return hash.value();
+  }
   friend bool operator==(const Key&, const Key&) = default;
 };
 
@@ -35,18 +44,6 @@ uint64_t number_of(py::handle mesh) {
   const auto* const known = numbers.find(mesh);
   return known != nullptr ? *known : numbers.put(mesh, ++last);
 }
-
-struct KeyHash {
-  size_t operator()(const Key& key) const {
-    Hash hash;
-    hash.add(key.mesh);
-    hash.add(key.spec.layout);
-    hash.add_all(key.spec.meta.shape);
-    hash.add_all(key.spec.meta.stride);
-    hash.add(static_cast<uint64_t>(key.spec.meta.dtype));
-    return hash.value();
-  }
-};
 
 Key key_of(py::handle spec, Spec value) {
   const bool strided_as_order =
@@ -59,7 +56,7 @@ bool has_norms(py::handle spec) {
   return std::any_of(placements.begin(), placements.end(), [](py::handle one) { return is_norm(one); });
 }
 
-using Specs = LruCache<Key, py::object, KeyHash>;
+using Specs = LruCache<Key, py::object>;
 
 // Of specs without their mesh.
 Specs& specs() {
@@ -72,8 +69,8 @@ Specs& canonical_specs() {
   return *cache;
 }
 
-LruCache<Key, uint64_t, KeyHash>& value_numbers() {
-  static auto* const numbers = new LruCache<Key, uint64_t, KeyHash>(kNumSpecs);  // NOLINT: outlives Python
+LruCache<Key, uint64_t>& value_numbers() {
+  static auto* const numbers = new LruCache<Key, uint64_t>(kNumSpecs);  // NOLINT: outlives Python
   return *numbers;
 }
 

@@ -7,19 +7,25 @@ namespace funcol::python {
 
 // Does nothing if the thread does not hold the GIL. Cheaper than pybind11's gil_scoped_release, which also
 // serves threads that Python does not know.
+//
+// While the interpreter exits, no daemon thread gets the GIL back: Python ends the thread by unwinding its
+// stack, which would terminate the process at the first function that does not throw. The thread sleeps
+// instead until the process has ended. So does a daemon thread that released the GIL before, as PyTorch does
+// around each operator, and would ask for it next.
 class WithoutGil {
  public:
   WithoutGil() : state_(PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr) {}
-  ~WithoutGil() {
-    if (state_ != nullptr) {
-      PyEval_RestoreThread(state_);
-    }
-  }
+  ~WithoutGil() { restore(); }
   WithoutGil(const WithoutGil&) = delete;
   WithoutGil& operator=(const WithoutGil&) = delete;
 
  private:
+  void restore() const noexcept;
+
   PyThreadState* state_;
 };
+
+// Says that the interpreter is about to exit on this thread, which goes on getting the GIL.
+void note_exiting_thread();
 
 }  // namespace funcol::python

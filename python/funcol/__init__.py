@@ -134,6 +134,7 @@ _NEED_DTENSOR = {
 
 def __getattr__(name: str) -> Any:
     if name in _NEED_DTENSOR:
+        importlib.import_module("torch.distributed.tensor")  # install() may wait for it
         found = getattr(importlib.import_module(f".{_NEED_DTENSOR[name]}", __name__), name)
         globals()[name] = found  # from now on without this function
         return found

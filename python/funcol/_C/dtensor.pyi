@@ -41,6 +41,7 @@ def put_native_operators(
     copies: set[Any],
     decide: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any],
     draw: Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any],
+    own_handler: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any],
     is_own: Callable[[], bool],
 ) -> None: ...
 def take_native_operators() -> None: ...
@@ -72,6 +73,7 @@ def redistribute_local_tensors(
     async_op: bool,
     model: AlphaBeta | StepCounts | None,
     max_bytes: int | None,
+    is_explicit: bool,
     /,
 ) -> Any: ...
 def redistribute_many(

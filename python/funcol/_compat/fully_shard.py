@@ -39,3 +39,12 @@ def type_checker() -> Callable[[], bool]:
         return bool
     is_type_checking: Callable[[], bool] = importlib.import_module("spmd_types").is_type_checking
     return is_type_checking
+
+
+def param_groups(state: Any) -> list[Any]:
+    """Returns the groups of parameters of an ``FSDPState``. Older minors have one at most."""
+    groups: list[Any] | None = getattr(state, "_fsdp_param_groups", None)
+    if groups is None:
+        group = state._fsdp_param_group
+        return [] if group is None else [group]
+    return groups

@@ -19,7 +19,7 @@ from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.functions import CollectiveFunctionRewriteVariable, UserFunctionVariable
 from torch._dynamo.variables.lists import BaseListVariable
-from torch._dynamo.variables.tensor import SymNodeVariable
+from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.fx import GraphModule, Node
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
 from ..local_map.application import call_in_compiled_region
-from ..redistribution.functions import redistribute, redistribute_local_tensor
+from ..redistribution.functions import redistribute, redistribute_local_tensor, redistribute_many
 from ..redistribution.plain_tensors import redistribute_tensor
 from .dynamo_local_map import call_local_map
 from .remaps import REDUCE_OP_TO_STR, traceable_collective_remaps, traced_work
@@ -42,7 +42,7 @@ def remap_collectives(enabled: bool) -> None:
     setattr(builder, CollectiveFunctionRewriteVariable.__name__, chosen)
 
 
-_REDISTRIBUTIONS = (redistribute, redistribute_local_tensor, redistribute_tensor)
+_REDISTRIBUTIONS = (redistribute, redistribute_local_tensor, redistribute_many, redistribute_tensor)
 _TRACED = (*_REDISTRIBUTIONS, call_in_compiled_region)
 
 
@@ -80,16 +80,15 @@ class TracedRedistribution(CollectiveFunctionRewriteVariable):
         function: Any = self.fn
         signature = inspect.signature(function)
         arguments = dict(signature.bind(*args, **kwargs).arguments)
-        tensor = arguments.pop(next(iter(signature.parameters))).realize()
+        first = arguments.pop(next(iter(signature.parameters))).realize()
+        moved: Any = first.as_proxy() if isinstance(first, TensorVariable) else _proxies(tx, first)
         shape = {"shape": _sizes(arguments.pop("shape"))} if "shape" in arguments else {}
         constants = {name: _constant(name, argument) for name, argument in arguments.items()}
 
         def redistribute_to_constants(x: Any, **shape: Any) -> Any:
             return function(x, **shape, **constants)
 
-        proxy = tx.output.create_proxy(
-            "call_function", redistribute_to_constants, (tensor.as_proxy(),), shape
-        )
+        proxy = tx.output.create_proxy("call_function", redistribute_to_constants, (moved,), shape)
         result: VariableTracker = builder.wrap_fx_proxy(tx=tx, proxy=proxy)
         return result
 
@@ -145,6 +144,10 @@ class RemappedCollective(TracedRedistribution):
             explanation=f"funcol cannot trace {name} with {what}.",
             hints=[f"In the compiled region, {instead}; or call it outside."],
         )
+
+
+def _proxies(tx: Any, tensors: VariableTracker) -> list[Any]:
+    return [tensor.as_proxy() for tensor in tensors.unpack_var_sequence(tx)]
 
 
 def _constant(name: str, argument: VariableTracker) -> Any:

@@ -6,9 +6,9 @@
   every other module of PyTorch that imported them. A PyTorch function that a program holds calls funcol's.
 - The operators of ``_c10d_functional``, ``_c10d_functional_autograd`` and ``c10d_functional`` get funcol's
   kernels for CPU and CUDA. Their schemas, traces and gradients stay PyTorch's.
-- DTensor gets funcol's redistribution, propagation and conversions (:mod:`funcol.dropin.under_dtensor`).
-- FSDP2 and the package ``spmd_types`` get funcol's functions once a program imports them
-  (:mod:`funcol.dropin.fully_shard`, :mod:`funcol.dropin.spmd_types`).
+- DTensor gets funcol's redistribution, propagation and conversions (:mod:`funcol.dropin.under_dtensor`);
+  FSDP2 and the package ``spmd_types`` get funcol's functions (:mod:`funcol.dropin.fully_shard`,
+  :mod:`funcol.dropin.spmd_types`). Each gets them once a program imports it.
 - Pending tensors are instances of PyTorch's ``AsyncCollectiveTensor`` to ``isinstance``, and have its methods
   (:mod:`funcol.dropin.results`).
 
@@ -24,7 +24,7 @@ from collections.abc import Iterator, KeysView
 from contextlib import ExitStack, contextmanager
 from inspect import isfunction
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed._functional_collectives as stock
@@ -33,16 +33,13 @@ import torch.distributed.distributed_c10d as c10d
 from .. import _C
 from ..collectives import async_tensor, errors, functions, tracing
 from ..compiled import remaps
-from . import patching, results, spmd_types
+from . import dtensor_on_import, patching, results, spmd_types, unknown_release
 from .decision_counts import decision_counts as decision_counts
 from .decision_counts import forget_decision_counts as forget_decision_counts
+from .dtensor_on_import import is_under_dtensor as is_under_dtensor
 from .kernels import KernelsInPlace
 from .operator_counts import forget_operator_counts as forget_operator_counts
 from .operator_counts import operator_counts as operator_counts
-
-if TYPE_CHECKING:
-    from .under_dtensor import UnderDTensor
-
 
 # funcol's public functions, by name.
 _OURS: dict[str, Any] = {
@@ -172,19 +169,19 @@ class _Wanted(NamedTuple):
 
 _lock = threading.Lock()
 _installed: _Installation | None = None
-_under_dtensor: UnderDTensor | None = None  # its module is imported when it is wanted
+_awaits_dtensor = False
 _stays = _Wanted(False, False)  # by install()
 _contexts: dict[object, _Wanted] = {}  # by each open installed()
 
 
 def _update() -> None:
     """Installs the parts that are wanted now, and removes the others. The caller holds the lock."""
-    global _installed, _under_dtensor
+    global _installed, _awaits_dtensor
     wanted = [_stays, *_contexts.values()]
     wants_dtensor = any(of_one.dtensor for of_one in wanted)
-    if not wants_dtensor and _under_dtensor is not None:
-        parts, _under_dtensor = _under_dtensor, None
-        parts.undo()
+    if not wants_dtensor and _awaits_dtensor:
+        _awaits_dtensor = False
+        dtensor_on_import.take()
     wants_collectives = any(of_one.collectives for of_one in wanted)
     if not wants_collectives and _installed is not None:
         installation, _installed = _installed, None
@@ -192,26 +189,20 @@ def _update() -> None:
     before = _installed
     if wants_collectives and before is None:
         _installed = _Installation()
-    if wants_dtensor and _under_dtensor is None:
+    if wants_dtensor and not _awaits_dtensor:
         try:
-            from .under_dtensor import UnderDTensor
-
-            _under_dtensor = UnderDTensor()
+            dtensor_on_import.put()
         except BaseException:
             if before is None and _installed is not None:
                 installation, _installed = _installed, None
                 installation.undo()
             raise
+        _awaits_dtensor = True
 
 
 def is_installed() -> bool:
     """Whether funcol is in place of PyTorch's functional collectives now."""
     return _installed is not None
-
-
-def is_under_dtensor() -> bool:
-    """Whether funcol is under DTensor now."""
-    return _under_dtensor is not None
 
 
 def install(dtensor: bool = True) -> None:
@@ -220,15 +211,17 @@ def install(dtensor: bool = True) -> None:
 
     Existing DTensor, tensor-parallel and FSDP2 programs, compiled ones too, then run on it and compute the
     same. ``dtensor=False`` replaces the collectives alone. A second call adds the parts that are missing.
-    Starts no thread. A function of PyTorch that a program imported by name before this call calls funcol's,
-    too.
+    Starts no thread, and imports neither DTensor nor FSDP2: what a program imports later is replaced then. A
+    function of PyTorch that a program imported by name before this call calls funcol's, too.
 
     Of DTensor, funcol replaces ``to_local``, ``from_local``, ``redistribute``, ``full_tensor``,
     ``distribute_tensor``, the dispatcher's propagator, its redistribution of arguments and wrapping of
-    results, and the costs of redistribution; of FSDP2, imported before or after this call, the work on
+    results, the costs of redistribution, and random numbers on CPU meshes
+    (``funcol.dropin.random_operators``); of FSDP2, imported before or after this call, the work on
     parameters. A propagator of another class than PyTorch's stays in place. So does a function that a program
     put in the place of PyTorch's; if it calls PyTorch's function, that calls funcol's. If anything fails, all
-    of it is undone.
+    of it is undone. Under a PyTorch release that funcol does not support, parts that do not fit are left to
+    PyTorch, and one line about them is printed.
     """
     global _stays
     with _lock:
@@ -238,6 +231,8 @@ def install(dtensor: bool = True) -> None:
         except BaseException:
             _stays = before
             raise
+    if dtensor:
+        unknown_release.report()
 
 
 def uninstall() -> None:

@@ -30,8 +30,8 @@ from ..redistribution.meshes import simulates_ranks
 from ..redistribution.moving import How, are_known, axes_with_own_rules, move, use_as_pytorchs
 from ..redistribution.specs import has_own_order, has_symbols
 from ..sharding import keyword_tensors
-from ..sharding.op_schemas import specs_in
-from . import patching, writes
+from ..sharding.op_schemas import specs_in, with_replicated
+from . import patching, random_operators, writes
 
 _to_local: Callable[..., Tensor] = patching.copied(DTensor.to_local)
 _from_local: Callable[..., DTensor] = patching.copied(DTensor.from_local)
@@ -311,14 +311,64 @@ def local_results(
 
     PyTorch counterpart: ``OpDispatcher._dispatch_get_local_results_slow_path``, which runs all others.
     """
-    results = _C.run_changed(self, op_call, op_info, writes.first_moved)
+    schema = op_info.output_sharding.redistribute_schema
+    if schema is not None and op_info.output_sharding.needs_redistribute:
+        if writes.writes_to_list(op_call):
+            return _written_list(self, op_call, args, op_info)
+        if writes.writes_to_first(op_call):
+            return _written_first(self, op_call, args, op_info)
+    return _run(self, op_call, args, op_info)
+
+
+def _written_first(
+    self: stock_dispatch.OpDispatcher, op_call: OpOverload, args: tuple[Any, ...], op_info: Any
+) -> object:
+    """Runs an operator in place. What it does not read it overwrites where it is."""
+    held = op_info.flat_args_schema[0]
+    wanted = specs_in(op_info.output_sharding.redistribute_schema.args_schema)[0]
+    if not isinstance(held, DTensorSpec) or held.placements == wanted.placements:
+        return _run(self, op_call, args, op_info)
+    if not writes.stays_as_it_is(held):
+        writes.check_is_alone(op_call, args[0])
+    pending = writes.pending_axes(held)
+    if not writes.overwrites(op_call) or with_replicated(held, pending).placements != wanted.placements:
+        return _run(self, op_call, args, op_info)
+    local = op_info.local_args[0]
+    op_info.flat_args_schema[0] = wanted
+    results = _run(self, op_call, args, op_info)
+    writes.first_moved(op_call, local, held, local, wanted)
+    return results
+
+
+def _written_list(
+    self: stock_dispatch.OpDispatcher, op_call: OpOverload, args: tuple[Any, ...], op_info: Any
+) -> object:
+    """Runs an operator on lists, of which it writes to the first one."""
+    count = len(args[0])
+    held, specs = op_info.local_args[:count], op_info.flat_args_schema[:count]
+    wanted = specs_in(op_info.output_sharding.redistribute_schema.args_schema)[:count]
+    if specs == wanted:
+        return _run(self, op_call, args, op_info)
+    results = _local_results(self, op_call, args, op_info)
+    writes.bring_back_moved(op_call, held, specs, op_info.local_args[:count], wanted)
+    return results
+
+
+def _run(
+    self: stock_dispatch.OpDispatcher, op_call: OpOverload, args: tuple[Any, ...], op_info: Any
+) -> object:
+    is_random = op_call in random_operators.OPERATORS
+    results = NotImplemented if is_random else _C.run_changed(self, op_call, op_info, writes.first_moved)
     if results is not NotImplemented:
         return results
     held, spec = _first(op_info.local_args), _first(op_info.flat_args_schema)
     schema = op_info.output_sharding.redistribute_schema
     if op_info.compute_mesh.get_coordinate() is not None:
         op_info.local_kwargs = keyword_tensors.moved(schema, op_info.local_kwargs, redistribute_local_tensor)
-    results = _local_results(self, op_call, args, op_info)
+    if is_random:
+        results = random_operators.local_results(self, op_call, op_info)
+    if results is NotImplemented:
+        results = _local_results(self, op_call, args, op_info)
     moved = _first(op_info.local_args)
     if moved is not held and isinstance(spec, DTensorSpec):
         writes.first_moved(op_call, held, spec, moved, specs_in(schema.args_schema)[0])

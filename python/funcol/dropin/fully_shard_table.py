@@ -82,7 +82,7 @@ COLLECTIVES = (
 
 FUNCTIONS: dict[str, Function] = {
     "FSDPState._root_pre_forward": Function(
-        ("7a40b563",), calls.root_pre_forward, ("FSDPState._lazy_init",), omits_ranges=True
+        ("2541c7ee",), calls.root_pre_forward, ("FSDPState._lazy_init",), omits_ranges=True
     ),
     "FSDPState._root_post_backward_final_callback": Function(
         ("efa3d815",), calls.root_post_backward_final_callback, omits_ranges=True
@@ -111,7 +111,7 @@ FUNCTIONS: dict[str, Function] = {
         omits_ranges=True,
     ),
     "FSDPParamGroup.pre_backward": Function(
-        ("d59ccc79",),
+        ("4071d9a9",),
         calls.pre_backward,
         (
             "FSDPParamGroup._backward_prefetch",
@@ -124,7 +124,7 @@ FUNCTIONS: dict[str, Function] = {
         omits_ranges=True,
     ),
     "FSDPParamGroup.unshard": Function(
-        ("f1498d72",),
+        ("04fc7d72",),
         calls.unshard,
         (
             "foreach_all_gather",
@@ -137,7 +137,7 @@ FUNCTIONS: dict[str, Function] = {
         omits_ranges=True,
     ),
     "FSDPParamGroup.wait_for_unshard": Function(
-        ("ff867def",),
+        ("3d7aa42e",),
         calls.wait_for_unshard,
         (
             "foreach_all_gather_copy_out",
@@ -152,7 +152,7 @@ FUNCTIONS: dict[str, Function] = {
         omits_ranges=True,
     ),
     "FSDPParamGroup.post_backward": Function(
-        ("8119c264",),
+        ("aef04ac7",),
         calls.post_backward,
         (
             "foreach_reduce",
@@ -187,7 +187,7 @@ FUNCTIONS: dict[str, Function] = {
         ("20005573", ABSENT), calls.reduce_scatter_input_fn, ("_get_dim0_padded_size",)
     ),
     "_cast_and_view_sharded_grads": Function(
-        ("a01e880a", ABSENT), calls.cast_and_view_sharded_grads, _SHARDED_GRADIENTS
+        ("c195eba8", ABSENT), calls.cast_and_view_sharded_grads, _SHARDED_GRADIENTS
     ),
     "foreach_reduce_scatter_copy_in": Function(("2185bb5e", "18cd2ea6"), calls.reduce_scatter_copy_in),
     "FSDPParamGroup._register_post_backward_hook": Function(
@@ -208,7 +208,12 @@ FUNCTIONS: dict[str, Function] = {
     # Passed by
     "DefaultAllGather.__call__": Function(("8aaf2a35",)),
     "DefaultAllGather.allocate": Function(("efdb134b",)),
-    "DefaultReduceScatter.__call__": Function(("fe5a273c",)),
+    "DefaultReduceScatter.__call__": Function(
+        (
+            "103521e4",
+            "fe5a273c",
+        )
+    ),
     "DefaultReduceScatter.allocate": Function(("efdb134b",)),
     "FSDPCommContext.get_all_gather_streams": Function(("deda0184",)),
     "FSDPCommContext.release_all_gather_state_for_comm_reuse": Function(("902bc38c",)),
@@ -216,13 +221,13 @@ FUNCTIONS: dict[str, Function] = {
     "FSDPParam._get_grad_inner_tensor": Function(("f3b1e183", "c34beeca", "65d2f32e")),
     "FSDPParam._restore_spmd_types": Function(("222fbfdc",)),
     "FSDPParam._setattr_on_modules": Function(("dc6b393a",)),
-    "FSDPParam.all_gather_inputs": Function(("b969a683", "ba5d57b6")),
+    "FSDPParam.all_gather_inputs": Function(("45a30a6b", "fdd00b64")),
     "FSDPParam.alloc_all_gather_outputs": Function(("e087df5c",)),
     "FSDPParam.free_unsharded_param": Function(("ff3bad13", "8624646b", "de979c36")),
-    "FSDPParam.init_all_gather_outputs": Function(("53f2e056", "8abb9811")),
-    "FSDPParam.init_unsharded_param": Function(("b6a07ac7",)),
+    "FSDPParam.init_all_gather_outputs": Function(("02402b08", "ae60bc48")),
+    "FSDPParam.init_unsharded_param": Function(("5cdd3ac0",)),
     "FSDPParam.to_sharded": Function(("19453120", "3e63e9a4")),
-    "FSDPParam.to_unsharded": Function(("009100f3",)),
+    "FSDPParam.to_unsharded": Function(("85735d90",)),
     "FSDPParam.unsharded_grad_data": Function(("e16c8010",)),
     "FSDPParamGroup._all_gather_process_group": Function(("c78c4301",)),
     "FSDPParamGroup._backward_prefetch": Function(("ae87b225",)),
@@ -238,7 +243,7 @@ FUNCTIONS: dict[str, Function] = {
     "FSDPParamGroup.is_unsharded": Function(("cfe820a4",)),
     "FSDPParamGroup.reshard": Function(("02cf68ae",)),
     "FSDPParamGroup.use_training_state": Function(("8575d6cd",)),
-    "FSDPState._lazy_init": Function(("6138b3ae",)),
+    "FSDPState._lazy_init": Function(("73854a6c",)),
     "RegisterPostBackwardFunction.backward": Function(("559292e2", "cab3bb3a")),
     "RegisterPostBackwardFunction.forward": Function(("3819f78e", "cddb3b59", "5b0847b8")),
     "RegisterPostBackwardFunction.setup_context": Function(("4c933009", ABSENT)),
@@ -252,18 +257,18 @@ FUNCTIONS: dict[str, Function] = {
     "_get_param_all_gather_inputs": Function(("fa33b652", "b58a4b45")),
     "_to_dtype_if_needed": Function(("90d9090b",)),
     "all_gather_copy_in_cuda": Function(("e6b95d6c",)),
-    "all_gather_single": Function(("839d65bf",)),
+    "all_gather_single": Function(("85da4411",)),
     "alloc_storage": Function(("20a814d5",)),
     "collect_grad_tensors": Function(("25ddc731",)),
     "disable_if_config_true": Function(("143a9c74", ABSENT)),
-    "foreach_all_gather_copy_out": Function(("92384730", "22abfc08", "ba13be15")),
-    "foreach_reduce": Function(("80625110", "d789179a", "7ef15f77", "9d48eb6a")),
+    "foreach_all_gather_copy_out": Function(("7dcfacad", "e20491bc", "c17db8a2")),
+    "foreach_reduce": Function(("3e7a772a", "69e1a276", "e2d4ce82", "d4593313")),
     "free_storage": Function(("2d095ebb",)),
     "is_bw": Function(("7f9a72e5",)),
-    "reduce_scatter_single": Function(("81bedc0d",)),
+    "reduce_scatter_single": Function(("ee63fb0a",)),
     "set_requires_grad_if_needed": Function(("d58e9ff5",)),
     "split_with_sizes_copy": Function(("4be3a44b",)),
-    "unsafe_setattr_param": Function(("c2ab82a7",)),
+    "unsafe_setattr_param": Function(("f31545f1",)),
 }
 """By name, or ``Class.method``."""
 

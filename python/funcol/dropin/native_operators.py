@@ -17,7 +17,7 @@ from torch.distributed.tensor import _random as stock_random
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from .. import _C, _compat
-from . import kept, writes
+from . import kept, random_operators, writes
 
 _draw_at_offsets = _compat.operator_at_offsets()
 
@@ -39,21 +39,24 @@ def put(dispatcher: Any, propagator: Any) -> Callable[[], None]:
         writes.open_copies,
         decide,
         draw,
+        random_operators.dispatched,
         is_own,
     )
     return _C.take_native_operators
 
 
 def draw(op: OpOverload, spec: DTensorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Runs ``op`` on local tensors so that it draws the random numbers that are PyTorch's for the shards of
-    ``spec``, that of the first argument. On devices PyTorch keeps an offset into them.
+    """Runs ``op`` on local tensors so that it draws the random numbers of the shards of ``spec``, that of its
+    first result. On devices they are PyTorch's, which keeps an offset into them.
 
     PyTorch counterpart: ``OpDispatcher._dispatch_get_local_results_slow_path``.
     """
+    first = random_operators.first_tensor(args)
+    if random_operators.draws(op, spec, first):
+        return random_operators.draw(op, spec, args, kwargs)
     if not stock_random._rng_tracker and stock_random.is_rng_supported_mesh(spec.mesh):
         stock_random._rng_tracker = stock_random.OffsetBasedRNGTracker(spec.mesh, True)
     tracker: Any = stock_random._rng_tracker
-    first = args[0]
     if not tracker or first.is_meta or not tracker.distribute_region_enabled:
         return op(*args, **kwargs)
     accelerator = torch.accelerator.current_accelerator()

@@ -6,6 +6,11 @@ by the number of all elements, so that nothing is redistributed.
 
 ``argmax`` and ``argmin``: the first of equal extremes counts, which is not that of the first rank if another
 dim than the first is sharded.
+
+``__lshift__``, ``__and__`` and others of such names: PyTorch's dispatcher takes a name that ends in an
+underscore for that of an operator in place, and returns the first argument.
+
+``as_strided`` of a replicated tensor: PyTorch refuses all that are no permutation.
 """
 
 from __future__ import annotations
@@ -18,7 +23,9 @@ from torch._ops import OpOverload
 from torch.distributed.tensor import DTensor
 
 from ..sharding.op_schemas import is_sharded, uneven_axes
-from .handlers import Handler, enter, handlers
+from .handlers import Handler, dispatched, enter, handlers
+from .lookups import look_up
+from .writes import overloads
 
 aten = torch.ops.aten
 
@@ -66,7 +73,7 @@ def _loss(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     call = _called(op, args, kwargs)
     if call["reduction"] == _MEAN and any(uneven_axes(spec) for spec in _specs(call)):
         return op(**{**call, "reduction": _SUM}) / _num_elements(call)
-    return _dispatched(op, args, kwargs)
+    return dispatched(op, args, kwargs)
 
 
 def _gradient(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -74,7 +81,7 @@ def _gradient(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     if call["reduction"] == _MEAN and any(is_sharded(spec) for spec in _specs(call)):
         gradient = call["grad_output"] / _num_elements(call)
         return op(**{**call, "grad_output": gradient, "reduction": _SUM})
-    return _dispatched(op, args, kwargs)
+    return dispatched(op, args, kwargs)
 
 
 def _place_of_extreme(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -82,10 +89,18 @@ def _place_of_extreme(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, A
     (spec,) = _specs(call)
     axes = [axis for axis, placement in enumerate(spec.placements) if placement.is_shard()]
     in_order = all(spec.placements[axis].is_shard(0) for axis in axes) and len(axes) < 2
-    theirs = _theirs.get(op, _dispatched)
+    theirs = _theirs.get(op, dispatched)
     if axes and (_leaves_some_empty(spec) or (call["dim"] is None and not in_order)):
-        return _dispatched(op, args, kwargs)
+        return dispatched(op, args, kwargs)
     return theirs(op, args, kwargs)
+
+
+def _strided(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tensor = _called(op, args, kwargs)["self"]
+    is_replicated = all(placement.is_replicate() for placement in tensor.placements)
+    if is_replicated and tensor._local_tensor.stride() == tensor.stride():
+        return dispatched(op, args, kwargs)
+    return _theirs[op](op, args, kwargs)
 
 
 def _leaves_some_empty(spec: Any) -> bool:
@@ -117,18 +132,17 @@ def _num_elements(call: dict[str, Any]) -> int:
     return int(torch.broadcast_shapes(*shapes).numel())  # type: ignore[no-untyped-call]
 
 
-def _dispatched(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Runs ``op`` as DTensor's dispatcher runs operators without a handler."""
-    dispatcher: Any = DTensor._op_dispatcher
-    info = dispatcher.unwrap_to_op_info(op, args, kwargs)
-    dispatcher.sharding_propagator.propagate(info)
-    results = dispatcher._dispatch_get_local_results_slow_path(op, args, info)
-    return dispatcher.wrap(results, info.output_sharding.output_spec)
+# Named as PyTorch's dispatcher takes operators in place to be named.
+_NAMED_LIKE_IN_PLACE = overloads(aten.__and__, aten.__lshift__, aten.__or__, aten.__rshift__, aten.__xor__)
 
 
 _HANDLERS: dict[OpOverload, Handler] = {
+    **dict.fromkeys(_NAMED_LIKE_IN_PLACE, dispatched),
+    aten.as_strided.default: _strided,
     **dict.fromkeys(_FORWARD, _loss),
     **dict.fromkeys(_BACKWARD, _gradient),
     aten.argmax.default: _place_of_extreme,
     aten.argmin.default: _place_of_extreme,
+    aten.embedding.default: look_up,
+    aten.gather.default: look_up,
 }

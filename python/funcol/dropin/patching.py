@@ -21,7 +21,7 @@ from typing import Any, cast
 import torch
 
 from .. import _compat
-from .sources import source_of
+from .sources import num_decorators
 
 # What is PyTorch's own
 
@@ -81,14 +81,9 @@ def own_function_as_written(found: Any) -> Any:
             or (isinstance(one, FunctionType) and is_pytorchs(one.__code__))
             for one in decorators
         )
-        and len(decorators) <= _num_decorators(innermost.__code__)
+        and len(decorators) <= num_decorators(innermost.__code__)
     )
     return innermost if is_as_written else NOT_PYTORCHS
-
-
-@functools.cache
-def _num_decorators(code: CodeType) -> int:
-    return sum(line.startswith("@") for line in source_of(code).splitlines())
 
 
 _ROOTS = (str(Path(torch.__file__).parent), contextlib.__file__)

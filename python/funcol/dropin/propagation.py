@@ -16,9 +16,9 @@ from torch.distributed.tensor.placement_types import _MaskPartial
 
 from .. import _C, _compat
 from ..redistribution.specs import has_symbols
-from ..sharding.op_schemas import specs_in, with_replicated, with_specs
+from ..sharding.op_schemas import specs_in, with_specs
 from ..sharding.propagation import ShardingPropagator
-from . import pytorch_rules, writes
+from . import pytorch_rules, without_rule, writes
 from .decision_counts import count_decision
 
 # PyTorch's rule for these operators does not end where several sizes are 0.
@@ -88,7 +88,7 @@ class DropinPropagator(ShardingPropagator):
             except IndexError:  # a dim that is not there: PyTorch says so, now or as the operator runs
                 return otherwise(op_schema, "metas")
             except ValueError:
-                if not writes.writes_to_first(op):
+                if not writes.is_in_place(op):
                     raise
                 return otherwise(op_schema, "write")
         if not self._agrees:
@@ -113,10 +113,13 @@ class DropinPropagator(ShardingPropagator):
     def _otherwise(self, op_schema: OpSchema, reason: str) -> OutputSharding:
         if _has_symbols(op_schema):
             return self._decide_otherwise(op_schema, reason)
-        return self._remembered_otherwise(op_schema, reason)
+        return self._remembered_otherwise(op_schema, reason, torch.get_default_dtype())
 
-    def _decide_otherwise(self, op_schema: OpSchema, reason: str) -> OutputSharding:
-        """The decision of ``base``, or, where ``base`` raises an error, that of the rule in C++."""
+    def _decide_otherwise(
+        self, op_schema: OpSchema, reason: str, default_dtype: torch.dtype | None = None
+    ) -> OutputSharding:
+        """The decision of ``base``, or, where ``base`` raises an error, that of the rule in C++.
+        ``default_dtype`` tells apart what is remembered."""
         count_decision(op_schema.op, reason)
         if reason == "refused" and self._has_rule(op_schema.op):
             return self._decide_where_base_refuses(op_schema)
@@ -133,11 +136,17 @@ class DropinPropagator(ShardingPropagator):
     def _decide_with_base(self, op_schema: OpSchema) -> OutputSharding:
         try:
             theirs = self._base.propagate_op_sharding_non_cached(op_schema)
-        except Exception:  # wrong rules raise anything: KeyError, AssertionError
-            if not self._has_rule(op_schema.op) or _has_symbols(op_schema):
-                raise
-            return self._decide_where_base_refuses(op_schema)
+        except Exception as error:  # wrong rules raise anything: KeyError, AssertionError
+            return self._decide_without_base(op_schema, error)
         self._adjust_what_stock_left(theirs, op_schema)
+        if not self._has_rule(op_schema.op) and _loses_written(op_schema, theirs):
+            through = self._written_through(op_schema)
+            if through is None:
+                raise ValueError(
+                    f"funcol: {op_schema} has to redistribute the tensor that it writes to. Redistribute it "
+                    "first, or use the operator that returns a new tensor."
+                )
+            return through
         contradicts = (
             self._has_rule(op_schema.op)
             and not _has_symbols(op_schema)
@@ -150,37 +159,49 @@ class DropinPropagator(ShardingPropagator):
                 # funcol makes no partials of shards, even where a partial that is written to has to stay.
                 moved = with_specs(op_schema, _specs(theirs.redistribute_schema or op_schema))
                 if _moves_written(op_schema, theirs) or self._contradicts(moved, theirs):
-                    if not writes.writes_to_first(op_schema.op):
+                    through = self._written_through(op_schema)
+                    if through is None:
                         raise
-                    return self._written_through(op_schema)
+                    return through
         return theirs
+
+    def _decide_without_base(self, op_schema: OpSchema, error: Exception) -> OutputSharding:
+        """Decides where ``base`` has raised ``error``."""
+        op = op_schema.op
+        if self._has_rule(op):
+            if _has_symbols(op_schema):
+                raise error
+            return self._decide_where_base_refuses(op_schema)
+        if _compat.has_rule(self._base, op) or not without_rule.runs_replicated(op):
+            raise error
+        return without_rule.replicated(op_schema, self._base._propagate_tensor_meta_non_cached)
 
     def _decide_where_base_refuses(self, op_schema: OpSchema) -> OutputSharding:
         try:
             return super()._propagate(op_schema, remember=False)
-        except ValueError:
-            through = self._written_through(op_schema) if op_schema.op in writes.TO_CHOSEN_ELEMENTS else None
+        except (ValueError, RuntimeError):
+            through = self._written_through(op_schema)
             if through is None:
                 raise
             return through
 
-    def _written_through(self, op_schema: OpSchema) -> OutputSharding:
-        """The decision to run an operator that writes to its first tensor on a copy, which
-        :mod:`funcol.dropin.writes` brings back. The copy is replicated along as few axes as possible."""
-        held, *others = _specs(op_schema)
-        axes = [axis for axis, placement in enumerate(held.placements) if not placement.is_replicate()]
-        for count in range(1, len(axes) + 1):
-            for some in itertools.combinations(axes, count):
-                copied = with_specs(op_schema, [with_replicated(held, set(some)), *others])
-                try:
-                    sharding = super()._propagate(copied, remember=False)
-                except ValueError:
-                    continue
+    def _written_through(self, op_schema: OpSchema) -> OutputSharding | None:
+        """Decides to run an operator in place on copies, which :mod:`funcol.dropin.writes` brings back.
+        ``None`` if no copy makes it right."""
+        if not writes.is_in_place(op_schema.op):
+            return None
+        held = _specs(op_schema)[0]
+        for copied in writes.copies_to_write_to(op_schema):
+            try:
+                sharding = super()._propagate(copied, remember=False)
+            except (ValueError, RuntimeError):
+                continue
+            if sharding.output_spec is not None and writes.stays_as_it_is(held):
                 sharding.output_spec = held
-                sharding.redistribute_schema = sharding.redistribute_schema or copied
-                sharding.needs_redistribute = True
-                return sharding
-        raise ValueError(f"funcol: {op_schema} cannot run, wherever the tensor that it writes to is.")
+            sharding.redistribute_schema = sharding.redistribute_schema or copied
+            sharding.needs_redistribute = True
+            return sharding
+        return None
 
     def _contradicts(self, op_schema: OpSchema, sharding: OutputSharding) -> bool:
         """Whether the operator has no strategy like ``sharding``."""
@@ -214,6 +235,18 @@ _BATCH_NORMS = {
     torch.ops.aten.miopen_batch_norm.default,
     torch.ops.aten.native_batch_norm.default,
 }
+
+
+def _loses_written(op_schema: OpSchema, sharding: OutputSharding) -> bool:
+    """Returns true if ``sharding`` gives the tensor that the operator writes to other placements."""
+    held: Any = op_schema.args_schema[0]
+    result: Any = sharding.output_spec
+    return (
+        writes.writes_to_first(op_schema.op)
+        and isinstance(held, DTensorSpec)
+        and isinstance(result, DTensorSpec)
+        and result.placements != held.placements
+    )
 
 
 def _moves_written(op_schema: OpSchema, sharding: OutputSharding) -> bool:

@@ -39,6 +39,9 @@ class PutOnImport:
             if undo is not None:
                 undo()
 
+    def is_put(self) -> bool:
+        return self._undo is not None
+
     def _imported(self, _module: ModuleType) -> None:
         with self._lock:
             self._awaits_import = False

@@ -7,7 +7,9 @@ from contextlib import ExitStack
 from typing import Any
 
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import _api as stock_api
 from torch.distributed.tensor import _collective_utils as stock_collectives
+from torch.distributed.tensor import _random as stock_random
 from torch.distributed.tensor import _redistribute as stock_redistribute
 from torch.distributed.tensor import distribute_tensor as stock_distribute_tensor
 from torch.distributed.tensor._dispatch import OpDispatcher
@@ -17,14 +19,21 @@ from torch.distributed.tensor._sharding_prop import ShardingPropagator as StockP
 
 from .. import _C, _compat
 from . import (
+    assigned_data,
     context_parallel,
     convolutions,
     dtensor,
-    fully_shard_on_import,
+    exported_specs,
     kept,
+    local_maps,
+    mixed_lists,
     native_operators,
     operators,
+    parallel_loss,
+    parallel_styles,
     patching,
+    random_operators,
+    random_states,
 )
 from .propagation import DropinPropagator
 
@@ -38,6 +47,8 @@ _FUNCTIONS: list[tuple[Any, Callable[..., Any]]] = [
     (stock_redistribute.redistribute_local_tensor, dtensor.redistribute_local_tensor),
     (stock_collectives.redistribute_cost, dtensor.redistribute_cost),
     (stock_ops.generate_redistribute_costs, dtensor.generate_redistribute_costs),
+    (stock_api._dtensor_init_helper, random_operators.init_helper),
+    (stock_random.manual_seed, random_states.manual_seed),
     *(
         (theirs, getattr(dtensor, name))
         for name, theirs in _compat.dispatcher_functions().items()
@@ -85,8 +96,17 @@ class UnderDTensor:
                     undo.callback(put(theirs, ours))
             _put_propagator(DTensor._op_dispatcher, undo)
             undo.callback(operators.put())
+            undo.callback(random_operators.put())
             undo.callback(_put_spec_methods())
-            for part in (context_parallel, fully_shard_on_import):
+            undo.callback(assigned_data.put())
+            undo.callback(mixed_lists.put())
+            for part in (
+                context_parallel,
+                exported_specs,
+                local_maps,
+                parallel_loss,
+                parallel_styles,
+            ):
                 part.put()
                 undo.callback(part.take)
             self.undo = undo.pop_all().close

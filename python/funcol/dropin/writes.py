@@ -9,20 +9,25 @@ copies of it, without communication where the copy is whole. Traced graphs hold 
 from __future__ import annotations
 
 import functools
+import itertools
 import weakref
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Partial
 from torch.distributed.tensor import _dispatch as stock_dispatch
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._op_schema import OpSchema
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
-from .. import _compat
+from .. import _C, _compat
 from ..redistribution.functions import redistribute_local_tensor
+from ..redistribution.moving import axes_with_own_rules
+from ..sharding.op_schemas import specs_in, with_replicated, with_specs
 from . import patching
 
 _tail: Any = patching.copied(_compat.dispatcher_functions()["tail"])
@@ -31,35 +36,26 @@ _is_alias_of: Any = torch._C._is_alias_of  # type: ignore[attr-defined]
 
 aten = torch.ops.aten
 
-# In-place operators whose results do not depend on the tensor's old values.
-_OVERWRITING = {
-    aten.bernoulli_.float,
-    aten.copy_.default,
-    aten.fill_.Scalar,
-    aten.fill_.Tensor,
-    aten.normal_.default,
-    aten.uniform_.default,
-    aten.zero_.default,
-}
 
-# Operators that write to chosen elements, or to all. PyTorch refuses most of them along a dim that is cut, or
-# on partial values, and loses the writes of the others.
-TO_CHOSEN_ELEMENTS: set[OpOverload] = {
-    getattr(packet, name)
-    for packet in (
-        aten.fill_,
-        aten.index_add_,
-        aten.index_copy_,
-        aten.index_fill_,
-        aten.index_put_,
-        aten.index_reduce_,
-        aten.masked_fill_,
-        aten.scatter_,
-        aten.scatter_add_,
-        aten.scatter_reduce_,
-    )
-    for name in packet.overloads()  # type: ignore[no-untyped-call]
-}
+def overloads(*packets: Any) -> set[OpOverload]:
+    """Returns all overloads of the operators ``packets``, such as ``torch.ops.aten.add_``."""
+    return {getattr(packet, name) for packet in packets for name in packet.overloads()}
+
+
+# In-place operators whose results do not depend on the tensor's old values.
+_OVERWRITING = overloads(
+    aten.bernoulli_,
+    aten.cauchy_,
+    aten.copy_,
+    aten.exponential_,
+    aten.fill_,
+    aten.geometric_,
+    aten.log_normal_,
+    aten.normal_,
+    aten.random_,
+    aten.uniform_,
+    aten.zero_,
+)
 
 
 class _Base:
@@ -243,8 +239,9 @@ def _as_a_mask(spec: DTensorSpec) -> DTensorSpec:
     """The spec of a mask for a tensor of ``spec``: of bytes, and replicated where ``spec`` is partial."""
     assert spec.tensor_meta is not None
     meta = TensorMeta(spec.tensor_meta.shape, spec.tensor_meta.stride, torch.uint8)
-    placements = tuple(Replicate() if one.is_partial() else one for one in spec.placements)
-    return DTensorSpec(spec.mesh, placements, tensor_meta=meta, shard_order=spec.shard_order)
+    mask: DTensorSpec = _C.copy_spec(with_replicated(spec, pending_axes(spec)))
+    mask.tensor_meta = meta
+    return mask
 
 
 @functools.cache
@@ -252,25 +249,110 @@ def _is_view(op: OpOverload) -> bool:
     return bool(op._schema._is_view_op())
 
 
+def _written_first(op: OpOverload) -> Any:
+    """Returns the first argument of the schema if ``op`` writes to it, else ``None``."""
+    first = next(iter(op._schema.arguments), None)
+    is_written = first is not None and first.alias_info is not None and first.alias_info.is_write
+    return first if is_written else None
+
+
 @functools.cache
 def writes_to_first(op: OpOverload) -> bool:
     """Whether ``op`` writes to its first argument, a tensor of which it keeps the shape, and returns it."""
-    arguments, returns = op._schema.arguments, op._schema.returns
+    first, returns = _written_first(op), op._schema.returns
     return (
-        bool(arguments)
-        and isinstance(arguments[0].type, torch.TensorType)
-        and arguments[0].alias_info is not None
-        and arguments[0].alias_info.is_write
+        first is not None
+        and isinstance(first.type, torch.TensorType)
         and len(returns) == 1
         and isinstance(returns[0].type, torch.TensorType)
         and torch.Tag.inplace_view not in op.tags
     )
 
 
+@functools.cache
+def writes_to_list(op: OpOverload) -> bool:
+    """Returns true if ``op``, such as ``_foreach_add_``, writes to the tensors of a list, its first one."""
+    first = _written_first(op)
+    return first is not None and isinstance(first.type, torch.ListType)
+
+
+def is_in_place(op: OpOverload) -> bool:
+    """Returns true if ``op`` writes to its first argument, a tensor or a list of tensors."""
+    return writes_to_first(op) or writes_to_list(op)
+
+
+def overwrites(op: OpOverload) -> bool:
+    """Returns true if ``op`` writes to all of its first argument, whose old values it does not read."""
+    return op in _OVERWRITING
+
+
+def copies_to_write_to(op_schema: OpSchema) -> Iterator[OpSchema]:
+    """Yields ``op_schema`` with the tensors that it writes to replicated along some axes, along as few as
+    possible first: operators in place are run on such copies where they cannot run on the tensors.
+
+    Of an operator that draws random numbers ranks may draw different ones. So only a sum is replicated, which
+    is brought back from one rank.
+    """
+    op = op_schema.op
+    first, *others = specs_in((op_schema.args_schema, op_schema.kwargs_schema))
+    if writes_to_list(op):
+        count = len(specs_in(op_schema.args_schema[0]))
+        written = [first, *others[: count - 1]]
+        replicated = [with_replicated(spec, pending_axes(spec)) for spec in written]
+        yield with_specs(op_schema, [*replicated, *others[count - 1 :]])
+        return
+    axes = [axis for axis, placement in enumerate(first.placements) if _may_be_replicated(op, placement)]
+    for count in range(1, len(axes) + 1):
+        for some in itertools.combinations(axes, count):
+            yield with_specs(op_schema, [with_replicated(first, set(some)), *others])
+
+
+def _may_be_replicated(op: OpOverload, placement: Any) -> bool:
+    if torch.Tag.nondeterministic_seeded in op.tags:
+        return type(placement) is Partial and placement.reduce_op == "sum"
+    return not placement.is_replicate()
+
+
+def pending_axes(spec: DTensorSpec) -> set[int]:
+    """Returns the axes along which the tensor is partial."""
+    return {axis for axis, placement in enumerate(spec.placements) if placement.is_partial()}
+
+
+def stays_as_it_is(spec: DTensorSpec) -> bool:
+    """Returns true if values can be brought back to a tensor of ``spec``: to all but partial norms."""
+    return not axes_with_own_rules(spec.placements)
+
+
+def check_is_alone(op: OpOverload, written: DTensor) -> None:
+    """Raises an error if ``written``, whose values become replicated in place, shares its memory."""
+    storage = written._local_tensor.untyped_storage()
+    # One reference is the local tensor's, one that of the object here.
+    if written._is_view() or torch._C._storage_Use_Count(storage._cdata) > 2:
+        raise RuntimeError(
+            f"funcol: {op} writes to a tensor with placements {written.placements}, which it has to reduce "
+            "first, and whose memory another tensor shares. Redistribute it first, x = x.redistribute("
+            "placements=[Replicate()] * x.device_mesh.ndim), or use the operator that returns a new tensor."
+        )
+
+
+def bring_back_moved(
+    op: OpOverload,
+    bases: Sequence[Any],
+    base_specs: Sequence[Any],
+    copies: Sequence[Any],
+    specs: Sequence[Any],
+) -> None:
+    """Called after ``op`` has run on ``copies`` of the tensors of the list that it writes to."""
+    for base, base_spec, moved, spec in zip(bases, base_specs, copies, specs, strict=True):
+        if moved is not base:
+            base.copy_(redistribute_local_tensor(moved, spec, base_spec))
+
+
 def first_moved(op: OpOverload, base: Tensor, base_spec: Any, copy: Tensor, spec: Any) -> None:
     """Called after ``op`` has run on ``copy``, the redistributed ``base``, as its first argument."""
     if writes_to_first(op):
-        base.copy_(redistribute_local_tensor(copy, spec, base_spec))
+        brought = redistribute_local_tensor(copy, spec, base_spec) if stays_as_it_is(base_spec) else copy
+        base.copy_(brought)
     elif not _is_view(op):
         return
     elif (trace := _trace()) is not None:
@@ -317,6 +399,8 @@ def tail(
         for tensor in written:
             if isinstance(tensor, DTensor):
                 bring_back(tensor._local_tensor, op_call)
+    if is_inplace_op and isinstance(args[0], Tensor) and not isinstance(args[0], DTensor):
+        return args[0]  # which counts as replicated; PyTorch raises an AssertionError after the write
     result = _tail(
         self,
         op_call,

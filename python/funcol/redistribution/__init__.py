@@ -4,6 +4,7 @@ Plans need no DTensor, which takes ten times as long to import as all of funcol.
 are imported at their first use.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from .. import _C
@@ -28,6 +29,7 @@ _C.Plan._repr_html_ = _plan_as_html  # type: ignore[assignment,method-assign]
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
+        importlib.import_module("torch.distributed.tensor")  # install() may wait for it
         from . import functions, plain_tensors, showing
 
         modules = {"redistribute_tensor": plain_tensors, "show": showing}

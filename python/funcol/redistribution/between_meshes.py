@@ -124,8 +124,7 @@ def _placed(dtensor: DTensor, placements: tuple[Placement, ...]) -> DTensor:
     if not any(map(_is_special, placements)):
         return dtensor
     dst = target_spec(dtensor._spec, dtensor.device_mesh, placements, None, None)
-    dtype = meta_of(dst).dtype
-    return Redistribute.apply(dtensor, dst, dtype, None, How(), True)  # type: ignore[no-any-return]
+    return Redistribute.apply(dtensor, dst, None, None, None, How(), True)  # type: ignore[no-any-return]
 
 
 def _with_known_partials(dtensor: DTensor) -> DTensor:
@@ -136,7 +135,7 @@ def _with_known_partials(dtensor: DTensor) -> DTensor:
 def _reduced(dtensor: DTensor) -> DTensor:
     placements = tuple(map(_without_own_rules, dtensor.placements))
     dst = target_spec(dtensor._spec, dtensor.device_mesh, placements, None, None)
-    return Redistribute.apply(dtensor, dst, meta_of(dst).dtype, None, How(), True)  # type: ignore[no-any-return]
+    return Redistribute.apply(dtensor, dst, None, None, None, How(), True)  # type: ignore[no-any-return]
 
 
 class ChangeMesh(torch.autograd.Function):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from .. import _C
+from .texts import MOST_RANKS
 
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute")
 """The collectives of plans."""
@@ -17,10 +18,11 @@ StepCounts = _C.StepCounts
 
 _BYTES_PER_US = 1e3  # of a gigabyte a second
 
+_MOST_BYTES = 1 << 24  # of a file
+
 # Of numbers in files.
 _MOST = 1e12
 _LEAST_BANDWIDTH = 1e-12
-_MOST_RANKS = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class AlphaBeta:
         """
         what = f"AlphaBeta.load: {path}"
         try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"), object_pairs_hook=_without_twins)
+            content = json.loads(_read(path), object_pairs_hook=_without_twins)
         except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, too deep, too many digits
             raise ValueError(f"{what} is no JSON of a cost model: {error}.") from None
         parts = _keys(content, ("axes", "copy"), what)
@@ -120,7 +122,7 @@ def _listed(sizes: Mapping[str, int]) -> str:
 def _axis(value: Any, what: str) -> AxisCost:
     parts = _keys(value, ("size", *COLLECTIVES), what)
     size = parts["size"]
-    if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= _MOST_RANKS:
+    if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= MOST_RANKS:
         raise ValueError(f"{what}: 'size' is {_short(size)}, expected a number of ranks.")
     return AxisCost(size, *(_link(parts[kind], f"{what}: '{kind}'") for kind in COLLECTIVES))
 
@@ -139,6 +141,14 @@ def _link(value: Any, what: str) -> LinkCost:
     return LinkCost(float(parts["latency_us"]), float(parts["gigabytes_per_s"]))
 
 
+def _read(path: str | Path) -> str:
+    with Path(path).open("rb") as file:
+        data = file.read(_MOST_BYTES + 1)
+    if len(data) > _MOST_BYTES:
+        raise ValueError(f"it has more than {_MOST_BYTES} bytes")
+    return data.decode()
+
+
 def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
@@ -154,6 +164,8 @@ def _short(value: Any) -> str:
         text = repr(value)
     except ValueError:  # an int of too many digits
         return "a number of thousands of digits"
+    except RecursionError:
+        return "a value that is nested deeply"
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 

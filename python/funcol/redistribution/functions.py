@@ -28,7 +28,7 @@ from .mesh_changes import CostModels
 from .moving import How, axes_with_own_rules, how_to_move, make_dtensor, move
 from .owners import Owned, OwnedTensor, from_owners, to_owners
 from .planning import mesh_of, model_for
-from .specs import meta_of, target_spec
+from .specs import target_spec
 
 
 def redistribute_local_tensor(
@@ -148,8 +148,9 @@ def redistributed_by_python(
     if not records and forward_dtype is None:
         local = how.run(dtensor._local_tensor, src, dst, is_explicit=True)
         return make_dtensor(local, dst, requires_grad=False)
-    sent_dtype = meta_of(dst).dtype
-    return Redistribute.apply(dtensor, dst, sent_dtype, backward_dtype, how, True)  # type: ignore[no-any-return]
+    return Redistribute.apply(  # type: ignore[no-any-return]
+        dtensor, dst, forward_dtype, forward_dtype, backward_dtype, how, True
+    )
 
 
 @overload
@@ -195,8 +196,7 @@ def redistribute_many(
     Results and gradients are those of :func:`redistribute`, one by one; but where a backend adds up
     floating-point numbers in an order that depends on their place in its buffer, as gloo does among three
     ranks or more, sums may differ in the last bits. Differentiable any number of times; the gradients travel
-    together, too. Tensors go one by one in compiled regions, under tracers and other modes, and if one is a
-    masked partial.
+    together, too. Tensors go one by one if one is a masked partial, or has symbolic sizes.
 
     :class:`funcol.Owned` in the place of a tensor's placements, or of all, moves it to one rank as a whole:
     the result is a :class:`funcol.OwnedTensor`. Owned tensors move to placements in the same way. Each way
@@ -248,8 +248,6 @@ def redistribute_many(
             for tensor, target in zip(tensors, targets, strict=True)
         ]
 
-    if torch.compiler.is_compiling():
-        return one_by_one()
     mesh = tensors[0].device_mesh if isinstance(tensors[0], DTensor) else None
     how = how_to_move(mesh, async_op, cost_model, max_bytes)
     try:

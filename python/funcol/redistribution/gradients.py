@@ -10,19 +10,20 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from .. import _C
 from .moving import How, make_dtensor
-from .specs import gradient_target_spec, meta_of
+from .specs import gradient_target_spec
 
 
 class Redistribute(torch.autograd.Function):
-    """``dtensor``, sent as ``sent_dtype``, under ``dst``; its gradient is sent as ``backward_dtype``, by
-    default the dtype of ``dtensor``."""
+    """``dtensor``, sent as ``sent_dtype``, under ``dst``, as ``result_dtype``; its gradient is sent as
+    ``backward_dtype``. By default dtypes are that of the local tensor."""
 
     @staticmethod
     def forward(
         ctx: Any,
         dtensor: DTensor,
         dst: DTensorSpec,
-        sent_dtype: torch.dtype,
+        sent_dtype: torch.dtype | None,
+        result_dtype: torch.dtype | None,
         backward_dtype: torch.dtype | None,
         how: How,
         is_explicit: bool,
@@ -30,23 +31,22 @@ class Redistribute(torch.autograd.Function):
         src, local = dtensor._spec, dtensor._local_tensor
         ctx.src, ctx.how = src, how
         ctx.dtypes = backward_dtype or local.dtype, local.dtype
-        result = how.run(local.to(dtype=sent_dtype), src, dst, is_explicit)
-        dtype = meta_of(dst).dtype
-        return make_dtensor(
-            result if result.dtype == dtype else result.to(dtype=dtype), dst, dtensor.requires_grad
-        )
+        result = how.run(local.to(dtype=sent_dtype or local.dtype), src, dst, is_explicit)
+        return make_dtensor(result.to(dtype=result_dtype or local.dtype), dst, dtensor.requires_grad)
 
     @staticmethod
     def backward(ctx: Any, grad: DTensor) -> Any:
         sent_dtype, result_dtype = ctx.dtypes
-        return _gradient(grad, ctx.src, sent_dtype, result_dtype, ctx.how), None, None, None, None, None
+        return _gradient(grad, ctx.src, sent_dtype, result_dtype, ctx.how), None, None, None, None, None, None
 
 
 def _gradient(
     grad: DTensor, target: DTensorSpec, sent_dtype: torch.dtype, result_dtype: torch.dtype, how: How
 ) -> DTensor:
     dst = gradient_target_spec(grad, target, result_dtype)
-    return Redistribute.apply(grad, dst, sent_dtype, sent_dtype, how, False)  # type: ignore[no-any-return]
+    return Redistribute.apply(  # type: ignore[no-any-return]
+        grad, dst, sent_dtype, result_dtype, sent_dtype, how, False
+    )
 
 
 class RedistributeMany(torch.autograd.Function):

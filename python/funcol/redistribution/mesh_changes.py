@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -10,7 +11,17 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from .. import _C
 from .cost_models import AlphaBeta, CostModel, axis_names
-from .planning import MeshLike, PlacementsLike, ShardOrderLike, mesh_of, model_for, read_tensor, shard_order
+from .planning import (
+    MeshLike,
+    PlacementsLike,
+    ShardOrderLike,
+    check_placements,
+    mesh_of,
+    model_for,
+    read_tensor,
+    shard_order,
+)
+from .texts import MOST_RANK
 
 MeshChange = _C.MeshChange
 
@@ -37,18 +48,19 @@ def plan_mesh_change(
     ``to_mesh``.
 
     Runs nothing and asks no other rank. ``ranks`` and ``to_ranks`` are the ranks of the meshes in the world,
-    the last axis first (default: those of a ``DeviceMesh``, else 0, 1, ...). The plan reduces partial values
-    on ``mesh``, then sends each element once to each rank that lacks it. Replicas share this equally: no
-    other choice of senders has a busiest one that sends less. Where that costs less, the plan gathers on
-    ``to_mesh`` what few ranks would have to send to many, and on meshes of the same ranks it is one
-    redistribution. Other arguments are those of :func:`funcol.plan_redistribution`; a cost model has costs
-    for the axes of both meshes, or there is one for each.
+    the last axis first, below 2^24 (default: those of a ``DeviceMesh``, else 0, 1, ...). The plan reduces
+    partial values on ``mesh``, then sends each element once to each rank that lacks it. Replicas share this
+    equally: no other choice of senders has a busiest one that sends less. Where that costs less, the plan
+    gathers on ``to_mesh`` what few ranks would have to send to many, and on meshes of the same ranks it is
+    one redistribution. Other arguments are those of :func:`funcol.plan_redistribution`; a cost model has
+    costs for the axes of both meshes, or there is one for each.
 
     A ``MeshChange`` has the parts (``before``, ``transfer``, ``after``), ``cost``, ``peak_bytes``; ``ranks``,
     all of them; ``bytes``, what each of these sends to each; and ``bound``, the least that the busiest sends
     in any plan. ``ValueError`` if the arguments contradict each other, or if no plan keeps within
     ``max_bytes``.
     """
+    check_placements(src, dst)
     sizes, itemsize = read_tensor("plan_mesh_change", shape, dtype)
     models = models_for(cost_model, mesh_of(mesh), mesh_of(to_mesh))
     return _C.plan_mesh_change(
@@ -85,9 +97,12 @@ def _ranked(mesh: MeshLike, ranks: Sequence[int] | None) -> tuple[_C.Mesh | Devi
     if isinstance(mesh, DeviceMesh) and ranks is None:
         return mesh, None
     known = mesh_of(mesh)
-    if ranks is not None:
-        return known, list(ranks)
-    num_ranks = 1
-    for size in known.sizes:
-        num_ranks *= size
-    return known, list(range(num_ranks))
+    if ranks is None:
+        return known, list(range(_checked_rank(math.prod(known.sizes) - 1) + 1))
+    return known, [_checked_rank(rank) for rank in ranks]
+
+
+def _checked_rank(rank: int) -> int:
+    if not isinstance(rank, int) or not 0 <= rank <= MOST_RANK:
+        raise ValueError(f"plan_mesh_change: got rank {rank!r}, expected numbers from 0 to {MOST_RANK}.")
+    return rank

@@ -18,7 +18,7 @@ from .. import _C
 from . import callbacks as callbacks  # which C++ calls
 from .mesh_changes import CostModels
 from .planning import mesh_of, model_for
-from .specs import has_symbols
+from .specs import has_symbols, meta_of
 
 _by_pytorch: Callable[..., Tensor] = stock_redistribute.redistribute_local_tensor
 
@@ -50,9 +50,11 @@ class How:
         dsts: list[DTensorSpec],
         is_explicit: bool,
     ) -> list[Tensor]:
+        if any(has_symbols(meta_of(spec)) for spec in srcs):
+            return [self.run(*of_tensor, is_explicit) for of_tensor in zip(locals_, srcs, dsts, strict=True)]
         try:
             results = _C.redistribute_local_tensors(
-                locals_, srcs, dsts, self.async_op, self.model, self.max_bytes
+                locals_, srcs, dsts, self.async_op, self.model, self.max_bytes, is_explicit
             )
         except NotImplementedError:
             if not axes_with_own_rules(itertools.chain(*(spec.placements for spec in (*srcs, *dsts)))):

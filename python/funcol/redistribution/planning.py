@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from .. import _C
 from . import meshes as meshes  # which C++ calls
 from .cost_models import AlphaBeta, CostModel, axis_names
+from .texts import MOST_ELEMENTS, MOST_RANKS, check_characters, mesh_sizes, number_of, quoted
 
 Plan = _C.Plan
 Step = _C.Step
@@ -31,9 +32,7 @@ MeshLike: TypeAlias = DeviceMesh | Mapping[str, int] | str
 
 
 _MOST_AXES = 32
-_MOST_RANKS = 2**31 - 1
-_MOST_ELEMENTS = 2**48  # so that no sum of bytes over ranks exceeds 64 bits
-_MOST_DIGITS = 10
+_MOST_DIMS = 2**31 - 1
 
 
 def plan_redistribution(
@@ -61,6 +60,7 @@ def plan_redistribution(
     """
     # C++ knows device meshes and the default model: objects of Python cost as much as the search does.
     known_mesh = mesh if isinstance(mesh, DeviceMesh) else mesh_of(mesh)
+    check_placements(src, dst)
     tensor = read_tensor("plan_redistribution", shape, dtype)
     orders = shard_order(src_shard_order, mesh), shard_order(dst_shard_order, mesh)
     model = None if cost_model is None else model_for(cost_model, mesh_of(mesh))
@@ -84,6 +84,7 @@ def greedy_redistribution(
     PyTorch counterpart: ``DTensorRedistributePlanner.generate_greedy_transform_infos``.
     """
     known_mesh = mesh_of(mesh)
+    check_placements(src, dst)
     tensor = read_tensor("greedy_redistribution", shape, dtype)
     orders = shard_order(src_shard_order, mesh), shard_order(dst_shard_order, mesh)
     model = model_for(cost_model, known_mesh)
@@ -94,7 +95,7 @@ def mesh_of(mesh: MeshLike) -> _C.Mesh:
     """The sizes and names of the axes of ``mesh``, and which of them have groups together."""
     if isinstance(mesh, DeviceMesh):
         return _C.mesh_of(mesh)
-    sizes = _parsed_mesh(mesh) if isinstance(mesh, str) else mesh
+    sizes = mesh_sizes(mesh) if isinstance(mesh, str) else mesh
     if not isinstance(sizes, Mapping):
         raise TypeError(
             f"funcol: got a {type(mesh).__name__} where a mesh belongs. Pass a DeviceMesh, a dict such as "
@@ -105,14 +106,22 @@ def mesh_of(mesh: MeshLike) -> _C.Mesh:
             raise ValueError(
                 f"funcol: mesh axis {name!r} has size {size!r}, expected a name and 1 or more ranks."
             )
+        check_characters("the mesh axis", name)
     if len(sizes) > _MOST_AXES:
         raise ValueError(f"funcol: a mesh of {len(sizes)} axes, expected at most {_MOST_AXES}.")
-    if math.prod(sizes.values()) > _MOST_RANKS:
+    if math.prod(sizes.values()) > MOST_RANKS:
         listed = ", ".join(f"{name}={size}" for name, size in sizes.items())
-        raise ValueError(f"funcol: the mesh {listed} has more than {_MOST_RANKS} ranks.")
+        raise ValueError(f"funcol: the mesh {listed} has more than {MOST_RANKS} ranks.")
     merged = [axis for axis, size in enumerate(sizes.values()) if size > 1]
     together = [sum(1 << axis for axis in merged)] if len(merged) > 1 else []
     return _C.Mesh(list(sizes.values()), list(sizes), together)
+
+
+def check_placements(*sides: PlacementsLike) -> None:
+    """Refuses placements written in characters that C++ cannot read."""
+    for placements in sides:
+        if isinstance(placements, str):
+            check_characters("the placements", placements)
 
 
 def model_for(cost_model: CostModel | None, mesh: _C.Mesh) -> _C.AlphaBeta | _C.StepCounts:
@@ -136,19 +145,20 @@ def shard_order(order: ShardOrderLike, mesh: MeshLike) -> Sequence[Any] | None:
     entries = []
     for entry in filter(None, map(str.strip, order.split(";"))):
         dim, colon, axes = entry.partition(":")
-        if not colon or not dim.strip().isdecimal() or len(dim) > _MOST_DIGITS:
+        number = number_of(dim.strip(), _MOST_DIMS)
+        if not colon or number is None:
             raise ValueError(
-                f"funcol: '{entry}' is no shard order. Write a tensor dim and the mesh axes that cut it, "
-                'first cut first: "0:tp,dp". Put ";" between dims.'
+                f"funcol: '{quoted(entry)}' is no shard order. Write a tensor dim and the mesh axes that "
+                'cut it, first cut first: "0:tp,dp". Put ";" between dims.'
             )
         cuts = [axis.strip() for axis in axes.split(",")]
         for axis in cuts:
             if axis not in names:
                 raise ValueError(
-                    f"funcol: the shard order '{entry}' names the mesh axis '{axis}'. "
+                    f"funcol: the shard order '{quoted(entry)}' names the mesh axis '{quoted(axis)}'. "
                     f"There are {', '.join(names)}."
                 )
-        entries.append((int(dim), tuple(map(names.index, cuts))))
+        entries.append((number, tuple(map(names.index, cuts))))
     return tuple(entries)
 
 
@@ -156,7 +166,9 @@ def dtype_of(name: str) -> torch.dtype:
     """``"bfloat16"`` or ``"torch.bfloat16"`` as PyTorch's dtype."""
     dtype = getattr(torch, name.removeprefix("torch."), None)
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"funcol: '{name}' is no dtype. Write it as PyTorch does: float32, bfloat16, int64.")
+        raise ValueError(
+            f"funcol: '{quoted(name)}' is no dtype. Write it as PyTorch does: float32, bfloat16, int64."
+        )
     return dtype
 
 
@@ -166,22 +178,9 @@ def read_tensor(op: str, shape: Sequence[int], dtype: torch.dtype | str) -> tupl
     for size in sizes:
         if not isinstance(size, int) or size < 0:
             raise ValueError(f"{op}: the shape is {tuple(sizes)}, expected sizes of 0 or more.")
-    if math.prod(max(size, 1) for size in sizes) > _MOST_ELEMENTS:
+    if math.prod(max(size, 1) for size in sizes) > MOST_ELEMENTS:
         raise ValueError(f"{op}: the shape is {tuple(sizes)}, expected 2^48 elements at most.")
     known = dtype_of(dtype) if isinstance(dtype, str) else dtype
     if not isinstance(known, torch.dtype):
         raise TypeError(f"{op}: the dtype is a {type(dtype).__name__}, expected a torch.dtype or its name.")
     return sizes, known.itemsize
-
-
-def _parsed_mesh(text: str) -> dict[str, int]:
-    sizes: dict[str, int] = {}
-    for entry in text.split(","):
-        name, _, size = (part.strip() for part in entry.partition("="))
-        if not name or not size.isdecimal() or len(size) > _MOST_DIGITS or name in sizes:
-            raise ValueError(
-                f"funcol: '{entry.strip()}' in the mesh '{text}' is no axis. Write each axis once, with its "
-                'number of ranks: "dp=2,tp=4".'
-            )
-        sizes[name] = int(size)
-    return sizes

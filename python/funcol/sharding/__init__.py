@@ -1,5 +1,7 @@
 """Sharding propagation: placements of results, the redistributions before an operator, and their costs."""
 
+import torch.distributed.tensor  # noqa: F401 (first: install() may wait for it)
+
 from .costs import redistribute_cost_table
 from .propagation import CacheInfo, Row, ShardingPropagator, SingleAxisRule, operators
 

@@ -62,8 +62,12 @@ def with_replicated(spec: DTensorSpec, axes: set[int]) -> DTensorSpec:
     """``spec`` replicated along ``axes``; ``spec`` itself if there are none."""
     if not axes:
         return spec
-    placements = [Replicate() if axis in axes else old for axis, old in enumerate(spec.placements)]
-    return DTensorSpec(spec.mesh, tuple(placements), tensor_meta=spec.tensor_meta)
+    placements = tuple(Replicate() if axis in axes else old for axis, old in enumerate(spec.placements))
+    if not any(is_shard(spec.placements[axis]) for axis in axes):  # the other axes cut as before
+        replicated: DTensorSpec = _C.copy_spec(spec)
+        replicated.placements = placements
+        return replicated
+    return DTensorSpec(spec.mesh, placements, tensor_meta=spec.tensor_meta)
 
 
 def specs_of_elements(op_schema: OpSchema, elements: list[Any]) -> list[Any]:

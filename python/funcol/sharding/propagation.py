@@ -272,9 +272,10 @@ class ShardingPropagator(StockPropagator):
     def _decide_whole(self, op_schema: OpSchema, remember: bool) -> OutputSharding:
         """The decision by PyTorch's rules of the whole mesh."""
         decide = self._remembered_whole if remember else self._decide_whole_anew
-        return decide(op_schema)
+        return decide(op_schema, torch.get_default_dtype())
 
-    def _decide_whole_anew(self, op_schema: OpSchema) -> OutputSharding:
+    def _decide_whole_anew(self, op_schema: OpSchema, default_dtype: torch.dtype) -> OutputSharding:
+        """``default_dtype`` tells apart what is remembered."""
         try:
             wanted = without_extremes(op_schema) if op_schema.op in NORMS else op_schema
             sharding = super().propagate_op_sharding_non_cached(wanted)
@@ -403,7 +404,7 @@ def _facts_of(op: OpOverload) -> _Facts:
 def _returned(facts: _Facts, outputs: list[Any]) -> Any:
     if facts.returns_one_tensor:
         return outputs[0]
-    if all(spec is None for spec in outputs):
+    if not facts.num_returns or all(spec is None for spec in outputs):  # of what is written, or none
         return None
     return tuple(outputs)
 

@@ -4,6 +4,7 @@ All of it needs DTensor, which takes ten times as long to import as all of funco
 at their first use.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ __all__ = ["full_state_dict", "full_tensors", "load_full_state_dict"]
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
+        importlib.import_module("torch.distributed.tensor")  # install() may wait for it
         from . import export, state_dicts
 
         found = getattr(export if name == "full_tensors" else state_dicts, name)

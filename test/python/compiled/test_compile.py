@@ -105,6 +105,7 @@ def of_stock(trace: Callable[[], Any]) -> Any:
         return pytest.skip(f"PyTorch itself cannot trace this: {error}".splitlines()[0])
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("group", GROUPS.values(), ids=GROUPS.keys())
 @pytest.mark.parametrize("program", COLLECTIVES.values(), ids=COLLECTIVES.keys())
 def test_fullgraph_captures_the_collective(program: Program, group: Callable[[], Any]) -> None:
@@ -353,6 +354,7 @@ def test_functionalization_gives_the_graph_of_stock(program: Program) -> None:
     assert lines_of(make_fx(mutates(funcol))(torch.ones(8, 4)).graph) == lines_of(expected.graph)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("strict", [True, False], ids=["strict", "non_strict"])
 @pytest.mark.parametrize("program", COLLECTIVES.values(), ids=COLLECTIVES.keys())
 def test_export_gives_the_graph_of_stock(program: Program, strict: bool) -> None:
@@ -460,6 +462,7 @@ def inductor_calls(program: Program, collectives: ModuleType) -> tuple[list[list
     return graphs, re.findall(r"torch\.ops\._c10d_functional\.\w+\.default\(.*", "\n".join(code))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "program",
     [reductions, movements, COLLECTIVES["all_gather_dim_1"]],

@@ -50,6 +50,7 @@ REGIONS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("region", "num_inputs"), REGIONS.values(), ids=REGIONS.keys())
 def test_a_region_fed_pending_and_plain_inputs_in_turn_compiles_once(
@@ -207,6 +208,7 @@ ORDERS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("code", "check"), ORDERS.values(), ids=ORDERS.keys())
 def test_the_order_of_imports_does_not_matter(code: str, check: str) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

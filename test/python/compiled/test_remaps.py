@@ -121,6 +121,7 @@ def computes_what_it_does_eagerly(rank: int, world: int, call: str, style: str, 
     assert same(*inputs)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("call", CALLS)

@@ -137,3 +137,35 @@ def is_refused(rank: int, world: int) -> None:
 
 def test_changes_of_shape_in_place_that_pytorch_does_not_know_are_refused() -> None:
     run_ranks(is_refused, 2)
+
+
+# Floating-point results of integers have the default dtype.
+OF_INTEGERS: dict[str, Call] = {
+    "a product": lambda x: x * (1 / 3),
+    "a quotient": lambda x: x / 3,
+    "a root": lambda x: (x * x).sqrt(),
+    "a mean": lambda x: (x / 1).mean(0),
+    "a quotient of integers": lambda x: x / (x * x + 1),
+    "a list": lambda x: torch._foreach_div([x], 3)[0],
+}
+
+
+def follows_the_default_dtype(rank: int, world: int, name: str) -> None:
+    call = OF_INTEGERS[name]
+    whole = torch.arange(1, 13).reshape(4, 3)
+    with funcol.installed():
+        x = distribute_tensor(whole, mesh_of(2), [Shard(0)])
+        for dtype in (torch.float32, torch.float64, torch.float32):
+            torch.set_default_dtype(dtype)
+            try:
+                result, expected = call(x), call(whole)
+                assert isinstance(result, DTensor)
+                assert result.dtype == result.to_local().dtype == expected.dtype == dtype
+                torch.testing.assert_close(result.full_tensor(), expected, rtol=0, atol=0)
+            finally:
+                torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("name", OF_INTEGERS)
+def test_another_default_dtype_is_another_decision(name: str) -> None:
+    run_ranks(follows_the_default_dtype, 2, name)

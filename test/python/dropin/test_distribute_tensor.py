@@ -81,6 +81,7 @@ def places_as_pytorch(
     torch.testing.assert_close(found._local_tensor, expected._local_tensor, rtol=0, atol=0)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("transposed", [False, True], ids=["", "transposed"])
 @pytest.mark.parametrize("source", [0, 1, None])
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -88,6 +89,7 @@ def test_the_same_as_pytorch(layout: str, source: int | None, transposed: bool) 
     run_ranks(places_as_pytorch, 4, layout, [8, 4], source, transposed)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("shape", [[5, 3], [1, 2], [0, 4], [3, 1]])
 @pytest.mark.parametrize("source", [0, None])
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if "_" not in name])

@@ -189,13 +189,12 @@ def test_drawn_calls_are_decided_as_pytorch_decides_them() -> None:
 @pytest.mark.parametrize(
     ("shape", "words"), [((1, 2, 4), ("_S1/2", "R")), ((3, 4), ("_S0/2", "Pavg")), ((5, 5), ("_S0/2",))]
 )
-def test_strided_shards_that_pytorch_flattens_wrongly_are_refused(
+def test_strided_shards_that_pytorch_flattens_wrongly_move_first(
     shape: tuple[int, ...], words: tuple[str, ...]
 ) -> None:
     flattened = Call(torch.ops.aten.view.default, (torch.zeros(shape), [math.prod(shape)]), {})
     ours = DropinPropagator(DTensor._op_dispatcher.sharding_propagator)
     outcome = compare(Drawn(flattened, [Layout(words)], len(words)), meshes_of_axes(), ours)
-    assert "no way to run it" in outcome
     assert outcome.endswith("PyTorch is wrong")
 
 
@@ -216,6 +215,7 @@ def test_many_drawn_calls_are_decided_as_pytorch_decides_them(part: int, record_
     assert different == []
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", [name for name, wrong in WRONG_IN_PYTORCH.items() if wrong.sample])
 def test_pytorch_decides_wrongly_for_an_operator_on_the_list(name: str) -> None:
     meshes = meshes_of_axes()

@@ -99,6 +99,7 @@ def convolves(rank: int, world: int, name: str, *placements: Placement) -> None:
             torch.testing.assert_close(one.grad.full_tensor(), other.grad)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("name", "images", "kernel", "bias"), CASES, ids=str)
 def test_a_convolution_is_that_of_one_process(
     name: str, images: Placement, kernel: Placement, bias: Placement

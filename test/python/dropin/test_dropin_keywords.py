@@ -45,6 +45,7 @@ def attends_with_a_mask_of_each_placement(
                     torch.testing.assert_close(one.grad.full_tensor(), other.grad, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("with_gradients", [False, True])
 @pytest.mark.parametrize("heads", ["S1", "R"])
 @pytest.mark.parametrize("second", MASKS)

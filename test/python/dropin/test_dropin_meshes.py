@@ -61,6 +61,7 @@ def distributes(
         torch.testing.assert_close(dtensor.full_tensor(), whole)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("source", [0, 1, None])
 @shapes
 @cases
@@ -90,6 +91,7 @@ def gathers(rank: int, world: int, ranks: Ranks, layout: Layout, shape: tuple[in
         )
 
 
+@pytest.mark.sampled(4)
 @shapes
 @cases
 def test_what_from_local_wraps_is_gathered_along_the_mesh(

@@ -56,6 +56,7 @@ def clear_of_ties(*shape: int) -> list[Tensor]:
 CUTS = [("S0", "S0"), ("S1", "S1"), ("S0", "R"), ("Psum", "R"), ("R", "S1")]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("words", CUTS, ids=",".join)
 @pytest.mark.parametrize("size", [4, 5])
 @pytest.mark.parametrize("reduction", REDUCTIONS)
@@ -66,6 +67,7 @@ def test_a_loss_of_shards_is_that_of_the_whole(
     check_twin(functools.partial(loss_of, name, reduction), clear_of_ties(size, 3), *words)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("words", CUTS, ids=",".join)
 @pytest.mark.parametrize("size", [4, 5])
 @pytest.mark.parametrize("reduction", REDUCTIONS)
@@ -122,6 +124,7 @@ def mean_of(name: str, x: Tensor) -> Tensor:
     return MEANS[name](x)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("words", ["S0", "S1", "Psum", "Pavg"])
 @pytest.mark.parametrize("name", MEANS)
@@ -178,6 +181,7 @@ def convolved_back(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return functional.conv_transpose2d(x, weight, bias, stride=2)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize(
     "words",

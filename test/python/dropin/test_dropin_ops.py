@@ -129,6 +129,7 @@ def gives_the_same_values(rank: int, world: int, call: str) -> None:
     assert_all_equal(actual, expected)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("call", CALLS)
 def test_an_operator_gives_the_same_values(call: str, world: int) -> None:

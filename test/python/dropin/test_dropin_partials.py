@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate
 from twins import check_twin, numbers, replicated
 
 PARTIALS = ["Psum", "Pavg", "Pmax", "Pmin"]
@@ -41,6 +43,7 @@ def equality(x: Tensor) -> Any:
     return torch.equal(x, x + 0)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("words", ["S0", "S1", *PARTIALS])
 @pytest.mark.parametrize("size", [4, 5])
 @pytest.mark.parametrize("read", [item, as_float, as_integer, largest, norm, truth, equality])
@@ -97,3 +100,60 @@ def test_a_partial_value_is_written_as_a_whole(write: Callable[[Tensor], Tensor]
 @pytest.mark.parametrize("words", ["Psum S0", "S1 Pavg", "Psum Psum"])
 def test_a_partial_value_of_two_axes_is_filled(words: str) -> None:
     check_twin(filled, [numbers(5, 3)], words, mesh=(2, 2))
+
+
+# In-place operators on lists: what a list of one tensor becomes.
+ON_LISTS: dict[str, Callable[[list[Tensor]], None]] = {
+    "neg": torch._foreach_neg_,
+    "erfc": torch._foreach_erfc_,
+    "mul": lambda xs: torch._foreach_mul_(xs, -2.0),
+    "mul of each": lambda xs: torch._foreach_mul_(xs, [-2.0]),
+    "div": lambda xs: torch._foreach_div_(xs, -2.0),
+    "sub of each": lambda xs: torch._foreach_sub_(xs, [3.0]),
+    "mul, order kept": lambda xs: torch._foreach_mul_(xs, 2.0),
+    "zero": torch._foreach_zero_,
+}
+
+
+def written(x: Tensor, name: str) -> Tensor:
+    held = x.placements if isinstance(x, DTensor) else None
+    try:
+        ON_LISTS[name]([x])
+    except (RuntimeError, ValueError):
+        assert isinstance(x, DTensor)  # refused, and not written: the caller compares with the result
+        x = x.redistribute(placements=[Replicate()])
+        ON_LISTS[name]([x])
+        return x
+    assert not isinstance(x, DTensor) or x.placements == held
+    return x
+
+
+@pytest.mark.parametrize("words", PARTIALS)
+@pytest.mark.parametrize("name", ON_LISTS)
+def test_lists_are_written_as_values_or_not_at_all(name: str, words: str) -> None:
+    check_twin(functools.partial(written_copy, name=name), [numbers(4, 3)], words)
+
+
+def written_copy(x: Tensor, name: str) -> Tensor:
+    return written(x.clone(), name)
+
+
+LERPS: dict[str, Callable[[Tensor, Tensor], None]] = {
+    "a number": lambda x, y: torch._foreach_lerp_([x], [y], 0.25),
+    "numbers": lambda x, y: torch._foreach_lerp_([x], [y], [0.25]),
+    "tensors": lambda x, y: torch._foreach_lerp_(
+        [x], [y], [replicated(torch.full((4, 3), 0.25, dtype=torch.float64), x)]
+    ),
+}
+
+
+def interpolated(x: Tensor, y: Tensor, name: str) -> Tensor:
+    x = x.clone()
+    LERPS[name](x, y)
+    return x
+
+
+@pytest.mark.parametrize("words", [("Psum", "Psum"), ("Pavg", "Pavg"), ("S0", "Psum"), ("R", "Psum")])
+@pytest.mark.parametrize("name", LERPS)
+def test_lists_are_interpolated_as_values(name: str, words: tuple[str, str]) -> None:
+    check_twin(functools.partial(interpolated, name=name), [numbers(4, 3), numbers(4, 3, seed=1)], *words)

@@ -221,6 +221,7 @@ def trains_in_parallel(rank: int, world: int, plan: str) -> list[Tensor]:
     return forward_and_gradients(block, block)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("plan", PLANS)
 def test_a_tensor_parallel_module_trains_the_same(world: int, plan: str) -> None:
@@ -293,6 +294,7 @@ def trains_compiled(rank: int, world: int, backend: str) -> list[Tensor]:
     return forward_and_gradients(torch.compile(block, backend=backend, fullgraph=True), block)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_a_compiled_tensor_parallel_module_trains_the_same(world: int, backend: str) -> None:

@@ -66,6 +66,7 @@ def test_the_gradient_of_to_local_keeps_the_order(
     run_ranks(goes_through_to_local, 4, layout, shape, states, False)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("layout", ORDERED[:3], ids=str)
 def test_the_gradient_of_a_compiled_to_local_keeps_the_order(layout: Layout) -> None:
     if layout.order and "shard_order" not in inspect.getsource(DTensor.__tensor_unflatten__):

@@ -333,6 +333,7 @@ def compiles_for_all_sizes(rank: int, world: int, source: Placement, target: Pla
         assert num_compiles() <= min(before, 3)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("source", "target"), MOVES, ids=str)
 def test_compiled_for_all_sizes(source: Placement, target: Placement) -> None:
     run_ranks(compiles_for_all_sizes, 2, source, target, timeout=180)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 from collections.abc import Callable
 from typing import Any
@@ -11,8 +12,9 @@ import torch
 from ranks import run_ranks
 from sharded import layouts, mesh_of
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.placement_types import _StridedShard
 from twins import agrees, check_twin, numbers, placed, replicated
 
 import funcol
@@ -162,6 +164,7 @@ WRITES: dict[str, Write] = {
 WITHOUT_GRADIENT = {"put_at_indices"}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("words", ["S0", "S1"])
 @pytest.mark.parametrize("size", [4, 5])
 @pytest.mark.parametrize("name", WRITES)
@@ -169,6 +172,7 @@ def test_a_write_reaches_a_tensor_that_is_cut(name: str, size: int, words: str) 
     check_twin(WRITES[name], [numbers(size, 3)], words)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("words", ["S0", "S1"])
 @pytest.mark.parametrize("size", [4, 5])
 @pytest.mark.parametrize("name", sorted(WRITES.keys() - WITHOUT_GRADIENT))
@@ -176,6 +180,7 @@ def test_a_write_to_a_tensor_that_is_cut_has_its_gradient(name: str, size: int, 
     check_twin(WRITES[name], [numbers(size, 3)], words, backward=True)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("words", ["S0 S1", "S0 S0", "R S0", "S1 R"])
 @pytest.mark.parametrize(
     "name", ["a_row", "part_of_a_column", "view_of_a_view", "put_at_indices", "diagonal"]
@@ -188,6 +193,69 @@ def test_a_write_reaches_a_tensor_that_two_axes_cut(name: str, words: str) -> No
 @pytest.mark.parametrize("name", ["a_row", "part_of_a_column", "at_a_mask", "put_at_indices", "rows_filled"])
 def test_a_write_reaches_a_tensor_that_is_pending(name: str, words: str) -> None:
     check_twin(WRITES[name], [numbers(5, 3)], words)
+
+
+def an_element_of_the_flat(x: Tensor) -> Tensor:
+    x.view(-1)[3] = 2
+    return x
+
+
+def an_element_of_the_flattened(x: Tensor) -> Tensor:
+    x.flatten()[3] = 2
+    return x
+
+
+def part_of_the_flat(x: Tensor) -> Tensor:
+    x.view(-1)[2:6].mul_(3)
+    return x
+
+
+def all_of_the_flat(x: Tensor) -> Tensor:
+    x.view(-1).fill_(2)
+    return x
+
+
+def a_block(x: Tensor) -> Tensor:
+    x.view(2, 2, 4)[0].zero_()
+    return x
+
+
+def half_of_the_columns(x: Tensor) -> Tensor:
+    x.unflatten(1, (2, 2))[:, 0].add_(1)
+    return x
+
+
+RESHAPED = [
+    *[an_element_of_the_flat, an_element_of_the_flattened, part_of_the_flat, all_of_the_flat, a_block],
+    half_of_the_columns,
+]
+
+
+@pytest.mark.parametrize("words", ["S0", "S1", "Psum"])
+@pytest.mark.parametrize("write", RESHAPED)
+def test_a_write_through_another_shape_reaches_the_tensor(write: Write, words: str) -> None:
+    check_twin(write, [numbers(4, 4)], words)
+
+
+@pytest.mark.parametrize("words", ["S1 S0", "S1 S1", "R S1", "Psum S1"])
+@pytest.mark.parametrize("write", RESHAPED)
+def test_a_write_through_another_shape_reaches_a_tensor_that_two_axes_cut(write: Write, words: str) -> None:
+    check_twin(write, [numbers(4, 4)], words, mesh=(2, 2))
+
+
+def written_on_strided_shards(write: Write, dim: int, second: bool, x: Tensor) -> Tensor:
+    if not isinstance(x, DTensor):
+        return write(x.clone())
+    other = Shard(dim) if second else Replicate()
+    return write(x.redistribute(placements=[_StridedShard(dim, split_factor=2), other]))
+
+
+@pytest.mark.parametrize("second", [False, True], ids=["one axis", "two axes"])
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("write", RESHAPED)
+def test_a_write_through_another_shape_reaches_strided_shards(write: Write, dim: int, second: bool) -> None:
+    write_on = functools.partial(written_on_strided_shards, write, dim, second)
+    check_twin(write_on, [numbers(4, 4)], "R R", mesh=(2, 2))
 
 
 def unbound(x: Tensor) -> Tensor:
@@ -232,6 +300,7 @@ AT_INDICES = {"at_a_mask", "at_indices", "put_at_indices", "accumulated_at_indic
 TRACED = [name for name in WRITES if TRACES_INDICES or name not in AT_INDICES]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", TRACED)
 def test_a_compiled_write_reaches_a_tensor_that_is_cut(name: str) -> None:
     run_ranks(agrees_when_compiled, 2, name, 5, "S0", False)
@@ -243,6 +312,7 @@ def test_a_compiled_write_reaches_a_tensor_however_it_is_placed(name: str, words
     run_ranks(agrees_when_compiled, 2, name, 4, words, False)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "name",
     [

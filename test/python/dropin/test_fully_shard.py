@@ -13,7 +13,7 @@ from ranks import run_ranks
 from torch import Tensor
 
 import funcol
-from funcol.dropin import fully_shard_on_import
+from funcol.dropin import dtensor_on_import
 
 ON_DEVICES = True
 
@@ -100,7 +100,7 @@ def shards_tensor_parallel_modules(rank: int, world: int) -> None:
     # Partial sums of DTensors may be added up in another order with funcol: it is there in both.
     with funcol.installed():
         found = run()
-        fully_shard_on_import.take()
+        dtensor_on_import.take_fully_shard()
         expected = run()
     assert found[1] == expected[1]
     assert_same(found[0], expected[0])

@@ -95,6 +95,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("place", "checkpoint", "fullgraph"), CASES)
 def test_compiled_modules(place: str, checkpoint: str, fullgraph: bool) -> None:
     run_ranks(compiles, 2, place, checkpoint, fullgraph, timeout=180)

@@ -61,6 +61,7 @@ def test_shards_reduced_before_their_replicas() -> None:
 # Extensions of the gather
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("inner", ["tuple", "list", "empty"])
 @pytest.mark.parametrize("on_all", [True, False])
 def test_hooks_around_the_gather(inner: str, on_all: bool) -> None:
@@ -88,6 +89,7 @@ def test_a_hook_that_reduces_replicas() -> None:
     check(programs.reduces_by_a_hook, 4, True)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "setting",
     [

@@ -130,6 +130,7 @@ def counts_what_was_replaced_before(rank: int, world: int, module: str, path: st
     assert not under.not_pytorchs()
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.skipif(not under.taken_over()[0] or bool(under.taken_over()[1]), reason="not all is taken over")
 @pytest.mark.parametrize(
     ("module", "path", "how"),

@@ -245,8 +245,8 @@ def test_registered_shardings_take_effect_after_calls(mesh: DeviceMesh) -> None:
 
     op = torch.ops.funcol_test.doubled.default
     x = cut(mesh, 8, 4)
-    with pytest.raises(Exception, match=r"sharding strategy|doubled"):
-        op(x)
+    with pytest.warns(UserWarning, match=r"doubled.default has no sharding rule"):
+        assert op(x).placements == (Replicate(),)
 
     @register_sharding(op)
     def by_rows(x: Any) -> Any:
@@ -393,6 +393,7 @@ def test_uninstall_in_a_backward_pass(mesh: DeviceMesh) -> None:
     assert torch.equal(x.grad.full_tensor(), torch.full((8, 4), 6.0))
 
 
+@pytest.mark.long
 @fake
 def test_decisions_and_specs_that_are_remembered_are_bounded(mesh: DeviceMesh) -> None:
     tracked = []

@@ -29,6 +29,7 @@ def compiles(rank: int, world: int, name: str, backend: str) -> None:
     check(program, results, gradients)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "name", ["uneven batch", "columns", "both axes", "two results", "copied and own", "in place", "no tensor"]
 )

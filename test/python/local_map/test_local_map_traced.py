@@ -374,6 +374,7 @@ def differentiates_twice(rank: int, world: int, name: str) -> None:
         assert torch.allclose(one, other, rtol=1e-10)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["batch", "uneven batch", "columns", "both axes", "rows and batch"])
 def test_traced_second_derivatives_are_those_of_one_process(name: str) -> None:
     run_ranks(differentiates_twice, PROGRAMS[name].world(), name)

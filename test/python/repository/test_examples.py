@@ -138,6 +138,7 @@ def test_torchtitan_has_the_losses_of_stock() -> None:
         assert f"{way}: all losses and norms agree" in done.stdout
 
 
+@pytest.mark.long
 def test_muon_by_owners_has_the_weights_of_stock_for_half_of_the_bytes() -> None:
     command = [sys.executable, str(EXAMPLES / "muon.py"), "--steps", "20", "--width", "8"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)

@@ -243,9 +243,11 @@ def test_info_has_the_wake_key(info: dict[str, str]) -> None:
     assert info["wake key"] == "DeferredInit"
 
 
-@pytest.mark.parametrize("device", ["CPU", "CUDA", "Meta"])
-def test_info_counts_a_kernel_of_each_op_for_each_device(info: dict[str, str], device: str) -> None:
-    assert info[f"kernels, {device}"] == "26"
+@pytest.mark.parametrize(("device", "number"), [("CPU", "28"), ("CUDA", "26"), ("Meta", "28")])
+def test_info_counts_a_kernel_of_each_op_for_each_device(
+    info: dict[str, str], device: str, number: str
+) -> None:
+    assert info[f"kernels, {device}"] == number  # draw and draw_ are not on devices
 
 
 def test_info_has_what_is_taken_over_of_fsdp2(info: dict[str, str]) -> None:
@@ -276,7 +278,7 @@ def test_a_command_that_does_not_exist_is_refused(
     with pytest.raises(SystemExit) as refused:
         main()
     assert refused.value.code == 2
-    assert "info" in capsys.readouterr().err
+    assert ("info" if arguments else "--help") in capsys.readouterr().err
 
 
 # Another library has the wake key

@@ -82,7 +82,7 @@ def test_tables_say_what_they_hold_and_are_empty_once_all_groups_are_gone() -> N
 def test_tables_forget_a_mesh_whose_group_is_gone() -> None:
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
     try:
-        other = dist.new_group()
+        other = dist.new_group([0, 3])
         with funcol.installed():
             mesh = init_device_mesh("cpu", (2, 2))
             dtensor = distribute_tensor(torch.ones(4, 4), mesh, [Shard(0), Shard(0)])

@@ -39,6 +39,7 @@ def cost_of(schema: OpSchema, sharding: OutputSharding) -> float:
     return sum(redistribute_cost_table([source], [target])[0][0] for source, target in pairs)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_decision_costs_the_least_of_the_full_product(
     propagator: ShardingPropagator, mesh: DeviceMesh, name: str
@@ -68,6 +69,7 @@ has_rules_of_an_axis = pytest.mark.skipif(
 )
 
 
+@pytest.mark.sampled(6)
 @has_rules_of_an_axis
 @pytest.mark.parametrize("name", SAMPLE)
 def test_no_decision_costs_more_than_a_right_one_of_pytorchs(

@@ -39,6 +39,7 @@ FORMS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.usefixtures("fake_world")
 @pytest.mark.parametrize("mesh", ["2", "2x2"], indirect=True)
 @pytest.mark.parametrize("order", ORDERS, ids=repr)

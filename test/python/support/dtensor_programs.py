@@ -68,7 +68,7 @@ def _product(one: Tensor, other: Tensor, number: int) -> Tensor:
     if one.dim() != 2:
         return one * 2
     if other.dim() == 2 and other.shape[0] == one.shape[1]:
-        return one @ other
+        return one @ other.to(one.dtype)
     return one @ one.t()
 
 
@@ -104,6 +104,31 @@ def _added_in_place(one: Tensor, other: Tensor, number: int) -> Tensor:
     return one.clone().add_(_alike(one, other), alpha=number % 3)
 
 
+def _quotient(one: Tensor, other: Tensor, number: int) -> Tensor:
+    """Of integers, whose dtype is the default one: first in another default, then in float32 or float64."""
+    whole = one.detach().clamp(-999, 999).round().long()
+    before = torch.get_default_dtype()
+    dtypes = (torch.float64, torch.float32) if number % 2 else (torch.float32, torch.float64)
+    try:
+        for dtype in dtypes:
+            torch.set_default_dtype(dtype)
+            result = whole / 4
+    finally:
+        torch.set_default_dtype(before)
+    return result
+
+
+def _written_list(one: Tensor, other: Tensor, number: int) -> Tensor:
+    """Writes to copies by operators on lists, which return nothing."""
+    written = [one.clone(), _alike(one, other).clone()]
+    in_place = (torch._foreach_neg_, torch._foreach_abs_, torch._foreach_mul_, torch._foreach_add_)
+    if number % 4 < 2:
+        in_place[number % 4](written)
+    else:
+        in_place[number % 4](written, number - 5)
+    return written[number % 2]
+
+
 OPERATORS: dict[str, Operator] = {
     "add": lambda one, other, number: one + _alike(one, other),
     "subtract": lambda one, other, number: one - _alike(one, other) * (number % 3),
@@ -131,6 +156,9 @@ OPERATORS: dict[str, Operator] = {
     "flip": lambda one, other, number: one.flip(_dim(one, number)),
     "write": _written,
     "add_in_place": _added_in_place,
+    "write_list": _written_list,
+    "quotient": _quotient,
+    "same_view": lambda one, other, number: one.view(one.shape),
 }
 
 
@@ -159,18 +187,31 @@ def run(program: Program, make: Callable[[Tensor, Layout], Tensor]) -> list[Tens
     return [_plain(value) for value in values]
 
 
+class DtypeError(Exception):
+    """A DTensor that does not have one dtype. Not an error that a program may raise."""
+
+
 def _plain(value: Tensor) -> Tensor:
-    return (value.full_tensor() if isinstance(value, DTensor) else value).detach()
+    if not isinstance(value, DTensor):
+        return value.detach()
+    full: Tensor = value.full_tensor()
+    meta = value._spec.tensor_meta
+    assert meta is not None
+    if not full.dtype == value.dtype == meta.dtype:
+        raise DtypeError(f"{value.dtype}, its spec {meta.dtype}, its values {full.dtype}: {value}")
+    return full.detach()
 
 
 def difference(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> str | None:
     if len(actual) != len(expected):
         return f"{len(actual)} values, expected {len(expected)}"
     for number, (one, other) in enumerate(zip(actual, expected, strict=True)):
-        if one.shape != other.shape:
-            return f"value {number} has shape {tuple(one.shape)}, expected {tuple(other.shape)}"
+        if (one.shape, one.dtype) != (other.shape, other.dtype):
+            actual_kind, expected_kind = ((tuple(x.shape), x.dtype) for x in (one, other))
+            return f"value {number} has shape and dtype {actual_kind}, expected {expected_kind}"
         largest = max(1.0, float(other.abs().max())) if other.numel() else 1.0
-        if not torch.allclose(one, other, rtol=1e-7, atol=1e-9 * largest):
+        rounding = 1e-9 if other.dtype == torch.float64 else 1e-4
+        if not torch.allclose(one, other, rtol=100 * rounding, atol=rounding * largest):
             return f"value {number} is\n{one}\nexpected\n{other}"
     return None
 
@@ -179,6 +220,8 @@ def outcome(program: Program, make: Callable[[Tensor, Layout], Tensor]) -> str |
     """The values, or what was raised."""
     try:
         return run(program, make)
+    except DtypeError:
+        raise
     except Exception as error:
         return f"{type(error).__name__}: {error}"
 

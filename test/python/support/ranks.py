@@ -17,6 +17,7 @@ are many, since the threads of each wake a hundred times a second.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import faulthandler
 import functools
 import importlib
@@ -45,6 +46,10 @@ GRACE_S = 10.0
 
 MAX_GROUPS = 8
 
+# A group of gloo has a thread that wakes up a hundred times a second. It stays while something refers to the
+# group, also when that is destroyed.
+MAX_GROUP_THREADS = 12
+
 # Stock functional collectives import Dynamo at their first use.
 _PRELOADED = ["torch.distributed.device_mesh", "torch.distributed._functional_collectives", "torch._dynamo"]
 
@@ -67,10 +72,13 @@ def run_ranks(function: Callable[..., Any], world: int, *args: Any, timeout: flo
     if key not in _running:
         _running[key] = _Ranks(world, _backend)
     try:
-        return _running[key].call(function, args, timeout)
+        results = _running[key].call(function, args, timeout)
     except BaseException:
         _running.pop(key).kill()
         raise
+    if _running[key].num_group_threads() > MAX_GROUP_THREADS:
+        _running.pop(key).kill()
+    return results
 
 
 def _require_devices(world: int) -> None:
@@ -167,6 +175,14 @@ class _Ranks:
                 results[rank] = value
                 del unfinished[ours]
         return results
+
+    def num_group_threads(self) -> int:
+        """Counts the threads of gloo on the first rank."""
+        num_threads = 0
+        for file in Path(f"/proc/{self._processes[0].pid}/task").glob("*/comm"):
+            with contextlib.suppress(OSError):  # the thread has ended since
+                num_threads += file.read_text().startswith("gloo")
+        return num_threads
 
     def kill(self) -> None:
         for process in self._processes:

@@ -1,0 +1,99 @@
+"""Lists of gradients and parameters on several meshes, or of DTensors beside plain tensors.
+
+An operator on a list takes tensors of one mesh, or plain ones. Optimizers and the norms of
+``torch.nn.utils.clip_grad`` sort their lists by device and dtype. Here they sort them by mesh, too, and the
+norm over several meshes is a plain tensor, made of one norm a mesh. Each is reduced over its own mesh, as if
+it were alone: nothing else communicates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grad
+from torch.utils import _foreach_utils
+
+from . import patching
+
+_total_norm: Any = patching.copied(clip_grad._get_total_norm)
+
+
+def _mesh_of(tensor: Tensor | None) -> DeviceMesh | None:
+    return tensor.device_mesh if isinstance(tensor, DTensor) else None
+
+
+def _by_mesh(tensors: Iterable[Tensor | None]) -> dict[DeviceMesh | None, list[int]]:
+    """Returns the places of ``tensors`` in their list, by mesh; ``None`` is the mesh of plain tensors."""
+    places: dict[DeviceMesh | None, list[int]] = {}
+    for place, tensor in enumerate(tensors):
+        places.setdefault(_mesh_of(tensor), []).append(place)
+    return places
+
+
+class _Kind(tuple[Any, ...]):
+    """A device and a dtype, as a key that is equal to none but itself."""
+
+    __slots__ = ()
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+
+def _grouped(tensorlistlist: list[list[Tensor | None]], with_indices: bool = False) -> Any:
+    """PyTorch counterpart: ``torch.utils._foreach_utils._group_tensors_by_device_and_dtype``."""
+    if torch.compiler.is_compiling() or not tensorlistlist or len(_by_mesh(tensorlistlist[0])) < 2:
+        return NotImplemented
+    groups: dict[Any, Any] = {}
+    stock = torch._C._group_tensors_by_device_and_dtype
+    for kind, (lists, indices) in stock(tensorlistlist, with_indices).items():
+        for places in _by_mesh(lists[0]).values():
+            # Lists of optional tensors may be empty.
+            parts = [[tensors[place] for place in places] if tensors else [] for tensors in lists]
+            groups[_Kind(kind)] = (parts, [indices[place] for place in places] if indices else [])
+    return groups
+
+
+def _norm(
+    tensors: Tensor | Iterable[Tensor],
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+) -> Any:
+    """PyTorch counterpart: ``torch.nn.utils.get_total_norm``."""
+    if torch.compiler.is_compiling() or isinstance(tensors, Tensor):
+        return NotImplemented
+    tensors = list(tensors)
+    by_mesh = _by_mesh(tensors)
+    if len(by_mesh) < 2:
+        return _total_norm(tensors, norm_type, error_if_nonfinite, foreach)
+    for mesh in by_mesh:
+        if mesh is not None and mesh.get_coordinate() is None:
+            raise ValueError(
+                f"get_total_norm: rank {mesh.get_rank()} does not belong to {mesh}, on which "
+                f"{len(by_mesh[mesh])} of the tensors are, and has no part of their norm. Leave them out on "
+                "this rank, and broadcast the norm from a rank of the mesh."
+            )
+    norms = []
+    for places in by_mesh.values():
+        norm = _total_norm([tensors[place] for place in places], norm_type, False, foreach)
+        norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+    return _total_norm(norms, norm_type, error_if_nonfinite, foreach)
+
+
+def put() -> Callable[[], None]:
+    """Installs both functions, each unless a program has replaced PyTorch's. Returns the function that undoes
+    it."""
+    with ExitStack() as undo:
+        for theirs, ours in (
+            (clip_grad._get_total_norm, _norm),
+            (_foreach_utils._group_tensors_by_device_and_dtype, _grouped),
+        ):
+            own = patching.own_function(theirs)
+            if own is not None:
+                undo.callback(patching.replaced(own, ours))
+        return undo.pop_all().close

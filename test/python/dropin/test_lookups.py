@@ -1,0 +1,140 @@
+"""Lookups in row-sharded tensors under ``funcol.install()``: the result is an ordinary partial sum."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+
+import pytest
+import torch
+from ranks import run_ranks
+from sharded import mesh_of
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+import funcol
+
+ROWS, DIM = 11, 4
+
+
+def table() -> Tensor:
+    return torch.arange(ROWS * DIM, dtype=torch.float64).reshape(ROWS, DIM) % 7
+
+
+def indices() -> Tensor:
+    return torch.tensor([[0, 3, 10], [7, 3, 1]])
+
+
+def sharded(tensor: Tensor) -> DTensor:
+    return distribute_tensor(tensor, mesh_of((2,)), [Shard(0)])
+
+
+def replicated(tensor: Tensor) -> DTensor:
+    return distribute_tensor(tensor, mesh_of((2,)), [Replicate()])
+
+
+def used_twice(weight: Tensor, index: Tensor) -> Tensor:
+    found = nn.functional.embedding(index, weight)
+    return nn.functional.layer_norm(found, (DIM,)) + found * 2
+
+
+def reduced_twice(weight: Tensor, index: Tensor) -> Tensor:
+    found = nn.functional.embedding(index, weight)
+    if isinstance(found, DTensor):
+        return found.redistribute(placements=[Replicate()]) + found.redistribute(placements=[Shard(0)])
+    return found + found
+
+
+def two_alive(weight: Tensor, index: Tensor) -> Tensor:
+    first, second = nn.functional.embedding(index, weight), nn.functional.embedding(index.flip(0), weight)
+    return second * first + first
+
+
+def tied_weights(weight: Tensor, index: Tensor) -> Tensor:
+    return nn.functional.linear(torch.tanh(nn.functional.embedding(index, weight)), weight)
+
+
+def flattened(weight: Tensor, index: Tensor) -> Tensor:
+    return nn.functional.linear(nn.functional.embedding(index, weight).view(-1, DIM), weight)
+
+
+def an_unused_one_before(weight: Tensor, index: Tensor) -> Tensor:
+    nn.functional.embedding(index.flip(1), weight)
+    return nn.functional.embedding(index, weight)
+
+
+def gathered_twice(weight: Tensor, index: Tensor) -> Tensor:
+    along = index[:, :DIM]
+    return torch.gather(weight, 0, along) * 2 + torch.gather(weight, 0, along.flip(1))
+
+
+PROGRAMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    program.__name__: program
+    for program in (
+        used_twice,
+        reduced_twice,
+        two_alive,
+        tied_weights,
+        flattened,
+        an_unused_one_before,
+        gathered_twice,
+    )
+}
+
+
+def computes_what_plain_tensors_do(rank: int, world: int, name: str, is_compiled: bool) -> None:
+    program = PROGRAMS[name]
+    plain = table().requires_grad_()
+    expected = program(plain, indices())
+    expected.square().sum().backward()
+    if is_compiled:
+        torch._dynamo.reset()
+        program = torch.compile(program, backend="aot_eager", fullgraph=True)
+    with funcol.installed():
+        weight = nn.Parameter(sharded(table()))
+        result = program(weight, replicated(indices()))
+        torch.testing.assert_close(result.full_tensor(), expected)
+        result.square().sum().backward()
+        assert weight.grad is not None
+        torch.testing.assert_close(weight.grad.full_tensor(), plain.grad)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("is_compiled", [False, True], ids=["eager", "compiled"])
+def test_program(name: str, is_compiled: bool) -> None:
+    run_ranks(computes_what_plain_tensors_do, 2, name, is_compiled)
+
+
+def is_a_partial_sum(rank: int, world: int) -> None:
+    with funcol.installed():
+        found = nn.functional.embedding(replicated(indices()), sharded(table()))
+        assert found.placements == (Partial("sum"),)
+        saved = io.BytesIO()
+        torch.save(found, saved)
+        saved.seek(0)
+        expected = nn.functional.embedding(indices(), table())
+        for one in (copy.deepcopy(found), torch.load(saved, weights_only=False), found, found):
+            assert torch.equal(one.full_tensor(), expected)
+
+
+def test_result_is_a_partial_sum_that_copies_and_pickles() -> None:
+    run_ranks(is_a_partial_sum, 2)
+
+
+def over_two_axes(rank: int, world: int) -> None:
+    with funcol.installed():
+        for placements in (
+            [Shard(0), Replicate()],
+            [Replicate(), Shard(0)],
+            [Shard(0), Shard(1)],
+            [Shard(0)] * 2,
+        ):
+            weight = distribute_tensor(table(), mesh_of((2, 2)), placements)
+            index = distribute_tensor(indices(), mesh_of((2, 2)), [Replicate()] * 2)
+            found = nn.functional.embedding(index, weight)
+            assert torch.equal((found + found).full_tensor(), 2 * nn.functional.embedding(indices(), table()))
+
+
+def test_two_mesh_axes() -> None:
+    run_ranks(over_two_axes, 4)

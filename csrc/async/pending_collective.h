@@ -71,6 +71,9 @@ class PendingCollective final : public c10::intrusive_ptr_target {
   PendingCollective(const PendingCollective&) = delete;
   PendingCollective& operator=(const PendingCollective&) = delete;
 
+  // Removes the guards, one of which may have the last weak reference.
+  void release_resources() override { resize_guards_.remove(); }
+
   // Whether it was started while a CUDA graph was captured on its stream.
   bool is_captured() const noexcept { return is_captured_; }
 

@@ -59,6 +59,14 @@ void ResizeGuards::Guard::put() {
 }
 
 void ResizeGuards::Guard::take() {
+  unlink();
+  if (has_weak_reference_) {  // never the last one: take() is called before the collective drops its own
+    has_weak_reference_ = false;
+    c10::raw::weak_intrusive_ptr::decref(collective_);
+  }
+}
+
+void ResizeGuards::Guard::unlink() {
   auto* above = of(storage_->allocator());
   if (above == this) {
     storage_->set_allocator(below_);
@@ -72,6 +80,19 @@ void ResizeGuards::Guard::take() {
   }
 }
 
+// The weak reference lasts until take(): a temporary one could be the last, and destroy the collective under
+// the lock.
+c10::intrusive_ptr<PendingCollective> ResizeGuards::Guard::collective() {
+  if (!has_weak_reference_) {
+    c10::raw::weak_intrusive_ptr::incref(collective_);
+    has_weak_reference_ = true;
+  }
+  auto weak = c10::weak_intrusive_ptr<PendingCollective>::reclaim(collective_);
+  auto locked = weak.lock();
+  weak.release();
+  return locked;
+}
+
 // settle() removes this guard, and the collective may go with it. If it raises, the memory is not replaced.
 c10::DataPtr ResizeGuards::Guard::allocate(size_t num_bytes) {
   auto* const storage = storage_;
@@ -79,13 +100,11 @@ c10::DataPtr ResizeGuards::Guard::allocate(size_t num_bytes) {
     c10::intrusive_ptr<PendingCollective> collective;
     {
       const std::scoped_lock lock(chains());
-      const auto* const guard = of(storage->allocator());
+      auto* const guard = of(storage->allocator());
       if (guard == nullptr) {
         break;
       }
-      auto weak = c10::weak_intrusive_ptr<PendingCollective>::reclaim(guard->collective_);
-      collective = weak.lock();
-      weak.release();
+      collective = guard->collective();
     }
     if (collective) {  // else it is going, and its guard with it
       collective->settle();

@@ -43,9 +43,13 @@ class ResizeGuards {
 
    private:
     static Guard* of(c10::Allocator* allocator);
+    void unlink();
+    // Returns null if no reference to the collective is left.
+    c10::intrusive_ptr<PendingCollective> collective();
 
     c10::StorageImpl* storage_;
     PendingCollective* collective_;
+    bool has_weak_reference_ = false;
     c10::Allocator* below_ = nullptr;
   };
 

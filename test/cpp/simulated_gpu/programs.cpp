@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <numeric>
@@ -36,9 +37,21 @@ bool other_stream_reads(bool waits) {
   return copy.holds(kRounds);
 }
 
+// Queries until the event has finished, at most `seconds`; returns whether it has.
+bool finishes_within(cudaEvent_t event, double seconds) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+  while (cudaEventQuery(event) != cudaSuccess) {
+    if (std::chrono::steady_clock::now() > end) {
+      return false;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return true;
+}
+
 // A stream uses what a thread has seen finished: the one that goes on, or one that only looks on, as the
-// watchdog of a process group does.
-bool stream_reads_after_query(bool looks_itself) {
+// watchdog of a process group does. The latter sees it after a while, and may have told the program then.
+bool stream_reads_after_query(bool looks_itself, double seconds) {
   const OwnStream producer;
   const OwnStream consumer;
   const Buffer data(0);
@@ -46,15 +59,15 @@ bool stream_reads_after_query(bool looks_itself) {
   EXPECT_CUDA(add(producer, data, data, 1));
   const OwnEvent produced;
   EXPECT_CUDA(cudaEventRecord(produced, producer));
-  const auto look = [&] {
-    EXPECT_CUDA(cudaEventSynchronize(produced));
-    EXPECT_CUDA(cudaEventQuery(produced));
-  };
+  bool is_seen = false;
+  const auto look = [&] { is_seen = finishes_within(produced, seconds); };
   if (looks_itself) {
+    EXPECT_CUDA(cudaEventSynchronize(produced));
     look();
   } else {
     std::thread(look).join();
   }
+  EXPECT_EQ(is_seen, looks_itself || seconds > 5);
   EXPECT_CUDA(add(consumer, copy, data, 0));
   return copy.holds(1);
 }
@@ -259,8 +272,9 @@ const std::map<std::string, std::function<bool()>>& programs() {
       {"read after a wait", [] { return other_stream_reads(true); }},
       {"read without a wait", [] { return other_stream_reads(false); }},
       {"overwrite after a wait", [] { return other_stream_overwrites(true); }},
-      {"read after a query", [] { return stream_reads_after_query(true); }},
-      {"read after an onlooker's query", [] { return stream_reads_after_query(false); }},
+      {"read after a query", [] { return stream_reads_after_query(true, 0); }},
+      {"read after an onlooker's query", [] { return stream_reads_after_query(false, 0.2); }},
+      {"read long after an onlooker's query", [] { return stream_reads_after_query(false, 60); }},
       {"overwrite without a wait", [] { return other_stream_overwrites(false); }},
       {"block again after its event", [] { return block_is_handed_out_again(true); }},
       {"block again at once", [] { return block_is_handed_out_again(false); }},

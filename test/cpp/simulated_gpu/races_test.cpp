@@ -68,6 +68,12 @@ TEST(Races, AReportNamesBothOperationsAndTheirKind) {
   EXPECT_NE(errors.find("256 bytes"), std::string::npos) << errors;
 }
 
+TEST(Races, AnOnlookerThatSawTheEndMayHaveToldTheProgramAfterAWhile) {
+  const Outcome outcome = run_program("read long after an onlooker's query", {0, "first"});
+  EXPECT_EQ(outcome.errors, "");
+  EXPECT_EQ(outcome.status, 0);
+}
+
 TEST(Races, AWriteOfTheHostBeforeACopyHasReadIsReportedInAllOrders) {
   for (const std::string order : {"random", "last", "lazy", "first"}) {
     const Outcome outcome = run_program("host writes before a copy", {0, order});

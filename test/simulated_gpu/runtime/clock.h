@@ -18,6 +18,15 @@ class Clock {
     return stream < counts_.size() && counts_[stream] >= number;
   }
 
+  bool covers(const Clock& other) const {
+    for (size_t stream = 0; stream < other.counts_.size(); ++stream) {
+      if (other.counts_[stream] > 0 && !covers(stream, other.counts_[stream])) {
+        return false;
+      }
+    }
+    return true;
+  }
+
   void set(uint64_t stream, uint64_t count) {
     grow(stream + 1);
     counts_[stream] = std::max(counts_[stream], count);

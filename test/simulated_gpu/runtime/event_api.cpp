@@ -29,6 +29,11 @@ cudaError_t check_query(Locked& runtime, const Event* event) {
   return event->capture ? cudaErrorCapturedEvent : runtime->captures.check_unsafe_call();
 }
 
+// Returns when the stream reached the event; the epoch if it is not recorded.
+SteadyClock::time_point time_of(const Event* event) {
+  return SteadyClock::time_point(SteadyClock::duration(event->time ? event->time->load() : 0));
+}
+
 cudaError_t record(Locked& runtime, Event* event, const StreamPointer& stream) {
   event->capture = nullptr;
   event->time = std::make_shared<std::atomic<int64_t>>(0);
@@ -91,10 +96,9 @@ cudaError_t cudaEventQuery(cudaEvent_t handle) {
   if (const auto error = check_query(runtime, event)) {
     return remember(error);
   }
-  if (!event->mark.done()) {
+  if (!event->mark.done() || !runtime.shows_finished(event->clock, time_of(event))) {
     return remember(cudaErrorNotReady);
   }
-  runtime.note_finished(event->clock);
   return remember(runtime->scheduler.failure());
 }
 

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 
 #include "memory.h"
@@ -32,8 +33,10 @@ Finder& finder() {
   return *finder;
 }
 
+// Longer than a watchdog takes from one look to the next, so that what the program does not wait for is found.
+constexpr std::chrono::seconds kWatchdogDelay{5};
+
 thread_local bool t_issues = false;
-thread_local Clock t_seen;  // operations that this thread, which issues none, knows to be finished
 
 // Returns true if the calling thread is known to Python.
 bool is_known_to_python() {
@@ -43,8 +46,7 @@ bool is_known_to_python() {
   return this_thread_state != nullptr && this_thread_state() != nullptr;
 }
 
-// Returns false for a thread that only looks on, as the watchdog of a process group does. Threads of the
-// program tell each other what they have seen, by locks that are not simulated.
+// Returns false for a thread that only looks on, as the watchdog of a process group does.
 bool is_of_program() { return t_issues || gettid() == getpid() || is_known_to_python(); }
 
 }  // namespace
@@ -104,10 +106,7 @@ cudaError_t Locked::issue(const StreamPointer& stream, Work work, std::vector<co
   if (Scheduler::is_this_thread()) {
     return cudaErrorNotPermitted;  // a host function calls CUDA
   }
-  if (!t_issues) {  // a thread of the program from now on
-    t_issues = true;
-    runtime_.seen_by_host.merge(t_seen);
-  }
+  t_issues = t_issues || work.kind != Kind::kOrder;  // a watchdog that frees memory records events
   if (runtime_.streams.is_default(stream)) {
     if (const auto error = runtime_.captures.check_default_stream(stream->device)) {
       return error;
@@ -195,8 +194,7 @@ void Locked::note_accesses(const StreamPointer& stream, const Work& work, const 
   numbered->line = stream->id;
   numbered->number = stream->num_issued + 1;
   const auto is_ordered = [&](const Issued& earlier) {
-    return earlier.line == stream->id || stream->clock.covers(earlier.line, earlier.number) ||
-           (work.kind == Kind::kPoison && runtime_.seen_by_onlookers.covers(earlier.line, earlier.number));
+    return earlier.line == stream->id || stream->clock.covers(earlier.line, earlier.number);
   };
   std::optional<Conflict> found;  // the first: others of the operation have the same cause
   const auto add = [&](const std::vector<Range>& ranges, bool writes) {
@@ -244,13 +242,15 @@ cudaError_t Locked::wait_for_device(int device) {
   return error;
 }
 
-void Locked::note_finished(const Clock& clock) {
-  if (is_of_program()) {
-    runtime_.seen_by_host.merge(clock);
-  } else {
-    runtime_.seen_by_onlookers.merge(clock);
-    t_seen.merge(clock);
+void Locked::note_finished(const Clock& clock) { runtime_.seen_by_host.merge(clock); }
+
+bool Locked::shows_finished(const Clock& clock, SteadyClock::time_point time) {
+  if (!is_of_program() && !runtime_.seen_by_host.covers(clock) &&
+      SteadyClock::now() < time + kWatchdogDelay) {
+    return false;
   }
+  note_finished(clock);
+  return true;
 }
 
 void set_find_issue_place(FindIssuePlace find) {

@@ -24,11 +24,7 @@ struct Runtime {
   Captures captures;
 
   AccessHistory history;
-  Clock seen_by_host;  // operations that the threads of the program know to be finished
-  // Operations that other threads know to be finished: all of them together, and each of them. They license
-  // no use by the program, only that memory goes back.
-  Clock seen_by_onlookers;
-  std::unordered_map<pthread_t, Clock> seen_by_thread;
+  Clock seen_by_host;  // operations that the program knows to be finished
 
   // Bytes of the host that work writes which may still run.
   std::vector<std::pair<Range, Mark>> host_writes;
@@ -67,8 +63,13 @@ class Locked {
   cudaError_t wait_for_device(int device);
   cudaError_t wait_for(const Mark& mark, const Clock& clock);
 
-  // The calling thread has seen, by a query, that all that `clock` covers is finished.
+  // Notes that the program knows all that `clock` covers to be finished.
   void note_finished(const Clock& clock);
+
+  // Returns true if a query by the calling thread may find what `clock` covers finished, as it has been since
+  // `time`, and notes that. The watchdog of a process group finds it finished once the program knows it, or
+  // kWatchdogDelay later: it tells the program what it saw, or not, in ways that are not simulated.
+  bool shows_finished(const Clock& clock, SteadyClock::time_point time);
 
  private:
   void order_behind_default_stream(const StreamPointer& stream, Operation& operation);

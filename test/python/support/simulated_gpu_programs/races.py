@@ -89,10 +89,9 @@ def use_of_a_collective(is_ordered: bool) -> float:
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=device)
     data = torch.ones(256, device="cuda")
     work = dist.all_reduce(data, async_op=True)
+    time.sleep(2.5)  # the watchdog looks once a second; PyTorch's wait() does nothing once it has seen the end
     if is_ordered:
         work.wait()
-    else:
-        time.sleep(2.5)  # the watchdog looks once a second
     seen = data * 3
     value = seen.mean().item()
     torch.cuda.synchronize()

@@ -33,7 +33,8 @@ Finder& finder() {
   return *finder;
 }
 
-// Longer than a watchdog takes from one look to the next, so that what the program does not wait for is found.
+// Longer than a watchdog takes from one look to the next, so that what the program does not wait for is
+// found.
 constexpr std::chrono::seconds kWatchdogDelay{5};
 
 thread_local bool t_issues = false;

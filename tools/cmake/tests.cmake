@@ -15,6 +15,9 @@ if(FUNCOL_SANITIZE)
   set(test_timeout 1500)
 endif()
 
+# All programs of ctest, and nothing that they do not need.
+add_custom_target(cpp_tests)
+
 # add_test_program(<folder> <headers> <library>...). Programs that name the same headers share them, parsed once.
 function(add_test_program folder headers)
   collect_sources(sources test/cpp/${folder})
@@ -37,6 +40,7 @@ function(add_test_program folder headers)
   # One process for all of a program's cases: each process that links PyTorch takes a second to start.
   add_test(NAME ${folder} COMMAND test_${folder} --gtest_brief=1)
   set_tests_properties(${folder} PROPERTIES TIMEOUT ${test_timeout} ENVIRONMENT OMP_NUM_THREADS=1)
+  add_dependencies(cpp_tests test_${folder})
 endfunction()
 
 set(test_headers <algorithm> <functional> <string> <vector> <gtest/gtest.h>)
@@ -49,6 +53,7 @@ foreach(target ${fuzz_targets})
   add_fuzz_program(test_fuzz_${target} ${target} test/fuzz/kept_inputs.cpp)
   add_test(NAME fuzz_${target} COMMAND test_fuzz_${target} ${PROJECT_SOURCE_DIR}/test/fuzz/corpus/${target})
   set_tests_properties(fuzz_${target} PROPERTIES TIMEOUT ${test_timeout})
+  add_dependencies(cpp_tests test_fuzz_${target})
 endforeach()
 if(BUILD_CUDA AND TARGET test_kernels)
   target_link_libraries(test_kernels PRIVATE CUDA::cudart)

@@ -11,7 +11,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.distributed.tensor import _redistribute as stock_redistribute
-from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import _MaskPartial, _StridedShard
 
 from .. import _C
@@ -50,7 +50,7 @@ class How:
         dsts: list[DTensorSpec],
         is_explicit: bool,
     ) -> list[Tensor]:
-        if any(has_symbols(meta_of(spec)) for spec in srcs):
+        if any(map(_is_symbolic, locals_, map(meta_of, srcs))):
             return [self.run(*of_tensor, is_explicit) for of_tensor in zip(locals_, srcs, dsts, strict=True)]
         try:
             results = _C.redistribute_local_tensors(
@@ -89,14 +89,14 @@ def move(
     """``local``, of spec ``src``, under ``dst``.
 
     ``lenient``: PyTorch's function moves tensors without a plan, which have placements of unknown kinds or
-    another shape than ``src`` gives this rank. It also moves those with symbolic sizes, since a plan would be
-    for the present values of the symbols.
+    another shape than ``src`` gives this rank. It also moves those with symbolic sizes, in the spec or in the
+    local tensor alone, since a plan would be for the present values of the symbols.
     """
 
     def by_pytorch() -> Tensor:
         return _by_pytorch(local, src, dst, async_op=async_op, is_explicit=is_explicit)
 
-    if src.tensor_meta is not None and has_symbols(src.tensor_meta):
+    if src.tensor_meta is not None and _is_symbolic(local, src.tensor_meta):
         is_usual = model is None and max_bytes is None
         if lenient or (is_usual and _has_way_of_pytorch(src, dst)):
             return by_pytorch()
@@ -125,6 +125,10 @@ def move(
     for axis in wanted:
         local = settled(dst.placements[axis]._partition_value(local, mesh, axis))  # type: ignore[attr-defined]
     return local
+
+
+def _is_symbolic(local: object, whole: TensorMeta) -> bool:
+    return has_symbols(whole) or (isinstance(local, Tensor) and has_symbols(local))
 
 
 def _has_way_of_pytorch(src: DTensorSpec, dst: DTensorSpec) -> bool:

@@ -39,7 +39,7 @@ def meta_of(spec: DTensorSpec) -> TensorMeta:
     return spec.tensor_meta
 
 
-def has_symbols(whole: DTensorSpec | TensorMeta) -> bool:
+def has_symbols(whole: DTensorSpec | TensorMeta | Tensor) -> bool:
     return any(type(size) is not int for size in whole.shape)
 
 

@@ -363,6 +363,37 @@ def test_symbols_stay_symbols(source: Placement, target: Placement) -> None:
     run_ranks(traces_symbols, 2, source, target)
 
 
+def compiles_symbols_under_a_spec_of_numbers(
+    rank: int, world: int, source: Placement, target: Placement
+) -> None:
+    mesh = mesh_of(world)
+
+    def program(x: Tensor, num_columns: int = 4) -> Tensor:
+        shape = torch.Size([6 * world if source.is_shard(0) else 6, num_columns])
+        held = DTensor.from_local(x, mesh, [source], shape=shape, stride=(num_columns, 1))
+        return held.redistribute(mesh, [target]).to_local() * 2
+
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    with funcol.installed():
+        compiled = torch.compile(program, backend=counter, fullgraph=True)
+        for num_columns in (4, 6, 10):
+            x = numbered(rank, [6, num_columns])
+            torch._dynamo.mark_dynamic(x, 1)
+            assert torch.equal(compiled(x), program(x, num_columns))
+    assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [(Shard(0), Replicate()), (Partial(), Shard(0)), (Partial(), Replicate()), (Replicate(), Shard(0))],
+    ids=str,
+)
+def test_symbols_of_a_local_tensor_stay_symbols_if_its_spec_has_numbers(
+    source: Placement, target: Placement
+) -> None:
+    run_ranks(compiles_symbols_under_a_spec_of_numbers, 2, source, target)
+
+
 # Strides of dims of one element
 
 

@@ -196,6 +196,7 @@ else:
 """
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("use", ["read", "wait", "operator", "operator in place", "gradient", "DTensor"])
 def test_process_exits_while_a_daemon_thread_waits(use: str, tmp_path: Path) -> None:
     if use == "DTensor" and torch.__version__ < "2.15":

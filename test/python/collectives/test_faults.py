@@ -197,7 +197,7 @@ each_world = pytest.mark.parametrize("world", [2, 3])
 each_op = pytest.mark.parametrize("op", STARTS)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @each_fault
 @each_world
 @each_op

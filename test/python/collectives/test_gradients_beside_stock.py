@@ -172,6 +172,7 @@ COMPILED = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", COMPILED)
 def test_a_compiled_collective_has_the_gradient_of_eager(name: str) -> None:
     run_ranks(compiled_gradient, 2, name, "aot_eager", timeout=120)

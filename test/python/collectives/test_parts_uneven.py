@@ -39,6 +39,7 @@ each_world = pytest.mark.parametrize("world", WORLDS)
 each_sizes = pytest.mark.parametrize("sizes", SIZES)
 
 
+@pytest.mark.sampled(3)
 @each_world
 @each_uneven
 @each_sizes

@@ -166,6 +166,7 @@ OPS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("call", CALLS)
 def test_the_graph_holds_one_functional_op_and_one_wait(call: str, style: str) -> None:

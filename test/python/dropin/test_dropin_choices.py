@@ -37,7 +37,7 @@ pytestmark = [
 ]
 
 MESHES = {1: [0, 1], 2: [[0, 1], [2, 3]], 3: [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]}
-LONG, SHORT = 20_000, 300
+LONG, SHORT = 20_000, 100
 PARTS = 20  # of the long test
 
 

@@ -124,6 +124,7 @@ def compiles(rank: int, world: int, images: Placement, kernel: Placement) -> Non
             torch.testing.assert_close(one.grad.full_tensor(), other.grad)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kernel", [Replicate(), Shard(0), Shard(2)], ids=str)
 @pytest.mark.parametrize("images", [Replicate(), Shard(0), Shard(2)], ids=str)
 def test_a_compiled_convolution_is_that_of_one_process(images: Placement, kernel: Placement) -> None:

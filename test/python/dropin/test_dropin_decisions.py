@@ -113,6 +113,7 @@ def cost_of(schema: OpSchema, sharding: OutputSharding) -> float:
     return sum(map(redistribute_cost, specs_of(schema), specs_of(wanted)))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("mesh", ["2", "2x2"], indirect=True)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_results_are_where_pytorch_leaves_them(mesh: DeviceMesh, program: str) -> None:

@@ -163,6 +163,7 @@ def optimizes(rank: int, world: int, name: str) -> list[Tensor]:
     return [weight.detach() for weight in weights]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_optimizer(world: int, name: str) -> None:

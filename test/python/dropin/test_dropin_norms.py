@@ -88,6 +88,7 @@ def of_a_batch(name: str, x: Tensor) -> Any:
     return OF_A_BATCH[name](x)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("size", [1, 2, 5])
 @pytest.mark.parametrize("name", OF_A_BATCH)
 def test_an_operator_of_a_batch_has_its_gradient_on_ranks_without_elements(name: str, size: int) -> None:

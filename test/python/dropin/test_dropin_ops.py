@@ -400,6 +400,7 @@ def test_an_operator_on_fake_tensors_gives_the_same_shapes(four_ranks: str, call
         assert outputs() == expected
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("call", [*CORE, *LEGACY])
 def test_dynamo_captures_an_operator_the_same(four_ranks: str, call: str) -> None:
     def captured() -> list[str]:

@@ -62,6 +62,7 @@ def redistributes(
     return [x.redistribute(placements=placements(target), async_op=async_op)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("shape", [[4, 6], [5, 3], [1, 1]], ids=str)
 @pytest.mark.parametrize("pair", PAIRS)
 def test_redistribute_on_one_axis(pair: str, shape: list[int]) -> None:

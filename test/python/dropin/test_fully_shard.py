@@ -58,6 +58,7 @@ def test_a_factor_that_gradients_are_divided_by(factor: float) -> None:
     check(programs.divides_by, 2, factor)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "program",
     [

@@ -108,6 +108,7 @@ def test_a_setting(setting: tuple[str, Any]) -> None:
     check(programs.with_setting, 2, *setting)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("program", "needs"),
     [

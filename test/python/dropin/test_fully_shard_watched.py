@@ -66,6 +66,7 @@ def counts_replaced_methods(rank: int, world: int, path: str, of_instance: bool)
         assert run() == expected
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("of_instance", [True, False])
 @pytest.mark.parametrize(
     "path",

@@ -39,6 +39,7 @@ assert not dropin.fully_shard._replaced_now
 """
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "first",
     [

@@ -111,6 +111,7 @@ def values_on_one_rank(size: tuple[int, ...]) -> dict[str, Any]:
     return dict(drawn)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("shape", "words"), LAYOUTS, ids=str)
 @pytest.mark.parametrize("size", [(5, 7), (4, 6)], ids=str)
 def test_values_depend_neither_on_the_mesh_nor_on_placements(

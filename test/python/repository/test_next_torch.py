@@ -283,6 +283,7 @@ NO_DTENSOR = "import sys; sys.modules['funcol.dropin.under_dtensor'] = None"
 NO_FSDP2 = "import sys; sys.modules['funcol.dropin.fully_shard'] = None"
 
 
+@pytest.mark.sampled(3)
 @of_newest_release
 @pytest.mark.parametrize(
     ("change", "left"),

@@ -163,7 +163,7 @@ def layouts_of_lists(call: Call, axes: int) -> Iterator[list[Layout]]:
         yield [*of_lists, *[Layout(("R",) * axes)] * num_others]
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("name", ON_LISTS)
 def test_every_operator_on_lists_gives_the_same_on_shards_and_partials(
     propagator: ShardingPropagator, mesh: DeviceMesh, name: str

@@ -5,7 +5,7 @@ import torch
 from simulated_gpu_runs import names_of_checks, run_checks
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("check", names_of_checks("basics"))
 @pytest.mark.parametrize("order", ["random", "last", "lazy", "first"])
 def test_a_basic_works_in_every_order(check: str, order: str) -> None:

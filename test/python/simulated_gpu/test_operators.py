@@ -14,6 +14,7 @@ def test_an_operator_gives_what_it_gives_on_the_cpu(check: str) -> None:
     assert run_checks("operators", "--seed", "5")[check] == ""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("check", names_of_checks("training"))
 def test_training_goes_as_on_the_cpu(check: str) -> None:
     assert run_checks("training", "--seed", "5")[check] == ""

@@ -85,7 +85,7 @@ at::Tensor BlockTransport::pack(const at::Tensor& local) const {
   const auto num_ranks = static_cast<int64_t>(exchange_.sent.size());
   if (sent_dim_ != -1) {
     const int64_t share = exchange_.shape_before[sent_dim_] / num_ranks;
-    return local.unflatten(sent_dim_, {num_ranks, share}).movedim(sent_dim_, 0).reshape({-1});
+    return local.unflatten(sent_dim_, {num_ranks, share}).movedim(sent_dim_, 0).reshape({-1}).contiguous();
   }
   std::vector<at::Tensor> blocks;
   for (const auto& block : exchange_.sent) {
@@ -96,7 +96,8 @@ at::Tensor BlockTransport::pack(const at::Tensor& local) const {
   if (blocks.empty()) {
     return local.new_empty({0});
   }
-  return blocks.size() == 1 ? blocks.front() : at::cat(blocks);
+  // A column is flattened to a view with a stride, which all_to_all_single of older PyTorch refuses.
+  return blocks.size() == 1 ? blocks.front().contiguous() : at::cat(blocks);
 }
 
 at::Tensor BlockTransport::unpack(const at::Tensor& received) const {

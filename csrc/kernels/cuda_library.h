@@ -9,18 +9,26 @@
 #include <filesystem>
 #include <string>
 
+#include "kernels/random.h"
 #include "kernels/rank_major.h"
 
 namespace funcol::kernels {
 
 // What the library hands over. A change of what the functions take or do raises the version.
 struct CudaFunctions {
-  static constexpr uint32_t kVersion = 1;
+  static constexpr uint32_t kVersion = 2;
 
   uint32_t size = sizeof(CudaFunctions);
   uint32_t version = kVersion;
   const char* (*merge_shards)(const void* in, void* out, const ShardShape& shape, void* stream) = nullptr;
   const char* (*split_shards)(const void* in, void* out, const ShardShape& shape, void* stream) = nullptr;
+  template <typename T>
+  using FillRandom = const char* (*)(T* out, const RandomNumbers& numbers, const int64_t* seed,
+                                     const RandomBox& box, void* stream);
+  FillRandom<float> fill_random_float = nullptr;
+  FillRandom<double> fill_random_double = nullptr;
+  FillRandom<int64_t> fill_random_int64 = nullptr;
+  FillRandom<bool> fill_random_bool = nullptr;
   // The capture mode of the thread (kernels/capture_mode.h): relaxes it and returns what it was; sets it.
   int (*relax_capture_mode)() = nullptr;
   void (*set_capture_mode)(int mode) = nullptr;

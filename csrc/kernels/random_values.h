@@ -21,6 +21,25 @@
 
 namespace funcol::kernels {
 
+enum class Distribution : uint8_t {
+  kUniform,      // numbers {from, to}: in [from, to)
+  kNormal,       // {mean, std}
+  kLogNormal,    // {mean, std} of the logarithm
+  kCauchy,       // {median, sigma}
+  kExponential,  // {rate}
+  kGeometric,    // {p}
+  kBernoulli,    // {p}
+  kIntegers,     // `low` and `range`
+};
+
+struct RandomNumbers {
+  Distribution distribution = Distribution::kUniform;
+  double numbers[2] = {0, 1};
+  int64_t low = 0;
+  uint64_t range = 0;   // 0: all 2^64
+  int num_digits = 24;  // of uniform numbers in float elements
+};
+
 struct RandomKey {
   uint64_t seed = 0;
   uint64_t offset = 0;
@@ -185,5 +204,38 @@ struct IntegerValues {
     return static_cast<uint64_t>(static_cast<unsigned __int128>(a) * b >> 64);
   }
 };
+
+// Calls `visit` with the class above that computes elements of type T. int64_t and bool elements may be
+// integers, geometric or Bernoulli numbers; `visit` is not called for others.
+template <typename T, typename Visit>
+FUNCOL_HOST_DEVICE void visit_values(const RandomNumbers& numbers, const Visit& visit) {
+  const double a = numbers.numbers[0];
+  const double b = numbers.numbers[1];
+  switch (numbers.distribution) {
+    case Distribution::kBernoulli:
+      return visit(InverseValues<T, Bernoulli>{{a}});
+    case Distribution::kGeometric:
+      return visit(InverseValues<T, Geometric>{{std::log1p(-a)}});
+    case Distribution::kIntegers:
+      return visit(IntegerValues<T>{numbers.low, numbers.range});
+    default:
+      break;
+  }
+  if constexpr (std::is_floating_point_v<T>) {
+    switch (numbers.distribution) {
+      case Distribution::kUniform:
+        return visit(UniformValues<T>{static_cast<T>(a), static_cast<T>(b), numbers.num_digits});
+      case Distribution::kNormal:
+      case Distribution::kLogNormal:
+        return visit(NormalValues<T>{a, b, numbers.distribution == Distribution::kLogNormal});
+      case Distribution::kCauchy:
+        return visit(InverseValues<T, Cauchy>{{a, b}});
+      case Distribution::kExponential:
+        return visit(InverseValues<T, Exponential>{{a}});
+      default:
+        break;
+    }
+  }
+}
 
 }  // namespace funcol::kernels

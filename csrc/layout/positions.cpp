@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <utility>
 
 namespace funcol {
 
@@ -51,6 +52,39 @@ std::vector<PositionRun> Positions::runs(int64_t begin, int64_t end) const {
     begin = row * row_size_ + end_in_row;
   }
   return runs;
+}
+
+std::vector<PositionBox> Positions::boxes() const {
+  std::vector<PositionBox> boxes;
+  boxes.reserve(in_row_.size());
+  for (const auto& run : in_row_) {
+    boxes.push_back({run.local, run.full, {{run.size, 1, 1}}});  // the last dim first until the end
+  }
+  int64_t local_stride = row_size_;
+  for (const auto& [held, size, stride] : outer_) {
+    std::vector<PositionBox> next;
+    int64_t before = 0;
+    for (const auto& interval : held) {
+      for (auto box : boxes) {
+        box.local += before * local_stride;
+        box.full += interval.begin * stride;
+        auto& inner = box.dims.back();
+        if (inner.size * inner.local_stride == local_stride && inner.size * inner.full_stride == stride) {
+          inner.size *= interval.size;
+        } else if (interval.size > 1) {
+          box.dims.push_back({interval.size, local_stride, stride});
+        }
+        next.push_back(std::move(box));
+      }
+      before += interval.size;
+    }
+    boxes = std::move(next);
+    local_stride *= size;
+  }
+  for (auto& box : boxes) {
+    std::ranges::reverse(box.dims);
+  }
+  return boxes;
 }
 
 int64_t Positions::begin_of_row(int64_t row) const {

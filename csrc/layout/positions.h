@@ -19,6 +19,23 @@ struct PositionRun {
   friend bool operator==(const PositionRun&, const PositionRun&) = default;
 };
 
+// Elements whose positions have a stride for each dim, in the shard and in the full tensor.
+struct PositionBox {
+  struct Dim {
+    int64_t size = 1;
+    int64_t local_stride = 1;
+    int64_t full_stride = 1;
+
+    friend bool operator==(const Dim&, const Dim&) = default;
+  };
+
+  int64_t local = 0;  // position of the first element in the shard
+  int64_t full = 0;   // and in the full tensor
+  std::vector<Dim> dims;
+
+  friend bool operator==(const PositionBox&, const PositionBox&) = default;
+};
+
 // One Shard of a dim: this rank is number `index` of the `num_ranks` ranks that share what the cuts of the
 // dim before this one have left.
 struct ShardCut {
@@ -38,6 +55,10 @@ class Positions {
 
   // The runs of the elements [begin, end) of the shard, in order.
   std::vector<PositionRun> runs(int64_t begin, int64_t end) const;
+
+  // All elements in as few boxes as the intervals of the cut dims allow: one for a plain Shard. Neighbouring
+  // dims that both tensors step through alike are one dim of a box.
+  std::vector<PositionBox> boxes() const;
 
  private:
   struct OuterDim {

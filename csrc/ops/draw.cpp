@@ -12,11 +12,14 @@
 // `numbers` are those of kernels/random.h for the distributions "uniform", "normal", "log_normal", "cauchy",
 // "exponential", "geometric" and "bernoulli". For "integers" they are the lowest and the highest one.
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/Stream.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <array>
@@ -162,7 +165,8 @@ RandomKey next_key(const std::optional<at::Generator>& given) {
 
 // Fills `out`, which is contiguous and of a dtype that the kernels write.
 template <typename T>
-void fill(const Tensor& out, const RandomNumbers& numbers, const RandomKey& key, const Positions& positions) {
+void fill_on_cpu(const Tensor& out, const RandomNumbers& numbers, const RandomKey& key,
+                 const Positions& positions) {
   constexpr int64_t kGrain = 4096;
   auto* const data = out.mutable_data_ptr<T>();
   at::parallel_for(0, out.numel(), kGrain, [&](int64_t begin, int64_t end) {
@@ -172,6 +176,36 @@ void fill(const Tensor& out, const RandomNumbers& numbers, const RandomKey& key,
       }
     }
   });
+}
+
+// The next number of a device's generator, in the device's memory. PyTorch's operator draws it, so that
+// replays of a CUDA graph draw new ones.
+Tensor next_seed(const Tensor& like, const std::optional<at::Generator>& given) {
+  return at::empty({}, like.options().dtype(at::kLong)).random_(given);
+}
+
+kernels::RandomBox random_box(const PositionBox& box) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      box.dims.size() <= size_t{kernels::RandomBox::kMaxDims}, "funcol::draw: a shard has ", box.dims.size(),
+      " dims that do not join, at most ", kernels::RandomBox::kMaxDims, " are supported. Shard fewer dims.");
+  kernels::RandomBox copied{.local = box.local, .full = box.full};
+  for (const auto& [size, local_stride, full_stride] : box.dims) {
+    copied.dims[copied.num_dims++] = {size, local_stride, full_stride};
+  }
+  return copied;
+}
+
+template <typename T>
+void fill_on_cuda(const Tensor& out, const RandomNumbers& numbers, const Tensor& seed,
+                  const Positions& positions) {
+  const c10::DeviceGuard device(out.device());
+  const auto stream = c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getStream(out.device());
+  for (const auto& box : positions.boxes()) {
+    const char* const error =
+        kernels::fill_random_cuda(out.mutable_data_ptr<T>(), numbers, seed.const_data_ptr<int64_t>(),
+                                  random_box(box), stream.native_handle());
+    TORCH_CHECK(error == nullptr, "funcol::draw: the kernel failed on ", out.device(), ": ", error);
+  }
 }
 
 // The dtype in which numbers for a tensor of `dtype` are computed.
@@ -185,25 +219,34 @@ at::ScalarType computed_in(at::ScalarType dtype, Distribution distribution) {
   return at::isIntegralType(dtype, /*includeBool=*/false) ? at::kLong : at::kFloat;
 }
 
-void fill(const Tensor& self, const RandomNumbers& numbers, const RandomKey& key,
-          const Positions& positions) {
+// Calls `fill_as`, a generic lambda, with a value of the type of the elements of `dtype`.
+template <typename FillAs>
+void visit_type(at::ScalarType dtype, const FillAs& fill_as) {
+  switch (dtype) {
+    case at::kFloat:
+      return fill_as(float{});
+    case at::kDouble:
+      return fill_as(double{});
+    case at::kLong:
+      return fill_as(int64_t{});
+    default:
+      return fill_as(bool{});
+  }
+}
+
+void fill(const Tensor& self, const RandomNumbers& numbers, const Positions& positions,
+          const std::optional<at::Generator>& generator) {
   const auto dtype = computed_in(self.scalar_type(), numbers.distribution);
   const bool is_filled_itself = self.is_contiguous() && self.scalar_type() == dtype;
   const auto out = is_filled_itself
                        ? self
                        : at::empty_like(self, self.options().dtype(dtype), at::MemoryFormat::Contiguous);
-  switch (dtype) {
-    case at::kFloat:
-      fill<float>(out, numbers, key, positions);
-      break;
-    case at::kDouble:
-      fill<double>(out, numbers, key, positions);
-      break;
-    case at::kLong:
-      fill<int64_t>(out, numbers, key, positions);
-      break;
-    default:
-      fill<bool>(out, numbers, key, positions);
+  if (self.is_cuda()) {
+    const auto seed = next_seed(self, generator);
+    visit_type(dtype, [&]<typename T>(T) { fill_on_cuda<T>(out, numbers, seed, positions); });
+  } else {
+    const auto key = next_key(generator);
+    visit_type(dtype, [&]<typename T>(T) { fill_on_cpu<T>(out, numbers, key, positions); });
   }
   if (!is_filled_itself) {
     self.copy_(out);
@@ -222,7 +265,7 @@ void draw_(const Tensor& self, std::string_view distribution, Numbers numbers, a
                     self.sizes(), ", but this rank's shard of a tensor of shape ", shape, " has ",
                     positions.numel(),
                     " elements. Pass shape= and stride= of the full tensor to DTensor.from_local().");
-  fill(self, drawn, next_key(generator), positions);
+  fill(self, drawn, positions, generator);
 }
 
 Tensor draw(const Tensor& like, std::string_view distribution, Numbers numbers, at::IntArrayRef shape,
@@ -244,6 +287,7 @@ template <typename Kernel, typename Meta>
 Operator random_operator(const char* schema, Kernel* kernel, Meta* meta) {
   Operator op({.schema = schema, .is_random = true});
   op.set_kernel(c10::DispatchKey::CPU, torch::CppFunction(kernel));
+  op.set_kernel(c10::DispatchKey::CUDA, torch::CppFunction(kernel));
   op.set_kernel(c10::DispatchKey::Meta, torch::CppFunction(meta));
   return op;
 }

@@ -28,6 +28,12 @@ bool ends_with(const std::vector<int64_t>& shape, const std::vector<int64_t>& la
          std::equal(last.rbegin(), last.rend(), shape.rbegin());
 }
 
+// Samples like the first tensor, of operators that have no Meta kernel.
+std::optional<Outputs> samples(const OpCall& call) {
+  const auto& first = call.tensors.at(0);
+  return Outputs{contiguous(first.shape, first.dtype)};
+}
+
 std::optional<Outputs> layer_norm(const OpCall& call) {
   const auto& input = call.tensor("input");
   const auto normalized = call.arg("normalized_shape").integers();
@@ -234,6 +240,8 @@ std::optional<Outputs> sum_with_product(const OpCall& call) {
 
 using OutputsOf = std::optional<Outputs> (*)(const OpCall&);
 constexpr std::array kKnown = std::to_array<std::pair<std::string_view, OutputsOf>>({
+    {"aten::binomial", samples},
+    {"aten::_sample_dirichlet", samples},
     {"aten::native_layer_norm", layer_norm},
     {"aten::native_layer_norm_backward", layer_norm_backward},
     {"aten::cat", cat},

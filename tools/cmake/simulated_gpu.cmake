@@ -67,6 +67,6 @@ add_simulated_objects(simulated_operators aten simulated_cudart funcol::torch fu
   funcol::libc10_cuda)
 add_simulated_library(simulated_aten libsimulated_gpu_aten.so simulated_operators)
 
-add_simulated_objects(simulated_layout_kernels funcol simulated_cudart)
-target_include_directories(simulated_layout_kernels PRIVATE ${PROJECT_SOURCE_DIR}/csrc)
-add_simulated_library(simulated_kernels_funcol libsimulated_gpu_kernels_funcol.so simulated_layout_kernels)
+add_simulated_objects(simulated_funcol_kernels funcol simulated_cudart)
+target_include_directories(simulated_funcol_kernels PRIVATE ${PROJECT_SOURCE_DIR}/csrc)
+add_simulated_library(simulated_kernels_funcol libsimulated_gpu_kernels_funcol.so simulated_funcol_kernels)

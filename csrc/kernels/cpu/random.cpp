@@ -1,9 +1,6 @@
 #include "kernels/random.h"
 
 #include <algorithm>
-#include <cassert>
-#include <cmath>
-#include <type_traits>
 
 namespace funcol::kernels {
 namespace {
@@ -34,37 +31,7 @@ void fill(T* out, const Values& values, const RandomKey& key, int64_t first, int
 
 template <typename T>
 void fill_random(T* out, const RandomNumbers& numbers, const RandomKey& key, int64_t first, int64_t count) {
-  const auto [a, b] = numbers.numbers;
-  const auto run = [&](const auto& values) { fill(out, values, key, first, count); };
-  const auto run_inverse = [&]<typename Inverse>(const Inverse& inverse) {
-    run(InverseValues<T, Inverse>{inverse});
-  };
-  switch (numbers.distribution) {
-    case Distribution::kBernoulli:
-      return run_inverse(Bernoulli{a});
-    case Distribution::kGeometric:
-      return run_inverse(Geometric{std::log1p(-a)});
-    case Distribution::kIntegers:
-      return run(IntegerValues<T>{numbers.low, numbers.range});
-    default:
-      break;
-  }
-  if constexpr (std::is_floating_point_v<T>) {
-    switch (numbers.distribution) {
-      case Distribution::kUniform:
-        return run(UniformValues<T>{static_cast<T>(a), static_cast<T>(b), numbers.num_digits});
-      case Distribution::kNormal:
-      case Distribution::kLogNormal:
-        return run(NormalValues<T>{a, b, numbers.distribution == Distribution::kLogNormal});
-      case Distribution::kCauchy:
-        return run_inverse(Cauchy{a, b});
-      case Distribution::kExponential:
-        return run_inverse(Exponential{a});
-      default:
-        break;
-    }
-  }
-  assert(false);
+  visit_values<T>(numbers, [&](const auto& values) { fill(out, values, key, first, count); });
 }
 
 template void fill_random(float*, const RandomNumbers&, const RandomKey&, int64_t, int64_t);

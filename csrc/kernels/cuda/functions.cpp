@@ -1,5 +1,6 @@
 // What libfuncol_cuda.so exports.
 #include "kernels/cuda/capture_mode.h"
+#include "kernels/cuda/random.h"
 #include "kernels/cuda/rank_major.h"
 #include "kernels/cuda_library.h"
 
@@ -8,6 +9,10 @@ namespace {
 
 constexpr CudaFunctions kFunctions = {.merge_shards = merge_shards,
                                       .split_shards = split_shards,
+                                      .fill_random_float = fill_random<float>,
+                                      .fill_random_double = fill_random<double>,
+                                      .fill_random_int64 = fill_random<int64_t>,
+                                      .fill_random_bool = fill_random<bool>,
                                       .relax_capture_mode = relax_capture_mode,
                                       .set_capture_mode = set_capture_mode};
 

@@ -76,6 +76,8 @@ struct MoveVectors {
         num_ranks(static_cast<Index>(shape.num_ranks)),
         row_vectors(static_cast<Index>(shape.row_bytes / int64_t{sizeof(Vector)})) {}
 
+  FUNCOL_HOST_DEVICE Index count() const { return num_vectors; }
+
   FUNCOL_HOST_DEVICE void operator()(Index in_tensor) const {
     const Index row = row_vectors.quotient(in_tensor);
     const Index within = in_tensor - row * row_vectors.divisor;

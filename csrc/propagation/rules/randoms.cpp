@@ -1,17 +1,13 @@
 // Operators that draw random numbers. The caller gives each rank the random numbers of its shard.
-#include "propagation/rules/dim_map.h"
 #include "propagation/rules/families.h"
 #include "propagation/rules/pointwise.h"
+#include "propagation/rules/rows.h"
 
 namespace funcol::random_rules {
 namespace {
 
-// multinomial(self, num_samples): samples of the classes, the last dim.
-Rows multinomial(const OpCall& call) {
-  RowList rows(call);
-  add_mapped_dims(rows, whole_dims(num_dims(call), {num_dims(call) - 1}));
-  return rows.refusing_empty_shards();
-}
+// How many numbers these draw depends on the values, so that every rank draws for all elements.
+Rows replicated(const OpCall& call) { return RowList(call).allowing_empty_shards(); }
 
 }  // namespace
 
@@ -20,7 +16,9 @@ void add(RuleTable& table) {
       {"aten::bernoulli", "aten::cauchy", "aten::exponential", "aten::geometric", "aten::log_normal",
        "aten::native_dropout", "aten::normal", "aten::normal_functional", "aten::random", "aten::uniform"},
       pointwise());
-  table.add_operators({"aten::multinomial"}, multinomial);
+  table.add_operators({"aten::binomial", "aten::multinomial", "aten::poisson", "aten::_sample_dirichlet",
+                       "aten::_standard_gamma"},
+                      replicated);
 }
 
 }  // namespace funcol::random_rules

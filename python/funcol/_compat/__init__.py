@@ -216,14 +216,6 @@ def has_rules_of_an_axis(propagator: Any) -> bool:
     return len(getattr(propagator, "op_single_dim_strategy_funcs", ())) > 1000
 
 
-def operator_at_offsets() -> Callable[..., Any] | None:
-    """The operator with which DTensor's dispatcher draws random numbers between two offsets of the device's
-    generator. Dispatchers of older minors, which have none, set the generator's state around a call."""
-    from torch.distributed.tensor import _dispatch
-
-    return getattr(_dispatch, "run_dtensor_rng_op", None)
-
-
 _KEEPS_SCHEMAS = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15)
 
 

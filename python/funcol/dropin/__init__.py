@@ -216,7 +216,7 @@ def install(dtensor: bool = True) -> None:
 
     Of DTensor, funcol replaces ``to_local``, ``from_local``, ``redistribute``, ``full_tensor``,
     ``distribute_tensor``, the dispatcher's propagator, its redistribution of arguments and wrapping of
-    results, the costs of redistribution, and random numbers on CPU meshes
+    results, the costs of redistribution, and random numbers on CPU and CUDA meshes
     (``funcol.dropin.random_operators``); of FSDP2, imported before or after this call, the work on
     parameters. A propagator of another class than PyTorch's stays in place. So does a function that a program
     put in the place of PyTorch's; if it calls PyTorch's function, that calls funcol's. If anything fails, all

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch._ops import OpOverload
 from torch.distributed.tensor import _dispatch as stock_dispatch
 from torch.distributed.tensor import _random as stock_random
@@ -18,8 +17,6 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from .. import _C, _compat
 from . import kept, random_operators, writes
-
-_draw_at_offsets = _compat.operator_at_offsets()
 
 
 def put(dispatcher: Any, propagator: Any) -> Callable[[], None]:
@@ -47,7 +44,7 @@ def put(dispatcher: Any, propagator: Any) -> Callable[[], None]:
 
 def draw(op: OpOverload, spec: DTensorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs ``op`` on local tensors so that it draws the random numbers of the shards of ``spec``, that of its
-    first result. On devices they are PyTorch's, which keeps an offset into them.
+    first result. Where funcol draws none they are PyTorch's, which keeps an offset for each shard.
 
     PyTorch counterpart: ``OpDispatcher._dispatch_get_local_results_slow_path``.
     """
@@ -59,14 +56,5 @@ def draw(op: OpOverload, spec: DTensorSpec, args: tuple[Any, ...], kwargs: dict[
     tracker: Any = stock_random._rng_tracker
     if not tracker or first.is_meta or not tracker.distribute_region_enabled:
         return op(*args, **kwargs)
-    accelerator = torch.accelerator.current_accelerator()
-    if (
-        _draw_at_offsets is not None
-        and accelerator is not None
-        and first.device.type == accelerator.type
-        and isinstance(tracker, stock_random.OffsetBasedRNGTracker)
-    ):
-        start, end = tracker._compute_rng_offsets(spec)
-        return _draw_at_offsets(start, end, op, *args, **kwargs)
     with tracker._distribute_region(spec):
         return op(*args, **kwargs)

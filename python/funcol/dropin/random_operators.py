@@ -1,12 +1,12 @@
-"""Operators that draw random numbers, on DTensors of CPU meshes.
+"""Operators that draw random numbers, on DTensors of CPU and CUDA meshes.
 
-The numbers are those of one tensor, however it is sharded: a call takes one 64-bit number from the generator,
-and each element the number of its position in the full tensor (``torch.ops.funcol.draw``). So replicas are
-equal, shards differ, and the values depend neither on the mesh nor on the placements. They are not those that
-PyTorch draws for a plain CPU tensor with the same seed.
+The numbers are those of one tensor, however it is sharded: a call takes one number from the generator, and
+each element the number of its position in the full tensor (``torch.ops.funcol.draw``). So replicas are equal,
+shards differ, and the values depend neither on the mesh nor on the placements. They are not those that
+PyTorch draws for a plain tensor with the same seed.
 
-Operators that draw a number of times that depends on their values, such as ``poisson``, draw from a generator
-of each shard instead: their values do depend on the mesh and the placements.
+Operators that draw a number of times that depends on their values, such as ``poisson``, run on replicated
+inputs, from the generators that agree.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Source:
             random_states.agree(spec.mesh)
         self._shape = spec.shape
         self._cuts = _C.shard_cuts(spec, len(spec.shape))
-        self._generator = generator
+        self.generator = generator
 
     def fill(self, tensor: Tensor, distribution: str, *numbers: float) -> Tensor:
         """Fills ``tensor``, a local tensor, and returns it."""
@@ -58,23 +58,12 @@ class _Source:
                 numbers = (*numbers[:1], numbers[1] / math.sqrt(2))
         if self.is_traced:
             draw = torch.ops.funcol.draw.default
-            filled.copy_(draw(filled, distribution, numbers, shape, self._cuts, generator=self._generator))
+            filled.copy_(draw(filled, distribution, numbers, shape, self._cuts, generator=self.generator))
         else:
             draw = torch.ops.funcol.draw_.default
-            draw(filled, distribution, numbers, shape, self._cuts, generator=self._generator)
+            draw(filled, distribution, numbers, shape, self._cuts, generator=self.generator)
         return tensor
 
-    def generator_of_shard(self) -> torch.Generator:
-        """Returns a generator that replicas of this shard have with the same seed, and other shards with
-        another."""
-        seed = int(torch.randint(2**62, (), generator=self._generator, device="cpu"))
-        shard = 0
-        for num_ranks, index in zip(self._cuts[1::4], self._cuts[2::4], strict=True):
-            shard = shard * num_ranks + index
-        return torch.Generator().manual_seed((seed + shard * _ODD) % 2**63)
-
-
-_ODD = 0x9E3779B97F4A7C15  # of the golden ratio: multiples differ in all bits
 
 # Runs an operator: draw(source, op, arguments by name) -> local results.
 _Draw = Callable[[_Source, OpOverload, dict[str, Any]], Any]
@@ -147,10 +136,8 @@ def _normal(source: _Source, op: OpOverload, call: dict[str, Any]) -> Tensor:
     return source.fill(torch.empty_like(mean + std), "normal", 0, 1).mul_(std).add_(mean)
 
 
-def _of_shard(source: _Source, op: OpOverload, call: dict[str, Any]) -> Tensor:
-    if not source.is_traced:
-        call["generator"] = source.generator_of_shard()
-    result: Tensor = op(**call)
+def _replicated(source: _Source, op: OpOverload, call: dict[str, Any]) -> Tensor:
+    result: Tensor = op(**call, generator=source.generator)
     return result
 
 
@@ -170,8 +157,8 @@ _OPERATORS: dict[OpOverload, _Draw] = {
     **dict.fromkeys([aten.bernoulli.default, aten.bernoulli.Tensor, aten.bernoulli_.Tensor], _bernoulli),
     **dict.fromkeys([aten.normal.Tensor_float, aten.normal.float_Tensor, aten.normal.Tensor_Tensor], _normal),
     aten.native_dropout.default: _dropout,
-    **dict.fromkeys(overloads(aten.binomial, aten.multinomial, aten.poisson), _of_shard),
-    **dict.fromkeys(overloads(aten._sample_dirichlet, aten._standard_gamma), _of_shard),
+    **dict.fromkeys(overloads(aten.binomial, aten.multinomial, aten.poisson), _replicated),
+    **dict.fromkeys(overloads(aten._sample_dirichlet, aten._standard_gamma), _replicated),
 }
 
 
@@ -198,7 +185,7 @@ def put() -> Callable[[], None]:
     known: set[OpOverload] = DTensor._op_dispatcher._random_ops
     ours = {op for op in OPERATORS if op not in known and op not in handlers.handlers()}
     # PyTorch's dispatcher counts a number for each element of the first argument.
-    added = {op for op in ours if OPERATORS[op] not in (_normal, _of_shard)}
+    added = {op for op in ours if OPERATORS[op] not in (_normal, _replicated)}
     undo = handlers.enter({op: dispatched if op in added else handlers.dispatched for op in ours})
     known.update(added)
 
@@ -212,15 +199,17 @@ def put() -> Callable[[], None]:
 def draws(op: OpOverload, spec: DTensorSpec, local: Tensor) -> bool:
     """Returns true if ``op`` draws for ``local``, a local tensor on the mesh of ``spec``, as described
     above."""
-    return op in OPERATORS and local.device.type == "cpu" and _is_ours(spec.mesh)
+    return op in OPERATORS and local.device.type == spec.mesh.device_type and _is_ours(spec.mesh)
 
 
 def _is_ours(mesh: DeviceMesh) -> bool:
-    """Returns true if ``mesh`` has CPUs, and no tracker of the program decides what they draw."""
+    """Returns true if funcol has a kernel for the devices of ``mesh``, and no tracker of the program decides
+    what they draw."""
     tracker = stock_random._rng_tracker
     return (
-        mesh.device_type == "cpu"
-        and (tracker is None or isinstance(tracker, stock_random.OffsetBasedRNGTracker))  # of other devices
+        (mesh.device_type == "cpu" or (mesh.device_type == "cuda" and _C.why_no_cuda_kernels() is None))
+        and (type(tracker) in (type(None), stock_random.OffsetBasedRNGTracker))
+        and (tracker is None or tracker.distribute_region_enabled)
         and not simulates_ranks()
     )
 

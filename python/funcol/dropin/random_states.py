@@ -1,4 +1,4 @@
-"""The default generators of the ranks of a CPU mesh, made to agree before operators on DTensors draw."""
+"""The default generators of the ranks of a mesh, made to agree before operators on DTensors draw."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _manual_seed: Any = patching.copied(stock_random.manual_seed)
 
 
 class _Agreed:
-    """The meshes, by their ranks, whose ranks have had the same state of the default generator. Ranks forget
-    them at the same time: with the default process group, not when a mesh is collected."""
+    """The meshes, by their devices and ranks, whose ranks have had the same state of the default generator.
+    Ranks forget them at the same time: with the default process group, not when a mesh is collected."""
 
     def __init__(self) -> None:
         self._world: weakref.ref[Any] | None = None
-        self._ranks: set[tuple[int, ...]] = set()
-        self._known: weakref.WeakKeyDictionary[DeviceMesh, tuple[int, ...]] = weakref.WeakKeyDictionary()
+        self._ranks: set[tuple[str, *tuple[int, ...]]] = set()
+        self._known: weakref.WeakKeyDictionary[DeviceMesh, Any] = weakref.WeakKeyDictionary()
 
     def __contains__(self, mesh: DeviceMesh) -> bool:
         world = dist.GroupMember.WORLD
@@ -37,10 +37,10 @@ class _Agreed:
         if mesh not in self:
             self._ranks.add(self._ranks_of(mesh))
 
-    def _ranks_of(self, mesh: DeviceMesh) -> tuple[int, ...]:
+    def _ranks_of(self, mesh: DeviceMesh) -> tuple[str, *tuple[int, ...]]:
         ranks = self._known.get(mesh)
         if ranks is None:
-            ranks = self._known[mesh] = tuple(mesh.mesh.flatten().tolist())
+            ranks = self._known[mesh] = (mesh.device_type, *mesh.mesh.flatten().tolist())
         return ranks
 
 
@@ -59,14 +59,16 @@ def agree(mesh: DeviceMesh) -> None:
         groups = mesh.get_all_groups()
     except RuntimeError:  # a mesh without groups
         return
-    before = torch.get_rng_state()
-    state = before.clone()
+    device: Any = torch if mesh.device_type == "cpu" else torch.get_device_module(mesh.device_type)
+    before = device.get_rng_state()
+    state = before.to(mesh.device_type, copy=True)
     with _disable_current_modes():
         for group in groups:
             dist.broadcast(state, group=group, group_src=0)
     _agreed.add(mesh)
+    state = state.cpu()
     if not torch.equal(state, before):
-        torch.set_rng_state(state)
+        device.set_rng_state(state)
         warnings.warn(
             f"funcol: rank {dist.get_rank()} draws random numbers for DTensors from another state of the "
             f"default generator than the first rank of {mesh}, and takes over that rank's state. Call "
@@ -76,12 +78,13 @@ def agree(mesh: DeviceMesh) -> None:
 
 
 def manual_seed(seed: int, device_mesh: DeviceMesh) -> None:
-    """Seeds the default generators of a CPU mesh, too; they then are taken to agree.
+    """Seeds the default generators of CPU meshes, too. The generators of the mesh then are taken to agree.
 
     PyTorch counterpart: ``torch.distributed.tensor._random.manual_seed``.
     """
     if device_mesh.device_type != "cpu":
         _manual_seed(seed, device_mesh)
+        _agreed.add(device_mesh)
         return
     if device_mesh.get_coordinate() is None:
         raise RuntimeError(

@@ -10,6 +10,8 @@
 #include <set>
 #include <vector>
 
+#include "kernels/cuda/fill_random.h"
+
 namespace funcol::kernels {
 namespace {
 
@@ -60,6 +62,46 @@ INSTANTIATE_TEST_SUITE_P(Random, AllDistributions,
                                          Distribution::kLogNormal, Distribution::kCauchy,
                                          Distribution::kExponential, Distribution::kGeometric,
                                          Distribution::kBernoulli, Distribution::kIntegers));
+
+// The body of the CUDA kernel, run on the host.
+template <typename T>
+void expect_boxes_by_position(const RandomNumbers& numbers, const RandomBox& box) {
+  constexpr int64_t kSize = 120;
+  const int64_t seed = 5;
+  T all[kSize];
+  T filled[kSize] = {};
+  T expected[kSize] = {};
+  fill_random(all, numbers, {.seed = 5, .offset = 0}, 0, kSize);
+  const FillRandom<T> fill(filled, numbers, &seed, box);
+  for (int64_t i = 0; i < fill.count(); ++i) {
+    fill(i);
+  }
+  for (int64_t i = 0; i < box.dims[0].size; ++i) {
+    for (int64_t j = 0; j < box.dims[1].size; ++j) {
+      expected[box.local + i * box.dims[0].local_stride + j * box.dims[1].local_stride] =
+          all[box.full + i * box.dims[0].full_stride + j * box.dims[1].full_stride];
+    }
+  }
+  for (int64_t i = 0; i < kSize; ++i) {
+    EXPECT_EQ(filled[i], expected[i]) << "element " << i;
+  }
+}
+
+TEST_P(AllDistributions, ABoxHasTheValuesOfItsPositions) {
+  const RandomNumbers numbers{.distribution = GetParam(), .numbers = {0.25, 2}, .low = -5, .range = 11};
+  for (const RandomBox& box :
+       {RandomBox{.local = 2, .full = 7, .num_dims = 1, .dims = {{11, 1, 1}}},
+        RandomBox{.local = 0, .full = 3, .num_dims = 2, .dims = {{5, 3, 8}, {3, 1, 1}}},
+        RandomBox{.local = 1, .full = 0, .num_dims = 2, .dims = {{3, 4, 40}, {4, 1, 7}}},
+        RandomBox{.local = 6, .full = 9}, RandomBox{.num_dims = 1, .dims = {{0, 1, 1}}}}) {
+    if (GetParam() == Distribution::kIntegers || GetParam() == Distribution::kBernoulli) {
+      expect_boxes_by_position<int64_t>(numbers, box);
+      expect_boxes_by_position<bool>(numbers, box);
+    }
+    expect_boxes_by_position<float>(numbers, box);
+    expect_boxes_by_position<double>(numbers, box);
+  }
+}
 
 TEST(Random, SeedsGiveOtherValues) { EXPECT_NE(drawn<float>({}, 0, 8, 1), drawn<float>({}, 0, 8, 2)); }
 

@@ -82,6 +82,41 @@ TEST_P(AllCuts, RunsHaveThePositionsOfTheElements) {
   }
 }
 
+// The position in the full tensor of each element of the shard, -1 where no box has it.
+std::vector<int64_t> positions(const std::vector<PositionBox>& boxes, int64_t numel) {
+  std::vector<int64_t> full(static_cast<size_t>(numel), -1);
+  for (const auto& box : boxes) {
+    std::vector<std::pair<int64_t, int64_t>> elements{{box.local, box.full}};
+    for (const auto& dim : box.dims) {
+      std::vector<std::pair<int64_t, int64_t>> next;
+      for (const auto& [in_shard, in_full] : elements) {
+        for (int64_t i = 0; i < dim.size; ++i) {
+          next.emplace_back(in_shard + i * dim.local_stride, in_full + i * dim.full_stride);
+        }
+      }
+      elements = std::move(next);
+    }
+    for (const auto& [in_shard, in_full] : elements) {
+      EXPECT_EQ(full.at(static_cast<size_t>(in_shard)), -1);
+      full.at(static_cast<size_t>(in_shard)) = in_full;
+    }
+  }
+  return full;
+}
+
+TEST_P(AllCuts, BoxesHaveThePositionsOfTheElements) {
+  const auto& [shape, cuts] = GetParam();
+  const Positions held(shape, cuts);
+  EXPECT_EQ(positions(held.boxes(), held.numel()), expected(shape, cuts));
+}
+
+TEST(Positions, ABoxJoinsDimsThatAreNotCut) {
+  const Positions middle({5, 3, 4, 2}, {{2, 2, 1, 1}});
+  EXPECT_EQ(middle.boxes(), (std::vector<PositionBox>{{0, 4, {{15, 4, 8}, {4, 1, 1}}}}));
+  const Positions rows({5, 3, 4}, {{0, 2, 1, 1}});
+  EXPECT_EQ(rows.boxes(), (std::vector<PositionBox>{{0, 36, {{24, 1, 1}}}}));
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Positions, AllCuts,
     testing::Values(Case{{4, 3}, {}}, Case{{7}, {{0, 3, 2, 1}}}, Case{{5, 3}, {{0, 2, 1, 1}, {0, 2, 0, 1}}},

@@ -187,8 +187,12 @@ def test_an_operator_without_a_rule_warns_once() -> None:
 
 def refuses_to_draw(rank: int, world: int) -> None:
     x = placed(numbers(4, 3), layouts("S0")[0], mesh_of((world,)))
-    with funcol.installed(), pytest.raises((NotImplementedError, RuntimeError), match="sharding strategy"):
-        aten.poisson(x)
+    with torch.library._scoped_library("draws_without_rule", "DEF") as library:
+        library.define("draw(Tensor x) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
+        library.impl("draw", torch.rand_like, "CPU")
+        with funcol.installed(), pytest.raises(Exception, match="draws_without_rule") as raised:
+            torch.ops.draws_without_rule.draw(x)
+        assert isinstance(raised.value, (NotImplementedError, RuntimeError))
 
 
 def test_an_operator_that_draws_numbers_is_not_replicated() -> None:

@@ -1,4 +1,4 @@
-"""Random numbers for DTensors of CPU meshes: those of one tensor, on any mesh and with any placements."""
+"""Random numbers for DTensors: those of one tensor, on any mesh and with any placements."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import run_ranks
+from ranks import backend, device_type, run_ranks
 from sharded import Layout, layouts, shard_of
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -58,6 +58,11 @@ DRAWS: dict[str, Draw] = {
     "alpha dropout": lambda x: nn.functional.alpha_dropout(x, 0.25),
     "initialization": lambda x: nn.init.kaiming_uniform_(x.clone()),
     "truncated": lambda x: nn.init.trunc_normal_(x.clone()),
+    "multinomial": lambda x: torch.multinomial(x, 3),
+    "poisson": lambda x: torch.poisson(10 * x),
+    "binomial": lambda x: torch.binomial(torch.ones_like(x) * 9, x),
+    "gamma": lambda x: torch._standard_gamma(x),
+    "dirichlet": lambda x: torch._sample_dirichlet(x),
 }
 LAYOUTS = [
     ((1,), "S0"),
@@ -82,7 +87,16 @@ def check_shard(dtensor: DTensor, whole: Tensor, layout: Layout) -> None:
 
 
 def mesh_of(shape: tuple[int, ...]) -> DeviceMesh:
-    return init_device_mesh("cpu", shape)
+    return init_device_mesh(device_type(), shape)
+
+
+def rng_state() -> Tensor:
+    """The state of the default generator of the rank's device."""
+    return torch.cuda.get_rng_state() if device_type() == "cuda" else torch.get_rng_state()
+
+
+def generator_of(seed: int) -> torch.Generator:
+    return torch.Generator(device_type()).manual_seed(seed)
 
 
 def values(
@@ -100,24 +114,25 @@ def values(
             full = result.full_tensor()
             if result.placements == layout.placements() and name != "a view":
                 check_shard(result, full, layout)
-            drawn[name] = full
-        drawn["state of the generator"] = torch.get_rng_state()
+            drawn[name] = full.cpu()
+        drawn["state of the generator"] = rng_state()
     return drawn
 
 
 @functools.cache
-def values_on_one_rank(size: tuple[int, ...]) -> dict[str, Any]:
+def values_on_one_rank(size: tuple[int, ...], _backend: str) -> dict[str, Any]:
     (drawn,) = run_ranks(values, 1, (1,), "R", size)
     return dict(drawn)
 
 
+@pytest.mark.on_devices_too
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(("shape", "words"), LAYOUTS, ids=str)
 @pytest.mark.parametrize("size", [(5, 7), (4, 6)], ids=str)
 def test_values_depend_neither_on_the_mesh_nor_on_placements(
     shape: tuple[int, ...], words: str, size: tuple[int, ...]
 ) -> None:
-    expected = values_on_one_rank(size)
+    expected = values_on_one_rank(size, backend())
     for of_rank in run_ranks(values, math.prod(shape), shape, words, size):
         wrong = [name for name, value in of_rank.items() if not torch.equal(value, expected[name])]
         assert not wrong
@@ -209,8 +224,8 @@ def test_rand_and_randn_make_uneven_shards_of_one_tensor(shape: tuple[int, ...],
 
 def generators_are_heeded(rank: int, world: int) -> None:
     torch.manual_seed(rank)  # nothing is drawn from the default generators, which differ
-    before = torch.get_rng_state()
-    generator, same = torch.Generator().manual_seed(7), torch.Generator().manual_seed(7)
+    before = rng_state()
+    generator, same = generator_of(7), generator_of(7)
     (layout,) = layouts("S0")
     with funcol.installed():
         x = placed(torch.zeros(5, 3), layout, mesh_of((world,)))
@@ -221,9 +236,10 @@ def generators_are_heeded(rank: int, world: int) -> None:
         assert torch.equal(generator.get_state(), same.get_state())
         assert not torch.equal(x.normal_(generator=generator).full_tensor(), second)
         check_shard(x, x.full_tensor(), layout)
-    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(rng_state(), before)
 
 
+@pytest.mark.on_devices_too
 def test_a_generator_is_heeded_and_advanced() -> None:
     run_ranks(generators_are_heeded, 2)
 
@@ -232,18 +248,19 @@ def states_are_restored(rank: int, world: int) -> None:
     torch.manual_seed(2)
     with funcol.installed():
         x = placed(torch.zeros(5, 3), layouts("S0")[0], mesh_of((world,)))
-        state = torch.get_rng_state()
+        state = rng_state()
         first = x.uniform_().full_tensor()
         with torch.random.fork_rng():
             second = x.uniform_().full_tensor()
         assert torch.equal(x.uniform_().full_tensor(), second)
-        torch.set_rng_state(state)
+        (torch.cuda if device_type() == "cuda" else torch).set_rng_state(state)
         assert torch.equal(x.uniform_().full_tensor(), first)
         torch.manual_seed(2)
         assert torch.equal(x.uniform_().full_tensor(), first)
         assert not torch.equal(first, second)
 
 
+@pytest.mark.on_devices_too
 def test_states_of_the_default_generator_are_saved_and_restored() -> None:
     run_ranks(states_are_restored, 2)
 
@@ -258,6 +275,7 @@ def checkpoints_repeat_dropout(rank: int, world: int, use_reentrant: bool) -> No
         assert torch.equal(x.grad.full_tensor(), y.detach().full_tensor())
 
 
+@pytest.mark.on_devices_too
 @pytest.mark.parametrize("use_reentrant", [True, False])
 def test_a_checkpoint_draws_the_same_numbers_again(use_reentrant: bool) -> None:
     run_ranks(checkpoints_repeat_dropout, 2, use_reentrant)
@@ -265,7 +283,7 @@ def test_a_checkpoint_draws_the_same_numbers_again(use_reentrant: bool) -> None:
 
 def agree_at_first_use(rank: int, world: int) -> None:
     torch.manual_seed(rank)
-    mesh = DeviceMesh("cpu", [0, 2])
+    mesh = DeviceMesh(device_type(), [0, 2])
     if rank == 1:
         return
     with funcol.installed(), warnings.catch_warnings(record=True) as caught:
@@ -285,6 +303,7 @@ def agree_at_first_use(rank: int, world: int) -> None:
         assert torch.equal(x.uniform_().to_local(), local)
 
 
+@pytest.mark.on_devices_too
 def test_a_rank_that_was_seeded_otherwise_takes_the_state_of_the_first_rank() -> None:
     run_ranks(agree_at_first_use, 3)
 
@@ -293,10 +312,11 @@ def seeds_a_mesh(rank: int, world: int) -> Tensor:
     mesh = mesh_of((world,))
     with funcol.installed():
         stock_random.manual_seed(11, mesh)
-        return rand(5, device_mesh=mesh, placements=[Shard(0)]).full_tensor()
+        return rand(5, device_mesh=mesh, placements=[Shard(0)]).full_tensor().cpu()
 
 
-def test_manual_seed_of_a_mesh_seeds_cpus() -> None:
+@pytest.mark.on_devices_too
+def test_manual_seed_seeds_a_mesh() -> None:
     (expected,) = run_ranks(seeds_a_mesh, 1)
     assert all(torch.equal(drawn, expected) for drawn in run_ranks(seeds_a_mesh, 2))
 
@@ -308,28 +328,13 @@ def pending_tensors_are_overwritten(rank: int, world: int) -> Tensor:
         x = placed(torch.ones(4, 3), layouts("Psum" if world > 1 else "R")[0], mesh)
         drawn = x.uniform_().full_tensor()
         y = placed(torch.full((5, 3), 0.5), layouts("Psum" if world > 1 else "R")[0], mesh)
-        return torch.cat([drawn, torch.bernoulli(y).full_tensor(), torch.rand_like(y).full_tensor()])
+        return torch.cat([drawn, torch.bernoulli(y).full_tensor(), torch.rand_like(y).full_tensor()]).cpu()
 
 
+@pytest.mark.on_devices_too
 def test_a_pending_sum_has_the_values_of_a_plain_tensor() -> None:
     (expected,) = run_ranks(pending_tensors_are_overwritten, 1)
     assert all(torch.equal(drawn, expected) for drawn in run_ranks(pending_tensors_are_overwritten, 2))
-
-
-def multinomial_agrees(rank: int, world: int) -> None:
-    torch.manual_seed(2)
-    with funcol.installed():
-        weights = torch.ones(4, 100)
-        (replicas, rows) = layouts("R", "S0")
-        drawn = torch.multinomial(placed(weights, replicas, mesh_of((world,))), 6)
-        check_shard(drawn, drawn.full_tensor(), replicas)
-        drawn = torch.multinomial(placed(weights, rows, mesh_of((world,))), 6)
-        check_shard(drawn, drawn.full_tensor(), rows)
-        assert len({tuple(row) for row in drawn.full_tensor().tolist()}) == len(weights)
-
-
-def test_samples_of_replicas_agree_and_those_of_shards_differ() -> None:
-    run_ranks(multinomial_agrees, 2)
 
 
 def refuses(rank: int, world: int) -> None:
@@ -348,6 +353,7 @@ def refuses(rank: int, world: int) -> None:
             short.uniform_()
 
 
+@pytest.mark.on_devices_too
 def test_wrong_parameters_raise_the_errors_of_pytorch() -> None:
     run_ranks(refuses, 2)
 
@@ -372,5 +378,6 @@ def compiled_draws_as_eager(rank: int, world: int, backend: str) -> None:
         torch.testing.assert_close(x.grad.full_tensor(), expected[0].detach())
 
 
+@pytest.mark.on_devices_too
 def test_a_compiled_region_draws_the_numbers_of_an_eager_one() -> None:
     run_ranks(compiled_draws_as_eager, 2, "aot_eager")

@@ -105,6 +105,11 @@ def use_backend(name: str) -> None:
     _backend = name
 
 
+def backend() -> str:
+    """That of the ranks: gloo, or one of CUDA tensors."""
+    return _backend
+
+
 def device_type() -> str:
     """On a rank: where its tensors are, "cpu" or "cuda"."""
     return "cpu" if _this_rank is None or _this_rank.backend == "gloo" else "cuda"

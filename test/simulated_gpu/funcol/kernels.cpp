@@ -1,4 +1,4 @@
-// Host implementations of the kernels in csrc/kernels/cuda/rank_major.cu, for the simulated GPU.
+// Host implementations of the kernels in csrc/kernels/cuda, for the simulated GPU.
 //
 // A kernel's name holds the type of its one argument, and the argument is all that it works on.
 #include <cxxabi.h>
@@ -12,6 +12,7 @@
 #include <type_traits>
 #include <typeinfo>
 
+#include "kernels/cuda/fill_random.h"
 #include "kernels/cuda/move_vectors.h"
 #include "simulated_gpu.h"
 
@@ -49,6 +50,34 @@ Work work_of(const Launch& launch) {
           .writes = {{move.out, num_bytes}}};
 }
 
+template <typename T>
+void fill_on_host(FillRandom<T> fill) {
+  fill.out = static_cast<T*>(simulated_gpu::host_address(fill.out));
+  fill.seed = static_cast<const int64_t*>(simulated_gpu::host_address(fill.seed));
+  for (int64_t i = 0; i < fill.count(); ++i) {
+    fill(i);
+  }
+}
+
+template <typename T>
+Work work_of_fill(const Launch& launch) {
+  static_assert(std::is_trivially_copyable_v<FillRandom<T>>);
+  const FillRandom<T> fill = *static_cast<const FillRandom<T>*>(launch.args[0]);
+  int64_t last = 0;  // written, counted from the first
+  for (int dim = 0; dim < fill.box.num_dims; ++dim) {
+    last += (fill.box.dims[dim].size - 1) * fill.box.dims[dim].local_stride;
+  }
+  return {.name = launch.name,
+          .begin = simulated_gpu::at_once([fill] { fill_on_host(fill); }),
+          .reads = {{fill.seed, sizeof(int64_t)}},
+          .writes = {{fill.out + fill.box.local, static_cast<size_t>(last + 1) * sizeof(T)}}};
+}
+
+template <typename T>
+void register_fill() {
+  simulated_gpu::register_kernel(name_of<FillRandom<T>>(), work_of_fill<T>);
+}
+
 template <Change kChange, typename Vector>
 void register_vector() {
   using Narrow = MoveVectors<kChange, Vector, uint32_t>;
@@ -69,6 +98,10 @@ void register_change() {
 __attribute__((constructor)) void register_all() {
   register_change<Change::kMerge>();
   register_change<Change::kSplit>();
+  register_fill<float>();
+  register_fill<double>();
+  register_fill<int64_t>();
+  register_fill<bool>();
 }
 
 }  // namespace

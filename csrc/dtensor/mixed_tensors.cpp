@@ -1,6 +1,6 @@
 #include "dtensor/mixed_tensors.h"
 
-#include <ATen/core/Tensor.h>
+#include <ATen/DTensorState.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/PyInterpreter.h>
@@ -12,8 +12,11 @@
 #include <sstream>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include "dtensor/meshes.h"
+#include "pyobjects/attributes.h"
 #include "pyobjects/dtensors.h"
 
 namespace funcol::python {
@@ -25,7 +28,12 @@ constexpr size_t kMostNamed = 3;
 // runs within another one is the one to name.
 constexpr std::string_view kRefusal = "got mixed torch.Tensor and DTensor, need to";
 
-bool is_refusal(std::string_view text) { return text.find(kRefusal) != std::string_view::npos; }
+// Of calls whose positional tensors are plain.
+constexpr std::string_view kNoMesh = "Cannot find device mesh from args for op";
+
+bool is_refusal(std::string_view text) {
+  return text.find(kRefusal) != std::string_view::npos || text.find(kNoMesh) != std::string_view::npos;
+}
 
 // Plain tensors among the arguments of an operator, by name and shape: "`other`, of shape [4, 4]".
 struct PlainTensors {
@@ -33,12 +41,13 @@ struct PlainTensors {
   std::vector<std::string> written;
 };
 
-bool is_plain(const at::Tensor& tensor) {
-  if (!tensor.defined() || tensor.sym_numel() == 1) {
-    return false;
-  }
+bool holds_dtensor(const at::Tensor& tensor) {
   const auto object = py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
-  return PyType_IsSubtype(Py_TYPE(object.ptr()), dtensor_type()) == 0;
+  return PyType_IsSubtype(Py_TYPE(object.ptr()), dtensor_type()) != 0;
+}
+
+bool is_plain(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.sym_numel() != 1 && !holds_dtensor(tensor);
 }
 
 std::string described(const std::string& name, const at::Tensor& tensor) {
@@ -101,7 +110,46 @@ void raise_naming(const c10::OperatorHandle& op, const torch::jit::Stack& argume
       "replicated ones.");
 }
 
+// The mesh of the first DTensor; null if there is none.
+py::object mesh_of(const torch::jit::Stack& arguments) {
+  for (const auto& one : arguments) {
+    if (one.isTensor() && one.toTensor().defined() && holds_dtensor(one.toTensor())) {
+      const auto dtensor = py::reinterpret_steal<py::object>(THPVariable_Wrap(one.toTensor()));
+      return attribute<"mesh">(spec_of(dtensor.ptr()));
+    }
+  }
+  return {};
+}
+
+// Calls `op` with replicated DTensors in the place of plain tensors, and puts the results on the stack. False
+// if implicit_replication() does not allow it, or no argument is a DTensor.
+bool call_with_replicated(const c10::OperatorHandle& op, torch::jit::Stack arguments,
+                          torch::jit::Stack* stack) {
+  if (!at::get_dtensor_allow_implicit_replication()) {
+    return false;
+  }
+  const auto mesh = mesh_of(arguments);
+  if (!mesh) {
+    return false;
+  }
+  for (auto& one : arguments) {
+    if (one.isTensor() && one.toTensor().defined() && !holds_dtensor(one.toTensor())) {
+      const auto& local = one.toTensor();
+      one = make_dtensor(local, spec_of_plain(local, mesh), Geometry(local.sizes(), local.strides()));
+    }
+  }
+  stack->insert(stack->end(), arguments.begin(), arguments.end());
+  const py::gil_scoped_release no_gil;
+  op.callBoxed(stack);
+  return true;
+}
+
 }  // namespace
+
+py::object spec_of_plain(const at::Tensor& tensor, py::handle mesh) {
+  return new_spec(mesh, std::vector<Placement>(known_mesh(mesh).mesh.num_axes()),
+                  {tensor.sizes().vec(), tensor.strides().vec(), static_cast<Dtype>(tensor.scalar_type())});
+}
 
 void dispatch_naming_plain_tensors(const c10::impl::PyInterpreterVTable& table, const c10::OperatorHandle& op,
                                    torch::jit::Stack* stack) {
@@ -124,6 +172,9 @@ void dispatch_naming_plain_tensors(const c10::impl::PyInterpreterVTable& table, 
     refusal = std::current_exception();
   }
   const py::gil_scoped_acquire gil;
+  if (call_with_replicated(op, arguments, stack)) {
+    return;
+  }
   raise_naming(op, arguments);
   std::rethrow_exception(refusal);
 }

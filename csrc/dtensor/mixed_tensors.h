@@ -4,17 +4,25 @@
 // implicit_replication(). It refuses the rest by an error that names neither the argument nor a remedy.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <c10/core/impl/PyInterpreter.h>
+#include <torch/csrc/utils/pybind.h>
 
 namespace funcol::python {
+
+// The spec of a plain tensor that all ranks of `mesh` have. Needs the GIL.
+py::object spec_of_plain(const at::Tensor& tensor, py::handle mesh);
 
 // Calls `table.dispatch(op, stack)`. Where PyTorch refuses plain tensors, raises a RuntimeError, as PyTorch
 // does, that names them:
 //
 //   param.mul(torch.eye(4))  ->  funcol: aten.mul.Tensor: got mixed torch.Tensor and DTensor: `other`, of
 //                                shape [4, 4], is a plain tensor. Make it a DTensor: by distribute_tensor(...
+//
+// Under implicit_replication(), calls whose only DTensor is a keyword argument, such as `out`, run with
+// replicated DTensors in the place of the plain tensors.
 //
 // Needs no GIL.
 void dispatch_naming_plain_tensors(const c10::impl::PyInterpreterVTable& table, const c10::OperatorHandle& op,

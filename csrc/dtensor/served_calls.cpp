@@ -8,6 +8,7 @@
 
 #include "comm/started.h"
 #include "dtensor/meshes.h"
+#include "dtensor/mixed_tensors.h"
 #include "dtensor/redistribute_local.h"
 #include "dtensor/spec_numbers.h"
 #include "pyobjects/attributes.h"
@@ -43,12 +44,6 @@ bool is_on_one_mesh(const Call& call) {
     first = std::move(mesh);
   }
   return known_mesh(first).coordinate.has_value();
-}
-
-// Of a plain tensor, which all ranks of `mesh` have.
-py::object replicated_spec(const at::Tensor& tensor, py::handle mesh) {
-  return new_spec(mesh, std::vector<Placement>(known_mesh(mesh).mesh.num_axes()),
-                  {tensor.sizes().vec(), tensor.strides().vec(), static_cast<Dtype>(tensor.scalar_type())});
 }
 
 bool is_replicated(py::handle spec) {
@@ -210,7 +205,7 @@ bool ServedCall::take_tensor(const DescribedOperator& described, const Call& cal
     if (is_replicated(wanted)) {
       return true;
     }
-    source = replicated_spec(given, attribute<"mesh">(spec_of(call.first_dtensor())));
+    source = spec_of_plain(given, attribute<"mesh">(spec_of(call.first_dtensor())));
   }
   // The copy of a tensor that is written to, or viewed, has a life of its own: see funcol.dropin.writes.
   if (described.is_aliased[held.place]) {

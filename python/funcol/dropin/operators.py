@@ -11,6 +11,8 @@ dim than the first is sharded.
 underscore for that of an operator in place, and returns the first argument.
 
 ``as_strided`` of a replicated tensor: PyTorch refuses all that are no permutation.
+
+``transpose_``, ``t_`` and ``unsqueeze_``: PyTorch refuses them, or keeps the placements of other dims.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from ..sharding.op_schemas import is_sharded, uneven_axes
 from .handlers import Handler, dispatched, enter, handlers
@@ -136,7 +139,23 @@ def _num_elements(call: dict[str, Any]) -> int:
 _NAMED_LIKE_IN_PLACE = overloads(aten.__and__, aten.__lshift__, aten.__or__, aten.__rshift__, aten.__xor__)
 
 
+_VIEWS: dict[OpOverload, OpOverload] = {
+    aten.t_.default: aten.t.default,
+    aten.transpose_.default: aten.transpose.int,
+    aten.unsqueeze_.default: aten.unsqueeze.default,
+}
+
+
+def _view_in_place(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Makes the tensor the view that the operator without the underscore returns."""
+    held = args[0]
+    view = _VIEWS[op](*args, **kwargs)
+    held._local_tensor, held._spec = view._local_tensor, view._spec
+    return return_and_correct_aliasing(op, args, kwargs, held)  # type: ignore[no-untyped-call]
+
+
 _HANDLERS: dict[OpOverload, Handler] = {
+    **dict.fromkeys(_VIEWS, _view_in_place),
     **dict.fromkeys(_NAMED_LIKE_IN_PLACE, dispatched),
     aten.as_strided.default: _strided,
     **dict.fromkeys(_FORWARD, _loss),

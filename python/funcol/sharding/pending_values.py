@@ -9,6 +9,7 @@ from torch.distributed.tensor import Placement
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
 
+from ..redistribution.moving import axes_with_own_rules
 from .op_schemas import specs_of, uneven_axes, with_replicated, with_specs
 
 
@@ -41,6 +42,22 @@ def without_extremes(op_schema: OpSchema) -> OpSchema:
     ]
     is_same = all(new is old for new, old in zip(reduced, specs, strict=True))
     return op_schema if is_same else with_specs(op_schema, reduced)
+
+
+def without_own_rules(op_schema: OpSchema) -> OpSchema:
+    """``op_schema`` with replicated tensors in the place of partials that funcol's rules do not know, such as
+    norms. ``ValueError`` if the operator writes to one of them."""
+    specs = specs_of(op_schema)
+    axes = [set(axes_with_own_rules(spec.placements)) for spec in specs]
+    if not any(axes):
+        return op_schema
+    held: Any = op_schema.args_schema[0]
+    if op_schema.op._schema.is_mutable and (axes[0] or isinstance(held, (list, tuple))):
+        raise ValueError(
+            f"funcol: {op_schema} writes to a tensor that is pending. Redistribute it first, or use the "
+            "operator that returns a new tensor."
+        )
+    return with_specs(op_schema, [with_replicated(*one) for one in zip(specs, axes, strict=True)])
 
 
 def _is_extreme(placement: Any) -> bool:

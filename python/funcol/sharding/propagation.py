@@ -44,7 +44,13 @@ from .op_schemas import (
     specs_of_elements,
     with_specs,
 )
-from .pending_values import NORMS, evenly_averaged, reduced_to_a_number, without_extremes
+from .pending_values import (
+    NORMS,
+    evenly_averaged,
+    reduced_to_a_number,
+    without_extremes,
+    without_own_rules,
+)
 
 Row = Sequence["Placement | None"]
 SingleAxisRule = Callable[[OpOverload, tuple[Any, ...], dict[str, Any]], Sequence[Row]]
@@ -291,6 +297,12 @@ class ShardingPropagator(StockPropagator):
         except NotImplementedError as error:
             if _compat.has_rule(self, op_schema.op):
                 raise
+            wanted = without_own_rules(op_schema)
+            if wanted is not op_schema:
+                sharding = self._propagate(wanted, remember=False)
+                sharding.redistribute_schema = sharding.redistribute_schema or wanted
+                sharding.needs_redistribute = True
+                return sharding
             raise NotImplementedError(_no_rule(op_schema.op)) from error
 
     def _adjust_what_stock_left(self, sharding: OutputSharding, op_schema: OpSchema) -> None:

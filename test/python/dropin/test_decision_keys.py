@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
 import funcol
-from funcol._compat import has_rule
 
 ON_DEVICES = True
 
@@ -107,36 +106,6 @@ def is_another_tensor(rank: int, world: int, placement: Placement) -> None:
 @pytest.mark.parametrize("placement", [Replicate(), Shard(1), Shard(2), Partial()], ids=str)
 def test_squeezing_in_place_changes_the_tensor(placement: Placement) -> None:
     run_ranks(is_another_tensor, 2, placement)
-
-
-def is_transposed(rank: int, world: int) -> None:
-    is_known = has_rule(DTensor._op_dispatcher.sharding_propagator, torch.ops.aten.t_.default)
-    with funcol.installed():
-        x = placed((4, 6), Replicate(), rank)
-        if not is_known:  # in older minors
-            with pytest.raises(NotImplementedError):
-                x.t_()
-            return
-        assert x.t_() is x
-        assert x.shape == x._spec.shape == (6, 4)
-        torch.testing.assert_close(x.full_tensor(), numbers((4, 6)).t())
-
-
-def test_transposing_in_place_changes_the_tensor() -> None:
-    run_ranks(is_transposed, 2)
-
-
-def is_refused(rank: int, world: int) -> None:
-    with funcol.installed():
-        for change in (lambda x: x.transpose_(0, 1), lambda x: x.unsqueeze_(0)):
-            x = placed((4, 6), Shard(0), rank)
-            with pytest.raises(NotImplementedError):
-                change(x)
-            torch.testing.assert_close(x.full_tensor(), numbers((4, 6)))
-
-
-def test_changes_of_shape_in_place_that_pytorch_does_not_know_are_refused() -> None:
-    run_ranks(is_refused, 2)
 
 
 # Floating-point results of integers have the default dtype.

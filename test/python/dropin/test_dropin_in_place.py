@@ -140,6 +140,54 @@ def test_an_operator_in_place_reads_the_value_of_a_pending_norm(function: Callab
     check_twin(function, [numbers(5, 3)], "S0")
 
 
+NORMS: dict[str, Callable[[Tensor], Any]] = {
+    "maximum": lambda norm: torch._foreach_maximum([norm, norm], 0.5),
+    "minimum in place": lambda norm: (torch._foreach_minimum_([norm], [0.5]), norm)[1],
+    "copy": lambda norm: torch.ops.aten._foreach_copy([norm], [norm]),
+}
+
+
+def of_norms(name: str, x: Tensor) -> Any:
+    return NORMS[name](torch.linalg.vector_norm(x))
+
+
+@pytest.mark.skipif(torch.__version__ < "2.15", reason="older PyTorch releases refuse norms in lists")
+@pytest.mark.parametrize("words", ["S0", "R", "S1 S0"])
+@pytest.mark.parametrize("name", NORMS)
+def test_an_operator_on_lists_without_a_rule_of_pytorchs_takes_pending_norms(name: str, words: str) -> None:
+    check_twin(functools.partial(of_norms, name), [numbers(5, 3)], words, mesh=(2,) * len(words.split()))
+
+
+VIEWS: dict[str, Callable[[Tensor], Any]] = {
+    "transpose": lambda x: x.transpose_(0, 2),
+    "transpose by names": lambda x: x.swapaxes_(-1, -2),
+    "transpose of two dims": lambda x: x[0].t_(),
+    "unsqueeze": lambda x: x.unsqueeze_(0),
+    "unsqueeze behind": lambda x: x.unsqueeze_(-1),
+    "one after the other": lambda x: x.unsqueeze_(1).transpose_(0, 2).mul_(2),
+}
+
+
+def viewed(name: str, x: Tensor) -> Tensor:
+    """Changes the shape of a result of ``x``, so that autograd records it."""
+    changed = x * 2
+    result = VIEWS[name](changed)
+    assert result is changed or name == "transpose of two dims"
+    return result + 1
+
+
+@pytest.mark.parametrize("words", ["S0", "S1", "S2", "R", "Psum", "S2 S0"])
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_view_in_place_has_the_shape_and_placements_of_the_view(name: str, words: str) -> None:
+    check_twin(
+        functools.partial(viewed, name),
+        [numbers(5, 3, 4)],
+        words,
+        mesh=(2,) * len(words.split()),
+        backward=True,
+    )
+
+
 def refuses_a_norm_with_a_view(rank: int, world: int) -> None:
     x = placed(numbers(4, 3), layouts("S0")[0], mesh_of((world,)))
     with funcol.installed():

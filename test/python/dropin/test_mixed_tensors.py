@@ -64,6 +64,10 @@ READS: dict[str, tuple[Callable[[DTensor], object], str]] = {
         "aten.addcmul.default: .*`tensor1`, of shape \\[4, 4\\], and `tensor2`, of shape .*are plain tensors",
     ),
     "optional": (lambda x: torch.where(x > 0, x, plain()), "aten.where.self: .*`other`"),
+    "beside out= alone": (
+        lambda x: torch.mul(plain(), plain(), out=torch.ones_like(x)),
+        "aten.mul.out: .*`self`, of shape \\[4, 4\\], and `other`",
+    ),
     "within another operator": (lambda x: torch.nn.functional.linear(x, plain()), "`(mat2|weight)`"),
 }
 
@@ -123,6 +127,19 @@ def writes_plain_tensors(rank: int, world: int, case: str) -> None:
                 seen = plain()
                 IN_PLACE[case](seen, tensor)
         torch.testing.assert_close(seen, expected)
+
+
+def writes_to_out(rank: int, world: int) -> None:
+    mesh = init_device_mesh("cpu", (world,))
+    out = distribute_tensor(torch.zeros(4, 4), mesh, [Shard(0)])
+    with funcol.installed(), implicit_replication():
+        assert torch.mul(plain() + 1, torch.arange(4.0), out=out) is out
+    assert out.placements == (Shard(0),)
+    torch.testing.assert_close(out.full_tensor(), (plain() + 1) * torch.arange(4.0))
+
+
+def test_products_of_plain_tensors_are_written_to_a_dtensor_where_the_program_says_so() -> None:
+    run_ranks(writes_to_out, WORLD)
 
 
 IN_PLACE: dict[str, Callable[[Tensor, Tensor], object]] = {

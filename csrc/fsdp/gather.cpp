@@ -29,7 +29,6 @@ std::optional<Shards> find_shards(const Params& params) {
   for (const auto& param : params) {
     const bool is_post_forward = param.is<"sharded_state">(known.sharded_post_forward.ptr());
     if (!(is_post_forward || param.is<"sharded_state">(known.sharded.ptr())) ||
-        !param.is<"offload_to_cpu">(Py_False) ||
         find_attribute<"fsdp_pre_all_gather">(local_tensor_of(param))) {
       return std::nullopt;
     }
@@ -39,17 +38,16 @@ std::optional<Shards> find_shards(const Params& params) {
     if (tensor == nullptr) {
       return std::nullopt;
     }
-    auto type = param.get<"param_dtype">();
-    if (type.is_none()) {
-      type = to_python(tensor->scalar_type());
-    }
-    if (shards.dtype && !shards.dtype.is(type)) {
-      return std::nullopt;  // Several types travel as bytes.
-    }
-    shards.dtype = std::move(type);
+    const auto type = param.get<"param_dtype">();
     shards.tensors.push_back(*tensor);
-    shards.lengths.push_back(tensor->numel());
-    shards.length += tensor->numel();
+    shards.types.push_back(type.is_none() ? tensor->scalar_type() : to_dtype(type));
+  }
+  const bool is_uniform = std::ranges::count(shards.types, shards.types[0]) == std::ssize(shards.types);
+  shards.dtype = is_uniform ? shards.types[0] : at::kByte;
+  for (size_t i = 0; i < shards.tensors.size(); ++i) {
+    const auto size = is_uniform ? 1 : static_cast<int64_t>(c10::elementSize(shards.types[i]));
+    shards.lengths.push_back(shards.tensors[i].numel() * size);
+    shards.length += shards.lengths.back();
   }
   return shards;
 }
@@ -73,40 +71,56 @@ py::list listed_one_by_one(size_t count, const Item& item) {
 }  // namespace
 
 py::list listed_types(const Shards& shards) {
-  return listed_one_by_one(shards.lengths.size(), [&](size_t /*i*/) { return shards.dtype; });
+  return listed_one_by_one(shards.types.size(), [&](size_t i) { return to_python(shards.types[i]); });
 }
 
 py::list listed_lengths(const Shards& shards) {
-  return listed_one_by_one(shards.lengths.size(), [&](size_t i) { return py::int_(shards.lengths[i]); });
+  return listed_one_by_one(shards.tensors.size(),
+                           [&](size_t i) { return py::int_(shards.tensors[i].numel()); });
 }
 
 py::list all_lengths(const Shards& shards) {
   return listed(shards.lengths.size(), [&](size_t i) { return py::int_(shards.lengths[i]); });
 }
 
-at::Tensor copy_in(const std::vector<at::Tensor>& shards, const std::vector<int64_t>& lengths,
-                   const at::Tensor& output, int64_t rank) {
-  const auto num_sent = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
+namespace {
+
+// On the device of the gather, and as bytes where several dtypes travel.
+at::Tensor as_sent(const at::Tensor& shard, at::ScalarType type, const at::Tensor& output) {
+  auto sent = shard.device() == output.device()
+                  ? shard
+                  : shard.to(at::TensorOptions().device(output.device()), /*non_blocking=*/true);
+  return output.scalar_type() == at::kByte && type != at::kByte ? sent.to(type).view(at::kByte) : sent;
+}
+
+}  // namespace
+
+at::Tensor copy_in(const Shards& shards, const at::Tensor& output, int64_t rank) {
   bool is_same_memory = is_small_on_cpu(output);
-  for (const auto& shard : shards) {
+  for (size_t i = 0; i < shards.tensors.size(); ++i) {
+    const auto& shard = shards.tensors[i];
     settle(shard);
-    is_same_memory &= shard.is_cpu() && shard.scalar_type() == output.scalar_type();
+    is_same_memory &= shard.is_cpu() && shard.scalar_type() == shards.types[i];
   }
   const WithoutGil without_gil;
   auto sent = [&] {
     const at::AutoDispatchBelowADInplaceOrView without_gradients;
-    return output.narrow(0, num_sent * rank, num_sent);
+    return output.narrow(0, shards.length * rank, shards.length);
   }();
   if (is_same_memory) {
     auto* to = bytes_of(sent);
-    for (const auto& shard : shards) {
+    for (const auto& shard : shards.tensors) {
       if (shard.nbytes() > 0) {
         std::memcpy(to, shard.const_data_ptr(), shard.nbytes());
       }
       to += shard.nbytes();
     }
   } else {
-    at::_foreach_copy_(at::split_with_sizes(sent, lengths), shards);
+    std::vector<at::Tensor> sources;
+    for (size_t i = 0; i < shards.tensors.size(); ++i) {
+      sources.push_back(as_sent(shards.tensors[i], shards.types[i], output));
+    }
+    at::_foreach_copy_(at::split_with_sizes(sent, shards.lengths), sources);
   }
   return sent;
 }
@@ -134,15 +148,15 @@ bool GatheredTensors::find() {
       return false;
     }
   }
-  const auto type = to_python(buffer_.scalar_type());
-  int64_t num_gathered = 0;
+  const bool is_bytes = buffer_.scalar_type() == at::kByte;
+  int64_t num_gathered = 0;  // in bytes
   for (size_t i = 0; i < params_.size(); ++i) {
     const auto& param = params_[i];
     const auto index = static_cast<Py_ssize_t>(i);
     const auto inputs = to_ints(PyList_GET_ITEM(lengths_, index));
     const auto outputs = param.get<"all_gather_outputs">();
-    if (inputs.size() != 1 || inputs[0] == 0 ||
-        !checked(PySequence_GetItem(PyList_GET_ITEM(types_, index), 0)).is(type) ||
+    const auto type = to_dtype(checked(PySequence_GetItem(PyList_GET_ITEM(types_, index), 0)));
+    if (inputs.size() != 1 || inputs[0] == 0 || !(is_bytes || type == buffer_.scalar_type()) ||
         !is_cut_along_dim_0(param) || !PyList_CheckExact(outputs.ptr()) ||
         PyList_GET_SIZE(outputs.ptr()) > 1) {
       return false;
@@ -152,22 +166,24 @@ bool GatheredTensors::find() {
       output = py::reinterpret_borrow<py::object>(PyList_GET_ITEM(outputs.ptr(), 0));
       const auto* const tensor = plain_tensor(output.ptr());
       if (tensor == nullptr || tensor->is_inference() || !tensor->is_contiguous() ||
-          tensor->scalar_type() != buffer_.scalar_type() || tensor->device() != buffer_.device() ||
+          tensor->scalar_type() != type || tensor->device() != buffer_.device() ||
           tensor->numel() != inputs[0] * num_ranks_ || is_pending(*tensor)) {
         return false;
       }
     }
-    num_gathered += inputs[0] * num_ranks_;
+    num_gathered += inputs[0] * num_ranks_ * static_cast<int64_t>(c10::elementSize(type));
+    dtypes_.push_back(type);
     shard_lengths_.push_back(inputs[0]);
     outputs_.push_back(std::move(output));
   }
-  return num_gathered == buffer_.numel();
+  return num_gathered == static_cast<int64_t>(buffer_.nbytes());
 }
 
 void GatheredTensors::fill() {
   for (size_t i = 0; i < outputs_.size(); ++i) {
     if (!outputs_[i]) {
-      outputs_[i] = to_python(at::empty({shard_lengths_[i] * num_ranks_}, buffer_.options()));
+      outputs_[i] =
+          to_python(at::empty({shard_lengths_[i] * num_ranks_}, buffer_.options().dtype(dtypes_[i])));
       py::list listed(1);
       listed[0] = outputs_[i];
       params_[i].set<"all_gather_outputs">(listed.ptr());
@@ -180,11 +196,10 @@ void GatheredTensors::fill() {
 }
 
 void GatheredTensors::copy_memory() const {
-  const auto item_size = static_cast<int64_t>(buffer_.element_size());
   const auto* from = static_cast<const std::byte*>(buffer_.const_data_ptr());
   for (int64_t rank = 0; rank < num_ranks_; ++rank) {
     for (size_t i = 0; i < tensors_.size(); ++i) {
-      const auto num_bytes = shard_lengths_[i] * item_size;
+      const auto num_bytes = static_cast<int64_t>(tensors_[i].nbytes()) / num_ranks_;
       std::memcpy(bytes_of(tensors_[i]) + rank * num_bytes, from, num_bytes);
       from += num_bytes;
     }
@@ -195,11 +210,12 @@ void GatheredTensors::copy_memory() const {
 void GatheredTensors::copy_tensors() const {
   const at::AutoDispatchBelowADInplaceOrView below;
   std::vector<at::Tensor> rows;
-  rows.reserve(tensors_.size());
+  std::vector<int64_t> lengths;  // in elements of the buffer
   for (const auto& tensor : tensors_) {
-    rows.push_back(tensor.view({num_ranks_, -1}));
+    rows.push_back(tensor.view({num_ranks_, -1}).view(buffer_.scalar_type()));
+    lengths.push_back(rows.back().size(1));
   }
-  at::split_with_sizes_copy_out(rows, buffer_.view({num_ranks_, -1}), shard_lengths_, 1);
+  at::split_with_sizes_copy_out(rows, buffer_.view({num_ranks_, -1}), lengths, 1);
 }
 
 namespace {
@@ -287,16 +303,16 @@ py::object shards_of(py::handle fsdp_params) {
   if (!found) {
     return {};
   }
-  return py::make_tuple(to_python(found->tensors), found->dtype, listed_types(*found), listed_lengths(*found),
+  return py::make_tuple(to_python(found->dtype), listed_types(*found), listed_lengths(*found),
                         all_lengths(*found));
 }
 
-py::object copied_in(py::handle flat_shards, py::handle output, py::handle lengths, int64_t rank) {
-  std::vector<at::Tensor> shards;
-  for (const auto shard : flat_shards) {
-    shards.push_back(THPVariable_Unpack(shard.ptr()));
+py::object copied_in(py::handle fsdp_params, py::handle output, int64_t rank) {
+  Params params;
+  for (const auto param : fsdp_params) {
+    params.emplace_back(param.ptr());
   }
-  return to_python(copy_in(shards, to_ints(lengths.ptr()), THPVariable_Unpack(output.ptr()), rank));
+  return to_python(copy_in(find_shards(params).value(), THPVariable_Unpack(output.ptr()), rank));
 }
 
 py::object copy_out(py::handle fsdp_params, py::handle gathered_buffer, py::handle types, py::handle lengths,

@@ -15,26 +15,26 @@
 
 namespace funcol::python {
 
-// This rank's shards of a group's parameters, all of one dtype.
+// This rank's shards of a group's parameters. Those of several dtypes travel as bytes.
 struct Shards {
-  std::vector<at::Tensor> tensors;  // one for each parameter, flat
-  std::vector<int64_t> lengths;     // in elements
-  int64_t length = 0;               // their sum
-  py::object dtype;                 // of the gather
+  std::vector<at::Tensor> tensors;    // one for each parameter, flat; on the CPU if they are offloaded
+  std::vector<at::ScalarType> types;  // in which they travel
+  std::vector<int64_t> lengths;       // in elements of `dtype`
+  int64_t length = 0;                 // their sum
+  at::ScalarType dtype = at::kByte;   // of the gather
 };
 
 // Nothing if a shard is of an uncommon kind.
 std::optional<Shards> find_shards(const Params& params);
 
-// A list of one item for each parameter, as AllGatherResult keeps dtypes and lengths; all lengths in one
-// list.
+// A list of one item for each parameter, as AllGatherResult keeps dtypes and numbers of elements; all lengths
+// in one list.
 py::list listed_types(const Shards& shards);
 py::list listed_lengths(const Shards& shards);
 py::list all_lengths(const Shards& shards);
 
-// Copies the shards into this rank's part of `output`, and returns that part.
-at::Tensor copy_in(const std::vector<at::Tensor>& shards, const std::vector<int64_t>& lengths,
-                   const at::Tensor& output, int64_t rank);
+// Casts and copies the shards into this rank's part of `output`, and returns that part.
+at::Tensor copy_in(const Shards& shards, const at::Tensor& output, int64_t rank);
 
 // The gathered tensor of each parameter.
 class GatheredTensors {
@@ -60,7 +60,8 @@ class GatheredTensors {
   PyObject* lengths_;
   const at::Tensor& buffer_;
   int64_t num_ranks_;
-  std::vector<int64_t> shard_lengths_;
+  std::vector<at::ScalarType> dtypes_;
+  std::vector<int64_t> shard_lengths_;  // in elements of each one's dtype
   std::vector<py::object> outputs_;
   std::vector<at::Tensor> tensors_;
 };
@@ -72,12 +73,11 @@ void to_sharded(const Group& group);
 // Sets the gathered parameters on the group's modules.
 void to_unsharded(const Group& group);
 
-// For a list of FSDPParams: (flat shards, dtype of the gather, listed_types(), listed_lengths(),
-// all_lengths()).
+// For a list of FSDPParams: (dtype of the gather, listed_types(), listed_lengths(), all_lengths()).
 py::object shards_of(py::handle fsdp_params);
 
-// As copy_in().
-py::object copied_in(py::handle flat_shards, py::handle output, py::handle lengths, int64_t rank);
+// As copy_in(), for the shards of a list of FSDPParams.
+py::object copied_in(py::handle fsdp_params, py::handle output, int64_t rank);
 
 // Copies the gathered buffer into the parameters' gathered tensors; None.
 py::object copy_out(py::handle fsdp_params, py::handle gathered_buffer, py::handle types, py::handle lengths,

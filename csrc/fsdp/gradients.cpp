@@ -1,5 +1,6 @@
 #include "fsdp/gradients.h"
 
+#include <ATen/Dispatch.h>
 #include <ATen/ops/as_strided.h>
 
 #include <algorithm>
@@ -16,6 +17,14 @@
 #include "pyobjects/without_gil.h"
 
 namespace funcol::python {
+
+namespace {
+
+bool is_common_float(at::ScalarType type) {
+  return type == at::kFloat || type == at::kBFloat16 || type == at::kHalf || type == at::kDouble;
+}
+
+}  // namespace
 
 std::optional<Gradients> take_gradients(const Group& group) {
   // In either case PyTorch's function reduces zeros in the place of a missing gradient.
@@ -43,6 +52,42 @@ std::optional<Gradients> take_gradients(const Group& group) {
   return taken;
 }
 
+namespace {
+
+// PyTorch counterpart: FSDPParam.unsharded_grad_dtype.
+py::object accumulated_type(const Fields& param) {
+  if (!param.is<"reduce_dtype">(Py_None)) {
+    return param.get<"reduce_dtype">();
+  }
+  return param.is_true<"_has_sharded_grad_dtype_override">() ? param.get<"sharded_grad_dtype">()
+                                                             : param.get<"orig_dtype">();
+}
+
+}  // namespace
+
+void set_gradient_types(const Fields& group, bool deferred) {
+  const auto params = group.get<"_fsdp_params_with_wider_grad_dtype">();
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(params.ptr()); ++i) {
+    const Fields param(PyList_GET_ITEM(params.ptr(), i));
+    const auto unsharded = py::reinterpret_borrow<py::object>(param.find<"_unsharded_param">());
+    if (!unsharded || !THPVariable_Unpack(unsharded.ptr()).requires_grad()) {
+      continue;
+    }
+    const auto& gradient = THPVariable_Unpack(unsharded.ptr()).grad();
+    if (deferred) {
+      if (gradient.defined() || group.is_true<"reduce_grads">()) {
+        set_attribute<"grad_dtype">(unsharded, Py_None);
+      }
+      continue;
+    }
+    const auto type = accumulated_type(param);
+    if (gradient.defined() && !type.is_none() && gradient.scalar_type() != to_dtype(type)) {
+      set_attribute<"grad">(unsharded, attribute<"to">(to_python(gradient))(type));
+    }
+    set_attribute<"grad_dtype">(unsharded, type);
+  }
+}
+
 std::optional<std::vector<at::Tensor>> plain_gradients(const py::list& gradients, at::ScalarType type,
                                                        int64_t num_ranks) {
   if (num_ranks < 1) {
@@ -52,7 +97,11 @@ std::optional<std::vector<at::Tensor>> plain_gradients(const py::list& gradients
   for (const auto gradient : gradients) {
     const auto* const tensor = plain_tensor(gradient.ptr());
     if (tensor == nullptr || !tensor->is_cpu() || tensor->dim() == 0 || !tensor->is_contiguous() ||
-        tensor->scalar_type() != type || tensor->is_conj() || tensor->is_neg()) {
+        tensor->is_conj() || tensor->is_neg()) {
+      return std::nullopt;
+    }
+    const bool is_cast = is_common_float(tensor->scalar_type()) && is_common_float(type);
+    if (tensor->scalar_type() != type && !is_cast) {
       return std::nullopt;
     }
     result.push_back(*tensor);
@@ -61,6 +110,32 @@ std::optional<std::vector<at::Tensor>> plain_gradients(const py::list& gradients
 }
 
 namespace {
+
+template <typename To, typename From>
+void cast(std::byte* to, const std::byte* from, int64_t count) {
+  const auto* const values = reinterpret_cast<const From*>(from);
+  auto* const cast_values = reinterpret_cast<To*>(to);
+  for (int64_t i = 0; i < count; ++i) {
+    cast_values[i] = static_cast<To>(values[i]);
+  }
+}
+
+// Copies `count` elements of the dtype `from_type` into memory of `to_type`. Both are common floats, or
+// equal.
+void copy_as(at::ScalarType to_type, std::byte* to, at::ScalarType from_type, const std::byte* from,
+             int64_t count) {
+  if (to_type == from_type) {
+    if (count > 0) {
+      std::memcpy(to, from, count * c10::elementSize(to_type));
+    }
+    return;
+  }
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, to_type, "fully_shard", [&] {
+    using To = scalar_t;
+    AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, from_type, "fully_shard",
+                                    [&] { cast<To, scalar_t>(to, from, count); });
+  });
+}
 
 int64_t rows_per_rank(const at::Tensor& gradient, int64_t num_ranks) {
   return (gradient.size(0) + num_ranks - 1) / num_ranks;
@@ -79,6 +154,7 @@ void copy_gradients_in(const std::vector<at::Tensor>& gradients, const at::Tenso
     settle(gradient);
   }
   const WithoutGil without_gil;
+  const auto type = buffer.scalar_type();
   auto* to = bytes_of(buffer);
   for (int64_t rank = 0; rank < num_ranks; ++rank) {
     for (const auto& gradient : gradients) {
@@ -87,32 +163,35 @@ void copy_gradients_in(const std::vector<at::Tensor>& gradients, const at::Tenso
         continue;
       }
       const auto num_padded = rows_per_rank(gradient, num_ranks);
-      const auto row_size = gradient.nbytes() / num_rows;
+      const auto row_length = gradient.numel() / num_rows;
+      const auto row_size = row_length * static_cast<int64_t>(buffer.element_size());
       const auto first = std::min(num_rows, rank * num_padded);
       const auto num_here = std::min(num_rows, first + num_padded) - first;
-      if (num_here > 0) {
-        std::memcpy(to, static_cast<const std::byte*>(gradient.const_data_ptr()) + first * row_size,
-                    num_here * row_size);
-      }
+      const auto* const from = static_cast<const std::byte*>(gradient.const_data_ptr()) +
+                               first * row_length * static_cast<int64_t>(gradient.element_size());
+      copy_as(type, to, gradient.scalar_type(), from, num_here * row_length);
       std::memset(to + num_here * row_size, 0, (num_padded - num_here) * row_size);
       to += num_padded * row_size;
     }
   }
 }
 
+bool accumulates(const Params& params) {
+  return std::ranges::all_of(params, [](const Fields& param) {
+    const auto& sum = THPVariable_Unpack(param.get<"sharded_param">().ptr()).grad();
+    return !sum.defined() || Py_TYPE(to_python(sum).ptr()) == dtensor_type();
+  });
+}
+
 py::object gradient_type(const Params& params) {
-  if (params.empty()) {
+  if (params.empty() || !accumulates(params)) {
     return {};
   }
   auto type = params.front().get<"sharded_grad_dtype">();
-  for (const auto& param : params) {
-    const auto& sum = THPVariable_Unpack(param.get<"sharded_param">().ptr()).grad();
-    const bool can_add = !sum.defined() || Py_TYPE(to_python(sum).ptr()) == dtensor_type();
-    if (!can_add || !param.is<"sharded_grad_dtype">(type.ptr()) || !param.is<"offload_to_cpu">(Py_False)) {
-      return {};
-    }
-  }
-  return type;
+  const bool is_common = std::ranges::all_of(params, [&](const Fields& param) {
+    return param.is<"sharded_grad_dtype">(type.ptr()) && param.is<"offload_to_cpu">(Py_False);
+  });
+  return is_common ? type : py::object();
 }
 
 namespace {
@@ -138,6 +217,26 @@ void set_gradient(const py::object& param, const py::object& gradient) {
   }
 }
 
+PyObject* hooks_after_accumulation(const py::object& param) {
+  auto* const hooks = reinterpret_cast<THPVariable*>(param.ptr())->post_accumulate_grad_hooks;
+  return hooks != nullptr && PyObject_IsTrue(hooks) == 1 ? hooks : nullptr;
+}
+
+// The shard of a gradient on the CPU, where the parameter is. The copy overlaps with what follows unless it
+// is read within the backward pass: by an addition or a hook.
+at::Tensor offloaded(const Fields& fsdp_param, const at::Tensor& shard,
+                     const std::function<py::object()>& record_event) {
+  const auto param = fsdp_param.get<"sharded_param">();
+  const bool overlaps = fsdp_param.is_true<"pin_memory">() &&
+                        !THPVariable_Unpack(param.ptr()).grad().defined() &&
+                        hooks_after_accumulation(param) == nullptr;
+  auto copied = shard.to(at::TensorOptions().device(at::kCPU), overlaps);
+  if (overlaps) {
+    fsdp_param.set<"grad_offload_event">(record_event().ptr());
+  }
+  return copied;
+}
+
 // Adds `local` to the gradient of a sharded parameter, or makes it the gradient, and runs the parameter's
 // post-accumulate-grad hooks.
 void accumulate_one(const Fields& fsdp_param, const py::object& local) {
@@ -156,8 +255,7 @@ void accumulate_one(const Fields& fsdp_param, const py::object& local) {
     const auto added = checked(PyNumber_InPlaceAdd(attribute<"_local_tensor">(total).ptr(), local.ptr()));
     set_attribute<"_local_tensor">(total, added);
   }
-  auto* const hooks = reinterpret_cast<THPVariable*>(param.ptr())->post_accumulate_grad_hooks;
-  if (hooks != nullptr && PyObject_IsTrue(hooks) == 1) {
+  if (auto* const hooks = hooks_after_accumulation(param)) {
     for (const auto hook : py::list(py::handle(hooks).attr("values")())) {
       hook(param);
     }
@@ -173,12 +271,16 @@ at::Tensor shard_of(const at::Tensor& buffer, at::IntArrayRef sizes, at::IntArra
 
 }  // namespace
 
-void accumulate(const at::Tensor& buffer, const Params& params, const std::vector<int64_t>& lengths) {
+void accumulate(const at::Tensor& buffer, std::span<const Fields> params, std::span<const int64_t> lengths,
+                const std::function<py::object()>& record_event) {
   auto offset = buffer.storage_offset();
   for (size_t i = 0; i < params.size(); ++i) {
     const auto& param = params[i];
-    const auto local = shard_of(buffer, to_ints(param.get<"sharded_size">().ptr()),
-                                to_ints(param.get<"contiguous_sharded_stride">().ptr()), offset);
+    auto local = shard_of(buffer, to_ints(param.get<"sharded_size">().ptr()),
+                          to_ints(param.get<"contiguous_sharded_stride">().ptr()), offset);
+    if (!param.is<"offload_to_cpu">(Py_False)) {
+      local = offloaded(param, local, record_event);
+    }
     accumulate_one(param, to_python(local));
     offset += lengths[i];
   }

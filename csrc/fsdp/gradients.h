@@ -8,7 +8,9 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <cstdint>
+#include <functional>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "fsdp/objects.h"
@@ -25,24 +27,37 @@ struct Gradients {
 // reduced in the place of missing gradients.
 std::optional<Gradients> take_gradients(const Group& group);
 
+// Lets autograd leave gradients in the dtype of the computation while the backward pass of the group's
+// parameters runs, and is not `deferred` any more after it: gradients that stay are cast to the dtype in
+// which they accumulate.
+//
+// PyTorch counterpart: FSDPParamGroup._set_unsharded_grad_dtypes.
+void set_gradient_types(const Fields& group, bool deferred);
+
 // The gradients, if copy_gradients_in() can copy them into a buffer of dtype `type`; else nothing.
 std::optional<std::vector<at::Tensor>> plain_gradients(const py::list& gradients, at::ScalarType type,
                                                        int64_t num_ranks);
 
 // Copies gradients into `buffer`, the input of a reduce_scatter, for which is_small_on_cpu() holds: the first
-// rank's rows of every gradient, then the second rank's, and so on, padded with zeros.
+// rank's rows of every gradient, then the second rank's, and so on, padded with zeros. Floating-point
+// gradients of another dtype are cast.
 void copy_gradients_in(const std::vector<at::Tensor>& gradients, const at::Tensor& buffer, int64_t num_ranks);
 
 // The number of elements of a gradient whose dim 0 is padded to a multiple of the number of ranks.
 int64_t padded_length(const at::Tensor& gradient, int64_t num_ranks);
 
 // The dtype of the parameters' sharded gradients, None if they have that of the reduction. Null if the dtypes
-// differ, if a gradient is offloaded to the CPU, or if a parameter has a gradient that is no DTensor.
+// differ, or accumulates() is false.
 py::object gradient_type(const Params& params);
 
+// Returns false if a parameter has a gradient that is no DTensor.
+bool accumulates(const Params& params);
+
 // Accumulates the reduced gradients into the parameters. They lie in `buffer` one after another, of `lengths`
-// elements.
-void accumulate(const at::Tensor& buffer, const Params& params, const std::vector<int64_t>& lengths);
+// elements. Gradients of parameters that are offloaded to the CPU are copied there. `record_event()` returns
+// an event after all copies so far; without it no parameter may be offloaded.
+void accumulate(const at::Tensor& buffer, std::span<const Fields> params, std::span<const int64_t> lengths,
+                const std::function<py::object()>& record_event = nullptr);
 
 // take_gradients() of an FSDPParamGroup: (parameters, gradients).
 py::object taken_gradients(py::handle fsdp_group);

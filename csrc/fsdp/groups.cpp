@@ -8,6 +8,7 @@
 #include "compat/process_group.h"
 #include "dtensor/meshes.h"
 #include "fsdp/gather.h"
+#include "fsdp/gradients.h"
 #include "fsdp/streams.h"
 #include "pyobjects/attributes.h"
 
@@ -80,9 +81,9 @@ void start(const Gather& gather, const Fields& group, py::handle is_async) {
   py::object sent;
   {
     const Entered entered(streams.context(copy_stream));
-    output = comm.allocate(shards.length * c10d_group->getSize(), shards.dtype, group.get<"device">());
-    sent = to_python(
-        copy_in(shards.tensors, shards.lengths, THPVariable_Unpack(output.ptr()), c10d_group->getRank()));
+    output =
+        comm.allocate(shards.length * c10d_group->getSize(), to_python(shards.dtype), group.get<"device">());
+    sent = to_python(copy_in(shards, THPVariable_Unpack(output.ptr()), c10d_group->getRank()));
   }
   streams.wait_for_stream(stream, copy_stream);
   py::object work = py::none();
@@ -324,9 +325,7 @@ py::object pre_backward(py::handle fsdp_group, py::handle prefetches) {
   set_state(*group, training_state<"PRE_BACKWARD">());
   unshard_now(*group);
   wait_now(*group);
-  if (PyObject_Size(group->get<"_fsdp_params_with_wider_grad_dtype">().ptr()) != 0) {
-    attribute<"_set_unsharded_grad_dtypes">(fsdp_group)(py::arg("defer_upcast") = true);
-  }
+  set_gradient_types(*group, /*deferred=*/true);
   if (PyObject_IsTrue(prefetches.ptr()) == 1) {
     prefetch(*group);
   }

@@ -3,6 +3,9 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "comm/started.h"
@@ -16,13 +19,19 @@
 namespace funcol::python {
 namespace {
 
-// The reduction of a group's gradients over one process group.
+struct ProcessGroup {
+  py::object object;
+  c10::intrusive_ptr<c10d::ProcessGroup> c10d;
+};
+
+// The reduction of a group's gradients: a reduce_scatter over the ranks that share the parameters, then an
+// all_reduce over the replicas if there are some.
 class Reduction {
  public:
-  Reduction(const Group& group, c10::intrusive_ptr<c10d::ProcessGroup> c10d_group, py::object process_group)
+  Reduction(const Group& group, ProcessGroup shards, ProcessGroup replicas)
       : fields_(group.fields),
-        c10d_group_(std::move(c10d_group)),
-        process_group_(std::move(process_group)),
+        shards_(std::move(shards)),
+        replicas_(std::move(replicas)),
         streams_(fields_),
         comm_(fields_.get<"_reduce_scatter_comm">(), imported<kCollectives, "DefaultReduceScatter">()) {}
 
@@ -51,19 +60,20 @@ class Reduction {
   }
 
   void run(Gradients taken) const {
-    if (!fields_.is<"_post_reduce_event">(Py_None) || !fields_.is<"_all_reduce_state">(Py_None)) {
-      call_method<"_wait_for_post_backward">(fields_.object());
-    }
+    wait_for_previous();
     auto dtype = fields_.get<"_reduce_dtype">();
     if (dtype.is_none()) {
       dtype = attribute<"_get_reduce_dtype">(fields_.object())(taken.params, taken.tensors);
     }
     const at::NoGradGuard no_grad;
-    const auto num_ranks = c10d_group_->getSize();
+    const auto num_ranks = shards_.c10d->getSize();
     const auto device = fields_.get<"device">();
     const auto factors = find_factors(dtype, device);
     const auto context = fields_.get<"comm_ctx">();
-    const auto stream = attribute<"reduce_scatter_stream">(context);
+    auto stream = attribute<"reduce_scatter_stream">(context);
+    if (replicas_.c10d) {
+      const Entered entered(streams_.context(stream));  // where PyTorch's function casts earlier partial sums
+    }
     const auto current = streams_.current();
     std::vector<int64_t> lengths;  // of one rank's parts
     for (const auto gradient : taken.tensors) {
@@ -80,15 +90,25 @@ class Reduction {
       const Entered entered(streams_.context(stream));
       output = comm_.allocate(length, dtype, device);
       divide(input, factors.before);
-      reduce_scatter(output, input, factors.op);
+      reduce_scatter(output, input, factors.reduce_scatter);
       input_event = streams_.recorded_event(stream);
+    }
+    if (replicas_.c10d) {
+      const auto all_reduce_stream = attribute<"all_reduce_stream">(context);
+      streams_.wait_for_stream(all_reduce_stream, stream);
+      stream = all_reduce_stream;
+      const Entered entered(streams_.context(stream));
+      all_reduce(output, factors.all_reduce);
+      // Keeps the memory from the reduction of the next group.
+      fields_.set<"_all_reduce_state">(
+          named_tuple(imported<kGroups, "AllReduceState">(), output, streams_.recorded_event(stream)).ptr());
     }
     py::object event;
     {
       const Entered entered(streams_.context(stream));
       divide(output, factors.after);
       record_consumer(output, current);
-      hand_out(taken.params, output, lengths, current);
+      hand_out(taken.params, THPVariable_Unpack(output.ptr()), lengths, current, stream);
       event = streams_.recorded_event(stream);
     }
     fields_.set<"_post_reduce_event">(event.ptr());
@@ -108,8 +128,24 @@ class Reduction {
   struct Factors {
     py::object before = py::none();
     py::object after = py::none();
-    py::object op;
+    py::object reduce_scatter;
+    py::object all_reduce;
   };
+
+  // PyTorch counterpart: FSDPParamGroup._wait_for_post_backward.
+  void wait_for_previous() const {
+    const auto wait = [&](const py::object& event) {
+      if (!event.is_none()) {
+        streams_.wait_for_event(streams_.current(), event);
+      }
+    };
+    wait(fields_.get<"_post_reduce_event">());
+    fields_.set<"_post_reduce_event">(Py_None);
+    if (const auto state = fields_.get<"_all_reduce_state">(); !state.is_none()) {
+      wait(attribute<"event">(state));
+      fields_.set<"_all_reduce_state">(Py_None);
+    }
+  }
 
   // Averages take no factors; PyTorch's function chooses all others.
   Factors find_factors(const py::object& dtype, const py::object& device) const {
@@ -119,12 +155,13 @@ class Reduction {
                           fields_.is<"force_sum_reduction_for_comms">(Py_False) &&
                           reinterpret_cast<THPDevice*>(device.ptr())->device.type() != at::kMTIA;
     if (averages) {
-      return {.op = py::reinterpret_borrow<py::object>(average())};
+      const auto op = py::reinterpret_borrow<py::object>(average());
+      return {.reduce_scatter = op, .all_reduce = op};
     }
     const py::tuple found = imported<kCollectives, "_get_gradient_divide_factors">()(
-        process_group_, py::none(), dtype, attribute<"type">(device), fields_.get<"gradient_divide_factor">(),
-        fields_.get<"force_sum_reduction_for_comms">());
-    return {found[0], found[1], found[2]};
+        shards_.object, replicas_.object, dtype, attribute<"type">(device),
+        fields_.get<"gradient_divide_factor">(), fields_.get<"force_sum_reduction_for_comms">());
+    return {found[0], found[1], found[2], found[3]};
   }
 
   static py::handle average() {
@@ -136,12 +173,12 @@ class Reduction {
   void lay_out(const py::list& gradients, const py::object& input, int64_t length) const {
     const auto* const buffer = plain_tensor(input.ptr());
     const auto plain = buffer != nullptr && is_small_on_cpu(*buffer) && buffer->numel() == length
-                           ? plain_gradients(gradients, buffer->scalar_type(), c10d_group_->getSize())
+                           ? plain_gradients(gradients, buffer->scalar_type(), shards_.c10d->getSize())
                            : std::nullopt;
     if (plain) {
-      copy_gradients_in(*plain, *buffer, c10d_group_->getSize());
+      copy_gradients_in(*plain, *buffer, shards_.c10d->getSize());
     } else {
-      imported<kCollectives, "foreach_reduce_scatter_copy_in">()(gradients, input, c10d_group_->getSize());
+      imported<kCollectives, "foreach_reduce_scatter_copy_in">()(gradients, input, shards_.c10d->getSize());
     }
   }
 
@@ -151,22 +188,42 @@ class Reduction {
     }
   }
 
+  static c10d::ReduceOp reduce_op(const py::object& op) {
+    return op.is(average()) ? c10d::ReduceOp(c10d::ReduceOp::AVG)
+                            : reduce_op_argument(op.ptr(), "fully_shard");
+  }
+
   void reduce_scatter(const py::object& output, const py::object& input, const py::object& op) const {
-    if (comm_.starts_own(process_group_, output)) {
-      const auto reduce_op = op.is(average()) ? c10d::ReduceOp(c10d::ReduceOp::AVG)
-                                              : reduce_op_argument(op.ptr(), "fully_shard");
+    if (comm_.starts_own(shards_.object, output)) {
+      c10d::ReduceScatterOptions options;
+      options.reduceOp = reduce_op(op);
+      options.asyncOp = false;
       const auto purpose = purpose_of(fields_);
       const Label label(purpose);
-      comm_.start_own("reduce_scatter_tensor", process_group_, output, input,
-                      [&](auto& of, auto& to, auto& from) {
-                        c10d::ReduceScatterOptions options;
-                        options.reduceOp = reduce_op;
-                        options.asyncOp = false;
-                        return compat::reduce_scatter_flat(of, to, from, options);
-                      });
+      comm_.start_own(
+          "reduce_scatter_tensor", shards_.object, output, input,
+          [&](auto& of, auto& to, auto& from) { return compat::reduce_scatter_flat(of, to, from, options); });
     } else {
       comm_.object()(py::arg("output_tensor") = output, py::arg("input_tensor") = input,
-                     py::arg("group") = process_group_, py::arg("op") = op);
+                     py::arg("group") = shards_.object, py::arg("op") = op);
+    }
+  }
+
+  void all_reduce(const py::object& output, const py::object& op) const {
+    if (comm_.starts_own(replicas_.object, output)) {
+      c10d::AllreduceOptions options;
+      options.reduceOp = reduce_op(op);
+      options.asyncOp = false;
+      const auto purpose = purpose_of(fields_);
+      const Label label(purpose);
+      comm_.start_own("all_reduce", replicas_.object, output, output,
+                      [&](auto& of, auto& to, auto& /*from*/) {
+                        std::vector<at::Tensor> tensors{to};
+                        return of.allreduce(tensors, options);
+                      });
+    } else {
+      py::module_::import("torch.distributed")
+          .attr("all_reduce")(output, py::arg("group") = replicas_.object, py::arg("op") = op);
     }
   }
 
@@ -176,59 +233,129 @@ class Reduction {
     }
   }
 
-  static void hand_out(const py::list& params, py::object output, const std::vector<int64_t>& lengths,
-                       const py::object& stream) {
+  // Neighbouring parameters whose gradients have one dtype.
+  struct Run {
+    std::span<const Fields> params;
+    std::span<const int64_t> lengths;
+    int64_t length = 0;  // of all
+    at::ScalarType dtype;
+  };
+
+  static std::vector<Run> runs_of(const Params& params, const std::vector<int64_t>& lengths,
+                                  at::ScalarType reduced) {
+    std::vector<Run> runs;
+    for (size_t begin = 0; begin < params.size();) {
+      const auto type = params[begin].get<"sharded_grad_dtype">();
+      size_t end = begin;
+      Run run{.dtype = type.is_none() ? reduced : to_dtype(type)};
+      for (; end < params.size() && params[end].is<"sharded_grad_dtype">(type.ptr()); ++end) {
+        run.length += lengths[end];
+      }
+      run.params = std::span(params).subspan(begin, end - begin);
+      run.lengths = std::span(lengths).subspan(begin, end - begin);
+      runs.push_back(run);
+      begin = end;
+    }
+    return runs;
+  }
+
+  // Casts and accumulates the reduced gradients, on `stream`.
+  //
+  // PyTorch counterpart: _cast_and_view_sharded_grads.
+  void hand_out(const py::list& params, const at::Tensor& output, const std::vector<int64_t>& lengths,
+                const py::object& consumer, const py::object& stream) const {
     Params fields;
     for (const auto param : params) {
       fields.emplace_back(param.ptr());
     }
-    const auto dtype = gradient_type(fields);
-    if (!dtype.is_none() && to_dtype(dtype) != THPVariable_Unpack(output.ptr()).scalar_type()) {
-      output = attribute<"to">(output)(dtype);
-      record_consumer(output, stream);
+    const auto runs = runs_of(fields, lengths, output.scalar_type());
+    int64_t num_cast = 0;
+    for (const auto& run : runs) {
+      num_cast += run.dtype != output.scalar_type() ? run.length : 0;
     }
-    accumulate(THPVariable_Unpack(output.ptr()), fields, lengths);
+    // A run that is not cast keeps all of `output` alive; unless that is mostly its own, it is copied.
+    const bool copies = num_cast > output.numel() - num_cast;
+    int64_t offset = 0;
+    for (const auto& run : runs) {
+      const bool is_cast = run.dtype != output.scalar_type();
+      auto part = runs.size() == 1 ? output : output.narrow(0, offset, run.length);
+      if (is_cast || copies) {
+        part = is_cast ? part.to(run.dtype) : part.clone();
+        record_consumer(to_python(part), consumer);
+      }
+      accumulate(part, run.params, run.lengths, [&] { return streams_.recorded_event(stream); });
+      offset += run.length;
+    }
   }
 
   const Fields& fields_;
-  c10::intrusive_ptr<c10d::ProcessGroup> c10d_group_;
-  py::object process_group_;
+  ProcessGroup shards_;
+  ProcessGroup replicas_;
   Streams streams_;
   Comm comm_;
 };
 
-// Whether the group's gradients are reduced over one process group, without hooks or all_reduce.
+// Returns true if the group's gradients are reduced without hooks of the program, and all at once.
 bool reduces_as_usual(const Group& group) {
   const auto& fields = group.fields;
   const auto modules = fields.get<"modules">();
-  return fields.is<"reduce_grads">(Py_True) && fields.is<"_all_reduce_hook">(Py_None) &&
-         fields.is<"_all_reduce_hook_stream">(Py_None) && fields.is<"_partial_reduce_output">(Py_None) &&
+  return fields.is<"_all_reduce_hook">(Py_None) && fields.is<"_all_reduce_hook_stream">(Py_None) &&
+         fields.is<"_partial_reduce_output">(Py_None) &&
          fields.is<"reduce_scatter_unused_params">(Py_False) &&
          fields.is<"_prepare_reduce_scatter_inputs">(
              imported<kCollectives, "_default_reduce_scatter_input_fn">().ptr()) &&
-         PyObject_Size(fields.get<"_fsdp_params_with_wider_grad_dtype">().ptr()) == 0 &&
-         !(PyObject_Size(modules.ptr()) > 1 && is_in_state<"FORWARD">(fields)) &&
-         gradient_type(group.params) && std::ranges::all_of(group.params, is_cut_along_dim_0);
+         !(PyObject_Size(modules.ptr()) > 1 && is_in_state<"FORWARD">(fields)) && accumulates(group.params) &&
+         std::ranges::all_of(group.params, is_cut_along_dim_0);
+}
+
+// The process groups of the shards and of the replicas, null if there are none. Nothing if the group is of an
+// uncommon kind.
+std::optional<std::pair<ProcessGroup, ProcessGroup>> process_groups(const Fields& group) {
+  const auto mesh_info = group.get<"mesh_info">();
+  if (!is_sharded_mesh(mesh_info, /*or_replicated=*/true)) {
+    return std::nullopt;
+  }
+  const auto known = [&](py::object object) {
+    auto c10d = group_object(object.ptr());
+    check_is_current(mesh_info, c10d);
+    return ProcessGroup{std::move(object), std::move(c10d)};
+  };
+  auto process_group = attribute<"reduce_scatter_process_group">(mesh_info);
+  if (process_group.is_none()) {
+    process_group = attribute<"shard_process_group">(mesh_info);
+  }
+  const auto shards = known(std::move(process_group));
+  if (!shards.c10d || shards.c10d->getSize() == 1) {
+    return std::nullopt;
+  }
+  if (is_sharded_mesh(mesh_info, /*or_replicated=*/false)) {
+    return std::pair{shards, ProcessGroup{py::none(), nullptr}};
+  }
+  const auto replicas = known(attribute<"replicate_process_group">(mesh_info));
+  if (!replicas.c10d || !group.is<"all_reduce_grads">(Py_True)) {
+    return std::nullopt;
+  }
+  return std::pair{shards, replicas};
 }
 
 }  // namespace
 
 py::object post_backward(py::handle fsdp_group) {
   const auto group = serves_groups() ? usual_group(fsdp_group.ptr(), Replaced::kPostBackward) : std::nullopt;
-  if (!group || !free_gathered_only(group->params) || !reduces_as_usual(*group)) {
+  if (!group || !free_gathered_only(group->params)) {
     return {};
   }
-  const auto mesh_info = group->fields.get<"mesh_info">();
-  if (!is_sharded_mesh(mesh_info, /*or_replicated=*/false)) {
-    return {};
+  if (group->fields.is<"reduce_grads">(Py_False)) {
+    set_state(group->fields, training_state<"POST_BACKWARD">());
+    group->fields.set<"_post_backward_pending">(Py_True);
+    set_gradient_types(group->fields, /*deferred=*/false);
+    if (group->fields.is_true<"reshard_after_backward">()) {
+      to_sharded(*group);
+    }
+    return py::none();
   }
-  auto process_group = attribute<"reduce_scatter_process_group">(mesh_info);
-  if (process_group.is_none()) {
-    process_group = attribute<"shard_process_group">(mesh_info);
-  }
-  auto c10d_group = group_object(process_group.ptr());
-  check_is_current(mesh_info, c10d_group);
-  if (!c10d_group || c10d_group->getSize() == 1) {
+  const auto groups = reduces_as_usual(*group) ? process_groups(group->fields) : std::nullopt;
+  if (!groups) {
     return {};
   }
 
@@ -236,10 +363,11 @@ py::object post_backward(py::handle fsdp_group) {
   group->fields.set<"_post_backward_pending">(Py_False);
   auto taken = take_gradients(*group);
   TORCH_INTERNAL_ASSERT(taken);
+  set_gradient_types(group->fields, /*deferred=*/false);
   if (group->fields.is_true<"reshard_after_backward">()) {
     to_sharded(*group);
   }
-  const Reduction reduction(*group, std::move(c10d_group), std::move(process_group));
+  const Reduction reduction(*group, groups->first, groups->second);
   reduction.recycle();
   if (!taken->tensors.empty()) {
     reduction.run(*std::move(taken));

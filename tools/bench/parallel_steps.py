@@ -7,13 +7,14 @@ that sends nothing. Tensors are made on the default device.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -106,8 +107,8 @@ def plain_transformer() -> Step:
     return forward_and_backward(transformer(), torch.randn(BATCH, LENGTH, WIDTH))
 
 
-def tensor_parallel(device_type: str) -> Step:
-    """Weights cut by heads and columns over all ranks, activations between by the sequence."""
+def cut_by_modules(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Cuts weights by heads and columns over all ranks, activations between by the sequence."""
     by_block: dict[str, ParallelStyle] = {
         "attention_norm": SequenceParallel(),
         "feed_forward_norm": SequenceParallel(),
@@ -117,9 +118,13 @@ def tensor_parallel(device_type: str) -> Step:
         "feed_forward.up": ColwiseParallel(),
         "feed_forward.down": RowwiseParallel(output_layouts=Shard(1)),
     }
-    model = transformer()
     plan = {f"{i}.{name}": style for i in range(NUM_BLOCKS) for name, style in by_block.items()}
-    parallelize_module(model, init_device_mesh(device_type, (NUM_RANKS,)), plan)
+    parallelize_module(model, mesh, plan)
+
+
+def tensor_parallel(device_type: str) -> Step:
+    model = transformer()
+    cut_by_modules(model, init_device_mesh(device_type, (NUM_RANKS,)))
     return forward_and_backward(model, torch.randn(BATCH, LENGTH // NUM_RANKS, WIDTH))
 
 
@@ -167,6 +172,47 @@ def fully_sharded(device_type: str) -> Step:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
     return forward_and_backward(model, torch.randn(BATCH, LENGTH, WIDTH))
+
+
+# Training with FSDP2: the gradient's norm clipped, AdamW over lists
+
+BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+FP32 = MixedPrecisionPolicy()
+
+
+def training(model: nn.Module, x: Tensor) -> Step:
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+
+    def step() -> None:
+        model(x).sum().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def plain_training(dtype: torch.dtype) -> Step:
+    return training(transformer().to(dtype), torch.randn(BATCH, LENGTH, WIDTH, dtype=dtype))
+
+
+def sharded_training(policy: MixedPrecisionPolicy, shape: tuple[int, ...], device_type: str) -> Step:
+    """A group of parameters a block. A mesh of two axes replicates along the first."""
+    names = ("replicate", "shard")[-len(shape) :]
+    mesh = init_device_mesh(device_type, shape, mesh_dim_names=names)
+    model = transformer()
+    for block in [*model, model]:
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    return training(model, torch.randn(BATCH, LENGTH, WIDTH))
+
+
+def sharded_and_tensor_parallel_training(policy: MixedPrecisionPolicy, device_type: str) -> Step:
+    mesh = init_device_mesh(device_type, (2, NUM_RANKS // 2), mesh_dim_names=("dp", "tp"))
+    model = transformer()
+    cut_by_modules(model, mesh["tp"])
+    for block in [*model, model]:
+        fully_shard(block, mesh=mesh["dp"], mp_policy=policy)
+    return training(model, torch.randn(BATCH, LENGTH // mesh["tp"].size(), WIDTH))
 
 
 # A mixture of experts
@@ -281,6 +327,30 @@ PROGRAMS = [
     Program("tensor parallel 8", plain_transformer, tensor_parallel, 0.15),
     Program("data 2 x tensor 4", plain_transformer, data_and_tensor_parallel, 0.15),
     Program("FSDP2", plain_transformer, fully_sharded, 0.22),
+    Program(
+        "FSDP2 fp32, AdamW",
+        partial(plain_training, torch.float32),
+        partial(sharded_training, FP32, (NUM_RANKS,)),
+        0.28,
+    ),
+    Program(
+        "FSDP2 bf16, AdamW",
+        partial(plain_training, torch.bfloat16),
+        partial(sharded_training, BF16, (NUM_RANKS,)),
+        0.32,
+    ),
+    Program(
+        "FSDP2 x TP bf16, AdamW",
+        partial(plain_training, torch.bfloat16),
+        partial(sharded_and_tensor_parallel_training, BF16),
+        0.40,
+    ),
+    Program(
+        "HSDP bf16, AdamW",
+        partial(plain_training, torch.bfloat16),
+        partial(sharded_training, BF16, (2, NUM_RANKS // 2)),
+        0.40,
+    ),
     Program("experts, all_to_all", plain_experts, expert_parallel, 0.1),
     Program("Muon, 200 weights", plain_muon, muon, 0.1),
 ]

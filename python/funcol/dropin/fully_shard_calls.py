@@ -1,9 +1,8 @@
 """The replacements of FSDP2's functions (``fully_shard``) while funcol is under it.
 
 Each function here has the signature and results of PyTorch's function that it replaces, and returns
-``NotImplemented`` for calls that PyTorch's function has to run: with extensions of the gather, parameters on
-the CPU beside a GPU, shards along other dims than 0, several dtypes in one gather, replicas, and under modes,
-transforms, logs and profilers. C++ does the work of a group of parameters in one call, on the streams and
+``NotImplemented`` for calls that PyTorch's function has to run: with extensions of the gather, shards along
+other dims than 0, partial sums of replicas, and under modes, transforms, logs and profilers. C++ does the work of a group of parameters in one call, on the streams and
 after the events of PyTorch's function.
 
 This module imports FSDP2. :mod:`funcol.dropin.fully_shard` puts the replacements in place.
@@ -46,12 +45,12 @@ def foreach_all_gather(
     found = _C.fsdp_shards(fsdp_params)
     if found is NotImplemented:
         return NotImplemented
-    shards, dtype, dtypes, lengths, all_lengths = found
+    dtype, dtypes, lengths, all_lengths = found
     world_size, rank = group.size(), group.rank()
     device_handle = _get_device_handle(device.type)
     with device_handle.stream(all_gather_copy_in_stream):
         output = all_gather_comm.allocate((sum(all_lengths) * world_size,), dtype=dtype, device=device)
-        sent = _C.fsdp_copy_in(shards, output, all_lengths, rank)
+        sent = _C.fsdp_copy_in(fsdp_params, output, rank)
     all_gather_stream.wait_stream(all_gather_copy_in_stream)
     with device_handle.stream(all_gather_stream):
         work = all_gather_comm(output_tensor=output, input_tensor=sent, group=group, async_op=async_op)

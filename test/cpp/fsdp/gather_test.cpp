@@ -18,23 +18,49 @@ at::Tensor counted(int64_t count, at::ScalarType type = at::kFloat) {
   return at::arange(1, count + 1, at::TensorOptions(type));
 }
 
+Shards shards_of(std::vector<at::Tensor> tensors, at::ScalarType type = at::kFloat) {
+  Shards shards{.tensors = std::move(tensors), .dtype = type};
+  for (const auto& tensor : shards.tensors) {
+    shards.types.push_back(type);
+    shards.lengths.push_back(tensor.numel());
+    shards.length += tensor.numel();
+  }
+  return shards;
+}
+
 TEST(CopyIn, LaysShardsIntoThisRanksPart) {
   const auto output = at::full({9}, -1, at::kFloat);
-  const auto sent = copy_in({counted(2), counted(1)}, {2, 1}, output, /*rank=*/1);
+  const auto sent = copy_in(shards_of({counted(2), counted(1)}), output, /*rank=*/1);
   EXPECT_TRUE(at::equal(sent, at::tensor({1, 2, 1}, at::kFloat)));
   EXPECT_TRUE(at::equal(output, at::tensor({-1, -1, -1, 1, 2, 1, -1, -1, -1}, at::kFloat))) << output;
 }
 
 TEST(CopyIn, TakesAnEmptyShard) {
   const auto output = at::full({4}, -1, at::kFloat);
-  copy_in({counted(0), counted(2)}, {0, 2}, output, /*rank=*/0);
+  copy_in(shards_of({counted(0), counted(2)}), output, /*rank=*/0);
   EXPECT_TRUE(at::equal(output, at::tensor({1, 2, -1, -1}, at::kFloat))) << output;
 }
 
 TEST(CopyIn, CastsToTheTypeOfTheGather) {
   const auto output = at::full({6}, -1, at::kBFloat16);
-  copy_in({counted(2), counted(1, at::kDouble)}, {2, 1}, output, /*rank=*/1);
+  copy_in(shards_of({counted(2), counted(1, at::kDouble)}, at::kBFloat16), output, /*rank=*/1);
   EXPECT_TRUE(at::equal(output, at::tensor({-1, -1, -1, 1, 2, 1}, at::kFloat).to(at::kBFloat16))) << output;
+}
+
+TEST(CopyIn, LaysOutShardsOfSeveralTypesAsBytes) {
+  for (const int64_t scale : {int64_t{1}, int64_t{1} << 18}) {  // the larger copies are ATen's
+    const auto output = at::full({12 * scale}, 0xA5, at::kByte);
+    const Shards shards{.tensors = {counted(scale), counted(scale, at::kDouble)},
+                        .types = {at::kFloat, at::kBFloat16},
+                        .lengths = {4 * scale, 2 * scale},
+                        .length = 6 * scale};
+    const auto sent = copy_in(shards, output, /*rank=*/1);
+    EXPECT_EQ(sent.storage_offset(), 6 * scale);
+    EXPECT_TRUE(at::equal(sent.narrow(0, 0, 4 * scale), counted(scale).view(at::kByte)));
+    EXPECT_TRUE(
+        at::equal(sent.narrow(0, 4 * scale, 2 * scale), counted(scale).to(at::kBFloat16).view(at::kByte)));
+    EXPECT_TRUE(output.narrow(0, 0, 6 * scale).eq(0xA5).all().item<bool>());
+  }
 }
 
 class CopyOut : public ::testing::Test {

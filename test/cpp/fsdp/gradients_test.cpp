@@ -58,12 +58,26 @@ TEST(CopyGradientsIn, LaysOutWhatPyTorchDoes) {
   }
 }
 
-TEST(PlainGradients, AreOfOneTypeAndOneMemory) {
+TEST(CopyGradientsIn, CastsAsPyTorchDoes) {
+  const auto types = {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble};
+  for (const auto from : types) {
+    for (const auto to : types) {
+      const auto gradient = counted({1025, 3}, at::kDouble).div(7).to(from);  // rounded
+      const auto buffer = at::full({padded_length(gradient, 2)}, -1, to);
+      copy_gradients_in({gradient}, buffer, 2);
+      const auto expected = at::_chunk_cat({gradient.to(to)}, /*dim=*/0, 2).flatten();
+      EXPECT_TRUE(at::equal(buffer, expected)) << from << " to " << to;
+    }
+  }
+}
+
+TEST(PlainGradients, AreFloatsOrOfOneTypeInOneMemory) {
   const auto is_plain = [](const char* list) {
     return plain_gradients(python(list).cast<py::list>(), at::kFloat, 2).has_value();
   };
   EXPECT_TRUE(is_plain("[torch.ones(3, 2), torch.ones(4)]"));
-  EXPECT_FALSE(is_plain("[torch.ones(3, 2), torch.ones(4, dtype=torch.bfloat16)]")) << "mixed types";
+  EXPECT_TRUE(is_plain("[torch.ones(3, 2), torch.ones(4, dtype=torch.bfloat16)]"));
+  EXPECT_FALSE(is_plain("[torch.ones(3, 2), torch.ones(4, dtype=torch.int32)]")) << "mixed types";
   EXPECT_FALSE(is_plain("[torch.ones(3, 2).t()]")) << "not contiguous";
   EXPECT_FALSE(is_plain("[torch.ones(())]")) << "no dim to cut";
   EXPECT_FALSE(is_plain("[torch.ones(2, device='meta')]")) << "no memory";
@@ -75,7 +89,7 @@ TEST(CopiedGradients, LeavesTheRestToPyTorch) {
   EXPECT_TRUE(copied_gradients(python("[torch.ones(5)]"), buffer, 2));
   EXPECT_EQ(python("x.tolist()", buffer).cast<std::vector<double>>(),
             (std::vector<double>{1, 1, 1, 1, 1, 0}));
-  EXPECT_FALSE(copied_gradients(python("[torch.ones(5, dtype=torch.float64)]"), buffer, 2)) << "another type";
+  EXPECT_FALSE(copied_gradients(python("[torch.ones(5, dtype=torch.int64)]"), buffer, 2)) << "another type";
   EXPECT_FALSE(copied_gradients(python("[torch.ones(7)]"), buffer, 2)) << "another length";
   EXPECT_FALSE(copied_gradients(python("(torch.ones(5),)"), buffer, 2)) << "no list";
 }

@@ -72,6 +72,7 @@ def test_a_factor_that_gradients_are_divided_by(factor: float) -> None:
         programs.leaves_some_unused,
         programs.nests,
         programs.offloads,
+        programs.offloads_mixed,
         programs.optimizes_in_the_backward_pass,
         programs.passes_structures,
         programs.prefetches,
@@ -89,8 +90,9 @@ def test_a_program(program: Callable[..., list[Tensor]]) -> None:
     check(program, 2)
 
 
-def test_replicas_of_shards() -> None:
-    check(programs.replicates, 4)
+@pytest.mark.parametrize("types", ["", "float32", "bfloat16", "float16"])
+def test_replicas_of_shards(types: str) -> None:
+    check(programs.replicates, 4, types)
 
 
 def shards_tensor_parallel_modules(rank: int, world: int) -> None:

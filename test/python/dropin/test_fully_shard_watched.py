@@ -7,6 +7,7 @@ import functools
 import importlib
 import inspect
 import logging
+import sys
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -32,6 +33,49 @@ ON_DEVICES = True
 def group_of(module: Any) -> Any:
     state = module._get_fsdp_state()
     return state._fsdp_param_group  # older minors have no more than one
+
+
+# The Python of FSDP2 that gathers parameters and reduces gradients.
+IN_PYTHON = {"foreach_all_gather", "foreach_all_gather_copy_out", "foreach_reduce", "post_backward", "unshard"}
+
+
+def is_served(rank: int, world: int, module: str, program: str, args: tuple[Any, ...]) -> None:
+    called = set()
+
+    def notes(frame: Any, event: str, arg: object) -> None:
+        file = frame.f_code.co_filename
+        if event == "call" and "_fully_shard" in file and "funcol" not in file:
+            called.add(frame.f_code.co_name)
+
+    with funcol.installed():
+        sys.setprofile(notes)
+        try:
+            getattr(importlib.import_module(module), program)(rank, world, *args)
+        finally:
+            sys.setprofile(None)
+    assert called.isdisjoint(IN_PYTHON), called & IN_PYTHON
+
+
+@pytest.mark.skipif(torch.__version__ < "2.15", reason="C++ serves parts of older FSDP2 only")
+@pytest.mark.parametrize(
+    ("program", "world", "args"),
+    [
+        ("fsdp_programs.trains", 2, ()),
+        ("fsdp_programs.mixes", 2, ("bfloat16", "float32", "")),
+        ("fsdp_programs.mixes", 2, ("bfloat16", "", "float32")),
+        ("fsdp_programs.trains_in_16_bits", 2, ()),
+        ("fsdp_programs.accumulates_mixed", 2, ()),
+        ("fsdp_programs.offloads", 2, ()),
+        ("fsdp_programs.offloads_mixed", 2, ()),
+        ("fsdp_programs.replicates", 4, ("float32",)),
+        ("fsdp_programs.over_tensor_parallel", 4, ()),
+        ("fsdp_extensions.mixes_by_parameter", 2, ()),
+    ],
+    ids=str,
+)
+def test_groups_are_gathered_and_reduced_in_cpp(program: str, world: int, args: tuple[str, ...]) -> None:
+    module, _, name = program.partition(".")
+    run_ranks(is_served, world, module, name, args)
 
 
 def counts_replaced_methods(rank: int, world: int, path: str, of_instance: bool) -> None:

@@ -346,9 +346,22 @@ def offloads(rank: int, world: int) -> list[Tensor]:
     return steps(model, rank)
 
 
-def replicates(rank: int, world: int) -> list[Tensor]:
+def offloads_mixed(rank: int, world: int) -> list[Tensor]:
+    """In 16 bits, with a gradient that accumulates before it is reduced, and one after."""
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    model = sharded(blocks(), offload_policy=CPUOffloadPolicy(pin_memory=False), mp_policy=policy)
+    found = []
+    for step in range(3):
+        model.set_requires_gradient_sync(step > 0)
+        model(batch(rank, step)).float().square().mean().backward()
+        found += copies(state(model))
+    return found
+
+
+def replicates(rank: int, world: int, types: str = "") -> list[Tensor]:
     mesh = init_device_mesh(device_type(), (2, world // 2), mesh_dim_names=("replicate", "shard"))
-    model = sharded(blocks(), mesh=mesh)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=getattr(torch, types or "float32"))
+    model = sharded(blocks(), mesh=mesh, **({"mp_policy": policy} if types else {}))
     return steps(model, rank, 2, torch.optim.SGD(model.parameters(), 0.1))
 
 

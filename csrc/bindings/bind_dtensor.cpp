@@ -20,6 +20,7 @@
 #include "dtensor/holders.h"
 #include "dtensor/local_sizes.h"
 #include "dtensor/many.h"
+#include "dtensor/mixed_tensors.h"
 #include "dtensor/native_operators.h"
 #include "dtensor/plain_dtensors.h"
 #include "dtensor/redistribute.h"
@@ -197,6 +198,7 @@ void bind_native_operators(py::module m) {
       py::arg("dispatcher"), py::arg("propagator"), py::arg("logger"), py::arg("copies"), py::arg("decide"),
       py::arg("draw"), py::arg("own_handler"), py::arg("is_own"));
   m.def("take_native_operators", take_native_operators);
+  m.def("are_on_one_mesh", are_on_one_mesh, py::arg("tensors"));
   m.def("serves_operators", serves_operators);
   m.def("operator_counts", operator_counts);
   m.def("forget_operator_counts", forget_operator_counts);

@@ -151,6 +151,24 @@ py::object spec_of_plain(const at::Tensor& tensor, py::handle mesh) {
                   {tensor.sizes().vec(), tensor.strides().vec(), static_cast<Dtype>(tensor.scalar_type())});
 }
 
+bool are_on_one_mesh(py::handle tensors) {
+  const auto list = checked(PySequence_Fast(tensors.ptr(), "tensors"));
+  py::object mesh;  // None for plain tensors
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(list.ptr()); ++i) {
+    auto* const tensor = PySequence_Fast_GET_ITEM(list.ptr(), i);
+    auto* const spec = Py_TYPE(tensor) == dtensor_type() ? spec_of(tensor) : nullptr;
+    if (spec == nullptr && PyType_IsSubtype(Py_TYPE(tensor), dtensor_type()) != 0) {
+      return false;
+    }
+    auto of_tensor = spec != nullptr ? attribute<"mesh">(spec) : py::none();
+    if (mesh && !mesh.is(of_tensor)) {
+      return false;
+    }
+    mesh = std::move(of_tensor);
+  }
+  return true;
+}
+
 void dispatch_naming_plain_tensors(const c10::impl::PyInterpreterVTable& table, const c10::OperatorHandle& op,
                                    torch::jit::Stack* stack) {
   // PyTorch takes the arguments off the stack.

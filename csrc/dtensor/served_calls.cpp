@@ -12,6 +12,7 @@
 #include "dtensor/redistribute_local.h"
 #include "dtensor/spec_numbers.h"
 #include "pyobjects/attributes.h"
+#include "pyobjects/callbacks.h"
 #include "pyobjects/dtensors.h"
 #include "pyobjects/op_schemas.h"
 #include "pyobjects/spec_objects.h"
@@ -44,6 +45,12 @@ bool is_on_one_mesh(const Call& call) {
     first = std::move(mesh);
   }
   return known_mesh(first).coordinate.has_value();
+}
+
+// Returns true if the tensor is a norm that is pending, for which there is no plan.
+bool has_norm_partial(py::handle spec) {
+  return std::ranges::any_of(to_placements(attribute<"placements">(spec)),
+                             [](const auto& one) { return one.is_norm(); });
 }
 
 bool is_replicated(py::handle spec) {
@@ -212,10 +219,14 @@ bool ServedCall::take_tensor(const DescribedOperator& described, const Call& cal
     return false;
   }
   auto execution = execution_between(source, wanted, local.itemsize());
-  if (!execution) {
+  if (!execution && !has_norm_partial(source)) {
     return false;
   }
-  moves_.push_back({number, std::move(execution)});
+  if (execution) {
+    moves_.push_back({number, std::move(execution)});
+  } else {
+    moves_.push_back({number, nullptr, copy_without_mesh(source), copy_without_mesh(wanted)});
+  }
   return true;
 }
 
@@ -308,19 +319,29 @@ Fate ServedCall::run(const c10::OperatorHandle& op, const DescribedOperator& des
   if (!moves_.empty() && observes_redistribution()) {
     return Fate::kWatched;
   }
-  if (!std::ranges::all_of(moves_,
-                           [&](const Move& move) { return move.execution->fits(locals[move.number]); })) {
+  if (!std::ranges::all_of(moves_, [&](const Move& move) {
+        return !move.execution || move.execution->fits(locals[move.number]);
+      })) {
     return Fate::kLocalShape;
   }
   // Of a mesh whose group has ended since. PyTorch's path finds whether this call is on that mesh, or on an
   // equal one that was made later.
-  if (!std::ranges::all_of(moves_, [](const Move& move) { return move.execution->is_current(); })) {
+  if (!std::ranges::all_of(
+          moves_, [](const Move& move) { return !move.execution || move.execution->is_current(); })) {
     return Fate::kWatched;
   }
   for (const auto& move : moves_) {
+    auto& local = locals[move.number];
     const Label label(op.operator_name().name);
-    const WithoutGil no_gil;
-    locals[move.number] = move.execution->run(locals[move.number], /*async_op=*/false);
+    if (move.execution) {
+      const WithoutGil no_gil;
+      local = move.execution->run(local, /*async_op=*/false);
+    } else {
+      const auto mesh = attribute<"mesh">(spec_of(call.first_dtensor()));
+      const auto moved = callback(Callback::kRedistributeLocalTensor)(
+          to_python(local), copy_onto(move.source, mesh), copy_onto(move.target, mesh));
+      local = THPVariable_Unpack(moved.ptr());
+    }
   }
   put_arguments(call, std::move(locals), stack.data() + (stack.size() - num_arguments));
   if (described.draws) {

@@ -35,8 +35,10 @@ class ServedCall {
   using Tensors = c10::SmallVector<at::Tensor, 8>;
 
   struct Move {
-    size_t number;  // of the tensor among the call's
-    ExecutionPtr execution;
+    size_t number;           // of the tensor among the call's
+    ExecutionPtr execution;  // null for a norm: Python moves it from `source` to `target`, both without mesh
+    py::object source = {};
+    py::object target = {};
   };
 
   struct ResultSpec {

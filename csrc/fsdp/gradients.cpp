@@ -65,6 +65,21 @@ py::object accumulated_type(const Fields& param) {
 
 }  // namespace
 
+py::object common_accumulated_type(const Gradients& taken) {
+  py::object common;
+  for (size_t i = 0; i < taken.params.size(); ++i) {
+    auto type = accumulated_type(Fields(taken.params[i].ptr()));
+    if (type.is_none()) {
+      type = to_python(THPVariable_Unpack(py::object(taken.tensors[i]).ptr()).scalar_type());
+    }
+    if (common && !common.is(type)) {
+      return {};
+    }
+    common = std::move(type);
+  }
+  return common;
+}
+
 void set_gradient_types(const Fields& group, bool deferred) {
   const auto params = group.get<"_fsdp_params_with_wider_grad_dtype">();
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(params.ptr()); ++i) {
@@ -115,7 +130,14 @@ template <typename To, typename From>
 void cast(std::byte* to, const std::byte* from, int64_t count) {
   const auto* const values = reinterpret_cast<const From*>(from);
   auto* const cast_values = reinterpret_cast<To*>(to);
-  for (int64_t i = 0; i < count; ++i) {
+  constexpr int64_t kBlock = 64;  // of a known size, so that compilers vectorize it
+  int64_t i = 0;
+  for (; i + kBlock <= count; i += kBlock) {
+    for (int64_t k = 0; k < kBlock; ++k) {
+      cast_values[i + k] = static_cast<To>(values[i + k]);
+    }
+  }
+  for (; i < count; ++i) {
     cast_values[i] = static_cast<To>(values[i]);
   }
 }

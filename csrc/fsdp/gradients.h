@@ -53,6 +53,12 @@ py::object gradient_type(const Params& params);
 // Returns false if a parameter has a gradient that is no DTensor.
 bool accumulates(const Params& params);
 
+// The dtype of the reduction where the group has none: that in which the gradients accumulate. Null if they
+// have several.
+//
+// PyTorch counterpart: FSDPParamGroup._get_reduce_dtype.
+py::object common_accumulated_type(const Gradients& taken);
+
 // Accumulates the reduced gradients into the parameters. They lie in `buffer` one after another, of `lengths`
 // elements. Gradients of parameters that are offloaded to the CPU are copied there. `record_event()` returns
 // an event after all copies so far; without it no parameter may be offloaded.

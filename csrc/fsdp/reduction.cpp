@@ -63,6 +63,9 @@ class Reduction {
     wait_for_previous();
     auto dtype = fields_.get<"_reduce_dtype">();
     if (dtype.is_none()) {
+      dtype = common_accumulated_type(taken);
+    }
+    if (!dtype) {
       dtype = attribute<"_get_reduce_dtype">(fields_.object())(taken.params, taken.tensors);
     }
     const at::NoGradGuard no_grad;

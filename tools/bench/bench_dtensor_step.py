@@ -63,7 +63,9 @@ import funcol
 STEP_SIDES = ("plain", "stock", "funcol")
 BY_HAND = {"FSDP2": sharded_by_hand}  # the least that a program's collectives and copies take; on the CPU
 CHUNK_MS = 60.0
-NUM_WARM_UP = 3  # steps after funcol came or went, in which decisions are made that are remembered then
+# Steps after funcol came or went, in which decisions are made that are remembered then, and the interpreter
+# specializes the functions that were replaced.
+NUM_WARM_UP = 12
 
 SOLVER_MESH = (8, 8, 4)
 SOLVER_LIMIT = 0.05

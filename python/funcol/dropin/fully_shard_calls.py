@@ -2,8 +2,8 @@
 
 Each function here has the signature and results of PyTorch's function that it replaces, and returns
 ``NotImplemented`` for calls that PyTorch's function has to run: with extensions of the gather, shards along
-other dims than 0, partial sums of replicas, and under modes, transforms, logs and profilers. C++ does the work of a group of parameters in one call, on the streams and
-after the events of PyTorch's function.
+other dims than 0, partial sums of replicas, and under modes, transforms, logs and profilers. C++ does the
+work of a group of parameters in one call, on the streams and after the events of PyTorch's function.
 
 This module imports FSDP2. :mod:`funcol.dropin.fully_shard` puts the replacements in place.
 """
@@ -195,6 +195,31 @@ def root_post_backward_final_callback(self: Any) -> Any:
         self._comm_ctx.release_all_gather_state_on_current_stream()
     context.post_backward_final_callback_queued = False
     return None
+
+
+_WITHOUT_TENSORS_INSIDE = frozenset({Tensor, type(None), bool, int, float, str})
+
+
+def cast_forward_inputs(self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """PyTorch counterpart: ``FSDPState._cast_forward_inputs``, for arguments that are no containers."""
+    dtype = self._mp_policy.param_dtype
+    if not (self._mp_policy.cast_forward_inputs and dtype):
+        return args, kwargs
+    kinds = {*map(type, args), *map(type, kwargs.values())}
+    if not kinds <= _WITHOUT_TENSORS_INSIDE or _C.is_recorded():
+        return NotImplemented
+    cast = _fsdp_common._cast_fp_tensor
+    return tuple(cast(dtype, one) for one in args), {name: cast(dtype, one) for name, one in kwargs.items()}
+
+
+def cast_output_dtype(self: Any, output: Any) -> Any:
+    """PyTorch counterpart: ``FSDPState._cast_output_dtype``, for a tensor."""
+    dtype = self._mp_policy.output_dtype
+    if dtype is None:
+        return output
+    if type(output) is not Tensor or _C.is_recorded():
+        return NotImplemented
+    return _fsdp_common._cast_fp_tensor(dtype, output)
 
 
 def register_pre_backward_hook(self: Any, output: Any) -> Any:

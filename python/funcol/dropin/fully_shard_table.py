@@ -91,6 +91,12 @@ FUNCTIONS: dict[str, Function] = {
     "FSDPState._register_pre_backward_hook": Function(
         ("6ebf295f",), calls.register_pre_backward_hook, ("collect_grad_tensors",)
     ),
+    "FSDPState._cast_forward_inputs": Function(
+        ("e1f1e34b",), calls.cast_forward_inputs, ("_apply_to_tensors",), omits_ranges=True
+    ),
+    "FSDPState._cast_output_dtype": Function(
+        ("5a765e45",), calls.cast_output_dtype, ("_apply_to_tensors",), omits_ranges=True
+    ),
     "FSDPParamGroup.pre_forward": Function(
         ("9d593b55",),
         calls.pre_forward,
@@ -162,6 +168,7 @@ FUNCTIONS: dict[str, Function] = {
             "_default_reduce_scatter_input_fn",
             "_get_gradient_divide_factors",
             "FSDPParamGroup._all_reduce_process_group",
+            "FSDPParamGroup._get_reduce_dtype",
             "FSDPParamGroup._reduce_scatter_process_group",
             "FSDPParamGroup._set_unsharded_grad_dtypes",
             "FSDPParamGroup._take_unsharded_grads_to_reduce",
@@ -236,6 +243,7 @@ FUNCTIONS: dict[str, Function] = {
     "FSDPParamGroup._all_gather_process_group": Function(("c78c4301",)),
     "FSDPParamGroup._all_reduce_process_group": Function(("0bd38a41",)),
     "FSDPParamGroup._backward_prefetch": Function(("ae87b225",)),
+    "FSDPParamGroup._get_reduce_dtype": Function(("fc22d956",)),
     "FSDPParamGroup._get_unsharded_grad_to_reduce": Function(("978aba3e", ABSENT)),
     "FSDPParamGroup._prefetch_unshard": Function(("5833ae67",)),
     "FSDPParamGroup._record_post_forward": Function(("fa814a18",)),
@@ -252,6 +260,7 @@ FUNCTIONS: dict[str, Function] = {
     "RegisterPostBackwardFunction.backward": Function(("559292e2", "cab3bb3a")),
     "RegisterPostBackwardFunction.forward": Function(("3819f78e", "cddb3b59", "5b0847b8")),
     "RegisterPostBackwardFunction.setup_context": Function(("4c933009", ABSENT)),
+    "_apply_to_tensors": Function(("c2aaa0cf",)),
     "_copy_all_gather_outputs": Function(("4a13579c", ABSENT)),
     "_dynamo_disable": Function(("5e21801e", "370c35a7", ABSENT)),
     "_from_local_no_grad": Function(("a419ea55", "f6e3b409")),

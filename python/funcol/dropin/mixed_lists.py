@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad
 from torch.utils import _foreach_utils
 
+from .. import _C
 from . import patching
 
 _total_norm: Any = patching.copied(clip_grad._get_total_norm)
@@ -36,6 +37,10 @@ def _by_mesh(tensors: Iterable[Tensor | None]) -> dict[DeviceMesh | None, list[i
     return places
 
 
+def _is_mixed(tensors: list[Any]) -> bool:
+    return not _C.are_on_one_mesh(tensors) and len(_by_mesh(tensors)) > 1
+
+
 class _Kind(tuple[Any, ...]):
     """A device and a dtype, as a key that is equal to none but itself."""
 
@@ -46,7 +51,7 @@ class _Kind(tuple[Any, ...]):
 
 def _grouped(tensorlistlist: list[list[Tensor | None]], with_indices: bool = False) -> Any:
     """PyTorch counterpart: ``torch.utils._foreach_utils._group_tensors_by_device_and_dtype``."""
-    if torch.compiler.is_compiling() or not tensorlistlist or len(_by_mesh(tensorlistlist[0])) < 2:
+    if torch.compiler.is_compiling() or not tensorlistlist or not _is_mixed(tensorlistlist[0]):
         return NotImplemented
     groups: dict[Any, Any] = {}
     stock = torch._C._group_tensors_by_device_and_dtype
@@ -68,9 +73,9 @@ def _norm(
     if torch.compiler.is_compiling() or isinstance(tensors, Tensor):
         return NotImplemented
     tensors = list(tensors)
-    by_mesh = _by_mesh(tensors)
-    if len(by_mesh) < 2:
+    if not _is_mixed(tensors):
         return _total_norm(tensors, norm_type, error_if_nonfinite, foreach)
+    by_mesh = _by_mesh(tensors)
     for mesh in by_mesh:
         if mesh is not None and mesh.get_coordinate() is None:
             raise ValueError(

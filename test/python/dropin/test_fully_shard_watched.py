@@ -36,7 +36,13 @@ def group_of(module: Any) -> Any:
 
 
 # The Python of FSDP2 that gathers parameters and reduces gradients.
-IN_PYTHON = {"foreach_all_gather", "foreach_all_gather_copy_out", "foreach_reduce", "post_backward", "unshard"}
+IN_PYTHON = {
+    "foreach_all_gather",
+    "foreach_all_gather_copy_out",
+    "foreach_reduce",
+    "post_backward",
+    "unshard",
+}
 
 
 def is_served(rank: int, world: int, module: str, program: str, args: tuple[Any, ...]) -> None:

@@ -15,7 +15,7 @@ namespace funcol::python {
 // The spec of a plain tensor that all ranks of `mesh` have. Needs the GIL.
 py::object spec_of_plain(const at::Tensor& tensor, py::handle mesh);
 
-// Returns true if all elements of `tensors` are DTensors on one mesh object, or none is a DTensor. None and
+// Returns true if all elements of `tensors` are DTensors on equal meshes, or none is a DTensor. None and
 // other objects count as plain tensors. Needs the GIL.
 bool are_on_one_mesh(py::handle tensors);
 

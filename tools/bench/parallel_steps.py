@@ -196,6 +196,15 @@ def plain_training(dtype: torch.dtype) -> Step:
     return training(transformer().to(dtype), torch.randn(BATCH, LENGTH, WIDTH, dtype=dtype))
 
 
+def sharded_training_without_mesh(policy: MixedPrecisionPolicy, device_type: str) -> Step:
+    """A group of parameters a block, each on a mesh object of its own, as ``fully_shard(block)`` makes them."""
+    assert torch.get_default_device().type == device_type
+    model = transformer()
+    for block in [*model, model]:
+        fully_shard(block, mp_policy=policy)
+    return training(model, torch.randn(BATCH, LENGTH, WIDTH))
+
+
 def sharded_training(policy: MixedPrecisionPolicy, shape: tuple[int, ...], device_type: str) -> Step:
     """A group of parameters a block. A mesh of two axes replicates along the first."""
     names = ("replicate", "shard")[-len(shape) :]
@@ -337,6 +346,12 @@ PROGRAMS = [
         "FSDP2 bf16, AdamW",
         partial(plain_training, torch.bfloat16),
         partial(sharded_training, BF16, (NUM_RANKS,)),
+        0.32,
+    ),
+    Program(
+        "FSDP2 bf16, 5 meshes",
+        partial(plain_training, torch.bfloat16),
+        partial(sharded_training_without_mesh, BF16),
         0.32,
     ),
     Program(

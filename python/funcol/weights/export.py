@@ -91,14 +91,14 @@ class _How:
         self.dtype = dtype
         self.device = device
         self.is_receiver = to is None or to == (dist.get_rank() if dist.is_initialized() else 0)
-        self._holders: dict[int, tuple[DeviceMesh, int]] = {}
+        self._holders: dict[DeviceMesh, int] = {}  # equal meshes are one
 
     def holder(self, mesh: DeviceMesh, name: str) -> int:
         """The rank of ``mesh`` that gets the whole tensor, as C++ counts it."""
-        known = self._holders.get(id(mesh))
+        known = self._holders.get(mesh)
         if known is None:
-            known = self._holders[id(mesh)] = mesh, self._find_holder(mesh, name)
-        return known[1]
+            known = self._holders[mesh] = self._find_holder(mesh, name)
+        return known
 
     def _find_holder(self, mesh: DeviceMesh, name: str) -> int:
         if self.to is None:
@@ -175,7 +175,7 @@ class _Bucket:
     """Consecutive tensors that are moved together."""
 
     def __init__(self, source: _Source, how: _How) -> None:
-        self.meshes: dict[int, DeviceMesh] = {}
+        self.meshes: dict[DeviceMesh, None] = {}  # in the order in which they came
         self.content = 1
         self._how = how
         self._source = source
@@ -204,7 +204,7 @@ class _Bucket:
                 used, moved = 0, None
             else:
                 mesh = tensor.device_mesh
-                self.meshes[id(mesh)] = mesh
+                self.meshes[mesh] = None
                 try:
                     used = self._moves.add(tensor, how.holder(mesh, name), how.dtype, most)
                     moved = None
@@ -268,7 +268,7 @@ def _stream(source: _Source, how: _How, counter: _Counter) -> Iterator[tuple[str
     def next_bucket() -> _Bucket:
         bucket = _Bucket(source, how)
         if bucket and is_checked:
-            in_step.go_on(bucket.meshes.values(), bucket.content, num_done, bucket.first_name)
+            in_step.go_on(bucket.meshes, bucket.content, num_done, bucket.first_name)
         if bucket:
             bucket.start()
         return bucket

@@ -29,7 +29,8 @@ class InStep:
         """``meshes`` whose ranks learn of a leaving rank from the start; others do from their first bucket
         on."""
         self._op = op
-        self._meshes: dict[int, _MeshRanks] = {}  # in the order in which they came
+        # In the order in which they came. Equal meshes are one: ranks may hold several objects of it.
+        self._meshes: dict[DeviceMesh, _MeshRanks] = {}
         for mesh in meshes:
             self._ranks_of(mesh)
         self._has_ended = False
@@ -61,9 +62,9 @@ class InStep:
                     ranks.agree(_END, code)
 
     def _ranks_of(self, mesh: DeviceMesh) -> _MeshRanks:
-        ranks = self._meshes.get(id(mesh))
+        ranks = self._meshes.get(mesh)
         if ranks is None:
-            ranks = self._meshes[id(mesh)] = _MeshRanks(mesh)
+            ranks = self._meshes[mesh] = _MeshRanks(mesh)
         return ranks
 
     def _compare(self, ranks: _MeshRanks, content: int, num_done: int, what: str) -> None:
@@ -89,7 +90,6 @@ class _MeshRanks:
         self.left = 0  # the code of a rank that has left, once it is known
         self.is_told = False  # all ranks know that somebody left, or that they disagree
         self._device = mesh.device_type
-        self._mesh = mesh  # its id is in use
         with _disable_current_modes():
             is_inside = mesh.get_coordinate() is not None
         self._groups = _groups_of(mesh) if is_inside else []

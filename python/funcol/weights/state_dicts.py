@@ -109,7 +109,7 @@ def load_full_state_dict(
                 shown.show(bucket[0].name)
                 wholes = [None if source is None else source.whole_of(target) for target in bucket]
                 in_step.go_on(
-                    {id(target.mesh): target.mesh for target in bucket if target.mesh is not None}.values(),
+                    dict.fromkeys(target.mesh for target in bucket if target.mesh is not None),
                     number_of(zlib.crc32("\n".join(target.name for target in bucket).encode())),
                     num_done,
                     bucket[0].name,
@@ -150,7 +150,7 @@ class _Loading:
 
     def __init__(self, state: list[tuple[str, Tensor]], skipped: set[int], src: int) -> None:
         self._src = src
-        self._owners: dict[int, int] = {}
+        self._owners: dict[DeviceMesh, int] = {}
         meshes = (root_mesh(value.device_mesh) for _, value in state if isinstance(value, DTensor))
         mesh = next((mesh for mesh in meshes if src in mesh.mesh.flatten().tolist()), None)
         self.targets = [
@@ -167,14 +167,14 @@ class _Loading:
                 f"funcol::{_LOAD}: '{target.name}' has the placements {target.spec.placements}. Reduce "
                 "it first: a whole tensor is loaded into shards and replicas."
             )
-        if id(target.mesh) not in self._owners:
+        if target.mesh not in self._owners:
             ranks = target.mesh.mesh.flatten().tolist()
             if self._src not in ranks:
                 raise ValueError(
                     f"funcol::{_LOAD}: '{target.name}' is on {target.mesh}, which rank {self._src} is not "
                     "part of. Pass a rank of every tensor's mesh as src."
                 )
-            self._owners[id(target.mesh)] = ranks.index(self._src)
+            self._owners[target.mesh] = ranks.index(self._src)
 
     def buckets(self, most: int) -> Iterator[list[_Target]]:
         bucket: list[_Target] = []
@@ -191,11 +191,10 @@ class _Loading:
     def start(self, bucket: list[_Target], wholes: list[Tensor | None]) -> list[tuple[_Target, Tensor]]:
         """Sends a bucket; what this rank gets of it may be pending."""
         started: list[tuple[_Target, Tensor]] = []
-        by_mesh: dict[int, list[int]] = {}
+        by_mesh: dict[DeviceMesh | None, list[int]] = {}
         for index, target in enumerate(bucket):
-            by_mesh.setdefault(id(target.mesh), []).append(index)
-        for indices in by_mesh.values():
-            mesh = bucket[indices[0]].mesh
+            by_mesh.setdefault(target.mesh, []).append(index)
+        for mesh, indices in by_mesh.items():
             if mesh is None:
                 started += [
                     (bucket[index], self._broadcast(bucket[index], wholes[index])) for index in indices
@@ -204,7 +203,7 @@ class _Loading:
                 moved = _C.move_from_owners(
                     [wholes[index] for index in indices],
                     [bucket[index].spec for index in indices],
-                    [self._owners[id(mesh)]] * len(indices),
+                    [self._owners[mesh]] * len(indices),
                     [None] * len(indices),
                     True,
                     None,

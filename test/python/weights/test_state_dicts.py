@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -216,3 +217,46 @@ def goes_through_a_checkpoint(rank: int, world: int, folder: str, installed: boo
 def test_a_checkpoint_on_another_mesh_equals_pytorchs(installed: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         run_ranks(goes_through_a_checkpoint, 4, str(Path(folder) / "saved"), installed)
+
+
+def layers_on(meshes: list[DeviceMesh | None]) -> nn.Sequential:
+    torch.manual_seed(1)
+    # PyTorch shares specs, and with them meshes, between weights of one shape.
+    model = nn.Sequential(*(nn.Linear(3 + place, 4 + place) for place in range(len(meshes))))
+    for layer, mesh in zip(model, meshes, strict=True):
+        fully_shard(layer, mesh=mesh)
+    return model
+
+
+def holds_equal_meshes(rank: int, world: int) -> None:
+    """The first rank has one object for each layer, the others one object for all."""
+    shared = mesh_of((world,))
+    layers = [None if rank == 0 else shared] * 6
+    expected = {name: weight.full_tensor() for name, weight in layers_on([shared] * 6).state_dict().items()}
+    model = layers_on(layers)
+    assert len({id(weight.device_mesh) for weight in model.parameters()}) == (6 if rank == 0 else 1)
+    num_agreements = []
+    for options in ({}, {"bucket_bytes": 1}):
+        with mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as agreed:
+            found = full_state_dict(model, **options)
+        num_agreements.append(agreed.call_count)
+        assert found.keys() == (expected.keys() if rank == 0 else set())
+        assert all(torch.equal(found[name].cpu(), expected[name].cpu()) for name in found)
+    assert num_agreements == [2, 13]  # one for each bucket and one at the end
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    load_full_state_dict(model, expected if rank == 0 else {}, src=0)
+    for name, weight in model.state_dict().items():
+        assert torch.equal(weight.full_tensor(), expected[name])
+    with funcol.installed():
+        for parameter in model.parameters():
+            parameter.grad = parameter.detach() * 2
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0).full_tensor()
+    torch.testing.assert_close(
+        norm, 2 * torch.linalg.vector_norm(torch.cat([one.flatten() for one in expected.values()]))
+    )
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_equal_meshes_are_one_mesh(world: int) -> None:
+    run_ranks(holds_equal_meshes, world)

@@ -184,8 +184,8 @@ bool are_on_one_mesh(py::handle tensors) {
     const bool is_first = !mesh;
     if (is_first) {
       mesh = std::move(of_tensor);
-    } else if (!mesh.is(of_tensor) && (mesh.is_none() || of_tensor.is_none() ||
-                                       value_of_mesh(mesh) != value_of_mesh(of_tensor))) {
+    } else if (!mesh.is(of_tensor) &&
+               (mesh.is_none() || of_tensor.is_none() || value_of_mesh(mesh) != value_of_mesh(of_tensor))) {
       return false;
     }
   }

@@ -197,7 +197,7 @@ def plain_training(dtype: torch.dtype) -> Step:
 
 
 def sharded_training_without_mesh(policy: MixedPrecisionPolicy, device_type: str) -> Step:
-    """A group of parameters a block, each on a mesh object of its own, as ``fully_shard(block)`` makes them."""
+    """A group of parameters a block, each on a mesh object of its own: those of ``fully_shard(block)``."""
     assert torch.get_default_device().type == device_type
     model = transformer()
     for block in [*model, model]:

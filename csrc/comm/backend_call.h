@@ -8,6 +8,7 @@
 
 #include "comm/blocking.h"
 #include "comm/started.h"
+#include "compat/hooks.h"
 #include "compat/work_names.h"
 
 namespace funcol {
@@ -21,19 +22,21 @@ bool c10d_ops_are_replaced();
 //
 // c10d::ProcessGroup sends each collective through a dispatcher op (c10d::allreduce_, ...), which costs as
 // much as the rest of starting a collective. The op matters only to a profiler, a subclass of ProcessGroup,
-// hooks of the group, such as those of PyTorch's flight recorder, or a program that replaced a kernel. Under
-// layers that intercept operators no collective is started here.
+// or a program that replaced a kernel; hooks of the group, such as those of PyTorch's flight recorder, are
+// called here as there. Under layers that intercept operators no collective is started here.
 template <typename Collective>
 c10::intrusive_ptr<c10d::Work> on_backend(c10d::ProcessGroup& group, c10::DeviceType device_type,
                                           const Collective& collective) {
-  const bool is_plain = typeid(group) == typeid(c10d::ProcessGroup) && group.hasBackends() &&
-                        !c10d_ops_are_replaced() && !compat::has_hooks(group);
+  const bool is_plain =
+      typeid(group) == typeid(c10d::ProcessGroup) && group.hasBackends() && !c10d_ops_are_replaced();
   const NamedWorks named;
   c10::intrusive_ptr<c10d::Work> work;
   // Gloo locks its queue. A thread of Gloo's may hold that lock while it waits for the GIL to free a tensor.
   run_blocking([&] {
     const bool is_profiled = at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION).has_value();
-    work = is_plain && !is_profiled ? collective(*group.getBackend(device_type)) : collective(group);
+    work = is_plain && !is_profiled
+               ? compat::on_hooked_backend(group, *group.getBackend(device_type), collective)
+               : collective(group);
   });
   return work;
 }

@@ -1,4 +1,4 @@
-// Names of Works in profiles, and hooks around collectives: only newer PyTorch minors have them.
+// Names of Works in profiles: only newer PyTorch minors have them.
 #pragma once
 
 #include <string>
@@ -30,29 +30,11 @@ inline void set(const std::string& name) { set_comm_profiling_name(name); }
 inline std::string get() { return get_comm_profiling_name(); }
 }  // namespace either
 
-// Opens a protected member of process groups.
-template <typename Group>
-struct HookedGroup : Group {
-  static bool has_hooks(const Group& group) {
-    if constexpr (requires { &HookedGroup::preHooks_; }) {
-      return !(group.*(&HookedGroup::preHooks_)).empty() || !(group.*(&HookedGroup::postHooks_)).empty();
-    } else {
-      return false;
-    }
-  }
-};
-
 }  // namespace detail
 
 // The name of the Works that this thread starts, for profiles; empty: the backend's own, such as
 // "gloo:all_reduce", and in PyTorch minors that have no such names.
 inline std::string work_name() { return detail::either::get(); }
 inline void set_work_name(const std::string& name) { detail::either::set(name); }
-
-// Whether somebody wants to see each collective of `group`: PyTorch's flight recorder, for one, and its check
-// for NaNs. c10d's operators call such hooks, backends do not.
-inline bool has_hooks(const c10d::ProcessGroup& group) {
-  return detail::HookedGroup<c10d::ProcessGroup>::has_hooks(group);
-}
 
 }  // namespace funcol::compat

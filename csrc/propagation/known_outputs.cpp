@@ -28,7 +28,7 @@ bool ends_with(const std::vector<int64_t>& shape, const std::vector<int64_t>& la
          std::equal(last.rbegin(), last.rend(), shape.rbegin());
 }
 
-// Samples like the first tensor, of operators that have no Meta kernel.
+// Samples like the first tensor, of operators that have no Meta kernel in some minor.
 std::optional<Outputs> samples(const OpCall& call) {
   const auto& first = call.tensors.at(0);
   return Outputs{contiguous(first.shape, first.dtype)};
@@ -242,6 +242,7 @@ using OutputsOf = std::optional<Outputs> (*)(const OpCall&);
 constexpr std::array kKnown = std::to_array<std::pair<std::string_view, OutputsOf>>({
     {"aten::binomial", samples},
     {"aten::_sample_dirichlet", samples},
+    {"aten::_standard_gamma", samples},
     {"aten::native_layer_norm", layer_norm},
     {"aten::native_layer_norm_backward", layer_norm_backward},
     {"aten::cat", cat},

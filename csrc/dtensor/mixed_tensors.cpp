@@ -30,7 +30,7 @@ constexpr size_t kMostNamed = 3;
 // runs within another one is the one to name.
 constexpr std::string_view kRefusal = "got mixed torch.Tensor and DTensor, need to";
 
-// Of calls whose positional tensors are plain.
+// Begins the text about calls whose only DTensor is a keyword argument.
 constexpr std::string_view kNoMesh = "Cannot find device mesh from args for op";
 
 bool is_refusal(std::string_view text) {
@@ -124,21 +124,29 @@ py::object mesh_of(const torch::jit::Stack& arguments) {
 }
 
 // Calls `op` with replicated DTensors in the place of plain tensors, and puts the results on the stack. False
-// if implicit_replication() does not allow it, or no argument is a DTensor.
+// if implicit_replication() does not allow it, no argument is a DTensor, or no plain tensor is found.
 bool call_with_replicated(const c10::OperatorHandle& op, torch::jit::Stack arguments,
                           torch::jit::Stack* stack) {
-  if (!at::get_dtensor_allow_implicit_replication()) {
-    return false;
-  }
-  const auto mesh = mesh_of(arguments);
-  if (!mesh) {
-    return false;
-  }
-  for (auto& one : arguments) {
-    if (one.isTensor() && one.toTensor().defined() && !holds_dtensor(one.toTensor())) {
-      const auto& local = one.toTensor();
-      one = make_dtensor(local, spec_of_plain(local, mesh), Geometry(local.sizes(), local.strides()));
+  const auto mesh = at::get_dtensor_allow_implicit_replication() ? mesh_of(arguments) : py::object();
+  bool is_found = false;
+  const auto replicated = [&](const at::Tensor& tensor) {
+    if (!tensor.defined() || holds_dtensor(tensor)) {
+      return tensor;
     }
+    is_found = true;
+    return make_dtensor(tensor, spec_of_plain(tensor, mesh), Geometry(tensor.sizes(), tensor.strides()));
+  };
+  for (auto& one : arguments) {
+    if (mesh && one.isTensor()) {
+      one = replicated(one.toTensor());
+    } else if (mesh && one.isTensorList()) {
+      auto tensors = one.toTensorVector();
+      std::ranges::transform(tensors, tensors.begin(), replicated);
+      one = tensors;
+    }
+  }
+  if (!is_found) {
+    return false;
   }
   stack->insert(stack->end(), arguments.begin(), arguments.end());
   const py::gil_scoped_release no_gil;
@@ -158,8 +166,10 @@ namespace {
 // A number that equal meshes share, found once for each object: comparing two takes microseconds.
 uint64_t value_of_mesh(const py::object& mesh) {
   static auto* const numbers = new MeshTable<uint64_t>;  // NOLINT: outlives Python
-  static auto* const by_value =
-      py::module_::import("weakref").attr("WeakKeyDictionary")().release().ptr();  // the first one of each
+  static PyObject* by_value = nullptr;                   // a dictionary with the first mesh of each value
+  if (by_value == nullptr) {
+    by_value = py::module_::import("weakref").attr("WeakKeyDictionary")().release().ptr();
+  }
   if (const auto* const known = numbers->find(mesh)) {
     return *known;
   }
@@ -197,23 +207,23 @@ void dispatch_naming_plain_tensors(const c10::impl::PyInterpreterVTable& table, 
   // PyTorch takes the arguments off the stack.
   const auto arguments = torch::jit::last(*stack, op.schema().arguments().size()).vec();
   std::exception_ptr refusal;
+  std::string text;
   try {
     table.dispatch(op, stack);
     return;
   } catch (const c10::Error& error) {
-    if (!is_refusal(error.what_without_backtrace())) {
-      throw;
-    }
+    text = error.what_without_backtrace();
     refusal = std::current_exception();
   } catch (python_error& error) {
     error.persist();
-    if (!is_refusal(error.what())) {
-      throw;
-    }
+    text = error.what();
     refusal = std::current_exception();
   }
+  if (!is_refusal(text)) {
+    std::rethrow_exception(refusal);
+  }
   const py::gil_scoped_acquire gil;
-  if (call_with_replicated(op, arguments, stack)) {
+  if (text.find(kNoMesh) != std::string::npos && call_with_replicated(op, arguments, stack)) {
     return;
   }
   raise_naming(op, arguments);

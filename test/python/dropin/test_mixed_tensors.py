@@ -142,6 +142,19 @@ def test_products_of_plain_tensors_are_written_to_a_dtensor_where_the_program_sa
     run_ranks(writes_to_out, WORLD)
 
 
+def joins_to_out(rank: int, world: int) -> None:
+    mesh = init_device_mesh("cpu", (world,))
+    out = distribute_tensor(torch.zeros(8, 4), mesh, [Replicate()])
+    with funcol.installed(), implicit_replication():
+        assert torch.cat([plain(), plain()], out=out) is out
+    assert torch.equal(out.full_tensor(), torch.cat([plain(), plain()]))
+
+
+@since_2_15
+def test_lists_of_plain_tensors_are_written_to_a_dtensor_where_the_program_says_so() -> None:
+    run_ranks(joins_to_out, WORLD)
+
+
 IN_PLACE: dict[str, Callable[[Tensor, Tensor], object]] = {
     "add_": lambda state, x: state.add_(x),
     "add_ twice": lambda state, x: state.add_(x).add_(x),

@@ -101,26 +101,12 @@ class HookedBackend {
   c10d::Backend& backend_;
 };
 
-namespace detail {
-
-// Opens protected members of process groups.
-struct HookedGroup : c10d::ProcessGroup {
-  static bool has_hooks(const c10d::ProcessGroup& group) {
-    return !(group.*(&HookedGroup::preHooks_)).empty() || !(group.*(&HookedGroup::postHooks_)).empty();
-  }
-};
-
-}  // namespace detail
-
-// Calls `collective(target)`, where target is the backend, which has hooks if the group has.
+// Calls `collective(target)`, where target is the backend and calls the hooks that the group has.
 template <typename Collective>
 c10::intrusive_ptr<c10d::Work> on_hooked_backend(c10d::ProcessGroup& group, c10d::Backend& backend,
                                                  const Collective& collective) {
-  if (detail::HookedGroup::has_hooks(group)) {
-    HookedBackend hooked(group, backend);
-    return collective(hooked);
-  }
-  return collective(backend);
+  HookedBackend target(group, backend);
+  return collective(target);
 }
 
 #else

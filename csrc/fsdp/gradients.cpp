@@ -18,14 +18,6 @@
 
 namespace funcol::python {
 
-namespace {
-
-bool is_common_float(at::ScalarType type) {
-  return type == at::kFloat || type == at::kBFloat16 || type == at::kHalf || type == at::kDouble;
-}
-
-}  // namespace
-
 std::optional<Gradients> take_gradients(const Group& group) {
   // In either case PyTorch's function reduces zeros in the place of a missing gradient.
   if (!group.fields.is<"_partial_reduce_output">(Py_None) ||
@@ -53,6 +45,10 @@ std::optional<Gradients> take_gradients(const Group& group) {
 }
 
 namespace {
+
+bool is_common_float(at::ScalarType type) {
+  return type == at::kFloat || type == at::kBFloat16 || type == at::kHalf || type == at::kDouble;
+}
 
 // PyTorch counterpart: FSDPParam.unsharded_grad_dtype.
 py::object accumulated_type(const Fields& param) {

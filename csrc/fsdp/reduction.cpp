@@ -191,40 +191,45 @@ class Reduction {
     }
   }
 
-  static c10d::ReduceOp reduce_op(const py::object& op) {
-    return op.is(average()) ? c10d::ReduceOp(c10d::ReduceOp::AVG)
-                            : reduce_op_argument(op.ptr(), "fully_shard");
+  // Starts a collective with `op` by `call`, (backend or process group, output, input, options) -> c10d Work,
+  // and waits for it. Returns false, with nothing done, if functions of the program stand in between.
+  template <typename Options, typename Call>
+  bool starts(const char* name, const ProcessGroup& group, const py::object& output, const py::object& input,
+              const py::object& op, const Call& call) const {
+    if (!comm_.starts_own(group.object, output)) {
+      return false;
+    }
+    Options options;
+    options.reduceOp =
+        op.is(average()) ? c10d::ReduceOp(c10d::ReduceOp::AVG) : reduce_op_argument(op.ptr(), "fully_shard");
+    options.asyncOp = false;
+    const auto purpose = purpose_of(fields_);
+    const Label label(purpose);
+    comm_.start_own(name, group.object, output, input,
+                    [&](auto& of, auto& to, auto& from) { return call(of, to, from, options); });
+    return true;
   }
 
   void reduce_scatter(const py::object& output, const py::object& input, const py::object& op) const {
-    if (comm_.starts_own(shards_.object, output)) {
-      c10d::ReduceScatterOptions options;
-      options.reduceOp = reduce_op(op);
-      options.asyncOp = false;
-      const auto purpose = purpose_of(fields_);
-      const Label label(purpose);
-      comm_.start_own(
-          "reduce_scatter_tensor", shards_.object, output, input,
-          [&](auto& of, auto& to, auto& from) { return compat::reduce_scatter_flat(of, to, from, options); });
-    } else {
+    const bool has_started =
+        starts<c10d::ReduceScatterOptions>("reduce_scatter_tensor", shards_, output, input, op,
+                                           [](auto& of, auto& to, auto& from, const auto& options) {
+                                             return compat::reduce_scatter_flat(of, to, from, options);
+                                           });
+    if (!has_started) {
       comm_.object()(py::arg("output_tensor") = output, py::arg("input_tensor") = input,
                      py::arg("group") = shards_.object, py::arg("op") = op);
     }
   }
 
   void all_reduce(const py::object& output, const py::object& op) const {
-    if (comm_.starts_own(replicas_.object, output)) {
-      c10d::AllreduceOptions options;
-      options.reduceOp = reduce_op(op);
-      options.asyncOp = false;
-      const auto purpose = purpose_of(fields_);
-      const Label label(purpose);
-      comm_.start_own("all_reduce", replicas_.object, output, output,
-                      [&](auto& of, auto& to, auto& /*from*/) {
-                        std::vector<at::Tensor> tensors{to};
-                        return of.allreduce(tensors, options);
-                      });
-    } else {
+    const bool has_started =
+        starts<c10d::AllreduceOptions>("all_reduce", replicas_, output, output, op,
+                                       [](auto& of, auto& to, auto& /*from*/, const auto& options) {
+                                         std::vector<at::Tensor> tensors{to};
+                                         return of.allreduce(tensors, options);
+                                       });
+    if (!has_started) {
       py::module_::import("torch.distributed")
           .attr("all_reduce")(output, py::arg("group") = replicas_.object, py::arg("op") = op);
     }

@@ -1,4 +1,4 @@
-// What fill_random_cuda() calls (kernels/random.h).
+// The implementation of fill_random_cuda() (kernels/random.h).
 #pragma once
 
 #include "kernels/random.h"

@@ -208,10 +208,13 @@ def _is_ours(mesh: DeviceMesh) -> bool:
     tracker = stock_random._rng_tracker
     return (
         (mesh.device_type == "cpu" or (mesh.device_type == "cuda" and _C.why_no_cuda_kernels() is None))
-        and (type(tracker) in (type(None), stock_random.OffsetBasedRNGTracker))
-        and (tracker is None or tracker.distribute_region_enabled)
+        and (tracker is None or _is_pytorchs(tracker))
         and not simulates_ranks()
     )
+
+
+def _is_pytorchs(tracker: Any) -> bool:
+    return type(tracker) is stock_random.OffsetBasedRNGTracker and tracker.distribute_region_enabled
 
 
 def draw(op: OpOverload, spec: DTensorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -35,29 +35,31 @@ NORMS = {
 
 def without_extremes(op_schema: OpSchema) -> OpSchema:
     """``op_schema`` with replicated tensors in the place of partial maxima and minima."""
-    specs = specs_of(op_schema)
-    reduced = [
-        with_replicated(spec, {axis for axis, old in enumerate(spec.placements) if _is_extreme(old)})
-        for spec in specs
-    ]
-    is_same = all(new is old for new, old in zip(reduced, specs, strict=True))
-    return op_schema if is_same else with_specs(op_schema, reduced)
+
+    def extremes(spec: DTensorSpec) -> set[int]:
+        return {axis for axis, held in enumerate(spec.placements) if _is_extreme(held)}
+
+    return _replicated(op_schema, [extremes(spec) for spec in specs_of(op_schema)])
 
 
 def without_own_rules(op_schema: OpSchema) -> OpSchema:
     """``op_schema`` with replicated tensors in the place of partials that funcol's rules do not know, such as
     norms. ``ValueError`` if the operator writes to one of them."""
-    specs = specs_of(op_schema)
-    axes = [set(axes_with_own_rules(spec.placements)) for spec in specs]
-    if not any(axes):
-        return op_schema
-    held: Any = op_schema.args_schema[0]
-    if op_schema.op._schema.is_mutable and (axes[0] or isinstance(held, (list, tuple))):
+    axes = [set(axes_with_own_rules(spec.placements)) for spec in specs_of(op_schema)]
+    writes_to_list = isinstance(op_schema.args_schema[0], (list, tuple))
+    if any(axes) and op_schema.op._schema.is_mutable and (axes[0] or writes_to_list):
         raise ValueError(
             f"funcol: {op_schema} writes to a tensor that is pending. Redistribute it first, or use the "
             "operator that returns a new tensor."
         )
-    return with_specs(op_schema, [with_replicated(*one) for one in zip(specs, axes, strict=True)])
+    return _replicated(op_schema, axes)
+
+
+def _replicated(op_schema: OpSchema, axes: list[set[int]]) -> OpSchema:
+    """``op_schema`` with each tensor replicated along its ``axes``; itself if there are none."""
+    if not any(axes):
+        return op_schema
+    return with_specs(op_schema, list(map(with_replicated, specs_of(op_schema), axes)))
 
 
 def _is_extreme(placement: Any) -> bool:

@@ -42,6 +42,18 @@ class Held {
   py::object object_;
 };
 
+// Shares an object that holds Python objects, and may be destroyed without the GIL. While Python exits, it
+// stays.
+template <typename T>
+std::shared_ptr<T> destroyed_with_gil(std::unique_ptr<T> object) {
+  return {object.release(), [](T* held) {
+            if (Py_IsInitialized() != 0) {
+              const py::gil_scoped_acquire gil;
+              delete held;
+            }
+          }};
+}
+
 // The computation of a node. Needs the GIL.
 class Gradient {
  public:

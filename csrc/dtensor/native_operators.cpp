@@ -15,10 +15,12 @@
 
 #include "async/layers.h"
 #include "compat/interpreter.h"
+#include "dtensor/composites.h"
 #include "dtensor/mixed_tensors.h"
 #include "dtensor/operator_calls.h"
 #include "dtensor/served_calls.h"
 #include "dtensor/spec_numbers.h"
+#include "dtensor/trace.h"
 #include "planner/lru_cache.h"
 #include "pyobjects/attributes.h"
 #include "pyobjects/dtensors.h"
@@ -117,7 +119,19 @@ class Table {
     const auto described = find(op, dispatcher->parts().dispatcher);
     const auto fate = serve(*dispatcher, op, described, stack);
     ++described->counts[static_cast<size_t>(fate)];
+    if (auto* const trace = Recording::current(); trace != nullptr && fate != Fate::kServed) {
+      trace->fail();
+    }
     return fate == Fate::kServed;
+  }
+
+  std::shared_ptr<DescribedOperator> operator_to_serve(const c10::OperatorHandle& op) {
+    const auto dispatcher = dispatcher_;
+    if (dispatcher == nullptr || !dispatcher->is_own() || dispatcher->logs()) {
+      return nullptr;
+    }
+    auto described = find(op, dispatcher->parts().dispatcher);
+    return dispatcher->has_handler(*described) ? nullptr : described;
   }
 
   py::dict counts() const {
@@ -148,6 +162,7 @@ class Table {
   void forget() {
     forget_spec_numbers();
     calls_.clear();
+    forget_composites();
     for (auto& [schema, described] : operators_) {
       described->is_current = false;
     }
@@ -155,8 +170,6 @@ class Table {
 
  private:
   using DescribedPtr = std::shared_ptr<DescribedOperator>;
-  // Null for a decision that PyTorch carries out.
-  using ServedPtr = std::shared_ptr<const ServedCall>;
 
   Fate serve(const Dispatcher& dispatcher, const c10::OperatorHandle& op, const DescribedPtr& described,
              torch::jit::Stack& stack) {
@@ -184,8 +197,19 @@ class Table {
       served = learn(dispatcher.parts(), op, *described, stack, call);
       calls_.put(call.key, served);
     }
-    return served == nullptr ? Fate::kDecision
-                             : served->run(op, *described, call, dispatcher.parts().draw, stack);
+    if (served == nullptr) {
+      return Fate::kDecision;
+    }
+    auto* const trace = Recording::current();
+    if (trace == nullptr) {
+      return served->run(op, *described, call, dispatcher.parts().draw, stack);
+    }
+    trace->before(op, *described, call, served, stack);
+    const auto fate = served->run(op, *described, call, dispatcher.parts().draw, stack);
+    if (fate == Fate::kServed) {
+      trace->after(stack);
+    }
+    return fate;
   }
 
   // Errors of a decision are PyTorch's to raise: it asks the propagator again.
@@ -222,19 +246,13 @@ class Table {
 
   std::shared_ptr<Dispatcher> dispatcher_;
   std::unordered_map<const c10::FunctionSchema*, DescribedPtr> operators_;
-  LruCache<CallKey, ServedPtr> calls_{kMostCalls};
+  LruCache<CallKey, ServedPtr> calls_{kMostCalls};  // null for a decision that PyTorch carries out
 };
 
 Table& table() {
   static auto* const table = new Table;  // NOLINT: outlives Python
   return *table;
 }
-
-// The keys that PyTorch's fallback leaves out as it calls dispatch().
-constexpr auto kBeforePython =
-    c10::DispatchKeySet(c10::DispatchKeySet::FULL) ^
-    (c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::Python) |
-     c10::DispatchKeySet(c10::DispatchKey::Python));
 
 // Returns true for a DTensor that was made outside of inference mode.
 bool is_normal_dtensor(const c10::IValue& value) {
@@ -333,6 +351,7 @@ void put_native_operators(NativeOperators parts) {
   } else if (current == interpreter().base()) {
     current = &interpreter();
   }
+  put_composites();
 }
 
 // Where somebody has put a table in front of this one meanwhile, this one stays and serves nothing.
@@ -341,7 +360,12 @@ void take_native_operators() {
   if (current == &interpreter()) {
     current = interpreter().base();
   }
+  take_composites();
   table().take();
+}
+
+std::shared_ptr<DescribedOperator> operator_to_serve(const c10::OperatorHandle& op) {
+  return table().operator_to_serve(op);
 }
 
 bool serves_operators() { return table().is_put(); }

@@ -8,9 +8,21 @@
 // Everything here needs the GIL.
 #pragma once
 
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <cstddef>
+#include <memory>
+
+#include "dtensor/operator_calls.h"
+
 namespace funcol::python {
+
+// The keys that PyTorch's fallback leaves out as it hands an operator to Python: autograd and all before it.
+inline constexpr auto kBeforePython =
+    c10::DispatchKeySet(c10::DispatchKeySet::FULL) ^
+    (c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::Python) |
+     c10::DispatchKeySet(c10::DispatchKey::Python));
 
 struct NativeOperators {
   py::object dispatcher;   // DTensor's OpDispatcher
@@ -27,6 +39,10 @@ struct NativeOperators {
 void put_native_operators(NativeOperators parts);
 void take_native_operators();
 bool serves_operators();
+
+// Returns the description of an operator whose calls may be served; null while the program has replaced parts
+// of the dispatcher, logs decisions, or has a handler for the operator.
+std::shared_ptr<DescribedOperator> operator_to_serve(const c10::OperatorHandle& op);
 
 // {operator: {"served": count, reason: count, ...}} since the last forget_operator_counts().
 py::dict operator_counts();

@@ -324,10 +324,9 @@ Fate ServedCall::run(const c10::OperatorHandle& op, const DescribedOperator& des
       })) {
     return Fate::kLocalShape;
   }
-  // Of a mesh whose group has ended since. PyTorch's path finds whether this call is on that mesh, or on an
-  // equal one that was made later.
-  if (!std::ranges::all_of(
-          moves_, [](const Move& move) { return !move.execution || move.execution->is_current(); })) {
+  // PyTorch's path finds whether this call is on a mesh that has ended, or on an equal one that was made
+  // later.
+  if (!is_current()) {
     return Fate::kWatched;
   }
   for (const auto& move : moves_) {
@@ -362,6 +361,29 @@ Fate ServedCall::run(const c10::OperatorHandle& op, const DescribedOperator& des
   wrap_results(op, attribute<"mesh">(spec_of(call.first_dtensor())), results);
   share_memory(described, call, held, at::ArrayRef<c10::IValue>(results, results_.size()));
   return Fate::kServed;
+}
+
+void ServedCall::run_on_locals(const c10::OperatorHandle& op, at::ArrayRef<size_t> places,
+                               torch::jit::Stack& stack) const {
+  for (const auto& move : moves_) {
+    const Label label(op.operator_name().name);
+    auto& local = stack[places[move.number]];
+    local = move.execution->run(local.toTensor(), /*async_op=*/false);
+  }
+  for (const auto& [place, value] : replaced_) {
+    stack[place] = value;
+  }
+  op.callBoxed(&stack);
+}
+
+bool ServedCall::runs_on_locals() const {
+  return outputs_.empty() &&
+         std::ranges::all_of(moves_, [](const Move& move) { return move.execution != nullptr; });
+}
+
+bool ServedCall::is_current() const {
+  return std::ranges::all_of(
+      moves_, [](const Move& move) { return move.execution == nullptr || move.execution->is_current(); });
 }
 
 py::object ServedCall::drawn_spec(const Call& call) const {

@@ -20,6 +20,11 @@ namespace funcol::python {
 
 class ServedCall {
  public:
+  struct ResultSpec {
+    py::object spec;  // without its mesh, which this does not keep alive
+    Geometry geometry;
+  };
+
   // `sharding`, an OutputSharding, made ready for calls like `call`, whose arguments are on `stack`. Nothing
   // if PyTorch has to carry it out. Needs the GIL.
   static std::optional<ServedCall> make(const c10::OperatorHandle& op, const DescribedOperator& described,
@@ -31,6 +36,18 @@ class ServedCall {
   Fate run(const c10::OperatorHandle& op, const DescribedOperator& described, const Call& call,
            const py::object& draw, torch::jit::Stack& stack) const;
 
+  // Runs the operator on `stack`, which holds local tensors in the place of DTensors: moves those that have
+  // to move, and leaves the local results. `places` are those of the call's tensors, none within a list.
+  void run_on_locals(const c10::OperatorHandle& op, at::ArrayRef<size_t> places,
+                     torch::jit::Stack& stack) const;
+  // Returns true if run_on_locals() does all that run() does to tensors: no move is left to Python.
+  bool runs_on_locals() const;
+  bool moves_tensors() const { return !moves_.empty(); }
+  // Returns true while the process groups of all moves exist.
+  bool is_current() const;
+  // The specs of each result's tensors; none where the result has no placements.
+  const std::vector<std::vector<ResultSpec>>& results() const { return results_; }
+
  private:
   using Tensors = c10::SmallVector<at::Tensor, 8>;
 
@@ -39,11 +56,6 @@ class ServedCall {
     ExecutionPtr execution;  // null for a norm: Python moves it from `source` to `target`, both without mesh
     py::object source = {};
     py::object target = {};
-  };
-
-  struct ResultSpec {
-    py::object spec;  // without its mesh, which this does not keep alive
-    Geometry geometry;
   };
 
   bool take_arguments(const c10::OperatorHandle& op, const DescribedOperator& described,
@@ -60,7 +72,6 @@ class ServedCall {
 
   std::vector<Move> moves_;
   std::vector<std::pair<size_t, c10::IValue>> replaced_;  // arguments with other values
-  // For each result those of its tensors; none where the result has no placements.
   std::vector<std::vector<ResultSpec>> results_;
   // For each tensor that the call writes its result to, its number among the call's, and its spec from then
   // on, without mesh; null for the one that it has.

@@ -1,5 +1,6 @@
 #include "dtensor/table_sizes.h"
 
+#include "dtensor/composites.h"
 #include "dtensor/decisions.h"
 #include "dtensor/holders.h"
 #include "dtensor/mesh_changes.h"
@@ -14,6 +15,7 @@ namespace funcol::python {
 
 std::map<std::string, size_t> table_sizes() {
   return {
+      {"composites", num_composites()},
       {"decisions", num_decisions()},
       {"holder_moves", num_holder_moves()},
       {"known_meshes", num_known_meshes()},

@@ -1,0 +1,180 @@
+#include "dtensor/trace.h"
+
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <algorithm>
+#include <iterator>
+#include <ranges>
+
+#include "dtensor/gradients.h"
+#include "pyobjects/dtensors.h"
+#include "pyobjects/tensors.h"
+
+namespace funcol::python {
+namespace {
+
+thread_local Trace* the_trace = nullptr;
+
+}  // namespace
+
+bool Program::takes(at::ArrayRef<at::Tensor> locals) const {
+  return !moves_tensors_ ||
+         (!observes_redistribution() &&
+          std::ranges::all_of(input_sizes_,
+                              [&](const auto& one) { return locals[one.first].sizes() == one.second; }) &&
+          std::ranges::all_of(steps_, [](const auto& step) { return step.call->is_current(); }));
+}
+
+Program::Locals Program::run(Locals values) const {
+  torch::jit::Stack stack;
+  for (const auto& step : steps_) {
+    stack.assign(step.arguments.begin(), step.arguments.end());
+    for (const auto& operand : step.operands) {
+      auto& value = values[operand.value];
+      stack[operand.place] = operand.is_last ? std::move(value) : value;
+    }
+    step.call->run_on_locals(step.op, step.places, stack);
+    for (size_t i = 0; i < step.results.size(); ++i) {
+      if (step.results[i] != kNoValue) {
+        values[step.results[i]] = std::move(stack[i]).toTensor();
+      }
+    }
+  }
+  Locals outputs;
+  for (const auto output : outputs_) {
+    outputs.push_back(output == kNoValue ? at::Tensor() : values[output]);
+  }
+  return outputs;
+}
+
+void Trace::add_input(const at::Tensor& tensor) {
+  values_.push_back(tensor);
+  const auto object = to_python(tensor);
+  known_.push_back({nullptr, THPVariable_Unpack(local_of(object.ptr())).sizes().vec()});
+}
+
+void Trace::before(const c10::OperatorHandle& op, const DescribedOperator& described, const Call& call,
+                   const ServedPtr& served, const torch::jit::Stack& stack) {
+  if (has_failed_) {
+    return;
+  }
+  if (described.results != DescribedOperator::Results::kNew || described.draws || described.writes ||
+      !served->runs_on_locals()) {
+    return fail();
+  }
+  const auto num_arguments = static_cast<std::ptrdiff_t>(op.schema().arguments().size());
+  TraceStep step{op, served, {stack.end() - num_arguments, stack.end()}};
+  for (const auto& one : call.tensors) {
+    if (one.index >= 0) {
+      return fail();
+    }
+    auto& argument = step.arguments[one.place];
+    step.places.push_back(one.place);
+    if (one.dtensor != nullptr) {
+      const auto value = value_of(argument.toTensor());
+      if (value == kNoValue) {
+        return fail();
+      }
+      step.operands.push_back({one.place, value});
+      argument = {};
+    } else if (!argument.toTensor().unsafeGetTensorImpl()->is_wrapped_number()) {
+      return fail();
+    }
+  }
+  steps_.push_back(std::move(step));
+}
+
+void Trace::after(const torch::jit::Stack& stack) {
+  if (has_failed_) {
+    return;
+  }
+  auto& step = steps_.back();
+  const auto& specs = step.call->results();
+  const auto* const results = stack.data() + (stack.size() - specs.size());
+  for (size_t i = 0; i < specs.size(); ++i) {
+    if (!results[i].isTensor() || (results[i].toTensor().defined() && specs[i].size() != 1)) {
+      return fail();
+    }
+    if (!results[i].toTensor().defined()) {
+      step.results.push_back(kNoValue);
+      continue;
+    }
+    step.results.push_back(values_.size());
+    values_.push_back(results[i].toTensor());
+    known_.push_back({specs[i].data(), {}});
+  }
+}
+
+bool Trace::begins_as(const Trace& other) const {
+  return steps_.size() >= other.steps_.size() &&
+         std::equal(
+             other.steps_.begin(), other.steps_.end(), steps_.begin(),
+             [](const auto& one, const auto& two) { return one.op == two.op && one.results == two.results; });
+}
+
+ValueId Trace::value_of(const at::Tensor& tensor) const {
+  const auto found = std::ranges::find_if(values_, [&](const auto& value) { return value.is_same(tensor); });
+  return found == values_.end() ? kNoValue : static_cast<ValueId>(found - values_.begin());
+}
+
+void Trace::release_tensors() { values_.assign(values_.size(), at::Tensor()); }
+
+ProgramPtr Trace::program(at::ArrayRef<ValueId> outputs, size_t begin) const {
+  if (has_failed_) {
+    return nullptr;
+  }
+  const auto program = destroyed_with_gil(std::make_unique<Program>());
+  std::vector<bool> is_read(known_.size());
+  for (const auto output : outputs) {
+    const auto* const spec = output == kNoValue ? nullptr : known_[output].spec;
+    if (output != kNoValue && spec == nullptr) {
+      return nullptr;
+    }
+    program->outputs_.push_back(output);
+    program->specs_.push_back(spec);
+    if (output != kNoValue) {
+      is_read[output] = true;
+    }
+  }
+  std::vector<bool> is_computed(known_.size());
+  for (size_t i = steps_.size(); i-- > begin;) {
+    auto step = steps_[i];
+    const auto is_needed = [&](ValueId value) { return value != kNoValue && is_read[value]; };
+    if (!step.call->moves_tensors() && std::ranges::none_of(step.results, is_needed)) {
+      continue;
+    }
+    program->moves_tensors_ |= step.call->moves_tensors();
+    for (const auto result : step.results) {
+      if (result != kNoValue) {
+        is_computed[result] = true;
+      }
+    }
+    for (auto& operand : step.operands | std::views::reverse) {
+      operand.is_last = !is_read[operand.value];
+      is_read[operand.value] = true;
+    }
+    program->steps_.push_back(std::move(step));
+  }
+  std::ranges::reverse(program->steps_);
+  program->num_values_ = known_.size();
+  for (ValueId value = 0; value < known_.size(); ++value) {
+    if (is_read[value] && !is_computed[value]) {
+      program->inputs_.push_back(value);
+      if (program->moves_tensors_ && known_[value].spec == nullptr) {
+        program->input_sizes_.emplace_back(value, known_[value].local_sizes);
+      }
+    }
+  }
+  return program;
+}
+
+Recording::Recording(Trace& trace) {
+  TORCH_INTERNAL_ASSERT(the_trace == nullptr);
+  the_trace = &trace;
+}
+
+Recording::~Recording() { the_trace = nullptr; }
+
+Trace* Recording::current() { return the_trace; }
+
+}  // namespace funcol::python

@@ -1,0 +1,134 @@
+// Traces of operators on DTensors, and the programs on local tensors that do the same.
+//
+// A trace holds the operators that were called, with the moves that their sharding decisions ask for, and
+// the specs of the results. A program is the part of a trace that some outputs need. Run on the local
+// tensors of DTensors with the same specs, it does what the operators do to them, without DTensors between.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <c10/util/SmallVector.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "dtensor/operator_calls.h"
+#include "dtensor/served_calls.h"
+
+namespace funcol::python {
+
+// A tensor of a trace: an input, or the result of an operator. They are numbered in the order in which they
+// were met.
+using ValueId = size_t;
+inline constexpr ValueId kNoValue = ~ValueId{0};  // an undefined tensor
+
+using ServedPtr = std::shared_ptr<const ServedCall>;
+
+struct TraceStep {
+  struct Operand {
+    size_t place;  // among the arguments
+    ValueId value;
+    bool is_last = false;  // no later step reads the value, and it is no output
+  };
+
+  c10::OperatorHandle op;
+  ServedPtr call;
+  torch::jit::Stack arguments;  // None in the place of DTensors
+  c10::SmallVector<Operand, 4> operands = {};
+  c10::SmallVector<size_t, 4> places = {};  // of all tensors, as run_on_locals() takes them
+  c10::SmallVector<ValueId, 4> results = {};
+};
+
+class Program {
+ public:
+  using Locals = c10::SmallVector<at::Tensor, 8>;
+
+  // Returns true if run() may take these local tensors, which stand at their values' numbers: where tensors
+  // move, inputs have the sizes of those that were traced, groups exist, and no context of PyTorch watches.
+  // Needs the GIL.
+  bool takes(at::ArrayRef<at::Tensor> locals) const;
+
+  // Returns the local outputs. Needs no GIL; to be called below autograd.
+  Locals run(Locals locals) const;
+
+  // The number of the values, of which run() takes the inputs.
+  size_t num_values() const { return num_values_; }
+  // Values that the program reads and does not compute.
+  const std::vector<ValueId>& inputs() const { return inputs_; }
+  // Returns true if tensors move between ranks.
+  bool moves_tensors() const { return moves_tensors_; }
+  // The spec of an output, which is held by the program; null for an undefined tensor.
+  const ServedCall::ResultSpec* output_spec(size_t i) const { return specs_[i]; }
+
+ private:
+  friend class Trace;
+
+  std::vector<TraceStep> steps_;
+  std::vector<ValueId> outputs_;
+  std::vector<const ServedCall::ResultSpec*> specs_;  // of the outputs
+  std::vector<ValueId> inputs_;
+  std::vector<std::pair<ValueId, std::vector<int64_t>>> input_sizes_;  // local ones, if tensors move
+  size_t num_values_ = 0;
+  bool moves_tensors_ = false;
+};
+using ProgramPtr = std::shared_ptr<const Program>;
+
+// Records this thread's operators on DTensors while a Recording of it exists. Needs the GIL.
+class Trace {
+ public:
+  // Adds a DTensor that the operators to come may read.
+  void add_input(const at::Tensor& tensor);
+
+  // Notes a call before it runs, and its results afterwards.
+  void before(const c10::OperatorHandle& op, const DescribedOperator& described, const Call& call,
+              const ServedPtr& served, const torch::jit::Stack& stack);
+  void after(const torch::jit::Stack& stack);
+  // Says that something ran that a trace cannot hold.
+  void fail() { has_failed_ = true; }
+
+  bool has_failed() const { return has_failed_; }
+  size_t num_steps() const { return steps_.size(); }
+  size_t num_values() const { return values_.size(); }
+  // Returns true if both traces begin with the same operators.
+  bool begins_as(const Trace& other) const;
+
+  // Returns the number of a tensor that was met; kNoValue for others.
+  ValueId value_of(const at::Tensor& tensor) const;
+  // Returns true if two values are on the same memory.
+  bool share_memory(ValueId one, ValueId other) const { return values_[one].is_alias_of(values_[other]); }
+  // Forgets the tensors. What is known about them stays.
+  void release_tensors();
+
+  // Returns the steps from number `begin` on that compute `outputs`; steps in which other ranks take part are
+  // always among them. Null if a trace or a program cannot hold that: an output is an input.
+  ProgramPtr program(at::ArrayRef<ValueId> outputs, size_t begin = 0) const;
+
+ private:
+  struct Value {
+    const ServedCall::ResultSpec* spec;  // held by the step that made it; null for an input
+    std::vector<int64_t> local_sizes;    // of an input
+  };
+
+  std::vector<TraceStep> steps_;
+  std::vector<Value> known_;
+  std::vector<at::Tensor> values_;  // held, so that no other tensor takes the address
+  bool has_failed_ = false;
+};
+
+class Recording {
+ public:
+  explicit Recording(Trace& trace);
+  ~Recording();
+  Recording(const Recording&) = delete;
+  Recording& operator=(const Recording&) = delete;
+
+  // Returns the trace that this thread records; null if there is none.
+  static Trace* current();
+};
+
+}  // namespace funcol::python

@@ -7,7 +7,6 @@ on two gloo ranks, and how much independent work it overlaps. See docs/performan
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -25,8 +24,10 @@ from measure import (
     SIDES,
     Call,
     Case,
+    add_outcomes,
     cell,
     check_same,
+    conclude,
     describe,
     device_named,
     each,
@@ -35,6 +36,7 @@ from measure import (
     measure,
     say,
     summary,
+    time_ms,
 )
 from torch import Tensor
 
@@ -283,14 +285,6 @@ def gather_starters(x: Tensor, num_ranks: int) -> dict[str, Callable[[int], Call
     }
 
 
-def time_ms(call: Call, now: Callable[[], float] = time.perf_counter) -> float:
-    begin = now()
-    result = call()
-    duration = (now() - begin) * 1000
-    del result  # kept so far: giving large tensors back takes as long as filling them
-    return duration
-
-
 class GlooBench:
     """The timings of one rank. A timing starts together on all ranks; each name has one a round."""
 
@@ -459,7 +453,7 @@ def parse_arguments() -> argparse.Namespace:
         "--megabytes", default=64, help="a rank's part in table 2 (default %(default)s)", **number
     )
     parser.add_argument("--no-gloo", action="store_true", help="leave out table 2, as --device cuda does")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers to FILE as well")
+    add_outcomes(parser)
     return parser.parse_args()
 
 
@@ -472,8 +466,7 @@ def main() -> None:
     if device.type == "cpu" and not args.no_gloo:
         result["gloo"] = bench_gloo(args.gloo_repeat, args.megabytes)
         print_gloo(result["gloo"])
-    if args.json is not None:
-        args.json.write_text(json.dumps(result, indent=2) + "\n")
+    conclude(result, args)
 
 
 if __name__ == "__main__":

@@ -5,15 +5,25 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from measure import Clock, Overhead, cell, describe, each, lone_group, mark, say, summary
+from measure import (
+    Clock,
+    Overhead,
+    add_outcomes,
+    cell,
+    conclude,
+    describe,
+    each,
+    lone_group,
+    mark,
+    say,
+    summary,
+)
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
@@ -188,20 +198,18 @@ def print_records(records: list[dict[str, Any]]) -> None:
             overhead = f"{record['overhead']:.3f}"
             row = (record["name"], record["num_axes"], *times, overhead, record["limit"], mark(record["met"]))
             say(form.format(*row))
-    say(f"\n{sum(record['met'] is False for record in records)} limits missed")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, help="also write the records there")
+    add_outcomes(parser)
     parser.add_argument("--repeat", type=int, default=15, help="rounds (default: %(default)s)")
     parser.add_argument("--only", default="", help="only operators whose names hold this text")
     arguments = parser.parse_args()
     versions = describe(torch.device("cpu"))
     records = bench(arguments.repeat, arguments.only)
     print_records(records)
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps({"versions": versions, "operators": records}, indent=2) + "\n")
+    conclude({"versions": versions, "operators": records}, arguments)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import math
 import random
 import statistics
@@ -16,7 +15,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -26,7 +24,9 @@ from bench_propagation import forget_native
 from measure import (
     Clock,
     Overhead,
+    add_outcomes,
     cell,
+    conclude,
     describe,
     device_named,
     each,
@@ -356,7 +356,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=9, metavar="N", help="rounds (default %(default)s)")
     parser.add_argument("--tables", nargs="+", choices=TABLES, default=TABLES, help="default: all")
     parser.add_argument("--only", default="", metavar="TEXT", help="programs whose names hold TEXT")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers to FILE as well")
+    add_outcomes(parser)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: table 1 alone")
     args = parser.parse_args()
     device = device_named(args.device)
@@ -376,10 +376,7 @@ def main() -> None:
     if "compile" in args.tables:
         result["compile"] = bench_compile(max(2, args.repeat // 3))
         print_compile(result["compile"])
-    measured = [*result.get("steps", []), *(result[name] for name in TABLES[1:] if name in result)]
-    say(f"\n{sum(record['met'] is False for record in measured)} limits missed")
-    if args.json is not None:
-        args.json.write_text(json.dumps(result, indent=2) + "\n")
+    conclude(result, args)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import statistics
 import sys
 from collections.abc import Callable
@@ -19,7 +18,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 import torch.distributed as dist
-from measure import CPU_CLOCK, cell, describe, device_named, each, lone_group, mark, say, summary
+from measure import (
+    CPU_CLOCK,
+    add_outcomes,
+    cell,
+    conclude,
+    describe,
+    device_named,
+    each,
+    lone_group,
+    mark,
+    say,
+    summary,
+)
 from torch import Tensor
 
 import funcol
@@ -68,7 +79,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--repeat", type=int, default=21, metavar="N", help="rounds (default %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers to FILE as well")
+    add_outcomes(parser)
     args = parser.parse_args()
     result = {**describe(device_named("cpu")), "calls": bench(args.repeat)}
     line = "{:<20}{:>16}{:>16}{:>10}{:>8}"
@@ -77,8 +88,7 @@ def main() -> None:
     for name, row in result["calls"].items():
         more = f"{row['more']:.2f}"
         say(line.format(name, cell(row["off"], 2), cell(row["on"], 2), more, mark(row["more"] <= MOST_US)))
-    if args.json is not None:
-        args.json.write_text(json.dumps(result, indent=2) + "\n")
+    conclude(result, args)
 
 
 if __name__ == "__main__":

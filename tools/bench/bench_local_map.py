@@ -7,13 +7,11 @@ docs/performance.md.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
-from measure import Call, Case, cell, describe, each, lone_group, mark, measure, say
+from measure import Call, Case, add_outcomes, cell, conclude, describe, each, lone_group, mark, measure, say
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
@@ -116,31 +114,26 @@ def call_of(function: Callable[..., Any], args: tuple[Any, ...], is_backward: bo
     return forward_and_backward
 
 
-def print_cases(records: list[dict[str, Any]]) -> int:
+def print_cases(records: list[dict[str, Any]]) -> None:
     line = "{:<24}{:>18}{:>18}{:>18}{:>10}   {}"
     say("\nA call in us, median (best); overhead: what stock and funcol take above the function alone")
     say(line.format("", "function alone", "stock", "funcol", "overhead", f"limit {LIMIT:.3f}"))
-    missed = 0
     for record in records:
         times = (cell(record["us"][side], 1) for side in ("raw", "stock", "funcol"))
         (target,) = record["targets"]
-        missed += target["met"] is False
         say(line.format(record["name"], *times, f"{target['ratio']:.3f}", mark(target["met"])))
-    return missed
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeat", type=int, default=21, metavar="N", help="rounds (default %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers to FILE as well")
+    add_outcomes(parser)
     args = parser.parse_args()
     result = describe(torch.device("cpu"))
     with lone_group(torch.device("cpu"), NUM_RANKS) as lone:
         result["calls"] = [measure(case, args.repeat, lone.clock) for case in each("calls", cases())]
-    missed = print_cases(result["calls"])
-    say(f"\n{missed} limits missed")
-    if args.json is not None:
-        args.json.write_text(json.dumps(result, indent=2) + "\n")
+    print_cases(result["calls"])
+    conclude(result, args)
 
 
 if __name__ == "__main__":

@@ -8,16 +8,14 @@ the same under funcol.install(), also with partial activations. See docs/perform
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 import torch.testing._internal.distributed.fake_pg
-from measure import describe, each, mark, say
+from measure import add_outcomes, conclude, describe, each, mark, say
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor import _redistribute as stock_redistribute
@@ -161,11 +159,10 @@ def schema_info(op: Any) -> Any:
     return info or getattr(propagator, "op_to_schema_info_for_single_dim_strategy", {}).get(op)
 
 
-def print_operators(records: list[dict[str, Any]]) -> int:
+def print_operators(records: list[dict[str, Any]]) -> None:
     line = "{:<18}{:>5}{:>12}{:>11}{:>11}{:>11}{:>10}{:>9}{:>9}   {}"
     say("\nA decision in us, best: not remembered (stock, funcol through Python, funcol in C++), remembered")
     say(line.format("", "axes", "stock", "Python", "C++", "Python/", "C++/", "stock", "funcol", "limits"))
-    missed = 0
     for record in records:
         us, limit = record["us"], LIMITS.get(record["name"], LIMIT)
         whole, in_cpp = us["funcol"] / us["stock"], us["cpp"] / us["stock"]
@@ -175,11 +172,9 @@ def print_operators(records: list[dict[str, Any]]) -> int:
         if has_cpp and (record["name"] not in LIMITS or record["axes"] in (2, 3)):
             met.append(in_cpp <= limit)
             text += f", C++ <= {limit} {mark(met[1])}"
-        missed += met.count(False)
         times = (f"{us[side]:.1f}" for side in ("stock", "funcol", "cpp"))
         hits = (f"{us[side]:.2f}" for side in ("stock_hit", "funcol_hit"))
         say(line.format(record["name"], record["axes"], *times, f"{whole:.4f}", f"{in_cpp:.4f}", *hits, text))
-    return missed
 
 
 # A transformer block
@@ -326,7 +321,7 @@ def seconds_of_block(mesh: DeviceMesh, last: Placement, is_cold: bool) -> float:
     return time.process_time() - begin
 
 
-def print_partial_blocks(records: list[dict[str, Any]]) -> int:
+def print_partial_blocks(records: list[dict[str, Any]]) -> None:
     line = "{:<10}{:>14}{:>14}{:>14}{:>14}{:>10}   {}"
     say("\nAll of such a block under install(), activations partial or whole: ms; decisions left to PyTorch")
     say(
@@ -334,14 +329,11 @@ def print_partial_blocks(records: list[dict[str, Any]]) -> int:
             "mesh", "partial cold", "whole cold", "partial warm", "whole warm", "left", "limit of cold"
         )
     )
-    missed = 0
     for record in records:
         sides = ("partial_cold", "whole_cold", "partial_warm", "whole_warm")
         times = (f"{1e3 * record[side]:.1f}" for side in sides)
         met = max(record["partial_cold"], record["whole_cold"]) <= record["limit"]
-        missed += not met
         say(line.format(record["mesh"], *times, record["left"], f"{1e3 * record['limit']:.0f} {mark(met)}"))
-    return missed
 
 
 def forget_decisions() -> None:
@@ -360,18 +352,15 @@ def forget_native() -> None:
     clear()
 
 
-def print_blocks(records: list[dict[str, Any]]) -> int:
+def print_blocks(records: list[dict[str, Any]]) -> None:
     line = "{:<10}{:>14}{:>14}{:>14}{:>14}   {}"
     say("\nA transformer block, forward and backward: ms in propagation")
     say(line.format("mesh", "stock cold", "stock warm", "funcol cold", "funcol warm", "limit of funcol cold"))
-    missed = 0
     for record in records:
         sides = ("stock_cold", "stock_warm", "funcol_cold", "funcol_warm")
         times = (f"{1e3 * record[side]:.1f}" if side in record else "-" for side in sides)
         met = record["funcol_cold"] <= record["limit"]
-        missed += not met
         say(line.format(record["mesh"], *times, f"{1e3 * record['limit']:.0f} {mark(met)}"))
-    return missed
 
 
 def main() -> None:
@@ -382,21 +371,19 @@ def main() -> None:
         "--operators", type=lambda text: text.split(","), default=[], help="only these of table 1: add,mm"
     )
     parser.add_argument("--no-stock-blocks", action="store_true", help="table 2 of funcol alone")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers to FILE as well")
+    add_outcomes(parser)
     args = parser.parse_args()
     result = describe(torch.device("cpu"))
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=16)
     result["operators"] = bench_operators(args.operators, args.axes, args.repeat)
-    missed = print_operators(result["operators"])
+    print_operators(result["operators"])
     dist.destroy_process_group()
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=512)
     result["blocks"] = list(bench_blocks(not args.no_stock_blocks))
-    missed += print_blocks(result["blocks"])
+    print_blocks(result["blocks"])
     result["partial_blocks"] = list(bench_partial_blocks(args.repeat))
-    missed += print_partial_blocks(result["partial_blocks"])
-    say(f"\n{missed} limits missed")
-    if args.json is not None:
-        args.json.write_text(json.dumps(result, indent=2) + "\n")
+    print_partial_blocks(result["partial_blocks"])
+    conclude(result, args)
 
 
 if __name__ == "__main__":

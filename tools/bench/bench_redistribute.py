@@ -7,11 +7,8 @@ table 3, many tensors in one call; table 4, 16 MB on four gloo ranks. See docs/p
 from __future__ import annotations
 
 import argparse
-import itertools
-import json
 import statistics
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +17,9 @@ from measure import (
     CPU_CLOCK,
     Call,
     Case,
+    add_outcomes,
     cell,
+    conclude,
     describe,
     device_named,
     each,
@@ -258,7 +257,7 @@ def print_plans(records: list[dict[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeat", type=int, default=21, metavar="N", help="rounds (default %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers to FILE as well")
+    add_outcomes(parser)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: tables 1 and 3")
     args = parser.parse_args()
     device = device_named(args.device)
@@ -277,10 +276,7 @@ def main() -> None:
     if device.type == "cpu":
         result["ranks"] = bench_ranks(args.repeat)
         print_ranks(result["ranks"])
-    missed = [t for t in itertools.chain(*(r["targets"] for r in result["calls"])) if t["met"] is False]
-    say(f"\n{len(missed)} limits of table 1 missed")
-    if args.json is not None:
-        args.json.write_text(json.dumps(result, indent=2) + "\n")
+    conclude(result, args)
 
 
 if __name__ == "__main__":

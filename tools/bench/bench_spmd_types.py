@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import spmd_types as spmd
 import torch
 import torch.distributed as dist
-from measure import CPU_CLOCK, cell, describe, each, lone_group, mark, say, summary
+from measure import CPU_CLOCK, add_outcomes, cell, conclude, describe, each, lone_group, mark, say, summary
 from spmd_types import I, P, R, S, V
 from torch import Tensor
 
@@ -133,7 +131,7 @@ def main() -> None:
         "--ranks", type=int, default=4, metavar="N", help="of the group (default %(default)s)"
     )
     parser.add_argument("--async-op", action="store_true", help="call all with async_op=True")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers to FILE as well")
+    add_outcomes(parser)
     args = parser.parse_args()
     result = describe(torch.device("cpu"))
     options = {"async_op": True} if args.async_op else {}
@@ -143,9 +141,7 @@ def main() -> None:
         all_programs = each("collectives", programs(group, **options))
         result["collectives"] = [time_program(program, args.repeat) for program in all_programs]
     print_records(result["collectives"])
-    say(f"\n{sum(not record['met'] for record in result['collectives'])} limits missed")
-    if args.json is not None:
-        args.json.write_text(json.dumps(result, indent=2) + "\n")
+    conclude(result, args)
 
 
 if __name__ == "__main__":

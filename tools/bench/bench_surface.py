@@ -7,9 +7,7 @@ docs/performance.md.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import raw_collectives as raw
@@ -17,7 +15,20 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as stock
 from collective_cases import Collective, CollectiveCases, of_stock
-from measure import Case, cell, check_same, describe, device_named, each, lone_group, measure, say
+from measure import (
+    Case,
+    add_outcomes,
+    cell,
+    check_same,
+    conclude,
+    describe,
+    device_named,
+    each,
+    lone_group,
+    mark,
+    measure,
+    say,
+)
 from torch import Tensor
 from torch.distributed import ReduceOp
 
@@ -407,7 +418,6 @@ def print_table(result: dict[str, Any]) -> None:
     )
     line = "{:<44}{:>17}{:>19}{:>19}{:>19}{:>9}{:>10}{:>8}  {}"
     say(line.format("", "use alone", "stock", "raw", "funcol", "/ stock", "overhead", "/ raw", ""))
-    num_missed = num_targets = 0
     for record in result["cases"]:
         times = (
             cell(record["us"][side], 2) if side in record["us"] else "-"
@@ -417,11 +427,10 @@ def print_table(result: dict[str, Any]) -> None:
             f"{record['ratio'][name]['median']:.3f}" if name in record["ratio"] else "-"
             for name in ("stock", "stock overhead", "raw")
         )
-        missed = [f"{t['limit']} of {t['against']}" for t in record["targets"] if t["met"] is False]
-        num_targets += len(record["targets"])
-        num_missed += len(missed)
-        say(line.format(record["name"], *times, *ratios, f"MISSED {', '.join(missed)}" if missed else ""))
-    say(f"{num_missed} of {num_targets} limits missed")
+        missed = [
+            f"{mark(False)} {t['limit']} of {t['against']}" for t in record["targets"] if t["met"] is False
+        ]
+        say(line.format(record["name"], *times, *ratios, ", ".join(missed)))
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -433,7 +442,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--repeat", default=41, help="rounds (default %(default)s)", **number)
     parser.add_argument("--ranks", default=2, help="of the fake group (default %(default)s)", **number)
     parser.add_argument("--only", default="", metavar="TEXT", help="only the lines whose name holds TEXT")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers to FILE as well")
+    add_outcomes(parser)
     return parser.parse_args()
 
 
@@ -443,8 +452,7 @@ def main() -> None:
     result = describe(device)
     result["surface"] = bench_surface(device, args.ranks, args.repeat, args.only)
     print_table(result["surface"])
-    if args.json is not None:
-        args.json.write_text(json.dumps(result, indent=2) + "\n")
+    conclude(result, args)
 
 
 if __name__ == "__main__":

@@ -6,15 +6,13 @@ Each table is a module: what it measures is there.
 from __future__ import annotations
 
 import argparse
-import json
-from pathlib import Path
 from typing import Any
 
 import torch
 import weights_export
 import weights_meshes
 import weights_owners
-from measure import describe
+from measure import add_outcomes, conclude, describe
 
 # Each has bench(repeat), which returns records, and report(records), which prints them.
 TABLES = {"export": weights_export, "owners": weights_owners, "meshes": weights_meshes}
@@ -22,7 +20,7 @@ TABLES = {"export": weights_export, "owners": weights_owners, "meshes": weights_
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, help="write all records to this file")
+    add_outcomes(parser)
     parser.add_argument("--repeat", type=int, default=7, help="rounds (default: 7)")
     parser.add_argument("--tables", nargs="+", choices=TABLES, default=list(TABLES))
     options = parser.parse_args()
@@ -30,8 +28,7 @@ def main() -> None:
     for name in options.tables:
         results[name] = TABLES[name].bench(options.repeat)
         TABLES[name].report(results[name])
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=2) + "\n")
+    conclude(results, options)
 
 
 if __name__ == "__main__":

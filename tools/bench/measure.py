@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import gc
+import json
 import math
 import os
 import platform
@@ -12,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -51,9 +54,37 @@ def cell(times: dict[str, float], digits: int) -> str:
     return f"{times['median']:.{digits}f} ({times['best']:.{digits}f})"
 
 
+# The limits that mark() found missed in this process.
+_missed: list[bool] = []
+
+
 def mark(met: bool | None) -> str:
-    """``None``: the rounds do not tell."""
+    """``None``: the rounds do not tell. Limits that are missed are counted for conclude()."""
+    if met is False:
+        _missed.append(met)
     return "noise" if met is None else "met" if met else "MISSED"
+
+
+def time_ms(call: Call, now: Callable[[], float] = time.perf_counter) -> float:
+    begin = now()
+    result = call()
+    duration = (now() - begin) * 1000
+    del result  # kept so far: giving large tensors back takes as long as filling them
+    return duration
+
+
+def add_outcomes(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers to FILE as well")
+    parser.add_argument("--check", action="store_true", help="fail if a limit is missed")
+
+
+def conclude(result: dict[str, Any], args: argparse.Namespace) -> None:
+    """Writes ``result`` where ``--json`` says; ends the process with status 1 if ``--check`` finds a miss."""
+    say(f"\n{len(_missed)} limits missed")
+    if args.json is not None:
+        args.json.write_text(json.dumps(result, indent=2) + "\n")
+    if args.check and _missed:
+        raise SystemExit(1)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from measure import each
+from measure import each, mark
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import Placement
@@ -178,4 +178,4 @@ def report(records: dict[str, list[dict[str, Any]]]) -> None:
         )
     print("plans that are not cached, 64 ranks to 64, us of CPU time")
     for plan in records["plans"]:
-        print(f"  {plan['name']:<70} {plan['us']:8.0f} {'met' if plan['us'] <= PLAN_LIMIT_US else 'MISSED'}")
+        print(f"  {plan['name']:<70} {plan['us']:8.0f} {mark(plan['us'] <= PLAN_LIMIT_US)}")

@@ -96,14 +96,13 @@ def llama3() -> Any:
 
 
 def smaller(config: Any) -> Any:
-    """``config`` with short sequences, in float32, with an attention that the CPU has a backward pass of."""
+    """``config`` with short sequences and an attention that the CPU has a backward pass of."""
     from torchtitan.models.common.attention import ScaledDotProductAttention
 
     for layer in config.model_spec.model.layers:
         layer.attention.inner_attention = ScaledDotProductAttention.Config()
     config.training.seq_len = 128
     config.training.local_batch_size = 2
-    config.training.mixed_precision_param = "float32"
     config.activation_checkpoint = None
     config.debug.seed = 0
     config.debug.enable_structured_logging = False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +13,7 @@ import torch
 import torch.distributed as dist
 from ranks import device_type, run_ranks
 from torch import Tensor, nn
+from torch._C import _distributed_c10d as c10d
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
@@ -150,6 +153,71 @@ def shows_the_same(rank: int, world: int, name: str) -> int:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_hooks_see_what_operators_show_them(name: str) -> None:
     assert min(run_ranks(shows_the_same, 2, name)) >= 2
+
+
+def recorded(by_operators: bool) -> list[Any]:
+    """The entries of the flight recorder for all programs, without times and running numbers."""
+    backend = dist.get_backend()
+    c10d._reset_fr_trace(backend=backend)
+    recorder = c10d.FlightRecorderHook.attach(dist.group.WORLD, list(range(dist.get_world_size())))
+    funcol._C.set_c10d_ops_are_replaced(by_operators)
+    try:
+        for call in PROGRAMS.values():
+            results = call(dist.group.WORLD)
+            for one in results if isinstance(results, (list, tuple)) else [results]:
+                one + 0
+    finally:
+        funcol._C.set_c10d_ops_are_replaced(False)
+        recorder.remove()
+    dist.barrier()
+    entries = json.loads(c10d._dump_fr_trace_json(backend=backend))["entries"]
+    c10d._reset_fr_trace(backend=backend)
+    kept = (
+        "profiling_name",
+        "input_sizes",
+        "input_dtypes",
+        "output_sizes",
+        "output_dtypes",
+        "is_p2p",
+        "process_group",
+        "timeout_ms",
+    )
+    return [{name: entry[name] for name in kept if name in entry} for entry in entries]
+
+
+def records_the_same(rank: int, world: int) -> int:
+    found, expected = recorded(by_operators=False), recorded(by_operators=True)
+    assert found == expected
+    return len(found)
+
+
+def test_the_flight_recorder_dumps_the_same_entries_in_the_same_order() -> None:
+    assert min(run_ranks(records_the_same, 2)) >= len(PROGRAMS)
+
+
+def refuses_what_is_no_number(rank: int, world: int) -> None:
+    group = dist.group.WORLD
+    bad = numbers(4)
+    bad[1] = math.nan
+    starts: list[Callable[[], object]] = [
+        lambda: dist.all_reduce(bad.clone()),
+        lambda: funcol.wait_tensor(funcol.all_reduce(bad, "sum", group)),
+        lambda: funcol.wait_tensor(funcol.all_gather_tensor(bad, 0, group)),
+        lambda: funcol.wait_tensor(funcol.all_reduce_inplace(bad.clone(), "sum", group)),
+    ]
+    check = c10d.NanCheckHook.attach(group)
+    try:
+        for start in starts:
+            with pytest.raises(RuntimeError, match="NaN"):
+                start()
+    finally:
+        check.remove()
+    assert funcol.all_reduce(bad, "sum", group).isnan().tolist() == [False, True, False, False]
+
+
+@pytest.mark.skipif(device_type() != "cpu", reason="on devices the check asserts within a kernel")
+def test_the_check_for_nans_refuses_before_anything_is_sent() -> None:
+    run_ranks(refuses_what_is_no_number, 2)
 
 
 def raises_in_a_hook(rank: int, world: int) -> None:

@@ -45,7 +45,7 @@ using torch::autograd::variable_list;
 using Tensors = c10::SmallVector<Tensor, 4>;
 using Mask = uint64_t;  // a bit for each tensor argument
 
-constexpr size_t kMostComposites = 2048;
+constexpr size_t kMostComposites = 4096;
 
 struct Kind {
   const char* name;
@@ -55,8 +55,9 @@ struct Kind {
   bool is_attention;  // chooses among kernels by PyTorch's global settings
 };
 
-constexpr std::array<Kind, 5> kKinds{{{"linear", true, false},
+constexpr std::array<Kind, 6> kKinds{{{"linear", true, false},
                                       {"matmul", true, false},
+                                      {"bmm", true, false},
                                       {"layer_norm", false, false},
                                       {"rms_norm", false, false},
                                       {"scaled_dot_product_attention", false, true}}};
@@ -159,8 +160,8 @@ Tensor wrap(Tensor local, const ServedCall::ResultSpec& result, py::handle mesh)
 }
 
 // Computes the gradients that `needed` names by PyTorch's own derivatives, of a forward pass that is run
-// again. Undefined inputs are those that the gradients do not depend on. Records the operators if given a
-// trace.
+// again. Undefined inputs are those that the gradients do not depend on. One is defined at least. Records the
+// operators if given a trace.
 variable_list differentiate(const Composite& composite, std::vector<c10::IValue> arguments, Tensors inputs,
                             const Tensor& gradient, Mask needed, Trace* trace) {
   const bool is_differentiable = at::GradMode::is_enabled();
@@ -168,10 +169,11 @@ variable_list differentiate(const Composite& composite, std::vector<c10::IValue>
   Tensor result;
   std::optional<Recording> recording;
   std::optional<py::gil_scoped_acquire> gil(std::in_place);
+  const auto saved = *std::ranges::find_if(inputs, [](const auto& input) { return input.defined(); });
   for (size_t i = 0; i < inputs.size(); ++i) {
     auto& input = inputs[i];
     if (!input.defined()) {
-      input = composite.inputs[i].zeros_like(mesh_of(gradient), gradient.device());
+      input = composite.inputs[i].zeros_like(mesh_of(saved), saved.device());
     }
     // Not the input itself, whose hooks are for the gradient that this is part of.
     input = is_differentiable && input.requires_grad() ? at::alias(input) : input.detach();
@@ -579,6 +581,10 @@ bool serve(const Kind& kind, const c10::OperatorHandle& op, c10::DispatchKeySet 
       return false;
     }
     requires_grad |= static_cast<Mask>(at::GradMode::is_enabled() && tensor.requires_grad() ? 1 : 0) << i;
+  }
+  const auto all = (Mask{1} << call.tensors.size()) - 1;
+  if (requires_grad != 0 && (saved_inputs(kind, requires_grad) & all) == 0) {
+    return false;
   }
   call.key.words.push_back(requires_grad);
   if (kind.is_attention) {

@@ -21,6 +21,7 @@
 #include "dtensor/served_calls.h"
 #include "dtensor/spec_numbers.h"
 #include "dtensor/trace.h"
+#include "layout/hash.h"
 #include "planner/lru_cache.h"
 #include "pyobjects/attributes.h"
 #include "pyobjects/dtensors.h"
@@ -37,6 +38,22 @@ constexpr std::array<const char*, static_cast<size_t>(Fate::kNumFates)> kFates =
 
 py::dict fields_of(py::handle object) {
   return py::reinterpret_steal<py::dict>(attribute<"__dict__">(object).release());
+}
+
+// Returns a number that changes with the dict; where Python does not count changes, one of its entries.
+uint64_t version_of_handlers(PyObject* handlers) {
+  if (const auto version = version_of(handlers); version != 0) {
+    return version;
+  }
+  Hash hash;
+  Py_ssize_t place = 0;
+  PyObject* op = nullptr;
+  PyObject* handler = nullptr;
+  while (PyDict_Next(handlers, &place, &op, &handler) != 0) {
+    hash.add(reinterpret_cast<uintptr_t>(op));
+    hash.add(reinterpret_cast<uintptr_t>(handler));
+  }
+  return hash.value() | 1;
 }
 
 // The dispatcher as it was when operators were put under it.
@@ -66,8 +83,8 @@ class Dispatcher {
 
   bool has_handler(DescribedOperator& op) const {
     auto* const handlers = field<"_custom_op_handlers">();
-    const auto version = version_of(handlers);
-    if (version == 0 || version != op.handlers_version) {
+    const auto version = version_of_handlers(handlers);
+    if (version != op.handlers_version) {
       auto* const handler = PyDict_GetItemWithError(handlers, op.overload.ptr());
       op.has_handler =
           PyErr_Occurred() != nullptr || (handler != nullptr && handler != parts_.own_handler.ptr());

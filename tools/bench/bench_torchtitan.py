@@ -18,13 +18,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
-sys.path.insert(0, str(EXAMPLES))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 
 import torch
 from measure import add_outcomes, conclude, describe, each, mark, say
 from torchtitan_on_cpu import write_data
 
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 NUM_RANKS = 8
 TENSOR_PARALLEL = 2
 OVERHEAD_LIMIT = 0.5  # funcol's time above plain, of stock's time above it
@@ -49,7 +49,7 @@ def step_ms(side: str, folder: Path, num_steps: int) -> float:
     num_ranks, of_program, of_torchtitan = SIDES[side]
     command = [
         *(sys.executable, str(EXAMPLES / "torchtitan_on_cpu.py"), f"--folder={folder}", *of_program),
-        *("--module=torchtitan_on_cpu", "--config=llama3", "--comm.mode=fake_backend"),
+        *("--module=torchtitan_on_cpu", "--config=llama3_narrow", "--comm.mode=fake_backend"),
         *(f"--training.steps={NUM_WARM_UP + num_steps}", *SMALL, *of_torchtitan),
     ]
     # The last rank writes its times.
@@ -89,7 +89,8 @@ def main() -> None:
     say(f"funcol / stock: {median(lambda t: t['funcol'] / t['stock']):.3f}")
     say(f"overhead: {overhead:.3f}, limit {OVERHEAD_LIMIT} {mark(overhead <= OVERHEAD_LIMIT)}")
     checked = median(lambda t: t["funcol, types checked"] / t["funcol"])
-    say(f"types checked / not, on funcol: {checked:.3f}, limit {CHECKED_LIMIT} {mark(checked <= CHECKED_LIMIT)}")
+    met = mark(checked <= CHECKED_LIMIT)
+    say(f"types checked / not, on funcol: {checked:.3f}, limit {CHECKED_LIMIT} {met}")
     say(f"types checked / not, on stock: {median(lambda t: t['stock, types checked'] / t['stock']):.3f}")
     conclude({**describe(torch.device("cpu")), "rounds": rounds}, args)
 

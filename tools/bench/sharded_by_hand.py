@@ -1,7 +1,7 @@
-"""The collectives and copies of FSDP2, written by hand with PyTorch's functions and the fewest hooks.
+"""Programs of ``parallel_steps`` written by hand: local tensors, raw collectives and the fewest hooks.
 
-What it takes above the plain program is what a layer that gathers parameters and scatters gradients cannot
-avoid; FSDP2 does more, and funcol under it.
+What a step takes above the plain program is what no layer that does the same can avoid. DTensor and FSDP2
+do more, and funcol under them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,21 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from parallel_steps import BATCH, LENGTH, NUM_RANKS, WIDTH, Step, transformer
+from parallel_steps import (
+    BATCH,
+    LENGTH,
+    NUM_BLOCKS,
+    NUM_EXPERTS,
+    NUM_RANKS,
+    WIDTH,
+    Experts,
+    Step,
+    forward_and_backward,
+    orthogonalized,
+    transformer,
+    weights_and_gradients,
+)
+from raw_collectives import AllGather, AllToAll, ReduceScatter, all_gather
 from torch import Tensor, nn
 from torch import distributed as dist
 
@@ -84,5 +98,60 @@ def sharded_by_hand(_device_type: str) -> Step:
             x.register_hook(lambda gradient, group=group: group.gather())
         x.sum().backward()
         groups[0].scatter_gradients()
+
+    return step
+
+
+class _GatherScatter(nn.Module):
+    """Gathers the sequence for ``inner``, and scatters the sum of what the ranks' parts of it give."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ReduceScatter.apply(self.inner(AllGather.apply(x, NUM_RANKS, 1)), NUM_RANKS, 1)
+
+
+def tensor_parallel_by_hand(_device_type: str) -> Step:
+    """A step of the program ``tensor_parallel`` on the CPU."""
+    model = transformer()
+    for block in model:
+        for name, linear in block.named_modules():
+            if isinstance(linear, nn.Linear):
+                by_rows = name in ("attention.out", "feed_forward.down")
+                part = linear.weight.detach().chunk(NUM_RANKS, 1 if by_rows else 0)[0]
+                linear.weight = nn.Parameter(part.clone())
+        block.attention = _GatherScatter(block.attention)
+        block.feed_forward = _GatherScatter(block.feed_forward)
+    return forward_and_backward(model, torch.randn(BATCH, LENGTH // NUM_RANKS, WIDTH))
+
+
+def expert_parallel_by_hand(_device_type: str) -> Step:
+    """A step of the program ``expert_parallel`` on the CPU."""
+
+    def exchange(tokens: Tensor) -> Tensor:
+        return AllToAll.apply(tokens, None, None).view(1, -1, WIDTH)
+
+    def bring_back(tokens: Tensor) -> Tensor:
+        return AllToAll.apply(tokens.view(NUM_EXPERTS, -1, WIDTH), None, None)
+
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Experts(exchange, bring_back) for _ in range(NUM_BLOCKS)))
+    for layer in model:
+        for name in ("up", "down"):
+            setattr(layer, name, nn.Parameter(getattr(layer, name).detach()[:1].clone()))
+    return forward_and_backward(model, torch.randn(2 * NUM_EXPERTS, WIDTH))
+
+
+@torch.no_grad()
+def muon_by_hand(_device_type: str) -> Step:
+    """A step of the program ``muon`` on the CPU."""
+    pairs = [[tensor.chunk(NUM_RANKS)[0].clone() for tensor in pair] for pair in weights_and_gradients()]
+
+    def step() -> None:
+        for weight, gradient in pairs:
+            change = orthogonalized(all_gather(gradient, NUM_RANKS))
+            weight.add_(change[: len(weight)], alpha=-1e-3)
 
     return step

@@ -11,18 +11,21 @@ times of all steps to FOLDER/steps.json.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import sys
 import sysconfig
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 NUM_BYTES = 1 << 20
 END = "<end>"
@@ -62,6 +65,29 @@ def prepare_for_cpu() -> None:
     fsdp.disable_fsdp_gradient_division = keep_sums
 
 
+def draw_whole_weights() -> None:
+    """Initializes DTensors with the random numbers of one whole tensor. Comes before torchtitan's models.
+
+    Stock PyTorch draws other numbers for other meshes, funcol those of one device: without this, the two
+    would start from different weights.
+    """
+
+    def drawn(initialize: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        @functools.wraps(initialize)
+        def replacement(tensor: Tensor, *args: Any, **options: Any) -> Tensor:
+            if not isinstance(tensor, DTensor):
+                return initialize(tensor, *args, **options)
+            whole = initialize(torch.empty(tensor.shape, dtype=tensor.dtype), *args, **options)
+            placed = (tensor.device_mesh, tensor.placements)
+            with torch.no_grad():
+                return tensor.copy_(distribute_tensor(whole, *placed, src_data_rank=None))
+
+        return replacement
+
+    for name in ("normal_", "trunc_normal_", "uniform_"):
+        setattr(nn.init, name, drawn(getattr(nn.init, name)))
+
+
 def write_data(folder: Path) -> None:
     """Writes a tokenizer of bytes and the first of Python's standard library's sources as a dataset."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -93,6 +119,37 @@ def llama3() -> Any:
     from torchtitan.models.llama3.config_registry import llama3_debugmodel
 
     return smaller(llama3_debugmodel())
+
+
+def llama3_narrow() -> Any:
+    """The debug model's layers at a quarter of their width, so that arithmetic takes little of a step."""
+    from dataclasses import replace
+
+    from torchtitan.models import llama3 as models
+    from torchtitan.models.llama3.config_registry import llama3_debugmodel
+
+    config = llama3_debugmodel()
+    width, num_heads, num_words = 64, 4, 512
+    debug = config.model_spec.model
+    layers = models._build_llama3_layers(
+        n_layers=len(debug.layers),
+        dim=width,
+        n_heads=num_heads,
+        hidden_dim=4 * width,
+        rope=replace(debug.layers[0].attention.rope, dim=width // num_heads),
+        attn_backend="flex",
+    )
+    config.model_spec.model = replace(
+        debug,
+        dim=width,
+        vocab_size=num_words,
+        tok_embeddings=replace(debug.tok_embeddings, num_embeddings=num_words, embedding_dim=width),
+        norm=replace(debug.norm, normalized_shape=width),
+        lm_head=replace(debug.lm_head, in_features=width, out_features=num_words),
+        layers=layers,
+    )
+    config.loss.loss_fn.global_vocab_size = num_words
+    return smaller(config)
 
 
 def smaller(config: Any) -> Any:
@@ -142,6 +199,7 @@ def main() -> None:
     os.environ["HF_HOME"] = str(args.folder / "cache")
     os.environ["HF_HUB_OFFLINE"] = "1"
     torch.set_num_threads(1)
+    draw_whole_weights()
     prepare_for_cpu()
 
     if args.funcol:

@@ -62,6 +62,7 @@ LINES = [
     Line("sum of a dim", lambda x, w, g: x.sum(-1)),
     Line("mean of a dim", lambda x, w, g: x.mean(-1)),
     Line("mm", lambda x, w, g: torch.mm(w, w)),
+    Line("linear", lambda x, w, g: torch.nn.functional.linear(x, w)),
     Line("bmm", lambda x, w, g: torch.bmm(x, x.mT)),
     Line("t", lambda x, w, g: w.t()),
     Line("transpose", lambda x, w, g: x.transpose(1, 2)),

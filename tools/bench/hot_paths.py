@@ -27,7 +27,14 @@ import funcol
 
 CPU = torch.device("cpu")
 
-REMEMBERED = [("add", False), ("mm", False), ("split", False), ("foreach mul_", False), ("layer_norm", True)]
+REMEMBERED = [
+    ("add", False),
+    ("mm", False),
+    ("split", False),
+    ("foreach mul_", False),
+    ("linear", True),
+    ("layer_norm", True),
+]
 MISSED = ["add", "mm", "layer_norm"]
 REDISTRIBUTED = ["S0 -> R", "P -> R", "P -> S0", "S0 -> S1", "S0,S1 -> R,R"]
 REDISTRIBUTED_TOGETHER = [("S0", "R"), ("P", "S0")]

@@ -69,6 +69,12 @@ Mask saved_inputs(const Kind& kind, Mask needed) {
   return kind.is_bilinear ? (needed & 1) << 1 | (needed >> 1 & 1) : ~Mask{0};
 }
 
+// Returns true if what is saved for gradients of the inputs in `requires_grad` is what PyTorch saves, so that
+// writes to other inputs are no errors.
+bool is_covered(const Kind& kind, Mask requires_grad) {
+  return (requires_grad & (kind.is_bilinear ? 3 : 1)) != 0;
+}
+
 // What the backward pass needs of the forward pass, beside inputs.
 struct Kept {
   ProgramPtr forward;  // computes the result and the values
@@ -565,7 +571,7 @@ bool serve(const Kind& kind, const c10::OperatorHandle& op, c10::DispatchKeySet 
   const py::gil_scoped_acquire gil;
   const auto described = operator_to_serve(op);
   Call call;
-  if (described == nullptr || Recording::current() != nullptr ||
+  if (described == nullptr ||
       read_call(described, stack, op.schema().arguments().size(), call) != Fate::kServed) {
     return false;
   }
@@ -582,8 +588,7 @@ bool serve(const Kind& kind, const c10::OperatorHandle& op, c10::DispatchKeySet 
     }
     requires_grad |= static_cast<Mask>(at::GradMode::is_enabled() && tensor.requires_grad() ? 1 : 0) << i;
   }
-  const auto all = (Mask{1} << call.tensors.size()) - 1;
-  if (requires_grad != 0 && (saved_inputs(kind, requires_grad) & all) == 0) {
+  if (requires_grad != 0 && !is_covered(kind, requires_grad)) {
     return false;
   }
   call.key.words.push_back(requires_grad);

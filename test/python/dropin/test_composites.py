@@ -270,6 +270,12 @@ def test_writes_to_what_the_backward_pass_reads_are_errors(mesh: DeviceMesh) -> 
         loss = F.linear(hidden, frozen).sum()
         hidden.mul_(2)
         loss.backward()
+    scale = DTensor.from_local(torch.ones(8), mesh, [R]).requires_grad_()
+    for _ in range(ROUNDS):
+        hidden = x.detach() * 1
+        loss = rms_norm(hidden, scale).sum()
+        hidden.mul_(2)
+        loss.backward()
 
 
 @pytest.mark.cpu_only

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <ranges>
 
 #include "dtensor/gradients.h"
 #include "pyobjects/dtensors.h"
@@ -149,7 +148,8 @@ ProgramPtr Trace::program(at::ArrayRef<ValueId> outputs, size_t begin) const {
         is_computed[result] = true;
       }
     }
-    for (auto& operand : step.operands | std::views::reverse) {
+    for (size_t k = step.operands.size(); k-- > 0;) {
+      auto& operand = step.operands[k];
       operand.is_last = !is_read[operand.value];
       is_read[operand.value] = true;
     }

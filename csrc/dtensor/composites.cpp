@@ -75,7 +75,7 @@ bool is_covered(const Kind& kind, Mask requires_grad) {
   return (requires_grad & (kind.is_bilinear ? 3 : 1)) != 0;
 }
 
-// What the backward pass needs of the forward pass, beside inputs.
+// The values of the forward pass that the backward pass reads, beside inputs.
 struct Kept {
   ProgramPtr forward;  // computes the result and the values
   std::vector<ValueId> values;
@@ -330,7 +330,7 @@ class CompositeBackward final : public torch::autograd::Node {
   }
 
  private:
-  // Undefined ones were not saved.
+  // Returns the inputs; those that were not saved are undefined.
   Tensors unpack() {
     Tensors inputs(inputs_.size());
     for (size_t i = 0; i < inputs.size(); ++i) {
@@ -486,7 +486,7 @@ void run_as_pytorch(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
       stack);
 }
 
-// What a choice of kernels depends on, beside the call.
+// Adds the global settings by which attention chooses its kernel.
 void add_settings(CallKey& key) {
   const auto& context = at::globalContext();
   uint64_t word = 0;

@@ -4,13 +4,12 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
-#include <torch/csrc/dynamo/compiled_autograd.h>
 
-#include <optional>
 #include <string>
 
 #include "comm/started.h"
 #include "compat/autograd_node.h"
+#include "compat/compiled_node.h"
 #include "pyobjects/tensors.h"
 
 namespace funcol::python {
@@ -54,17 +53,11 @@ class Node final : public torch::autograd::Node {
 
   variable_list apply_with_saved(const variable_list& gradients,
                                  compiled::SwapSavedVariables& saved) override {
-    const auto& compiler = compiled::getPyCompilerInterface();
-    const auto function = compiler->bind_function(
-        saved.get_py_compiler(), name(),
-        [gradient = gradient_](const variable_list& inputs, const std::vector<c10::IValue>& /*args*/) {
+    return compat::call_when_compiled(
+        *this, saved, gradients, {}, {}, /*is_traceable=*/true,
+        [gradient = gradient_](const variable_list& inputs, const std::vector<c10::IValue>& /*packed*/) {
           return variable_list{run(*gradient, inputs[0])};
-        },
-        {}, /*is_custom_function=*/true, /*is_traceable=*/true);
-    return compiler->call_function(
-        saved.get_py_compiler(), "apply_functional", function, gradients, {},
-        compiled::IValuePacker<std::vector<std::optional<torch::autograd::InputMetadata>>>::pack(
-            compiled::get_input_metadata(next_edges())));
+        });
   }
 
  private:

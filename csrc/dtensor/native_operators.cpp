@@ -278,8 +278,7 @@ bool is_normal_dtensor(const c10::IValue& value) {
     return false;
   }
   const py::gil_scoped_acquire gil;
-  const auto object = py::reinterpret_steal<py::object>(THPVariable_Wrap(value.toTensor()));
-  return Py_TYPE(object.ptr()) == dtensor_type();
+  return dtensor_object(value.toTensor()) != nullptr;
 }
 
 // Returns true if a result of the operator is a view of a normal DTensor.

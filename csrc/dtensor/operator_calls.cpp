@@ -204,13 +204,12 @@ class CallReader {
     if (!tensor.key_set().has(c10::DispatchKey::Python)) {
       return read_plain(tensor, index);
     }
-    // A tensor of a subclass has its Python object already.
-    const auto object = py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
-    if (Py_TYPE(object.ptr()) != dtensor_type()) {
+    auto* const object = dtensor_object(tensor);
+    if (object == nullptr) {
       return Fate::kArgument;
     }
-    auto* const spec = spec_of(object.ptr());
-    auto* const local = local_of(object.ptr());
+    auto* const spec = spec_of(object);
+    auto* const local = local_of(object);
     if (spec == nullptr || local == nullptr || !THPVariable_Check(local)) {
       return Fate::kArgument;
     }
@@ -218,7 +217,7 @@ class CallReader {
     if (number == 0) {
       return Fate::kSpec;
     }
-    call_.tensors.push_back({place_, index, object.ptr()});
+    call_.tensors.push_back({place_, index, object});
     return add(kDTensor, number);
   }
 

@@ -1,13 +1,13 @@
 #include "dtensor/trace.h"
 
-#include <torch/csrc/autograd/python_variable.h>
-
 #include <algorithm>
-#include <iterator>
+#include <cstddef>
 
 #include "dtensor/gradients.h"
+#include "dtensor/native_operators.h"
 #include "pyobjects/dtensors.h"
-#include "pyobjects/tensors.h"
+#include "pyobjects/specs.h"
+#include "pyobjects/without_gil.h"
 
 namespace funcol::python {
 namespace {
@@ -25,6 +25,8 @@ bool Program::takes(at::ArrayRef<at::Tensor> locals) const {
 }
 
 Program::Locals Program::run(Locals values) const {
+  const WithoutGil no_gil;
+  const c10::impl::ExcludeDispatchKeyGuard below_autograd(kBeforePython);
   torch::jit::Stack stack;
   for (const auto& step : steps_) {
     stack.assign(step.arguments.begin(), step.arguments.end());
@@ -46,10 +48,14 @@ Program::Locals Program::run(Locals values) const {
   return outputs;
 }
 
+at::Tensor Program::wrap(size_t i, at::Tensor local, py::handle mesh) const {
+  const c10::impl::ExcludeDispatchKeyGuard below_autograd(kBeforePython);
+  return make_dtensor(std::move(local), copy_onto(specs_[i]->spec, mesh), specs_[i]->geometry);
+}
+
 void Trace::add_input(const at::Tensor& tensor) {
   values_.push_back(tensor);
-  const auto object = to_python(tensor);
-  known_.push_back({nullptr, THPVariable_Unpack(local_of(object.ptr())).sizes().vec()});
+  known_.push_back({nullptr, local_of(tensor).sizes().vec()});
 }
 
 void Trace::before(const c10::OperatorHandle& op, const DescribedOperator& described, const Call& call,
@@ -114,6 +120,11 @@ bool Trace::begins_as(const Trace& other) const {
 ValueId Trace::value_of(const at::Tensor& tensor) const {
   const auto found = std::ranges::find_if(values_, [&](const auto& value) { return value.is_same(tensor); });
   return found == values_.end() ? kNoValue : static_cast<ValueId>(found - values_.begin());
+}
+
+bool Trace::is_view(ValueId value, size_t end) const {
+  return std::any_of(values_.begin(), values_.begin() + static_cast<std::ptrdiff_t>(end),
+                     [&](const auto& other) { return values_[value].is_alias_of(other); });
 }
 
 void Trace::release_tensors() { values_.assign(values_.size(), at::Tensor()); }

@@ -53,8 +53,11 @@ class Program {
   // Needs the GIL.
   bool takes(at::ArrayRef<at::Tensor> locals) const;
 
-  // Returns the local outputs. Needs no GIL; to be called below autograd.
+  // Returns the local outputs. Runs below autograd, and lets go of the GIL meanwhile.
   Locals run(Locals locals) const;
+
+  // Returns output `i`, which is `local` on this rank, as a DTensor on `mesh`. Needs the GIL.
+  at::Tensor wrap(size_t i, at::Tensor local, py::handle mesh) const;
 
   // The number of the values, of which run() takes the inputs.
   size_t num_values() const { return num_values_; }
@@ -62,15 +65,13 @@ class Program {
   const std::vector<ValueId>& inputs() const { return inputs_; }
   // Returns true if tensors move between ranks.
   bool moves_tensors() const { return moves_tensors_; }
-  // The spec of an output, which is held by the program; null for an undefined tensor.
-  const ServedCall::ResultSpec* output_spec(size_t i) const { return specs_[i]; }
 
  private:
   friend class Trace;
 
   std::vector<TraceStep> steps_;
   std::vector<ValueId> outputs_;
-  std::vector<const ServedCall::ResultSpec*> specs_;  // of the outputs
+  std::vector<const ServedCall::ResultSpec*> specs_;  // of the outputs; null for undefined tensors
   std::vector<ValueId> inputs_;
   std::vector<std::pair<ValueId, std::vector<int64_t>>> input_sizes_;  // local ones, if tensors move
   size_t num_values_ = 0;
@@ -101,6 +102,8 @@ class Trace {
   ValueId value_of(const at::Tensor& tensor) const;
   // Returns true if two values are on the same memory.
   bool share_memory(ValueId one, ValueId other) const { return values_[one].is_alias_of(values_[other]); }
+  // Returns true if the value is on the memory of one of the first `end` values.
+  bool is_view(ValueId value, size_t end) const;
   // Forgets the tensors. What is known about them stays.
   void release_tensors();
 

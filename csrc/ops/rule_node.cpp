@@ -2,6 +2,8 @@
 
 #include <torch/csrc/dynamo/compiled_autograd.h>
 
+#include "compat/compiled_node.h"
+
 namespace funcol::autograd {
 namespace {
 
@@ -99,17 +101,11 @@ RuleNode::Tensors RuleNode::apply_with_saved(const Tensors& gradients, compiled:
   for (const auto& value : packed.vec()) {
     types.push_back(value.isTensor() ? at::TensorType::get() : value.type());
   }
-  const auto& compiler = compiled::getPyCompilerInterface();
-  const auto function = compiler->bind_function(
-      saved.get_py_compiler(), name(),
-      [rule = rule_](const Tensors& inputs, const std::vector<c10::IValue>& args) {
-        return run_packed(rule, inputs, compiled::PackedArgs(args));
-      },
-      types, /*is_custom_function=*/true, /*is_traceable=*/false);
-  auto results = compiler->call_function(
-      saved.get_py_compiler(), "apply_functional", function, gradients, packed.vec(),
-      compiled::IValuePacker<std::vector<std::optional<torch::autograd::InputMetadata>>>::pack(
-          compiled::get_input_metadata(next_edges())));
+  auto results =
+      compat::call_when_compiled(*this, saved, gradients, packed.vec(), types, /*is_traceable=*/false,
+                                 [rule = rule_](const Tensors& inputs, const std::vector<c10::IValue>& args) {
+                                   return run_packed(rule, inputs, compiled::PackedArgs(args));
+                                 });
 
   saved.after(data_);
   saved.after(inputs_);

@@ -54,6 +54,15 @@ PyObject* spec_of(PyObject* dtensor) { return slot<"_spec">(dtensor); }
 
 PyObject* local_of(PyObject* dtensor) { return slot<"_local_tensor">(dtensor); }
 
+PyObject* dtensor_object(const at::Tensor& tensor) {
+  const auto object = to_python(tensor);
+  return Py_TYPE(object.ptr()) == dtensor_type() ? object.ptr() : nullptr;
+}
+
+const at::Tensor& local_of(const at::Tensor& dtensor) {
+  return THPVariable_Unpack(local_of(dtensor_object(dtensor)));
+}
+
 void set_spec(PyObject* dtensor, py::object spec) {
   const auto before =
       py::reinterpret_steal<py::object>(std::exchange(slot<"_spec">(dtensor), spec.release().ptr()));

@@ -26,6 +26,11 @@ PyObject* spec_of(PyObject* dtensor);
 PyObject* local_of(PyObject* dtensor);
 void set_spec(PyObject* dtensor, py::object spec);
 
+// Returns the Python object of an exact DTensor, which the tensor keeps; null for other tensors.
+PyObject* dtensor_object(const at::Tensor& tensor);
+// Returns the local tensor of an exact DTensor, which holds it.
+const at::Tensor& local_of(const at::Tensor& dtensor);
+
 // The shape and strides of a whole tensor.
 struct Geometry {
   Geometry(at::IntArrayRef sizes, at::IntArrayRef strides);

@@ -166,12 +166,10 @@ def print_operators(records: list[dict[str, Any]]) -> None:
     for record in records:
         us, limit = record["us"], LIMITS.get(record["name"], LIMIT)
         whole, in_cpp = us["funcol"] / us["stock"], us["cpp"] / us["stock"]
-        met = [whole <= WHOLE_LIMIT]
-        text = f"Python <= {WHOLE_LIMIT} {mark(met[0])}"
+        text = f"Python <= {WHOLE_LIMIT} {mark(whole <= WHOLE_LIMIT)}"
         has_cpp = us["cpp"] == us["cpp"]
         if has_cpp and (record["name"] not in LIMITS or record["axes"] in (2, 3)):
-            met.append(in_cpp <= limit)
-            text += f", C++ <= {limit} {mark(met[1])}"
+            text += f", C++ <= {limit} {mark(in_cpp <= limit)}"
         times = (f"{us[side]:.1f}" for side in ("stock", "funcol", "cpp"))
         hits = (f"{us[side]:.2f}" for side in ("stock_hit", "funcol_hit"))
         say(line.format(record["name"], record["axes"], *times, f"{whole:.4f}", f"{in_cpp:.4f}", *hits, text))

@@ -132,10 +132,13 @@ struct StaticArguments {
   }
 };
 
-bool is_named_as_factor(const std::string& name) {
+// Returns true for an argument that scales or shifts values: by its name, or by its type, as learning rates,
+// momenta and probabilities are. Optional floats may scale shapes.
+bool is_factor(const c10::Argument& argument) {
   constexpr std::array<std::string_view, 6> kFactors = {"other", "scalar", "scalars",
                                                         "alpha", "beta",   "value"};
-  return std::ranges::find(kFactors, name) != kFactors.end();
+  return argument.real_type()->kind() == c10::TypeKind::FloatType ||
+         std::ranges::find(kFactors, argument.name()) != kFactors.end();
 }
 
 // Returns the value of a real number that PyTorch has wrapped in a tensor.
@@ -332,7 +335,7 @@ DescribedOperator describe_operator(const c10::OperatorHandle& op, py::handle di
       }
     }
     described.is_aliased.push_back(arguments[i].alias_info() != nullptr);
-    described.is_factor.push_back(is_named_as_factor(arguments[i].name()) &&
+    described.is_factor.push_back(is_factor(arguments[i]) &&
                                   !(static_arguments && static_arguments->holds(i, arguments[i])));
   }
   return described;

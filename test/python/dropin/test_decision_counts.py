@@ -104,3 +104,22 @@ def test_an_error_of_pytorchs_is_raised_and_counted(mesh: DeviceMesh) -> None:
     with pytest.raises(Exception, match="reduction dim"):
         torch.mm(on(mesh, (8, 8), Shard(0), Replicate()), on(mesh, (6, 8), Replicate(), Replicate()))
     assert set(decision_counts()["aten.mm.default"]) == {"metas"}
+
+
+@pytest.mark.parametrize("implementation", ["foreach", "fused"])
+@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad])
+def test_another_learning_rate_is_no_other_decision(
+    mesh: DeviceMesh, optimizer: Any, implementation: str
+) -> None:
+    parameters = [torch.nn.Parameter(on(mesh, (8, 8), Shard(0), Shard(1))) for _ in range(3)]
+    updates = optimizer(parameters, **{implementation: True}, weight_decay=0.1)
+    schedule = torch.optim.lr_scheduler.LinearLR(updates, total_iters=8)
+    counts = []
+    for _ in range(5):
+        for parameter in parameters:
+            parameter.grad = on(mesh, (8, 8), Shard(0), Shard(1))
+        updates.step()
+        schedule.step()
+        counts.append(sum(sum(found.values()) for found in decision_counts().values()))
+    assert counts[0] > 0
+    assert counts[2:] == [counts[1]] * 3

@@ -1,5 +1,5 @@
-// Changes of local types, as spmd_types' collectives make them; NotImplemented where that package's own
-// function has to run.
+// What funcol does for the package spmd_types: changes of local types, as its collectives make them, and
+// checks of types that are remembered. NotImplemented where the package's own function has to run.
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
@@ -10,6 +10,7 @@
 #include "bindings/fast_functions.h"
 #include "ops/local_types.h"
 #include "pyobjects/arguments.h"
+#include "pyobjects/checked_types.h"
 #include "pyobjects/dtypes.h"
 #include "pyobjects/without_gil.h"
 
@@ -52,11 +53,51 @@ PyObject* change_local_type(PyObject*, Args args, Py_ssize_t count) {
   END_HANDLE_TH_ERRORS
 }
 
+py::object argument(PyObject* object) { return py::reinterpret_borrow<py::object>(object); }
+
+// The fields of TypeChecker, in order; none end it.
+PyObject* set_type_checker(PyObject*, Args args, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  if (count == 0) {
+    python::set_type_checker({});
+  } else {
+    check_count(count, 7, "set_type_checker");
+    python::set_type_checker({argument(args[0]), argument(args[1]), argument(args[2]), argument(args[3]),
+                              argument(args[4]), argument(args[5]), argument(args[6])});
+  }
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+// (mode, func, types, args, kwargs)
+PyObject* check_types(PyObject*, Args args, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  check_count(count, 5, "check_types");
+  return python::check_types(args[0], args[1], args[2], args[3], args[4]).release().ptr();
+  END_HANDLE_TH_ERRORS
+}
+
+// (own, tensor, types, options)
+PyObject* assert_type(PyObject*, Args args, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  check_count(count, 4, "assert_type");
+  return or_not_implemented(python::assert_type(args[0], args[1], args[2], args[3]));
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* count_checked_types(PyObject* /*module*/, PyObject* /*unused*/) {
+  return PyLong_FromSize_t(num_checked_types());
+}
+
 }  // namespace
 
 void bind_local_types(PyObject* module) {
   static PyMethodDef functions[] = {
       fast<change_local_type>("change_local_type"),
+      fast<set_type_checker>("set_type_checker"),
+      fast<check_types>("check_types"),
+      fast<assert_type>("assert_type"),
+      {"num_checked_types", count_checked_types, METH_NOARGS, nullptr},
       {},
   };
   add_functions(module, functions);

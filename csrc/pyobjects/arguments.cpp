@@ -14,6 +14,7 @@
 #include "comm/process_group.h"
 #include "ops/forward_mode.h"
 #include "pyobjects/attributes.h"
+#include "pyobjects/checked_types.h"
 
 namespace funcol::python {
 
@@ -32,7 +33,8 @@ bool has_function_mode() {
   }
   using Modes = at::impl::PythonTorchFunctionTLS;
   for (int64_t i = 0; i < Modes::stack_len(); ++i) {
-    if (!is_device_mode(Modes::get_stack_at(i)->ptr(getPyInterpreter()))) {
+    auto* const mode = Modes::get_stack_at(i)->ptr(getPyInterpreter());
+    if (!is_device_mode(mode) && !is_idle_type_checker(mode)) {
       return true;
     }
   }

@@ -14,8 +14,8 @@
 
 namespace funcol::python {
 
-// Whether a torch function mode is active on this thread. The mode that only sets the device of new tensors
-// does not count.
+// Returns true if a torch function mode is active on this thread. The mode that only sets the device of new
+// tensors does not count, nor does a type checker that is switched off.
 bool has_function_mode();
 
 // Whether a mode, transform or tracer of PyTorch is active on this thread.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -32,13 +31,11 @@ def has_cuspy_observer() -> bool:
     return getattr(torch.autograd.profiler, "_active_cuspy_profiler_observer", None) is not None
 
 
-def type_checker() -> Callable[[], bool]:
-    """A function that says whether ``spmd_types`` checks types on this thread. FSDP2 of newer minors imports
-    that package where there is one, and then tells it the types of parameters."""
-    if not getattr(dist, "_is_spmd_types_available", bool)():
-        return bool
-    is_type_checking: Callable[[], bool] = importlib.import_module("spmd_types").is_type_checking
-    return is_type_checking
+def type_checker() -> Any:
+    """The package ``spmd_types`` where FSDP2 tells it the types of parameters, which newer minors do if the
+    package is installed; ``None`` elsewhere."""
+    is_available = getattr(dist, "_is_spmd_types_available", bool)()
+    return importlib.import_module("spmd_types") if is_available else None
 
 
 def param_groups(state: Any) -> list[Any]:

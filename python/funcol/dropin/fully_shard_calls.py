@@ -11,7 +11,7 @@ This module imports FSDP2. :mod:`funcol.dropin.fully_shard` puts the replacement
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -25,8 +25,12 @@ from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_common,
 from .. import _C
 from .._compat.fully_shard import has_cuspy_observer, type_checker
 
-# FSDP2 tells a type checker of spmd_types what its tensors are: while it checks, PyTorch's functions run.
-_checks_types = type_checker()
+# FSDP2 switches a type checker of spmd_types off around most of its work. Where it has not, PyTorch's
+# functions run, except in pre_forward(), which tells the checker what the parameters are.
+_spmd_types = type_checker()
+_checks_types: Callable[[], bool] = bool if _spmd_types is None else _spmd_types.is_type_checking
+
+_WITHOUT_TENSORS_INSIDE = frozenset({Tensor, type(None), bool, int, float, str})
 
 
 def foreach_all_gather(
@@ -105,13 +109,28 @@ def reduce_scatter_copy_in(
 
 
 def register_post_backward_hook(self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """PyTorch counterpart: ``FSDPParamGroup._register_post_backward_hook``."""
-    only = args[0] if len(args) == 1 and not kwargs else None
-    if type(only) is not Tensor or _C.is_watched() or forward_ad._current_level >= 0 or _checks_types():
+    """For arguments that are no containers, of which one needs a gradient.
+
+    PyTorch counterpart: ``FSDPParamGroup._register_post_backward_hook``.
+    """
+    if not {*map(type, args), *map(type, kwargs.values())} <= _WITHOUT_TENSORS_INSIDE or _C.is_watched():
         return NotImplemented
-    if not (torch.is_grad_enabled() and only.requires_grad):
+    if not torch.is_grad_enabled():
         return args, kwargs
-    return (RegisterPostBackwardFunction.apply(self, only),), kwargs
+    needing = [one for one in (*args, *kwargs.values()) if type(one) is Tensor and one.requires_grad]
+    if len(needing) != 1 or forward_ad._current_level >= 0:
+        return NotImplemented if needing else (args, kwargs)
+    only = needing[0]
+    if not _checks_types():
+        same = RegisterPostBackwardFunction.apply(self, only)
+    else:
+        with _spmd_types.no_typecheck():
+            same = RegisterPostBackwardFunction.apply(self, only)
+        _spmd_types.assert_type_like(same, only)
+    return (
+        tuple(same if one is only else one for one in args),
+        {name: same if one is only else one for name, one in kwargs.items()},
+    )
 
 
 class RegisterPostBackwardFunction(torch.autograd.Function):
@@ -197,9 +216,6 @@ def root_post_backward_final_callback(self: Any) -> Any:
     return None
 
 
-_WITHOUT_TENSORS_INSIDE = frozenset({Tensor, type(None), bool, int, float, str})
-
-
 def cast_forward_inputs(self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """PyTorch counterpart: ``FSDPState._cast_forward_inputs``, for arguments that are no containers."""
     dtype = self._mp_policy.param_dtype
@@ -237,7 +253,15 @@ def _is_followed() -> bool:
 
 def pre_forward(self: Any, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """PyTorch counterpart: ``FSDPParamGroup.pre_forward``."""
-    is_first = NotImplemented if _is_followed() else _C.fsdp_pre_forward(self)
+    if _is_logged():
+        return NotImplemented
+    if not _checks_types():
+        is_first = _C.fsdp_pre_forward(self)
+    else:
+        with _spmd_types.no_typecheck():
+            is_first = _C.fsdp_pre_forward(self)
+        for fsdp_param in self.fsdp_params if is_first is not NotImplemented else ():
+            fsdp_param._restore_spmd_types(fsdp_param.unsharded_param)
     if is_first is NotImplemented:
         return NotImplemented
     return self._register_post_backward_hook(args, kwargs) if is_first else (args, kwargs)

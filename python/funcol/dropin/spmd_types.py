@@ -28,6 +28,14 @@ _KNOWN = {
     "spmd_types._dtype_utils": {"a9a50b37", "2e091ec0"},
 }
 
+# Those of the type checker.
+_KNOWN_CHECKER = {
+    "spmd_types._checker": {"fb74c824", "108396bc"},
+    "spmd_types.runtime": {"3644d6fc", "f1c51d49"},
+    "spmd_types._state": {"c3e8ab42", "34d32a8b"},
+    "spmd_types._type_attr": {"fb21208b"},
+}
+
 
 _replaced: list[str] = []
 
@@ -37,15 +45,19 @@ def replaced_functions() -> list[str]:
     return list(_replaced)
 
 
-def _is_known(files: Mapping[str, str | None]) -> bool:
-    """Whether the files of all modules have sources that funcol was written for."""
+def _is_known(known: Mapping[str, set[str]], files: Mapping[str, str | None]) -> bool:
+    """Whether the files of all modules of ``known`` have sources that funcol was written for."""
     try:
         return all(
             (file := files[name]) is not None and digest_of_file(Path(file)) in digests
-            for name, digests in _KNOWN.items()
+            for name, digests in known.items()
         )
     except OSError:
         return False
+
+
+def _is_imported_known(known: Mapping[str, set[str]]) -> bool:
+    return _is_known(known, {name: getattr(sys.modules.get(name), "__file__", None) for name in known})
 
 
 def known_version() -> tuple[str, bool] | None:
@@ -56,11 +68,11 @@ def known_version() -> tuple[str, bool] | None:
         return None
     folder = Path(found.origin).parent
     files = {name: str(folder / f"{name.split('.')[1]}.py") for name in _KNOWN}
-    return importlib.metadata.version("spmd_types"), _is_known(files)
+    return importlib.metadata.version("spmd_types"), _is_known(_KNOWN, files)
 
 
 def _start() -> Callable[[], None]:
-    if not _is_known({name: getattr(sys.modules.get(name), "__file__", None) for name in _KNOWN}):
+    if not _is_imported_known(_KNOWN):
         return lambda: None
     from . import spmd_types_calls as calls
 
@@ -74,8 +86,26 @@ def _start() -> Callable[[], None]:
         return undo.pop_all().close
 
 
+def _start_checks() -> Callable[[], None]:
+    if not _is_imported_known(_KNOWN_CHECKER):
+        return lambda: None
+    from . import spmd_types_checks
+
+    return spmd_types_checks.put()
+
+
 _under_spmd_types = PutOnImport("spmd_types._collectives", _start)
-put, take = _under_spmd_types.put, _under_spmd_types.take
+_under_its_checker = PutOnImport("spmd_types._checker", _start_checks)
+
+
+def put() -> None:
+    _under_spmd_types.put()
+    _under_its_checker.put()
+
+
+def take() -> None:
+    _under_its_checker.take()
+    _under_spmd_types.take()
 
 
 def _own_function(module: ModuleType, name: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import subprocess
 import sys
@@ -15,9 +14,8 @@ import torch.distributed as dist
 from fsdp_checks import assert_same
 from fsdp_programs import batch, blocks, sharded, state
 from programs import settled
-from ranks import device_type, run_ranks
-from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from ranks import run_ranks
+from torch import Tensor
 from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
 
 import funcol
@@ -131,40 +129,10 @@ def test_a_function_of_another_kind_is_left_to_pytorch(monkeypatch: pytest.Monke
 
 
 def trains_under_a_checker_of_types(rank: int, world: int, checks: bool) -> None:
-    import spmd_types
-    from spmd_types.checker import typecheck
-    from torch.distributed.fsdp import DataParallelMeshDims
-
-    mesh = init_device_mesh(device_type(), (world,), mesh_dim_names=("dp",))
-    axis = spmd_types.MeshAxis.of(mesh.get_group("dp"))
-    options: Any = {"mesh": mesh, "dp_mesh_dims": DataParallelMeshDims(shard="dp")}
-
-    def checking() -> Any:
-        return typecheck(strict_mode="strict") if checks else contextlib.nullcontext()
-
-    def run() -> list[Tensor]:
-        torch.manual_seed(1)
-        model = nn.Sequential(*(nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 5)) for _ in range(3)))
-        for parameter in model.parameters():
-            spmd_types.assert_type(parameter, {axis: spmd_types.R})
-        sharded(model, **options)
-        found = []
-        for step in range(3):
-            x = batch(rank, step).requires_grad_()
-            with checking():
-                spmd_types.assert_type(x, {axis: spmd_types.V})
-                out = model(x)
-                types = spmd_types.get_local_type(out)
-                assert not checks or types == {axis: spmd_types.V}
-                loss = out.square().mean()
-            loss.backward()
-            found += [loss.detach(), *programs.copies(state(model))]
-        return settled(found)
-
-    expected = run()
+    expected = settled(programs.trains_with_types(rank, world, checks))
     with funcol.installed():
         assert not under.taken_over()[1]
-        assert_same(run(), expected)
+        assert_same(settled(programs.trains_with_types(rank, world, checks)), expected)
 
 
 @pytest.mark.skipif(

@@ -76,6 +76,7 @@ def is_served(rank: int, world: int, module: str, program: str, args: tuple[Any,
         ("fsdp_programs.replicates", 4, ("float32",)),
         ("fsdp_programs.over_tensor_parallel", 4, ()),
         ("fsdp_extensions.mixes_by_parameter", 2, ()),
+        ("fsdp_programs.trains_with_types", 2, (True,)),
     ],
     ids=str,
 )

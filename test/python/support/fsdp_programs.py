@@ -6,7 +6,7 @@ Each takes its rank, the number of ranks and options, and gives tensors to compa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
@@ -123,6 +123,32 @@ def steps(
 def trains(rank: int, world: int, reshard: bool | int = True) -> list[Tensor]:
     model = sharded(blocks(), reshard_after_forward=reshard)
     return steps(model, rank, 3, torch.optim.SGD(model.parameters(), 0.1))
+
+
+def trains_with_types(rank: int, world: int, checks: bool) -> list[Tensor]:
+    """Parameters have types of spmd_types, which that package checks if ``checks``."""
+    import spmd_types
+    from spmd_types.checker import typecheck
+    from torch.distributed.fsdp import DataParallelMeshDims
+
+    mesh = init_device_mesh(device_type(), (world,), mesh_dim_names=("dp",))
+    axis = spmd_types.MeshAxis.of(mesh.get_group("dp"))
+    torch.manual_seed(1)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 5)) for _ in range(3)))
+    for parameter in model.parameters():
+        spmd_types.assert_type(parameter, {axis: spmd_types.R})
+    sharded(model, mesh=mesh, dp_mesh_dims=DataParallelMeshDims(shard="dp"))
+    found = []
+    for step in range(3):
+        x = batch(rank, step).requires_grad_()
+        with typecheck(strict_mode="strict") if checks else nullcontext():
+            spmd_types.assert_type(x, {axis: spmd_types.V})
+            out = model(x)
+            assert not checks or spmd_types.get_local_type(out) == {axis: spmd_types.V}
+            loss = out.square().mean()
+        loss.backward()
+        found += [loss.detach(), *copies(state(model))]
+    return found
 
 
 def keeps_gradients(rank: int, world: int) -> list[Tensor]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
+from types import FunctionType
 from typing import Any, Self
 
 import torch
@@ -16,9 +16,8 @@ from torch.distributed.tensor import DTensor, Replicate
 from .. import _C
 from .._progress import Progress
 from ..redistribution.functions import redistribute
-from ..redistribution.meshes import root_mesh, simulates_ranks
-from ..redistribution.moving import settled
-from .in_step import InStep, number_of
+from ..redistribution.moving import make_dtensor, settled
+from .agreement import Agreement, Manifest, agreed_ties, own_ties, reason_of, staging_device
 
 _OP = "full_tensors"
 _NO_BOUND = 2**62
@@ -31,18 +30,23 @@ def full_tensors(
     bucket_bytes: int = 256 << 20,
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
+    group: dist.ProcessGroup | None = None,
     progress: bool = False,
-) -> Iterator[tuple[str, Tensor | None]]:
+) -> FullTensors:
     """Yields ``(name, whole tensor)`` for each of ``named``, in order: what ``full_tensor()`` gives for each
     DTensor, by a few large collectives.
 
     ``named`` is a module (its ``state_dict()``), a mapping, or an iterable of pairs; DTensors of any meshes,
-    placements and shard orders, parameters and plain tensors mix. All ranks call it alike and go through the
-    whole loop::
+    placements and shard orders, parameters and plain tensors mix. All ranks of ``group`` (default: the world)
+    call it alike and go through the whole loop::
 
-        for name, weight in funcol.full_tensors(model, to=0, dtype=torch.bfloat16):
-            if weight is not None:  # on rank 0
-                engine.load(name, weight)
+        with funcol.full_tensors(model, to=0, dtype=torch.bfloat16) as weights:
+            for name, weight in weights:
+                if weight is not None:  # on rank 0
+                    engine.load(name, weight)
+
+    A loop that is left early has to be in a ``with`` block, or to be followed by ``close()``, so that the
+    other ranks hear of it; nothing is sent when the garbage collector takes the stream.
 
     Consecutive tensors of ``bucket_bytes`` go together, by one collective for each kind of move (dtype, mesh,
     the axes that cut). The next bucket is on its way while this one is used. At most two buckets, and the
@@ -63,55 +67,122 @@ def full_tensors(
     ``progress``: rank ``to``, or rank 0, shows on its terminal how many tensors are done and how long the
     rest takes.
 
-    Errors come before the bucket is sent. ``ValueError``: ``to`` is no rank of a tensor's mesh, or the ranks
-    have different names or shapes. ``RuntimeError``, on the other ranks: a rank left the loop early; they
-    learn of it when they come to the next bucket. A rank that leaves waits for them until then.
+    Before the first byte, or before each bucket of an iterator, the ranks compare names, shapes, dtypes,
+    placements, meshes and options by value. Ranks that share no mesh, as the stages of a pipeline, need not
+    agree. ``ValueError`` on all ranks: they differ; the message has the first difference and the ranks.
+    ``RuntimeError``, on the other ranks: a rank left, by an error or early; the message has its reason. A
+    rank that leaves waits for them until they have come to the next bucket.
 
     PyTorch counterpart: ``DTensor.full_tensor``, in a loop.
     """
-    if bucket_bytes < 1:
-        raise ValueError(f"funcol::{_OP}: bucket_bytes is {bucket_bytes}, expected a number of 1 or more.")
-    if to is not None and (not isinstance(to, int) or to < 0):
-        raise ValueError(f"funcol::{_OP}: to is {to!r}, expected a global rank, or None for all ranks.")
-    if isinstance(named, nn.Module):
-        named = {name: value for name, value in named.state_dict().items() if isinstance(value, Tensor)}
-    pairs: Any = named.items() if isinstance(named, Mapping) else named
-    how = _How(to, bucket_bytes, dtype, None if device is None else torch.device(device))
-    return _stream(_Source(pairs), how, _Counter(pairs, to, progress))
+    return FullTensors(named, _How(to, bucket_bytes, dtype, device), group, progress)
+
+
+class FullTensors(Iterator[tuple[str, "Tensor | None"]]):
+    """The iterator of :func:`funcol.full_tensors`; as a context it ends the stream on all ranks."""
+
+    def __init__(self, named: Any, how: _How, group: dist.ProcessGroup | None, progress: bool) -> None:
+        self._named, self._how, self._group = named, how, group
+        self._agreement: Agreement | None = None
+        self._num_done = 0
+        self._shows = progress
+        self._steps = self._run()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> tuple[str, Tensor | None]:
+        try:
+            return next(self._steps)
+        except StopIteration:
+            raise
+        except BaseException as error:
+            self._leave(reason_of(error))
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, *rest: Any) -> None:
+        self._leave("it left the loop" if error is None else reason_of(error))
+
+    def close(self) -> None:
+        """Ends the stream. The other ranks raise at their next bucket, unless this rank has all tensors."""
+        self._leave("it closed the stream")
+
+    def _leave(self, reason: str) -> None:
+        agreement, self._agreement = self._agreement, None
+        if agreement is not None:
+            agreement.leave(reason, self._num_done)
+        self._steps.close()
+
+    def _run(self) -> Generator[tuple[str, Tensor | None]]:
+        self._agreement = agreement = Agreement(_OP, self._group)
+        self._how.check()
+        source = _Source(self._named, self._how, agreement)
+        kept: dict[int, Tensor | None] = {}
+
+        def next_bucket() -> _Bucket:
+            bucket = _Bucket(source, self._how)
+            if bucket:
+                source.agree(bucket)
+                bucket.start()
+            return bucket
+
+        with _Counter(source.count, self._how.to, self._shows) as counter:
+            current = next_bucket()
+            while current:
+                following = next_bucket()
+                if not following:
+                    source.end()
+                for pair in current.wholes(kept):
+                    self._num_done += 1
+                    counter.count(pair[1])
+                    yield pair
+                    del pair
+                current = following
+            source.end()
 
 
 class _How:
     """The options of an export, and where its results go."""
 
     def __init__(
-        self, to: int | None, bucket_bytes: int, dtype: torch.dtype | None, device: torch.device | None
+        self, to: int | None, bucket_bytes: int, dtype: torch.dtype | None, device: torch.device | str | None
     ) -> None:
         self.to = to
         self.bucket_bytes = bucket_bytes
         self.dtype = dtype
-        self.device = device
+        self.device = None if device is None else torch.device(device)
         self.is_receiver = to is None or to == (dist.get_rank() if dist.is_initialized() else 0)
-        self._holders: dict[DeviceMesh, int] = {}  # equal meshes are one
 
-    def holder(self, mesh: DeviceMesh, name: str) -> int:
-        """The rank of ``mesh`` that gets the whole tensor, as C++ counts it."""
-        known = self._holders.get(mesh)
-        if known is None:
-            known = self._holders[mesh] = self._find_holder(mesh, name)
-        return known
+    def check(self) -> None:
+        if self.bucket_bytes < 1:
+            raise ValueError(
+                f"funcol::{_OP}: bucket_bytes is {self.bucket_bytes}, expected a number of 1 or more."
+            )
+        if self.to is not None and (not isinstance(self.to, int) or self.to < 0):
+            raise ValueError(
+                f"funcol::{_OP}: to is {self.to!r}, expected a global rank, or None for all ranks."
+            )
 
-    def _find_holder(self, mesh: DeviceMesh, name: str) -> int:
+    def options(self) -> dict[str, Any]:
+        """What has to be the same on all ranks."""
+        return {"to": self.to, "bucket_bytes": self.bucket_bytes, "dtype": self.dtype and str(self.dtype)}
+
+    def holder(self, ranks: tuple[int, ...], of_receiver: tuple[int, ...] | None, name: str) -> int:
+        """The rank of a mesh of ``ranks`` that gets the whole tensor, as C++ counts it. ``of_receiver``: the
+        ranks of the mesh on which rank ``to`` has the tensor."""
         if self.to is None:
             return _C.EVERY_RANK
-        ranks = mesh.mesh.flatten().tolist()
-        if self.to not in ranks:
-            if root_mesh(mesh) is not mesh and self.to in root_mesh(mesh).mesh.flatten().tolist():
-                return _C.NO_RANK  # it has a replica, on a submesh of its own
-            raise ValueError(
-                f"funcol::{_OP}: '{name}' is on {mesh}, which rank {self.to} is not part of. Pass a rank of "
-                "every tensor's mesh as to."
-            )
-        return ranks.index(self.to)
+        if self.to in ranks:
+            return ranks.index(self.to)
+        if of_receiver is not None and self.to in of_receiver:
+            return _C.NO_RANK  # it has a replica, on a submesh of its own
+        raise ValueError(
+            f"funcol::{_OP}: '{name}' is on a mesh of the ranks {list(ranks)}, which rank {self.to} is not "
+            "part of. Pass a rank of every tensor's mesh as to."
+        )
 
     def finished(self, whole: Tensor) -> Tensor:
         """``whole`` with dtype and device as wanted."""
@@ -122,13 +193,40 @@ class _How:
 
 
 class _Source:
-    """The tensors to be exported, with one that was read too early."""
+    """The tensors to be exported, with one that was read too early, and what the ranks have agreed on."""
 
-    def __init__(self, pairs: Iterable[tuple[str, Tensor]]) -> None:
-        self._same = tied(pairs) if isinstance(pairs, Collection) else {}
-        self._pairs = iter(pairs)
+    def __init__(self, named: Any, how: _How, agreement: Agreement) -> None:
+        if isinstance(named, nn.Module):
+            named = {name: value for name, value in named.state_dict().items() if isinstance(value, Tensor)}
+        elif isinstance(named, FunctionType):  # that calls a program's code, which may raise
+            named = named()
+        pairs: Any = named.items() if isinstance(named, Mapping) else named
+        self.count = len(pairs) if isinstance(pairs, Collection) else None
+        self._how = how
+        self._agreement = agreement
         self._next: tuple[int, str, Tensor] | None = None
         self._num_read = 0
+        self._holders: dict[tuple[DeviceMesh, tuple[int, ...] | None], int] = {}
+        self._firsts: dict[int, int] = {}
+        self._lasts: dict[int, int] = {}
+        self._manifest: Manifest | None = None
+        self._has_ended = False
+        if self.count is not None:
+            pairs = [(name, self._checked(name, tensor)) for name, tensor in pairs]
+            self._manifest = manifest = Manifest(how.options())
+            for name, tensor in pairs:
+                manifest.add(name, tensor)
+            manifest.ties = own_ties(tensor for _, tensor in pairs)
+            self._manifests = agreement.meet(manifest)
+            self._firsts = agreed_ties(self._manifests)
+            for index, first in sorted(self._firsts.items()):
+                self._lasts[first] = index
+        self._pairs = iter(pairs)
+
+    def _checked(self, name: str, tensor: Any) -> Tensor:
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"funcol::{_OP}: '{name}' is a {type(tensor).__name__}, expected a tensor.")
+        return tensor
 
     def read(self) -> tuple[int, str, Tensor] | None:
         """Index, name and tensor; None at the end."""
@@ -140,60 +238,72 @@ class _Source:
             return None
         self._num_read += 1
         name, tensor = pair
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"funcol::{_OP}: '{name}' is a {type(tensor).__name__}, expected a tensor.")
-        return self._num_read - 1, name, tensor
+        return self._num_read - 1, name, self._checked(name, tensor)
 
     def put_back(self, entry: tuple[int, str, Tensor]) -> None:
         self._next = entry
 
+    def agree(self, bucket: _Bucket) -> None:
+        """Returns once all ranks are about to send ``bucket``."""
+        if self._manifest is not None:
+            self._agreement.go_on()
+            return
+        manifest = Manifest(self._how.options())
+        for _, name, tensor in bucket.read:
+            manifest.add(name, tensor)
+        self._agreement.meet(manifest)
+
+    def end(self) -> None:
+        """Returns once all ranks have come to their end."""
+        if self._has_ended:
+            return
+        self._has_ended = True
+        if self._manifest is None:
+            self._agreement.meet(Manifest(self._how.options()))
+        self._agreement.end()
+
+    def holder(self, index: int, name: str, tensor: DTensor) -> int:
+        """The rank of the tensor's mesh that gets the whole tensor, as C++ counts it."""
+        to = self._how.to
+        if to is None:
+            return _C.EVERY_RANK
+        of_receiver = None
+        if self._manifest is not None and to in self._manifests:
+            of_receiver = self._manifests[to].ranks_of(index)
+        key = tensor.device_mesh, of_receiver
+        known = self._holders.get(key)
+        if known is None:
+            ranks = tuple(tensor.device_mesh.mesh.flatten().tolist())
+            known = self._holders[key] = self._how.holder(ranks, of_receiver, name)
+        return known
+
     def first_of(self, index: int) -> int:
         """The index of the first tensor that is tied to this one: its own if there is none."""
-        return self._same.get(index, (index, index))[0]
+        return self._firsts.get(index, index)
 
     def last_of(self, index: int) -> int:
-        return self._same.get(index, (index, index))[1]
-
-
-def tied(pairs: Iterable[tuple[str, Tensor]]) -> dict[int, tuple[int, int]]:
-    """The first and the last index of the same tensor, by the index of each that is there several times."""
-    by_storage: dict[int, list[tuple[int, DTensor]]] = {}
-    for index, (_, tensor) in enumerate(pairs):
-        if isinstance(tensor, DTensor):
-            storage = settled(tensor._local_tensor).untyped_storage()._cdata
-            by_storage.setdefault(storage, []).append((index, tensor))
-    same: dict[Any, list[int]] = {}
-    for sharing in by_storage.values():
-        for index, tensor in sharing if len(sharing) > 1 else ():
-            local = tensor._local_tensor
-            view = local.storage_offset(), local.stride(), tensor.shape, tensor._spec.placements
-            same.setdefault((local.untyped_storage()._cdata, view), []).append(index)
-    return {index: (one[0], one[-1]) for one in same.values() if len(one) > 1 for index in one}
+        return self._lasts.get(self.first_of(index), index)
 
 
 class _Bucket:
     """Consecutive tensors that are moved together."""
 
     def __init__(self, source: _Source, how: _How) -> None:
-        self.meshes: dict[DeviceMesh, None] = {}  # in the order in which they came
-        self.content = 1
+        self.read: list[tuple[int, str, Tensor]] = []
         self._how = how
         self._source = source
         self._moves = _C.WholeBucket()
         # Index, name, and a tensor that does not move, a DTensor that moves alone, or None for the next move.
         self._entries: list[tuple[int, str, Tensor | None]] = []
+        self._uncut: set[int] = set()  # cut in name alone: the whole is the model's memory
+        self._staged: dict[int, torch.device] = {}  # where shards are that go through another device
         self._fill()
 
     def __bool__(self) -> bool:
         return bool(self._entries)
 
-    @property
-    def first_name(self) -> str:
-        return self._entries[0][1]
-
     def _fill(self) -> None:
         how, source, add = self._how, self._source, self._entries.append
-        names, numbers = [], []
         left, most = how.bucket_bytes, _NO_BOUND
         while (entry := source.read()) is not None:
             index, name, tensor = entry
@@ -203,10 +313,13 @@ class _Bucket:
             elif source.first_of(index) != index:
                 used, moved = 0, None
             else:
-                mesh = tensor.device_mesh
-                self.meshes[mesh] = None
+                staged = staging_device(tensor)
+                if staged is not None:
+                    self._staged[index] = tensor._local_tensor.device
+                    local = settled(tensor._local_tensor).detach().to(staged)
+                    tensor = make_dtensor(local, tensor._spec, requires_grad=False)
                 try:
-                    used = self._moves.add(tensor, how.holder(mesh, name), how.dtype, most)
+                    used = self._moves.add(tensor, source.holder(index, name, tensor), how.dtype, most)
                     moved = None
                 except NotImplementedError:
                     used, moved = tensor.numel() * tensor.element_size(), tensor
@@ -214,16 +327,17 @@ class _Bucket:
                 source.put_back(entry)
                 break
             add((index, name, moved))
-            names.append(name)
-            numbers.append(hash(tensor.shape))
+            self.read.append(entry)
+            if isinstance(tensor, DTensor) and _is_cut_in_name_alone(tensor):
+                self._uncut.add(index)
             left -= used
             most = max(left, 0)
             if left <= 0:
                 break
-        self.content = number_of(zlib.crc32("\n".join(names).encode()) ^ hash(tuple(numbers)))
 
     def start(self) -> None:
         self._moves.start()
+        self.read.clear()
         for place, (index, name, tensor) in enumerate(self._entries):
             if isinstance(tensor, DTensor):
                 self._entries[place] = index, name, _moved_alone(tensor)
@@ -245,6 +359,10 @@ class _Bucket:
                     whole = None
                 elif whole.requires_grad:
                     whole = whole.detach()
+                if index in self._staged and whole is not None:
+                    whole = whole.to(self._staged[index])
+                if index in self._uncut and whole is not None:
+                    whole = whole.clone()
                 if changes and whole is not None:
                     whole = how.finished(whole)
                 if source.last_of(index) != index:
@@ -253,49 +371,24 @@ class _Bucket:
             del whole
 
 
+def _is_cut_in_name_alone(tensor: DTensor) -> bool:
+    """Whether the axes that cut ``tensor`` have one rank each."""
+    mesh = tensor.device_mesh
+    cut = [axis for axis, placement in enumerate(tensor.placements) if not placement.is_replicate()]
+    return bool(cut) and all(mesh.size(axis) == 1 for axis in cut)
+
+
 @torch.no_grad()
 def _moved_alone(tensor: DTensor) -> Tensor:
     """The whole of a tensor that C++ does not move with others."""
     return settled(redistribute(tensor, placements=[Replicate()] * tensor.device_mesh.ndim)._local_tensor)
 
 
-def _stream(source: _Source, how: _How, counter: _Counter) -> Iterator[tuple[str, Tensor | None]]:
-    in_step = InStep(_OP)
-    is_checked = not simulates_ranks()
-    kept: dict[int, Tensor | None] = {}
-    num_done = 0
-
-    def next_bucket() -> _Bucket:
-        bucket = _Bucket(source, how)
-        if bucket and is_checked:
-            in_step.go_on(bucket.meshes, bucket.content, num_done, bucket.first_name)
-        if bucket:
-            bucket.start()
-        return bucket
-
-    with counter:
-        try:
-            current = next_bucket()
-            while current:
-                following = next_bucket()
-                if not following:
-                    in_step.end(num_done)
-                for pair in current.wholes(kept):
-                    num_done += 1
-                    counter.count(pair[1])
-                    yield pair
-                    del pair
-                current = following
-        finally:
-            in_step.leave(num_done)
-
-
 class _Counter:
     """Counts tensors on a terminal, on one rank."""
 
-    def __init__(self, named: Any, to: int | None, is_on: bool) -> None:
+    def __init__(self, total: int | None, to: int | None, is_on: bool) -> None:
         rank = dist.get_rank() if dist.is_initialized() else 0
-        total = len(named) if isinstance(named, Collection) else None
         self._progress = Progress(_OP, total, is_on=is_on and rank == (to or 0))
         self._start = time.monotonic()
         self._num_bytes = 0

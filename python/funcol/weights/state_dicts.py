@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
@@ -18,8 +17,8 @@ from .._progress import Progress
 from ..redistribution.meshes import root_mesh
 from ..redistribution.moving import settled
 from ..redistribution.specs import has_own_order, spec_of
-from .export import full_tensors, tied
-from .in_step import InStep, number_of
+from .agreement import Agreement, Manifest, agreed_ties, identity, own_ties, reason_of, staging_device
+from .export import full_tensors
 
 _LOAD = "load_full_state_dict"
 
@@ -31,6 +30,7 @@ def full_state_dict(
     bucket_bytes: int = 256 << 20,
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
+    group: dist.ProcessGroup | None = None,
     progress: bool = False,
 ) -> dict[str, Any]:
     """``model.state_dict()`` with whole tensors, on global rank ``to``; an empty dict on the others. With
@@ -43,23 +43,35 @@ def full_state_dict(
 
     PyTorch counterpart: ``get_model_state_dict`` with ``full_state_dict=True``.
     """
-    state = model.state_dict()
-    tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
-    copies: dict[int, Tensor] = {}
+    state: dict[str, Any] = {}
+    tensors: dict[str, Tensor] = {}
+
+    def named() -> dict[str, Tensor]:
+        state.update(model.state_dict())
+        tensors.update({name: value for name, value in state.items() if isinstance(value, Tensor)})
+        return tensors
+
+    copies: dict[Any, Tensor] = {}
     wholes: dict[str, Any] = {}
-    stream = full_tensors(
-        tensors, to=to, bucket_bytes=bucket_bytes, dtype=dtype, device=device, progress=progress
-    )
-    for name, whole in stream:
-        if whole is None:
-            continue
-        held = _local_of(tensors[name])
-        memory = whole.untyped_storage()._cdata
-        if memory == held.untyped_storage()._cdata:
-            if memory not in copies or copies[memory].shape != whole.shape:
-                copies[memory] = whole.clone()
-            whole = copies[memory]
-        wholes[name] = whole
+    with full_tensors(
+        named,  # type: ignore[arg-type]
+        to=to,
+        bucket_bytes=bucket_bytes,
+        dtype=dtype,
+        device=device,
+        group=group,
+        progress=progress,
+    ) as stream:
+        for name, whole in stream:
+            if whole is None:
+                continue
+            held = _local_of(tensors[name])
+            if whole.untyped_storage()._cdata == held.untyped_storage()._cdata:
+                same = identity(whole)
+                if same not in copies:
+                    copies[same] = whole.clone()
+                whole = copies[same]
+            wholes[name] = whole
     if to is not None and to != _own_rank():
         return {}
     return {
@@ -75,71 +87,73 @@ def load_full_state_dict(
     src: int = 0,
     *,
     bucket_bytes: int = 256 << 20,
+    group: dist.ProcessGroup | None = None,
     progress: bool = False,
 ) -> None:
     """Copies whole tensors, which global rank ``src`` has, into the parameters and buffers of ``model``: each
     rank receives its shards alone.
 
-    All ranks call it alike; ``tensors`` counts on ``src``: a mapping, which may read each tensor when it is
-    asked for it, or pairs of names and tensors, read as far as they are needed, best in the order of
-    ``model.state_dict()``. Tensors may have any dtype and device; they get those of the model. Consecutive
-    ones of ``bucket_bytes`` go together, by one all_to_all for each dtype and mesh, while the bucket before
-    is copied. Tied tensors are sent once; ``src`` sends to all replicas, those on other submeshes included.
-    ``progress``: ``src`` shows on its terminal how many tensors are sent, and how long the rest takes.
+    All ranks of ``group`` (default: the world) call it alike; ``tensors`` counts on ``src``: a mapping, which
+    may read each tensor when it is asked for it, or pairs of names and tensors, read as far as they are
+    needed, best in the order of ``model.state_dict()``. Tensors may have any dtype and device, and replicated
+    DTensors count as whole ones; they get dtype and device of the model, whose tensors on the meta device get
+    memory. Consecutive ones of ``bucket_bytes`` go together, by one all_to_all for each dtype and mesh, while
+    the bucket before is copied. Tied tensors are sent once; ``src`` sends to all replicas, those on other
+    submeshes included. Stages of a pipeline load from ranks of their own: ranks that share neither a mesh nor
+    ``src`` need not agree. ``progress``: ``src`` shows on its terminal how many tensors are sent, and how
+    long the rest takes.
 
-    ``ValueError`` on ``src``, before anything is sent, if a name is missing or unknown, before a bucket is
-    sent if a shape is wrong; on the others a ``RuntimeError``, which says that ``src`` gave up.
-    ``ValueError`` on all ranks if ``src`` is not part of a tensor's mesh, or a parameter is partial or has
-    masks.
+    ``ValueError`` on all ranks, before the first byte: their models differ in names, shapes, dtypes,
+    placements, meshes or options; ``src`` is not part of a tensor's mesh; a parameter is partial.
+    ``ValueError`` on ``src``: a name is missing or unknown, or a tensor of a mapping of tensors has a wrong
+    shape, before anything is sent; of other sources, before the bucket is sent, with the names that are
+    loaded already. ``RuntimeError`` on the others: it says which rank gave up, and why.
 
     PyTorch counterpart: ``set_model_state_dict`` with ``full_state_dict=True, broadcast_from_rank0=True``.
     """
-    if bucket_bytes < 1:
-        raise ValueError(f"funcol::{_LOAD}: bucket_bytes is {bucket_bytes}, expected a number of 1 or more.")
-    state = [(name, value) for name, value in model.state_dict().items() if isinstance(value, Tensor)]
-    same = tied(state)
-    loading = _Loading(state, {index for index, (first, _) in same.items() if index != first}, src)
-    in_step = InStep(_LOAD, [target.mesh for target in loading.targets if target.mesh is not None])
-    num_done = 0
-    with Progress(_LOAD, len(loading.targets), is_on=progress and src == _own_rank()) as shown:
+    # In-place writes to parameters need neither a graph nor inference mode, which would refuse them.
+    with torch.inference_mode(mode=False), torch.no_grad():
+        agreement = Agreement(_LOAD, group)
+        num_done = 0
         try:
-            source = _Wholes(tensors, [name for name, _ in state]) if src == _own_rank() else None
-            before: list[tuple[_Target, Tensor]] = []
-            for bucket in loading.buckets(bucket_bytes):
-                shown.show(bucket[0].name)
-                wholes = [None if source is None else source.whole_of(target) for target in bucket]
-                in_step.go_on(
-                    dict.fromkeys(target.mesh for target in bucket if target.mesh is not None),
-                    number_of(zlib.crc32("\n".join(target.name for target in bucket).encode())),
-                    num_done,
-                    bucket[0].name,
+            if bucket_bytes < 1:
+                raise ValueError(
+                    f"funcol::{_LOAD}: bucket_bytes is {bucket_bytes}, expected a number of 1 or more."
                 )
-                started = loading.start(bucket, wholes)
-                del wholes
+            loading = _Loading(model, src, bucket_bytes, agreement)
+            source = _Wholes(tensors, loading.names, loading.targets) if src == _own_rank() else None
+            before: list[tuple[_Target, Tensor]] = []
+            with Progress(_LOAD, len(loading.targets), is_on=progress and src == _own_rank()) as shown:
+                for bucket in loading.buckets(bucket_bytes):
+                    shown.show(bucket[0].name)
+                    wholes = [None if source is None else source.whole_of(target) for target in bucket]
+                    agreement.go_on()
+                    started = loading.start(bucket, wholes)
+                    del wholes
+                    _copy(before)
+                    before = started
+                    num_done += len(bucket)
+                    shown.advance(len(bucket))
+                agreement.end()
                 _copy(before)
-                before = started
-                num_done += len(bucket)
-                shown.advance(len(bucket))
-            in_step.end(num_done)
-            _copy(before)
-        finally:
-            in_step.leave(num_done)
+        except BaseException as error:
+            agreement.leave(reason_of(error), num_done)
+            raise
 
 
 class _Target:
     """A tensor of the model, and where it is."""
 
-    def __init__(self, name: str, tensor: Tensor, mesh: DeviceMesh | None) -> None:
+    def __init__(self, index: int, name: str, tensor: Tensor) -> None:
+        self.index = index
         self.name = name
         self.shape = tensor.shape
         self.dtype = tensor.dtype
         self.local = _local_of(tensor)
-        if isinstance(tensor, DTensor):
-            self.spec: DTensorSpec | None = _on_root(tensor._spec)
-            mesh = self.spec.mesh
-        else:
-            self.spec = None if mesh is None else spec_of(mesh, (Replicate(),) * mesh.ndim, tensor)
-        self.mesh = mesh
+        staged = staging_device(tensor) if isinstance(tensor, DTensor) else None
+        self.device = staged or self.local.device  # to receive on
+        # None: a plain tensor, which every rank gets whole.
+        self.spec = tensor._spec if isinstance(tensor, DTensor) else None
 
     def num_bytes(self) -> int:
         return self.shape.numel() * self.dtype.itemsize
@@ -148,33 +162,55 @@ class _Target:
 class _Loading:
     """The targets of a call, in the order of the model, and how rank ``src`` sends to them."""
 
-    def __init__(self, state: list[tuple[str, Tensor]], skipped: set[int], src: int) -> None:
+    def __init__(self, model: nn.Module, src: int, bucket_bytes: int, agreement: Agreement) -> None:
         self._src = src
+        self._agreement = agreement
         self._owners: dict[DeviceMesh, int] = {}
-        meshes = (root_mesh(value.device_mesh) for _, value in state if isinstance(value, DTensor))
-        mesh = next((mesh for mesh in meshes if src in mesh.mesh.flatten().tolist()), None)
+        _materialize(model)
+        state = [(name, value) for name, value in model.state_dict().items() if isinstance(value, Tensor)]
+        self.names = [name for name, _ in state]
+        manifest = Manifest({"src": src, "bucket_bytes": bucket_bytes})
+        for name, value in state:
+            if isinstance(value, DTensor) and any(one.is_partial() for one in value.placements):
+                raise ValueError(
+                    f"funcol::{_LOAD}: '{name}' has the placements {value.placements}. Reduce it first: a "
+                    "whole tensor is loaded into shards and replicas."
+                )
+            manifest.add(name, value)
+        manifest.ties = own_ties(value for _, value in state)
+        self._manifests = agreement.meet(manifest)
+        tied = agreed_ties(self._manifests)
         self.targets = [
-            _Target(name, value, mesh) for index, (name, value) in enumerate(state) if index not in skipped
+            _Target(index, name, value) for index, (name, value) in enumerate(state) if index not in tied
         ]
         for target in self.targets:
-            self._check(target)
+            if target.spec is not None:
+                target.spec = self._reached(target, target.spec)
+                if target.spec.mesh not in self._owners:
+                    ranks = target.spec.mesh.mesh.flatten().tolist()
+                    self._owners[target.spec.mesh] = ranks.index(src)
+        # Of plain tensors, the ranks that take part.
+        self._receivers = sorted(self._manifests)
+        self._mesh_of_all = next(
+            (mesh for mesh in self._owners if sorted(mesh.mesh.flatten().tolist()) == self._receivers), None
+        )
 
-    def _check(self, target: _Target) -> None:
-        if target.spec is None or target.mesh is None:
-            return
-        if any(placement.is_partial() for placement in target.spec.placements):
+    def _reached(self, target: _Target, spec: DTensorSpec) -> DTensorSpec:
+        """``spec`` on a mesh of all ranks that get shards from ``src``: its own one, or, where other ranks
+        have the tensor on submeshes of their own, the mesh that these were cut from."""
+        meshes = {one.ranks_of(target.index) or () for one in self._manifests.values()}
+        reached = {rank for ranks in meshes for rank in ranks}
+        if len(meshes) > 1:
+            spec = _on_common_mesh(spec, reached) or _on_stacked_meshes(spec, sorted(meshes)) or spec
+        ranks = set(spec.mesh.mesh.flatten().tolist())
+        missing = reached - ranks
+        if self._src not in ranks or missing:
+            outside = min(missing) if self._src in ranks else self._src
             raise ValueError(
-                f"funcol::{_LOAD}: '{target.name}' has the placements {target.spec.placements}. Reduce "
-                "it first: a whole tensor is loaded into shards and replicas."
+                f"funcol::{_LOAD}: '{target.name}' is on {spec.mesh}, which rank {outside} is not part of. "
+                "Pass a rank of every tensor's mesh as src."
             )
-        if target.mesh not in self._owners:
-            ranks = target.mesh.mesh.flatten().tolist()
-            if self._src not in ranks:
-                raise ValueError(
-                    f"funcol::{_LOAD}: '{target.name}' is on {target.mesh}, which rank {self._src} is not "
-                    "part of. Pass a rank of every tensor's mesh as src."
-                )
-            self._owners[target.mesh] = ranks.index(self._src)
+        return spec
 
     def buckets(self, most: int) -> Iterator[list[_Target]]:
         bucket: list[_Target] = []
@@ -193,16 +229,15 @@ class _Loading:
         started: list[tuple[_Target, Tensor]] = []
         by_mesh: dict[DeviceMesh | None, list[int]] = {}
         for index, target in enumerate(bucket):
-            by_mesh.setdefault(target.mesh, []).append(index)
+            mesh = self._mesh_of_all if target.spec is None else target.spec.mesh
+            by_mesh.setdefault(mesh, []).append(index)
         for mesh, indices in by_mesh.items():
             if mesh is None:
-                started += [
-                    (bucket[index], self._broadcast(bucket[index], wholes[index])) for index in indices
-                ]
+                started += [(bucket[index], self._sent(bucket[index], wholes[index])) for index in indices]
             elif mesh.get_coordinate() is not None:
                 moved = _C.move_from_owners(
                     [wholes[index] for index in indices],
-                    [bucket[index].spec for index in indices],
+                    [bucket[index].spec or _replicated(bucket[index], mesh) for index in indices],
                     [self._owners[mesh]] * len(indices),
                     [None] * len(indices),
                     True,
@@ -214,12 +249,20 @@ class _Loading:
                 ]
         return started
 
-    def _broadcast(self, target: _Target, whole: Tensor | None) -> Tensor:
-        """A tensor of a model that is on no mesh goes to all ranks."""
+    def _sent(self, target: _Target, whole: Tensor | None) -> Tensor:
+        """A plain tensor where no mesh has all ranks that take part: from ``src`` to each."""
         held = torch.empty(target.shape, dtype=target.dtype, device=target.local.device)
-        received = held if whole is None else whole
-        if dist.is_initialized():
-            dist.broadcast(received, self._src)
+        received = held if whole is None else whole.contiguous()
+        group = self._agreement.group
+        if group is not None and self._receivers == sorted(dist.get_process_group_ranks(group)):
+            dist.broadcast(received, self._src, group)
+        elif whole is None:
+            dist.recv(received, self._src)
+        else:
+            others = [rank for rank in self._receivers if rank != self._src]
+            for work in [dist.isend(received, rank) for rank in others]:
+                if work is not None:
+                    work.wait()
         return received
 
 
@@ -227,7 +270,10 @@ class _Wholes:
     """The tensors of rank ``src``, by name."""
 
     def __init__(
-        self, tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | None, names: list[str]
+        self,
+        tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | None,
+        names: list[str],
+        targets: list[_Target],
     ) -> None:
         if tensors is None:
             raise ValueError(
@@ -237,21 +283,47 @@ class _Wholes:
         self._mapping = tensors if isinstance(tensors, Mapping) else None
         self._pairs = iter(()) if isinstance(tensors, Mapping) else iter(tensors)
         self._early: dict[str, Tensor] = {}
+        self._loaded: list[str] = []
         if self._mapping is not None:
             self._check_known(self._mapping)
             missing = [name for name in names if name not in self._mapping]
             if missing:
                 self._refuse_missing(missing)
+            if type(self._mapping) is dict or isinstance(self._mapping, nn.ParameterDict):
+                for target in targets:  # others may read a file for each
+                    self._check(target, self._mapping[target.name])
 
     def whole_of(self, target: _Target) -> Tensor:
         """The tensor of ``target``, checked, with the dtype and on the device of the model."""
-        whole = self._find(target.name)
-        if whole.shape != target.shape:
-            raise ValueError(
-                f"funcol::{_LOAD}: '{target.name}' has shape {tuple(whole.shape)}, in the model "
-                f"{tuple(target.shape)}. Pass the whole tensor."
+        whole = self._check(target, self._find(target.name))
+        self._loaded.append(target.name)
+        return whole.detach().to(device=target.device, dtype=target.dtype)
+
+    def _check(self, target: _Target, whole: Any) -> Tensor:
+        """The whole tensor in ``whole``."""
+        if isinstance(whole, DTensor):
+            if not all(placement.is_replicate() for placement in whole.placements):
+                self._refuse(
+                    target, f"is a DTensor with the placements {whole.placements}", "its full_tensor()"
+                )
+            whole = whole._local_tensor
+        if not isinstance(whole, Tensor) or whole.layout != torch.strided or whole.is_meta:
+            kind = type(whole).__name__ if not isinstance(whole, Tensor) else whole.layout
+            self._refuse(
+                target, "is on the meta device" if kind == torch.strided else f"is a {kind}", "a dense tensor"
             )
-        return whole.detach().to(device=target.local.device, dtype=target.dtype)
+        if whole.shape != target.shape:
+            self._refuse(
+                target,
+                f"has shape {tuple(whole.shape)}, in the model {tuple(target.shape)}",
+                "the whole tensor",
+            )
+        return settled(whole)
+
+    def _refuse(self, target: _Target, what: str, expected: str) -> NoReturn:
+        listed = ", ".join(map(repr, self._loaded[:10])) + (", ..." if len(self._loaded) > 10 else "")
+        loaded = f" Loaded are {listed}." if self._loaded else ""
+        raise ValueError(f"funcol::{_LOAD}: '{target.name}' {what}. Pass {expected}.{loaded}")
 
     def _find(self, name: str) -> Tensor:
         if self._mapping is not None:
@@ -277,22 +349,66 @@ class _Wholes:
         )
 
 
-@torch.no_grad()
 def _copy(started: list[tuple[_Target, Tensor]]) -> None:
     for target, received in started:
         if target.local.numel() > 0:
             target.local.copy_(received)
 
 
-def _on_root(spec: DTensorSpec) -> DTensorSpec:
-    """``spec``, if it is of a submesh, on the mesh that this one was cut from: other submeshes hold
-    replicas."""
+def _materialize(model: nn.Module) -> None:
+    """Gives memory to tensors of ``model`` on the meta device."""
+    held = [*model.parameters(), *model.buffers()]
+    if not any(tensor.is_meta for tensor in held):
+        return
+    meshes = (tensor.device_mesh for tensor in held if isinstance(tensor, DTensor))
+    device = next((mesh.device_type for mesh in meshes), "cpu")
+    materialized: Any = model._apply
+    materialized(lambda one: torch.empty_like(one, device=device) if one.is_meta else one)
+
+
+def _replicated(target: _Target, mesh: DeviceMesh) -> DTensorSpec:
+    return spec_of(mesh, (Replicate(),) * mesh.ndim, target.local)
+
+
+def _on_common_mesh(spec: DTensorSpec, ranks: set[int]) -> DTensorSpec | None:
+    """``spec`` on the smallest mesh with ``ranks`` that its submesh is cut from, where other submeshes hold
+    replicas; ``None`` if there is no such mesh."""
     mesh, root = spec.mesh, root_mesh(spec.mesh)
     names, of_root = mesh.mesh_dim_names or (), root.mesh_dim_names or ()
-    if mesh is root or not all(name in of_root for name in names):
-        return spec
-    axes = [of_root.index(name) for name in names]
-    placements: list[Placement] = [Replicate()] * root.ndim
+    if mesh is root or not names or not all(name in of_root for name in names):
+        return None
+    places = [(root.mesh == rank).nonzero() for rank in ranks]
+    if any(place.numel() == 0 for place in places):
+        return None
+    coordinates = torch.cat(places).T.tolist()
+    kept = tuple(
+        name for name, along in zip(of_root, coordinates, strict=True) if name in names or len({*along}) > 1
+    )
+    common = root if kept == tuple(of_root) else root[kept]
+    return _with_replicas(spec, common, [kept.index(name) for name in names])
+
+
+_stacked: dict[tuple[str, tuple[int, ...], tuple[tuple[int, ...], ...]], DeviceMesh] = {}
+
+
+def _on_stacked_meshes(spec: DTensorSpec, meshes: list[tuple[int, ...]]) -> DTensorSpec | None:
+    """``spec`` on a mesh whose rows are ``meshes``, as flattened ones are; ``None`` if they are not alike in
+    shape or do not have all ranks of the world. No group has the ranks of a column: tensors go point to
+    point."""
+    ranks = [rank for row in meshes for rank in row]
+    mesh = spec.mesh
+    if sorted(ranks) != [*range(dist.get_world_size())] or {len(row) for row in meshes} != {mesh.size()}:
+        return None
+    key = mesh.device_type, tuple(mesh.shape), tuple(meshes)
+    if key not in _stacked:
+        rows = torch.tensor(ranks).view(len(meshes), *mesh.shape)
+        _stacked[key] = DeviceMesh(mesh.device_type, rows, _init_backend=False)
+    return _with_replicas(spec, _stacked[key], [axis + 1 for axis in range(mesh.ndim)])
+
+
+def _with_replicas(spec: DTensorSpec, common: DeviceMesh, axes: list[int]) -> DTensorSpec:
+    """``spec``, whose axes are ``axes`` of ``common``, with replicas along the others."""
+    placements: list[Placement] = [Replicate()] * common.ndim
     for axis, placement in zip(axes, spec.placements, strict=True):
         placements[axis] = placement
     order = None
@@ -301,7 +417,7 @@ def _on_root(spec: DTensorSpec) -> DTensorSpec:
             ShardOrderEntry(entry.tensor_dim, tuple(axes[axis] for axis in entry.mesh_dims))
             for entry in spec.shard_order
         )
-    return DTensorSpec(root, tuple(placements), tensor_meta=spec.tensor_meta, shard_order=order)  # type: ignore[arg-type]
+    return DTensorSpec(common, tuple(placements), tensor_meta=spec.tensor_meta, shard_order=order)  # type: ignore[arg-type]
 
 
 def _local_of(tensor: Tensor) -> Tensor:

@@ -197,11 +197,12 @@ def leaves_early(rank: int, world: int, leaver: int, after: int, raises: bool) -
     named = {str(i): distribute_tensor(torch.ones(4, 4), mesh, [Shard(0), Shard(1)]) for i in range(8)}
     start = time.monotonic()
     try:
-        for index, _ in enumerate(full_tensors(named, bucket_bytes=1)):
-            if rank == leaver and index == after:
-                if raises:
-                    raise OSError("the disk is full")
-                break
+        with full_tensors(named, bucket_bytes=1) as stream:
+            for index, _ in enumerate(stream):
+                if rank == leaver and index == after:
+                    if raises:
+                        raise OSError("the disk is full")
+                    break
     except (RuntimeError, OSError) as error:
         assert time.monotonic() - start < 20
         return str(error)
@@ -212,7 +213,8 @@ def leaves_early(rank: int, world: int, leaver: int, after: int, raises: bool) -
 def test_other_ranks_learn_of_a_rank_that_leaves_early(after: int, raises: bool) -> None:
     results = run_ranks(leaves_early, 4, 1, after, raises)
     assert results.pop(1) == ("the disk is full" if raises else "")
-    assert all(f"rank 1 left after {after + 1} tensors" in result for result in results)
+    reason = "OSError: the disk is full" if raises else "it left the loop"
+    assert all(f"rank 1 left after {after + 1} tensors: {reason}" in result for result in results)
 
 
 def source_fails(rank: int, world: int) -> str:
@@ -232,7 +234,7 @@ def source_fails(rank: int, world: int) -> str:
 def test_other_ranks_learn_of_a_source_that_fails() -> None:
     first, second = run_ranks(source_fails, 2)
     assert second == "no such file"
-    assert "rank 1 left after" in first
+    assert "rank 1 left after 2 tensors: OSError: no such file" in first
 
 
 def all_leave(rank: int, world: int) -> None:
@@ -271,9 +273,9 @@ def refuses(rank: int, world: int) -> None:
     with pytest.raises(ValueError, match=r"'a' is on .* which rank 7 is not part of"):
         [*full_tensors({"a": rows}, to=7)]
     with pytest.raises(ValueError, match="bucket_bytes is 0"):
-        full_tensors({"a": rows}, bucket_bytes=0)
+        [*full_tensors({"a": rows}, bucket_bytes=0)]
     with pytest.raises(ValueError, match="to is -1"):
-        full_tensors({"a": rows}, to=-1)
+        [*full_tensors({"a": rows}, to=-1)]
     named: Any = {"a": 3}
     with pytest.raises(TypeError, match="'a' is a int, expected a tensor"):
         [*full_tensors(named)]

@@ -242,7 +242,7 @@ def holds_equal_meshes(rank: int, world: int) -> None:
         num_agreements.append(agreed.call_count)
         assert found.keys() == (expected.keys() if rank == 0 else set())
         assert all(torch.equal(found[name].cpu(), expected[name].cpu()) for name in found)
-    assert num_agreements == [2, 13]  # one for each bucket and one at the end
+    assert num_agreements == [3, 14]  # one at the start, for each bucket and at the end
     for parameter in model.parameters():
         nn.init.zeros_(parameter)
     load_full_state_dict(model, expected if rank == 0 else {}, src=0)

@@ -1,0 +1,368 @@
+"""How the ranks of a stream agree on what they are about to send, and hear of a rank that leaves.
+
+A stream has one control group, known from the start. Before a bucket, and until all ranks have ended, the
+ranks of it make one small all_reduce: of a digest of what comes next, and of whether a rank leaves. Where
+digests differ, they exchange what they stand for, so that every rank finds the same difference and raises the
+same error. Nothing is sent before that, whatever meshes a bucket touches.
+
+The control group is one of its own, with the ranks of the group that a program names: a rank that drops its
+stream and goes on cannot mix its collectives with those that the others still wait for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ..redistribution.meshes import simulates_ranks
+from ..redistribution.moving import settled
+from ..redistribution.specs import has_own_order
+
+_control_groups: weakref.WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = weakref.WeakKeyDictionary()
+
+
+def control_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """Returns the group by which streams over ``group`` (``None``: the world) agree. All its ranks call it
+    alike; the first call makes the group."""
+    world = dist.group.WORLD
+    of = group or world
+    assert of is not None
+    found = _control_groups.get(of)
+    if found is None:
+        ranks = dist.get_process_group_ranks(of)
+        # Of the world by the usual way, by which no name is counted on one rank and not on another.
+        made = dist.new_group(ranks, use_local_synchronization=len(ranks) < dist.get_world_size())
+        assert isinstance(made, dist.ProcessGroup)
+        found = _control_groups[of] = made
+    return found
+
+
+class Entry(NamedTuple):
+    """A tensor, by value. ``mesh`` is a number of :attr:`Manifest.meshes`; ``None``: a plain tensor."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    placements: str
+    order: str
+    device: str
+    mesh: int | None
+
+
+_COMPARED = {"shape": "shape", "dtype": "dtype", "placements": "placements", "order": "shard order"}
+
+
+class Manifest:
+    """What a rank is about to send and to receive, by value."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self.options = dict(options)
+        self.entries: list[Entry] = []
+        self.meshes: list[tuple[int, ...]] = []  # the ranks of each
+        self.ties: frozenset[tuple[int, int]] = frozenset()  # indices of the first and of another one
+        self._numbers: dict[Any, int] = {}
+        self._of_mesh: dict[DeviceMesh, tuple[int, bool]] = {}
+        self._texts: dict[Any, str] = {}
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        if not isinstance(tensor, DTensor):
+            self.entries.append(
+                Entry(name, tuple(tensor.shape), str(tensor.dtype), "", "", tensor.device.type, None)
+            )
+            return
+        spec = tensor._spec
+        mesh = self._of_mesh.get(spec.mesh)
+        if mesh is None:
+            mesh = self._of_mesh[spec.mesh] = (
+                self._number_of(spec.mesh),
+                spec.mesh.get_coordinate() is not None,
+            )
+        number, is_inside = mesh
+        placements = self._texts.get(spec.placements)
+        if placements is None:
+            placements = self._texts[spec.placements] = str(tuple(spec.placements))
+        order = str(spec.shard_order) if has_own_order(spec) else ""
+        device = tensor._local_tensor.device.type if is_inside else ""
+        self.entries.append(
+            Entry(name, tuple(tensor.shape), str(tensor.dtype), placements, order, device, number)
+        )
+
+    def _number_of(self, mesh: DeviceMesh) -> int:
+        ranks = tuple(mesh.mesh.flatten().tolist())
+        number = self._numbers.setdefault((ranks, tuple(mesh.shape)), len(self.meshes))
+        if number == len(self.meshes):
+            self.meshes.append(ranks)
+        return number
+
+    def values(self) -> list[Any]:
+        """All of it, as JSON has values."""
+        return [self.options, [*map(tuple, self.entries)], self.meshes, sorted(self.ties)]
+
+    @classmethod
+    def of(cls, values: list[Any]) -> Manifest:
+        """What :meth:`values` has given on another rank."""
+        options, entries, meshes, ties = values
+        made = cls(options)
+        made.entries = [Entry(name, tuple(shape), *rest) for name, shape, *rest in entries]
+        made.meshes = [tuple(ranks) for ranks in meshes]
+        made.ties = frozenset((first, other) for first, other in ties)
+        return made
+
+    def digest(self) -> int:
+        """A number above 0."""
+        text = repr(self.values()).encode()
+        return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest()) + 1
+
+    def ranks_of(self, index: int) -> tuple[int, ...] | None:
+        """The ranks of the mesh of a tensor; ``None`` for a plain one."""
+        mesh = self.entries[index].mesh
+        return None if mesh is None else self.meshes[mesh]
+
+
+class Agreement:
+    """The ranks of a call of ``op``. Without ``torch.distributed``, :attr:`group` is ``None``."""
+
+    def __init__(self, op: str, group: dist.ProcessGroup | None) -> None:
+        self._op = op
+        self._is_over = False
+        self.group: dist.ProcessGroup | None = None
+        self._ranks = [0]
+        if dist.is_initialized() and not simulates_ranks():
+            with _disable_current_modes():
+                self.group = control_group(group)
+            self._ranks = dist.get_process_group_ranks(self.group)
+            self._device = _device_of(self.group)
+        self.own_rank = dist.get_rank() if self.group is not None else 0
+
+    def meet(self, manifest: Manifest) -> dict[int, Manifest]:
+        """Returns once all ranks are about to send what ``manifest`` says: the manifests of the ranks that
+        take part with this one, which differ in ranks of meshes alone. Raises on all of them if they differ
+        in more."""
+        for number, ranks in enumerate(manifest.meshes):
+            outside = set(ranks) - set(self._ranks)
+            if outside and self.group is not None:
+                name = next(entry.name for entry in manifest.entries if entry.mesh == number)
+                raise ValueError(
+                    f"funcol::{self._op}: '{name}' is on a mesh with rank {min(outside)}, which does not "
+                    "take part. Pass a group with all ranks of all meshes as group."
+                )
+        low, high, _ = self._exchange(manifest.digest())
+        if low == high:
+            return dict.fromkeys(self._ranks, manifest)
+        found = {rank: Manifest.of(one) for rank, one in self._all(manifest.values()).items()}
+        try:
+            parts = _parts(found)
+            for part in parts:
+                _compare({rank: found[rank] for rank in part}, self._op)
+        except ValueError:
+            self._is_over = True  # all ranks raise
+            raise
+        own = next(part for part in parts if self.own_rank in part)
+        return {rank: found[rank] for rank in own}
+
+    def go_on(self) -> None:
+        """Returns once all ranks are about to send a bucket, or have ended."""
+        self._exchange(1)
+
+    def end(self) -> None:
+        """Returns once all ranks have ended."""
+        while self._exchange(1, goes_on=False)[2]:
+            pass
+        self._is_over = True
+
+    def leave(self, reason: str, num_done: int) -> None:
+        """Tells all ranks that this one leaves before the end, unless they know that they all do."""
+        if self._is_over or self.group is None or not dist.is_initialized():
+            return
+        self._is_over = True
+        self._reduced(0, 0, leaves=True, goes_on=False)
+        self._all((num_done, reason))
+
+    def _exchange(self, content: int, goes_on: bool = True) -> tuple[int, int, bool]:
+        """The lowest and the highest content of all ranks, and whether one goes on."""
+        if self.group is None:
+            return content, content, False
+        high, low, left, going = self._reduced(content, -content, leaves=False, goes_on=goes_on)
+        if left:
+            self._is_over = True
+            reasons = {rank: one for rank, one in self._all(None).items() if one is not None}
+            rank, (num_done, reason) = min(reasons.items())
+            raise RuntimeError(
+                f"funcol::{self._op}: rank {rank} left after {num_done} tensors: {reason}. Take all "
+                "tensors on every rank, or leave on all alike."
+            )
+        return -low, high, bool(going)
+
+    def _reduced(self, high: int, low: int, leaves: bool, goes_on: bool) -> list[int]:
+        with _disable_current_modes():
+            numbers = torch.tensor([high, low, leaves, goes_on], dtype=torch.int64, device=self._device)
+            dist.all_reduce(numbers, dist.ReduceOp.MAX, self.group)
+            return numbers.tolist()
+
+    def _all(self, value: object) -> dict[int, Any]:
+        """What each rank gives, by its rank."""
+        text = json.dumps(value).encode()
+        with _disable_current_modes():
+            size = torch.tensor(len(text), device=self._device)
+            dist.all_reduce(size, dist.ReduceOp.MAX, self.group)
+            padded = torch.frombuffer(bytearray(text.ljust(int(size))), dtype=torch.uint8).to(self._device)
+            found = [torch.empty_like(padded) for _ in self._ranks]
+            dist.all_gather(found, padded, self.group)
+            texts = [bytes(one.tolist()) for one in found]
+        return {rank: json.loads(text) for rank, text in zip(self._ranks, texts, strict=True)}
+
+
+def _device_of(group: dist.ProcessGroup) -> torch.device:
+    """Where numbers are that ``group`` reduces: on the CPU, if it can."""
+    devices = {device.type for device in group._device_types}
+    if not devices or "cpu" in devices:
+        return torch.device("cpu")
+    return torch.device(min(devices), torch.get_device_module(min(devices)).current_device())
+
+
+def _parts(manifests: Mapping[int, Manifest]) -> list[list[int]]:
+    """Sets of ranks that have to agree: of one mesh, and those that name a rank of it as ``to`` or
+    ``src``."""
+    part_of = {rank: {rank} for rank in manifests}
+
+    for rank, manifest in manifests.items():
+        named = [manifest.options.get("to"), manifest.options.get("src")]
+        for other in (*(one for ranks in manifest.meshes for one in ranks), *named):
+            if other in part_of and part_of[other] is not part_of[rank]:
+                part_of[rank] |= part_of[other]
+                for moved in part_of[other]:
+                    part_of[moved] = part_of[rank]
+    return [sorted(part) for part in {id(part): part for part in part_of.values()}.values()]
+
+
+def _compare(manifests: Mapping[int, Manifest], op: str) -> None:
+    difference = _difference(manifests)
+    if difference is not None:
+        raise ValueError(
+            f"funcol::{op}: the ranks go through different tensors: {difference}. Pass the same names, "
+            "shapes, dtypes and placements in the same order, and the same options, on every rank."
+        )
+
+
+def _difference(manifests: Mapping[int, Manifest]) -> str | None:
+    """The first difference between what the ranks of a part have."""
+    first = next(iter(manifests.values()))
+    for option in first.options:
+        found = _by_value({rank: one.options[option] for rank, one in manifests.items()})
+        if len(found) > 1:
+            return f"{option} is {_listed(found)}"
+    for index in range(max(len(one.entries) for one in manifests.values())):
+        here = {rank: one.entries[index] for rank, one in manifests.items() if index < len(one.entries)}
+        names = _by_value({rank: here[rank].name if rank in here else None for rank in manifests})
+        if len(names) > 1:
+            shown = {"missing" if name is None else f"'{name}'": ranks for name, ranks in names.items()}
+            return f"tensor {index} is {_listed(shown)}"
+        name = next(iter(here.values())).name
+        for field, word in _COMPARED.items():
+            found = _by_value({rank: getattr(entry, field) for rank, entry in here.items()})
+            if len(found) > 1:
+                return f"the {word} of '{name}' is {_listed(found)}"
+        devices = _by_value({rank: entry.device for rank, entry in here.items() if entry.device})
+        if len(devices) > 1:
+            return f"'{name}' is on {_listed(devices)}"
+        meshes = {rank: one.ranks_of(index) for rank, one in manifests.items()}
+        for ranks in {ranks for ranks in meshes.values() if ranks is not None}:
+            of_mesh = _by_value({rank: meshes[rank] for rank in ranks})
+            if len(of_mesh) > 1:
+                return f"the mesh of '{name}' has the ranks {_listed(of_mesh)}"
+    return None
+
+
+def _by_value(values: Mapping[int, Any]) -> dict[Any, list[int]]:
+    found: dict[Any, list[int]] = {}
+    for rank, value in values.items():
+        found.setdefault(value, []).append(rank)
+    return found
+
+
+def _listed(found: Mapping[Any, Sequence[int]]) -> str:
+    def of(ranks: Sequence[int]) -> str:
+        listed = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+        return f"on rank {listed}" if len(ranks) == 1 else f"on ranks {listed}"
+
+    # Fewest ranks first: most likely they are the ones that are wrong.
+    return ", ".join(
+        f"{value} {of(ranks)}" for value, ranks in sorted(found.items(), key=lambda one: len(one[1]))
+    )
+
+
+def own_ties(tensors: Iterable[Tensor]) -> frozenset[tuple[int, int]]:
+    """Indices of the first and of another one, for each DTensor that is on this rank the same as one before
+    it: in the same memory, of the same layout."""
+    by_memory: dict[int, list[tuple[int, DTensor]]] = {}
+    for index, tensor in enumerate(tensors):
+        if isinstance(tensor, DTensor):
+            memory = settled(tensor._local_tensor).untyped_storage()._cdata
+            by_memory.setdefault(memory, []).append((index, tensor))
+    firsts: dict[Any, int] = {}
+    found = set()
+    for sharing in by_memory.values():
+        for index, tensor in sharing if len(sharing) > 1 else ():
+            if tensor._local_tensor.numel() == 0:
+                continue
+            spec = tensor._spec
+            order = str(spec.shard_order) if has_own_order(spec) else ""
+            layout = tuple(tensor.shape), spec.mesh, tuple(spec.placements), order
+            first = firsts.setdefault((identity(tensor._local_tensor), layout), index)
+            if first != index:
+                found.add((first, index))
+    return frozenset(found)
+
+
+def agreed_ties(manifests: Mapping[int, Manifest]) -> dict[int, int]:
+    """The first of the tensors that are tied to each, by index: those that all ranks of their mesh find
+    tied."""
+    found = {}
+    for first, other in set().union(*(one.ties for one in manifests.values())):
+        concerned = [
+            one
+            for rank, one in manifests.items()
+            if rank in (one.ranks_of(first) or ()) or len(manifests) == 1
+        ]
+        if all((first, other) in one.ties for one in concerned):
+            found[other] = first
+    return found
+
+
+def identity(tensor: Tensor) -> Any:
+    """A value that two tensors share if one is the other: the same elements of the same memory."""
+    held = settled(tensor)
+    return (
+        held.untyped_storage()._cdata,
+        held.storage_offset(),
+        tuple(held.shape),
+        held.stride(),
+        held.dtype,
+        held.is_conj(),
+        held.is_neg(),
+    )
+
+
+def reason_of(error: BaseException) -> str:
+    """A line on an error, for the other ranks."""
+    line = str(error).partition("\n")[0]
+    return f"{type(error).__name__}: {line}" if line else type(error).__name__
+
+
+def staging_device(tensor: DTensor) -> torch.device | None:
+    """The device of its mesh, through which a shard on the CPU is sent and received (parameters that FSDP2
+    offloads); ``None`` if the shard is there."""
+    mesh = tensor.device_mesh
+    if tensor._local_tensor.device.type == mesh.device_type or mesh.get_coordinate() is None:
+        return None
+    return torch.device(mesh.device_type, torch.get_device_module(mesh.device_type).current_device())

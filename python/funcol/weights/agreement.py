@@ -57,9 +57,16 @@ class Entry(NamedTuple):
     order: str
     device: str
     mesh: int | None
+    sent_as: str = "none"  # the dtype that is asked for
 
 
-_COMPARED = {"shape": "shape", "dtype": "dtype", "placements": "placements", "order": "shard order"}
+_COMPARED = {
+    "shape": "shape",
+    "dtype": "dtype",
+    "placements": "placements",
+    "order": "shard order",
+    "sent_as": "dtype that is asked for",
+}
 
 
 class Manifest:
@@ -74,11 +81,11 @@ class Manifest:
         self._of_mesh: dict[DeviceMesh, tuple[int, bool]] = {}
         self._texts: dict[Any, str] = {}
 
-    def add(self, name: str, tensor: Tensor) -> None:
+    def add(self, name: str, tensor: Tensor, dtype: torch.dtype | None = None) -> None:
+        sent_as = "none" if dtype is None else str(dtype)
+        shape, own = tuple(tensor.shape), str(tensor.dtype)
         if not isinstance(tensor, DTensor):
-            self.entries.append(
-                Entry(name, tuple(tensor.shape), str(tensor.dtype), "", "", tensor.device.type, None)
-            )
+            self.entries.append(Entry(name, shape, own, "", "", tensor.device.type, None, sent_as))
             return
         spec = tensor._spec
         mesh = self._of_mesh.get(spec.mesh)
@@ -93,9 +100,7 @@ class Manifest:
             placements = self._texts[spec.placements] = str(tuple(spec.placements))
         order = str(spec.shard_order) if has_own_order(spec) else ""
         device = tensor._local_tensor.device.type if is_inside else ""
-        self.entries.append(
-            Entry(name, tuple(tensor.shape), str(tensor.dtype), placements, order, device, number)
-        )
+        self.entries.append(Entry(name, shape, own, placements, order, device, number, sent_as))
 
     def _number_of(self, mesh: DeviceMesh) -> int:
         ranks = tuple(mesh.mesh.flatten().tolist())
@@ -130,17 +135,18 @@ class Manifest:
 
 
 class Agreement:
-    """The ranks of a call of ``op``. Without ``torch.distributed``, :attr:`group` is ``None``."""
+    """The global ranks of a call of ``op``. Without ``torch.distributed``, :attr:`group` is ``None``."""
 
     def __init__(self, op: str, group: dist.ProcessGroup | None) -> None:
         self._op = op
         self._is_over = False
+        self.tells = False  # equal on all ranks
         self.group: dist.ProcessGroup | None = None
-        self._ranks = [0]
+        self.ranks = [0]
         if dist.is_initialized() and not simulates_ranks():
             with _disable_current_modes():
                 self.group = control_group(group)
-            self._ranks = dist.get_process_group_ranks(self.group)
+            self.ranks = dist.get_process_group_ranks(self.group)
             self._device = _device_of(self.group)
         self.own_rank = dist.get_rank() if self.group is not None else 0
 
@@ -149,7 +155,7 @@ class Agreement:
         take part with this one, which differ in ranks of meshes alone. Raises on all of them if they differ
         in more."""
         for number, ranks in enumerate(manifest.meshes):
-            outside = set(ranks) - set(self._ranks)
+            outside = set(ranks) - set(self.ranks)
             if outside and self.group is not None:
                 name = next(entry.name for entry in manifest.entries if entry.mesh == number)
                 raise ValueError(
@@ -158,7 +164,7 @@ class Agreement:
                 )
         low, high, _ = self._exchange(manifest.digest())
         if low == high:
-            return dict.fromkeys(self._ranks, manifest)
+            return dict.fromkeys(self.ranks, manifest)
         found = {rank: Manifest.of(one) for rank, one in self._all(manifest.values()).items()}
         try:
             parts = _parts(found)
@@ -170,14 +176,22 @@ class Agreement:
         own = next(part for part in parts if self.own_rank in part)
         return {rank: found[rank] for rank in own}
 
-    def go_on(self) -> None:
-        """Returns once all ranks are about to send a bucket, or have ended."""
+    def tell(self, value: object) -> dict[int, Any]:
+        """What each rank gives, as JSON has values, by its rank."""
         self._exchange(1)
+        return self._all(value)
+
+    def go_on(self, value: object = None) -> dict[int, Any]:
+        """Returns once all ranks are about to send a bucket, or have ended: what each gives with its bucket,
+        if :attr:`tells`."""
+        self._exchange(1)
+        return self._all(value) if self.tells else {}
 
     def end(self) -> None:
         """Returns once all ranks have ended."""
         while self._exchange(1, goes_on=False)[2]:
-            pass
+            if self.tells:
+                self._all(None)
         self._is_over = True
 
     def leave(self, reason: str, num_done: int) -> None:
@@ -211,15 +225,17 @@ class Agreement:
 
     def _all(self, value: object) -> dict[int, Any]:
         """What each rank gives, by its rank."""
+        if self.group is None:
+            return {self.own_rank: value}
         text = json.dumps(value).encode()
         with _disable_current_modes():
             size = torch.tensor(len(text), device=self._device)
             dist.all_reduce(size, dist.ReduceOp.MAX, self.group)
             padded = torch.frombuffer(bytearray(text.ljust(int(size))), dtype=torch.uint8).to(self._device)
-            found = [torch.empty_like(padded) for _ in self._ranks]
+            found = [torch.empty_like(padded) for _ in self.ranks]
             dist.all_gather(found, padded, self.group)
             texts = [bytes(one.tolist()) for one in found]
-        return {rank: json.loads(text) for rank, text in zip(self._ranks, texts, strict=True)}
+        return {rank: json.loads(text) for rank, text in zip(self.ranks, texts, strict=True)}
 
 
 def _device_of(group: dist.ProcessGroup) -> torch.device:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from types import FunctionType
-from typing import Any, Self
+from typing import Any, Self, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,14 +22,24 @@ from .agreement import Agreement, Manifest, agreed_ties, own_ties, reason_of, st
 _OP = "full_tensors"
 _NO_BOUND = 2**62
 
+_T = TypeVar("_T")
+ByName: TypeAlias = Mapping[str, _T] | Callable[[str], _T]
+"""A value for each name."""
+
+
+def by_name(values: ByName[_T], name: str, default: Any) -> _T:
+    """The value for ``name``; ``default`` where a mapping has none."""
+    return values.get(name, default) if isinstance(values, Mapping) else values(name)
+
 
 def full_tensors(
     named: nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]],
     *,
     to: int | None = None,
     bucket_bytes: int = 256 << 20,
-    dtype: torch.dtype | None = None,
+    dtype: ByName[torch.dtype | None] | torch.dtype | None = None,
     device: torch.device | str | None = None,
+    names: ByName[str | None] | None = None,
     group: dist.ProcessGroup | None = None,
     progress: bool = False,
 ) -> FullTensors:
@@ -56,8 +66,10 @@ def full_tensors(
     ``to``: the global rank that gets the tensors. The others send their shards, and get ``(name, None)``;
     together they send as much as a gather does. A tensor on a submesh comes from that of ``to``: the other
     ones hold replicas. Without ``to`` every rank gets them, and ``None`` for tensors on meshes that it is
-    not part of. ``dtype``: that of the results, for tensors of floating-point numbers; they are sent so if
-    that is smaller. ``device``: where the results are put.
+    not part of. ``names``: a mapping or function from names of the model to those that are yielded; what it
+    maps to ``None`` is left out, what a mapping does not have keeps its name. ``dtype``: that of the results,
+    for tensors of floating-point numbers, or a mapping or function from names that are yielded to it; they
+    are sent so if that is smaller. ``device``: where the results are put.
 
     Results have memory of their own and need no gradient; but plain and replicated tensors are yielded as
     they are, in the model's memory, if neither ``dtype`` nor ``device`` changes them. Tied tensors of a
@@ -75,7 +87,7 @@ def full_tensors(
 
     PyTorch counterpart: ``DTensor.full_tensor``, in a loop.
     """
-    return FullTensors(named, _How(to, bucket_bytes, dtype, device), group, progress)
+    return FullTensors(named, _How(to, bucket_bytes, dtype, device, names), group, progress)
 
 
 class FullTensors(Iterator[tuple[str, "Tensor | None"]]):
@@ -148,11 +160,17 @@ class _How:
     """The options of an export, and where its results go."""
 
     def __init__(
-        self, to: int | None, bucket_bytes: int, dtype: torch.dtype | None, device: torch.device | str | None
+        self,
+        to: int | None,
+        bucket_bytes: int,
+        dtype: ByName[torch.dtype | None] | torch.dtype | None,
+        device: torch.device | str | None,
+        names: ByName[str | None] | None,
     ) -> None:
         self.to = to
         self.bucket_bytes = bucket_bytes
-        self.dtype = dtype
+        self._dtype = dtype
+        self._names = names
         self.device = None if device is None else torch.device(device)
         self.is_receiver = to is None or to == (dist.get_rank() if dist.is_initialized() else 0)
 
@@ -168,7 +186,17 @@ class _How:
 
     def options(self) -> dict[str, Any]:
         """What has to be the same on all ranks."""
-        return {"to": self.to, "bucket_bytes": self.bucket_bytes, "dtype": self.dtype and str(self.dtype)}
+        return {"to": self.to, "bucket_bytes": self.bucket_bytes}
+
+    def dtype_of(self, name: str, tensor: Tensor) -> torch.dtype | None:
+        """The dtype of the result; ``None``: the tensor's own."""
+        if self._dtype is None or not tensor.is_floating_point():
+            return None
+        return self._dtype if isinstance(self._dtype, torch.dtype) else by_name(self._dtype, name, None)
+
+    def name_of(self, name: str) -> str | None:
+        """The name that is yielded; ``None`` for tensors that are left out."""
+        return name if self._names is None else by_name(self._names, name, name)
 
     def holder(self, ranks: tuple[int, ...], of_receiver: tuple[int, ...] | None, name: str) -> int:
         """The rank of a mesh of ``ranks`` that gets the whole tensor, as C++ counts it. ``of_receiver``: the
@@ -184,12 +212,11 @@ class _How:
             "part of. Pass a rank of every tensor's mesh as to."
         )
 
-    def finished(self, whole: Tensor) -> Tensor:
+    def finished(self, whole: Tensor, dtype: torch.dtype | None) -> Tensor:
         """``whole`` with dtype and device as wanted."""
-        dtype = self.dtype if self.dtype is not None and whole.is_floating_point() else whole.dtype
-        if whole.dtype == dtype and self.device is None:
+        if dtype is None and self.device is None:
             return whole
-        return whole.to(device=self.device or whole.device, dtype=dtype)
+        return whole.to(device=self.device or whole.device, dtype=dtype or whole.dtype)
 
 
 class _Source:
@@ -212,16 +239,22 @@ class _Source:
         self._manifest: Manifest | None = None
         self._has_ended = False
         if self.count is not None:
-            pairs = [(name, self._checked(name, tensor)) for name, tensor in pairs]
+            pairs = [*self._named(pairs)]
             self._manifest = manifest = Manifest(how.options())
             for name, tensor in pairs:
-                manifest.add(name, tensor)
+                manifest.add(name, tensor, how.dtype_of(name, tensor))
             manifest.ties = own_ties(tensor for _, tensor in pairs)
             self._manifests = agreement.meet(manifest)
             self._firsts = agreed_ties(self._manifests)
             for index, first in sorted(self._firsts.items()):
                 self._lasts[first] = index
-        self._pairs = iter(pairs)
+        self._pairs = iter(pairs) if self.count is not None else self._named(pairs)
+
+    def _named(self, pairs: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in pairs:
+            shown = self._how.name_of(name)
+            if shown is not None:
+                yield shown, self._checked(name, tensor)
 
     def _checked(self, name: str, tensor: Any) -> Tensor:
         if not isinstance(tensor, Tensor):
@@ -237,8 +270,7 @@ class _Source:
         if pair is None:
             return None
         self._num_read += 1
-        name, tensor = pair
-        return self._num_read - 1, name, self._checked(name, tensor)
+        return self._num_read - 1, *pair
 
     def put_back(self, entry: tuple[int, str, Tensor]) -> None:
         self._next = entry
@@ -250,7 +282,7 @@ class _Source:
             return
         manifest = Manifest(self._how.options())
         for _, name, tensor in bucket.read:
-            manifest.add(name, tensor)
+            manifest.add(name, tensor, self._how.dtype_of(name, tensor))
         self._agreement.meet(manifest)
 
     def end(self) -> None:
@@ -319,7 +351,9 @@ class _Bucket:
                     local = settled(tensor._local_tensor).detach().to(staged)
                     tensor = make_dtensor(local, tensor._spec, requires_grad=False)
                 try:
-                    used = self._moves.add(tensor, source.holder(index, name, tensor), how.dtype, most)
+                    used = self._moves.add(
+                        tensor, source.holder(index, name, tensor), how.dtype_of(name, tensor), most
+                    )
                     moved = None
                 except NotImplementedError:
                     used, moved = tensor.numel() * tensor.element_size(), tensor
@@ -345,7 +379,6 @@ class _Bucket:
     def wholes(self, kept: dict[int, Tensor | None]) -> Iterator[tuple[str, Tensor | None]]:
         """Yields names and wholes. ``kept`` are those that come again."""
         how, source, take = self._how, self._source, self._moves.take
-        changes = how.dtype is not None or how.device is not None
         self._entries.reverse()
         while self._entries:
             index, name, whole = self._entries.pop()
@@ -363,11 +396,9 @@ class _Bucket:
                     whole = whole.to(self._staged[index])
                 if index in self._uncut and whole is not None:
                     whole = whole.clone()
-                if changes and whole is not None:
-                    whole = how.finished(whole)
                 if source.last_of(index) != index:
                     kept[index] = whole
-            yield name, whole
+            yield name, whole if whole is None else how.finished(whole, how.dtype_of(name, whole))
             del whole
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,7 @@ from ..redistribution.meshes import root_mesh
 from ..redistribution.moving import settled
 from ..redistribution.specs import has_own_order, spec_of
 from .agreement import Agreement, Manifest, agreed_ties, identity, own_ties, reason_of, staging_device
-from .export import full_tensors
+from .export import ByName, by_name, full_tensors
 
 _LOAD = "load_full_state_dict"
 
@@ -28,8 +28,9 @@ def full_state_dict(
     to: int | None = 0,
     *,
     bucket_bytes: int = 256 << 20,
-    dtype: torch.dtype | None = None,
+    dtype: ByName[torch.dtype | None] | torch.dtype | None = None,
     device: torch.device | str | None = None,
+    names: ByName[str | None] | None = None,
     group: dist.ProcessGroup | None = None,
     progress: bool = False,
 ) -> dict[str, Any]:
@@ -39,7 +40,7 @@ def full_state_dict(
     All ranks call it alike. The tensors are streamed (:func:`full_tensors`, which has the other arguments
     and the errors): with ``device="cpu"`` a device holds two buckets at a time, and not the whole model.
     They share no memory with the model; tied ones are one tensor. Entries that are no tensors stay as they
-    are.
+    are, under their own names.
 
     PyTorch counterpart: ``get_model_state_dict`` with ``full_state_dict=True``.
     """
@@ -51,6 +52,14 @@ def full_state_dict(
         tensors.update({name: value for name, value in state.items() if isinstance(value, Tensor)})
         return tensors
 
+    held_as: dict[str, Tensor] = {}
+
+    def shown(name: str) -> str | None:
+        found = name if names is None else by_name(names, name, name)
+        if found is not None:
+            held_as[found] = tensors[name]
+        return found
+
     copies: dict[Any, Tensor] = {}
     wholes: dict[str, Any] = {}
     with full_tensors(
@@ -59,13 +68,14 @@ def full_state_dict(
         bucket_bytes=bucket_bytes,
         dtype=dtype,
         device=device,
+        names=shown,
         group=group,
         progress=progress,
     ) as stream:
         for name, whole in stream:
             if whole is None:
                 continue
-            held = _local_of(tensors[name])
+            held = _local_of(held_as[name])
             if whole.untyped_storage()._cdata == held.untyped_storage()._cdata:
                 same = identity(whole)
                 if same not in copies:
@@ -74,6 +84,8 @@ def full_state_dict(
             wholes[name] = whole
     if to is not None and to != _own_rank():
         return {}
+    if names is not None:
+        return wholes | {name: value for name, value in state.items() if name not in tensors}
     return {
         name: wholes.get(name, value)
         for name, value in state.items()
@@ -86,27 +98,33 @@ def load_full_state_dict(
     tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | None,
     src: int = 0,
     *,
+    strict: bool = True,
+    names: ByName[str] | None = None,
     bucket_bytes: int = 256 << 20,
     group: dist.ProcessGroup | None = None,
     progress: bool = False,
-) -> None:
+) -> IncompatibleKeys:
     """Copies whole tensors, which global rank ``src`` has, into the parameters and buffers of ``model``: each
     rank receives its shards alone.
 
     All ranks of ``group`` (default: the world) call it alike; ``tensors`` counts on ``src``: a mapping, which
-    may read each tensor when it is asked for it, or pairs of names and tensors, read as far as they are
-    needed, best in the order of ``model.state_dict()``. Tensors may have any dtype and device, and replicated
-    DTensors count as whole ones; they get dtype and device of the model, whose tensors on the meta device get
-    memory. Consecutive ones of ``bucket_bytes`` go together, by one all_to_all for each dtype and mesh, while
-    the bucket before is copied. Tied tensors are sent once; ``src`` sends to all replicas, those on other
-    submeshes included. Stages of a pipeline load from ranks of their own: ranks that share neither a mesh nor
-    ``src`` need not agree. ``progress``: ``src`` shows on its terminal how many tensors are sent, and how
-    long the rest takes.
+    may read each tensor when it is asked for it, or pairs of names and tensors, which are read and loaded in
+    their own order, a bucket at a time. ``names``: a mapping or function from names of the model to those
+    that ``src`` has; what a mapping does not have keeps its name. With ``strict=False`` names that are
+    missing keep their values, and names that the model does not have are left alone; both are returned, on
+    all ranks.
+
+    Tensors may have any dtype and device, and replicated DTensors count as whole ones; they get dtype and
+    device of the model, whose tensors on the meta device get memory. Consecutive ones of ``bucket_bytes`` go
+    together, by one all_to_all for each dtype and mesh, while the bucket before is copied. Tied tensors are
+    sent once; ``src`` sends to all replicas, those on other submeshes included. Stages of a pipeline load
+    from ranks of their own: ranks that share neither a mesh nor ``src`` need not agree. ``progress``: ``src``
+    shows on its terminal how many tensors are sent, and how long the rest takes.
 
     ``ValueError`` on all ranks, before the first byte: their models differ in names, shapes, dtypes,
     placements, meshes or options; ``src`` is not part of a tensor's mesh; a parameter is partial.
-    ``ValueError`` on ``src``: a name is missing or unknown, or a tensor of a mapping of tensors has a wrong
-    shape, before anything is sent; of other sources, before the bucket is sent, with the names that are
+    ``ValueError`` on ``src``: a name of a mapping is missing or unknown, or a tensor of a ``dict`` has a
+    wrong shape, before anything is sent; of other sources, before the bucket is sent, with the names that are
     loaded already. ``RuntimeError`` on the others: it says which rank gave up, and why.
 
     PyTorch counterpart: ``set_model_state_dict`` with ``full_state_dict=True, broadcast_from_rank0=True``.
@@ -120,14 +138,12 @@ def load_full_state_dict(
                 raise ValueError(
                     f"funcol::{_LOAD}: bucket_bytes is {bucket_bytes}, expected a number of 1 or more."
                 )
-            loading = _Loading(model, src, bucket_bytes, agreement)
-            source = _Wholes(tensors, loading.names, loading.targets) if src == _own_rank() else None
+            loading = _Loading(model, src, bucket_bytes, strict, agreement)
+            source = _Wholes(tensors, loading, names, strict) if src == _own_rank() else None
             before: list[tuple[_Target, Tensor]] = []
             with Progress(_LOAD, len(loading.targets), is_on=progress and src == _own_rank()) as shown:
-                for bucket in loading.buckets(bucket_bytes):
+                for bucket, wholes in loading.buckets(source, bucket_bytes):
                     shown.show(bucket[0].name)
-                    wholes = [None if source is None else source.whole_of(target) for target in bucket]
-                    agreement.go_on()
                     started = loading.start(bucket, wholes)
                     del wholes
                     _copy(before)
@@ -136,9 +152,20 @@ def load_full_state_dict(
                     shown.advance(len(bucket))
                 agreement.end()
                 _copy(before)
+            return loading.incompatible
         except BaseException as error:
             agreement.leave(reason_of(error), num_done)
             raise
+
+
+class IncompatibleKeys(NamedTuple):
+    """Names of the model that were not loaded, and names that the model does not have.
+
+    PyTorch counterpart: what ``Module.load_state_dict`` returns.
+    """
+
+    missing_keys: list[str]
+    unexpected_keys: list[str]
 
 
 class _Target:
@@ -162,14 +189,21 @@ class _Target:
 class _Loading:
     """The targets of a call, in the order of the model, and how rank ``src`` sends to them."""
 
-    def __init__(self, model: nn.Module, src: int, bucket_bytes: int, agreement: Agreement) -> None:
+    def __init__(
+        self, model: nn.Module, src: int, bucket_bytes: int, strict: bool, agreement: Agreement
+    ) -> None:
+        if src not in agreement.ranks:
+            raise ValueError(
+                f"funcol::{_LOAD}: src is {src}, expected one of the ranks that take part. Pass the global "
+                "rank that has the tensors."
+            )
         self._src = src
         self._agreement = agreement
         self._owners: dict[DeviceMesh, int] = {}
         _materialize(model)
         state = [(name, value) for name, value in model.state_dict().items() if isinstance(value, Tensor)]
         self.names = [name for name, _ in state]
-        manifest = Manifest({"src": src, "bucket_bytes": bucket_bytes})
+        manifest = Manifest({"src": src, "bucket_bytes": bucket_bytes, "strict": strict})
         for name, value in state:
             if isinstance(value, DTensor) and any(one.is_partial() for one in value.placements):
                 raise ValueError(
@@ -183,6 +217,12 @@ class _Loading:
         self.targets = [
             _Target(index, name, value) for index, (name, value) in enumerate(state) if index not in tied
         ]
+        places = {target.index: place for place, target in enumerate(self.targets)}
+        # By name: the target, which tied names have in common.
+        self.target_of = {
+            name: self.targets[places[tied.get(index, index)]] for index, name in enumerate(self.names)
+        }
+        self.incompatible = IncompatibleKeys([], [])
         for target in self.targets:
             if target.spec is not None:
                 target.spec = self._reached(target, target.spec)
@@ -212,10 +252,39 @@ class _Loading:
             )
         return spec
 
-    def buckets(self, most: int) -> Iterator[list[_Target]]:
+    def buckets(
+        self, source: _Wholes | None, most: int
+    ) -> Iterator[tuple[list[_Target], list[Tensor | None]]]:
+        """Buckets of ``most`` bytes, and what rank ``src`` has for them. All ranks are about to send each."""
+        agreement, src = self._agreement, self._src
+        told = agreement.tell(source and source.told())
+        agreement.tells = any(one is not None and one["in_own_order"] for one in told.values())
+        if told[src]["in_own_order"]:
+            while True:
+                wholes = [] if source is None else source.read(most)
+                found = agreement.go_on(source and source.told())[src]
+                if not found["names"]:
+                    self.incompatible = IncompatibleKeys(*found["incompatible"])
+                    return
+                yield (
+                    [self.target_of[name] for name in found["names"]],
+                    wholes or [None] * len(found["names"]),
+                )
+        self.incompatible = IncompatibleKeys(*told[src]["incompatible"])
+        loaded = {self.target_of[name].index for name in {*self.names} - {*self.incompatible.missing_keys}}
+        for bucket in self._in_order(loaded, most):
+            wholes = [None if source is None else source.whole_of(target) for target in bucket]
+            agreement.go_on()
+            if source is not None:
+                source.loaded += [target.name for target in bucket]
+            yield bucket, wholes
+
+    def _in_order(self, loaded: set[int], most: int) -> Iterator[list[_Target]]:
         bucket: list[_Target] = []
         left = most
         for target in self.targets:
+            if target.index not in loaded:
+                continue
             if bucket and target.num_bytes() > left:
                 yield bucket
                 bucket, left = [], most
@@ -272,32 +341,84 @@ class _Wholes:
     def __init__(
         self,
         tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | None,
-        names: list[str],
-        targets: list[_Target],
+        loading: _Loading,
+        names: ByName[str] | None,
+        strict: bool,
     ) -> None:
         if tensors is None:
             raise ValueError(
                 f"funcol::{_LOAD}: no tensors on the rank that is to send them. Pass them there."
             )
-        self._known = frozenset(names)
+        self._loading = loading
+        self._strict = strict
+        self._given = {
+            name: by_name(names, name, name) if names is not None else name for name in loading.names
+        }
+        self._wanted: dict[str, list[str]] = {}  # names of the model, by those that are given
+        for name, given in self._given.items():
+            self._wanted.setdefault(given, []).append(name)
         self._mapping = tensors if isinstance(tensors, Mapping) else None
         self._pairs = iter(()) if isinstance(tensors, Mapping) else iter(tensors)
-        self._early: dict[str, Tensor] = {}
-        self._loaded: list[str] = []
+        self._early: tuple[str, Tensor] | None = None
+        self._now: list[str] = []
+        self.loaded: list[str] = []  # targets of buckets that were sent
+        self._found: set[str] = set()  # names of the model
+        self._taken: set[int] = set()  # indices of targets
+        self._unexpected: list[str] = []
+        self._missing: list[str] = []
         if self._mapping is not None:
-            self._check_known(self._mapping)
-            missing = [name for name in names if name not in self._mapping]
-            if missing:
-                self._refuse_missing(missing)
-            if type(self._mapping) is dict or isinstance(self._mapping, nn.ParameterDict):
-                for target in targets:  # others may read a file for each
-                    self._check(target, self._mapping[target.name])
+            for given in self._mapping:
+                self._check_known(given)
+            self._found = {name for name in loading.names if self._given[name] in self._mapping}
+            self._check_missing()
+            if type(self._mapping) is dict:  # others may read a file for each
+                for name in self._found:
+                    self._check(loading.target_of[name], self._mapping[self._given[name]])
+        # By target: the name that is given, where it is one of several tied ones.
+        found = (name for name in reversed(loading.names) if name in self._found)
+        self._source_of = {loading.target_of[name].index: self._given[name] for name in found}
+
+    def told(self) -> dict[str, Any]:
+        """What the other ranks have to know."""
+        return {
+            "in_own_order": self._mapping is None,
+            "names": self._now,
+            "incompatible": [self._missing, self._unexpected],
+        }
 
     def whole_of(self, target: _Target) -> Tensor:
         """The tensor of ``target``, checked, with the dtype and on the device of the model."""
-        whole = self._check(target, self._find(target.name))
-        self._loaded.append(target.name)
-        return whole.detach().to(device=target.device, dtype=target.dtype)
+        assert self._mapping is not None
+        return self._ready(target, self._mapping[self._source_of[target.index]])
+
+    def read(self, most: int) -> list[Tensor | None]:
+        """The next tensors of pairs, of ``most`` bytes; :meth:`told` has their names, none at the end."""
+        self.loaded += self._now
+        self._now = []
+        wholes: list[Tensor | None] = []
+        while True:
+            pair, self._early = self._early or next(self._pairs, None), None
+            if pair is None:
+                if not wholes:
+                    self._check_missing()
+                return wholes
+            self._check_known(pair[0])
+            for name in self._wanted.get(pair[0], ()):
+                target = self._loading.target_of[name]
+                if target.index in self._taken:  # tied to one before
+                    self._check(target, pair[1])
+                elif wholes and target.num_bytes() > most:
+                    self._early = pair
+                    return wholes
+                else:
+                    wholes.append(self._ready(target, pair[1]))
+                    most -= target.num_bytes()
+                    self._now.append(target.name)
+                    self._taken.add(target.index)
+                self._found.add(name)
+
+    def _ready(self, target: _Target, whole: Any) -> Tensor:
+        return self._check(target, whole).detach().to(device=target.device, dtype=target.dtype)
 
     def _check(self, target: _Target, whole: Any) -> Tensor:
         """The whole tensor in ``whole``."""
@@ -321,32 +442,27 @@ class _Wholes:
         return settled(whole)
 
     def _refuse(self, target: _Target, what: str, expected: str) -> NoReturn:
-        listed = ", ".join(map(repr, self._loaded[:10])) + (", ..." if len(self._loaded) > 10 else "")
-        loaded = f" Loaded are {listed}." if self._loaded else ""
+        listed = ", ".join(map(repr, self.loaded[:10])) + (", ..." if len(self.loaded) > 10 else "")
+        loaded = f" Loaded are {listed}." if listed else ""
         raise ValueError(f"funcol::{_LOAD}: '{target.name}' {what}. Pass {expected}.{loaded}")
 
-    def _find(self, name: str) -> Tensor:
-        if self._mapping is not None:
-            return self._mapping[name]
-        while name not in self._early:
-            pair = next(self._pairs, None)
-            if pair is None:
-                self._refuse_missing([name])
-            self._check_known([pair[0]])
-            self._early[pair[0]] = pair[1]
-        return self._early.pop(name)
+    def _check_known(self, given: str) -> None:
+        if given in self._wanted:
+            return
+        if self._strict:
+            raise ValueError(
+                f"funcol::{_LOAD}: the model has no tensor {given!r}. Leave it out, or pass strict=False."
+            )
+        self._unexpected.append(given)
 
-    def _check_known(self, names: Iterable[str]) -> None:
-        unknown = [name for name in names if name not in self._known]
-        if unknown:
-            listed = ", ".join(map(repr, unknown[:10]))
-            raise ValueError(f"funcol::{_LOAD}: the model has no tensor {listed}. Leave it out.")
-
-    def _refuse_missing(self, names: list[str]) -> NoReturn:
-        listed = ", ".join(map(repr, names[:10]))
-        raise ValueError(
-            f"funcol::{_LOAD}: {listed} of the model is missing. Pass every tensor of its state_dict()."
-        )
+    def _check_missing(self) -> None:
+        self._missing = [name for name in self._loading.names if name not in self._found]
+        if self._strict and self._missing:
+            listed = ", ".join(map(repr, self._missing[:10]))
+            raise ValueError(
+                f"funcol::{_LOAD}: {listed} of the model is missing. Pass every tensor of its state_dict(), "
+                "or strict=False."
+            )
 
 
 def _copy(started: list[tuple[_Target, Tensor]]) -> None:

@@ -55,7 +55,7 @@ def error_of(call: Callable[[], Any]) -> tuple[str, str]:
 
 EXPORTS = {
     "to": "to is 1 on rank 1, 0 on ranks 0, 2",
-    "dtype option": "dtype is torch.bfloat16 on rank 1, None on ranks 0, 2",
+    "dtype option": "the dtype that is asked for of 'a' is torch.bfloat16 on rank 1, none on ranks 0, 2",
     "bucket_bytes": "bucket_bytes is 1 on rank 1, 100 on ranks 0, 2",
     "name": "tensor 1 is 'x' on rank 1, 'b' on ranks 0, 2",
     "order": "tensor 0 is 'b' on rank 1, 'a' on ranks 0, 2",

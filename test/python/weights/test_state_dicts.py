@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -170,6 +171,67 @@ def refuses_names(rank: int, world: int, which: str) -> None:
 @pytest.mark.parametrize("which", ["missing", "unknown", "shape"])
 def test_wrong_tensors_are_refused_on_all_ranks(which: str) -> None:
     run_ranks(refuses_names, 2, which)
+
+
+def loads_a_part(rank: int, world: int, given: str) -> tuple[list[str], list[str]]:
+    model = model_of("fsdp", 2, world)
+    before = {
+        name: whole for name, whole in full_state_dict(model, to=None).items() if name != "_extra_state"
+    }
+    state = {**whole_state(1), "more": torch.ones(1), "another": torch.ones(2)}
+    for name in ("up.bias", "norm.weight", "embedding.weight"):
+        del state[name]  # the last one is tied to another one
+    tensors = state if given == "mapping" else iter(state.items())
+    found = load_full_state_dict(model, tensors if rank == 1 else None, src=1, strict=False, bucket_bytes=100)
+    expected = {**before, **state, "embedding.weight": state["head.weight"]}
+    for name, whole in full_state_dict(model, to=None).items():
+        assert name == "_extra_state" or torch.equal(whole.cpu(), expected[name].cpu()), name
+    if given == "pairs":
+        with pytest.raises((ValueError, RuntimeError), match=r"the model has no tensor 'more'|rank 1 left"):
+            load_full_state_dict(model, iter(state.items()) if rank == 1 else None, src=1)
+    return found
+
+
+@pytest.mark.parametrize("given", ["mapping", "pairs"])
+def test_with_strict_false_a_part_is_loaded_and_names_are_returned_on_all_ranks(given: str) -> None:
+    for found in run_ranks(loads_a_part, 2, given):
+        assert found.missing_keys == ["embedding.weight", "up.bias", "norm.weight"]
+        assert found.unexpected_keys == ["more", "another"]
+
+
+def renames(rank: int, world: int, by: str, given: str) -> None:
+    model = model_of("fsdp and tensor parallel", 2, world)
+    state = whole_state(1)
+
+    def to_theirs(name: str) -> str:
+        return "model." + name.replace("up", "gate")
+
+    names: Any = {name: to_theirs(name) for name in state} if by == "mapping" else to_theirs
+    theirs = {to_theirs(name): value for name, value in state.items()}
+    source = theirs if given == "mapping" else iter([*theirs.items()][::-1])
+    found = load_full_state_dict(model, source if rank == 0 else None, names=names, bucket_bytes=100)
+    assert found == ([], [])
+    exported = full_state_dict(model, to=None, names=names, bucket_bytes=100)
+    assert exported.pop("_extra_state") == {"seed": 7}
+    assert list(exported) == list(theirs)
+    assert all(torch.equal(exported[name].cpu(), theirs[name].cpu()) for name in theirs)
+    kept = full_state_dict(
+        model,
+        to=0,
+        names=lambda name: None if "norm" in name else name,
+        dtype={"up.weight": torch.bfloat16, "down.weight": torch.float64},
+    )
+    if rank == 0:
+        assert not any("norm" in name for name in kept)
+        dtypes = {name: kept[name].dtype for name in ("up.weight", "down.weight", "up.bias")}
+        assert [*dtypes.values()] == [torch.bfloat16, torch.float64, torch.float32]
+        assert torch.equal(kept["up.weight"].cpu(), state["up.weight"].bfloat16().cpu())
+
+
+@pytest.mark.parametrize("given", ["mapping", "pairs"])
+@pytest.mark.parametrize("by", ["mapping", "function"])
+def test_names_and_dtypes_are_those_that_are_asked_for(by: str, given: str) -> None:
+    run_ranks(renames, 4, by, given)
 
 
 class Pair(nn.Module):

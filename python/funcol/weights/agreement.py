@@ -128,10 +128,20 @@ class Manifest:
         text = repr(self.values()).encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest()) + 1
 
+    def partners(self) -> set[int]:
+        """The ranks that have to say the same."""
+        named = self.options.get("to"), self.options.get("src")
+        return {rank for ranks in self.meshes for rank in ranks} | {
+            rank for rank in named if rank is not None
+        }
+
     def ranks_of(self, index: int) -> tuple[int, ...] | None:
         """The ranks of the mesh of a tensor; ``None`` for a plain one."""
         mesh = self.entries[index].mesh
         return None if mesh is None else self.meshes[mesh]
+
+
+_NO_MANIFEST = 0
 
 
 class Agreement:
@@ -162,37 +172,52 @@ class Agreement:
                     f"funcol::{self._op}: '{name}' is on a mesh with rank {min(outside)}, which does not "
                     "take part. Pass a group with all ranks of all meshes as group."
                 )
-        low, high, _ = self._exchange(manifest.digest())
+        return self._meet(manifest)[0]
+
+    def _meet(self, manifest: Manifest, goes_on: bool = True) -> tuple[dict[int, Manifest], bool]:
+        low, high, going = self._exchange(manifest.digest(), goes_on)
         if low == high:
-            return dict.fromkeys(self.ranks, manifest)
-        found = {rank: Manifest.of(one) for rank, one in self._all(manifest.values()).items()}
+            return dict.fromkeys(self.ranks, manifest), going
+        found = self._manifests(manifest)
+        own = next(part for part in _parts(found) if self.own_rank in part)
+        return {rank: found[rank] for rank in own}, going
+
+    def _manifests(self, manifest: Manifest | None) -> dict[int, Manifest]:
+        """What those say that meet others now. Raises on all ranks if some that have to agree do not."""
+        given = self._all(manifest and manifest.values())
+        found = {rank: Manifest.of(one) for rank, one in given.items() if one is not None}
         try:
-            parts = _parts(found)
-            for part in parts:
+            for part in _parts(found):
                 _compare({rank: found[rank] for rank in part}, self._op)
         except ValueError:
             self._is_over = True  # all ranks raise
             raise
-        own = next(part for part in parts if self.own_rank in part)
-        return {rank: found[rank] for rank in own}
+        return found
 
     def tell(self, value: object) -> dict[int, Any]:
         """What each rank gives, as JSON has values, by its rank."""
-        self._exchange(1)
+        self._pass()
         return self._all(value)
 
     def go_on(self, value: object = None) -> dict[int, Any]:
         """Returns once all ranks are about to send a bucket, or have ended: what each gives with its bucket,
         if :attr:`tells`."""
-        self._exchange(1)
+        self._pass()
         return self._all(value) if self.tells else {}
 
-    def end(self) -> None:
-        """Returns once all ranks have ended."""
-        while self._exchange(1, goes_on=False)[2]:
+    def end(self, manifest: Manifest | None = None) -> None:
+        """Returns once all ranks have ended. ``manifest``: an empty one, if ranks meet before each bucket."""
+        while self._pass(goes_on=False) if manifest is None else self._meet(manifest, goes_on=False)[1]:
             if self.tells:
                 self._all(None)
         self._is_over = True
+
+    def _pass(self, goes_on: bool = True) -> bool:
+        """Takes part where others may meet; returns whether a rank goes on."""
+        low, high, going = self._exchange(_NO_MANIFEST, goes_on)
+        if low != high:
+            self._manifests(None)
+        return going
 
     def leave(self, reason: str, num_done: int) -> None:
         """Tells all ranks that this one leaves before the end, unless they know that they all do."""
@@ -252,8 +277,7 @@ def _parts(manifests: Mapping[int, Manifest]) -> list[list[int]]:
     part_of = {rank: {rank} for rank in manifests}
 
     for rank, manifest in manifests.items():
-        named = [manifest.options.get("to"), manifest.options.get("src")]
-        for other in (*(one for ranks in manifest.meshes for one in ranks), *named):
+        for other in manifest.partners():
             if other in part_of and part_of[other] is not part_of[rank]:
                 part_of[rank] |= part_of[other]
                 for moved in part_of[other]:

@@ -184,9 +184,10 @@ class _How:
                 f"funcol::{_OP}: to is {self.to!r}, expected a global rank, or None for all ranks."
             )
 
-    def options(self) -> dict[str, Any]:
-        """What has to be the same on all ranks."""
-        return {"to": self.to, "bucket_bytes": self.bucket_bytes}
+    def manifest(self, from_iterator: bool) -> Manifest:
+        """One without tensors, with what has to be the same on all ranks."""
+        source = "an iterator" if from_iterator else "a module, a mapping or a list"
+        return Manifest({"function": _OP, "source": source, "to": self.to, "bucket_bytes": self.bucket_bytes})
 
     def dtype_of(self, name: str, tensor: Tensor) -> torch.dtype | None:
         """The dtype of the result; ``None``: the tensor's own."""
@@ -240,7 +241,7 @@ class _Source:
         self._has_ended = False
         if self.count is not None:
             pairs = [*self._named(pairs)]
-            self._manifest = manifest = Manifest(how.options())
+            self._manifest = manifest = how.manifest(from_iterator=False)
             for name, tensor in pairs:
                 manifest.add(name, tensor, how.dtype_of(name, tensor))
             manifest.ties = own_ties(tensor for _, tensor in pairs)
@@ -280,7 +281,7 @@ class _Source:
         if self._manifest is not None:
             self._agreement.go_on()
             return
-        manifest = Manifest(self._how.options())
+        manifest = self._how.manifest(from_iterator=True)
         for _, name, tensor in bucket.read:
             manifest.add(name, tensor, self._how.dtype_of(name, tensor))
         self._agreement.meet(manifest)
@@ -290,9 +291,7 @@ class _Source:
         if self._has_ended:
             return
         self._has_ended = True
-        if self._manifest is None:
-            self._agreement.meet(Manifest(self._how.options()))
-        self._agreement.end()
+        self._agreement.end(self._how.manifest(from_iterator=True) if self._manifest is None else None)
 
     def holder(self, index: int, name: str, tensor: DTensor) -> int:
         """The rank of the tensor's mesh that gets the whole tensor, as C++ counts it."""

@@ -203,7 +203,7 @@ class _Loading:
         _materialize(model)
         state = [(name, value) for name, value in model.state_dict().items() if isinstance(value, Tensor)]
         self.names = [name for name, _ in state]
-        manifest = Manifest({"src": src, "bucket_bytes": bucket_bytes, "strict": strict})
+        manifest = Manifest({"function": _LOAD, "src": src, "bucket_bytes": bucket_bytes, "strict": strict})
         for name, value in state:
             if isinstance(value, DTensor) and any(one.is_partial() for one in value.placements):
                 raise ValueError(

@@ -149,6 +149,55 @@ def test_the_others_are_told_who_left_and_why(when: str, reason: str) -> None:
     assert all(kind == "RuntimeError" and reason in message for kind, message in results)
 
 
+def passes_other_kinds(rank: int, world: int, which: str) -> tuple[str, str]:
+    mesh = mesh_of((world,))
+    named = {name: rows(mesh) for name in "ab"}
+    model = nn.Module()
+    model.register_buffer("a", rows(mesh))
+
+    def call() -> None:
+        if which == "function" and rank == 1:
+            load_full_state_dict(model, {"a": torch.ones(4, 4)})
+        elif which == "function":
+            full_state_dict(model)
+        else:
+            [*full_tensors(iter(named.items()) if rank == 1 else named, bucket_bytes=1 << 20)]
+
+    found = error_of(call)
+    is_in_step(world)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("which", "complaint"),
+    [
+        ("function", "function is load_full_state_dict on rank 1, full_tensors on ranks 0, 2"),
+        ("iterator", "source is an iterator on rank 1, a module, a mapping or a list on ranks 0, 2"),
+    ],
+)
+def test_ranks_that_call_something_else_are_told(which: str, complaint: str) -> None:
+    for kind, message in run_ranks(passes_other_kinds, 3, which):
+        assert kind == "ValueError", message
+        assert complaint in message, message
+
+
+def streams_of_stages(rank: int, world: int) -> None:
+    """One stage exports by an iterator, the other by a mapping; they end after other numbers of buckets."""
+    mesh = named_mesh((2, 2), ("pp", "dp"))
+    stage = rank // 2
+    named = {f"{stage}.{index}": rows(mesh["dp"], (4 + index, 2)) for index in range(2 + 3 * stage)}
+    for kind in ("both iterators", "one iterator", "mappings"):
+        is_iterator = kind == "both iterators" or (kind == "one iterator" and stage == 0)
+        found = dict(full_tensors(iter(named.items()) if is_iterator else named, bucket_bytes=1))
+        assert list(found) == list(named)
+        assert all(equal(found[name], value.full_tensor()) for name, value in named.items())
+    is_in_step(world)
+
+
+def test_stages_stream_in_ways_of_their_own() -> None:
+    run_ranks(streams_of_stages, 4)
+
+
 def touches_overlapping_meshes(rank: int, world: int) -> None:
     first, second = DeviceMesh(device_type(), [0, 1, 2]), DeviceMesh(device_type(), [2, 3])
     pairs = [("a", first), ("b", second), ("c", first), ("d", second), ("e", second), ("f", first)]

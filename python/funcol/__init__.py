@@ -92,7 +92,13 @@ if TYPE_CHECKING:
         show,
     )
     from .redistribution.partition_specs import PartitionSpec, Varying
-    from .weights import full_state_dict, full_tensors, load_full_state_dict
+    from .weights import (
+        full_optimizer_state_dict,
+        full_state_dict,
+        full_tensors,
+        load_full_optimizer_state_dict,
+        load_full_state_dict,
+    )
 
 __version__ = _build_info.VERSION
 
@@ -119,9 +125,11 @@ _NEED_DTENSOR = {
     "PartitionSpec": "redistribution.partition_specs",
     "Varying": "redistribution.partition_specs",
     "apply_local_map": "local_map",
+    "full_optimizer_state_dict": "weights",
     "full_state_dict": "weights",
     "full_tensors": "weights",
     "get_local_map_placement_option": "local_map.options",
+    "load_full_optimizer_state_dict": "weights",
     "load_full_state_dict": "weights",
     "local_map_hop": "local_map.tracing",
     "redistribute": "redistribution",
@@ -170,6 +178,7 @@ __all__ = [
     "broadcast_inplace",
     "cancel_dump_pending_on",
     "check_agreement",
+    "full_optimizer_state_dict",
     "full_state_dict",
     "full_tensors",
     "dump_pending",
@@ -181,6 +190,7 @@ __all__ = [
     "irecv_inplace",
     "is_pending",
     "isend_inplace",
+    "load_full_optimizer_state_dict",
     "load_full_state_dict",
     "local_map_hop",
     "plan_mesh_change",

@@ -9,17 +9,30 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .export import full_tensors
+    from .optimizer_states import full_optimizer_state_dict, load_full_optimizer_state_dict
     from .state_dicts import full_state_dict, load_full_state_dict
 
-__all__ = ["full_state_dict", "full_tensors", "load_full_state_dict"]
+_MODULES = {
+    "full_optimizer_state_dict": "optimizer_states",
+    "full_state_dict": "state_dicts",
+    "full_tensors": "export",
+    "load_full_optimizer_state_dict": "optimizer_states",
+    "load_full_state_dict": "state_dicts",
+}
+
+__all__ = [
+    "full_optimizer_state_dict",
+    "full_state_dict",
+    "full_tensors",
+    "load_full_optimizer_state_dict",
+    "load_full_state_dict",
+]
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
         importlib.import_module("torch.distributed.tensor")  # install() may wait for it
-        from . import export, state_dicts
-
-        found = getattr(export if name == "full_tensors" else state_dicts, name)
+        found = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
         globals()[name] = found  # from now on without this function
         return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -184,7 +184,7 @@ class Agreement:
 
     def _manifests(self, manifest: Manifest | None) -> dict[int, Manifest]:
         """What those say that meet others now. Raises on all ranks if some that have to agree do not."""
-        given = self._all(manifest and manifest.values())
+        given = self._all(json.dumps(manifest and manifest.values()))
         found = {rank: Manifest.of(one) for rank, one in given.items() if one is not None}
         try:
             for part in _parts(found):
@@ -196,20 +196,22 @@ class Agreement:
 
     def tell(self, value: object) -> dict[int, Any]:
         """What each rank gives, as JSON has values, by its rank."""
+        text = json.dumps(value)  # TypeError before others wait for it
         self._pass()
-        return self._all(value)
+        return self._all(text)
 
     def go_on(self, value: object = None) -> dict[int, Any]:
         """Returns once all ranks are about to send a bucket, or have ended: what each gives with its bucket,
         if :attr:`tells`."""
+        text = json.dumps(value)
         self._pass()
-        return self._all(value) if self.tells else {}
+        return self._all(text) if self.tells else {}
 
     def end(self, manifest: Manifest | None = None) -> None:
         """Returns once all ranks have ended. ``manifest``: an empty one, if ranks meet before each bucket."""
         while self._pass(goes_on=False) if manifest is None else self._meet(manifest, goes_on=False)[1]:
             if self.tells:
-                self._all(None)
+                self._all("null")
         self._is_over = True
 
     def _pass(self, goes_on: bool = True) -> bool:
@@ -225,7 +227,7 @@ class Agreement:
             return
         self._is_over = True
         self._reduced(0, 0, leaves=True, goes_on=False)
-        self._all((num_done, reason))
+        self._all(json.dumps((num_done, reason)))
 
     def _exchange(self, content: int, goes_on: bool = True) -> tuple[int, int, bool]:
         """The lowest and the highest content of all ranks, and whether one goes on."""
@@ -234,7 +236,7 @@ class Agreement:
         high, low, left, going = self._reduced(content, -content, leaves=False, goes_on=goes_on)
         if left:
             self._is_over = True
-            reasons = {rank: one for rank, one in self._all(None).items() if one is not None}
+            reasons = {rank: one for rank, one in self._all("null").items() if one is not None}
             rank, (num_done, reason) = min(reasons.items())
             raise RuntimeError(
                 f"funcol::{self._op}: rank {rank} left after {num_done} tensors: {reason}. Take all "
@@ -248,11 +250,11 @@ class Agreement:
             dist.all_reduce(numbers, dist.ReduceOp.MAX, self.group)
             return numbers.tolist()
 
-    def _all(self, value: object) -> dict[int, Any]:
-        """What each rank gives, by its rank."""
+    def _all(self, given: str) -> dict[int, Any]:
+        """What each rank gives in JSON, by its rank."""
         if self.group is None:
-            return {self.own_rank: value}
-        text = json.dumps(value).encode()
+            return {self.own_rank: json.loads(given)}
+        text = given.encode()
         with _disable_current_modes():
             size = torch.tensor(len(text), device=self._device)
             dist.all_reduce(size, dist.ReduceOp.MAX, self.group)

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate
-from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry
+from torch.distributed.tensor import DTensor
 
-from .. import _C
-from .._progress import Progress
-from ..redistribution.meshes import root_mesh
-from ..redistribution.moving import settled
-from ..redistribution.specs import has_own_order, spec_of
-from .agreement import Agreement, Manifest, agreed_ties, identity, own_ties, reason_of, staging_device
+from .agreement import identity
 from .export import ByName, by_name, full_tensors
-
-_LOAD = "load_full_state_dict"
+from .loading import IncompatibleKeys, load, local_of, own_rank
 
 
 def full_state_dict(
@@ -75,14 +67,14 @@ def full_state_dict(
         for name, whole in stream:
             if whole is None:
                 continue
-            held = _local_of(held_as[name])
+            held = local_of(held_as[name])
             if whole.untyped_storage()._cdata == held.untyped_storage()._cdata:
                 same = identity(whole)
                 if same not in copies:
                     copies[same] = whole.clone()
                 whole = copies[same]
             wholes[name] = whole
-    if to is not None and to != _own_rank():
+    if to is not None and to != own_rank():
         return {}
     if names is not None:
         return wholes | {name: value for name, value in state.items() if name not in tensors}
@@ -129,346 +121,22 @@ def load_full_state_dict(
 
     PyTorch counterpart: ``set_model_state_dict`` with ``full_state_dict=True, broadcast_from_rank0=True``.
     """
-    # In-place writes to parameters need neither a graph nor inference mode, which would refuse them.
-    with torch.inference_mode(mode=False), torch.no_grad():
-        agreement = Agreement(_LOAD, group)
-        num_done = 0
-        try:
-            if bucket_bytes < 1:
-                raise ValueError(
-                    f"funcol::{_LOAD}: bucket_bytes is {bucket_bytes}, expected a number of 1 or more."
-                )
-            loading = _Loading(model, src, bucket_bytes, strict, agreement)
-            source = _Wholes(tensors, loading, names, strict) if src == _own_rank() else None
-            before: list[tuple[_Target, Tensor]] = []
-            with Progress(_LOAD, len(loading.targets), is_on=progress and src == _own_rank()) as shown:
-                for bucket, wholes in loading.buckets(source, bucket_bytes):
-                    shown.show(bucket[0].name)
-                    started = loading.start(bucket, wholes)
-                    del wholes
-                    _copy(before)
-                    before = started
-                    num_done += len(bucket)
-                    shown.advance(len(bucket))
-                agreement.end()
-                _copy(before)
-            return loading.incompatible
-        except BaseException as error:
-            agreement.leave(reason_of(error), num_done)
-            raise
 
-
-class IncompatibleKeys(NamedTuple):
-    """Names of the model that were not loaded, and names that the model does not have.
-
-    PyTorch counterpart: what ``Module.load_state_dict`` returns.
-    """
-
-    missing_keys: list[str]
-    unexpected_keys: list[str]
-
-
-class _Target:
-    """A tensor of the model, and where it is."""
-
-    def __init__(self, index: int, name: str, tensor: Tensor) -> None:
-        self.index = index
-        self.name = name
-        self.shape = tensor.shape
-        self.dtype = tensor.dtype
-        self.local = _local_of(tensor)
-        staged = staging_device(tensor) if isinstance(tensor, DTensor) else None
-        self.device = staged or self.local.device  # to receive on
-        # None: a plain tensor, which every rank gets whole.
-        self.spec = tensor._spec if isinstance(tensor, DTensor) else None
-
-    def num_bytes(self) -> int:
-        return self.shape.numel() * self.dtype.itemsize
-
-
-class _Loading:
-    """The targets of a call, in the order of the model, and how rank ``src`` sends to them."""
-
-    def __init__(
-        self, model: nn.Module, src: int, bucket_bytes: int, strict: bool, agreement: Agreement
-    ) -> None:
-        if src not in agreement.ranks:
-            raise ValueError(
-                f"funcol::{_LOAD}: src is {src}, expected one of the ranks that take part. Pass the global "
-                "rank that has the tensors."
-            )
-        self._src = src
-        self._agreement = agreement
-        self._owners: dict[DeviceMesh, int] = {}
+    def held() -> dict[str, Tensor]:
         _materialize(model)
-        state = [(name, value) for name, value in model.state_dict().items() if isinstance(value, Tensor)]
-        self.names = [name for name, _ in state]
-        manifest = Manifest({"function": _LOAD, "src": src, "bucket_bytes": bucket_bytes, "strict": strict})
-        for name, value in state:
-            if isinstance(value, DTensor) and any(one.is_partial() for one in value.placements):
-                raise ValueError(
-                    f"funcol::{_LOAD}: '{name}' has the placements {value.placements}. Reduce it first: a "
-                    "whole tensor is loaded into shards and replicas."
-                )
-            manifest.add(name, value)
-        manifest.ties = own_ties(value for _, value in state)
-        self._manifests = agreement.meet(manifest)
-        tied = agreed_ties(self._manifests)
-        self.targets = [
-            _Target(index, name, value) for index, (name, value) in enumerate(state) if index not in tied
-        ]
-        places = {target.index: place for place, target in enumerate(self.targets)}
-        # By name: the target, which tied names have in common.
-        self.target_of = {
-            name: self.targets[places[tied.get(index, index)]] for index, name in enumerate(self.names)
-        }
-        self.incompatible = IncompatibleKeys([], [])
-        for target in self.targets:
-            if target.spec is not None:
-                target.spec = self._reached(target, target.spec)
-                if target.spec.mesh not in self._owners:
-                    ranks = target.spec.mesh.mesh.flatten().tolist()
-                    self._owners[target.spec.mesh] = ranks.index(src)
-        # Of plain tensors, the ranks that take part.
-        self._receivers = sorted(self._manifests)
-        self._mesh_of_all = next(
-            (mesh for mesh in self._owners if sorted(mesh.mesh.flatten().tolist()) == self._receivers), None
-        )
+        return {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
 
-    def _reached(self, target: _Target, spec: DTensorSpec) -> DTensorSpec:
-        """``spec`` on a mesh of all ranks that get shards from ``src``: its own one, or, where other ranks
-        have the tensor on submeshes of their own, the mesh that these were cut from."""
-        meshes = {one.ranks_of(target.index) or () for one in self._manifests.values()}
-        reached = {rank for ranks in meshes for rank in ranks}
-        if len(meshes) > 1:
-            spec = _on_common_mesh(spec, reached) or _on_stacked_meshes(spec, sorted(meshes)) or spec
-        ranks = set(spec.mesh.mesh.flatten().tolist())
-        missing = reached - ranks
-        if self._src not in ranks or missing:
-            outside = min(missing) if self._src in ranks else self._src
-            raise ValueError(
-                f"funcol::{_LOAD}: '{target.name}' is on {spec.mesh}, which rank {outside} is not part of. "
-                "Pass a rank of every tensor's mesh as src."
-            )
-        return spec
-
-    def buckets(
-        self, source: _Wholes | None, most: int
-    ) -> Iterator[tuple[list[_Target], list[Tensor | None]]]:
-        """Buckets of ``most`` bytes, and what rank ``src`` has for them. All ranks are about to send each."""
-        agreement, src = self._agreement, self._src
-        told = agreement.tell(source and source.told())
-        agreement.tells = any(one is not None and one["in_own_order"] for one in told.values())
-        if told[src]["in_own_order"]:
-            while True:
-                wholes = [] if source is None else source.read(most)
-                found = agreement.go_on(source and source.told())[src]
-                if not found["names"]:
-                    self.incompatible = IncompatibleKeys(*found["incompatible"])
-                    return
-                yield (
-                    [self.target_of[name] for name in found["names"]],
-                    wholes or [None] * len(found["names"]),
-                )
-        self.incompatible = IncompatibleKeys(*told[src]["incompatible"])
-        loaded = {self.target_of[name].index for name in {*self.names} - {*self.incompatible.missing_keys}}
-        for bucket in self._in_order(loaded, most):
-            wholes = [None if source is None else source.whole_of(target) for target in bucket]
-            agreement.go_on()
-            if source is not None:
-                source.loaded += [target.name for target in bucket]
-            yield bucket, wholes
-
-    def _in_order(self, loaded: set[int], most: int) -> Iterator[list[_Target]]:
-        bucket: list[_Target] = []
-        left = most
-        for target in self.targets:
-            if target.index not in loaded:
-                continue
-            if bucket and target.num_bytes() > left:
-                yield bucket
-                bucket, left = [], most
-            bucket.append(target)
-            left -= target.num_bytes()
-        if bucket:
-            yield bucket
-
-    def start(self, bucket: list[_Target], wholes: list[Tensor | None]) -> list[tuple[_Target, Tensor]]:
-        """Sends a bucket; what this rank gets of it may be pending."""
-        started: list[tuple[_Target, Tensor]] = []
-        by_mesh: dict[DeviceMesh | None, list[int]] = {}
-        for index, target in enumerate(bucket):
-            mesh = self._mesh_of_all if target.spec is None else target.spec.mesh
-            by_mesh.setdefault(mesh, []).append(index)
-        for mesh, indices in by_mesh.items():
-            if mesh is None:
-                started += [(bucket[index], self._sent(bucket[index], wholes[index])) for index in indices]
-            elif mesh.get_coordinate() is not None:
-                moved = _C.move_from_owners(
-                    [wholes[index] for index in indices],
-                    [bucket[index].spec or _replicated(bucket[index], mesh) for index in indices],
-                    [self._owners[mesh]] * len(indices),
-                    [None] * len(indices),
-                    True,
-                    None,
-                )
-                started += [
-                    (bucket[index], dtensor._local_tensor)
-                    for index, dtensor in zip(indices, moved, strict=True)
-                ]
-        return started
-
-    def _sent(self, target: _Target, whole: Tensor | None) -> Tensor:
-        """A plain tensor where no mesh has all ranks that take part: from ``src`` to each."""
-        held = torch.empty(target.shape, dtype=target.dtype, device=target.local.device)
-        received = held if whole is None else whole.contiguous()
-        group = self._agreement.group
-        if group is not None and self._receivers == sorted(dist.get_process_group_ranks(group)):
-            dist.broadcast(received, self._src, group)
-        elif whole is None:
-            dist.recv(received, self._src)
-        else:
-            others = [rank for rank in self._receivers if rank != self._src]
-            for work in [dist.isend(received, rank) for rank in others]:
-                if work is not None:
-                    work.wait()
-        return received
-
-
-class _Wholes:
-    """The tensors of rank ``src``, by name."""
-
-    def __init__(
-        self,
-        tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | None,
-        loading: _Loading,
-        names: ByName[str] | None,
-        strict: bool,
-    ) -> None:
-        if tensors is None:
-            raise ValueError(
-                f"funcol::{_LOAD}: no tensors on the rank that is to send them. Pass them there."
-            )
-        self._loading = loading
-        self._strict = strict
-        self._given = {
-            name: by_name(names, name, name) if names is not None else name for name in loading.names
-        }
-        self._wanted: dict[str, list[str]] = {}  # names of the model, by those that are given
-        for name, given in self._given.items():
-            self._wanted.setdefault(given, []).append(name)
-        self._mapping = tensors if isinstance(tensors, Mapping) else None
-        self._pairs = iter(()) if isinstance(tensors, Mapping) else iter(tensors)
-        self._early: tuple[str, Tensor] | None = None
-        self._now: list[str] = []
-        self.loaded: list[str] = []  # targets of buckets that were sent
-        self._found: set[str] = set()  # names of the model
-        self._taken: set[int] = set()  # indices of targets
-        self._unexpected: list[str] = []
-        self._missing: list[str] = []
-        if self._mapping is not None:
-            for given in self._mapping:
-                self._check_known(given)
-            self._found = {name for name in loading.names if self._given[name] in self._mapping}
-            self._check_missing()
-            if type(self._mapping) is dict:  # others may read a file for each
-                for name in self._found:
-                    self._check(loading.target_of[name], self._mapping[self._given[name]])
-        # By target: the name that is given, where it is one of several tied ones.
-        found = (name for name in reversed(loading.names) if name in self._found)
-        self._source_of = {loading.target_of[name].index: self._given[name] for name in found}
-
-    def told(self) -> dict[str, Any]:
-        """What the other ranks have to know."""
-        return {
-            "in_own_order": self._mapping is None,
-            "names": self._now,
-            "incompatible": [self._missing, self._unexpected],
-        }
-
-    def whole_of(self, target: _Target) -> Tensor:
-        """The tensor of ``target``, checked, with the dtype and on the device of the model."""
-        assert self._mapping is not None
-        return self._ready(target, self._mapping[self._source_of[target.index]])
-
-    def read(self, most: int) -> list[Tensor | None]:
-        """The next tensors of pairs, of ``most`` bytes; :meth:`told` has their names, none at the end."""
-        self.loaded += self._now
-        self._now = []
-        wholes: list[Tensor | None] = []
-        while True:
-            pair, self._early = self._early or next(self._pairs, None), None
-            if pair is None:
-                if not wholes:
-                    self._check_missing()
-                return wholes
-            self._check_known(pair[0])
-            for name in self._wanted.get(pair[0], ()):
-                target = self._loading.target_of[name]
-                if target.index in self._taken:  # tied to one before
-                    self._check(target, pair[1])
-                elif wholes and target.num_bytes() > most:
-                    self._early = pair
-                    return wholes
-                else:
-                    wholes.append(self._ready(target, pair[1]))
-                    most -= target.num_bytes()
-                    self._now.append(target.name)
-                    self._taken.add(target.index)
-                self._found.add(name)
-
-    def _ready(self, target: _Target, whole: Any) -> Tensor:
-        return self._check(target, whole).detach().to(device=target.device, dtype=target.dtype)
-
-    def _check(self, target: _Target, whole: Any) -> Tensor:
-        """The whole tensor in ``whole``."""
-        if isinstance(whole, DTensor):
-            if not all(placement.is_replicate() for placement in whole.placements):
-                self._refuse(
-                    target, f"is a DTensor with the placements {whole.placements}", "its full_tensor()"
-                )
-            whole = whole._local_tensor
-        if not isinstance(whole, Tensor) or whole.layout != torch.strided or whole.is_meta:
-            kind = type(whole).__name__ if not isinstance(whole, Tensor) else whole.layout
-            self._refuse(
-                target, "is on the meta device" if kind == torch.strided else f"is a {kind}", "a dense tensor"
-            )
-        if whole.shape != target.shape:
-            self._refuse(
-                target,
-                f"has shape {tuple(whole.shape)}, in the model {tuple(target.shape)}",
-                "the whole tensor",
-            )
-        return settled(whole)
-
-    def _refuse(self, target: _Target, what: str, expected: str) -> NoReturn:
-        listed = ", ".join(map(repr, self.loaded[:10])) + (", ..." if len(self.loaded) > 10 else "")
-        loaded = f" Loaded are {listed}." if listed else ""
-        raise ValueError(f"funcol::{_LOAD}: '{target.name}' {what}. Pass {expected}.{loaded}")
-
-    def _check_known(self, given: str) -> None:
-        if given in self._wanted:
-            return
-        if self._strict:
-            raise ValueError(
-                f"funcol::{_LOAD}: the model has no tensor {given!r}. Leave it out, or pass strict=False."
-            )
-        self._unexpected.append(given)
-
-    def _check_missing(self) -> None:
-        self._missing = [name for name in self._loading.names if name not in self._found]
-        if self._strict and self._missing:
-            listed = ", ".join(map(repr, self._missing[:10]))
-            raise ValueError(
-                f"funcol::{_LOAD}: {listed} of the model is missing. Pass every tensor of its state_dict(), "
-                "or strict=False."
-            )
-
-
-def _copy(started: list[tuple[_Target, Tensor]]) -> None:
-    for target, received in started:
-        if target.local.numel() > 0:
-            target.local.copy_(received)
+    return load(
+        "load_full_state_dict",
+        held,
+        lambda: (tensors, None),
+        src,
+        strict=strict,
+        names=names,
+        bucket_bytes=bucket_bytes,
+        group=group,
+        progress=progress,
+    )[0]
 
 
 def _materialize(model: nn.Module) -> None:
@@ -480,65 +148,3 @@ def _materialize(model: nn.Module) -> None:
     device = next((mesh.device_type for mesh in meshes), "cpu")
     materialized: Any = model._apply
     materialized(lambda one: torch.empty_like(one, device=device) if one.is_meta else one)
-
-
-def _replicated(target: _Target, mesh: DeviceMesh) -> DTensorSpec:
-    return spec_of(mesh, (Replicate(),) * mesh.ndim, target.local)
-
-
-def _on_common_mesh(spec: DTensorSpec, ranks: set[int]) -> DTensorSpec | None:
-    """``spec`` on the smallest mesh with ``ranks`` that its submesh is cut from, where other submeshes hold
-    replicas; ``None`` if there is no such mesh."""
-    mesh, root = spec.mesh, root_mesh(spec.mesh)
-    names, of_root = mesh.mesh_dim_names or (), root.mesh_dim_names or ()
-    if mesh is root or not names or not all(name in of_root for name in names):
-        return None
-    places = [(root.mesh == rank).nonzero() for rank in ranks]
-    if any(place.numel() == 0 for place in places):
-        return None
-    coordinates = torch.cat(places).T.tolist()
-    kept = tuple(
-        name for name, along in zip(of_root, coordinates, strict=True) if name in names or len({*along}) > 1
-    )
-    common = root if kept == tuple(of_root) else root[kept]
-    return _with_replicas(spec, common, [kept.index(name) for name in names])
-
-
-_stacked: dict[tuple[str, tuple[int, ...], tuple[tuple[int, ...], ...]], DeviceMesh] = {}
-
-
-def _on_stacked_meshes(spec: DTensorSpec, meshes: list[tuple[int, ...]]) -> DTensorSpec | None:
-    """``spec`` on a mesh whose rows are ``meshes``, as flattened ones are; ``None`` if they are not alike in
-    shape or do not have all ranks of the world. No group has the ranks of a column: tensors go point to
-    point."""
-    ranks = [rank for row in meshes for rank in row]
-    mesh = spec.mesh
-    if sorted(ranks) != [*range(dist.get_world_size())] or {len(row) for row in meshes} != {mesh.size()}:
-        return None
-    key = mesh.device_type, tuple(mesh.shape), tuple(meshes)
-    if key not in _stacked:
-        rows = torch.tensor(ranks).view(len(meshes), *mesh.shape)
-        _stacked[key] = DeviceMesh(mesh.device_type, rows, _init_backend=False)
-    return _with_replicas(spec, _stacked[key], [axis + 1 for axis in range(mesh.ndim)])
-
-
-def _with_replicas(spec: DTensorSpec, common: DeviceMesh, axes: list[int]) -> DTensorSpec:
-    """``spec``, whose axes are ``axes`` of ``common``, with replicas along the others."""
-    placements: list[Placement] = [Replicate()] * common.ndim
-    for axis, placement in zip(axes, spec.placements, strict=True):
-        placements[axis] = placement
-    order = None
-    if has_own_order(spec):
-        order = tuple(
-            ShardOrderEntry(entry.tensor_dim, tuple(axes[axis] for axis in entry.mesh_dims))
-            for entry in spec.shard_order
-        )
-    return DTensorSpec(common, tuple(placements), tensor_meta=spec.tensor_meta, shard_order=order)  # type: ignore[arg-type]
-
-
-def _local_of(tensor: Tensor) -> Tensor:
-    return settled(tensor._local_tensor if isinstance(tensor, DTensor) else tensor).detach()
-
-
-def _own_rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0

@@ -1,0 +1,172 @@
+"""State dicts of optimizers with whole tensors: out of a sharded model's optimizer to one rank, and back.
+
+The form is that of ``torch.distributed.checkpoint.state_dict``: states and groups by the parameters' names.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from torch.optim import Optimizer
+
+from .export import ByName, full_tensors
+from .loading import load, local_of, own_rank
+
+_LOAD = "load_full_optimizer_state_dict"
+
+# A tensor's name in a stream, and its places in a state dict: the parameter, and what it is of it.
+Places = dict[str, tuple[str, str]]
+
+
+def full_optimizer_state_dict(
+    model: nn.Module,
+    optimizer: Optimizer,
+    to: int | None = 0,
+    *,
+    bucket_bytes: int = 256 << 20,
+    dtype: ByName[torch.dtype | None] | torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    group: dist.ProcessGroup | None = None,
+    progress: bool = False,
+) -> dict[str, Any]:
+    """The states of ``optimizer``, which has the parameters of ``model``, with whole tensors on global rank
+    ``to``; an empty dict on the others. With ``to=None`` every rank gets it.
+
+    All ranks call it alike. The tensors are streamed, as those of a model are (:func:`funcol.full_tensors`,
+    which has the other arguments and the errors); their names are those of the parameter and of the state,
+    ``"up.weight.exp_avg"``. States that are missing are made, as PyTorch makes them.
+
+    PyTorch counterpart: ``get_optimizer_state_dict`` with ``full_state_dict=True``.
+    """
+    own: dict[str, Any] = {}
+    tensors: dict[str, Tensor] = {}
+    places: Places = {}
+
+    def named() -> dict[str, Tensor]:
+        own.update(get_optimizer_state_dict(model, optimizer))
+        found, where = _tensors_of(own)
+        tensors.update(found)
+        places.update(where)
+        return tensors
+
+    wholes: dict[str, Tensor] = {}
+    with full_tensors(
+        named,  # type: ignore[arg-type]
+        to=to,
+        bucket_bytes=bucket_bytes,
+        dtype=dtype,
+        device=device,
+        group=group,
+        progress=progress,
+    ) as stream:
+        for name, whole in stream:
+            if whole is not None:
+                memory = local_of(tensors[name]).untyped_storage()._cdata
+                wholes[name] = whole.clone() if whole.untyped_storage()._cdata == memory else whole
+    if to is not None and to != own_rank():
+        return {}
+    states = {parameter: dict(values) for parameter, values in own["state"].items()}
+    for name, (parameter, key) in places.items():
+        states[parameter][key] = wholes[name]
+    return {"state": states, "param_groups": own["param_groups"]}
+
+
+def load_full_optimizer_state_dict(
+    model: nn.Module,
+    optimizer: Optimizer,
+    state: dict[str, Any] | None,
+    src: int = 0,
+    *,
+    bucket_bytes: int = 256 << 20,
+    group: dist.ProcessGroup | None = None,
+    progress: bool = False,
+) -> None:
+    """Copies the states that global rank ``src`` has, with whole tensors, into ``optimizer``, which has the
+    parameters of ``model``: each rank receives its shards alone. Groups get the options that they have there.
+
+    All ranks call it alike; ``state`` counts on ``src``: what :func:`funcol.full_optimizer_state_dict` or
+    PyTorch's ``get_optimizer_state_dict`` with ``full_state_dict=True`` gave. The other arguments and the
+    errors are those of :func:`funcol.load_full_state_dict`. ``ValueError``, too: a parameter is in no group
+    of ``state``. ``TypeError``: an option of a group is no number, text, or sequence of these.
+
+    PyTorch counterpart: ``set_optimizer_state_dict`` with ``full_state_dict=True,
+    broadcast_from_rank0=True``.
+    """
+    own: dict[str, Any] = {}
+
+    def held() -> dict[str, Tensor]:
+        own.update(get_optimizer_state_dict(model, optimizer))
+        return _tensors_of(own)[0]
+
+    def given() -> tuple[dict[str, Tensor] | None, Any]:
+        if state is None:
+            return None, None
+        known = {parameter for one in state["param_groups"] for parameter in one["params"]}
+        missing = [name for ours in own["param_groups"] for name in ours["params"] if name not in known]
+        if missing:
+            raise ValueError(f"funcol::{_LOAD}: {missing[0]!r} is in no group of the state. Pass all groups.")
+        return _tensors_of(state)[0], [_numbers_of(state), [_group(one) for one in state["param_groups"]]]
+
+    _, (numbers, groups) = load(
+        _LOAD,
+        held,
+        given,
+        src,
+        strict=True,
+        names=None,
+        bucket_bytes=bucket_bytes,
+        group=group,
+        progress=progress,
+    )
+    for parameter, values in numbers.items():
+        own["state"][parameter].update(values)
+    group_of = {parameter: one for one in groups for parameter in one["params"]}
+    for ours in own["param_groups"]:
+        for key, value in group_of[ours["params"][0]].items() if ours["params"] else ():
+            if key != "params":
+                ours[key] = _as(value, ours.get(key))
+    set_optimizer_state_dict(model, optimizer, own)
+
+
+def _tensors_of(state: dict[str, Any]) -> tuple[dict[str, Tensor], Places]:
+    tensors, places = {}, {}
+    for parameter, values in state["state"].items():
+        for key, value in values.items():
+            if isinstance(value, Tensor):
+                name = f"{parameter}.{key}"
+                tensors[name], places[name] = value, (parameter, key)
+    return tensors, places
+
+
+def _numbers_of(state: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The states that are no tensors."""
+    return {
+        parameter: {key: value for key, value in values.items() if not isinstance(value, Tensor)}
+        for parameter, values in state["state"].items()
+    }
+
+
+def _group(options: dict[str, Any]) -> dict[str, Any]:
+    """``options`` as JSON has values."""
+    found = {key: value.tolist() if isinstance(value, Tensor) else value for key, value in options.items()}
+    for key, value in found.items():
+        try:
+            json.dumps(value)
+        except TypeError:
+            raise TypeError(
+                f"funcol::{_LOAD}: option {key!r} of a group is a {type(value).__name__}, expected a "
+                "number, a text, or a sequence of these. Set it on every rank."
+            ) from None
+    return found
+
+
+def _as(value: Any, ours: Any) -> Any:
+    """``value``, of which JSON has kept no type, as our value is."""
+    if isinstance(ours, Tensor):
+        return torch.tensor(value, dtype=ours.dtype, device=ours.device)
+    return tuple(value) if isinstance(ours, tuple) else value

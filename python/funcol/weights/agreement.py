@@ -404,7 +404,7 @@ def reason_of(error: BaseException) -> str:
 def staging_device(tensor: DTensor) -> torch.device | None:
     """The device of its mesh, through which a shard on the CPU is sent and received (parameters that FSDP2
     offloads); ``None`` if the shard is there."""
-    mesh = tensor.device_mesh
+    mesh = tensor._spec.mesh
     if tensor._local_tensor.device.type == mesh.device_type or mesh.get_coordinate() is None:
         return None
     return torch.device(mesh.device_type, torch.get_device_module(mesh.device_type).current_device())

@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Placement, Replicate
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from .. import _C
 from .._progress import Progress
@@ -172,6 +173,7 @@ class _How:
         self._dtype = dtype
         self._names = names
         self.device = None if device is None else torch.device(device)
+        self.changes = dtype is not None or device is not None
         self.is_receiver = to is None or to == (dist.get_rank() if dist.is_initialized() else 0)
 
     def check(self) -> None:
@@ -235,6 +237,7 @@ class _Source:
         self._next: tuple[int, str, Tensor] | None = None
         self._num_read = 0
         self._holders: dict[tuple[DeviceMesh, tuple[int, ...] | None], int] = {}
+        self._uncut: dict[tuple[DeviceMesh, tuple[Placement, ...]], bool] = {}
         self._firsts: dict[int, int] = {}
         self._lasts: dict[int, int] = {}
         self._manifest: Manifest | None = None
@@ -254,13 +257,10 @@ class _Source:
     def _named(self, pairs: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in pairs:
             shown = self._how.name_of(name)
+            if not isinstance(tensor, Tensor):
+                raise TypeError(f"funcol::{_OP}: '{name}' is a {type(tensor).__name__}, expected a tensor.")
             if shown is not None:
-                yield shown, self._checked(name, tensor)
-
-    def _checked(self, name: str, tensor: Any) -> Tensor:
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"funcol::{_OP}: '{name}' is a {type(tensor).__name__}, expected a tensor.")
-        return tensor
+                yield shown, tensor
 
     def read(self) -> tuple[int, str, Tensor] | None:
         """Index, name and tensor; None at the end."""
@@ -306,6 +306,16 @@ class _Source:
         if known is None:
             ranks = tuple(tensor.device_mesh.mesh.flatten().tolist())
             known = self._holders[key] = self._how.holder(ranks, of_receiver, name)
+        return known
+
+    def is_cut_in_name_alone(self, spec: DTensorSpec) -> bool:
+        """Returns true if the axes that cut a tensor have one rank each."""
+        key = spec.mesh, spec.placements
+        known = self._uncut.get(key)
+        if known is None:
+            cut = [axis for axis, placement in enumerate(spec.placements) if not placement.is_replicate()]
+            known = bool(cut) and all(spec.mesh.size(axis) == 1 for axis in cut)
+            self._uncut[key] = known
         return known
 
     def first_of(self, index: int) -> int:
@@ -361,7 +371,7 @@ class _Bucket:
                 break
             add((index, name, moved))
             self.read.append(entry)
-            if isinstance(tensor, DTensor) and _is_cut_in_name_alone(tensor):
+            if isinstance(tensor, DTensor) and source.is_cut_in_name_alone(tensor._spec):
                 self._uncut.add(index)
             left -= used
             most = max(left, 0)
@@ -378,6 +388,7 @@ class _Bucket:
     def wholes(self, kept: dict[int, Tensor | None]) -> Iterator[tuple[str, Tensor | None]]:
         """Yields names and wholes. ``kept`` are those that come again."""
         how, source, take = self._how, self._source, self._moves.take
+        changes = how.changes
         self._entries.reverse()
         while self._entries:
             index, name, whole = self._entries.pop()
@@ -397,15 +408,10 @@ class _Bucket:
                     whole = whole.clone()
                 if source.last_of(index) != index:
                     kept[index] = whole
-            yield name, whole if whole is None else how.finished(whole, how.dtype_of(name, whole))
+            if changes and whole is not None:
+                whole = how.finished(whole, how.dtype_of(name, whole))
+            yield name, whole
             del whole
-
-
-def _is_cut_in_name_alone(tensor: DTensor) -> bool:
-    """Whether the axes that cut ``tensor`` have one rank each."""
-    mesh = tensor.device_mesh
-    cut = [axis for axis, placement in enumerate(tensor.placements) if not placement.is_replicate()]
-    return bool(cut) and all(mesh.size(axis) == 1 for axis in cut)
 
 
 @torch.no_grad()

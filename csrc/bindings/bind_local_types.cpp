@@ -1,5 +1,5 @@
-// What funcol does for the package spmd_types: changes of local types, as its collectives make them, and
-// checks of types that are remembered. NotImplemented where the package's own function has to run.
+// Bindings for the package spmd_types: changes of local types, as its collectives make them, and checks of
+// types that are remembered. NotImplemented where the package's own function has to run.
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 

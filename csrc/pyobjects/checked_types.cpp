@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "layout/hash.h"
 #include "planner/lru_cache.h"
 #include "pyobjects/arguments.h"
 #include "pyobjects/attributes.h"
@@ -72,12 +73,9 @@ class CheckedCall {
 
   bool operator==(const CheckedCall& other) const { return words_ == other.words_; }
   size_t hash() const {
-    uint64_t hash = words_.size();
-    for (const auto word : words_) {
-      hash = (hash ^ word) * 0x9E3779B97F4A7C15U;
-      hash ^= hash >> 29U;
-    }
-    return hash;
+    Hash hash;
+    hash.add_all(words_);
+    return hash.value();
   }
 
  private:
@@ -179,7 +177,7 @@ bool CheckedCall::add_tensor(PyObject* object) {
   return add_types(object);
 }
 
-// What a check does to a tensor of the result.
+// The effect of a check on a tensor of the result.
 struct Leaf {
   int64_t ndim;
   int64_t same_as;  // the number of the call's tensor that it is; -1 for another one
@@ -349,21 +347,22 @@ bool is_idle_type_checker(PyObject* mode) {
 
 py::object check_types(py::handle mode, py::handle func, py::handle types, py::handle args,
                        py::handle kwargs) {
-  const auto checker = memory().checker;
   if (attribute<"_disabled">(mode).ptr() == Py_True) {
     return call(func, args, kwargs);
   }
+  const auto own = memory().checker.check;  // held: another thread may uninstall funcol meanwhile
+  const auto recheck = memory().checker.recheck;
   const auto kind = kind_of(func.ptr());
   if (kind == CallKind::kPassedOn) {
     return call(func, args, kwargs);
   }
   auto key = kind == CallKind::kRemembered ? key_of(mode, func, args, kwargs) : std::nullopt;
   if (!key) {
-    return checker.check(mode, func, types, args, kwargs);
+    return own(mode, func, types, args, kwargs);
   }
   const auto* const found = memory().calls.get(*key);
   if (found == nullptr) {
-    auto result = checker.check(mode, func, types, args, kwargs);
+    auto result = own(mode, func, types, args, kwargs);
     if (auto outcome = outcome_of(result.ptr(), *key)) {
       key->forget_tensors();
       memory().calls.put(*std::move(key), std::move(outcome));
@@ -372,10 +371,7 @@ py::object check_types(py::handle mode, py::handle func, py::handle types, py::h
   }
   const auto outcome = *found;
   auto result = call(func, args, kwargs);
-  if (!apply(*outcome, result.ptr(), *key)) {
-    return checker.recheck(mode, func, types, args, kwargs, result);
-  }
-  return result;
+  return apply(*outcome, result.ptr(), *key) ? result : recheck(mode, func, types, args, kwargs, result);
 }
 
 py::object assert_type(py::handle own, py::handle tensor, py::handle types, py::handle options) {

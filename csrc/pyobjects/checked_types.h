@@ -1,4 +1,4 @@
-// What the type checker of spmd_types has found of calls, remembered.
+// Results of the type checker of spmd_types, remembered by call.
 //
 // The package's checker is a torch function mode in Python: it infers the types of each call's results from
 // the types of its arguments, some 300 us a call. Its answer depends on values alone that are cheap to
@@ -23,8 +23,7 @@ struct TypeChecker {
   py::object mesh;     // (an entry of the stack) -> the number of its value
 };
 
-// Nothing is remembered before this is called, and nothing that was is kept after it. An empty checker ends
-// it.
+// Begins to remember, with nothing. An empty checker ends it.
 void set_type_checker(TypeChecker checker);
 
 // Returns true for a mode of the package that is switched off (FSDP2 does so around its own work): it passes

@@ -28,7 +28,7 @@ _KNOWN = {
     "spmd_types._dtype_utils": {"a9a50b37", "2e091ec0"},
 }
 
-# Those of the type checker.
+# Digests of the modules of the type checker.
 _KNOWN_CHECKER = {
     "spmd_types._checker": {"fb74c824", "108396bc"},
     "spmd_types.runtime": {"3644d6fc", "f1c51d49"},
@@ -46,7 +46,7 @@ def replaced_functions() -> list[str]:
 
 
 def _is_known(known: Mapping[str, set[str]], files: Mapping[str, str | None]) -> bool:
-    """Whether the files of all modules of ``known`` have sources that funcol was written for."""
+    """Returns true if the files of all modules of ``known`` have sources that funcol was written for."""
     try:
         return all(
             (file := files[name]) is not None and digest_of_file(Path(file)) in digests

@@ -70,7 +70,7 @@ _COMPARED = {
 
 
 class Manifest:
-    """What a rank is about to send and to receive, by value."""
+    """The tensors that a rank is about to send and to receive, by value."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self.options = dict(options)
@@ -115,7 +115,7 @@ class Manifest:
 
     @classmethod
     def of(cls, values: list[Any]) -> Manifest:
-        """What :meth:`values` has given on another rank."""
+        """The manifest whose :meth:`values` another rank has sent."""
         options, entries, meshes, ties = values
         made = cls(options)
         made.entries = [Entry(name, tuple(shape), *rest) for name, shape, *rest in entries]
@@ -178,21 +178,21 @@ class Agreement:
         low, high, going = self._exchange(manifest.digest(), goes_on)
         if low == high:
             return dict.fromkeys(self.ranks, manifest), going
-        found = self._manifests(manifest)
-        own = next(part for part in _parts(found) if self.own_rank in part)
-        return {rank: found[rank] for rank in own}, going
+        return next(part for part in self._parts(manifest) if self.own_rank in part), going
 
-    def _manifests(self, manifest: Manifest | None) -> dict[int, Manifest]:
-        """What those say that meet others now. Raises on all ranks if some that have to agree do not."""
+    def _parts(self, manifest: Manifest | None) -> list[dict[int, Manifest]]:
+        """The manifests of those that meet now, by sets of ranks that have to agree. Raises on all ranks if
+        some of a set do not."""
         given = self._all(json.dumps(manifest and manifest.values()))
         found = {rank: Manifest.of(one) for rank, one in given.items() if one is not None}
+        parts = [{rank: found[rank] for rank in part} for part in _parts(found)]
         try:
-            for part in _parts(found):
-                _compare({rank: found[rank] for rank in part}, self._op)
+            for part in parts:
+                _compare(part, self._op)
         except ValueError:
             self._is_over = True  # all ranks raise
             raise
-        return found
+        return parts
 
     def tell(self, value: object) -> dict[int, Any]:
         """What each rank gives, as JSON has values, by its rank."""
@@ -218,7 +218,7 @@ class Agreement:
         """Takes part where others may meet; returns whether a rank goes on."""
         low, high, going = self._exchange(_NO_MANIFEST, goes_on)
         if low != high:
-            self._manifests(None)
+            self._parts(None)
         return going
 
     def leave(self, reason: str, num_done: int) -> None:

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.optim import Optimizer
 
-from .export import ByName, full_tensors
-from .loading import load, local_of, own_rank
+from .export import ByName
+from .loading import load, own_rank
+from .state_dicts import own_wholes
 
 _LOAD = "load_full_optimizer_state_dict"
 
@@ -44,30 +45,23 @@ def full_optimizer_state_dict(
     PyTorch counterpart: ``get_optimizer_state_dict`` with ``full_state_dict=True``.
     """
     own: dict[str, Any] = {}
-    tensors: dict[str, Tensor] = {}
     places: Places = {}
 
     def named() -> dict[str, Tensor]:
         own.update(get_optimizer_state_dict(model, optimizer))
-        found, where = _tensors_of(own)
-        tensors.update(found)
-        places.update(where)
+        tensors, found = _tensors_of(own)
+        places.update(found)
         return tensors
 
-    wholes: dict[str, Tensor] = {}
-    with full_tensors(
-        named,  # type: ignore[arg-type]
+    wholes = own_wholes(
+        named,
         to=to,
         bucket_bytes=bucket_bytes,
         dtype=dtype,
         device=device,
         group=group,
         progress=progress,
-    ) as stream:
-        for name, whole in stream:
-            if whole is not None:
-                memory = local_of(tensors[name]).untyped_storage()._cdata
-                wholes[name] = whole.clone() if whole.untyped_storage()._cdata == memory else whole
+    )
     if to is not None and to != own_rank():
         return {}
     states = {parameter: dict(values) for parameter, values in own["state"].items()}

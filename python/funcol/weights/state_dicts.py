@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -37,14 +37,39 @@ def full_state_dict(
     PyTorch counterpart: ``get_model_state_dict`` with ``full_state_dict=True``.
     """
     state: dict[str, Any] = {}
-    tensors: dict[str, Tensor] = {}
 
     def named() -> dict[str, Tensor]:
         state.update(model.state_dict())
-        tensors.update({name: value for name, value in state.items() if isinstance(value, Tensor)})
-        return tensors
+        return {name: value for name, value in state.items() if isinstance(value, Tensor)}
 
+    wholes = own_wholes(
+        named,
+        names,
+        to=to,
+        bucket_bytes=bucket_bytes,
+        dtype=dtype,
+        device=device,
+        group=group,
+        progress=progress,
+    )
+    if to is not None and to != own_rank():
+        return {}
+    others = {name: value for name, value in state.items() if not isinstance(value, Tensor)}
+    found = wholes | others
+    return found if names is not None else {name: found[name] for name in state if name in found}
+
+
+def own_wholes(
+    named: Callable[[], Mapping[str, Tensor]], names: ByName[str | None] | None = None, **options: Any
+) -> dict[str, Tensor]:
+    """Returns the tensors that :func:`funcol.full_tensors` gives this rank of ``named()``, in memory of their
+    own. Those that are the same tensor of the model stay one."""
+    tensors: dict[str, Tensor] = {}
     held_as: dict[str, Tensor] = {}
+
+    def read() -> dict[str, Tensor]:
+        tensors.update(named())
+        return tensors
 
     def shown(name: str) -> str | None:
         found = name if names is None else by_name(names, name, name)
@@ -53,36 +78,18 @@ def full_state_dict(
         return found
 
     copies: dict[Any, Tensor] = {}
-    wholes: dict[str, Any] = {}
-    with full_tensors(
-        named,  # type: ignore[arg-type]
-        to=to,
-        bucket_bytes=bucket_bytes,
-        dtype=dtype,
-        device=device,
-        names=shown,
-        group=group,
-        progress=progress,
-    ) as stream:
+    wholes: dict[str, Tensor] = {}
+    with full_tensors(read, names=shown, **options) as stream:  # type: ignore[arg-type]
         for name, whole in stream:
             if whole is None:
                 continue
-            held = local_of(held_as[name])
-            if whole.untyped_storage()._cdata == held.untyped_storage()._cdata:
+            if whole.untyped_storage()._cdata == local_of(held_as[name]).untyped_storage()._cdata:
                 same = identity(whole)
                 if same not in copies:
                     copies[same] = whole.clone()
                 whole = copies[same]
             wholes[name] = whole
-    if to is not None and to != own_rank():
-        return {}
-    if names is not None:
-        return wholes | {name: value for name, value in state.items() if name not in tensors}
-    return {
-        name: wholes.get(name, value)
-        for name, value in state.items()
-        if name in wholes or name not in tensors
-    }
+    return wholes
 
 
 def load_full_state_dict(

@@ -23,12 +23,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run the tests marked long, too")
     parser.addoption("--cuda-backend", default="nccl", help="backend of the tests on devices (default: nccl)")
     parser.addoption(
+        "--share-devices",
+        action="store_true",
+        help="run tests of more ranks than there are devices, too: several ranks on a device",
+    )
+    parser.addoption(
         "--sample",
         type=float,
         help="run this share of the tests, chosen at random (default: all, but one case in n of those marked "
         "sampled(n), unless with --long)",
     )
     parser.addoption("--sample-seed", type=int, default=0, help="which ones are chosen")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--share-devices"):
+        ranks.share_devices()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

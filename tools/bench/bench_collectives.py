@@ -28,6 +28,7 @@ from measure import (
     cell,
     check_same,
     conclude,
+    default_num_ranks,
     describe,
     device_named,
     each,
@@ -447,7 +448,7 @@ def parse_arguments() -> argparse.Namespace:
     number = {"type": int, "metavar": "N"}
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--repeat", default=41, help="rounds of table 1 (default %(default)s)", **number)
-    parser.add_argument("--ranks", default=2, help="of the fake group (default %(default)s)", **number)
+    parser.add_argument("--ranks", help="of the group (default: 1 on a GPU, else 2)", **number)
     parser.add_argument("--gloo-repeat", default=7, help="rounds of table 2 (default %(default)s)", **number)
     parser.add_argument(
         "--megabytes", default=64, help="a rank's part in table 2 (default %(default)s)", **number
@@ -461,7 +462,7 @@ def main() -> None:
     args = parse_arguments()
     device = device_named(args.device)
     result = describe(device)
-    result["calls"] = bench_calls(device, args.ranks, args.repeat)
+    result["calls"] = bench_calls(device, args.ranks or default_num_ranks(device), args.repeat)
     print_calls(result["calls"])
     if device.type == "cpu" and not args.no_gloo:
         result["gloo"] = bench_gloo(args.gloo_repeat, args.megabytes)

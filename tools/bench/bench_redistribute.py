@@ -23,7 +23,6 @@ from measure import (
     describe,
     device_named,
     each,
-    is_simulated_alone,
     lone_group,
     mark,
     measure,
@@ -261,10 +260,6 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: tables 1 and 3")
     args = parser.parse_args()
     device = device_named(args.device)
-    if device.type == "cuda" and not is_simulated_alone():
-        parser.error(
-            "--device cuda needs tools/simulated_gpu --alone, where one process has a group of ranks"
-        )
     result = describe(device)
     result["calls"] = bench_calls(device, args.repeat)
     print_calls(result["calls"])

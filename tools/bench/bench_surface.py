@@ -21,6 +21,7 @@ from measure import (
     cell,
     check_same,
     conclude,
+    default_num_ranks,
     describe,
     device_named,
     each,
@@ -440,7 +441,7 @@ def parse_arguments() -> argparse.Namespace:
     number = {"type": int, "metavar": "N"}
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--repeat", default=41, help="rounds (default %(default)s)", **number)
-    parser.add_argument("--ranks", default=2, help="of the fake group (default %(default)s)", **number)
+    parser.add_argument("--ranks", help="of the group (default: 1 on a GPU, else 2)", **number)
     parser.add_argument("--only", default="", metavar="TEXT", help="only the lines whose name holds TEXT")
     add_outcomes(parser)
     return parser.parse_args()
@@ -450,7 +451,7 @@ def main() -> None:
     args = parse_arguments()
     device = device_named(args.device)
     result = describe(device)
-    result["surface"] = bench_surface(device, args.ranks, args.repeat, args.only)
+    result["surface"] = bench_surface(device, args.ranks or default_num_ranks(device), args.repeat, args.only)
     print_table(result["surface"])
     conclude(result, args)
 

@@ -251,10 +251,10 @@ class Lone:
 
 @contextlib.contextmanager
 def lone_group(device: torch.device, num_ranks: int, whole_steps: bool = False) -> Iterator[Lone]:
-    """NCCL on a CUDA ``device``, else a fake group of ``num_ranks``, which sends nothing.
+    """Makes an NCCL group under ``tools/simulated_gpu --alone`` and for one rank on a GPU, else a fake group,
+    which sends nothing.
 
-    NCCL has one rank on a GPU and ``num_ranks`` under ``tools/simulated_gpu --alone``. ``whole_steps``: a
-    call issues so much that the simulated device is waited for after each.
+    ``whole_steps``: a call issues so much that the simulated device is waited for after each.
     """
     torch.set_num_threads(1)
     if device.type == "cuda":
@@ -264,16 +264,21 @@ def lone_group(device: torch.device, num_ranks: int, whole_steps: bool = False) 
         # Groups of some ranks are made anew: a split needs to know what the other ranks choose.
         dist.group.WORLD.bound_device_id = None
         lone = Lone("nccl", num_ranks, STEPS_CLOCK if whole_steps else CALLS_CLOCK)
-    elif device.type == "cuda":
+    elif device.type == "cuda" and num_ranks == 1:
         dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=device)
         lone = Lone("nccl", 1, CUDA_CLOCK)
     else:
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=num_ranks)
-        lone = Lone("fake", num_ranks, CPU_CLOCK)
+        lone = Lone("fake", num_ranks, CUDA_CLOCK if device.type == "cuda" else CPU_CLOCK)
     try:
         yield lone
     finally:
         dist.destroy_process_group()
+
+
+def default_num_ranks(device: torch.device) -> int:
+    """The ranks of a benchmark of single collectives: NCCL has one on a GPU."""
+    return 1 if device.type == "cuda" and not is_simulated_alone() else 2
 
 
 def device_named(name: str) -> torch.device:

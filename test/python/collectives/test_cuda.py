@@ -107,6 +107,7 @@ def test_the_start_stream_does_not_wait_for_what_is_queued_where_a_result_is_use
     x = numbered(64, 64)
     side = torch.cuda.Stream()
     after = torch.cuda.Event()
+    _ = x * 2, x + 1  # kernels are loaded at their first use, which waits for all streams
     torch.cuda.synchronize()
     y = funcol.all_gather_tensor(x, dim, nccl)
     with torch.cuda.stream(side):

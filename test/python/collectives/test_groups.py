@@ -237,7 +237,7 @@ def resolves_names_on_threads(rank: int, world: int) -> None:
 
     def gather(name: str) -> None:
         if device_type() == "cuda":
-            torch.cuda.set_device(rank)
+            torch.cuda.set_device(rank % torch.cuda.device_count())
         sizes.append(num_ranks_of(name))
 
     # One thread at a time: the order of collectives must be the same on all ranks.

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from redistributed import Item, dtensor_of
-from sharded import Layout, mesh_of, whole_of
+from sharded import Layout, equals_whole, mesh_of, whole_of
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -43,7 +43,7 @@ def complaints(
         names.append(name)
         if not is_receiver:
             wrong += [] if whole is None else [f"rank {rank}, {name}: a tensor, expected None"]
-        elif whole is None or not torch.equal(whole, whole_of(shape, dtype)):
+        elif whole is None or not equals_whole(whole, whole_of(shape, dtype)):
             wrong.append(f"rank {rank}, {name}: {whole}")
     wrong += [] if names == list(named) else [f"rank {rank}: {names}"]
     for name, before in kept.items():

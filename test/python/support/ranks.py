@@ -86,8 +86,14 @@ def _require_devices(world: int) -> None:
     import pytest
     import torch
 
-    if _backend != "gloo" and world > torch.cuda.device_count():
+    if _backend != "gloo" and not _shares_devices and world > torch.cuda.device_count():
         pytest.skip(f"needs {world} devices, and there are {torch.cuda.device_count()}")
+
+
+def share_devices() -> None:
+    """Lets more ranks run than there are devices: rank r uses device r modulo their number."""
+    global _shares_devices
+    _shares_devices = True
 
 
 def require_compiled_kernels(on_device: bool = False) -> None:
@@ -236,7 +242,10 @@ class _ThisRank:
             backend = "gloo"
         else:
             backend = f"cpu:gloo,cuda:{self.backend}"
-            torch.cuda.set_device(self.rank)
+            torch.cuda.set_device(self.rank % torch.cuda.device_count())
+            if self.world > torch.cuda.device_count():
+                # NCCL refuses two ranks of one host on one device: each gets the name of another host.
+                os.environ["NCCL_HOSTID"] = f"rank {self.rank}"
             # And not torch.set_default_device(), which is a mode that every call would see.
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -287,6 +296,7 @@ class _ThisRank:
 
 
 _backend = "gloo"
+_shares_devices = False
 _running: dict[tuple[int, str], _Ranks] = {}
 _made: list[Callable[[], None]] = []
 _this_rank: _ThisRank | None = None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from sharded import Layout, local_of, mesh_of, reduced, shard_of, whole_of
+from sharded import Layout, equals_whole, local_of, mesh_of, reduced, shard_of, whole_of
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -31,7 +31,7 @@ def disagreement(mesh: DeviceMesh, src: Layout, dst: Layout, whole: Tensor, **op
     checks = {
         "dtype": result.dtype == whole.dtype,
         "contiguity": result.is_contiguous(),
-        "value": torch.equal(reduced(result, dst, mesh), expected),
+        "value": equals_whole(reduced(result, dst, mesh), expected),
         "input": torch.equal(local, kept),
         "memory": result is local or not result.numel() or result.data_ptr() != local.data_ptr(),
     }

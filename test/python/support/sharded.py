@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from ranks import device_type, made_once
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -172,6 +173,16 @@ def mesh_of(shape: tuple[int, ...], *flattened: tuple[str, ...]) -> DeviceMesh:
 def whole_of(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     count = math.prod(shape)
     return (torch.arange(count) * 7 % 101 + 1).to(dtype).view(tuple(shape))
+
+
+def equals_whole(result: Tensor, whole: Tensor) -> bool:
+    """Compares bits. On devices the last ones may differ: NCCL divides by the number of ranks before it adds,
+    which rounds the terms of an average where that is no power of two."""
+    num_ranks = dist.get_world_size()
+    if result.is_cuda and result.is_floating_point() and num_ranks & (num_ranks - 1):
+        error = 1000 * torch.finfo(result.dtype).eps
+        return result.dtype == whole.dtype and torch.allclose(result, whole, rtol=error, atol=error)
+    return torch.equal(result, whole)
 
 
 def layouts(*texts: str) -> list[Layout]:

@@ -429,7 +429,7 @@ def _on_stacked_meshes(spec: DTensorSpec, meshes: list[tuple[int, ...]]) -> DTen
         return None
     key = mesh.device_type, tuple(mesh.shape), tuple(meshes)
     if key not in _stacked:
-        rows = torch.tensor(ranks).view(len(meshes), *mesh.shape)
+        rows = torch.tensor(ranks, device="cpu").view(len(meshes), *mesh.shape)
         _stacked[key] = DeviceMesh(mesh.device_type, rows, _init_backend=False)
     return _with_replicas(spec, _stacked[key], [axis + 1 for axis in range(mesh.ndim)])
 

@@ -75,13 +75,10 @@ Start start_all_reduce_coalesced(at::TensorList inputs, const c10d::ReduceOp& re
   }
   const BelowAutograd below_autograd;
   check_all_reduce(inputs, reduce_op, *group, kOp);
-  std::vector<at::Tensor> outputs;
-  outputs.reserve(inputs.size());
   for (const auto& input : inputs) {
     settle(input);
-    outputs.push_back(contiguous_copy(input));
   }
-  return all_reduce::reduce_in_place(std::move(outputs), reduce_op, group, kOp);
+  return all_reduce::reduce_in_place(contiguous_copies(inputs), reduce_op, group, kOp);
 }
 
 Start start_all_reduce_(const at::Tensor& tensor, const c10d::ReduceOp& reduce_op, const GroupPtr& group,

@@ -2,6 +2,7 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/TensorIterator.h>
+#include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/clone.h>
 #include <ATen/ops/copy.h>
 #include <ATen/ops/empty.h>
@@ -104,11 +105,18 @@ at::Tensor private_input(const at::Tensor& tensor) {
              : input;
 }
 
+namespace {
+
+// Returns true if the elements of `tensor` lie in order in memory, as they are.
+bool is_plain(const at::Tensor& tensor) {
+  return tensor.layout() == at::kStrided && tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg() &&
+         !tensor.is_quantized() && !tensor._is_zerotensor();
+}
+
+}  // namespace
+
 at::Tensor contiguous_copy(const at::Tensor& tensor) {
-  const bool is_plain = tensor.is_cpu() && tensor.layout() == at::kStrided && tensor.is_contiguous() &&
-                        !tensor.is_conj() && !tensor.is_neg() && !tensor.is_quantized() &&
-                        !tensor._is_zerotensor();
-  if (!is_plain) {
+  if (!tensor.is_cpu() || !is_plain(tensor)) {
     return at::clone(tensor, at::MemoryFormat::Contiguous);
   }
   auto copy = fresh_tensor(tensor.sizes(), tensor);
@@ -120,6 +128,22 @@ at::Tensor contiguous_copy(const at::Tensor& tensor) {
     std::memcpy(copy.mutable_data_ptr(), tensor.const_data_ptr(), tensor.nbytes());
   }
   return copy;
+}
+
+std::vector<at::Tensor> contiguous_copies(at::TensorList tensors) {
+  const bool in_one_launch =
+      tensors.size() > 1 && std::all_of(tensors.begin(), tensors.end(), [](const at::Tensor& tensor) {
+        return tensor.is_cuda() && is_plain(tensor);
+      });
+  std::vector<at::Tensor> copies;
+  copies.reserve(tensors.size());
+  for (const auto& tensor : tensors) {
+    copies.push_back(in_one_launch ? fresh_tensor(tensor.sizes(), tensor) : contiguous_copy(tensor));
+  }
+  if (in_one_launch) {
+    at::_foreach_copy_(copies, tensors);
+  }
+  return copies;
 }
 
 at::Tensor wire_for_reduction(const at::Tensor& contiguous) {

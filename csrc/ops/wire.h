@@ -42,6 +42,9 @@ at::Tensor private_input(const at::Tensor& tensor);
 // A contiguous copy of `tensor`, which is settled.
 at::Tensor contiguous_copy(const at::Tensor& tensor);
 
+// contiguous_copy() of each. On CUDA, those of contiguous tensors take one launch.
+std::vector<at::Tensor> contiguous_copies(at::TensorList tensors);
+
 // A view of a contiguous tensor that the backend can reduce: complex numbers as pairs of reals.
 at::Tensor wire_for_reduction(const at::Tensor& contiguous);
 

@@ -5,10 +5,12 @@
 // one, which PyTorch has loaded by then.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <string>
 
+#include "kernels/box_rows.h"
 #include "kernels/random.h"
 #include "kernels/rank_major.h"
 
@@ -16,12 +18,13 @@ namespace funcol::kernels {
 
 // What the library hands over. A change of what the functions take or do raises the version.
 struct CudaFunctions {
-  static constexpr uint32_t kVersion = 2;
+  static constexpr uint32_t kVersion = 3;
 
   uint32_t size = sizeof(CudaFunctions);
   uint32_t version = kVersion;
   const char* (*merge_shards)(const void* in, void* out, const ShardShape& shape, void* stream) = nullptr;
   const char* (*split_shards)(const void* in, void* out, const ShardShape& shape, void* stream) = nullptr;
+  const char* (*copy_boxes)(const RowBox* boxes, size_t num_boxes, void* stream) = nullptr;
   template <typename T>
   using FillRandom = const char* (*)(T* out, const RandomNumbers& numbers, const int64_t* seed,
                                      const RandomBox& box, void* stream);

@@ -114,6 +114,28 @@ void BoxCopy::run(const at::Tensor& from, int64_t from_begin, const at::Tensor& 
                });
 }
 
+void BoxCopy::for_each_rows(const char* from, char* to, int64_t itemsize,
+                            const std::function<void(const kernels::RowBox&)>& take) const {
+  if (numel_ == 0) {
+    return;
+  }
+  std::vector<int64_t> sizes;
+  for_each_box(runs_, from_strides_, to_strides_, 0, 0, sizes,
+               [&](int64_t from_offset, int64_t to_offset, const std::vector<int64_t>& box) {
+                 kernels::RowBox rows{from + from_offset * itemsize, to + to_offset * itemsize,
+                                      (box.empty() ? 1 : box.back()) * itemsize};
+                 for (size_t dim = 0; dim + 1 < box.size(); ++dim) {
+                   const size_t outer = dim + 3 - box.size();
+                   rows.num_rows[outer] = box[dim];
+                   rows.from_strides[outer] = from_strides_[dim] * itemsize;
+                   rows.to_strides[outer] = to_strides_[dim] * itemsize;
+                 }
+                 if (rows.num_bytes() > 0) {
+                   take(rows);
+                 }
+               });
+}
+
 void BoxCopy::run_by_operators(const at::Tensor& from, int64_t from_begin, const at::Tensor& to,
                                int64_t to_begin) const {
   if (numel_ == 0) {

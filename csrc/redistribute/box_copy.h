@@ -4,8 +4,10 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
+#include "kernels/box_rows.h"
 #include "redistribute/blocks.h"
 
 namespace funcol {
@@ -36,6 +38,14 @@ class BoxCopy {
   // Both tensors are contiguous, with one dtype and device. The arrays begin at their elements `from_begin`
   // and `to_begin`. On CUDA the copy runs on the current stream.
   void run(const at::Tensor& from, int64_t from_begin, const at::Tensor& to, int64_t to_begin) const;
+
+  // Returns true if rows in at most two outer dims make up the copy, as for_each_rows() needs.
+  bool has_rows() const { return runs_.size() <= 3; }
+
+  // Calls `take` with the rows of each product of a run per dim. The arrays begin at `from` and `to`; an
+  // element has `itemsize` bytes.
+  void for_each_rows(const char* from, char* to, int64_t itemsize,
+                     const std::function<void(const kernels::RowBox&)>& take) const;
 
   // run() by operators that every layer of PyTorch sees.
   void run_by_operators(const at::Tensor& from, int64_t from_begin, const at::Tensor& to,

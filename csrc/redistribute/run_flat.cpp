@@ -15,6 +15,7 @@
 #include "ops/calls.h"
 #include "ops/collectives.h"
 #include "ops/wire.h"
+#include "redistribute/box_copies.h"
 #include "redistribute/op_names.h"
 
 namespace funcol {
@@ -48,28 +49,22 @@ struct Segments {
   int64_t num_elements = 0;
 };
 
-// How tensors become contiguous and blocks are copied.
-struct Copying {
-  at::Tensor (*contiguous)(const at::Tensor&);
-  void (BoxCopy::*copy)(const at::Tensor&, int64_t, const at::Tensor&, int64_t) const;
-};
-constexpr Copying kBelowLayers{contiguous_input, &BoxCopy::run};
-constexpr Copying kByOperators{[](const at::Tensor& tensor) { return tensor.contiguous(); },
-                               &BoxCopy::run_by_operators};
-
 // Fills `flat` with the blocks of all tensors, and what is between them with zeros: padding is sent, and
 // reduced, and must not be a number that was in the memory before.
+template <typename Copies = BoxCopies>
 void pack(const Steps& steps, const std::vector<at::Tensor>& tensors, const Segments& segments,
-          const at::Tensor& flat, const Copying& how = kBelowLayers) {
+          const at::Tensor& flat) {
+  Copies copies;
   auto begins = segments.begins;
   for (size_t i = 0; i < steps.size(); ++i) {
-    const auto source = how.contiguous(tensors[i]);
+    const auto source = Copies::contiguous(tensors[i]);
     for (size_t rank = 0; rank < steps[i]->sent.size(); ++rank) {
       const auto& block = steps[i]->sent[rank];
-      (block.*how.copy)(source, 0, flat, begins[rank]);
+      copies.add(block, source, 0, flat, begins[rank]);
       begins[rank] += block.numel();
     }
   }
+  copies.flush();
   for (size_t rank = 0; rank < begins.size(); ++rank) {
     const bool is_last = rank + 1 == begins.size();
     const int64_t end = is_last ? flat.numel() : segments.begins[rank + 1];
@@ -80,11 +75,12 @@ void pack(const Steps& steps, const std::vector<at::Tensor>& tensors, const Segm
 }
 
 // Fills `output` with the blocks of `step`, and moves `begins` behind them.
+template <typename Copies>
 void unpack(const FlatStep& step, const at::Tensor& flat, std::vector<int64_t>& begins,
-            const at::Tensor& output, const Copying& how = kBelowLayers) {
+            const at::Tensor& output, Copies& copies) {
   for (size_t rank = 0; rank < step.received.size(); ++rank) {
     const auto& block = step.received[rank];
-    (block.*how.copy)(flat, begins[rank], output, 0);
+    copies.add(block, flat, begins[rank], output, 0);
     begins[rank] += block.numel();
   }
 }
@@ -228,7 +224,9 @@ at::Tensor FlatResults::next() {
     return std::exchange(flat, at::Tensor()).view(step.shape_after);
   }
   auto result = fresh_tensor(step.shape_after, flat);
-  unpack(step, flat, begins_, result);
+  BoxCopies copies;
+  unpack(step, flat, begins_, result, copies);
+  copies.flush();
   if (num_made_ == steps_.size()) {
     flat.reset();
   }
@@ -254,10 +252,12 @@ Start start_together(Steps steps, const std::vector<at::Tensor>& tensors) {
   start.outputs = std::move(outputs);
   start.is_counted = has_results;
   start.epilogue = [steps = std::move(steps), begins = std::move(begins)](const Start& done) {
+    BoxCopies copies;
     auto places = begins;
     for (size_t i = 0; i < steps.size(); ++i) {
-      unpack(*steps[i], done.buffers.back(), places, done.outputs[i]);
+      unpack(*steps[i], done.buffers.back(), places, done.outputs[i], copies);
     }
+    copies.flush();
   };
   return std::move(start);
 }
@@ -269,16 +269,17 @@ std::vector<at::Tensor> run_together(const Steps& steps, const std::vector<at::T
   }
   const auto& [gathers, scatters, sent, received] = Buffers(steps);
   const auto flat = tensors[0].new_empty({gathers ? received.sizes[0] : sent.num_elements});
-  pack(steps, tensors, sent, flat, kByOperators);
+  pack<OperatorCopies>(steps, tensors, sent, flat);
   const auto moved = gathers    ? call::all_gather_along_dim(flat, 0, first.group, {})
                      : scatters ? call::reduce_scatter_along_dim(flat, first.reduce_op, 0, first.group, {})
                                 : call::all_to_all_single(flat, c10::fromIntArrayRefSlow(received.sizes),
                                                           c10::fromIntArrayRefSlow(sent.sizes), first.group);
   std::vector<at::Tensor> outputs;
+  OperatorCopies copies;
   auto begins = received.begins;
   for (const auto& step : steps) {
     outputs.push_back(moved.new_empty(step->shape_after));
-    unpack(*step, moved, begins, outputs.back(), kByOperators);
+    unpack(*step, moved, begins, outputs.back(), copies);
   }
   return outputs;
 }

@@ -14,6 +14,7 @@
 #include "ops/exchange.h"
 #include "ops/wire.h"
 #include "redistribute/blocks.h"
+#include "redistribute/box_copies.h"
 #include "redistribute/op_names.h"
 
 namespace funcol {
@@ -196,32 +197,37 @@ Start start_bundle(const TransferParts& parts, const std::vector<at::Tensor>& lo
   const auto& transport = *parts[0]->group();
   const PeerSegments sent(parts, &TransferPart::sent, transport.ranks.size());
   const PeerSegments received(parts, &TransferPart::received, transport.ranks.size());
+  BoxCopies copies;
   std::vector<at::Tensor> sources;
   std::vector<at::Tensor> outputs;
   for (size_t i = 0; i < parts.size(); ++i) {
     sources.push_back(contiguous_input(locals[i]));
     outputs.push_back(fresh_tensor(parts[i]->shape_after(), locals[i]));
     for (const auto& block : parts[i]->kept()) {
-      block.run(sources[i], 0, outputs[i], 0);
+      copies.add(block, sources[i], 0, outputs[i], 0);
     }
   }
   if (!parts[0]->communicates()) {
+    copies.flush();
     return {kRedistribute, {}, {}, {}, std::move(outputs), {}};
   }
   const auto flat = fresh_tensor({sent.numel}, locals[0]);
   for_each_block(parts, &TransferPart::sent, sent.begins, [&](size_t i, const BoxCopy& block, int64_t begin) {
-    block.run(sources[i], 0, flat, begin);
+    copies.add(block, sources[i], 0, flat, begin);
   });
+  copies.flush();
   const auto group = group_from_ivalue(transport.group, kRedistribute);
   auto start = transport.has_others ? start_exchange_in_pairs(flat, received.sizes, sent.sizes, group)
                                     : start_all_to_all(flat, received.sizes, sent.sizes, group);
   start.buffers.push_back(std::move(start.outputs[0]));
   start.outputs = std::move(outputs);
   start.epilogue = [parts, begins = received.begins](const Start& done) {
+    BoxCopies received;
     for_each_block(parts, &TransferPart::received, begins,
                    [&](size_t i, const BoxCopy& block, int64_t begin) {
-                     block.run(done.buffers.back(), begin, done.outputs[i], 0);
+                     received.add(block, done.buffers.back(), begin, done.outputs[i], 0);
                    });
+    received.flush();
   };
   return start;
 }

@@ -1,4 +1,5 @@
 // What libfuncol_cuda.so exports.
+#include "kernels/cuda/box_rows.h"
 #include "kernels/cuda/capture_mode.h"
 #include "kernels/cuda/random.h"
 #include "kernels/cuda/rank_major.h"
@@ -9,6 +10,7 @@ namespace {
 
 constexpr CudaFunctions kFunctions = {.merge_shards = merge_shards,
                                       .split_shards = split_shards,
+                                      .copy_boxes = copy_boxes,
                                       .fill_random_float = fill_random<float>,
                                       .fill_random_double = fill_random<double>,
                                       .fill_random_int64 = fill_random<int64_t>,

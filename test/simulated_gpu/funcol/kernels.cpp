@@ -13,6 +13,7 @@
 #include <typeinfo>
 
 #include "kernels/cuda/fill_random.h"
+#include "kernels/cuda/move_boxes.h"
 #include "kernels/cuda/move_vectors.h"
 #include "simulated_gpu.h"
 
@@ -48,6 +49,40 @@ Work work_of(const Launch& launch) {
           .begin = simulated_gpu::at_once([move] { run_on_host(move); }),
           .reads = {{move.in, num_bytes}},
           .writes = {{move.out, num_bytes}}};
+}
+
+template <typename Move>
+void copy_on_host(Move move) {
+  for (uint32_t i = 0; i < move.num_boxes; ++i) {
+    auto& box = move.boxes[i];
+    box.from = static_cast<const char*>(simulated_gpu::host_address(box.from));
+    box.to = static_cast<char*>(simulated_gpu::host_address(box.to));
+  }
+  for (typename Move::Index i = 0; i < move.count(); ++i) {
+    move(i);
+  }
+}
+
+template <typename Move>
+Work work_of_boxes(const Launch& launch) {
+  static_assert(std::is_trivially_copyable_v<Move>);
+  const Move move = *static_cast<const Move*>(launch.args[0]);
+  Work work{.name = launch.name, .begin = simulated_gpu::at_once([move] { copy_on_host(move); })};
+  typename Move::Index begin = 0;
+  for (uint32_t i = 0; i < move.num_boxes; ++i) {
+    const auto& box = move.boxes[i];
+    const auto num_rows = (box.end - begin) / box.row_vectors;
+    const size_t row_bytes = box.row_vectors * sizeof(typename Move::Vector);
+    for (typename Move::Index row = 0; row < num_rows; ++row) {
+      const int64_t plane = row / box.num_rows;
+      const int64_t in_plane = row % box.num_rows;
+      work.reads.push_back(
+          {box.from + plane * box.from_strides[0] + in_plane * box.from_strides[1], row_bytes});
+      work.writes.push_back({box.to + plane * box.to_strides[0] + in_plane * box.to_strides[1], row_bytes});
+    }
+    begin = box.end;
+  }
+  return work;
 }
 
 template <typename T>
@@ -86,6 +121,14 @@ void register_vector() {
   simulated_gpu::register_kernel(name_of<Wide>(), work_of<Wide>);
 }
 
+template <typename Vector>
+void register_boxes() {
+  using Narrow = MoveBoxes<Vector, uint32_t>;
+  using Wide = MoveBoxes<Vector, uint64_t>;
+  simulated_gpu::register_kernel(name_of<Narrow>(), work_of_boxes<Narrow>);
+  simulated_gpu::register_kernel(name_of<Wide>(), work_of_boxes<Wide>);
+}
+
 template <Change kChange>
 void register_change() {
   register_vector<kChange, uint4>();
@@ -98,6 +141,11 @@ void register_change() {
 __attribute__((constructor)) void register_all() {
   register_change<Change::kMerge>();
   register_change<Change::kSplit>();
+  register_boxes<uint4>();
+  register_boxes<uint2>();
+  register_boxes<uint32_t>();
+  register_boxes<uint16_t>();
+  register_boxes<uint8_t>();
   register_fill<float>();
   register_fill<double>();
   register_fill<int64_t>();

@@ -62,9 +62,9 @@ py::tuple matrix_of(const std::vector<std::vector<int64_t>>& rows) {
 }
 
 // (begin, size) of each interval, by dim.
-py::tuple indices_of(const TransferRange& range) {
+py::tuple pairs_of(const std::vector<Intervals>& indices) {
   py::list dims;
-  for (const auto& intervals : range.indices) {
+  for (const auto& intervals : indices) {
     py::list pairs;
     for (const auto& interval : intervals) {
       pairs.append(py::make_tuple(interval.begin, interval.size));
@@ -74,27 +74,37 @@ py::tuple indices_of(const TransferRange& range) {
   return py::tuple(dims);
 }
 
+py::object held(const Transfer& transfer, int64_t rank) {
+  const auto& task = transfer.task;
+  const auto indices = indices_at(task.src_mesh, task.src, task.shape, rank);
+  return indices.has_value() ? py::object(pairs_of(*indices)) : py::none();
+}
+
+TransferMessages messages(const Transfer& transfer, std::optional<int64_t> rank) {
+  const WithoutGil no_gil;
+  return rank.has_value() ? messages_of(transfer.task, *rank) : all_messages(transfer.task);
+}
+
 void bind_transfer(py::module m) {
-  py::class_<TransferRange>(m, "TransferRange")
-      .def_property_readonly("indices", indices_of)
-      .def_readonly("numel", &TransferRange::numel)
-      .def_property_readonly("holders", [](const TransferRange& self) { return tuple_of(self.holders); })
-      .def_property_readonly("keepers", [](const TransferRange& self) { return tuple_of(self.keepers); })
-      .def_property_readonly("receivers", [](const TransferRange& self) { return tuple_of(self.receivers); });
   py::class_<TransferMessage>(m, "TransferMessage")
       .def_readonly("sender", &TransferMessage::sender)
       .def_readonly("receiver", &TransferMessage::receiver)
-      .def_readonly("range", &TransferMessage::range)
+      .def_property_readonly("indices", [](const TransferMessage& self) { return pairs_of(self.indices); })
       .def_readonly("begin", &TransferMessage::begin)
-      .def_readonly("size", &TransferMessage::size);
+      .def_readonly("size", &TransferMessage::size)
+      .def(py::self == py::self);
   py::class_<Transfer>(m, "Transfer")
       .def_property_readonly("src", [](const Transfer& self) { return to_string(self.task.src); })
       .def_property_readonly("dst", [](const Transfer& self) { return to_string(self.task.dst); })
-      .def_readonly("ranges", &Transfer::ranges)
-      .def_readonly("messages", &Transfer::messages)
-      .def_property_readonly("busiest_sender",
-                             [](const Transfer& self) { return loads_of(self).busiest_sender; })
-      .def_property_readonly("bound", [](const Transfer& self) { return loads_of(self).bound; })
+      .def_property_readonly("total", [](const Transfer& self) { return self.loads.total; })
+      .def_property_readonly("busiest_sender", [](const Transfer& self) { return self.loads.busiest_sender; })
+      .def_property_readonly("bound", [](const Transfer& self) { return self.loads.bound; })
+      .def_property_readonly("messages", [](const Transfer& self) { return messages(self, {}).sent; })
+      .def_property_readonly("kept", [](const Transfer& self) { return messages(self, {}).kept; })
+      .def(
+          "messages_of", [](const Transfer& self, int64_t rank) { return messages(self, rank).sent; },
+          py::arg("rank"))
+      .def("held", held, py::arg("rank"))
       .def("__str__", [](const Transfer& self) { return to_string(self); })
       .def(py::self == py::self);
 }

@@ -20,10 +20,10 @@
 #include "pyobjects/specs.h"
 #include "pyobjects/tensors.h"
 #include "pyobjects/without_gil.h"
+#include "redistribute/bundle.h"
 #include "redistribute/executor.h"
 #include "redistribute/op_names.h"
-#include "redistribute/run_many.h"
-#include "redistribute/run_transfer.h"
+#include "redistribute/run_mesh_changes.h"
 
 namespace funcol::python {
 namespace {
@@ -78,11 +78,7 @@ struct MoveKey {
   friend bool operator==(const MoveKey&, const MoveKey&) = default;
 };
 
-// A plan made ready for this rank. All are null on a rank outside of both meshes.
-struct Move {
-  std::shared_ptr<const Execution> before;
-  std::shared_ptr<const TransferPart> transfer;
-  std::shared_ptr<const Execution> after;
+struct Move : MeshChangeParts {
   // Of this rank's tensor in the source mesh; none outside of it.
   std::optional<std::vector<int64_t>> shape_before;
   std::string src;  // as text, for messages
@@ -205,6 +201,7 @@ class Way {
 
   Move ready(const MeshChange& change) {
     Move move;
+    move.peak_bytes = change.peak_bytes;
     move.src = to_string(change.task.src);
     if (src_->coordinate.has_value()) {
       move.shape_before =
@@ -249,13 +246,8 @@ class Way {
         groups[step.axes] = find_group(*axes, dst_mesh_, *dst_);
       }
     }
-    Coordinate coordinate(common.mesh.sizes.size());
-    auto rest = std::ranges::find(pair_->src.ranks, pair_->rank) - pair_->src.ranks.begin();
-    for (int64_t axis = common.mesh.num_axes() - 1; axis >= 0; --axis) {
-      coordinate[axis] = rest % common.mesh.sizes[axis];
-      rest /= common.mesh.sizes[axis];
-    }
-    return std::make_shared<const Execution>(plan, groups, coordinate);
+    const auto place = std::ranges::find(pair_->src.ranks, pair_->rank) - pair_->src.ranks.begin();
+    return std::make_shared<const Execution>(plan, groups, common.mesh.coordinate(place));
   }
 
   // The axes of a view that are `axes` of the common mesh, if they have a group.
@@ -281,69 +273,18 @@ class Way {
   const MeshChangeOptions& options_;
 };
 
-struct Item {
-  std::shared_ptr<const Move> move;
-  at::Tensor local;
-};
-
-void check(const Item& item) {
-  if (item.move->shape_before.has_value()) {
-    TORCH_CHECK_VALUE(item.local.sizes() == *item.move->shape_before, "funcol::", kRedistribute,
-                      ": the local tensor has shape ", item.local.sizes(), ", but this rank holds ",
-                      at::IntArrayRef(*item.move->shape_before), " of it under ", item.move->src,
+void check(const Move& move, const at::Tensor& local) {
+  if (move.shape_before.has_value()) {
+    TORCH_CHECK_VALUE(local.sizes() == *move.shape_before, "funcol::", kRedistribute,
+                      ": the local tensor has shape ", local.sizes(), ", but this rank holds ",
+                      at::IntArrayRef(*move.shape_before), " of it under ", move.src,
                       ". Pass the shard that belongs to the source spec.");
   }
 }
 
-// Runs the redistributions of those that have one.
-void run_part(std::vector<Item>& items, std::shared_ptr<const Execution> Move::*part,
-              const MeshChangeOptions& options) {
-  std::vector<ManyItem> running;
-  std::vector<size_t> places;
-  for (size_t i = 0; i < items.size(); ++i) {
-    if (const auto& execution = (*items[i].move).*part) {
-      running.push_back({execution, items[i].local, {}});
-      places.push_back(i);
-    }
-  }
-  auto moved = run_many(running, options.async_op, options.max_bytes.value_or(kTogetherBytes));
-  for (size_t i = 0; i < places.size(); ++i) {
-    items[places[i]].local = std::move(moved[i]);
-  }
-}
-
-std::vector<at::Tensor> run(std::vector<Item> items, const MeshChangeOptions& options) {
-  for (const auto& item : items) {
-    check(item);
-    if (item.move->before) {
-      item.move->before->check(item.local);
-    }
-  }
-  run_part(items, &Move::before, options);
-  std::vector<TransferItem> transfers;
-  std::vector<size_t> places;
-  for (size_t i = 0; i < items.size(); ++i) {
-    if (items[i].move->transfer) {
-      transfers.push_back({items[i].move->transfer, items[i].local});
-      places.push_back(i);
-    }
-  }
-  auto moved = run_transfers(transfers, options.async_op, options.max_bytes.value_or(kTogetherBytes));
-  for (size_t i = 0; i < places.size(); ++i) {
-    items[places[i]].local = std::move(moved[i]);
-  }
-  run_part(items, &Move::after, options);
-  std::vector<at::Tensor> results;
-  for (auto& item : items) {
-    const bool is_outside = !item.move->before && !item.move->transfer && !item.move->after;
-    results.push_back(is_outside ? item.local.new_empty({0}) : std::move(item.local));
-  }
-  return results;
-}
-
-std::vector<at::Tensor> run_without_gil(std::vector<Item> items, const MeshChangeOptions& options) {
+std::vector<at::Tensor> run_without_gil(std::vector<MeshChangeItem> items, const MeshChangeOptions& options) {
   const WithoutGil no_gil;
-  return run(std::move(items), options);
+  return run_mesh_changes(std::move(items), options.async_op, options.max_bytes.value_or(kTogetherBytes));
 }
 
 void check_same_mesh(const py::object& mesh, const py::object& first, const char* side, Py_ssize_t index) {
@@ -361,7 +302,7 @@ py::object change_mesh(const py::list& dtensors, py::handle device_mesh, const p
   LastPlacements src_placements;
   LastPlacements dst_placements;
   const auto wanted_order = to_shard_order(order);
-  std::vector<Item> items;
+  std::vector<MeshChangeItem> items;
   std::vector<py::object> specs;
   for (Py_ssize_t i = 0; i < num_tensors; ++i) {
     const py::handle dtensor = PyList_GET_ITEM(dtensors.ptr(), i);
@@ -383,6 +324,7 @@ py::object change_mesh(const py::list& dtensors, py::handle device_mesh, const p
       return {};
     }
     auto [move, target] = way->find_target(key, spec, wanted, order);
+    check(*move, tensor);
     items.push_back({std::move(move), tensor});
     specs.push_back(std::move(target));
   }
@@ -398,7 +340,7 @@ py::object change_mesh(const py::list& dtensors, py::handle device_mesh, const p
 py::object change_mesh_of_locals(const py::list& locals, const py::list& src_specs, const py::list& dst_specs,
                                  const MeshChangeOptions& options) {
   std::optional<Way> way;
-  std::vector<Item> items;
+  std::vector<MeshChangeItem> items;
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(locals.ptr()); ++i) {
     const py::handle src_spec = PyList_GET_ITEM(src_specs.ptr(), i);
     const SpecObjects src(src_spec);
@@ -414,7 +356,9 @@ py::object change_mesh_of_locals(const py::list& locals, const py::list& src_spe
       return {};
     }
     key.shape = shape_of(src_spec, kRedistribute);
-    items.push_back({way->find(key), local});
+    auto move = way->find(key);
+    check(*move, local);
+    items.push_back({std::move(move), local});
   }
   return to_python(run_without_gil(std::move(items), options));
 }

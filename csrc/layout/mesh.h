@@ -43,6 +43,16 @@ struct Mesh {
     return product;
   }
 
+  // The coordinate of the rank at `place`. Places count up along the last axis first.
+  Coordinate coordinate(int64_t place) const {
+    Coordinate coordinate(sizes.size());
+    for (size_t axis = sizes.size(); axis-- > 0;) {
+      coordinate[axis] = place % sizes[axis];
+      place /= sizes[axis];
+    }
+    return coordinate;
+  }
+
   // The name of the axis, or its number if the axes have no names.
   std::string name(int64_t axis) const { return names.empty() ? std::to_string(axis) : names[axis]; }
 

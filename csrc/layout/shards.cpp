@@ -43,6 +43,19 @@ std::vector<int64_t> chunk_lengths(const std::vector<int64_t>& lengths, int64_t 
   return chunks;
 }
 
+// Calls visit(interval) for the longest intervals that lie in one of `a` and in one of `b`.
+template <typename Visit>
+void for_each_common(const Intervals& a, const Intervals& b, const Visit& visit) {
+  for (size_t i = 0, j = 0; i < a.size() && j < b.size();) {
+    const int64_t begin = std::max(a[i].begin, b[j].begin);
+    const int64_t end = std::min(a[i].end(), b[j].end());
+    if (begin < end) {
+      visit(Interval{begin, end - begin});
+    }
+    (a[i].end() == end ? i : j) += 1;
+  }
+}
+
 }  // namespace
 
 void append(Intervals& intervals, const Interval& next) {
@@ -61,6 +74,18 @@ int64_t num_indices(const Intervals& intervals) {
   for (const auto& interval : intervals) {
     sum += interval.size;
   }
+  return sum;
+}
+
+Intervals common_indices(const Intervals& a, const Intervals& b) {
+  Intervals common;
+  for_each_common(a, b, [&](const Interval& interval) { append(common, interval); });
+  return common;
+}
+
+int64_t num_common(const Intervals& a, const Intervals& b) {
+  int64_t sum = 0;
+  for_each_common(a, b, [&](const Interval& interval) { sum += interval.size; });
   return sum;
 }
 

@@ -26,6 +26,10 @@ void append(Intervals& intervals, const Interval& next);
 
 int64_t num_indices(const Intervals& intervals);
 
+// The indices that both have, and how many these are. Both ascend.
+Intervals common_indices(const Intervals& a, const Intervals& b);
+int64_t num_common(const Intervals& a, const Intervals& b);
+
 // The share of `whole` that rank `index` of `num_ranks` holds under a Shard with this split factor.
 Intervals cut(const Intervals& whole, int64_t num_ranks, int64_t index, int64_t split_factor = 1);
 

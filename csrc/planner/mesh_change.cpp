@@ -69,16 +69,6 @@ int64_t largest_bytes(const Mesh& mesh, const Layout& layout, const MeshChangeTa
   return num_elements(local_shape(layout, mesh, task.shape, first)) * task.itemsize;
 }
 
-int64_t num_common(const Intervals& a, const Intervals& b) {
-  int64_t sum = 0;
-  for (const auto& one : a) {
-    for (const auto& other : b) {
-      sum += std::max<int64_t>(std::min(one.end(), other.end()) - std::max(one.begin, other.begin), 0);
-    }
-  }
-  return sum;
-}
-
 // What ranks send each other in the steps of a plan. `ranks` are those of its mesh, `all` those of the
 // matrix.
 class PlanBytes {
@@ -232,7 +222,7 @@ class Candidates {
   // Whether senders are what the plan waits for.
   bool add_transfer(MeshChange change, const Layout& src, const Layout& dst) {
     change.transfer = plan_transfer({task_.src_mesh, src, task_.dst_mesh, dst, task_.shape, task_.itemsize});
-    const auto loads = loads_of(*change.transfer);
+    const auto& loads = change.transfer->loads;
     if (src == task_.src && dst == task_.dst) {
       bound_ = loads.bound;
     }
@@ -337,7 +327,7 @@ std::optional<int64_t> least_busiest_bytes(const MeshChangeTask& task) {
       !axes_where(task.dst_mesh.mesh, task.dst, &Placement::is_partial).empty()) {
     return std::nullopt;
   }
-  return loads_of(plan_transfer(task)).bound;
+  return plan_transfer(task).loads.bound;
 }
 
 std::string to_string(const MeshChange& change) {

@@ -1,290 +1,349 @@
 #include "planner/transfer.h"
 
 #include <algorithm>
-#include <iterator>
-#include <map>
-#include <stdexcept>
+#include <limits>
 #include <tuple>
 #include <utility>
 
-#include "layout/tensor_meta.h"
+#include "planner/transfer_side.h"
 
 namespace funcol {
 namespace {
 
-void check_side(const char* side, const RankedMesh& mesh, const Layout& layout) {
-  const auto refuse = [&](const std::string& why) {
-    throw std::invalid_argument("plan_transfer: " + std::string(side) + why);
-  };
-  if (static_cast<int64_t>(mesh.ranks.size()) != mesh.mesh.num_ranks()) {
-    refuse(" mesh has " + std::to_string(mesh.ranks.size()) + " ranks for " +
-           std::to_string(mesh.mesh.num_ranks()) + " coordinates. Give one rank for each.");
-  }
-  auto ranks = mesh.ranks;
-  std::ranges::sort(ranks);
-  if (std::ranges::adjacent_find(ranks) != ranks.end()) {
-    refuse(" mesh lists a rank twice. Give each coordinate a rank of its own.");
-  }
-  for (size_t axis = 0; axis < layout.placements.size(); ++axis) {
-    if (layout.placements[axis].is_partial() && mesh.mesh.sizes[axis] > 1) {
-      refuse(" layout " + to_string(layout) + " has partial values. Reduce them before.");
-    }
-  }
-}
-
-// The coordinate of the rank at `place` of a mesh.
-Coordinate coordinate_at(const Mesh& mesh, int64_t place) {
-  Coordinate coordinate(mesh.sizes.size());
-  for (int64_t axis = mesh.num_axes() - 1; axis >= 0; --axis) {
-    coordinate[axis] = place % mesh.sizes[axis];
-    place /= mesh.sizes[axis];
-  }
-  return coordinate;
-}
-
-// How a layout cuts a tensor: by dim, which indices each cut has.
-class Cuts {
+// Counts, for one rank of the target, the elements that ranks below it want of a block of the source, whether
+// or not they hold them.
+//
+// The wanted part of a block is a product over dims. Dims that one side alone cuts are factors of one side,
+// so the ranks are first summed up by their cuts of the other dims, the mixed ones.
+class WantedBefore {
  public:
-  Cuts(const RankedMesh& mesh, const Layout& layout, const std::vector<int64_t>& shape) {
-    for (size_t dim = 0; dim < shape.size(); ++dim) {
-      auto& of_dim = dims_.emplace_back();
-      const auto& axes = layout.axes_of(static_cast<int64_t>(dim));
-      for_all_coordinates(mesh.mesh, axes, [&](const Coordinate& at) {
-        const int64_t cut = of_dim.num_cuts++;
-        for (const auto& interval :
-             local_indices(layout, mesh.mesh, static_cast<int64_t>(dim), shape[dim], at)) {
-          of_dim.pieces.push_back({interval, cut});
-        }
-        return true;
-      });
-      std::ranges::sort(of_dim.pieces, {}, [](const Piece& piece) { return piece.indices.begin; });
-    }
-    find_blocks(mesh, layout);
-  }
-
-  struct Piece {
-    Interval indices;
-    int64_t cut;
-  };
-  // Of a dim, ascending. Together they are the whole dim.
-  const std::vector<Piece>& pieces(size_t dim) const { return dims_[dim].pieces; }
-  int64_t num_cuts(size_t dim) const { return dims_[dim].num_cuts; }
-  // The ranks that hold a block, ascending. A block is a cut of each dim; blocks count up along the last dim
-  // first.
-  const std::vector<int64_t>& ranks_of(int64_t block) const { return ranks_[block]; }
-
- private:
-  struct Dim {
-    std::vector<Piece> pieces;
-    int64_t num_cuts = 0;
-  };
-
-  void find_blocks(const RankedMesh& mesh, const Layout& layout) {
-    int64_t num_blocks = 1;
-    for (const auto& of_dim : dims_) {
-      num_blocks *= of_dim.num_cuts;
-    }
-    ranks_.resize(num_blocks);
-    for (size_t place = 0; place < mesh.ranks.size(); ++place) {
-      const auto coordinate = coordinate_at(mesh.mesh, static_cast<int64_t>(place));
-      int64_t block = 0;
-      for (size_t dim = 0; dim < dims_.size(); ++dim) {
-        int64_t cut = 0;
-        for (const int64_t axis : layout.axes_of(static_cast<int64_t>(dim))) {
-          cut = cut * mesh.mesh.sizes[axis] + coordinate[axis];
-        }
-        block = block * dims_[dim].num_cuts + cut;
+  WantedBefore(const TransferSide& src, const TransferSide& dst, int64_t rank) : src_(src), dst_(dst) {
+    int64_t num_keys = 1;
+    int64_t num_sums = 1;
+    for (size_t dim = 0; dim < src.num_dims(); ++dim) {
+      if (is_mixed(dim)) {
+        num_keys *= dst.num_cuts(dim);
+        num_sums *= src.num_cuts(dim);
       }
-      ranks_[block].push_back(mesh.ranks[place]);
     }
-    for (auto& ranks : ranks_) {
-      std::ranges::sort(ranks);
-    }
-  }
-
-  std::vector<Dim> dims_;
-  std::vector<std::vector<int64_t>> ranks_;  // by block
-};
-
-// The indices of a dim that one cut before and one cut after have in common.
-struct Common {
-  int64_t src_cut = 0;
-  int64_t dst_cut = 0;
-  Intervals indices;
-};
-
-std::vector<Common> common_indices(const std::vector<Cuts::Piece>& src, const std::vector<Cuts::Piece>& dst) {
-  std::vector<Common> all;
-  std::map<std::pair<int64_t, int64_t>, size_t> places;
-  size_t i = 0;
-  size_t j = 0;
-  while (i < src.size() && j < dst.size()) {
-    const int64_t begin = std::max(src[i].indices.begin, dst[j].indices.begin);
-    const int64_t end = std::min(src[i].indices.end(), dst[j].indices.end());
-    const auto [place, is_new] = places.emplace(std::pair(src[i].cut, dst[j].cut), all.size());
-    if (is_new) {
-      all.push_back({src[i].cut, dst[j].cut, {}});
-    }
-    append(all[place->second].indices, {begin, end - begin});
-    const bool ends_src = src[i].indices.end() == end;
-    const bool ends_dst = dst[j].indices.end() == end;
-    i += ends_src ? 1 : 0;
-    j += ends_dst ? 1 : 0;
-  }
-  return all;
-}
-
-// What one rank asks of the holders of a block.
-struct Request {
-  int64_t receiver;
-  size_t range;
-  int64_t size;
-};
-
-// Shares requests among `holders`: each sends a stretch of them, which begins where that of the holder before
-// ends. Requests come by receiver, so that a stretch has few receivers, and low ones for low holders.
-void share(std::vector<Request> requests, const std::vector<int64_t>& holders,
-           std::vector<TransferMessage>& messages) {
-  std::ranges::stable_sort(requests, {}, &Request::receiver);
-  int64_t total = 0;
-  for (const auto& request : requests) {
-    total += request.size;
-  }
-  const auto num_holders = static_cast<int64_t>(holders.size());
-  // Not total * (place + 1) / num_holders, which may overflow.
-  const auto end_of = [&](int64_t place) {
-    return total / num_holders * (place + 1) + total % num_holders * (place + 1) / num_holders;
-  };
-  int64_t place = 0;
-  int64_t sent = 0;
-  for (const auto& request : requests) {
-    for (int64_t begin = 0; begin < request.size;) {
-      while (end_of(place) == sent) {
-        ++place;
+    weights_.resize(num_keys);
+    sums_.resize(num_sums, -1);
+    for (const auto& one : dst.ranks()) {
+      if (one.rank >= rank) {
+        break;
       }
-      const int64_t size = std::min(request.size - begin, end_of(place) - sent);
-      messages.push_back({holders[place], request.receiver, request.range, begin, size});
-      begin += size;
-      sent += size;
-    }
-  }
-}
-
-// Visits all ranges: products of indices that cuts have in common, one a dim.
-class Ranges {
- public:
-  Ranges(const Cuts& src, const Cuts& dst, size_t num_dims) : src_(src), dst_(dst), chosen_(num_dims) {
-    for (size_t dim = 0; dim < num_dims; ++dim) {
-      common_.push_back(common_indices(src.pieces(dim), dst.pieces(dim)));
+      add(dst.cuts_of(one.block));
     }
   }
 
-  // Calls visit(range, the block that its holders hold).
-  template <typename Visit>
-  void for_each(const Visit& visit) {
-    choose(0, 0, 0, visit);
+  int64_t of(int64_t src_block) {
+    const auto cuts = src_.cuts_of(src_block);
+    int64_t factor = 1;
+    int64_t number = 0;
+    for (size_t dim = 0; dim < cuts.size(); ++dim) {
+      if (is_mixed(dim)) {
+        number = number * src_.num_cuts(dim) + cuts[dim];
+      } else if (src_.num_cuts(dim) > 1) {
+        factor *= num_indices(src_.indices(dim, cuts[dim]));
+      }
+    }
+    if (sums_[number] < 0) {
+      std::vector<std::vector<CutShare>> shares;
+      for (size_t dim = 0; dim < cuts.size(); ++dim) {
+        if (is_mixed(dim)) {
+          shares.push_back(shares_of(src_.indices(dim, cuts[dim]), dst_, dim));
+        }
+      }
+      sums_[number] = sum(shares, 0, 0);
+    }
+    return factor * sums_[number];
   }
 
  private:
-  template <typename Visit>
-  void choose(size_t dim, int64_t src_block, int64_t dst_block, const Visit& visit) {
-    if (dim == common_.size()) {
-      visit(chosen_range(src_block, dst_block), src_block);
+  bool is_mixed(size_t dim) const { return src_.num_cuts(dim) > 1 && dst_.num_cuts(dim) > 1; }
+
+  void add(const std::vector<int64_t>& cuts) {
+    int64_t key = 0;
+    int64_t weight = 1;
+    for (size_t dim = 0; dim < cuts.size(); ++dim) {
+      if (is_mixed(dim)) {
+        key = key * dst_.num_cuts(dim) + cuts[dim];
+      } else if (src_.num_cuts(dim) == 1) {
+        weight *= num_indices(dst_.indices(dim, cuts[dim]));
+      }
+    }
+    weights_[key] += weight;
+  }
+
+  int64_t sum(const std::vector<std::vector<CutShare>>& shares, size_t i, int64_t key) const {
+    if (i == shares.size()) {
+      return weights_[key];
+    }
+    int64_t total = 0;
+    for (const auto& share : shares[i]) {
+      total += share.size * sum(shares, i + 1, key * num_keys_of(i) + share.cut);
+    }
+    return total;
+  }
+
+  // Of the `i`-th mixed dim.
+  int64_t num_keys_of(size_t i) const {
+    for (size_t dim = 0;; ++dim) {
+      if (is_mixed(dim) && i-- == 0) {
+        return dst_.num_cuts(dim);
+      }
+    }
+  }
+
+  const TransferSide& src_;
+  const TransferSide& dst_;
+  std::vector<int64_t> weights_;  // by cuts of the mixed dims in the target
+  std::vector<int64_t> sums_;     // by cuts of the mixed dims in the source; -1 where not known yet
+};
+
+// Decides who sends what. The holders of a block send a stretch each of what is asked of it, by receivers:
+// begins where that of the holder before ends, so that a stretch has few receivers, and low ones for low
+// holders.
+class Sharing {
+ public:
+  explicit Sharing(const MeshChangeTask& task)
+      : task_(task),
+        src_("the source", task.src_mesh, task.src, task.shape),
+        dst_("the target", task.dst_mesh, task.dst, task.shape) {}
+
+  TransferLoads loads() const {
+    TransferLoads loads;
+    std::vector<int64_t> asked(src_.num_blocks());
+    for (int64_t block = 0; block < src_.num_blocks(); ++block) {
+      asked[block] = asked_of(block);
+      loads.total += asked[block];
+      loads.bound = std::max(loads.bound, (asked[block] + src_.num_holders() - 1) / src_.num_holders());
+    }
+    std::vector<int64_t> num_placed(src_.num_blocks());  // holders of a block that were looked at
+    auto dst = dst_.ranks().begin();
+    const auto add_receivers_below = [&](int64_t rank) {
+      for (; dst != dst_.ranks().end() && dst->rank < rank; ++dst) {
+        add(loads, 0, 0, dst_.numel(dst->block), dst_.numel(dst->block));
+      }
+    };
+    for (const auto& [rank, block] : src_.ranks()) {
+      add_receivers_below(rank);
+      const int64_t place = num_placed[block]++;
+      const int64_t sent = end_of(asked[block], place) - end_of(asked[block], place - 1);
+      const bool receives = dst != dst_.ranks().end() && dst->rank == rank;
+      const int64_t after = receives ? dst_.numel(dst->block) : 0;
+      add(loads, src_.numel(block), sent, receives ? after - num_common(src_, block, dst_, dst->block) : 0,
+          after);
+      dst += receives ? 1 : 0;
+    }
+    add_receivers_below(std::numeric_limits<int64_t>::max());
+    for (int64_t TransferLoads::*bytes :
+         {&TransferLoads::total, &TransferLoads::busiest_sender, &TransferLoads::busiest_receiver,
+          &TransferLoads::busiest_copier, &TransferLoads::peak, &TransferLoads::bound}) {
+      loads.*bytes *= task_.itemsize;
+    }
+    return loads;
+  }
+
+  TransferMessages of_rank(int64_t rank) const {
+    TransferMessages messages;
+    if (const auto* holder = src_.find(rank)) {
+      const auto place = std::ranges::find(src_.holders(holder->block), rank);
+      send(holder->block, place - src_.holders(holder->block).begin(), requests_of(holder->block),
+           messages.sent);
+    }
+    receive(rank, messages.sent);
+    keep(rank, messages.kept);
+    sort(messages.sent);
+    return messages;
+  }
+
+  TransferMessages of_all() const {
+    TransferMessages messages;
+    for (int64_t block = 0; block < src_.num_blocks(); ++block) {
+      const auto requests = requests_of(block);
+      for (int64_t place = 0; place < src_.num_holders(); ++place) {
+        send(block, place, requests, messages.sent);
+      }
+    }
+    for (const auto& one : src_.ranks()) {
+      keep(one.rank, messages.kept);
+    }
+    sort(messages.sent);
+    return messages;
+  }
+
+ private:
+  // What one rank asks of the holders of a block, and how much lower ranks ask.
+  struct Request {
+    int64_t receiver;
+    int64_t block;
+    int64_t size;
+    int64_t begin = 0;
+
+    int64_t end() const { return begin + size; }
+  };
+
+  static void sort(std::vector<TransferMessage>& messages) {
+    std::ranges::sort(messages, {}, [](const TransferMessage& message) {
+      return std::tuple(message.sender, message.receiver);
+    });
+  }
+
+  static void add(TransferLoads& loads, int64_t before, int64_t sent, int64_t received, int64_t after) {
+    loads.busiest_sender = std::max(loads.busiest_sender, sent);
+    loads.busiest_receiver = std::max(loads.busiest_receiver, received);
+    loads.busiest_copier = std::max(loads.busiest_copier, sent + after);
+    loads.peak = std::max(loads.peak, before + sent + received + after);
+  }
+
+  // Elements of a block that `holder` wants itself.
+  int64_t kept_by(int64_t holder, int64_t block) const {
+    const auto* wants = dst_.find(holder);
+    return wants != nullptr ? num_common(src_, block, dst_, wants->block) : 0;
+  }
+
+  // Elements that other ranks want of a block: every block of the target goes to as many ranks.
+  int64_t asked_of(int64_t block) const {
+    int64_t asked = src_.numel(block) * dst_.num_holders();
+    for (const int64_t holder : src_.holders(block)) {
+      asked -= kept_by(holder, block);
+    }
+    return asked;
+  }
+
+  // The end of the stretch that the holder at `place` sends of all that is asked of a block.
+  int64_t end_of(int64_t asked, int64_t place) const {
+    const int64_t num = src_.num_holders();
+    // Not asked * (place + 1) / num, which may overflow.
+    return asked / num * (place + 1) + asked % num * (place + 1) / num;
+  }
+
+  std::vector<Request> requests_of(int64_t block) const {
+    std::vector<Request> requests;
+    const auto holders = src_.holders(block);
+    CommonBlocks(src_, block, dst_, [&](int64_t wanted, int64_t size) {
+      for (const int64_t receiver : dst_.holders(wanted)) {
+        if (!std::ranges::binary_search(holders, receiver)) {
+          requests.push_back({receiver, wanted, size});
+        }
+      }
+    });
+    std::ranges::sort(requests, {}, &Request::receiver);
+    for (size_t i = 1; i < requests.size(); ++i) {
+      requests[i].begin = requests[i - 1].end();
+    }
+    return requests;
+  }
+
+  void send(int64_t block, int64_t place, const std::vector<Request>& requests,
+            std::vector<TransferMessage>& messages) const {
+    const int64_t asked = requests.empty() ? 0 : requests.back().end();
+    const int64_t begin = end_of(asked, place - 1);
+    const int64_t end = end_of(asked, place);
+    for (auto request = std::ranges::upper_bound(requests, begin, {}, &Request::end);
+         begin < end && request != requests.end() && request->begin < end; ++request) {
+      const int64_t from = std::max(begin, request->begin);
+      messages.push_back({src_.holders(block)[place], request->receiver, box(block, request->block),
+                          from - request->begin, std::min(end, request->end()) - from});
+    }
+  }
+
+  void receive(int64_t rank, std::vector<TransferMessage>& messages) const {
+    const auto* receiver = dst_.find(rank);
+    if (receiver == nullptr) {
       return;
     }
-    for (const auto& common : common_[dim]) {
-      chosen_[dim] = &common;
-      choose(dim + 1, src_block * src_.num_cuts(dim) + common.src_cut,
-             dst_block * dst_.num_cuts(dim) + common.dst_cut, visit);
+    std::optional<WantedBefore> wanted;  // where holders share
+    if (src_.num_holders() > 1) {
+      wanted.emplace(src_, dst_, rank);
+    }
+    CommonBlocks(dst_, receiver->block, src_, [&](int64_t block, int64_t size) {
+      const auto holders = src_.holders(block);
+      if (std::ranges::binary_search(holders, rank)) {
+        return;
+      }
+      const int64_t asked = wanted.has_value() ? asked_of(block) : size;
+      int64_t first = wanted.has_value() ? wanted->of(block) : 0;  // of `asked`, that this rank gets
+      for (const int64_t holder : holders) {
+        first -= holder < rank ? kept_by(holder, block) : 0;
+      }
+      const auto ends_before = [&](int64_t place) { return end_of(asked, place) <= first; };
+      for (int64_t place = first_place(ends_before), begin = 0; begin < size; ++place) {
+        const int64_t end = std::min(size, end_of(asked, place) - first);
+        if (begin < end) {
+          messages.push_back({holders[place], rank, box(block, receiver->block), begin, end - begin});
+        }
+        begin = end;
+      }
+    });
+  }
+
+  // The first place of a holder that `is_before` is false for.
+  template <typename IsBefore>
+  int64_t first_place(const IsBefore& is_before) const {
+    int64_t low = 0;
+    for (int64_t high = src_.num_holders() - 1; low < high;) {
+      const int64_t middle = low + (high - low) / 2;
+      if (is_before(middle)) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    return low;
+  }
+
+  void keep(int64_t rank, std::vector<TransferMessage>& kept) const {
+    const auto* holder = src_.find(rank);
+    const auto* receiver = dst_.find(rank);
+    if (holder == nullptr || receiver == nullptr) {
+      return;
+    }
+    if (const int64_t size = num_common(src_, holder->block, dst_, receiver->block); size > 0) {
+      kept.push_back({rank, rank, box(holder->block, receiver->block), 0, size});
     }
   }
 
-  TransferRange chosen_range(int64_t src_block, int64_t dst_block) const {
-    TransferRange range;
-    range.indices.reserve(chosen_.size());
-    for (const auto* common : chosen_) {
-      range.indices.push_back(common->indices);
-      range.numel *= num_indices(common->indices);
+  // The indices that a block of the source and one of the target have in common.
+  std::vector<Intervals> box(int64_t src_block, int64_t dst_block) const {
+    const auto src_cuts = src_.cuts_of(src_block);
+    const auto dst_cuts = dst_.cuts_of(dst_block);
+    std::vector<Intervals> indices(src_.num_dims());
+    for (size_t dim = 0; dim < indices.size(); ++dim) {
+      indices[dim] = common_indices(src_.indices(dim, src_cuts[dim]), dst_.indices(dim, dst_cuts[dim]));
     }
-    range.holders = src_.ranks_of(src_block);
-    const auto& wanting = dst_.ranks_of(dst_block);
-    std::ranges::set_intersection(wanting, range.holders, std::back_inserter(range.keepers));
-    range.receivers.reserve(wanting.size());
-    std::ranges::set_difference(wanting, range.holders, std::back_inserter(range.receivers));
-    return range;
+    return indices;
   }
 
-  const Cuts& src_;
-  const Cuts& dst_;
-  std::vector<std::vector<Common>> common_;  // by dim
-  std::vector<const Common*> chosen_;        // by dim
+  const MeshChangeTask& task_;
+  TransferSide src_;
+  TransferSide dst_;
 };
-
-int64_t bytes_at(const RankedMesh& mesh, const Layout& layout, const MeshChangeTask& task, int64_t rank) {
-  const auto found = std::ranges::find(mesh.ranks, rank);
-  if (found == mesh.ranks.end()) {
-    return 0;
-  }
-  const auto coordinate = coordinate_at(mesh.mesh, found - mesh.ranks.begin());
-  return num_elements(local_shape(layout, mesh.mesh, task.shape, coordinate)) * task.itemsize;
-}
-
-// Places of ranks in all_ranks().
-class Places {
- public:
-  explicit Places(const std::vector<int64_t>& ranks) : places_(ranks.empty() ? 0 : ranks.back() + 1) {
-    for (size_t place = 0; place < ranks.size(); ++place) {
-      places_[ranks[place]] = place;
-    }
-  }
-
-  size_t operator()(int64_t rank) const { return places_[rank]; }
-
- private:
-  std::vector<size_t> places_;
-};
-
-// The least that the busiest sender sends, in elements. Holders of different blocks are different ranks.
-int64_t least_busiest(const Transfer& transfer) {
-  struct Asked {
-    int64_t size = 0;
-    int64_t num_holders = 0;
-  };
-  std::map<int64_t, Asked> asked;  // by the first holder
-  for (const auto& range : transfer.ranges) {
-    auto& of_block = asked[range.holders.front()];
-    of_block.size += range.numel * static_cast<int64_t>(range.receivers.size());
-    of_block.num_holders = static_cast<int64_t>(range.holders.size());
-  }
-  int64_t busiest = 0;
-  for (const auto& [holder, of_block] : asked) {
-    busiest = std::max(busiest, (of_block.size + of_block.num_holders - 1) / of_block.num_holders);
-  }
-  return busiest;
-}
 
 }  // namespace
 
 Transfer plan_transfer(MeshChangeTask task) {
-  check_side("the source", task.src_mesh, task.src);
-  check_side("the target", task.dst_mesh, task.dst);
-  const Cuts src(task.src_mesh, task.src, task.shape);
-  const Cuts dst(task.dst_mesh, task.dst, task.shape);
-  Transfer transfer{std::move(task), {}, {}};
-  std::map<int64_t, std::vector<Request>> requests;  // by the block that the holders hold
-  Ranges(src, dst, transfer.task.shape.size()).for_each([&](TransferRange range, int64_t src_block) {
-    for (const int64_t receiver : range.receivers) {
-      requests[src_block].push_back({receiver, transfer.ranges.size(), range.numel});
-    }
-    transfer.ranges.push_back(std::move(range));
-  });
-  for (auto& [block, of_block] : requests) {
-    share(std::move(of_block), src.ranks_of(block), transfer.messages);
+  const auto loads = Sharing(task).loads();
+  return {std::move(task), loads};
+}
+
+TransferMessages messages_of(const MeshChangeTask& task, int64_t rank) { return Sharing(task).of_rank(rank); }
+
+TransferMessages all_messages(const MeshChangeTask& task) { return Sharing(task).of_all(); }
+
+std::optional<std::vector<Intervals>> indices_at(const RankedMesh& mesh, const Layout& layout,
+                                                 const std::vector<int64_t>& shape, int64_t rank) {
+  const auto found = std::ranges::find(mesh.ranks, rank);
+  if (found == mesh.ranks.end()) {
+    return std::nullopt;
   }
-  std::ranges::sort(transfer.messages, {}, [](const TransferMessage& message) {
-    return std::tuple(message.sender, message.receiver, message.range, message.begin);
-  });
-  return transfer;
+  const auto coordinate = mesh.mesh.coordinate(found - mesh.ranks.begin());
+  std::vector<Intervals> indices;
+  for (size_t dim = 0; dim < shape.size(); ++dim) {
+    indices.push_back(local_indices(layout, mesh.mesh, static_cast<int64_t>(dim), shape[dim], coordinate));
+  }
+  return indices;
 }
 
 std::vector<int64_t> all_ranks(const MeshChangeTask& task) {
@@ -298,55 +357,30 @@ std::vector<int64_t> all_ranks(const MeshChangeTask& task) {
 
 std::vector<std::vector<int64_t>> bytes_matrix(const Transfer& transfer) {
   const auto ranks = all_ranks(transfer.task);
-  const Places place_of(ranks);
+  const auto place_of = [&](int64_t rank) { return std::ranges::lower_bound(ranks, rank) - ranks.begin(); };
   std::vector<std::vector<int64_t>> bytes(ranks.size(), std::vector<int64_t>(ranks.size()));
-  for (const auto& message : transfer.messages) {
-    bytes[place_of(message.sender)][place_of(message.receiver)] += message.size * transfer.task.itemsize;
+  for (const auto& message : all_messages(transfer.task).sent) {
+    bytes[place_of(message.sender)][place_of(message.receiver)] = message.size * transfer.task.itemsize;
   }
   return bytes;
 }
 
-TransferLoads loads_of(const Transfer& transfer) {
-  const auto& task = transfer.task;
-  const auto ranks = all_ranks(task);
-  const Places place_of(ranks);
-  std::vector<int64_t> sent(ranks.size());
-  std::vector<int64_t> received(ranks.size());
-  TransferLoads loads;
-  for (const auto& message : transfer.messages) {
-    const int64_t bytes = message.size * task.itemsize;
-    sent[place_of(message.sender)] += bytes;
-    received[place_of(message.receiver)] += bytes;
-    loads.total += bytes;
-  }
-  for (size_t place = 0; place < ranks.size(); ++place) {
-    const int64_t after = bytes_at(task.dst_mesh, task.dst, task, ranks[place]);
-    const int64_t travels = sent[place] + received[place];
-    loads.busiest_sender = std::max(loads.busiest_sender, sent[place]);
-    loads.busiest_receiver = std::max(loads.busiest_receiver, received[place]);
-    loads.busiest_copier = std::max(loads.busiest_copier, sent[place] + after);
-    loads.peak =
-        std::max(loads.peak, bytes_at(task.src_mesh, task.src, task, ranks[place]) + travels + after);
-  }
-  loads.bound = least_busiest(transfer) * task.itemsize;
-  return loads;
-}
-
 std::string to_string(const Transfer& transfer) {
   std::string text;
-  for (const auto& message : transfer.messages) {
-    const auto& range = transfer.ranges[message.range];
+  for (const auto& message : all_messages(transfer.task).sent) {
     text += std::to_string(message.sender) + " -> " + std::to_string(message.receiver) + ": " +
             std::to_string(message.size * transfer.task.itemsize) + " B of [";
-    for (size_t dim = 0; dim < range.indices.size(); ++dim) {
+    int64_t numel = 1;
+    for (size_t dim = 0; dim < message.indices.size(); ++dim) {
       text += dim == 0 ? "" : ", ";
-      for (size_t i = 0; i < range.indices[dim].size(); ++i) {
-        const auto& interval = range.indices[dim][i];
+      numel *= num_indices(message.indices[dim]);
+      for (size_t i = 0; i < message.indices[dim].size(); ++i) {
+        const auto& interval = message.indices[dim][i];
         text += (i == 0 ? "" : "+") + std::to_string(interval.begin) + ":" + std::to_string(interval.end());
       }
     }
     text += ']';
-    if (message.size != range.numel) {
+    if (message.size != numel) {
       text += ", from element " + std::to_string(message.begin);
     }
     text += '\n';

@@ -1,9 +1,7 @@
 // The move of a tensor from the ranks of one mesh to those of another, as data: who sends which elements to
 // whom. The meshes may have the same ranks, some in common, or none.
 //
-// Indices that both layouts cut alike make up a range: a box of the tensor that some ranks hold and some
-// want. Every rank that wants a range and does not hold it receives each of its elements once, from one
-// holder.
+// Every rank that wants elements and does not hold them receives each of them once, from one holder.
 //
 // Balance: ranks that hold the same block, and nobody else, can send it. They share what is asked of it
 // equally, to an element, so that the busiest of n sends ceil(asked / n) elements. No plan that sends each
@@ -11,9 +9,13 @@
 //
 // Worked case, 8 elements, R on ranks 0 1 -> S(0) on ranks 1 2 3 4: rank 1 has its 0 1. The six others are
 // asked for, so rank 0 sends 2 3 to rank 2 and 4 to rank 3; rank 1 sends 5 to rank 3 and 6 7 to rank 4.
+//
+// Cost, in time and memory, on meshes of n ranks: O(n) for plan_transfer(), O(n) and the messages of the rank
+// for messages_of(). Plain shards are assumed; each piece of a strided shard counts as a shard.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -42,44 +44,17 @@ struct MeshChangeTask {
   friend bool operator==(const MeshChangeTask&, const MeshChangeTask&) = default;
 };
 
-struct TransferRange {
-  std::vector<Intervals> indices;  // by dim, ascending; never empty
-  int64_t numel = 1;
-  std::vector<int64_t> holders;    // ranks that hold it, ascending
-  std::vector<int64_t> keepers;    // ranks that hold it and want it, ascending
-  std::vector<int64_t> receivers;  // ranks that want it and do not hold it, ascending
-
-  friend bool operator==(const TransferRange&, const TransferRange&) = default;
-};
-
-// Elements begin, begin + 1, ... of a range, counted along its last dim first.
+// Elements begin, begin + 1, ... of a box, counted along its last dim first. The box is all that the sender
+// holds and the receiver wants.
 struct TransferMessage {
   int64_t sender = 0;
   int64_t receiver = 0;
-  size_t range = 0;  // by index
+  std::vector<Intervals> indices;  // of the box in the whole tensor, by dim, ascending
   int64_t begin = 0;
   int64_t size = 0;
 
   friend bool operator==(const TransferMessage&, const TransferMessage&) = default;
 };
-
-struct Transfer {
-  MeshChangeTask task;
-  std::vector<TransferRange> ranges;      // all that some rank wants, whether or not any lacks it
-  std::vector<TransferMessage> messages;  // by sender, receiver, range, begin
-
-  friend bool operator==(const Transfer&, const Transfer&) = default;
-};
-
-// The same on every rank. Throws std::invalid_argument, with a text that begins with "plan_transfer", if a
-// layout has partial values, which have to be reduced before, or if the ranks of a mesh do not fit its sizes.
-Transfer plan_transfer(MeshChangeTask task);
-
-// The ranks of both meshes, ascending.
-std::vector<int64_t> all_ranks(const MeshChangeTask& task);
-
-// Bytes by sender and receiver, both as places in all_ranks().
-std::vector<std::vector<int64_t>> bytes_matrix(const Transfer& transfer);
 
 struct TransferLoads {
   int64_t total = 0;             // bytes sent by all ranks
@@ -90,11 +65,43 @@ struct TransferLoads {
   // The least that the busiest sender of any plan sends, if each receiver gets every element that it lacks
   // once.
   int64_t bound = 0;
+
+  friend bool operator==(const TransferLoads&, const TransferLoads&) = default;
 };
 
-TransferLoads loads_of(const Transfer& transfer);
+struct Transfer {
+  MeshChangeTask task;
+  TransferLoads loads;
 
-// A line a message: "0 -> 3: 16 B of [0:4, 8:12]", "1 -> 3: 4 B of [0:2], from element 1".
+  friend bool operator==(const Transfer&, const Transfer&) = default;
+};
+
+// The same on every rank. Throws std::invalid_argument, with a text that begins with "plan_transfer", if a
+// layout has partial values, which have to be reduced before, or if the ranks of a mesh do not fit its sizes.
+Transfer plan_transfer(MeshChangeTask task);
+
+struct TransferMessages {
+  std::vector<TransferMessage> sent;  // by sender, receiver: at most one for two ranks
+  std::vector<TransferMessage> kept;  // by rank: boxes that a rank holds and wants, "sent" by it to itself
+
+  friend bool operator==(const TransferMessages&, const TransferMessages&) = default;
+};
+
+// The messages that one rank sends or receives, and those of all ranks. Throw what plan_transfer() throws.
+TransferMessages messages_of(const MeshChangeTask& task, int64_t rank);
+TransferMessages all_messages(const MeshChangeTask& task);
+
+// The indices that a rank of `mesh` holds of a tensor under `layout`, by dim. Nothing on other ranks.
+std::optional<std::vector<Intervals>> indices_at(const RankedMesh& mesh, const Layout& layout,
+                                                 const std::vector<int64_t>& shape, int64_t rank);
+
+// The ranks of both meshes, ascending.
+std::vector<int64_t> all_ranks(const MeshChangeTask& task);
+
+// Bytes by sender and receiver, both as places in all_ranks(), of all messages.
+std::vector<std::vector<int64_t>> bytes_matrix(const Transfer& transfer);
+
+// A line for each of all messages: "0 -> 3: 16 B of [0:4, 8:12]", "1 -> 3: 4 B of [0:2], from element 1".
 std::string to_string(const Transfer& transfer);
 
 }  // namespace funcol

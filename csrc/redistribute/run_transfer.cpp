@@ -1,14 +1,11 @@
 #include "redistribute/run_transfer.h"
 
 #include <algorithm>
-#include <map>
 #include <optional>
 #include <utility>
 
 #include "async/async_tensor.h"
 #include "async/held_memory.h"
-#include "async/pending_collective.h"
-#include "comm/orphaned_works.h"
 #include "comm/process_group.h"
 #include "ops/collectives.h"
 #include "ops/exchange.h"
@@ -19,26 +16,6 @@
 
 namespace funcol {
 namespace {
-
-// What a rank holds of each dim; nothing on a rank outside of the mesh.
-std::optional<std::vector<Intervals>> indices_at(const RankedMesh& mesh, const Layout& layout,
-                                                 const std::vector<int64_t>& shape, int64_t rank) {
-  const auto found = std::ranges::find(mesh.ranks, rank);
-  if (found == mesh.ranks.end()) {
-    return std::nullopt;
-  }
-  Coordinate coordinate(mesh.mesh.sizes.size());
-  auto rest = static_cast<int64_t>(found - mesh.ranks.begin());
-  for (int64_t axis = mesh.mesh.num_axes() - 1; axis >= 0; --axis) {
-    coordinate[axis] = rest % mesh.mesh.sizes[axis];
-    rest /= mesh.mesh.sizes[axis];
-  }
-  std::vector<Intervals> indices;
-  for (size_t dim = 0; dim < shape.size(); ++dim) {
-    indices.push_back(local_indices(layout, mesh.mesh, static_cast<int64_t>(dim), shape[dim], coordinate));
-  }
-  return indices;
-}
 
 std::vector<int64_t> shape_of(const std::optional<std::vector<Intervals>>& indices) {
   if (!indices.has_value()) {
@@ -115,15 +92,15 @@ void for_each_box(const std::vector<int64_t>& sizes, int64_t begin, int64_t end,
   }
 }
 
-// Adds the blocks of a message to `peer`: copies between a local tensor with the indices `held` and the flat
-// buffer.
-void add_blocks(const TransferMessage& message, const TransferRange& range,
-                const std::vector<Intervals>& held, bool is_sent, TransferPart::Peer& peer) {
+// The blocks of a message: copies between a local tensor with the indices `held` and the flat buffer.
+TransferPart::Peer peer_of(const TransferMessage& message, const std::vector<Intervals>& held, bool is_sent,
+                           int64_t group_rank) {
+  TransferPart::Peer peer{group_rank, {}, message.size};
   std::vector<Intervals> places;
   std::vector<int64_t> sizes;
   std::vector<int64_t> local_shape;
   for (size_t dim = 0; dim < held.size(); ++dim) {
-    places.push_back(positions(range.indices[dim], held[dim]));
+    places.push_back(positions(message.indices[dim], held[dim]));
     sizes.push_back(num_indices(places.back()));
     local_shape.push_back(num_indices(held[dim]));
   }
@@ -141,18 +118,23 @@ void add_blocks(const TransferMessage& message, const TransferRange& range,
     peer.blocks.emplace_back(std::move(runs), is_sent ? local_shape : block_shape,
                              is_sent ? block_shape : local_shape);
   });
-  peer.numel += message.size;
+  return peer;
 }
 
-TransferPart::Peer& peer_of(std::vector<TransferPart::Peer>& peers, int64_t rank) {
-  const auto found = std::ranges::lower_bound(peers, rank, {}, &TransferPart::Peer::rank);
-  return found != peers.end() && found->rank == rank ? *found : *peers.insert(found, {rank, {}, 0});
+// The ranks of a group: their numbers in the world with those in the group, ascending.
+std::vector<std::pair<int64_t, int64_t>> sorted_ranks(const TransferGroup& group) {
+  std::vector<std::pair<int64_t, int64_t>> ranks;
+  for (const int64_t rank : group.ranks) {
+    ranks.emplace_back(rank, std::ssize(ranks));
+  }
+  std::ranges::sort(ranks);
+  return ranks;
 }
 
 using TransferParts = std::vector<std::shared_ptr<const TransferPart>>;
 using Peers = const std::vector<TransferPart::Peer>& (TransferPart::*)() const;
 
-// The flat buffer of a bundle: for each rank of the group a segment with the blocks of all tensors.
+// The flat buffer of a collective: for each rank of the group a segment with the blocks of all tensors.
 struct PeerSegments {
   PeerSegments(const TransferParts& parts, Peers peers, size_t num_ranks)
       : sizes(num_ranks), begins(num_ranks) {
@@ -185,14 +167,8 @@ void for_each_block(const TransferParts& parts, Peers peers, std::vector<int64_t
   }
 }
 
-// Items that travel together.
-struct TransferBundle {
-  std::vector<size_t> indices;
-  int64_t bytes = 0;
-};
-
-// Packs the tensors of a bundle and starts its collective.
-Start start_bundle(const TransferParts& parts, const std::vector<at::Tensor>& locals) {
+// Packs the tensors and starts their collective.
+Start start_together(const TransferParts& parts, const std::vector<at::Tensor>& locals) {
   const BelowAutograd below_autograd;
   const auto& transport = *parts[0]->group();
   const PeerSegments sent(parts, &TransferPart::sent, transport.ranks.size());
@@ -203,11 +179,11 @@ Start start_bundle(const TransferParts& parts, const std::vector<at::Tensor>& lo
   for (size_t i = 0; i < parts.size(); ++i) {
     sources.push_back(contiguous_input(locals[i]));
     outputs.push_back(fresh_tensor(parts[i]->shape_after(), locals[i]));
-    for (const auto& block : parts[i]->kept()) {
-      copies.add(block, sources[i], 0, outputs[i], 0);
+    if (const auto& block = parts[i]->kept()) {
+      copies.add(*block, sources[i], 0, outputs[i], 0);
     }
   }
-  if (!parts[0]->communicates()) {
+  if (std::ranges::none_of(parts, [](const auto& part) { return part->communicates(); })) {
     copies.flush();
     return {kRedistribute, {}, {}, {}, std::move(outputs), {}};
   }
@@ -232,96 +208,61 @@ Start start_bundle(const TransferParts& parts, const std::vector<at::Tensor>& lo
   return start;
 }
 
-// By dtype and by whether anything is sent. Equal on all ranks.
-std::vector<TransferBundle> bundles_of(const std::vector<TransferItem>& items, int64_t together_bytes) {
-  std::vector<TransferBundle> bundles;
-  std::map<std::pair<at::ScalarType, bool>, size_t> open;
-  for (size_t i = 0; i < items.size(); ++i) {
-    const int64_t bytes = items[i].part->peak_bytes();
-    const std::pair kind(items[i].local.scalar_type(), items[i].part->communicates());
-    const auto found = open.find(kind);
-    if (found == open.end() || bundles[found->second].bytes + bytes > together_bytes) {
-      open[kind] = bundles.size();
-      bundles.emplace_back();
-    }
-    auto& bundle = bundles[open[kind]];
-    bundle.indices.push_back(i);
-    bundle.bytes += bytes;
-  }
-  return bundles;
-}
-
 }  // namespace
 
 TransferPart::TransferPart(const Transfer& transfer, std::shared_ptr<const TransferGroup> group, int64_t rank)
-    : group_(std::move(group)),
-      communicates_(!transfer.messages.empty()),
-      peak_bytes_(loads_of(transfer).peak) {
+    : group_(std::move(group)), communicates_(transfer.loads.total > 0) {
   const auto& task = transfer.task;
   const auto held = indices_at(task.src_mesh, task.src, task.shape, rank);
   const auto wanted = indices_at(task.dst_mesh, task.dst, task.shape, rank);
   shape_after_ = shape_of(wanted);
-  std::map<int64_t, int64_t> group_ranks;
-  for (size_t place = 0; place < group_->ranks.size(); ++place) {
-    group_ranks[group_->ranks[place]] = static_cast<int64_t>(place);
-  }
-  for (const auto& message : transfer.messages) {
-    const auto& range = transfer.ranges[message.range];
+  const auto ranks = sorted_ranks(*group_);
+  const auto in_group = [&](int64_t other) {
+    return std::ranges::lower_bound(ranks, std::pair(other, int64_t{0}))->second;
+  };
+  const auto messages = messages_of(task, rank);
+  for (const auto& message : messages.sent) {
     if (message.sender == rank) {
-      add_blocks(message, range, *held, /*is_sent=*/true, peer_of(sent_, group_ranks.at(message.receiver)));
-    }
-    if (message.receiver == rank) {
-      add_blocks(message, range, *wanted, /*is_sent=*/false,
-                 peer_of(received_, group_ranks.at(message.sender)));
+      sent_.push_back(peer_of(message, *held, /*is_sent=*/true, in_group(message.receiver)));
+    } else {
+      received_.push_back(peer_of(message, *wanted, /*is_sent=*/false, in_group(message.sender)));
     }
   }
-  if (!held.has_value() || !wanted.has_value()) {
-    return;
-  }
-  for (const auto& range : transfer.ranges) {
-    if (!std::ranges::binary_search(range.keepers, rank)) {
-      continue;
-    }
+  std::ranges::sort(sent_, {}, &Peer::rank);
+  std::ranges::sort(received_, {}, &Peer::rank);
+  for (const auto& message : messages.kept) {
     std::vector<std::vector<Run>> runs;
     for (size_t dim = 0; dim < task.shape.size(); ++dim) {
-      runs.push_back(runs_between(positions(range.indices[dim], (*held)[dim]),
-                                  positions(range.indices[dim], (*wanted)[dim])));
+      runs.push_back(runs_between(positions(message.indices[dim], (*held)[dim]),
+                                  positions(message.indices[dim], (*wanted)[dim])));
     }
-    kept_.emplace_back(std::move(runs), shape_of(held), shape_after_);
+    kept_.emplace(std::move(runs), shape_of(held), shape_after_);
   }
 }
 
-std::vector<at::Tensor> run_transfers(const std::vector<TransferItem>& items, bool async_op,
-                                      int64_t together_bytes) {
-  sweep_some_orphans();
-  std::vector<at::Tensor> results(items.size());
-  std::vector<std::pair<const TransferBundle*, c10::intrusive_ptr<PendingCollective>>> running;
-  const auto bundles = bundles_of(items, together_bytes);
-  for (const auto& bundle : bundles) {
-    TransferParts parts;
-    std::vector<at::Tensor> locals;
-    for (const size_t i : bundle.indices) {
-      parts.push_back(items[i].part);
-      locals.push_back(items[i].local);
-    }
-    auto start = start_bundle(parts, locals);
-    for (size_t i = 0; i < bundle.indices.size(); ++i) {
-      results[bundle.indices[i]] = start.outputs[i];
-    }
-    if (start.work) {
-      running.emplace_back(&bundle, hold(std::move(start)));
+StartedTransfers::StartedTransfers(std::vector<TransferItem> items) {
+  TransferParts parts;
+  std::vector<at::Tensor> locals;
+  for (auto& item : items) {
+    parts.push_back(std::move(item.part));
+    locals.push_back(std::move(item.local));
+  }
+  auto start = start_together(parts, locals);
+  results_ = start.outputs;
+  if (start.work) {
+    pending_ = hold(std::move(start));
+  }
+}
+
+std::vector<at::Tensor> StartedTransfers::results(bool async_op) {
+  if (pending_ && !async_op) {
+    pending_->settle();
+  } else if (pending_) {
+    for (auto& result : results_) {
+      result = AsyncTensorImpl::wrap(result, pending_);
     }
   }
-  for (const auto& [bundle, pending] : running) {
-    if (!async_op) {
-      pending->settle();
-      continue;
-    }
-    for (const size_t i : bundle->indices) {
-      results[i] = AsyncTensorImpl::wrap(results[i], pending);
-    }
-  }
-  return results;
+  return std::move(results_);
 }
 
 }  // namespace funcol

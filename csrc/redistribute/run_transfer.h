@@ -1,6 +1,6 @@
-// Runs the transfers of many tensors between two meshes together.
+// Runs the transfers of tensors between two meshes together.
 //
-// Where a process group has exactly the ranks of both meshes, all tensors of a dtype go in one all_to_all.
+// Where a process group has exactly the ranks of both meshes, the tensors go in one all_to_all.
 // Where the smallest group has further ranks, which need not call, ranks send and receive in pairs.
 #pragma once
 
@@ -9,8 +9,10 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
+#include "async/pending_collective.h"
 #include "planner/transfer.h"
 #include "redistribute/box_copy.h"
 
@@ -38,12 +40,11 @@ class TransferPart {
 
   const std::vector<Peer>& sent() const { return sent_; }          // by rank
   const std::vector<Peer>& received() const { return received_; }  // by rank
-  const std::vector<BoxCopy>& kept() const { return kept_; }       // from the old tensor to the new one
+  // From the old tensor to the new one; none if they have no elements in common.
+  const std::optional<BoxCopy>& kept() const { return kept_; }
   const std::shared_ptr<const TransferGroup>& group() const { return group_; }
   // Whether any rank sends anything.
   bool communicates() const { return communicates_; }
-  // The most memory that a rank needs; equal on all ranks.
-  int64_t peak_bytes() const { return peak_bytes_; }
   // {0} on a rank outside of the mesh.
   const std::vector<int64_t>& shape_after() const { return shape_after_; }
 
@@ -51,9 +52,8 @@ class TransferPart {
   std::shared_ptr<const TransferGroup> group_;
   std::vector<Peer> sent_;
   std::vector<Peer> received_;
-  std::vector<BoxCopy> kept_;
+  std::optional<BoxCopy> kept_;
   bool communicates_;
-  int64_t peak_bytes_;
   std::vector<int64_t> shape_after_;
 };
 
@@ -62,10 +62,19 @@ struct TransferItem {
   at::Tensor local;  // on a rank outside of the source mesh, any tensor of the dtype and device
 };
 
-// The new local tensors: contiguous, in memory of their own, pending only with `async_op`. All ranks of both
-// meshes call it with the items in the same order. Items of one dtype travel together, as many as have peaks
-// of `together_bytes` in sum; collectives of different bundles run at the same time.
-std::vector<at::Tensor> run_transfers(const std::vector<TransferItem>& items, bool async_op,
-                                      int64_t together_bytes);
+// The transfers of tensors of one dtype, which travel in one collective.
+class StartedTransfers {
+ public:
+  // Starts them. All ranks of both meshes do it with the items in the same order.
+  explicit StartedTransfers(std::vector<TransferItem> items);
+
+  // The new local tensors: contiguous, in memory of their own. Pending with `async_op`; else they have
+  // arrived.
+  std::vector<at::Tensor> results(bool async_op);
+
+ private:
+  std::vector<at::Tensor> results_;
+  c10::intrusive_ptr<PendingCollective> pending_;  // null if nothing is sent
+};
 
 }  // namespace funcol

@@ -121,7 +121,7 @@ def planned_bytes(case: Case, tensors: list[DTensor]) -> dict[str, int]:
             to_ranks=case.dst_ranks,
         )
         sent += sum(map(sum, plan.bytes))
-        least += 4 * sum(message.size for message in plan.as_transfer().messages)
+        least += plan.as_transfer().total
     return {"sent": sent, "least": least}
 
 

@@ -1,6 +1,6 @@
 """From one mesh to another: see redistribution.between_meshes and redistribution.mesh_changes."""
 
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
@@ -9,30 +9,19 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from .planner import Mesh, Plan
 
-class TransferRange:
-    @property
-    def indices(self) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """By dim, (begin, size) of each interval."""
-
-    @property
-    def numel(self) -> int: ...
-    @property
-    def holders(self) -> tuple[int, ...]: ...
-    @property
-    def keepers(self) -> tuple[int, ...]:
-        """Those of ``holders`` that want it."""
-
-    @property
-    def receivers(self) -> tuple[int, ...]: ...
+Indices: TypeAlias = tuple[tuple[tuple[int, int], ...], ...]
+"""By dim, (begin, size) of each interval."""
 
 class TransferMessage:
+    """``size`` elements of a box of the tensor, from ``begin`` on, its last dim counted first."""
+
     @property
     def sender(self) -> int: ...
     @property
     def receiver(self) -> int: ...
     @property
-    def range(self) -> int:
-        """An index into the ranges. The message has ``size`` elements of it, from ``begin`` on."""
+    def indices(self) -> Indices:
+        """The box: all that the sender holds and the receiver wants."""
 
     @property
     def begin(self) -> int: ...
@@ -40,16 +29,33 @@ class TransferMessage:
     def size(self) -> int: ...
 
 class Transfer:
-    """Who sends what to whom; text has a line a message."""
+    """Who sends what to whom; text has a line a message.
+
+    Messages are made when they are read: those of one rank, or those of all, which may be the square of that.
+    """
 
     @property
     def src(self) -> str: ...
     @property
     def dst(self) -> str: ...
     @property
-    def ranges(self) -> list[TransferRange]: ...
+    def messages(self) -> list[TransferMessage]:
+        """Of all ranks, by sender and receiver: at most one for two ranks."""
+
+    def messages_of(self, rank: int) -> list[TransferMessage]:
+        """Those that ``rank`` sends or receives."""
+
     @property
-    def messages(self) -> list[TransferMessage]: ...
+    def kept(self) -> list[TransferMessage]:
+        """What ranks hold and want, by rank: each is the ``sender`` and the ``receiver``."""
+
+    def held(self, rank: int) -> Indices | None:
+        """What ``rank`` holds before; ``None`` outside of the source mesh."""
+
+    @property
+    def total(self) -> int:
+        """Bytes that all ranks send together."""
+
     @property
     def busiest_sender(self) -> int:
         """In bytes, as ``bound``, the least that it can be."""

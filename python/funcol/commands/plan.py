@@ -148,11 +148,11 @@ def _run_between_meshes(arguments: argparse.Namespace, cost_model: CostModel | N
     unit = "" if isinstance(cost_model, StepCounts) else "us"
     if change.before is not None and change.before.steps:
         print(plan_as_table(change.before, unit))
-    if change.transfer is not None:
+    if (transfer := change.transfer) is not None:
         print(
-            f"  transfer {change.transfer.src} => {change.transfer.dst}: {len(change.transfer.messages)} "
-            f"messages, busiest sender {bytes_text(change.transfer.busiest_sender)}, least possible "
-            f"{bytes_text(change.transfer.bound)}"
+            f"  transfer {transfer.src} => {transfer.dst}: {len(transfer.messages)} "
+            f"messages, busiest sender {bytes_text(transfer.busiest_sender)}, least possible "
+            f"{bytes_text(transfer.bound)}"
         )
     if change.after is not None:
         print(plan_as_table(change.after, unit))

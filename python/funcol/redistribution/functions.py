@@ -210,7 +210,8 @@ def redistribute_many(
 
     To another ``device_mesh``, as :func:`redistribute` has it, all tensors of a dtype travel in one
     all_to_all among the ranks of both meshes; where no process group has just these, in sends and receives
-    between pairs of them, in which other ranks take no part.
+    between pairs of them, in which other ranks take no part. The next batch of ``max_bytes`` is sent while
+    one arrives, so two are in memory beside the tensors; with ``async_op`` all are.
 
     PyTorch counterpart: ``DTensor.redistribute``, in a loop.
     """

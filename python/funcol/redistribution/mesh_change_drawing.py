@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import product
 from xml.sax.saxutils import escape
@@ -76,34 +77,32 @@ class _Drawing:
 
     def _held(self) -> dict[int, list[tuple[Box, int]]]:
         """By rank, boxes and the rank that gives them their colour."""
-        held: dict[int, list[tuple[Box, int]]] = {}
-        for range_ in self._transfer.ranges if self._transfer else ():
-            for holder in range_.holders:
-                held.setdefault(holder, []).extend((box, holder) for box in self._boxes(range_))
-        return held
+        if self._transfer is None:
+            return {}
+        return {
+            rank: [(box, rank) for box in self._boxes(self._transfer.held(rank) or ())]
+            for rank in self._change.src_ranks
+        }
 
     def _wanted(self) -> dict[int, list[tuple[Box, int]]]:
         wanted: dict[int, list[tuple[Box, int]]] = {}
         transfer = self._transfer
         if transfer is None:
             return wanted
-        for message in transfer.messages:
-            range_ = transfer.ranges[message.range]
-            begin, size = message.begin / range_.numel, message.size / range_.numel
-            for x, y, width, height in self._boxes(range_):
-                # A part of a range is drawn as rows of it.
+        for message in (*transfer.messages, *transfer.kept):
+            numel = math.prod(sum(size for _, size in of_dim) for of_dim in message.indices)
+            begin, size = message.begin / numel, message.size / numel
+            for x, y, width, height in self._boxes(message.indices):
+                # A part of a box is drawn as rows of it.
                 part = (x, y + begin * height, width, size * height)
                 wanted.setdefault(message.receiver, []).append((part, message.sender))
-        for range_ in transfer.ranges:
-            for keeper in range_.keepers:
-                wanted.setdefault(keeper, []).extend((box, keeper) for box in self._boxes(range_))
         return wanted
 
-    def _boxes(self, range_: _C.TransferRange) -> Iterator[Box]:
+    def _boxes(self, indices: _C.Indices) -> Iterator[Box]:
         extents: list[list[tuple[float, float]]] = [[(0.0, 1.0)], [(0.0, 1.0)]]
         for place, dim in enumerate(reversed(range(len(self._change.shape))[-2:])):
             size = self._change.shape[dim]
-            extents[1 - place] = [(begin / size, length / size) for begin, length in range_.indices[dim]]
+            extents[1 - place] = [(begin / size, length / size) for begin, length in indices[dim]]
         for (y, height), (x, width) in product(*extents):
             yield x, y, width, height
 

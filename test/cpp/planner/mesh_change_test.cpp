@@ -155,7 +155,7 @@ TEST_P(RandomMeshChange, IsAChain) {
   EXPECT_EQ(moved.dst, change.after.has_value() ? change.after->src : task.dst);
   EXPECT_TRUE(!change.before.has_value() || change.before->src == task.src);
   EXPECT_TRUE(!change.after.has_value() || change.after->dst == task.dst);
-  const auto loads = loads_of(*change.transfer);
+  const auto& loads = change.transfer->loads;
   EXPECT_EQ(loads.busiest_sender, loads.bound);
 }
 

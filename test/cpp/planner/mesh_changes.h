@@ -81,14 +81,15 @@ class RandomChange {
   bool has_partials_;
 };
 
-// The elements of a range, in the order in which messages count them.
-inline Indices elements_of(const TransferRange& range, const std::vector<int64_t>& shape) {
+// The elements of a message, in their order.
+inline Indices elements_of(const TransferMessage& message, const std::vector<int64_t>& shape) {
   std::vector<Indices> indices;
-  indices.reserve(range.indices.size());
-  for (const auto& of_dim : range.indices) {
+  indices.reserve(message.indices.size());
+  for (const auto& of_dim : message.indices) {
     indices.push_back(listed(of_dim));
   }
-  return elements_at(indices, shape);
+  const auto box = elements_at(indices, shape);
+  return {box.begin() + message.begin, box.begin() + message.begin + message.size};
 }
 
 inline std::string described(const MeshChangeTask& task) {

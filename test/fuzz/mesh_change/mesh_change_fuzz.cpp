@@ -108,16 +108,24 @@ RankTensors transferred(const Transfer& transfer, const RankTensors& tensors) {
   };
   const Held before = held_by(task.src_mesh, task.src, task.shape, tensors);
   Held after = before;
-  for (const auto& message : transfer.messages) {
-    const auto sent = elements_of(transfer.ranges.at(message.range), task.shape);
+  const auto messages = all_messages(task);
+  for (const auto& message : messages.sent) {
     const auto sender = before.find(message.sender);
-    for (int64_t i = message.begin; i < message.begin + message.size; ++i) {
-      if (sender == before.end() || !sender->second.contains(sent.at(i))) {
+    for (const int64_t element : elements_of(message, task.shape)) {
+      if (sender == before.end() || !sender->second.contains(element)) {
         objects("rank " + std::to_string(message.sender) + " sends what it lacks");
       }
-      if (!after[message.receiver].emplace(sent.at(i), sender->second.at(sent.at(i))).second) {
+      if (!after[message.receiver].emplace(element, sender->second.at(element)).second) {
         objects("rank " + std::to_string(message.receiver) + " receives what it has");
       }
+    }
+  }
+  for (const int64_t rank : all_ranks(task)) {
+    TransferMessages of_rank = messages;
+    std::erase_if(of_rank.sent, [&](const auto& one) { return one.sender != rank && one.receiver != rank; });
+    std::erase_if(of_rank.kept, [&](const auto& one) { return one.sender != rank; });
+    if (messages_of(task, rank) != of_rank) {
+      objects("rank " + std::to_string(rank) + " plans other messages than the others for it");
     }
   }
   RankTensors received;

@@ -34,13 +34,26 @@ def test_a_transfer_lists_its_messages() -> None:
     ]
     first = change.transfer.messages[0]
     assert (first.sender, first.receiver, first.begin, first.size) == (0, 2, 0, 2)
-    range_ = change.transfer.ranges[first.range]
-    assert (range_.indices, range_.holders, range_.keepers, range_.receivers) == (
-        (((2, 2),),),
-        (0, 1),
-        (),
-        (2,),
+    assert first.indices == (((2, 2),),)
+    assert [(kept.sender, kept.receiver, kept.indices) for kept in change.transfer.kept] == [
+        (1, 1, (((0, 2),),))
+    ]
+    assert change.transfer.messages_of(3) == change.transfer.messages[1:3]
+    assert change.transfer.total == 6
+    assert (change.transfer.held(1), change.transfer.held(2)) == ((((0, 8),),), None)
+
+
+def test_a_rank_of_a_large_world_plans_its_own_messages() -> None:
+    num = 1 << 16
+    change = funcol.plan_mesh_change(
+        "S0", "S1", {"dp": num}, {"tp": num}, (num, num), torch.int8, to_ranks=range(num, 2 * num)
     )
+    assert change.transfer is not None
+    assert change.transfer.total == num * num
+    assert change.peak_bytes == 2 * num
+    messages = change.transfer.messages_of(num + 5)
+    assert len(messages) == num
+    assert (messages[7].sender, messages[7].indices) == (7, (((7, 1),), ((5, 1),)))
 
 
 def test_a_model_has_costs_of_both_meshes() -> None:

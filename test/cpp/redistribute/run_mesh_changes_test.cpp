@@ -1,4 +1,4 @@
-#include "redistribute/run_transfer.h"
+#include "redistribute/run_mesh_changes.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@
 #include "planner/mesh_changes.h"
 #include "redistribute/thread_mesh.h"
 
-namespace funcol::run_transfer_test {
+namespace funcol::run_mesh_changes_test {
 namespace {
 
 using test::change_of;
@@ -43,14 +43,8 @@ class Transfers : public testing::Test {
     for (const auto size : tensor.task.shape) {
       numel *= size;
     }
-    Coordinate coordinate(mesh.mesh.sizes.size());
-    auto rest = static_cast<int64_t>(found - mesh.ranks.begin());
-    for (int64_t axis = mesh.mesh.num_axes() - 1; axis >= 0; --axis) {
-      coordinate[axis] = rest % mesh.mesh.sizes[axis];
-      rest /= mesh.mesh.sizes[axis];
-    }
     return test::shard(at::arange(1, numel + 1, tensor.dtype).view(tensor.task.shape), layout, mesh.mesh,
-                       coordinate);
+                       mesh.mesh.coordinate(found - mesh.ranks.begin()));
   }
 
   // Moves them together among all ranks, and expects every rank's tensors.
@@ -60,13 +54,16 @@ class Transfers : public testing::Test {
       auto transport = std::make_shared<TransferGroup>();
       transport->group = groups.at(1).group;
       transport->ranks = {0, 1, 2, 3};
-      std::vector<TransferItem> items;
+      std::vector<MeshChangeItem> items;
       for (const auto& one : tensors) {
-        items.push_back(
-            {std::make_shared<const TransferPart>(plan_transfer(one.task), transport, coordinate[0]),
-             held(one, one.task.src_mesh, one.task.src, coordinate[0])});
+        const auto transfer = plan_transfer(one.task);
+        const MeshChangeParts parts{nullptr,
+                                    std::make_shared<const TransferPart>(transfer, transport, coordinate[0]),
+                                    nullptr, transfer.loads.peak};
+        items.push_back({std::make_shared<const MeshChangeParts>(parts),
+                         held(one, one.task.src_mesh, one.task.src, coordinate[0])});
       }
-      return run_transfers(items, async_op, together_bytes);
+      return run_mesh_changes(std::move(items), async_op, together_bytes);
     });
     for (int64_t rank = 0; rank < kNumRanks; ++rank) {
       for (size_t i = 0; i < tensors.size(); ++i) {
@@ -96,7 +93,7 @@ TEST_F(Transfers, SendNoMoreThanTheirPlans) {
   expect_moved(tensors);
   int64_t planned = 0;
   for (const auto& one : tensors) {
-    planned += loads_of(plan_transfer(one.task)).total / one.task.itemsize;
+    planned += plan_transfer(one.task).loads.total / one.task.itemsize;
   }
   EXPECT_EQ(world_.num_elements(), planned);
 }
@@ -110,7 +107,7 @@ TEST_F(Transfers, OfSeveralDtypesTakeOneCollectiveEach) {
 
 TEST_F(Transfers, TravelInSeveralCollectivesWithinABound) {
   const std::vector<Tensor> tensors(5, tensor(ranked({2}), {"S0"}, ranked({2}, 2), {"S1"}, {8, 8}));
-  const auto peak = loads_of(plan_transfer(tensors[0].task)).peak;
+  const auto peak = plan_transfer(tensors[0].task).loads.peak;
   expect_moved(tensors, /*async_op=*/false, 2 * peak);
   EXPECT_EQ(world_.num_collectives(), 3U);
 }
@@ -147,4 +144,4 @@ TEST_P(RandomTransfers, GiveEachRankItsShards) {
 INSTANTIATE_TEST_SUITE_P(Seeds, RandomTransfers, testing::Range(0, 20));
 
 }  // namespace
-}  // namespace funcol::run_transfer_test
+}  // namespace funcol::run_mesh_changes_test

@@ -24,6 +24,7 @@ import funcol
 WIDTH = 256
 NUM_LAYERS = 6
 PLAN_LIMIT_US = 1000
+LARGE_PLAN_LIMIT_MS = 200
 
 
 class Case(NamedTuple):
@@ -147,6 +148,24 @@ def time_plans(repeat: int) -> list[tuple[str, float]]:
     return times
 
 
+def time_large_plans(repeat: int) -> list[tuple[str, float]]:
+    """Milliseconds of a plan of n ranks to n others and of one rank's messages, best of ``repeat``."""
+    times = []
+    for num in (4096, 16384, 65536):
+        for dst in ("S0", "S1"):
+            best = float("inf")
+            for _ in range(repeat):
+                begin = time.thread_time()
+                change = funcol.plan_mesh_change(
+                    *("S0", dst, {"a": num}, {"b": num}, (num, num), "bfloat16"), to_ranks=range(num, 2 * num)
+                )
+                assert change.transfer is not None
+                change.transfer.messages_of(num)
+                best = min(best, 1e3 * (time.thread_time() - begin))
+            times.append((f"S0 -> {dst}, {num} ranks to {num}", best))
+    return times
+
+
 def bench(repeat: int) -> dict[str, list[dict[str, Any]]]:
     moves = []
     measured = run_on_ranks(time_rank, NUM_RANKS, repeat, limit_s=TIMEOUT_S)
@@ -161,7 +180,11 @@ def bench(repeat: int) -> dict[str, list[dict[str, Any]]]:
                 "plan": record["plan"],
             }
         )
-    return {"moves": moves, "plans": [{"name": name, "us": us} for name, us in time_plans(20 * repeat)]}
+    return {
+        "moves": moves,
+        "plans": [{"name": name, "us": us} for name, us in time_plans(20 * repeat)],
+        "large_plans": [{"name": name, "ms": ms} for name, ms in time_large_plans(repeat)],
+    }
 
 
 def report(records: dict[str, list[dict[str, Any]]]) -> None:
@@ -179,3 +202,6 @@ def report(records: dict[str, list[dict[str, Any]]]) -> None:
     print("plans that are not cached, 64 ranks to 64, us of CPU time")
     for plan in records["plans"]:
         print(f"  {plan['name']:<70} {plan['us']:8.0f} {mark(plan['us'] <= PLAN_LIMIT_US)}")
+    print("plans of large worlds that are not cached, with one rank's messages, ms of CPU time")
+    for plan in records["large_plans"]:
+        print(f"  {plan['name']:<70} {plan['ms']:8.1f} {mark(plan['ms'] <= LARGE_PLAN_LIMIT_MS)}")

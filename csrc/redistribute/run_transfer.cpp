@@ -198,12 +198,12 @@ Start start_together(const TransferParts& parts, const std::vector<at::Tensor>& 
   start.buffers.push_back(std::move(start.outputs[0]));
   start.outputs = std::move(outputs);
   start.epilogue = [parts, begins = received.begins](const Start& done) {
-    BoxCopies received;
+    BoxCopies unpacked;
     for_each_block(parts, &TransferPart::received, begins,
                    [&](size_t i, const BoxCopy& block, int64_t begin) {
-                     received.add(block, done.buffers.back(), begin, done.outputs[i], 0);
+                     unpacked.add(block, done.buffers.back(), begin, done.outputs[i], 0);
                    });
-    received.flush();
+    unpacked.flush();
   };
   return start;
 }

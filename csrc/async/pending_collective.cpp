@@ -52,6 +52,17 @@ bool may_run_twice(const c10d::Work& work) {
   return type == c10d::OpType::UNKNOWN || c10d::isP2POp(type, /*batchP2P=*/true);
 }
 
+// Returns the functions that find the cause, if `error` is a backend's time-out: a rank made another call, or
+// none.
+std::string advice_on(std::string_view error) {
+  const bool is_timeout =
+      error.find("imed out") != std::string_view::npos || error.find("imeout") != std::string_view::npos;
+  return is_timeout ? "\nTo find the rank that called something else, or nothing: run the step in `with "
+                      "funcol.check_agreement():`. funcol.collectives.record_callers() adds the line that "
+                      "started each collective."
+                    : "";
+}
+
 // Which rank this is, since when it has waited, and for what else: for time-outs, which have causes
 // elsewhere.
 std::string surroundings(const Start& start, const UnwaitedEntry& own) {
@@ -418,12 +429,14 @@ PendingCollective::State PendingCollective::finish(bool checks_group) {
     order_streams();
     return State::kArrived;
   } catch (c10::Error& error) {
-    error.add_context(describe() + surroundings(start_, unwaited_));
+    const auto advice = advice_on(error.what_without_backtrace());
+    error.add_context(describe() + surroundings(start_, unwaited_) + advice);
     error_ = std::current_exception();
   } catch (const std::exception& error) {
     error_ = std::make_exception_ptr(c10::DistBackendError(
-        {__func__, __FILE__, static_cast<uint32_t>(__LINE__)},
-        std::string(error.what()) + "\n" + describe() + surroundings(start_, unwaited_)));
+        {__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, std::string(error.what()) + "\n" + describe() +
+                                                                   surroundings(start_, unwaited_) +
+                                                                   advice_on(error.what())));
   }
   return State::kFailed;
 }

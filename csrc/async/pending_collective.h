@@ -41,6 +41,7 @@
 #include "async/start.h"
 #include "async/unwaited.h"
 #include "async/used_streams.h"
+#include "comm/forks.h"
 
 namespace funcol {
 

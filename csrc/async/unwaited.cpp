@@ -3,20 +3,15 @@
 #include <pthread.h>
 
 #include <algorithm>
-#include <atomic>
 #include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "comm/forks.h"
 #include "comm/orphaned_works.h"
 
 namespace funcol {
-namespace {
-
-std::atomic<uint64_t> forks{0};
-
-}  // namespace
 
 class UnwaitedList {
  public:
@@ -79,7 +74,6 @@ class UnwaitedList {
   UnwaitedList() {
     pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); },
                    [] {
-                     forks.fetch_add(1, std::memory_order_relaxed);
                      instance().first_ = nullptr;
                      instance().num_dropped_.clear();
                      instance().mutex_.unlock();
@@ -145,7 +139,5 @@ bool is_completed(c10d::Work& work) {
     return true;
   }
 }
-
-uint64_t num_forks() noexcept { return forks.load(std::memory_order_relaxed); }
 
 }  // namespace funcol

@@ -76,7 +76,4 @@ void let_unwaited_finish(std::chrono::milliseconds patience);
 // True of a Work that failed, too: whoever waits for it gets the error.
 bool is_completed(c10d::Work& work);
 
-// How often this process and its parents forked: a child's number differs from its parent's.
-uint64_t num_forks() noexcept;
-
 }  // namespace funcol

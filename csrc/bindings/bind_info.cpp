@@ -1,4 +1,4 @@
-// The facts that `python -m funcol info` prints.
+// The facts that `python -m funcol info` and `python -m funcol run` print.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -8,6 +8,7 @@
 
 #include "bindings/bindings.h"
 #include "kernels/rank_major.h"
+#include "redistribute/executor.h"
 
 namespace funcol::python {
 namespace {
@@ -35,6 +36,10 @@ std::map<std::string, std::vector<std::string>> registered_kernels() {
 void bind_info(PyObject* module) {
   auto m = py::reinterpret_borrow<py::module>(module);
   m.def("registered_kernels", registered_kernels);
+  m.def("redistribution_counts", [] {
+    const auto counts = redistribution_counts();
+    return py::make_tuple(counts.number, counts.bytes);
+  });
   m.def("why_no_cuda_kernels", kernels::why_no_cuda_kernels);
 }
 

@@ -37,6 +37,7 @@ template <typename Call>
 PyObject* with_input(Args args, Py_ssize_t count, Py_ssize_t expected, const char* op, const Call& call) {
   HANDLE_TH_ERRORS
   check_count(count, expected, op);
+  refuse_dtensor(args[0], op);
   const auto input = tensor_argument(args[0], op);
   check_no_tangents(args, 1, op);
   return input.defined() ? call(input) : not_implemented();
@@ -48,6 +49,11 @@ PyObject* with_inputs(Args args, Py_ssize_t count, Py_ssize_t expected, const ch
   HANDLE_TH_ERRORS
   check_count(count, expected, op);
   std::vector<at::Tensor> inputs;
+  if (PyList_Check(args[0]) || PyTuple_Check(args[0])) {
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(args[0]); ++i) {
+      refuse_dtensor(PySequence_Fast_GET_ITEM(args[0], i), op);
+    }
+  }
   const bool are_plain = tensors_argument(args[0], inputs, op);
   if (PyList_Check(args[0]) || PyTuple_Check(args[0])) {
     check_no_tangents(PySequence_Fast_ITEMS(args[0]), PySequence_Fast_GET_SIZE(args[0]), op);

@@ -1,11 +1,14 @@
 #include "comm/group_ref.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <mutex>
 #include <utility>
 #include <vector>
 
+#include "comm/forks.h"
 #include "comm/process_group.h"
 #include "comm/take_if.h"
 #include "compat/process_group.h"
@@ -21,6 +24,7 @@ struct KnownGroup {
   bool is_destroyed = false;
   GroupEnd last_end = GroupEnd::kAborted;  // that it lived through, at
   GroupMoment ended_at = 0;                // 0: none
+  pid_t process = getpid();                // that made it
 
   bool has_changed() const { return is_destroyed || ended_at > 0; }
 };
@@ -31,6 +35,7 @@ struct KnownGroups {
   std::mutex mutex;
   std::vector<KnownGroup> groups;
   std::atomic<size_t> num_changed{0};  // of `groups`: nearly always 0
+  std::atomic<bool> had_group{false};
 };
 
 // Never destroyed: tensors may settle while the process exits.
@@ -101,8 +106,32 @@ std::optional<GroupEnd> GroupRef::end() const {
   return std::nullopt;
 }
 
+void check_is_usable(const GroupPtr& group, const char* op) {
+  auto& known = known_groups();
+  if (known.num_changed.load(std::memory_order_acquire) == 0 && num_forks() == 0) {
+    return;
+  }
+  const std::scoped_lock lock(known.mutex);
+  // A group that was registered again has several entries; the last one counts.
+  const auto last = std::find_if(known.groups.rbegin(), known.groups.rend(),
+                                 [&](const auto& entry) { return entry.group == WeakGroup(group); });
+  if (last == known.groups.rend()) {
+    return;
+  }
+  TORCH_CHECK_VALUE(!last->is_destroyed, "funcol::", op, ": process group '", last->name,
+                    "' was destroyed. Call collectives before destroy_process_group(), or make a new group.");
+  TORCH_CHECK_VALUE(
+      last->process == getpid(), "funcol::", op, ": process group '", last->name, "' was made in process ",
+      last->process, ", and this is process ", getpid(),
+      ", a fork of it, such as a worker of a DataLoader. The connections of a group belong to the "
+      "process that made it: call the collective there, or make a group in this process.");
+}
+
+bool had_group() noexcept { return known_groups().had_group.load(std::memory_order_relaxed); }
+
 void note_group_added(const std::string& name) {
   if (const auto group = compat::registered_group(name)) {
+    known_groups().had_group.store(true, std::memory_order_relaxed);
     change_known_groups([&](auto& groups) { groups.push_back({name, WeakGroup(group)}); });
   }
 }

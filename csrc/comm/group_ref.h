@@ -50,6 +50,14 @@ class GroupRef {
   GroupMoment made_at_ = 0;
 };
 
+// ValueError naming `op` if `group` was destroyed, or was made by the process that this one was forked from:
+// its connections belong to that process, and a collective would wait forever. Takes a few nanoseconds while
+// no known group has been destroyed or changed, and in a process that is no fork.
+void check_is_usable(const GroupPtr& group, const char* op);
+
+// Returns true once c10d's registry has had a group in this process.
+bool had_group() noexcept;
+
 // To be called when c10d's registry changes: after a group was added under `name`, before that group is
 // removed, before all groups of this thread's registry are removed. Names without a group are ignored.
 void note_group_added(const std::string& name);

@@ -6,6 +6,7 @@
 
 #include "comm/backend_call.h"
 #include "comm/custom_class.h"
+#include "comm/group_ref.h"
 #include "compat/process_group.h"
 
 namespace funcol {
@@ -93,10 +94,13 @@ bool has_group_named(std::string_view name) { return find_group(name).defined();
 
 GroupPtr group_from_name(std::string_view name, const char* op) {
   auto group = find_group(name);
+  TORCH_CHECK_VALUE(group.defined() || had_group(), "funcol::", op,
+                    ": there is no process group yet: call torch.distributed.init_process_group() first.");
   TORCH_CHECK_VALUE(group.defined(), "funcol::", op, ": no process group is registered under the name '",
                     name,
                     "'. Expected the group_name of a live ProcessGroup that this rank belongs to; pass "
                     "group.group_name, the ProcessGroup itself, or a DeviceMesh.");
+  check_is_usable(group, op);
   return group;
 }
 
@@ -120,6 +124,7 @@ GroupPtr group_from_ivalue(const c10::IValue& group, const char* op) {
   auto found = custom_class<c10d::ProcessGroup>(group);
   TORCH_CHECK_TYPE(found.defined(), "funcol::", op, ": the group is a ", group.tagKind(),
                    ". Expected a group name or a ProcessGroup that this rank belongs to.");
+  check_is_usable(found, op);
   return found;
 }
 

@@ -113,6 +113,11 @@ class Dispatcher {
   bool has_own_methods_ = true;
 };
 
+const c10::OperatorHandle& detach_operator() {
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::detach", "");
+  return op;
+}
+
 class Table {
  public:
   void put(NativeOperators parts) {
@@ -229,19 +234,28 @@ class Table {
     return fate;
   }
 
-  // Errors of a decision are PyTorch's to raise: it asks the propagator again.
+  // Errors of a decision are PyTorch's to raise: it asks the propagator again. But if the operator has no
+  // result for these shapes, `decide` returns the error that PyTorch would raise, and it is raised here.
   static ServedPtr learn(const NativeOperators& parts, const c10::OperatorHandle& op,
                          const DescribedOperator& described, const torch::jit::Stack& stack,
                          const Call& call) {
+    py::object sharding;
     try {
       const auto [args, kwargs] = python_arguments(op, stack);
-      const auto sharding = parts.decide(described.overload, args, kwargs);
-      auto served = ServedCall::make(op, described, stack, call, sharding);
-      return served.has_value() ? std::make_shared<const ServedCall>(*std::move(served)) : nullptr;
+      sharding = parts.decide(described.overload, args, kwargs);
+      if (!PyExceptionInstance_Check(sharding.ptr())) {
+        auto served = ServedCall::make(op, described, stack, call, sharding);
+        return served.has_value() ? std::make_shared<const ServedCall>(*std::move(served)) : nullptr;
+      }
     } catch (const py::error_already_set&) {
     } catch (const c10::Error&) {
     } catch (const python_error&) {
       PyErr_Clear();
+    }
+    // Autograd detaches without PyTorch's fallback, where operators fail in fake modes.
+    if (sharding && PyExceptionInstance_Check(sharding.ptr()) && !(op == detach_operator())) {
+      PyErr_SetObject(PyExceptionInstance_Class(sharding.ptr()), sharding.ptr());
+      throw py::error_already_set();
     }
     return nullptr;
   }
@@ -302,11 +316,6 @@ class OutsideInferenceMode {
   at::NoGradGuard without_gradients_;
   c10::impl::ExcludeDispatchKeyGuard as_in_fallback_{kBeforePython};
 };
-
-const c10::OperatorHandle& detach_operator() {
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::detach", "");
-  return op;
-}
 
 class ServingInterpreter final : public compat::ForwardingInterpreter {
  public:

@@ -29,7 +29,7 @@ struct NativeOperators {
   py::object propagator;   // calls are served while the dispatcher has this one
   py::object logger;       // calls are served while it has no handlers: PyTorch logs each decision
   py::set copies;          // writes are served while it is empty: see funcol.dropin.writes
-  py::object decide;       // decide(op, args, kwargs) -> OutputSharding
+  py::object decide;       // decide(op, args, kwargs) -> OutputSharding, or the error of wrong shapes
   py::object draw;         // draw(op, spec, args, kwargs) -> results of an operator that draws random numbers
   py::object own_handler;  // the handler that PyTorch's path has for operators that this one runs itself
   py::object is_own;  // whether the dispatcher has the methods of PyTorch or funcol; asked as they change

@@ -93,15 +93,20 @@ Start start_all_gather(const at::Tensor& input, int64_t dim, const GroupPtr& gro
 Start start_uneven_all_gather(const at::Tensor& input, int64_t dim, const GroupPtr& group,
                               at::OptionalIntArrayRef split_sizes) {
   constexpr auto kOp = "all_gather_tensor";
+  const auto start_even = [&] {
+    auto start = start_all_gather(input, dim, group);
+    start.op = kOp;
+    return start;
+  };
   if (!split_sizes.has_value()) {
-    return start_all_gather(input, dim, group);
+    return start_even();
   }
   const BelowAutograd below_autograd;
   check_dense(input, kOp);
   check_has_dims(input, kOp);
   const auto parts = Parts::of_shard(input.sizes(), wrap_dim(dim, input, kOp), split_sizes, *group, kOp);
   if (parts.are_equal()) {
-    return start_all_gather(input, dim, group);
+    return start_even();
   }
   if (agreement_is_checked()) {
     agree(*group, kOp, c10::str("dim=", parts.dim(), ", split_sizes=", *split_sizes),

@@ -57,6 +57,7 @@ void check_all_to_all(const at::Tensor& input, at::IntArrayRef output_splits, at
   TORCH_CHECK_VALUE(all_to_all::total(input_splits) == input.size(0), "funcol::", all_to_all::kOp,
                     ": input_split_sizes ", input_splits, " sum up to ", all_to_all::total(input_splits),
                     ", but dim 0 of the input has size ", input.size(0), ". They must be equal.");
+  check_own_splits(output_splits, input_splits, group, all_to_all::kOp);
 }
 
 Start start_all_to_all(const at::Tensor& input, at::IntArrayRef output_splits, at::IntArrayRef input_splits,

@@ -12,6 +12,7 @@
 #include "ops/collectives.h"
 #include "ops/exchange.h"
 #include "ops/meta.h"
+#include "ops/part_sizes.h"
 #include "ops/wire.h"
 
 namespace funcol {
@@ -70,6 +71,7 @@ Start start_all_to_all_list(at::TensorList inputs, at::IntArrayRef output_splits
   const auto rows = all_to_all_list::rows_of(inputs, c10::fromIntArrayRefSlow(output_splits), *group);
   const auto sent = C10_AS_INTARRAYREF_SLOW(rows.sent);
   const auto received = C10_AS_INTARRAYREF_SLOW(rows.received);
+  check_own_splits(received, sent, *group, all_to_all_list::kOp);
   for (const auto& input : inputs) {
     settle(input);
   }

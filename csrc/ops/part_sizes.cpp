@@ -22,6 +22,15 @@ void check_split_sizes(c10::SymIntArrayRef split_sizes, const char* name, const 
                     split_sizes, ". Sizes must not be negative.");
 }
 
+void check_own_splits(at::IntArrayRef output_splits, at::IntArrayRef input_splits,
+                      const c10d::ProcessGroup& group, const char* op) {
+  const auto rank = group.getRank();
+  TORCH_CHECK_VALUE(output_splits[rank] == input_splits[rank], "funcol::", op, ": rank ", rank, " sends ",
+                    input_splits[rank], " rows to itself and expects ", output_splits[rank],
+                    " from itself: it sends ", input_splits, " rows to the ranks and expects ", output_splits,
+                    ". Pass lists that have the same number at this rank's place.");
+}
+
 SymInt sum(c10::SymIntArrayRef sizes) { return std::accumulate(sizes.begin(), sizes.end(), SymInt(0)); }
 
 SymSizes sizes_of_parts(const SymInt& whole, int64_t dim, at::OptionalSymIntArrayRef split_sizes,

@@ -29,6 +29,10 @@ SymSizes sizes_of_shards(const c10::SymInt& shard, int64_t dim, at::OptionalSymI
 void check_split_sizes(c10::SymIntArrayRef split_sizes, const char* name, const c10d::ProcessGroup& group,
                        const char* op);
 
+// Raises unless this rank sends as many rows to itself as it receives from itself.
+void check_own_splits(at::IntArrayRef output_splits, at::IntArrayRef input_splits,
+                      const c10d::ProcessGroup& group, const char* op);
+
 c10::SymInt sum(c10::SymIntArrayRef sizes);
 
 // Parts of the shape of `like` but for their sizes along `dim`, one a rank.

@@ -11,10 +11,12 @@
 #include <string_view>
 
 #include "async/layers.h"
+#include "comm/group_ref.h"
 #include "comm/process_group.h"
 #include "ops/forward_mode.h"
 #include "pyobjects/attributes.h"
 #include "pyobjects/checked_types.h"
+#include "pyobjects/dtensors.h"
 
 namespace funcol::python {
 
@@ -108,6 +110,15 @@ GroupPtr group_object(PyObject* object) {
   return GroupPtr::unsafe_reclaim_from_nonowning(group);
 }
 
+void refuse_dtensor(PyObject* object, const char* op) {
+  const auto is_dtensor = [&] {
+    // A name first: the class itself is imported where it is looked up.
+    return std::string_view(Py_TYPE(object)->tp_name) == "DTensor" && Py_TYPE(object) == dtensor_type();
+  };
+  TORCH_CHECK_TYPE(THPVariable_CheckExact(object) || !THPVariable_Check(object) || !is_dtensor(),
+                   "funcol::", op, ": x is a DTensor: use redistribute(), or pass x.to_local().");
+}
+
 at::Tensor tensor_argument(PyObject* object, const char* op) {
   check_tensor(object, op);
   const auto* tensor = is_observed() ? nullptr : plain_tensor(object);
@@ -176,6 +187,7 @@ GroupPtr group_argument(PyObject* group, PyObject* tag, const char* op) {
     return group_from_name(*name, op);
   }
   if (auto found = group_object(group)) {
+    check_is_usable(found, op);
     return found;
   }
   const auto resolved =
@@ -184,9 +196,10 @@ GroupPtr group_argument(PyObject* group, PyObject* tag, const char* op) {
     return group_from_name(*name, op);
   }
   auto found = group_object(resolved.ptr());
-  TORCH_CHECK_TYPE(
-      found.defined(), "funcol::", op, ": the group is a ", type_name(group),
-      ". Expected a ProcessGroup, a group name, a DeviceMesh, a (DeviceMesh, int) or a list of ranks.");
+  TORCH_CHECK_TYPE(found.defined(), "funcol::", op, ": the group is a ", type_name(group),
+                   ". Expected a ProcessGroup, a group name, a DeviceMesh, a (DeviceMesh, int or name) or a "
+                   "list of ranks.");
+  check_is_usable(found, op);
   return found;
 }
 

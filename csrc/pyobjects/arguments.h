@@ -29,6 +29,9 @@ const at::Tensor* plain_tensor(PyObject* object);
 // taken with the GIL, so that torch.utils.swap_tensors cannot take the tensor away later.
 at::Tensor tensor_argument(PyObject* object, const char* op);
 
+// TypeError naming `op` if `object` is a DTensor, which collectives do not take.
+void refuse_dtensor(PyObject* object, const char* op);
+
 // The tensors of a list or tuple; false if the call has to go through the dispatcher.
 bool tensors_argument(PyObject* sequence, std::vector<at::Tensor>& tensors, const char* op);
 

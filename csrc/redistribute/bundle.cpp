@@ -16,6 +16,9 @@ bool Bundle::add(const ManyItem& item, size_t index, int64_t together_bytes) {
   if (!indices_.empty() && (bytes_ + bytes > together_bytes || !is_alike(item))) {
     return false;
   }
+  if (item.execution && !item.execution->steps().empty()) {
+    item.execution->count_run();
+  }
   bytes_ += bytes;
   indices_.push_back(index);
   items_.push_back(&item);

@@ -5,6 +5,7 @@
 #include <ATen/record_function.h>
 
 #include <algorithm>
+#include <atomic>
 #include <optional>
 #include <vector>
 
@@ -17,6 +18,9 @@
 namespace funcol {
 
 namespace {
+
+std::atomic<int64_t> num_runs{0};
+std::atomic<int64_t> num_bytes_sent{0};
 
 // Whether nobody sees what is done to `tensor`: no layer, no profiler, no gradient.
 bool is_unseen_on_cpu(const at::Tensor& tensor) {
@@ -53,6 +57,10 @@ bool cuts_anew(const Plan& plan) {
 
 }  // namespace
 
+RedistributionCounts redistribution_counts() noexcept {
+  return {num_runs.load(std::memory_order_relaxed), num_bytes_sent.load(std::memory_order_relaxed)};
+}
+
 Execution::Execution(const Plan& plan, const AxisGroups& groups, const Coordinate& coordinate)
     : peak_bytes_(plan.peak_bytes),
       shape_before_(local_shape(plan.src, plan.mesh, plan.shape, coordinate)),
@@ -63,6 +71,7 @@ Execution::Execution(const Plan& plan, const AxisGroups& groups, const Coordinat
   std::string signature;
   for (const auto& step : plan.steps) {
     steps_.push_back(make_local_step(plan, step, groups, coordinate));
+    bytes_sent_ += step.bytes_sent;
     step_names_.push_back("redistribute " + trace_ + ": " + to_string(step, plan.mesh));
     if (communicates(step.kind)) {
       groups_.push_back(groups.at(step.axes).ref);
@@ -90,6 +99,11 @@ at::Tensor Execution::unmoved(const at::Tensor& local) const {
   return copies_ ? at::clone(local, at::MemoryFormat::Contiguous) : local;
 }
 
+void Execution::count_run() const noexcept {
+  num_runs.fetch_add(1, std::memory_order_relaxed);
+  num_bytes_sent.fetch_add(bytes_sent_, std::memory_order_relaxed);
+}
+
 bool Execution::is_current() const { return std::ranges::all_of(groups_, funcol::is_current); }
 
 void Execution::check(const at::Tensor& local) const {
@@ -110,6 +124,7 @@ at::Tensor Execution::run(const at::Tensor& local, bool async_op, const MaskHook
   if (steps_.empty()) {
     return unmoved(shaped(local));
   }
+  count_run();
   const bool runs_now = !async_op && is_unseen_on_cpu(local);
   LocalTensor current{shaped(local), /*is_callers=*/true, /*may_change=*/async_op};
   for (size_t i = 0; i < steps_.size(); ++i) {

@@ -27,6 +27,14 @@ struct MaskHooks {
   std::function<at::Tensor(const at::Tensor&, int64_t axis)> mask;   // R -> MaskP
 };
 
+// The redistributions that this process has begun, and the bytes that the busiest rank of each sends.
+// Redistributions without steps do not count.
+struct RedistributionCounts {
+  int64_t number = 0;
+  int64_t bytes = 0;
+};
+RedistributionCounts redistribution_counts() noexcept;
+
 class LocalStep;
 struct LocalTensor;
 
@@ -70,6 +78,8 @@ class Execution {
   // What step `index` is, for messages and profiles: "redistribute S(0)->R: all_gather(dim 0, tp)".
   const std::string& step_name(size_t index) const { return step_names_[index]; }
   int64_t peak_bytes() const { return peak_bytes_; }
+  // Adds a run of the plan to redistribution_counts(); run() does so itself.
+  void count_run() const noexcept;
   // The plan in PyTorch's arrow notation: "S(0)R->RR".
   const std::string& trace() const { return trace_; }
 
@@ -79,6 +89,7 @@ class Execution {
   std::vector<GroupRef> groups_;  // that the steps communicate in
   SharedSignature steps_id_;
   int64_t peak_bytes_;
+  int64_t bytes_sent_ = 0;  // by the busiest rank
   std::vector<int64_t> shape_before_;
   std::vector<int64_t> whole_shape_;
   std::string src_;

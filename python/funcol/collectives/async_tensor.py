@@ -65,10 +65,16 @@ def end_unwaited_collectives() -> None:
     counts = unwaited_collectives()
     if counts:
         ops = ", ".join(f"{count} {op}" for op, count in counts.items())
+        total = sum(counts.values())
+        waited = (
+            f"nothing ever waited for the result of 1 collective: {ops}. Whether it succeeded is not known. "
+            "Use it"
+            if total == 1
+            else f"nothing ever waited for the results of {total} collectives: {ops}. Whether they succeeded "
+            "is not known. Use each result"
+        )
         warnings.warn(
-            f"funcol: nothing ever waited for the results of {sum(counts.values())} collectives: {ops}. "
-            "Whether they succeeded is not known. Use each result, or call funcol.wait_tensor on it, before "
-            "the process ends.",
+            f"funcol: {waited}, or call funcol.wait_tensor on it, before the process ends.",
             stacklevel=2,
         )
     _C.let_unwaited_finish(_PATIENCE_AT_EXIT)

@@ -30,6 +30,8 @@ _TYPES: list[tuple[re.Pattern[str], type[Exception]]] = [
         (r"\w+: the group is a DeviceMesh with \d+ dims", AssertionError),
         (r"\w+: mesh dim \S+ is out of range", IndexError),
         (r"\w+: the group is a ", ValueError),
+        (r"\w+: x is a DTensor", NotImplementedError),
+        (r"redistribute: got a \w+ where a placement belongs", AttributeError),
         (r"distribute_tensor: \S+ on mesh axis \S+ cuts a dim that a tensor of shape \[\]", _EitherError),
         (r"distribute_tensor: \S*\(-\d+\S* on mesh axis \S+ cuts a dim", AssertionError),
         (r"distribute_tensor: \S+ on mesh axis \S+ cuts a dim", IndexError),
@@ -85,7 +87,7 @@ def _of_both(ours: type[BaseException], theirs: type[BaseException]) -> type[Bas
     def reduce(self: BaseException) -> tuple[Any, ...]:
         return _made, (ours, theirs, self.args)
 
-    name = ours.__name__.removesuffix("Error") + theirs.__name__
+    name = ours.__name__.removesuffix("Error") + theirs.__name__.lstrip("_")
     made = type(name, (ours, theirs), {"__module__": _PACKAGE, "__reduce__": reduce})
     return _made_types.setdefault((ours, theirs), made)
 

@@ -9,10 +9,10 @@ All are differentiable, ``wait_tensor`` included: with the gradients of the tota
 rank differentiates, so that every rank has to run the backward pass. The collectives of the backward pass
 are asynchronous too. Min and max send the gradient to the extremum and share it between ranks that tie.
 
-``group`` is one of :data:`~funcol.groups.RankTypes`; ``tag`` tells groups of the same ranks apart. A reduce
-op is one of ``"sum"``, ``"avg"``, ``"product"``, ``"min"``, ``"max"``, ``"band"``, ``"bor"``, ``"bxor"``, or
-a ``torch.distributed.ReduceOp``. Wrong arguments raise ``ValueError``, ``TypeError``, ``IndexError`` or
-``NotImplementedError`` before anything is sent.
+``group`` is one of :data:`~funcol.groups.RankTypes`, the default group if ``None``; ``tag`` tells groups of
+the same ranks apart. A reduce op is one of ``"sum"``, ``"avg"``, ``"product"``, ``"min"``, ``"max"``,
+``"band"``, ``"bor"``, ``"bxor"``, or a ``torch.distributed.ReduceOp``. Wrong arguments raise ``ValueError``,
+``TypeError``, ``IndexError`` or ``NotImplementedError`` before anything is sent.
 
 PyTorch counterpart: ``torch.distributed._functional_collectives``.
 """
@@ -130,7 +130,9 @@ def _check_permute(src_dst: list[int], group_size: int) -> None:
         )
 
 
-def all_reduce(self: Tensor, reduceOp: str | ReduceOp, group: RankTypes, tag: str = "") -> Tensor:
+def all_reduce(
+    self: Tensor, reduceOp: str | ReduceOp, group: RankTypes | None = None, tag: str = ""
+) -> Tensor:
     """Reduces ``self`` over the ranks of ``group``; every rank gets the result.
 
     Returns a contiguous tensor of the shape and dtype of ``self``. Complex tensors take ``sum`` and
@@ -150,7 +152,7 @@ def all_reduce(self: Tensor, reduceOp: str | ReduceOp, group: RankTypes, tag: st
 def all_gather_tensor(
     self: Tensor,
     gather_dim: int,
-    group: RankTypes,
+    group: RankTypes | None = None,
     tag: str = "",
     *,
     split_sizes: list[int] | None = None,
@@ -180,7 +182,7 @@ def reduce_scatter_tensor(
     self: Tensor,
     reduceOp: str | ReduceOp,
     scatter_dim: int,
-    group: RankTypes,
+    group: RankTypes | None = None,
     tag: str = "",
     *,
     split_sizes: list[int] | None = None,
@@ -213,7 +215,7 @@ def all_to_all_single(
     self: Tensor,
     output_split_sizes: list[int] | None,
     input_split_sizes: list[int] | None,
-    group: RankTypes,
+    group: RankTypes | None = None,
     tag: str = "",
 ) -> Tensor:
     """Sends ``input_split_sizes[r]`` rows of dim 0 to rank ``r``, receives ``output_split_sizes[r]`` from it.
@@ -245,7 +247,7 @@ def all_to_all_single(
 
 
 def all_to_all(
-    self: list[Tensor], output_split_sizes: list[int] | None, group: RankTypes, tag: str = ""
+    self: list[Tensor], output_split_sizes: list[int] | None, group: RankTypes | None = None, tag: str = ""
 ) -> list[Tensor]:
     """Sends ``self[r]`` to rank ``r`` of ``group``; returns the tensors that came, in rank order.
 
@@ -262,7 +264,7 @@ def all_to_all(
     return _parts_of(_own.all_to_all)(self, output_split_sizes or [], resolved)  # type: ignore[no-any-return]
 
 
-def broadcast(self: Tensor, src: int, group: RankTypes, tag: str = "") -> Tensor:
+def broadcast(self: Tensor, src: int, group: RankTypes | None = None, tag: str = "") -> Tensor:
     """The tensor of rank ``src``, a rank within ``group``, on every rank of it.
 
     All ranks pass the same shape and dtype. Returns a contiguous tensor.
@@ -277,7 +279,9 @@ def broadcast(self: Tensor, src: int, group: RankTypes, tag: str = "") -> Tensor
     return _finished(_core.broadcast(self, src, resolved))
 
 
-def reduce(self: Tensor, reduceOp: str | ReduceOp, dst: int, group: RankTypes, tag: str = "") -> Tensor:
+def reduce(
+    self: Tensor, reduceOp: str | ReduceOp, dst: int, group: RankTypes | None = None, tag: str = ""
+) -> Tensor:
     """Reduces ``self`` over the ranks of ``group``; rank ``dst`` within it gets the result, the others zeros.
 
     Returns a contiguous tensor of the shape and dtype of ``self`` on every rank. Reduce ops, dtypes and the
@@ -299,7 +303,7 @@ def scatter(
     self: Tensor,
     src: int,
     scatter_dim: int,
-    group: RankTypes,
+    group: RankTypes | None = None,
     tag: str = "",
     *,
     split_sizes: list[int] | None = None,
@@ -322,7 +326,7 @@ def gather(
     self: Tensor,
     dst: int,
     gather_dim: int,
-    group: RankTypes,
+    group: RankTypes | None = None,
     tag: str = "",
     *,
     split_sizes: list[int] | None = None,
@@ -341,7 +345,7 @@ def gather(
     return _parts_of(_own.gather)(self, dst, gather_dim, resolved, split_sizes)  # type: ignore[no-any-return]
 
 
-def permute_tensor(self: Tensor, src_dst: list[int], group: RankTypes, tag: str = "") -> Tensor:
+def permute_tensor(self: Tensor, src_dst: list[int], group: RankTypes | None = None, tag: str = "") -> Tensor:
     """Sends the tensor of rank ``m`` to rank ``src_dst[m]``; ranks past the end of ``src_dst`` send nothing.
 
     Any shape, the same on all ranks. Returns the tensor that came; if several or none were sent to this rank,
@@ -381,7 +385,7 @@ def permute_tensor(self: Tensor, src_dst: list[int], group: RankTypes, tag: str 
 
 
 def all_reduce_coalesced(
-    self: list[Tensor], reduceOp: str | ReduceOp, group: RankTypes, tag: str = ""
+    self: list[Tensor], reduceOp: str | ReduceOp, group: RankTypes | None = None, tag: str = ""
 ) -> list[Tensor]:
     """:func:`all_reduce` of several tensors of one device and dtype, in one collective."""
     if not is_dynamo_compiling():
@@ -395,7 +399,9 @@ def all_reduce_coalesced(
     return _all_finished(_core.all_reduce_coalesced(self, reduce_op, resolved))
 
 
-def all_gather_into_tensor_coalesced(self: list[Tensor], group: RankTypes, tag: str = "") -> list[Tensor]:
+def all_gather_into_tensor_coalesced(
+    self: list[Tensor], group: RankTypes | None = None, tag: str = ""
+) -> list[Tensor]:
     """:func:`all_gather_tensor` along dim 0 of several tensors of one device and dtype, in one collective."""
     if not is_dynamo_compiling():
         result: list[Tensor] = _C.all_gather_into_tensor_coalesced(self, group, tag)
@@ -417,7 +423,7 @@ def reduce_scatter_tensor_coalesced(
     inputs: list[Tensor],
     reduceOp: str | ReduceOp,
     scatter_dim: list[int],
-    group: RankTypes,
+    group: RankTypes | None = None,
     tag: str = "",
 ) -> list[Tensor]:
     """:func:`reduce_scatter_tensor` of several tensors of one device and dtype, in one collective.

@@ -14,12 +14,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from .. import _C, _compat
 
 RankTypes: TypeAlias = (
-    list[int] | list[list[int]] | dist.ProcessGroup | DeviceMesh | tuple[DeviceMesh, int] | str
+    list[int] | list[list[int]] | dist.ProcessGroup | DeviceMesh | tuple[DeviceMesh, int | str] | str
 )
-"""The ways to name the ranks of a collective.
+"""The ways to name the ranks of a collective. Functions take ``None``, too: the default group, of all ranks.
 
 - ``ProcessGroup``, or its ``group_name``
-- ``DeviceMesh`` with one dim, or ``(DeviceMesh, mesh_dim)``
+- ``DeviceMesh`` with one dim, or ``(DeviceMesh, mesh_dim)``, the mesh dim by number or by name
 - ``list[int]``: global ranks of an existing group (deprecated, as in PyTorch)
 - ``list[list[int]]``: the ranks of all groups of an MPMD call; this rank's is taken
 """
@@ -29,7 +29,7 @@ RANK_TYPES = RankTypes
 
 
 def resolve_group(group: Any, tag: str = "", op: str = "resolve_group") -> Any:
-    """The ``ProcessGroup`` or group name behind ``group``, one of :data:`RankTypes`, for collective ``op``.
+    """The ``ProcessGroup`` or group name behind ``group``, a :data:`RankTypes` or ``None``, for ``op``.
 
     Raises ``ValueError`` or ``TypeError`` if there is none that this rank belongs to. PyTorch counterpart:
     ``torch.distributed._functional_collectives._resolve_group``.
@@ -44,10 +44,17 @@ def resolve_group(group: Any, tag: str = "", op: str = "resolve_group") -> Any:
             )
         return _mesh_group(group, 0, op)
     if isinstance(group, tuple):
-        if len(group) != 2 or not isinstance(group[0], DeviceMesh) or not isinstance(group[1], int):
-            raise ValueError(f"funcol::{op}: the group is the tuple {group!r}, expected (DeviceMesh, int).")
-        return _mesh_group(*group, op)
+        if len(group) != 2 or not isinstance(group[0], DeviceMesh) or not isinstance(group[1], int | str):
+            raise ValueError(
+                f"funcol::{op}: the group is the tuple {group!r}, expected (DeviceMesh, int or name)."
+            )
+        mesh, mesh_dim = group
+        return _mesh_group(mesh, _number_of_dim(mesh, mesh_dim, op), op)
+    if group is None:
+        return default_group(op)
     if isinstance(group, list):
+        if not dist.is_initialized():
+            raise _no_group_yet(op)
         return _group_of_ranks(group, tag, op)
     if group is dist.GroupMember.NON_GROUP_MEMBER:
         raise ValueError(
@@ -56,8 +63,34 @@ def resolve_group(group: Any, tag: str = "", op: str = "resolve_group") -> Any:
         )
     raise TypeError(
         f"funcol::{op}: the group is a {type(group).__name__}, expected a ProcessGroup, a group name, a "
-        "DeviceMesh, a (DeviceMesh, int) or a list of ranks."
+        "DeviceMesh, a (DeviceMesh, int or name) or a list of ranks."
     )
+
+
+def default_group(op: str) -> dist.ProcessGroup:
+    """The group of all ranks, for collective ``op``; ``ValueError`` if there is none yet."""
+    group = dist.group.WORLD
+    if group is None:
+        raise _no_group_yet(op)
+    return group
+
+
+def _no_group_yet(op: str) -> ValueError:
+    return ValueError(
+        f"funcol::{op}: there is no process group yet: call torch.distributed.init_process_group() first."
+    )
+
+
+def _number_of_dim(mesh: DeviceMesh, mesh_dim: int | str, op: str) -> int:
+    if isinstance(mesh_dim, int):
+        return mesh_dim
+    names = mesh.mesh_dim_names or ()
+    if mesh_dim not in names:
+        raise ValueError(
+            f"funcol::{op}: the DeviceMesh has no dim named {mesh_dim!r}; "
+            f"{'its dims are ' + ', '.join(names) if names else 'its dims have no names'}."
+        )
+    return names.index(mesh_dim)
 
 
 def _mesh_group(mesh: DeviceMesh, mesh_dim: int, op: str) -> str:
@@ -152,6 +185,10 @@ rank_of_peer._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def traced_group(group: Any, tag: str) -> Any:
     """The name of ``group``, or the ``ProcessGroup``, as Dynamo finds it in a region that it traces."""
+    if group is None:
+        group = dist.group.WORLD
+    if isinstance(group, tuple) and len(group) == 2 and isinstance(group[1], str):
+        group = (group[0], _number_of_dim(group[0], group[1], "resolve_group"))
     if isinstance(group, list) and group and isinstance(group[0], list):  # stock traces one list
         own = own_ranks(group)
         if own is None:
@@ -171,14 +208,14 @@ def traceable_group(group: Any, tag: str) -> Any:
 # :mod:`funcol` has these under PyTorch's names, with an underscore, for programs that use PyTorch's.
 
 
-def find_group(group: RankTypes, tag: str = "") -> Any:
+def find_group(group: RankTypes | None, tag: str = "") -> Any:
     """:func:`resolve_group`, which Dynamo can trace as well."""
     if is_dynamo_compiling():
         return traced_group(group, tag)
     return resolve_group(group, tag)
 
 
-def find_group_name(group: RankTypes, tag: str = "") -> str:
+def find_group_name(group: RankTypes | None, tag: str = "") -> str:
     """The name of the group behind ``group``."""
     resolved = traced_group(group, tag) if is_dynamo_compiling() else resolve_group(group, tag)
     return resolved if isinstance(resolved, str) else resolved.group_name
@@ -189,7 +226,7 @@ def group_or_group_name(group: dist.ProcessGroup | str) -> Any:
     return group if isinstance(group, str) else _compat.group_in_graphs(group)
 
 
-def expand_group(group: RankTypes, tag: str = "") -> tuple[str, list[int], int]:
+def expand_group(group: RankTypes | None, tag: str = "") -> tuple[str, list[int], int]:
     """The tag, the global ranks and the size of ``group``; can be traced.
 
     Of a list of groups: the ranks of all of them, one after the other, and the size that each has.
@@ -211,6 +248,8 @@ def expand_group(group: RankTypes, tag: str = "") -> tuple[str, list[int], int]:
 
 
 def _group_object(group: Any) -> dist.ProcessGroup:
+    if group is None:
+        return default_group("_expand_group")
     if isinstance(group, DeviceMesh):
         if group.ndim != 1:
             raise ValueError(

@@ -5,9 +5,9 @@ Each writes into the tensors it is given and returns them, finished. ``group`` i
 raises ``ValueError`` before anything is sent.
 
 In a region that ``torch.compile`` traces, also with ``fullgraph=True``, the functions here replace the
-functions of ``torch.distributed`` that are keys of :data:`funcol.traceable_collective_remaps`. The graph
-holds ``_c10d_functional`` operators and copies into the destinations, and its results are those of the eager
-program.
+functions of ``torch.distributed`` that are keys of :data:`funcol.compiled.traceable_collective_remaps`. The
+graph holds ``_c10d_functional`` operators and copies into the destinations, and its results are those of the
+eager program.
 
 - ``async_op=False``: the call returns ``None``, as it does eagerly.
 - ``async_op=True``: it returns an object with the methods of :class:`TracedWork`. Destinations may be read
@@ -44,7 +44,14 @@ from ..collectives.functions import (
     broadcast,
     reduce_scatter_tensor,
 )
-from ..collectives.groups import RankTypes, find_group, find_group_name, rank_of_peer, traceable_group
+from ..collectives.groups import (
+    RankTypes,
+    default_group,
+    find_group,
+    find_group_name,
+    rank_of_peer,
+    traceable_group,
+)
 from ..collectives.tracing import are_we_tracing
 
 REDUCE_OP_TO_STR: dict[Any, str] = {
@@ -270,7 +277,7 @@ def isend_inplace(
     Returns an empty pending tensor: once it is waited for, ``tensor`` may be written to. In a graph, returns
     the result of PyTorch's ``isend``, which nothing waits for.
     """
-    ranks = _resolved_or_world(group)
+    ranks = _resolved_or_world("isend_inplace", group)
     peer = _peer("isend_inplace", "dst", dst, None if group_dst == -1 else group_dst, ranks)
     if not is_dynamo_compiling():
         sent: Tensor = _C.isend(tensor, peer, tag, ranks, "")
@@ -290,7 +297,7 @@ def irecv_inplace(
 
     Returns a pending alias of ``tensor``: read ``tensor`` itself only after waiting for it.
     """
-    ranks = _resolved_or_world(group)
+    ranks = _resolved_or_world("irecv_inplace", group)
     peer = _peer("irecv_inplace", "src", src, None if group_src == -1 else group_src, ranks)
     if not is_dynamo_compiling():
         received: Tensor = _C.irecv(tensor, peer, tag, ranks, "")
@@ -312,7 +319,7 @@ def batch_p2p_ops_inplace(
     Returns for each the result of :func:`isend_inplace` or :func:`irecv_inplace`. In a graph, returns the
     results of PyTorch's ``batch_p2p_ops``, which nothing waits for.
     """
-    name = find_group_name(_resolved_or_world(group_name or None))
+    name = find_group_name(_resolved_or_world("batch_p2p_ops_inplace", group_name or None))
     return _point_to_point().batch_p2p_ops(op_list, peer_list, tag_list, tensors, name)  # type: ignore[no-any-return]
 
 
@@ -339,8 +346,8 @@ def _point_to_point() -> Any:
     return torch.ops._c10d_functional if _is_watched() and are_we_tracing() else torch.ops.funcol
 
 
-def _resolved_or_world(group: RankTypes | None, tag: str = "") -> Any:
-    return dist.group.WORLD if group is None else find_group(group, tag)
+def _resolved_or_world(op: str, group: RankTypes | None, tag: str = "") -> Any:
+    return default_group(op) if group is None else find_group(group, tag)
 
 
 def _size_of(group: Any) -> int:
@@ -355,7 +362,7 @@ def _ranks_of(op: str, async_op: bool, group: RankTypes | None, tag: str) -> Any
             f"funcol::{op}: async_op is True, but this form returns finished tensors. Call "
             "torch.distributed's own function, or the functional collective, whose result waits by itself."
         )
-    return _resolved_or_world(group, tag)
+    return _resolved_or_world(op, group, tag)
 
 
 def _check_numel(op: str, output: Tensor, expected: int) -> None:

@@ -205,7 +205,7 @@ def is_installed() -> bool:
     return _installed is not None
 
 
-def install(dtensor: bool = True) -> None:
+def install(*, dtensor: bool = True) -> None:
     """Puts funcol in place of PyTorch's functional collectives, and under DTensor, until :func:`uninstall`,
     for all threads.
 
@@ -249,7 +249,7 @@ def uninstall() -> None:
 
 
 @contextmanager
-def installed(dtensor: bool = True) -> Iterator[None]:
+def installed(*, dtensor: bool = True) -> Iterator[None]:
     """:func:`install` for a ``with`` block; contexts nest, and overlap if several threads enter them.
 
     The last context to end uninstalls, unless :func:`install` was called too.

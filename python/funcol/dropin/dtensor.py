@@ -24,8 +24,9 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpStrategy
 
 from .. import _C, _compat
+from ..collectives import errors
 from ..redistribution.conversions import to_local_in_order
-from ..redistribution.functions import redistributed_by_python
+from ..redistribution.functions import check_is_mesh, redistributed_by_python
 from ..redistribution.meshes import simulates_ranks
 from ..redistribution.moving import How, are_known, axes_with_own_rules, move, use_as_pytorchs
 from ..redistribution.specs import has_own_order, has_symbols
@@ -120,6 +121,8 @@ def _redistribute_in_python(
     forward_dtype: torch.dtype | None,
     backward_dtype: torch.dtype | None,
 ) -> DTensor:
+    if not torch.compiler.is_compiling():
+        _check_target(device_mesh, placements)
     if (
         torch.compiler.is_compiling()
         or placements is None
@@ -141,6 +144,19 @@ def _redistribute_in_python(
     return redistributed_by_python(
         dtensor, device_mesh, tuple(placements), order, forward_dtype, backward_dtype, how
     )
+
+
+def _check_target(device_mesh: Any, placements: Any) -> None:
+    try:
+        check_is_mesh(device_mesh)
+        for placement in placements or ():
+            if not isinstance(placement, Placement):
+                raise TypeError(
+                    f"funcol::redistribute: got a {type(placement).__name__} where a placement belongs. Pass "
+                    "Replicate(), Shard(dim) or Partial(op) for each mesh axis."
+                )
+    except TypeError as error:
+        raise errors.as_raised(error) from None
 
 
 def redistribute(

@@ -17,6 +17,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from .. import _C, _compat
 from . import kept, random_operators, writes
+from .shape_errors import as_pytorchs, is_shape_error
 
 
 def put(dispatcher: Any, propagator: Any) -> Callable[[], None]:
@@ -24,7 +25,13 @@ def put(dispatcher: Any, propagator: Any) -> Callable[[], None]:
     it."""
 
     def decide(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return propagator.propagate_op_sharding(_compat.schema_of_call(dispatcher, op, args, kwargs))
+        schema = _compat.schema_of_call(dispatcher, op, args, kwargs)
+        try:
+            return propagator.propagate_op_sharding(schema)
+        except Exception as error:
+            if not is_shape_error(error):
+                raise
+            return as_pytorchs(error, schema)
 
     def is_own() -> bool:
         return not kept.in_dispatcher()

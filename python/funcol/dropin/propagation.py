@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from ..sharding.op_schemas import specs_in, with_specs
 from ..sharding.propagation import ShardingPropagator
 from . import pytorch_rules, without_rule, writes
 from .decision_counts import count_decision
+from .shape_errors import is_shape_error
 
 # PyTorch's rule for these operators does not end where several sizes are 0.
 _RESHAPES = {
@@ -85,10 +86,12 @@ class DropinPropagator(ShardingPropagator):
             # attention with a mask.
             try:
                 return super()._propagate(op_schema, remember)
-            except IndexError:  # a dim that is not there: PyTorch says so, now or as the operator runs
+            except IndexError as error:  # no such dim: PyTorch says so, now or as the operator runs
+                if is_shape_error(error):
+                    raise
                 return otherwise(op_schema, "metas")
-            except ValueError:
-                if not writes.is_in_place(op):
+            except ValueError as error:
+                if not writes.is_in_place(op) or is_shape_error(error):
                     raise
                 return otherwise(op_schema, "write")
         if not self._agrees:
@@ -123,7 +126,7 @@ class DropinPropagator(ShardingPropagator):
         count_decision(op_schema.op, reason)
         if reason == "refused" and self._has_rule(op_schema.op):
             return self._decide_where_base_refuses(op_schema)
-        return self._decide_with_base(op_schema)
+        return self._decide_with_base(op_schema, reason)
 
     def _has_rule(self, op: OpOverload) -> bool:
         """A rule in C++, in the place of PyTorch's own."""
@@ -133,10 +136,15 @@ class DropinPropagator(ShardingPropagator):
             and all(getattr(self._base, name).get(op) is rules.get(op) for name, rules in self._rules.items())
         )
 
-    def _decide_with_base(self, op_schema: OpSchema) -> OutputSharding:
+    def _decide_with_base(self, op_schema: OpSchema, reason: str) -> OutputSharding:
         try:
             theirs = self._base.propagate_op_sharding_non_cached(op_schema)
         except Exception as error:  # wrong rules raise anything: KeyError, AssertionError
+            if is_shape_error(error):
+                found = None if reason == "metas" else self._decide_for_known_results(op_schema)
+                if found is None:
+                    raise
+                return found
             return self._decide_without_base(op_schema, error)
         self._adjust_what_stock_left(theirs, op_schema)
         if not self._has_rule(op_schema.op) and _loses_written(op_schema, theirs):
@@ -176,10 +184,24 @@ class DropinPropagator(ShardingPropagator):
             raise error
         return without_rule.replicated(op_schema, self._base._propagate_tensor_meta_non_cached)
 
-    def _decide_where_base_refuses(self, op_schema: OpSchema) -> OutputSharding:
+    def _decide_for_known_results(self, op_schema: OpSchema) -> OutputSharding | None:
+        """Decides by the rule in C++ where ``base`` could not run the operator on fake tensors; ``None`` if
+        C++ cannot either, or has no rule."""
+        if not self._has_rule(op_schema.op) or _has_symbols(op_schema):
+            return None
         try:
-            return super()._propagate(op_schema, remember=False)
-        except (ValueError, RuntimeError):
+            return self._decide_where_base_refuses(op_schema, _refuse)
+        except _UnknownResultsError:
+            return None
+
+    def _decide_where_base_refuses(
+        self, op_schema: OpSchema, whole: Callable[[OpSchema, bool], OutputSharding] | None = None
+    ) -> OutputSharding:
+        try:
+            return self._decide_in_cpp(op_schema, False, whole or self._decide_whole)
+        except (ValueError, RuntimeError) as error:
+            if is_shape_error(error):
+                raise
             through = self._written_through(op_schema)
             if through is None:
                 raise
@@ -217,6 +239,14 @@ class DropinPropagator(ShardingPropagator):
             _placements(way.input_specs or ()) == inputs and _placements(_listed(way.output_specs)) == outputs
             for way in ways.strategies
         )
+
+
+class _UnknownResultsError(Exception):
+    """C++ does not know the sizes of an operator's results."""
+
+
+def _refuse(op_schema: OpSchema, remember: bool) -> OutputSharding:
+    raise _UnknownResultsError
 
 
 def _placements(specs: Iterable[DTensorSpec | None]) -> list[list[Any] | None]:

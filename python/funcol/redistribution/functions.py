@@ -74,14 +74,15 @@ def redistribute(
     alike.
 
     On another ``device_mesh``, of the same ranks or of others, placements are those on that mesh, and all
-    ranks of both meshes call it alike, eagerly. The plan is that of :func:`funcol.plan_mesh_change`: partial
-    values are reduced before they leave, and each element is sent once to each rank that lacks it, or
-    collectives move it where they cost less. As PyTorch has it, a rank outside of a mesh has DTensors on it,
-    too, with an empty local tensor: such a ``dtensor`` is ``DTensor.from_local(torch.empty(0), mesh,
-    placements, run_check=False, shape=shape, stride=stride)``, and has to require a gradient where it does so
-    elsewhere. ``cost_model`` has the axes of both meshes, or is one for each. Gradients come back if
-    ``device_mesh`` has all ranks of the source; else a backward pass that asks for one is a ``ValueError``.
-    So are meshes of different devices, and meshes whose ranks no process group has in common.
+    ranks of both meshes call it alike, eagerly. The plan is that of
+    :func:`funcol.redistribution.plan_mesh_change`: partial values are reduced before they leave, and each
+    element is sent once to each rank that lacks it, or collectives move it where they cost less. As PyTorch
+    has it, a rank outside of a mesh has DTensors on it, too, with an empty local tensor: such a ``dtensor``
+    is ``DTensor.from_local(torch.empty(0), mesh, placements, run_check=False, shape=shape, stride=stride)``,
+    and has to require a gradient where it does so elsewhere. ``cost_model`` has the axes of both meshes, or
+    is one for each. Gradients come back if ``device_mesh`` has all ranks of the source; else a backward pass
+    that asks for one is a ``ValueError``. So are meshes of different devices, and meshes whose ranks no
+    process group has in common.
 
     ``shard_order`` lists ``(dim, axes)``: which axes cut the dim, first cut first; by default axes cut in the
     order of the mesh. ``forward_dtype`` is the dtype that is sent and that the result has; ``backward_dtype``
@@ -96,6 +97,7 @@ def redistribute(
     """
     if not isinstance(dtensor, DTensor):
         raise TypeError(f"funcol::redistribute: got a {type(dtensor).__name__}, expected a DTensor.")
+    check_is_mesh(device_mesh)
     if placements is None:
         raise ValueError("funcol::redistribute: no placements. Pass one for each axis of the mesh.")
     order = None if shard_order is None else tuple((dim, tuple(axes)) for dim, axes in sorted(shard_order))
@@ -129,6 +131,14 @@ def redistribute(
         if moved is not NotImplemented:
             return moved
     return redistributed_by_python(dtensor, device_mesh, target, order, forward_dtype, backward_dtype, how)
+
+
+def check_is_mesh(device_mesh: Any) -> None:
+    """``TypeError`` for placements in the place of the mesh."""
+    if device_mesh is not None and not isinstance(device_mesh, DeviceMesh):
+        is_list = isinstance(device_mesh, (list, tuple))
+        remedy = "; write placements=[...]." if is_list else ", expected a DeviceMesh."
+        raise TypeError(f"funcol::redistribute: device_mesh is a {type(device_mesh).__name__}{remedy}")
 
 
 def redistributed_by_python(
@@ -198,11 +208,12 @@ def redistribute_many(
     ranks or more, sums may differ in the last bits. Differentiable any number of times; the gradients travel
     together, too. Tensors go one by one if one is a masked partial, or has symbolic sizes.
 
-    :class:`funcol.Owned` in the place of a tensor's placements, or of all, moves it to one rank as a whole:
-    the result is a :class:`funcol.OwnedTensor`. Owned tensors move to placements in the same way. Each way
-    is one all_to_all for all tensors of a dtype (unless ``max_bytes`` bounds it), whatever their owners, by
-    steps that are remembered. Partials are reduced first; the owner sends to all replicas. No gradient is
-    recorded: ``NotImplementedError`` if one is needed, and under modes and tracers.
+    :class:`funcol.redistribution.Owned` in the place of a tensor's placements, or of all, moves it to one
+    rank as a whole: the result is a :class:`funcol.redistribution.OwnedTensor`. Owned tensors move to
+    placements in the same way. Each way is one all_to_all for all tensors of a dtype (unless ``max_bytes``
+    bounds it), whatever their owners, by steps that are remembered. Partials are reduced first; the owner
+    sends to all replicas. No gradient is recorded: ``NotImplementedError`` if one is needed, and under modes
+    and tracers.
 
     ``async_op`` and ``cost_model`` are those of :func:`redistribute`, and so are the errors, raised before
     anything of any tensor is sent; ``NotImplementedError`` if the tensors are on several meshes. No tensors:

@@ -227,8 +227,14 @@ class ShardingPropagator(StockPropagator):
     def _propagate(self, op_schema: OpSchema, remember: bool) -> OutputSharding:
         if op_schema.op is torch.ops.aten._local_scalar_dense.default:
             return reduced_to_a_number(op_schema)
+        return self._decide_in_cpp(op_schema, remember, self._decide_whole)
+
+    def _decide_in_cpp(
+        self, op_schema: OpSchema, remember: bool, whole: Callable[[OpSchema, bool], OutputSharding]
+    ) -> OutputSharding:
+        """The decision in C++; that of ``whole`` where C++ has no rule, or does not know the results."""
         sharding: OutputSharding = self._engine.propagate(
-            self._named(op_schema), self._rows_of, self._decide_whole, self._assemble, remember
+            self._named(op_schema), self._rows_of, whole, self._assemble, remember
         )
         return sharding
 

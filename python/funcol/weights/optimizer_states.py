@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from .export import ByName
 from .loading import load, own_rank
-from .state_dicts import own_wholes
+from .state_dicts import check_module, own_wholes
 
 _LOAD = "load_full_optimizer_state_dict"
 
@@ -48,6 +48,7 @@ def full_optimizer_state_dict(
     places: Places = {}
 
     def named() -> dict[str, Tensor]:
+        check_module("full_optimizer_state_dict", model)
         own.update(get_optimizer_state_dict(model, optimizer))
         tensors, found = _tensors_of(own)
         places.update(found)
@@ -94,6 +95,7 @@ def load_full_optimizer_state_dict(
     own: dict[str, Any] = {}
 
     def held() -> dict[str, Tensor]:
+        check_module(_LOAD, model)
         own.update(get_optimizer_state_dict(model, optimizer))
         return _tensors_of(own)[0]
 

@@ -15,6 +15,15 @@ from .export import ByName, by_name, full_tensors
 from .loading import IncompatibleKeys, load, local_of, own_rank
 
 
+def check_module(op: str, model: Any) -> None:
+    """``TypeError`` if ``model`` is no module."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"funcol::{op}: the model is a {type(model).__name__}, expected a torch.nn.Module. For a mapping "
+            "of names to tensors call funcol.full_tensors."
+        )
+
+
 def full_state_dict(
     model: nn.Module,
     to: int | None = 0,
@@ -39,6 +48,7 @@ def full_state_dict(
     state: dict[str, Any] = {}
 
     def named() -> dict[str, Tensor]:
+        check_module("full_state_dict", model)
         state.update(model.state_dict())
         return {name: value for name, value in state.items() if isinstance(value, Tensor)}
 
@@ -130,6 +140,7 @@ def load_full_state_dict(
     """
 
     def held() -> dict[str, Tensor]:
+        check_module("load_full_state_dict", model)
         _materialize(model)
         return {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from differential import world_group
+from differential import PROGRAM_SHAPE, PROGRAMS, world_group
 from processes import end_of, resident_bytes, start_process
 from ranks import device_type, run_ranks
 from slow_collectives import Finish, make_pending
@@ -116,11 +116,15 @@ def test_a_process_with_10000_unwaited_collectives_ends_with_one_warning(tmp_pat
     for code, out, err in ends_of(2, tmp_path, 9_000, 1_000):
         assert (code, out) == (0, "")
         assert err.count("Warning") == 1, err
-        assert "10000 collectives: 1000 all_gather_into_tensor, 9000 all_reduce. " in err
+        assert "results of 10000 collectives: 1000 all_gather_tensor, 9000 all_reduce. " in err
 
 
 ENDS = {
-    "destroyed": ("dist.destroy_process_group()", 0, "3 collectives: 1 all_gather_into_tensor, 2 all_reduce"),
+    "destroyed": (
+        "dist.destroy_process_group()",
+        0,
+        "results of 3 collectives: 1 all_gather_tensor, 2 all_reduce",
+    ),
     "sys_exit": ("sys.exit(3)", 3, "3 collectives: 1 all_gather"),
     "exception": ("raise KeyError", 1, "3 collectives: 1 all_gather"),
 }
@@ -166,7 +170,22 @@ else:
 )
 def test_a_forked_process_warns_of_its_own(in_child: str, warned_of: list[str]) -> None:
     _, err = end_of(start_process(FORK, in_child))
-    assert re.findall(r"Warning.* 1 collectives: 1 (\w+)\.", err) == warned_of, err
+    assert re.findall(r"Warning.* the result of 1 collective: 1 (\w+)\. Whether it ", err) == warned_of, err
+
+
+def is_counted_by_its_name(rank: int, world: int, function: str) -> None:
+    before = funcol.unwaited_collectives()
+    x = torch.ones(PROGRAM_SHAPE)
+    kept = PROGRAMS[function](funcol, x, world, world_group())
+    counts = funcol.unwaited_collectives()
+    new = {op for op, count in counts.items() if count != before.get(op, 0)}
+    assert new <= {function}
+    assert new or not any(map(funcol.is_pending, kept if isinstance(kept, list) else [kept]))
+
+
+@pytest.mark.parametrize("function", PROGRAMS)
+def test_a_collective_is_counted_by_the_name_of_the_function_that_was_called(function: str) -> None:
+    run_ranks(is_counted_by_its_name, 2, function)
 
 
 @pytest.mark.parametrize("drop", [False, True], ids=["held", "dropped"])

@@ -111,6 +111,11 @@ SIZES = {
         ValueError,
         ("funcol::all_to_all", "output_split_sizes", "1 entries"),
     ),
+    "own size of a list that differs": Mistake(
+        lambda: funcol.all_to_all([ones(1), ones(3)], [2, 2], world_group()),
+        ValueError,
+        ("funcol::all_to_all", "to itself", "[1, 3]", "[2, 2]"),
+    ),
     "sizes of a list negative": Mistake(
         lambda: funcol.all_to_all([ones(2), ones(2)], [3, -1], world_group()),
         ValueError,
@@ -269,6 +274,7 @@ SPLITS = {
     "output splits too long": wrong_splits([2, 2, 0], [2, 2], ValueError, "output_split_sizes has 3"),
     "negative input split": wrong_splits([2, 2], [5, -1], ValueError, "[5, -1]", "negative"),
     "negative output split": wrong_splits([-1, 2], [2, 2], ValueError, "[-1, 2]", "negative"),
+    "own splits that differ": wrong_splits([2, 2], [1, 3], ValueError, "to itself", "[1, 3]", "[2, 2]"),
     "output splits only": wrong_splits([2, 2], None, ValueError, "[2, 2]", "both"),
     "input splits only": wrong_splits(None, [2, 2], ValueError, "[2, 2]", "both"),
     "splits of another type": wrong_splits(4, [2, 2], TypeError, "output_split_sizes", "int"),

@@ -263,3 +263,11 @@ def test_an_installation_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPat
             funcol.install()
     assert not dropin.is_installed()
     assert (attributes_of_torch(), [kernels_of(op) for op in OPS]) == before
+
+
+@pytest.mark.parametrize("function", [funcol.install, funcol.installed])
+@pytest.mark.parametrize("argument", ["cpu", False])
+def test_arguments_are_given_by_keyword(function: Any, argument: Any) -> None:
+    with pytest.raises(TypeError, match="positional argument"):
+        function(argument)
+    assert not dropin.is_installed()

@@ -47,6 +47,10 @@ def moved(held: Placement, *wanted: Placement, dtype: torch.dtype = torch.float3
     return DTensor.from_local(ones(2, 2, dtype=dtype), mesh_of(2), [held]).redistribute(placements=wanted)
 
 
+def held() -> DTensor:
+    return DTensor.from_local(ones(2, 2), mesh_of(2), [Shard(0)])
+
+
 def distributed(placement: Placement, shape: tuple[int, ...] = (4, 4), src: int = 0) -> Any:
     return distribute_tensor(ones(shape), mesh_of(2), [placement], src_data_rank=src)
 
@@ -127,6 +131,10 @@ CASES: dict[str, Wrong] = {
         lambda: stock.all_reduce(ones(2), "sum", init_device_mesh("cpu", (2, 1))), ValueError
     ),
     "no such mesh dim": Wrong(lambda: stock.all_reduce(ones(2), "sum", (mesh_of(2), 1)), ValueError),
+    "a DTensor": Wrong(lambda: stock.all_reduce(held(), "sum", world_group()), TypeError),
+    "a list of DTensors": Wrong(
+        lambda: stock.all_reduce_coalesced([held()], "sum", world_group()), TypeError
+    ),
     "a number for a group": Wrong(
         lambda: stock.all_reduce(ones(2), "sum", 3.5),  # type: ignore[arg-type]
         TypeError,
@@ -144,6 +152,11 @@ CASES: dict[str, Wrong] = {
     "redistribute bits of floats": Wrong(lambda: moved(Partial("band"), Replicate()), TypeError),
     "redistribute an average of integers": Wrong(
         lambda: moved(Partial("avg"), Replicate(), dtype=torch.int64), TypeError
+    ),
+    "redistribute to text": Wrong(lambda: held().redistribute(mesh_of(2), ["R"]), TypeError),  # type: ignore[list-item]
+    "redistribute to a list for a mesh": Wrong(
+        lambda: held().redistribute([Replicate()]),  # type: ignore[arg-type]
+        TypeError,
     ),
     "gather an unknown reduction": Wrong(
         lambda: DTensor.from_local(ones(2), mesh_of(2), [Partial("prod")]).full_tensor(), ValueError
@@ -214,7 +227,10 @@ def raises_as_pytorch(rank: int, world: int, case: str) -> None:
         ours = error_of(wrong.call)
     plain = None if theirs is None else type(theirs)
     assert isinstance(ours, wrong.ours), repr(ours)
-    if plain in (RuntimeError, ValueError, TypeError, IndexError, AssertionError):
+    if plain in (
+        *(RuntimeError, ValueError, TypeError, IndexError, AssertionError),
+        *(AttributeError, NotImplementedError),
+    ):
         assert isinstance(ours, plain), (type(ours).__mro__, plain)
     assert str(ours).startswith("funcol")
     # No rank is ahead of another.

@@ -221,7 +221,7 @@ def told(lines: list[str]) -> list[str]:
     protected = (place for place, line in enumerate(lines) if "is being modified inplace" in line)
     end = next(protected, len(lines))
     return [
-        line.partition(":")[0] in ("ValueError", "AssertionError", "Value_EitherError") or line
+        line.partition(":")[0] in ("ValueError", "AssertionError", "ValueEitherError") or line
         for line in lines[:end]
     ]
 

@@ -37,17 +37,20 @@ def own_column() -> dist.ProcessGroup:
 FORMS: dict[str, Callable[[], tuple[Any, dist.ProcessGroup]]] = {
     "group": lambda: (world_group(), world_group()),
     "name": lambda: (world_group().group_name, world_group()),
+    "none": lambda: (None, world_group()),
     "mesh": lambda: (line(), world_group()),
+    "mesh and its name": lambda: ((line(), "line"), world_group()),
     "ranks": lambda: (all_ranks(), world_group()),
     "lists of ranks": lambda: ([all_ranks()], world_group()),
     "group of a mesh dim": lambda: (square().get_group(0), square().get_group(0)),
     "mesh and dim 0": lambda: ((square(), 0), square().get_group(0)),
     "mesh and dim 1": lambda: ((square(), 1), square().get_group(1)),
+    "mesh and name": lambda: ((square(), "column"), square().get_group(1)),
     "mesh and dim -1": lambda: ((square(), -1), square().get_group(1)),
     "sub-mesh": lambda: (square()["column"], square().get_group(1)),
     "columns of ranks": lambda: ([[0, 2], [1, 3]], own_column()),
 }
 
-FORMS_OF_ALL_RANKS = ["group", "name", "mesh", "ranks", "lists of ranks"]
+FORMS_OF_ALL_RANKS = ["group", "name", "none", "mesh", "mesh and its name", "ranks", "lists of ranks"]
 
 FORMS_OF_SOME_RANKS = [form for form in FORMS if form not in FORMS_OF_ALL_RANKS]

@@ -101,9 +101,22 @@ WRONG_GROUPS: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...
         ValueError,
         ("mesh dim 1",),
     ),
-    "tuple of other things": (lambda: (world_group(), 0), ValueError, ("expected (DeviceMesh, int)",)),
+    "tuple of other things": (
+        lambda: (world_group(), 0),
+        ValueError,
+        ("expected (DeviceMesh, int or name)",),
+    ),
+    "name of no mesh dim": (
+        lambda: (init_device_mesh(device_type(), (2,), mesh_dim_names=("dp",)), "tp"),
+        ValueError,
+        ("no dim named 'tp'", "its dims are dp"),
+    ),
+    "name of a dim of a mesh without names": (
+        lambda: (init_device_mesh(device_type(), (2,)), "tp"),
+        ValueError,
+        ("no dim named 'tp'", "its dims have no names"),
+    ),
     "number": (lambda: 3.5, TypeError, ("float",)),
-    "nothing": (lambda: None, TypeError, ("NoneType",)),
 }
 
 

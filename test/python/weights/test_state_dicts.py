@@ -173,6 +173,31 @@ def test_wrong_tensors_are_refused_on_all_ranks(which: str) -> None:
     run_ranks(refuses_names, 2, which)
 
 
+NO_MODULE = {
+    "full_state_dict": lambda state: full_state_dict(state),
+    "load_full_state_dict": lambda state: load_full_state_dict(state, state),
+    "full_optimizer_state_dict": lambda state: funcol.full_optimizer_state_dict(state, state),
+    "load_full_optimizer_state_dict": lambda state: funcol.load_full_optimizer_state_dict(
+        state, state, state
+    ),
+}
+
+
+def refuses_what_is_no_module(rank: int, world: int, function: str) -> None:
+    with pytest.raises(
+        TypeError, match=f"funcol::{function}: the model is a dict, expected a torch.nn.Module"
+    ):
+        NO_MODULE[function]({"up.bias": torch.ones(2)})
+    total = torch.ones(1)
+    dist.all_reduce(total)  # the ranks are in step
+    assert total.item() == world
+
+
+@pytest.mark.parametrize("function", NO_MODULE)
+def test_what_is_no_module_is_refused(function: str) -> None:
+    run_ranks(refuses_what_is_no_module, 2, function)
+
+
 def loads_a_part(rank: int, world: int, given: str) -> tuple[list[str], list[str]]:
     model = model_of("fsdp", 2, world)
     before = {

@@ -64,11 +64,11 @@ def docstring(node: ast.ClassDef | ast.FunctionDef, indent: str) -> Iterator[str
 
 
 def public_name(app: Sphinx, env: BuildEnvironment, node: pending_xref, text: TextElement) -> Element | None:
-    """Signatures name ``funcol._C.Plan``, which is documented as ``funcol.Plan``."""
+    """Signatures name ``funcol._C.Plan``, which is documented as ``funcol.redistribution.Plan``."""
     target = node.get("reftarget", "")
     if not target.startswith("funcol._C."):
         return None
-    name = f"funcol.{target.removeprefix('funcol._C.')}"
+    name = f"funcol.redistribution.{target.removeprefix('funcol._C.')}"
     python = env.get_domain("py")
     return python.resolve_xref(env, node["refdoc"], app.builder, node["reftype"], name, node, text)
 

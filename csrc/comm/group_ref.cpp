@@ -50,6 +50,13 @@ bool has_backend(c10d::ProcessGroup& group, const c10d::Backend& backend) {
          });
 }
 
+// Returns true for a group that sends nothing, and has no connections.
+bool is_fake(c10d::ProcessGroup& group) {
+  return group.hasBackends() && std::ranges::all_of(group.getDeviceTypes(), [&](const auto& device) {
+           return group.getBackend(device.type())->getBackendName() == "fake";
+         });
+}
+
 // Calls `change(groups)` under the lock, after dropping the groups that nobody holds any more.
 template <typename Change>
 void change_known_groups(const Change& change) {
@@ -121,8 +128,8 @@ void check_is_usable(const GroupPtr& group, const char* op) {
   TORCH_CHECK_VALUE(!last->is_destroyed, "funcol::", op, ": process group '", last->name,
                     "' was destroyed. Call collectives before destroy_process_group(), or make a new group.");
   TORCH_CHECK_VALUE(
-      last->process == getpid(), "funcol::", op, ": process group '", last->name, "' was made in process ",
-      last->process, ", and this is process ", getpid(),
+      last->process == getpid() || is_fake(*group), "funcol::", op, ": process group '", last->name,
+      "' was made in process ", last->process, ", and this is process ", getpid(),
       ", a fork of it, such as a worker of a DataLoader. The connections of a group belong to the "
       "process that made it: call the collective there, or make a group in this process.");
 }

@@ -1,11 +1,14 @@
 """PyTorch's functional layer of distributed in C++: collectives that return tensors which wait by themselves.
 
 ``import funcol`` in place of ``import torch.distributed._functional_collectives as funcol``.
+
+Type checkers read ``__init__.pyi``, which has the names of ``__all__`` and no other.
 """
 
 import importlib
 import sys
-from typing import TYPE_CHECKING, Any
+import warnings
+from typing import Any
 
 import torch
 import torch.distributed
@@ -23,39 +26,51 @@ try:
 except ImportError as _error:
     _version_check.refuse_build(__path__, _build_info.TORCH_VERSION, torch.__version__, _error)
 
-from . import compiled  # noqa: E402
-from .collectives import *  # noqa: E402, F403
-from .collectives import dlpack, functions, group_registry, groups, tracing  # noqa: E402
-from .collectives.agreement import check_agreement  # noqa: E402
-from .collectives.async_tensor import (  # noqa: E402
+from . import collectives, compiled, dropin, redistribution  # noqa: E402, F401
+from .collectives import (  # noqa: E402
     AsyncCollectiveTensor,
+    all_gather_into_tensor_coalesced,
+    all_gather_single,
+    all_gather_single_autograd,
+    all_gather_single_coalesced,
+    all_gather_tensor,
+    all_gather_tensor_autograd,
+    all_reduce,
+    all_reduce_coalesced,
+    all_to_all,
+    all_to_all_single,
+    all_to_all_single_autograd,
+    allow_inflight_collective_as_graph_input_ctx,
+    broadcast,
+    check_agreement,
+    dlpack,
+    gather,
+    group_registry,
+    groups,
     is_pending,
+    pending,
+    permute_tensor,
+    reduce,
+    reduce_scatter_single,
+    reduce_scatter_single_autograd,
+    reduce_scatter_single_coalesced,
+    reduce_scatter_tensor,
+    reduce_scatter_tensor_autograd,
+    reduce_scatter_tensor_coalesced,
+    scatter,
+    tracing,
     unwaited_collectives,
     wait_tensor,
     wait_tensors,
 )
 from .collectives.async_tensor import maybe_wrap_tensor as _maybe_wrap_tensor  # noqa: E402, F401
 from .collectives.async_tensor import maybe_wrap_tensors as _maybe_wrap_tensors  # noqa: E402, F401
-from .collectives.comm_tensor import CommTensor  # noqa: E402
-from .collectives.groups import RANK_TYPES  # noqa: E402
 from .collectives.groups import expand_group as _expand_group  # noqa: E402, F401
 from .collectives.groups import find_group as _resolve_group  # noqa: E402, F401
 from .collectives.groups import find_group_name as _resolve_group_name  # noqa: E402, F401
 from .collectives.groups import group_or_group_name as _group_or_group_name  # noqa: E402, F401
-from .collectives.in_flight import (  # noqa: E402
-    InFlight,
-    cancel_dump_pending_on,
-    dump_pending,
-    dump_pending_on,
-    name_modules,
-    pending,
-    record_callers,
-)
-from .collectives.tracing import allow_inflight_collective_as_graph_input_ctx  # noqa: E402
 from .collectives.tracing import are_we_tracing as _are_we_tracing  # noqa: E402, F401
-from .compiled import remaps  # noqa: E402
-from .compiled.remaps import (  # noqa: E402
-    REDUCE_OP_TO_STR,
+from .compiled import (  # noqa: E402
     all_gather_inplace,
     all_gather_tensor_inplace,
     all_reduce_inplace,
@@ -66,39 +81,10 @@ from .compiled.remaps import (  # noqa: E402
     isend_inplace,
     reduce_scatter_inplace,
     reduce_scatter_tensor_inplace,
-    traceable_collective_remaps,
+    remaps,
 )
 from .dropin import install, installed, uninstall  # noqa: E402
-from .redistribution import cost_models, planning  # noqa: E402
-from .redistribution.cost_models import AlphaBeta, AxisCost, LinkCost, StepCounts  # noqa: E402
-from .redistribution.mesh_changes import MeshChange, plan_mesh_change  # noqa: E402
-from .redistribution.owners import Owned, OwnedTensor, assign_owners  # noqa: E402
-from .redistribution.planning import (  # noqa: E402
-    Plan,
-    Step,
-    greedy_redistribution,
-    plan_redistribution,
-)
-
-if TYPE_CHECKING:
-    from .local_map import apply_local_map
-    from .local_map.options import get_local_map_placement_option
-    from .local_map.tracing import local_map_hop
-    from .redistribution import (
-        redistribute,
-        redistribute_local_tensor,
-        redistribute_many,
-        redistribute_tensor,
-        show,
-    )
-    from .redistribution.partition_specs import PartitionSpec, Varying
-    from .weights import (
-        full_optimizer_state_dict,
-        full_state_dict,
-        full_tensors,
-        load_full_optimizer_state_dict,
-        load_full_state_dict,
-    )
+from .redistribution import cost_models, plan_redistribution, planning  # noqa: E402
 
 __version__ = _build_info.VERSION
 
@@ -122,22 +108,50 @@ del _module
 
 # DTensor takes ten times as long to import as all of this.
 _NEED_DTENSOR = {
-    "PartitionSpec": "redistribution.partition_specs",
-    "Varying": "redistribution.partition_specs",
-    "apply_local_map": "local_map",
     "full_optimizer_state_dict": "weights",
     "full_state_dict": "weights",
     "full_tensors": "weights",
-    "get_local_map_placement_option": "local_map.options",
     "load_full_optimizer_state_dict": "weights",
     "load_full_state_dict": "weights",
-    "local_map_hop": "local_map.tracing",
     "redistribute": "redistribution",
-    "redistribute_local_tensor": "redistribution",
     "redistribute_many": "redistribution",
-    "redistribute_tensor": "redistribution",
     "show": "redistribution",
 }
+
+# Names that were here up to 0.2, and the packages that have them.
+_MOVED = {
+    "AlphaBeta": "redistribution",
+    "AxisCost": "redistribution",
+    "CommTensor": "collectives",
+    "InFlight": "collectives",
+    "LinkCost": "redistribution",
+    "MeshChange": "redistribution",
+    "Owned": "redistribution",
+    "OwnedTensor": "redistribution",
+    "PartitionSpec": "redistribution",
+    "Plan": "redistribution",
+    "RANK_TYPES": "collectives",
+    "REDUCE_OP_TO_STR": "compiled",
+    "Step": "redistribution",
+    "StepCounts": "redistribution",
+    "Varying": "redistribution",
+    "apply_local_map": "local_map",
+    "assign_owners": "redistribution",
+    "cancel_dump_pending_on": "collectives",
+    "dump_pending": "collectives",
+    "dump_pending_on": "collectives",
+    "get_local_map_placement_option": "local_map",
+    "greedy_redistribution": "redistribution",
+    "local_map_hop": "local_map",
+    "name_modules": "collectives",
+    "plan_mesh_change": "redistribution",
+    "record_callers": "collectives",
+    "redistribute_local_tensor": "redistribution",
+    "redistribute_tensor": "redistribution",
+    "traceable_collective_remaps": "compiled",
+}
+
+_PACKAGES = ("collectives", "compiled", "dropin", "local_map", "redistribution", "sharding", "weights")
 
 
 def __getattr__(name: str) -> Any:
@@ -146,45 +160,49 @@ def __getattr__(name: str) -> Any:
         found = getattr(importlib.import_module(f".{_NEED_DTENSOR[name]}", __name__), name)
         globals()[name] = found  # from now on without this function
         return found
+    if name in _MOVED:
+        package = f"{__name__}.{_MOVED[name]}"
+        warnings.warn(
+            f"{__name__}.{name} has moved: use {package}.{name}. The old name goes with funcol 0.4.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return getattr(importlib.import_module(package), name)
+    if name in _PACKAGES:
+        return importlib.import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+def __dir__() -> list[str]:
+    return sorted([*__all__, *_PACKAGES])
+
+
 __all__ = [
-    *functions.__all__,
-    "RANK_TYPES",
-    "REDUCE_OP_TO_STR",
-    "AlphaBeta",
     "AsyncCollectiveTensor",
-    "AxisCost",
-    "CommTensor",
-    "InFlight",
-    "LinkCost",
-    "MeshChange",
-    "Owned",
-    "OwnedTensor",
-    "PartitionSpec",
-    "Plan",
-    "Step",
-    "StepCounts",
-    "Varying",
     "all_gather_inplace",
+    "all_gather_into_tensor_coalesced",
+    "all_gather_single",
+    "all_gather_single_autograd",
+    "all_gather_single_coalesced",
+    "all_gather_tensor",
+    "all_gather_tensor_autograd",
     "all_gather_tensor_inplace",
+    "all_reduce",
+    "all_reduce_coalesced",
     "all_reduce_inplace",
+    "all_to_all",
     "all_to_all_inplace",
+    "all_to_all_single",
+    "all_to_all_single_autograd",
     "allow_inflight_collective_as_graph_input_ctx",
-    "apply_local_map",
-    "assign_owners",
     "batch_p2p_ops_inplace",
+    "broadcast",
     "broadcast_inplace",
-    "cancel_dump_pending_on",
     "check_agreement",
     "full_optimizer_state_dict",
     "full_state_dict",
     "full_tensors",
-    "dump_pending",
-    "dump_pending_on",
-    "get_local_map_placement_option",
-    "greedy_redistribution",
+    "gather",
     "install",
     "installed",
     "irecv_inplace",
@@ -192,20 +210,22 @@ __all__ = [
     "isend_inplace",
     "load_full_optimizer_state_dict",
     "load_full_state_dict",
-    "local_map_hop",
-    "plan_mesh_change",
-    "name_modules",
     "pending",
+    "permute_tensor",
     "plan_redistribution",
-    "record_callers",
     "redistribute",
-    "redistribute_local_tensor",
     "redistribute_many",
-    "redistribute_tensor",
+    "reduce",
     "reduce_scatter_inplace",
+    "reduce_scatter_single",
+    "reduce_scatter_single_autograd",
+    "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor",
+    "reduce_scatter_tensor_autograd",
+    "reduce_scatter_tensor_coalesced",
     "reduce_scatter_tensor_inplace",
+    "scatter",
     "show",
-    "traceable_collective_remaps",
     "uninstall",
     "unwaited_collectives",
     "wait_tensor",

@@ -61,9 +61,9 @@ def bench(repeat: int) -> dict[str, Any]:
         for _ in each("rounds", range(repeat)):
             for name, call in cases.items():
                 for is_recorded in (False, True):
-                    funcol.record_callers(is_recorded)
+                    funcol.collectives.record_callers(is_recorded)
                     times[name][is_recorded].append(CPU_CLOCK.time_calls(call, 2000))
-        funcol.record_callers(False)
+        funcol.collectives.record_callers(False)
     return {
         name: {
             "off": summary(of_case[False]),

@@ -1,4 +1,4 @@
-"""Times functions applied to local tensors: PyTorch's ``local_map`` (stock) and ``funcol.apply_local_map``.
+"""Times functions applied to local tensors: PyTorch's ``local_map`` (stock) and funcol's.
 
 One table, in microseconds: a call, with and without its backward pass, on a group that sends nothing. See
 docs/performance.md.
@@ -87,7 +87,7 @@ def case(
     """``raw`` and ``use`` are the function itself on local tensors."""
     stated = {"out_placements": outputs, "in_placements": inputs, "device_mesh": mesh}
     stock = call_of(local_map(function, **stated), args, is_backward)
-    ours = call_of(funcol.apply_local_map(function, **stated), args, is_backward)
+    ours = call_of(funcol.local_map.apply_local_map(function, **stated), args, is_backward)
     plain = call_of(function, tuple(map(local_of, args)), is_backward)
     needs_gradient = any(leaf.requires_grad for leaf in leaves_of(args))
     kind = ", backward" if is_backward else ", recorded" if needs_gradient else ""

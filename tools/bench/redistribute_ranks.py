@@ -90,7 +90,7 @@ def time_rank(rank: int, repeat: int) -> list[dict[str, list[float]]]:
 def sent_bytes(src: str, dst: str) -> dict[str, int]:
     """The bytes that the busiest rank sends, by PyTorch's plan and by funcol's."""
     mesh = {"world": NUM_RANKS} if "," not in src else {"outer": 2, "inner": NUM_RANKS // 2}
-    planners = {"stock": funcol.greedy_redistribution, "funcol": funcol.plan_redistribution}
+    planners = {"stock": funcol.redistribution.greedy_redistribution, "funcol": funcol.plan_redistribution}
     return {
         side: sum(step.bytes_sent for step in plan(src, dst, mesh, (SIZE, SIZE), torch.float32).steps)
         for side, plan in planners.items()

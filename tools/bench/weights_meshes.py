@@ -113,7 +113,7 @@ def planned_bytes(case: Case, tensors: list[DTensor]) -> dict[str, int]:
     """What the plans send in sum, and the least that any plan sends."""
     sent = least = 0
     for tensor in tensors:
-        plan = funcol.plan_mesh_change(
+        plan = funcol.redistribution.plan_mesh_change(
             *(",".join(case.src), ",".join(case.dst)),
             *({f"a{i}": n for i, n in enumerate(shape)} for shape in (case.src_shape, case.dst_shape)),
             tuple(tensor.shape),
@@ -140,7 +140,7 @@ def time_plans(repeat: int) -> list[tuple[str, float]]:
         best = float("inf")
         for _ in range(repeat):
             begin = time.thread_time()
-            funcol.plan_mesh_change(
+            funcol.redistribution.plan_mesh_change(
                 *(src, dst, mesh, to_mesh, (4096, 4096), "bfloat16"), to_ranks=range(first, first + 64)
             )
             best = min(best, 1e6 * (time.thread_time() - begin))

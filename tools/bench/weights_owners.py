@@ -32,7 +32,10 @@ SHAPES = {str(index): (32 * (index % 7 + 1), 64 * (index % 3 + 1)) for index in 
 def time_rank(rank: int, repeat: int) -> dict[str, dict[str, Any]]:
     mesh = init_device_mesh("cpu", (NUM_RANKS,))
     weights = [*fully_sharded(SHAPES, mesh).values()]
-    owners = [funcol.Owned(owner) for owner in funcol.assign_owners(SHAPES.values(), NUM_RANKS)]
+    owners = [
+        funcol.redistribution.Owned(owner)
+        for owner in funcol.redistribution.assign_owners(SHAPES.values(), NUM_RANKS)
+    ]
 
     def owned() -> list[DTensor]:
         return funcol.redistribute_many(funcol.redistribute_many(weights, owners), [Shard(0)])

@@ -71,7 +71,9 @@ def program(mesh: DeviceMesh | None) -> Any:
     if mesh is not None:
 
         def local(function: Any, outputs: Any, *inputs: Any) -> Any:
-            return funcol.apply_local_map(function, outputs, inputs, None, mesh, redistribute_inputs=True)
+            return funcol.local_map.apply_local_map(
+                function, outputs, inputs, None, mesh, redistribute_inputs=True
+            )
 
         pointwise = local(pointwise, SHARDED, SHARDED)
         linear = local(linear, WHOLE, WHOLE, WHOLE, WHOLE)
@@ -150,7 +152,7 @@ class Chooser:
 
     @staticmethod
     def _is_region(node: Node) -> bool:
-        return node.target is funcol.local_map_hop
+        return node.target is funcol.local_map.local_map_hop
 
     @staticmethod
     def _is_part(node: Node) -> bool:
@@ -180,7 +182,7 @@ class Chooser:
     def _way_of_region(self, node: Node) -> Way:
         stated = node.meta["custom"]["dtensor_local_map_kwargs"]
         given = [OpStrategy([OpSpec(spec_of(self.mesh, WHOLE, one.meta["val"]))]) for one in operands(node)]
-        strategy = funcol.get_local_map_placement_option(
+        strategy = funcol.local_map.get_local_map_placement_option(
             self.mesh, node.target, given, node.args, node.kwargs, node.meta["val"],
             stated["in_placements"], stated["out_placements"],
         )  # fmt: skip
@@ -327,7 +329,7 @@ class Sharded(Interpreter):
         for operand, placements in zip(operands(node), inputs, strict=True):
             if isinstance(self.env[operand], DTensor):
                 self.env[operand] = self._moved(self.env[operand], placements, node)
-        if node.target is funcol.local_map_hop:
+        if node.target is funcol.local_map.local_map_hop:
             self._check_operands(node)
         result = super().run_node(node)
         self.env.update({operand: kept[operand] for operand in operands(node)})
@@ -413,7 +415,7 @@ def run(rank: int, world: int) -> None:
 
     local = [shard.to_local() for shard in shards]
     applied = make_fx(sharded_step)(*local)
-    assert all(node.target is not funcol.local_map_hop for node in applied.graph.nodes)
+    assert all(node.target is not funcol.local_map.local_map_hop for node in applied.graph.nodes)
     loss, *gradients = applied(*local)
     check("loss", loss, want[0])
     for name, gradient, whole in zip(names[1:], gradients, want[1:], strict=True):

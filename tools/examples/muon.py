@@ -55,10 +55,10 @@ class Owners:
 
     def __init__(self, weights: list[DTensor]) -> None:
         shapes = [weight.shape for weight in weights]
-        owners = funcol.assign_owners(
+        owners = funcol.redistribution.assign_owners(
             shapes, dist.get_world_size(), cost=lambda shape: min(shape) ** 2 * max(shape)
         )
-        self._owners = [funcol.Owned(owner) for owner in owners]
+        self._owners = [funcol.redistribution.Owned(owner) for owner in owners]
         self._placements = [weight.placements for weight in weights]
 
     def __call__(self, momenta: list[DTensor]) -> list[DTensor]:

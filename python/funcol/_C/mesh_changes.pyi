@@ -64,7 +64,7 @@ class Transfer:
     def bound(self) -> int: ...
 
 class MeshChange:
-    """A plan from one mesh to another: see :func:`funcol.plan_mesh_change`."""
+    """A plan from one mesh to another: see :func:`funcol.redistribution.plan_mesh_change`."""
 
     @property
     def before(self) -> Plan | None:

@@ -40,7 +40,7 @@ class CommTensor(Tensor):
 
     ::
 
-        c = funcol.CommTensor(x)
+        c = funcol.collectives.CommTensor(x)
         dist.all_reduce(c, async_op=True)
         y = c + 1  # waits
 

@@ -23,9 +23,9 @@ def pending() -> list[InFlight]:
     """The collectives of this process that are in flight, the oldest first.
 
     Each has ``op``, ``group`` (its name), ``shapes`` and ``dtype`` of the results, ``seconds`` since its
-    start, and, after :func:`record_callers`, ``caller`` and ``purpose``; ``str()`` makes a line of them.
-    Among them are collectives whose results were dropped, those that funcol's kernels started for PyTorch's
-    ``_c10d_functional`` operators, and FSDP2's under :func:`funcol.install`.
+    start, and, after :func:`~funcol.collectives.record_callers`, ``caller`` and ``purpose``; ``str()`` makes
+    a line of them. Among them are collectives whose results were dropped, those that funcol's kernels started
+    for PyTorch's ``_c10d_functional`` operators, and FSDP2's under :func:`funcol.install`.
 
     A collective is in flight until its backend says that it is over, or, where the backend cannot say so
     (gloo's sends, receives and reduce_scatter), until somebody has waited for it. Collectives that a program
@@ -37,10 +37,10 @@ def pending() -> list[InFlight]:
 def record_callers(enabled: bool = True) -> None:
     """From now on notes for each collective which line of Python starts it, and what for.
 
-    ``caller`` of :func:`pending`, dumps and errors is the line, outside of PyTorch and funcol: of a backward
-    pass, that of ``backward()``. ``purpose`` tells the step of a redistribution, the operator that needs it,
-    the parameters of FSDP2, and, within :func:`name_modules`, the module. Takes less than a microsecond a
-    collective; ``record_callers(False)`` ends it, and then it takes none.
+    ``caller`` of :func:`~funcol.pending`, dumps and errors is the line, outside of PyTorch and funcol: of a
+    backward pass, that of ``backward()``. ``purpose`` tells the step of a redistribution, the operator that
+    needs it, the parameters of FSDP2, and, within :func:`name_modules`, the module. Takes less than a
+    microsecond a collective; ``record_callers(False)`` ends it, and then it takes none.
 
     Purposes are also the names of collectives in profiles, whether or not callers are recorded, where
     PyTorch has such names (``torch.distributed.record_comm``, from 2.15).
@@ -94,12 +94,12 @@ class _File(Protocol):
 
 
 def dump_pending(file: Any = None) -> None:
-    """Writes :func:`pending` to ``file``, a line each; ``file`` has ``write()``, the default is stderr."""
+    """Writes :func:`~funcol.pending` to ``file``, a line each; by default to stderr."""
     print(_C.in_flight_text(), end="", file=sys.stderr if file is None else file, flush=True)
 
 
 def dump_pending_on(signum: int, file: _File | None = None) -> None:
-    """From now on the process writes :func:`pending` to ``file`` when it gets the signal ``signum``.
+    """From now on the process writes :func:`~funcol.pending` to ``file`` when it gets the signal ``signum``.
 
     A thread without the GIL writes, so that it also works while every thread of Python waits, as a rank does
     that hangs. The handler that was there before is called as well: ``faulthandler.register(signum,

@@ -169,7 +169,7 @@ def _captured(value: Any, source: Source | None, seen: set[int]) -> Iterator[tup
 def _refuse(what: str, instead: str) -> NoReturn:
     unimplemented(
         gb_type="function on local tensors that cannot be traced",
-        context="funcol.apply_local_map",
+        context="funcol.local_map.apply_local_map",
         explanation=f"funcol cannot trace {what}.",
         hints=[f"In the compiled region, {instead}; or call it outside."],
     )

@@ -3,8 +3,30 @@
 PyTorch counterpart: ``torch.distributed.tensor.experimental.local_map``.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 import torch.distributed.tensor  # noqa: F401 (first: install() may wait for it)
 
 from .application import TraceableLocalMap, apply_local_map, call_in_compiled_region
+from .options import get_local_map_placement_option
 
-__all__ = ["TraceableLocalMap", "apply_local_map", "call_in_compiled_region"]
+if TYPE_CHECKING:
+    from .tracing import local_map_hop
+
+__all__ = [
+    "TraceableLocalMap",
+    "apply_local_map",
+    "call_in_compiled_region",
+    "get_local_map_placement_option",
+    "local_map_hop",
+]
+
+if not TYPE_CHECKING:  # from which it would hide misspelt names
+
+    def __getattr__(name: str) -> Any:
+        if name == "local_map_hop":  # whose module reads the compiler's
+            found = importlib.import_module(f"{__name__}.tracing").local_map_hop
+            globals()[name] = found  # from now on without this function
+            return found
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -62,8 +62,8 @@ def apply_local_map(*args: Any, **kwargs: Any) -> Any:
 
     Called without DTensors, the result is ``func`` itself. Under a tracer (``make_fx``, ``aot_export_joint``)
     tensors that are no DTensors stand for whole ones: they need ``device_mesh``, or a current one (``with
-    mesh:``), and the graph gets one node :data:`~funcol.local_map_hop`. ``torch.compile`` takes them as they
-    are, as eager calls do.
+    mesh:``), and the graph gets one node :data:`~funcol.local_map.local_map_hop`. ``torch.compile`` takes
+    them as they are, as eager calls do.
 
     ``ValueError`` for placements that are too few or too many, that the arguments do not have, or that
     contradict a shape; for another mesh; and under tracers for results that share memory with arguments and

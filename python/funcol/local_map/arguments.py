@@ -1,4 +1,4 @@
-"""The arguments of :func:`funcol.apply_local_map`, checked and in one form."""
+"""The arguments of :func:`funcol.local_map.apply_local_map`, checked and in one form."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PlacementsLike: TypeAlias = Sequence[Placement] | None
 
 
 class LocalMapArguments(NamedTuple):
-    """The arguments of :func:`funcol.apply_local_map` but for the function."""
+    """The arguments of :func:`funcol.local_map.apply_local_map` but for the function."""
 
     out_placements: PlacementsLike | Sequence[PlacementsLike]
     in_placements: Sequence[PlacementsLike] | None = None

@@ -30,10 +30,10 @@ def get_local_map_placement_option(
     """The one strategy of a function on local tensors, as a PyTorch ``OpStrategy``.
 
     ``specs`` has an ``OpStrategy`` for each of the node's operands, ``None`` for those that are no tensors;
-    ``user_args`` are the operands, or all arguments of a node of :data:`~funcol.local_map_hop`; both in the
-    order of ``in_placements``. ``output_val`` is the node's result. ``in_placements`` and ``out_placements``
-    are those of ``node.meta["custom"]["dtensor_local_map_kwargs"]``, of a forward or a backward node; an
-    operand or result with ``None`` there has a replicated spec and costs nothing.
+    ``user_args`` are the operands, or all arguments of a node of :data:`~funcol.local_map.local_map_hop`;
+    both in the order of ``in_placements``. ``output_val`` is the node's result. ``in_placements`` and
+    ``out_placements`` are those of ``node.meta["custom"]["dtensor_local_map_kwargs"]``, of a forward or a
+    backward node; an operand or result with ``None`` there has a replicated spec and costs nothing.
 
     The strategy's one ``OpSpec`` has the specs of results and operands, and for each operand the costs of
     redistributing it from each strategy in ``specs``: those of

@@ -83,7 +83,7 @@ class Function:
 
 
 class RegionGraph(NamedTuple):
-    """What a node of :data:`funcol.local_map_hop` holds."""
+    """What a node of :data:`funcol.local_map.local_map_hop` holds."""
 
     body: GraphModule
     region: Region

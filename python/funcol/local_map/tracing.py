@@ -1,10 +1,10 @@
 """Functions on local tensors under tracers: one node of the graph in the forward, one in the backward pass.
 
-A traced call of an applied function (:func:`funcol.apply_local_map`) records the function and its gradient
-once, at this rank's shapes, and puts :data:`local_map_hop` into the tracer's graph, with the recorded body, a
-:class:`~funcol.local_map.regions.Region` and the operands. Called with DTensors, as when a graph is traced
-again with shards in place of whole tensors, the operator moves its operands to their placements and runs its
-body, so that the second trace holds the operators of the body.
+A traced call of an applied function (:func:`funcol.local_map.apply_local_map`) records the function and its
+gradient once, at this rank's shapes, and puts :data:`local_map_hop` into the tracer's graph, with the
+recorded body, a :class:`~funcol.local_map.regions.Region` and the operands. Called with DTensors, as when a
+graph is traced again with shards in place of whole tensors, the operator moves its operands to their
+placements and runs its body, so that the second trace holds the operators of the body.
 
 PyTorch counterpart: ``torch._higher_order_ops.local_map``.
 """
@@ -359,7 +359,7 @@ def _node_name(name: str) -> str:
 
 
 def local_map_kwargs(region: tuple[Any, ...]) -> dict[str, Any]:
-    """The arguments of :func:`funcol.apply_local_map` for a node of ``region``."""
+    """The arguments of :func:`funcol.local_map.apply_local_map` for a node of ``region``."""
     known = Region.of(region)
     return {
         "out_placements": known.placements_out(),

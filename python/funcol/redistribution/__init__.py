@@ -8,13 +8,49 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from .. import _C
+from .cost_models import AlphaBeta, AxisCost, LinkCost, StepCounts
+from .mesh_changes import MeshChange, plan_mesh_change
+from .owners import Owned, OwnedTensor, assign_owners
+from .planning import Plan, Step, greedy_redistribution, plan_redistribution
 
 if TYPE_CHECKING:
     from .functions import redistribute, redistribute_local_tensor, redistribute_many
+    from .partition_specs import PartitionSpec, Varying
     from .plain_tensors import redistribute_tensor
     from .showing import show
 
-__all__ = ["redistribute", "redistribute_local_tensor", "redistribute_many", "redistribute_tensor", "show"]
+_NEED_DTENSOR = {
+    "PartitionSpec": "partition_specs",
+    "Varying": "partition_specs",
+    "redistribute": "functions",
+    "redistribute_local_tensor": "functions",
+    "redistribute_many": "functions",
+    "redistribute_tensor": "plain_tensors",
+    "show": "showing",
+}
+
+__all__ = [
+    "AlphaBeta",
+    "AxisCost",
+    "LinkCost",
+    "MeshChange",
+    "Owned",
+    "OwnedTensor",
+    "PartitionSpec",
+    "Plan",
+    "Step",
+    "StepCounts",
+    "Varying",
+    "assign_owners",
+    "greedy_redistribution",
+    "plan_mesh_change",
+    "plan_redistribution",
+    "redistribute",
+    "redistribute_local_tensor",
+    "redistribute_many",
+    "redistribute_tensor",
+    "show",
+]
 
 
 def _plan_as_html(plan: _C.Plan) -> str:
@@ -27,13 +63,12 @@ def _plan_as_html(plan: _C.Plan) -> str:
 _C.Plan._repr_html_ = _plan_as_html  # type: ignore[assignment,method-assign]
 
 
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        importlib.import_module("torch.distributed.tensor")  # install() may wait for it
-        from . import functions, plain_tensors, showing
+if not TYPE_CHECKING:  # from which it would hide misspelt names
 
-        modules = {"redistribute_tensor": plain_tensors, "show": showing}
-        found = getattr(modules.get(name, functions), name)
-        globals()[name] = found  # from now on without this function
-        return found
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        if name in _NEED_DTENSOR:
+            importlib.import_module("torch.distributed.tensor")  # install() may wait for it
+            found = getattr(importlib.import_module(f"{__name__}.{_NEED_DTENSOR[name]}"), name)
+            globals()[name] = found  # from now on without this function
+            return found
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -87,7 +87,8 @@ def redistribute(
     ``shard_order`` lists ``(dim, axes)``: which axes cut the dim, first cut first; by default axes cut in the
     order of the mesh. ``forward_dtype`` is the dtype that is sent and that the result has; ``backward_dtype``
     the one in which the gradient is sent (default: the input's), which then gets the dtype of the input.
-    ``async_op``, ``cost_model``, ``max_bytes`` and the errors are those of :func:`redistribute_local_tensor`.
+    ``async_op``, ``cost_model``, ``max_bytes`` and the errors are those of
+    :func:`~funcol.redistribution.redistribute_local_tensor`.
 
     Differentiable any number of times. The gradient has the placements of ``dtensor``, but replicates where
     ``dtensor`` is partial and its own gradient is not.

@@ -15,9 +15,9 @@ from .planning import (
     MeshLike,
     PlacementsLike,
     ShardOrderLike,
-    check_placements,
     mesh_of,
     model_for,
+    read_placements,
     read_tensor,
     shard_order,
 )
@@ -35,7 +35,7 @@ def plan_mesh_change(
     mesh: MeshLike,
     to_mesh: MeshLike,
     shape: Sequence[int],
-    dtype: torch.dtype | str,
+    dtype: torch.dtype | str = torch.float32,
     *,
     ranks: Sequence[int] | None = None,
     to_ranks: Sequence[int] | None = None,
@@ -60,7 +60,7 @@ def plan_mesh_change(
     in any plan. ``ValueError`` if the arguments contradict each other, or if no plan keeps within
     ``max_bytes``.
     """
-    check_placements(src, dst)
+    src, dst = read_placements(src), read_placements(dst)
     sizes, itemsize = read_tensor("plan_mesh_change", shape, dtype)
     models = models_for(cost_model, mesh_of(mesh), mesh_of(to_mesh))
     return _C.plan_mesh_change(

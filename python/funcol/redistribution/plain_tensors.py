@@ -33,16 +33,16 @@ def redistribute_tensor(
 ) -> Tensor:
     """This rank's part, under ``dst``, of the tensor of ``shape`` of which it holds ``local`` under ``src``.
 
-    Layouts are placements, one for each axis of ``mesh``, or partition specs (:class:`funcol.PartitionSpec`,
-    or
-    a plain tuple): for each dim the mesh axes that cut it, first cut first::
+    Layouts are placements, one for each axis of ``mesh``, or partition specs
+    (:class:`funcol.redistribution.PartitionSpec`, or a plain tuple): for each dim the mesh axes that cut it,
+    first cut first::
 
-        rows = funcol.redistribute_tensor(x, mesh, (("dp", "tp"), None), ("dp", "tp"), shape=(1024, 512))
+        rows = redistribute_tensor(x, mesh, (("dp", "tp"), None), ("dp", "tp"), shape=(1024, 512))
 
-    Both say where values are partial, and on which axes they vary (:class:`funcol.Varying`); ``shape`` is
-    then that of the tensor on the other axes. All ranks of the mesh call it alike. The result is as that of
-    :func:`funcol.redistribute_local_tensor`: contiguous and in memory of its own, or ``local`` if nothing is
-    to be done.
+    Both say where values are partial, and on which axes they vary (:class:`funcol.redistribution.Varying`);
+    ``shape`` is then that of the tensor on the other axes. All ranks of the mesh call it alike. The result is
+    as that of :func:`funcol.redistribution.redistribute_local_tensor`: contiguous and in memory of its own,
+    or ``local`` if nothing is to be done.
 
     Differentiable any number of times, by the rules of :func:`funcol.redistribute`: the gradient of the
     result has the layout ``grad``, by default ``dst`` with replicated for partial, and is redistributed to
@@ -53,8 +53,8 @@ def redistribute_tensor(
     where ``dst`` makes partial values. The other arguments are constants of a compiled region.
 
     ``async_op``, ``cost_model``, ``max_bytes`` and the errors are those of
-    :func:`funcol.redistribute_local_tensor`. ``ValueError``, too, for a layout that names an axis twice or
-    one that is not there, and if an axis varies in one layout only.
+    :func:`funcol.redistribution.redistribute_local_tensor`. ``ValueError``, too, for a layout that names an
+    axis twice or one that is not there, and if an axis varies in one layout only.
 
     PyTorch counterpart: ``DTensor.from_local(...).redistribute(...).to_local()``.
     """

@@ -12,13 +12,22 @@ from torch.distributed.device_mesh import DeviceMesh
 from .. import _C
 from . import meshes as meshes  # which C++ calls
 from .cost_models import AlphaBeta, CostModel, axis_names
-from .texts import MOST_ELEMENTS, MOST_RANKS, check_characters, mesh_sizes, number_of, quoted
+from .texts import (
+    MOST_ELEMENTS,
+    MOST_RANKS,
+    check_characters,
+    mesh_sizes,
+    number_of,
+    quoted,
+    short_placements,
+)
 
 Plan = _C.Plan
 Step = _C.Step
 
 PlacementsLike: TypeAlias = Sequence[Any] | str
-"""PyTorch's placements, one for each mesh axis, or text: ``"S0,R"``, ``"P(max), _S(0, 2)"``."""
+"""PyTorch's placements, one for each mesh axis, or text: ``"S0,R"``, ``"P(max), _S(0, 2)"``,
+``"Shard(0), Replicate()"``."""
 
 ShardOrderLike: TypeAlias = Sequence[Any] | str | None
 """PyTorch's tuple of ``ShardOrderEntry(tensor_dim, mesh_dims)``, or text: ``"0:tp,dp; 1:cp"``, first cut
@@ -28,7 +37,7 @@ first.
 """
 
 MeshLike: TypeAlias = DeviceMesh | Mapping[str, int] | str
-"""A ``DeviceMesh``; or ``{"dp": 2, "tp": 4}`` or ``"dp=2,tp=4"``, which need no process group."""
+"""A ``DeviceMesh``; or ``{"dp": 2, "tp": 4}``, ``"dp=2,tp=4"`` or ``"2,4"``, which need no process group."""
 
 
 _MOST_AXES = 32
@@ -40,7 +49,7 @@ def plan_redistribution(
     dst: PlacementsLike,
     mesh: MeshLike,
     shape: Sequence[int],
-    dtype: torch.dtype | str,
+    dtype: torch.dtype | str = torch.float32,
     *,
     src_shard_order: ShardOrderLike = None,
     dst_shard_order: ShardOrderLike = None,
@@ -50,17 +59,18 @@ def plan_redistribution(
     """The steps of least cost that turn ``src`` into ``dst`` for a tensor that is ``shape`` as a whole.
 
     Runs nothing and asks no other rank: the same arguments give the same plan everywhere. ``cost_model`` is
-    :class:`AlphaBeta` or :class:`StepCounts`; without one, PyTorch's own estimates for one host, in
-    microseconds. ``max_bytes`` bounds the memory that a rank holds at any time, the source included.
-    Collectives over several axes at once are used where the ``DeviceMesh`` has a group for them (flattened
-    submeshes, the world); a mesh given by sizes is taken as having one for all of its axes together.
+    :class:`~funcol.redistribution.AlphaBeta` or :class:`~funcol.redistribution.StepCounts`; without one,
+    PyTorch's own estimates for one host, in microseconds. ``max_bytes`` bounds the memory that a rank holds
+    at any time, the source included. Collectives over several axes at once are used where the ``DeviceMesh``
+    has a group for them (flattened submeshes, the world); a mesh given by sizes is taken as having one for
+    all of its axes together.
 
     ``ValueError`` if the arguments contradict each other, or if no plan keeps within ``max_bytes``.
     PyTorch counterpart: ``DTensorRedistributePlanner``, which does not know sizes.
     """
     # C++ knows device meshes and the default model: objects of Python cost as much as the search does.
     known_mesh = mesh if isinstance(mesh, DeviceMesh) else mesh_of(mesh)
-    check_placements(src, dst)
+    src, dst = read_placements(src), read_placements(dst)
     tensor = read_tensor("plan_redistribution", shape, dtype)
     orders = shard_order(src_shard_order, mesh), shard_order(dst_shard_order, mesh)
     model = None if cost_model is None else model_for(cost_model, mesh_of(mesh))
@@ -72,7 +82,7 @@ def greedy_redistribution(
     dst: PlacementsLike,
     mesh: MeshLike,
     shape: Sequence[int],
-    dtype: torch.dtype | str,
+    dtype: torch.dtype | str = torch.float32,
     *,
     src_shard_order: ShardOrderLike = None,
     dst_shard_order: ShardOrderLike = None,
@@ -80,11 +90,11 @@ def greedy_redistribution(
 ) -> Plan:
     """The plan that PyTorch's greedy planner makes, axis by axis, priced by ``cost_model``: to compare with.
 
-    Arguments as :func:`plan_redistribution`; ``ValueError`` for shard orders other than the default one.
-    PyTorch counterpart: ``DTensorRedistributePlanner.generate_greedy_transform_infos``.
+    Arguments as :func:`funcol.plan_redistribution`; ``ValueError`` for shard orders other than the default
+    one. PyTorch counterpart: ``DTensorRedistributePlanner.generate_greedy_transform_infos``.
     """
     known_mesh = mesh_of(mesh)
-    check_placements(src, dst)
+    src, dst = read_placements(src), read_placements(dst)
     tensor = read_tensor("greedy_redistribution", shape, dtype)
     orders = shard_order(src_shard_order, mesh), shard_order(dst_shard_order, mesh)
     model = model_for(cost_model, known_mesh)
@@ -117,11 +127,12 @@ def mesh_of(mesh: MeshLike) -> _C.Mesh:
     return _C.Mesh(list(sizes.values()), list(sizes), together)
 
 
-def check_placements(*sides: PlacementsLike) -> None:
-    """Refuses placements written in characters that C++ cannot read."""
-    for placements in sides:
-        if isinstance(placements, str):
-            check_characters("the placements", placements)
+def read_placements(placements: PlacementsLike) -> PlacementsLike:
+    """``placements`` as C++ reads them. ``ValueError`` for text in characters that it cannot read."""
+    if not isinstance(placements, str):
+        return placements
+    check_characters("the placements", placements)
+    return short_placements(placements)
 
 
 def model_for(cost_model: CostModel | None, mesh: _C.Mesh) -> _C.AlphaBeta | _C.StepCounts:

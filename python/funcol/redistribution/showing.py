@@ -30,9 +30,9 @@ def show(
 ) -> None:
     """Shows which block of a tensor each rank holds: of a DTensor, of a layout, or after each step of a plan.
 
-    ``what`` is a ``DTensor``, a ``DTensorSpec``, a :class:`~funcol.Plan`, or the placements of a tensor of
-    ``shape`` on ``mesh``, written as for :func:`funcol.plan_redistribution`. Values are not read and nothing
-    is sent, so one rank may call it alone.
+    ``what`` is a ``DTensor``, a ``DTensorSpec``, a :class:`~funcol.redistribution.Plan`, or the placements of
+    a tensor of ``shape`` on ``mesh``, written as for :func:`funcol.plan_redistribution`. Values are not read
+    and nothing is sent, so one rank may call it alone.
 
     Prints a table with a row a rank to ``file`` (default: the standard output): at most 64 rows. For
     more ranks, up to 16384, it also prints how many different blocks each layout has, and how many ranks hold

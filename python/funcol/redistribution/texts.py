@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 
 MOST_RANKS = 2**31 - 1
@@ -26,15 +27,18 @@ def number_of(text: str, most: int) -> int | None:
 
 
 def mesh_sizes(text: str) -> dict[str, int]:
-    """Reads the axes of a mesh: ``"dp=2,tp=4"``."""
+    """Reads the axes of a mesh: ``"dp=2,tp=4"``, or ``"2,4"``, whose axes are ``axis0`` and ``axis1``."""
     sizes: dict[str, int] = {}
-    for entry in text.split(","):
+    given = text.split(",")
+    if all(number_of(entry.strip(), _MOST_SIZE) is not None for entry in given):
+        given = [f"axis{number}={size}" for number, size in enumerate(given)]
+    for entry in given:
         name, _, digits = (part.strip() for part in entry.partition("="))
         size = number_of(digits, _MOST_SIZE)
         if not name or size is None or name in sizes:
             raise ValueError(
                 f"funcol: '{quoted(entry.strip())}' in the mesh '{quoted(text)}' is no axis. Write each axis "
-                'once, with its number of ranks: "dp=2,tp=4".'
+                'once, with its number of ranks: "dp=2,tp=4"; or the numbers alone: "2,4".'
             )
         sizes[name] = size
     return sizes
@@ -67,17 +71,41 @@ def rank_text(ranks: tuple[int, ...], most: int) -> str:
 
 
 def shape_of(text: str) -> list[int]:
-    """Reads the sizes of a tensor: ``"1024x4096"``, empty for a scalar."""
+    """Reads the sizes of a tensor: ``"1024x4096"`` or ``"1024,4096"``, empty for a scalar."""
     sizes: list[int] = []
-    for digits in text.split("x") if text else ():
+    for digits in text.split("," if "," in text else "x") if text else ():
         size = number_of(digits, MOST_ELEMENTS)
         if size is None:
             raise ValueError(
-                f'"{quoted(text)}" is no shape: write sizes with an x between them, 1024x4096, '
+                f'"{quoted(text)}" is no shape: write sizes with an x or a comma between them, 1024x4096, '
                 "2^48 elements at most"
             )
         sizes.append(size)
     return sizes
+
+
+# PyTorch's names of placements, and their short forms.
+_LONG_FORMS = tuple(
+    (re.compile(form), short)
+    for form, short in (
+        (r"_StridedShard\(\s*(?:dim=)?(-?\w+)\s*,\s*(?:(?:sf|split_factor)=)?(\w+)\s*\)", r"_S(\1, \2)"),
+        (r"\bShard\(\s*(?:dim=)?(-?\w+)\s*\)", r"S(\1)"),
+        (r"\bReplicate\(\s*\)", "R"),
+        (r"\bPartial\(\s*\)", "P"),
+        (r"\bPartial\(\s*(?:reduce_op=)?['\"]?(\w+)['\"]?\s*\)", r"P(\1)"),
+    )
+)
+
+
+def short_placements(text: str) -> str:
+    """Returns placements as C++ reads them: ``"Shard(0),Replicate()"`` as ``"S(0),R"``. Brackets around
+    all of them, as PyTorch prints placements, are left out; short forms stay as they are."""
+    inner = text.strip()
+    if inner[:1] + inner[-1:] in ("()", "[]") and len(inner) > 1:
+        inner = inner[1:-1].strip().removesuffix(",")
+    for form, short in _LONG_FORMS:
+        inner = form.sub(short, inner)
+    return inner
 
 
 def bytes_of(text: str) -> int:

@@ -29,10 +29,12 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        importlib.import_module("torch.distributed.tensor")  # install() may wait for it
-        found = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
-        globals()[name] = found  # from now on without this function
-        return found
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # from which it would hide misspelt names
+
+    def __getattr__(name: str) -> Any:
+        if name in __all__:
+            importlib.import_module("torch.distributed.tensor")  # install() may wait for it
+            found = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+            globals()[name] = found  # from now on without this function
+            return found
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -39,7 +39,7 @@ class SlowInPlace:
         self.num_waits = 0
         self._values = values.detach().clone()
         self._buffer = garbage_like(self._values)
-        self.tensor = funcol.CommTensor(self._buffer)
+        self.tensor = funcol.collectives.CommTensor(self._buffer)
         funcol._C.make_pending_in_place([self.tensor], self._finish, "all_reduce", "dp")
 
     def _finish(self) -> None:
@@ -64,7 +64,7 @@ def test_every_read_of_a_view_sees_finished_data(read: Callable[[Tensor], Any]) 
 @pytest.mark.parametrize("read", READS.values(), ids=READS.keys())
 @pytest.mark.filterwarnings("ignore")
 def test_reads_before_any_collective_see_what_is_there(read: Callable[[Tensor], Any]) -> None:
-    assert same(read(funcol.CommTensor(values())), read(values()))
+    assert same(read(funcol.collectives.CommTensor(values())), read(values()))
 
 
 @pytest.mark.parametrize("read", READS.values(), ids=READS.keys())
@@ -87,7 +87,7 @@ def test_a_view_of_a_pending_one_does_not_wait(view: Callable[[Tensor], Tensor])
 
 def test_the_result_is_an_alias_that_shares_storage_metadata_and_version() -> None:
     x = torch.zeros(3, 4).t()
-    tensor = funcol.CommTensor(x)
+    tensor = funcol.collectives.CommTensor(x)
     tensor.add_(1)
     assert type(tensor) is Tensor
     assert tensor.data_ptr() == x.data_ptr()
@@ -97,24 +97,24 @@ def test_the_result_is_an_alias_that_shares_storage_metadata_and_version() -> No
 
 def test_to_autograd_it_is_a_view() -> None:
     x = values().requires_grad_()
-    tensor = funcol.CommTensor(x)
+    tensor = funcol.collectives.CommTensor(x)
     assert tensor._is_view()
     (tensor * tensor).sum().backward()
     assert same(x.grad, 2 * values())
 
 
 def test_no_collective_means_not_pending() -> None:
-    assert not funcol.is_pending(funcol.CommTensor(values()))
+    assert not funcol.is_pending(funcol.collectives.CommTensor(values()))
 
 
 def test_nested_wrapping_gives_the_same_tensor() -> None:
-    tensor = funcol.CommTensor(values())
-    assert funcol.CommTensor(tensor) is tensor
+    tensor = funcol.collectives.CommTensor(values())
+    assert funcol.collectives.CommTensor(tensor) is tensor
 
 
 def test_a_pending_tensor_is_waited_for_before_it_is_wrapped() -> None:
     collective = SlowCollective(values())
-    assert same(funcol.CommTensor(collective.tensor), values())
+    assert same(funcol.collectives.CommTensor(collective.tensor), values())
     assert collective.num_waits == 1
 
 
@@ -141,7 +141,7 @@ MAKERS: dict[str, Callable[[Tensor], Tensor]] = {
 def test_before_any_collective_what_comes_of_it_follows_collectives_too(
     make: Callable[[Tensor], Tensor],
 ) -> None:
-    assert follows(make(funcol.CommTensor(values())))
+    assert follows(make(funcol.collectives.CommTensor(values())))
 
 
 @pytest.mark.usefixtures("fake_world")
@@ -157,19 +157,19 @@ def test_a_plain_tensor_is_left_alone() -> None:
 
 @pytest.mark.usefixtures("fake_world")
 def test_what_is_written_into_a_plain_tensor_does_not_mark_it() -> None:
-    assert not follows(values().copy_(funcol.CommTensor(values())))
+    assert not follows(values().copy_(funcol.collectives.CommTensor(values())))
 
 
 @pytest.mark.usefixtures("fake_world")
 def test_outputs_follow_where_the_inputs_are_plain() -> None:
-    outputs = [funcol.CommTensor(torch.zeros(2)) for _ in range(2)]
+    outputs = [funcol.collectives.CommTensor(torch.zeros(2)) for _ in range(2)]
     dist.all_gather(outputs, torch.ones(2), async_op=True)
     assert all(map(funcol.is_pending, outputs))
 
 
 @pytest.mark.usefixtures("fake_world")
 def test_inputs_do_not_follow() -> None:
-    given = funcol.CommTensor(torch.ones(2))
+    given = funcol.collectives.CommTensor(torch.ones(2))
     dist.all_gather([torch.zeros(2), torch.zeros(2)], given, async_op=True)
     assert not funcol.is_pending(given)
 
@@ -178,7 +178,7 @@ def test_inputs_do_not_follow() -> None:
 def test_collectives_are_followed_while_the_wake_key_is_hidden() -> None:
     before = funcol._C.exclude_wake_key(True)
     try:
-        assert follows(funcol.CommTensor(values()))
+        assert follows(funcol.collectives.CommTensor(values()))
     finally:
         funcol._C.exclude_wake_key(before)
 
@@ -186,19 +186,19 @@ def test_collectives_are_followed_while_the_wake_key_is_hidden() -> None:
 @pytest.mark.usefixtures("fake_world")
 def test_collectives_are_followed_under_a_dispatch_mode() -> None:
     with CommDebugMode() as mode:
-        assert follows(funcol.CommTensor(values()))
+        assert follows(funcol.collectives.CommTensor(values()))
     assert mode.get_total_counts() == 1
 
 
 @pytest.mark.usefixtures("fake_world")
 def test_the_operator_returns_its_outputs() -> None:
-    tensor = funcol.CommTensor(values())
+    tensor = funcol.collectives.CommTensor(values())
     outputs, _ = torch.ops.c10d.broadcast_([tensor], world_group().boxed(), 0, 0)
     assert outputs[0] is tensor
 
 
 def test_using_a_view_waits_for_a_collective_on_its_base() -> None:
-    base = funcol.CommTensor(torch.zeros(4))
+    base = funcol.collectives.CommTensor(torch.zeros(4))
     view = base[1:3]
     funcol._C.make_pending_in_place([base], lambda: None)
     assert funcol.is_pending(view)
@@ -208,7 +208,7 @@ def test_using_a_view_waits_for_a_collective_on_its_base() -> None:
 
 def test_using_the_base_waits_for_collectives_on_its_views() -> None:
     waits: list[str] = []
-    base = funcol.CommTensor(torch.zeros(4))
+    base = funcol.collectives.CommTensor(torch.zeros(4))
     funcol._C.make_pending_in_place([base[:2]], lambda: waits.append("left"))
     funcol._C.make_pending_in_place([base[2:]], lambda: waits.append("right"))
     base.sum()
@@ -216,7 +216,7 @@ def test_using_the_base_waits_for_collectives_on_its_views() -> None:
 
 
 def test_using_a_view_does_not_wait_for_collectives_on_other_parts() -> None:
-    base = funcol.CommTensor(torch.zeros(4))
+    base = funcol.collectives.CommTensor(torch.zeros(4))
     left, right = base.chunk(2)
     funcol._C.make_pending_in_place([left], lambda: None)
     funcol._C.make_pending_in_place([right], lambda: None)
@@ -244,7 +244,7 @@ def failing() -> Tensor:
     def fail() -> None:
         raise RuntimeError("connection lost")
 
-    tensor = funcol.CommTensor(torch.zeros(2, 3))
+    tensor = funcol.collectives.CommTensor(torch.zeros(2, 3))
     funcol._C.make_pending_in_place([tensor], fail, "allreduce_", "dp")
     return tensor
 
@@ -300,10 +300,10 @@ REFUSED: dict[str, Callable[[], Any]] = {
 @pytest.mark.filterwarnings("ignore")
 def test_what_no_collective_can_write_is_a_type_error(make: Callable[[], Any]) -> None:
     with pytest.raises(TypeError, match="CommTensor"):
-        funcol.CommTensor(make())
+        funcol.collectives.CommTensor(make())
 
 
 def test_a_fake_tensor_has_nothing_to_wait_for() -> None:
     with FakeTensorMode():
         fake = torch.empty(3)
-    assert funcol.CommTensor(fake) is fake
+    assert funcol.collectives.CommTensor(fake) is fake

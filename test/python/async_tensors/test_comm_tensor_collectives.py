@@ -27,7 +27,7 @@ def starts_and_uses(rank: int, world: int, name: str, rows: int, order: str) -> 
     """
     if not is_supported(name):
         return False
-    outputs, work = STARTS[name](own_input(rank, world, rows), rank, world, funcol.CommTensor)
+    outputs, work = STARTS[name](own_input(rank, world, rows), rank, world, funcol.collectives.CommTensor)
     assert all(map(funcol.is_pending, outputs))
     if order == "work_first":
         work.wait()
@@ -59,8 +59,8 @@ def test_the_work_may_be_waited_for_too(name: str, order: str) -> None:
 def outputs_in_a_row(rank: int, world: int, name: str) -> bool:
     if not is_supported(name):
         return False
-    first, _ = STARTS[name](own_input(rank, world, 2), rank, world, funcol.CommTensor)
-    second, _ = STARTS[name](own_input(rank, world, 2, 50), rank, world, funcol.CommTensor)
+    first, _ = STARTS[name](own_input(rank, world, 2), rank, world, funcol.collectives.CommTensor)
+    second, _ = STARTS[name](own_input(rank, world, 2, 50), rank, world, funcol.collectives.CommTensor)
     assert same([output + 0 for output in second], expected(name, rank, world, 2, 50))
     assert same([output + 0 for output in first], expected(name, rank, world, 2))
     return True
@@ -73,7 +73,7 @@ def test_two_may_run_at_once_and_be_used_in_any_order(name: str) -> None:
 
 def starts_before_the_other_rank(rank: int, world: int) -> None:
     store = dist.distributed_c10d._get_default_store()
-    tensor = funcol.CommTensor(torch.ones(4, 3))
+    tensor = funcol.collectives.CommTensor(torch.ones(4, 3))
     if rank == 1:
         store.wait(["the other rank has made its views"])
     dist.all_reduce(tensor, async_op=True)
@@ -88,7 +88,7 @@ def test_starting_and_viewing_do_not_wait_for_other_ranks() -> None:
 
 
 def reduces_again_and_again(rank: int, world: int, use_between: bool) -> None:
-    tensor = funcol.CommTensor(torch.ones(5))
+    tensor = funcol.collectives.CommTensor(torch.ones(5))
     for round_ in range(1, 5):
         dist.all_reduce(tensor, async_op=True)
         if use_between:
@@ -103,7 +103,7 @@ def test_one_tensor_may_be_handed_to_many_collectives(world: int, use_between: b
 
 
 def reduces_parts(rank: int, world: int) -> None:
-    whole = funcol.CommTensor(torch.arange(10.0))
+    whole = funcol.collectives.CommTensor(torch.arange(10.0))
     for part in whole.split(3):
         dist.all_reduce(part, async_op=True)
     assert same(whole * 1, torch.arange(10.0) * world)
@@ -115,7 +115,7 @@ def test_parts_of_one_tensor_may_be_in_different_collectives(world: int) -> None
 
 
 def reduces_synchronously(rank: int, world: int) -> None:
-    tensor = funcol.CommTensor(torch.ones(3))
+    tensor = funcol.collectives.CommTensor(torch.ones(3))
     dist.all_reduce(tensor)
     assert same(tensor + 0, torch.full((3,), float(world)))
 
@@ -127,7 +127,7 @@ def test_a_synchronous_call_is_as_on_a_plain_tensor(world: int) -> None:
 
 def writes_into_the_original(rank: int, world: int) -> None:
     x = torch.ones(3)
-    tensor = funcol.CommTensor(x)
+    tensor = funcol.collectives.CommTensor(x)
     dist.all_reduce(tensor, async_op=True)
     funcol.wait_tensor(tensor)
     assert same(x, torch.full((3,), float(world)))
@@ -139,7 +139,7 @@ def test_the_collective_writes_into_the_wrapped_tensor(world: int) -> None:
 
 
 def drops_the_result(rank: int, world: int) -> None:
-    dist.all_reduce(funcol.CommTensor(torch.ones(3)), async_op=True)
+    dist.all_reduce(funcol.collectives.CommTensor(torch.ones(3)), async_op=True)
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -151,7 +151,7 @@ def reduces_gradients(rank: int, world: int) -> None:
     weight = torch.ones(3, requires_grad=True)
     (weight * (rank + 1)).sum().backward()
     assert weight.grad is not None
-    gradient = funcol.CommTensor(weight.grad)
+    gradient = funcol.collectives.CommTensor(weight.grad)
     dist.all_reduce(gradient, async_op=True)
     with torch.no_grad():
         weight -= gradient
@@ -168,13 +168,13 @@ def double(x: Tensor) -> Tensor:
 
 
 def reduce_then_double(x: Tensor) -> Tensor:
-    tensor = funcol.CommTensor(x + 0)
+    tensor = funcol.collectives.CommTensor(x + 0)
     dist.all_reduce(tensor, async_op=True)
     return tensor * 2
 
 
 def is_used_by_a_compiled_function(rank: int, world: int) -> None:
-    tensor = funcol.CommTensor(torch.ones(3))
+    tensor = funcol.collectives.CommTensor(torch.ones(3))
     dist.all_reduce(tensor, async_op=True)
     compiled = torch.compile(double, backend="eager")
     assert same(compiled(tensor), torch.full((3,), 2.0 * world))

@@ -32,7 +32,7 @@ def fake_world() -> Iterator[None]:
 
 def program(name: str, rank: int, world: int) -> Callable[[Tensor], list[Tensor]]:
     def start_and_use(x: Tensor) -> list[Tensor]:
-        outputs, _ = STARTS[name](x, rank, world, funcol.CommTensor)
+        outputs, _ = STARTS[name](x, rank, world, funcol.collectives.CommTensor)
         return [output * 1 for output in outputs]
 
     return start_and_use
@@ -106,7 +106,7 @@ def traced_values(rank: int, world: int) -> None:
     seen = []
 
     def look(x: Tensor) -> Tensor:
-        tensor = funcol.CommTensor(x.clone())
+        tensor = funcol.collectives.CommTensor(x.clone())
         dist.all_reduce(tensor, async_op=True)
         result = tensor + 1
         seen.append(result)
@@ -127,47 +127,52 @@ def reduced(x: Tensor) -> Tensor:
 
 PROGRAMS: dict[str, tuple[Callable[[Tensor], Any], list[str]]] = {
     "returned": (
-        lambda x: reduced(funcol.CommTensor(x)),
+        lambda x: reduced(funcol.collectives.CommTensor(x)),
         ["allreduce_", "comm_result", "wait_comm"],
     ),
     "nested": (
-        lambda x: reduced(funcol.CommTensor(funcol.CommTensor(x))) + 1,
+        lambda x: reduced(funcol.collectives.CommTensor(funcol.collectives.CommTensor(x))) + 1,
         ["allreduce_", "comm_result", "wait_comm", "add"],
     ),
     "nested_at_the_call": (
-        lambda x: funcol.CommTensor(reduced(funcol.CommTensor(funcol.CommTensor(x)))) + 1,
+        lambda x: (
+            funcol.collectives.CommTensor(
+                reduced(funcol.collectives.CommTensor(funcol.collectives.CommTensor(x)))
+            )
+            + 1
+        ),
         ["allreduce_", "comm_result", "wait_comm", "add"],
     ),
     "result_of_operators": (
-        lambda x: reduced((funcol.CommTensor(x) + 1).relu()) + 1,
+        lambda x: reduced((funcol.collectives.CommTensor(x) + 1).relu()) + 1,
         ["add", "relu", "allreduce_", "comm_result", "wait_comm", "add"],
     ),
     "work_between": (
-        lambda x: (lambda y, z: y + z)(reduced(funcol.CommTensor(x.clone())), x.relu()),
+        lambda x: (lambda y, z: y + z)(reduced(funcol.collectives.CommTensor(x.clone())), x.relu()),
         ["clone", "allreduce_", "comm_result", "relu", "wait_comm", "add"],
     ),
     "used_twice": (
-        lambda x: (lambda y: (y + 1, y - 1))(reduced(funcol.CommTensor(x))),
+        lambda x: (lambda y: (y + 1, y - 1))(reduced(funcol.collectives.CommTensor(x))),
         ["allreduce_", "comm_result", "wait_comm", "add", "sub"],
     ),
     "not_used": (
-        lambda x: (reduced(funcol.CommTensor(x.clone())), x + 1)[1],
+        lambda x: (reduced(funcol.collectives.CommTensor(x.clone())), x + 1)[1],
         ["clone", "allreduce_", "comm_result", "add"],
     ),
     "twice_in_a_row": (
-        lambda x: reduced(reduced(funcol.CommTensor(x))) + 1,
+        lambda x: reduced(reduced(funcol.collectives.CommTensor(x))) + 1,
         ["allreduce_", "comm_result", "wait_comm", "allreduce_", "comm_result_1", "wait_comm_1", "add"],
     ),
     "written_by_an_operator": (
-        lambda x: reduced(funcol.CommTensor(x)).add_(1).relu(),
+        lambda x: reduced(funcol.collectives.CommTensor(x)).add_(1).relu(),
         ["allreduce_", "comm_result", "wait_comm", "add_", "relu"],
     ),
     "used_past_the_comm_tensor": (
-        lambda x: (reduced(funcol.CommTensor(x)), x + 1)[1],
+        lambda x: (reduced(funcol.collectives.CommTensor(x)), x + 1)[1],
         ["allreduce_", "comm_result", "wait_comm", "add"],
     ),
     "reduced_through_a_view": (
-        lambda x: (lambda y: (reduced(y.view(-1)), y + 1)[1])(funcol.CommTensor(x)),
+        lambda x: (lambda y: (reduced(y.view(-1)), y + 1)[1])(funcol.collectives.CommTensor(x)),
         ["view", "allreduce_", "comm_result", "wait_comm", "add"],
     ),
 }
@@ -193,7 +198,7 @@ def test_the_graph_gives_what_the_program_gives(name: str) -> None:
 @pytest.mark.usefixtures("fake_world")
 def test_a_part_waits_for_its_own_collective_alone() -> None:
     def parts(x: Tensor) -> tuple[Tensor, Tensor]:
-        left, right = (reduced(part) for part in funcol.CommTensor(x).chunk(2))
+        left, right = (reduced(part) for part in funcol.collectives.CommTensor(x).chunk(2))
         return left + 1, right - 1
 
     traced = calls(make_fx(parts)(torch.ones(4)))
@@ -212,9 +217,9 @@ def test_results_are_comm_tensors_until_the_first_wait() -> None:
     kinds = []
 
     def look(x: Tensor) -> Tensor:
-        before = funcol.CommTensor(x) + 1
+        before = funcol.collectives.CommTensor(x) + 1
         after = reduced(before) + 1
-        kinds.extend(isinstance(t, funcol.CommTensor) for t in (before, after))
+        kinds.extend(isinstance(t, funcol.collectives.CommTensor) for t in (before, after))
         return after
 
     make_fx(look)(torch.ones(4))
@@ -226,7 +231,7 @@ def test_repr_shows_that_a_collective_runs_and_adds_nothing_to_the_graph() -> No
     shown = []
 
     def look(x: Tensor) -> Tensor:
-        tensor = funcol.CommTensor(x)
+        tensor = funcol.collectives.CommTensor(x)
         shown.append(repr(tensor))
         shown.append(repr(reduced(tensor)))
         return tensor
@@ -248,7 +253,7 @@ def refuses(traced: Callable[[Tensor], Any], error: type[Exception], match: str,
 def test_an_output_that_is_no_comm_tensor_is_refused() -> None:
     def gather(x: Tensor) -> Tensor:
         output = torch.zeros_like(x)
-        dist.all_gather_into_tensor(output, funcol.CommTensor(x), async_op=True)
+        dist.all_gather_into_tensor(output, funcol.collectives.CommTensor(x), async_op=True)
         return output
 
     refuses(gather, TypeError, "output of c10d._allgather_base_.default is a Tensor")
@@ -256,17 +261,19 @@ def test_an_output_that_is_no_comm_tensor_is_refused() -> None:
 
 @pytest.mark.usefixtures("fake_world")
 def test_a_subclass_is_refused() -> None:
-    refuses(lambda x: funcol.CommTensor(TwoTensor(x, x)), TypeError, "CommTensor: got a TwoTensor")
+    refuses(
+        lambda x: funcol.collectives.CommTensor(TwoTensor(x, x)), TypeError, "CommTensor: got a TwoTensor"
+    )
 
 
 @pytest.mark.usefixtures("fake_world")
 def test_what_is_no_tensor_is_refused() -> None:
-    refuses(lambda x: funcol.CommTensor([x]), TypeError, "CommTensor: got a list")
+    refuses(lambda x: funcol.collectives.CommTensor([x]), TypeError, "CommTensor: got a list")
 
 
 @pytest.mark.usefixtures("fake_world")
 def test_tracing_before_dispatch_is_refused() -> None:
-    refuses(funcol.CommTensor, NotImplementedError, "pre_dispatch", pre_dispatch=True)
+    refuses(funcol.collectives.CommTensor, NotImplementedError, "pre_dispatch", pre_dispatch=True)
 
 
 @pytest.mark.usefixtures("fake_world")

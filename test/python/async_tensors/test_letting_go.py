@@ -102,7 +102,7 @@ def lets_go_of_in_place_collectives(rank: int, world: int) -> None:
     count, num_bytes = 20, 2 * MIB
     before = resident_bytes()
     for _ in range(count):
-        out = funcol.CommTensor(torch.empty(num_bytes // 8))
+        out = funcol.collectives.CommTensor(torch.empty(num_bytes // 8))
         dist.reduce_scatter_tensor(out, torch.ones(num_bytes // 4), async_op=True)
     del out
     dist.barrier()

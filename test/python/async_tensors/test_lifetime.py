@@ -132,12 +132,12 @@ def test_what_runs_in_a_destroyed_group_is_kept_until_it_is_done() -> None:
 
 # Makes tensors on the mesh and drops them.
 def maps(mesh: DeviceMesh) -> Any:
-    return funcol.apply_local_map(torch.sin, out_placements=[Shard(0)] * 2, in_placements=([Shard(0)] * 2,))(
-        DTensor.from_local(torch.ones(1, 4, requires_grad=True), mesh, [Shard(0)] * 2)
-    )
+    return funcol.local_map.apply_local_map(
+        torch.sin, out_placements=[Shard(0)] * 2, in_placements=([Shard(0)] * 2,)
+    )(DTensor.from_local(torch.ones(1, 4, requires_grad=True), mesh, [Shard(0)] * 2))
 
 
-held_map = funcol.apply_local_map(torch.sin, out_placements=[Shard(0)] * 2)
+held_map = funcol.local_map.apply_local_map(torch.sin, out_placements=[Shard(0)] * 2)
 
 USES_OF_A_MESH: dict[str, Callable[[DeviceMesh], Any]] = {
     "distribute_tensor": lambda mesh: distribute_tensor(torch.ones(4, 4), mesh, [Shard(0), Replicate()]),

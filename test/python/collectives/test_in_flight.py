@@ -247,7 +247,7 @@ import os, signal, sys, time, torch, funcol
 file = open(sys.argv[1], "w")
 before = []
 signal.signal(signal.SIGUSR1, lambda *_: before.append("called"))
-funcol.dump_pending_on(signal.SIGUSR1, file)
+funcol.collectives.dump_pending_on(signal.SIGUSR1, file)
 held = funcol._C.make_pending([torch.ones(2, 3)], lambda: None, "all_reduce", "dp", is_over=False)
 def read():
     return open(sys.argv[1]).read()
@@ -270,8 +270,8 @@ if child == 0:
     wait_for(f"in process {os.getpid()}", 1)
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
-assert funcol.cancel_dump_pending_on(signal.SIGUSR1)
-assert not funcol.cancel_dump_pending_on(signal.SIGUSR1)
+assert funcol.collectives.cancel_dump_pending_on(signal.SIGUSR1)
+assert not funcol.collectives.cancel_dump_pending_on(signal.SIGUSR1)
 num_before = len(read())
 os.kill(os.getpid(), signal.SIGUSR1)
 assert len(before) == 3
@@ -294,7 +294,7 @@ HANGS = """
 import sys, signal, torch, torch.distributed as dist, funcol
 dist.init_process_group("gloo", store=dist.FileStore(sys.argv[1], 2), rank=int(sys.argv[2]), world_size=2)
 assert funcol.all_reduce(torch.ones(1), "sum", dist.group.WORLD).item() == 2
-funcol.dump_pending_on(signal.SIGUSR1)
+funcol.collectives.dump_pending_on(signal.SIGUSR1)
 if sys.argv[2] == "0":
     print("ready", flush=True)
     funcol.all_reduce(torch.ones(7), "sum", dist.group.WORLD).sum()
@@ -333,14 +333,14 @@ def test_a_rank_that_hangs_dumps_though_its_main_thread_is_blocked(tmp_path: Pat
 )
 def test_what_is_no_signal_is_refused(signum: int, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        funcol.dump_pending_on(signum, sys.__stderr__)
-    assert not funcol.cancel_dump_pending_on(signum)
+        funcol.collectives.dump_pending_on(signum, sys.__stderr__)
+    assert not funcol.collectives.cancel_dump_pending_on(signum)
 
 
 def test_a_dump_writes_to_any_file(capsys: pytest.CaptureFixture[str]) -> None:
     tensors = make_pending([torch.zeros(2)], Finish(), "dumped")
-    funcol.dump_pending()
-    funcol.dump_pending(sys.stdout)
+    funcol.collectives.dump_pending()
+    funcol.collectives.dump_pending(sys.stdout)
     out, err = capsys.readouterr()
     for text in (out, err):
         assert "collectives in flight in process" in text

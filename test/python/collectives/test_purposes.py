@@ -37,7 +37,7 @@ def names_modules(rank: int, world: int) -> None:
     with peer_that_comes_late(rank) as is_alone:
         if is_alone:
             with recording():
-                with funcol.name_modules(model):
+                with funcol.collectives.name_modules(model):
                     result = model(x)
                     assert [one.purpose for one in funcol.pending()] == ["inner"]
                 after = funcol.all_reduce(torch.ones(3), "sum", world_group())
@@ -67,13 +67,13 @@ def names_steps(rank: int, world: int) -> None:
     with peer_that_comes_late(rank) as is_alone:
         if is_alone:
             with recording():
-                local = funcol.redistribute_local_tensor(
+                local = funcol.redistribution.redistribute_local_tensor(
                     dtensor.to_local(), dtensor._spec, spec_of(dtensor, [Replicate()]), async_op=True
                 )
                 [listed] = in_flight("all_gather_into_tensor")
                 assert listed.purpose == "redistribute S(0)->R: all_gather(dim 0, tp)"
     if rank != 0:
-        local = funcol.redistribute_local_tensor(
+        local = funcol.redistribution.redistribute_local_tensor(
             dtensor.to_local(), dtensor._spec, spec_of(dtensor, [Replicate()])
         )
     assert local.tolist() == [[1.0] * 4] * 4

@@ -107,12 +107,12 @@ def test_any_argument_is_read_or_refused(capsys: pytest.CaptureFixture[str], opt
 @pytest.mark.parametrize("rank", [-1, 2**24, 2**31, 2**63, 1.5, "1"])
 def test_a_rank_that_no_world_has_is_refused(rank: int) -> None:
     with pytest.raises(ValueError, match="expected numbers from 0 to 16777215"):
-        funcol.plan_mesh_change("R", "R", "dp=2", "tp=2", (8,), "float32", ranks=[0, rank])
+        funcol.redistribution.plan_mesh_change("R", "R", "dp=2", "tp=2", (8,), "float32", ranks=[0, rank])
 
 
 def test_a_mesh_of_more_ranks_than_a_world_has_is_refused_between_meshes() -> None:
     with pytest.raises(ValueError, match="got rank 2147483646"):
-        funcol.plan_mesh_change("R", "R", {"dp": 2**31 - 1}, "tp=2", (8,), "float32")
+        funcol.redistribution.plan_mesh_change("R", "R", {"dp": 2**31 - 1}, "tp=2", (8,), "float32")
 
 
 # Many ranks

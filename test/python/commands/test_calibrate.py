@@ -13,10 +13,10 @@ from ranks import run_ranks
 from torch.distributed.device_mesh import init_device_mesh
 
 import funcol
-from funcol import AlphaBeta, LinkCost
 from funcol.__main__ import main
 from funcol.commands.calibrate import MOST_GIGABYTES_PER_S, fit, measure
 from funcol.cost_models import COLLECTIVES
+from funcol.redistribution import AlphaBeta, LinkCost
 
 SIZES = [1024, 16384, 262144]
 

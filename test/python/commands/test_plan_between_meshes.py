@@ -99,12 +99,12 @@ def test_a_drawing_shows_from_whom_each_rank_has_what(
 
 
 def test_a_drawing_of_a_collective_has_all_blocks() -> None:
-    change = funcol.plan_mesh_change("S0,S1", "S0", "dp=2,tp=2", "tp=4", (8, 8), "float32")
+    change = funcol.redistribution.plan_mesh_change("S0,S1", "S0", "dp=2,tp=2", "tp=4", (8, 8), "float32")
     assert change.transfer is None
     assert len(elements(mesh_change_as_svg(change), "block")) == 4 + 8
 
 
 def test_too_many_ranks_are_not_drawn() -> None:
-    change = funcol.plan_mesh_change("S0", "S0", "dp=65", "tp=65", (130, 8), "float32")
+    change = funcol.redistribution.plan_mesh_change("S0", "S0", "dp=65", "tp=65", (130, 8), "float32")
     with pytest.raises(ValueError, match="65 ranks cannot be read"):
         mesh_change_as_svg(change)

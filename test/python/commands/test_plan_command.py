@@ -8,12 +8,13 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+import torch
 from plans import MESH, axis_cost, model, plan
 from processes import run_python
 
 import funcol
-from funcol import Plan, StepCounts
 from funcol.__main__ import main
+from funcol.redistribution import Plan, StepCounts
 from funcol.redistribution.plan_drawing import plan_as_svg
 
 ARGUMENTS = ("plan", "--mesh", MESH, "--shape", "1024x4096", "--dtype", "bfloat16")
@@ -51,6 +52,52 @@ def test_a_line_of_the_table_is_a_step(capsys: pytest.CaptureFixture[str]) -> No
     ]
 
 
+FORMS = {
+    "S0,R": ["Shard(0),Replicate()", "(Shard(dim=0), Replicate())", "[Shard(0), Replicate()]", "S(0), R"],
+    "P,P(avg)": ["Partial(),Partial(avg)", "Partial('sum'), Partial(reduce_op=\"avg\")", "(P, Partial(avg))"],
+    "_S(1, 2),S1": ["_StridedShard(dim=1, sf=2), Shard(1)", "_StridedShard(1, split_factor=2),Shard(dim=1)"],
+}
+
+
+@pytest.mark.parametrize(("short", "long"), [(short, long) for short in FORMS for long in FORMS[short]])
+def test_placements_may_be_written_as_pytorch_does(short: str, long: str) -> None:
+    arguments = ("R,R", MESH, (16, 16))
+    assert funcol.plan_redistribution(long, *arguments) == funcol.plan_redistribution(short, *arguments)
+
+
+def test_the_command_takes_sizes_with_commas(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("plan", "--mesh", "2,4", "--shape", "64,128", "Shard(0),Replicate()", "Replicate(),Shard(1)")
+    assert printed(capsys, *arguments)[0] == "64x128 float32 on axis0=2, axis1=4"
+
+
+def test_the_dtype_is_float32_unless_it_is_given() -> None:
+    arguments = ("S0,R", "R,R", MESH, (16, 16))
+    assert funcol.plan_redistribution(*arguments) == funcol.plan_redistribution(*arguments, torch.float32)
+    assert funcol.plan_redistribution(*arguments) != funcol.plan_redistribution(*arguments, torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("layouts", "sentence"),
+    [
+        (("S0,S0", "S1,S1"), None),
+        (("S0,R", "R,R"), "sends as many bytes and takes as much memory."),
+        (("R,R", "R,R"), "sends as many bytes and takes as much memory."),
+    ],
+)
+def test_a_plan_ends_with_what_it_saves(
+    capsys: pytest.CaptureFixture[str], layouts: tuple[str, str], sentence: str | None
+) -> None:
+    last = printed(capsys, *ARGUMENTS, *layouts)[-1]
+    arguments = (*layouts, MESH, (1024, 4096), "bfloat16")
+    plans = funcol.plan_redistribution(*arguments), funcol.redistribution.greedy_redistribution(*arguments)
+    sent, sent_by_greedy = (sum(step.bytes_sent for step in one.steps) for one in plans)
+    if sentence is None:
+        assert sent < sent_by_greedy
+        assert f"sends {sent_by_greedy / sent:.3g}x fewer bytes and takes" in last
+    else:
+        assert last == f"Beside PyTorch's plan, that of least cost {sentence}"
+
+
 def peak(made: Plan) -> list[str]:
     return [f"{made.peak_bytes / 2**20:.1f}", "MiB"]
 
@@ -76,7 +123,8 @@ def test_the_command_takes_a_measured_model(capsys: pytest.CaptureFixture[str], 
         (("S0,R", "R,R", "--max-bytes", "10"), "max_bytes="),
         (("S0,R", "R,R", "--cost-model", "no such file"), "No such file"),
         (("S0,R", "R,R", "--src-order", "0:cp"), "names the mesh axis 'cp'"),
-        (("S0,R", "R,R", "--shape", "10,20"), '"10,20" is no shape'),
+        (("S0,R", "R,R", "--shape", "10,20x2"), '"10,20x2" is no shape'),
+        (("S0,R", "R,R", "--mesh", "2,tp=4"), "'2' in the mesh '2,tp=4' is no axis"),
     ],
 )
 def test_wrong_arguments_of_the_command_end_it_with_the_reason(

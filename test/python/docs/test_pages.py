@@ -46,7 +46,13 @@ def test_every_page_of_the_source_is_built(built: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["funcol.all_reduce", "funcol.install", "funcol.Plan.local_indices", "funcol.sharding.operators"]
+    "name",
+    [
+        "funcol.all_reduce",
+        "funcol.install",
+        "funcol.redistribution.Plan.local_indices",
+        "funcol.sharding.operators",
+    ],
 )
 def test_the_reference_has_an_entry_with_types(built: Path, name: str) -> None:
     [entry] = [

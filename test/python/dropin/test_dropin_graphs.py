@@ -28,7 +28,7 @@ def held(mesh: DeviceMesh, placement: Any) -> DTensor:
     return DTensor.from_local(torch.randn(shape), mesh, [placement])
 
 
-gathered = funcol.apply_local_map(
+gathered = funcol.local_map.apply_local_map(
     lambda x: funcol.all_gather_tensor(x, 1, dist.group.WORLD) * 2, out_placements=[Replicate()]
 )
 

@@ -53,7 +53,8 @@ MAKERS: dict[str, Callable[[DeviceMesh], list[DTensor]]] = {
         mesh, lambda x: x.redistribute(placements=[Replicate()])
     ),
     "local_map": lambda mesh: [
-        funcol.apply_local_map(lambda x: x + 1, out_placements=[Shard(0)])(cut(mesh)) for _ in range(2)
+        funcol.local_map.apply_local_map(lambda x: x + 1, out_placements=[Shard(0)])(cut(mesh))
+        for _ in range(2)
     ],
 }
 
@@ -94,7 +95,7 @@ def test_a_decision_keeps_no_argument_s_own_spec(mesh: DeviceMesh) -> None:
 
 @pytest.mark.parametrize("mesh", ["2"], indirect=True)
 def test_local_map_follows_what_is_written_to_a_spec(mesh: DeviceMesh) -> None:
-    passed = funcol.apply_local_map(
+    passed = funcol.local_map.apply_local_map(
         lambda x: x.clone(), out_placements=[Shard(0)], in_placements=([Shard(0)],)
     )
     x = DTensor.from_local(torch.ones(4, 4), mesh, [Shard(0)])

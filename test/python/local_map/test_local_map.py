@@ -26,7 +26,7 @@ from torch.distributed.tensor.experimental import local_map
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import funcol
-from funcol import apply_local_map
+from funcol.local_map import apply_local_map
 from funcol.local_map.regions import gradient_placements, placements_of, text_of
 
 ON_DEVICES = True

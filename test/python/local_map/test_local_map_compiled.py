@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed.tensor import distribute_tensor
 from torch.fx import GraphModule
 
-from funcol import apply_local_map
+from funcol.local_map import apply_local_map
 
 
 def compiles(rank: int, world: int, name: str, backend: str) -> None:

@@ -73,4 +73,4 @@ def test_placements_for_another_number_of_axes_are_refused() -> None:
 
 def test_the_node_refuses_a_region_that_was_changed() -> None:
     with pytest.raises(ValueError, match="is no region"):
-        funcol.local_map_hop(lambda x: (x,), changed(2, None), torch.ones(2))
+        funcol.local_map.local_map_hop(lambda x: (x,), changed(2, None), torch.ones(2))

@@ -32,7 +32,7 @@ def options(mesh: Any, node: Node, ways: list[Any]) -> OpStrategy:
     stated = node.meta["custom"]["dtensor_local_map_kwargs"]
     tensors = [arg for arg in node.args[2:] if isinstance(arg, Node)]
     specs = [OpStrategy([OpSpec(spec_of(mesh, way, arg.meta["val"])) for way in ways]) for arg in tensors]
-    return funcol.get_local_map_placement_option(
+    return funcol.local_map.get_local_map_placement_option(
         mesh, node.target, specs, node.args, node.kwargs, node.meta["val"],
         stated["in_placements"], stated["out_placements"],
     )  # fmt: skip
@@ -84,7 +84,7 @@ def asks_wrongly(rank: int, world: int, what: str) -> None:
         "out_placements": [[R]],
     }
     with pytest.raises(ValueError, match=message):
-        funcol.get_local_map_placement_option(**{**asked, **changed})
+        funcol.local_map.get_local_map_placement_option(**{**asked, **changed})
 
 
 @pytest.mark.parametrize("what", WRONG)

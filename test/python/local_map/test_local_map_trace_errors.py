@@ -21,7 +21,7 @@ from torch.distributed.tensor import distribute_tensor
 from torch.fx import Interpreter
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from funcol import apply_local_map
+from funcol.local_map import apply_local_map
 
 
 def changes(x: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
 
 import funcol
-from funcol import apply_local_map, local_map_hop
+from funcol.local_map import apply_local_map, local_map_hop
 
 TRACED = [name for name in PROGRAMS if "average" not in name]
 

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._ops._math_ops import _NormPartial
 
 import funcol
-from funcol import StepCounts
+from funcol.redistribution import StepCounts
 
 ON_DEVICES = True
 

@@ -14,9 +14,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
-from funcol import AlphaBeta, StepCounts
 from funcol.cost_models import CostModel
-from funcol.redistribution import redistribute_local_tensor
+from funcol.redistribution import AlphaBeta, StepCounts, redistribute_local_tensor
 
 
 def test_latency_and_bandwidth_make_the_cost() -> None:

@@ -7,24 +7,28 @@ import torch
 from plans import axis_cost, model
 
 import funcol
-from funcol import StepCounts
+from funcol.redistribution import StepCounts
 
 
 def test_a_plan_is_a_value() -> None:
     plans = [
-        funcol.plan_mesh_change("S0", "S1", "dp=2", "tp=2", (4, 4), torch.float32, to_ranks=[2, 3])
+        funcol.redistribution.plan_mesh_change(
+            "S0", "S1", "dp=2", "tp=2", (4, 4), torch.float32, to_ranks=[2, 3]
+        )
         for _ in range(2)
     ]
     assert plans[0] == plans[1]
     assert str(plans[0]) == "S(0) => S(1)"
-    assert repr(plans[0]) == "<funcol.MeshChange S(0) => S(1)>"
+    assert repr(plans[0]) == "<funcol.redistribution.MeshChange S(0) => S(1)>"
     assert plans[0].ranks == (0, 1, 2, 3)
     assert plans[0].bytes == ((0, 0, 16, 16), (0, 0, 16, 16), (0, 0, 0, 0), (0, 0, 0, 0))
     assert plans[0].bound == 32
 
 
 def test_a_transfer_lists_its_messages() -> None:
-    change = funcol.plan_mesh_change("R", "S0", "dp=2", "tp=4", (8,), torch.int8, to_ranks=[1, 2, 3, 4])
+    change = funcol.redistribution.plan_mesh_change(
+        "R", "S0", "dp=2", "tp=4", (8,), torch.int8, to_ranks=[1, 2, 3, 4]
+    )
     assert change.transfer is not None
     assert str(change.transfer).splitlines() == [
         "0 -> 2: 2 B of [2:4]",
@@ -60,7 +64,7 @@ def test_a_model_has_costs_of_both_meshes() -> None:
     ends = ("S0", "S1", "dp=2", "tp=2", (4, 4), torch.float32)
     fast, slow = axis_cost(2), axis_cost(2, latency_us=700)
     costs = {
-        name: funcol.plan_mesh_change(*ends, to_ranks=[2, 3], cost_model=given).cost
+        name: funcol.redistribution.plan_mesh_change(*ends, to_ranks=[2, 3], cost_model=given).cost
         for name, given in {
             "fast": model(dp=fast, tp=fast),
             "slow": model(dp=fast, tp=slow),
@@ -72,7 +76,7 @@ def test_a_model_has_costs_of_both_meshes() -> None:
 
 
 def test_steps_may_be_counted() -> None:
-    change = funcol.plan_mesh_change(
+    change = funcol.redistribution.plan_mesh_change(
         "P", "S0", "dp=2", "tp=2", (4, 4), torch.float32, to_ranks=[2, 3], cost_model=StepCounts()
     )
     assert change.cost == 3
@@ -80,13 +84,13 @@ def test_steps_may_be_counted() -> None:
 
 def test_a_model_without_an_axis_is_refused() -> None:
     with pytest.raises(ValueError, match="the mesh is tp=2"):
-        funcol.plan_mesh_change(
+        funcol.redistribution.plan_mesh_change(
             *("R", "S0", "dp=2", "tp=2", (4, 4), torch.float32), cost_model=model(dp=axis_cost(2))
         )
 
 
 def test_orders_name_the_axes_of_their_mesh() -> None:
-    change = funcol.plan_mesh_change(
+    change = funcol.redistribution.plan_mesh_change(
         *("S0,S0", "S0,S0", "a=2,b=2", "c=2,d=2", (8,), torch.int8),
         src_shard_order="0:b,a",
         dst_shard_order="0:d,c",

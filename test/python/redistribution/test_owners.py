@@ -16,7 +16,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import funcol
-from funcol import Owned, OwnedTensor, assign_owners, redistribute_many
+from funcol import redistribute_many
+from funcol.redistribution import Owned, OwnedTensor, assign_owners
 
 ON_DEVICES = True
 

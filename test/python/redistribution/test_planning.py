@@ -14,8 +14,8 @@ from torch.distributed.tensor._ops._math_ops import _NormPartial
 from torch.distributed.tensor.placement_types import _MaskPartial, _StridedShard
 
 import funcol
-from funcol import StepCounts
 from funcol.planning import mesh_of
+from funcol.redistribution import StepCounts
 
 # What a plan says of itself
 
@@ -254,12 +254,17 @@ def test_a_bound_that_no_plan_keeps_says_what_would_do() -> None:
 
 def test_the_greedy_plan_costs_no_less() -> None:
     arguments = ("S0,S0", "S1,S1", MESH, (64, 64), "float32")
-    assert funcol.greedy_redistribution(*arguments).cost > funcol.plan_redistribution(*arguments).cost
+    assert (
+        funcol.redistribution.greedy_redistribution(*arguments).cost
+        > funcol.plan_redistribution(*arguments).cost
+    )
 
 
 def test_the_greedy_plan_is_refused_for_orders_that_the_reference_has_none_for() -> None:
     with pytest.raises(ValueError, match="greedy_redistribution: "):
-        funcol.greedy_redistribution("S0,S0", "R,R", MESH, (8, 8), "float32", src_shard_order="0:tp,dp")
+        funcol.redistribution.greedy_redistribution(
+            "S0,S0", "R,R", MESH, (8, 8), "float32", src_shard_order="0:tp,dp"
+        )
 
 
 # DeviceMeshes. A fake process group has 8 ranks of which one runs.

@@ -11,7 +11,8 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.fx import GraphModule
 
 import funcol
-from funcol import redistribute, redistribute_local_tensor
+from funcol import redistribute
+from funcol.redistribution import redistribute_local_tensor
 
 CASES = [
     ((2,), "S0", "R", {"all_gather_into_tensor"}),

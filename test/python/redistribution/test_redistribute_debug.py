@@ -11,7 +11,8 @@ from sharded import Layout, local_of, mesh_of, whole_of
 from torch.distributed.tensor import DTensor
 from torch.utils._debug_mode import DebugMode
 
-from funcol import redistribute, redistribute_local_tensor, redistribute_many
+from funcol import redistribute, redistribute_many
+from funcol.redistribution import redistribute_local_tensor
 
 ON_DEVICES = True
 

@@ -283,7 +283,9 @@ def applies_masks(rank: int, world: int) -> None:
         meta = TensorMeta(tensor.shape, tensor.stride(), tensor.dtype)
         return DTensorSpec(mesh, (placement,), tensor_meta=meta)
 
-    own = funcol.redistribute_local_tensor(indices, spec(Replicate(), indices), spec(masked, indices))
+    own = funcol.redistribution.redistribute_local_tensor(
+        indices, spec(Replicate(), indices), spec(masked, indices)
+    )
     rows = torch.nn.functional.embedding(own, shard_of(table, Layout(("S0",)), mesh.shape, (rank,)))
     expected = torch.nn.functional.embedding(indices, table)
     masked_rows = DTensor(rows, spec(masked, expected), requires_grad=False)  # type: ignore[call-arg]

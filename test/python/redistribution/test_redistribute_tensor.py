@@ -17,7 +17,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import funcol
-from funcol import PartitionSpec, Varying, redistribute_tensor
+from funcol.redistribution import PartitionSpec, Varying, redistribute_tensor
 
 ON_DEVICES = True
 

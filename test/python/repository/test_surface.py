@@ -158,19 +158,21 @@ def test_other_names_are_the_same_function(name: str, base: str) -> None:
 
 
 def test_reduce_ops_have_the_names_that_pytorch_gives_them() -> None:
-    assert funcol.REDUCE_OP_TO_STR == stock.REDUCE_OP_TO_STR
+    assert funcol.compiled.REDUCE_OP_TO_STR == stock.REDUCE_OP_TO_STR
 
 
 POINT_TO_POINT = {getattr(dist, name) for name in ("isend", "irecv", "batch_isend_irecv")}
 
 
 def test_each_collective_that_pytorch_can_trace_has_a_form_here() -> None:
-    assert set(stock.traceable_collective_remaps) - POINT_TO_POINT <= set(funcol.traceable_collective_remaps)
+    assert set(stock.traceable_collective_remaps) - POINT_TO_POINT <= set(
+        funcol.compiled.traceable_collective_remaps
+    )
 
 
-@pytest.mark.parametrize("collective", funcol.traceable_collective_remaps, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("collective", funcol.compiled.traceable_collective_remaps, ids=lambda f: f.__name__)
 def test_a_form_takes_the_arguments_of_the_collective_it_stands_for(collective: Callable[..., Any]) -> None:
-    form = inspect.signature(funcol.traceable_collective_remaps[collective]).parameters
+    form = inspect.signature(funcol.compiled.traceable_collective_remaps[collective]).parameters
     for parameter in inspect.signature(collective).parameters.values():
         required = parameter.default is Parameter.empty
         assert (form[parameter.name].default is Parameter.empty) == required
@@ -186,13 +188,14 @@ def test_a_wait_is_not_removed_as_dead_code(op: str) -> None:
 
 
 def test_rank_types_is_one_type() -> None:
-    assert funcol.RANK_TYPES is funcol.groups.RankTypes
+    assert funcol.collectives.RANK_TYPES is funcol.groups.RankTypes
 
 
 def expands_as_stock(rank: int, world: int, form: str) -> None:
     group, meant = FORMS[form]()
     actual = funcol._expand_group(group)
-    assert actual == stock._expand_group(meant if isinstance(group, str) else group)
+    is_new_form = group is None or isinstance(group, str) or (type(group) is tuple and type(group[1]) is str)
+    assert actual == stock._expand_group(meant if is_new_form else group)
 
 
 def names_the_group(rank: int, world: int, form: str) -> None:
@@ -247,7 +250,7 @@ def expands_in_a_region(rank: int, world: int, form: str) -> None:
     assert (expanded, name) == (funcol._expand_group(group), funcol._resolve_group_name(group))
 
 
-@pytest.mark.parametrize("form", ["group", "mesh", "ranks"])
+@pytest.mark.parametrize("form", ["group", "none", "mesh", "mesh and its name", "ranks"])
 def test_group_helpers_can_be_traced(form: str) -> None:
     run_ranks(expands_in_a_region, 2, form)
 

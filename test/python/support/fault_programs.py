@@ -125,7 +125,7 @@ def local_map(rank: int, world: int, new_group: NewGroup) -> Step:
     mesh = line_mesh(world, new_group)
     weight = distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)])
 
-    @funcol.apply_local_map(out_placements=[Replicate()], in_placements=([Shard(0)],))
+    @funcol.local_map.apply_local_map(out_placements=[Replicate()], in_placements=([Shard(0)],))
     def whole_sum(local: Tensor) -> Tensor:
         return funcol.all_reduce(local.sum(0) + 1, "sum", (mesh, 0)) * 2
 

@@ -13,14 +13,14 @@ import funcol
 
 @contextmanager
 def recording() -> Iterator[None]:
-    funcol.record_callers()
+    funcol.collectives.record_callers()
     try:
         yield
     finally:
-        funcol.record_callers(False)
+        funcol.collectives.record_callers(False)
 
 
-def in_flight(op: str) -> list[funcol.InFlight]:
+def in_flight(op: str) -> list[funcol.collectives.InFlight]:
     return [one for one in funcol.pending() if one.op == op]
 
 

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from funcol import local_map_hop
+from funcol.local_map import local_map_hop
 
 
 def region_nodes(graph: GraphModule) -> list[Node]:

@@ -127,7 +127,7 @@ def expected(program: Program) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def applied(program: Program, mesh: DeviceMesh) -> Callable[..., Any]:
-    return funcol.apply_local_map(program.local, program.outputs, program.inputs, None, mesh, True)
+    return funcol.local_map.apply_local_map(program.local, program.outputs, program.inputs, None, mesh, True)
 
 
 def sharded_leaves(program: Program, mesh: DeviceMesh, placements: Any = None) -> list[DTensor]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import funcol
-from funcol import AlphaBeta, AxisCost, LinkCost, Plan
+from funcol.redistribution import AlphaBeta, AxisCost, LinkCost, Plan
 
 MESH = "dp=2,tp=4"
 

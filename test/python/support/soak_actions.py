@@ -120,7 +120,7 @@ class Actions:
     def moves_to_owners(self) -> None:
         wholes, dtensors = zip(*[self.dtensor() for _ in range(4)], strict=True)
         owners = [self.chosen.randrange(WORLD) for _ in dtensors]
-        owned = funcol.redistribute_many(dtensors, [funcol.Owned(owner) for owner in owners])
+        owned = funcol.redistribute_many(dtensors, [funcol.redistribution.Owned(owner) for owner in owners])
         held = [(one.whole, whole) for one, whole in zip(owned, wholes, strict=True) if one.whole is not None]
         expect(len(held) == owners.count(self.rank) and all(torch.equal(*pair) for pair in held), owned)
 
@@ -178,15 +178,15 @@ class Actions:
             raise AssertionError("a mistake was not noticed")
 
     def watches(self) -> None:
-        funcol.record_callers()
+        funcol.collectives.record_callers()
         try:
             result = funcol.all_reduce(torch.ones(4), "sum", world_group())
             lines = [str(one) for one in funcol.pending()]
             expect(result.sum().item() == 16, lines)
             with Path("/dev/null").open("w") as nowhere:
-                funcol.dump_pending(nowhere)
+                funcol.collectives.dump_pending(nowhere)
         finally:
-            funcol.record_callers(False)
+            funcol.collectives.record_callers(False)
 
     def checks_agreement(self) -> None:
         with funcol.check_agreement():

@@ -1,13 +1,14 @@
-"""``python -m funcol``: what is installed, plans of redistributions, costs of a mesh, profiles."""
+"""``python -m funcol``: programs, what is installed, plans of redistributions, costs of a mesh, profiles."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
+from collections.abc import Callable
 from typing import NoReturn
 
-from .commands import calibrate, info, plan, trace
+from .commands import calibrate, info, plan, run, trace
 from .redistribution.texts import one_line
 
 _WRONG = 2  # the exit status after an error
@@ -17,18 +18,20 @@ _NOT_READ = 1  # and after the reader of the output has closed it
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command that ``arguments`` name; those of the process if there are none.
 
-    An error ends the process with one line on standard error. There is no line if the reader of the standard
+    An error of a command, but not one of a program that it runs, ends the process with one line on standard
+    error. There is no line if the reader of the standard
     output has closed it, as ``head`` does.
     """
     parser = _Parser(prog="python -m funcol", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    for command in (info, plan, calibrate, trace):
+    for command in (run, info, plan, calibrate, trace):
         command.add_to(commands)
     name = parser.prog
+    program: Callable[[], None] | None = None
     try:
         chosen = parser.parse_args(arguments)
         name = f"{name} {chosen.command}"
-        chosen.run(chosen)
+        program = chosen.run(chosen)
         _flush_output()
     except BrokenPipeError:
         sys.exit(_NOT_READ)
@@ -38,6 +41,8 @@ def main(arguments: list[str] | None = None) -> None:
         parser.exit(_WRONG, f"{name}: {one_line(str(error))}\n")
     finally:
         _end_output()
+    if program is not None:
+        program()
 
 
 class _Parser(argparse.ArgumentParser):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,15 +17,19 @@ from ..dropin.kernels import of_programs
 def add_to(commands: Any) -> None:
     """Adds the command to argparse's ``commands``."""
     command = commands.add_parser("info", help="versions, wake key, kernels per device, CUDA and NCCL")
+    command.add_argument(
+        "--verbose", action="store_true", help="list the functions, and not only how many there are"
+    )
     command.set_defaults(run=_run)
 
 
 def _run(arguments: argparse.Namespace) -> None:
-    print(info())
+    print(info(arguments.verbose))
 
 
-def info() -> str:
-    """Versions, wake key, kernels per device, CUDA, NCCL and the drop-in, as lines of text."""
+def info(verbose: bool = False) -> str:
+    """Versions, wake key, kernels per device, CUDA, NCCL and the drop-in, as lines of text; with ``verbose``
+    lists of functions, and else their numbers."""
     kernels = _C.registered_kernels()
     backends = [
         name for name in ("gloo", "nccl", "mpi", "ucc", "xccl") if getattr(dist, f"is_{name}_available")()
@@ -40,13 +45,14 @@ def info() -> str:
     }
     for device, names in sorted(kernels.items()):
         rows[f"kernels, {device}"] = str(len(names))
-    rows["drop-in"] = (
-        f"{'' if dropin.is_installed() else 'not '}installed; stands in for "
-        f"{len(dropin.replaced_functions())} functions and {len(_C.ops_under_dropin())} operators of PyTorch"
+    rows["in this process"] = "installed" if dropin.is_installed() else "not installed"
+    rows["install() replaces"] = (
+        f"{_counted(dropin.replaced_functions(), verbose)} functions and "
+        f"{_counted(_C.ops_under_dropin(), verbose)} operators of PyTorch"
     )
     kept = {**dict.fromkeys(of_programs(), "a kernel of a program"), **dropin.kept_from_programs()}
     with unknown_release.left_to_pytorch("DTensor and FSDP2"):
-        rows.update(_under_dtensor(kept))
+        rows.update(_under_dtensor(kept, verbose))
     rows.update({f"left to PyTorch: {part}": error for part, error in unknown_release.reasons().items()})
     rows["under spmd_types"] = _under_spmd_types()
     width = max(map(len, rows))
@@ -60,7 +66,12 @@ def _cuda_kernels() -> str:
     return f"kernels for {_build_info.CUDA_ARCHS}, by nvcc {_build_info.CUDA_TOOLKIT}"
 
 
-def _under_dtensor(kept: dict[str, str]) -> dict[str, str]:
+def _counted(names: Sequence[str], verbose: bool) -> str:
+    """Returns how many ``names`` there are, and with ``verbose`` which."""
+    return f"{len(names)} ({', '.join(names)})" if verbose and names else str(len(names))
+
+
+def _under_dtensor(kept: dict[str, str], verbose: bool) -> dict[str, str]:
     from ..dropin.kept import in_place
     from ..dropin.under_dtensor import taken_over
 
@@ -68,18 +79,18 @@ def _under_dtensor(kept: dict[str, str]) -> dict[str, str]:
     return {
         "kept from programs": ", ".join(f"{theirs} in the place of {name}" for name, theirs in kept.items())
         or "nothing",
-        "under DTensor": f"{'' if dropin.is_under_dtensor() else 'not '}installed; takes over "
-        + ", ".join(taken_over()),
-        "operators on DTensors": "served in C++" if _C.serves_operators() else "served by PyTorch",
-        "under FSDP2": _under_fsdp2(),
+        "under DTensor": f"{'' if dropin.is_under_dtensor() else 'not '}installed; replaces "
+        f"{_counted(taken_over(), verbose)} functions",
+        "operators on DTensors": "in C++" if _C.serves_operators() else "by PyTorch, in this process",
+        "under FSDP2": _under_fsdp2(verbose),
     }
 
 
-def _under_fsdp2() -> str:
+def _under_fsdp2(verbose: bool) -> str:
     from ..dropin import fully_shard
 
     taken, left = fully_shard.taken_over()
-    row = f"takes over {', '.join(taken)}; left to PyTorch: {', '.join(left) or 'nothing'}"
+    row = f"replaces {_counted(taken, verbose)} functions; left to PyTorch: {_counted(left, verbose)}"
     replaced = fully_shard.not_pytorchs()
     return f"{row}; not PyTorch's own any more: {', '.join(replaced)}" if replaced else row
 

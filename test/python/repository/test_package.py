@@ -123,7 +123,7 @@ def test_each_public_name_exists(name: str) -> None:
     assert hasattr(funcol, name)
 
 
-@pytest.mark.parametrize("name", ["apply_local_map", "redistribute"])
+@pytest.mark.parametrize("name", ["full_tensors", "redistribute"])
 def test_what_needs_dtensor_is_looked_for_once(name: str) -> None:
     assert getattr(funcol, name) is vars(funcol)[name]
 
@@ -251,7 +251,24 @@ def test_info_counts_a_kernel_of_each_op_for_each_device(
 
 
 def test_info_has_what_is_taken_over_of_fsdp2(info: dict[str, str]) -> None:
-    assert "FSDPParamGroup._to_unsharded" in info["under FSDP2"].split("left to PyTorch")[0]
+    assert re.match(r"replaces \d+ functions; left to PyTorch: \d+", info["under FSDP2"])
+    row = next(line for line in commands.info.info(verbose=True).splitlines() if "under FSDP2" in line)
+    assert "FSDPParamGroup._to_unsharded" in row.split("left to PyTorch")[0]
+
+
+def test_info_says_that_nothing_is_installed_in_its_process(info: dict[str, str]) -> None:
+    assert info["in this process"] == "not installed"
+
+
+def test_info_has_counts_and_its_lists_on_demand(info: dict[str, str]) -> None:
+    number = int(re.match(r"(\d+) functions and \d+ operators of PyTorch$", info["install() replaces"])[1])  # type: ignore[index]
+    assert max(map(len, info.values())) < 200
+    listed = run_python("-m", "funcol", "info", "--verbose")
+    row = next(line for line in listed.splitlines() if line.startswith("install() replaces"))
+    names = re.search(rf"{number} \((.*?)\) functions", row)[1].split(", ")  # type: ignore[index]
+    assert len(names) == number
+    assert "all_reduce" in names
+    assert "DTensor.redistribute" in listed
 
 
 def test_info_says_whether_it_has_cuda_kernels(info: dict[str, str]) -> None:

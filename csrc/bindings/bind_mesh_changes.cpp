@@ -136,7 +136,9 @@ void bind_plan(py::module m) {
              return self.transfer.has_value() ? *self.transfer : plan_transfer(self.task);
            })
       .def("__str__", [](const MeshChange& self) { return to_string(self); })
-      .def("__repr__", [](const MeshChange& self) { return "<funcol.redistribution.MeshChange " + to_string(self) + ">"; })
+      .def(
+          "__repr__",
+          [](const MeshChange& self) { return "<funcol.redistribution.MeshChange " + to_string(self) + ">"; })
       .def(py::self == py::self);
   m.def("plan_mesh_change", mesh_change_plan, py::arg("src"), py::arg("dst"), py::arg("mesh"),
         py::arg("to_mesh"), py::arg("shape"), py::arg("itemsize"), py::arg("src_order"), py::arg("dst_order"),

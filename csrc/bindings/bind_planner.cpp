@@ -114,8 +114,8 @@ py::tuple local_indices_after(const Plan& plan, size_t num_steps, const Coordina
 }
 
 std::string repr(const Plan& plan) {
-  return "<funcol.redistribution.Plan " + to_string(plan) + ", " + std::to_string(plan.steps.size()) + " steps, cost " +
-         std::string(py::str(py::float_(plan.cost))) + ">";
+  return "<funcol.redistribution.Plan " + to_string(plan) + ", " + std::to_string(plan.steps.size()) +
+         " steps, cost " + std::string(py::str(py::float_(plan.cost))) + ">";
 }
 
 void bind_mesh(py::module m) {
@@ -181,7 +181,9 @@ void bind_plans(py::module m) {
       .def_property_readonly("peak_bytes", [](const StepOfPlan& self) { return self.step.peak_bytes; })
       .def("__str__", [](const StepOfPlan& self) { return to_string(self.step, self.mesh); })
       .def("__repr__",
-           [](const StepOfPlan& self) { return "<funcol.redistribution.Step " + to_string(self.step, self.mesh) + ">"; })
+           [](const StepOfPlan& self) {
+             return "<funcol.redistribution.Step " + to_string(self.step, self.mesh) + ">";
+           })
       .def("__hash__",
            [](const StepOfPlan& self) { return std::hash<std::string>{}(to_string(self.step, self.mesh)); })
       .def(py::self == py::self);

@@ -69,7 +69,7 @@ Start = Callable[[Tensor, dist.ProcessGroup], Tensor]
 # Every rank gets something from the last one, which is the one that fails.
 STARTS: dict[str, Start] = {
     "all_reduce": lambda x, g: funcol.all_reduce(x, "sum", g),
-    "all_gather_into_tensor": lambda x, g: funcol.all_gather_tensor(x, 1, g),
+    "all_gather_tensor": lambda x, g: funcol.all_gather_tensor(x, 1, g),
     "reduce_scatter_tensor": lambda x, g: funcol.reduce_scatter_tensor(x, "sum", 0, g),
     "all_to_all_single": lambda x, g: funcol.all_to_all_single(x, None, None, g),
     "broadcast": lambda x, g: funcol.broadcast(x, g.size() - 1, g),
@@ -78,7 +78,7 @@ STARTS: dict[str, Start] = {
 
 RESULT_SHAPES: dict[str, Callable[[int], list[int]]] = {
     "all_reduce": lambda world: [6, 4],
-    "all_gather_into_tensor": lambda world: [6, 4 * world],
+    "all_gather_tensor": lambda world: [6, 4 * world],
     "reduce_scatter_tensor": lambda world: [6 // world, 4],
     "all_to_all_single": lambda world: [6, 4],
     "broadcast": lambda world: [6, 4],
@@ -243,7 +243,7 @@ def test_a_result_dropped_before_its_peer_failed_is_freed_after(fault: str, worl
 @each_fault
 @each_world
 def test_only_the_dropped_one_counts_as_unwaited(fault: str, world: int) -> None:
-    assert all(s["unwaited"] == {"all_gather_into_tensor": 1} for s in survivors_of(fault, world))
+    assert all(s["unwaited"] == {"all_gather_tensor": 1} for s in survivors_of(fault, world))
 
 
 @each_fault

@@ -72,9 +72,9 @@ def lists_what_waits_for_the_peer(rank: int, world: int) -> None:
             with funcol.installed(dtensor=False):
                 left_to_pytorch.append(torch.ops._c10d_functional.broadcast(x, 0, world_group().group_name))
             found = {one.op: one for one in funcol.pending()}
-            assert set(found) == {"all_reduce", "all_gather_into_tensor", "broadcast"}
+            assert set(found) == {"all_reduce", "all_gather_tensor", "broadcast"}
             assert {one.group for one in found.values()} == {world_group().group_name}
-            assert found["all_gather_into_tensor"].shapes == [(2, 3 * world)]
+            assert found["all_gather_tensor"].shapes == [(2, 3 * world)]
             assert found["broadcast"].shapes == [(2, 3)]
             assert "(rank 0 of 2)" in str(found["all_reduce"])
     if rank != 0:
@@ -217,7 +217,7 @@ def times_out(rank: int, world: int) -> None:
             r"It was started [1-9]\.\d s ago \(rank 0 of 2\) at .*test_in_flight\.py:\d+ in times_out",
             message,
         )
-        assert "Also in flight in this process:\n  all_gather_into_tensor of Float [8] on group" in message
+        assert "Also in flight in this process:\n  all_gather_tensor of Float [8] on group" in message
     else:
         second = funcol.all_gather_tensor(torch.ones(4), 0, world_group())
     assert second.tolist() == [1.0] * 8

@@ -70,7 +70,7 @@ def names_steps(rank: int, world: int) -> None:
                 local = funcol.redistribution.redistribute_local_tensor(
                     dtensor.to_local(), dtensor._spec, spec_of(dtensor, [Replicate()]), async_op=True
                 )
-                [listed] = in_flight("all_gather_into_tensor")
+                [listed] = in_flight("all_gather_tensor")
                 assert listed.purpose == "redistribute S(0)->R: all_gather(dim 0, tp)"
     if rank != 0:
         local = funcol.redistribution.redistribute_local_tensor(

@@ -64,7 +64,7 @@ DISAGREEMENTS: dict[str, tuple[Call, list[str]]] = {
     ),
     "splits of an exchange that do not fit": (
         lambda rank: funcol.all_to_all_single(
-            torch.ones(3, 2), [[1, 2], [2, 1]][rank], [[1, 2], [1, 2]][rank], world_group()
+            torch.ones(3, 2), [[1, 2], [2, 2]][rank], [[1, 2], [1, 2]][rank], world_group()
         ),
         ["rank 1 sends 1 rows to rank 0", "expects 2"],
     ),

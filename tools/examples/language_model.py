@@ -24,10 +24,9 @@ def rotated(x: Tensor, base: float) -> Tensor:
     """``x`` of (batch, length, heads, head width), each pair of halves turned by an angle of its position."""
     half = x.shape[-1] // 2
     angles = torch.outer(torch.arange(x.shape[1]), base ** (-torch.arange(half) / half))[:, None]
+    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     left, right = x[..., :half], x[..., half:]
-    return torch.cat(
-        [left * angles.cos() - right * angles.sin(), left * angles.sin() + right * angles.cos()], -1
-    )
+    return torch.cat([left * cos - right * sin, left * sin + right * cos], -1)
 
 
 class Attention(nn.Module):

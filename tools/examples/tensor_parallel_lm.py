@@ -81,8 +81,10 @@ def progress(started: float, text: str) -> None:
 # The program.
 
 
-def parallelized(model: LanguageModel, mesh: DeviceMesh) -> LanguageModel:
-    """Cuts weights by heads and columns along ``tp`` and then along ``dp``, activations by the sequence."""
+def parallelized(model: LanguageModel, mesh: DeviceMesh, **of_shards: Any) -> LanguageModel:
+    """Cuts weights by heads and columns along ``tp`` and then along ``dp``, activations by the sequence.
+
+    ``of_shards`` goes to ``fully_shard``."""
     of_block = {
         "attention_norm": SequenceParallel(),
         "attention": PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate()),
@@ -99,8 +101,8 @@ def parallelized(model: LanguageModel, mesh: DeviceMesh) -> LanguageModel:
     plan["scores"] = ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate())
     parallelize_module(model, mesh["tp"], plan)
     for block in model.blocks:
-        fully_shard(block, mesh=mesh["dp"])
-    fully_shard(model, mesh=mesh["dp"])
+        fully_shard(block, mesh=mesh["dp"], **of_shards)
+    fully_shard(model, mesh=mesh["dp"], **of_shards)
     return model
 
 

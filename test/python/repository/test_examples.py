@@ -1,4 +1,4 @@
-"""The examples and the demo run, and their reports hold what they promise."""
+"""The examples run, and their reports hold what they promise."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = ROOT / "tools" / "examples"
@@ -18,9 +17,9 @@ SIDES = ("stock", "funcol")
 
 
 def blocks_of_readme(language: str) -> list[str]:
-    """What stands in its code blocks of ``language``, in order."""
-    readme = (ROOT / "README.md").read_text()
-    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
+    """Texts of the code blocks in ``language`` of the README's example, in order."""
+    example = (ROOT / "README.md").read_text().split("<!-- the example -->")[1]
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", example, re.MULTILINE | re.DOTALL)
     return [text for written_in, text in blocks if written_in == language]
 
 
@@ -43,19 +42,6 @@ def test_the_example_of_the_readme_prints_what_it_says(tmp_path: Path) -> None:
     printed = [rank.communicate(timeout=120)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0]
     assert "".join(printed) == blocks_of_readme("")[0]
-
-
-@pytest.mark.skipif(
-    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15),
-    reason="tools/demo sets up the newest PyTorch; older ones do not compile its backward pass",
-)
-def test_the_demo_trains_three_ways_alike_and_draws_a_timeline(tmp_path: Path) -> None:
-    picture = tmp_path / "timeline.png"
-    command = [sys.executable, str(ROOT / "tools" / "demo.py"), "--steps", "4", "--picture", str(picture)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "losses agree" in done.stdout
-    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:

@@ -53,7 +53,7 @@ class CMakeBuild(build_ext):
         try:
             torch_version = torch_info.collect()["version"]
         except torch_info.UnsuitableTorchError as error:
-            sys.exit(f"error: {error}")
+            sys.exit(f"error: {_hidden_torch() or error}")
         if shutil.which("cmake") is None:
             sys.exit("error: funcol is built with CMake 3.22 or newer, which was not found. Install cmake.")
         build_dir = ROOT / torch_info.build_folder(torch_version)
@@ -116,6 +116,17 @@ class CMakeBuild(build_ext):
         failed = subprocess.run(["cmake", *map(str, args)], cwd=ROOT).returncode
         if failed:
             sys.exit(f"error: the C++ build failed (cmake exited with {failed}); the reason is above.")
+
+
+def _hidden_torch() -> str | None:
+    """Returns the advice for a build in which pip's isolation hides the environment's PyTorch."""
+    is_isolated = any("pip-build-env-" in path for path in sys.path)
+    if not is_isolated or importlib.util.find_spec("torch") is not None:
+        return None
+    return (
+        "funcol is built against an installed PyTorch, and pip's build isolation hides it. "
+        "In an environment that has PyTorch, run: pip install --no-build-isolation ."
+    )
 
 
 def _num_jobs() -> int:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +19,8 @@ import funcol
 from funcol import _C, _build_info, commands
 from funcol.__main__ import main
 from funcol._version_check import add_libraries, check_torch, refuse_build
+
+ROOT = Path(__file__).resolve().parents[3]
 
 # The check at import
 
@@ -356,3 +360,28 @@ def test_results_are_right_if_another_library_has_the_wake_key(
     results_without_wake_key: dict[str, str], use: str
 ) -> None:
     assert results_without_wake_key[use] == USES_WITHOUT_WAKE_KEY[use]
+
+
+def test_an_isolated_build_names_the_option_that_shows_it_pytorch(tmp_path: Path) -> None:
+    isolated = tmp_path / "pip-build-env-x" / "overlay"
+    program = f"""
+import importlib.util, runpy, sys
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == "torch" else find(name, *rest)
+sys.path.append({str(isolated)!r})
+sys.argv = ["setup.py", "--quiet", "build_ext"]
+runpy.run_path("setup.py", run_name="__main__")
+"""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("FUNCOL_")}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert "build isolation hides it" in last
+    assert last.endswith("pip install --no-build-isolation .")

@@ -24,7 +24,7 @@ source_suffix = {".md": "markdown"}
 nitpicky = True
 suppress_warnings = ["config.cache"]
 
-myst_enable_extensions = ["colon_fence", "deflist"]
+myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist"]
 myst_heading_anchors = 3
 copybutton_prompt_text = "$ "
 copybutton_exclude = ".linenos, .gp, .go"
@@ -49,12 +49,15 @@ nitpick_ignore_regex = [
 
 html_theme = "pydata_sphinx_theme"
 html_title = "funcol"
+html_favicon = "style/logo.svg"
 html_static_path = ["style"]
+templates_path = ["templates"]
 html_css_files = ["funcol.css"]
 html_show_sourcelink = False
 html_copy_source = False
 html_theme_options = {
-    "logo": {"text": "funcol"},
+    "logo": {"text": "funcol", "image_light": "style/logo.svg", "image_dark": "style/logo.svg"},
+    "navbar_start": ["navbar-logo", "version"],
     "header_links_before_dropdown": 6,
     "show_nav_level": 2,
     "navigation_with_keys": False,
@@ -65,4 +68,4 @@ html_theme_options = {
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
-html_sidebars = {"index": [], "start": [], "under_the_hood": []}
+html_sidebars = {"index": [], "start": [], "performance": []}

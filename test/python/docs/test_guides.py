@@ -24,6 +24,7 @@ NOT_RUN = {
     "guides/pictures": 2,
     "guides/redistribution": 1,
     "guides/simulated_gpu": 1,
+    "index": 1,
     "instruction_counts": 1,
     "migrating": 1,
     "performance": 12,

@@ -21,7 +21,9 @@ pytestmark = on_the_newest_pytorch
 needs_chromium = pytest.mark.skipif(chromium() is None, reason="no chromium: apt-get install chromium")
 
 WIDTHS = [1280, 390]
-PAGES = ["under_the_hood.html", "performance.html", "api/collectives.html"]
+PAGES = ["index.html", "under_the_hood.html", "performance.html", "api/collectives.html"]
+EVERY_PAGE = sorted(str(page.relative_to(DOCS).with_suffix(".html")) for page in DOCS.rglob("*.md"))
+BAR = ["Start", "Guides", "Performance", "Reference", "Help", "Project"]
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +100,36 @@ def test_nothing_overflows(measures: Measures, page: str, width: int) -> None:
     assert measured["content"] <= width
     assert measured["wide"] == []
     assert measured["broken"] == []
+
+
+@needs_chromium
+@pytest.mark.parametrize("page", EVERY_PAGE)
+def test_no_block_of_code_is_cut_on_a_desk(measures: Measures, page: str) -> None:
+    assert measures(page)[WIDTHS.index(1280)]["cut"] == []
+
+
+@needs_chromium
+@pytest.mark.parametrize("page", EVERY_PAGE)
+def test_no_inline_code_leaves_a_phone(measures: Measures, page: str) -> None:
+    assert measures(page)[WIDTHS.index(390)]["outside"] == []
+
+
+def test_the_bar_has_six_parts_the_logo_and_the_version(built: Path) -> None:
+    text = (built / "index.html").read_text()
+    bar = text[text.index('class="bd-header') : text.index('class="bd-container')]
+    names = re.findall(r'<a class="nav-link nav-internal"[^>]*>\s*(.+?)\s*</a>', bar)
+    assert names[: len(BAR)] == BAR
+    assert f">{funcol.__version__}</span>" in bar
+    assert "logo.svg" in bar
+    assert re.search(r'<link rel="icon" href="[^"]*logo\.svg', text)
+
+
+@pytest.mark.parametrize("page", ["index", "guides/index", "help", "project"])
+def test_a_list_of_pages_says_what_each_is_for(page: str) -> None:
+    rows = [line for line in (DOCS / f"{page}.md").read_text().splitlines() if "](" in line]
+    listed = [row.strip("| ").split(" | ") for row in rows if row.startswith("| ")]
+    assert len(listed) >= 4
+    assert [cells for cells in listed if len(cells) != 2 or len(min(cells, key=len)) < 4] == []
 
 
 @needs_chromium

@@ -24,6 +24,7 @@ _FRAMES = """<!doctype html><meta charset="utf-8"><body style="margin:0;white-sp
 FRAMES<pre id="found"></pre>
 <script>
 function look(frame) {
+  frame.contentDocument.querySelectorAll('details').forEach((one) => { one.open = !IS_PICTURE })
   const page = frame.contentDocument, width = page.documentElement.clientWidth
   const scrolls = (one) => one && one !== page.body && one !== page.documentElement &&
     (['auto', 'scroll', 'hidden', 'clip'].includes(frame.contentWindow.getComputedStyle(one).overflowX) ||
@@ -35,6 +36,12 @@ function look(frame) {
   return {
     width, content: page.documentElement.scrollWidth, title: page.title,
     wide: wide.map((one) => one.tagName + '.' + one.className + ': ' + one.textContent.trim().slice(0, 40)),
+    cut: [...page.querySelectorAll('.bd-article pre')].filter((one) => one.scrollWidth > one.clientWidth + 1)
+      .map((one) => one.textContent.trim().slice(0, 60)),
+    outside: [...page.querySelectorAll('.bd-article code')].filter((one) => {
+      const box = one.getBoundingClientRect()
+      return box.width > 0 && box.right > width + 1 && !one.closest('.pst-scrollable-table-container')
+    }).map((one) => one.textContent.trim().slice(0, 60)),
     broken: [...page.images].filter((one) => !one.naturalWidth).map((one) => one.src),
   }
 }
@@ -59,8 +66,9 @@ class Browser:
 
     def measured(self, page: str, widths: Sequence[int]) -> list[dict[str, Any]]:
         """For each of ``widths`` of the screen: the title of ``page``, the ``width`` that it has, and that of
-        its ``content``. ``wide`` lists elements that reach past the right border, ``broken`` pictures that
-        are not there."""
+        its ``content``. ``wide`` lists elements that reach past the right border, ``cut`` blocks of code that
+        are wider than their box, ``outside`` inline code that reaches past the border, ``broken`` pictures
+        that are not there. Folded parts of the page are opened."""
         with self._framed(page, widths, is_picture=False) as address:
             dom = self._run("--dump-dom", address).decode()
         found = re.search(r'<pre id="found">(.+?)</pre>', dom, re.DOTALL)

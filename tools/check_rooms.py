@@ -30,6 +30,7 @@ PYTHON_ROOMS = [
     {"local_map"},
     {"compiled"},
     {"dropin"},
+    {"check"},
     {"commands"},
     {"__init__"},
     {"__main__"},

@@ -27,6 +27,7 @@ except ImportError as _error:
     _version_check.refuse_build(__path__, _build_info.TORCH_VERSION, torch.__version__, _error)
 
 from . import collectives, compiled, dropin, redistribution  # noqa: E402, F401
+from .check import check  # noqa: E402
 from .collectives import (  # noqa: E402
     AsyncCollectiveTensor,
     all_gather_into_tensor_coalesced,
@@ -198,6 +199,7 @@ __all__ = [
     "batch_p2p_ops_inplace",
     "broadcast",
     "broadcast_inplace",
+    "check",
     "check_agreement",
     "full_optimizer_state_dict",
     "full_state_dict",

@@ -1,5 +1,6 @@
 """What type checkers see of :mod:`funcol`: the names of ``__all__``."""
 
+from .check import check
 from .collectives import (
     AsyncCollectiveTensor,
     all_gather_into_tensor_coalesced,
@@ -82,6 +83,7 @@ __all__ = [
     "batch_p2p_ops_inplace",
     "broadcast",
     "broadcast_inplace",
+    "check",
     "check_agreement",
     "full_optimizer_state_dict",
     "full_state_dict",

@@ -1,4 +1,4 @@
-"""``python -m funcol``: programs, what is installed, plans of redistributions, costs of a mesh, profiles."""
+"""``python -m funcol``: programs, what is installed, plans, costs of a mesh, profiles, faults of programs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from .commands import calibrate, info, plan, run, trace
+from .commands import calibrate, check, info, plan, run, trace
 from .redistribution.texts import one_line
 
 _WRONG = 2  # the exit status after an error
@@ -24,7 +24,7 @@ def main(arguments: list[str] | None = None) -> None:
     """
     parser = _Parser(prog="python -m funcol", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    for command in (run, info, plan, calibrate, trace):
+    for command in (run, check, info, plan, calibrate, trace):
         command.add_to(commands)
     name = parser.prog
     program: Callable[[], None] | None = None

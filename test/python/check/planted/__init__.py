@@ -1,0 +1,1 @@
+"""Small parallel programs, each with faults that can be switched on one at a time."""

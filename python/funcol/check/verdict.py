@@ -133,10 +133,10 @@ class _Verdict:
         origin = self._origin(one, "grad_output", "grad_input")
         name = f"{one.key.path}.grad" if is_weight else f"gradient of input {one.key.path}"
         detail = one.detail
-        num_like = sum(other.kind == one.kind and other.detail == one.detail for other in self._wrong("grad"))
+        alike = [(other.kind, other.detail) == (one.kind, one.detail) for other in self._wrong("grad")]
         num_all = sum(other.key.kind == "grad" and other.agrees is not None for other in self._findings)
-        if is_weight and num_like == num_all > 1:
-            detail += f"; so are all {num_all} gradients of parameters"
+        if is_weight and all(alike) and 2 * len(alike) > num_all:
+            detail += f"; so are {len(alike)} of {num_all} gradients of parameters: look at the loss, too"
         if origin is not None:
             origin.detail += f"; it makes {name} of {one.key.module or 'the root'} wrong"
             return origin

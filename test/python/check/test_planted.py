@@ -47,6 +47,9 @@ FAULTS = [
     Case("fsdp.checkpointed", DP, "scaled_block", "1.down", "reduced twice or scaled", "output"),
     Case("fsdp.mixed", DP, "reduced_in_bf16", "2", "lower precision than asked", "grad", "bfloat16"),
     Case("fsdp.compiled", DP, "scaled_block", "1", "reduced twice or scaled", "output"),
+    Case(
+        "two_axes.language_model", DP_TP, "scaled_loss", "blocks.1.attention.out", "reduced twice or scaled"
+    ),
     Case("sequence.by_hand", TP, "norm_unreduced", "1.norm", "never reduced", "grad"),
     Case("sequence.by_hand", TP, "norm_averaged", "1.norm", "reduced twice or scaled", "weight.grad"),
     Case("sequence.by_hand", TP, "norm_differs", "1.norm", "differs between ranks", "weight.grad"),
@@ -76,6 +79,7 @@ CORRECT = [
     Case("context.gathered", CP, None),
     Case("context.zigzag", CP, None),
     Case("expert.stacked", EP, None),
+    Case("two_axes.language_model", DP_TP, None),
 ]
 
 

@@ -174,7 +174,7 @@ class Sharing {
   }
 
  private:
-  // What one rank asks of the holders of a block, and how much lower ranks ask.
+  // The elements that one rank asks of the holders of a block, and where they begin behind those of lower ranks.
   struct Request {
     int64_t receiver;
     int64_t block;

@@ -1,4 +1,4 @@
-"""What type checkers see of :mod:`funcol`: the names of ``__all__``."""
+"""The names of :mod:`funcol` for type checkers: those of ``__all__``."""
 
 from .check import check
 from .collectives import (

@@ -156,7 +156,7 @@ def time_large_plans(repeat: int) -> list[tuple[str, float]]:
             best = float("inf")
             for _ in range(repeat):
                 begin = time.thread_time()
-                change = funcol.plan_mesh_change(
+                change = funcol.redistribution.plan_mesh_change(
                     *("S0", dst, {"a": num}, {"b": num}, (num, num), "bfloat16"), to_ranks=range(num, 2 * num)
                 )
                 assert change.transfer is not None

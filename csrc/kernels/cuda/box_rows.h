@@ -1,4 +1,4 @@
-// What copy_boxes_cuda() calls (kernels/box_rows.h).
+// The implementation of copy_boxes_cuda() (kernels/box_rows.h).
 #pragma once
 
 #include "kernels/box_rows.h"

@@ -1,4 +1,4 @@
-"""What was built, and what ran."""
+"""Facts about the build, and counts of calls."""
 
 def registered_kernels() -> dict[str, list[str]]: ...
 def redistribution_counts() -> tuple[int, int]:

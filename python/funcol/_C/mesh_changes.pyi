@@ -29,7 +29,7 @@ class TransferMessage:
     def size(self) -> int: ...
 
 class Transfer:
-    """Who sends what to whom; text has a line a message.
+    """The messages of a move between meshes; its text has a line a message.
 
     Messages are made when they are read: those of one rank, or those of all, which may be the square of that.
     """
@@ -43,14 +43,14 @@ class Transfer:
         """Of all ranks, by sender and receiver: at most one for two ranks."""
 
     def messages_of(self, rank: int) -> list[TransferMessage]:
-        """Those that ``rank`` sends or receives."""
+        """Returns the messages that ``rank`` sends or receives."""
 
     @property
     def kept(self) -> list[TransferMessage]:
-        """What ranks hold and want, by rank: each is the ``sender`` and the ``receiver``."""
+        """The indices that ranks hold and want, by rank: each is the ``sender`` and the ``receiver``."""
 
     def held(self, rank: int) -> Indices | None:
-        """What ``rank`` holds before; ``None`` outside of the source mesh."""
+        """Returns the indices that ``rank`` holds before; ``None`` outside of the source mesh."""
 
     @property
     def total(self) -> int:

@@ -1,4 +1,4 @@
-// What is made to plan moves between meshes of many ranks: messages, and memory, which is counted here.
+// Plans of moves between meshes of many ranks: the messages that are made, and the memory, which is counted here.
 #include <gtest/gtest.h>
 #include <malloc.h>
 

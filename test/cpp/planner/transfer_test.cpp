@@ -65,7 +65,7 @@ TransferMessages of_rank(TransferMessages all, int64_t rank) {
   return all;
 }
 
-// What the messages of all ranks add up to.
+// Adds up the messages of all ranks.
 TransferLoads counted(const MeshChangeTask& task) {
   std::map<int64_t, int64_t> sent;
   std::map<int64_t, int64_t> received;

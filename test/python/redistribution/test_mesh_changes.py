@@ -49,7 +49,7 @@ def test_a_transfer_lists_its_messages() -> None:
 
 def test_a_rank_of_a_large_world_plans_its_own_messages() -> None:
     num = 1 << 16
-    change = funcol.plan_mesh_change(
+    change = funcol.redistribution.plan_mesh_change(
         "S0", "S1", {"dp": num}, {"tp": num}, (num, num), torch.int8, to_ranks=range(num, 2 * num)
     )
     assert change.transfer is not None

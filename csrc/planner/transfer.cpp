@@ -174,7 +174,8 @@ class Sharing {
   }
 
  private:
-  // The elements that one rank asks of the holders of a block, and where they begin behind those of lower ranks.
+  // The elements that one rank asks of the holders of a block, and where they begin behind those of lower
+  // ranks.
   struct Request {
     int64_t receiver;
     int64_t block;
@@ -222,7 +223,7 @@ class Sharing {
   std::vector<Request> requests_of(int64_t block) const {
     std::vector<Request> requests;
     const auto holders = src_.holders(block);
-    CommonBlocks(src_, block, dst_, [&](int64_t wanted, int64_t size) {
+    for_each_common_block(src_, block, dst_, [&](int64_t wanted, int64_t size) {
       for (const int64_t receiver : dst_.holders(wanted)) {
         if (!std::ranges::binary_search(holders, receiver)) {
           requests.push_back({receiver, wanted, size});
@@ -258,7 +259,7 @@ class Sharing {
     if (src_.num_holders() > 1) {
       wanted.emplace(src_, dst_, rank);
     }
-    CommonBlocks(dst_, receiver->block, src_, [&](int64_t block, int64_t size) {
+    for_each_common_block(dst_, receiver->block, src_, [&](int64_t block, int64_t size) {
       const auto holders = src_.holders(block);
       if (std::ranges::binary_search(holders, rank)) {
         return;
@@ -340,6 +341,7 @@ std::optional<std::vector<Intervals>> indices_at(const RankedMesh& mesh, const L
   }
   const auto coordinate = mesh.mesh.coordinate(found - mesh.ranks.begin());
   std::vector<Intervals> indices;
+  indices.reserve(shape.size());
   for (size_t dim = 0; dim < shape.size(); ++dim) {
     indices.push_back(local_indices(layout, mesh.mesh, static_cast<int64_t>(dim), shape[dim], coordinate));
   }

@@ -80,31 +80,24 @@ std::vector<CutShare> shares_of(const Intervals& indices, const TransferSide& si
 
 // Calls visit(block, size) for the blocks of `other` that have `size` > 0 elements of a block of `side`.
 template <typename Visit>
-class CommonBlocks {
- public:
-  CommonBlocks(const TransferSide& side, int64_t block, const TransferSide& other, const Visit& visit)
-      : other_(other), visit_(visit) {
-    const auto cuts = side.cuts_of(block);
-    for (size_t dim = 0; dim < side.num_dims(); ++dim) {
-      shares_.push_back(shares_of(side.indices(dim, cuts[dim]), other, dim));
-    }
-    choose(0, 0, 1);
+void for_each_common_block(const TransferSide& side, int64_t block, const TransferSide& other,
+                           const Visit& visit) {
+  std::vector<std::vector<CutShare>> shares;  // by dim
+  shares.reserve(side.num_dims());
+  const auto cuts = side.cuts_of(block);
+  for (size_t dim = 0; dim < side.num_dims(); ++dim) {
+    shares.push_back(shares_of(side.indices(dim, cuts[dim]), other, dim));
   }
-
- private:
-  void choose(size_t dim, int64_t block, int64_t size) {
-    if (dim == shares_.size()) {
-      visit_(block, size);
+  const auto choose = [&](const auto& again, size_t dim, int64_t chosen, int64_t size) -> void {
+    if (dim == shares.size()) {
+      visit(chosen, size);
       return;
     }
-    for (const auto& share : shares_[dim]) {
-      choose(dim + 1, block * other_.num_cuts(dim) + share.cut, size * share.size);
+    for (const auto& share : shares[dim]) {
+      again(again, dim + 1, chosen * other.num_cuts(dim) + share.cut, size * share.size);
     }
-  }
-
-  const TransferSide& other_;
-  const Visit& visit_;
-  std::vector<std::vector<CutShare>> shares_;  // by dim
-};
+  };
+  choose(choose, 0, 0, 1);
+}
 
 }  // namespace funcol

@@ -1,6 +1,6 @@
 """From one mesh to another: see redistribution.between_meshes and redistribution.mesh_changes."""
 
-from typing import Any, TypeAlias
+from typing import Any
 
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
@@ -8,9 +8,6 @@ from torch.distributed.tensor import Placement
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from .planner import Mesh, Plan
-
-Indices: TypeAlias = tuple[tuple[tuple[int, int], ...], ...]
-"""By dim, (begin, size) of each interval."""
 
 class TransferMessage:
     """``size`` elements of a box of the tensor, from ``begin`` on, its last dim counted first."""
@@ -20,7 +17,7 @@ class TransferMessage:
     @property
     def receiver(self) -> int: ...
     @property
-    def indices(self) -> Indices:
+    def indices(self) -> tuple[tuple[tuple[int, int], ...], ...]:
         """The box: all that the sender holds and the receiver wants."""
 
     @property
@@ -49,7 +46,7 @@ class Transfer:
     def kept(self) -> list[TransferMessage]:
         """The indices that ranks hold and want, by rank: each is the ``sender`` and the ``receiver``."""
 
-    def held(self, rank: int) -> Indices | None:
+    def held(self, rank: int) -> tuple[tuple[tuple[int, int], ...], ...] | None:
         """Returns the indices that ``rank`` holds before; ``None`` outside of the source mesh."""
 
     @property

@@ -8,8 +8,21 @@ from __future__ import annotations
 
 from types import TracebackType
 
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
 from torch.distributed.tensor._op_schema import OpSchema
 
+_NOT_FOR_FAKE_TENSORS = (
+    NotImplementedError,
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
 # The method of PyTorch's propagator that runs the operator on fake tensors.
 _SHAPE_FUNCTION = "_propagate_tensor_meta_non_cached"
 _PACKAGE = __name__.partition(".")[0]
@@ -18,9 +31,10 @@ _PACKAGE = __name__.partition(".")[0]
 def is_shape_error(error: Exception) -> bool:
     """Returns True if PyTorch's propagator raised ``error`` as it ran the operator on fake tensors.
 
-    ``NotImplementedError`` is none: it says that the operator cannot run on fake tensors.
+    Errors of operators that cannot run on fake tensors are none: their results, or the shapes of these,
+    depend on values.
     """
-    if isinstance(error, NotImplementedError):
+    if isinstance(error, _NOT_FOR_FAKE_TENSORS):
         return False
     frame = error.__traceback__
     while frame is not None and frame.tb_frame.f_code.co_name != _SHAPE_FUNCTION:

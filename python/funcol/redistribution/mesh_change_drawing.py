@@ -98,7 +98,7 @@ class _Drawing:
                 wanted.setdefault(message.receiver, []).append((part, message.sender))
         return wanted
 
-    def _boxes(self, indices: _C.Indices) -> Iterator[Box]:
+    def _boxes(self, indices: tuple[tuple[tuple[int, int], ...], ...]) -> Iterator[Box]:
         extents: list[list[tuple[float, float]]] = [[(0.0, 1.0)], [(0.0, 1.0)]]
         for place, dim in enumerate(reversed(range(len(self._change.shape))[-2:])):
             size = self._change.shape[dim]

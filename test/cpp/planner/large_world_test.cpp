@@ -1,4 +1,5 @@
-// Plans of moves between meshes of many ranks: the messages that are made, and the memory, which is counted here.
+// Plans of moves between meshes of many ranks: the messages that are made, and the memory, which is counted
+// here.
 #include <gtest/gtest.h>
 #include <malloc.h>
 
@@ -143,6 +144,14 @@ void* operator new(size_t size) {
     throw std::bad_alloc();
   }
   funcol::large_world_test::count(static_cast<int64_t>(malloc_usable_size(memory)));
+  return memory;
+}
+
+void* operator new(size_t size, const std::nothrow_t& /*tag*/) noexcept {
+  void* const memory = std::malloc(size);  // NOLINT
+  if (memory != nullptr) {
+    funcol::large_world_test::count(static_cast<int64_t>(malloc_usable_size(memory)));
+  }
   return memory;
 }
 

@@ -33,7 +33,7 @@ each_world = pytest.mark.parametrize("world", [1, 2])
 
 STARTS: dict[str, Callable[[Tensor, Any], Tensor]] = {
     "all_reduce": lambda x, g: funcol.all_reduce(x, "sum", g),
-    "all_gather_into_tensor": lambda x, g: funcol.all_gather_tensor(x, 1, g),
+    "all_gather_tensor": lambda x, g: funcol.all_gather_tensor(x, 1, g),
     "reduce_scatter_tensor": lambda x, g: funcol.reduce_scatter_tensor(x, "sum", 0, g),
     "all_to_all_single": lambda x, g: funcol.all_to_all_single(x, None, None, g),
     "broadcast": lambda x, g: funcol.broadcast(x, 0, g),

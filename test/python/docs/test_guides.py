@@ -29,7 +29,7 @@ NOT_RUN = {
     "index": 1,
     "instruction_counts": 1,
     "migrating": 1,
-    "performance": 12,
+    "performance": 13,
     "start": 5,
     "testing": 2,
 }

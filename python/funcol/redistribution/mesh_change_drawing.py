@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from itertools import product
 from xml.sax.saxutils import escape
 
-from .. import _C
 from .mesh_changes import MeshChange
 
 MOST_RANKS = 64

@@ -224,7 +224,7 @@ class _Loading:
                 started += [(bucket[index], self._sent(bucket[index], wholes[index])) for index in indices]
             elif mesh.get_coordinate() is not None:
                 moved = _C.move_from_owners(
-                    [wholes[index] for index in indices],
+                    [_on_device_of(mesh, wholes[index]) for index in indices],
                     [bucket[index].spec or _replicated(bucket[index], mesh) for index in indices],
                     [self._owners[mesh]] * len(indices),
                     [None] * len(indices),
@@ -252,6 +252,12 @@ class _Loading:
                 if work is not None:
                     work.wait()
         return received
+
+
+def _on_device_of(mesh: DeviceMesh, whole: Tensor | None) -> Tensor | None:
+    """Returns ``whole`` where the other ranks of ``mesh`` receive: a plain tensor may be on the CPU beside
+    parameters on devices, as steps of optimizers are."""
+    return None if whole is None else whole.to(mesh.device_type)
 
 
 class _Wholes:

@@ -29,7 +29,7 @@ from .layouts import Value
 from .recording import Key, Recorder, definition, plain_name, widen
 from .report import Report
 from .verdict import Fault, faults_of
-from .weights import load_weights
+from .weights import load_weights, share_weights
 
 Program = Callable[[DeviceMesh | None], Any]
 
@@ -114,7 +114,7 @@ class _Check:
 
     def run(self) -> Report:
         reference, perturbed = self._references()
-        weights = reference.first if reference is not None else {}
+        weights = share_weights(None if reference is None else reference.first, self._group)
         run = self._run(self._mesh, lambda root: self._begin(root, weights))
         self._watch.last = "the end of the program"
         self._check_names(reference, run)
@@ -151,7 +151,7 @@ class _Check:
 
     def _begin(self, root: nn.Module, weights: Mapping[str, Tensor]) -> None:
         self._widen(root)
-        load_weights(root, weights, self._mesh, self._group)
+        load_weights(root, weights, self._mesh)
 
     def _run(self, mesh: DeviceMesh | None, begin: Callable[[nn.Module], None], noise: float = 0.0) -> _Run:
         first: dict[str, Tensor] = {}

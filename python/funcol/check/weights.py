@@ -9,83 +9,66 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate
 
-from ..weights.state_dicts import load_full_state_dict
+from ..redistribution.functions import redistribute
 from .recording import plain_name
 
 
-def load_weights(root: nn.Module, weights: Mapping[str, Tensor], mesh: DeviceMesh, group: Any) -> None:
-    """Gives the parameters and buffers of ``root`` the values that rank 0 has in ``weights``, by name.
-
-    DTensors get their shards. A plain tensor of another shape than the reference's is left as it is if it is
-    made of the reference's slices along the dim in which it is smaller, and the ranks have them all; else it
-    gets the block that the axis of this many ranks gives it.
-    """
-    held = {plain_name(name): one for name, one in (*root.named_parameters(), *root.named_buffers())}
-    sharded = {name: one for name, one in held.items() if isinstance(one, DTensor)}
-    names: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(names, list(sharded), group=group)
-    if sharded and all(one == names[0] for one in names):
-        _load_sharded(sharded, weights)
-        held = {name: one for name, one in held.items() if name not in sharded}
-    sent: list[Any] = [[(name, one.shape, one.dtype) for name, one in weights.items()]]
-    dist.broadcast_object_list(sent, src=0, group=group)
-    for name, shape, dtype in sent[0]:
-        if dist.get_rank() == 0:
-            full = weights[name].cpu().contiguous()
-        else:
-            full = torch.empty(shape, dtype=dtype, device="cpu")
-        if name in names[0] and all(one == names[0] for one in names):
-            continue
+def share_weights(weights: Mapping[str, Tensor] | None, group: Any) -> dict[str, Tensor]:
+    """Returns on all ranks, on the CPU, what rank 0 has in ``weights``."""
+    listed: list[Any] = [[(name, one.shape, one.dtype) for name, one in (weights or {}).items()]]
+    dist.broadcast_object_list(listed, src=0, group=group)
+    shared = {}
+    for name, shape, dtype in listed[0]:
+        empty = weights is None
+        full = torch.empty(shape, dtype=dtype, device="cpu") if empty else weights[name].cpu().contiguous()
         dist.broadcast(full, src=0, group=group)
-        one = held.get(name)
-        known = torch.zeros(sum(full.shape), device="cpu")
-        dim = None if one is None or isinstance(one, DTensor) else _smaller_dim(one, full)
-        if one is not None and dim is not None:
-            rows = torch.isin(_digests(full, dim), _digests(one.detach().to("cpu", full.dtype), dim))
-            known.narrow(0, sum(full.shape[:dim]), full.shape[dim]).copy_(rows)
-        dist.all_reduce(known, dist.ReduceOp.MAX, group=group)
-        if one is not None and (dim is None or not torch.split(known, list(full.shape))[dim].all()):
-            _load(one, full, dim, mesh)
-
-
-def _smaller_dim(held: Tensor, full: Tensor) -> int | None:
-    """The one dim in which ``held`` is smaller."""
-    if held.ndim != full.ndim:
-        return None
-    other = [d for d in range(full.ndim) if held.shape[d] != full.shape[d]]
-    return other[0] if len(other) == 1 and held.shape[other[0]] < full.shape[other[0]] else None
-
-
-def _load_sharded(sharded: Mapping[str, DTensor], weights: Mapping[str, Tensor]) -> None:
-    holder = nn.Module()
-    names = {f"t{i}": name for i, name in enumerate(sharded)}
-    for (own, _), one in zip(names.items(), sharded.values(), strict=True):
-        holder.register_buffer(own, one.detach())
-    load_full_state_dict(holder, dict(weights) if dist.get_rank() == 0 else None, names=names, strict=False)
+        shared[name] = full
+    return shared
 
 
 @torch.no_grad()
-def _load(held: Tensor, full: Tensor, dim: int | None, mesh: DeviceMesh) -> None:
-    if isinstance(held, DTensor):
-        if held.shape == full.shape:
-            placed = full.to(held.to_local().device, held.dtype)
-            cut = distribute_tensor(placed, held.device_mesh, held.placements, src_data_rank=None)
-            held.to_local().copy_(cut.to_local())
-        return
-    full = full.to(held.device, held.dtype)
-    if held.shape == full.shape:
-        held.copy_(full)
-        return
-    if dim is None:
-        return
+def load_weights(root: nn.Module, weights: Mapping[str, Tensor], mesh: DeviceMesh) -> None:
+    """Gives the parameters and buffers of ``root`` their part of ``weights``, by name, with no communication:
+    stages of a pipeline come here at different times.
+
+    DTensors get their shards. A plain tensor that is smaller in one dim gets the block of this rank on the
+    last axis that cuts the dim to this size, unless it is made of other slices of the reference's than the
+    first ones, which ranks of equal seeds draw alike: the program has cut it itself, and it is left as it is.
+    """
+    for name, held in (*root.named_parameters(), *root.named_buffers()):
+        full = weights.get(plain_name(name))
+        if full is None:
+            continue
+        full = full.to(held.to_local().device if isinstance(held, DTensor) else held.device, held.dtype)
+        if held.shape != full.shape:
+            block = None if isinstance(held, DTensor) else _block(held, full, mesh)
+            if block is not None:
+                held.copy_(block)
+        elif isinstance(held, DTensor):
+            whole = DTensor.from_local(
+                full, held.device_mesh, [Replicate()] * held.device_mesh.ndim, run_check=False
+            )
+            held.to_local().copy_(redistribute(whole, placements=held.placements).to_local())
+        else:
+            held.copy_(full)
+
+
+def _block(held: Tensor, full: Tensor, mesh: DeviceMesh) -> Tensor | None:
+    """The part of ``full`` that ``held`` should have, or None if it should keep its own."""
+    other = [d for d in range(full.ndim) if held.ndim == full.ndim and held.shape[d] != full.shape[d]]
+    if len(other) != 1 or held.shape[other[0]] > full.shape[other[0]]:
+        return None
+    [dim] = other
+    is_first = torch.equal(held, full.narrow(dim, 0, held.shape[dim]))
+    if not is_first and bool(torch.isin(_digests(held, dim), _digests(full, dim)).all()):
+        return None
     for axis in reversed(range(mesh.ndim)):
-        rank = mesh.get_local_rank(axis)
-        chunks = full.chunk(mesh.size(axis), dim)
+        rank, chunks = mesh.get_local_rank(axis), full.chunk(mesh.size(axis), dim)
         if rank < len(chunks) and chunks[rank].shape == held.shape:
-            held.copy_(chunks[rank])
-            return
+            return chunks[rank]
+    return None
 
 
 def _digests(tensor: Tensor, dim: int) -> Tensor:

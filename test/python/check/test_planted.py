@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import math
 from dataclasses import dataclass
 
 import pytest
@@ -14,7 +15,7 @@ from funcol.check.report import Report
 
 DP_TP = {"dp": 2, "tp": 2}
 DP = {"dp": 4}
-TP, CP, EP = {"tp": 4}, {"cp": 4}, {"ep": 4}
+TP, CP, EP, PP = {"tp": 4}, {"cp": 4}, {"ep": 4}, {"pp": 2}
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,8 @@ FAULTS = [
     Case("expert.stacked", EP, "expert_missing", "1.experts", "missing on some ranks", "weight.grad"),
     Case("expert.stacked", EP, "combined_twice", "1.experts", "reduced twice or scaled", "output"),
     Case("expert.stacked", EP, "wrong_expert", "1.experts", "wrong", "output"),
+    Case("pipeline.staged", PP, "scaled", "first.2", "reduced twice or scaled", "grad"),
+    Case("pipeline.staged", PP, "tied_unreduced", "embed", "never reduced", "weight.grad"),
 ]
 CORRECT = [
     Case("plain.tensor_parallel", DP_TP, None),
@@ -80,6 +83,7 @@ CORRECT = [
     Case("context.zigzag", CP, None),
     Case("expert.stacked", EP, None),
     Case("two_axes.language_model", DP_TP, None),
+    Case("pipeline.staged", PP, None),
 ]
 
 
@@ -101,7 +105,7 @@ def checked(rank: int, world: int, case: Case) -> Report:
 
 @pytest.mark.parametrize("case", FAULTS, ids=name_of)
 def test_a_fault_is_named_with_module_and_kind(case: Case) -> None:
-    for report in run_ranks(checked, 4, case):
+    for report in run_ranks(checked, math.prod(case.mesh.values()), case):
         fault = report.faults[0]
         assert (fault.module, fault.kind) == (case.module, case.kind), str(report)
         assert case.tensor in fault.tensor
@@ -109,5 +113,5 @@ def test_a_fault_is_named_with_module_and_kind(case: Case) -> None:
 
 @pytest.mark.parametrize("case", CORRECT, ids=name_of)
 def test_a_correct_program_has_no_fault(case: Case) -> None:
-    for report in run_ranks(checked, 4, case):
+    for report in run_ranks(checked, math.prod(case.mesh.values()), case):
         assert report.ok, str(report)

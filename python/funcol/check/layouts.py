@@ -49,7 +49,7 @@ def parts_of(values: Sequence[Value | None], mesh: Tensor, names: Sequence[str])
         return None
     ranks, axes = mesh, list(names)
     for axis in reversed(range(mesh.ndim)):  # stages of a pipeline: one index of an axis
-        for chosen in ranks.split(1, axis):
+        for chosen in torch.split(ranks, 1, axis):
             if sorted(chosen.flatten().tolist()) == sorted(present):
                 ranks = chosen
     if sorted(ranks.flatten().tolist()) != sorted(present):

@@ -21,8 +21,10 @@ def share_weights(weights: Mapping[str, Tensor] | None, group: Any) -> dict[str,
     dist.broadcast_object_list(listed, src=0, group=group)
     shared = {}
     for name, shape, dtype in listed[0]:
-        empty = weights is None
-        full = torch.empty(shape, dtype=dtype, device="cpu") if empty else weights[name].cpu().contiguous()
+        if weights is None:
+            full = torch.empty(shape, dtype=dtype, device="cpu")
+        else:
+            full = weights[name].cpu().contiguous()
         dist.broadcast(full, src=0, group=group)
         shared[name] = full
     return shared

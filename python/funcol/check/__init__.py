@@ -31,7 +31,7 @@ def check(
     with a ``DeviceMesh`` of ``mesh_shape`` and ``mesh_dim_names`` on each rank. It is a function at the top
     of a module, or the path of a file that defines it. Ranks are processes of this machine; where
     ``torch.distributed`` is initialized or torchrun started the process, all ranks call this function, and
-    all get the report.
+    all get the report. Under torchrun the first call makes the default group, which later ones use.
 
     Both runs start from equal seeds and the reference's weights, which replace those of the model at the
     first call of a module. ``dtype``: in ``"float64"`` both compute in double precision, whatever dtypes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import math
 import multiprocessing
@@ -53,10 +54,14 @@ def _under_torchrun(program: Program | Path, options: Options) -> Report:
             f"the mesh {options.mesh_shape} has {math.prod(options.mesh_shape)} ranks, WORLD_SIZE is "
             f"{os.environ['WORLD_SIZE']}. Start as many ranks as the mesh has."
         )
+    # It stays for later checks: made anew, it could meet addresses of this one in the store.
     _start_group(options)
-    try:
-        return check_on_rank(_loaded(program), options)
-    finally:
+    atexit.register(_end_group)
+    return check_on_rank(_loaded(program), options)
+
+
+def _end_group() -> None:
+    if dist.is_initialized():
         dist.destroy_process_group()
 
 

@@ -15,6 +15,7 @@
 #include "dtensor/decision_key.h"
 #include "dtensor/mask_objects.h"
 #include "dtensor/pytorch_rules.h"
+#include "layout/cache.h"
 #include "planner/cost_model.h"
 #include "planner/lru_cache.h"
 #include "propagation/propagator.h"
@@ -24,7 +25,7 @@ namespace funcol::python {
 
 class DecisionEngine {
  public:
-  using Decisions = LruCache<DecisionKey, py::object>;
+  using Decisions = Cache<DecisionKey, py::object, KeyHash>;
 
   // Remembers `capacity` decisions. `model`: none for the mesh's default model. `moves_keywords`: whether the
   // caller redistributes keyword tensors, too.
@@ -77,7 +78,7 @@ class DecisionEngine {
       return decide();
     }
     auto key = decision_key(op_schema, schema, has_rule);
-    if (const auto* known = decisions_.get(key)) {
+    if (const auto known = decisions_.get(key)) {
       ++num_hits_;
       return *known;
     }

@@ -21,6 +21,7 @@
 #include "dtensor/served_calls.h"
 #include "dtensor/spec_numbers.h"
 #include "dtensor/trace.h"
+#include "layout/cache.h"
 #include "layout/hash.h"
 #include "planner/lru_cache.h"
 #include "pyobjects/attributes.h"
@@ -30,7 +31,7 @@
 namespace funcol::python {
 namespace {
 
-constexpr size_t kMostCalls = 8192;
+constexpr size_t kMostCalls = 32768;
 
 constexpr std::array<const char*, static_cast<size_t>(Fate::kNumFates)> kFates = {
     "served", "watched", "handler", "kind", "argument", "spec", "decision", "local shape", "write",
@@ -213,8 +214,8 @@ class Table {
       return fate;
     }
     ServedPtr served;
-    if (const auto* known = calls_.get(call.key)) {
-      served = *known;
+    if (auto known = calls_.get(call.key)) {
+      served = *std::move(known);
     } else {
       served = learn(dispatcher.parts(), op, *described, stack, call);
       calls_.put(call.key, served);
@@ -277,7 +278,7 @@ class Table {
 
   std::shared_ptr<Dispatcher> dispatcher_;
   std::unordered_map<const c10::FunctionSchema*, DescribedPtr> operators_;
-  LruCache<CallKey, ServedPtr> calls_{kMostCalls};  // null for a decision that PyTorch carries out
+  Cache<CallKey, ServedPtr, KeyHash> calls_{kMostCalls};  // null for a decision that PyTorch carries out
 };
 
 Table& table() {

@@ -9,7 +9,7 @@
 namespace funcol::python {
 namespace {
 
-constexpr size_t kMostMet = 8192;
+constexpr size_t kMostMet = 32768;
 
 // A hash object that was met, and the number of the specs that keep it. Copies of a spec share the object
 // with it; a spec that is written to drops it. It is held, since its address could be another one's later.
@@ -21,6 +21,12 @@ struct Met {
 std::unordered_map<PyObject*, Met>& met() {
   static auto* const met = new std::unordered_map<PyObject*, Met>;  // NOLINT: outlives Python
   return *met;
+}
+
+// Drops the entries whose specs are gone, and every other one of the rest.
+void make_room() {
+  bool drop = false;
+  std::erase_if(met(), [&](const auto& entry) { return Py_REFCNT(entry.first) == 1 || (drop = !drop); });
 }
 
 uint64_t add(PyObject* spec) {
@@ -35,7 +41,7 @@ uint64_t add(PyObject* spec) {
     return 0;
   }
   if (met().size() >= kMostMet) {
-    forget_spec_numbers();
+    make_room();
   }
   auto hash = find_attribute<"_hash">(spec);
   if (hash && !hash.is_none()) {

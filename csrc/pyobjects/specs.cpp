@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "compat/dtensor_spec.h"
+#include "layout/cache.h"
 #include "layout/hash.h"
 #include "planner/lru_cache.h"
 #include "pyobjects/attributes.h"
@@ -19,6 +20,7 @@ namespace funcol::python {
 namespace {
 
 constexpr size_t kNumSpecs = 4096;
+constexpr size_t kMostNumbers = 32768;
 
 struct Key {
   uint64_t mesh;  // by number_of()
@@ -69,8 +71,10 @@ Specs& canonical_specs() {
   return *cache;
 }
 
-LruCache<Key, uint64_t>& value_numbers() {
-  static auto* const numbers = new LruCache<Key, uint64_t>(kNumSpecs);  // NOLINT: outlives Python
+using Numbers = Cache<Key, uint64_t, KeyHash>;
+
+Numbers& value_numbers() {
+  static auto* const numbers = new Numbers(kMostNumbers);  // NOLINT: outlives Python
   return *numbers;
 }
 
@@ -192,7 +196,7 @@ uint64_t value_number(py::handle spec) {
     return 0;
   }
   auto key = key_of(spec, std::move(value));
-  if (const auto* known = value_numbers().get(key)) {
+  if (const auto known = value_numbers().get(key)) {
     return *known;
   }
   value_numbers().put(std::move(key), ++last);

@@ -294,6 +294,18 @@ def test_the_cache_is_bounded(line: DeviceMesh) -> None:
     assert propagator.cache_info().currsize == 3
 
 
+def test_a_cycle_of_twice_the_cache_still_hits(line: DeviceMesh) -> None:
+    propagator = ShardingPropagator(cache_size=20)
+    schemas = [OpSchema(aten.neg.default, (spec(line, (size, 8), "S0"),), {}) for size in range(8, 48)]
+    for _ in range(20):
+        for schema in schemas:
+            decided = propagator.propagate_op_sharding(schema)
+            assert decided.output_spec.shape == schema.args_schema[0].shape
+    info = propagator.cache_info()
+    assert info.currsize == 20
+    assert info.hits > (info.hits + info.misses) / 3
+
+
 def test_a_cleared_cache_is_empty(propagator: ShardingPropagator, line: DeviceMesh) -> None:
     propagator.propagate_op_sharding(OpSchema(aten.neg.default, (spec(line, (16, 8), "S0"),), {}))
     propagator.cache_clear()

@@ -29,7 +29,7 @@ class AsyncTensorImpl final : public c10::TensorImpl {
   using PendingPtr = c10::intrusive_ptr<PendingCollective>;
   using InPlacePtr = c10::intrusive_ptr<InPlaceCollectives>;
 
-  // What a tensor waits for: one collective or, for a CommTensor, all that were started on it.
+  // The collectives that a tensor waits for: one or, for a CommTensor, all that were started on it.
   struct Awaited {
     Awaited(PendingPtr collective);  // NOLINT
     Awaited(InPlacePtr in_place);    // NOLINT
@@ -52,8 +52,8 @@ class AsyncTensorImpl final : public c10::TensorImpl {
   // Python object, not held elsewhere as a variable): its autograd history is moved.
   static at::Tensor wrap(const at::Tensor& output, Awaited awaited);
 
-  // Whether `tensor` has PyTorch's own dense implementation. wrap() would lose any other: nested, quantized
-  // and sparse tensors have one, and so do tensors of other extensions.
+  // Returns true if `tensor` has PyTorch's own dense implementation. wrap() would lose any other one, such as
+  // those of nested, quantized and sparse tensors and of other extensions.
   static bool can_wrap(const at::Tensor& tensor);
 
   // The AsyncTensorImpl of `tensor`, settled or not; null if it has another implementation.

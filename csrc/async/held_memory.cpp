@@ -156,7 +156,8 @@ class HeldMemory {
     put_back(holders);
   }
 
-  // Nothing if there is none, or if the first is on a device that must not be asked.
+  // Removes and returns the first holder. Returns nullopt if there is none, or if it is on a device that must
+  // not be queried.
   std::optional<Holder> take_first(bool may_ask_devices) {
     const std::scoped_lock lock(mutex_);
     if (holders_.empty() || !(may_ask_devices || holders_.front().is_on_cpu)) {

@@ -46,7 +46,8 @@ void leave_running(Start& start, const Started& started) {
   adopt_orphan(std::move(start.work), std::move(buffers), ends_by_waiting, std::move(what));
 }
 
-// Whether a second wait() may repeat the work of the first one, as in Gloo's reduce_scatter and receives.
+// Returns true if a second wait() may repeat the work of the first one, as in Gloo's reduce_scatter and
+// receives.
 bool may_run_twice(const c10d::Work& work) {
   const auto type = work.retrieveOpType();
   return type == c10d::OpType::UNKNOWN || c10d::isP2POp(type, /*batchP2P=*/true);
@@ -349,9 +350,9 @@ void PendingCollective::run_epilogue() {
   }
 }
 
-// Whether finish_aside() applies: a result with an epilogue, or a Work that must be waited for only once, is
-// used on another stream than the start stream. Not while a graph is captured, which no other stream may
-// join.
+// Returns true if finish_aside() applies: a result with an epilogue, or a Work that must be waited for only
+// once, is used on a stream other than the start stream. Returns false while a graph is captured, which no
+// other stream may join.
 bool PendingCollective::is_finished_aside() const {
   return start_stream_.has_value() && start_.work && (start_.epilogue || may_run_twice(*start_.work)) &&
          stream_of(start_stream_->device()) != *start_stream_ && AskingDevices().is_allowed();
@@ -375,7 +376,7 @@ void PendingCollective::finish_aside(bool checks_group) {
   used_streams_.order(*start_stream_);
 }
 
-// Whether a CUDA graph is being captured that does not hold the collective.
+// Returns true if a CUDA graph is being captured that does not contain the collective.
 bool PendingCollective::is_outside_capture() const {
   return start_stream_.has_value() && start_.work && !is_captured_ && !AskingDevices().is_allowed();
 }

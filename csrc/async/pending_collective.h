@@ -1,6 +1,6 @@
 // A collective that was started and may still be running.
 //
-// Who may write to the tensors of a collective, and when
+// Rules for writes to the tensors of a collective
 //
 // A backend reads its input until the collective is over. On every rank a program may write to the input:
 //
@@ -75,7 +75,7 @@ class PendingCollective final : public c10::intrusive_ptr_target {
   // Removes the guards, one of which may have the last weak reference.
   void release_resources() override { resize_guards_.remove(); }
 
-  // Whether it was started while a CUDA graph was captured on its stream.
+  // Returns true if the collective was started while a CUDA graph was captured on its stream.
   bool is_captured() const noexcept { return is_captured_; }
 
   bool is_settled() const noexcept { return state_.load(std::memory_order_acquire) == State::kSettled; }

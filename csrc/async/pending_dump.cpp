@@ -21,7 +21,7 @@ namespace {
 
 constexpr int kNone = -1;
 
-// What the handler of a signal needs, without locks.
+// The state that the handler of a signal reads without locks.
 struct Handled {
   std::atomic<int> file_descriptor{kNone};
   struct sigaction before {};

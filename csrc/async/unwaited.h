@@ -63,7 +63,7 @@ struct UnwaitedWork {
   c10::intrusive_ptr<c10d::Work> work;
 };
 
-// Those whose Work is not known to be over, the oldest first.
+// Returns the unwaited collectives whose Work is not known to have completed, the oldest first.
 std::vector<UnwaitedWork> unwaited_works();
 
 // The number of unwaited collectives, by op. A child process starts with none.

@@ -19,7 +19,8 @@ namespace funcol {
 // nor a collective that was waited for before.
 class UsedStreams {
  public:
-  // What a stream waits for until the collective is over: a Work that may be waited for often, or an event.
+  // The end of the collective, for which a stream waits: a Work that may be waited for repeatedly, or an
+  // event.
   struct End {
     c10::intrusive_ptr<c10d::Work> work;
     std::shared_ptr<c10::Event> event;

@@ -1,4 +1,4 @@
-// What happens when an operator meets a pending tensor.
+// The fallback for operators that meet a pending tensor.
 //
 // One boxed kernel for all operators, registered as the fallback of the wake key:
 //  - an operator that PyTorch composes of others passes through; its parts come back here;

@@ -36,9 +36,9 @@ template <typename Op>
 concept IsArithmetic = IsOneOf<Op, ops::add_Tensor, ops::add__Tensor, ops::div_Tensor, ops::div__Tensor,
                                ops::mul_Tensor, ops::mul__Tensor, ops::sub_Tensor>;
 
-// Whether CPU arithmetic would first convert the number beside the tensor, such as the number of ranks that a
-// sum is divided by. That takes as long as the rest of a small operator. Narrower floats compute with the
-// number as it was written.
+// Returns true if CPU arithmetic would first convert the number beside the tensor, such as the number of
+// ranks that a sum is divided by. The conversion takes as long as the rest of a small operator. Narrower
+// floats compute with the number as it was written.
 bool is_converted(const at::Tensor& number, const at::Tensor& tensor) {
   const auto is_one_of = [](const at::Tensor& one, at::ScalarType first, at::ScalarType second) {
     return one.scalar_type() == first || one.scalar_type() == second;

@@ -53,7 +53,8 @@ PyObject* py_is_pending(PyObject*, PyObject* object) {
   Py_RETURN_FALSE;
 }
 
-// Whether `object` is the result of a collective, finished or not, or a view made while it was pending.
+// Returns True if `object` is the result of a collective, finished or not, or a view made while it was
+// pending.
 PyObject* py_was_pending(PyObject*, PyObject* object) {
   if (THPVariable_Check(object) && AsyncTensorImpl::of(THPVariable_Unpack(object)) != nullptr) {
     Py_RETURN_TRUE;

@@ -71,7 +71,7 @@ PyObject* know_fully_shard(PyObject* /*module*/, Args args, Py_ssize_t count) {
   END_HANDLE_TH_ERRORS
 }
 
-// Whether a profiler or a mode sees ranges of record_function.
+// Returns True if a profiler or a mode observes ranges of record_function.
 PyObject* is_recorded(PyObject* /*module*/, PyObject* /*unused*/) {
   return PyBool_FromLong(at::hasCallbacks() || is_observed() ? 1 : 0);
 }

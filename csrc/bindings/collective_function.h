@@ -35,7 +35,7 @@ struct CollectiveFunction {
   void (*check)(std::type_identity_t<Inputs> inputs, std::type_identity_t<Native>... arguments) = nullptr;
 };
 
-// What the language deduces by itself; clang does so from 17 on.
+// The deduction guide that the language implies for aggregates; clang before 17 needs it spelled out.
 template <typename Inputs, typename Call, typename... Native>
 CollectiveFunction(const char*, std::array<const char*, 2>, Start (*)(Inputs, Native...), const Call&,
                    void (*)(std::type_identity_t<Inputs>, std::type_identity_t<Native>...) = nullptr)

@@ -56,7 +56,7 @@ std::chrono::milliseconds timeout_of(c10d::ProcessGroup& group) {
   }
 }
 
-// What all ranks published under one number.
+// The records that all ranks publish under one call number.
 class Round {
  public:
   Round(c10d::ProcessGroup& group, int64_t number)

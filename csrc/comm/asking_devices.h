@@ -1,7 +1,7 @@
-// Whether Works on a device may be asked if they are over.
+// Permission to query whether Works on a device have completed.
 //
-// Asking queries a CUDA event. A query on a stream that is being captured into a CUDA graph ends the capture.
-// While a capture is in progress elsewhere, a thread may query only in relaxed capture mode.
+// Such a query reads a CUDA event. A query on a stream that is being captured into a CUDA graph ends the
+// capture. While a capture is in progress elsewhere, a thread may query only in relaxed capture mode.
 #pragma once
 
 #include <ATen/core/Tensor.h>

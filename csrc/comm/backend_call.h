@@ -13,7 +13,8 @@
 
 namespace funcol {
 
-// Whether a program has replaced kernels of c10d's operators, for example by torch.library.
+// Sets, or returns, the flag that a program has replaced kernels of c10d's operators, for example with
+// torch.library.
 void set_c10d_ops_are_replaced(bool are_replaced);
 bool c10d_ops_are_replaced();
 

@@ -53,7 +53,8 @@ class Waiters {
     }
   }
 
-  // Nothing if the thread is to end.
+  // Returns the next call from the queue; returns an empty function if the queue is empty and the thread has
+  // to end.
   std::function<void()> next() {
     const std::scoped_lock lock(mutex_);
     if (queue_.empty()) {

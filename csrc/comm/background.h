@@ -11,8 +11,8 @@
 
 namespace funcol {
 
-// Whether a Work of `group` on the CPU never says isCompleted() before it was waited for. False if the group
-// is gone, and for Works written in Python, whose futures tell.
+// Returns true if a Work of `group` on the CPU never reports isCompleted() before it was waited for. Returns
+// false if the group no longer exists, and for Works written in Python, whose futures report completion.
 bool ends_only_by_waiting(const c10d::Work& work, const GroupRef& group) noexcept;
 
 // Calls `wait`, which may block for long, on another thread and without the GIL. At most 8 threads wait at a

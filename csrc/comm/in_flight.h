@@ -1,4 +1,4 @@
-// What is known of a collective that has been started and may still be running.
+// A description of a collective that has been started and may still be running.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -18,7 +18,8 @@ namespace funcol {
 void adopt_orphan(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> buffers,
                   bool ends_only_by_waiting = false, InFlight what = {});
 
-// Those that are kept, the oldest first. Some may be over: sweep_orphans() before drops them.
+// Returns the kept collectives, the oldest first. Some may have completed: call sweep_orphans() first to drop
+// them.
 std::vector<InFlight> kept_orphans();
 
 // Drops finished Works and returns the number of running ones. Cheap while there are none. Asks none where

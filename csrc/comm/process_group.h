@@ -53,8 +53,9 @@ GroupPtr group_of_size(const c10::IValue& group, int64_t group_size, const char*
 // Name of the backend that serves `device_type` in `group`: "gloo", "nccl", "fake", ...
 std::string backend_name(c10d::ProcessGroup& group, c10::DeviceType device_type);
 
-// Whether that backend sends as one what is started between startCoalescing() and endCoalescing(), as NCCL
-// does. A batch of sends and receives needs this there: else ranks that send to each other wait for ever.
+// Returns true if that backend sends everything that is started between startCoalescing() and endCoalescing()
+// as one operation, as NCCL does. On such a backend a batch of sends and receives needs coalescing: without
+// it, ranks that send to each other deadlock.
 bool backend_coalesces(c10d::ProcessGroup& group, c10::DeviceType device_type);
 
 }  // namespace funcol

@@ -22,10 +22,11 @@ c10::IValue as_ivalue(const c10d::ReduceOp& reduce_op);
 
 std::string_view reduce_op_name(const c10d::ReduceOp& reduce_op);
 
-// Whether the operator acts on a complex number part by part: sum, avg, premul_sum.
+// Returns true if the operator acts on the real and imaginary parts of a complex number separately: sum, avg,
+// premul_sum.
 bool acts_on_complex(const c10d::ReduceOp& reduce_op);
 
-// Whether Gloo can send the dtype as it is.
+// Returns true if Gloo can send the dtype without a conversion.
 bool gloo_carries(c10::ScalarType dtype);
 
 // Raises if `backend` cannot apply `reduce_op` to `dtype`: NotImplementedError if the backend lacks the
@@ -34,7 +35,8 @@ bool gloo_carries(c10::ScalarType dtype);
 void check_reduce_op(const c10d::ReduceOp& reduce_op, c10::ScalarType dtype, std::string_view backend,
                      const char* op);
 
-// Whether check_reduce_op() passes on every backend, so that the backend's name need not be looked up.
+// Returns true if check_reduce_op() passes on every backend, so that the backend's name need not be looked
+// up.
 bool is_supported_everywhere(const c10d::ReduceOp& reduce_op, c10::ScalarType dtype);
 
 }  // namespace funcol

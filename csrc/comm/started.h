@@ -23,7 +23,7 @@ struct Started {
   double seconds() const;
 };
 
-// Whether Started::now() notes the line of Python that started the collective, and what it is for.
+// Sets whether Started::now() records the line of Python that started the collective, and its purpose.
 void record_callers(bool enabled);
 bool callers_are_recorded() noexcept;
 
@@ -75,7 +75,7 @@ class BackwardOf {
   Text before_;
 };
 
-// Whether somebody reads purposes: callers are recorded, or a profiler is active on this thread.
+// Returns true if purposes are read: callers are recorded, or a profiler is active on this thread.
 bool purposes_are_wanted() noexcept;
 
 // While it exists, c10d gives the Works that this thread starts the current purpose as their name in

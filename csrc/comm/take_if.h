@@ -8,8 +8,8 @@
 
 namespace funcol {
 
-// Those of `items` for which `predicate`, a function or a member, holds: in their order, as the others stay
-// in theirs.
+// Removes the items for which `predicate`, a function or a member, holds, and returns them. Both the removed
+// and the remaining items keep their order.
 template <typename Items, typename Predicate>
 std::vector<typename Items::value_type> take_if(Items& items, const Predicate& predicate) {
   const auto first = std::stable_partition(items.begin(), items.end(), std::not_fn(predicate));

@@ -9,7 +9,7 @@
 
 namespace funcol::compat {
 
-// Whether the running PyTorch defines the operator `name`, such as "aten::relu".
+// Returns true if the running PyTorch defines the operator `name`, such as "aten::relu".
 inline bool has_operator(const std::string& name) {
   return c10::Dispatcher::singleton().findSchema({name, ""}).has_value();
 }

@@ -115,7 +115,7 @@ class ToLocalGradient final : public Gradient {
   Held placements_;
 };
 
-// Whether nn.Parameter has marked the tensor, as it marks instances of subclasses.
+// Returns true if nn.Parameter has marked the tensor as a parameter, as it marks instances of subclasses.
 bool is_parameter(py::handle tensor) {
   auto** const attributes = _PyObject_GetDictPtr(tensor.ptr());
   if (attributes == nullptr || *attributes == nullptr) {

@@ -20,8 +20,9 @@ namespace {
 
 std::vector<std::optional<TensorMeta>> output_metas_of(const OpCall& call) { return output_metas(call); }
 
-// Nothing if there is no one-axis rule that C++ has values for, or if the outputs are not known: the operator
-// depends on data, or does not run on Meta tensors. Adds masks of Python's rows to `masks`.
+// Returns the rows of one mesh axis. Returns nullopt if no one-axis rule exists that C++ supports, or if the
+// outputs are not known: the operator depends on data, or does not run on Meta tensors. Adds masks of
+// Python's rows to `masks`.
 std::optional<Rows> rows_for(py::handle op_schema, OpSchema& schema, bool has_rule, py::handle rows_of,
                              MaskObjects& masks) {
   try {

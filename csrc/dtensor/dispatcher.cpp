@@ -55,7 +55,7 @@ py::object moved_keywords(py::handle schema, py::object locals) {
 // The module with which the dispatcher flattened arguments: optree where it is installed.
 py::handle pytree() { return imported<"torch.distributed.tensor._dispatch", "pytree">(); }
 
-// Whether the arguments of `op` have to be flattened as a tree.
+// Returns true if the arguments of `op` have to be flattened as a tree.
 bool needs_pytree(py::handle dispatcher, py::handle op) {
   const auto propagator = attribute<"sharding_propagator">(dispatcher);
   for (const auto& table : {find_attribute<"op_to_schema_info">(propagator),

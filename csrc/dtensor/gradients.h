@@ -69,7 +69,7 @@ class Gradient {
 };
 using GradientPtr = std::shared_ptr<const Gradient>;
 
-// Whether autograd records operators on `input`.
+// Returns true if autograd records operators on `input`.
 inline bool is_recorded(const at::Tensor& input) {
   return at::GradMode::is_enabled() && input.requires_grad();
 }

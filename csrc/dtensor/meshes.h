@@ -38,7 +38,7 @@ void note_mesh(py::handle device_mesh);
 
 size_t num_known_meshes();
 
-// Whether a mesh that is there has looked up the group of this name, as one of its axes or of all its ranks.
+// Returns true if a live mesh has looked up the group of this name, for one of its axes or for all its ranks.
 bool is_group_of_mesh(const std::string& name);
 
 // Null for an object that is no DeviceMesh.

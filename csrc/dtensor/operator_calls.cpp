@@ -290,7 +290,7 @@ class CallReader {
   bool is_factor_ = false;
 };
 
-// What stands for a dtype, layout or memory format is a number on the stack.
+// Returns the Python object of an argument. A dtype, layout or memory format is a number on the stack.
 py::object python_argument(const c10::IValue& value, const c10::Argument& argument) {
   auto type = argument.real_type();
   if (type->kind() == c10::TypeKind::OptionalType) {

@@ -18,7 +18,7 @@
 
 namespace funcol::python {
 
-// Whether a call is served, or why it is passed on to PyTorch.
+// The outcome of a call: it takes the fast path, or falls back to PyTorch for this reason.
 enum class Fate : uint8_t {
   kServed,
   kWatched,     // a context of PyTorch wants to see the redistribution, or its log wants the decision

@@ -1,8 +1,8 @@
-// Whole tensors on owners, each tensor on one rank of the mesh: from shards and back, many in one collective.
+// Full tensors on owners, each tensor on one rank of the mesh: from shards and back, many in one collective.
 //
-// Both need the GIL, and all tensors are on one mesh, whose ranks are numbered with the last axis first.
-// `max_bytes` bounds the wholes that share a collective. NotImplementedError for masks and norms, under
-// modes, and if a gradient is to be recorded.
+// Both functions need the GIL. All tensors are on one mesh, whose ranks are numbered with the last axis
+// first. `max_bytes` bounds the full tensors that share a collective. NotImplementedError for masks and
+// norms, under modes, and if a gradient is to be recorded.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>

@@ -23,14 +23,15 @@ namespace funcol::python {
 
 bool is_dtensor(py::handle object);
 
-// Whether it is a torch.Tensor or Parameter of no subclass, which belongs to no mode or transform.
+// Returns true if `tensor` is a torch.Tensor or Parameter, not a subclass, and belongs to no mode or
+// transform.
 bool is_plain(py::handle tensor);
 
-// Whether no mode or transform is active, and `tensor` takes no part in forward differentiation.
+// Returns true if no mode or transform is active, and `tensor` takes no part in forward differentiation.
 bool is_unwatched(py::handle tensor);
 
-// The values of a tuple or list of `num_axes` placements of a tensor with `num_dims` dims, which count from
-// 0. Nothing for other lengths, and if C++ does not serve one of them.
+// Returns the values of a tuple or list of `num_axes` placements of a tensor with `num_dims` dims, with dims
+// counted from 0. Returns nullopt for other lengths, and if C++ does not support one of the placements.
 std::optional<std::vector<Placement>> plain_placements(py::handle sequence, size_t num_axes,
                                                        int64_t num_dims);
 
@@ -59,7 +60,7 @@ struct PlainSpec {
   int64_t num_dims() const { return static_cast<int64_t>(shape.size()); }
 };
 
-// Nothing if C++ does not serve DTensors of this spec.
+// Returns the values of `spec`. Returns nullopt if C++ does not support DTensors of this spec.
 std::optional<PlainSpec> plain_spec(py::handle spec);
 
 // `placements`, of `num_axes` axes, with Replicate on the axes for which `is_whole(axis)` holds.

@@ -18,7 +18,8 @@
 namespace funcol::python {
 namespace {
 
-// Whether PyTorch plans redistributions of all tensors on so few axes that C++ has prices for them.
+// Returns true if C++ has prices for PyTorch's plans: the mesh has at most kMostAxes axes, or all tensors
+// have the default shard order and no strided shards.
 bool has_prices(const PythonSchema& schema) {
   return attribute<"ndim">(schema.mesh).cast<size_t>() <= PyTorchPlans::kMostAxes ||
          std::ranges::all_of(schema.layouts, [](const Layout& layout) {
@@ -26,7 +27,7 @@ bool has_prices(const PythonSchema& schema) {
          });
 }
 
-// Whether rules in C++ know the layouts: no norms, and partials that commute.
+// Returns true if rules in C++ support the layouts: no norms, and only partials that commute.
 bool knows_layout(const Layout& layout) {
   const auto& placements = layout.placements;
   return std::ranges::all_of(placements, [&](const Placement& a) {

@@ -87,7 +87,8 @@ struct Moved {
   py::object spec;
 };
 
-// Nothing, with nothing done, where C++ does not serve the redistribution. Takes parts of `source`.
+// Redistributes `local`. Returns nullopt, with nothing done, if C++ does not support the redistribution.
+// Moves members out of `source`.
 std::optional<Moved> move(const at::Tensor& local, py::handle spec, PlainSpec& source,
                           const RedistributionTarget& target, const RedistributionOptions& options) {
   auto wanted = plain_placements(target.placements, source.placements.size(), source.num_dims());

@@ -15,9 +15,9 @@
 namespace funcol::python {
 namespace {
 
-// Whether PyTorch moves a tensor of `sizes` correctly, where the source gives this rank the sizes `held`: the
-// tensor may be cut over another mesh, too. PyTorch moves the tensor as it is, except that along unevenly cut
-// dims it pads and trims by the shape of the whole tensor.
+// Returns true if PyTorch correctly moves a tensor of `sizes` where the source gives this rank the sizes
+// `held`: the tensor may also be cut over another mesh. PyTorch moves the tensor as it is, except that along
+// unevenly cut dims it pads and trims by the shape of the full tensor.
 bool stock_moves(at::IntArrayRef sizes, const std::vector<int64_t>& held, const RedistributionKey& key,
                  const Mesh& mesh) {
   const auto num_dims = std::ssize(key.shape);

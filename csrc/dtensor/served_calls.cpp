@@ -31,7 +31,7 @@ const c10::IValue& argument(const torch::jit::Stack& stack, size_t num_arguments
   return stack[stack.size() - num_arguments + place];
 }
 
-// Whether all DTensors are on one mesh, which this rank is in.
+// Returns true if all DTensors are on one mesh that this rank is in.
 bool is_on_one_mesh(const Call& call) {
   py::object first;
   for (const auto& one : call.tensors) {
@@ -58,7 +58,7 @@ bool is_replicated(py::handle spec) {
   return std::ranges::all_of(placements, [](const auto& one) { return one.is_replicate(); });
 }
 
-// Nothing for values that are none of the argument's type.
+// Returns `object` as a value of the argument's type; returns nullopt if it does not have this type.
 std::optional<c10::IValue> value_of(py::handle object, const c10::Argument& argument) {
   try {
     return torch::jit::toIValue(object, argument.type());

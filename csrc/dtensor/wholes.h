@@ -1,4 +1,4 @@
-// Whole tensors of DTensors, many at a time: moved together, taken one by one.
+// Full tensors of DTensors, many at a time: moved together, taken one by one.
 //
 // Everything here needs the GIL.
 #pragma once

@@ -24,7 +24,7 @@ struct Shards {
   at::ScalarType dtype = at::kByte;   // of the gather
 };
 
-// Nothing if a shard is of an uncommon kind.
+// Returns this rank's shards of `params`; returns nullopt if a shard is of an uncommon kind.
 std::optional<Shards> find_shards(const Params& params);
 
 // A list of one item for each parameter, as AllGatherResult keeps dtypes and numbers of elements; all lengths

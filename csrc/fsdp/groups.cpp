@@ -46,7 +46,7 @@ struct Gather {
   c10::intrusive_ptr<c10d::ProcessGroup> c10d_group;
 };
 
-// Nothing if the group is of an uncommon kind.
+// Returns the gather of `group`; returns nullopt if the group is of an uncommon kind.
 std::optional<Gather> find_gather(const Fields& group) {
   const auto params = usual_params(group.find<"fsdp_params">().ptr(), Replaced::kUnshard);
   const auto mesh_info = mesh_to_gather_over(group);

@@ -17,8 +17,8 @@ namespace funcol::python {
 // the mesh was made that it shards over.
 void check_is_current(py::handle mesh_info, const c10::intrusive_ptr<c10d::ProcessGroup>& group);
 
-// What collectives for the group's parameters are for: "parameters of layers.0". Empty unless somebody reads
-// it.
+// Returns the purpose of collectives for the group's parameters: "parameters of layers.0". Returns an empty
+// string unless purposes are read.
 std::string purpose_of(const Fields& group);
 
 // Returns whether the group had not begun its forward pass.

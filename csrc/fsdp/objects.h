@@ -112,7 +112,7 @@ inline const FullyShard::Methods& methods_passed_by(Replaced function) {
   return fully_shard().methods.at(static_cast<size_t>(function));
 }
 
-// Whether no mode or transform is active, and no program has replaced a function that C++ passes by.
+// Returns true if no mode or transform is active, and no program has replaced a function that C++ bypasses.
 bool can_serve();
 
 // The __dict__ of one of FSDP2's objects. It has all attributes: FSDP2's classes have no setters.
@@ -189,18 +189,19 @@ bool is_cut_along_dim_0(const Fields& param);
 // Of the sharded parameter.
 py::object local_tensor_of(const Fields& param);
 
-// Whether the tensor class of a parameter has an extension of the gather: fsdp_pre_all_gather or
+// Returns true if the tensor class of a parameter has an extension of the gather: fsdp_pre_all_gather or
 // fsdp_post_all_gather.
 bool has_extension(const Params& params);
 
-// Whether the parameters free nothing but their gathered tensors when they are sharded again. With extensions
-// of the gather they free other tensors, too.
+// Returns true if the parameters free only their gathered tensors when they are sharded again. With
+// extensions of the gather they also free other tensors.
 bool free_gathered_only(const Params& params);
 
 // The tensor of a Python object, if it is plain and contiguous and has data; else null.
 const at::Tensor* dense_tensor(py::handle object);
 
-// Whether one thread copies into `buffer` fastest. ATen's copies take several threads for larger buffers.
+// Returns true if copies into `buffer` are fastest on one thread. ATen's copies use several threads for
+// larger buffers.
 bool is_small_on_cpu(const at::Tensor& buffer);
 std::byte* bytes_of(const at::Tensor& tensor);
 

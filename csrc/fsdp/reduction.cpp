@@ -127,7 +127,7 @@ class Reduction {
   }
 
  private:
-  // What the gradients are divided by, beside what the reduction itself divides by.
+  // The factors by which the gradients are divided, and the reduce operators, which may divide as well.
   struct Factors {
     py::object before = py::none();
     py::object after = py::none();

@@ -1,4 +1,4 @@
-// libfuncol_cuda.so: what calls the CUDA runtime, and the kernels.
+// libfuncol_cuda.so: the code that calls the CUDA runtime, and the kernels.
 //
 // The library lies beside the one that this code is in, in builds with CUDA. It is loaded at the first use of
 // one of its functions, so that processes without CUDA run without its runtime. The runtime is the shared
@@ -16,7 +16,7 @@
 
 namespace funcol::kernels {
 
-// What the library hands over. A change of what the functions take or do raises the version.
+// The functions of the library. Raise the version when a function's arguments or behaviour change.
 struct CudaFunctions {
   static constexpr uint32_t kVersion = 3;
 

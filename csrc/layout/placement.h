@@ -59,7 +59,8 @@ struct Placement {
   friend bool operator==(const Placement&, const Placement&) = default;
 };
 
-// Whether a tensor may be Partial with both reductions on two axes: their order does not change the result.
+// Returns true if a tensor may be Partial with both reductions on two axes: their order does not change the
+// result.
 bool commute(PartialOp a, PartialOp b);
 // The same for two placements that are Partial. A norm commutes with norms of the same order.
 bool commute(const Placement& a, const Placement& b);

@@ -41,15 +41,16 @@ Intervals local_indices(const Layout& layout, const Mesh& mesh, int64_t dim, int
 std::vector<int64_t> local_shape(const Layout& layout, const Mesh& mesh, const std::vector<int64_t>& shape,
                                  const Coordinate& coordinate);
 
-// Whether all ranks hold equally many indices of dim `dim`, `size` long.
+// Returns true if all ranks hold equally many indices of dim `dim`, `size` long.
 bool is_cut_evenly(const Layout& layout, const Mesh& mesh, int64_t dim, int64_t size);
-// Whether every rank holds at least one index of dim `dim`, `size` long. True if no axis cuts the dim.
+// Returns true if every rank holds at least one index of dim `dim`, `size` long, or if no axis cuts the dim.
 bool leaves_none_empty(const Layout& layout, const Mesh& mesh, int64_t dim, int64_t size);
 
 // The length of the longest shard, which rank 0 holds, when `size` indices are cut for `num_ranks` ranks.
 int64_t longest_shard(int64_t size, int64_t num_ranks, int64_t split_factor = 1);
 
-// Calls `visit` for each coordinate on `axes`, 0 on other axes, until it returns false. Whether it never did.
+// Calls `visit` for each coordinate on `axes`, 0 on other axes, until it returns false. Returns true if it
+// never did.
 bool for_all_coordinates(const Mesh& mesh, const std::vector<int64_t>& axes,
                          const std::function<bool(const Coordinate&)>& visit);
 

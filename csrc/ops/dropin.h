@@ -1,10 +1,10 @@
 // funcol under PyTorch's own operators.
 //
 // PyTorch registers its kernels of _c10d_functional, _c10d_functional_autograd and c10d_functional for keys
-// that stand for many devices at once; the dispatcher prefers a kernel for one device. put_under_core_ops()
-// registers such kernels for CPU and CUDA, take_from_core_ops() removes them, and PyTorch's serve again.
-// Nothing else of the operators changes: autograd, fake and functional tensors, tracing and the shapes on
-// Meta stay PyTorch's.
+// that represent many devices at once; the dispatcher prefers a kernel for one device. put_under_core_ops()
+// registers such kernels for CPU and CUDA; take_from_core_ops() removes them, which brings back PyTorch's.
+// The rest of the operators does not change: autograd, fake and functional tensors, tracing and the shapes on
+// Meta remain PyTorch's.
 //
 // The kernels have PyTorch's semantics: results are plain tensors whose Work is in PyTorch's registry until
 // wait_tensor takes it. So code that Inductor generated runs on them, and works that were registered by

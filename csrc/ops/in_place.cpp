@@ -31,14 +31,14 @@ using autograd::RuleNode;
 using c10::IValue;
 using Tensors = std::vector<Tensor>;
 
-// Whether a backend may write into `out`, and autograd alone has to be told.
+// Returns true if a backend may write into `out`, and only autograd has to be notified.
 bool is_writable(const Tensor& out) {
   return out.layout() == at::kStrided && !out.is_meta() && out.is_contiguous() && !out.is_conj() &&
          !out.is_neg() && !out._is_zerotensor() && !out.is_quantized() && !out.is_nested() &&
          !out._fw_grad(/*level=*/0).defined() && (!out.is_inference() || c10::InferenceMode::is_enabled());
 }
 
-// Whether data of `input` may be received into `out` as it is.
+// Returns true if data of `input` may be received into `out` without a conversion.
 bool fits(const Tensor& out, const Tensor& input) {
   return input.layout() == at::kStrided && out.dtype() == input.dtype() && out.device() == input.device() &&
          out.storage().data() != input.storage().data();

@@ -166,7 +166,7 @@ Tensor moved(const Tensor& input, const Change& change, const GroupPtr& group) {
   return has_dim(to) ? exchanged(input, change, group) : gathered(input, change.from, group);
 }
 
-// Whether the backend reads the memory of the input itself.
+// Returns true if the backend reads the memory of the input itself.
 bool reads_input(const Tensor& input, const Change& change) {
   if (change.from.type == Type::kPartial) {
     return has_dim(change.to.type) && change.to.dim == 0;

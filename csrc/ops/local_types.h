@@ -53,7 +53,7 @@ struct Change {
   bool scatters_dim_first = false;
 };
 
-// Whether make() takes `input`. The package's own function serves other calls, or raises.
+// Returns true if make() supports `input`. The package's own function handles other calls, or raises.
 bool takes(const at::Tensor& input, const Change& change, const c10d::ProcessGroup& group);
 
 // `input` after the change, pending where a collective makes it. The result needs a gradient where `input`

@@ -14,10 +14,10 @@ namespace funcol {
 
 class Parts {
  public:
-  // Of a whole of this shape; its size along `dim` does not count, the sum of `sizes` does.
+  // Cuts a full tensor of this shape. Its size along `dim` is the sum of `sizes`; that of `shape` is ignored.
   Parts(at::IntArrayRef shape, int64_t dim, std::vector<int64_t> sizes);
 
-  // Sizes as the ops take them, checked as in part_sizes.h. A whole of `shape` is cut.
+  // Takes sizes as the ops do, checked as in part_sizes.h. The full tensor, which is cut, has `shape`.
   static Parts of_whole(at::IntArrayRef shape, int64_t dim, at::OptionalIntArrayRef split_sizes,
                         const c10d::ProcessGroup& group, const char* op);
   // This rank's part has `shape`.

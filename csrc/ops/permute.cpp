@@ -105,7 +105,7 @@ at::Tensor traced(const at::Tensor& input, at::IntArrayRef destinations, const I
       .view_symint(received_sizes(input, splits.num_received));
 }
 
-// Whole tensors travel back to where they came from, as rows of an exchange.
+// Sends the gradients, as rows of an exchange, back to the ranks from which the tensors came.
 std::vector<at::Tensor> rule(const std::vector<at::Tensor>& gradients, const autograd::Values&,
                              const autograd::Data& data) {
   const auto& group = data[1];

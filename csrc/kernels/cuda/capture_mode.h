@@ -1,4 +1,4 @@
-// What RelaxedCapture calls (kernels/capture_mode.h).
+// The CUDA functions behind RelaxedCapture (kernels/capture_mode.h).
 #pragma once
 
 namespace funcol::kernels::cuda {

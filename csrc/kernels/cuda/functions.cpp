@@ -1,4 +1,4 @@
-// What libfuncol_cuda.so exports.
+// The functions that libfuncol_cuda.so exports.
 #include "kernels/cuda/box_rows.h"
 #include "kernels/cuda/capture_mode.h"
 #include "kernels/cuda/random.h"

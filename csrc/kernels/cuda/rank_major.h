@@ -1,4 +1,4 @@
-// What merge_shards_cuda() and split_shards_cuda() call (kernels/rank_major.h).
+// The CUDA functions behind merge_shards_cuda() and split_shards_cuda() (kernels/rank_major.h).
 #pragma once
 
 #include "kernels/rank_major.h"

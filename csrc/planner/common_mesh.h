@@ -18,12 +18,12 @@ struct CommonMesh {
   friend bool operator==(const CommonMesh&, const CommonMesh&) = default;
 };
 
-// Nothing unless both meshes have the same ranks in the same order, and each axis of the common mesh is an
-// axis of one of them: other axes have no process group.
+// Returns the common mesh of `src` and `dst`. Returns nullopt unless both have the same ranks in the same
+// order, and each axis of the common mesh is an axis of one of them: other axes have no process group.
 std::optional<CommonMesh> common_mesh(const RankedMesh& src, const RankedMesh& dst);
 
-// The layout of a `view` of `common`, of which `axes` are the axes, on `common`. Nothing if there is none, as
-// for uneven shards along an axis that is several axes of `common`.
+// Returns the layout on `common` that equals `layout` on `view`, a view of `common` with these `axes`.
+// Returns nullopt if there is none, as for uneven shards along an axis that is several axes of `common`.
 std::optional<Layout> layout_on_common(const Mesh& common, const std::vector<AxisSet>& axes, const Mesh& view,
                                        const Layout& layout, const std::vector<int64_t>& shape);
 

@@ -33,8 +33,8 @@ struct RingAxis {
 // that crosses hosts crosses them too.
 std::vector<RingAxis> ring_axes(const Mesh& mesh);
 
-// What PyTorch says that one step costs, and how many units of 2^30 bytes the rank holds afterwards. A step
-// from or to a strided shard costs nothing.
+// PyTorch's cost of one step, and the units of 2^30 bytes that the rank holds afterwards. A step from or to a
+// strided shard costs 0.
 struct StepPrice {
   double cost_us = 0;
   double gb = 0;

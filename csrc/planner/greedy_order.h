@@ -8,7 +8,7 @@
 
 namespace funcol {
 
-// Whether both placements cut `dim` in the same way, or neither cuts it.
+// Returns true if both placements cut `dim` in the same way, or neither cuts it.
 inline bool cut_alike(const Placement& a, const Placement& b, int64_t dim) {
   const auto cuts = [dim](const Placement& placement) {
     return placement.is_shard() && placement.dim == dim;

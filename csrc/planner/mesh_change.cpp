@@ -69,8 +69,8 @@ int64_t largest_bytes(const Mesh& mesh, const Layout& layout, const MeshChangeTa
   return num_elements(local_shape(layout, mesh, task.shape, first)) * task.itemsize;
 }
 
-// What ranks send each other in the steps of a plan. `ranks` are those of its mesh, `all` those of the
-// matrix.
+// The bytes that ranks send each other in the steps of a plan. `ranks` are the ranks of the plan's mesh,
+// `all` those of the matrix.
 class PlanBytes {
  public:
   PlanBytes(const Plan& plan, const std::vector<int64_t>& ranks, const std::vector<int64_t>& all)
@@ -186,8 +186,8 @@ class Candidates {
     }
   }
 
-  // Whether no rank sends more than the busiest one has to in a transfer. The least cost of a small tensor
-  // may be that of gathering it everywhere; but many small tensors travel together.
+  // Returns true if no rank sends more than the busiest one has to send in a transfer. For a small tensor the
+  // cheapest plan may gather it on every rank; but many small tensors travel together.
   bool sends_little(const Plan& plan) const {
     int64_t sent = 0;
     for (const auto& step : plan.steps) {
@@ -219,7 +219,8 @@ class Candidates {
     }
   }
 
-  // Whether senders are what the plan waits for.
+  // Adds the plan with this transfer, if one exists. Returns true if the plan waits for senders: the busiest
+  // sender sends more than the busiest receiver receives.
   bool add_transfer(MeshChange change, const Layout& src, const Layout& dst) {
     change.transfer = plan_transfer({task_.src_mesh, src, task_.dst_mesh, dst, task_.shape, task_.itemsize});
     const auto& loads = change.transfer->loads;

@@ -54,8 +54,9 @@ MeshChange plan_mesh_change(const MeshChangeTask& task, const MeshChangeCosts& m
 // all_reduce counts as a reduce_scatter and an all_gather.
 std::vector<std::vector<int64_t>> bytes_matrix(const MeshChange& change);
 
-// The least bytes that the busiest rank sends in any plan that moves each element to each rank that lacks it.
-// Nothing where values are partial: what their reduction sends depends on the backend.
+// Returns the least bytes that the busiest rank sends in any plan that moves each element to each rank that
+// lacks it. Returns nullopt if values are partial: the bytes that their reduction sends depend on the
+// backend.
 std::optional<int64_t> least_busiest_bytes(const MeshChangeTask& task);
 
 // "P(sum)S(0)->RS(0) | RS(0) => S(1) | S(1)->R".

@@ -132,7 +132,7 @@ class PlanSearch {
     });
   }
 
-  // Whether a path to `state` is known that costs no more and has no more steps.
+  // Returns true if a path to `state` is known that costs no more and has no more steps.
   bool is_known(const State& state, double cost, int num_steps) const {
     const int number = states_.find(state);
     if (number < 0) {

@@ -92,7 +92,7 @@ class ShortestPaths {
   // The placements of each axis, if all their layouts are to be priced at once; else empty.
   std::vector<std::vector<Placement>> placements_to_price() const;
   void price_all(const std::vector<std::vector<Placement>>& of_axis);
-  // Whether a path may lead to `target`, with masks made at its end.
+  // Returns true if a path may lead to `target`, with masks made at its end.
   bool may_lead_to(const Layout& target) const;
   double cost_of_masks(const Layout& target) const;
   // Settles the next layout. False if there are no more.

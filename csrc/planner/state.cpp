@@ -264,7 +264,8 @@ bool Space::is_inner(int64_t dim) const {
   return elements_before(shape_, std::min(dim, std::ssize(shape_))) > num_ranks(~AxisSet{0});
 }
 
-// Whether `slots` make the last cuts of `dim`, in mesh order, without split factors, and into equal shards.
+// Returns true if `slots` make the last cuts of `dim`, in mesh order, without split factors, and into equal
+// shards.
 bool Space::cuts_evenly(const State& state, const LargestShard& shard, int64_t dim, uint32_t slots) const {
   int64_t size = shape_[dim];
   int last = -1;

@@ -129,8 +129,8 @@ class Space {
   int64_t num_ranks(uint32_t slots) const;
   // The fewest bytes that the first rank can hold: its share if every axis cuts the tensor.
   int64_t least_bytes() const;
-  // Whether the first rank holds several elements before `dim` in memory order, whichever axes cut these
-  // dims.
+  // Returns true if the first rank holds several elements before `dim` in memory order, whichever axes cut
+  // the dims in front of it.
   bool is_inner(int64_t dim) const;
 
   // Visits every step from `state`. Several steps may lead to one state.
@@ -139,7 +139,7 @@ class Space {
   // must be the last step of its path.
   void expand_exchanges(const Visit& visit) const;
 
-  // Whether the slot holds a final placement, which was made for a target.
+  // Returns true if the slot holds a final placement, which was made for a target.
   bool is_final(const State& state, int slot) const {
     return state.place.at(slot) >= State::kFinalPartial || state.split.at(slot) >= first_final_split_;
   }

@@ -25,7 +25,8 @@ bool is_alike(const Placement& a, const Placement& b) {
   return a.mask != 0 && b.mask != 0 ? a.op == b.op : a == b;
 }
 
-// Whether the row has the placements of a composition on this axis. Outputs without a tensor do not count.
+// Returns true if the row has the placements of a composition on this axis. Outputs without a tensor are
+// ignored.
 bool places_as(const Row& row, const Composition& wanted, size_t axis, const OpCall& call) {
   for (size_t i = 0; i < row.inputs.size(); ++i) {
     if (!is_alike(row.inputs[i], wanted.inputs[i].placements[axis])) {

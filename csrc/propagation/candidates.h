@@ -39,25 +39,26 @@ class Candidates {
   const std::vector<Group>& groups() const { return groups_; }
   size_t group_of(size_t input) const { return group_of_[input]; }
 
-  // Whether `next` may be the row of the axis after those of `rows`. False only if no such composition is
-  // legal.
+  // Returns true if `next` may be the row of the axis after those of `rows`. False only if no such
+  // composition is legal.
   bool may_follow(std::span<const RowNumber> rows, RowNumber next) const;
 
   Composition composition(std::span<const RowNumber> rows, const Precedence& precedence) const;
-  // Whether a composition is legal. Its rows may follow each other.
+  // Returns true if a composition, whose rows may follow each other, is legal.
   bool is_legal(const Composition& composition) const;
 
-  // Whether any input moves.
+  // Returns true if any input moves.
   bool moves(const Composition& composition) const;
 
   // The first legal composition that moves no input.
   std::optional<Composition> unmoved() const;
 
-  // Whether a legal composition has the placements of `wanted`, in any shard order. Masks are all alike.
+  // Returns true if a legal composition has the placements of `wanted`, in any shard order. All masks count
+  // as equal.
   bool contains(const Composition& wanted) const;
 
  private:
-  // Whether two rows may stand on two axes of one composition.
+  // The condition under which two rows may be on two axes of one composition.
   enum class Mixing : uint8_t { kNever, kWithASingleRank, kAlways };
 
   void check_numbers() const;
@@ -87,7 +88,7 @@ class Candidates {
   std::vector<size_t> group_of_;
 };
 
-// Whether the axes cut every dim of `layout` in this order.
+// Returns true if the axes cut every dim of `layout` in this order.
 bool is_cut_by(const Layout& layout, const Candidates::Precedence& precedence);
 
 }  // namespace funcol

@@ -44,13 +44,13 @@ struct Choice {
 // - each output has its `required` layout (nothing: any layout; an empty list: any layouts);
 // - rows.is_legal accepts it.
 
-// The preferred legal composition:
+// Returns the preferred legal composition:
 //
 // 1. the first one in which no input moves;
 // 2. else the one of the least total cost of all inputs. Of equals the first in the order of the full product
 //    wins: by the row of the first axis, then of the next axis, ..., then by the shard order.
-// Nothing if no composition is legal or reachable (a masked partial cannot stay while its tensor changes).
-// `costs` prices redistributions on the mesh of the call.
+// Returns nullopt if no composition is legal or reachable (a masked partial cannot stay while its tensor
+// changes). `costs` prices redistributions on the mesh of the call.
 //
 // Best-first search: a node has rows for the first axes. Its bound is the sum, over the inputs, of the least
 // cost of a layout that any rows of the other axes ask for. Nodes are opened and redistributions are priced

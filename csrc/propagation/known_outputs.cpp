@@ -22,7 +22,7 @@ Dtype dtype_of_statistics(Dtype dtype) {
   return dtype == Dtype::kFloat16 || dtype == Dtype::kBFloat16 ? Dtype::kFloat32 : dtype;
 }
 
-// Whether `last` are the last sizes of `shape`.
+// Returns true if `last` are the last sizes of `shape`.
 bool ends_with(const std::vector<int64_t>& shape, const std::vector<int64_t>& last) {
   return !last.empty() && last.size() <= shape.size() &&
          std::equal(last.rbegin(), last.rend(), shape.rbegin());
@@ -101,7 +101,7 @@ std::optional<Outputs> softmax_backward(const OpCall& call) {
   return Outputs{gradient};
 }
 
-// Whether every operator in this file computes with the dtype.
+// Returns true if every operator in this file computes with the dtype.
 bool is_common(Dtype dtype) {
   return dtype <= Dtype::kFloat64 || dtype == Dtype::kBool || dtype == Dtype::kBFloat16;
 }

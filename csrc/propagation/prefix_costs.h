@@ -28,7 +28,7 @@ class PrefixCosts {
     const double known = get(key(precedence, rows));
     return known >= 0 ? known : frontier_;
   }
-  // Whether at_least() is the cost itself, which may be kImpossible.
+  // Returns true if at_least() is the cost itself, which may be kImpossible.
   bool is_exact(size_t precedence, std::span<const RowNumber> rows) const {
     return get(key(precedence, rows)) >= 0 || frontier_ == kImpossible;
   }

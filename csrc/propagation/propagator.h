@@ -90,7 +90,8 @@ class Propagator {
   // The same with the caller's rows in place of a rule. schema.call.outputs must be filled in.
   OutputSharding propagate(const OpSchema& schema, const Rows& rows) const;
 
-  // Whether `sharding` is a legal decision, in any shard order: the operator then gives the right numbers.
+  // Returns true if `sharding` is a legal decision, in any shard order, with which the operator computes
+  // correct numbers.
   bool allows(const OpSchema& schema, const Rows& rows, const OutputSharding& sharding) const;
 
   // Every legal decision with its costs, in the order of the full product of the rows: the last axis varies

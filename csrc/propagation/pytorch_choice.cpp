@@ -47,7 +47,7 @@ class Compositions {
   const Row& row(PyTorchRowNumber number) const { return rows_[number]; }
   const std::vector<PyTorchRowNumber>& rows_of(size_t axis) const { return rows_of_[axis]; }
 
-  // Whether PyTorch refuses rows of which some have an output where others have none.
+  // Returns true if PyTorch rejects the rows because some have an output that others lack.
   bool mix_lacking_outputs() const {
     for (size_t i = 0; i < question_.num_outputs; ++i) {
       const auto has = [i](const Row& row) { return row.outputs[i].has_value(); };
@@ -58,8 +58,8 @@ class Compositions {
     return false;
   }
 
-  // Whether `next` may be the row of the axis after those of `rows`. False only if no such composition is
-  // legal.
+  // Returns true if `next` may be the row of the axis after those of `rows`. False only if no such
+  // composition is legal.
   bool may_follow(RowNumbers rows, PyTorchRowNumber next) const {
     for (const auto before : rows) {
       if (!mixes_[static_cast<size_t>(before) * rows_.size() + static_cast<size_t>(next)]) {
@@ -146,7 +146,7 @@ class Compositions {
     return true;
   }
 
-  // Whether every rank has a part of this operand, or may be without.
+  // Returns true if every rank has a part of this operand, or the operand may leave ranks without elements.
   bool leaves_parts(size_t input, RowNumbers rows) const {
     const auto& operand = question_.operands[input];
     if (operand.is_elsewhere) {
@@ -275,7 +275,7 @@ class Search {
     return false;
   }
 
-  // Whether the positional operands, which stay, and the keyword tensors cost nothing.
+  // Returns true if the positional operands, which stay, and the keyword tensors cost nothing.
   bool is_free(RowNumbers rows) {
     const bool is_all = std::ranges::all_of(question_.operands, &PyTorchOperand::is_positional);
     const auto stays = [&](const auto& operand) {

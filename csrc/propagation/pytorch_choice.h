@@ -48,10 +48,11 @@ struct PyTorchQuestion {
 
   bool is_in_place = false;  // the first operand stays, and the first output is held as it is
   std::vector<std::optional<std::vector<Placement>>> required;  // of outputs given by out=; may be short
-  // Whether a composition without moves is preferred among those that cost nothing; PyTorch asks this for an
+  // True to prefer a composition without moves among those that cost nothing. PyTorch prefers one for an
   // operator on tensors, but not for the elements of lists.
   bool prefers_unmoved = true;
-  // Whether PyTorch's filter accepts a composition, a row for each mesh axis. Null for all.
+  // PyTorch's filter, which returns true if it accepts a composition: a row for each mesh axis. Null if it
+  // accepts all.
   std::function<bool(const std::vector<Row>&)> accepts;
 };
 
@@ -60,7 +61,8 @@ struct PyTorchChoice {
   std::vector<double> costs;  // of each operand; kImpossible where PyTorch has no price
 };
 
-// Nothing if no composition is legal, or if PyTorch would raise an error while it lists them:
+// Returns PyTorch's choice. Returns nullopt if no composition is legal, or if PyTorch would raise an error
+// while it lists them. A composition is legal if:
 //
 // - A tensor is Partial in one way only; sum and avg may meet.
 // - Every rank holds a part of each sharded operand, unless it keeps its placements and `allows_uneven`.

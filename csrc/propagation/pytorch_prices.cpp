@@ -5,8 +5,8 @@
 namespace funcol {
 namespace {
 
-// What a placement costs on an axis where `source` is: making a partial of a replicated tensor costs as
-// little as leaving it.
+// Returns the placement whose price `target` has on an axis where the tensor has `source`: making a partial
+// of a replicated tensor costs as little as keeping the tensor replicated.
 Placement priced_as(const Placement& source, const Placement& target) {
   return source.is_replicate() && target.is_partial() ? source : target;
 }
@@ -70,8 +70,8 @@ void PyTorchPrices::find_columns() {
   }
 }
 
-// Whether PyTorch would plan to make a sum of shards or of other partials, which it gives no price; or cannot
-// plan at all, since it makes no masks and norms, and no partials that do not commute.
+// Returns true if PyTorch has no price for `target`: it gives none to a plan that makes a sum of shards or of
+// other partials, and it makes no masks, no norms, and no partials that do not commute.
 bool PyTorchPrices::is_made_of_shards(const std::vector<Placement>& target) const {
   for (size_t axis = 0; axis < target.size(); ++axis) {
     const auto& from = operand_.source.placements[axis];
@@ -92,7 +92,7 @@ bool PyTorchPrices::is_made_of_shards(const std::vector<Placement>& target) cons
   });
 }
 
-// Whether PyTorch plans greedily from the source to layouts of these placements.
+// Returns true if PyTorch plans greedily from the source to layouts of these placements.
 bool PyTorchPrices::is_greedy_to(const std::vector<Placement>& placements) const {
   return is_default(operand_.source.order) &&
          std::ranges::none_of(operand_.source.placements, &Placement::is_strided) &&

@@ -15,10 +15,10 @@ namespace funcol {
 
 using PyTorchRowNumber = int32_t;
 
-// Whether PyTorch takes both placements as equal.
+// Returns true if PyTorch considers both placements equal.
 bool is_same_for_pytorch(const Placement& a, const Placement& b);
 
-// Whether the operand costs nothing in its own placements: in rows they have the default shard order.
+// Returns true if the operand costs nothing in its own placements: in rows they have the default shard order.
 bool stays_for_free(const PyTorchOperand& operand, bool strided_as_order);
 
 // The costs of an operand in every layout that the rows make, and for each prefix, that is, rows of the first

@@ -91,8 +91,8 @@ struct Composition {
 struct Rows {
   std::vector<Row> rows;
 
-  // Whether the operator is also right on ranks with empty shards. If not, a composition must leave no rank
-  // without indices of a sharded dim.
+  // True if the operator is also correct on ranks with empty shards. If false, a composition must leave no
+  // rank without indices of a sharded dim.
   bool allows_empty_shards = false;
 
   // Checks what one axis cannot tell, such as whether sizes divide. Null if all compositions are legal.
@@ -109,8 +109,8 @@ using Rule = std::function<Rows(const OpCall&)>;
 // rule of their functional form; the engine keeps the tensor that they write to in place.
 const Rule* find_rule(std::string_view op);
 
-// Whether the operator treats each element of its tensor lists alike (_foreach_add, _fused_adamw_). Its rule
-// takes an OpCall for one element: a tensor in place of each list, and the outputs of that element.
+// Returns true if the operator treats all elements of its tensor lists equally (_foreach_add, _fused_adamw_).
+// Its rule takes an OpCall for one element: a tensor in place of each list, and the outputs of that element.
 bool is_per_element(std::string_view op);
 
 // The names that find_rule() knows, sorted. A name without an overload stands for all overloads, in-place and
@@ -122,16 +122,17 @@ struct LocalSizeArgs {
   std::string_view shape;   // the argument with the shape of output 0, such as view(size); empty if none
   std::string_view stride;  // the argument with its strides, such as new_empty_strided(stride); empty if none
 
-  // Whether the arguments N, C and HxW are input 0's dims 0 and 1 and the product of the others (group_norm).
+  // True if the arguments N, C and HxW are input 0's dims 0 and 1 and the product of the others (group_norm).
   bool batch_channels_pixels = false;
-  // Whether dims are dropped because the whole tensor has size 1 there. The local call then is squeeze.dims
-  // (squeeze_.dims) of the dims that the output does not have.
+  // True if dims are dropped because the full tensor has size 1 there. The local call is then squeeze.dims
+  // (squeeze_.dims) with the dims that the output lacks.
   bool squeezed_dims = false;
 
   friend bool operator==(const LocalSizeArgs&, const LocalSizeArgs&) = default;
 };
 
-// Nothing for operators without such arguments.
+// Returns the arguments of `op` with sizes of full tensors; returns nullopt for operators without such
+// arguments.
 std::optional<LocalSizeArgs> local_size_args(std::string_view op);
 
 }  // namespace funcol

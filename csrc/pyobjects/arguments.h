@@ -18,7 +18,7 @@ namespace funcol::python {
 // tensors does not count, nor does a type checker that is switched off.
 bool has_function_mode();
 
-// Whether a mode, transform or tracer of PyTorch is active on this thread.
+// Returns true if a mode, transform or tracer of PyTorch is active on this thread.
 bool is_observed();
 
 // The tensor of a Python object; null for subclasses, tensors of a mode or transform, and other objects.
@@ -38,8 +38,8 @@ bool tensors_argument(PyObject* sequence, std::vector<at::Tensor>& tensors, cons
 // NotImplementedError if one of the objects is a tensor with a tangent.
 void check_no_tangents(PyObject* const* objects, Py_ssize_t count, const char* op);
 
-// Whether a collective on these tensors may start without the dispatcher: none is on the meta device or has a
-// gradient to record.
+// Returns true if a collective on these tensors may start without the dispatcher: none is on the meta device
+// or has a gradient to record.
 bool starts_here(at::TensorList tensors);
 
 // Returns true if all of `tensors` are on the meta device and `group` is a name that no group of this process

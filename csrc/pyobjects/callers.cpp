@@ -23,7 +23,7 @@ std::string text_of(PyObject* unicode) {
   return text;
 }
 
-// What is known of the code objects that collectives were started from, which are kept. Under the GIL.
+// The code objects from which collectives were started, kept alive, with their lines. Needs the GIL.
 class KnownCode {
  public:
   static KnownCode& instance() {

@@ -43,11 +43,12 @@ struct Geometry {
 at::Tensor make_dtensor(at::Tensor local, py::handle spec, const Geometry& geometry,
                         bool requires_grad = false);
 
-// Whether an ExplicitRedistributionContext of PyTorch is active on this thread.
+// Returns true if an ExplicitRedistributionContext of PyTorch is active on this thread.
 bool observes_redistribution();
 
-// The values of a list or tuple of `num_axes` placements of a tensor with `num_dims` dims, which count from
-// 0. Nothing for other lengths, unknown kinds, masks and mixed partials, and for other objects.
+// Returns the values of a list or tuple of `num_axes` placements of a tensor with `num_dims` dims, with dims
+// counted from 0. Returns nullopt for other lengths, unknown kinds, masks and mixed partials, and for other
+// objects.
 std::optional<std::vector<Placement>> known_placements(py::handle sequence, size_t num_axes,
                                                        int64_t num_dims);
 

@@ -35,7 +35,7 @@ class MeshTable {
 
   void clear() { values_.clear(); }
 
-  // Whether `holds` is true of the value of any mesh.
+  // Returns true if `holds` is true of the value of any mesh.
   template <typename Predicate>
   bool any_of(Predicate holds) const {
     return std::any_of(values_.begin(), values_.end(),

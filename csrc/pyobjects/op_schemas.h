@@ -17,7 +17,7 @@ namespace funcol::python {
 // The function that decides placements, as error messages name it.
 constexpr auto kPropagateOpSharding = "propagate_op_sharding";
 
-// Whether the object is a DTensorSpec.
+// Returns true if the object is a DTensorSpec.
 bool is_spec(py::handle object);
 
 // An operator, described by its schema. Made once for each operator, and never freed.

@@ -29,7 +29,7 @@ struct SpecObjects {
 // Python's ==.
 bool are_equal(const py::object& one, const py::object& other);
 
-// Whether the placements and shard orders of two specs are equal.
+// Returns true if the placements and shard orders of two specs are equal.
 bool hold_alike(py::handle spec, py::handle other);
 
 // The integers of a tuple; false if it is no tuple, or one of them is a symbol.

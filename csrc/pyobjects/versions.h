@@ -7,7 +7,7 @@
 
 namespace funcol::python {
 
-// Of a dict; 0 where this Python does not count its changes. 1 for null.
+// Returns the version of a dict; 0 if this Python does not count its changes, 1 for null.
 inline uint64_t version_of(PyObject* dict) {
 #if PY_VERSION_HEX < 0x030D0000  // 3.13 counts no change of an attribute that lies in the object
 #pragma GCC diagnostic push
@@ -19,7 +19,8 @@ inline uint64_t version_of(PyObject* dict) {
 #endif
 }
 
-// Of a class and its bases; 0 where nobody has looked anything up in the class since its last change.
+// Returns the version of a class and its bases; 0 if no attribute was looked up in the class since its last
+// change.
 inline uint64_t version_of(const PyTypeObject* type) { return type->tp_version_tag; }
 
 }  // namespace funcol::python

@@ -17,7 +17,7 @@ class BlockTransport {
   const std::vector<int64_t>& sent_numels() const { return sent_numels_; }
   const std::vector<int64_t>& received_numels() const { return received_numels_; }
 
-  // Whether the blocks make up all of the new tensor.
+  // Returns true if the blocks make up all of the new tensor.
   bool is_complete() const;
 
   // At most one copy where the blocks are equal shares of one dim, none where one block is the whole tensor.
@@ -30,7 +30,7 @@ class BlockTransport {
   at::Tensor pack_plain(const at::Tensor& local) const;
   void unpack_into(const at::Tensor& received, const at::Tensor& out) const;
 
-  // Whether unpack() returns a view: the received buffer is the new tensor as it lies.
+  // Returns true if unpack() returns a view: the received buffer is the new tensor in its memory order.
   bool unpacks_to_view() const;
   const std::vector<int64_t>& shape_after() const { return exchange_.shape_after; }
 

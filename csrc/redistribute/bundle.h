@@ -37,7 +37,7 @@ class Bundle {
 
   // False if `item` is not added, as it is not alike or would exceed `together_bytes`.
   bool add(const ManyItem& item, size_t index, int64_t together_bytes);
-  // Whether one collective serves both at each step.
+  // Returns true if one collective can move both `item` and the bundle's items at each step.
   bool is_alike(const ManyItem& item) const;
 
   size_t num_steps() const { return num_executed() + (first_->last ? 1 : 0); }
@@ -48,7 +48,7 @@ class Bundle {
   // Instead of the last step and finish(): starts that step, whose results are made one by one. Not for
   // bundles without steps.
   FlatResults start_last_step();
-  // What completes such a result.
+  // Completes such a result.
   at::Tensor finish_last(size_t item, at::Tensor moved) const;
 
   const std::vector<size_t>& indices() const { return indices_; }

@@ -22,7 +22,7 @@ namespace {
 std::atomic<int64_t> num_runs{0};
 std::atomic<int64_t> num_bytes_sent{0};
 
-// Whether nobody sees what is done to `tensor`: no layer, no profiler, no gradient.
+// Returns true if `tensor` is on the CPU, and no mode, profiler or autograd observes operations on it.
 bool is_unseen_on_cpu(const at::Tensor& tensor) {
   constexpr c10::DispatchKeySet kLazy(
       {c10::DispatchKey::Conjugate, c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor});

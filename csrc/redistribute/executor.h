@@ -75,7 +75,7 @@ class Execution {
   // sizes.
   const SharedSignature& steps_id() const { return steps_id_; }
   const std::vector<std::unique_ptr<LocalStep>>& steps() const { return steps_; }
-  // What step `index` is, for messages and profiles: "redistribute S(0)->R: all_gather(dim 0, tp)".
+  // Describes step `index` in messages and profiles: "redistribute S(0)->R: all_gather(dim 0, tp)".
   const std::string& step_name(size_t index) const { return step_names_[index]; }
   int64_t peak_bytes() const { return peak_bytes_; }
   // Adds a run of the plan to redistribution_counts(); run() does so itself.

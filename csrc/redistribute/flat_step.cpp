@@ -78,7 +78,7 @@ struct ShardRuns {
   std::vector<int64_t> shape;
 };
 
-// Whether the rank at `coordinate` sends its shard to the holder.
+// Returns true if the rank at `coordinate` sends its shard to the holder.
 bool agrees(const HolderStep& step, const Coordinate& coordinate) {
   for (int64_t axis = 0; axis < step.mesh.num_axes(); ++axis) {
     const bool replicates = step.layout.placements[axis].is_replicate();

@@ -29,8 +29,8 @@ struct FlatStep {
   std::vector<BoxCopy> sent;      // from the tensor to its block
   std::vector<BoxCopy> received;  // from its block to the new tensor
   std::vector<int64_t> shape_after;
-  // Of an all_to_all among some ranks of a larger group, which goes point to point: their ranks in it, in the
-  // order of the blocks. Empty where the group has these ranks alone.
+  // The participants of an all_to_all among some ranks of a larger group, which goes point to point: their
+  // ranks in the group, in the order of the blocks. Empty if the group has these ranks alone.
   std::vector<int64_t> peers = {};
   // The step and the global tensor, equal on all ranks of the group: what check_agreement() compares, beside
   // sizes of buffers, which tensors of other dims or in another order may share.

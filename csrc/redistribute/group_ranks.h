@@ -24,8 +24,8 @@ struct AxisGroup {
 };
 using AxisGroups = std::map<AxisSet, AxisGroup>;
 
-// Whether the group was neither aborted nor reconfigured since its mesh was first seen. If it was, its ranks
-// may be others now.
+// Returns true if the group was neither aborted nor reconfigured since its mesh was first seen. If it was,
+// its ranks may be others now.
 bool is_current(const GroupRef& group);
 
 // ValueError naming `op` if not.

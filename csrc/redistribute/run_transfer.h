@@ -43,7 +43,7 @@ class TransferPart {
   // From the old tensor to the new one; none if they have no elements in common.
   const std::optional<BoxCopy>& kept() const { return kept_; }
   const std::shared_ptr<const TransferGroup>& group() const { return group_; }
-  // Whether any rank sends anything.
+  // Returns true if any rank sends anything.
   bool communicates() const { return communicates_; }
   // {0} on a rank outside of the mesh.
   const std::vector<int64_t>& shape_after() const { return shape_after_; }

@@ -9,7 +9,7 @@ namespace funcol {
 
 // The box of `tensor`: a view where each dim takes one run of positions, else a copy.
 at::Tensor select(const at::Tensor& tensor, const Selection& selection);
-// Whether select() copies.
+// Returns true if select() copies.
 bool select_copies(const Selection& selection);
 
 }  // namespace funcol

@@ -5,14 +5,15 @@
 namespace funcol::convolution_rules {
 namespace {
 
-// Whether windows lie side by side on the last dim, so that no window reaches from one rank to the next.
+// Returns true if windows lie side by side on the last dim, so that no window reaches from one rank to the
+// next.
 bool has_disjoint_windows(const OpCall& call) {
   return !call.arg("transposed").boolean() && call.arg("padding").integers().back() == 0 &&
          call.arg("dilation").integers().back() == 1 &&
          call.arg("stride").integers().back() == call.tensor("weight").shape.back();
 }
 
-// Whether every rank has whole windows.
+// Returns true if every rank has complete windows.
 bool has_whole_windows(const OpCall& call, const Composition& composition, const Mesh& mesh) {
   const auto& shape = call.tensor("input").shape;
   const auto& layout = composition.inputs[call.arg("input").tensor()];

@@ -6,12 +6,12 @@
 namespace funcol::copy_rules {
 namespace {
 
-// Whether the integer dtype `to` holds all numbers of `from`.
+// Returns true if the integer dtype `to` holds all numbers of `from`.
 bool fits(Dtype from, Dtype to) {
   return is_integral(from) && itemsize(to) > itemsize(from) && (is_unsigned(from) || !is_unsigned(to));
 }
 
-// Whether a reduction followed by a cast gives what the cast followed by the reduction gives.
+// Returns true if a reduction followed by a cast gives the same result as the cast followed by the reduction.
 bool cast_commutes(PartialOp op, Dtype from, Dtype to) {
   if (from == to) {
     return true;
@@ -75,7 +75,7 @@ Rule made_of_size(bool is_written) {
   };
 }
 
-// Whether every rank's bytes are whole elements of both dtypes.
+// Returns true if every rank's bytes are complete elements of both dtypes.
 bool has_whole_elements(const OpCall& call, const Composition& composition, const Mesh& mesh) {
   const int64_t last = num_dims(call) - 1;
   return is_cut_evenly(composition.inputs[0], mesh, last, call.tensors[0].shape[last]) &&

@@ -41,7 +41,8 @@ std::vector<int64_t> index_shape_of(const OpCall& call, const std::vector<size_t
   return shape;
 }
 
-// Nothing if there is no index, or one is a mask without dims. A mask indexes as many dims as it has.
+// Returns the indexing of a call. Returns nullopt if there is no index, or if an index is a mask without
+// dims. A mask indexes as many dims as it has.
 std::optional<Indexing> indexing_of(const OpCall& call) {
   Indexing indexing;
   int64_t dim = 0;

@@ -17,7 +17,7 @@ std::vector<int64_t> batch_of(const TensorMeta& meta, int64_t num_dims) {
   return {meta.shape.begin(), meta.shape.begin() + num_dims};
 }
 
-// Whether all tensors have the same batch dims, so that none is broadcast.
+// Returns true if all tensors have the same batch dims, so that none is broadcast.
 bool have_one_batch(const OpCall& call, std::string_view vectors) {
   const auto names = tensor_names(call);
   const auto& first = call.tensors.at(0);

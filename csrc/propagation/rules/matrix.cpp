@@ -111,7 +111,8 @@ Rows linear_layer(const OpCall& call) {
 // matrix, or are one dim of tiles of 128 rows.
 constexpr int64_t kRowsOfATile = 128;
 
-// Nothing if the scale cannot be sharded like the matrix: tiles are those of the rows that are not summed.
+// Returns the placement of the scale beside `matrix`. Returns nullopt if the scale cannot be sharded like the
+// matrix: tiles consist of rows of the dim that is not summed.
 std::optional<Placement> scale_placement(const TensorMeta& scale, const Placement& matrix,
                                          int64_t summed_dim) {
   const bool is_one = std::ranges::all_of(scale.shape, [](int64_t size) { return size == 1; });
@@ -124,7 +125,7 @@ std::optional<Placement> scale_placement(const TensorMeta& scale, const Placemen
   return scale.shape.at(matrix.dim) == 1 ? replicate() : any_shard(matrix.dim);
 }
 
-// Whether every rank's scales are those of its shard of the matrix.
+// Returns true if every rank's scales belong to its shard of the matrix.
 bool scale_follows(const TensorMeta& matrix, const Layout& matrix_layout, const TensorMeta& scale,
                    const Layout& scale_layout, int64_t summed_dim, const Mesh& mesh) {
   if (scale.num_dims() == 1) {

@@ -10,7 +10,7 @@ bool has_batch(const OpCall& call, int64_t num_places) {
   return call.tensors.at(0).num_dims() >= num_places + 2;
 }
 
-// Whether every rank has a channel, which is dim `dim`. Batches may be empty.
+// Returns true if every rank has a channel, which is dim `dim`. Batches may be empty.
 template <int64_t dim>
 bool has_channels(const OpCall& call, const Composition& composition, const Mesh& mesh) {
   return leaves_none_empty(composition.inputs[0], mesh, dim, call.tensors[0].shape[dim]);

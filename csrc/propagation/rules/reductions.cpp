@@ -9,8 +9,8 @@
 namespace funcol::reduction_rules {
 namespace {
 
-// Whether the call names no dims, and its shapes do not tell whether it then reduces all dims or none. A rank
-// that holds nothing of the only element would have a result of another shape.
+// Returns true if the call names no dims, and its shapes do not determine if it then reduces all dims or
+// none. On a rank that holds nothing of the only element, the result would have another shape.
 bool is_unclear(const OpCall& call) {
   const auto& self = call.tensors.at(0);
   const auto& result = call.outputs.at(0);
@@ -48,7 +48,7 @@ void add_kept_dims(const OpCall& call, RowList& rows) {
 
 using Check = bool (*)(const Layout&, const Mesh&, int64_t dim, int64_t size);
 
-// Whether the shards of each reduced dim pass the check.
+// Returns true if the shards of each reduced dim pass the check.
 template <Check check>
 bool of_reduced_dims(const OpCall& call, const Composition& composition, const Mesh& mesh) {
   return std::ranges::all_of(reduced_dims(call), [&](int64_t dim) {

@@ -38,8 +38,8 @@ void add_axes_cutting(const std::vector<int64_t>& dims, const Layout& layout, st
   }
 }
 
-// Whether each step along an axis moves a rank's indices of the dims by the same number: all shards have one
-// size, and no axis cuts the pieces of a strided shard.
+// Returns true if each step along an axis moves a rank's indices of the dims by the same number: all shards
+// have one size, and no axis cuts the pieces of a strided shard.
 bool is_translated(const std::vector<int64_t>& dims, const std::vector<int64_t>& shape, const Layout& layout,
                    const Mesh& mesh) {
   return std::ranges::all_of(dims, [&](int64_t dim) {
@@ -51,7 +51,7 @@ bool is_translated(const std::vector<int64_t>& dims, const std::vector<int64_t>&
   });
 }
 
-// Whether `visit` accepts the first rank and, for each axis, the rank one step from it.
+// Returns true if `visit` accepts the first rank and, for each axis, the rank one step from it.
 bool for_first_steps(const Mesh& mesh, const std::set<int64_t>& axes,
                      const std::function<bool(const Coordinate&)>& visit) {
   Coordinate coordinate(mesh.sizes.size(), 0);
@@ -63,7 +63,7 @@ bool for_first_steps(const Mesh& mesh, const std::set<int64_t>& axes,
          });
 }
 
-// Whether every rank's shard of the input, in another shape, is its shard of the output.
+// Returns true if every rank's shard of the input, in another shape, is its shard of the output.
 bool is_exact(const OpCall& call, const Composition& composition, const Mesh& mesh) {
   const auto& from = call.tensors[0].shape;
   const auto& to = first_output(call).shape;

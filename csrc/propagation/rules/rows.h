@@ -100,7 +100,7 @@ const Layout& first_output(const OpCall& call, const Composition& composition);
 // The number of dims of the call's first tensor.
 inline int64_t num_dims(const OpCall& call) { return call.tensors.at(0).num_dims(); }
 
-// Whether the call has a tensor as this argument.
+// Returns true if the call has a tensor as this argument.
 bool has_tensor(const OpCall& call, std::string_view name);
 // The argument's value; `otherwise` if there is no such argument, or it is none.
 bool flag_or(const OpCall& call, std::string_view name, bool otherwise);

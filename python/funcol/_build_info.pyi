@@ -1,4 +1,4 @@
-"""What this build of funcol was made from. The module is written by the build."""
+"""The configuration of this build of funcol. The build writes this module."""
 
 from typing import Final
 

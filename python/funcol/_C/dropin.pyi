@@ -1,11 +1,11 @@
-"""What ``funcol.install()`` redirects."""
+"""The functions by which ``funcol.install()`` redirects PyTorch's."""
 
 from collections.abc import Callable
 
 def define_missing_legacy_ops() -> None: ...
 def put_under_core_ops(left: list[str], /) -> None: ...
 def replace_errors(function: Callable[[BaseException], BaseException | None] | None, /) -> None:
-    """What the functions here raise becomes what ``function`` makes of it."""
+    """Replaces each error that the functions here raise with the result of ``function``."""
 
 def set_ops_are_replaced(are_replaced: bool, /) -> None: ...
 def set_c10d_ops_are_replaced(are_replaced: bool, /) -> None: ...

@@ -54,7 +54,7 @@ def table_sizes() -> dict[str, int]:
     """The number of entries of each table about DTensors that lives as long as the process."""
 
 def is_watched() -> bool:
-    """Whether a mode, transform or tracer sees the operators that run on this thread."""
+    """Returns true if a mode, transform or tracer observes the operators that run on this thread."""
 
 def redistribute_local_tensor(
     local: Tensor,

@@ -37,7 +37,7 @@ class Transfer:
     def dst(self) -> str: ...
     @property
     def messages(self) -> list[TransferMessage]:
-        """Of all ranks, by sender and receiver: at most one for two ranks."""
+        """The messages of all ranks, by sender and receiver: at most one for each pair of ranks."""
 
     def messages_of(self, rank: int) -> list[TransferMessage]:
         """Returns the messages that ``rank`` sends or receives."""
@@ -85,7 +85,7 @@ class MeshChange:
     def dst_ranks(self) -> tuple[int, ...]: ...
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Those of both meshes, ascending."""
+        """The ranks of both meshes, ascending."""
 
     @property
     def src(self) -> str: ...
@@ -101,7 +101,8 @@ class MeshChange:
     def peak_bytes(self) -> int: ...
     @property
     def bytes(self) -> tuple[tuple[int, ...], ...]:
-        """What each of ``ranks`` sends to each. An all_reduce is a reduce_scatter and an all_gather."""
+        """The bytes that each of ``ranks`` sends to each. An all_reduce is a reduce_scatter and an
+        all_gather."""
 
     @property
     def bound(self) -> int | None:

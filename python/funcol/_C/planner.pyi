@@ -50,7 +50,7 @@ class AxisCost:
     def permute(self) -> LinkCost: ...
 
 class DTensorCosts:
-    """What PyTorch's DTensor takes a redistribution to cost."""
+    """The costs that PyTorch's DTensor assigns to redistributions."""
 
     def __init__(self) -> None: ...
 
@@ -138,10 +138,10 @@ class Plan:
     def local_indices(
         self, num_steps: int, coordinate: Sequence[int]
     ) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """What the rank at ``coordinate`` of the mesh holds after that many steps.
+        """Returns the indices that the rank at ``coordinate`` of the mesh holds after that many steps.
 
-        For each dim the indices that it holds, as pairs (first index, how many). ``ValueError`` if the plan
-        has fewer steps or the mesh no such rank.
+        Each dim has a tuple of pairs (first index, number of indices). ``ValueError`` if the plan has fewer
+        steps, or if ``coordinate`` is outside of the mesh.
         """
 
 def mesh_of(mesh: Any) -> Mesh: ...

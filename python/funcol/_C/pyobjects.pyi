@@ -12,4 +12,4 @@ def copy_spec(spec: Any) -> Any:
     """A DTensorSpec that equals this one."""
 
 def canonical_spec(spec: Any) -> Any:
-    """What stands for all DTensorSpecs that equal this one, and is no tensor's own."""
+    """Returns the object that represents all DTensorSpecs equal to this one, and belongs to no tensor."""

@@ -1,4 +1,4 @@
-"""Whole tensors, for every rank, for one, or for owners."""
+"""Full tensors, for every rank, for one rank, or for owners."""
 
 from collections.abc import Sequence
 from typing import Any

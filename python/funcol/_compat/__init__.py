@@ -68,8 +68,8 @@ def split_ranks(tensor: Tensor, group_size: int, dim: int) -> Tensor:
     return torch.cat(torch.chunk(tensor, group_size, dim=dim))
 
 
-# Whether PyTorch waits for a list of tensors by one operator. The operator itself is no sign: funcol defines
-# wait_tensors in minors that lack it.
+# True if PyTorch waits for a list of tensors by one operator. The operator itself proves nothing: funcol
+# defines wait_tensors in PyTorch releases that lack it.
 STOCK_WAITS_FOR_LISTS = hasattr(stock, "wait_tensors")
 
 
@@ -211,8 +211,8 @@ def forget_decisions() -> None:
 
 
 def has_rules_of_an_axis(propagator: Any) -> bool:
-    """Whether nearly all operators have rules of one mesh axis. In older minors rules are of the whole mesh,
-    and follow the placements of the first tensor."""
+    """Returns true if nearly all operators have rules of one mesh axis. In older PyTorch releases, rules are
+    of the whole mesh and follow the placements of the first tensor."""
     return len(getattr(propagator, "op_single_dim_strategy_funcs", ())) > 1000
 
 
@@ -242,24 +242,26 @@ def schema_of_call(dispatcher: Any, op: Any, args: tuple[Any, ...], kwargs: dict
 
 
 def is_own_rule(rule: Any) -> bool:
-    """Whether a rule in a propagator's tables came with PyTorch; else a program has registered it."""
+    """Returns true if a rule in a propagator's tables came with PyTorch, false if a program has registered
+    it."""
     function = getattr(rule, "func", rule) if type(rule).__name__ == "_SingleDimStrategyInfo" else rule
     module = getattr(function, "__module__", None) or ""
     return isinstance(function, FunctionType) and module.startswith("torch.distributed.tensor._ops.")
 
 
 def decides_for_whole_mesh(propagator: Any, op: Any) -> bool:
-    """Whether ``propagator`` has a rule of the whole mesh for ``op`` that may decide otherwise than axis by
-    axis, because it follows the placements of the first tensor, or is right for some sizes only. PyTorch's
-    rules for views and ``stack`` decide as axis by axis. The operator may have a rule of one axis, too.
+    """Returns true if ``propagator`` has a rule of the whole mesh for ``op`` that may decide otherwise than
+    axis by axis, because it follows the placements of the first tensor, or is right for some sizes only.
+    PyTorch's rules for views and ``stack`` decide as axis by axis. The operator may have a rule of one axis,
+    too.
     """
     rule = propagator.op_strategy_funcs.get(op)
     return rule is not None and not has_one_way(rule)
 
 
 def has_one_way(strategy: Any) -> bool:
-    """Whether a rule of the whole mesh is PyTorch's for views or ``stack``, which gives one way to run a
-    call."""
+    """Returns true if a rule of the whole mesh is PyTorch's for views or ``stack``, which gives one way to
+    run a call."""
     return is_own_rule(strategy) and (
         strategy.__module__.endswith("._view_ops") or strategy.__name__ == "stack_strategy"
     )
@@ -305,7 +307,7 @@ def tables(propagator: Any) -> dict[str, dict[Any, Any]]:
 
 
 def has_rule(propagator: Any, op: Any) -> bool:
-    """Whether ``propagator`` has a rule of any kind for ``op``."""
+    """Returns true if ``propagator`` has a rule of any kind for ``op``."""
     return any(op in getattr(propagator, name, ()) for name in TABLES_OF_RULES)
 
 
@@ -322,8 +324,8 @@ def single_axis_rule(propagator: Any, op: Any) -> Callable[..., Any] | None:
 
 
 def makes_sizes_local(propagator: Any, op: Any) -> bool:
-    """Whether ``propagator`` itself makes the sizes among the arguments of ``op`` those of this rank, or has
-    a rule that answers for the arguments, too."""
+    """Returns true if ``propagator`` itself replaces the sizes among the arguments of ``op`` with those of
+    this rank, or has a rule that also covers the arguments."""
     return any(op in getattr(propagator, name, ()) for name in (*TABLES_OF_SIZES, "op_to_rules"))
 
 

@@ -27,7 +27,7 @@ def switches() -> list[tuple[ModuleType, str, Any]]:
 
 
 def has_cuspy_observer() -> bool:
-    """Whether the cuspy profiler, which newer minors know, sees ranges of ``record_function``."""
+    """Returns true if the cuspy profiler of newer PyTorch releases observes ranges of ``record_function``."""
     return getattr(torch.autograd.profiler, "_active_cuspy_profiler_observer", None) is not None
 
 

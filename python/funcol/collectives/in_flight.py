@@ -1,4 +1,4 @@
-"""What this process's collectives are doing: a list, a dump at a signal, who started them and what for."""
+"""The collectives in flight in this process: a list, a dump at a signal, their callers and purposes."""
 
 from __future__ import annotations
 

@@ -43,8 +43,8 @@ def install(remap_in_dynamo: Callable[[bool], None]) -> None:
 
 
 def remap_collectives(enabled: bool) -> None:
-    """Whether regions that Dynamo traces from now on call :mod:`funcol.remaps` where their source calls
-    ``torch.distributed``'s in-place collectives. If not, they do what PyTorch itself makes of them."""
+    """Sets whether regions that Dynamo traces from now on call :mod:`funcol.remaps` where their source calls
+    ``torch.distributed``'s in-place collectives. If not, PyTorch itself handles these calls."""
     global _remaps_wanted
     _remaps_wanted = enabled
     if _BUILDER in sys.modules:

@@ -36,7 +36,8 @@ def common(span: Interval, others: Sequence[Interval]) -> float:
 
 
 def without(intervals: Sequence[Interval], others: Sequence[Interval]) -> list[Interval]:
-    """What of ``intervals`` lies outside of ``others``; both in order, neither overlapping itself."""
+    """Returns the parts of ``intervals`` outside of ``others``. Both are sorted, and neither overlaps
+    itself."""
     left: list[Interval] = []
     first = 0
     for start, end in intervals:
@@ -64,7 +65,7 @@ def within(intervals: Iterable[Interval], others: Sequence[Interval]) -> Iterato
             yield max(start, others[place][0]), min(end, others[place][1])
 
 
-# What a rank does
+# The activity of a rank
 
 _OF_DEVICES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 _BACKENDS_OF_HOSTS = ("gloo:", "mpi:", "ucc:")
@@ -74,7 +75,7 @@ _WAITS = ("funcol::wait", "_c10d_functional::wait_tensor", "c10d_functional::wai
 
 @dataclass
 class Activity:
-    """What one rank does: it computes, sends, or waits for what is sent. Intervals in order, in ms.
+    """The activity of one rank: it computes, sends, or waits for data that is sent. Sorted intervals, in ms.
 
     ``sending`` is when any collective of ``communication`` runs.
     """
@@ -97,12 +98,12 @@ class Activity:
 
 
 def activity(trace: Trace, rank: int, during: str | None = None) -> Activity:
-    """What the rank of a trace does, within the spans whose names start with ``during``, or at any time.
+    """Returns the activity of a rank within the spans whose names start with ``during``, or at any time.
 
-    ``rank`` is its number where the trace does not tell it. On a device, its kernels and copies compute, and
-    kernels of NCCL communicate. Of a trace without a device, operators compute, but for the time in which
-    they wait for a collective, and the calls of gloo's threads communicate. ``ValueError`` if nothing of all
-    this is in the trace. It takes as long as sorting the spans, however they overlap.
+    ``rank`` is its number if the trace does not contain it. On a device, kernels of NCCL communicate; other
+    kernels and copies compute. In a trace without a device, operators compute, except for the time in which
+    they wait for a collective, and the calls of gloo's threads communicate. ``ValueError`` if the trace
+    contains none of this. Takes as long as sorting the spans, however they overlap.
     """
     rank = rank if trace.rank is None else trace.rank
     looked_at = _Window(trace.spans, during, rank)

@@ -413,7 +413,7 @@ def _peer(op: str, name: str, rank: int | None, group_rank: int | None, ranks: A
 
 
 def _is_watched() -> bool:
-    """Whether Dynamo or a dispatch mode sees operators. Takes less time than :func:`are_we_tracing`."""
+    """Returns true if Dynamo or a dispatch mode observes operators. Faster than :func:`are_we_tracing`."""
     return is_dynamo_compiling() or torch._C._len_torch_dispatch_stack() > 0
 
 

@@ -201,7 +201,7 @@ def _update() -> None:
 
 
 def is_installed() -> bool:
-    """Whether funcol is in place of PyTorch's functional collectives now."""
+    """Returns true if funcol currently replaces PyTorch's functional collectives."""
     return _installed is not None
 
 

@@ -67,10 +67,11 @@ def _handler(dispatcher: OpDispatcher, propagator: ShardingPropagator, theirs: H
 def _exchanges_borders(
     images: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool
 ) -> bool:
-    """Whether PyTorch's exchange of borders is right: for strips of equal width on the whole world, and
-    windows that reach as far to the left as to the right, no farther than into the next strip.
+    """Returns true if PyTorch's exchange of borders is right: for strips of equal width on the whole world,
+    and windows that reach as far to the left as to the right, no farther than into the next strip.
 
-    In older minors PyTorch's rule leads here. In newer ones it does not, and takes a strip for a whole image.
+    In older PyTorch releases, PyTorch's rule leads here. In newer ones it does not, and treats a strip as a
+    whole image.
     """
     if not (isinstance(images, DTensor) and isinstance(weight, DTensor)) or transposed or images.dim() != 4:
         return False

@@ -201,7 +201,7 @@ def full_tensor(
 
 
 def _has_plan(*placements: Iterable[Placement]) -> bool:
-    """Whether plans know all of ``placements``, or the placements have rules of their own."""
+    """Returns true if plans support all of ``placements``, or the placements have rules of their own."""
     return all(
         are_known((placement,)) or axes_with_own_rules((placement,))
         for placement in itertools.chain(*placements)

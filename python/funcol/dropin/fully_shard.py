@@ -94,7 +94,7 @@ _get_callback = torch._C._dynamo.eval_frame.get_eval_frame_callback
 
 
 def _is_outside_dynamo() -> bool:
-    """Whether Dynamo compiles nothing on this thread, and no stance of it is set."""
+    """Returns true if Dynamo compiles nothing on this thread, and none of its stances is set."""
     if is_compiling() or _get_callback() is not None:
         return False
     frames = sys.modules.get("torch._dynamo.eval_frame")
@@ -109,7 +109,7 @@ def _wrapped_hooks() -> list[str]:
 
 
 def _has_own_record_function() -> bool:
-    """Whether no program has replaced ``record_function``, or one of its methods."""
+    """Returns true if no program has replaced ``record_function``, or one of its methods."""
     found = {vars(_fsdp_param_group)["record_function"], torch.profiler.record_function}
     ranges = found.pop()
     return not found and all(

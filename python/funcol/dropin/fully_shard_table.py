@@ -32,7 +32,7 @@ class Function(NamedTuple):
     omits_ranges: bool = False
 
     def has_source_of(self, found: Any) -> bool:
-        """Whether the source of ``found`` is known; ``None`` stands for no function."""
+        """Returns true if the source of ``found`` is known; ``None`` represents an absent function."""
         if found is None:
             return ABSENT in self.digests
         return isinstance(found, FunctionType) and digest_of(found.__code__) in self.digests

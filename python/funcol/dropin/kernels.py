@@ -54,7 +54,8 @@ def _is_of_a_program(line: str) -> bool:
 
 
 def _is_about_core(args: tuple[Any, ...]) -> bool:
-    """Whether ``args``, of a method of a ``Library`` or of its finalizer, are about PyTorch's collectives."""
+    """Returns true if ``args``, of a method of a ``Library`` or of its finalizer, name PyTorch's
+    collectives."""
     names = getattr(args[0], "ns", None)
     if names is not None:
         return names in (*_NAMESPACES, "c10d")

@@ -107,7 +107,7 @@ def _strided(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 
 def _leaves_some_empty(spec: Any) -> bool:
-    """Whether some rank holds no element, where the operator would raise on that rank alone."""
+    """Returns true if some rank holds no element: the operator would raise on that rank alone."""
     return any(
         placement.is_shard()
         and -(-spec.shape[placement.dim] // spec.mesh.size(axis)) * (spec.mesh.size(axis) - 1)

@@ -23,11 +23,11 @@ import torch
 from .. import _compat
 from .sources import num_decorators
 
-# What is PyTorch's own
+# Tests for PyTorch's own functions
 
 
 def is_own(found: Any) -> bool:
-    """Whether ``found`` is a function of PyTorch, with the code that the module it comes from has for it."""
+    """Returns true if ``found`` is a function of PyTorch, with the code that its module defines for it."""
     if type(found) is not FunctionType:
         return False
     names, code = found.__globals__, found.__code__
@@ -90,7 +90,7 @@ _ROOTS = (str(Path(torch.__file__).parent), contextlib.__file__)
 
 
 def is_pytorchs(code: CodeType) -> bool:
-    """Whether ``code`` comes from a file of PyTorch, or from ``contextlib``, by which PyTorch makes
+    """Returns true if ``code`` comes from a file of PyTorch, or from ``contextlib``, by which PyTorch makes
     contexts."""
     return code.co_filename.startswith(_ROOTS)
 
@@ -107,7 +107,7 @@ def own_function_of(module: ModuleType, name: str) -> Any:
 
 
 def is_own_context(found: Any) -> bool:
-    """Whether ``found`` is a context that PyTorch made of a generator function."""
+    """Returns true if ``found`` is a context that PyTorch made of a generator function."""
     code = getattr(found, "__code__", None)
     return code is not None and code is _CONTEXT_CODE and is_own(getattr(found, "__wrapped__", None))
 
@@ -148,8 +148,8 @@ _HERE = str(Path(__file__).parent)
 
 
 def has_code(found: Any, codes: list[CodeType]) -> bool:
-    """Whether ``found`` runs one of ``codes``, itself or within decorators of PyTorch, or is redirected by
-    funcol."""
+    """Returns true if ``found`` runs one of ``codes``, itself or within decorators of PyTorch, or if funcol
+    redirects it."""
     while not isinstance(found, type):  # in the codes a class is its body
         code = getattr(found, "__code__", None)
         if code in codes or (code is not None and code.co_filename.startswith(_HERE)):
@@ -162,7 +162,7 @@ def has_code(found: Any, codes: list[CodeType]) -> bool:
 
 
 def _is_from_decorator(found: Any) -> bool:
-    """Whether a decorator of PyTorch or of the standard library made ``found``."""
+    """Returns true if a decorator of PyTorch or of the standard library made ``found``."""
     if type(found) is not FunctionType:
         return isinstance(found, functools._lru_cache_wrapper)
     module = str(found.__globals__.get("__name__"))
@@ -331,7 +331,7 @@ def _direct_call(func: Any) -> FunctionType:
 
 
 def is_in_context(function: Any) -> bool:
-    """Whether ``torch.no_grad()``, or another context of its kind, decorates ``function``."""
+    """Returns true if ``torch.no_grad()``, or another context of its kind, decorates ``function``."""
     code = getattr(function, "__code__", None)
     return code is not None and code.co_freevars == ("ctx_factory", "func")
 

@@ -226,7 +226,7 @@ class DropinPropagator(ShardingPropagator):
         return None
 
     def _contradicts(self, op_schema: OpSchema, sharding: OutputSharding) -> bool:
-        """Whether the operator has no strategy like ``sharding``."""
+        """Returns true if the operator has no strategy like ``sharding``."""
         try:
             ways = self.strategies(op_schema)
         except Exception:  # wrong rules raise anything
@@ -280,7 +280,8 @@ def _loses_written(op_schema: OpSchema, sharding: OutputSharding) -> bool:
 
 
 def _moves_written(op_schema: OpSchema, sharding: OutputSharding) -> bool:
-    """Whether ``sharding`` redistributes a tensor that the operator writes to, that is, writes to a copy."""
+    """Returns true if ``sharding`` redistributes a tensor that the operator writes to: it would write to a
+    copy."""
     wanted = sharding.redistribute_schema or op_schema
     pairs = itertools.zip_longest(op_schema.args_schema, wanted.args_schema)
     arguments = [one for one in op_schema.op._schema.arguments if not one.kwarg_only]

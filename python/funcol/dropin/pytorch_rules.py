@@ -30,7 +30,7 @@ class AxisRule(NamedTuple):
     elsewhere: list[int]
     """Positions of tensors that may be on another mesh, where they stay."""
     accepts: Callable[[list[DTensorSpec], list[DTensorSpec | None]], bool] | None
-    """Whether PyTorch's filter accepts the specs of tensors and outputs."""
+    """PyTorch's filter, which returns true if it accepts the specs of tensors and outputs."""
 
 
 class WholeRule(NamedTuple):

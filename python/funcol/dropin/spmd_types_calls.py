@@ -63,7 +63,7 @@ def _changed(
 
 
 def _needs_precision(x: Any) -> bool:
-    """Whether the package's function asks for the dtype in which gradients of ``x`` are reduced."""
+    """Returns true if the package's function requires the dtype in which gradients of ``x`` are reduced."""
     return x.dtype not in _FULL_PRECISION and x.requires_grad
 
 

@@ -106,7 +106,7 @@ class _Copy:
         return self._num_writes != self._known.num_writes
 
     def _is_alike(self, other: _Copy) -> bool:
-        """Whether ``other`` holds the same elements of the same base, and is as new."""
+        """Returns true if ``other`` holds the same elements of the same base, and is as new."""
         return (
             not other._is_stale()
             and other.base.data_ptr() == self.base.data_ptr()
@@ -198,7 +198,7 @@ def _trace() -> _Trace | None:
 
 
 def _are_placed_alike(one: _Copy | _TracedCopy, other: _Copy | _TracedCopy) -> bool:
-    """Whether both are the same redistribution of tensors of one shape, strides and dtype."""
+    """Returns true if both are the same redistribution of tensors of one shape, strides and dtype."""
     return (
         (other.base.size(), other.base.stride(), other.base.dtype)
         == (one.base.size(), one.base.stride(), one.base.dtype)
@@ -258,7 +258,7 @@ def _written_first(op: OpOverload) -> Any:
 
 @functools.cache
 def writes_to_first(op: OpOverload) -> bool:
-    """Whether ``op`` writes to its first argument, a tensor of which it keeps the shape, and returns it."""
+    """Returns true if ``op`` writes to its first argument, a tensor whose shape it keeps, and returns it."""
     first, returns = _written_first(op), op._schema.returns
     return (
         first is not None

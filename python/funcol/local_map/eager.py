@@ -40,7 +40,7 @@ _MAX_REMEMBERED = 256
 
 
 class Signature(NamedTuple):
-    """What follows from the placements of a call's arguments, found once and remembered.
+    """The consequences of the placements of a call's arguments, found once and remembered.
 
     It does not keep the mesh alive: its specs are without one.
     """
@@ -437,7 +437,7 @@ class LocalMap:
 
 
 def _reduces_otherwise(placements: Placements | None) -> bool:
-    """Whether there are partials other than sums, whose gradients are not those of the parts."""
+    """Returns true if there are partials other than sums, whose gradients are not those of the parts."""
     return any(one.is_partial() and not one.is_partial("sum") for one in placements or ())
 
 

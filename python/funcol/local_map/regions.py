@@ -89,7 +89,7 @@ class Region(NamedTuple):
 
 
 def _is_packed(packed: Any) -> bool:
-    """Whether ``packed`` has the form of :meth:`Region.packed`; the text in it is read later."""
+    """Returns true if ``packed`` has the form of :meth:`Region.packed`. Does not check the text in it."""
 
     def are(kinds: Any, values: Any) -> bool:
         return isinstance(values, Sequence) and all(isinstance(value, kinds) for value in values)

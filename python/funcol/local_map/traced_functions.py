@@ -75,7 +75,7 @@ class Function:
         return specs
 
     def whole_fakes(self, operands: Sequence[Any], results: Sequence[Any]) -> list[Any]:
-        """Whole tensors of local ``results``, made in the active fake mode."""
+        """Returns full tensors of local ``results``, made in the active fake mode."""
         return [
             result if spec is None else empty(spec.shape, spec.stride, result)
             for result, spec in zip(results, self.result_specs(operands, results), strict=True)
@@ -83,7 +83,7 @@ class Function:
 
 
 class RegionGraph(NamedTuple):
-    """What a node of :data:`funcol.local_map.local_map_hop` holds."""
+    """The contents of a node of :data:`funcol.local_map.local_map_hop`."""
 
     body: GraphModule
     region: Region

@@ -41,7 +41,7 @@ class Way:
 
 
 def are_different(mesh: DeviceMesh, other: DeviceMesh | None) -> bool:
-    """Whether ``other`` is a mesh, and not the same one."""
+    """Returns true if ``other`` is a mesh other than ``mesh``."""
     return other is not None and other is not mesh and other != mesh
 
 

@@ -124,7 +124,7 @@ def _in_order_of(spec: DTensorSpec, placements: Sequence[Placement] | None, meta
     return DTensorSpec(spec.mesh, chosen, tensor_meta=meta, shard_order=tuple(order))
 
 
-# What C++ calls
+# Functions that C++ calls
 
 
 def gradient_of_to_local(

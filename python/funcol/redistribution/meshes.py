@@ -68,8 +68,8 @@ def _row_major(offsets: Sequence[Sequence[int]]) -> list[int]:
 
 
 def simulates_ranks() -> bool:
-    """Whether PyTorch's ``LocalTensorMode`` is active: one process stands for all ranks, and rank and sizes
-    are symbols."""
+    """Returns true if PyTorch's ``LocalTensorMode`` is active: one process simulates all ranks, and rank and
+    sizes are symbols."""
     module = sys.modules.get("torch.distributed._local_tensor")
     return module is not None and module.local_tensor_mode() is not None
 

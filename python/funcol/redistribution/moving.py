@@ -132,7 +132,7 @@ def _is_symbolic(local: object, whole: TensorMeta) -> bool:
 
 
 def _has_way_of_pytorch(src: DTensorSpec, dst: DTensorSpec) -> bool:
-    """Whether PyTorch moves a tensor from ``src`` to ``dst``: it makes no partials."""
+    """Returns true if PyTorch moves a tensor from ``src`` to ``dst``: it makes no partials."""
     return all(
         not wanted.is_partial() or wanted == held
         for held, wanted in zip(src.placements, dst.placements, strict=True)
@@ -145,7 +145,7 @@ _REDUCTIONS = frozenset({"sum", "avg", "min", "max", "product", "band", "bor", "
 
 
 def are_known(placements: Iterable[Placement]) -> bool:
-    """Whether there are plans for all of these kinds of placements."""
+    """Returns true if plans support all of these kinds of placements."""
     return all(
         type(placement) in _KINDS or (type(placement) is Partial and placement.reduce_op in _REDUCTIONS)
         for placement in placements

@@ -1,4 +1,4 @@
-"""Whole tensors on owners: each tensor on one rank, as optimizers on whole matrices want them.
+"""Full tensors on owners: each tensor on one rank, as optimizers on full matrices need them.
 
 PyTorch has no counterpart. The assignment is the rule of longest processing time first (R. L. Graham, Bounds
 on multiprocessing timing anomalies, 1969).

@@ -73,7 +73,7 @@ def layouts(plan: Plan) -> list[str]:
 
 
 def block(plan: Plan, num_steps: int, coordinate: Sequence[int]) -> str:
-    """What the rank at ``coordinate`` of the mesh holds after that many steps, written as an index:
+    """Returns the block of the rank at ``coordinate`` of the mesh after that many steps, written as an index:
     ``[0:32, :]``.
 
     ``:`` is a whole dim, ``0:2+4:6`` a dim of which two pieces are held. ``nothing`` is an empty block, and

@@ -44,13 +44,15 @@ def has_symbols(whole: DTensorSpec | TensorMeta | Tensor) -> bool:
 
 
 def has_own_order(spec: DTensorSpec | None) -> bool:
-    """Whether axes cut a dim in another order than that of the mesh, which placements do not tell."""
+    """Returns true if axes cut a dim in an order other than that of the mesh, which placements do not
+    show."""
     entries = () if spec is None else spec.shard_order or ()
     return any(list(axes) != sorted(axes) for _, axes in entries)
 
 
 def is_shard(placement: Any) -> TypeGuard[Shard | _StridedShard]:
-    """Whether ``placement`` cuts a dim, strided or not: in some minors strided shards are no ``Shard``."""
+    """Returns true if ``placement`` cuts a dim, strided or not. In some PyTorch releases strided shards are
+    not instances of ``Shard``."""
     return isinstance(placement, (Shard, _StridedShard))
 
 

@@ -6,7 +6,7 @@ import re
 from itertools import pairwise
 
 MOST_RANKS = 2**31 - 1
-"""Of a mesh."""
+"""The largest number of ranks of a mesh."""
 
 MOST_ELEMENTS = 2**48  # so that no sum of bytes over ranks exceeds 64 bits
 MOST_BYTES = 2**63 - 1

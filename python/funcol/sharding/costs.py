@@ -1,4 +1,4 @@
-"""What redistributions between several layouts of a tensor cost."""
+"""Costs of redistributions between several layouts of a tensor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..redistribution.cost_models import CostModel
 def redistribute_cost_table(
     sources: Sequence[DTensorSpec], targets: Sequence[DTensorSpec], *, cost_model: CostModel | None = None
 ) -> list[list[float]]:
-    """What it costs to redistribute one tensor from each of ``sources`` to each of ``targets``.
+    """Returns the costs of redistributing one tensor from each of ``sources`` to each of ``targets``.
 
     Entry ``[i][j]`` is the cost from ``sources[i]`` to ``targets[j]``, in microseconds for latency and
     bandwidth models, and infinity where there is no way: that of :func:`funcol.plan_redistribution`, or more

@@ -71,7 +71,7 @@ def operators() -> list[str]:
 
 
 def is_pytorch_tracing() -> bool:
-    """Whether a compiler or a tracer is at work, whose sizes may be symbols."""
+    """Returns true if a compiler or a tracer is active, whose sizes may be symbols."""
     return functional_collectives._are_we_tracing()
 
 
@@ -136,7 +136,7 @@ class ShardingPropagator(StockPropagator):
     decisions are remembered, by value.
     """
 
-    # Whether keyword tensors are redistributed. DTensor's own dispatcher does not redistribute them.
+    # True if keyword tensors are redistributed. DTensor's own dispatcher does not redistribute them.
     _moves_keywords = False
 
     def __init__(
@@ -150,7 +150,7 @@ class ShardingPropagator(StockPropagator):
         _compat.candidates_in_order(self)
         self._base = base or DTensor._op_dispatcher.sharding_propagator
         for name, table in _compat.tables(self._base).items():
-            # What DTensor's dispatcher reads in C++ has to be the dict itself.
+            # Tables that DTensor's dispatcher reads in C++ have to be the dict itself.
             setattr(self, name, _Table(table) if name in _compat.TABLES_OF_RULES else table)
         self._engine = _C.PropagationEngine(cost_model, cache_size, self._moves_keywords)
         self._own_rows: dict[OpOverload, SingleAxisRule] = {}

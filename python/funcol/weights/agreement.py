@@ -195,7 +195,7 @@ class Agreement:
         return parts
 
     def tell(self, value: object) -> dict[int, Any]:
-        """What each rank gives, as JSON has values, by its rank."""
+        """Sends ``value`` to all ranks. Returns the value of each rank, as JSON represents it, by rank."""
         text = json.dumps(value)  # TypeError before others wait for it
         self._pass()
         return self._all(text)
@@ -251,7 +251,7 @@ class Agreement:
             return numbers.tolist()
 
     def _all(self, given: str) -> dict[int, Any]:
-        """What each rank gives in JSON, by its rank."""
+        """Returns the values that the ranks give in JSON, by rank."""
         if self.group is None:
             return {self.own_rank: json.loads(given)}
         text = given.encode()

@@ -1,4 +1,4 @@
-"""Whole tensors of a model, one after the other, moved many at a time."""
+"""Full tensors of a model, one after the other, moved many at a time."""
 
 from __future__ import annotations
 

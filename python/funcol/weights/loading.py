@@ -1,4 +1,4 @@
-"""Whole tensors of one rank, copied into shards: the ranks agree, and each receives its shards alone."""
+"""Full tensors of one rank, copied into shards: the ranks agree, and each receives only its own shards."""
 
 from __future__ import annotations
 
@@ -307,7 +307,7 @@ class _Wholes:
         self._source_of = {loading.target_of[name].index: self._given[name] for name in found}
 
     def told(self) -> dict[str, Any]:
-        """What the other ranks have to know."""
+        """Returns the data that the other ranks need."""
         return {
             "in_own_order": self._mapping is None,
             "names": self._now,

@@ -70,7 +70,7 @@ class DecisionEngine {
  private:
   bool serves(const Operator& op) const;
 
-  // What decide() says, once for all calls that are equal; each time without `remember`.
+  // Returns the decision of decide(), made once for all equal calls; each time without `remember`.
   template <typename Decide>
   py::object remembered(py::handle op_schema, const PythonSchema& schema, bool has_rule, bool remember,
                         const Decide& decide) {
@@ -107,7 +107,7 @@ class DecisionEngine {
 // Empties the caches of all engines.
 void forget_decisions();
 
-// Those that all engines remember.
+// Returns the number of decisions that all engines remember.
 size_t num_decisions();
 
 }  // namespace funcol::python

@@ -68,8 +68,8 @@ class Dispatcher {
 
   const NativeOperators& parts() const { return parts_; }
 
-  // Whether the program has replaced none of the dispatcher's parts. Python counts the changes of a class;
-  // after a change its functions are looked through once.
+  // Returns true if the program has replaced none of the dispatcher's parts. Python counts the changes of a
+  // class; after a change its functions are looked through once.
   bool is_own() {
     auto* const type = Py_TYPE(parts_.dispatcher.ptr());
     if (field<"sharding_propagator">() != parts_.propagator.ptr() || fields_.size() != num_fields_) {
@@ -133,7 +133,7 @@ class Table {
 
   bool is_put() const { return dispatcher_ != nullptr; }
 
-  // Whether the call was served: the stack then has its results.
+  // Returns true if the call took the fast path: the stack then has its results.
   bool serve(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
     const auto dispatcher = dispatcher_;
     if (dispatcher == nullptr || !dispatcher->is_own()) {

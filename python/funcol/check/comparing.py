@@ -341,7 +341,7 @@ def _without_partial(parts: Parts) -> Parts:
 
 
 def _earlier(key: Key, reference: Mapping[Key, Value]) -> list[tuple[Key, str]]:
-    """What ``key`` may be if it was not brought up to date."""
+    """Returns the keys whose values ``key`` has if it is stale, and a description of each."""
     found = [
         (key._replace(call=call), f"that of call {call + 1} of the module")
         for call in reversed(range(key.call))

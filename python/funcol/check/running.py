@@ -36,7 +36,7 @@ Program = Callable[[DeviceMesh | None], Any]
 
 @dataclass
 class Options:
-    """What a check was asked for: see :func:`funcol.check`."""
+    """The arguments of a check: see :func:`funcol.check`."""
 
     mesh_shape: tuple[int, ...]
     axes: tuple[str, ...]

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 namespace funcol::cache_test {
 namespace {
@@ -79,8 +80,10 @@ TEST(Cache, GivesValuesThatOutliveTheirEntries) {
 
 TEST(Cache, MayBeUsedByWhatItLetsGo) {
   struct Last {
-    std::function<void()> then;
+    explicit Last(std::function<void()> what) : then(std::move(what)) {}
     ~Last() { then(); }
+
+    std::function<void()> then;
   };
   Cache<int, std::shared_ptr<Last>, std::hash<int>> cache(1);
   int num_gone = 0;
@@ -88,9 +91,9 @@ TEST(Cache, MayBeUsedByWhatItLetsGo) {
     ++num_gone;
     EXPECT_FALSE(cache.get(-1).has_value());
   };
-  cache.put(0, std::shared_ptr<Last>(new Last{look}));
+  cache.put(0, std::make_shared<Last>(look));
   for (int key = 1; key < 200; ++key) {
-    cache.put(key, std::shared_ptr<Last>(new Last{look}));
+    cache.put(key, std::make_shared<Last>(look));
   }
   cache.clear();
   EXPECT_EQ(num_gone, 200);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import tempfile
 import time
@@ -15,6 +16,9 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+# Imported once, by the process that the ranks are forked from.
+PRELOADED = ["torch.distributed.fsdp", "torch.distributed.tensor.parallel", "funcol"]
+
 
 def run_on_ranks(function: Callable[..., Any], num_ranks: int, *args: Any, limit_s: float) -> Any:
     """Runs ``function(rank, *args)`` on each rank; returns the result of rank 0, through JSON.
@@ -26,7 +30,8 @@ def run_on_ranks(function: Callable[..., Any], num_ranks: int, *args: Any, limit
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with tempfile.TemporaryDirectory() as folder:
         given = (num_ranks, limit_s, store.port, folder, function, args)
-        ranks = mp.spawn(_run, given, nprocs=num_ranks, join=False)
+        multiprocessing.set_forkserver_preload(PRELOADED)
+        ranks = mp.start_processes(_run, given, nprocs=num_ranks, join=False, start_method="forkserver")
         deadline = time.monotonic() + limit_s
         try:
             while not ranks.join(timeout=1):

@@ -14,6 +14,7 @@ void bind_pyobjects(PyObject* module) {
   m.def("hand_over", hand_over, py::arg("name"), py::arg("function"));
   m.def("copy_spec", copy_spec, py::arg("spec"));
   m.def("spec_methods", spec_methods, py::arg("type"), py::arg("equals"), py::arg("hash"));
+  m.def("placement_methods", placement_methods, py::arg("types"), py::arg("equals"));
   m.def("canonical_spec", canonical_spec, py::arg("spec"));
 }
 

@@ -1,5 +1,7 @@
 #include "pyobjects/spec_methods.h"
 
+#include <algorithm>
+
 #include "pyobjects/attributes.h"
 
 namespace funcol::python {
@@ -66,6 +68,32 @@ PyObject* hash(PyObject* self, PyObject*) {
   return PyErr_Occurred() ? nullptr : PyObject_CallFunctionObjArgs(stock_hash, self, nullptr);
 }
 
+struct PlacementClass {
+  PyTypeObject* type;
+  PyObject* equals;  // PyTorch's method
+};
+
+std::vector<PlacementClass> placement_classes;  // under the GIL; their references are never given back
+
+const PlacementClass* class_of(PyTypeObject* type) {
+  const auto found = std::find_if(placement_classes.begin(), placement_classes.end(),
+                                  [&](const PlacementClass& one) { return one.type == type; });
+  return found == placement_classes.end() ? nullptr : &*found;
+}
+
+PyObject* equals_placement(PyObject* self, PyObject* other) {
+  const auto* const own = class_of(Py_TYPE(self));
+  if (own != nullptr && Py_TYPE(self) != Py_TYPE(other) && class_of(Py_TYPE(other)) != nullptr) {
+    Py_RETURN_FALSE;
+  }
+  for (auto* type = Py_TYPE(self); type != nullptr; type = type->tp_base) {  // a program's subclass
+    if (const auto* const one = class_of(type)) {
+      return PyObject_CallFunctionObjArgs(one->equals, self, other, nullptr);
+    }
+  }
+  Py_RETURN_NOTIMPLEMENTED;
+}
+
 }  // namespace
 
 std::pair<py::object, py::object> spec_methods(py::object type, py::object equals_of_stock,
@@ -76,6 +104,21 @@ std::pair<py::object, py::object> spec_methods(py::object type, py::object equal
   Py_XSETREF(stock_hash, hash_of_stock.release().ptr());
   auto* const owner = reinterpret_cast<PyTypeObject*>(type.ptr());
   return {checked(PyDescr_NewMethod(owner, &eq_method)), checked(PyDescr_NewMethod(owner, &hash_method))};
+}
+
+std::vector<py::object> placement_methods(const std::vector<py::object>& types,
+                                          const std::vector<py::object>& equals) {
+  static PyMethodDef method{"__eq__", equals_placement, METH_O, nullptr};
+  std::vector<py::object> methods;
+  for (size_t i = 0; i < types.size(); ++i) {
+    auto* const type = reinterpret_cast<PyTypeObject*>(types[i].ptr());
+    if (class_of(type) == nullptr) {
+      types[i].inc_ref();
+      placement_classes.push_back({type, equals.at(i).inc_ref().ptr()});
+    }
+    methods.push_back(checked(PyDescr_NewMethod(type, &method)));
+  }
+  return methods;
 }
 
 }  // namespace funcol::python

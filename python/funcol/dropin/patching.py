@@ -199,6 +199,23 @@ def entered(table: dict[Any, Any], ours: Mapping[Any, Any]) -> Callable[[], None
     return undo
 
 
+def set_attribute(owner: type, name: str, value: Any) -> Callable[[], None]:
+    """Gives the class ``owner`` an attribute. Returns the function that undoes it, where the class still has
+    ours."""
+    before = vars(owner).get(name)
+    setattr(owner, name, value)
+
+    def undo() -> None:
+        if vars(owner).get(name) is not value:
+            return
+        if before is None:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, before)
+
+    return undo
+
+
 def copied(function: Any) -> Any:
     """A copy of PyTorch's own function in ``function``, which stays as it is when that is replaced; ``None``
     for ``None``."""

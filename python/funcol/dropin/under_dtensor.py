@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor import _api as stock_api
 from torch.distributed.tensor import _collective_utils as stock_collectives
 from torch.distributed.tensor import _random as stock_random
@@ -56,6 +56,8 @@ _FUNCTIONS: list[tuple[Any, Callable[..., Any]]] = [
     ),
 ]
 
+_PLACEMENTS: list[Any] = [Replicate, Shard, Partial]  # _StridedShard has a method in Python
+
 _INLINED = {dtensor.to_local, dtensor.from_local, dtensor.redistribute, dtensor.full_tensor}
 
 
@@ -66,22 +68,19 @@ def taken_over() -> list[str]:
     return [*names, "OpDispatcher.sharding_propagator"]
 
 
-def _put_spec_methods() -> Callable[[], None]:
-    """Makes specs compare and hash in C++, unless a program has replaced one of the methods. Returns the
-    function that undoes it."""
-    own = {name: DTensorSpec.__dict__[name] for name in ("__eq__", "__hash__")}
-    if not all(getattr(method, "__module__", None) == DTensorSpec.__module__ for method in own.values()):
-        return lambda: None
-    ours = dict(zip(own, _C.spec_methods(DTensorSpec, *own.values()), strict=True))
-
-    def undo() -> None:
-        for name, method in own.items():
-            if DTensorSpec.__dict__[name] is ours[name]:
-                setattr(DTensorSpec, name, method)
-
-    for name, method in ours.items():
-        setattr(DTensorSpec, name, method)
-    return undo
+def _put_comparisons() -> Callable[[], None]:
+    """Makes specs compare and hash, and placements compare in C++, where no program has replaced the methods.
+    Returns the function that undoes it."""
+    undo = ExitStack()
+    own = [DTensorSpec.__dict__[name] for name in ("__eq__", "__hash__")]
+    if all(getattr(method, "__module__", None) == DTensorSpec.__module__ for method in own):
+        for name, method in zip(("__eq__", "__hash__"), _C.spec_methods(DTensorSpec, *own), strict=True):
+            undo.callback(patching.set_attribute(DTensorSpec, name, method))
+    if not any("__eq__" in vars(one) for one in _PLACEMENTS):
+        methods = _C.placement_methods(_PLACEMENTS, [one.__eq__ for one in _PLACEMENTS])
+        for one, method in zip(_PLACEMENTS, methods, strict=True):
+            undo.callback(patching.set_attribute(one, "__eq__", method))
+    return undo.close
 
 
 class UnderDTensor:
@@ -97,7 +96,7 @@ class UnderDTensor:
             _put_propagator(DTensor._op_dispatcher, undo)
             undo.callback(operators.put())
             undo.callback(random_operators.put())
-            undo.callback(_put_spec_methods())
+            undo.callback(_put_comparisons())
             undo.callback(assigned_data.put())
             undo.callback(mixed_lists.put())
             for part in (

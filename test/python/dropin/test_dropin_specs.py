@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor import _dtensor_spec as stock_spec
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor.placement_types import _MaskPartial, _StridedShard
 
 import funcol
 
@@ -133,6 +134,43 @@ def test_specs_compare_and_hash_as_pytorchs_do() -> None:
         assert [[one == other for other in specs] for one in fresh] == expected
         assert [hash(spec) for spec in fresh] == hashes
     assert (DTensorSpec.__eq__, DTensorSpec.__hash__) == before
+
+
+class OwnShard(Shard):
+    """A program's placement, which compares as Shard does."""
+
+
+def test_placements_compare_as_pytorchs_do() -> None:
+    def one_of_each() -> list[object]:
+        shards = [Shard(0), Shard(1), _StridedShard(0, split_factor=1), _StridedShard(0, split_factor=2)]
+        subclasses = [OwnShard(0), _MaskPartial(offset_shape=torch.Size([2]), offset_dim=0)]
+        return [*shards, *subclasses, Replicate(), Partial(), Partial("max"), None, "S0", 0]
+
+    placements = [*one_of_each(), *one_of_each()]
+
+    def compared() -> list[tuple[bool, bool]]:
+        return [(one == other, one != other) for one in placements for other in placements]
+
+    expected, hashes = compared(), [hash(one) for one in placements]
+    assert "__eq__" not in vars(Shard)
+    for _ in range(2):  # put again after it was taken
+        with funcol.installed():
+            assert "__eq__" in vars(Shard)
+            assert compared() == expected
+            assert [hash(one) for one in placements] == hashes
+        assert "__eq__" not in vars(Shard)
+        assert compared() == expected
+
+
+def test_a_comparison_of_placements_that_a_program_put_there_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    def equals(self: Shard, other: object) -> bool:
+        return True
+
+    monkeypatch.setattr(Shard, "__eq__", equals, raising=False)
+    with funcol.installed():
+        assert vars(Shard)["__eq__"] is equals
+        assert Shard(0) == Replicate()
+    assert vars(Shard)["__eq__"] is equals
 
 
 def test_a_comparison_that_a_program_put_there_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,8 +37,9 @@ std::vector<std::vector<size_t>> batches_of(const Items& items, int64_t together
 // The items of a batch, whose tensors it replaces step by step.
 class Batch {
  public:
-  // Runs what comes before the transfers, and starts these.
-  Batch(Items& items, std::vector<size_t> indices, bool async_op, int64_t together_bytes)
+  // Runs what comes before the transfers, and starts these, from `scratch` if it is large enough.
+  Batch(Items& items, std::vector<size_t> indices, bool async_op, int64_t together_bytes,
+        const at::Tensor& scratch)
       : items_(&items), indices_(std::move(indices)), async_op_(async_op), together_bytes_(together_bytes) {
     run_part(&MeshChangeParts::before);
     std::vector<TransferItem> moving;
@@ -49,16 +50,20 @@ class Batch {
       }
     }
     if (!moving.empty()) {
-      transfers_.emplace(std::move(moving));
+      transfers_.emplace(std::move(moving), scratch);
     }
   }
 
-  void finish() {
+  // Returns a buffer for the batch after the next, or an undefined tensor.
+  at::Tensor finish() {
+    at::Tensor scratch;
     if (transfers_.has_value()) {
       put(moved_, transfers_->results(async_op_));
+      scratch = transfers_->take_scratch();
       transfers_.reset();
     }
     run_part(&MeshChangeParts::after);
+    return scratch;
   }
 
  private:
@@ -99,10 +104,11 @@ std::vector<at::Tensor> run_mesh_changes(Items items, bool async_op, int64_t tog
     }
   }
   std::optional<Batch> running;
+  at::Tensor scratch;
   for (auto& indices : batches_of(items, together_bytes)) {
-    Batch next(items, std::move(indices), async_op, together_bytes);
+    Batch next(items, std::move(indices), async_op, together_bytes, std::exchange(scratch, {}));
     if (running.has_value()) {
-      running->finish();
+      scratch = running->finish();
     }
     running = std::move(next);
   }

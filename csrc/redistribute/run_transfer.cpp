@@ -167,11 +167,11 @@ void for_each_block(const TransferParts& parts, Peers peers, std::vector<int64_t
   }
 }
 
-// Packs the tensors and starts their collective.
-Start start_together(const TransferParts& parts, const std::vector<at::Tensor>& locals) {
+// Packs the tensors into `sent`, which is replaced if it is too small, and starts their collective.
+Start start_together(const TransferParts& parts, const std::vector<at::Tensor>& locals, at::Tensor& sent) {
   const BelowAutograd below_autograd;
   const auto& transport = *parts[0]->group();
-  const PeerSegments sent(parts, &TransferPart::sent, transport.ranks.size());
+  const PeerSegments segments(parts, &TransferPart::sent, transport.ranks.size());
   const PeerSegments received(parts, &TransferPart::received, transport.ranks.size());
   BoxCopies copies;
   std::vector<at::Tensor> sources;
@@ -187,14 +187,18 @@ Start start_together(const TransferParts& parts, const std::vector<at::Tensor>& 
     copies.flush();
     return {kRedistribute, {}, {}, {}, std::move(outputs), {}};
   }
-  const auto flat = fresh_tensor({sent.numel}, locals[0]);
-  for_each_block(parts, &TransferPart::sent, sent.begins, [&](size_t i, const BoxCopy& block, int64_t begin) {
-    copies.add(block, sources[i], 0, flat, begin);
-  });
+  if (!sent.defined() || sent.numel() < segments.numel || sent.scalar_type() != locals[0].scalar_type() ||
+      sent.device() != locals[0].device()) {
+    sent = fresh_tensor({segments.numel}, locals[0]);
+  }
+  const auto flat = sent.narrow(0, 0, segments.numel);
+  for_each_block(
+      parts, &TransferPart::sent, segments.begins,
+      [&](size_t i, const BoxCopy& block, int64_t begin) { copies.add(block, sources[i], 0, flat, begin); });
   copies.flush();
   const auto group = group_from_ivalue(transport.group, kRedistribute);
-  auto start = transport.has_others ? start_exchange_in_pairs(flat, received.sizes, sent.sizes, group)
-                                    : start_all_to_all(flat, received.sizes, sent.sizes, group);
+  auto start = transport.has_others ? start_exchange_in_pairs(flat, received.sizes, segments.sizes, group)
+                                    : start_all_to_all(flat, received.sizes, segments.sizes, group);
   start.buffers.push_back(std::move(start.outputs[0]));
   start.outputs = std::move(outputs);
   start.epilogue = [parts, begins = received.begins](const Start& done) {
@@ -240,14 +244,15 @@ TransferPart::TransferPart(const Transfer& transfer, std::shared_ptr<const Trans
   }
 }
 
-StartedTransfers::StartedTransfers(std::vector<TransferItem> items) {
+StartedTransfers::StartedTransfers(std::vector<TransferItem> items, const at::Tensor& scratch)
+    : sent_(scratch) {
   TransferParts parts;
   std::vector<at::Tensor> locals;
   for (auto& item : items) {
     parts.push_back(std::move(item.part));
     locals.push_back(std::move(item.local));
   }
-  auto start = start_together(parts, locals);
+  auto start = start_together(parts, locals, sent_);
   results_ = start.outputs;
   if (start.work) {
     pending_ = hold(std::move(start));
@@ -257,6 +262,7 @@ StartedTransfers::StartedTransfers(std::vector<TransferItem> items) {
 std::vector<at::Tensor> StartedTransfers::results(bool async_op) {
   if (pending_ && !async_op) {
     pending_->settle();
+    pending_.reset();
   } else if (pending_) {
     for (auto& result : results_) {
       result = AsyncTensorImpl::wrap(result, pending_);

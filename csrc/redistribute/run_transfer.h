@@ -65,16 +65,23 @@ struct TransferItem {
 // The transfers of tensors of one dtype, which travel in one collective.
 class StartedTransfers {
  public:
-  // Starts them. All ranks of both meshes do it with the items in the same order.
-  explicit StartedTransfers(std::vector<TransferItem> items);
+  // Starts them. All ranks of both meshes do it with the items in the same order. `scratch`, a flat buffer
+  // that nobody else has, is sent from if it is large enough.
+  explicit StartedTransfers(std::vector<TransferItem> items, const at::Tensor& scratch = {});
 
   // The new local tensors: contiguous, in memory of their own. Pending with `async_op`; else they have
   // arrived.
   std::vector<at::Tensor> results(bool async_op);
 
+  // The buffer that was sent, once the results have arrived. Transfers that follow use it again: an allocator
+  // that does not fit an aligned block into the hole of an equal one, as glibc's before 2.38, would take new
+  // memory for each.
+  at::Tensor take_scratch() { return pending_ ? at::Tensor() : std::move(sent_); }
+
  private:
   std::vector<at::Tensor> results_;
-  c10::intrusive_ptr<PendingCollective> pending_;  // null if nothing is sent
+  at::Tensor sent_;
+  c10::intrusive_ptr<PendingCollective> pending_;  // null if nothing is sent, or all has arrived
 };
 
 }  // namespace funcol

@@ -34,6 +34,13 @@ Tensor tensor(RankedMesh src_mesh, const test::Sides& src, RankedMesh dst_mesh, 
 
 class Transfers : public testing::Test {
  protected:
+  static std::shared_ptr<const TransferGroup> transport_of(const AxisGroups& groups) {
+    TransferGroup transport;
+    transport.group = groups.at(1).group;
+    transport.ranks = {0, 1, 2, 3};
+    return std::make_shared<const TransferGroup>(transport);
+  }
+
   static at::Tensor held(const Tensor& tensor, const RankedMesh& mesh, const Layout& layout, int64_t rank) {
     const auto found = std::ranges::find(mesh.ranks, rank);
     if (found == mesh.ranks.end()) {
@@ -51,9 +58,7 @@ class Transfers : public testing::Test {
   void expect_moved(const std::vector<Tensor>& tensors, bool async_op = false,
                     int64_t together_bytes = kUnbounded) {
     const auto results = world_.run([&](const Coordinate& coordinate, const AxisGroups& groups) {
-      auto transport = std::make_shared<TransferGroup>();
-      transport->group = groups.at(1).group;
-      transport->ranks = {0, 1, 2, 3};
+      const auto transport = transport_of(groups);
       std::vector<MeshChangeItem> items;
       for (const auto& one : tensors) {
         const auto transfer = plan_transfer(one.task);
@@ -119,6 +124,38 @@ TEST_F(Transfers, SendNothingWhereEachRankKeepsItsOwn) {
 
 TEST_F(Transfers, MayBePending) {
   expect_moved({tensor(ranked({2}), {"S0"}, ranked({2}, 2), {"S1"}, {64, 64})}, /*async_op=*/true);
+}
+
+TEST_F(Transfers, SendFromTheBufferOfThoseThatHaveArrived) {
+  const std::vector<Tensor> tensors{tensor(ranked({2}), {"S0"}, ranked({2}, 2), {"S1"}, {8, 8}),
+                                    tensor(ranked({2}), {"S0"}, ranked({2}, 2), {"S1"}, {4, 6}),
+                                    tensor(ranked({2}), {"S0"}, ranked({2}, 2), {"S1"}, {16, 8})};
+  const auto results = world_.run([&](const Coordinate& coordinate, const AxisGroups& groups) {
+    at::Tensor scratch;
+    std::vector<const void*> buffers;
+    std::vector<at::Tensor> moved;
+    for (const auto& one : tensors) {
+      auto part =
+          std::make_shared<const TransferPart>(plan_transfer(one.task), transport_of(groups), coordinate[0]);
+      StartedTransfers transfers({{part, held(one, one.task.src_mesh, one.task.src, coordinate[0])}},
+                                 scratch);
+      EXPECT_FALSE(transfers.take_scratch().defined()) << "it may still be read";
+      moved.push_back(transfers.results(/*async_op=*/false)[0]);
+      scratch = transfers.take_scratch();
+      buffers.push_back(scratch.const_data_ptr());
+    }
+    EXPECT_EQ(buffers[0], buffers[1]);
+    if (coordinate[0] < 2) {
+      EXPECT_NE(buffers[1], buffers[2]) << "which is too small";
+    }
+    return moved;
+  });
+  for (int64_t rank = 0; rank < kNumRanks; ++rank) {
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      EXPECT_TRUE(
+          at::equal(results[rank][i], held(tensors[i], tensors[i].task.dst_mesh, tensors[i].task.dst, rank)));
+    }
+  }
 }
 
 class RandomTransfers : public Transfers, public testing::WithParamInterface<int> {};

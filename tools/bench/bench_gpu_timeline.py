@@ -145,7 +145,7 @@ def spans_of_host(step: Step) -> list[Span]:
 
 
 def spans_of_stream(ran: list[Ran], last: float) -> list[Span]:
-    """What the main stream does from ``last`` on."""
+    """Returns the spans of the main stream from ``last`` on."""
     spans = []
     for one in ran:
         launched = min(max(one.arrived, last), one.begin)

@@ -52,9 +52,9 @@ class Operation:
 
 @dataclass(frozen=True)
 class Call:
-    """Of a thread of the host: what it issued, and what it then waited for.
+    """A call of a host thread: the work that it issued, and the work that it then waited for.
 
-    Began at ``begin``, after the thread had done ``own`` nanoseconds of other work.
+    It began at ``begin``, after ``own`` nanoseconds of other work of the thread.
     """
 
     begin: int
@@ -229,7 +229,7 @@ def main_stream(steps: list[Step]) -> int:
 
 
 def shares(steps: list[Step]) -> list[Share]:
-    """Of all steps but the first, each from the end of the one before on the main stream."""
+    """Returns the shares of all steps but the first, each from the end of the previous on the main stream."""
     stream = main_stream(steps)
     found = []
     last = 0.0

@@ -89,8 +89,9 @@ def conclude(result: dict[str, Any], args: argparse.Namespace) -> None:
 
 @dataclass(frozen=True)
 class Overhead:
-    """What funcol takes above the plain work, of what stock takes above it, over rounds in which all took
-    turns. ``is_noise``: in one of them a side took less than the plain work."""
+    """The ratio of funcol's time above the plain work to stock's, over rounds in which all took turns.
+
+    ``is_noise``: in one round a side took less than the plain work."""
 
     ratio: float
     is_noise: bool
@@ -152,7 +153,7 @@ class Clock:
 
     now: Callable[[], int]
     synchronize: Callable[[], None]
-    # Where it is set: the time of issuing alone, and after so many calls the device is waited for, untimed.
+    # The number of calls after which to wait, untimed, for the device; None times calls with their wait.
     num_calls_issued: int | None = None
 
     def time_calls(self, call: Call, num_calls: int) -> float:
@@ -178,7 +179,7 @@ class Clock:
         return elapsed / num_calls / 1000
 
 
-# Nothing waits on a fake group, so the thread's own time is the whole cost, and other processes do not count.
+# A fake group never waits, so the thread's own time is the whole cost, and other processes do not count.
 CPU_CLOCK = Clock(time.thread_time_ns, lambda: None)
 CUDA_CLOCK = Clock(time.perf_counter_ns, torch.cuda.synchronize)
 # A simulated device runs what is queued while the host waits, and its queue has 1024 places. Autograd has
@@ -188,7 +189,7 @@ STEPS_CLOCK = Clock(time.perf_counter_ns, torch.cuda.synchronize, num_calls_issu
 
 
 def is_simulated_alone() -> bool:
-    """Whether the program runs under ``tools/simulated_gpu --alone``."""
+    """Returns true if the program runs under ``tools/simulated_gpu --alone``."""
     return os.environ.get("SIMULATED_GPU_ALONE", "0") != "0"
 
 

@@ -57,7 +57,7 @@ def placed(words: tuple[str, ...]) -> tuple[Placement, ...]:
 
 
 def weights(mesh: DeviceMesh, placements: tuple[Placement, ...]) -> list[DTensor]:
-    """Those of a Llama-like model: four square matrices and three wide ones a layer."""
+    """Returns the weights of a Llama-like model: four square matrices and three wide ones a layer."""
     shapes = [(WIDTH, WIDTH)] * 4 + [(4 * WIDTH, WIDTH)] * 2 + [(WIDTH, 4 * WIDTH)]
     return [
         distribute_tensor(torch.randn(shape), mesh, placements, src_data_rank=None)
@@ -110,7 +110,7 @@ def time_rank(rank: int, repeat: int) -> list[dict[str, Any]]:
 
 
 def planned_bytes(case: Case, tensors: list[DTensor]) -> dict[str, int]:
-    """What the plans send in sum, and the least that any plan sends."""
+    """Returns the bytes that the plans send in sum, and the least that any plan sends."""
     sent = least = 0
     for tensor in tensors:
         plan = funcol.redistribution.plan_mesh_change(

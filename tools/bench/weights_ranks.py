@@ -1,4 +1,4 @@
-"""What the tables of bench_weights.py on gloo ranks share: a model's weights, rounds of sides that take
+"""Helpers for the tables of bench_weights.py on gloo ranks: a model's weights, rounds of sides that take
 turns, bytes that a rank has written."""
 
 from __future__ import annotations

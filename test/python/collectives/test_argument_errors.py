@@ -8,7 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from differential import world_group
-from mistakes import (
+from ranks import run_ranks
+from wrong_calls import (
     NUM_RANKS,
     TIMEOUT_S,
     Mistake,
@@ -18,7 +19,6 @@ from mistakes import (
     ones,
     with_and_without_gradient,
 )
-from ranks import run_ranks
 
 import funcol
 

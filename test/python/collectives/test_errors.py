@@ -9,7 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from differential import PROGRAM_SHAPE, PROGRAMS, world_group
-from mistakes import (
+from ranks import device_type, run_ranks
+from torch.distributed.device_mesh import DeviceMesh
+from wrong_calls import (
     NUM_RANKS,
     TIMEOUT_S,
     WRONG_GROUPS,
@@ -24,8 +26,6 @@ from mistakes import (
     ones,
     with_and_without_gradient,
 )
-from ranks import device_type, run_ranks
-from torch.distributed.device_mesh import DeviceMesh
 
 import funcol
 

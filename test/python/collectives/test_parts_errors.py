@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import torch
 from differential import world_group
-from mistakes import (
+from ranks import run_ranks
+from torch import Tensor
+from torch._subclasses import FakeTensorMode
+from wrong_calls import (
     WRONG_GROUPS,
     Mistake,
     assert_raises,
     by_all_or_one,
     with_and_without_gradient,
 )
-from ranks import run_ranks
-from torch import Tensor
-from torch._subclasses import FakeTensorMode
 
 import funcol
 
@@ -41,7 +41,7 @@ def ones(*shape: int) -> Tensor:
     return torch.ones(shape, device=_device, requires_grad=_gradient)
 
 
-# What one call of each function is, given split_sizes and the shape of the input.
+# One call of each function, given split_sizes and the shape of the input.
 UNEVEN: dict[str, Callable[..., Any]] = {
     "all_gather_tensor": lambda sizes, *shape: funcol.all_gather_tensor(
         ones(*shape), 0, world_group(), split_sizes=sizes

@@ -1,4 +1,4 @@
-"""What the benchmarks make of the times that they measure."""
+"""Statistics that the benchmarks compute from measured times."""
 
 from __future__ import annotations
 

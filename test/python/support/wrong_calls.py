@@ -30,7 +30,7 @@ _needs_gradient = False
 
 @contextmanager
 def inputs_need_gradient(needed: bool) -> Iterator[None]:
-    """Whether ``ones`` makes inputs that need a gradient, which takes a call through autograd."""
+    """Makes ``ones`` return inputs that need a gradient, if ``needed``: calls then go through autograd."""
     global _needs_gradient
     _needs_gradient = needed
     try:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
-from measure import Case, Overhead, call_record, mark
+from measure import Case, Overhead, call_record
+from runner import mark
 
 
 def test_an_overhead_is_the_median_of_the_rounds() -> None:

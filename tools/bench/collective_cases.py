@@ -18,9 +18,45 @@ LIMITS = {"stock overhead": 0.15, "raw": 1.0}
 Collective = Callable[..., Any]
 
 
-def of_stock(*names: str) -> Collective | None:
-    """Returns stock's function by the first name that this PyTorch release has; the newest does not warn."""
-    return next((getattr(stock, name) for name in names if hasattr(stock, name)), None)
+# Names that newer PyTorch releases give to functions; calls by the old names warn.
+NEWER_NAMES = {
+    "all_gather_tensor": "all_gather_single",
+    "reduce_scatter_tensor": "reduce_scatter_single",
+    "all_gather_into_tensor_coalesced": "all_gather_single_coalesced",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter_single_coalesced",
+}
+
+
+def of_stock(name: str) -> Collective | None:
+    """Returns stock's function; None if this PyTorch release does not have it."""
+    return getattr(stock, NEWER_NAMES.get(name, name), None) or getattr(stock, name, None)
+
+
+def with_arguments(function: Collective | None, *arguments: Any) -> Collective | None:
+    """Returns ``function`` of a tensor and ``arguments``, up to three, called as a program would."""
+    if function is None or not arguments:
+        return function
+    first, second, third = (*arguments, None, None)[:3]
+    if len(arguments) == 1:
+        return lambda x: function(x, first)
+    if len(arguments) == 2:
+        return lambda x: function(x, first, second)
+    return lambda x: function(x, first, second, third)
+
+
+def of_list(function: Collective | None, *arguments: Any) -> Collective | None:
+    """Returns ``function`` of a list of tensors and ``arguments`` as a function of the tensors."""
+    of_tensors = with_arguments(function, *arguments)
+    return of_tensors and (lambda *xs: of_tensors(list(xs)))
+
+
+def into(prepare: Collective, function: Collective | None) -> Collective | None:
+    """Returns ``function`` of the tensor that ``prepare`` makes, and of the input."""
+    return function and (lambda x: function(prepare(x), x))
+
+
+def on_clone(function: Collective | None) -> Collective | None:
+    return function and (lambda x: function(x.clone()))
 
 
 def forward_call(collective: Collective, inputs: list[Tensor], gives_list: bool) -> Call:

@@ -23,6 +23,10 @@ def all_reduce(x: Tensor, op: Any = ReduceOp.SUM) -> Tensor:
     return out
 
 
+def all_reduce_max(x: Tensor) -> Tensor:
+    return all_reduce(x, ReduceOp.MAX)
+
+
 def all_gather(x: Tensor, num_ranks: int, dim: int = 0) -> Tensor:
     out = x.new_empty(num_ranks * x.shape[0], *x.shape[1:])
     dist.all_gather_into_tensor(out, x, async_op=True).wait()

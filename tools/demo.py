@@ -110,7 +110,7 @@ def title(sides: dict[str, Overlap]) -> str:
 
 
 def failures(found: dict[str, Any], lines: dict[str, Values]) -> list[str]:
-    """What of funcol's is not as it has to be."""
+    """Returns the results of funcol that are not as expected."""
     pairs = zip(*(found["speed"][side]["losses"] for side in ("stock", "funcol")), strict=True)
     wrong = [name for name, values in lines.items() if not values.is_right("funcol")]
     if not all(math.isclose(*pair, rel_tol=LOSS_TOLERANCE) for pair in pairs):

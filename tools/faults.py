@@ -32,7 +32,7 @@ def mutated(source: str, mutations: list[dict[str, str]]) -> str:
 
 
 def switched(text: str, mutations: list[dict[str, str]]) -> str:
-    """What is common at the beginning and the end stays; what differs is chosen as the program runs."""
+    """Merges the versions of a text: keeps their common beginning and end, chooses the rest at run time."""
     lines = text.splitlines()
     faults = [m["fault"].splitlines() for m in mutations]
     shortest = min(map(len, [lines, *faults]))

@@ -38,7 +38,7 @@ def why_not(wheel: Path, torch: str, sources: str) -> str | None:
 
 
 def runs_here(tag: str) -> bool:
-    """Whether a platform tag such as manylinux_2_35_x86_64 is for this machine."""
+    """Returns true if a platform tag such as manylinux_2_35_x86_64 is for this machine."""
     found = re.fullmatch(r"manylinux_(\d+)_(\d+)_(\w+)", tag)
     if found is None:
         return tag == f"linux_{platform.machine()}"
@@ -52,7 +52,7 @@ def runs_here(tag: str) -> bool:
 
 
 def libc_version() -> str:
-    """Such as "glibc 2.36"; empty where there is no glibc."""
+    """Returns a version such as "glibc 2.36"; empty where there is no glibc."""
     try:
         return os.confstr("CS_GNU_LIBC_VERSION") or ""
     except (OSError, ValueError):

@@ -26,7 +26,7 @@ MODULE = re.compile(r"^    #\d+ .*\(([^()\s]+)\+0x[0-9a-f]+\)", re.MULTILINE)
 
 
 def is_pytorchs(access: str) -> bool:
-    """Whether PyTorch's code makes an access: its stack, innermost first, is there before it is in funcol."""
+    """Returns true if PyTorch's code makes an access: innermost first, its stack reaches it before funcol."""
     caller = next((module for module in MODULE.findall(access) if not RUNTIMES.match(module)), "")
     return PYTORCH.match(caller) is not None
 

@@ -32,7 +32,7 @@ torch_version_argument() {
   echo "$1"
 }
 
-# What the package is made of.
+# Sources of the package.
 package_sources=(csrc python tools/cmake setup.py CMakeLists.txt pyproject.toml)
 
 # hash_of <file or folder>... -> one hash of the sources there, called in the source tree's root.

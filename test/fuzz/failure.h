@@ -1,4 +1,4 @@
-// What a fuzzer does with a wrong result: it says what is wrong and ends, so that libFuzzer keeps the input.
+// Reports a wrong result of a fuzzer and ends the process, so that libFuzzer keeps the input.
 #pragma once
 
 #include <cstdint>

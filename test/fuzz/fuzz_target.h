@@ -5,7 +5,7 @@
 
 namespace funcol::test {
 
-// What the fuzzer does with an input; a program defines it once.
+// Runs the fuzz target on one input. Each program defines it once.
 void run(Bytes& bytes);
 
 }  // namespace funcol::test

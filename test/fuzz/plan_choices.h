@@ -1,4 +1,4 @@
-// What a redistribution is made of, from a fuzzer's input: layouts, reductions, cost models, numbers.
+// Layouts, reductions, cost models and numbers of a redistribution, drawn from a fuzzer's input.
 #pragma once
 
 #include <utility>

@@ -42,8 +42,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Where there are devices, each test of a module that says ``ON_DEVICES = True`` has a twin on them, and
-    each that is marked ``on_devices_too``."""
+    """Adds a twin on devices, if there are any, to each test marked ``on_devices_too`` and to each of a
+    module with ``ON_DEVICES = True``."""
     is_marked = metafunc.definition.get_closest_marker("on_devices_too") is not None
     if (is_marked or getattr(metafunc.module, "ON_DEVICES", False)) and torch.cuda.is_available():
         backend = metafunc.config.getoption("--cuda-backend")
@@ -53,7 +53,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(autouse=True)
 def _backend(request: pytest.FixtureRequest) -> Iterator[None]:
-    """That of ``run_ranks``: gloo, but in twins on devices."""
+    """Sets the backend of ``run_ranks``: gloo, but for twins on devices."""
     ranks.use_backend(getattr(request, "param", "gloo"))
     yield
     ranks.use_backend("gloo")
@@ -101,7 +101,7 @@ def with_some_of_each_family(items: list[pytest.Item], seed: int) -> list[pytest
 
 
 def is_twin(item: pytest.Item) -> bool:
-    """Whether ``item`` is a twin on devices of a test that runs on gloo."""
+    """Returns true if ``item`` is a twin on devices of a test that runs on gloo."""
     return "_backend" in getattr(getattr(item, "callspec", None), "params", {}) and (
         item.get_closest_marker("cuda") is not None
     )

@@ -1,4 +1,4 @@
-// What the libraries of the simulated GPU share: the queues of simulated streams, exported by
+// Interface that the libraries of the simulated GPU share: the queues of simulated streams, exported by
 // libcudart.so.13.
 //
 // Device memory has two addresses. Programs hold device addresses, at which nothing is mapped: host code that
@@ -38,7 +38,7 @@ enum class Kind {
   kPoison,      // fills memory that was handed out anew; dropped while its stream is capturing
 };
 
-// What a model of time asks of work besides its ranges. Only the trace file has it.
+// Amounts that a model of time needs besides the ranges of work. Only the trace file has them.
 struct Amount {
   size_t read = 0;  // bytes of device memory; if both are 0, those of the ranges
   size_t written = 0;
@@ -69,11 +69,11 @@ Begin at_once(Run run) {
   };
 }
 
-// As asynchronous as a kernel's launch; recorded in the graph where the stream is capturing. Fails where CUDA
-// would (an unknown stream, an invalidated capture) and after an earlier operation failed.
+// Enqueues work as a kernel's launch does; records it in the graph if the stream is capturing. Fails where
+// CUDA would (an unknown stream, an invalidated capture) and after an earlier operation failed.
 SIMULATED_GPU_API cudaError_t enqueue(cudaStream_t stream, Work work);
 
-// Where the bytes of device memory are; any other address is returned as it is.
+// Returns the host address of device memory; any other address is returned unchanged.
 SIMULATED_GPU_API void* host_address(const void* address);
 
 // A launch as cudaLaunchKernel() has it: `args` holds the addresses of the kernel's arguments, which may be
@@ -94,10 +94,10 @@ SIMULATED_GPU_API bool is_capturing(cudaStream_t stream);
 // The scheduler's numbers, from the seed. Only for work that runs.
 SIMULATED_GPU_API uint64_t random();
 
-// What fills memory that holds no value yet: 0xFF, NaN in every floating type.
+// The byte that fills memory without a value: 0xFF, NaN in every floating type.
 constexpr int kPoisonByte = 0xFF;
 
-// What the command line of tools/simulated_gpu set. Times in microseconds.
+// Options of the command line of tools/simulated_gpu. Times in microseconds.
 struct Options {
   enum class Order {
     kRandom,  // the stream of the highest priority runs; priorities are drawn, and drawn anew now and then
@@ -127,7 +127,7 @@ class SIMULATED_GPU_API TracedCall {
   TracedCall& operator=(const TracedCall&) = delete;
 };
 
-// Where the host issued something: captured by the function that is given here, else not known.
+// The place where the host issued an operation, captured by a registered function, else unknown.
 class IssuePlace {
  public:
   virtual ~IssuePlace() = default;

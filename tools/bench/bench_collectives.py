@@ -6,36 +6,28 @@ on two gloo ranks, and how much independent work it overlaps. See docs/performan
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as stock
-from gloo_ranks import run_on_ranks
-from measure import (
-    SIDES,
+from measure import SIDES, Case, bench_cases, default_num_ranks
+from runner import (
     Call,
-    Case,
-    add_outcomes,
-    cell,
-    check_same,
-    conclude,
-    default_num_ranks,
-    describe,
-    device_named,
-    each,
-    lone_group,
+    Option,
+    Table,
+    cells,
+    device,
     mark,
-    measure,
+    number,
+    repeat,
+    run,
+    run_on_ranks,
     say,
+    show,
     summary,
     time_ms,
 )
@@ -55,212 +47,171 @@ stock_reduce_scatter = getattr(stock, "reduce_scatter_single", stock.reduce_scat
 # Table 1: the cost of a call.
 
 
-class Cases:
-    """Builds the cases for tensors on ``device`` over the default group, which has ``num_ranks`` ranks."""
+def call_cases(device: torch.device, num_ranks: int) -> list[Case]:
+    """Cases of tensors on ``device`` over the default group, which has ``num_ranks`` ranks."""
+    group: Any = dist.group.WORLD
+    x = torch.ones(4, 8, device=device)
+    num_rows = num_ranks * max(1, 8 // num_ranks)
+    square = torch.ones(num_rows, num_rows, device=device)
+    copies = [x.clone() for _ in range(8)]
+    plain = x.clone()
+    settled_stock = stock.all_reduce(plain, "sum", group)
+    settled_funcol = funcol.all_reduce(plain, "sum", group)
+    for result in (settled_stock, settled_funcol):
+        torch.add(result, 1)
 
-    def __init__(self, device: torch.device, num_ranks: int) -> None:
-        self.is_on_cuda = device.type == "cuda"
-        self.group = dist.group.WORLD
-        self.num_ranks = num_ranks
-        self.small = torch.ones(4, 8, device=device)
-        num_rows = num_ranks * max(1, 8 // num_ranks)
-        self.square = torch.ones(num_rows, num_rows, device=device)
+    def limits(**of_cpu: float) -> dict[str, float]:
+        # An op on a device costs more, which makes ratios of lines milder.
+        return {} if device.type == "cuda" else of_cpu
 
-    def all(self) -> list[Case]:
-        return [
-            *([self.all_reduce_and_wait()] if self.is_on_cuda else []),
-            self.all_reduce(),
-            self.all_reduce_through_views(),
-            self.settled(),
-            self.all_gather(0),
-            self.all_gather(1),
-            self.reduce_scatter(0),
-            self.reduce_scatter(1),
-            self.all_to_all(),
-            self.broadcast(),
-            self.all_reduce_coalesced(),
-        ]
+    def reduced_in_place() -> Tensor:
+        dist.all_reduce(x, async_op=True).wait()
+        return x
 
-    def limits(self, **of_cpu: float) -> dict[str, float]:
-        """Limits that hold on CPU alone: an op on a device costs more, which makes ratios of lines milder."""
-        return {} if self.is_on_cuda else of_cpu
+    def reduced_and_used() -> Tensor:
+        dist.all_reduce(x, async_op=True).wait()
+        return x + 1
 
-    def all_reduce_and_wait(self) -> Case:
-        x, group = self.small, self.group
+    def reduced_through_views() -> Tensor:
+        work = dist.all_reduce(x, async_op=True)
+        y = x.view(8, 4).t()
+        work.wait()
+        return y + 1
 
-        def raw() -> Tensor:
-            dist.all_reduce(x, async_op=True).wait()
-            return x
+    def gathered(dim: int) -> Tensor:
+        out = x.new_empty(num_ranks * 4, 8)
+        dist.all_gather_into_tensor(out, x, async_op=True).wait()
+        return (torch.cat(out.chunk(num_ranks), 1) if dim else out) + 1
 
-        return Case(
+    def scattered(dim: int) -> Tensor:
+        rank_major = torch.cat(square.chunk(num_ranks, 1)) if dim else square
+        sizes = list(square.shape)
+        sizes[dim] //= num_ranks
+        out = square.new_empty(sizes)
+        dist.reduce_scatter_tensor(out, rank_major, async_op=True).wait()
+        return out + 1
+
+    def exchanged() -> Tensor:
+        out = torch.empty_like(square)
+        dist.all_to_all_single(out, square, async_op=True).wait()
+        return out + 1
+
+    def broadcast() -> Tensor:
+        dist.broadcast(x, 0, async_op=True).wait()
+        return x + 1
+
+    def reduced_together() -> list[Tensor]:
+        # dist.all_reduce_coalesced warns on each call.
+        group.allreduce_coalesced(copies).wait()
+        return [copy + 1 for copy in copies]
+
+    cases = [
+        Case(
             "all_reduce + wait",
             lambda: stock.wait_tensor(stock.all_reduce(x, "sum", group)),
-            raw,
+            reduced_in_place,
             lambda: funcol.wait_tensor(funcol.all_reduce(x, "sum", group)),
             limits={"stock": 0.15, "raw": 0.9},
-        )
-
-    def all_reduce(self) -> Case:
-        x, group = self.small, self.group
-
-        def raw() -> Tensor:
-            dist.all_reduce(x, async_op=True).wait()
-            return x + 1
-
-        return Case(
+        ),
+        Case(
             "all_reduce + use",
             lambda: stock.all_reduce(x, "sum", group) + 1,
-            raw,
+            reduced_and_used,
             lambda: funcol.all_reduce(x, "sum", group) + 1,
-            limits=self.limits(stock=0.08, raw=0.75),
-        )
-
-    def all_reduce_through_views(self) -> Case:
-        x, group = self.small, self.group
-
-        def raw() -> Tensor:
-            work = dist.all_reduce(x, async_op=True)
-            y = x.view(8, 4).t()
-            work.wait()
-            return y + 1
-
-        return Case(
+            limits=limits(stock=0.08, raw=0.75),
+        ),
+        Case(
             "all_reduce + view + t + use",
             lambda: stock.all_reduce(x, "sum", group).view(8, 4).t() + 1,
-            raw,
+            reduced_through_views,
             lambda: funcol.all_reduce(x, "sum", group).view(8, 4).t() + 1,
-            limits=self.limits(stock=0.08),
-        )
-
-    def settled(self) -> Case:
-        plain = self.small.clone()
-        by_stock = stock.all_reduce(plain, "sum", self.group)
-        by_funcol = funcol.all_reduce(plain, "sum", self.group)
-        torch.add(by_stock, 1)
-        torch.add(by_funcol, 1)
-        return Case(
+            limits=limits(stock=0.08),
+        ),
+        Case(
             "op on settled (raw: on plain)",
-            lambda: by_stock + 1,
+            lambda: settled_stock + 1,
             lambda: plain + 1,
-            lambda: by_funcol + 1,
+            lambda: settled_funcol + 1,
             limits={"raw": 1.05},
-        )
-
-    def all_gather(self, dim: int) -> Case:
-        x, group, num_ranks = self.small, self.group, self.num_ranks
-
-        def raw() -> Tensor:
-            out = x.new_empty(num_ranks * 4, 8)
-            dist.all_gather_into_tensor(out, x, async_op=True).wait()
-            return (torch.cat(out.chunk(num_ranks), 1) if dim else out) + 1
-
-        return Case(
-            f"all_gather dim {dim} + use",
-            lambda: stock_all_gather(x, dim, group) + 1,
-            raw,
-            lambda: funcol.all_gather_tensor(x, dim, group) + 1,
-            limits=self.limits(stock=0.15) if dim == 1 else {},
-        )
-
-    def reduce_scatter(self, dim: int) -> Case:
-        x, group, num_ranks = self.square, self.group, self.num_ranks
-
-        def raw() -> Tensor:
-            rank_major = torch.cat(x.chunk(num_ranks, 1)) if dim else x
-            sizes = list(x.shape)
-            sizes[dim] //= num_ranks
-            out = x.new_empty(sizes)
-            dist.reduce_scatter_tensor(out, rank_major, async_op=True).wait()
-            return out + 1
-
-        return Case(
-            f"reduce_scatter dim {dim} + use",
-            lambda: stock_reduce_scatter(x, "sum", dim, group) + 1,
-            raw,
-            lambda: funcol.reduce_scatter_tensor(x, "sum", dim, group) + 1,
-        )
-
-    def all_to_all(self) -> Case:
-        x, group = self.square, self.group
-
-        def raw() -> Tensor:
-            out = torch.empty_like(x)
-            dist.all_to_all_single(out, x, async_op=True).wait()
-            return out + 1
-
-        return Case(
+        ),
+        *(
+            Case(
+                f"all_gather dim {dim} + use",
+                lambda dim=dim: stock_all_gather(x, dim, group) + 1,
+                lambda dim=dim: gathered(dim),
+                lambda dim=dim: funcol.all_gather_tensor(x, dim, group) + 1,
+                limits=limits(stock=0.15) if dim == 1 else {},
+            )
+            for dim in (0, 1)
+        ),
+        *(
+            Case(
+                f"reduce_scatter dim {dim} + use",
+                lambda dim=dim: stock_reduce_scatter(square, "sum", dim, group) + 1,
+                lambda dim=dim: scattered(dim),
+                lambda dim=dim: funcol.reduce_scatter_tensor(square, "sum", dim, group) + 1,
+            )
+            for dim in (0, 1)
+        ),
+        Case(
             "all_to_all + use",
-            lambda: stock.all_to_all_single(x, None, None, group) + 1,
-            raw,
-            lambda: funcol.all_to_all_single(x, None, None, group) + 1,
-        )
-
-    def broadcast(self) -> Case:
-        x, group = self.small, self.group
-
-        def raw() -> Tensor:
-            dist.broadcast(x, 0, async_op=True).wait()
-            return x + 1
-
-        return Case(
+            lambda: stock.all_to_all_single(square, None, None, group) + 1,
+            exchanged,
+            lambda: funcol.all_to_all_single(square, None, None, group) + 1,
+        ),
+        Case(
             "broadcast + use",
             lambda: stock.broadcast(x, 0, group) + 1,
-            raw,
+            broadcast,
             lambda: funcol.broadcast(x, 0, group) + 1,
-        )
-
-    def all_reduce_coalesced(self) -> Case:
-        group = self.group
-        xs = [self.small.clone() for _ in range(8)]
-
-        def raw() -> list[Tensor]:
-            # dist.all_reduce_coalesced warns on each call.
-            group.allreduce_coalesced(xs).wait()
-            return [x + 1 for x in xs]
-
-        return Case(
+        ),
+        Case(
             "all_reduce_coalesced of 8 + uses",
-            lambda: [y + 1 for y in stock.all_reduce_coalesced(xs, "sum", group)],
-            raw,
-            lambda: [y + 1 for y in funcol.all_reduce_coalesced(xs, "sum", group)],
-        )
+            lambda: [y + 1 for y in stock.all_reduce_coalesced(copies, "sum", group)],
+            reduced_together,
+            lambda: [y + 1 for y in funcol.all_reduce_coalesced(copies, "sum", group)],
+        ),
+    ]
+    return cases if device.type == "cuda" else cases[1:]
 
 
 def bench_calls(device: torch.device, num_ranks: int, repeat: int) -> dict[str, Any]:
-    """Table 1, in this process, with a group of its own."""
-    records = []
-    with lone_group(device, num_ranks) as lone:
-        for case in each("calls", Cases(device, lone.num_ranks).all()):
-            check_same(case, compare_values=lone.backend == "nccl" and lone.num_ranks == 1)
-            records.append(measure(case, repeat, lone.clock))
-    return {"backend": lone.backend, "num_ranks": lone.num_ranks, "repeat": repeat, "cases": records}
+    return bench_cases(
+        "calls",
+        lambda num_ranks: call_cases(device, num_ranks),
+        device,
+        num_ranks,
+        repeat,
+        compares=lambda lone: lone.backend == "nccl" and lone.num_ranks == 1,
+    )
 
 
 def print_calls(result: dict[str, Any]) -> None:
-    say(
-        f"\nCost of a call in us, median (best) of {result['repeat']} rounds; '{result['backend']}' group of "
-        f"{result['num_ranks']} ranks, one thread, tensors of 32 to 64 float32"
-    )
-    line = "{:<33}{:>15}{:>15}{:>15}{:>9}{:>8}  {}"
-    say(line.format("", *SIDES, "/ stock", "/ raw", "target"))
-    for record in result["cases"]:
-        times = (cell(record["us"][side], 2) for side in SIDES)
+    def row(record: dict[str, Any]) -> list[str]:
         ratios = (f"{record['ratio'][side]['median']:.3f}" for side in ("stock", "raw"))
         targets = (f"{mark(t['met'])} (<= {t['limit']} of {t['against']})" for t in record["targets"])
-        say(line.format(record["name"], *times, *ratios, ", ".join(targets)))
+        return [record["name"], *cells(record["us"], SIDES, 2), *ratios, ", ".join(targets)]
+
+    show(
+        f"Cost of a call in us, median (best) of {result['repeat']} rounds; '{result['backend']}' group of "
+        f"{result['num_ranks']} ranks, one thread, tensors of 32 to 64 float32",
+        "{:<33}{:>15}{:>15}{:>15}{:>9}{:>8}  {}",
+        ("", *SIDES, "/ stock", "/ raw", "target"),
+        map(row, result["cases"]),
+    )
 
 
 # Table 2: two gloo ranks.
 
 
 def use(tensor: Tensor) -> Tensor:
-    """``tensor``, after an op that needs its data but costs next to nothing."""
+    """Returns ``tensor`` after an op that needs its data but costs next to nothing."""
     tensor[:1, :1] + 1
     return tensor
 
 
 def gather_starters(x: Tensor, num_ranks: int) -> dict[str, Callable[[int], Call]]:
-    """For each side, a function that starts a gather of ``x`` along a dim and returns how to end it."""
+    """Returns, by side, a function that starts a gather of ``x`` along a dim and returns how to end it."""
 
     def start_raw(dim: int) -> Call:
         out = x.new_empty(num_ranks * x.shape[0], *x.shape[1:])
@@ -341,8 +292,10 @@ class GlooBench:
             del pending
 
     def overlap(self, name: str, x: Tensor, late_ms: float) -> None:
-        """A gather, work that takes about as long, and both. With ``late_ms``, rank 0 works and waits for the
-        others, which come that late and do no work."""
+        """Times a gather, work that takes about as long, and both.
+
+        With ``late_ms``, rank 0 works and waits for the others, which come that late and do no work.
+        """
         starters = gather_starters(x, NUM_GLOO_RANKS)
         is_late = late_ms > 0 and self.rank > 0
         multiply = self.compute_for(late_ms or time_ms(lambda: starters["raw"](1)()))
@@ -362,7 +315,7 @@ class GlooBench:
                 self.keep(f"{name}/{side}/both", lambda side=side: gather(side, compute))
 
     def compute_for(self, target_ms: float) -> Call:
-        """Matrix products that take about ``target_ms``, as many on each rank."""
+        """Returns matrix products that take about ``target_ms``, as many on each rank."""
 
         def multiply(count: int) -> None:
             for _ in range(count):
@@ -376,7 +329,7 @@ class GlooBench:
 
 
 def gloo_rank(rank: int, repeat: int, megabytes: int) -> list[dict[str, list[float]]]:
-    """The times that each rank kept."""
+    """Returns the times of each rank."""
     times = GlooBench(rank, repeat, megabytes).run()
     of_ranks: list[Any] = [None] * NUM_GLOO_RANKS
     dist.all_gather_object(of_ranks, times)
@@ -384,7 +337,7 @@ def gloo_rank(rank: int, repeat: int, megabytes: int) -> list[dict[str, list[flo
 
 
 def bench_gloo(repeat: int, megabytes: int) -> dict[str, Any]:
-    """Table 2: medians in ms, of the slower rank; of the rank that waits where a peer is late."""
+    """Returns medians in ms, of the slower rank; of the rank that waits where a peer is late."""
     of_ranks = run_on_ranks(gloo_rank, NUM_GLOO_RANKS, repeat, megabytes, limit_s=GLOO_TIMEOUT_S)
 
     def rounds(name: str) -> list[float]:
@@ -415,60 +368,58 @@ def bench_gloo(repeat: int, megabytes: int) -> dict[str, Any]:
 
 
 def print_gloo(result: dict[str, Any]) -> None:
-    say(
-        f"\nall_gather of {result['megabytes']} MB a rank on {result['num_ranks']} gloo ranks in ms, "
-        f"median (best) of {result['repeat']}"
+    gathers = result["gather_ms"]
+    show(
+        f"all_gather of {result['megabytes']} MB a rank on {result['num_ranks']} gloo ranks in ms, "
+        f"median (best) of {result['repeat']}",
+        "{:<10}{:>18}{:>18}{:>14}{:>22}",
+        ("", "along dim 1", "along dim 0", "difference", "layout change alone"),
+        (
+            (side, *cells(row, ("dim_1", "dim_0"), 1), f"{row['extra']:.1f}", *cells(row, ["copy"], 1))
+            for side, row in gathers.items()
+        ),
     )
-    line = "{:<10}{:>18}{:>18}{:>14}{:>22}"
-    say(line.format("", "along dim 1", "along dim 0", "difference", "layout change alone"))
-    for side, row in result["gather_ms"].items():
-        across, along, copy = (cell(row[key], 1) for key in ("dim_1", "dim_0", "copy"))
-        say(line.format(side, across, along, f"{row['extra']:.1f}", copy))
-    copies = result["gather_ms"]
-    met = copies["funcol"]["copy"]["median"] < copies["stock"]["copy"]["median"]
+    met = gathers["funcol"]["copy"]["median"] < gathers["stock"]["copy"]["median"]
     say(f"target: the layout change alone takes less than stock's chunk + cat: {mark(met)}")
-
     titles = {
         "on_time": f"{result['megabytes'] / 4:g} MB a rank, all ranks at once",
         "peer_late": f"1 MB a rank, the peer {PEER_LATE_MS:.0f} ms late",
     }
-    line = "{:<10}{:>14}{:>14}{:>14}{:>14}"
+    parts = ("alone", "compute", "both")
     for name, rows in result["overlap_ms"].items():
-        say(f"\nall_gather dim 1 + independent compute, {titles[name]}, in ms, median (1.0: full overlap)")
-        say(line.format("", "collective", "compute", "both", "both / max"))
-        for side, row in rows.items():
-            times = (f"{row[key]['median']:.1f}" for key in ("alone", "compute", "both"))
-            say(line.format(side, *times, f"{row['ratio']:.2f}"))
+        show(
+            f"all_gather dim 1 + independent compute, {titles[name]}, in ms, median (1.0: full overlap)",
+            "{:<10}{:>14}{:>14}{:>14}{:>14}",
+            ("", "collective", "compute", "both", "both / max"),
+            (
+                (side, *(f"{row[part]['median']:.1f}" for part in parts), f"{row['ratio']:.2f}")
+                for side, row in rows.items()
+            ),
+        )
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    number = {"type": int, "metavar": "N"}
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--repeat", default=41, help="rounds of table 1 (default %(default)s)", **number)
-    parser.add_argument("--ranks", help="of the group (default: 1 on a GPU, else 2)", **number)
-    parser.add_argument("--gloo-repeat", default=7, help="rounds of table 2 (default %(default)s)", **number)
-    parser.add_argument(
-        "--megabytes", default=64, help="a rank's part in table 2 (default %(default)s)", **number
-    )
-    parser.add_argument("--no-gloo", action="store_true", help="leave out table 2, as --device cuda does")
-    add_outcomes(parser)
-    return parser.parse_args()
-
-
-def main() -> None:
-    args = parse_arguments()
-    device = device_named(args.device)
-    result = describe(device)
-    result["calls"] = bench_calls(device, args.ranks or default_num_ranks(device), args.repeat)
-    print_calls(result["calls"])
-    if device.type == "cpu" and not args.no_gloo:
-        result["gloo"] = bench_gloo(args.gloo_repeat, args.megabytes)
-        print_gloo(result["gloo"])
-    conclude(result, args)
-
+TABLES = [
+    Table(
+        "calls",
+        lambda args: bench_calls(args.device, args.ranks or default_num_ranks(args.device), args.repeat),
+        print_calls,
+    ),
+    Table(
+        "gloo",
+        lambda args: bench_gloo(args.gloo_repeat, args.megabytes),
+        print_gloo,
+        lambda args: args.device.type == "cpu" and not args.no_gloo,
+    ),
+]
 
 if __name__ == "__main__":
-    main()
+    run(
+        __doc__,
+        TABLES,
+        device(),
+        repeat(41, "rounds of table 1"),
+        number("--ranks", None, "of the group (default: 1 on a GPU, else 2)"),
+        number("--gloo-repeat", 7, "rounds of table 2 (default %(default)s)"),
+        number("--megabytes", 64, "a rank's part in table 2 (default %(default)s)"),
+        Option("--no-gloo", {"action": "store_true", "help": "leave out table 2, as --device cuda does"}),
+    )

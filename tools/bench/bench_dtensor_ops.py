@@ -3,32 +3,29 @@ under it. See docs/performance.md."""
 
 from __future__ import annotations
 
-import argparse
-import gc
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from measure import (
-    Clock,
-    Overhead,
-    add_outcomes,
-    cell,
-    conclude,
-    describe,
+from measure import CPU, Clock, Overhead, lone_group
+from runner import (
+    Table,
+    cells,
     each,
-    lone_group,
     mark,
-    say,
-    summary,
+    only,
+    repeat,
+    run,
+    show,
+    summaries,
+    turns,
+    with_side,
+    without_gc,
 )
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
-
-import funcol
 
 NUM_RANKS = 8
 SIDES = ("plain", "stock", "funcol")
@@ -78,7 +75,7 @@ LINES = [
 
 
 def operands(mesh: DeviceMesh | None, needs_gradient: bool) -> Operands:
-    """Of this rank, as DTensors if there is a mesh: the batch is cut along all of its axes."""
+    """Returns this rank's operands, as DTensors if there is a mesh: the batch is cut along all axes."""
 
     def made(shape: Sequence[int], placement: Placement) -> Tensor:
         local = torch.rand(shape) + 0.5
@@ -94,7 +91,7 @@ def operands(mesh: DeviceMesh | None, needs_gradient: bool) -> Operands:
 
 
 def call_of(line: Line, mesh: DeviceMesh | None, needs_gradient: bool) -> Callable[[], object]:
-    """The operator alone, or with its backward pass into all operands that it uses."""
+    """Returns a call of the operator, or with its backward pass into all operands that it uses."""
     given = operands(mesh, needs_gradient)
     if not needs_gradient:
         return lambda: line.call(*given)
@@ -108,10 +105,6 @@ def call_of(line: Line, mesh: DeviceMesh | None, needs_gradient: bool) -> Callab
 
 def _listed(results: Any) -> list[Tensor]:
     return [results] if isinstance(results, Tensor) else list(results)
-
-
-def with_side(side: str) -> AbstractContextManager[None]:
-    return funcol.installed() if side == "funcol" else nullcontext()
 
 
 @dataclass
@@ -147,19 +140,17 @@ def time_case(case: Case, side: str, clock: Clock) -> None:
     call = case.calls[side]
     with torch.set_grad_enabled(case.needs_gradient):
         clock.time_calls(call, 20)  # decisions are made again after funcol came or went
-        num_calls = max(1, int(CHUNK_US / clock.time_calls(call, 20)))
-        case.times[side].append(clock.time_calls(call, num_calls))
+        case.times[side].append(clock.time_calls(call, clock.calls_in(call, CHUNK_US)))
 
 
 def record_of(case: Case) -> dict[str, Any]:
-    plain, stock, ours = (case.times[side] for side in SIDES)
     limit = LIMIT_WITH_GRADIENTS if case.needs_gradient else LIMIT
-    overhead = Overhead.of(plain, stock, ours)
+    overhead = Overhead.of(*(case.times[side] for side in SIDES))
     return {
         "name": case.line.name,
         "num_axes": case.num_axes,
         "gradients": case.needs_gradient,
-        "us": {side: summary(of_side) for side, of_side in case.times.items()},
+        "us": summaries(case.times),
         "overhead": overhead.ratio,
         "limit": limit,
         "met": overhead.is_within(limit),
@@ -167,51 +158,36 @@ def record_of(case: Case) -> dict[str, Any]:
 
 
 def bench(repeat: int, only: str) -> list[dict[str, Any]]:
-    """All sides take turns, the order turning from round to round."""
-    with lone_group(torch.device("cpu"), NUM_RANKS) as lone:
+    with lone_group(CPU, NUM_RANKS) as lone:
         meshes = [init_device_mesh("cpu", (NUM_RANKS,)), init_device_mesh("cpu", (NUM_RANKS // 2, 2))]
         cases = make_cases(meshes, only)
-        for turn in each("rounds", range(repeat)):
-            for k in range(len(SIDES)):
-                side = SIDES[(turn + k) % len(SIDES)]
-                gc.collect()
-                gc.disable()
-                try:
-                    with with_side(side):
-                        for case in cases:
-                            time_case(case, side, lone.clock)
-                finally:
-                    gc.enable()
+        for side in turns(SIDES, each("rounds", range(repeat))):
+            with without_gc(), with_side(side):
+                for case in cases:
+                    time_case(case, side, lone.clock)
     return [record_of(case) for case in cases]
 
 
 def print_records(records: list[dict[str, Any]]) -> None:
-    form = "{:<18}{:>6}{:>16}{:>16}{:>16}{:>10}{:>8}   {}"
     for needs_gradient in (False, True):
         of_table = [record for record in records if record["gradients"] is needs_gradient]
         if not of_table:
             continue
         title = "With the backward pass" if needs_gradient else "Without gradients"
-        say(f"\n{title}: us a call, median (best); overhead: funcol's above plain, of stock's")
-        say(form.format("", "axes", *SIDES, "overhead", "limit", ""))
-        for record in of_table:
-            times = (cell(record["us"][side], 1) for side in SIDES)
-            overhead = f"{record['overhead']:.3f}"
-            row = (record["name"], record["num_axes"], *times, overhead, record["limit"], mark(record["met"]))
-            say(form.format(*row))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    add_outcomes(parser)
-    parser.add_argument("--repeat", type=int, default=15, help="rounds (default: %(default)s)")
-    parser.add_argument("--only", default="", help="only operators whose names hold this text")
-    arguments = parser.parse_args()
-    versions = describe(torch.device("cpu"))
-    records = bench(arguments.repeat, arguments.only)
-    print_records(records)
-    conclude({"versions": versions, "operators": records}, arguments)
+        show(
+            f"{title}: us a call, median (best); overhead: funcol's above plain, of stock's",
+            "{:<18}{:>6}{:>16}{:>16}{:>16}{:>10}{:>8}   {}",
+            ("", "axes", *SIDES, "overhead", "limit", ""),
+            (
+                (
+                    *(record["name"], record["num_axes"], *cells(record["us"], SIDES, 1)),
+                    *(f"{record['overhead']:.3f}", record["limit"], mark(record["met"])),
+                )
+                for record in of_table
+            ),
+        )
 
 
 if __name__ == "__main__":
-    main()
+    TABLE = Table("operators", lambda args: bench(args.repeat, args.only), print_records)
+    run(__doc__, [TABLE], repeat(15), only("operators"), about="versions")

@@ -6,35 +6,18 @@ solver lays out a whole block; table 3, compiling a block. See docs/performance.
 
 from __future__ import annotations
 
-import argparse
-import gc
 import math
 import random
-import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
 import torch
-import torch.distributed as dist
 from bench_propagation import forget_native
-from measure import (
-    Clock,
-    Overhead,
-    add_outcomes,
-    cell,
-    conclude,
-    describe,
-    device_named,
-    each,
-    lone_group,
-    mark,
-    say,
-    summary,
-)
+from measure import CPU, Clock, Overhead, fake_ranks, lone_group
 from parallel_steps import (
     BATCH,
     LENGTH,
@@ -44,9 +27,27 @@ from parallel_steps import (
     WIDTH,
     Block,
     Program,
-    Step,
     attend,
     cut_as_megatron,
+)
+from runner import (
+    Call,
+    Table,
+    cells,
+    device,
+    each,
+    is_on_cpu,
+    mark,
+    median_ratio,
+    only,
+    repeat,
+    run,
+    say,
+    show,
+    summaries,
+    turns,
+    with_side,
+    without_gc,
 )
 from sharded_by_hand import (
     expert_parallel_by_hand,
@@ -60,7 +61,6 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor import _redistribute as stock_redistribute
 from torch.distributed.tensor._op_schema import OpStrategy
 from torch.distributed.tensor._ops import utils as stock_ops
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import funcol
 
@@ -84,36 +84,25 @@ NUM_ROWS, NUM_STOCK_COSTS = 40, 15
 COMPILE_LIMIT = 0.1
 
 
-def with_side(side: str) -> AbstractContextManager[None]:
-    return funcol.installed() if side == "funcol" else nullcontext()
-
-
 # Table 1
 
 
 def time_steps(program: Program, repeat: int, device: torch.device, clock: Clock) -> dict[str, list[float]]:
-    """Milliseconds a step for each side, once a round, the order turning from round to round."""
+    """Returns milliseconds a step for each side, once a round, the order turning from round to round."""
     with device:
-        steps: dict[str, Step] = {"plain": program.plain(), "stock": program.parallel(device.type)}
+        steps: dict[str, Call] = {"plain": program.plain(), "stock": program.parallel(device.type)}
         with funcol.installed():
             steps["funcol"] = program.parallel(device.type)
         if program.name in BY_HAND and device.type == "cpu":
             steps["by hand"] = BY_HAND[program.name](device.type)
-    sides = list(steps)
-    times: dict[str, list[float]] = {side: [] for side in sides}
-    for turn in range(repeat):
-        for k in range(len(sides)):
-            side = sides[(turn + k) % len(sides)]
-            with with_side(side):
-                for _ in range(NUM_WARM_UP):
-                    steps[side]()
-                num_steps = max(1, round(CHUNK_MS / (clock.time_calls(steps[side], 1) / 1000)))
-                gc.collect()
-                gc.disable()
-                try:
-                    times[side].append(clock.time_calls(steps[side], num_steps) / 1000)
-                finally:
-                    gc.enable()
+    times: dict[str, list[float]] = {side: [] for side in steps}
+    for side in turns(steps, range(repeat)):
+        with with_side(side):
+            for _ in range(NUM_WARM_UP):
+                steps[side]()
+            num_steps = clock.calls_in(steps[side], 1e3 * CHUNK_MS, sample=1)
+            with without_gc():
+                times[side].append(clock.time_calls(steps[side], num_steps) / 1000)
     return times
 
 
@@ -137,16 +126,15 @@ def bench_steps(device: torch.device, repeat: int, only: str) -> list[dict[str, 
             times = time_steps(program, repeat, device, lone.clock)
             plain, stock, ours = (times[side] for side in STEP_SIDES)
             overhead = Overhead.of(plain, stock, ours)
-            whole = [c / b for b, c in zip(stock, ours, strict=True)]
             by_hand = Overhead.of(plain, stock, times["by hand"]).ratio if "by hand" in times else None
             records.append(
                 {
                     "name": program.name,
-                    "ms": {side: summary(of_side) for side, of_side in times.items()},
+                    "ms": summaries(times),
                     "overhead": overhead.ratio,
                     "overhead_by_hand": by_hand,
-                    "ratio": statistics.median(whole),
-                    "of_plain": statistics.median(c / a for a, c in zip(plain, ours, strict=True)),
+                    "ratio": median_ratio(ours, stock),
+                    "of_plain": median_ratio(ours, plain),
                     "limit_of_plain": program.limit_of_plain,
                     "limit": program.limit,
                     "met": overhead.is_within(program.limit),
@@ -156,45 +144,48 @@ def bench_steps(device: torch.device, repeat: int, only: str) -> list[dict[str, 
 
 
 def print_steps(records: list[dict[str, Any]]) -> None:
-    line = "{:<22}{:>16}{:>16}{:>16}{:>10}{:>10}   {}"
-    say(
-        "\nA step in ms, median (best); overhead: what funcol takes above plain, of what stock takes above it"
+    def rows() -> Iterator[list[str]]:
+        for record in records:
+            limit = f"{record['limit']:.2f} {mark(record['met'])}"
+            ratios = (f"{record[name]:.3f}" for name in ("ratio", "overhead"))
+            yield [record["name"], *cells(record["ms"], STEP_SIDES, 2), *ratios, limit]
+            if record["limit_of_plain"] < math.inf:
+                met = record["of_plain"] <= record["limit_of_plain"]
+                limit = f"limit {record['limit_of_plain']} {mark(met)}"
+                yield [f"  of plain: {record['of_plain']:.2f}, {limit}", *[""] * 6]
+            if record["overhead_by_hand"] is not None:
+                (ms,) = cells(record["ms"], ["by hand"], 2)
+                text = f"  its collectives and copies by hand: {ms} ms, overhead"
+                yield [f"{text} {record['overhead_by_hand']:.3f}", *[""] * 6]
+
+    show(
+        "A step in ms, median (best); overhead: what funcol takes above plain, of what stock takes above it",
+        "{:<22}{:>16}{:>16}{:>16}{:>10}{:>10}   {}",
+        ("", *STEP_SIDES, "/ stock", "overhead", "limit"),
+        rows(),
     )
-    say(line.format("", *STEP_SIDES, "/ stock", "overhead", "limit"))
-    for record in records:
-        times = (cell(record["ms"][side], 2) for side in STEP_SIDES)
-        limit = f"{record['limit']:.2f} {mark(record['met'])}"
-        ratios = (f"{record[name]:.3f}" for name in ("ratio", "overhead"))
-        say(line.format(record["name"], *times, *ratios, limit))
-        if record["limit_of_plain"] < math.inf:
-            met = record["of_plain"] <= record["limit_of_plain"]
-            say(f"  of plain: {record['of_plain']:.2f}, limit {record['limit_of_plain']} {mark(met)}")
-        if record["overhead_by_hand"] is not None:
-            ms, overhead = cell(record["ms"]["by hand"], 2), record["overhead_by_hand"]
-            say(f"  its collectives and copies by hand: {ms} ms, overhead {overhead:.3f}")
 
 
 # Table 2
 
 
 def some_of(row: Row) -> Row:
-    """``row`` with few of the layouts in which the operand may be made."""
+    """Returns ``row`` with few of the layouts in which the operand may be made."""
     made = row.made.strategies
     return Row(OpStrategy(random.sample(made, min(NUM_STOCK_COSTS, len(made)))), row.used)
 
 
 def time_costs(rows: list[Row]) -> tuple[int, float]:
-    """The number of costs, and microseconds for each."""
+    """Returns the number of costs, and microseconds for each."""
     begin = time.thread_time()
     num_costs = sum(len(stock_ops.generate_redistribute_costs(*row)) for row in rows)
     return num_costs, (time.thread_time() - begin) / num_costs * 1e6
 
 
 def bench_solver() -> dict[str, Any]:
-    """Rows are drawn by their lengths, so that a mean over them is one over all costs."""
+    """Times rows drawn by their lengths, so that a mean over them is one over all costs."""
     random.seed(0)
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=math.prod(SOLVER_MESH))
-    try:
+    with fake_ranks(math.prod(SOLVER_MESH)):
         costs = SolverCosts(traced_block(), init_device_mesh("cpu", SOLVER_MESH))
         lengths = [len(row.made.strategies) for row in costs.rows]
         rows = random.choices(costs.rows, weights=lengths, k=NUM_ROWS)
@@ -203,8 +194,6 @@ def bench_solver() -> dict[str, Any]:
         num_stock, stock_us = time_costs(stock_rows)
         with funcol.installed():
             num_ours, ours_us = time_costs(rows)
-    finally:
-        dist.destroy_process_group()
     return {
         "num_nodes": costs.num_nodes,
         "num_rows": len(costs.rows),
@@ -258,7 +247,7 @@ class Stopwatch:
 
 
 class TimedPropagator:
-    """Takes the place of the dispatcher's propagator."""
+    """Times the decisions of the dispatcher's propagator, which it replaces."""
 
     def __init__(self, propagator: Any, watch: Stopwatch) -> None:
         self._propagator = propagator
@@ -310,7 +299,7 @@ def lay_out_explicitly(block: Block, x: DTensor) -> None:
 
 
 def time_compile(side: str, mesh: DeviceMesh) -> dict[str, float]:
-    """Seconds of compiling a block, forward and backward, and of them in decisions and in plans.
+    """Returns seconds of compiling a block, forward and backward, and of them in decisions and in plans.
 
     funcol plans in C++ within the call that also puts the collectives into the graph, so what it was asked
     for is planned again afterwards, on its own.
@@ -351,9 +340,9 @@ def time_compile(side: str, mesh: DeviceMesh) -> dict[str, float]:
 
 
 def bench_compile(repeat: int) -> dict[str, Any]:
-    """The best of some rounds, the first of which is not counted: it imports."""
+    """Returns the best of some rounds, the first of which is not counted: it imports."""
     sides = STEP_SIDES[1:]
-    with lone_group(torch.device("cpu"), NUM_RANKS):
+    with lone_group(CPU, NUM_RANKS):
         mesh = init_device_mesh("cpu", (2, NUM_RANKS // 2), mesh_dim_names=("dp", "tp"))
         rounds = [{side: time_compile(side, mesh) for side in sides} for _ in range(repeat + 1)][1:]
     best = {
@@ -366,42 +355,27 @@ def bench_compile(repeat: int) -> dict[str, Any]:
 
 
 def print_compile(record: dict[str, Any]) -> None:
-    line = "{:<8}{:>10}{:>14}{:>14}{:>12}{:>8}"
-    say('\ntorch.compile(backend="aot_eager", fullgraph=True) of a block on 2x4 ranks, ms, best')
-    say(line.format("", "whole", "propagation", "planning", "decisions", "plans"))
-    for side, of_side in record["best"].items():
-        times = (f"{1e3 * of_side[name]:.1f}" for name in ("whole", "propagation", "planning"))
-        say(line.format(side, *times, of_side["num_decisions"], of_side["num_plans"]))
+    show(
+        'torch.compile(backend="aot_eager", fullgraph=True) of a block on 2x4 ranks, ms, best',
+        "{:<8}{:>10}{:>14}{:>14}{:>12}{:>8}",
+        ("", "whole", "propagation", "planning", "decisions", "plans"),
+        (
+            (
+                *(side, *(f"{1e3 * of_side[name]:.1f}" for name in ("whole", "propagation", "planning"))),
+                *(of_side["num_decisions"], of_side["num_plans"]),
+            )
+            for side, of_side in record["best"].items()
+        ),
+    )
     limit = f"limit {record['limit']} {mark(record['met'])}"
     say(f"propagation and planning / stock {record['ratio']:.4f}, {limit}")
 
 
-TABLES = ("steps", "solver", "compile")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeat", type=int, default=9, metavar="N", help="rounds (default %(default)s)")
-    parser.add_argument("--tables", nargs="+", choices=TABLES, default=TABLES, help="default: all")
-    parser.add_argument("--only", default="", metavar="TEXT", help="programs whose names hold TEXT")
-    add_outcomes(parser)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: table 1 alone")
-    args = parser.parse_args()
-    device = device_named(args.device)
-    if device.type == "cuda":
-        args.tables = ["steps"]
-    result = describe(device)
-    if "steps" in args.tables:
-        result["steps"] = bench_steps(device, args.repeat, args.only)
-        print_steps(result["steps"])
-    if "solver" in args.tables:
-        result["solver"] = bench_solver()
-        print_solver(result["solver"])
-    if "compile" in args.tables:
-        result["compile"] = bench_compile(max(2, args.repeat // 3))
-        print_compile(result["compile"])
-    conclude(result, args)
-
+TABLES = [
+    Table("steps", lambda args: bench_steps(args.device, args.repeat, args.only), print_steps),
+    Table("solver", lambda args: bench_solver(), print_solver, is_on_cpu),
+    Table("compile", lambda args: bench_compile(max(2, args.repeat // 3)), print_compile, is_on_cpu),
+]
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, TABLES, repeat(9), only("programs"), device("cuda: table 1 alone"), chooses=True)

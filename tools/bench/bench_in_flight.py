@@ -6,31 +6,15 @@ callers recorded and without, in turns. See docs/performance.md.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import statistics
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 import torch.distributed as dist
-from measure import (
-    CPU_CLOCK,
-    add_outcomes,
-    cell,
-    conclude,
-    describe,
-    device_named,
-    each,
-    lone_group,
-    mark,
-    say,
-    summary,
-)
+from measure import CPU, CPU_CLOCK, lone_group
+from runner import Call, Table, cells, each, mark, repeat, run, show, summary
 from torch import Tensor
 
 import funcol
@@ -39,7 +23,7 @@ MOST_US = 1.0
 
 
 def within_modules(depth: int, call: Callable[[Tensor], Tensor]) -> torch.nn.Module:
-    """A module whose forward is ``call``, within ``depth`` others: three frames of PyTorch's for each."""
+    """Returns a module whose forward is ``call``, within ``depth`` others, each three frames of PyTorch's."""
     module: torch.nn.Module = torch.nn.Module()
     module.forward = call  # type: ignore[method-assign]
     for _ in range(depth):
@@ -49,10 +33,10 @@ def within_modules(depth: int, call: Callable[[Tensor], Tensor]) -> torch.nn.Mod
 
 def bench(repeat: int) -> dict[str, Any]:
     x = torch.ones(4, 8)
-    with lone_group(torch.device("cpu"), 2):
+    with lone_group(CPU, 2):
         reduce = functools.partial(funcol.all_reduce, reduceOp="sum", group=dist.group.WORLD)
         in_1, in_5 = within_modules(1, reduce), within_modules(5, reduce)
-        cases: dict[str, Callable[[], Any]] = {
+        cases: dict[str, Call] = {
             "all_reduce + use": lambda: reduce(x) + 1,
             "in a module": lambda: in_1(x) + 1,
             "in 5 modules": lambda: in_5(x) + 1,
@@ -74,22 +58,17 @@ def bench(repeat: int) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+def print_calls(calls: dict[str, Any]) -> None:
+    show(
+        f"microseconds a call, median (best); wanted: at most {MOST_US:g} more",
+        "{:<20}{:>16}{:>16}{:>10}{:>8}",
+        ("", "callers off", "callers on", "more", ""),
+        (
+            (name, *cells(row, ("off", "on"), 2), f"{row['more']:.2f}", mark(row["more"] <= MOST_US))
+            for name, row in calls.items()
+        ),
     )
-    parser.add_argument("--repeat", type=int, default=21, metavar="N", help="rounds (default %(default)s)")
-    add_outcomes(parser)
-    args = parser.parse_args()
-    result = {**describe(device_named("cpu")), "calls": bench(args.repeat)}
-    line = "{:<20}{:>16}{:>16}{:>10}{:>8}"
-    say(f"\nmicroseconds a call, median (best) of {args.repeat}; wanted: at most {MOST_US:g} more\n")
-    say(line.format("", "callers off", "callers on", "more", ""))
-    for name, row in result["calls"].items():
-        more = f"{row['more']:.2f}"
-        say(line.format(name, cell(row["off"], 2), cell(row["on"], 2), more, mark(row["more"] <= MOST_US)))
-    conclude(result, args)
 
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, [Table("calls", lambda args: bench(args.repeat), print_calls)], repeat(21))

@@ -6,12 +6,12 @@ docs/performance.md.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from measure import Call, Case, add_outcomes, cell, conclude, describe, each, lone_group, mark, measure, say
+from measure import CPU, Case, bench_cases
+from runner import Call, Table, cells, mark, repeat, run, show
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
@@ -115,26 +115,22 @@ def call_of(function: Callable[..., Any], args: tuple[Any, ...], is_backward: bo
 
 
 def print_cases(records: list[dict[str, Any]]) -> None:
-    line = "{:<24}{:>18}{:>18}{:>18}{:>10}   {}"
-    say("\nA call in us, median (best); overhead: what stock and funcol take above the function alone")
-    say(line.format("", "function alone", "stock", "funcol", "overhead", f"limit {LIMIT:.3f}"))
-    for record in records:
-        times = (cell(record["us"][side], 1) for side in ("raw", "stock", "funcol"))
+    def row(record: dict[str, Any]) -> list[str]:
         (target,) = record["targets"]
-        say(line.format(record["name"], *times, f"{target['ratio']:.3f}", mark(target["met"])))
+        times = cells(record["us"], ("raw", "stock", "funcol"), 1)
+        return [record["name"], *times, f"{target['ratio']:.3f}", mark(target["met"])]
+
+    show(
+        "A call in us, median (best); overhead: what stock and funcol take above the function alone",
+        "{:<24}{:>18}{:>18}{:>18}{:>10}   {}",
+        ("", "function alone", "stock", "funcol", "overhead", f"limit {LIMIT:.3f}"),
+        map(row, records),
+    )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeat", type=int, default=21, metavar="N", help="rounds (default %(default)s)")
-    add_outcomes(parser)
-    args = parser.parse_args()
-    result = describe(torch.device("cpu"))
-    with lone_group(torch.device("cpu"), NUM_RANKS) as lone:
-        result["calls"] = [measure(case, args.repeat, lone.clock) for case in each("calls", cases())]
-    print_cases(result["calls"])
-    conclude(result, args)
+def bench(repeat: int) -> list[dict[str, Any]]:
+    return bench_cases("calls", lambda _: cases(), CPU, NUM_RANKS, repeat)["cases"]
 
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, [Table("calls", lambda args: bench(args.repeat), print_cases)], repeat(21))

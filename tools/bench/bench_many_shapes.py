@@ -7,19 +7,17 @@ docs/performance.md.
 
 from __future__ import annotations
 
-import argparse
 import time
-from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
-from measure import add_outcomes, conclude, describe, lone_group, mark, say
+from measure import CPU, lone_group
 from parallel_steps import NUM_HEADS, NUM_RANKS, WIDTH, Block, cut_as_megatron
+from runner import Table, mark, number, run, show, with_side
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-
-import funcol
 
 BATCH = 4
 FEW = 30
@@ -43,7 +41,7 @@ class Steps:
         self.model.zero_grad()
 
     def ms_of_pass(self, num_lengths: int) -> float:
-        """Milliseconds a step over all lengths, one after the other."""
+        """Returns milliseconds a step over all lengths, one after the other."""
         begin = time.thread_time()
         for length in range(1, num_lengths + 1):
             self.step(length)
@@ -55,42 +53,47 @@ def resident_mb() -> float:
     return int(fields["VmRSS"].split()[0]) / 1024
 
 
-def time_side(num_lengths: int, num_passes: int, *, with_funcol: bool) -> tuple[float, float]:
-    """Milliseconds a step in the best pass but the first, and the memory, in MB, that all passes took."""
-    with funcol.installed() if with_funcol else nullcontext():
+def time_side(side: str, num_lengths: int, num_passes: int) -> tuple[float, float]:
+    """Returns milliseconds a step in the best pass but the first, and the MB that all passes took."""
+    with with_side(side):
         steps = Steps()
         before = resident_mb()
         passes = [steps.ms_of_pass(num_lengths) for _ in range(num_passes)]
         return min(passes[1:]), resident_mb() - before
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--lengths", type=int, nargs="+", default=[FEW, 90, 240, 1000], metavar="N")
-    parser.add_argument("--stock-lengths", type=int, default=120, metavar="N", help="default: %(default)s")
-    parser.add_argument("--passes", type=int, default=4, metavar="N", help="default: %(default)s")
-    add_outcomes(parser)
-    args = parser.parse_args()
-    result = describe(torch.device("cpu"))
+def bench(lengths: list[int], stock_lengths: int, passes: int) -> dict[str, Any]:
     records = []
-    with lone_group(torch.device("cpu"), NUM_RANKS):
-        stock, _ = time_side(args.stock_lengths, 3, with_funcol=False)
-        say(f"\nA step with lengths in turn, seen before; stock: {stock:.2f} ms")
-        few, _ = time_side(FEW, args.passes, with_funcol=True)
-        say(
-            "{:>8}{:>8}{:>14}{:>10}{:>8}   {}".format(
-                "lengths", "ms", f"/ {FEW} lengths", "/ stock", "MB", "limits"
-            )
-        )
-        for num in args.lengths:
-            ms, grown = time_side(num, args.passes, with_funcol=True)
-            limits = f"stock {LIMIT_OF_STOCK} {mark(ms <= LIMIT_OF_STOCK * stock)}"
-            if num == 1000:
-                limits += f", {FEW} lengths {LIMIT_OF_THOUSAND} {mark(ms <= LIMIT_OF_THOUSAND * few)}"
-            say(f"{num:>8}{ms:>8.2f}{ms / few:>14.2f}{ms / stock:>10.2f}{grown:>8.1f}   {limits}")
+    with lone_group(CPU, NUM_RANKS):
+        stock, _ = time_side("stock", stock_lengths, 3)
+        few, _ = time_side("funcol", FEW, passes)
+        for num in lengths:
+            ms, grown = time_side("funcol", num, passes)
             records.append({"lengths": num, "ms": ms, "few": ms / few, "stock": ms / stock, "mb": grown})
-    conclude(result | {"stock_ms": stock, "steps": records}, args)
+    return {"stock_ms": stock, "steps": records}
+
+
+def print_steps(result: dict[str, Any]) -> None:
+    def row(record: dict[str, Any]) -> list[str]:
+        limits = f"stock {LIMIT_OF_STOCK} {mark(record['stock'] <= LIMIT_OF_STOCK)}"
+        if record["lengths"] == 1000:
+            limits += f", {FEW} lengths {LIMIT_OF_THOUSAND} {mark(record['few'] <= LIMIT_OF_THOUSAND)}"
+        ratios = (f"{record[name]:.2f}" for name in ("ms", "few", "stock"))
+        return [record["lengths"], *ratios, f"{record['mb']:.1f}", limits]
+
+    show(
+        f"A step with lengths in turn, seen before; stock: {result['stock_ms']:.2f} ms",
+        "{:>8}{:>8}{:>14}{:>10}{:>8}   {}",
+        ("lengths", "ms", f"/ {FEW} lengths", "/ stock", "MB", "limits"),
+        map(row, result["steps"]),
+    )
 
 
 if __name__ == "__main__":
-    main()
+    run(
+        __doc__,
+        [Table("", lambda args: bench(args.lengths, args.stock_lengths, args.passes), print_steps)],
+        number("--lengths", [FEW, 90, 240, 1000], "default: %(default)s", nargs="+"),
+        number("--stock-lengths", 120, "default: %(default)s"),
+        number("--passes", 4, "default: %(default)s"),
+    )

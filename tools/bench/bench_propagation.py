@@ -7,22 +7,20 @@ the same under funcol.install(), also with partial activations. See docs/perform
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
-import torch.testing._internal.distributed.fake_pg
-from measure import add_outcomes, conclude, describe, each, mark, say
+from measure import fake_ranks
+from parallel_steps import Block
+from runner import Option, Table, each, mark, number, repeat, run, show
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor import _redistribute as stock_redistribute
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._op_schema import OpSchema
 from torch.distributed.tensor.placement_types import Placement
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import funcol
 from funcol import _C, dropin
@@ -99,7 +97,7 @@ def spec_on(mesh: DeviceMesh) -> Callable[..., DTensorSpec]:
 
 
 def seconds(call: Callable[[], object], rounds: int) -> float:
-    """The least of some rounds, a call a round."""
+    """Returns the least of some rounds, a call a round."""
     best = float("inf")
     for _ in range(rounds):
         begin = time.perf_counter()
@@ -109,7 +107,7 @@ def seconds(call: Callable[[], object], rounds: int) -> float:
 
 
 def miss_and_hit(propagator: Any, make: Callable[[], OpSchema], rounds: int) -> tuple[float, float]:
-    """Seconds of a decision that is not cached and of one that is, for a new schema."""
+    """Returns seconds of a decision that is not cached and of one that is, for a new schema."""
     missing = [make() for _ in range(rounds)]
     begun = []
     for schema in missing:
@@ -160,10 +158,7 @@ def schema_info(op: Any) -> Any:
 
 
 def print_operators(records: list[dict[str, Any]]) -> None:
-    line = "{:<18}{:>5}{:>12}{:>11}{:>11}{:>11}{:>10}{:>9}{:>9}   {}"
-    say("\nA decision in us, best: not remembered (stock, funcol through Python, funcol in C++), remembered")
-    say(line.format("", "axes", "stock", "Python", "C++", "Python/", "C++/", "stock", "funcol", "limits"))
-    for record in records:
+    def row(record: dict[str, Any]) -> list[str]:
         us, limit = record["us"], LIMITS.get(record["name"], LIMIT)
         whole, in_cpp = us["funcol"] / us["stock"], us["cpp"] / us["stock"]
         text = f"Python <= {WHOLE_LIMIT} {mark(whole <= WHOLE_LIMIT)}"
@@ -172,42 +167,22 @@ def print_operators(records: list[dict[str, Any]]) -> None:
             text += f", C++ <= {limit} {mark(in_cpp <= limit)}"
         times = (f"{us[side]:.1f}" for side in ("stock", "funcol", "cpp"))
         hits = (f"{us[side]:.2f}" for side in ("stock_hit", "funcol_hit"))
-        say(line.format(record["name"], record["axes"], *times, f"{whole:.4f}", f"{in_cpp:.4f}", *hits, text))
+        return [record["name"], record["axes"], *times, f"{whole:.4f}", f"{in_cpp:.4f}", *hits, text]
+
+    show(
+        "A decision in us, best: not remembered (stock, funcol through Python, funcol in C++), remembered",
+        "{:<18}{:>5}{:>12}{:>11}{:>11}{:>11}{:>10}{:>9}{:>9}   {}",
+        ("", "axes", "stock", "Python", "C++", "Python/", "C++/", "stock", "funcol", "limits"),
+        map(row, records),
+    )
 
 
 # A transformer block
 
 
-class Block(torch.nn.Module):
-    """Attention and a feed-forward part, as GPT has them; sizes of a 4096-wide model."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(width) for _ in range(2))
-        self.query_key_value = torch.nn.ModuleList(
-            torch.nn.Linear(width, width, bias=False) for _ in range(3)
-        )
-        self.out = torch.nn.Linear(width, width, bias=False)
-        self.up = torch.nn.Linear(width, 4 * width, bias=False)
-        self.down = torch.nn.Linear(4 * width, width, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, length, width = x.shape
-        normed = self.norms[0](x)
-        query, key, value = (
-            project(normed).view(batch, length, self.heads, width // self.heads).transpose(1, 2)
-            for project in self.query_key_value
-        )
-        weights = torch.softmax(query @ key.transpose(-2, -1) / (width // self.heads) ** 0.5, -1)
-        mixed = (weights @ value).transpose(1, 2).reshape(batch, length, width)
-        x = x + self.out(mixed)
-        return x + self.down(torch.nn.functional.gelu(self.up(self.norms[1](x))))
-
-
 def block_on(mesh: DeviceMesh) -> tuple[Block, DTensor]:
-    """A block with weights cut by columns and rows along the last axis, activations by the batch along the
-    others."""
+    """Returns a block with weights cut by columns and rows along the last axis, and activations cut by the
+    batch along the others."""
     with torch.device("meta"):
         block = Block(4096, 32)
         x = torch.empty(2 * mesh.size() // mesh.size(mesh.ndim - 1), 128, 4096)
@@ -215,10 +190,10 @@ def block_on(mesh: DeviceMesh) -> tuple[Block, DTensor]:
     rows = (*[Replicate()] * (mesh.ndim - 1), Shard(1))
     whole = (Replicate(),) * mesh.ndim
     for name, weight in list(block.named_parameters()):
-        placements = columns if "query" in name or "up" in name else rows if "weight" in name else whole
-        module = block.get_submodule(name.rpartition(".")[0])
-        placements = whole if "norms" in name else placements
-        setattr(module, name.rpartition(".")[2], torch.nn.Parameter(shard(weight, mesh, placements)))
+        path, _, leaf = name.rpartition(".")
+        is_by_columns = path.endswith(("query", "key", "value", "up"))
+        placements = whole if "norm" in path else columns if is_by_columns else rows
+        setattr(block.get_submodule(path), leaf, torch.nn.Parameter(shard(weight, mesh, placements)))
     return block, shard(x, mesh, (*[Shard(0)] * (mesh.ndim - 1), Replicate())).requires_grad_()
 
 
@@ -232,7 +207,7 @@ def shard(whole: torch.Tensor, mesh: DeviceMesh, placements: Layouts) -> DTensor
 
 
 class Timed:
-    """A propagator that times its decisions, in the place of the dispatcher's."""
+    """A propagator that times its decisions and replaces the dispatcher's."""
 
     def __init__(self, propagator: Any) -> None:
         self._propagator = propagator
@@ -257,7 +232,7 @@ class Timed:
 
 
 def bench_blocks(stock_too: bool) -> Iterator[dict[str, Any]]:
-    """Cold and warm seconds in propagation, for each mesh."""
+    """Yields cold and warm seconds in propagation, for each mesh."""
     limits = {(32,): 0.1, (32, 16): 0.2, (8, 8, 8): 0.5}
     for shape, limit in each("blocks", limits.items()):
         mesh = init_device_mesh("cpu", shape)
@@ -288,7 +263,7 @@ PARTIAL_BLOCK_LIMITS = {(32,): 0.1, (32, 16): 0.2, (8, 8, 8): 0.4}
 
 
 def bench_partial_blocks(rounds: int) -> Iterator[dict[str, Any]]:
-    """Seconds of the processor for a whole block, forward and backward, under ``funcol.install()``.
+    """Yields seconds of the processor for a whole block, forward and backward, under ``funcol.install()``.
     ``partial``: the activations come as partial sums along the last axis. ``whole``: they are replicated
     there, and only the block makes partial sums."""
     with funcol.installed():
@@ -320,18 +295,14 @@ def seconds_of_block(mesh: DeviceMesh, last: Placement, is_cold: bool) -> float:
 
 
 def print_partial_blocks(records: list[dict[str, Any]]) -> None:
-    line = "{:<10}{:>14}{:>14}{:>14}{:>14}{:>10}   {}"
-    say("\nAll of such a block under install(), activations partial or whole: ms; decisions left to PyTorch")
-    say(
-        line.format(
-            "mesh", "partial cold", "whole cold", "partial warm", "whole warm", "left", "limit of cold"
-        )
+    print_times(
+        "All of such a block under install(), activations partial or whole: ms; decisions left to PyTorch",
+        [f"{name}_{when}" for when in ("cold", "warm") for name in ("partial", "whole")],
+        records,
+        limited=("partial_cold", "whole_cold"),
+        limit="limit of cold",
+        with_left=True,
     )
-    for record in records:
-        sides = ("partial_cold", "whole_cold", "partial_warm", "whole_warm")
-        times = (f"{1e3 * record[side]:.1f}" for side in sides)
-        met = max(record["partial_cold"], record["whole_cold"]) <= record["limit"]
-        say(line.format(record["mesh"], *times, record["left"], f"{1e3 * record['limit']:.0f} {mark(met)}"))
 
 
 def forget_decisions() -> None:
@@ -351,38 +322,62 @@ def forget_native() -> None:
 
 
 def print_blocks(records: list[dict[str, Any]]) -> None:
-    line = "{:<10}{:>14}{:>14}{:>14}{:>14}   {}"
-    say("\nA transformer block, forward and backward: ms in propagation")
-    say(line.format("mesh", "stock cold", "stock warm", "funcol cold", "funcol warm", "limit of funcol cold"))
-    for record in records:
-        sides = ("stock_cold", "stock_warm", "funcol_cold", "funcol_warm")
-        times = (f"{1e3 * record[side]:.1f}" if side in record else "-" for side in sides)
-        met = record["funcol_cold"] <= record["limit"]
-        say(line.format(record["mesh"], *times, f"{1e3 * record['limit']:.0f} {mark(met)}"))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeat", type=int, default=5, metavar="N", help="rounds (default %(default)s)")
-    parser.add_argument("--axes", type=int, default=3, help="most mesh axes of table 1 (default %(default)s)")
-    parser.add_argument(
-        "--operators", type=lambda text: text.split(","), default=[], help="only these of table 1: add,mm"
+    print_times(
+        "A transformer block, forward and backward: ms in propagation",
+        [f"{side}_{when}" for side in ("stock", "funcol") for when in ("cold", "warm")],
+        records,
+        limited=("funcol_cold",),
+        limit="limit of funcol cold",
     )
-    parser.add_argument("--no-stock-blocks", action="store_true", help="table 2 of funcol alone")
-    add_outcomes(parser)
-    args = parser.parse_args()
-    result = describe(torch.device("cpu"))
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=16)
-    result["operators"] = bench_operators(args.operators, args.axes, args.repeat)
-    print_operators(result["operators"])
-    dist.destroy_process_group()
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=512)
-    result["blocks"] = list(bench_blocks(not args.no_stock_blocks))
-    print_blocks(result["blocks"])
-    result["partial_blocks"] = list(bench_partial_blocks(args.repeat))
-    print_partial_blocks(result["partial_blocks"])
-    conclude(result, args)
 
+
+def print_times(
+    title: str,
+    sides: list[str],
+    records: list[dict[str, Any]],
+    limited: tuple[str, ...],
+    limit: str,
+    with_left: bool = False,
+) -> None:
+    """Prints seconds of ``sides`` in ms, a mesh a row. The limit is for the longest of ``limited``."""
+
+    def row(record: dict[str, Any]) -> list[str]:
+        times = (f"{1e3 * record[side]:.1f}" if side in record else "-" for side in sides)
+        left = [record["left"]] if with_left else []
+        met = max(record[side] for side in limited) <= record["limit"]
+        return [record["mesh"], *times, *left, f"{1e3 * record['limit']:.0f} {mark(met)}"]
+
+    form = "{:<10}" + "{:>14}" * len(sides) + "{:>10}" * with_left + "   {}"
+    header = [side.replace("_", " ") for side in sides] + ["left"] * with_left
+    show(title, form, ("mesh", *header, limit), map(row, records))
+
+
+def on_ranks(num_ranks: int, bench: Callable[[], Any]) -> list[dict[str, Any]]:
+    with fake_ranks(num_ranks):
+        return list(bench())
+
+
+TABLES = [
+    Table(
+        "operators",
+        lambda args: on_ranks(16, lambda: bench_operators(args.operators, args.axes, args.repeat)),
+        print_operators,
+    ),
+    Table("blocks", lambda args: on_ranks(512, lambda: bench_blocks(not args.no_stock_blocks)), print_blocks),
+    Table(
+        "partial_blocks",
+        lambda args: on_ranks(512, lambda: bench_partial_blocks(args.repeat)),
+        print_partial_blocks,
+    ),
+]
 
 if __name__ == "__main__":
-    main()
+    operators = {"type": lambda text: text.split(","), "default": [], "help": "only these of table 1: add,mm"}
+    run(
+        __doc__,
+        TABLES,
+        repeat(5),
+        number("--axes", 3, "most mesh axes of table 1 (default %(default)s)"),
+        Option("--operators", operators),
+        Option("--no-stock-blocks", {"action": "store_true", "help": "table 2 of funcol alone"}),
+    )

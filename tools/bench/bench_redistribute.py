@@ -6,29 +6,14 @@ table 3, many tensors in one call; table 4, 16 MB on four gloo ranks. See docs/p
 
 from __future__ import annotations
 
-import argparse
-import statistics
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from measure import (
-    CPU_CLOCK,
-    Call,
-    Case,
-    add_outcomes,
-    cell,
-    conclude,
-    describe,
-    device_named,
-    each,
-    lone_group,
-    mark,
-    measure,
-    say,
-)
+from measure import CPU, CPU_CLOCK, Case, bench_cases, lone_group
 from redistribute_ranks import bench_ranks, placed
+from runner import Call, Table, cells, device, each, is_on_cpu, mark, median_ratio, repeat, run, show
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate
@@ -96,7 +81,7 @@ def call_cases(device: torch.device) -> Iterator[Case]:
 
 
 def dtensor(mesh: DeviceMesh, src: str, shape: tuple[int, int] = SHAPE) -> DTensor:
-    """A tensor that is ``shape`` as a whole; nothing is sent to make it."""
+    """Returns a DTensor of ``shape``; nothing is sent to make it."""
     placements = placed(src)
     whole = DTensor.from_local(
         torch.ones(shape, device=mesh.device_type), mesh, [Replicate()] * mesh.ndim, run_check=False
@@ -134,7 +119,7 @@ PLANS = [(2, "S0,S1", "S1,S0"), (3, "S0,S1,P", "R,S0,S1"), (4, "S0,S1,R,P", "R,S
 
 
 def plan_case(num_axes: int, src: str, dst: str) -> tuple[Call, Call]:
-    """A plan of stock's min-cost planner and of funcol's; nothing is cached."""
+    """Returns calls of stock's min-cost planner and of funcol's; nothing is cached."""
     mesh = init_device_mesh("cpu", (2,) * num_axes)
     shape = (16,) * max(2, num_axes - 1)
     whole = torch.empty(shape)
@@ -154,7 +139,7 @@ MANY = [("S0", "R"), ("S1", "R"), ("R", "S0"), ("P", "R"), ("P", "S0"), ("S0", "
 
 
 def many_case(device: torch.device, src: str, dst: str) -> dict[str, Call]:
-    """The same for many tensors: a loop of stock's function, of funcol's, and one call."""
+    """Returns calls for many tensors: a loop of stock's function, of funcol's, and one call."""
     mesh = init_device_mesh(device.type, (NUM_RANKS,))
     target = placed(dst)
     tensors = [dtensor(mesh, src, MANY_SHAPE) for _ in range(NUM_TENSORS)]
@@ -163,6 +148,23 @@ def many_case(device: torch.device, src: str, dst: str) -> dict[str, Call]:
         "loop": lambda: [funcol.redistribute(tensor, mesh, target) for tensor in tensors],
         "funcol": lambda: funcol.redistribute_many(tensors, target),
     }
+
+
+def bench_calls(device: torch.device, repeat: int) -> list[dict[str, Any]]:
+    return bench_cases("calls", lambda _: call_cases(device), device, NUM_RANKS, repeat)["cases"]
+
+
+def bench_plans(repeat: int) -> list[dict[str, Any]]:
+    records = []
+    with lone_group(CPU, 16):
+        for num_axes, src, dst in each("plans", PLANS):
+            stock, ours = plan_case(num_axes, src, dst)
+            times: dict[str, list[float]] = {"stock": [], "funcol": []}
+            for _ in range(repeat):
+                times["stock"].append(CPU_CLOCK.time_calls(stock, 1))
+                times["funcol"].append(CPU_CLOCK.time_calls(ours, 20))
+            records.append(record_of(f"{num_axes} axes, {src} -> {dst}", times))
+    return records
 
 
 def bench_many(device: torch.device, repeat: int) -> list[dict[str, Any]]:
@@ -176,103 +178,75 @@ def bench_many(device: torch.device, repeat: int) -> list[dict[str, Any]]:
             for _ in range(repeat):
                 for side, call in calls.items():
                     times[side].append(lone.clock.time_calls(call, 2) / NUM_TENSORS)
-            ratios = [a / b for a, b in zip(times["funcol"], times["stock"], strict=True)]
-            best = {side: min(of_side) for side, of_side in times.items()}
-            records.append({"name": f"{src} -> {dst}", "us": best, "ratio": statistics.median(ratios)})
+            records.append(record_of(f"{src} -> {dst}", times))
     return records
 
 
-def print_many(records: list[dict[str, Any]]) -> None:
-    line = "{:<16}{:>12}{:>12}{:>12}{:>12}   {}"
-    say(f"\nA tensor of {NUM_TENSORS} in us, best; loop: funcol.redistribute")
-    say(line.format("", "stock", "loop", "together", "/ stock", f"limit {MANY_LIMIT}"))
-    for record in records:
-        times = (f"{record['us'][side]:.2f}" for side in ("stock", "loop", "funcol"))
-        met = mark(record["ratio"] <= MANY_LIMIT)
-        say(line.format(record["name"], *times, f"{record['ratio']:.4f}", met))
-
-
-def print_ranks(records: list[dict[str, Any]]) -> None:
-    line = "{:<16}{:>12}{:>12}{:>10}{:>16}{:>14}   {}"
-    say(
-        "\n16 MB on four gloo ranks in ms, median of the slowest rank's; what the plans send, in bytes a rank"
-    )
-    say(line.format("", "stock", "funcol", "/ stock", "stock sends", "funcol sends", f"limit {RANKS_LIMIT}"))
-    for record in records:
-        times = (f"{record['ms'][side]:.2f}" for side in ("stock", "funcol"))
-        sent = (f"{record['bytes'][side]:,}" for side in ("stock", "funcol"))
-        say(
-            line.format(
-                record["name"], *times, f"{record['ratio']:.3f}", *sent, mark(record["ratio"] <= RANKS_LIMIT)
-            )
-        )
-
-
-def bench_calls(device: torch.device, repeat: int) -> list[dict[str, Any]]:
-    with lone_group(device, NUM_RANKS) as lone:
-        return [measure(case, repeat, lone.clock) for case in each("calls", call_cases(device))]
-
-
-def bench_plans(repeat: int) -> list[dict[str, Any]]:
-    records = []
-    with lone_group(torch.device("cpu"), 16):
-        for num_axes, src, dst in each("plans", PLANS):
-            name = f"{num_axes} axes, {src} -> {dst}"
-            stock, ours = plan_case(num_axes, src, dst)
-            times: dict[str, list[float]] = {"stock": [], "funcol": []}
-            for _ in range(repeat):
-                times["stock"].append(CPU_CLOCK.time_calls(stock, 1))
-                times["funcol"].append(CPU_CLOCK.time_calls(ours, 20))
-            ratios = sorted(b / a for a, b in zip(times["stock"], times["funcol"], strict=True))
-            best = {side: min(of_side) for side, of_side in times.items()}
-            records.append({"name": name, "us": best, "ratio": ratios[len(ratios) // 2]})
-    return records
+def record_of(name: str, times: dict[str, list[float]]) -> dict[str, Any]:
+    best = {side: min(of_side) for side, of_side in times.items()}
+    return {"name": name, "us": best, "ratio": median_ratio(times["funcol"], times["stock"])}
 
 
 def print_calls(records: list[dict[str, Any]]) -> None:
-    line = "{:<16}{:>20}{:>16}{:>16}{:>10}{:>8}   {}"
-    say("\nA redistribution in us, median (best)")
-    say(line.format("", "stock", "raw", "funcol", "/ stock", "/ raw", "limits"))
-    for record in records:
-        times = (cell(record["us"][side], 1) for side in ("stock", "raw", "funcol"))
+    def row(record: dict[str, Any]) -> list[str]:
         ratios = (f"{record['ratio'][side]['median']:.3f}" for side in ("stock", "raw"))
         limits = ", ".join(
             f"{of['against']} <= {of['limit']:.3g} {mark(of['met'])}" for of in record["targets"]
         )
-        say(line.format(record["name"], *times, *ratios, limits))
+        return [record["name"], *cells(record["us"], ("stock", "raw", "funcol"), 1), *ratios, limits]
+
+    show(
+        "A redistribution in us, median (best)",
+        "{:<16}{:>20}{:>16}{:>16}{:>10}{:>8}   {}",
+        ("", "stock", "raw", "funcol", "/ stock", "/ raw", "limits"),
+        map(row, records),
+    )
 
 
 def print_plans(records: list[dict[str, Any]]) -> None:
-    line = "{:<36}{:>14}{:>14}{:>12}   {}"
-    say("\nA plan that is not cached, in us, best; stock: its min-cost planner")
-    say(line.format("", "stock", "funcol", "/ stock", f"limit {PLAN_LIMIT}"))
-    for record in records:
-        times = (f"{record['us'][side]:.1f}" for side in ("stock", "funcol"))
-        say(
-            line.format(record["name"], *times, f"{record['ratio']:.4f}", mark(record["ratio"] <= PLAN_LIMIT))
-        )
+    show(
+        "A plan that is not cached, in us, best; stock: its min-cost planner",
+        "{:<36}{:>14}{:>14}{:>12}   {}",
+        ("", "stock", "funcol", "/ stock", f"limit {PLAN_LIMIT}"),
+        (judged(record, cells(record["us"], ("stock", "funcol"), 1), PLAN_LIMIT) for record in records),
+    )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeat", type=int, default=21, metavar="N", help="rounds (default %(default)s)")
-    add_outcomes(parser)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: tables 1 and 3")
-    args = parser.parse_args()
-    device = device_named(args.device)
-    result = describe(device)
-    result["calls"] = bench_calls(device, args.repeat)
-    print_calls(result["calls"])
-    if device.type == "cpu":
-        result["plans"] = bench_plans(max(3, args.repeat // 4))
-        print_plans(result["plans"])
-    result["many"] = bench_many(device, max(3, args.repeat // 2))
-    print_many(result["many"])
-    if device.type == "cpu":
-        result["ranks"] = bench_ranks(args.repeat)
-        print_ranks(result["ranks"])
-    conclude(result, args)
+def print_many(records: list[dict[str, Any]]) -> None:
+    sides = ("stock", "loop", "funcol")
+    show(
+        f"A tensor of {NUM_TENSORS} in us, best; loop: funcol.redistribute",
+        "{:<16}{:>12}{:>12}{:>12}{:>12}   {}",
+        ("", "stock", "loop", "together", "/ stock", f"limit {MANY_LIMIT}"),
+        (judged(record, cells(record["us"], sides, 2), MANY_LIMIT) for record in records),
+    )
 
+
+def judged(record: dict[str, Any], times: list[str], limit: float) -> list[str]:
+    """Returns a row of the ratio to stock and its limit."""
+    return [record["name"], *times, f"{record['ratio']:.4f}", mark(record["ratio"] <= limit)]
+
+
+def print_ranks(records: list[dict[str, Any]]) -> None:
+    def row(record: dict[str, Any]) -> list[str]:
+        name, *times, ratio, met = judged(record, cells(record["ms"], ("stock", "funcol"), 2), RANKS_LIMIT)
+        sent = (f"{record['bytes'][side]:,}" for side in ("stock", "funcol"))
+        return [name, *times, ratio, *sent, met]
+
+    show(
+        "16 MB on four gloo ranks in ms, median of the slowest rank's; what the plans send, in bytes a rank",
+        "{:<16}{:>12}{:>12}{:>10}{:>16}{:>14}   {}",
+        ("", "stock", "funcol", "/ stock", "stock sends", "funcol sends", f"limit {RANKS_LIMIT}"),
+        map(row, records),
+    )
+
+
+TABLES = [
+    Table("calls", lambda args: bench_calls(args.device, args.repeat), print_calls),
+    Table("plans", lambda args: bench_plans(max(3, args.repeat // 4)), print_plans, is_on_cpu),
+    Table("many", lambda args: bench_many(args.device, max(3, args.repeat // 2)), print_many),
+    Table("ranks", lambda args: bench_ranks(args.repeat), print_ranks, is_on_cpu),
+]
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, TABLES, repeat(21), device("cuda: tables 1 and 3"))

@@ -1,26 +1,37 @@
 """Times the collectives of ``spmd_types`` on PyTorch alone (stock) and with funcol installed.
 
-One table, in microseconds: a collective, forward and backward, on a group that sends nothing. See README.md
-beside this file.
+One table, in microseconds: a collective, forward and backward, on a group that sends nothing. See
+docs/performance.md.
 """
 
 from __future__ import annotations
 
-import argparse
-import gc
-import statistics
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import spmd_types as spmd
 import torch
 import torch.distributed as dist
-from measure import CPU_CLOCK, add_outcomes, cell, conclude, describe, each, lone_group, mark, say, summary
+from measure import CPU, CPU_CLOCK, lone_group
+from runner import (
+    Call,
+    Option,
+    Table,
+    cells,
+    each,
+    mark,
+    median_ratio,
+    number,
+    repeat,
+    run,
+    show,
+    summaries,
+    turns,
+    with_side,
+    without_gc,
+)
 from spmd_types import I, P, R, S, V
 from torch import Tensor
-
-import funcol
 
 LIMIT = 0.25
 NUM_ROUND_TRIPS = 8  # in one graph, so that what the backward pass costs as such hardly counts
@@ -71,7 +82,7 @@ def programs(group: dist.ProcessGroup, **options: Any) -> Iterator[Program]:
     yield Program("redistribute S(0) -> R -> S(0)", (8, 8), change(move, S(0), R), change(move, P, S(0)))
 
 
-def step_of(program: Program) -> Callable[[], Any]:
+def step_of(program: Program) -> Call:
     x = torch.ones(program.shape, requires_grad=True)
     gradient = torch.ones(program.shape)
 
@@ -84,65 +95,54 @@ def step_of(program: Program) -> Callable[[], Any]:
     return step
 
 
-def with_side(side: str) -> AbstractContextManager[None]:
-    return funcol.installed() if side == "funcol" else nullcontext()
-
-
 def time_program(program: Program, repeat: int) -> dict[str, Any]:
-    """Each side once a round, by turns."""
     step = step_of(program)
     times: dict[str, list[float]] = {side: [] for side in SIDES}
-    for turn in range(repeat):
-        for side in SIDES if turn % 2 == 0 else reversed(SIDES):
-            with with_side(side):
-                for _ in range(NUM_WARM_UP):
-                    step()
-                num_steps = max(1, round(CHUNK_US / CPU_CLOCK.time_calls(step, 1)))
-                gc.collect()
-                gc.disable()
-                try:
-                    whole = CPU_CLOCK.time_calls(step, num_steps)
-                finally:
-                    gc.enable()
-                times[side].append(whole / (2 * NUM_ROUND_TRIPS))
-    ratio = statistics.median(b / a for a, b in zip(times["stock"], times["funcol"], strict=True))
+    for side in turns(SIDES, range(repeat)):
+        with with_side(side):
+            for _ in range(NUM_WARM_UP):
+                step()
+            num_steps = CPU_CLOCK.calls_in(step, CHUNK_US, sample=1)
+            with without_gc():
+                times[side].append(CPU_CLOCK.time_calls(step, num_steps) / (2 * NUM_ROUND_TRIPS))
+    ratio = median_ratio(times["funcol"], times["stock"])
     return {
         "name": program.name,
-        "us": {side: summary(of_side) for side, of_side in times.items()},
+        "us": summaries(times),
         "ratio": ratio,
         "limit": LIMIT,
         "met": ratio <= LIMIT,
     }
 
 
-def print_records(records: list[dict[str, Any]]) -> None:
-    line = "{:<46}{:>18}{:>16}{:>10}   {}"
-    say("\nA collective, forward and backward, in us, median (best)")
-    say(line.format("", *SIDES, "/ stock", f"limit {LIMIT:.2f}"))
-    for record in records:
-        times = (cell(record["us"][side], 1) for side in SIDES)
-        say(line.format(record["name"], *times, f"{record['ratio']:.3f}", mark(record["met"])))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeat", type=int, default=9, metavar="N", help="rounds (default %(default)s)")
-    parser.add_argument(
-        "--ranks", type=int, default=4, metavar="N", help="of the group (default %(default)s)"
-    )
-    parser.add_argument("--async-op", action="store_true", help="call all with async_op=True")
-    add_outcomes(parser)
-    args = parser.parse_args()
-    result = describe(torch.device("cpu"))
-    options = {"async_op": True} if args.async_op else {}
-    with lone_group(torch.device("cpu"), args.ranks):
+def bench(num_ranks: int, repeat: int, **options: Any) -> list[dict[str, Any]]:
+    with lone_group(CPU, num_ranks):
         group = dist.group.WORLD
         assert group is not None
-        all_programs = each("collectives", programs(group, **options))
-        result["collectives"] = [time_program(program, args.repeat) for program in all_programs]
-    print_records(result["collectives"])
-    conclude(result, args)
+        return [time_program(program, repeat) for program in each("collectives", programs(group, **options))]
+
+
+def print_records(records: list[dict[str, Any]]) -> None:
+    show(
+        "A collective, forward and backward, in us, median (best)",
+        "{:<46}{:>18}{:>16}{:>10}   {}",
+        ("", *SIDES, "/ stock", f"limit {LIMIT:.2f}"),
+        (
+            (record["name"], *cells(record["us"], SIDES, 1), f"{record['ratio']:.3f}", mark(record["met"]))
+            for record in records
+        ),
+    )
+
+
+def bench_of(args: Any) -> list[dict[str, Any]]:
+    return bench(args.ranks, args.repeat, **({"async_op": True} if args.async_op else {}))
 
 
 if __name__ == "__main__":
-    main()
+    run(
+        __doc__,
+        [Table("collectives", bench_of, print_records)],
+        repeat(9),
+        number("--ranks", 4, "of the group (default %(default)s)"),
+        Option("--async-op", {"action": "store_true", "help": "call all with async_op=True"}),
+    )

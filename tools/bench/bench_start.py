@@ -5,14 +5,13 @@ Programs that use neither DTensor nor FSDP2 do not pay for them: install() impor
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import subprocess
 import sys
+from typing import Any
 
-import torch
-from measure import add_outcomes, conclude, describe, each, mark, say
+from runner import Table, cell, each, mark, repeat, run, say, summary
 
 LIMITS_MS = {"import funcol": 50.0, "funcol.install()": 60.0}
 
@@ -35,34 +34,31 @@ print(json.dumps({"torch": torch_s, "import funcol": import_s, "funcol.install()
 """
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--repeat", type=int, default=9, metavar="N", help="processes (default %(default)s)")
-    add_outcomes(parser)
-    args = parser.parse_args()
-    found = [
-        json.loads(subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, check=True).stdout)
-        for _ in each("processes", list(range(args.repeat)))
+def bench(repeat: int) -> list[dict[str, Any]]:
+    command = [sys.executable, "-c", PROGRAM]
+    return [
+        json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+        for _ in each("processes", range(repeat))
     ]
+
+
+def print_processes(found: list[dict[str, Any]]) -> None:
     of_torch = statistics.median(process["torch"] for process in found)
-    say(f"\nin ms, median (best) of {args.repeat} fresh processes")
+    say(f"\nin ms, median (best) of {len(found)} fresh processes")
     say(f"import torch.distributed: {1e3 * of_torch:.0f}")
     for name, limit in LIMITS_MS.items():
-        times = [1e3 * process[name] for process in found]
+        times = summary([1e3 * process[name] for process in found])
         ratio = statistics.median(process[name] / process["torch"] for process in found)
-        met = statistics.median(times) <= limit
         say(
-            f"{name:<18}{statistics.median(times):7.1f} ({min(times):.1f}), {ratio:.3f} of the import of "
-            f"torch.distributed; limit {limit:.0f} {mark(met)}"
+            f"{name:<18}{cell(times, 1)}, {ratio:.3f} of the import of torch.distributed; "
+            f"limit {limit:.0f} {mark(times['median'] <= limit)}"
         )
     others = sorted({name for process in found for name in process["not of funcol"]})
     met = not [name for name in others if name.startswith("torch")]
     say(f"modules that install() imports: {found[0]['modules']}, none of PyTorch: {mark(met)}")
     say(f"  not of funcol: {', '.join(others) or 'none'}")
-    conclude({**describe(torch.device("cpu")), "processes": found}, args)
 
 
 if __name__ == "__main__":
-    main()
+    table = Table("processes", lambda args: bench(args.repeat), print_processes)
+    run(__doc__, [table], repeat(9, "processes"))

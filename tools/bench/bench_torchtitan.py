@@ -8,23 +8,22 @@ tools/examples/torchtitan.md.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
-
-import torch
-from measure import add_outcomes, conclude, describe, each, mark, say
-from torchtitan_on_cpu import write_data
+from runner import Table, cell, each, mark, number, repeat, run, say, summary
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+sys.path.insert(0, str(EXAMPLES))
+
+from torchtitan_on_cpu import write_data  # noqa: E402
+
 NUM_RANKS = 8
 TENSOR_PARALLEL = 2
 OVERHEAD_LIMIT = 0.5  # funcol's time above plain, of stock's time above it
@@ -45,7 +44,7 @@ SIDES: dict[str, tuple[int, list[str], list[str]]] = {
 
 
 def step_ms(side: str, folder: Path, num_steps: int) -> float:
-    """The median processor time of a step, in milliseconds."""
+    """Returns the median processor time of a step, in milliseconds."""
     num_ranks, of_program, of_torchtitan = SIDES[side]
     command = [
         *(sys.executable, str(EXAMPLES / "torchtitan_on_cpu.py"), f"--folder={folder}", *of_program),
@@ -64,27 +63,22 @@ def step_ms(side: str, folder: Path, num_steps: int) -> float:
     return 1e3 * statistics.median(step["cpu_seconds"] for step in steps)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--repeat", type=int, default=5, metavar="N", help="rounds (default %(default)s)")
-    parser.add_argument("--steps", type=int, default=40, metavar="N", help="of a round (default %(default)s)")
-    add_outcomes(parser)
-    args = parser.parse_args()
-    rounds: list[dict[str, float]] = []
+def bench(repeat: int, num_steps: int) -> list[dict[str, float]]:
     with tempfile.TemporaryDirectory() as name:
         write_data(Path(name))
-        for _ in each("rounds", list(range(args.repeat))):
-            rounds.append({side: step_ms(side, Path(name), args.steps) for side in SIDES})
+        return [
+            {side: step_ms(side, Path(name), num_steps) for side in SIDES}
+            for _ in each("rounds", range(repeat))
+        ]
 
-    def median(of_round: Any) -> float:
+
+def print_rounds(rounds: list[dict[str, float]]) -> None:
+    def median(of_round: Callable[[dict[str, float]], float]) -> float:
         return statistics.median(of_round(times) for times in rounds)
 
-    say(f"\nprocessor time of a step in ms, median (best) of {args.repeat} rounds of {args.steps} steps")
+    say(f"\nprocessor time of a step in ms, median (best) of {len(rounds)} rounds")
     for side in SIDES:
-        times = [times[side] for times in rounds]
-        say(f"{side:<24}{statistics.median(times):8.1f} ({min(times):.1f})")
+        say(f"{side:<24}{cell(summary([times[side] for times in rounds]), 1)}")
     overhead = median(lambda t: (t["funcol"] - t["plain"]) / (t["stock"] - t["plain"]))
     say(f"funcol / stock: {median(lambda t: t['funcol'] / t['stock']):.3f}")
     say(f"overhead: {overhead:.3f}, limit {OVERHEAD_LIMIT} {mark(overhead <= OVERHEAD_LIMIT)}")
@@ -92,8 +86,8 @@ def main() -> None:
     met = mark(checked <= CHECKED_LIMIT)
     say(f"types checked / not, on funcol: {checked:.3f}, limit {CHECKED_LIMIT} {met}")
     say(f"types checked / not, on stock: {median(lambda t: t['stock, types checked'] / t['stock']):.3f}")
-    conclude({**describe(torch.device("cpu")), "rounds": rounds}, args)
 
 
 if __name__ == "__main__":
-    main()
+    table = Table("rounds", lambda args: bench(args.repeat, args.steps), print_rounds)
+    run(__doc__, [table], repeat(5), number("--steps", 40, "of a round (default %(default)s)"))

@@ -1,14 +1,15 @@
-"""One collective of the surface as cases to measure: on PyTorch's functions, raw and on funcol's."""
+"""A collective as cases to measure: on PyTorch's functions, raw and on funcol's."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.distributed._functional_collectives as stock
-from measure import Call, Case
+from measure import Case
+from runner import Call
 from torch import Tensor
 
 LIMITS = {"stock overhead": 0.15, "raw": 1.0}
@@ -17,13 +18,49 @@ LIMITS = {"stock overhead": 0.15, "raw": 1.0}
 Collective = Callable[..., Any]
 
 
-def of_stock(*names: str) -> Collective | None:
-    """Stock's function by the first name that the running minor has, the newest of which does not warn."""
-    return next((getattr(stock, name) for name in names if hasattr(stock, name)), None)
+# Names that newer PyTorch releases give to functions; calls by the old names warn.
+NEWER_NAMES = {
+    "all_gather_tensor": "all_gather_single",
+    "reduce_scatter_tensor": "reduce_scatter_single",
+    "all_gather_into_tensor_coalesced": "all_gather_single_coalesced",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter_single_coalesced",
+}
+
+
+def of_stock(name: str) -> Collective | None:
+    """Returns stock's function; None if this PyTorch release does not have it."""
+    return getattr(stock, NEWER_NAMES.get(name, name), None) or getattr(stock, name, None)
+
+
+def with_arguments(function: Collective | None, *arguments: Any) -> Collective | None:
+    """Returns ``function`` of a tensor and ``arguments``, up to three, called as a program would."""
+    if function is None or not arguments:
+        return function
+    first, second, third = (*arguments, None, None)[:3]
+    if len(arguments) == 1:
+        return lambda x: function(x, first)
+    if len(arguments) == 2:
+        return lambda x: function(x, first, second)
+    return lambda x: function(x, first, second, third)
+
+
+def of_list(function: Collective | None, *arguments: Any) -> Collective | None:
+    """Returns ``function`` of a list of tensors and ``arguments`` as a function of the tensors."""
+    of_tensors = with_arguments(function, *arguments)
+    return of_tensors and (lambda *xs: of_tensors(list(xs)))
+
+
+def into(prepare: Collective, function: Collective | None) -> Collective | None:
+    """Returns ``function`` of the tensor that ``prepare`` makes, and of the input."""
+    return function and (lambda x: function(prepare(x), x))
+
+
+def on_clone(function: Collective | None) -> Collective | None:
+    return function and (lambda x: function(x.clone()))
 
 
 def forward_call(collective: Collective, inputs: list[Tensor], gives_list: bool) -> Call:
-    """The collective and one op on each result."""
+    """Returns a call of the collective and one op on each result."""
     if gives_list:
         return lambda: [result + 1 for result in collective(*inputs)]
     return lambda: collective(*inputs) + 1
@@ -32,56 +69,52 @@ def forward_call(collective: Collective, inputs: list[Tensor], gives_list: bool)
 def backward_call(
     collective: Collective, inputs: list[Tensor], gradients: list[Tensor], gives_list: bool
 ) -> Call:
-    """The collective, one op on each result, the backward pass to the inputs, and one op on each gradient."""
+    """Returns a call of the collective, an op on each result, the backward pass, and an op on gradients."""
     leaves = [x.detach().requires_grad_() for x in inputs]
     forward = forward_call(collective, leaves, gives_list)
     return lambda: [gradient + 1 for gradient in torch.autograd.grad(forward(), leaves, gradients)]
 
 
-class CollectiveCases:
-    """Cases of collectives of tensors on ``device`` over the default group of ``num_ranks`` ranks."""
+@dataclass(frozen=True)
+class Row:
+    """A collective by its sides, each a function of ``inputs``, and the limits of its lines.
 
-    def __init__(self, device: torch.device, num_ranks: int) -> None:
-        self.group: Any = dist.group.WORLD
-        self.num_ranks = num_ranks
-        self.small = torch.ones(4, 8, device=device)
-        num_rows = num_ranks * max(1, 8 // num_ranks)
-        self.square = torch.ones(num_rows, num_rows, device=device)
+    ``stock`` is None if stock has no such function. ``gradient`` is the raw side with a gradient; without it,
+    there is no line with the backward pass. ``prepare`` is what all sides do to the first input before the
+    collective, such as allocating results.
+    """
 
-    def cases(
-        self,
-        name: str,
-        inputs: list[Tensor],
-        stock: Collective | None,
-        raw: Collective,
-        funcol: Collective,
-        raw_autograd: Collective | None = None,
-        stock_differentiates: bool = True,
-        prepare: Callable[[Any], Any] | None = None,
-    ) -> Iterator[Case]:
-        """The line of the forward pass and, with ``raw_autograd``, the line with the backward pass.
+    name: str
+    inputs: list[Tensor]
+    stock: Collective | None
+    raw: Collective
+    funcol: Collective
+    gradient: Collective | None = None
+    stock_differentiates: bool = True
+    prepare: Callable[[Any], Any] | None = None
 
-        ``prepare`` is what all sides do to the first input before the collective, such as allocating results.
-        """
-        results = raw(*inputs)
+    def cases(self) -> Iterator[Case]:
+        """Yields the line of the forward pass and the line with the backward pass."""
+        results = self.raw(*self.inputs)
         gives_list = not isinstance(results, Tensor)
         plain = [torch.ones_like(result) for result in (results if gives_list else [results])]
 
         def use_alone(*xs: Tensor) -> Any:
-            if prepare is not None:
-                prepare(xs[0])
+            if self.prepare is not None:
+                self.prepare(xs[0])
             return xs if gives_list else xs[0]
 
-        def forward(side: Collective | None) -> Call | None:
-            return None if side is None else forward_call(side, inputs, gives_list)
+        def forward(side: Collective) -> Call:
+            return forward_call(side, self.inputs, gives_list)
 
-        def backward(side: Collective | None) -> Call | None:
-            return None if side is None else backward_call(side, inputs, plain, gives_list)
+        def backward(side: Collective) -> Call:
+            return backward_call(side, self.inputs, plain, gives_list)
 
+        stock = self.stock
         use = forward_call(use_alone, plain, gives_list)
-        yield Case(name, forward(stock), forward(raw), forward(funcol), use, LIMITS)
-        if raw_autograd is not None:
-            stock = stock if stock_differentiates else None
+        yield Case(self.name, stock and forward(stock), forward(self.raw), forward(self.funcol), use, LIMITS)
+        if self.gradient is not None:
+            stock = stock if self.stock_differentiates else None
             use = backward_call(use_alone, plain, plain, gives_list)
-            name = f"{name}, backward"
-            yield Case(name, backward(stock), backward(raw_autograd), backward(funcol), use, LIMITS)
+            sides = (stock and backward(stock), backward(self.gradient), backward(self.funcol))
+            yield Case(f"{self.name}, backward", *sides, use, LIMITS)

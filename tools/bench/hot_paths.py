@@ -11,21 +11,20 @@ from collections.abc import Callable, Generator, Iterator
 from typing import Any, NamedTuple
 
 import torch
-from bench_collectives import Cases
+import torch.distributed as dist
+from bench_collectives import call_cases as collective_cases
 from bench_dtensor_ops import LINES, NUM_RANKS, call_of
 from bench_propagation import forget_decisions
 from bench_redistribute import NUM_RANKS as NUM_REDISTRIBUTE_RANKS
 from bench_redistribute import NUM_TENSORS, PLANS, call_cases, many_case, plan_case
 from collective_cases import backward_call
-from measure import lone_group
+from measure import CPU, lone_group
 from parallel_steps import NUM_BLOCKS, Block, Step, forward_and_backward
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import funcol
-
-CPU = torch.device("cpu")
 
 REMEMBERED = [
     ("add", False),
@@ -56,8 +55,8 @@ class HotPath(NamedTuple):
 def collectives() -> Generator[HotPath, None, None]:
     """Yields collectives with the first use of their results, and views of pending results."""
     with lone_group(CPU, 2):
-        cases = Cases(CPU, 2)
-        group, x = cases.group, cases.small
+        group: Any = dist.group.WORLD
+        x = torch.ones(4, 8)
 
         def reduced(x: Tensor) -> Tensor:
             return funcol.all_reduce(x, "sum", group)
@@ -66,7 +65,7 @@ def collectives() -> Generator[HotPath, None, None]:
             y = reduced(x)
             return [y.view(-1), y.t(), y[0], y[:, 1:], y.detach(), y.unsqueeze(0), y + 1]
 
-        for case in cases.all():
+        for case in collective_cases(CPU, 2):
             yield HotPath(case.name.partition(" (")[0], case.funcol)
         yield HotPath("all_reduce + use, backward", backward_call(reduced, [x], [torch.ones_like(x)], False))
         yield HotPath("all_reduce + 6 views + use", views)

@@ -2,95 +2,32 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import gc
-import json
 import math
 import os
-import platform
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from runner import Call, each, median_ratio, summaries, turns, without_gc
 from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-import funcol
-from funcol._progress import Progress
-
 SIDES = ("stock", "raw", "funcol")
 CHUNK_US = 4000.0
-
-Call = Callable[[], Any]
-T = TypeVar("T")
-
-
-def say(text: str) -> None:
-    print(text, flush=True)
-
-
-def each(title: str, pieces: Iterable[T], *, is_on: bool = True) -> Iterator[T]:
-    """Yields ``pieces`` and counts them on the terminal; nothing is drawn while the caller has one."""
-    listed = list(pieces)
-    with Progress(title, len(listed), is_on=is_on) as progress:
-        for piece in listed:
-            progress.show(str(getattr(piece, "name", "")))
-            yield piece
-            progress.advance()
-
-
-def summary(values: list[float]) -> dict[str, float]:
-    return {"median": statistics.median(values), "best": min(values)}
-
-
-def cell(times: dict[str, float], digits: int) -> str:
-    return f"{times['median']:.{digits}f} ({times['best']:.{digits}f})"
-
-
-# The limits that mark() found missed in this process.
-_missed: list[bool] = []
-
-
-def mark(met: bool | None) -> str:
-    """``None``: the rounds do not tell. Limits that are missed are counted for conclude()."""
-    if met is False:
-        _missed.append(met)
-    return "noise" if met is None else "met" if met else "MISSED"
-
-
-def time_ms(call: Call, now: Callable[[], float] = time.perf_counter) -> float:
-    begin = now()
-    result = call()
-    duration = (now() - begin) * 1000
-    del result  # kept so far: giving large tensors back takes as long as filling them
-    return duration
-
-
-def add_outcomes(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers to FILE as well")
-    parser.add_argument("--check", action="store_true", help="fail if a limit is missed")
-
-
-def conclude(result: dict[str, Any], args: argparse.Namespace) -> None:
-    """Writes ``result`` where ``--json`` says; ends the process with status 1 if ``--check`` finds a miss."""
-    say(f"\n{len(_missed)} limits missed")
-    if args.json is not None:
-        args.json.write_text(json.dumps(result, indent=2) + "\n")
-    if args.check and _missed:
-        raise SystemExit(1)
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
 class Overhead:
-    """What funcol takes above the plain work, of what stock takes above it, over rounds in which all took
-    turns. ``is_noise``: in one of them a side took less than the plain work."""
+    """The ratio of funcol's time above the plain work to stock's, over rounds in which all took turns.
+
+    ``is_noise``: in one round a side took less than the plain work.
+    """
 
     ratio: float
     is_noise: bool
@@ -103,7 +40,7 @@ class Overhead:
         return Overhead(statistics.median(ours / theirs for theirs, ours in above), is_noise=False)
 
     def is_within(self, limit: float) -> bool | None:
-        """``None`` if the rounds do not tell."""
+        """Returns None if the rounds do not tell."""
         return None if self.is_noise else self.ratio <= limit
 
 
@@ -148,11 +85,11 @@ def check_same(case: Case, compare_values: bool) -> None:
 
 @dataclass(frozen=True)
 class Clock:
-    """Nanoseconds, and how to wait until all that was started so far is done."""
+    """A clock in nanoseconds, and a wait for all work that was started so far."""
 
     now: Callable[[], int]
     synchronize: Callable[[], None]
-    # Where it is set: the time of issuing alone, and after so many calls the device is waited for, untimed.
+    # The number of calls after which to wait, untimed, for the device; None times calls with their wait.
     num_calls_issued: int | None = None
 
     def time_calls(self, call: Call, num_calls: int) -> float:
@@ -166,6 +103,10 @@ class Clock:
         self.synchronize()
         return (self.now() - begin) / num_calls / 1000
 
+    def calls_in(self, call: Call, chunk_us: float, sample: int = 20) -> int:
+        """Returns the number of calls that take about ``chunk_us``; at least one."""
+        return max(1, int(chunk_us / self.time_calls(call, sample)))
+
     def _time_issue(self, call: Call, num_calls: int, num_calls_issued: int) -> float:
         elapsed = 0
         for done in range(0, num_calls, num_calls_issued):
@@ -178,7 +119,7 @@ class Clock:
         return elapsed / num_calls / 1000
 
 
-# Nothing waits on a fake group, so the thread's own time is the whole cost, and other processes do not count.
+# A fake group never waits, so the thread's own time is the whole cost, and other processes do not count.
 CPU_CLOCK = Clock(time.thread_time_ns, lambda: None)
 CUDA_CLOCK = Clock(time.perf_counter_ns, torch.cuda.synchronize)
 # A simulated device runs what is queued while the host waits, and its queue has 1024 places. Autograd has
@@ -188,28 +129,21 @@ STEPS_CLOCK = Clock(time.perf_counter_ns, torch.cuda.synchronize, num_calls_issu
 
 
 def is_simulated_alone() -> bool:
-    """Whether the program runs under ``tools/simulated_gpu --alone``."""
+    """Returns true if the program runs under ``tools/simulated_gpu --alone``."""
     return os.environ.get("SIMULATED_GPU_ALONE", "0") != "0"
 
 
 def measure(case: Case, repeat: int, clock: Clock) -> dict[str, Any]:
     """One record: each side timed once a round, the order turning from round to round."""
     calls = case.calls()
-    sides = list(calls)
     num_calls = {}
     for side, call in calls.items():
         clock.time_calls(call, 50)
-        num_calls[side] = max(1, int(CHUNK_US / clock.time_calls(call, 20)))
-    rounds: dict[str, list[float]] = {side: [] for side in sides}
-    gc.collect()
-    gc.disable()
-    try:
-        for i in range(repeat):
-            for k in range(len(sides)):
-                side = sides[(i + k) % len(sides)]
-                rounds[side].append(clock.time_calls(calls[side], num_calls[side]))
-    finally:
-        gc.enable()
+        num_calls[side] = clock.calls_in(call, CHUNK_US)
+    rounds: dict[str, list[float]] = {side: [] for side in calls}
+    with without_gc():
+        for side in turns(calls, range(repeat)):
+            rounds[side].append(clock.time_calls(calls[side], num_calls[side]))
     return call_record(case, rounds)
 
 
@@ -220,8 +154,7 @@ def call_record(case: Case, rounds: dict[str, list[float]]) -> dict[str, Any]:
     """
 
     def ratio(ours: list[float], theirs: list[float]) -> dict[str, float]:
-        of_rounds = [a / b for a, b in zip(ours, theirs, strict=True)]
-        return {"median": statistics.median(of_rounds), "best": min(ours) / min(theirs)}
+        return {"median": median_ratio(ours, theirs), "best": min(ours) / min(theirs)}
 
     ratios = {side: ratio(rounds["funcol"], rounds[side]) for side in ("stock", "raw") if side in rounds}
     noise = set()
@@ -236,8 +169,7 @@ def call_record(case: Case, rounds: dict[str, list[float]]) -> dict[str, Any]:
             of_row = ratios[name]["median"]
             met = None if name in noise else of_row <= limit
             targets.append({"against": name, "limit": limit, "ratio": of_row, "met": met})
-    times = {side: summary(of_side) for side, of_side in rounds.items()}
-    return {"name": case.name, "us": times, "ratio": ratios, "targets": targets}
+    return {"name": case.name, "us": summaries(rounds), "ratio": ratios, "targets": targets}
 
 
 @dataclass(frozen=True)
@@ -281,24 +213,30 @@ def default_num_ranks(device: torch.device) -> int:
     return 1 if device.type == "cuda" and not is_simulated_alone() else 2
 
 
-def device_named(name: str) -> torch.device:
-    """The ``cpu`` or the first ``cuda`` device. Ends the program if there is none."""
-    if name == "cuda" and not torch.cuda.is_available():
-        sys.exit("--device cuda, but torch.cuda.is_available() is False")
-    return torch.device("cuda", 0) if name == "cuda" else torch.device("cpu")
+@contextlib.contextmanager
+def fake_ranks(num_ranks: int) -> Iterator[None]:
+    """Makes a fake group, which sends nothing; the process keeps its threads."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=num_ranks)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
-def describe(device: torch.device) -> dict[str, Any]:
-    """Versions and the device of a measurement; prints them, too."""
-    on_cuda = device.type == "cuda"
-    versions = {
-        "torch": torch.__version__,
-        "funcol": funcol.__version__,
-        "python": platform.python_version(),
-        "device": torch.cuda.get_device_name(device)
-        if on_cuda
-        else platform.processor() or platform.machine(),
-        "num_cpus": os.cpu_count(),
-    }
-    say(", ".join(f"{key} {value}" for key, value in versions.items()))
-    return versions
+def bench_cases(
+    title: str,
+    cases: Callable[[int], Iterable[Case]],
+    device: torch.device,
+    num_ranks: int,
+    repeat: int,
+    compares: Callable[[Lone], bool] | None = None,
+) -> dict[str, Any]:
+    """Measures ``cases(num_ranks)`` in a lone group. With ``compares``, checks that all sides give the same,
+    and the same values if that returns true."""
+    records = []
+    with lone_group(device, num_ranks) as lone:
+        for case in each(title, cases(lone.num_ranks)):
+            if compares is not None:
+                check_same(case, compare_values=compares(lone))
+            records.append(measure(case, repeat, lone.clock))
+    return {"backend": lone.backend, "num_ranks": lone.num_ranks, "repeat": repeat, "cases": records}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import raw_collectives
 import torch
 from parallel_steps import (
     BATCH,
@@ -23,7 +24,7 @@ from parallel_steps import (
     transformer,
     weights_and_gradients,
 )
-from raw_collectives import AllGather, AllToAll, ReduceScatter, all_gather
+from raw_autograd import all_gather, all_to_all, reduce_scatter
 from torch import Tensor, nn
 from torch import distributed as dist
 
@@ -110,7 +111,7 @@ class _GatherScatter(nn.Module):
         self.inner = inner
 
     def forward(self, x: Tensor) -> Tensor:
-        return ReduceScatter.apply(self.inner(AllGather.apply(x, NUM_RANKS, 1)), NUM_RANKS, 1)
+        return reduce_scatter(self.inner(all_gather(x, NUM_RANKS, 1)), NUM_RANKS, 1)
 
 
 def tensor_parallel_by_hand(_device_type: str) -> Step:
@@ -131,10 +132,10 @@ def expert_parallel_by_hand(_device_type: str) -> Step:
     """A step of the program ``expert_parallel`` on the CPU."""
 
     def exchange(tokens: Tensor) -> Tensor:
-        return AllToAll.apply(tokens, None, None).view(1, -1, WIDTH)
+        return all_to_all(tokens, None, None).view(1, -1, WIDTH)
 
     def bring_back(tokens: Tensor) -> Tensor:
-        return AllToAll.apply(tokens.view(NUM_EXPERTS, -1, WIDTH), None, None)
+        return all_to_all(tokens.view(NUM_EXPERTS, -1, WIDTH), None, None)
 
     torch.manual_seed(0)
     model = nn.Sequential(*(Experts(exchange, bring_back) for _ in range(NUM_BLOCKS)))
@@ -151,7 +152,7 @@ def muon_by_hand(_device_type: str) -> Step:
 
     def step() -> None:
         for weight, gradient in pairs:
-            change = orthogonalized(all_gather(gradient, NUM_RANKS))
+            change = orthogonalized(raw_collectives.all_gather(gradient, NUM_RANKS))
             weight.add_(change[: len(weight)], alpha=-1e-3)
 
     return step

@@ -47,7 +47,7 @@ def traced_block() -> fx.Graph:
 
 
 def is_usual(strategy: OpSpec) -> bool:
-    """Whether all tensors are replicated, plain shards or partial sums: solvers choose from these."""
+    """Returns true if all tensors are replicated, plain shards or partial sums: solvers choose from these."""
     made = strategy.output_specs if isinstance(strategy.output_specs, tuple) else [strategy.output_specs]
     return all(
         placement.is_replicate() or type(placement) is Shard or placement.is_partial("sum")

@@ -6,12 +6,11 @@ wall time and bytes; and the host's time on a fake group of 64 ranks, which send
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable
 from typing import Any
 
-import torch
-from measure import each, lone_group, mark, say
+from measure import CPU, lone_group
+from runner import each, mark, median_ratio, run_on_ranks, show, time_ranks
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from weights_ranks import (
@@ -22,13 +21,12 @@ from weights_ranks import (
     mebibytes,
     median_ms,
     ratio,
-    run_on_ranks,
     same,
-    time_sides,
 )
 
 import funcol
 
+SIDES = ("stock", "funcol", "to 0")
 WIDTHS = {"small": 32, "medium": 96, "large": 192}
 LIMITS = {"small": 0.25, "medium": 1.0, "large": 1.0}
 NUM_FAKE_RANKS = 64
@@ -37,7 +35,7 @@ FAKE_LIMIT = 0.05
 
 
 def sides_of(weights: dict[str, Any]) -> dict[str, Callable[[], list[Tensor]]]:
-    """Each drops a tensor before it gets the next, but for those that are compared."""
+    """Returns calls by side. Each drops a tensor before it gets the next; the last ones are compared."""
 
     def stock() -> list[Tensor]:
         for weight in weights.values():
@@ -66,12 +64,12 @@ def time_rank(rank: int, width: int, repeat: int) -> dict[str, dict[str, Any]]:
     if not same(expected, wholes):
         raise RuntimeError("stock and funcol differ")
     del expected, wholes
-    return time_sides(sides_of(weights), repeat)
+    return time_ranks(sides_of(weights), repeat)
 
 
 def time_host(repeat: int) -> dict[str, Any]:
-    """Microseconds a weight on a fake group, best of rounds in which the sides take turns."""
-    with lone_group(torch.device("cpu"), NUM_FAKE_RANKS, whole_steps=True) as lone:
+    """Returns microseconds a weight on a fake group, best of rounds in which the sides take turns."""
+    with lone_group(CPU, NUM_FAKE_RANKS, whole_steps=True) as lone:
         mesh = init_device_mesh("cpu", (NUM_FAKE_RANKS,))
         weights = fully_sharded(llama_shapes(FAKE_WIDTH), mesh)
         calls = sides_of(weights)
@@ -81,10 +79,7 @@ def time_host(repeat: int) -> dict[str, Any]:
         for _ in each("host", range(repeat)):
             for side, call in calls.items():
                 times[side].append(lone.clock.time_calls(call, 1) / len(weights))
-    ratios = {
-        side: statistics.median(a / b for a, b in zip(times[side], times["stock"], strict=True))
-        for side in calls
-    }
+    ratios = {side: median_ratio(of_side, times["stock"]) for side, of_side in times.items()}
     return {"us": {side: min(of_side) for side, of_side in times.items()}, "ratio": ratios}
 
 
@@ -97,25 +92,29 @@ def bench(repeat: int) -> dict[str, Any]:
 
 
 def report(results: dict[str, Any]) -> None:
-    line = "{:<10}{:>12}{:>12}{:>12}{:>12}{:>12}   {}"
-    say("\nExport of 300 weights on four gloo ranks in ms, median of the slowest rank's")
-    say(line.format("", "stock", "funcol", "to 0", "/ stock", "to 0 / st.", "limit"))
-    for name, of_case in results["ranks"].items():
-        times = [median_ms(of_case[side]) for side in ("stock", "funcol", "to 0")]
+    form = "{:<10}{:>12}{:>12}{:>12}{:>12}{:>12}   {}"
+
+    def time_row(name: str, of_case: dict[str, Any]) -> list[str]:
         against = [ratio(of_case, side, "stock") for side in ("funcol", "to 0")]
-        met = mark(against[0] <= LIMITS[name])
-        say(line.format(name, *times, *(f"{one:.3f}" for one in against), f"{LIMITS[name]} {met}"))
-    say("\nMiB that all ranks write")
-    say(line.format("", "stock", "funcol", "to 0", "", "to 0 / f.", "limit"))
-    for name, of_case in results["ranks"].items():
-        sizes = [mebibytes(of_case[side]) for side in ("stock", "funcol", "to 0")]
+        limit = f"{LIMITS[name]} {mark(against[0] <= LIMITS[name])}"
+        return [name, *(median_ms(of_case[side]) for side in SIDES), *(f"{r:.3f}" for r in against), limit]
+
+    def bytes_row(name: str, of_case: dict[str, Any]) -> list[str]:
         share = of_case["to 0"]["bytes"] / of_case["funcol"]["bytes"]
         # Headers and the ranks' comparison count in the small model.
-        met = mark(share <= 1 / NUM_RANKS + 0.01)
-        say(line.format(name, *sizes, "", f"{share:.3f}", f"1/{NUM_RANKS} {met}"))
-    say(f"\nThe host's time on {NUM_FAKE_RANKS} fake ranks, a weight in us, best")
-    host = results["host"]
-    times = [f"{host['us'][side]:.1f}" for side in ("stock", "funcol", "to 0")]
-    against = [host["ratio"][side] for side in ("funcol", "to 0")]
-    met = mark(max(against) <= FAKE_LIMIT)
-    say(line.format("", *times, *(f"{one:.3f}" for one in against), f"{FAKE_LIMIT} {met}"))
+        limit = f"1/{NUM_RANKS} {mark(share <= 1 / NUM_RANKS + 0.01)}"
+        return [name, *(mebibytes(of_case[side]) for side in SIDES), "", f"{share:.3f}", limit]
+
+    def host_row(host: dict[str, Any]) -> list[str]:
+        against = [host["ratio"][side] for side in ("funcol", "to 0")]
+        limit = f"{FAKE_LIMIT} {mark(max(against) <= FAKE_LIMIT)}"
+        return ["", *(f"{host['us'][side]:.1f}" for side in SIDES), *(f"{r:.3f}" for r in against), limit]
+
+    header = ("", *SIDES, "/ stock", "to 0 / st.", "limit")
+    ranks = results["ranks"].items()
+    title = "Export of 300 weights on four gloo ranks in ms, median of the slowest rank's"
+    show(title, form, header, (time_row(*item) for item in ranks))
+    header = ("", *SIDES, "", "to 0 / f.", "limit")
+    show("MiB that all ranks write", form, header, (bytes_row(*item) for item in ranks))
+    title = f"The host's time on {NUM_FAKE_RANKS} fake ranks, a weight in us, best"
+    show(title, form, host_row(results["host"]), ())

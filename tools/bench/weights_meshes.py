@@ -9,15 +9,16 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from measure import each, mark
+from runner import each, mark, run_on_ranks, say, time_ranks
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import Placement
-from weights_ranks import NUM_RANKS, TIMEOUT_S, ratio, run_on_ranks, time_sides
+from weights_ranks import NUM_RANKS, TIMEOUT_S, ratio
 
 import funcol
 
@@ -57,7 +58,7 @@ def placed(words: tuple[str, ...]) -> tuple[Placement, ...]:
 
 
 def weights(mesh: DeviceMesh, placements: tuple[Placement, ...]) -> list[DTensor]:
-    """Those of a Llama-like model: four square matrices and three wide ones a layer."""
+    """Returns the weights of a Llama-like model: four square matrices and three wide ones a layer."""
     shapes = [(WIDTH, WIDTH)] * 4 + [(4 * WIDTH, WIDTH)] * 2 + [(WIDTH, 4 * WIDTH)]
     return [
         distribute_tensor(torch.randn(shape), mesh, placements, src_data_rank=None)
@@ -105,12 +106,12 @@ def time_rank(rank: int, repeat: int) -> list[dict[str, Any]]:
         for ours, theirs in zip(results["funcol"], results["stock"], strict=True):
             if rank in case.dst_ranks and not torch.equal(ours.to_local(), theirs.to_local()):
                 raise RuntimeError(f"{case}: stock and funcol differ")
-        records.append({"sides": time_sides(calls, repeat), "plan": planned_bytes(case, tensors)})
+        records.append({"sides": time_ranks(calls, repeat), "plan": planned_bytes(case, tensors)})
     return records
 
 
 def planned_bytes(case: Case, tensors: list[DTensor]) -> dict[str, int]:
-    """What the plans send in sum, and the least that any plan sends."""
+    """Returns the bytes that the plans send in sum, and the least that any plan sends."""
     sent = least = 0
     for tensor in tensors:
         plan = funcol.redistribution.plan_mesh_change(
@@ -126,8 +127,18 @@ def planned_bytes(case: Case, tensors: list[DTensor]) -> dict[str, int]:
     return {"sent": sent, "least": least}
 
 
+def best_seconds(call: Callable[[], object], repeat: int) -> float:
+    """Returns the least processor time of a call."""
+    best = float("inf")
+    for _ in range(repeat):
+        begin = time.thread_time()
+        call()
+        best = min(best, time.thread_time() - begin)
+    return best
+
+
 def time_plans(repeat: int) -> list[tuple[str, float]]:
-    """Microseconds of plans that are not cached, 64 ranks to 64 ranks, best of ``repeat``."""
+    """Returns microseconds of plans that are not cached, 64 ranks to 64 ranks, best of ``repeat``."""
     cases = [
         ("S0,S1,R", "R,S0,S1", "a=4,b=4,c=4", "a=4,b=4,c=4", 64),
         ("S0,S1,R", "S1,S0,R", "a=4,b=4,c=4", "x=2,y=8,z=4", 0),
@@ -135,35 +146,37 @@ def time_plans(repeat: int) -> list[tuple[str, float]]:
         ("P,S0,S1", "S1,S0,R", "a=4,b=4,c=4", "x=4,y=4,z=4", 64),
         ("R,R,R", "S0,S1,R", "a=4,b=4,c=4", "x=2,y=8,z=4", 64),
     ]
-    times = []
-    for src, dst, mesh, to_mesh, first in cases:
-        best = float("inf")
-        for _ in range(repeat):
-            begin = time.thread_time()
-            funcol.redistribution.plan_mesh_change(
-                *(src, dst, mesh, to_mesh, (4096, 4096), "bfloat16"), to_ranks=range(first, first + 64)
-            )
-            best = min(best, 1e6 * (time.thread_time() - begin))
-        times.append((f"{src} on {mesh} -> {dst} on {to_mesh} from rank {first}", best))
-    return times
+
+    def plan(src: str, dst: str, mesh: str, to_mesh: str, first: int) -> object:
+        ranks = range(first, first + 64)
+        return funcol.redistribution.plan_mesh_change(
+            src, dst, mesh, to_mesh, (4096, 4096), "bfloat16", to_ranks=ranks
+        )
+
+    return [
+        (
+            f"{src} on {mesh} -> {dst} on {to_mesh} from rank {first}",
+            1e6 * best_seconds(partial(plan, src, dst, mesh, to_mesh, first), repeat),
+        )
+        for src, dst, mesh, to_mesh, first in cases
+    ]
 
 
 def time_large_plans(repeat: int) -> list[tuple[str, float]]:
-    """Milliseconds of a plan of n ranks to n others and of one rank's messages, best of ``repeat``."""
-    times = []
-    for num in (4096, 16384, 65536):
-        for dst in ("S0", "S1"):
-            best = float("inf")
-            for _ in range(repeat):
-                begin = time.thread_time()
-                change = funcol.redistribution.plan_mesh_change(
-                    *("S0", dst, {"a": num}, {"b": num}, (num, num), "bfloat16"), to_ranks=range(num, 2 * num)
-                )
-                assert change.transfer is not None
-                change.transfer.messages_of(num)
-                best = min(best, 1e3 * (time.thread_time() - begin))
-            times.append((f"S0 -> {dst}, {num} ranks to {num}", best))
-    return times
+    """Returns milliseconds of a plan of n ranks to n others with one rank's messages, best of ``repeat``."""
+
+    def plan(dst: str, num: int) -> None:
+        change = funcol.redistribution.plan_mesh_change(
+            *("S0", dst, {"a": num}, {"b": num}, (num, num), "bfloat16"), to_ranks=range(num, 2 * num)
+        )
+        assert change.transfer is not None
+        change.transfer.messages_of(num)
+
+    return [
+        (f"S0 -> {dst}, {num} ranks to {num}", 1e3 * best_seconds(partial(plan, dst, num), repeat))
+        for num in (4096, 16384, 65536)
+        for dst in ("S0", "S1")
+    ]
 
 
 def bench(repeat: int) -> dict[str, list[dict[str, Any]]]:
@@ -188,20 +201,20 @@ def bench(repeat: int) -> dict[str, list[dict[str, Any]]]:
 
 
 def report(records: dict[str, list[dict[str, Any]]]) -> None:
-    print(
+    say(
         f"\n{NUM_LAYERS * 7} weights of {WIDTH} to {4 * WIDTH} rows to another mesh, float32, {NUM_RANKS} "
         "gloo ranks\n  slowest rank, ms: stock, funcol, ratio | MB sent: stock, funcol, plan, least"
     )
     for move in records["moves"]:
         ms, sent, plan = move["ms"], move["bytes"], move["plan"]
         mb = [count / 1e6 for count in (sent["stock"], sent["funcol"], plan["sent"], plan["least"])]
-        print(
+        say(
             f"  {move['name']:<50} {ms['stock']:8.1f} {ms['funcol']:8.1f} {move['ratio']:6.2f} | "
             + " ".join(f"{count:8.2f}" for count in mb)
         )
-    print("plans that are not cached, 64 ranks to 64, us of CPU time")
+    say("plans that are not cached, 64 ranks to 64, us of CPU time")
     for plan in records["plans"]:
-        print(f"  {plan['name']:<70} {plan['us']:8.0f} {mark(plan['us'] <= PLAN_LIMIT_US)}")
-    print("plans of large worlds that are not cached, with one rank's messages, ms of CPU time")
+        say(f"  {plan['name']:<70} {plan['us']:8.0f} {mark(plan['us'] <= PLAN_LIMIT_US)}")
+    say("plans of large worlds that are not cached, with one rank's messages, ms of CPU time")
     for plan in records["large_plans"]:
-        print(f"  {plan['name']:<70} {plan['ms']:8.1f} {mark(plan['ms'] <= LARGE_PLAN_LIMIT_MS)}")
+        say(f"  {plan['name']:<70} {plan['ms']:8.1f} {mark(plan['ms'] <= LARGE_PLAN_LIMIT_MS)}")

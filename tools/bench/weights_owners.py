@@ -9,20 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from measure import mark, say
+from runner import mark, run_on_ranks, show, time_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from weights_ranks import (
-    NUM_RANKS,
-    TIMEOUT_S,
-    fully_sharded,
-    mebibytes,
-    median_ms,
-    ratio,
-    run_on_ranks,
-    same,
-    time_sides,
-)
+from weights_ranks import NUM_RANKS, TIMEOUT_S, fully_sharded, mebibytes, median_ms, ratio, same
 
 import funcol
 
@@ -53,7 +43,7 @@ def time_rank(rank: int, repeat: int) -> dict[str, dict[str, Any]]:
     for way in (owned, gathered, stock):
         if not same(locals_, [result.to_local() for result in way()]):
             raise RuntimeError(f"{way.__name__}: the shards differ")
-    return time_sides({"stock": stock, "gathered": gathered, "owners": owned}, repeat)
+    return time_ranks({"stock": stock, "gathered": gathered, "owners": owned}, repeat)
 
 
 def bench(repeat: int) -> dict[str, dict[str, Any]]:
@@ -62,20 +52,17 @@ def bench(repeat: int) -> dict[str, dict[str, Any]]:
 
 
 def report(of_sides: dict[str, dict[str, Any]]) -> None:
-    line = "{:<24}{:>12}{:>12}{:>12}{:>14}   {}"
-    say("\n100 matrices to their owners and back on four gloo ranks, median of the slowest rank's time")
-    say(line.format("", "stock", "gathered", "owners", "/ gathered", "limit"))
     sides = ("stock", "gathered", "owners")
-    by_time = ratio(of_sides, "owners", "gathered")
-    say(line.format("ms", *(median_ms(of_sides[side]) for side in sides), f"{by_time:.3f}", ""))
     by_bytes = of_sides["owners"]["bytes"] / of_sides["gathered"]["bytes"]
     limit = 2 / NUM_RANKS
-    met = mark(by_bytes <= limit + 0.01)
-    say(
-        line.format(
-            "MiB, all ranks",
-            *(mebibytes(of_sides[side]) for side in sides),
-            f"{by_bytes:.3f}",
-            f"{limit} {met}",
-        )
+    times = (median_ms(of_sides[side]) for side in sides)
+    sizes = (mebibytes(of_sides[side]) for side in sides)
+    show(
+        "100 matrices to their owners and back on four gloo ranks, median of the slowest rank's time",
+        "{:<24}{:>12}{:>12}{:>12}{:>14}   {}",
+        ("", *sides, "/ gathered", "limit"),
+        [
+            ("ms", *times, f"{ratio(of_sides, 'owners', 'gathered'):.3f}", ""),
+            ("MiB, all ranks", *sizes, f"{by_bytes:.3f}", f"{limit} {mark(by_bytes <= limit + 0.01)}"),
+        ],
     )

@@ -1,9 +1,9 @@
-# What test/fuzz has: a folder for each target, and a corpus of inputs for each. Fuzzers and the tests that run the
+# Targets of test/fuzz: a folder for each, and a corpus of inputs for each. Fuzzers and the tests that run the
 # kept inputs are made of the same sources.
 
 set(fuzz_targets layout mesh_change planner propagation)
 
-# What all fuzzers share, compiled once.
+# Compiles the sources that all fuzzers share, once.
 function(add_fuzz_support)
   if(NOT TARGET fuzz_support)
     add_library(fuzz_support OBJECT test/fuzz/fuzz_target.cpp test/fuzz/plan_run.cpp test/fuzz/simulated_ranks.cpp)

@@ -1,6 +1,6 @@
 # Which files belong to a target: everything in its folders, so that a new file needs no edit here.
 #
-# What lies in a folder named cuda needs the CUDA toolkit: a build without CUDA leaves it out.
+# Folders named cuda need the CUDA toolkit: a build without CUDA leaves them out.
 
 function(collect_sources result)
   set(found "")

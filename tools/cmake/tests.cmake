@@ -27,7 +27,7 @@ function(add_test_program folder headers)
   add_executable(test_${folder} ${sources})
   target_link_libraries(test_${folder} PRIVATE ${ARGN} GTest::gtest GTest::gtest_main)
   target_include_directories(test_${folder} PRIVATE ${PROJECT_SOURCE_DIR}/test/cpp)
-  # What is tested is optimised, its tests are not: they compile in half the time.
+  # Optimizes the tested code but not its tests: they compile in half the time.
   target_compile_options(test_${folder} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:-O0>")
   get_property(owner GLOBAL PROPERTY owner_of_${headers})
   if(owner)
@@ -63,7 +63,7 @@ foreach(folder ${torch_folders})
   add_test_program(${folder} torch_test_headers funcol)
 endforeach()
 
-# What these keep to their end is no leak: an interpreter, and graphs that known-wrong programs do not destroy.
+# Allows memory that lives until the end: an interpreter, and graphs that known-wrong programs do not destroy.
 function(allow_leaks test)
   set_property(TEST ${test} APPEND PROPERTY ENVIRONMENT LSAN_OPTIONS=detect_leaks=0)
 endfunction()
@@ -77,7 +77,7 @@ if(torch_python_library)
   # Of the file alone: a definition of the target's would part its headers from the programs'.
   set_source_files_properties(test/cpp/support/python.cpp PROPERTIES COMPILE_DEFINITIONS
     "PYTHON_EXECUTABLE=\"${Python_EXECUTABLE}\";PYTHON_FOLDER=\"${PROJECT_SOURCE_DIR}/test/cpp/support\"")
-  # As a program's own sources are, so that they share the headers.
+  # Uses the flags of a program's own sources, so that they share the headers.
   set_target_properties(test_python PROPERTIES POSITION_INDEPENDENT_CODE OFF)
   target_compile_options(test_python PUBLIC -fPIE -O0 -fvisibility=hidden)
   target_precompile_headers(test_python PRIVATE ${python_test_headers})

@@ -70,7 +70,7 @@ def is_supported(version: str) -> bool:
 
 
 def build_folder(version: str) -> str:
-    """Where a build against PyTorch `version` lives, below the source tree."""
+    """Returns the folder of a build against PyTorch `version`, below the source tree."""
     return f"build/torch-{version}-py{sys.version_info.major}{sys.version_info.minor}"
 
 

@@ -340,7 +340,7 @@ class Sharded(Interpreter):
         return result
 
     def _check_operands(self, node: Node) -> None:
-        """Whether the function gets tensors of the shapes that it was recorded with."""
+        """Checks that the function gets tensors of the shapes that it was recorded with."""
         body: Any = self.fetch_attr(node.args[0].target)  # type: ignore[union-attr, arg-type]
         recorded = [one.meta["val"] for one in body.graph.nodes if one.op == "placeholder"]
         for operand, like in zip(operands(node), recorded, strict=True):
@@ -427,7 +427,7 @@ def run(rank: int, world: int) -> None:
 
 
 def check_shapes() -> None:
-    """Whether the functions were recorded with tensors of the shapes that their placements give a rank."""
+    """Checks that the functions were recorded with tensors of the local shapes of their placements."""
     stated = {
         "sharded_pointwise": [(WIDTH // 4, WIDTH)],
         "replicated_linear": [(WIDTH, WIDTH), (WIDTH,), (BATCH, LENGTH, WIDTH)],

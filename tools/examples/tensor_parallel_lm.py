@@ -207,7 +207,7 @@ def run_rank(rank: int, settings: Settings) -> dict[str, dict[str, Any]]:
     return results
 
 
-# Where the time went.
+# Time per kind of work
 
 
 @dataclass

@@ -14,6 +14,7 @@ NO_RANK: int
 class WholeBucket:
     """DTensors of any meshes whose wholes every rank gets, or one rank: moved together, taken one by one."""
 
+    def __init__(self) -> None: ...
     def add(self, dtensor: Any, holder: int, dtype: torch.dtype | None, most: int) -> int:
         """``holder``: the number of a rank in the mesh, the last axis first, ``EVERY_RANK`` or ``NO_RANK``.
         Returns the bytes that the bucket holds for the tensor, or -1, with nothing done, if they are more

@@ -37,7 +37,7 @@ _own = torch.ops.funcol
 
 
 def _traced_reduce_op(reduce_op: str | ReduceOp) -> Any:
-    """``reduce_op`` as stock puts it in a graph: by name if it has one."""
+    """Returns ``reduce_op`` as stock puts it in a graph: by name if it has one."""
     if isinstance(reduce_op, str):
         return reduce_op.lower()
     known: Any = stock.REDUCE_OP_TO_STR
@@ -45,7 +45,7 @@ def _traced_reduce_op(reduce_op: str | ReduceOp) -> Any:
 
 
 def _parts_of(op: Any) -> Any:
-    """``op`` for a graph; its parts for a graph recorded before dispatch, which keeps composite operators."""
+    """Returns ``op``; its parts for a graph recorded before dispatch, which keeps composite operators."""
     if not is_dynamo_compiling() and torch._C._dispatch_tls_is_dispatch_key_included(
         torch._C.DispatchKey.PreDispatch
     ):
@@ -60,16 +60,16 @@ def _parts_of(op: Any) -> Any:
 
 
 def _needs_own_rule(tensors: list[Tensor], rules_of_core: frozenset[str], reduce_op: Any = "") -> bool:
-    """True if a gradient is needed for which PyTorch's op has no rule, or none for ``reduce_op``."""
+    """Returns true if a gradient is needed, and PyTorch's op has no rule for ``reduce_op``."""
     if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
         return False
     return reduce_op not in rules_of_core
 
 
 def _finished(tensor: Tensor) -> Tensor:
-    """The result of an operator of PyTorch's, made to wait by itself; or waited for, as layers have to see.
+    """Makes the result of PyTorch's operator pending, or emits the wait where a tracer records it.
 
-    A torch function mode is none: it sees the operator, and the wait is nobody's but the first user's.
+    Under a torch function mode, which sees the operator, the result is pending: its first use waits.
     """
     if not is_dynamo_compiling():
         pending: Tensor = _C.pend(tensor)
@@ -79,7 +79,7 @@ def _finished(tensor: Tensor) -> Tensor:
 
 
 def _all_finished(tensors: list[Tensor]) -> list[Tensor]:
-    """:func:`_finished` of each."""
+    """Applies :func:`_finished` to each tensor, with one wait if PyTorch has an operator for it."""
     if not is_dynamo_compiling():
         pending = [_C.pend(tensor) for tensor in tensors]
         if all(tensor is not NotImplemented for tensor in pending):
@@ -265,7 +265,7 @@ def all_to_all(
 
 
 def broadcast(self: Tensor, src: int, group: RankTypes | None = None, tag: str = "") -> Tensor:
-    """The tensor of rank ``src``, a rank within ``group``, on every rank of it.
+    """Sends the tensor of rank ``src``, a rank within ``group``, to every rank of it.
 
     All ranks pass the same shape and dtype. Returns a contiguous tensor.
     """
@@ -355,30 +355,23 @@ def permute_tensor(self: Tensor, src_dst: list[int], group: RankTypes | None = N
         result: Tensor = _C.permute_tensor(self, src_dst, group, tag)
         if result is not NotImplemented:
             return result
-    if self.is_complex():
-        return torch.view_as_complex(
-            permute_tensor(torch.view_as_real(self.resolve_conj()), src_dst, group, tag)
-        )
     resolved = traceable_group(group, tag)
     group_size = _group_size("permute_tensor", resolved)
     _check_permute(src_dst, group_size)
     rank = rank_in_group(resolved)
-    input_splits = [0] * group_size
-    output_splits = [0] * group_size
-    for src, dst in enumerate(src_dst):
-        if src == rank:
-            input_splits[dst] = self.numel()
-        if dst == rank:
-            output_splits[src] = self.numel()
-    num_received = sum(1 for dst in src_dst if dst == rank)
     sent = self if self.dim() == 1 else self.reshape(-1)
     if rank >= len(src_dst):
         sent = sent[:0]
-    received = _finished(
-        _core.all_to_all_single(_compat.contiguous(sent), output_splits, input_splits, resolved)
-    )
+    sizes = [0] * group_size, [0] * group_size
+    for src, dst in enumerate(src_dst):
+        if dst == rank:
+            sizes[0][src] = self.numel()
+        if src == rank:
+            sizes[1][dst] = self.numel()
+    received = all_to_all_single(sent, *sizes, resolved)
     if self.dim() == 1:
         return received
+    num_received = src_dst.count(rank)
     if num_received == 1:
         return received.view(self.shape)
     return received.view([num_received, *self.shape]).flatten(0, min(1, self.dim()))
@@ -387,7 +380,7 @@ def permute_tensor(self: Tensor, src_dst: list[int], group: RankTypes | None = N
 def all_reduce_coalesced(
     self: list[Tensor], reduceOp: str | ReduceOp, group: RankTypes | None = None, tag: str = ""
 ) -> list[Tensor]:
-    """:func:`all_reduce` of several tensors of one device and dtype, in one collective."""
+    """Reduces several tensors of one device and dtype as :func:`all_reduce` does, in one collective."""
     if not is_dynamo_compiling():
         result: list[Tensor] = _C.all_reduce_coalesced(self, reduceOp, group, tag)
         if result is not NotImplemented:
@@ -402,7 +395,7 @@ def all_reduce_coalesced(
 def all_gather_into_tensor_coalesced(
     self: list[Tensor], group: RankTypes | None = None, tag: str = ""
 ) -> list[Tensor]:
-    """:func:`all_gather_tensor` along dim 0 of several tensors of one device and dtype, in one collective."""
+    """Gathers several tensors of one device and dtype along dim 0, in one collective."""
     if not is_dynamo_compiling():
         result: list[Tensor] = _C.all_gather_into_tensor_coalesced(self, group, tag)
         if result is not NotImplemented:
@@ -426,7 +419,7 @@ def reduce_scatter_tensor_coalesced(
     group: RankTypes | None = None,
     tag: str = "",
 ) -> list[Tensor]:
-    """:func:`reduce_scatter_tensor` of several tensors of one device and dtype, in one collective.
+    """Reduces and scatters several tensors of one device and dtype, in one collective.
 
     ``scatter_dim`` has one dim per tensor. The list ``inputs`` is left as it is.
     """
@@ -456,7 +449,7 @@ def reduce_scatter_tensor_coalesced(
     return _all_finished(_core.reduce_scatter_tensor_coalesced(rank_major, reduce_op, group_size, resolved))
 
 
-# Names that newer PyTorch minors give to the same functions.
+# Names of the same functions in newer PyTorch releases.
 all_gather_single = all_gather_tensor
 reduce_scatter_single = reduce_scatter_tensor
 all_gather_single_coalesced = all_gather_into_tensor_coalesced

@@ -112,8 +112,8 @@ TEST(CollectivesInFlight, ThatAreRegisteredAndGoneTakeNoMemory) {
   EXPECT_EQ(in_flight("gone").size(), 0);
 }
 
-// What the error says of a registered collective whose Work fails by `raise`, waited for by a view of the
-// result.
+// Returns the error message of a registered collective whose Work fails by `raise`, waited for by a view of
+// the result.
 template <typename Error>
 std::string message_of_registered(const std::function<void()>& raise) {
   const auto output = at::zeros({2, 3});
@@ -156,7 +156,7 @@ TEST(CollectivesInFlight, ThatNobodyNotedFailAsTheyDoInPyTorch) {
   }
 }
 
-// What the error of a collective says that fails while another one is in flight.
+// Returns the error message of a collective that fails while another one is in flight.
 std::string message_beside_another() {
   const auto own = started("own", c10::make_intrusive<FakeWork>([] { throw std::runtime_error("gone"); }));
   const auto other = started("other", c10::make_intrusive<NamedWork>());

@@ -156,7 +156,7 @@ const Arithmetic kArithmetic[] = {
     {"sub", false, [](const at::Tensor& t, const at::Tensor& n) { return t.sub(n, 3); }},
 };
 
-// As Python passes a number.
+// Returns the tensor that Python makes of a number operand.
 at::Tensor number(const c10::Scalar& value) { return at::native::wrapped_scalar_tensor(value); }
 
 class NumberBeside : public testing::TestWithParam<Arithmetic> {};

@@ -9,7 +9,7 @@
 namespace funcol::custom_class_test {
 namespace {
 
-// As Python passes it, and as TorchScript does.
+// Returns a reduce op as Python passes it (a capsule) and as TorchScript does (an object).
 std::vector<c10::IValue> both_forms(const c10::intrusive_ptr<c10d::ReduceOp>& reduce_op) {
   return {c10::IValue::make_capsule(reduce_op), c10::IValue(reduce_op)};
 }

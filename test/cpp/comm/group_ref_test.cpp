@@ -15,7 +15,7 @@ class GroupRefs : public testing::Test {
  protected:
   void TearDown() override { destroy_all(); }
 
-  // As torch.distributed does: the registry keeps a weak reference, its caller a strong one.
+  // Registers a group, to which the registry has a weak reference and the caller a strong one.
   static GroupPtr add(const std::string& name) {
     auto group = c10::make_intrusive<c10d::ProcessGroup>(0, 2);
     c10d::register_process_group(name, group);

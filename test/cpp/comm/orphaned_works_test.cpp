@@ -87,7 +87,7 @@ TEST_F(OrphanedWorks, AreNotAskedWhileAGraphIsCaptured) {
   EXPECT_EQ(work->num_asked, 1);
 }
 
-// As one that is written in Python: isCompleted() stays false.
+// A Work that completes through its future only: isCompleted() stays false, as for a Work written in Python.
 class FutureOnlyWork final : public c10d::Work {
  public:
   explicit FutureOnlyWork(c10d::OpType op_type = c10d::OpType::UNKNOWN) : Work(-1, op_type) {}

@@ -20,7 +20,7 @@ class ProcessGroups : public testing::Test {
     forget_groups();
   }
 
-  // As torch.distributed does: the registry keeps a weak reference, its caller a strong one.
+  // Registers a group, to which the registry has a weak reference and the caller a strong one.
   static GroupPtr add(const std::string& name, int size = 2) {
     auto group = c10::make_intrusive<c10d::ProcessGroup>(0, size);
     c10d::register_process_group(name, group);

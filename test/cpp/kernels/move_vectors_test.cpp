@@ -14,7 +14,7 @@
 namespace funcol::kernels::move_vectors_test {
 namespace {
 
-// As wide, and as aligned, as CUDA's uint2 and uint4.
+// Words with the size and alignment of CUDA's uint2 and uint4.
 struct alignas(8) TwoWords {
   uint32_t words[2];
 };

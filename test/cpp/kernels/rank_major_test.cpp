@@ -114,7 +114,7 @@ class LayoutInRanges : public ::testing::TestWithParam<SizesAndRange> {
     return out;
   }
 
-  // Where the row that is number `row` in tensor order starts in the output.
+  // The offset in the output of the row that is number `row` in tensor order.
   using OutputOffset = int64_t (*)(int64_t row, const ShardShape& shape);
 
   static int64_t in_tensor_order(int64_t row, const ShardShape& s) { return row * s.row_bytes; }

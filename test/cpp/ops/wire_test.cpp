@@ -47,7 +47,7 @@ bool asks_for_large_pages(const at::Tensor& tensor) {
   return asks_for_large_pages(static_cast<const char*>(tensor.const_data_ptr()) + tensor.nbytes() / 2);
 }
 
-// Whether this kernel knows large pages and tells of them.
+// Returns true if the kernel supports large pages and reports them.
 bool large_pages_can_be_seen() {
   constexpr size_t kBytes = size_t{4} << 20;
   auto* const mapping = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -187,7 +187,7 @@ class Exhaustive {
     }
   }
 
-  // Whether the axes cut every dim into equal blocks, and into equally many before and after.
+  // Returns true if the axes cut every dim into equal blocks, and into equally many before and after.
   bool same_blocks(const Axes& axes, const Layout& before, const Layout& after) const {
     for (size_t dim = 0; dim < task_.shape.size(); ++dim) {
       const auto [ours_before, all_before, plain_before] = num_blocks(axes, before, dim);
@@ -275,13 +275,13 @@ class Exhaustive {
     return product;
   }
 
-  // Whether all dims in front of the dim have size 1.
+  // Returns true if all dims before `dim` have size 1.
   bool is_first(const Layout& layout, int64_t dim) const {
     const auto shape = first_rank(layout);
     return std::all_of(shape.begin(), shape.begin() + dim, [](int64_t size) { return size == 1; });
   }
 
-  // Whether the axes cut the dim in mesh order and into equal blocks.
+  // Returns true if the axes cut `dim` in mesh order and into equal blocks.
   bool even(const Layout& layout, const Axes& axes, int64_t dim) const {
     int64_t size = task_.shape[dim];
     int64_t last = -1;

@@ -178,7 +178,7 @@ class LegalStep {
   const Step& step_;
 };
 
-// Whether both layouts give every rank the same elements. Placements on axes of one rank do not matter.
+// Returns true if both layouts give every rank the same elements. Ignores placements on axes of one rank.
 inline bool same_for_all_ranks(const Layout& a, const Layout& b, const Mesh& mesh,
                                const std::vector<int64_t>& shape) {
   for (int64_t axis = 0; axis < mesh.num_axes(); ++axis) {

@@ -21,7 +21,7 @@ MeshChangeCosts default_costs(const MeshChangeTask& task) {
 
 MeshChange planned(const MeshChangeTask& task) { return plan_mesh_change(task, default_costs(task)); }
 
-// What is said of a bound; empty if there is a plan within it.
+// Returns the error message if no plan stays within `max_bytes`, else "".
 std::string refusal(const MeshChangeTask& task, int64_t max_bytes) {
   try {
     const auto change = plan_mesh_change(task, default_costs(task), max_bytes);

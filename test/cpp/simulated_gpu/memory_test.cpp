@@ -76,7 +76,7 @@ TEST(Memory, AFreeWaitsForTheDevice) {
   EXPECT_TRUE(sum.holds(5));
 }
 
-// What a pageable source holds when the call returns is what arrives.
+// The copy transfers the values that a pageable source has when the call returns.
 TEST(Copies, PageableMemoryIsReadBeforeAnAsynchronousCopyReturns) {
   const OwnStream stream;
   const Buffer data;
@@ -86,7 +86,7 @@ TEST(Copies, PageableMemoryIsReadBeforeAnAsynchronousCopyReturns) {
   EXPECT_TRUE(data.holds(3));
 }
 
-// What a pinned source holds when the stream comes to the copy is what arrives.
+// The copy transfers the values that a pinned source has when the stream reaches the copy.
 TEST(Copies, PinnedMemoryIsReadWhenTheStreamReachesTheCopy) {
   const OwnStream stream;
   const Buffer data;

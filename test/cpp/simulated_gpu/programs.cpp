@@ -90,7 +90,7 @@ bool other_stream_overwrites(bool waits) {
   return copy.holds(1);
 }
 
-// What an allocator of the program's own does with a block that a second stream still uses.
+// Returns true if a custom allocator reuses a block while a second stream still uses it.
 bool block_is_handed_out_again(bool records_stream) {
   const OwnStream owner;
   const OwnStream user;

@@ -1,4 +1,4 @@
-// What comes before what: within a stream, across streams, and on the default stream.
+// Order of operations within a stream, across streams, and on the default stream.
 #include <gtest/gtest.h>
 
 #include <atomic>

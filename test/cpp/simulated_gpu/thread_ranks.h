@@ -18,7 +18,7 @@
 namespace simulated_gpu {
 using Values = std::vector<float>;
 
-// What a buffer holds before it is written.
+// Returns the initial values of a buffer.
 inline Values unset(size_t size) { return Values(size, -1); }
 
 // Device memory that is filled and read in the order of a stream.
@@ -101,7 +101,7 @@ inline ncclResult_t error_of(ncclComm_t communicator) {
   return error;
 }
 
-// Whether the stream is still busy after a while in which it could have finished.
+// Returns true if the stream is still busy after a while in which it could have finished.
 inline bool stays_busy(cudaStream_t stream) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(100);
   while (std::chrono::steady_clock::now() < end) {

@@ -31,7 +31,7 @@ Lines trace_of(const std::string& program, bool alone = false) {
   return lines;
 }
 
-// Those that hold `text`.
+// Returns the lines that contain `text`.
 Lines those_with(const std::string& text, const Lines& lines) {
   Lines found;
   for (const std::string& line : lines) {

@@ -71,7 +71,7 @@ def fused_sgd(scale: DTensorSpec | None) -> OpSchema:
 
 
 class Param:
-    """As much of an FSDPParam as copies look at."""
+    """Stub of an FSDPParam with the fields that copies read."""
 
     def __init__(self, dim: int = 0, **fields: Any) -> None:
         self.fsdp_placement = Shard(dim)
@@ -100,7 +100,7 @@ class GroupOfALayer:
         return str(self.group._sharded_state.name)
 
 
-# What C++ calls
+# Callbacks from C++
 
 CALLBACKS: dict[str, Callable[..., Any]] = {}
 num_calls: collections.Counter[str] = collections.Counter()

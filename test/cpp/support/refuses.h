@@ -1,4 +1,4 @@
-// What a refused call says.
+// Matchers for the error message of a rejected call.
 #pragma once
 
 #include <gtest/gtest.h>

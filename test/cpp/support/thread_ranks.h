@@ -17,7 +17,7 @@
 
 namespace funcol::test {
 
-// Where the ranks of one group meet: each gives tensors, and gets those of all ranks.
+// A rendezvous of the ranks of a group: each gives tensors, and gets those of all ranks.
 class Meeting {
  public:
   using Tensors = std::vector<at::Tensor>;
@@ -49,7 +49,7 @@ class Meeting {
     return num_meetings_;
   }
 
-  // That the ranks gave, in all meetings.
+  // Returns the number of elements that the ranks gave, summed over all rendezvous.
   int64_t num_elements() {
     const std::scoped_lock lock(mutex_);
     return num_elements_;

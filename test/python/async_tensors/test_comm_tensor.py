@@ -119,7 +119,7 @@ def test_a_pending_tensor_is_waited_for_before_it_is_wrapped() -> None:
 
 
 def follows(tensor: Tensor) -> bool:
-    """Whether an in-place collective on ``tensor`` makes it pending."""
+    """Returns true if an in-place collective on ``tensor`` makes it pending."""
     dist.all_reduce(tensor, async_op=True)
     return funcol.is_pending(tensor)
 

@@ -196,7 +196,7 @@ WITHOUT_VALUES = {"bernoulli", "empty", "multinomial", "normal"}
 
 
 def replaces_memory(op: OpInfo, sample: SampleInput, expected: Tensor) -> bool:
-    """Whether ``op`` replaces the memory of a plain ``out``; some operators refuse one of another size."""
+    """Returns true if ``op`` replaces the memory of a plain ``out``; some reject one of another size."""
     out = torch.full((len(NUMBERS),), float("nan"))
     before = out.untyped_storage().nbytes()
     try:

@@ -71,7 +71,7 @@ def in_another_order(store: dist.Store, rank: int, world: int) -> bool:
 
 
 class ShrinkingGloo:
-    """What a backend does for ``shrink_group``, which gloo does not."""
+    """A gloo backend with ``shrink_group``, which gloo lacks."""
 
     def __init__(self, store: dist.Store, rank: int, world: int) -> None:
         self.store, self.rank, self.world = store, rank, world
@@ -97,7 +97,7 @@ ENDS: dict[str, END] = {
 }
 
 
-# What a rank does around the end; returns what it saw.
+# Runs a rank before and after the end of its group; returns its results.
 
 
 def results_around(store: dist.Store, rank: int, world: int, end: END) -> dict[str, Any]:

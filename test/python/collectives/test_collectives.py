@@ -387,7 +387,7 @@ def test_reduce_scatter_coalesced_agrees_for_each_list_of_shapes(world: int, sha
     run_ranks(reduce_scatter_coalesced_agrees, world, shapes, dims, torch.float32, "sum")
 
 
-# What all functions share
+# Properties shared by all functions
 
 FORMS_OF_A_REDUCE_OP = {
     "lower": str.lower,

@@ -55,7 +55,7 @@ class Started(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What a survivor saw of one collective."""
+    """The outcome of one collective on a surviving rank."""
 
     group: str
     was_pending: bool
@@ -176,7 +176,7 @@ def serve(rank: int, world: int, fault: str, directory: Path, answers: Connectio
 
 @cache
 def survivors_of(fault: str, world: int) -> list[dict[str, Any]]:
-    """What each rank but the last saw."""
+    """Returns the outcomes of each rank but the last."""
     with forked_ranks(serve, world, fault) as (_, answers):
         return [received(ours) for ours in answers[:-1]]
 
@@ -213,7 +213,7 @@ def test_each_use_on_each_survivor_raises_naming_op_group_and_shape(fault: str, 
 @each_world
 @each_op
 def test_a_result_whose_peer_failed_is_pending_until_its_first_use(fault: str, world: int, op: str) -> None:
-    # Whether or not gloo has noticed the death of the rank by then.
+    # Holds even if gloo has noticed the death of the rank by then.
     assert all(survivor[op].was_pending for survivor in survivors_of(fault, world))
 
 

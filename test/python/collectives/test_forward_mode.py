@@ -59,7 +59,7 @@ CALLS: dict[str, Call] = {
     "all_to_all_inplace": lambda x, group: funcol.all_to_all_inplace(zeros(2, 2), x, group=group),
 }
 
-# What PyTorch's namespace of operators has, too.
+# Operators that PyTorch's namespace has, too.
 OPERATORS: dict[str, Callable[[Any, Tensor, str], Any]] = {
     "all_reduce": lambda ops, x, group: ops.all_reduce(x, "sum", group),
     "all_reduce_": lambda ops, x, group: ops.all_reduce_(x, "sum", group),

@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as stock
-from kinds import OF_STOCK, SIZE
 from ranks import run_ranks
+from tensor_kinds import OF_STOCK, SIZE
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 

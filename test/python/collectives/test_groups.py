@@ -1,4 +1,4 @@
-"""What names the ranks of a collective: every form of a group, sub-groups, groups that come and go."""
+"""Names of a collective's ranks: every form of a group, sub-groups, groups that come and go."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def copying() -> Any:
 
 
 def gradients(rank: int, world: int, form: str) -> list[Tensor]:
-    """What was written, and the first and second gradient of a quadratic function of it."""
+    """Returns the written values, and the first and second gradient of a quadratic function of them."""
     x = sample(rank, (4, 3)).requires_grad_()
     written = FORMS[form](x, world)
     loss = sum(((i + 1) * out**2).sum() for i, out in enumerate(written))
@@ -121,7 +121,7 @@ def test_compiled_autograd_runs_the_backward_pass_of_a_form(form: str) -> None:
 
 
 def ends_though_threads_of_gloo_need_the_gil(rank: int, world: int) -> None:
-    # What is written into is dropped at once, so that now and then a thread of Gloo is its last holder.
+    # Drops the destination at once, so that now and then a thread of Gloo is its last holder.
     for _ in range(300):
         x = torch.ones(4, requires_grad=True)
         loss = funcol.broadcast_inplace(x * 2, 1).mul(rank + 1).sum()

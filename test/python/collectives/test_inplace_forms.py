@@ -31,7 +31,7 @@ INTO_DESTINATIONS = [name for name in dir(_C) if name.endswith(("_into", "_into_
 
 @pytest.fixture(autouse=True, params=[True, False], ids=["received", "copied"])
 def way(request: pytest.FixtureRequest) -> None:
-    """Whether destinations are written into where that can be, or always copied to."""
+    """Selects direct writes to destinations where possible, or copies in all cases."""
     global _received
     _received = request.param
 
@@ -318,7 +318,7 @@ def test_wrong_arguments_are_refused_before_anything_is_sent(call: str, says: st
 
 
 def in_order_of_ranks(rank: int, starts: list[Callable[[], Tensor]]) -> list[Tensor]:
-    """What a send and a receive give. NCCL runs them one after the other: one rank has to receive first."""
+    """Runs a send and a receive. NCCL runs them one after the other: one rank has to receive first."""
     if rank == 0:
         return [start() for start in starts]
     return [start() for start in reversed(starts)][::-1]

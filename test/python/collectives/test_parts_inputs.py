@@ -17,9 +17,9 @@ from differential import (
     sample,
     world_group,
 )
-from parts import COLLECTIVES, Problem, each_collective, inputs_of, reduced, run_and_compare
 from ranks import device_type, made_once, run_ranks
 from torch.distributed.device_mesh import init_device_mesh
+from uneven_collectives import COLLECTIVES, Problem, each_collective, inputs_of, reduced, run_and_compare
 
 import funcol
 

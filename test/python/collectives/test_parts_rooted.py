@@ -12,8 +12,17 @@ from differential import (
     small_sample,
     world_group,
 )
-from parts import COLLECTIVES, ROOTED, SIZES, Problem, assert_close, moves_parts, reduced, summands
 from ranks import run_ranks
+from uneven_collectives import (
+    COLLECTIVES,
+    ROOTED,
+    SIZES,
+    Problem,
+    assert_close,
+    moves_parts,
+    reduced,
+    summands,
+)
 
 import funcol
 

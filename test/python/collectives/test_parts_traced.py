@@ -12,13 +12,13 @@ import torch.distributed as dist
 from differential import LAYOUTS, assert_plain, sample, world_group
 from graphs import check_graph
 from metas import listed, metadata
-from parts import COLLECTIVES, Problem, each_collective, inputs_of
 from ranks import run_ranks
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
+from uneven_collectives import COLLECTIVES, Problem, each_collective, inputs_of
 
 import funcol
 

@@ -14,7 +14,8 @@ from differential import (
     sample,
     world_group,
 )
-from parts import (
+from ranks import run_ranks
+from uneven_collectives import (
     COLLECTIVES,
     MOVERS,
     SIZES,
@@ -28,7 +29,6 @@ from parts import (
     run_and_compare,
     summands,
 )
-from ranks import run_ranks
 
 import funcol
 

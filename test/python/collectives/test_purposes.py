@@ -1,4 +1,4 @@
-"""What collectives in flight are for: their names in the list, in profiles and for hooks."""
+"""Purposes of collectives in flight: their names in the list, in profiles and for hooks."""
 
 from __future__ import annotations
 

@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from differential import DIMS, PROGRAMS, assert_plain, assert_same, sample, world_group
-from drawn import checked
 from hypothesis import given
 from hypothesis import strategies as st
-from parts import COLLECTIVES, SIZES, Problem, each_collective, summands
+from hypothesis_settings import checked
 from rank_mixes import WAYS, mixed
 from ranks import run_ranks
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
+from uneven_collectives import COLLECTIVES, SIZES, Problem, each_collective, summands
 
 import funcol
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from commands import printed_or_refused, refusal
-from drawn import checked
 from hypothesis import example, given
 from hypothesis import strategies as st
+from hypothesis_settings import checked
 
 import funcol
 from funcol.__main__ import main

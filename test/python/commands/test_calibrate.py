@@ -84,7 +84,7 @@ def test_each_collective_and_the_copy_is_reported() -> None:
 
 @dataclass
 class Run:
-    """What the command did, run with torchrun."""
+    """The outcome of the command under torchrun."""
 
     returncode: int
     output: str

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from commands import printed_or_refused, refusal
-from drawn import checked
 from hypothesis import example, given
 from hypothesis import strategies as st
+from hypothesis_settings import checked
 
 from funcol.__main__ import main
 from funcol.commands.timeline import Interval, within
@@ -49,7 +49,7 @@ def refused(capsys: pytest.CaptureFixture[str], path: Path, content: Any, *optio
     return line
 
 
-# What an event holds
+# Fields of an event
 
 
 @pytest.mark.parametrize("wrong", [5, None, [1], "text", True])
@@ -122,7 +122,7 @@ def test_events_that_are_not_looked_at_may_hold_anything(path: Path) -> None:
     assert len(read_trace(path).spans) == 2
 
 
-# What a file holds
+# Contents of a file
 
 ZIPPED = gzip.compress(GOOD)
 

@@ -1,4 +1,4 @@
-"""What is shown on a terminal while something takes seconds."""
+"""Progress bars on a terminal during work that takes seconds."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def count_one_and_fail() -> None:
 
 
 def written(to: io.StringIO, count: Callable[[], None]) -> str:
-    """What ``count`` writes, without colours and moves of the cursor."""
+    """Returns the output of ``count`` without colours and cursor moves."""
     with contextlib.redirect_stderr(to):
         count()
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", to.getvalue())

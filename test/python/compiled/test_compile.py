@@ -77,7 +77,7 @@ DIFFERENTIABLE = sorted(COLLECTIVES.keys() - {"broadcast", "all_reduce_of_transp
 
 
 def graphs_of(function: Callable[..., Any], *inputs: Tensor, **options: Any) -> list[GraphModule]:
-    """What AOTAutograd makes of ``function``, forward graph first."""
+    """Returns the graphs that AOTAutograd makes of ``function``, forward graph first."""
     graphs: list[GraphModule] = []
 
     def record(graph: GraphModule, _: Any) -> Any:
@@ -98,7 +98,7 @@ def lines_of_all(graphs: list[GraphModule]) -> list[list[str]]:
 
 
 def of_stock(trace: Callable[[], Any]) -> Any:
-    """What ``trace`` gives, which calls stock's collectives; skips the test if those cannot be traced."""
+    """Runs ``trace``, which calls stock's collectives; skips the test if those cannot be traced."""
     try:
         return trace()
     except (torch._dynamo.exc.Unsupported, torch._dynamo.exc.UserError, AssertionError) as error:
@@ -151,7 +151,7 @@ def test_the_graph_with_symbolic_sizes_is_that_of_stock(name: str) -> None:
 TAG = "for tests"
 
 
-# What funcol is given, and the one list that stock traces.
+# Arguments for funcol, and the one list that stock traces.
 LISTS_OF_RANKS: dict[str, tuple[list[Any], list[int], str]] = {
     "ranks": ([0, 1, 2, 3], [0, 1, 2, 3], ""),
     "ranks_and_tag": ([0, 1, 2, 3], [0, 1, 2, 3], TAG),

@@ -215,7 +215,7 @@ def test_without_remaps_pytorch_is_as_it_was(program: Callable[[Tensor], Any]) -
         torch.compile(program, backend="eager", fullgraph=True)(torch.ones(4, 2))
 
 
-# What calls look like
+# Forms of calls
 
 
 def source_is_an_argument(rank: int, world: int) -> None:

@@ -71,7 +71,7 @@ Measures = Callable[[str], list[dict[str, Any]]]
 
 @pytest.fixture(scope="module")
 def measures(browser: Browser) -> Measures:
-    """What the browser finds of a page, at each of :data:`WIDTHS`."""
+    """Measures a page in the browser at each of :data:`WIDTHS`."""
     return functools.cache(lambda page: browser.measured(page, WIDTHS))
 
 

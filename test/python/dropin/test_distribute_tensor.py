@@ -182,7 +182,7 @@ def test_the_tensor_of_a_rank_that_receives_a_shard_stays_as_it_is() -> None:
 
 
 def shares_memory_of_replicas(rank: int, world: int) -> None:
-    """As in PyTorch, a replica is received into the tensor that was passed."""
+    """Receives a replica into the tensor that was passed, as PyTorch does."""
     x = sample(rank, [4, 2])
     with funcol.installed():
         dtensor = distribute_tensor(x, mesh_of(world), [R])

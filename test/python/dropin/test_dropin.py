@@ -48,7 +48,7 @@ def torch_module() -> Iterator[Callable[[str], ModuleType]]:
         del sys.modules[name]
 
 
-# What is replaced
+# Replaced functions
 
 
 @pytest.mark.parametrize("name", dropin.replaced_functions())

@@ -171,7 +171,7 @@ def test_from_local_that_checks_the_ranks() -> None:
     check(checks_ranks, 2, pends=False)
 
 
-# What callers see of memory and autograd
+# Memory and autograd as seen by callers
 
 
 @pytest.mark.usefixtures("_installed")

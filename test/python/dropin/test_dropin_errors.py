@@ -194,7 +194,7 @@ def sharded() -> DTensor:
     return DTensor.from_local(ones(2, 4), mesh_of(2), [Shard(0)])
 
 
-# What PyTorch raises by itself.
+# Errors that PyTorch raises itself.
 LEFT: dict[str, Callable[[], Any]] = {
     "softmax of no such dim": lambda: sharded().softmax(5),
     "sort of no such dim": lambda: sharded().sort(5),
@@ -264,7 +264,7 @@ def test_what_is_left_to_pytorch_is_of_its_type(case: str) -> None:
     run_ranks(raises_the_same, 2, case, timeout=30)
 
 
-# Not those that make a mesh, for which the ranks meet.
+# Leaves out the cases that make a mesh, for which the ranks meet.
 @pytest.mark.parametrize("case", _marked(case for case in CASES if "mesh" not in case))
 def test_nothing_was_sent_when_it_is_raised(case: str) -> None:
     run_ranks(one_rank_raises, 2, case, timeout=30)

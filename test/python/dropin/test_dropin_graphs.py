@@ -32,7 +32,7 @@ gathered = funcol.local_map.apply_local_map(
     lambda x: funcol.all_gather_tensor(x, 1, dist.group.WORLD) * 2, out_placements=[Replicate()]
 )
 
-# What operators need of their arguments, forward and backward: all that redistribution is made of.
+# Programs that need each kind of redistribution, forward and backward.
 PROGRAMS: dict[str, tuple[list[Any], Callable[..., torch.Tensor]]] = {
     "gather along dim 1": ([Shard(0), Shard(1)], lambda x, y: x @ y),
     "gather for a softmax": ([Shard(1)], lambda x: torch.softmax(x, 1)),

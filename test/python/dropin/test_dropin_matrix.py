@@ -1,4 +1,4 @@
-"""What programs that train large models are made of computes the same with funcol installed."""
+"""The building blocks of programs that train large models compute the same with funcol installed."""
 
 from __future__ import annotations
 
@@ -266,7 +266,7 @@ def test_a_distributed_checkpoint(world: int, saves_with: bool) -> None:
         shutil.rmtree(folder)
 
 
-# What PyTorch itself cannot do
+# Programs that PyTorch itself does not support
 
 
 def attends(rank: int, world: int, placement: int | None) -> None:

@@ -34,7 +34,7 @@ def pending(value: float = 1.0) -> Tensor:
     return tensor
 
 
-# What isinstance says
+# Results of isinstance
 
 
 def test_what_is_pending_is_an_instance_until_it_is_waited_for() -> None:
@@ -143,7 +143,7 @@ def test_what_a_program_gave_tensors_stays(monkeypatch: pytest.MonkeyPatch) -> N
     assert torch.ones(2).wait() == "theirs"  # type: ignore[attr-defined]
 
 
-# What is left of it
+# State after uninstalling
 
 
 def test_uninstalling_leaves_no_trace() -> None:

@@ -21,9 +21,9 @@ from twins import placed, whole_of
 
 import funcol
 
-# What is drawn or not yet written, what is compared only up to a choice, what has no precision, or is
-# counted at a threshold that rounding passes; NaN, which the maximum of gloo's ranks may drop; and an item of
-# a tensor that is cut, which the rank that holds nothing refuses alone.
+# Operators with random or uninitialized results, with results compared only up to a choice, without
+# precision, or counted at a threshold that rounding passes; NaN, which the maximum of gloo's ranks may drop;
+# and an item of a sharded tensor, which the rank with an empty shard rejects alone.
 NOT_COMPARABLE = (
     "rand", "dropout", "bernoulli", "empty", "multinomial", "normal", "uniform", "exponential", "cauchy",
     "geometric", "poisson", "rrelu", "resize_", "set_", "svd_lowrank", "pca_lowrank", "half", "bfloat16",

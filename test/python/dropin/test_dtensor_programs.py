@@ -11,10 +11,10 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from drawn import checked
 from dtensor_programs import OPERATORS, Input, Program, Step, difference, is_finite, outcome
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis_settings import checked
 from ranks import RankError, run_ranks
 from sharded import mesh_of
 from twins import placed
@@ -52,7 +52,7 @@ def programs(num_axes: int) -> st.SearchStrategy[Program]:
 def runs_on(
     rank: int, world: int, program: Program, mesh_shape: tuple[int, ...], with_funcol: bool
 ) -> str | None:
-    """What is wrong: nothing, a difference, or what was raised, which begins with "raised"."""
+    """Returns None, a difference from the expected outcome, or "raised" and the error."""
     mesh = mesh_of(mesh_shape)
     expected = outcome(program, lambda whole, _: whole)
     assert not isinstance(expected, str)

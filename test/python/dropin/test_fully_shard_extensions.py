@@ -1,4 +1,4 @@
-"""What programs put in place of FSDP2's own works the same with funcol under FSDP2."""
+"""Replacements of FSDP2's own parts work the same with funcol under FSDP2."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Those who watch or replace functions of FSDP2 see the same with funcol under it."""
+"""Programs that watch or replace functions of FSDP2 see the same with funcol under it."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ _IN_FSDP2 = "torch.distributed.fsdp._fully_shard."
 
 
 def counts_what_was_replaced_before(rank: int, world: int, module: str, path: str, how: str) -> None:
-    """What a program put around a function before funcol came is called as often as without funcol."""
+    """Checks that a wrapper installed before funcol is called as often as without funcol."""
     owner: Any = importlib.import_module(_IN_FSDP2 + module if module.startswith("_") else module)
     *classes, name = path.split(".")
     for one in classes:
@@ -260,7 +260,7 @@ def test_it_logs_the_same() -> None:
 
 
 def fails_in_a_collective(rank: int, world: int) -> None:
-    """What a collective raises reaches the caller, and the next step runs."""
+    """Checks that an error of a collective reaches the caller, and that the next step runs."""
 
     def run() -> tuple[str, list[Tensor]]:
         torch.manual_seed(0)

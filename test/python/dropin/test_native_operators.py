@@ -1,4 +1,4 @@
-"""What C++ does with DTensor's operators under funcol.install(), and what it leaves to PyTorch."""
+"""DTensor's operators under funcol.install(): the fast path in C++, and calls that fall back to PyTorch."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def counts_of(op: Any, call: Callable[[], object], times: int = 3) -> dict[str, 
     return operator_counts().get(str(op), {})
 
 
-# What is served
+# Calls on the fast path
 
 
 @fake
@@ -177,7 +177,7 @@ def test_other_threads_run_while_an_operator_computes(mesh: DeviceMesh) -> None:
     assert taken > 100
 
 
-# What is left to PyTorch
+# Calls that fall back to PyTorch
 
 
 @fake

@@ -39,7 +39,7 @@ ON_DEVICES = True
 
 
 def later(case: Case) -> dict[str, Any]:
-    """What asks for results that are waited for later, in both passes where nothing is said of the second."""
+    """Returns options for pending results, in both passes unless the case has options for the second."""
     options: dict[str, Any] = {"async_op": True}
     if "backward_options" not in case.options and case.dtype is torch.float32:
         options["backward_options"] = {"async_op": True}

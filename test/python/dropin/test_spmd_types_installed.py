@@ -1,4 +1,4 @@
-"""What funcol.install() replaces of the package spmd_types, and in which versions of it."""
+"""Functions of the package spmd_types that funcol.install() replaces, by version."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def types_of(tensor: Tensor) -> str:
 
 
 def outcome(call: Callable[[], Any]) -> tuple[Any, str]:
-    """What ``call`` returns, and the types of it, or the error and its first line."""
+    """Returns the result of ``call`` and its types, or the error and its first line."""
     try:
         found = call()
     except Exception as error:
@@ -216,8 +216,8 @@ def trace(seed: int, mesh: DeviceMesh) -> list[str]:
 
 
 def told(lines: list[str]) -> list[str]:
-    """What has to be alike: types and type errors. funcol's collectives have other errors, and results that
-    may be written to, where stock's are views that autograd protects."""
+    """Returns the lines that have to be equal: types and type errors. funcol's collectives have other errors,
+    and writable results where stock's are views that autograd protects."""
     protected = (place for place, line in enumerate(lines) if "is being modified inplace" in line)
     end = next(protected, len(lines))
     return [
@@ -238,7 +238,7 @@ def test_drawn_programs_have_the_types_and_errors_of_stock(first: int, mesh: Dev
     assert sum("SpmdTypeError" in line for lines in theirs.values() for line in lines) > 20
 
 
-# What is remembered
+# Cached types
 
 
 def typed(shape: tuple[int, ...], **types: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""What solvers see of functions on local tensors; the example that chooses placements for a step."""
+"""Functions on local tensors as solvers see them; the example that chooses placements for a step."""
 
 from __future__ import annotations
 

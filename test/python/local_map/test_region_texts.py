@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from drawn import checked
 from hypothesis import example, given
 from hypothesis import strategies as st
+from hypothesis_settings import checked
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 

@@ -17,7 +17,7 @@ import funcol
 from funcol.planning import mesh_of
 from funcol.redistribution import StepCounts
 
-# What a plan says of itself
+# Text of a plan
 
 
 def test_a_shard_to_replicate_is_one_all_gather() -> None:
@@ -97,7 +97,7 @@ def test_ranks_and_steps_that_there_are_not_are_refused(num_steps: int, coordina
         plan("S0,R", "R,R").local_indices(num_steps, coordinate)
 
 
-# What plans are made from
+# Inputs of plans
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def every_layout(num_axes: int, words: Sequence[str]) -> list[Layout]:
 
 
 def is_contradictory(layout: Layout) -> bool:
-    """Whether the result of its partials depends on which is reduced first."""
+    """Returns true if the result depends on the order in which the partials are reduced."""
     ops = {word[1:] for word in layout.words if word[0] == "P"}
     return len(ops) > 1 and ops != {"sum", "avg"}
 

@@ -21,7 +21,7 @@ from funcol.redistribution import PartitionSpec, Varying, redistribute_tensor
 
 ON_DEVICES = True
 
-# That of older minors builds its gradient outside the graph.
+# Older PyTorch releases build the gradient of to_local() outside the graph.
 _TO_LOCAL_IS_DIFFERENTIABLE_TWICE = torch.__version__ >= "2.15"
 
 SHAPES = [(8, 12), (5, 3), (0, 4)]
@@ -71,7 +71,7 @@ SPECS: list[tuple[Any, tuple[int, ...], tuple[tuple[int, ...], tuple[int, ...]]]
 def held(
     whole: Tensor, mesh: DeviceMesh, partial: tuple[int, ...], cuts: tuple[tuple[int, ...], ...]
 ) -> Tensor:
-    """What this rank has, by ``torch.chunk``; of partial values, the first rank of an axis has all."""
+    """Returns this rank's shard, by ``torch.chunk``; the first rank of an axis has all of a partial value."""
     at = mesh.get_coordinate()
     assert at is not None
     for dim, axes in enumerate(cuts):
@@ -179,7 +179,7 @@ def gradients(rank: int, world: int, src: Any, dst: Any) -> None:
 
 
 def derivatives(function: Callable[[Tensor], Tensor], local: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What ``function`` makes of ``local``, and the first and the second gradient."""
+    """Returns ``function(local)``, and its first and second gradient."""
     x = local.clone().requires_grad_()
     result = function(x)
     (first,) = torch.autograd.grad((result**3).sum(), x, create_graph=True)

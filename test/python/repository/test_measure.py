@@ -1,11 +1,12 @@
-"""What the benchmarks make of the times that they measure."""
+"""Statistics that the benchmarks compute from measured times."""
 
 from __future__ import annotations
 
 import math
 
 import pytest
-from measure import Case, Overhead, call_record, mark
+from measure import Case, Overhead, call_record
+from runner import mark
 
 
 def test_an_overhead_is_the_median_of_the_rounds() -> None:

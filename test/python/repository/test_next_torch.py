@@ -148,7 +148,7 @@ def test_funcols_own_schemas_are_those_of_the_running_pytorch_operators() -> Non
     assert [mine.count(",") for mine, _ in pairs] == [schema.count(",") for _, schema in pairs]
 
 
-# What cannot be compared
+# Facts that cannot be compared
 
 
 @pytest.mark.parametrize("part", [name for name in OLD if name not in ("version", "errors")])

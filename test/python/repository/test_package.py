@@ -140,7 +140,7 @@ def test_a_module_that_is_named_without_its_package_is_the_one_in_it(name: str) 
     assert module.__name__ != f"funcol.{name}"
 
 
-# What importing does not do
+# Side effects that an import must not have
 
 
 NEW_MODULES = """

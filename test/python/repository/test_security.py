@@ -1,4 +1,4 @@
-"""What SECURITY.md promises of the sources: no pickle is read, no text is run, no object is received."""
+"""Promises of SECURITY.md about the sources: no pickle is read, no text is run, no object is received."""
 
 from __future__ import annotations
 

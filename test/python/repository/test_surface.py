@@ -23,7 +23,7 @@ import funcol
 
 # Names and signatures
 
-# As PyTorch has had them since functional collectives got their in-place forms.
+# Signatures in PyTorch since functional collectives got their in-place forms.
 REFERENCE: dict[str, str] = {
     "wait_tensor": "tensor",
     "broadcast": "self, src, group, tag=''",
@@ -51,7 +51,7 @@ REFERENCE: dict[str, str] = {
         "output, input, output_split_sizes=None, input_split_sizes=None, group=None, async_op=False, tag=''"
     ),
     "all_gather_inplace": "tensor_list, tensor, group=None, async_op=False, tag=''",
-    # As PyTorch had these at first; later minors let dst and src be left out beside a group rank.
+    # The first signatures in PyTorch; later releases make dst and src optional beside a group rank.
     "isend_inplace": "tensor, dst, tag=0, group=None, group_dst=-1",
     "irecv_inplace": "tensor, src, tag=0, group=None, group_src=-1",
     "batch_p2p_ops_inplace": "op_list, peer_list, tag_list, tensors, group_name",
@@ -82,7 +82,7 @@ def test_a_call_that_the_reference_takes_means_the_same_here(name: str) -> None:
 
 
 def is_interface(name: str) -> bool:
-    """Whether ``name`` of stock's module is for callers, not part of how it registers gradients."""
+    """Returns true if ``name`` of stock's module is for callers, not part of how it registers gradients."""
     value = getattr(stock, name)
     return (
         inspect.isfunction(value)

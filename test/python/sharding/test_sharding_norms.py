@@ -76,7 +76,7 @@ def test_a_norm_over_a_cut_dim_is_pending_as_pytorchs(
 
 
 def reduces(rank: int, world: int, mesh_shape: tuple[int, ...], order: float, target: str) -> Counter[str]:
-    """What is pending, how often."""
+    """Counts the pending reductions of a norm, by their reduce op."""
     mesh, whole = mesh_of(mesh_shape), numbers(5, 4)
     at = mesh.get_coordinate()
     assert at is not None

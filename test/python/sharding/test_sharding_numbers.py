@@ -229,7 +229,7 @@ def test_products_of_groups_of_bfloat16_are_the_same_on_shards(
 def test_every_operator_gives_the_same_on_shards(
     propagator: ShardingPropagator, mesh: DeviceMesh, name: str, record_property: Any
 ) -> None:
-    # Those that PyTorch decomposes are left out: it tries all combinations of what they are made of.
+    # Leaves out operators that PyTorch decomposes: it tries all combinations of their parts.
     calls = [call for info in INFOS[name] for call in calls_of(info, 12) if has_rule(propagator, call)][:12]
     counts = judged(propagator, mesh, calls, lambda call, axes: all_layouts(call, axes, most=12))
     for outcome, count in counts.items():

@@ -1,4 +1,4 @@
-"""What results look like, where funcol works it out itself: as the operator says."""
+"""Metadata of results that funcol computes itself equals that of the operator's own results."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def ones_of_all_kinds(args: Any) -> Iterator[Any]:
 
 
 def looks_alike_on_meta(op: Any, args: Any, kwargs: Any) -> bool:
-    """Whether the operator runs, and PyTorch's Meta kernel gives what looks like its result."""
+    """Returns true if the operator runs, and PyTorch's Meta kernel gives equal metadata."""
     look = look_of_result(op, args, kwargs)
     return look is not None and look == look_of_result(op, (args[0].to("meta"), *args[1:]), kwargs)
 

@@ -1,4 +1,4 @@
-"""What a simulated GPU has to say of the program that ran on it."""
+"""Reports of a simulated GPU about the program that ran on it."""
 
 from __future__ import annotations
 

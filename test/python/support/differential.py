@@ -25,7 +25,7 @@ DTYPES = [*FLOATING, *INTEGRAL, *COMPLEX]
 REDUCE_OPS = ["sum", "avg", "product", "min", "max", "band", "bor", "bxor"]
 
 
-# What gloo reduces; the rest is refused.
+# Reductions that gloo supports; it rejects the rest.
 REDUCTIONS = [
     *[(dtype, op) for dtype in FLOATING for op in ("sum", "avg", "product", "min", "max")],
     *[(dtype, op) for dtype in INTEGRAL for op in REDUCE_OPS if op != "avg"],

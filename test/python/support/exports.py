@@ -33,7 +33,7 @@ def items_of(
 def complaints(
     rank: int, world: int, mesh_shape: tuple[int, ...], items: list[Item], options: dict[str, Any]
 ) -> list[str]:
-    """What is wrong with an export on this rank; nothing if all is well."""
+    """Returns the errors of an export on this rank; an empty list if there are none."""
     named = named_of(items, mesh_shape)
     kept = {name: tensor.to_local().clone() for name, tensor in named.items() if isinstance(tensor, DTensor)}
     is_receiver = options.get("to") in (None, rank)

@@ -35,11 +35,11 @@ set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_p
 
 
 class BrokenError(Exception):
-    """What a rank raises of its own accord."""
+    """An error that a rank raises by itself."""
 
 
 class Outcome(NamedTuple):
-    """What a survivor's step ended with, and how long that took."""
+    """The error that ended a survivor's step, and its duration."""
 
     error: str  # its type
     text: str

@@ -1,4 +1,4 @@
-"""Whether a series of samples of a running program grows."""
+"""Growth of a series of samples of a running program."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Trend(NamedTuple):
     noise: float  # the deviation of the samples from that line
 
     def is_flat(self, floor: float) -> bool:
-        """Whether it grows by no more than ``floor``, or by no more than the noise explains."""
+        """Returns true if the series grows by at most ``floor``, or by no more than the noise explains."""
         return self.growth <= max(floor, DEVIATIONS * self.noise)
 
 

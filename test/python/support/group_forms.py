@@ -33,7 +33,7 @@ def own_column() -> dist.ProcessGroup:
     return columns[dist.get_rank() % 2]
 
 
-# What the caller passes, and the group that it means.
+# The caller's argument, and the group that it means.
 FORMS: dict[str, Callable[[], tuple[Any, dist.ProcessGroup]]] = {
     "group": lambda: (world_group(), world_group()),
     "name": lambda: (world_group().group_name, world_group()),

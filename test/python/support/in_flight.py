@@ -1,4 +1,4 @@
-"""What tests of collectives in flight share."""
+"""Helpers for tests of collectives in flight."""
 
 from __future__ import annotations
 

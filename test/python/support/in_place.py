@@ -89,12 +89,12 @@ def expected(name: str, rank: int, world: int, rows: int, first_seed: int = 0) -
 
 
 def own_input(rank: int, world: int, rows: int, first_seed: int = 0) -> Tensor:
-    """Whole numbers, so that sums do not depend on their order."""
+    """Returns integers, so that sums do not depend on their order."""
     return sample(first_seed + rank, (rows * world, 3), torch.int64)
 
 
 def is_supported(name: str) -> bool:
-    """Whether the default group's backend has the collective; gloo of older minors has no alltoall."""
+    """Returns true if the default group's backend has the collective; older gloo has no alltoall."""
     if name != "alltoall_":
         return True
     try:

@@ -1,4 +1,4 @@
-"""What NCCL does not have: twins of tests on devices leave it out."""
+"""Features that NCCL lacks: twins of tests on devices leave them out."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ WITHOUT_TYPE = {torch.int16, torch.uint16, torch.uint32, torch.uint64}
 
 
 def nccl_takes(reduce_op: str) -> bool:
-    """Whether NCCL reduces by ``reduce_op``; ProcessGroupNCCL raises ValueError for others."""
+    """Returns true if NCCL reduces by ``reduce_op``; ProcessGroupNCCL raises ValueError for others."""
     return reduce_op.lower() not in BITWISE
 
 
 def nccl_sends(dtype: torch.dtype | None) -> bool:
-    """Whether ProcessGroupNCCL has a type for tensors of ``dtype``; it raises for others."""
+    """Returns true if ProcessGroupNCCL has a type for tensors of ``dtype``; it raises for others."""
     return dtype not in WITHOUT_TYPE
 
 
 def has_twin(parameters: Mapping[str, Any]) -> bool:
-    """Whether a case with these parameters of its test can run over NCCL."""
+    """Returns true if a case with these parameters of its test can run over NCCL."""
     return nccl_takes(str(parameters.get("reduce_op", "sum"))) and nccl_sends(parameters.get("dtype"))

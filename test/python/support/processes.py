@@ -30,7 +30,7 @@ class _MallInfo(ctypes.Structure):
 
 
 def allocated_bytes() -> int:
-    """What malloc has handed out and not got back, by all threads."""
+    """Returns the bytes that malloc has allocated and not freed, by all threads."""
     of_libc = ctypes.CDLL(None)
     of_libc.mallinfo2.restype = _MallInfo
     info = of_libc.mallinfo2()
@@ -38,7 +38,7 @@ def allocated_bytes() -> int:
 
 
 def run_python(*arguments: str) -> str:
-    """What a fresh interpreter prints."""
+    """Runs a fresh interpreter and returns its output."""
     done = subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True, timeout=240, check=False
     )

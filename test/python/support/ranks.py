@@ -112,7 +112,7 @@ def use_backend(name: str) -> None:
 
 
 def backend() -> str:
-    """That of the ranks: gloo, or one of CUDA tensors."""
+    """Returns the backend of the ranks: gloo, or one of CUDA tensors."""
     return _backend
 
 

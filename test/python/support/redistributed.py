@@ -16,7 +16,7 @@ from funcol.redistribution import redistribute_local_tensor
 
 
 def disagreement(mesh: DeviceMesh, src: Layout, dst: Layout, whole: Tensor, **options: Any) -> str:
-    """What is wrong with the result on this rank; nothing if all is well."""
+    """Returns the differences of the result on this rank, else ""."""
     at = mesh.get_coordinate()
     assert at is not None
     local = local_of(whole, src, mesh.shape, at)

@@ -148,7 +148,7 @@ def reduced(local: Tensor, layout: Layout, mesh: DeviceMesh) -> Tensor:
 def reduction_of(
     held: dict[tuple[int, ...], Tensor], layout: Layout, mesh_shape: Sequence[int]
 ) -> dict[tuple[int, ...], Tensor]:
-    """What each rank of a mesh has when the partials of ``layout`` are reduced, from what each rank holds."""
+    """Reduces the partials of ``layout``: returns each rank's result, given the values of each rank."""
     for axis in reversed(range(len(mesh_shape))):
         word = layout.words[axis]
         if word[0] in "PMN":

@@ -29,7 +29,7 @@ def names_of_checks(program: str) -> list[str]:
 
 @functools.cache
 def run_checks(program: str, *options: str) -> dict[str, str]:
-    """What went wrong in each check of the program, by the check's name; "" for those that passed."""
+    """Runs the program; returns the failure of each check by its name, "" for those that passed."""
     done = run_python("-m", "simulated_gpu_programs.run", program, options=options)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode != 0 or not lines:

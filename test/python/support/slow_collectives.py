@@ -82,7 +82,7 @@ def same(actual: Any, expected: Any) -> bool:
 
 
 class Finish:
-    """What a Work calls when it is waited for. A weak reference to it tells how long the Work lives."""
+    """The callback of a Work's wait. A weak reference to it tells how long the Work lives."""
 
     def __init__(self, buffer: Tensor | None = None) -> None:
         self.num_calls = 0

@@ -1,7 +1,7 @@
-"""What ranks of a soak do again and again: each action is a call that checks its own numbers.
+"""Actions that the ranks of a soak repeat: each is a call that checks its own numbers.
 
 All ranks make and call the same actions in the same order. Shapes and layouts are few, so that tables fill up
-early. What is remembered of meshes goes with their groups.
+early. State cached for a mesh is released with its groups.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def sample() -> dict[str, float]:
 
 
 def bytes_that_groups_leave(rank: int, with_funcol: bool, num_groups: int) -> float:
-    """What stays allocated for each group that was made, used and destroyed."""
+    """Returns the bytes that stay allocated for each group that was made, used and destroyed."""
 
     def makes_groups(num: int) -> int:
         for _ in range(num):
@@ -69,7 +69,7 @@ def bytes_that_groups_leave(rank: int, with_funcol: bool, num_groups: int) -> fl
 
 
 def goes_on(until: float) -> bool:
-    """Whether rank 0 has time left."""
+    """Returns true if rank 0 has time left."""
     flag = torch.tensor([float(time.monotonic() < until)])
     return bool(funcol.broadcast(flag, 0, dist.group.WORLD).item())
 

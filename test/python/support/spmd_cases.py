@@ -197,7 +197,7 @@ def sample(rank: int, world: int, case: Case) -> Tensor:
 
 
 def outcome(rank: int, world: int, case: Case, axis: Any, **more: Any) -> tuple[Any, ...]:
-    """Whether the result was pending, the result, and the gradients of two passes, of which the second one
+    """Returns if the result was pending, the result, and the gradients of two passes, of which the second
     differentiates the first."""
     leaf = sample(rank, world, case).requires_grad_()
     y = call(case, leaf * 1, axis, **more)

@@ -1,4 +1,4 @@
-"""What PyTorch holds that install() may change: attributes of modules, kernels of operators."""
+"""State of PyTorch that install() may change: attributes of modules, kernels of operators."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _numbers = itertools.count()
 
 
 def is_full_root() -> bool:
-    """Whether this is root, with the rights to make devices and namespaces, which containers may lack."""
+    """Returns true for root with the rights to make devices and namespaces, which containers may lack."""
     held = re.search(r"^CapEff:\s*(\w+)", Path("/proc/self/status").read_text(), re.MULTILINE)
     needed = 1 << 12 | 1 << 21  # CAP_NET_ADMIN and CAP_SYS_ADMIN
     return os.geteuid() == 0 and held is not None and int(held[1], 16) & needed == needed

@@ -533,7 +533,7 @@ def test_submeshes_of_a_stage_hold_replicas(world: int) -> None:
 
 
 def loads_into_flattened_submeshes(rank: int, world: int, unrelated: bool) -> None:
-    """As torchtitan has them: dp_shard and cp flattened, beside tp."""
+    """Loads into torchtitan's meshes: dp_shard and cp flattened, beside tp."""
     if unrelated:
         own = DeviceMesh(device_type(), [0, 1]), DeviceMesh(device_type(), [2, 3])
         flat = own[rank // 2]

@@ -86,8 +86,8 @@ void Call::run() {
   }
 }
 
-// That of the first CUDA tensor, tensors without elements last; else the one that the call names; else the
-// current one.
+// Sets the device: that of the first CUDA tensor, tensors without elements last; else the one that the call
+// names; else the current one.
 void Call::find_device() {
   std::optional<at::Device> of_tensor, of_empty_tensor, named;
   each_argument_tensor([&](const at::Tensor& tensor) {

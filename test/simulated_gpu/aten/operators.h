@@ -1,4 +1,4 @@
-// What calls of an operator do with their arguments, as its schema says.
+// Uses that calls of an operator make of their arguments, read from its schema.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -12,7 +12,7 @@
 
 namespace simulated_gpu::aten {
 
-// What runs in place of the CPU's kernel: arguments on the CPU to results on the CPU. Random numbers come
+// A kernel that runs in place of the CPU's: arguments on the CPU to results on the CPU. Random numbers come
 // from the generator, so that they follow the CUDA generator's seed.
 using HostKernel =
     std::function<torch::jit::Stack(torch::jit::Stack arguments, const at::Generator& generator)>;
@@ -44,9 +44,9 @@ struct Operator {
 
 Operator describe(const c10::FunctionSchema& schema);
 
-// Whether the simulated GPU computes an operator that both the CPU and CUDA have kernels for. Others keep
-// PyTorch's CUDA code: views, allocation, what is made of memcpy and cudaStreamSynchronize, and kernels of
-// libraries.
+// Returns true if the simulated GPU computes an operator that both the CPU and CUDA have kernels for. Others
+// keep PyTorch's CUDA code: views, allocation, operators made of memcpy and cudaStreamSynchronize, and
+// kernels of libraries.
 bool is_simulated(const c10::FunctionSchema& schema);
 
 }  // namespace simulated_gpu::aten

@@ -1,4 +1,4 @@
-// Where in the program, in Python mostly, an operation is issued.
+// Places in the program, in Python mostly, that issue operations.
 //
 // A place is the stack of Python's frames of the issuing thread and, in a backward pass, the node that runs.
 // Finding it takes Python's global interpreter lock (GIL), its text() takes no lock and runs no Python, so
@@ -18,7 +18,7 @@ namespace simulated_gpu::aten {
 std::shared_ptr<const IssuePlace> find_issue_place();
 
 // Finds the place once for all that this thread issues while the object lives, the outermost one if nested.
-// What is issued under a lock has a place this way, too.
+// Work issued under a lock gets its place this way, too.
 class AtOnePlace {
  public:
   AtOnePlace();

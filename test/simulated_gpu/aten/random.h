@@ -11,7 +11,7 @@
 
 namespace simulated_gpu::aten {
 
-// What one kernel draws from a CUDA generator: other numbers than a GPU's, but as there a function of the
+// The random numbers of one kernel: other numbers than a GPU's, but as there a function of the CUDA
 // generator's seed and offset alone. In a graph both lie in device memory, where each replay finds new ones.
 class RandomState {
  public:

@@ -1,4 +1,4 @@
-// What the Python package calls: simulated_gpu_register() as it is imported,
+// Entry points for the Python package: simulated_gpu_register() when it is imported,
 // simulated_gpu_poison_allocated_memory() once PyTorch has initialized CUDA.
 
 #include <ATen/Context.h>

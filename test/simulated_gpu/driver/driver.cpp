@@ -91,7 +91,7 @@ DRIVER_API CUresult cuLogsRegisterCallback(void* /*function*/, void* /*data*/, v
 
 DRIVER_API CUresult cuLogsUnregisterCallback(void* /*handle*/) { return CUDA_SUCCESS; }
 
-// What PyTorch links and the simulation has not.
+// Functions that PyTorch links and the simulation lacks.
 #define NOT_SIMULATED(name) \
   DRIVER_API CUresult name() { return CUDA_ERROR_NOT_SUPPORTED; }
 NOT_SIMULATED(cuFuncGetAttribute)

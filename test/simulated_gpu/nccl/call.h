@@ -32,8 +32,8 @@ std::string name_of(CallKind kind);  // "all_reduce"
 
 inline bool is_point_to_point(CallKind kind) { return kind == CallKind::kSend || kind == CallKind::kReceive; }
 
-// What a rank multiplies its input by before a sum. The value is known when the op is made, or lies on the
-// device and is read when the collective runs.
+// The factor of a rank's input before a sum. Its value is known when the op is made, or lies on the device
+// and is read when the collective runs.
 struct Factor {
   ncclDataType_t type;
   std::array<char, 8> value = {};
@@ -51,7 +51,7 @@ struct Call {
   std::shared_ptr<const Factor> factor = nullptr;  // of a premultiplied sum
 };
 
-// What a rank reads and writes, each from the beginning of its buffer.
+// Bytes that a rank reads and writes, each from the beginning of its buffer.
 //
 //   all_gather of 3 floats on 2 ranks: reads 12 bytes, writes 24; scatter of them: the root reads 24, all
 //   write 12
@@ -65,7 +65,7 @@ Sizes sizes_of(const Call& call, int rank, int num_ranks);
 void add_ranges(const Call& call, int rank, int num_ranks, std::vector<Range>& reads,
                 std::vector<Range>& writes);
 
-// What other ranks are told of a call, at the head of its letter.
+// The description of a call for other ranks, at the head of its letter.
 struct Announcement {
   CallKind kind;
   int32_t type;

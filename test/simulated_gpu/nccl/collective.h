@@ -31,8 +31,8 @@ class RunningCall {
 
   void poison_output() const;
 
-  // Whether the call is over: what it awaits has come and the output is written, or the communicator has
-  // ended.
+  // Returns true if the call has completed: its inputs have come and the output is written, or the
+  // communicator has ended.
   bool poll();
 
   // Adds what poll() waits for.

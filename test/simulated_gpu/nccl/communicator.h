@@ -60,7 +60,7 @@ class Communicator {
 
   bool has_ended() const { return is_aborted_ || error_ != ncclSuccess; }
 
-  // Whether another rank failed. Called by operations that wait.
+  // Returns true if another rank failed. Called by operations that wait.
   bool hears_of_failure();
 
   // The operation that runs, if one does; `waits` is what it waits for now. Of the thread that runs

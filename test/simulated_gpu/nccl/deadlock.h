@@ -7,7 +7,7 @@
 // after a look at the letters were all true at once. Each rank that finds a circle reports it and fails its
 // communicators in it.
 //
-// Not found: a next call that the host has not issued, or that a graph of CUDA holds.
+// Does not find a next call that the host has not issued, or that a CUDA graph holds.
 #pragma once
 
 #include <vector>

@@ -61,7 +61,7 @@ ncclResult_t check(const CommunicatorPtr& communicator, Call& call) {
   return ncclSuccess;
 }
 
-// As many sends to oneself as receives from oneself: others would wait for ever.
+// Requires as many sends to oneself as receives from oneself: others would wait for ever.
 ncclResult_t check_self_sends(const Issue& issue) {
   int open = 0;
   for (const Call& call : issue.calls) {

@@ -11,7 +11,7 @@
 
 namespace simulated_gpu::nccl {
 
-// What all names begin with.
+// The prefix of all names.
 extern const char* const kFilePrefix;
 
 // The owner that the calling process is: "4711.88120".

@@ -7,7 +7,7 @@
 //   rank 1: Letter letter("a"); while (!letter.has_arrived()) ...; letter.head() == "head"
 //   rank 2: the same; when both letters are destroyed, is_unread("a") is false and the file is gone
 //
-// Nothing here blocks, so ranks may be processes or threads of one process.
+// The functions do not block, so ranks may be processes or threads of one process.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ namespace simulated_gpu::nccl {
 // key already. Throws std::system_error if shared memory is full.
 bool post(const std::string& key, std::string_view head, std::string_view body, int num_readers);
 
-// Whether the letter of `key` waits for a reader.
+// Returns true if the letter of `key` waits for a reader.
 bool is_unread(const std::string& key);
 
 // Takes back a letter; readers that have it keep it.
@@ -38,7 +38,7 @@ class Letter {
 
   bool has_arrived();
 
-  // Of a letter that has arrived. The body is aligned to 64 bytes.
+  // Parts of a letter that has arrived. The body is aligned to 64 bytes.
   std::string_view head() const;
   std::string_view body() const;
 

@@ -1,5 +1,5 @@
-// What a stream runs: the calls that one group makes on one communicator and one stream, or one call without
-// a group.
+// An operation of a stream: the calls that one group makes on one communicator and one stream, or one call
+// without a group.
 //
 // The calls run at the same time, so a rank may send and receive in any order. All inputs are read before an
 // output is poisoned, so a call may work in place.

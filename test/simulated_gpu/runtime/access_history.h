@@ -1,4 +1,4 @@
-// Who used which bytes last: finds two uses that conflict and that nothing orders.
+// Last uses of every byte: finds two uses that conflict and that have no order.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +39,7 @@ struct Conflict {
 // `b`.
 class AccessHistory {
  public:
-  // Whether `earlier` is known to come before what is being added.
+  // Returns true if `earlier` is known to come before the use that is being added.
   using IsOrdered = std::function<bool(const Issued& earlier)>;
 
   // Adds one use. Returns the first earlier one that conflicts with it (one of both writes) and is not

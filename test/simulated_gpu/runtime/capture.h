@@ -42,7 +42,7 @@ class Captures {
   static cudaError_t record(const StreamPointer& stream, Work work, std::vector<const void*> chains,
                             IssuedPointer issued);
 
-  // What a stream that waits for an event of a capture does: it takes part from now on.
+  // Adds a stream to the capture of an event that it waits for.
   cudaError_t join(const StreamPointer& stream, const CapturePointer& capture, const std::set<size_t>& after,
                    bool is_default_stream);
 
@@ -53,7 +53,7 @@ class Captures {
   // CUDA's rule for work on the default stream, which would wait for blocking streams that capture.
   cudaError_t check_default_stream(int device);
 
-  // Whether a blocking stream captures: the default stream has no state of its own then.
+  // Returns true if a blocking stream captures: the default stream has no state of its own then.
   bool blocks_default_stream() const;
 
   const std::vector<CapturePointer>& in_progress() const { return in_progress_; }

@@ -18,7 +18,7 @@ struct Description {
 #define DESCRIPTION(error, text) \
   { error, #error, text }
 
-// Those that the simulation returns, in the words of CUDA's documentation.
+// Errors that the simulation returns, in the words of CUDA's documentation.
 constexpr Description kDescriptions[] = {
     DESCRIPTION(cudaSuccess, "no error"),
     DESCRIPTION(cudaErrorInvalidValue, "invalid argument"),

@@ -18,7 +18,7 @@ struct Event {
   Clock clock = {};                                 // of the stream when the event was recorded
   std::shared_ptr<std::atomic<int64_t>> time = {};  // nanoseconds, once the stream reached it
 
-  // If it was last recorded on a stream that captures: where in the graph.
+  // The place in the graph, if the event was last recorded on a stream that captures.
   CapturePointer capture = nullptr;
   std::set<size_t> capture_after = {};
 };

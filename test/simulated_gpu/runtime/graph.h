@@ -21,7 +21,7 @@ struct Node {
 };
 using Nodes = std::vector<Node>;
 
-// What a graph keeps alive for the program: cudaUserObject_t.
+// An object that a graph keeps alive for the program: cudaUserObject_t.
 struct UserObject {
   void* data;
   cudaHostFn_t destroy;

@@ -81,7 +81,7 @@ using namespace simulated_gpu;  // NOLINT(google-build-using-namespace)
 // NOLINTBEGIN(bugprone-reserved-identifier): the names by which nvcc's code calls the runtime
 extern "C" {
 
-// What nvcc's host code calls. One fat binary is as good as another: no device code is read.
+// Entry points that nvcc's host code calls. The fat binary is ignored: no device code is read.
 void** __cudaRegisterFatBinary(void* /*binary*/) {
   static void* binary = nullptr;
   return &binary;

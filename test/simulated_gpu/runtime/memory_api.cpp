@@ -21,7 +21,7 @@ cudaError_t allocate(void** address, size_t size, MemoryKind kind) {
   return remember(*address == nullptr ? cudaErrorMemoryAllocation : cudaSuccess);
 }
 
-// As CUDA's, a free waits for the device first.
+// Frees memory. Waits for the device first, as CUDA does.
 cudaError_t release(void* address) {
   if (address == nullptr) {
     return cudaSuccess;

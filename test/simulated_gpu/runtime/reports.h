@@ -1,4 +1,4 @@
-// What the simulated GPU says of the program that runs on it.
+// Reports of the simulated GPU about the program that runs on it.
 #pragma once
 
 #include <string>

@@ -81,7 +81,7 @@ class Locked {
   Lock lock_;
 };
 
-// Where the caller issues something, if races are looked for: to be called without the lock.
+// Returns the place where the caller issues `work`, if races are looked for. Call it without the lock.
 IssuedPointer issue_place(const Work& work);
 
 // The calling thread's device, and its last error as cudaGetLastError() has it.

@@ -15,7 +15,7 @@ namespace {
 
 constexpr size_t kBuffered = size_t{1} << 20;
 
-// What the outermost call of a thread has done so far.
+// The outermost call of a thread, so far.
 struct Call {
   int depth = 0;
   int64_t begin = 0;

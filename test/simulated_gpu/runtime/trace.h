@@ -22,7 +22,7 @@ namespace simulated_gpu {
 
 inline bool is_traced() { return !options().trace_file.empty(); }
 
-// Whether an operation has to note that it comes after `mark`. In a trace, the order holds whether or not the
+// Returns true if an operation has to note that it comes after `mark`. A trace holds the order even if the
 // simulated stream has been fast.
 inline bool is_to_note(const Mark& mark) { return mark.count > 0 && (is_traced() || !mark.done()); }
 

@@ -209,7 +209,7 @@ TEST_F(LayoutCuda, AnErrorIsReturnedOnceAsText) {
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
 }
 
-// As code that shares the runtime may.
+// Code that shares the runtime may leave an error behind.
 TEST_F(LayoutCuda, AnErrorThatOtherCodeLeftIsNotTakenForTheKernels) {
   const ShardShape shape = {.num_ranks = 2, .outer = 2, .row_bytes = 4};
   const DeviceMemory in(static_cast<size_t>(shape.num_bytes()));

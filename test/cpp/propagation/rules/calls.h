@@ -116,7 +116,7 @@ inline std::vector<std::string> shard_rows_of(const OpCall& call) {
   return texts;
 }
 
-// Whether the layouts are legal for a call, given as placements of outputs and inputs for each axis.
+// Returns true if the placements of outputs and inputs, given per axis, are legal for a call.
 inline bool is_legal(const OpCall& call, const std::vector<std::string>& outputs,
                      const std::vector<std::string>& inputs, const Mesh& mesh) {
   const auto layout = [&](const std::string& text, const TensorMeta& meta) {

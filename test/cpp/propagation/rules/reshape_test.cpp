@@ -134,7 +134,7 @@ std::vector<std::vector<double>> held(const Shape& shape, const Placement& place
   return {local_part(whole, layout, kTwoRanks, {0}).values, local_part(whole, layout, kTwoRanks, {1}).values};
 }
 
-// Whether some shard of the output has the elements of the input's shard of `dim`, found by trying all.
+// Returns true if some shard of the output has the elements of the input's shard of `dim`. Tries all.
 bool could_stay(const Shape& from, const Shape& to, int64_t dim) {
   const auto wanted = held(from, Placement::shard(dim));
   for (size_t i = 0; i < to.size(); ++i) {
@@ -147,7 +147,7 @@ bool could_stay(const Shape& from, const Shape& to, int64_t dim) {
   return false;
 }
 
-// Whether a row keeps the input's shard of `dim`.
+// Returns true if a row keeps the input's shard of `dim`.
 bool stays(const Shape& from, const Shape& to, int64_t dim) {
   const auto call = view(from, to);
   const auto rows = rows_of(call);

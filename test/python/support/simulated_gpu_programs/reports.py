@@ -1,4 +1,4 @@
-"""What the simulated GPU reported in this process."""
+"""Reports of the simulated GPU in this process."""
 
 from __future__ import annotations
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from drawn import checked
 from hypothesis import example, given
 from hypothesis import strategies as st
+from hypothesis_settings import checked
 from plans import axis_cost, model
 
 import funcol
@@ -21,7 +21,7 @@ MODEL = model(dp=axis_cost(2, 1.5), tp=axis_cost(4, 2.5))
 
 
 def unless_refused(read: Callable[[], Any]) -> Any:
-    """What is read, or the text of the refusal."""
+    """Returns the result of ``read``, or the text of its ValueError."""
     try:
         return read()
     except ValueError as refused:
@@ -56,7 +56,7 @@ def test_a_shard_order_is_read_or_refused(text: str) -> None:
 
 
 def saved() -> dict[str, Any]:
-    """What a file of ``MODEL`` holds."""
+    """Returns the contents of a file of ``MODEL``."""
     axes: dict[str, Any] = {
         name: {"size": axis.size, **{key: vars(getattr(axis, key)) for key in vars(axis) if key != "size"}}
         for name, axis in MODEL.axes.items()

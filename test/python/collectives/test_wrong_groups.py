@@ -1,4 +1,4 @@
-"""A wrong group, reduce op, list or type raises before anything is sent, and names the function."""
+"""A wrong group, reduce op, list or input raises before anything is sent, and names the function."""
 
 from __future__ import annotations
 
@@ -9,23 +9,19 @@ import pytest
 import torch
 import torch.distributed as dist
 from differential import PROGRAM_SHAPE, PROGRAMS, world_group
-from mistakes import (
+from ranks import device_type, run_ranks
+from torch.distributed.device_mesh import DeviceMesh
+from wrong_calls import (
     NUM_RANKS,
     TIMEOUT_S,
     WRONG_GROUPS,
     WRONG_REDUCE_OPS,
-    Mistake,
     assert_raises,
-    by_all_or_one,
     can_need_gradient,
-    inputs_need_gradient,
-    makes_mistake,
-    name,
+    inputs,
     ones,
     with_and_without_gradient,
 )
-from ranks import device_type, run_ranks
-from torch.distributed.device_mesh import DeviceMesh
 
 import funcol
 
@@ -33,18 +29,43 @@ ON_DEVICES = True
 
 ops = torch.ops.funcol
 
+# Groups
+
+# A call of each function, given an input and a group.
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **{
+        name: lambda x, group, tag, call=call: call(funcol, x, NUM_RANKS, group, tag)
+        for name, call in PROGRAMS.items()
+    },
+    "all_gather_tensor, uneven": lambda x, group, tag: funcol.all_gather_tensor(
+        x, 0, group, tag, split_sizes=[len(x)] * NUM_RANKS
+    ),
+    "reduce_scatter_tensor, uneven": lambda x, group, tag: funcol.reduce_scatter_tensor(
+        x, "sum", 0, group, tag, split_sizes=[1, len(x) - 1]
+    ),
+    "reduce": lambda x, group, tag: funcol.reduce(x, "sum", 0, group, tag),
+    "scatter": lambda x, group, tag: funcol.scatter(x, 0, 0, group, tag),
+    "gather": lambda x, group, tag: funcol.gather(x, 0, 0, group, tag),
+}
+
+
+def name() -> str:
+    return world_group().group_name
+
+
+def op_of(function: str) -> str:
+    return "funcol::" + function.partition(",")[0]
+
 
 def refuses_group(rank: int, world: int, function: str, case: str, gradient: bool) -> None:
     make_group, error, words = WRONG_GROUPS[case]
     group = make_group()
     tag = "unheard of" if case == "list with an unknown tag" else ""
     x = torch.ones(PROGRAM_SHAPE, requires_grad=gradient)
-    assert_raises(
-        lambda: PROGRAMS[function](funcol, x, world, group, tag), error, f"funcol::{function}", *words
-    )
+    assert_raises(lambda: FUNCTIONS[function](x, group, tag), error, op_of(function), *words)
 
 
-@pytest.mark.parametrize("function", PROGRAMS)
+@pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize("case", WRONG_GROUPS)
 @with_and_without_gradient
 def test_each_function_refuses_a_wrong_group(function: str, case: str, gradient: bool) -> None:
@@ -100,6 +121,8 @@ def test_a_mesh_without_this_rank_is_refused() -> None:
     run_ranks(refuses_a_mesh_without_this_rank, 3, timeout=TIMEOUT_S)
 
 
+# Reduce ops
+
 REDUCTIONS: dict[str, Callable[[torch.Tensor, Any], Any]] = {
     "all_reduce": lambda x, op: funcol.all_reduce(x, op, world_group()),
     "reduce_scatter_tensor": lambda x, op: funcol.reduce_scatter_tensor(x, op, 0, world_group()),
@@ -117,38 +140,31 @@ REDUCTIONS: dict[str, Callable[[torch.Tensor, Any], Any]] = {
 def refuses_reduce_op(rank: int, world: int, function: str, case: str, gradient: bool) -> None:
     reduce_op, dtype, error, words = WRONG_REDUCE_OPS[case]
     x = torch.ones(4, dtype=dtype, requires_grad=gradient)
-    op, _, _ = function.partition(",")
-    assert_raises(lambda: REDUCTIONS[function](x, reduce_op), error, f"funcol::{op}", *words)
+    assert_raises(lambda: REDUCTIONS[function](x, reduce_op), error, op_of(function), *words)
 
 
 # Gloo cannot do these. NCCL can, or ProcessGroupNCCL raises RuntimeError.
 OF_GLOO = [case for case in WRONG_REDUCE_OPS if case.startswith(("avg", "sum on")) and case != "avg on bool"]
 
 
-def reduce_op_cases(*, need_gradient: bool) -> list[Any]:
+def reduce_op_cases() -> list[Any]:
     return [
-        pytest.param(case, marks=pytest.mark.cpu_only) if case in OF_GLOO else case
+        pytest.param(case, gradient, marks=[pytest.mark.cpu_only] if case in OF_GLOO else [])
         for case, (_, dtype, *_) in WRONG_REDUCE_OPS.items()
-        if can_need_gradient(dtype) or not need_gradient
+        for gradient in (False, True)
+        if can_need_gradient(dtype) or not gradient
     ]
 
 
 @pytest.mark.parametrize("function", REDUCTIONS)
-@pytest.mark.parametrize("case", reduce_op_cases(need_gradient=False))
-def test_each_reduction_refuses_a_wrong_op(function: str, case: str) -> None:
-    run_ranks(refuses_reduce_op, NUM_RANKS, function, case, False, timeout=TIMEOUT_S)
-
-
-@pytest.mark.parametrize("function", REDUCTIONS)
-@pytest.mark.parametrize("case", reduce_op_cases(need_gradient=True))
-def test_each_reduction_refuses_a_wrong_op_of_inputs_that_need_a_gradient(function: str, case: str) -> None:
-    run_ranks(refuses_reduce_op, NUM_RANKS, function, case, True, timeout=TIMEOUT_S)
+@pytest.mark.parametrize(("case", "gradient"), reduce_op_cases())
+def test_each_reduction_refuses_a_wrong_op(function: str, case: str, gradient: bool) -> None:
+    run_ranks(refuses_reduce_op, NUM_RANKS, function, case, gradient, timeout=TIMEOUT_S)
 
 
 def refuses_premul_sum(rank: int, world: int, function: str) -> None:
     reduce_op = dist._make_nccl_premul_sum(2.0)
-    op, _, _ = function.partition(",")
-    with pytest.raises(NotImplementedError, match=rf"funcol::{op}: backend 'gloo' .* 'premul_sum'"):
+    with pytest.raises(NotImplementedError, match=rf"{op_of(function)}: backend 'gloo' .* 'premul_sum'"):
         REDUCTIONS[function](ones(4), reduce_op)
 
 
@@ -159,7 +175,6 @@ def test_each_reduction_refuses_an_op_that_its_backend_lacks(function: str) -> N
 
 
 # Mixed lists
-
 
 COALESCED: dict[str, Callable[[list[Any]], Any]] = {
     "all_reduce_coalesced": lambda tensors: funcol.all_reduce_coalesced(tensors, "sum", world_group()),
@@ -201,7 +216,7 @@ MIXED: dict[str, tuple[Callable[[], list[torch.Tensor]], type[Exception], tuple[
 def refuses_mixed_list(rank: int, world: int, function: str, case: str, gradient: bool = False) -> None:
     make_tensors, error, words = MIXED[case]
     op = f"funcol::{function.removeprefix('op ')}"
-    with inputs_need_gradient(gradient):
+    with inputs("gradient" if gradient else "eager"):
         here = [word.replace("cpu", device_type()) for word in words]
         assert_raises(lambda: COALESCED[function](make_tensors()), error, op, *here)
 
@@ -224,57 +239,27 @@ def test_each_coalesced_function_refuses_mixed_dtypes_of_inputs_that_need_a_grad
     run_ranks(refuses_mixed_list, NUM_RANKS, function, "dtypes", True, timeout=TIMEOUT_S)
 
 
-# Types
+# Inputs that are no tensors
 
+NO_TENSORS = {"text": "x", "list": [1.0], "nothing": None, "number": 1.0}
 
-TYPES = {
-    "no tensor": Mistake(lambda: funcol.all_reduce([1.0], "sum", world_group()), TypeError, ("all_reduce",)),
-    "no tensor to gather": Mistake(
-        lambda: funcol.all_gather_tensor(None, 0, world_group()), TypeError, ("all_gather",)
+OF_A_TENSOR: dict[str, Callable[[Any], Any]] = {
+    "all_gather_tensor": lambda x: funcol.all_gather_tensor(x, 0, world_group(), split_sizes=[1, 1]),
+    "reduce_scatter_tensor": lambda x: funcol.reduce_scatter_tensor(
+        x, "sum", 0, world_group(), split_sizes=[1, 1]
     ),
-    "tensor for a list": Mistake(
-        lambda: funcol.all_reduce_coalesced(5, "sum", world_group()), TypeError, ("all_reduce_coalesced",)
-    ),
-    "list of other things": Mistake(
-        lambda: funcol.all_gather_into_tensor_coalesced([ones(2), 1.0], world_group()),
-        TypeError,
-        ("all_gather_into_tensor_coalesced",),
-    ),
-    "dim as text": Mistake(
-        lambda: funcol.all_gather_tensor(ones(2), "0", world_group()),
-        TypeError,
-        ("funcol::all_gather_tensor", "gather_dim", "str"),
-    ),
-    "dim as fraction": Mistake(
-        lambda: funcol.reduce_scatter_tensor(ones(2), "sum", 0.5, world_group()),
-        TypeError,
-        ("funcol::reduce_scatter_tensor", "scatter_dim", "float"),
-    ),
-    "dims as number": Mistake(
-        lambda: funcol.reduce_scatter_tensor_coalesced([ones(2)], "sum", 0, world_group()),
-        TypeError,
-        ("funcol::reduce_scatter_tensor_coalesced", "scatter_dim", "int"),
-    ),
-    "source as text": Mistake(
-        lambda: funcol.broadcast(ones(2), "0", world_group()),
-        TypeError,
-        ("funcol::broadcast", "src", "str"),
-    ),
-    "destinations as number": Mistake(
-        lambda: funcol.permute_tensor(ones(2), 1, world_group()),
-        TypeError,
-        ("funcol::permute_tensor", "src_dst", "int"),
-    ),
-    "group object for the reduce op": Mistake(
-        lambda: funcol.all_reduce(ones(2), world_group(), "sum"),
-        TypeError,
-        ("funcol::all_reduce", "ProcessGroup"),
-    ),
+    "reduce": lambda x: funcol.reduce(x, "sum", 0, world_group()),
+    "scatter": lambda x: funcol.scatter(x, 0, 0, world_group()),
+    "gather": lambda x: funcol.gather(x, 0, 0, world_group()),
 }
 
 
-@pytest.mark.parametrize("case", TYPES)
-@by_all_or_one
-@with_and_without_gradient
-def test_an_argument_of_a_wrong_type_is_refused(case: str, everybody: bool, gradient: bool) -> None:
-    run_ranks(makes_mistake, NUM_RANKS, __name__, "TYPES", case, everybody, gradient, timeout=TIMEOUT_S)
+def refuses_no_tensor(rank: int, world: int, function: str, case: str) -> None:
+    value = NO_TENSORS[case]
+    assert_raises(lambda: OF_A_TENSOR[function](value), TypeError, op_of(function), type(value).__name__)
+
+
+@pytest.mark.parametrize("function", OF_A_TENSOR)
+@pytest.mark.parametrize("case", NO_TENSORS)
+def test_each_function_refuses_inputs_that_are_no_tensors(function: str, case: str) -> None:
+    run_ranks(refuses_no_tensor, 1, function, case, timeout=TIMEOUT_S)

@@ -1,6 +1,6 @@
 """Every collective with every kind of tensor: what stock does, what a plain tensor gives, or an error.
 
-Ranks are processes of their own, so that a crash is a failed test. See ``kinds.py`` for kinds and calls.
+Ranks are processes of their own, so that a crash is a failed test. ``tensor_kinds.py`` has kinds and calls.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as stock
 from differential import finished
-from kinds import (
+from ranks import run_ranks
+from slow_collectives import SlowCollective, values
+from tensor_kinds import (
     BEYOND_STOCK,
     DENSE,
     FOREIGN,
@@ -24,8 +26,6 @@ from kinds import (
     Dispatching,
     Wrapping,
 )
-from ranks import run_ranks
-from slow_collectives import SlowCollective, values
 from torch import Tensor
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo
@@ -78,7 +78,7 @@ def is_what_stock_does(rank: int, world: int, kind: str, call: str) -> None:
     expected = outcome(call, stock, KINDS[kind]())
     actual = outcome(call, funcol, KINDS[kind]())
     if isinstance(expected, Exception):
-        # Where stock raises by a fault of its own, funcol may give a result.
+        # funcol may give a result where stock raises because of a bug.
         assert isinstance(actual, Exception) or kind in DENSE
         return
     assert not isinstance(actual, Exception), actual

@@ -1,4 +1,4 @@
-"""What programs put in the place of functions of PyTorch before install() stays in effect, and is told of."""
+"""Functions that a program replaced in PyTorch before install() stay in effect and are called."""
 
 from __future__ import annotations
 

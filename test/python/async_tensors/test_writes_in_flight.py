@@ -1,4 +1,4 @@
-"""Who may write to the tensors of a collective, and when: csrc/async/pending_collective.h has the rule.
+"""Writes to the tensors of a collective in flight, by the rule in csrc/async/pending_collective.h.
 
 In each case rank 0 starts its collective, then writes to all the memory that the rule allows, and only then
 lets rank 1, whose collective completes it, start.

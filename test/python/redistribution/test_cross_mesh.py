@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from between_meshes import Ends, complaints, mesh_of_ranks, placed_on, wrong_with
+from cross_mesh import Ends, complaints, mesh_of_ranks, placed_on, wrong_with
 from plans import axis_cost, model
 from ranks import device_type, run_ranks
 from redistributed import Item

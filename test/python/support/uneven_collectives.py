@@ -20,7 +20,7 @@ from torch import Tensor
 
 import funcol
 
-# What one rank gets of each reduction, given the inputs of all.
+# The result of each reduction on one rank, given the inputs of all.
 REDUCE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "sum": torch.add,
     "avg": torch.add,
@@ -98,7 +98,7 @@ class Collective(NamedTuple):
     call: Callable[[Tensor, Problem, Any, list[int] | None], Tensor]
     """The function, given its input, the group and split_sizes."""
     result: Callable[[list[Tensor], int, Problem], Tensor]
-    """What a rank gets, given the inputs of all."""
+    """The result on a rank, given the inputs of all."""
 
 
 COLLECTIVES = {

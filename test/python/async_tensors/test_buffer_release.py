@@ -1,4 +1,4 @@
-"""What collectives hold goes when they are over, used or not, and waits let other threads run."""
+"""Completed collectives release their buffers, used or not, and waits release the GIL."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ NUM_BYTES = 4 * MIB
 
 
 def backward_memory(gather: Callable[[Tensor], Tensor]) -> tuple[int, bool, list[Tensor]]:
-    """Of a backward pass over COUNT gathered weights: its peak, and whether gradients alone are left later.
+    """Returns the peak memory of a backward pass over COUNT gathered weights, and if only gradients remain.
 
     Returns the weights as well, whose gradients nobody has used.
     """

@@ -216,7 +216,7 @@ CELLS = {
 
 @pytest.fixture(scope="module")
 def results_in_a_notebook() -> dict[str, dict[str, str]]:
-    """What a notebook gets to show for each of :data:`CELLS`."""
+    """Returns the output of a notebook for each of :data:`CELLS`."""
     found: dict[str, dict[str, str]] = {}
     manager, client = jupyter_client.manager.start_new_kernel(kernel_name="python3")
     try:

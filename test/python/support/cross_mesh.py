@@ -50,7 +50,7 @@ def placed_on(mesh: DeviceMesh, layout: Layout, whole: Tensor, requires_grad: bo
 
 
 def wrong_with(result: DTensor, layout: Layout, mesh: DeviceMesh, whole: Tensor) -> str:
-    """What differs from ``whole`` under ``layout``; nothing if all is well. All ranks of ``mesh`` call it."""
+    """Returns the differences of ``result`` from ``whole`` under ``layout``, else "". Collective."""
     local = result._local_tensor
     at = mesh.get_coordinate()
     checks = {"spec": result._spec == layout.spec(mesh, whole), "dtype": local.dtype == whole.dtype}
@@ -63,7 +63,7 @@ def wrong_with(result: DTensor, layout: Layout, mesh: DeviceMesh, whole: Tensor)
 
 
 def complaints(rank: int, world: int, ends: Ends, items: Sequence[Item], **options: Any) -> list[str]:
-    """What is wrong when all ``items`` go from mesh to mesh in one call."""
+    """Moves all ``items`` from mesh to mesh in one call; returns the differences."""
     src_mesh, dst_mesh = ends.meshes()
     sources = [placed_on(src_mesh, src, whole_of(shape, dtype)) for shape, dtype, src, _ in items]
     kept = [source._local_tensor.clone() for source in sources]

@@ -1,10 +1,9 @@
-"""Wrong calls and the errors that they raise."""
+"""Wrong calls of collectives as data, and the errors that they raise."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import pytest
@@ -12,39 +11,127 @@ import torch
 import torch.distributed as dist
 from differential import world_group
 from ranks import device_type
+from torch._subclasses import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 
 import funcol
 
 NUM_RANKS = 2
 
+# A rank that hangs is one that had sent something.
+TIMEOUT_S = 30
 
-class Mistake(NamedTuple):
-    call: Callable[[], Any]
-    error: type[Exception]
-    words: tuple[str, ...]  # parts of the message
+by_all_or_one = pytest.mark.parametrize("everybody", [True, False], ids=["all ranks", "one rank"])
+
+with_and_without_gradient = pytest.mark.parametrize("gradient", [False, True], ids=["", "gradient"])
 
 
-_needs_gradient = False
+# Inputs
+
+
+class Inputs(NamedTuple):
+    """Properties of the tensors that ``ones`` makes."""
+
+    needs_gradient: bool = False
+    device: str | None = None  # None: that of the ranks
+
+
+_inputs = Inputs()
 
 
 @contextmanager
-def inputs_need_gradient(needed: bool) -> Iterator[None]:
-    """Whether ``ones`` makes inputs that need a gradient, which takes a call through autograd."""
-    global _needs_gradient
-    _needs_gradient = needed
+def inputs(mode: str) -> Iterator[None]:
+    """Sets the inputs of calls: ``eager``, ``gradient`` (calls go through autograd), ``meta`` or ``fake``."""
+    global _inputs
+    _inputs = Inputs(mode == "gradient", "meta" if mode == "meta" else None)
     try:
-        yield
+        with FakeTensorMode() if mode == "fake" else nullcontext():
+            yield
     finally:
-        _needs_gradient = False
+        _inputs = Inputs()
 
 
 def ones(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.ones(shape, dtype=dtype, requires_grad=_needs_gradient)
+    return torch.ones(shape, dtype=dtype, device=_inputs.device, requires_grad=_inputs.needs_gradient)
 
 
-def name() -> str:
-    return world_group().group_name
+# Calls
+
+
+class Ones(NamedTuple):
+    """An argument: a tensor of ones, made when the call is."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+    is_transposed: bool = False
+
+    def made(self) -> torch.Tensor:
+        tensor = ones(*self.shape, dtype=self.dtype)
+        return tensor.t() if self.is_transposed else tensor
+
+
+class Named(NamedTuple):
+    """An argument that is known on a rank of a group."""
+
+    value: Callable[[], Any]
+
+    def made(self) -> Any:
+        return self.value()
+
+
+GROUP = Named(world_group)
+NAME = Named(lambda: world_group().group_name)
+THIS_RANK = Named(dist.get_rank)
+OTHER_RANK = Named(lambda: 1 - dist.get_rank())
+
+
+def t(*shape: int, **how: Any) -> Ones:
+    return Ones(shape, **how)
+
+
+def made(argument: Any) -> Any:
+    """Returns the argument of a call, with its tensors and groups."""
+    if isinstance(argument, Ones | Named):
+        return argument.made()
+    return [made(one) for one in argument] if type(argument) is list else argument
+
+
+class WrongCall(NamedTuple):
+    """A call of ``function`` and its error, whose message has all ``words``."""
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
+    error: type[Exception]
+    words: tuple[str, ...]
+
+    def raises(self) -> None:
+        keywords = {name: made(value) for name, value in self.keywords.items()}
+        arguments = [made(argument) for argument in self.arguments]
+        assert_raises(lambda: self.function(*arguments, **keywords), self.error, *self.words)
+
+
+class Refused(NamedTuple):
+    """The error of a wrong call: ``Refused(ValueError, "dim 0").of("all_gather_tensor", t(3), 2)``."""
+
+    error: type[Exception]
+    words: tuple[str, ...]
+
+    def of(self, name: str, *arguments: Any, op: str | None = None, **keywords: Any) -> WrongCall:
+        """Returns a call of a function, on the default group without ``group``. The error names ``op``."""
+        group = {} if "group" in keywords else {"group": GROUP}
+        words = (f"funcol::{op or name}", *self.words)
+        return WrongCall(getattr(funcol, name), arguments, keywords | group, self.error, words)
+
+    def of_op(self, name: str, *arguments: Any, op: str | None = None, **keywords: Any) -> WrongCall:
+        """Returns a call of an operator; NAME stands for the group among its arguments."""
+        words = (f"funcol::{op or name}", *self.words)
+        function = getattr(torch.ops.funcol, name)
+        return WrongCall(function, arguments, keywords, self.error, words)
+
+
+def says(error: type[Exception], *words: str) -> Refused:
+    return Refused(error, words)
 
 
 def assert_raises(call: Callable[[], Any], error: type[Exception], *words: str) -> None:
@@ -55,25 +142,13 @@ def assert_raises(call: Callable[[], Any], error: type[Exception], *words: str) 
         assert part in str(raised.value), f"{part!r} is not in: {raised.value}"
 
 
-def makes_mistake(
-    rank: int, world: int, module: str, table: str, case: str, everybody: bool, gradient: bool = False
-) -> None:
-    """Makes the mistake ``case`` of a table of ``module``, on all ranks or on the last."""
-    mistake: Mistake = getattr(importlib.import_module(module), table)[case]
+def makes_wrong_call(rank: int, world: int, call: WrongCall, mode: str, everybody: bool = True) -> None:
+    """Makes a wrong call, on all ranks or on the last."""
     if everybody or rank == world - 1:
-        with inputs_need_gradient(gradient):
-            assert_raises(mistake.call, mistake.error, *mistake.words)
+        with inputs(mode):
+            call.raises()
     # A rank that had sent something would now be one collective ahead.
     assert funcol.all_reduce(torch.tensor(1.0), "sum", world_group()).item() == world
-
-
-by_all_or_one = pytest.mark.parametrize("everybody", [True, False], ids=["all ranks", "one rank"])
-
-with_and_without_gradient = pytest.mark.parametrize("gradient", [False, True], ids=["", "gradient"])
-
-
-# A rank that hangs is one that had sent something.
-TIMEOUT_S = 30
 
 
 # Groups

@@ -128,7 +128,7 @@ def answer(schema: OpSchema, sharding: OutputSharding) -> tuple[list[Any], list[
 
 
 def is_wrong(simulation: Simulation) -> bool:
-    """Whether the ranks do not hold the result, or the operator does not run, by PyTorch's decision."""
+    """Returns true if PyTorch's decision gives a wrong result or an operator that does not run."""
     try:
         simulation.check()
     except Exception:  # a WrongResultError, or what PyTorch's decision raises on another rank

@@ -10,8 +10,8 @@
 #include "dtensor/decisions.h"
 #include "dtensor/pytorch_rules.h"
 #include "metas/output_metas.h"
-#include "propagation/pytorch_plans.h"
 #include "propagation/rule.h"
+#include "propagation/upstream_plans.h"
 #include "pyobjects/attributes.h"
 #include "pyobjects/layouts.h"
 
@@ -21,7 +21,7 @@ namespace {
 // Returns true if C++ has prices for PyTorch's plans: the mesh has at most kMostAxes axes, or all tensors
 // have the default shard order and no strided shards.
 bool has_prices(const PythonSchema& schema) {
-  return attribute<"ndim">(schema.mesh).cast<size_t>() <= PyTorchPlans::kMostAxes ||
+  return attribute<"ndim">(schema.mesh).cast<size_t>() <= UpstreamPlans::kMostAxes ||
          std::ranges::all_of(schema.layouts, [](const Layout& layout) {
            return is_default(layout.order) && !has_strided_shards(layout);
          });

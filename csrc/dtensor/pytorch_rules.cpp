@@ -70,7 +70,7 @@ class PyTorchPart {
     add_keywords(attribute<"kwargs_schema">(op_schema).cast<py::dict>());
   }
 
-  PyTorchQuestion& question() { return question_; }
+  UpstreamQuestion& question() { return question_; }
 
   // The part's tensors in the order of the operands; nothing for an out= tensor.
   const std::vector<std::optional<size_t>>& numbers() const { return numbers_; }
@@ -124,7 +124,7 @@ class PyTorchPart {
   }
 
   // Strided shards in rows stand for what those of the first tensor with strided shards stand for.
-  void add_operand(PyTorchOperand operand) {
+  void add_operand(UpstreamOperand operand) {
     if (has_strided_shards(operand.source) && !has_strided_) {
       has_strided_ = true;
       question_.strided_as_order = operand.strided_as_order;
@@ -134,7 +134,7 @@ class PyTorchPart {
 
   const PythonSchema& whole_;
   const Part& part_;
-  PyTorchQuestion question_;
+  UpstreamQuestion question_;
   bool has_strided_ = false;
   std::vector<std::optional<size_t>> numbers_;
 };
@@ -145,7 +145,7 @@ Layout in_mesh_order(std::vector<Placement> placements) {
 }
 
 // The decision with these rows on the mesh axes. Keyword tensors stay where they are, as in PyTorch.
-OutputSharding sharding_of(const Part& part, const PyTorchQuestion& question,
+OutputSharding sharding_of(const Part& part, const UpstreamQuestion& question,
                            const std::vector<std::optional<size_t>>& numbers, const std::vector<Row>& rows,
                            const std::vector<double>& costs) {
   const auto& call = part.schema.call;
@@ -180,7 +180,7 @@ OutputSharding sharding_of(const Part& part, const PyTorchQuestion& question,
 }
 
 // Reads an AxisRule into the question. False if PyTorch would raise an error.
-bool read_rule(const py::tuple& rule, const Part& part, PyTorchQuestion& question, MaskObjects& masks) {
+bool read_rule(const py::tuple& rule, const Part& part, UpstreamQuestion& question, MaskObjects& masks) {
   const auto num_inputs = rule[1].cast<size_t>();
   question.num_outputs = part.schema.call.outputs.size();
   for (const auto& cells : rule[0]) {
@@ -251,7 +251,7 @@ std::variant<OutputSharding, Reason> pytorchs_choice(py::handle op_schema, const
       return accepts(specs[1], specs[0]).cast<bool>();
     };
   }
-  const auto choice = pytorch_choice(question);
+  const auto choice = upstream_choice(question);
   if (!choice) {
     return kRefused;
   }

@@ -10,7 +10,7 @@
 #include <variant>
 
 #include "dtensor/mask_objects.h"
-#include "propagation/pytorch_choice.h"
+#include "propagation/upstream_search.h"
 #include "pyobjects/op_schemas.h"
 
 namespace funcol::python {

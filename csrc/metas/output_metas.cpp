@@ -10,9 +10,9 @@
 #include <utility>
 
 #include "async/layers.h"
+#include "metas/analytic_metas.h"
 #include "metas/pointwise_metas.h"
 #include "metas/stack.h"
-#include "propagation/known_outputs.h"
 
 namespace funcol {
 namespace {
@@ -95,7 +95,7 @@ std::vector<std::optional<TensorMeta>> output_metas(const c10::OperatorHandle& o
   if (op.schema().returns().empty()) {
     return {};
   }
-  if (auto known = known_outputs(call)) {
+  if (auto known = analytic_metas(call)) {
     return std::move(*known);
   }
   const OutsideLayers outside_layers;

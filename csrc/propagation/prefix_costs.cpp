@@ -13,10 +13,10 @@ constexpr uint8_t kNowhere = UINT8_MAX;
 
 }  // namespace
 
-PrefixCosts::PrefixCosts(const Candidates& candidates, size_t input, ShortestPaths& paths)
-    : candidates_(candidates), input_(input), paths_(paths) {
-  const auto& precedences = candidates.precedences();
-  const int64_t num_axes = candidates.mesh().num_axes();
+PrefixCosts::PrefixCosts(const Compositions& compositions, size_t input, ShortestPaths& paths)
+    : compositions_(compositions), input_(input), paths_(paths) {
+  const auto& precedences = compositions.precedences();
+  const int64_t num_axes = compositions.mesh().num_axes();
   uint64_t num_prefixes = precedences.size();
   uint64_t first_key = 0;
   axes_.reserve(num_axes);
@@ -49,9 +49,9 @@ PrefixCosts::PrefixCosts(const Candidates& candidates, size_t input, ShortestPat
 void PrefixCosts::add_axis(int64_t axis, uint64_t first_key) {
   const Space& space = paths_.space();
   Axis& added = axes_.emplace_back(Axis{space.slot(axis), {}, {}, first_key});
-  added.column_of.resize(candidates_.num_rows());
-  for (const RowNumber number : candidates_.rows_of(axis)) {
-    const Placement& placement = candidates_.row(number).inputs[input_];
+  added.column_of.resize(compositions_.num_rows());
+  for (const RowNumber number : compositions_.rows_of(axis)) {
+    const Placement& placement = compositions_.row(number).inputs[input_];
     const auto known = std::ranges::find(added.columns, placement, &Column::placement);
     added.column_of[number] = static_cast<uint32_t>(known - added.columns.begin());
     if (known == added.columns.end()) {
@@ -71,7 +71,7 @@ void PrefixCosts::add_axis(int64_t axis, uint64_t first_key) {
   }
 }
 
-uint64_t PrefixCosts::key(size_t precedence, std::span<const RowNumber> rows) const {
+uint64_t PrefixCosts::key(size_t precedence, RowNumbers rows) const {
   uint64_t prefix = precedence;
   for (size_t axis = 0; axis < rows.size(); ++axis) {
     prefix = prefix * axes_[axis].columns.size() + axes_[axis].column_of[rows[axis]];

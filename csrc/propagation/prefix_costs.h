@@ -3,12 +3,11 @@
 
 #include <cstdint>
 #include <queue>
-#include <span>
 #include <unordered_map>
 #include <vector>
 
 #include "planner/shortest_paths.h"
-#include "propagation/candidates.h"
+#include "propagation/compositions.h"
 
 namespace funcol {
 
@@ -18,18 +17,16 @@ namespace funcol {
 // and the cost of making the mask.
 class PrefixCosts {
  public:
-  using RowNumber = Candidates::RowNumber;
-
-  // `candidates` and `paths` outlive this.
-  PrefixCosts(const Candidates& candidates, size_t input, ShortestPaths& paths);
+  // `compositions` and `paths` outlive this.
+  PrefixCosts(const Compositions& compositions, size_t input, ShortestPaths& paths);
 
   // The least cost if it is known, else a lower bound: the cost of the next layout.
-  double at_least(size_t precedence, std::span<const RowNumber> rows) const {
+  double at_least(size_t precedence, RowNumbers rows) const {
     const double known = get(key(precedence, rows));
     return known >= 0 ? known : frontier_;
   }
   // Returns true if at_least() is the cost itself, which may be kImpossible.
-  bool is_exact(size_t precedence, std::span<const RowNumber> rows) const {
+  bool is_exact(size_t precedence, RowNumbers rows) const {
     return get(key(precedence, rows)) >= 0 || frontier_ == kImpossible;
   }
 
@@ -63,7 +60,7 @@ class PrefixCosts {
 
   void add_axis(int64_t axis, uint64_t first_key);
   void visit(const State& state, double cost, int64_t masked_axis);
-  uint64_t key(size_t precedence, std::span<const RowNumber> rows) const;
+  uint64_t key(size_t precedence, RowNumbers rows) const;
   double get(uint64_t key) const;
   void set(uint64_t key, double cost);
   bool is_cut_by(const State& state, size_t precedence) const;
@@ -71,7 +68,7 @@ class PrefixCosts {
   template <typename Fits>
   bool visit(size_t axis, uint64_t prefix, double cost, const Fits& fits);
 
-  const Candidates& candidates_;
+  const Compositions& compositions_;
   const size_t input_;
   ShortestPaths& paths_;
   size_t num_visited_ = 0;              // layouts without masks

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <utility>
 
-#include "propagation/candidates.h"
+#include "propagation/compositions.h"
 
 namespace funcol {
 namespace {
@@ -202,7 +202,7 @@ bool Propagator::allows(const OpSchema& schema, const Rows& rows, const OutputSh
   }
   const auto operands = operands_of(schema);
   const auto required = required_outputs(schema);
-  return Candidates(schema.call, rows, schema.mesh, operands, required).contains(wanted);
+  return Compositions(schema.call, rows, schema.mesh, operands, required).contains(wanted);
 }
 
 std::vector<OutputSharding> Propagator::strategies(const OpSchema& schema) const {

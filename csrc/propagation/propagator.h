@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "planner/cost_model.h"
-#include "propagation/compose.h"
+#include "propagation/composition_search.h"
 #include "propagation/rule.h"
 
 namespace funcol {

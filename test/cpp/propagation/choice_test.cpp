@@ -10,7 +10,7 @@
 
 #include "planner/tasks.h"
 #include "propagation/calls.h"
-#include "propagation/compose.h"
+#include "propagation/composition_search.h"
 #include "support/refuses.h"
 
 namespace funcol::choice_test {

@@ -13,7 +13,7 @@
 
 #include "layout/naive_shards.h"
 #include "planner/search.h"
-#include "propagation/compose.h"
+#include "propagation/composition_search.h"
 
 namespace funcol::test {
 

@@ -1,4 +1,4 @@
-#include "propagation/known_outputs.h"
+#include "metas/analytic_metas.h"
 
 #include <algorithm>
 #include <array>
@@ -272,7 +272,7 @@ constexpr std::array kKnown = std::to_array<std::pair<std::string_view, OutputsO
 }  // namespace
 }  // namespace known
 
-std::optional<std::vector<std::optional<TensorMeta>>> known_outputs(const OpCall& call) {
+std::optional<std::vector<std::optional<TensorMeta>>> analytic_metas(const OpCall& call) {
   const auto* const found =
       std::ranges::find_if(known::kKnown, [&](const auto& entry) { return entry.first == call.op; });
   return found == known::kKnown.end() || call.tensors.empty() ? std::nullopt : found->second(call);

@@ -4,39 +4,37 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <vector>
 
 #include "planner/dtensor_costs.h"
-#include "propagation/pytorch_choice.h"
-#include "propagation/pytorch_plans.h"
+#include "propagation/row_search.h"
+#include "propagation/upstream_plans.h"
+#include "propagation/upstream_search.h"
 
 namespace funcol {
 
-using PyTorchRowNumber = int32_t;
-
 // Returns true if PyTorch considers both placements equal.
-bool is_same_for_pytorch(const Placement& a, const Placement& b);
+bool is_same_upstream(const Placement& a, const Placement& b);
 
 // Returns true if the operand costs nothing in its own placements: in rows they have the default shard order.
-bool stays_for_free(const PyTorchOperand& operand, bool strided_as_order);
+bool stays_for_free(const UpstreamOperand& operand, bool strided_as_order);
 
 // The costs of an operand in every layout that the rows make, and for each prefix, that is, rows of the first
 // axes, the least cost of a layout that begins so. All are priced at once; operands with more than
 // kMostPriced layouts are priced one by one, and their prefixes cost 0 at least.
-class PyTorchPrices {
+class UpstreamPrices {
  public:
   static constexpr size_t kMostPriced = size_t{1} << 17;
 
   // `placements[row]` is the operand's placement in each row, whose strided shards stand for an order if
   // `strided_as_order`. `rings` outlives this.
-  PyTorchPrices(const PyTorchOperand& operand, std::vector<Placement> placements, bool strided_as_order,
-                const std::vector<RingAxis>& rings);
+  UpstreamPrices(const UpstreamOperand& operand, std::vector<Placement> placements, bool strided_as_order,
+                 const std::vector<RingAxis>& rings);
 
-  bool is_of(const PyTorchOperand& operand, const std::vector<Placement>& placements) const;
+  bool is_of(const UpstreamOperand& operand, const std::vector<Placement>& placements) const;
 
   // A lower bound that is never above the cost of a layout with these rows, the cost itself for all axes.
-  double at_least(std::span<const PyTorchRowNumber> rows) const;
+  double at_least(RowNumbers rows) const;
 
  private:
   void find_columns();
@@ -45,12 +43,12 @@ class PyTorchPrices {
   bool is_greedy_to(const std::vector<Placement>& placements) const;
   bool is_made_of_shards(const std::vector<Placement>& target) const;
 
-  PyTorchOperand operand_;
+  UpstreamOperand operand_;
   std::vector<Placement> placements_;
   bool strided_as_order_;
   const std::vector<RingAxis>& rings_;
   bool is_free_ = false;                          // nothing costs anything
-  std::unique_ptr<PyTorchPlans> plans_;           // where it does not plan greedily to all layouts
+  std::unique_ptr<UpstreamPlans> plans_;          // where it does not plan greedily to all layouts
   std::vector<std::vector<Placement>> columns_;   // of each axis: placements with costs of their own
   std::vector<std::vector<uint32_t>> column_of_;  // [axis][row]
   std::vector<std::vector<double>> least_;        // [number of rows][prefix], the last axis fastest

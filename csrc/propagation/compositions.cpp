@@ -1,4 +1,4 @@
-#include "propagation/candidates.h"
+#include "propagation/compositions.h"
 
 #include <algorithm>
 #include <numeric>
@@ -46,8 +46,8 @@ bool places_as(const Row& row, const Composition& wanted, size_t axis, const OpC
 
 // The first order of all axes, by mesh order, that agrees with all of `orders`. Nothing if they contradict
 // each other.
-std::optional<Candidates::Precedence> sorted_by(const std::vector<const ShardOrder*>& orders,
-                                                int64_t num_axes) {
+std::optional<Compositions::Precedence> sorted_by(const std::vector<const ShardOrder*>& orders,
+                                                  int64_t num_axes) {
   std::vector<AxisSet> before(num_axes, 0);
   for (const auto* order : orders) {
     for (const auto& axes : *order) {
@@ -56,7 +56,7 @@ std::optional<Candidates::Precedence> sorted_by(const std::vector<const ShardOrd
       }
     }
   }
-  Candidates::Precedence precedence;
+  Compositions::Precedence precedence;
   AxisSet done = 0;
   while (static_cast<int64_t>(precedence.size()) < num_axes) {
     int64_t axis = 0;
@@ -78,16 +78,16 @@ std::optional<Candidates::Precedence> sorted_by(const std::vector<const ShardOrd
 
 }  // namespace
 
-bool is_cut_by(const Layout& layout, const Candidates::Precedence& precedence) {
+bool is_cut_by(const Layout& layout, const Compositions::Precedence& precedence) {
   return std::ranges::all_of(layout.order, [&](const auto& axes) {
     return std::ranges::is_sorted(
         axes, {}, [&](int64_t axis) { return std::ranges::find(precedence, axis) - precedence.begin(); });
   });
 }
 
-Candidates::Candidates(const OpCall& call, const Rows& rows, const Mesh& mesh,
-                       const std::vector<Operand>& operands,
-                       const std::vector<std::optional<Layout>>& required)
+Compositions::Compositions(const OpCall& call, const Rows& rows, const Mesh& mesh,
+                           const std::vector<Operand>& operands,
+                           const std::vector<std::optional<Layout>>& required)
     : call_(call), given_(rows), mesh_(mesh), operands_(operands), required_(required) {
   check_numbers();
   add_rows(rows.rows);
@@ -104,7 +104,7 @@ Candidates::Candidates(const OpCall& call, const Rows& rows, const Mesh& mesh,
   find_groups();
 }
 
-void Candidates::check_numbers() const {
+void Compositions::check_numbers() const {
   const auto check = [&](size_t got, size_t expected, const char* what) {
     if (got != expected) {
       refuse(call_, std::to_string(got) + " " + what + "; expected " + std::to_string(expected) + ".");
@@ -128,7 +128,7 @@ void Candidates::check_numbers() const {
   }
 }
 
-void Candidates::add_rows(const std::vector<Row>& rows) {
+void Compositions::add_rows(const std::vector<Row>& rows) {
   std::vector<int64_t> split_factors{1};
   for (const auto& operand : operands_) {
     for (const auto& placement : operand.source.placements) {
@@ -151,7 +151,7 @@ void Candidates::add_rows(const std::vector<Row>& rows) {
   }
 }
 
-void Candidates::add_row(const Row& row, const std::vector<int64_t>& split_factors) {
+void Compositions::add_row(const Row& row, const std::vector<int64_t>& split_factors) {
   if (any_placement(row, is_any_mask)) {
     return add_masked(row);
   }
@@ -165,7 +165,7 @@ void Candidates::add_row(const Row& row, const std::vector<int64_t>& split_facto
   }
 }
 
-void Candidates::add_masked(const Row& row) {
+void Compositions::add_masked(const Row& row) {
   std::vector<Placement> added;
   for (const auto& operand : operands_) {
     for (const auto& placement : operand.source.placements) {
@@ -178,7 +178,7 @@ void Candidates::add_masked(const Row& row) {
   }
 }
 
-bool Candidates::has_all_dims(const Row& row) const {
+bool Compositions::has_all_dims(const Row& row) const {
   const auto has_dim = [](const Placement& placement, const TensorMeta& tensor) {
     return !placement.is_shard() || (placement.dim >= 0 && placement.dim < tensor.num_dims());
   };
@@ -197,7 +197,7 @@ bool Candidates::has_all_dims(const Row& row) const {
   return true;
 }
 
-bool Candidates::is_allowed(const Row& row, int64_t axis) const {
+bool Compositions::is_allowed(const Row& row, int64_t axis) const {
   for (size_t i = 0; i < operands_.size(); ++i) {
     const auto& from = operands_[i].source.placements[axis];
     const auto& to = row.inputs[i];
@@ -215,7 +215,7 @@ bool Candidates::is_allowed(const Row& row, int64_t axis) const {
   return true;
 }
 
-void Candidates::find_mixing_rows() {
+void Compositions::find_mixing_rows() {
   mixing_.assign(rows_.size() * rows_.size(), Mixing::kAlways);
   for (size_t a = 0; a < rows_.size(); ++a) {
     if (!any_placement(*rows_[a], is_partial)) {
@@ -230,7 +230,7 @@ void Candidates::find_mixing_rows() {
   }
 }
 
-void Candidates::find_precedences() {
+void Compositions::find_precedences() {
   Precedence of_mesh(mesh_.num_axes());
   std::iota(of_mesh.begin(), of_mesh.end(), 0);
   precedences_.push_back(of_mesh);
@@ -274,7 +274,7 @@ void Candidates::find_precedences() {
   });
 }
 
-void Candidates::find_groups() {
+void Compositions::find_groups() {
   const auto alike = [&](size_t a, size_t b) {
     return call_.tensors[a].shape == call_.tensors[b].shape &&
            call_.tensors[a].dtype == call_.tensors[b].dtype && operands_[a].stays == operands_[b].stays &&
@@ -293,7 +293,7 @@ void Candidates::find_groups() {
   }
 }
 
-bool Candidates::may_follow(std::span<const RowNumber> rows, RowNumber next) const {
+bool Compositions::may_follow(RowNumbers rows, RowNumber next) const {
   const auto axis = static_cast<int64_t>(rows.size());
   for (int64_t other = 0; other < axis; ++other) {
     const bool has_single_rank = mesh_.sizes[axis] == 1 || mesh_.sizes[other] == 1;
@@ -320,7 +320,7 @@ bool Candidates::may_follow(std::span<const RowNumber> rows, RowNumber next) con
   });
 }
 
-Composition Candidates::composition(std::span<const RowNumber> rows, const Precedence& precedence) const {
+Composition Compositions::composition(RowNumbers rows, const Precedence& precedence) const {
   const auto layout_of = [&](auto placement_on) {
     Layout layout;
     layout.placements.reserve(rows.size());
@@ -350,7 +350,7 @@ Composition Candidates::composition(std::span<const RowNumber> rows, const Prece
   return composition;
 }
 
-bool Candidates::is_legal(const Composition& composition) const {
+bool Compositions::is_legal(const Composition& composition) const {
   const auto has_no_empty_shard = [&](const Group& group) {
     const auto& shape = call_.tensors[group.first].shape;
     for (int64_t dim = 0; dim < std::ssize(shape); ++dim) {
@@ -364,7 +364,7 @@ bool Candidates::is_legal(const Composition& composition) const {
          (!given_.is_legal || given_.is_legal(call_, composition, mesh_));
 }
 
-bool Candidates::moves(const Composition& composition) const {
+bool Compositions::moves(const Composition& composition) const {
   for (size_t i = 0; i < operands_.size(); ++i) {
     if (composition.inputs[i] != operands_[i].source) {
       return true;
@@ -373,7 +373,7 @@ bool Candidates::moves(const Composition& composition) const {
   return false;
 }
 
-std::optional<Composition> Candidates::unmoved() const {
+std::optional<Composition> Compositions::unmoved() const {
   std::vector<const Precedence*> fitting;
   for (const auto& precedence : precedences_) {
     if (std::ranges::all_of(operands_,
@@ -381,61 +381,35 @@ std::optional<Composition> Candidates::unmoved() const {
       fitting.push_back(&precedence);
     }
   }
-  std::vector<RowNumber> rows;
-  return fitting.empty() ? std::nullopt : unmoved(rows, fitting);
-}
-
-// `rows` are the rows of the first axes.
-std::optional<Composition> Candidates::unmoved(std::vector<RowNumber>& rows,
-                                               const std::vector<const Precedence*>& precedences) const {
-  const auto axis = static_cast<int64_t>(rows.size());
-  if (axis == mesh_.num_axes()) {
-    for (const auto* precedence : precedences) {
-      auto result = composition(rows, *precedence);
-      if (is_legal(result)) {
-        return result;
-      }
-    }
+  if (fitting.empty()) {
     return std::nullopt;
   }
-  for (const RowNumber number : rows_of_[axis]) {
-    bool moves_none = true;
-    for (size_t i = 0; i < operands_.size() && moves_none; ++i) {
-      moves_none = row(number).inputs[i] == operands_[i].source.placements[axis];
-    }
-    if (moves_none && may_follow(rows, number)) {
-      rows.push_back(number);
-      if (auto result = unmoved(rows, precedences)) {
-        return result;
-      }
-      rows.pop_back();
-    }
-  }
-  return std::nullopt;
-}
-
-bool Candidates::contains(const Composition& wanted) const {
-  std::vector<RowNumber> rows;
-  return contains(wanted, rows);
-}
-
-// `rows` are the rows of the first axes.
-bool Candidates::contains(const Composition& wanted, std::vector<RowNumber>& rows) const {
-  const auto axis = static_cast<int64_t>(rows.size());
-  if (axis == mesh_.num_axes()) {
+  const auto stay = [&](size_t axis, RowNumber number) {
+    const auto& inputs = row(number).inputs;
+    return std::ranges::equal(operands_, inputs, [&](const Operand& operand, const Placement& placement) {
+      return operand.source.placements[axis] == placement;
+    });
+  };
+  std::optional<Composition> found;
+  const auto keep_if_legal = [&](Composition unmoved) {
+    found = is_legal(unmoved) ? std::optional(std::move(unmoved)) : std::nullopt;
+    return found.has_value();
+  };
+  RowProduct(*this).find(stay, [&](RowNumbers rows) {
     return std::ranges::any_of(
-        precedences_, [&](const Precedence& precedence) { return is_legal(composition(rows, precedence)); });
-  }
-  for (const RowNumber number : rows_of_[axis]) {
-    if (places_as(row(number), wanted, axis, call_) && may_follow(rows, number)) {
-      rows.push_back(number);
-      if (contains(wanted, rows)) {
-        return true;
-      }
-      rows.pop_back();
-    }
-  }
-  return false;
+        fitting, [&](const Precedence* precedence) { return keep_if_legal(composition(rows, *precedence)); });
+  });
+  return found;
+}
+
+bool Compositions::contains(const Composition& wanted) const {
+  return RowProduct(*this).find(
+      [&](size_t axis, RowNumber number) { return places_as(row(number), wanted, axis, call_); },
+      [&](RowNumbers rows) {
+        return std::ranges::any_of(precedences_, [&](const Precedence& precedence) {
+          return is_legal(composition(rows, precedence));
+        });
+      });
 }
 
 }  // namespace funcol

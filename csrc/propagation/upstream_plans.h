@@ -19,13 +19,13 @@ namespace funcol {
 // Dijkstra's algorithm from one layout over PyTorch's single steps, in PyTorch's order, so that of equal
 // paths it finds PyTorch's. A path is found by what its steps cost for the parts that ranks really hold; its
 // price adds up what PyTorch takes for their sizes, where strided shards do not count.
-class PyTorchPlans {
+class UpstreamPlans {
  public:
   static constexpr size_t kMostAxes = 8;
 
   // `targets` are all placements that targets may have. `rings` outlives this. At most kMostAxes axes.
-  PyTorchPlans(const TensorMeta& meta, const Layout& source, std::vector<Placement> targets,
-               const std::vector<RingAxis>& rings);
+  UpstreamPlans(const TensorMeta& meta, const Layout& source, std::vector<Placement> targets,
+                const std::vector<RingAxis>& rings);
 
   // The price of the way to `target` in the default shard order; kImpossible for partials that are made of
   // shards or of other partials. Searches on until the way is found.

@@ -1,9 +1,10 @@
 // PyTorch's choice among the compositions of the rows that its own rule gives for one mesh axis.
 //
-// compose.h chooses for funcol; this file chooses as a program finds it without funcol, tie for tie. PyTorch
-// lists the full product of the rows, prices every composition and takes one; here a search finds the same
-// one. PyTorch's counterparts: expand_to_full_mesh_op_strategy (torch.distributed.tensor._ops.utils) and
-// _select_min_cost_strategy (torch.distributed.tensor._sharding_prop).
+// composition_search.h chooses for funcol; this file chooses as a program finds it without funcol, tie for
+// tie. PyTorch lists the full product of the rows, prices every composition and takes one; here a search
+// finds the same one. PyTorch's counterparts: expand_to_full_mesh_op_strategy
+// (torch.distributed.tensor._ops.utils) and _select_min_cost_strategy
+// (torch.distributed.tensor._sharding_prop).
 //
 // Worked case, add of two f32[8, 8] on one axis of 2 ranks, "S0" and "P(sum)", rows R <- R,R; S0 <- S0,S0;
 // S1 <- S1,S1; P <- P,P. The second row costs a reduce_scatter of the second tensor, the third an exchange
@@ -22,7 +23,7 @@
 namespace funcol {
 
 // A tensor of the call: a positional one, or a keyword tensor, those of out= among them.
-struct PyTorchOperand {
+struct UpstreamOperand {
   TensorMeta meta;
   Layout source;
   bool strided_as_order = false;  // strided shards of the source stand for a shard order
@@ -30,9 +31,9 @@ struct PyTorchOperand {
   bool is_elsewhere = false;      // on another mesh: it stays, whatever the rows say
 };
 
-struct PyTorchQuestion {
+struct UpstreamQuestion {
   Mesh mesh;
-  std::vector<PyTorchOperand> operands;  // in the order of Row::inputs
+  std::vector<UpstreamOperand> operands;  // in the order of Row::inputs
   size_t num_outputs = 0;
 
   // The rows in the order of the rule. Where none is all Replicate, that row is added in front.
@@ -56,7 +57,7 @@ struct PyTorchQuestion {
   std::function<bool(const std::vector<Row>&)> accepts;
 };
 
-struct PyTorchChoice {
+struct UpstreamChoice {
   std::vector<Row> rows;      // of each mesh axis
   std::vector<double> costs;  // of each operand; kImpossible where PyTorch has no price
 };
@@ -76,8 +77,8 @@ struct PyTorchChoice {
 // 2. else the first one of the least total cost, summed in the order of the operands. If all are impossible,
 //    the first one.
 //
-// Best-first search as in compose.h: a node has rows for the first axes; its bound adds up the least costs of
-// each operand's layouts that begin so. Sums are rounded as PyTorch's, so that ties are PyTorch's ties.
-std::optional<PyTorchChoice> pytorch_choice(const PyTorchQuestion& question);
+// row_search.h searches. The bound of a node adds up the least costs of each operand's layouts that begin so.
+// Sums are rounded as PyTorch's, so that ties are PyTorch's ties.
+std::optional<UpstreamChoice> upstream_choice(const UpstreamQuestion& question);
 
 }  // namespace funcol

@@ -1,17 +1,17 @@
-// The compositions of the rows of a call, and whether each is legal (compose.h defines both).
+// The compositions of the rows of a call, and whether each is legal (composition_search.h defines both).
 #pragma once
 
 #include <cstdint>
 #include <deque>
 #include <optional>
-#include <span>
 #include <vector>
 
-#include "propagation/compose.h"
+#include "propagation/composition_search.h"
+#include "propagation/row_search.h"
 
 namespace funcol {
 
-class Candidates {
+class Compositions {
  public:
   // Inputs with equal metadata, layouts and placements in every row, which are priced once.
   struct Group {
@@ -20,11 +20,10 @@ class Candidates {
   };
   // The mesh axes in the order in which they cut the dims of all tensors of a composition.
   using Precedence = std::vector<int64_t>;
-  using RowNumber = int32_t;
 
   // All arguments outlive this.
-  Candidates(const OpCall& call, const Rows& rows, const Mesh& mesh, const std::vector<Operand>& operands,
-             const std::vector<std::optional<Layout>>& required);
+  Compositions(const OpCall& call, const Rows& rows, const Mesh& mesh, const std::vector<Operand>& operands,
+               const std::vector<std::optional<Layout>>& required);
 
   const OpCall& call() const { return call_; }
   const Mesh& mesh() const { return mesh_; }
@@ -33,17 +32,17 @@ class Candidates {
 
   const Row& row(RowNumber number) const { return *rows_[number]; }
   RowNumber num_rows() const { return static_cast<RowNumber>(rows_.size()); }
-  // The rows that an axis may have, whatever rows the other axes have.
-  const std::vector<RowNumber>& rows_of(int64_t axis) const { return rows_of_[axis]; }
   const std::vector<Precedence>& precedences() const { return precedences_; }
   const std::vector<Group>& groups() const { return groups_; }
   size_t group_of(size_t input) const { return group_of_[input]; }
 
-  // Returns true if `next` may be the row of the axis after those of `rows`. False only if no such
-  // composition is legal.
-  bool may_follow(std::span<const RowNumber> rows, RowNumber next) const;
+  // The space of row_search.h.
+  size_t num_axes() const { return mesh_.sizes.size(); }
+  size_t num_orders() const { return precedences_.size(); }
+  const std::vector<RowNumber>& rows_of(size_t axis) const { return rows_of_[axis]; }
+  bool may_follow(RowNumbers rows, RowNumber next) const;
 
-  Composition composition(std::span<const RowNumber> rows, const Precedence& precedence) const;
+  Composition composition(RowNumbers rows, const Precedence& precedence) const;
   // Returns true if a composition, whose rows may follow each other, is legal.
   bool is_legal(const Composition& composition) const;
 
@@ -70,9 +69,6 @@ class Candidates {
   void find_mixing_rows();
   void find_precedences();
   void find_groups();
-  std::optional<Composition> unmoved(std::vector<RowNumber>& rows,
-                                     const std::vector<const Precedence*>& precedences) const;
-  bool contains(const Composition& wanted, std::vector<RowNumber>& rows) const;
 
   const OpCall& call_;
   const Rows& given_;
@@ -89,6 +85,6 @@ class Candidates {
 };
 
 // Returns true if the axes cut every dim of `layout` in this order.
-bool is_cut_by(const Layout& layout, const Candidates::Precedence& precedence);
+bool is_cut_by(const Layout& layout, const Compositions::Precedence& precedence);
 
 }  // namespace funcol

@@ -52,9 +52,9 @@ struct Choice {
 // Returns nullopt if no composition is legal or reachable (a masked partial cannot stay while its tensor
 // changes). `costs` prices redistributions on the mesh of the call.
 //
-// Best-first search: a node has rows for the first axes. Its bound is the sum, over the inputs, of the least
-// cost of a layout that any rows of the other axes ask for. Nodes are opened and redistributions are priced
-// only until the cheapest composition is certain.
+// row_search.h searches. The bound of a node is the sum, over the inputs, of the least cost of a layout that
+// any rows of the other axes ask for. Redistributions are priced only until the cheapest composition is
+// certain.
 //
 // Thread-safe, also with a shared `costs`. Throws std::invalid_argument, naming the operator, if rows,
 // operands or `required` do not match the number of tensors of the call, or layouts do not match the mesh.

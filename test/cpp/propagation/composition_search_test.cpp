@@ -1,4 +1,4 @@
-#include "propagation/compose.h"
+#include "propagation/composition_search.h"
 
 #include <gtest/gtest.h>
 
@@ -12,7 +12,7 @@
 #include "propagation/calls.h"
 #include "propagation/full_product.h"
 
-namespace funcol::compose_test {
+namespace funcol::composition_search_test {
 namespace {
 
 using ::testing::Combine;
@@ -237,4 +237,4 @@ INSTANTIATE_TEST_SUITE_P(Families, FullProductOf,
                          Combine(Range<size_t>(0, kFamilies.size()), Values(1, 2), Range(0, 6)));
 
 }  // namespace
-}  // namespace funcol::compose_test
+}  // namespace funcol::composition_search_test

@@ -1,35 +1,33 @@
-#include "propagation/pytorch_choice.h"
+#include "propagation/upstream_search.h"
 
 #include <algorithm>
 #include <array>
 #include <numeric>
-#include <span>
 #include <utility>
 
-#include "propagation/pytorch_prices.h"
+#include "propagation/row_search.h"
+#include "propagation/upstream_prices.h"
 
 namespace funcol {
 namespace {
 
-using RowNumbers = std::span<const PyTorchRowNumber>;
-
 // The classes of Python that PyTorch tells apart: Partial, _MaskPartial and _NormPartial.
 std::array<bool, 2> class_of(const Placement& partial) { return {partial.mask != 0, partial.is_norm()}; }
 
-bool mixes_in_pytorch(const Placement& a, const Placement& b) {
+bool mixes_upstream(const Placement& a, const Placement& b) {
   const auto is_linear = [](PartialOp op) { return op == PartialOp::kSum || op == PartialOp::kAvg; };
   return !a.is_partial() || !b.is_partial() ||
          (class_of(a) == class_of(b) && (a.op == b.op || (is_linear(a.op) && is_linear(b.op))));
 }
 
 // The rows of each axis, and which compositions of them are legal.
-class Compositions {
+class UpstreamCompositions {
  public:
-  explicit Compositions(const PyTorchQuestion& question) : question_(question) {
+  explicit UpstreamCompositions(const UpstreamQuestion& question) : question_(question) {
     add_rows();
     for (size_t axis = 0; axis < num_axes(); ++axis) {
       auto& numbers = rows_of_.emplace_back();
-      for (PyTorchRowNumber number = 0; number < num_rows(); ++number) {
+      for (RowNumber number = 0; number < num_rows(); ++number) {
         if (is_allowed(rows_[number], axis)) {
           numbers.push_back(number);
         }
@@ -37,15 +35,13 @@ class Compositions {
     }
     for (const auto& a : rows_) {
       for (const auto& b : rows_) {
-        mixes_.push_back(all_placements(a, b, mixes_in_pytorch));
+        mixes_.push_back(all_placements(a, b, mixes_upstream));
       }
     }
   }
 
-  size_t num_axes() const { return question_.mesh.sizes.size(); }
-  PyTorchRowNumber num_rows() const { return static_cast<PyTorchRowNumber>(rows_.size()); }
-  const Row& row(PyTorchRowNumber number) const { return rows_[number]; }
-  const std::vector<PyTorchRowNumber>& rows_of(size_t axis) const { return rows_of_[axis]; }
+  RowNumber num_rows() const { return static_cast<RowNumber>(rows_.size()); }
+  const Row& row(RowNumber number) const { return rows_[number]; }
 
   // Returns true if PyTorch rejects the rows because some have an output that others lack.
   bool mix_lacking_outputs() const {
@@ -58,15 +54,17 @@ class Compositions {
     return false;
   }
 
-  // Returns true if `next` may be the row of the axis after those of `rows`. False only if no such
-  // composition is legal.
-  bool may_follow(RowNumbers rows, PyTorchRowNumber next) const {
+  // The space of row_search.h. PyTorch's compositions have the default shard order.
+  size_t num_axes() const { return question_.mesh.sizes.size(); }
+  static size_t num_orders() { return 1; }
+  const std::vector<RowNumber>& rows_of(size_t axis) const { return rows_of_[axis]; }
+  bool may_follow(RowNumbers rows, RowNumber next) const {
     for (const auto before : rows) {
       if (!mixes_[static_cast<size_t>(before) * rows_.size() + static_cast<size_t>(next)]) {
         return false;
       }
     }
-    std::vector<PyTorchRowNumber> longer(rows.begin(), rows.end());
+    std::vector<RowNumber> longer(rows.begin(), rows.end());
     longer.push_back(next);
     return leaves_parts(longer);
   }
@@ -123,14 +121,14 @@ class Compositions {
     if (question_.is_in_place) {
       const auto& held = question_.operands.at(0).source.placements[axis];
       const auto& first = row.outputs.empty() ? std::optional(row.inputs[0]) : row.outputs[0];
-      if (!is_same_for_pytorch(row.inputs[0], held) || (first && !is_same_for_pytorch(*first, held))) {
+      if (!is_same_upstream(row.inputs[0], held) || (first && !is_same_upstream(*first, held))) {
         return false;
       }
     }
     for (size_t i = 0; i < question_.required.size(); ++i) {
       const auto& required = question_.required[i];
       const auto& output = row.outputs.at(i);
-      if (required && (!output || !is_same_for_pytorch(*output, (*required)[axis]))) {
+      if (required && (!output || !is_same_upstream(*output, (*required)[axis]))) {
         return false;
       }
     }
@@ -157,7 +155,7 @@ class Compositions {
     bool leaves = true;
     for (size_t axis = 0; axis < rows.size() && (stays || leaves); ++axis) {
       const auto& placement = rows_[rows[axis]].inputs[input];
-      stays = stays && is_same_for_pytorch(placement, operand.source.placements[axis]);
+      stays = stays && is_same_upstream(placement, operand.source.placements[axis]);
       if (!placement.is_shard()) {
         continue;
       }
@@ -172,22 +170,22 @@ class Compositions {
     return stays || leaves;
   }
 
-  const PyTorchQuestion& question_;
+  const UpstreamQuestion& question_;
   std::vector<Row> rows_;
-  std::vector<std::vector<PyTorchRowNumber>> rows_of_;
+  std::vector<std::vector<RowNumber>> rows_of_;
   std::vector<bool> mixes_;  // [row][row]
 };
 
 // The costs of the operands, added up as PyTorch adds them.
-class Costs {
+class UpstreamCosts {
  public:
-  Costs(const PyTorchQuestion& question, const Compositions& compositions)
+  UpstreamCosts(const UpstreamQuestion& question, const UpstreamCompositions& compositions)
       : rings_(ring_axes(question.mesh)) {
     prices_.reserve(question.operands.size());
     for (size_t i = 0; i < question.operands.size(); ++i) {
       std::vector<Placement> placements;
       placements.reserve(static_cast<size_t>(compositions.num_rows()));
-      for (PyTorchRowNumber number = 0; number < compositions.num_rows(); ++number) {
+      for (RowNumber number = 0; number < compositions.num_rows(); ++number) {
         placements.push_back(compositions.row(number).inputs[i]);
       }
       const auto known = std::ranges::find_if(
@@ -200,12 +198,17 @@ class Costs {
   }
 
   // Never above the sum of a composition with these rows: rounding keeps the order of sums.
-  double at_least(RowNumbers rows) const {
+  double at_least(size_t /*order*/, RowNumbers rows) const {
     double sum = 0;
     for (const auto prices : prices_of_) {
       sum += prices_[prices].at_least(rows);
     }
     return sum;
+  }
+
+  // All bounds are exact.
+  static RowBound sharpened(size_t /*order*/, RowNumbers /*rows*/, double bound, double /*limit*/) {
+    return {bound, true};
   }
 
   std::vector<double> of_operands(RowNumbers rows) const {
@@ -219,56 +222,40 @@ class Costs {
 
  private:
   const std::vector<RingAxis> rings_;
-  std::vector<PyTorchPrices> prices_;
+  std::vector<UpstreamPrices> prices_;
   std::vector<size_t> prices_of_;  // [operand]
 };
 
 class Search {
  public:
-  Search(const PyTorchQuestion& question, const Compositions& compositions)
+  Search(const UpstreamQuestion& question, const UpstreamCompositions& compositions)
       : question_(question), compositions_(compositions) {}
 
-  std::optional<PyTorchChoice> run() {
-    std::vector<PyTorchRowNumber> rows;
-    if (question_.prefers_unmoved && find_last_unmoved(rows)) {
-      return PyTorchChoice{compositions_.composition(rows), std::vector<double>(question_.operands.size())};
+  std::optional<UpstreamChoice> run() {
+    if (question_.prefers_unmoved && find_last_unmoved()) {
+      return UpstreamChoice{compositions_.composition(chosen_),
+                            std::vector<double>(question_.operands.size())};
     }
-    if (find_cheapest(rows) || find_first(rows)) {
-      return PyTorchChoice{compositions_.composition(rows), costs().of_operands(rows)};
+    if (find_cheapest() || find_first()) {
+      return UpstreamChoice{compositions_.composition(chosen_), costs().of_operands(chosen_)};
     }
     return std::nullopt;
   }
 
  private:
-  struct Node {
-    double bound;
-    std::vector<PyTorchRowNumber> rows;
-
-    // std::push_heap puts the greatest in front: the least bound, then the first of the full product. Rows
-    // that are not chosen yet count as the first ones.
-    friend bool operator<(const Node& a, const Node& b) {
-      if (a.bound != b.bound) {
-        return a.bound > b.bound;
-      }
-      return std::ranges::lexicographical_compare(b.rows, a.rows);
-    }
-  };
-
   // Most calls move nothing, and need no costs.
-  const Costs& costs() {
+  const UpstreamCosts& costs() {
     if (!costs_) {
       costs_.emplace(question_, compositions_);
     }
     return *costs_;
   }
 
-  bool is_whole(RowNumbers rows) const { return rows.size() == compositions_.num_axes(); }
-
   bool moves_positional(const Row& row, size_t axis) const {
     for (size_t i = 0; i < question_.operands.size(); ++i) {
       const auto& operand = question_.operands[i];
       if (operand.is_positional && !operand.is_elsewhere &&
-          !is_same_for_pytorch(row.inputs[i], operand.source.placements[axis])) {
+          !is_same_upstream(row.inputs[i], operand.source.placements[axis])) {
         return true;
       }
     }
@@ -277,88 +264,45 @@ class Search {
 
   // Returns true if the positional operands, which stay, and the keyword tensors cost nothing.
   bool is_free(RowNumbers rows) {
-    const bool is_all = std::ranges::all_of(question_.operands, &PyTorchOperand::is_positional);
+    const bool is_all = std::ranges::all_of(question_.operands, &UpstreamOperand::is_positional);
     const auto stays = [&](const auto& operand) {
       return stays_for_free(operand, question_.strided_as_order);
     };
-    return is_all ? std::ranges::all_of(question_.operands, stays) : costs().at_least(rows) == 0;
+    return is_all ? std::ranges::all_of(question_.operands, stays) : costs().at_least(0, rows) == 0;
   }
 
-  bool find_last_unmoved(std::vector<PyTorchRowNumber>& rows) {
-    if (is_whole(rows)) {
-      return is_free(rows) && compositions_.is_accepted(rows);
-    }
-    const auto& numbers = compositions_.rows_of(rows.size());
-    for (size_t i = numbers.size(); i-- > 0;) {
-      if (moves_positional(compositions_.row(numbers[i]), rows.size()) ||
-          !compositions_.may_follow(rows, numbers[i])) {
-        continue;
-      }
-      rows.push_back(numbers[i]);
-      if (find_last_unmoved(rows)) {
-        return true;
-      }
-      rows.pop_back();
-    }
-    return false;
+  bool find_last_unmoved() {
+    return RowProduct(compositions_, Direction::kBackward)
+        .find(
+            [&](size_t axis, RowNumber number) { return !moves_positional(compositions_.row(number), axis); },
+            [&](RowNumbers rows) { return is_free(rows) && accept(rows); });
   }
 
-  bool find_cheapest(std::vector<PyTorchRowNumber>& rows) {
-    const auto is_after = [](const Node& a, const Node& b) { return a < b; };
-    std::vector<Node> queue{{costs().at_least({}), {}}};
-    while (!queue.empty()) {
-      std::ranges::pop_heap(queue, is_after);
-      const Node node = std::move(queue.back());
-      queue.pop_back();
-      if (is_whole(node.rows)) {
-        if (compositions_.is_accepted(node.rows)) {
-          rows = node.rows;
-          return true;
-        }
-        continue;
-      }
-      for (const auto number : compositions_.rows_of(node.rows.size())) {
-        if (!compositions_.may_follow(node.rows, number)) {
-          continue;
-        }
-        auto longer = node.rows;
-        longer.push_back(number);
-        const double bound = costs().at_least(longer);
-        if (bound != kImpossible) {
-          queue.push_back({bound, std::move(longer)});
-          std::ranges::push_heap(queue, is_after);
-        }
-      }
-    }
-    return false;
+  bool find_cheapest() {
+    return RowSearch(compositions_, costs()).find([&](size_t, RowNumbers rows) { return accept(rows); });
   }
 
-  bool find_first(std::vector<PyTorchRowNumber>& rows) const {
-    if (is_whole(rows)) {
-      return compositions_.is_accepted(rows);
-    }
-    for (const auto number : compositions_.rows_of(rows.size())) {
-      if (!compositions_.may_follow(rows, number)) {
-        continue;
-      }
-      rows.push_back(number);
-      if (find_first(rows)) {
-        return true;
-      }
-      rows.pop_back();
-    }
-    return false;
+  bool find_first() {
+    return RowProduct(compositions_)
+        .find([](size_t, RowNumber) { return true; }, [&](RowNumbers rows) { return accept(rows); });
   }
 
-  const PyTorchQuestion& question_;
-  const Compositions& compositions_;
-  std::optional<Costs> costs_;
+  // Chooses the composition if PyTorch's filter accepts it.
+  bool accept(RowNumbers rows) {
+    chosen_.assign(rows.begin(), rows.end());
+    return compositions_.is_accepted(rows);
+  }
+
+  const UpstreamQuestion& question_;
+  const UpstreamCompositions& compositions_;
+  std::optional<UpstreamCosts> costs_;
+  std::vector<RowNumber> chosen_;
 };
 
 }  // namespace
 
-std::optional<PyTorchChoice> pytorch_choice(const PyTorchQuestion& question) {
-  const Compositions compositions(question);
+std::optional<UpstreamChoice> upstream_choice(const UpstreamQuestion& question) {
+  const UpstreamCompositions compositions(question);
   if (compositions.mix_lacking_outputs()) {
     return std::nullopt;
   }

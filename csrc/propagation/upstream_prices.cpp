@@ -1,4 +1,4 @@
-#include "propagation/pytorch_prices.h"
+#include "propagation/upstream_prices.h"
 
 #include <algorithm>
 
@@ -13,21 +13,21 @@ Placement priced_as(const Placement& source, const Placement& target) {
 
 }  // namespace
 
-bool is_same_for_pytorch(const Placement& a, const Placement& b) {
+bool is_same_upstream(const Placement& a, const Placement& b) {
   if (a.is_norm() && b.is_norm()) {
     return a.norm.value == b.norm.value;  // 2 and 2.0 are equal in Python
   }
   return a == b;
 }
 
-bool stays_for_free(const PyTorchOperand& operand, bool strided_as_order) {
+bool stays_for_free(const UpstreamOperand& operand, bool strided_as_order) {
   const bool has_strided = std::ranges::any_of(operand.source.placements, &Placement::is_strided);
   return operand.is_elsewhere || std::ranges::all_of(operand.source.placements, &Placement::is_replicate) ||
          (is_default(operand.source.order) && (!has_strided || operand.strided_as_order == strided_as_order));
 }
 
-PyTorchPrices::PyTorchPrices(const PyTorchOperand& operand, std::vector<Placement> placements,
-                             bool strided_as_order, const std::vector<RingAxis>& rings)
+UpstreamPrices::UpstreamPrices(const UpstreamOperand& operand, std::vector<Placement> placements,
+                               bool strided_as_order, const std::vector<RingAxis>& rings)
     : operand_(operand),
       placements_(std::move(placements)),
       strided_as_order_(strided_as_order),
@@ -38,19 +38,19 @@ PyTorchPrices::PyTorchPrices(const PyTorchOperand& operand, std::vector<Placemen
     return;
   }
   if (!is_greedy_to(placements_)) {
-    plans_ = std::make_unique<PyTorchPlans>(operand.meta, operand.source, placements_, rings);
+    plans_ = std::make_unique<UpstreamPlans>(operand.meta, operand.source, placements_, rings);
   }
   find_columns();
   price_all();
 }
 
-bool PyTorchPrices::is_of(const PyTorchOperand& operand, const std::vector<Placement>& placements) const {
+bool UpstreamPrices::is_of(const UpstreamOperand& operand, const std::vector<Placement>& placements) const {
   return operand.is_elsewhere == operand_.is_elsewhere && operand.meta.shape == operand_.meta.shape &&
          operand.meta.dtype == operand_.meta.dtype && operand.source == operand_.source &&
          operand.strided_as_order == operand_.strided_as_order && placements == placements_;
 }
 
-void PyTorchPrices::find_columns() {
+void UpstreamPrices::find_columns() {
   const auto& sources = operand_.source.placements;
   columns_.resize(sources.size());
   column_of_.resize(sources.size());
@@ -58,9 +58,9 @@ void PyTorchPrices::find_columns() {
     auto& columns = columns_[axis];
     for (const auto& placement : placements_) {
       const auto& source = sources[axis];
-      const auto target = is_same_for_pytorch(source, placement) ? source
-                          : plans_ == nullptr                    ? priced_as(source, placement)
-                                                                 : placement;
+      const auto target = is_same_upstream(source, placement) ? source
+                          : plans_ == nullptr                 ? priced_as(source, placement)
+                                                              : placement;
       const auto known = std::ranges::find(columns, target);
       column_of_[axis].push_back(static_cast<uint32_t>(known - columns.begin()));
       if (known == columns.end()) {
@@ -72,7 +72,7 @@ void PyTorchPrices::find_columns() {
 
 // Returns true if PyTorch has no price for `target`: it gives none to a plan that makes a sum of shards or of
 // other partials, and it makes no masks, no norms, and no partials that do not commute.
-bool PyTorchPrices::is_made_of_shards(const std::vector<Placement>& target) const {
+bool UpstreamPrices::is_made_of_shards(const std::vector<Placement>& target) const {
   for (size_t axis = 0; axis < target.size(); ++axis) {
     const auto& from = operand_.source.placements[axis];
     const auto& to = target[axis];
@@ -93,13 +93,13 @@ bool PyTorchPrices::is_made_of_shards(const std::vector<Placement>& target) cons
 }
 
 // Returns true if PyTorch plans greedily from the source to layouts of these placements.
-bool PyTorchPrices::is_greedy_to(const std::vector<Placement>& placements) const {
+bool UpstreamPrices::is_greedy_to(const std::vector<Placement>& placements) const {
   return is_default(operand_.source.order) &&
          std::ranges::none_of(operand_.source.placements, &Placement::is_strided) &&
          std::ranges::none_of(placements, &Placement::is_strided);
 }
 
-double PyTorchPrices::price(const std::vector<Placement>& target) const {
+double UpstreamPrices::price(const std::vector<Placement>& target) const {
   const auto& [placements, order] = operand_.source;
   if (plans_ == nullptr || is_greedy_to(target)) {
     const auto bytes = static_cast<double>(num_elements(operand_.meta.shape) * itemsize(operand_.meta.dtype));
@@ -114,7 +114,7 @@ double PyTorchPrices::price(const std::vector<Placement>& target) const {
   return hides_source || hides_target || is_made_of_shards(target) ? kImpossible : plans_->cost_to(target);
 }
 
-void PyTorchPrices::price_all() {
+void UpstreamPrices::price_all() {
   size_t count = 1;
   for (const auto& columns : columns_) {
     count *= columns.size();
@@ -151,7 +151,7 @@ void PyTorchPrices::price_all() {
   }
 }
 
-double PyTorchPrices::at_least(std::span<const PyTorchRowNumber> rows) const {
+double UpstreamPrices::at_least(RowNumbers rows) const {
   if (is_free_) {
     return 0;
   }

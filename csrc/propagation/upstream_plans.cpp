@@ -1,4 +1,4 @@
-#include "propagation/pytorch_plans.h"
+#include "propagation/upstream_plans.h"
 
 #include <algorithm>
 #include <utility>
@@ -14,7 +14,7 @@ bool is_plain_partial(const Placement& placement) {
 
 }  // namespace
 
-size_t PyTorchPlans::StateHash::operator()(const State& state) const {
+size_t UpstreamPlans::StateHash::operator()(const State& state) const {
   Hash hash;
   for (size_t axis = 0; axis < kMostAxes; ++axis) {
     hash.add(static_cast<uint64_t>(state.place.at(axis)) << 8 | state.position.at(axis));
@@ -22,8 +22,8 @@ size_t PyTorchPlans::StateHash::operator()(const State& state) const {
   return hash.value();
 }
 
-PyTorchPlans::PyTorchPlans(const TensorMeta& meta, const Layout& source, std::vector<Placement> targets,
-                           const std::vector<RingAxis>& rings)
+UpstreamPlans::UpstreamPlans(const TensorMeta& meta, const Layout& source, std::vector<Placement> targets,
+                             const std::vector<RingAxis>& rings)
     : num_dims_(meta.num_dims()),
       bytes_(static_cast<double>(num_elements(meta.shape) * itemsize(meta.dtype))),
       rings_(rings) {
@@ -48,12 +48,12 @@ PyTorchPlans::PyTorchPlans(const TensorMeta& meta, const Layout& source, std::ve
   queue_.push({0, counter_++, state, 0, gb_of(state)});
 }
 
-uint8_t PyTorchPlans::number_of(const Placement& placement) const {
+uint8_t UpstreamPlans::number_of(const Placement& placement) const {
   return static_cast<uint8_t>(std::ranges::find(placements_, placement) - placements_.begin());
 }
 
-PyTorchPlans::State PyTorchPlans::state_of(const std::vector<Placement>& placements,
-                                           const ShardOrder& order) const {
+UpstreamPlans::State UpstreamPlans::state_of(const std::vector<Placement>& placements,
+                                             const ShardOrder& order) const {
   State state;
   for (size_t axis = 0; axis < placements.size(); ++axis) {
     state.place.at(axis) = number_of(placements[axis]);
@@ -66,7 +66,7 @@ PyTorchPlans::State PyTorchPlans::state_of(const std::vector<Placement>& placeme
   return state;
 }
 
-std::pair<uint8_t, size_t> PyTorchPlans::cuts(const State& state, int64_t dim) const {
+std::pair<uint8_t, size_t> UpstreamPlans::cuts(const State& state, int64_t dim) const {
   uint8_t count = 0;
   size_t last = 0;
   for (size_t axis = 0; axis < rings_.size(); ++axis) {
@@ -79,14 +79,14 @@ std::pair<uint8_t, size_t> PyTorchPlans::cuts(const State& state, int64_t dim) c
   return {count, last};
 }
 
-PyTorchPlans::State PyTorchPlans::moved(State state, size_t axis, size_t place) const {
+UpstreamPlans::State UpstreamPlans::moved(State state, size_t axis, size_t place) const {
   const auto& placement = placements_[place];
   state.position.at(axis) = placement.is_shard() ? cuts(state, placement.dim).first : uint8_t{0};
   state.place.at(axis) = static_cast<uint8_t>(place);
   return state;
 }
 
-bool PyTorchPlans::may_be_partial(const State& state, size_t axis, const Placement& placement) const {
+bool UpstreamPlans::may_be_partial(const State& state, size_t axis, const Placement& placement) const {
   const auto is_linear = [](PartialOp op) { return op == PartialOp::kSum || op == PartialOp::kAvg; };
   for (size_t other = 0; other < rings_.size(); ++other) {
     const auto& held = at(state, other);
@@ -98,7 +98,7 @@ bool PyTorchPlans::may_be_partial(const State& state, size_t axis, const Placeme
   return true;
 }
 
-double PyTorchPlans::gb_of(const State& state) const {
+double UpstreamPlans::gb_of(const State& state) const {
   double num_shards = 1;
   for (size_t axis = 0; axis < rings_.size(); ++axis) {
     num_shards *= at(state, axis).is_shard() ? rings_[axis].num_ranks : 1;
@@ -106,7 +106,7 @@ double PyTorchPlans::gb_of(const State& state) const {
   return bytes_ / num_shards / 1024 / 1024 / 1024;
 }
 
-void PyTorchPlans::add(const Entry& from, size_t axis, size_t place) {
+void UpstreamPlans::add(const Entry& from, size_t axis, size_t place) {
   const auto state = moved(from.state, axis, place);
   if (prices_.contains(state)) {
     return;
@@ -119,7 +119,7 @@ void PyTorchPlans::add(const Entry& from, size_t axis, size_t place) {
 }
 
 // Steps of the last axis that cuts each dim.
-void PyTorchPlans::expand_shards(const Entry& from, bool are_strided) {
+void UpstreamPlans::expand_shards(const Entry& from, bool are_strided) {
   for (int64_t dim = 0; dim < num_dims_; ++dim) {
     const auto [count, last] = cuts(from.state, dim);
     if (count > 0 && at(from.state, last).is_strided() == are_strided) {
@@ -129,7 +129,7 @@ void PyTorchPlans::expand_shards(const Entry& from, bool are_strided) {
 }
 
 // All steps, in PyTorch's order.
-void PyTorchPlans::expand(const Entry& from) {
+void UpstreamPlans::expand(const Entry& from) {
   const auto num_shards = static_cast<size_t>(num_dims_);
   for (int64_t dim = 0; dim < num_dims_; ++dim) {
     const auto [count, last] = cuts(from.state, dim);
@@ -171,7 +171,7 @@ void PyTorchPlans::expand(const Entry& from) {
   make([](size_t, const Placement& placement) { return placement.is_strided(); });
 }
 
-bool PyTorchPlans::settle() {
+bool UpstreamPlans::settle() {
   while (!queue_.empty()) {
     const Entry next = queue_.top();
     queue_.pop();
@@ -183,7 +183,7 @@ bool PyTorchPlans::settle() {
   return false;
 }
 
-double PyTorchPlans::cost_to(const std::vector<Placement>& target) {
+double UpstreamPlans::cost_to(const std::vector<Placement>& target) {
   const auto state = state_of(target, default_shard_order(target));
   while (true) {
     if (const auto known = prices_.find(state); known != prices_.end()) {

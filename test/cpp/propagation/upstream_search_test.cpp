@@ -1,5 +1,5 @@
 // PyTorch's choice, case by case, and against the full product that PyTorch writes out.
-#include "propagation/pytorch_choice.h"
+#include "propagation/upstream_search.h"
 
 #include <gtest/gtest.h>
 
@@ -12,9 +12,9 @@
 
 #include "planner/dtensor_costs.h"
 #include "propagation/calls.h"
-#include "propagation/pytorch_plans.h"
+#include "propagation/upstream_plans.h"
 
-namespace funcol::pytorch_choice_test {
+namespace funcol::upstream_search_test {
 namespace {
 
 using test::row;
@@ -26,10 +26,10 @@ Layout layout(const std::string& text) {
   return {std::move(placements), std::move(order)};
 }
 
-PyTorchQuestion question(std::vector<int64_t> mesh, const std::vector<std::string>& rows,
-                         const std::vector<std::string>& sources,
-                         const std::vector<int64_t>& shape = {24, 24}) {
-  PyTorchQuestion asked;
+UpstreamQuestion question(std::vector<int64_t> mesh, const std::vector<std::string>& rows,
+                          const std::vector<std::string>& sources,
+                          const std::vector<int64_t>& shape = {24, 24}) {
+  UpstreamQuestion asked;
   asked.mesh = {std::move(mesh), {}, {}};
   asked.num_outputs = 1;
   asked.split_factors = {1};
@@ -43,7 +43,7 @@ PyTorchQuestion question(std::vector<int64_t> mesh, const std::vector<std::strin
 }
 
 // "S(0) <- S(0),R" of each axis.
-std::string to_text(const std::optional<PyTorchChoice>& choice) {
+std::string to_text(const std::optional<UpstreamChoice>& choice) {
   std::string text = choice ? "" : "none";
   for (const auto& chosen : choice ? choice->rows : std::vector<Row>{}) {
     text += (text.empty() ? "" : "; ") + (chosen.outputs[0] ? to_string(*chosen.outputs[0]) : "-") + " <- ";
@@ -56,102 +56,102 @@ std::string to_text(const std::optional<PyTorchChoice>& choice) {
 
 const std::vector<std::string> kAdd{"S0* <- S0*,S0*", "S1* <- S1*,S1*", "P <- P,P"};
 
-TEST(PyTorchChoice, TakesTheCheapestComposition) {
-  EXPECT_EQ(to_text(pytorch_choice(question({2}, kAdd, {"S0", "P"}))), "S(0) <- S(0),S(0)");
+TEST(UpstreamChoice, TakesTheCheapestComposition) {
+  EXPECT_EQ(to_text(upstream_choice(question({2}, kAdd, {"S0", "P"}))), "S(0) <- S(0),S(0)");
 }
 
-TEST(PyTorchChoice, TakesTheLastOfThoseWithoutMoves) {
-  EXPECT_EQ(to_text(pytorch_choice(question({2}, {"P <- R,R", "S0 <- R,R"}, {"R", "R"}))), "S(0) <- R,R");
+TEST(UpstreamChoice, TakesTheLastOfThoseWithoutMoves) {
+  EXPECT_EQ(to_text(upstream_choice(question({2}, {"P <- R,R", "S0 <- R,R"}, {"R", "R"}))), "S(0) <- R,R");
 }
 
-TEST(PyTorchChoice, TakesTheFirstOfThoseOfElementsOfLists) {
+TEST(UpstreamChoice, TakesTheFirstOfThoseOfElementsOfLists) {
   auto asked = question({2}, {"P <- R,R", "S0 <- R,R"}, {"R", "R"});
   asked.prefers_unmoved = false;
-  EXPECT_EQ(to_text(pytorch_choice(asked)), "R <- R,R");
+  EXPECT_EQ(to_text(upstream_choice(asked)), "R <- R,R");
 }
 
-TEST(PyTorchChoice, LeavesOutRowsOfShardsWhereNothingIsSharded) {
+TEST(UpstreamChoice, LeavesOutRowsOfShardsWhereNothingIsSharded) {
   auto asked = question({2}, kAdd, {"P", "R"});
   asked.split_factors = {};
-  EXPECT_EQ(to_text(pytorch_choice(asked)), "P(sum) <- P(sum),P(sum)");
+  EXPECT_EQ(to_text(upstream_choice(asked)), "P(sum) <- P(sum),P(sum)");
 }
 
-TEST(PyTorchChoice, DoesNotMixPartials) {
+TEST(UpstreamChoice, DoesNotMixPartials) {
   const auto asked = question({2, 2}, {"P <- P", "P(max) <- P(max)"}, {"P,P(max)"});
-  EXPECT_EQ(to_text(pytorch_choice(asked)), "R <- R; P(max) <- P(max)");
+  EXPECT_EQ(to_text(upstream_choice(asked)), "R <- R; P(max) <- P(max)");
 }
 
-TEST(PyTorchChoice, LetsSumsAndAveragesMeet) {
+TEST(UpstreamChoice, LetsSumsAndAveragesMeet) {
   const auto asked = question({2, 2}, {"P <- P", "P(avg) <- P(avg)"}, {"P,P(avg)"});
-  EXPECT_EQ(to_text(pytorch_choice(asked)), "P(sum) <- P(sum); P(avg) <- P(avg)");
+  EXPECT_EQ(to_text(upstream_choice(asked)), "P(sum) <- P(sum); P(avg) <- P(avg)");
 }
 
-TEST(PyTorchChoice, LeavesNoRankWithoutElements) {
-  EXPECT_EQ(to_text(pytorch_choice(question({4}, {"S0* <- S0*"}, {"S0"}, {3, 3}))), "R <- R");
+TEST(UpstreamChoice, LeavesNoRankWithoutElements) {
+  EXPECT_EQ(to_text(upstream_choice(question({4}, {"S0* <- S0*"}, {"S0"}, {3, 3}))), "R <- R");
 }
 
-TEST(PyTorchChoice, LeavesElementsWhereTheyAreIfTheRuleAllows) {
+TEST(UpstreamChoice, LeavesElementsWhereTheyAreIfTheRuleAllows) {
   auto asked = question({4}, {"S0* <- S0*"}, {"S0"}, {3, 3});
   asked.allows_uneven = true;
-  EXPECT_EQ(to_text(pytorch_choice(asked)), "S(0) <- S(0)");
+  EXPECT_EQ(to_text(upstream_choice(asked)), "S(0) <- S(0)");
 }
 
-TEST(PyTorchChoice, KeepsATensorThatIsWrittenTo) {
+TEST(UpstreamChoice, KeepsATensorThatIsWrittenTo) {
   auto asked = question({2}, kAdd, {"R", "S0"});
   asked.is_in_place = true;
-  EXPECT_EQ(to_text(pytorch_choice(asked)), "R <- R,R");
+  EXPECT_EQ(to_text(upstream_choice(asked)), "R <- R,R");
 }
 
-TEST(PyTorchChoice, RefusesToMoveATensorThatIsWrittenTo) {
+TEST(UpstreamChoice, RefusesToMoveATensorThatIsWrittenTo) {
   auto asked = question({2}, {"S0* <- S0*,S0*"}, {"P", "S0"});
   asked.is_in_place = true;
-  EXPECT_EQ(to_text(pytorch_choice(asked)), "none");
+  EXPECT_EQ(to_text(upstream_choice(asked)), "none");
 }
 
-TEST(PyTorchChoice, TakesARowWithoutAPriceWhereThereIsNoOther) {
+TEST(UpstreamChoice, TakesARowWithoutAPriceWhereThereIsNoOther) {
   auto asked = question({2}, kAdd, {"P", "S0"});
   asked.is_in_place = true;
-  EXPECT_EQ(to_text(pytorch_choice(asked)), "P(sum) <- P(sum),P(sum)");
+  EXPECT_EQ(to_text(upstream_choice(asked)), "P(sum) <- P(sum),P(sum)");
 }
 
-TEST(PyTorchChoice, HasTheResultWhereItIsGiven) {
+TEST(UpstreamChoice, HasTheResultWhereItIsGiven) {
   auto asked = question({2}, kAdd, {"S0", "S0"});
   asked.required = {parse_placements("S1")};
-  EXPECT_EQ(to_text(pytorch_choice(asked)), "S(1) <- S(1),S(1)");
+  EXPECT_EQ(to_text(upstream_choice(asked)), "S(1) <- S(1),S(1)");
 }
 
-TEST(PyTorchChoice, AsksTheFilter) {
+TEST(UpstreamChoice, AsksTheFilter) {
   auto asked = question({2}, kAdd, {"S0", "S0"});
   asked.accepts = [](const std::vector<Row>& rows) { return !rows[0].outputs[0]->is_shard(); };
-  EXPECT_EQ(to_text(pytorch_choice(asked)), "R <- R,R");
+  EXPECT_EQ(to_text(upstream_choice(asked)), "R <- R,R");
 }
 
-TEST(PyTorchChoice, RefusesRowsOfWhichSomeLackAnOutput) {
+TEST(UpstreamChoice, RefusesRowsOfWhichSomeLackAnOutput) {
   auto asked = question({2, 2}, {"S0* <- S0*"}, {"S0,S0"});
   asked.rows[0].outputs[0] = std::nullopt;
   asked.rows.push_back(row("S1* <- S1*"));
-  EXPECT_EQ(to_text(pytorch_choice(asked)), "none");
+  EXPECT_EQ(to_text(upstream_choice(asked)), "none");
 }
 
-TEST(PyTorchChoice, TakesAStridedShardAsItIs) {
+TEST(UpstreamChoice, TakesAStridedShardAsItIs) {
   auto asked = question({2}, {"S0* <- S0*,S0*"}, {"R", "R"});
   asked.operands[0].source = {{Placement::shard(0, 3)}, {{0}}};
   asked.operands[1].source = asked.operands[0].source;
   asked.split_factors = {3};
-  EXPECT_EQ(to_text(pytorch_choice(asked)), "_S(0, 3) <- _S(0, 3),_S(0, 3)");
+  EXPECT_EQ(to_text(upstream_choice(asked)), "_S(0, 3) <- _S(0, 3),_S(0, 3)");
 }
 
-TEST(PyTorchPlans, ChargeNothingForAStridedShard) {
+TEST(UpstreamPlans, ChargeNothingForAStridedShard) {
   const Mesh mesh{{2}, {}, {}};
   const auto rings = ring_axes(mesh);
-  PyTorchPlans plans(tensor({24, 24}), {{Placement::shard(0, 3)}, {{0}}}, {}, rings);
+  UpstreamPlans plans(tensor({24, 24}), {{Placement::shard(0, 3)}, {{0}}}, {}, rings);
   EXPECT_EQ(plans.cost_to(parse_placements("R")), 0);
 }
 
-TEST(PyTorchPlans, ChargeWhatAGreedyPlanCostsForAGather) {
+TEST(UpstreamPlans, ChargeWhatAGreedyPlanCostsForAGather) {
   const Mesh mesh{{2, 2}, {}, {}};
   const auto rings = ring_axes(mesh);
-  PyTorchPlans plans(tensor({24, 24}), {parse_placements("S0,S0"), {{1, 0}}}, {}, rings);
+  UpstreamPlans plans(tensor({24, 24}), {parse_placements("S0,S0"), {{1, 0}}}, {}, rings);
   EXPECT_DOUBLE_EQ(plans.cost_to(parse_placements("R,R")),
                    dtensor_cost(layout("S0,S0"), layout("R,R"), 24 * 24 * 4, rings));
 }
@@ -159,7 +159,7 @@ TEST(PyTorchPlans, ChargeWhatAGreedyPlanCostsForAGather) {
 // A reference that writes out the full product of rows without any_shard().
 class Product {
  public:
-  explicit Product(const PyTorchQuestion& asked) : asked_(asked), rings_(ring_axes(asked.mesh)) {
+  explicit Product(const UpstreamQuestion& asked) : asked_(asked), rings_(ring_axes(asked.mesh)) {
     const auto is_replicate = [](const Placement& placement) { return placement.is_replicate(); };
     rows_ = asked.rows;
     const auto replicates = [&](const Row& one) {
@@ -176,7 +176,7 @@ class Product {
   std::string choice() {
     visit({});
     const auto& chosen = unmoved_.empty() ? cheapest_ : unmoved_;
-    return chosen.empty() ? "none" : to_text(PyTorchChoice{chosen, {}});
+    return chosen.empty() ? "none" : to_text(UpstreamChoice{chosen, {}});
   }
 
  private:
@@ -243,7 +243,7 @@ class Product {
     return true;
   }
 
-  const PyTorchQuestion& asked_;
+  const UpstreamQuestion& asked_;
   const std::vector<RingAxis> rings_;
   std::vector<Row> rows_;
   std::vector<Row> unmoved_;
@@ -273,10 +273,10 @@ TEST_P(Drawn, IsTheChoiceOfTheFullProduct) {
   }
   const auto size = static_cast<int64_t>(1 + random() % 24);
   const auto asked = question(mesh, rows, sources, {size, 24});
-  EXPECT_EQ(to_text(pytorch_choice(asked)), Product(asked).choice());
+  EXPECT_EQ(to_text(upstream_choice(asked)), Product(asked).choice());
 }
 
 INSTANTIATE_TEST_SUITE_P(Questions, Drawn, ::testing::Range(0, 400));
 
 }  // namespace
-}  // namespace funcol::pytorch_choice_test
+}  // namespace funcol::upstream_search_test

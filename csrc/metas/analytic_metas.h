@@ -12,6 +12,6 @@ namespace funcol {
 // native_layer_norm with its backward, cat, cumsum, tril and triu. Where devices differ, the outputs are
 // those of a GPU (statistics of half precision inputs are float). Nothing for other operators, and for
 // arguments that the operator itself has to check.
-std::optional<std::vector<std::optional<TensorMeta>>> known_outputs(const OpCall& call);
+std::optional<std::vector<std::optional<TensorMeta>>> analytic_metas(const OpCall& call);
 
 }  // namespace funcol

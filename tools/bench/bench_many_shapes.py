@@ -1,15 +1,18 @@
-"""Times a transformer block of DTensors on 2 x 4 ranks whose sequence lengths vary, all of them seen before.
+"""Times a transformer block of DTensors on 2 x 4 ranks whose shapes vary, all of them seen before, and one
+operator of as many shapes.
 
-Packed and variable-length batches have hundreds of lengths, and each length has about 80 decisions. A table
-that forgets in order of use finds nothing again once a cycle of lengths is longer than it. See
-docs/performance.md.
+Packed and variable-length batches have hundreds of shapes, and each has about 80 decisions. A table that
+forgets in order of use finds nothing again once a cycle of shapes is longer than it. Shapes are pairs of a
+batch size and a length, as many of both, so that arithmetic stays small. The few shapes that the others are
+compared with are drawn evenly from them, and so have as much arithmetic. Stock has small ones of one batch
+size: it cannot do all. See docs/performance.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import time
-from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -17,37 +20,56 @@ from measure import add_outcomes, conclude, describe, lone_group, mark, say
 from parallel_steps import NUM_HEADS, NUM_RANKS, WIDTH, Block, cut_as_megatron
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import funcol
 
-BATCH = 4
 FEW = 30
-LIMIT_OF_THOUSAND = 1.3  # of the time with FEW lengths
+LIMIT_OF_THOUSAND = 1.3  # of the time with FEW shapes
 LIMIT_OF_STOCK = 1.0
+LIMIT_MB = 256
+LIMIT_US = 12.0  # of one operator
+
+Shape = tuple[int, int]
+
+
+def shapes_of(count: int) -> list[Shape]:
+    """``count`` pairs of a batch size and a length, in an order in which neighbours differ in both."""
+    side = math.ceil(math.sqrt(count))
+    pairs = [(4 + 2 * batch, 2 + length) for batch in range(side) for length in range(side)]
+    step = next(step for step in range(side + 1, 2 * len(pairs)) if math.gcd(step, len(pairs)) == 1)
+    return [pairs[i * step % len(pairs)] for i in range(count)]
+
+
+def few_of(shapes: list[Shape]) -> list[Shape]:
+    return sorted(shapes)[:: max(1, len(shapes) // FEW)][:FEW]
 
 
 class Steps:
-    """Steps forward and backward with a length of their own each."""
+    """Steps forward and backward with a shape of its own each."""
 
     def __init__(self) -> None:
         self.mesh = init_device_mesh("cpu", (2, NUM_RANKS // 2), mesh_dim_names=("dp", "tp"))
         self.model = nn.Sequential(Block(WIDTH, NUM_HEADS))
         cut_as_megatron(self.model, self.mesh)
 
-    def step(self, length: int) -> None:
+    def step(self, shape: Shape) -> None:
         x = distribute_tensor(
-            torch.ones(BATCH, length, WIDTH), self.mesh, [Shard(0), Replicate()], src_data_rank=None
+            torch.ones(*shape, WIDTH), self.mesh, [Shard(0), Replicate()], src_data_rank=None
         )
         self.model(x).sum().backward()
         self.model.zero_grad()
 
-    def ms_of_pass(self, num_lengths: int) -> float:
-        """Milliseconds a step over all lengths, one after the other."""
+    def ms_of_pass(self, shapes: list[Shape]) -> float:
+        """Milliseconds a step over all shapes, one after the other."""
         begin = time.thread_time()
-        for length in range(1, num_lengths + 1):
-            self.step(length)
-        return 1000 * (time.thread_time() - begin) / num_lengths
+        for shape in shapes:
+            self.step(shape)
+        return 1000 * (time.thread_time() - begin) / len(shapes)
+
+    def best_ms(self, shapes: list[Shape], num_passes: int) -> float:
+        """Milliseconds a step in the best pass but the first."""
+        return min([self.ms_of_pass(shapes) for _ in range(num_passes)][1:])
 
 
 def resident_mb() -> float:
@@ -55,41 +77,73 @@ def resident_mb() -> float:
     return int(fields["VmRSS"].split()[0]) / 1024
 
 
-def time_side(num_lengths: int, num_passes: int, *, with_funcol: bool) -> tuple[float, float]:
-    """Milliseconds a step in the best pass but the first, and the memory, in MB, that all passes took."""
-    with funcol.installed() if with_funcol else nullcontext():
-        steps = Steps()
-        before = resident_mb()
-        passes = [steps.ms_of_pass(num_lengths) for _ in range(num_passes)]
-        return min(passes[1:]), resident_mb() - before
+def us_of_operator(num_shapes: int, num_passes: int) -> float:
+    """Microseconds of ``x * 2`` on DTensors of as many shapes in turn, made before, in the best pass but the
+    first."""
+    mesh = init_device_mesh("cpu", (NUM_RANKS,))
+    local = torch.ones(1)
+    few = 1000  # as many tensors at a time
+    times = []
+    for _ in range(num_passes):
+        total = 0.0
+        for begin in range(0, num_shapes, few):
+            end = min(begin + few, num_shapes)
+            tensors = [
+                DTensor.from_local(local, mesh, [Replicate()], shape=torch.Size([size]), stride=(1,))
+                for size in range(begin + 1, end + 1)
+            ]
+            start = time.thread_time()
+            for tensor in tensors:
+                tensor * 2
+            total += time.thread_time() - start
+        times.append(1e6 * total / num_shapes)
+    return min(times[1:])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--lengths", type=int, nargs="+", default=[FEW, 90, 240, 1000], metavar="N")
-    parser.add_argument("--stock-lengths", type=int, default=120, metavar="N", help="default: %(default)s")
+    parser.add_argument("--shapes", type=int, nargs="+", default=[90, 240, 1000, 10000], metavar="N")
+    parser.add_argument(
+        "--operator-shapes", type=int, default=100_000, metavar="N", help="default: %(default)s"
+    )
     parser.add_argument("--passes", type=int, default=4, metavar="N", help="default: %(default)s")
     add_outcomes(parser)
     args = parser.parse_args()
     result = describe(torch.device("cpu"))
     records = []
     with lone_group(torch.device("cpu"), NUM_RANKS):
-        stock, _ = time_side(args.stock_lengths, 3, with_funcol=False)
-        say(f"\nA step with lengths in turn, seen before; stock: {stock:.2f} ms")
-        few, _ = time_side(FEW, args.passes, with_funcol=True)
+        stock = Steps().best_ms([(4, length) for length in range(2, 2 + FEW)], 4)
+        head = ("shapes", "ms", f"of {FEW}", "stock", f"/ of {FEW}", "/ stock", "MB", "")
         say(
-            "{:>8}{:>8}{:>14}{:>10}{:>8}   {}".format(
-                "lengths", "ms", f"/ {FEW} lengths", "/ stock", "MB", "limits"
-            )
+            "\nA step with shapes in turn, seen before\n"
+            + "{:>8}{:>8}{:>8}{:>8}{:>10}{:>9}{:>8}   {}".format(*head)
         )
-        for num in args.lengths:
-            ms, grown = time_side(num, args.passes, with_funcol=True)
+        for num in args.shapes:
+            shapes = shapes_of(num)
+            with funcol.installed():
+                few = Steps().best_ms(few_of(shapes), args.passes)
+                before = resident_mb()
+                ms = Steps().best_ms(shapes, args.passes)
+                grown = resident_mb() - before
+                tables = sum(funcol._C.table_bytes().values()) / 2**20
             limits = f"stock {LIMIT_OF_STOCK} {mark(ms <= LIMIT_OF_STOCK * stock)}"
+            limits += f", tables {tables:.0f} MB of {LIMIT_MB} {mark(tables <= LIMIT_MB)}"
             if num == 1000:
-                limits += f", {FEW} lengths {LIMIT_OF_THOUSAND} {mark(ms <= LIMIT_OF_THOUSAND * few)}"
-            say(f"{num:>8}{ms:>8.2f}{ms / few:>14.2f}{ms / stock:>10.2f}{grown:>8.1f}   {limits}")
-            records.append({"lengths": num, "ms": ms, "few": ms / few, "stock": ms / stock, "mb": grown})
-    conclude(result | {"stock_ms": stock, "steps": records}, args)
+                limits += f", {FEW} shapes {LIMIT_OF_THOUSAND} {mark(ms <= LIMIT_OF_THOUSAND * few)}"
+            ratios = f"{ms / few:>10.2f}{ms / stock:>9.2f}"
+            say(f"{num:>8}{ms:>8.2f}{few:>8.2f}{stock:>8.2f}{ratios}{grown:>8.0f}   {limits}")
+            records.append(
+                {"shapes": num, "ms": ms, "few": few, "stock": stock, "mb": grown, "tables_mb": tables}
+            )
+        num = args.operator_shapes
+        stock_us = us_of_operator(min(num, 1000), 3)
+        with funcol.installed():
+            us = us_of_operator(num, 3)
+        say(
+            f"\nx * 2, {num} shapes in turn, seen before: {us:.1f} us, "
+            f"stock with {min(num, 1000)}: {stock_us:.1f} us; limit {LIMIT_US} us {mark(us <= LIMIT_US)}"
+        )
+    conclude(result | {"steps": records, "operator_us": us, "operator_stock_us": stock_us}, args)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@
 #include "comm/agreement.h"
 #include "comm/group_ref.h"
 #include "comm/process_group.h"
-#include "dtensor/forget.h"
+#include "dtensor/meshes.h"
+#include "layout/tables.h"
 #include "ops/calls.h"
 #include "ops/collectives.h"
 #include "ops/wire.h"
@@ -153,7 +154,7 @@ void note_removed(const std::string& name) {
 PyObject* note_all_removed(PyObject*, PyObject*) {
   HANDLE_TH_ERRORS
   note_all_groups_removed();
-  python::forget();
+  clear_tables();
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }

@@ -6,7 +6,9 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
+#include <map>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "async/layers.h"
@@ -15,7 +17,6 @@
 #include "dtensor/conversions.h"
 #include "dtensor/cost_table.h"
 #include "dtensor/decisions.h"
-#include "dtensor/dispatcher.h"
 #include "dtensor/distribute.h"
 #include "dtensor/holders.h"
 #include "dtensor/local_sizes.h"
@@ -25,10 +26,11 @@
 #include "dtensor/plain_dtensors.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/redistribute_local.h"
-#include "dtensor/table_sizes.h"
+#include "layout/tables.h"
 #include "pyobjects/attributes.h"
 #include "pyobjects/dtensors.h"
 #include "pyobjects/dtypes.h"
+#include "redistribute/flat_step.h"
 
 namespace funcol::python {
 namespace {
@@ -67,25 +69,6 @@ PyObject* redistribute_dtensor(PyObject* /*module*/, Args args, Py_ssize_t count
   return or_not_implemented(redistribute(
       args[0], {placements, order, forward_dtype, forward_dtype, to_optional_dtype(args[5], kOp)},
       redistribution_options(args[6], args[7], args[8], kOp)));
-  END_HANDLE_TH_ERRORS
-}
-
-// (local results, specs)
-PyObject* wrap_dtensors(PyObject* /*module*/, Args args, Py_ssize_t count) {
-  HANDLE_TH_ERRORS
-  check_count(count, 2, "wrap");
-  return has_active_layers() ? not_implemented() : or_not_implemented(wrapped(args[0], args[1]));
-  END_HANDLE_TH_ERRORS
-}
-
-// (dispatcher, operator, args, kwargs, create_schema)
-PyObject* unwrap_args(PyObject* /*module*/, Args args, Py_ssize_t count) {
-  HANDLE_TH_ERRORS
-  check_count(count, 5, "unwrap");
-  if (args[4] != Py_False || !PyTuple_Check(args[2]) || PyDict_GET_SIZE(args[3]) != 0) {
-    return not_implemented();
-  }
-  return or_not_implemented(unwrapped(args[0], args[1], py::reinterpret_borrow<py::tuple>(args[2])));
   END_HANDLE_TH_ERRORS
 }
 
@@ -161,9 +144,6 @@ void bind_fast_functions(PyObject* module) {
       forwarded<from_local, "dtensor_from_local">(),
       fast<redistribute_dtensor>("redistribute_dtensor"),
       forwarded<full_tensor, "dtensor_full_tensor">(),
-      fast<wrap_dtensors>("wrap_dtensors"),
-      forwarded<run_changed, "run_changed">(),
-      fast<unwrap_args>("unwrap_args"),
       fast<redistribute_local_tensor>("redistribute_local_tensor"),
       fast<redistribute_local_tensors>("redistribute_local_tensors"),
       fast<redistribute_dtensors>("redistribute_many"),
@@ -186,6 +166,14 @@ void bind_local_sizes(py::module m) {
   m.def("uneven_axes", uneven_axes, py::arg("spec"), py::arg("shape"));
 }
 
+std::map<std::string, size_t> of_tables(size_t Table::*member) {
+  std::map<std::string, size_t> values;
+  for (const auto& [name, table] : tables()) {
+    values[name] = table.*member;
+  }
+  return values;
+}
+
 void bind_native_operators(py::module m) {
   m.def(
       "put_native_operators",
@@ -203,7 +191,16 @@ void bind_native_operators(py::module m) {
   m.def("operator_counts", operator_counts);
   m.def("forget_operator_counts", forget_operator_counts);
   m.def("forget_served_calls", forget_served_calls);
-  m.def("table_sizes", table_sizes);
+  m.def("table_sizes", [] {
+    auto sizes = table_sizes();
+    sizes["known_meshes"] = num_known_meshes();
+    sizes["signatures"] = num_shared_signatures();
+    return sizes;
+  });
+  m.def("table_bytes", [] { return of_tables(&Table::bytes); });
+  m.def("table_limits", [] { return of_tables(&Table::limit); });
+  m.def("set_table_limit",
+        [](const std::string& name, size_t bytes) { set_table_limit(find_table(name), bytes); });
 }
 
 }  // namespace
@@ -228,10 +225,7 @@ void bind_dtensor(PyObject* module) {
       .def("info", &DecisionEngine::info);
   m.def("redistribute_cost_table", redistribute_cost_table, py::arg("sources"), py::arg("targets"),
         py::arg("model"));
-  m.def("forget_redistributions", [] {
-    forget_redistributions();
-    forget_holder_moves();
-  });
+  m.def("clear_tables", clear_tables);
 }
 
 }  // namespace funcol::python

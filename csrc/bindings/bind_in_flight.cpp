@@ -13,8 +13,8 @@
 #include "comm/group_ref.h"
 #include "comm/started.h"
 #include "compat/process_group.h"
-#include "dtensor/forget.h"
 #include "dtensor/meshes.h"
+#include "layout/tables.h"
 #include "pyobjects/arguments.h"
 #include "pyobjects/callers.h"
 #include "pyobjects/dtypes.h"
@@ -61,7 +61,7 @@ void note_end(py::handle group_or_backend, const std::string& end) {
   } else {
     note_backend_ended(*group_or_backend.cast<c10::intrusive_ptr<c10d::Backend>>(), end_named(end));
   }
-  forget();  // what was decided on meshes whose groups may have other ranks now
+  clear_tables();  // what was decided on meshes whose groups may have other ranks now
 }
 
 void check_mesh_group(py::handle mesh, const std::string& name, const std::string& op) {

@@ -18,8 +18,7 @@
 #include "dtensor/gradients.h"
 #include "dtensor/native_operators.h"
 #include "dtensor/operator_calls.h"
-#include "dtensor/spec_numbers.h"
-#include "planner/lru_cache.h"
+#include "layout/cache.h"
 #include "pyobjects/attributes.h"
 #include "pyobjects/specs.h"
 #include "pyobjects/without_gil.h"
@@ -29,14 +28,13 @@ namespace funcol::python {
 thread_local bool Decomposing::is_active = false;
 
 InputLayout::InputLayout(const at::Tensor& dtensor)
-    : spec(copy_without_mesh(spec_of(dtensor_object(dtensor)))),
-      geometry(dtensor.sizes(), dtensor.strides()),
+    : spec(shared_spec(spec_of(dtensor_object(dtensor)))),
       sizes(local_of(dtensor).sizes().vec()),
       dtype(dtensor.scalar_type()) {}
 
 at::Tensor InputLayout::zeros_like(py::handle mesh, at::Device device) const {
-  return make_dtensor(at::zeros(sizes, at::TensorOptions(dtype).device(device)), copy_onto(spec, mesh),
-                      geometry);
+  return make_dtensor(at::zeros(sizes, at::TensorOptions(dtype).device(device)), copy_onto(spec->spec, mesh),
+                      spec->geometry);
 }
 
 namespace {
@@ -45,11 +43,10 @@ using at::Tensor;
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 
-constexpr size_t kMostPrograms = 4096;
-
 // The programs of gradients, by composite, mask of the gradients and spec of the result's gradient.
-LruCache<CallKey, ProgramPtr>& programs() {
-  static auto* const programs = new LruCache<CallKey, ProgramPtr>(kMostPrograms);  // NOLINT: outlives Python
+Cache<CallKey, ProgramPtr>& programs() {
+  static auto* const programs =
+      new Cache<CallKey, ProgramPtr>(find_table("composite_gradients"));  // NOLINT: outlives Python
   return *programs;
 }
 
@@ -154,12 +151,12 @@ class CompositeBackward final : public torch::autograd::Node {
     const auto inputs = unpack();
     const auto needed = needed_gradients();
     std::shared_ptr<Trace> trace;  // of a first pass, for later ones
-    CallKey key;
+    CallWords key;
     if (!at::GradMode::is_enabled() && !has_active_layers() && !Decomposing::is_active) {
       const py::gil_scoped_acquire gil;
-      if (const auto number = number_to_serve(gradient); number != 0) {
-        key.words = {composite_->id, needed, number};
-        const auto* const known = programs().get(key);
+      if (const auto id = id_to_serve(gradient); id != 0) {
+        key.words = {composite_->id, needed, id};
+        const auto* const known = programs().find(key);
         if (known == nullptr) {
           trace = destroyed_with_gil(std::make_unique<Trace>());
         } else if (auto found = replay(ProgramPtr(*known), inputs, gradient)) {
@@ -171,7 +168,7 @@ class CompositeBackward final : public torch::autograd::Node {
     if (trace != nullptr) {
       const py::gil_scoped_acquire gil;
       if (auto program = learn(*trace, found)) {
-        programs().put(std::move(key), std::move(program));
+        programs().put(key, std::move(program));
       } else {
         composite_->is_declined = true;
       }
@@ -253,13 +250,13 @@ class CompositeBackward final : public torch::autograd::Node {
     return needed;
   }
 
-  // Returns the number of the gradient's spec; 0 where PyTorch has to run the pass.
-  uint64_t number_to_serve(const Tensor& gradient) const {
+  // Returns the id of the gradient's spec; 0 where PyTorch has to run the pass.
+  uint64_t id_to_serve(const Tensor& gradient) const {
     auto* const object = dtensor_object(gradient);
     const auto described = operator_to_serve(composite_->op);
     return object != nullptr && !composite_->is_declined && described != nullptr &&
                    described->handlers_version == composite_->handlers_version
-               ? number_of_spec(spec_of(object))
+               ? id_of_spec(spec_of(object))
                : 0;
   }
 
@@ -355,9 +352,5 @@ void record_backward(const CompositePtr& composite, std::shared_ptr<const Kept> 
     node->save_result(result);
   }
 }
-
-void forget_composite_gradients() { programs().clear(); }
-
-size_t num_composite_gradients() { return programs().size(); }
 
 }  // namespace funcol::python

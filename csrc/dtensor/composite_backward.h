@@ -23,7 +23,4 @@ void record_backward(const CompositePtr& composite, std::shared_ptr<const Kept> 
                      std::vector<c10::IValue> arguments, const CompositeInputs& inputs,
                      Program::Locals values, const at::Tensor& result);
 
-void forget_composite_gradients();
-size_t num_composite_gradients();  // whose programs are remembered
-
 }  // namespace funcol::python

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "dtensor/trace.h"
-#include "pyobjects/dtensors.h"
+#include "pyobjects/specs.h"
 
 namespace funcol::python {
 
@@ -51,8 +51,7 @@ struct InputLayout {
   explicit InputLayout(const at::Tensor& dtensor);
   at::Tensor zeros_like(py::handle mesh, at::Device device) const;
 
-  py::object spec;
-  Geometry geometry;
+  SharedSpecPtr spec;
   std::vector<int64_t> sizes;
   at::ScalarType dtype;
 };
@@ -70,6 +69,11 @@ struct Composite {
   std::vector<InputLayout> inputs;
   std::shared_ptr<const Kept> kept;
   bool is_declined = false;
+
+  size_t heap_bytes() const {
+    return trace.heap_bytes() + (kept == nullptr ? 0 : sizeof(Kept) + kept->forward->heap_bytes(false)) +
+           inputs.capacity() * (sizeof(InputLayout) + 3 * kBlockBytes);
+  }
 };
 using CompositePtr = std::shared_ptr<Composite>;
 

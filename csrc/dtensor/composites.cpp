@@ -20,15 +20,13 @@
 #include "dtensor/native_operators.h"
 #include "dtensor/operator_calls.h"
 #include "dtensor/trace.h"
-#include "planner/lru_cache.h"
+#include "layout/cache.h"
 #include "pyobjects/attributes.h"
 #include "pyobjects/dtensors.h"
 #include "pyobjects/without_gil.h"
 
 namespace funcol::python {
 namespace {
-
-constexpr size_t kMostComposites = 4096;
 
 constexpr std::array<CompositeKind, 6> kKinds{{{"linear", true, false},
                                                {"matmul", true, false},
@@ -39,7 +37,7 @@ constexpr std::array<CompositeKind, 6> kKinds{{{"linear", true, false},
 
 struct Tables {
   std::unique_ptr<torch::Library> kernels;
-  LruCache<CallKey, CompositePtr> composites{kMostComposites};
+  Cache<CallKey, CompositePtr> composites{find_table("composites")};
   uint64_t num_ids = 0;
 };
 
@@ -64,7 +62,7 @@ void run_as_pytorch(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
 }
 
 // Adds the global settings by which attention chooses its kernel.
-void add_settings(CallKey& key) {
+void add_settings(CallWords& key) {
   const auto& context = at::globalContext();
   uint64_t word = 0;
   for (const bool flag :
@@ -78,12 +76,12 @@ void add_settings(CallKey& key) {
 // Runs the call as PyTorch does, and remembers it.
 void learn(const CompositeKind& kind, const c10::OperatorHandle& op, c10::DispatchKeySet keys,
            const Call& call, Mask requires_grad, torch::jit::Stack& stack) {
-  auto composite = destroyed_with_gil(
-      std::make_unique<Composite>(Composite{.kind = &kind,
-                                            .op = op,
-                                            .id = ++tables().num_ids,
-                                            .handlers_version = call.key.op->handlers_version,
-                                            .requires_grad = requires_grad}));
+  auto composite =
+      destroyed_with_gil(std::make_unique<Composite>(Composite{.kind = &kind,
+                                                               .op = op,
+                                                               .id = ++tables().num_ids,
+                                                               .handlers_version = call.op->handlers_version,
+                                                               .requires_grad = requires_grad}));
   const auto* const arguments = stack.data() + (stack.size() - op.schema().arguments().size());
   for (const auto& one : call.tensors) {
     composite->places.push_back(one.place);
@@ -107,6 +105,10 @@ void learn(const CompositeKind& kind, const c10::OperatorHandle& op, c10::Dispat
     composite->kept = std::move(kept);
   }
   trace.release_tensors();
+  if (composite->is_declined) {
+    trace = {};
+    composite->inputs = {};
+  }
   tables().composites.put(call.key, std::move(composite));
 }
 
@@ -163,7 +165,7 @@ bool serve(const CompositeKind& kind, const c10::OperatorHandle& op, c10::Dispat
   if (kind.is_attention) {
     add_settings(call.key);
   }
-  const auto* const known = tables().composites.get(call.key);
+  const auto* const known = tables().composites.find(call.key);
   if (known == nullptr || (*known)->handlers_version != described->handlers_version) {
     learn(kind, op, keys, call, requires_grad, stack);
     return true;
@@ -201,12 +203,5 @@ void put_composites() {
 }
 
 void take_composites() { tables().kernels.reset(); }
-
-void forget_composites() {
-  tables().composites.clear();
-  forget_composite_gradients();
-}
-
-size_t num_composites() { return tables().composites.size() + num_composite_gradients(); }
 
 }  // namespace funcol::python

@@ -13,15 +13,10 @@
 // Everything here needs the GIL.
 #pragma once
 
-#include <cstddef>
-
 namespace funcol::python {
 
 // Registers the kernels. Operators are served while native operators are put.
 void put_composites();
 void take_composites();
-
-void forget_composites();
-size_t num_composites();  // that are remembered
 
 }  // namespace funcol::python

@@ -9,42 +9,23 @@
 #include <utility>
 #include <variant>
 
+#include "dtensor/meshes.h"
 #include "layout/hash.h"
 #include "pyobjects/layouts.h"
-#include "pyobjects/mesh_table.h"
 
 namespace funcol::python {
 namespace {
 
-// Finds, of equal meshes, the first that was met. Decisions are the same for all of them, and keep only that
-// one alive, as PyTorch's do.
-class EqualMeshes {
- public:
-  py::object first(py::handle mesh) {
-    const auto* const known = firsts_.find(mesh);
-    if (known != nullptr) {
-      return py::reinterpret_borrow<py::object>(*known);
-    }
-    auto* const found = PyDict_SetDefault(kept_.ptr(), mesh.ptr(), mesh.ptr());
-    if (found == nullptr) {
-      throw py::error_already_set();
-    }
-    return py::reinterpret_borrow<py::object>(firsts_.put(mesh, found));
+size_t bytes_of(const Argument& argument) {
+  if (!argument.is_list()) {
+    const auto* const text = std::get_if<std::string>(&argument.value);
+    return text == nullptr ? 0 : funcol::heap_bytes(*text);
   }
-
-  void forget() {
-    firsts_.clear();
-    const auto gone = std::exchange(kept_, py::dict());
+  size_t bytes = kBlockBytes;
+  for (const auto& element : argument.list()) {
+    bytes += sizeof element + bytes_of(element);
   }
-
- private:
-  py::dict kept_;
-  MeshTable<PyObject*> firsts_;
-};
-
-EqualMeshes& equal_meshes() {
-  static auto* const meshes = new EqualMeshes;  // NOLINT: outlives Python
-  return *meshes;
+  return bytes;
 }
 
 void add_argument(Hash& hash, const Argument& argument) {
@@ -90,7 +71,7 @@ void leave_out_factors(OpCall& call) {
 size_t DecisionKey::hash() const {
   Hash hash;
   hash.add(reinterpret_cast<uintptr_t>(op.ptr()));
-  hash.add(reinterpret_cast<uintptr_t>(mesh.ptr()));
+  hash.add(mesh);
   for (const auto& [name, argument] : call.args) {
     add_argument(hash, argument);
   }
@@ -105,12 +86,22 @@ size_t DecisionKey::hash() const {
   return hash.value();
 }
 
+size_t DecisionKey::heap_bytes() const {
+  size_t bytes = funcol::heap_bytes(call.op) + funcol::heap_bytes(call.tensors) +
+                 funcol::heap_bytes(layouts) + funcol::heap_bytes(results) + funcol::heap_bytes(meshes) +
+                 funcol::heap_bytes(merged);
+  for (const auto& [name, argument] : call.args) {
+    bytes += sizeof call.args[0] + funcol::heap_bytes(name) + bytes_of(argument);
+  }
+  return bytes;
+}
+
 DecisionKey decision_key(py::handle op_schema, const PythonSchema& schema, bool has_rule) {
   DecisionKey key{op_schema.attr("op"),
                   schema.call,
                   schema.layouts,
                   schema.results,
-                  equal_meshes().first(schema.mesh),
+                  value_of_mesh(schema.mesh),
                   {},
                   to_mesh(schema.mesh).merged,
                   schema.strided_as_order,
@@ -119,7 +110,7 @@ DecisionKey decision_key(py::handle op_schema, const PythonSchema& schema, bool 
       std::ranges::all_of(schema.tensors, [&](const auto& tensor) { return tensor.mesh.is(schema.mesh); });
   if (!is_one_mesh) {
     for (const auto& tensor : schema.tensors) {
-      key.meshes.push_back(equal_meshes().first(tensor.mesh));
+      key.meshes.push_back(value_of_mesh(tensor.mesh));
     }
   }
   if (has_rule) {
@@ -127,7 +118,5 @@ DecisionKey decision_key(py::handle op_schema, const PythonSchema& schema, bool 
   }
   return key;
 }
-
-void forget_meshes_of_keys() { equal_meshes().forget(); }
 
 }  // namespace funcol::python

@@ -6,8 +6,8 @@
 #include <c10/core/ScalarType.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <vector>
 
@@ -21,26 +21,23 @@ struct DecisionKey {
   OpCall call;
   std::vector<Layout> layouts;
   std::vector<std::optional<Layout>> results;
-  py::object mesh;  // of the first tensor; of equal meshes the first that was met, compared by address
-  std::vector<py::object> meshes;  // of all tensors, unless they are on one mesh
+  uint64_t mesh;                 // of the first tensor, as value_of_mesh() numbers it
+  std::vector<uint64_t> meshes;  // of all tensors, unless they are on one mesh
   std::vector<AxisSet> merged;
   bool strided_as_order = false;
   c10::ScalarType default_dtype;  // of floating-point results of integers
 
   size_t hash() const;
+  size_t heap_bytes() const;
   friend bool operator==(const DecisionKey& a, const DecisionKey& b) {
-    return a.op.is(b.op) && a.mesh.is(b.mesh) && a.call == b.call && a.layouts == b.layouts &&
-           a.results == b.results && a.merged == b.merged && a.strided_as_order == b.strided_as_order &&
-           a.default_dtype == b.default_dtype &&
-           std::ranges::equal(a.meshes, b.meshes, [](const auto& x, const auto& y) { return x.is(y); });
+    return a.op.is(b.op) && a.mesh == b.mesh && a.meshes == b.meshes && a.call == b.call &&
+           a.layouts == b.layouts && a.results == b.results && a.merged == b.merged &&
+           a.strided_as_order == b.strided_as_order && a.default_dtype == b.default_dtype;
   }
 };
 
 // `has_rule`: a rule in C++ decides. Such rules ask only for the kind and sign of factors, and a program may
 // change factors in every step, so that the key leaves out their values.
 DecisionKey decision_key(py::handle op_schema, const PythonSchema& schema, bool has_rule);
-
-// Releases the meshes that keys keep alive.
-void forget_meshes_of_keys();
 
 }  // namespace funcol::python

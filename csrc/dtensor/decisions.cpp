@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <chrono>
 #include <limits>
-#include <list>
 #include <utility>
 #include <vector>
 
@@ -13,7 +12,6 @@
 #include "dtensor/decided_specs.h"
 #include "dtensor/rule_rows.h"
 #include "metas/output_metas.h"
-#include "pyobjects/specs.h"
 
 namespace funcol::python {
 namespace {
@@ -49,18 +47,9 @@ std::optional<Rows> rows_for(py::handle op_schema, OpSchema& schema, bool has_ru
 
 DecisionEngine::DecisionEngine(std::optional<CostModel> model, size_t capacity, bool moves_keywords)
     : propagator_(output_metas_of, std::move(model)),
-      decisions_(capacity),
+      decisions_(find_table("decisions"), capacity),
       capacity_(capacity),
-      moves_keywords_(moves_keywords) {
-  engines().insert(this);
-}
-
-DecisionEngine::~DecisionEngine() { engines().erase(this); }
-
-std::unordered_set<DecisionEngine*>& DecisionEngine::engines() {
-  static auto* const engines = new std::unordered_set<DecisionEngine*>;  // NOLINT: outlives Python
-  return *engines;
-}
+      moves_keywords_(moves_keywords) {}
 
 py::object DecisionEngine::propagate(py::handle op_schema, py::handle rows_of, py::handle whole,
                                      py::handle assemble, bool remember) {
@@ -131,17 +120,12 @@ double DecisionEngine::time_decision(py::handle op_schema, size_t count) {
 
 void DecisionEngine::leave(const std::string& op) {
   left_.insert(op);
-  forget();
-}
-
-DecisionEngine::Decisions DecisionEngine::take_decisions() {
-  return std::exchange(decisions_, Decisions(capacity_));
+  decisions_.clear();
 }
 
 void DecisionEngine::clear() {
-  forget();
+  decisions_.clear();
   propagator_.forget_costs();
-  forget_specs();
   num_hits_ = num_misses_ = 0;
 }
 
@@ -151,22 +135,6 @@ py::tuple DecisionEngine::info() const {
 
 bool DecisionEngine::serves(const Operator& op) const {
   return left_.count(op.name) == 0 && find_rule(op.name) != nullptr;
-}
-
-void forget_decisions() {
-  forget_meshes_of_keys();
-  std::list<DecisionEngine::Decisions> gone;  // after the loop, since an engine may go with them
-  for (auto* const engine : DecisionEngine::engines()) {
-    gone.push_back(engine->take_decisions());
-  }
-}
-
-size_t num_decisions() {
-  size_t number = 0;
-  for (const auto* const engine : DecisionEngine::engines()) {
-    number += engine->num_decisions();
-  }
-  return number;
 }
 
 }  // namespace funcol::python

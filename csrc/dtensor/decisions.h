@@ -17,25 +17,25 @@
 #include "dtensor/pytorch_rules.h"
 #include "layout/cache.h"
 #include "planner/cost_model.h"
-#include "planner/lru_cache.h"
 #include "propagation/propagator.h"
 #include "pyobjects/op_schemas.h"
 
 namespace funcol::python {
 
+// The bytes of an OutputSharding in Python, with the specs of a call of three tensors, as an estimate.
+constexpr size_t kOutputShardingBytes = 500 + 4 * 700;
+
 class DecisionEngine {
  public:
-  using Decisions = Cache<DecisionKey, py::object, KeyHash>;
+  struct Decision {
+    py::object sharding;
 
-  // Remembers `capacity` decisions. `model`: none for the mesh's default model. `moves_keywords`: whether the
-  // caller redistributes keyword tensors, too.
+    size_t heap_bytes() const { return kOutputShardingBytes; }
+  };
+
+  // Remembers `capacity` decisions at most. `model`: none for the mesh's default model. `moves_keywords`:
+  // whether the caller redistributes keyword tensors, too.
   DecisionEngine(std::optional<CostModel> model, size_t capacity, bool moves_keywords);
-  ~DecisionEngine();
-  DecisionEngine(const DecisionEngine&) = delete;
-  DecisionEngine& operator=(const DecisionEngine&) = delete;
-
-  // All living engines.
-  static std::unordered_set<DecisionEngine*>& engines();
 
   // For an operator without a rule in C++, `rows_of(op_schema)` gives rows, or None. `assemble(op_schema,
   // elements)` makes the remembered object of the decisions. `whole(op_schema, remember)` decides if there
@@ -60,9 +60,6 @@ class DecisionEngine {
   // Makes the rule in C++ of this operator serve no longer.
   void leave(const std::string& op);
 
-  void forget() { decisions_.clear(); }
-  size_t num_decisions() const { return decisions_.size(); }
-  Decisions take_decisions();
   void clear();
   // (hits, misses, capacity, number of decisions)
   py::tuple info() const;
@@ -78,13 +75,13 @@ class DecisionEngine {
       return decide();
     }
     auto key = decision_key(op_schema, schema, has_rule);
-    if (const auto known = decisions_.get(key)) {
+    if (const auto* const known = decisions_.find(key)) {
       ++num_hits_;
-      return *known;
+      return known->sharding;
     }
     ++num_misses_;
     auto decided = decide();
-    decisions_.put(std::move(key), decided);
+    decisions_.put(std::move(key), {decided});
     return decided;
   }
 
@@ -96,18 +93,12 @@ class DecisionEngine {
                                                   Part& part, py::handle rule, bool has_rule);
 
   Propagator propagator_;
-  Decisions decisions_;
+  Cache<DecisionKey, Decision> decisions_;
   size_t capacity_;
   bool moves_keywords_;
   size_t num_hits_ = 0;
   size_t num_misses_ = 0;
   std::unordered_set<std::string> left_;
 };
-
-// Empties the caches of all engines.
-void forget_decisions();
-
-// Returns the number of decisions that all engines remember.
-size_t num_decisions();
 
 }  // namespace funcol::python

@@ -5,18 +5,17 @@
 #include <string>
 #include <utility>
 
+#include "layout/cache.h"
 #include "layout/hash.h"
 #include "layout/tensor_meta.h"
-#include "planner/lru_cache.h"
 #include "pyobjects/attributes.h"
 
 namespace funcol::python {
 namespace {
 
-constexpr size_t kMostHolderMoves = 4096;
-
-LruCache<HolderKey, ManyItem>& holder_moves() {
-  static auto* const cache = new LruCache<HolderKey, ManyItem>(kMostHolderMoves);  // NOLINT: outlives Python
+Cache<HolderKey, ManyItem>& holder_moves() {
+  static auto* const cache =
+      new Cache<HolderKey, ManyItem>(find_table("holder_moves"));  // NOLINT: outlives Python
   return *cache;
 }
 
@@ -114,12 +113,11 @@ size_t HolderKey::hash() const {
 }
 
 ManyItem item_of_move(const HolderKey& key, py::handle device_mesh, KnownMesh& known, at::Tensor local) {
-  const auto* found = holder_moves().get(key);
+  const auto* const found = holder_moves().find(key);
+  auto item = found != nullptr ? *found : make_move(key, device_mesh, known);
   if (found == nullptr) {
-    holder_moves().put(key, make_move(key, device_mesh, known));
-    found = holder_moves().get(key);
+    holder_moves().put(key, item);
   }
-  auto item = *found;
   item.local = std::move(local);
   return item;
 }
@@ -156,9 +154,5 @@ int64_t number_in_mesh(const Coordinate& coordinate, const Mesh& mesh) {
   }
   return number;
 }
-
-void forget_holder_moves() { holder_moves().clear(); }
-
-size_t num_holder_moves() { return holder_moves().size(); }
 
 }  // namespace funcol::python

@@ -28,6 +28,8 @@ struct HolderKey {
   bool is_for_all = false;  // by a group of all ranks, so that moves to all holders share a collective
 
   size_t hash() const;
+  bool is_on(uint64_t id) const { return id == mesh_id; }
+  size_t heap_bytes() const { return funcol::heap_bytes(layout) + funcol::heap_bytes(shape); }
   friend bool operator==(const HolderKey&, const HolderKey&) = default;
 };
 
@@ -42,8 +44,5 @@ int64_t bytes_of_move(const HolderKey& key, const Mesh& mesh, bool is_on_cpu);
 
 // The number of the rank at `coordinate`, as HolderKey has it.
 int64_t number_in_mesh(const Coordinate& coordinate, const Mesh& mesh);
-
-void forget_holder_moves();
-size_t num_holder_moves();  // that are remembered
 
 }  // namespace funcol::python

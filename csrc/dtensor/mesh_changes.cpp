@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "dtensor/meshes.h"
+#include "layout/cache.h"
 #include "layout/hash.h"
-#include "planner/lru_cache.h"
 #include "pyobjects/attributes.h"
 #include "pyobjects/callbacks.h"
 #include "pyobjects/dtensors.h"
@@ -28,15 +28,14 @@
 namespace funcol::python {
 namespace {
 
-constexpr size_t kMostPairs = 64;
-constexpr size_t kMostMoves = 4096;
-
 // Two meshes, and the groups that lead from one to the other.
 struct MeshPair {
   RankedMesh src;
   RankedMesh dst;
   int64_t rank = 0;                            // of this process
   std::shared_ptr<const TransferGroup> group;  // null on a rank outside of both meshes
+
+  size_t heap_bytes() const { return sizeof(TransferGroup) + 3 * funcol::heap_bytes(src.ranks); }
 };
 using MeshPairPtr = std::shared_ptr<const MeshPair>;
 
@@ -50,6 +49,7 @@ struct PairKey {
     hash.add(dst);
     return hash.value();
   }
+  bool is_on(uint64_t mesh_id) const { return mesh_id == src || mesh_id == dst; }
   friend bool operator==(const PairKey&, const PairKey&) = default;
 };
 
@@ -75,6 +75,11 @@ struct MoveKey {
     hash.add(dst);
     return hash.value();
   }
+  bool is_on(uint64_t mesh_id) const { return meshes.is_on(mesh_id); }
+  size_t heap_bytes() const {
+    return funcol::heap_bytes(src) + funcol::heap_bytes(dst) + funcol::heap_bytes(shape) +
+           funcol::heap_bytes(stride);
+  }
   friend bool operator==(const MoveKey&, const MoveKey&) = default;
 };
 
@@ -87,21 +92,25 @@ struct Move : MeshChangeParts {
 struct Remembered {
   std::shared_ptr<const Move> move;
   py::object spec;  // of the result, without its mesh
+
+  size_t heap_bytes() const { return sizeof(Move) + kSpecBytes + move->heap_bytes(); }
 };
 
-LruCache<PairKey, MeshPairPtr>& pairs() {
-  static auto* const cache = new LruCache<PairKey, MeshPairPtr>(kMostPairs);  // NOLINT: outlives Python
+Cache<PairKey, MeshPairPtr>& pairs() {
+  static auto* const cache =
+      new Cache<PairKey, MeshPairPtr>(find_table("mesh_changes"));  // NOLINT: outlives Python
   return *cache;
 }
 
-LruCache<MoveKey, Remembered>& moves() {
-  static auto* const cache = new LruCache<MoveKey, Remembered>(kMostMoves);  // NOLINT: outlives Python
+Cache<MoveKey, Remembered>& moves() {
+  static auto* const cache =
+      new Cache<MoveKey, Remembered>(find_table("mesh_changes"));  // NOLINT: outlives Python
   return *cache;
 }
 
 MeshPairPtr find_pair(py::handle src_mesh, const KnownMesh& src, py::handle dst_mesh, const KnownMesh& dst) {
   const PairKey key{src.id, dst.id};
-  if (const auto* known = pairs().get(key)) {
+  if (const auto* known = pairs().find(key)) {
     return *known;
   }
   const auto found = callback(Callback::kMeshPair)(src_mesh, dst_mesh).cast<py::tuple>();
@@ -148,7 +157,7 @@ class Way {
   }
 
   std::shared_ptr<const Move> find(const MoveKey& key) {
-    if (const auto* known = moves().get(key)) {
+    if (const auto* known = moves().find(key)) {
       return known->move;
     }
     auto move = std::make_shared<const Move>(make(key));
@@ -159,7 +168,7 @@ class Way {
   // The same, and a new spec of the result.
   std::pair<std::shared_ptr<const Move>, py::object> find_target(const MoveKey& key, py::handle src_spec,
                                                                  py::handle placements, py::handle order) {
-    if (const auto* known = moves().get(key)) {
+    if (const auto* known = moves().find(key)) {
       return {known->move, copy_onto(known->spec, dst_mesh_)};
     }
     const py::object spec = callback(Callback::kRedistributionTarget)(src_spec, dst_mesh_, placements, order,
@@ -367,12 +376,5 @@ RankedMesh to_ranked_mesh(py::handle device_mesh) {
   return {to_mesh(device_mesh),
           device_mesh.attr("mesh").attr("flatten")().attr("tolist")().cast<std::vector<int64_t>>()};
 }
-
-void forget_mesh_changes() {
-  moves().clear();
-  pairs().clear();
-}
-
-size_t num_mesh_changes() { return moves().size() + pairs().size(); }
 
 }  // namespace funcol::python

@@ -36,7 +36,4 @@ py::object change_mesh_of_locals(const py::list& locals, const py::list& src_spe
 // The value of a DeviceMesh, with its ranks.
 RankedMesh to_ranked_mesh(py::handle device_mesh);
 
-void forget_mesh_changes();
-size_t num_mesh_changes();  // that are remembered, and pairs of meshes
-
 }  // namespace funcol::python

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "compat/process_group.h"
+#include "layout/tables.h"
 #include "pyobjects/attributes.h"
 #include "pyobjects/callbacks.h"
 #include "pyobjects/layouts.h"
@@ -16,7 +17,7 @@ namespace funcol::python {
 namespace {
 
 MeshTable<KnownMesh>& known_meshes() {
-  static MeshTable<KnownMesh> meshes;
+  static MeshTable<KnownMesh> meshes([](const KnownMesh& known) { forget_mesh(known.id); });
   return meshes;
 }
 
@@ -29,14 +30,32 @@ MeshTable<GroupMoment>& moments() {
 
 size_t num_known_meshes() { return known_meshes().size() + moments().size(); }
 
-bool is_group_of_mesh(const std::string& name) {
-  return known_meshes().any_of([&](const KnownMesh& known) {
+void forget_mesh_of(const std::string& name) {
+  const bool is_of_mesh = known_meshes().any_of([&](const KnownMesh& known) {
     return known.world == name ||
            std::any_of(known.groups.begin(), known.groups.end(), [&](const auto& entry) {
              const auto& group = entry.second.group;
              return group.isString() && group.toStringRef() == name;
            });
   });
+  if (is_of_mesh) {
+    clear_tables();
+  }
+}
+
+uint64_t value_of_mesh(const py::object& mesh) {
+  static auto* const numbers = new MeshTable<uint64_t>;  // NOLINT: outlives Python
+  static PyObject* by_value = nullptr;                   // a dictionary with the first mesh of each value
+  if (by_value == nullptr) {
+    by_value = py::module_::import("weakref").attr("WeakKeyDictionary")().release().ptr();
+  }
+  if (const auto* const known = numbers->find(mesh)) {
+    return *known;
+  }
+  static uint64_t num_values = 0;
+  const auto number = py::handle(by_value).attr("setdefault")(mesh, num_values + 1).cast<uint64_t>();
+  num_values = std::max(num_values, number);
+  return numbers->put(mesh, number);
 }
 
 void note_mesh(py::handle device_mesh) {
@@ -57,14 +76,16 @@ GroupMoment mesh_moment(py::handle device_mesh) {
 }
 
 KnownMesh& known_mesh(py::handle device_mesh) {
-  static uint64_t num_meshes = 0;
   const auto& mesh = to_mesh(device_mesh);
   auto* const known = known_meshes().find(device_mesh);
   if (known != nullptr && known->mesh == mesh) {
     return *known;
   }
+  if (known != nullptr) {
+    forget_mesh(known->id);
+  }
   const py::object coordinate = device_mesh.attr("get_coordinate")();
-  auto& entry = known_meshes().put(device_mesh, {++num_meshes,
+  auto& entry = known_meshes().put(device_mesh, {new_mesh_id(),
                                                  mesh,
                                                  std::nullopt,
                                                  {},

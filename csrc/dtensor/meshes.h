@@ -38,8 +38,13 @@ void note_mesh(py::handle device_mesh);
 
 size_t num_known_meshes();
 
-// Returns true if a live mesh has looked up the group of this name, for one of its axes or for all its ranks.
-bool is_group_of_mesh(const std::string& name);
+// Empties all tables if a live mesh has looked up the group of this name, for one of its axes or for all its
+// ranks: decisions keep meshes, and so groups with their threads and connections. To be called before the
+// group is removed.
+void forget_mesh_of(const std::string& group);
+
+// A number that equal meshes share, found once for each object: comparing two takes microseconds.
+uint64_t value_of_mesh(const py::object& mesh);
 
 // Null for an object that is no DeviceMesh.
 KnownMesh* find_mesh(py::handle object);

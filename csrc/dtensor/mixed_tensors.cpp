@@ -161,26 +161,6 @@ py::object spec_of_plain(const at::Tensor& tensor, py::handle mesh) {
                   {tensor.sizes().vec(), tensor.strides().vec(), static_cast<Dtype>(tensor.scalar_type())});
 }
 
-namespace {
-
-// A number that equal meshes share, found once for each object: comparing two takes microseconds.
-uint64_t value_of_mesh(const py::object& mesh) {
-  static auto* const numbers = new MeshTable<uint64_t>;  // NOLINT: outlives Python
-  static PyObject* by_value = nullptr;                   // a dictionary with the first mesh of each value
-  if (by_value == nullptr) {
-    by_value = py::module_::import("weakref").attr("WeakKeyDictionary")().release().ptr();
-  }
-  if (const auto* const known = numbers->find(mesh)) {
-    return *known;
-  }
-  static uint64_t num_values = 0;
-  const auto number = py::handle(by_value).attr("setdefault")(mesh, num_values + 1).cast<uint64_t>();
-  num_values = std::max(num_values, number);
-  return numbers->put(mesh, number);
-}
-
-}  // namespace
-
 bool are_on_one_mesh(py::handle tensors) {
   const auto list = checked(PySequence_Fast(tensors.ptr(), "tensors"));
   py::object mesh;  // None for plain tensors

@@ -19,19 +19,15 @@
 #include "dtensor/mixed_tensors.h"
 #include "dtensor/operator_calls.h"
 #include "dtensor/served_calls.h"
-#include "dtensor/spec_numbers.h"
 #include "dtensor/trace.h"
 #include "layout/cache.h"
 #include "layout/hash.h"
-#include "planner/lru_cache.h"
 #include "pyobjects/attributes.h"
 #include "pyobjects/dtensors.h"
 #include "pyobjects/versions.h"
 
 namespace funcol::python {
 namespace {
-
-constexpr size_t kMostCalls = 32768;
 
 constexpr std::array<const char*, static_cast<size_t>(Fate::kNumFates)> kFates = {
     "served", "watched", "handler", "kind", "argument", "spec", "decision", "local shape", "write",
@@ -173,8 +169,6 @@ class Table {
     return counts;
   }
 
-  size_t num_calls() const { return calls_.size(); }
-
   void forget_counts() {
     for (const auto& [schema, described] : operators_) {
       described->counts.fill(0);
@@ -183,9 +177,9 @@ class Table {
 
   // Descriptions stay, since their counts do; calls in flight hold theirs.
   void forget() {
-    forget_spec_numbers();
-    calls_.clear();
-    forget_composites();
+    for (const auto* const name : {"calls", "composites", "composite_gradients"}) {
+      clear_table(find_table(name));
+    }
     for (auto& [schema, described] : operators_) {
       described->is_current = false;
     }
@@ -214,8 +208,8 @@ class Table {
       return fate;
     }
     ServedPtr served;
-    if (auto known = calls_.get(call.key)) {
-      served = *std::move(known);
+    if (const auto* const known = calls_.find(call.key)) {
+      served = *known;
     } else {
       served = learn(dispatcher.parts(), op, *described, stack, call);
       calls_.put(call.key, served);
@@ -278,7 +272,7 @@ class Table {
 
   std::shared_ptr<Dispatcher> dispatcher_;
   std::unordered_map<const c10::FunctionSchema*, DescribedPtr> operators_;
-  Cache<CallKey, ServedPtr, KeyHash> calls_{kMostCalls};  // null for a decision that PyTorch carries out
+  Cache<CallKey, ServedPtr> calls_{find_table("calls")};  // null for a decision that PyTorch carries out
 };
 
 Table& table() {
@@ -401,7 +395,5 @@ py::dict operator_counts() { return table().counts(); }
 void forget_operator_counts() { table().forget_counts(); }
 
 void forget_served_calls() { table().forget(); }
-
-size_t num_served_calls() { return table().num_calls(); }
 
 }  // namespace funcol::python

@@ -50,6 +50,5 @@ void forget_operator_counts();
 
 // Forgets all decisions.
 void forget_served_calls();
-size_t num_served_calls();  // that are remembered
 
 }  // namespace funcol::python

@@ -17,11 +17,11 @@
 #include <optional>
 #include <string_view>
 
-#include "dtensor/spec_numbers.h"
 #include "layout/hash.h"
 #include "pyobjects/attributes.h"
 #include "pyobjects/dtensors.h"
 #include "pyobjects/dtypes.h"
+#include "pyobjects/specs.h"
 
 namespace funcol::python {
 namespace {
@@ -216,12 +216,12 @@ class CallReader {
     if (spec == nullptr || local == nullptr || !THPVariable_Check(local)) {
       return Fate::kArgument;
     }
-    const auto number = number_of_spec(spec);
-    if (number == 0) {
+    const auto id = id_of_spec(spec);
+    if (id == 0) {
       return Fate::kSpec;
     }
     call_.tensors.push_back({place_, index, object});
-    return add(kDTensor, number);
+    return add(kDTensor, id);
   }
 
   // PyTorch takes a tensor of one number for a replicated one, and all where the program allows it.
@@ -318,7 +318,9 @@ bool equals_default(const c10::IValue& value, const c10::Argument& argument) {
 }  // namespace
 
 DescribedOperator describe_operator(const c10::OperatorHandle& op, py::handle dispatcher) {
+  static uint64_t count = 0;
   DescribedOperator described;
+  described.number = ++count;
   described.name = op.operator_name();
   described.results = results_of(op);
   described.writes = op.schema().is_mutable();
@@ -341,22 +343,35 @@ DescribedOperator describe_operator(const c10::OperatorHandle& op, py::handle di
   return described;
 }
 
+namespace {
+
+template <typename Words>
+size_t hash_of(const Words& words) {
+  Hash hash;
+  hash.add_all(words);
+  return hash.value();
+}
+
+}  // namespace
+
 PyObject* Call::first_dtensor() const {
   const auto* const first =
       std::ranges::find_if(tensors, [](const auto& one) { return one.dtensor != nullptr; });
   return first == tensors.end() ? nullptr : first->dtensor;
 }
 
-size_t CallKey::hash() const {
-  Hash hash;
-  hash.add(reinterpret_cast<uintptr_t>(op.get()));
-  hash.add_all(words);
-  return hash.value();
+size_t CallWords::hash() const { return hash_of(words); }
+
+size_t CallKey::hash() const { return hash_of(words_); }
+
+bool CallKey::is_on(uint64_t mesh_id) const {
+  return std::ranges::any_of(words_, [&](uint64_t word) { return is_id_on(word, mesh_id); });
 }
 
 Fate read_call(std::shared_ptr<const DescribedOperator> op, const torch::jit::Stack& stack,
                size_t num_arguments, Call& call) {
   CallReader reader(call);
+  call.key.words.push_back(op->number);
   const auto* const arguments = stack.data() + (stack.size() - num_arguments);
   for (size_t i = 0; i < num_arguments; ++i) {
     if (const auto fate = reader.read(arguments[i], i, op->is_factor[i]); fate != Fate::kServed) {
@@ -364,7 +379,7 @@ Fate read_call(std::shared_ptr<const DescribedOperator> op, const torch::jit::St
     }
   }
   call.key.words.push_back(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));
-  call.key.op = std::move(op);
+  call.op = std::move(op);
   return call.first_dtensor() == nullptr ? Fate::kArgument : Fate::kServed;
 }
 

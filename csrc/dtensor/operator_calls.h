@@ -9,12 +9,15 @@
 #include <c10/util/SmallVector.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <utility>
 #include <vector>
+
+#include "layout/heap_bytes.h"
 
 namespace funcol::python {
 
@@ -36,6 +39,7 @@ enum class Fate : uint8_t {
 struct DescribedOperator {
   enum class Results { kNew, kFirstArgument, kOut, kNumbers, kNone, kNotServed };
 
+  uint64_t number = 0;  // of this description, never used again
   c10::OperatorName name{"", ""};
   py::object overload;  // the OpOverload
   Results results = Results::kNotServed;
@@ -57,12 +61,30 @@ struct DescribedOperator {
 // The propagator of `dispatcher`, DTensor's, has tables that say which arguments a decision depends on.
 DescribedOperator describe_operator(const c10::OperatorHandle& op, py::handle dispatcher);
 
-struct CallKey {
-  std::shared_ptr<const DescribedOperator> op;
+// What a decision about a call depends on, as words: the description's number, then the arguments.
+struct CallWords {
   c10::SmallVector<uint64_t, 24> words;
 
   size_t hash() const;
-  friend bool operator==(const CallKey& a, const CallKey& b) { return a.op == b.op && a.words == b.words; }
+};
+
+// The words in a table.
+class CallKey {
+ public:
+  CallKey(const CallWords& call) : words_(call.words.begin(), call.words.end()) {}  // NOLINT: tables convert
+
+  size_t hash() const;
+  size_t heap_bytes() const { return funcol::heap_bytes(words_); }
+  // Returns true if a tensor is on the mesh, or by chance.
+  bool is_on(uint64_t mesh_id) const;
+
+  friend bool operator==(const CallKey&, const CallKey&) = default;
+  friend bool operator==(const CallKey& a, const CallWords& b) {
+    return std::ranges::equal(a.words_, b.words);
+  }
+
+ private:
+  std::vector<uint64_t> words_;
 };
 
 // A tensor among the arguments, and where on the stack it stands: in a list, or by itself with `index` -1.
@@ -73,7 +95,8 @@ struct TensorArgument {
 };
 
 struct Call {
-  CallKey key;
+  std::shared_ptr<const DescribedOperator> op;
+  CallWords key;
   c10::SmallVector<TensorArgument, 8> tensors;
 
   // The first DTensor; there is one in every call that is read.

@@ -7,8 +7,8 @@
 #include <string>
 #include <utility>
 
+#include "layout/cache.h"
 #include "layout/hash.h"
-#include "planner/lru_cache.h"
 #include "planner/search.h"
 #include "pyobjects/callbacks.h"
 #include "pyobjects/dtypes.h"
@@ -18,13 +18,11 @@
 namespace funcol::python {
 namespace {
 
-constexpr size_t kMostTargets = 2048;
-
 // Specs are missing where the caller has the result's spec.
-using Targets = LruCache<RedistributionKey, Target>;
+using Targets = Cache<RedistributionKey, Target>;
 
 Targets& targets() {
-  static auto* const cache = new Targets(kMostTargets);  // NOLINT: outlives Python
+  static auto* const cache = new Targets(find_table("redistributions"));  // NOLINT: outlives Python
   return *cache;
 }
 
@@ -68,7 +66,7 @@ size_t RedistributionKey::hash() const {
 }
 
 ExecutionPtr find_execution(const RedistributionKey& key, py::handle device_mesh, KnownMesh& known) {
-  if (const auto* target = targets().get(key)) {
+  if (const auto* target = targets().find(key)) {
     return target->execution;
   }
   auto execution = make_execution(key, device_mesh, known);
@@ -78,7 +76,7 @@ ExecutionPtr find_execution(const RedistributionKey& key, py::handle device_mesh
 
 Target find_target(const RedistributionKey& key, py::handle src_spec, py::handle device_mesh,
                    KnownMesh& known, py::handle placements, py::handle order) {
-  if (const auto* target = targets().get(key)) {
+  if (const auto* target = targets().find(key)) {
     return *target;
   }
   const py::object spec = callback(Callback::kRedistributionTarget)(src_spec, device_mesh, placements, order,
@@ -92,10 +90,6 @@ Target find_target(const RedistributionKey& key, py::handle src_spec, py::handle
   targets().put(key, target);
   return target;
 }
-
-void forget_redistributions() { targets().clear(); }
-
-size_t num_redistributions() { return targets().size(); }
 
 MaskHooks take_masks(RedistributionKey& key, const SpecObjects& src, const SpecObjects& dst) {
   if (!has_masks(key.src) && !has_masks(key.dst)) {

@@ -12,8 +12,10 @@
 #include <vector>
 
 #include "dtensor/meshes.h"
+#include "layout/heap_bytes.h"
 #include "planner/cost_model.h"
 #include "pyobjects/spec_objects.h"
+#include "pyobjects/specs.h"
 #include "redistribute/executor.h"
 
 namespace funcol::python {
@@ -39,6 +41,11 @@ struct RedistributionKey {
 
   // Leaves out models, bounds and dtypes, which rarely differ.
   size_t hash() const;
+  size_t heap_bytes() const {
+    return funcol::heap_bytes(src) + funcol::heap_bytes(dst) + funcol::heap_bytes(shape) +
+           funcol::heap_bytes(stride);
+  }
+  bool is_on(uint64_t id) const { return id == mesh_id; }
   friend bool operator==(const RedistributionKey&, const RedistributionKey&) = default;
 };
 
@@ -49,6 +56,8 @@ using ExecutionPtr = std::shared_ptr<const Execution>;
 struct Target {
   ExecutionPtr execution;
   py::object spec;
+
+  size_t heap_bytes() const { return execution->heap_bytes() + (spec ? kSpecBytes : 0); }
 };
 
 // The execution of a redistribution between two specs. ValueError if there is no plan.
@@ -58,9 +67,6 @@ ExecutionPtr find_execution(const RedistributionKey& key, py::handle device_mesh
 // order or None. ValueError if there is no plan.
 Target find_target(const RedistributionKey& key, py::handle src_spec, py::handle device_mesh,
                    KnownMesh& known, py::handle placements, py::handle order);
-
-void forget_redistributions();
-size_t num_redistributions();  // that are remembered
 
 // The hooks of the masks in `key`; empty if there are none. Numbers the masks, whose values are addresses:
 // for a plan it matters only which are the same. The hooks take the GIL to call Python. Both specs must

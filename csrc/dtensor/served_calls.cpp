@@ -10,7 +10,6 @@
 #include "dtensor/meshes.h"
 #include "dtensor/mixed_tensors.h"
 #include "dtensor/redistribute_local.h"
-#include "dtensor/spec_numbers.h"
 #include "pyobjects/attributes.h"
 #include "pyobjects/callbacks.h"
 #include "pyobjects/dtensors.h"
@@ -70,16 +69,6 @@ std::optional<c10::IValue> value_of(py::handle object, const c10::Argument& argu
 
 bool is_equal(const c10::IValue& one, const c10::IValue& other) {
   return one.tagKind() == other.tagKind() && !one.isTensor() && one == other;
-}
-
-Geometry geometry_of(py::handle spec) {
-  const auto meta = attribute<"tensor_meta">(spec);
-  std::vector<int64_t> sizes;
-  std::vector<int64_t> strides;
-  const bool are_numbers =
-      read_ints(attribute<"shape">(meta), sizes) && read_ints(attribute<"stride">(meta), strides);
-  TORCH_INTERNAL_ASSERT(are_numbers);  // a spec that has a number
-  return {sizes, strides};
 }
 
 bool has_views_of_plain_tensors(const DescribedOperator& described, const Call& call) {
@@ -244,6 +233,7 @@ bool ServedCall::take_results(const c10::OperatorHandle& op, const DescribedOper
   if (described.results == Results::kOut) {
     return take_outputs(op, call, spec);
   }
+  const auto mesh = attribute<"mesh">(spec_of(call.first_dtensor()));
   const auto& returns = op.schema().returns();
   py::tuple of_results = py::make_tuple(spec);
   if (returns.size() > 1) {
@@ -268,10 +258,11 @@ bool ServedCall::take_results(const c10::OperatorHandle& op, const DescribedOper
     const py::tuple specs =
         is_list ? py::tuple(py::reinterpret_borrow<py::object>(of_result)) : py::make_tuple(of_result);
     for (const auto& one : specs) {
-      if (!is_spec(one) || number_of_spec(one.ptr()) == 0) {
+      auto shared = is_spec(one) ? shared_spec_on(one.ptr(), mesh) : nullptr;
+      if (shared == nullptr) {
         return false;
       }
-      taken.push_back({copy_without_mesh(one), geometry_of(one)});
+      taken.push_back(std::move(shared));
     }
   }
   return true;
@@ -290,12 +281,12 @@ bool ServedCall::take_outputs(const c10::OperatorHandle& op, const Call& call, p
       return false;
     }
     const py::handle of_output = specs[outputs_.size()];
-    const auto of_value = is_spec(of_output) ? number_of_spec(of_output.ptr()) : 0;
-    if (of_value == 0) {
+    auto* const held = spec_of(one.dtensor);
+    auto shared = is_spec(of_output) ? shared_spec_on(of_output.ptr(), attribute<"mesh">(held)) : nullptr;
+    if (shared == nullptr) {
       return false;
     }
-    const bool is_its_own = of_value == number_of_spec(spec_of(one.dtensor));
-    outputs_.emplace_back(number, is_its_own ? py::object() : copy_without_mesh(of_output));
+    outputs_.emplace_back(number, shared->id == id_of_spec(held) ? nullptr : std::move(shared));
   }
   return outputs_.size() == specs.size() && outputs_.size() == op.schema().returns().size();
 }
@@ -363,7 +354,7 @@ Fate ServedCall::run(const c10::OperatorHandle& op, const DescribedOperator& des
   return Fate::kServed;
 }
 
-void ServedCall::run_on_locals(const c10::OperatorHandle& op, at::ArrayRef<size_t> places,
+void ServedCall::run_on_locals(const c10::OperatorHandle& op, at::ArrayRef<uint32_t> places,
                                torch::jit::Stack& stack) const {
   for (const auto& move : moves_) {
     const Label label(op.operator_name().name);
@@ -386,10 +377,19 @@ bool ServedCall::is_current() const {
       moves_, [](const Move& move) { return move.execution == nullptr || move.execution->is_current(); });
 }
 
+size_t ServedCall::heap_bytes() const {
+  size_t bytes = 0;
+  for (const auto& specs : results_) {
+    bytes += sizeof specs + specs.capacity() * sizeof(SharedSpecPtr) + kBlockBytes;
+  }
+  return bytes + 2 * kBlockBytes + moves_.capacity() * sizeof(Move) +
+         replaced_.capacity() * sizeof(replaced_[0]) + outputs_.capacity() * sizeof(outputs_[0]);
+}
+
 py::object ServedCall::drawn_spec(const Call& call) const {
   auto* const first = spec_of(call.tensors[0].dtensor);
   return results_.empty() || results_[0].empty() ? py::reinterpret_borrow<py::object>(first)
-                                                 : copy_onto(results_[0][0].spec, attribute<"mesh">(first));
+                                                 : copy_onto(results_[0][0]->spec, attribute<"mesh">(first));
 }
 
 void ServedCall::put_arguments(const Call& call, Tensors locals, c10::IValue* arguments) const {
@@ -415,18 +415,19 @@ void ServedCall::put_arguments(const Call& call, Tensors locals, c10::IValue* ar
 void ServedCall::return_outputs(const Call& call, const Tensors& held, c10::IValue* results) const {
   for (size_t i = 0; i < outputs_.size(); ++i) {
     const auto& [number, spec] = outputs_[i];
-    if (spec) {
+    if (spec != nullptr) {
       auto* const dtensor = call.tensors[number].dtensor;
-      set_spec(dtensor, copy_onto(spec, attribute<"mesh">(spec_of(dtensor))));
+      set_spec(dtensor, copy_onto(spec->spec, attribute<"mesh">(spec_of(dtensor))));
     }
     results[i] = held[number];
   }
 }
 
 void ServedCall::wrap_results(const c10::OperatorHandle& op, py::handle mesh, c10::IValue* results) const {
-  const auto wrap = [&](at::Tensor local, const ResultSpec& of_result) {
+  const auto wrap = [&](at::Tensor local, const SharedSpecPtr& of_result) {
     const bool requires_grad = local.requires_grad();
-    return make_dtensor(std::move(local), copy_onto(of_result.spec, mesh), of_result.geometry, requires_grad);
+    return make_dtensor(std::move(local), copy_onto(of_result->spec, mesh), of_result->geometry,
+                        requires_grad);
   };
   for (size_t i = 0; i < results_.size(); ++i) {
     const auto& specs = results_[i];

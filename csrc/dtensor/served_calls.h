@@ -14,17 +14,12 @@
 
 #include "dtensor/operator_calls.h"
 #include "dtensor/redistributions.h"
-#include "pyobjects/dtensors.h"
+#include "pyobjects/specs.h"
 
 namespace funcol::python {
 
 class ServedCall {
  public:
-  struct ResultSpec {
-    py::object spec;  // without its mesh, which this does not keep alive
-    Geometry geometry;
-  };
-
   // `sharding`, an OutputSharding, made ready for calls like `call`, whose arguments are on `stack`. Nothing
   // if PyTorch has to carry it out. Needs the GIL.
   static std::optional<ServedCall> make(const c10::OperatorHandle& op, const DescribedOperator& described,
@@ -38,7 +33,7 @@ class ServedCall {
 
   // Runs the operator on `stack`, which holds local tensors in the place of DTensors: moves those that have
   // to move, and leaves the local results. `places` are those of the call's tensors, none within a list.
-  void run_on_locals(const c10::OperatorHandle& op, at::ArrayRef<size_t> places,
+  void run_on_locals(const c10::OperatorHandle& op, at::ArrayRef<uint32_t> places,
                      torch::jit::Stack& stack) const;
   // Returns true if run_on_locals() does all that run() does to tensors: no move is left to Python.
   bool runs_on_locals() const;
@@ -46,7 +41,8 @@ class ServedCall {
   // Returns true while the process groups of all moves exist.
   bool is_current() const;
   // The specs of each result's tensors; none where the result has no placements.
-  const std::vector<std::vector<ResultSpec>>& results() const { return results_; }
+  const std::vector<std::vector<SharedSpecPtr>>& results() const { return results_; }
+  size_t heap_bytes() const;
 
  private:
   using Tensors = c10::SmallVector<at::Tensor, 8>;
@@ -72,10 +68,10 @@ class ServedCall {
 
   std::vector<Move> moves_;
   std::vector<std::pair<size_t, c10::IValue>> replaced_;  // arguments with other values
-  std::vector<std::vector<ResultSpec>> results_;
+  std::vector<std::vector<SharedSpecPtr>> results_;
   // For each tensor that the call writes its result to, its number among the call's, and its spec from then
-  // on, without mesh; null for the one that it has.
-  std::vector<std::pair<size_t, py::object>> outputs_;
+  // on; null for the one that it has.
+  std::vector<std::pair<size_t, SharedSpecPtr>> outputs_;
 };
 
 }  // namespace funcol::python

@@ -21,18 +21,19 @@ bool Program::takes(at::ArrayRef<at::Tensor> locals) const {
          (!observes_redistribution() &&
           std::ranges::all_of(input_sizes_,
                               [&](const auto& one) { return locals[one.first].sizes() == one.second; }) &&
-          std::ranges::all_of(steps_, [](const auto& step) { return step.call->is_current(); }));
+          std::ranges::all_of(steps_, [](const auto& one) { return one.step->call->is_current(); }));
 }
 
 Program::Locals Program::run(Locals values) const {
   const WithoutGil no_gil;
   const c10::impl::ExcludeDispatchKeyGuard below_autograd(kBeforePython);
   torch::jit::Stack stack;
-  for (const auto& step : steps_) {
+  for (const auto& [traced, last] : steps_) {
+    const auto& step = *traced;
     stack.assign(step.arguments.begin(), step.arguments.end());
-    for (const auto& operand : step.operands) {
-      auto& value = values[operand.value];
-      stack[operand.place] = operand.is_last ? std::move(value) : value;
+    for (size_t i = 0; i < step.operands.size(); ++i) {
+      auto& value = values[step.operands[i].value];
+      stack[step.operands[i].place] = (last >> i & 1) != 0 ? std::move(value) : value;
     }
     step.call->run_on_locals(step.op, step.places, stack);
     for (size_t i = 0; i < step.results.size(); ++i) {
@@ -74,26 +75,26 @@ void Trace::before(const c10::OperatorHandle& op, const DescribedOperator& descr
       return fail();
     }
     auto& argument = step.arguments[one.place];
-    step.places.push_back(one.place);
+    step.places.push_back(static_cast<uint32_t>(one.place));
     if (one.dtensor != nullptr) {
       const auto value = value_of(argument.toTensor());
       if (value == kNoValue) {
         return fail();
       }
-      step.operands.push_back({one.place, value});
+      step.operands.push_back({static_cast<uint32_t>(one.place), value});
       argument = {};
     } else if (!argument.toTensor().unsafeGetTensorImpl()->is_wrapped_number()) {
       return fail();
     }
   }
-  steps_.push_back(std::move(step));
+  steps_.push_back(std::make_shared<const TraceStep>(std::move(step)));
 }
 
 void Trace::after(const torch::jit::Stack& stack) {
   if (has_failed_) {
     return;
   }
-  auto& step = steps_.back();
+  auto step = *steps_.back();
   const auto& specs = step.call->results();
   const auto* const results = stack.data() + (stack.size() - specs.size());
   for (size_t i = 0; i < specs.size(); ++i) {
@@ -104,17 +105,19 @@ void Trace::after(const torch::jit::Stack& stack) {
       step.results.push_back(kNoValue);
       continue;
     }
-    step.results.push_back(values_.size());
+    step.results.push_back(static_cast<ValueId>(values_.size()));
     values_.push_back(results[i].toTensor());
-    known_.push_back({specs[i].data(), {}});
+    known_.push_back({specs[i][0], {}});
   }
+  steps_.back() = std::make_shared<const TraceStep>(std::move(step));
 }
 
 bool Trace::begins_as(const Trace& other) const {
   return steps_.size() >= other.steps_.size() &&
-         std::equal(
-             other.steps_.begin(), other.steps_.end(), steps_.begin(),
-             [](const auto& one, const auto& two) { return one.op == two.op && one.results == two.results; });
+         std::equal(other.steps_.begin(), other.steps_.end(), steps_.begin(),
+                    [](const auto& one, const auto& two) {
+                      return one->op == two->op && one->results == two->results;
+                    });
 }
 
 ValueId Trace::value_of(const at::Tensor& tensor) const {
@@ -136,7 +139,7 @@ ProgramPtr Trace::program(at::ArrayRef<ValueId> outputs, size_t begin) const {
   const auto program = destroyed_with_gil(std::make_unique<Program>());
   std::vector<bool> is_read(known_.size());
   for (const auto output : outputs) {
-    const auto* const spec = output == kNoValue ? nullptr : known_[output].spec;
+    const auto spec = output == kNoValue ? nullptr : known_[output].spec;
     if (output != kNoValue && spec == nullptr) {
       return nullptr;
     }
@@ -148,7 +151,7 @@ ProgramPtr Trace::program(at::ArrayRef<ValueId> outputs, size_t begin) const {
   }
   std::vector<bool> is_computed(known_.size());
   for (size_t i = steps_.size(); i-- > begin;) {
-    auto step = steps_[i];
+    const auto& step = *steps_[i];
     const auto is_needed = [&](ValueId value) { return value != kNoValue && is_read[value]; };
     if (!step.call->moves_tensors() && std::ranges::none_of(step.results, is_needed)) {
       continue;
@@ -159,12 +162,13 @@ ProgramPtr Trace::program(at::ArrayRef<ValueId> outputs, size_t begin) const {
         is_computed[result] = true;
       }
     }
+    uint64_t last = 0;
     for (size_t k = step.operands.size(); k-- > 0;) {
-      auto& operand = step.operands[k];
-      operand.is_last = !is_read[operand.value];
-      is_read[operand.value] = true;
+      const auto value = step.operands[k].value;
+      last |= is_read[value] ? 0 : uint64_t{1} << k;
+      is_read[value] = true;
     }
-    program->steps_.push_back(std::move(step));
+    program->steps_.push_back({steps_[i], last});
   }
   std::ranges::reverse(program->steps_);
   program->num_values_ = known_.size();
@@ -177,6 +181,34 @@ ProgramPtr Trace::program(at::ArrayRef<ValueId> outputs, size_t begin) const {
     }
   }
   return program;
+}
+
+namespace {
+
+size_t bytes_of(const TraceStepPtr& step) { return sizeof *step + 2 * kBlockBytes + step->heap_bytes(); }
+
+}  // namespace
+
+size_t Program::heap_bytes(bool with_steps) const {
+  size_t bytes = steps_.capacity() * sizeof(Step) + outputs_.capacity() * sizeof(ValueId) +
+                 specs_.capacity() * sizeof(SharedSpecPtr) + inputs_.capacity() * sizeof(ValueId) +
+                 input_sizes_.capacity() * (sizeof input_sizes_[0] + 3 * kBlockBytes) + 4 * kBlockBytes;
+  for (const auto& one : steps_) {
+    bytes += with_steps ? bytes_of(one.step) : 0;
+  }
+  return bytes;
+}
+
+size_t Trace::heap_bytes() const {
+  size_t bytes =
+      steps_.capacity() * sizeof(TraceStepPtr) + values_.capacity() * sizeof(at::Tensor) + 3 * kBlockBytes;
+  for (const auto& step : steps_) {
+    bytes += bytes_of(step);
+  }
+  for (const auto& value : known_) {
+    bytes += sizeof value + funcol::heap_bytes(value.local_sizes);
+  }
+  return bytes;
 }
 
 Recording::Recording(Trace& trace) {

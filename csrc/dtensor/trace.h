@@ -24,25 +24,27 @@ namespace funcol::python {
 
 // A tensor of a trace: an input, or the result of an operator. They are numbered in the order in which they
 // were met.
-using ValueId = size_t;
+using ValueId = uint32_t;
 inline constexpr ValueId kNoValue = ~ValueId{0};  // an undefined tensor
 
 using ServedPtr = std::shared_ptr<const ServedCall>;
 
 struct TraceStep {
   struct Operand {
-    size_t place;  // among the arguments
+    uint32_t place;  // among the arguments
     ValueId value;
-    bool is_last = false;  // no later step reads the value, and it is no output
   };
 
   c10::OperatorHandle op;
   ServedPtr call;
   torch::jit::Stack arguments;  // None in the place of DTensors
   c10::SmallVector<Operand, 4> operands = {};
-  c10::SmallVector<size_t, 4> places = {};  // of all tensors, as run_on_locals() takes them
+  c10::SmallVector<uint32_t, 4> places = {};  // of all tensors, as run_on_locals() takes them
   c10::SmallVector<ValueId, 4> results = {};
+
+  size_t heap_bytes() const { return arguments.capacity() * sizeof(c10::IValue) + kBlockBytes; }
 };
+using TraceStepPtr = std::shared_ptr<const TraceStep>;
 
 class Program {
  public:
@@ -65,13 +67,20 @@ class Program {
   const std::vector<ValueId>& inputs() const { return inputs_; }
   // Returns true if tensors move between ranks.
   bool moves_tensors() const { return moves_tensors_; }
+  // Counts the steps as shared with a trace, or not.
+  size_t heap_bytes(bool with_steps = true) const;
 
  private:
   friend class Trace;
 
-  std::vector<TraceStep> steps_;
+  struct Step {
+    TraceStepPtr step;
+    uint64_t last = 0;  // a bit for each operand that no later step reads, and that is no output
+  };
+
+  std::vector<Step> steps_;
   std::vector<ValueId> outputs_;
-  std::vector<const ServedCall::ResultSpec*> specs_;  // of the outputs; null for undefined tensors
+  std::vector<SharedSpecPtr> specs_;  // of the outputs; null for undefined tensors
   std::vector<ValueId> inputs_;
   std::vector<std::pair<ValueId, std::vector<int64_t>>> input_sizes_;  // local ones, if tensors move
   size_t num_values_ = 0;
@@ -106,6 +115,7 @@ class Trace {
   bool is_view(ValueId value, size_t end) const;
   // Forgets the tensors. What is known about them stays.
   void release_tensors();
+  size_t heap_bytes() const;
 
   // Returns the steps from number `begin` on that compute `outputs`; steps in which other ranks take part are
   // always among them. Null if a trace or a program cannot hold that: an output is an input.
@@ -113,11 +123,11 @@ class Trace {
 
  private:
   struct Value {
-    const ServedCall::ResultSpec* spec;  // held by the step that made it; null for an input
-    std::vector<int64_t> local_sizes;    // of an input
+    SharedSpecPtr spec;                // null for an input
+    std::vector<int64_t> local_sizes;  // of an input
   };
 
-  std::vector<TraceStep> steps_;
+  std::vector<TraceStepPtr> steps_;
   std::vector<Value> known_;
   std::vector<at::Tensor> values_;  // held, so that no other tensor takes the address
   bool has_failed_ = false;

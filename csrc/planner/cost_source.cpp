@@ -38,7 +38,7 @@ size_t CostSource::Key::hash() const {
 CostSource::CostSource(Mesh mesh, const std::optional<CostModel>& model, size_t num_kept)
     : mesh_(std::move(mesh)),
       costs_(model.has_value() ? *model : CostModel(default_alpha_beta(mesh_)), mesh_),
-      kept_(num_kept) {}
+      kept_(table_, num_kept) {}
 
 std::unique_ptr<ShortestPaths> CostSource::take(const std::vector<int64_t>& shape, int64_t itemsize,
                                                 const Layout& source, std::vector<Placement> vocabulary) {
@@ -46,7 +46,7 @@ std::unique_ptr<ShortestPaths> CostSource::take(const std::vector<int64_t>& shap
   {
     const std::scoped_lock lock(mutex_);
     if (auto kept = kept_.take(key)) {
-      return std::move(*kept);
+      return std::move(kept->paths);
     }
   }
   return std::make_unique<ShortestPaths>(mesh_, costs_, std::move(key.shape), itemsize, std::move(key.source),
@@ -56,7 +56,7 @@ std::unique_ptr<ShortestPaths> CostSource::take(const std::vector<int64_t>& shap
 void CostSource::give_back(std::unique_ptr<ShortestPaths> paths) {
   Key key{paths->shape(), paths->itemsize(), paths->source(), paths->vocabulary()};
   const std::scoped_lock lock(mutex_);
-  kept_.put(std::move(key), std::move(paths));
+  kept_.put(std::move(key), {std::move(paths)});
 }
 
 size_t CostSource::num_kept() const {

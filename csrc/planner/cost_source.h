@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "planner/lru_cache.h"
+#include "layout/cache.h"
 #include "planner/shortest_paths.h"
 
 namespace funcol {
@@ -44,13 +44,20 @@ class CostSource {
     std::vector<Placement> vocabulary;
 
     size_t hash() const;
+    size_t heap_bytes() const { return 0; }
     friend bool operator==(const Key&, const Key&) = default;
+  };
+  struct Kept {
+    std::unique_ptr<ShortestPaths> paths;
+
+    size_t heap_bytes() const { return 0; }
   };
 
   const Mesh mesh_;
   const Costs costs_;
   mutable std::mutex mutex_;
-  LruCache<Key, std::unique_ptr<ShortestPaths>> kept_;
+  Table table_{SIZE_MAX};  // bounded by the number of searches: they grow with use
+  Cache<Key, Kept> kept_;
 };
 
 }  // namespace funcol

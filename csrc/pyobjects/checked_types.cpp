@@ -19,15 +19,14 @@
 #include <utility>
 #include <vector>
 
+#include "layout/cache.h"
 #include "layout/hash.h"
-#include "planner/lru_cache.h"
 #include "pyobjects/arguments.h"
 #include "pyobjects/attributes.h"
 
 namespace funcol::python {
 namespace {
 
-constexpr size_t kNumCalls = size_t{1} << 13;
 constexpr size_t kNumFunctions = size_t{1} << 12;
 
 // As python/funcol/dropin/spmd_types_checks.py numbers them.
@@ -76,6 +75,9 @@ class CheckedCall {
     Hash hash;
     hash.add_all(words_);
     return hash.value();
+  }
+  size_t heap_bytes() const {
+    return funcol::heap_bytes(words_) + held_.capacity() * sizeof(py::object) + kBlockBytes;
   }
 
  private:
@@ -188,6 +190,11 @@ struct Leaf {
 struct Outcome {
   bool is_tensor;  // not a sequence
   std::vector<Leaf> leaves;
+
+  size_t heap_bytes() const {
+    constexpr size_t kDictBytes = 232;
+    return leaves.capacity() * (sizeof(Leaf) + kDictBytes) + kBlockBytes;
+  }
 };
 
 // The tensors of a result: a tensor, a sequence of tensors, or an object without any.
@@ -264,7 +271,7 @@ bool apply(const Outcome& outcome, PyObject* result, const CheckedCall& key) {
 struct Memory {
   TypeChecker checker;
   std::unordered_map<PyObject*, std::pair<py::object, CallKind>> kinds;
-  LruCache<CheckedCall, std::shared_ptr<const Outcome>> calls{kNumCalls};
+  Cache<CheckedCall, std::shared_ptr<const Outcome>> calls{find_table("checked_types")};
   py::object entry;  // of the stack of meshes, and its number
   uint64_t entry_number = 0;
 };
@@ -360,7 +367,7 @@ py::object check_types(py::handle mode, py::handle func, py::handle types, py::h
   if (!key) {
     return own(mode, func, types, args, kwargs);
   }
-  const auto* const found = memory().calls.get(*key);
+  const auto* const found = memory().calls.find(*key);
   if (found == nullptr) {
     auto result = own(mode, func, types, args, kwargs);
     if (auto outcome = outcome_of(result.ptr(), *key)) {
@@ -386,7 +393,7 @@ py::object assert_type(py::handle own, py::handle tensor, py::handle types, py::
     return {};
   }
   const auto dict = dict_of(tensor.ptr());
-  if (const auto* const found = memory().calls.get(key)) {
+  if (const auto* const found = memory().calls.find(key)) {
     const auto leaf = (*found)->leaves.front();
     // The package changes the dict that is there.
     if (auto* const type = type_in(dict); type == nullptr) {

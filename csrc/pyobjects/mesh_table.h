@@ -13,6 +13,9 @@ namespace funcol::python {
 template <typename Value>
 class MeshTable {
  public:
+  // `released` is called with the value of each mesh that goes.
+  explicit MeshTable(void (*released)(const Value&) = nullptr) : released_(released) {}
+
   // Null if there is none. Valid until the mesh goes.
   Value* find(py::handle mesh) {
     const auto found = values_.find(mesh.ptr());
@@ -25,8 +28,11 @@ class MeshTable {
     const auto [entry, is_new] = values_.insert_or_assign(address, std::move(value));
     if (is_new) {
       py::weakref(mesh, py::cpp_function([this, address](py::handle reference) {
-                    values_.erase(address);
+                    const auto gone = values_.extract(address);
                     reference.dec_ref();
+                    if (released_ != nullptr && gone) {
+                      released_(gone.mapped());
+                    }
                   }))
           .release();
     }
@@ -45,6 +51,7 @@ class MeshTable {
   size_t size() const { return values_.size(); }
 
  private:
+  void (*released_)(const Value&);
   std::unordered_map<PyObject*, Value> values_;
 };
 

@@ -1,6 +1,10 @@
 #include "pyobjects/specs.h"
 
+#include <c10/util/flat_hash_map.h>
+
 #include <algorithm>
+#include <bit>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -8,74 +12,87 @@
 #include "compat/dtensor_spec.h"
 #include "layout/cache.h"
 #include "layout/hash.h"
-#include "planner/lru_cache.h"
 #include "pyobjects/attributes.h"
 #include "pyobjects/callbacks.h"
 #include "pyobjects/dtypes.h"
 #include "pyobjects/layouts.h"
 #include "pyobjects/mesh_table.h"
 #include "pyobjects/op_schemas.h"
+#include "pyobjects/spec_objects.h"
 
 namespace funcol::python {
 namespace {
 
-constexpr size_t kNumSpecs = 4096;
-constexpr size_t kMostNumbers = 32768;
+// The words of a layout, and of a spec on a mesh.
+std::vector<uint64_t> words_of(const Layout& layout) {
+  std::vector<uint64_t> words;
+  for (const auto& placement : layout.placements) {
+    words.push_back(static_cast<uint64_t>(placement.kind) | static_cast<uint64_t>(placement.op) << 8 |
+                    (placement.is_norm() ? 1 << 16 : 0) | static_cast<uint64_t>(placement.dim) << 32);
+    if (placement.is_shard()) {
+      words.push_back(static_cast<uint64_t>(placement.split_factor));
+    } else if (placement.is_norm()) {
+      words.push_back(std::bit_cast<uint64_t>(placement.norm.value));
+      words.push_back(placement.norm.is_integer ? 1 : 0);
+    }
+  }
+  if (layout.order != default_shard_order(layout.placements)) {
+    for (const auto& axes : layout.order) {
+      words.push_back(axes.size());
+      words.insert(words.end(), axes.begin(), axes.end());
+    }
+  }
+  return words;
+}
 
-struct Key {
-  uint64_t mesh;  // by number_of()
-  Spec spec;
-  bool strided_as_order;
+struct SpecKey {
+  SpecKey(uint64_t mesh_id, const Spec& spec, bool strided_as_order) {
+    const auto& [meta, layout] = spec;
+    const auto of_layout = words_of(layout);
+    words.reserve(2 + 2 * meta.shape.size() + of_layout.size());
+    words.push_back(mesh_id);
+    words.push_back(static_cast<uint64_t>(meta.dtype) << 32 | meta.shape.size() << 16 |
+                    layout.placements.size() << 1 | (strided_as_order ? 1 : 0));
+    words.insert(words.end(), meta.shape.begin(), meta.shape.end());
+    words.insert(words.end(), meta.stride.begin(), meta.stride.end());
+    words.insert(words.end(), of_layout.begin(), of_layout.end());
+  }
 
   size_t hash() const {
     Hash hash;
-    hash.add(mesh);
-    hash.add(spec.layout);
-    hash.add_all(spec.meta.shape);
-    hash.add_all(spec.meta.stride);
-    hash.add(static_cast<uint64_t>(spec.meta.dtype));
+    hash.add_all(words);
     return hash.value();
   }
-  friend bool operator==(const Key&, const Key&) = default;
+  bool is_on(uint64_t mesh_id) const { return words[0] == mesh_id; }
+  friend bool operator==(const SpecKey&, const SpecKey&) = default;
+
+  std::vector<uint64_t> words;
 };
 
-// Unlike an address, a number never comes again: a key does not keep its mesh alive.
-uint64_t number_of(py::handle mesh) {
-  static MeshTable<uint64_t> numbers;
-  static uint64_t last = 0;
-  const auto* const known = numbers.find(mesh);
-  return known != nullptr ? *known : numbers.put(mesh, ++last);
+size_t heap_bytes(const SpecKey& key) { return funcol::heap_bytes(key.words); }
+
+uint64_t id_of_mesh(py::handle mesh) {
+  static auto* const ids = new MeshTable<uint64_t>([](const uint64_t& id) { forget_mesh(id); });  // NOLINT
+  const auto* const known = ids->find(mesh);
+  return known != nullptr ? *known : ids->put(mesh, new_mesh_id());
 }
 
-Key key_of(py::handle spec, Spec value) {
-  const bool strided_as_order =
-      has_strided_shards(value.layout) && compat::strided_shards_stand_for_order(spec);
-  return {number_of(attribute<"mesh">(spec)), std::move(value), strided_as_order};
+Cache<SpecKey, SharedSpecPtr>& specs() {
+  static auto* const cache = new Cache<SpecKey, SharedSpecPtr>(find_table("specs"));  // NOLINT
+  return *cache;
+}
+
+uint64_t num_shared_specs = 0;  // that ever were
+
+// The shared specs by the objects in their `hashes`, which they hold.
+ska::flat_hash_map<PyObject*, const SharedSpec*>& by_hash() {
+  static auto* const specs = new ska::flat_hash_map<PyObject*, const SharedSpec*>;  // NOLINT
+  return *specs;
 }
 
 bool has_norms(py::handle spec) {
   const auto placements = attribute<"placements">(spec).cast<py::tuple>();
   return std::any_of(placements.begin(), placements.end(), [](py::handle one) { return is_norm(one); });
-}
-
-using Specs = LruCache<Key, py::object>;
-
-// Of specs without their mesh.
-Specs& specs() {
-  static auto* const cache = new Specs(kNumSpecs);  // NOLINT: outlives Python
-  return *cache;
-}
-
-Specs& canonical_specs() {
-  static auto* const cache = new Specs(kNumSpecs);  // NOLINT: outlives Python
-  return *cache;
-}
-
-using Numbers = Cache<Key, uint64_t, KeyHash>;
-
-Numbers& value_numbers() {
-  static auto* const numbers = new Numbers(kMostNumbers);  // NOLINT: outlives Python
-  return *numbers;
 }
 
 // Gives a new object its __dict__, without the class's own __setattr__.
@@ -149,6 +166,94 @@ py::object make_spec(const Spec& spec, py::handle mesh, bool strided_as_order,
       has_strided_shards(spec.layout) ? py::object(py::bool_(strided_as_order)) : py::none());
 }
 
+Geometry geometry_of(py::handle spec) {
+  const auto meta = attribute<"tensor_meta">(spec);
+  std::vector<int64_t> sizes;
+  std::vector<int64_t> strides;
+  const bool are_numbers =
+      read_ints(attribute<"shape">(meta), sizes) && read_ints(attribute<"stride">(meta), strides);
+  TORCH_INTERNAL_ASSERT(are_numbers);  // a spec that C++ has values for
+  return {sizes, strides};
+}
+
+// Returns the object that a spec keeps as its hash; null if it keeps none.
+py::object kept_hash(PyObject* spec) {
+  auto hash = find_attribute<"_hash">(spec);
+  return hash && PyLong_CheckExact(hash.ptr()) ? hash : py::object();
+}
+
+const SharedSpec* find_by_hash(PyObject* spec) {
+  const auto hash = kept_hash(spec);
+  const auto found = hash ? by_hash().find(hash.ptr()) : by_hash().end();
+  return found != by_hash().end() ? found->second : nullptr;
+}
+
+// Sets a field without DTensorSpec's own __setattr__, which drops the hash.
+template <AttributeName name>
+void set_field(PyObject* spec, py::handle value) {
+  const auto fields = checked(PyObject_GenericGetDict(spec, nullptr));
+  if (PyDict_SetItem(fields.ptr(), interned<name>(), value.ptr()) != 0) {
+    throw py::error_already_set();
+  }
+}
+
+// Has the spec, and its copies from here on, found by its hash.
+void share_hash(PyObject* spec, const SharedSpec& shared) {
+  const auto own = kept_hash(spec);
+  if (!own || by_hash().count(own.ptr()) != 0) {
+    return;
+  }
+  for (const auto& hash : shared.hashes) {
+    if (PyObject_RichCompareBool(hash.ptr(), own.ptr(), Py_EQ) == 1) {
+      set_field<"_hash">(spec, hash);
+      return;
+    }
+  }
+  shared.hashes.push_back(own);
+  by_hash().emplace(own.ptr(), &shared);
+}
+
+bool are_alike(const py::tuple& one, const py::tuple& other) {
+  return std::equal(one.begin(), one.end(), other.begin(), other.end(), [](py::handle a, py::handle b) {
+    return Py_TYPE(a.ptr()) == Py_TYPE(b.ptr()) && PyObject_RichCompareBool(a.ptr(), b.ptr(), Py_EQ) == 1;
+  });
+}
+
+// Gives a remembered spec the tuples of an earlier one with the same layout: most specs differ in their sizes
+// alone.
+void share_layout(const py::object& spec, const Layout& layout) {
+  struct Tuples {
+    py::object placements;
+    py::object order;
+  };
+  constexpr size_t kMostLayouts = 4096;
+  static auto* const known = new std::map<std::vector<uint64_t>, Tuples>;  // NOLINT: outlives Python
+  if (known->size() >= kMostLayouts) {
+    const auto gone = std::exchange(*known, {});
+  }
+  const Tuples own{attribute<"placements">(spec), attribute<"shard_order">(spec)};
+  const auto& earlier = known->try_emplace(words_of(layout), own).first->second;
+  if (are_alike(own.placements, earlier.placements) && own.order.equal(earlier.order)) {
+    set_field<"placements">(spec.ptr(), earlier.placements);
+    set_field<"shard_order">(spec.ptr(), earlier.order);
+  }
+}
+
+// Remembers a spec of this value. `make` makes it, on its mesh.
+template <typename Make>
+SharedSpecPtr find_or_make(py::handle mesh, const Spec& value, bool strided_as_order, const Make& make) {
+  const auto mesh_id = id_of_mesh(mesh);
+  SpecKey key(mesh_id, value, strided_as_order);
+  if (const auto* const known = specs().find(key)) {
+    return *known;
+  }
+  auto made = copy_without_mesh(make());
+  share_layout(made, value.layout);
+  auto shared = std::make_shared<const SharedSpec>(mesh_id, std::move(made));
+  specs().put(std::move(key), shared);
+  return shared;
+}
+
 }  // namespace
 
 py::object copy_spec(py::handle spec) { return copy(spec, {}); }
@@ -162,54 +267,77 @@ py::object copy_without_mesh(py::handle spec) {
 
 py::object copy_onto(py::handle spec, py::handle mesh) { return copy(spec, mesh); }
 
+SharedSpec::SharedSpec(uint64_t mesh_id, py::object without_mesh)
+    : id(mesh_id << 40 | ++num_shared_specs), spec(std::move(without_mesh)), geometry(geometry_of(spec)) {
+  if (const auto hash = kept_hash(spec.ptr()); hash && by_hash().count(hash.ptr()) != 0) {
+    set_field<"_hash">(spec.ptr(),
+                       py::int_(hash.cast<Py_ssize_t>()));  // that of an equal spec on another mesh
+  }
+  share_hash(spec.ptr(), *this);
+}
+
+SharedSpec::~SharedSpec() {
+  for (const auto& hash : hashes) {
+    by_hash().erase(hash.ptr());
+  }
+}
+
+SharedSpecPtr shared_spec_on(PyObject* spec, py::handle mesh) {
+  try {
+    auto value = has_norms(spec) ? read_spec_as_pytorch(spec) : read_spec(spec);
+    if (has_masks(value.layout)) {
+      return nullptr;
+    }
+    const bool strided_as_order =
+        has_strided_shards(value.layout) && compat::strided_shards_stand_for_order(spec);
+    return find_or_make(mesh, value, strided_as_order, [&] { return copy_onto(spec, mesh); });
+  } catch (const c10::Error&) {
+  } catch (const py::error_already_set&) {
+  }
+  return nullptr;
+}
+
+SharedSpecPtr shared_spec(PyObject* spec) {
+  if (const auto* const known = find_by_hash(spec)) {
+    return known->shared_from_this();
+  }
+  const auto mesh = find_attribute<"mesh">(spec);
+  auto shared = mesh ? shared_spec_on(spec, mesh) : nullptr;
+  if (shared == nullptr) {
+    return nullptr;
+  }
+  if (PyObject_Hash(spec) == -1) {  // the spec keeps its hash from here on
+    PyErr_Clear();
+    return nullptr;
+  }
+  share_hash(spec, *shared);
+  return shared;
+}
+
+uint64_t id_of_spec(PyObject* spec) {
+  if (const auto* const known = find_by_hash(spec)) {
+    return known->id;
+  }
+  const auto shared = shared_spec(spec);
+  return shared == nullptr ? 0 : shared->id;
+}
+
 py::object to_python_spec(const Spec& spec, py::handle mesh, bool strided_as_order,
                           const MaskedPlacements& masked) {
   if (has_masks(spec.layout)) {
     return make_spec(spec, mesh, strided_as_order, masked);
   }
-  Key key{number_of(mesh), spec, strided_as_order && has_strided_shards(spec.layout)};
-  if (const auto* known = specs().get(key)) {
-    return copy_onto(*known, mesh);
-  }
-  auto made = make_spec(spec, mesh, strided_as_order, masked);
-  specs().put(std::move(key), copy_without_mesh(made));
-  return made;
+  const auto shared = find_or_make(mesh, spec, strided_as_order && has_strided_shards(spec.layout),
+                                   [&] { return make_spec(spec, mesh, strided_as_order, masked); });
+  return copy_onto(shared->spec, mesh);
 }
 
 py::object canonical_spec(py::handle spec) {
-  auto value = read_spec(spec);
-  TORCH_CHECK_NOT_IMPLEMENTED(!has_masks(value.layout),
-                              "funcol: a spec with masks equals no other: ", std::string(py::str(spec)), ".");
-  auto key = key_of(spec, std::move(value));
-  if (const auto* known = canonical_specs().get(key)) {
-    return *known;
-  }
-  auto made = copy_spec(spec);
-  canonical_specs().put(std::move(key), made);
-  return made;
+  const auto shared = shared_spec(spec.ptr());
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      shared != nullptr, "funcol: a spec without values equals no other: ", std::string(py::str(spec)), ".");
+  return shared->spec;
 }
-
-uint64_t value_number(py::handle spec) {
-  static uint64_t last = 0;
-  auto value = has_norms(spec) ? read_spec_as_pytorch(spec) : read_spec(spec);
-  if (has_masks(value.layout)) {
-    return 0;
-  }
-  auto key = key_of(spec, std::move(value));
-  if (const auto known = value_numbers().get(key)) {
-    return *known;
-  }
-  value_numbers().put(std::move(key), ++last);
-  return last;
-}
-
-void forget_specs() {
-  specs().clear();
-  canonical_specs().clear();
-  value_numbers().clear();  // a number is never given again: where one is still kept, it finds nothing
-}
-
-size_t num_specs() { return specs().size() + canonical_specs().size() + value_numbers().size(); }
 
 py::object replicate() {
   static auto* const placement = imported<kPlacementTypes, "Replicate">()().release().ptr();

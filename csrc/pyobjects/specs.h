@@ -5,14 +5,51 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+#include <cstdint>
 #include <functional>
+#include <memory>
+#include <vector>
 
 #include "propagation/propagator.h"
+#include "pyobjects/dtensors.h"
 
 namespace funcol::python {
 
 // Finds the Python placement with a mask, by Placement::mask.
 using MaskedPlacements = std::function<py::object(const Placement&)>;
+
+// One object for all DTensorSpecs that are equal and on one mesh, while it is kept. It keeps no mesh alive.
+struct SharedSpec : std::enable_shared_from_this<SharedSpec> {
+  SharedSpec(uint64_t mesh_id, py::object spec);
+  ~SharedSpec();
+  SharedSpec(const SharedSpec&) = delete;
+  SharedSpec& operator=(const SharedSpec&) = delete;
+
+  uint64_t id;      // never used again; its upper bits are the id of the mesh
+  py::object spec;  // without its mesh. DTensors get copies, by copy_onto()
+  Geometry geometry;
+  // The objects that equal specs keep as their hashes. Copies of a spec share its object, and a spec that is
+  // written to drops it.
+  mutable std::vector<py::object> hashes;
+};
+using SharedSpecPtr = std::shared_ptr<const SharedSpec>;
+
+// The bytes of a DTensorSpec in Python, with its fields, sizes, strides and hash, as an estimate.
+constexpr size_t kSpecBytes = 700;
+
+inline size_t heap_bytes(const SharedSpecPtr& /*spec*/) { return sizeof(SharedSpec) + kSpecBytes; }
+
+// Returns the shared spec of a DTensorSpec. Returns null for a spec that C++ has no values for: symbolic
+// sizes, masks, placements of unknown kinds, no tensor_meta.
+SharedSpecPtr shared_spec(PyObject* spec);
+// The same as if the spec were on `mesh`.
+SharedSpecPtr shared_spec_on(PyObject* spec, py::handle mesh);
+
+// Returns the id of the shared spec; 0 if there is none. An equal spec has another id once many were met.
+uint64_t id_of_spec(PyObject* spec);
+
+// Returns true if a word is the id of a spec on this mesh. Any other word may be one, too.
+inline bool is_id_on(uint64_t word, uint64_t mesh_id) { return word >> 40 == mesh_id; }
 
 // A new DTensorSpec that equals `spec`.
 py::object copy_spec(py::handle spec);
@@ -21,22 +58,14 @@ py::object copy_spec(py::handle spec);
 py::object copy_without_mesh(py::handle spec);
 py::object copy_onto(py::handle spec, py::handle mesh);
 
-// A new DTensorSpec of a tensor on `mesh`. Python's make_spec makes it, or it is the copy of one of the last
-// 4096 specs. `masked` gives placements with masks; specs with masks are not remembered.
+// A new DTensorSpec of a tensor on `mesh`: Python's make_spec makes it, or it is the copy of a remembered
+// one. `masked` gives placements with masks; specs with masks are not remembered.
 py::object to_python_spec(const Spec& spec, py::handle mesh, bool strided_as_order,
                           const MaskedPlacements& masked);
 
-// The same object for all specs that equal this one, while it is kept: to compare specs by identity. Programs
-// must not get it. NotImplementedError for masks; otherwise raises what read_spec() raises.
+// The spec without its mesh, one object for all that equal this one, while it is kept: to compare specs by
+// identity. Programs must not get it. NotImplementedError for a spec without a shared one.
 py::object canonical_spec(py::handle spec);
-
-// A number for all specs that equal this one and are on its mesh, never used again for others. It keeps
-// nothing alive; an equal spec may get another number once many were asked for. 0 for masks; otherwise raises
-// what read_spec() raises.
-uint64_t value_number(py::handle spec);
-
-void forget_specs();
-size_t num_specs();  // that are remembered, and numbers of theirs
 
 // The Python placement Replicate().
 py::object replicate();

@@ -26,6 +26,8 @@ struct ManyItem {
   std::shared_ptr<const FlatStep> last = {};
   SharedSignature last_id = {};
   int64_t bytes = 0;  // where `last` is: what counts against a bound, the same on all ranks
+
+  size_t heap_bytes() const { return (execution ? execution->heap_bytes() : 0) + (last ? 1024 : 0); }
 };
 
 // Items that go together, and their tensors after the steps so far.

@@ -12,6 +12,7 @@
 #include "async/async_tensor.h"
 #include "async/layers.h"
 #include "comm/started.h"
+#include "layout/heap_bytes.h"
 #include "layout/shards.h"
 #include "redistribute/local_steps.h"
 
@@ -102,6 +103,13 @@ at::Tensor Execution::unmoved(const at::Tensor& local) const {
 void Execution::count_run() const noexcept {
   num_runs.fetch_add(1, std::memory_order_relaxed);
   num_bytes_sent.fetch_add(bytes_sent_, std::memory_order_relaxed);
+}
+
+size_t Execution::heap_bytes() const {
+  constexpr size_t kStepBytes = 1024;  // of its boxes: a block a rank
+  return steps_.size() * kStepBytes + funcol::heap_bytes(step_names_) + funcol::heap_bytes(shape_before_) +
+         funcol::heap_bytes(whole_shape_) + funcol::heap_bytes(src_) + funcol::heap_bytes(trace_) +
+         groups_.capacity() * sizeof(GroupRef);
 }
 
 bool Execution::is_current() const { return std::ranges::all_of(groups_, funcol::is_current); }

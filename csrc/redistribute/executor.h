@@ -78,6 +78,7 @@ class Execution {
   // Describes step `index` in messages and profiles: "redistribute S(0)->R: all_gather(dim 0, tp)".
   const std::string& step_name(size_t index) const { return step_names_[index]; }
   int64_t peak_bytes() const { return peak_bytes_; }
+  size_t heap_bytes() const;
   // Adds a run of the plan to redistribution_counts(); run() does so itself.
   void count_run() const noexcept;
   // The plan in PyTorch's arrow notation: "S(0)R->RR".

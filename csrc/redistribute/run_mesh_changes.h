@@ -19,6 +19,10 @@ struct MeshChangeParts {
   std::shared_ptr<const TransferPart> transfer;
   std::shared_ptr<const Execution> after;  // on the target mesh
   int64_t peak_bytes = 0;                  // the most memory that a rank needs; equal on all ranks
+
+  size_t heap_bytes() const {
+    return (before ? before->heap_bytes() : 0) + (after ? after->heap_bytes() : 0) + (transfer ? 2048 : 0);
+  }
 };
 
 struct MeshChangeItem {

@@ -85,6 +85,7 @@ from .compiled import (  # noqa: E402
     remaps,
 )
 from .dropin import install, installed, uninstall  # noqa: E402
+from .dropin.table_limits import table_limits  # noqa: E402
 from .redistribution import cost_models, plan_redistribution, planning  # noqa: E402
 
 __version__ = _build_info.VERSION
@@ -228,6 +229,7 @@ __all__ = [
     "reduce_scatter_tensor_inplace",
     "scatter",
     "show",
+    "table_limits",
     "uninstall",
     "unwaited_collectives",
     "wait_tensor",

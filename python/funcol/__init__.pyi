@@ -46,6 +46,7 @@ from .compiled import (
     reduce_scatter_tensor_inplace,
 )
 from .dropin import install, installed, uninstall
+from .dropin.table_limits import table_limits
 from .redistribution import (
     plan_redistribution,
     redistribute,
@@ -112,6 +113,7 @@ __all__ = [
     "reduce_scatter_tensor_inplace",
     "scatter",
     "show",
+    "table_limits",
     "uninstall",
     "unwaited_collectives",
     "wait_tensor",

@@ -311,7 +311,7 @@ def time_compile(side: str, mesh: DeviceMesh) -> dict[str, float]:
     lay_out_explicitly(block, x)
     torch._dynamo.reset()
     forget_stock()
-    funcol._C.forget_redistributions()
+    funcol._C.clear_tables()
     redistribute = funcol._C.redistribute_local_tensor
     asked = []
 

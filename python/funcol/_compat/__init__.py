@@ -197,8 +197,6 @@ def dispatcher_functions() -> dict[str, Any]:
     names = {
         "local_results": "_dispatch_get_local_results_slow_path",
         "tail": "_dispatch_fast_path_python_tail",
-        "unwrap_to_op_info": "_unwrap_to_op_info_impl",
-        "wrap": "wrap",
     }
     return {ours: getattr(OpDispatcher, theirs, None) for ours, theirs in names.items()}
 

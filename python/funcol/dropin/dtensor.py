@@ -45,8 +45,6 @@ _redistribute_cost: Callable[..., float] = patching.copied(stock_collectives.red
 _distribute_tensor: Callable[..., DTensor] = patching.copied(stock_distribute_tensor)
 _dispatcher = _compat.dispatcher_functions()
 _local_results: Callable[..., object] = patching.copied(_dispatcher["local_results"])
-_unwrap: Callable[..., Any] = patching.copied(_dispatcher["unwrap_to_op_info"])
-_wrap: Callable[..., object] = patching.copied(_dispatcher["wrap"])
 
 use_as_pytorchs(_redistribute_local_tensor)
 
@@ -338,24 +336,6 @@ def _costs(sources: list[DTensorSpec], target: DTensorSpec) -> list[float]:
 _COSTS = _C.DTensorCosts()
 
 
-def wrap(res: object, spec: Any) -> object:
-    """PyTorch counterpart: ``torch.distributed.tensor._dispatch.OpDispatcher.wrap``."""
-    wrapped = _C.wrap_dtensors(res, spec)
-    return _wrap(res, spec) if wrapped is NotImplemented else wrapped
-
-
-def unwrap_to_op_info(
-    self: stock_dispatch.OpDispatcher,
-    op_call: OpOverload,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    create_schema: bool,
-) -> Any:
-    """PyTorch counterpart: ``OpDispatcher._unwrap_to_op_info_impl``."""
-    info = _C.unwrap_args(self, op_call, args, kwargs, create_schema)
-    return _unwrap(self, op_call, args, kwargs, create_schema) if info is NotImplemented else info
-
-
 def local_results(
     self: stock_dispatch.OpDispatcher, op_call: OpOverload, args: tuple[Any, ...], op_info: Any
 ) -> object:
@@ -409,15 +389,12 @@ def _written_list(
 def _run(
     self: stock_dispatch.OpDispatcher, op_call: OpOverload, args: tuple[Any, ...], op_info: Any
 ) -> object:
-    is_random = op_call in random_operators.OPERATORS
-    results = NotImplemented if is_random else _C.run_changed(self, op_call, op_info, writes.first_moved)
-    if results is not NotImplemented:
-        return results
+    results: object = NotImplemented
     held, spec = _first(op_info.local_args), _first(op_info.flat_args_schema)
     schema = op_info.output_sharding.redistribute_schema
     if op_info.compute_mesh.get_coordinate() is not None:
         op_info.local_kwargs = keyword_tensors.moved(schema, op_info.local_kwargs, redistribute_local_tensor)
-    if is_random:
+    if op_call in random_operators.OPERATORS:
         results = random_operators.local_results(self, op_call, op_info)
     if results is NotImplemented:
         results = _local_results(self, op_call, args, op_info)

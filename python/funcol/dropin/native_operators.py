@@ -27,7 +27,7 @@ def put(dispatcher: Any, propagator: Any) -> Callable[[], None]:
     def decide(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         schema = _compat.schema_of_call(dispatcher, op, args, kwargs)
         try:
-            return propagator.propagate_op_sharding(schema)
+            return propagator.propagate_op_sharding_non_cached(schema)  # the call is remembered
         except Exception as error:
             if not is_shape_error(error):
                 raise

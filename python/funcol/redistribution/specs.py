@@ -140,10 +140,9 @@ def copy_onto(spec: DTensorSpec, mesh: DeviceMesh) -> DTensorSpec:
 
 
 def canonical(spec: DTensorSpec) -> DTensorSpec:
-    """One object for all specs of a mesh that equal ``spec``, as long as it is kept: to tell specs apart by
-    identity. Raises for symbols and masks."""
+    """One object, without its mesh, for all specs of a mesh that equal ``spec``, as long as it is kept: to
+    tell specs apart by identity. ``NotImplementedError`` for symbols and masks."""
     known: DTensorSpec = _C.canonical_spec(spec)
-    vars(known)["mesh"] = None  # C++ finds it by its fields, mesh included
     return known
 
 

@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 #include <pybind11/stl.h>
 
-#include "dtensor/forget.h"
 #include "dtensor/redistribute.h"
+#include "layout/tables.h"
 #include "support/python.h"
 
 namespace funcol::python::conversions_test {
@@ -39,7 +39,7 @@ TEST(Redistribute, ToTheSamePlacementsKeepsTheLocalTensor) {
 }
 
 TEST(Redistribute, RemembersItsTarget) {
-  forget();
+  clear_tables();
   const auto before = num_calls("redistribution_target");
   const auto first = redistributed(whole(), "(Shard(0),)");
   const auto second = redistributed(whole(), "(Shard(0),)");
@@ -56,7 +56,7 @@ TEST(Redistribute, RemembersItsTarget) {
 TEST(Redistribute, ForgetsItsTarget) {
   redistributed(whole(), "(Shard(0),)");
   const auto before = num_calls("redistribution_target");
-  forget();
+  clear_tables();
   EXPECT_EQ(local_of(redistributed(whole(), "(Shard(0),)")), std::vector<double>{9});
   EXPECT_EQ(num_calls("redistribution_target"), before + 1);
 }

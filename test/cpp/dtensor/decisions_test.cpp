@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "layout/tables.h"
 #include "support/python.h"
 #include "support/refuses.h"
 
@@ -80,7 +81,7 @@ TEST_F(Decisions, AreForgottenOverTheCapacity) {
 
 TEST_F(Decisions, AreForgottenByAllEngines) {
   const auto first = decide(mm("8"));
-  forget_decisions();
+  clear_tables();
   EXPECT_EQ(info().back(), 0);
   EXPECT_FALSE(decide(mm("8")).is(first));
 }

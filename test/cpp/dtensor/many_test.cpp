@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 #include <pybind11/stl.h>
 
-#include "dtensor/forget.h"
+#include "layout/tables.h"
 #include "support/python.h"
 #include "support/refuses.h"
 
@@ -34,7 +34,7 @@ TEST(RedistributeMany, MovesEachToItsPlacements) {
 }
 
 TEST(RedistributeMany, AsksOnceForEqualTargets) {
-  forget();
+  clear_tables();
   const auto before = num_calls("redistribution_target");
   const auto results =
       many("[dtensor(line, [Replicate()], torch.ones(10), 10) for _ in range(3)]", "[(Shard(0),)] * 3");

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 #include <pybind11/stl.h>
 
-#include "dtensor/forget.h"
+#include "layout/tables.h"
 #include "support/python.h"
 #include "support/refuses.h"
 
@@ -31,7 +31,7 @@ TEST(ChangeMesh, TakesEachToItsPlacements) {
 }
 
 TEST(ChangeMesh, PlansOnceForEqualTensors) {
-  forget();
+  clear_tables();
   const auto before = num_calls("redistribution_target");
   const auto pairs_before = num_calls("mesh_pair");
   const auto results = changed("[dtensor(line, [Replicate()], torch.ones(8), 8) for _ in range(3)]",

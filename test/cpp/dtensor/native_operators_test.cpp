@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "dtensor/operator_calls.h"
-#include "dtensor/spec_numbers.h"
 #include "pyobjects/specs.h"
 #include "support/python.h"
 
@@ -16,7 +15,7 @@ namespace {
 
 using test::python;
 
-uint64_t number(const py::object& spec) { return number_of_spec(spec.ptr()); }
+uint64_t number(const py::object& spec) { return id_of_spec(spec.ptr()); }
 
 TEST(SpecNumbers, EqualSpecsHaveEqualNumbers) {
   const auto spec = python("spec(line, [Shard(0)], 8)");

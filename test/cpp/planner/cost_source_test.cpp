@@ -37,7 +37,7 @@ TEST_F(CostsOfOneMesh, AreLentToOneAtATime) {
   EXPECT_NE(take(source_, 8).get(), first.get());
 }
 
-TEST_F(CostsOfOneMesh, ForgetWhatWasNotAskedForTheLongest) {
+TEST_F(CostsOfOneMesh, KeepAsManyAsWereAskedFor) {
   for (int64_t size = 1; size < 5; ++size) {
     source_.give_back(take(source_, size));
   }

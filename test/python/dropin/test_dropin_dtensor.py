@@ -29,6 +29,7 @@ from torch.utils._debug_mode import DebugMode
 import funcol
 from funcol import dropin
 from funcol.dropin import propagation, under_dtensor
+from funcol.redistribution.specs import canonical, copy_onto
 
 ON_DEVICES = True
 
@@ -138,11 +139,11 @@ def keeps_different_specs(rank: int, world: int) -> None:
         meta = TensorMeta(torch.Size([rows, 6]), (6, 1), dtype)
         return DTensorSpec(mesh, (placement,), tensor_meta=meta)
 
-    first = funcol._C.canonical_spec(spec(Shard(0)))
-    assert first == spec(Shard(0))
-    assert funcol._C.canonical_spec(spec(Shard(0))) is first
+    first = canonical(spec(Shard(0)))
+    assert copy_onto(first, mesh) == spec(Shard(0))
+    assert canonical(spec(Shard(0))) is first
     for other in (spec(Shard(1)), spec(Partial()), spec(Shard(0), torch.float64), spec(Shard(0), rows=5)):
-        assert funcol._C.canonical_spec(other) == other != first
+        assert copy_onto(canonical(other), mesh) == other != copy_onto(first, mesh)
 
 
 def test_specs_that_differ_stay_different() -> None:

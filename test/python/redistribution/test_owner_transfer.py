@@ -188,7 +188,7 @@ def survives_forgetting(rank: int, world: int) -> None:
         (back,) = redistribute_many([owned], [Shard(0)])
         assert isinstance(back, DTensor)
         assert torch.equal(back.to_local(), rows.to_local())
-        funcol._C.forget_redistributions()
+        funcol._C.clear_tables()
 
 
 def test_steps_are_made_again_when_they_were_forgotten() -> None:

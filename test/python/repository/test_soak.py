@@ -59,14 +59,9 @@ def test_two_samples_have_no_trend() -> None:
         trend_of([1.0, 2.0])
 
 
-# Below 2.13 PyTorch decides.
-DECISIONS = ["decisions"] if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13) else []
-
-
 def held() -> list[int]:
     sizes = funcol._C.table_sizes()
-    names = ("redistributions", "signatures", "served_calls", "specs", "spec_numbers", *DECISIONS)
-    return [sizes[name] for name in names]
+    return [sizes[name] for name in ("redistributions", "signatures", "calls", "specs")]
 
 
 def test_tables_say_what_they_hold_and_are_empty_once_all_groups_are_gone() -> None:

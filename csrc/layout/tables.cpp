@@ -1,0 +1,82 @@
+#include "layout/tables.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace funcol {
+namespace {
+
+constexpr size_t kMiB = size_t{1} << 20;
+
+// By the shares that they have of what a training program with many shapes fills: 248 MiB in all.
+std::map<std::string, Table>& all_tables() {
+  static auto* const tables = new std::map<std::string, Table>{
+      // NOLINT: outlives Python
+      {"calls", {80 * kMiB}},       {"checked_types", {8 * kMiB}},    {"composite_gradients", {32 * kMiB}},
+      {"composites", {40 * kMiB}},  {"decisions", {16 * kMiB}},       {"holder_moves", {4 * kMiB}},
+      {"mesh_changes", {4 * kMiB}}, {"redistributions", {32 * kMiB}}, {"specs", {32 * kMiB}},
+  };
+  return *tables;
+}
+
+template <typename Remove>
+std::vector<CacheBase::Removed> remove_from_all(const Remove& remove) {
+  std::vector<CacheBase::Removed> removed;
+  for (auto& [name, table] : all_tables()) {
+    for (auto* const cache : table.caches) {
+      removed.push_back(remove(*cache));
+    }
+  }
+  return removed;
+}
+
+}  // namespace
+
+CacheBase::CacheBase(Table& table) : table_(table) { table.caches.push_back(this); }
+
+CacheBase::~CacheBase() { std::erase(table_.caches, this); }
+
+Table& find_table(const std::string& name) { return all_tables().at(name); }
+
+const std::map<std::string, Table>& tables() { return all_tables(); }
+
+std::map<std::string, size_t> table_sizes() {
+  std::map<std::string, size_t> sizes;
+  for (const auto& [name, table] : all_tables()) {
+    sizes[name] = 0;
+    for (const auto* const cache : table.caches) {
+      sizes[name] += cache->size();
+    }
+  }
+  return sizes;
+}
+
+void set_table_limit(Table& table, size_t bytes) {
+  table.limit = bytes;
+  std::vector<CacheBase::Removed> removed;
+  for (auto* const cache : table.caches) {
+    removed.push_back(cache->make_room(0));
+  }
+}
+
+void clear_table(Table& table) {
+  std::vector<CacheBase::Removed> removed;
+  for (auto* const cache : table.caches) {
+    removed.push_back(cache->remove_all());
+  }
+}
+
+void clear_tables() {
+  const auto removed = remove_from_all([](CacheBase& cache) { return cache.remove_all(); });
+}
+
+void forget_mesh(uint64_t mesh_id) {
+  const auto removed = remove_from_all([&](CacheBase& cache) { return cache.remove_mesh(mesh_id); });
+}
+
+uint64_t new_mesh_id() {
+  static uint64_t last = 0;
+  return ++last;
+}
+
+}  // namespace funcol

@@ -45,16 +45,9 @@ def check(
     ``ValueError``: the program is none, the mesh does not fit the ranks, the reference fails, or the models
     of the two runs have other parameters.
     """
-    from .launching import run_check
+    from .ranks import check_on_ranks
+    from .running import Options
 
-    return run_check(
-        program,
-        mesh_shape=tuple(mesh_shape),
-        axes=tuple(mesh_dim_names),
-        device=device,
-        dtype=dtype,
-        seed=seed,
-        timeout_s=timeout_s,
-        max_bytes=max_bytes,
-        declared={name: tuple(ops) for name, ops in (layouts or {}).items()},
-    )
+    axes = tuple(mesh_dim_names) or tuple(f"axis{i}" for i in range(len(mesh_shape)))
+    options = Options(tuple(mesh_shape), axes, device, dtype, seed, timeout_s, max_bytes, layouts or {})
+    return check_on_ranks(program, options)

@@ -2,80 +2,91 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from ..redistribution.functions import redistribute
 from .recording import plain_name
 
 
-def share_weights(weights: Mapping[str, Tensor] | None, group: Any) -> dict[str, Tensor]:
-    """Returns on all ranks, on the CPU, what rank 0 has in ``weights``."""
-    listed: list[Any] = [[(name, one.shape, one.dtype) for name, one in (weights or {}).items()]]
-    dist.broadcast_object_list(listed, src=0, group=group)
-    shared = {}
-    for name, shape, dtype in listed[0]:
-        if weights is None:
-            full = torch.empty(shape, dtype=dtype, device="cpu")
-        else:
-            full = weights[name].cpu().contiguous()
-        dist.broadcast(full, src=0, group=group)
-        shared[name] = full
-    return shared
+class Loader:
+    """Gives parameters and buffers their part of ``weights``, by name, with no communication: stages of a
+    pipeline come here at different times.
 
-
-@torch.no_grad()
-def load_weights(root: nn.Module, weights: Mapping[str, Tensor], mesh: DeviceMesh) -> None:
-    """Gives the parameters and buffers of ``root`` their part of ``weights``, by name, with no communication:
-    stages of a pipeline come here at different times.
-
-    DTensors get their shards. A plain tensor that is smaller in one dim gets the block of this rank on the
-    last axis that cuts the dim to this size, unless it is made of other slices of the reference's than the
-    first ones, which ranks of equal seeds draw alike: the program has cut it itself, and it is left as it is.
+    DTensors get their shards, and plain tensors what ``declared`` says. One that is smaller in one dim and
+    not declared gets the block of this rank on an axis that cuts the dim to this size, or is left alone if
+    the program has cut it itself. Which one is a guess: equal seeds draw the first block on all ranks. So
+    there are two to try: the last axis, with the first block taken for drawn, and the first axis, with it
+    taken for cut. ``is_guessed`` is true if they differ.
     """
-    for name, held in (*root.named_parameters(), *root.named_buffers()):
-        full = weights.get(plain_name(name))
-        if full is None:
-            continue
-        full = full.to(held.to_local().device if isinstance(held, DTensor) else held.device, held.dtype)
-        if held.shape != full.shape:
-            block = None if isinstance(held, DTensor) else _block(held, full, mesh)
-            if block is not None:
-                held.copy_(block)
-        elif isinstance(held, DTensor):
-            whole = DTensor.from_local(
-                full, held.device_mesh, [Replicate()] * held.device_mesh.ndim, run_check=False
-            )
-            held.to_local().copy_(redistribute(whole, placements=held.placements).to_local())
-        else:
-            held.copy_(full)
 
+    def __init__(
+        self,
+        weights: Mapping[str, Tensor],
+        mesh: DeviceMesh,
+        declared: Mapping[str, Sequence[str]],
+        guess: int,
+    ) -> None:
+        self.is_guessed = False
+        self._weights = weights
+        self._mesh = mesh
+        self._declared = declared
+        self._guess = guess
 
-def _block(held: Tensor, full: Tensor, mesh: DeviceMesh) -> Tensor | None:
-    """The part of ``full`` that ``held`` should have, or None if it should keep its own."""
-    other = [d for d in range(full.ndim) if held.ndim == full.ndim and held.shape[d] != full.shape[d]]
-    if len(other) != 1 or held.shape[other[0]] > full.shape[other[0]]:
-        return None
-    [dim] = other
-    is_first = torch.equal(held, full.narrow(dim, 0, held.shape[dim]))
-    if not is_first and bool(torch.isin(_digests(held, dim), _digests(full, dim)).all()):
-        return None
-    for axis in reversed(range(mesh.ndim)):
-        rank, chunks = mesh.get_local_rank(axis), full.chunk(mesh.size(axis), dim)
-        if rank < len(chunks) and chunks[rank].shape == held.shape:
-            return chunks[rank]
-    return None
+    @torch.no_grad()
+    def load(self, root: nn.Module) -> None:
+        for name, held in (*root.named_parameters(), *root.named_buffers()):
+            full = self._weights.get(plain_name(name))
+            if full is None:
+                continue
+            local = held.to_local() if isinstance(held, DTensor) else held
+            full = full.to(local.device, local.dtype)
+            mesh = held.device_mesh if isinstance(held, DTensor) else self._mesh
+            placements = self._placements(plain_name(name), held, full)
+            if placements is not None:
+                whole = DTensor.from_local(full, mesh, [Replicate()] * mesh.ndim, run_check=False)
+                part = redistribute(whole, placements=placements).to_local()
+                if part.shape == local.shape:
+                    local.copy_(part)
+
+    def _placements(self, name: str, held: Tensor, full: Tensor) -> Sequence[Placement] | None:
+        """The placements that ``held`` should have, or None if it should keep its values."""
+        if isinstance(held, DTensor):
+            return held.placements
+        placements: list[Placement] = [Replicate()] * self._mesh.ndim
+        if name in self._declared:
+            ops = self._declared[name]
+            return [Shard(int(op[1:])) if op.startswith("S") else Replicate() for op in ops]
+        if held.shape == full.shape:
+            return placements
+        cut = [
+            dim for dim in range(full.ndim) if held.ndim == full.ndim and held.shape[dim] != full.shape[dim]
+        ]
+        if len(cut) != 1 or held.shape[cut[0]] > full.shape[cut[0]]:
+            return None
+        [dim] = cut
+        guesses = [axis for axis in range(self._mesh.ndim) if self._block(full, dim, axis) == held.shape[dim]]
+        is_first = torch.equal(held, full.narrow(dim, 0, held.shape[dim]))
+        is_own = bool(torch.isin(_digests(held, dim), _digests(full, dim)).all())
+        self.is_guessed |= bool(guesses) and (is_first or (not is_own and len(guesses) > 1))
+        if not guesses or (is_own and not (is_first and self._guess == 0)):
+            return None
+        placements[guesses[-1] if self._guess == 0 else guesses[0]] = Shard(dim)
+        return placements
+
+    def _block(self, full: Tensor, dim: int, axis: int) -> int:
+        """The size of this rank's block of ``dim`` along the axis."""
+        blocks, rank = full.chunk(self._mesh.size(axis), dim), self._mesh.get_local_rank(axis)
+        return blocks[rank].shape[dim] if rank < len(blocks) else 0
 
 
 def _digests(tensor: Tensor, dim: int) -> Tensor:
     """A number for each index of ``dim``, equal for equal slices."""
     rows = tensor.movedim(dim, 0).reshape(tensor.shape[dim], -1).double()
     generator = torch.Generator().manual_seed(0)
-    weights = torch.rand(rows.shape[1], generator=generator, dtype=torch.float64, device="cpu")
-    return (rows * weights.to(rows.device)).sum(1)
+    factors = torch.rand(rows.shape[1], generator=generator, dtype=torch.float64, device="cpu")
+    return (rows * factors.to(rows.device)).sum(1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -64,50 +63,22 @@ class Parts:
 
 
 def parts_of(values: Sequence[Value | None], mesh: Tensor, names: Sequence[str]) -> Parts | None:
-    """Places the tensors of the ranks on ``mesh``, or on that of the DTensors; None if no rank has a tensor,
-    or the ranks with one make up no mesh."""
-    found = {rank: one.local for rank, one in enumerate(values) if one is not None and one.local is not None}
-    meshes = {str(one.mesh): one for one in values if one is not None and one.local is not None}
-    if not found:
+    """Places the tensors of the ranks on ``mesh``, or on a part of it if others have none; None if no rank
+    has one."""
+    present = {rank: one for rank, one in enumerate(values) if one is not None and one.local is not None}
+    grid, axes = torch.tensor(sorted(present)), ["ranks"]
+    # Stages of a pipeline have one index of an axis.
+    for chosen in (mesh, *(one for axis in range(mesh.ndim) for one in torch.split(mesh, 1, axis))):
+        if sorted(chosen.flatten().tolist()) == sorted(present):
+            grid, axes = chosen, [*names]
+            break
+    if not present:
         return None
-    grid, axes = mesh, [*names]
-    for chosen in (one for axis in range(mesh.ndim) for one in torch.split(mesh, 1, axis)):
-        if sorted(chosen.flatten().tolist()) == sorted(found):  # stages of a pipeline: one index of an axis
-            grid = chosen
-    if sorted(grid.flatten().tolist()) != sorted(found):
-        grid, axes = torch.tensor(sorted(found)), ["ranks"]
-    declared: Layout | None = {}
-    if "None" not in meshes:
-        first = next(iter(meshes.values()))
-        declared = _declared_on(grid, torch.tensor(first.mesh), first.placements)
-        if declared is None:  # a mesh of its own
-            if len({torch.tensor(one.mesh).shape for one in meshes.values()}) > 1:
-                return None
-            grid = torch.tensor([one.mesh for one in meshes.values()])
-            axes = ["meshes", *(f"axis {axis}" for axis in range(grid.ndim - 1))]
-            declared = {axis + 1: op for axis, op in enumerate(first.placements)}
-            if sorted(grid.flatten().tolist()) != sorted(found):
-                return None
-    assert declared is not None
     ranks = {at: int(grid[at]) for at in itertools.product(*map(range, grid.shape))}
-    tensors = {at: found[rank] for at, rank in ranks.items()}
+    placements = next(iter(present.values())).placements
+    declared = {axis: placements[name] for axis, name in enumerate(axes) if name in placements}
+    tensors = {at: one for at, rank in ranks.items() if (one := present[rank].local) is not None}
     return Parts(axes, tuple(grid.shape), tensors, ranks, declared)
-
-
-def _declared_on(grid: Tensor, own: Tensor, placements: Sequence[str]) -> Layout | None:
-    """The ops on each axis of ``grid`` if each axis of the DTensor's mesh is some axes of it."""
-    declared: Layout = {}
-    place = {int(rank): i for i, rank in enumerate(grid.flatten())}
-    for axis, placement in enumerate(placements):
-        line = own.movedim(axis, 0).reshape(own.shape[axis], -1)[:, 0].tolist()
-        if any(rank not in place for rank in line):
-            return None
-        at = torch.stack(torch.unravel_index(torch.tensor([place[rank] for rank in line]), grid.shape))
-        varying = [a for a in range(grid.ndim) if len(set(at[a].tolist())) > 1]
-        if any(a in declared for a in varying) or math.prod(grid.shape[a] for a in varying) != len(line):
-            return None
-        declared |= dict.fromkeys(varying, placement)
-    return declared
 
 
 def assembled(parts: Parts, target: Tensor, equal: Same, allows: Allowed) -> Iterator[tuple[Layout, Tensor]]:

@@ -6,9 +6,9 @@ import math
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,37 +38,32 @@ class Key(NamedTuple):
 
 @dataclass
 class Value:
-    """A tensor as a rank has it, in a wide dtype on the CPU: the local part, and mesh and placements if it is
-    a DTensor."""
+    """A tensor as a rank has it: the local part, in a wide dtype on the CPU, or None for a gradient that
+    nothing reached; ``placements`` has the ops of a DTensor by the names of its mesh's axes."""
 
-    local: Tensor | None  # None: the rank has none, such as a gradient that nothing reached
+    local: Tensor | None
     dtype: str = ""
-    mesh: Any = None  # ranks of the DTensor's mesh, nested lists
-    placements: Sequence[str] = ()
+    placements: Mapping[str, str] = field(default_factory=dict)
 
     def head(self) -> list[Any]:
         """All but the numbers: the shape, or None without a tensor, and the fields."""
-        return [None if self.local is None else [*self.local.shape], self.dtype, self.mesh, self.placements]
+        return [None if self.local is None else [*self.local.shape], self.dtype, self.placements]
 
     @classmethod
     def of(cls, head: list[Any] | None, row: Tensor) -> Value | None:
         """The value with this head whose numbers are the first bytes of ``row``; None without a head."""
-        if head is None:
-            return None
-        shape, dtype, mesh, placements = head
-        numbers = row[: num_bytes(head)].clone()
-        local = None if shape is None else numbers.view(wide_dtype(dtype)).view(shape)
-        return cls(local, dtype, mesh, placements)
+        if head is None or head[0] is None:
+            return None if head is None else cls(None)
+        shape, dtype, placements = head
+        return cls(row[: num_bytes(head)].clone().view(_wide(dtype)).view(shape), dtype, placements)
 
 
 def num_bytes(head: list[Any] | None) -> int:
     """The size of the numbers of a value; 0 without a tensor, or without a head."""
-    if head is None or head[0] is None:
-        return 0
-    return int(math.prod(head[0])) * wide_dtype(head[1]).itemsize
+    return 0 if head is None or head[0] is None else int(math.prod(head[0])) * _wide(head[1]).itemsize
 
 
-def wide_dtype(name: str) -> torch.dtype:
+def _wide(name: str) -> torch.dtype:
     """The dtype in which tensors of the dtype ``name`` are kept."""
     dtype: torch.dtype = getattr(torch, name)
     if dtype.is_floating_point:
@@ -76,46 +71,15 @@ def wide_dtype(name: str) -> torch.dtype:
     return torch.complex128 if dtype.is_complex else torch.int64
 
 
+def _op_of(placement: Any) -> str:
+    if placement.is_partial():
+        return f"P({getattr(placement, 'reduce_op', 'sum')})"
+    return "R" if placement.is_replicate() else f"S{placement.dim}"
+
+
 def plain_name(name: str) -> str:
     """The name without the parts that wrappers of modules add."""
     return _WRAPPERS.sub("", name).lstrip(".")
-
-
-class Store:
-    """Values in order; those beyond ``max_bytes`` are in memory-mapped temporary files."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self._left = max_bytes
-        self.values: list[tuple[Any, Value]] = []
-
-    def add(self, key: Any, tensor: Tensor | None) -> None:
-        self.values.append((key, Value(None) if tensor is None else self._value(tensor.detach())))
-
-    def _value(self, tensor: Tensor) -> Value:
-        value = Value(None, str(tensor.dtype).removeprefix("torch."))
-        if isinstance(tensor, DTensor):
-            value.mesh = tensor.device_mesh.mesh.tolist()
-            value.placements = tuple(map(_op_of, tensor.placements))
-            tensor = tensor.to_local()
-        value.local = self._memory(tensor.shape, wide_dtype(value.dtype)).copy_(wait_tensor(tensor))
-        return value
-
-    def _memory(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-        size = shape.numel() * dtype.itemsize
-        self._left -= size
-        if self._left >= 0 or size == 0:
-            return torch.empty(shape, dtype=dtype, device="cpu")
-        with tempfile.NamedTemporaryFile(prefix="funcol_check_") as file:  # the mapping outlives its name
-            return torch.from_file(file.name, True, shape.numel(), dtype=dtype).view(shape)
-
-
-def _op_of(placement: Any) -> str:
-    if placement.is_replicate():
-        return "R"
-    if placement.is_partial():
-        op = getattr(placement, "reduce_op", "sum")
-        return f"P({op if op in ('sum', 'avg', 'max', 'min') else 'sum'})"
-    return f"S{placement.dim}"
 
 
 class Recorder:
@@ -123,27 +87,28 @@ class Recorder:
 
     ``begin`` is called with the root of the modules before the first call of one of them, to give it other
     weights. ``noise`` is the relative size of random changes to what modules return and to gradients, or 0.
+    Values beyond ``max_bytes`` are in memory-mapped temporary files.
     """
 
     def __init__(self, max_bytes: int, begin: Callable[[nn.Module], None], noise: float = 0.0) -> None:
-        self.store = Store(max_bytes)
-        self.sites: dict[nn.Module, str] = {}
-        self.draws: set[nn.Module] = set()
-        self.failed_in = ""
+        self.values: dict[Key, Value] = {}
+        self._recorded: list[tuple[Any, Value]] = []  # by module, or its name, and the rest of the key
+        self._bytes_left = max_bytes
         self._begin = begin
         self._noise = torch.Generator().manual_seed(1), noise
         self._calls: dict[nn.Module, int] = {}
         self._running: list[str] = []
         self._names: dict[nn.Module, str] = {}
+        self._sites: dict[nn.Module, str] = {}
+        self._draws: set[nn.Module] = set()
         self._last_gradient = ""
 
     def where(self) -> str:
-        """The module that runs, for a report of a hang."""
+        """The module that runs, for a report of a hang or an error."""
         if self._running:
             return " > ".join(dict.fromkeys(self._running))
-        if self._last_gradient:
-            return f"no module; the last gradient was the {self._last_gradient}"
-        return "no module yet" if not self._calls else "no module"
+        last = f"; the last gradient was the {self._last_gradient}" if self._last_gradient else ""
+        return f"no module{last}" if self._calls else "no module yet"
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -179,19 +144,14 @@ class Recorder:
 
     def _call(self, called: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         call = self._calls[module] = self._calls.get(module, -1) + 1
-        self.sites.setdefault(module, _call_site())
+        self._sites.setdefault(module, _call_site())
         args, kwargs = self._passed(module, "input", call, (args, kwargs))
+        depth, random_state = len(self._running), _random_state()
         self._running.append(self._names[module] or type(module).__name__)
-        random_state = _random_state()
-        try:
-            output = called(module, *args, **kwargs)
-        except BaseException:
-            self.failed_in = self.failed_in or self.where()
-            raise
-        finally:
-            self._running.pop()
+        output = called(module, *args, **kwargs)
+        del self._running[depth:]  # also those that raised
         if not torch.equal(random_state, _random_state()):
-            self.draws.add(module)
+            self._draws.add(module)
         return self._passed(module, "output", call, output)
 
     def _passed(self, module: nn.Module, kind: str, call: int, passed: Any) -> Any:
@@ -204,7 +164,7 @@ class Recorder:
                 return one
             key = (module, kind, call, pytree.keystr(path))
             made = one if kind == "input" else self._disturbed(one)
-            self.store.add(key, made)
+            self._add(key, made)
             if not (made.requires_grad and torch.is_grad_enabled()):
                 return made
             if kind == "input":
@@ -220,7 +180,7 @@ class Recorder:
         def record(gradient: Tensor) -> Tensor | None:
             self._last_gradient = f"{key[1]} of {self._names[key[0]] or type(key[0]).__name__}"
             changed = self._disturbed(gradient)
-            self.store.add(key, changed)
+            self._add(key, changed)
             return changed if self._noise[1] else None
 
         tensor.register_hook(record)  # type: ignore[no-untyped-call]
@@ -232,29 +192,54 @@ class Recorder:
         noise = torch.rand(tensor.shape, generator=generator, dtype=torch.float64, device="cpu") * 2 - 1
         return tensor * (1 + size * noise).to(tensor)
 
-    def finish(self, model: nn.Module, loss: Any, optimizer: Any) -> dict[Key, Value]:
-        """Records weights, loss and a step of the optimizer; returns all values by the names that ``model``
-        gives its modules. Modules outside of it are left out."""
+    def _add(self, key: Any, tensor: Tensor | None) -> None:
+        if tensor is None:
+            self._recorded.append((key, Value(None)))
+            return
+        value = Value(None, str(tensor.dtype).removeprefix("torch."))
+        tensor = tensor.detach()
+        if isinstance(tensor, DTensor):
+            names = tensor.device_mesh.mesh_dim_names or ()
+            value.placements = dict(zip(names, map(_op_of, tensor.placements), strict=False))
+            tensor = tensor.to_local()
+        value.local = self._memory(tensor.shape, _wide(value.dtype)).copy_(wait_tensor(tensor))
+        self._recorded.append((key, value))
+
+    def _memory(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        size = shape.numel() * dtype.itemsize
+        self._bytes_left -= size
+        if self._bytes_left >= 0 or size == 0:
+            return torch.empty(shape, dtype=dtype, device="cpu")
+        with tempfile.NamedTemporaryFile(prefix="funcol_check_") as file:  # the mapping outlives its name
+            return torch.from_file(file.name, True, shape.numel(), dtype=dtype).view(shape)
+
+    def finish(self, model: nn.Module, loss: Any, optimizer: Any) -> dict[str, Any]:
+        """Records weights, loss and a step of the optimizer, and names all values as ``model`` names its
+        modules; those outside of it are left out. Returns their classes, the lines that define and call
+        them, and those that drew random numbers, by name."""
         names: dict[Any, str] = {module: plain_name(name) for name, module in model.named_modules()}
 
         def each(kind: str, value_of: Callable[[Tensor], Tensor | None]) -> None:
             for name, parameter in model.named_parameters():
                 module, _, path = plain_name(name).rpartition(".")
-                self.store.add((module, kind, 0, path), value_of(parameter))
+                self._add((module, kind, 0, path), value_of(parameter))
 
         each("param", lambda parameter: parameter)
         if loss is not None:
-            self.store.add(("", "loss", 0, ""), loss)
+            self._add(("", "loss", 0, ""), loss)
         each("grad", lambda parameter: parameter.grad)
         if optimizer is not None:
             optimizer.step()
             each("step", lambda parameter: parameter)
-        values: dict[Key, Value] = {}
-        for (module, *rest), value in self.store.values:
+        for (module, *rest), value in self._recorded:
             name = module if isinstance(module, str) else names.get(module)
             if name is not None:
-                values[Key(name, *rest)] = value
-        return values
+                self.values[Key(name, *rest)] = value
+        return {
+            "classes": {name: type(module).__name__ for module, name in names.items()},
+            "lines": {name: (_definition(one), self._sites.get(one, "")) for one, name in names.items()},
+            "drawing": [names[one] for one in self._draws if one in names],
+        }
 
 
 def widen(model: nn.Module) -> None:
@@ -295,7 +280,7 @@ def _call_site() -> str:
     return ""
 
 
-def definition(module: nn.Module) -> str:
+def _definition(module: nn.Module) -> str:
     """The line of the module's ``forward``, if it is neither PyTorch's nor funcol's."""
     code = getattr(getattr(module.forward, "__func__", module.forward), "__code__", None)
     if code is None or code.co_filename.startswith((*_LIBRARIES, "<")):

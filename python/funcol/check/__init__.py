@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -13,7 +12,7 @@ __all__ = ["check"]
 
 
 def check(
-    program: Callable[[Any], Any] | Path,
+    program: Callable[[Any], Any],
     *,
     mesh_shape: Sequence[int],
     mesh_dim_names: Sequence[str] = (),
@@ -29,9 +28,9 @@ def check(
     ``program(mesh)`` builds a model, runs it forward and backward, and returns ``model, loss`` or ``model,
     loss, optimizer``; the optimizer is stepped afterwards. It is called with None for the reference, and
     with a ``DeviceMesh`` of ``mesh_shape`` and ``mesh_dim_names`` on each rank. It is a function at the top
-    of a module, or the path of a file that defines it. Ranks are processes of this machine; where
-    ``torch.distributed`` is initialized or torchrun started the process, all ranks call this function, and
-    all get the report. Under torchrun the first call makes the default group, which later ones use.
+    of a module. Ranks are processes of this machine; where ``torch.distributed`` is initialized or torchrun
+    started the process, all ranks call this function, and all get the report. Under torchrun the first call
+    makes the default group, which later ones use.
 
     Both runs start from equal seeds and the reference's weights, which replace those of the model at the
     first call of a module. ``dtype``: in ``"float64"`` both compute in double precision, whatever dtypes
@@ -45,16 +44,9 @@ def check(
     ``ValueError``: the program is none, the mesh does not fit the ranks, the reference fails, or the models
     of the two runs have other parameters.
     """
-    from .launching import run_check
+    from .ranks import check_on_ranks
+    from .running import Options
 
-    return run_check(
-        program,
-        mesh_shape=tuple(mesh_shape),
-        axes=tuple(mesh_dim_names),
-        device=device,
-        dtype=dtype,
-        seed=seed,
-        timeout_s=timeout_s,
-        max_bytes=max_bytes,
-        declared={name: tuple(ops) for name, ops in (layouts or {}).items()},
-    )
+    axes = tuple(mesh_dim_names) or tuple(f"axis{i}" for i in range(len(mesh_shape)))
+    options = Options(tuple(mesh_shape), axes, device, dtype, seed, timeout_s, max_bytes, layouts or {})
+    return check_on_ranks(program, options)

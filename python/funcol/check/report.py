@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import html
+import io
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -12,20 +12,13 @@ from .comparing import Finding
 from .verdict import Fault
 
 _MOST_ROWS = 40  # of the table on a terminal
-_SIGNS = {True: "agrees", False: "differs", None: "not compared"}
-_COLUMNS = {"input": "inputs", "output": "outputs", "grad_output": "gradients of outputs"} | {
-    "grad_input": "gradients of inputs",
+_COLUMNS = {"input": "inputs", "output": "outputs", "grad_output": "gradients\nof outputs"} | {
+    "grad_input": "gradients\nof inputs",
     "param": "weights",
-    "grad": "gradients of weights",
-    "step": "after the step",
+    "grad": "gradients\nof weights",
+    "step": "after\nthe step",
 }
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 75em; padding: 0 1em; color: #222 }
-table { border-collapse: collapse } td, th { padding: 2px 12px 2px 0; text-align: left; font-weight: normal }
-th { border-bottom: 1px solid #999 } code { font: 13px monospace }
-.agrees { background: #d9f0d3 } .differs { background: #fdd0a2 } .fault { background: #de2d26; color: white }
-.none { color: #aaa } .box { border-left: 5px solid #de2d26; padding: .3em 1em; margin: 1em 0 }
-"""
+_CELLS = {True: "[green]agrees", False: "[dark_orange]differs", None: "[dim]-"}
 
 
 @dataclass
@@ -33,20 +26,21 @@ class Report:
     """The result of :func:`funcol.check`.
 
     ``ok`` is true if no fault was found. ``faults`` says where they begin: ``direction`` (inputs, weights,
-    forward, loss, backward, step, or run for one that raised or hung), ``module``, ``tensor``, ``kind``,
-    ``detail``, and the lines that define and call the module. ``findings`` has an entry for each tensor that
-    was compared. ``str()`` gives a screen of text, :meth:`html` a page with the tree of modules, :meth:`json`
-    all of it for machines.
+    forward, loss, backward, norm, step, or run for one that raised or hung), ``module``, ``tensor``,
+    ``kind``, ``detail``, and the lines that define and call the module. ``findings`` has an entry for each
+    tensor that was compared. ``str()`` gives a screen of text, :meth:`html` a page with the tree of modules,
+    :meth:`json` all of it for machines.
     """
 
     mesh: Mapping[str, int]
     dtype: str
     faults: list[Fault]
     findings: list[Finding] = field(default_factory=list)
-    classes: dict[str, str] = field(default_factory=dict)  # of the modules, by name
+    modules: Mapping[str, str] = field(default_factory=dict)  # their classes, by name
     loss: float | None = None
     gradient_norm: float | None = None
-    drawing: list[str] = field(default_factory=list)
+    parallel_norm: float | None = None  # None: no rank knows it, since plain gradients are shards
+    drawing: list[str] = field(default_factory=list)  # modules that drew random numbers
 
     @property
     def ok(self) -> bool:
@@ -57,110 +51,87 @@ class Report:
 
     def _lines(self) -> Iterator[str]:
         mesh = ", ".join(f"{name}={size}" for name, size in self.mesh.items())
-        compared = [one for one in self.findings if one.agrees is not None]
-        numbers = f"{len(compared)} tensors of {len(self.classes)} modules compared"
-        yield f"checked on {mesh} in {self.dtype}: {numbers}"
-        if self.loss is not None and self.gradient_norm is not None:
-            yield f"reference: loss {self.loss:.6g}, gradient norm {self.gradient_norm:.6g}"
+        num = sum(one.agrees is not None for one in self.findings)
+        yield f"checked on {mesh} in {self.dtype}: {num} tensors of {len(self.modules)} modules compared"
+        if self.gradient_norm is not None:
+            loss = "" if self.loss is None else f"loss {self.loss:.6g}, "
+            norm = "not known" if self.parallel_norm is None else f"{self.parallel_norm:.6g}"
+            yield f"reference: {loss}gradient norm {self.gradient_norm:.6g}; of the parallel run: {norm}"
         if self.ok:
             yield "no fault: the parallel program computes what the reference does"
         for fault in self.faults:
             yield ""
-            yield f"{_title(fault)}: {fault.kind}"
-            for label, text in _facts(fault):
+            place = f"{fault.direction}: {fault.module or 'the root'}"
+            yield f"{'the parallel run' if fault.direction == 'run' else place}: {fault.kind}"
+            facts = {
+                "tensor": fault.tensor,
+                "found": fault.detail,
+                "defined": fault.line,
+                "called": fault.called,
+            }
+            for label, text in facts.items():
                 for i, line in enumerate(text.splitlines()):
                     yield f"  {label if i == 0 else '':8} {line}"
         if self.drawing and not self.ok:
-            yield ""
             names = ", ".join(name or "the root" for name in self.drawing[:3])
+            yield ""
             yield f"random numbers are drawn in {names}: if draws differ, switch dropout off and check again"
 
     def rows(self) -> dict[str, dict[str, bool | None]]:
-        """For each module and column: true if all of its tensors agree, false if one differs."""
-        rows: dict[str, dict[str, bool | None]] = {name: {} for name in self.classes}
+        """For each module and kind of tensor: true if all of its tensors agree, false if one differs."""
+        rows: dict[str, dict[str, bool | None]] = {name: {} for name in self.modules}
         for one in self.findings:
-            row = rows.setdefault(one.key.module, {})
-            column = _COLUMNS.get(one.key.kind)
-            if column is not None:
-                before = row.get(column)
-                row[column] = one.agrees if before is None or one.agrees is False else before
+            row = rows.setdefault(one.module, {})
+            before = row.get(one.kind)
+            row[one.kind] = one.agrees if before is None or one.agrees is False else before
         return rows
+
+    def _print(self, console: Any, is_full: bool) -> None:
+        """Prints the text, and a table of all modules or of those that differ."""
+        from rich.table import Table
+        from rich.text import Text
+
+        console.print(Text(str(self)), soft_wrap=True)
+        rows = {name: row for name, row in self.rows().items() if is_full or False in row.values()}
+        at_fault = {fault.module for fault in self.faults}
+        table = Table("module", *_COLUMNS.values(), box=None)
+        for name, row in [*rows.items()][: len(rows) if is_full else _MOST_ROWS]:
+            depth = name.count(".") + bool(name)
+            label = (
+                f"{'  ' * depth}{name.rpartition('.')[2]}  {self.modules.get(name, '')}" if is_full else name
+            )
+            style = "bold white on red" if name in at_fault else ""
+            cells = ["" if kind not in row else _CELLS[row[kind]] for kind in _COLUMNS]
+            table.add_row(Text(label or "the root", style), *cells)
+        if rows:
+            console.print("", table)
+        if not is_full and len(rows) > _MOST_ROWS:
+            console.print(f"and {len(rows) - _MOST_ROWS} more modules")
 
     def show(self) -> None:
         """Prints the report: the text, and the modules that differ in a table."""
-        print(self)
-        rows = {name: row for name, row in self.rows().items() if False in row.values()}
-        if not rows:
-            return
         from rich.console import Console
-        from rich.table import Table
 
-        table = Table("module", *(kind.replace(" of ", " of\n") for kind in _COLUMNS.values()), box=None)
-        at_fault = {fault.module for fault in self.faults}
-        for name, row in list(rows.items())[:_MOST_ROWS]:
-            style = "bold red" if name in at_fault else ""
-            cells = ["" if kind not in row else _cell(row[kind]) for kind in _COLUMNS.values()]
-            table.add_row(name or "the root", *cells, style=style)
-        Console().print("", table)
-        if len(rows) > _MOST_ROWS:
-            print(f"and {len(rows) - _MOST_ROWS} more modules")
-
-    def json(self) -> str:
-        """All of the report as JSON."""
-        tensors: list[dict[str, Any]] = []
-        for one in self.findings:
-            entry = one.key._asdict() | {"result": _SIGNS[one.agrees], "layout": one.layout, "kind": one.kind}
-            tensors.append(entry | {"detail": one.detail})
-        head = {"ok": self.ok, "mesh": dict(self.mesh), "dtype": self.dtype, "loss": self.loss}
-        rest = {"gradient_norm": self.gradient_norm, "faults": [asdict(fault) for fault in self.faults]}
-        modules = {"modules": self.classes, "draws": self.drawing, "tensors": tensors}
-        return json.dumps(head | rest | modules, indent=1)
+        self._print(Console(), is_full=False)
 
     def html(self) -> str:
         """A page: the faults, and the tree of modules, coloured by what agrees."""
-        faults = "".join(
-            f"<div class=box><b>{html.escape(_title(fault))}: {html.escape(fault.kind)}</b><table>"
-            + "".join(f"<tr><td>{label}<td><code>{html.escape(text)}</code>" for label, text in _facts(fault))
-            + "</table></div>"
-            for fault in self.faults
+        from rich.console import Console
+
+        console = Console(record=True, file=io.StringIO(), width=200)
+        self._print(console, is_full=True)
+        return console.export_html()
+
+    def json(self) -> str:
+        """All of the report as JSON."""
+        return json.dumps({"ok": self.ok, **asdict(self)}, indent=1)
+
+    @classmethod
+    def of(cls, text: str) -> Report:
+        """The report whose :meth:`json` is ``text``."""
+        fields = json.loads(text)
+        del fields["ok"]
+        faults, findings = fields.pop("faults"), fields.pop("findings")
+        return cls(
+            faults=[Fault(**one) for one in faults], findings=[Finding(**one) for one in findings], **fields
         )
-        at_fault = {fault.module for fault in self.faults}
-        body = []
-        for name, row in self.rows().items():
-            depth = name.count(".") + bool(name)
-            kind = "fault" if name in at_fault else ""
-            label = (
-                f"{html.escape(name.rpartition('.')[2] or 'the root')}</span> {self.classes.get(name, '')}"
-            )
-            body.append(f'<tr><td style="padding-left:{depth * 1.5}em"><span class="{kind}">{label}')
-            for column in _COLUMNS.values():
-                sign = _SIGNS[row[column]] if column in row else ""
-                body.append(f'<td class="{sign if sign in ("agrees", "differs") else "none"}">{sign}')
-        head = "".join(f"<th>{column}" for column in ("module", *_COLUMNS.values()))
-        summary = "<br>".join(html.escape(line) for line in list(self._lines())[:3])
-        return (
-            '<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>funcol check</title>'
-            f"<style>{_STYLE}</style>"
-            f"<h1>funcol check</h1><p>{summary}</p>{faults}<table><tr>{head}{''.join(body)}</table></html>\n"
-        )
-
-
-def _title(fault: Fault) -> str:
-    if fault.direction == "run":
-        return "the parallel run"
-    return f"{fault.direction}: {fault.module or 'the root'}"
-
-
-def _facts(fault: Fault) -> Iterator[tuple[str, str]]:
-    for label, text in (
-        ("tensor", fault.tensor),
-        ("found", fault.detail),
-        ("defined", fault.line),
-        ("called", fault.called),
-    ):
-        if text:
-            yield label, text
-
-
-def _cell(agrees: bool | None) -> str:
-    return {True: "agrees", False: "differs", None: "-"}[agrees]

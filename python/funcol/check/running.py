@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import math
-import os
 import random
-import sys
-import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from datetime import timedelta
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +15,27 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.overrides import TorchFunctionMode
 
-from ..collectives.in_flight import pending
-from .comparing import Comparison, Finding
-from .layouts import Value
-from .recording import Key, Recorder, definition, plain_name, widen
+from ..redistribution.functions import redistribute
+from ..weights.agreement import Agreement, reason_of
+from ..weights.export import full_tensors
+from .comparing import Comparison, Reference
+from .recording import Key, Recorder, Value, num_bytes, plain_name, widen
 from .report import Report
-from .verdict import Fault, faults_of
-from .weights import load_weights, share_weights
+from .verdict import Verdict
 
 Program = Callable[[DeviceMesh | None], Any]
+Heads = Sequence[Any]  # of the values of a rank, by the place of their key
+
+_DTYPES = ("float64", "float32", "bfloat16", "float16")
+_BUCKET_BYTES = 64 << 20  # of the values that are compared at a time
+_ALIGNMENT = 16  # bytes of a complex number
+
+
+class CheckError(ValueError):
+    """A check that cannot be made: no program, a mesh that does not fit, programs that do not correspond."""
 
 
 @dataclass
@@ -40,256 +44,239 @@ class Options:
 
     mesh_shape: tuple[int, ...]
     axes: tuple[str, ...]
-    device: str = "cpu"
-    dtype: str = "float64"
-    seed: int = 0
-    timeout_s: float = 300.0
-    max_bytes: int = 1 << 30
-    declared: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    device: str
+    dtype: str
+    seed: int
+    timeout_s: float
+    max_bytes: int
+    layouts: Mapping[str, Sequence[str]]
+
+    def __post_init__(self) -> None:
+        shape, names = self.mesh_shape, ", ".join(self.axes)
+        if not shape or any(not isinstance(size, int) or size < 1 for size in shape):
+            raise CheckError(f"the mesh has the sizes {shape}, expected one or more, each at least 1.")
+        if len(self.axes) != len(shape):
+            raise CheckError(f"the mesh has {len(shape)} axes and {len(self.axes)} names: {names}.")
+        if self.dtype not in _DTYPES:
+            raise CheckError(f"dtype is {self.dtype!r}, expected one of {', '.join(_DTYPES)}.")
+        for name, ops in self.layouts.items():
+            if len(ops) != len(shape):
+                raise CheckError(
+                    f"the layout of '{name}' has {len(ops)} ops, expected one for each of {names}."
+                )
 
 
-class CheckError(ValueError):
-    """A check that cannot be made: no program, a mesh that does not fit, programs that do not correspond."""
+class Check:
+    """A check on this rank of the default group; all ranks make it alike."""
 
-
-@dataclass
-class _Run:
-    values: list[tuple[Key, Value]]
-    names: list[str]  # of the modules
-    drawing: set[str]
-    lines: dict[str, tuple[str, str]]  # of each module: where it is defined, and called
-    classes: dict[str, str]
-    first: dict[str, Tensor]  # the weights before the first call
-
-
-def program_of(path: Path) -> Program:
-    """Returns the function ``program`` of a file."""
-    if not path.is_file():
-        raise CheckError(f"there is no file {path}. Pass a file that defines program(mesh).")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise CheckError(f"{path} is no Python file. Pass a file that defines program(mesh).")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    sys.path.insert(0, str(path.resolve().parent))
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise CheckError(f"{path} cannot be imported: {described(error)}") from error
-    program = getattr(module, "program", None)
-    if not callable(program):
-        raise CheckError(f"{path} defines no function program(mesh). Define one that returns model and loss.")
-    return program  # type: ignore[no-any-return]
-
-
-def check_on_rank(program: Program, options: Options, folder: Path | None = None) -> Report:
-    """Runs the check on this rank of the default group; all ranks call it alike, and get the report.
-
-    A rank that is not done after the timeout ends its process: it writes where it stopped to ``folder``, or
-    to standard error.
-    """
-    num_ranks = math.prod(options.mesh_shape)
-    if dist.get_world_size() != num_ranks:
-        raise CheckError(
-            f"the mesh {options.mesh_shape} has {num_ranks} ranks, and {dist.get_world_size()} run. "
-            "Start as many ranks as the mesh has."
-        )
-    watch = _Watch(options.timeout_s, folder)
-    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=options.timeout_s + 60))
-    try:
-        return _Check(program, options, group, watch).run()
-    finally:
-        watch.done.set()
-        dist.destroy_process_group(group)
-
-
-class _Check:
-    def __init__(self, program: Program, options: Options, group: Any, watch: _Watch) -> None:
+    def __init__(self, program: Program, options: Options) -> None:
         self._program = program
         self._options = options
-        self._group = group
-        self._watch = watch
+        self._eps = torch.finfo(getattr(torch, options.dtype)).eps
+        self._agreement = Agreement("check", None)
         self._rank = dist.get_rank()
-        self._mesh = init_device_mesh(options.device, options.mesh_shape, mesh_dim_names=options.axes or None)
+        self._recorder: Recorder | None = None
+
+    def where(self) -> str:
+        """The place where this rank is, for a report of a hang."""
+        return "no module yet" if self._recorder is None else self._recorder.where()
 
     def run(self) -> Report:
-        reference, perturbed = self._references()
-        weights = share_weights(None if reference is None else reference.first, self._group)
-        run = self._run(self._mesh, lambda root: self._begin(root, weights))
-        self._watch.last = "the end of the program"
-        self._check_names(reference, run)
-        findings = self._compare(reference, perturbed, run)
-        runs: list[_Run] = self._gathered(
-            _Run([], [], run.drawing, run.lines, run.classes, {}) if self._rank else run
-        )
-        answer = [None if reference is None else self._report(reference, findings, runs)]
-        dist.broadcast_object_list(answer, src=0, group=self._group)
-        assert answer[0] is not None
-        return answer[0]
-
-    def _references(self) -> tuple[_Run | None, _Run | None]:
-        """The reference run and, but for float64, a perturbed one; on rank 0. The others wait for it."""
-        reference = perturbed = None
-        problem: list[str | None] = [None]
+        """Returns the report, on all ranks. ``CheckError`` on all if the check cannot be made."""
+        options = self._options
+        self._mesh = init_device_mesh(options.device, options.mesh_shape, mesh_dim_names=options.axes)
+        self._ranks = init_device_mesh(options.device, (dist.get_world_size(),))
+        weights: dict[str, Tensor] = {}
+        reference: Reference | None = None
+        told: Any = None
         if self._rank == 0:
             try:
-                reference = self._run(None, self._widen)
-                if self._options.dtype != "float64":
-                    perturbed = self._run(None, self._widen, torch.finfo(_dtype(self._options)).eps)
+                reference = self._reference(weights)
+                told = (
+                    [*reference.values],
+                    [(name, [*one.shape], str(one.dtype)) for name, one in weights.items()],
+                )
             except CheckError as error:
-                problem = [str(error)]
+                told = str(error)
             except Exception as error:
-                problem = [f"the reference run, program(None), ended with {described(error)}"]
-        dist.broadcast_object_list(problem, src=0, group=self._group)
-        if problem[0] is not None:
-            raise CheckError(problem[0])
-        return reference, perturbed
+                told = f"the reference run, program(None), ended with {described(error)}"
+        told = self._agreement.tell(told)[0]
+        if isinstance(told, str):
+            raise CheckError(told)
+        for name, shape, dtype in told[1]:
+            full = torch.empty(
+                shape, dtype=getattr(torch, dtype.removeprefix("torch.")), device=options.device
+            )
+            full.copy_(weights.get(name, full))
+            dist.broadcast(full, src=0)
+            weights[name] = full
+        keys = [Key(*key) for key in told[0]]
+        report, has_guessed = self._checked(reference, weights, keys, guesses=True)
+        if has_guessed and not report.ok:
+            other, _ = self._checked(reference, weights, keys, guesses=False)
+            report = other if other.ok else report
+        return report
 
-    def _widen(self, root: nn.Module) -> None:
-        if self._options.dtype == "float64":
-            widen(root)
+    def _reference(self, weights: dict[str, Tensor]) -> Reference:
+        """Runs the program without a mesh, and gives ``weights`` those before the first call."""
 
-    def _begin(self, root: nn.Module, weights: Mapping[str, Tensor]) -> None:
-        self._widen(root)
-        load_weights(root, weights, self._mesh)
+        def keep(root: nn.Module) -> None:
+            held = [*root.named_parameters(), *root.named_buffers()]
+            weights.update({plain_name(name): one.detach().clone() for name, one in held})
 
-    def _run(self, mesh: DeviceMesh | None, begin: Callable[[nn.Module], None], noise: float = 0.0) -> _Run:
-        first: dict[str, Tensor] = {}
+        values, facts, model = self._run(None, keep)
+        reference = Reference(values, facts, _norm_of(model), self._eps)
+        if self._options.dtype != "float64":
+            reference.perturbed, _, model = self._run(None, keep, self._eps)
+            reference.norm_noise = abs(_norm_of(model) - reference.norm)
+        return reference
 
-        def begin_and_keep(root: nn.Module) -> None:
+    def _checked(
+        self, reference: Reference | None, weights: Mapping[str, Tensor], keys: list[Key], guesses: bool
+    ) -> tuple[Report, bool]:
+        """Returns the report of a parallel run, and true if weights were loaded by a guess."""
+        guessed: list[str] = []
+
+        def load(root: nn.Module) -> None:
+            guessed.extend(_load(root, weights, self._mesh, self._options.layouts, guesses))
+
+        values, facts, model = self._run(self._mesh, load)
+        own = _joined_calls(values, {*keys})
+        heads = [own[key].head() if key in own else None for key in keys]
+        told = [*self._agreement.tell([[*_names(own)], guessed, facts, heads]).values()]
+        _check_names(_names(keys), {name for one in told for name in one[0]})
+        all_heads = [one[3] for one in told]
+        grads = [i for i, key in enumerate(keys) if key.kind == "grad"]
+        present = {tuple(i for i in grads if num_bytes(one[i])) for one in all_heads}
+        norms = self._agreement.tell(_norm_of(model) if len(present) == 1 else None)
+        streamed = self._streamed(keys, all_heads, own)
+        text = ""
+        if reference is None:
+            assert not [*streamed]
+        else:
+            norm = norms[0] if len({f"{one:.6g}" for one in norms.values() if one is not None}) == 1 else None
+            text = self._report(reference, streamed, norm, [one[2] for one in told]).json()
+        return Report.of(self._agreement.tell(text)[0]), any(one[1] for one in told)
+
+    def _run(
+        self, mesh: DeviceMesh | None, begin: Callable[[nn.Module], None], noise: float = 0.0
+    ) -> tuple[dict[Key, Value], dict[str, Any], nn.Module]:
+        """Runs the program; returns the values, facts on the modules, and the model."""
+
+        def widen_and_begin(root: nn.Module) -> None:
+            if self._options.dtype == "float64":
+                widen(root)
             begin(root)
-            if mesh is None:
-                held = [*root.named_parameters(), *root.named_buffers()]
-                first.update({plain_name(name): one.detach().clone() for name, one in held})
 
-        recorder = Recorder(self._options.max_bytes, begin_and_keep, noise)
-        self._watch.recorder = recorder
+        recorder = self._recorder = Recorder(self._options.max_bytes, widen_and_begin, noise)
         torch.manual_seed(self._options.seed)
         random.seed(self._options.seed)
-        with _defaults(self._options), recorder.running():
-            try:
-                model, loss, optimizer = _results(self._program(mesh))
-            except CheckError:
-                raise
-            except Exception as error:
-                where = f" in {recorder.failed_in}" if recorder.failed_in else ""
-                error.add_note(f"rank {self._rank} was{where or ' outside of the modules'}")
-                raise
         with _defaults(self._options):
-            values = recorder.finish(model, loss, optimizer)
-        names = {module: plain_name(name) for name, module in model.named_modules()}
-        return _Run(
-            values,
-            list(dict.fromkeys(names.values())),
-            {names[one] for one in recorder.draws if one in names},
-            {names[one]: (definition(one), site) for one, site in recorder.sites.items() if one in names},
-            {plain_name(name): type(module).__name__ for name, module in model.named_modules()},
-            first,
-        )
+            try:
+                with recorder.running():
+                    model, loss, optimizer = _results(self._program(mesh))
+            except Exception as error:
+                error.add_note(f"rank {self._rank} was in {recorder.where()}")
+                raise
+            return recorder.values, recorder.finish(model, loss, optimizer), model
 
-    def _check_names(self, reference: _Run | None, run: _Run) -> None:
-        """Refuses programs whose models have other parameters with and without a mesh."""
-        mine = [_parameter(key) for key, _ in run.values if key.kind == "param"]
-        everyone = self._gathered(mine)
-        problem: list[str | None] = [None]
-        if reference is not None:
-            expected = {_parameter(key) for key, _ in reference.values if key.kind == "param"}
-            found = set().union(*everyone)
-            if expected != found:
-                missing, new = sorted(expected - found)[:3], sorted(found - expected)[:3]
-                problem = [
-                    "the models of the two runs have parameters of other names: "
-                    f"{len(expected - found)} only without a mesh ({', '.join(missing) or 'none'}), "
-                    f"{len(found - expected)} only with it ({', '.join(new) or 'none'}). Name them alike."
-                ]
-        dist.broadcast_object_list(problem, src=0, group=self._group)
-        if problem[0] is not None:
-            raise CheckError(problem[0])
+    def _streamed(
+        self, keys: Sequence[Key], heads: Sequence[Heads], own: Mapping[Key, Value]
+    ) -> Iterator[tuple[Key, list[Value | None]]]:
+        """Yields on rank 0 what the ranks have under each key, as much at a time as the bound allows.
+        Parameters come first: their layouts are those of their gradients."""
+        order = sorted(range(len(keys)), key=lambda i: keys[i].kind != "param")
 
-    def _compare(self, reference: _Run | None, perturbed: _Run | None, run: _Run) -> list[Finding]:
-        """Sends what the ranks recorded to rank 0, as much at a time as the bound allows, and compares it."""
-        order: list[Any] = [
-            None if reference is None else [(key, _size(one)) for key, one in reference.values]
-        ]
-        dist.broadcast_object_list(order, src=0, group=self._group)
-        own = _by_key(run.values, {key for key, _ in order[0]})
-        comparison = None
-        if reference is not None:
-            comparison = Comparison(
-                dict(reference.values),
-                None if perturbed is None else dict(perturbed.values),
-                self._mesh.mesh.cpu(),
-                self._options.axes,
-                torch.finfo(_dtype(self._options)).eps,
-                self._options.declared,
-            )
-        findings = []
-        most = self._options.max_bytes // dist.get_world_size()
-        # Weights first: their layouts are those of their gradients.
-        for keys in _buckets(sorted(order[0], key=lambda one: one[0].kind != "param"), most):
-            everyone = self._gathered({key: own.get(key) for key in keys})
-            if comparison is not None:
-                findings += [comparison.judge(key, [one[key] for one in everyone]) for key in keys]
-        return findings
+        def rows() -> Iterator[tuple[str, Tensor]]:
+            for i in order:
+                size = max(1, *(num_bytes(one[i]) for one in heads))
+                row = torch.zeros(1, -(-size // _ALIGNMENT) * _ALIGNMENT, dtype=torch.uint8)
+                local = own[keys[i]].local if keys[i] in own else None
+                if local is not None:
+                    row[0, : local.numel() * local.itemsize] = local.reshape(-1).view(torch.uint8)
+                row = row.to(self._options.device)
+                yield str(i), DTensor.from_local(row, self._ranks, [Shard(0)], run_check=False)
 
-    def _gathered(self, value: Any) -> list[Any]:
-        """Returns what all ranks have, on rank 0."""
-        found = [None] * dist.get_world_size() if self._rank == 0 else None
-        dist.gather_object(value, found, dst=0, group=self._group)
-        return found or []
+        most = min(self._options.max_bytes, _BUCKET_BYTES)
+        with full_tensors(rows(), to=0, bucket_bytes=most, device="cpu") as stream:
+            for i, (_, full) in zip(order, stream, strict=True):
+                if full is not None:
+                    yield keys[i], [Value.of(one[i], row) for one, row in zip(heads, full, strict=True)]
 
-    def _report(self, reference: _Run, findings: list[Finding], runs: Sequence[_Run]) -> Report:
-        drawing = reference.drawing.union(*(run.drawing for run in runs))
-        faults = faults_of(findings, drawing)
-        lines = dict(reference.lines)
-        for run in runs:
-            lines |= {name: line for name, line in run.lines.items() if name not in lines or run is runs[0]}
+    def _report(
+        self,
+        reference: Reference,
+        streamed: Iterable[tuple[Key, list[Value | None]]],
+        norm: float | None,
+        facts: Sequence[Mapping[str, Any]],
+    ) -> Report:
+        options = self._options
+        comparison = Comparison(reference, self._mesh.mesh.cpu(), options.axes, options.layouts)
+        findings = [comparison.judge(key, values) for key, values in streamed]
+        findings.append(comparison.judge_norm(norm))
+        drawing = sorted({name for one in (*facts, reference.facts) for name in one["drawing"]})
+        faults = Verdict(findings, drawing).faults()
+        lines: dict[str, Any] = {}
+        for one in (reference.facts, *reversed(facts)):
+            lines |= one["lines"]
         for fault in faults:
             fault.line, fault.called = lines.get(fault.module, ("", ""))
-        loss = next((one.local for key, one in reference.values if key.kind == "loss"), None)
-        gradients = [
-            one.local for key, one in reference.values if key.kind == "grad" and one.local is not None
-        ]
+        loss = next((one.local for key, one in reference.values.items() if key.kind == "loss"), None)
         return Report(
-            dict(zip(self._options.axes, self._options.mesh_shape, strict=True)),
-            self._options.dtype,
+            dict(zip(options.axes, options.mesh_shape, strict=True)),
+            options.dtype,
             faults,
             findings,
-            {name: reference.classes.get(name, "") for name in reference.names},
-            None if loss is None else float(loss.double().sum()),
-            math.sqrt(sum(float(one.double().square().sum()) for one in gradients)),
-            sorted(drawing),
+            reference.facts["classes"],
+            None if loss is None else float(loss.sum()),
+            reference.norm,
+            norm,
+            drawing,
         )
 
 
-class _Watch:
-    """Ends the process if it is not done in time, after it wrote where it stopped."""
+@torch.no_grad()
+def _load(
+    root: nn.Module,
+    weights: Mapping[str, Tensor],
+    mesh: DeviceMesh,
+    declared: Mapping[str, Sequence[str]],
+    guesses: bool,
+) -> Iterator[str]:
+    """Gives parameters and buffers their part of ``weights``, by name, with no communication: stages of a
+    pipeline come here at different times. Yields the names of those whose part is a guess.
 
-    def __init__(self, timeout_s: float, folder: Path | None) -> None:
-        self.done = threading.Event()
-        self.recorder: Recorder | None = None
-        self.last = ""
-        self._timeout_s = timeout_s
-        self._folder = folder
-        threading.Thread(target=self._watch, daemon=True).start()
-
-    def _watch(self) -> None:
-        if self.done.wait(self._timeout_s):
-            return
-        where = self.last or ("no module yet" if self.recorder is None else self.recorder.where())
-        text = "; ".join([f"stopped in {where}", *map(str, pending())])
-        if self._folder is None:
-            print(f"funcol check: rank {dist.get_rank()} {text}", file=sys.stderr, flush=True)
+    DTensors get their shards, and plain tensors what ``declared`` says. A plain one that is smaller in one
+    dim may have been drawn from equal seeds on all ranks, or cut by the program. If the call ``guesses``, it
+    gets the block of this rank on the last axis that cuts the dim to this size, and else it is left alone.
+    """
+    for name, held in (*root.named_parameters(), *root.named_buffers()):
+        name = plain_name(name)
+        if name not in weights:
+            continue
+        full, on = weights[name], held.device_mesh if isinstance(held, DTensor) else mesh
+        local = held.to_local() if isinstance(held, DTensor) else held
+        whole = DTensor.from_local(full.to(local), on, [Replicate()] * on.ndim, run_check=False)
+        if isinstance(held, DTensor):
+            tries: list[Sequence[Placement]] = [held.placements]
+        elif name in declared:
+            tries = [[Shard(int(op[1:])) if op[0] == "S" else Replicate() for op in declared[name]]]
         else:
-            write_end(self._folder, dist.get_rank(), "hang", text)
-        os._exit(3)
-
-
-def write_end(folder: Path, rank: int, kind: str, text: str) -> None:
-    """Leaves for the parent how the rank ended."""
-    path = folder / f"end{rank}.json"
-    path.with_suffix(".new").write_text(json.dumps({"kind": kind, "text": text}))
-    path.with_suffix(".new").rename(path)
+            tries = [[Replicate()] * mesh.ndim]
+            cut = [
+                dim
+                for dim in range(full.ndim)
+                if held.ndim == full.ndim and held.shape[dim] < full.shape[dim]
+            ]
+            for axis in reversed(range(mesh.ndim)) if len(cut) == 1 else ():
+                tries.append([Shard(cut[0]) if one == axis else Replicate() for one in range(mesh.ndim)])
+        parts = (redistribute(whole, placements=placements).to_local() for placements in tries)
+        part = next((one for one in parts if one.shape == local.shape), local)
+        is_guess = len(tries) > 1 and local.shape != full.shape and not torch.equal(part, local)
+        if is_guess:
+            yield name
+        if guesses or not is_guess:
+            local.copy_(part)
 
 
 class _Widened(TorchFunctionMode):
@@ -321,8 +308,14 @@ def _defaults(options: Options) -> Iterator[None]:
         yield
 
 
-def _dtype(options: Options) -> torch.dtype:
-    return getattr(torch, options.dtype)  # type: ignore[no-any-return]
+def _norm_of(model: nn.Module) -> float:
+    """The norm of all gradients by PyTorch's function; of plain tensors, on this rank alone."""
+    by_mesh: dict[Any, list[Tensor]] = {}
+    for one in model.parameters():
+        if one.grad is not None:
+            by_mesh.setdefault(getattr(one.grad, "device_mesh", None), []).append(one.grad)
+    norms = (nn.utils.get_total_norm(some) for some in by_mesh.values())
+    return math.hypot(*(float(one.full_tensor() if isinstance(one, DTensor) else one) for one in norms))
 
 
 def _results(returned: Any) -> tuple[nn.Module, Tensor | None, Any]:
@@ -335,30 +328,24 @@ def _results(returned: Any) -> tuple[nn.Module, Tensor | None, Any]:
     return (*returned, None)[:3]
 
 
-def _parameter(key: Key) -> str:
-    return f"{key.module}.{key.path}".lstrip(".")
+def _names(keys: Iterable[Key]) -> set[str]:
+    """The names of the parameters."""
+    return {f"{key.module}.{key.path}".lstrip(".") for key in keys if key.kind == "param"}
 
 
-def _size(value: Value) -> int:
-    return 0 if value.local is None else value.local.numel() * value.local.element_size()
+def _check_names(expected: set[str], found: set[str]) -> None:
+    """``CheckError`` if the models have other parameters with and without a mesh."""
+    if expected != found:
+        missing, new = sorted(expected - found), sorted(found - expected)
+        raise CheckError(
+            "the models of the two runs have parameters of other names: "
+            f"{len(missing)} only without a mesh ({', '.join(missing[:3]) or 'none'}), "
+            f"{len(new)} only with it ({', '.join(new[:3]) or 'none'}). Name them alike."
+        )
 
 
-def _buckets(order: Sequence[tuple[Key, int]], most: int) -> Iterator[list[Key]]:
-    """Consecutive keys whose values have ``most`` bytes, or one that has more."""
-    bucket: list[Key] = []
-    held = 0
-    for key, size in order:
-        if bucket and held + size > most:
-            yield bucket
-            bucket, held = [], 0
-        bucket.append(key)
-        held += size
-    if bucket:
-        yield bucket
-
-
-def _by_key(values: Sequence[tuple[Key, Value]], wanted: set[Key]) -> dict[Key, Value]:
-    """The values by their keys. Calls of a module that the reference called once, such as those of the
+def _joined_calls(values: Mapping[Key, Value], wanted: set[Key]) -> dict[Key, Value]:
+    """The values, in which calls of a module that the reference called once, such as those of the
     micro-batches of a pipeline, are joined to one."""
     found = dict(values)
     for key in [key for key in found if key.call and key not in wanted]:
@@ -371,14 +358,7 @@ def _by_key(values: Sequence[tuple[Key, Value]], wanted: set[Key]) -> dict[Key, 
 
 
 def described(error: BaseException) -> str:
-    """The error in one line: its type, text, and the innermost line."""
+    """The error in one line: its type, text, and the innermost line outside of PyTorch."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [one for one in frames if not one.filename.startswith(str(Path(torch.__file__).parent))]
-    line = f" at {own[-1].filename}:{own[-1].lineno}" if own else ""
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0] if text else ''}{line}"
-
-
-def fault_of_error(error: BaseException) -> Fault:
-    notes = "; ".join(getattr(error, "__notes__", []))
-    return Fault("run", "", "raised", f"{described(error)}; {notes}")
+    return reason_of(error) + (f" at {own[-1].filename}:{own[-1].lineno}" if own else "")

@@ -12,8 +12,9 @@ from .comparing import Finding
 class Fault:
     """A fault, where it begins, and how it was recognized.
 
-    ``direction`` is inputs, weights, forward, loss, backward, step or run; ``tensor`` is what differs, such
-    as ``output`` or ``weight.grad``; ``line`` is the module's definition, ``called`` the line that calls it.
+    ``direction`` is inputs, weights, forward, loss, backward, norm, step or run; ``tensor`` is what differs,
+    such as ``output`` or ``weight.grad``; ``line`` is the module's definition, ``called`` the line that calls
+    it.
     """
 
     direction: str
@@ -25,199 +26,178 @@ class Fault:
     called: str = ""
 
 
-def faults_of(findings: Sequence[Finding], drawing: Collection[str]) -> list[Fault]:
-    """Returns the faults that ``findings``, in the order of the reference run, show: at most one of each
-    direction. ``drawing`` are the modules that drew random numbers."""
-    return _Verdict(findings, drawing).faults()
+class Verdict:
+    """The faults that ``findings``, in the order of the reference run, show. ``drawing`` are the modules that
+    drew random numbers."""
 
-
-class _Verdict:
     def __init__(self, findings: Sequence[Finding], drawing: Collection[str]) -> None:
         self._findings = findings
         self._drawing = drawing
-        self._by_call: dict[tuple[str, int, str], list[Finding]] = {}
+        self._of: dict[tuple[str, str], list[Finding]] = {}
         for one in findings:
-            self._by_call.setdefault((one.key.module, one.key.call, one.key.kind), []).append(one)
+            self._of.setdefault((one.module, one.kind), []).append(one)
 
     def faults(self) -> list[Fault]:
-        found = [*self._weights(), *self._inputs()]
-        if found:
-            return found[:1]
-        found = [*self._forward()][:1] or [*self._loss()][:1]
-        if found and found[0].kind == "random draws":
-            return found
-        backward = [*self._backward()][:1]
-        if found and backward:
-            backward[0].detail += " (may follow from the fault above)"
-        return found + backward or [*self._step()][:1]
+        """Returns at most one fault of the forward and one of the backward direction."""
+        first = self._weights() or self._inputs()
+        if first is not None:
+            return [first]
+        forward = self._forward() or self._loss()
+        if forward is not None and forward.kind == "random draws":
+            return [forward]
+        backward = self._backward()
+        if forward is not None and backward is not None:
+            backward.detail += " (may follow from the fault above)"
+        found = [one for one in (forward, backward) if one is not None]
+        last = [*self._wrong("norm"), *self._wrong("step")]
+        if not found and last:
+            one = last[0]
+            tensor = "the norm of all gradients" if one.kind == "norm" else f"{one.path} after the step"
+            found = [_fault(one.kind, one, tensor)]
+        return found
 
-    def _weights(self) -> Iterator[Fault]:
-        for one in self._wrong("param"):
-            yield Fault("weights", one.key.module, one.kind, one.detail, one.key.path)
+    def _weights(self) -> Fault | None:
+        return next((_fault("weights", one, one.path) for one in self._wrong("param")), None)
 
-    def _inputs(self) -> Iterator[Fault]:
+    def _inputs(self) -> Fault | None:
         """A batch that differs: the first call of the run has inputs that do."""
-        calls = [one for one in self._findings if one.key.kind in ("input", "output")]
-        if calls and calls[0].key.kind == "input":
-            first = calls[0].key
-            for one in self._by_call[first.module, first.call, "input"]:
-                if one.agrees is False:
-                    detail = (
-                        f"the batch is not the reference's: {one.detail}. Draw it from a generator of its own"
-                    )
-                    yield Fault("inputs", first.module, one.kind, detail, f"input {one.key.path}")
-
-    def _forward(self) -> Iterator[Fault]:
-        wrong = [one for one in self._wrong("output") if not self._is_healed(one, "output")]
-        matters = any(self._wrong("loss")) or any(self._wrong("grad")) or self._root_differs("output")
-        if not wrong or not matters:
-            return
-        for wanted in (True, None):
-            for one in wrong:
-                inputs = [given.agrees for given in self._by_call.get((*_call(one), "input"), ())]
-                if False in inputs or (wanted and None in inputs):
-                    continue
-                if one.key.module in self._drawing:
-                    detail = "its draws cannot be matched: switch dropout off, and check again"
-                    yield Fault("forward", one.key.module, "random draws", detail, "output")
-                    continue
-                origin = self._origin(one, "input", "output")
-                yield origin or Fault(
-                    "forward", one.key.module, one.kind, one.detail, f"output{one.key.path}"
+        first = next((one for one in self._findings if one.kind in ("input", "output")), None)
+        if first is None or first.kind == "output":
+            return None
+        for one in self._of[first.module, "input"]:
+            if one.call == first.call and one.agrees is False:
+                detail = (
+                    f"the batch is not the reference's: {one.detail}. Draw it from a generator of its own"
                 )
-        for one in wrong:
-            yield Fault("forward", one.key.module, one.kind, one.detail, f"output{one.key.path}")
+                return Fault("inputs", one.module, one.fault, detail, f"input {one.path}")
+        return None
 
-    def _loss(self) -> Iterator[Fault]:
+    def _forward(self) -> Fault | None:
+        """The first output that differs although the inputs agree, or else the first that differs."""
+        wrong = [one for one in self._wrong("output") if not self._is_healed(one)]
+        if not wrong or not (self._wrong("loss") or self._wrong("grad") or self._root_differs("output")):
+            return None
+        doubts = [self._doubt(one, "input") for one in wrong]
+        one = wrong[doubts.index(min(doubts))]
+        if min(doubts) < 2 and one.module in self._drawing:
+            detail = "its draws cannot be matched: switch dropout off, and check again"
+            return Fault("forward", one.module, "random draws", detail, "output")
+        return self._origin(one, "input", "output") or _fault("forward", one, f"output{one.path}")
+
+    def _loss(self) -> Fault | None:
         for one in self._wrong("loss"):
-            origin = self._origin(one, "input", "output") if one.kind == "wrong" else None
-            yield origin or Fault("loss", "", one.kind, one.detail, "loss")
+            origin = self._origin(one, "input", "output") if one.fault == "wrong" else None
+            return origin or _fault("loss", one, "loss")
+        return None
 
-    def _backward(self) -> Iterator[Fault]:
-        """Follows the gradients: modules in the order in which their backward passes ended."""
-        weights: dict[str, list[Finding]] = {}
-        for one in self._wrong("grad"):
-            weights.setdefault(one.key.module, []).append(one)
+    def _backward(self) -> Fault | None:
+        """The first gradient of an input or a parameter that differs although those of the module's outputs
+        agree, in the order in which the backward passes of modules end."""
+        weights = self._wrong("grad")
         if not weights and not self._root_differs("grad_input"):
-            return
-        places = {
-            one.key.module: i for i, one in enumerate(self._findings) if one.key.kind.startswith("grad_")
-        }
-        events: list[tuple[float, Finding]] = [
-            (places.get(one.key.module, len(self._findings)) + 0.5, one)
-            for some in weights.values()
-            for one in some
-        ]
+            return None
+        places = {one.module: i for i, one in enumerate(self._findings) if one.kind.startswith("grad_")}
+        events = [(places.get(one.module, len(self._findings)) + 0.5, one) for one in weights]
         events += [
             (i, one)
             for i, one in enumerate(self._findings)
-            if one.key.kind == "grad_input" and one.agrees is False and not self._is_healed(one, "grad_input")
+            if one.kind == "grad_input" and one.agrees is False and not self._is_healed(one)
         ]
-        last: Finding | None = None
-        for _, one in sorted(events, key=lambda event: event[0]):
-            last = last or one
-            module = one.key.module
-            given = [
-                each.agrees
-                for (name, _, kind), some in self._by_call.items()
-                if kind == "grad_output" and name == self._recorded(module)
-                for each in some
-            ]
-            if False not in given:
-                yield self._backward_fault(one, weights)
-        if last is not None:
-            yield self._backward_fault(last, weights)
-
-    def _backward_fault(self, one: Finding, weights: dict[str, list[Finding]]) -> Fault:
-        is_weight = one.key.kind == "grad"
+        if not events:
+            return None
+        events.sort(key=lambda event: event[0])
+        one = next((one for _, one in events if self._doubt(one, "grad_output") < 2), events[0][1])
+        name = f"{one.path}.grad" if one.kind == "grad" else f"gradient of input {one.path}"
         origin = self._origin(one, "grad_output", "grad_input")
-        name = f"{one.key.path}.grad" if is_weight else f"gradient of input {one.key.path}"
-        detail = one.detail
-        alike = [(other.kind, other.detail) == (one.kind, one.detail) for other in self._wrong("grad")]
-        num_all = sum(other.key.kind == "grad" and other.agrees is not None for other in self._findings)
-        if is_weight and all(alike) and 2 * len(alike) > num_all:
-            detail += f"; so are {len(alike)} of {num_all} gradients of parameters: look at the loss, too"
         if origin is not None:
-            origin.detail += f"; it makes {name} of {one.key.module or 'the root'} wrong"
+            origin.detail += f"; it makes {name} of {one.module or 'the root'} wrong"
             return origin
-        return Fault("backward", one.key.module, one.kind, detail, name)
+        fault = _fault("backward", one, name)
+        all_grads = [each for each in self._findings if each.kind == "grad" and each.agrees is not None]
+        alike = [each for each in weights if (each.fault, each.detail) == (one.fault, one.detail)]
+        if one.kind == "grad" and len(alike) == len(weights) and 2 * len(alike) > len(all_grads):
+            fault.detail += (
+                f"; so are {len(alike)} of {len(all_grads)} gradients of parameters: look at the loss, too"
+            )
+        return fault
 
-    def _step(self) -> Iterator[Fault]:
-        for one in self._wrong("step"):
-            yield Fault("step", one.key.module, one.kind, one.detail, f"{one.key.path} after the step")
+    def _wrong(self, kind: str) -> list[Finding]:
+        return [one for one in self._findings if one.kind == kind and one.agrees is False]
 
-    def _wrong(self, kind: str) -> Iterator[Finding]:
-        return (one for one in self._findings if one.key.kind == kind and one.agrees is False)
+    def _doubt(self, one: Finding, given: str) -> int:
+        """2 if some of what the module was given differs, 1 if that is not known of some, else 0."""
+        is_call = one.kind == "output"
+        name = one.module if is_call else self._recorded(one.module)
+        agree = [
+            each.agrees for each in self._of.get((name, given), ()) if not is_call or each.call == one.call
+        ]
+        return 2 if False in agree else int(None in agree)
 
     def _root_differs(self, kind: str) -> bool:
-        names = [name for name, _, each in self._by_call if each == kind]
-        tops = {min(names, key=lambda name: name.count(".") + bool(name))} if names else set()
-        return any(one.key.module in tops for one in self._wrong(kind))
+        """True if it does in the outermost module that was recorded."""
+        names = [name for name, each in self._of if each == kind]
+        top = min(names, key=_depth, default="")
+        return any(one.module == top for one in self._wrong(kind))
 
-    def _is_healed(self, one: Finding, kind: str) -> bool:
+    def _is_healed(self, one: Finding) -> bool:
         """True if a module around this one agrees: the layout within is the program's own affair."""
-        parent = one.key.module
-        while parent:
-            parent = parent.rpartition(".")[0]
-            around = [
-                each.agrees
-                for (name, _, what), some in self._by_call.items()
-                if name == parent and what == kind
-                for each in some
-            ]
-            if around and False not in around and None not in around:
-                return True
-        return False
+        around = (self._of.get((name, one.kind), ()) for name in _parents(one.module))
+        return any(some and all(each.agrees for each in some) for some in around)
 
     def _recorded(self, module: str) -> str:
         """The module, or the one around it that was recorded, as a compiled one is."""
-        names = {name for name, _, kind in self._by_call if kind in ("output", "grad_output")}
-        while module and module not in names:
-            module = module.rpartition(".")[0]
-        return module
+        kinds = ("output", "grad_output")
+        known = (
+            name for name in (module, *_parents(module)) if any((name, kind) in self._of for kind in kinds)
+        )
+        return next(known, "")
 
     def _origin(self, one: Finding, given: str, made: str) -> Fault | None:
         """The outermost module that made a partial tensor, which was used as if it were reduced."""
         if (
-            one.kind not in ("wrong", "differs between ranks", "never reduced")
+            one.fault not in ("wrong", "differs between ranks", "never reduced")
             and "counted" not in one.detail
         ):
             return None
         end = len(self._findings)
-        if one.key.kind == "grad":
-            module = self._recorded(one.key.module)
-            used = [
-                i for i, each in enumerate(self._findings) if each.partial and _is_of(each, module, given)
-            ]
-            if not used:
-                return None
-            end = used[0] + 1
-        elif one.key.kind != "loss":
-            end = next(i for i, each in enumerate(self._findings) if _is_wrong(each, given, made))
-        chain = [each for each in self._findings[:end] if each.key.kind in (given, made)]
+        if one.kind == "grad":
+            used = {
+                id(each) for each in self._of.get((self._recorded(one.module), given), ()) if each.partial
+            }
+            end = next((i + 1 for i, each in enumerate(self._findings) if id(each) in used), 0)
+        elif one.kind != "loss":
+            wrong = (
+                i
+                for i, each in enumerate(self._findings)
+                if each.kind in (given, made) and each.agrees is False
+            )
+            end = next(wrong)
         origins = []
-        for each in reversed(chain):
-            if not each.partial or not set(each.partial.split(", ")) <= set(one.varying.split(", ")):
+        for each in reversed(self._findings[:end]):
+            if each.kind not in (given, made):
+                continue
+            if not each.partial or not {*each.partial.split(", ")} <= {*one.varying.split(", ")}:
                 break
-            before = self._by_call.get((*_call(each), given), ())
-            if each.key.kind == made and not any(other.partial for other in before):
+            before = (other for other in self._of.get((each.module, given), ()) if other.call == each.call)
+            if each.kind == made and not any(other.partial for other in before):
                 origins.append(each)
         if not origins:
             return None
-        best = min(origins, key=lambda each: each.key.module.count(".") + bool(each.key.module))
-        direction = "forward" if made == "output" else "backward"
-        what = "output" if made == "output" else "gradient of input "
+        best = min(origins, key=lambda each: _depth(each.module))
+        direction, what = ("forward", "output") if made == "output" else ("backward", "gradient of input ")
         detail = f"over {best.partial}: the reference is the sum of what the ranks have"
-        return Fault(direction, best.key.module, "never reduced", detail, f"{what}{best.key.path}")
+        return Fault(direction, best.module, "never reduced", detail, f"{what}{best.path}")
 
 
-def _call(one: Finding) -> tuple[str, int]:
-    return one.key.module, one.key.call
+def _fault(direction: str, one: Finding, tensor: str) -> Fault:
+    return Fault(direction, one.module, one.fault, one.detail, tensor)
 
 
-def _is_of(one: Finding, module: str, kind: str) -> bool:
-    return one.key.module == module and one.key.kind == kind
+def _parents(module: str) -> Iterator[str]:
+    while module:
+        module = module.rpartition(".")[0]
+        yield module
 
 
-def _is_wrong(one: Finding, *kinds: str) -> bool:
-    return one.key.kind in kinds and one.agrees is False
+def _depth(module: str) -> int:
+    return module.count(".") + bool(module)

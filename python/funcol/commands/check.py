@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import functools
+import importlib.util
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from ..check import check
+from ..check.running import CheckError, described
 from ..redistribution.texts import bytes_of, mesh_sizes
 from .arguments import argument_read_by, writing
 
@@ -45,10 +48,32 @@ def add_to(commands: Any) -> None:
     command.set_defaults(run=_run)
 
 
+@functools.cache
+def _module_of(file: Path) -> Any:
+    """The module that the file makes; ``CheckError`` if it makes none with a program."""
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    if not file.is_file() or spec is None or spec.loader is None:
+        raise CheckError(f"there is no Python file {file}. Pass one that defines program(mesh).")
+    module = sys.modules[file.stem] = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(file.resolve().parent))
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise CheckError(f"{file} cannot be imported: {described(error)}") from error
+    if not callable(getattr(module, "program", None)):
+        raise CheckError(f"{file} defines no function program(mesh). Define one that returns model and loss.")
+    return module
+
+
+def _program(file: Path, mesh: Any) -> Any:
+    """Calls the program of a file."""
+    return _module_of(file).program(mesh)
+
+
 def _run(arguments: argparse.Namespace) -> None:
     mesh = mesh_sizes(arguments.mesh)
     report = check(
-        arguments.file,
+        functools.partial(_program, arguments.file),
         mesh_shape=tuple(mesh.values()),
         mesh_dim_names=tuple(mesh),
         device=arguments.device,

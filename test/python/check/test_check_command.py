@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -68,7 +69,8 @@ def test_a_fault_ends_with_status_1_and_is_on_the_page_and_in_the_json(tmp_path:
     assert f"{tmp_path / 'model_check.py'}:11" in done.stdout
     [fault] = json.loads(data.read_text())["faults"]
     assert (fault["module"], fault["tensor"], fault["kind"]) == ("one", "weight.grad", "never reduced")
-    assert '<span class="fault">one</span>' in page.read_text()
+    [style] = re.findall(r'<span class="(r\d+)"> *one  Linear', page.read_text())
+    assert re.search(rf"\.{style} {{[^}}]*background-color: #800000", page.read_text())
 
 
 def test_a_hang_is_reported_with_the_module_of_each_rank(tmp_path: Path) -> None:

@@ -1,0 +1,143 @@
+"""The ranks of a check: new local processes, or those of torchrun, or those that run already."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import math
+import multiprocessing
+import os
+import sys
+import tempfile
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import ProcessException, start_processes
+
+from ..collectives.in_flight import pending
+from .report import Report
+from .running import Check, CheckError, Options, Program, described
+from .verdict import Fault
+
+_PRELOADED = ["torch.distributed.tensor", "torch.distributed.fsdp", "torch._dynamo", "funcol.check.running"]
+_GRACE_S = 5.0  # for ranks to end after the first has failed
+_STATUS = {"report": 0, "raised": 1, "input": 2, "hang": 3}  # of a process, by how it ended
+
+
+def check_on_ranks(program: Program, options: Options) -> Report:
+    """Checks ``program`` on the ranks that run, or on new ones; see :func:`funcol.check`."""
+    if not dist.is_initialized():
+        if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+            return _check_on_new_ranks(program, options)
+        _start_group(options)
+        # The group stays for later checks: made anew, it could meet addresses of this one in the store.
+        atexit.register(_end_group)
+    return _check_on_rank(program, options, None)
+
+
+def _start_group(options: Options, store: str | None = None) -> None:
+    """Starts the default group as torchrun's variables say."""
+    backend = "gloo"
+    if options.device == "cuda":
+        if not torch.cuda.is_available():
+            raise CheckError("PyTorch finds no GPU. Check on the CPU: it finds faults of values as well.")
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+        backend = "cpu:gloo,cuda:nccl"
+    rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    timeout = timedelta(seconds=options.timeout_s + 60)
+    dist.init_process_group(backend, store, timeout, rank=rank, world_size=num_ranks)
+
+
+def _end_group() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _check_on_rank(program: Program, options: Options, folder: Path | None) -> Report:
+    """Runs the check on this rank. A rank that is not done after the timeout ends its process: it says where
+    it stopped in ``folder``, or on standard error."""
+    num_ranks = math.prod(options.mesh_shape)
+    if dist.get_world_size() != num_ranks:
+        raise CheckError(
+            f"the mesh {options.mesh_shape} has {num_ranks} ranks, and {dist.get_world_size()} run. "
+            "Start as many ranks as the mesh has."
+        )
+    done = threading.Event()
+    check = Check(program, options)
+
+    def watch() -> None:
+        if not done.wait(options.timeout_s):
+            text = "; ".join([f"stopped in {check.where()}", *map(str, pending())])
+            _end(folder, "hang", text)
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        return check.run()
+    finally:
+        done.set()
+
+
+def _end(folder: Path | None, kind: str, text: str) -> None:
+    """Ends the process, after it left for the parent, or on standard error, how it ended."""
+    rank = os.environ["RANK"] if folder is not None else str(dist.get_rank())
+    if folder is None:
+        print(f"funcol check: rank {rank} {text}", file=sys.stderr, flush=True)
+    else:
+        path = folder / f"{rank}.new"
+        path.write_text(json.dumps([kind, text]))
+        path.rename(path.with_suffix(".json"))
+    sys.stdout.flush()
+    os._exit(_STATUS[kind])
+
+
+def _check_on_new_ranks(program: Program, options: Options) -> Report:
+    num_ranks = math.prod(options.mesh_shape)
+    multiprocessing.get_context("forkserver").set_forkserver_preload(_PRELOADED)
+    end = time.monotonic() + options.timeout_s + 4 * _GRACE_S
+    with tempfile.TemporaryDirectory(prefix="funcol_check_") as folder:
+        try:
+            started = start_processes(  # type: ignore[no-untyped-call]
+                _run_rank, (num_ranks, program, options, Path(folder)), num_ranks, False, True, "forkserver"
+            )
+        except Exception as error:
+            raise CheckError(
+                f"{program} is not found by name on other ranks: {error}. Define it at the top of a module."
+            ) from None
+        died = ""
+        try:
+            while time.monotonic() < end and not started.join(end - time.monotonic(), _GRACE_S):
+                pass
+        except ProcessException as error:
+            died = str(error)
+        for process in started.processes:
+            process.kill()
+        ends = {int(path.stem): json.loads(path.read_text()) for path in Path(folder).glob("*.json")}
+    by_kind: dict[str, dict[int, str]] = {kind: {} for kind in _STATUS}
+    for rank, (kind, text) in sorted(ends.items()):
+        by_kind[kind][rank] = text
+    if by_kind["report"]:
+        return Report.of(next(iter(by_kind["report"].values())))
+    for text in by_kind["input"].values():
+        raise CheckError(text)
+    kind = next((one for one in ("raised", "hang") if by_kind[one]), "died")
+    detail = "\n".join(f"rank {rank}: {text}" for rank, text in by_kind.get(kind, {}).items()) or died
+    axes = dict(zip(options.axes, options.mesh_shape, strict=True))
+    return Report(axes, options.dtype, [Fault("run", "", kind, detail)])
+
+
+def _run_rank(rank: int, num_ranks: int, program: Program, options: Options, folder: Path) -> None:
+    """The process of a new rank."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(num_ranks))
+    torch.set_num_threads(1)
+    try:
+        _start_group(options, f"file://{folder}/store")
+        _end(folder, "report", _check_on_rank(program, options, folder).json())
+    except CheckError as error:
+        _end(folder, "input", str(error))
+    except BaseException as error:
+        _end(folder, "raised", "; ".join([described(error), *getattr(error, "__notes__", ())]))

@@ -79,8 +79,8 @@ def resident_mb() -> float:
 
 
 def us_of_operator(num_shapes: int, num_passes: int) -> float:
-    """Returns microseconds of ``x * 2`` on DTensors of as many shapes in turn, made before, in the best pass but the
-    first."""
+    """Returns microseconds of ``x * 2`` on DTensors of as many shapes in turn, made before, in the best pass
+    but the first."""
     mesh = init_device_mesh("cpu", (NUM_RANKS,))
     local = torch.ones(1)
     few = 1000  # as many tensors at a time

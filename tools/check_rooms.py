@@ -29,7 +29,7 @@ PYTHON_ROOMS = [
     {"sharding"},
     {"local_map"},
     {"compiled"},
-    {"dropin"},
+    {"installation"},
     {"check"},
     {"commands"},
     {"__init__"},

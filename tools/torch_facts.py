@@ -161,8 +161,8 @@ def functions(wanted: list[str]) -> dict[str, str | None]:
 
     Without ``wanted`` the functions are those that ``funcol.install()`` replaces, FSDP2's left out.
     """
-    from funcol.dropin import patching
-    from funcol.dropin.sources import digest_of
+    from funcol.installation import patching
+    from funcol.installation.source_digest import digest_of
 
     def looked_up(name: str) -> Any:
         module, _, path = name.partition(":")
@@ -179,11 +179,11 @@ def functions(wanted: list[str]) -> dict[str, str | None]:
 
 
 def _replaced() -> list[str]:
-    from funcol import dropin
-    from funcol.dropin import patching, under_dtensor
+    from funcol import installation
+    from funcol.installation import install_dtensor, patching
 
-    theirs = [replacement.theirs for replacement in dropin._replacements()]
-    theirs += [function for function, _ in under_dtensor._FUNCTIONS]
+    theirs = [replacement.theirs for replacement in installation._replacements()]
+    theirs += [function for function, _ in install_dtensor._FUNCTIONS]
     own = [patching.own_function(function) for function in theirs]
     return [f"{function.__module__}:{function.__qualname__}" for function in own if function is not None]
 
@@ -191,8 +191,8 @@ def _replaced() -> list[str]:
 def fsdp2() -> dict[str, list[str]]:
     """Returns FSDP2's functions that ``funcol.install()`` replaces, and those that it leaves to PyTorch, with
     the reasons: functions of unknown source, replaced or bypassed by a replacement, and missing ones."""
-    from funcol.dropin import fully_shard
-    from funcol.dropin.fully_shard_table import FUNCTIONS
+    from funcol.installation import fully_shard
+    from funcol.installation.fully_shard_table import FUNCTIONS
 
     replaced, left = fully_shard.taken_over()
     unknown = [name for name in FUNCTIONS if not fully_shard._is_known(name)]

@@ -12,9 +12,9 @@
 
 #include "async/arguments.h"
 #include "async/async_tensor.h"
-#include "async/held_memory.h"
+#include "async/buffer_release.h"
+#include "async/dispatch_modes.h"
 #include "async/in_place_collectives.h"
-#include "async/layers.h"
 #include "async/pending_collective.h"
 #include "comm/custom_class.h"
 #include "comm/orphaned_works.h"

@@ -12,7 +12,7 @@
 #include <sstream>
 #include <utility>
 
-#include "comm/asking_devices.h"
+#include "comm/capture_safe_query.h"
 #include "comm/orphaned_works.h"
 
 namespace funcol {

@@ -8,8 +8,8 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
-#include "async/unwaited.h"
-#include "comm/in_flight.h"
+#include "async/outstanding.h"
+#include "comm/collective_info.h"
 
 namespace funcol {
 

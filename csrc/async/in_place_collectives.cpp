@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "async/pending_collective.h"
-#include "comm/take_if.h"
+#include "comm/extract_if.h"
 
 namespace funcol {
 

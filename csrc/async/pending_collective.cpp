@@ -18,10 +18,10 @@
 
 #include "async/in_flight.h"
 #include "async/wake_key.h"
-#include "comm/asking_devices.h"
-#include "comm/background.h"
-#include "comm/blocking.h"
+#include "comm/capture_safe_query.h"
+#include "comm/gil_release.h"
 #include "comm/orphaned_works.h"
+#include "comm/waiter_threads.h"
 
 namespace funcol {
 namespace {

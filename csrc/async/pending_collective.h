@@ -37,10 +37,10 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
+#include "async/outstanding.h"
 #include "async/resize_guard.h"
 #include "async/start.h"
-#include "async/unwaited.h"
-#include "async/used_streams.h"
+#include "async/stream_waits.h"
 #include "comm/forks.h"
 
 namespace funcol {

@@ -17,7 +17,7 @@
 #include <utility>
 
 #include "async/comm_tensor.h"
-#include "async/layers.h"
+#include "async/dispatch_modes.h"
 #include "async/wake_fallback.h"
 #include "async/wake_key.h"
 

@@ -11,9 +11,9 @@
 #include "comm/process_group.h"
 #include "dtensor/meshes.h"
 #include "layout/tables.h"
+#include "ops/backend_tensor.h"
 #include "ops/calls.h"
 #include "ops/collectives.h"
-#include "ops/wire.h"
 #include "pyobjects/arguments.h"
 
 namespace funcol::python {

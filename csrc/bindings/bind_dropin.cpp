@@ -1,4 +1,4 @@
-// C++ functions for funcol.install() and the legacy operators. They keep the GIL; see ops/dropin.h.
+// C++ functions for funcol.install() and the legacy operators. They keep the GIL; see ops/core_kernels.h.
 #include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -11,12 +11,12 @@
 #include <vector>
 
 #include "async/async_tensor.h"
-#include "async/layers.h"
+#include "async/dispatch_modes.h"
 #include "bindings/bindings.h"
 #include "bindings/fast_functions.h"
 #include "comm/backend_call.h"
 #include "comm/process_group.h"
-#include "ops/dropin.h"
+#include "ops/core_kernels.h"
 #include "ops/legacy.h"
 
 namespace funcol::python {

@@ -11,26 +11,26 @@
 #include <string>
 #include <utility>
 
-#include "async/layers.h"
+#include "async/dispatch_modes.h"
 #include "bindings/bindings.h"
 #include "bindings/fast_functions.h"
-#include "dtensor/conversions.h"
 #include "dtensor/cost_table.h"
-#include "dtensor/decisions.h"
 #include "dtensor/distribute.h"
-#include "dtensor/holders.h"
+#include "dtensor/fast_dispatch.h"
 #include "dtensor/local_sizes.h"
-#include "dtensor/many.h"
 #include "dtensor/mixed_tensors.h"
-#include "dtensor/native_operators.h"
-#include "dtensor/plain_dtensors.h"
+#include "dtensor/rank_transfer.h"
 #include "dtensor/redistribute.h"
-#include "dtensor/redistribute_local.h"
+#include "dtensor/redistribute_batch.h"
+#include "dtensor/redistribute_local_tensor.h"
+#include "dtensor/sharding_engine.h"
+#include "dtensor/supported_dtensor.h"
+#include "dtensor/to_local_from_local.h"
 #include "layout/tables.h"
 #include "pyobjects/attributes.h"
 #include "pyobjects/dtensors.h"
 #include "pyobjects/dtypes.h"
-#include "redistribute/flat_step.h"
+#include "redistribute/packed_exchange.h"
 
 namespace funcol::python {
 namespace {

@@ -1,14 +1,14 @@
-// The room csrc/fsdp for Python, see python/funcol/dropin/fully_shard.py. Functions return NotImplemented
-// where PyTorch's own function has to run.
+// The room csrc/fsdp for Python, see python/funcol/installation/fully_shard.py. Functions return
+// NotImplemented where PyTorch's own function has to run.
 #include <ATen/record_function.h>
 #include <torch/csrc/Exceptions.h>
 
 #include "bindings/bindings.h"
 #include "bindings/fast_functions.h"
 #include "fsdp/gather.h"
-#include "fsdp/gradients.h"
+#include "fsdp/group_gradients.h"
 #include "fsdp/groups.h"
-#include "fsdp/objects.h"
+#include "fsdp/param_group_view.h"
 #include "pyobjects/attributes.h"
 
 namespace funcol::python {

@@ -10,14 +10,14 @@
 #include "async/in_flight.h"
 #include "async/pending_dump.h"
 #include "bindings/bindings.h"
+#include "comm/call_site.h"
 #include "comm/group_ref.h"
-#include "comm/started.h"
 #include "compat/process_group.h"
 #include "dtensor/meshes.h"
 #include "layout/tables.h"
 #include "pyobjects/arguments.h"
-#include "pyobjects/callers.h"
 #include "pyobjects/dtypes.h"
+#include "pyobjects/python_stack.h"
 
 namespace funcol::python {
 namespace {

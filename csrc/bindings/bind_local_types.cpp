@@ -8,7 +8,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/fast_functions.h"
-#include "ops/local_types.h"
+#include "ops/spmd_types.h"
 #include "pyobjects/arguments.h"
 #include "pyobjects/checked_types.h"
 #include "pyobjects/dtypes.h"

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "bindings/bindings.h"
-#include "dtensor/mesh_changes.h"
+#include "dtensor/cross_mesh.h"
 #include "planner/mesh_change.h"
 #include "pyobjects/layouts.h"
 #include "pyobjects/without_gil.h"

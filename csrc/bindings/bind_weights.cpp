@@ -5,9 +5,9 @@
 #include <optional>
 
 #include "bindings/bindings.h"
-#include "dtensor/holders.h"
-#include "dtensor/owned.h"
-#include "dtensor/wholes.h"
+#include "dtensor/full_tensor_stream.h"
+#include "dtensor/owner_transfer.h"
+#include "dtensor/rank_transfer.h"
 #include "pyobjects/dtypes.h"
 
 namespace funcol::python {

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/blocking.h"
+#include "comm/gil_release.h"
 #include "comm/process_group.h"
 
 namespace funcol {

@@ -6,8 +6,8 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <typeinfo>
 
-#include "comm/blocking.h"
-#include "comm/started.h"
+#include "comm/call_site.h"
+#include "comm/gil_release.h"
 #include "compat/hooks.h"
 #include "compat/work_names.h"
 

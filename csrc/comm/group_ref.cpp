@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
+#include "comm/extract_if.h"
 #include "comm/forks.h"
 #include "comm/process_group.h"
-#include "comm/take_if.h"
 #include "compat/process_group.h"
 
 namespace funcol {

@@ -11,8 +11,8 @@
 #include <mutex>
 #include <utility>
 
-#include "comm/asking_devices.h"
-#include "comm/background.h"
+#include "comm/capture_safe_query.h"
+#include "comm/waiter_threads.h"
 
 namespace funcol {
 namespace {

@@ -10,11 +10,11 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
-#include "comm/in_flight.h"
+#include "comm/collective_info.h"
 
 namespace funcol {
 
-// `ends_only_by_waiting`: a thread in the background waits for the Work (comm/background.h).
+// `ends_only_by_waiting`: a thread in the background waits for the Work (comm/waiter_threads.h).
 void adopt_orphan(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> buffers,
                   bool ends_only_by_waiting = false, InFlight what = {});
 
@@ -23,7 +23,7 @@ void adopt_orphan(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> b
 std::vector<InFlight> kept_orphans();
 
 // Drops finished Works and returns the number of running ones. Cheap while there are none. Asks none where
-// asking is not allowed (comm/asking_devices.h).
+// asking is not allowed (comm/capture_safe_query.h).
 size_t sweep_orphans();
 
 // Drops finished Works among the next few, and goes on until it meets a few that all run. Cheap enough for

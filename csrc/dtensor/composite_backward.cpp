@@ -12,12 +12,12 @@
 #include <optional>
 #include <string>
 
-#include "async/layers.h"
+#include "async/dispatch_modes.h"
 #include "compat/autograd_node.h"
 #include "compat/compiled_node.h"
-#include "dtensor/gradients.h"
-#include "dtensor/native_operators.h"
-#include "dtensor/operator_calls.h"
+#include "dtensor/call_key.h"
+#include "dtensor/dtensor_node.h"
+#include "dtensor/fast_dispatch.h"
 #include "layout/cache.h"
 #include "pyobjects/attributes.h"
 #include "pyobjects/specs.h"

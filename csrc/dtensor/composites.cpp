@@ -13,12 +13,12 @@
 #include <utility>
 #include <vector>
 
-#include "async/layers.h"
+#include "async/dispatch_modes.h"
+#include "dtensor/call_key.h"
 #include "dtensor/composite_backward.h"
 #include "dtensor/composite_call.h"
-#include "dtensor/gradients.h"
-#include "dtensor/native_operators.h"
-#include "dtensor/operator_calls.h"
+#include "dtensor/dtensor_node.h"
+#include "dtensor/fast_dispatch.h"
 #include "dtensor/trace.h"
 #include "layout/cache.h"
 #include "pyobjects/attributes.h"

@@ -48,7 +48,7 @@ bool holds_dtensor(const at::Tensor& tensor) {
   return PyType_IsSubtype(Py_TYPE(object.ptr()), dtensor_type()) != 0;
 }
 
-bool is_plain(const at::Tensor& tensor) {
+bool is_plain_tensor(const at::Tensor& tensor) {
   return tensor.defined() && tensor.sym_numel() != 1 && !holds_dtensor(tensor);
 }
 
@@ -64,12 +64,12 @@ PlainTensors plain_tensors(const c10::FunctionSchema& schema, const torch::jit::
     const auto& argument = schema.arguments()[i];
     const bool is_written = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
     auto& names = is_written ? found.written : found.read;
-    if (arguments[i].isTensor() && is_plain(arguments[i].toTensor())) {
+    if (arguments[i].isTensor() && is_plain_tensor(arguments[i].toTensor())) {
       names.push_back(described(argument.name(), arguments[i].toTensor()));
     } else if (arguments[i].isList()) {
       const auto elements = arguments[i].toListRef();
       for (size_t k = 0; k < elements.size(); ++k) {
-        if (elements[k].isTensor() && is_plain(elements[k].toTensor())) {
+        if (elements[k].isTensor() && is_plain_tensor(elements[k].toTensor())) {
           names.push_back(described(argument.name() + "[" + std::to_string(k) + "]", elements[k].toTensor()));
         }
       }

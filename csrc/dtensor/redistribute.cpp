@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "dtensor/gradients.h"
-#include "dtensor/plain_dtensors.h"
+#include "dtensor/dtensor_node.h"
+#include "dtensor/supported_dtensor.h"
 #include "pyobjects/attributes.h"
 #include "pyobjects/callbacks.h"
 #include "pyobjects/dtensors.h"

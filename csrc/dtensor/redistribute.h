@@ -9,8 +9,8 @@
 
 #include <optional>
 
-#include "dtensor/plain_dtensors.h"
 #include "dtensor/redistributions.h"
+#include "dtensor/supported_dtensor.h"
 
 namespace funcol::python {
 

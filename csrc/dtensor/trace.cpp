@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "dtensor/gradients.h"
-#include "dtensor/native_operators.h"
+#include "dtensor/dtensor_node.h"
+#include "dtensor/fast_dispatch.h"
 #include "pyobjects/dtensors.h"
 #include "pyobjects/specs.h"
 #include "pyobjects/without_gil.h"

@@ -17,8 +17,8 @@
 #include <utility>
 #include <vector>
 
-#include "dtensor/operator_calls.h"
-#include "dtensor/served_calls.h"
+#include "dtensor/call_key.h"
+#include "dtensor/call_plan.h"
 
 namespace funcol::python {
 

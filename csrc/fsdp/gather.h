@@ -1,7 +1,7 @@
 // The gather of a group's parameters.
 //
 // Everything here needs the GIL. Functions that return Python objects return null, with nothing done, where
-// PyTorch's own function has to run (see fsdp/objects.h).
+// PyTorch's own function has to run (see fsdp/param_group_view.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,7 +11,7 @@
 #include <optional>
 #include <vector>
 
-#include "fsdp/objects.h"
+#include "fsdp/param_group_view.h"
 
 namespace funcol::python {
 

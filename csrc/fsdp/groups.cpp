@@ -4,11 +4,11 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "async/async_tensor.h"
-#include "comm/started.h"
+#include "comm/call_site.h"
 #include "compat/process_group.h"
 #include "dtensor/meshes.h"
 #include "fsdp/gather.h"
-#include "fsdp/gradients.h"
+#include "fsdp/group_gradients.h"
 #include "fsdp/streams.h"
 #include "pyobjects/attributes.h"
 
@@ -80,7 +80,7 @@ void start(const Gather& gather, const Fields& group, py::handle is_async) {
   py::object output;
   py::object sent;
   {
-    const Entered entered(streams.context(copy_stream));
+    const ContextGuard entered(streams.context(copy_stream));
     output =
         comm.allocate(shards.length * c10d_group->getSize(), to_python(shards.dtype), group.get<"device">());
     sent = to_python(copy_in(shards, THPVariable_Unpack(output.ptr()), c10d_group->getRank()));
@@ -89,7 +89,7 @@ void start(const Gather& gather, const Fields& group, py::handle is_async) {
   py::object work = py::none();
   py::object event;
   {
-    const Entered entered(streams.context(stream));
+    const ContextGuard entered(streams.context(stream));
     if (is_async.is(py::handle(Py_False)) && comm.starts_own(process_group, output)) {
       comm.start_own("all_gather_into_tensor", process_group, output, sent,
                      [](auto& of, auto& to, auto& from) {

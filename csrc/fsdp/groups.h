@@ -1,7 +1,7 @@
 // Methods of FSDPParamGroup that FSDP2's hooks call, each in one call of C++.
 //
 // Everything here needs the GIL. All return null, with nothing done, where PyTorch's own function has to run
-// (see fsdp/objects.h), else None unless noted.
+// (see fsdp/param_group_view.h), else None unless noted.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>
@@ -9,7 +9,7 @@
 #include <string>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include "fsdp/objects.h"
+#include "fsdp/param_group_view.h"
 
 namespace funcol::python {
 

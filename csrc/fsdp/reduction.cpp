@@ -8,10 +8,10 @@
 #include <utility>
 #include <vector>
 
-#include "comm/started.h"
+#include "comm/call_site.h"
 #include "compat/process_group.h"
 #include "fsdp/gather.h"
-#include "fsdp/gradients.h"
+#include "fsdp/group_gradients.h"
 #include "fsdp/groups.h"
 #include "fsdp/streams.h"
 #include "pyobjects/attributes.h"
@@ -75,7 +75,8 @@ class Reduction {
     const auto context = fields_.get<"comm_ctx">();
     auto stream = attribute<"reduce_scatter_stream">(context);
     if (replicas_.c10d) {
-      const Entered entered(streams_.context(stream));  // where PyTorch's function casts earlier partial sums
+      const ContextGuard entered(
+          streams_.context(stream));  // where PyTorch's function casts earlier partial sums
     }
     const auto current = streams_.current();
     std::vector<int64_t> lengths;  // of one rank's parts
@@ -90,7 +91,7 @@ class Reduction {
     py::object output;
     py::object input_event;
     {
-      const Entered entered(streams_.context(stream));
+      const ContextGuard entered(streams_.context(stream));
       output = comm_.allocate(length, dtype, device);
       divide(input, factors.before);
       reduce_scatter(output, input, factors.reduce_scatter);
@@ -100,7 +101,7 @@ class Reduction {
       const auto all_reduce_stream = attribute<"all_reduce_stream">(context);
       streams_.wait_for_stream(all_reduce_stream, stream);
       stream = all_reduce_stream;
-      const Entered entered(streams_.context(stream));
+      const ContextGuard entered(streams_.context(stream));
       all_reduce(output, factors.all_reduce);
       // Keeps the memory from the reduction of the next group.
       fields_.set<"_all_reduce_state">(
@@ -108,7 +109,7 @@ class Reduction {
     }
     py::object event;
     {
-      const Entered entered(streams_.context(stream));
+      const ContextGuard entered(streams_.context(stream));
       divide(output, factors.after);
       record_consumer(output, current);
       hand_out(taken.params, THPVariable_Unpack(output.ptr()), lengths, current, stream);

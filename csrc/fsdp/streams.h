@@ -17,15 +17,15 @@
 #include <utility>
 #include <vector>
 
+#include "async/outstanding.h"
 #include "async/pending_collective.h"
-#include "async/unwaited.h"
 #include "comm/backend_call.h"
-#include "comm/started.h"
-#include "fsdp/objects.h"
+#include "comm/call_site.h"
+#include "fsdp/param_group_view.h"
 #include "pyobjects/arguments.h"
 #include "pyobjects/attributes.h"
+#include "pyobjects/context_guard.h"
 #include "pyobjects/dtypes.h"
-#include "pyobjects/entered.h"
 #include "pyobjects/tensors.h"
 #include "pyobjects/without_gil.h"
 

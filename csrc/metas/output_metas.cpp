@@ -9,7 +9,7 @@
 #include <string_view>
 #include <utility>
 
-#include "async/layers.h"
+#include "async/dispatch_modes.h"
 #include "metas/analytic_metas.h"
 #include "metas/pointwise_metas.h"
 #include "metas/stack.h"

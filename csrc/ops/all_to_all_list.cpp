@@ -5,15 +5,15 @@
 #include <utility>
 
 #include "async/async_tensor.h"
-#include "async/held_memory.h"
+#include "async/buffer_release.h"
 #include "comm/agreement.h"
 #include "comm/process_group.h"
+#include "ops/backend_tensor.h"
 #include "ops/calls.h"
 #include "ops/collectives.h"
 #include "ops/exchange.h"
 #include "ops/meta.h"
-#include "ops/part_sizes.h"
-#include "ops/wire.h"
+#include "ops/split_sizes.h"
 
 namespace funcol {
 namespace all_to_all_list {

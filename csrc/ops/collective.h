@@ -14,7 +14,7 @@
 
 #include <algorithm>
 
-#include "async/layers.h"
+#include "async/dispatch_modes.h"
 #include "ops/forward_mode.h"
 #include "ops/gradient.h"
 #include "ops/operator.h"

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "async/layers.h"
+#include "async/dispatch_modes.h"
 #include "compat/autograd_node.h"
 
 namespace funcol::autograd {

@@ -21,7 +21,7 @@
 #pragma once
 
 #include "comm/reduce_op.h"
-#include "ops/rule_node.h"
+#include "ops/collective_node.h"
 
 namespace funcol::autograd {
 

@@ -11,16 +11,16 @@
 #include <vector>
 
 #include "async/async_tensor.h"
-#include "async/held_memory.h"
+#include "async/buffer_release.h"
 #include "async/pending_collective.h"
 #include "comm/orphaned_works.h"
 #include "comm/process_group.h"
 #include "compat/autograd_node.h"
+#include "ops/backend_tensor.h"
 #include "ops/calls.h"
+#include "ops/collective_node.h"
 #include "ops/collectives.h"
 #include "ops/reduction_rules.h"
-#include "ops/rule_node.h"
-#include "ops/wire.h"
 
 namespace funcol {
 namespace {

@@ -1,6 +1,6 @@
 #include "ops/meta.h"
 
-#include "ops/wire.h"
+#include "ops/backend_tensor.h"
 
 namespace funcol {
 

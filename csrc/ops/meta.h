@@ -7,7 +7,7 @@
 
 #include <vector>
 
-#include "ops/part_sizes.h"
+#include "ops/split_sizes.h"
 
 namespace funcol {
 

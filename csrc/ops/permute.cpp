@@ -2,15 +2,15 @@
 #include <numeric>
 #include <utility>
 
-#include "async/held_memory.h"
+#include "async/buffer_release.h"
 #include "comm/agreement.h"
 #include "comm/process_group.h"
+#include "ops/backend_tensor.h"
 #include "ops/calls.h"
 #include "ops/collectives.h"
+#include "ops/dense_check.h"
 #include "ops/exchange.h"
-#include "ops/kinds.h"
 #include "ops/meta.h"
-#include "ops/wire.h"
 
 namespace funcol {
 namespace permute {

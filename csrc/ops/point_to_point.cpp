@@ -10,12 +10,12 @@
 #include "comm/orphaned_works.h"
 #include "comm/process_group.h"
 #include "compat/missing_operators.h"
+#include "ops/backend_tensor.h"
 #include "ops/collectives.h"
+#include "ops/core_forwarding.h"
+#include "ops/dense_check.h"
 #include "ops/exchange.h"
-#include "ops/forwarded.h"
-#include "ops/kinds.h"
 #include "ops/meta.h"
-#include "ops/wire.h"
 
 namespace funcol {
 namespace {

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "async/async_tensor.h"
-#include "async/held_memory.h"
+#include "async/buffer_release.h"
 #include "async/in_flight.h"
 #include "async/pending_collective.h"
 #include "comm/orphaned_works.h"

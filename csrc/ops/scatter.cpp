@@ -5,17 +5,17 @@
 #include <utility>
 
 #include "async/async_tensor.h"
-#include "async/held_memory.h"
+#include "async/buffer_release.h"
 #include "comm/agreement.h"
 #include "comm/backend_call.h"
 #include "comm/process_group.h"
+#include "ops/backend_tensor.h"
 #include "ops/calls.h"
 #include "ops/collectives.h"
+#include "ops/dense_check.h"
 #include "ops/exchange.h"
-#include "ops/kinds.h"
 #include "ops/meta.h"
-#include "ops/parts.h"
-#include "ops/wire.h"
+#include "ops/shard_geometry.h"
 
 namespace funcol {
 namespace scatter {

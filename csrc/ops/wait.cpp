@@ -1,8 +1,8 @@
 #include "async/async_tensor.h"
 #include "async/in_flight.h"
-#include "comm/blocking.h"
+#include "comm/gil_release.h"
 #include "compat/missing_operators.h"
-#include "ops/forwarded.h"
+#include "ops/core_forwarding.h"
 #include "ops/meta.h"
 
 namespace funcol {

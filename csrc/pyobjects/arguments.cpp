@@ -10,7 +10,7 @@
 #include <optional>
 #include <string_view>
 
-#include "async/layers.h"
+#include "async/dispatch_modes.h"
 #include "comm/group_ref.h"
 #include "comm/process_group.h"
 #include "ops/forward_mode.h"

@@ -29,7 +29,7 @@ namespace {
 
 constexpr size_t kNumFunctions = size_t{1} << 12;
 
-// As python/funcol/dropin/spmd_types_checks.py numbers them.
+// As python/funcol/installation/spmd_types_checks.py numbers them.
 enum class CallKind : uint8_t { kPassedOn, kRemembered, kChecked };
 
 // The __dict__ of a tensor, where the package keeps types.

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "kernels/box_rows.h"
-#include "ops/wire.h"
+#include "ops/backend_tensor.h"
 #include "redistribute/box_copy.h"
 
 namespace funcol {

@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "async/async_tensor.h"
-#include "async/held_memory.h"
-#include "comm/started.h"
+#include "async/buffer_release.h"
+#include "comm/call_site.h"
 
 namespace funcol {
 
@@ -37,7 +37,7 @@ bool Bundle::is_alike(const ManyItem& item) const {
          item.local.device() == first_->local.device() && !first_->masks.apply && !item.masks.apply;
 }
 
-std::shared_ptr<const FlatStep> Bundle::flat(size_t item, size_t index) const {
+std::shared_ptr<const PackedExchange> Bundle::flat(size_t item, size_t index) const {
   return is_last(index) ? items_[item]->last : items_[item]->execution->steps()[index]->flat();
 }
 
@@ -70,7 +70,7 @@ void Bundle::take_step(size_t index) {
 }
 
 void Bundle::move_together(size_t index) {
-  std::vector<std::shared_ptr<const FlatStep>> steps;
+  std::vector<std::shared_ptr<const PackedExchange>> steps;
   std::vector<at::Tensor> tensors;
   steps.reserve(locals_.size());
   tensors.reserve(locals_.size());
@@ -123,7 +123,7 @@ FlatResults Bundle::start_last_step() {
   if (index > 0) {
     end_step(index - 1);
   }
-  std::vector<std::shared_ptr<const FlatStep>> steps;
+  std::vector<std::shared_ptr<const PackedExchange>> steps;
   std::vector<at::Tensor> tensors;
   for (size_t i = 0; i < locals_.size(); ++i) {
     steps.push_back(flat(i, index));

@@ -10,7 +10,7 @@
 #include "async/pending_collective.h"
 #include "redistribute/executor.h"
 #include "redistribute/local_steps.h"
-#include "redistribute/run_flat.h"
+#include "redistribute/run_packed.h"
 
 namespace funcol {
 
@@ -23,7 +23,7 @@ struct ManyItem {
   std::shared_ptr<const Execution> execution;
   at::Tensor local;
   MaskHooks masks = {};
-  std::shared_ptr<const FlatStep> last = {};
+  std::shared_ptr<const PackedExchange> last = {};
   SharedSignature last_id = {};
   int64_t bytes = 0;  // where `last` is: what counts against a bound, the same on all ranks
 
@@ -58,7 +58,7 @@ class Bundle {
  private:
   size_t num_executed() const { return first_->execution ? first_->execution->steps().size() : 0; }
   bool is_last(size_t index) const { return index == num_executed(); }
-  std::shared_ptr<const FlatStep> flat(size_t item, size_t index) const;
+  std::shared_ptr<const PackedExchange> flat(size_t item, size_t index) const;
   void end_step(size_t index);
   void move_together(size_t index);
 

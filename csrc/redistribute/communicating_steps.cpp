@@ -7,13 +7,13 @@
 #include <utility>
 
 #include "async/async_tensor.h"
-#include "async/held_memory.h"
-#include "async/layers.h"
+#include "async/buffer_release.h"
+#include "async/dispatch_modes.h"
 #include "comm/orphaned_works.h"
 #include "comm/process_group.h"
+#include "ops/backend_tensor.h"
 #include "ops/calls.h"
 #include "ops/collectives.h"
-#include "ops/wire.h"
 #include "redistribute/block_transport.h"
 #include "redistribute/op_names.h"
 #include "redistribute/selection.h"
@@ -55,19 +55,19 @@ class CommunicatingStep : public LocalStep {
  public:
   explicit CommunicatingStep(const StepGeometry& geometry) : group_(geometry.group->group) {}
 
-  std::shared_ptr<const FlatStep> flat() const final { return flat_; }
+  std::shared_ptr<const PackedExchange> flat() const final { return flat_; }
 
  protected:
-  void set_flat(FlatStep flat, const StepGeometry& geometry) {
+  void set_flat(PackedExchange flat, const StepGeometry& geometry) {
     flat.description =
         c10::str(to_string(geometry.step, geometry.mesh), " of ", at::IntArrayRef(geometry.shape));
-    flat_ = std::make_shared<const FlatStep>(std::move(flat));
+    flat_ = std::make_shared<const PackedExchange>(std::move(flat));
   }
 
   IValue group_;
 
  private:
-  std::shared_ptr<const FlatStep> flat_;
+  std::shared_ptr<const PackedExchange> flat_;
 };
 
 class AllGather final : public CommunicatingStep {

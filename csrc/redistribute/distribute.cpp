@@ -7,11 +7,11 @@
 #include <algorithm>
 #include <utility>
 
-#include "async/layers.h"
+#include "async/dispatch_modes.h"
 #include "comm/agreement.h"
 #include "comm/process_group.h"
 #include "layout/shards.h"
-#include "ops/wire.h"
+#include "ops/backend_tensor.h"
 #include "redistribute/op_names.h"
 #include "redistribute/selection.h"
 
@@ -25,7 +25,7 @@ bool can_split(PartialOp op) {
 // A view of the rank's shard of `tensor`, or a copy where its parts do not lie together.
 at::Tensor shard_of(const at::Tensor& tensor, const Placement& placement, int64_t num_ranks, int64_t rank) {
   const auto dim = placement.dim;
-  return select(tensor, {{dim, cut({{0, tensor.size(dim)}}, num_ranks, rank, placement.split_factor)}});
+  return select(tensor, {{dim, funcol::cut({{0, tensor.size(dim)}}, num_ranks, rank, placement.split_factor)}});
 }
 
 // `shard`, contiguous, with zeros after it up to `length` along `dim`.
@@ -114,7 +114,7 @@ class Distributor {
       finish(group.scatter(outputs, inputs, options));
     }
     const auto mine = num_indices(
-        cut({{0, tensor.size(placement.dim)}}, num_ranks(axis), rank(axis), placement.split_factor));
+        funcol::cut({{0, tensor.size(placement.dim)}}, num_ranks(axis), rank(axis), placement.split_factor));
     return mine == length ? received : received.narrow(placement.dim, 0, mine).contiguous();
   }
 

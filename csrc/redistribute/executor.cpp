@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "async/async_tensor.h"
-#include "async/layers.h"
-#include "comm/started.h"
+#include "async/dispatch_modes.h"
+#include "comm/call_site.h"
 #include "layout/heap_bytes.h"
 #include "layout/shards.h"
 #include "redistribute/local_steps.h"

@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "planner/plan.h"
-#include "redistribute/flat_step.h"
 #include "redistribute/group_ranks.h"
+#include "redistribute/packed_exchange.h"
 
 namespace funcol {
 

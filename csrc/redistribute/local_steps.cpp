@@ -6,10 +6,10 @@
 #include <utility>
 
 #include "async/async_tensor.h"
-#include "ops/wire.h"
+#include "ops/backend_tensor.h"
 #include "redistribute/box_copy.h"
 #include "redistribute/communicating_steps.h"
-#include "redistribute/neutral_elements.h"
+#include "redistribute/reduction_identity.h"
 #include "redistribute/selection.h"
 
 namespace funcol {

@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "redistribute/executor.h"
-#include "redistribute/flat_step.h"
+#include "redistribute/packed_exchange.h"
 
 namespace funcol {
 
@@ -39,7 +39,7 @@ class LocalStep {
 
   // The step as a part of a collective of several tensors; null if it sends nothing. finish() completes the
   // result of that collective.
-  virtual std::shared_ptr<const FlatStep> flat() const { return nullptr; }
+  virtual std::shared_ptr<const PackedExchange> flat() const { return nullptr; }
   virtual at::Tensor finish(at::Tensor moved) const { return moved; }
 };
 

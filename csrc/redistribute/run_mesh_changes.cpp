@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "comm/orphaned_works.h"
-#include "redistribute/run_many.h"
+#include "redistribute/run_batch.h"
 
 namespace funcol {
 namespace {

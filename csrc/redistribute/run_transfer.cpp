@@ -5,11 +5,11 @@
 #include <utility>
 
 #include "async/async_tensor.h"
-#include "async/held_memory.h"
+#include "async/buffer_release.h"
 #include "comm/process_group.h"
+#include "ops/backend_tensor.h"
 #include "ops/collectives.h"
 #include "ops/exchange.h"
-#include "ops/wire.h"
 #include "redistribute/blocks.h"
 #include "redistribute/box_copies.h"
 #include "redistribute/op_names.h"

@@ -26,7 +26,7 @@ try:
 except ImportError as _error:
     _version_check.refuse_build(__path__, _build_info.TORCH_VERSION, torch.__version__, _error)
 
-from . import collectives, compiled, dropin, redistribution  # noqa: E402, F401
+from . import collectives, compiled, installation, redistribution  # noqa: E402, F401
 from .check import check  # noqa: E402
 from .collectives import (  # noqa: E402
     AsyncCollectiveTensor,
@@ -84,8 +84,8 @@ from .compiled import (  # noqa: E402
     reduce_scatter_tensor_inplace,
     remaps,
 )
-from .dropin import install, installed, uninstall  # noqa: E402
-from .dropin.table_limits import table_limits  # noqa: E402
+from .installation import install, installed, uninstall  # noqa: E402
+from .installation.table_limits import table_limits  # noqa: E402
 from .redistribution import cost_models, plan_redistribution, planning  # noqa: E402
 
 __version__ = _build_info.VERSION
@@ -106,6 +106,7 @@ dlpack.install()
 for _module in (cost_models, groups, planning, remaps, tracing):
     sys.modules[f"{__name__}.{_module.__name__.rpartition('.')[2]}"] = _module
 del _module
+sys.modules[f"{__name__}.dropin"] = sys.modules[f"{__name__}.installation"]  # its name up to 0.2
 
 
 # DTensor takes ten times as long to import as all of this.
@@ -153,7 +154,7 @@ _MOVED = {
     "traceable_collective_remaps": "compiled",
 }
 
-_PACKAGES = ("collectives", "compiled", "dropin", "local_map", "redistribution", "sharding", "weights")
+_PACKAGES = ("collectives", "compiled", "installation", "local_map", "redistribution", "sharding", "weights")
 
 
 def __getattr__(name: str) -> Any:
@@ -170,6 +171,13 @@ def __getattr__(name: str) -> Any:
             stacklevel=2,
         )
         return getattr(importlib.import_module(package), name)
+    if name == "dropin":
+        warnings.warn(
+            f"{__name__}.dropin is called {__name__}.installation now. The old name goes with funcol 0.4.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return sys.modules[f"{__name__}.installation"]
     if name in _PACKAGES:
         return importlib.import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

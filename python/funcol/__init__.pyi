@@ -45,8 +45,8 @@ from .compiled import (
     reduce_scatter_inplace,
     reduce_scatter_tensor_inplace,
 )
-from .dropin import install, installed, uninstall
-from .dropin.table_limits import table_limits
+from .installation import install, installed, uninstall
+from .installation.table_limits import table_limits
 from .redistribution import (
     plan_redistribution,
     redistribute,

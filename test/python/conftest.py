@@ -174,7 +174,7 @@ def _installed() -> Iterator[None]:
 
 @pytest.fixture
 def _not_installed() -> Iterator[None]:
-    assert not funcol.dropin.is_installed()
+    assert not funcol.installation.is_installed()
     yield
     funcol.uninstall()
 

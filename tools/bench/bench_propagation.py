@@ -23,7 +23,7 @@ from torch.distributed.tensor._op_schema import OpSchema
 from torch.distributed.tensor.placement_types import Placement
 
 import funcol
-from funcol import _C, dropin
+from funcol import _C, installation
 from funcol.sharding import ShardingPropagator
 
 aten = torch.ops.aten
@@ -275,7 +275,7 @@ def bench_partial_blocks(rounds: int) -> Iterator[dict[str, Any]]:
                     record[f"{name}_{when}"] = min(
                         seconds_of_block(mesh, last, when == "cold") for _ in range(rounds)
                     )
-            counts = dropin.decision_counts()
+            counts = installation.decision_counts()
             reasons = {reason for of_operator in counts.values() for reason in of_operator} - {"C++"}
             record["left"] = sum(
                 of_operator.get(reason, 0) for of_operator in counts.values() for reason in reasons
@@ -287,7 +287,7 @@ def seconds_of_block(mesh: DeviceMesh, last: Placement, is_cold: bool) -> float:
     block, x = block_on(mesh)
     x = shard(torch.empty(x.shape, device="meta"), mesh, (*x.placements[:-1], last)).requires_grad_()
     if is_cold:
-        dropin.forget_decision_counts()
+        installation.forget_decision_counts()
         forget_decisions()
     begin = time.process_time()
     block(x).sum().backward()

@@ -59,7 +59,7 @@ def change_local_type(
     gradient_after: Any,
     /,
 ) -> Any:
-    """See csrc/ops/local_types.h; the types are numbered as there."""
+    """See csrc/ops/spmd_types.h; the types are numbered as there."""
 
 def set_type_checker(*fields: Any) -> None:
     """See csrc/pyobjects/checked_types.h for the fields; none end it."""

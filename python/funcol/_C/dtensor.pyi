@@ -31,7 +31,7 @@ def distribute_tensor(
 def dtensor_full_tensor(dtensor: Any, grad_placements: Any, /) -> Any: ...
 def are_on_one_mesh(tensors: Sequence[Any]) -> bool: ...
 
-# DTensor's operators in C++: see dropin.native_operators.
+# DTensor's operators in C++: see installation.native_operators.
 def put_native_operators(
     dispatcher: Any,
     propagator: Any,

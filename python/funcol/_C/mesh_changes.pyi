@@ -1,4 +1,4 @@
-"""From one mesh to another: see redistribution.between_meshes and redistribution.mesh_changes."""
+"""From one mesh to another: see redistribution.cross_mesh and redistribution.mesh_changes."""
 
 from typing import Any
 

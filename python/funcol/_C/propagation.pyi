@@ -6,10 +6,10 @@ from typing import Any
 class NoRuleError(NotImplementedError): ...
 
 class PropagationEngine:
-    """See csrc/dtensor/decisions.h. Functions that it is given: ``rows_of(op_schema)`` gives rows or None;
-    ``whole(op_schema, remember)`` decides where C++ cannot; ``assemble(op_schema, elements)`` makes of the
-    elements' ``(outputs, inputs, costs, moves)`` what is returned and remembered. Keyword tensors stay where
-    they are unless ``moves_keywords``.
+    """See csrc/dtensor/sharding_engine.h. Functions that it is given: ``rows_of(op_schema)`` gives rows or
+    None; ``whole(op_schema, remember)`` decides where C++ cannot; ``assemble(op_schema, elements)`` makes of
+    the elements' ``(outputs, inputs, costs, moves)`` what is returned and remembered. Keyword tensors stay
+    where they are unless ``moves_keywords``.
     """
 
     def __init__(self, model: Any, capacity: int, moves_keywords: bool = False) -> None: ...

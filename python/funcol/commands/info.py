@@ -9,9 +9,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .. import _C, _build_info, dropin
-from ..dropin import spmd_types, unknown_release
-from ..dropin.kernels import of_programs
+from .. import _C, _build_info, installation
+from ..installation import spmd_types, unknown_release
+from ..installation.kernels import of_programs
 
 
 def add_to(commands: Any) -> None:
@@ -45,12 +45,12 @@ def info(verbose: bool = False) -> str:
     }
     for device, names in sorted(kernels.items()):
         rows[f"kernels, {device}"] = str(len(names))
-    rows["in this process"] = "installed" if dropin.is_installed() else "not installed"
+    rows["in this process"] = "installed" if installation.is_installed() else "not installed"
     rows["install() replaces"] = (
-        f"{_counted(dropin.replaced_functions(), verbose)} functions and "
+        f"{_counted(installation.replaced_functions(), verbose)} functions and "
         f"{_counted(_C.ops_under_dropin(), verbose)} operators of PyTorch"
     )
-    kept = {**dict.fromkeys(of_programs(), "a kernel of a program"), **dropin.kept_from_programs()}
+    kept = {**dict.fromkeys(of_programs(), "a kernel of a program"), **installation.kept_from_programs()}
     with unknown_release.left_to_pytorch("DTensor and FSDP2"):
         rows.update(_under_dtensor(kept, verbose))
     rows.update({f"left to PyTorch: {part}": error for part, error in unknown_release.reasons().items()})
@@ -72,14 +72,14 @@ def _counted(names: Sequence[str], verbose: bool) -> str:
 
 
 def _under_dtensor(kept: dict[str, str], verbose: bool) -> dict[str, str]:
-    from ..dropin.kept import in_place
-    from ..dropin.under_dtensor import taken_over
+    from ..installation.install_dtensor import taken_over
+    from ..installation.user_patches import in_place
 
     kept = {**kept, **in_place()}
     return {
         "kept from programs": ", ".join(f"{theirs} in the place of {name}" for name, theirs in kept.items())
         or "nothing",
-        "under DTensor": f"{'' if dropin.is_under_dtensor() else 'not '}installed; replaces "
+        "under DTensor": f"{'' if installation.is_under_dtensor() else 'not '}installed; replaces "
         f"{_counted(taken_over(), verbose)} functions",
         "operators on DTensors": "in C++" if _C.serves_operators() else "by PyTorch, in this process",
         "under FSDP2": _under_fsdp2(verbose),
@@ -87,7 +87,7 @@ def _under_dtensor(kept: dict[str, str], verbose: bool) -> dict[str, str]:
 
 
 def _under_fsdp2(verbose: bool) -> str:
-    from ..dropin import fully_shard
+    from ..installation import fully_shard
 
     taken, left = fully_shard.taken_over()
     row = f"replaces {_counted(taken, verbose)} functions; left to PyTorch: {_counted(left, verbose)}"

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from .. import _C, dropin
+from .. import _C, installation
 from ..redistribution.plan_tables import bytes_text
 
 MOST_LEFT = 5
@@ -47,7 +47,7 @@ def _program_of(arguments: argparse.Namespace) -> Callable[[], None]:
         raise ValueError(f"there is no file {program}. Name the program first, and then its arguments.")
 
     def run() -> None:
-        dropin.install()
+        installation.install()
         sys.argv = arguments.program
         try:
             if arguments.is_module:
@@ -67,7 +67,7 @@ def _program_of(arguments: argparse.Namespace) -> Callable[[], None]:
 def summary() -> str:
     """Returns one line: what funcol has done in this process since it was installed."""
     handled, left = 0, Counter[tuple[str, str]]()
-    for op, counts in dropin.operator_counts().items():
+    for op, counts in installation.operator_counts().items():
         for reason, count in counts.items():
             if reason == "served":
                 handled += count

@@ -15,7 +15,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from ..redistribution.conversions import from_local, to_local
 from ..redistribution.functions import redistribute
-from ..redistribution.moving import settled
+from ..redistribution.local_redistribute import settled
 from ..redistribution.specs import canonical, copy_without_mesh, has_own_order, placed, spec_of_shape
 from .arguments import LocalMapArguments, check_keywords, each_input, each_output, name_of
 from .nesting import flatten, unflatten

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .functions import redistribute, redistribute_local_tensor, redistribute_many
     from .partition_specs import PartitionSpec, Varying
     from .plain_tensors import redistribute_tensor
-    from .showing import show
+    from .visualize import show
 
 _NEED_DTENSOR = {
     "PartitionSpec": "partition_specs",

@@ -20,7 +20,7 @@ from torch.distributed.tensor._utils import ExplicitRedistributionContext, compu
 
 from .. import _C
 from .functions import redistribute, redistributed_by_python
-from .moving import How, make_dtensor, settled
+from .local_redistribute import How, make_dtensor, settled
 from .specs import (
     copy_onto,
     counted_from_0,

@@ -21,11 +21,11 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from .. import _C
 from . import callbacks as callbacks  # which C++ calls
-from .between_meshes import are_different, redistribute_between
 from .cost_models import CostModel
+from .cross_mesh import are_different, redistribute_between
 from .gradients import Redistribute, RedistributeMany
+from .local_redistribute import How, axes_with_own_rules, how_to_move, make_dtensor, move
 from .mesh_changes import CostModels
-from .moving import How, axes_with_own_rules, how_to_move, make_dtensor, move
 from .owners import Owned, OwnedTensor, from_owners, to_owners
 from .planning import mesh_of, model_for
 from .specs import target_spec

@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from .. import _C
-from .moving import How, make_dtensor
+from .local_redistribute import How, make_dtensor
 from .specs import gradient_target_spec
 
 

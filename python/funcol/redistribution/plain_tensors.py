@@ -12,7 +12,7 @@ from torch.distributed.tensor import Placement, Replicate
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
 
 from .cost_models import CostModel
-from .moving import How, how_to_move
+from .local_redistribute import How, how_to_move
 from .partition_specs import LayoutLike, MeshLayout, mesh_layout
 from .specs import counted_from_0, dense_strides_like
 

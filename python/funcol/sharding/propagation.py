@@ -44,7 +44,7 @@ from .op_schemas import (
     specs_of_elements,
     with_specs,
 )
-from .pending_values import (
+from .partial_fixups import (
     NORMS,
     evenly_averaged,
     reduced_to_a_number,

@@ -24,8 +24,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..redistribution.local_redistribute import settled
 from ..redistribution.meshes import simulates_ranks
-from ..redistribution.moving import settled
 from ..redistribution.specs import has_own_order
 
 _control_groups: weakref.WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = weakref.WeakKeyDictionary()

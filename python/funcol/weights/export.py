@@ -17,7 +17,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from .. import _C
 from .._progress import Progress
 from ..redistribution.functions import redistribute
-from ..redistribution.moving import make_dtensor, settled
+from ..redistribution.local_redistribute import make_dtensor, settled
 from .agreement import Agreement, Manifest, agreed_ties, own_ties, reason_of, staging_device
 
 _OP = "full_tensors"

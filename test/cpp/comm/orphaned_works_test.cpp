@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "comm/asking_devices.h"
+#include "comm/capture_safe_query.h"
 #include "support/fake_work.h"
 
 namespace funcol::orphaned_works_test {

@@ -6,7 +6,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>
 
-#include "fsdp/objects.h"
+#include "fsdp/param_group_view.h"
 #include "support/python.h"
 
 namespace funcol::python::gather_test {

@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 #include <torch/version.h>
 
-#include "fsdp/objects.h"
+#include "fsdp/param_group_view.h"
 #include "support/python.h"
 
 namespace funcol::test {

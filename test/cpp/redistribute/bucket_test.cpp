@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "planner/tasks.h"
-#include "redistribute/run_many.h"
+#include "redistribute/run_batch.h"
 #include "redistribute/thread_mesh.h"
 
 namespace funcol::bucket_test {
@@ -56,7 +56,8 @@ class Buckets : public testing::Test {
     const auto layout = layout_of(one);
     const HolderStep step{groups.at(1).group, {}, members, ranks_.mesh(), layout, one.shape, {holder}};
     ManyItem item;
-    item.last = std::make_shared<const FlatStep>(is_back ? flat_from_holder(step) : flat_to_holder(step));
+    item.last =
+        std::make_shared<const PackedExchange>(is_back ? flat_from_holder(step) : flat_to_holder(step));
     item.last_id = shared_signature(item.last->signature());
     const bool holds = coordinate[0] == holder;
     item.local = !is_back ? held(one, coordinate) : holds ? whole_of(one.shape) : at::empty({0});

@@ -12,7 +12,7 @@
 
 #include "async/async_tensor.h"
 #include "planner/tasks.h"
-#include "redistribute/flat_step.h"
+#include "redistribute/packed_exchange.h"
 #include "redistribute/thread_mesh.h"
 #include "support/refuses.h"
 

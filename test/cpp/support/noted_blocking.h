@@ -1,7 +1,7 @@
 // Notes what goes through run_blocking(), while one lives.
 #pragma once
 
-#include "comm/blocking.h"
+#include "comm/gil_release.h"
 
 namespace funcol::test {
 

@@ -276,11 +276,11 @@ print(model.weight.grad.full_tensor().tolist())
 dist.destroy_process_group()
 """
 UNKNOWN_DIGEST = """
-from funcol.dropin.fully_shard_table import FUNCTIONS
+from funcol.installation.fully_shard_table import FUNCTIONS
 FUNCTIONS["FSDPParamGroup._to_sharded"] = FUNCTIONS["FSDPParamGroup._to_sharded"]._replace(digests=("gone",))
 """
-NO_DTENSOR = "import sys; sys.modules['funcol.dropin.under_dtensor'] = None"
-NO_FSDP2 = "import sys; sys.modules['funcol.dropin.fully_shard'] = None"
+NO_DTENSOR = "import sys; sys.modules['funcol.installation.install_dtensor'] = None"
+NO_FSDP2 = "import sys; sys.modules['funcol.installation.fully_shard'] = None"
 
 
 @pytest.mark.sampled(3)
@@ -305,7 +305,7 @@ def test_install_prints_one_line_of_what_is_left_to_an_unknown_release(change: s
 
 @of_newest_release
 def test_an_unknown_digest_is_counted() -> None:
-    code = "import funcol; from funcol.dropin import fully_shard as f; a = len(f.taken_over()[1])\n"
+    code = "import funcol; from funcol.installation import fully_shard as f; a = len(f.taken_over()[1])\n"
     before, after = map(
         int, run_python("-c", f"{code}{UNKNOWN_DIGEST}print(a, len(f.taken_over()[1]))").split()
     )

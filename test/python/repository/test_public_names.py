@@ -16,7 +16,7 @@ import funcol
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGE = ROOT / "python" / "funcol"
 MOVED: dict[str, str] = funcol._MOVED
-PACKAGES = {"collectives", "compiled", "dropin", "local_map", "redistribution", "sharding", "weights"}
+PACKAGES = {"collectives", "compiled", "installation", "local_map", "redistribution", "sharding", "weights"}
 
 
 def test_the_names_are_sorted_and_there_once() -> None:

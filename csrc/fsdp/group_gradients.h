@@ -1,0 +1,86 @@
+// The gradients of a group's parameters.
+//
+// Everything here needs the GIL. Functions that return Python objects return null, with nothing done, where
+// PyTorch's own function has to run (see fsdp/param_group_view.h).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "fsdp/param_group_view.h"
+
+namespace funcol::python {
+
+// Parameters that have a gradient to reduce, and their gradients.
+struct Gradients {
+  py::list params;
+  py::list tensors;
+};
+
+// Takes the gradients from the group's parameters. Nothing, with nothing taken, if zeros may have to be
+// reduced in the place of missing gradients.
+std::optional<Gradients> take_gradients(const Group& group);
+
+// Lets autograd leave gradients in the dtype of the computation while the backward pass of the group's
+// parameters runs, and is not `deferred` any more after it: gradients that stay are cast to the dtype in
+// which they accumulate.
+//
+// PyTorch counterpart: FSDPParamGroup._set_unsharded_grad_dtypes.
+void set_gradient_types(const Fields& group, bool deferred);
+
+// The gradients, if copy_gradients_in() can copy them into a buffer of dtype `type`; else nothing.
+std::optional<std::vector<at::Tensor>> plain_gradients(const py::list& gradients, at::ScalarType type,
+                                                       int64_t num_ranks);
+
+// Copies gradients into `buffer`, the input of a reduce_scatter, for which is_small_on_cpu() holds: the first
+// rank's rows of every gradient, then the second rank's, and so on, padded with zeros. Floating-point
+// gradients of another dtype are cast.
+void copy_gradients_in(const std::vector<at::Tensor>& gradients, const at::Tensor& buffer, int64_t num_ranks);
+
+// The number of elements of a gradient whose dim 0 is padded to a multiple of the number of ranks.
+int64_t padded_length(const at::Tensor& gradient, int64_t num_ranks);
+
+// The dtype of the parameters' sharded gradients, None if they have that of the reduction. Null if the dtypes
+// differ, or accumulates() is false.
+py::object gradient_type(const Params& params);
+
+// Returns false if a parameter has a gradient that is no DTensor.
+bool accumulates(const Params& params);
+
+// The dtype of the reduction where the group has none: that in which the gradients accumulate. Null if they
+// have several.
+//
+// PyTorch counterpart: FSDPParamGroup._get_reduce_dtype.
+py::object common_accumulated_type(const Gradients& taken);
+
+// Accumulates the reduced gradients into the parameters. They lie in `buffer` one after another, of `lengths`
+// elements. Gradients of parameters that are offloaded to the CPU are copied there. `record_event()` returns
+// an event after all copies so far; without it no parameter may be offloaded.
+void accumulate(const at::Tensor& buffer, std::span<const Fields> params, std::span<const int64_t> lengths,
+                const std::function<py::object()>& record_event = nullptr);
+
+// take_gradients() of an FSDPParamGroup: (parameters, gradients).
+py::object taken_gradients(py::handle fsdp_group);
+
+// The sizes of a list of gradients, dim 0 padded to a multiple of the number of ranks.
+py::object padded_sizes(py::handle fsdp_params, py::handle gradients, int64_t num_ranks);
+
+// As gradient_type().
+py::object common_gradient_type(py::handle fsdp_params);
+
+// The DTensor of a parameter's sharded gradient.
+py::object sharded_gradient(py::handle fsdp_param, py::handle local_object);
+
+// As accumulate(), `sizes` being those of padded_sizes(); None.
+py::object accumulate_sharded(py::handle buffer, py::handle fsdp_params, py::handle sizes, int64_t num_ranks);
+
+// As copy_gradients_in(); None.
+py::object copied_gradients(py::handle gradients_object, py::handle buffer_object, int64_t num_ranks);
+
+}  // namespace funcol::python

@@ -1,0 +1,208 @@
+// FSDP2's Python objects, read and written by C++: parameters and their groups.
+//
+// This room does FSDP2's work on every parameter of a group in one call. PyTorch's own function does it while
+// a mode or transform of PyTorch is active, after a program has replaced a function that C++ passes by, and
+// for parameters of uncommon kinds. Everything here needs the GIL.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "pyobjects/attributes.h"
+
+namespace funcol::python {
+
+// The functions of FSDP2 that C++ replaces, in the order of kReplacedNames.
+enum class Replaced {
+  kPreForward,
+  kPostForward,
+  kPreBackward,
+  kPostBackward,
+  kUnshard,
+  kWaitForUnshard,
+  kForeachAllGather,
+  kAllGatherOutputFn,
+  kToSharded,
+  kToUnsharded,
+  kTakeGradients,
+  kReduceScatterInputFn,
+  kCastGradients,
+  kToShardedDTensor,
+};
+
+// Their names in Python's table, python/funcol/installation/fully_shard_table.py.
+inline constexpr std::array kReplacedNames = {
+    "FSDPParamGroup.pre_forward",
+    "FSDPParamGroup.post_forward",
+    "FSDPParamGroup.pre_backward",
+    "FSDPParamGroup.post_backward",
+    "FSDPParamGroup.unshard",
+    "FSDPParamGroup.wait_for_unshard",
+    "foreach_all_gather",
+    "_default_all_gather_output_fn",
+    "FSDPParamGroup._to_sharded",
+    "FSDPParamGroup._to_unsharded",
+    "FSDPParamGroup._take_unsharded_grads_to_reduce",
+    "_default_reduce_scatter_input_fn",
+    "_cast_and_view_sharded_grads",
+    "FSDPParam.to_sharded_dtensor",
+};
+
+// FSDP2 as funcol found it. The references are never released.
+struct FullyShard {
+  // A value that C++ relies on, and its place.
+  struct Member {
+    PyObject* owner;  // a class, or the __dict__ of a module
+    PyObject* name;
+    PyObject* value;
+
+    bool is_there() const;
+  };
+
+  // Values that are rarely replaced: after a change of one of their owners, all are looked up once.
+  class Members {
+   public:
+    Members() = default;
+    explicit Members(std::vector<Member> members);
+    bool are_there();
+
+   private:
+    struct Owner {
+      PyObject* object;
+      uint64_t version = 0;  // when its values were looked up; 0: they have to be, each time
+    };
+
+    std::vector<Member> members_;
+    std::vector<Owner> owners_;
+    bool all_are_ = true;
+  };
+
+  using Names = std::vector<PyObject*>;  // interned
+  // The methods that the replacement of a function passes by.
+  struct Methods {
+    Names of_group;
+    Names of_param;
+  };
+
+  PyTypeObject* param = nullptr;
+  PyTypeObject* group = nullptr;
+  py::handle sharded;
+  py::handle sharded_post_forward;
+  py::handle unsharded;
+  PyObject* alloc_storage = nullptr;
+  PyObject* free_storage = nullptr;
+  PyObject* set_attribute = nullptr;  // torch.nn.Module.__setattr__
+  Members passed_by;
+  Members collectives;  // between a group's gather or reduction and its process group
+  Members streams;      // stand-ins of streams and events on the CPU, which has none
+  std::array<Methods, kReplacedNames.size()> methods;
+};
+
+FullyShard& fully_shard();
+
+// The methods that the replacement of `function` passes by.
+inline const FullyShard::Methods& methods_passed_by(Replaced function) {
+  return fully_shard().methods.at(static_cast<size_t>(function));
+}
+
+// Returns true if no mode or transform is active, and no program has replaced a function that C++ bypasses.
+bool can_serve();
+
+// The __dict__ of one of FSDP2's objects. It has all attributes: FSDP2's classes have no setters.
+class Fields {
+ public:
+  explicit Fields(PyObject* object)
+      : object_(object), dict_(checked(PyObject_GenericGetDict(object, nullptr))) {}
+
+  py::handle object() const { return object_; }
+
+  // Null if there is none. Valid until the attribute is set.
+  template <AttributeName name>
+  py::handle find() const {
+    return find(interned<name>());
+  }
+  py::handle find(PyObject* name) const { return PyDict_GetItemWithError(dict_.ptr(), name); }
+
+  // Raises AttributeError if there is none.
+  template <AttributeName name>
+  py::object get() const {
+    const auto value = find<name>();
+    return value ? py::reinterpret_borrow<py::object>(value) : attribute<name>(object_);
+  }
+
+  template <AttributeName name>
+  bool is(PyObject* value) const {
+    return find<name>().ptr() == value;
+  }
+
+  template <AttributeName name>
+  bool is_true() const {
+    const auto truth = PyObject_IsTrue(get<name>().ptr());
+    if (truth < 0) {
+      throw py::error_already_set();
+    }
+    return truth == 1;
+  }
+
+  template <AttributeName name>
+  void set(PyObject* value) const {
+    if (PyDict_SetItem(dict_.ptr(), interned<name>(), value) != 0) {
+      throw py::error_already_set();
+    }
+  }
+
+ private:
+  PyObject* object_;
+  py::object dict_;
+};
+
+// The fields of an object of FSDP2's class `type` itself that has none of `methods` of its own; nothing for
+// other objects.
+std::optional<Fields> usual(PyObject* object, const PyTypeObject* type, const FullyShard::Names& methods);
+
+using Params = std::vector<Fields>;
+
+// A list of FSDPParams, all of them usual() for `function`; nothing for other lists.
+std::optional<Params> usual_params(PyObject* list, Replaced function);
+
+struct Group {
+  Fields fields;
+  Params params;
+};
+
+// An FSDPParamGroup; nothing if it or one of its parameters is not usual() for `function`.
+std::optional<Fields> usual_group_fields(PyObject* object, Replaced function);
+std::optional<Group> usual_group(PyObject* object, Replaced function);
+
+int64_t to_int(PyObject* object);
+std::vector<int64_t> to_ints(PyObject* sequence);
+
+bool is_cut_along_dim_0(const Fields& param);
+
+// Of the sharded parameter.
+py::object local_tensor_of(const Fields& param);
+
+// Returns true if the tensor class of a parameter has an extension of the gather: fsdp_pre_all_gather or
+// fsdp_post_all_gather.
+bool has_extension(const Params& params);
+
+// Returns true if the parameters free only their gathered tensors when they are sharded again. With
+// extensions of the gather they also free other tensors.
+bool free_gathered_only(const Params& params);
+
+// The tensor of a Python object, if it is plain and contiguous and has data; else null.
+const at::Tensor* dense_tensor(py::handle object);
+
+// Returns true if copies into `buffer` are fastest on one thread. ATen's copies use several threads for
+// larger buffers.
+bool is_small_on_cpu(const at::Tensor& buffer);
+std::byte* bytes_of(const at::Tensor& tensor);
+
+}  // namespace funcol::python

@@ -1,0 +1,151 @@
+#include "ops/core_kernels.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <iterator>
+#include <memory>
+#include <string_view>
+#include <thread>
+#include <utility>
+
+#include "async/arguments.h"
+#include "ops/forward_mode.h"
+#include "ops/legacy.h"
+#include "ops/operator.h"
+
+namespace funcol {
+namespace {
+
+using torch::jit::Stack;
+
+std::atomic<TranslateError> translate_error{nullptr};
+
+// The kernel of core_kernels() for the operator's name. It reads its arguments from the stack, because group
+// and reduce op are `str` or `Any` in the schema, depending on the PyTorch minor.
+class KernelUnderCore final : public c10::OperatorKernel {
+ public:
+  explicit KernelUnderCore(const CoreKernel& kernel)
+      : kernel_(kernel), is_wait_(kernel.name.starts_with("wait_")) {}
+
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, Stack* stack) {
+    const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
+    return_results(op, stack, run(arguments));
+  }
+
+ private:
+  std::vector<at::Tensor> run(Arguments arguments) const {
+    const auto* name = kernel_.name.c_str();
+    try {
+      if (!is_wait_) {
+        for (const auto& argument : arguments) {
+          visit_tensors(argument, [name](const at::Tensor& tensor) { check_no_tangents(tensor, name); });
+        }
+      }
+      return kernel_.run(arguments, name);
+    } catch (const c10::Error& error) {
+      if (const auto translate = translate_error.load()) {
+        translate(error);
+      }
+      throw;
+    }
+  }
+
+  CoreKernel kernel_;
+  bool is_wait_;
+};
+
+// The operators of _c10d_functional_autograd.
+bool is_served_with_autograd(const CoreKernel& kernel) {
+  return kernel.name == "all_gather_into_tensor" || kernel.name == "reduce_scatter_tensor" ||
+         kernel.name == "all_to_all_single";
+}
+
+std::vector<std::string> served_in(const char* name_space) {
+  const bool is_with_autograd = std::string_view(name_space).ends_with("_autograd");
+  std::vector<std::string> names;
+  for (const auto& kernel : core_kernels()) {
+    if (!is_with_autograd || is_served_with_autograd(kernel)) {
+      names.push_back(std::string(name_space) + "::" + kernel.name);
+    }
+  }
+  return names;
+}
+
+// Kernels that are registered for as long as this lives.
+class KernelsUnderCore {
+ public:
+  explicit KernelsUnderCore(const std::vector<std::string>& left) {
+    using Key = c10::DispatchKey;
+    for (const auto key : {Key::CPU, Key::CUDA}) {
+      for (const auto* name_space : {"_c10d_functional", "_c10d_functional_autograd"}) {
+        add(library(name_space, key), name_space, left);
+      }
+    }
+    // A legacy operator becomes core's above autograd, so that one with a kernel for a device needs one for
+    // autograd, too.
+    for (const auto key : {Key::CPU, Key::CUDA, Key::AutogradCPU, Key::AutogradCUDA}) {
+      register_legacy_kernels(library("c10d_functional", key));
+    }
+  }
+
+ private:
+  torch::Library& library(const char* name_space, c10::DispatchKey key) {
+    return libraries_.emplace_back(torch::Library::IMPL, name_space, key, __FILE__, __LINE__);
+  }
+
+  static void add(torch::Library& library, const char* name_space, const std::vector<std::string>& left) {
+    const auto names = served_in(name_space);
+    for (const auto& kernel : core_kernels()) {
+      const auto name = std::string(name_space) + "::" + kernel.name;
+      if (std::ranges::find(names, name) != names.end() && std::ranges::find(left, name) == left.end()) {
+        library.impl(kernel.name.c_str(),
+                     torch::CppFunction::makeFromBoxedFunctor(std::make_unique<KernelUnderCore>(kernel)));
+      }
+    }
+  }
+
+  std::vector<torch::Library> libraries_;
+};
+
+// A thread that released the GIL to call an operator, and has not yet read the operator's kernel, may read
+// half of a kernel while the tables change. No other thread gets there as long as this one has the GIL;
+// threads that are there leave within a fraction of a microsecond on a free core.
+void let_calls_pass() { std::this_thread::sleep_for(std::chrono::milliseconds(1)); }
+
+std::unique_ptr<KernelsUnderCore>& kernels_under_core() {
+  static std::unique_ptr<KernelsUnderCore> kernels;
+  return kernels;
+}
+
+}  // namespace
+
+void put_under_core_ops(const std::vector<std::string>& left) {
+  if (kernels_under_core() == nullptr) {
+    let_calls_pass();
+    kernels_under_core() = std::make_unique<KernelsUnderCore>(left);
+  }
+}
+
+void take_from_core_ops() {
+  if (kernels_under_core() != nullptr) {
+    let_calls_pass();
+    kernels_under_core().reset();
+  }
+}
+
+void set_error_translation(TranslateError translate) { translate_error.store(translate); }
+
+std::vector<std::string> ops_under_dropin() {
+  auto ops = served_in("_c10d_functional");
+  std::ranges::move(served_in("_c10d_functional_autograd"), std::back_inserter(ops));
+  for (const auto& name : legacy_op_names()) {
+    ops.push_back("c10d_functional::" + name);
+  }
+  return ops;
+}
+
+}  // namespace funcol

@@ -1,0 +1,280 @@
+"""Puts funcol in the place of PyTorch's functional collectives, in programs that do not name funcol.
+
+:func:`install` does the following, and :func:`uninstall` undoes it:
+
+- funcol's functions replace those of the same names in ``torch.distributed._functional_collectives`` and in
+  every other module of PyTorch that imported them. A PyTorch function that a program holds calls funcol's.
+- The operators of ``_c10d_functional``, ``_c10d_functional_autograd`` and ``c10d_functional`` get funcol's
+  kernels for CPU and CUDA. Their schemas, traces and gradients stay PyTorch's.
+- DTensor gets funcol's redistribution, propagation and conversions
+  (:mod:`funcol.installation.install_dtensor`); FSDP2 and the package ``spmd_types`` get funcol's functions
+  (:mod:`funcol.installation.fully_shard`, :mod:`funcol.installation.spmd_types`). Each gets them once a
+  program imports it.
+- Pending tensors are instances of PyTorch's ``AsyncCollectiveTensor`` to ``isinstance``, and have its methods
+  (:mod:`funcol.installation.results`).
+
+A compiled region that calls a replaced function is compiled once for either state, because Dynamo guards the
+functions that it looked into.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator, KeysView
+from contextlib import ExitStack, contextmanager
+from inspect import isfunction
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed._functional_collectives as stock
+import torch.distributed.distributed_c10d as c10d
+
+from .. import _C
+from ..collectives import async_tensor, errors, functions, tracing
+from ..compiled import remaps
+from . import dtensor_on_import, patching, results, spmd_types, unknown_release
+from .decision_counts import decision_counts as decision_counts
+from .decision_counts import forget_decision_counts as forget_decision_counts
+from .dtensor_on_import import is_under_dtensor as is_under_dtensor
+from .kernels import KernelsInPlace
+from .operator_counts import forget_operator_counts as forget_operator_counts
+from .operator_counts import operator_counts as operator_counts
+
+# funcol's public functions, by name.
+_OURS: dict[str, Any] = {
+    name: function
+    for module in (functions, async_tensor, tracing, remaps)
+    for name, function in vars(module).items()
+    if isfunction(function) and function.__module__ == module.__name__
+}
+
+
+class _Replacement(NamedTuple):
+    name: str
+    theirs: Any
+    ours: Any
+
+
+def _replacements() -> list[_Replacement]:
+    """The public functions that PyTorch's module and funcol both have, where they differ."""
+    found = []
+    for name, held in vars(stock).items():
+        ours = _OURS.get(name)
+        if name.startswith("_") or held is ours or ours is None:
+            continue
+        theirs = held if patching.is_own_context(held) else patching.own_function_of(stock, name)
+        if theirs is not None:
+            found.append(_Replacement(name, theirs, ours))
+    return found
+
+
+def kept_from_programs() -> dict[str, str]:
+    """Functions that programs put in the place of PyTorch's, by the names of those."""
+    if _installed is not None:
+        return _installed.kept
+    return _kept(_replacements())
+
+
+def _kept(replacements: list[_Replacement]) -> dict[str, str]:
+    held = {replacement.name: vars(stock)[replacement.name] for replacement in replacements}
+    return {
+        name: patching.described(held[name]) for name, theirs, _ in replacements if held[name] is not theirs
+    }
+
+
+def replaced_functions() -> list[str]:
+    """Names of the functions in PyTorch's module that :func:`funcol.install` replaces."""
+    replacements = _replacements() if _installed is None else _installed.replacements
+    return [replacement.name for replacement in replacements]
+
+
+def _namespaces_with(ids: KeysView[int]) -> Iterator[dict[Any, Any]]:
+    """The dicts in which PyTorch refers to its own functions, its modules' and Dynamo's table, that hold an
+    object with one of ``ids``."""
+    namespaces: list[dict[Any, Any]] = [
+        vars(module)
+        for name, module in list(sys.modules.items())
+        if (name == "torch" or name.startswith("torch.")) and isinstance(module, ModuleType)
+    ]
+    for namespace in (*namespaces, stock.traceable_collective_remaps):
+        if not ids.isdisjoint(map(id, list(namespace.values()))):
+            yield namespace
+
+
+class _Installation:
+    """funcol's functions and kernels in place. :meth:`undo` puts PyTorch's back, also into modules that have
+    imported ours since."""
+
+    def __init__(self) -> None:
+        self.replacements = _replacements()
+        self.kept = _kept(self.replacements)
+        self._places: list[tuple[dict[Any, Any], Any, _Replacement]] = []
+        self._by_ours: dict[int, list[_Replacement]] = {}
+        for replacement in self.replacements:
+            self._by_ours.setdefault(id(replacement.ours), []).append(replacement)
+        with ExitStack() as undo:
+            undo.callback(self._put_back)
+            undo.callback(KernelsInPlace(_forget_kernels).undo)
+            self._replace({id(replacement.theirs): replacement for replacement in self.replacements})
+            for part in (results, spmd_types, errors):
+                undo.callback(part.take)
+                part.put()
+            for replacement in self.replacements:
+                ours = replacement.ours
+                if patching.is_own_context(replacement.theirs):
+                    ours = ours.__wrapped__  # the redirected function is within the context
+                undo.callback(patching.redirected(replacement.theirs, ours))
+            self.undo = undo.pop_all().close
+
+    def _replace(self, by_theirs: dict[int, _Replacement]) -> None:
+        for namespace in _namespaces_with(by_theirs.keys()):
+            for key, value in list(namespace.items()):
+                replacement = by_theirs.get(id(value))
+                if replacement is not None:
+                    self._places.append((namespace, key, replacement))
+                    namespace[key] = replacement.ours
+
+    def _put_back(self) -> None:
+        for namespace, key, replacement in self._places:
+            if namespace.get(key) is replacement.ours:
+                namespace[key] = replacement.theirs
+        for namespace in _namespaces_with(self._by_ours.keys()):
+            for key, value in list(namespace.items()):
+                if id(value) in self._by_ours:
+                    namespace[key] = self._stock_of(value, key)
+
+    def _stock_of(self, ours: Any, key: Any) -> Any:
+        """PyTorch's function for which ``ours`` stood in a module that imported it as ``key``: some functions
+        have several names."""
+        by_name = {replacement.name: replacement.theirs for replacement in self._by_ours[id(ours)]}
+        return by_name.get(key) or by_name.get(ours.__name__) or next(iter(by_name.values()))
+
+
+def _forget_kernels() -> None:
+    """Makes PyTorch's Python dispatcher look up again the kernels that have changed."""
+    keys = torch._C.DispatchKey
+    for name in _C.ops_under_dropin():
+        packet = getattr(getattr(torch.ops, name.split("::")[0]), name.split("::")[1])
+        for key in (keys.CPU, keys.CUDA, keys.AutogradCPU, keys.AutogradCUDA):
+            packet.default._uncache_dispatch(key)
+
+
+class _Wanted(NamedTuple):
+    """The parts that :func:`install` or an open :func:`installed` wants."""
+
+    collectives: bool
+    dtensor: bool
+
+
+_lock = threading.Lock()
+_installed: _Installation | None = None
+_awaits_dtensor = False
+_stays = _Wanted(False, False)  # by install()
+_contexts: dict[object, _Wanted] = {}  # by each open installed()
+
+
+def _update() -> None:
+    """Installs the parts that are wanted now, and removes the others. The caller holds the lock."""
+    global _installed, _awaits_dtensor
+    wanted = [_stays, *_contexts.values()]
+    wants_dtensor = any(of_one.dtensor for of_one in wanted)
+    if not wants_dtensor and _awaits_dtensor:
+        _awaits_dtensor = False
+        dtensor_on_import.take()
+    wants_collectives = any(of_one.collectives for of_one in wanted)
+    if not wants_collectives and _installed is not None:
+        installation, _installed = _installed, None
+        installation.undo()
+    before = _installed
+    if wants_collectives and before is None:
+        _installed = _Installation()
+    if wants_dtensor and not _awaits_dtensor:
+        try:
+            dtensor_on_import.put()
+        except BaseException:
+            if before is None and _installed is not None:
+                installation, _installed = _installed, None
+                installation.undo()
+            raise
+        _awaits_dtensor = True
+
+
+def is_installed() -> bool:
+    """Returns true if funcol currently replaces PyTorch's functional collectives."""
+    return _installed is not None
+
+
+def install(*, dtensor: bool = True) -> None:
+    """Puts funcol in place of PyTorch's functional collectives, and under DTensor, until :func:`uninstall`,
+    for all threads.
+
+    Existing DTensor, tensor-parallel and FSDP2 programs, compiled ones too, then run on it and compute the
+    same. ``dtensor=False`` replaces the collectives alone. A second call adds the parts that are missing.
+    Starts no thread, and imports neither DTensor nor FSDP2: what a program imports later is replaced then. A
+    function of PyTorch that a program imported by name before this call calls funcol's, too.
+
+    Of DTensor, funcol replaces ``to_local``, ``from_local``, ``redistribute``, ``full_tensor``,
+    ``distribute_tensor``, the dispatcher's propagator, its redistribution of arguments and wrapping of
+    results, the costs of redistribution, and random numbers on CPU and CUDA meshes
+    (``funcol.installation.random_operators``); of FSDP2, imported before or after this call, the work on
+    parameters. A propagator of another class than PyTorch's stays in place. So does a function that a program
+    put in the place of PyTorch's; if it calls PyTorch's function, that calls funcol's. If anything fails, all
+    of it is undone. Under a PyTorch release that funcol does not support, parts that do not fit are left to
+    PyTorch, and one line about them is printed.
+    """
+    global _stays
+    with _lock:
+        before, _stays = _stays, _Wanted(True, dtensor or _stays.dtensor)
+        try:
+            _update()
+        except BaseException:
+            _stays = before
+            raise
+    if dtensor:
+        unknown_release.report()
+
+
+def uninstall() -> None:
+    """Undoes :func:`install`, however often that was called, and every :func:`installed` that is still open.
+
+    PyTorch's functions and kernels are in place again; pending tensors and DTensors stay valid. Does nothing
+    if funcol is not installed.
+    """
+    global _stays
+    with _lock:
+        _stays = _Wanted(False, False)
+        _contexts.clear()
+        _update()
+
+
+@contextmanager
+def installed(*, dtensor: bool = True) -> Iterator[None]:
+    """:func:`install` for a ``with`` block; contexts nest, and overlap if several threads enter them.
+
+    The last context to end uninstalls, unless :func:`install` was called too.
+    """
+    me = object()
+    with _lock:
+        _contexts[me] = _Wanted(True, dtensor)
+        try:
+            _update()
+        except BaseException:
+            del _contexts[me]
+            raise
+    try:
+        yield
+    finally:
+        with _lock:
+            if _contexts.pop(me, None) is not None:
+                _update()
+
+
+def _name_of_ranks(ranks: list[int], tag: str) -> str | None:
+    group = c10d._find_pg_by_ranks_and_tag(tag, ranks)
+    return None if group is None else group.group_name
+
+
+_C.set_ranks_resolver(_name_of_ranks)
+_C.define_missing_legacy_ops()

@@ -1,0 +1,131 @@
+"""funcol under PyTorch's DTensor: :func:`funcol.install` makes an :class:`UnderDTensor`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import _api as stock_api
+from torch.distributed.tensor import _collective_utils as stock_collectives
+from torch.distributed.tensor import _random as stock_random
+from torch.distributed.tensor import _redistribute as stock_redistribute
+from torch.distributed.tensor import distribute_tensor as stock_distribute_tensor
+from torch.distributed.tensor._dispatch import OpDispatcher
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor._ops import utils as stock_ops
+from torch.distributed.tensor._sharding_prop import ShardingPropagator as StockPropagator
+
+from .. import _C, _compat
+from . import (
+    assigned_data,
+    context_parallel,
+    convolutions,
+    dtensor,
+    exported_specs,
+    local_maps,
+    mixed_lists,
+    native_operators,
+    operators,
+    parallel_loss,
+    parallel_styles,
+    patching,
+    random_operators,
+    random_states,
+    user_patches,
+)
+from .propagation import DropinPropagator
+
+# The functions of PyTorch that this minor has, and their replacements.
+_FUNCTIONS: list[tuple[Any, Callable[..., Any]]] = [
+    (DTensor.to_local, dtensor.to_local),
+    (DTensor.from_local, dtensor.from_local),
+    (DTensor.redistribute, dtensor.redistribute),
+    (DTensor.full_tensor, dtensor.full_tensor),
+    (stock_distribute_tensor, dtensor.distribute_tensor),
+    (stock_redistribute.redistribute_local_tensor, dtensor.redistribute_local_tensor),
+    (stock_collectives.redistribute_cost, dtensor.redistribute_cost),
+    (stock_ops.generate_redistribute_costs, dtensor.generate_redistribute_costs),
+    (stock_api._dtensor_init_helper, random_operators.init_helper),
+    (stock_random.manual_seed, random_states.manual_seed),
+    *(
+        (theirs, getattr(dtensor, name))
+        for name, theirs in _compat.dispatcher_functions().items()
+        if theirs is not None
+    ),
+]
+
+_PLACEMENTS: list[Any] = [Replicate, Shard, Partial]  # _StridedShard has a method in Python
+
+_INLINED = {dtensor.to_local, dtensor.from_local, dtensor.redistribute, dtensor.full_tensor}
+
+
+def taken_over() -> list[str]:
+    """Names of the functions and attributes of PyTorch that funcol replaces under DTensor."""
+    own = [patching.own_function(theirs) or theirs for theirs, _ in _FUNCTIONS]
+    names = [getattr(one, "__qualname__", patching.described(one)) for one in own]
+    return [*names, "OpDispatcher.sharding_propagator"]
+
+
+def _put_comparisons() -> Callable[[], None]:
+    """Makes specs compare and hash, and placements compare in C++, where no program has replaced the methods.
+    Returns the function that undoes it."""
+    undo = ExitStack()
+    own = [DTensorSpec.__dict__[name] for name in ("__eq__", "__hash__")]
+    if all(getattr(method, "__module__", None) == DTensorSpec.__module__ for method in own):
+        for name, method in zip(("__eq__", "__hash__"), _C.spec_methods(DTensorSpec, *own), strict=True):
+            undo.callback(patching.set_attribute(DTensorSpec, name, method))
+    if not any("__eq__" in vars(one) for one in _PLACEMENTS):
+        methods = _C.placement_methods(_PLACEMENTS, [one.__eq__ for one in _PLACEMENTS])
+        for one, method in zip(_PLACEMENTS, methods, strict=True):
+            undo.callback(patching.set_attribute(one, "__eq__", method))
+    return undo.close
+
+
+class UnderDTensor:
+    """funcol put under DTensor, until :meth:`undo`."""
+
+    def __init__(self) -> None:
+        with ExitStack() as undo:
+            passed_by = [user_patches.passed_by(theirs) for theirs, _ in _FUNCTIONS]
+            for (theirs, ours), replaced in zip(_FUNCTIONS, passed_by, strict=True):
+                if not replaced:
+                    put = patching.inlined if ours in _INLINED else patching.redirected
+                    undo.callback(put(theirs, ours))
+            _put_propagator(DTensor._op_dispatcher, undo)
+            undo.callback(operators.put())
+            undo.callback(random_operators.put())
+            undo.callback(_put_comparisons())
+            undo.callback(assigned_data.put())
+            undo.callback(mixed_lists.put())
+            for part in (
+                context_parallel,
+                exported_specs,
+                local_maps,
+                parallel_loss,
+                parallel_styles,
+            ):
+                part.put()
+                undo.callback(part.take)
+            self.undo = undo.pop_all().close
+
+
+def _put_propagator(dispatcher: OpDispatcher, undo: ExitStack) -> None:
+    theirs = dispatcher.sharding_propagator
+    if type(theirs) is not StockPropagator or user_patches.in_propagator():
+        return
+    ours = DropinPropagator(theirs)
+
+    def put_back() -> None:
+        if dispatcher.sharding_propagator is ours:
+            dispatcher.sharding_propagator = theirs
+        ours._keywords.undo()
+        _compat.forget_decisions()
+
+    undo.callback(_compat.candidates_in_order(theirs))
+    undo.callback(put_back)
+    dispatcher.sharding_propagator = ours
+    undo.callback(convolutions.put(dispatcher, ours))
+    undo.callback(native_operators.put(dispatcher, ours))
+    _compat.forget_decisions()

@@ -1,0 +1,105 @@
+"""funcol's kernels of PyTorch's collectives under :func:`funcol.install`; kernels of programs stay in effect.
+
+An operator of ``_c10d_functional`` with a program's kernel keeps it, and all collectives then go through
+PyTorch's operators. While an operator of ``c10d`` has a program's kernel, all operators keep PyTorch's
+kernels, which call it, and funcol's own collectives go through ``c10d``, too. ``torch.library`` tells of
+kernels that come and go while funcol is installed.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+import torch.library
+
+from .. import _C
+from . import patching
+
+_NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd")
+# Dispatch keys of the devices that funcol has kernels for, as the dispatcher writes them.
+_KEYS = ("CPU", "CUDA", "CompositeExplicitAutograd[alias]", "CompositeImplicitAutograd[alias]")
+# Places where PyTorch and funcol register kernels.
+_KNOWN = (
+    "/torch/csrc/",
+    *(f"/csrc/ops/{name}.cpp" for name in ("core_kernels", "legacy", "point_to_point", "wait")),
+)
+_INACTIVE = " (inactive)"
+
+
+def of_programs() -> list[str]:
+    """The operators that programs gave kernels of their own."""
+    return [
+        op
+        for op in (*_functional(), *_of_c10d())
+        if any(_is_of_a_program(line) for line in torch._C._dispatch_dump(op).splitlines())
+    ]
+
+
+def _functional() -> list[str]:
+    return [op for op in _C.ops_under_dropin() if op.split("::")[0] in _NAMESPACES]
+
+
+@functools.cache
+def _of_c10d() -> list[str]:
+    return [op for op in torch._C._dispatch_get_all_op_names() if op.startswith("c10d::")]
+
+
+def _is_of_a_program(line: str) -> bool:
+    key, _, place = line.partition(": registered at ")
+    return key.removesuffix(_INACTIVE) in _KEYS and not any(known in place for known in _KNOWN)
+
+
+def _is_about_core(args: tuple[Any, ...]) -> bool:
+    """Returns true if ``args``, of a method of a ``Library`` or of its finalizer, name PyTorch's
+    collectives."""
+    names = getattr(args[0], "ns", None)
+    if names is not None:
+        return names in (*_NAMESPACES, "c10d")
+    return any(key.split("/")[0] in (*_NAMESPACES, "c10d") for key in args[1])
+
+
+class KernelsInPlace:
+    """funcol's kernels of PyTorch's operators other than :func:`of_programs`, until :meth:`undo`."""
+
+    def __init__(self, changed: Callable[[], None]) -> None:
+        self._changed = changed
+        self._left: list[str] = []
+        with ExitStack() as undo:
+            undo.callback(self._take)
+            self._put(of_programs())
+            for path in ("Library.impl", "Library._destroy", "_del_library"):
+                theirs = patching.looked_up(torch.library, path)
+                if patching.is_own(theirs):
+                    ours = self._then_looks_again(patching.copied(theirs))
+                    undo.callback(patching.redirected(theirs, ours))
+            self.undo = undo.pop_all().close
+
+    def _then_looks_again(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            matters = _is_about_core(args)
+            result = stock(*args, **kwargs)
+            left = of_programs() if matters else self._left
+            if left != self._left:
+                _C.take_from_core_ops()
+                self._put(left)
+            return result
+
+        return call
+
+    def _put(self, left: list[str]) -> None:
+        self._left = left
+        is_below = any(op in _of_c10d() for op in left)
+        _C.put_under_core_ops(_functional() if is_below else left)
+        _C.set_ops_are_replaced(bool(left))
+        _C.set_c10d_ops_are_replaced(is_below)
+        self._changed()
+
+    def _take(self) -> None:
+        _C.set_ops_are_replaced(False)
+        _C.set_c10d_ops_are_replaced(False)
+        _C.take_from_core_ops()
+        self._changed()

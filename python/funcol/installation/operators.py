@@ -1,0 +1,167 @@
+"""Handlers of operators that PyTorch's DTensor computes wrongly on shards.
+
+Losses with ``reduction="mean"``: PyTorch's gradient is divided by the number of elements on this rank, and
+the means of shards of different lengths do not average to the mean. The handlers compute sums and divide them
+by the number of all elements, so that nothing is redistributed.
+
+``argmax`` and ``argmin``: the first of equal extremes counts, which is not that of the first rank if another
+dim than the first is sharded.
+
+``__lshift__``, ``__and__`` and others of such names: PyTorch's dispatcher takes a name that ends in an
+underscore for that of an operator in place, and returns the first argument.
+
+``as_strided`` of a replicated tensor: PyTorch refuses all that are no permutation.
+
+``transpose_``, ``t_`` and ``unsqueeze_``: PyTorch refuses them, or keeps the placements of other dims.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import return_and_correct_aliasing
+
+from ..sharding.op_schemas import is_sharded, uneven_axes
+from .handlers import Handler, dispatched, enter, handlers
+from .lookups import look_up
+from .view_writeback import overloads
+
+aten = torch.ops.aten
+
+_FORWARD = (
+    aten.binary_cross_entropy.default,
+    aten.binary_cross_entropy_with_logits.default,
+    aten.huber_loss.default,
+    aten.mse_loss.default,
+    aten.smooth_l1_loss.default,
+    aten.soft_margin_loss.default,
+)
+_BACKWARD = (
+    aten.binary_cross_entropy_backward.default,
+    aten.huber_loss_backward.default,
+    aten.mse_loss_backward.default,
+    aten.smooth_l1_loss_backward.default,
+    aten.soft_margin_loss_backward.default,
+)
+_MEAN, _SUM = 1, 2
+
+# PyTorch's handlers of the operators here, while funcol's are in their place.
+_theirs: dict[OpOverload, Handler] = {}
+
+
+def put() -> Callable[[], None]:
+    """Enters the handlers, but for operators that programs have given handlers. Returns the function that
+    undoes it."""
+    before = handlers()
+    ours = {op: ours for op, ours in _HANDLERS.items() if op not in before or _is_pytorchs(before[op])}
+    _theirs.update({op: before[op] for op in ours if op in before})
+    undo = enter(ours)
+
+    def take() -> None:
+        _theirs.clear()
+        undo()
+
+    return take
+
+
+def _is_pytorchs(handler: Handler) -> bool:
+    return handler.__module__.startswith("torch.")
+
+
+def _loss(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    call = _called(op, args, kwargs)
+    if call["reduction"] == _MEAN and any(uneven_axes(spec) for spec in _specs(call)):
+        return op(**{**call, "reduction": _SUM}) / _num_elements(call)
+    return dispatched(op, args, kwargs)
+
+
+def _gradient(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    call = _called(op, args, kwargs)
+    if call["reduction"] == _MEAN and any(is_sharded(spec) for spec in _specs(call)):
+        gradient = call["grad_output"] / _num_elements(call)
+        return op(**{**call, "grad_output": gradient, "reduction": _SUM})
+    return dispatched(op, args, kwargs)
+
+
+def _place_of_extreme(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    call = _called(op, args, kwargs)
+    (spec,) = _specs(call)
+    axes = [axis for axis, placement in enumerate(spec.placements) if placement.is_shard()]
+    in_order = all(spec.placements[axis].is_shard(0) for axis in axes) and len(axes) < 2
+    theirs = _theirs.get(op, dispatched)
+    if axes and (_leaves_some_empty(spec) or (call["dim"] is None and not in_order)):
+        return dispatched(op, args, kwargs)
+    return theirs(op, args, kwargs)
+
+
+def _strided(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tensor = _called(op, args, kwargs)["self"]
+    is_replicated = all(placement.is_replicate() for placement in tensor.placements)
+    if is_replicated and tensor._local_tensor.stride() == tensor.stride():
+        return dispatched(op, args, kwargs)
+    return _theirs[op](op, args, kwargs)
+
+
+def _leaves_some_empty(spec: Any) -> bool:
+    """Returns true if some rank holds no element: the operator would raise on that rank alone."""
+    return any(
+        placement.is_shard()
+        and -(-spec.shape[placement.dim] // spec.mesh.size(axis)) * (spec.mesh.size(axis) - 1)
+        >= spec.shape[placement.dim]
+        for axis, placement in enumerate(spec.placements)
+    )
+
+
+def _called(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by name, defaults included."""
+    arguments = op._schema.arguments
+    given = {argument.name: value for argument, value in zip(arguments, args, strict=False)}
+    defaults = {one.name: one.default_value for one in arguments if one.has_default_value()}
+    return {**defaults, **given, **kwargs}
+
+
+def _specs(call: dict[str, Any]) -> list[Any]:
+    return [value._spec for value in call.values() if isinstance(value, DTensor)]
+
+
+def _num_elements(call: dict[str, Any]) -> int:
+    """The number of elements that a loss reduces, on all ranks together."""
+    names = ("self", "target", "weight", "pos_weight")
+    shapes = [call[name].shape for name in names if isinstance(call.get(name), torch.Tensor)]
+    return int(torch.broadcast_shapes(*shapes).numel())  # type: ignore[no-untyped-call]
+
+
+# Named as PyTorch's dispatcher takes operators in place to be named.
+_NAMED_LIKE_IN_PLACE = overloads(aten.__and__, aten.__lshift__, aten.__or__, aten.__rshift__, aten.__xor__)
+
+
+_VIEWS: dict[OpOverload, OpOverload] = {
+    aten.t_.default: aten.t.default,
+    aten.transpose_.default: aten.transpose.int,
+    aten.unsqueeze_.default: aten.unsqueeze.default,
+}
+
+
+def _view_in_place(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Makes the tensor the view that the operator without the underscore returns."""
+    held = args[0]
+    view = _VIEWS[op](*args, **kwargs)
+    held._local_tensor, held._spec = view._local_tensor, view._spec
+    return return_and_correct_aliasing(op, args, kwargs, held)  # type: ignore[no-untyped-call]
+
+
+_HANDLERS: dict[OpOverload, Handler] = {
+    **dict.fromkeys(_VIEWS, _view_in_place),
+    **dict.fromkeys(_NAMED_LIKE_IN_PLACE, dispatched),
+    aten.as_strided.default: _strided,
+    **dict.fromkeys(_FORWARD, _loss),
+    **dict.fromkeys(_BACKWARD, _gradient),
+    aten.argmax.default: _place_of_extreme,
+    aten.argmin.default: _place_of_extreme,
+    aten.embedding.default: look_up,
+    aten.gather.default: look_up,
+}

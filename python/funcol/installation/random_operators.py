@@ -1,0 +1,284 @@
+"""Operators that draw random numbers, on DTensors of CPU and CUDA meshes.
+
+The numbers are those of one tensor, however it is sharded: a call takes one number from the generator, and
+each element the number of its position in the full tensor (``torch.ops.funcol.draw``). So replicas are equal,
+shards differ, and the values depend neither on the mesh nor on the placements. They are not those that
+PyTorch draws for a plain tensor with the same seed.
+
+Operators that draw a number of times that depends on their values, such as ``poisson``, run on replicated
+inputs, from the generators that agree.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement
+from torch.distributed.tensor import _api as stock_api
+from torch.distributed.tensor import _dispatch as stock_dispatch
+from torch.distributed.tensor import _random as stock_random
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.utils import _pytree as pytree
+
+from .. import _C
+from ..redistribution.meshes import simulates_ranks
+from ..sharding.propagation import is_pytorch_tracing
+from . import handlers, patching, random_states
+from .view_writeback import overloads, writes_to_first
+
+aten = torch.ops.aten
+
+_init_helper: Callable[..., DTensor] = patching.copied(stock_api._dtensor_init_helper)
+
+
+class _Source:
+    """The random numbers of one call for the local tensor of ``spec``."""
+
+    def __init__(self, spec: DTensorSpec, generator: torch.Generator | None) -> None:
+        self.is_traced = is_pytorch_tracing()
+        if generator is None and not self.is_traced:
+            random_states.agree(spec.mesh)
+        self._shape = spec.shape
+        self._cuts = _C.shard_cuts(spec, len(spec.shape))
+        self.generator = generator
+
+    def fill(self, tensor: Tensor, distribution: str, *numbers: float) -> Tensor:
+        """Fills ``tensor``, a local tensor, and returns it."""
+        shape, filled = self._shape, tensor
+        if tensor.is_complex():
+            shape, filled = torch.Size((*shape, 2)), torch.view_as_real(tensor)
+            if distribution == "normal":  # both parts share the variance
+                numbers = (*numbers[:1], numbers[1] / math.sqrt(2))
+        if self.is_traced:
+            draw = torch.ops.funcol.draw.default
+            filled.copy_(draw(filled, distribution, numbers, shape, self._cuts, generator=self.generator))
+        else:
+            draw = torch.ops.funcol.draw_.default
+            draw(filled, distribution, numbers, shape, self._cuts, generator=self.generator)
+        return tensor
+
+
+# Runs an operator: draw(source, op, arguments by name) -> local results.
+_Draw = Callable[[_Source, OpOverload, dict[str, Any]], Any]
+
+
+def _filling(distribution: str, *names: str) -> _Draw:
+    """Fills the tensor, or a new one like it, with numbers of ``distribution``, whose parameters the operator
+    calls ``names``."""
+
+    def draw(source: _Source, op: OpOverload, call: dict[str, Any]) -> Tensor:
+        tensor = call["self"] if writes_to_first(op) else torch.empty_like(call["self"])
+        return source.fill(tensor, distribution, *(call[name] for name in names))
+
+    return draw
+
+
+def _random(source: _Source, op: OpOverload, call: dict[str, Any]) -> Tensor:
+    tensor = call["self"] if writes_to_first(op) else torch.empty_like(call["self"])
+    to = call.get("to")
+    last = _highest(tensor.dtype) if to is None else to - 1
+    return source.fill(tensor, "integers", call.get("from", 0), last)
+
+
+def _highest(dtype: torch.dtype) -> int:
+    """The highest of the integers that ``random_`` draws: floats hold all up to it."""
+    if dtype.is_floating_point:
+        return int(2 / torch.finfo(dtype).eps)
+    return 1 if dtype is torch.bool else min(torch.iinfo(dtype).max, 2**63 - 1)
+
+
+_OPTIONS = ("dtype", "layout", "device", "pin_memory", "memory_format")
+
+
+def _like(distribution: str, *numbers: float) -> _Draw:
+    def draw(source: _Source, op: OpOverload, call: dict[str, Any]) -> Tensor:
+        like = torch.empty_like(call["self"], **{name: call[name] for name in _OPTIONS})
+        return source.fill(like, distribution, *numbers)
+
+    return draw
+
+
+def _integers_like(source: _Source, op: OpOverload, call: dict[str, Any]) -> Tensor:
+    like = torch.empty_like(call["self"], **{name: call[name] for name in _OPTIONS})
+    return source.fill(like, "integers", call.get("low", 0), call["high"] - 1)
+
+
+def _dropout(source: _Source, op: OpOverload, call: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    tensor, p = call["input"], call["p"]
+    if call["train"] is False:
+        return tensor.clone(), torch.ones_like(tensor, dtype=torch.bool)
+    mask = source.fill(torch.empty_like(tensor, dtype=torch.bool), "bernoulli", 1 - p)
+    return tensor.mul(mask).mul_(0 if p == 1 else 1 / (1 - p)), mask
+
+
+def _bernoulli(source: _Source, op: OpOverload, call: dict[str, Any]) -> Tensor:
+    """Draws 1 with the probability that a tensor has for each element."""
+    tensor: Tensor = call["self"]
+    probability: Tensor = call.get("p", tensor)
+    dtype = torch.float64 if probability.dtype == torch.float64 else torch.float32
+    drawn = source.fill(torch.empty_like(tensor, dtype=dtype), "uniform", 0, 1) < probability
+    if writes_to_first(op):
+        tensor.copy_(drawn)
+        return tensor
+    return drawn.to(tensor.dtype)
+
+
+def _normal(source: _Source, op: OpOverload, call: dict[str, Any]) -> Tensor:
+    """Draws numbers with a mean and standard deviation of each element."""
+    mean, std = call["mean"], call["std"]
+    return source.fill(torch.empty_like(mean + std), "normal", 0, 1).mul_(std).add_(mean)
+
+
+def _replicated(source: _Source, op: OpOverload, call: dict[str, Any]) -> Tensor:
+    result: Tensor = op(**call, generator=source.generator)
+    return result
+
+
+_OPERATORS: dict[OpOverload, _Draw] = {
+    **dict.fromkeys(overloads(aten.uniform, aten.uniform_), _filling("uniform", "from", "to")),
+    aten.normal_.default: _filling("normal", "mean", "std"),
+    aten.normal_functional.default: _filling("normal", "mean", "std"),
+    **dict.fromkeys(overloads(aten.log_normal, aten.log_normal_), _filling("log_normal", "mean", "std")),
+    **dict.fromkeys(overloads(aten.cauchy, aten.cauchy_), _filling("cauchy", "median", "sigma")),
+    **dict.fromkeys(overloads(aten.exponential, aten.exponential_), _filling("exponential", "lambd")),
+    **dict.fromkeys(overloads(aten.geometric, aten.geometric_), _filling("geometric", "p")),
+    **dict.fromkeys([aten.bernoulli_.float, aten.bernoulli.p], _filling("bernoulli", "p")),
+    **dict.fromkeys(overloads(aten.random, aten.random_), _random),
+    **dict.fromkeys(overloads(aten.rand_like), _like("uniform", 0, 1)),
+    **dict.fromkeys(overloads(aten.randn_like), _like("normal", 0, 1)),
+    **dict.fromkeys(overloads(aten.randint_like), _integers_like),
+    **dict.fromkeys([aten.bernoulli.default, aten.bernoulli.Tensor, aten.bernoulli_.Tensor], _bernoulli),
+    **dict.fromkeys([aten.normal.Tensor_float, aten.normal.float_Tensor, aten.normal.Tensor_Tensor], _normal),
+    aten.native_dropout.default: _dropout,
+    **dict.fromkeys(overloads(aten.binomial, aten.multinomial, aten.poisson), _replicated),
+    **dict.fromkeys(overloads(aten._sample_dirichlet, aten._standard_gamma), _replicated),
+}
+
+
+def _has_tensor_bounds(op: OpOverload) -> bool:
+    return any(one.name == "high" and isinstance(one.type, torch.TensorType) for one in op._schema.arguments)
+
+
+# Operators with tensors for results or bounds are PyTorch's.
+OPERATORS = {
+    op: draw
+    for op, draw in _OPERATORS.items()
+    if not any(one.is_out for one in op._schema.arguments) and not _has_tensor_bounds(op)
+}
+
+
+def dispatched(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Handles operators that draw where PyTorch's C++ would run them without asking Python. funcol's C++
+    knows this handler, and runs them itself."""
+    return handlers.dispatched(op, args, kwargs)
+
+
+def put() -> Callable[[], None]:
+    """Makes PyTorch's dispatcher know all operators that draw. Returns the function that undoes it."""
+    known: set[OpOverload] = DTensor._op_dispatcher._random_ops
+    ours = {op for op in OPERATORS if op not in known and op not in handlers.handlers()}
+    # PyTorch's dispatcher counts a number for each element of the first argument.
+    added = {op for op in ours if OPERATORS[op] not in (_normal, _replicated)}
+    undo = handlers.enter({op: dispatched if op in added else handlers.dispatched for op in ours})
+    known.update(added)
+
+    def take() -> None:
+        known.difference_update(added)
+        undo()
+
+    return take
+
+
+def draws(op: OpOverload, spec: DTensorSpec, local: Tensor) -> bool:
+    """Returns true if ``op`` draws for ``local``, a local tensor on the mesh of ``spec``, as described
+    above."""
+    return op in OPERATORS and local.device.type == spec.mesh.device_type and _is_ours(spec.mesh)
+
+
+def _is_ours(mesh: DeviceMesh) -> bool:
+    """Returns true if funcol has a kernel for the devices of ``mesh``, and no tracker of the program decides
+    what they draw."""
+    tracker = stock_random._rng_tracker
+    return (
+        (mesh.device_type == "cpu" or (mesh.device_type == "cuda" and _C.why_no_cuda_kernels() is None))
+        and (tracker is None or _is_pytorchs(tracker))
+        and not simulates_ranks()
+    )
+
+
+def _is_pytorchs(tracker: Any) -> bool:
+    return type(tracker) is stock_random.OffsetBasedRNGTracker and tracker.distribute_region_enabled
+
+
+def draw(op: OpOverload, spec: DTensorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Runs ``op`` on local tensors. Its first result, or the tensor that it fills, has ``spec``."""
+    call = dict(_defaults(op))
+    call.update(zip(call, args, strict=False))
+    call.update(kwargs)
+    return OPERATORS[op](_Source(spec, call.pop("generator", None)), op, call)
+
+
+@functools.cache
+def _defaults(op: OpOverload) -> tuple[tuple[str, Any], ...]:
+    return tuple(
+        (one.name, one.default_value if one.has_default_value() else None) for one in op._schema.arguments
+    )
+
+
+def local_results(dispatcher: stock_dispatch.OpDispatcher, op: OpOverload, op_info: Any) -> Any:
+    """Runs an operator of :data:`OPERATORS` as the dispatcher does, with the numbers of :func:`draw`;
+    ``NotImplemented`` if PyTorch has to run it.
+
+    PyTorch counterpart: ``OpDispatcher._dispatch_get_local_results_slow_path``.
+    """
+    sharding = op_info.output_sharding
+    spec = sharding.output_spec[0] if isinstance(sharding.output_spec, tuple) else sharding.output_spec
+    local = first_tensor(op_info.local_args)
+    if spec is None or not draws(op, spec, local) or spec.mesh.get_coordinate() is None:
+        return NotImplemented
+    if sharding.needs_redistribute:
+        dispatcher.redistribute_local_args(
+            op_info, sharding.redistribute_schema, sharding.use_val_from_redistribute_schema
+        )
+    local_args = op_info.local_args
+    if op_info.args_tree_spec:
+        local_args = pytree.tree_unflatten(local_args, op_info.args_tree_spec)
+    return draw(op, spec, tuple(local_args), op_info.local_kwargs)
+
+
+def first_tensor(args: Sequence[Any]) -> Tensor:
+    """Returns the first tensor among the arguments of an operator, which has one."""
+    return next(one for one in args if isinstance(one, Tensor))
+
+
+_FILLED: dict[Any, Callable[[DTensor], object]] = {torch.rand: DTensor.uniform_, torch.randn: DTensor.normal_}
+
+
+def init_helper(
+    init_op: Callable[..., Tensor],
+    size: torch.Size,
+    device_mesh: DeviceMesh | None = None,
+    placements: Sequence[Placement] | None = None,
+    **kwargs: Any,
+) -> DTensor:
+    """Makes what ``torch.distributed.tensor.rand``, ``zeros`` and others return.
+
+    PyTorch counterpart: ``torch.distributed.tensor._api._dtensor_init_helper``, which draws no random numbers
+    on CPU meshes.
+    """
+    resources: Any = vars(stock_api)["_mesh_resources"]
+    mesh = device_mesh or resources.get_current_mesh()
+    fill = _FILLED.get(init_op)
+    if fill is None or not _is_ours(mesh):
+        return _init_helper(init_op, size, mesh, placements, **kwargs)
+    dtensor = _init_helper(torch.empty, size, mesh, placements, **kwargs)
+    with torch.no_grad():
+        fill(dtensor)
+    return dtensor

@@ -1,0 +1,427 @@
+"""Writes that DTensor's dispatcher sends into redistributed copies, brought back to the base tensor.
+
+DTensor makes a view that a rank's shard does not hold, as ``x[0]`` of a tensor that is cut along its rows, of
+a redistributed copy. An in-place operator whose tensor has to move first writes to such a copy, too. PyTorch
+loses these writes. Here the copy knows its base: a write into the copy goes back into the base and into other
+copies of it, without communication where the copy is whole. Traced graphs hold the same operators.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.tensor import DTensor, Partial
+from torch.distributed.tensor import _dispatch as stock_dispatch
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._op_schema import OpSchema
+from torch.utils._python_dispatch import return_and_correct_aliasing
+
+from .. import _C, _compat
+from ..redistribution.functions import redistribute_local_tensor
+from ..redistribution.local_redistribute import axes_with_own_rules
+from ..sharding.op_schemas import specs_in, with_replicated, with_specs
+from . import patching
+
+_tail: Any = patching.copied(_compat.dispatcher_functions()["tail"])
+
+_is_alias_of: Any = torch._C._is_alias_of  # type: ignore[attr-defined]
+
+aten = torch.ops.aten
+
+
+def overloads(*packets: Any) -> set[OpOverload]:
+    """Returns all overloads of the operators ``packets``, such as ``torch.ops.aten.add_``."""
+    return {getattr(packet, name) for packet in packets for name in packet.overloads()}
+
+
+# In-place operators whose results do not depend on the tensor's old values.
+_OVERWRITING = overloads(
+    aten.bernoulli_,
+    aten.cauchy_,
+    aten.copy_,
+    aten.exponential_,
+    aten.fill_,
+    aten.geometric_,
+    aten.log_normal_,
+    aten.normal_,
+    aten.random_,
+    aten.uniform_,
+    aten.zero_,
+)
+
+
+class _Base:
+    """Counts the writes to a storage since the first copy of it."""
+
+    def __init__(self) -> None:
+        self.num_writes = 0
+
+
+class _Copy:
+    """A redistributed copy and its base, known to the copy's storage."""
+
+    def __init__(self, base: Tensor, base_spec: DTensorSpec, copy: Tensor, spec: DTensorSpec) -> None:
+        self.base, self.base_spec, self.spec = base, base_spec, spec
+        self._geometry = copy.storage_offset(), copy.size(), copy.stride()
+        self._dtype = copy.dtype
+        # The storage holds this object: a strong reference would be a cycle that no collector sees.
+        self._storage = weakref.ref(copy.untyped_storage())
+        self._known = _base_of(base)
+        self._num_writes = self._known.num_writes
+
+    def bring_back(self, written: Tensor, op: OpOverload) -> None:
+        """Writes to the base what ``op`` wrote to ``written``, a view of the copy."""
+        if self._is_stale() and op not in _OVERWRITING:
+            raise RuntimeError(_stale(op, self.base_spec))
+        copy = self.tensor()
+        assert copy is not None  # whose storage `written` has
+        mask = self._mask_of(written)
+        others = [other for other in _copies() if other is not self and self._is_alike(other)]
+        self._write(mask, copy)
+        for other in others:
+            held = other.tensor()
+            if held is not None:
+                held.copy_(torch.where(mask, copy, held))
+        bring_back(self.base, aten.copy_.default)
+        for one in (self, *others):
+            one._num_writes = self._known.num_writes
+
+    def tensor(self) -> Tensor | None:
+        """The copy; ``None`` if nobody holds it any more."""
+        storage = self._storage()
+        if storage is None:
+            return None
+        empty = torch.empty(0, dtype=self._dtype, device=storage.device)
+        return empty.set_(storage, *self._geometry)
+
+    def _is_stale(self) -> bool:
+        return self._num_writes != self._known.num_writes
+
+    def _is_alike(self, other: _Copy) -> bool:
+        """Returns true if ``other`` holds the same elements of the same base, and is as new."""
+        return (
+            not other._is_stale()
+            and other.base.data_ptr() == self.base.data_ptr()
+            and _are_placed_alike(self, other)
+        )
+
+    def _mask_of(self, written: Tensor) -> Tensor:
+        """Which elements of the copy are those of ``written``."""
+        offset, size, stride = self._geometry
+        if written.dtype != self._dtype:  # its elements are others
+            return torch.ones(size, dtype=torch.bool, device=written.device)
+        storage = self._storage()
+        assert storage is not None
+        num_elements = storage.nbytes() // written.element_size()
+        mask = torch.zeros(num_elements, dtype=torch.bool, device=written.device)
+        mask.as_strided(written.size(), written.stride(), written.storage_offset()).fill_(True)
+        return mask.as_strided(size, stride, offset)
+
+    def _write(self, mask: Tensor, copy: Tensor) -> None:
+        values = redistribute_local_tensor(copy, self.spec, self.base_spec)
+        # Where the base is partial the values are made so, but the mask is that of all ranks.
+        where = redistribute_local_tensor(
+            mask.to(torch.uint8), _as_a_mask(self.spec), _as_a_mask(self.base_spec)
+        )
+        self.base.copy_(torch.where(where.bool(), values, self.base))
+
+
+class _TracedCopy:
+    """A copy in a traced graph, which has no memory of its own and is kept as long as the trace."""
+
+    def __init__(self, base: Tensor, base_spec: DTensorSpec, copy: Tensor, spec: DTensorSpec) -> None:
+        self.base, self.base_spec, self.copy, self.spec = base, base_spec, copy, spec
+        self.is_stale = False
+
+    def is_alike(self, other: _TracedCopy) -> bool:
+        return (
+            not other.is_stale
+            and _is_alias_of(other.base, self.base)
+            and bool(other.base.storage_offset() == self.base.storage_offset())
+            and _are_placed_alike(self, other)
+        )
+
+
+class _Trace:
+    """The copies in a graph that is being traced."""
+
+    def __init__(self) -> None:
+        self._copies: list[_TracedCopy] = []
+
+    def add(self, copy: _TracedCopy) -> None:
+        if not _is_alias_of(copy.copy, copy.base):
+            self._copies.append(copy)
+
+    def bring_back(self, written: Tensor, op: OpOverload) -> None:
+        """Writes to the base what ``op`` wrote to ``written``, if that is a view of a copy."""
+        for one in self._copies:
+            one.is_stale |= _is_alias_of(one.base, written)
+        for one in self._copies:
+            if _is_alias_of(one.copy, written):
+                self._bring_back(one, op)
+
+    def _bring_back(self, copy: _TracedCopy, op: OpOverload) -> None:
+        if copy.is_stale:
+            raise RuntimeError(_stale(op, copy.base_spec))
+        alike = [other for other in self._copies if other is not copy and copy.is_alike(other)]
+        copy.base.copy_(redistribute_local_tensor(copy.copy, copy.spec, copy.base_spec))
+        for other in alike:
+            other.copy.copy_(copy.copy)
+        self.bring_back(copy.base, aten.copy_.default)
+        for one in (copy, *alike):
+            one.is_stale = False
+
+
+_NAME_OF_TRACE = "_funcol_trace"
+_TRACING_MODES = (torch._C._TorchDispatchModeKey.FUNCTIONAL, torch._C._TorchDispatchModeKey.PROXY)
+
+
+def _trace() -> _Trace | None:
+    """The copies in the graph that is being traced, if there is one."""
+    for key in _TRACING_MODES:
+        mode = torch._C._get_dispatch_mode(key)
+        if mode is not None:
+            trace: _Trace | None = getattr(mode, _NAME_OF_TRACE, None)
+            if trace is None:
+                trace = _Trace()
+                setattr(mode, _NAME_OF_TRACE, trace)
+            return trace
+    return None
+
+
+def _are_placed_alike(one: _Copy | _TracedCopy, other: _Copy | _TracedCopy) -> bool:
+    """Returns true if both are the same redistribution of tensors of one shape, strides and dtype."""
+    return (
+        (other.base.size(), other.base.stride(), other.base.dtype)
+        == (one.base.size(), one.base.stride(), one.base.dtype)
+        and other.spec.placements == one.spec.placements
+        and other.base_spec.placements == one.base_spec.placements
+    )
+
+
+def _stale(op: OpOverload, spec: DTensorSpec) -> str:
+    return (
+        f"funcol: {op} writes to a view that was made of a copy of a tensor with placements "
+        f"{spec.placements}, which was written to since: the view has old values. Take the view again after "
+        "each write to the tensor, or redistribute the tensor first."
+    )
+
+
+_NAME_OF_COPY, _NAME_OF_BASE = "_funcol_copy", "_funcol_base"
+_open: set[weakref.ref[_Copy]] = set()
+
+# Empty while no write has to be brought back. Another module may ask, and not change it.
+open_copies = _open
+
+
+def _copies() -> list[_Copy]:
+    return [copy for copy in (reference() for reference in tuple(_open)) if copy is not None]
+
+
+def _base_of(tensor: Tensor) -> _Base:
+    storage = tensor.untyped_storage()
+    known: _Base | None = getattr(storage, _NAME_OF_BASE, None)
+    if known is None:
+        known = _Base()
+        setattr(storage, _NAME_OF_BASE, known)
+    return known
+
+
+def _as_a_mask(spec: DTensorSpec) -> DTensorSpec:
+    """The spec of a mask for a tensor of ``spec``: of bytes, and replicated where ``spec`` is partial."""
+    assert spec.tensor_meta is not None
+    meta = TensorMeta(spec.tensor_meta.shape, spec.tensor_meta.stride, torch.uint8)
+    mask: DTensorSpec = _C.copy_spec(with_replicated(spec, pending_axes(spec)))
+    mask.tensor_meta = meta
+    return mask
+
+
+@functools.cache
+def _is_view(op: OpOverload) -> bool:
+    return bool(op._schema._is_view_op())
+
+
+def _written_first(op: OpOverload) -> Any:
+    """Returns the first argument of the schema if ``op`` writes to it, else ``None``."""
+    first = next(iter(op._schema.arguments), None)
+    is_written = first is not None and first.alias_info is not None and first.alias_info.is_write
+    return first if is_written else None
+
+
+@functools.cache
+def writes_to_first(op: OpOverload) -> bool:
+    """Returns true if ``op`` writes to its first argument, a tensor whose shape it keeps, and returns it."""
+    first, returns = _written_first(op), op._schema.returns
+    return (
+        first is not None
+        and isinstance(first.type, torch.TensorType)
+        and len(returns) == 1
+        and isinstance(returns[0].type, torch.TensorType)
+        and torch.Tag.inplace_view not in op.tags
+    )
+
+
+@functools.cache
+def writes_to_list(op: OpOverload) -> bool:
+    """Returns true if ``op``, such as ``_foreach_add_``, writes to the tensors of a list, its first one."""
+    first = _written_first(op)
+    return first is not None and isinstance(first.type, torch.ListType)
+
+
+def is_in_place(op: OpOverload) -> bool:
+    """Returns true if ``op`` writes to its first argument, a tensor or a list of tensors."""
+    return writes_to_first(op) or writes_to_list(op)
+
+
+def overwrites(op: OpOverload) -> bool:
+    """Returns true if ``op`` writes to all of its first argument, whose old values it does not read."""
+    return op in _OVERWRITING
+
+
+def copies_to_write_to(op_schema: OpSchema) -> Iterator[OpSchema]:
+    """Yields ``op_schema`` with the tensors that it writes to replicated along some axes, along as few as
+    possible first: operators in place are run on such copies where they cannot run on the tensors.
+
+    Of an operator that draws random numbers ranks may draw different ones. So only a sum is replicated, which
+    is brought back from one rank.
+    """
+    op = op_schema.op
+    first, *others = specs_in((op_schema.args_schema, op_schema.kwargs_schema))
+    if writes_to_list(op):
+        count = len(specs_in(op_schema.args_schema[0]))
+        written = [first, *others[: count - 1]]
+        replicated = [with_replicated(spec, pending_axes(spec)) for spec in written]
+        yield with_specs(op_schema, [*replicated, *others[count - 1 :]])
+        return
+    axes = [axis for axis, placement in enumerate(first.placements) if _may_be_replicated(op, placement)]
+    for count in range(1, len(axes) + 1):
+        for some in itertools.combinations(axes, count):
+            yield with_specs(op_schema, [with_replicated(first, set(some)), *others])
+
+
+def _may_be_replicated(op: OpOverload, placement: Any) -> bool:
+    if torch.Tag.nondeterministic_seeded in op.tags:
+        return type(placement) is Partial and placement.reduce_op == "sum"
+    return not placement.is_replicate()
+
+
+def pending_axes(spec: DTensorSpec) -> set[int]:
+    """Returns the axes along which the tensor is partial."""
+    return {axis for axis, placement in enumerate(spec.placements) if placement.is_partial()}
+
+
+def stays_as_it_is(spec: DTensorSpec) -> bool:
+    """Returns true if values can be brought back to a tensor of ``spec``: to all but partial norms."""
+    return not axes_with_own_rules(spec.placements)
+
+
+def check_is_alone(op: OpOverload, written: DTensor) -> None:
+    """Raises an error if ``written``, whose values become replicated in place, shares its memory."""
+    storage = written._local_tensor.untyped_storage()
+    # One reference is the local tensor's, one that of the object here.
+    if written._is_view() or torch._C._storage_Use_Count(storage._cdata) > 2:
+        raise RuntimeError(
+            f"funcol: {op} writes to a tensor with placements {written.placements}, which it has to reduce "
+            "first, and whose memory another tensor shares. Redistribute it first, x = x.redistribute("
+            "placements=[Replicate()] * x.device_mesh.ndim), or use the operator that returns a new tensor."
+        )
+
+
+def bring_back_moved(
+    op: OpOverload,
+    bases: Sequence[Any],
+    base_specs: Sequence[Any],
+    copies: Sequence[Any],
+    specs: Sequence[Any],
+) -> None:
+    """Called after ``op`` has run on ``copies`` of the tensors of the list that it writes to."""
+    for base, base_spec, moved, spec in zip(bases, base_specs, copies, specs, strict=True):
+        if moved is not base:
+            base.copy_(redistribute_local_tensor(moved, spec, base_spec))
+
+
+def first_moved(op: OpOverload, base: Tensor, base_spec: Any, copy: Tensor, spec: Any) -> None:
+    """Called after ``op`` has run on ``copy``, the redistributed ``base``, as its first argument."""
+    if writes_to_first(op):
+        brought = redistribute_local_tensor(copy, spec, base_spec) if stays_as_it_is(base_spec) else copy
+        base.copy_(brought)
+    elif not _is_view(op):
+        return
+    elif (trace := _trace()) is not None:
+        trace.add(_TracedCopy(base, base_spec, copy, spec))
+    elif copy.numel() and not isinstance(copy, FakeTensor) and not _is_alias_of(copy, base):
+        known = _Copy(base, base_spec, copy, spec)
+        setattr(copy.untyped_storage(), _NAME_OF_COPY, known)
+        _open.add(weakref.ref(known, _open.discard))
+
+
+def bring_back(written: Tensor, op: OpOverload) -> None:
+    """Writes to the base what ``op`` wrote to ``written``, if that is a view of a copy."""
+    if (trace := _trace()) is not None:
+        trace.bring_back(written, op)
+        return
+    storage = written.untyped_storage()
+    copy: _Copy | None = getattr(storage, _NAME_OF_COPY, None)
+    base: _Base | None = getattr(storage, _NAME_OF_BASE, None)
+    if base is not None:
+        base.num_writes += 1
+    if copy is not None:
+        copy.bring_back(written, op)
+
+
+def tail(
+    self: stock_dispatch.OpDispatcher,
+    op_call: OpOverload,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    compute_mesh: Any,
+    output_sharding: Any,
+    local_results: object,
+    participating: bool,
+    is_inplace_op: bool,
+    is_out_variant_op: bool,
+) -> object:
+    """The last step of an operator; brings back the writes of in-place operators.
+
+    PyTorch counterpart: ``OpDispatcher._dispatch_fast_path_python_tail``.
+    """
+    if participating and (is_inplace_op or is_out_variant_op) and (_open or _trace() is not None):
+        out = [kwargs.get(one.name) for one in op_call._schema.arguments if one.is_out]
+        written = out if is_out_variant_op else args[0] if isinstance(args[0], (list, tuple)) else args[:1]
+        for tensor in written:
+            if isinstance(tensor, DTensor):
+                bring_back(tensor._local_tensor, op_call)
+    if is_inplace_op and isinstance(args[0], Tensor) and not isinstance(args[0], DTensor):
+        return args[0]  # which counts as replicated; PyTorch raises an AssertionError after the write
+    result = _tail(
+        self,
+        op_call,
+        args,
+        kwargs,
+        compute_mesh,
+        output_sharding,
+        local_results,
+        participating,
+        is_inplace_op,
+        is_out_variant_op,
+    )
+    if is_inplace_op and torch.Tag.inplace_view in op_call.tags:
+        _reshape(op_call, args, kwargs, output_sharding.output_spec)
+    return result
+
+
+def _reshape(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], spec: object) -> None:
+    """Gives the DTensor that ``op``, such as ``squeeze_``, has reshaped the spec of its new shape. PyTorch
+    keeps the old spec where the placements stay."""
+    held = args[0]
+    if isinstance(held, DTensor) and isinstance(spec, DTensorSpec) and held._spec != spec:
+        held._spec = spec
+        return_and_correct_aliasing(op, args, kwargs, held)  # type: ignore[no-untyped-call]

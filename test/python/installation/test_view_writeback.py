@@ -1,0 +1,416 @@
+"""With funcol under DTensor, what programs write into views and at indices is not lost."""
+
+from __future__ import annotations
+
+import functools
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from ranks import run_ranks
+from sharded import layouts, mesh_of
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.placement_types import _StridedShard
+from twins import agrees, check_twin, numbers, placed, replicated
+
+import funcol
+from funcol import _compat
+from funcol.installation import view_writeback
+
+ON_DEVICES = True
+
+aten = torch.ops.aten
+Write = Callable[[Tensor], Any]
+
+
+def rows(x: Tensor, *numbers: int) -> Tensor:
+    return replicated(torch.tensor(numbers), x)
+
+
+def ones(x: Tensor, *shape: int) -> Tensor:
+    return replicated(torch.ones(shape, dtype=torch.float64), x)
+
+
+def a_row(x: Tensor) -> Tensor:
+    x[0] = 7
+    return x
+
+
+def the_last_row(x: Tensor) -> Tensor:
+    x[-1] = 7
+    return x
+
+
+def every_other_row(x: Tensor) -> Tensor:
+    x[::2] = 7
+    return x
+
+
+def rows_of_another(x: Tensor) -> Tensor:
+    x[1:3] = ones(x, 2, 3)
+    return x
+
+
+def an_element(x: Tensor) -> Tensor:
+    x[2, 1] = 7
+    return x
+
+
+def part_of_a_column(x: Tensor) -> Tensor:
+    x[1:4, 0] = 7
+    return x
+
+
+def at_a_mask(x: Tensor) -> Tensor:
+    x[x > 0.5] = 0
+    return x
+
+
+def at_indices(x: Tensor) -> Tensor:
+    x[rows(x, 3, 0)] = 7
+    return x
+
+
+def copied(x: Tensor) -> Tensor:
+    x[0].copy_(x[3])
+    return x
+
+
+def filled(x: Tensor) -> Tensor:
+    x.select(0, 3).fill_(3)
+    return x
+
+
+def scaled(x: Tensor) -> Tensor:
+    x[1:3].mul_(2)
+    return x
+
+
+def diagonal(x: Tensor) -> Tensor:
+    x.diagonal().fill_(3)
+    return x
+
+
+def row_of_the_transposed(x: Tensor) -> Tensor:
+    x.t()[:, 2].mul_(3)
+    return x
+
+
+def view_of_a_view(x: Tensor) -> Tensor:
+    x[1:4][2][1:].zero_()
+    return x
+
+
+def two_views_one_after_the_other(x: Tensor) -> Tensor:
+    first, second = x[0:3], x[1:4]
+    first.mul_(2)
+    second.add_(1)
+    first.add_(3)
+    return x
+
+
+def the_view_itself(x: Tensor) -> Tensor:
+    view = x[1:4]
+    view.mul_(2)
+    return view * view
+
+
+def put_at_indices(x: Tensor) -> Tensor:
+    return x.index_put_((rows(x, 0, 2),), ones(x, 2, 3))
+
+
+def accumulated_at_indices(x: Tensor) -> Tensor:
+    return x.index_put_((rows(x, 0, 2, 0),), ones(x, 3, 3), accumulate=True)
+
+
+def rows_filled(x: Tensor) -> Tensor:
+    return x.index_fill_(0, rows(x, 0, 2), 3.0)
+
+
+def rows_added(x: Tensor) -> Tensor:
+    return x.index_add_(0, rows(x, 0, 2), ones(x, 2, 3), alpha=2)
+
+
+def rows_copied(x: Tensor) -> Tensor:
+    return x.index_copy_(0, rows(x, 3, 2), ones(x, 2, 3))
+
+
+def scattered(x: Tensor) -> Tensor:
+    return x.scatter_(0, rows(x, 0, 2, 1).view(1, 3), ones(x, 2, 3))
+
+
+def scattered_number(x: Tensor) -> Tensor:
+    return x.scatter_(0, rows(x, 0, 3, 1).view(1, 3), 5.0)
+
+
+def scatter_added(x: Tensor) -> Tensor:
+    return x.scatter_add_(0, rows(x, 0, 3, 0).view(1, 3), ones(x, 2, 3))
+
+
+WRITES: dict[str, Write] = {
+    write.__name__: write
+    for write in (
+        a_row, the_last_row, every_other_row, rows_of_another, an_element, part_of_a_column, at_a_mask,
+        at_indices, copied, filled, scaled, diagonal, row_of_the_transposed, view_of_a_view,
+        two_views_one_after_the_other, the_view_itself, put_at_indices, accumulated_at_indices, rows_filled,
+        rows_added, rows_copied, scattered, scattered_number, scatter_added,
+    )
+}  # fmt: skip
+# PyTorch's gradients of these mix DTensors with plain tensors, and raise.
+WITHOUT_GRADIENT = {"put_at_indices"}
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("words", ["S0", "S1"])
+@pytest.mark.parametrize("size", [4, 5])
+@pytest.mark.parametrize("name", WRITES)
+def test_a_write_reaches_a_tensor_that_is_cut(name: str, size: int, words: str) -> None:
+    check_twin(WRITES[name], [numbers(size, 3)], words)
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("words", ["S0", "S1"])
+@pytest.mark.parametrize("size", [4, 5])
+@pytest.mark.parametrize("name", sorted(WRITES.keys() - WITHOUT_GRADIENT))
+def test_a_write_to_a_tensor_that_is_cut_has_its_gradient(name: str, size: int, words: str) -> None:
+    check_twin(WRITES[name], [numbers(size, 3)], words, backward=True)
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("words", ["S0 S1", "S0 S0", "R S0", "S1 R"])
+@pytest.mark.parametrize(
+    "name", ["a_row", "part_of_a_column", "view_of_a_view", "put_at_indices", "diagonal"]
+)
+def test_a_write_reaches_a_tensor_that_two_axes_cut(name: str, words: str) -> None:
+    check_twin(WRITES[name], [numbers(5, 3)], words, mesh=(2, 2))
+
+
+@pytest.mark.parametrize("words", ["Psum", "Pavg", "Pmax"])
+@pytest.mark.parametrize("name", ["a_row", "part_of_a_column", "at_a_mask", "put_at_indices", "rows_filled"])
+def test_a_write_reaches_a_tensor_that_is_pending(name: str, words: str) -> None:
+    check_twin(WRITES[name], [numbers(5, 3)], words)
+
+
+def an_element_of_the_flat(x: Tensor) -> Tensor:
+    x.view(-1)[3] = 2
+    return x
+
+
+def an_element_of_the_flattened(x: Tensor) -> Tensor:
+    x.flatten()[3] = 2
+    return x
+
+
+def part_of_the_flat(x: Tensor) -> Tensor:
+    x.view(-1)[2:6].mul_(3)
+    return x
+
+
+def all_of_the_flat(x: Tensor) -> Tensor:
+    x.view(-1).fill_(2)
+    return x
+
+
+def a_block(x: Tensor) -> Tensor:
+    x.view(2, 2, 4)[0].zero_()
+    return x
+
+
+def half_of_the_columns(x: Tensor) -> Tensor:
+    x.unflatten(1, (2, 2))[:, 0].add_(1)
+    return x
+
+
+RESHAPED = [
+    *[an_element_of_the_flat, an_element_of_the_flattened, part_of_the_flat, all_of_the_flat, a_block],
+    half_of_the_columns,
+]
+
+
+@pytest.mark.parametrize("words", ["S0", "S1", "Psum"])
+@pytest.mark.parametrize("write", RESHAPED)
+def test_a_write_through_another_shape_reaches_the_tensor(write: Write, words: str) -> None:
+    check_twin(write, [numbers(4, 4)], words)
+
+
+@pytest.mark.parametrize("words", ["S1 S0", "S1 S1", "R S1", "Psum S1"])
+@pytest.mark.parametrize("write", RESHAPED)
+def test_a_write_through_another_shape_reaches_a_tensor_that_two_axes_cut(write: Write, words: str) -> None:
+    check_twin(write, [numbers(4, 4)], words, mesh=(2, 2))
+
+
+def written_on_strided_shards(write: Write, dim: int, second: bool, x: Tensor) -> Tensor:
+    if not isinstance(x, DTensor):
+        return write(x.clone())
+    other = Shard(dim) if second else Replicate()
+    return write(x.redistribute(placements=[_StridedShard(dim, split_factor=2), other]))
+
+
+@pytest.mark.parametrize("second", [False, True], ids=["one axis", "two axes"])
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("write", RESHAPED)
+def test_a_write_through_another_shape_reaches_strided_shards(write: Write, dim: int, second: bool) -> None:
+    write_on = functools.partial(written_on_strided_shards, write, dim, second)
+    check_twin(write_on, [numbers(4, 4)], "R R", mesh=(2, 2))
+
+
+def unbound(x: Tensor) -> Tensor:
+    for number, row in enumerate(x.unbind()):
+        row.add_(number)
+    return x
+
+
+def chunked(x: Tensor) -> Tensor:
+    first, second = x.chunk(2)
+    second.zero_()
+    first.mul_(2)
+    return x
+
+
+def split(x: Tensor) -> Tensor:
+    x.split(2)[1].zero_()
+    return x
+
+
+@pytest.mark.parametrize("size", [4, 5])
+@pytest.mark.parametrize("write", [unbound, chunked, split])
+def test_a_write_to_one_of_several_views_reaches_the_tensor(write: Write, size: int) -> None:
+    check_twin(write, [numbers(size, 3)], "S0")
+
+
+def agrees_when_compiled(rank: int, world: int, name: str, size: int, words: str, backward: bool) -> None:
+    write = WRITES[name]
+    # PyTorch has no gradients of compiled regions that write to DTensors that they are given.
+    function = (lambda x: write(x * 1)) if backward else write
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="aot_eager")
+    agrees(rank, world, compiled, [numbers(size, 3)], [words], (world,), backward)
+
+
+# In minors whose DTensor does not look into the indices of index_put_, PyTorch cannot trace it.
+TRACES_INDICES = any(
+    aten.index_put_.default in getattr(DTensor._op_dispatcher.sharding_propagator, table, ())
+    for table in _compat.TABLES_OF_SCHEMA_INFO
+)
+AT_INDICES = {"at_a_mask", "at_indices", "put_at_indices", "accumulated_at_indices"}
+TRACED = [name for name in WRITES if TRACES_INDICES or name not in AT_INDICES]
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("name", TRACED)
+def test_a_compiled_write_reaches_a_tensor_that_is_cut(name: str) -> None:
+    run_ranks(agrees_when_compiled, 2, name, 5, "S0", False)
+
+
+@pytest.mark.parametrize("words", ["S1", "Psum", "Pavg", "Pmax"])
+@pytest.mark.parametrize("name", ["a_row", "part_of_a_column", "rows_filled"])
+def test_a_compiled_write_reaches_a_tensor_however_it_is_placed(name: str, words: str) -> None:
+    run_ranks(agrees_when_compiled, 2, name, 4, words, False)
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name in TRACED
+        if name in ("a_row", "at_a_mask", "rows_of_another", "two_views_one_after_the_other")
+    ],
+)
+def test_a_compiled_write_to_a_tensor_that_is_cut_has_its_gradient(name: str) -> None:
+    run_ranks(agrees_when_compiled, 2, name, 5, "S0", True)
+
+
+def changes_between_views(x: Tensor) -> Tensor:
+    row = x[0]
+    x.mul_(2)
+    row.add_(1)
+    return x
+
+
+def refuses_old_values_when_compiled(rank: int, world: int) -> None:
+    x = placed(numbers(4, 3), layouts("S0")[0], mesh_of((world,)))
+    torch._dynamo.reset()
+    with (
+        funcol.installed(),
+        pytest.raises(Exception, match=r"aten\.add_\.Tensor writes to a view .* Take the"),
+    ):
+        torch.compile(changes_between_views, backend="aot_eager")(x)
+
+
+def test_a_view_with_old_values_is_not_added_to_in_a_compiled_region() -> None:
+    run_ranks(refuses_old_values_when_compiled, 2)
+
+
+def needs_no_communication(rank: int, world: int) -> None:
+    x = placed(numbers(4, 3), layouts("S0")[0], mesh_of((world,)))
+    with funcol.installed():
+        row = x[0]
+        with CommDebugMode() as during:
+            row.fill_(7)
+    assert during.get_total_counts() == 0
+
+
+def test_what_is_written_to_a_gathered_row_is_brought_back_without_communication() -> None:
+    run_ranks(needs_no_communication, 2)
+
+
+def refuses_old_values(rank: int, world: int) -> None:
+    x = placed(numbers(4, 3), layouts("S0")[0], mesh_of((world,)))
+    with funcol.installed():
+        row = x[0]
+        x.mul_(2)
+        with pytest.raises(RuntimeError, match=r"aten\.add_\.Tensor writes to a view .* Take the view again"):
+            row.add_(1)
+        row.fill_(5)  # whatever the row held
+        assert x.full_tensor()[0].tolist() == [5.0] * 3
+        torch.testing.assert_close(x.full_tensor()[1:], 2 * numbers(4, 3)[1:])
+
+
+def test_a_view_with_old_values_is_not_added_to() -> None:
+    run_ranks(refuses_old_values, 2)
+
+
+def forgets_copies(rank: int, world: int) -> None:
+    x = placed(numbers(4, 3), layouts("S0")[0], mesh_of((world,)))
+    with funcol.installed():
+        gc.collect()
+        before = set(view_writeback._open)
+        view = x[0][1:]
+        assert len(view_writeback._open - before) == 1
+        del view
+        gc.collect()  # a decision made for the first time may keep its caller's frame
+        assert not view_writeback._open - before
+
+
+def test_a_copy_is_forgotten_with_the_last_view_of_it() -> None:
+    run_ranks(forgets_copies, 2)
+
+
+def leaves_a_write_through_where_the_tensor_was(rank: int, world: int) -> None:
+    x = placed(numbers(4, 3), layouts("S0")[0], mesh_of((world,)))
+    with funcol.installed():
+        result = x.index_fill_(0, rows(x, 0, 3), 2.0)
+    assert result is x
+    assert isinstance(x, DTensor)
+    assert str(x.placements) == "(Shard(dim=0),)"
+    assert x.to_local().shape == (2, 3)
+
+
+def test_a_tensor_that_is_written_to_stays_where_it_is() -> None:
+    run_ranks(leaves_a_write_through_where_the_tensor_was, 2)
+
+
+def refuses_to_lose_statistics(rank: int, world: int) -> None:
+    layout, mesh = layouts("Psum")[0], mesh_of((world,))
+    x, mean, variance = (placed(one, layout, mesh) for one in (numbers(4, 3, 2), numbers(3), numbers(3)))
+    with funcol.installed(), pytest.raises(RuntimeError, match=r"batch_norm: no way to run it leaves"):
+        torch.nn.functional.batch_norm(x, mean, variance, training=True)
+
+
+def test_running_statistics_that_would_have_to_move_are_refused() -> None:
+    run_ranks(refuses_to_lose_statistics, 2)

@@ -26,7 +26,7 @@ _NEED_DTENSOR = {
     "redistribute_local_tensor": "functions",
     "redistribute_many": "functions",
     "redistribute_tensor": "plain_tensors",
-    "show": "showing",
+    "show": "visualize",
 }
 
 __all__ = [

@@ -31,7 +31,7 @@ SHAPES = [(24, 12), (7, 5), (1, 3), (0, 4)]
 
 
 def with_orders(words: Sequence[str]) -> Iterable[Layout]:
-    """The layout of these words in every order in which its axes can cut the dims."""
+    """Yields the layout of these words in every order in which its axes can cut the dims."""
     cuts = {
         dim: [axis for axis, word in enumerate(words) if word == f"S{dim}"]
         for dim in sorted({int(word[1:]) for word in words if word[0] == "S"})

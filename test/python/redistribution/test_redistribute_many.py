@@ -77,7 +77,7 @@ def test_results_are_those_of_single_calls() -> None:
 
 
 def count_collectives(call: Callable[[], object]) -> int:
-    """How often a backend was called, as PyTorch's profiler sees it."""
+    """Returns how often a backend was called, as PyTorch's profiler sees it."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         call()
     return sum(event.name.startswith("c10d::") for event in profile.events())

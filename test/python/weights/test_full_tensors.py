@@ -152,7 +152,7 @@ def test_tied_parameters_are_sent_once() -> None:
 
 
 def count(call: Callable[[], object], name: str) -> int:
-    """How often a backend was called for a collective, as PyTorch's profiler sees it."""
+    """Returns how often a backend was called for a collective, as PyTorch's profiler sees it."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         call()
     return sum(event.name.startswith("c10d::") and name in event.name for event in profile.events())

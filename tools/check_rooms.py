@@ -66,7 +66,7 @@ def room_of(file: Path) -> str:
 
 
 def imports_to_the_right(imports: Iterable[Import], rooms: list[set[str]]) -> Iterator[str]:
-    """A message for each import that does not lead to the left."""
+    """Yields a message for each import that does not lead to the left."""
     place = {room: i for i, names in enumerate(rooms) for room in names}
     for one in imports:
         here, there = room_of(one.file), room_of(one.imported)
@@ -80,7 +80,7 @@ def imports_to_the_right(imports: Iterable[Import], rooms: list[set[str]]) -> It
 
 
 def circles(imports: Iterable[Import]) -> Iterator[str]:
-    """A message for each set of files that import one another, by Tarjan's algorithm."""
+    """Yields a message for each set of files that import one another, by Tarjan's algorithm."""
     targets: dict[Path, list[Path]] = {}
     for one in imports:
         targets.setdefault(one.file, []).append(one.imported)

@@ -47,7 +47,7 @@ def gain(stock: float, ours: float) -> str:
 
 
 def bars(lengths: dict[str, float], unit: str) -> list[str]:
-    """A line a side, with a bar as long as its part of the longest."""
+    """Returns a line a side, with a bar as long as its part of the longest."""
     longest = max(lengths.values())
     return [
         f"  {side:<8}{'#' * max(1, round(BAR * length / longest)):<{BAR}} {length:6.1f} {unit}"
@@ -101,7 +101,7 @@ def conditions(sides: dict[str, Overlap]) -> str:
 
 
 def title(sides: dict[str, Overlap]) -> str:
-    """The picture's title, which states the gain."""
+    """Returns the picture's title, which states the gain."""
     stock, ours = sides["stock"].used, sides["funcol"].used
     return (
         f"{conditions(sides).capitalize()}: {stock:.0f} ms on stock PyTorch, {ours:.0f} ms on funcol, "

@@ -45,7 +45,7 @@ class Overlap(NamedTuple):
 
 
 def overlap() -> dict[str, Overlap]:
-    """The round of the median time of each side; the sides take turns."""
+    """Returns the round of the median time of each side; the sides take turns."""
     sides = {"stock": stock.all_gather_tensor, "funcol": funcol.all_gather_tensor}
     rounds: dict[str, list[Overlap]] = {side: [] for side in sides}
     for _ in range(NUM_ROUNDS):

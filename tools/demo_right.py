@@ -61,7 +61,7 @@ class Values(NamedTuple):
 
 
 def right() -> dict[str, Values]:
-    """The values of each of :data:`LINES` on this rank; tensors are cut along dim 0 over all ranks."""
+    """Returns the values of each of :data:`LINES` on this rank; tensors are cut along dim 0."""
     mesh = init_device_mesh("cpu", (NUM_RANKS,))
     return {
         name: Values(_number(line(lambda x: x)), _value(line, mesh, False), _value(line, mesh, True))

@@ -60,8 +60,8 @@ def speed(num_steps: int) -> dict[str, Speed]:
 
 
 def train(mesh: DeviceMesh, num_steps: int) -> tuple[list[tuple[float, float]], list[float]]:
-    """Seconds of each step, by the clock and of this thread's processor time; and the mean losses over the
-    ranks."""
+    """Returns seconds of each step, by the clock and of this thread's processor time; and the mean losses
+    over the ranks."""
     torch.manual_seed(0)
     model = parallelized(LanguageModel(CONFIG), mesh, mp_policy=POLICY)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=True)

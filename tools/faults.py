@@ -16,7 +16,7 @@ static bool is_mutated(const char* name) {{
 
 
 def mutated(source: str, mutations: list[dict[str, str]]) -> str:
-    """The source with all faults of a file, each behind its switch. Faults may share a text."""
+    """Returns the source with all faults of a file, each behind its switch. Faults may share a text."""
     by_text: dict[str, list[dict[str, str]]] = {}
     for mutation in mutations:
         by_text.setdefault(mutation["text"], []).append(mutation)

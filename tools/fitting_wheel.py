@@ -19,7 +19,7 @@ DIST = Path(__file__).resolve().parent.parent / "dist"
 
 
 def why_not(wheel: Path, torch: str, sources: str) -> str | None:
-    """Why ``wheel`` cannot be installed for ``torch``; None if it can."""
+    """Returns why ``wheel`` cannot be installed for ``torch``; None if it can."""
     *_, python, _, platforms = wheel.stem.split("-")
     this_python = f"cp{sys.version_info.major}{sys.version_info.minor}"
     if python != this_python:

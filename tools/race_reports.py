@@ -32,7 +32,7 @@ def is_pytorchs(access: str) -> bool:
 
 
 def findings(text: str) -> tuple[list[str], int]:
-    """The reports in ``text`` that count, and the number of all."""
+    """Returns the reports in ``text`` that count, and the number of all."""
     found = []
     reports = list(REPORT.finditer(text))
     for report in reports:

@@ -41,7 +41,7 @@ class Step:
 
 
 def as_ratio(ratio: float) -> str:
-    """``ratio`` as the page writes it: ``1.62x``, ``7.5x``, ``18x``, ``1100x``."""
+    """Returns ``ratio`` as the page writes it: ``1.62x``, ``7.5x``, ``18x``, ``1100x``."""
     if ratio < 2:
         return f"{ratio:.2f}x"
     if ratio < 10:
@@ -51,7 +51,7 @@ def as_ratio(ratio: float) -> str:
 
 
 def steps(page: Path = PAGE) -> list[Step]:
-    """The rows of the first table of ``page``."""
+    """Returns the rows of the first table of ``page``."""
     lines = page.read_text().splitlines()
     first = next(number for number, line in enumerate(lines) if line.startswith("| --- "))
     found = []
@@ -64,13 +64,13 @@ def steps(page: Path = PAGE) -> list[Step]:
 
 
 def description(rows: list[Step]) -> str:
-    """The chart in words, for readers who do not see it."""
+    """Returns the chart in words, for readers who do not see it."""
     times = "; ".join(f"{row.name}: {row.stock} and {row.funcol}" for row in rows)
     return f"Milliseconds of a step on stock PyTorch and with funcol. {times}."
 
 
 def drawn(rows: list[Step], theme: str) -> str:
-    """The chart as SVG: for each row a bar a side, and a tick at the time of the program not parallel."""
+    """Returns the chart as SVG: a bar a side for each row, and a tick at the time without parallelism."""
     colors = THEMES[theme]
     height = TOP + ROW * len(rows)
     scale = BARS / max(row.stock for row in rows)

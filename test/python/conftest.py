@@ -154,13 +154,13 @@ def propagator() -> ShardingPropagator:
 
 @pytest.fixture
 def mesh(request: pytest.FixtureRequest) -> DeviceMesh:
-    """One of ``simulated.MESHES``, by its name."""
+    """Returns one of ``simulated.MESHES``, by its name."""
     return DeviceMesh("cpu", MESHES[request.param])
 
 
 @pytest.fixture
 def mesh_2x2() -> Iterator[DeviceMesh]:
-    """A 2 x 2 mesh (dp, tp), seen from rank 1; nothing is sent."""
+    """Yields a 2 x 2 mesh (dp, tp), seen from rank 1; nothing is sent."""
     dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)
     yield init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     dist.destroy_process_group()

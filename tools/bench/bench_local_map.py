@@ -84,7 +84,7 @@ def case(
     mesh: DeviceMesh,
     is_backward: bool,
 ) -> Case:
-    """``raw`` and ``use`` are the function itself on local tensors."""
+    """Returns a case whose ``raw`` and ``use`` are the function itself on local tensors."""
     stated = {"out_placements": outputs, "in_placements": inputs, "device_mesh": mesh}
     stock = call_of(local_map(function, **stated), args, is_backward)
     ours = call_of(funcol.local_map.apply_local_map(function, **stated), args, is_backward)

@@ -61,7 +61,7 @@ class Case:
     limits: dict[str, float] = field(default_factory=dict)
 
     def calls(self) -> dict[str, Call]:
-        """The calls of the sides that there are."""
+        """Returns the calls of all sides that exist."""
         sides = {"use": self.use, "stock": self.stock, "raw": self.raw, "funcol": self.funcol}
         return {side: call for side, call in sides.items() if call is not None}
 
@@ -93,7 +93,7 @@ class Clock:
     num_calls_issued: int | None = None
 
     def time_calls(self, call: Call, num_calls: int) -> float:
-        """Microseconds a call, over ``num_calls`` calls in a row."""
+        """Returns microseconds a call, over ``num_calls`` calls in a row."""
         if self.num_calls_issued is not None:
             return self._time_issue(call, num_calls, self.num_calls_issued)
         self.synchronize()
@@ -134,7 +134,7 @@ def is_simulated_alone() -> bool:
 
 
 def measure(case: Case, repeat: int, clock: Clock) -> dict[str, Any]:
-    """One record: each side timed once a round, the order turning from round to round."""
+    """Returns one record: each side is timed once a round, and the order turns from round to round."""
     calls = case.calls()
     num_calls = {}
     for side, call in calls.items():
@@ -148,7 +148,7 @@ def measure(case: Case, repeat: int, clock: Clock) -> dict[str, Any]:
 
 
 def call_record(case: Case, rounds: dict[str, list[float]]) -> dict[str, Any]:
-    """The times of ``rounds`` and their ratios, funcol's to those of each side.
+    """Returns the times of ``rounds`` and their ratios, funcol's to those of each side.
 
     ``"stock overhead"`` is the ratio of funcol's to stock's time, both without the use.
     """
@@ -209,7 +209,7 @@ def lone_group(device: torch.device, num_ranks: int, whole_steps: bool = False) 
 
 
 def default_num_ranks(device: torch.device) -> int:
-    """The ranks of a benchmark of single collectives: NCCL has one on a GPU."""
+    """Returns the ranks of a benchmark of single collectives: NCCL has one on a GPU."""
     return 1 if device.type == "cuda" and not is_simulated_alone() else 2
 
 

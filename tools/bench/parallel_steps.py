@@ -148,7 +148,7 @@ def cut_as_megatron(model: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def data_and_tensor_parallel(device_type: str) -> Step:
-    """All is a DTensor: the batch cut along one axis, weights along the other; gradients summed last."""
+    """Makes a step of DTensors: the batch cut along one axis, weights along the other."""
     mesh = init_device_mesh(device_type, (2, NUM_RANKS // 2), mesh_dim_names=("dp", "tp"))
     model = transformer()
     cut_as_megatron(model, mesh)
@@ -198,7 +198,7 @@ def plain_training(dtype: torch.dtype) -> Step:
 
 
 def sharded_training_without_mesh(policy: MixedPrecisionPolicy, device_type: str) -> Step:
-    """A group of parameters a block, each on a mesh object of its own: those of ``fully_shard(block)``."""
+    """Makes a step with a group of parameters a block, each on a mesh object of its own."""
     assert torch.get_default_device().type == device_type
     model = transformer()
     for block in [*model, model]:
@@ -207,7 +207,7 @@ def sharded_training_without_mesh(policy: MixedPrecisionPolicy, device_type: str
 
 
 def sharded_training(policy: MixedPrecisionPolicy, shape: tuple[int, ...], device_type: str) -> Step:
-    """A group of parameters a block. A mesh of two axes replicates along the first."""
+    """Makes a step with a group of parameters a block. A mesh of two axes replicates along the first."""
     names = ("replicate", "shard")[-len(shape) :]
     mesh = init_device_mesh(device_type, shape, mesh_dim_names=names)
     model = transformer()
@@ -258,7 +258,7 @@ def plain_experts() -> Step:
 
 
 def expert_parallel(device_type: str) -> Step:
-    """An expert a rank; tokens travel by all_to_all, as DTensors made of local tensors and back."""
+    """Makes a step with an expert a rank; tokens travel by all_to_all, as DTensors made of local tensors."""
     mesh = init_device_mesh(device_type, (NUM_RANKS,))
 
     def exchange(tokens: Tensor) -> Tensor:
@@ -282,7 +282,7 @@ def expert_parallel(device_type: str) -> Step:
 
 
 def orthogonalized(gradient: Tensor) -> Tensor:
-    """One step of Newton-Schulz, where Muon does five."""
+    """Returns one step of Newton-Schulz, where Muon does five."""
     gradient = gradient / gradient.norm()
     square = gradient @ gradient.T
     return 1.5 * gradient - 0.5 * square @ gradient

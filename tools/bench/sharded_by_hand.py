@@ -83,7 +83,7 @@ class _ScatterAfter(torch.autograd.Function):
 
 
 def sharded_by_hand(_device_type: str) -> Step:
-    """A step of the program ``fully_sharded`` on the CPU."""
+    """Returns a step of the program ``fully_sharded`` on the CPU."""
     model = transformer()
     groups = [_Group(block) for block in model]
     for group in groups:
@@ -115,7 +115,7 @@ class _GatherScatter(nn.Module):
 
 
 def tensor_parallel_by_hand(_device_type: str) -> Step:
-    """A step of the program ``tensor_parallel`` on the CPU."""
+    """Returns a step of the program ``tensor_parallel`` on the CPU."""
     model = transformer()
     for block in model:
         for name, linear in block.named_modules():
@@ -129,7 +129,7 @@ def tensor_parallel_by_hand(_device_type: str) -> Step:
 
 
 def expert_parallel_by_hand(_device_type: str) -> Step:
-    """A step of the program ``expert_parallel`` on the CPU."""
+    """Returns a step of the program ``expert_parallel`` on the CPU."""
 
     def exchange(tokens: Tensor) -> Tensor:
         return all_to_all(tokens, None, None).view(1, -1, WIDTH)
@@ -147,7 +147,7 @@ def expert_parallel_by_hand(_device_type: str) -> Step:
 
 @torch.no_grad()
 def muon_by_hand(_device_type: str) -> Step:
-    """A step of the program ``muon`` on the CPU."""
+    """Returns a step of the program ``muon`` on the CPU."""
     pairs = [[tensor.chunk(NUM_RANKS)[0].clone() for tensor in pair] for pair in weights_and_gradients()]
 
     def step() -> None:

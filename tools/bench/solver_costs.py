@@ -100,12 +100,12 @@ class SolverCosts:
         return strategies
 
     def _number(self, made: OpStrategy) -> int:
-        """The number of the set of layouts in ``made``."""
+        """Returns the number of the set of layouts in ``made``."""
         specs = tuple(strategy.output_spec for strategy in made.strategies)
         return self._numbers.setdefault(specs, len(self._numbers))
 
     def _item(self, results: fx.Node, index: int) -> OpStrategy:
-        """The strategies of one of several results."""
+        """Returns the strategies of one of several results."""
         specs = (strategy.output_specs[index] for strategy in self._made[results].strategies)  # type: ignore[index]
         return OpStrategy([OpSpec(spec) for spec in specs])
 

@@ -22,7 +22,7 @@ class UnsuitableTorchError(Exception):
 
 
 def collect() -> dict[str, str]:
-    """Every value is a string: an empty one means absent, a list is joined with semicolons."""
+    """Returns facts as strings: an empty one means absent, a list is joined with semicolons."""
     if importlib.util.find_spec("torch") is None:
         raise UnsuitableTorchError(
             f"funcol is built against an installed PyTorch, and {sys.executable} has none. "
@@ -75,7 +75,7 @@ def build_folder(version: str) -> str:
 
 
 def _python_library() -> str:
-    """The shared library of this Python, which programs that start an interpreter link."""
+    """Returns the shared library of this Python, which programs that start an interpreter link."""
     name = str(sysconfig.get_config_var("LDLIBRARY"))
     folders = (Path(str(sysconfig.get_config_var("LIBDIR"))), Path(sys.base_prefix) / "lib")
     found = (folder / name for folder in folders if (folder / name).is_file())
@@ -83,7 +83,7 @@ def _python_library() -> str:
 
 
 def _include_dir(package_name: str, header: str) -> str:
-    """The headers of a package of NVIDIA's, on which the CUDA builds of PyTorch depend."""
+    """Returns the headers of a package of NVIDIA's, on which the CUDA builds of PyTorch depend."""
     try:
         package = importlib.util.find_spec(package_name)
     except ModuleNotFoundError:

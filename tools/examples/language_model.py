@@ -21,7 +21,7 @@ class Config:
 
 
 def rotated(x: Tensor, base: float) -> Tensor:
-    """``x`` of (batch, length, heads, head width), each pair of halves turned by an angle of its position."""
+    """Returns ``x`` of (batch, length, heads, head width), halves turned in pairs by its position."""
     half = x.shape[-1] // 2
     angles = torch.outer(torch.arange(x.shape[1]), base ** (-torch.arange(half) / half))[:, None]
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)

@@ -50,7 +50,7 @@ def note(name: str, *tensors: Tensor) -> None:
 
 
 def program(mesh: DeviceMesh | None) -> Any:
-    """The loss of a model; on ``mesh``, three of its functions state where their tensors live."""
+    """Returns the loss of a model; on ``mesh``, three of its functions state where their tensors live."""
 
     def sharded_pointwise(weight: Tensor) -> Tensor:
         note("sharded_pointwise", weight)
@@ -128,7 +128,7 @@ def is_tensor(node: Any) -> bool:
 
 
 def operands(node: Node) -> list[Node]:
-    """The tensors among its arguments, in order."""
+    """Returns the tensors among its arguments, in order."""
     return [arg for arg in torch.utils._pytree.tree_leaves((node.args, node.kwargs)) if is_tensor(arg)]
 
 
@@ -220,7 +220,7 @@ class Chooser:
         return True
 
     def _costs(self, producer: Node, index: int, consumer: Node, place: int) -> Tensor:
-        """Microseconds to bring an operand from each way of ``producer`` to each way of ``consumer``."""
+        """Returns microseconds to move an operand from each way of ``producer`` to each of ``consumer``."""
         sources = [way.outputs[index] for way in self.ways[producer]]
         targets = [way.inputs[place] for way in self.ways[consumer]]
         key = (
@@ -233,7 +233,7 @@ class Chooser:
         return self._tables[key]
 
     def choose(self) -> dict[Node, int]:
-        """The way of each node."""
+        """Returns the way of each node."""
         factors: list[tuple[tuple[Node, ...], Tensor]] = []
         for node in self.nodes:
             for place, operand in enumerate(operands(node)):
@@ -260,7 +260,7 @@ class Chooser:
         return chosen
 
     def _is_left_by_region(self, producer: Node, index: int) -> bool:
-        """A local tensor that the forward graph of a region keeps for its backward graph."""
+        """Returns a local tensor that the forward graph of a region keeps for its backward graph."""
         if not self._is_region(producer):
             return False
         return producer.meta["custom"]["dtensor_local_map_kwargs"]["out_placements"][index] is None
@@ -286,7 +286,7 @@ def _num_combinations(node: Node, factors: Any, ways: dict[Node, list[Way]]) -> 
 def _aligned(
     scope: Sequence[Node], table: Tensor, order: Sequence[Node], ways: dict[Node, list[Way]]
 ) -> Tensor:
-    """``table`` over ``scope`` as one over ``order``, with dims of size 1 for the others."""
+    """Returns ``table`` over ``scope`` as one over ``order``, with dims of size 1 for the others."""
     if len(scope) == 2 and scope[0] is scope[1]:
         return _aligned(scope[:1], table.diagonal(), order, ways)
     places = [order.index(node) for node in scope]

@@ -38,7 +38,7 @@ LIMIT_S = 300
 
 
 def orthogonalized(matrix: Tensor) -> Tensor:
-    """Five steps of the quintic Newton-Schulz iteration (K. Jordan et al., Muon, 2024)."""
+    """Returns five steps of the quintic Newton-Schulz iteration (K. Jordan et al., Muon, 2024)."""
     a, b, c = 3.4445, -4.7750, 2.0315
     x = matrix / (matrix.norm() + 1e-7)
     is_tall = x.size(0) > x.size(1)

@@ -107,7 +107,7 @@ def parallelized(model: LanguageModel, mesh: DeviceMesh, **of_shards: Any) -> La
 
 
 def text() -> Tensor:
-    """The first bytes of the Python standard library's sources."""
+    """Returns the first bytes of the Python standard library's sources."""
     sources = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
     read = bytearray()
     for source in sources:
@@ -248,7 +248,7 @@ SHARES = {
 
 
 def shares(timelines: list[Timeline]) -> dict[str, float]:
-    """Milliseconds a profiled step, mean over ranks, ``SHARES`` adding up to ``"step"``; and how many
+    """Returns milliseconds a profiled step, mean over ranks, ``SHARES`` adding up to ``"step"``; and how many
     collectives there are in it."""
     found = {"step": 0.0, "num_collectives": 0.0, **dict.fromkeys(SHARES.values(), 0.0)}
     for timeline in timelines:

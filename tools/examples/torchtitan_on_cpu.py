@@ -122,7 +122,7 @@ def llama3() -> Any:
 
 
 def llama3_narrow() -> Any:
-    """The debug model's layers at a quarter of their width, so that arithmetic takes little of a step."""
+    """Returns the debug model's layers at a quarter of their width: arithmetic takes little of a step."""
     from dataclasses import replace
 
     from torchtitan.models import llama3 as models
@@ -153,7 +153,7 @@ def llama3_narrow() -> Any:
 
 
 def smaller(config: Any) -> Any:
-    """``config`` with short sequences and an attention that the CPU has a backward pass of."""
+    """Returns ``config`` with short sequences and an attention that the CPU has a backward pass of."""
     from torchtitan.models.common.attention import ScaledDotProductAttention
 
     for layer in config.model_spec.model.layers:
@@ -170,7 +170,7 @@ def smaller(config: Any) -> Any:
 
 
 def record_steps() -> list[dict[str, float]]:
-    """The values that torchtitan logs, a step an entry."""
+    """Returns the values that torchtitan logs, a step an entry."""
     from torchtitan.components.metrics import MetricsProcessor
 
     steps: list[dict[str, float]] = []

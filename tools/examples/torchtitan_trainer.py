@@ -82,7 +82,7 @@ def print_steps(title: str, runs: dict[str, Steps]) -> None:
 
 
 def difference(runs: dict[str, Steps]) -> str | None:
-    """The first value in which the sides differ, if they do."""
+    """Returns the first value in which the sides differ, if they do."""
     for i, (stock, on_funcol) in enumerate(zip(*runs.values(), strict=True)):
         for what in ("loss", "norm"):
             if stock[what] != on_funcol[what]:

@@ -31,7 +31,7 @@ def memory_is_given_back() -> None:
 
 
 def peak_bytes() -> int:
-    """The peak of resident memory since :func:`forget_peak`."""
+    """Returns the peak of resident memory since :func:`forget_peak`."""
     status = Path("/proc/self/status").read_text()
     return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) * 1024
 

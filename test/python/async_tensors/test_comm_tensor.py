@@ -26,7 +26,7 @@ import funcol
 
 @pytest.fixture(scope="module")
 def fake_world() -> Iterator[None]:
-    """A default group of two ranks that starts collectives and sends nothing."""
+    """Yields a default group of two ranks that starts collectives and sends nothing."""
     dist.init_process_group("fake", store=dist.HashStore(), rank=0, world_size=2)
     yield
     dist.destroy_process_group()

@@ -24,7 +24,7 @@ MODES = ["real", "fake", "symbolic"]
 
 @pytest.fixture(scope="module")
 def fake_world() -> Iterator[None]:
-    """A default group of one rank that starts collectives and sends nothing."""
+    """Yields a default group of one rank that starts collectives and sends nothing."""
     dist.init_process_group("fake", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
@@ -39,7 +39,7 @@ def program(name: str, rank: int, world: int) -> Callable[[Tensor], list[Tensor]
 
 
 def calls(graph: torch.fx.GraphModule) -> list[str]:
-    """The calls of a graph in order, without overloads and the picking of items."""
+    """Returns the calls of a graph in order, without overloads and the picking of items."""
     names = [
         node.target.overloadpacket.__name__ if isinstance(node.target, torch._ops.OpOverload) else node.name
         for node in graph.graph.nodes
@@ -61,7 +61,7 @@ def test_the_result_follows_the_collective_and_the_wait_comes_right_before_the_u
 
 
 def chain_to(node: torch.fx.Node) -> list[Any]:
-    """The target of a node, of its first argument, of that one's first argument, and so on."""
+    """Returns the target of a node, of its first argument, of that one's first argument, and so on."""
     chain = []
     while isinstance(node, torch.fx.Node):
         chain.append(node.target)

@@ -78,7 +78,7 @@ def environment(variables: dict[str, str]) -> Iterator[None]:
 
 
 def warm_group(backend: str, variables: dict[str, str]) -> dist.ProcessGroup:
-    """A group whose ranks have met, so that only the collective of a case is without its peer."""
+    """Returns a group whose ranks have met, so that only the collective of a case is without its peer."""
     with environment(variables):
         group = dist.new_group(backend=backend, timeout=timedelta(seconds=3))
         assert funcol.all_reduce(torch.ones(2, device="cuda"), "sum", group).tolist() == [2.0, 2.0]

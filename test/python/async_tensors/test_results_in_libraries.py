@@ -134,7 +134,7 @@ def test_a_queue_gives_another_process_the_data() -> None:
 
 @pytest.fixture
 def slow_on_device() -> tuple[Tensor, Tensor]:
-    """A pending tensor whose data arrives on the device a while after it is waited for, and that data."""
+    """Returns a pending tensor whose data arrives on the device a while after its wait, and that data."""
     expected = torch.arange(1 << 16, device="cuda", dtype=torch.float32)
     buffer = torch.full_like(expected, float("nan"))
 

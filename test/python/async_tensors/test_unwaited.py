@@ -28,7 +28,7 @@ DROPPED = {
 
 
 def taken_bytes() -> int:
-    """The memory that this rank has taken; on the CPU, freed memory counts."""
+    """Returns the memory that this rank has taken; on the CPU, freed memory counts."""
     return resident_bytes() if device_type() == "cpu" else torch.cuda.memory_allocated()
 
 
@@ -97,7 +97,7 @@ exec(end)
 def ends_of(
     world: int, directory: Path, num_dropped: int, num_held: int, end: str = ""
 ) -> list[tuple[int, str, str]]:
-    """Return codes, outputs and errors of ranks that wait for nothing and ``end``."""
+    """Returns exit codes, outputs and errors of ranks that wait for nothing and ``end``."""
     counts = f"NUM_DROPPED, NUM_HELD = {num_dropped}, {num_held}"
     processes = [
         start_process(counts + NEVER_WAIT, str(rank), str(world), str(directory / "store"), end)

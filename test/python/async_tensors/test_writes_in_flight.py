@@ -29,7 +29,7 @@ SIZE = (2 * NUM_ROWS, 64)
 
 
 def as_a_late_peer(rank: int, act: Callable[[], Any]) -> Any:
-    """``act`` of both ranks; that of rank 1 once rank 0 is back from it."""
+    """Runs ``act`` on both ranks; on rank 1 once rank 0 is back from it."""
     store = dist.distributed_c10d._get_default_store()
     as_a_late_peer.calls += 1  # type: ignore[attr-defined]
     key = f"back {as_a_late_peer.calls} {dist.get_world_size()}"  # type: ignore[attr-defined]
@@ -161,7 +161,7 @@ def rows_and_function(name: str, installed: bool) -> tuple[int, Callable[[Tensor
 def writes_to_a_gradient(
     name: str, write: str, installed: bool, act_on: Callable[..., Any], rank: int
 ) -> Tensor:
-    """The gradient of ``x``; another gradient's memory is written to as soon as backward returns."""
+    """Returns the gradient of ``x``; another gradient's memory is written to as soon as backward returns."""
     rows, function = rows_and_function(name, installed)
     x = own(rank, rows, SIZE[1]).requires_grad_()
     weight = own(rank, *SIZE).requires_grad_()

@@ -76,7 +76,7 @@ DISAGREEMENTS: dict[str, tuple[Call, list[str]]] = {
 
 
 def parts_of(*layouts: tuple[tuple[int, ...], int]) -> list[DTensor]:
-    """A tensor of each shape, cut along the dim beside it."""
+    """Returns a tensor of each shape, cut along the dim beside it."""
     mesh = mesh_of((2,))
     return [distribute_tensor(torch.ones(shape), mesh, [Shard(dim)]) for shape, dim in layouts]
 

@@ -51,7 +51,7 @@ reconfigurations = iter(range(1, 100))
 
 
 def reconfigured(store: dist.Store, rank: int, members: Iterable[int]) -> bool:
-    """The processes ``members`` become ranks 0, 1, ... of the default group."""
+    """Makes the processes ``members`` ranks 0, 1, ... of the default group."""
     members = list(members)
     number = next(reconfigurations)
     if rank not in members:

@@ -40,7 +40,7 @@ each_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
 
 
 def plain(x: Tensor) -> Tensor:
-    """``x`` as older minors of stock PyTorch want it."""
+    """Returns ``x`` as older minors of stock PyTorch want it."""
     return x.resolve_conj().resolve_neg().contiguous()
 
 
@@ -288,8 +288,8 @@ def samples(rank: int, shapes: list[tuple[int, ...]], dtype: torch.dtype) -> lis
 
 
 def error_of_stock(dtype: torch.dtype, reduce_op: str) -> float:
-    """The rounding of stock's coalesced functions, which divide complex numbers, not their two parts. On
-    devices, complex numbers are reduced one tensor after the other, and NCCL may add in another order."""
+    """Returns the rounding of stock's coalesced functions, which divide complex numbers, not their two parts.
+    On devices, complex numbers are reduced one tensor after the other, and NCCL may add in another order."""
     is_rounded = dtype.is_complex and (reduce_op == "avg" or device_type() == "cuda")
     return 4 * torch.finfo(dtype).eps if is_rounded else 0
 

@@ -131,7 +131,7 @@ def sums_and_gathers(group: dist.ProcessGroup) -> list[Any]:
 
 
 def run_rank(rank: int, world: int, fault: str, directory: Path) -> dict[str, Any]:
-    """The last rank fails while the others wait for it, each op on a group of its own."""
+    """Fails on the last rank while the others wait for it, each op on a group of its own."""
     store = dist.FileStore(str(directory / "store"), world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     names = [*STARTS, "backward", "dropped"]

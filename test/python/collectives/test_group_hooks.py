@@ -156,7 +156,7 @@ def test_hooks_see_what_operators_show_them(name: str) -> None:
 
 
 def recorded(by_operators: bool) -> list[Any]:
-    """The entries of the flight recorder for all programs, without times and running numbers."""
+    """Returns the entries of the flight recorder for all programs, without times and running numbers."""
     group: Any = dist.group.WORLD  # records by itself on gloo, by a hook of PyTorch's on NCCL
     recorder = group._get_backend(torch.device(device_type())).name()
     c10d._reset_fr_trace(recorder)

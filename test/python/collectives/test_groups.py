@@ -26,7 +26,7 @@ each_function = pytest.mark.parametrize("function", PROGRAMS)
 
 @made_once
 def tagged_group() -> dist.ProcessGroup:
-    """All ranks once more, with the tag "twin"."""
+    """Returns a group of all ranks once more, with the tag "twin"."""
     return c10d._new_group_with_tag(all_ranks(), pg_tag="twin")
 
 

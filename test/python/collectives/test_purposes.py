@@ -113,7 +113,7 @@ def test_profiles_have_the_purposes_as_names() -> None:
 
 @contextmanager
 def hooked(group: dist.ProcessGroup) -> Iterator[list[tuple[str, str]]]:
-    """The collectives that a hook of ``group`` sees, and the names that c10d has for them meanwhile."""
+    """Yields the collectives that a hook of ``group`` sees, and the names that c10d has for them."""
     seen: list[tuple[str, str]] = []
     current_name: Any = torch._C._distributed_c10d._get_comm_profiling_name
     group.register_pre_hook(17, lambda call: seen.append((str(call.name), current_name())))

@@ -47,7 +47,7 @@ def target(call: str) -> Any:
 
 
 def plain(x: Tensor) -> Tensor:
-    """The values of ``x`` in a plain tensor."""
+    """Returns the values of ``x`` in a plain tensor."""
     if x._is_zerotensor():
         return torch.zeros(x.shape)
     with torch._C.DisableTorchFunctionSubclass():
@@ -56,7 +56,7 @@ def plain(x: Tensor) -> Tensor:
 
 
 def outcome(call: str, module: Any, x: Tensor) -> Any:
-    """The finished result, or the error."""
+    """Returns the finished result, or the error."""
     try:
         result = CALLS[call](module, x)
         if isinstance(result, stock.AsyncCollectiveTensor):

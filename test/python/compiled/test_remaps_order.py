@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("fake_world", "_fresh_compiler")
 
 
 def order_of(program: Callable[..., Any], *inputs: Tensor) -> list[str]:
-    """The ops of the graph that Dynamo makes, in order."""
+    """Returns the ops of the graph that Dynamo makes, in order."""
     orders: list[list[str]] = []
 
     def record(graph: GraphModule, _: Any) -> Any:

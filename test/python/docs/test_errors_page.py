@@ -16,7 +16,7 @@ BUILT_IN |= {kind.__name__: kind for kind in (NotImplementedError, AttributeErro
 
 
 def made_types() -> dict[str, type[BaseException]]:
-    """All types that an error may get: of ours, and of those that PyTorch raises for the same mistakes."""
+    """Returns all types that an error may get: of ours, and of PyTorch's for the same mistakes."""
     theirs = {kind for _, kind in errors._TYPES} | {RuntimeError}
     made = (errors._of_both(ours, kind) for ours in errors._OURS for kind in theirs if ours is not kind)
     return {kind.__name__: kind for kind in made}

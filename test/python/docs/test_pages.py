@@ -28,7 +28,7 @@ BAR = ["Start", "Guides", "Performance", "Reference", "Help", "Project"]
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the pages, built anew: warnings are errors."""
+    """Returns the folder of the pages, built anew: warnings are errors."""
     folder = tmp_path_factory.mktemp("docs")
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html"]
     done = subprocess.run([*command, str(DOCS), str(folder)], capture_output=True, text=True, timeout=300)
@@ -77,7 +77,7 @@ def measures(browser: Browser) -> Measures:
 
 @pytest.fixture(scope="module")
 def names_in_the_reference(built: Path) -> set[str]:
-    """Names with an entry of their own, and those that stand in code."""
+    """Returns names with an entry of their own, and those that stand in code."""
     text = "".join(page.read_text() for page in (built / "api").glob("*.html"))
     return {
         *re.findall(r'id="funcol\.(\w+)"', text),

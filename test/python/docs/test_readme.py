@@ -61,7 +61,7 @@ def test_the_performance_page_describes_its_chart() -> None:
 
 
 def ratio_rows() -> Iterator[tuple[str, list[str], list[str]]]:
-    """Each row of the performance page that has ratios: its first cell, all cells, and the table's head."""
+    """Yields each row of the performance page with ratios: its first cell, all cells, the table's head."""
     head: list[str] = []
     for line in step_chart.PAGE.read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]

@@ -25,7 +25,7 @@ BEHIND = {"from_local": "DTensor.from_local"}
 
 
 def functions() -> Iterator[tuple[str, Any, object]]:
-    """Names in the modules of torch.distributed and in their classes, with their values and code."""
+    """Yields names in the modules of torch.distributed and in their classes, with their values and code."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of names that are deprecated
         for module in [
@@ -40,7 +40,7 @@ def functions() -> Iterator[tuple[str, Any, object]]:
 
 @pytest.fixture(scope="module")
 def replaced() -> set[str]:
-    """Names whose value, or whose code, is another one while funcol is installed."""
+    """Returns names whose value, or whose code, is another one while funcol is installed."""
     before = [(name, value, code) for name, value, code in functions()]
     with funcol.installed():
         now = [(name, value, code) for name, value, code in functions()]
@@ -50,7 +50,7 @@ def replaced() -> set[str]:
 
 @pytest.fixture(scope="module")
 def named() -> set[str]:
-    """Names on the page, methods with their class."""
+    """Returns names on the page, methods with their class."""
     text = (DOCS / "guides" / "replaced.md").read_text()
     tables = [line for line in text.splitlines() if line.startswith("| ") and "funcol." not in line]
     found = set()

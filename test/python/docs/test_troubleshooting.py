@@ -11,13 +11,13 @@ ROOT = DOCS.parent
 
 
 def quoted() -> list[str]:
-    """The texts of the page's headings; those that are commands or code name no error."""
+    """Returns the texts of the page's headings; those that are commands or code name no error."""
     page = (DOCS / "troubleshooting.md").read_text()
     return re.findall(r"^### `([^`]+)`$", page, re.MULTILINE)
 
 
 def strings_of_sources() -> str:
-    """All sources, with literals that continue one another joined."""
+    """Returns all sources, with literals that continue one another joined."""
     files = [*(ROOT / "csrc").rglob("*.cpp"), *(ROOT / "csrc").rglob("*.h"), *(ROOT / "python").rglob("*.py")]
     text = "\n".join(file.read_text() for file in sorted(files))
     return re.sub(r'"\s*\n\s*f?"', "", text)

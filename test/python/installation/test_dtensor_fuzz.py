@@ -48,7 +48,7 @@ class Case(NamedTuple):
 
 
 def exact(sample: Any) -> Any:
-    """``sample`` with numbers that parts of a sum add up to exactly."""
+    """Returns ``sample`` with numbers that parts of a sum add up to exactly."""
 
     def rounded(tensor: Tensor) -> Tensor:
         is_small = tensor.is_floating_point() and bool((tensor.abs() < 1000).all())
@@ -71,7 +71,7 @@ def tensors_of(sample: Any) -> list[Tensor]:
 
 
 def cases_of(name: str, axes: int, seed: int, most: int) -> Iterator[tuple[Any, Case]]:
-    """``most`` cases of the operators ``name``, the same for a seed on every rank."""
+    """Yields ``most`` cases of the operators ``name``, the same for a seed on every rank."""
     choose = random.Random(f"{name} {seed}")
     for info in (info for info in op_db if info.name == name):
         if torch.float64 not in info.dtypes and torch.int64 not in info.dtypes:
@@ -94,7 +94,7 @@ def cases_of(name: str, axes: int, seed: int, most: int) -> Iterator[tuple[Any, 
 
 
 def run(info: Any, case: Case, made: Callable[[Tensor, Layout], Tensor]) -> list[Any]:
-    """Results, what was written to, and gradients."""
+    """Returns results, what was written to, and gradients."""
     layouts = iter(case.layouts)
     leaves: list[Tensor] = []
 

@@ -25,7 +25,7 @@ WORDS = ("R", "S0", "S1", "Psum", "Pavg", "Pmax")
 
 
 def words_of(shape: Sequence[int], num_axes: int) -> st.SearchStrategy[tuple[str, ...]]:
-    """A placement for each axis; partials of one kind, since the order of several would matter."""
+    """Returns a placement for each axis; partials of one kind, since the order of several would matter."""
     fitting = [word for word in WORDS if word[0] != "S" or int(word[1]) < len(shape)]
     drawn = st.tuples(*[st.sampled_from(fitting)] * num_axes)
     return drawn.filter(lambda words: len({word for word in words if word[0] == "P"}) <= 1)

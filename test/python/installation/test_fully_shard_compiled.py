@@ -18,7 +18,7 @@ import funcol
 
 
 def compiled(place: str, checkpoint: str, **options: Any) -> Any:
-    """A model of blocks that FSDP2 has hooks on, compiled in one of several places."""
+    """Returns a model of blocks that FSDP2 has hooks on, compiled in one of several places."""
 
     def compile_(module: Any) -> None:
         module.compile(backend="aot_eager", **options)

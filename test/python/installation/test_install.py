@@ -129,7 +129,7 @@ def test_a_module_that_imported_a_name_while_installed_gets_that_of_pytorch(
 
 
 def of_functions() -> list[Any]:
-    """Everything of the replaced functions that may change."""
+    """Returns everything of the replaced functions that may change."""
     held = [getattr(stock, name) for name in installation.replaced_functions()]
     return [
         (one.__code__, one.__defaults__, one.__kwdefaults__, dict(vars(one)), str(inspect.signature(one)))

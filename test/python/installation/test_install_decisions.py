@@ -91,7 +91,7 @@ PROGRAMS: dict[str, Callable[[], Tensor]] = {
 
 
 def calls_of(program: Callable[[], Tensor]) -> Iterator[Call]:
-    """Each operator of the program, forward and backward, on each shape once."""
+    """Yields each operator of the program, forward and backward, on each shape once."""
     torch.manual_seed(0)
     with Recorder() as recorder:
         program().sum().backward()

@@ -174,7 +174,7 @@ def test_an_optimizer(world: int, name: str) -> None:
 
 
 def exchanges_with_experts(rank: int, world: int) -> list[Tensor]:
-    """Every rank has an expert, and sends each a part of its tokens."""
+    """Exchanges tokens with experts: every rank has one, and sends each a part of its tokens."""
     group, mesh = world_group(), mesh_of(world)
     experts = nn.Parameter(distribute_tensor(sample(7, [world, 8, 8]), mesh, [Shard(0)]))
     x = sample(rank, [2 * world, 8]).requires_grad_()

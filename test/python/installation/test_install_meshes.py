@@ -37,7 +37,7 @@ def world_of(ranks: Ranks) -> int:
 
 
 def source_rank(mesh: DeviceMesh, source: int) -> int:
-    """The rank that is number ``source`` of the group along each axis.
+    """Returns the rank that is number ``source`` of the group along each axis.
 
     A group counts as the world does, or as the mesh does where its backend splits it off ("nccl").
     """

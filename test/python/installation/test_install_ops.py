@@ -325,7 +325,7 @@ def test_an_operator_takes_a_pending_input(call: str) -> None:
 
 @pytest.fixture
 def installed_alone() -> Iterator[str]:
-    """The name of a fake group of four ranks, with funcol installed."""
+    """Yields the name of a fake group of four ranks, with funcol installed."""
     dist.init_process_group("fake", rank=0, world_size=4, store=dist.HashStore())
     with funcol.installed():
         yield world_group().group_name

@@ -44,7 +44,7 @@ def placements(text: str) -> list[Placement]:
 
 
 def distributed(rank: int, mesh: DeviceMesh, source: str, shape: list[int]) -> DTensor:
-    """A DTensor of global ``shape``; what is partial differs from rank to rank."""
+    """Returns a DTensor of global ``shape``; what is partial differs from rank to rank."""
     sharded = [PLACEMENTS["R"] if isinstance(p, Partial) else p for p in placements(source)]
     local = distribute_tensor(sample(0, shape), mesh, sharded).to_local()
     if "P" in source:

@@ -6,10 +6,10 @@ import inspect
 
 import pytest
 import torch
+from against_full_tensor import own_shard, placed_on
 from ranks import run_ranks
-from sharded import Layout, layouts, local_of, mesh_of, ordered, shard_of, whole_of
+from sharded import Layout, layouts, mesh_of, ordered, whole_of
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 
 import funcol
@@ -22,15 +22,6 @@ ORDERED = [
     ordered("S1 S1", (1, (1, 0))),
     *layouts("S0 S0", "S0 S1", "_S0/2 S0", "S0 Psum"),
 ]
-
-
-def dtensor_of(whole: Tensor, layout: Layout, mesh: DeviceMesh) -> DTensor:
-    local = local_of(whole, layout, mesh.shape, mesh.get_coordinate() or ())
-    return DTensor(local, layout.spec(mesh, whole), requires_grad=False)  # type: ignore[call-arg]
-
-
-def own_shard(whole: Tensor, layout: Layout, mesh: DeviceMesh) -> Tensor:
-    return shard_of(whole, layout, mesh.shape, mesh.get_coordinate() or ())
 
 
 def stated(layout: Layout, states: bool) -> tuple[Placement, ...] | None:
@@ -50,7 +41,7 @@ def goes_through_to_local(
         return (x.to_local(grad_placements=placements) * weight).sum()
 
     with funcol.installed():
-        leaf = dtensor_of(whole, layout, mesh).requires_grad_()
+        leaf = placed_on(mesh, layout, whole).requires_grad_()
         run = torch.compile(loss, backend="aot_eager", fullgraph=True) if compiles else loss
         (gradient,) = torch.autograd.grad(run(leaf, own_shard(weights, layout, mesh)), leaf)
         assert isinstance(gradient, DTensor)
@@ -78,11 +69,11 @@ def goes_through_to_local_twice(rank: int, world: int, layout: Layout) -> None:
     mesh = mesh_of((2, 2))
     whole = whole_of(SHAPE, torch.float64)
     with funcol.installed():
-        leaf = dtensor_of(whole, layout, mesh).requires_grad_()
+        leaf = placed_on(mesh, layout, whole).requires_grad_()
         weight = own_shard(whole.flip(0), layout, mesh).requires_grad_()
         local = leaf.to_local()
         (gradient,) = torch.autograd.grad(local, leaf, weight, create_graph=True)
-        (second,) = torch.autograd.grad(gradient, weight, dtensor_of(whole + 1, layout, mesh))
+        (second,) = torch.autograd.grad(gradient, weight, placed_on(mesh, layout, whole + 1))
         assert torch.equal(second, own_shard(whole + 1, layout, mesh))
 
 
@@ -105,7 +96,7 @@ def comes_back_through_from_local(rank: int, world: int, src: Layout, given: Lay
             stride=whole.stride(),
             grad_placements=src.placements() if states else None,
         )
-        (gradient,) = torch.autograd.grad(x, local, dtensor_of(weights, given, mesh))
+        (gradient,) = torch.autograd.grad(x, local, placed_on(mesh, given, weights))
         assert torch.equal(gradient, own_shard(weights, src, mesh))
 
 
@@ -121,10 +112,10 @@ def comes_back_through_redistribute(rank: int, world: int, src: Layout, dst: Lay
     whole = whole_of(SHAPE, torch.float64)
     weights = whole.flip(0) + 1
     with funcol.installed():
-        leaf = dtensor_of(whole, src, mesh).requires_grad_()
+        leaf = placed_on(mesh, src, whole).requires_grad_()
         result = leaf.redistribute(placements=dst.placements())
         assert torch.equal(result.full_tensor(), whole)
-        (gradient,) = torch.autograd.grad((result * dtensor_of(weights, dst, mesh)).sum(), leaf)
+        (gradient,) = torch.autograd.grad((result * placed_on(mesh, dst, weights)).sum(), leaf)
         assert isinstance(gradient, DTensor)
         assert torch.equal(gradient.full_tensor(), weights)
 
@@ -140,7 +131,7 @@ def comes_back_through_full_tensor(rank: int, world: int, layout: Layout) -> Non
     whole = whole_of(SHAPE, torch.float64)
     weights = whole.flip(0) + 1
     with funcol.installed():
-        leaf = dtensor_of(whole, layout, mesh).requires_grad_()
+        leaf = placed_on(mesh, layout, whole).requires_grad_()
         (gradient,) = torch.autograd.grad((leaf.full_tensor() * weights).sum(), leaf)
         assert isinstance(gradient, DTensor)
         assert torch.equal(gradient.full_tensor(), weights)

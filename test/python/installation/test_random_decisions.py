@@ -73,7 +73,7 @@ def draw_layout(choose: random.Random, tensor: Tensor, axes: int) -> Layout:
 
 @functools.cache
 def known_calls(name: str) -> list[Call]:
-    """The calls of operators with rules that samples of ``name`` in PyTorch's operator database make."""
+    """Returns the calls of operators with rules in samples of ``name`` of PyTorch's operator database."""
     stock = DTensor._op_dispatcher.sharding_propagator
     torch.manual_seed(0)
     calls = [call for info in INFOS[name] for call in calls_of(info, 12)]
@@ -95,14 +95,14 @@ def drawn_from(calls: list[Call], choose: random.Random, most_axes: int = 3) -> 
 
 
 def evenly_drawn_from(calls: list[Call], choose: random.Random) -> Drawn:
-    """A call whose tensors are placed alike on both axes, each in its own way."""
+    """Returns a call whose tensors are placed alike on both axes, each in its own way."""
     call = choose.choice(calls)
     layouts = [Layout(draw_layout(choose, one, 1).words * 2) for one in call.tensors()]
     return Drawn(call, layouts, 2)
 
 
 def draws(count: int, seed: int) -> Iterator[Drawn]:
-    """``count`` calls, the same for a seed. An operator is drawn first, then one of its calls."""
+    """Yields ``count`` calls, the same for a seed. An operator is drawn first, then one of its calls."""
     choose = random.Random(seed)
     names = sorted(INFOS)
     while count:
@@ -137,8 +137,8 @@ def is_wrong(simulation: Simulation) -> bool:
 
 
 def compare(drawn: Drawn, meshes: dict[int, DeviceMesh], ours: DropinPropagator) -> str:
-    """``"equal"``, ``"refused"`` by PyTorch, ``"unreachable"`` for PyTorch, which has no way to its decision,
-    or a text about what differs."""
+    """Returns ``"equal"``, ``"refused"`` by PyTorch, ``"unreachable"`` for PyTorch, which has no way to its
+    decision, or a text about what differs."""
     stock = DTensor._op_dispatcher.sharding_propagator
     simulation = Simulation(stock, meshes[drawn.axes], drawn.call, drawn.layouts)
     schema = simulation.schema()
@@ -160,7 +160,7 @@ def compare(drawn: Drawn, meshes: dict[int, DeviceMesh], ours: DropinPropagator)
 
 
 def outcomes(calls: Iterable[Drawn]) -> tuple[Counter[str], list[str]]:
-    """How often what came out, and the texts about calls of operators that are not on the list."""
+    """Returns how often what came out, and the texts about calls of operators that are not on the list."""
     meshes = meshes_of_axes()
     ours = DropinPropagator(DTensor._op_dispatcher.sharding_propagator)
     counts: Counter[str] = Counter()

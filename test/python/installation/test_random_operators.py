@@ -91,7 +91,7 @@ def mesh_of(shape: tuple[int, ...]) -> DeviceMesh:
 
 
 def rng_state() -> Tensor:
-    """The state of the default generator of the rank's device."""
+    """Returns the state of the default generator of the rank's device."""
     return torch.cuda.get_rng_state() if device_type() == "cuda" else torch.get_rng_state()
 
 
@@ -102,7 +102,7 @@ def generator_of(seed: int) -> torch.Generator:
 def values(
     rank: int, world: int, shape: tuple[int, ...], words: str, size: tuple[int, ...]
 ) -> dict[str, Any]:
-    """The full tensors that each of ``DRAWS`` gives."""
+    """Returns the full tensors that each of ``DRAWS`` gives."""
     (layout,), drawn = layouts(words), {}
     whole = torch.linspace(0.1, 0.9, math.prod(size)).view(size)
     torch.manual_seed(5)
@@ -143,7 +143,7 @@ NUM_DRAWN = 200_000
 
 @functools.cache
 def many(rank: int, world: int) -> dict[str, tuple[float, float]]:
-    """Mean and standard deviation of many numbers of each distribution."""
+    """Returns mean and standard deviation of many numbers of each distribution."""
     mesh, drawn = mesh_of((world,)), {}
     torch.manual_seed(1)
     with funcol.installed():

@@ -74,7 +74,7 @@ def records_of_fake_tensors() -> Iterator[_Records]:
 
 
 def frames_of(error: BaseException | None) -> Iterator[TracebackType]:
-    """The frames that Python prints for ``error``, those of its causes included."""
+    """Yields the frames that Python prints for ``error``, those of its causes included."""
     while error is not None:
         frames = error.__traceback__
         while frames is not None:

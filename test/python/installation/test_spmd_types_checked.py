@@ -36,7 +36,7 @@ ON_DEVICES = True
 
 
 def typed_run(rank: int, world: int, case: Case) -> Any:
-    """The types of the result and of the gradient, and their values, while the package checks types."""
+    """Returns types and values of the result and the gradient, while the package checks types."""
     from spmd_types.checker import typecheck
 
     group = world_group()
@@ -86,7 +86,7 @@ def test_types_are_those_of_stock_while_they_are_checked(world: int, table: str)
 
 
 def typed_block(rank: int, world: int) -> list[Any]:
-    """A block whose activations are sharded along the sequence, its weights along the hidden dim."""
+    """Returns a block whose activations are sharded along the sequence, its weights along the hidden dim."""
     from spmd_types.checker import typecheck
 
     mesh = dist.device_mesh.init_device_mesh(device_type(), (world,), mesh_dim_names=("tp",))

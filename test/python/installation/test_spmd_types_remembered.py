@@ -60,7 +60,7 @@ def outcome(call: Callable[[], Any]) -> tuple[Any, str]:
 
 @contextlib.contextmanager
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """The functions that the package itself checks meanwhile."""
+    """Yields the functions that the package itself checks meanwhile."""
     checked: list[Any] = []
     theirs = _checker._SpmdTypeMode._typecheck_core
 
@@ -187,7 +187,7 @@ def of_types(x: Tensor, mesh: DeviceMesh, draw: Draw) -> list[Callable[[], Any]]
 
 
 def trace(seed: int, mesh: DeviceMesh) -> list[str]:
-    """The types and errors of a drawn program."""
+    """Returns the types and errors of a drawn program."""
     draw = Draw(seed)
     torch.manual_seed(seed)
     shapes = [(8, 4), (4, 8), (4, 4), (8,), (2, 4, 4)]

@@ -56,7 +56,7 @@ def test_what_is_no_cost_model_is_refused() -> None:
 
 
 def changed(*keys: str, to: Any = None) -> str:
-    """A saved model with the value at ``keys`` replaced, or taken away."""
+    """Returns a saved model with the value at ``keys`` replaced, or taken away."""
     content: Any = {
         "axes": {
             "dp": {"size": 2}

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from cross_mesh import Ends, complaints, mesh_of_ranks, placed_on, wrong_with
+from against_full_tensor import Ends, Item, cross_mesh_errors, differences, mesh_of_ranks, placed_on
 from plans import axis_cost, model
 from ranks import device_type, run_ranks
-from redistributed import Item
 from sharded import Layout, layouts, ordered, shard_of, whole_of
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
@@ -52,7 +51,7 @@ def pairs(ends: Ends) -> list[tuple[Layout, Layout]]:
 def test_every_pair_of_layouts_goes_in_one_call(ends: Ends) -> None:
     items: list[Item] = [(shape, torch.float64, *pair) for shape in SHAPES for pair in pairs(ends)]
     world = 6 if ends is TURNED else 4
-    assert [*itertools.chain(*run_ranks(complaints, world, ends, items))] == []
+    assert [*itertools.chain(*run_ranks(cross_mesh_errors, world, ends, items))] == []
 
 
 WORDS = ["R", "S0", "S1", "_S0/2", "_S1/3", "Psum", "Pavg", "Pmin", "Pmax", "Pproduct"]
@@ -74,7 +73,7 @@ def test_every_pair_of_all_layouts_goes_in_one_call(ends: Ends) -> None:
     sides = [all_layouts(len(shape)) for shape in (ends.src, ends.dst)]
     items: list[Item] = [((6, 4), torch.float64, *pair) for pair in itertools.product(*sides)]
     world = 6 if ends is TURNED else 4
-    assert [*itertools.chain(*run_ranks(complaints, world, ends, items, timeout=600))] == []
+    assert [*itertools.chain(*run_ranks(cross_mesh_errors, world, ends, items, timeout=600))] == []
 
 
 def test_tensors_of_several_dtypes_and_dims_go_in_one_call() -> None:
@@ -84,7 +83,7 @@ def test_tensors_of_several_dtypes_and_dims_go_in_one_call() -> None:
     for shape, dtype in itertools.product(shapes, dtypes):
         src = "S0" if shape else "R"
         items.append((shape, dtype, Layout((src,)), Layout((f"S{len(shape) - 1}" if shape else "R",))))
-    assert [*itertools.chain(*run_ranks(complaints, 4, DISJOINT, items))] == []
+    assert [*itertools.chain(*run_ranks(cross_mesh_errors, 4, DISJOINT, items))] == []
 
 
 @pytest.mark.cpu_only  # NCCL has no reductions of bits
@@ -93,7 +92,7 @@ def test_partials_of_integers_are_reduced_before_they_leave(word: str) -> None:
     items: list[Item] = [
         ((6, 4), torch.int64, Layout((word,)), Layout((target,))) for target in ("R", "S0", word)
     ]
-    assert [*itertools.chain(*run_ranks(complaints, 4, DISJOINT, items))] == []
+    assert [*itertools.chain(*run_ranks(cross_mesh_errors, 4, DISJOINT, items))] == []
 
 
 def one_by_one(rank: int, world: int, ends: Ends, async_op: bool) -> list[str]:
@@ -104,7 +103,7 @@ def one_by_one(rank: int, world: int, ends: Ends, async_op: bool) -> list[str]:
         source = placed_on(src_mesh, Layout((src,)), whole)
         target = Layout((dst,))
         result = funcol.redistribute(source, dst_mesh, target.placements(), async_op=async_op)
-        wrong.append(wrong_with(result, target, dst_mesh, whole))
+        wrong.append(differences(result, target, dst_mesh, whole))
     return [text for text in wrong if text]
 
 
@@ -121,7 +120,7 @@ def to_an_order(rank: int, world: int) -> str:
     result = funcol.redistribute(
         placed_on(src_mesh, Layout(("S1",)), whole), dst_mesh, target.placements(), shard_order=[(0, (1, 0))]
     )
-    return wrong_with(result, target, dst_mesh, whole)
+    return differences(result, target, dst_mesh, whole)
 
 
 def test_the_target_may_have_a_shard_order() -> None:
@@ -141,7 +140,7 @@ def by_a_model(rank: int, world: int) -> list[str]:
         )
         for cost_model in models
     ]
-    return [wrong_with(result, target, dst_mesh, whole) for [result] in results]
+    return [differences(result, target, dst_mesh, whole) for [result] in results]
 
 
 def test_a_cost_model_is_for_both_meshes_or_one_for_each() -> None:
@@ -172,7 +171,7 @@ def without_the_others(rank: int, world: int) -> str:
     whole = whole_of((6, 6), torch.float32)
     source = placed_on(src_mesh, Layout(("S0",)), whole)
     result = funcol.redistribute(source, dst_mesh, [Shard(1)])
-    return wrong_with(result, Layout(("S1",)), dst_mesh, whole)
+    return differences(result, Layout(("S1",)), dst_mesh, whole)
 
 
 def test_ranks_of_neither_mesh_need_not_call() -> None:
@@ -303,7 +302,7 @@ def refusals(rank: int, world: int) -> None:
         funcol.redistribute_many([source, torch.ones(2)], [Shard(1)], device_mesh=dst_mesh)  # type: ignore[list-item]
     # Nobody is left hanging: the ranks are still in step.
     result = funcol.redistribute(source, dst_mesh, [Shard(1)])
-    assert wrong_with(result, Layout(("S1",)), dst_mesh, torch.ones(4, 2)) == ""
+    assert differences(result, Layout(("S1",)), dst_mesh, torch.ones(4, 2)) == ""
 
 
 def test_all_ranks_refuse_before_anything_is_sent() -> None:
@@ -337,7 +336,7 @@ def makes_partial_values(rank: int, world: int) -> None:
     src_mesh, dst_mesh = DISJOINT.meshes()
     source = placed_on(src_mesh, Layout(("S0",)), whole_of((4, 2), torch.float32))
     result = funcol.redistribute(source, dst_mesh, [Partial("sum")])
-    assert wrong_with(result, Layout(("Psum",)), dst_mesh, whole_of((4, 2), torch.float32)) == ""
+    assert differences(result, Layout(("Psum",)), dst_mesh, whole_of((4, 2), torch.float32)) == ""
     assert device_type() == result.device.type
 
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from against_full_tensor import placed_on
 from ranks import device_type, run_ranks
-from redistributed import dtensor_of
 from sharded import Layout, equals_whole, layouts, mesh_of, ordered, whole_of
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -76,7 +76,7 @@ def goes_and_comes(
     mesh = mesh_of(mesh_shape)
     pairs = [(shape, src) for shape in SHAPES for src in chosen]
     wholes = [whole_of(shape, torch.float64) for shape, _ in pairs]
-    tensors = [dtensor_of(whole, src, mesh) for whole, (_, src) in zip(wholes, pairs, strict=True)]
+    tensors = [placed_on(mesh, src, whole) for whole, (_, src) in zip(wholes, pairs, strict=True)]
     owners = [index % world for index in range(len(tensors))]
     owned = redistribute_many(tensors, [Owned(owner) for owner in owners], async_op=async_op)
     for one, whole, owner in zip(owned, wholes, owners, strict=True):
@@ -92,7 +92,7 @@ def goes_and_comes(
         async_op=async_op,
     )
     for index, result in zip(kept, results, strict=True):
-        expected = dtensor_of(wholes[index] + 1, pairs[index][1], mesh)
+        expected = placed_on(mesh, pairs[index][1], wholes[index] + 1)
         assert result.placements == expected.placements
         assert result.shape == expected.shape
         assert torch.equal(result.to_local(), expected.to_local()), pairs[index]
@@ -135,7 +135,7 @@ def goes_point_to_point(rank: int, world: int) -> None:
     mesh = DeviceMesh(device_type(), [[3, 1], [0, 2]], mesh_dim_names=("a", "b"))
     ranks = mesh.mesh.flatten().tolist()
     whole = whole_of((5, 6), torch.float32)
-    tensors = [dtensor_of(whole, layout, mesh) for layout in layouts("S0 S1", "S0 R", "R R", "S1 S0")]
+    tensors = [placed_on(mesh, layout, whole) for layout in layouts("S0 S1", "S0 R", "R R", "S1 S0")]
     owned = redistribute_many(tensors, [Owned(index) for index in range(4)])
     for index, one in enumerate(owned):
         assert one.whole is None if ranks[index] != rank else torch.equal(one.whole, whole)  # type: ignore[arg-type]

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from against_full_tensor import Item, local_differences, redistribution_errors
 from rank_mixes import mixed, under_a_mode
 from ranks import run_ranks
-from redistributed import Item, complaints, disagreement
 from sharded import Layout, layouts, local_of, mesh_of, shard_of, whole_of
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -24,13 +24,13 @@ ONE_AXIS = layouts("R", "S0", "S1", "_S0/2", "_S1/3", "Psum", "Pavg", "Pmax")
 TWO_AXES = layouts("R R", "S0 R", "S0 S0", "S1 S1", "S0 S1", "_S1/2 S1", "R S1", "Psum R", "Psum S1")
 
 
-def disagreements(
+def errors_of_single(
     rank: int, world: int, mesh_shape: tuple[int, ...], chosen: list[Layout], watched: list[int]
 ) -> list[str]:
     mesh = mesh_of(mesh_shape)
     wrong = []
     for shape, src, dst in itertools.product(SHAPES, chosen, chosen):
-        call = mixed(disagreement, "mode", rank, watched)
+        call = mixed(local_differences, "mode", rank, watched)
         if found := call(mesh, src, dst, whole_of(shape, torch.float64)):
             wrong.append(f"rank {rank}, {shape} {src} -> {dst}: {found}")
     return wrong
@@ -50,13 +50,13 @@ def test_single_tensors_arrive_in_any_mix(
     mesh_shape: tuple[int, ...], chosen: list[Layout], watched: list[int]
 ) -> None:
     world = torch.Size(mesh_shape).numel()
-    assert [*itertools.chain(*run_ranks(disagreements, world, mesh_shape, chosen, watched))] == []
+    assert [*itertools.chain(*run_ranks(errors_of_single, world, mesh_shape, chosen, watched))] == []
 
 
-def complaints_of_many(
+def errors_of_many(
     rank: int, world: int, mesh_shape: tuple[int, ...], items: list[Item], watched: list[int]
 ) -> list[str]:
-    call: Any = mixed(complaints, "mode", rank, watched)
+    call: Any = mixed(redistribution_errors, "mode", rank, watched)
     return call(rank, world, mesh_shape, items)  # type: ignore[no-any-return]
 
 
@@ -70,7 +70,7 @@ def test_many_tensors_arrive_in_any_mix(
         (shape, torch.float64, src, dst) for shape, src, dst in itertools.product(SHAPES, chosen, chosen)
     ]
     world = torch.Size(mesh_shape).numel()
-    assert [*itertools.chain(*run_ranks(complaints_of_many, world, mesh_shape, items, watched))] == []
+    assert [*itertools.chain(*run_ranks(errors_of_many, world, mesh_shape, items, watched))] == []
 
 
 def compiled_agrees(rank: int, world: int, pairs: list[tuple[Layout, Layout]], is_many: bool) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from against_full_tensor import local_differences
 from ranks import device_type, run_ranks
-from redistributed import disagreement
 from sharded import Layout, layouts, local_of, mesh_of, ordered, shard_of, whole_of
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
@@ -42,9 +42,9 @@ def redistributes(
             pair for pair in pairs if not any(word[:2] == "Pb" for layout in pair for word in layout.words)
         ]
     for shape, (src, dst) in itertools.product(shapes, pairs):
-        complaint = disagreement(mesh, src, dst, whole_of(shape, dtype))
-        if complaint:
-            wrong.append(f"rank {rank}, {shape} {src} -> {dst}: {complaint}")
+        found = local_differences(mesh, src, dst, whole_of(shape, dtype))
+        if found:
+            wrong.append(f"rank {rank}, {shape} {src} -> {dst}: {found}")
     return wrong
 
 
@@ -124,7 +124,7 @@ def test_axes_of_one_rank_change_nothing(mesh_shape: tuple[int, ...]) -> None:
 def uses_submesh(rank: int, world: int, axis: str) -> None:
     mesh = mesh_of((2, 2))[axis]
     for src, dst in itertools.product(layouts("R", "S0", "S1", "Psum"), repeat=2):
-        assert disagreement(mesh, src, dst, whole_of((5, 3), torch.float64)) == "", (src, dst)
+        assert local_differences(mesh, src, dst, whole_of((5, 3), torch.float64)) == "", (src, dst)
 
 
 @pytest.mark.parametrize("axis", ["a", "b"])
@@ -135,7 +135,7 @@ def test_a_slice_of_a_mesh_is_a_mesh(axis: str) -> None:
 def redistributes_by_counts(rank: int, world: int, pairs: list[tuple[Layout, Layout]]) -> list[str]:
     mesh = mesh_of((2, 2))
     found = [
-        (pair, disagreement(mesh, *pair, whole_of((5, 3), torch.float64), cost_model=StepCounts()))
+        (pair, local_differences(mesh, *pair, whole_of((5, 3), torch.float64), cost_model=StepCounts()))
         for pair in pairs
     ]
     return [f"rank {rank}, {src} -> {dst}: {text}" for (src, dst), text in found if text]
@@ -209,7 +209,9 @@ def moves_dtype(rank: int, world: int, dtype: torch.dtype) -> list[str]:
         (Layout(("Psum",)), Layout(("R",))),
         (Layout(("S0",)), Layout(("Psum",))),
     ]
-    return [f"{src} -> {dst}: {text}" for src, dst in pairs if (text := disagreement(mesh, src, dst, whole))]
+    return [
+        f"{src} -> {dst}: {text}" for src, dst in pairs if (text := local_differences(mesh, src, dst, whole))
+    ]
 
 
 @pytest.mark.parametrize(

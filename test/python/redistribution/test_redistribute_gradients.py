@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from against_full_tensor import own_shard, placed_on
 from ranks import run_ranks
-from sharded import Layout, layouts, local_of, mesh_of, ordered, reduced, shard_of, whole_of
+from sharded import Layout, layouts, mesh_of, ordered, reduced, whole_of
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._ops._math_ops import _NormPartial
@@ -20,15 +20,6 @@ from funcol.redistribution import redistribute, redistribute_local_tensor, redis
 ON_DEVICES = True
 
 SHAPE = (5, 6)
-
-
-def dtensor_of(whole: Tensor, layout: Layout, mesh: DeviceMesh) -> DTensor:
-    local = local_of(whole, layout, mesh.shape, mesh.get_coordinate() or ())
-    return DTensor(local, layout.spec(mesh, whole), requires_grad=False)  # type: ignore[call-arg]
-
-
-def own_shard(whole: Tensor, layout: Layout, mesh: DeviceMesh) -> Tensor:
-    return shard_of(whole, layout, mesh.shape, mesh.get_coordinate() or ())
 
 
 def gradient_layout(layout: Layout) -> Layout:
@@ -55,11 +46,11 @@ def sends_the_gradient_back(
     rank: int, world: int, mesh_shape: tuple[int, ...], src: Layout, dst: Layout
 ) -> None:
     mesh = mesh_of(mesh_shape)
-    leaf = dtensor_of(whole_of(SHAPE, torch.float64), src, mesh).requires_grad_()
+    leaf = placed_on(mesh, src, whole_of(SHAPE, torch.float64)).requires_grad_()
     weights = whole_of(SHAPE, torch.float64).flip(0)
     result = redistribute(leaf, placements=dst.placements(), shard_order=dst.order)
     # Handed in as a DTensor: to_local() of stock forgets the shard order of the gradient.
-    (grad,) = torch.autograd.grad(result, leaf, dtensor_of(weights, gradient_layout(dst), mesh))
+    (grad,) = torch.autograd.grad(result, leaf, placed_on(mesh, gradient_layout(dst), weights))
     assert isinstance(grad, DTensor)
     expected = gradient_layout(src)
     assert grad.placements == expected.placements()
@@ -83,12 +74,12 @@ def test_the_gradient_has_the_layout_of_the_input_on_two_axes(
 def differentiates_twice(rank: int, world: int, src: Layout, dst: Layout) -> None:
     mesh = mesh_of((world,))
     whole, weights = whole_of(SHAPE, torch.float64), whole_of(SHAPE, torch.float64).flip(0)
-    leaf = dtensor_of(whole, src, mesh).requires_grad_()
-    incoming = dtensor_of(whole, dst, mesh).requires_grad_()
+    leaf = placed_on(mesh, src, whole).requires_grad_()
+    incoming = placed_on(mesh, dst, whole).requires_grad_()
     result = redistribute(leaf, placements=dst.placements())
     # All in DTensors: to_local() of older minors is not differentiable twice.
     (grad,) = torch.autograd.grad(result, leaf, incoming, create_graph=True)
-    (second,) = torch.autograd.grad(grad, incoming, dtensor_of(weights, src, mesh))
+    (second,) = torch.autograd.grad(grad, incoming, placed_on(mesh, src, weights))
     assert isinstance(second, DTensor)
     assert second.placements == dst.placements()
     assert torch.equal(second.to_local(), own_shard(weights, dst, mesh))
@@ -103,7 +94,7 @@ def test_the_gradient_is_differentiable(src: Layout, dst: Layout) -> None:
 def sends_dtypes(rank: int, world: int) -> None:
     mesh = mesh_of((world,))
     whole = whole_of(SHAPE, torch.float32) + 1 / 3
-    leaf = dtensor_of(whole, Layout(("S0",)), mesh).requires_grad_()
+    leaf = placed_on(mesh, Layout(("S0",)), whole).requires_grad_()
     result = redistribute(
         leaf, placements=[Replicate()], forward_dtype=torch.bfloat16, backward_dtype=torch.float16
     )
@@ -126,7 +117,7 @@ def keeps_order(rank: int, world: int) -> None:
     mesh = mesh_of((2, 2))
     whole = whole_of(SHAPE, torch.float32)
     reversed_order = ordered("S0 S0", (0, (1, 0)))
-    leaf = dtensor_of(whole, reversed_order, mesh)
+    leaf = placed_on(mesh, reversed_order, whole)
     same = redistribute(leaf, placements=reversed_order.placements(), shard_order=reversed_order.order)
     assert torch.equal(same.to_local(), leaf.to_local())
     other = redistribute(leaf, placements=reversed_order.placements(), forward_dtype=torch.float64)
@@ -140,7 +131,7 @@ def test_a_shard_order_is_part_of_the_layout() -> None:
 def counts_dims_from_the_end(rank: int, world: int) -> None:
     mesh = mesh_of((world,))
     whole = whole_of(SHAPE, torch.float32)
-    result = redistribute(dtensor_of(whole, Layout(("R",)), mesh), placements=[Shard(-1)])
+    result = redistribute(placed_on(mesh, Layout(("R",)), whole), placements=[Shard(-1)])
     assert result.placements == (Shard(1),)
     assert torch.equal(result.to_local(), own_shard(whole, Layout(("S1",)), mesh))
 
@@ -180,7 +171,7 @@ def reduces_norms(rank: int, world: int, mesh_shape: tuple[int, ...], src: Layou
     whole = whole_of(SHAPE, torch.float64)
     layout = Layout(tuple(dst.split()))
     target = layout.placements()
-    norms = torch.linalg.vector_norm(dtensor_of(whole, src, mesh), dim=1)
+    norms = torch.linalg.vector_norm(placed_on(mesh, src, whole), dim=1)
     assert any(isinstance(placement, _NormPartial) for placement in norms.placements)
     expected = torch.linalg.vector_norm(whole, dim=1)
     result = redistribute(norms, placements=target)
@@ -222,7 +213,7 @@ def refuses(rank: int, world: int) -> None:
     with pytest.raises(TypeError, match="expected a DTensor"):
         redistribute(torch.ones(2), placements=[Replicate()])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="placements"):
-        redistribute(dtensor_of(torch.ones(2), Layout(("R",)), mesh))
+        redistribute(placed_on(mesh, Layout(("R",)), torch.ones(2)))
 
 
 def test_what_is_no_dtensor_or_has_no_target_is_refused() -> None:

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 import torch
+from against_full_tensor import local_differences, redistribution_errors
 from ranks import run_ranks
-from redistributed import complaints, disagreement
 from sharded import Layout, Order, mesh_of, whole_of
 
 pytestmark = pytest.mark.long
@@ -31,7 +31,7 @@ SHAPES = [(24, 12), (7, 5), (1, 3), (0, 4)]
 
 
 def with_orders(words: Sequence[str]) -> Iterable[Layout]:
-    """The layout of these words in every order in which its axes can cut the dims."""
+    """Yields the layout of these words in every order in which its axes can cut the dims."""
     cuts = {
         dim: [axis for axis, word in enumerate(words) if word == f"S{dim}"]
         for dim in sorted({int(word[1:]) for word in words if word[0] == "S"})
@@ -58,22 +58,22 @@ def is_contradictory(layout: Layout) -> bool:
 def judges(
     rank: int, world: int, mesh_shape: tuple[int, ...], shape: tuple[int, ...], pairs: list[Pair]
 ) -> tuple[Counter[str], list[str]]:
-    """The numbers of right and of refused pairs, and complaints about the wrong ones."""
+    """Returns the numbers of right and of refused pairs, and the errors of the wrong ones."""
     mesh = mesh_of(mesh_shape)
     whole = whole_of(shape, torch.float64)
     counts: Counter[str] = Counter()
     wrong = []
     for src, dst in pairs:
         try:
-            complaint = disagreement(mesh, src, dst, whole)
+            found = local_differences(mesh, src, dst, whole)
         except (ValueError, NotImplementedError):
             counts["refused"] += 1
             if not (is_contradictory(src) or is_contradictory(dst)):
                 wrong.append(f"rank {rank}, {src} -> {dst}: refused")
             continue
-        counts["right"] += not complaint
-        if complaint:
-            wrong.append(f"rank {rank}, {src} -> {dst}: {complaint}")
+        counts["right"] += not found
+        if found:
+            wrong.append(f"rank {rank}, {src} -> {dst}: {found}")
     return counts, wrong
 
 
@@ -141,6 +141,8 @@ def test_pairs_of_layouts_go_in_calls_of_many_tensors(
     ]
     for begin in range(0, len(items), PAIRS_A_CHUNK):
         chunk = items[begin : begin + PAIRS_A_CHUNK]
-        of_ranks = run_ranks(complaints, math.prod(mesh_shape), mesh_shape, chunk, timeout=CHUNK_TIMEOUT_S)
+        of_ranks = run_ranks(
+            redistribution_errors, math.prod(mesh_shape), mesh_shape, chunk, timeout=CHUNK_TIMEOUT_S
+        )
         assert [*itertools.chain(*of_ranks)] == []
     print(f"\n{mesh_shape} {shape}: {len(items)} right in calls of {PAIRS_A_CHUNK}")

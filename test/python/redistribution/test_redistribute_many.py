@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from against_full_tensor import Item, dtensors_of, placed_on, redistribution_errors, targets_of
 from ranks import device_type, run_ranks
-from redistributed import Item, complaints, dtensor_of, dtensors_of, targets_of
 from sharded import Layout, layouts, mesh_of, ordered, shard_of, whole_of
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
@@ -38,12 +38,12 @@ def items_of(chosen: list[Layout], dtype: torch.dtype) -> list[Item]:
 @pytest.mark.parametrize("mesh_shape", [(1,), (2,), (3,), (4,)], ids=str)
 def test_every_pair_of_layouts_of_one_axis_goes_in_one_call(mesh_shape: tuple[int, ...]) -> None:
     items = items_of(ONE_AXIS, torch.float64)
-    assert [*itertools.chain(*run_ranks(complaints, mesh_shape[0], mesh_shape, items))] == []
+    assert [*itertools.chain(*run_ranks(redistribution_errors, mesh_shape[0], mesh_shape, items))] == []
 
 
 def test_every_pair_of_layouts_of_two_axes_goes_in_one_call() -> None:
     items = items_of(TWO_AXES, torch.float64)
-    assert [*itertools.chain(*run_ranks(complaints, 4, (2, 2), items))] == []
+    assert [*itertools.chain(*run_ranks(redistribution_errors, 4, (2, 2), items))] == []
 
 
 MOVES = [(Layout((src,)), Layout((dst,))) for src, dst in itertools.permutations(["R", "S0", "S1"], 2)]
@@ -55,14 +55,14 @@ def test_tensors_of_several_dtypes_go_in_one_call() -> None:
     items: list[Item] = [
         (shape, dtype, src, dst) for shape in SHAPES for dtype in dtypes for src, dst in MOVES
     ]
-    assert [*itertools.chain(*run_ranks(complaints, 2, (2,), items))] == []
+    assert [*itertools.chain(*run_ranks(redistribution_errors, 2, (2,), items))] == []
 
 
 def equals_single_calls(rank: int, world: int, chosen: list[Layout]) -> list[str]:
     mesh = mesh_of((2, 2))
     wrong = []
     pairs = list(itertools.product(chosen, chosen))
-    sources = [dtensor_of(whole_of((5, 6), torch.float32), src, mesh) for src, _ in pairs]
+    sources = [placed_on(mesh, src, whole_of((5, 6), torch.float32)) for src, _ in pairs]
     together = redistribute_many(sources, [dst.placements() for _, dst in pairs])
     for (src, dst), source, result in zip(pairs, sources, together, strict=True):
         alone = redistribute(source, placements=dst.placements())
@@ -77,7 +77,7 @@ def test_results_are_those_of_single_calls() -> None:
 
 
 def count_collectives(call: Callable[[], object]) -> int:
-    """How often a backend was called, as PyTorch's profiler sees it."""
+    """Returns how often a backend was called, as PyTorch's profiler sees it."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         call()
     return sum(event.name.startswith("c10d::") for event in profile.events())
@@ -181,7 +181,7 @@ def sends_gradients_back(rank: int, world: int, mesh_shape: tuple[int, ...], ite
     results = redistribute_many(leaves, targets_of(items))
     weights = [whole_of(shape, dtype).flip(0) for shape, dtype, *_ in items]
     given = [
-        dtensor_of(weight, gradient_layout(dst), mesh).requires_grad_()
+        placed_on(mesh, gradient_layout(dst), weight).requires_grad_()
         for weight, (*_, dst) in zip(weights, items, strict=True)
     ]
     grads = torch.autograd.grad(results, leaves, given, create_graph=True)
@@ -192,7 +192,7 @@ def sends_gradients_back(rank: int, world: int, mesh_shape: tuple[int, ...], ite
     seconds = torch.autograd.grad(
         grads,
         given,
-        [dtensor_of(w, gradient_layout(i[2]), mesh) for w, i in zip(weights, items, strict=True)],
+        [placed_on(mesh, gradient_layout(i[2]), w) for w, i in zip(weights, items, strict=True)],
     )
     for second, weight, (*_, dst) in zip(seconds, weights, items, strict=True):
         assert torch.equal(second.to_local(), shard_of(weight, gradient_layout(dst), mesh.shape, at))
@@ -289,7 +289,7 @@ def applies_masks(rank: int, world: int) -> None:
     rows = torch.nn.functional.embedding(own, shard_of(table, Layout(("S0",)), mesh.shape, (rank,)))
     expected = torch.nn.functional.embedding(indices, table)
     masked_rows = DTensor(rows, spec(masked, expected), requires_grad=False)  # type: ignore[call-arg]
-    plain = dtensor_of(table, Layout(("S0",)), mesh)
+    plain = placed_on(mesh, Layout(("S0",)), table)
     first, second = redistribute_many([masked_rows, plain], [Replicate()])
     assert torch.equal(first.to_local(), expected)
     assert torch.equal(second.to_local(), table)

@@ -65,7 +65,7 @@ def saved() -> dict[str, Any]:
 
 
 def load(path: Path, text: str | bytes) -> AlphaBeta | None:
-    """The model, or ``None`` if the file is refused by name."""
+    """Returns the model, or ``None`` if the file is refused by name."""
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     loaded = unless_refused(lambda: AlphaBeta.load(path))
     if isinstance(loaded, AlphaBeta):

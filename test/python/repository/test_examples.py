@@ -56,14 +56,14 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def report(pictures: Path) -> str:
-    """The report of two steps on stock and two on funcol."""
+    """Returns the report of two steps on stock and two on funcol."""
     done = run("--steps", "2", folder=pictures)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 def numbers(report: str, title: str) -> list[float]:
-    """The two numbers in the line ``title`` of the report's table."""
+    """Returns the two numbers in the line ``title`` of the report's table."""
     number = r"\s+(-?\d+(?:\.\d+)?)"
     found = re.search(rf"^\s+{re.escape(title)}{number}{number}$", report, re.MULTILINE)
     assert found is not None, f"no line '{title}' in\n{report}"

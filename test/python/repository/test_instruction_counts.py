@@ -41,7 +41,7 @@ def test_only_paths_with_the_text_in_their_names_are_compared() -> None:
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, int]:
-    """The counts that the command finds, with made-up versions and a file of its own."""
+    """Returns the counts that the command finds, with made-up versions and a file of its own."""
     counts = {"add": 105}
     monkeypatch.setattr(instructions.shutil, "which", lambda tool: tool)
     monkeypatch.setattr(instructions, "running_versions", lambda: VERSIONS)

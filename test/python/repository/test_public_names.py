@@ -38,7 +38,7 @@ def test_a_misspelt_name_is_an_attribute_error() -> None:
 
 
 def names_of_stub() -> tuple[set[str], list[str]]:
-    """The names that ``__init__.pyi`` imports, and its ``__all__``."""
+    """Returns the names that ``__init__.pyi`` imports, and its ``__all__``."""
     imported: set[str] = set()
     listed: list[str] = []
     for node in ast.parse((PACKAGE / "__init__.pyi").read_text()).body:
@@ -97,7 +97,7 @@ follow_imports = skip
 
 
 def complaints_of_mypy(folder: Path, program: str) -> dict[int, str]:
-    """The errors of mypy about ``program``, by line."""
+    """Returns the errors of mypy about ``program``, by line."""
     (folder / "program.py").write_text(program)
     (folder / "mypy.ini").write_text(MYPY.format(path=PACKAGE.parent))
     command = [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", "--follow-imports", "silent"]

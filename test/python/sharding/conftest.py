@@ -18,5 +18,5 @@ def grid() -> DeviceMesh:
 
 @pytest.fixture
 def propagator() -> ShardingPropagator:
-    """One that no other test has used."""
+    """Returns a propagator that no other test has used."""
     return ShardingPropagator()

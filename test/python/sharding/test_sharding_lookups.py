@@ -36,7 +36,7 @@ def numbers(*shape: int) -> Tensor:
 
 
 def indices(size: int, *shape: int) -> Tensor:
-    """All of those below ``size`` in turn."""
+    """Returns all indices below ``size`` in turn."""
     return (torch.arange(torch.Size(shape).numel()) * 7 % size).view(shape)
 
 
@@ -53,7 +53,7 @@ LOOKUPS = {
 
 
 def of_a_cut_table(call: Call, axes: int) -> Iterator[list[Layout]]:
-    """The table in every way that cuts it or leaves it whole, the indices too."""
+    """Yields the table in every way that cuts it or leaves it whole, the indices too."""
     table, index = call.tensors()
     words = [["R", *(f"S{dim}" for dim in range(tensor.dim()))] for tensor in (table, index)]
     for choice in itertools.product(*(itertools.product(some, repeat=axes) for some in words)):
@@ -117,7 +117,7 @@ class TestMasksOfDecisions:
 
 
 def picks(rank: int, world: int, mesh_shape: tuple[int, ...], name: str, target: str) -> int:
-    """How many of the decisions make masks."""
+    """Returns how many of the decisions make masks."""
     mesh, call = mesh_of(mesh_shape), LOOKUPS[name]
     propagator = ShardingPropagator()
     num_masked = 0

@@ -34,8 +34,8 @@ def has_rule(propagator: ShardingPropagator, call: Call) -> bool:
 
 
 def judged(propagator: ShardingPropagator, mesh: DeviceMesh, calls: list[Call], layouts: Any) -> Counter[str]:
-    """How many decisions were right, and how many calls were refused; raises for a wrong one, and for one by
-    which the operator does not run."""
+    """Returns how many decisions were right, and how many calls were refused; raises for a wrong one, and for
+    one by which the operator does not run."""
     counts: Counter[str] = Counter()
     for call in calls:
         for chosen in layouts(call, mesh.ndim):
@@ -107,7 +107,7 @@ WITH_SIZES = [
 
 
 def shards(call: Call, axes: int) -> Iterator[list[Layout]]:
-    """The first tensor cut along each of its dims by all axes, the others everywhere."""
+    """Yields the first tensor cut along each of its dims by all axes, the others everywhere."""
     for dim in range(call.tensors()[0].dim()):
         yield [Layout((f"S{dim}",) * axes), *[Layout(("R",) * axes)] * (len(call.tensors()) - 1)]
 

@@ -116,7 +116,7 @@ def test_a_rule_takes_the_place_of_the_one_there_was(
 
 
 def cut_by_columns(op_schema: OpSchema) -> OpStrategy:
-    """A strategy of the whole mesh."""
+    """Returns a strategy of the whole mesh."""
     source = op_schema.args_schema[0].strategies[0].output_spec  # type: ignore[attr-defined]
     whole = DTensorSpec(source.mesh, (Shard(1),), tensor_meta=source.tensor_meta)
     return OpStrategy([OpSpec(whole, [whole], [[1.0]])])

@@ -101,7 +101,7 @@ class Browser:
 
 
 def chromium() -> str | None:
-    """The browser's command, if there is one."""
+    """Returns the browser's command, if there is one."""
     return shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 

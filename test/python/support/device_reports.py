@@ -34,7 +34,7 @@ def _reports() -> str:
 
 @functools.cache
 def _take_reports() -> ctypes._NamedFuncPointer | None:
-    """The simulation's own function; None on a real GPU."""
+    """Returns the simulation's own function; None on a real GPU."""
     take = getattr(ctypes.CDLL(None), "simulated_gpu_take_reports", None)
     if take is not None:
         take.restype = ctypes.c_char_p

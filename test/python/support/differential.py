@@ -40,7 +40,7 @@ def world_group() -> dist.ProcessGroup:
 
 
 def sample(rank: int, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
-    """The tensor of ``rank``, seeded by the rank: each rank can make those of all others."""
+    """Returns the tensor of ``rank``, seeded by the rank: each rank can make those of all others."""
     generator = torch.Generator(device_type()).manual_seed(1000 + rank)
     if dtype.is_complex:
         return torch.randn(tuple(shape), dtype=dtype, generator=generator)
@@ -125,7 +125,8 @@ PROGRAM_SHAPE = (12, 12)  # divisible by every number of ranks in use
 
 
 def finished(result: Any) -> Any:
-    """``result`` of stock PyTorch or of funcol, a tensor or several, as plain tensors with their data.
+    """Returns ``result`` of stock PyTorch or of funcol, a tensor or several, as plain tensors with their
+    data.
 
     A test finishes stock's result before it starts another collective: two gathers or reduce-scatters in
     flight on gloo, one of them stock's, now and then corrupt the heap ("unaligned tcache chunk"), also in a

@@ -60,7 +60,7 @@ def _fits(one: Tensor, other: Tensor, number: int) -> bool:
 
 
 def _alike(one: Tensor, other: Tensor) -> Tensor:
-    """``other`` if it has the shape of ``one``, else ``one``."""
+    """Returns ``other`` if it has the shape of ``one``, else ``one``."""
     return other if one.shape == other.shape else one
 
 
@@ -163,13 +163,13 @@ OPERATORS: dict[str, Operator] = {
 
 
 def whole(one: Input) -> Tensor:
-    """The numbers of an input: multiples of 6, whose averages over 2 and 3 ranks are exact."""
+    """Returns the numbers of an input: multiples of 6, whose averages over 2 and 3 ranks are exact."""
     generator = torch.Generator().manual_seed(one.seed)
     return (6 * torch.randint(-4, 5, one.shape, generator=generator)).double()
 
 
 def run(program: Program, make: Callable[[Tensor, Layout], Tensor]) -> list[Tensor]:
-    """All values of the program, and the gradients of its inputs, as plain tensors."""
+    """Returns all values of the program, and the gradients of its inputs, as plain tensors."""
     leaves = [make(whole(one), Layout(one.words)) for one in program.inputs]
     if program.backward:
         leaves = [leaf.detach().requires_grad_() for leaf in leaves]
@@ -217,7 +217,7 @@ def difference(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> str | No
 
 
 def outcome(program: Program, make: Callable[[Tensor, Layout], Tensor]) -> str | list[Tensor]:
-    """The values, or what was raised."""
+    """Returns the values, or what was raised."""
     try:
         return run(program, make)
     except DtypeError:

@@ -108,7 +108,7 @@ class Rank:
         self.store.wait([f"{place} {rank}" for rank in range(self.world)], timedelta(seconds=LIMIT_S))
 
     def warmed_up(self, program: str) -> Step:
-        """The program's step, run once with time to compile; then its groups get the short time-out."""
+        """Runs the program's step once, with time to compile, and returns it with short time-outs set."""
         step = PROGRAMS[program].make(self.rank, self.world, self.new_group)
         step()
         self.meet("warmed up")

@@ -72,7 +72,7 @@ def three_redistributions(rank: int, world: int, new_group: NewGroup) -> Step:
 
 
 def three_steps(rank: int, world: int, new_group: NewGroup) -> Step:
-    """A reduce_scatter along a row, the change to a partial maximum, and an all_to_all along a column."""
+    """Returns a reduce_scatter along a row, the change to a partial maximum, an all_to_all along a column."""
     mesh = square_mesh(rank, new_group)
     source, target = [Shard(1), Partial()], [Shard(0), Partial("max")]
     plan = funcol.plan_redistribution(source, target, mesh, (8, 12), torch.float32)

@@ -74,7 +74,7 @@ def replicates_and_evaluates(rank: int, world: int) -> list[Tensor]:
 
 
 def mixes_replicas_and_shards(rank: int, world: int) -> list[Tensor]:
-    """A replicated block beside a sharded one, then one model whose blocks have meshes of their own."""
+    """Trains a replicated block beside a sharded one, then a model whose blocks have own meshes."""
     model = blocks(4)
     _replicate(model[0])
     fully_shard(model[1])

@@ -223,7 +223,7 @@ CASES = LINEAR | NONLINEAR
 
 
 def total(local: Tensor) -> float:
-    """The sum of ``local`` over all ranks, by c10d."""
+    """Returns the sum of ``local`` over all ranks, by c10d."""
     summed = local.detach().clone()
     dist.all_reduce(summed)
     return float(summed)
@@ -249,7 +249,7 @@ def finite_differences(function: Function, x: Tensor, weights: Tensor, rank: int
 
 
 def case_on(rank: int, world: int, name: str) -> tuple[Function, Tensor, Tensor]:
-    """The case's function, its input and a weight for each element of the result."""
+    """Returns the case's function, its input and a weight for each element of the result."""
     shape, function = CASES[name]
     x = sample(rank, shape(rank, world), torch.float64)
     weights = sample(rank + 10, function(x, world).shape, torch.float64)

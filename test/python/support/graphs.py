@@ -17,7 +17,7 @@ import funcol  # noqa: F401  defines the ops
 
 
 def graph_of(program: Callable[..., Any], *inputs: Tensor) -> GraphModule:
-    """The one graph that AOTAutograd makes of ``program``."""
+    """Returns the one graph that AOTAutograd makes of ``program``."""
     graphs: list[GraphModule] = []
 
     def record(graph: GraphModule, _: Any) -> Any:
@@ -31,7 +31,7 @@ def graph_of(program: Callable[..., Any], *inputs: Tensor) -> GraphModule:
 
 
 def lines_of(graph: Graph) -> list[str]:
-    """The nodes of the graph, a line each, with numbers in place of their names."""
+    """Returns the nodes of the graph, a line each, with numbers in place of their names."""
     numbers = {node: f"%{number}" for number, node in enumerate(graph.nodes)}
     lines = []
     for node in graph.nodes:

@@ -28,7 +28,7 @@ def square() -> DeviceMesh:
 
 @made_once
 def own_column() -> dist.ProcessGroup:
-    """The group [0, 2] or [1, 3]. PyTorch finds no group by its ranks that was split off for a mesh."""
+    """Returns the group [0, 2] or [1, 3]. PyTorch finds no group of a mesh by its ranks."""
     columns = [dist.new_group(ranks) for ranks in ([0, 2], [1, 3])]
     return columns[dist.get_rank() % 2]
 

@@ -59,7 +59,7 @@ def num_ranks(page: Path) -> int:
 
 
 def program(page: Path) -> str:
-    """The page's program; each line has the number that it has on the page."""
+    """Returns the page's program; each line has the number that it has on the page."""
     lines = [""] * (page.read_text().count("\n") + 1)
     for block in blocks(page):
         if block.language == "python" and block.not_run is None:
@@ -73,7 +73,7 @@ def expected_output(page: Path) -> str:
 
 
 def commands(page: Path) -> Iterator[tuple[str, str]]:
-    """Each command of the page's ``console`` blocks, without the prompt, and what it prints."""
+    """Yields each command of the page's ``console`` blocks, without the prompt, and what it prints."""
     for block in blocks(page):
         if block.language == "console":
             for text in re.split(r"^\$ ", block.code, flags=re.M)[1:]:

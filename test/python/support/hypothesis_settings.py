@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, Phase, settings
 
 
 def checked(most: int) -> settings:
-    """At most ``most`` examples, the same in each run, however long each takes. A failing one is shrunk."""
+    """Returns settings for ``most`` examples, the same in each run, without a deadline."""
     return settings(
         max_examples=most,
         derandomize=True,

@@ -72,7 +72,7 @@ STARTS: dict[str, Start] = {
 
 
 def expected(name: str, rank: int, world: int, rows: int, first_seed: int = 0) -> list[Tensor]:
-    """The outputs on ``rank``, if every rank's input is ``own_input`` of the same arguments."""
+    """Returns the outputs on ``rank``, if every rank's input is ``own_input`` of the same arguments."""
     inputs = [own_input(other, world, rows, first_seed) for other in range(world)]
     total = torch.stack(inputs).sum(0)
     results: dict[str, list[Tensor]] = {

@@ -111,7 +111,7 @@ def tensors_of(result: Any) -> list[Tensor]:
 
 
 def weighted(results: Sequence[Tensor]) -> Tensor:
-    """A loss in which every element counts differently."""
+    """Returns a loss in which every element counts differently."""
     total = torch.zeros((), dtype=torch.float64)
     for result in results:
         weights = torch.arange(1, result.numel() + 1, dtype=torch.float64).view(result.shape).cos()
@@ -120,7 +120,7 @@ def weighted(results: Sequence[Tensor]) -> Tensor:
 
 
 def expected(program: Program) -> tuple[list[Tensor], list[Tensor]]:
-    """Results and gradients of one process."""
+    """Returns results and gradients of one process."""
     leaves = [one.requires_grad_() for one in whole_tensors(program)]
     results = tensors_of(program.whole(*leaves))
     return [one.detach() for one in results], list(torch.autograd.grad(weighted(results), leaves))

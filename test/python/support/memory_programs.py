@@ -163,7 +163,7 @@ def all_dtensors(world: int) -> Training:
 def peaks(
     rank: int, world: int, program: Callable[..., Training], args: tuple[Any, ...], with_funcol: bool
 ) -> dict[str, int]:
-    """The most bytes during the first steps and during later ones."""
+    """Returns the most bytes during the first steps and during later ones."""
     if with_funcol:
         funcol.install()
     try:

@@ -21,7 +21,7 @@ def metadata(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def symbolic_meta_input() -> tuple[Tensor, Any, Any]:
-    """A meta tensor of shape (s0, s1), hinted (4, 6)."""
+    """Returns a meta tensor of shape (s0, s1), hinted (4, 6)."""
     context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * 2)
     fake = FakeTensorMode(shape_env=ShapeEnv()).from_tensor(torch.empty(4, 6), symbolic_context=context)
     rows, columns = fake.shape

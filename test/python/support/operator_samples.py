@@ -56,7 +56,7 @@ def samples_of(info: Any, most: int) -> Iterator[Any]:
 
 
 def calls_of(info: Any, most: int) -> list[Call]:
-    """The operators that samples of ``info`` call, at most two calls with tensors of the same shapes."""
+    """Returns calls of operators in samples of ``info``, at most two with tensors of the same shapes."""
     calls: list[Call] = []
     seen: Counter[Any] = Counter()
     for sample in samples_of(info, most):

@@ -58,7 +58,7 @@ def start_process(code: str, *args: str) -> subprocess.Popen[str]:
 
 
 def end_of(process: subprocess.Popen[str], timeout: float = 60) -> tuple[str, str]:
-    """The output and errors of the process; raises if it fails or takes more than ``timeout`` seconds."""
+    """Returns the output and errors of the process; raises if it fails or takes over ``timeout`` s."""
     try:
         out, err = process.communicate(timeout=timeout)
     finally:

@@ -36,5 +36,5 @@ WAYS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
 
 
 def mixed(program: Callable[..., Any], way: str, rank: int, others: list[int]) -> Callable[..., Any]:
-    """``program``, run ``way`` on the ranks ``others`` and as it is on the rest."""
+    """Returns ``program``, run ``way`` on the ranks ``others`` and unchanged on the rest."""
     return WAYS[way](program) if rank in others else program

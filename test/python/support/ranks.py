@@ -282,7 +282,7 @@ class _ThisRank:
         return result
 
     def _check_in_step(self) -> int:
-        """The largest number of groups that a rank has."""
+        """Returns the largest number of groups that a rank has."""
         import torch
         import torch.distributed as dist
 
@@ -304,7 +304,7 @@ atexit.register(stop_all)
 
 
 def forking_context() -> Any:
-    """A context whose processes have torch imported from the start."""
+    """Returns a context whose processes have torch imported from the start."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
     # A server with threads cannot be forked safely.

@@ -69,7 +69,7 @@ def _chunk(whole: Tensor, count: int, index: int) -> Tensor:
 
 
 def held_indices(layout: Layout, mesh_shape: Sequence[int], dim: int, size: int, at: Sequence[int]) -> Tensor:
-    """The indices of ``dim`` that the rank at coordinate ``at`` holds, by ``torch.chunk``."""
+    """Returns the indices of ``dim`` that the rank at coordinate ``at`` holds, by ``torch.chunk``."""
     held = torch.arange(size)
     for axis in layout.axes_of(dim):
         word = layout.words[axis]
@@ -85,13 +85,13 @@ def shard_of(whole: Tensor, layout: Layout, mesh_shape: Sequence[int], at: Seque
 
 
 def _noise(like: Tensor, *seed: int) -> Tensor:
-    """Random multiples of 6, whose averages over 2 and 3 ranks are exact."""
+    """Returns random multiples of 6, whose averages over 2 and 3 ranks are exact."""
     generator = torch.Generator(device_type()).manual_seed(hash(seed) % 2**31)
     return (6 * torch.randint(0, 20, like.shape, generator=generator)).to(like.dtype)
 
 
 def part_of(value: Tensor, op: str, count: int, index: int, *seed: int) -> Tensor:
-    """One of ``count`` tensors whose reduction by ``op`` is ``value``."""
+    """Returns one of ``count`` tensors whose reduction by ``op`` is ``value``."""
     noise = [_noise(value, *seed, other) for other in range(count)]
     others = noise[1:]
     if op in ("sum", "avg"):
@@ -127,7 +127,7 @@ def _norm_of(order: float) -> Callable[[Tensor], Tensor]:
 
 
 def local_of(whole: Tensor, layout: Layout, mesh_shape: Sequence[int], at: Sequence[int]) -> Tensor:
-    """A tensor for the rank at ``at``, such that all ranks together hold ``whole`` under ``layout``."""
+    """Returns the tensor of the rank at ``at`` if all ranks together hold ``whole`` under ``layout``."""
     for axis, word in enumerate(layout.words):
         if word[0] == "P":
             # The same on all ranks that agree on the partial axes up to this one.
@@ -163,7 +163,7 @@ def reduction_of(
 
 @made_once
 def mesh_of(shape: tuple[int, ...], *flattened: tuple[str, ...]) -> DeviceMesh:
-    """A mesh of the whole world, with groups of its own for the axes in ``flattened``."""
+    """Returns a mesh of the whole world, with groups of its own for the axes in ``flattened``."""
     mesh = init_device_mesh(device_type(), shape, mesh_dim_names=tuple("abc"[: len(shape)]))
     for names in flattened:
         mesh[names]._flatten()

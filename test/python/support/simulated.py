@@ -60,7 +60,7 @@ class Recorder(TorchDispatchMode):
 
 
 def layouts_of(tensor: Tensor, axes: int, partials: Sequence[str]) -> list[Layout]:
-    """Every layout of ``tensor`` by plain placements, in the default order."""
+    """Returns every layout of ``tensor`` by plain placements, in the default order."""
     words = ["R", *(f"S{dim}" for dim in range(tensor.dim())), *partials]
     chosen = itertools.product(words, repeat=axes)
     return [Layout(choice) for choice in chosen if len(_partials(choice)) <= 1]
@@ -71,7 +71,7 @@ def partials_of(tensor: Tensor) -> list[str]:
 
 
 def some_layouts(call: Call, axes: int, count: int, seed: int) -> Iterator[list[Layout]]:
-    """``count`` choices of layouts for the tensors of ``call``, the same each time."""
+    """Yields ``count`` choices of layouts for the tensors of ``call``, the same each time."""
     choose = random.Random(f"{call.op}{seed}")
     of_each = [layouts_of(tensor, axes, partials_of(tensor)) for tensor in call.tensors()]
     for _ in range(count):
@@ -79,7 +79,7 @@ def some_layouts(call: Call, axes: int, count: int, seed: int) -> Iterator[list[
 
 
 def all_layouts(call: Call, axes: int, most: int) -> Iterator[list[Layout]]:
-    """Every choice of layouts for the tensors of ``call``, or ``most`` of them."""
+    """Yields every choice of layouts for the tensors of ``call``, or ``most`` of them."""
     of_each = [layouts_of(tensor, axes, partials_of(tensor)) for tensor in call.tensors()]
     if math.prod(map(len, of_each)) > most:
         yield from some_layouts(call, axes, most, seed=1)
@@ -88,7 +88,7 @@ def all_layouts(call: Call, axes: int, most: int) -> Iterator[list[Layout]]:
 
 
 def _partials(words: Sequence[str]) -> set[str]:
-    """The kinds of partials in a layout. Of several kinds, the result depends on which is reduced first."""
+    """Returns the kinds of partials in a layout. With several, the result depends on their order."""
     return {word for word in words if word[0] == "P"}
 
 
@@ -119,7 +119,7 @@ class Simulation:
         )
 
     def check(self) -> OutputSharding:
-        """The decision. Raises :class:`WrongResultError` if the ranks do not hold the result."""
+        """Returns the decision. Raises :class:`WrongResultError` if the ranks do not hold the result."""
         coordinates = list(itertools.product(*(range(size) for size in self._shape)))
         expected, mutated = self._run_whole()
         held: dict[Coordinate, list[Any]] = {}
@@ -181,7 +181,7 @@ class Simulation:
         return results, locals_
 
     def _masked(self, indices: Tensor, spec: DTensorSpec) -> Tensor:
-        """``indices`` counted within this rank's part; PyTorch's masks keep which lie outside of it."""
+        """Returns ``indices`` counted within this rank's part; PyTorch's masks keep those outside of it."""
         for axis, placement in enumerate(spec.placements):
             if isinstance(placement, _MaskPartial):
                 indices = placement._partition_value(indices, self._mesh, axis)
@@ -206,7 +206,7 @@ def specs_of(schema: OpSchema) -> list[DTensorSpec]:
 
 
 def decided(propagator: Any, schema: OpSchema) -> OutputSharding | None:
-    """The decision for ``schema``; None where the operator cannot run on tensors in these layouts."""
+    """Returns the decision for ``schema``; None where the operator cannot run on tensors in these layouts."""
     try:
         sharding: OutputSharding = propagator.propagate_op_sharding_non_cached(schema)
     except (NotImplementedError, ValueError, RuntimeError, AssertionError, KeyError):
@@ -245,7 +245,7 @@ def layout_of(spec: DTensorSpec) -> Layout:
 
 
 def _rounding(dtype: torch.dtype) -> float:
-    """The tolerance for sums whose parts are a few hundred each."""
+    """Returns the tolerance for sums whose parts are a few hundred each."""
     return 3000 * torch.finfo(dtype).eps if dtype.is_floating_point or dtype.is_complex else 0.0
 
 

@@ -86,7 +86,7 @@ class Actions:
         return made | {action.__name__: action for action in own}
 
     def drawn_programs(self) -> Iterator[tuple[Program, list[Tensor]]]:
-        """Programs of operators on DTensors, with what one process gives."""
+        """Yields programs of operators on DTensors, with what one process gives."""
         names, words = sorted(OPERATORS), ("R", "S0", "S1", "Psum")
         pick, number = self.chosen.choice, self.chosen.randrange
         while True:

@@ -126,7 +126,7 @@ COUNT_FLOOR = 2.0
 
 
 def report(samples: list[Samples]) -> tuple[list[str], list[str]]:
-    """A line for each kind of sample, of the rank on which it grows most, and the lines of what grows."""
+    """Returns a line for each kind of sample, of the rank on which it grows most, and the lines that grow."""
     lines, growing = [], []
     for what in samples[0]:
         trends = [trend_of(of_rank[what]) for of_rank in samples]

@@ -189,7 +189,7 @@ def call(case: Case, x: Tensor, axis: Any, **more: Any) -> Any:
 
 
 def sample(rank: int, world: int, case: Case) -> Tensor:
-    """Small whole numbers, whose sums every dtype holds."""
+    """Returns small whole numbers, whose sums every dtype holds."""
     shape = [world if size is None else size for size in case.shape]
     same = case.source in (R, I)
     generator = torch.Generator(device_type()).manual_seed(5 if same else 7 + rank)

@@ -19,5 +19,5 @@ def attributes_of_torch() -> dict[tuple[str, str], int]:
 
 
 def kernels_of(op: str) -> str:
-    """Every registration of ``op`` and what serves each key."""
+    """Returns every registration of ``op`` and what serves each key."""
     return torch._C._dispatch_dump(op) + torch._C._dispatch_dump_table(op)

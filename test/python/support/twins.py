@@ -19,7 +19,7 @@ Function = Callable[..., Any]
 
 
 def placed(whole: Tensor, layout: Layout, mesh: DeviceMesh) -> DTensor:
-    """``whole`` as the ranks of ``mesh`` hold it under ``layout``, a leaf."""
+    """Returns ``whole`` as the ranks of ``mesh`` hold it under ``layout``, a leaf."""
     at = mesh.get_coordinate()
     assert at is not None
     local = local_of(whole.detach(), layout, tuple(mesh.shape), at).clone()
@@ -29,7 +29,7 @@ def placed(whole: Tensor, layout: Layout, mesh: DeviceMesh) -> DTensor:
 
 
 def replicated(value: Any, like: Tensor) -> Any:
-    """``value`` as a replicated DTensor if ``like`` is a DTensor, else as it is."""
+    """Returns ``value`` as a replicated DTensor if ``like`` is a DTensor, else as it is."""
     if not isinstance(like, DTensor):
         return value
     return DTensor.from_local(value, like.device_mesh, [Replicate()] * like.device_mesh.ndim, run_check=False)

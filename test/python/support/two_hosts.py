@@ -35,7 +35,7 @@ def is_full_root() -> bool:
 
 
 def why_no_hosts() -> str | None:
-    """Why there can be no hosts here; None if they can."""
+    """Returns why there can be no hosts here; None if they can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     if shutil.which("ip") is None:
@@ -142,7 +142,7 @@ class Link:
 
 @contextmanager
 def two_hosts(delay_s: float = 0.0, loss: float = 0.0) -> Iterator[tuple[tuple[Host, Host], Link]]:
-    """Two hosts and their link, each way of which takes ``delay_s`` and loses this share of the packets."""
+    """Yields two hosts and their link; each way takes ``delay_s`` and loses this share of the packets."""
     hosts = Host(1), Host(2)
     with ExitStack() as stack:
         for host in hosts:

@@ -39,7 +39,7 @@ def reduced(inputs: list[Tensor], reduce_op: str) -> Tensor:
 
 
 def summands(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A :func:`sample` that every order of additions and multiplications reduces to the same bits."""
+    """Returns a :func:`sample` that every order of additions and multiplications reduces to the same bits."""
     x = sample(rank, shape, dtype)
     if x.is_complex():
         return torch.view_as_complex(small_numbers(torch.view_as_real(x)))
@@ -47,7 +47,7 @@ def summands(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def small_numbers(x: Tensor) -> Tensor:
-    """``x`` rounded to small numbers other than 0, whose sign some reductions leave open."""
+    """Returns ``x`` rounded to small numbers other than 0, whose sign some reductions leave open."""
     x = x.round().clamp(-3, 3)
     return torch.where(x == 0, torch.ones_like(x), x)
 

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from exports import complaints, items_of, named_of
+from against_full_tensor import export_errors, items_of, named_of, placed_on
 from ranks import device_type, run_ranks
-from redistributed import dtensor_of
 from sharded import Layout, layouts, mesh_of, ordered, whole_of
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -45,7 +44,7 @@ BUCKETS = [1, 300, 1 << 20]  # bytes: a tensor each, several, all
 def test_every_layout_of_one_axis_becomes_whole(world: int, to: str | None, bucket_bytes: int) -> None:
     options = {"to": world - 1 if to else None, "bucket_bytes": bucket_bytes}
     items = items_of(SHAPES, ONE_AXIS)
-    assert [*itertools.chain(*run_ranks(complaints, world, (world,), items, options))] == []
+    assert [*itertools.chain(*run_ranks(export_errors, world, (world,), items, options))] == []
 
 
 @pytest.mark.parametrize("bucket_bytes", BUCKETS)
@@ -53,7 +52,7 @@ def test_every_layout_of_one_axis_becomes_whole(world: int, to: str | None, buck
 def test_every_layout_of_two_axes_becomes_whole(to: int | None, bucket_bytes: int) -> None:
     items = items_of(SHAPES, TWO_AXES)
     options = {"to": to, "bucket_bytes": bucket_bytes}
-    assert [*itertools.chain(*run_ranks(complaints, 4, (2, 2), items, options))] == []
+    assert [*itertools.chain(*run_ranks(export_errors, 4, (2, 2), items, options))] == []
 
 
 def goes_point_to_point(rank: int, world: int) -> None:
@@ -61,7 +60,7 @@ def goes_point_to_point(rank: int, world: int) -> None:
     mesh = DeviceMesh(device_type(), [[3, 1], [0, 2]], mesh_dim_names=("a", "b"))
     chosen = layouts("S0 S1", "S0 R", "R S1", "S0 S0", "R R")
     whole = whole_of((5, 6), torch.float32)
-    named = {str(layout): dtensor_of(whole, layout, mesh) for layout in chosen}
+    named = {str(layout): placed_on(mesh, layout, whole) for layout in chosen}
     for to in (None, 1):
         for name, result in full_tensors(named, to=to):
             assert result is None if to not in (None, rank) else torch.equal(result, whole), name  # type: ignore[arg-type]
@@ -153,7 +152,7 @@ def test_tied_parameters_are_sent_once() -> None:
 
 
 def count(call: Callable[[], object], name: str) -> int:
-    """How often a backend was called for a collective, as PyTorch's profiler sees it."""
+    """Returns how often a backend was called for a collective, as PyTorch's profiler sees it."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         call()
     return sum(event.name.startswith("c10d::") and name in event.name for event in profile.events())

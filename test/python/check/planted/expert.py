@@ -59,7 +59,7 @@ class Layer(nn.Module):
 
 
 def stacked(mesh: DeviceMesh | None, fault: str | None) -> tuple[nn.Module, Tensor]:
-    """Two layers of experts. ``expert_gradient_averaged``: as if experts were replicated."""
+    """Returns two layers of experts. ``expert_gradient_averaged``: as if experts were replicated."""
     torch.manual_seed(0)
     model = nn.Sequential(Layer(mesh, None), Layer(mesh, fault))
     x = batch()

@@ -41,7 +41,7 @@ def wrapped(model: nn.Sequential, mesh: DeviceMesh, **options: Any) -> nn.Sequen
 
 
 def sharded(mesh: DeviceMesh | None, fault: str | None) -> tuple[nn.Module, Tensor, Any]:
-    """A step of Adam on sharded blocks. ``unmanaged``: FSDP2 ignores a weight of the second."""
+    """Returns a step of Adam on sharded blocks. ``unmanaged``: FSDP2 ignores a weight of the second."""
     model = model_of_blocks()
     if mesh is not None:
         left_out = {model[1].norm.weight} if fault == "unmanaged" else set()
@@ -57,7 +57,7 @@ def sharded(mesh: DeviceMesh | None, fault: str | None) -> tuple[nn.Module, Tens
 
 
 def accumulated(mesh: DeviceMesh | None, fault: str | None) -> tuple[nn.Module, Tensor]:
-    """Gradients of three batches. ``unsynchronized``: they are never reduced and so never there."""
+    """Returns gradients of three batches. ``unsynchronized``: they are never reduced and so never there."""
     model = model_of_blocks()
     if mesh is not None:
         wrapped(model, mesh)

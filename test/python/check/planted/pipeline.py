@@ -30,7 +30,7 @@ class Model(nn.Module):
 
 
 def staged(mesh: DeviceMesh | None, fault: str | None) -> tuple[nn.Module, Tensor | None]:
-    """All forward passes, then all backward ones; the second stage first waits for activations."""
+    """Runs all forward passes, then all backward ones; the second stage first waits for activations."""
     tokens = torch.randint(WORDS, (4, LENGTH), generator=torch.Generator().manual_seed(3))
     if mesh is None:
         model = Model(("first", "second"))

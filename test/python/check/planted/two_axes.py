@@ -53,7 +53,7 @@ class Model(nn.Module):
 
 
 def language_model(mesh: DeviceMesh | None, fault: str | None) -> tuple[nn.Module, Tensor, Any]:
-    """A step of AdamW. ``scaled_loss``: the mean over ``dp`` is taken twice."""
+    """Returns a step of AdamW. ``scaled_loss``: the mean over ``dp`` is taken twice."""
     torch.manual_seed(0)
     model = Model()
     ids = torch.randint(WORDS, (4, 9), generator=torch.Generator().manual_seed(2))

@@ -180,7 +180,7 @@ def dropped_gradient(new: New) -> Tensor:
 
 
 def spread(matrix: Tensor) -> Tensor:
-    """A matrix that is far from singular."""
+    """Returns a matrix that is far from singular."""
     return matrix * 0.1 + torch.eye(len(matrix), device=matrix.device)
 
 

@@ -15,7 +15,7 @@ ROUNDS = 8
 
 
 def read_on_another_stream(is_ordered: bool) -> float:
-    """The number of additions that the other stream saw, of 4."""
+    """Returns the number of additions that the other stream saw, of 4."""
     side = torch.cuda.Stream()
     data = torch.zeros(256, device="cuda")
     torch.cuda.synchronize()

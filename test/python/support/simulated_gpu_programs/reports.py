@@ -6,7 +6,7 @@ import ctypes
 
 
 def take_reports() -> str:
-    """The reports since the last call; they count no more."""
+    """Returns the reports since the last call; they count no more."""
     runtime = ctypes.CDLL("libcudart.so.13")  # the one that is loaded
     runtime.simulated_gpu_take_reports.restype = ctypes.c_char_p
     return str(runtime.simulated_gpu_take_reports().decode())

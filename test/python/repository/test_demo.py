@@ -13,6 +13,7 @@ import pytest
 import step_chart
 from demo_overlap import Overlap
 from demo_right import LINES, Values
+from guides import on_the_newest_pytorch
 
 ROOT = Path(__file__).resolve().parents[3]
 SLOW, FAST = Overlap(60.0, 120.0, 121.0, 59.0), Overlap(0.1, 60.0, 61.0, 59.0)
@@ -63,6 +64,7 @@ def test_the_picture_is_drawn(report: str, picture: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@on_the_newest_pytorch
 def test_the_values_of_the_readme_are_those_of_the_demo(report: str) -> None:
     readme = (ROOT / "README.md").read_text()
     rows = re.findall(r"^\| `(.+?)` \| (\S+) \| \*\*(\S+)\*\* \| (\S+) \|$", readme, re.MULTILINE)

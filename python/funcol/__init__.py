@@ -109,6 +109,7 @@ del _module
 
 # DTensor takes ten times as long to import as all of this.
 _NEED_DTENSOR = {
+    "WeightSync": "weights",
     "full_optimizer_state_dict": "weights",
     "full_state_dict": "weights",
     "full_tensors": "weights",
@@ -180,6 +181,7 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "AsyncCollectiveTensor",
+    "WeightSync",
     "all_gather_inplace",
     "all_gather_into_tensor_coalesced",
     "all_gather_single",

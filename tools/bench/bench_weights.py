@@ -12,10 +12,11 @@ import torch
 import weights_export
 import weights_meshes
 import weights_owners
+import weights_sync
 from measure import add_outcomes, conclude, describe
 
 # Each has bench(repeat), which returns records, and report(records), which prints them.
-TABLES = {"export": weights_export, "owners": weights_owners, "meshes": weights_meshes}
+TABLES = {"export": weights_export, "owners": weights_owners, "meshes": weights_meshes, "sync": weights_sync}
 
 
 def main() -> None:

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .export import full_tensors
+    from .fusing import Cat, Stack
     from .optimizer_states import full_optimizer_state_dict, load_full_optimizer_state_dict
     from .state_dicts import full_state_dict, load_full_state_dict
     from .sync import WeightSync
 
 _MODULES = {
+    "Cat": "fusing",
+    "Stack": "fusing",
     "WeightSync": "sync",
     "full_optimizer_state_dict": "optimizer_states",
     "full_state_dict": "state_dicts",
@@ -23,6 +26,8 @@ _MODULES = {
 }
 
 __all__ = [
+    "Cat",
+    "Stack",
     "WeightSync",
     "full_optimizer_state_dict",
     "full_state_dict",

@@ -138,6 +138,12 @@ class _Plan:
         dtype: ByName[torch.dtype | None] | torch.dtype | None,
     ) -> None:
         renamed = {name: name if names is None else by_name(names, name, name) for name in destination}
+        for name, found in renamed.items():
+            if found is not None and not isinstance(found, str):
+                raise TypeError(
+                    f"funcol::{_OP}: names has a {type(found).__name__} for '{name}', expected a name or "
+                    "None. Pass the parts of a fused tensor as views of it."
+                )
         self._source = source
         self._destination = {name: one for name, one in destination.items() if renamed[name] is not None}
         manifests = Manifest({}), Manifest({})

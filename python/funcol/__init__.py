@@ -111,6 +111,7 @@ sys.modules[f"{__name__}.dropin"] = sys.modules[f"{__name__}.installation"]  # i
 
 # DTensor takes ten times as long to import as all of this.
 _NEED_DTENSOR = {
+    "WeightSync": "weights",
     "full_optimizer_state_dict": "weights",
     "full_state_dict": "weights",
     "full_tensors": "weights",
@@ -189,6 +190,7 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "AsyncCollectiveTensor",
+    "WeightSync",
     "all_gather_inplace",
     "all_gather_into_tensor_coalesced",
     "all_gather_single",

@@ -54,6 +54,7 @@ from .redistribution import (
     show,
 )
 from .weights import (
+    WeightSync,
     full_optimizer_state_dict,
     full_state_dict,
     full_tensors,
@@ -65,6 +66,7 @@ __version__: str
 
 __all__ = [
     "AsyncCollectiveTensor",
+    "WeightSync",
     "all_gather_inplace",
     "all_gather_into_tensor_coalesced",
     "all_gather_single",

@@ -8,10 +8,11 @@ from __future__ import annotations
 import weights_export
 import weights_meshes
 import weights_owners
+import weights_sync
 from runner import Table, repeat, run
 
 # Each has bench(repeat), which returns records, and report(records), which prints them.
-MODULES = {"export": weights_export, "owners": weights_owners, "meshes": weights_meshes}
+MODULES = {"export": weights_export, "owners": weights_owners, "meshes": weights_meshes, "sync": weights_sync}
 
 
 def table(name: str) -> Table:

@@ -98,8 +98,6 @@ def _check(dtensors: Sequence[DTensor]) -> None:
             "tracers and dispatch modes."
         )
     for dtensor in dtensors:
-        if not isinstance(dtensor, DTensor):
-            raise TypeError(f"funcol::redistribute: got a {type(dtensor).__name__}, expected DTensors.")
         if has_symbols(meta_of(dtensor._spec)):
             raise NotImplementedError(
                 f"funcol::redistribute: a tensor of shape {tuple(dtensor.shape)} has symbols as sizes. Only "

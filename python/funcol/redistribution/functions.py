@@ -26,7 +26,8 @@ from .cross_mesh import are_different, redistribute_between
 from .gradients import Redistribute, RedistributeMany
 from .local_redistribute import How, axes_with_own_rules, how_to_move, make_dtensor, move
 from .mesh_changes import CostModels
-from .owners import Owned, OwnedTensor, from_owners, to_owners
+from .owner_moves import from_owners, to_owners
+from .owners import Owned, OwnedTensor
 from .planning import mesh_of, model_for
 from .specs import target_spec
 
@@ -196,7 +197,7 @@ def redistribute_many(
     cost_model: CostModels | None = None,
     max_bytes: int | None = None,
 ) -> list[DTensor] | list[OwnedTensor]:
-    """Each of ``dtensors``, all on one mesh, with other placements: the same for all, or a sequence for each.
+    """Each of ``dtensors``, on one mesh, with other placements: the same for all, or a sequence for each.
 
     All ranks of the mesh call it alike, with the tensors in the same order. Each tensor goes by the plan that
     :func:`redistribute` has for it. Tensors of one dtype whose plans have the same steps (collective, mesh
@@ -213,17 +214,20 @@ def redistribute_many(
     rank as a whole: the result is a :class:`funcol.redistribution.OwnedTensor`. Owned tensors move to
     placements in the same way. Each way is one all_to_all for all tensors of a dtype (unless ``max_bytes``
     bounds it), whatever their owners, by steps that are remembered. Partials are reduced first; the owner
-    sends to all replicas. No gradient is recorded: ``NotImplementedError`` if one is needed, and under modes
-    and tracers.
+    sends to all replicas. Gradients flow back in a backward pass of all ranks, if what is made of the wholes
+    moves on to placements; that of a loss on an owner alone would wait for the other ranks.
+    ``NotImplementedError`` if a whole requires a gradient but does not come from a DTensor that does, and
+    under modes and tracers.
 
     ``async_op`` and ``cost_model`` are those of :func:`redistribute`, and so are the errors, raised before
-    anything of any tensor is sent; ``NotImplementedError`` if the tensors are on several meshes. No tensors:
-    an empty list.
+    anything of any tensor of a mesh is sent; ``NotImplementedError`` if the tensors are on several meshes and
+    no ``device_mesh`` is given. No tensors: an empty list.
 
-    To another ``device_mesh``, as :func:`redistribute` has it, all tensors of a dtype travel in one
-    all_to_all among the ranks of both meshes; where no process group has just these, in sends and receives
-    between pairs of them, in which other ranks take no part. The next batch of ``max_bytes`` is sent while
-    one arrives, so two are in memory beside the tensors; with ``async_op`` all are.
+    To another ``device_mesh``, as :func:`redistribute` has it, tensors may be on several meshes, as 1-D and
+    2-D parameters are, and on ``device_mesh`` itself. Those of one mesh and dtype travel in one all_to_all
+    among the ranks of both meshes; where no process group has just these, in sends and receives between pairs
+    of them, in which other ranks take no part. The next batch of ``max_bytes`` is sent while one arrives, so
+    two are in memory beside the tensors; with ``async_op`` all are.
 
     PyTorch counterpart: ``DTensor.redistribute``, in a loop.
     """
@@ -246,7 +250,8 @@ def redistribute_many(
     if device_mesh is not None and any(
         isinstance(tensor, DTensor) and are_different(tensor.device_mesh, device_mesh) for tensor in tensors
     ):
-        return redistribute_between(
+        _check_all(tensors, DTensor, "a DTensor")
+        return _from_each_mesh(
             tensors, device_mesh, targets, async_op=async_op, cost_model=cost_model, max_bytes=max_bytes
         )
     if any(isinstance(tensor, OwnedTensor) for tensor in tensors):
@@ -277,6 +282,26 @@ def redistribute_many(
         )
         return list(RedistributeMany.apply(specs, how, True, *tensors))
     return one_by_one() if results is NotImplemented else results
+
+
+def _from_each_mesh(
+    tensors: list[DTensor], mesh: DeviceMesh, targets: list[tuple[Placement, ...]], **options: Any
+) -> list[DTensor]:
+    """``tensors`` with placements of ``targets`` on ``mesh``, those of each source mesh together. Meshes come
+    in the order of their first tensors, so that all ranks go through them alike."""
+    by_mesh: dict[DeviceMesh, list[int]] = {}
+    for index, tensor in enumerate(tensors):
+        by_mesh.setdefault(tensor.device_mesh, []).append(index)
+    results: dict[int, DTensor] = {}
+    for src_mesh, indices in by_mesh.items():
+        of_mesh = [tensors[index] for index in indices]
+        wanted = [targets[index] for index in indices]
+        if are_different(src_mesh, mesh):
+            moved = redistribute_between(of_mesh, mesh, wanted, **options)
+        else:
+            moved = redistribute_many(of_mesh, wanted, **options)
+        results |= dict(zip(indices, moved, strict=True))
+    return [results[index] for index in range(len(tensors))]
 
 
 def _check_owners(tensors: list[Any], owners: Sequence[Any]) -> None:

@@ -10,16 +10,13 @@ import heapq
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from .. import _C
-
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 
@@ -74,6 +71,8 @@ class OwnedTensor:
     whole: Tensor | None
     spec: DTensorSpec
     """Of the tensor before it moved to its owner."""
+    token: Tensor | None = None
+    """An empty tensor by which all ranks take part in a backward pass; ``None`` without gradients."""
 
     @property
     def shape(self) -> torch.Size:
@@ -86,39 +85,3 @@ class OwnedTensor:
     def with_whole(self, whole: Tensor | None) -> OwnedTensor:
         """The same with another whole, of the same shape and dtype; ``None`` on ranks that do not own it."""
         return replace(self, whole=whole)
-
-
-def to_owners(
-    dtensors: Sequence[DTensor], owners: Sequence[int], async_op: bool, max_bytes: int | None
-) -> list[OwnedTensor]:
-    """Each tensor on its owner."""
-    _check_no_gradient(dtensors)
-    wholes = _C.move_to_owners(list(dtensors), list(owners), async_op, max_bytes)
-    return [
-        OwnedTensor(owner, whole, dtensor._spec)
-        for dtensor, owner, whole in zip(dtensors, owners, wholes, strict=True)
-    ]
-
-
-def from_owners(
-    owned: Sequence[OwnedTensor], placements: Sequence[Any], async_op: bool, max_bytes: int | None
-) -> list[DTensor]:
-    """Each tensor with ``placements``."""
-    _check_no_gradient(one.whole for one in owned)
-    moved: list[DTensor] = _C.move_from_owners(
-        [one.whole for one in owned],
-        [one.spec for one in owned],
-        [one.owner for one in owned],
-        [tuple(target) for target in placements],
-        async_op,
-        max_bytes,
-    )
-    return moved
-
-
-def _check_no_gradient(tensors: Iterable[Tensor | None]) -> None:
-    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
-        raise NotImplementedError(
-            "funcol::redistribute_many: tensors move to their owners and back without gradients, and one "
-            "requires a gradient. Call it under torch.no_grad(), or pass detached tensors."
-        )

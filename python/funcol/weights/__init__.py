@@ -1,4 +1,4 @@
-"""The weights of a model as a whole: streamed out of it and into it.
+"""The weights of a model as a whole: streamed out of it and into it, and kept in step with another model.
 
 All of it needs DTensor, which takes ten times as long to import as all of funcol. So the modules are imported
 at their first use.
@@ -9,10 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .export import full_tensors
+    from .fusing import Cat, Stack
     from .optimizer_states import full_optimizer_state_dict, load_full_optimizer_state_dict
     from .state_dicts import full_state_dict, load_full_state_dict
+    from .sync import WeightSync
 
 _MODULES = {
+    "Cat": "fusing",
+    "Stack": "fusing",
+    "WeightSync": "sync",
     "full_optimizer_state_dict": "optimizer_states",
     "full_state_dict": "state_dicts",
     "full_tensors": "export",
@@ -21,6 +26,9 @@ _MODULES = {
 }
 
 __all__ = [
+    "Cat",
+    "Stack",
+    "WeightSync",
     "full_optimizer_state_dict",
     "full_state_dict",
     "full_tensors",

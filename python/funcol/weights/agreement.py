@@ -76,6 +76,7 @@ class Manifest:
         self.options = dict(options)
         self.entries: list[Entry] = []
         self.meshes: list[tuple[int, ...]] = []  # the ranks of each
+        self.mesh_shapes: list[tuple[int, ...]] = []
         self.ties: frozenset[tuple[int, int]] = frozenset()  # indices of the first and of another one
         self._numbers: dict[Any, int] = {}
         self._of_mesh: dict[DeviceMesh, tuple[int, bool]] = {}
@@ -98,7 +99,7 @@ class Manifest:
         placements = self._texts.get(spec.placements)
         if placements is None:
             placements = self._texts[spec.placements] = str(tuple(spec.placements))
-        order = str(spec.shard_order) if has_own_order(spec) else ""
+        order = str(tuple(map(tuple, spec.shard_order))) if has_own_order(spec) else ""
         device = tensor._local_tensor.device.type if is_inside else ""
         self.entries.append(Entry(name, shape, own, placements, order, device, number, sent_as))
 
@@ -107,19 +108,21 @@ class Manifest:
         number = self._numbers.setdefault((ranks, tuple(mesh.shape)), len(self.meshes))
         if number == len(self.meshes):
             self.meshes.append(ranks)
+            self.mesh_shapes.append(tuple(mesh.shape))
         return number
 
     def values(self) -> list[Any]:
         """All of it, as JSON has values."""
-        return [self.options, [*map(tuple, self.entries)], self.meshes, sorted(self.ties)]
+        return [self.options, [*map(tuple, self.entries)], self.meshes, self.mesh_shapes, sorted(self.ties)]
 
     @classmethod
     def of(cls, values: list[Any]) -> Manifest:
         """The manifest whose :meth:`values` another rank has sent."""
-        options, entries, meshes, ties = values
+        options, entries, meshes, mesh_shapes, ties = values
         made = cls(options)
         made.entries = [Entry(name, tuple(shape), *rest) for name, shape, *rest in entries]
         made.meshes = [tuple(ranks) for ranks in meshes]
+        made.mesh_shapes = [tuple(shape) for shape in mesh_shapes]
         made.ties = frozenset((first, other) for first, other in ties)
         return made
 
@@ -139,6 +142,11 @@ class Manifest:
         """The ranks of the mesh of a tensor; ``None`` for a plain one."""
         mesh = self.entries[index].mesh
         return None if mesh is None else self.meshes[mesh]
+
+    def mesh_of(self, index: int) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """The ranks of the mesh of a tensor, and its shape; ``None`` for a plain tensor."""
+        mesh = self.entries[index].mesh
+        return None if mesh is None else (self.meshes[mesh], self.mesh_shapes[mesh])
 
 
 _NO_MANIFEST = 0
@@ -164,6 +172,11 @@ class Agreement:
         """Returns once all ranks are about to send what ``manifest`` says: the manifests of the ranks that
         take part with this one, which differ in ranks of meshes alone. Raises on all of them if they differ
         in more."""
+        self.check_inside(manifest)
+        return self._meet(manifest)[0]
+
+    def check_inside(self, manifest: Manifest) -> None:
+        """``ValueError`` if a mesh of ``manifest`` has ranks that do not take part."""
         for number, ranks in enumerate(manifest.meshes):
             outside = set(ranks) - set(self.ranks)
             if outside and self.group is not None:
@@ -172,7 +185,6 @@ class Agreement:
                     f"funcol::{self._op}: '{name}' is on a mesh with rank {min(outside)}, which does not "
                     "take part. Pass a group with all ranks of all meshes as group."
                 )
-        return self._meet(manifest)[0]
 
     def _meet(self, manifest: Manifest, goes_on: bool = True) -> tuple[dict[int, Manifest], bool]:
         low, high, going = self._exchange(manifest.digest(), goes_on)
@@ -185,10 +197,10 @@ class Agreement:
         some of a set do not."""
         given = self._all(json.dumps(manifest and manifest.values()))
         found = {rank: Manifest.of(one) for rank, one in given.items() if one is not None}
-        parts = [{rank: found[rank] for rank in part} for part in _parts(found)]
+        parts = [{rank: found[rank] for rank in part} for part in parts_of(found)]
         try:
             for part in parts:
-                _compare(part, self._op)
+                compare(part, self._op)
         except ValueError:
             self._is_over = True  # all ranks raise
             raise
@@ -273,9 +285,18 @@ def _device_of(group: dist.ProcessGroup) -> torch.device:
     return torch.device(min(devices), torch.get_device_module(min(devices)).current_device())
 
 
-def _parts(manifests: Mapping[int, Manifest]) -> list[list[int]]:
-    """Sets of ranks that have to agree: of one mesh, and those that name a rank of it as ``to`` or
-    ``src``."""
+def device_for(types: set[str], group: dist.ProcessGroup | None) -> torch.device:
+    """Where ``group`` sends tensors that are on devices of ``types``: there, if it can and it is one."""
+    known = set() if group is None else {device.type for device in group._device_types}
+    if len(types) == 1 and (types <= known or not known):
+        (only,) = types
+        return torch.device(only) if only == "cpu" else torch.empty(0, device=only).device
+    return torch.device("cpu") if group is None else _device_of(group)
+
+
+def parts_of(manifests: Mapping[int, Manifest]) -> list[list[int]]:
+    """Returns the sets of ranks that have to agree: those of one mesh, and those that name a rank of it as
+    ``to`` or ``src``."""
     part_of = {rank: {rank} for rank in manifests}
 
     for rank, manifest in manifests.items():
@@ -287,7 +308,8 @@ def _parts(manifests: Mapping[int, Manifest]) -> list[list[int]]:
     return [sorted(part) for part in {id(part): part for part in part_of.values()}.values()]
 
 
-def _compare(manifests: Mapping[int, Manifest], op: str) -> None:
+def compare(manifests: Mapping[int, Manifest], op: str) -> None:
+    """``ValueError`` that has the first difference between ``manifests``, by rank."""
     difference = _difference(manifests)
     if difference is not None:
         raise ValueError(
@@ -322,6 +344,9 @@ def _difference(manifests: Mapping[int, Manifest]) -> str | None:
             of_mesh = _by_value({rank: meshes[rank] for rank in ranks})
             if len(of_mesh) > 1:
                 return f"the mesh of '{name}' has the ranks {_listed(of_mesh)}"
+            shapes = _by_value({rank: manifests[rank].mesh_of(index)[1] for rank in ranks})  # type: ignore[index]
+            if len(shapes) > 1:
+                return f"the mesh of '{name}' has the shape {_listed(shapes)}"
     return None
 
 

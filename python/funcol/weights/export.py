@@ -19,6 +19,7 @@ from .._progress import Progress
 from ..redistribution.functions import redistribute
 from ..redistribution.local_redistribute import make_dtensor, settled
 from .agreement import Agreement, Manifest, agreed_ties, own_ties, reason_of, staging_device
+from .fusing import Cat, Named, Stack
 
 _OP = "full_tensors"
 _NO_BOUND = 2**62
@@ -40,7 +41,7 @@ def full_tensors(
     bucket_bytes: int = 256 << 20,
     dtype: ByName[torch.dtype | None] | torch.dtype | None = None,
     device: torch.device | str | None = None,
-    names: ByName[str | None] | None = None,
+    names: ByName[Named | None] | None = None,
     group: dist.ProcessGroup | None = None,
     progress: bool = False,
 ) -> FullTensors:
@@ -68,9 +69,11 @@ def full_tensors(
     together they send as much as a gather does. A tensor on a submesh comes from that of ``to``: the other
     ones hold replicas. Without ``to`` every rank gets them, and ``None`` for tensors on meshes that it is
     not part of. ``names``: a mapping or function from names of the model to those that are yielded; what it
-    maps to ``None`` is left out, what a mapping does not have keeps its name. ``dtype``: that of the results,
-    for tensors of floating-point numbers, or a mapping or function from names that are yielded to it; they
-    are sent so if that is smaller. ``device``: where the results are put.
+    maps to ``None`` is left out, what a mapping does not have keeps its name. A
+    :class:`funcol.weights.Cat` or :class:`~funcol.weights.Stack` yields the parts of a tensor, as views.
+    ``dtype``: that of the results, for tensors of floating-point numbers, or a mapping or function from names
+    that are yielded to it (of parts the first one); they are sent so if that is smaller. ``device``: where
+    the results are put.
 
     Results have memory of their own and need no gradient; but plain and replicated tensors are yielded as
     they are, in the model's memory, if neither ``dtype`` nor ``device`` changes them. Tied tensors of a
@@ -151,7 +154,7 @@ class FullTensors(Iterator[tuple[str, "Tensor | None"]]):
                 for pair in current.wholes(kept):
                     self._num_done += 1
                     counter.count(pair[1])
-                    yield pair
+                    yield from self._how.split(*pair)
                     del pair
                 current = following
             source.end()
@@ -166,12 +169,13 @@ class _How:
         bucket_bytes: int,
         dtype: ByName[torch.dtype | None] | torch.dtype | None,
         device: torch.device | str | None,
-        names: ByName[str | None] | None,
+        names: ByName[Named | None] | None,
     ) -> None:
         self.to = to
         self.bucket_bytes = bucket_bytes
         self._dtype = dtype
         self._names = names
+        self._fused: dict[str, Cat | Stack] = {}  # by the name of the first part, which stands for all
         self.device = None if device is None else torch.device(device)
         self.changes = dtype is not None or device is not None
         self.is_receiver = to is None or to == (dist.get_rank() if dist.is_initialized() else 0)
@@ -197,9 +201,22 @@ class _How:
             return None
         return self._dtype if isinstance(self._dtype, torch.dtype) else by_name(self._dtype, name, None)
 
-    def name_of(self, name: str) -> str | None:
-        """The name that is yielded; ``None`` for tensors that are left out."""
-        return name if self._names is None else by_name(self._names, name, name)
+    def name_of(self, name: str, tensor: Tensor) -> str | None:
+        """The name that is yielded, or that of the first part; ``None`` for tensors that are left out."""
+        found = name if self._names is None else by_name(self._names, name, name)
+        if found is None or isinstance(found, str):
+            return found
+        found.split(torch.empty(tensor.shape, device="meta"))  # ValueError before anything is sent
+        self._fused[found.parts[0]] = found
+        return found.parts[0]
+
+    def split(self, name: str, whole: Tensor | None) -> list[tuple[str, Tensor | None]]:
+        """The pairs that a program gets of a tensor."""
+        fused = self._fused.get(name)
+        if fused is None:
+            return [(name, whole)]
+        views = [None] * len(fused.parts) if whole is None else fused.split(whole)
+        return [*zip(fused.parts, views, strict=True)]
 
     def holder(self, ranks: tuple[int, ...], of_receiver: tuple[int, ...] | None, name: str) -> int:
         """The rank of a mesh of ``ranks`` that gets the whole tensor, as C++ counts it. ``of_receiver``: the
@@ -256,9 +273,9 @@ class _Source:
 
     def _named(self, pairs: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in pairs:
-            shown = self._how.name_of(name)
             if not isinstance(tensor, Tensor):
                 raise TypeError(f"funcol::{_OP}: '{name}' is a {type(tensor).__name__}, expected a tensor.")
+            shown = self._how.name_of(name, tensor)
             if shown is not None:
                 yield shown, tensor
 

@@ -19,6 +19,7 @@ from ..redistribution.meshes import root_mesh
 from ..redistribution.specs import has_own_order, spec_of
 from .agreement import Agreement, Manifest, agreed_ties, own_ties, reason_of, staging_device
 from .export import ByName, by_name
+from .fusing import Named, parts_of
 
 Given = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | None
 
@@ -30,7 +31,7 @@ def load(
     src: int,
     *,
     strict: bool,
-    names: ByName[str] | None,
+    names: ByName[Named] | None,
     bucket_bytes: int,
     group: dist.ProcessGroup | None,
     progress: bool,
@@ -268,7 +269,7 @@ class _Wholes:
         op: str,
         given: tuple[Given, Any],
         loading: _Loading,
-        names: ByName[str] | None,
+        names: ByName[Named] | None,
         strict: bool,
     ) -> None:
         self._op = op
@@ -279,12 +280,14 @@ class _Wholes:
             )
         self._loading = loading
         self._strict = strict
-        self._given = {
+        self._given: dict[str, Named] = {
             name: by_name(names, name, name) if names is not None else name for name in loading.names
         }
         self._wanted: dict[str, list[str]] = {}  # names of the model, by those that are given
         for name, theirs in self._given.items():
-            self._wanted.setdefault(theirs, []).append(name)
+            for part in parts_of(theirs):
+                self._wanted.setdefault(part, []).append(name)
+        self._waiting: dict[str, dict[str, Tensor]] = {}  # parts that have come, by the name in the model
         self._mapping = tensors if isinstance(tensors, Mapping) else None
         self._pairs = iter(()) if isinstance(tensors, Mapping) else iter(tensors)
         self._early: tuple[str, Tensor] | None = None
@@ -297,11 +300,15 @@ class _Wholes:
         if self._mapping is not None:
             for theirs in self._mapping:
                 self._check_known(theirs)
-            self._found = {name for name in loading.names if self._given[name] in self._mapping}
+            self._found = {
+                name
+                for name, theirs in self._given.items()
+                if all(part in self._mapping for part in parts_of(theirs))
+            }
             self._check_missing()
             if type(self._mapping) is dict:  # others may read a file for each
                 for name in self._found:
-                    self._check(loading.target_of[name], self._mapping[self._given[name]])
+                    self._check(loading.target_of[name], self._given[name], self._mapping)
         # By target: the name that is given, where it is one of several tied ones.
         found = (name for name in reversed(loading.names) if name in self._found)
         self._source_of = {loading.target_of[name].index: self._given[name] for name in found}
@@ -318,7 +325,8 @@ class _Wholes:
     def whole_of(self, target: _Target) -> Tensor:
         """The tensor of ``target``, checked, with the dtype and on the device of the model."""
         assert self._mapping is not None
-        return self._ready(target, self._mapping[self._source_of[target.index]])
+        given = self._source_of[target.index]
+        return self._ready(target, given, {part: self._mapping[part] for part in parts_of(given)})
 
     def read(self, most: int) -> list[Tensor | None]:
         """The next tensors of pairs, of ``most`` bytes; :meth:`told` has their names, none at the end."""
@@ -333,24 +341,55 @@ class _Wholes:
                 return wholes
             self._check_known(pair[0])
             for name in self._wanted.get(pair[0], ()):
-                target = self._loading.target_of[name]
+                target, given = self._loading.target_of[name], self._given[name]
+                parts = self._waiting.setdefault(name, {})
+                parts[pair[0]] = pair[1]
+                if len(parts) < len(parts_of(given)):
+                    continue
                 if target.index in self._taken:  # tied to one before
-                    self._check(target, pair[1])
+                    self._check(target, given, parts)
                 elif wholes and target.num_bytes() > most:
                     self._early = pair
                     return wholes
                 else:
-                    wholes.append(self._ready(target, pair[1]))
+                    wholes.append(self._ready(target, given, parts))
                     most -= target.num_bytes()
                     self._now.append(target.name)
                     self._taken.add(target.index)
                 self._found.add(name)
+                del self._waiting[name]
 
-    def _ready(self, target: _Target, whole: Any) -> Tensor:
-        return self._check(target, whole).detach().to(device=target.device, dtype=target.dtype)
+    def _ready(self, target: _Target, given: Named, tensors: Mapping[str, Tensor]) -> Tensor:
+        """The whole tensor of the name or names ``given``, with the dtype and on the device of the model."""
+        self._check(target, given, tensors)
+        parts = [
+            self._plain(target, tensors[part]).detach().to(device=target.device, dtype=target.dtype)
+            for part in parts_of(given)
+        ]
+        return parts[0] if isinstance(given, str) else given.join(parts)
 
-    def _check(self, target: _Target, whole: Any) -> Tensor:
-        """The whole tensor in ``whole``."""
+    def _check(self, target: _Target, given: Named, tensors: Mapping[str, Tensor]) -> None:
+        parts = [self._plain(target, tensors[part]) for part in parts_of(given)]
+        shapes = [tuple(part.shape) for part in parts]
+        if isinstance(given, str):
+            if parts[0].shape != target.shape:
+                self._refuse(
+                    target, f"has shape {shapes[0]}, in the model {tuple(target.shape)}", "the whole tensor"
+                )
+            return
+        try:
+            shape = given.join([torch.empty(one, device="meta") for one in shapes]).shape
+        except (IndexError, RuntimeError):
+            shape = None
+        if shape != target.shape:
+            self._refuse(
+                target,
+                f"is made of tensors of the shapes {shapes}, and has {tuple(target.shape)} in the model",
+                "parts that make up the tensor",
+            )
+
+    def _plain(self, target: _Target, whole: Any) -> Tensor:
+        """The dense tensor in ``whole``."""
         if isinstance(whole, DTensor):
             if not all(placement.is_replicate() for placement in whole.placements):
                 self._refuse(
@@ -361,12 +400,6 @@ class _Wholes:
             kind = type(whole).__name__ if not isinstance(whole, Tensor) else whole.layout
             self._refuse(
                 target, "is on the meta device" if kind == torch.strided else f"is a {kind}", "a dense tensor"
-            )
-        if whole.shape != target.shape:
-            self._refuse(
-                target,
-                f"has shape {tuple(whole.shape)}, in the model {tuple(target.shape)}",
-                "the whole tensor",
             )
         return settled(whole)
 

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from .agreement import identity
 from .export import ByName, by_name, full_tensors
+from .fusing import Named, parts_of
 from .loading import IncompatibleKeys, load, local_of, own_rank
 
 
@@ -31,7 +32,7 @@ def full_state_dict(
     bucket_bytes: int = 256 << 20,
     dtype: ByName[torch.dtype | None] | torch.dtype | None = None,
     device: torch.device | str | None = None,
-    names: ByName[str | None] | None = None,
+    names: ByName[Named | None] | None = None,
     group: dist.ProcessGroup | None = None,
     progress: bool = False,
 ) -> dict[str, Any]:
@@ -70,7 +71,7 @@ def full_state_dict(
 
 
 def own_wholes(
-    named: Callable[[], Mapping[str, Tensor]], names: ByName[str | None] | None = None, **options: Any
+    named: Callable[[], Mapping[str, Tensor]], names: ByName[Named | None] | None = None, **options: Any
 ) -> dict[str, Tensor]:
     """Returns the tensors that :func:`funcol.full_tensors` gives this rank of ``named()``, in memory of their
     own. Those that are the same tensor of the model stay one."""
@@ -81,10 +82,10 @@ def own_wholes(
         tensors.update(named())
         return tensors
 
-    def shown(name: str) -> str | None:
+    def shown(name: str) -> Named | None:
         found = name if names is None else by_name(names, name, name)
         if found is not None:
-            held_as[found] = tensors[name]
+            held_as.update(dict.fromkeys(parts_of(found), tensors[name]))
         return found
 
     copies: dict[Any, Tensor] = {}
@@ -108,7 +109,7 @@ def load_full_state_dict(
     src: int = 0,
     *,
     strict: bool = True,
-    names: ByName[str] | None = None,
+    names: ByName[Named] | None = None,
     bucket_bytes: int = 256 << 20,
     group: dist.ProcessGroup | None = None,
     progress: bool = False,
@@ -119,7 +120,8 @@ def load_full_state_dict(
     All ranks of ``group`` (default: the world) call it alike; ``tensors`` counts on ``src``: a mapping, which
     may read each tensor when it is asked for it, or pairs of names and tensors, which are read and loaded in
     their own order, a bucket at a time. ``names``: a mapping or function from names of the model to those
-    that ``src`` has; what a mapping does not have keeps its name. With ``strict=False`` names that are
+    that ``src`` has, or to a :class:`funcol.weights.Cat` or :class:`~funcol.weights.Stack` of several of
+    them; what a mapping does not have keeps its name. With ``strict=False`` names that are
     missing keep their values, and names that the model does not have are left alone; both are returned, on
     all ranks.
 

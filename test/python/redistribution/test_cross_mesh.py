@@ -95,6 +95,42 @@ def test_partials_of_integers_are_reduced_before_they_leave(word: str) -> None:
     assert [*itertools.chain(*run_ranks(cross_mesh_errors, 4, DISJOINT, items))] == []
 
 
+def from_several_meshes(rank: int, world: int, async_op: bool) -> list[str]:
+    """1-D and 2-D parameters, one of them on the target mesh already."""
+    meshes = {
+        "1": mesh_of_ranks((2,), (0, 1)),
+        "2": mesh_of_ranks((2, 2), ALL_4),
+        "to": mesh_of_ranks((3,), (1, 2, 3)),
+    }
+    items = [
+        ("2", "S0 S1", "S1"),
+        ("1", "S0", "S0"),
+        ("to", "S0", "S1"),
+        ("2", "R S0", "R"),
+        ("1", "Psum", "S1"),
+    ]
+    whole = whole_of((6, 5), torch.float64)
+    sources = [
+        placed_on(meshes[on], Layout(tuple(src.split())), whole, requires_grad=on == "2")
+        for on, src, _ in items
+    ]
+    targets = [Layout((dst,)) for *_, dst in items]
+    results = funcol.redistribute_many(
+        sources, [target.placements() for target in targets], device_mesh=meshes["to"], async_op=async_op
+    )
+    assert [result.requires_grad for result in results] == [on == "2" for on, *_ in items]
+    wrong = [
+        wrong_with(result.detach(), target, meshes["to"], whole)
+        for result, target in zip(results, targets, strict=True)
+    ]
+    return [text for text in wrong if text]
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+def test_tensors_of_several_meshes_go_in_one_call(async_op: bool) -> None:
+    assert run_ranks(from_several_meshes, 4, async_op) == [[]] * 4
+
+
 def one_by_one(rank: int, world: int, ends: Ends, async_op: bool) -> list[str]:
     src_mesh, dst_mesh = ends.meshes()
     whole = whole_of((5, 8), torch.float32)
@@ -293,12 +329,9 @@ def refusals(rank: int, world: int) -> None:
         funcol.redistribute(source, dst_mesh, [Shard(0), Replicate()])
     with pytest.raises(ValueError, match="stays within 3 bytes"):
         funcol.redistribute(source, dst_mesh, [Replicate()], max_bytes=3)
-    other = placed_on(dst_mesh, Layout(("S0",)), torch.ones(4, 2))
-    with pytest.raises(ValueError, match="the first one on"):
-        funcol.redistribute_many([source, other], [Shard(1)], device_mesh=dst_mesh)
     with pytest.raises(NotImplementedError, match="only eagerly"), torch._subclasses.FakeTensorMode():
         funcol.redistribute(source, dst_mesh, [Replicate()])
-    with pytest.raises(TypeError, match="expected DTensors"):
+    with pytest.raises(TypeError, match="expected a DTensor"):
         funcol.redistribute_many([source, torch.ones(2)], [Shard(1)], device_mesh=dst_mesh)  # type: ignore[list-item]
     # Nobody is left hanging: the ranks are still in step.
     result = funcol.redistribute(source, dst_mesh, [Shard(1)])

@@ -161,8 +161,11 @@ def refuses(rank: int, world: int) -> None:
     (owned,) = redistribute_many([rows], Owned(0))
     with pytest.raises(TypeError, match="tensor 1 is a DTensor, expected an OwnedTensor"):
         redistribute_many([owned, rows], [Shard(0)])
-    with pytest.raises(NotImplementedError, match="without gradients"):
-        redistribute_many([rows.detach().requires_grad_()], Owned(0))
+    if rank == 0:
+        with pytest.raises(
+            NotImplementedError, match="the whole of tensor 0 requires a gradient, which other"
+        ):
+            redistribute_many([owned.with_whole(torch.ones(4, 4, requires_grad=True))], [Shard(0)])
     with pytest.raises(NotImplementedError, match=r"and not to P\(sum\)"):
         redistribute_many([owned], [funcol_partial()])
     if rank == 0:
@@ -170,6 +173,46 @@ def refuses(rank: int, world: int) -> None:
             redistribute_many([owned.with_whole(None)], [Shard(0)])
         with pytest.raises(ValueError, match=r"tensor 0 is Float \[3\], expected Float \[4, 4\]"):
             redistribute_many([owned.with_whole(torch.ones(3))], [Shard(0)])
+
+
+def gradients(rank: int, world: int, async_op: bool) -> None:
+    """Through owners and back, beside the same on full tensors; a tensor in the middle needs no gradient."""
+    mesh = mesh_of((world,))
+    chosen = layouts("S0", "R", "Psum", "S1", "_S0/2")
+    wholes = [whole_of((5, 4), torch.float64) / 10 + index for index in range(len(chosen))]
+    tensors = [dtensor_of(whole, src, mesh) for whole, src in zip(wholes, chosen, strict=True)]
+    needed = [index != 1 for index in range(len(chosen))]
+    for tensor, whole, is_needed in zip(tensors, wholes, needed, strict=True):
+        tensor.requires_grad_(is_needed)
+        whole.requires_grad_(is_needed)
+    owned = redistribute_many(
+        tensors, [Owned(index % world) for index in range(len(chosen))], async_op=async_op
+    )
+    changed = [one.with_whole(None if one.whole is None else one.whole.sin()) for one in owned]
+    results = redistribute_many(changed, [Replicate()], async_op=async_op)
+    assert [result.requires_grad for result in results] == needed
+    losses = [(result.to_local() ** 2).sum() for result in results]
+    expected = [(whole.sin() ** 2).sum() for whole in wholes]
+    inputs = [[one for one in side if one.requires_grad] for side in (tensors, wholes)]
+    first, of_wholes = (
+        torch.autograd.grad(sum(ends), given, create_graph=True)  # type: ignore[call-overload]
+        for ends, given in zip((losses, expected), inputs, strict=True)
+    )
+    for gradient, tensor, other in zip(first, inputs[0], of_wholes, strict=True):
+        assert gradient.placements == tuple(Replicate() if p.is_partial() else p for p in tensor.placements)
+        torch.testing.assert_close(gradient.full_tensor(), other)
+    second, of_wholes = (
+        torch.autograd.grad(sum((one**3).sum() for one in of_side), given)  # type: ignore[call-overload]
+        for of_side, given in zip(([one.full_tensor() for one in first], of_wholes), inputs, strict=True)
+    )
+    for gradient, other in zip(second, of_wholes, strict=True):
+        torch.testing.assert_close(gradient.full_tensor(), other)
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_gradients_flow_through_owners(world: int, async_op: bool) -> None:
+    run_ranks(gradients, world, async_op)
 
 
 def funcol_partial() -> torch.distributed.tensor.Placement:

@@ -1,0 +1,267 @@
+"""Weights of a trainer, moved to the layouts of an engine again and again: messages are planned once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from .agreement import Agreement, Manifest, compare, device_for, parts_of, reason_of
+from .export import ByName, by_name
+from .message_batches import Batch
+from .pieces import Held, Place, held_indices, transfer_of
+
+_OP = "WeightSync"
+
+Weights = nn.Module | Mapping[str, Tensor] | None
+
+
+class WeightSync:
+    """Moves the weights of ``source`` into those of ``destination``: from a trainer to an engine whose
+    meshes, ranks, layouts, dtypes and names are its own.
+
+    The messages are planned once, here; every :meth:`sync` sends them: each element once to each rank that
+    wants it and does not have it, straight from shard to shard. No rank makes a full tensor::
+
+        sync = funcol.WeightSync(trainer_model, engine_model, names={"lm_head": "head.weight"})
+        for step in range(num_steps):
+            train(step)
+            sync()
+
+    All ranks of ``group`` (default: the world) call it alike, here and in every :meth:`sync`. Each passes
+    what it has: a module or a mapping of names to DTensors and plain tensors, ``None`` for a side that it is
+    not part of. A rank may have one side, both or none. A plain tensor is a replica. Where ranks have a name
+    on meshes of their own, as the replicas of an engine do, each mesh gets the tensor. The tensors are those
+    that a module or mapping has now, and are written in place; make another ``WeightSync`` if they are
+    replaced.
+
+    ``names``: a mapping or function from names of the destination to those of the source; what a mapping does
+    not have keeps its name, and what it maps to ``None`` is left out. So are tensors of the source that no
+    name of the destination stands for. Parts of a fused tensor of the destination are given as views of it.
+    ``dtype``: in which tensors of floating-point numbers travel, or a mapping or function from names of the
+    source to it; by default the smaller one of both ends. Senders cast. ``max_bytes`` bounds what a rank
+    sends and receives at once, but for a tensor that has more.
+
+    ``changed_only``: only blocks of 1 KiB whose bytes changed since the last call are sent, and receivers
+    keep the rest as it is. Senders remember a digest of 8 bytes for each block. The first call, and a call
+    after one that failed, sends all.
+
+    ``ValueError`` on all ranks, before the first byte: ranks of a mesh differ in names, shapes, dtypes,
+    placements or meshes, or any ranks in options; a name is missing in the source, has another shape there,
+    or is partial. ``RuntimeError``: another rank failed; the message has its reason. ``TypeError``: a value
+    is no tensor.
+    """
+
+    def __init__(
+        self,
+        source: Weights,
+        destination: Weights,
+        *,
+        names: ByName[str | None] | None = None,
+        dtype: ByName[torch.dtype | None] | torch.dtype | None = None,
+        max_bytes: int = 256 << 20,
+        group: dist.ProcessGroup | None = None,
+        changed_only: bool = False,
+    ) -> None:
+        self._group = group
+        agreement = Agreement(_OP, group)
+        try:
+            if max_bytes < 1:
+                raise ValueError(f"funcol::{_OP}: max_bytes is {max_bytes}, expected a number of 1 or more.")
+            plan = _Plan(agreement, {"max_bytes": max_bytes, "changed_only": changed_only})
+            plan.exchange(_named(source), _named(destination), names, dtype)
+            device = device_for(plan.devices, agreement.group)
+            self._batches = plan.batches(max_bytes)
+            for batch in self._batches:
+                batch.finish(agreement.ranks, device, changed_only)
+            agreement.end()
+        except BaseException as error:
+            agreement.leave(reason_of(error), 0)
+            raise
+
+    def __call__(self) -> int:
+        return self.sync()
+
+    def sync(self) -> int:
+        """Moves the weights as they are now. Returns the bytes of weights that this rank has sent to others.
+
+        All ranks call it alike. ``RuntimeError``: another rank failed, which the message names. Some of the
+        destination has new values then, and the next call sends all.
+        """
+        agreement = Agreement(_OP, self._group)
+        num_sent = num_done = 0
+        with torch.inference_mode(mode=False), torch.no_grad():
+            try:
+                for batch in self._batches:
+                    batch.pack()
+                    agreement.go_on()
+                    num_sent += batch.send(agreement)
+                    batch.unpack()
+                    num_done += batch.num_tensors
+                agreement.end()
+            except BaseException as error:
+                for batch in self._batches:
+                    batch.forget()
+                agreement.leave(reason_of(error), num_done)
+                raise
+        return num_sent
+
+
+def _named(side: Weights) -> dict[str, Tensor]:
+    if isinstance(side, nn.Module):
+        found = side.state_dict(keep_vars=True)
+        return {name: value for name, value in found.items() if isinstance(value, Tensor)}
+    if side is not None and not isinstance(side, Mapping):
+        raise TypeError(f"funcol::{_OP}: got a {type(side).__name__}, expected a module, a mapping or None.")
+    for name, value in (side or {}).items():
+        if not isinstance(value, Tensor):
+            raise TypeError(f"funcol::{_OP}: '{name}' is a {type(value).__name__}, expected a tensor.")
+    return dict(side or {})
+
+
+class _Plan:
+    """The tensors of both sides as all ranks have them, by value."""
+
+    def __init__(self, agreement: Agreement, options: dict[str, Any]) -> None:
+        self._agreement = agreement
+        self._options = {"function": _OP, **options}
+
+    def exchange(
+        self,
+        source: dict[str, Tensor],
+        destination: dict[str, Tensor],
+        names: ByName[str | None] | None,
+        dtype: ByName[torch.dtype | None] | torch.dtype | None,
+    ) -> None:
+        renamed = {name: name if names is None else by_name(names, name, name) for name in destination}
+        for name, found in renamed.items():
+            if found is not None and not isinstance(found, str):
+                raise TypeError(
+                    f"funcol::{_OP}: names has a {type(found).__name__} for '{name}', expected a name or "
+                    "None. Pass the parts of a fused tensor as views of it."
+                )
+        self._source = source
+        self._destination = {name: one for name, one in destination.items() if renamed[name] is not None}
+        manifests = Manifest({}), Manifest({})
+        for name, tensor in source.items():
+            chosen = dtype if isinstance(dtype, torch.dtype | None) else by_name(dtype, name, None)
+            manifests[0].add(name, tensor, chosen if tensor.is_floating_point() else None)
+        for name, tensor in self._destination.items():
+            manifests[1].add(name, tensor)
+        for manifest in manifests:
+            self._agreement.check_inside(manifest)
+        told = self._agreement.tell([self._options, renamed, *(one.values() for one in manifests)])
+        compare({rank: Manifest(one[0]) for rank, one in told.items()}, _OP)
+        self._renamed: dict[str, str] = {}
+        for rank, (_, of_rank, *_) in told.items():
+            for name, theirs in of_rank.items():
+                if theirs is not None and self._renamed.setdefault(name, theirs) != theirs:
+                    raise ValueError(
+                        f"funcol::{_OP}: names has '{theirs}' for '{name}' on rank {rank}, and "
+                        f"'{self._renamed[name]}' on others. Pass the same names on every rank."
+                    )
+        self.devices: set[str] = set()
+        self._sources, self._targets = (
+            self._table({rank: Manifest.of(one[side]) for rank, one in told.items()}) for side in (2, 3)
+        )
+        self._check()
+
+    def _table(self, manifests: dict[int, Manifest]) -> dict[str, tuple[_Look, list[Place]]]:
+        """By name: the tensor, and the meshes that have it."""
+        for part in parts_of(manifests):
+            compare({rank: manifests[rank] for rank in part}, _OP)
+        found: dict[str, tuple[_Look, list[Place]]] = {}
+        for rank, manifest in manifests.items():
+            for index, entry in enumerate(manifest.entries):
+                place = Place(
+                    *(manifest.mesh_of(index) or ((rank,), (1,))), entry.placements or "R", entry.order
+                )
+                look = _Look(entry.shape, entry.dtype, entry.sent_as)
+                known, places = found.setdefault(entry.name, (look, []))
+                if known != look:
+                    raise ValueError(
+                        f"funcol::{_OP}: '{entry.name}' is {look} on rank {rank}, and {known} on others. "
+                        "Pass tensors of one shape and dtype on all ranks of a side."
+                    )
+                if place not in places:
+                    places.append(place)
+                self.devices |= {entry.device} - {""}
+        return found
+
+    def _check(self) -> None:
+        """Raises the same error on all ranks if something cannot be moved."""
+        missing = [name for name in self._targets if self._renamed[name] not in self._sources]
+        if missing:
+            listed = ", ".join(f"'{self._renamed[name]}'" for name in missing[:10])
+            raise ValueError(
+                f"funcol::{_OP}: {listed} of the destination is missing in the source. Pass it there, or "
+                "names that map it to a name of the source or to None."
+            )
+        for name, (look, places) in self._targets.items():
+            theirs, sources = self._sources[self._renamed[name]]
+            if look.shape != theirs.shape:
+                raise ValueError(
+                    f"funcol::{_OP}: '{name}' has shape {look.shape}, in the source {theirs.shape}. Pass "
+                    "tensors of one shape; parts of a fused tensor are views of it."
+                )
+            for place in (*sources, *places):
+                if "Partial" in place.placements:
+                    raise ValueError(
+                        f"funcol::{_OP}: '{name}' has the placements {place.placements}. Reduce it first."
+                    )
+
+    def batches(self, max_bytes: int) -> list[Batch]:
+        """The same batches on every rank, with the messages of this one."""
+        rank = self._agreement.own_rank
+        batches: list[Batch] = []
+        last: dict[torch.dtype, Batch] = {}
+        for name, (look, places) in self._targets.items():
+            theirs = self._renamed[name]
+            of_source, sources = self._sources[theirs]
+            dtype = of_source.sent_to(look)
+            for number, dst in enumerate(places):
+                # Ranks that have both sides send the least; else the source's replicas take turns.
+                src = max(
+                    (sources[(number + turn) % len(sources)] for turn in range(len(sources))),
+                    key=lambda one: len({*one.ranks} & {*dst.ranks}),
+                )
+                transfer = transfer_of(src, dst, look.shape, dtype)
+                largest = held_indices(dst, look.shape, dtype, dst.ranks[0])
+                shape = [sum(size for _, size in intervals) for intervals in largest]
+                cost = transfer.busiest_sender + math.prod(shape) * dtype.itemsize
+                batch = last.get(dtype)
+                if batch is None or batch.cost + cost > max_bytes:
+                    batch = last[dtype] = Batch(dtype)
+                    batches.append(batch)
+                batch.cost += cost
+                batch.num_tensors += 1
+                batch.add(
+                    transfer,
+                    rank,
+                    Held(theirs, self._source[theirs], src, rank) if rank in src.ranks else None,
+                    Held(name, self._destination[name], dst, rank) if rank in dst.ranks else None,
+                )
+        return batches
+
+
+class _Look(NamedTuple):
+    """What the ranks of a side have in common of a tensor."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    sent_as: str
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {self.shape}"
+
+    def sent_to(self, other: _Look) -> torch.dtype:
+        own, wanted = (getattr(torch, one.dtype.removeprefix("torch.")) for one in (self, other))
+        if self.sent_as != "none":
+            wanted = getattr(torch, self.sent_as.removeprefix("torch."))
+        elif wanted.itemsize > own.itemsize:
+            wanted = own
+        return wanted  # type: ignore[no-any-return]

@@ -120,7 +120,7 @@ def from_several_meshes(rank: int, world: int, async_op: bool) -> list[str]:
     )
     assert [result.requires_grad for result in results] == [on == "2" for on, *_ in items]
     wrong = [
-        wrong_with(result.detach(), target, meshes["to"], whole)
+        differences(result.detach(), target, meshes["to"], whole)
         for result, target in zip(results, targets, strict=True)
     ]
     return [text for text in wrong if text]

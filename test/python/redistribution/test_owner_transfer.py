@@ -180,7 +180,7 @@ def gradients(rank: int, world: int, async_op: bool) -> None:
     mesh = mesh_of((world,))
     chosen = layouts("S0", "R", "Psum", "S1", "_S0/2")
     wholes = [whole_of((5, 4), torch.float64) / 10 + index for index in range(len(chosen))]
-    tensors = [dtensor_of(whole, src, mesh) for whole, src in zip(wholes, chosen, strict=True)]
+    tensors = [placed_on(mesh, src, whole) for whole, src in zip(wholes, chosen, strict=True)]
     needed = [index != 1 for index in range(len(chosen))]
     for tensor, whole, is_needed in zip(tensors, wholes, needed, strict=True):
         tensor.requires_grad_(is_needed)

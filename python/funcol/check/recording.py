@@ -6,16 +6,18 @@ import math
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
 from ..collectives.async_tensor import wait_tensor
@@ -39,11 +41,11 @@ class Key(NamedTuple):
 @dataclass
 class Value:
     """A tensor as a rank has it: the local part, in a wide dtype on the CPU, or None for a gradient that
-    nothing reached; ``placements`` has the ops of a DTensor by the names of its mesh's axes."""
+    nothing reached; ``placements`` has an op and its ranks for each axis of a DTensor's mesh."""
 
     local: Tensor | None
     dtype: str = ""
-    placements: Mapping[str, str] = field(default_factory=dict)
+    placements: Sequence[tuple[str, list[int]]] = ()
 
     def head(self) -> list[Any]:
         """All but the numbers: the shape, or None without a tensor, and the fields."""
@@ -80,6 +82,10 @@ def _op_of(placement: Any) -> str:
 def plain_name(name: str) -> str:
     """The name without the parts that wrappers of modules add."""
     return _WRAPPERS.sub("", name).lstrip(".")
+
+
+def without_ddp(model: nn.Module) -> nn.Module:
+    return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 class Recorder:
@@ -124,8 +130,8 @@ class Recorder:
                 return called(module, *args, **kwargs)
             if module not in self._names:
                 around = [one for one in parents if any(module is inner for inner in one.modules())]
-                root = max(around, key=lambda one: len([*one.modules()]), default=module)
-                self._names |= {one: plain_name(name) for name, one in root.named_modules()}
+                root = without_ddp(max(around, key=lambda one: len([*one.modules()]), default=module))
+                self._names |= {module: ""} | {one: plain_name(name) for name, one in root.named_modules()}
                 self._begin(root)
             is_compiled = hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
             nn.Module.__call__ = called if is_compiled else recorded  # type: ignore[method-assign]
@@ -199,8 +205,9 @@ class Recorder:
         value = Value(None, str(tensor.dtype).removeprefix("torch."))
         tensor = tensor.detach()
         if isinstance(tensor, DTensor):
-            names = tensor.device_mesh.mesh_dim_names or ()
-            value.placements = dict(zip(names, map(_op_of, tensor.placements), strict=False))
+            groups = tensor.device_mesh.get_all_groups()
+            ranks = map(dist.get_process_group_ranks, groups)
+            value.placements = [*zip(map(_op_of, tensor.placements), ranks, strict=True)]
             tensor = tensor.to_local()
         value.local = self._memory(tensor.shape, _wide(value.dtype)).copy_(wait_tensor(tensor))
         self._recorded.append((key, value))

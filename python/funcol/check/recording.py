@@ -7,7 +7,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,8 +19,10 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..collectives.async_tensor import wait_tensor
+from ..installation import is_installed, random_operators
 
 _WRAPPERS = re.compile(r"(^|\.)(_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)(?=\.|$)")
 _LIBRARIES = tuple(str(Path(file).parents[up]) for file, up in ((torch.__file__, 0), (__file__, 1)))
@@ -88,6 +90,19 @@ def without_ddp(model: nn.Module) -> nn.Module:
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
+class _DrawsOfDTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Draws for plain tensors within modules what funcol draws for DTensors of their shapes."""
+
+    def __init__(self, is_in_module: Callable[[], bool]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._is_in_module = is_in_module
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in random_operators.OPERATORS and self._is_in_module():
+            return random_operators.draw(func, None, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+
 class Recorder:
     """Records the calls of modules while a program runs.
 
@@ -117,8 +132,8 @@ class Recorder:
         return f"no module{last}" if self._calls else "no module yet"
 
     @contextmanager
-    def running(self) -> Iterator[None]:
-        """Records what runs within."""
+    def running(self, is_reference: bool) -> Iterator[None]:
+        """Records what runs within. If funcol is installed, the reference draws the numbers of DTensors."""
         parents: dict[nn.Module, None] = {}
         called: Any = nn.Module.__call__
 
@@ -142,8 +157,11 @@ class Recorder:
 
         handle = nn.modules.module.register_module_module_registration_hook(registered)
         nn.Module.__call__ = recorded  # type: ignore[method-assign]
+        has_draws = is_reference and is_installed()
+        draws = _DrawsOfDTensors(lambda: bool(self._running) or _is_recomputing())
         try:
-            yield
+            with draws if has_draws else nullcontext():
+                yield
         finally:
             nn.Module.__call__ = called  # type: ignore[method-assign]
             handle.remove()

@@ -173,7 +173,7 @@ class Check:
         random.seed(self._options.seed)
         with _defaults(self._options):
             try:
-                with recorder.running():
+                with recorder.running(is_reference=mesh is None):
                     model, loss, optimizer = _results(self._program(mesh))
             except Exception as error:
                 error.add_note(f"rank {self._rank} was in {recorder.where()}")
@@ -217,9 +217,7 @@ class Check:
         findings.append(comparison.judge_norm(norm))
         drawing = sorted({name for one in (*facts, reference.facts) for name in one["drawing"]})
         faults = Verdict(findings, drawing).faults()
-        lines: dict[str, Any] = {}
-        for one in (reference.facts, *reversed(facts)):
-            lines |= one["lines"]
+        lines = reference.facts["lines"] | facts[0]["lines"]
         for fault in faults:
             fault.line, fault.called = lines.get(fault.module, ("", ""))
         loss = next((one.local for key, one in reference.values.items() if key.kind == "loss"), None)

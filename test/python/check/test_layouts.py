@@ -9,6 +9,8 @@ import pytest
 import torch
 from planted import by_program, fsdp, plain
 from ranks import run_ranks
+from torch import nn
+from torch.distributed.tensor import Shard, distribute_module, distribute_tensor
 
 import funcol
 from funcol.check.report import Report
@@ -96,3 +98,40 @@ def test_plain_shards_have_no_norm_that_ranks_know() -> None:
     for report in run_ranks(checked, 4, by_program.drawn, WEIGHTS):
         assert report.parallel_norm is None
         assert "of the parallel run: not known" in str(report)
+
+
+def drops_on_dtensors(mesh: Any) -> Any:
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.5), nn.Linear(6, 2))
+    x = torch.arange(32.0).reshape(8, 4).sin()
+    if mesh is not None:
+        x = distribute_tensor(x, mesh, [Shard(0)])
+        for module in model[0], model[2]:
+            distribute_module(module, mesh)
+    loss = model(x).square().sum()
+    loss.backward()
+    return model, loss
+
+
+def dropping(rank: int, world: int) -> Report:
+    with funcol.installed():
+        return funcol.check(drops_on_dtensors, mesh_shape=(world,), timeout_s=50)
+
+
+def test_random_operators_draw_those_of_the_full_tensor() -> None:
+    for report in run_ranks(dropping, 2):
+        assert report.ok, str(report)
+        assert report.drawing == ["", "1"]
+
+
+def of_another_mesh(rank: int, world: int) -> str:
+    try:
+        funcol.check(by_program.cut, mesh_shape=(2, 2), mesh_dim_names=("dp", "tp"))
+    except ValueError as error:
+        return str(error)
+    return "no error"
+
+
+def test_a_mesh_that_does_not_fit_the_ranks_is_refused() -> None:
+    message = "the mesh (2, 2) has 4 ranks, and 2 run. Start as many ranks as the mesh has."
+    assert run_ranks(of_another_mesh, 2) == [message] * 2

@@ -19,10 +19,10 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..collectives.async_tensor import wait_tensor
-from ..installation import is_installed, random_operators
+from ..installation import is_installed
+from ..installation.random_operators import FullDraws
 
 _WRAPPERS = re.compile(r"(^|\.)(_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)(?=\.|$)")
 _LIBRARIES = tuple(str(Path(file).parents[up]) for file, up in ((torch.__file__, 0), (__file__, 1)))
@@ -90,19 +90,6 @@ def without_ddp(model: nn.Module) -> nn.Module:
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
-class _DrawsOfDTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Draws for plain tensors within modules what funcol draws for DTensors of their shapes."""
-
-    def __init__(self, is_in_module: Callable[[], bool]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._is_in_module = is_in_module
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in random_operators.OPERATORS and self._is_in_module():
-            return random_operators.draw(func, None, args, kwargs or {})
-        return func(*args, **(kwargs or {}))
-
-
 class Recorder:
     """Records the calls of modules while a program runs.
 
@@ -157,10 +144,9 @@ class Recorder:
 
         handle = nn.modules.module.register_module_module_registration_hook(registered)
         nn.Module.__call__ = recorded  # type: ignore[method-assign]
-        has_draws = is_reference and is_installed()
-        draws = _DrawsOfDTensors(lambda: bool(self._running) or _is_recomputing())
+        draws = FullDraws(lambda: bool(self._running) or _is_recomputing())
         try:
-            with draws if has_draws else nullcontext():
+            with draws if is_reference and is_installed() else nullcontext():
                 yield
         finally:
             nn.Module.__call__ = called  # type: ignore[method-assign]

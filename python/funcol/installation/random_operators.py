@@ -26,6 +26,7 @@ from torch.distributed.tensor import _dispatch as stock_dispatch
 from torch.distributed.tensor import _random as stock_random
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import _C
 from ..redistribution.meshes import simulates_ranks
@@ -224,6 +225,19 @@ def draw(op: OpOverload, spec: DTensorSpec | None, args: tuple[Any, ...], kwargs
     call.update(zip(call, args, strict=False))
     call.update(kwargs)
     return OPERATORS[op](_Source(spec, call.pop("generator", None)), op, call)
+
+
+class FullDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Draws for plain tensors the numbers that DTensors of their shapes get, while ``is_wanted()``."""
+
+    def __init__(self, is_wanted: Callable[[], bool]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._is_wanted = is_wanted
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in OPERATORS and self._is_wanted():
+            return draw(func, None, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
 
 
 @functools.cache

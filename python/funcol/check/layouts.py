@@ -75,8 +75,12 @@ def parts_of(values: Sequence[Value | None], mesh: Tensor, names: Sequence[str])
     if not present:
         return None
     ranks = {at: int(grid[at]) for at in itertools.product(*map(range, grid.shape))}
-    placements = next(iter(present.values())).placements
-    declared = {axis: placements[name] for axis, name in enumerate(axes) if name in placements}
+    declared: Layout = {}
+    for axis, size in enumerate(grid.shape):
+        line = {ranks[(*(0,) * axis, i, *(0,) * (grid.ndim - axis - 1))] for i in range(size)}
+        for op, along in present[ranks[(0,) * grid.ndim]].placements:
+            if line <= {*along}:
+                declared[axis] = op
     tensors = {at: one for at, rank in ranks.items() if (one := present[rank].local) is not None}
     return Parts(axes, tuple(grid.shape), tensors, ranks, declared)
 

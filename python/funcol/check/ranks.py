@@ -107,24 +107,23 @@ def _check_on_new_ranks(program: Program, options: Options) -> Report:
             raise CheckError(
                 f"{program} is not found by name on other ranks: {error}. Define it at the top of a module."
             ) from None
-        died = ""
+        died: dict[int, str] = {}
         try:
             while time.monotonic() < end and not started.join(end - time.monotonic(), _GRACE_S):
                 pass
         except ProcessException as error:
-            died = str(error)
+            died[error.error_index] = str(error)
         for process in started.processes:
             process.kill()
         ends = {int(path.stem): json.loads(path.read_text()) for path in Path(folder).glob("*.json")}
-    by_kind: dict[str, dict[int, str]] = {kind: {} for kind in _STATUS}
-    for rank, (kind, text) in sorted(ends.items()):
-        by_kind[kind][rank] = text
-    if by_kind["report"]:
-        return Report.of(next(iter(by_kind["report"].values())))
-    for text in by_kind["input"].values():
+    told = {kind: {r: text for r, (one, text) in sorted(ends.items()) if one == kind} for kind in _STATUS}
+    if told["report"]:
+        return Report.of(next(iter(told["report"].values())))
+    for text in told["input"].values():
         raise CheckError(text)
-    kind = next((one for one in ("raised", "hang") if by_kind[one]), "died")
-    detail = "\n".join(f"rank {rank}: {text}" for rank, text in by_kind.get(kind, {}).items()) or died
+    kind = "died" if not died.keys() <= ends.keys() else "raised" if told["raised"] else "hang"
+    texts = {**told["raised"], **died} if kind == "died" else told[kind]
+    detail = "\n".join(f"rank {rank}: {text}" for rank, text in texts.items())
     axes = dict(zip(options.axes, options.mesh_shape, strict=True))
     return Report(axes, options.dtype, [Fault("run", "", kind, detail)])
 

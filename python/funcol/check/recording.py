@@ -6,19 +6,23 @@ import math
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
 from ..collectives.async_tensor import wait_tensor
+from ..installation import is_installed
+from ..installation.random_operators import FullDraws
 
 _WRAPPERS = re.compile(r"(^|\.)(_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)(?=\.|$)")
 _LIBRARIES = tuple(str(Path(file).parents[up]) for file, up in ((torch.__file__, 0), (__file__, 1)))
@@ -39,11 +43,11 @@ class Key(NamedTuple):
 @dataclass
 class Value:
     """A tensor as a rank has it: the local part, in a wide dtype on the CPU, or None for a gradient that
-    nothing reached; ``placements`` has the ops of a DTensor by the names of its mesh's axes."""
+    nothing reached; ``placements`` has an op and its ranks for each axis of a DTensor's mesh."""
 
     local: Tensor | None
     dtype: str = ""
-    placements: Mapping[str, str] = field(default_factory=dict)
+    placements: Sequence[tuple[str, list[int]]] = ()
 
     def head(self) -> list[Any]:
         """All but the numbers: the shape, or None without a tensor, and the fields."""
@@ -82,6 +86,10 @@ def plain_name(name: str) -> str:
     return _WRAPPERS.sub("", name).lstrip(".")
 
 
+def without_ddp(model: nn.Module) -> nn.Module:
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
 class Recorder:
     """Records the calls of modules while a program runs.
 
@@ -111,8 +119,8 @@ class Recorder:
         return f"no module{last}" if self._calls else "no module yet"
 
     @contextmanager
-    def running(self) -> Iterator[None]:
-        """Records what runs within."""
+    def running(self, is_reference: bool) -> Iterator[None]:
+        """Records what runs within. If funcol is installed, the reference draws the numbers of DTensors."""
         parents: dict[nn.Module, None] = {}
         called: Any = nn.Module.__call__
 
@@ -124,8 +132,8 @@ class Recorder:
                 return called(module, *args, **kwargs)
             if module not in self._names:
                 around = [one for one in parents if any(module is inner for inner in one.modules())]
-                root = max(around, key=lambda one: len([*one.modules()]), default=module)
-                self._names |= {one: plain_name(name) for name, one in root.named_modules()}
+                root = without_ddp(max(around, key=lambda one: len([*one.modules()]), default=module))
+                self._names |= {module: ""} | {one: plain_name(name) for name, one in root.named_modules()}
                 self._begin(root)
             is_compiled = hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
             nn.Module.__call__ = called if is_compiled else recorded  # type: ignore[method-assign]
@@ -136,8 +144,10 @@ class Recorder:
 
         handle = nn.modules.module.register_module_module_registration_hook(registered)
         nn.Module.__call__ = recorded  # type: ignore[method-assign]
+        draws = FullDraws(lambda: bool(self._running) or _is_recomputing())
         try:
-            yield
+            with draws if is_reference and is_installed() else nullcontext():
+                yield
         finally:
             nn.Module.__call__ = called  # type: ignore[method-assign]
             handle.remove()
@@ -199,8 +209,9 @@ class Recorder:
         value = Value(None, str(tensor.dtype).removeprefix("torch."))
         tensor = tensor.detach()
         if isinstance(tensor, DTensor):
-            names = tensor.device_mesh.mesh_dim_names or ()
-            value.placements = dict(zip(names, map(_op_of, tensor.placements), strict=False))
+            groups = tensor.device_mesh.get_all_groups()
+            ranks = map(dist.get_process_group_ranks, groups)
+            value.placements = [*zip(map(_op_of, tensor.placements), ranks, strict=True)]
             tensor = tensor.to_local()
         value.local = self._memory(tensor.shape, _wide(value.dtype)).copy_(wait_tensor(tensor))
         self._recorded.append((key, value))

@@ -22,7 +22,7 @@ from ..redistribution.functions import redistribute
 from ..weights.agreement import Agreement, reason_of
 from ..weights.export import full_tensors
 from .comparing import Comparison, Reference
-from .recording import Key, Recorder, Value, num_bytes, plain_name, widen
+from .recording import Key, Recorder, Value, num_bytes, plain_name, widen, without_ddp
 from .report import Report
 from .verdict import Verdict
 
@@ -147,7 +147,7 @@ class Check:
         _check_names(_names(keys), {name for one in told for name in one[0]})
         all_heads = [one[3] for one in told]
         grads = [i for i, key in enumerate(keys) if key.kind == "grad"]
-        present = {tuple(i for i in grads if num_bytes(one[i])) for one in all_heads}
+        present = {tuple(i for i in grads if one[i] and one[i][0] is not None) for one in all_heads}
         norms = self._agreement.tell(_norm_of(model) if len(present) == 1 else None)
         streamed = self._streamed(keys, all_heads, own)
         text = ""
@@ -173,11 +173,12 @@ class Check:
         random.seed(self._options.seed)
         with _defaults(self._options):
             try:
-                with recorder.running():
+                with recorder.running(is_reference=mesh is None):
                     model, loss, optimizer = _results(self._program(mesh))
             except Exception as error:
                 error.add_note(f"rank {self._rank} was in {recorder.where()}")
                 raise
+            model = without_ddp(model)
             return recorder.values, recorder.finish(model, loss, optimizer), model
 
     def _streamed(
@@ -216,9 +217,7 @@ class Check:
         findings.append(comparison.judge_norm(norm))
         drawing = sorted({name for one in (*facts, reference.facts) for name in one["drawing"]})
         faults = Verdict(findings, drawing).faults()
-        lines: dict[str, Any] = {}
-        for one in (reference.facts, *reversed(facts)):
-            lines |= one["lines"]
+        lines = reference.facts["lines"] | facts[0]["lines"]
         for fault in faults:
             fault.line, fault.called = lines.get(fault.module, ("", ""))
         loss = next((one.local for key, one in reference.values.items() if key.kind == "loss"), None)
@@ -358,7 +357,8 @@ def _joined_calls(values: Mapping[Key, Value], wanted: set[Key]) -> dict[Key, Va
 
 
 def described(error: BaseException) -> str:
-    """The error in one line: its type, text, and the innermost line outside of PyTorch."""
+    """The error in one line: its type, text, and the innermost line outside of PyTorch and this module."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [one for one in frames if not one.filename.startswith(str(Path(torch.__file__).parent))]
+    others = (str(Path(torch.__file__).parent), __file__)
+    own = [one for one in frames if not one.filename.startswith(others)]
     return reason_of(error) + (f" at {own[-1].filename}:{own[-1].lineno}" if own else "")

@@ -97,29 +97,16 @@ class Verdict:
         if not weights and not self._root_differs("grad_input"):
             return None
         places = {one.module: i for i, one in enumerate(self._findings) if one.kind.startswith("grad_")}
-        events = [(places.get(one.module, len(self._findings)) + 0.5, one) for one in weights]
-        events += [
-            (i, one)
-            for i, one in enumerate(self._findings)
-            if one.kind == "grad_input" and one.agrees is False and not self._is_healed(one)
-        ]
-        if not events:
+        wrong = weights + [one for one in self._wrong("grad_input") if not self._is_healed(one)]
+        wrong.sort(key=lambda one: (places.get(one.module, len(self._findings)), one.kind == "grad"))
+        if not wrong:
             return None
-        events.sort(key=lambda event: event[0])
-        one = next((one for _, one in events if self._doubt(one, "grad_output") < 2), events[0][1])
+        one = next((one for one in wrong if self._doubt(one, "grad_output") < 2), wrong[0])
         name = f"{one.path}.grad" if one.kind == "grad" else f"gradient of input {one.path}"
         origin = self._origin(one, "grad_output", "grad_input")
         if origin is not None:
             origin.detail += f"; it makes {name} of {one.module or 'the root'} wrong"
-            return origin
-        fault = _fault("backward", one, name)
-        all_grads = [each for each in self._findings if each.kind == "grad" and each.agrees is not None]
-        alike = [each for each in weights if (each.fault, each.detail) == (one.fault, one.detail)]
-        if one.kind == "grad" and len(alike) == len(weights) and 2 * len(alike) > len(all_grads):
-            fault.detail += (
-                f"; so are {len(alike)} of {len(all_grads)} gradients of parameters: look at the loss, too"
-            )
-        return fault
+        return origin or _fault("backward", one, name)
 
     def _wrong(self, kind: str) -> list[Finding]:
         return [one for one in self._findings if one.kind == kind and one.agrees is False]
@@ -159,22 +146,15 @@ class Verdict:
             and "counted" not in one.detail
         ):
             return None
-        end = len(self._findings)
+        used = [each for each in self._findings if each.kind in (given, made) and each.agrees is False]
         if one.kind == "grad":
-            used = {
-                id(each) for each in self._of.get((self._recorded(one.module), given), ()) if each.partial
-            }
-            end = next((i + 1 for i, each in enumerate(self._findings) if id(each) in used), 0)
-        elif one.kind != "loss":
-            wrong = (
-                i
-                for i, each in enumerate(self._findings)
-                if each.kind in (given, made) and each.agrees is False
-            )
-            end = next(wrong)
+            used = [each for each in self._of.get((self._recorded(one.module), given), ()) if each.partial]
+            if not used:
+                return None
+        end = self._findings.index(used[0]) + 1 if used and one.kind != "loss" else len(self._findings)
         origins = []
         for each in reversed(self._findings[:end]):
-            if each.kind not in (given, made):
+            if each.kind not in (given, made) or each.agrees is False:
                 continue
             if not each.partial or not {*each.partial.split(", ")} <= {*one.varying.split(", ")}:
                 break

@@ -26,6 +26,7 @@ from torch.distributed.tensor import _dispatch as stock_dispatch
 from torch.distributed.tensor import _random as stock_random
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import _C
 from ..redistribution.meshes import simulates_ranks
@@ -39,19 +40,19 @@ _init_helper: Callable[..., DTensor] = patching.copied(stock_api._dtensor_init_h
 
 
 class _Source:
-    """The random numbers of one call for the local tensor of ``spec``."""
+    """The random numbers of one call for the local tensor of ``spec``, or for a full tensor if it is None."""
 
-    def __init__(self, spec: DTensorSpec, generator: torch.Generator | None) -> None:
+    def __init__(self, spec: DTensorSpec | None, generator: torch.Generator | None) -> None:
         self.is_traced = is_pytorch_tracing()
-        if generator is None and not self.is_traced:
+        if spec is not None and generator is None and not self.is_traced:
             random_states.agree(spec.mesh)
-        self._shape = spec.shape
-        self._cuts = _C.shard_cuts(spec, len(spec.shape))
+        self._shape = None if spec is None else spec.shape
+        self._cuts = [] if spec is None else _C.shard_cuts(spec, len(spec.shape))
         self.generator = generator
 
     def fill(self, tensor: Tensor, distribution: str, *numbers: float) -> Tensor:
         """Fills ``tensor``, a local tensor, and returns it."""
-        shape, filled = self._shape, tensor
+        shape, filled = self._shape or tensor.shape, tensor
         if tensor.is_complex():
             shape, filled = torch.Size((*shape, 2)), torch.view_as_real(tensor)
             if distribution == "normal":  # both parts share the variance
@@ -217,12 +218,26 @@ def _is_pytorchs(tracker: Any) -> bool:
     return type(tracker) is stock_random.OffsetBasedRNGTracker and tracker.distribute_region_enabled
 
 
-def draw(op: OpOverload, spec: DTensorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Runs ``op`` on local tensors. Its first result, or the tensor that it fills, has ``spec``."""
+def draw(op: OpOverload, spec: DTensorSpec | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Runs ``op`` on local tensors. Its first result, or the tensor that it fills, has ``spec``; without one
+    it is a full tensor, and gets the numbers of DTensors of its shape."""
     call = dict(_defaults(op))
     call.update(zip(call, args, strict=False))
     call.update(kwargs)
     return OPERATORS[op](_Source(spec, call.pop("generator", None)), op, call)
+
+
+class FullDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Draws for plain tensors the numbers that DTensors of their shapes get, while ``is_wanted()``."""
+
+    def __init__(self, is_wanted: Callable[[], bool]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._is_wanted = is_wanted
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in OPERATORS and self._is_wanted():
+            return draw(func, None, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
 
 
 @functools.cache

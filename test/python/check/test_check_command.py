@@ -29,7 +29,7 @@ class Model(nn.Module):
 
 def program(mesh):
     model = Model()
-    x = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
+    x = torch.arange(24.0).reshape(6, 4).sin()
     loss = model(x if mesh is None else x.chunk(mesh.size())[mesh.get_rank()]).sum()
     loss.backward()
     if mesh is not None:
@@ -86,6 +86,37 @@ def test_ranks_of_torchrun_are_used(tmp_path: Path) -> None:
     done = run_check(tmp_path, FAULTY, launcher=torchrun)
     assert done.returncode == 1
     assert done.stdout.count("backward: one: never reduced") == 1
+
+
+SHARDED = """
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+def program(mesh):
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.LayerNorm(6), nn.Linear(6, 3))
+    x = torch.arange(24.0).reshape(6, 4).sin()
+    if mesh is not None:
+        fully_shard(model, mesh=mesh, ignored_params=IGNORED)
+        x = x.chunk(mesh.size())[mesh.get_rank()]
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    loss = model(x).square().mean()
+    loss.backward()
+    return model, loss, optimizer
+"""
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(
+    ("ignored", "status", "said"),
+    [("set()", 0, "no fault"), ("{model[2].weight}", 1, "backward: 2: never reduced")],
+)
+def test_ranks_run_on_devices(tmp_path: Path, ignored: str, status: int, said: str) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip(f"needs 2 devices, and there are {torch.cuda.device_count()}")
+    done = run_check(tmp_path, SHARDED.replace("IGNORED", ignored), "--device", "cuda")
+    assert done.returncode == status, done.stdout + done.stderr
+    assert said in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ A program takes the name of a fault, or None for the correct program.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
@@ -160,3 +161,18 @@ def data_parallel(mesh: DeviceMesh | None, fault: str | None) -> tuple[nn.Module
     if fault == "stale_weight":
         optimizer.param_groups[0]["params"] = list(model.parameters())[1:]
     return model, loss, optimizer
+
+
+def replicated_by_ddp(mesh: DeviceMesh | None, fault: str | None) -> tuple[nn.Module, Tensor]:
+    """Replicas that start with other weights. ``unsynchronized``: gradients stay those of a rank."""
+    torch.manual_seed(0 if mesh is None else mesh.get_rank())
+    model: nn.Module = Mean()
+    if mesh is None:
+        loss = model(batch(8)).square().mean()
+        loss.backward()
+        return model, loss
+    model = nn.parallel.DistributedDataParallel(model, process_group=mesh.get_group("dp"))
+    with model.no_sync() if fault == "unsynchronized" else contextlib.nullcontext():
+        loss = model(part(batch(8), mesh, "dp")).square().mean()
+        loss.backward()
+    return model, loss

@@ -389,7 +389,7 @@ size_t ServedCall::heap_bytes() const {
 py::object ServedCall::drawn_spec(const Call& call) const {
   auto* const first = spec_of(call.tensors[0].dtensor);
   return results_.empty() || results_[0].empty() ? py::reinterpret_borrow<py::object>(first)
-                                                 : copy_onto(results_[0][0]->spec, attribute<"mesh">(first));
+                                                 : results_[0][0]->on(attribute<"mesh">(first));
 }
 
 void ServedCall::put_arguments(const Call& call, Tensors locals, c10::IValue* arguments) const {
@@ -417,7 +417,7 @@ void ServedCall::return_outputs(const Call& call, const Tensors& held, c10::IVal
     const auto& [number, spec] = outputs_[i];
     if (spec != nullptr) {
       auto* const dtensor = call.tensors[number].dtensor;
-      set_spec(dtensor, copy_onto(spec->spec, attribute<"mesh">(spec_of(dtensor))));
+      set_spec(dtensor, spec->on(attribute<"mesh">(spec_of(dtensor))));
     }
     results[i] = held[number];
   }
@@ -426,8 +426,7 @@ void ServedCall::return_outputs(const Call& call, const Tensors& held, c10::IVal
 void ServedCall::wrap_results(const c10::OperatorHandle& op, py::handle mesh, c10::IValue* results) const {
   const auto wrap = [&](at::Tensor local, const SharedSpecPtr& of_result) {
     const bool requires_grad = local.requires_grad();
-    return make_dtensor(std::move(local), copy_onto(of_result->spec, mesh), of_result->geometry,
-                        requires_grad);
+    return make_dtensor(std::move(local), of_result->on(mesh), of_result->geometry, requires_grad);
   };
   for (size_t i = 0; i < results_.size(); ++i) {
     const auto& specs = results_[i];

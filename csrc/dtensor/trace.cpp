@@ -51,7 +51,7 @@ Program::Locals Program::run(Locals values) const {
 
 at::Tensor Program::wrap(size_t i, at::Tensor local, py::handle mesh) const {
   const c10::impl::ExcludeDispatchKeyGuard below_autograd(kBeforePython);
-  return make_dtensor(std::move(local), copy_onto(specs_[i]->spec, mesh), specs_[i]->geometry);
+  return make_dtensor(std::move(local), specs_[i]->on(mesh), specs_[i]->geometry);
 }
 
 void Trace::add_input(const at::Tensor& tensor) {

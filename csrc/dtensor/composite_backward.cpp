@@ -172,6 +172,8 @@ class CompositeBackward final : public torch::autograd::Node {
         programs().insert(key, std::move(program));
       } else {
         composite_->is_declined = true;
+        composite_->trace = {};
+        composite_->kept = nullptr;
       }
     }
     return found;
@@ -293,7 +295,7 @@ class CompositeBackward final : public torch::autograd::Node {
   // Returns the program of the gradients, and has later forward passes keep what it reads; null if there is
   // none.
   ProgramPtr learn(const Trace& trace, const variable_list& gradients) const {
-    if (trace.has_failed()) {
+    if (trace.has_failed() || composite_->is_declined) {
       return nullptr;
     }
     const auto& forward = composite_->trace;

@@ -83,7 +83,7 @@ def us_of_operator(num_shapes: int, num_passes: int) -> float:
     first."""
     mesh = init_device_mesh("cpu", (NUM_RANKS,))
     local = torch.ones(1)
-    few = 1000  # as many tensors at a time
+    few = 1000  # tensors at a time
     times = []
     for _ in range(num_passes):
         total = 0.0

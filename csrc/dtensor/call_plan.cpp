@@ -252,19 +252,20 @@ bool ServedCall::take_results(const c10::OperatorHandle& op, const DescribedOper
     if (is_list ? !is_sequence(of_result) : of_result.is_none() && returns.size() == 1) {
       return false;
     }
-    auto& taken = results_.emplace_back();
-    if (of_result.is_none()) {
-      continue;
+    py::tuple specs;
+    if (is_list) {
+      specs = py::tuple(py::reinterpret_borrow<py::object>(of_result));
+    } else if (!of_result.is_none()) {
+      specs = py::make_tuple(of_result);
     }
-    const py::tuple specs =
-        is_list ? py::tuple(py::reinterpret_borrow<py::object>(of_result)) : py::make_tuple(of_result);
     for (const auto& one : specs) {
       auto shared = is_spec(one) ? shared_spec_on(one.ptr(), mesh) : nullptr;
       if (shared == nullptr) {
         return false;
       }
-      taken.push_back(std::move(shared));
+      specs_.push_back(std::move(shared));
     }
+    ends_.push_back(static_cast<uint32_t>(specs_.size()));
   }
   return true;
 }
@@ -349,23 +350,10 @@ Fate ServedCall::run(const c10::OperatorHandle& op, const DescribedOperator& des
     return_outputs(call, held, stack.data() + (stack.size() - outputs_.size()));
     return Fate::kServed;
   }
-  auto* const results = stack.data() + (stack.size() - results_.size());
+  auto* const results = stack.data() + (stack.size() - num_results());
   wrap_results(op, attribute<"mesh">(spec_of(call.first_dtensor())), results);
-  share_memory(described, call, held, at::ArrayRef<c10::IValue>(results, results_.size()));
+  share_memory(described, call, held, at::ArrayRef<c10::IValue>(results, num_results()));
   return Fate::kServed;
-}
-
-void ServedCall::run_on_locals(const c10::OperatorHandle& op, at::ArrayRef<uint32_t> places,
-                               torch::jit::Stack& stack) const {
-  for (const auto& move : moves_) {
-    const Label label(op.operator_name().name);
-    auto& local = stack[places[move.number]];
-    local = move.execution->run(local.toTensor(), /*async_op=*/false);
-  }
-  for (const auto& [place, value] : replaced_) {
-    stack[place] = value;
-  }
-  op.callBoxed(&stack);
 }
 
 bool ServedCall::runs_on_locals() const {
@@ -379,18 +367,15 @@ bool ServedCall::is_current() const {
 }
 
 size_t ServedCall::heap_bytes() const {
-  size_t bytes = 0;
-  for (const auto& specs : results_) {
-    bytes += sizeof specs + specs.capacity() * sizeof(SharedSpecPtr) + kBlockBytes;
-  }
-  return bytes + 2 * kBlockBytes + moves_.capacity() * sizeof(Move) +
-         replaced_.capacity() * sizeof(replaced_[0]) + outputs_.capacity() * sizeof(outputs_[0]);
+  return (specs_.size() <= 1 ? 0 : specs_.capacity() * (sizeof(SharedSpecPtr) + sizeof(uint32_t))) +
+         moves_.capacity() * sizeof(Move) + replaced_.capacity() * sizeof(replaced_[0]) +
+         outputs_.capacity() * sizeof(outputs_[0]);
 }
 
 py::object ServedCall::drawn_spec(const Call& call) const {
   auto* const first = spec_of(call.tensors[0].dtensor);
-  return results_.empty() || results_[0].empty() ? py::reinterpret_borrow<py::object>(first)
-                                                 : copy_onto(results_[0][0]->spec, attribute<"mesh">(first));
+  return num_results() == 0 || specs_of(0).empty() ? py::reinterpret_borrow<py::object>(first)
+                                                   : specs_of(0)[0]->on(attribute<"mesh">(first));
 }
 
 void ServedCall::put_arguments(const Call& call, Tensors locals, c10::IValue* arguments) const {
@@ -418,7 +403,7 @@ void ServedCall::return_outputs(const Call& call, const Tensors& held, c10::IVal
     const auto& [number, spec] = outputs_[i];
     if (spec != nullptr) {
       auto* const dtensor = call.tensors[number].dtensor;
-      set_spec(dtensor, copy_onto(spec->spec, attribute<"mesh">(spec_of(dtensor))));
+      set_spec(dtensor, spec->on(attribute<"mesh">(spec_of(dtensor))));
     }
     results[i] = held[number];
   }
@@ -427,11 +412,10 @@ void ServedCall::return_outputs(const Call& call, const Tensors& held, c10::IVal
 void ServedCall::wrap_results(const c10::OperatorHandle& op, py::handle mesh, c10::IValue* results) const {
   const auto wrap = [&](at::Tensor local, const SharedSpecPtr& of_result) {
     const bool requires_grad = local.requires_grad();
-    return make_dtensor(std::move(local), copy_onto(of_result->spec, mesh), of_result->geometry,
-                        requires_grad);
+    return make_dtensor(std::move(local), of_result->on(mesh), of_result->geometry, requires_grad);
   };
-  for (size_t i = 0; i < results_.size(); ++i) {
-    const auto& specs = results_[i];
+  for (size_t i = 0; i < num_results(); ++i) {
+    const auto specs = specs_of(i);
     if (!results[i].isTensor()) {
       auto list = results[i].toTensorList();
       for (size_t k = 0; k < list.size(); ++k) {

@@ -31,28 +31,33 @@ class ServedCall {
   Fate run(const c10::OperatorHandle& op, const DescribedOperator& described, const Call& call,
            const py::object& draw, torch::jit::Stack& stack) const;
 
-  // Runs the operator on `stack`, which holds local tensors in the place of DTensors: moves those that have
-  // to move, and leaves the local results. `places` are those of the call's tensors, none within a list.
-  void run_on_locals(const c10::OperatorHandle& op, at::ArrayRef<uint32_t> places,
-                     torch::jit::Stack& stack) const;
-  // Returns true if run_on_locals() does all that run() does to tensors: no move is left to Python.
-  bool runs_on_locals() const;
-  bool moves_tensors() const { return !moves_.empty(); }
-  // Returns true while the process groups of all moves exist.
-  bool is_current() const;
-  // The specs of each result's tensors; none where the result has no placements.
-  const std::vector<std::vector<SharedSpecPtr>>& results() const { return results_; }
-  size_t heap_bytes() const;
-
- private:
-  using Tensors = c10::SmallVector<at::Tensor, 8>;
-
+  // A tensor that moves before the operator runs.
   struct Move {
     size_t number;           // of the tensor among the call's
     ExecutionPtr execution;  // null for a norm: Python moves it from `source` to `target`, both without mesh
     py::object source = {};
     py::object target = {};
   };
+
+  // Returns true if all that run() does to tensors is to make the moves, replace arguments, and call the
+  // operator: no move is left to Python.
+  bool runs_on_locals() const;
+  const std::vector<Move>& moves() const { return moves_; }
+  // Places of arguments, and their values in place of the call's own.
+  const std::vector<std::pair<size_t, c10::IValue>>& replaced() const { return replaced_; }
+  bool moves_tensors() const { return !moves_.empty(); }
+  // Returns true while the process groups of all moves exist.
+  bool is_current() const;
+  // The specs of each result's tensors; none where the result has no placements.
+  size_t num_results() const { return ends_.size(); }
+  at::ArrayRef<SharedSpecPtr> specs_of(size_t result) const {
+    const size_t begin = result == 0 ? 0 : ends_[result - 1];
+    return {specs_.data() + begin, ends_[result] - begin};
+  }
+  size_t heap_bytes() const;
+
+ private:
+  using Tensors = c10::SmallVector<at::Tensor, 8>;
 
   bool take_arguments(const c10::OperatorHandle& op, const DescribedOperator& described,
                       const torch::jit::Stack& stack, const Call& call, py::handle sharding);
@@ -67,8 +72,9 @@ class ServedCall {
   void wrap_results(const c10::OperatorHandle& op, py::handle mesh, c10::IValue* results) const;
 
   std::vector<Move> moves_;
-  std::vector<std::pair<size_t, c10::IValue>> replaced_;  // arguments with other values
-  std::vector<std::vector<SharedSpecPtr>> results_;
+  std::vector<std::pair<size_t, c10::IValue>> replaced_;
+  c10::SmallVector<SharedSpecPtr, 1> specs_;  // of all results
+  c10::SmallVector<uint32_t, 2> ends_;        // of each result's specs among them
   // For each tensor that the call writes its result to, its number among the call's, and its spec from then
   // on; null for the one that it has.
   std::vector<std::pair<size_t, SharedSpecPtr>> outputs_;

@@ -33,7 +33,7 @@ InputLayout::InputLayout(const at::Tensor& dtensor)
       dtype(dtensor.scalar_type()) {}
 
 at::Tensor InputLayout::zeros_like(py::handle mesh, at::Device device) const {
-  return make_dtensor(at::zeros(sizes, at::TensorOptions(dtype).device(device)), copy_onto(spec->spec, mesh),
+  return make_dtensor(at::zeros(sizes, at::TensorOptions(dtype).device(device)), spec->on(mesh),
                       spec->geometry);
 }
 
@@ -157,9 +157,10 @@ class CompositeBackward final : public torch::autograd::Node {
       if (const auto id = id_to_serve(gradient); id != 0) {
         key.words = {composite_->id, needed, id};
         const auto* const known = programs().find(key);
-        if (known == nullptr) {
+        if (known == nullptr && programs().admits()) {
           trace = destroyed_with_gil(std::make_unique<Trace>());
-        } else if (auto found = replay(ProgramPtr(*known), inputs, gradient)) {
+        } else if (auto found =
+                       known == nullptr ? std::nullopt : replay(ProgramPtr(*known), inputs, gradient)) {
           return *std::move(found);
         }
       }
@@ -168,9 +169,11 @@ class CompositeBackward final : public torch::autograd::Node {
     if (trace != nullptr) {
       const py::gil_scoped_acquire gil;
       if (auto program = learn(*trace, found)) {
-        programs().put(key, std::move(program));
+        programs().insert(key, std::move(program));
       } else {
         composite_->is_declined = true;
+        composite_->trace = {};
+        composite_->kept = nullptr;
       }
     }
     return found;
@@ -292,7 +295,7 @@ class CompositeBackward final : public torch::autograd::Node {
   // Returns the program of the gradients, and has later forward passes keep what it reads; null if there is
   // none.
   ProgramPtr learn(const Trace& trace, const variable_list& gradients) const {
-    if (trace.has_failed()) {
+    if (trace.has_failed() || composite_->is_declined) {
       return nullptr;
     }
     const auto& forward = composite_->trace;

@@ -71,7 +71,7 @@ struct Composite {
   bool is_declined = false;
 
   size_t heap_bytes() const {
-    return trace.heap_bytes() + (kept == nullptr ? 0 : sizeof(Kept) + kept->forward->heap_bytes(false)) +
+    return trace.heap_bytes() + (kept == nullptr ? 0 : sizeof(Kept) + kept->forward->heap_bytes()) +
            inputs.capacity() * (sizeof(InputLayout) + 3 * kBlockBytes);
   }
 };

@@ -109,7 +109,7 @@ void learn(const CompositeKind& kind, const c10::OperatorHandle& op, c10::Dispat
     trace = {};
     composite->inputs = {};
   }
-  tables().composites.put(call.key, std::move(composite));
+  tables().composites.insert(call.key, std::move(composite));
 }
 
 void replay(const CompositePtr& composite, const Call& call, torch::jit::Stack& stack) {
@@ -166,6 +166,9 @@ bool serve(const CompositeKind& kind, const c10::OperatorHandle& op, c10::Dispat
     add_settings(call.key);
   }
   const auto* const known = tables().composites.find(call.key);
+  if (known == nullptr && !tables().composites.admits()) {
+    return false;
+  }
   if (known == nullptr || (*known)->handlers_version != described->handlers_version) {
     learn(kind, op, keys, call, requires_grad, stack);
     return true;

@@ -98,7 +98,7 @@ struct Remembered {
 
 Cache<PairKey, MeshPairPtr>& pairs() {
   static auto* const cache =
-      new Cache<PairKey, MeshPairPtr>(find_table("mesh_changes"));  // NOLINT: outlives Python
+      new Cache<PairKey, MeshPairPtr>(find_table("mesh_pairs"));  // NOLINT: outlives Python
   return *cache;
 }
 

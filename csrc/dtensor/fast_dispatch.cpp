@@ -30,7 +30,7 @@ namespace funcol::python {
 namespace {
 
 constexpr std::array<const char*, static_cast<size_t>(Fate::kNumFates)> kFates = {
-    "served", "watched", "handler", "kind", "argument", "spec", "decision", "local shape", "write",
+    "served", "watched", "handler", "kind", "argument", "spec", "full", "decision", "local shape", "write",
 };
 
 py::dict fields_of(py::handle object) {
@@ -207,17 +207,19 @@ class Table {
         fate != Fate::kServed) {
       return fate;
     }
+    auto* const trace = Recording::current();
     ServedPtr served;
     if (const auto* const known = calls_.find(call.key)) {
       served = *known;
+    } else if (trace == nullptr && !calls_.admits()) {
+      return Fate::kFull;
     } else {
       served = learn(dispatcher.parts(), op, *described, stack, call);
-      calls_.put(call.key, served);
+      calls_.insert(call.key, served);
     }
     if (served == nullptr) {
       return Fate::kDecision;
     }
-    auto* const trace = Recording::current();
     if (trace == nullptr) {
       return served->run(op, *described, call, dispatcher.parts().draw, stack);
     }

@@ -29,22 +29,63 @@ inline constexpr ValueId kNoValue = ~ValueId{0};  // an undefined tensor
 
 using ServedPtr = std::shared_ptr<const ServedCall>;
 
-struct TraceStep {
-  struct Operand {
-    uint32_t place;  // among the arguments
-    ValueId value;
+class Program;
+using ProgramPtr = std::shared_ptr<const Program>;
+
+// Records this thread's operators on DTensors while a Recording of it exists. Needs the GIL.
+class Trace {
+ public:
+  // Adds a DTensor that the operators to come may read.
+  void add_input(const at::Tensor& tensor);
+
+  // Notes a call before it runs, and its results afterwards.
+  void before(const c10::OperatorHandle& op, const DescribedOperator& described, const Call& call,
+              const ServedPtr& served, const torch::jit::Stack& stack);
+  void after(const torch::jit::Stack& stack);
+  // Says that something ran that a trace cannot hold.
+  void fail() { has_failed_ = true; }
+
+  bool has_failed() const { return has_failed_; }
+  size_t num_steps() const { return steps_.size(); }
+  size_t num_values() const { return known_.size(); }
+  // Returns true if both traces begin with the same operators.
+  bool begins_as(const Trace& other) const;
+
+  // Returns the number of a tensor that was met; kNoValue for others.
+  ValueId value_of(const at::Tensor& tensor) const;
+  // Returns true if two values are on the same memory.
+  bool share_memory(ValueId one, ValueId other) const { return values_[one].is_alias_of(values_[other]); }
+  // Returns true if the value is on the memory of one of the first `end` values.
+  bool is_view(ValueId value, size_t end) const;
+  // Forgets the tensors. What is known about them stays.
+  void release_tensors();
+  size_t heap_bytes() const;
+
+  // Returns the steps from number `begin` on that compute `outputs`; steps in which other ranks take part are
+  // always among them. Null if a trace or a program cannot hold that: an output is an input.
+  ProgramPtr program(at::ArrayRef<ValueId> outputs, size_t begin = 0) const;
+
+ private:
+  friend class Program;
+
+  struct Step {
+    c10::OperatorHandle op;
+    ServedPtr call;
+    torch::jit::Stack arguments;                              // None in the place of DTensors
+    std::vector<std::pair<uint16_t, ValueId>> operands = {};  // places of DTensors, and their values
+    std::vector<uint16_t> places = {};                        // of all tensors
+    std::vector<ValueId> results = {};
+  };
+  struct Value {
+    SharedSpecPtr spec;                // null for an input
+    std::vector<int64_t> local_sizes;  // of an input
   };
 
-  c10::OperatorHandle op;
-  ServedPtr call;
-  torch::jit::Stack arguments;  // None in the place of DTensors
-  c10::SmallVector<Operand, 4> operands = {};
-  c10::SmallVector<uint32_t, 4> places = {};  // of all tensors, as run_on_locals() takes them
-  c10::SmallVector<ValueId, 4> results = {};
-
-  size_t heap_bytes() const { return arguments.capacity() * sizeof(c10::IValue) + kBlockBytes; }
+  std::vector<Step> steps_;
+  std::vector<Value> known_;
+  std::vector<at::Tensor> values_;  // held, so that no other tensor takes the address
+  bool has_failed_ = false;
 };
-using TraceStepPtr = std::shared_ptr<const TraceStep>;
 
 class Program {
  public:
@@ -66,73 +107,44 @@ class Program {
   // Values that the program reads and does not compute.
   const std::vector<ValueId>& inputs() const { return inputs_; }
   // Returns true if tensors move between ranks.
-  bool moves_tensors() const { return moves_tensors_; }
-  // Counts the steps as shared with a trace, or not.
-  size_t heap_bytes(bool with_steps = true) const;
+  bool moves_tensors() const { return !moves_.empty(); }
+  size_t heap_bytes() const;
 
  private:
   friend class Trace;
 
+  void add(const Trace::Step& step, uint64_t last);
+
+  // A step's parts lie in the following vectors, behind those of the steps before: a replay reads memory in
+  // order.
   struct Step {
-    TraceStepPtr step;
-    uint64_t last = 0;  // a bit for each operand that no later step reads, and that is no output
+    c10::OperatorHandle op;
+    uint16_t num_arguments;
+    uint16_t num_operands;
+    uint16_t num_moves;
+    uint16_t num_results;
+  };
+  struct Operand {
+    uint16_t place;  // among the arguments
+    bool is_last;    // no later step reads the value, and it is no output
+    ValueId value;
+  };
+  struct Move {
+    size_t place;
+    ExecutionPtr execution;
   };
 
   std::vector<Step> steps_;
+  torch::jit::Stack arguments_;  // None in the place of DTensors
+  std::vector<Operand> operands_;
+  std::vector<Move> moves_;
+  std::vector<ValueId> results_;
   std::vector<ValueId> outputs_;
   std::vector<SharedSpecPtr> specs_;  // of the outputs; null for undefined tensors
   std::vector<ValueId> inputs_;
   std::vector<std::pair<ValueId, std::vector<int64_t>>> input_sizes_;  // local ones, if tensors move
   size_t num_values_ = 0;
-  bool moves_tensors_ = false;
 };
-using ProgramPtr = std::shared_ptr<const Program>;
-
-// Records this thread's operators on DTensors while a Recording of it exists. Needs the GIL.
-class Trace {
- public:
-  // Adds a DTensor that the operators to come may read.
-  void add_input(const at::Tensor& tensor);
-
-  // Notes a call before it runs, and its results afterwards.
-  void before(const c10::OperatorHandle& op, const DescribedOperator& described, const Call& call,
-              const ServedPtr& served, const torch::jit::Stack& stack);
-  void after(const torch::jit::Stack& stack);
-  // Says that something ran that a trace cannot hold.
-  void fail() { has_failed_ = true; }
-
-  bool has_failed() const { return has_failed_; }
-  size_t num_steps() const { return steps_.size(); }
-  size_t num_values() const { return values_.size(); }
-  // Returns true if both traces begin with the same operators.
-  bool begins_as(const Trace& other) const;
-
-  // Returns the number of a tensor that was met; kNoValue for others.
-  ValueId value_of(const at::Tensor& tensor) const;
-  // Returns true if two values are on the same memory.
-  bool share_memory(ValueId one, ValueId other) const { return values_[one].is_alias_of(values_[other]); }
-  // Returns true if the value is on the memory of one of the first `end` values.
-  bool is_view(ValueId value, size_t end) const;
-  // Forgets the tensors. What is known about them stays.
-  void release_tensors();
-  size_t heap_bytes() const;
-
-  // Returns the steps from number `begin` on that compute `outputs`; steps in which other ranks take part are
-  // always among them. Null if a trace or a program cannot hold that: an output is an input.
-  ProgramPtr program(at::ArrayRef<ValueId> outputs, size_t begin = 0) const;
-
- private:
-  struct Value {
-    SharedSpecPtr spec;                // null for an input
-    std::vector<int64_t> local_sizes;  // of an input
-  };
-
-  std::vector<TraceStepPtr> steps_;
-  std::vector<Value> known_;
-  std::vector<at::Tensor> values_;  // held, so that no other tensor takes the address
-  bool has_failed_ = false;
-};
-
 class Recording {
  public:
   explicit Recording(Trace& trace);

@@ -52,8 +52,21 @@ class Cache final : public CacheBase {
     return std::move(removed.front().value);
   }
 
-  // Remembers `value`, unless the cache is full and does not admit `key`.
+  // Returns true if the cache admits a new key: it is not full, or this is one of kOneIn. To be asked before
+  // a value that is dear to make; insert() follows.
+  bool admits() {
+    return fits(bytes_ / (entries_.size() + 1) + 1) || (table().limit != 0 && draw() % kOneIn == 0);
+  }
+
+  // Remembers `value` if the cache admits `key`.
   void put(Key key, Value value) {
+    if (admits()) {
+      insert(std::move(key), std::move(value));
+    }
+  }
+
+  // Remembers `value`, in place of others if need be.
+  void insert(Key key, Value value) {
     const auto hash = short_hash(key);
     const auto bytes = static_cast<uint32_t>(bytes_of(key, value));
     if (const auto slot = find_slot(key, hash); !slots_.empty() && slots_[slot].place != kFree) {
@@ -63,15 +76,12 @@ class Cache final : public CacheBase {
       std::swap(entry.value, value);
       return;
     }
-    Removed removed;
+    if (bytes > table().limit) {
+      return;
+    }
+    const auto removed = make_room(bytes);
     if (!fits(bytes)) {
-      if (draw() % kOneIn != 0) {
-        return;
-      }
-      removed = make_room(bytes);
-      if (!fits(bytes)) {
-        return;
-      }
+      return;
     }
     if ((entries_.size() + 1) * 3 > slots_.size() * 2) {
       grow();
@@ -112,6 +122,9 @@ class Cache final : public CacheBase {
   }
 
   Removed make_room(size_t bytes) override {
+    if (fits(bytes)) {
+      return nullptr;
+    }
     auto removed = std::make_shared<Entries>();
     while (!entries_.empty() && !fits(bytes)) {
       remove(draw() % entries_.size(), *removed);

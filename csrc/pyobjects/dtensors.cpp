@@ -35,20 +35,18 @@ PyObject*& slot(PyObject* object) {
 at::Tensor make_wrapper(const at::Tensor& local, const Geometry& geometry) {
   const auto offset = local.storage_offset();
   const auto bytes =
-      at::detail::computeStorageNbytes(geometry.sizes, geometry.strides, local.itemsize(), offset);
+      at::detail::computeStorageNbytes(geometry.sizes(), geometry.strides(), local.itemsize(), offset);
   c10::Storage storage(c10::Storage::use_byte_size_t(), static_cast<int64_t>(bytes),
                        at::DataPtr(nullptr, local.device()), c10::GetAllocator(c10::kMeta),
                        /*resizable=*/true);
   constexpr c10::DispatchKeySet kLazy({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});
   const auto keys = c10::DispatchKeySet(local.options().computeDispatchKey()) | (local.key_set() & kLazy);
   auto wrapper = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), keys, local.dtype());
-  wrapper.unsafeGetTensorImpl()->set_sizes_and_strides(geometry.sizes, geometry.strides, offset);
+  wrapper.unsafeGetTensorImpl()->set_sizes_and_strides(geometry.sizes(), geometry.strides(), offset);
   return wrapper;
 }
 
 }  // namespace
-
-Geometry::Geometry(at::IntArrayRef sizes, at::IntArrayRef strides) : sizes(sizes), strides(strides) {}
 
 PyObject* spec_of(PyObject* dtensor) { return slot<"_spec">(dtensor); }
 

@@ -31,12 +31,18 @@ PyObject* dtensor_object(const at::Tensor& tensor);
 // Returns the local tensor of an exact DTensor, which holds it.
 const at::Tensor& local_of(const at::Tensor& dtensor);
 
-// The shape and strides of a whole tensor.
-struct Geometry {
-  Geometry(at::IntArrayRef sizes, at::IntArrayRef strides);
+// The shape and strides of a whole tensor, in one piece of memory.
+class Geometry {
+ public:
+  Geometry(at::IntArrayRef sizes, at::IntArrayRef strides) : numbers_(sizes.begin(), sizes.end()) {
+    numbers_.append(strides.begin(), strides.end());
+  }
 
-  c10::SmallVector<int64_t, 5> sizes;
-  c10::SmallVector<int64_t, 5> strides;
+  at::IntArrayRef sizes() const { return {numbers_.data(), numbers_.size() / 2}; }
+  at::IntArrayRef strides() const { return {numbers_.data() + numbers_.size() / 2, numbers_.size() / 2}; }
+
+ private:
+  c10::SmallVector<int64_t, 6> numbers_;
 };
 
 // The same DTensor for a spec of this geometry; in a third of the time, where this PyTorch minor can.

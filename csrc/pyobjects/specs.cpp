@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <initializer_list>
 #include <map>
 #include <string>
 #include <utility>
@@ -105,15 +106,22 @@ int set_dict(PyObject* object, PyObject* dict) {
 #endif
 }
 
-py::object copy(py::handle spec, py::handle mesh) {
+using Field = std::pair<PyObject*, py::handle>;
+
+// A copy with other values of some fields.
+py::object copy(py::handle spec, std::initializer_list<Field> changed) {
   auto* const type = Py_TYPE(spec.ptr());
   static auto* const no_arguments = PyTuple_New(0);
   // Without DTensorSpec's own __setattr__, which takes longer than the rest.
   auto copied = checked(type->tp_new(type, no_arguments, nullptr));
   const auto fields = checked(PyObject_GenericGetDict(spec.ptr(), nullptr));
   const auto own = checked(PyDict_Copy(fields.ptr()));
-  if ((mesh && PyDict_SetItem(own.ptr(), interned<"mesh">(), mesh.ptr()) != 0) ||
-      set_dict(copied.ptr(), own.ptr()) != 0) {
+  for (const auto& [name, value] : changed) {
+    if (PyDict_SetItem(own.ptr(), name, value.ptr()) != 0) {
+      throw py::error_already_set();
+    }
+  }
+  if (set_dict(copied.ptr(), own.ptr()) != 0) {
     throw py::error_already_set();
   }
   return copied;
@@ -197,46 +205,30 @@ void set_field(PyObject* spec, py::handle value) {
   }
 }
 
-// Has the spec, and its copies from here on, found by its hash.
-void share_hash(PyObject* spec, const SharedSpec& shared) {
-  const auto own = kept_hash(spec);
-  if (!own || by_hash().count(own.ptr()) != 0) {
-    return;
-  }
-  for (const auto& hash : shared.hashes) {
-    if (PyObject_RichCompareBool(hash.ptr(), own.ptr(), Py_EQ) == 1) {
-      set_field<"_hash">(spec, hash);
-      return;
-    }
-  }
-  shared.hashes.push_back(own);
-  by_hash().emplace(own.ptr(), &shared);
-}
-
 bool are_alike(const py::tuple& one, const py::tuple& other) {
   return std::equal(one.begin(), one.end(), other.begin(), other.end(), [](py::handle a, py::handle b) {
     return Py_TYPE(a.ptr()) == Py_TYPE(b.ptr()) && PyObject_RichCompareBool(a.ptr(), b.ptr(), Py_EQ) == 1;
   });
 }
 
-// Gives a remembered spec the tuples of an earlier one with the same layout: most specs differ in their sizes
-// alone.
-void share_layout(const py::object& spec, const Layout& layout) {
-  struct Tuples {
-    py::object placements;
-    py::object order;
-  };
+// Returns a spec with the layout of `spec`, without mesh and tensor_meta: mostly that of an earlier spec,
+// since most differ in their sizes alone.
+py::object spec_of_layout(const py::object& spec, const Layout& layout) {
   constexpr size_t kMostLayouts = 4096;
-  static auto* const known = new std::map<std::vector<uint64_t>, Tuples>;  // NOLINT: outlives Python
+  static auto* const known = new std::map<std::vector<uint64_t>, py::object>;  // NOLINT: outlives Python
   if (known->size() >= kMostLayouts) {
     const auto gone = std::exchange(*known, {});
   }
-  const Tuples own{attribute<"placements">(spec), attribute<"shard_order">(spec)};
-  const auto& earlier = known->try_emplace(words_of(layout), own).first->second;
-  if (are_alike(own.placements, earlier.placements) && own.order.equal(earlier.order)) {
-    set_field<"placements">(spec.ptr(), earlier.placements);
-    set_field<"shard_order">(spec.ptr(), earlier.order);
-  }
+  const auto own = copy(spec, {{interned<"mesh">(), py::none()},
+                               {interned<"tensor_meta">(), py::none()},
+                               {interned<"_hash">(), py::none()}});
+  auto words = words_of(layout);
+  words.push_back(compat::strided_shards_stand_for_order(spec) ? 1 : 0);
+  const auto& earlier = known->try_emplace(std::move(words), own).first->second;
+  const bool is_same = Py_TYPE(own.ptr()) == Py_TYPE(earlier.ptr()) &&
+                       are_alike(attribute<"placements">(own), attribute<"placements">(earlier)) &&
+                       attribute<"shard_order">(own).equal(attribute<"shard_order">(earlier));
+  return is_same ? earlier : own;
 }
 
 // Remembers a spec of this value. `make` makes it, on its mesh.
@@ -247,14 +239,28 @@ SharedSpecPtr find_or_make(py::handle mesh, const Spec& value, bool strided_as_o
   if (const auto* const known = specs().find(key)) {
     return *known;
   }
-  auto made = copy_without_mesh(make());
-  share_layout(made, value.layout);
-  auto shared = std::make_shared<const SharedSpec>(mesh_id, std::move(made));
+  auto shared = std::make_shared<const SharedSpec>(mesh_id, value.layout, make());
   specs().put(std::move(key), shared);
   return shared;
 }
 
 }  // namespace
+
+// Has the spec, and its copies from here on, found by its hash.
+void share_hash(PyObject* spec, const SharedSpec& shared) {
+  const auto own = kept_hash(spec);
+  if (!own || by_hash().count(own.ptr()) != 0) {
+    return;
+  }
+  for (const auto& hash : shared.hashes_) {
+    if (PyObject_RichCompareBool(hash.ptr(), own.ptr(), Py_EQ) == 1) {
+      set_field<"_hash">(spec, hash);
+      return;
+    }
+  }
+  shared.hashes_.push_back(own);
+  by_hash().emplace(own.ptr(), &shared);
+}
 
 py::object copy_spec(py::handle spec) { return copy(spec, {}); }
 
@@ -262,24 +268,47 @@ py::object copy_without_mesh(py::handle spec) {
   if (PyObject_Hash(spec.ptr()) == -1) {  // the spec keeps its hash, so that copies have it
     PyErr_Clear();
   }
-  return copy(spec, py::none());
+  return copy(spec, {{interned<"mesh">(), py::none()}});
 }
 
-py::object copy_onto(py::handle spec, py::handle mesh) { return copy(spec, mesh); }
+py::object copy_onto(py::handle spec, py::handle mesh) { return copy(spec, {{interned<"mesh">(), mesh}}); }
 
-SharedSpec::SharedSpec(uint64_t mesh_id, py::object without_mesh)
-    : id(mesh_id << 40 | ++num_shared_specs), spec(std::move(without_mesh)), geometry(geometry_of(spec)) {
-  if (const auto hash = kept_hash(spec.ptr()); hash && by_hash().count(hash.ptr()) != 0) {
-    set_field<"_hash">(spec.ptr(),
-                       py::int_(hash.cast<Py_ssize_t>()));  // that of an equal spec on another mesh
+SharedSpec::SharedSpec(uint64_t mesh_id, const Layout& layout, const py::object& spec)
+    : id(mesh_id << 40 | ++num_shared_specs),
+      geometry(geometry_of(spec)),
+      same_layout_(spec_of_layout(spec, layout)),
+      meta_(attribute<"tensor_meta">(spec)) {
+  const auto hash = PyObject_Hash(spec.ptr());
+  if (hash == -1) {
+    throw py::error_already_set();
   }
-  share_hash(spec.ptr(), *this);
+  hashes_.push_back(py::int_(hash));
+  by_hash().emplace(hashes_[0].ptr(), this);
 }
 
 SharedSpec::~SharedSpec() {
-  for (const auto& hash : hashes) {
+  for (const auto& hash : hashes_) {
     by_hash().erase(hash.ptr());
   }
+}
+
+py::object SharedSpec::on(py::handle mesh) const {
+  return copy(
+      same_layout_,
+      {{interned<"mesh">(), mesh}, {interned<"tensor_meta">(), meta_}, {interned<"_hash">(), hashes_[0]}});
+}
+
+py::object SharedSpec::canonical() const {
+  if (!canonical_) {
+    canonical_ = on(py::none());
+  }
+  return canonical_;
+}
+
+size_t heap_bytes(const SharedSpecPtr& spec) {
+  constexpr size_t kHashBytes = 48 + 2 * kBlockBytes;  // in Python and in the index
+  const auto num_dims = spec->geometry.sizes().size();
+  return sizeof(SharedSpec) + 2 * kBlockBytes + kHashBytes + 208 + num_dims * (2 * sizeof(PyObject*) + 32);
 }
 
 SharedSpecPtr shared_spec_on(PyObject* spec, py::handle mesh) {
@@ -329,14 +358,14 @@ py::object to_python_spec(const Spec& spec, py::handle mesh, bool strided_as_ord
   }
   const auto shared = find_or_make(mesh, spec, strided_as_order && has_strided_shards(spec.layout),
                                    [&] { return make_spec(spec, mesh, strided_as_order, masked); });
-  return copy_onto(shared->spec, mesh);
+  return shared->on(mesh);
 }
 
 py::object canonical_spec(py::handle spec) {
   const auto shared = shared_spec(spec.ptr());
   TORCH_CHECK_NOT_IMPLEMENTED(
       shared != nullptr, "funcol: a spec without values equals no other: ", std::string(py::str(spec)), ".");
-  return shared->spec;
+  return shared->canonical();
 }
 
 py::object replicate() {

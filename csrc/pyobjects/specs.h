@@ -20,24 +20,37 @@ using MaskedPlacements = std::function<py::object(const Placement&)>;
 
 // One object for all DTensorSpecs that are equal and on one mesh, while it is kept. It keeps no mesh alive.
 struct SharedSpec : std::enable_shared_from_this<SharedSpec> {
-  SharedSpec(uint64_t mesh_id, py::object spec);
+  // `spec` has this layout and is on the mesh of this id.
+  SharedSpec(uint64_t mesh_id, const Layout& layout, const py::object& spec);
   ~SharedSpec();
   SharedSpec(const SharedSpec&) = delete;
   SharedSpec& operator=(const SharedSpec&) = delete;
 
-  uint64_t id;      // never used again; its upper bits are the id of the mesh
-  py::object spec;  // without its mesh. DTensors get copies, by copy_onto()
+  // A new DTensorSpec of this value, for a program.
+  py::object on(py::handle mesh) const;
+  // The spec without its mesh, one object, which programs must not get.
+  py::object canonical() const;
+
+  uint64_t id;  // never used again; its upper bits are the id of the mesh
   Geometry geometry;
-  // The objects that equal specs keep as their hashes. Copies of a spec share its object, and a spec that is
-  // written to drops it.
-  mutable std::vector<py::object> hashes;
+
+ private:
+  friend void share_hash(PyObject* spec, const SharedSpec& shared);
+
+  py::object same_layout_;  // a spec without mesh and tensor_meta, one for all of a layout
+  py::object meta_;
+  // The objects that equal specs keep as their hashes; new ones get the first. Copies of a spec share its
+  // object, and a spec that is written to drops it.
+  mutable c10::SmallVector<py::object, 1> hashes_;
+  mutable py::object canonical_;
 };
 using SharedSpecPtr = std::shared_ptr<const SharedSpec>;
 
-// The bytes of a DTensorSpec in Python, with its fields, sizes, strides and hash, as an estimate.
+// The bytes of a DTensorSpec in Python that shares its placements, and of its tensor_meta and hash, as an
+// estimate.
 constexpr size_t kSpecBytes = 700;
 
-inline size_t heap_bytes(const SharedSpecPtr& /*spec*/) { return sizeof(SharedSpec) + kSpecBytes; }
+size_t heap_bytes(const SharedSpecPtr& spec);
 
 // Returns the shared spec of a DTensorSpec. Returns null for a spec that C++ has no values for: symbolic
 // sizes, masks, placements of unknown kinds, no tensor_meta.

@@ -5,7 +5,8 @@ Packed and variable-length batches have hundreds of shapes, and each has about 8
 forgets in order of use finds nothing again once a cycle of shapes is longer than it. Shapes are pairs of a
 batch size and a length, as many of both, so that arithmetic stays small. The few shapes that the others are
 compared with are drawn evenly from them, and so have as much arithmetic. Stock has small ones of one batch
-size: it cannot do all. See docs/performance.md.
+size: it cannot do all. oneDNN is off: it makes code for each shape, and keeps that of 1,024. See
+docs/performance.md.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def us_of_operator(num_shapes: int, num_passes: int) -> float:
     but the first."""
     mesh = init_device_mesh("cpu", (NUM_RANKS,))
     local = torch.ones(1)
-    few = 1000  # as many tensors at a time
+    few = 1000  # tensors at a time
     times = []
     for _ in range(num_passes):
         total = 0.0
@@ -103,6 +104,7 @@ def us_of_operator(num_shapes: int, num_passes: int) -> float:
 
 def bench_steps(counts: list[int], passes: int) -> list[dict[str, Any]]:
     records = []
+    torch._C._set_mkldnn_enabled(False)
     with lone_group(CPU, NUM_RANKS):
         stock = Steps().best_ms([(4, length) for length in range(2, 2 + FEW)], 4)
         for num in counts:

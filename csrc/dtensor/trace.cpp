@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <ranges>
 
+#include "comm/call_site.h"
 #include "dtensor/dtensor_node.h"
 #include "dtensor/fast_dispatch.h"
 #include "pyobjects/dtensors.h"
@@ -178,8 +178,8 @@ ProgramPtr Trace::program(at::ArrayRef<ValueId> outputs, size_t begin) const {
     }
   }
   std::vector<bool> is_computed(known_.size());
-  std::vector<std::pair<const Step*, uint64_t>>
-      needed;  // with a bit for each operand that is read last there
+  // Each with a bit for each operand that is read last there.
+  std::vector<std::pair<const Step*, uint64_t>> needed;
   for (size_t i = steps_.size(); i-- > begin;) {
     const auto& step = steps_[i];
     const auto is_needed = [&](ValueId value) { return value != kNoValue && is_read[value]; };
@@ -199,7 +199,8 @@ ProgramPtr Trace::program(at::ArrayRef<ValueId> outputs, size_t begin) const {
     }
     needed.emplace_back(&step, last);
   }
-  for (const auto& [step, last] : needed | std::views::reverse) {
+  std::ranges::reverse(needed);
+  for (const auto& [step, last] : needed) {
     program->add(*step, last);
   }
   program->num_values_ = known_.size();

@@ -55,6 +55,7 @@ std::map<std::string, size_t> table_sizes() {
 void set_table_limit(Table& table, size_t bytes) {
   table.limit = bytes;
   std::vector<CacheBase::Removed> removed;
+  removed.reserve(table.caches.size());
   for (auto* const cache : table.caches) {
     removed.push_back(cache->make_room(0));
   }
@@ -62,6 +63,7 @@ void set_table_limit(Table& table, size_t bytes) {
 
 void clear_table(Table& table) {
   std::vector<CacheBase::Removed> removed;
+  removed.reserve(table.caches.size());
   for (auto* const cache : table.caches) {
     removed.push_back(cache->remove_all());
   }

@@ -25,7 +25,8 @@ bool can_split(PartialOp op) {
 // A view of the rank's shard of `tensor`, or a copy where its parts do not lie together.
 at::Tensor shard_of(const at::Tensor& tensor, const Placement& placement, int64_t num_ranks, int64_t rank) {
   const auto dim = placement.dim;
-  return select(tensor, {{dim, funcol::cut({{0, tensor.size(dim)}}, num_ranks, rank, placement.split_factor)}});
+  return select(tensor,
+                {{dim, funcol::cut({{0, tensor.size(dim)}}, num_ranks, rank, placement.split_factor)}});
 }
 
 // `shard`, contiguous, with zeros after it up to `length` along `dim`.

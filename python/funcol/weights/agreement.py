@@ -197,7 +197,7 @@ class Agreement:
         some of a set do not."""
         given = self._all(json.dumps(manifest and manifest.values()))
         found = {rank: Manifest.of(one) for rank, one in given.items() if one is not None}
-        parts = [{rank: found[rank] for rank in part} for part in parts_of(found)]
+        parts = [{rank: found[rank] for rank in part} for part in sets_that_agree(found)]
         try:
             for part in parts:
                 compare(part, self._op)
@@ -294,7 +294,7 @@ def device_for(types: set[str], group: dist.ProcessGroup | None) -> torch.device
     return torch.device("cpu") if group is None else _device_of(group)
 
 
-def parts_of(manifests: Mapping[int, Manifest]) -> list[list[int]]:
+def sets_that_agree(manifests: Mapping[int, Manifest]) -> list[list[int]]:
     """Returns the sets of ranks that have to agree: those of one mesh, and those that name a rank of it as
     ``to`` or ``src``."""
     part_of = {rank: {rank} for rank in manifests}

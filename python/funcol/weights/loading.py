@@ -361,14 +361,14 @@ class _Wholes:
 
     def _ready(self, target: _Target, given: Named, tensors: Mapping[str, Tensor]) -> Tensor:
         """The whole tensor of the name or names ``given``, with the dtype and on the device of the model."""
-        self._check(target, given, tensors)
         parts = [
-            self._plain(target, tensors[part]).detach().to(device=target.device, dtype=target.dtype)
-            for part in parts_of(given)
+            part.detach().to(device=target.device, dtype=target.dtype)
+            for part in self._check(target, given, tensors)
         ]
         return parts[0] if isinstance(given, str) else given.join(parts)
 
-    def _check(self, target: _Target, given: Named, tensors: Mapping[str, Tensor]) -> None:
+    def _check(self, target: _Target, given: Named, tensors: Mapping[str, Tensor]) -> list[Tensor]:
+        """Returns the dense tensors of the name or names ``given``."""
         parts = [self._plain(target, tensors[part]) for part in parts_of(given)]
         shapes = [tuple(part.shape) for part in parts]
         if isinstance(given, str):
@@ -376,7 +376,7 @@ class _Wholes:
                 self._refuse(
                     target, f"has shape {shapes[0]}, in the model {tuple(target.shape)}", "the whole tensor"
                 )
-            return
+            return parts
         try:
             shape = given.join([torch.empty(one, device="meta") for one in shapes]).shape
         except (IndexError, RuntimeError):
@@ -387,6 +387,7 @@ class _Wholes:
                 f"is made of tensors of the shapes {shapes}, and has {tuple(target.shape)} in the model",
                 "parts that make up the tensor",
             )
+        return parts
 
     def _plain(self, target: _Target, whole: Any) -> Tensor:
         """The dense tensor in ``whole``."""

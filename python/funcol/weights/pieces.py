@@ -161,7 +161,7 @@ def _slices(wanted: Intervals, held: Intervals, low: int, high: int) -> Iterator
 
 
 def kept_pieces(src: Held, dst: Held) -> list[tuple[Piece, Piece]]:
-    """What this rank has of ``src`` and wants under ``dst``."""
+    """Returns the pieces that this rank has of ``src`` and wants under ``dst``."""
     indices: Any = [common(*pair) for pair in zip(src.indices, dst.indices, strict=True)]
     size = math.prod(sum(length for _, length in intervals) for intervals in indices)
     return [*zip(src.pieces(indices, 0, size), dst.pieces(indices, 0, size), strict=True)]

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .agreement import Agreement, Manifest, compare, device_for, parts_of, reason_of
+from .agreement import Agreement, Manifest, compare, device_for, reason_of, sets_that_agree
 from .export import ByName, by_name
 from .message_batches import Batch
 from .pieces import Held, Place, held_indices, transfer_of
@@ -172,7 +172,7 @@ class _Plan:
 
     def _table(self, manifests: dict[int, Manifest]) -> dict[str, tuple[_Look, list[Place]]]:
         """By name: the tensor, and the meshes that have it."""
-        for part in parts_of(manifests):
+        for part in sets_that_agree(manifests):
             compare({rank: manifests[rank] for rank in part}, _OP)
         found: dict[str, tuple[_Look, list[Place]]] = {}
         for rank, manifest in manifests.items():
@@ -249,7 +249,7 @@ class _Plan:
 
 
 class _Look(NamedTuple):
-    """What the ranks of a side have in common of a tensor."""
+    """Shape and dtypes of a tensor, which the ranks of a side have in common."""
 
     shape: tuple[int, ...]
     dtype: str

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from differential import PROGRAM_SHAPE, WORLDS, assert_same, sample, world_group
 from ranks import run_ranks
 from torch import Tensor
+from versions import TORCH
 
 import funcol
 
@@ -48,7 +49,6 @@ OPS = [
     "wait_tensors",
 ]
 
-TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 from_2_15 = pytest.mark.skipif(TORCH < (2, 15), reason="older minors have other schemas")
 

@@ -17,6 +17,7 @@ from programs import settled
 from ranks import run_ranks
 from torch import Tensor
 from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
+from versions import TORCH
 
 import funcol
 from funcol import installation
@@ -113,7 +114,7 @@ def test_fsdp2_imported_after_install_is_taken_over(program: str) -> None:
 def test_this_minor_has_the_functions_that_are_taken_over() -> None:
     taken, left = under.taken_over()
     assert "FSDPParamGroup._to_unsharded" in taken
-    if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15):
+    if TORCH >= (2, 15):
         assert not left
 
 

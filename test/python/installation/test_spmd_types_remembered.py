@@ -16,6 +16,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.overrides import handle_torch_function
+from versions import TORCH
 
 import funcol
 from funcol import _C
@@ -35,7 +36,7 @@ AXES = ("dp", "tp")
 
 # PyTorch 2.11 refuses to flatten a sharded dim, takes any() of shards for a sum, and counts a negative dim of
 # stack() from the wrong end.
-HAS_RIGHT_RULES = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15)
+HAS_RIGHT_RULES = TORCH >= (2, 15)
 
 
 @pytest.fixture

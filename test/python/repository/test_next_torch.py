@@ -13,13 +13,14 @@ import pytest
 import torch
 import torch_facts
 from processes import run_python
+from versions import TORCH
 
 ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT / "tools" / "cmake"))
 import torch_info  # noqa: E402
 
 of_newest_release = pytest.mark.skipif(
-    tuple(map(int, torch.__version__.split(".")[:2])) != torch_info.NEWEST,
+    TORCH != torch_info.NEWEST,
     reason="the facts are those of the newest supported release",
 )
 

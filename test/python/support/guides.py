@@ -23,12 +23,13 @@ import pytest
 import torch
 from processes import run_python
 from ranks import forking_context
+from versions import TORCH
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 TIMEOUT_S = 180
 
 on_the_newest_pytorch = pytest.mark.skipif(
-    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15),
+    TORCH < (2, 15),
     reason="the documentation is that of the newest PyTorch, whose names and results it shows",
 )
 

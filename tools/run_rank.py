@@ -35,7 +35,8 @@ def run(rank: int, world: int, path: str, name: str, args: tuple[object, ...], s
     )
     function = getattr(importlib.import_module(Path(path).stem), name)
     result = function(rank, world, *args)
-    print(f"rank {rank} returns {result!r}", flush=True)
+    sys.stdout.write(f"rank {rank} returns {result!r}\n")  # at once, for ranks share the output
+    sys.stdout.flush()
     dist.destroy_process_group()
 
 

@@ -63,13 +63,16 @@ def test_a_table_without_bytes_remembers_nothing_and_results_are_the_same() -> N
 def test_a_mesh_that_goes_takes_its_entries_along() -> None:
     kept, gone = DeviceMesh("cpu", range(4)), DeviceMesh("cpu", range(3, -1, -1))
     double_sizes(kept, range(1, 11))
-    gc.collect()  # meshes of other tests go before
+    gc.collect()
     before = funcol._C.table_sizes()
     double_sizes(gone, range(1, 21))
     assert funcol._C.table_sizes()["calls"] >= before["calls"] + 20
     del gone
     gc.collect()
-    assert funcol._C.table_sizes() == before
+    after = funcol._C.table_sizes()
+    # Meshes of other tests may go meanwhile, for PyTorch's caches keep some.
+    assert after.pop("known_meshes") <= before.pop("known_meshes")
+    assert after == before
 
 
 def test_an_unknown_table_is_named_and_nothing_is_set() -> None:

@@ -377,6 +377,35 @@ def _spec_types() -> tuple[Any, Any, Any]:
 _SPEC_FIELDS: dict[str, Any] = {}  # attributes that every spec has in this minor, beside the four above
 
 
+# Groups
+
+
+def new_group_by_name(ranks: list[int], name: str) -> Any:
+    """Makes a group of ``ranks``, which all call this with one ``name`` while other ranks do not call at all.
+
+    ``new_group(use_local_synchronization=True)`` names a group by a count that differs between ranks once some
+    have made groups without the others, and counts on; where a device is bound to the world's group it splits
+    the world's communicator, for which every rank has to call."""
+    from torch.distributed import distributed_c10d
+
+    caller = threading.get_ident()
+
+    def in_place_of(function: Callable[..., Any], result: Any) -> Callable[..., Any]:
+        return lambda *args, **kwargs: (
+            result if threading.get_ident() == caller else function(*args, **kwargs)
+        )
+
+    replaced = {"_process_group_name": name, "_get_split_source": None}
+    originals = {function: getattr(distributed_c10d, function) for function in replaced}
+    for function, result in replaced.items():
+        setattr(distributed_c10d, function, in_place_of(originals[function], result))
+    try:
+        return distributed_c10d.new_group(ranks, use_local_synchronization=True)
+    finally:
+        for function, original in originals.items():
+            setattr(distributed_c10d, function, original)
+
+
 # Tracers
 
 

@@ -24,6 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from .._compat import new_group_by_name
 from ..redistribution.local_redistribute import settled
 from ..redistribution.meshes import simulates_ranks
 from ..redistribution.specs import has_own_order
@@ -40,9 +41,10 @@ def control_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     found = _control_groups.get(of)
     if found is None:
         ranks = dist.get_process_group_ranks(of)
-        # Of the world by the usual way, by which no name is counted on one rank and not on another.
-        made = dist.new_group(ranks, use_local_synchronization=len(ranks) < dist.get_world_size())
-        assert isinstance(made, dist.ProcessGroup)
+        if len(ranks) == dist.get_world_size():
+            made: Any = dist.new_group(ranks)
+        else:
+            made = new_group_by_name(ranks, f"funcol_control_{of.group_name}")
         found = _control_groups[of] = made
     return found
 

@@ -240,6 +240,33 @@ def test_nothing_is_sent_from_a_finalizer() -> None:
     run_ranks(drops, 2)
 
 
+def streams_beside(rank: int, world: int, binds_device: bool) -> None:
+    """Ranks 0 and 1 stream while rank 2 makes no group and waits in a collective of the world."""
+    mesh = DeviceMesh(device_type(), [0, 1])
+    part = dist.new_group([0, 1])
+    root = dist.distributed_c10d._get_default_group()
+    if binds_device:
+        dist.all_reduce(torch.ones(1, device=device_type()))
+        root.bound_device_id = torch.device("cuda", torch.cuda.current_device())
+    try:
+        if rank < 2:
+            (found,) = full_tensors({"x": rows(mesh)}, group=part)
+            assert equal(found[1], torch.arange(16.0).view(4, 4))
+        dist.all_reduce(torch.ones(1, device=device_type()))
+    finally:
+        root.bound_device_id = None
+    total = torch.ones(3)
+    dist.all_reduce(total, group=dist.new_group())
+    assert total.tolist() == [world] * 3
+
+
+@pytest.mark.parametrize(
+    "binds_device", [False, pytest.param(True, marks=pytest.mark.cuda)], ids=["unbound", "bound"]
+)
+def test_other_ranks_go_on_with_the_world_meanwhile(binds_device: bool) -> None:
+    run_ranks(streams_beside, 3, binds_device)
+
+
 def stages(rank: int, world: int, by_group: bool) -> None:
     """Two stages of a pipeline, two ranks each, with names, sizes and sources of their own."""
     mesh = named_mesh((2, 2), ("pp", "dp"))

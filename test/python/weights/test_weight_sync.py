@@ -17,7 +17,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from versions import TORCH
 
 from funcol import WeightSync
 from funcol.redistribution import plan_mesh_change
@@ -148,10 +147,6 @@ def test_a_trainer_keeps_engines_in_step(rows: list[list[int]]) -> None:
 
 
 @pytest.mark.cpu_only
-@pytest.mark.skipif(
-    TORCH < (2, 15),
-    reason="PyTorch 2.11 names a group by how many groups the rank has, which differs between these ranks",
-)
 def test_ranks_outside_of_the_group_need_not_call() -> None:
     run_ranks(trains_and_serves, 5, [[2], [3]], [0, 1, 2, 3])
 

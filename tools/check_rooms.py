@@ -2,8 +2,8 @@
 
     python tools/check_rooms.py
 
-A room is a folder, or a module outside of all folders. A file may import files of its own room and of rooms
-to the left of it. All imports count, also within functions and for type checkers. A Python module uses no
+A room is a folder, or a module outside of all folders; the folders below it belong to it, unless they are in
+the list themselves. A file may import files of its own room and of rooms to the left of it. All imports count, also within functions and for type checkers. A Python module uses no
 name of another module that begins with an underscore; a package may make such a name:
 ``from .module import name as _name``.
 """
@@ -44,9 +44,10 @@ CPP_ROOMS = [
     {"comm"},
     {"async"},
     {"metas", "ops"},
-    {"redistribute"},
+    {"transfer"},
     {"pyobjects"},
-    {"dtensor"},
+    {"sharding", "transfer/dtensors"},
+    {"dispatch"},
     {"fsdp"},
     {"bindings"},
 ]
@@ -61,13 +62,14 @@ class Import(NamedTuple):
     imported: Path
 
 
-def room_of(file: Path) -> str:
-    return file.parts[0]
-
-
 def imports_to_the_right(imports: Iterable[Import], rooms: list[set[str]]) -> Iterator[str]:
     """Yields a message for each import that does not lead to the left."""
     place = {room: i for i, names in enumerate(rooms) for room in names}
+
+    def room_of(file: Path) -> str:
+        inner = "/".join(file.parts[:2])
+        return inner if inner in place else file.parts[0]
+
     for one in imports:
         here, there = room_of(one.file), room_of(one.imported)
         for room in (here, there):

@@ -9,12 +9,12 @@
 #include "comm/agreement.h"
 #include "comm/group_ref.h"
 #include "comm/process_group.h"
-#include "dtensor/meshes.h"
 #include "layout/tables.h"
 #include "ops/backend_tensor.h"
 #include "ops/calls.h"
 #include "ops/collectives.h"
 #include "pyobjects/arguments.h"
+#include "pyobjects/meshes.h"
 
 namespace funcol::python {
 namespace {

@@ -13,10 +13,10 @@
 #include "comm/call_site.h"
 #include "comm/group_ref.h"
 #include "compat/process_group.h"
-#include "dtensor/meshes.h"
 #include "layout/tables.h"
 #include "pyobjects/arguments.h"
 #include "pyobjects/dtypes.h"
+#include "pyobjects/meshes.h"
 #include "pyobjects/python_stack.h"
 
 namespace funcol::python {

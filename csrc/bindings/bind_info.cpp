@@ -8,7 +8,7 @@
 
 #include "bindings/bindings.h"
 #include "kernels/rank_major.h"
-#include "redistribute/executor.h"
+#include "transfer/executor.h"
 
 namespace funcol::python {
 namespace {

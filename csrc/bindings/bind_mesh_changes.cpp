@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "bindings/bindings.h"
-#include "dtensor/cross_mesh.h"
 #include "planner/mesh_change.h"
 #include "pyobjects/layouts.h"
 #include "pyobjects/without_gil.h"
+#include "transfer/dtensors/cross_mesh.h"
 
 namespace funcol::python {
 namespace {

@@ -5,10 +5,10 @@
 #include <optional>
 
 #include "bindings/bindings.h"
-#include "dtensor/full_tensor_stream.h"
-#include "dtensor/owner_transfer.h"
-#include "dtensor/rank_transfer.h"
 #include "pyobjects/dtypes.h"
+#include "transfer/dtensors/full_tensor_stream.h"
+#include "transfer/dtensors/owner_transfer.h"
+#include "transfer/dtensors/rank_transfer.h"
 
 namespace funcol::python {
 

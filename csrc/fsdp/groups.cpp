@@ -6,11 +6,11 @@
 #include "async/async_tensor.h"
 #include "comm/call_site.h"
 #include "compat/process_group.h"
-#include "dtensor/meshes.h"
 #include "fsdp/gather.h"
 #include "fsdp/group_gradients.h"
 #include "fsdp/streams.h"
 #include "pyobjects/attributes.h"
+#include "pyobjects/meshes.h"
 
 namespace funcol::python {
 namespace {

@@ -1,12 +1,16 @@
 # Which files belong to a target: everything in its folders, so that a new file needs no edit here.
 #
-# Folders named cuda need the CUDA toolkit: a build without CUDA leaves them out.
+# Folders named cuda need the CUDA toolkit: a build without CUDA leaves them out. Folders named dtensors work with
+# Python's objects, and belong to a target only by their own name.
 
 function(collect_sources result)
   set(found "")
   foreach(folder ${ARGN})
     file(GLOB_RECURSE in_folder RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS
       ${PROJECT_SOURCE_DIR}/${folder}/*.cpp ${PROJECT_SOURCE_DIR}/${folder}/*.cu)
+    if(NOT folder MATCHES "/dtensors$")
+      list(FILTER in_folder EXCLUDE REGEX "/dtensors/")
+    endif()
     list(APPEND found ${in_folder})
   endforeach()
   if(NOT BUILD_CUDA)

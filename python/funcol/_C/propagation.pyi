@@ -6,7 +6,7 @@ from typing import Any
 class NoRuleError(NotImplementedError): ...
 
 class PropagationEngine:
-    """See csrc/dtensor/sharding_engine.h. Functions that it is given: ``rows_of(op_schema)`` gives rows or
+    """See csrc/sharding/sharding_engine.h. Functions that it is given: ``rows_of(op_schema)`` gives rows or
     None; ``whole(op_schema, remember)`` decides where C++ cannot; ``assemble(op_schema, elements)`` makes of
     the elements' ``(outputs, inputs, costs, moves)`` what is returned and remembered. Keyword tensors stay
     where they are unless ``moves_keywords``.

@@ -1,0 +1,433 @@
+#include "dispatch/call_plan.h"
+
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+
+#include <algorithm>
+#include <cstddef>
+
+#include "comm/call_site.h"
+#include "dispatch/mixed_tensors.h"
+#include "pyobjects/attributes.h"
+#include "pyobjects/callbacks.h"
+#include "pyobjects/dtensors.h"
+#include "pyobjects/meshes.h"
+#include "pyobjects/op_schemas.h"
+#include "pyobjects/spec_objects.h"
+#include "pyobjects/specs.h"
+#include "pyobjects/tensors.h"
+#include "pyobjects/without_gil.h"
+#include "transfer/dtensors/redistribute_local_tensor.h"
+
+namespace funcol::python {
+namespace {
+
+bool is_true(const py::object& object) { return object.is(py::handle(Py_True)); }
+
+bool is_sequence(py::handle object) { return PyTuple_Check(object.ptr()) || PyList_Check(object.ptr()); }
+
+const c10::IValue& argument(const torch::jit::Stack& stack, size_t num_arguments, size_t place) {
+  return stack[stack.size() - num_arguments + place];
+}
+
+// Returns true if all DTensors are on one mesh that this rank is in.
+bool is_on_one_mesh(const Call& call) {
+  py::object first;
+  for (const auto& one : call.tensors) {
+    if (one.dtensor == nullptr) {
+      continue;
+    }
+    auto mesh = attribute<"mesh">(spec_of(one.dtensor));
+    if (first && !are_equal(mesh, first)) {
+      return false;
+    }
+    first = std::move(mesh);
+  }
+  return known_mesh(first).coordinate.has_value();
+}
+
+// Returns true if the tensor is a norm that is pending, for which there is no plan.
+bool has_norm_partial(py::handle spec) {
+  return std::ranges::any_of(to_placements(attribute<"placements">(spec)),
+                             [](const auto& one) { return one.is_norm(); });
+}
+
+bool is_replicated(py::handle spec) {
+  const auto placements = to_placements(attribute<"placements">(spec));
+  return std::ranges::all_of(placements, [](const auto& one) { return one.is_replicate(); });
+}
+
+// Returns `object` as a value of the argument's type; returns nullopt if it does not have this type.
+std::optional<c10::IValue> value_of(py::handle object, const c10::Argument& argument) {
+  try {
+    return torch::jit::toIValue(object, argument.type());
+  } catch (const std::exception&) {
+    PyErr_Clear();
+    return std::nullopt;
+  }
+}
+
+bool is_equal(const c10::IValue& one, const c10::IValue& other) {
+  return one.tagKind() == other.tagKind() && !one.isTensor() && one == other;
+}
+
+bool has_views_of_plain_tensors(const DescribedOperator& described, const Call& call) {
+  return std::ranges::any_of(call.tensors, [&](const auto& one) {
+    return one.dtensor == nullptr &&
+           std::ranges::any_of(described.views, [&](const auto& view) { return view.first == one.place; });
+  });
+}
+
+// Makes results that are views of an argument's memory say so, as PyTorch's do: autograd looks at it.
+void share_memory(const DescribedOperator& described, const Call& call, at::ArrayRef<at::Tensor> dtensors,
+                  at::ArrayRef<c10::IValue> results) {
+  for (const auto& [place, number] : described.views) {
+    for (size_t i = 0; i < call.tensors.size(); ++i) {
+      if (call.tensors[i].place != place || call.tensors[i].index >= 0) {
+        continue;
+      }
+      const auto share = [&](const at::Tensor& result) {
+        if (result.defined()) {
+          result.unsafeGetTensorImpl()->set_storage_keep_dtype(dtensors[i].storage());
+        }
+      };
+      if (results[number].isTensor()) {
+        share(results[number].toTensor());
+      } else {
+        for (const auto& result : results[number].toListRef()) {
+          share(result.toTensor());
+        }
+      }
+    }
+  }
+}
+
+// function(overload, spec, args, kwargs), whose results take the place of the arguments.
+void run_in_python(const c10::OperatorHandle& op, const py::object& function, const py::object& overload,
+                   py::handle spec, torch::jit::Stack& stack) {
+  const auto [args, kwargs] = python_arguments(op, stack);
+  const auto found = function(overload, spec, args, kwargs);
+  const auto& returns = op.schema().returns();
+  torch::jit::drop(stack, op.schema().arguments().size());
+  const auto results =
+      returns.size() == 1 ? py::make_tuple(found) : py::tuple(py::reinterpret_borrow<py::object>(found));
+  for (size_t i = 0; i < returns.size(); ++i) {
+    torch::jit::push(stack, torch::jit::toIValue(results[i], returns[i].type()));
+  }
+}
+
+}  // namespace
+
+std::optional<ServedCall> ServedCall::make(const c10::OperatorHandle& op, const DescribedOperator& described,
+                                           const torch::jit::Stack& stack, const Call& call,
+                                           py::handle sharding) {
+  ServedCall served;
+  if (!is_on_one_mesh(call) || (described.draws && call.tensors[0].dtensor == nullptr) ||
+      has_views_of_plain_tensors(described, call) ||
+      (is_true(attribute<"needs_redistribute">(sharding)) &&
+       !served.take_arguments(op, described, stack, call, sharding)) ||
+      !served.take_results(op, described, call, attribute<"output_spec">(sharding))) {
+    return std::nullopt;
+  }
+  return served;
+}
+
+bool ServedCall::take_arguments(const c10::OperatorHandle& op, const DescribedOperator& described,
+                                const torch::jit::Stack& stack, const Call& call, py::handle sharding) {
+  const auto schema = attribute<"redistribute_schema">(sharding);
+  const auto& arguments = op.schema().arguments();
+  // PyTorch may have rewritten the operator, as squeeze() to one that names its dims.
+  if (schema.is_none() || find_attribute<"held_kwargs">(schema) ||
+      !attribute<"op">(schema).is(described.overload)) {
+    return false;
+  }
+  const bool takes_values = is_true(attribute<"use_val_from_redistribute_schema">(sharding));
+  const auto wanted = attribute<"args_schema">(schema);
+  if (!PyTuple_Check(wanted.ptr()) || py::len(wanted) > arguments.size()) {
+    return false;
+  }
+  size_t number = 0;  // of the next tensor
+  for (size_t i = 0; i < py::len(wanted); ++i) {
+    const py::handle target = PyTuple_GET_ITEM(wanted.ptr(), static_cast<Py_ssize_t>(i));
+    const auto& value = argument(stack, arguments.size(), i);
+    if (arguments[i].kwarg_only()) {
+      return false;
+    }
+    const auto is_next = [&] { return number < call.tensors.size() && call.tensors[number].place == i; };
+    if (is_next() && value.isList()) {
+      const auto& given = value.toListRef();
+      if (!is_sequence(target) || PySequence_Fast_GET_SIZE(target.ptr()) != std::ssize(given)) {
+        return false;
+      }
+      for (; is_next(); ++number) {
+        const auto index = static_cast<Py_ssize_t>(call.tensors[number].index);
+        if (!take_tensor(described, call, number, given[index].toTensor(),
+                         PySequence_Fast_GET_ITEM(target.ptr(), index))) {
+          return false;
+        }
+      }
+    } else if (is_next()) {
+      if (!take_tensor(described, call, number++, value.toTensor(), target)) {
+        return false;
+      }
+    } else if (takes_values && !value.isTensor()) {
+      const auto taken = value_of(target, arguments[i]);
+      if (!taken.has_value()) {
+        return false;
+      }
+      if (!is_equal(*taken, value)) {
+        replaced_.emplace_back(i, *taken);
+      }
+    }
+  }
+  return true;
+}
+
+bool ServedCall::take_tensor(const DescribedOperator& described, const Call& call, size_t number,
+                             const at::Tensor& given, py::handle wanted) {
+  if (!is_spec(wanted)) {
+    return false;
+  }
+  const auto& held = call.tensors[number];
+  py::object source;
+  at::Tensor local = given;
+  if (held.dtensor != nullptr) {
+    source = py::reinterpret_borrow<py::object>(spec_of(held.dtensor));
+    local = THPVariable_Unpack(local_of(held.dtensor));
+    if (hold_alike(source, wanted)) {
+      return true;
+    }
+  } else {
+    if (is_replicated(wanted)) {
+      return true;
+    }
+    source = spec_of_plain(given, attribute<"mesh">(spec_of(call.first_dtensor())));
+  }
+  // The copy of a tensor that is written to, or viewed, has a life of its own: see
+  // funcol.installation.view_writeback.
+  if (described.is_aliased[held.place]) {
+    return false;
+  }
+  auto execution = execution_between(source, wanted, local.itemsize());
+  if (!execution && !has_norm_partial(source)) {
+    return false;
+  }
+  if (execution) {
+    moves_.push_back({number, std::move(execution)});
+  } else {
+    moves_.push_back({number, nullptr, copy_without_mesh(source), copy_without_mesh(wanted)});
+  }
+  return true;
+}
+
+bool ServedCall::take_results(const c10::OperatorHandle& op, const DescribedOperator& described,
+                              const Call& call, py::handle spec) {
+  using Results = DescribedOperator::Results;
+  if (described.results == Results::kNone || described.results == Results::kNumbers) {
+    return spec.is_none();
+  }
+  if (described.results == Results::kFirstArgument) {
+    const auto& first = call.tensors[0];
+    return first.place == 0 && first.index < 0 && first.dtensor != nullptr && is_spec(spec) &&
+           attribute<"placements">(spec).equal(attribute<"placements">(spec_of(first.dtensor)));
+  }
+  if (described.results == Results::kOut) {
+    return take_outputs(op, call, spec);
+  }
+  const auto mesh = attribute<"mesh">(spec_of(call.first_dtensor()));
+  const auto& returns = op.schema().returns();
+  py::tuple of_results = py::make_tuple(spec);
+  if (returns.size() > 1) {
+    if (!is_sequence(spec)) {
+      return false;
+    }
+    of_results = py::tuple(py::reinterpret_borrow<py::object>(spec));
+  }
+  if (of_results.size() != returns.size()) {
+    return false;
+  }
+  for (size_t i = 0; i < returns.size(); ++i) {
+    const py::handle of_result = of_results[i];
+    const bool is_list = returns[i].real_type()->kind() == c10::TypeKind::ListType;
+    if (is_list ? !is_sequence(of_result) : of_result.is_none() && returns.size() == 1) {
+      return false;
+    }
+    py::tuple specs;
+    if (is_list) {
+      specs = py::tuple(py::reinterpret_borrow<py::object>(of_result));
+    } else if (!of_result.is_none()) {
+      specs = py::make_tuple(of_result);
+    }
+    for (const auto& one : specs) {
+      auto shared = is_spec(one) ? shared_spec_on(one.ptr(), mesh) : nullptr;
+      if (shared == nullptr) {
+        return false;
+      }
+      specs_.push_back(std::move(shared));
+    }
+    ends_.push_back(static_cast<uint32_t>(specs_.size()));
+  }
+  return true;
+}
+
+bool ServedCall::take_outputs(const c10::OperatorHandle& op, const Call& call, py::handle spec) {
+  const auto specs =
+      PyTuple_Check(spec.ptr()) ? py::reinterpret_borrow<py::tuple>(spec) : py::make_tuple(spec);
+  const auto& arguments = op.schema().arguments();
+  for (size_t number = 0; number < call.tensors.size(); ++number) {
+    const auto& one = call.tensors[number];
+    if (!arguments[one.place].is_out()) {
+      continue;
+    }
+    if (one.dtensor == nullptr || one.index >= 0 || outputs_.size() == specs.size()) {
+      return false;
+    }
+    const py::handle of_output = specs[outputs_.size()];
+    auto* const held = spec_of(one.dtensor);
+    auto shared = is_spec(of_output) ? shared_spec_on(of_output.ptr(), attribute<"mesh">(held)) : nullptr;
+    if (shared == nullptr) {
+      return false;
+    }
+    outputs_.emplace_back(number, shared->id == id_of_spec(held) ? nullptr : std::move(shared));
+  }
+  return outputs_.size() == specs.size() && outputs_.size() == op.schema().returns().size();
+}
+
+Fate ServedCall::run(const c10::OperatorHandle& op, const DescribedOperator& described, const Call& call,
+                     const py::object& draw, torch::jit::Stack& stack) const {
+  using Results = DescribedOperator::Results;
+  const auto num_arguments = op.schema().arguments().size();
+  Tensors held;  // keeps the DTensors, whose Python objects the call has borrowed
+  Tensors locals;
+  for (const auto& one : call.tensors) {
+    if (one.dtensor != nullptr) {
+      held.push_back(THPVariable_Unpack(one.dtensor));
+      locals.push_back(THPVariable_Unpack(local_of(one.dtensor)));
+    } else {
+      const auto& value = argument(stack, num_arguments, one.place);
+      held.push_back(one.index < 0 ? value.toTensor() : value.toListRef()[one.index].toTensor());
+      locals.push_back(held.back());
+    }
+  }
+  if (!moves_.empty() && observes_redistribution()) {
+    return Fate::kWatched;
+  }
+  if (!std::ranges::all_of(moves_, [&](const Move& move) {
+        return !move.execution || move.execution->fits(locals[move.number]);
+      })) {
+    return Fate::kLocalShape;
+  }
+  // PyTorch's path finds whether this call is on a mesh that has ended, or on an equal one that was made
+  // later.
+  if (!is_current()) {
+    return Fate::kWatched;
+  }
+  for (const auto& move : moves_) {
+    auto& local = locals[move.number];
+    const Label label(op.operator_name().name);
+    if (move.execution) {
+      const WithoutGil no_gil;
+      local = move.execution->run(local, /*async_op=*/false);
+    } else {
+      const auto mesh = attribute<"mesh">(spec_of(call.first_dtensor()));
+      const auto moved = callback(Callback::kRedistributeLocalTensor)(
+          to_python(local), copy_onto(move.source, mesh), copy_onto(move.target, mesh));
+      local = THPVariable_Unpack(moved.ptr());
+    }
+  }
+  put_arguments(call, std::move(locals), stack.data() + (stack.size() - num_arguments));
+  if (described.draws) {
+    run_in_python(op, draw, described.overload, drawn_spec(call), stack);
+  } else {
+    const WithoutGil no_gil;  // as PyTorch's own path calls it
+    op.callBoxed(&stack);
+  }
+  if (described.results == Results::kFirstArgument) {
+    stack.back() = std::move(held[0]);
+    return Fate::kServed;
+  }
+  if (described.results == Results::kOut) {
+    return_outputs(call, held, stack.data() + (stack.size() - outputs_.size()));
+    return Fate::kServed;
+  }
+  auto* const results = stack.data() + (stack.size() - num_results());
+  wrap_results(op, attribute<"mesh">(spec_of(call.first_dtensor())), results);
+  share_memory(described, call, held, at::ArrayRef<c10::IValue>(results, num_results()));
+  return Fate::kServed;
+}
+
+bool ServedCall::runs_on_locals() const {
+  return outputs_.empty() &&
+         std::ranges::all_of(moves_, [](const Move& move) { return move.execution != nullptr; });
+}
+
+bool ServedCall::is_current() const {
+  return std::ranges::all_of(
+      moves_, [](const Move& move) { return move.execution == nullptr || move.execution->is_current(); });
+}
+
+size_t ServedCall::heap_bytes() const {
+  return (specs_.size() <= 1 ? 0 : specs_.capacity() * (sizeof(SharedSpecPtr) + sizeof(uint32_t))) +
+         moves_.capacity() * sizeof(Move) + replaced_.capacity() * sizeof(replaced_[0]) +
+         outputs_.capacity() * sizeof(outputs_[0]);
+}
+
+py::object ServedCall::drawn_spec(const Call& call) const {
+  auto* const first = spec_of(call.tensors[0].dtensor);
+  return num_results() == 0 || specs_of(0).empty() ? py::reinterpret_borrow<py::object>(first)
+                                                   : specs_of(0)[0]->on(attribute<"mesh">(first));
+}
+
+void ServedCall::put_arguments(const Call& call, Tensors locals, c10::IValue* arguments) const {
+  std::optional<c10::impl::GenericList> list;
+  for (size_t i = 0; i < call.tensors.size(); ++i) {
+    const auto& one = call.tensors[i];
+    if (one.index < 0) {
+      arguments[one.place] = std::move(locals[i]);
+      continue;
+    }
+    const bool is_first = i == 0 || call.tensors[i - 1].place != one.place;
+    if (is_first) {  // the caller's list stays as it is
+      list = std::move(arguments[one.place]).toList().copy();
+      arguments[one.place] = *list;
+    }
+    list->set(static_cast<size_t>(one.index), std::move(locals[i]));
+  }
+  for (const auto& [place, value] : replaced_) {
+    arguments[place] = value;
+  }
+}
+
+void ServedCall::return_outputs(const Call& call, const Tensors& held, c10::IValue* results) const {
+  for (size_t i = 0; i < outputs_.size(); ++i) {
+    const auto& [number, spec] = outputs_[i];
+    if (spec != nullptr) {
+      auto* const dtensor = call.tensors[number].dtensor;
+      set_spec(dtensor, spec->on(attribute<"mesh">(spec_of(dtensor))));
+    }
+    results[i] = held[number];
+  }
+}
+
+void ServedCall::wrap_results(const c10::OperatorHandle& op, py::handle mesh, c10::IValue* results) const {
+  const auto wrap = [&](at::Tensor local, const SharedSpecPtr& of_result) {
+    const bool requires_grad = local.requires_grad();
+    return make_dtensor(std::move(local), of_result->on(mesh), of_result->geometry, requires_grad);
+  };
+  for (size_t i = 0; i < num_results(); ++i) {
+    const auto specs = specs_of(i);
+    if (!results[i].isTensor()) {
+      auto list = results[i].toTensorList();
+      for (size_t k = 0; k < list.size(); ++k) {
+        list.set(k, wrap(list.get(k), specs.at(k)));
+      }
+      continue;
+    }
+    auto local = std::move(results[i]).toTensor();
+    TORCH_CHECK(!specs.empty() || !local.defined() || local.dim() == 0, "funcol: result ", i, " of ",
+                op.operator_name(), " on DTensors has no placements.");
+    results[i] = specs.empty() || !local.defined() ? std::move(local) : wrap(std::move(local), specs[0]);
+  }
+}
+
+}  // namespace funcol::python

@@ -1,0 +1,83 @@
+// Decisions about calls of operators, made ready to be carried out on local tensors.
+//
+// PyTorch counterpart: the part of OpDispatcher that follows a decision.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "dispatch/call_key.h"
+#include "pyobjects/specs.h"
+#include "transfer/dtensors/redistributions.h"
+
+namespace funcol::python {
+
+class ServedCall {
+ public:
+  // `sharding`, an OutputSharding, made ready for calls like `call`, whose arguments are on `stack`. Nothing
+  // if PyTorch has to carry it out. Needs the GIL.
+  static std::optional<ServedCall> make(const c10::OperatorHandle& op, const DescribedOperator& described,
+                                        const torch::jit::Stack& stack, const Call& call,
+                                        py::handle sharding);
+
+  // Puts the operator's results in the place of its arguments. If not kServed, nothing is done. An operator
+  // that draws random numbers is run by draw(op, spec of the first result, args, kwargs). Needs the GIL.
+  Fate run(const c10::OperatorHandle& op, const DescribedOperator& described, const Call& call,
+           const py::object& draw, torch::jit::Stack& stack) const;
+
+  // A tensor that moves before the operator runs.
+  struct Move {
+    size_t number;           // of the tensor among the call's
+    ExecutionPtr execution;  // null for a norm: Python moves it from `source` to `target`, both without mesh
+    py::object source = {};
+    py::object target = {};
+  };
+
+  // Returns true if all that run() does to tensors is to make the moves, replace arguments, and call the
+  // operator: no move is left to Python.
+  bool runs_on_locals() const;
+  const std::vector<Move>& moves() const { return moves_; }
+  // Places of arguments, and their values in place of the call's own.
+  const std::vector<std::pair<size_t, c10::IValue>>& replaced() const { return replaced_; }
+  bool moves_tensors() const { return !moves_.empty(); }
+  // Returns true while the process groups of all moves exist.
+  bool is_current() const;
+  // The specs of each result's tensors; none where the result has no placements.
+  size_t num_results() const { return ends_.size(); }
+  at::ArrayRef<SharedSpecPtr> specs_of(size_t result) const {
+    const size_t begin = result == 0 ? 0 : ends_[result - 1];
+    return {specs_.data() + begin, ends_[result] - begin};
+  }
+  size_t heap_bytes() const;
+
+ private:
+  using Tensors = c10::SmallVector<at::Tensor, 8>;
+
+  bool take_arguments(const c10::OperatorHandle& op, const DescribedOperator& described,
+                      const torch::jit::Stack& stack, const Call& call, py::handle sharding);
+  bool take_tensor(const DescribedOperator& described, const Call& call, size_t number,
+                   const at::Tensor& given, py::handle wanted);
+  bool take_results(const c10::OperatorHandle& op, const DescribedOperator& described, const Call& call,
+                    py::handle spec);
+  bool take_outputs(const c10::OperatorHandle& op, const Call& call, py::handle spec);
+  py::object drawn_spec(const Call& call) const;
+  void put_arguments(const Call& call, Tensors locals, c10::IValue* arguments) const;
+  void return_outputs(const Call& call, const Tensors& held, c10::IValue* results) const;
+  void wrap_results(const c10::OperatorHandle& op, py::handle mesh, c10::IValue* results) const;
+
+  std::vector<Move> moves_;
+  std::vector<std::pair<size_t, c10::IValue>> replaced_;
+  c10::SmallVector<SharedSpecPtr, 1> specs_;  // of all results
+  c10::SmallVector<uint32_t, 2> ends_;        // of each result's specs among them
+  // For each tensor that the call writes its result to, its number among the call's, and its spec from then
+  // on; null for the one that it has.
+  std::vector<std::pair<size_t, SharedSpecPtr>> outputs_;
+};
+
+}  // namespace funcol::python

@@ -1,0 +1,359 @@
+#include "dispatch/composite_backward.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/alias.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/saved_variable.h>
+
+#include <algorithm>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "async/dispatch_modes.h"
+#include "compat/autograd_node.h"
+#include "compat/compiled_node.h"
+#include "dispatch/call_key.h"
+#include "dispatch/dtensor_node.h"
+#include "dispatch/fast_dispatch.h"
+#include "layout/cache.h"
+#include "pyobjects/attributes.h"
+#include "pyobjects/specs.h"
+#include "pyobjects/without_gil.h"
+
+namespace funcol::python {
+
+thread_local bool Decomposing::is_active = false;
+
+InputLayout::InputLayout(const at::Tensor& dtensor)
+    : spec(shared_spec(spec_of(dtensor_object(dtensor)))),
+      sizes(local_of(dtensor).sizes().vec()),
+      dtype(dtensor.scalar_type()) {}
+
+at::Tensor InputLayout::zeros_like(py::handle mesh, at::Device device) const {
+  return make_dtensor(at::zeros(sizes, at::TensorOptions(dtype).device(device)), spec->on(mesh),
+                      spec->geometry);
+}
+
+namespace {
+
+using at::Tensor;
+using torch::autograd::SavedVariable;
+using torch::autograd::variable_list;
+
+// The programs of gradients, by composite, mask of the gradients and spec of the result's gradient.
+Cache<CallKey, ProgramPtr>& programs() {
+  static auto* const programs =
+      new Cache<CallKey, ProgramPtr>(find_table("composite_gradients"));  // NOLINT: outlives Python
+  return *programs;
+}
+
+py::object mesh_of_dtensor(const Tensor& dtensor) {
+  return attribute<"mesh">(spec_of(dtensor_object(dtensor)));
+}
+
+// Computes the gradients that `needed` names by PyTorch's own derivatives, of a forward pass that is run
+// again. Undefined inputs are those that the gradients do not depend on. One is defined at least. Records the
+// operators if given a trace.
+variable_list differentiate(const Composite& composite, std::vector<c10::IValue> arguments,
+                            CompositeInputs inputs, const Tensor& gradient, Mask needed, Trace* trace) {
+  const bool is_differentiable = at::GradMode::is_enabled();
+  variable_list leaves;
+  Tensor result;
+  std::optional<Recording> recording;
+  std::optional<py::gil_scoped_acquire> gil(std::in_place);
+  const auto saved = *std::ranges::find_if(inputs, [](const auto& input) { return input.defined(); });
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    auto& input = inputs[i];
+    if (!input.defined()) {
+      input = composite.inputs[i].zeros_like(mesh_of_dtensor(saved), saved.device());
+    }
+    // Not the input itself, whose hooks are for the gradient that this is part of.
+    input = is_differentiable && input.requires_grad() ? at::alias(input) : input.detach();
+    if (has_bit(composite.requires_grad, i) && !input.requires_grad()) {
+      input.set_requires_grad(true);
+    }
+    if (has_bit(needed, i)) {
+      leaves.push_back(input);
+    }
+    if (trace != nullptr) {
+      trace->add_input(input);
+    }
+    arguments[composite.places[i]] = input;
+  }
+  if (trace != nullptr) {
+    recording.emplace(*trace);
+  }
+  gil.reset();
+  const Decomposing decomposing;
+  {
+    const at::AutoGradMode with_gradients(true);
+    torch::jit::Stack stack(std::move(arguments));
+    composite.op.callBoxed(stack);
+    result = stack.back().toTensor();
+  }
+  if (trace != nullptr) {
+    const py::gil_scoped_acquire again;
+    if (!trace->begins_as(composite.trace) || trace->num_values() != composite.trace.num_values() ||
+        trace->value_of(result) != composite.result) {
+      trace->fail();
+    }
+    trace->add_input(gradient);
+  }
+  const auto found = torch::autograd::grad({result}, leaves, {gradient}, /*retain_graph=*/std::nullopt,
+                                           is_differentiable, /*allow_unused=*/true);
+  variable_list gradients(inputs.size());
+  size_t next = 0;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (has_bit(needed, i)) {
+      gradients[i] = found[next++];
+    }
+  }
+  return gradients;
+}
+
+namespace compiled = torch::dynamo::autograd;
+
+// The gradients of a composite's inputs.
+class CompositeBackward final : public torch::autograd::Node {
+ public:
+  // `inputs` are the DTensors among the arguments; `arguments` has None in their place.
+  CompositeBackward(CompositePtr composite, std::shared_ptr<const Kept> kept,
+                    std::vector<c10::IValue> arguments, const CompositeInputs& inputs, Program::Locals values)
+      : composite_(std::move(composite)),
+        kept_(std::move(kept)),
+        arguments_(std::move(arguments)),
+        values_(std::move(values)),
+        inputs_(inputs.size()) {
+    set_next_edges(torch::autograd::collect_next_edges(variable_list(inputs.begin(), inputs.end())));
+    const auto saved = composite_->kind->saved_inputs(composite_->requires_grad);
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      if (has_bit(saved, i)) {
+        inputs_[i] = SavedVariable(inputs[i], /*is_output=*/false);
+        is_saved_ |= Mask{1} << i;
+      }
+    }
+  }
+
+  // Has in-place writes to the result found, once this is the result's node.
+  void save_result(const Tensor& result) { result_ = SavedVariable(result, /*is_output=*/true); }
+
+  std::string name() const override { return std::string("funcol::") + composite_->kind->name; }
+
+  variable_list apply(variable_list&& gradients) override {
+    const std::lock_guard lock(mutex_);
+    const auto& gradient = gradients[0];
+    if (!gradient.defined()) {
+      return variable_list(inputs_.size());
+    }
+    const auto inputs = unpack();
+    const auto needed = needed_gradients();
+    std::shared_ptr<Trace> trace;  // of a first pass, for later ones
+    CallWords key;
+    if (!at::GradMode::is_enabled() && !has_active_layers() && !Decomposing::is_active) {
+      const py::gil_scoped_acquire gil;
+      if (const auto id = id_to_serve(gradient); id != 0) {
+        key.words = {composite_->id, needed, id};
+        const auto* const known = programs().find(key);
+        if (known == nullptr && programs().admits()) {
+          trace = destroyed_with_gil(std::make_unique<Trace>());
+        } else if (auto found =
+                       known == nullptr ? std::nullopt : replay(ProgramPtr(*known), inputs, gradient)) {
+          return *std::move(found);
+        }
+      }
+    }
+    auto found = differentiate(*composite_, arguments_, inputs, gradient, needed, trace.get());
+    if (trace != nullptr) {
+      const py::gil_scoped_acquire gil;
+      if (auto program = learn(*trace, found)) {
+        programs().insert(key, std::move(program));
+      } else {
+        composite_->is_declined = true;
+        composite_->trace = {};
+        composite_->kept = nullptr;
+      }
+    }
+    return found;
+  }
+
+  void release_variables() override {
+    const std::lock_guard lock(mutex_);
+    for (auto& input : inputs_) {
+      input.reset_data();
+    }
+    result_.reset_data();
+    values_.clear();
+  }
+
+  void compiled_args(compiled::CompiledNodeArgs& args) const override {
+    args.collect(composite_->id);
+    args.collect(is_saved_);
+    for (size_t i = 0; i < inputs_.size(); ++i) {
+      if (has_bit(is_saved_, i)) {
+        args.collect(inputs_[i], /*is_output=*/false);
+      }
+    }
+  }
+
+  variable_list apply_with_saved(const variable_list& gradients,
+                                 compiled::SwapSavedVariables& saved) override {
+    std::vector<Tensor> given;
+    for (size_t i = 0; i < inputs_.size(); ++i) {
+      if (has_bit(is_saved_, i)) {
+        saved.before(inputs_[i]);
+        given.push_back(inputs_[i].unpack());
+      }
+    }
+    using Pack = compiled::IValuePacker<std::vector<Tensor>>;
+    auto results = compat::call_when_compiled(
+        *this, saved, gradients, {Pack::pack(given)}, {Pack::packed_type()}, /*is_traceable=*/false,
+        [composite = composite_, arguments = arguments_, is_saved = is_saved_, needed = needed_gradients()](
+            const variable_list& of_result, const std::vector<c10::IValue>& packed) {
+          const WithoutGil no_gil;
+          const auto defined = Pack::unpack(packed[0]);
+          CompositeInputs inputs(composite->places.size());
+          for (size_t i = 0, next = 0; i < inputs.size(); ++i) {
+            inputs[i] = has_bit(is_saved, i) ? defined[next++] : Tensor();
+          }
+          return of_result[0].defined()
+                     ? differentiate(*composite, arguments, inputs, of_result[0], needed, nullptr)
+                     : variable_list(inputs.size());
+        });
+    for (size_t i = 0; i < inputs_.size(); ++i) {
+      if (has_bit(is_saved_, i)) {
+        saved.after(inputs_[i]);
+      }
+    }
+    return results;
+  }
+
+ private:
+  // Returns the inputs; those that were not saved are undefined.
+  CompositeInputs unpack() {
+    CompositeInputs inputs(inputs_.size());
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      if (has_bit(is_saved_, i)) {
+        inputs[i] = inputs_[i].unpack();
+      }
+    }
+    if (kept_->has_result) {
+      result_.unpack(getptr());
+    }
+    return inputs;
+  }
+
+  Mask needed_gradients() const {
+    Mask needed = 0;
+    for (size_t i = 0; i < inputs_.size(); ++i) {
+      needed |= static_cast<Mask>(task_should_compute_output(i) ? 1 : 0) << i;
+    }
+    return needed;
+  }
+
+  // Returns the id of the gradient's spec; 0 where PyTorch has to run the pass.
+  uint64_t id_to_serve(const Tensor& gradient) const {
+    auto* const object = dtensor_object(gradient);
+    const auto described = operator_to_serve(composite_->op);
+    return object != nullptr && !composite_->is_declined && described != nullptr &&
+                   described->handlers_version == composite_->handlers_version
+               ? id_of_spec(spec_of(object))
+               : 0;
+  }
+
+  // Returns nothing where the forward pass has kept other values than the program reads, or tensors that
+  // have to move have other sizes.
+  std::optional<variable_list> replay(const ProgramPtr& program, const CompositeInputs& inputs,
+                                      const Tensor& gradient) const {
+    Program::Locals locals(program->num_values());
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      if (inputs[i].defined()) {
+        locals[i] = local_of(inputs[i]);
+      }
+    }
+    for (size_t i = 0; i < values_.size(); ++i) {
+      locals[kept_->values[i]] = values_[i];
+    }
+    locals[composite_->trace.num_values()] = local_of(gradient);
+    if (!std::ranges::all_of(program->inputs(), [&](ValueId value) { return locals[value].defined(); }) ||
+        !program->takes(locals)) {
+      return std::nullopt;
+    }
+    const auto mesh = mesh_of_dtensor(gradient);
+    auto found = program->run(std::move(locals));
+    variable_list gradients(found.size());
+    for (size_t i = 0; i < found.size(); ++i) {
+      if (found[i].defined()) {
+        gradients[i] = program->wrap(i, std::move(found[i]), mesh);
+      }
+    }
+    return gradients;
+  }
+
+  // Returns the program of the gradients, and has later forward passes keep what it reads; null if there is
+  // none.
+  ProgramPtr learn(const Trace& trace, const variable_list& gradients) const {
+    if (trace.has_failed() || composite_->is_declined) {
+      return nullptr;
+    }
+    const auto& forward = composite_->trace;
+    std::vector<ValueId> outputs;
+    for (const auto& gradient : gradients) {
+      outputs.push_back(gradient.defined() ? trace.value_of(gradient) : kNoValue);
+      // Gradients on the memory of other tensors are views, which autograd knows as such.
+      if (gradient.defined() &&
+          (outputs.back() == kNoValue || trace.is_view(outputs.back(), forward.num_values() + 1))) {
+        return nullptr;
+      }
+    }
+    const auto program = trace.program(outputs, forward.num_steps());
+    if (program == nullptr) {
+      return nullptr;
+    }
+    auto kept = std::make_shared<Kept>(*composite_->kept);
+    for (const auto value : program->inputs()) {
+      if (value < inputs_.size() && !has_bit(is_saved_, value)) {
+        return nullptr;
+      }
+      if (value >= inputs_.size() && value < forward.num_values() &&
+          std::ranges::find(kept->values, value) == kept->values.end()) {
+        kept->values.push_back(value);
+        kept->has_result |= trace.share_memory(value, composite_->result);
+      }
+    }
+    outputs = kept->values;
+    outputs.insert(outputs.begin(), composite_->result);
+    kept->forward = forward.program(outputs);
+    if (kept->forward == nullptr) {
+      return nullptr;
+    }
+    composite_->kept = std::move(kept);
+    return program;
+  }
+
+  CompositePtr composite_;
+  std::shared_ptr<const Kept> kept_;
+  std::vector<c10::IValue> arguments_;
+  Program::Locals values_;  // local tensors, as kept_ lists them
+  std::vector<SavedVariable> inputs_;
+  Mask is_saved_ = 0;
+  SavedVariable result_;
+};
+
+}  // namespace
+
+void record_backward(const CompositePtr& composite, std::shared_ptr<const Kept> kept,
+                     std::vector<c10::IValue> arguments, const CompositeInputs& inputs,
+                     Program::Locals values, const at::Tensor& result) {
+  const bool has_result = kept->has_result;
+  auto node = compat::make_node<CompositeBackward>(composite, std::move(kept), std::move(arguments), inputs,
+                                                   std::move(values));
+  torch::autograd::set_history(result, node);
+  if (has_result) {
+    node->save_result(result);
+  }
+}
+
+}  // namespace funcol::python

@@ -1,0 +1,94 @@
+// A composite operator on DTensors, as it is remembered: see composites.h.
+//
+// Everything here needs the GIL.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/SmallVector.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "dispatch/trace.h"
+#include "pyobjects/specs.h"
+
+namespace funcol::python {
+
+// A bit for each tensor argument.
+using Mask = uint64_t;
+inline bool has_bit(Mask mask, size_t i) { return (mask >> i & 1) != 0; }
+
+struct CompositeKind {
+  const char* name;
+  // The gradient of each of the first two operands reads the other one and nothing else, and that of any
+  // other operand reads neither.
+  bool is_bilinear;
+  bool is_attention;  // chooses among kernels by PyTorch's global settings
+
+  // Returns the inputs that the gradients in `needed` read, as PyTorch's derivatives save them.
+  Mask saved_inputs(Mask needed) const {
+    return is_bilinear ? (needed & 1) << 1 | (needed >> 1 & 1) : ~Mask{0};
+  }
+  // Returns true if what is saved for gradients of the inputs in `requires_grad` is what PyTorch saves, so
+  // that writes to other inputs are no errors.
+  bool is_covered(Mask requires_grad) const { return (requires_grad & (is_bilinear ? 3 : 1)) != 0; }
+};
+
+// The values of the forward pass that the backward pass reads, beside inputs.
+struct Kept {
+  ProgramPtr forward;  // computes the result and the values
+  std::vector<ValueId> values;
+  bool has_result = false;  // some value is on the result's memory
+};
+
+// An input that was not saved, to make one like it.
+struct InputLayout {
+  explicit InputLayout(const at::Tensor& dtensor);
+  at::Tensor zeros_like(py::handle mesh, at::Device device) const;
+
+  SharedSpecPtr spec;
+  std::vector<int64_t> sizes;
+  at::ScalarType dtype;
+};
+
+// A call of a composite operator with certain specs, as it is remembered.
+struct Composite {
+  const CompositeKind* kind;
+  c10::OperatorHandle op;
+  uint64_t id;
+  uint64_t handlers_version;           // of the dispatcher's handlers at which it was traced
+  c10::SmallVector<size_t, 4> places;  // of the tensors among the arguments
+  Mask requires_grad;
+  Trace trace;
+  ValueId result;
+  std::vector<InputLayout> inputs;
+  std::shared_ptr<const Kept> kept;
+  bool is_declined = false;
+
+  size_t heap_bytes() const {
+    return trace.heap_bytes() + (kept == nullptr ? 0 : sizeof(Kept) + kept->forward->heap_bytes()) +
+           inputs.capacity() * (sizeof(InputLayout) + 3 * kBlockBytes);
+  }
+};
+using CompositePtr = std::shared_ptr<Composite>;
+
+// While it exists, this thread's composites run as PyTorch runs them.
+class Decomposing {
+ public:
+  Decomposing() : before_(std::exchange(is_active, true)) {}
+  ~Decomposing() { is_active = before_; }
+  Decomposing(const Decomposing&) = delete;
+  Decomposing& operator=(const Decomposing&) = delete;
+
+  static thread_local bool is_active;
+
+ private:
+  bool before_;
+};
+
+}  // namespace funcol::python

@@ -1,0 +1,210 @@
+#include "dispatch/composites.h"
+
+#include <ATen/Context.h>
+#include <ATen/SavedTensorHooks.h>
+#include <ATen/core/PythonFallbackKernel.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/library.h>
+
+#include <array>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "async/dispatch_modes.h"
+#include "dispatch/call_key.h"
+#include "dispatch/composite_backward.h"
+#include "dispatch/composite_call.h"
+#include "dispatch/dtensor_node.h"
+#include "dispatch/fast_dispatch.h"
+#include "dispatch/trace.h"
+#include "layout/cache.h"
+#include "pyobjects/attributes.h"
+#include "pyobjects/dtensors.h"
+#include "pyobjects/without_gil.h"
+
+namespace funcol::python {
+namespace {
+
+constexpr std::array<CompositeKind, 6> kKinds{{{"linear", true, false},
+                                               {"matmul", true, false},
+                                               {"bmm", true, false},
+                                               {"layer_norm", false, false},
+                                               {"rms_norm", false, false},
+                                               {"scaled_dot_product_attention", false, true}}};
+
+struct Tables {
+  std::unique_ptr<torch::Library> kernels;
+  Cache<CallKey, CompositePtr> composites{find_table("composites")};
+  uint64_t num_ids = 0;
+};
+
+Tables& tables() {
+  static auto* const tables = new Tables;  // NOLINT: outlives Python
+  return *tables;
+}
+
+// Returns true if nothing unusual is active on this thread.
+bool is_usual(c10::DispatchKeySet keys) {
+  return !Decomposing::is_active && !has_active_layers() && !c10::InferenceMode::is_enabled() &&
+         !keys.has_any(c10::autocast_dispatch_keyset) &&
+         !c10::impl::tls_local_dispatch_key_set().excluded_.has_any(c10::autograd_dispatch_keyset) &&
+         at::SavedTensorDefaultHooks::get_tls_state().stack.empty();
+}
+
+void run_as_pytorch(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const at::impl::MaybeSetTLSOnEntryGuard guard;
+  op.redispatchBoxed(
+      keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::PythonTLSSnapshot),
+      stack);
+}
+
+// Adds the global settings by which attention chooses its kernel.
+void add_settings(CallWords& key) {
+  const auto& context = at::globalContext();
+  uint64_t word = 0;
+  for (const bool flag :
+       {context.userEnabledFlashSDP(), context.userEnabledMemEfficientSDP(), context.userEnabledMathSDP(),
+        context.userEnabledCuDNNSDP(), context.deterministicAlgorithms()}) {
+    word = word << 1 | (flag ? 1 : 0);
+  }
+  key.words.push_back(word);
+}
+
+// Runs the call as PyTorch does, and remembers it.
+void learn(const CompositeKind& kind, const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+           const Call& call, Mask requires_grad, torch::jit::Stack& stack) {
+  auto composite =
+      destroyed_with_gil(std::make_unique<Composite>(Composite{.kind = &kind,
+                                                               .op = op,
+                                                               .id = ++tables().num_ids,
+                                                               .handlers_version = call.op->handlers_version,
+                                                               .requires_grad = requires_grad}));
+  const auto* const arguments = stack.data() + (stack.size() - op.schema().arguments().size());
+  for (const auto& one : call.tensors) {
+    composite->places.push_back(one.place);
+    composite->inputs.emplace_back(arguments[one.place].toTensor());
+    composite->trace.add_input(arguments[one.place].toTensor());
+  }
+  {
+    const Recording recording(composite->trace);
+    const WithoutGil no_gil;
+    const Decomposing decomposing;
+    run_as_pytorch(op, keys, &stack);
+  }
+  auto& trace = composite->trace;
+  composite->result = trace.has_failed() ? kNoValue : trace.value_of(stack.back().toTensor());
+  composite->is_declined = true;
+  if (composite->result != kNoValue && composite->result >= composite->places.size()) {
+    auto kept = std::make_shared<Kept>();
+    kept->forward = trace.program({composite->result});
+    composite->is_declined = kept->forward == nullptr || kept->forward->moves_tensors() ||
+                             trace.is_view(composite->result, composite->places.size());
+    composite->kept = std::move(kept);
+  }
+  trace.release_tensors();
+  if (composite->is_declined) {
+    trace = {};
+    composite->inputs = {};
+  }
+  tables().composites.insert(call.key, std::move(composite));
+}
+
+void replay(const CompositePtr& composite, const Call& call, torch::jit::Stack& stack) {
+  const auto num_arguments = composite->op.schema().arguments().size();
+  auto* const arguments = stack.data() + (stack.size() - num_arguments);
+  const auto kept = composite->kept;
+  CompositeInputs inputs;
+  Program::Locals locals(kept->forward->num_values());
+  for (const auto& one : call.tensors) {
+    locals[inputs.size()] = THPVariable_Unpack(local_of(one.dtensor));
+    inputs.push_back(std::move(arguments[one.place]).toTensor());
+    arguments[one.place] = {};
+  }
+  const auto mesh = attribute<"mesh">(spec_of(call.tensors[0].dtensor));
+  auto outputs = kept->forward->run(std::move(locals));
+  auto result = kept->forward->wrap(0, std::move(outputs[0]), mesh);
+  if (composite->requires_grad != 0) {
+    outputs.erase(outputs.begin());
+    record_backward(composite, kept, std::vector<c10::IValue>(arguments, arguments + num_arguments), inputs,
+                    std::move(outputs), result);
+  }
+  torch::jit::drop(stack, num_arguments);
+  torch::jit::push(stack, std::move(result));
+}
+
+// Returns false if PyTorch has to run the call: nothing is done then.
+bool serve(const CompositeKind& kind, const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+           torch::jit::Stack& stack) {
+  const py::gil_scoped_acquire gil;
+  const auto described = operator_to_serve(op);
+  Call call;
+  if (described == nullptr ||
+      read_call(described, stack, op.schema().arguments().size(), call) != Fate::kServed) {
+    return false;
+  }
+  const auto* const arguments = stack.data() + (stack.size() - op.schema().arguments().size());
+  Mask requires_grad = 0;
+  for (size_t i = 0; i < call.tensors.size(); ++i) {
+    const auto& one = call.tensors[i];
+    if (one.dtensor == nullptr || one.index >= 0) {
+      return false;
+    }
+    const auto& tensor = arguments[one.place].toTensor();
+    if (tensor._fw_grad(0).defined()) {
+      return false;
+    }
+    requires_grad |= static_cast<Mask>(at::GradMode::is_enabled() && tensor.requires_grad() ? 1 : 0) << i;
+  }
+  if (requires_grad != 0 && !kind.is_covered(requires_grad)) {
+    return false;
+  }
+  call.key.words.push_back(requires_grad);
+  if (kind.is_attention) {
+    add_settings(call.key);
+  }
+  const auto* const known = tables().composites.find(call.key);
+  if (known == nullptr && !tables().composites.admits()) {
+    return false;
+  }
+  if (known == nullptr || (*known)->handlers_version != described->handlers_version) {
+    learn(kind, op, keys, call, requires_grad, stack);
+    return true;
+  }
+  const auto composite = *known;
+  if (composite->is_declined) {
+    return false;
+  }
+  replay(composite, call, stack);
+  ++described->counts[static_cast<size_t>(Fate::kServed)];
+  return true;
+}
+
+template <size_t number>
+void call_composite(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  if (!is_usual(keys) || !serve(kKinds[number], op, keys, *stack)) {
+    run_as_pytorch(op, keys, stack);
+  }
+}
+
+template <size_t... numbers>
+void register_kernels(torch::Library& library, std::index_sequence<numbers...> /*kinds*/) {
+  (library.impl(kKinds[numbers].name, torch::CppFunction::makeFromBoxedFunction<&call_composite<numbers>>()),
+   ...);
+}
+
+}  // namespace
+
+void put_composites() {
+  if (tables().kernels == nullptr) {
+    tables().kernels = std::make_unique<torch::Library>(
+        torch::Library::IMPL, "aten", c10::DispatchKey::PythonTLSSnapshot, __FILE__, __LINE__);
+    register_kernels(*tables().kernels, std::make_index_sequence<kKinds.size()>());
+  }
+}
+
+void take_composites() { tables().kernels.reset(); }
+
+}  // namespace funcol::python

@@ -1,0 +1,163 @@
+#include "dispatch/redistribute.h"
+
+#include <ATen/core/grad_mode.h>
+#include <pybind11/stl.h>
+
+#include <utility>
+#include <vector>
+
+#include "dispatch/dtensor_node.h"
+#include "dispatch/supported_dtensor.h"
+#include "pyobjects/attributes.h"
+#include "pyobjects/callbacks.h"
+#include "pyobjects/dtensors.h"
+#include "pyobjects/dtypes.h"
+#include "pyobjects/specs.h"
+#include "pyobjects/tensors.h"
+#include "pyobjects/without_gil.h"
+
+namespace funcol::python {
+namespace {
+
+class RedistributeGradient final : public Gradient {
+ public:
+  // Redistributes the gradient to `spec`: sends it as `sent_dtype`, and returns it as `result_dtype`.
+  RedistributeGradient(py::object spec, at::ScalarType sent_dtype, at::ScalarType result_dtype,
+                       RedistributionOptions options)
+      : spec_(std::move(spec)),
+        sent_dtype_(sent_dtype),
+        result_dtype_(result_dtype),
+        options_(std::move(options)) {}
+  const char* name() const override { return "funcol::redistribute"; }
+
+  py::object of(const py::object& gradient) const override {
+    if (is_dtensor(gradient)) {
+      const auto wanted = plain_spec(*spec_);
+      const auto held = plain_spec(attribute<"_spec">(gradient));
+      if (wanted.has_value() && held.has_value()) {
+        // A gradient that is reduced already stays reduced.
+        const auto placements =
+            with_replicate(wanted->objects.placements, held->placements.size(), [&](size_t axis) {
+              return wanted->placements[axis].is_partial() && !held->placements[axis].is_partial();
+            });
+        if (auto result = redistribute(
+                gradient, {placements, wanted->objects.order, sent_dtype_, result_dtype_, sent_dtype_},
+                options_)) {
+          return result;
+        }
+      }
+    }
+    return callback(Callback::kGradientOfRedistribute)(gradient, *spec_, to_python(sent_dtype_),
+                                                       to_python(result_dtype_), options_.async_op,
+                                                       options_.model, options_.max_bytes);
+  }
+
+  // Without models and bounds on memory, which choose among plans of equal results.
+  std::vector<uint64_t> key() const override {
+    return {spec_.hash(), static_cast<uint64_t>(sent_dtype_), static_cast<uint64_t>(result_dtype_),
+            options_.async_op ? 1U : 0U};
+  }
+
+ private:
+  Held spec_;
+  at::ScalarType sent_dtype_;
+  at::ScalarType result_dtype_;
+  RedistributionOptions options_;
+};
+
+// `local` redistributed, as `result_dtype`.
+at::Tensor run(const Execution& execution, const at::Tensor& local, at::ScalarType sent_dtype,
+               at::ScalarType result_dtype, bool async_op) {
+  at::Tensor moved;
+  {
+    const WithoutGil no_gil;
+    const auto sent = local.scalar_type() == sent_dtype ? local : local.to(sent_dtype);
+    moved = execution.run(sent, async_op);
+    if (sent_dtype != result_dtype) {
+      moved = moved.to(result_dtype);
+    }
+  }
+  return moved;
+}
+
+// A local tensor that has moved, and the spec of its new DTensor, without its mesh; null where the tensor
+// stays as it is.
+struct Moved {
+  at::Tensor local;
+  py::object spec;
+};
+
+// Redistributes `local`. Returns nullopt, with nothing done, if C++ does not support the redistribution.
+// Moves members out of `source`.
+std::optional<Moved> move(const at::Tensor& local, py::handle spec, PlainSpec& source,
+                          const RedistributionTarget& target, const RedistributionOptions& options) {
+  auto wanted = plain_placements(target.placements, source.placements.size(), source.num_dims());
+  if (!wanted.has_value()) {
+    return std::nullopt;
+  }
+  const auto sent_dtype = target.sent_dtype.value_or(local.scalar_type());
+  const auto result_dtype = target.result_dtype.value_or(local.scalar_type());
+  // As in PyTorch, the dtype of a spec need not be that of the local tensor.
+  const auto spec_dtype = target.result_dtype.value_or(source.dtype);
+  const bool is_any_order = target.order.is(py::ellipsis());
+  const auto order = is_any_order ? py::none() : target.order;
+  const bool keeps_order =
+      is_any_order || (order.is_none() ? is_default(source.order) : order.is(source.objects.order));
+  if (keeps_order && *wanted == source.placements && sent_dtype == local.scalar_type() &&
+      result_dtype == local.scalar_type() && spec_dtype == source.dtype) {
+    return Moved{local, {}};
+  }
+  const RedistributionKey key{source.known->id,
+                              {std::move(source.placements), std::move(source.order)},
+                              {*std::move(wanted), to_shard_order(order)},
+                              std::move(source.shape),
+                              static_cast<int64_t>(c10::elementSize(sent_dtype)),
+                              options.model,
+                              options.max_bytes,
+                              std::move(source.stride),
+                              spec_dtype};
+  auto found = find_target(key, spec, source.objects.mesh, *source.known, target.placements, order);
+  if (!found.execution->fits(local)) {
+    return std::nullopt;
+  }
+  return Moved{run(*found.execution, local, sent_dtype, result_dtype, options.async_op),
+               std::move(found.spec)};
+}
+
+}  // namespace
+
+py::object redistribute(py::handle dtensor, const RedistributionTarget& target,
+                        const RedistributionOptions& options) {
+  const PlainDTensor plain(dtensor);
+  if (!plain.is_served()) {
+    return {};
+  }
+  const auto spec = attribute<"_spec">(dtensor);
+  auto source = plain_spec(spec);
+  if (!source.has_value()) {
+    return {};
+  }
+  const Geometry geometry(source->shape, source->stride);
+  const auto& local = plain.tensor();
+  auto moved = move(local, spec, *source, target, options);
+  if (!moved.has_value()) {
+    return {};
+  }
+  const auto new_spec = moved->spec ? copy_onto(moved->spec, source->objects.mesh) : copy_spec(spec);
+  auto result = to_python(make_dtensor(std::move(moved->local), new_spec, geometry));
+  const auto& tensor = THPVariable_Unpack(dtensor.ptr());
+  if (is_recorded(tensor)) {
+    record<RedistributeGradient>(tensor, result, spec, target.gradient_dtype.value_or(local.scalar_type()),
+                                 local.scalar_type(), options);
+  }
+  return result;
+}
+
+std::optional<at::Tensor> redistributed_local(const PlainDTensor& dtensor, py::handle spec,
+                                              const RedistributionTarget& target) {
+  auto source = plain_spec(spec);
+  auto moved = source.has_value() ? move(dtensor.tensor(), spec, *source, target, {}) : std::nullopt;
+  return moved.has_value() ? std::optional(std::move(moved->local)) : std::nullopt;
+}
+
+}  // namespace funcol::python

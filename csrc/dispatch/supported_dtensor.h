@@ -1,0 +1,81 @@
+// DTensors that C++ serves.
+//
+// Such a DTensor is of no subclass and has a plain local tensor. No mode, transform or tracer of PyTorch
+// observes it, this rank is in its mesh, its sizes are numbers, and its placements are neither strided,
+// masked nor of unknown kinds.
+//
+// Everything here needs the GIL.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "pyobjects/meshes.h"
+#include "pyobjects/spec_objects.h"
+#include "pyobjects/specs.h"
+
+namespace funcol::python {
+
+bool is_dtensor(py::handle object);
+
+// Returns true if `tensor` is a torch.Tensor or Parameter, not a subclass, and belongs to no mode or
+// transform.
+bool is_plain(py::handle tensor);
+
+// Returns true if no mode or transform is active, and `tensor` takes no part in forward differentiation.
+bool is_unwatched(py::handle tensor);
+
+// Returns the values of a tuple or list of `num_axes` placements of a tensor with `num_dims` dims, with dims
+// counted from 0. Returns nullopt for other lengths, and if C++ does not support one of the placements.
+std::optional<std::vector<Placement>> plain_placements(py::handle sequence, size_t num_axes,
+                                                       int64_t num_dims);
+
+// The local tensor of a DTensor; undefined if C++ does not serve the DTensor.
+class PlainDTensor {
+ public:
+  explicit PlainDTensor(py::handle dtensor);
+  bool is_served() const { return static_cast<bool>(local_); }
+  const py::object& local() const { return local_; }
+  const at::Tensor& tensor() const { return THPVariable_Unpack(local_.ptr()); }
+
+ private:
+  py::object local_;
+};
+
+// The values of a DTensorSpec.
+struct PlainSpec {
+  SpecObjects objects;
+  KnownMesh* known;
+  std::vector<Placement> placements;
+  ShardOrder order;
+  std::vector<int64_t> shape;
+  std::vector<int64_t> stride;
+  at::ScalarType dtype;
+
+  int64_t num_dims() const { return static_cast<int64_t>(shape.size()); }
+};
+
+// Returns the values of `spec`. Returns nullopt if C++ does not support DTensors of this spec.
+std::optional<PlainSpec> plain_spec(py::handle spec);
+
+// `placements`, of `num_axes` axes, with Replicate on the axes for which `is_whole(axis)` holds.
+template <typename IsWhole>
+py::object with_replicate(const py::object& placements, size_t num_axes, const IsWhole& is_whole) {
+  py::object changed;
+  for (size_t axis = 0; axis < num_axes; ++axis) {
+    if (is_whole(axis)) {
+      if (!changed) {
+        changed = py::list(placements);
+      }
+      py::reinterpret_borrow<py::list>(changed)[axis] = replicate();
+    }
+  }
+  return changed ? py::object(py::tuple(changed)) : placements;
+}
+
+}  // namespace funcol::python

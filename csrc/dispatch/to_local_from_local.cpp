@@ -1,0 +1,225 @@
+#include "dispatch/to_local_from_local.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/alias.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "dispatch/dtensor_node.h"
+#include "dispatch/redistribute.h"
+#include "dispatch/strides.h"
+#include "dispatch/supported_dtensor.h"
+#include "pyobjects/attributes.h"
+#include "pyobjects/callbacks.h"
+#include "pyobjects/dtensors.h"
+#include "pyobjects/specs.h"
+#include "pyobjects/tensors.h"
+
+namespace funcol::python {
+namespace {
+
+// A new tensor on the memory of `local`, without history, like the views that a custom function returns.
+py::object fresh_view(const at::Tensor& local) {
+  const at::NoGradGuard no_grad;
+  auto view = at::alias(local);
+  if (auto* const meta = torch::autograd::impl::get_view_autograd_meta(view)) {
+    meta->set_creation_meta(torch::autograd::CreationMeta::IN_CUSTOM_FUNCTION);
+  }
+  return to_python(std::move(view));
+}
+
+Dtype dtype_of(const at::Tensor& tensor) { return static_cast<Dtype>(tensor.scalar_type()); }
+
+// The gradient's default placements: replicated where the tensor is partial.
+py::object gradient_placements(const py::object& placements, const std::vector<Placement>& values) {
+  return with_replicate(placements, values.size(), [&](size_t axis) { return values[axis].is_partial(); });
+}
+
+// PyTorch refuses other objects in the place of placements.
+bool is_sequence_or_none(py::handle placements) {
+  return placements.is_none() || PyTuple_Check(placements.ptr()) || PyList_Check(placements.ptr());
+}
+
+py::object as_tuple(py::handle sequence) {
+  return sequence.is_none() ? py::none()
+                            : py::object(py::tuple(py::reinterpret_borrow<py::object>(sequence)));
+}
+
+class FromLocalGradient final : public Gradient {
+ public:
+  explicit FromLocalGradient(py::object grad_placements) : placements_(std::move(grad_placements)) {}
+  const char* name() const override { return "funcol::from_local"; }
+
+  py::object of(const py::object& gradient) const override {
+    if (is_dtensor(gradient) && !observes_redistribution()) {
+      if (const auto moved = redistribute(gradient, {*placements_})) {
+        if (auto local = to_local(moved, py::none())) {
+          return local;
+        }
+      }
+    }
+    return callback(Callback::kGradientOfFromLocal)(gradient, *placements_);
+  }
+  std::vector<uint64_t> key() const override { return {placements_.hash()}; }
+
+ private:
+  Held placements_;
+};
+
+// A DTensor of `local`. Gradients get the placements given; where they are null, the default ones.
+py::object wrap_local(const at::Tensor& local, py::handle device_mesh,
+                      const std::vector<Placement>& placements, TensorMeta meta,
+                      py::object grad_placements = {}) {
+  const Geometry geometry(meta.shape, meta.stride);
+  const auto spec = new_spec(device_mesh, placements, std::move(meta));
+  auto dtensor = to_python(make_dtensor(local.detach(), spec, geometry));
+  if (is_recorded(local)) {
+    if (!grad_placements) {
+      grad_placements = gradient_placements(attribute<"placements">(spec), placements);
+    }
+    record<FromLocalGradient>(local, dtensor, std::move(grad_placements));
+  }
+  return dtensor;
+}
+
+class ToLocalGradient final : public Gradient {
+ public:
+  ToLocalGradient(py::object spec, py::object grad_placements)
+      : spec_(std::move(spec)), placements_(std::move(grad_placements)) {}
+  const char* name() const override { return "funcol::to_local"; }
+
+  py::object of(const py::object& gradient) const override {
+    const auto whole = plain_spec(*spec_);
+    if (whole.has_value() && is_default(whole->order) && is_plain(gradient) && is_unwatched(gradient)) {
+      const auto& local = THPVariable_Unpack(gradient.ptr());
+      const auto objects = (*placements_).is_none()
+                               ? gradient_placements(whole->objects.placements, whole->placements)
+                               : *placements_;
+      const auto placements = plain_placements(objects, whole->placements.size(), whole->num_dims());
+      if (placements.has_value() && local.dim() == whole->num_dims()) {
+        TensorMeta meta{whole->shape, stride_of_whole(local, *placements, whole->shape, whole->known->mesh),
+                        dtype_of(local)};
+        return wrap_local(local, whole->objects.mesh, *placements, std::move(meta));
+      }
+    }
+    return callback(Callback::kGradientOfToLocal)(gradient, *spec_, *placements_);
+  }
+  std::vector<uint64_t> key() const override { return {spec_.hash(), placements_.hash()}; }
+
+ private:
+  Held spec_;
+  Held placements_;
+};
+
+// Returns true if nn.Parameter has marked the tensor as a parameter, as it marks instances of subclasses.
+bool is_parameter(py::handle tensor) {
+  auto** const attributes = _PyObject_GetDictPtr(tensor.ptr());
+  if (attributes == nullptr || *attributes == nullptr) {
+    return false;
+  }
+  auto* const mark = PyDict_GetItemWithError(*attributes, interned<"_is_param">());
+  return mark != nullptr && PyObject_IsTrue(mark) == 1;
+}
+
+}  // namespace
+
+py::object to_local(py::handle dtensor, py::handle grad_placements) {
+  const PlainDTensor plain(dtensor);
+  if (!plain.is_served() || !is_sequence_or_none(grad_placements)) {
+    return {};
+  }
+  auto result = plain.local();
+  if (at::GradMode::is_enabled()) {
+    result = fresh_view(plain.tensor());
+    const auto& tensor = THPVariable_Unpack(dtensor.ptr());
+    if (is_recorded(tensor)) {
+      record<ToLocalGradient>(tensor, result, attribute<"_spec">(dtensor), as_tuple(grad_placements));
+    }
+  }
+  if (is_parameter(dtensor) && !is_parameter(result)) {
+    if (result.is(plain.local())) {
+      result = fresh_view(plain.tensor());
+    }
+    result.attr("_is_param") = true;
+  }
+  return result;
+}
+
+py::object from_local(py::handle local, py::handle device_mesh, py::handle placements, py::handle shape,
+                      py::handle stride, py::handle grad_placements) {
+  if (!THPVariable_CheckExact(local.ptr()) || !is_plain(local) || !is_unwatched(local)) {
+    return {};
+  }
+  const auto& tensor = THPVariable_Unpack(local.ptr());
+  if (tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides() || tensor.layout() != at::kStrided) {
+    return {};
+  }
+  const auto* const found = find_mesh(device_mesh);
+  if (found == nullptr) {
+    return {};
+  }
+  const auto& known = *found;
+  if (!known.coordinate.has_value() ||
+      (!tensor.is_meta() &&
+       c10::DeviceTypeName(tensor.device().type(), /*lower_case=*/true) != known.device_type)) {
+    return {};
+  }
+  std::optional<std::vector<Placement>> values;
+  if (placements.is_none()) {
+    values.emplace(known.mesh.num_axes());
+  } else {
+    values = plain_placements(placements, known.mesh.num_axes(), tensor.dim());
+  }
+  if (!values.has_value()) {
+    return {};
+  }
+  TensorMeta meta;
+  meta.dtype = dtype_of(tensor);
+  const bool has_shape = PyObject_IsTrue(shape.ptr()) == 1;
+  if (has_shape != (PyObject_IsTrue(stride.ptr()) == 1)) {
+    return {};
+  }
+  if (has_shape) {
+    if (!read_ints(shape, meta.shape) || !read_ints(stride, meta.stride) ||
+        meta.shape.size() != meta.stride.size() || meta.num_dims() != tensor.dim()) {
+      return {};
+    }
+  } else {
+    meta.shape = tensor.sizes().vec();
+    for (size_t axis = 0; axis < values->size(); ++axis) {
+      if ((*values)[axis].is_shard()) {
+        meta.shape[(*values)[axis].dim] *= known.mesh.sizes[axis];
+      }
+    }
+    meta.stride = stride_of_whole(tensor, *values, meta.shape, known.mesh);
+  }
+  return wrap_local(tensor, device_mesh, *values, std::move(meta),
+                    grad_placements.is_none() ? py::object() : as_tuple(grad_placements));
+}
+
+py::object full_tensor(py::handle dtensor, py::handle grad_placements) {
+  const PlainDTensor plain(dtensor);
+  if (!plain.is_served() || !is_sequence_or_none(grad_placements)) {
+    return {};
+  }
+  const auto spec = attribute<"_spec">(dtensor);
+  const auto placements = attribute<"placements">(spec);
+  const RedistributionTarget target{
+      with_replicate(placements, py::len(placements), [](size_t /*axis*/) { return true; })};
+  if (is_recorded(THPVariable_Unpack(dtensor.ptr()))) {
+    const auto whole = redistribute(dtensor, target);
+    return whole ? to_local(whole, grad_placements) : py::object();
+  }
+  auto whole = redistributed_local(plain, spec, target);
+  if (!whole.has_value()) {
+    return {};
+  }
+  const bool is_view = at::GradMode::is_enabled() || whole->is_same(plain.tensor());
+  return is_view ? fresh_view(*whole) : to_python(*std::move(whole));
+}
+
+}  // namespace funcol::python

@@ -1,0 +1,159 @@
+// Traces of operators on DTensors, and the programs on local tensors that do the same.
+//
+// A trace holds the operators that were called, with the moves that their sharding decisions ask for, and
+// the specs of the results. A program is the part of a trace that some outputs need. Run on the local
+// tensors of DTensors with the same specs, it does what the operators do to them, without DTensors between.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <c10/util/SmallVector.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "dispatch/call_key.h"
+#include "dispatch/call_plan.h"
+
+namespace funcol::python {
+
+// A tensor of a trace: an input, or the result of an operator. They are numbered in the order in which they
+// were met.
+using ValueId = uint32_t;
+inline constexpr ValueId kNoValue = ~ValueId{0};  // an undefined tensor
+
+using ServedPtr = std::shared_ptr<const ServedCall>;
+
+class Program;
+using ProgramPtr = std::shared_ptr<const Program>;
+
+// Records this thread's operators on DTensors while a Recording of it exists. Needs the GIL.
+class Trace {
+ public:
+  // Adds a DTensor that the operators to come may read.
+  void add_input(const at::Tensor& tensor);
+
+  // Notes a call before it runs, and its results afterwards.
+  void before(const c10::OperatorHandle& op, const DescribedOperator& described, const Call& call,
+              const ServedPtr& served, const torch::jit::Stack& stack);
+  void after(const torch::jit::Stack& stack);
+  // Says that something ran that a trace cannot hold.
+  void fail() { has_failed_ = true; }
+
+  bool has_failed() const { return has_failed_; }
+  size_t num_steps() const { return steps_.size(); }
+  size_t num_values() const { return known_.size(); }
+  // Returns true if both traces begin with the same operators.
+  bool begins_as(const Trace& other) const;
+
+  // Returns the number of a tensor that was met; kNoValue for others.
+  ValueId value_of(const at::Tensor& tensor) const;
+  // Returns true if two values are on the same memory.
+  bool share_memory(ValueId one, ValueId other) const { return values_[one].is_alias_of(values_[other]); }
+  // Returns true if the value is on the memory of one of the first `end` values.
+  bool is_view(ValueId value, size_t end) const;
+  // Forgets the tensors. What is known about them stays.
+  void release_tensors();
+  size_t heap_bytes() const;
+
+  // Returns the steps from number `begin` on that compute `outputs`; steps in which other ranks take part are
+  // always among them. Null if a trace or a program cannot hold that: an output is an input.
+  ProgramPtr program(at::ArrayRef<ValueId> outputs, size_t begin = 0) const;
+
+ private:
+  friend class Program;
+
+  struct Step {
+    c10::OperatorHandle op;
+    ServedPtr call;
+    torch::jit::Stack arguments;                              // None in the place of DTensors
+    std::vector<std::pair<uint16_t, ValueId>> operands = {};  // places of DTensors, and their values
+    std::vector<uint16_t> places = {};                        // of all tensors
+    std::vector<ValueId> results = {};
+  };
+  struct Value {
+    SharedSpecPtr spec;                // null for an input
+    std::vector<int64_t> local_sizes;  // of an input
+  };
+
+  std::vector<Step> steps_;
+  std::vector<Value> known_;
+  std::vector<at::Tensor> values_;  // held, so that no other tensor takes the address
+  bool has_failed_ = false;
+};
+
+class Program {
+ public:
+  using Locals = c10::SmallVector<at::Tensor, 8>;
+
+  // Returns true if run() may take these local tensors, which stand at their values' numbers: where tensors
+  // move, inputs have the sizes of those that were traced, groups exist, and no context of PyTorch watches.
+  // Needs the GIL.
+  bool takes(at::ArrayRef<at::Tensor> locals) const;
+
+  // Returns the local outputs. Runs below autograd, and lets go of the GIL meanwhile.
+  Locals run(Locals locals) const;
+
+  // Returns output `i`, which is `local` on this rank, as a DTensor on `mesh`. Needs the GIL.
+  at::Tensor wrap(size_t i, at::Tensor local, py::handle mesh) const;
+
+  // The number of the values, of which run() takes the inputs.
+  size_t num_values() const { return num_values_; }
+  // Values that the program reads and does not compute.
+  const std::vector<ValueId>& inputs() const { return inputs_; }
+  // Returns true if tensors move between ranks.
+  bool moves_tensors() const { return !moves_.empty(); }
+  size_t heap_bytes() const;
+
+ private:
+  friend class Trace;
+
+  void add(const Trace::Step& step, uint64_t last);
+
+  // A step's parts lie in the following vectors, behind those of the steps before: a replay reads memory in
+  // order.
+  struct Step {
+    c10::OperatorHandle op;
+    uint16_t num_arguments;
+    uint16_t num_operands;
+    uint16_t num_moves;
+    uint16_t num_results;
+  };
+  struct Operand {
+    uint16_t place;  // among the arguments
+    bool is_last;    // no later step reads the value, and it is no output
+    ValueId value;
+  };
+  struct Move {
+    size_t place;
+    ExecutionPtr execution;
+  };
+
+  std::vector<Step> steps_;
+  torch::jit::Stack arguments_;  // None in the place of DTensors
+  std::vector<Operand> operands_;
+  std::vector<Move> moves_;
+  std::vector<ValueId> results_;
+  std::vector<ValueId> outputs_;
+  std::vector<SharedSpecPtr> specs_;  // of the outputs; null for undefined tensors
+  std::vector<ValueId> inputs_;
+  std::vector<std::pair<ValueId, std::vector<int64_t>>> input_sizes_;  // local ones, if tensors move
+  size_t num_values_ = 0;
+};
+class Recording {
+ public:
+  explicit Recording(Trace& trace);
+  ~Recording();
+  Recording(const Recording&) = delete;
+  Recording& operator=(const Recording&) = delete;
+
+  // Returns the trace that this thread records; null if there is none.
+  static Trace* current();
+};
+
+}  // namespace funcol::python

@@ -1,0 +1,104 @@
+// Sharding decisions for operators on DTensors: made by the rules in C++ or in Python, and remembered.
+//
+// Everything here needs the GIL, which is the lock of the caches, too.
+#pragma once
+
+#include <torch/csrc/utils/pybind.h>
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <unordered_set>
+#include <utility>
+#include <variant>
+
+#include "layout/cache.h"
+#include "planner/cost_model.h"
+#include "propagation/propagator.h"
+#include "pyobjects/op_schemas.h"
+#include "sharding/decision_key.h"
+#include "sharding/mask_partials.h"
+#include "sharding/upstream_strategies.h"
+
+namespace funcol::python {
+
+// The bytes of an OutputSharding in Python, with the specs of a call of three tensors, as an estimate.
+constexpr size_t kOutputShardingBytes = 500 + 4 * 700;
+
+class DecisionEngine {
+ public:
+  struct Decision {
+    py::object sharding;
+
+    size_t heap_bytes() const { return kOutputShardingBytes; }
+  };
+
+  // Remembers `capacity` decisions at most. `model`: none for the mesh's default model. `moves_keywords`:
+  // whether the caller redistributes keyword tensors, too.
+  DecisionEngine(std::optional<CostModel> model, size_t capacity, bool moves_keywords);
+
+  // For an operator without a rule in C++, `rows_of(op_schema)` gives rows, or None. `assemble(op_schema,
+  // elements)` makes the remembered object of the decisions. `whole(op_schema, remember)` decides if there
+  // are no rows, or if C++ has no values for the schema or for an output.
+  py::object propagate(py::handle op_schema, py::handle rows_of, py::handle whole, py::handle assemble,
+                       bool remember);
+
+  // PyTorch's own decision. `rule_of(op_schema, index)` gives its rule for an element of the lists, or for
+  // the whole call (None): an AxisRule or a WholeRule, or the reason for which C++ cannot compose it.
+  // `otherwise( op_schema, reason)` then decides, as it does where C++ has no values for the schema or an
+  // output, and where PyTorch would raise an error. With `has_rule`, PyTorch's decision is followed only if
+  // the rule in C++ allows it; else C++ decides by that rule.
+  py::object propagate_as_pytorch(py::handle op_schema, py::handle rule_of, py::handle otherwise,
+                                  py::handle assemble, bool has_rule, bool remember);
+
+  // All legal decisions, a list for each element of the operator's lists; None if there are no rows.
+  py::object strategies(py::handle op_schema, py::handle rows_of);
+
+  // The least time, in seconds, of `count` decisions in C++ alone, each from empty caches.
+  double time_decision(py::handle op_schema, size_t count);
+
+  // Makes the rule in C++ of this operator serve no longer.
+  void leave(const std::string& op);
+
+  void clear();
+  // (hits, misses, capacity, number of decisions)
+  py::tuple info() const;
+
+ private:
+  bool serves(const Operator& op) const;
+
+  // Returns the decision of decide(), made once for all equal calls; each time without `remember`.
+  template <typename Decide>
+  py::object remembered(py::handle op_schema, const PythonSchema& schema, bool has_rule, bool remember,
+                        const Decide& decide) {
+    if (!remember) {
+      return decide();
+    }
+    auto key = decision_key(op_schema, schema, has_rule);
+    if (const auto* const known = decisions_.find(key)) {
+      ++num_hits_;
+      return known->sharding;
+    }
+    ++num_misses_;
+    auto decided = decide();
+    decisions_.put(std::move(key), {decided});
+    return decided;
+  }
+
+  py::object decide(py::handle op_schema, const PythonSchema& schema, bool has_rule, py::handle rows_of,
+                    py::handle whole, py::handle assemble);
+  py::object decide_as_pytorch(py::handle op_schema, const PythonSchema& schema, py::handle rule_of,
+                               py::handle otherwise, py::handle assemble, bool has_rule);
+  std::variant<py::tuple, Reason> part_as_pytorch(py::handle op_schema, const PythonSchema& schema,
+                                                  Part& part, py::handle rule, bool has_rule);
+
+  Propagator propagator_;
+  Cache<DecisionKey, Decision> decisions_;
+  size_t capacity_;
+  bool moves_keywords_;
+  size_t num_hits_ = 0;
+  size_t num_misses_ = 0;
+  std::unordered_set<std::string> left_;
+};
+
+}  // namespace funcol::python

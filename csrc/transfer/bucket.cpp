@@ -1,0 +1,52 @@
+#include "transfer/bucket.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "comm/orphaned_works.h"
+
+namespace funcol {
+
+void Bucket::start() {
+  sweep_some_orphans();
+  auto bundles = bundles_of(items_, /*async_op=*/false, std::numeric_limits<int64_t>::max());
+  size_t num_steps = 0;
+  for (const auto& bundle : bundles) {
+    num_steps = std::max(num_steps, bundle.num_steps());
+  }
+  for (size_t step = 0; step + 1 < num_steps; ++step) {
+    for (auto& bundle : bundles) {
+      if (step + 1 < bundle.num_steps()) {
+        bundle.take_step(step);
+      }
+    }
+  }
+  for (auto& bundle : bundles) {
+    if (bundle.num_steps() == 0) {
+      continue;
+    }
+    auto results = bundle.start_last_step();
+    for (const size_t item : bundle.indices()) {
+      moving_of_[item] = static_cast<int64_t>(moving_.size());
+      items_[item].local.reset();  // it is packed
+    }
+    moving_.push_back({std::move(bundle), std::move(results)});
+  }
+}
+
+at::Tensor Bucket::take() {
+  if (num_taken_ == items_.size()) {
+    return {};
+  }
+  const auto index = moving_of_[num_taken_];
+  auto& local = items_[num_taken_++].local;
+  if (index == -1) {
+    return std::move(local);
+  }
+  auto& moving = moving_[index];
+  const size_t item = moving.num_taken++;
+  return moving.bundle.finish_last(item, moving.results.next());
+}
+
+}  // namespace funcol

@@ -1,0 +1,45 @@
+// Tensors that are moved at once and taken one by one.
+//
+// Until a tensor is taken, its data is in a buffer alone. So a bucket holds its tensors once, and beside them
+// the one that was taken last. Worked case, ten weights gathered over 4 ranks: one all_gather into a buffer
+// of their size; each take() copies one weight out of it.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "transfer/bundle.h"
+
+namespace funcol {
+
+// The last steps of executions are all_gathers and all_reduces, as those that replicate.
+class Bucket {
+ public:
+  // The items have been checked, as Execution::check() does.
+  explicit Bucket(std::vector<ManyItem> items) : items_(std::move(items)), moving_of_(items_.size(), -1) {}
+
+  // One collective for each step and kind of move; those before the last are waited for. Nothing watches, and
+  // no gradient is recorded.
+  void start();
+
+  // The items' tensors, in their order: in memory of their own, or the item's local tensor if it takes no
+  // steps. Waits for the collective that brings it. Undefined after the last one.
+  at::Tensor take();
+
+ private:
+  struct Moving {
+    Bundle bundle;
+    FlatResults results;
+    size_t num_taken = 0;
+  };
+
+  std::vector<ManyItem> items_;
+  std::vector<Moving> moving_;
+  std::vector<int64_t> moving_of_;  // by item; -1: it takes no steps
+  size_t num_taken_ = 0;
+};
+
+}  // namespace funcol

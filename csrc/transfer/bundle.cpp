@@ -1,0 +1,160 @@
+#include "transfer/bundle.h"
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
+#include "async/async_tensor.h"
+#include "async/buffer_release.h"
+#include "comm/call_site.h"
+
+namespace funcol {
+
+bool Bundle::add(const ManyItem& item, size_t index, int64_t together_bytes) {
+  const bool is_executed = item.execution != nullptr && !item.last;
+  const int64_t bytes = is_executed ? item.execution->peak_bytes() : item.bytes;
+  if (!indices_.empty() && (bytes_ + bytes > together_bytes || !is_alike(item))) {
+    return false;
+  }
+  if (item.execution && !item.execution->steps().empty()) {
+    item.execution->count_run();
+  }
+  bytes_ += bytes;
+  indices_.push_back(index);
+  items_.push_back(&item);
+  locals_.push_back({item.execution ? item.execution->shaped(item.local) : item.local, /*is_callers=*/true,
+                     /*may_change=*/async_op_});
+  return true;
+}
+
+bool Bundle::is_alike(const ManyItem& item) const {
+  const bool have_execution = item.execution && first_->execution;
+  const bool have_last = item.last && first_->last;
+  return (have_execution ? item.execution->steps_id() == first_->execution->steps_id()
+                         : item.execution == first_->execution) &&
+         (have_last ? item.last_id == first_->last_id : item.last == first_->last) &&
+         item.local.scalar_type() == first_->local.scalar_type() &&
+         item.local.device() == first_->local.device() && !first_->masks.apply && !item.masks.apply;
+}
+
+std::shared_ptr<const PackedExchange> Bundle::flat(size_t item, size_t index) const {
+  return is_last(index) ? items_[item]->last : items_[item]->execution->steps()[index]->flat();
+}
+
+void Bundle::end_step(size_t index) {
+  if (!pending_) {
+    return;
+  }
+  pending_->settle();
+  pending_.reset();
+  for (size_t i = 0; i < locals_.size() && !is_last(index); ++i) {
+    locals_[i].tensor = items_[i]->execution->steps()[index]->finish(locals_[i].tensor);
+  }
+}
+
+void Bundle::take_step(size_t index) {
+  if (index > 0) {
+    end_step(index - 1);
+  }
+  const Label label(is_last(index) ? "redistribute_many: to owners or from them"
+                                   : std::string_view(first_->execution->step_name(index)));
+  if (is_last(index) || (locals_.size() > 1 && flat(0, index))) {
+    move_together(index);
+    return;
+  }
+  for (size_t i = 0; i < locals_.size(); ++i) {
+    const auto& step = *items_[i]->execution->steps()[index];
+    locals_[i] =
+        is_watched_ ? step.run(locals_[i], first_->masks) : step.run_plain(locals_[i], first_->masks);
+  }
+}
+
+void Bundle::move_together(size_t index) {
+  std::vector<std::shared_ptr<const PackedExchange>> steps;
+  std::vector<at::Tensor> tensors;
+  steps.reserve(locals_.size());
+  tensors.reserve(locals_.size());
+  for (size_t i = 0; i < locals_.size(); ++i) {
+    steps.push_back(flat(i, index));
+    tensors.push_back(std::move(locals_[i].tensor));
+  }
+  if (is_watched_) {
+    const auto moved = run_together(steps, tensors);
+    for (size_t i = 0; i < locals_.size(); ++i) {
+      locals_[i] = {items_[i]->execution->steps()[index]->finish(moved[i]), /*is_callers=*/false};
+    }
+    return;
+  }
+  auto start = start_together(std::move(steps), tensors);
+  for (size_t i = 0; i < locals_.size(); ++i) {
+    locals_[i] = {start.outputs[i], /*is_callers=*/false};
+  }
+  pending_ = hold(std::move(start));
+}
+
+void Bundle::finish(std::vector<at::Tensor>& results) {
+  const bool has_steps = num_steps() > 0;
+  if (pending_ && !async_op_) {
+    pending_->settle();
+  }
+  for (size_t i = 0; i < locals_.size(); ++i) {
+    auto& result = results[indices_[i]];
+    if (pending_) {
+      result = async_op_ ? AsyncTensorImpl::wrap(locals_[i].tensor, pending_) : locals_[i].tensor;
+      result = finish_last(i, std::move(result));
+    } else {
+      const auto& execution = items_[i]->execution;
+      result = has_steps   ? own_result(locals_[i])
+               : execution ? execution->unmoved(locals_[i].tensor)
+                           : locals_[i].tensor;
+    }
+    if (!async_op_ && has_steps) {
+      settle(result);
+    }
+    // It travelled with tensors that need gradients.
+    if (is_watched_ && result.requires_grad() && !items_[i]->local.requires_grad()) {
+      result = result.detach();
+    }
+  }
+}
+
+FlatResults Bundle::start_last_step() {
+  const size_t index = num_steps() - 1;
+  if (index > 0) {
+    end_step(index - 1);
+  }
+  std::vector<std::shared_ptr<const PackedExchange>> steps;
+  std::vector<at::Tensor> tensors;
+  for (size_t i = 0; i < locals_.size(); ++i) {
+    steps.push_back(flat(i, index));
+    tensors.push_back(std::move(locals_[i].tensor));
+  }
+  return {std::move(steps), tensors};
+}
+
+at::Tensor Bundle::finish_last(size_t item, at::Tensor moved) const {
+  return first_->last ? moved : items_[item]->execution->steps().back()->finish(std::move(moved));
+}
+
+std::vector<Bundle> bundles_of(const std::vector<ManyItem>& items, bool async_op, int64_t together_bytes,
+                               bool is_watched) {
+  std::vector<Bundle> bundles;
+  std::vector<size_t> open;  // the last bundle of each kind
+  for (size_t i = 0; i < items.size(); ++i) {
+    const auto& item = items[i];
+    const auto alike =
+        std::ranges::find_if(open, [&](size_t index) { return bundles[index].is_alike(item); });
+    if (alike != open.end() && bundles[*alike].add(item, i, together_bytes)) {
+      continue;
+    }
+    if (alike == open.end()) {
+      open.push_back(bundles.size());
+    } else {
+      *alike = bundles.size();
+    }
+    bundles.emplace_back(item, async_op, is_watched).add(item, i, together_bytes);
+  }
+  return bundles;
+}
+
+}  // namespace funcol

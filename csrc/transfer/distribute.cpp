@@ -1,0 +1,183 @@
+#include "transfer/distribute.h"
+
+#include <ATen/ops/clone.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "async/dispatch_modes.h"
+#include "comm/agreement.h"
+#include "comm/process_group.h"
+#include "layout/shards.h"
+#include "ops/backend_tensor.h"
+#include "transfer/op_names.h"
+#include "transfer/selection.h"
+
+namespace funcol {
+namespace {
+
+bool can_split(PartialOp op) {
+  return op == PartialOp::kSum || op == PartialOp::kAvg || op == PartialOp::kMin || op == PartialOp::kMax;
+}
+
+// A view of the rank's shard of `tensor`, or a copy where its parts do not lie together.
+at::Tensor shard_of(const at::Tensor& tensor, const Placement& placement, int64_t num_ranks, int64_t rank) {
+  const auto dim = placement.dim;
+  return select(tensor,
+                {{dim, funcol::cut({{0, tensor.size(dim)}}, num_ranks, rank, placement.split_factor)}});
+}
+
+// `shard`, contiguous, with zeros after it up to `length` along `dim`.
+at::Tensor padded(const at::Tensor& shard, int64_t dim, int64_t length) {
+  if (shard.size(dim) == length) {
+    return shard.contiguous();
+  }
+  auto sizes = shard.sizes().vec();
+  sizes[dim] = length;
+  auto result = at::zeros(sizes, shard.options());
+  result.narrow(dim, 0, shard.size(dim)).copy_(shard);
+  return result;
+}
+
+class Distributor {
+ public:
+  Distributor(const Distribution& how, const std::vector<AxisGroup>& axis_groups)
+      : how_(how), axis_groups_(axis_groups), source_(how.source.value_or(0)) {
+    for (const auto& axis_group : axis_groups) {
+      check_is_current(axis_group.ref, kDistributeTensor);
+      groups_.push_back(group_from_ivalue(axis_group.group, kDistributeTensor));
+    }
+  }
+
+  at::Tensor run(const at::Tensor& whole) const {
+    auto local = whole;
+    for (size_t axis = 0; axis < num_axes(); ++axis) {
+      if (how_.placements[axis].is_shard()) {
+        local = how_.communicates() ? scattered(local, axis)
+                                    : shard_of(local, how_.placements[axis], num_ranks(axis), rank(axis));
+      }
+    }
+    local = alone(local, whole);
+    for (size_t axis = 0; axis < num_axes(); ++axis) {
+      if (!how_.placements[axis].is_shard()) {
+        local = replicated(local, axis);
+      }
+    }
+    return local;
+  }
+
+ private:
+  size_t num_axes() const { return how_.placements.size(); }
+  int64_t num_ranks(size_t axis) const { return how_.mesh.sizes[axis]; }
+  int64_t rank(size_t axis) const { return how_.coordinate[axis]; }
+  // The index along the axis of a rank of its group: groups count ranks as the world does, meshes need not.
+  int64_t index_of(size_t axis, int64_t group_rank) const {
+    const auto& members = axis_groups_[axis].members;
+    return members.empty() ? group_rank : members[group_rank];
+  }
+  bool sends(size_t axis) const { return rank(axis) == index_of(axis, source_); }
+
+  // `cut_out` in memory of its own: with its strides in `whole`, or contiguous where replicas follow.
+  at::Tensor alone(const at::Tensor& cut_out, const at::Tensor& whole) const {
+    const auto& placements = how_.placements;
+    const auto num_cuts = std::ranges::count_if(placements, [](const auto& one) { return one.is_shard(); });
+    if (num_cuts == 0 || how_.communicates()) {
+      return cut_out.contiguous();
+    }
+    if (num_cuts < std::ssize(placements)) {
+      return cut_out.clone(at::MemoryFormat::Contiguous);
+    }
+    return cut_out.is_alias_of(whole) ? cut_out.clone() : cut_out;
+  }
+
+  at::Tensor scattered(const at::Tensor& tensor, size_t axis) const {
+    const auto& placement = how_.placements[axis];
+    const auto length = longest_shard(tensor.size(placement.dim), num_ranks(axis), placement.split_factor);
+    auto sizes = tensor.sizes().vec();
+    sizes[placement.dim] = length;
+    const auto received = at::empty(sizes, tensor.options());
+    if (!groups_.empty()) {
+      auto& group = agreed_group(axis, tensor);
+      std::vector<at::Tensor> outputs{wire_for_movement(received, group)};
+      std::vector<std::vector<at::Tensor>> inputs;
+      if (sends(axis)) {
+        auto& shards = inputs.emplace_back();
+        for (int64_t rank = 0; rank < num_ranks(axis); ++rank) {
+          const auto shard = shard_of(tensor, placement, num_ranks(axis), index_of(axis, rank));
+          shards.push_back(wire_for_movement(padded(shard, placement.dim, length), group));
+        }
+      }
+      c10d::ScatterOptions options;
+      options.rootRank = source_;
+      options.asyncOp = false;
+      finish(group.scatter(outputs, inputs, options));
+    }
+    const auto mine = num_indices(
+        funcol::cut({{0, tensor.size(placement.dim)}}, num_ranks(axis), rank(axis), placement.split_factor));
+    return mine == length ? received : received.narrow(placement.dim, 0, mine).contiguous();
+  }
+
+  at::Tensor replicated(const at::Tensor& local, size_t axis) const {
+    if (!groups_.empty()) {
+      auto& group = agreed_group(axis, local);
+      std::vector<at::Tensor> wires{wire_for_movement(local, group)};
+      c10d::BroadcastOptions options;
+      options.rootRank = source_;
+      options.asyncOp = false;
+      finish(group.broadcast(wires, options));
+    }
+    const auto& placement = how_.placements[axis];
+    return placement.is_partial() && placement.op == PartialOp::kSum ? local / num_ranks(axis) : local;
+  }
+
+  // Raises where agreement is checked and the ranks are about to do different things.
+  c10d::ProcessGroup& agreed_group(size_t axis, const at::Tensor& tensor) const {
+    auto& group = *groups_[axis];
+    if (agreement_is_checked() && !has_active_layers()) {
+      const auto arguments = c10::str(to_string(how_.placements[axis]), ", src_data_rank=", source_);
+      agree(group, kDistributeTensor, arguments, describe_tensors(tensor));
+    }
+    return group;
+  }
+
+  // A backend that returns no Work has waited itself.
+  static void finish(const c10::intrusive_ptr<c10d::Work>& work) {
+    if (work) {
+      work->wait();
+    }
+  }
+
+  const Distribution& how_;
+  const std::vector<AxisGroup>& axis_groups_;
+  std::vector<GroupPtr> groups_;
+  int64_t source_;  // meaningless if nothing is sent
+};
+
+}  // namespace
+
+void check(const Distribution& how, const at::Tensor& whole) {
+  for (size_t axis = 0; axis < how.placements.size(); ++axis) {
+    const auto& placement = how.placements[axis];
+    const auto name = how.mesh.name(static_cast<int64_t>(axis));
+    TORCH_CHECK_VALUE(!placement.is_shard() || (placement.dim >= 0 && placement.dim < whole.dim()),
+                      "funcol::", kDistributeTensor, ": ", to_string(placement), " on mesh axis ", name,
+                      " cuts a dim that a tensor of shape ", whole.sizes(), " has not. Pass a dim below ",
+                      whole.dim(), ".");
+    TORCH_CHECK_VALUE(!placement.is_partial() || can_split(placement.op), "funcol::", kDistributeTensor, ": ",
+                      to_string(placement), " on mesh axis ", name,
+                      ": a tensor cannot be split for this reduction. Pass sum, avg, min or max.");
+    TORCH_CHECK_VALUE(!how.source.has_value() || (*how.source >= 0 && *how.source < how.mesh.sizes[axis]),
+                      "funcol::", kDistributeTensor, ": src_data_rank is ", how.source.value_or(0),
+                      ", but mesh axis ", name, " has ", how.mesh.sizes[axis],
+                      " ranks. It is a rank of each axis's group; pass one that all of them have, or None.");
+  }
+}
+
+at::Tensor distribute(const at::Tensor& whole, const Distribution& how,
+                      const std::vector<AxisGroup>& groups) {
+  return Distributor(how, groups).run(whole);
+}
+
+}  // namespace funcol

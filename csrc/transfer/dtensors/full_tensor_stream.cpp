@@ -1,0 +1,96 @@
+#include "transfer/dtensors/full_tensor_stream.h"
+
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "async/dispatch_modes.h"
+#include "pyobjects/attributes.h"
+#include "pyobjects/dtypes.h"
+#include "pyobjects/spec_objects.h"
+#include "pyobjects/tensors.h"
+#include "pyobjects/without_gil.h"
+#include "transfer/dtensors/rank_transfer.h"
+#include "transfer/op_names.h"
+
+namespace funcol::python {
+namespace {
+
+bool has_partials(const Layout& layout) {
+  return std::ranges::any_of(layout.placements, [](const auto& one) { return one.is_partial(); });
+}
+
+}  // namespace
+
+int64_t WholeBucket::add(py::handle dtensor, int64_t holder, std::optional<at::ScalarType> dtype,
+                         int64_t most) {
+  const auto spec = attribute<"_spec">(dtensor);
+  const SpecObjects objects(spec);
+  auto& known = known_mesh(objects.mesh);
+  const auto& held = THPVariable_Unpack(attribute<"_local_tensor">(dtensor).ptr());
+  HolderKey key{known.id, objects.read(), {}, 0, holder, false, false};
+  TORCH_CHECK_NOT_IMPLEMENTED(!belongs_to_layer(held) && !held.is_meta() && !has_masks(key.layout) &&
+                                  read_ints(attribute<"shape">(meta_of(spec, kFullTensors)), key.shape),
+                              "funcol::", kFullTensors,
+                              ": masks, symbolic sizes and tensors of a layer do not go with other tensors.");
+  auto local = held.detach();
+  Added added;
+  const bool changes =
+      dtype.has_value() && at::isFloatingType(local.scalar_type()) && *dtype != local.scalar_type();
+  const bool converts_first =
+      changes && c10::elementSize(*dtype) < local.itemsize() && !has_partials(key.layout);
+  if (changes && !converts_first) {
+    added.dtype = dtype;
+  }
+  key.itemsize = static_cast<int64_t>(converts_first ? c10::elementSize(*dtype) : local.itemsize());
+  added.is_inside = known.coordinate.has_value() && holder != kNoRank;
+  ManyItem item;
+  if (added.is_inside) {
+    item = item_of_move(key, objects.mesh, known, {});
+  }
+  const int64_t bytes = added.is_inside ? item.bytes : bytes_of_move(key, known.mesh, local.is_cpu());
+  if (bytes > most) {
+    return -1;
+  }
+  if (added.is_inside) {
+    added.is_here = holder == kEveryRank || holder == number_in_mesh(*known.coordinate, known.mesh);
+    if (converts_first) {
+      local = local.to(*dtype);
+    }
+    if (item.execution) {
+      item.execution->check(local);
+    }
+    item.local = std::move(local);
+    items_.push_back(std::move(item));
+  }
+  added_.push_back(added);
+  return bytes;
+}
+
+void WholeBucket::start() {
+  const WithoutGil no_gil;
+  const at::NoGradGuard no_grad;
+  bucket_ = std::make_unique<Bucket>(std::move(items_));
+  bucket_->start();
+}
+
+py::object WholeBucket::take() {
+  const auto& added = added_.at(num_taken_++);
+  if (!added.is_inside) {
+    return py::none();
+  }
+  at::Tensor whole;
+  {
+    const WithoutGil no_gil;
+    const at::NoGradGuard no_grad;
+    whole = bucket_->take();
+    if (added.is_here && added.dtype.has_value()) {
+      whole = whole.to(*added.dtype);
+    }
+  }
+  return added.is_here ? to_python(std::move(whole)) : py::none();
+}
+
+}  // namespace funcol::python

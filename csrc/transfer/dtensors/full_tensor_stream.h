@@ -1,0 +1,48 @@
+// Full tensors of DTensors, many at a time: moved together, taken one by one.
+//
+// Everything here needs the GIL.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "transfer/bucket.h"
+
+namespace funcol::python {
+
+// DTensors, of any meshes and placements, whose wholes every rank gets, or one rank.
+class WholeBucket {
+ public:
+  // `holder`: the number in the mesh of the rank that gets the whole; kEveryRank for all; kNoRank for none,
+  // so that the tensor counts only. `dtype`: of the whole, if it is of floating-point numbers; they are
+  // converted before they are sent if that makes them smaller and leaves their value, after it else. Returns
+  // the bytes that the bucket holds for the tensor on any rank (bytes_of_move), or -1 with nothing done if
+  // they are more than `most`. NotImplementedError for masks, norms and symbols; ValueError if the local
+  // tensor is not what its spec says.
+  int64_t add(py::handle dtensor, int64_t holder, std::optional<at::ScalarType> dtype, int64_t most);
+
+  // Sends everything.
+  void start();
+
+  // The next whole, or None on a rank that does not get it.
+  py::object take();
+
+ private:
+  struct Added {
+    bool is_here = false;  // whether this rank gets the whole
+    bool is_inside = false;
+    std::optional<at::ScalarType> dtype;  // what it is converted to at last
+  };
+
+  std::vector<Added> added_;
+  std::vector<ManyItem> items_;  // of the tensors whose mesh has this rank
+  std::unique_ptr<Bucket> bucket_;
+  size_t num_taken_ = 0;
+};
+
+}  // namespace funcol::python

@@ -1,0 +1,158 @@
+#include "transfer/dtensors/rank_transfer.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "layout/cache.h"
+#include "layout/hash.h"
+#include "layout/tensor_meta.h"
+#include "pyobjects/attributes.h"
+
+namespace funcol::python {
+namespace {
+
+Cache<HolderKey, ManyItem>& holder_moves() {
+  static auto* const cache =
+      new Cache<HolderKey, ManyItem>(find_table("holder_moves"));  // NOLINT: outlives Python
+  return *cache;
+}
+
+// The layout of the tensor once its partials are reduced.
+Layout reduced(Layout layout) {
+  for (auto& placement : layout.placements) {
+    placement = placement.is_partial() ? Placement::replicate() : placement;
+  }
+  return layout;
+}
+
+Layout replicated(const Mesh& mesh) { return {std::vector<Placement>(mesh.sizes.size()), {}}; }
+
+Layout checked_layout(const HolderKey& key, const Mesh& mesh) {
+  try {
+    const auto num_dims = static_cast<int64_t>(key.shape.size());
+    const auto layout =
+        make_layout("funcol::redistribute", key.layout.placements, key.layout.order, mesh, num_dims);
+    return without_strided_shards(layout, mesh, key.shape);
+  } catch (const std::invalid_argument& error) {
+    TORCH_CHECK_VALUE(false, error.what());
+  }
+}
+
+bool has_group(AxisSet axes, const Mesh& mesh) {
+  return num_axes(axes) == 1 || std::ranges::find(mesh.merged, axes) != mesh.merged.end();
+}
+
+// The axes along whose group the tensor moves; none if nobody sends. `is_p2p`: no group has just these ranks.
+AxisSet axes_of_move(const HolderKey& key, const Layout& layout, const Mesh& mesh, bool& is_p2p) {
+  AxisSet cutting = 0;
+  AxisSet all = 0;
+  for (int64_t axis = 0; axis < mesh.num_axes(); ++axis) {
+    all |= mesh.sizes[axis] > 1 ? axis_set(axis) : 0;
+    cutting |= mesh.sizes[axis] > 1 && layout.placements[axis].is_shard() ? axis_set(axis) : 0;
+  }
+  is_p2p = false;
+  if (!key.is_back && !key.is_for_all && (cutting == 0 || has_group(cutting, mesh))) {
+    return cutting;
+  }
+  is_p2p = all != 0 && !has_group(all, mesh);
+  return all;
+}
+
+ManyItem make_move(const HolderKey& key, py::handle device_mesh, KnownMesh& known) {
+  const auto& mesh = known.mesh;
+  TORCH_INTERNAL_ASSERT(known.coordinate.has_value());
+  const auto layout = reduced(checked_layout(key, mesh));
+  ManyItem item;
+  const auto device_type = attribute<"device_type">(device_mesh).cast<std::string>();
+  item.bytes = bytes_of_move(key, mesh, device_type == "cpu");
+  if (!key.is_back) {
+    RedistributionKey reduction;
+    reduction.mesh_id = key.mesh_id;
+    reduction.src = key.layout;
+    reduction.dst = key.holder == kEveryRank ? replicated(mesh) : reduced(key.layout);
+    reduction.shape = key.shape;
+    reduction.itemsize = key.itemsize;
+    item.execution = find_execution(reduction, device_mesh, known);
+  }
+  bool is_p2p = false;
+  const auto axes = key.holder == kEveryRank ? 0 : axes_of_move(key, layout, mesh, is_p2p);
+  if (axes == 0) {
+    return item;
+  }
+  AxisGroup group;
+  std::vector<int64_t> peers;
+  if (is_p2p) {
+    peers = all_ranks(device_mesh, known);
+    group.group = known.world;
+  } else {
+    group = find_group(axes, device_mesh, known);
+  }
+  const GroupRanks every(mesh, (AxisSet{1} << mesh.num_axes()) - 1, *known.coordinate);
+  const GroupRanks ranks(mesh, axes, *known.coordinate, group.members);
+  const HolderStep step{group.group, peers, ranks, mesh, layout, key.shape, every.coordinate(key.holder)};
+  auto last = key.is_back ? flat_from_holder(step) : flat_to_holder(step);
+  last.description = c10::str(key.is_back ? "from" : "to", " rank ", key.holder, ", ", to_string(layout),
+                              " of ", at::IntArrayRef(key.shape));
+  item.last = std::make_shared<const PackedExchange>(std::move(last));
+  item.last_id = shared_signature(item.last->signature());
+  return item;
+}
+
+}  // namespace
+
+size_t HolderKey::hash() const {
+  Hash hash;
+  hash.add(mesh_id);
+  hash.add(layout);
+  hash.add_all(shape);
+  hash.add(static_cast<uint64_t>(holder));
+  hash.add(static_cast<uint64_t>(is_back));
+  return hash.value();
+}
+
+ManyItem item_of_move(const HolderKey& key, py::handle device_mesh, KnownMesh& known, at::Tensor local) {
+  const auto* const found = holder_moves().find(key);
+  auto item = found != nullptr ? *found : make_move(key, device_mesh, known);
+  if (found == nullptr) {
+    holder_moves().put(key, item);
+  }
+  item.local = std::move(local);
+  return item;
+}
+
+int64_t bytes_of_move(const HolderKey& key, const Mesh& mesh, bool is_on_cpu) {
+  const auto layout = checked_layout(key, mesh);
+  const auto longest = num_elements(local_shape(layout, mesh, key.shape, Coordinate(mesh.num_axes(), 0)));
+  AxisSet cutting = 0;
+  int64_t least = mesh.num_ranks();
+  bool is_partial = false;
+  for (int64_t axis = 0; axis < mesh.num_axes(); ++axis) {
+    is_partial = is_partial || layout.placements[axis].is_partial();
+    if (mesh.sizes[axis] > 1 && layout.placements[axis].is_shard()) {
+      cutting |= axis_set(axis);
+      least = std::min(least, mesh.sizes[axis]);
+    }
+  }
+  int64_t held = key.holder == kEveryRank ? longest * mesh.num_ranks(cutting) : num_elements(key.shape);
+  if (key.holder == kEveryRank && num_axes(cutting) > 1 && !has_group(cutting, mesh)) {
+    held += held / least;  // it is gathered axis by axis: the tensor before the last gather
+  }
+  if (cutting == 0 && !is_partial) {
+    return 0;
+  }
+  // gloo gathers and reduces in a buffer of its own.
+  const bool is_twice = is_partial || (is_on_cpu && key.holder == kEveryRank);
+  return (held * (is_twice ? 2 : 1) + longest) * key.itemsize;
+}
+
+int64_t number_in_mesh(const Coordinate& coordinate, const Mesh& mesh) {
+  int64_t number = 0;
+  for (int64_t axis = 0; axis < mesh.num_axes(); ++axis) {
+    number = number * mesh.sizes[axis] + coordinate[axis];
+  }
+  return number;
+}
+
+}  // namespace funcol::python

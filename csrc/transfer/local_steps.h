@@ -1,0 +1,50 @@
+// The steps of a plan, on one rank's tensor.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+
+#include "transfer/executor.h"
+#include "transfer/packed_exchange.h"
+
+namespace funcol {
+
+// A rank's tensor between two steps.
+struct LocalTensor {
+  at::Tensor tensor;
+  bool is_callers;          // it shares memory with the caller's tensor
+  bool may_change = false;  // the caller may write to that memory while a collective still reads it
+};
+
+// A step of a plan on one rank. All its forms send the same bytes in the same order, so ranks may differ in
+// the form that they take. Steps that go together by flat() do so on all ranks.
+class LocalStep {
+ public:
+  virtual ~LocalStep() = default;
+  virtual LocalTensor run(const LocalTensor& local, const MaskHooks& masks) const = 0;
+
+  // run() for a tensor that no layer watches and that needs no gradient.
+  virtual LocalTensor run_plain(const LocalTensor& local, const MaskHooks& masks) const {
+    return run(local, masks);
+  }
+
+  // run() for a tensor like those of run_plain() on the CPU, without the dispatcher: the result has arrived.
+  virtual LocalTensor run_now(const LocalTensor& local, const MaskHooks& masks) const {
+    return run(local, masks);
+  }
+
+  // Raises what run() would raise for a tensor of this dtype and device before it sends anything.
+  virtual void check(const at::Tensor& /*tensor*/) const {}
+
+  // The step as a part of a collective of several tensors; null if it sends nothing. finish() completes the
+  // result of that collective.
+  virtual std::shared_ptr<const PackedExchange> flat() const { return nullptr; }
+  virtual at::Tensor finish(at::Tensor moved) const { return moved; }
+};
+
+// `step` of `plan` for the rank at `coordinate`. Throws if the plan contradicts itself or a group is missing.
+std::unique_ptr<LocalStep> make_local_step(const Plan& plan, const Step& step, const AxisGroups& groups,
+                                           const Coordinate& coordinate);
+
+}  // namespace funcol

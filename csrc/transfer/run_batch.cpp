@@ -1,0 +1,60 @@
+#include "transfer/run_batch.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+
+#include "async/async_tensor.h"
+#include "async/dispatch_modes.h"
+#include "comm/orphaned_works.h"
+#include "transfer/bundle.h"
+
+namespace funcol {
+namespace {
+
+bool is_watched(const at::Tensor& tensor) {
+  return tensor.is_meta() || belongs_to_layer(tensor) ||
+         (at::GradMode::is_enabled() && tensor.requires_grad());
+}
+
+void check(const ManyItem& item, bool is_watched) {
+  TORCH_CHECK_NOT_IMPLEMENTED(!item.last || !is_watched,
+                              "funcol::redistribute_many: tensors move to their owners and back outside of "
+                              "compiled regions and modes, and without gradients. Call it under "
+                              "torch.no_grad(), and not while anything traces.");
+  if (item.execution) {
+    item.execution->check(item.local);
+  }
+}
+
+}  // namespace
+
+std::vector<at::Tensor> run_many(const std::vector<ManyItem>& items, bool async_op, int64_t together_bytes) {
+  const bool are_watched = has_active_layers() || std::ranges::any_of(items, [](const auto& item) {
+                             return is_watched(item.local);
+                           });
+  for (const auto& item : items) {
+    check(item, are_watched);
+  }
+  std::vector<at::Tensor> results(items.size());
+  if (!are_watched) {
+    sweep_some_orphans();
+  }
+  auto bundles = bundles_of(items, async_op, together_bytes, are_watched);
+  bool goes_on = true;
+  for (size_t step = 0; goes_on; ++step) {
+    goes_on = false;
+    for (auto& bundle : bundles) {
+      if (step < bundle.num_steps()) {
+        bundle.take_step(step);
+        goes_on = true;
+      }
+    }
+  }
+  for (auto& bundle : bundles) {
+    bundle.finish(results);
+  }
+  return results;
+}
+
+}  // namespace funcol

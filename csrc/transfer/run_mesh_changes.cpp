@@ -1,0 +1,127 @@
+#include "transfer/run_mesh_changes.h"
+
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "comm/orphaned_works.h"
+#include "transfer/run_batch.h"
+
+namespace funcol {
+namespace {
+
+using Items = std::vector<MeshChangeItem>;
+
+// The numbers of the items that travel together: of one dtype, within a bound. Equal on all ranks.
+std::vector<std::vector<size_t>> batches_of(const Items& items, int64_t together_bytes) {
+  struct Open {
+    size_t batch = 0;
+    int64_t bytes = 0;
+  };
+  std::vector<std::vector<size_t>> batches;
+  std::map<at::ScalarType, Open> open;
+  for (size_t i = 0; i < items.size(); ++i) {
+    const int64_t bytes = items[i].parts->peak_bytes;
+    const auto [found, is_new] = open.try_emplace(items[i].local.scalar_type());
+    auto& last = found->second;
+    if (is_new || last.bytes + bytes > together_bytes) {
+      last = {batches.size(), 0};
+      batches.emplace_back();
+    }
+    batches[last.batch].push_back(i);
+    last.bytes += bytes;
+  }
+  return batches;
+}
+
+// The items of a batch, whose tensors it replaces step by step.
+class Batch {
+ public:
+  // Runs what comes before the transfers, and starts these, from `scratch` if it is large enough.
+  Batch(Items& items, std::vector<size_t> indices, bool async_op, int64_t together_bytes,
+        const at::Tensor& scratch)
+      : items_(&items), indices_(std::move(indices)), async_op_(async_op), together_bytes_(together_bytes) {
+    run_part(&MeshChangeParts::before);
+    std::vector<TransferItem> moving;
+    for (const size_t i : indices_) {
+      if (items[i].parts->transfer) {
+        moving.push_back({items[i].parts->transfer, std::move(items[i].local)});
+        moved_.push_back(i);
+      }
+    }
+    if (!moving.empty()) {
+      transfers_.emplace(std::move(moving), scratch);
+    }
+  }
+
+  // Returns a buffer for the batch after the next, or an undefined tensor.
+  at::Tensor finish() {
+    at::Tensor scratch;
+    if (transfers_.has_value()) {
+      put(moved_, transfers_->results(async_op_));
+      scratch = transfers_->take_scratch();
+      transfers_.reset();
+    }
+    run_part(&MeshChangeParts::after);
+    return scratch;
+  }
+
+ private:
+  // Runs the redistributions of those that have one.
+  void run_part(std::shared_ptr<const Execution> MeshChangeParts::*part) {
+    std::vector<ManyItem> running;
+    std::vector<size_t> places;
+    for (const size_t i : indices_) {
+      if (const auto& execution = (*(*items_)[i].parts).*part) {
+        running.push_back({execution, std::move((*items_)[i].local), {}});
+        places.push_back(i);
+      }
+    }
+    put(places, run_many(running, async_op_, together_bytes_));
+  }
+
+  void put(const std::vector<size_t>& places, std::vector<at::Tensor> tensors) {
+    for (size_t i = 0; i < places.size(); ++i) {
+      (*items_)[places[i]].local = std::move(tensors[i]);
+    }
+  }
+
+  Items* items_;
+  std::vector<size_t> indices_;
+  bool async_op_;
+  int64_t together_bytes_;
+  std::vector<size_t> moved_;  // items with a transfer
+  std::optional<StartedTransfers> transfers_;
+};
+
+}  // namespace
+
+std::vector<at::Tensor> run_mesh_changes(Items items, bool async_op, int64_t together_bytes) {
+  sweep_some_orphans();
+  for (const auto& item : items) {
+    if (item.parts->before) {
+      item.parts->before->check(item.local);
+    }
+  }
+  std::optional<Batch> running;
+  at::Tensor scratch;
+  for (auto& indices : batches_of(items, together_bytes)) {
+    Batch next(items, std::move(indices), async_op, together_bytes, std::exchange(scratch, {}));
+    if (running.has_value()) {
+      scratch = running->finish();
+    }
+    running = std::move(next);
+  }
+  if (running.has_value()) {
+    running->finish();
+  }
+  std::vector<at::Tensor> results;
+  for (auto& item : items) {
+    const auto& parts = *item.parts;
+    const bool is_outside = !parts.before && !parts.transfer && !parts.after;
+    results.push_back(is_outside ? item.local.new_empty({0}) : std::move(item.local));
+  }
+  return results;
+}
+
+}  // namespace funcol

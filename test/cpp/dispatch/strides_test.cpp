@@ -1,5 +1,6 @@
 #include "dispatch/strides.h"
 
+#include <ATen/ops/empty.h>
 #include <gtest/gtest.h>
 #include <pybind11/stl.h>
 

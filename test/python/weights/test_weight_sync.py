@@ -146,7 +146,6 @@ def test_a_trainer_keeps_engines_in_step(rows: list[list[int]]) -> None:
     run_ranks(trains_and_serves, 5, rows, None)
 
 
-@pytest.mark.cpu_only
 def test_ranks_outside_of_the_group_need_not_call() -> None:
     run_ranks(trains_and_serves, 5, [[2], [3]], [0, 1, 2, 3])
 

@@ -14,6 +14,7 @@ from .layouts import Layout, Parts, parts_of
 from .recording import Key, Recording, Value
 
 _TOLERANCE = 1e-10  # relative, of float64
+_NORM_TOLERANCE = 1e-6  # relative, between ranks that have all gradients
 _LEAST_SCALE = 1e-3  # of the largest value of a kind: round-off of what is smaller counts by this
 _NOISE_FACTOR = 4.0  # how much more than a perturbed reference a run may differ
 _LEAST_NUMBERS = 8  # distinct ones from which the precision of a tensor is told
@@ -86,6 +87,8 @@ class Comparison:
         parts = parts_of(values, self._mesh, self._axes, self._bound(key, target))
         if parts is None:
             return finding
+        if key.kind == "norm" and replace(parts, bound=_NORM_TOLERANCE * float(target)).varying():
+            return finding  # norms of shards
         self._declare(key, parts)
         if _GROUPS.get(key.kind) == "gradient":
             if self._scale is None and target.numel() > 1:
@@ -96,8 +99,6 @@ class Comparison:
         if key.kind == "param":
             self._weights[weight] = layout
             is_own = any(one.shape != target.shape for one in parts.tensors.values())  # such as fused weights
-        elif key.kind == "norm":
-            is_own = bool(parts.varying())  # of shards
         else:
             is_own = key.kind in _WEIGHTS and self._weights.get(weight) is None
         if layout is not None:

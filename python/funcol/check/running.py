@@ -38,9 +38,10 @@ class CheckError(ValueError):
 
 
 @dataclass
-class Options:
-    """The arguments of a check: see :func:`funcol.check`."""
+class Check:
+    """A check, which all ranks of the default group run alike. Arguments: see :func:`funcol.check`."""
 
+    program: Program
     mesh_shape: tuple[int, ...]
     axes: tuple[str, ...]
     device: str
@@ -49,6 +50,7 @@ class Options:
     timeout_s: float
     max_bytes: int
     layouts: Mapping[str, Sequence[str]]
+    recorder: Recorder | None = None  # of the run in progress
 
     def __post_init__(self) -> None:
         shape, names = self.mesh_shape, ", ".join(self.axes)
@@ -64,25 +66,17 @@ class Options:
                     f"the layout of '{name}' has {len(ops)} ops, expected one for each of {names}."
                 )
 
-
-class Check:
-    """A check on this rank of the default group; all ranks make it alike."""
-
-    def __init__(self, program: Program, options: Options) -> None:
-        self._program = program
-        self._options = options
-        self._agreement = Agreement("check", None)
-        self._recorder = Recorder(0, lambda root: None)
-
-    def where(self) -> str:
-        """Returns the place where this rank is, for a report of a hang."""
-        return self._recorder.where()
-
     def run(self) -> Report:
         """Returns the report, on all ranks. ``CheckError`` on all if the check cannot be made."""
-        options = self._options
-        self._mesh = init_device_mesh(options.device, options.mesh_shape, mesh_dim_names=options.axes)
-        self._ranks = init_device_mesh(options.device, (dist.get_world_size(),))
+        num_ranks = math.prod(self.mesh_shape)
+        if dist.get_world_size() != num_ranks:
+            raise CheckError(
+                f"the mesh {self.mesh_shape} has {num_ranks} ranks, and {dist.get_world_size()} run. "
+                "Start as many ranks as the mesh has."
+            )
+        self._agreement = Agreement("check", None)
+        self._mesh = init_device_mesh(self.device, self.mesh_shape, mesh_dim_names=self.axes)
+        self._ranks = init_device_mesh(self.device, (num_ranks,))
         weights: dict[str, Tensor] = {}
         reference: Reference | None = None
         told: Any = None
@@ -102,7 +96,7 @@ class Check:
         keys = [Key(*key) for key in told[0]]
         for name, shape, dtype in told[1]:
             dtype = getattr(torch, dtype.removeprefix("torch."))
-            full = torch.empty(shape, dtype=dtype, device=options.device)
+            full = torch.empty(shape, dtype=dtype, device=self.device)
             dist.broadcast(full.copy_(weights.get(name, full)), src=0)
             weights[name] = full
         report, has_guessed = self._checked(reference, weights, keys, guesses=True)
@@ -123,8 +117,8 @@ class Check:
             made.values[NORM] = _norm_of(made.model)
             return made
 
-        eps = torch.finfo(getattr(torch, self._options.dtype)).eps
-        return Reference(run(0.0), eps, run(eps).values if self._options.dtype != "float64" else None)
+        eps = torch.finfo(getattr(torch, self.dtype)).eps
+        return Reference(run(0.0), eps, run(eps).values if self.dtype != "float64" else None)
 
     def _checked(
         self, reference: Reference | None, weights: Mapping[str, Tensor], keys: list[Key], guesses: bool
@@ -133,7 +127,7 @@ class Check:
         guessed: list[str] = []
 
         def load(root: nn.Module) -> None:
-            guessed.extend(_load(root, weights, self._mesh, self._options.layouts, guesses))
+            guessed.extend(_load(root, weights, self._mesh, self.layouts, guesses))
 
         run = self._run(self._mesh, load)
         own = _joined_calls(run.values, {*keys})
@@ -148,20 +142,19 @@ class Check:
         if reference is None:
             assert not [*streamed]
             return Report.of(self._agreement.tell("")[0]), any(all_guessed)
-        options, values = self._options, reference.run.values
-        comparison = Comparison(reference, self._mesh.mesh.cpu(), options.axes, options.layouts)
+        values, drew = reference.run.values, {*itertools.chain(reference.run.drawing, *drawing)}
+        comparison = Comparison(reference, self._mesh.mesh.cpu(), self.axes, self.layouts)
         findings = [comparison.judge(*each) for each in streamed]
-        drew = sorted({*itertools.chain(reference.run.drawing, *drawing)})
         report = Report(
-            dict(zip(options.axes, options.mesh_shape, strict=True)),
-            options.dtype,
+            dict(zip(self.axes, self.mesh_shape, strict=True)),
+            self.dtype,
             Verdict(findings, drew, {**reference.run.lines, **run.lines}).faults(),
             findings,
             reference.run.classes,
             values[LOSS].number() if LOSS in values else None,
             values[NORM].number(),
             own[NORM].number() if findings[-1].agrees is not None else None,
-            drew,
+            sorted(drew),
         )
         return Report.of(self._agreement.tell(report.json())[0]), any(all_guessed)
 
@@ -169,21 +162,32 @@ class Check:
         self, mesh: DeviceMesh | None, begin: Callable[[nn.Module], None], noise: float = 0.0
     ) -> Recording:
         def widen_and_begin(root: nn.Module) -> None:
-            if self._options.dtype == "float64":
+            if self.dtype == "float64":
                 widen(root)
             begin(root)
 
-        recorder = self._recorder = Recorder(self._options.max_bytes, widen_and_begin, noise)
-        torch.manual_seed(self._options.seed)
-        random.seed(self._options.seed)
-        with _defaults(self._options):
+        recorder = self.recorder = Recorder(self.max_bytes, widen_and_begin, noise)
+        torch.manual_seed(self.seed)
+        random.seed(self.seed)
+        with self._defaults():
             try:
                 with recorder.running(is_reference=mesh is None):
-                    model, loss, optimizer = _results(self._program(mesh))
+                    model, loss, optimizer = _results(self.program(mesh))
             except Exception as error:
                 error.add_note(f"rank {dist.get_rank()} was in {recorder.where()}")
                 raise
             return recorder.finish(without_ddp(model), loss, optimizer)
+
+    @contextmanager
+    def _defaults(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            if self.dtype == "float64":
+                stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+                torch.set_default_dtype(torch.float64)
+                stack.enter_context(_Widened())
+            if self.device != "cpu":
+                stack.enter_context(torch.device(self.device))
+            yield
 
     def _streamed(
         self, keys: Sequence[Key], heads: Sequence[Heads], own: Mapping[Key, Value]
@@ -194,10 +198,10 @@ class Check:
             for i, key in enumerate(keys):
                 numbers = own.get(key, Value(None)).bytes()
                 size = max([1, *(one[i][-1] for one in heads if one[i] is not None)])
-                row = nn.functional.pad(numbers, (0, size - numbers.numel())).to(self._options.device)
+                row = nn.functional.pad(numbers, (0, size - numbers.numel())).to(self.device)
                 yield str(i), DTensor.from_local(row[None], self._ranks, [Shard(0)], run_check=False)
 
-        most = min(self._options.max_bytes, _BUCKET_BYTES)
+        most = min(self.max_bytes, _BUCKET_BYTES)
         with full_tensors(rows(), to=0, bucket_bytes=most, device="cpu") as stream:
             for i, (_, full) in enumerate(stream):
                 if full is not None:
@@ -259,18 +263,6 @@ class _Widened(TorchFunctionMode):
 
         kwargs = {name: widened(one) for name, one in (kwargs or {}).items()}
         return _WIDER.get(func, func)(*map(widened, args), **kwargs)
-
-
-@contextmanager
-def _defaults(options: Options) -> Iterator[None]:
-    with ExitStack() as stack:
-        if options.dtype == "float64":
-            stack.callback(torch.set_default_dtype, torch.get_default_dtype())
-            torch.set_default_dtype(torch.float64)
-            stack.enter_context(_Widened())
-        if options.device != "cpu":
-            stack.enter_context(torch.device(options.device))
-        yield
 
 
 def _norm_of(model: nn.Module) -> Value:

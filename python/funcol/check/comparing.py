@@ -25,15 +25,6 @@ _GROUPS = {"grad_input": "gradient", "grad_output": "gradient", "step": "param"}
 
 
 @dataclass
-class Reference:
-    """The run without a mesh, and unless in float64 one with random errors of the size ``eps``."""
-
-    run: Recording
-    eps: float
-    perturbed: Mapping[Key, Value] | None
-
-
-@dataclass
 class Finding:
     """The result for one recorded tensor. ``agrees`` is None if there is nothing to compare it by."""
 
@@ -54,10 +45,10 @@ class Comparison:
     for outputs of modules and for parameters, by name."""
 
     def __init__(
-        self, reference: Reference, mesh: Tensor, axes: Sequence[str], declared: Mapping[str, Sequence[str]]
+        self, reference: Recording, mesh: Tensor, axes: Sequence[str], declared: Mapping[str, Sequence[str]]
     ) -> None:
         self._reference = reference
-        self._values = reference.run.values
+        self._values = reference.values
         self._mesh = mesh
         self._axes = axes
         self._declared = declared
@@ -133,11 +124,12 @@ class Comparison:
         target = self._values[key].local
         assert target is not None
         largest = max(_largest(target), _LEAST_SCALE * self._largest[_GROUPS.get(key.kind, key.kind)])
-        if self._reference.perturbed is None:
+        perturbed = self._reference.perturbed
+        if perturbed is None:
             return _TOLERANCE * largest
-        one = self._reference.perturbed.get(key, Value(None)).local
+        one = perturbed.values.get(key, Value(None)).local
         noise = 0.0 if one is None or one.shape != target.shape else _largest(one - target)
-        return _NOISE_FACTOR * max(noise, self._reference.eps * largest)
+        return _NOISE_FACTOR * max(noise, perturbed.noise * largest)
 
 
 @dataclass

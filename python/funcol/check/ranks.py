@@ -121,7 +121,7 @@ def _check_on_new_ranks(check: Check) -> Report:
 
 
 def _run_rank(rank: int, num_ranks: int, check: Check, folder: Path) -> None:
-    """Is the process of a new rank."""
+    """Runs the check in the process of a new rank, and leaves in ``folder`` how it ended."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(num_ranks))
     torch.set_num_threads(1)

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -87,6 +87,8 @@ class Recording(NamedTuple):
     classes: Mapping[str, str]
     lines: Mapping[str, tuple[str, str]]
     drawing: list[str]
+    noise: float  # see Recorder
+    perturbed: Recording | None = None  # a run of the same program with noise
 
 
 def _wide(name: str) -> torch.dtype:
@@ -145,9 +147,6 @@ class Recorder:
         parents: dict[nn.Module, None] = {}
         called: Any = nn.Module.__call__
 
-        def registered(parent: nn.Module, name: str, child: nn.Module | None) -> None:
-            parents[parent] = None
-
         def recorded(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling() or _is_recomputing():
                 return called(module, *args, **kwargs)
@@ -163,15 +162,14 @@ class Recorder:
             finally:
                 nn.Module.__call__ = recorded  # type: ignore[method-assign]
 
-        handle = nn.modules.module.register_module_module_registration_hook(registered)
-        nn.Module.__call__ = recorded  # type: ignore[method-assign]
-        draws = FullDraws(lambda: bool(self._running) or _is_recomputing())
-        try:
-            with draws if is_reference and is_installed() else nullcontext():
-                yield
-        finally:
-            nn.Module.__call__ = called  # type: ignore[method-assign]
-            handle.remove()
+        with ExitStack() as stack:
+            register = nn.modules.module.register_module_module_registration_hook
+            stack.callback(register(lambda parent, name, child: parents.update({parent: None})).remove)
+            stack.callback(setattr, nn.Module, "__call__", called)
+            if is_reference and is_installed():
+                stack.enter_context(FullDraws(lambda: bool(self._running) or _is_recomputing()))
+            nn.Module.__call__ = recorded  # type: ignore[method-assign]
+            yield
 
     def _call(self, called: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         call = self._calls[module] = self._calls.get(module, -1) + 1
@@ -263,6 +261,7 @@ class Recorder:
             classes={name: type(module).__name__ for module, name in names.items()},
             lines={name: (_definition(one), self._sites.get(one, "")) for one, name in names.items()},
             drawing=[names[one] for one in self._draws if one in names],
+            noise=self._noise[1],
         )
 
 

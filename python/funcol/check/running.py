@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from ..redistribution.functions import redistribute
 from ..weights.agreement import Agreement, reason_of
 from ..weights.export import full_tensors
-from .comparing import Comparison, Reference
+from .comparing import Comparison
 from .recording import LOSS, NORM, Key, Recorder, Recording, Value, own_line, plain_name, widen, without_ddp
 from .report import Report
 from .verdict import Verdict
@@ -78,13 +78,13 @@ class Check:
         self._mesh = init_device_mesh(self.device, self.mesh_shape, mesh_dim_names=self.axes)
         self._ranks = init_device_mesh(self.device, (num_ranks,))
         weights: dict[str, Tensor] = {}
-        reference: Reference | None = None
+        reference: Recording | None = None
         told: Any = None
         if dist.get_rank() == 0:
             try:
                 reference = self._reference(weights)
                 # Parameters come first: their layouts are those of their gradients.
-                keys = sorted(reference.run.values, key=lambda key: key.kind != "param")
+                keys = sorted(reference.values, key=lambda key: key.kind != "param")
                 told = keys, [(name, [*one.shape], str(one.dtype)) for name, one in weights.items()]
             except CheckError as error:
                 told = str(error)
@@ -105,8 +105,9 @@ class Check:
             report = other if other.ok else report
         return report
 
-    def _reference(self, weights: dict[str, Tensor]) -> Reference:
-        """Runs the program without a mesh, and gives ``weights`` those before the first call."""
+    def _reference(self, weights: dict[str, Tensor]) -> Recording:
+        """Runs the program without a mesh, and gives ``weights`` those before the first call. Unless in
+        float64, it runs again with random errors of the size of the dtype's."""
 
         def keep(root: nn.Module) -> None:
             held = [*root.named_parameters(), *root.named_buffers()]
@@ -117,11 +118,12 @@ class Check:
             made.values[NORM] = _norm_of(made.model)
             return made
 
-        eps = torch.finfo(getattr(torch, self.dtype)).eps
-        return Reference(run(0.0), eps, run(eps).values if self.dtype != "float64" else None)
+        if self.dtype == "float64":
+            return run(0.0)
+        return run(0.0)._replace(perturbed=run(torch.finfo(getattr(torch, self.dtype)).eps))
 
     def _checked(
-        self, reference: Reference | None, weights: Mapping[str, Tensor], keys: list[Key], guesses: bool
+        self, reference: Recording | None, weights: Mapping[str, Tensor], keys: list[Key], guesses: bool
     ) -> tuple[Report, bool]:
         """Returns the report of a parallel run, and true if weights were loaded by a guess."""
         guessed: list[str] = []
@@ -142,15 +144,15 @@ class Check:
         if reference is None:
             assert not [*streamed]
             return Report.of(self._agreement.tell("")[0]), any(all_guessed)
-        values, drew = reference.run.values, {*itertools.chain(reference.run.drawing, *drawing)}
+        values, drew = reference.values, {*itertools.chain(reference.drawing, *drawing)}
         comparison = Comparison(reference, self._mesh.mesh.cpu(), self.axes, self.layouts)
         findings = [comparison.judge(*each) for each in streamed]
         report = Report(
             dict(zip(self.axes, self.mesh_shape, strict=True)),
             self.dtype,
-            Verdict(findings, drew, {**reference.run.lines, **run.lines}).faults(),
+            Verdict(findings, drew, {**reference.lines, **run.lines}).faults(),
             findings,
-            reference.run.classes,
+            reference.classes,
             values[LOSS].number() if LOSS in values else None,
             values[NORM].number(),
             own[NORM].number() if findings[-1].agrees is not None else None,
@@ -307,10 +309,10 @@ def _joined_calls(values: Mapping[Key, Value], wanted: set[Key]) -> dict[Key, Va
     micro-batches of a pipeline, are joined to one."""
     found = dict(values)
     for key in [key for key in found if key.call and key not in wanted]:
-        first, more = found.get(key._replace(call=0)), found[key].local
-        if first is None or first.local is None or more is None or not more.ndim:
+        first, more = found.get(key._replace(call=0), Value(None)), found[key].local
+        if first.local is None or more is None or not first.local.ndim == more.ndim > 0:
             continue
-        if first.local.ndim == more.ndim and first.local.shape[1:] == more.shape[1:]:
+        if first.local.shape[1:] == more.shape[1:]:
             first.local = torch.cat([first.local, more])
     return found
 

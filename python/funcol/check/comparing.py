@@ -15,10 +15,10 @@ from .recording import Key, Recording, Value
 
 _TOLERANCE = 1e-10  # relative, of float64
 _NORM_TOLERANCE = 1e-6  # relative, between ranks that have all gradients
-_LEAST_SCALE = 1e-3  # of the largest value of a kind: round-off of what is smaller counts by this
-_NOISE_FACTOR = 4.0  # how much more than a perturbed reference a run may differ
-_LEAST_NUMBERS = 8  # distinct ones from which the precision of a tensor is told
-_NEAR = 0.05  # relative to the largest value: what a lower precision may change
+_LEAST_SCALE = 1e-3  # relative to the largest value of a kind: smaller tensors get the bound of this one
+_NOISE_FACTOR = 4.0  # by which a run may differ more than the perturbed reference does
+_LEAST_NUMBERS = 8  # distinct numbers without which the precision of a tensor is not judged
+_NEAR = 0.05  # difference that a lower precision may make, relative to the largest value
 _LOWER = {"float64": ("float32", "bfloat16", "float16"), "float32": ("bfloat16", "float16")}
 _WEIGHTS = ("param", "grad", "step")
 _GROUPS = {"grad_input": "gradient", "grad_output": "gradient", "step": "param"}  # of equal magnitude
@@ -26,7 +26,7 @@ _GROUPS = {"grad_input": "gradient", "grad_output": "gradient", "step": "param"}
 
 @dataclass
 class Finding:
-    """The result for one recorded tensor. ``agrees`` is None if there is nothing to compare it by."""
+    """The result for one recorded tensor. ``agrees`` is None if it cannot be compared."""
 
     module: str
     kind: str  # of tensor: see Key
@@ -34,10 +34,10 @@ class Finding:
     path: str
     agrees: bool | None = None
     layout: str = ""
-    partial: str = ""  # the axes over which it still has to be reduced
+    partial: str = ""  # the axes over which it is still to be reduced
     fault: str = ""  # the kind of the fault
     detail: str = ""
-    varying: str = ""  # the axes along which ranks have other values
+    varying: str = ""  # the axes along which ranks differ
 
 
 class Comparison:
@@ -66,7 +66,7 @@ class Comparison:
         self._factors = sorted(factors - {1.0}, key=lambda factor: abs(math.log(factor)))
 
     def judge(self, key: Key, values: Sequence[Value | None]) -> Finding:
-        """Compares what the ranks have under ``key``, parameters first; None is a rank without it."""
+        """Compares the values of the ranks under ``key``, None for a rank without it. Parameters go first."""
         target = self._values[key].local
         finding = Finding(*key)
         if target is None or (key.kind == "step" and self._is_round_off(key._replace(kind="grad"))):

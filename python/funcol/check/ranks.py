@@ -108,13 +108,13 @@ def _check_on_new_ranks(check: Check) -> Report:
         for process in started.processes:
             process.kill()
         ends = {int(path.stem): json.loads(path.read_text()) for path in Path(folder).glob("*.json")}
-    told = {kind: {r: text for r, (one, text) in sorted(ends.items()) if one == kind} for kind in _STATUS}
-    for text in told["report"].values():
+    texts_of = {kind: {r: text for r, (one, text) in sorted(ends.items()) if one == kind} for kind in _STATUS}
+    for text in texts_of["report"].values():
         return Report.of(text)
-    for text in told["input"].values():
+    for text in texts_of["input"].values():
         raise CheckError(text)
-    kind = "died" if not died.keys() <= ends.keys() else "raised" if told["raised"] else "hang"
-    texts = {**told["raised"], **died} if kind == "died" else told[kind]
+    kind = "died" if not died.keys() <= ends.keys() else "raised" if texts_of["raised"] else "hang"
+    texts = {**texts_of["raised"], **died} if kind == "died" else texts_of[kind]
     detail = "\n".join(f"rank {rank}: {text}" for rank, text in texts.items())
     axes = dict(zip(check.axes, check.mesh_shape, strict=True))
     return Report(axes, check.dtype, [Fault("run", "", kind, detail)])

@@ -79,22 +79,23 @@ class Check:
         self._ranks = init_device_mesh(self.device, (num_ranks,))
         weights: dict[str, Tensor] = {}
         reference: Recording | None = None
-        told: Any = None
+        keys_and_weights: Any = None  # or the text of an error
         if dist.get_rank() == 0:
             try:
                 reference = self._reference(weights)
                 # Parameters come first: their layouts are those of their gradients.
                 keys = sorted(reference.values, key=lambda key: key.kind != "param")
-                told = keys, [(name, [*one.shape], str(one.dtype)) for name, one in weights.items()]
+                metas = [(name, [*one.shape], str(one.dtype)) for name, one in weights.items()]
+                keys_and_weights = keys, metas
             except CheckError as error:
-                told = str(error)
+                keys_and_weights = str(error)
             except Exception as error:
-                told = f"the reference run, program(None), ended with {described(error)}"
-        told = self._agreement.tell(told)[0]
-        if isinstance(told, str):
-            raise CheckError(told)
-        keys = [Key(*key) for key in told[0]]
-        for name, shape, dtype in told[1]:
+                keys_and_weights = f"the reference run, program(None), ended with {described(error)}"
+        keys_and_weights = self._agreement.tell(keys_and_weights)[0]
+        if isinstance(keys_and_weights, str):
+            raise CheckError(keys_and_weights)
+        keys = [Key(*key) for key in keys_and_weights[0]]
+        for name, shape, dtype in keys_and_weights[1]:
             dtype = getattr(torch, dtype.removeprefix("torch."))
             full = torch.empty(shape, dtype=dtype, device=self.device)
             dist.broadcast(full.copy_(weights.get(name, full)), src=0)
@@ -134,8 +135,8 @@ class Check:
         run = self._run(self._mesh, load)
         own = _joined_calls(run.values, {*keys})
         present = [one.kind == "grad" and one in own and own[one].local is not None for one in keys]
-        told = self._agreement.tell([[*_names(own)], guessed, run.drawing, present]).values()
-        names, all_guessed, drawing, all_present = zip(*told, strict=True)
+        of_ranks = self._agreement.tell([[*_names(own)], guessed, run.drawing, present]).values()
+        names, all_guessed, drawing, all_present = zip(*of_ranks, strict=True)
         _check_names(_names(keys), {*itertools.chain(*names)})
         if all(one == present for one in all_present):
             own[NORM] = _norm_of(run.model)

@@ -79,10 +79,9 @@ class Value:
 
 
 class Recording(NamedTuple):
-    """The values of a run of ``model``, and facts on its modules by their names: their classes, the lines
-    that define and call them, and those that drew random numbers."""
+    """The values of a run, and facts on its modules by their names: their classes, the lines that define and
+    call them, and those that drew random numbers."""
 
-    model: nn.Module
     values: dict[Key, Value]
     classes: Mapping[str, str]
     lines: Mapping[str, tuple[str, str]]
@@ -256,7 +255,6 @@ class Recorder:
             optimizer.step()
             add_each("step", lambda parameter: parameter)
         return Recording(
-            model,
             values,
             classes={name: type(module).__name__ for module, name in names.items()},
             lines={name: (_definition(one), self._sites.get(one, "")) for one, name in names.items()},

@@ -115,8 +115,8 @@ class Check:
             weights.update({plain_name(name): one.detach().clone() for name, one in held})
 
         def run(noise: float) -> Recording:
-            made = self._run(None, keep, noise)
-            made.values[NORM] = _norm_of(made.model)
+            model, made = self._run(None, keep, noise)
+            made.values[NORM] = _norm_of(model)
             return made
 
         if self.dtype == "float64":
@@ -132,14 +132,14 @@ class Check:
         def load(root: nn.Module) -> None:
             guessed.extend(_load(root, weights, self._mesh, self.layouts, guesses))
 
-        run = self._run(self._mesh, load)
+        model, run = self._run(self._mesh, load)
         own = _joined_calls(run.values, {*keys})
         present = [one.kind == "grad" and one in own and own[one].local is not None for one in keys]
         of_ranks = self._agreement.tell([[*_names(own)], guessed, run.drawing, present]).values()
         names, all_guessed, drawing, all_present = zip(*of_ranks, strict=True)
         _check_names(_names(keys), {*itertools.chain(*names)})
         if all(one == present for one in all_present):
-            own[NORM] = _norm_of(run.model)
+            own[NORM] = _norm_of(model)
         heads = [own[key].head() if key in own else None for key in keys]
         streamed = self._streamed(keys, [*self._agreement.tell(heads).values()], own)
         if reference is None:
@@ -163,7 +163,7 @@ class Check:
 
     def _run(
         self, mesh: DeviceMesh | None, begin: Callable[[nn.Module], None], noise: float = 0.0
-    ) -> Recording:
+    ) -> tuple[nn.Module, Recording]:
         def widen_and_begin(root: nn.Module) -> None:
             if self.dtype == "float64":
                 widen(root)
@@ -179,7 +179,8 @@ class Check:
             except Exception as error:
                 error.add_note(f"rank {dist.get_rank()} was in {recorder.where()}")
                 raise
-            return recorder.finish(without_ddp(model), loss, optimizer)
+            model = without_ddp(model)
+            return model, recorder.finish(model, loss, optimizer)
 
     @contextmanager
     def _defaults(self) -> Iterator[None]:

@@ -45,8 +45,9 @@ def check(
     of the two runs have other parameters.
     """
     from .ranks import check_on_ranks
-    from .running import Options
+    from .running import Check
 
     axes = tuple(mesh_dim_names) or tuple(f"axis{i}" for i in range(len(mesh_shape)))
-    options = Options(tuple(mesh_shape), axes, device, dtype, seed, timeout_s, max_bytes, layouts or {})
-    return check_on_ranks(program, options)
+    return check_on_ranks(
+        Check(program, tuple(mesh_shape), axes, device, dtype, seed, timeout_s, max_bytes, layouts or {})
+    )

@@ -20,7 +20,7 @@ from torch.multiprocessing.spawn import ProcessException, start_processes
 
 from ..collectives.in_flight import pending
 from .report import Report
-from .running import Check, CheckError, Options, Program, described
+from .running import Check, CheckError, described
 from .verdict import Fault
 
 _PRELOADED = ["torch.distributed.tensor", "torch.distributed.fsdp", "torch._dynamo", "funcol.check.running"]
@@ -28,27 +28,27 @@ _GRACE_S = 5.0  # for ranks to end after the first has failed
 _STATUS = {"report": 0, "raised": 1, "input": 2, "hang": 3}  # of a process, by how it ended
 
 
-def check_on_ranks(program: Program, options: Options) -> Report:
-    """Checks ``program`` on the ranks that run, or on new ones; see :func:`funcol.check`."""
+def check_on_ranks(check: Check) -> Report:
+    """Runs the check on the ranks that run, or on new ones; see :func:`funcol.check`."""
     if not dist.is_initialized():
         if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
-            return _check_on_new_ranks(program, options)
-        _start_group(options)
+            return _check_on_new_ranks(check)
+        _start_group(check)
         # The group stays for later checks: made anew, it could meet addresses of this one in the store.
         atexit.register(_end_group)
-    return _check_on_rank(program, options, None)
+    return _check_on_rank(check, None)
 
 
-def _start_group(options: Options, store: str | None = None) -> None:
+def _start_group(check: Check, store: str | None = None) -> None:
     """Starts the default group as torchrun's variables say."""
     backend = "gloo"
-    if options.device == "cuda":
+    if check.device == "cuda":
         if not torch.cuda.is_available():
             raise CheckError("PyTorch finds no GPU. Check on the CPU: it finds faults of values as well.")
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
         backend = "cpu:gloo,cuda:nccl"
     rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    timeout = timedelta(seconds=options.timeout_s + 60)
+    timeout = timedelta(seconds=check.timeout_s + 60)
     dist.init_process_group(backend, store, timeout, rank=rank, world_size=num_ranks)
 
 
@@ -57,55 +57,47 @@ def _end_group() -> None:
         dist.destroy_process_group()
 
 
-def _check_on_rank(program: Program, options: Options, folder: Path | None) -> Report:
+def _check_on_rank(check: Check, folder: Path | None) -> Report:
     """Runs the check on this rank. A rank that is not done after the timeout ends its process: it says where
     it stopped in ``folder``, or on standard error."""
-    num_ranks = math.prod(options.mesh_shape)
-    if dist.get_world_size() != num_ranks:
-        raise CheckError(
-            f"the mesh {options.mesh_shape} has {num_ranks} ranks, and {dist.get_world_size()} run. "
-            "Start as many ranks as the mesh has."
-        )
-    done = threading.Event()
-    check = Check(program, options)
 
-    def watch() -> None:
-        if not done.wait(options.timeout_s):
-            text = "; ".join([f"stopped in {check.where()}", *map(str, pending())])
-            _end(folder, "hang", text)
+    def stop() -> None:
+        place = "no module yet" if check.recorder is None else check.recorder.where()
+        _end(folder, "hang", "; ".join([f"stopped in {place}", *map(str, pending())]))
 
-    threading.Thread(target=watch, daemon=True).start()
+    watch = threading.Timer(check.timeout_s, stop)
+    watch.daemon = True
+    watch.start()
     try:
         return check.run()
     finally:
-        done.set()
+        watch.cancel()
 
 
 def _end(folder: Path | None, kind: str, text: str) -> None:
     """Ends the process, after it left for the parent, or on standard error, how it ended."""
-    rank = os.environ["RANK"] if folder is not None else str(dist.get_rank())
     if folder is None:
-        print(f"funcol check: rank {rank} {text}", file=sys.stderr, flush=True)
+        print(f"funcol check: rank {dist.get_rank()} {text}", file=sys.stderr, flush=True)
     else:
-        path = folder / f"{rank}.new"
+        path = folder / f"{os.environ['RANK']}.new"
         path.write_text(json.dumps([kind, text]))
         path.rename(path.with_suffix(".json"))
     sys.stdout.flush()
     os._exit(_STATUS[kind])
 
 
-def _check_on_new_ranks(program: Program, options: Options) -> Report:
-    num_ranks = math.prod(options.mesh_shape)
+def _check_on_new_ranks(check: Check) -> Report:
+    num_ranks = math.prod(check.mesh_shape)
     multiprocessing.get_context("forkserver").set_forkserver_preload(_PRELOADED)
-    end = time.monotonic() + options.timeout_s + 4 * _GRACE_S
+    end = time.monotonic() + check.timeout_s + 4 * _GRACE_S
     with tempfile.TemporaryDirectory(prefix="funcol_check_") as folder:
+        arguments = num_ranks, check, Path(folder)
         try:
-            started = start_processes(  # type: ignore[no-untyped-call]
-                _run_rank, (num_ranks, program, options, Path(folder)), num_ranks, False, True, "forkserver"
-            )
+            started = start_processes(_run_rank, arguments, num_ranks, False, True, "forkserver")  # type: ignore[no-untyped-call]
         except Exception as error:
             raise CheckError(
-                f"{program} is not found by name on other ranks: {error}. Define it at the top of a module."
+                f"{check.program} is not found by name on other ranks: {error}. "
+                "Define it at the top of a module."
             ) from None
         died: dict[int, str] = {}
         try:
@@ -116,26 +108,26 @@ def _check_on_new_ranks(program: Program, options: Options) -> Report:
         for process in started.processes:
             process.kill()
         ends = {int(path.stem): json.loads(path.read_text()) for path in Path(folder).glob("*.json")}
-    told = {kind: {r: text for r, (one, text) in sorted(ends.items()) if one == kind} for kind in _STATUS}
-    if told["report"]:
-        return Report.of(next(iter(told["report"].values())))
-    for text in told["input"].values():
+    texts_of = {kind: {r: text for r, (one, text) in sorted(ends.items()) if one == kind} for kind in _STATUS}
+    for text in texts_of["report"].values():
+        return Report.of(text)
+    for text in texts_of["input"].values():
         raise CheckError(text)
-    kind = "died" if not died.keys() <= ends.keys() else "raised" if told["raised"] else "hang"
-    texts = {**told["raised"], **died} if kind == "died" else told[kind]
+    kind = "died" if not died.keys() <= ends.keys() else "raised" if texts_of["raised"] else "hang"
+    texts = {**texts_of["raised"], **died} if kind == "died" else texts_of[kind]
     detail = "\n".join(f"rank {rank}: {text}" for rank, text in texts.items())
-    axes = dict(zip(options.axes, options.mesh_shape, strict=True))
-    return Report(axes, options.dtype, [Fault("run", "", kind, detail)])
+    axes = dict(zip(check.axes, check.mesh_shape, strict=True))
+    return Report(axes, check.dtype, [Fault("run", "", kind, detail)])
 
 
-def _run_rank(rank: int, num_ranks: int, program: Program, options: Options, folder: Path) -> None:
-    """The process of a new rank."""
+def _run_rank(rank: int, num_ranks: int, check: Check, folder: Path) -> None:
+    """Runs the check in the process of a new rank, and leaves in ``folder`` how it ended."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(num_ranks))
     torch.set_num_threads(1)
     try:
-        _start_group(options, f"file://{folder}/store")
-        _end(folder, "report", _check_on_rank(program, options, folder).json())
+        _start_group(check, f"file://{folder}/store")
+        _end(folder, "report", _check_on_rank(check, folder).json())
     except CheckError as error:
         _end(folder, "input", str(error))
     except BaseException as error:

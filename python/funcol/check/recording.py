@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import math
+import functools
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -20,24 +22,29 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
+from .._compat.fully_shard import param_groups
 from ..collectives.async_tensor import wait_tensor
 from ..installation import is_installed
 from ..installation.random_operators import FullDraws
 
 _WRAPPERS = re.compile(r"(^|\.)(_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)(?=\.|$)")
-_LIBRARIES = tuple(str(Path(file).parents[up]) for file, up in ((torch.__file__, 0), (__file__, 1)))
+_LIBRARIES = str(Path(torch.__file__).parent), str(Path(__file__).parents[1])
 _NO_GRAPH_TASK = -1
 
 
 class Key(NamedTuple):
-    """The name of a recorded tensor: ``kind`` is input, output, grad_output, grad_input, param, grad, step or
-    loss; ``call`` counts the module's calls; ``path`` is the place among the tensors of the call, or the
-    parameter's name in its module."""
+    """The name of a recorded tensor: ``kind`` is input, output, grad_output, grad_input, param, grad, step,
+    loss or norm; ``call`` counts the module's calls; ``path`` is the place among the tensors of the call, or
+    the parameter's name in its module."""
 
     module: str
     kind: str
     call: int
     path: str
+
+
+LOSS = Key("", "loss", 0, "")
+NORM = Key("", "norm", 0, "")  # of all gradients
 
 
 @dataclass
@@ -49,26 +56,42 @@ class Value:
     dtype: str = ""
     placements: Sequence[tuple[str, list[int]]] = ()
 
+    def number(self) -> float:
+        """Returns the sum of the tensor's elements."""
+        return 0.0 if self.local is None else float(self.local.sum())
+
+    def bytes(self) -> Tensor:
+        """Returns the bytes of the numbers, which share memory with the tensor."""
+        local = torch.empty(0) if self.local is None else self.local
+        return local.reshape(-1).view(torch.uint8)
+
     def head(self) -> list[Any]:
-        """All but the numbers: the shape, or None without a tensor, and the fields."""
-        return [None if self.local is None else [*self.local.shape], self.dtype, self.placements]
+        """Returns what :meth:`of` needs beside the bytes; their number comes last."""
+        shape = None if self.local is None else [*self.local.shape]
+        return [shape, self.dtype, self.placements, self.bytes().numel()]
 
     @classmethod
-    def of(cls, head: list[Any] | None, row: Tensor) -> Value | None:
-        """The value with this head whose numbers are the first bytes of ``row``; None without a head."""
-        if head is None or head[0] is None:
-            return None if head is None else cls(None)
-        shape, dtype, placements = head
-        return cls(row[: num_bytes(head)].clone().view(_wide(dtype)).view(shape), dtype, placements)
+    def of(cls, head: list[Any], row: Tensor) -> Value:
+        """Returns the value with this head, whose bytes ``row`` begins with."""
+        shape, dtype, placements, num_bytes = head
+        local = None if shape is None else row[:num_bytes].clone().view(_wide(dtype)).view(shape)
+        return cls(local, dtype, placements)
 
 
-def num_bytes(head: list[Any] | None) -> int:
-    """The size of the numbers of a value; 0 without a tensor, or without a head."""
-    return 0 if head is None or head[0] is None else int(math.prod(head[0])) * _wide(head[1]).itemsize
+class Recording(NamedTuple):
+    """The values of a run, and facts on its modules by their names: their classes, the lines that define and
+    call them, and those that drew random numbers."""
+
+    values: dict[Key, Value]
+    classes: Mapping[str, str]
+    lines: Mapping[str, tuple[str, str]]
+    drawing: list[str]
+    noise: float  # see Recorder
+    perturbed: Recording | None = None  # a run of the same program with noise
 
 
 def _wide(name: str) -> torch.dtype:
-    """The dtype in which tensors of the dtype ``name`` are kept."""
+    """Returns the dtype in which tensors of the dtype ``name`` are kept."""
     dtype: torch.dtype = getattr(torch, name)
     if dtype.is_floating_point:
         return torch.float64
@@ -82,7 +105,7 @@ def _op_of(placement: Any) -> str:
 
 
 def plain_name(name: str) -> str:
-    """The name without the parts that wrappers of modules add."""
+    """Returns the name without the parts that wrappers of modules add."""
     return _WRAPPERS.sub("", name).lstrip(".")
 
 
@@ -99,8 +122,7 @@ class Recorder:
     """
 
     def __init__(self, max_bytes: int, begin: Callable[[nn.Module], None], noise: float = 0.0) -> None:
-        self.values: dict[Key, Value] = {}
-        self._recorded: list[tuple[Any, Value]] = []  # by module, or its name, and the rest of the key
+        self._recorded: list[tuple[nn.Module, str, int, str, Value]] = []  # see Key
         self._bytes_left = max_bytes
         self._begin = begin
         self._noise = torch.Generator().manual_seed(1), noise
@@ -112,7 +134,7 @@ class Recorder:
         self._last_gradient = ""
 
     def where(self) -> str:
-        """The module that runs, for a report of a hang or an error."""
+        """Names the module that runs, for a report of a hang or an error."""
         if self._running:
             return " > ".join(dict.fromkeys(self._running))
         last = f"; the last gradient was the {self._last_gradient}" if self._last_gradient else ""
@@ -123,9 +145,6 @@ class Recorder:
         """Records what runs within. If funcol is installed, the reference draws the numbers of DTensors."""
         parents: dict[nn.Module, None] = {}
         called: Any = nn.Module.__call__
-
-        def registered(parent: nn.Module, name: str, child: nn.Module | None) -> None:
-            parents[parent] = None
 
         def recorded(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling() or _is_recomputing():
@@ -142,19 +161,18 @@ class Recorder:
             finally:
                 nn.Module.__call__ = recorded  # type: ignore[method-assign]
 
-        handle = nn.modules.module.register_module_module_registration_hook(registered)
-        nn.Module.__call__ = recorded  # type: ignore[method-assign]
-        draws = FullDraws(lambda: bool(self._running) or _is_recomputing())
-        try:
-            with draws if is_reference and is_installed() else nullcontext():
-                yield
-        finally:
-            nn.Module.__call__ = called  # type: ignore[method-assign]
-            handle.remove()
+        with ExitStack() as stack:
+            register = nn.modules.module.register_module_module_registration_hook
+            stack.callback(register(lambda parent, name, child: parents.update({parent: None})).remove)
+            stack.callback(setattr, nn.Module, "__call__", called)
+            if is_reference and is_installed():
+                stack.enter_context(FullDraws(lambda: bool(self._running) or _is_recomputing()))
+            nn.Module.__call__ = recorded  # type: ignore[method-assign]
+            yield
 
     def _call(self, called: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         call = self._calls[module] = self._calls.get(module, -1) + 1
-        self._sites.setdefault(module, _call_site())
+        self._sites.setdefault(module, own_line(traceback.walk_stack(sys._getframe())))
         args, kwargs = self._passed(module, "input", call, (args, kwargs))
         depth, random_state = len(self._running), _random_state()
         self._running.append(self._names[module] or type(module).__name__)
@@ -169,31 +187,28 @@ class Recorder:
         # The gradient that reaches an input through this module alone is that of an alias of it.
         aliases: dict[int, Tensor] = {}
 
-        def record(path: Any, one: Any) -> Any:
-            if not isinstance(one, Tensor):
-                return one
-            key = (module, kind, call, pytree.keystr(path))
-            made = one if kind == "input" else self._disturbed(one)
-            self._add(key, made)
-            if not (made.requires_grad and torch.is_grad_enabled()):
-                return made
+        def record_gradient(path: str, gradient: Tensor) -> Tensor | None:
+            self._last_gradient = f"grad_{kind} of {self._names[module] or type(module).__name__}"
+            gradient = self._disturbed(gradient)
+            self._recorded.append((module, f"grad_{kind}", call, path, self._value(gradient)))
+            return gradient if self._noise[1] else None
+
+        def record(keys: Any, tensor: Any) -> Any:
+            if not isinstance(tensor, Tensor):
+                return tensor
+            path, is_first = pytree.keystr(keys), True
+            passed = tensor if kind == "input" else self._disturbed(tensor)
+            self._recorded.append((module, kind, call, path, self._value(passed)))
+            if not (passed.requires_grad and torch.is_grad_enabled()):
+                return passed
             if kind == "input":
-                if id(one) in aliases:
-                    return aliases[id(one)]
-                made = aliases[id(one)] = one.view_as(one)
-            self._watch(made, (module, f"grad_{kind}", *key[2:]))
-            return made
+                is_first = id(tensor) not in aliases
+                passed = aliases.setdefault(id(tensor), tensor.view_as(tensor))
+            if is_first:
+                passed.register_hook(functools.partial(record_gradient, path))  # type: ignore[no-untyped-call]
+            return passed
 
         return pytree.tree_map_with_path(record, passed)
-
-    def _watch(self, tensor: Tensor, key: tuple[nn.Module, str, int, str]) -> None:
-        def record(gradient: Tensor) -> Tensor | None:
-            self._last_gradient = f"{key[1]} of {self._names[key[0]] or type(key[0]).__name__}"
-            changed = self._disturbed(gradient)
-            self._add(key, changed)
-            return changed if self._noise[1] else None
-
-        tensor.register_hook(record)  # type: ignore[no-untyped-call]
 
     def _disturbed(self, tensor: Tensor) -> Tensor:
         generator, size = self._noise
@@ -202,19 +217,15 @@ class Recorder:
         noise = torch.rand(tensor.shape, generator=generator, dtype=torch.float64, device="cpu") * 2 - 1
         return tensor * (1 + size * noise).to(tensor)
 
-    def _add(self, key: Any, tensor: Tensor | None) -> None:
-        if tensor is None:
-            self._recorded.append((key, Value(None)))
-            return
+    def _value(self, tensor: Tensor) -> Value:
         value = Value(None, str(tensor.dtype).removeprefix("torch."))
         tensor = tensor.detach()
         if isinstance(tensor, DTensor):
-            groups = tensor.device_mesh.get_all_groups()
-            ranks = map(dist.get_process_group_ranks, groups)
+            ranks = map(dist.get_process_group_ranks, tensor.device_mesh.get_all_groups())
             value.placements = [*zip(map(_op_of, tensor.placements), ranks, strict=True)]
             tensor = tensor.to_local()
         value.local = self._memory(tensor.shape, _wide(value.dtype)).copy_(wait_tensor(tensor))
-        self._recorded.append((key, value))
+        return value
 
     def _memory(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
         size = shape.numel() * dtype.itemsize
@@ -224,33 +235,32 @@ class Recorder:
         with tempfile.NamedTemporaryFile(prefix="funcol_check_") as file:  # the mapping outlives its name
             return torch.from_file(file.name, True, shape.numel(), dtype=dtype).view(shape)
 
-    def finish(self, model: nn.Module, loss: Any, optimizer: Any) -> dict[str, Any]:
+    def finish(self, model: nn.Module, loss: Any, optimizer: Any) -> Recording:
         """Records weights, loss and a step of the optimizer, and names all values as ``model`` names its
-        modules; those outside of it are left out. Returns their classes, the lines that define and call
-        them, and those that drew random numbers, by name."""
-        names: dict[Any, str] = {module: plain_name(name) for name, module in model.named_modules()}
+        modules; those outside of it are left out."""
+        names = {module: plain_name(name) for name, module in model.named_modules()}
+        values = {Key(names[one[0]], *one[1:4]): one[4] for one in self._recorded if one[0] in names}
 
-        def each(kind: str, value_of: Callable[[Tensor], Tensor | None]) -> None:
+        def add_each(kind: str, value_of: Callable[[Tensor], Tensor | None]) -> None:
             for name, parameter in model.named_parameters():
                 module, _, path = plain_name(name).rpartition(".")
-                self._add((module, kind, 0, path), value_of(parameter))
+                tensor = value_of(parameter)
+                values[Key(module, kind, 0, path)] = Value(None) if tensor is None else self._value(tensor)
 
-        each("param", lambda parameter: parameter)
+        add_each("param", lambda parameter: parameter)
         if loss is not None:
-            self._add(("", "loss", 0, ""), loss)
-        each("grad", lambda parameter: parameter.grad)
+            values[LOSS] = self._value(loss)
+        add_each("grad", lambda parameter: parameter.grad)
         if optimizer is not None:
             optimizer.step()
-            each("step", lambda parameter: parameter)
-        for (module, *rest), value in self._recorded:
-            name = module if isinstance(module, str) else names.get(module)
-            if name is not None:
-                self.values[Key(name, *rest)] = value
-        return {
-            "classes": {name: type(module).__name__ for module, name in names.items()},
-            "lines": {name: (_definition(one), self._sites.get(one, "")) for one, name in names.items()},
-            "drawing": [names[one] for one in self._draws if one in names],
-        }
+            add_each("step", lambda parameter: parameter)
+        return Recording(
+            values,
+            classes={name: type(module).__name__ for module, name in names.items()},
+            lines={name: (_definition(one), self._sites.get(one, "")) for one, name in names.items()},
+            drawing=[names[one] for one in self._draws if one in names],
+            noise=self._noise[1],
+        )
 
 
 def widen(model: nn.Module) -> None:
@@ -258,20 +268,17 @@ def widen(model: nn.Module) -> None:
     held = (*model.parameters(), *model.buffers())
     if any(one.is_floating_point() and one.dtype != torch.float64 for one in held):
         model.double()
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            state: Any = module._get_fsdp_state()
-            groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
-            holders = [holder for group in filter(None, groups) for holder in (group, *group.fsdp_params)]
-            for holder, name in ((state, "_mp_policy"), *((holder, "mp_policy") for holder in holders)):
-                policy = getattr(holder, name, None)
-                if policy is not None:
-                    wide = replace(policy, param_dtype=None, reduce_dtype=None, output_dtype=None)
-                    setattr(holder, name, wide)
+    states: list[Any] = [one._get_fsdp_state() for one in model.modules() if isinstance(one, FSDPModule)]
+    groups = [group for state in states for group in param_groups(state)]
+    holders = [*groups, *(parameter for group in groups for parameter in group.fsdp_params)]
+    for holder, name in [(one, "_mp_policy") for one in states] + [(one, "mp_policy") for one in holders]:
+        policy = getattr(holder, name, None)
+        if policy is not None:
+            setattr(holder, name, replace(policy, param_dtype=None, reduce_dtype=None, output_dtype=None))
 
 
 def _is_recomputing() -> bool:
-    """True in the forward pass that checkpointing repeats within a backward pass."""
+    """Returns true in the forward pass that checkpointing repeats within a backward pass."""
     return torch._C._current_graph_task_id() != _NO_GRAPH_TASK
 
 
@@ -280,19 +287,14 @@ def _random_state() -> Tensor:
     return torch.cat([state, torch.cuda.get_rng_state()]) if torch.cuda.is_initialized() else state  # type: ignore[no-untyped-call]
 
 
-def _call_site() -> str:
-    """The innermost line outside of PyTorch and funcol."""
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if not file.startswith((*_LIBRARIES, "<")):
-            return f"{file}:{frame.f_lineno}"
-        frame = frame.f_back
-    return ""
+def own_line(frames: Iterable[tuple[FrameType, int]]) -> str:
+    """Returns the first line that is neither PyTorch's nor funcol's, or an empty text."""
+    lines = ((frame.f_code.co_filename, line) for frame, line in frames)
+    return next((f"{file}:{line}" for file, line in lines if not file.startswith((*_LIBRARIES, "<"))), "")
 
 
 def _definition(module: nn.Module) -> str:
-    """The line of the module's ``forward``, if it is neither PyTorch's nor funcol's."""
+    """Returns the line of the module's ``forward``, if it is neither PyTorch's nor funcol's."""
     code = getattr(getattr(module.forward, "__func__", module.forward), "__code__", None)
     if code is None or code.co_filename.startswith((*_LIBRARIES, "<")):
         return ""

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from .comparing import Finding
 from .verdict import Fault
 
 _MOST_ROWS = 40  # of the table on a terminal
-_COLUMNS = {"input": "inputs", "output": "outputs", "grad_output": "gradients\nof outputs"} | {
+_COLUMNS = {
+    "input": "inputs",
+    "output": "outputs",
+    "grad_output": "gradients\nof outputs",
     "grad_input": "gradients\nof inputs",
     "param": "weights",
     "grad": "gradients\nof weights",
@@ -47,38 +53,32 @@ class Report:
         return not self.faults
 
     def __str__(self) -> str:
-        return "\n".join(self._lines())
-
-    def _lines(self) -> Iterator[str]:
         mesh = ", ".join(f"{name}={size}" for name, size in self.mesh.items())
         num = sum(one.agrees is not None for one in self.findings)
-        yield f"checked on {mesh} in {self.dtype}: {num} tensors of {len(self.modules)} modules compared"
+        lines = [f"checked on {mesh} in {self.dtype}: {num} tensors of {len(self.modules)} modules compared"]
         if self.gradient_norm is not None:
             loss = "" if self.loss is None else f"loss {self.loss:.6g}, "
             norm = "not known" if self.parallel_norm is None else f"{self.parallel_norm:.6g}"
-            yield f"reference: {loss}gradient norm {self.gradient_norm:.6g}; of the parallel run: {norm}"
+            lines.append(
+                f"reference: {loss}gradient norm {self.gradient_norm:.6g}; of the parallel run: {norm}"
+            )
         if self.ok:
-            yield "no fault: the parallel program computes what the reference does"
+            lines.append("no fault: the parallel program computes what the reference does")
         for fault in self.faults:
-            yield ""
             place = f"{fault.direction}: {fault.module or 'the root'}"
-            yield f"{'the parallel run' if fault.direction == 'run' else place}: {fault.kind}"
-            facts = {
-                "tensor": fault.tensor,
-                "found": fault.detail,
-                "defined": fault.line,
-                "called": fault.called,
-            }
-            for label, text in facts.items():
-                for i, line in enumerate(text.splitlines()):
-                    yield f"  {label if i == 0 else '':8} {line}"
+            lines += ["", f"{'the parallel run' if fault.direction == 'run' else place}: {fault.kind}"]
+            labels = ("tensor", "found", "defined", "called")
+            texts = (fault.tensor, fault.detail, fault.line, fault.called)
+            for label, text in zip(labels, texts, strict=True):
+                lines += [f"  {'' if i else label:8} {line}" for i, line in enumerate(text.splitlines())]
         if self.drawing and not self.ok:
             names = ", ".join(name or "the root" for name in self.drawing[:3])
-            yield ""
-            yield f"random numbers are drawn in {names}: if draws differ, switch dropout off and check again"
+            advice = "if draws differ, switch dropout off and check again"
+            lines += ["", f"random numbers are drawn in {names}: {advice}"]
+        return "\n".join(lines)
 
     def rows(self) -> dict[str, dict[str, bool | None]]:
-        """For each module and kind of tensor: true if all of its tensors agree, false if one differs."""
+        """Returns for each module and kind of tensor true if all tensors agree, and false if one differs."""
         rows: dict[str, dict[str, bool | None]] = {name: {} for name in self.modules}
         for one in self.findings:
             row = rows.setdefault(one.module, {})
@@ -86,20 +86,27 @@ class Report:
             row[one.kind] = one.agrees if before is None or one.agrees is False else before
         return rows
 
-    def _print(self, console: Any, is_full: bool) -> None:
-        """Prints the text, and a table of all modules or of those that differ."""
-        from rich.table import Table
-        from rich.text import Text
+    def show(self) -> None:
+        """Prints the report: the text, and the modules that differ in a table."""
+        self._print(Console(), is_full=False)
 
+    def html(self) -> str:
+        """Returns a page: the faults, and the tree of modules, coloured by what agrees."""
+        console = Console(record=True, file=io.StringIO(), width=200)
+        self._print(console, is_full=True)
+        return console.export_html()
+
+    def _print(self, console: Console, is_full: bool) -> None:
+        """Prints the text, and a table: the tree of all modules, or a list of those that differ."""
         console.print(Text(str(self)), soft_wrap=True)
         rows = {name: row for name, row in self.rows().items() if is_full or False in row.values()}
         at_fault = {fault.module for fault in self.faults}
         table = Table("module", *_COLUMNS.values(), box=None)
         for name, row in [*rows.items()][: len(rows) if is_full else _MOST_ROWS]:
-            depth = name.count(".") + bool(name)
-            label = (
-                f"{'  ' * depth}{name.rpartition('.')[2]}  {self.modules.get(name, '')}" if is_full else name
-            )
+            label = name
+            if is_full:
+                depth = name.count(".") + bool(name)
+                label = f"{'  ' * depth}{name.rpartition('.')[2]}  {self.modules.get(name, '')}"
             style = "bold white on red" if name in at_fault else ""
             cells = ["" if kind not in row else _CELLS[row[kind]] for kind in _COLUMNS]
             table.add_row(Text(label or "the root", style), *cells)
@@ -108,30 +115,15 @@ class Report:
         if not is_full and len(rows) > _MOST_ROWS:
             console.print(f"and {len(rows) - _MOST_ROWS} more modules")
 
-    def show(self) -> None:
-        """Prints the report: the text, and the modules that differ in a table."""
-        from rich.console import Console
-
-        self._print(Console(), is_full=False)
-
-    def html(self) -> str:
-        """A page: the faults, and the tree of modules, coloured by what agrees."""
-        from rich.console import Console
-
-        console = Console(record=True, file=io.StringIO(), width=200)
-        self._print(console, is_full=True)
-        return console.export_html()
-
     def json(self) -> str:
-        """All of the report as JSON."""
+        """Returns all of the report as JSON."""
         return json.dumps({"ok": self.ok, **asdict(self)}, indent=1)
 
     @classmethod
     def of(cls, text: str) -> Report:
-        """The report whose :meth:`json` is ``text``."""
+        """Returns the report whose :meth:`json` is ``text``."""
         fields = json.loads(text)
         del fields["ok"]
-        faults, findings = fields.pop("faults"), fields.pop("findings")
-        return cls(
-            faults=[Fault(**one) for one in faults], findings=[Finding(**one) for one in findings], **fields
-        )
+        fields["faults"] = [Fault(**one) for one in fields["faults"]]
+        fields["findings"] = [Finding(**one) for one in fields["findings"]]
+        return cls(**fields)

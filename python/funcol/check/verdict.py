@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from .comparing import Finding
+
+_TRACED = ("wrong", "differs between ranks", "never reduced")  # kinds of faults that a partial tensor makes
 
 
 @dataclass
@@ -28,20 +30,29 @@ class Fault:
 
 class Verdict:
     """The faults that ``findings``, in the order of the reference run, show. ``drawing`` are the modules that
-    drew random numbers."""
+    drew random numbers; ``lines`` has those that define and call a module."""
 
-    def __init__(self, findings: Sequence[Finding], drawing: Collection[str]) -> None:
+    def __init__(
+        self, findings: Sequence[Finding], drawing: Collection[str], lines: Mapping[str, tuple[str, str]]
+    ) -> None:
         self._findings = findings
         self._drawing = drawing
+        self._lines = lines
         self._of: dict[tuple[str, str], list[Finding]] = {}
         for one in findings:
             self._of.setdefault((one.module, one.kind), []).append(one)
 
     def faults(self) -> list[Fault]:
         """Returns at most one fault of the forward and one of the backward direction."""
-        first = self._weights() or self._inputs()
-        if first is not None:
-            return [first]
+        for one in self._wrong("param"):
+            return [self._fault("weights", one, one.path)]
+        first = next((one for one in self._findings if one.kind in ("input", "output")), None)
+        for one in self._wrong("input"):
+            if first is not None and (one.module, one.call) == (first.module, first.call):
+                fault = self._fault("inputs", one, f"input {one.path}")
+                advice = "Draw it from a generator of its own"
+                fault.detail = f"the batch is not the reference's: {fault.detail}. {advice}"
+                return [fault]
         forward = self._forward() or self._loss()
         if forward is not None and forward.kind == "random draws":
             return [forward]
@@ -49,50 +60,32 @@ class Verdict:
         if forward is not None and backward is not None:
             backward.detail += " (may follow from the fault above)"
         found = [one for one in (forward, backward) if one is not None]
-        last = [*self._wrong("norm"), *self._wrong("step")]
-        if not found and last:
-            one = last[0]
-            tensor = "the norm of all gradients" if one.kind == "norm" else f"{one.path} after the step"
-            found = [_fault(one.kind, one, tensor)]
-        return found
-
-    def _weights(self) -> Fault | None:
-        return next((_fault("weights", one, one.path) for one in self._wrong("param")), None)
-
-    def _inputs(self) -> Fault | None:
-        """A batch that differs: the first call of the run has inputs that do."""
-        first = next((one for one in self._findings if one.kind in ("input", "output")), None)
-        if first is None or first.kind == "output":
-            return None
-        for one in self._of[first.module, "input"]:
-            if one.call == first.call and one.agrees is False:
-                detail = (
-                    f"the batch is not the reference's: {one.detail}. Draw it from a generator of its own"
-                )
-                return Fault("inputs", one.module, one.fault, detail, f"input {one.path}")
-        return None
+        steps = (self._fault("step", one, f"{one.path} after the step") for one in self._wrong("step"))
+        norms = (self._fault("norm", one, "the norm of all gradients") for one in self._wrong("norm"))
+        return found or [*norms, *steps][:1]
 
     def _forward(self) -> Fault | None:
-        """The first output that differs although the inputs agree, or else the first that differs."""
+        """Returns the first output that differs although the inputs agree, or else the first that differs."""
         wrong = [one for one in self._wrong("output") if not self._is_healed(one)]
         if not wrong or not (self._wrong("loss") or self._wrong("grad") or self._root_differs("output")):
             return None
-        doubts = [self._doubt(one, "input") for one in wrong]
-        one = wrong[doubts.index(min(doubts))]
-        if min(doubts) < 2 and one.module in self._drawing:
-            detail = "its draws cannot be matched: switch dropout off, and check again"
-            return Fault("forward", one.module, "random draws", detail, "output")
-        return self._origin(one, "input", "output") or _fault("forward", one, f"output{one.path}")
+        one = min(wrong, key=lambda one: self._doubt(one, "input"))
+        if self._doubt(one, "input") < 2 and one.module in self._drawing:
+            fault = self._fault("forward", one, "output")
+            fault.kind = "random draws"
+            fault.detail = "its draws cannot be matched: switch dropout off, and check again"
+            return fault
+        return self._origin(one, "input", "output") or self._fault("forward", one, f"output{one.path}")
 
     def _loss(self) -> Fault | None:
         for one in self._wrong("loss"):
             origin = self._origin(one, "input", "output") if one.fault == "wrong" else None
-            return origin or _fault("loss", one, "loss")
+            return origin or self._fault("loss", one, "loss")
         return None
 
     def _backward(self) -> Fault | None:
-        """The first gradient of an input or a parameter that differs although those of the module's outputs
-        agree, in the order in which the backward passes of modules end."""
+        """Returns the first gradient of an input or a parameter that differs although those of the module's
+        outputs agree, in the order in which the backward passes of modules end."""
         weights = self._wrong("grad")
         if not weights and not self._root_differs("grad_input"):
             return None
@@ -101,60 +94,27 @@ class Verdict:
         wrong.sort(key=lambda one: (places.get(one.module, len(self._findings)), one.kind == "grad"))
         if not wrong:
             return None
-        one = next((one for one in wrong if self._doubt(one, "grad_output") < 2), wrong[0])
+        one = min(wrong, key=lambda one: self._doubt(one, "grad_output") == 2)
         name = f"{one.path}.grad" if one.kind == "grad" else f"gradient of input {one.path}"
         origin = self._origin(one, "grad_output", "grad_input")
         if origin is not None:
             origin.detail += f"; it makes {name} of {one.module or 'the root'} wrong"
-        return origin or _fault("backward", one, name)
-
-    def _wrong(self, kind: str) -> list[Finding]:
-        return [one for one in self._findings if one.kind == kind and one.agrees is False]
-
-    def _doubt(self, one: Finding, given: str) -> int:
-        """2 if some of what the module was given differs, 1 if that is not known of some, else 0."""
-        is_call = one.kind == "output"
-        name = one.module if is_call else self._recorded(one.module)
-        agree = [
-            each.agrees for each in self._of.get((name, given), ()) if not is_call or each.call == one.call
-        ]
-        return 2 if False in agree else int(None in agree)
-
-    def _root_differs(self, kind: str) -> bool:
-        """True if it does in the outermost module that was recorded."""
-        names = [name for name, each in self._of if each == kind]
-        top = min(names, key=_depth, default="")
-        return any(one.module == top for one in self._wrong(kind))
-
-    def _is_healed(self, one: Finding) -> bool:
-        """True if a module around this one agrees: the layout within is the program's own affair."""
-        around = (self._of.get((name, one.kind), ()) for name in _parents(one.module))
-        return any(some and all(each.agrees for each in some) for some in around)
-
-    def _recorded(self, module: str) -> str:
-        """The module, or the one around it that was recorded, as a compiled one is."""
-        kinds = ("output", "grad_output")
-        known = (
-            name for name in (module, *_parents(module)) if any((name, kind) in self._of for kind in kinds)
-        )
-        return next(known, "")
+        return origin or self._fault("backward", one, name)
 
     def _origin(self, one: Finding, given: str, made: str) -> Fault | None:
-        """The outermost module that made a partial tensor, which was used as if it were reduced."""
-        if (
-            one.fault not in ("wrong", "differs between ranks", "never reduced")
-            and "counted" not in one.detail
-        ):
+        """Returns the outermost module that made a partial tensor, which was used as if it were reduced."""
+        if one.fault not in _TRACED and "counted" not in one.detail:
             return None
-        used = [each for each in self._findings if each.kind in (given, made) and each.agrees is False]
+        passed = [each for each in self._findings if each.kind in (given, made)]
+        used = [each for each in passed if each.agrees is False and one.kind != "loss"]
         if one.kind == "grad":
             used = [each for each in self._of.get((self._recorded(one.module), given), ()) if each.partial]
             if not used:
                 return None
-        end = self._findings.index(used[0]) + 1 if used and one.kind != "loss" else len(self._findings)
+        end = passed.index(used[0]) + 1 if used else len(passed)
         origins = []
-        for each in reversed(self._findings[:end]):
-            if each.kind not in (given, made) or each.agrees is False:
+        for each in reversed(passed[:end]):
+            if each.agrees is False:
                 continue
             if not each.partial or not {*each.partial.split(", ")} <= {*one.varying.split(", ")}:
                 break
@@ -164,13 +124,40 @@ class Verdict:
         if not origins:
             return None
         best = min(origins, key=lambda each: _depth(each.module))
-        direction, what = ("forward", "output") if made == "output" else ("backward", "gradient of input ")
-        detail = f"over {best.partial}: the reference is the sum of what the ranks have"
-        return Fault(direction, best.module, "never reduced", detail, f"{what}{best.path}")
+        direction, tensor = ("forward", "output") if made == "output" else ("backward", "gradient of input ")
+        fault = self._fault(direction, best, f"{tensor}{best.path}")
+        fault.kind = "never reduced"
+        fault.detail = f"over {best.partial}: the reference is the sum of what the ranks have"
+        return fault
 
+    def _fault(self, direction: str, one: Finding, tensor: str) -> Fault:
+        return Fault(direction, one.module, one.fault, one.detail, tensor, *self._lines.get(one.module, ()))
 
-def _fault(direction: str, one: Finding, tensor: str) -> Fault:
-    return Fault(direction, one.module, one.fault, one.detail, tensor)
+    def _wrong(self, kind: str) -> list[Finding]:
+        return [one for one in self._findings if one.kind == kind and one.agrees is False]
+
+    def _doubt(self, one: Finding, given: str) -> int:
+        """Returns 2 if some of what the module was given differs, 1 if that is not known of some, else 0."""
+        is_call = one.kind == "output"
+        name = one.module if is_call else self._recorded(one.module)
+        known = self._of.get((name, given), ())
+        agree = {each.agrees for each in known if not is_call or each.call == one.call}
+        return 2 if False in agree else int(None in agree)
+
+    def _root_differs(self, kind: str) -> bool:
+        """Returns true if a tensor of the outermost module that was recorded differs."""
+        top = min((name for name, each in self._of if each == kind), key=_depth, default="")
+        return any(one.module == top for one in self._wrong(kind))
+
+    def _is_healed(self, one: Finding) -> bool:
+        """Returns true if a module around this one agrees: the layout within is the program's own affair."""
+        around = (self._of.get((name, one.kind), ()) for name in _parents(one.module))
+        return any(some and all(each.agrees for each in some) for some in around)
+
+    def _recorded(self, module: str) -> str:
+        """Returns the module, or the one around it that was recorded, as a compiled one is."""
+        known = {name for name, kind in self._of if kind in ("output", "grad_output")}
+        return next((name for name in (module, *_parents(module)) if name in known), "")
 
 
 def _parents(module: str) -> Iterator[str]:

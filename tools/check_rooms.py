@@ -3,9 +3,9 @@
     python tools/check_rooms.py
 
 A room is a folder, or a module outside of all folders; the folders below it belong to it, unless they are in
-the list themselves. A file may import files of its own room and of rooms to the left of it. All imports count, also within functions and for type checkers. A Python module uses no
-name of another module that begins with an underscore; a package may make such a name:
-``from .module import name as _name``.
+the list themselves. A file may import files of its own room and of rooms to the left of it. All imports
+count, also within functions and for type checkers. A Python module uses no name of another module that begins
+with an underscore; a package may make such a name: ``from .module import name as _name``.
 """
 
 from __future__ import annotations

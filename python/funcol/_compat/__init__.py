@@ -381,11 +381,11 @@ _SPEC_FIELDS: dict[str, Any] = {}  # attributes that every spec has in this mino
 
 
 def new_group_by_name(ranks: list[int], name: str) -> Any:
-    """Makes a group of ``ranks``, which all call this with one ``name`` while other ranks do not call at all.
+    """Makes a group of ``ranks``, which all call this with one ``name``; other ranks do not call at all.
 
-    ``new_group(use_local_synchronization=True)`` names a group by a count that differs between ranks once some
-    have made groups without the others, and counts on; where a device is bound to the world's group it splits
-    the world's communicator, for which every rank has to call."""
+    ``new_group(use_local_synchronization=True)`` names a group by a count, which differs between ranks once
+    some have made groups without the others, and counts on. Where a device is bound to the world's group it
+    splits the world's communicator, for which every rank has to call."""
     from torch.distributed import distributed_c10d
 
     caller = threading.get_ident()

@@ -179,7 +179,8 @@ Start start_batch_p2p(const std::vector<std::string>& kinds, at::IntArrayRef pee
 }
 
 // All ranks take pairs in one order, by the lower rank and then by the higher one, and in each pair the lower
-// rank sends first. A backend may block in an operation until the peer has come to it.
+// rank sends first. A backend may block in an operation until the peer has come to it. What a rank has for
+// itself is copied.
 Start start_exchange_in_pairs(const at::Tensor& input, at::IntArrayRef output_splits,
                               at::IntArrayRef input_splits, const GroupPtr& group) {
   constexpr int64_t kTag = 7411;  // apart from sends of the program, which mostly have tag 0
@@ -193,8 +194,13 @@ Start start_exchange_in_pairs(const at::Tensor& input, at::IntArrayRef output_sp
     int64_t sent_begin = 0;
     int64_t received_begin = 0;
     for (int64_t peer = 0; peer < group->getSize(); ++peer) {
+      const bool is_self = group->getRank() == peer;
+      if (is_self && input_splits[peer] > 0) {
+        received.narrow(0, received_begin, output_splits[peer])
+            .copy_(source.narrow(0, sent_begin, input_splits[peer]));
+      }
       const auto send_part = [&] {
-        if (input_splits[peer] > 0) {
+        if (input_splits[peer] > 0 && !is_self) {
           works.push_back(send(keep(source.narrow(0, sent_begin, input_splits[peer])), peer, kTag, *group));
         }
       };
@@ -202,7 +208,7 @@ Start start_exchange_in_pairs(const at::Tensor& input, at::IntArrayRef output_sp
       if (is_lower) {
         send_part();
       }
-      if (output_splits[peer] > 0) {
+      if (output_splits[peer] > 0 && !is_self) {
         works.push_back(
             receive(keep(received.narrow(0, received_begin, output_splits[peer])), peer, kTag, *group));
       }

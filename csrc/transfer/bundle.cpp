@@ -70,7 +70,7 @@ void Bundle::take_step(size_t index) {
 }
 
 void Bundle::move_together(size_t index) {
-  std::vector<std::shared_ptr<const PackedExchange>> steps;
+  PackedExchanges steps;
   std::vector<at::Tensor> tensors;
   steps.reserve(locals_.size());
   tensors.reserve(locals_.size());
@@ -123,7 +123,7 @@ FlatResults Bundle::start_last_step() {
   if (index > 0) {
     end_step(index - 1);
   }
-  std::vector<std::shared_ptr<const PackedExchange>> steps;
+  PackedExchanges steps;
   std::vector<at::Tensor> tensors;
   for (size_t i = 0; i < locals_.size(); ++i) {
     steps.push_back(flat(i, index));

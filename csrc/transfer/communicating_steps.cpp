@@ -101,7 +101,7 @@ class AllGather final : public CommunicatingStep {
     if (order.size() > 1) {
       reorder_.push_back({dim, std::move(order)});
     }
-    set_flat(flat_all_gather(group_, dim, shards, geometry.shape_after(), geometry.ranks.own_rank()),
+    set_flat(packed_all_gather(group_, dim, shards, geometry.shape_after(), geometry.ranks.own_rank()),
              geometry);
   }
 
@@ -162,7 +162,7 @@ class ReducingStep : public CommunicatingStep {
 class AllReduce final : public ReducingStep {
  public:
   explicit AllReduce(const StepGeometry& geometry) : ReducingStep(geometry) {
-    set_flat(flat_all_reduce(group_, reduce_op_), geometry);
+    set_flat(packed_all_reduce(group_, geometry.ranks.size(), reduce_op_), geometry);
   }
 
   LocalTensor run(const LocalTensor& local, const MaskHooks& /*masks*/) const override {
@@ -199,8 +199,8 @@ class ReduceScatter final : public ReducingStep {
     if (order.size() > 1) {
       reorder_.push_back({dim, std::move(order)});
     }
-    set_flat(flat_reduce_scatter(group_, reduce_op_, dim, shards, geometry.shape_before(),
-                                 geometry.ranks.own_rank()),
+    set_flat(packed_reduce_scatter(group_, reduce_op_, dim, shards, geometry.shape_before(),
+                                   geometry.ranks.own_rank()),
              geometry);
   }
 
@@ -253,7 +253,7 @@ class AllToAll final : public CommunicatingStep {
     if (!transport_->is_complete()) {
       geometry.contradict("the group's ranks do not hold all that is wanted after it");
     }
-    set_flat(flat_all_to_all(group_, exchange), geometry);
+    set_flat(packed_all_to_all(group_, exchange), geometry);
   }
 
   // The exchange of a tensor that nobody watches, which is unpacked as it is settled.

@@ -7,7 +7,9 @@
 
 #include <ATen/core/ivalue.h>
 
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,20 +20,29 @@
 
 namespace funcol {
 
+// A copy between a rank's tensor and the buffer's part of one rank of the group, where blocks lie one after
+// the other.
+struct PeerBlock {
+  int64_t rank;
+  BoxCopy copy;
+};
+
 // For one rank.
 struct PackedExchange {
   StepKind kind;
   c10::IValue group;
-  std::string reduce_op;  // of all_reduce and reduce_scatter
+  int64_t num_ranks;           // of the group
+  std::string reduce_op = {};  // of all_reduce and reduce_scatter
 
-  // A block a rank. An all_gather sends one block, to every rank; a reduce_scatter receives one; an
-  // all_reduce has none.
-  std::vector<BoxCopy> sent;      // from the tensor to its block
-  std::vector<BoxCopy> received;  // from its block to the new tensor
-  std::vector<int64_t> shape_after;
-  // The participants of an all_to_all among some ranks of a larger group, which goes point to point: their
-  // ranks in the group, in the order of the blocks. Empty if the group has these ranks alone.
-  std::vector<int64_t> peers = {};
+  // By rank. An all_gather sends one block, its own; a reduce_scatter receives one; an all_reduce has none.
+  std::vector<PeerBlock> sent = {};      // from the tensor to the buffer
+  std::vector<PeerBlock> received = {};  // from the buffer to the new tensor
+  std::optional<BoxCopy> kept = {};      // from the tensor to the new one, past the buffers
+  std::vector<int64_t> shape_after = {};
+  bool communicates = true;  // any rank
+  // Some ranks of the group take no part and need not call: ranks send and receive in pairs.
+  bool in_pairs = false;
+  std::string participants = {};  // then
   // The step and the global tensor, equal on all ranks of the group: what check_agreement() compares, beside
   // sizes of buffers, which tensors of other dims or in another order may share.
   std::string description = {};
@@ -51,28 +62,12 @@ SharedSignature shared_signature(const std::string& signature);
 size_t num_shared_signatures();  // that live
 
 // Gather and scatter along `dim`: `shards` has, by rank, the positions of its shard in the whole tensor.
-PackedExchange flat_all_gather(c10::IValue group, int64_t dim, const std::vector<Intervals>& shards,
-                               std::vector<int64_t> whole_shape, int64_t own_rank);
-PackedExchange flat_reduce_scatter(c10::IValue group, std::string reduce_op, int64_t dim,
-                                   const std::vector<Intervals>& shards, std::vector<int64_t> whole_shape,
-                                   int64_t own_rank);
-PackedExchange flat_all_reduce(c10::IValue group, std::string reduce_op);
-PackedExchange flat_all_to_all(c10::IValue group, const Exchange& exchange);
-
-// A whole tensor on one rank, from shards and back. `layout` has no partials; `ranks` are those of the step's
-// group, `own_rank` among them, and `holder` is the coordinate of the rank with the whole. Where several
-// ranks hold the same shard, the one that agrees with the holder on other axes sends it; all of them receive
-// one. On a rank without the whole, the tensor before or after is empty.
-struct HolderStep {
-  c10::IValue group;
-  std::vector<int64_t> peers;  // as PackedExchange has them
-  const GroupRanks& ranks;
-  const Mesh& mesh;
-  const Layout& layout;
-  const std::vector<int64_t>& shape;
-  const Coordinate& holder;
-};
-PackedExchange flat_to_holder(const HolderStep& step);
-PackedExchange flat_from_holder(const HolderStep& step);
+PackedExchange packed_all_gather(c10::IValue group, int64_t dim, const std::vector<Intervals>& shards,
+                                 std::vector<int64_t> whole_shape, int64_t own_rank);
+PackedExchange packed_reduce_scatter(c10::IValue group, std::string reduce_op, int64_t dim,
+                                     const std::vector<Intervals>& shards, std::vector<int64_t> whole_shape,
+                                     int64_t own_rank);
+PackedExchange packed_all_reduce(c10::IValue group, int64_t num_ranks, std::string reduce_op);
+PackedExchange packed_all_to_all(c10::IValue group, const Exchange& exchange);
 
 }  // namespace funcol

@@ -4,8 +4,12 @@
 #include <optional>
 #include <utility>
 
+#include "async/async_tensor.h"
+#include "async/buffer_release.h"
+#include "async/pending_collective.h"
 #include "comm/orphaned_works.h"
 #include "transfer/run_batch.h"
+#include "transfer/run_packed.h"
 
 namespace funcol {
 namespace {
@@ -38,30 +42,42 @@ std::vector<std::vector<size_t>> batches_of(const Items& items, int64_t together
 class Batch {
  public:
   // Runs what comes before the transfers, and starts these, from `scratch` if it is large enough.
-  Batch(Items& items, std::vector<size_t> indices, bool async_op, int64_t together_bytes,
-        const at::Tensor& scratch)
-      : items_(&items), indices_(std::move(indices)), async_op_(async_op), together_bytes_(together_bytes) {
+  Batch(Items& items, std::vector<size_t> indices, bool async_op, int64_t together_bytes, at::Tensor scratch)
+      : items_(&items),
+        indices_(std::move(indices)),
+        async_op_(async_op),
+        together_bytes_(together_bytes),
+        scratch_(std::move(scratch)) {
     run_part(&MeshChangeParts::before);
-    std::vector<TransferItem> moving;
+    PackedExchanges transfers;
+    std::vector<at::Tensor> locals;
     for (const size_t i : indices_) {
       if (items[i].parts->transfer) {
-        moving.push_back({items[i].parts->transfer, std::move(items[i].local)});
+        transfers.push_back(items[i].parts->transfer);
+        locals.push_back(std::move(items[i].local));
         moved_.push_back(i);
       }
     }
-    if (!moving.empty()) {
-      transfers_.emplace(std::move(moving), scratch);
+    if (!moved_.empty()) {
+      auto start = start_together(std::move(transfers), locals, &scratch_);
+      put(moved_, start.outputs);
+      pending_ = start.work ? hold(std::move(start)) : nullptr;
     }
   }
 
-  // Returns a buffer for the batch after the next, or an undefined tensor.
+  // Returns the buffer that was sent, once the new tensors have arrived, or an undefined tensor. The batch
+  // after the next uses it again: an allocator that does not fit an aligned block into the hole of an equal
+  // one, as glibc's before 2.38, would take new memory for each.
   at::Tensor finish() {
-    at::Tensor scratch;
-    if (transfers_.has_value()) {
-      put(moved_, transfers_->results(async_op_));
-      scratch = transfers_->take_scratch();
-      transfers_.reset();
+    if (pending_ && !async_op_) {
+      pending_->settle();
+      pending_.reset();
     }
+    for (const size_t i : moved_) {
+      auto& local = (*items_)[i].local;
+      local = pending_ ? AsyncTensorImpl::wrap(local, pending_) : local;
+    }
+    auto scratch = pending_ ? at::Tensor() : std::move(scratch_);
     run_part(&MeshChangeParts::after);
     return scratch;
   }
@@ -90,8 +106,9 @@ class Batch {
   std::vector<size_t> indices_;
   bool async_op_;
   int64_t together_bytes_;
-  std::vector<size_t> moved_;  // items with a transfer
-  std::optional<StartedTransfers> transfers_;
+  at::Tensor scratch_;
+  std::vector<size_t> moved_;                      // items with a transfer
+  c10::intrusive_ptr<PendingCollective> pending_;  // null if nothing is sent, or all has arrived
 };
 
 }  // namespace

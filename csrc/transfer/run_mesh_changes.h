@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "transfer/executor.h"
-#include "transfer/run_transfer.h"
+#include "transfer/packed_exchange.h"
 
 namespace funcol {
 
@@ -16,7 +16,7 @@ namespace funcol {
 // meshes.
 struct MeshChangeParts {
   std::shared_ptr<const Execution> before;  // on the source mesh
-  std::shared_ptr<const TransferPart> transfer;
+  std::shared_ptr<const PackedExchange> transfer;
   std::shared_ptr<const Execution> after;  // on the target mesh
   int64_t peak_bytes = 0;                  // the most memory that a rank needs; equal on all ranks
 

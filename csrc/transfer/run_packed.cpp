@@ -15,25 +15,24 @@
 #include "ops/backend_tensor.h"
 #include "ops/calls.h"
 #include "ops/collectives.h"
+#include "ops/exchange.h"
 #include "transfer/box_copies.h"
 #include "transfer/op_names.h"
 
 namespace funcol {
 namespace {
 
-using Steps = std::vector<std::shared_ptr<const PackedExchange>>;
-using Blocks = std::vector<BoxCopy> PackedExchange::*;
+using Steps = PackedExchanges;
+using Blocks = std::vector<PeerBlock> PackedExchange::*;
 
 // The parts of a flat buffer, one a rank, each with the blocks of all steps. Equal ones are as long as the
 // longest.
 struct Segments {
   Segments(const Steps& steps, Blocks blocks, bool are_equal) {
-    std::vector<int64_t> totals;
+    std::vector<int64_t> totals(steps[0]->num_ranks);
     for (const auto& step : steps) {
-      const auto& of_step = (*step).*blocks;
-      totals.resize(of_step.size());
-      for (size_t rank = 0; rank < of_step.size(); ++rank) {
-        totals[rank] += of_step[rank].numel();
+      for (const auto& block : (*step).*blocks) {
+        totals[block.rank] += block.copy.numel();
       }
     }
     const int64_t longest = *std::ranges::max_element(totals);
@@ -58,10 +57,9 @@ void pack(const Steps& steps, const std::vector<at::Tensor>& tensors, const Segm
   auto begins = segments.begins;
   for (size_t i = 0; i < steps.size(); ++i) {
     const auto source = Copies::contiguous(tensors[i]);
-    for (size_t rank = 0; rank < steps[i]->sent.size(); ++rank) {
-      const auto& block = steps[i]->sent[rank];
-      copies.add(block, source, 0, flat, begins[rank]);
-      begins[rank] += block.numel();
+    for (const auto& [rank, copy] : steps[i]->sent) {
+      copies.add(copy, source, 0, flat, begins[rank]);
+      begins[rank] += copy.numel();
     }
   }
   copies.flush();
@@ -78,46 +76,16 @@ void pack(const Steps& steps, const std::vector<at::Tensor>& tensors, const Segm
 template <typename Copies>
 void unpack(const PackedExchange& step, const at::Tensor& flat, std::vector<int64_t>& begins,
             const at::Tensor& output, Copies& copies) {
-  for (size_t rank = 0; rank < step.received.size(); ++rank) {
-    const auto& block = step.received[rank];
-    copies.add(block, flat, begins[rank], output, 0);
-    begins[rank] += block.numel();
+  for (const auto& [rank, copy] : step.received) {
+    copies.add(copy, flat, begins[rank], output, 0);
+    begins[rank] += copy.numel();
   }
 }
 
-// An exchange among `peers`, ranks of a larger group. What a rank has for itself is copied.
-Start start_between_peers(const std::vector<int64_t>& peers, const at::Tensor& sent, const Segments& to,
-                          const at::Tensor& received, const Segments& from, const GroupPtr& group) {
-  std::vector<std::string> kinds;
-  std::vector<int64_t> others;
-  std::vector<at::Tensor> tensors;
-  const auto add = [&](const char* kind, int64_t peer, at::Tensor tensor) {
-    if (tensor.numel() > 0) {
-      kinds.emplace_back(kind);
-      others.push_back(peer);
-      tensors.push_back(std::move(tensor));
-    }
-  };
-  for (size_t i = 0; i < peers.size(); ++i) {
-    const auto block = sent.narrow(0, to.begins[i], to.sizes[i]);
-    const auto place = received.narrow(0, from.begins[i], from.sizes[i]);
-    if (peers[i] == group->getRank()) {
-      place.copy_(block);
-      continue;
-    }
-    add("isend", peers[i], block);
-    add("irecv", peers[i], place);
-  }
-  auto start = start_batch_p2p(kinds, others, std::vector<int64_t>(others.size(), 0), tensors, group);
-  start.buffers.push_back(sent);
-  start.outputs = {received};
-  return start;
-}
-
-// Raises if agreement is checked and the ranks are about to move different tensors. Of a step among `peers`
-// the other ranks of the group know nothing, so that nothing is compared.
+// Raises if agreement is checked and the ranks are about to move different tensors. Of an exchange in pairs
+// other ranks of the group know nothing, so that nothing is compared.
 void agree_on(const Steps& steps, const at::Tensor& like, c10d::ProcessGroup& group) {
-  if (!agreement_is_checked() || !steps[0]->peers.empty()) {
+  if (!agreement_is_checked() || steps[0]->in_pairs) {
     return;
   }
   std::vector<std::string> descriptions;
@@ -149,7 +117,8 @@ struct FlatStart {
   std::vector<int64_t> begins;  // by rank, of the blocks in the output
 };
 
-FlatStart start_flat(const Steps& steps, const std::vector<at::Tensor>& tensors, const GroupPtr& group) {
+FlatStart start_flat(const Steps& steps, const std::vector<at::Tensor>& tensors, const GroupPtr& group,
+                     at::Tensor* scratch = nullptr) {
   const auto& first = *steps[0];
   const auto& like = tensors[0];
   agree_on(steps, like, *group);
@@ -160,31 +129,31 @@ FlatStart start_flat(const Steps& steps, const std::vector<at::Tensor>& tensors,
     pack(steps, tensors, sent, own);
     return {start_all_gather_out(own, flat, group, kRedistributeMany), received.begins};
   }
-  const auto flat = fresh_tensor({sent.num_elements}, like);
+  at::Tensor own;
+  auto& buffer = scratch != nullptr ? *scratch : own;
+  if (!buffer.defined() || buffer.numel() < sent.num_elements || buffer.scalar_type() != like.scalar_type() ||
+      buffer.device() != like.device()) {
+    buffer = fresh_tensor({sent.num_elements}, like);
+  }
+  const auto flat = buffer.narrow(0, 0, sent.num_elements);
   pack(steps, tensors, sent, flat);
   if (scatters) {
     const auto reduce_op = reduce_op_from_name(first.reduce_op, kRedistributeMany);
     return {start_reduce_scatter(flat, reduce_op, 0, group), received.begins};
   }
-  if (!first.peers.empty()) {
-    const auto buffer = fresh_tensor({received.num_elements}, like);
-    return {start_between_peers(first.peers, flat, sent, buffer, received, group), received.begins};
-  }
-  return {start_all_to_all(flat, received.sizes, sent.sizes, group), received.begins};
+  auto start = first.in_pairs ? start_exchange_in_pairs(flat, received.sizes, sent.sizes, group)
+                              : start_all_to_all(flat, received.sizes, sent.sizes, group);
+  return {std::move(start), received.begins};
 }
 
 // Returns true if the received buffer is the new tensor of its sole step.
 bool lies_in_order(const PackedExchange& step, const std::vector<int64_t>& begins) {
   int64_t filled = 0;
-  for (size_t rank = 0; rank < step.received.size(); ++rank) {
-    const auto& block = step.received[rank];
-    if (block.numel() == 0) {
-      continue;
-    }
-    if (begins[rank] != filled || block.place() != filled) {
+  for (const auto& [rank, copy] : step.received) {
+    if (copy.numel() > 0 && (begins[rank] != filled || copy.place() != filled)) {
       return false;
     }
-    filled += block.numel();
+    filled += copy.numel();
   }
   return true;
 }
@@ -233,21 +202,31 @@ at::Tensor FlatResults::next() {
   return result;
 }
 
-Start start_together(Steps steps, const std::vector<at::Tensor>& tensors) {
+Start start_together(Steps steps, const std::vector<at::Tensor>& tensors, at::Tensor* scratch) {
   const BelowAutograd below_autograd;
   const auto& first = *steps[0];
+  auto sources = tensors;
+  std::vector<at::Tensor> outputs;
+  bool has_results = false;
+  BoxCopies kept;
+  for (size_t i = 0; i < steps.size() && first.kind != StepKind::kAllReduce; ++i) {
+    outputs.push_back(fresh_tensor(steps[i]->shape_after, tensors[i]));
+    has_results = has_results || outputs.back().numel() > 0;
+    if (steps[i]->kept.has_value()) {
+      sources[i] = BoxCopies::contiguous(tensors[i]);
+      kept.add(*steps[i]->kept, sources[i], 0, outputs.back(), 0);
+    }
+  }
+  kept.flush();
+  if (std::ranges::none_of(steps, [](const auto& step) { return step->communicates; })) {
+    return {kRedistributeMany, {}, {}, {}, std::move(outputs), {}};
+  }
   const auto group = group_from_ivalue(first.group, kRedistributeMany);
   if (first.kind == StepKind::kAllReduce) {
     return start_all_reduce_coalesced(tensors, reduce_op_from_name(first.reduce_op, kRedistributeMany),
                                       group);
   }
-  std::vector<at::Tensor> outputs;
-  bool has_results = false;
-  for (const auto& step : steps) {
-    outputs.push_back(fresh_tensor(step->shape_after, tensors[0]));
-    has_results = has_results || outputs.back().numel() > 0;
-  }
-  auto [start, begins] = start_flat(steps, tensors, group);
+  auto [start, begins] = start_flat(steps, sources, group, scratch);
   start.buffers.push_back(std::move(start.outputs[0]));
   start.outputs = std::move(outputs);
   start.is_counted = has_results;

@@ -24,6 +24,7 @@
 #include "transfer/executor.h"
 #include "transfer/op_names.h"
 #include "transfer/run_mesh_changes.h"
+#include "transfer/transfer_exchange.h"
 
 namespace funcol::python {
 namespace {
@@ -224,7 +225,8 @@ class Way {
                                               : on_mesh(*change.before, src_mesh_, *src_);
     }
     if (change.transfer.has_value()) {
-      move.transfer = std::make_shared<const TransferPart>(*change.transfer, pair_->group, pair_->rank);
+      move.transfer = std::make_shared<const PackedExchange>(
+          packed_transfer(*change.transfer, *pair_->group, pair_->rank));
     }
     if (change.after.has_value() && dst_->coordinate.has_value()) {
       move.after = on_mesh(*change.after, dst_mesh_, *dst_);

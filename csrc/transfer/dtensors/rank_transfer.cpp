@@ -1,14 +1,18 @@
 #include "transfer/dtensors/rank_transfer.h"
 
 #include <algorithm>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <utility>
 
+#include "comm/process_group.h"
 #include "layout/cache.h"
 #include "layout/hash.h"
 #include "layout/tensor_meta.h"
 #include "pyobjects/attributes.h"
+#include "transfer/op_names.h"
+#include "transfer/transfer_exchange.h"
 
 namespace funcol::python {
 namespace {
@@ -60,6 +64,27 @@ AxisSet axes_of_move(const HolderKey& key, const Layout& layout, const Mesh& mes
   return all;
 }
 
+// The ranks that send their shards to the one numbered `holder`: of those with the same shard the one that
+// agrees with it on the axes that replicate.
+RankedMesh senders_to(int64_t holder, const RankedMesh& every, const Layout& layout) {
+  const auto& mesh = every.mesh;
+  const auto coordinate = mesh.coordinate(holder);
+  RankedMesh senders{{mesh.sizes, {}, {}}, {}};
+  for (int64_t axis = 0; axis < mesh.num_axes(); ++axis) {
+    if (!layout.placements[axis].is_shard()) {
+      senders.mesh.sizes[axis] = 1;
+    }
+  }
+  for (int64_t place = 0; place < senders.mesh.num_ranks(); ++place) {
+    auto sender = senders.mesh.coordinate(place);
+    for (int64_t axis = 0; axis < mesh.num_axes(); ++axis) {
+      sender[axis] = layout.placements[axis].is_shard() ? sender[axis] : coordinate[axis];
+    }
+    senders.ranks.push_back(every.ranks[number_in_mesh(sender, mesh)]);
+  }
+  return senders;
+}
+
 ManyItem make_move(const HolderKey& key, py::handle device_mesh, KnownMesh& known) {
   const auto& mesh = known.mesh;
   TORCH_INTERNAL_ASSERT(known.coordinate.has_value());
@@ -81,18 +106,34 @@ ManyItem make_move(const HolderKey& key, py::handle device_mesh, KnownMesh& know
   if (axes == 0) {
     return item;
   }
-  AxisGroup group;
-  std::vector<int64_t> peers;
+  TransferGroup group;
+  RankedMesh every{mesh, {}};
   if (is_p2p) {
-    peers = all_ranks(device_mesh, known);
+    every.ranks = all_ranks(device_mesh, known);
     group.group = known.world;
+    group.has_others = true;
+    group.ranks.resize(group_from_ivalue(group.group, kRedistributeMany)->getSize());
+    std::iota(group.ranks.begin(), group.ranks.end(), 0);
   } else {
-    group = find_group(axes, device_mesh, known);
+    every.ranks.resize(mesh.num_ranks());
+    std::iota(every.ranks.begin(), every.ranks.end(), 0);
+    const auto& of_axes = find_group(axes, device_mesh, known);
+    group.group = of_axes.group;
+    const GroupRanks ranks(mesh, axes, *known.coordinate, of_axes.members);
+    for (int64_t rank = 0; rank < ranks.size(); ++rank) {
+      group.ranks.push_back(number_in_mesh(ranks.coordinate(rank), mesh));
+    }
   }
-  const GroupRanks every(mesh, (AxisSet{1} << mesh.num_axes()) - 1, *known.coordinate);
-  const GroupRanks ranks(mesh, axes, *known.coordinate, group.members);
-  const HolderStep step{group.group, peers, ranks, mesh, layout, key.shape, every.coordinate(key.holder)};
-  auto last = key.is_back ? flat_from_holder(step) : flat_to_holder(step);
+  const Mesh alone{{1}, {}, {}};
+  const RankedMesh holder{alone, {every.ranks[key.holder]}};
+  MeshChangeTask task{
+      senders_to(key.holder, every, layout), layout, holder, replicated(alone), key.shape, key.itemsize};
+  if (key.is_back) {
+    task = {holder, replicated(alone), every, layout, key.shape, key.itemsize};
+  }
+  const auto own = every.ranks[number_in_mesh(*known.coordinate, mesh)];
+  auto last = packed_transfer(plan_transfer(task), group, own, /*keeps_in_buffer=*/true);
+  last.participants = is_p2p ? c10::str(at::IntArrayRef(every.ranks)) : "";
   last.description = c10::str(key.is_back ? "from" : "to", " rank ", key.holder, ", ", to_string(layout),
                               " of ", at::IntArrayRef(key.shape));
   item.last = std::make_shared<const PackedExchange>(std::move(last));

@@ -9,6 +9,7 @@
 #include "planner/tasks.h"
 #include "transfer/run_batch.h"
 #include "transfer/thread_mesh.h"
+#include "transfer/transfer_exchange.h"
 
 namespace funcol::bucket_test {
 namespace {
@@ -52,12 +53,17 @@ class Buckets : public testing::Test {
 
   ManyItem to_or_from(const Case& one, int64_t holder, bool is_back, const Coordinate& coordinate,
                       const AxisGroups& groups) const {
-    const GroupRanks members(ranks_.mesh(), 1, coordinate);
-    const auto layout = layout_of(one);
-    const HolderStep step{groups.at(1).group, {}, members, ranks_.mesh(), layout, one.shape, {holder}};
+    const RankedMesh every{ranks_.mesh(), {0, 1, 2}};
+    const RankedMesh alone{{{1}, {}, {}}, {holder}};
+    const Layout whole{{Placement::replicate()}, {}};
+    MeshChangeTask task{every, layout_of(one), alone, whole, one.shape, 4};
+    if (is_back) {
+      task = {alone, whole, every, layout_of(one), one.shape, 4};
+    }
     ManyItem item;
-    item.last =
-        std::make_shared<const PackedExchange>(is_back ? flat_from_holder(step) : flat_to_holder(step));
+    item.last = std::make_shared<const PackedExchange>(
+        packed_transfer(plan_transfer(task), {groups.at(1).group, every.ranks}, coordinate[0],
+                        /*keeps_in_buffer=*/true));
     item.last_id = shared_signature(item.last->signature());
     const bool holds = coordinate[0] == holder;
     item.local = !is_back ? held(one, coordinate) : holds ? whole_of(one.shape) : at::empty({0});

@@ -7,8 +7,11 @@
 #include <vector>
 
 #include "async/async_tensor.h"
+#include "async/buffer_release.h"
 #include "planner/mesh_changes.h"
+#include "transfer/run_packed.h"
 #include "transfer/thread_mesh.h"
+#include "transfer/transfer_exchange.h"
 
 namespace funcol::run_mesh_changes_test {
 namespace {
@@ -62,9 +65,10 @@ class Transfers : public testing::Test {
       std::vector<MeshChangeItem> items;
       for (const auto& one : tensors) {
         const auto transfer = plan_transfer(one.task);
-        const MeshChangeParts parts{nullptr,
-                                    std::make_shared<const TransferPart>(transfer, transport, coordinate[0]),
-                                    nullptr, transfer.loads.peak};
+        const MeshChangeParts parts{
+            nullptr,
+            std::make_shared<const PackedExchange>(packed_transfer(transfer, *transport, coordinate[0])),
+            nullptr, transfer.loads.peak};
         items.push_back({std::make_shared<const MeshChangeParts>(parts),
                          held(one, one.task.src_mesh, one.task.src, coordinate[0])});
       }
@@ -135,13 +139,12 @@ TEST_F(Transfers, SendFromTheBufferOfThoseThatHaveArrived) {
     std::vector<const void*> buffers;
     std::vector<at::Tensor> moved;
     for (const auto& one : tensors) {
-      auto part =
-          std::make_shared<const TransferPart>(plan_transfer(one.task), transport_of(groups), coordinate[0]);
-      StartedTransfers transfers({{part, held(one, one.task.src_mesh, one.task.src, coordinate[0])}},
-                                 scratch);
-      EXPECT_FALSE(transfers.take_scratch().defined()) << "it may still be read";
-      moved.push_back(transfers.results(/*async_op=*/false)[0]);
-      scratch = transfers.take_scratch();
+      auto exchange = std::make_shared<const PackedExchange>(
+          packed_transfer(plan_transfer(one.task), *transport_of(groups), coordinate[0]));
+      auto start =
+          start_together({exchange}, {held(one, one.task.src_mesh, one.task.src, coordinate[0])}, &scratch);
+      moved.push_back(start.outputs[0]);
+      hold(std::move(start))->settle();
       buffers.push_back(scratch.const_data_ptr());
     }
     EXPECT_EQ(buffers[0], buffers[1]);

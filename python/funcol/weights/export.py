@@ -16,9 +16,9 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from .. import _C
 from .._progress import Progress
+from ..redistribution.agreement import Agreement, Manifest, agreed_ties, own_ties, reason_of, staging_device
 from ..redistribution.functions import redistribute
 from ..redistribution.local_redistribute import make_dtensor, settled
-from .agreement import Agreement, Manifest, agreed_ties, own_ties, reason_of, staging_device
 from .fusing import Cat, Named, Stack
 
 _OP = "full_tensors"

@@ -14,10 +14,10 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry
 
 from .. import _C
 from .._progress import Progress
+from ..redistribution.agreement import Agreement, Manifest, agreed_ties, own_ties, reason_of, staging_device
 from ..redistribution.local_redistribute import settled
 from ..redistribution.meshes import root_mesh
 from ..redistribution.specs import has_own_order, spec_of
-from .agreement import Agreement, Manifest, agreed_ties, own_ties, reason_of, staging_device
 from .export import ByName, by_name
 from .fusing import Named, parts_of
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from .agreement import identity
+from ..redistribution.agreement import identity
 from .export import ByName, by_name, full_tensors
 from .fusing import Named, parts_of
 from .loading import IncompatibleKeys, load, local_of, own_rank

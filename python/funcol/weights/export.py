@@ -34,6 +34,10 @@ def by_name(values: ByName[_T], name: str, default: Any) -> _T:
     return values.get(name, default) if isinstance(values, Mapping) else values(name)
 
 
+def local_of(tensor: Tensor) -> Tensor:
+    return settled(tensor._local_tensor if isinstance(tensor, DTensor) else tensor).detach()
+
+
 def full_tensors(
     named: nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]],
     *,

@@ -1,6 +1,7 @@
 #include "planner/search.h"
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <queue>
 #include <stdexcept>
@@ -16,7 +17,8 @@ namespace {
 
 constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
 
-// The A* search for a least-cost path of steps from src to dst.
+// The A* search for a path of steps from src to dst: a least-cost one, or of bounded cost after kMostExact
+// states.
 class PlanSearch {
  public:
   // `begins` if no mask is applied first: the first step then reads the caller's tensor itself.
@@ -32,9 +34,11 @@ class PlanSearch {
   bool run(std::vector<Move>& path) {
     nodes_.reserve(kFirstNodes);
     open({space_.src(), src_, {}}, -1, 0, 0);
+    int num_expanded = 0;
     while (!queue_.empty()) {
-      const Entry entry = queue_.top();
-      queue_.pop();
+      const Entry entry = queue_.front();
+      std::ranges::pop_heap(queue_, std::less<>());
+      queue_.pop_back();
       const Node node = nodes_[entry.node];
       if (best_[node.state] != entry.node) {
         continue;  // a cheaper path was found since
@@ -45,6 +49,9 @@ class PlanSearch {
         return true;
       }
       expand(entry.node, state);
+      if (++num_expanded == kMostExact) {
+        accept_slack();
+      }
     }
     return false;
   }
@@ -105,7 +112,7 @@ class PlanSearch {
     int num_steps;
   };
   struct Entry {
-    double total;  // cost so far + estimate
+    double total;  // cost so far + estimate, times slack_
     double rest;   // the estimate alone: of equal totals, the state nearest to dst comes first
     int num_steps;
     int node;
@@ -115,6 +122,16 @@ class PlanSearch {
              std::tie(other.total, other.num_steps, other.rest, other.node);
     }
   };
+
+  // Weighs the estimate more, so that the search follows the cheapest paths it has instead of comparing all.
+  // A least path always has a node in the queue, whose total is at most kSlack times the path's cost.
+  void accept_slack() {
+    slack_ = kSlack;
+    for (auto& entry : queue_) {
+      entry.total += (kSlack - 1) * entry.rest;
+    }
+    std::ranges::make_heap(queue_, std::less<>());
+  }
 
   void expand(int from, const State& state) {
     const Node node = nodes_[from];
@@ -154,7 +171,8 @@ class PlanSearch {
     best_[state] = node;
     nodes_.push_back({state, move.size, parent, cost, num_steps});
     const double rest = estimate_.of(move.next, move.shard);
-    queue_.push({cost + rest, rest, num_steps, node});
+    queue_.push_back({cost + slack_ * rest, rest, num_steps, node});
+    std::ranges::push_heap(queue_, std::less<>());
   }
 
   void trace(int node, std::vector<Move>& path) const {
@@ -173,7 +191,8 @@ class PlanSearch {
   StateTable states_;
   std::vector<int> best_;  // state -> node of its cheapest known path
   std::vector<Node> nodes_;
-  std::priority_queue<Entry> queue_;
+  std::vector<Entry> queue_;  // a heap
+  double slack_ = 1;
 };
 
 }  // namespace

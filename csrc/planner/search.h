@@ -28,6 +28,12 @@ class BeyondMemory : public std::invalid_argument {
   int64_t least_bytes_;
 };
 
+// A search that has expanded kMostExact states ends with a plan of at most kSlack times the least cost.
+// Permutations of many dims on a mesh without merged groups need more states; the plans on up to three axes
+// that tests compare with an exhaustive search need fewer.
+constexpr int kMostExact = 128;
+constexpr double kSlack = 1.25;
+
 // The plan of least cost under `model` whose steps each stay within `max_bytes` of memory, by A* search.
 // Every rank gets the same plan.
 //
@@ -46,7 +52,8 @@ class BeyondMemory : public std::invalid_argument {
 // dst. Strided shards are made only where dst has them.
 //
 // Invariant: the cost so far is exact, and the estimate never exceeds the true rest. The first path on which
-// dst leaves the queue is therefore a least one. Ties go to fewer steps, then to the state found first.
+// dst leaves the queue is therefore a least one, or after kMostExact states at most kSlack times dearer. Ties
+// go to fewer steps, then to the state found first.
 //
 // Throws BeyondMemory if no plan fits `max_bytes`, and std::invalid_argument if a masked partial would have
 // to change its shape, for norm partials, and for more than 8 axes of several ranks or 16 dims.

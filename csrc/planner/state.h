@@ -120,6 +120,8 @@ class Space {
   const State& dst() const { return dst_; }
   int num_slots() const { return num_slots_; }
   const std::vector<SlotGroup>& slot_groups() const { return slot_groups_; }
+  // Returns true if src or a target has a strided shard.
+  bool has_strided_shards() const { return split_factors_.size() > 1; }
   // The slot of a mesh axis; -1 for an axis of one rank.
   int slot(int64_t axis) const;
   int64_t axis(int slot) const { return axis_.at(slot); }

@@ -18,8 +18,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.overrides import TorchFunctionMode
 
+from ..redistribution.agreement import Agreement, reason_of
 from ..redistribution.functions import redistribute
-from ..weights.agreement import Agreement, reason_of
 from ..weights.export import full_tensors
 from .comparing import Comparison
 from .recording import LOSS, NORM, Key, Recorder, Recording, Value, own_line, plain_name, widen, without_ddp

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from .. import _C
 from ..collectives.groups import group_named, mesh_group_name
 from . import callbacks as callbacks  # which C++ calls
+from .agreement import Agreement, Manifest, mesh_value
 from .gradients import Redistribute
 from .local_redistribute import How, axes_with_own_rules, make_dtensor
 from .mesh_changes import CostModels, models_for
@@ -89,6 +90,34 @@ def redistribute_between(
     )
     moved = ChangeMesh.apply(dsts, way, forward_dtype, backward_dtype, *prepared)
     return [_placed(*result) for result in zip(moved, targets, strict=True)]
+
+
+def agree_to_move(
+    dtensors: Sequence[DTensor],
+    mesh: DeviceMesh,
+    targets: Sequence[tuple[Placement, ...]],
+    async_op: bool,
+    cost_model: CostModels | None,
+    max_bytes: int | None,
+) -> None:
+    """Returns once the ranks of ``mesh`` and of the mesh of ``dtensors`` are about to make one move. Raises
+    on all of them if they differ in it. A rank of neither mesh does not take part."""
+    _check(dtensors)
+    src = dtensors[0].device_mesh
+    ranks = {*mesh_value(src).ranks, *mesh_value(mesh).ranks}
+    if not dist.is_initialized() or dist.get_rank() not in ranks:
+        return
+    options = {
+        "device_mesh": str(tuple(mesh_value(mesh))),
+        "async_op": async_op,
+        "cost_model": repr(cost_model),
+        "max_bytes": max_bytes,
+    }
+    manifest = Manifest(options)
+    manifest.add_mesh(mesh)
+    for index, (dtensor, target) in enumerate(zip(dtensors, targets, strict=True)):
+        manifest.add(f"tensor {index}", dtensor, target=target)
+    Agreement("redistribute_many", None, [*ranks]).meet(manifest)
 
 
 def _check(dtensors: Sequence[DTensor]) -> None:

@@ -21,8 +21,9 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from .. import _C
 from . import callbacks as callbacks  # which C++ calls
+from .agreement import mesh_value
 from .cost_models import CostModel
-from .cross_mesh import are_different, redistribute_between
+from .cross_mesh import agree_to_move, are_different, redistribute_between
 from .gradients import Redistribute, RedistributeMany
 from .local_redistribute import How, axes_with_own_rules, how_to_move, make_dtensor, move
 from .mesh_changes import CostModels
@@ -226,8 +227,11 @@ def redistribute_many(
     To another ``device_mesh``, as :func:`redistribute` has it, tensors may be on several meshes, as 1-D and
     2-D parameters are, and on ``device_mesh`` itself. Those of one mesh and dtype travel in one all_to_all
     among the ranks of both meshes; where no process group has just these, in sends and receives between pairs
-    of them, in which other ranks take no part. The next batch of ``max_bytes`` is sent while one arrives, so
-    two are in memory beside the tensors; with ``async_op`` all are.
+    of them, in which other ranks take no part. Before that, the ranks of both meshes agree by one small
+    all_reduce: ``ValueError`` on all of them, before anything of these tensors is sent, if they differ in the
+    number, order, dtypes, shapes or placements of the tensors of a mesh, in ``device_mesh`` or in an option.
+    A rank that does not call, or passes no tensors, is waited for. The next batch of ``max_bytes`` is sent
+    while one arrives, so two are in memory beside the tensors; with ``async_op`` all are.
 
     PyTorch counterpart: ``DTensor.redistribute``, in a loop.
     """
@@ -288,15 +292,17 @@ def _from_each_mesh(
     tensors: list[DTensor], mesh: DeviceMesh, targets: list[tuple[Placement, ...]], **options: Any
 ) -> list[DTensor]:
     """``tensors`` with placements of ``targets`` on ``mesh``, those of each source mesh together. Meshes come
-    in the order of their first tensors, so that all ranks go through them alike."""
+    in the order of their ranks, so that all ranks go through them alike, however they list the tensors."""
     by_mesh: dict[DeviceMesh, list[int]] = {}
     for index, tensor in enumerate(tensors):
         by_mesh.setdefault(tensor.device_mesh, []).append(index)
     results: dict[int, DTensor] = {}
-    for src_mesh, indices in by_mesh.items():
+    for src_mesh in sorted(by_mesh, key=mesh_value):
+        indices = by_mesh[src_mesh]
         of_mesh = [tensors[index] for index in indices]
         wanted = [targets[index] for index in indices]
         if are_different(src_mesh, mesh):
+            agree_to_move(of_mesh, mesh, wanted, **options)
             moved = redistribute_between(of_mesh, mesh, wanted, **options)
         else:
             moved = redistribute_many(of_mesh, wanted, **options)

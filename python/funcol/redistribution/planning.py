@@ -58,6 +58,9 @@ def plan_redistribution(
 ) -> Plan:
     """The steps of least cost that turn ``src`` into ``dst`` for a tensor that is ``shape`` as a whole.
 
+    After a search of 128 states, which layouts of four or more mesh axes may need, the cost may be up to 1.25
+    times the least.
+
     Runs nothing and asks no other rank: the same arguments give the same plan everywhere. ``cost_model`` is
     :class:`~funcol.redistribution.AlphaBeta` or :class:`~funcol.redistribution.StepCounts`; without one,
     PyTorch's own estimates for one host, in microseconds. ``max_bytes`` bounds the memory that a rank holds

@@ -16,9 +16,9 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from .. import _C
 from .._progress import Progress
+from ..redistribution.agreement import Agreement, Manifest, agreed_ties, own_ties, reason_of, staging_device
 from ..redistribution.functions import redistribute
 from ..redistribution.local_redistribute import make_dtensor, settled
-from .agreement import Agreement, Manifest, agreed_ties, own_ties, reason_of, staging_device
 from .fusing import Cat, Named, Stack
 
 _OP = "full_tensors"
@@ -32,6 +32,10 @@ ByName: TypeAlias = Mapping[str, _T] | Callable[[str], _T]
 def by_name(values: ByName[_T], name: str, default: Any) -> _T:
     """The value for ``name``; ``default`` where a mapping has none."""
     return values.get(name, default) if isinstance(values, Mapping) else values(name)
+
+
+def local_of(tensor: Tensor) -> Tensor:
+    return settled(tensor._local_tensor if isinstance(tensor, DTensor) else tensor).detach()
 
 
 def full_tensors(

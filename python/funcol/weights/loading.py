@@ -14,12 +14,13 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry
 
 from .. import _C
 from .._progress import Progress
+from ..redistribution.agreement import Agreement, Manifest, agreed_ties, own_ties, reason_of, staging_device
 from ..redistribution.local_redistribute import settled
 from ..redistribution.meshes import root_mesh
 from ..redistribution.specs import has_own_order, spec_of
-from .agreement import Agreement, Manifest, agreed_ties, own_ties, reason_of, staging_device
-from .export import ByName, by_name
+from .export import ByName, by_name, local_of
 from .fusing import Named, parts_of
+from .sync import WeightSync
 
 Given = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | None
 
@@ -35,9 +36,11 @@ def load(
     bucket_bytes: int,
     group: dist.ProcessGroup | None,
     progress: bool,
+    shards: Mapping[str, DTensor] | None = None,
 ) -> tuple[IncompatibleKeys, Any]:
     """Copies what ``given()`` has on rank ``src`` into the tensors of ``held()``, in place. With it goes a
     value that JSON has, which is returned on all ranks. Both functions may raise, which all ranks are told.
+    ``shards``: DTensors of this rank, which ``src`` need not have.
 
     The arguments and errors are those of :func:`funcol.load_full_state_dict`, by the name ``op``.
     """
@@ -51,7 +54,11 @@ def load(
                     f"funcol::{op}: bucket_bytes is {bucket_bytes}, expected a number of 1 or more."
                 )
             loading = _Loading(op, held(), src, bucket_bytes, strict, agreement)
-            source = _Wholes(op, given(), loading, names, strict) if src == own_rank() else None
+            offered = agreement.tell([src, *(shards or ())]).values()
+            of_src = {name for theirs, *found in offered if theirs == src for name in found}
+            source = _Wholes(op, given(), loading, names, strict, of_src) if src == own_rank() else None
+            if any(found for _, *found in offered):
+                loading.move_shards(shards or {}, source, group)
             before: list[tuple[_Target, Tensor]] = []
             with Progress(op, len(loading.targets), is_on=progress and src == own_rank()) as shown:
                 for bucket, wholes in loading.buckets(source, bucket_bytes):
@@ -117,8 +124,11 @@ class _Loading:
                 "global rank that has the tensors."
             )
         self._src = src
+        self._bucket_bytes = bucket_bytes
         self._agreement = agreement
         self._owners: dict[DeviceMesh, int] = {}
+        self._held = held
+        self._moved: set[int] = set()  # indices of targets that come from shards
         state = [*held.items()]
         self.names = [name for name, _ in state]
         manifest = Manifest({"function": op, "src": src, "bucket_bytes": bucket_bytes, "strict": strict})
@@ -171,6 +181,28 @@ class _Loading:
             )
         return spec
 
+    def move_shards(
+        self,
+        shards: Mapping[str, DTensor],
+        source: _Wholes | None,
+        group: dist.ProcessGroup | None,
+    ) -> None:
+        """Moves those of ``shards`` that rank ``src`` does not have as full tensors straight into the shards
+        of the model."""
+        told = self._agreement.tell([self._src, source and source.moved])
+        names: dict[str, str] = told[self._src][1]
+        # Loads from several ranks, as those of the stages of a pipeline, are loads of different tensors.
+        suffix = f" of src {self._src}" if len({theirs for theirs, _ in told.values()}) > 1 else ""
+        wanted = {*names.values()}
+        WeightSync(
+            {name + suffix: tensor for name, tensor in shards.items() if name in wanted},
+            {name + suffix: self._held[name] for name in names},
+            names={name + suffix: theirs + suffix for name, theirs in names.items()},
+            max_bytes=self._bucket_bytes,
+            group=group,
+        ).sync()
+        self._moved = {self.target_of[name].index for name in names}
+
     def buckets(
         self, source: _Wholes | None, most: int
     ) -> Iterator[tuple[list[_Target], list[Tensor | None]]]:
@@ -192,7 +224,7 @@ class _Loading:
                 )
         self.incompatible = IncompatibleKeys(*told[src]["incompatible"])
         loaded = {self.target_of[name].index for name in {*self.names} - {*self.incompatible.missing_keys}}
-        for bucket in self._in_order(loaded, most):
+        for bucket in self._in_order(loaded - self._moved, most):
             wholes = [None if source is None else source.whole_of(target) for target in bucket]
             agreement.go_on()
             if source is not None:
@@ -271,6 +303,7 @@ class _Wholes:
         loading: _Loading,
         names: ByName[Named] | None,
         strict: bool,
+        offered: set[str],
     ) -> None:
         self._op = op
         tensors, self._beside = given
@@ -297,17 +330,24 @@ class _Wholes:
         self._taken: set[int] = set()  # indices of targets
         self._unexpected: list[str] = []
         self._missing: list[str] = []
+        # Names of the model, and those of shards that ranks offer for them.
+        self.moved: dict[str, str] = {}
         if self._mapping is not None:
             for theirs in self._mapping:
                 self._check_known(theirs)
+            self.moved = {
+                name: theirs
+                for name, theirs in self._given.items()
+                if isinstance(theirs, str) and theirs in offered and self._is_moved(theirs)
+            }
             self._found = {
                 name
                 for name, theirs in self._given.items()
-                if all(part in self._mapping for part in parts_of(theirs))
+                if name in self.moved or all(part in self._mapping for part in parts_of(theirs))
             }
             self._check_missing()
             if type(self._mapping) is dict:  # others may read a file for each
-                for name in self._found:
+                for name in self._found - {*self.moved}:
                     self._check(loading.target_of[name], self._given[name], self._mapping)
         # By target: the name that is given, where it is one of several tied ones.
         found = (name for name in reversed(loading.names) if name in self._found)
@@ -359,6 +399,11 @@ class _Wholes:
                 self._found.add(name)
                 del self._waiting[name]
 
+    def _is_moved(self, name: str) -> bool:
+        assert self._mapping is not None
+        own = self._mapping.get(name)
+        return own is None or is_sharded(own)
+
     def _ready(self, target: _Target, given: Named, tensors: Mapping[str, Tensor]) -> Tensor:
         """The whole tensor of the name or names ``given``, with the dtype and on the device of the model."""
         parts = [
@@ -392,7 +437,7 @@ class _Wholes:
     def _plain(self, target: _Target, whole: Any) -> Tensor:
         """The dense tensor in ``whole``."""
         if isinstance(whole, DTensor):
-            if not all(placement.is_replicate() for placement in whole.placements):
+            if is_sharded(whole):
                 self._refuse(
                     target, f"is a DTensor with the placements {whole.placements}", "its full_tensor()"
                 )
@@ -488,8 +533,9 @@ def _with_replicas(spec: DTensorSpec, common: DeviceMesh, axes: list[int]) -> DT
     return DTensorSpec(common, tuple(placements), tensor_meta=spec.tensor_meta, shard_order=order)  # type: ignore[arg-type]
 
 
-def local_of(tensor: Tensor) -> Tensor:
-    return settled(tensor._local_tensor if isinstance(tensor, DTensor) else tensor).detach()
+def is_sharded(tensor: object) -> bool:
+    """Returns true for a DTensor of which no rank has all."""
+    return isinstance(tensor, DTensor) and not all(one.is_replicate() for one in tensor.placements)
 
 
 def own_rank() -> int:

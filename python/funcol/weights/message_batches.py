@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .. import _C
-from .agreement import Agreement
+from ..redistribution.agreement import Agreement
 from .blocks import BLOCK_BYTES, copy_changed, digests_of
 from .pieces import Held, Piece, kept_pieces
 

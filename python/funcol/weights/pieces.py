@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from .. import _C
 from ..redistribution.local_redistribute import settled
 from ..redistribution.mesh_changes import plan_mesh_change
-from .loading import local_of
+from .export import local_of
 
 Intervals = tuple[tuple[int, int], ...]
 """Where each interval of a dim begins, and how long it is."""

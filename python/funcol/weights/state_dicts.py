@@ -10,10 +10,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from .agreement import identity
-from .export import ByName, by_name, full_tensors
+from ..redistribution.agreement import identity
+from .export import ByName, by_name, full_tensors, local_of
 from .fusing import Named, parts_of
-from .loading import IncompatibleKeys, load, local_of, own_rank
+from .loading import IncompatibleKeys, is_sharded, load, own_rank
 
 
 def check_module(op: str, model: Any) -> None:
@@ -125,6 +125,10 @@ def load_full_state_dict(
     missing keep their values, and names that the model does not have are left alone; both are returned, on
     all ranks.
 
+    Sharded DTensors, on any mesh, are values of a ``dict`` on the ranks of their mesh. They go straight from
+    their shards into those of the model: no rank has a full tensor. If ``src`` has a whole tensor of a name,
+    that is taken.
+
     Tensors may have any dtype and device, and replicated DTensors count as whole ones; they get dtype and
     device of the model, whose tensors on the meta device get memory. Consecutive ones of ``bucket_bytes`` go
     together, by one all_to_all for each dtype and mesh, while the bucket before is copied. Tied tensors are
@@ -133,7 +137,8 @@ def load_full_state_dict(
     shows on its terminal how many tensors are sent, and how long the rest takes.
 
     ``ValueError`` on all ranks, before the first byte: their models differ in names, shapes, dtypes,
-    placements, meshes or options; ``src`` is not part of a tensor's mesh; a parameter is partial.
+    placements, meshes or options, or the ranks of a mesh in the shards that they give; ``src`` is not part of
+    a tensor's mesh; a parameter is partial.
     ``ValueError`` on ``src``: a name of a mapping is missing or unknown, or a tensor of a ``dict`` has a
     wrong shape, before anything is sent; of other sources, before the bucket is sent, with the names that are
     loaded already. ``RuntimeError`` on the others: it says which rank gave up, and why.
@@ -146,6 +151,7 @@ def load_full_state_dict(
         _materialize(model)
         return {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
 
+    given = tensors if type(tensors) is dict else {}  # other mappings may read a file for each tensor
     return load(
         "load_full_state_dict",
         held,
@@ -156,6 +162,7 @@ def load_full_state_dict(
         bucket_bytes=bucket_bytes,
         group=group,
         progress=progress,
+        shards={name: value for name, value in given.items() if is_sharded(value)},
     )[0]
 
 

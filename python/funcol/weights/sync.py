@@ -10,7 +10,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .agreement import Agreement, Manifest, compare, device_for, reason_of, sets_that_agree
+from ..redistribution.agreement import (
+    Agreement,
+    Manifest,
+    MeshValue,
+    compare,
+    device_for,
+    reason_of,
+    sets_that_agree,
+)
 from .export import ByName, by_name
 from .message_batches import Batch
 from .pieces import Held, Place, held_indices, transfer_of
@@ -177,9 +185,8 @@ class _Plan:
         found: dict[str, tuple[_Look, list[Place]]] = {}
         for rank, manifest in manifests.items():
             for index, entry in enumerate(manifest.entries):
-                place = Place(
-                    *(manifest.mesh_of(index) or ((rank,), (1,))), entry.placements or "R", entry.order
-                )
+                mesh = manifest.mesh_of(index) or MeshValue((rank,), (1,))
+                place = Place(mesh.ranks, mesh.shape, entry.placements or "R", entry.order)
                 look = _Look(entry.shape, entry.dtype, entry.sent_as)
                 known, places = found.setdefault(entry.name, (look, []))
                 if known != look:

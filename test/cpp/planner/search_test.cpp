@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "planner/legal.h"
+#include "planner/shortest_paths.h"
 #include "planner/tasks.h"
 #include "support/refuses.h"
 
@@ -310,6 +311,60 @@ INSTANTIATE_TEST_SUITE_P(Ends, MaskedPartialBesideAnAxisOfOneRank,
                          Values(MaskBesideOneRank{{kR, Placement::shard(1)}, {kMasked, Placement::partial()}},
                                 MaskBesideOneRank{{kMasked, Placement::shard(1)},
                                                   {Placement::partial(), kR}}));
+
+// A permutation of the dims that all axes cut, on a mesh without merged groups, and its least cost.
+struct Permuted {
+  std::vector<int64_t> axes;
+  int64_t size = 0;  // of each dim
+  std::vector<int> dims;
+  double least_us = 0;  // found by the search without a limit
+
+  Redistribution task() const {
+    std::vector<Placement> src;
+    std::vector<Placement> dst;
+    for (size_t axis = 0; axis < axes.size(); ++axis) {
+      src.push_back(Placement::shard(static_cast<int64_t>(axis)));
+      dst.push_back(Placement::shard(dims[axis]));
+    }
+    return {{axes, {}, {}},
+            std::vector<int64_t>(axes.size(), size),
+            4,
+            {src, default_shard_order(src)},
+            {dst, default_shard_order(dst)}};
+  }
+};
+
+class PermutedDims : public ::testing::TestWithParam<Permuted> {};
+
+// The first case ends before the limit, the others do not.
+TEST_P(PermutedDims, CostAtMostTheSlackMoreThanTheLeast) {
+  const Redistribution task = GetParam().task();
+  const Plan plan = plan_redistribution(task, default_alpha_beta(task.mesh));
+  EXPECT_GE(plan.cost, GetParam().least_us - 1e-3) << to_string(plan);
+  EXPECT_LE(plan.cost, GetParam().least_us * kSlack) << to_string(plan);
+}
+
+INSTANTIATE_TEST_SUITE_P(OnFiveAxes, PermutedDims,
+                         Values(Permuted{{2, 2, 2, 2, 2}, 48, {1, 2, 3, 0, 4}, 1463.547},
+                                Permuted{{2, 2, 2, 2, 2}, 48, {1, 2, 3, 4, 0}, 1972.524},
+                                Permuted{{2, 2, 2, 2, 2}, 24, {4, 0, 1, 2, 3}, 120.504},
+                                Permuted{{2, 2, 2, 2, 2}, 24, {1, 2, 0, 4, 3}, 124.029},
+                                Permuted{{2, 2, 2, 2, 2}, 7, {1, 0, 3, 4, 2}, 50.347},
+                                Permuted{{2, 3, 2, 4, 2}, 24, {1, 2, 3, 4, 0}, 79.821}));
+
+class FourPermutedDims : public ::testing::TestWithParam<std::vector<int>> {};
+
+TEST_P(FourPermutedDims, CostWhatASearchWithoutAnEstimateFinds) {
+  const Redistribution task = Permuted{{2, 3, 2, 4}, 7, GetParam()}.task();
+  const AlphaBeta model = default_alpha_beta(task.mesh);
+  const Costs costs(model, task.mesh);
+  const double least =
+      ShortestPaths(task.mesh, costs, task.shape, 4, task.src, task.src.placements).cost_to(task.dst);
+  EXPECT_NEAR(plan_redistribution(task, model).cost, least, kRounding * least);
+}
+
+INSTANTIATE_TEST_SUITE_P(OfCycles, FourPermutedDims,
+                         Values(std::vector{1, 2, 3, 0}, std::vector{1, 0, 3, 2}, std::vector{1, 2, 0, 3}));
 
 TEST(NormPartial, IsNotPlannedAsASum) {
   const Mesh mesh{{2, 2}, {"dp", "tp"}, {}};

@@ -1,12 +1,13 @@
-"""How the ranks of a stream agree on what they are about to send, and hear of a rank that leaves.
+"""How ranks agree on the tensors they are about to send, and hear of a rank that leaves.
 
-A stream has one control group, known from the start. Before a bucket, and until all ranks have ended, the
-ranks of it make one small all_reduce: of a digest of what comes next, and of whether a rank leaves. Where
-digests differ, they exchange what they stand for, so that every rank finds the same difference and raises the
-same error. Nothing is sent before that, whatever meshes a bucket touches.
+The ranks of a call have one control group, known from the start. A batch that goes to another mesh agrees
+once; a stream does before each bucket, and until all ranks have ended. The ranks make one small all_reduce:
+of a digest of what comes next, and of whether a rank leaves. Where digests differ, they exchange what they
+stand for, so that every rank finds the same difference and raises the same error. Nothing is sent before
+that, whatever meshes a bucket touches.
 
-The control group is one of its own, with the ranks of the group that a program names: a rank that drops its
-stream and goes on cannot mix its collectives with those that the others still wait for.
+The control group is one of its own, with the ranks that a program names: a rank that drops its stream and
+goes on cannot mix its collectives with those that the others still wait for.
 """
 
 from __future__ import annotations
@@ -21,32 +22,41 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Placement
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .._compat import new_group_by_name
-from ..redistribution.local_redistribute import settled
-from ..redistribution.meshes import simulates_ranks
-from ..redistribution.specs import has_own_order
+from .local_redistribute import settled
+from .meshes import simulates_ranks
+from .specs import has_own_order
 
-_control_groups: weakref.WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = weakref.WeakKeyDictionary()
+_control_groups: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], dist.ProcessGroup]] = (
+    weakref.WeakKeyDictionary()  # by the world and the ranks
+)
 
 
-def control_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """Returns the group by which streams over ``group`` (``None``: the world) agree. All its ranks call it
-    alike; the first call makes the group."""
+def control_group(ranks: Sequence[int]) -> dist.ProcessGroup:
+    """Returns the group by which ``ranks`` agree. All of them call it alike; the first call makes it."""
     world = dist.group.WORLD
-    of = group or world
-    assert of is not None
-    found = _control_groups.get(of)
+    assert world is not None
+    known = _control_groups.setdefault(world, {})
+    members = tuple(sorted(ranks))
+    found = known.get(members)
     if found is None:
-        ranks = dist.get_process_group_ranks(of)
-        if len(ranks) == dist.get_world_size():
-            made: Any = dist.new_group(ranks)
+        if len(members) == dist.get_world_size():
+            made: Any = dist.new_group(members)
         else:
-            made = new_group_by_name(ranks, f"funcol_control_{of.group_name}")
-        found = _control_groups[of] = made
+            name = hashlib.blake2b(repr(members).encode(), digest_size=16).hexdigest()
+            made = new_group_by_name(list(members), f"funcol_control_{name}")
+        found = known[members] = made
     return found
+
+
+class MeshValue(NamedTuple):
+    """A mesh, by value."""
+
+    ranks: tuple[int, ...]
+    shape: tuple[int, ...]
 
 
 class Entry(NamedTuple):
@@ -60,6 +70,7 @@ class Entry(NamedTuple):
     device: str
     mesh: int | None
     sent_as: str = "none"  # the dtype that is asked for
+    target: str = ""  # the placements that are asked for
 
 
 _COMPARED = {
@@ -68,6 +79,7 @@ _COMPARED = {
     "placements": "placements",
     "order": "shard order",
     "sent_as": "dtype that is asked for",
+    "target": "target",
 }
 
 
@@ -77,14 +89,15 @@ class Manifest:
     def __init__(self, options: Mapping[str, Any]) -> None:
         self.options = dict(options)
         self.entries: list[Entry] = []
-        self.meshes: list[tuple[int, ...]] = []  # the ranks of each
-        self.mesh_shapes: list[tuple[int, ...]] = []
+        self.meshes: list[MeshValue] = []
         self.ties: frozenset[tuple[int, int]] = frozenset()  # indices of the first and of another one
-        self._numbers: dict[Any, int] = {}
+        self._numbers: dict[MeshValue, int] = {}
         self._of_mesh: dict[DeviceMesh, tuple[int, bool]] = {}
         self._texts: dict[Any, str] = {}
 
-    def add(self, name: str, tensor: Tensor, dtype: torch.dtype | None = None) -> None:
+    def add(
+        self, name: str, tensor: Tensor, dtype: torch.dtype | None = None, target: Sequence[Placement] = ()
+    ) -> None:
         sent_as = "none" if dtype is None else str(dtype)
         shape, own = tuple(tensor.shape), str(tensor.dtype)
         if not isinstance(tensor, DTensor):
@@ -94,37 +107,40 @@ class Manifest:
         mesh = self._of_mesh.get(spec.mesh)
         if mesh is None:
             mesh = self._of_mesh[spec.mesh] = (
-                self._number_of(spec.mesh),
+                self.add_mesh(spec.mesh),
                 spec.mesh.get_coordinate() is not None,
             )
         number, is_inside = mesh
-        placements = self._texts.get(spec.placements)
-        if placements is None:
-            placements = self._texts[spec.placements] = str(tuple(spec.placements))
+        placements, wanted = self._text_of(spec.placements), self._text_of(tuple(target)) if target else ""
         order = str(tuple(map(tuple, spec.shard_order))) if has_own_order(spec) else ""
         device = tensor._local_tensor.device.type if is_inside else ""
-        self.entries.append(Entry(name, shape, own, placements, order, device, number, sent_as))
+        self.entries.append(Entry(name, shape, own, placements, order, device, number, sent_as, wanted))
 
-    def _number_of(self, mesh: DeviceMesh) -> int:
-        ranks = tuple(mesh.mesh.flatten().tolist())
-        number = self._numbers.setdefault((ranks, tuple(mesh.shape)), len(self.meshes))
+    def add_mesh(self, mesh: DeviceMesh) -> int:
+        """Adds ``mesh``, whose ranks have to say the same, unless it is known. Returns its number."""
+        value = mesh_value(mesh)
+        number = self._numbers.setdefault(value, len(self.meshes))
         if number == len(self.meshes):
-            self.meshes.append(ranks)
-            self.mesh_shapes.append(tuple(mesh.shape))
+            self.meshes.append(value)
         return number
+
+    def _text_of(self, placements: tuple[Placement, ...]) -> str:
+        text = self._texts.get(placements)
+        if text is None:
+            text = self._texts[placements] = str(placements)
+        return text
 
     def values(self) -> list[Any]:
         """All of it, as JSON has values."""
-        return [self.options, [*map(tuple, self.entries)], self.meshes, self.mesh_shapes, sorted(self.ties)]
+        return [self.options, [*map(tuple, self.entries)], [*map(tuple, self.meshes)], sorted(self.ties)]
 
     @classmethod
     def of(cls, values: list[Any]) -> Manifest:
         """The manifest whose :meth:`values` another rank has sent."""
-        options, entries, meshes, mesh_shapes, ties = values
+        options, entries, meshes, ties = values
         made = cls(options)
         made.entries = [Entry(name, tuple(shape), *rest) for name, shape, *rest in entries]
-        made.meshes = [tuple(ranks) for ranks in meshes]
-        made.mesh_shapes = [tuple(shape) for shape in mesh_shapes]
+        made.meshes = [MeshValue(tuple(ranks), tuple(shape)) for ranks, shape in meshes]
         made.ties = frozenset((first, other) for first, other in ties)
         return made
 
@@ -136,28 +152,34 @@ class Manifest:
     def partners(self) -> set[int]:
         """The ranks that have to say the same."""
         named = self.options.get("to"), self.options.get("src")
-        return {rank for ranks in self.meshes for rank in ranks} | {
+        return {rank for mesh in self.meshes for rank in mesh.ranks} | {
             rank for rank in named if rank is not None
         }
 
-    def ranks_of(self, index: int) -> tuple[int, ...] | None:
-        """The ranks of the mesh of a tensor; ``None`` for a plain one."""
+    def mesh_of(self, index: int) -> MeshValue | None:
+        """The mesh of a tensor; ``None`` for a plain one."""
         mesh = self.entries[index].mesh
         return None if mesh is None else self.meshes[mesh]
 
-    def mesh_of(self, index: int) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        """The ranks of the mesh of a tensor, and its shape; ``None`` for a plain tensor."""
-        mesh = self.entries[index].mesh
-        return None if mesh is None else (self.meshes[mesh], self.mesh_shapes[mesh])
+    def ranks_of(self, index: int) -> tuple[int, ...] | None:
+        """The ranks of the mesh of a tensor; ``None`` for a plain one."""
+        mesh = self.mesh_of(index)
+        return None if mesh is None else mesh.ranks
+
+
+def mesh_value(mesh: DeviceMesh) -> MeshValue:
+    with _disable_current_modes():
+        return MeshValue(tuple(mesh.mesh.flatten().tolist()), tuple(mesh.shape))
 
 
 _NO_MANIFEST = 0
 
 
 class Agreement:
-    """The global ranks of a call of ``op``. Without ``torch.distributed``, :attr:`group` is ``None``."""
+    """The global ranks of a call of ``op``: ``ranks``, or those of ``group`` (``None``: the world). Without
+    ``torch.distributed``, :attr:`group` is ``None``."""
 
-    def __init__(self, op: str, group: dist.ProcessGroup | None) -> None:
+    def __init__(self, op: str, group: dist.ProcessGroup | None, ranks: Sequence[int] | None = None) -> None:
         self._op = op
         self._is_over = False
         self.tells = False  # equal on all ranks
@@ -165,7 +187,7 @@ class Agreement:
         self.ranks = [0]
         if dist.is_initialized() and not simulates_ranks():
             with _disable_current_modes():
-                self.group = control_group(group)
+                self.group = control_group(dist.get_process_group_ranks(group) if ranks is None else ranks)
             self.ranks = dist.get_process_group_ranks(self.group)
             self._device = _device_of(self.group)
         self.own_rank = dist.get_rank() if self.group is not None else 0
@@ -179,8 +201,8 @@ class Agreement:
 
     def check_inside(self, manifest: Manifest) -> None:
         """``ValueError`` if a mesh of ``manifest`` has ranks that do not take part."""
-        for number, ranks in enumerate(manifest.meshes):
-            outside = set(ranks) - set(self.ranks)
+        for number, mesh in enumerate(manifest.meshes):
+            outside = set(mesh.ranks) - set(self.ranks)
             if outside and self.group is not None:
                 name = next(entry.name for entry in manifest.entries if entry.mesh == number)
                 raise ValueError(
@@ -346,7 +368,7 @@ def _difference(manifests: Mapping[int, Manifest]) -> str | None:
             of_mesh = _by_value({rank: meshes[rank] for rank in ranks})
             if len(of_mesh) > 1:
                 return f"the mesh of '{name}' has the ranks {_listed(of_mesh)}"
-            shapes = _by_value({rank: manifests[rank].mesh_of(index)[1] for rank in ranks})  # type: ignore[index]
+            shapes = _by_value({rank: manifests[rank].mesh_of(index).shape for rank in ranks})  # type: ignore[union-attr]
             if len(shapes) > 1:
                 return f"the mesh of '{name}' has the shape {_listed(shapes)}"
     return None

@@ -87,7 +87,8 @@ enum class Reading {
 PythonSchema read_op_schema(py::handle op_schema, bool moves_keywords, Reading reading = Reading::kStrict);
 
 // Reads the arguments of a call as PyTorch's rules see them. `specs` are those of its tensors, in their
-// order; numbers that PyTorch has wrapped in tensors have none. Keyword tensors may move. `lists_operands`: see PythonSchema. Raises what read_op_schema() raises.
+// order; numbers that PyTorch has wrapped in tensors have none. Keyword tensors may move. `lists_operands`:
+// see PythonSchema. Raises what read_op_schema() raises.
 PythonSchema read_call_schema(py::handle op_overload, at::ArrayRef<c10::IValue> arguments,
                               const std::vector<py::object>& specs, bool lists_operands);
 

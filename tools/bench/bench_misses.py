@@ -98,6 +98,7 @@ def us_of(make: Callable[..., Call], mesh: DeviceMesh, count: int) -> tuple[floa
 
 
 def bench(num_calls: int) -> Iterator[dict[str, Any]]:
+    torch.set_num_threads(1)
     with fake_ranks(NUM_RANKS), torch.no_grad():
         for axes, sizes in each("axes", MESHES.items()):
             mesh = init_device_mesh("cpu", sizes)

@@ -180,10 +180,10 @@ void bind_native_operators(py::module m) {
       "put_native_operators",
       [](py::object dispatcher, py::object propagator, py::object logger, py::set copies, py::object decide,
          py::object draw, py::object own_handler, py::object is_own, py::object ask, DecisionEngine* engine,
-         UpstreamRules* rules) {
+         std::optional<UpstreamRules*> rules) {
         put_native_operators({std::move(dispatcher), std::move(propagator), std::move(logger),
                               std::move(copies), std::move(decide), std::move(draw), std::move(own_handler),
-                              std::move(is_own), std::move(ask), engine, rules});
+                              std::move(is_own), std::move(ask), engine, rules.value_or(nullptr)});
       },
       py::arg("dispatcher"), py::arg("propagator"), py::arg("logger"), py::arg("copies"), py::arg("decide"),
       py::arg("draw"), py::arg("own_handler"), py::arg("is_own"), py::arg("ask"), py::arg("engine"),

@@ -180,7 +180,7 @@ class Agreement:
     ``torch.distributed``, :attr:`group` is ``None``."""
 
     def __init__(self, op: str, group: dist.ProcessGroup | None, ranks: Sequence[int] | None = None) -> None:
-        self._op = op
+        self.op = op
         self._is_over = False
         self.tells = False  # equal on all ranks
         self.group: dist.ProcessGroup | None = None
@@ -206,7 +206,7 @@ class Agreement:
             if outside and self.group is not None:
                 name = next(entry.name for entry in manifest.entries if entry.mesh == number)
                 raise ValueError(
-                    f"funcol::{self._op}: '{name}' is on a mesh with rank {min(outside)}, which does not "
+                    f"funcol::{self.op}: '{name}' is on a mesh with rank {min(outside)}, which does not "
                     "take part. Pass a group with all ranks of all meshes as group."
                 )
 
@@ -224,7 +224,7 @@ class Agreement:
         parts = [{rank: found[rank] for rank in part} for part in sets_that_agree(found)]
         try:
             for part in parts:
-                compare(part, self._op)
+                compare(part, self.op)
         except ValueError:
             self._is_over = True  # all ranks raise
             raise
@@ -275,7 +275,7 @@ class Agreement:
             reasons = {rank: one for rank, one in self._all("null").items() if one is not None}
             rank, (num_done, reason) = min(reasons.items())
             raise RuntimeError(
-                f"funcol::{self._op}: rank {rank} left after {num_done} tensors: {reason}. Take all "
+                f"funcol::{self.op}: rank {rank} left after {num_done} tensors: {reason}. Take all "
                 "tensors on every rank, or leave on all alike."
             )
         return -low, high, bool(going)

@@ -105,6 +105,10 @@ class _Target:
         return self.shape.numel() * self.dtype.itemsize
 
 
+class _ShardMove(WeightSync):
+    _op = "load_full_state_dict"
+
+
 class _Loading:
     """The targets of a call, in the order of the model, and how rank ``src`` sends to them."""
 
@@ -194,7 +198,7 @@ class _Loading:
         # Loads from several ranks, as those of the stages of a pipeline, are loads of different tensors.
         suffix = f" of src {self._src}" if len({theirs for theirs, _ in told.values()}) > 1 else ""
         wanted = {*names.values()}
-        WeightSync(
+        _ShardMove(
             {name + suffix: tensor for name, tensor in shards.items() if name in wanted},
             {name + suffix: self._held[name] for name in names},
             names={name + suffix: theirs + suffix for name, theirs in names.items()},

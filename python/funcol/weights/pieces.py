@@ -62,9 +62,9 @@ def transfer_of(src: Place, dst: Place, shape: tuple[int, ...], dtype: torch.dty
 
 
 class Held:
-    """The part of a tensor that this rank has under ``place``: :attr:`indices` by dim."""
+    """The part of a tensor of a call of ``op`` that this rank has under ``place``: :attr:`indices` by dim."""
 
-    def __init__(self, name: str, tensor: Tensor, place: Place, rank: int) -> None:
+    def __init__(self, op: str, name: str, tensor: Tensor, place: Place, rank: int) -> None:
         self._tensor = tensor
         shape = tuple(tensor.shape)
         self.indices = held_indices(place, shape, tensor.dtype, rank)
@@ -72,7 +72,7 @@ class Held:
         local = local_of(tensor)
         if tuple(local.shape) != expected or local.is_meta or local.layout != torch.strided:
             raise ValueError(
-                f"funcol::WeightSync: the local tensor of '{name}' is {local.layout} on {local.device}, has "
+                f"funcol::{op}: the local tensor of '{name}' is {local.layout} on {local.device}, has "
                 f"shape {tuple(local.shape)}. Expected memory of shape {expected}, as {place.placements} has "
                 "it: pass the shard that belongs to the placements."
             )

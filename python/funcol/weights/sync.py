@@ -23,8 +23,6 @@ from .export import ByName, by_name
 from .message_batches import Batch
 from .pieces import Held, Place, held_indices, transfer_of
 
-_OP = "WeightSync"
-
 Weights = nn.Module | Mapping[str, Tensor] | None
 
 
@@ -64,6 +62,8 @@ class WeightSync:
     is no tensor.
     """
 
+    _op = "WeightSync"  # in errors
+
     def __init__(
         self,
         source: Weights,
@@ -76,12 +76,14 @@ class WeightSync:
         changed_only: bool = False,
     ) -> None:
         self._group = group
-        agreement = Agreement(_OP, group)
+        agreement = Agreement(self._op, group)
         try:
             if max_bytes < 1:
-                raise ValueError(f"funcol::{_OP}: max_bytes is {max_bytes}, expected a number of 1 or more.")
+                raise ValueError(
+                    f"funcol::{self._op}: max_bytes is {max_bytes}, expected a number of 1 or more."
+                )
             plan = _Plan(agreement, {"max_bytes": max_bytes, "changed_only": changed_only})
-            plan.exchange(_named(source), _named(destination), names, dtype)
+            plan.exchange(_named(source, self._op), _named(destination, self._op), names, dtype)
             device = device_for(plan.devices, agreement.group)
             self._batches = plan.batches(max_bytes)
             for batch in self._batches:
@@ -100,7 +102,7 @@ class WeightSync:
         All ranks call it alike. ``RuntimeError``: another rank failed, which the message names. Some of the
         destination has new values then, and the next call sends all.
         """
-        agreement = Agreement(_OP, self._group)
+        agreement = Agreement(self._op, self._group)
         num_sent = num_done = 0
         with torch.inference_mode(mode=False), torch.no_grad():
             try:
@@ -119,15 +121,15 @@ class WeightSync:
         return num_sent
 
 
-def _named(side: Weights) -> dict[str, Tensor]:
+def _named(side: Weights, op: str) -> dict[str, Tensor]:
     if isinstance(side, nn.Module):
         found = side.state_dict(keep_vars=True)
         return {name: value for name, value in found.items() if isinstance(value, Tensor)}
     if side is not None and not isinstance(side, Mapping):
-        raise TypeError(f"funcol::{_OP}: got a {type(side).__name__}, expected a module, a mapping or None.")
+        raise TypeError(f"funcol::{op}: got a {type(side).__name__}, expected a module, a mapping or None.")
     for name, value in (side or {}).items():
         if not isinstance(value, Tensor):
-            raise TypeError(f"funcol::{_OP}: '{name}' is a {type(value).__name__}, expected a tensor.")
+            raise TypeError(f"funcol::{op}: '{name}' is a {type(value).__name__}, expected a tensor.")
     return dict(side or {})
 
 
@@ -136,7 +138,8 @@ class _Plan:
 
     def __init__(self, agreement: Agreement, options: dict[str, Any]) -> None:
         self._agreement = agreement
-        self._options = {"function": _OP, **options}
+        self._op = agreement.op
+        self._options = {"function": self._op, **options}
 
     def exchange(
         self,
@@ -149,8 +152,8 @@ class _Plan:
         for name, found in renamed.items():
             if found is not None and not isinstance(found, str):
                 raise TypeError(
-                    f"funcol::{_OP}: names has a {type(found).__name__} for '{name}', expected a name or "
-                    "None. Pass the parts of a fused tensor as views of it."
+                    f"funcol::{self._op}: names has a {type(found).__name__} for '{name}', expected a name "
+                    "or None. Pass the parts of a fused tensor as views of it."
                 )
         self._source = source
         self._destination = {name: one for name, one in destination.items() if renamed[name] is not None}
@@ -163,13 +166,13 @@ class _Plan:
         for manifest in manifests:
             self._agreement.check_inside(manifest)
         told = self._agreement.tell([self._options, renamed, *(one.values() for one in manifests)])
-        compare({rank: Manifest(one[0]) for rank, one in told.items()}, _OP)
+        compare({rank: Manifest(one[0]) for rank, one in told.items()}, self._op)
         self._renamed: dict[str, str] = {}
         for rank, (_, of_rank, *_) in told.items():
             for name, theirs in of_rank.items():
                 if theirs is not None and self._renamed.setdefault(name, theirs) != theirs:
                     raise ValueError(
-                        f"funcol::{_OP}: names has '{theirs}' for '{name}' on rank {rank}, and "
+                        f"funcol::{self._op}: names has '{theirs}' for '{name}' on rank {rank}, and "
                         f"'{self._renamed[name]}' on others. Pass the same names on every rank."
                     )
         self.devices: set[str] = set()
@@ -181,7 +184,7 @@ class _Plan:
     def _table(self, manifests: dict[int, Manifest]) -> dict[str, tuple[_Look, list[Place]]]:
         """By name: the tensor, and the meshes that have it."""
         for part in sets_that_agree(manifests):
-            compare({rank: manifests[rank] for rank in part}, _OP)
+            compare({rank: manifests[rank] for rank in part}, self._op)
         found: dict[str, tuple[_Look, list[Place]]] = {}
         for rank, manifest in manifests.items():
             for index, entry in enumerate(manifest.entries):
@@ -191,8 +194,8 @@ class _Plan:
                 known, places = found.setdefault(entry.name, (look, []))
                 if known != look:
                     raise ValueError(
-                        f"funcol::{_OP}: '{entry.name}' is {look} on rank {rank}, and {known} on others. "
-                        "Pass tensors of one shape and dtype on all ranks of a side."
+                        f"funcol::{self._op}: '{entry.name}' is {look} on rank {rank}, and {known} on "
+                        "others. Pass tensors of one shape and dtype on all ranks of a side."
                     )
                 if place not in places:
                     places.append(place)
@@ -205,20 +208,21 @@ class _Plan:
         if missing:
             listed = ", ".join(f"'{self._renamed[name]}'" for name in missing[:10])
             raise ValueError(
-                f"funcol::{_OP}: {listed} of the destination is missing in the source. Pass it there, or "
-                "names that map it to a name of the source or to None."
+                f"funcol::{self._op}: {listed} of the destination is missing in the source. Pass it there, "
+                "or names that map it to a name of the source or to None."
             )
         for name, (look, places) in self._targets.items():
             theirs, sources = self._sources[self._renamed[name]]
             if look.shape != theirs.shape:
                 raise ValueError(
-                    f"funcol::{_OP}: '{name}' has shape {look.shape}, in the source {theirs.shape}. Pass "
-                    "tensors of one shape; parts of a fused tensor are views of it."
+                    f"funcol::{self._op}: '{name}' has shape {look.shape}, in the source {theirs.shape}. "
+                    "Pass tensors of one shape; parts of a fused tensor are views of it."
                 )
             for place in (*sources, *places):
                 if "Partial" in place.placements:
                     raise ValueError(
-                        f"funcol::{_OP}: '{name}' has the placements {place.placements}. Reduce it first."
+                        f"funcol::{self._op}: '{name}' has the placements {place.placements}. Reduce it "
+                        "first."
                     )
 
     def batches(self, max_bytes: int) -> list[Batch]:
@@ -249,8 +253,8 @@ class _Plan:
                 batch.add(
                     transfer,
                     rank,
-                    Held(theirs, self._source[theirs], src, rank) if rank in src.ranks else None,
-                    Held(name, self._destination[name], dst, rank) if rank in dst.ranks else None,
+                    Held(self._op, theirs, self._source[theirs], src, rank) if rank in src.ranks else None,
+                    Held(self._op, name, self._destination[name], dst, rank) if rank in dst.ranks else None,
                 )
         return batches
 

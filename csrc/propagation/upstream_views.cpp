@@ -72,11 +72,15 @@ std::optional<DimMap> dims_of_view(const OpCall& call, const Shape& from, const 
 std::optional<std::vector<Placement>> upstream_view(const OpCall& call,
                                                     const std::vector<Placement>& placements,
                                                     const Mesh& mesh) {
-  if (call.tensors.size() != 1 || call.outputs.size() != 1 || !call.outputs[0]) {
+  if (call.tensors.size() != 1 || call.outputs.size() != 1) {
+    return std::nullopt;
+  }
+  const auto& output = call.outputs[0];
+  if (!output) {
     return std::nullopt;
   }
   const auto& from = call.tensors[0].shape;
-  const auto& to = call.outputs[0]->shape;
+  const auto& to = output->shape;
   const auto map = dims_of_view(call, from, to);
   if (!map) {
     return std::nullopt;

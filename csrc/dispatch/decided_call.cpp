@@ -40,6 +40,13 @@ bool holds_nothing(const PythonSchema& schema) {
   });
 }
 
+// Returns true if a tensor is a norm whose ranks' parts are not summed yet: Python moves those.
+bool has_norms(const PythonSchema& schema) {
+  return std::ranges::any_of(schema.layouts, [](const Layout& layout) {
+    return std::ranges::any_of(layout.placements, [](const auto& one) { return one.is_norm(); });
+  });
+}
+
 }  // namespace
 
 std::optional<DecidedCall> decide_call(const NativeOperators& parts, const c10::OperatorHandle& op,
@@ -53,7 +60,7 @@ std::optional<DecidedCall> decide_call(const NativeOperators& parts, const c10::
     const at::ArrayRef<c10::IValue> arguments(stack.data() + (stack.size() - num_arguments), num_arguments);
     auto schema =
         read_call_schema(described.overload, arguments, specs_of(call, arguments), described.lists_operands);
-    if (holds_nothing(schema)) {
+    if (holds_nothing(schema) || has_norms(schema)) {
       return std::nullopt;
     }
     const auto ask = [&](const py::object& index) {

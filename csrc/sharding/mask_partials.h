@@ -17,8 +17,6 @@ class MaskObjects {
  public:
   void add(uint64_t mask, const py::object& placement) { objects_.emplace_back(mask, placement); }
 
-  bool empty() const { return objects_.empty(); }
-
   // Null if the mask is not known.
   py::object find(uint64_t mask) const {
     const auto found =

@@ -85,7 +85,7 @@ void Bundle::move_together(size_t index) {
     }
     return;
   }
-  auto start = start_together(std::move(steps), tensors);
+  auto start = start_together(std::move(steps), std::move(tensors));
   for (size_t i = 0; i < locals_.size(); ++i) {
     locals_[i] = {start.outputs[i], /*is_callers=*/false};
   }

@@ -16,7 +16,6 @@
 #include "planner/cost_model.h"
 #include "transfer/blocks.h"
 #include "transfer/box_copy.h"
-#include "transfer/group_ranks.h"
 
 namespace funcol {
 

@@ -8,6 +8,7 @@
 #include "async/buffer_release.h"
 #include "async/pending_collective.h"
 #include "comm/orphaned_works.h"
+#include "transfer/op_names.h"
 #include "transfer/run_batch.h"
 #include "transfer/run_packed.h"
 
@@ -59,7 +60,7 @@ class Batch {
       }
     }
     if (!moved_.empty()) {
-      auto start = start_together(std::move(transfers), locals, &scratch_);
+      auto start = start_together(std::move(transfers), std::move(locals), &scratch_, kRedistribute);
       put(moved_, start.outputs);
       pending_ = start.work ? hold(std::move(start)) : nullptr;
     }

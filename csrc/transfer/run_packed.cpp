@@ -84,7 +84,7 @@ void unpack(const PackedExchange& step, const at::Tensor& flat, std::vector<int6
 
 // Raises if agreement is checked and the ranks are about to move different tensors. Of an exchange in pairs
 // other ranks of the group know nothing, so that nothing is compared.
-void agree_on(const Steps& steps, const at::Tensor& like, c10d::ProcessGroup& group) {
+void agree_on(const Steps& steps, const at::Tensor& like, c10d::ProcessGroup& group, const char* op) {
   if (!agreement_is_checked() || steps[0]->in_pairs) {
     return;
   }
@@ -93,8 +93,7 @@ void agree_on(const Steps& steps, const at::Tensor& like, c10d::ProcessGroup& gr
   for (const auto& step : steps) {
     descriptions.push_back(step->description);
   }
-  agree(group, kRedistributeMany, c10::Join(", ", descriptions),
-        c10::str(like.scalar_type(), " on ", like.device().type()));
+  agree(group, op, c10::Join(", ", descriptions), c10::str(like.scalar_type(), " on ", like.device().type()));
 }
 
 // The parts of the buffers of `steps`, of any kind but all_reduce.
@@ -118,10 +117,10 @@ struct FlatStart {
 };
 
 FlatStart start_flat(const Steps& steps, const std::vector<at::Tensor>& tensors, const GroupPtr& group,
-                     at::Tensor* scratch = nullptr) {
+                     at::Tensor* scratch = nullptr, const char* op = kRedistributeMany) {
   const auto& first = *steps[0];
   const auto& like = tensors[0];
-  agree_on(steps, like, *group);
+  agree_on(steps, like, *group, op);
   const auto& [gathers, scatters, sent, received] = Buffers(steps);
   if (gathers) {
     const auto flat = fresh_tensor({received.num_elements}, like);
@@ -202,10 +201,9 @@ at::Tensor FlatResults::next() {
   return result;
 }
 
-Start start_together(Steps steps, const std::vector<at::Tensor>& tensors, at::Tensor* scratch) {
+Start start_together(Steps steps, std::vector<at::Tensor> tensors, at::Tensor* scratch, const char* op) {
   const BelowAutograd below_autograd;
   const auto& first = *steps[0];
-  auto sources = tensors;
   std::vector<at::Tensor> outputs;
   bool has_results = false;
   BoxCopies kept;
@@ -213,20 +211,20 @@ Start start_together(Steps steps, const std::vector<at::Tensor>& tensors, at::Te
     outputs.push_back(fresh_tensor(steps[i]->shape_after, tensors[i]));
     has_results = has_results || outputs.back().numel() > 0;
     if (steps[i]->kept.has_value()) {
-      sources[i] = BoxCopies::contiguous(tensors[i]);
-      kept.add(*steps[i]->kept, sources[i], 0, outputs.back(), 0);
+      tensors[i] = BoxCopies::contiguous(tensors[i]);
+      kept.add(*steps[i]->kept, tensors[i], 0, outputs.back(), 0);
     }
   }
   kept.flush();
   if (std::ranges::none_of(steps, [](const auto& step) { return step->communicates; })) {
-    return {kRedistributeMany, {}, {}, {}, std::move(outputs), {}};
+    return {op, {}, {}, {}, std::move(outputs), {}};
   }
-  const auto group = group_from_ivalue(first.group, kRedistributeMany);
+  const auto group = group_from_ivalue(first.group, op);
   if (first.kind == StepKind::kAllReduce) {
     return start_all_reduce_coalesced(tensors, reduce_op_from_name(first.reduce_op, kRedistributeMany),
                                       group);
   }
-  auto [start, begins] = start_flat(steps, sources, group, scratch);
+  auto [start, begins] = start_flat(steps, tensors, group, scratch, op);
   start.buffers.push_back(std::move(start.outputs[0]));
   start.outputs = std::move(outputs);
   start.is_counted = has_results;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "async/start.h"
+#include "transfer/op_names.h"
 #include "transfer/packed_exchange.h"
 
 namespace funcol {
@@ -34,9 +35,10 @@ class FlatResults {
 
 // Starts the one collective that does all of `steps`, of one signature, each on its tensor; none if no rank
 // sends. The outputs are new tensors, in the order of the steps; the epilogue fills them. `scratch`, if it is
-// given, is the buffer to send from, replaced if it is too small: nobody else has it.
-Start start_together(PackedExchanges steps, const std::vector<at::Tensor>& tensors,
-                     at::Tensor* scratch = nullptr);
+// given, is the buffer to send from, replaced if it is too small: nobody else has it. `op` is named in
+// errors.
+Start start_together(PackedExchanges steps, std::vector<at::Tensor> tensors, at::Tensor* scratch = nullptr,
+                     const char* op = kRedistributeMany);
 
 // The outputs of start_together(), by operators that every layer of PyTorch sees and autograd records. The
 // group has the ranks of the steps alone.

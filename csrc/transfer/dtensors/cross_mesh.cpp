@@ -21,6 +21,7 @@
 #include "pyobjects/tensors.h"
 #include "pyobjects/without_gil.h"
 #include "transfer/bundle.h"
+#include "transfer/dtensors/redistributions.h"
 #include "transfer/executor.h"
 #include "transfer/op_names.h"
 #include "transfer/run_mesh_changes.h"
@@ -172,12 +173,7 @@ class Way {
     if (const auto* known = moves().find(key)) {
       return {known->move, copy_onto(known->spec, dst_mesh_)};
     }
-    const py::object spec = callback(Callback::kRedistributionTarget)(src_spec, dst_mesh_, placements, order,
-                                                                      to_python(key.dtype.value()));
-    auto given = key;
-    given.dst = SpecObjects(spec).read();
-    given.stride.clear();
-    given.dtype.reset();
+    const auto [spec, given] = new_target(key, src_spec, dst_mesh_, placements, order);
     auto move = find(given);  // ValueError for illegal specs
     moves().put(key, {move, copy_without_mesh(spec)});
     return {std::move(move), spec};

@@ -79,12 +79,7 @@ Target find_target(const RedistributionKey& key, py::handle src_spec, py::handle
   if (const auto* target = targets().find(key)) {
     return *target;
   }
-  const py::object spec = callback(Callback::kRedistributionTarget)(src_spec, device_mesh, placements, order,
-                                                                    to_python(key.dtype.value()));
-  auto given = key;
-  given.dst = SpecObjects(spec).read();
-  given.stride.clear();
-  given.dtype.reset();
+  const auto [spec, given] = new_target(key, src_spec, device_mesh, placements, order);
   auto execution = find_execution(given, device_mesh, known);  // ValueError for illegal specs
   Target target{std::move(execution), copy_without_mesh(spec)};
   targets().put(key, target);

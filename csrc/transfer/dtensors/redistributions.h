@@ -9,10 +9,13 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "layout/heap_bytes.h"
 #include "planner/cost_model.h"
+#include "pyobjects/callbacks.h"
+#include "pyobjects/dtypes.h"
 #include "pyobjects/meshes.h"
 #include "pyobjects/spec_objects.h"
 #include "pyobjects/specs.h"
@@ -59,6 +62,19 @@ struct Target {
 
   size_t heap_bytes() const { return execution->heap_bytes() + (spec ? kSpecBytes : 0); }
 };
+
+// Asks Python for the spec of a result, and returns with it the key of the move to its layout. ValueError for
+// placements that the tensor cannot have.
+template <typename Key>
+std::pair<py::object, Key> new_target(Key key, py::handle src_spec, py::handle device_mesh,
+                                      py::handle placements, py::handle order) {
+  py::object spec = callback(Callback::kRedistributionTarget)(src_spec, device_mesh, placements, order,
+                                                              to_python(key.dtype.value()));
+  key.dst = SpecObjects(spec).read();
+  key.stride.clear();
+  key.dtype.reset();
+  return {std::move(spec), std::move(key)};
+}
 
 // The execution of a redistribution between two specs. ValueError if there is no plan.
 ExecutionPtr find_execution(const RedistributionKey& key, py::handle device_mesh, KnownMesh& known);

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -14,15 +14,13 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry
 
 from .. import _C
 from .._progress import Progress
-from ..redistribution.agreement import Agreement, Manifest, agreed_ties, own_ties, reason_of, staging_device
-from ..redistribution.local_redistribute import settled
+from ..redistribution.agreement import Agreement, Manifest, agreed_ties, own_ties, reason_of
 from ..redistribution.meshes import root_mesh
 from ..redistribution.specs import has_own_order, spec_of
-from .export import ByName, by_name, local_of
-from .fusing import Named, parts_of
+from .export import ByName
+from .full_sources import Given, Target, Wholes
+from .fusing import Named
 from .sync import WeightSync
-
-Given = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | None
 
 
 def load(
@@ -56,10 +54,12 @@ def load(
             loading = _Loading(op, held(), src, bucket_bytes, strict, agreement)
             offered = agreement.tell([src, *(shards or ())]).values()
             of_src = {name for theirs, *found in offered if theirs == src for name in found}
-            source = _Wholes(op, given(), loading, names, strict, of_src) if src == own_rank() else None
+            source = (
+                Wholes(op, given(), loading.target_of, names, strict, of_src) if src == own_rank() else None
+            )
             if any(found for _, *found in offered):
                 loading.move_shards(shards or {}, source, group)
-            before: list[tuple[_Target, Tensor]] = []
+            before: list[tuple[Target, Tensor]] = []
             with Progress(op, len(loading.targets), is_on=progress and src == own_rank()) as shown:
                 for bucket, wholes in loading.buckets(source, bucket_bytes):
                     shown.show(bucket[0].name)
@@ -85,24 +85,6 @@ class IncompatibleKeys(NamedTuple):
 
     missing_keys: list[str]
     unexpected_keys: list[str]
-
-
-class _Target:
-    """A tensor of the model, and where it is."""
-
-    def __init__(self, index: int, name: str, tensor: Tensor) -> None:
-        self.index = index
-        self.name = name
-        self.shape = tensor.shape
-        self.dtype = tensor.dtype
-        self.local = local_of(tensor)
-        staged = staging_device(tensor) if isinstance(tensor, DTensor) else None
-        self.device = staged or self.local.device  # to receive on
-        # None: a plain tensor, which every rank gets whole.
-        self.spec = tensor._spec if isinstance(tensor, DTensor) else None
-
-    def num_bytes(self) -> int:
-        return self.shape.numel() * self.dtype.itemsize
 
 
 class _ShardMove(WeightSync):
@@ -134,7 +116,6 @@ class _Loading:
         self._held = held
         self._moved: set[int] = set()  # indices of targets that come from shards
         state = [*held.items()]
-        self.names = [name for name, _ in state]
         manifest = Manifest({"function": op, "src": src, "bucket_bytes": bucket_bytes, "strict": strict})
         for name, value in state:
             if isinstance(value, DTensor) and any(one.is_partial() for one in value.placements):
@@ -147,12 +128,12 @@ class _Loading:
         self._manifests = agreement.meet(manifest)
         tied = agreed_ties(self._manifests)
         self.targets = [
-            _Target(index, name, value) for index, (name, value) in enumerate(state) if index not in tied
+            Target(index, name, value) for index, (name, value) in enumerate(state) if index not in tied
         ]
         places = {target.index: place for place, target in enumerate(self.targets)}
         # By name: the target, which tied names have in common.
         self.target_of = {
-            name: self.targets[places[tied.get(index, index)]] for index, name in enumerate(self.names)
+            name: self.targets[places[tied.get(index, index)]] for index, (name, _) in enumerate(state)
         }
         self.incompatible = IncompatibleKeys([], [])
         self.beside: Any = None
@@ -168,7 +149,7 @@ class _Loading:
             (mesh for mesh in self._owners if sorted(mesh.mesh.flatten().tolist()) == self._receivers), None
         )
 
-    def _reached(self, target: _Target, spec: DTensorSpec) -> DTensorSpec:
+    def _reached(self, target: Target, spec: DTensorSpec) -> DTensorSpec:
         """``spec`` on a mesh of all ranks that get shards from ``src``: its own one, or, where other ranks
         have the tensor on submeshes of their own, the mesh that these were cut from."""
         meshes = {one.ranks_of(target.index) or () for one in self._manifests.values()}
@@ -188,7 +169,7 @@ class _Loading:
     def move_shards(
         self,
         shards: Mapping[str, DTensor],
-        source: _Wholes | None,
+        source: Wholes | None,
         group: dist.ProcessGroup | None,
     ) -> None:
         """Moves those of ``shards`` that rank ``src`` does not have as full tensors straight into the shards
@@ -207,9 +188,7 @@ class _Loading:
         ).sync()
         self._moved = {self.target_of[name].index for name in names}
 
-    def buckets(
-        self, source: _Wholes | None, most: int
-    ) -> Iterator[tuple[list[_Target], list[Tensor | None]]]:
+    def buckets(self, source: Wholes | None, most: int) -> Iterator[tuple[list[Target], list[Tensor | None]]]:
         """Buckets of ``most`` bytes, and what rank ``src`` has for them. All ranks are about to send each."""
         agreement, src = self._agreement, self._src
         told = agreement.tell(source and source.told())
@@ -227,7 +206,9 @@ class _Loading:
                     wholes or [None] * len(found["names"]),
                 )
         self.incompatible = IncompatibleKeys(*told[src]["incompatible"])
-        loaded = {self.target_of[name].index for name in {*self.names} - {*self.incompatible.missing_keys}}
+        loaded = {
+            self.target_of[name].index for name in {*self.target_of} - {*self.incompatible.missing_keys}
+        }
         for bucket in self._in_order(loaded - self._moved, most):
             wholes = [None if source is None else source.whole_of(target) for target in bucket]
             agreement.go_on()
@@ -235,8 +216,8 @@ class _Loading:
                 source.loaded += [target.name for target in bucket]
             yield bucket, wholes
 
-    def _in_order(self, loaded: set[int], most: int) -> Iterator[list[_Target]]:
-        bucket: list[_Target] = []
+    def _in_order(self, loaded: set[int], most: int) -> Iterator[list[Target]]:
+        bucket: list[Target] = []
         left = most
         for target in self.targets:
             if target.index not in loaded:
@@ -249,9 +230,9 @@ class _Loading:
         if bucket:
             yield bucket
 
-    def start(self, bucket: list[_Target], wholes: list[Tensor | None]) -> list[tuple[_Target, Tensor]]:
+    def start(self, bucket: list[Target], wholes: list[Tensor | None]) -> list[tuple[Target, Tensor]]:
         """Sends a bucket; what this rank gets of it may be pending."""
-        started: list[tuple[_Target, Tensor]] = []
+        started: list[tuple[Target, Tensor]] = []
         by_mesh: dict[DeviceMesh | None, list[int]] = {}
         for index, target in enumerate(bucket):
             mesh = self._mesh_of_all if target.spec is None else target.spec.mesh
@@ -274,7 +255,7 @@ class _Loading:
                 ]
         return started
 
-    def _sent(self, target: _Target, whole: Tensor | None) -> Tensor:
+    def _sent(self, target: Target, whole: Tensor | None) -> Tensor:
         """A plain tensor where no mesh has all ranks that take part: from ``src`` to each."""
         held = torch.empty(target.shape, dtype=target.dtype, device=target.local.device)
         received = held if whole is None else whole.contiguous()
@@ -297,193 +278,13 @@ def _on_device_of(mesh: DeviceMesh, whole: Tensor | None) -> Tensor | None:
     return None if whole is None else whole.to(mesh.device_type)
 
 
-class _Wholes:
-    """The tensors of rank ``src``, by name."""
-
-    def __init__(
-        self,
-        op: str,
-        given: tuple[Given, Any],
-        loading: _Loading,
-        names: ByName[Named] | None,
-        strict: bool,
-        offered: set[str],
-    ) -> None:
-        self._op = op
-        tensors, self._beside = given
-        if tensors is None:
-            raise ValueError(
-                f"funcol::{self._op}: no tensors on the rank that is to send them. Pass them there."
-            )
-        self._loading = loading
-        self._strict = strict
-        self._given: dict[str, Named] = {
-            name: by_name(names, name, name) if names is not None else name for name in loading.names
-        }
-        self._wanted: dict[str, list[str]] = {}  # names of the model, by those that are given
-        for name, theirs in self._given.items():
-            for part in parts_of(theirs):
-                self._wanted.setdefault(part, []).append(name)
-        self._waiting: dict[str, dict[str, Tensor]] = {}  # parts that have come, by the name in the model
-        self._mapping = tensors if isinstance(tensors, Mapping) else None
-        self._pairs = iter(()) if isinstance(tensors, Mapping) else iter(tensors)
-        self._early: tuple[str, Tensor] | None = None
-        self._now: list[str] = []
-        self.loaded: list[str] = []  # targets of buckets that were sent
-        self._found: set[str] = set()  # names of the model
-        self._taken: set[int] = set()  # indices of targets
-        self._unexpected: list[str] = []
-        self._missing: list[str] = []
-        # Names of the model, and those of shards that ranks offer for them.
-        self.moved: dict[str, str] = {}
-        if self._mapping is not None:
-            for theirs in self._mapping:
-                self._check_known(theirs)
-            self.moved = {
-                name: theirs
-                for name, theirs in self._given.items()
-                if isinstance(theirs, str) and theirs in offered and self._is_moved(theirs)
-            }
-            self._found = {
-                name
-                for name, theirs in self._given.items()
-                if name in self.moved or all(part in self._mapping for part in parts_of(theirs))
-            }
-            self._check_missing()
-            if type(self._mapping) is dict:  # others may read a file for each
-                for name in self._found - {*self.moved}:
-                    self._check(loading.target_of[name], self._given[name], self._mapping)
-        # By target: the name that is given, where it is one of several tied ones.
-        found = (name for name in reversed(loading.names) if name in self._found)
-        self._source_of = {loading.target_of[name].index: self._given[name] for name in found}
-
-    def told(self) -> dict[str, Any]:
-        """Returns the data that the other ranks need."""
-        return {
-            "in_own_order": self._mapping is None,
-            "names": self._now,
-            "incompatible": [self._missing, self._unexpected],
-            "beside": self._beside,
-        }
-
-    def whole_of(self, target: _Target) -> Tensor:
-        """The tensor of ``target``, checked, with the dtype and on the device of the model."""
-        assert self._mapping is not None
-        given = self._source_of[target.index]
-        return self._ready(target, given, {part: self._mapping[part] for part in parts_of(given)})
-
-    def read(self, most: int) -> list[Tensor | None]:
-        """The next tensors of pairs, of ``most`` bytes; :meth:`told` has their names, none at the end."""
-        self.loaded += self._now
-        self._now = []
-        wholes: list[Tensor | None] = []
-        while True:
-            pair, self._early = self._early or next(self._pairs, None), None
-            if pair is None:
-                if not wholes:
-                    self._check_missing()
-                return wholes
-            self._check_known(pair[0])
-            for name in self._wanted.get(pair[0], ()):
-                target, given = self._loading.target_of[name], self._given[name]
-                parts = self._waiting.setdefault(name, {})
-                parts[pair[0]] = pair[1]
-                if len(parts) < len(parts_of(given)):
-                    continue
-                if target.index in self._taken:  # tied to one before
-                    self._check(target, given, parts)
-                elif wholes and target.num_bytes() > most:
-                    self._early = pair
-                    return wholes
-                else:
-                    wholes.append(self._ready(target, given, parts))
-                    most -= target.num_bytes()
-                    self._now.append(target.name)
-                    self._taken.add(target.index)
-                self._found.add(name)
-                del self._waiting[name]
-
-    def _is_moved(self, name: str) -> bool:
-        assert self._mapping is not None
-        own = self._mapping.get(name)
-        return own is None or is_sharded(own)
-
-    def _ready(self, target: _Target, given: Named, tensors: Mapping[str, Tensor]) -> Tensor:
-        """The whole tensor of the name or names ``given``, with the dtype and on the device of the model."""
-        parts = [
-            part.detach().to(device=target.device, dtype=target.dtype)
-            for part in self._check(target, given, tensors)
-        ]
-        return parts[0] if isinstance(given, str) else given.join(parts)
-
-    def _check(self, target: _Target, given: Named, tensors: Mapping[str, Tensor]) -> list[Tensor]:
-        """Returns the dense tensors of the name or names ``given``."""
-        parts = [self._plain(target, tensors[part]) for part in parts_of(given)]
-        shapes = [tuple(part.shape) for part in parts]
-        if isinstance(given, str):
-            if parts[0].shape != target.shape:
-                self._refuse(
-                    target, f"has shape {shapes[0]}, in the model {tuple(target.shape)}", "the whole tensor"
-                )
-            return parts
-        try:
-            shape = given.join([torch.empty(one, device="meta") for one in shapes]).shape
-        except (IndexError, RuntimeError):
-            shape = None
-        if shape != target.shape:
-            self._refuse(
-                target,
-                f"is made of tensors of the shapes {shapes}, and has {tuple(target.shape)} in the model",
-                "parts that make up the tensor",
-            )
-        return parts
-
-    def _plain(self, target: _Target, whole: Any) -> Tensor:
-        """The dense tensor in ``whole``."""
-        if isinstance(whole, DTensor):
-            if is_sharded(whole):
-                self._refuse(
-                    target, f"is a DTensor with the placements {whole.placements}", "its full_tensor()"
-                )
-            whole = whole._local_tensor
-        if not isinstance(whole, Tensor) or whole.layout != torch.strided or whole.is_meta:
-            kind = type(whole).__name__ if not isinstance(whole, Tensor) else whole.layout
-            self._refuse(
-                target, "is on the meta device" if kind == torch.strided else f"is a {kind}", "a dense tensor"
-            )
-        return settled(whole)
-
-    def _refuse(self, target: _Target, what: str, expected: str) -> NoReturn:
-        listed = ", ".join(map(repr, self.loaded[:10])) + (", ..." if len(self.loaded) > 10 else "")
-        loaded = f" Loaded are {listed}." if listed else ""
-        raise ValueError(f"funcol::{self._op}: '{target.name}' {what}. Pass {expected}.{loaded}")
-
-    def _check_known(self, given: str) -> None:
-        if given in self._wanted:
-            return
-        if self._strict:
-            raise ValueError(
-                f"funcol::{self._op}: the model has no tensor {given!r}. Leave it out, or pass strict=False."
-            )
-        self._unexpected.append(given)
-
-    def _check_missing(self) -> None:
-        self._missing = [name for name in self._loading.names if name not in self._found]
-        if self._strict and self._missing:
-            listed = ", ".join(map(repr, self._missing[:10]))
-            raise ValueError(
-                f"funcol::{self._op}: {listed} of the model is missing. Pass every tensor of its "
-                "state_dict(), or strict=False."
-            )
-
-
-def _copy(started: list[tuple[_Target, Tensor]]) -> None:
+def _copy(started: list[tuple[Target, Tensor]]) -> None:
     for target, received in started:
         if target.local.numel() > 0:
             target.local.copy_(received)
 
 
-def _replicated(target: _Target, mesh: DeviceMesh) -> DTensorSpec:
+def _replicated(target: Target, mesh: DeviceMesh) -> DTensorSpec:
     return spec_of(mesh, (Replicate(),) * mesh.ndim, target.local)
 
 
@@ -535,11 +336,6 @@ def _with_replicas(spec: DTensorSpec, common: DeviceMesh, axes: list[int]) -> DT
             for entry in spec.shard_order
         )
     return DTensorSpec(common, tuple(placements), tensor_meta=spec.tensor_meta, shard_order=order)  # type: ignore[arg-type]
-
-
-def is_sharded(tensor: object) -> bool:
-    """Returns true for a DTensor of which no rank has all."""
-    return isinstance(tensor, DTensor) and not all(one.is_replicate() for one in tensor.placements)
 
 
 def own_rank() -> int:

@@ -12,8 +12,9 @@ from torch.distributed.tensor import DTensor
 
 from ..redistribution.agreement import identity
 from .export import ByName, by_name, full_tensors, local_of
+from .full_sources import is_sharded
 from .fusing import Named, parts_of
-from .loading import IncompatibleKeys, is_sharded, load, own_rank
+from .loading import IncompatibleKeys, load, own_rank
 
 
 def check_module(op: str, model: Any) -> None:

@@ -1,0 +1,220 @@
+"""The full tensors of the rank that loads them, checked against the model's tensors that they are for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from ..redistribution.agreement import staging_device
+from ..redistribution.local_redistribute import settled
+from .export import ByName, by_name, local_of
+from .fusing import Named, parts_of
+
+Given = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | None
+
+
+class Target:
+    """A tensor of the model, and where it is."""
+
+    def __init__(self, index: int, name: str, tensor: Tensor) -> None:
+        self.index = index
+        self.name = name
+        self.shape = tensor.shape
+        self.dtype = tensor.dtype
+        self.local = local_of(tensor)
+        staged = staging_device(tensor) if isinstance(tensor, DTensor) else None
+        self.device = staged or self.local.device  # to receive on
+        # None: a plain tensor, which every rank gets whole.
+        self.spec = tensor._spec if isinstance(tensor, DTensor) else None
+
+    def num_bytes(self) -> int:
+        return self.shape.numel() * self.dtype.itemsize
+
+
+class Wholes:
+    """The tensors of rank ``src``, by name."""
+
+    def __init__(
+        self,
+        op: str,
+        given: tuple[Given, Any],
+        target_of: Mapping[str, Target],
+        names: ByName[Named] | None,
+        strict: bool,
+        offered: set[str],
+    ) -> None:
+        self._op = op
+        tensors, self._beside = given
+        if tensors is None:
+            raise ValueError(
+                f"funcol::{self._op}: no tensors on the rank that is to send them. Pass them there."
+            )
+        self._target_of = target_of
+        self._strict = strict
+        self._given: dict[str, Named] = {
+            name: by_name(names, name, name) if names is not None else name for name in target_of
+        }
+        self._wanted: dict[str, list[str]] = {}  # names of the model, by those that are given
+        for name, theirs in self._given.items():
+            for part in parts_of(theirs):
+                self._wanted.setdefault(part, []).append(name)
+        self._waiting: dict[str, dict[str, Tensor]] = {}  # parts that have come, by the name in the model
+        self._mapping = tensors if isinstance(tensors, Mapping) else None
+        self._pairs = iter(()) if isinstance(tensors, Mapping) else iter(tensors)
+        self._early: tuple[str, Tensor] | None = None
+        self._now: list[str] = []
+        self.loaded: list[str] = []  # targets of buckets that were sent
+        self._found: set[str] = set()  # names of the model
+        self._taken: set[int] = set()  # indices of targets
+        self._unexpected: list[str] = []
+        self._missing: list[str] = []
+        # Names of the model, and those of shards that ranks offer for them.
+        self.moved: dict[str, str] = {}
+        if self._mapping is not None:
+            for theirs in self._mapping:
+                self._check_known(theirs)
+            self.moved = {
+                name: theirs
+                for name, theirs in self._given.items()
+                if isinstance(theirs, str) and theirs in offered and self._is_moved(theirs)
+            }
+            self._found = {
+                name
+                for name, theirs in self._given.items()
+                if name in self.moved or all(part in self._mapping for part in parts_of(theirs))
+            }
+            self._check_missing()
+            if type(self._mapping) is dict:  # others may read a file for each
+                for name in self._found - {*self.moved}:
+                    self._check(target_of[name], self._given[name], self._mapping)
+        # By target: the name that is given, where it is one of several tied ones.
+        found = (name for name in reversed([*target_of]) if name in self._found)
+        self._source_of = {target_of[name].index: self._given[name] for name in found}
+
+    def told(self) -> dict[str, Any]:
+        """Returns the data that the other ranks need."""
+        return {
+            "in_own_order": self._mapping is None,
+            "names": self._now,
+            "incompatible": [self._missing, self._unexpected],
+            "beside": self._beside,
+        }
+
+    def whole_of(self, target: Target) -> Tensor:
+        """The tensor of ``target``, checked, with the dtype and on the device of the model."""
+        assert self._mapping is not None
+        given = self._source_of[target.index]
+        return self._ready(target, given, {part: self._mapping[part] for part in parts_of(given)})
+
+    def read(self, most: int) -> list[Tensor | None]:
+        """The next tensors of pairs, of ``most`` bytes; :meth:`told` has their names, none at the end."""
+        self.loaded += self._now
+        self._now = []
+        wholes: list[Tensor | None] = []
+        while True:
+            pair, self._early = self._early or next(self._pairs, None), None
+            if pair is None:
+                if not wholes:
+                    self._check_missing()
+                return wholes
+            self._check_known(pair[0])
+            for name in self._wanted.get(pair[0], ()):
+                target, given = self._target_of[name], self._given[name]
+                parts = self._waiting.setdefault(name, {})
+                parts[pair[0]] = pair[1]
+                if len(parts) < len(parts_of(given)):
+                    continue
+                if target.index in self._taken:  # tied to one before
+                    self._check(target, given, parts)
+                elif wholes and target.num_bytes() > most:
+                    self._early = pair
+                    return wholes
+                else:
+                    wholes.append(self._ready(target, given, parts))
+                    most -= target.num_bytes()
+                    self._now.append(target.name)
+                    self._taken.add(target.index)
+                self._found.add(name)
+                del self._waiting[name]
+
+    def _is_moved(self, name: str) -> bool:
+        assert self._mapping is not None
+        own = self._mapping.get(name)
+        return own is None or is_sharded(own)
+
+    def _ready(self, target: Target, given: Named, tensors: Mapping[str, Tensor]) -> Tensor:
+        """The whole tensor of the name or names ``given``, with the dtype and on the device of the model."""
+        parts = [
+            part.detach().to(device=target.device, dtype=target.dtype)
+            for part in self._check(target, given, tensors)
+        ]
+        return parts[0] if isinstance(given, str) else given.join(parts)
+
+    def _check(self, target: Target, given: Named, tensors: Mapping[str, Tensor]) -> list[Tensor]:
+        """Returns the dense tensors of the name or names ``given``."""
+        parts = [self._plain(target, tensors[part]) for part in parts_of(given)]
+        shapes = [tuple(part.shape) for part in parts]
+        if isinstance(given, str):
+            if parts[0].shape != target.shape:
+                self._refuse(
+                    target, f"has shape {shapes[0]}, in the model {tuple(target.shape)}", "the whole tensor"
+                )
+            return parts
+        try:
+            shape = given.join([torch.empty(one, device="meta") for one in shapes]).shape
+        except (IndexError, RuntimeError):
+            shape = None
+        if shape != target.shape:
+            self._refuse(
+                target,
+                f"is made of tensors of the shapes {shapes}, and has {tuple(target.shape)} in the model",
+                "parts that make up the tensor",
+            )
+        return parts
+
+    def _plain(self, target: Target, whole: Any) -> Tensor:
+        """The dense tensor in ``whole``."""
+        if isinstance(whole, DTensor):
+            if is_sharded(whole):
+                self._refuse(
+                    target, f"is a DTensor with the placements {whole.placements}", "its full_tensor()"
+                )
+            whole = whole._local_tensor
+        if not isinstance(whole, Tensor) or whole.layout != torch.strided or whole.is_meta:
+            kind = type(whole).__name__ if not isinstance(whole, Tensor) else whole.layout
+            self._refuse(
+                target, "is on the meta device" if kind == torch.strided else f"is a {kind}", "a dense tensor"
+            )
+        return settled(whole)
+
+    def _refuse(self, target: Target, what: str, expected: str) -> NoReturn:
+        listed = ", ".join(map(repr, self.loaded[:10])) + (", ..." if len(self.loaded) > 10 else "")
+        loaded = f" Loaded are {listed}." if listed else ""
+        raise ValueError(f"funcol::{self._op}: '{target.name}' {what}. Pass {expected}.{loaded}")
+
+    def _check_known(self, given: str) -> None:
+        if given in self._wanted:
+            return
+        if self._strict:
+            raise ValueError(
+                f"funcol::{self._op}: the model has no tensor {given!r}. Leave it out, or pass strict=False."
+            )
+        self._unexpected.append(given)
+
+    def _check_missing(self) -> None:
+        self._missing = [name for name in self._target_of if name not in self._found]
+        if self._strict and self._missing:
+            listed = ", ".join(map(repr, self._missing[:10]))
+            raise ValueError(
+                f"funcol::{self._op}: {listed} of the model is missing. Pass every tensor of its "
+                "state_dict(), or strict=False."
+            )
+
+
+def is_sharded(tensor: object) -> bool:
+    """Returns true for a DTensor of which no rank has all."""
+    return isinstance(tensor, DTensor) and not all(one.is_replicate() for one in tensor.placements)

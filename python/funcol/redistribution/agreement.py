@@ -167,9 +167,17 @@ class Manifest:
         return None if mesh is None else mesh.ranks
 
 
+_mesh_values: weakref.WeakKeyDictionary[DeviceMesh, MeshValue] = weakref.WeakKeyDictionary()
+
+
 def mesh_value(mesh: DeviceMesh) -> MeshValue:
-    with _disable_current_modes():
-        return MeshValue(tuple(mesh.mesh.flatten().tolist()), tuple(mesh.shape))
+    """Returns ``mesh`` by value. It is found once, for it takes time in proportion to the ranks."""
+    value = _mesh_values.get(mesh)
+    if value is None:
+        with _disable_current_modes():
+            ranks = tuple(mesh.mesh.flatten().tolist())
+        value = _mesh_values[mesh] = MeshValue(ranks, tuple(mesh.shape))
+    return value
 
 
 _NO_MANIFEST = 0

@@ -57,10 +57,15 @@ def redistribute_between(
     async_op: bool = False,
     cost_model: CostModels | None = None,
     max_bytes: int | None = None,
+    agrees: bool = False,
 ) -> list[DTensor]:
-    """``dtensors``, all on one other mesh, with placements of ``targets`` on ``mesh``."""
+    """``dtensors``, all on one other mesh, with placements of ``targets`` on ``mesh``. With ``agrees``, once
+    the ranks of both meshes are about to make one move."""
     _check(dtensors)
     src_mesh = dtensors[0].device_mesh
+    if agrees:
+        options = {"async_op": async_op, "cost_model": repr(cost_model), "max_bytes": max_bytes}
+        _agree(dtensors, mesh, targets, options)
     if src_mesh.device_type != mesh.device_type:
         raise ValueError(
             f"funcol::redistribute: from {src_mesh} on {src_mesh.device_type} to {mesh} on "
@@ -92,28 +97,19 @@ def redistribute_between(
     return [_placed(*result) for result in zip(moved, targets, strict=True)]
 
 
-def agree_to_move(
+def _agree(
     dtensors: Sequence[DTensor],
     mesh: DeviceMesh,
     targets: Sequence[tuple[Placement, ...]],
-    async_op: bool,
-    cost_model: CostModels | None,
-    max_bytes: int | None,
+    options: dict[str, Any],
 ) -> None:
     """Returns once the ranks of ``mesh`` and of the mesh of ``dtensors`` are about to make one move. Raises
     on all of them if they differ in it. A rank of neither mesh does not take part."""
-    _check(dtensors)
-    src = dtensors[0].device_mesh
-    ranks = {*mesh_value(src).ranks, *mesh_value(mesh).ranks}
+    src, dst = mesh_value(dtensors[0].device_mesh), mesh_value(mesh)
+    ranks = {*src.ranks, *dst.ranks}
     if not dist.is_initialized() or dist.get_rank() not in ranks:
         return
-    options = {
-        "device_mesh": str(tuple(mesh_value(mesh))),
-        "async_op": async_op,
-        "cost_model": repr(cost_model),
-        "max_bytes": max_bytes,
-    }
-    manifest = Manifest(options)
+    manifest = Manifest({"device_mesh": str(tuple(dst)), **options})
     manifest.add_mesh(mesh)
     for index, (dtensor, target) in enumerate(zip(dtensors, targets, strict=True)):
         manifest.add(f"tensor {index}", dtensor, target=target)

@@ -23,7 +23,7 @@ from .. import _C
 from . import callbacks as callbacks  # which C++ calls
 from .agreement import mesh_value
 from .cost_models import CostModel
-from .cross_mesh import agree_to_move, are_different, redistribute_between
+from .cross_mesh import are_different, redistribute_between
 from .gradients import Redistribute, RedistributeMany
 from .local_redistribute import How, axes_with_own_rules, how_to_move, make_dtensor, move
 from .mesh_changes import CostModels
@@ -292,18 +292,17 @@ def _from_each_mesh(
     tensors: list[DTensor], mesh: DeviceMesh, targets: list[tuple[Placement, ...]], **options: Any
 ) -> list[DTensor]:
     """``tensors`` with placements of ``targets`` on ``mesh``, those of each source mesh together. Meshes come
-    in the order of their ranks, so that all ranks go through them alike, however they list the tensors."""
+    in the order of their values, so that all ranks go through them alike, however they list the tensors."""
     by_mesh: dict[DeviceMesh, list[int]] = {}
     for index, tensor in enumerate(tensors):
         by_mesh.setdefault(tensor.device_mesh, []).append(index)
     results: dict[int, DTensor] = {}
-    for src_mesh in sorted(by_mesh, key=mesh_value):
+    for src_mesh in sorted(by_mesh, key=lambda one: (mesh_value(one), one.mesh_dim_names or ())):
         indices = by_mesh[src_mesh]
         of_mesh = [tensors[index] for index in indices]
         wanted = [targets[index] for index in indices]
         if are_different(src_mesh, mesh):
-            agree_to_move(of_mesh, mesh, wanted, **options)
-            moved = redistribute_between(of_mesh, mesh, wanted, **options)
+            moved = redistribute_between(of_mesh, mesh, wanted, agrees=True, **options)
         else:
             moved = redistribute_many(of_mesh, wanted, **options)
         results |= dict(zip(indices, moved, strict=True))

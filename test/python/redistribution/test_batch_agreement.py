@@ -19,7 +19,7 @@ DISJOINT = Ends((2,), (0, 1), (2,), (2, 3))
 # Rank 3 is in neither mesh.
 IN_PAIRS = Ends((2,), (0, 1), (2,), (1, 2))
 
-# What rank 1 does otherwise, and the error of all ranks.
+# The arguments of rank 1 that differ, and the error of all ranks.
 DIFFERENCES: dict[str, tuple[dict[str, Any], str]] = {
     "dtype": ({"dtype": torch.int32}, "the dtype of 'tensor 1' is torch.int32 on rank 1, torch.float32 on"),
     "shape": ({"shape": (6, 4)}, "the shape of 'tensor 1' is (6, 4) on rank 1, (6, 2) on"),
@@ -31,9 +31,14 @@ DIFFERENCES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 def batch(
-    ends: Ends, number: int = 4, dtype: torch.dtype = torch.float32, shape: tuple[int, ...] = (6, 2),
-    src: str = "S0", dst: str = "S1", max_bytes: int | None = None,
-) -> list[str]:  # fmt: skip
+    ends: Ends,
+    number: int = 4,
+    dtype: torch.dtype = torch.float32,
+    shape: tuple[int, ...] = (6, 2),
+    src: str = "S0",
+    dst: str = "S1",
+    max_bytes: int | None = None,
+) -> list[str]:
     """Moves tensors, of which number 1 is as the arguments say. Returns how the results are wrong."""
     src_mesh, dst_mesh = ends.meshes()
     wholes = [whole_of((6, 2), torch.float32) for _ in range(number)]

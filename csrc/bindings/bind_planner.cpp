@@ -11,6 +11,7 @@
 
 #include "bindings/bindings.h"
 #include "layout/shards.h"
+#include "planner/flattening.h"
 #include "planner/search.h"
 #include "pyobjects/layouts.h"
 #include "pyobjects/without_gil.h"
@@ -196,6 +197,7 @@ void bind_plans(py::module m) {
       .def_property_readonly("shape", [](const Plan& plan) { return tuple_of(plan.shape); })
       .def_property_readonly("src", [](const Plan& plan) { return to_string(plan.src); })
       .def_property_readonly("dst", [](const Plan& plan) { return to_string(plan.dst); })
+      .def_property_readonly("hint", flattening_hint)
       .def("local_indices", local_indices_after, py::arg("num_steps"), py::arg("coordinate"))
       .def("__str__", [](const Plan& plan) { return to_string(plan); })
       .def("__repr__", repr)

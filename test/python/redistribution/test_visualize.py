@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Iterator
 from typing import Any
 from xml.etree import ElementTree
 
 import jupyter_client
 import pytest
 import torch
+import torch.distributed as dist
 from plans import plan
 from ranks import run_ranks
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import funcol
+from funcol.redistribution import Plan
 
 
 class Terminal(io.StringIO):
@@ -188,6 +192,32 @@ def test_the_order_in_which_axes_cut_is_seen(dtensor: DTensor) -> None:
 def test_what_cannot_be_shown_is_refused(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(TypeError, match=message):
         funcol.show(*arguments)
+
+
+@pytest.fixture
+def part_of_world() -> Iterator[DeviceMesh]:
+    """Yields a 2 x 2 mesh (dp, tp) of 8 ranks; nothing is sent."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
+    yield init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("dp", "cp", "tp"))["dp", "tp"]
+    dist.destroy_process_group()
+
+
+def test_a_plan_says_which_flattened_mesh_would_shorten_it(part_of_world: DeviceMesh) -> None:
+    def made() -> Plan:
+        return funcol.plan_redistribution("S0,S1", "S1,S0", part_of_world, (4, 4))
+
+    long = made()
+    assert len(long.steps) > 1
+    assert long.hint == (
+        f"1 step in place of {len(long.steps)} with a process group of dp, tp together: "
+        'call mesh["dp", "tp"]._flatten() first'
+    )
+    assert long.hint in shown(long)
+    assert long.hint in ElementTree.fromstring(long._repr_html_()).itertext()
+    part_of_world._flatten()
+    short = made()
+    assert (len(short.steps), short.hint) == (1, "")
+    assert not any("_flatten" in line for line in shown(short))
 
 
 # Notebooks

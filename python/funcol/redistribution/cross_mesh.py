@@ -19,8 +19,8 @@ from .. import _C
 from ..collectives.groups import group_named, mesh_group_name
 from . import callbacks as callbacks  # which C++ calls
 from .agreement import Agreement, Manifest, mesh_value
-from .gradients import Redistribute
-from .local_redistribute import How, axes_with_own_rules, make_dtensor
+from .gradients import Redistribute, redistributed
+from .local_redistribute import How, axes_with_own_rules
 from .mesh_changes import CostModels, models_for
 from .meshes import merged_groups
 from .planning import mesh_of
@@ -37,8 +37,30 @@ class Way:
     models: tuple[Any, Any] | None = None  # of the meshes in the order of the call; None: the default ones
     max_bytes: int | None = None
 
-    def back(self) -> Way:
+    def move(
+        self,
+        locals_: list[Tensor],
+        srcs: Sequence[DTensorSpec],
+        dsts: Sequence[DTensorSpec],
+        is_explicit: bool,
+    ) -> list[Tensor]:
+        moved = _C.change_mesh_of_locals(
+            locals_, list(srcs), list(dsts), self.async_op, self.models, self.max_bytes
+        )
+        assert moved is not None
+        return moved
+
+    def back(self, src: DTensorSpec, dst: DTensorSpec) -> Way:
+        _check_leads_back(src.mesh, dst.mesh)
         return dataclasses.replace(self, models=None if self.models is None else self.models[::-1])
+
+    def target_of_gradient(
+        self, gradient: DTensor, src: DTensorSpec, dtype: torch.dtype
+    ) -> tuple[DTensor, DTensorSpec]:
+        """Replicated where the tensor is partial."""
+        meta = TensorMeta(gradient.shape, gradient.stride(), dtype)
+        dst = dataclasses.replace(src, placements=without_partials(src.placements), tensor_meta=meta)
+        return _with_known_partials(gradient), dst
 
 
 def are_different(mesh: DeviceMesh, other: DeviceMesh | None) -> bool:
@@ -93,7 +115,8 @@ def redistribute_between(
         target_spec(dtensor._spec, mesh, target, order, forward_dtype)
         for dtensor, target in zip(prepared, known, strict=True)
     )
-    moved = ChangeMesh.apply(dsts, way, forward_dtype, backward_dtype, *prepared)
+    dtypes = ((dtype,) * len(prepared) for dtype in (forward_dtype, backward_dtype))
+    moved = Redistribute.apply(dsts, way, *dtypes, True, *prepared)
     return [_placed(*result) for result in zip(moved, targets, strict=True)]
 
 
@@ -147,7 +170,7 @@ def _placed(dtensor: DTensor, placements: tuple[Placement, ...]) -> DTensor:
     if not any(map(_is_special, placements)):
         return dtensor
     dst = target_spec(dtensor._spec, dtensor.device_mesh, placements, None, None)
-    return Redistribute.apply(dtensor, dst, None, None, None, How(), True)  # type: ignore[no-any-return]
+    return redistributed(dtensor, dst, How())
 
 
 def _with_known_partials(dtensor: DTensor) -> DTensor:
@@ -158,78 +181,7 @@ def _with_known_partials(dtensor: DTensor) -> DTensor:
 def _reduced(dtensor: DTensor) -> DTensor:
     placements = tuple(map(_without_own_rules, dtensor.placements))
     dst = target_spec(dtensor._spec, dtensor.device_mesh, placements, None, None)
-    return Redistribute.apply(dtensor, dst, None, None, None, How(), True)  # type: ignore[no-any-return]
-
-
-class ChangeMesh(torch.autograd.Function):
-    """Each tensor under its spec of ``dsts``, sent as ``sent_dtype``, by default its own. It is its own
-    gradient, so it is differentiable again."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        dsts: tuple[DTensorSpec, ...],
-        way: Way,
-        sent_dtype: torch.dtype | None,
-        backward_dtype: torch.dtype | None,
-        *dtensors: DTensor,
-    ) -> tuple[DTensor, ...]:
-        ctx.set_materialize_grads(False)
-        ctx.srcs, ctx.dsts, ctx.way, ctx.backward_dtype = (
-            [t._spec for t in dtensors],
-            dsts,
-            way,
-            backward_dtype,
-        )
-        ctx.dtypes = [dtensor._local_tensor.dtype for dtensor in dtensors]
-        held = [
-            dtensor._local_tensor if sent_dtype is None else dtensor._local_tensor.to(sent_dtype)
-            for dtensor in dtensors
-        ]
-        moved = _moved(held, ctx.srcs, dsts, way)
-        results = tuple(
-            make_dtensor(
-                local if local.dtype == meta_of(dst).dtype else local.to(meta_of(dst).dtype), dst, False
-            )
-            for local, dst in zip(moved, dsts, strict=True)
-        )
-        ctx.mark_non_differentiable(
-            *(result for result, needed in zip(results, ctx.needs_input_grad[4:], strict=True) if not needed)
-        )
-        return results
-
-    @staticmethod
-    def backward(ctx: Any, *grads: DTensor | None) -> Any:
-        results: list[DTensor | None] = [None] * len(grads)
-        given = [(i, grad) for i, grad in enumerate(grads) if grad is not None]
-        if given:
-            _check_leads_back(ctx.srcs[0].mesh, ctx.dsts[0].mesh)
-            dsts = tuple(_gradient_spec(grad, ctx.srcs[i], ctx.dtypes[i]) for i, grad in given)
-            sent_dtype = ctx.backward_dtype
-            moved = ChangeMesh.apply(
-                dsts,
-                ctx.way.back(),
-                sent_dtype,
-                sent_dtype,
-                *(_with_known_partials(grad) for _, grad in given),
-            )
-            for (i, _), result in zip(given, moved, strict=True):
-                results[i] = result
-        return None, None, None, None, *results
-
-
-def _moved(
-    locals_: list[Tensor], srcs: Sequence[DTensorSpec], dsts: Sequence[DTensorSpec], way: Way
-) -> list[Tensor]:
-    moved = _C.change_mesh_of_locals(locals_, list(srcs), list(dsts), way.async_op, way.models, way.max_bytes)
-    assert moved is not None
-    return moved
-
-
-def _gradient_spec(grad: DTensor, src: DTensorSpec, dtype: torch.dtype) -> DTensorSpec:
-    """The spec of the gradient of a tensor of ``src``: replicated where the tensor is partial."""
-    meta = TensorMeta(grad.shape, grad.stride(), dtype)
-    return dataclasses.replace(src, placements=without_partials(src.placements), tensor_meta=meta)
+    return redistributed(dtensor, dst, How())
 
 
 def _check_leads_back(src: DeviceMesh, dst: DeviceMesh) -> None:

@@ -24,7 +24,7 @@ from . import callbacks as callbacks  # which C++ calls
 from .agreement import mesh_value
 from .cost_models import CostModel
 from .cross_mesh import are_different, redistribute_between
-from .gradients import Redistribute, RedistributeMany
+from .gradients import Redistribute, redistributed
 from .local_redistribute import How, axes_with_own_rules, how_to_move, make_dtensor, move
 from .mesh_changes import CostModels
 from .owner_moves import from_owners, to_owners
@@ -161,9 +161,7 @@ def redistributed_by_python(
     if not records and forward_dtype is None:
         local = how.run(dtensor._local_tensor, src, dst, is_explicit=True)
         return make_dtensor(local, dst, requires_grad=False)
-    return Redistribute.apply(  # type: ignore[no-any-return]
-        dtensor, dst, forward_dtype, forward_dtype, backward_dtype, how, True
-    )
+    return redistributed(dtensor, dst, how, forward_dtype, backward_dtype)
 
 
 @overload
@@ -284,7 +282,8 @@ def redistribute_many(
             target_spec(tensor._spec, tensor._spec.mesh, target, None, None)
             for tensor, target in zip(tensors, targets, strict=True)
         )
-        return list(RedistributeMany.apply(specs, how, True, *tensors))
+        as_they_are = (None,) * len(tensors)
+        return list(Redistribute.apply(specs, how, as_they_are, as_they_are, True, *tensors))
     return one_by_one() if results is NotImplemented else results
 
 

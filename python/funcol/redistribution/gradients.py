@@ -2,69 +2,76 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from .. import _C
 from .local_redistribute import How, make_dtensor
-from .specs import gradient_target_spec
+from .specs import meta_of
+
+
+class Mover(Protocol):
+    """How tensors move, on one mesh or to another."""
+
+    def move(
+        self,
+        locals_: list[Tensor],
+        srcs: Sequence[DTensorSpec],
+        dsts: Sequence[DTensorSpec],
+        is_explicit: bool,
+    ) -> list[Tensor]:
+        """``locals_`` of ``srcs`` under ``dsts``. ``is_explicit``: a program asked for it; it is no
+        gradient."""
+        ...
+
+    def back(self, src: DTensorSpec, dst: DTensorSpec) -> Mover:
+        """How gradients of tensors of ``dst`` move to ``src``. ``ValueError`` if they cannot."""
+        ...
+
+    def target_of_gradient(
+        self, gradient: DTensor, src: DTensorSpec, dtype: torch.dtype
+    ) -> tuple[DTensor, DTensorSpec]:
+        """``gradient`` as it can be moved, and the spec of it as that of a tensor of ``src``."""
+        ...
 
 
 class Redistribute(torch.autograd.Function):
-    """``dtensor``, sent as ``sent_dtype``, under ``dst``, as ``result_dtype``; its gradient is sent as
-    ``backward_dtype``. By default dtypes are that of the local tensor."""
+    """Each of ``dtensors`` under its spec of ``dsts``, sent as its dtype of ``sent_dtypes``, by default as it
+    is; its gradient is sent as its dtype of ``backward_dtypes``, by default that of the tensor. It is its own
+    gradient, so it is differentiable again."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        dtensor: DTensor,
-        dst: DTensorSpec,
-        sent_dtype: torch.dtype | None,
-        result_dtype: torch.dtype | None,
-        backward_dtype: torch.dtype | None,
-        how: How,
+        dsts: tuple[DTensorSpec, ...],
+        mover: Mover,
+        sent_dtypes: tuple[torch.dtype | None, ...],
+        backward_dtypes: tuple[torch.dtype | None, ...],
         is_explicit: bool,
-    ) -> DTensor:
-        src, local = dtensor._spec, dtensor._local_tensor
-        ctx.src, ctx.how = src, how
-        ctx.dtypes = backward_dtype or local.dtype, local.dtype
-        result = how.run(local.to(dtype=sent_dtype or local.dtype), src, dst, is_explicit)
-        return make_dtensor(result.to(dtype=result_dtype or local.dtype), dst, dtensor.requires_grad)
-
-    @staticmethod
-    def backward(ctx: Any, grad: DTensor) -> Any:
-        sent_dtype, result_dtype = ctx.dtypes
-        return _gradient(grad, ctx.src, sent_dtype, result_dtype, ctx.how), None, None, None, None, None, None
-
-
-def _gradient(
-    grad: DTensor, target: DTensorSpec, sent_dtype: torch.dtype, result_dtype: torch.dtype, how: How
-) -> DTensor:
-    dst = gradient_target_spec(grad, target, result_dtype)
-    return Redistribute.apply(  # type: ignore[no-any-return]
-        grad, dst, sent_dtype, result_dtype, sent_dtype, how, False
-    )
-
-
-class RedistributeMany(torch.autograd.Function):
-    """Each tensor under its spec of ``dsts``. It is its own gradient, so it is differentiable again."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, dsts: tuple[DTensorSpec, ...], how: How, is_explicit: bool, *dtensors: DTensor
+        *dtensors: DTensor,
     ) -> tuple[DTensor, ...]:
         ctx.set_materialize_grads(False)
-        ctx.srcs, ctx.how = [dtensor._spec for dtensor in dtensors], how
         held = [dtensor._local_tensor for dtensor in dtensors]
-        moved = how.run_many(held, ctx.srcs, list(dsts), is_explicit)
+        ctx.srcs, ctx.dsts, ctx.mover = [dtensor._spec for dtensor in dtensors], dsts, mover
+        ctx.dtypes = [local.dtype for local in held]
+        ctx.backward_dtypes = [one or own for one, own in zip(backward_dtypes, ctx.dtypes, strict=True)]
+        sent = [_as_dtype(local, dtype) for local, dtype in zip(held, sent_dtypes, strict=True)]
+        moved = mover.move(sent, ctx.srcs, dsts, is_explicit)
+        dtypes = [
+            None if dtype is None else meta_of(dst).dtype
+            for dst, dtype in zip(dsts, sent_dtypes, strict=True)
+        ]
         results = tuple(
-            make_dtensor(local, dst, requires_grad=False) for local, dst in zip(moved, dsts, strict=True)
+            make_dtensor(_as_dtype(local, dtype), dst, requires_grad=False)
+            for local, dst, dtype in zip(moved, dsts, dtypes, strict=True)
         )
         ctx.mark_non_differentiable(
-            *(result for result, needed in zip(results, ctx.needs_input_grad[3:], strict=True) if not needed)
+            *(result for result, needed in zip(results, ctx.needs_input_grad[5:], strict=True) if not needed)
         )
         return results
 
@@ -73,11 +80,33 @@ class RedistributeMany(torch.autograd.Function):
         results: list[DTensor | None] = [None] * len(grads)
         given = [(i, grad) for i, grad in enumerate(grads) if grad is not None]
         if given:
-            dsts = tuple(gradient_target_spec(grad, ctx.srcs[i], grad.dtype) for i, grad in given)
-            moved = RedistributeMany.apply(dsts, ctx.how, False, *(grad for _, grad in given))
+            mover = ctx.mover.back(ctx.srcs[0], ctx.dsts[0])
+            targets = [mover.target_of_gradient(grad, ctx.srcs[i], ctx.dtypes[i]) for i, grad in given]
+            dsts = tuple(dst for _, dst in targets)
+            sent_dtypes = tuple(ctx.backward_dtypes[i] for i, _ in given)
+            moved = Redistribute.apply(
+                dsts, mover, sent_dtypes, sent_dtypes, False, *(grad for grad, _ in targets)
+            )
             for (i, _), result in zip(given, moved, strict=True):
                 results[i] = result
-        return None, None, None, *results
+        return None, None, None, None, None, *results
+
+
+def _as_dtype(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    return tensor if dtype is None else tensor.to(dtype)
+
+
+def redistributed(
+    dtensor: DTensor,
+    dst: DTensorSpec,
+    how: How,
+    sent_dtype: torch.dtype | None = None,
+    backward_dtype: torch.dtype | None = None,
+    is_explicit: bool = True,
+) -> DTensor:
+    """``dtensor`` under ``dst``, on its own mesh, as :class:`Redistribute` has it."""
+    [result] = Redistribute.apply((dst,), how, (sent_dtype,), (backward_dtype,), is_explicit, dtensor)
+    return result  # type: ignore[no-any-return]
 
 
 def gradient_of_redistribute(
@@ -90,7 +119,9 @@ def gradient_of_redistribute(
     max_bytes: int | None,
 ) -> DTensor:
     """``gradient`` of a tensor of ``spec``, redistributed to it and sent as ``sent_dtype``."""
-    return _gradient(gradient, spec, sent_dtype, result_dtype, How(async_op, model, max_bytes, lenient=True))
+    how = How(async_op, model, max_bytes, lenient=True)
+    gradient, dst = how.target_of_gradient(gradient, spec, result_dtype)
+    return redistributed(gradient, dst, how, sent_dtype, sent_dtype, is_explicit=False)
 
 
 _C.hand_over("gradient_of_redistribute", gradient_of_redistribute)

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 
+import torch
 from torch import Tensor
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
@@ -18,7 +19,7 @@ from .. import _C
 from . import callbacks as callbacks  # which C++ calls
 from .mesh_changes import CostModels
 from .planning import mesh_of, model_for
-from .specs import has_symbols, meta_of
+from .specs import gradient_target_spec, has_symbols, meta_of
 
 _by_pytorch: Callable[..., Tensor] = stock_redistribute.redistribute_local_tensor
 
@@ -43,27 +44,34 @@ class How:
         """``is_explicit``: a program asked for the redistribution; it is no gradient."""
         return move(local, src, dst, self.async_op, self.model, self.max_bytes, is_explicit, self.lenient)
 
-    def run_many(
+    def move(
         self,
         locals_: list[Tensor],
-        srcs: list[DTensorSpec],
-        dsts: list[DTensorSpec],
+        srcs: Sequence[DTensorSpec],
+        dsts: Sequence[DTensorSpec],
         is_explicit: bool,
     ) -> list[Tensor]:
-        if any(map(_is_symbolic, locals_, map(meta_of, srcs))):
-            return [self.run(*of_tensor, is_explicit) for of_tensor in zip(locals_, srcs, dsts, strict=True)]
-        try:
-            results = _C.redistribute_local_tensors(
-                locals_, srcs, dsts, self.async_op, self.model, self.max_bytes, is_explicit
-            )
-        except NotImplementedError:
-            if not axes_with_own_rules(itertools.chain(*(spec.placements for spec in (*srcs, *dsts)))):
-                raise
-            results = NotImplemented
-        if results is NotImplemented:
-            return [self.run(*of_tensor, is_explicit) for of_tensor in zip(locals_, srcs, dsts, strict=True)]
-        moved: list[Tensor] = results
-        return moved
+        """Each tensor as :meth:`run` moves it; several travel together."""
+        if len(locals_) > 1 and not any(map(_is_symbolic, locals_, map(meta_of, srcs))):
+            try:
+                results = _C.redistribute_local_tensors(
+                    locals_, list(srcs), list(dsts), self.async_op, self.model, self.max_bytes, is_explicit
+                )
+            except NotImplementedError:
+                if not axes_with_own_rules(itertools.chain(*(spec.placements for spec in (*srcs, *dsts)))):
+                    raise
+                results = NotImplemented
+            if results is not NotImplemented:
+                return results  # type: ignore[no-any-return]
+        return [self.run(*of_tensor, is_explicit) for of_tensor in zip(locals_, srcs, dsts, strict=True)]
+
+    def back(self, src: DTensorSpec, dst: DTensorSpec) -> How:
+        return self
+
+    def target_of_gradient(
+        self, gradient: DTensor, src: DTensorSpec, dtype: torch.dtype
+    ) -> tuple[DTensor, DTensorSpec]:
+        return gradient, gradient_target_spec(gradient, src, dtype)
 
 
 def how_to_move(

@@ -155,8 +155,8 @@ void PendingCollective::settle_or_block(Start& finished) {
   take(finished);
 }
 
-// False without asking the Work on a device, whose answer takes as long as waiting, and before a long
-// epilogue.
+// Returns false on a device, where a query of the Work costs as much as waiting, and if a long epilogue is
+// still to run.
 bool PendingCollective::is_over() const {
   constexpr int64_t kFewBytes = 1 << 15;
   if (!start_.work || start_stream_.has_value() ||

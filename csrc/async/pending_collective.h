@@ -52,8 +52,8 @@ namespace funcol {
 //
 // On CUDA the host does not wait. Three kinds of streams do, each for the collective alone: the current one,
 // the one that the collective was started on, which owns the buffers' memory, and each further stream on
-// which a result is used (used_streams.h). Whoever uses a view that was made after the first use orders
-// streams for it, as for any tensor.
+// which a result is used (stream_waits.h). A view that is made after the first use is an ordinary tensor: its
+// user orders streams.
 //
 // A CUDA graph that is captured holds a collective only if it was started within the capture, and such a
 // result can be waited for only there. A result that is pending when a capture begins is waited for on the
@@ -63,8 +63,8 @@ namespace funcol {
 // destroyed before settle() is a failure too: whether the data arrived first would be a matter of luck.
 // If the last holder goes without having settled, Work and buffers live on until the Work is done.
 //
-// A collective that is over while nobody settles it lets go of its Work and its buffers by itself
-// (held_memory.h). It counts as unwaited all the same.
+// A collective that has completed while nobody settles it releases its Work and its buffers by itself
+// (buffer_release.h). It counts as unwaited all the same.
 class PendingCollective final : public c10::intrusive_ptr_target {
  public:
   explicit PendingCollective(Start&& start);

@@ -24,7 +24,7 @@ struct Start {
   std::function<void(const Start&)> epilogue;
   bool is_counted =
       true;  // in unwaited_collectives(); false if it is waited for at once, or counted elsewhere
-  // PyTorch's registry keeps Work and tensors until somebody waits: letting go here would free nothing.
+  // PyTorch's registry keeps Work and tensors until somebody waits: releasing ours would free nothing.
   bool is_kept_elsewhere = false;
 };
 

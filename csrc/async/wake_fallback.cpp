@@ -4,7 +4,8 @@
 //  - an operator that PyTorch composes of others passes through; its parts come back here;
 //  - a pure view makes pending tensors of the same collective, without waiting;
 //  - any other operator waits for its pending arguments, which makes them plain, and goes on. Its results are
-//    CommTensors if an argument is a CommTensor on which no collective was started yet.
+//    CommTensors if an argument is a CommTensor on which no collective was started yet, so that collectives
+//    on them are waited for, too.
 #include "async/wake_fallback.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>

@@ -1,5 +1,5 @@
-// The room csrc/dtensor for Python. Fast functions return NotImplemented where PyTorch's own function has to
-// run.
+// csrc/dispatch, csrc/sharding and csrc/transfer/dtensors for Python. Fast functions return NotImplemented
+// where PyTorch's own function has to run.
 #include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>

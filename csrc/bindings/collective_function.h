@@ -4,8 +4,8 @@
 //   fast<collective_function<kGather>>("gather")
 //
 // The function takes a tensor, or a list of them, and then the start's arguments in their order; a group is
-// two arguments, the group and the tag. It starts the collective on plain tensors, and calls the operator
-// where that has more to do: on the meta device, or to record a gradient. It returns NotImplemented for meta
+// two arguments, the group and the tag. For plain tensors it starts the collective itself; for meta
+// tensors and gradients it calls the operator. It returns NotImplemented for meta
 // tensors and a group that this process does not have: PyTorch's operators give the shapes.
 #pragma once
 

@@ -17,8 +17,8 @@ namespace funcol::python {
 // Where a DTensor goes.
 struct RedistributionTarget {
   py::object placements;  // a tuple or list, one for each axis of the mesh
-  // A shard order; None: the order of the mesh. Ellipsis: as None, but equal placements move nothing,
-  // whatever the order.
+  // A shard order; None: the order of the mesh. Ellipsis, for DTensor.redistribute: the order of the mesh,
+  // but equal placements move nothing.
   py::object order = py::none();
   std::optional<at::ScalarType> sent_dtype = std::nullopt;    // none: that of the local tensor
   std::optional<at::ScalarType> result_dtype = std::nullopt;  // none: that of the local tensor
@@ -27,8 +27,8 @@ struct RedistributionTarget {
 };
 
 // If placements and dtypes stay the same, so does the local tensor. ValueError as in funcol.redistribute().
-// Null, with nothing done, for DTensors and arguments that C++ does not serve (see plain_dtensors.h), and for
-// a local tensor of another shape than its spec gives this rank. Needs the GIL.
+// Null, with nothing done, for DTensors and arguments that C++ does not serve (see supported_dtensor.h), and
+// for a local tensor of another shape than its spec gives this rank. Needs the GIL.
 py::object redistribute(py::handle dtensor, const RedistributionTarget& target,
                         const RedistributionOptions& options = {});
 

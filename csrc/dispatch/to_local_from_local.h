@@ -5,7 +5,7 @@
 // consists of the others.
 //
 // All need the GIL. They return null, with nothing done, for DTensors and arguments that C++ does not serve
-// (see plain_dtensors.h).
+// (see supported_dtensor.h).
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>

@@ -81,8 +81,8 @@ class Collective<Result(Inputs, Rest...)> {
     return has_active_layers() || std::ranges::any_of(inputs, belongs_to_layer);
   }
 
-  // Returns true if a layer below autograd is active, as in DTensor's dispatcher while a compiler traces: the
-  // layer would see the operator itself, which no layer above has decomposed.
+  // Returns true if a layer below autograd is active, as in DTensor's dispatcher while a compiler traces: it
+  // would meet funcol's own operator, which it does not know.
   static bool is_watched_below_autograd(at::TensorList inputs) {
     const auto& excluded = c10::impl::tls_local_dispatch_key_set().excluded_;
     return excluded.has(c10::DispatchKey::AutogradFunctionality) && !excluded.has(c10::DispatchKey::Python) &&

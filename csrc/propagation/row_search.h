@@ -5,9 +5,8 @@
 //   size_t num_axes() const;
 //   size_t num_orders() const;                                // shard orders
 //   const std::vector<RowNumber>& rows_of(size_t axis) const; // ascending
-//   bool may_follow(RowNumbers rows, RowNumber next) const;   // false only if no composition that begins so
-//   is
-//                                                             // legal; `rows` are those of the first axes
+//   // `rows` are those of the first axes. False only if no composition that begins so is legal.
+//   bool may_follow(RowNumbers rows, RowNumber next) const;
 //
 // The order of the full product: by the row of the first axis, then of the next axis, ..., then by the shard
 // order.

@@ -58,7 +58,7 @@ SharedSpecPtr shared_spec(PyObject* spec);
 // The same as if the spec were on `mesh`.
 SharedSpecPtr shared_spec_on(PyObject* spec, py::handle mesh);
 
-// Returns the id of the shared spec; 0 if there is none. An equal spec has another id once many were met.
+// Returns the id of the shared spec; 0 if there is none. If a spec was evicted, an equal one gets another id.
 uint64_t id_of_spec(PyObject* spec);
 
 // Returns true if a word is the id of a spec on this mesh. Any other word may be one, too.

@@ -15,7 +15,7 @@
 
 namespace funcol {
 
-// The last steps of executions are all_gathers and all_reduces, as those that replicate.
+// Each item ends in an all_gather, an all_reduce, or the exchange to one rank (ManyItem::last).
 class Bucket {
  public:
   // The items have been checked, as Execution::check() does.

@@ -52,9 +52,9 @@ class Execution {
   // ValueError, before anything is sent, if `local` does not fit.
   at::Tensor run(const at::Tensor& local, bool async_op, const MaskHooks& masks = {}) const;
 
-  // The result of a plan without steps: `local` itself, as in PyTorch, which passes over axes of one rank. If
-  // such an axis comes to cut a dim in front of an axis of several ranks, or no longer does so, PyTorch
-  // gathers the dim and cuts it anew, and the result is a contiguous copy: on a (1, 2) mesh RS(0)->S(0)S(0).
+  // Returns the result of a plan without steps: `local` itself, as in PyTorch, since axes of one rank move
+  // nothing. But where one starts or stops to cut a dim before an axis of several ranks, PyTorch returns a
+  // contiguous copy, and so does this: on a (1, 2) mesh RS(0)->S(0)S(0).
   at::Tensor unmoved(const at::Tensor& local) const;
 
   // False once a group of the steps was aborted or reconfigured: check() raises then.

@@ -29,7 +29,7 @@ class LocalStep {
     return run(local, masks);
   }
 
-  // run() for a tensor like those of run_plain() on the CPU, without the dispatcher: the result has arrived.
+  // run_plain() on the CPU: bypasses the dispatcher, and returns once the result has arrived.
   virtual LocalTensor run_now(const LocalTensor& local, const MaskHooks& masks) const {
     return run(local, masks);
   }

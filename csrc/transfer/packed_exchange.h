@@ -41,7 +41,7 @@ struct PackedExchange {
   bool communicates = true;  // any rank
   // Some ranks of the group take no part and need not call: ranks send and receive in pairs.
   bool in_pairs = false;
-  std::string participants = {};  // then
+  std::string participants = {};  // in pairs: the ranks that take part, as text
   // The step and the global tensor, equal on all ranks of the group: what check_agreement() compares, beside
   // sizes of buffers, which tensors of other dims or in another order may share.
   std::string description = {};

@@ -19,7 +19,7 @@ using PackedExchanges = std::vector<std::shared_ptr<const PackedExchange>>;
 // buffer alone.
 class FlatResults {
  public:
-  // Starts the collective. No step keeps elements past the buffers.
+  // Starts the collective. Precondition: no step has `kept` elements.
   FlatResults(PackedExchanges steps, const std::vector<at::Tensor>& tensors);
 
   // Waits for the collective if nobody has. A tensor of its own; the received buffer itself if that is the

@@ -15,15 +15,15 @@
 
 namespace funcol::python {
 
-// DTensors, of any meshes and placements, whose wholes every rank gets, or one rank.
+// DTensors, of any meshes and placements, whose full tensors every rank gets, or one rank.
 class WholeBucket {
  public:
-  // `holder`: the number in the mesh of the rank that gets the whole; kEveryRank for all; kNoRank for none,
-  // so that the tensor counts only. `dtype`: of the whole, if it is of floating-point numbers; they are
-  // converted before they are sent if that makes them smaller and leaves their value, after it else. Returns
-  // the bytes that the bucket holds for the tensor on any rank (bytes_of_move), or -1 with nothing done if
-  // they are more than `most`. NotImplementedError for masks, norms and symbols; ValueError if the local
-  // tensor is not what its spec says.
+  // `holder`: the number in the mesh of the rank that gets the full tensor; kEveryRank for all; kNoRank if
+  // take() returns None for it. `dtype`: of the full tensor, if it is of floating-point numbers; the local
+  // one is converted before it is sent if that makes it smaller and it is not partial, else afterwards.
+  // Returns the bytes that the bucket holds for the tensor on any rank (bytes_of_move), or -1 with nothing
+  // done if they are more than `most`. NotImplementedError for masks, norms and symbols; ValueError if the
+  // local tensor is not what its spec says.
   int64_t add(py::handle dtensor, int64_t holder, std::optional<at::ScalarType> dtype, int64_t most);
 
   // Sends everything.

@@ -18,7 +18,7 @@
 namespace funcol::python {
 namespace {
 
-// Specs are missing where the caller has the result's spec.
+// Target::spec is null in the entries of find_execution(), whose callers have the result's spec.
 using Targets = Cache<RedistributionKey, Target>;
 
 Targets& targets() {

@@ -201,8 +201,8 @@ class Agreement:
         self.own_rank = dist.get_rank() if self.group is not None else 0
 
     def meet(self, manifest: Manifest) -> dict[int, Manifest]:
-        """Returns once all ranks are about to send what ``manifest`` says: the manifests of the ranks that
-        take part with this one, which differ in ranks of meshes alone. Raises on all of them if they differ
+        """Waits until all ranks are about to send what ``manifest`` says. Returns the manifests of the ranks
+        that send with this one, equal except for the ranks of meshes; raises on all of them if they differ
         in more."""
         self.check_inside(manifest)
         return self._meet(manifest)[0]
@@ -225,8 +225,8 @@ class Agreement:
         return next(part for part in self._parts(manifest) if self.own_rank in part), going
 
     def _parts(self, manifest: Manifest | None) -> list[dict[int, Manifest]]:
-        """The manifests of those that meet now, by sets of ranks that have to agree. Raises on all ranks if
-        some of a set do not."""
+        """Returns the manifests of the ranks that meet, by sets of ranks that have to agree. Raises on all
+        ranks if a set does not."""
         given = self._all(json.dumps(manifest and manifest.values()))
         found = {rank: Manifest.of(one) for rank, one in given.items() if one is not None}
         parts = [{rank: found[rank] for rank in part} for part in sets_that_agree(found)]
@@ -245,7 +245,7 @@ class Agreement:
         return self._all(text)
 
     def go_on(self, value: object = None) -> dict[int, Any]:
-        """Returns once all ranks are about to send a bucket, or have ended: what each gives with its bucket,
+        """Waits until all ranks are about to send a bucket, or have ended. Returns the values that they pass,
         if :attr:`tells`."""
         text = json.dumps(value)
         self._pass()
@@ -259,14 +259,14 @@ class Agreement:
         self._is_over = True
 
     def _pass(self, goes_on: bool = True) -> bool:
-        """Takes part where others may meet; returns whether a rank goes on."""
+        """Joins the exchange of the ranks without a manifest. Returns true if a rank goes on."""
         low, high, going = self._exchange(_NO_MANIFEST, goes_on)
         if low != high:
             self._parts(None)
         return going
 
     def leave(self, reason: str, num_done: int) -> None:
-        """Tells all ranks that this one leaves before the end, unless they know that they all do."""
+        """Reports to all ranks that this one leaves before the end, unless all have raised."""
         if self._is_over or self.group is None or not dist.is_initialized():
             return
         self._is_over = True

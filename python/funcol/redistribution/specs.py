@@ -112,7 +112,7 @@ def target_spec(
 def gradient_target_spec(grad: DTensor, target: DTensorSpec, dtype: torch.dtype) -> DTensorSpec:
     """The spec to which ``grad``, the gradient of a tensor of spec ``target``, is redistributed.
 
-    Where ``target`` is partial, a gradient that is not stays so, which is cheaper for its users.
+    Where ``target`` is partial and the gradient is not, it is replicated, which is cheaper for its users.
     """
     placements = tuple(
         Replicate() if wanted.is_partial() and not held.is_partial() else wanted

@@ -20,7 +20,8 @@ from .meshes import merged_groups
 def axis_group(mesh: DeviceMesh, axes: int) -> tuple[str, list[int]]:
     """Name of the group along a set of ``axes``, a bit an axis, and the place of each of its ranks.
 
-    Places count up along the last axis first. The list is empty if the group has its ranks in that order, too.
+    Places count up along the last axis first. The list is empty if the group has its ranks in that order,
+    too.
     """
     listed = [axis for axis in range(mesh.ndim) if axes >> axis & 1]
     if len(listed) != 1:

@@ -71,13 +71,13 @@ def full_tensors(
 
     ``to``: the global rank that gets the tensors. The others send their shards, and get ``(name, None)``;
     together they send as much as a gather does. Of a tensor on several submeshes the one with rank ``to``
-    sends: the others hold replicas. Without ``to`` every rank gets them, and ``None`` for tensors on meshes that it is
-    not part of. ``names``: a mapping or function from names of the model to those that are yielded; what it
-    maps to ``None`` is left out, what a mapping does not have keeps its name. A
+    sends: the others hold replicas. Without ``to`` every rank gets them, and ``None`` for tensors on meshes
+    that it is not part of. ``names``: a mapping or function from names of the model to those that are
+    yielded; what it maps to ``None`` is left out, what a mapping does not have keeps its name. A
     :class:`funcol.weights.Cat` or :class:`~funcol.weights.Stack` yields the parts of a tensor, as views.
     ``dtype``: that of the results, for tensors of floating-point numbers, or a mapping or function from names
-    that are yielded to it (of parts the first one); a smaller one is that in which they are sent. ``device``: where
-    the results are put.
+    that are yielded to it (of parts the first one); a smaller one is that in which they are sent.
+    ``device``: where the results are put.
 
     Results have memory of their own and need no gradient; but plain and replicated tensors are yielded as
     they are, in the model's memory, if neither ``dtype`` nor ``device`` changes them. Tied tensors of a

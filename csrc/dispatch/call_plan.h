@@ -18,13 +18,12 @@
 
 namespace funcol::python {
 
-class ServedCall {
+class CallPlan {
  public:
   // `sharding`, an OutputSharding, made ready for calls like `call`, whose arguments are on `stack`. Nothing
   // if PyTorch has to carry it out. Needs the GIL.
-  static std::optional<ServedCall> make(const c10::OperatorHandle& op, const DescribedOperator& described,
-                                        const torch::jit::Stack& stack, const Call& call,
-                                        py::handle sharding);
+  static std::optional<CallPlan> make(const c10::OperatorHandle& op, const DescribedOperator& described,
+                                      const torch::jit::Stack& stack, const Call& call, py::handle sharding);
 
   // Puts the operator's results in the place of its arguments. If not kServed, nothing is done. An operator
   // that draws random numbers is run by draw(op, spec of the first result, args, kwargs). Needs the GIL.

@@ -25,7 +25,7 @@ namespace funcol::python {
 // The bytes of an OutputSharding in Python, with the specs of a call of three tensors, as an estimate.
 constexpr size_t kOutputShardingBytes = 500 + 4 * 700;
 
-class DecisionEngine {
+class ShardingEngine {
  public:
   struct Decision {
     py::object sharding;
@@ -35,7 +35,7 @@ class DecisionEngine {
 
   // Remembers `capacity` decisions at most. `model`: none for the mesh's default model. `moves_keywords`:
   // whether the caller redistributes keyword tensors, too.
-  DecisionEngine(std::optional<CostModel> model, size_t capacity, bool moves_keywords);
+  ShardingEngine(std::optional<CostModel> model, size_t capacity, bool moves_keywords);
 
   // For an operator without a rule in C++, `rows_of(op_schema)` gives rows, or None. `assemble(op_schema,
   // elements)` makes the remembered object of the decisions. `whole(op_schema, remember)` decides if there

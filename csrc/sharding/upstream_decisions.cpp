@@ -1,4 +1,4 @@
-// The decisions of DecisionEngine that are PyTorch's own.
+// The decisions of ShardingEngine that are PyTorch's own.
 #include <torch/csrc/Exceptions.h>
 
 #include <algorithm>
@@ -50,7 +50,7 @@ bool fill_outputs(OpCall& call) {
 
 }  // namespace
 
-py::object DecisionEngine::propagate_as_pytorch(py::handle op_schema, py::handle rule_of,
+py::object ShardingEngine::propagate_as_pytorch(py::handle op_schema, py::handle rule_of,
                                                 py::handle otherwise, py::handle assemble, bool has_rule,
                                                 bool remember) {
   PythonSchema schema;
@@ -65,7 +65,7 @@ py::object DecisionEngine::propagate_as_pytorch(py::handle op_schema, py::handle
   });
 }
 
-py::object DecisionEngine::decide_as_pytorch(py::handle op_schema, const PythonSchema& schema,
+py::object ShardingEngine::decide_as_pytorch(py::handle op_schema, const PythonSchema& schema,
                                              py::handle rule_of, py::handle otherwise, py::handle assemble,
                                              bool has_rule) {
   py::list elements;
@@ -95,7 +95,7 @@ py::object DecisionEngine::decide_as_pytorch(py::handle op_schema, const PythonS
   return assemble(op_schema, elements);
 }
 
-std::variant<py::tuple, Reason> DecisionEngine::part_as_pytorch(py::handle op_schema,
+std::variant<py::tuple, Reason> ShardingEngine::part_as_pytorch(py::handle op_schema,
                                                                 const PythonSchema& schema, Part& part,
                                                                 py::handle rule, bool has_rule) {
   if (!fill_outputs(part.schema.call)) {

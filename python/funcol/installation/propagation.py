@@ -31,7 +31,7 @@ _RESHAPES = {
 }
 
 
-class DropinPropagator(ShardingPropagator):
+class InstalledPropagator(ShardingPropagator):
     """Decides as PyTorch's propagator ``base`` does: programs count on where results are.
 
     C++ decides in minors whose rules are of one mesh axis. It asks ``base`` for the rule of the call,
@@ -66,11 +66,11 @@ class DropinPropagator(ShardingPropagator):
     def cache_clear(self) -> None:
         super().cache_clear()
         self._remembered_otherwise.cache_clear()
-        _C.forget_served_calls()
+        _C.forget_call_plans()
 
     def _forget_rules(self, op: OpOverload) -> None:
         super()._forget_rules(op)
-        _C.forget_served_calls()
+        _C.forget_call_plans()
 
     def _propagate(self, op_schema: OpSchema, remember: bool) -> OutputSharding:
         op = op_schema.op

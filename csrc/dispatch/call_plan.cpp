@@ -122,14 +122,18 @@ std::optional<ServedCall> ServedCall::make(const c10::OperatorHandle& op, const 
                                            const torch::jit::Stack& stack, const Call& call,
                                            py::handle sharding) {
   ServedCall served;
-  if (!is_on_one_mesh(call) || (described.draws && call.tensors[0].dtensor == nullptr) ||
-      has_views_of_plain_tensors(described, call) ||
+  if (!can_serve(described, call) ||
       (is_true(attribute<"needs_redistribute">(sharding)) &&
        !served.take_arguments(op, described, stack, call, sharding)) ||
       !served.take_results(op, described, call, attribute<"output_spec">(sharding))) {
     return std::nullopt;
   }
   return served;
+}
+
+bool ServedCall::can_serve(const DescribedOperator& described, const Call& call) {
+  return is_on_one_mesh(call) && !(described.draws && call.tensors[0].dtensor == nullptr) &&
+         !has_views_of_plain_tensors(described, call);
 }
 
 bool ServedCall::take_arguments(const c10::OperatorHandle& op, const DescribedOperator& described,
@@ -208,14 +212,18 @@ bool ServedCall::take_tensor(const DescribedOperator& described, const Call& cal
   if (described.is_aliased[held.place]) {
     return false;
   }
-  auto execution = execution_between(source, wanted, local.itemsize());
+  return take_move(number, source, wanted, local.itemsize());
+}
+
+bool ServedCall::take_move(size_t number, py::handle source, py::handle target, int64_t itemsize) {
+  auto execution = execution_between(source, target, itemsize);
   if (!execution && !has_norm_partial(source)) {
     return false;
   }
   if (execution) {
     moves_.push_back({number, std::move(execution)});
   } else {
-    moves_.push_back({number, nullptr, copy_without_mesh(source), copy_without_mesh(wanted)});
+    moves_.push_back({number, nullptr, copy_without_mesh(source), copy_without_mesh(target)});
   }
   return true;
 }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "dispatch/call_key.h"
+#include "dispatch/decided_call.h"
 #include "pyobjects/specs.h"
 #include "transfer/dtensors/redistributions.h"
 
@@ -25,6 +26,11 @@ class ServedCall {
   static std::optional<ServedCall> make(const c10::OperatorHandle& op, const DescribedOperator& described,
                                         const torch::jit::Stack& stack, const Call& call,
                                         py::handle sharding);
+
+  // The same for a decision that C++ has made.
+  static std::optional<ServedCall> make(const c10::OperatorHandle& op, const DescribedOperator& described,
+                                        const torch::jit::Stack& stack, const Call& call,
+                                        const DecidedCall& decided);
 
   // Puts the operator's results in the place of its arguments. If not kServed, nothing is done. An operator
   // that draws random numbers is run by draw(op, spec of the first result, args, kwargs). Needs the GIL.
@@ -61,11 +67,22 @@ class ServedCall {
 
   bool take_arguments(const c10::OperatorHandle& op, const DescribedOperator& described,
                       const torch::jit::Stack& stack, const Call& call, py::handle sharding);
+  bool take_arguments(const c10::OperatorHandle& op, const DescribedOperator& described,
+                      const torch::jit::Stack& stack, const Call& call, const DecidedCall& decided);
   bool take_tensor(const DescribedOperator& described, const Call& call, size_t number,
                    const at::Tensor& given, py::handle wanted);
+  // `index` counts the tensors of the decision, `number` those of the call.
+  bool take_tensor(const DescribedOperator& described, const Call& call, size_t number,
+                   const DecidedCall& decided, size_t index);
+  bool take_move(size_t number, py::handle source, py::handle target, int64_t itemsize);
   bool take_results(const c10::OperatorHandle& op, const DescribedOperator& described, const Call& call,
                     py::handle spec);
+  bool take_results(const c10::OperatorHandle& op, const DescribedOperator& described, const Call& call,
+                    const DecidedCall& decided);
   bool take_outputs(const c10::OperatorHandle& op, const Call& call, py::handle spec);
+  bool take_outputs(const c10::OperatorHandle& op, const Call& call, const DecidedCall& decided);
+  static bool can_serve(const DescribedOperator& described, const Call& call);
+  static SharedSpecPtr shared_output(const DecidedCall& decided, const Spec& output, py::handle mesh);
   py::object drawn_spec(const Call& call) const;
   void put_arguments(const Call& call, Tensors locals, c10::IValue* arguments) const;
   void return_outputs(const Call& call, const Tensors& held, c10::IValue* results) const;

@@ -236,6 +236,10 @@ class Table {
   static ServedPtr learn(const NativeOperators& parts, const c10::OperatorHandle& op,
                          const DescribedOperator& described, const torch::jit::Stack& stack,
                          const Call& call) {
+    if (const auto decided = decide_call(parts, op, described, stack, call)) {
+      auto served = ServedCall::make(op, described, stack, call, *decided);
+      return served.has_value() ? std::make_shared<const ServedCall>(*std::move(served)) : nullptr;
+    }
     py::object sharding;
     try {
       const auto [args, kwargs] = python_arguments(op, stack);

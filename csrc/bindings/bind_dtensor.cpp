@@ -214,7 +214,6 @@ void bind_dtensor(PyObject* module) {
   bind_local_sizes(m);
   py::class_<UpstreamRules>(m, "UpstreamRules")
       .def(py::init<py::object, py::dict, py::dict>(), py::arg("base"), py::arg("own"), py::arg("replaced"))
-      .def("has_rule", &UpstreamRules::has_rule, py::arg("op"))
       .def("is_in_cpp", &UpstreamRules::is_in_cpp, py::arg("op"))
       .def("clear", &UpstreamRules::clear);
   m.def("count_decision", count_decision, py::arg("op"), py::arg("reason"));

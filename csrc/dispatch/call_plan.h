@@ -21,13 +21,8 @@ namespace funcol::python {
 
 class ServedCall {
  public:
-  // `sharding`, an OutputSharding, made ready for calls like `call`, whose arguments are on `stack`. Nothing
-  // if PyTorch has to carry it out. Needs the GIL.
-  static std::optional<ServedCall> make(const c10::OperatorHandle& op, const DescribedOperator& described,
-                                        const torch::jit::Stack& stack, const Call& call,
-                                        py::handle sharding);
-
-  // The same for a decision that C++ has made.
+  // Makes a decision ready for calls that equal `call`, whose arguments are on `stack`. Returns nullopt if
+  // PyTorch has to carry it out. Needs the GIL.
   static std::optional<ServedCall> make(const c10::OperatorHandle& op, const DescribedOperator& described,
                                         const torch::jit::Stack& stack, const Call& call,
                                         const DecidedCall& decided);
@@ -39,15 +34,10 @@ class ServedCall {
 
   // A tensor that moves before the operator runs.
   struct Move {
-    size_t number;           // of the tensor among the call's
-    ExecutionPtr execution;  // null for a norm: Python moves it from `source` to `target`, both without mesh
-    py::object source = {};
-    py::object target = {};
+    size_t number;  // of the tensor among the call's
+    ExecutionPtr execution;
   };
 
-  // Returns true if all that run() does to tensors is to make the moves, replace arguments, and call the
-  // operator: no move is left to Python.
-  bool runs_on_locals() const;
   const std::vector<Move>& moves() const { return moves_; }
   // Places of arguments, and their values in place of the call's own.
   const std::vector<std::pair<size_t, c10::IValue>>& replaced() const { return replaced_; }
@@ -65,24 +55,11 @@ class ServedCall {
  private:
   using Tensors = c10::SmallVector<at::Tensor, 8>;
 
-  bool take_arguments(const c10::OperatorHandle& op, const DescribedOperator& described,
-                      const torch::jit::Stack& stack, const Call& call, py::handle sharding);
-  bool take_arguments(const c10::OperatorHandle& op, const DescribedOperator& described,
-                      const torch::jit::Stack& stack, const Call& call, const DecidedCall& decided);
   bool take_tensor(const DescribedOperator& described, const Call& call, size_t number,
                    const at::Tensor& given, py::handle wanted);
-  // `index` counts the tensors of the decision, `number` those of the call.
-  bool take_tensor(const DescribedOperator& described, const Call& call, size_t number,
-                   const DecidedCall& decided, size_t index);
-  bool take_move(size_t number, py::handle source, py::handle target, int64_t itemsize);
   bool take_results(const c10::OperatorHandle& op, const DescribedOperator& described, const Call& call,
                     py::handle spec);
-  bool take_results(const c10::OperatorHandle& op, const DescribedOperator& described, const Call& call,
-                    const DecidedCall& decided);
   bool take_outputs(const c10::OperatorHandle& op, const Call& call, py::handle spec);
-  bool take_outputs(const c10::OperatorHandle& op, const Call& call, const DecidedCall& decided);
-  static bool can_serve(const DescribedOperator& described, const Call& call);
-  static SharedSpecPtr shared_output(const DecidedCall& decided, const Spec& output, py::handle mesh);
   py::object drawn_spec(const Call& call) const;
   void put_arguments(const Call& call, Tensors locals, c10::IValue* arguments) const;
   void return_outputs(const Call& call, const Tensors& held, c10::IValue* results) const;

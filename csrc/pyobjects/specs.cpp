@@ -352,6 +352,10 @@ size_t heap_bytes(const SharedSpecPtr& spec) {
 }
 
 SharedSpecPtr shared_spec_on(PyObject* spec, py::handle mesh) {
+  if (const auto* const known = find_by_hash(spec);
+      known != nullptr && is_id_on(known->id, id_of_mesh(mesh))) {
+    return known->shared_from_this();
+  }
   try {
     auto value = has_norms(spec) ? read_spec_as_pytorch(spec) : read_spec(spec);
     if (has_masks(value.layout)) {
@@ -399,25 +403,6 @@ py::object to_python_spec(const Spec& spec, py::handle mesh, bool strided_as_ord
   const auto shared = find_or_make(mesh, spec, strided_as_order && has_strided_shards(spec.layout),
                                    [&] { return make_spec(spec, mesh, strided_as_order, masked); });
   return shared->on(mesh);
-}
-
-SharedSpecPtr shared_spec_of(const Spec& spec, py::handle mesh, bool strided_as_order) {
-  const auto& placements = spec.layout.placements;
-  if (has_masks(spec.layout)) {
-    return nullptr;
-  }
-  if (has_strided_shards(spec.layout)) {  // which may stand for another shard order
-    return shared_spec_on(to_python_spec(spec, mesh, strided_as_order, {}).ptr(), mesh);
-  }
-  try {
-    if (std::ranges::none_of(placements, [](const auto& one) { return one.is_norm(); })) {
-      make_layout("funcol: a spec", placements, spec.layout.order, to_mesh(mesh), spec.meta.num_dims());
-    }
-    return find_or_make(mesh, spec, false, [&] { return make_spec(spec, mesh, false, {}); });
-  } catch (const c10::Error&) {
-  } catch (const py::error_already_set&) {
-  }
-  return nullptr;
 }
 
 py::object canonical_spec(py::handle spec) {

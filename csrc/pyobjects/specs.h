@@ -58,9 +58,6 @@ SharedSpecPtr shared_spec(PyObject* spec);
 // The same as if the spec were on `mesh`.
 SharedSpecPtr shared_spec_on(PyObject* spec, py::handle mesh);
 
-// The same for a value on `mesh`.
-SharedSpecPtr shared_spec_of(const Spec& spec, py::handle mesh, bool strided_as_order);
-
 // Returns the id of the shared spec; 0 if there is none. An equal spec has another id once many were met.
 uint64_t id_of_spec(PyObject* spec);
 

@@ -1,47 +1,35 @@
 #include "sharding/decision_counts.h"
 
-#include <pybind11/stl.h>
-
-#include <cstddef>
-#include <map>
 #include <unordered_map>
+
+#include "pyobjects/op_schemas.h"
 
 namespace funcol::python {
 namespace {
 
-// By operator, which is kept.
-std::unordered_map<PyObject*, std::map<std::string, size_t>>& counts() {
-  static auto* const counts = new std::unordered_map<PyObject*, std::map<std::string, size_t>>;  // NOLINT
-  return *counts;
+using Counts = std::map<std::string, size_t>;  // by reason
+
+// By OpOverload, all of which outlive the counts.
+std::unordered_map<PyObject*, Counts>& counts() {
+  static std::unordered_map<PyObject*, Counts> counts;
+  return counts;
 }
 
 }  // namespace
 
 void count_decision(py::handle op_overload, const std::string& reason) {
-  const auto [entry, is_new] = counts().try_emplace(op_overload.ptr());
-  if (is_new) {
-    op_overload.inc_ref();
-  }
-  ++entry->second[reason];
+  to_operator(op_overload);  // keeps the overload
+  ++counts()[op_overload.ptr()][reason];
 }
 
-py::dict decision_counts() {
-  std::map<std::string, py::object> by_name;
-  for (const auto& [op, reasons] : counts()) {
-    by_name[py::str(py::handle(op))] = py::cast(reasons);
+std::map<std::string, Counts> decision_counts() {
+  std::map<std::string, Counts> by_name;
+  for (const auto& [op, of_op] : counts()) {
+    by_name[py::str(py::handle(op))] = of_op;
   }
-  py::dict sorted;
-  for (const auto& [name, reasons] : by_name) {
-    sorted[py::str(name)] = reasons;
-  }
-  return sorted;
+  return by_name;
 }
 
-void forget_decision_counts() {
-  for (const auto& [op, reasons] : counts()) {
-    py::handle(op).dec_ref();
-  }
-  counts().clear();
-}
+void forget_decision_counts() { counts().clear(); }
 
 }  // namespace funcol::python

@@ -5,14 +5,16 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+#include <cstddef>
+#include <map>
 #include <string>
 
 namespace funcol::python {
 
 void count_decision(py::handle op_overload, const std::string& reason);
 
-// {operator: {reason: count}}, sorted by operator, since the last forget_decision_counts().
-py::dict decision_counts();
+// Returns {operator: {reason: count}} since the last forget_decision_counts().
+std::map<std::string, std::map<std::string, size_t>> decision_counts();
 void forget_decision_counts();
 
 }  // namespace funcol::python

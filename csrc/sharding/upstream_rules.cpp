@@ -269,16 +269,14 @@ PyObject* UpstreamRules::own_entry(py::handle op_overload) const {
 }
 
 bool UpstreamRules::decides(py::handle op_overload) const {
-  return has_rule(op_overload) && find_entry(replaced_, op_overload) == nullptr &&
+  const bool has_rule = entry<"op_to_rules">(op_overload) != nullptr ||
+                        entry<"op_strategy_funcs">(op_overload) != nullptr ||
+                        entry<"op_single_dim_strategy_funcs">(op_overload) != nullptr;
+  return has_rule && find_entry(replaced_, op_overload) == nullptr &&
          to_operator(op_overload).name != "aten::_local_scalar_dense" &&
          ((entry<"op_to_shape_and_stride_idx">(op_overload) == nullptr &&
            entry<"op_to_scalar_shape_adjuster">(op_overload) == nullptr) ||
           local_size_places(op_overload).has_value());
-}
-
-bool UpstreamRules::has_rule(py::handle op_overload) const {
-  return entry<"op_to_rules">(op_overload) != nullptr || entry<"op_strategy_funcs">(op_overload) != nullptr ||
-         entry<"op_single_dim_strategy_funcs">(op_overload) != nullptr;
 }
 
 bool UpstreamRules::is_in_cpp(py::handle op_overload) const {

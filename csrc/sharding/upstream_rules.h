@@ -75,8 +75,6 @@ class UpstreamRules {
 
   // Returns true if a rule of the propagator decides, and C++ knows which arguments are local sizes.
   bool decides(py::handle op_overload) const;
-  // Returns true if the propagator has a rule of any kind.
-  bool has_rule(py::handle op_overload) const;
   // Returns true if C++ has a rule, and the program has not replaced PyTorch's.
   bool is_in_cpp(py::handle op_overload) const;
 

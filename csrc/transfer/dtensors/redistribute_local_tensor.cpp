@@ -97,22 +97,12 @@ ExecutionPtr execution_between(py::handle src_spec, py::handle dst_spec, int64_t
   if (!are_equal(src.mesh, dst.mesh)) {
     return nullptr;
   }
+  auto& known = known_mesh(src.mesh);
   try {
-    return execution_between(src.read(), dst.read(), shape_of(src_spec, kRedistributeLocalTensor), itemsize,
-                             src.mesh);
-  } catch (const c10::NotImplementedError&) {
-    return nullptr;
-  } catch (const c10::ValueError&) {
-    return nullptr;
-  }
-}
-
-ExecutionPtr execution_between(const Layout& src, const Layout& dst, const std::vector<int64_t>& shape,
-                               int64_t itemsize, py::handle mesh) {
-  auto& known = known_mesh(mesh);
-  const RedistributionKey key{known.id, src, dst, shape, itemsize, {}, {}, {}, {}};
-  try {
-    return has_masks(src) || has_masks(dst) ? nullptr : find_execution(key, mesh, known);
+    const RedistributionKey key{
+        known.id, src.read(), dst.read(), shape_of(src_spec, kRedistributeLocalTensor), itemsize, {},
+        {},       {},         {}};
+    return has_masks(key.src) || has_masks(key.dst) ? nullptr : find_execution(key, src.mesh, known);
   } catch (const c10::NotImplementedError&) {
     return nullptr;
   } catch (const c10::ValueError&) {  // there is no plan: PyTorch says so, or moves the tensor by itself

@@ -32,8 +32,5 @@ py::object debug_context(py::handle local, const SpecObjects& src, const SpecObj
 // `itemsize` bytes. Null where Python has to move the tensor: for specs that C++ has no values for, and
 // masks. Needs the GIL.
 ExecutionPtr execution_between(py::handle src_spec, py::handle dst_spec, int64_t itemsize);
-// The same for layouts without strided shards, of a tensor of `shape` on `mesh`.
-ExecutionPtr execution_between(const Layout& src, const Layout& dst, const std::vector<int64_t>& shape,
-                               int64_t itemsize, py::handle mesh);
 
 }  // namespace funcol::python

@@ -193,7 +193,7 @@ class HeldMemory {
 
   std::vector<Holder> take_those_on_cpu() {
     const std::scoped_lock lock(mutex_);
-    auto taken = take_if(holders_, &Holder::is_on_cpu);
+    auto taken = extract_if(holders_, &Holder::is_on_cpu);
     num_holders_.store(holders_.size(), std::memory_order_relaxed);
     return taken;
   }
@@ -231,7 +231,7 @@ class HeldMemory {
 };
 
 // The bytes that could be let go of.
-int64_t held_bytes(const Start& start) {
+int64_t held_bytes(const StartedCollective& start) {
   int64_t num_bytes = 0;
   for (const auto& buffer : start.buffers) {
     num_bytes += buffer.defined() ? static_cast<int64_t>(buffer.nbytes()) : 0;
@@ -257,7 +257,7 @@ void wait_within_capture(const PendingPtr& collective, bool has_epilogue) {
 
 }  // namespace
 
-PendingPtr hold(Start&& start) {
+PendingPtr make_pending_collective(StartedCollective&& start) {
   const auto num_bytes = held_bytes(start);
   const bool is_noted = start.work && !start.is_kept_elsewhere && num_bytes > kNotedBytes;
   const bool is_on_cpu = !start.outputs.empty() && start.outputs[0].is_cpu();

@@ -17,7 +17,7 @@
 namespace funcol {
 
 // Makes a collective and notes it if it holds more than 4 KiB. Earlier collectives that are over let go.
-c10::intrusive_ptr<PendingCollective> hold(Start&& start);
+c10::intrusive_ptr<PendingCollective> make_pending_collective(StartedCollective&& start);
 
 // A node of a backward pass has this object while it starts its collectives.
 //

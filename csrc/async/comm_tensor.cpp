@@ -71,8 +71,8 @@ class CollectiveCall {
     }
   }
 
-  Start describe() const {
-    Start start;
+  StartedCollective describe() const {
+    StartedCollective start;
     start.op = interned("CommTensor(" + op_.schema().name() + ")");
     for (const auto& argument : arguments()) {
       if (const auto group = custom_class<c10d::ProcessGroup>(argument)) {
@@ -82,7 +82,7 @@ class CollectiveCall {
     return start;
   }
 
-  void pass_plain_aliases(Start& start) {
+  void pass_plain_aliases(StartedCollective& start) {
     const auto first = stack_->end() - static_cast<int64_t>(op_.schema().arguments().size());
     for (auto argument = first; argument != stack_->end(); ++argument) {
       *argument = replace_tensors(*argument, [&](const at::Tensor& tensor) {
@@ -123,9 +123,9 @@ at::Tensor comm_tensor(const at::Tensor& tensor) {
   return AsyncTensorImpl::wrap(at::alias(tensor), c10::make_intrusive<InPlaceCollectives>());
 }
 
-void wait_in_place(at::TensorList written, Start collective) {
+void wait_in_place(at::TensorList written, StartedCollective collective) {
   sweep_orphans();
-  const auto pending = hold(std::move(collective));
+  const auto pending = make_pending_collective(std::move(collective));
   for (const auto& tensor : written) {
     const auto* impl = AsyncTensorImpl::of(tensor);
     impl->in_place()->add(MemoryRange(*impl), pending);

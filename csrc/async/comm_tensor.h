@@ -14,7 +14,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "async/start.h"
+#include "async/started_collective.h"
 
 namespace funcol {
 
@@ -28,6 +28,6 @@ bool is_comm_tensor(const at::Tensor& tensor);
 
 // Makes the CommTensors `written` wait for a collective that writes them. Earlier collectives on their memory
 // must be settled.
-void wait_in_place(at::TensorList written, Start collective);
+void wait_in_place(at::TensorList written, StartedCollective collective);
 
 }  // namespace funcol

@@ -145,7 +145,7 @@ void note_registered(std::string_view op, const GroupRef& group, const std::vect
     return;
   }
   Registered registered{
-      InFlight(op, group, outputs, Started::now()), c10::weak_intrusive_ptr<Work>(work), {}};
+      InFlight(op, group, outputs, CallSite::now()), c10::weak_intrusive_ptr<Work>(work), {}};
   for (const auto& output : outputs) {
     registered.storages.emplace_back(output.storage().getWeakStorageImpl());
   }

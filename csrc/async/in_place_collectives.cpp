@@ -67,7 +67,7 @@ void InPlaceCollectives::settle(const MemoryRange& range) {
 void InPlaceCollectives::forget_settled() {
   std::vector<Started> settled;  // destroyed after the lock is released
   const std::scoped_lock lock(mutex_);
-  settled = take_if(running_, [](const Started& started) { return started.collective->is_settled(); });
+  settled = extract_if(running_, [](const Started& started) { return started.collective->is_settled(); });
   num_running_.store(running_.size(), std::memory_order_release);
 }
 

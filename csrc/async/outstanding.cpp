@@ -87,7 +87,7 @@ class UnwaitedList {
 
 void UnwaitedEntry::enter(const Unwaited& collective) {
   what_ = collective;
-  started_ = Started::now();
+  started_ = CallSite::now();
   is_in_ = true;
   num_forks_ = num_forks();
   UnwaitedList::instance().add(*this);

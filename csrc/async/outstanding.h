@@ -43,13 +43,13 @@ class UnwaitedEntry {
   void leave(bool is_dropped = false);
 
   // When the collective entered.
-  const Started& started() const { return started_; }
+  const CallSite& started() const { return started_; }
 
  private:
   friend class UnwaitedList;
 
   Unwaited what_;  // without a Work once it is over
-  Started started_;
+  CallSite started_;
   bool is_in_ = false;
   UnwaitedEntry* previous_ = nullptr;
   UnwaitedEntry* next_ = nullptr;

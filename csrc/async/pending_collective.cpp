@@ -36,7 +36,7 @@ int64_t num_bytes(const std::vector<at::Tensor>& tensors) {
 }
 
 // The Work goes on by itself; the tensors that it reads and writes stay until it is done.
-void leave_running(Start& start, const Started& started) {
+void leave_running(StartedCollective& start, const CallSite& started) {
   InFlight what(start.op, start.group, start.outputs, started);
   auto buffers = std::move(start.buffers);
   buffers.insert(buffers.end(), start.outputs.begin(), start.outputs.end());
@@ -66,7 +66,7 @@ std::string advice_on(std::string_view error) {
 
 // Which rank this is, since when it has waited, and for what else: for time-outs, which have causes
 // elsewhere.
-std::string surroundings(const Start& start, const UnwaitedEntry& own) {
+std::string surroundings(const StartedCollective& start, const UnwaitedEntry& own) {
   const auto& started = own.started();
   if (started.at_ms == 0) {
     return {};
@@ -86,7 +86,7 @@ AsyncCounters async_counters() {
 
 void count_view() { num_views.fetch_add(1, std::memory_order_relaxed); }
 
-PendingCollective::PendingCollective(Start&& start)
+PendingCollective::PendingCollective(StartedCollective&& start)
     : start_(std::move(start)), resize_guards_(start_.outputs, *this), num_forks_at_start_(num_forks()) {
   if (!start_.work) {
     return;
@@ -117,7 +117,7 @@ std::mutex& PendingCollective::mutex() noexcept { return is_in_child() ? mutex_i
 
 void PendingCollective::settle() {
   if (state_.load(std::memory_order_acquire) != State::kSettled) {
-    Start finished;  // destroyed with the GIL, which Python's tensors need for that
+    StartedCollective finished;  // destroyed with the GIL, which Python's tensors need for that
     if (!settle_if_over(finished)) {
       // The GIL is released before the mutex is taken: a thread that waits for the mutex with the GIL would
       // keep the thread that has the mutex from ever getting the GIL back.
@@ -134,7 +134,7 @@ void PendingCollective::settle() {
 
 // Keeps the GIL where neither the Work nor the mutex has to be waited for: to release the GIL and get it back
 // costs more than the rest.
-bool PendingCollective::settle_if_over(Start& finished) {
+bool PendingCollective::settle_if_over(StartedCollective& finished) {
   Lock lock(mutex(), std::try_to_lock);
   if (!lock.owns_lock() || is_awaited()) {
     return false;
@@ -149,7 +149,7 @@ bool PendingCollective::settle_if_over(Start& finished) {
   return true;
 }
 
-void PendingCollective::settle_or_block(Start& finished) {
+void PendingCollective::settle_or_block(StartedCollective& finished) {
   Lock lock(mutex());
   await(lock, /*checks_group=*/true);
   take(finished);
@@ -191,7 +191,7 @@ void PendingCollective::await(Lock& lock, bool checks_group) {
 }
 
 // Settles a collective whose data, or error, has arrived. With the mutex.
-void PendingCollective::take(Start& finished) {
+void PendingCollective::take(StartedCollective& finished) {
   unwaited_.leave();
   if (state_.load(std::memory_order_relaxed) == State::kArrived) {
     if (const auto end = was_let_go_ ? start_.group.end() : std::nullopt) {
@@ -211,7 +211,7 @@ void PendingCollective::take(Start& finished) {
 
 // Moves out what nobody needs any more. After a failure the outputs stay, so that replacing their memory
 // raises as every use does.
-void PendingCollective::move_out(Start& gone) {
+void PendingCollective::move_out(StartedCollective& gone) {
   gone.work = std::move(start_.work);
   gone.buffers = std::move(start_.buffers);
   gone.epilogue = std::move(start_.epilogue);
@@ -221,7 +221,7 @@ void PendingCollective::move_out(Start& gone) {
 }
 
 bool PendingCollective::let_go_if_over() {
-  Start finished;
+  StartedCollective finished;
   Lock lock(mutex(), std::try_to_lock);
   if (!lock.owns_lock()) {
     return false;
@@ -246,7 +246,7 @@ bool PendingCollective::let_go_if_over() {
 }
 
 void PendingCollective::wait_and_let_go() {
-  Start gone;
+  StartedCollective gone;
   Lock lock(mutex());
   if (state_.load(std::memory_order_relaxed) != State::kRunning || !start_.work) {
     return;
@@ -277,7 +277,7 @@ bool PendingCollective::wait_aside(const c10::intrusive_ptr<PendingCollective>& 
     }
   }
   wait_in_background([collective] {
-    Start finished;
+    StartedCollective finished;
     Lock lock(collective->mutex());
     if (collective->state_.load(std::memory_order_relaxed) == State::kRunning && !collective->is_awaited()) {
       collective->await(lock, /*checks_group=*/true);
@@ -288,7 +288,7 @@ bool PendingCollective::wait_aside(const c10::intrusive_ptr<PendingCollective>& 
 }
 
 // With the mutex, once the collective runs no more. The caller destroys `gone`.
-void PendingCollective::let_go(Start& gone) {
+void PendingCollective::let_go(StartedCollective& gone) {
   if (was_let_go_ || !start_.work) {
     return;
   }

@@ -39,7 +39,7 @@
 
 #include "async/outstanding.h"
 #include "async/resize_guard.h"
-#include "async/start.h"
+#include "async/started_collective.h"
 #include "async/stream_waits.h"
 #include "comm/forks.h"
 
@@ -67,7 +67,7 @@ namespace funcol {
 // (held_memory.h). It counts as unwaited all the same.
 class PendingCollective final : public c10::intrusive_ptr_target {
  public:
-  explicit PendingCollective(Start&& start);
+  explicit PendingCollective(StartedCollective&& start);
   ~PendingCollective() override;
   PendingCollective(const PendingCollective&) = delete;
   PendingCollective& operator=(const PendingCollective&) = delete;
@@ -113,12 +113,12 @@ class PendingCollective final : public c10::intrusive_ptr_target {
   bool is_awaited() const noexcept { return is_awaited_ && num_forks_awaited_ == num_forks(); }
   bool is_over() const;
 
-  bool settle_if_over(Start& finished);
-  void settle_or_block(Start& finished);
+  bool settle_if_over(StartedCollective& finished);
+  void settle_or_block(StartedCollective& finished);
   void await(Lock& lock, bool checks_group);
-  void take(Start& finished);
-  void let_go(Start& gone);
-  void move_out(Start& gone);
+  void take(StartedCollective& finished);
+  void let_go(StartedCollective& gone);
+  void move_out(StartedCollective& gone);
   void let_go_of_buffers(std::vector<at::Tensor>& gone);
 
   State finish(bool checks_group);
@@ -145,7 +145,7 @@ class PendingCollective final : public c10::intrusive_ptr_target {
   std::exception_ptr error_;
   bool was_let_go_ = false;
   std::string described_;  // describe() of before it let go
-  Start start_;
+  StartedCollective start_;
   ResizeGuards resize_guards_;  // of start_.outputs, which outlive them
   UnwaitedEntry unwaited_;
   uint64_t num_forks_at_start_;

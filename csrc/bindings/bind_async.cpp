@@ -125,8 +125,8 @@ class CallbackWork final : public c10d::Work {
   std::atomic<bool> is_over_;  // the next answer; later ones are yes
 };
 
-Start start_of(const std::string& op, std::string group, py::function on_wait, bool is_over) {
-  Start start;
+StartedCollective start_of(const std::string& op, std::string group, py::function on_wait, bool is_over) {
+  StartedCollective start;
   start.op = funcol::interned(op);
   start.group = GroupRef(std::move(group));
   start.work = c10::make_intrusive<CallbackWork>(std::move(on_wait), is_over);
@@ -173,7 +173,7 @@ class RegistryWork final : public c10d::Work {
 };
 
 at::Tensor pending_on_registry(const at::Tensor& tensor) {
-  Start start;
+  StartedCollective start;
   start.op = "wait_tensor";
   start.group = GroupRef("of the tensor");
   start.is_counted = false;

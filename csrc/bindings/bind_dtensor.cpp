@@ -73,7 +73,7 @@ PyObject* redistribute_dtensor(PyObject* /*module*/, Args args, Py_ssize_t count
   END_HANDLE_TH_ERRORS
 }
 
-PyObject* is_watched(PyObject* /*module*/, PyObject* /*unused*/) {
+PyObject* layers_are_active(PyObject* /*module*/, PyObject* /*unused*/) {
   return PyBool_FromLong(has_active_layers() ? 1 : 0);
 }
 
@@ -149,7 +149,7 @@ void bind_fast_functions(PyObject* module) {
       fast<redistribute_local_tensors>("redistribute_local_tensors"),
       fast<redistribute_dtensors>("redistribute_many"),
       fast<distribute>("distribute_tensor"),
-      {"is_watched", is_watched, METH_NOARGS, nullptr},
+      {"has_active_layers", layers_are_active, METH_NOARGS, nullptr},
       {},
   };
   add_functions(module, functions);
@@ -177,23 +177,24 @@ std::map<std::string, size_t> of_tables(size_t Table::*member) {
 
 void bind_native_operators(py::module m) {
   m.def(
-      "put_native_operators",
+      "install_native_operators",
       [](py::object dispatcher, py::object propagator, py::object logger, py::set copies, py::object decide,
-         py::object draw, py::object own_handler, py::object is_own, py::object ask, DecisionEngine* engine,
+         py::object draw, py::object own_handler, py::object is_own, py::object ask, ShardingEngine* engine,
          std::optional<UpstreamRules*> rules) {
-        put_native_operators({std::move(dispatcher), std::move(propagator), std::move(logger),
-                              std::move(copies), std::move(decide), std::move(draw), std::move(own_handler),
-                              std::move(is_own), std::move(ask), engine, rules.value_or(nullptr)});
+        install_native_operators({std::move(dispatcher), std::move(propagator), std::move(logger),
+                                  std::move(copies), std::move(decide), std::move(draw),
+                                  std::move(own_handler), std::move(is_own), std::move(ask), engine,
+                                  rules.value_or(nullptr)});
       },
       py::arg("dispatcher"), py::arg("propagator"), py::arg("logger"), py::arg("copies"), py::arg("decide"),
       py::arg("draw"), py::arg("own_handler"), py::arg("is_own"), py::arg("ask"), py::arg("engine"),
       py::arg("rules"));
-  m.def("take_native_operators", take_native_operators);
+  m.def("remove_native_operators", remove_native_operators);
   m.def("are_on_one_mesh", are_on_one_mesh, py::arg("tensors"));
   m.def("serves_operators", serves_operators);
   m.def("operator_counts", operator_counts);
   m.def("forget_operator_counts", forget_operator_counts);
-  m.def("forget_served_calls", forget_served_calls);
+  m.def("forget_call_plans", forget_call_plans);
   m.def("table_sizes", [] {
     auto sizes = table_sizes();
     sizes["known_meshes"] = num_known_meshes();
@@ -219,19 +220,19 @@ void bind_dtensor(PyObject* module) {
   m.def("count_decision", count_decision, py::arg("op"), py::arg("reason"));
   m.def("decision_counts", decision_counts);
   m.def("forget_decision_counts", forget_decision_counts);
-  py::class_<DecisionEngine>(m, "PropagationEngine")
+  py::class_<ShardingEngine>(m, "ShardingEngine")
       .def(py::init<std::optional<CostModel>, size_t, bool>(), py::arg("model"), py::arg("capacity"),
            py::arg("moves_keywords") = false)
-      .def("propagate", &DecisionEngine::propagate, py::arg("op_schema"), py::arg("rows_of"),
+      .def("propagate", &ShardingEngine::propagate, py::arg("op_schema"), py::arg("rows_of"),
            py::arg("whole"), py::arg("assemble"), py::arg("remember"))
-      .def("propagate_as_pytorch", &DecisionEngine::propagate_as_pytorch, py::arg("op_schema"),
+      .def("propagate_as_pytorch", &ShardingEngine::propagate_as_pytorch, py::arg("op_schema"),
            py::arg("rules"), py::arg("rule_of"), py::arg("otherwise"), py::arg("assemble"),
            py::arg("remember"))
-      .def("strategies", &DecisionEngine::strategies, py::arg("op_schema"), py::arg("rows_of"))
-      .def("time_decision", &DecisionEngine::time_decision, py::arg("op_schema"), py::arg("count"))
-      .def("leave", &DecisionEngine::leave, py::arg("op"))
-      .def("clear", &DecisionEngine::clear)
-      .def("info", &DecisionEngine::info);
+      .def("strategies", &ShardingEngine::strategies, py::arg("op_schema"), py::arg("rows_of"))
+      .def("time_decision", &ShardingEngine::time_decision, py::arg("op_schema"), py::arg("count"))
+      .def("leave", &ShardingEngine::leave, py::arg("op"))
+      .def("clear", &ShardingEngine::clear)
+      .def("info", &ShardingEngine::info);
   m.def("redistribute_cost_table", redistribute_cost_table, py::arg("sources"), py::arg("targets"),
         py::arg("model"));
   m.def("clear_tables", clear_tables);

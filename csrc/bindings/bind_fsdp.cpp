@@ -72,7 +72,7 @@ PyObject* know_fully_shard(PyObject* /*module*/, Args args, Py_ssize_t count) {
 }
 
 // Returns True if a profiler or a mode observes ranges of record_function.
-PyObject* is_recorded(PyObject* /*module*/, PyObject* /*unused*/) {
+PyObject* is_profiled(PyObject* /*module*/, PyObject* /*unused*/) {
   return PyBool_FromLong(at::hasCallbacks() || is_observed() ? 1 : 0);
 }
 
@@ -81,23 +81,23 @@ PyObject* is_recorded(PyObject* /*module*/, PyObject* /*unused*/) {
 void bind_fsdp(PyObject* module) {
   static PyMethodDef functions[] = {
       fast<know_fully_shard>("know_fully_shard"),
-      {"is_recorded", is_recorded, METH_NOARGS, nullptr},
-      forwarded<shards_of, "fsdp_shards">(),
-      forwarded<copied_in, "fsdp_copy_in">(),
-      forwarded<copy_out, "fsdp_copy_out">(),
-      forwarded<make_sharded, "fsdp_to_sharded">(),
-      forwarded<make_unsharded, "fsdp_to_unsharded">(),
-      forwarded<taken_gradients, "fsdp_take_gradients">(),
-      forwarded<padded_sizes, "fsdp_padded_sizes">(),
-      forwarded<common_gradient_type, "fsdp_gradient_type">(),
-      forwarded<copied_gradients, "fsdp_reduce_copy_in">(),
-      forwarded<accumulate_sharded, "fsdp_accumulate">(),
-      forwarded<sharded_gradient, "fsdp_sharded_dtensor">(),
+      {"is_profiled", is_profiled, METH_NOARGS, nullptr},
+      forwarded<fsdp_shards, "fsdp_shards">(),
+      forwarded<fsdp_copy_in, "fsdp_copy_in">(),
+      forwarded<fsdp_copy_out, "fsdp_copy_out">(),
+      forwarded<fsdp_to_sharded, "fsdp_to_sharded">(),
+      forwarded<fsdp_to_unsharded, "fsdp_to_unsharded">(),
+      forwarded<fsdp_take_gradients, "fsdp_take_gradients">(),
+      forwarded<fsdp_padded_sizes, "fsdp_padded_sizes">(),
+      forwarded<fsdp_gradient_type, "fsdp_gradient_type">(),
+      forwarded<fsdp_reduce_copy_in, "fsdp_reduce_copy_in">(),
+      forwarded<fsdp_accumulate, "fsdp_accumulate">(),
+      forwarded<fsdp_sharded_dtensor, "fsdp_sharded_dtensor">(),
       forwarded<pre_forward, "fsdp_pre_forward">(),
       forwarded<post_forward, "fsdp_post_forward">(),
       forwarded<pre_backward, "fsdp_pre_backward">(),
-      forwarded<unshard_group, "fsdp_unshard">(),
-      forwarded<wait_for_unshard_group, "fsdp_wait_for_unshard">(),
+      forwarded<fsdp_unshard, "fsdp_unshard">(),
+      forwarded<fsdp_wait_for_unshard, "fsdp_wait_for_unshard">(),
       forwarded<post_backward, "fsdp_post_backward">(),
       {},
   };

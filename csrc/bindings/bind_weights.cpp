@@ -16,17 +16,17 @@ void bind_weights(PyObject* module) {
   auto m = py::reinterpret_borrow<py::module>(module);
   m.attr("EVERY_RANK") = kEveryRank;
   m.attr("NO_RANK") = kNoRank;
-  py::class_<WholeBucket>(m, "WholeBucket")
+  py::class_<FullTensorBucket>(m, "FullTensorBucket")
       .def(py::init<>())
       .def(
           "add",
-          [](WholeBucket& bucket, py::handle dtensor, int64_t holder, py::handle dtype, int64_t most) {
+          [](FullTensorBucket& bucket, py::handle dtensor, int64_t holder, py::handle dtype, int64_t most) {
             return bucket.add(dtensor, holder,
                               dtype.is_none() ? std::nullopt : std::optional(to_dtype(dtype)), most);
           },
           py::arg("dtensor"), py::arg("holder"), py::arg("dtype"), py::arg("most"))
-      .def("start", &WholeBucket::start)
-      .def("take", &WholeBucket::take);
+      .def("start", &FullTensorBucket::start)
+      .def("take", &FullTensorBucket::take);
   m.def(
       "move_to_owners",
       [](const py::list& dtensors, const std::vector<int64_t>& owners, bool async_op,

@@ -14,7 +14,7 @@ void bind_local_types(PyObject* module);
 void bind_async(PyObject* module);
 void bind_in_flight(PyObject* module);
 void bind_raw_access(PyObject* module);
-void bind_dropin(PyObject* module);
+void bind_installation(PyObject* module);
 void bind_planner(PyObject* module);
 void bind_info(PyObject* module);
 void bind_propagation(PyObject* module);

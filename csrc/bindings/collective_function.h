@@ -29,7 +29,7 @@ template <typename Inputs, typename Call, typename... Native>
 struct CollectiveFunction {
   const char* op;                      // the name in messages
   std::array<const char*, 2> numbers;  // names, in messages, of the arguments that are ints or lists of ints
-  Start (*start)(Inputs inputs, Native... arguments);
+  StartedCollective (*start)(Inputs inputs, Native... arguments);
   const Call& call;
   // Raises what `start` would before it starts. Null where `call` raises the same.
   void (*check)(std::type_identity_t<Inputs> inputs, std::type_identity_t<Native>... arguments) = nullptr;
@@ -37,7 +37,8 @@ struct CollectiveFunction {
 
 // The deduction guide that the language implies for aggregates; clang before 17 needs it spelled out.
 template <typename Inputs, typename Call, typename... Native>
-CollectiveFunction(const char*, std::array<const char*, 2>, Start (*)(Inputs, Native...), const Call&,
+CollectiveFunction(const char*, std::array<const char*, 2>, StartedCollective (*)(Inputs, Native...),
+                   const Call&,
                    void (*)(std::type_identity_t<Inputs>, std::type_identity_t<Native>...) = nullptr)
     -> CollectiveFunction<Inputs, Call, Native...>;
 

@@ -11,7 +11,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   funcol::python::bind_async(m.ptr());
   funcol::python::bind_in_flight(m.ptr());
   funcol::python::bind_raw_access(m.ptr());
-  funcol::python::bind_dropin(m.ptr());
+  funcol::python::bind_installation(m.ptr());
   funcol::python::bind_planner(m.ptr());
   funcol::python::bind_propagation(m.ptr());
   funcol::python::bind_pyobjects(m.ptr());

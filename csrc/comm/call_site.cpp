@@ -28,8 +28,8 @@ int64_t now_ms() noexcept {
 
 }  // namespace
 
-Started Started::now() {
-  Started started{.at_ms = now_ms(), .caller = {}, .purpose = {}};
+CallSite CallSite::now() {
+  CallSite started{.at_ms = now_ms(), .caller = {}, .purpose = {}};
   if (callers_are_recorded()) {
     started.caller = find_caller.load(std::memory_order_relaxed)();
     started.purpose = current_purpose();
@@ -37,7 +37,7 @@ Started Started::now() {
   return started;
 }
 
-double Started::seconds() const { return static_cast<double>(now_ms() - at_ms) / 1000; }
+double CallSite::seconds() const { return static_cast<double>(now_ms() - at_ms) / 1000; }
 
 void record_callers(bool enabled) { records_callers.store(enabled, std::memory_order_relaxed); }
 

@@ -12,18 +12,18 @@ namespace funcol {
 // Text that several holders share; null stands for none.
 using Text = std::shared_ptr<const std::string>;
 
-struct Started {
+struct CallSite {
   int64_t at_ms = 0;  // on a clock that never goes back
   Text caller;        // "train.py:41 in step"; null unless callers are recorded, and where no Python code is
   Text purpose;       // current_purpose(); null unless purposes are wanted
 
   // Here and now. Takes some 10 ns while nothing is recorded.
-  static Started now();
+  static CallSite now();
   // Since then, to some milliseconds.
   double seconds() const;
 };
 
-// Sets whether Started::now() records the line of Python that started the collective, and its purpose.
+// Sets whether CallSite::now() records the line of Python that started the collective, and its purpose.
 void record_callers(bool enabled);
 bool callers_are_recorded() noexcept;
 

@@ -8,7 +8,7 @@
 
 namespace funcol {
 
-InFlight::InFlight(std::string_view op, GroupRef group, at::TensorList outputs, Started started)
+InFlight::InFlight(std::string_view op, GroupRef group, at::TensorList outputs, CallSite started)
     : op(op), group(std::move(group)), started(std::move(started)) {
   shapes.reserve(outputs.size());
   for (const auto& output : outputs) {

@@ -16,7 +16,7 @@ namespace funcol {
 struct InFlight {
   InFlight() = default;
   // Of the results `outputs`.
-  InFlight(std::string_view op, GroupRef group, at::TensorList outputs, Started started);
+  InFlight(std::string_view op, GroupRef group, at::TensorList outputs, CallSite started);
 
   // Waits for no lock of a device and for no GIL.
   std::string text() const;
@@ -26,7 +26,7 @@ struct InFlight {
   std::vector<std::vector<int64_t>> shapes;
   std::optional<at::ScalarType> dtype;  // of the first result
   bool is_on_cpu = true;
-  Started started;
+  CallSite started;
 };
 
 // " (rank 1 of 2)"; nothing for groups that are gone, or written in Python.

@@ -63,7 +63,7 @@ void change_known_groups(const Change& change) {
   auto& known = known_groups();
   std::vector<KnownGroup> gone;  // destroyed outside the lock
   const std::scoped_lock lock(known.mutex);
-  gone = take_if(known.groups, [](const auto& entry) { return entry.group.expired(); });
+  gone = extract_if(known.groups, [](const auto& entry) { return entry.group.expired(); });
   change(known.groups);
   known.num_changed.store(std::ranges::count_if(known.groups, &KnownGroup::has_changed),
                           std::memory_order_release);

@@ -76,10 +76,10 @@ void run_in_python(const c10::OperatorHandle& op, const py::object& function, co
 
 }  // namespace
 
-std::optional<ServedCall> ServedCall::make(const c10::OperatorHandle& op, const DescribedOperator& described,
-                                           const torch::jit::Stack& stack, const Call& call,
-                                           const DecidedCall& decided) {
-  ServedCall served;
+std::optional<CallPlan> CallPlan::make(const c10::OperatorHandle& op, const DescribedOperator& described,
+                                       const torch::jit::Stack& stack, const Call& call,
+                                       const DecidedCall& decided) {
+  CallPlan served;
   const auto num_arguments = op.schema().arguments().size();
   for (const auto& [number, spec] : decided.inputs) {
     const auto& one = call.tensors[number];
@@ -98,8 +98,8 @@ std::optional<ServedCall> ServedCall::make(const c10::OperatorHandle& op, const 
                                                                   : std::nullopt;
 }
 
-bool ServedCall::take_tensor(const DescribedOperator& described, const Call& call, size_t number,
-                             const at::Tensor& given, py::handle wanted) {
+bool CallPlan::take_tensor(const DescribedOperator& described, const Call& call, size_t number,
+                           const at::Tensor& given, py::handle wanted) {
   if (!is_spec(wanted)) {
     return false;
   }
@@ -131,8 +131,8 @@ bool ServedCall::take_tensor(const DescribedOperator& described, const Call& cal
   return true;
 }
 
-bool ServedCall::take_results(const c10::OperatorHandle& op, const DescribedOperator& described,
-                              const Call& call, py::handle spec) {
+bool CallPlan::take_results(const c10::OperatorHandle& op, const DescribedOperator& described,
+                            const Call& call, py::handle spec) {
   using Results = DescribedOperator::Results;
   if (described.results == Results::kNone || described.results == Results::kNumbers) {
     return spec.is_none();
@@ -181,7 +181,7 @@ bool ServedCall::take_results(const c10::OperatorHandle& op, const DescribedOper
   return true;
 }
 
-bool ServedCall::take_outputs(const c10::OperatorHandle& op, const Call& call, py::handle spec) {
+bool CallPlan::take_outputs(const c10::OperatorHandle& op, const Call& call, py::handle spec) {
   const auto specs =
       PyTuple_Check(spec.ptr()) ? py::reinterpret_borrow<py::tuple>(spec) : py::make_tuple(spec);
   const auto& arguments = op.schema().arguments();
@@ -204,8 +204,8 @@ bool ServedCall::take_outputs(const c10::OperatorHandle& op, const Call& call, p
   return outputs_.size() == specs.size() && outputs_.size() == op.schema().returns().size();
 }
 
-Fate ServedCall::run(const c10::OperatorHandle& op, const DescribedOperator& described, const Call& call,
-                     const py::object& draw, torch::jit::Stack& stack) const {
+Fate CallPlan::run(const c10::OperatorHandle& op, const DescribedOperator& described, const Call& call,
+                   const py::object& draw, torch::jit::Stack& stack) const {
   using Results = DescribedOperator::Results;
   const auto num_arguments = op.schema().arguments().size();
   Tensors held;  // keeps the DTensors, whose Python objects the call has borrowed
@@ -259,23 +259,23 @@ Fate ServedCall::run(const c10::OperatorHandle& op, const DescribedOperator& des
   return Fate::kServed;
 }
 
-bool ServedCall::is_current() const {
+bool CallPlan::is_current() const {
   return std::ranges::all_of(moves_, [](const Move& move) { return move.execution->is_current(); });
 }
 
-size_t ServedCall::heap_bytes() const {
+size_t CallPlan::heap_bytes() const {
   return (specs_.size() <= 1 ? 0 : specs_.capacity() * (sizeof(SharedSpecPtr) + sizeof(uint32_t))) +
          moves_.capacity() * sizeof(Move) + replaced_.capacity() * sizeof(replaced_[0]) +
          outputs_.capacity() * sizeof(outputs_[0]);
 }
 
-py::object ServedCall::drawn_spec(const Call& call) const {
+py::object CallPlan::drawn_spec(const Call& call) const {
   auto* const first = spec_of(call.tensors[0].dtensor);
   return num_results() == 0 || specs_of(0).empty() ? py::reinterpret_borrow<py::object>(first)
                                                    : specs_of(0)[0]->on(attribute<"mesh">(first));
 }
 
-void ServedCall::put_arguments(const Call& call, Tensors locals, c10::IValue* arguments) const {
+void CallPlan::put_arguments(const Call& call, Tensors locals, c10::IValue* arguments) const {
   std::optional<c10::impl::GenericList> list;
   for (size_t i = 0; i < call.tensors.size(); ++i) {
     const auto& one = call.tensors[i];
@@ -295,7 +295,7 @@ void ServedCall::put_arguments(const Call& call, Tensors locals, c10::IValue* ar
   }
 }
 
-void ServedCall::return_outputs(const Call& call, const Tensors& held, c10::IValue* results) const {
+void CallPlan::return_outputs(const Call& call, const Tensors& held, c10::IValue* results) const {
   for (size_t i = 0; i < outputs_.size(); ++i) {
     const auto& [number, spec] = outputs_[i];
     if (spec != nullptr) {
@@ -306,7 +306,7 @@ void ServedCall::return_outputs(const Call& call, const Tensors& held, c10::IVal
   }
 }
 
-void ServedCall::wrap_results(const c10::OperatorHandle& op, py::handle mesh, c10::IValue* results) const {
+void CallPlan::wrap_results(const c10::OperatorHandle& op, py::handle mesh, c10::IValue* results) const {
   const auto wrap = [&](at::Tensor local, const SharedSpecPtr& of_result) {
     const bool requires_grad = local.requires_grad();
     return make_dtensor(std::move(local), of_result->on(mesh), of_result->geometry, requires_grad);

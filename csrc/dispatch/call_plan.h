@@ -19,13 +19,13 @@
 
 namespace funcol::python {
 
-class ServedCall {
+class CallPlan {
  public:
   // Makes a decision ready for calls that equal `call`, whose arguments are on `stack`. Returns nullopt if
   // PyTorch has to carry it out. Needs the GIL.
-  static std::optional<ServedCall> make(const c10::OperatorHandle& op, const DescribedOperator& described,
-                                        const torch::jit::Stack& stack, const Call& call,
-                                        const DecidedCall& decided);
+  static std::optional<CallPlan> make(const c10::OperatorHandle& op, const DescribedOperator& described,
+                                      const torch::jit::Stack& stack, const Call& call,
+                                      const DecidedCall& decided);
 
   // Puts the operator's results in the place of its arguments. If not kServed, nothing is done. An operator
   // that draws random numbers is run by draw(op, spec of the first result, args, kwargs). Needs the GIL.

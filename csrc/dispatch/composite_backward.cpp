@@ -256,7 +256,7 @@ class CompositeBackward final : public torch::autograd::Node {
   // Returns the id of the gradient's spec; 0 where PyTorch has to run the pass.
   uint64_t id_to_serve(const Tensor& gradient) const {
     auto* const object = dtensor_object(gradient);
-    const auto described = operator_to_serve(composite_->op);
+    const auto described = supported_operator(composite_->op);
     return object != nullptr && !composite_->is_declined && described != nullptr &&
                    described->handlers_version == composite_->handlers_version
                ? id_of_spec(spec_of(object))

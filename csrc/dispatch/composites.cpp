@@ -139,7 +139,7 @@ void replay(const CompositePtr& composite, const Call& call, torch::jit::Stack& 
 bool serve(const CompositeKind& kind, const c10::OperatorHandle& op, c10::DispatchKeySet keys,
            torch::jit::Stack& stack) {
   const py::gil_scoped_acquire gil;
-  const auto described = operator_to_serve(op);
+  const auto described = supported_operator(op);
   Call call;
   if (described == nullptr ||
       read_call(described, stack, op.schema().arguments().size(), call) != Fate::kServed) {
@@ -197,7 +197,7 @@ void register_kernels(torch::Library& library, std::index_sequence<numbers...> /
 
 }  // namespace
 
-void put_composites() {
+void install_composites() {
   if (tables().kernels == nullptr) {
     tables().kernels = std::make_unique<torch::Library>(
         torch::Library::IMPL, "aten", c10::DispatchKey::PythonTLSSnapshot, __FILE__, __LINE__);
@@ -205,6 +205,6 @@ void put_composites() {
   }
 }
 
-void take_composites() { tables().kernels.reset(); }
+void remove_composites() { tables().kernels.reset(); }
 
 }  // namespace funcol::python

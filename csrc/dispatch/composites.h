@@ -16,7 +16,7 @@
 namespace funcol::python {
 
 // Registers the kernels. Operators are served while native operators are put.
-void put_composites();
-void take_composites();
+void install_composites();
+void remove_composites();
 
 }  // namespace funcol::python

@@ -63,7 +63,7 @@ bool has_views_of_plain_tensors(const DescribedOperator& described, const Call& 
   });
 }
 
-// Returns true if ServedCall can run the call, if it is decided.
+// Returns true if CallPlan can run the call, if it is decided.
 bool can_run(const Asked& asked) {
   return is_on_one_mesh(asked.call) && !(asked.described.draws && asked.call.tensors[0].dtensor == nullptr) &&
          !has_views_of_plain_tensors(asked.described, asked.call);

@@ -144,7 +144,7 @@ class Table {
     return fate == Fate::kServed;
   }
 
-  std::shared_ptr<DescribedOperator> operator_to_serve(const c10::OperatorHandle& op) {
+  std::shared_ptr<DescribedOperator> supported_operator(const c10::OperatorHandle& op) {
     const auto dispatcher = dispatcher_;
     if (dispatcher == nullptr || !dispatcher->is_own() || dispatcher->logs()) {
       return nullptr;
@@ -208,7 +208,7 @@ class Table {
       return fate;
     }
     auto* const trace = Recording::current();
-    ServedPtr served;
+    CallPlanPtr served;
     if (const auto* const known = calls_.find(call.key)) {
       served = *known;
     } else if (trace == nullptr && !calls_.admits()) {
@@ -233,15 +233,15 @@ class Table {
 
   // Errors of a decision are PyTorch's to raise: it asks the propagator again. But if the operator has no
   // result for these shapes, the error that PyTorch would raise is raised here.
-  static ServedPtr learn(const NativeOperators& parts, const c10::OperatorHandle& op,
-                         const DescribedOperator& described, const torch::jit::Stack& stack,
-                         const Call& call) {
+  static CallPlanPtr learn(const NativeOperators& parts, const c10::OperatorHandle& op,
+                           const DescribedOperator& described, const torch::jit::Stack& stack,
+                           const Call& call) {
     std::optional<DecidedCall> decided;
     try {
       decided = decide_call(parts, op, described, stack, call);
       if (decided && !decided->error) {
-        auto served = ServedCall::make(op, described, stack, call, *decided);
-        return served ? std::make_shared<const ServedCall>(*std::move(served)) : nullptr;
+        auto served = CallPlan::make(op, described, stack, call, *decided);
+        return served ? std::make_shared<const CallPlan>(*std::move(served)) : nullptr;
       }
     } catch (const py::error_already_set&) {
     } catch (const c10::Error&) {
@@ -273,7 +273,7 @@ class Table {
 
   std::shared_ptr<Dispatcher> dispatcher_;
   std::unordered_map<const c10::FunctionSchema*, DescribedPtr> operators_;
-  Cache<CallKey, ServedPtr> calls_{find_table("calls")};  // null for a decision that PyTorch carries out
+  Cache<CallKey, CallPlanPtr> calls_{find_table("calls")};  // null for a decision that PyTorch carries out
 };
 
 Table& table() {
@@ -363,7 +363,7 @@ ServingInterpreter& interpreter() {
 
 }  // namespace
 
-void put_native_operators(NativeOperators parts) {
+void install_native_operators(NativeOperators parts) {
   table().put(std::move(parts));
   auto& current = getPyInterpreter()->vtable_;
   if (current != &interpreter() && interpreter().base() == nullptr) {
@@ -372,21 +372,21 @@ void put_native_operators(NativeOperators parts) {
   } else if (current == interpreter().base()) {
     current = &interpreter();
   }
-  put_composites();
+  install_composites();
 }
 
 // Where somebody has put a table in front of this one meanwhile, this one stays and serves nothing.
-void take_native_operators() {
+void remove_native_operators() {
   auto& current = getPyInterpreter()->vtable_;
   if (current == &interpreter()) {
     current = interpreter().base();
   }
-  take_composites();
+  remove_composites();
   table().take();
 }
 
-std::shared_ptr<DescribedOperator> operator_to_serve(const c10::OperatorHandle& op) {
-  return table().operator_to_serve(op);
+std::shared_ptr<DescribedOperator> supported_operator(const c10::OperatorHandle& op) {
+  return table().supported_operator(op);
 }
 
 bool serves_operators() { return table().is_put(); }
@@ -395,6 +395,6 @@ py::dict operator_counts() { return table().counts(); }
 
 void forget_operator_counts() { table().forget_counts(); }
 
-void forget_served_calls() { table().forget(); }
+void forget_call_plans() { table().forget(); }
 
 }  // namespace funcol::python

@@ -35,24 +35,24 @@ struct NativeOperators {
   py::object own_handler;  // the handler that PyTorch's path has for operators that this one runs itself
   py::object is_own;  // whether the dispatcher has the methods of PyTorch or funcol; asked as they change
   py::object ask;     // ask(op, args, kwargs, index) -> the rule of a call, as UpstreamRules asks for it
-  DecisionEngine* engine = nullptr;  // the propagator's, as the next
+  ShardingEngine* engine = nullptr;  // the propagator's, as the next
   UpstreamRules* rules = nullptr;    // null if Python decides all calls
 };
 
-// Serves operators until take_native_operators(). A second call replaces the first.
-void put_native_operators(NativeOperators parts);
-void take_native_operators();
+// Serves operators until remove_native_operators(). A second call replaces the first.
+void install_native_operators(NativeOperators parts);
+void remove_native_operators();
 bool serves_operators();
 
 // Returns the description of an operator whose calls may be served; null while the program has replaced parts
 // of the dispatcher, logs decisions, or has a handler for the operator.
-std::shared_ptr<DescribedOperator> operator_to_serve(const c10::OperatorHandle& op);
+std::shared_ptr<DescribedOperator> supported_operator(const c10::OperatorHandle& op);
 
 // {operator: {"served": count, reason: count, ...}} since the last forget_operator_counts().
 py::dict operator_counts();
 void forget_operator_counts();
 
 // Forgets all decisions.
-void forget_served_calls();
+void forget_call_plans();
 
 }  // namespace funcol::python

@@ -70,7 +70,7 @@ void Trace::add_input(const at::Tensor& tensor) {
 }
 
 void Trace::before(const c10::OperatorHandle& op, const DescribedOperator& described, const Call& call,
-                   const ServedPtr& served, const torch::jit::Stack& stack) {
+                   const CallPlanPtr& served, const torch::jit::Stack& stack) {
   if (has_failed_) {
     return;
   }

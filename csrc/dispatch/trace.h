@@ -27,7 +27,7 @@ namespace funcol::python {
 using ValueId = uint32_t;
 inline constexpr ValueId kNoValue = ~ValueId{0};  // an undefined tensor
 
-using ServedPtr = std::shared_ptr<const ServedCall>;
+using CallPlanPtr = std::shared_ptr<const CallPlan>;
 
 class Program;
 using ProgramPtr = std::shared_ptr<const Program>;
@@ -40,7 +40,7 @@ class Trace {
 
   // Notes a call before it runs, and its results afterwards.
   void before(const c10::OperatorHandle& op, const DescribedOperator& described, const Call& call,
-              const ServedPtr& served, const torch::jit::Stack& stack);
+              const CallPlanPtr& served, const torch::jit::Stack& stack);
   void after(const torch::jit::Stack& stack);
   // Says that something ran that a trace cannot hold.
   void fail() { has_failed_ = true; }
@@ -70,7 +70,7 @@ class Trace {
 
   struct Step {
     c10::OperatorHandle op;
-    ServedPtr call;
+    CallPlanPtr call;
     torch::jit::Stack arguments;                              // None in the place of DTensors
     std::vector<std::pair<uint16_t, ValueId>> operands = {};  // places of DTensors, and their values
     std::vector<uint16_t> places = {};                        // of all tensors

@@ -296,7 +296,7 @@ void to_unsharded(const Group& group) {
   group.fields.set<"_sharded_state">(known.unsharded.ptr());
 }
 
-py::object shards_of(py::handle fsdp_params) {
+py::object fsdp_shards(py::handle fsdp_params) {
   const auto params =
       can_serve() ? usual_params(fsdp_params.ptr(), Replaced::kForeachAllGather) : std::nullopt;
   const auto found = params ? find_shards(*params) : std::nullopt;
@@ -307,7 +307,7 @@ py::object shards_of(py::handle fsdp_params) {
                         all_lengths(*found));
 }
 
-py::object copied_in(py::handle fsdp_params, py::handle output, int64_t rank) {
+py::object fsdp_copy_in(py::handle fsdp_params, py::handle output, int64_t rank) {
   Params params;
   for (const auto param : fsdp_params) {
     params.emplace_back(param.ptr());
@@ -315,8 +315,8 @@ py::object copied_in(py::handle fsdp_params, py::handle output, int64_t rank) {
   return to_python(copy_in(find_shards(params).value(), THPVariable_Unpack(output.ptr()), rank));
 }
 
-py::object copy_out(py::handle fsdp_params, py::handle gathered_buffer, py::handle types, py::handle lengths,
-                    int64_t num_ranks) {
+py::object fsdp_copy_out(py::handle fsdp_params, py::handle gathered_buffer, py::handle types,
+                         py::handle lengths, int64_t num_ranks) {
   const auto params =
       can_serve() ? usual_params(fsdp_params.ptr(), Replaced::kAllGatherOutputFn) : std::nullopt;
   const auto* const buffer = dense_tensor(gathered_buffer);
@@ -332,7 +332,7 @@ py::object copy_out(py::handle fsdp_params, py::handle gathered_buffer, py::hand
   return py::none();
 }
 
-py::object make_sharded(py::handle fsdp_group) {
+py::object fsdp_to_sharded(py::handle fsdp_group) {
   const auto group = can_serve() ? usual_group(fsdp_group.ptr(), Replaced::kToSharded) : std::nullopt;
   if (!group || !free_gathered_only(group->params)) {
     return {};
@@ -341,7 +341,7 @@ py::object make_sharded(py::handle fsdp_group) {
   return py::none();
 }
 
-py::object make_unsharded(py::handle fsdp_group) {
+py::object fsdp_to_unsharded(py::handle fsdp_group) {
   const auto group = can_serve() ? usual_group(fsdp_group.ptr(), Replaced::kToUnsharded) : std::nullopt;
   if (!group) {
     return {};

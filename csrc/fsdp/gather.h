@@ -74,17 +74,17 @@ void to_sharded(const Group& group);
 void to_unsharded(const Group& group);
 
 // For a list of FSDPParams: (dtype of the gather, listed_types(), listed_lengths(), all_lengths()).
-py::object shards_of(py::handle fsdp_params);
+py::object fsdp_shards(py::handle fsdp_params);
 
 // As copy_in(), for the shards of a list of FSDPParams.
-py::object copied_in(py::handle fsdp_params, py::handle output, int64_t rank);
+py::object fsdp_copy_in(py::handle fsdp_params, py::handle output, int64_t rank);
 
 // Copies the gathered buffer into the parameters' gathered tensors; None.
-py::object copy_out(py::handle fsdp_params, py::handle gathered_buffer, py::handle types, py::handle lengths,
-                    int64_t num_ranks);
+py::object fsdp_copy_out(py::handle fsdp_params, py::handle gathered_buffer, py::handle types,
+                         py::handle lengths, int64_t num_ranks);
 
 // FSDPParamGroup._to_sharded and _to_unsharded; None.
-py::object make_sharded(py::handle fsdp_group);
-py::object make_unsharded(py::handle fsdp_group);
+py::object fsdp_to_sharded(py::handle fsdp_group);
+py::object fsdp_to_unsharded(py::handle fsdp_group);
 
 }  // namespace funcol::python

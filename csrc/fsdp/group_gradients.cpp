@@ -304,13 +304,13 @@ void accumulate(const at::Tensor& buffer, std::span<const Fields> params, std::s
   }
 }
 
-py::object taken_gradients(py::handle fsdp_group) {
+py::object fsdp_take_gradients(py::handle fsdp_group) {
   const auto group = can_serve() ? usual_group(fsdp_group.ptr(), Replaced::kTakeGradients) : std::nullopt;
   const auto taken = group ? take_gradients(*group) : std::nullopt;
   return taken ? py::make_tuple(taken->params, taken->tensors) : py::object();
 }
 
-py::object padded_sizes(py::handle fsdp_params, py::handle gradients, int64_t num_ranks) {
+py::object fsdp_padded_sizes(py::handle fsdp_params, py::handle gradients, int64_t num_ranks) {
   const auto size_type = imported<"torch", "Size">();
   const auto params =
       can_serve() ? usual_params(fsdp_params.ptr(), Replaced::kReduceScatterInputFn) : std::nullopt;
@@ -333,12 +333,12 @@ py::object padded_sizes(py::handle fsdp_params, py::handle gradients, int64_t nu
   return result;
 }
 
-py::object common_gradient_type(py::handle fsdp_params) {
+py::object fsdp_gradient_type(py::handle fsdp_params) {
   const auto params = can_serve() ? usual_params(fsdp_params.ptr(), Replaced::kCastGradients) : std::nullopt;
   return params ? gradient_type(*params) : py::object();
 }
 
-py::object sharded_gradient(py::handle fsdp_param, py::handle local_object) {
+py::object fsdp_sharded_dtensor(py::handle fsdp_param, py::handle local_object) {
   const auto* const local = plain_tensor(local_object.ptr());
   const auto& methods = methods_passed_by(Replaced::kToShardedDTensor).of_param;
   const auto param = can_serve() ? usual(fsdp_param.ptr(), fully_shard().param, methods) : std::nullopt;
@@ -349,8 +349,7 @@ py::object sharded_gradient(py::handle fsdp_param, py::handle local_object) {
   return spec ? make_dtensor(local_object.ptr(), spec, local->requires_grad()) : py::object();
 }
 
-py::object accumulate_sharded(py::handle buffer, py::handle fsdp_params, py::handle sizes,
-                              int64_t num_ranks) {
+py::object fsdp_accumulate(py::handle buffer, py::handle fsdp_params, py::handle sizes, int64_t num_ranks) {
   const auto padded = checked(PySequence_Fast(sizes.ptr(), "padded sizes"));
   Params params;
   std::vector<int64_t> lengths;
@@ -364,7 +363,7 @@ py::object accumulate_sharded(py::handle buffer, py::handle fsdp_params, py::han
   return py::none();
 }
 
-py::object copied_gradients(py::handle gradients_object, py::handle buffer_object, int64_t num_ranks) {
+py::object fsdp_reduce_copy_in(py::handle gradients_object, py::handle buffer_object, int64_t num_ranks) {
   const auto* const buffer = plain_tensor(buffer_object.ptr());
   if (buffer == nullptr || !is_small_on_cpu(*buffer) || !can_serve() ||
       !PyList_CheckExact(gradients_object.ptr())) {

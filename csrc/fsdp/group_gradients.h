@@ -66,21 +66,21 @@ void accumulate(const at::Tensor& buffer, std::span<const Fields> params, std::s
                 const std::function<py::object()>& record_event = nullptr);
 
 // take_gradients() of an FSDPParamGroup: (parameters, gradients).
-py::object taken_gradients(py::handle fsdp_group);
+py::object fsdp_take_gradients(py::handle fsdp_group);
 
 // The sizes of a list of gradients, dim 0 padded to a multiple of the number of ranks.
-py::object padded_sizes(py::handle fsdp_params, py::handle gradients, int64_t num_ranks);
+py::object fsdp_padded_sizes(py::handle fsdp_params, py::handle gradients, int64_t num_ranks);
 
 // As gradient_type().
-py::object common_gradient_type(py::handle fsdp_params);
+py::object fsdp_gradient_type(py::handle fsdp_params);
 
 // The DTensor of a parameter's sharded gradient.
-py::object sharded_gradient(py::handle fsdp_param, py::handle local_object);
+py::object fsdp_sharded_dtensor(py::handle fsdp_param, py::handle local_object);
 
-// As accumulate(), `sizes` being those of padded_sizes(); None.
-py::object accumulate_sharded(py::handle buffer, py::handle fsdp_params, py::handle sizes, int64_t num_ranks);
+// As accumulate(), `sizes` being those of fsdp_padded_sizes(); None.
+py::object fsdp_accumulate(py::handle buffer, py::handle fsdp_params, py::handle sizes, int64_t num_ranks);
 
 // As copy_gradients_in(); None.
-py::object copied_gradients(py::handle gradients_object, py::handle buffer_object, int64_t num_ranks);
+py::object fsdp_reduce_copy_in(py::handle gradients_object, py::handle buffer_object, int64_t num_ranks);
 
 }  // namespace funcol::python

@@ -91,12 +91,11 @@ void start(const Gather& gather, const Fields& group, py::handle is_async) {
   {
     const ContextGuard entered(streams.context(stream));
     if (is_async.is(py::handle(Py_False)) && comm.starts_own(process_group, output)) {
-      comm.start_own("all_gather_into_tensor", process_group, output, sent,
-                     [](auto& of, auto& to, auto& from) {
-                       c10d::AllgatherOptions options;
-                       options.asyncOp = false;
-                       return compat::all_gather_flat(of, to, from, options);
-                     });
+      comm.run_own("all_gather_into_tensor", process_group, output, sent, [](auto& of, auto& to, auto& from) {
+        c10d::AllgatherOptions options;
+        options.asyncOp = false;
+        return compat::all_gather_flat(of, to, from, options);
+      });
     } else {
       work = comm.object()(py::arg("output_tensor") = output, py::arg("input_tensor") = sent,
                            py::arg("group") = process_group, py::arg("async_op") = is_async);
@@ -332,11 +331,11 @@ py::object pre_backward(py::handle fsdp_group, py::handle prefetches) {
   return py::none();
 }
 
-py::object unshard_group(py::handle fsdp_group, py::handle is_async) {
+py::object fsdp_unshard(py::handle fsdp_group, py::handle is_async) {
   return unshard(fsdp_group, is_async) ? py::none() : py::object();
 }
 
-py::object wait_for_unshard_group(py::handle fsdp_group) {
+py::object fsdp_wait_for_unshard(py::handle fsdp_group) {
   return wait_for_unshard(fsdp_group) ? py::none() : py::object();
 }
 

@@ -29,7 +29,7 @@ py::object post_forward(py::handle fsdp_group);
 py::object pre_backward(py::handle fsdp_group, py::handle prefetches);
 py::object post_backward(py::handle fsdp_group);  // in reduction.cpp
 
-py::object unshard_group(py::handle fsdp_group, py::handle is_async);
-py::object wait_for_unshard_group(py::handle fsdp_group);
+py::object fsdp_unshard(py::handle fsdp_group, py::handle is_async);
+py::object fsdp_wait_for_unshard(py::handle fsdp_group);
 
 }  // namespace funcol::python

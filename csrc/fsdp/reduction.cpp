@@ -206,8 +206,8 @@ class Reduction {
     options.asyncOp = false;
     const auto purpose = purpose_of(fields_);
     const Label label(purpose);
-    comm_.start_own(name, group.object, output, input,
-                    [&](auto& of, auto& to, auto& from) { return call(of, to, from, options); });
+    comm_.run_own(name, group.object, output, input,
+                  [&](auto& of, auto& to, auto& from) { return call(of, to, from, options); });
     return true;
   }
 

@@ -128,8 +128,8 @@ class Comm {
   // Starts the collective by `start`, (backend or process group, output, input) -> c10d Work, and waits for
   // it. `op` is its name for those who ask what is in flight.
   template <typename Start>
-  void start_own(const char* op, py::handle group, py::handle output, py::handle input,
-                 const Start& start) const {
+  void run_own(const char* op, py::handle group, py::handle output, py::handle input,
+               const Start& start) const {
     const auto process_group = group_object(group.ptr());
     auto to = THPVariable_Unpack(output.ptr());
     auto from = THPVariable_Unpack(input.ptr());
@@ -140,7 +140,7 @@ class Comm {
       return;
     }
     if (to.is_cpu()) {  // an error names the collective
-      funcol::Start started{op, process_group, std::move(work), {from}, {to}, {}};
+      funcol::StartedCollective started{op, process_group, std::move(work), {from}, {to}, {}};
       started.is_counted = false;
       c10::make_intrusive<PendingCollective>(std::move(started))->settle();
       return;

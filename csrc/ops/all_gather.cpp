@@ -53,7 +53,7 @@ void check_all_gather(at::TensorList inputs, int64_t dim, const char* op) {
   }
 }
 
-Start start_all_gather(const at::Tensor& input, int64_t dim, const GroupPtr& group) {
+StartedCollective start_all_gather(const at::Tensor& input, int64_t dim, const GroupPtr& group) {
   constexpr auto kOp = "all_gather_into_tensor";
   const BelowAutograd below_autograd;
   check_dense(input, kOp);
@@ -75,13 +75,13 @@ Start start_all_gather(const at::Tensor& input, int64_t dim, const GroupPtr& gro
     return {kOp, group, std::move(work), as_list(std::move(source)), as_list(std::move(out)), {}};
   }
   if (!is_merged) {
-    const auto merge = [num_ranks, dim](const Start& start) {
+    const auto merge = [num_ranks, dim](const StartedCollective& start) {
       merge_shards_in_place(start.outputs[0], num_ranks, dim);
     };
     auto out = in_shape(std::move(gathered), sizes);
     return {kOp, group, std::move(work), as_list(std::move(source)), as_list(std::move(out)), merge};
   }
-  const auto merge = [num_ranks, dim](const Start& start) {
+  const auto merge = [num_ranks, dim](const StartedCollective& start) {
     merge_shards(start.buffers[1], start.outputs[0], num_ranks, dim);
   };
   return {kOp,  group, std::move(work), {std::move(source), std::move(gathered)}, as_list(std::move(merged)),
@@ -90,8 +90,8 @@ Start start_all_gather(const at::Tensor& input, int64_t dim, const GroupPtr& gro
 
 // Backends gather equal parts, so the elements of each travel padded to those of the largest one; the
 // epilogue leaves the padding out.
-Start start_uneven_all_gather(const at::Tensor& input, int64_t dim, const GroupPtr& group,
-                              at::OptionalIntArrayRef split_sizes) {
+StartedCollective start_uneven_all_gather(const at::Tensor& input, int64_t dim, const GroupPtr& group,
+                                          at::OptionalIntArrayRef split_sizes) {
   constexpr auto kOp = "all_gather_tensor";
   const auto start_even = [&] {
     auto start = start_all_gather(input, dim, group);
@@ -123,13 +123,13 @@ Start start_uneven_all_gather(const at::Tensor& input, int64_t dim, const GroupP
   const auto gathered = fresh_tensor(parts.num_parts() * stride, input);
   auto out = fresh_tensor(parts.whole_shape(), input);
   auto work = all_gather::start_flat(source, gathered, *group);
-  const auto unpack = [parts, stride](const Start& start) {
+  const auto unpack = [parts, stride](const StartedCollective& start) {
     parts.unpack(start.buffers[1], stride, start.outputs[0]);
   };
   return {kOp, group, std::move(work), {std::move(source), gathered}, as_list(std::move(out)), unpack};
 }
 
-Start start_all_gather_coalesced(at::TensorList inputs, const GroupPtr& group) {
+StartedCollective start_all_gather_coalesced(at::TensorList inputs, const GroupPtr& group) {
   constexpr auto kOp = "all_gather_into_tensor_coalesced";
   if (inputs.empty()) {
     return {kOp, group, {}, {}, {}, {}};
@@ -155,8 +155,8 @@ Start start_all_gather_coalesced(at::TensorList inputs, const GroupPtr& group) {
   return {kOp, group, std::move(work), std::move(sources), std::move(outputs), {}};
 }
 
-Start start_all_gather_out(const at::Tensor& input, const at::Tensor& out, const GroupPtr& group,
-                           const char* op) {
+StartedCollective start_all_gather_out(const at::Tensor& input, const at::Tensor& out, const GroupPtr& group,
+                                       const char* op) {
   const BelowAutograd below_autograd;
   check_one_device({input, out}, op);
   settle(out);
@@ -175,7 +175,8 @@ Start start_all_gather_out(const at::Tensor& input, const at::Tensor& out, const
   return {op, group, std::move(work), as_list(std::move(source)), {out}, {}};
 }
 
-Start start_all_gather_into_list(at::TensorList outs, const at::Tensor& input, const GroupPtr& group) {
+StartedCollective start_all_gather_into_list(at::TensorList outs, const at::Tensor& input,
+                                             const GroupPtr& group) {
   constexpr auto kOp = "all_gather_into_tensor";
   const BelowAutograd below_autograd;
   check_dense(input, kOp);
@@ -210,7 +211,7 @@ constexpr auto kCoalesced = "all_gather_into_tensor_coalesced";
 
 // Along dim 0.
 
-Start start_rows(const at::Tensor& input, int64_t group_size, const GroupPtr& group) {
+StartedCollective start_rows(const at::Tensor& input, int64_t group_size, const GroupPtr& group) {
   check_group_size(*group, group_size, kRows);
   return start_all_gather(input, 0, group);
 }
@@ -230,8 +231,8 @@ at::Tensor rows_recorded(const at::Tensor& input, int64_t group_size, const IVal
   return call::all_gather_along_dim.recorded(input, 0, group, {});
 }
 
-Start start_rows_out(const at::Tensor& input, int64_t group_size, const GroupPtr& group,
-                     const at::Tensor& out) {
+StartedCollective start_rows_out(const at::Tensor& input, int64_t group_size, const GroupPtr& group,
+                                 const at::Tensor& out) {
   check_group_size(*group, group_size, "all_gather_into_tensor_out");
   return start_all_gather_out(input, out, group);
 }
@@ -288,7 +289,7 @@ at::Tensor recorded(const at::Tensor& input, int64_t dim, const IValue& group, S
 
 // Several tensors along dim 0.
 
-Start start_coalesced(at::TensorList inputs, int64_t group_size, const GroupPtr& group) {
+StartedCollective start_coalesced(at::TensorList inputs, int64_t group_size, const GroupPtr& group) {
   check_group_size(*group, group_size, kCoalesced);
   return start_all_gather_coalesced(inputs, group);
 }

@@ -25,8 +25,8 @@ void check_in_place(const at::Tensor& tensor, const char* op) {
 }
 
 // Reduces `outputs` in place; they are contiguous.
-Start reduce_in_place(std::vector<at::Tensor> outputs, const c10d::ReduceOp& reduce_op, const GroupPtr& group,
-                      const char* op) {
+StartedCollective reduce_in_place(std::vector<at::Tensor> outputs, const c10d::ReduceOp& reduce_op,
+                                  const GroupPtr& group, const char* op) {
   if (agreement_is_checked()) {
     agree(*group, op, std::string(reduce_op_name(reduce_op)), describe_tensors(outputs));
   }
@@ -60,15 +60,16 @@ void check_all_reduce(at::TensorList inputs, const c10d::ReduceOp& reduce_op, c1
   }
 }
 
-Start start_all_reduce(const at::Tensor& input, const c10d::ReduceOp& reduce_op, const GroupPtr& group) {
+StartedCollective start_all_reduce(const at::Tensor& input, const c10d::ReduceOp& reduce_op,
+                                   const GroupPtr& group) {
   const BelowAutograd below_autograd;
   settle(input);
   check_all_reduce(input, reduce_op, *group, "all_reduce");
   return all_reduce::reduce_in_place({contiguous_copy(input)}, reduce_op, group, "all_reduce");
 }
 
-Start start_all_reduce_coalesced(at::TensorList inputs, const c10d::ReduceOp& reduce_op,
-                                 const GroupPtr& group) {
+StartedCollective start_all_reduce_coalesced(at::TensorList inputs, const c10d::ReduceOp& reduce_op,
+                                             const GroupPtr& group) {
   constexpr auto kOp = "all_reduce_coalesced";
   if (inputs.empty()) {
     return {kOp, group, {}, {}, {}, {}};
@@ -81,8 +82,8 @@ Start start_all_reduce_coalesced(at::TensorList inputs, const c10d::ReduceOp& re
   return all_reduce::reduce_in_place(contiguous_copies(inputs), reduce_op, group, kOp);
 }
 
-Start start_all_reduce_(const at::Tensor& tensor, const c10d::ReduceOp& reduce_op, const GroupPtr& group,
-                        const char* op) {
+StartedCollective start_all_reduce_(const at::Tensor& tensor, const c10d::ReduceOp& reduce_op,
+                                    const GroupPtr& group, const char* op) {
   const BelowAutograd below_autograd;
   check_dense(tensor, op);
   settle(tensor);
@@ -91,8 +92,8 @@ Start start_all_reduce_(const at::Tensor& tensor, const c10d::ReduceOp& reduce_o
   return all_reduce::reduce_in_place({tensor}, reduce_op, group, op);
 }
 
-Start start_all_reduce_coalesced_(at::TensorList tensors, const c10d::ReduceOp& reduce_op,
-                                  const GroupPtr& group) {
+StartedCollective start_all_reduce_coalesced_(at::TensorList tensors, const c10d::ReduceOp& reduce_op,
+                                              const GroupPtr& group) {
   constexpr auto kOp = "all_reduce_coalesced_";
   if (tensors.empty()) {
     return {kOp, group, {}, {}, {}, {}};

@@ -60,8 +60,8 @@ void check_all_to_all(const at::Tensor& input, at::IntArrayRef output_splits, at
   check_own_splits(output_splits, input_splits, group, all_to_all::kOp);
 }
 
-Start start_all_to_all(const at::Tensor& input, at::IntArrayRef output_splits, at::IntArrayRef input_splits,
-                       const GroupPtr& group) {
+StartedCollective start_all_to_all(const at::Tensor& input, at::IntArrayRef output_splits,
+                                   at::IntArrayRef input_splits, const GroupPtr& group) {
   const BelowAutograd below_autograd;
   const int64_t num_ranks = group->getSize();
   check_all_to_all(input, output_splits, input_splits, *group);
@@ -82,8 +82,8 @@ Start start_all_to_all(const at::Tensor& input, at::IntArrayRef output_splits, a
   return {all_to_all::kOp, group, std::move(work), as_list(std::move(source)), as_list(std::move(out)), {}};
 }
 
-Start start_all_to_all_dims(const at::Tensor& input, int64_t split_dim, int64_t concat_dim, bool stacks,
-                            const GroupPtr& group) {
+StartedCollective start_all_to_all_dims(const at::Tensor& input, int64_t split_dim, int64_t concat_dim,
+                                        bool stacks, const GroupPtr& group) {
   const BelowAutograd below_autograd;
   check_dense(input, all_to_all::kOp);
   const int64_t num_ranks = group->getSize();
@@ -110,7 +110,7 @@ Start start_all_to_all_dims(const at::Tensor& input, int64_t split_dim, int64_t 
     auto out = in_shape(std::move(received), sizes);
     return {all_to_all::kOp, group, std::move(work), {source}, as_list(std::move(out)), {}};
   }
-  const auto merge = [num_ranks, concat_dim](const Start& start) {
+  const auto merge = [num_ranks, concat_dim](const StartedCollective& start) {
     merge_shards(start.buffers[1], start.outputs[0], num_ranks, concat_dim);
   };
   return {all_to_all::kOp,

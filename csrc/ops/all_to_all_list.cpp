@@ -66,7 +66,8 @@ Rows rows_of(at::TensorList inputs, SymIntArrayRef output_splits, const c10d::Pr
 }  // namespace
 }  // namespace all_to_all_list
 
-Start start_all_to_all_list(at::TensorList inputs, at::IntArrayRef output_splits, const GroupPtr& group) {
+StartedCollective start_all_to_all_list(at::TensorList inputs, at::IntArrayRef output_splits,
+                                        const GroupPtr& group) {
   const BelowAutograd below_autograd;
   const auto rows = all_to_all_list::rows_of(inputs, c10::fromIntArrayRefSlow(output_splits), *group);
   const auto sent = C10_AS_INTARRAYREF_SLOW(rows.sent);

@@ -17,7 +17,8 @@ namespace funcol {
 namespace broadcast {
 namespace {
 
-Start broadcast_in_place(at::Tensor output, int64_t source, const GroupPtr& group, const char* op) {
+StartedCollective broadcast_in_place(at::Tensor output, int64_t source, const GroupPtr& group,
+                                     const char* op) {
   if (agreement_is_checked()) {
     agree(*group, op, c10::str("src=", source), describe_tensors(output));
   }
@@ -36,7 +37,7 @@ void check_broadcast(int64_t source, const c10d::ProcessGroup& group, const char
   check_rank(source, group, "src", op);
 }
 
-Start start_broadcast(const at::Tensor& input, int64_t source, const GroupPtr& group) {
+StartedCollective start_broadcast(const at::Tensor& input, int64_t source, const GroupPtr& group) {
   const BelowAutograd below_autograd;
   check_broadcast(source, *group, "broadcast");
   check_dense(input, "broadcast");
@@ -45,7 +46,8 @@ Start start_broadcast(const at::Tensor& input, int64_t source, const GroupPtr& g
   return broadcast::broadcast_in_place(std::move(output), source, group, "broadcast");
 }
 
-Start start_broadcast_(const at::Tensor& tensor, int64_t source, const GroupPtr& group, const char* op) {
+StartedCollective start_broadcast_(const at::Tensor& tensor, int64_t source, const GroupPtr& group,
+                                   const char* op) {
   const BelowAutograd below_autograd;
   check_broadcast(source, *group, op);
   check_dense(tensor, op);

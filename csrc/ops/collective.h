@@ -49,7 +49,7 @@ class Collective<Result(Inputs, Rest...)> {
   // `start` has the parameters of the schema, with ReduceOps, groups and numbers instead of IValues and
   // symbols (start_arguments.h).
   template <typename... Native>
-  Collective(const OperatorInfo& info, Start (*start)(Native...), const Forms& forms)
+  Collective(const OperatorInfo& info, StartedCollective (*start)(Native...), const Forms& forms)
       : operator_(info), forms_(forms), handle_(define(start)) {}
 
   // Calls the operator through the dispatcher: whatever the tensors are (eager, meta, fake, functional, a
@@ -101,7 +101,7 @@ class Collective<Result(Inputs, Rest...)> {
     return autograd::needs_gradient(inputs) ? forms_.recorded(inputs, rest...) : unrecorded(inputs, rest...);
   }
 
-  static Result pending(Start start) {
+  static Result pending(StartedCollective start) {
     if constexpr (std::is_same_v<Result, at::Tensor>) {
       return as_sole_pending(std::move(start));
     } else {
@@ -110,7 +110,7 @@ class Collective<Result(Inputs, Rest...)> {
   }
 
   template <typename... Native>
-  Handle define(Start (*start)(Native...)) {
+  Handle define(StartedCollective (*start)(Native...)) {
     using Key = c10::DispatchKey;
     operator_.set_device_kernel([&] {
       return torch::CppFunction([start, op = operator_.op()](Inputs inputs, Rest... rest) -> Result {
@@ -131,7 +131,8 @@ class Collective<Result(Inputs, Rest...)> {
   }
 
   template <typename... Native, typename... Given>
-  static Start call_start(Start (*start)(Native...), const char* op, const Given&... given) {
+  static StartedCollective call_start(StartedCollective (*start)(Native...), const char* op,
+                                      const Given&... given) {
     return start(start_argument<Native>(given, op)...);
   }
 

@@ -1,10 +1,10 @@
 // The collectives, as C++ functions.
 //
 // Each start_x checks its arguments, changes layout where the wire needs it, hands the collective to the
-// group's backend and returns at once. It returns the collective's Start: the outputs, and the buffers that
-// have to live until the Work is done. as_pending() makes tensors of a Start that wait by themselves, the
-// results of funcol's operators; as_registered() makes plain tensors on which wait_tensor has to be called,
-// the results of PyTorch's _c10d_functional operators.
+// group's backend and returns at once. It returns the collective's StartedCollective: the outputs, and the
+// buffers that have to live until the Work is done. as_pending() makes tensors of a StartedCollective that
+// wait by themselves, the results of funcol's operators; as_registered() makes plain tensors on which
+// wait_tensor has to be called, the results of PyTorch's _c10d_functional operators.
 //
 // Inputs may be pending, non-contiguous, complex, bool, zero-size; they are not modified. Autograd records
 // nothing here. Errors are raised before anything is sent: ValueError, TypeError or NotImplementedError that
@@ -15,71 +15,74 @@
 
 #include <vector>
 
-#include "async/start.h"
+#include "async/started_collective.h"
 #include "comm/group_ptr.h"
 #include "comm/reduce_op.h"
 
 namespace funcol {
 
 // Output of the shape of `input`, contiguous, reduced over all ranks.
-Start start_all_reduce(const at::Tensor& input, const c10d::ReduceOp& reduce_op, const GroupPtr& group);
-Start start_all_reduce_coalesced(at::TensorList inputs, const c10d::ReduceOp& reduce_op,
-                                 const GroupPtr& group);
+StartedCollective start_all_reduce(const at::Tensor& input, const c10d::ReduceOp& reduce_op,
+                                   const GroupPtr& group);
+StartedCollective start_all_reduce_coalesced(at::TensorList inputs, const c10d::ReduceOp& reduce_op,
+                                             const GroupPtr& group);
 
 // Output: the inputs of all ranks, in rank order, concatenated along `dim`, contiguous. A 0-dim input
 // counts as shape (1).
-Start start_all_gather(const at::Tensor& input, int64_t dim, const GroupPtr& group);
-Start start_all_gather_coalesced(at::TensorList inputs, const GroupPtr& group);
+StartedCollective start_all_gather(const at::Tensor& input, int64_t dim, const GroupPtr& group);
+StartedCollective start_all_gather_coalesced(at::TensorList inputs, const GroupPtr& group);
 
 // Output: this rank's share, along `dim`, of the sum (or other reduction) of all inputs.
 // The size of `dim` must be a multiple of the number of ranks.
-Start start_reduce_scatter(const at::Tensor& input, const c10d::ReduceOp& reduce_op, int64_t dim,
-                           const GroupPtr& group);
-Start start_reduce_scatter_coalesced(at::TensorList inputs, const c10d::ReduceOp& reduce_op,
-                                     at::IntArrayRef dims, const GroupPtr& group);
+StartedCollective start_reduce_scatter(const at::Tensor& input, const c10d::ReduceOp& reduce_op, int64_t dim,
+                                       const GroupPtr& group);
+StartedCollective start_reduce_scatter_coalesced(at::TensorList inputs, const c10d::ReduceOp& reduce_op,
+                                                 at::IntArrayRef dims, const GroupPtr& group);
 
 // all_gather and reduce_scatter of parts that differ in size: rank r has, or gets, split_sizes[r] along
 // `dim`. All ranks pass the same list; without one the sizes are equal.
-Start start_uneven_all_gather(const at::Tensor& input, int64_t dim, const GroupPtr& group,
-                              at::OptionalIntArrayRef split_sizes);
-Start start_uneven_reduce_scatter(const at::Tensor& input, const c10d::ReduceOp& reduce_op, int64_t dim,
-                                  const GroupPtr& group, at::OptionalIntArrayRef split_sizes);
+StartedCollective start_uneven_all_gather(const at::Tensor& input, int64_t dim, const GroupPtr& group,
+                                          at::OptionalIntArrayRef split_sizes);
+StartedCollective start_uneven_reduce_scatter(const at::Tensor& input, const c10d::ReduceOp& reduce_op,
+                                              int64_t dim, const GroupPtr& group,
+                                              at::OptionalIntArrayRef split_sizes);
 
 // Rows input_splits[r] of dim 0 go to rank r; output_splits[r] rows come from rank r. Both empty: equal
 // shares.
-Start start_all_to_all(const at::Tensor& input, at::IntArrayRef output_splits, at::IntArrayRef input_splits,
-                       const GroupPtr& group);
+StartedCollective start_all_to_all(const at::Tensor& input, at::IntArrayRef output_splits,
+                                   at::IntArrayRef input_splits, const GroupPtr& group);
 
 // inputs[r] goes to rank r; output r, of output_splits[r] rows, comes from rank r. The tensors have one dtype
 // and device, and differ along dim 0 at most. Empty `output_splits`: all have the same number of rows.
-Start start_all_to_all_list(at::TensorList inputs, at::IntArrayRef output_splits, const GroupPtr& group);
+StartedCollective start_all_to_all_list(at::TensorList inputs, at::IntArrayRef output_splits,
+                                        const GroupPtr& group);
 
 // Equal parts along `split_dim`, one to each rank; received parts are concatenated along `concat_dim`. Where
 // `stacks`, `split_dim` has one slice a rank, which goes without that dim, and `concat_dim` is a new one.
-Start start_all_to_all_dims(const at::Tensor& input, int64_t split_dim, int64_t concat_dim, bool stacks,
-                            const GroupPtr& group);
+StartedCollective start_all_to_all_dims(const at::Tensor& input, int64_t split_dim, int64_t concat_dim,
+                                        bool stacks, const GroupPtr& group);
 
 // The whole tensor of rank m goes to rank destinations[m]; ranks past the end of `destinations` send
 // nothing. Output of the shape of `input` where one rank sends here; else the received tensors, concatenated
 // along dim 0, in the order of the senders.
-Start start_permute(const at::Tensor& input, at::IntArrayRef destinations, const GroupPtr& group);
+StartedCollective start_permute(const at::Tensor& input, at::IntArrayRef destinations, const GroupPtr& group);
 
 // The tensor of group rank `source`, on every rank.
-Start start_broadcast(const at::Tensor& input, int64_t source, const GroupPtr& group);
+StartedCollective start_broadcast(const at::Tensor& input, int64_t source, const GroupPtr& group);
 
 // The reduction over all ranks on group rank `destination`, zeros on the others.
-Start start_reduce(const at::Tensor& input, const c10d::ReduceOp& reduce_op, int64_t destination,
-                   const GroupPtr& group);
+StartedCollective start_reduce(const at::Tensor& input, const c10d::ReduceOp& reduce_op, int64_t destination,
+                               const GroupPtr& group);
 
 // This rank's part, along `dim`, of the tensor of group rank `source`. All ranks pass a tensor of the whole's
 // shape and dtype; only the source's data is read.
-Start start_scatter(const at::Tensor& input, int64_t source, int64_t dim, const GroupPtr& group,
-                    at::OptionalIntArrayRef split_sizes);
+StartedCollective start_scatter(const at::Tensor& input, int64_t source, int64_t dim, const GroupPtr& group,
+                                at::OptionalIntArrayRef split_sizes);
 
 // On group rank `destination`, the tensors of all ranks concatenated along `dim`; on the others the same with
 // size 0 along `dim`.
-Start start_gather(const at::Tensor& input, int64_t destination, int64_t dim, const GroupPtr& group,
-                   at::OptionalIntArrayRef split_sizes);
+StartedCollective start_gather(const at::Tensor& input, int64_t destination, int64_t dim,
+                               const GroupPtr& group, at::OptionalIntArrayRef split_sizes);
 
 // The checks of the functions above without the start: for calls that go through the dispatcher.
 void check_all_reduce(at::TensorList inputs, const c10d::ReduceOp& reduce_op, c10d::ProcessGroup& group,
@@ -91,49 +94,51 @@ void check_all_to_all(const at::Tensor& input, at::IntArrayRef output_splits, at
                       const c10d::ProcessGroup& group);
 void check_broadcast(int64_t source, const c10d::ProcessGroup& group, const char* op);
 
-// In place, on contiguous tensors. The Start's outputs are the tensors themselves. `op` is the name in
-// messages. A flat gather or scatter along dim 0 takes any shapes of the right numbers of elements.
-Start start_all_reduce_(const at::Tensor& tensor, const c10d::ReduceOp& reduce_op, const GroupPtr& group,
-                        const char* op = "all_reduce_");
-Start start_all_reduce_coalesced_(at::TensorList tensors, const c10d::ReduceOp& reduce_op,
-                                  const GroupPtr& group);
-Start start_broadcast_(const at::Tensor& tensor, int64_t source, const GroupPtr& group,
-                       const char* op = "broadcast_");
-Start start_all_gather_out(const at::Tensor& input, const at::Tensor& out, const GroupPtr& group,
-                           const char* op = "all_gather_into_tensor_out");
+// In place, on contiguous tensors. The StartedCollective's outputs are the tensors themselves. `op` is the
+// name in messages. A flat gather or scatter along dim 0 takes any shapes of the right numbers of elements.
+StartedCollective start_all_reduce_(const at::Tensor& tensor, const c10d::ReduceOp& reduce_op,
+                                    const GroupPtr& group, const char* op = "all_reduce_");
+StartedCollective start_all_reduce_coalesced_(at::TensorList tensors, const c10d::ReduceOp& reduce_op,
+                                              const GroupPtr& group);
+StartedCollective start_broadcast_(const at::Tensor& tensor, int64_t source, const GroupPtr& group,
+                                   const char* op = "broadcast_");
+StartedCollective start_all_gather_out(const at::Tensor& input, const at::Tensor& out, const GroupPtr& group,
+                                       const char* op = "all_gather_into_tensor_out");
 // outs[r] gets the tensor of rank r; all are contiguous and have the shape and dtype of `input`.
-Start start_all_gather_into_list(at::TensorList outs, const at::Tensor& input, const GroupPtr& group);
-Start start_reduce_scatter_out(const at::Tensor& input, const c10d::ReduceOp& reduce_op,
-                               const at::Tensor& out, const GroupPtr& group,
-                               const char* op = "reduce_scatter_tensor_out");
+StartedCollective start_all_gather_into_list(at::TensorList outs, const at::Tensor& input,
+                                             const GroupPtr& group);
+StartedCollective start_reduce_scatter_out(const at::Tensor& input, const c10d::ReduceOp& reduce_op,
+                                           const at::Tensor& out, const GroupPtr& group,
+                                           const char* op = "reduce_scatter_tensor_out");
 
 // Point to point with a group rank. A send's output is an empty tensor of the dtype and device of
 // `tensor`; a receive's is `tensor` itself.
-Start start_send(const at::Tensor& tensor, int64_t destination, int64_t tag, const GroupPtr& group);
-Start start_receive(const at::Tensor& tensor, int64_t source, int64_t tag, const GroupPtr& group);
+StartedCollective start_send(const at::Tensor& tensor, int64_t destination, int64_t tag,
+                             const GroupPtr& group);
+StartedCollective start_receive(const at::Tensor& tensor, int64_t source, int64_t tag, const GroupPtr& group);
 
 // kinds[i] is "isend" or "irecv", with peers[i], tags[i], tensors[i]; one Work covers all where the
 // backend can coalesce them.
-Start start_batch_p2p(const std::vector<std::string>& kinds, at::IntArrayRef peers, at::IntArrayRef tags,
-                      at::TensorList tensors, const GroupPtr& group);
+StartedCollective start_batch_p2p(const std::vector<std::string>& kinds, at::IntArrayRef peers,
+                                  at::IntArrayRef tags, at::TensorList tensors, const GroupPtr& group);
 
 // The outputs as tensors that wait at their first use.
-std::vector<at::Tensor> as_pending(Start start);
-at::Tensor as_sole_pending(Start start);
+std::vector<at::Tensor> as_pending(StartedCollective start);
+at::Tensor as_sole_pending(StartedCollective start);
 
 // The outputs as plain tensors whose Work is in PyTorch's registry, until wait_tensor takes it.
-std::vector<at::Tensor> as_registered(const Start& start);
+std::vector<at::Tensor> as_registered(const StartedCollective& start);
 
 // Tells autograd that tensors of the caller were overwritten: a backward pass that saved them raises.
 void note_written(at::TensorList tensors);
 
 // as_registered() of a collective that writes into tensors of the caller.
-std::vector<at::Tensor> as_overwritten(const Start& start);
+std::vector<at::Tensor> as_overwritten(const StartedCollective& start);
 
 // as_pending() where outputs[i], for each i of `received`, is a buffer of the caller into which the backend
 // writes: the pending tensor is an alias of the buffer. The buffer is in PyTorch's registry as well, so that
 // waiting for either will do.
-std::vector<at::Tensor> as_received(Start start, const std::vector<size_t>& received);
+std::vector<at::Tensor> as_received(StartedCollective start, const std::vector<size_t>& received);
 
 // Waits for `tensor`, whether it is pending or its Work is in PyTorch's registry; returns it.
 at::Tensor wait_tensor(const at::Tensor& tensor);

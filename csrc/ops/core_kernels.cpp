@@ -123,14 +123,14 @@ std::unique_ptr<KernelsUnderCore>& kernels_under_core() {
 
 }  // namespace
 
-void put_under_core_ops(const std::vector<std::string>& left) {
+void install_core_kernels(const std::vector<std::string>& left) {
   if (kernels_under_core() == nullptr) {
     let_calls_pass();
     kernels_under_core() = std::make_unique<KernelsUnderCore>(left);
   }
 }
 
-void take_from_core_ops() {
+void remove_core_kernels() {
   if (kernels_under_core() != nullptr) {
     let_calls_pass();
     kernels_under_core().reset();
@@ -139,7 +139,7 @@ void take_from_core_ops() {
 
 void set_error_translation(TranslateError translate) { translate_error.store(translate); }
 
-std::vector<std::string> ops_under_dropin() {
+std::vector<std::string> ops_with_core_kernels() {
   auto ops = served_in("_c10d_functional");
   std::ranges::move(served_in("_c10d_functional_autograd"), std::back_inserter(ops));
   for (const auto& name : legacy_op_names()) {

@@ -1,8 +1,8 @@
 // funcol under PyTorch's own operators.
 //
 // PyTorch registers its kernels of _c10d_functional, _c10d_functional_autograd and c10d_functional for keys
-// that represent many devices at once; the dispatcher prefers a kernel for one device. put_under_core_ops()
-// registers such kernels for CPU and CUDA; take_from_core_ops() removes them, which brings back PyTorch's.
+// that represent many devices at once; the dispatcher prefers a kernel for one device. install_core_kernels()
+// registers such kernels for CPU and CUDA; remove_core_kernels() removes them, which brings back PyTorch's.
 // The rest of the operators does not change: autograd, fake and functional tensors, tracing and the shapes on
 // Meta remain PyTorch's.
 //
@@ -24,16 +24,16 @@ namespace funcol {
 
 // Does nothing if the kernels are there already. The operators `left`, by their qualified names, are left as
 // they are.
-void put_under_core_ops(const std::vector<std::string>& left);
+void install_core_kernels(const std::vector<std::string>& left);
 // Does nothing if they are not.
-void take_from_core_ops();
+void remove_core_kernels();
 
 // Calls `translate(error)` for each error of these kernels, which may throw another one in its place, by
 // which callers of PyTorch's operators know it. Null: nothing is called.
 using TranslateError = void (*)(const c10::Error&);
 void set_error_translation(TranslateError translate);
 
-// The operators that put_under_core_ops() serves in the running PyTorch: "_c10d_functional::all_reduce".
-std::vector<std::string> ops_under_dropin();
+// The operators that install_core_kernels() serves in the running PyTorch: "_c10d_functional::all_reduce".
+std::vector<std::string> ops_with_core_kernels();
 
 }  // namespace funcol

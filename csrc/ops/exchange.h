@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "async/start.h"
+#include "async/started_collective.h"
 #include "comm/group_ptr.h"
 
 namespace funcol {
@@ -19,8 +19,8 @@ c10::intrusive_ptr<c10d::Work> exchange(const at::Tensor& source, const at::Tens
 // An exchange of the elements of a flat tensor in which only ranks that have elements for each other take
 // part: by sends and receives between pairs, which no backend has to set up for the whole group. Its output
 // is the received elements, in the order of the senders.
-Start start_exchange_in_pairs(const at::Tensor& input, at::IntArrayRef output_splits,
-                              at::IntArrayRef input_splits, const GroupPtr& group);
+StartedCollective start_exchange_in_pairs(const at::Tensor& input, at::IntArrayRef output_splits,
+                                          at::IntArrayRef input_splits, const GroupPtr& group);
 
 // Splits of an exchange in which this rank has to do with rank `root` alone: `size` there, 0 elsewhere.
 template <typename Size>

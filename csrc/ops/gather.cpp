@@ -30,8 +30,8 @@ constexpr auto kOp = "gather";
 }  // namespace
 }  // namespace gather
 
-Start start_gather(const at::Tensor& input, int64_t destination, int64_t dim, const GroupPtr& group,
-                   at::OptionalIntArrayRef split_sizes) {
+StartedCollective start_gather(const at::Tensor& input, int64_t destination, int64_t dim,
+                               const GroupPtr& group, at::OptionalIntArrayRef split_sizes) {
   const BelowAutograd below_autograd;
   check_dense(input, gather::kOp);
   check_has_dims(input, gather::kOp);
@@ -59,7 +59,9 @@ Start start_gather(const at::Tensor& input, int64_t destination, int64_t dim, co
     const bool has_result = receives;  // nobody misses the others
     return {gather::kOp, group, std::move(work), as_list(std::move(sent)), {out}, {}, has_result};
   }
-  const auto unpack = [parts](const Start& start) { parts.unpack(start.buffers[1], 0, start.outputs[0]); };
+  const auto unpack = [parts](const StartedCollective& start) {
+    parts.unpack(start.buffers[1], 0, start.outputs[0]);
+  };
   return {gather::kOp, group, std::move(work), {std::move(sent), received}, {out}, unpack};
 }
 

@@ -19,11 +19,11 @@ namespace funcol {
 using Arguments = c10::ArrayRef<c10::IValue>;
 
 // Starts the collective of an operator from the arguments on the stack; `op` is its name in messages.
-using StartFromStack = std::function<Start(Arguments arguments, const char* op)>;
+using StartFromStack = std::function<StartedCollective(Arguments arguments, const char* op)>;
 
 // Calls `start` with one argument from the stack for each of its parameters.
 template <typename... Native>
-StartFromStack from_stack(Start (*start)(Native...)) {
+StartFromStack from_stack(StartedCollective (*start)(Native...)) {
   return [start](Arguments arguments, const char* op) {
     TORCH_INTERNAL_ASSERT(arguments.size() == sizeof...(Native), op);
     return [&]<size_t... i>(std::index_sequence<i...>) {
@@ -36,7 +36,8 @@ StartFromStack from_stack(Start (*start)(Native...)) {
 // Runs an operator on arguments from the stack; its results.
 using StackFunction = std::function<std::vector<at::Tensor>(Arguments arguments, const char* op)>;
 
-// Starts a collective and returns the tensors that `finish`, such as as_registered(), makes of the Start.
+// Starts a collective and returns the tensors that `finish`, such as as_registered(), makes of the
+// StartedCollective.
 template <typename Finish>
 StackFunction started(StartFromStack start, Finish finish) {
   return [start = std::move(start), finish](Arguments arguments, const char* op) {

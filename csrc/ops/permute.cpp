@@ -51,7 +51,8 @@ PermuteSplits::PermuteSplits(at::IntArrayRef destinations, const c10d::ProcessGr
 }  // namespace
 }  // namespace permute
 
-Start start_permute(const at::Tensor& input, at::IntArrayRef destinations, const GroupPtr& group) {
+StartedCollective start_permute(const at::Tensor& input, at::IntArrayRef destinations,
+                                const GroupPtr& group) {
   const BelowAutograd below_autograd;
   check_dense(input, permute::kOp);
   const permute::PermuteSplits splits(destinations, *group);

@@ -104,7 +104,8 @@ void leave_running(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> 
 
 }  // namespace
 
-Start start_send(const at::Tensor& tensor, int64_t destination, int64_t tag, const GroupPtr& group) {
+StartedCollective start_send(const at::Tensor& tensor, int64_t destination, int64_t tag,
+                             const GroupPtr& group) {
   const BelowAutograd below_autograd;
   check_peer(destination, *group, "dst", "isend");
   narrow_tag(tag, "isend");
@@ -114,7 +115,8 @@ Start start_send(const at::Tensor& tensor, int64_t destination, int64_t tag, con
   return {"isend", group, std::move(work), as_list(std::move(source)), {empty_like_sent(tensor)}, {}};
 }
 
-Start start_receive(const at::Tensor& tensor, int64_t source, int64_t tag, const GroupPtr& group) {
+StartedCollective start_receive(const at::Tensor& tensor, int64_t source, int64_t tag,
+                                const GroupPtr& group) {
   const BelowAutograd below_autograd;
   check_peer(source, *group, "src", "irecv");
   narrow_tag(tag, "irecv");
@@ -125,8 +127,8 @@ Start start_receive(const at::Tensor& tensor, int64_t source, int64_t tag, const
   return {"irecv", group, std::move(work), {}, {tensor}, {}};
 }
 
-Start start_batch_p2p(const std::vector<std::string>& kinds, at::IntArrayRef peers, at::IntArrayRef tags,
-                      at::TensorList tensors, const GroupPtr& group) {
+StartedCollective start_batch_p2p(const std::vector<std::string>& kinds, at::IntArrayRef peers,
+                                  at::IntArrayRef tags, at::TensorList tensors, const GroupPtr& group) {
   constexpr auto kOp = "batch_p2p_ops";
   const size_t count = kinds.size();
   TORCH_CHECK_VALUE(peers.size() == count && tags.size() == count && tensors.size() == count, "funcol::", kOp,
@@ -181,8 +183,8 @@ Start start_batch_p2p(const std::vector<std::string>& kinds, at::IntArrayRef pee
 // All ranks take pairs in one order, by the lower rank and then by the higher one, and in each pair the lower
 // rank sends first. A backend may block in an operation until the peer has come to it. What a rank has for
 // itself is copied.
-Start start_exchange_in_pairs(const at::Tensor& input, at::IntArrayRef output_splits,
-                              at::IntArrayRef input_splits, const GroupPtr& group) {
+StartedCollective start_exchange_in_pairs(const at::Tensor& input, at::IntArrayRef output_splits,
+                                          at::IntArrayRef input_splits, const GroupPtr& group) {
   constexpr int64_t kTag = 7411;  // apart from sends of the program, which mostly have tag 0
   const BelowAutograd below_autograd;
   const auto source = contiguous_input(input);

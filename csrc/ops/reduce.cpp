@@ -31,8 +31,8 @@ constexpr auto kOp = "reduce";
 }  // namespace
 }  // namespace reduce
 
-Start start_reduce(const at::Tensor& input, const c10d::ReduceOp& reduce_op, int64_t destination,
-                   const GroupPtr& group) {
+StartedCollective start_reduce(const at::Tensor& input, const c10d::ReduceOp& reduce_op, int64_t destination,
+                               const GroupPtr& group) {
   const BelowAutograd below_autograd;
   check_dense(input, reduce::kOp);
   check_rank(destination, *group, "dst", reduce::kOp);

@@ -74,8 +74,8 @@ void check_reduce_scatter(at::TensorList inputs, const c10d::ReduceOp& reduce_op
   }
 }
 
-Start start_reduce_scatter(const at::Tensor& input, const c10d::ReduceOp& reduce_op, int64_t dim,
-                           const GroupPtr& group) {
+StartedCollective start_reduce_scatter(const at::Tensor& input, const c10d::ReduceOp& reduce_op, int64_t dim,
+                                       const GroupPtr& group) {
   constexpr auto kOp = "reduce_scatter_tensor";
   const BelowAutograd below_autograd;
   check_reduce_scatter(input, reduce_op, dim, *group, kOp);
@@ -96,8 +96,9 @@ Start start_reduce_scatter(const at::Tensor& input, const c10d::ReduceOp& reduce
 }
 
 // As in the uneven gather, each part travels padded to the largest one.
-Start start_uneven_reduce_scatter(const at::Tensor& input, const c10d::ReduceOp& reduce_op, int64_t dim,
-                                  const GroupPtr& group, at::OptionalIntArrayRef split_sizes) {
+StartedCollective start_uneven_reduce_scatter(const at::Tensor& input, const c10d::ReduceOp& reduce_op,
+                                              int64_t dim, const GroupPtr& group,
+                                              at::OptionalIntArrayRef split_sizes) {
   constexpr auto kOp = "reduce_scatter_tensor";
   if (!split_sizes.has_value()) {
     return start_reduce_scatter(input, reduce_op, dim, group);
@@ -129,8 +130,8 @@ Start start_uneven_reduce_scatter(const at::Tensor& input, const c10d::ReduceOp&
   return {kOp, group, std::move(work), {std::move(source), std::move(received)}, as_list(std::move(out)), {}};
 }
 
-Start start_reduce_scatter_coalesced(at::TensorList inputs, const c10d::ReduceOp& reduce_op,
-                                     at::IntArrayRef dims, const GroupPtr& group) {
+StartedCollective start_reduce_scatter_coalesced(at::TensorList inputs, const c10d::ReduceOp& reduce_op,
+                                                 at::IntArrayRef dims, const GroupPtr& group) {
   constexpr auto kOp = "reduce_scatter_tensor_coalesced";
   check_reduce_scatter(inputs, reduce_op, dims, *group, kOp);
   if (inputs.empty()) {
@@ -163,8 +164,8 @@ Start start_reduce_scatter_coalesced(at::TensorList inputs, const c10d::ReduceOp
   return {kOp, group, std::move(work), std::move(sources), std::move(outputs), {}};
 }
 
-Start start_reduce_scatter_out(const at::Tensor& input, const c10d::ReduceOp& reduce_op,
-                               const at::Tensor& out, const GroupPtr& group, const char* op) {
+StartedCollective start_reduce_scatter_out(const at::Tensor& input, const c10d::ReduceOp& reduce_op,
+                                           const at::Tensor& out, const GroupPtr& group, const char* op) {
   const BelowAutograd below_autograd;
   check_one_device({input, out}, op);
   settle(out);
@@ -202,8 +203,8 @@ constexpr auto kCoalesced = "reduce_scatter_tensor_coalesced";
 
 // Along dim 0.
 
-Start start_rows(const at::Tensor& input, const c10d::ReduceOp& reduce_op, int64_t group_size,
-                 const GroupPtr& group) {
+StartedCollective start_rows(const at::Tensor& input, const c10d::ReduceOp& reduce_op, int64_t group_size,
+                             const GroupPtr& group) {
   check_group_size(*group, group_size, kOne);
   return start_reduce_scatter(input, reduce_op, 0, group);
 }
@@ -225,8 +226,8 @@ at::Tensor rows_recorded(const at::Tensor& input, std::string_view reduce_op, in
   return call::reduce_scatter_along_dim.recorded(input, std::string(reduce_op), 0, group, {});
 }
 
-Start start_rows_out(const at::Tensor& input, const c10d::ReduceOp& reduce_op, int64_t group_size,
-                     const GroupPtr& group, const at::Tensor& out) {
+StartedCollective start_rows_out(const at::Tensor& input, const c10d::ReduceOp& reduce_op, int64_t group_size,
+                                 const GroupPtr& group, const at::Tensor& out) {
   check_group_size(*group, group_size, "reduce_scatter_tensor_out");
   return start_reduce_scatter_out(input, reduce_op, out, group);
 }
@@ -294,8 +295,8 @@ at::Tensor recorded(const at::Tensor& input, const IValue& reduce_op, int64_t di
 
 // Several tensors along dim 0.
 
-Start start_coalesced_rows(at::TensorList inputs, const c10d::ReduceOp& reduce_op, int64_t group_size,
-                           const GroupPtr& group) {
+StartedCollective start_coalesced_rows(at::TensorList inputs, const c10d::ReduceOp& reduce_op,
+                                       int64_t group_size, const GroupPtr& group) {
   check_group_size(*group, group_size, kCoalesced);
   const std::vector<int64_t> dims(inputs.size(), 0);
   return start_reduce_scatter_coalesced(inputs, reduce_op, dims, group);

@@ -45,25 +45,25 @@ void note_written(at::TensorList tensors) {
   }
 }
 
-std::vector<at::Tensor> as_pending(Start start) {
+std::vector<at::Tensor> as_pending(StartedCollective start) {
   sweep_some_orphans();
   std::vector<at::Tensor> results;
   results.reserve(start.outputs.size());
   const auto outputs = start.outputs;
-  auto pending = hold(std::move(start));
+  auto pending = make_pending_collective(std::move(start));
   for (const auto& output : outputs) {
     results.push_back(AsyncTensorImpl::wrap(output, pending));
   }
   return results;
 }
 
-at::Tensor as_sole_pending(Start start) {
+at::Tensor as_sole_pending(StartedCollective start) {
   sweep_some_orphans();
-  const auto output = start.outputs[0];  // a copy: hold() takes the Start
-  return AsyncTensorImpl::wrap(output, hold(std::move(start)));
+  const auto output = start.outputs[0];  // a copy: make_pending_collective() takes the StartedCollective
+  return AsyncTensorImpl::wrap(output, make_pending_collective(std::move(start)));
 }
 
-std::vector<at::Tensor> as_registered(const Start& start) {
+std::vector<at::Tensor> as_registered(const StartedCollective& start) {
   TORCH_INTERNAL_ASSERT(!start.epilogue, "PyTorch's registry cannot run the epilogue of ", start.op);
   note_registered(start.op, start.group, start.outputs, start.work);
   for (const auto& output : start.outputs) {
@@ -72,12 +72,12 @@ std::vector<at::Tensor> as_registered(const Start& start) {
   return start.outputs;
 }
 
-std::vector<at::Tensor> as_overwritten(const Start& start) {
+std::vector<at::Tensor> as_overwritten(const StartedCollective& start) {
   note_written(start.outputs);
   return as_registered(start);
 }
 
-std::vector<at::Tensor> as_received(Start start, const std::vector<size_t>& received) {
+std::vector<at::Tensor> as_received(StartedCollective start, const std::vector<size_t>& received) {
   if (received.empty()) {
     return as_pending(std::move(start));
   }
@@ -88,7 +88,7 @@ std::vector<at::Tensor> as_received(Start start, const std::vector<size_t>& rece
     start.outputs[index] = without_history(start.outputs[index]);
   }
   const auto work = c10::make_intrusive<SettlingWork>();
-  start.epilogue = [registered = c10::weak_intrusive_ptr<c10d::Work>(work)](const Start&) {
+  start.epilogue = [registered = c10::weak_intrusive_ptr<c10d::Work>(work)](const StartedCollective&) {
     if (const auto work = registered.lock()) {
       c10d::unregister_work(work);
     }

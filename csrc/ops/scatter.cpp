@@ -31,8 +31,8 @@ constexpr auto kOp = "scatter";
 }  // namespace
 }  // namespace scatter
 
-Start start_scatter(const at::Tensor& input, int64_t source, int64_t dim, const GroupPtr& group,
-                    at::OptionalIntArrayRef split_sizes) {
+StartedCollective start_scatter(const at::Tensor& input, int64_t source, int64_t dim, const GroupPtr& group,
+                                at::OptionalIntArrayRef split_sizes) {
   const BelowAutograd below_autograd;
   check_dense(input, scatter::kOp);
   check_has_dims(input, scatter::kOp);

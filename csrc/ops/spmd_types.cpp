@@ -85,7 +85,7 @@ bool sees_ops(const Tensor& input) { return has_active_layers() || belongs_to_la
 
 // The start of a collective whose result is `change_view` of its only output.
 template <typename ChangeView>
-Tensor as_pending_view(Start start, const ChangeView& change_view) {
+Tensor as_pending_view(StartedCollective start, const ChangeView& change_view) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   start.outputs[0] = change_view(start.outputs[0]);
   return as_sole_pending(std::move(start));

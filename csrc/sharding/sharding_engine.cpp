@@ -45,13 +45,13 @@ std::optional<Rows> rows_for(py::handle op_schema, OpSchema& schema, bool has_ru
 
 }  // namespace
 
-DecisionEngine::DecisionEngine(std::optional<CostModel> model, size_t capacity, bool moves_keywords)
+ShardingEngine::ShardingEngine(std::optional<CostModel> model, size_t capacity, bool moves_keywords)
     : propagator_(output_metas_of, std::move(model)),
       decisions_(find_table("decisions"), capacity),
       capacity_(capacity),
       moves_keywords_(moves_keywords) {}
 
-py::object DecisionEngine::propagate(py::handle op_schema, py::handle rows_of, py::handle whole,
+py::object ShardingEngine::propagate(py::handle op_schema, py::handle rows_of, py::handle whole,
                                      py::handle assemble, bool remember) {
   PythonSchema schema;
   try {
@@ -64,7 +64,7 @@ py::object DecisionEngine::propagate(py::handle op_schema, py::handle rows_of, p
                     [&] { return decide(op_schema, schema, has_rule, rows_of, whole, assemble); });
 }
 
-py::object DecisionEngine::decide(py::handle op_schema, const PythonSchema& schema, bool has_rule,
+py::object ShardingEngine::decide(py::handle op_schema, const PythonSchema& schema, bool has_rule,
                                   py::handle rows_of, py::handle whole, py::handle assemble) {
   py::list elements;
   auto parts = parts_of(schema);
@@ -86,7 +86,7 @@ py::object DecisionEngine::decide(py::handle op_schema, const PythonSchema& sche
   return assemble(op_schema, elements);
 }
 
-py::object DecisionEngine::strategies(py::handle op_schema, py::handle rows_of) {
+py::object ShardingEngine::strategies(py::handle op_schema, py::handle rows_of) {
   const auto schema = read_op_schema(op_schema, moves_keywords_);
   py::list elements;
   for (auto& part : parts_of(schema)) {
@@ -104,7 +104,7 @@ py::object DecisionEngine::strategies(py::handle op_schema, py::handle rows_of) 
   return elements;  // NOLINT: no move, pybind11 converts
 }
 
-double DecisionEngine::time_decision(py::handle op_schema, size_t count) {
+double ShardingEngine::time_decision(py::handle op_schema, size_t count) {
   const auto schema = read_op_schema(op_schema, moves_keywords_);
   double best = std::numeric_limits<double>::infinity();
   for (size_t i = 0; i < count; ++i) {
@@ -118,22 +118,22 @@ double DecisionEngine::time_decision(py::handle op_schema, size_t count) {
   return best;
 }
 
-void DecisionEngine::leave(const std::string& op) {
+void ShardingEngine::leave(const std::string& op) {
   left_.insert(op);
   decisions_.clear();
 }
 
-void DecisionEngine::clear() {
+void ShardingEngine::clear() {
   decisions_.clear();
   propagator_.forget_costs();
   num_hits_ = num_misses_ = 0;
 }
 
-py::tuple DecisionEngine::info() const {
+py::tuple ShardingEngine::info() const {
   return py::make_tuple(num_hits_, num_misses_, capacity_, decisions_.size());
 }
 
-bool DecisionEngine::serves(const Operator& op) const {
+bool ShardingEngine::serves(const Operator& op) const {
   return left_.count(op.name) == 0 && find_rule(op.name) != nullptr;
 }
 

@@ -37,7 +37,7 @@ struct CallDecision {
 // call (None).
 using AskForRule = std::function<py::object(const py::object& index)>;
 
-class DecisionEngine {
+class ShardingEngine {
  public:
   struct Decision {
     py::object sharding;
@@ -47,7 +47,7 @@ class DecisionEngine {
 
   // Remembers `capacity` decisions at most. `model`: none for the mesh's default model. `moves_keywords`:
   // whether the caller redistributes keyword tensors, too.
-  DecisionEngine(std::optional<CostModel> model, size_t capacity, bool moves_keywords);
+  ShardingEngine(std::optional<CostModel> model, size_t capacity, bool moves_keywords);
 
   // For an operator without a rule in C++, `rows_of(op_schema)` gives rows, or None. `assemble(op_schema,
   // elements)` makes the remembered object of the decisions. `whole(op_schema, remember)` decides if there

@@ -1,4 +1,4 @@
-// The decisions of DecisionEngine that are PyTorch's own.
+// The decisions of ShardingEngine that are PyTorch's own.
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -38,9 +38,9 @@ bool knows_layout(const Layout& layout) {
 }  // namespace
 
 // PyTorch's own decision of a call, for each element of its lists.
-class DecisionEngine::AsPyTorch {
+class ShardingEngine::AsPyTorch {
  public:
-  AsPyTorch(const DecisionEngine& engine, py::handle op, const PythonSchema& schema, UpstreamRules& rules)
+  AsPyTorch(const ShardingEngine& engine, py::handle op, const PythonSchema& schema, UpstreamRules& rules)
       : engine_(engine), op_(op), schema_(schema), rules_(rules), has_rule_(rules.is_in_cpp(op)) {}
 
   // Decides all elements. Returns the reason if PyTorch has to decide.
@@ -143,7 +143,7 @@ class DecisionEngine::AsPyTorch {
     return engine_.propagator_.allows(part.schema, own(part.schema.call), sharding);
   }
 
-  const DecisionEngine& engine_;
+  const ShardingEngine& engine_;
   py::handle op_;
   const PythonSchema& schema_;
   UpstreamRules& rules_;
@@ -152,7 +152,7 @@ class DecisionEngine::AsPyTorch {
   std::vector<Element> elements_;
 };
 
-py::object DecisionEngine::propagate_as_pytorch(py::handle op_schema, UpstreamRules& rules,
+py::object ShardingEngine::propagate_as_pytorch(py::handle op_schema, UpstreamRules& rules,
                                                 py::handle rule_of, py::handle otherwise, py::handle assemble,
                                                 bool remember) {
   PythonSchema schema;
@@ -169,7 +169,7 @@ py::object DecisionEngine::propagate_as_pytorch(py::handle op_schema, UpstreamRu
   });
 }
 
-std::optional<CallDecision> DecisionEngine::decide_call(py::handle op, const PythonSchema& schema,
+std::optional<CallDecision> ShardingEngine::decide_call(py::handle op, const PythonSchema& schema,
                                                         UpstreamRules& rules, const AskForRule& ask) const {
   AsPyTorch call(*this, op, schema, rules);
   return call.decide(ask) ? std::nullopt : call.values();

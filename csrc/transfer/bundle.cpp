@@ -10,7 +10,7 @@
 
 namespace funcol {
 
-bool Bundle::add(const ManyItem& item, size_t index, int64_t together_bytes) {
+bool Bundle::add(const BatchItem& item, size_t index, int64_t together_bytes) {
   const bool is_executed = item.execution != nullptr && !item.last;
   const int64_t bytes = is_executed ? item.execution->peak_bytes() : item.bytes;
   if (!indices_.empty() && (bytes_ + bytes > together_bytes || !is_alike(item))) {
@@ -27,7 +27,7 @@ bool Bundle::add(const ManyItem& item, size_t index, int64_t together_bytes) {
   return true;
 }
 
-bool Bundle::is_alike(const ManyItem& item) const {
+bool Bundle::is_alike(const BatchItem& item) const {
   const bool have_execution = item.execution && first_->execution;
   const bool have_last = item.last && first_->last;
   return (have_execution ? item.execution->steps_id() == first_->execution->steps_id()
@@ -89,7 +89,7 @@ void Bundle::move_together(size_t index) {
   for (size_t i = 0; i < locals_.size(); ++i) {
     locals_[i] = {start.outputs[i], /*is_callers=*/false};
   }
-  pending_ = hold(std::move(start));
+  pending_ = make_pending_collective(std::move(start));
 }
 
 void Bundle::finish(std::vector<at::Tensor>& results) {
@@ -136,7 +136,7 @@ at::Tensor Bundle::finish_last(size_t item, at::Tensor moved) const {
   return first_->last ? moved : items_[item]->execution->steps().back()->finish(std::move(moved));
 }
 
-std::vector<Bundle> bundles_of(const std::vector<ManyItem>& items, bool async_op, int64_t together_bytes,
+std::vector<Bundle> bundles_of(const std::vector<BatchItem>& items, bool async_op, int64_t together_bytes,
                                bool is_watched) {
   std::vector<Bundle> bundles;
   std::vector<size_t> open;  // the last bundle of each kind

@@ -19,7 +19,7 @@ namespace funcol {
 constexpr int64_t kTogetherBytes = int64_t{256} << 20;
 
 // A tensor to be moved with others: by the steps of its execution, then by `last`. Either may be missing.
-struct ManyItem {
+struct BatchItem {
   std::shared_ptr<const Execution> execution;
   at::Tensor local;
   MaskHooks masks = {};
@@ -34,13 +34,13 @@ struct ManyItem {
 class Bundle {
  public:
   // `is_watched`: a layer of PyTorch watches, or a tensor needs a gradient. No item has a `last` then.
-  Bundle(const ManyItem& item, bool async_op, bool is_watched)
+  Bundle(const BatchItem& item, bool async_op, bool is_watched)
       : first_(&item), async_op_(async_op), is_watched_(is_watched) {}
 
   // False if `item` is not added, as it is not alike or would exceed `together_bytes`.
-  bool add(const ManyItem& item, size_t index, int64_t together_bytes);
+  bool add(const BatchItem& item, size_t index, int64_t together_bytes);
   // Returns true if one collective can move both `item` and the bundle's items at each step.
-  bool is_alike(const ManyItem& item) const;
+  bool is_alike(const BatchItem& item) const;
 
   size_t num_steps() const { return num_executed() + (first_->last ? 1 : 0); }
   void take_step(size_t index);
@@ -62,18 +62,18 @@ class Bundle {
   void end_step(size_t index);
   void move_together(size_t index);
 
-  const ManyItem* first_;
+  const BatchItem* first_;
   bool async_op_;
   bool is_watched_;
   int64_t bytes_ = 0;
   std::vector<size_t> indices_;
-  std::vector<const ManyItem*> items_;
+  std::vector<const BatchItem*> items_;
   std::vector<LocalTensor> locals_;
   c10::intrusive_ptr<PendingCollective> pending_;
 };
 
 // The bundles of `items`, in the order in which they begin. `items` outlive them.
-std::vector<Bundle> bundles_of(const std::vector<ManyItem>& items, bool async_op, int64_t together_bytes,
+std::vector<Bundle> bundles_of(const std::vector<BatchItem>& items, bool async_op, int64_t together_bytes,
                                bool is_watched = false);
 
 }  // namespace funcol

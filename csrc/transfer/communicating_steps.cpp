@@ -44,10 +44,10 @@ class ShardSizes {
 };
 
 // The output of a collective, once it has arrived.
-at::Tensor arrived(Start start) {
+at::Tensor arrived(StartedCollective start) {
   sweep_some_orphans();
   auto output = start.outputs[0];
-  hold(std::move(start))->settle();
+  make_pending_collective(std::move(start))->settle();
   return output;
 }
 
@@ -257,7 +257,7 @@ class AllToAll final : public CommunicatingStep {
   }
 
   // The exchange of a tensor that nobody watches, which is unpacked as it is settled.
-  Start start(const LocalTensor& local) const {
+  StartedCollective start(const LocalTensor& local) const {
     const BelowAutograd below_autograd;
     auto packed = transport_->pack_plain(local.tensor);
     if (local.may_change && packed.is_alias_of(local.tensor)) {
@@ -273,7 +273,7 @@ class AllToAll final : public CommunicatingStep {
       start.outputs[0] = transport_->unpack(received);
     } else {
       start.outputs[0] = std::move(unpacked);
-      start.epilogue = [transport = transport_](const Start& done) {
+      start.epilogue = [transport = transport_](const StartedCollective& done) {
         transport->unpack_into(done.buffers.back(), done.outputs[0]);
       };
     }

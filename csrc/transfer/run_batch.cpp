@@ -17,7 +17,7 @@ bool is_watched(const at::Tensor& tensor) {
          (at::GradMode::is_enabled() && tensor.requires_grad());
 }
 
-void check(const ManyItem& item, bool is_watched) {
+void check(const BatchItem& item, bool is_watched) {
   TORCH_CHECK_NOT_IMPLEMENTED(!item.last || !is_watched,
                               "funcol::redistribute_many: tensors move to their owners and back outside of "
                               "compiled regions and modes, and without gradients. Call it under "
@@ -29,7 +29,8 @@ void check(const ManyItem& item, bool is_watched) {
 
 }  // namespace
 
-std::vector<at::Tensor> run_many(const std::vector<ManyItem>& items, bool async_op, int64_t together_bytes) {
+std::vector<at::Tensor> run_batch(const std::vector<BatchItem>& items, bool async_op,
+                                  int64_t together_bytes) {
   const bool are_watched = has_active_layers() || std::ranges::any_of(items, [](const auto& item) {
                              return is_watched(item.local);
                            });

@@ -21,6 +21,6 @@ namespace funcol {
 //
 // Items with masks run one after the other. If a layer of PyTorch watches, or a tensor needs a gradient, the
 // same collectives run by operators that layers see; NotImplementedError if items have steps of their own.
-std::vector<at::Tensor> run_many(const std::vector<ManyItem>& items, bool async_op, int64_t together_bytes);
+std::vector<at::Tensor> run_batch(const std::vector<BatchItem>& items, bool async_op, int64_t together_bytes);
 
 }  // namespace funcol

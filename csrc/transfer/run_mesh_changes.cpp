@@ -62,7 +62,7 @@ class Batch {
     if (!moved_.empty()) {
       auto start = start_together(std::move(transfers), std::move(locals), &scratch_, kRedistribute);
       put(moved_, start.outputs);
-      pending_ = start.work ? hold(std::move(start)) : nullptr;
+      pending_ = start.work ? make_pending_collective(std::move(start)) : nullptr;
     }
   }
 
@@ -86,7 +86,7 @@ class Batch {
  private:
   // Runs the redistributions of those that have one.
   void run_part(std::shared_ptr<const Execution> MeshChangeParts::*part) {
-    std::vector<ManyItem> running;
+    std::vector<BatchItem> running;
     std::vector<size_t> places;
     for (const size_t i : indices_) {
       if (const auto& execution = (*(*items_)[i].parts).*part) {
@@ -94,7 +94,7 @@ class Batch {
         places.push_back(i);
       }
     }
-    put(places, run_many(running, async_op_, together_bytes_));
+    put(places, run_batch(running, async_op_, together_bytes_));
   }
 
   void put(const std::vector<size_t>& places, std::vector<at::Tensor> tensors) {

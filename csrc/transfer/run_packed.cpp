@@ -112,7 +112,7 @@ struct Buffers {
 
 // The start of the collective of `steps`, whose one output is what is received.
 struct FlatStart {
-  Start start;
+  StartedCollective start;
   std::vector<int64_t> begins;  // by rank, of the blocks in the output
 };
 
@@ -201,7 +201,8 @@ at::Tensor FlatResults::next() {
   return result;
 }
 
-Start start_together(Steps steps, std::vector<at::Tensor> tensors, at::Tensor* scratch, const char* op) {
+StartedCollective start_together(Steps steps, std::vector<at::Tensor> tensors, at::Tensor* scratch,
+                                 const char* op) {
   const BelowAutograd below_autograd;
   const auto& first = *steps[0];
   std::vector<at::Tensor> outputs;
@@ -228,7 +229,7 @@ Start start_together(Steps steps, std::vector<at::Tensor> tensors, at::Tensor* s
   start.buffers.push_back(std::move(start.outputs[0]));
   start.outputs = std::move(outputs);
   start.is_counted = has_results;
-  start.epilogue = [steps = std::move(steps), begins = std::move(begins)](const Start& done) {
+  start.epilogue = [steps = std::move(steps), begins = std::move(begins)](const StartedCollective& done) {
     BoxCopies copies;
     auto places = begins;
     for (size_t i = 0; i < steps.size(); ++i) {

@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "async/start.h"
+#include "async/started_collective.h"
 #include "transfer/op_names.h"
 #include "transfer/packed_exchange.h"
 
@@ -37,8 +37,8 @@ class FlatResults {
 // sends. The outputs are new tensors, in the order of the steps; the epilogue fills them. `scratch`, if it is
 // given, is the buffer to send from, replaced if it is too small: nobody else has it. `op` is named in
 // errors.
-Start start_together(PackedExchanges steps, std::vector<at::Tensor> tensors, at::Tensor* scratch = nullptr,
-                     const char* op = kRedistributeMany);
+StartedCollective start_together(PackedExchanges steps, std::vector<at::Tensor> tensors,
+                                 at::Tensor* scratch = nullptr, const char* op = kRedistributeMany);
 
 // The outputs of start_together(), by operators that every layer of PyTorch sees and autograd records. The
 // group has the ranks of the steps alone.

@@ -308,7 +308,7 @@ def print_partial_blocks(records: list[dict[str, Any]]) -> None:
 def forget_decisions() -> None:
     """Empties all caches of decisions, funcol's and PyTorch's, and PyTorch's of plans."""
     DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
-    _C.forget_served_calls()
+    _C.forget_call_plans()
     forget_native()
     stock_redistribute._gen_transform_infos.cache_clear()
 

@@ -24,13 +24,13 @@ bool has_partials(const Layout& layout) {
 
 }  // namespace
 
-int64_t WholeBucket::add(py::handle dtensor, int64_t holder, std::optional<at::ScalarType> dtype,
-                         int64_t most) {
+int64_t FullTensorBucket::add(py::handle dtensor, int64_t holder, std::optional<at::ScalarType> dtype,
+                              int64_t most) {
   const auto spec = attribute<"_spec">(dtensor);
   const SpecObjects objects(spec);
   auto& known = known_mesh(objects.mesh);
   const auto& held = THPVariable_Unpack(attribute<"_local_tensor">(dtensor).ptr());
-  HolderKey key{known.id, objects.read(), {}, 0, holder, false, false};
+  RankTransferKey key{known.id, objects.read(), {}, 0, holder, false, false};
   TORCH_CHECK_NOT_IMPLEMENTED(!belongs_to_layer(held) && !held.is_meta() && !has_masks(key.layout) &&
                                   read_ints(attribute<"shape">(meta_of(spec, kFullTensors)), key.shape),
                               "funcol::", kFullTensors,
@@ -46,7 +46,7 @@ int64_t WholeBucket::add(py::handle dtensor, int64_t holder, std::optional<at::S
   }
   key.itemsize = static_cast<int64_t>(converts_first ? c10::elementSize(*dtype) : local.itemsize());
   added.is_inside = known.coordinate.has_value() && holder != kNoRank;
-  ManyItem item;
+  BatchItem item;
   if (added.is_inside) {
     item = item_of_move(key, objects.mesh, known, {});
   }
@@ -69,14 +69,14 @@ int64_t WholeBucket::add(py::handle dtensor, int64_t holder, std::optional<at::S
   return bytes;
 }
 
-void WholeBucket::start() {
+void FullTensorBucket::start() {
   const WithoutGil no_gil;
   const at::NoGradGuard no_grad;
   bucket_ = std::make_unique<Bucket>(std::move(items_));
   bucket_->start();
 }
 
-py::object WholeBucket::take() {
+py::object FullTensorBucket::take() {
   const auto& added = added_.at(num_taken_++);
   if (!added.is_inside) {
     return py::none();

@@ -16,7 +16,7 @@
 namespace funcol::python {
 
 // DTensors, of any meshes and placements, whose wholes every rank gets, or one rank.
-class WholeBucket {
+class FullTensorBucket {
  public:
   // `holder`: the number in the mesh of the rank that gets the whole; kEveryRank for all; kNoRank for none,
   // so that the tensor counts only. `dtype`: of the whole, if it is of floating-point numbers; they are
@@ -40,7 +40,7 @@ class WholeBucket {
   };
 
   std::vector<Added> added_;
-  std::vector<ManyItem> items_;  // of the tensors whose mesh has this rank
+  std::vector<BatchItem> items_;  // of the tensors whose mesh has this rank
   std::unique_ptr<Bucket> bucket_;
   size_t num_taken_ = 0;
 };

@@ -52,21 +52,21 @@ class OneMesh {
   int64_t own_ = 0;
 };
 
-HolderKey key_of(const KnownMesh& known, Layout layout, py::handle spec, int64_t owner, bool is_back) {
-  HolderKey key{known.id, std::move(layout), {}, 0, owner, is_back, true};
+RankTransferKey key_of(const KnownMesh& known, Layout layout, py::handle spec, int64_t owner, bool is_back) {
+  RankTransferKey key{known.id, std::move(layout), {}, 0, owner, is_back, true};
   TORCH_CHECK_NOT_IMPLEMENTED(
       !has_masks(key.layout) && read_ints(attribute<"shape">(meta_of(spec, kRedistributeMany)), key.shape),
       "funcol::", kRedistributeMany, ": tensors with masks or symbolic sizes have no owners.");
   return key;
 }
 
-std::vector<at::Tensor> run(const std::vector<ManyItem>& items, const OwnerOptions& options) {
+std::vector<at::Tensor> run(const std::vector<BatchItem>& items, const OwnerOptions& options) {
   const WithoutGil no_gil;
-  return run_many(items, options.async_op, options.max_bytes.value_or(std::numeric_limits<int64_t>::max()));
+  return run_batch(items, options.async_op, options.max_bytes.value_or(std::numeric_limits<int64_t>::max()));
 }
 
 // The whole that a rank has: empty where it is not the owner.
-at::Tensor whole_or_empty(py::handle object, bool owns, const HolderKey& key, py::handle spec,
+at::Tensor whole_or_empty(py::handle object, bool owns, const RankTransferKey& key, py::handle spec,
                           const std::string& device, size_t index) {
   const auto dtype = to_dtype(attribute<"dtype">(meta_of(spec, kRedistributeMany)));
   if (!owns) {
@@ -92,8 +92,8 @@ void check_target(const Layout& layout) {
 }
 
 // The spec of a tensor of `spec` that gets the placements `wanted`.
-py::object spec_of_target(const HolderKey& key, const SpecObjects& objects, py::handle spec, KnownMesh& known,
-                          py::handle wanted) {
+py::object spec_of_target(const RankTransferKey& key, const SpecObjects& objects, py::handle spec,
+                          KnownMesh& known, py::handle wanted) {
   RedistributionKey target;
   target.mesh_id = known.id;
   target.src = objects.read();
@@ -112,7 +112,7 @@ py::object spec_of_target(const HolderKey& key, const SpecObjects& objects, py::
 py::list move_to_owners(const py::list& dtensors, const std::vector<int64_t>& owners,
                         const OwnerOptions& options) {
   OneMesh one_mesh;
-  std::vector<ManyItem> items;
+  std::vector<BatchItem> items;
   for (size_t i = 0; i < owners.size(); ++i) {
     const py::handle dtensor = PyList_GET_ITEM(dtensors.ptr(), static_cast<Py_ssize_t>(i));
     const auto spec = attribute<"_spec">(dtensor);
@@ -135,7 +135,7 @@ py::list move_to_owners(const py::list& dtensors, const std::vector<int64_t>& ow
 py::list move_from_owners(const py::list& wholes, const py::list& specs, const std::vector<int64_t>& owners,
                           const py::list& placements, const OwnerOptions& options) {
   OneMesh one_mesh;
-  std::vector<ManyItem> items;
+  std::vector<BatchItem> items;
   std::vector<py::object> targets;
   for (size_t i = 0; i < owners.size(); ++i) {
     const auto index = static_cast<Py_ssize_t>(i);

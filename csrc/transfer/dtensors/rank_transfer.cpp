@@ -17,9 +17,9 @@
 namespace funcol::python {
 namespace {
 
-Cache<HolderKey, ManyItem>& holder_moves() {
+Cache<RankTransferKey, BatchItem>& rank_transfers() {
   static auto* const cache =
-      new Cache<HolderKey, ManyItem>(find_table("holder_moves"));  // NOLINT: outlives Python
+      new Cache<RankTransferKey, BatchItem>(find_table("rank_transfers"));  // NOLINT: outlives Python
   return *cache;
 }
 
@@ -33,7 +33,7 @@ Layout reduced(Layout layout) {
 
 Layout replicated(const Mesh& mesh) { return {std::vector<Placement>(mesh.sizes.size()), {}}; }
 
-Layout checked_layout(const HolderKey& key, const Mesh& mesh) {
+Layout checked_layout(const RankTransferKey& key, const Mesh& mesh) {
   try {
     const auto num_dims = static_cast<int64_t>(key.shape.size());
     const auto layout =
@@ -49,7 +49,7 @@ bool has_group(AxisSet axes, const Mesh& mesh) {
 }
 
 // The axes along whose group the tensor moves; none if nobody sends. `is_p2p`: no group has just these ranks.
-AxisSet axes_of_move(const HolderKey& key, const Layout& layout, const Mesh& mesh, bool& is_p2p) {
+AxisSet axes_of_move(const RankTransferKey& key, const Layout& layout, const Mesh& mesh, bool& is_p2p) {
   AxisSet cutting = 0;
   AxisSet all = 0;
   for (int64_t axis = 0; axis < mesh.num_axes(); ++axis) {
@@ -85,11 +85,11 @@ RankedMesh senders_to(int64_t holder, const RankedMesh& every, const Layout& lay
   return senders;
 }
 
-ManyItem make_move(const HolderKey& key, py::handle device_mesh, KnownMesh& known) {
+BatchItem make_move(const RankTransferKey& key, py::handle device_mesh, KnownMesh& known) {
   const auto& mesh = known.mesh;
   TORCH_INTERNAL_ASSERT(known.coordinate.has_value());
   const auto layout = reduced(checked_layout(key, mesh));
-  ManyItem item;
+  BatchItem item;
   const auto device_type = attribute<"device_type">(device_mesh).cast<std::string>();
   item.bytes = bytes_of_move(key, mesh, device_type == "cpu");
   if (!key.is_back) {
@@ -143,7 +143,7 @@ ManyItem make_move(const HolderKey& key, py::handle device_mesh, KnownMesh& know
 
 }  // namespace
 
-size_t HolderKey::hash() const {
+size_t RankTransferKey::hash() const {
   Hash hash;
   hash.add(mesh_id);
   hash.add(layout);
@@ -153,17 +153,18 @@ size_t HolderKey::hash() const {
   return hash.value();
 }
 
-ManyItem item_of_move(const HolderKey& key, py::handle device_mesh, KnownMesh& known, at::Tensor local) {
-  const auto* const found = holder_moves().find(key);
+BatchItem item_of_move(const RankTransferKey& key, py::handle device_mesh, KnownMesh& known,
+                       at::Tensor local) {
+  const auto* const found = rank_transfers().find(key);
   auto item = found != nullptr ? *found : make_move(key, device_mesh, known);
   if (found == nullptr) {
-    holder_moves().put(key, item);
+    rank_transfers().put(key, item);
   }
   item.local = std::move(local);
   return item;
 }
 
-int64_t bytes_of_move(const HolderKey& key, const Mesh& mesh, bool is_on_cpu) {
+int64_t bytes_of_move(const RankTransferKey& key, const Mesh& mesh, bool is_on_cpu) {
   const auto layout = checked_layout(key, mesh);
   const auto longest = num_elements(local_shape(layout, mesh, key.shape, Coordinate(mesh.num_axes(), 0)));
   AxisSet cutting = 0;

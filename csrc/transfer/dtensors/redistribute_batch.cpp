@@ -66,12 +66,12 @@ class Many {
 
   std::vector<at::Tensor> run() const {
     const WithoutGil no_gil;
-    return run_many(items_, options_.async_op, options_.max_bytes.value_or(kTogetherBytes));
+    return run_batch(items_, options_.async_op, options_.max_bytes.value_or(kTogetherBytes));
   }
 
  private:
   const RedistributionOptions& options_;
-  std::vector<ManyItem> items_;
+  std::vector<BatchItem> items_;
   py::object mesh_;
   KnownMesh* known_ = nullptr;
   size_t num_seen_ = 0;

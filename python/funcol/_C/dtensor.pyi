@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .planner import AlphaBeta, StepCounts
-from .propagation import PropagationEngine, UpstreamRules
+from .propagation import ShardingEngine, UpstreamRules
 
 # NotImplemented for what PyTorch's own function has to do.
 def dtensor_to_local(dtensor: Any, grad_placements: Any, /) -> Any: ...
@@ -33,7 +33,7 @@ def dtensor_full_tensor(dtensor: Any, grad_placements: Any, /) -> Any: ...
 def are_on_one_mesh(tensors: Sequence[Any]) -> bool: ...
 
 # DTensor's operators in C++: see installation.native_operators.
-def put_native_operators(
+def install_native_operators(
     dispatcher: Any,
     propagator: Any,
     logger: Any,
@@ -43,14 +43,14 @@ def put_native_operators(
     own_handler: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any],
     is_own: Callable[[], bool],
     ask: Callable[[Any, tuple[Any, ...], dict[str, Any], int | None], Any],
-    engine: PropagationEngine,
+    engine: ShardingEngine,
     rules: UpstreamRules | None,
 ) -> None: ...
-def take_native_operators() -> None: ...
+def remove_native_operators() -> None: ...
 def serves_operators() -> bool: ...
 def operator_counts() -> dict[str, dict[str, int]]: ...
 def forget_operator_counts() -> None: ...
-def forget_served_calls() -> None: ...
+def forget_call_plans() -> None: ...
 def table_sizes() -> dict[str, int]:
     """The number of entries of each table about DTensors that lives as long as the process."""
 
@@ -59,7 +59,7 @@ def table_bytes() -> dict[str, int]:
 
 def table_limits() -> dict[str, int]: ...
 def set_table_limit(name: str, bytes: int, /) -> None: ...
-def is_watched() -> bool:
+def has_active_layers() -> bool:
     """Returns true if a mode, transform or tracer observes the operators that run on this thread."""
 
 def redistribute_local_tensor(

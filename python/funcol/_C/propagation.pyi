@@ -5,7 +5,7 @@ from typing import Any
 
 class NoRuleError(NotImplementedError): ...
 
-class PropagationEngine:
+class ShardingEngine:
     """See csrc/sharding/sharding_engine.h. Functions that it is given: ``rows_of(op_schema)`` gives rows or
     None; ``whole(op_schema, remember)`` decides where C++ cannot; ``assemble(op_schema, elements)`` makes of
     the elements' ``(outputs, inputs, costs, moves)`` what is returned and remembered. Keyword tensors stay

@@ -11,7 +11,7 @@ EVERY_RANK: int
 NO_RANK: int
 """The holders of a whole tensor that every rank gets, or none."""
 
-class WholeBucket:
+class FullTensorBucket:
     """DTensors of any meshes whose wholes every rank gets, or one rank: moved together, taken one by one."""
 
     def __init__(self) -> None: ...

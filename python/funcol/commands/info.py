@@ -48,7 +48,7 @@ def info(verbose: bool = False) -> str:
     rows["in this process"] = "installed" if installation.is_installed() else "not installed"
     rows["install() replaces"] = (
         f"{_counted(installation.replaced_functions(), verbose)} functions and "
-        f"{_counted(_C.ops_under_dropin(), verbose)} operators of PyTorch"
+        f"{_counted(_C.ops_with_core_kernels(), verbose)} operators of PyTorch"
     )
     kept = {**dict.fromkeys(of_programs(), "a kernel of a program"), **installation.kept_from_programs()}
     with unknown_release.left_to_pytorch("DTensor and FSDP2"):

@@ -155,7 +155,7 @@ class _Installation:
 def _forget_kernels() -> None:
     """Makes PyTorch's Python dispatcher look up again the kernels that have changed."""
     keys = torch._C.DispatchKey
-    for name in _C.ops_under_dropin():
+    for name in _C.ops_with_core_kernels():
         packet = getattr(getattr(torch.ops, name.split("::")[0]), name.split("::")[1])
         for key in (keys.CPU, keys.CUDA, keys.AutogradCPU, keys.AutogradCUDA):
             packet.default._uncache_dispatch(key)

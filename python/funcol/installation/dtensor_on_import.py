@@ -44,11 +44,11 @@ def put() -> None:
 
 
 def take() -> None:
-    take_fully_shard()
+    remove_fully_shard()
     _under_dtensor.take()
 
 
-take_fully_shard = _under_fully_shard.take
+remove_fully_shard = _under_fully_shard.take
 
 
 def is_under_dtensor() -> bool:

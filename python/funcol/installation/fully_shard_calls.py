@@ -113,7 +113,10 @@ def register_post_backward_hook(self: Any, args: tuple[Any, ...], kwargs: dict[s
 
     PyTorch counterpart: ``FSDPParamGroup._register_post_backward_hook``.
     """
-    if not {*map(type, args), *map(type, kwargs.values())} <= _WITHOUT_TENSORS_INSIDE or _C.is_watched():
+    if (
+        not {*map(type, args), *map(type, kwargs.values())} <= _WITHOUT_TENSORS_INSIDE
+        or _C.has_active_layers()
+    ):
         return NotImplemented
     if not torch.is_grad_enabled():
         return args, kwargs
@@ -179,7 +182,7 @@ def root_pre_forward(self: Any, module: nn.Module, args: tuple[Any, ...], kwargs
         and self._device.type == "cpu"  # where inputs are not moved
         and context.post_optim_event is None
         and not _is_logged()
-        and not _C.is_recorded()
+        and not _C.is_profiled()
     )
     if not is_usual:
         return NotImplemented
@@ -194,7 +197,7 @@ def root_post_backward_final_callback(self: Any) -> Any:
     """PyTorch counterpart: ``FSDPState._root_post_backward_final_callback``."""
     context = self._state_ctx
     is_manual = context.manual_backward_finalization_active
-    if is_manual is None or _is_logged() or _C.is_recorded():
+    if is_manual is None or _is_logged() or _C.is_profiled():
         return NotImplemented
     states = _fsdp_common.TrainingState
     context.iter_forward_root = None
@@ -222,7 +225,7 @@ def cast_forward_inputs(self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     if not (self._mp_policy.cast_forward_inputs and dtype):
         return args, kwargs
     kinds = {*map(type, args), *map(type, kwargs.values())}
-    if not kinds <= _WITHOUT_TENSORS_INSIDE or _C.is_recorded():
+    if not kinds <= _WITHOUT_TENSORS_INSIDE or _C.is_profiled():
         return NotImplemented
     cast = _fsdp_common._cast_fp_tensor
     return tuple(cast(dtype, one) for one in args), {name: cast(dtype, one) for name, one in kwargs.items()}
@@ -233,14 +236,14 @@ def cast_output_dtype(self: Any, output: Any) -> Any:
     dtype = self._mp_policy.output_dtype
     if dtype is None:
         return output
-    if type(output) is not Tensor or _C.is_recorded():
+    if type(output) is not Tensor or _C.is_profiled():
         return NotImplemented
     return _fsdp_common._cast_fp_tensor(dtype, output)
 
 
 def register_pre_backward_hook(self: Any, output: Any) -> Any:
     """PyTorch counterpart: ``FSDPState._register_pre_backward_hook``."""
-    if type(output) is not Tensor or output._base is not None or _C.is_watched():
+    if type(output) is not Tensor or output._base is not None or _C.has_active_layers():
         return NotImplemented
     if output.requires_grad and torch.is_grad_enabled():
         output.register_hook(self._pre_backward)  # type: ignore[no-untyped-call]
@@ -300,6 +303,6 @@ def record_function(name: str, args: str | None = None) -> AbstractContextManage
 
     PyTorch counterpart: ``torch.profiler.record_function``.
     """
-    if _C.is_recorded() or has_cuspy_observer():
+    if _C.is_profiled() or has_cuspy_observer():
         return torch.profiler.record_function(name, args)
     return _NO_CONTEXT

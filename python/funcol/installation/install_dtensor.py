@@ -35,7 +35,7 @@ from . import (
     random_states,
     user_patches,
 )
-from .propagation import DropinPropagator
+from .propagation import InstalledPropagator
 
 # The functions of PyTorch that this minor has, and their replacements.
 _FUNCTIONS: list[tuple[Any, Callable[..., Any]]] = [
@@ -115,7 +115,7 @@ def _put_propagator(dispatcher: OpDispatcher, undo: ExitStack) -> None:
     theirs = dispatcher.sharding_propagator
     if type(theirs) is not StockPropagator or user_patches.in_propagator():
         return
-    ours = DropinPropagator(theirs)
+    ours = InstalledPropagator(theirs)
 
     def put_back() -> None:
         if dispatcher.sharding_propagator is ours:

@@ -40,7 +40,7 @@ def of_programs() -> list[str]:
 
 
 def _functional() -> list[str]:
-    return [op for op in _C.ops_under_dropin() if op.split("::")[0] in _NAMESPACES]
+    return [op for op in _C.ops_with_core_kernels() if op.split("::")[0] in _NAMESPACES]
 
 
 @functools.cache
@@ -84,7 +84,7 @@ class KernelsInPlace:
             result = stock(*args, **kwargs)
             left = of_programs() if matters else self._left
             if left != self._left:
-                _C.take_from_core_ops()
+                _C.remove_core_kernels()
                 self._put(left)
             return result
 
@@ -93,7 +93,7 @@ class KernelsInPlace:
     def _put(self, left: list[str]) -> None:
         self._left = left
         is_below = any(op in _of_c10d() for op in left)
-        _C.put_under_core_ops(_functional() if is_below else left)
+        _C.install_core_kernels(_functional() if is_below else left)
         _C.set_ops_are_replaced(bool(left))
         _C.set_c10d_ops_are_replaced(is_below)
         self._changed()
@@ -101,5 +101,5 @@ class KernelsInPlace:
     def _take(self) -> None:
         _C.set_ops_are_replaced(False)
         _C.set_c10d_ops_are_replaced(False)
-        _C.take_from_core_ops()
+        _C.remove_core_kernels()
         self._changed()

@@ -39,7 +39,7 @@ def put(dispatcher: Any, propagator: Any) -> Callable[[], None]:
     def is_own() -> bool:
         return not user_patches.in_dispatcher()
 
-    _C.put_native_operators(
+    _C.install_native_operators(
         dispatcher,
         propagator,
         stock_dispatch.logger,
@@ -51,7 +51,7 @@ def put(dispatcher: Any, propagator: Any) -> Callable[[], None]:
         ask,
         *propagator.parts_in_cpp(),
     )
-    return _C.take_native_operators
+    return _C.remove_native_operators
 
 
 def draw(op: OpOverload, spec: DTensorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

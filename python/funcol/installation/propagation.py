@@ -30,7 +30,7 @@ _RESHAPES = {
 }
 
 
-class DropinPropagator(ShardingPropagator):
+class InstalledPropagator(ShardingPropagator):
     """Decides as PyTorch's propagator ``base`` does: programs count on where results are.
 
     C++ decides in minors whose rules are of one mesh axis. It asks ``base`` for the rule of the call,
@@ -67,11 +67,11 @@ class DropinPropagator(ShardingPropagator):
         super().cache_clear()
         self._rules.clear()
         self._remembered_otherwise.cache_clear()
-        _C.forget_served_calls()
+        _C.forget_call_plans()
 
     def _forget_rules(self, op: OpOverload) -> None:
         super()._forget_rules(op)
-        _C.forget_served_calls()
+        _C.forget_call_plans()
 
     def _propagate(self, op_schema: OpSchema, remember: bool) -> OutputSharding:
         op = op_schema.op
@@ -107,7 +107,7 @@ class DropinPropagator(ShardingPropagator):
             return otherwise(op_schema, "metas")
         return sharding
 
-    def parts_in_cpp(self) -> tuple[_C.PropagationEngine, _C.UpstreamRules | None]:
+    def parts_in_cpp(self) -> tuple[_C.ShardingEngine, _C.UpstreamRules | None]:
         """The engine, and the rules by which it decides calls without Python; ``None`` if it does not."""
         return self._engine, self._rules if self._agrees else None
 

@@ -70,14 +70,14 @@ def put() -> None:
     for name, attribute in _ATTRIBUTES.items():
         if not hasattr(Tensor, name):
             setattr(Tensor, name, attribute)
-    _C.put_pending_instances(stock.AsyncCollectiveTensor)
+    _C.install_pending_instances(stock.AsyncCollectiveTensor)
     if not _awaits_dynamo:
         _awaits_dynamo = True
         after_import("torch._dynamo.variables.tensor", _hide_from_dynamo)
 
 
 def take() -> None:
-    _C.take_pending_instances()
+    _C.remove_pending_instances()
     for name, attribute in _ATTRIBUTES.items():
         if vars(Tensor).get(name) is attribute:
             delattr(Tensor, name)

@@ -217,7 +217,7 @@ def _group_of_uneven(x: Any, axis: Any, options: dict[str, Any], dim: int) -> di
         and _dist.dist is dist
         and {name for name, value in options.items() if value is not None} <= _OPTIONS & {"async_op"}
         and x.dtype in _FULL_PRECISION
-        and not _C.is_watched()
+        and not _C.has_active_layers()
         and 0 <= dim < x.dim()
     )
     return _mesh._pg_for_axis(axis) if is_served else None

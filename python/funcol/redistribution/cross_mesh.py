@@ -117,7 +117,7 @@ def _agree(
 
 
 def _check(dtensors: Sequence[DTensor]) -> None:
-    if torch.compiler.is_compiling() or _C.is_watched():
+    if torch.compiler.is_compiling() or _C.has_active_layers():
         raise NotImplementedError(
             "funcol::redistribute: to another mesh only eagerly. Call it outside of compiled regions, "
             "tracers and dispatch modes."

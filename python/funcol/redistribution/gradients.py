@@ -59,7 +59,7 @@ class RedistributeMany(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.srcs, ctx.how = [dtensor._spec for dtensor in dtensors], how
         held = [dtensor._local_tensor for dtensor in dtensors]
-        moved = how.run_many(held, ctx.srcs, list(dsts), is_explicit)
+        moved = how.run_batch(held, ctx.srcs, list(dsts), is_explicit)
         results = tuple(
             make_dtensor(local, dst, requires_grad=False) for local, dst in zip(moved, dsts, strict=True)
         )

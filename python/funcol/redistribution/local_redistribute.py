@@ -43,7 +43,7 @@ class How:
         """``is_explicit``: a program asked for the redistribution; it is no gradient."""
         return move(local, src, dst, self.async_op, self.model, self.max_bytes, is_explicit, self.lenient)
 
-    def run_many(
+    def run_batch(
         self,
         locals_: list[Tensor],
         srcs: list[DTensorSpec],

@@ -152,7 +152,7 @@ class ShardingPropagator(StockPropagator):
         for name, table in _compat.tables(self._base).items():
             # Tables that DTensor's dispatcher reads in C++ have to be the dict itself.
             setattr(self, name, _Table(table) if name in _compat.TABLES_OF_RULES else table)
-        self._engine = _C.PropagationEngine(cost_model, cache_size, self._moves_keywords)
+        self._engine = _C.ShardingEngine(cost_model, cache_size, self._moves_keywords)
         self._own_rows: dict[OpOverload, SingleAxisRule] = {}
         tables = _compat.tables(self._base)
         self._keywords = keyword_tensors.NamedInDispatcher(

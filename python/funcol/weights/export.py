@@ -354,7 +354,7 @@ class _Bucket:
         self.read: list[tuple[int, str, Tensor]] = []
         self._how = how
         self._source = source
-        self._moves = _C.WholeBucket()
+        self._moves = _C.FullTensorBucket()
         # Index, name, and a tensor that does not move, a DTensor that moves alone, or None for the next move.
         self._entries: list[tuple[int, str, Tensor | None]] = []
         self._uncut: set[int] = set()  # cut in name alone: the whole is the model's memory

@@ -31,7 +31,7 @@ Pending pending_tensor(at::IntArrayRef sizes, double value = 7) {
     const at::NoGradGuard no_grad;
     alias.fill_(value);
   });
-  Start start;
+  StartedCollective start;
   start.op = "all_reduce";
   start.work = work;
   start.outputs = {output};

@@ -20,8 +20,8 @@ using test::FakeWork;
 constexpr auto kOp = "held";
 
 // Reads `input` and writes a tensor of six numbers.
-Start reading(const at::Tensor& input, c10::intrusive_ptr<c10d::Work> work) {
-  Start start;
+StartedCollective reading(const at::Tensor& input, c10::intrusive_ptr<c10d::Work> work) {
+  StartedCollective start;
   start.op = kOp;
   start.work = std::move(work);
   start.buffers = {input};
@@ -83,11 +83,11 @@ TEST(HeldMemory, IsNotMissedByTheEpilogueWhichRunsOnce) {
   work->completed = true;
   int num_epilogues = 0;
   auto start = reading(input, work);
-  start.epilogue = [&](const Start& finished) {
+  start.epilogue = [&](const StartedCollective& finished) {
     EXPECT_EQ(finished.buffers.size(), 1);
     ++num_epilogues;
   };
-  const auto collective = hold(std::move(start));
+  const auto collective = make_pending_collective(std::move(start));
   ASSERT_TRUE(comes_true([&] { return input.use_count() == 1; }));
   collective->settle();
   EXPECT_EQ(num_epilogues, 1);
@@ -111,7 +111,7 @@ TEST(HeldMemory, ThatWasLetGoOfDoesNotMakeUpForADestroyedGroup) {
   work->completed = true;
   auto start = reading(input, work);
   start.group = group;
-  const auto collective = hold(std::move(start));
+  const auto collective = make_pending_collective(std::move(start));
   ASSERT_TRUE(comes_true([&] { return input.use_count() == 1; }));
   group.reset();
   for (int i = 0; i < 2; ++i) {
@@ -152,9 +152,9 @@ TEST(HeldMemory, IsLetGoOfInAForkedChildToo) {
 TEST(GradientCollectives, WaitForEarlierOnesThatHoldMuch) {
   const auto much = at::ones({2 << 20});
   auto work = c10::make_intrusive<FakeWork>();
-  const auto start_one = [](Start start) {
+  const auto start_one = [](StartedCollective start) {
     const GradientCollectives gradient;
-    return hold(std::move(start));
+    return make_pending_collective(std::move(start));
   };
   const auto first = start_one(reading(much, work));
   EXPECT_EQ(work->num_waits, 0);

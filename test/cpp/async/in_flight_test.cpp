@@ -33,7 +33,7 @@ class NamedWork final : public c10d::Work {
 };
 
 PendingPtr started(const char* op, c10::intrusive_ptr<c10d::Work> work, bool is_counted = true) {
-  Start start;
+  StartedCollective start;
   start.op = op;
   start.group = GroupRef("dp");
   start.work = std::move(work);
@@ -182,7 +182,7 @@ TEST(CollectivesInFlight, OthersAreToldOfButNotTheOneThatFailed) {
 
 TEST(CollectivesInFlight, OfARankInAGroupSayWhichItIs) {
   const auto group = c10::make_intrusive<c10d::ProcessGroup>(1, 2);
-  const InFlight what("all_reduce", GroupRef(group), {}, Started::now());
+  const InFlight what("all_reduce", GroupRef(group), {}, CallSite::now());
   EXPECT_NE(what.text().find("all_reduce of no tensors on group '(unnamed)' (rank 1 of 2) for"),
             std::string::npos)
       << what.text();

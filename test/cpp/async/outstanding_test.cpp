@@ -20,7 +20,7 @@ using test::FakeWork;
 
 c10::intrusive_ptr<PendingCollective> pending(const char* op, c10::intrusive_ptr<c10d::Work> work,
                                               bool is_counted = true) {
-  Start start;
+  StartedCollective start;
   start.op = op;
   start.work = std::move(work);
   start.is_counted = is_counted;

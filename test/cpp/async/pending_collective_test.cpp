@@ -22,8 +22,8 @@ using test::FakeWork;
 using testing::IsSubstring;
 
 c10::intrusive_ptr<PendingCollective> pending(c10::intrusive_ptr<c10d::Work> work,
-                                              std::function<void(const Start&)> epilogue = {}) {
-  Start start;
+                                              std::function<void(const StartedCollective&)> epilogue = {}) {
+  StartedCollective start;
   start.op = "all_reduce";
   start.group = GroupRef("dp");
   start.work = std::move(work);
@@ -158,7 +158,7 @@ TEST(PendingCollective, OfADestroyedGroupRaisesAtEachSettleAndNeverWaits) {
   auto group = c10::make_intrusive<c10d::ProcessGroup>(0, 2);
   auto work = c10::make_intrusive<FakeWork>();
   const auto buffer = at::zeros({2, 3});
-  Start start;
+  StartedCollective start;
   start.op = "all_reduce";
   start.group = group;
   start.work = work;
@@ -182,7 +182,7 @@ TEST(PendingCollective, OfADestroyedGroupRaisesAtEachSettleAndNeverWaits) {
 
 TEST(PendingCollective, ThatWasSettledBeforeItsGroupWasDestroyedKeepsItsData) {
   auto group = c10::make_intrusive<c10d::ProcessGroup>(0, 2);
-  Start start;
+  StartedCollective start;
   start.group = group;
   start.work = c10::make_intrusive<FakeWork>();
   auto collective = c10::make_intrusive<PendingCollective>(std::move(start));
@@ -192,7 +192,7 @@ TEST(PendingCollective, ThatWasSettledBeforeItsGroupWasDestroyedKeepsItsData) {
 }
 
 TEST(PendingCollective, KeepsInputsAliveUntilTheWorkIsDoneAndNotLonger) {
-  Start start;
+  StartedCollective start;
   auto input = at::ones({4});
   start.work = c10::make_intrusive<FakeWork>();
   start.buffers = {input};
@@ -207,7 +207,7 @@ TEST(PendingCollective, RaisesOnOneThreadThatItsGroupIsGoneWhileAnotherWaits) {
   auto group = c10::make_intrusive<c10d::ProcessGroup>(0, 2);
   std::atomic<bool> is_waited_for{false};
   std::atomic<bool> may_end{false};
-  Start start;
+  StartedCollective start;
   start.op = "all_reduce";
   start.group = group;
   start.work = c10::make_intrusive<FakeWork>([&] {

@@ -63,7 +63,7 @@ at::Tensor values(size_t argument) {
 
 at::Tensor pending_with(const at::Tensor& data) {
   auto output = at::zeros_like(data);
-  Start start;
+  StartedCollective start;
   start.op = "all_reduce";
   start.work = c10::make_intrusive<FakeWork>([alias = output.detach(), data]() mutable {
     const at::NoGradGuard no_grad;
@@ -209,7 +209,7 @@ INSTANTIATE_TEST_SUITE_P(Operators, NumberBeside, testing::ValuesIn(kArithmetic)
 
 TEST(FailedCollective, RaisesInWakeKernelsToo) {
   auto output = at::zeros({3, 3});
-  Start start;
+  StartedCollective start;
   start.op = "all_reduce";
   start.work = c10::make_intrusive<FakeWork>([] { throw std::runtime_error("peer is gone"); });
   start.outputs = {output};

@@ -25,23 +25,23 @@ class Recording {
 
 std::string text_of(const Text& text) { return text == nullptr ? "none" : *text; }
 
-TEST(Started, HasNeitherCallerNorPurposeUnlessTheyAreRecorded) {
+TEST(CallSite, HasNeitherCallerNorPurposeUnlessTheyAreRecorded) {
   const Label label("aten::mm");
-  const auto started = Started::now();
+  const auto started = CallSite::now();
   EXPECT_EQ(text_of(started.caller), "none");
   EXPECT_EQ(text_of(started.purpose), "none");
 }
 
-TEST(Started, HasCallerAndPurposeWhileTheyAreRecorded) {
+TEST(CallSite, HasCallerAndPurposeWhileTheyAreRecorded) {
   const Recording recording;
   const Label label("aten::mm");
-  const auto started = Started::now();
+  const auto started = CallSite::now();
   EXPECT_EQ(text_of(started.caller), "train.py:41 in step");
   EXPECT_EQ(text_of(started.purpose), "aten::mm");
 }
 
-TEST(Started, CountsSeconds) {
-  const auto started = Started::now();
+TEST(CallSite, CountsSeconds) {
+  const auto started = CallSite::now();
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   EXPECT_GT(started.seconds(), 0.005);
   EXPECT_LT(started.seconds(), 60);

@@ -24,7 +24,7 @@ TEST(TakeIf, MovesThoseOutAndKeepsBothOrders) {
   for (const int number : {5, 2, 1, 4, 3}) {
     items.push_back(std::make_unique<int>(number));
   }
-  const auto taken = take_if(items, is_odd);
+  const auto taken = extract_if(items, is_odd);
   EXPECT_EQ(numbers_in(taken), (std::vector<int>{5, 1, 3}));
   EXPECT_EQ(numbers_in(items), (std::vector<int>{2, 4}));
 }
@@ -32,7 +32,7 @@ TEST(TakeIf, MovesThoseOutAndKeepsBothOrders) {
 TEST(TakeIf, MayTakeNothing) {
   std::vector<std::unique_ptr<int>> items;
   items.push_back(std::make_unique<int>(2));
-  EXPECT_TRUE(take_if(items, is_odd).empty());
+  EXPECT_TRUE(extract_if(items, is_odd).empty());
   EXPECT_EQ(numbers_in(items), std::vector<int>{2});
 }
 

@@ -82,7 +82,7 @@ TEST_P(CopyOutOfSize, CutsTheBufferIntoParameters) {
   const auto buffer = counted(9 * scale);
   const auto object = py::reinterpret_steal<py::object>(THPVariable_Wrap(buffer));
   const auto lengths = python("[[2 * x], [x]]", py::int_(scale));
-  ASSERT_TRUE(copy_out(params, object, python("[[torch.float32], [torch.float32]]"), lengths, 3));
+  ASSERT_TRUE(fsdp_copy_out(params, object, python("[[torch.float32], [torch.float32]]"), lengths, 3));
   const auto first = python("x[0].all_gather_outputs[0]", params).cast<at::Tensor>();
   const auto second = python("x[1].all_gather_outputs[0]", params).cast<at::Tensor>();
   const auto rows = buffer.view({3, 3 * scale});
@@ -96,7 +96,7 @@ TEST_F(CopyOut, FillsTensorsThatAreThere) {
   const auto params = python("[Param(all_gather_outputs=[torch.zeros(4)])]");
   const auto before = python("x[0].all_gather_outputs[0]", params);
   const auto buffer = python("torch.arange(4.0)");
-  ASSERT_TRUE(copy_out(params, buffer, python("[[torch.float32]]"), python("[[2]]"), 2));
+  ASSERT_TRUE(fsdp_copy_out(params, buffer, python("[[torch.float32]]"), python("[[2]]"), 2));
   EXPECT_TRUE(python("x[0].all_gather_outputs[0]", params).is(before));
   EXPECT_TRUE(at::equal(before.cast<at::Tensor>(), buffer.cast<at::Tensor>()));
 }
@@ -105,7 +105,7 @@ TEST_F(CopyOut, LeavesTheRestToPyTorch) {
   const auto copies = [](const char* param, const char* types, const char* lengths) {
     const auto params = python(param);
     return static_cast<bool>(
-        copy_out(params, python("torch.arange(4.0)"), python(types), python(lengths), 2));
+        fsdp_copy_out(params, python("torch.arange(4.0)"), python(types), python(lengths), 2));
   };
   EXPECT_TRUE(copies("[Param()]", "[[torch.float32]]", "[[2]]"));
   EXPECT_FALSE(copies("[Param()]", "[[torch.bfloat16]]", "[[2]]")) << "gathered as bytes";

@@ -86,12 +86,13 @@ TEST(PlainGradients, AreFloatsOrOfOneTypeInOneMemory) {
 
 TEST(CopiedGradients, LeavesTheRestToPyTorch) {
   const auto buffer = python("torch.zeros(6)");
-  EXPECT_TRUE(copied_gradients(python("[torch.ones(5)]"), buffer, 2));
+  EXPECT_TRUE(fsdp_reduce_copy_in(python("[torch.ones(5)]"), buffer, 2));
   EXPECT_EQ(python("x.tolist()", buffer).cast<std::vector<double>>(),
             (std::vector<double>{1, 1, 1, 1, 1, 0}));
-  EXPECT_FALSE(copied_gradients(python("[torch.ones(5, dtype=torch.int64)]"), buffer, 2)) << "another type";
-  EXPECT_FALSE(copied_gradients(python("[torch.ones(7)]"), buffer, 2)) << "another length";
-  EXPECT_FALSE(copied_gradients(python("(torch.ones(5),)"), buffer, 2)) << "no list";
+  EXPECT_FALSE(fsdp_reduce_copy_in(python("[torch.ones(5, dtype=torch.int64)]"), buffer, 2))
+      << "another type";
+  EXPECT_FALSE(fsdp_reduce_copy_in(python("[torch.ones(7)]"), buffer, 2)) << "another length";
+  EXPECT_FALSE(fsdp_reduce_copy_in(python("(torch.ones(5),)"), buffer, 2)) << "no list";
 }
 
 }  // namespace

@@ -10,7 +10,7 @@ namespace {
 using Groups = test::FullyShard;
 
 TEST_F(Groups, GatherTheirShards) {
-  ASSERT_TRUE(unshard_group(group, py::bool_(false)));
+  ASSERT_TRUE(fsdp_unshard(group, py::bool_(false)));
   EXPECT_TRUE(holds("x.group._all_gather_result.all_gather_output.numel() == 16"));
   EXPECT_TRUE(
       holds("torch.equal(x.group._all_gather_result.all_gather_output[12:], "
@@ -20,17 +20,17 @@ TEST_F(Groups, GatherTheirShards) {
 }
 
 TEST_F(Groups, AreUnshardedAfterTheWait) {
-  ASSERT_TRUE(unshard_group(group, py::bool_(false)));
-  ASSERT_TRUE(wait_for_unshard_group(group));
+  ASSERT_TRUE(fsdp_unshard(group, py::bool_(false)));
+  ASSERT_TRUE(fsdp_wait_for_unshard(group));
   EXPECT_TRUE(holds("x.sharded() == 'UNSHARDED' and x.group._all_gather_result is None"));
   EXPECT_TRUE(holds("type(x.module.weight) is torch.nn.Parameter and x.module.weight.shape == (8, 2)"));
   EXPECT_TRUE(holds("x.module.weight.requires_grad"));
 }
 
 TEST_F(Groups, GatherOnce) {
-  ASSERT_TRUE(unshard_group(group, py::bool_(false)));
+  ASSERT_TRUE(fsdp_unshard(group, py::bool_(false)));
   const py::object result = group.attr("_all_gather_result");
-  ASSERT_TRUE(unshard_group(group, py::bool_(false)));
+  ASSERT_TRUE(fsdp_unshard(group, py::bool_(false)));
   EXPECT_TRUE(result.is(py::object(group.attr("_all_gather_result"))));
 }
 
@@ -76,8 +76,8 @@ TEST_F(Groups, OfOtherClassesAreLeftToPyTorch) {
   EXPECT_FALSE(pre_forward(other));
   EXPECT_FALSE(post_forward(other));
   EXPECT_FALSE(pre_backward(other, py::bool_(false)));
-  EXPECT_FALSE(unshard_group(other, py::bool_(false)));
-  EXPECT_FALSE(wait_for_unshard_group(other));
+  EXPECT_FALSE(fsdp_unshard(other, py::bool_(false)));
+  EXPECT_FALSE(fsdp_wait_for_unshard(other));
 }
 
 }  // namespace

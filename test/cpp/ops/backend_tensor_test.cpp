@@ -97,7 +97,7 @@ TEST(ContiguousInput, IsTheSameMemoryInATensorThatPythonDoesNotKnow) {
 
 TEST(ContiguousInput, OfAResultIsAPlainTensor) {
   auto output = at::ones({3});
-  Start start;
+  StartedCollective start;
   start.op = "all_reduce";
   start.outputs = {output};
   const auto result = AsyncTensorImpl::wrap(output, c10::make_intrusive<PendingCollective>(std::move(start)));

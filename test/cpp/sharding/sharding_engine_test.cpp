@@ -28,7 +28,7 @@ class Decisions : public ::testing::Test {
   // (hits, misses, capacity, number of decisions)
   std::vector<size_t> info() const { return engine.info().cast<std::vector<size_t>>(); }
 
-  DecisionEngine engine{std::nullopt, /*capacity=*/2, /*moves_keywords=*/false};
+  ShardingEngine engine{std::nullopt, /*capacity=*/2, /*moves_keywords=*/false};
   py::object rows_of = python("lambda schema: None");
 };
 

@@ -45,14 +45,14 @@ class Buckets : public testing::Test {
   }
 
   // By a plan, for all ranks.
-  ManyItem replicated(const Case& one, const Coordinate& coordinate, const AxisGroups& groups) const {
+  BatchItem replicated(const Case& one, const Coordinate& coordinate, const AxisGroups& groups) const {
     const auto plan =
         plan_redistribution(task_of(ranks_.mesh(), one.shape, {one.layout}, {"R"}, 4), StepCounts{});
     return {std::make_shared<const Execution>(plan, groups, coordinate), held(one, coordinate)};
   }
 
-  ManyItem to_or_from(const Case& one, int64_t holder, bool is_back, const Coordinate& coordinate,
-                      const AxisGroups& groups) const {
+  BatchItem to_or_from(const Case& one, int64_t holder, bool is_back, const Coordinate& coordinate,
+                       const AxisGroups& groups) const {
     const RankedMesh every{ranks_.mesh(), {0, 1, 2}};
     const RankedMesh alone{{{1}, {}, {}}, {holder}};
     const Layout whole{{Placement::replicate()}, {}};
@@ -60,7 +60,7 @@ class Buckets : public testing::Test {
     if (is_back) {
       task = {alone, whole, every, layout_of(one), one.shape, 4};
     }
-    ManyItem item;
+    BatchItem item;
     item.last = std::make_shared<const PackedExchange>(
         packed_transfer(plan_transfer(task), {groups.at(1).group, every.ranks}, coordinate[0],
                         /*keeps_in_buffer=*/true));
@@ -76,7 +76,7 @@ class Buckets : public testing::Test {
 
 TEST_F(Buckets, GiveTheirTensorsOneByOneAfterOneCollective) {
   const auto results = ranks_.run([&](const Coordinate& coordinate, const AxisGroups& groups) {
-    std::vector<ManyItem> items;
+    std::vector<BatchItem> items;
     for (const auto& one : cases_) {
       items.push_back(replicated(one, coordinate, groups));
     }
@@ -112,7 +112,7 @@ TEST_F(Buckets, OfOneTensorThatLiesInOrderGiveTheirBuffer) {
 TEST_F(Buckets, MixPartialsShardsAndReplicas) {
   const std::vector<Case> mixed{{{4, 2}, "P"}, {{4, 2}, "R"}, {{4, 2}, "S1"}, {{3, 3}, "P"}};
   const auto results = ranks_.run([&](const Coordinate& coordinate, const AxisGroups& groups) {
-    std::vector<ManyItem> items;
+    std::vector<BatchItem> items;
     for (const auto& one : mixed) {
       items.push_back(replicated(one, coordinate, groups));
     }
@@ -134,11 +134,11 @@ TEST_F(Buckets, MixPartialsShardsAndReplicas) {
 
 TEST_F(Buckets, BringTensorsToTheirHoldersAtTheBytesOfAGather) {
   const auto results = ranks_.run([&](const Coordinate& coordinate, const AxisGroups& groups) {
-    std::vector<ManyItem> items;
+    std::vector<BatchItem> items;
     for (size_t i = 0; i < cases_.size(); ++i) {
       items.push_back(to_or_from(cases_[i], static_cast<int64_t>(i % 3), false, coordinate, groups));
     }
-    return run_many(items, /*async_op=*/false, kUnbounded);
+    return run_batch(items, /*async_op=*/false, kUnbounded);
   });
   EXPECT_EQ(ranks_.num_collectives(), 1);
   int64_t numel = 0;
@@ -161,11 +161,11 @@ TEST_F(Buckets, BringTensorsBackAsShardsAndReplicas) {
   cases.push_back({{2, 2}, "R"});
   cases.push_back({{}, "R"});
   const auto results = ranks_.run([&](const Coordinate& coordinate, const AxisGroups& groups) {
-    std::vector<ManyItem> items;
+    std::vector<BatchItem> items;
     for (size_t i = 0; i < cases.size(); ++i) {
       items.push_back(to_or_from(cases[i], static_cast<int64_t>(i % 3), true, coordinate, groups));
     }
-    return run_many(items, /*async_op=*/true, kUnbounded);
+    return run_batch(items, /*async_op=*/true, kUnbounded);
   });
   EXPECT_EQ(ranks_.num_collectives(), 1);
   for (size_t rank = 0; rank < results.size(); ++rank) {

@@ -42,7 +42,7 @@ class ManyTensors : public testing::Test {
                        coordinate);
   }
 
-  ManyItem item(const Tensor& tensor, const Coordinate& coordinate, const AxisGroups& groups) const {
+  BatchItem item(const Tensor& tensor, const Coordinate& coordinate, const AxisGroups& groups) const {
     const auto plan = plan_of(tensor);
     return {
         std::make_shared<const Execution>(plan, groups, coordinate), held(tensor, plan.src, coordinate), {}};
@@ -52,11 +52,11 @@ class ManyTensors : public testing::Test {
   void expect_redistributed(const std::vector<Tensor>& tensors, bool async_op = false,
                             int64_t together_bytes = kUnbounded) const {
     const auto results = ranks_.run([&](const Coordinate& coordinate, const AxisGroups& groups) {
-      std::vector<ManyItem> items;
+      std::vector<BatchItem> items;
       for (const auto& tensor : tensors) {
         items.push_back(item(tensor, coordinate, groups));
       }
-      auto redistributed = run_many(items, async_op, together_bytes);
+      auto redistributed = run_batch(items, async_op, together_bytes);
       EXPECT_EQ(is_pending(redistributed[0]), async_op);
       return redistributed;
     });
@@ -111,14 +111,14 @@ TEST_F(ManyTensors, GoTogetherUpToTheBoundOfBytes) {
 
 TEST_F(ManyTensors, OfNoStepsAreReturnedAsTheyAre) {
   const auto one = item({{6}, "S0", "S0"}, {0}, ranks_.groups(0));
-  EXPECT_TRUE(run_many({one}, /*async_op=*/true, kUnbounded)[0].is_same(one.local));
+  EXPECT_TRUE(run_batch({one}, /*async_op=*/true, kUnbounded)[0].is_same(one.local));
 }
 
 TEST_F(ManyTensors, AreCheckedBeforeAnythingIsSent) {
   auto good = item({{6}, "S0", "R"}, {0}, ranks_.groups(0));
   auto bad = good;
   bad.local = at::ones({5});
-  EXPECT_THROW(run_many({good, bad}, /*async_op=*/false, kUnbounded), c10::ValueError);
+  EXPECT_THROW(run_batch({good, bad}, /*async_op=*/false, kUnbounded), c10::ValueError);
   EXPECT_EQ(ranks_.num_collectives(), 0);
 }
 
@@ -126,14 +126,14 @@ TEST_F(ManyTensors, TravelTogetherButOnlySomeNeedGradients) {
   const auto results = ranks_.run([&](const Coordinate& coordinate, const AxisGroups& groups) {
     auto first = item({{6}, "S0", "R"}, coordinate, groups);
     first.local.requires_grad_();
-    return run_many({first, item({{6}, "S0", "R"}, coordinate, groups)}, /*async_op=*/false, kUnbounded);
+    return run_batch({first, item({{6}, "S0", "R"}, coordinate, groups)}, /*async_op=*/false, kUnbounded);
   });
   EXPECT_EQ(ranks_.num_collectives(), 1);
   EXPECT_TRUE(results[0][0].requires_grad());
   EXPECT_FALSE(results[0][1].requires_grad());
 }
 
-TEST_F(ManyTensors, OfNoneAreNone) { EXPECT_TRUE(run_many({}, /*async_op=*/false, kUnbounded).empty()); }
+TEST_F(ManyTensors, OfNoneAreNone) { EXPECT_TRUE(run_batch({}, /*async_op=*/false, kUnbounded).empty()); }
 
 }  // namespace
 }  // namespace funcol::run_batch_test

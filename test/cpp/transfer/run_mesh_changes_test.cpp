@@ -144,7 +144,7 @@ TEST_F(Transfers, SendFromTheBufferOfThoseThatHaveArrived) {
       auto start =
           start_together({exchange}, {held(one, one.task.src_mesh, one.task.src, coordinate[0])}, &scratch);
       moved.push_back(start.outputs[0]);
-      hold(std::move(start))->settle();
+      make_pending_collective(std::move(start))->settle();
       buffers.push_back(scratch.const_data_ptr());
     }
     EXPECT_EQ(buffers[0], buffers[1]);

@@ -21,7 +21,7 @@ import funcol
 from funcol import _C, installation
 from funcol.commands.info import info
 
-OPS = _C.ops_under_dropin()
+OPS = _C.ops_with_core_kernels()
 
 
 pytestmark = pytest.mark.usefixtures("_not_installed")

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from funcol import _compat
 from funcol.installation.dtensor import redistribute_cost
-from funcol.installation.propagation import DropinPropagator
+from funcol.installation.propagation import InstalledPropagator
 
 WORLD = 4
 
@@ -118,7 +118,7 @@ def cost_of(schema: OpSchema, sharding: OutputSharding) -> float:
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_results_are_where_pytorch_leaves_them(mesh: DeviceMesh, program: str) -> None:
     stock = DTensor._op_dispatcher.sharding_propagator
-    ours = DropinPropagator(stock)
+    ours = InstalledPropagator(stock)
     num_compared = 0
     for call in calls_of(PROGRAMS[program]):
         for layouts in some_layouts(call, mesh.ndim, 12, seed=0):

@@ -338,7 +338,7 @@ def test_a_propagator_that_is_put_in_meanwhile_stays() -> None:
 def test_the_propagator_is_pytorchs_again_after_uninstalling() -> None:
     before = DTensor._op_dispatcher.sharding_propagator
     with funcol.installed():
-        assert isinstance(DTensor._op_dispatcher.sharding_propagator, propagation.DropinPropagator)
+        assert isinstance(DTensor._op_dispatcher.sharding_propagator, propagation.InstalledPropagator)
     assert DTensor._op_dispatcher.sharding_propagator is before
 
 

@@ -117,7 +117,7 @@ def follows(rank: int, world: int, name: str, key: str, when: str, program_name:
         expected = program()
         counted = list(calls)
         assert counted.count(name) >= 2 or program is sharded_program
-    before = [torch._C._dispatch_dump(op) for op in _C.ops_under_dropin()]
+    before = [torch._C._dispatch_dump(op) for op in _C.ops_with_core_kernels()]
     with ExitStack() as stack:
         contexts: list[AbstractContextManager[None]] = [registered(name, key), funcol.installed()]
         for context in contexts if when == "before" else reversed(contexts):
@@ -126,7 +126,7 @@ def follows(rank: int, world: int, name: str, key: str, when: str, program_name:
         assert calls == counted
         for result, other in zip(results, expected, strict=True):
             assert torch.equal(result, other)
-    assert [torch._C._dispatch_dump(op) for op in _C.ops_under_dropin()] == before
+    assert [torch._C._dispatch_dump(op) for op in _C.ops_with_core_kernels()] == before
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -151,7 +151,9 @@ def is_funcols_again(rank: int, world: int) -> None:
     with funcol.installed():
 
         def kernels_of_funcol() -> list[int]:
-            return [torch._C._dispatch_dump(op).count("core_kernels.cpp") for op in _C.ops_under_dropin()]
+            return [
+                torch._C._dispatch_dump(op).count("core_kernels.cpp") for op in _C.ops_with_core_kernels()
+            ]
 
         before = kernels_of_funcol()
         with registered("all_reduce", "CPU"):

@@ -15,7 +15,7 @@ from torch_state import attributes_of_torch, kernels_of
 import funcol
 from funcol import _C, installation
 
-OPS = _C.ops_under_dropin()
+OPS = _C.ops_with_core_kernels()
 
 
 pytestmark = pytest.mark.usefixtures("_not_installed")

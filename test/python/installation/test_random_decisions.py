@@ -24,7 +24,7 @@ from wrong_in_pytorch import WRONG_IN_PYTORCH
 
 from funcol import _compat
 from funcol.installation.dtensor import redistribute_cost
-from funcol.installation.propagation import DropinPropagator
+from funcol.installation.propagation import InstalledPropagator
 
 WORLD = 8
 
@@ -136,7 +136,7 @@ def is_wrong(simulation: Simulation) -> bool:
     return False
 
 
-def compare(drawn: Drawn, meshes: dict[int, DeviceMesh], ours: DropinPropagator) -> str:
+def compare(drawn: Drawn, meshes: dict[int, DeviceMesh], ours: InstalledPropagator) -> str:
     """Returns ``"equal"``, ``"refused"`` by PyTorch, ``"unreachable"`` for PyTorch, which has no way to its
     decision, or a text about what differs."""
     stock = DTensor._op_dispatcher.sharding_propagator
@@ -162,7 +162,7 @@ def compare(drawn: Drawn, meshes: dict[int, DeviceMesh], ours: DropinPropagator)
 def outcomes(calls: Iterable[Drawn]) -> tuple[Counter[str], list[str]]:
     """Returns how often what came out, and the texts about calls of operators that are not on the list."""
     meshes = meshes_of_axes()
-    ours = DropinPropagator(DTensor._op_dispatcher.sharding_propagator)
+    ours = InstalledPropagator(DTensor._op_dispatcher.sharding_propagator)
     counts: Counter[str] = Counter()
     different = []
     for drawn in calls:
@@ -193,7 +193,7 @@ def test_strided_shards_that_pytorch_flattens_wrongly_move_first(
     shape: tuple[int, ...], words: tuple[str, ...]
 ) -> None:
     flattened = Call(torch.ops.aten.view.default, (torch.zeros(shape), [math.prod(shape)]), {})
-    ours = DropinPropagator(DTensor._op_dispatcher.sharding_propagator)
+    ours = InstalledPropagator(DTensor._op_dispatcher.sharding_propagator)
     outcome = compare(Drawn(flattened, [Layout(words)], len(words)), meshes_of_axes(), ours)
     assert outcome.endswith("PyTorch is wrong")
 
@@ -202,7 +202,7 @@ def test_moves_beside_strided_shards_cost_what_they_cost_alone() -> None:
     """The second tensor moves to S1 R and to R R at one price: the first of the rows decides."""
     compared = Call(torch.ops.aten.gt.Tensor, (torch.zeros(10, 1, 5), torch.zeros(1, 10, 5)), {})
     layouts = [Layout(("R", "_S0/2")), Layout(("R", "S0"))]
-    ours = DropinPropagator(DTensor._op_dispatcher.sharding_propagator)
+    ours = InstalledPropagator(DTensor._op_dispatcher.sharding_propagator)
     assert compare(Drawn(compared, layouts, 2), meshes_of_axes(), ours) == "equal"
 
 
@@ -219,7 +219,7 @@ def test_many_drawn_calls_are_decided_as_pytorch_decides_them(part: int, record_
 @pytest.mark.parametrize("name", [name for name, wrong in WRONG_IN_PYTORCH.items() if wrong.sample])
 def test_pytorch_decides_wrongly_for_an_operator_on_the_list(name: str) -> None:
     meshes = meshes_of_axes()
-    ours = DropinPropagator(DTensor._op_dispatcher.sharding_propagator)
+    ours = InstalledPropagator(DTensor._op_dispatcher.sharding_propagator)
     sample = WRONG_IN_PYTORCH[name].sample
     assert sample is not None
     calls = [call for call in known_calls(sample) if call.op.name() == name]

@@ -8,7 +8,7 @@
 namespace funcol::python::rank_transfer_test {
 namespace {
 
-HolderKey key_of(const std::string& placements, std::vector<int64_t> shape, int64_t holder) {
+RankTransferKey key_of(const std::string& placements, std::vector<int64_t> shape, int64_t holder) {
   return {0, {parse_placements(placements), {}}, std::move(shape), 4, holder, false, false};
 }
 

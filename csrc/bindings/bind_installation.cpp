@@ -57,7 +57,7 @@ void replace_all_errors(const py::object& replacement) {
 }
 
 // isinstance() with a class whose instances include pending tensors. A class's metaclass decides
-// isinstance(): put_pending_instances() gives the class a metaclass that derives from its own and adds a
+// isinstance(): install_pending_instances() gives the class a metaclass that derives from its own and adds a
 // check.
 
 PyObject* class_of_pending = nullptr;  // kept by sys.modules; null while no class has the check
@@ -100,7 +100,7 @@ void set_metaclass(PyObject* cls, PyTypeObject* metaclass) {
   Py_DECREF(before);
 }
 
-void put_pending_instances(const py::type& cls) {
+void install_pending_instances(const py::type& cls) {
   if (class_of_pending != nullptr) {
     return;
   }
@@ -118,7 +118,7 @@ void put_pending_instances(const py::type& cls) {
   class_of_pending = cls.ptr();
 }
 
-void take_pending_instances() {
+void remove_pending_instances() {
   if (class_of_pending != nullptr) {
     set_metaclass(class_of_pending, Py_TYPE(class_of_pending)->tp_base);
     class_of_pending = nullptr;
@@ -127,18 +127,18 @@ void take_pending_instances() {
 
 }  // namespace
 
-void bind_dropin(PyObject* module) {
+void bind_installation(PyObject* module) {
   auto m = py::reinterpret_borrow<py::module>(module);
   m.def("set_ranks_resolver", set_python_ranks_resolver);
   m.def("define_missing_legacy_ops", define_missing_legacy_ops);
-  m.def("put_under_core_ops", put_under_core_ops);
+  m.def("install_core_kernels", install_core_kernels);
   m.def("set_ops_are_replaced", set_ops_are_replaced);
   m.def("set_c10d_ops_are_replaced", set_c10d_ops_are_replaced);
-  m.def("take_from_core_ops", take_from_core_ops);
-  m.def("ops_under_dropin", ops_under_dropin);
+  m.def("remove_core_kernels", remove_core_kernels);
+  m.def("ops_with_core_kernels", ops_with_core_kernels);
   m.def("replace_errors", replace_all_errors);
-  m.def("put_pending_instances", torch::wrap_pybind_function(put_pending_instances));
-  m.def("take_pending_instances", take_pending_instances);
+  m.def("install_pending_instances", torch::wrap_pybind_function(install_pending_instances));
+  m.def("remove_pending_instances", remove_pending_instances);
 }
 
 }  // namespace funcol::python

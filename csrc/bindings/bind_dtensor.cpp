@@ -24,6 +24,7 @@
 #include "pyobjects/dtensors.h"
 #include "pyobjects/dtypes.h"
 #include "sharding/cost_table.h"
+#include "sharding/decision_counts.h"
 #include "sharding/local_sizes.h"
 #include "sharding/sharding_engine.h"
 #include "transfer/dtensors/distribute.h"
@@ -178,13 +179,16 @@ void bind_native_operators(py::module m) {
   m.def(
       "install_native_operators",
       [](py::object dispatcher, py::object propagator, py::object logger, py::set copies, py::object decide,
-         py::object draw, py::object own_handler, py::object is_own) {
+         py::object draw, py::object own_handler, py::object is_own, py::object ask, ShardingEngine* engine,
+         std::optional<UpstreamRules*> rules) {
         install_native_operators({std::move(dispatcher), std::move(propagator), std::move(logger),
                                   std::move(copies), std::move(decide), std::move(draw),
-                                  std::move(own_handler), std::move(is_own)});
+                                  std::move(own_handler), std::move(is_own), std::move(ask), engine,
+                                  rules.value_or(nullptr)});
       },
       py::arg("dispatcher"), py::arg("propagator"), py::arg("logger"), py::arg("copies"), py::arg("decide"),
-      py::arg("draw"), py::arg("own_handler"), py::arg("is_own"));
+      py::arg("draw"), py::arg("own_handler"), py::arg("is_own"), py::arg("ask"), py::arg("engine"),
+      py::arg("rules"));
   m.def("remove_native_operators", remove_native_operators);
   m.def("are_on_one_mesh", are_on_one_mesh, py::arg("tensors"));
   m.def("serves_operators", serves_operators);
@@ -209,14 +213,20 @@ void bind_dtensor(PyObject* module) {
   bind_fast_functions(module);
   auto m = py::reinterpret_borrow<py::module>(module);
   bind_local_sizes(m);
-  bind_native_operators(m);
+  py::class_<UpstreamRules>(m, "UpstreamRules")
+      .def(py::init<py::object, py::dict, py::dict>(), py::arg("base"), py::arg("own"), py::arg("replaced"))
+      .def("is_in_cpp", &UpstreamRules::is_in_cpp, py::arg("op"))
+      .def("clear", &UpstreamRules::clear);
+  m.def("count_decision", count_decision, py::arg("op"), py::arg("reason"));
+  m.def("decision_counts", decision_counts);
+  m.def("forget_decision_counts", forget_decision_counts);
   py::class_<ShardingEngine>(m, "ShardingEngine")
       .def(py::init<std::optional<CostModel>, size_t, bool>(), py::arg("model"), py::arg("capacity"),
            py::arg("moves_keywords") = false)
       .def("propagate", &ShardingEngine::propagate, py::arg("op_schema"), py::arg("rows_of"),
            py::arg("whole"), py::arg("assemble"), py::arg("remember"))
       .def("propagate_as_pytorch", &ShardingEngine::propagate_as_pytorch, py::arg("op_schema"),
-           py::arg("rule_of"), py::arg("otherwise"), py::arg("assemble"), py::arg("has_rule"),
+           py::arg("rules"), py::arg("rule_of"), py::arg("otherwise"), py::arg("assemble"),
            py::arg("remember"))
       .def("strategies", &ShardingEngine::strategies, py::arg("op_schema"), py::arg("rows_of"))
       .def("time_decision", &ShardingEngine::time_decision, py::arg("op_schema"), py::arg("count"))
@@ -226,6 +236,7 @@ void bind_dtensor(PyObject* module) {
   m.def("redistribute_cost_table", redistribute_cost_table, py::arg("sources"), py::arg("targets"),
         py::arg("model"));
   m.def("clear_tables", clear_tables);
+  bind_native_operators(m);
 }
 
 }  // namespace funcol::python

@@ -107,6 +107,7 @@ DescribedOperator::Results results_of(const c10::OperatorHandle& op) {
 struct StaticArguments {
   size_t first = 0;
   py::object keywords;
+  bool lists_operands = false;
 
   static std::optional<StaticArguments> find(py::handle propagator, py::handle overload) {
     for (const auto& table : {find_attribute<"op_to_schema_info">(propagator),
@@ -117,7 +118,8 @@ struct StaticArguments {
       const py::handle info = PyDict_GetItemWithError(table.ptr(), overload.ptr());
       if (info && !info.is_none()) {
         return StaticArguments{attribute<"static_argnum">(info).cast<size_t>(),
-                               attribute<"static_kwargkey">(info)};
+                               attribute<"static_kwargkey">(info),
+                               attribute<"needs_pytree">(info).is(py::handle(Py_True))};
       }
       PyErr_Clear();
     }
@@ -232,7 +234,7 @@ class CallReader {
       return Fate::kArgument;
     }
     const bool is_number = tensor.unsafeGetTensorImpl()->is_wrapped_number();
-    call_.tensors.push_back({place_, index, nullptr});
+    call_.tensors.push_back({place_, index, nullptr, is_number});
     add(kPlain, static_cast<uint64_t>(tensor.scalar_type()) << 1 | (is_number ? 1 : 0));
     if (is_number && !at::isComplexType(tensor.scalar_type())) {  // x / 0 is no x / 2
       add_kind(kDouble, number_in(tensor));
@@ -329,6 +331,7 @@ DescribedOperator describe_operator(const c10::OperatorHandle& op, py::handle di
   const auto& returns = op.schema().returns();
   const auto static_arguments =
       StaticArguments::find(attribute<"sharding_propagator">(dispatcher), described.overload);
+  described.lists_operands = static_arguments && static_arguments->lists_operands;
   described.draws = attribute<"_random_ops">(dispatcher).contains(described.overload);
   for (size_t i = 0; i < arguments.size(); ++i) {
     for (size_t k = 0; k < returns.size(); ++k) {

@@ -45,7 +45,8 @@ struct DescribedOperator {
   py::object overload;  // the OpOverload
   Results results = Results::kNotServed;
   bool writes = false;
-  bool draws = false;  // random numbers, as DTensor's dispatcher knows them
+  bool lists_operands = false;  // PyTorch's rules list the tensors in lists
+  bool draws = false;           // random numbers, as DTensor's dispatcher knows them
   // Pairs of (argument, result) that share memory without a write.
   std::vector<std::pair<size_t, size_t>> views;
   std::vector<bool> is_aliased;  // arguments whose memory the results may share
@@ -92,7 +93,8 @@ class CallKey {
 struct TensorArgument {
   size_t place;
   int64_t index;
-  PyObject* dtensor;  // held by its tensor on the stack; null for a plain tensor, which is replicated
+  PyObject* dtensor;       // held by its tensor on the stack; null for a plain tensor, which is replicated
+  bool is_number = false;  // a number that PyTorch has wrapped in a tensor
 };
 
 struct Call {

@@ -9,7 +9,6 @@
 #include "comm/call_site.h"
 #include "dispatch/mixed_tensors.h"
 #include "pyobjects/attributes.h"
-#include "pyobjects/callbacks.h"
 #include "pyobjects/dtensors.h"
 #include "pyobjects/meshes.h"
 #include "pyobjects/op_schemas.h"
@@ -22,34 +21,10 @@
 namespace funcol::python {
 namespace {
 
-bool is_true(const py::object& object) { return object.is(py::handle(Py_True)); }
-
 bool is_sequence(py::handle object) { return PyTuple_Check(object.ptr()) || PyList_Check(object.ptr()); }
 
 const c10::IValue& argument(const torch::jit::Stack& stack, size_t num_arguments, size_t place) {
   return stack[stack.size() - num_arguments + place];
-}
-
-// Returns true if all DTensors are on one mesh that this rank is in.
-bool is_on_one_mesh(const Call& call) {
-  py::object first;
-  for (const auto& one : call.tensors) {
-    if (one.dtensor == nullptr) {
-      continue;
-    }
-    auto mesh = attribute<"mesh">(spec_of(one.dtensor));
-    if (first && !are_equal(mesh, first)) {
-      return false;
-    }
-    first = std::move(mesh);
-  }
-  return known_mesh(first).coordinate.has_value();
-}
-
-// Returns true if the tensor is a norm that is pending, for which there is no plan.
-bool has_norm_partial(py::handle spec) {
-  return std::ranges::any_of(to_placements(attribute<"placements">(spec)),
-                             [](const auto& one) { return one.is_norm(); });
 }
 
 bool is_replicated(py::handle spec) {
@@ -57,25 +32,8 @@ bool is_replicated(py::handle spec) {
   return std::ranges::all_of(placements, [](const auto& one) { return one.is_replicate(); });
 }
 
-// Returns `object` as a value of the argument's type; returns nullopt if it does not have this type.
-std::optional<c10::IValue> value_of(py::handle object, const c10::Argument& argument) {
-  try {
-    return torch::jit::toIValue(object, argument.type());
-  } catch (const std::exception&) {
-    PyErr_Clear();
-    return std::nullopt;
-  }
-}
-
 bool is_equal(const c10::IValue& one, const c10::IValue& other) {
   return one.tagKind() == other.tagKind() && !one.isTensor() && one == other;
-}
-
-bool has_views_of_plain_tensors(const DescribedOperator& described, const Call& call) {
-  return std::ranges::any_of(call.tensors, [&](const auto& one) {
-    return one.dtensor == nullptr &&
-           std::ranges::any_of(described.views, [&](const auto& view) { return view.first == one.place; });
-  });
 }
 
 // Makes results that are views of an argument's memory say so, as PyTorch's do: autograd looks at it.
@@ -120,67 +78,24 @@ void run_in_python(const c10::OperatorHandle& op, const py::object& function, co
 
 std::optional<CallPlan> CallPlan::make(const c10::OperatorHandle& op, const DescribedOperator& described,
                                        const torch::jit::Stack& stack, const Call& call,
-                                       py::handle sharding) {
+                                       const DecidedCall& decided) {
   CallPlan served;
-  if (!is_on_one_mesh(call) || (described.draws && call.tensors[0].dtensor == nullptr) ||
-      has_views_of_plain_tensors(described, call) ||
-      (is_true(attribute<"needs_redistribute">(sharding)) &&
-       !served.take_arguments(op, described, stack, call, sharding)) ||
-      !served.take_results(op, described, call, attribute<"output_spec">(sharding))) {
-    return std::nullopt;
-  }
-  return served;
-}
-
-bool CallPlan::take_arguments(const c10::OperatorHandle& op, const DescribedOperator& described,
-                              const torch::jit::Stack& stack, const Call& call, py::handle sharding) {
-  const auto schema = attribute<"redistribute_schema">(sharding);
-  const auto& arguments = op.schema().arguments();
-  // PyTorch may have rewritten the operator, as squeeze() to one that names its dims.
-  if (schema.is_none() || find_attribute<"held_kwargs">(schema) ||
-      !attribute<"op">(schema).is(described.overload)) {
-    return false;
-  }
-  const bool takes_values = is_true(attribute<"use_val_from_redistribute_schema">(sharding));
-  const auto wanted = attribute<"args_schema">(schema);
-  if (!PyTuple_Check(wanted.ptr()) || py::len(wanted) > arguments.size()) {
-    return false;
-  }
-  size_t number = 0;  // of the next tensor
-  for (size_t i = 0; i < py::len(wanted); ++i) {
-    const py::handle target = PyTuple_GET_ITEM(wanted.ptr(), static_cast<Py_ssize_t>(i));
-    const auto& value = argument(stack, arguments.size(), i);
-    if (arguments[i].kwarg_only()) {
-      return false;
-    }
-    const auto is_next = [&] { return number < call.tensors.size() && call.tensors[number].place == i; };
-    if (is_next() && value.isList()) {
-      const auto& given = value.toListRef();
-      if (!is_sequence(target) || PySequence_Fast_GET_SIZE(target.ptr()) != std::ssize(given)) {
-        return false;
-      }
-      for (; is_next(); ++number) {
-        const auto index = static_cast<Py_ssize_t>(call.tensors[number].index);
-        if (!take_tensor(described, call, number, given[index].toTensor(),
-                         PySequence_Fast_GET_ITEM(target.ptr(), index))) {
-          return false;
-        }
-      }
-    } else if (is_next()) {
-      if (!take_tensor(described, call, number++, value.toTensor(), target)) {
-        return false;
-      }
-    } else if (takes_values && !value.isTensor()) {
-      const auto taken = value_of(target, arguments[i]);
-      if (!taken.has_value()) {
-        return false;
-      }
-      if (!is_equal(*taken, value)) {
-        replaced_.emplace_back(i, *taken);
-      }
+  const auto num_arguments = op.schema().arguments().size();
+  for (const auto& [number, spec] : decided.inputs) {
+    const auto& one = call.tensors[number];
+    const auto& value = argument(stack, num_arguments, one.place);
+    const auto given = one.index < 0 ? value.toTensor() : value.toListRef()[one.index].toTensor();
+    if (!served.take_tensor(described, call, number, given, spec)) {
+      return std::nullopt;
     }
   }
-  return true;
+  for (const auto& [place, value] : decided.replaced) {
+    if (!is_equal(value, argument(stack, num_arguments, place))) {
+      served.replaced_.emplace_back(place, value);
+    }
+  }
+  return served.take_results(op, described, call, decided.output) ? std::optional(std::move(served))
+                                                                  : std::nullopt;
 }
 
 bool CallPlan::take_tensor(const DescribedOperator& described, const Call& call, size_t number,
@@ -209,14 +124,10 @@ bool CallPlan::take_tensor(const DescribedOperator& described, const Call& call,
     return false;
   }
   auto execution = execution_between(source, wanted, local.itemsize());
-  if (!execution && !has_norm_partial(source)) {
+  if (!execution) {
     return false;
   }
-  if (execution) {
-    moves_.push_back({number, std::move(execution)});
-  } else {
-    moves_.push_back({number, nullptr, copy_without_mesh(source), copy_without_mesh(wanted)});
-  }
+  moves_.push_back({number, std::move(execution)});
   return true;
 }
 
@@ -312,9 +223,8 @@ Fate CallPlan::run(const c10::OperatorHandle& op, const DescribedOperator& descr
   if (!moves_.empty() && observes_redistribution()) {
     return Fate::kWatched;
   }
-  if (!std::ranges::all_of(moves_, [&](const Move& move) {
-        return !move.execution || move.execution->fits(locals[move.number]);
-      })) {
+  if (!std::ranges::all_of(moves_,
+                           [&](const Move& move) { return move.execution->fits(locals[move.number]); })) {
     return Fate::kLocalShape;
   }
   // PyTorch's path finds whether this call is on a mesh that has ended, or on an equal one that was made
@@ -325,15 +235,8 @@ Fate CallPlan::run(const c10::OperatorHandle& op, const DescribedOperator& descr
   for (const auto& move : moves_) {
     auto& local = locals[move.number];
     const Label label(op.operator_name().name);
-    if (move.execution) {
-      const WithoutGil no_gil;
-      local = move.execution->run(local, /*async_op=*/false);
-    } else {
-      const auto mesh = attribute<"mesh">(spec_of(call.first_dtensor()));
-      const auto moved = callback(Callback::kRedistributeLocalTensor)(
-          to_python(local), copy_onto(move.source, mesh), copy_onto(move.target, mesh));
-      local = THPVariable_Unpack(moved.ptr());
-    }
+    const WithoutGil no_gil;
+    local = move.execution->run(local, /*async_op=*/false);
   }
   put_arguments(call, std::move(locals), stack.data() + (stack.size() - num_arguments));
   if (described.draws) {
@@ -356,14 +259,8 @@ Fate CallPlan::run(const c10::OperatorHandle& op, const DescribedOperator& descr
   return Fate::kServed;
 }
 
-bool CallPlan::runs_on_locals() const {
-  return outputs_.empty() &&
-         std::ranges::all_of(moves_, [](const Move& move) { return move.execution != nullptr; });
-}
-
 bool CallPlan::is_current() const {
-  return std::ranges::all_of(
-      moves_, [](const Move& move) { return move.execution == nullptr || move.execution->is_current(); });
+  return std::ranges::all_of(moves_, [](const Move& move) { return move.execution->is_current(); });
 }
 
 size_t CallPlan::heap_bytes() const {

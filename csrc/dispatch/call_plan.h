@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "dispatch/call_key.h"
+#include "dispatch/decided_call.h"
 #include "pyobjects/specs.h"
 #include "transfer/dtensors/redistributions.h"
 
@@ -20,10 +21,11 @@ namespace funcol::python {
 
 class CallPlan {
  public:
-  // `sharding`, an OutputSharding, made ready for calls like `call`, whose arguments are on `stack`. Nothing
-  // if PyTorch has to carry it out. Needs the GIL.
+  // Makes a decision ready for calls that equal `call`, whose arguments are on `stack`. Returns nullopt if
+  // PyTorch has to carry it out. Needs the GIL.
   static std::optional<CallPlan> make(const c10::OperatorHandle& op, const DescribedOperator& described,
-                                      const torch::jit::Stack& stack, const Call& call, py::handle sharding);
+                                      const torch::jit::Stack& stack, const Call& call,
+                                      const DecidedCall& decided);
 
   // Puts the operator's results in the place of its arguments. If not kServed, nothing is done. An operator
   // that draws random numbers is run by draw(op, spec of the first result, args, kwargs). Needs the GIL.
@@ -32,15 +34,10 @@ class CallPlan {
 
   // A tensor that moves before the operator runs.
   struct Move {
-    size_t number;           // of the tensor among the call's
-    ExecutionPtr execution;  // null for a norm: Python moves it from `source` to `target`, both without mesh
-    py::object source = {};
-    py::object target = {};
+    size_t number;  // of the tensor among the call's
+    ExecutionPtr execution;
   };
 
-  // Returns true if all that run() does to tensors is to make the moves, replace arguments, and call the
-  // operator: no move is left to Python.
-  bool runs_on_locals() const;
   const std::vector<Move>& moves() const { return moves_; }
   // Places of arguments, and their values in place of the call's own.
   const std::vector<std::pair<size_t, c10::IValue>>& replaced() const { return replaced_; }
@@ -58,8 +55,6 @@ class CallPlan {
  private:
   using Tensors = c10::SmallVector<at::Tensor, 8>;
 
-  bool take_arguments(const c10::OperatorHandle& op, const DescribedOperator& described,
-                      const torch::jit::Stack& stack, const Call& call, py::handle sharding);
   bool take_tensor(const DescribedOperator& described, const Call& call, size_t number,
                    const at::Tensor& given, py::handle wanted);
   bool take_results(const c10::OperatorHandle& op, const DescribedOperator& described, const Call& call,

@@ -232,17 +232,16 @@ class Table {
   }
 
   // Errors of a decision are PyTorch's to raise: it asks the propagator again. But if the operator has no
-  // result for these shapes, `decide` returns the error that PyTorch would raise, and it is raised here.
+  // result for these shapes, the error that PyTorch would raise is raised here.
   static CallPlanPtr learn(const NativeOperators& parts, const c10::OperatorHandle& op,
                            const DescribedOperator& described, const torch::jit::Stack& stack,
                            const Call& call) {
-    py::object sharding;
+    std::optional<DecidedCall> decided;
     try {
-      const auto [args, kwargs] = python_arguments(op, stack);
-      sharding = parts.decide(described.overload, args, kwargs);
-      if (!PyExceptionInstance_Check(sharding.ptr())) {
-        auto served = CallPlan::make(op, described, stack, call, sharding);
-        return served.has_value() ? std::make_shared<const CallPlan>(*std::move(served)) : nullptr;
+      decided = decide_call(parts, op, described, stack, call);
+      if (decided && !decided->error) {
+        auto served = CallPlan::make(op, described, stack, call, *decided);
+        return served ? std::make_shared<const CallPlan>(*std::move(served)) : nullptr;
       }
     } catch (const py::error_already_set&) {
     } catch (const c10::Error&) {
@@ -250,8 +249,8 @@ class Table {
       PyErr_Clear();
     }
     // Autograd detaches without PyTorch's fallback, where operators fail in fake modes.
-    if (sharding && PyExceptionInstance_Check(sharding.ptr()) && !(op == detach_operator())) {
-      PyErr_SetObject(PyExceptionInstance_Class(sharding.ptr()), sharding.ptr());
+    if (decided && decided->error && !(op == detach_operator())) {
+      PyErr_SetObject(PyExceptionInstance_Class(decided->error.ptr()), decided->error.ptr());
       throw py::error_already_set();
     }
     return nullptr;

@@ -15,6 +15,7 @@
 #include <memory>
 
 #include "dispatch/call_key.h"
+#include "sharding/sharding_engine.h"
 
 namespace funcol::python {
 
@@ -33,6 +34,9 @@ struct NativeOperators {
   py::object draw;         // draw(op, spec, args, kwargs) -> results of an operator that draws random numbers
   py::object own_handler;  // the handler that PyTorch's path has for operators that this one runs itself
   py::object is_own;  // whether the dispatcher has the methods of PyTorch or funcol; asked as they change
+  py::object ask;     // ask(op, args, kwargs, index) -> the rule of a call, as UpstreamRules asks for it
+  ShardingEngine* engine = nullptr;  // the propagator's, as the next
+  UpstreamRules* rules = nullptr;    // null if Python decides all calls
 };
 
 // Serves operators until remove_native_operators(). A second call replaces the first.

@@ -74,8 +74,7 @@ void Trace::before(const c10::OperatorHandle& op, const DescribedOperator& descr
   if (has_failed_) {
     return;
   }
-  if (described.results != DescribedOperator::Results::kNew || described.draws || described.writes ||
-      !served->runs_on_locals()) {
+  if (described.results != DescribedOperator::Results::kNew || described.draws || described.writes) {
     return fail();
   }
   const auto num_arguments = static_cast<std::ptrdiff_t>(op.schema().arguments().size());

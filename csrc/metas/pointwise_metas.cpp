@@ -15,12 +15,17 @@ namespace {
 
 bool is_pointwise(const c10::OperatorHandle& op) {
   const auto& schema = op.schema();
-  return op.hasTag(at::Tag::pointwise) && schema.returns().size() == 1 &&
-         schema.returns()[0].type()->kind() == c10::TypeKind::TensorType &&
+  return op.hasTag(at::Tag::pointwise) && !op.hasTag(at::Tag::nondeterministic_seeded) &&
+         schema.returns().size() == 1 && schema.returns()[0].type()->kind() == c10::TypeKind::TensorType &&
          std::ranges::none_of(schema.arguments(), [](const auto& argument) {
-           return argument.is_out() || argument.name() == "memory_format" ||
-                  (argument.alias_info() != nullptr && argument.alias_info()->isWrite());
+           return argument.is_out() || argument.name() == "memory_format";
          });
+}
+
+// Returns true for an operator in place, whose result is its first argument.
+bool writes_to_first(const c10::OperatorHandle& op) {
+  const auto* const alias = op.schema().arguments()[0].alias_info();
+  return alias != nullptr && alias->isWrite();
 }
 
 // As many dims as `meta` has: promotion of dtypes treats tensors without dims differently.
@@ -56,6 +61,10 @@ std::optional<TensorMeta> pointwise_meta(const c10::OperatorHandle& op, const Op
   try {
     const auto dtype = result_dtype(op, call);
     const auto output = iterator_output(call, dtype);
+    if (writes_to_first(op)) {
+      const auto& first = call.tensors[0];
+      return output.sizes() == at::IntArrayRef(first.shape) ? std::optional(first) : std::nullopt;
+    }
     return TensorMeta{output.sizes().vec(), output.strides().vec(), static_cast<Dtype>(dtype)};
   } catch (const c10::Error&) {  // no kernel for the dtype, or arguments that the operator refuses itself
     return std::nullopt;

@@ -10,9 +10,10 @@
 
 namespace funcol {
 
-// For an operator with PyTorch's tag `pointwise` that returns one tensor, writes to none, and takes no memory
-// format: the sizes and strides that TensorIterator gives the result, and the dtype of the operator's result
-// for tensors of one element. Nothing for any other operator, or if it does not run on such tensors.
+// For an operator with PyTorch's tag `pointwise` that returns one tensor, draws no random numbers, and takes
+// neither `out` nor a memory format: the sizes and strides that TensorIterator gives the result, and the
+// dtype of the operator's result for tensors of one element; in place, the meta of the tensor that it writes
+// to. Returns nullopt for any other operator, or if it does not run on such tensors.
 std::optional<TensorMeta> pointwise_meta(const c10::OperatorHandle& op, const OpCall& call);
 
 }  // namespace funcol

@@ -9,7 +9,7 @@
 namespace funcol::python {
 namespace {
 
-constexpr std::array<std::string_view, 13> kNames = {
+constexpr std::array<std::string_view, 12> kNames = {
     "mesh_axes",
     "make_spec",
     "redistribution_target",
@@ -18,7 +18,6 @@ constexpr std::array<std::string_view, 13> kNames = {
     "note_redistribution",
     "apply_mask",
     "fill_mask",
-    "redistribute_local_tensor",
     "gradient_of_to_local",
     "gradient_of_from_local",
     "gradient_of_redistribute",

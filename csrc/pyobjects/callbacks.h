@@ -11,16 +11,15 @@
 namespace funcol::python {
 
 enum class Callback {
-  kMeshAxes,                 // sizes and names of a DeviceMesh's axes, and their groups
-  kMakeSpec,                 // a DTensorSpec of its parts
-  kRedistributionTarget,     // the DTensorSpec that placements lead to
-  kAxisGroup,                // the process group along axes of a mesh
-  kRanksOfMesh,              // the default group, and the mesh's ranks in it
-  kNoteRedistribution,       // a context in which PyTorch's DebugMode notes a redistribution
-  kApplyMask,                // a mask partial applied to a local tensor
-  kFillMask,                 // a local tensor of a mask partial made
-  kRedistributeLocalTensor,  // a redistribution between specs that C++ has no values for
-  kGradientOfToLocal,        // gradients of DTensor's methods, where C++ does not serve them
+  kMeshAxes,              // sizes and names of a DeviceMesh's axes, and their groups
+  kMakeSpec,              // a DTensorSpec of its parts
+  kRedistributionTarget,  // the DTensorSpec that placements lead to
+  kAxisGroup,             // the process group along axes of a mesh
+  kRanksOfMesh,           // the default group, and the mesh's ranks in it
+  kNoteRedistribution,    // a context in which PyTorch's DebugMode notes a redistribution
+  kApplyMask,             // a mask partial applied to a local tensor
+  kFillMask,              // a local tensor of a mask partial made
+  kGradientOfToLocal,     // gradients of DTensor's methods, where C++ does not serve them
   kGradientOfFromLocal,
   kGradientOfRedistribute,
   kMeshPair,  // ranks of two meshes, and a process group of all of them

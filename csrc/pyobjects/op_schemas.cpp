@@ -19,6 +19,9 @@
 #include "pyobjects/layouts.h"
 #include "pyobjects/spec_objects.h"
 
+// CPython exports it, and declares it in internal headers since 3.13.
+extern "C" PyObject* _PyDict_GetItem_KnownHash(PyObject* dict, PyObject* key, Py_hash_t hash);  // NOLINT
+
 namespace funcol::python {
 
 bool is_spec(py::handle object) {
@@ -144,6 +147,38 @@ class Reader {
                                 schema_.op->name, " is a ", type_name(value), ".");
   }
 
+  // The same for a value on the dispatcher's stack. Takes the specs of its tensors from `specs`.
+  Argument read(const c10::IValue& value, const c10::TypePtr& type, bool stays,
+                std::vector<py::object>::const_iterator& specs) {
+    if (value.isTensor()) {
+      const auto& tensor = value.toTensor();
+      if (tensor.defined() && tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
+        return read_number(tensor.item());  // as Python sees it
+      }
+      return tensor.defined() ? read_tensor(*specs++, stays) : Argument{};
+    }
+    if (!value.isList()) {
+      return to_argument(value, type);
+    }
+    if (type->kind() == c10::TypeKind::OptionalType) {
+      return read(value, type->expectRef<c10::OptionalType>().getElementType(), stays, specs);
+    }
+    Argument::List list;
+    for (const c10::IValue& element : value.toListRef()) {
+      list.push_back(read(element, type->expectRef<c10::ListType>().getElementType(), stays, specs));
+    }
+    return {std::move(list)};
+  }
+
+  // Notes a tensor given by keyword, for PyTorch's rules.
+  void note_keyword(const c10::Argument& argument, py::handle spec) {
+    auto& keyword = schema_.keywords.emplace_back(KeywordTensor{argument.name(), std::nullopt, false});
+    if (argument.is_out()) {
+      keyword.out = Spec{read_meta(spec), read_layout_as_pytorch(spec)};
+      keyword.strided_as_order = compat::strided_shards_stand_for_order(spec);
+    }
+  }
+
   // An out= argument, whose layout is that of the result.
   void read_out(py::handle object) {
     TORCH_CHECK_NOT_IMPLEMENTED(!PyList_Check(object.ptr()) && !PyTuple_Check(object.ptr()),
@@ -167,6 +202,18 @@ class Reader {
       schema_.strided_as_order = compat::strided_shards_stand_for_order(spec);
     }
     return layout;
+  }
+
+  Argument read_number(const at::Scalar& number) const {
+    if (number.isBoolean()) {
+      return {number.toBool()};
+    }
+    if (number.isIntegral(/*includeBool=*/false)) {
+      return {number.toLong()};
+    }
+    TORCH_CHECK_NOT_IMPLEMENTED(number.isFloatingPoint(), "funcol::", kPropagateOpSharding,
+                                ": an argument of ", schema_.op->name, " is a complex number.");
+    return {number.toDouble()};
   }
 
   Argument read_tensor(py::handle spec, bool stays) {
@@ -342,7 +389,13 @@ const Operator& to_operator(py::handle op_overload) {
   TORCH_CHECK_VALUE(handle.has_value(), "funcol::", kPropagateOpSharding, ": ", name.name,
                     " is no operator of PyTorch.");
   Py_INCREF(op_overload.ptr());  // its address is the key
-  return *(operators[op_overload.ptr()] = describe(*handle));
+  auto op = describe(*handle);
+  op->hash = PyObject_Hash(op_overload.ptr());
+  return *(operators[op_overload.ptr()] = std::move(op));
+}
+
+PyObject* find_entry(py::handle table, py::handle op_overload) {
+  return _PyDict_GetItem_KnownHash(table.ptr(), op_overload.ptr(), to_operator(op_overload).hash);
 }
 
 Layout read_layout(py::handle spec, const TensorMeta& meta, const std::string& whose) {
@@ -359,6 +412,22 @@ Spec read_spec(py::handle spec) {
 }
 
 Spec read_spec_as_pytorch(py::handle spec) { return {read_meta(spec), read_layout_as_pytorch(spec)}; }
+
+namespace {
+
+void note_what_moves(PythonSchema& schema) {
+  TORCH_CHECK_VALUE(schema.mesh, "funcol::", kPropagateOpSharding, ": ", schema.call.op,
+                    " got no tensor of a mesh among its arguments.");
+  require_results_of_written(schema);
+  free_gradients_that_are_read(schema);
+  free_statistics_that_are_read(schema);
+}
+
+bool needs_pytree(py::handle info) {
+  return !info.is_none() && attribute<"needs_pytree">(info).is(py::handle(Py_True));
+}
+
+}  // namespace
 
 PythonSchema read_op_schema(py::handle op_schema, bool moves_keywords, Reading reading) {
   PythonSchema schema;
@@ -387,11 +456,47 @@ PythonSchema read_op_schema(py::handle op_schema, bool moves_keywords, Reading r
   TORCH_CHECK_TYPE(num_read == args.size() + kwargs.size(), "funcol::", kPropagateOpSharding, ": ",
                    schema.call.op, " got ", args.size() + kwargs.size(), " arguments, of which it has ",
                    num_read, ".");
-  TORCH_CHECK_VALUE(schema.mesh, "funcol::", kPropagateOpSharding, ": ", schema.call.op,
-                    " got no tensor of a mesh among its arguments.");
-  require_results_of_written(schema);
-  free_gradients_that_are_read(schema);
-  free_statistics_that_are_read(schema);
+  if (reading == Reading::kAsPyTorch) {
+    schema.num_positional = args.size();
+    schema.lists_operands = needs_pytree(attribute<"schema_info">(op_schema));
+    for (const auto& [name, value] : kwargs) {
+      if (is_spec(value)) {
+        reader.note_keyword(
+            arguments[*schema.op->handle.schema().argumentIndexWithName(name.cast<std::string>())], value);
+      }
+    }
+  }
+  note_what_moves(schema);
+  return schema;
+}
+
+PythonSchema read_call_schema(py::handle op_overload, at::ArrayRef<c10::IValue> values,
+                              const std::vector<py::object>& specs, bool lists_operands) {
+  PythonSchema schema;
+  schema.op = &to_operator(op_overload);
+  schema.call.op = schema.op->name;
+  schema.lists_operands = lists_operands;
+  const auto& arguments = schema.op->handle.schema().arguments();
+  Reader reader(schema, Reading::kAsPyTorch);
+  auto spec = specs.begin();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const auto& argument = arguments[i];
+    schema.num_positional += argument.kwarg_only() ? 0 : 1;
+    if (argument.kwarg_only() && values[i].isTensor() && values[i].toTensor().defined()) {
+      reader.note_keyword(argument, *spec);
+    }
+    if (!argument.is_out()) {
+      schema.call.args.emplace_back(
+          argument.name(), reader.read(values[i], argument.real_type(), schema.op->is_written[i], spec));
+    } else if (values[i].isTensor() && values[i].toTensor().defined()) {
+      reader.read_out(*spec++);
+    } else {
+      TORCH_CHECK_NOT_IMPLEMENTED(values[i].isNone(), "funcol::", kPropagateOpSharding, ": ", schema.call.op,
+                                  " got a list as an out= argument.");
+      reader.read_out(py::none());
+    }
+  }
+  note_what_moves(schema);
   return schema;
 }
 

@@ -28,10 +28,15 @@ struct Operator {
   std::vector<bool> is_written;                 // of every argument: in place, not by out=
   std::vector<std::optional<size_t>> returned;  // for each return the argument that is returned, if any
   bool is_per_element = false;
+  Py_hash_t hash = 0;  // of the OpOverload
 };
 
 // The operator of an OpOverload.
 const Operator& to_operator(py::handle op_overload);
+
+// The entry of an operator in a dict by OpOverload, borrowed; null if there is none. Does not call the
+// overload's __hash__, which is in Python.
+PyObject* find_entry(py::handle table, py::handle op_overload);
 
 // The layout of a DTensorSpec of a tensor like `meta`. `whose` names the tensor in errors.
 Layout read_layout(py::handle spec, const TensorMeta& meta, const std::string& whose);
@@ -48,6 +53,13 @@ struct TensorSpec {
   py::object mesh;
 };
 
+// A tensor given by keyword, as PyTorch's rules see it.
+struct KeywordTensor {
+  std::string name;
+  std::optional<Spec> out;        // of a tensor to write to, which is not in OpCall::args
+  bool strided_as_order = false;  // strided shards of `out` stand for a shard order
+};
+
 struct PythonSchema {
   const Operator* op = nullptr;
   OpCall call;                                 // without outputs
@@ -57,6 +69,11 @@ struct PythonSchema {
   std::vector<std::optional<Layout>> results;  // layouts that in-place and out= results must have
   py::object mesh;                             // of the first tensor
   bool strided_as_order = false;               // a strided shard among the tensors stands for a shard order
+  // For PyTorch's rules: how many arguments are given by position, the tensors given by keyword, and whether
+  // tensors in lists are operands of their own.
+  size_t num_positional = 0;
+  std::vector<KeywordTensor> keywords = {};
+  bool lists_operands = false;
 };
 
 enum class Reading {
@@ -68,6 +85,12 @@ enum class Reading {
 // placements of unknown kinds, and arguments of other types. ValueError for specs without tensor_meta, and
 // for a schema without tensors. Keyword tensors stay where they are unless `moves_keywords`.
 PythonSchema read_op_schema(py::handle op_schema, bool moves_keywords, Reading reading = Reading::kStrict);
+
+// Reads the arguments of a call as PyTorch's rules see them. `specs` are those of its tensors, in their
+// order; numbers that PyTorch has wrapped in tensors have none. Keyword tensors may move. `lists_operands`:
+// see PythonSchema. Raises what read_op_schema() raises.
+PythonSchema read_call_schema(py::handle op_overload, at::ArrayRef<c10::IValue> arguments,
+                              const std::vector<py::object>& specs, bool lists_operands);
 
 // The whole of a schema, or one element of its lists.
 struct Part {

@@ -1,6 +1,7 @@
 #include "pyobjects/specs.h"
 
 #include <c10/util/flat_hash_map.h>
+#include <torch/csrc/Size.h>
 
 #include <algorithm>
 #include <bit>
@@ -211,24 +212,62 @@ bool are_alike(const py::tuple& one, const py::tuple& other) {
   });
 }
 
-// Returns a spec with the layout of `spec`, without mesh and tensor_meta: mostly that of an earlier spec,
-// since most differ in their sizes alone.
-py::object spec_of_layout(const py::object& spec, const Layout& layout) {
+// Specs without mesh and tensor_meta, one for each layout.
+std::map<std::vector<uint64_t>, py::object>& specs_of_layouts() {
   constexpr size_t kMostLayouts = 4096;
   static auto* const known = new std::map<std::vector<uint64_t>, py::object>;  // NOLINT: outlives Python
   if (known->size() >= kMostLayouts) {
     const auto gone = std::exchange(*known, {});
   }
+  return *known;
+}
+
+std::vector<uint64_t> words_of_spec(const Layout& layout, bool strided_as_order) {
+  auto words = words_of(layout);
+  words.push_back(strided_as_order ? 1 : 0);
+  return words;
+}
+
+// Returns a spec with the layout of `spec`, without mesh and tensor_meta: mostly that of an earlier spec,
+// since most differ in their sizes alone.
+py::object spec_of_layout(const py::object& spec, const Layout& layout) {
   const auto own = copy(spec, {{interned<"mesh">(), py::none()},
                                {interned<"tensor_meta">(), py::none()},
                                {interned<"_hash">(), py::none()}});
-  auto words = words_of(layout);
-  words.push_back(compat::strided_shards_stand_for_order(spec) ? 1 : 0);
-  const auto& earlier = known->try_emplace(std::move(words), own).first->second;
+  auto words = words_of_spec(layout, compat::strided_shards_stand_for_order(spec));
+  const auto& earlier = specs_of_layouts().try_emplace(std::move(words), own).first->second;
   const bool is_same = Py_TYPE(own.ptr()) == Py_TYPE(earlier.ptr()) &&
                        are_alike(attribute<"placements">(own), attribute<"placements">(earlier)) &&
                        attribute<"shard_order">(own).equal(attribute<"shard_order">(earlier));
   return is_same ? earlier : own;
+}
+
+// Makes an object of a subclass of tuple, without the class's own __new__.
+py::object make_tuple_of(PyTypeObject* type, const py::tuple& fields) {
+  return checked(PyTuple_Type.tp_new(type, py::make_tuple(fields).ptr(), nullptr));
+}
+
+py::object to_python_meta(const TensorMeta& meta) {
+  const auto type = imported<"torch.distributed.tensor._dtensor_spec", "TensorMeta">();
+  const auto shape = make_tuple_of(&THPSizeType, py::tuple(py::cast(meta.shape)));
+  return make_tuple_of(reinterpret_cast<PyTypeObject*>(type.ptr()),
+                       py::make_tuple(shape, py::tuple(py::cast(meta.stride)),
+                                      to_python(static_cast<at::ScalarType>(meta.dtype))));
+}
+
+// Makes a spec of a layout that is known and has neither masks nor strided shards, without Python. Returns
+// null for another layout.
+py::object spec_of_known_layout(const Spec& spec, py::handle mesh) {
+  auto& layouts = specs_of_layouts();
+  auto known = layouts.find(words_of_spec(spec.layout, true));
+  known = known == layouts.end() ? layouts.find(words_of_spec(spec.layout, false)) : known;
+  if (known == layouts.end() || has_strided_shards(spec.layout)) {
+    return {};
+  }
+  const auto made = copy(
+      known->second, {{interned<"mesh">(), mesh}, {interned<"tensor_meta">(), to_python_meta(spec.meta)}});
+  set_field<"_hash">(made.ptr(), py::int_(compat::hash_of_spec(made)));
+  return made;
 }
 
 // Remembers a spec of this value. `make` makes it, on its mesh.
@@ -239,7 +278,8 @@ SharedSpecPtr find_or_make(py::handle mesh, const Spec& value, bool strided_as_o
   if (const auto* const known = specs().find(key)) {
     return *known;
   }
-  auto shared = std::make_shared<const SharedSpec>(mesh_id, value.layout, make());
+  auto spec = spec_of_known_layout(value, mesh);
+  auto shared = std::make_shared<const SharedSpec>(mesh_id, value.layout, spec ? spec : make());
   specs().put(std::move(key), shared);
   return shared;
 }
@@ -312,6 +352,10 @@ size_t heap_bytes(const SharedSpecPtr& spec) {
 }
 
 SharedSpecPtr shared_spec_on(PyObject* spec, py::handle mesh) {
+  if (const auto* const known = find_by_hash(spec);
+      known != nullptr && is_id_on(known->id, id_of_mesh(mesh))) {
+    return known->shared_from_this();
+  }
   try {
     auto value = has_norms(spec) ? read_spec_as_pytorch(spec) : read_spec(spec);
     if (has_masks(value.layout)) {

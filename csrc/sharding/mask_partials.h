@@ -17,6 +17,8 @@ class MaskObjects {
  public:
   void add(uint64_t mask, const py::object& placement) { objects_.emplace_back(mask, placement); }
 
+  bool empty() const { return objects_.empty(); }
+
   // Null if the mask is not known.
   py::object find(uint64_t mask) const {
     const auto found =

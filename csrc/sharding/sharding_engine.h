@@ -6,11 +6,12 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <cstddef>
+#include <functional>
 #include <optional>
 #include <string>
 #include <unordered_set>
 #include <utility>
-#include <variant>
+#include <vector>
 
 #include "layout/cache.h"
 #include "planner/cost_model.h"
@@ -18,12 +19,23 @@
 #include "pyobjects/op_schemas.h"
 #include "sharding/decision_key.h"
 #include "sharding/mask_partials.h"
-#include "sharding/upstream_strategies.h"
+#include "sharding/upstream_rules.h"
 
 namespace funcol::python {
 
 // The bytes of an OutputSharding in Python, with the specs of a call of three tensors, as an estimate.
 constexpr size_t kOutputShardingBytes = 500 + 4 * 700;
+
+// A decision of a call as values. Masks in the layouts are those of the call's tensors.
+struct CallDecision {
+  std::vector<std::optional<Spec>> outputs;  // those of each element of the lists, one after another
+  std::vector<Layout> inputs;                // of PythonSchema::tensors
+  bool moves = false;                        // some tensors are redistributed first
+};
+
+// Gives PyTorch's rule, as UpstreamRules::rule_of() asks for it, for an element of the lists or for the whole
+// call (None).
+using AskForRule = std::function<py::object(const py::object& index)>;
 
 class ShardingEngine {
  public:
@@ -43,13 +55,17 @@ class ShardingEngine {
   py::object propagate(py::handle op_schema, py::handle rows_of, py::handle whole, py::handle assemble,
                        bool remember);
 
-  // PyTorch's own decision. `rule_of(op_schema, index)` gives its rule for an element of the lists, or for
-  // the whole call (None): an AxisRule or a WholeRule, or the reason for which C++ cannot compose it.
-  // `otherwise( op_schema, reason)` then decides, as it does where C++ has no values for the schema or an
-  // output, and where PyTorch would raise an error. With `has_rule`, PyTorch's decision is followed only if
-  // the rule in C++ allows it; else C++ decides by that rule.
-  py::object propagate_as_pytorch(py::handle op_schema, py::handle rule_of, py::handle otherwise,
-                                  py::handle assemble, bool has_rule, bool remember);
+  // PyTorch's own decision by `rules`, which ask rule_of(op_schema, index) for the rule of an element of the
+  // lists, or of the whole call (None). `otherwise(op_schema, reason)` decides where C++ has no values for
+  // the schema or an output, and where PyTorch would raise an error. If C++ has a rule, PyTorch's decision is
+  // followed only if that rule allows it; else C++ decides by it.
+  py::object propagate_as_pytorch(py::handle op_schema, UpstreamRules& rules, py::handle rule_of,
+                                  py::handle otherwise, py::handle assemble, bool remember);
+
+  // The same decision as values, not remembered. Returns nullopt where `otherwise` would decide, and for a
+  // decision that makes masks.
+  std::optional<CallDecision> decide_call(py::handle op, const PythonSchema& schema, UpstreamRules& rules,
+                                          const AskForRule& ask) const;
 
   // All legal decisions, a list for each element of the operator's lists; None if there are no rows.
   py::object strategies(py::handle op_schema, py::handle rows_of);
@@ -87,10 +103,7 @@ class ShardingEngine {
 
   py::object decide(py::handle op_schema, const PythonSchema& schema, bool has_rule, py::handle rows_of,
                     py::handle whole, py::handle assemble);
-  py::object decide_as_pytorch(py::handle op_schema, const PythonSchema& schema, py::handle rule_of,
-                               py::handle otherwise, py::handle assemble, bool has_rule);
-  std::variant<py::tuple, Reason> part_as_pytorch(py::handle op_schema, const PythonSchema& schema,
-                                                  Part& part, py::handle rule, bool has_rule);
+  class AsPyTorch;
 
   Propagator propagator_;
   Cache<DecisionKey, Decision> decisions_;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "compat/dtensor_spec.h"
+#include "propagation/upstream_search.h"
 #include "pyobjects/attributes.h"
 #include "pyobjects/layouts.h"
 #include "sharding/output_sharding.h"
@@ -15,59 +16,17 @@
 namespace funcol::python {
 namespace {
 
-constexpr const char* kRefused = "refused";
-
-bool is_placeholder(py::handle cell) { return std::string_view(type_name(cell)) == "_ShardingPlaceholder"; }
-
-Placement to_cell(py::handle cell, MaskObjects& masks) {
-  if (is_placeholder(cell)) {
-    return any_shard(attribute<"dim">(cell).cast<int64_t>());
-  }
-  const auto placement = to_placement_or_norm(cell);
-  if (placement.mask != 0) {
-    masks.add(placement.mask, py::reinterpret_borrow<py::object>(cell));
-  }
-  return placement;
-}
-
-// A row of Python: placements of outputs, then of `num_inputs` tensors, all of which have one.
-std::optional<Row> to_row(const py::sequence& cells, size_t num_inputs, MaskObjects& masks) {
-  Row row;
-  if (cells.size() < num_inputs) {
-    return std::nullopt;
-  }
-  const auto num_outputs = cells.size() - num_inputs;
-  for (size_t i = 0; i < cells.size(); ++i) {
-    const py::object cell = cells[i];
-    if (i >= num_outputs && cell.is_none()) {
-      return std::nullopt;
-    }
-    if (i >= num_outputs) {
-      row.inputs.push_back(to_cell(cell, masks));
-    } else {
-      row.outputs.push_back(cell.is_none() ? std::nullopt : std::optional(to_cell(cell, masks)));
-    }
-  }
-  return row;
-}
-
-bool needs_pytree(py::handle op_schema) {
-  const auto info = attribute<"schema_info">(op_schema);
-  return !info.is_none() && attribute<"needs_pytree">(info).is(py::handle(Py_True));
-}
-
 // A part of a call as PyTorch lists its tensors.
 class PyTorchPart {
  public:
-  PyTorchPart(py::handle op_schema, const PythonSchema& whole, const Part& part)
-      : whole_(whole), part_(part) {
-    const auto num_args = attribute<"args_schema">(op_schema).cast<py::sequence>().size();
+  PyTorchPart(const PythonSchema& whole, const Part& part) : whole_(whole), part_(part) {
     const auto& args = part.schema.call.args;
-    const bool takes_lists = !whole.op->is_per_element && needs_pytree(op_schema);
-    for (size_t i = 0; i < std::min(num_args, args.size()); ++i) {
+    const bool takes_lists = !whole.op->is_per_element && whole.lists_operands;
+    for (size_t i = 0; i < std::min(whole.num_positional, args.size()); ++i) {
       add_positional(args[i].second, takes_lists);
     }
-    add_keywords(attribute<"kwargs_schema">(op_schema).cast<py::dict>());
+    std::ranges::for_each(whole.keywords, [&](const auto& keyword) { add_keyword(keyword); });
+    require_outs();
   }
 
   UpstreamQuestion& question() { return question_; }
@@ -86,32 +45,23 @@ class PyTorchPart {
     }
   }
 
-  void add_keywords(const py::dict& keywords) {
-    for (const auto& [name, value] : keywords) {
-      if (!is_spec(value)) {
-        continue;
-      }
-      const auto key = name.cast<std::string>();
-      if (part_.schema.call.has_arg(key)) {
-        add(part_.schema.call.arg(key).tensor(), false);
-        continue;
-      }
-      const auto spec = read_spec_as_pytorch(value);
-      add_operand({spec.meta, spec.layout, compat::strided_shards_stand_for_order(value), false, false});
-      numbers_.emplace_back(std::nullopt);
+  void add_keyword(const KeywordTensor& keyword) {
+    if (!keyword.out) {
+      add(part_.schema.call.arg(keyword.name).tensor(), false);
+      return;
     }
-    require_outs(keywords);
+    add_operand({keyword.out->meta, keyword.out->layout, keyword.strided_as_order, false, false});
+    numbers_.emplace_back(std::nullopt);
   }
 
-  void require_outs(const py::dict& keywords) {
+  void require_outs() {
     for (const auto& argument : whole_.op->handle.schema().arguments()) {
       if (!argument.is_out()) {
         continue;
       }
-      auto* const value = PyDict_GetItemString(keywords.ptr(), argument.name().c_str());
-      question_.required.push_back(value != nullptr && is_spec(value)
-                                       ? std::optional(read_spec_as_pytorch(value).layout.placements)
-                                       : std::nullopt);
+      const auto given = std::ranges::find(whole_.keywords, argument.name(), &KeywordTensor::name);
+      question_.required.push_back(
+          given == whole_.keywords.end() ? std::nullopt : std::optional(given->out->layout.placements));
     }
   }
 
@@ -179,61 +129,68 @@ OutputSharding sharding_of(const Part& part, const UpstreamQuestion& question,
   return sharding;
 }
 
-// Reads an AxisRule into the question. False if PyTorch would raise an error.
-bool read_rule(const py::tuple& rule, const Part& part, UpstreamQuestion& question, MaskObjects& masks) {
-  const auto num_inputs = rule[1].cast<size_t>();
-  question.num_outputs = part.schema.call.outputs.size();
-  for (const auto& cells : rule[0]) {
-    auto row = to_row(cells.cast<py::sequence>(), num_inputs, masks);
-    if (!row || (!question.rows.empty() && row->outputs.size() != question.rows[0].outputs.size())) {
-      return false;
-    }
-    question.num_outputs = row->outputs.size();
-    question.rows.push_back(std::move(*row));
-  }
-  question.split_factors = rule[2].cast<std::vector<int64_t>>();
-  question.allows_uneven = rule[3].cast<bool>();
-  const auto elsewhere = rule[4].cast<std::vector<size_t>>();
+// Writes a rule into the question. Returns false if PyTorch would raise an error.
+bool take_rule(const UpstreamRule& given, const AxisRule& rule, const Part& part,
+               UpstreamQuestion& question) {
+  question.rows = rule.rows;
+  question.num_outputs = rule.rows.empty() ? part.schema.call.outputs.size() : rule.rows[0].outputs.size();
+  question.split_factors = given.split_factors;
+  question.allows_uneven = rule.allows_uneven;
   for (size_t i = 0; i < question.operands.size(); ++i) {
-    if (question.operands[i].is_elsewhere && std::ranges::find(elsewhere, i) == elsewhere.end()) {
+    if (question.operands[i].is_elsewhere && std::ranges::find(rule.elsewhere, i) == rule.elsewhere.end()) {
       return false;
     }
   }
-  return num_inputs == question.operands.size();
+  return rule.num_inputs == question.operands.size();
 }
 
 // A decision by the rule of the whole mesh, which gives one way.
-std::variant<OutputSharding, Reason> only_way(const Part& part, PyTorchPart& as_listed,
-                                              const py::tuple& rule) {
+std::variant<OutputSharding, Reason> only_way(const Part& part, PyTorchPart& as_listed, const OnlyWay& way) {
   auto& question = as_listed.question();
-  const auto inputs = rule[0].cast<py::sequence>();
-  const auto output = rule[1].cast<py::sequence>();
-  if (inputs.size() != question.operands.size() || part.schema.call.outputs.size() != 1) {
+  if (way.inputs.size() != question.operands.size() || part.schema.call.outputs.size() != 1) {
     return kRefused;
   }
   std::vector<Row> rows;
-  for (size_t axis = 0; axis < output.size(); ++axis) {
+  for (size_t axis = 0; axis < way.output.size(); ++axis) {
     auto& row = rows.emplace_back();
-    row.outputs.emplace_back(to_placement_or_norm(output[axis]));
-    for (const auto& placements : inputs) {
-      row.inputs.push_back(to_placement_or_norm(placements.cast<py::sequence>()[axis]));
+    row.outputs.emplace_back(way.output[axis]);
+    for (const auto& placements : way.inputs) {
+      row.inputs.push_back(placements.at(axis));
     }
   }
   question.num_outputs = 1;
   return sharding_of(part, question, as_listed.numbers(), rows, {});
 }
 
+// Returns true if rows on the mesh axes cut these dims of the first tensor into equal parts.
+bool cut_evenly(const std::vector<size_t>& dims, const std::vector<Row>& rows,
+                const UpstreamQuestion& question) {
+  return std::ranges::all_of(dims, [&](size_t dim) {
+    int64_t num_parts = 1;
+    for (size_t axis = 0; axis < rows.size(); ++axis) {
+      const auto& placement = rows[axis].inputs[0];
+      if (placement.is_shard() && placement.dim == static_cast<int64_t>(dim)) {
+        num_parts *= question.mesh.sizes[axis] * placement.split_factor;
+      }
+    }
+    return question.operands[0].meta.shape[dim] % num_parts == 0;
+  });
+}
+
 }  // namespace
 
-std::variant<OutputSharding, Reason> pytorchs_choice(py::handle op_schema, const PythonSchema& schema,
-                                                     const Part& part, py::handle rule, MaskObjects& masks) {
-  PyTorchPart as_listed(op_schema, schema, part);
-  const auto fields = rule.cast<py::tuple>();
-  if (fields.size() == 2) {
-    return only_way(part, as_listed, fields);
+std::variant<OutputSharding, Reason> pytorchs_choice(const PythonSchema& schema, const Part& part,
+                                                     const UpstreamRule& given) {
+  if (const auto* const reason = std::get_if<Reason>(&given.rule)) {
+    return *reason;
   }
+  PyTorchPart as_listed(schema, part);
+  if (const auto* const way = std::get_if<OnlyWay>(&given.rule)) {
+    return only_way(part, as_listed, *way);
+  }
+  const auto& rule = *std::get<std::shared_ptr<const AxisRule>>(given.rule);
   auto& question = as_listed.question();
-  if (question.operands.empty() || !read_rule(fields, part, question, masks)) {
+  if (question.operands.empty() || !take_rule(given, rule, part, question)) {
     return kRefused;
   }
   const auto& outputs = part.schema.call.outputs;
@@ -243,12 +200,15 @@ std::variant<OutputSharding, Reason> pytorchs_choice(py::handle op_schema, const
   for (size_t i = 0; outputs.size() > 1 && i < outputs.size(); ++i) {
     question.lacks_output.push_back(!outputs[i].has_value());
   }
-  const py::object accepts = fields[5];
-  if (!accepts.is_none()) {
+  if (!rule.even_dims.empty()) {
+    question.accepts = [&](const std::vector<Row>& rows) {
+      return cut_evenly(rule.even_dims, rows, question);
+    };
+  } else if (rule.accepts) {
     question.accepts = [&](const std::vector<Row>& rows) {
       const auto specs =
-          decided_specs(schema, part, sharding_of(part, question, as_listed.numbers(), rows, {}), masks);
-      return accepts(specs[1], specs[0]).cast<bool>();
+          decided_specs(schema, part, sharding_of(part, question, as_listed.numbers(), rows, {}), rule.masks);
+      return rule.accepts(specs[1], specs[0]).cast<bool>();
     };
   }
   const auto choice = upstream_choice(question);

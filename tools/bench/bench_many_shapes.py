@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 import funcol
 
 FEW = 30
-LIMIT_OF_THOUSAND = 1.3  # of the time with FEW shapes
+LIMITS_OF_FEW = {1000: 1.3, 10_000: 3.0}  # of the time with FEW shapes
 LIMIT_OF_STOCK = 1.0
 LIMIT_MB = 256
 LIMIT_US = 12.0  # of one operator
@@ -126,8 +126,8 @@ def print_steps(records: list[dict[str, Any]]) -> None:
         num, ms, few, stock, mb, tables = record.values()
         limits = f"stock {LIMIT_OF_STOCK} {mark(ms <= LIMIT_OF_STOCK * stock)}"
         limits += f", tables {tables:.0f} MB of {LIMIT_MB} {mark(tables <= LIMIT_MB)}"
-        if num == 1000:
-            limits += f", {FEW} shapes {LIMIT_OF_THOUSAND} {mark(ms <= LIMIT_OF_THOUSAND * few)}"
+        if (limit := LIMITS_OF_FEW.get(num)) is not None:
+            limits += f", {FEW} shapes {limit} {mark(ms <= limit * few)}"
         return [num, *(f"{x:.2f}" for x in (ms, few, stock, ms / few, ms / stock)), f"{mb:.0f}", limits]
 
     show(

@@ -67,13 +67,6 @@ def hand_over(
 
 @overload
 def hand_over(
-    name: Literal["redistribute_local_tensor"],
-    function: Callable[[Tensor, DTensorSpec, DTensorSpec], Tensor],
-) -> None:
-    """(local, source, target)"""
-
-@overload
-def hand_over(
     name: Literal["gradient_of_to_local"],
     function: Callable[[Tensor, DTensorSpec, tuple[Placement, ...] | None], DTensor],
 ) -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from .planner import AlphaBeta, StepCounts
+from .propagation import ShardingEngine, UpstreamRules
 
 # NotImplemented for what PyTorch's own function has to do.
 def dtensor_to_local(dtensor: Any, grad_placements: Any, /) -> Any: ...
@@ -41,6 +42,9 @@ def install_native_operators(
     draw: Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any],
     own_handler: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any],
     is_own: Callable[[], bool],
+    ask: Callable[[Any, tuple[Any, ...], dict[str, Any], int | None], Any],
+    engine: ShardingEngine,
+    rules: UpstreamRules | None,
 ) -> None: ...
 def remove_native_operators() -> None: ...
 def serves_operators() -> bool: ...

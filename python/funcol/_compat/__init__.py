@@ -275,6 +275,18 @@ def operator_of_elements(op: Any) -> Any:
     return op if resolved is None else resolved
 
 
+def dims_cut_evenly(accepts: Any, args: tuple[Any, ...]) -> list[int] | None:
+    """The dims of the first tensor that ``accepts``, a filter of decisions, wants to be cut evenly: PyTorch's
+    filter for means, which have the arguments ``args``. ``None`` for another filter."""
+    from torch.distributed.tensor._ops import _math_ops
+
+    if accepts is not getattr(_math_ops, "_mean_full_mesh_strategy_filter", None):
+        return None
+    num_dims = len(args[0].shape)
+    dims: Any = _math_ops._infer_reduction_dims(args[1], num_dims) if len(args) > 1 else None
+    return [dim % num_dims for dim in (range(num_dims) if dims is None else dims)]
+
+
 def candidates_in_order(propagator: Any) -> Callable[[], None]:
     """Makes ``propagator``, where it derives rules from decompositions, try placements in the same order on
     all ranks. Returns the function that undoes it.

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
-from torch._ops import OpOverload
-
-_counts: dict[str, Counter[str]] = {}
+from .. import _C
 
 
 def decision_counts() -> dict[str, dict[str, int]]:
@@ -25,13 +21,9 @@ def decision_counts() -> dict[str, dict[str, int]]:
     - ``"value"``: symbolic sizes, placements of a program's own, arguments of unknown types;
     - ``"write"``: every decision would move a tensor that is written to.
     """
-    return {name: dict(counts) for name, counts in sorted(_counts.items())}
+    return _C.decision_counts()
 
 
 def forget_decision_counts() -> None:
     """Starts the counts of :func:`decision_counts` anew."""
-    _counts.clear()
-
-
-def count_decision(op: OpOverload, reason: str) -> None:
-    _counts.setdefault(str(op), Counter())[reason] += 1
+    _C.forget_decision_counts()

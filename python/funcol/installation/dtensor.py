@@ -410,6 +410,3 @@ tail = view_writeback.tail
 
 def _first(sequence: Sequence[Any]) -> Any:
     return sequence[0] if sequence else None
-
-
-_C.hand_over("redistribute_local_tensor", redistribute_local_tensor)

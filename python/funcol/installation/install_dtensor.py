@@ -121,6 +121,7 @@ def _put_propagator(dispatcher: OpDispatcher, undo: ExitStack) -> None:
         if dispatcher.sharding_propagator is ours:
             dispatcher.sharding_propagator = theirs
         ours._keywords.undo()
+        ours.cache_clear()
         _compat.forget_decisions()
 
     undo.callback(_compat.candidates_in_order(theirs))

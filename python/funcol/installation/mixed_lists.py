@@ -87,7 +87,8 @@ def _norm(
     for places in by_mesh.values():
         norm = _total_norm([tensors[place] for place in places], norm_type, False, foreach)
         norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
-    return _total_norm(norms, norm_type, error_if_nonfinite, foreach)
+    # A norm of order 0 counts the tensors that are not zero: the counts add up.
+    return _total_norm(norms, float(norm_type) or 1.0, error_if_nonfinite, foreach)
 
 
 def put() -> Callable[[], None]:

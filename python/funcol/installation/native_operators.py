@@ -33,6 +33,9 @@ def put(dispatcher: Any, propagator: Any) -> Callable[[], None]:
                 raise
             return as_pytorchs(error, schema)
 
+    def ask(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], index: int | None) -> Any:
+        return propagator.rule_of(_compat.schema_of_call(dispatcher, op, args, kwargs), index)
+
     def is_own() -> bool:
         return not user_patches.in_dispatcher()
 
@@ -45,6 +48,8 @@ def put(dispatcher: Any, propagator: Any) -> Callable[[], None]:
         draw,
         random_operators.dispatched,
         is_own,
+        ask,
+        *propagator.parts_in_cpp(),
     )
     return _C.remove_native_operators
 

@@ -19,7 +19,6 @@ from ..redistribution.specs import has_symbols
 from ..sharding.op_schemas import specs_in, with_specs
 from ..sharding.propagation import ShardingPropagator
 from . import pytorch_rules, view_writeback, without_rule
-from .decision_counts import count_decision
 from .shape_errors import is_shape_error
 
 # PyTorch's rule for these operators does not end where several sizes are 0.
@@ -49,10 +48,11 @@ class InstalledPropagator(ShardingPropagator):
         for name, table in _compat.tables(base).items():
             setattr(self, name, table)
         self._agrees = _compat.has_rules_of_an_axis(base)
-        self._rules = {
+        own = {
             name: {op: rule for op, rule in getattr(base, name).items() if _compat.is_own_rule(rule)}
             for name in _compat.rule_tables(base)
         }
+        self._rules = _C.UpstreamRules(base, own, self._own_rows)
         self._remembered_otherwise = functools.lru_cache(maxsize=8192)(self._decide_otherwise)
 
     def register_sharding_prop_rule(self, *args: Any, **kwargs: Any) -> None:
@@ -65,6 +65,7 @@ class InstalledPropagator(ShardingPropagator):
 
     def cache_clear(self) -> None:
         super().cache_clear()
+        self._rules.clear()
         self._remembered_otherwise.cache_clear()
         _C.forget_call_plans()
 
@@ -98,7 +99,7 @@ class InstalledPropagator(ShardingPropagator):
             return otherwise(op_schema, "minor")
         try:
             sharding: OutputSharding = self._engine.propagate_as_pytorch(
-                op_schema, self._rule_of, otherwise, self._assemble, has_rule, remember
+                op_schema, self._rules, self.rule_of, otherwise, self._assemble, remember
             )
         except pytorch_rules.RefusedError:
             return otherwise(op_schema, "refused")
@@ -106,11 +107,16 @@ class InstalledPropagator(ShardingPropagator):
             return otherwise(op_schema, "metas")
         return sharding
 
-    def _rule_of(self, op_schema: OpSchema, index: int | None) -> Any:
+    def parts_in_cpp(self) -> tuple[_C.ShardingEngine, _C.UpstreamRules | None]:
+        """The engine, and the rules by which it decides calls without Python; ``None`` if it does not."""
+        return self._engine, self._rules if self._agrees else None
+
+    def rule_of(self, op_schema: OpSchema, index: int | None) -> Any:
+        """The rule of ``base`` for a call, or for element ``index`` of its lists."""
         return pytorch_rules.rule_of(self._base, op_schema, index)
 
     def _assemble(self, op_schema: OpSchema, elements: list[Any]) -> OutputSharding:
-        count_decision(op_schema.op, "C++")
+        _C.count_decision(op_schema.op, "C++")
         return super()._assemble(op_schema, elements)
 
     def _otherwise(self, op_schema: OpSchema, reason: str) -> OutputSharding:
@@ -123,18 +129,14 @@ class InstalledPropagator(ShardingPropagator):
     ) -> OutputSharding:
         """The decision of ``base``, or, where ``base`` raises an error, that of the rule in C++.
         ``default_dtype`` tells apart what is remembered."""
-        count_decision(op_schema.op, reason)
+        _C.count_decision(op_schema.op, reason)
         if reason == "refused" and self._has_rule(op_schema.op):
             return self._decide_where_base_refuses(op_schema)
         return self._decide_with_base(op_schema, reason)
 
     def _has_rule(self, op: OpOverload) -> bool:
         """A rule in C++, in the place of PyTorch's own."""
-        return (
-            _C.has_rule(op.name())  # type: ignore[no-untyped-call]
-            and torch.Tag.inplace_view not in op.tags  # which make the tensor another one
-            and all(getattr(self._base, name).get(op) is rules.get(op) for name, rules in self._rules.items())
-        )
+        return self._rules.is_in_cpp(op)
 
     def _decide_with_base(self, op_schema: OpSchema, reason: str) -> OutputSharding:
         try:

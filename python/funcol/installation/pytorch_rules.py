@@ -29,8 +29,11 @@ class AxisRule(NamedTuple):
     allows_uneven: bool
     elsewhere: list[int]
     """Positions of tensors that may be on another mesh, where they stay."""
+    even_dims: list[int]
+    """Dims of the first tensor that have to be cut evenly."""
     accepts: Callable[[list[DTensorSpec], list[DTensorSpec | None]], bool] | None
-    """PyTorch's filter, which returns true if it accepts the specs of tensors and outputs."""
+    """PyTorch's filter, which returns true if it accepts the specs of tensors and outputs; ``None`` if there
+    is none, or it asks for ``even_dims``."""
 
 
 class WholeRule(NamedTuple):
@@ -65,6 +68,7 @@ def _axis_rule(base: Any, info: Any, op_schema: OpSchema, index: int | None) -> 
     function = getattr(info, "func", info)
     accepts = getattr(info, "full_mesh_strategy_filter", None)
     elsewhere = getattr(info, "different_mesh_args", None) or []
+    even_dims = None if accepts is None else _compat.dims_cut_evenly(accepts, args)
     return AxisRule(
         function(op, args, kwargs),
         sum(map(_num_specs, (*arguments, *op_schema.kwargs_schema.values()))),
@@ -75,7 +79,8 @@ def _axis_rule(base: Any, info: Any, op_schema: OpSchema, index: int | None) -> 
             for place in elsewhere
             if place < len(arguments) and isinstance(arguments[place], DTensorSpec)
         ],
-        None if accepts is None else _filter(base, accepts, op_schema),
+        even_dims or [],
+        None if accepts is None or even_dims is not None else _filter(base, accepts, op_schema),
     )
 
 

@@ -24,6 +24,8 @@ MIXES = [
     ("dp", "tp"),
     ("dp and tp", "dp", "plain", "dp"),
     ("experts", "dp and tp", "plain"),
+    ("experts", "dp and tp"),  # one mesh, on which norms are pending along other axes
+    ("dp and tp", "dp", "experts", "tp"),
 ]
 each_mix = pytest.mark.parametrize("mix", MIXES, ids=", ".join)
 
@@ -74,14 +76,10 @@ def clips_as_plain_tensors_do(
 
 
 @each_mix
-@pytest.mark.parametrize("norm_type", [1.0, 2.0, float("inf")])
-def test_clips_by_one_norm(mix: tuple[str, ...], norm_type: float) -> None:
-    run_ranks(clips_as_plain_tensors_do, WORLD, mix, norm_type, None)
-
-
-@pytest.mark.parametrize("foreach", [True, False])
-def test_clips_by_one_norm_with_and_without_foreach(foreach: bool) -> None:
-    run_ranks(clips_as_plain_tensors_do, WORLD, MIXES[4], 2.0, foreach)
+@pytest.mark.parametrize("norm_type", [0.0, 1.0, 2.0, float("inf")])
+@pytest.mark.parametrize("foreach", [True, False], ids=["foreach", "one by one"])
+def test_clips_by_one_norm(mix: tuple[str, ...], norm_type: float, foreach: bool) -> None:
+    run_ranks(clips_as_plain_tensors_do, WORLD, mix, norm_type, foreach)
 
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {

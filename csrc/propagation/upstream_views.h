@@ -1,0 +1,28 @@
+// PyTorch's rule of the whole mesh for views, where all releases of PyTorch agree.
+//
+// PyTorch's counterpart: propagate_shape_and_sharding (torch.distributed.tensor._ops._view_ops).
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "layout/layout.h"
+#include "layout/mesh.h"
+#include "propagation/op_call.h"
+
+namespace funcol {
+
+// Returns the placements of the result of a view whose input stays as it is. Returns nullopt for an operator
+// that is no view, and unless each sharded dim keeps its size, or is the first one of those that it is
+// flattened with or split into, and the axes that shard it divide its size and that of the dim that it
+// becomes.
+//
+//   f32[8, 6] "S0", view to [2, 4, 6] on 2 ranks:  "S0"
+//   f32[8, 6] "S1", view to [48] on 2 ranks:       nullopt, a strided shard
+//
+// call.outputs must be filled in.
+std::optional<std::vector<Placement>> upstream_view(const OpCall& call,
+                                                    const std::vector<Placement>& placements,
+                                                    const Mesh& mesh);
+
+}  // namespace funcol

@@ -1,0 +1,329 @@
+#include "sharding/upstream_rules.h"
+
+#include <pybind11/stl.h>
+#include <torch/csrc/Exceptions.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <string_view>
+#include <utility>
+
+#include "layout/hash.h"
+#include "metas/output_metas.h"
+#include "propagation/upstream_views.h"
+#include "pyobjects/attributes.h"
+#include "pyobjects/layouts.h"
+#include "sharding/local_sizes.h"
+
+namespace funcol::python {
+namespace {
+
+bool is_placeholder(py::handle cell) { return std::string_view(type_name(cell)) == "_ShardingPlaceholder"; }
+
+Placement to_cell(py::handle cell, MaskObjects& masks) {
+  if (is_placeholder(cell)) {
+    return any_shard(attribute<"dim">(cell).cast<int64_t>());
+  }
+  const auto placement = to_placement_or_norm(cell);
+  if (placement.mask != 0) {
+    masks.add(placement.mask, py::reinterpret_borrow<py::object>(cell));
+  }
+  return placement;
+}
+
+// Reads a row of Python: placements of outputs, then of the rule's tensors, all of which have one. Returns
+// false for another row.
+bool add_row(const py::sequence& cells, AxisRule& rule) {
+  if (cells.size() < rule.num_inputs) {
+    return false;
+  }
+  Row row;
+  const auto num_outputs = cells.size() - rule.num_inputs;
+  for (size_t i = 0; i < cells.size(); ++i) {
+    const py::object cell = cells[i];
+    if (i >= num_outputs && cell.is_none()) {
+      return false;
+    }
+    if (i >= num_outputs) {
+      row.inputs.push_back(to_cell(cell, rule.masks));
+    } else {
+      row.outputs.push_back(cell.is_none() ? std::nullopt : std::optional(to_cell(cell, rule.masks)));
+    }
+  }
+  if (!rule.rows.empty() && row.outputs.size() != rule.rows[0].outputs.size()) {
+    return false;
+  }
+  rule.rows.push_back(std::move(row));
+  return true;
+}
+
+UpstreamRule read_axis_rule(const py::tuple& fields) {
+  auto rule = std::make_shared<AxisRule>();
+  rule->num_inputs = fields[1].cast<size_t>();
+  for (const auto& cells : fields[0]) {
+    if (!add_row(cells.cast<py::sequence>(), *rule)) {
+      return {kRefused};
+    }
+  }
+  rule->allows_uneven = fields[3].cast<bool>();
+  rule->elsewhere = fields[4].cast<std::vector<size_t>>();
+  rule->even_dims = fields[5].cast<std::vector<size_t>>();
+  if (!fields[6].is_none()) {
+    rule->accepts = fields[6];
+  }
+  return {std::move(rule), fields[2].cast<std::vector<int64_t>>()};
+}
+
+std::vector<Placement> read_placements(py::handle placements) {
+  std::vector<Placement> read;
+  for (const auto& placement : placements) {
+    read.push_back(to_placement_or_norm(placement));
+  }
+  return read;
+}
+
+UpstreamRule read_rule(const py::object& rule) {
+  if (PyUnicode_Check(rule.ptr())) {
+    return {rule.cast<Reason>()};
+  }
+  const auto fields = rule.cast<py::tuple>();
+  if (fields.size() != 2) {
+    return read_axis_rule(fields);
+  }
+  OnlyWay way{{}, read_placements(fields[1])};
+  for (const auto& placements : fields[0]) {
+    way.inputs.push_back(read_placements(placements));
+  }
+  return {std::move(way)};
+}
+
+// Returns true if a rule does arithmetic with sizes: it has as many outputs as parts.
+bool counts_sizes(std::string_view op) {
+  constexpr std::array<std::string_view, 4> kOps = {"aten::split.Tensor", "aten::unbind.int",
+                                                    "aten::unsafe_split.Tensor", "aten::chunk"};
+  return std::ranges::find(kOps, op) != kOps.end();
+}
+
+// Writes down what a rule may depend on.
+class RuleWords {
+ public:
+  // `with_sizes`: the sizes of tensors; else which of them are 0, 1 or equal, and where they stand among the
+  // integers of the call.
+  RuleWords(const PythonSchema& schema, const Part& part, bool with_sizes)
+      : schema_(schema), call_(part.schema.call), with_sizes_(with_sizes) {}
+
+  RuleKey write(py::handle op_overload, PyObject* info) {
+    for (const auto& [name, argument] : call_.args) {
+      note_integers(argument);
+    }
+    std::ranges::sort(integers_);
+    words_.push_back(reinterpret_cast<uintptr_t>(op_overload.ptr()));
+    words_.push_back(reinterpret_cast<uintptr_t>(info));
+    words_.push_back(schema_.num_positional << 1 | (schema_.lists_operands ? 1 : 0));
+    for (const auto& [name, argument] : call_.args) {
+      add(argument);
+    }
+    for (const auto& keyword : schema_.keywords) {
+      add_text(keyword.name);
+      if (keyword.out) {
+        add(keyword.out->meta);
+      }
+    }
+    return {std::move(words_)};
+  }
+
+ private:
+  static uint64_t magnitude(int64_t number) {
+    return number < 0 ? -static_cast<uint64_t>(number) : static_cast<uint64_t>(number);
+  }
+
+  void note_integers(const Argument& argument) {
+    if (const auto* const number = std::get_if<int64_t>(&argument.value)) {
+      integers_.push_back(magnitude(*number));
+    } else if (argument.is_list()) {
+      std::ranges::for_each(argument.list(), [&](const auto& element) { note_integers(element); });
+    }
+  }
+
+  void add_size(uint64_t size) {
+    if (with_sizes_ || size <= 1) {
+      words_.push_back(size);
+      return;
+    }
+    const auto known = std::ranges::find(sizes_, size);
+    words_.push_back(2 + static_cast<uint64_t>(known - sizes_.begin()));
+    if (known != sizes_.end()) {
+      return;
+    }
+    sizes_.push_back(size);
+    const auto place = std::ranges::lower_bound(integers_, size);
+    const bool is_integer = place != integers_.end() && *place == size;
+    words_.push_back(static_cast<uint64_t>(place - integers_.begin()) << 1 | (is_integer ? 1 : 0));
+  }
+
+  void add(const Argument& argument) {
+    words_.push_back(argument.value.index());
+    if (argument.is_tensor()) {
+      add(call_.tensors[argument.tensor()]);
+    } else if (argument.is_list()) {
+      words_.push_back(argument.list().size());
+      std::ranges::for_each(argument.list(), [&](const auto& element) { add(element); });
+    } else if (const auto* const integer = std::get_if<int64_t>(&argument.value)) {
+      words_.push_back(static_cast<uint64_t>(*integer));
+    } else if (const auto* const number = std::get_if<double>(&argument.value)) {
+      words_.push_back(std::bit_cast<uint64_t>(*number));
+    } else if (const auto* const flag = std::get_if<bool>(&argument.value)) {
+      words_.push_back(*flag ? 1 : 0);
+    } else if (const auto* const dtype = std::get_if<Dtype>(&argument.value)) {
+      words_.push_back(static_cast<uint64_t>(*dtype));
+    } else if (const auto* const text = std::get_if<std::string>(&argument.value)) {
+      add_text(*text);
+    }
+  }
+
+  void add(const TensorMeta& meta) {
+    words_.push_back(static_cast<uint64_t>(meta.dtype) << 32 | meta.shape.size());
+    for (const int64_t size : meta.shape) {
+      add_size(static_cast<uint64_t>(size));
+    }
+    if (with_sizes_) {
+      words_.insert(words_.end(), meta.stride.begin(), meta.stride.end());
+    }
+  }
+
+  void add_text(std::string_view text) {
+    words_.push_back(text.size());
+    words_.insert(words_.end(), text.begin(), text.end());
+  }
+
+  const PythonSchema& schema_;
+  const OpCall& call_;
+  bool with_sizes_;
+  std::vector<uint64_t> integers_;  // of the call, without their signs, in order
+  std::vector<uint64_t> sizes_;     // above 1, as they came
+  std::vector<uint64_t> words_;
+};
+
+// Calls `visit` with the placements of each tensor of a part, and of those to write to.
+template <typename Visit>
+void for_each_placement(const PythonSchema& schema, const Part& part, const Visit& visit) {
+  for (const auto& layout : part.schema.layouts) {
+    std::ranges::for_each(layout.placements, visit);
+  }
+  for (const auto& keyword : schema.keywords) {
+    if (keyword.out) {
+      std::ranges::for_each(keyword.out->layout.placements, visit);
+    }
+  }
+}
+
+std::optional<OnlyWay> way_of_view(Part& part) {
+  auto& call = part.schema.call;
+  if (part.schema.layouts.size() != 1 || !fill_outputs(call)) {
+    return std::nullopt;
+  }
+  const auto& placements = part.schema.layouts[0].placements;
+  auto output = upstream_view(call, placements, part.schema.mesh);
+  return output ? std::optional(OnlyWay{{placements}, *std::move(output)}) : std::nullopt;
+}
+
+}  // namespace
+
+bool fill_outputs(OpCall& call) {
+  try {
+    call.outputs = output_metas(call);
+    return true;
+  } catch (const c10::Error&) {
+  } catch (python_error&) {
+  } catch (py::error_already_set&) {
+  }
+  return false;
+}
+
+size_t RuleKey::hash() const {
+  Hash hash;
+  hash.add_all(words);
+  return hash.value();
+}
+
+size_t UpstreamRules::Remembered::heap_bytes() const {
+  size_t bytes = sizeof(AxisRule) + 2 * kBlockBytes + rule->rows.capacity() * sizeof(Row);
+  for (const auto& row : rule->rows) {
+    bytes += row.inputs.capacity() * sizeof(Placement) + row.outputs.capacity() * sizeof row.outputs[0] +
+             2 * kBlockBytes;
+  }
+  return bytes;
+}
+
+template <AttributeName name>
+PyObject* UpstreamRules::entry(py::handle op_overload) const {
+  const auto table = find_attribute<name>(base_);
+  return table ? find_entry(table, op_overload) : nullptr;
+}
+
+template <AttributeName name>
+PyObject* UpstreamRules::own_entry(py::handle op_overload) const {
+  auto* const table = PyDict_GetItemWithError(own_.ptr(), interned<name>());
+  return table == nullptr ? nullptr : find_entry(table, op_overload);
+}
+
+bool UpstreamRules::decides(py::handle op_overload) const {
+  const bool has_rule = entry<"op_to_rules">(op_overload) != nullptr ||
+                        entry<"op_strategy_funcs">(op_overload) != nullptr ||
+                        entry<"op_single_dim_strategy_funcs">(op_overload) != nullptr;
+  return has_rule && find_entry(replaced_, op_overload) == nullptr &&
+         to_operator(op_overload).name != "aten::_local_scalar_dense" &&
+         ((entry<"op_to_shape_and_stride_idx">(op_overload) == nullptr &&
+           entry<"op_to_scalar_shape_adjuster">(op_overload) == nullptr) ||
+          local_size_places(op_overload).has_value());
+}
+
+bool UpstreamRules::is_in_cpp(py::handle op_overload) const {
+  const auto is_own = [&]<AttributeName name>() {
+    return entry<name>(op_overload) == own_entry<name>(op_overload);
+  };
+  const auto& op = to_operator(op_overload);
+  return find_rule(op.name) != nullptr &&
+         !op.handle.hasTag(at::Tag::inplace_view) &&  // which makes the tensor another one
+         is_own.operator()<"op_to_rules">() && is_own.operator()<"op_strategy_funcs">() &&
+         is_own.operator()<"op_single_dim_strategy_funcs">();
+}
+
+UpstreamRule UpstreamRules::rule_of(py::handle op_overload, const PythonSchema& schema, Part& part,
+                                    const std::function<py::object()>& ask) {
+  bool has_shards = false;
+  bool has_strided = false;
+  for_each_placement(schema, part, [&](const Placement& placement) {
+    has_shards = has_shards || placement.is_shard();
+    has_strided = has_strided || (placement.is_shard() && placement.is_strided());
+  });
+  auto* const info = entry<"op_single_dim_strategy_funcs">(op_overload);
+  if (info == nullptr) {
+    auto* const strategy = entry<"op_strategy_funcs">(op_overload);
+    if (strategy != nullptr && strategy == own_entry<"op_strategy_funcs">(op_overload)) {
+      if (auto way = way_of_view(part)) {
+        return {*std::move(way)};
+      }
+    }
+    return read_rule(ask());
+  }
+  if (has_strided) {  // Python orders the split factors
+    return read_rule(ask());
+  }
+  const bool is_own = info == own_entry<"op_single_dim_strategy_funcs">(op_overload);
+  auto key = RuleWords(schema, part, !is_own || counts_sizes(schema.op->name)).write(op_overload, info);
+  if (const auto* const known = known_.find(key)) {
+    return {known->rule, has_shards ? std::vector<int64_t>{1} : std::vector<int64_t>{}};
+  }
+  const auto held = py::reinterpret_borrow<py::object>(info);
+  auto found = read_rule(ask());
+  const auto* const rule = std::get_if<std::shared_ptr<const AxisRule>>(&found.rule);
+  // A filter is of one call, and each call has masks of its own.
+  if (rule != nullptr && !(*rule)->accepts && (*rule)->masks.empty()) {
+    known_.put(std::move(key), {*rule, held});
+  }
+  return found;
+}
+
+}  // namespace funcol::python

@@ -11,7 +11,8 @@ std::string list_axes(AxisSet axes, const Mesh& mesh, const std::string& quote) 
   std::string text;
   for (int64_t axis = 0; axis < mesh.num_axes(); ++axis) {
     if (contains(axes, axis)) {
-      text += (text.empty() ? "" : ", ") + quote + mesh.name(axis) + quote;
+      text += text.empty() ? quote : ", " + quote;
+      text += mesh.name(axis) + quote;
     }
   }
   return text;

@@ -45,7 +45,7 @@ bool comes_true(const std::function<bool()>& condition) {
 TEST(HeldMemory, IsLetGoOfByItselfWhenTheWorkIsOver) {
   const auto input = large();
   auto work = c10::make_intrusive<FakeWork>();
-  const auto collective = hold(reading(input, work));
+  const auto collective = make_pending_collective(reading(input, work));
   EXPECT_TRUE(comes_true([&] { return work->num_asked > 1; }));
   EXPECT_EQ(input.use_count(), 2) << "the Work still reads it";
   work->completed = true;
@@ -57,8 +57,8 @@ TEST(HeldMemory, IsLetGoOfWhenAnotherCollectiveStarts) {
   const auto input = large();
   auto work = c10::make_intrusive<FakeWork>();
   work->completed = true;
-  const auto first = hold(reading(input, work));
-  const auto second = hold(reading(large(), c10::make_intrusive<FakeWork>()));
+  const auto first = make_pending_collective(reading(input, work));
+  const auto second = make_pending_collective(reading(large(), c10::make_intrusive<FakeWork>()));
   EXPECT_TRUE(comes_true([&] { return input.use_count() == 1; }));
 }
 
@@ -67,7 +67,7 @@ TEST(HeldMemory, ThatIsLetGoOfLeavesTheCollectiveUnwaitedUntilItIsUsed) {
   auto work = c10::make_intrusive<FakeWork>();
   work->completed = true;
   const auto num_before = unwaited_collectives()[kOp];
-  const auto collective = hold(reading(input, work));
+  const auto collective = make_pending_collective(reading(input, work));
   ASSERT_TRUE(comes_true([&] { return input.use_count() == 1; }));
   EXPECT_FALSE(collective->is_settled());
   EXPECT_EQ(unwaited_collectives()[kOp], num_before + 1);
@@ -97,7 +97,7 @@ TEST(HeldMemory, OfAFailedWorkIsLetGoOfAndTheErrorRaisedAtEachUse) {
   const auto input = large();
   auto work = c10::make_intrusive<FakeWork>([] { throw std::runtime_error("peer is gone"); });
   work->completed = true;
-  const auto collective = hold(reading(input, work));
+  const auto collective = make_pending_collective(reading(input, work));
   ASSERT_TRUE(comes_true([&] { return input.use_count() == 1; }));
   for (int i = 0; i < 2; ++i) {
     EXPECT_THROW(collective->settle(), c10::DistBackendError);
@@ -129,19 +129,20 @@ TEST(HeldMemory, ThatIsLittleIsLeftToTheReader) {
   const auto input = at::ones({8});
   auto work = c10::make_intrusive<FakeWork>();
   work->completed = true;
-  const auto collective = hold(reading(input, work));
-  hold(reading(large(), c10::make_intrusive<FakeWork>()));
+  const auto collective = make_pending_collective(reading(input, work));
+  make_pending_collective(reading(large(), c10::make_intrusive<FakeWork>()));
   EXPECT_EQ(work->num_waits, 0);
 }
 
 TEST(HeldMemory, IsLetGoOfInAForkedChildToo) {
-  const auto before = hold(reading(large(), c10::make_intrusive<FakeWork>()));  // there is a thread
+  const auto before =
+      make_pending_collective(reading(large(), c10::make_intrusive<FakeWork>()));  // there is a thread
   const auto child = fork();
   if (child == 0) {
     const auto input = large();
     auto work = c10::make_intrusive<FakeWork>();
     work->completed = true;
-    const auto collective = hold(reading(input, work));
+    const auto collective = make_pending_collective(reading(input, work));
     _exit(comes_true([&] { return input.use_count() == 1; }) ? 0 : 1);
   }
   int status = 0;
@@ -166,7 +167,7 @@ TEST(GradientCollectives, WaitForEarlierOnesThatHoldMuch) {
 
 TEST(GradientCollectives, DoNotWaitForThoseOfTheForwardPass) {
   auto work = c10::make_intrusive<FakeWork>();
-  const auto forward = hold(reading(at::ones({2 << 20}), work));
+  const auto forward = make_pending_collective(reading(at::ones({2 << 20}), work));
   const GradientCollectives gradient;
   EXPECT_EQ(work->num_waits, 0);
 }

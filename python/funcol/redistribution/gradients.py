@@ -93,7 +93,7 @@ class Redistribute(torch.autograd.Function):
 
 
 def _as_dtype(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    return tensor if dtype is None else tensor.to(dtype)
+    return tensor if dtype is None else tensor.to(dtype=dtype)
 
 
 def redistributed(

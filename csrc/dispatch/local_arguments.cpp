@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "dispatch/strides.h"
 #include "layout/shards.h"
 #include "pyobjects/meshes.h"
 #include "sharding/local_sizes.h"
@@ -14,20 +15,6 @@ using Arguments = std::vector<std::pair<size_t, c10::IValue>>;
 
 bool has_shards(const Layout& layout) {
   return std::ranges::any_of(layout.placements, [](const auto& one) { return one.is_shard(); });
-}
-
-// Returns the strides of a tensor of `shape` without gaps, its dims in the order that `like` has.
-std::vector<int64_t> dense_strides(const std::vector<int64_t>& shape, const std::vector<int64_t>& like) {
-  std::vector<size_t> dims(shape.size());
-  std::iota(dims.rbegin(), dims.rend(), 0);
-  std::ranges::stable_sort(dims, {}, [&](size_t dim) { return like[dim]; });
-  std::vector<int64_t> strides(shape.size());
-  int64_t step = 1;
-  for (const size_t dim : dims) {
-    strides[dim] = step;
-    step *= std::max<int64_t>(shape[dim], 1);
-  }
-  return strides;
 }
 
 // Returns true if the call squeezes the same dims of this rank's part, of size `local`, as of the full

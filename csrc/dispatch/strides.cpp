@@ -3,18 +3,10 @@
 #include <algorithm>
 #include <numeric>
 
+#include "layout/tensor_meta.h"
+
 namespace funcol::python {
 namespace {
-
-std::vector<int64_t> dense_stride(const std::vector<int64_t>& shape, const std::vector<int64_t>& order) {
-  std::vector<int64_t> stride(shape.size());
-  int64_t step = 1;
-  for (auto dim = order.rbegin(); dim != order.rend(); ++dim) {
-    stride[*dim] = step;
-    step *= std::max<int64_t>(shape[*dim], 1);
-  }
-  return stride;
-}
 
 // As PyTorch does: strides that are at least the stride of a cut dim are multiplied by the number of shards.
 std::vector<int64_t> spread_stride(at::IntArrayRef stride, const std::vector<Placement>& placements,
@@ -35,18 +27,26 @@ std::vector<int64_t> spread_stride(at::IntArrayRef stride, const std::vector<Pla
 
 }  // namespace
 
+std::vector<int64_t> dense_strides(const std::vector<int64_t>& shape, at::IntArrayRef like) {
+  std::vector<size_t> dims(shape.size());
+  std::iota(dims.rbegin(), dims.rend(), 0);
+  std::ranges::stable_sort(dims, {}, [&](size_t dim) { return like[dim]; });
+  std::vector<int64_t> strides(shape.size());
+  int64_t step = 1;
+  for (const size_t dim : dims) {
+    strides[dim] = step;
+    step *= std::max<int64_t>(shape[dim], 1);
+  }
+  return strides;
+}
+
 std::vector<int64_t> stride_of_whole(const at::Tensor& local, const std::vector<Placement>& placements,
                                      const std::vector<int64_t>& shape, const Mesh& mesh) {
   const auto stride = local.strides();
   if (!local.is_contiguous() && !local.is_non_overlapping_and_dense()) {
     return spread_stride(stride, placements, mesh);
   }
-  std::vector<int64_t> order(shape.size());
-  std::iota(order.begin(), order.end(), 0);
-  if (!local.is_contiguous()) {
-    std::ranges::stable_sort(order, [&](int64_t a, int64_t b) { return stride[a] > stride[b]; });
-  }
-  auto whole = dense_stride(shape, order);
+  auto whole = local.is_contiguous() ? contiguous_strides(shape) : dense_strides(shape, stride);
   if (std::ranges::find(shape, 1) != shape.end()) {
     const auto spread = spread_stride(stride, placements, mesh);
     for (size_t dim = 0; dim < shape.size(); ++dim) {

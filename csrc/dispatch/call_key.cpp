@@ -21,6 +21,7 @@
 #include "pyobjects/attributes.h"
 #include "pyobjects/dtensors.h"
 #include "pyobjects/dtypes.h"
+#include "pyobjects/op_schemas.h"
 #include "pyobjects/specs.h"
 
 namespace funcol::python {
@@ -118,8 +119,7 @@ struct StaticArguments {
       const py::handle info = PyDict_GetItemWithError(table.ptr(), overload.ptr());
       if (info && !info.is_none()) {
         return StaticArguments{attribute<"static_argnum">(info).cast<size_t>(),
-                               attribute<"static_kwargkey">(info),
-                               attribute<"needs_pytree">(info).is(py::handle(Py_True))};
+                               attribute<"static_kwargkey">(info), python::lists_operands(info)};
       }
       PyErr_Clear();
     }

@@ -38,6 +38,10 @@ const Operator& to_operator(py::handle op_overload);
 // overload's __hash__, which is in Python.
 PyObject* find_entry(py::handle table, py::handle op_overload);
 
+// Returns true if PyTorch's rules take each tensor in a list of the operator's arguments as an operand.
+// `schema_info`: a RuntimeSchemaInfo, or None.
+bool lists_operands(py::handle schema_info);
+
 // The layout of a DTensorSpec of a tensor like `meta`. `whose` names the tensor in errors.
 Layout read_layout(py::handle spec, const TensorMeta& meta, const std::string& whose);
 

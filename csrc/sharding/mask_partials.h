@@ -1,4 +1,4 @@
-// The masked placements of a decision, as Python's objects.
+// The masked placements of a decision, as Python's objects, and the rows of rules that hold them.
 //
 // Everything here needs the GIL.
 #pragma once
@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <utility>
 #include <vector>
+
+#include "layout/placement.h"
 
 namespace funcol::python {
 
@@ -29,5 +31,9 @@ class MaskObjects {
  private:
   std::vector<std::pair<uint64_t, py::object>> objects_;
 };
+
+// Reads a placement in a row of a rule, by to_placement() or to_placement_or_norm(). PyTorch's placeholder
+// for a shard is any shard of its dim. Adds a mask to `masks`.
+Placement read_cell(py::handle cell, Placement (*read)(py::handle), MaskObjects& masks);
 
 }  // namespace funcol::python

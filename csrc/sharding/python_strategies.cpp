@@ -32,17 +32,6 @@ bool averages_are_even(const OpCall& call, const Composition& composition, const
   return true;
 }
 
-Placement to_entry(const py::object& placement, MaskObjects& masks) {
-  if (py::str(py::type::of(placement).attr("__name__")).cast<std::string>() == "_ShardingPlaceholder") {
-    return any_shard(placement.attr("dim").cast<int64_t>());
-  }
-  auto entry = to_placement(placement);
-  if (entry.mask != 0) {
-    masks.add(entry.mask, placement);
-  }
-  return entry;
-}
-
 Row to_row(const py::sequence& placements, const OpCall& call, MaskObjects& masks) {
   const auto num_inputs = call.tensors.size();
   const auto num_outputs = call.outputs.size();
@@ -53,11 +42,12 @@ Row to_row(const py::sequence& placements, const OpCall& call, MaskObjects& mask
   for (size_t i = 0; i < placements.size(); ++i) {
     const py::object placement = placements[i];
     if (i < num_outputs) {
-      row.outputs.push_back(placement.is_none() ? std::nullopt : std::optional(to_entry(placement, masks)));
+      row.outputs.push_back(placement.is_none() ? std::nullopt
+                                                : std::optional(read_cell(placement, to_placement, masks)));
     } else {
       TORCH_CHECK_VALUE(!placement.is_none(), "funcol::", kPropagateOpSharding, ": a rule of ", call.op,
                         " gave no placement for its tensor argument ", i - num_outputs, ".");
-      row.inputs.push_back(to_entry(placement, masks));
+      row.inputs.push_back(read_cell(placement, to_placement, masks));
     }
   }
   return row;

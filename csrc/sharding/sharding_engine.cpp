@@ -23,13 +23,7 @@ std::vector<std::optional<TensorMeta>> output_metas_of(const OpCall& call) { ret
 // Python's rows to `masks`.
 std::optional<Rows> rows_for(py::handle op_schema, OpSchema& schema, bool has_rule, py::handle rows_of,
                              MaskObjects& masks) {
-  try {
-    schema.call.outputs = output_metas(schema.call);
-  } catch (const c10::Error&) {
-    return std::nullopt;
-  } catch (python_error&) {
-    return std::nullopt;
-  } catch (py::error_already_set&) {
+  if (!fill_outputs(schema.call)) {
     return std::nullopt;
   }
   if (has_rule) {

@@ -19,19 +19,6 @@
 namespace funcol::python {
 namespace {
 
-bool is_placeholder(py::handle cell) { return std::string_view(type_name(cell)) == "_ShardingPlaceholder"; }
-
-Placement to_cell(py::handle cell, MaskObjects& masks) {
-  if (is_placeholder(cell)) {
-    return any_shard(attribute<"dim">(cell).cast<int64_t>());
-  }
-  const auto placement = to_placement_or_norm(cell);
-  if (placement.mask != 0) {
-    masks.add(placement.mask, py::reinterpret_borrow<py::object>(cell));
-  }
-  return placement;
-}
-
 // Reads a row of Python: placements of outputs, then of the rule's tensors, all of which have one. Returns
 // false for another row.
 bool add_row(const py::sequence& cells, AxisRule& rule) {
@@ -46,9 +33,10 @@ bool add_row(const py::sequence& cells, AxisRule& rule) {
       return false;
     }
     if (i >= num_outputs) {
-      row.inputs.push_back(to_cell(cell, rule.masks));
+      row.inputs.push_back(read_cell(cell, to_placement_or_norm, rule.masks));
     } else {
-      row.outputs.push_back(cell.is_none() ? std::nullopt : std::optional(to_cell(cell, rule.masks)));
+      row.outputs.push_back(
+          cell.is_none() ? std::nullopt : std::optional(read_cell(cell, to_placement_or_norm, rule.masks)));
     }
   }
   if (!rule.rows.empty() && row.outputs.size() != rule.rows[0].outputs.size()) {

@@ -53,7 +53,7 @@ struct UpstreamRule {
   std::vector<int64_t> split_factors = {};
 };
 
-// What a remembered rule depends on, as words.
+// The key of a remembered rule, as words.
 struct RuleKey {
   std::vector<uint64_t> words;
 

@@ -181,9 +181,6 @@ bool cut_evenly(const std::vector<size_t>& dims, const std::vector<Row>& rows,
 
 std::variant<OutputSharding, Reason> pytorchs_choice(const PythonSchema& schema, const Part& part,
                                                      const UpstreamRule& given) {
-  if (const auto* const reason = std::get_if<Reason>(&given.rule)) {
-    return *reason;
-  }
   PyTorchPart as_listed(schema, part);
   if (const auto* const way = std::get_if<OnlyWay>(&given.rule)) {
     return only_way(part, as_listed, *way);

@@ -1,4 +1,4 @@
-// What PyTorch chooses for a call, by its own rule.
+// PyTorch's choice for a call, by its own rule.
 //
 // Everything here needs the GIL.
 #pragma once
@@ -14,7 +14,8 @@
 namespace funcol::python {
 
 // The composition that PyTorch chooses for a part of a call whose outputs are known; the reason if PyTorch
-// has to decide. Keyword tensors keep their layouts. Throws what PyTorch's filter raises.
+// has to decide. `rule` is a rule, and no reason. Keyword tensors keep their layouts. Throws what PyTorch's
+// filter raises.
 std::variant<OutputSharding, Reason> pytorchs_choice(const PythonSchema& schema, const Part& part,
                                                      const UpstreamRule& rule);
 

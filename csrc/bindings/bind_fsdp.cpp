@@ -93,12 +93,12 @@ void bind_fsdp(PyObject* module) {
       forwarded<fsdp_reduce_copy_in, "fsdp_reduce_copy_in">(),
       forwarded<fsdp_accumulate, "fsdp_accumulate">(),
       forwarded<fsdp_sharded_dtensor, "fsdp_sharded_dtensor">(),
-      forwarded<pre_forward, "fsdp_pre_forward">(),
-      forwarded<post_forward, "fsdp_post_forward">(),
-      forwarded<pre_backward, "fsdp_pre_backward">(),
+      forwarded<fsdp_pre_forward, "fsdp_pre_forward">(),
+      forwarded<fsdp_post_forward, "fsdp_post_forward">(),
+      forwarded<fsdp_pre_backward, "fsdp_pre_backward">(),
       forwarded<fsdp_unshard, "fsdp_unshard">(),
       forwarded<fsdp_wait_for_unshard, "fsdp_wait_for_unshard">(),
-      forwarded<post_backward, "fsdp_post_backward">(),
+      forwarded<fsdp_post_backward, "fsdp_post_backward">(),
       {},
   };
   add_functions(module, functions);

@@ -275,7 +275,7 @@ void prefetch(const Fields& group) {
 
 }  // namespace
 
-py::object pre_forward(py::handle fsdp_group) {
+py::object fsdp_pre_forward(py::handle fsdp_group) {
   const auto group =
       serves_groups() ? usual_group_fields(fsdp_group.ptr(), Replaced::kPreForward) : std::nullopt;
   if (!group) {
@@ -288,7 +288,7 @@ py::object pre_forward(py::handle fsdp_group) {
   return py::bool_(is_first);
 }
 
-py::object post_forward(py::handle fsdp_group) {
+py::object fsdp_post_forward(py::handle fsdp_group) {
   const auto group = serves_groups() ? usual_group(fsdp_group.ptr(), Replaced::kPostForward) : std::nullopt;
   if (!group || !free_gathered_only(group->params)) {
     return {};
@@ -312,7 +312,7 @@ py::object post_forward(py::handle fsdp_group) {
   return py::none();
 }
 
-py::object pre_backward(py::handle fsdp_group, py::handle prefetches) {
+py::object fsdp_pre_backward(py::handle fsdp_group, py::handle prefetches) {
   const auto group =
       serves_groups() ? usual_group_fields(fsdp_group.ptr(), Replaced::kPreBackward) : std::nullopt;
   if (!group) {

@@ -22,12 +22,12 @@ void check_is_current(py::handle mesh_info, const c10::intrusive_ptr<c10d::Proce
 std::string purpose_of(const Fields& group);
 
 // Returns whether the group had not begun its forward pass.
-py::object pre_forward(py::handle fsdp_group);
-py::object post_forward(py::handle fsdp_group);
+py::object fsdp_pre_forward(py::handle fsdp_group);
+py::object fsdp_post_forward(py::handle fsdp_group);
 
 // `prefetches`: whether to start the gather of the group whose backward pass comes next.
-py::object pre_backward(py::handle fsdp_group, py::handle prefetches);
-py::object post_backward(py::handle fsdp_group);  // in reduction.cpp
+py::object fsdp_pre_backward(py::handle fsdp_group, py::handle prefetches);
+py::object fsdp_post_backward(py::handle fsdp_group);  // in reduction.cpp
 
 py::object fsdp_unshard(py::handle fsdp_group, py::handle is_async);
 py::object fsdp_wait_for_unshard(py::handle fsdp_group);

@@ -1,4 +1,4 @@
-// The reduction of a group's gradients after its backward pass: post_backward() of fsdp/groups.h.
+// The reduction of a group's gradients after its backward pass: fsdp_post_backward() of fsdp/groups.h.
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
@@ -349,7 +349,7 @@ std::optional<std::pair<ProcessGroup, ProcessGroup>> process_groups(const Fields
 
 }  // namespace
 
-py::object post_backward(py::handle fsdp_group) {
+py::object fsdp_post_backward(py::handle fsdp_group) {
   const auto group = serves_groups() ? usual_group(fsdp_group.ptr(), Replaced::kPostBackward) : std::nullopt;
   if (!group || !free_gathered_only(group->params)) {
     return {};

@@ -35,26 +35,26 @@ TEST_F(Groups, GatherOnce) {
 }
 
 TEST_F(Groups, RunForward) {
-  EXPECT_TRUE(pre_forward(group).is(py::bool_(true))) << "the pass begins";
+  EXPECT_TRUE(fsdp_pre_forward(group).is(py::bool_(true))) << "the pass begins";
   EXPECT_TRUE(holds("x.trained() == 'FORWARD' and x.sharded() == 'UNSHARDED'"));
-  EXPECT_TRUE(pre_forward(group).is(py::bool_(false))) << "the pass has begun";
-  ASSERT_TRUE(post_forward(group));
+  EXPECT_TRUE(fsdp_pre_forward(group).is(py::bool_(false))) << "the pass has begun";
+  ASSERT_TRUE(fsdp_post_forward(group));
   EXPECT_TRUE(holds("x.trained() == 'IDLE' and x.group.comm_ctx.post_forward_order == [x.group]"));
   EXPECT_TRUE(holds("x.group._post_forward_indices == [0]"));
 }
 
 TEST_F(Groups, ReshardAfterForward) {
   group.attr("post_forward_mesh_info") = group.attr("mesh_info");
-  pre_forward(group);
-  ASSERT_TRUE(post_forward(group));
+  fsdp_pre_forward(group);
+  ASSERT_TRUE(fsdp_post_forward(group));
   EXPECT_TRUE(holds("x.sharded() == 'SHARDED' and type(x.module.weight.data) is DTensor"));
 }
 
 TEST_F(Groups, GatherAgainForBackward) {
   group.attr("post_forward_mesh_info") = group.attr("mesh_info");
-  pre_forward(group);
-  post_forward(group);
-  ASSERT_TRUE(pre_backward(group, py::bool_(false)));
+  fsdp_pre_forward(group);
+  fsdp_post_forward(group);
+  ASSERT_TRUE(fsdp_pre_backward(group, py::bool_(false)));
   EXPECT_TRUE(holds("x.trained() == 'PRE_BACKWARD' and x.sharded() == 'UNSHARDED'"));
 }
 
@@ -63,19 +63,19 @@ TEST_F(Groups, PrefetchTheOneBefore) {
   other.attr("group").attr("comm_ctx") = group.attr("comm_ctx");
   for (const auto& one : {other.attr("group"), layer.attr("group")}) {
     one.attr("post_forward_mesh_info") = one.attr("mesh_info");
-    pre_forward(one);
-    post_forward(one);
+    fsdp_pre_forward(one);
+    fsdp_post_forward(one);
   }
-  ASSERT_TRUE(pre_backward(group, py::bool_(true)));
+  ASSERT_TRUE(fsdp_pre_backward(group, py::bool_(true)));
   EXPECT_FALSE(other.attr("group").attr("_all_gather_result").is_none());
   EXPECT_TRUE(test::python("x.trained() == 'IDLE'", other).cast<bool>());
 }
 
 TEST_F(Groups, OfOtherClassesAreLeftToPyTorch) {
   const auto other = test::python("SimpleNamespace()");
-  EXPECT_FALSE(pre_forward(other));
-  EXPECT_FALSE(post_forward(other));
-  EXPECT_FALSE(pre_backward(other, py::bool_(false)));
+  EXPECT_FALSE(fsdp_pre_forward(other));
+  EXPECT_FALSE(fsdp_post_forward(other));
+  EXPECT_FALSE(fsdp_pre_backward(other, py::bool_(false)));
   EXPECT_FALSE(fsdp_unshard(other, py::bool_(false)));
   EXPECT_FALSE(fsdp_wait_for_unshard(other));
 }

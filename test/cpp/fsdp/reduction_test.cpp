@@ -14,15 +14,15 @@ class Reductions : public test::FullyShard {
     if (IsSkipped()) {
       return;
     }
-    pre_forward(group);
-    post_forward(group);
-    pre_backward(group, py::bool_(false));
+    fsdp_pre_forward(group);
+    fsdp_post_forward(group);
+    fsdp_pre_backward(group, py::bool_(false));
     test::python("x.module.weight.__setattr__('grad', torch.ones(8, 2))", layer);
   }
 };
 
 TEST_F(Reductions, GiveShardedParametersTheirGradients) {
-  ASSERT_TRUE(post_backward(group));
+  ASSERT_TRUE(fsdp_post_backward(group));
   EXPECT_TRUE(holds("x.trained() == 'POST_BACKWARD' and x.sharded() == 'SHARDED'"));
   EXPECT_TRUE(holds("type(x.module.weight.grad) is DTensor and x.module.weight.grad.shape == (8, 2)"));
   EXPECT_TRUE(holds("x.module.weight.grad._local_tensor.shape == (2, 2)"));
@@ -30,37 +30,37 @@ TEST_F(Reductions, GiveShardedParametersTheirGradients) {
 
 TEST_F(Reductions, TakeTheWholeGradients) {
   const py::object unsharded = layer.attr("module").attr("weight");
-  ASSERT_TRUE(post_backward(group));
+  ASSERT_TRUE(fsdp_post_backward(group));
   EXPECT_TRUE(unsharded.attr("grad").is_none());
 }
 
 TEST_F(Reductions, SendThePaddedGradients) {
-  ASSERT_TRUE(post_backward(group));
+  ASSERT_TRUE(fsdp_post_backward(group));
   EXPECT_TRUE(holds("len(x.group.comm_ctx.reduce_scatter_states) == 1"));
   EXPECT_TRUE(holds("x.group.comm_ctx.reduce_scatter_states[0].reduce_scatter_input.numel() == 16"));
 }
 
 TEST_F(Reductions, AddToAGradientThatIsThere) {
-  ASSERT_TRUE(post_backward(group));
+  ASSERT_TRUE(fsdp_post_backward(group));
   const py::object sum = layer.attr("module").attr("weight").attr("grad");
-  pre_forward(group);
-  post_forward(group);
-  pre_backward(group, py::bool_(false));
+  fsdp_pre_forward(group);
+  fsdp_post_forward(group);
+  fsdp_pre_backward(group, py::bool_(false));
   test::python("x.module.weight.__setattr__('grad', torch.ones(8, 2))", layer);
-  ASSERT_TRUE(post_backward(group));
+  ASSERT_TRUE(fsdp_post_backward(group));
   EXPECT_TRUE(sum.is(py::object(layer.attr("module").attr("weight").attr("grad"))));
 }
 
 TEST_F(Reductions, OfNoGradientSendNothing) {
   test::python("x.module.weight.__setattr__('grad', None)", layer);
-  ASSERT_TRUE(post_backward(group));
+  ASSERT_TRUE(fsdp_post_backward(group));
   EXPECT_TRUE(holds("x.module.weight.grad is None and x.sharded() == 'SHARDED'"));
   EXPECT_TRUE(holds("len(x.group.comm_ctx.reduce_scatter_states) == 0"));
 }
 
 TEST_F(Reductions, WithHooksAreLeftToPyTorch) {
   group.attr("_all_reduce_hook") = test::python("print");
-  EXPECT_FALSE(post_backward(group));
+  EXPECT_FALSE(fsdp_post_backward(group));
   EXPECT_TRUE(holds("x.trained() == 'PRE_BACKWARD' and x.module.weight.grad is not None"));
 }
 

@@ -126,7 +126,7 @@ FlatStart start_flat(const Steps& steps, const std::vector<at::Tensor>& tensors,
     const auto flat = fresh_tensor({received.num_elements}, like);
     const auto own = flat.narrow(0, received.begins[group->getRank()], received.sizes[0]);
     pack(steps, tensors, sent, own);
-    return {start_all_gather_out(own, flat, group, kRedistributeMany), received.begins};
+    return {start_all_gather_out(own, flat, group, op), received.begins};
   }
   at::Tensor own;
   auto& buffer = scratch != nullptr ? *scratch : own;
@@ -137,7 +137,7 @@ FlatStart start_flat(const Steps& steps, const std::vector<at::Tensor>& tensors,
   const auto flat = buffer.narrow(0, 0, sent.num_elements);
   pack(steps, tensors, sent, flat);
   if (scatters) {
-    const auto reduce_op = reduce_op_from_name(first.reduce_op, kRedistributeMany);
+    const auto reduce_op = reduce_op_from_name(first.reduce_op, op);
     return {start_reduce_scatter(flat, reduce_op, 0, group), received.begins};
   }
   auto start = first.in_pairs ? start_exchange_in_pairs(flat, received.sizes, sent.sizes, group)
@@ -222,8 +222,7 @@ StartedCollective start_together(Steps steps, std::vector<at::Tensor> tensors, a
   }
   const auto group = group_from_ivalue(first.group, op);
   if (first.kind == StepKind::kAllReduce) {
-    return start_all_reduce_coalesced(tensors, reduce_op_from_name(first.reduce_op, kRedistributeMany),
-                                      group);
+    return start_all_reduce_coalesced(tensors, reduce_op_from_name(first.reduce_op, op), group);
   }
   auto [start, begins] = start_flat(steps, tensors, group, scratch, op);
   start.buffers.push_back(std::move(start.outputs[0]));

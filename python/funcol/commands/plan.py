@@ -109,8 +109,8 @@ def _run(arguments: argparse.Namespace) -> None:
     plan = plan_redistribution(**common, max_bytes=arguments.max_bytes)
     drawing = None if arguments.svg is None else plan_as_svg(plan)
     print(f"{_title(plan, arguments.dtype)}\n\nleast cost: {plan}\n{plan_as_table(plan, unit)}\n")
-    if plan.hint:
-        print(f"{plan.hint}\n")
+    if hint := plan.hint:
+        print(f"{hint}\n")
     try:
         greedy = greedy_redistribution(**common)
     except ValueError as error:

@@ -55,8 +55,8 @@ def plan_as_html(plan: Plan, ranks: Sequence[int] | None = None) -> str:
     parts = [f"<p>{escape(f'{plan.src} -> {plan.dst}, {described_tensor(plan)}')}</p>"] if plan.steps else []
     if plan.steps:
         parts.append(_html_table(step_rows(plan)))
-        if plan.hint:
-            parts.append(f"<p>{escape(plan.hint)}</p>")
+        if hint := plan.hint:
+            parts.append(f"<p>{escape(hint)}</p>")
     if num_ranks(plan) <= MOST_RANKS:
         parts.append(plan_as_svg(plan, ranks))
     else:

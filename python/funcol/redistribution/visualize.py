@@ -96,8 +96,8 @@ def _lines(plan: Plan, ranks: Sequence[int] | None, in_colour: bool) -> list[str
     if in_colour:
         lines[2:] = _coloured(rows, first=len(plan.mesh.sizes) + 1)
     title = f"{plan}, {described_tensor(plan)}" if plan.steps else f"{plan.src}, {described_tensor(plan)}"
-    if plan.hint:
-        lines.append(plan.hint)
+    if hint := plan.hint:
+        lines.append(hint)
     more = num_ranks(plan) - MOST_RANKS
     return [title, *lines, *([f"... and {more} ranks more", *block_counts(plan)] if more > 0 else [])]
 

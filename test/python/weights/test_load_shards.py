@@ -33,7 +33,7 @@ class Model(nn.Module):
 
     def wrong(self) -> list[str]:
         held = funcol.full_state_dict(self, to=None)
-        return [name for name, value in held.items() if not torch.equal(value.float(), whole(name).to(value.device))]
+        return [name for name, value in held.items() if not torch.equal(value, whole(name).to(value))]
 
 
 def sharded(name: str, mesh: DeviceMesh, placements: list[Placement]) -> DTensor:

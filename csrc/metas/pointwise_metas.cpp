@@ -3,11 +3,16 @@
 #include <ATen/TensorIterator.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/ones.h>
+#include <c10/core/DefaultDtype.h>
 
 #include <algorithm>
+#include <functional>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "layout/cache.h"
+#include "layout/hash.h"
 #include "metas/stack.h"
 
 namespace funcol {
@@ -34,10 +39,57 @@ at::Tensor of_one_element(const TensorMeta& meta) {
                   at::TensorOptions().dtype(static_cast<at::ScalarType>(meta.dtype)));
 }
 
+// What the dtype of a result depends on: which tensors have no dims, dtypes, and kinds of numbers.
+struct DtypeKey {
+  explicit DtypeKey(const OpCall& call)
+      : op(call.op), words{static_cast<uint64_t>(c10::get_default_dtype_as_scalartype())} {
+    for (const auto& meta : call.tensors) {
+      words.push_back(static_cast<uint64_t>(meta.dtype) << 1 | (meta.shape.empty() ? 1 : 0));
+    }
+    for (const auto& [name, argument] : call.args) {
+      words.push_back(argument.value.index());
+      if (const auto* const dtype = std::get_if<Dtype>(&argument.value)) {
+        words.push_back(static_cast<uint64_t>(*dtype));
+      } else if (const auto* const text = std::get_if<std::string>(&argument.value)) {
+        words.push_back(std::hash<std::string>()(*text));
+      }
+    }
+  }
+
+  size_t hash() const {
+    Hash hash;
+    hash.add(std::hash<std::string>()(op));
+    hash.add_all(words);
+    return hash.value();
+  }
+  size_t heap_bytes() const { return funcol::heap_bytes(op) + funcol::heap_bytes(words); }
+  friend bool operator==(const DtypeKey&, const DtypeKey&) = default;
+
+  std::string op;
+  std::vector<uint64_t> words;
+};
+
 at::ScalarType result_dtype(const c10::OperatorHandle& op, const OpCall& call) {
+  static auto* const known =
+      new Cache<DtypeKey, at::ScalarType>(find_table("rules"));  // NOLINT: outlives Python
+  DtypeKey key(call);
+  if (const auto* const dtype = known->find(key)) {
+    return *dtype;
+  }
   auto stack = to_stack(op, call, at::kCPU, of_one_element);
   op.callBoxed(stack);
-  return stack.at(0).toTensor().scalar_type();
+  const auto dtype = stack.at(0).toTensor().scalar_type();
+  known->put(std::move(key), dtype);
+  return dtype;
+}
+
+// Returns true if all tensors have one shape and are contiguous, as is the result then.
+bool are_alike(const OpCall& call) {
+  const auto& first = call.tensors[0];
+  return first.stride == contiguous_strides(first.shape) &&
+         std::ranges::all_of(call.tensors, [&](const auto& meta) {
+           return meta.shape == first.shape && meta.stride == first.stride;
+         });
 }
 
 at::Tensor iterator_output(const OpCall& call, at::ScalarType dtype) {
@@ -60,9 +112,12 @@ std::optional<TensorMeta> pointwise_meta(const c10::OperatorHandle& op, const Op
   }
   try {
     const auto dtype = result_dtype(op, call);
+    const auto& first = call.tensors[0];
+    if (are_alike(call)) {
+      return writes_to_first(op) ? first : TensorMeta{first.shape, first.stride, static_cast<Dtype>(dtype)};
+    }
     const auto output = iterator_output(call, dtype);
     if (writes_to_first(op)) {
-      const auto& first = call.tensors[0];
       return output.sizes() == at::IntArrayRef(first.shape) ? std::optional(first) : std::nullopt;
     }
     return TensorMeta{output.sizes().vec(), output.strides().vec(), static_cast<Dtype>(dtype)};

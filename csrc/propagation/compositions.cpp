@@ -99,7 +99,9 @@ Compositions::Compositions(const OpCall& call, const Rows& rows, const Mesh& mes
       }
     }
   }
-  find_mixing_rows();
+  for (const auto* const row : rows_) {
+    has_partials_.push_back(any_placement(*row, is_partial));
+  }
   find_precedences();
   find_groups();
 }
@@ -215,19 +217,10 @@ bool Compositions::is_allowed(const Row& row, int64_t axis) const {
   return true;
 }
 
-void Compositions::find_mixing_rows() {
-  mixing_.assign(rows_.size() * rows_.size(), Mixing::kAlways);
-  for (size_t a = 0; a < rows_.size(); ++a) {
-    if (!any_placement(*rows_[a], is_partial)) {
-      continue;
-    }
-    for (size_t b = 0; b < rows_.size(); ++b) {
-      auto& mixing = mixing_[a * rows_.size() + b];
-      mixing = !all_placements(*rows_[a], *rows_[b], have_one_mask) ? Mixing::kNever
-               : !all_placements(*rows_[a], *rows_[b], may_mix)     ? Mixing::kWithASingleRank
-                                                                    : Mixing::kAlways;
-    }
-  }
+bool Compositions::mix(RowNumber a, RowNumber b, bool has_single_rank) const {
+  return !has_partials_[a] || !has_partials_[b] ||
+         (all_placements(row(a), row(b), have_one_mask) &&
+          (has_single_rank || all_placements(row(a), row(b), may_mix)));
 }
 
 void Compositions::find_precedences() {
@@ -297,8 +290,7 @@ bool Compositions::may_follow(RowNumbers rows, RowNumber next) const {
   const auto axis = static_cast<int64_t>(rows.size());
   for (int64_t other = 0; other < axis; ++other) {
     const bool has_single_rank = mesh_.sizes[axis] == 1 || mesh_.sizes[other] == 1;
-    const auto least = has_single_rank ? Mixing::kWithASingleRank : Mixing::kAlways;
-    if (mixing_[rows[other] * rows_.size() + next] < least) {
+    if (!mix(rows[other], next, has_single_rank)) {
       return false;
     }
   }

@@ -57,16 +57,14 @@ class Compositions {
   bool contains(const Composition& wanted) const;
 
  private:
-  // The condition under which two rows may be on two axes of one composition.
-  enum class Mixing : uint8_t { kNever, kWithASingleRank, kAlways };
-
   void check_numbers() const;
   void add_rows(const std::vector<Row>& rows);
   void add_row(const Row& row, const std::vector<int64_t>& split_factors);
   void add_masked(const Row& row);
   bool has_all_dims(const Row& row) const;
   bool is_allowed(const Row& row, int64_t axis) const;
-  void find_mixing_rows();
+  // Returns true if two rows may be on two axes of one composition, of which one may have a single rank.
+  bool mix(RowNumber a, RowNumber b, bool has_single_rank) const;
   void find_precedences();
   void find_groups();
 
@@ -78,7 +76,7 @@ class Compositions {
   std::deque<Row> made_;  // rows of Replicates, strided shards and masks, which the rule did not list
   std::vector<const Row*> rows_;
   std::vector<std::vector<RowNumber>> rows_of_;
-  std::vector<Mixing> mixing_;  // [row][row]
+  std::vector<bool> has_partials_;  // by row
   std::vector<Precedence> precedences_;
   std::vector<Group> groups_;
   std::vector<size_t> group_of_;

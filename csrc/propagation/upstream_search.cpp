@@ -33,10 +33,9 @@ class UpstreamCompositions {
         }
       }
     }
-    for (const auto& a : rows_) {
-      for (const auto& b : rows_) {
-        mixes_.push_back(all_placements(a, b, mixes_upstream));
-      }
+    for (const auto& row : rows_) {
+      has_partials_.push_back(
+          any_placement(row, [](const auto& placement) { return placement.is_partial(); }));
     }
   }
 
@@ -60,13 +59,17 @@ class UpstreamCompositions {
   const std::vector<RowNumber>& rows_of(size_t axis) const { return rows_of_[axis]; }
   bool may_follow(RowNumbers rows, RowNumber next) const {
     for (const auto before : rows) {
-      if (!mixes_[static_cast<size_t>(before) * rows_.size() + static_cast<size_t>(next)]) {
+      if (has_partials_[before] && has_partials_[next] &&
+          !all_placements(rows_[before], rows_[next], mixes_upstream)) {
         return false;
       }
     }
-    std::vector<RowNumber> longer(rows.begin(), rows.end());
-    longer.push_back(next);
-    return leaves_parts(longer);
+    for (size_t i = 0; i < question_.operands.size(); ++i) {
+      if (!leaves_parts(i, rows, next)) {
+        return false;
+      }
+    }
+    return true;
   }
 
   std::vector<Row> composition(RowNumbers rows) const {
@@ -135,17 +138,11 @@ class UpstreamCompositions {
     return true;
   }
 
-  bool leaves_parts(RowNumbers rows) const {
-    for (size_t i = 0; i < question_.operands.size(); ++i) {
-      if (!leaves_parts(i, rows)) {
-        return false;
-      }
-    }
-    return true;
-  }
-
   // Returns true if every rank has a part of this operand, or the operand may leave ranks without elements.
-  bool leaves_parts(size_t input, RowNumbers rows) const {
+  bool leaves_parts(size_t input, RowNumbers rows, RowNumber next) const {
+    const auto input_on = [&](size_t axis) -> const Placement& {
+      return rows_[axis < rows.size() ? rows[axis] : next].inputs[input];
+    };
     const auto& operand = question_.operands[input];
     if (operand.is_elsewhere) {
       return true;
@@ -153,15 +150,15 @@ class UpstreamCompositions {
     const auto& shape = operand.meta.shape;
     bool stays = question_.allows_uneven;
     bool leaves = true;
-    for (size_t axis = 0; axis < rows.size() && (stays || leaves); ++axis) {
-      const auto& placement = rows_[rows[axis]].inputs[input];
+    for (size_t axis = 0; axis <= rows.size() && (stays || leaves); ++axis) {
+      const auto& placement = input_on(axis);
       stays = stays && is_same_upstream(placement, operand.source.placements[axis]);
       if (!placement.is_shard()) {
         continue;
       }
       int64_t num_shards = 1;
       for (size_t other = 0; other <= axis; ++other) {
-        const auto& cut = rows_[rows[other]].inputs[input];
+        const auto& cut = input_on(other);
         num_shards *= cut.is_shard() && cut.dim == placement.dim ? question_.mesh.sizes[other] : 1;
       }
       leaves = leaves && placement.dim < static_cast<int64_t>(shape.size()) &&
@@ -173,7 +170,7 @@ class UpstreamCompositions {
   const UpstreamQuestion& question_;
   std::vector<Row> rows_;
   std::vector<std::vector<RowNumber>> rows_of_;
-  std::vector<bool> mixes_;  // [row][row]
+  std::vector<bool> has_partials_;  // by row
 };
 
 // The costs of the operands, added up as PyTorch adds them.

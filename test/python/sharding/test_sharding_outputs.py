@@ -119,3 +119,34 @@ def test_products_look_as_the_operators(
 ) -> None:
     args = tuple(torch.ones(shape, dtype=dtype) for shape in shapes)
     assert decided_look(propagator, mesh, op, args, {}) == look_of_result(op, args, {})
+
+
+PROMOTIONS = [
+    (aten.div.Tensor, (torch.ones(4, dtype=torch.int32), torch.ones(4, dtype=torch.int32)), {}),
+    (aten.div.Tensor_mode, (torch.ones(4, dtype=torch.int32),) * 2, {"rounding_mode": "trunc"}),
+    (aten.div.Tensor_mode, (torch.ones(4, dtype=torch.int32),) * 2, {"rounding_mode": None}),
+    *((aten.add.Tensor, (torch.ones(4, dtype=dtype), other), {})
+      for dtype in (torch.int32, torch.bfloat16) for other in (2, 2.5, True)),
+    (aten.mul.Tensor, (torch.ones(4), torch.ones((), dtype=torch.float64)), {}),
+    (aten.mul.Tensor, (torch.ones(4), torch.ones(4, dtype=torch.float64)), {}),
+    (aten.mul.Tensor, (torch.ones(2, 1, 4), torch.ones(3, 1)), {}),
+    (aten.mul.Tensor, (torch.ones(4, 2).t(), torch.ones(4, 2).t()), {}),
+    (aten.eq.Tensor, (torch.ones(4), torch.ones(4)), {}),
+    (aten.sigmoid.default, (torch.ones(4, dtype=torch.int64),), {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("order", [PROMOTIONS, PROMOTIONS[::-1]], ids=["forwards", "backwards"])
+def test_dtypes_of_pointwise_results_follow_kinds_of_numbers_and_the_default_dtype(
+    propagator: ShardingPropagator, mesh: DeviceMesh, order: Any
+) -> None:
+    before = torch.get_default_dtype()
+    try:
+        for dtype in (torch.float32, torch.float64, torch.float32):
+            torch.set_default_dtype(dtype)
+            for op, args, kwargs in order:
+                expected = look_of_result(op, args, kwargs)
+                assert expected is not None
+                assert decided_look(propagator, mesh, op, args, kwargs) == expected, (op, args, dtype)
+    finally:
+        torch.set_default_dtype(before)

@@ -17,7 +17,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 # Imported once, by the process that the ranks are forked from.
-PRELOADED = ["torch.distributed.fsdp", "torch.distributed.tensor.parallel", "funcol"]
+PRELOADED = ["torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch._dynamo", "funcol"]
 
 
 def run_on_ranks(function: Callable[..., Any], num_ranks: int, *args: Any, limit_s: float) -> Any:

@@ -71,7 +71,7 @@ struct DtypeKey {
 
 at::ScalarType result_dtype(const c10::OperatorHandle& op, const OpCall& call) {
   static auto* const known =
-      new Cache<DtypeKey, at::ScalarType>(find_table("rules"));  // NOLINT: outlives Python
+      new Cache<DtypeKey, at::ScalarType>(find_table("pointwise_dtypes"));  // NOLINT: outlives Python
   DtypeKey key(call);
   if (const auto* const dtype = known->find(key)) {
     return *dtype;

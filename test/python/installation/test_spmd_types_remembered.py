@@ -128,7 +128,7 @@ def of_one(x: Tensor, draw: Draw) -> list[Callable[[], Any]]:
         lambda: x * spmd.Scalar(2.0, {"tp": draw.choice([R, V, P])}),
         lambda: x.pow(2),
         *([lambda: (x > 0).any()] if HAS_RIGHT_RULES else []),
-        lambda: torch.nonzero(x),
+        lambda: torch.nonzero(torch.ones_like(x)),  # x may come from a fake group, which writes nothing
         lambda: torch.where(x > 0),
         lambda: x.item() if x.numel() == 1 else x.tolist(),
         lambda: torch.einsum("...i->...", x),

@@ -39,7 +39,8 @@ at::Tensor of_one_element(const TensorMeta& meta) {
                   at::TensorOptions().dtype(static_cast<at::ScalarType>(meta.dtype)));
 }
 
-// What the dtype of a result depends on: which tensors have no dims, dtypes, and kinds of numbers.
+// The operator, and all that the dtype of its result depends on: the default dtype, dtypes, which tensors
+// have no dims, and kinds of numbers.
 struct DtypeKey {
   explicit DtypeKey(const OpCall& call)
       : op(call.op), words{static_cast<uint64_t>(c10::get_default_dtype_as_scalartype())} {
@@ -47,12 +48,20 @@ struct DtypeKey {
       words.push_back(static_cast<uint64_t>(meta.dtype) << 1 | (meta.shape.empty() ? 1 : 0));
     }
     for (const auto& [name, argument] : call.args) {
-      words.push_back(argument.value.index());
-      if (const auto* const dtype = std::get_if<Dtype>(&argument.value)) {
-        words.push_back(static_cast<uint64_t>(*dtype));
-      } else if (const auto* const text = std::get_if<std::string>(&argument.value)) {
-        words.push_back(std::hash<std::string>()(*text));
-      }
+      add(argument);
+    }
+  }
+
+  void add(const Argument& argument) {
+    words.push_back(argument.value.index());
+    if (const auto* const dtype = std::get_if<Dtype>(&argument.value)) {
+      words.push_back(static_cast<uint64_t>(*dtype));
+    } else if (const auto* const text = std::get_if<std::string>(&argument.value)) {
+      words.push_back(text->size());
+      words.insert(words.end(), text->begin(), text->end());
+    } else if (const auto* const list = std::get_if<Argument::List>(&argument.value)) {
+      words.push_back(list->size());
+      std::ranges::for_each(*list, [this](const Argument& element) { add(element); });
     }
   }
 

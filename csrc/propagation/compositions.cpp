@@ -12,7 +12,6 @@ namespace funcol {
 namespace {
 
 bool is_no_replicate(const Placement& placement) { return !placement.is_replicate(); }
-bool is_partial(const Placement& placement) { return placement.is_partial(); }
 
 bool may_mix(const Placement& a, const Placement& b) {
   return !a.is_partial() || !b.is_partial() || commute(a, b);
@@ -100,7 +99,7 @@ Compositions::Compositions(const OpCall& call, const Rows& rows, const Mesh& mes
     }
   }
   for (const auto* const row : rows_) {
-    has_partials_.push_back(any_placement(*row, is_partial));
+    has_partials_.push_back(has_partials(*row));
   }
   find_precedences();
   find_groups();

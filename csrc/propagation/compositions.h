@@ -63,7 +63,7 @@ class Compositions {
   void add_masked(const Row& row);
   bool has_all_dims(const Row& row) const;
   bool is_allowed(const Row& row, int64_t axis) const;
-  // Returns true if two rows may be on two axes of one composition, of which one may have a single rank.
+  // Returns true if two rows may be on two axes of one composition. `has_single_rank`: on one of the axes.
   bool mix(RowNumber a, RowNumber b, bool has_single_rank) const;
   void find_precedences();
   void find_groups();

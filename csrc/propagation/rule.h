@@ -66,6 +66,10 @@ bool any_placement(const Row& row, const IsTrue& is_true) {
          std::ranges::any_of(row.outputs, [&](const auto& output) { return output && is_true(*output); });
 }
 
+inline bool has_partials(const Row& row) {
+  return any_placement(row, [](const Placement& placement) { return placement.is_partial(); });
+}
+
 // Returns true if is_true(a's placement, b's placement) holds for every tensor; both rows are of one call.
 template <typename IsTrue>
 bool all_placements(const Row& a, const Row& b, const IsTrue& is_true) {

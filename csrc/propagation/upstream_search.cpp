@@ -34,8 +34,7 @@ class UpstreamCompositions {
       }
     }
     for (const auto& row : rows_) {
-      has_partials_.push_back(
-          any_placement(row, [](const auto& placement) { return placement.is_partial(); }));
+      has_partials_.push_back(has_partials(row));
     }
   }
 

@@ -108,7 +108,7 @@ class ShardingEngine::AsPyTorch {
     if (const auto* const reason = std::get_if<Reason>(&rule.rule)) {
       return *reason;
     }
-    if (part.schema.call.outputs.empty() && !fill_outputs(part.schema.call)) {  // rules of views fill them
+    if (!fill_outputs(part.schema.call)) {
       return "metas";
     }
     auto choice = pytorchs_choice(schema_, part, rule);

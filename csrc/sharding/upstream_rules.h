@@ -62,8 +62,8 @@ struct RuleKey {
   friend bool operator==(const RuleKey&, const RuleKey&) = default;
 };
 
-// Fills in the outputs of a call. Returns false if they are not known: the operator depends on data, or
-// raises an error.
+// Fills in the outputs of a call, unless they are there. Returns false if they are not known: the operator
+// depends on data, or raises an error.
 bool fill_outputs(OpCall& call);
 
 class UpstreamRules {

@@ -155,20 +155,27 @@ def test_hooks_see_what_operators_show_them(name: str) -> None:
     assert min(run_ranks(shows_the_same, 2, name)) >= 2
 
 
+def flight_record() -> list[Any]:
+    """Returns the entries of the flight recorder of the default group's backend, oldest first."""
+    backend: Any = dist.group.WORLD._get_backend(torch.device(device_type()))  # type: ignore[union-attr]
+    if "legacy" in str(dist.get_backend_config()):  # has a recorder of its own
+        dump = c10d._dump_nccl_trace_json()  # type: ignore[attr-defined]
+    else:  # gloo's, or that of the hook which PyTorch attaches to groups of NCCL
+        dump = c10d._dump_fr_trace_json(backend=backend.name())
+    return json.loads(dump).get("entries", [])  # type: ignore[no-any-return]
+
+
 def recorded(by_operators: bool) -> list[Any]:
-    """Returns the entries of the flight recorder for all programs, without times and running numbers."""
-    group: Any = dist.group.WORLD  # records by itself on gloo, by a hook of PyTorch's on NCCL
-    recorder = group._get_backend(torch.device(device_type())).name()
-    c10d._reset_fr_trace(recorder)
+    """Returns what the flight recorder notes of all programs, without times and running numbers."""
+    last = max((entry["record_id"] for entry in flight_record()), default=-1)
     funcol._C.set_c10d_ops_are_replaced(by_operators)
     try:
         for call in PROGRAMS.values():
-            results = call(group)
+            results = call(dist.group.WORLD)
             for one in results if isinstance(results, (list, tuple)) else [results]:
                 one + 0
     finally:
         funcol._C.set_c10d_ops_are_replaced(False)
-    entries = json.loads(c10d._dump_fr_trace_json(backend=recorder))["entries"]
     kept = (
         "profiling_name",
         "input_sizes",
@@ -179,7 +186,11 @@ def recorded(by_operators: bool) -> list[Any]:
         "process_group",
         "timeout_ms",
     )
-    return [{name: entry[name] for name in kept if name in entry} for entry in entries]
+    return [
+        {name: entry[name] for name in kept if name in entry}
+        for entry in flight_record()
+        if entry["record_id"] > last
+    ]
 
 
 def records_the_same(rank: int, world: int) -> int:

@@ -15,7 +15,7 @@
 #include "dispatch/call_key.h"
 #include "dispatch/decided_call.h"
 #include "pyobjects/specs.h"
-#include "transfer/dtensors/redistributions.h"
+#include "transfer/dtensors/transfer_cache.h"
 
 namespace funcol::python {
 

@@ -107,21 +107,22 @@ std::optional<Moved> move(const at::Tensor& local, py::handle spec, PlainSpec& s
       result_dtype == local.scalar_type() && spec_dtype == source.dtype) {
     return Moved{local, {}};
   }
-  const RedistributionKey key{source.known->id,
-                              {std::move(source.placements), std::move(source.order)},
-                              {*std::move(wanted), to_shard_order(order)},
-                              std::move(source.shape),
-                              static_cast<int64_t>(c10::elementSize(sent_dtype)),
-                              options.model,
-                              options.max_bytes,
-                              std::move(source.stride),
-                              spec_dtype};
-  auto found = find_target(key, spec, source.objects.mesh, *source.known, target.placements, order);
-  if (!found.execution->fits(local)) {
+  const TransferKey key{source.known->id,
+                        {std::move(source.placements), std::move(source.order)},
+                        {*std::move(wanted), to_shard_order(order)},
+                        std::move(source.shape),
+                        static_cast<int64_t>(c10::elementSize(sent_dtype)),
+                        options.model,
+                        options.max_bytes,
+                        std::move(source.stride),
+                        spec_dtype};
+  const auto& mesh = source.objects.mesh;
+  auto found = find_transfer(key, spec, mesh, target.placements, order, within_mesh(mesh, *source.known));
+  const auto& execution = *found.program->before;
+  if (!execution.fits(local)) {
     return std::nullopt;
   }
-  return Moved{run(*found.execution, local, sent_dtype, result_dtype, options.async_op),
-               std::move(found.spec)};
+  return Moved{run(execution, local, sent_dtype, result_dtype, options.async_op), std::move(found.spec)};
 }
 
 }  // namespace

@@ -10,7 +10,7 @@
 #include <optional>
 
 #include "dispatch/supported_dtensor.h"
-#include "transfer/dtensors/redistributions.h"
+#include "transfer/dtensors/transfer_cache.h"
 
 namespace funcol::python {
 

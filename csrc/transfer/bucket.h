@@ -15,11 +15,12 @@
 
 namespace funcol {
 
-// Each item ends in an all_gather, an all_reduce, or the exchange to one rank (BatchItem::last).
+// Each item ends in an all_gather, an all_reduce, or the exchange to one rank.
 class Bucket {
  public:
   // The items have been checked, as Execution::check() does.
-  explicit Bucket(std::vector<BatchItem> items) : items_(std::move(items)), moving_of_(items_.size(), -1) {}
+  explicit Bucket(std::vector<TransferItem> items)
+      : items_(std::move(items)), moving_of_(items_.size(), -1) {}
 
   // One collective for each step and kind of move; those before the last are waited for. Nothing watches, and
   // no gradient is recorded.
@@ -36,7 +37,7 @@ class Bucket {
     size_t num_taken = 0;
   };
 
-  std::vector<BatchItem> items_;
+  std::vector<TransferItem> items_;
   std::vector<Moving> moving_;
   std::vector<int64_t> moving_of_;  // by item; -1: it takes no steps
   size_t num_taken_ = 0;

@@ -10,35 +10,33 @@
 
 namespace funcol {
 
-bool Bundle::add(const BatchItem& item, size_t index, int64_t together_bytes) {
-  const bool is_executed = item.execution != nullptr && !item.last;
-  const int64_t bytes = is_executed ? item.execution->peak_bytes() : item.bytes;
-  if (!indices_.empty() && (bytes_ + bytes > together_bytes || !is_alike(item))) {
+bool Bundle::add(const TransferItem& item, size_t index, int64_t together_bytes) {
+  const auto& steps = item.program->before;
+  if (!indices_.empty() && (bytes_ + item.program->bytes > together_bytes || !is_alike(item))) {
     return false;
   }
-  if (item.execution && !item.execution->steps().empty()) {
-    item.execution->count_run();
+  if (steps && !steps->steps().empty()) {
+    steps->count_run();
   }
-  bytes_ += bytes;
+  bytes_ += item.program->bytes;
   indices_.push_back(index);
   items_.push_back(&item);
-  locals_.push_back({item.execution ? item.execution->shaped(item.local) : item.local, /*is_callers=*/true,
+  locals_.push_back({steps ? steps->shaped(item.local) : item.local, /*is_callers=*/true,
                      /*may_change=*/async_op_});
   return true;
 }
 
-bool Bundle::is_alike(const BatchItem& item) const {
-  const bool have_execution = item.execution && first_->execution;
-  const bool have_last = item.last && first_->last;
-  return (have_execution ? item.execution->steps_id() == first_->execution->steps_id()
-                         : item.execution == first_->execution) &&
-         (have_last ? item.last_id == first_->last_id : item.last == first_->last) &&
+bool Bundle::is_alike(const TransferItem& item) const {
+  const auto& steps = item.program->before;
+  const auto& first_steps = program().before;
+  return (steps && first_steps ? steps->steps_id() == first_steps->steps_id() : steps == first_steps) &&
+         item.program->exchange_id == program().exchange_id &&
          item.local.scalar_type() == first_->local.scalar_type() &&
          item.local.device() == first_->local.device() && !first_->masks.apply && !item.masks.apply;
 }
 
 std::shared_ptr<const PackedExchange> Bundle::flat(size_t item, size_t index) const {
-  return is_last(index) ? items_[item]->last : items_[item]->execution->steps()[index]->flat();
+  return is_last(index) ? items_[item]->program->exchange : execution(item).steps()[index]->flat();
 }
 
 void Bundle::end_step(size_t index) {
@@ -48,7 +46,7 @@ void Bundle::end_step(size_t index) {
   pending_->settle();
   pending_.reset();
   for (size_t i = 0; i < locals_.size() && !is_last(index); ++i) {
-    locals_[i].tensor = items_[i]->execution->steps()[index]->finish(locals_[i].tensor);
+    locals_[i].tensor = execution(i).steps()[index]->finish(locals_[i].tensor);
   }
 }
 
@@ -57,13 +55,13 @@ void Bundle::take_step(size_t index) {
     end_step(index - 1);
   }
   const Label label(is_last(index) ? "redistribute_many: to owners or from them"
-                                   : std::string_view(first_->execution->step_name(index)));
+                                   : std::string_view(execution(0).step_name(index)));
   if (is_last(index) || (locals_.size() > 1 && flat(0, index))) {
     move_together(index);
     return;
   }
   for (size_t i = 0; i < locals_.size(); ++i) {
-    const auto& step = *items_[i]->execution->steps()[index];
+    const auto& step = *execution(i).steps()[index];
     locals_[i] =
         is_watched_ ? step.run(locals_[i], first_->masks) : step.run_plain(locals_[i], first_->masks);
   }
@@ -81,7 +79,7 @@ void Bundle::move_together(size_t index) {
   if (is_watched_) {
     const auto moved = run_together(steps, tensors);
     for (size_t i = 0; i < locals_.size(); ++i) {
-      locals_[i] = {items_[i]->execution->steps()[index]->finish(moved[i]), /*is_callers=*/false};
+      locals_[i] = {execution(i).steps()[index]->finish(moved[i]), /*is_callers=*/false};
     }
     return;
   }
@@ -103,10 +101,10 @@ void Bundle::finish(std::vector<at::Tensor>& results) {
       result = async_op_ ? AsyncTensorImpl::wrap(locals_[i].tensor, pending_) : locals_[i].tensor;
       result = finish_last(i, std::move(result));
     } else {
-      const auto& execution = items_[i]->execution;
-      result = has_steps   ? own_result(locals_[i])
-               : execution ? execution->unmoved(locals_[i].tensor)
-                           : locals_[i].tensor;
+      const auto& steps = items_[i]->program->before;
+      result = has_steps ? own_result(locals_[i])
+               : steps   ? steps->unmoved(locals_[i].tensor)
+                         : locals_[i].tensor;
     }
     if (!async_op_ && has_steps) {
       settle(result);
@@ -133,10 +131,10 @@ FlatResults Bundle::start_last_step() {
 }
 
 at::Tensor Bundle::finish_last(size_t item, at::Tensor moved) const {
-  return first_->last ? moved : items_[item]->execution->steps().back()->finish(std::move(moved));
+  return program().exchange ? moved : execution(item).steps().back()->finish(std::move(moved));
 }
 
-std::vector<Bundle> bundles_of(const std::vector<BatchItem>& items, bool async_op, int64_t together_bytes,
+std::vector<Bundle> bundles_of(const std::vector<TransferItem>& items, bool async_op, int64_t together_bytes,
                                bool is_watched) {
   std::vector<Bundle> bundles;
   std::vector<size_t> open;  // the last bundle of each kind

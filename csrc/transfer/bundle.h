@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "async/pending_collective.h"
-#include "transfer/executor.h"
 #include "transfer/local_steps.h"
+#include "transfer/program.h"
 #include "transfer/run_packed.h"
 
 namespace funcol {
@@ -18,31 +18,20 @@ namespace funcol {
 // small tensors.
 constexpr int64_t kTogetherBytes = int64_t{256} << 20;
 
-// A tensor to be moved with others: by the steps of its execution, then by `last`. Either may be missing.
-struct BatchItem {
-  std::shared_ptr<const Execution> execution;
-  at::Tensor local;
-  MaskHooks masks = {};
-  std::shared_ptr<const PackedExchange> last = {};
-  SharedSignature last_id = {};
-  int64_t bytes = 0;  // where `last` is: what counts against a bound, the same on all ranks
-
-  size_t heap_bytes() const { return (execution ? execution->heap_bytes() : 0) + (last ? 1024 : 0); }
-};
-
-// Items that go together, and their tensors after the steps so far.
+// Items that go together, and their tensors after the steps so far. Their programs have nothing after the
+// exchange, which is the last step.
 class Bundle {
  public:
-  // `is_watched`: a layer of PyTorch watches, or a tensor needs a gradient. No item has a `last` then.
-  Bundle(const BatchItem& item, bool async_op, bool is_watched)
+  // `is_watched`: a layer of PyTorch watches, or a tensor needs a gradient. No item has an exchange then.
+  Bundle(const TransferItem& item, bool async_op, bool is_watched)
       : first_(&item), async_op_(async_op), is_watched_(is_watched) {}
 
   // False if `item` is not added, as it is not alike or would exceed `together_bytes`.
-  bool add(const BatchItem& item, size_t index, int64_t together_bytes);
+  bool add(const TransferItem& item, size_t index, int64_t together_bytes);
   // Returns true if one collective can move both `item` and the bundle's items at each step.
-  bool is_alike(const BatchItem& item) const;
+  bool is_alike(const TransferItem& item) const;
 
-  size_t num_steps() const { return num_executed() + (first_->last ? 1 : 0); }
+  size_t num_steps() const { return num_executed() + (program().exchange ? 1 : 0); }
   void take_step(size_t index);
   // After all steps: puts each item's tensor at its index.
   void finish(std::vector<at::Tensor>& results);
@@ -56,24 +45,26 @@ class Bundle {
   const std::vector<size_t>& indices() const { return indices_; }
 
  private:
-  size_t num_executed() const { return first_->execution ? first_->execution->steps().size() : 0; }
+  const TransferProgram& program() const { return *first_->program; }
+  const Execution& execution(size_t item) const { return *items_[item]->program->before; }
+  size_t num_executed() const { return program().before ? program().before->steps().size() : 0; }
   bool is_last(size_t index) const { return index == num_executed(); }
   std::shared_ptr<const PackedExchange> flat(size_t item, size_t index) const;
   void end_step(size_t index);
   void move_together(size_t index);
 
-  const BatchItem* first_;
+  const TransferItem* first_;
   bool async_op_;
   bool is_watched_;
   int64_t bytes_ = 0;
   std::vector<size_t> indices_;
-  std::vector<const BatchItem*> items_;
+  std::vector<const TransferItem*> items_;
   std::vector<LocalTensor> locals_;
   c10::intrusive_ptr<PendingCollective> pending_;
 };
 
 // The bundles of `items`, in the order in which they begin. `items` outlive them.
-std::vector<Bundle> bundles_of(const std::vector<BatchItem>& items, bool async_op, int64_t together_bytes,
+std::vector<Bundle> bundles_of(const std::vector<TransferItem>& items, bool async_op, int64_t together_bytes,
                                bool is_watched = false);
 
 }  // namespace funcol

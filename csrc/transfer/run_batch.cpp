@@ -17,19 +17,20 @@ bool is_watched(const at::Tensor& tensor) {
          (at::GradMode::is_enabled() && tensor.requires_grad());
 }
 
-void check(const BatchItem& item, bool is_watched) {
-  TORCH_CHECK_NOT_IMPLEMENTED(!item.last || !is_watched,
+void check(const TransferItem& item, bool is_watched) {
+  const auto& program = *item.program;
+  TORCH_CHECK_NOT_IMPLEMENTED(!program.exchange || !is_watched,
                               "funcol::redistribute_many: tensors move to their owners and back outside of "
                               "compiled regions and modes, and without gradients. Call it under "
                               "torch.no_grad(), and not while anything traces.");
-  if (item.execution) {
-    item.execution->check(item.local);
+  if (program.before) {
+    program.before->check(item.local);
   }
 }
 
 }  // namespace
 
-std::vector<at::Tensor> run_batch(const std::vector<BatchItem>& items, bool async_op,
+std::vector<at::Tensor> run_batch(const std::vector<TransferItem>& items, bool async_op,
                                   int64_t together_bytes) {
   const bool are_watched = has_active_layers() || std::ranges::any_of(items, [](const auto& item) {
                              return is_watched(item.local);

@@ -10,8 +10,8 @@
 
 namespace funcol {
 
-// The results of execution->run(local, async_op, masks) for each item, in their order. All items are on one
-// mesh, and in the same order on all of its ranks. Everything is checked before anything is sent.
+// The results of program->before->run(local, async_op, masks) for each item, in their order. All items are on
+// one mesh, and in the same order on all of its ranks. Everything is checked before anything is sent.
 //
 // Items whose plans have the same steps, and whose tensors have one dtype and device, go together: at each
 // step they are packed into one buffer for one collective, as many as have peaks of `together_bytes` in sum.
@@ -21,6 +21,7 @@ namespace funcol {
 //
 // Items with masks run one after the other. If a layer of PyTorch watches, or a tensor needs a gradient, the
 // same collectives run by operators that layers see; NotImplementedError if items have steps of their own.
-std::vector<at::Tensor> run_batch(const std::vector<BatchItem>& items, bool async_op, int64_t together_bytes);
+std::vector<at::Tensor> run_batch(const std::vector<TransferItem>& items, bool async_op,
+                                  int64_t together_bytes);
 
 }  // namespace funcol

@@ -15,7 +15,7 @@
 namespace funcol {
 namespace {
 
-using Items = std::vector<MeshChangeItem>;
+using Items = std::vector<TransferItem>;
 
 // The numbers of the items that travel together: of one dtype, within a bound. Equal on all ranks.
 std::vector<std::vector<size_t>> batches_of(const Items& items, int64_t together_bytes) {
@@ -26,7 +26,7 @@ std::vector<std::vector<size_t>> batches_of(const Items& items, int64_t together
   std::vector<std::vector<size_t>> batches;
   std::map<at::ScalarType, Open> open;
   for (size_t i = 0; i < items.size(); ++i) {
-    const int64_t bytes = items[i].parts->peak_bytes;
+    const int64_t bytes = items[i].program->bytes;
     const auto [found, is_new] = open.try_emplace(items[i].local.scalar_type());
     auto& last = found->second;
     if (is_new || last.bytes + bytes > together_bytes) {
@@ -49,12 +49,12 @@ class Batch {
         async_op_(async_op),
         together_bytes_(together_bytes),
         scratch_(std::move(scratch)) {
-    run_part(&MeshChangeParts::before);
+    run_part(&TransferProgram::before);
     PackedExchanges transfers;
     std::vector<at::Tensor> locals;
     for (const size_t i : indices_) {
-      if (items[i].parts->transfer) {
-        transfers.push_back(items[i].parts->transfer);
+      if (items[i].program->exchange) {
+        transfers.push_back(items[i].program->exchange);
         locals.push_back(std::move(items[i].local));
         moved_.push_back(i);
       }
@@ -79,18 +79,19 @@ class Batch {
       local = pending_ ? AsyncTensorImpl::wrap(local, pending_) : local;
     }
     auto scratch = pending_ ? at::Tensor() : std::move(scratch_);
-    run_part(&MeshChangeParts::after);
+    run_part(&TransferProgram::after);
     return scratch;
   }
 
  private:
   // Runs the redistributions of those that have one.
-  void run_part(std::shared_ptr<const Execution> MeshChangeParts::*part) {
-    std::vector<BatchItem> running;
+  void run_part(ExecutionPtr TransferProgram::*part) {
+    Items running;
     std::vector<size_t> places;
     for (const size_t i : indices_) {
-      if (const auto& execution = (*(*items_)[i].parts).*part) {
-        running.push_back({execution, std::move((*items_)[i].local), {}});
+      if (const auto& execution = (*(*items_)[i].program).*part) {
+        running.push_back(
+            {std::make_shared<const TransferProgram>(execution), std::move((*items_)[i].local)});
         places.push_back(i);
       }
     }
@@ -117,8 +118,8 @@ class Batch {
 std::vector<at::Tensor> run_mesh_changes(Items items, bool async_op, int64_t together_bytes) {
   sweep_some_orphans();
   for (const auto& item : items) {
-    if (item.parts->before) {
-      item.parts->before->check(item.local);
+    if (item.program->before) {
+      item.program->before->check(item.local);
     }
   }
   std::optional<Batch> running;
@@ -135,8 +136,8 @@ std::vector<at::Tensor> run_mesh_changes(Items items, bool async_op, int64_t tog
   }
   std::vector<at::Tensor> results;
   for (auto& item : items) {
-    const auto& parts = *item.parts;
-    const bool is_outside = !parts.before && !parts.transfer && !parts.after;
+    const auto& program = *item.program;
+    const bool is_outside = !program.before && !program.exchange && !program.after;
     results.push_back(is_outside ? item.local.new_empty({0}) : std::move(item.local));
   }
   return results;

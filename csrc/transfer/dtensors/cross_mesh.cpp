@@ -21,8 +21,7 @@
 #include "pyobjects/tensors.h"
 #include "pyobjects/without_gil.h"
 #include "transfer/bundle.h"
-#include "transfer/dtensors/redistributions.h"
-#include "transfer/executor.h"
+#include "transfer/dtensors/transfer_cache.h"
 #include "transfer/op_names.h"
 #include "transfer/run_mesh_changes.h"
 #include "transfer/transfer_exchange.h"
@@ -55,58 +54,9 @@ struct PairKey {
   friend bool operator==(const PairKey&, const PairKey&) = default;
 };
 
-struct MoveKey {
-  PairKey meshes;
-  Layout src;
-  Layout dst;
-  std::vector<int64_t> shape;
-  int64_t itemsize = 0;
-  std::optional<CostModel> src_model;
-  std::optional<CostModel> dst_model;
-  std::optional<int64_t> max_bytes;
-  std::vector<int64_t> stride;          // of the whole tensor; empty if the caller has the result's spec
-  std::optional<at::ScalarType> dtype;  // of the result; none likewise
-
-  // Leaves out models, bounds and dtypes, which rarely differ.
-  size_t hash() const {
-    Hash hash;
-    hash.add(meshes.hash());
-    hash.add_all(shape);
-    hash.add(itemsize);
-    hash.add(src);
-    hash.add(dst);
-    return hash.value();
-  }
-  bool is_on(uint64_t mesh_id) const { return meshes.is_on(mesh_id); }
-  size_t heap_bytes() const {
-    return funcol::heap_bytes(src) + funcol::heap_bytes(dst) + funcol::heap_bytes(shape) +
-           funcol::heap_bytes(stride);
-  }
-  friend bool operator==(const MoveKey&, const MoveKey&) = default;
-};
-
-struct Move : MeshChangeParts {
-  // Of this rank's tensor in the source mesh; none outside of it.
-  std::optional<std::vector<int64_t>> shape_before;
-  std::string src;  // as text, for messages
-};
-
-struct Remembered {
-  std::shared_ptr<const Move> move;
-  py::object spec;  // of the result, without its mesh
-
-  size_t heap_bytes() const { return sizeof(Move) + kSpecBytes + move->heap_bytes(); }
-};
-
 Cache<PairKey, MeshPairPtr>& pairs() {
   static auto* const cache =
       new Cache<PairKey, MeshPairPtr>(find_table("mesh_pairs"));  // NOLINT: outlives Python
-  return *cache;
-}
-
-Cache<MoveKey, Remembered>& moves() {
-  static auto* const cache =
-      new Cache<MoveKey, Remembered>(find_table("mesh_changes"));  // NOLINT: outlives Python
   return *cache;
 }
 
@@ -144,104 +94,66 @@ class Way {
   const py::object& src_mesh() const { return src_mesh_; }
   const py::object& dst_mesh() const { return dst_mesh_; }
 
-  MoveKey key(Layout src, Layout dst, int64_t itemsize) const {
-    MoveKey key;
-    key.meshes = {src_->id, dst_->id};
-    key.src = std::move(src);
-    key.dst = std::move(dst);
-    key.itemsize = itemsize;
+  TransferKey key(Layout src, Layout dst, int64_t itemsize) const {
+    TransferKey key{src_->id, std::move(src), std::move(dst), {}, itemsize};
+    key.dst_mesh_id = dst_->id;
     if (options_.models.has_value()) {
-      key.src_model = options_.models->src;
+      key.model = options_.models->src;
       key.dst_model = options_.models->dst;
     }
     key.max_bytes = options_.max_bytes;
     return key;
   }
 
-  std::shared_ptr<const Move> find(const MoveKey& key) {
-    if (const auto* known = moves().find(key)) {
-      return known->move;
-    }
-    auto move = std::make_shared<const Move>(make(key));
-    moves().put(key, {move, {}});
-    return move;
-  }
-
-  // The same, and a new spec of the result.
-  std::pair<std::shared_ptr<const Move>, py::object> find_target(const MoveKey& key, py::handle src_spec,
-                                                                 py::handle placements, py::handle order) {
-    if (const auto* known = moves().find(key)) {
-      return {known->move, copy_onto(known->spec, dst_mesh_)};
-    }
-    const auto [spec, given] = new_target(key, src_spec, dst_mesh_, placements, order);
-    auto move = find(given);  // ValueError for illegal specs
-    moves().put(key, {move, copy_without_mesh(spec)});
-    return {std::move(move), spec};
-  }
-
- private:
-  Move make(const MoveKey& key) {
+  TransferProgram make(const TransferKey& key) const {
+    const auto& src = pair_->src;
+    const auto& dst = pair_->dst;
+    const MeshChangeTask task{
+        src,       checked_layout("funcol::redistribute: src_spec", key.src, src.mesh, key.shape),
+        dst,       checked_layout("funcol::redistribute: dst_spec", key.dst, dst.mesh, key.shape),
+        key.shape, key.itemsize};
     try {
-      MeshChangeTask task{pair_->src, {}, pair_->dst, {}, key.shape, key.itemsize};
-      const auto layout = [&](const char* side, const Layout& spec, const Mesh& mesh) {
-        return without_strided_shards(
-            make_layout(std::string("funcol::redistribute: ") + side, spec.placements, spec.order, mesh,
-                        static_cast<int64_t>(key.shape.size())),
-            mesh, key.shape);
-      };
-      task.src = layout("src_spec", key.src, task.src_mesh.mesh);
-      task.dst = layout("dst_spec", key.dst, task.dst_mesh.mesh);
       return ready(planned(task, key));
     } catch (const std::invalid_argument& error) {
       TORCH_CHECK_VALUE(false, error.what());
     }
   }
 
-  static MeshChange planned(const MeshChangeTask& task, const MoveKey& key) {
+ private:
+  static MeshChange planned(const MeshChangeTask& task, const TransferKey& key) {
     const WithoutGil no_gil;
     return plan_mesh_change(task,
-                            {key.src_model.value_or(CostModel(default_alpha_beta(task.src_mesh.mesh))),
+                            {key.model.value_or(CostModel(default_alpha_beta(task.src_mesh.mesh))),
                              key.dst_model.value_or(CostModel(default_alpha_beta(task.dst_mesh.mesh)))},
                             key.max_bytes);
   }
 
-  Move ready(const MeshChange& change) {
-    Move move;
-    move.peak_bytes = change.peak_bytes;
-    move.src = to_string(change.task.src);
+  TransferProgram ready(const MeshChange& change) const {
+    TransferProgram program;
+    program.bytes = change.peak_bytes;
+    program.src = to_string(change.task.src);
     if (src_->coordinate.has_value()) {
-      move.shape_before =
+      program.shape_before =
           local_shape(change.task.src, change.task.src_mesh.mesh, change.task.shape, *src_->coordinate);
     }
     if (!pair_->group) {
-      return move;
+      return program;
     }
     if (change.before.has_value() && src_->coordinate.has_value()) {
-      move.before = change.common.has_value() ? on_common_mesh(*change.common, *change.before)
-                                              : on_mesh(*change.before, src_mesh_, *src_);
+      program.before = change.common.has_value() ? on_common_mesh(*change.common, *change.before)
+                                                 : ready_execution(*change.before, src_mesh_, *src_);
     }
     if (change.transfer.has_value()) {
-      move.transfer = std::make_shared<const PackedExchange>(
-          packed_transfer(*change.transfer, *pair_->group, pair_->rank));
+      program.set_exchange(packed_transfer(*change.transfer, *pair_->group, pair_->rank));
     }
     if (change.after.has_value() && dst_->coordinate.has_value()) {
-      move.after = on_mesh(*change.after, dst_mesh_, *dst_);
+      program.after = ready_execution(*change.after, dst_mesh_, *dst_);
     }
-    return move;
-  }
-
-  static std::shared_ptr<const Execution> on_mesh(const Plan& plan, py::handle device_mesh,
-                                                  KnownMesh& known) {
-    for (const auto& step : plan.steps) {
-      if (communicates(step.kind)) {
-        find_group(step.axes, device_mesh, known);
-      }
-    }
-    return std::make_shared<const Execution>(plan, known.groups, *known.coordinate);
+    return program;
   }
 
   // Groups of the common mesh are those of its views.
-  std::shared_ptr<const Execution> on_common_mesh(const CommonMesh& common, const Plan& plan) {
+  ExecutionPtr on_common_mesh(const CommonMesh& common, const Plan& plan) const {
     AxisGroups groups;
     for (const auto& step : plan.steps) {
       if (!communicates(step.kind)) {
@@ -280,16 +192,16 @@ class Way {
   const MeshChangeOptions& options_;
 };
 
-void check(const Move& move, const at::Tensor& local) {
-  if (move.shape_before.has_value()) {
-    TORCH_CHECK_VALUE(local.sizes() == *move.shape_before, "funcol::", kRedistribute,
+void check(const TransferProgram& program, const at::Tensor& local) {
+  if (program.shape_before.has_value()) {
+    TORCH_CHECK_VALUE(local.sizes() == *program.shape_before, "funcol::", kRedistribute,
                       ": the local tensor has shape ", local.sizes(), ", but this rank holds ",
-                      at::IntArrayRef(*move.shape_before), " of it under ", move.src,
+                      at::IntArrayRef(*program.shape_before), " of it under ", program.src,
                       ". Pass the shard that belongs to the source spec.");
   }
 }
 
-std::vector<at::Tensor> run_without_gil(std::vector<MeshChangeItem> items, const MeshChangeOptions& options) {
+std::vector<at::Tensor> run_without_gil(std::vector<TransferItem> items, const MeshChangeOptions& options) {
   const WithoutGil no_gil;
   return run_mesh_changes(std::move(items), options.async_op, options.max_bytes.value_or(kTogetherBytes));
 }
@@ -306,10 +218,11 @@ py::object change_mesh(const py::list& dtensors, py::handle device_mesh, const p
                        py::handle order, const MeshChangeOptions& options) {
   const auto num_tensors = PyList_GET_SIZE(dtensors.ptr());
   std::optional<Way> way;
+  const MakeProgram make = [&way](const TransferKey& key) { return way->make(key); };
   PlacementMemo src_placements;
   PlacementMemo dst_placements;
   const auto wanted_order = to_shard_order(order);
-  std::vector<MeshChangeItem> items;
+  std::vector<TransferItem> items;
   std::vector<py::object> specs;
   for (Py_ssize_t i = 0; i < num_tensors; ++i) {
     const py::handle dtensor = PyList_GET_ITEM(dtensors.ptr(), i);
@@ -330,10 +243,10 @@ py::object change_mesh(const py::list& dtensors, py::handle device_mesh, const p
         !read_ints(attribute<"stride">(meta), key.stride)) {
       return {};
     }
-    auto [move, target] = way->find_target(key, spec, wanted, order);
-    check(*move, tensor);
-    items.push_back({std::move(move), tensor});
-    specs.push_back(std::move(target));
+    auto transfer = find_transfer(key, spec, way->dst_mesh(), wanted, order, make);
+    check(*transfer.program, tensor);
+    items.push_back({std::move(transfer.program), tensor});
+    specs.push_back(copy_onto(transfer.spec, way->dst_mesh()));
   }
   auto results = run_without_gil(std::move(items), options);
   py::list moved(num_tensors);
@@ -347,7 +260,8 @@ py::object change_mesh(const py::list& dtensors, py::handle device_mesh, const p
 py::object change_mesh_of_locals(const py::list& locals, const py::list& src_specs, const py::list& dst_specs,
                                  const MeshChangeOptions& options) {
   std::optional<Way> way;
-  std::vector<MeshChangeItem> items;
+  const MakeProgram make = [&way](const TransferKey& key) { return way->make(key); };
+  std::vector<TransferItem> items;
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(locals.ptr()); ++i) {
     const py::handle src_spec = PyList_GET_ITEM(src_specs.ptr(), i);
     const SpecObjects src(src_spec);
@@ -363,9 +277,9 @@ py::object change_mesh_of_locals(const py::list& locals, const py::list& src_spe
       return {};
     }
     key.shape = shape_of(src_spec, kRedistribute);
-    auto move = way->find(key);
-    check(*move, local);
-    items.push_back({std::move(move), local});
+    auto program = find_program(key, make);
+    check(*program, local);
+    items.push_back({std::move(program), local});
   }
   return to_python(run_without_gil(std::move(items), options));
 }

@@ -30,8 +30,9 @@ int64_t FullTensorBucket::add(py::handle dtensor, int64_t holder, std::optional<
   const SpecObjects objects(spec);
   auto& known = known_mesh(objects.mesh);
   const auto& held = THPVariable_Unpack(attribute<"_local_tensor">(dtensor).ptr());
-  RankTransferKey key{known.id, objects.read(), {}, 0, holder, false, false};
-  TORCH_CHECK_NOT_IMPLEMENTED(!belongs_to_layer(held) && !held.is_meta() && !has_masks(key.layout) &&
+  TransferKey key{known.id, objects.read()};
+  key.holder = holder;
+  TORCH_CHECK_NOT_IMPLEMENTED(!belongs_to_layer(held) && !held.is_meta() && !has_masks(key.src) &&
                                   read_ints(attribute<"shape">(meta_of(spec, kFullTensors)), key.shape),
                               "funcol::", kFullTensors,
                               ": masks, symbolic sizes and tensors of a layer do not go with other tensors.");
@@ -40,17 +41,17 @@ int64_t FullTensorBucket::add(py::handle dtensor, int64_t holder, std::optional<
   const bool changes =
       dtype.has_value() && at::isFloatingType(local.scalar_type()) && *dtype != local.scalar_type();
   const bool converts_first =
-      changes && c10::elementSize(*dtype) < local.itemsize() && !has_partials(key.layout);
+      changes && c10::elementSize(*dtype) < local.itemsize() && !has_partials(key.src);
   if (changes && !converts_first) {
     added.dtype = dtype;
   }
   key.itemsize = static_cast<int64_t>(converts_first ? c10::elementSize(*dtype) : local.itemsize());
   added.is_inside = known.coordinate.has_value() && holder != kNoRank;
-  BatchItem item;
+  ProgramPtr program;
   if (added.is_inside) {
-    item = item_of_move(key, objects.mesh, known, {});
+    program = find_program(key, to_or_from_rank(objects.mesh, known));
   }
-  const int64_t bytes = added.is_inside ? item.bytes : bytes_of_move(key, known.mesh, local.is_cpu());
+  const int64_t bytes = program ? program->bytes : bytes_of_move(key, known.mesh, local.is_cpu());
   if (bytes > most) {
     return -1;
   }
@@ -59,11 +60,10 @@ int64_t FullTensorBucket::add(py::handle dtensor, int64_t holder, std::optional<
     if (converts_first) {
       local = local.to(*dtype);
     }
-    if (item.execution) {
-      item.execution->check(local);
+    if (program->before) {
+      program->before->check(local);
     }
-    item.local = std::move(local);
-    items_.push_back(std::move(item));
+    items_.push_back({std::move(program), std::move(local)});
   }
   added_.push_back(added);
   return bytes;

@@ -40,7 +40,7 @@ class FullTensorBucket {
   };
 
   std::vector<Added> added_;
-  std::vector<BatchItem> items_;  // of the tensors whose mesh has this rank
+  std::vector<TransferItem> items_;  // of the tensors whose mesh has this rank
   std::unique_ptr<Bucket> bucket_;
   size_t num_taken_ = 0;
 };

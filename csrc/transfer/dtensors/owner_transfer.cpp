@@ -52,21 +52,24 @@ class OneMesh {
   int64_t own_ = 0;
 };
 
-RankTransferKey key_of(const KnownMesh& known, Layout layout, py::handle spec, int64_t owner, bool is_back) {
-  RankTransferKey key{known.id, std::move(layout), {}, 0, owner, is_back, true};
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      !has_masks(key.layout) && read_ints(attribute<"shape">(meta_of(spec, kRedistributeMany)), key.shape),
-      "funcol::", kRedistributeMany, ": tensors with masks or symbolic sizes have no owners.");
+TransferKey key_of(const KnownMesh& known, Layout src, Layout dst, py::handle spec, int64_t owner) {
+  TransferKey key{known.id, std::move(src), std::move(dst)};
+  key.holder = owner;
+  key.is_for_all = true;
+  TORCH_CHECK_NOT_IMPLEMENTED(!has_masks(key.src) && !has_masks(key.dst) &&
+                                  read_ints(attribute<"shape">(meta_of(spec, kRedistributeMany)), key.shape),
+                              "funcol::", kRedistributeMany,
+                              ": tensors with masks or symbolic sizes have no owners.");
   return key;
 }
 
-std::vector<at::Tensor> run(const std::vector<BatchItem>& items, const OwnerOptions& options) {
+std::vector<at::Tensor> run(const std::vector<TransferItem>& items, const OwnerOptions& options) {
   const WithoutGil no_gil;
   return run_batch(items, options.async_op, options.max_bytes.value_or(std::numeric_limits<int64_t>::max()));
 }
 
 // The whole that a rank has: empty where it is not the owner.
-at::Tensor whole_or_empty(py::handle object, bool owns, const RankTransferKey& key, py::handle spec,
+at::Tensor whole_or_empty(py::handle object, bool owns, const TransferKey& key, py::handle spec,
                           const std::string& device, size_t index) {
   const auto dtype = to_dtype(attribute<"dtype">(meta_of(spec, kRedistributeMany)));
   if (!owns) {
@@ -91,28 +94,12 @@ void check_target(const Layout& layout) {
   }
 }
 
-// The spec of a tensor of `spec` that gets the placements `wanted`.
-py::object spec_of_target(const RankTransferKey& key, const SpecObjects& objects, py::handle spec,
-                          KnownMesh& known, py::handle wanted) {
-  RedistributionKey target;
-  target.mesh_id = known.id;
-  target.src = objects.read();
-  target.dst = key.layout;
-  target.shape = key.shape;
-  target.itemsize = key.itemsize;
-  const auto meta = meta_of(spec, kRedistributeMany);
-  read_ints(attribute<"stride">(meta), target.stride);
-  target.dtype = to_dtype(attribute<"dtype">(meta));
-  const auto& found = find_target(target, spec, objects.mesh, known, wanted, py::none()).spec;
-  return found ? copy_onto(found, objects.mesh) : copy_spec(spec);
-}
-
 }  // namespace
 
 py::list move_to_owners(const py::list& dtensors, const std::vector<int64_t>& owners,
                         const OwnerOptions& options) {
   OneMesh one_mesh;
-  std::vector<BatchItem> items;
+  std::vector<TransferItem> items;
   for (size_t i = 0; i < owners.size(); ++i) {
     const py::handle dtensor = PyList_GET_ITEM(dtensors.ptr(), static_cast<Py_ssize_t>(i));
     const auto spec = attribute<"_spec">(dtensor);
@@ -120,9 +107,9 @@ py::list move_to_owners(const py::list& dtensors, const std::vector<int64_t>& ow
     auto& known = one_mesh.known(objects.mesh);
     one_mesh.owns(owners[i]);
     const auto& local = THPVariable_Unpack(attribute<"_local_tensor">(dtensor).ptr());
-    auto key = key_of(known, objects.read(), spec, owners[i], /*is_back=*/false);
+    auto key = key_of(known, objects.read(), {}, spec, owners[i]);
     key.itemsize = static_cast<int64_t>(local.itemsize());
-    items.push_back(item_of_move(key, objects.mesh, known, local));
+    items.push_back({find_program(key, to_or_from_rank(objects.mesh, known)), local});
   }
   auto moved = run(items, options);
   py::list results(moved.size());
@@ -135,7 +122,7 @@ py::list move_to_owners(const py::list& dtensors, const std::vector<int64_t>& ow
 py::list move_from_owners(const py::list& wholes, const py::list& specs, const std::vector<int64_t>& owners,
                           const py::list& placements, const OwnerOptions& options) {
   OneMesh one_mesh;
-  std::vector<BatchItem> items;
+  std::vector<TransferItem> items;
   std::vector<py::object> targets;
   for (size_t i = 0; i < owners.size(); ++i) {
     const auto index = static_cast<Py_ssize_t>(i);
@@ -146,13 +133,22 @@ py::list move_from_owners(const py::list& wholes, const py::list& specs, const s
     const bool owns = one_mesh.owns(owners[i]);
     auto layout = wanted.is_none() ? objects.read() : Layout{to_placements(wanted), {}};
     check_target(layout);
-    auto key = key_of(known, std::move(layout), spec, owners[i], /*is_back=*/true);
+    auto key = key_of(known, {}, std::move(layout), spec, owners[i]);
     const auto device = attribute<"device_type">(objects.mesh).cast<std::string>();
     auto whole = whole_or_empty(PyList_GET_ITEM(wholes.ptr(), index), owns, key, spec, device, i);
     key.itemsize = static_cast<int64_t>(whole.itemsize());
-    targets.push_back(wanted.is_none() ? py::reinterpret_borrow<py::object>(spec)
-                                       : spec_of_target(key, objects, spec, known, wanted));
-    items.push_back(item_of_move(key, objects.mesh, known, std::move(whole)));
+    const auto make = to_or_from_rank(objects.mesh, known);
+    if (wanted.is_none()) {
+      targets.push_back(py::reinterpret_borrow<py::object>(spec));
+      items.push_back({find_program(key, make), std::move(whole)});
+      continue;
+    }
+    const auto meta = meta_of(spec, kRedistributeMany);
+    read_ints(attribute<"stride">(meta), key.stride);
+    key.dtype = to_dtype(attribute<"dtype">(meta));
+    auto transfer = find_transfer(key, spec, objects.mesh, wanted, py::none(), make);
+    targets.push_back(copy_onto(transfer.spec, objects.mesh));
+    items.push_back({std::move(transfer.program), std::move(whole)});
   }
   auto moved = run(items, options);
   py::list results(moved.size());

@@ -2,13 +2,11 @@
 
 #include <algorithm>
 #include <numeric>
-#include <stdexcept>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "comm/process_group.h"
-#include "layout/cache.h"
-#include "layout/hash.h"
 #include "layout/tensor_meta.h"
 #include "pyobjects/attributes.h"
 #include "transfer/op_names.h"
@@ -17,11 +15,7 @@
 namespace funcol::python {
 namespace {
 
-Cache<RankTransferKey, BatchItem>& rank_transfers() {
-  static auto* const cache =
-      new Cache<RankTransferKey, BatchItem>(find_table("rank_transfers"));  // NOLINT: outlives Python
-  return *cache;
-}
+bool is_back(const TransferKey& key) { return key.src.placements.empty(); }
 
 // The layout of the tensor once its partials are reduced.
 Layout reduced(Layout layout) {
@@ -33,15 +27,9 @@ Layout reduced(Layout layout) {
 
 Layout replicated(const Mesh& mesh) { return {std::vector<Placement>(mesh.sizes.size()), {}}; }
 
-Layout checked_layout(const RankTransferKey& key, const Mesh& mesh) {
-  try {
-    const auto num_dims = static_cast<int64_t>(key.shape.size());
-    const auto layout =
-        make_layout("funcol::redistribute", key.layout.placements, key.layout.order, mesh, num_dims);
-    return without_strided_shards(layout, mesh, key.shape);
-  } catch (const std::invalid_argument& error) {
-    TORCH_CHECK_VALUE(false, error.what());
-  }
+// The layout of the shards.
+Layout layout_of(const TransferKey& key, const Mesh& mesh) {
+  return checked_layout("funcol::redistribute", is_back(key) ? key.dst : key.src, mesh, key.shape);
 }
 
 bool has_group(AxisSet axes, const Mesh& mesh) {
@@ -49,7 +37,7 @@ bool has_group(AxisSet axes, const Mesh& mesh) {
 }
 
 // The axes along whose group the tensor moves; none if nobody sends. `is_p2p`: no group has just these ranks.
-AxisSet axes_of_move(const RankTransferKey& key, const Layout& layout, const Mesh& mesh, bool& is_p2p) {
+AxisSet axes_of_move(const TransferKey& key, const Layout& layout, const Mesh& mesh, bool& is_p2p) {
   AxisSet cutting = 0;
   AxisSet all = 0;
   for (int64_t axis = 0; axis < mesh.num_axes(); ++axis) {
@@ -57,7 +45,7 @@ AxisSet axes_of_move(const RankTransferKey& key, const Layout& layout, const Mes
     cutting |= mesh.sizes[axis] > 1 && layout.placements[axis].is_shard() ? axis_set(axis) : 0;
   }
   is_p2p = false;
-  if (!key.is_back && !key.is_for_all && (cutting == 0 || has_group(cutting, mesh))) {
+  if (!is_back(key) && !key.is_for_all && (cutting == 0 || has_group(cutting, mesh))) {
     return cutting;
   }
   is_p2p = all != 0 && !has_group(all, mesh);
@@ -85,26 +73,22 @@ RankedMesh senders_to(int64_t holder, const RankedMesh& every, const Layout& lay
   return senders;
 }
 
-BatchItem make_move(const RankTransferKey& key, py::handle device_mesh, KnownMesh& known) {
+TransferProgram make_move(const TransferKey& key, py::handle device_mesh, KnownMesh& known) {
   const auto& mesh = known.mesh;
   TORCH_INTERNAL_ASSERT(known.coordinate.has_value());
-  const auto layout = reduced(checked_layout(key, mesh));
-  BatchItem item;
+  const auto layout = reduced(layout_of(key, mesh));
+  TransferProgram program;
   const auto device_type = attribute<"device_type">(device_mesh).cast<std::string>();
-  item.bytes = bytes_of_move(key, mesh, device_type == "cpu");
-  if (!key.is_back) {
-    RedistributionKey reduction;
-    reduction.mesh_id = key.mesh_id;
-    reduction.src = key.layout;
-    reduction.dst = key.holder == kEveryRank ? replicated(mesh) : reduced(key.layout);
-    reduction.shape = key.shape;
-    reduction.itemsize = key.itemsize;
-    item.execution = find_execution(reduction, device_mesh, known);
+  program.bytes = bytes_of_move(key, mesh, device_type == "cpu");
+  if (!is_back(key)) {
+    const auto dst = key.holder == kEveryRank ? replicated(mesh) : reduced(key.src);
+    const TransferKey reduction{key.mesh_id, key.src, dst, key.shape, key.itemsize};
+    program.before = find_program(reduction, within_mesh(device_mesh, known))->before;
   }
   bool is_p2p = false;
   const auto axes = key.holder == kEveryRank ? 0 : axes_of_move(key, layout, mesh, is_p2p);
   if (axes == 0) {
-    return item;
+    return program;
   }
   TransferGroup group;
   RankedMesh every{mesh, {}};
@@ -128,44 +112,26 @@ BatchItem make_move(const RankTransferKey& key, py::handle device_mesh, KnownMes
   const RankedMesh holder{alone, {every.ranks[key.holder]}};
   MeshChangeTask task{
       senders_to(key.holder, every, layout), layout, holder, replicated(alone), key.shape, key.itemsize};
-  if (key.is_back) {
+  if (is_back(key)) {
     task = {holder, replicated(alone), every, layout, key.shape, key.itemsize};
   }
   const auto own = every.ranks[number_in_mesh(*known.coordinate, mesh)];
-  auto last = packed_transfer(plan_transfer(task), group, own, /*keeps_in_buffer=*/true);
-  last.participants = is_p2p ? c10::str(at::IntArrayRef(every.ranks)) : "";
-  last.description = c10::str(key.is_back ? "from" : "to", " rank ", key.holder, ", ", to_string(layout),
-                              " of ", at::IntArrayRef(key.shape));
-  item.last = std::make_shared<const PackedExchange>(std::move(last));
-  item.last_id = shared_signature(item.last->signature());
-  return item;
+  auto exchange = packed_transfer(plan_transfer(task), group, own, /*keeps_in_buffer=*/true);
+  exchange.participants = is_p2p ? c10::str(at::IntArrayRef(every.ranks)) : "";
+  exchange.description = c10::str(is_back(key) ? "from" : "to", " rank ", key.holder, ", ", to_string(layout),
+                                  " of ", at::IntArrayRef(key.shape));
+  program.set_exchange(std::move(exchange));
+  return program;
 }
 
 }  // namespace
 
-size_t RankTransferKey::hash() const {
-  Hash hash;
-  hash.add(mesh_id);
-  hash.add(layout);
-  hash.add_all(shape);
-  hash.add(static_cast<uint64_t>(holder));
-  hash.add(static_cast<uint64_t>(is_back));
-  return hash.value();
+MakeProgram to_or_from_rank(py::handle device_mesh, KnownMesh& known) {
+  return [device_mesh, &known](const TransferKey& key) { return make_move(key, device_mesh, known); };
 }
 
-BatchItem item_of_move(const RankTransferKey& key, py::handle device_mesh, KnownMesh& known,
-                       at::Tensor local) {
-  const auto* const found = rank_transfers().find(key);
-  auto item = found != nullptr ? *found : make_move(key, device_mesh, known);
-  if (found == nullptr) {
-    rank_transfers().put(key, item);
-  }
-  item.local = std::move(local);
-  return item;
-}
-
-int64_t bytes_of_move(const RankTransferKey& key, const Mesh& mesh, bool is_on_cpu) {
-  const auto layout = checked_layout(key, mesh);
+int64_t bytes_of_move(const TransferKey& key, const Mesh& mesh, bool is_on_cpu) {
+  const auto layout = layout_of(key, mesh);
   const auto longest = num_elements(local_shape(layout, mesh, key.shape, Coordinate(mesh.num_axes(), 0)));
   AxisSet cutting = 0;
   int64_t least = mesh.num_ranks();

@@ -46,22 +46,21 @@ class Many {
         ". Redistribution moves data within one DeviceMesh only: call it for each mesh.");
   }
 
-  RedistributionKey key(Layout src, Layout dst, int64_t itemsize) const {
-    return {known_->id, std::move(src), std::move(dst), {}, itemsize, options_.model, options_.max_bytes, {},
-            {}};
+  TransferKey key(Layout src, Layout dst, int64_t itemsize) const {
+    return {known_->id, std::move(src), std::move(dst), {}, itemsize, options_.model, options_.max_bytes};
   }
 
-  ExecutionPtr find_execution(const RedistributionKey& key) {
-    return python::find_execution(key, mesh_, *known_);
+  ProgramPtr find_program(const TransferKey& key) {
+    return python::find_program(key, within_mesh(mesh_, *known_));
   }
 
-  Target find_target(const RedistributionKey& key, py::handle src_spec, py::handle placements) {
-    return python::find_target(key, src_spec, mesh_, *known_, placements, py::none());
+  RememberedTransfer find_transfer(const TransferKey& key, py::handle src_spec, py::handle placements) {
+    return python::find_transfer(key, src_spec, mesh_, placements, py::none(), within_mesh(mesh_, *known_));
   }
 
   // `masks` refer to specs, which must outlive this object.
-  void add(ExecutionPtr execution, const at::Tensor& local, MaskHooks masks = {}) {
-    items_.push_back({std::move(execution), local, std::move(masks)});
+  void add(ProgramPtr program, const at::Tensor& local, MaskHooks masks = {}) {
+    items_.push_back({std::move(program), local, std::move(masks)});
   }
 
   std::vector<at::Tensor> run() const {
@@ -71,7 +70,7 @@ class Many {
 
  private:
   const RedistributionOptions& options_;
-  std::vector<BatchItem> items_;
+  std::vector<TransferItem> items_;
   py::object mesh_;
   KnownMesh* known_ = nullptr;
   size_t num_seen_ = 0;
@@ -100,9 +99,10 @@ py::list redistribute_locals(const py::list& locals, const py::list& src_specs, 
     auto key = many.key(src.read(), dst.read(), static_cast<int64_t>(local.itemsize()));
     key.shape = shape_of(src_spec, kRedistributeMany);
     auto masks = take_masks(key, src, dst);
-    auto execution = many.find_execution(key);
-    contexts.push_back(debug_context(PyList_GET_ITEM(locals.ptr(), i), src, dst, *execution, is_explicit));
-    many.add(std::move(execution), local, std::move(masks));
+    auto program = many.find_program(key);
+    contexts.push_back(
+        debug_context(PyList_GET_ITEM(locals.ptr(), i), src, dst, *program->before, is_explicit));
+    many.add(std::move(program), local, std::move(masks));
   }
   for (auto& context : contexts) {
     const ContextGuard noted(std::move(context));
@@ -144,9 +144,9 @@ py::object redistribute_many(const py::list& dtensors, const py::list& placement
         !read_ints(attribute<"stride">(meta), key.stride)) {
       return {};
     }
-    auto target = many.find_target(key, spec, wanted);
-    many.add(std::move(target.execution), tensor);
-    specs.push_back(copy_onto(target.spec, src.mesh));
+    auto transfer = many.find_transfer(key, spec, wanted);
+    many.add(std::move(transfer.program), tensor);
+    specs.push_back(copy_onto(transfer.spec, src.mesh));
   }
   if (has_active_layers()) {
     return py::none();

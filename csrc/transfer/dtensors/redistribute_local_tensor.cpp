@@ -9,7 +9,7 @@
 #include "pyobjects/context_guard.h"
 #include "pyobjects/tensors.h"
 #include "pyobjects/without_gil.h"
-#include "transfer/dtensors/redistributions.h"
+#include "transfer/dtensors/transfer_cache.h"
 #include "transfer/op_names.h"
 
 namespace funcol::python {
@@ -18,7 +18,7 @@ namespace {
 // Returns true if PyTorch correctly moves a tensor of `sizes` where the source gives this rank the sizes
 // `held`: the tensor may also be cut over another mesh. PyTorch moves the tensor as it is, except that along
 // unevenly cut dims it pads and trims by the shape of the full tensor.
-bool stock_moves(at::IntArrayRef sizes, const std::vector<int64_t>& held, const RedistributionKey& key,
+bool stock_moves(at::IntArrayRef sizes, const std::vector<int64_t>& held, const TransferKey& key,
                  const Mesh& mesh) {
   const auto num_dims = std::ssize(key.shape);
   if (std::ssize(sizes) != num_dims) {
@@ -65,17 +65,15 @@ py::object redistribute_local(py::handle local, py::handle src_spec, py::handle 
     return py::reinterpret_borrow<py::object>(local);
   }
   const at::Tensor tensor = THPVariable_Unpack(local.ptr());
-  RedistributionKey key{known.id,
-                        src.read(),
-                        dst.read(),
-                        shape_of(src_spec, kRedistributeLocalTensor),
-                        static_cast<int64_t>(tensor.itemsize()),
-                        how.options.model,
-                        how.options.max_bytes,
-                        {},
-                        {}};
+  TransferKey key{known.id,
+                  src.read(),
+                  dst.read(),
+                  shape_of(src_spec, kRedistributeLocalTensor),
+                  static_cast<int64_t>(tensor.itemsize()),
+                  how.options.model,
+                  how.options.max_bytes};
   const auto masks = take_masks(key, src, dst);
-  const auto execution = find_execution(key, src.mesh, known);
+  const auto execution = find_program(key, within_mesh(src.mesh, known))->before;
   if (how.is_lenient && !execution->fits(tensor)) {
     const auto sizes = c10::asIntArrayRefSlowOpt(tensor.sym_sizes());
     if (!sizes.has_value() || stock_moves(*sizes, execution->shape_before(), key, known.mesh)) {
@@ -99,10 +97,10 @@ ExecutionPtr execution_between(py::handle src_spec, py::handle dst_spec, int64_t
   }
   auto& known = known_mesh(src.mesh);
   try {
-    const RedistributionKey key{
-        known.id, src.read(), dst.read(), shape_of(src_spec, kRedistributeLocalTensor), itemsize, {},
-        {},       {},         {}};
-    return has_masks(key.src) || has_masks(key.dst) ? nullptr : find_execution(key, src.mesh, known);
+    const TransferKey key{known.id, src.read(), dst.read(), shape_of(src_spec, kRedistributeLocalTensor),
+                          itemsize};
+    return has_masks(key.src) || has_masks(key.dst) ? nullptr
+                                                    : find_program(key, within_mesh(src.mesh, known))->before;
   } catch (const c10::NotImplementedError&) {
     return nullptr;
   } catch (const c10::ValueError&) {  // there is no plan: PyTorch says so, or moves the tensor by itself

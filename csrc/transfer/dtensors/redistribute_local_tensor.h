@@ -3,7 +3,7 @@
 
 #include <torch/csrc/utils/pybind.h>
 
-#include "transfer/dtensors/redistributions.h"
+#include "transfer/dtensors/transfer_cache.h"
 
 namespace funcol::python {
 

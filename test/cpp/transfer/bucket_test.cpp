@@ -45,14 +45,16 @@ class Buckets : public testing::Test {
   }
 
   // By a plan, for all ranks.
-  BatchItem replicated(const Case& one, const Coordinate& coordinate, const AxisGroups& groups) const {
+  TransferItem replicated(const Case& one, const Coordinate& coordinate, const AxisGroups& groups) const {
     const auto plan =
         plan_redistribution(task_of(ranks_.mesh(), one.shape, {one.layout}, {"R"}, 4), StepCounts{});
-    return {std::make_shared<const Execution>(plan, groups, coordinate), held(one, coordinate)};
+    return {
+        std::make_shared<const TransferProgram>(std::make_shared<const Execution>(plan, groups, coordinate)),
+        held(one, coordinate)};
   }
 
-  BatchItem to_or_from(const Case& one, int64_t holder, bool is_back, const Coordinate& coordinate,
-                       const AxisGroups& groups) const {
+  TransferItem to_or_from(const Case& one, int64_t holder, bool is_back, const Coordinate& coordinate,
+                          const AxisGroups& groups) const {
     const RankedMesh every{ranks_.mesh(), {0, 1, 2}};
     const RankedMesh alone{{{1}, {}, {}}, {holder}};
     const Layout whole{{Placement::replicate()}, {}};
@@ -60,14 +62,14 @@ class Buckets : public testing::Test {
     if (is_back) {
       task = {alone, whole, every, layout_of(one), one.shape, 4};
     }
-    BatchItem item;
-    item.last = std::make_shared<const PackedExchange>(
-        packed_transfer(plan_transfer(task), {groups.at(1).group, every.ranks}, coordinate[0],
-                        /*keeps_in_buffer=*/true));
-    item.last_id = shared_signature(item.last->signature());
+    TransferProgram program;
+    program.set_exchange(packed_transfer(plan_transfer(task), {groups.at(1).group, every.ranks},
+                                         coordinate[0],
+                                         /*keeps_in_buffer=*/true));
     const bool holds = coordinate[0] == holder;
-    item.local = !is_back ? held(one, coordinate) : holds ? whole_of(one.shape) : at::empty({0});
-    return item;
+    return {std::make_shared<const TransferProgram>(std::move(program)), !is_back ? held(one, coordinate)
+                                                                         : holds  ? whole_of(one.shape)
+                                                                                  : at::empty({0})};
   }
 
   const std::vector<Case> cases_{{{8, 6}, "S0"}, {{5, 3}, "S1"}, {{1, 2}, "S0"}, {{0, 4}, "S0"}, {{7}, "S0"}};
@@ -76,7 +78,7 @@ class Buckets : public testing::Test {
 
 TEST_F(Buckets, GiveTheirTensorsOneByOneAfterOneCollective) {
   const auto results = ranks_.run([&](const Coordinate& coordinate, const AxisGroups& groups) {
-    std::vector<BatchItem> items;
+    std::vector<TransferItem> items;
     for (const auto& one : cases_) {
       items.push_back(replicated(one, coordinate, groups));
     }
@@ -112,7 +114,7 @@ TEST_F(Buckets, OfOneTensorThatLiesInOrderGiveTheirBuffer) {
 TEST_F(Buckets, MixPartialsShardsAndReplicas) {
   const std::vector<Case> mixed{{{4, 2}, "P"}, {{4, 2}, "R"}, {{4, 2}, "S1"}, {{3, 3}, "P"}};
   const auto results = ranks_.run([&](const Coordinate& coordinate, const AxisGroups& groups) {
-    std::vector<BatchItem> items;
+    std::vector<TransferItem> items;
     for (const auto& one : mixed) {
       items.push_back(replicated(one, coordinate, groups));
     }
@@ -134,7 +136,7 @@ TEST_F(Buckets, MixPartialsShardsAndReplicas) {
 
 TEST_F(Buckets, BringTensorsToTheirHoldersAtTheBytesOfAGather) {
   const auto results = ranks_.run([&](const Coordinate& coordinate, const AxisGroups& groups) {
-    std::vector<BatchItem> items;
+    std::vector<TransferItem> items;
     for (size_t i = 0; i < cases_.size(); ++i) {
       items.push_back(to_or_from(cases_[i], static_cast<int64_t>(i % 3), false, coordinate, groups));
     }
@@ -161,7 +163,7 @@ TEST_F(Buckets, BringTensorsBackAsShardsAndReplicas) {
   cases.push_back({{2, 2}, "R"});
   cases.push_back({{}, "R"});
   const auto results = ranks_.run([&](const Coordinate& coordinate, const AxisGroups& groups) {
-    std::vector<BatchItem> items;
+    std::vector<TransferItem> items;
     for (size_t i = 0; i < cases.size(); ++i) {
       items.push_back(to_or_from(cases[i], static_cast<int64_t>(i % 3), true, coordinate, groups));
     }

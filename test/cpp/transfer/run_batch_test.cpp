@@ -42,17 +42,18 @@ class ManyTensors : public testing::Test {
                        coordinate);
   }
 
-  BatchItem item(const Tensor& tensor, const Coordinate& coordinate, const AxisGroups& groups) const {
+  TransferItem item(const Tensor& tensor, const Coordinate& coordinate, const AxisGroups& groups) const {
     const auto plan = plan_of(tensor);
     return {
-        std::make_shared<const Execution>(plan, groups, coordinate), held(tensor, plan.src, coordinate), {}};
+        std::make_shared<const TransferProgram>(std::make_shared<const Execution>(plan, groups, coordinate)),
+        held(tensor, plan.src, coordinate)};
   }
 
   // Runs them together, and expects every rank's tensors.
   void expect_redistributed(const std::vector<Tensor>& tensors, bool async_op = false,
                             int64_t together_bytes = kUnbounded) const {
     const auto results = ranks_.run([&](const Coordinate& coordinate, const AxisGroups& groups) {
-      std::vector<BatchItem> items;
+      std::vector<TransferItem> items;
       for (const auto& tensor : tensors) {
         items.push_back(item(tensor, coordinate, groups));
       }

@@ -62,14 +62,13 @@ class Transfers : public testing::Test {
                     int64_t together_bytes = kUnbounded) {
     const auto results = world_.run([&](const Coordinate& coordinate, const AxisGroups& groups) {
       const auto transport = transport_of(groups);
-      std::vector<MeshChangeItem> items;
+      std::vector<TransferItem> items;
       for (const auto& one : tensors) {
         const auto transfer = plan_transfer(one.task);
-        const MeshChangeParts parts{
-            nullptr,
-            std::make_shared<const PackedExchange>(packed_transfer(transfer, *transport, coordinate[0])),
-            nullptr, transfer.loads.peak};
-        items.push_back({std::make_shared<const MeshChangeParts>(parts),
+        TransferProgram program;
+        program.set_exchange(packed_transfer(transfer, *transport, coordinate[0]));
+        program.bytes = transfer.loads.peak;
+        items.push_back({std::make_shared<const TransferProgram>(std::move(program)),
                          held(one, one.task.src_mesh, one.task.src, coordinate[0])});
       }
       return run_mesh_changes(std::move(items), async_op, together_bytes);

@@ -61,7 +61,7 @@ def test_two_samples_have_no_trend() -> None:
 
 def held() -> list[int]:
     sizes = funcol._C.table_sizes()
-    return [sizes[name] for name in ("redistributions", "signatures", "calls", "specs")]
+    return [sizes[name] for name in ("transfers", "signatures", "calls", "specs")]
 
 
 def test_tables_say_what_they_hold_and_are_empty_once_all_groups_are_gone() -> None:

@@ -1,7 +1,7 @@
 """Actions that the ranks of a soak repeat: each is a call that checks its own numbers.
 
-All ranks make and call the same actions in the same order. Shapes and layouts are few, so that tables fill up
-early. State cached for a mesh is released with its groups.
+All ranks make and call the same actions in the same order. Shapes and layouts are few, but for lengths that
+keep coming new, of which full tables keep some. State cached for a mesh is released with its groups.
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ class Actions:
             self.moves_to_owners,
             self.moves_weights,
             self.runs_a_drawn_program,
+            self.varies_lengths,
             self.drops_results,
             self.makes_a_group,
             self.makes_a_mesh,
@@ -139,6 +140,14 @@ class Actions:
         actual = outcome(program, lambda whole, layout: placed(whole, layout, self.line))
         if not isinstance(actual, str):  # else a refusal
             expect(difference(actual, expected) is None, program)
+
+    def varies_lengths(self) -> None:
+        for length in [self.chosen.randrange(1, 10_000) for _ in range(10)]:
+            whole = torch.arange(2.0 * length).reshape(length, 2) / length
+            dtensor = distribute_tensor(whole, self.line, [Shard(0)])
+            result = (dtensor * 2 + 1).softmax(1)
+            moved = funcol.redistribute(result, placements=[Shard(1)]).full_tensor()
+            expect(torch.equal(moved, (whole * 2 + 1).softmax(1)), length)
 
     def drops_results(self) -> None:
         for _ in range(5):

@@ -28,6 +28,9 @@ Samples = dict[str, list[float]]
 # this much of resident memory. test_soak.py shows that funcol keeps nothing beside.
 GROUP_BYTES = 650
 
+# Of each table: so low that varying lengths fill it in the first minutes.
+TABLE_BYTES = 1 << 18
+
 
 def sample() -> dict[str, float]:
     """Once all collectives are over and garbage is gone."""
@@ -90,6 +93,7 @@ def soak(rank: int, seconds: float, seed: int, leaks: bool) -> dict[str, Any]:
     counts: Counter[str] = Counter()
     samples: Samples = {}
     with funcol.installed():
+        funcol.table_limits(dict.fromkeys(funcol.table_limits(), TABLE_BYTES))
         actions = Actions(rank, chosen).all()
         if leaks:
             actions["leaks"] = Leaks()

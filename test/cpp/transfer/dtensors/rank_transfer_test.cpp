@@ -8,8 +8,10 @@
 namespace funcol::python::rank_transfer_test {
 namespace {
 
-RankTransferKey key_of(const std::string& placements, std::vector<int64_t> shape, int64_t holder) {
-  return {0, {parse_placements(placements), {}}, std::move(shape), 4, holder, false, false};
+TransferKey key_of(const std::string& placements, std::vector<int64_t> shape, int64_t holder) {
+  TransferKey key{0, {parse_placements(placements), {}}, {}, std::move(shape), 4};
+  key.holder = holder;
+  return key;
 }
 
 TEST(Holders, AreNumberedAlongTheLastAxisFirst) {

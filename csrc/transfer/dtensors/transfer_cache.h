@@ -1,0 +1,96 @@
+// The cache of transfers: of the program of this rank, and of the result's spec.
+//
+// Everything here needs the GIL, which is the lock of the cache, too.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "layout/heap_bytes.h"
+#include "planner/cost_model.h"
+#include "pyobjects/meshes.h"
+#include "pyobjects/spec_objects.h"
+#include "pyobjects/specs.h"
+#include "transfer/program.h"
+
+namespace funcol::python {
+
+// How a redistribution is planned and run.
+struct RedistributionOptions {
+  bool async_op = false;
+  std::optional<CostModel> model;    // none: the mesh's default model
+  std::optional<int64_t> max_bytes;  // the most memory that a step may take; none: any
+};
+
+constexpr int64_t kEveryRank = -1;
+constexpr int64_t kNoRank = -2;
+
+// The key of a transfer: within a mesh, to another mesh, or to a rank of the mesh and back. Stride and dtype
+// stay empty if the caller has the result's spec.
+struct TransferKey {
+  uint64_t mesh_id = 0;
+  Layout src;  // as given: an empty order is the default one. No placements: `holder` has the whole tensor.
+  Layout dst;  // likewise
+  std::vector<int64_t> shape;
+  int64_t itemsize = 0;                 // of the elements that are sent
+  std::optional<CostModel> model = {};  // none: the mesh's default model
+  std::optional<int64_t> max_bytes = {};
+  std::vector<int64_t> stride = {};          // of the whole tensor
+  std::optional<at::ScalarType> dtype = {};  // of the result
+  uint64_t dst_mesh_id = 0;                  // 0: the same mesh
+  std::optional<CostModel> dst_model = {};
+  int64_t holder = kNoRank;  // the number of a rank in the mesh, whose last axis counts first; kEveryRank
+  bool is_for_all = false;   // to or from `holder` by a group of all ranks, which serves all holders at once
+
+  // Leaves out models, bounds and dtypes, which rarely differ.
+  size_t hash() const;
+  size_t heap_bytes() const {
+    return funcol::heap_bytes(src) + funcol::heap_bytes(dst) + funcol::heap_bytes(shape) +
+           funcol::heap_bytes(stride);
+  }
+  bool is_on(uint64_t id) const { return id == mesh_id || id == dst_mesh_id; }
+  friend bool operator==(const TransferKey&, const TransferKey&) = default;
+};
+
+// The program of this rank, and the remembered spec of the result, without its mesh: DTensors get copies, by
+// copy_onto(). No spec where the caller has it.
+struct RememberedTransfer {
+  ProgramPtr program;
+  py::object spec;
+
+  size_t heap_bytes() const { return funcol::heap_bytes(program) + (spec ? kSpecBytes : 0); }
+};
+
+using MakeProgram = std::function<TransferProgram(const TransferKey&)>;
+
+// The remembered program of `key`; that of `make` if there is none.
+ProgramPtr find_program(const TransferKey& key, const MakeProgram& make);
+
+// The transfer of a tensor of `src_spec` to `placements`, which have no masks, on `device_mesh`, and `order`,
+// a shard order or None. ValueError for placements that the tensor cannot have, and if there is no plan.
+RememberedTransfer find_transfer(const TransferKey& key, py::handle src_spec, py::handle device_mesh,
+                                 py::handle placements, py::handle order, const MakeProgram& make);
+
+// Makes programs of redistributions within `device_mesh`, which has this rank. ValueError if there is no
+// plan.
+MakeProgram within_mesh(py::handle device_mesh, KnownMesh& known);
+
+// `given` in full, for a tensor of `shape` on `mesh`. ValueError if it contradicts itself; `side` is named.
+Layout checked_layout(const char* side, const Layout& given, const Mesh& mesh,
+                      const std::vector<int64_t>& shape);
+
+// Makes `plan` ready for this rank, which is inside the mesh.
+ExecutionPtr ready_execution(const Plan& plan, py::handle device_mesh, KnownMesh& known);
+
+// The hooks of the masks in `key`; empty if there are none. Numbers the masks, whose values are addresses:
+// for a plan it matters only which are the same. The hooks take the GIL to call Python. Both specs must
+// outlive them.
+MaskHooks take_masks(TransferKey& key, const SpecObjects& src, const SpecObjects& dst);
+
+}  // namespace funcol::python

@@ -29,7 +29,7 @@ enum class Fate : uint8_t {
   kKind,        // no operator of its kind is served
   kArgument,    // an argument that keys do not hold: a subclass of DTensor, a generator
   kSpec,        // a spec that C++ has no values for
-  kFull,        // the table of calls is full, and did not admit this one
+  kFull,        // served, but the table of calls is full, and did not admit this one
   kDecision,    // the decision is not one that C++ carries out
   kLocalShape,  // a local tensor that has to move has another shape than its spec says
   kWrite,       // a write that has to reach a copy of the tensor

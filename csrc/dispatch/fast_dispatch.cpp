@@ -136,8 +136,9 @@ class Table {
       return false;
     }
     const auto described = find(op, dispatcher->parts().dispatcher);
-    const auto fate = serve(*dispatcher, op, described, stack);
-    ++described->counts[static_cast<size_t>(fate)];
+    bool is_full = false;
+    const auto fate = serve(*dispatcher, op, described, stack, is_full);
+    ++described->counts[static_cast<size_t>(fate == Fate::kServed && is_full ? Fate::kFull : fate)];
     if (auto* const trace = Recording::current(); trace != nullptr && fate != Fate::kServed) {
       trace->fail();
     }
@@ -188,8 +189,10 @@ class Table {
  private:
   using DescribedPtr = std::shared_ptr<DescribedOperator>;
 
+  // Sets `is_full` if the call is new and the table has no room for it. Such a call is decided each time:
+  // PyTorch would remember it for ever, in a table without a limit.
   Fate serve(const Dispatcher& dispatcher, const c10::OperatorHandle& op, const DescribedPtr& described,
-             torch::jit::Stack& stack) {
+             torch::jit::Stack& stack, bool& is_full) {
     if (described->results == DescribedOperator::Results::kNotServed) {
       return Fate::kKind;
     }
@@ -211,11 +214,12 @@ class Table {
     CallPlanPtr served;
     if (const auto* const known = calls_.find(call.key)) {
       served = *known;
-    } else if (trace == nullptr && !calls_.admits()) {
-      return Fate::kFull;
     } else {
+      is_full = trace == nullptr && !calls_.admits();
       served = learn(dispatcher.parts(), op, *described, stack, call);
-      calls_.insert(call.key, served);
+      if (!is_full) {
+        calls_.insert(call.key, served);
+      }
     }
     if (served == nullptr) {
       return Fate::kDecision;

@@ -60,6 +60,21 @@ def test_a_table_without_bytes_remembers_nothing_and_results_are_the_same() -> N
     assert not any(funcol._C.table_bytes().values())
 
 
+def test_calls_that_a_full_table_has_no_room_for_leave_nothing_behind() -> None:
+    mesh = DeviceMesh("cpu", range(4))
+    funcol.table_limits({"calls": 20_000, "specs": 20_000})
+    double_sizes(mesh, range(1, 1000))
+    funcol.installation.forget_operator_counts()
+    gc.collect()
+    before = len(gc.get_objects())
+    double_sizes(mesh, range(1000, 2000))
+    gc.collect()
+    assert len(gc.get_objects()) < before + 500
+    counts = funcol.installation.operator_counts()["aten.mul.Tensor"]
+    assert counts.keys() <= {"served", "full"}
+    assert counts["full"] > 800
+
+
 def test_a_mesh_that_goes_takes_its_entries_along() -> None:
     kept, gone = DeviceMesh("cpu", range(4)), DeviceMesh("cpu", range(3, -1, -1))
     double_sizes(kept, range(1, 11))

@@ -10,9 +10,8 @@ from typing import Any
 
 from .. import _C
 from ..redistribution.cost_models import AlphaBeta, CostModel, StepCounts, axis_names
-from ..redistribution.mesh_change_drawing import mesh_change_as_svg
 from ..redistribution.mesh_changes import MeshChange, plan_mesh_change
-from ..redistribution.plan_drawing import plan_as_svg
+from ..redistribution.plan_drawing import mesh_change_as_svg, plan_as_svg
 from ..redistribution.plan_tables import Rows, aligned, bytes_text, described_tensor, num_pieces, step_rows
 from ..redistribution.planning import Plan, greedy_redistribution, mesh_of, plan_redistribution
 from ..redistribution.texts import bytes_of, one_line, quoted, rank_numbers, rank_text, shape_of

@@ -110,16 +110,21 @@ def target_spec(
 
 
 def gradient_target_spec(grad: DTensor, target: DTensorSpec, dtype: torch.dtype) -> DTensorSpec:
-    """The spec to which ``grad``, the gradient of a tensor of spec ``target``, is redistributed.
+    """The spec to which ``grad``, the gradient of a tensor of spec ``target``, is redistributed."""
+    placements = gradient_placements(grad._spec.placements, target.placements)
+    meta = TensorMeta(grad.shape, grad.stride(), dtype)
+    return dataclasses.replace(target, placements=placements, tensor_meta=meta)
+
+
+def gradient_placements(held: Sequence[Placement], target: Sequence[Placement]) -> tuple[Placement, ...]:
+    """The placements to which a gradient that is ``held`` is redistributed, of a tensor of ``target``.
 
     Where ``target`` is partial and the gradient is not, it is replicated, which is cheaper for its users.
     """
-    placements = tuple(
-        Replicate() if wanted.is_partial() and not held.is_partial() else wanted
-        for held, wanted in zip(grad._spec.placements, target.placements, strict=True)
+    return tuple(
+        Replicate() if wanted.is_partial() and not one.is_partial() else wanted
+        for one, wanted in zip(held, target, strict=True)
     )
-    meta = TensorMeta(grad.shape, grad.stride(), dtype)
-    return dataclasses.replace(target, placements=placements, tensor_meta=meta)
 
 
 # Without their mesh

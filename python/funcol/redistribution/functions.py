@@ -279,7 +279,7 @@ def redistribute_many(
         results = NotImplemented
     if results is None:
         specs = tuple(
-            target_spec(tensor._spec, tensor._spec.mesh, target, None, None)
+            target_spec(tensor._spec, tensor._spec.mesh, target)
             for tensor, target in zip(tensors, targets, strict=True)
         )
         as_they_are = (None,) * len(tensors)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,31 +14,6 @@ from .local_redistribute import How, make_dtensor
 from .specs import meta_of
 
 
-class Mover(Protocol):
-    """How tensors move, on one mesh or to another."""
-
-    def move(
-        self,
-        locals_: list[Tensor],
-        srcs: Sequence[DTensorSpec],
-        dsts: Sequence[DTensorSpec],
-        is_explicit: bool,
-    ) -> list[Tensor]:
-        """``locals_`` of ``srcs`` under ``dsts``. ``is_explicit``: a program asked for it; it is no
-        gradient."""
-        ...
-
-    def back(self, src: DTensorSpec, dst: DTensorSpec) -> Mover:
-        """How gradients of tensors of ``dst`` move to ``src``. ``ValueError`` if they cannot."""
-        ...
-
-    def target_of_gradient(
-        self, gradient: DTensor, src: DTensorSpec, dtype: torch.dtype
-    ) -> tuple[DTensor, DTensorSpec]:
-        """``gradient`` as it can be moved, and the spec of it as that of a tensor of ``src``."""
-        ...
-
-
 class Redistribute(torch.autograd.Function):
     """Each of ``dtensors`` under its spec of ``dsts``, sent as its dtype of ``sent_dtypes``, by default as it
     is; its gradient is sent as its dtype of ``backward_dtypes``, by default that of the tensor. It is its own
@@ -49,7 +23,7 @@ class Redistribute(torch.autograd.Function):
     def forward(
         ctx: Any,
         dsts: tuple[DTensorSpec, ...],
-        mover: Mover,
+        how: How,
         sent_dtypes: tuple[torch.dtype | None, ...],
         backward_dtypes: tuple[torch.dtype | None, ...],
         is_explicit: bool,
@@ -57,11 +31,11 @@ class Redistribute(torch.autograd.Function):
     ) -> tuple[DTensor, ...]:
         ctx.set_materialize_grads(False)
         held = [dtensor._local_tensor for dtensor in dtensors]
-        ctx.srcs, ctx.dsts, ctx.mover = [dtensor._spec for dtensor in dtensors], dsts, mover
+        ctx.srcs, ctx.dsts, ctx.how = [dtensor._spec for dtensor in dtensors], dsts, how
         ctx.dtypes = [local.dtype for local in held]
         ctx.backward_dtypes = [one or own for one, own in zip(backward_dtypes, ctx.dtypes, strict=True)]
         sent = [_as_dtype(local, dtype) for local, dtype in zip(held, sent_dtypes, strict=True)]
-        moved = mover.move(sent, ctx.srcs, dsts, is_explicit)
+        moved = how.move(sent, ctx.srcs, dsts, is_explicit)
         dtypes = [
             None if dtype is None else meta_of(dst).dtype
             for dst, dtype in zip(dsts, sent_dtypes, strict=True)
@@ -80,12 +54,12 @@ class Redistribute(torch.autograd.Function):
         results: list[DTensor | None] = [None] * len(grads)
         given = [(i, grad) for i, grad in enumerate(grads) if grad is not None]
         if given:
-            mover = ctx.mover.back(ctx.srcs[0], ctx.dsts[0])
-            targets = [mover.target_of_gradient(grad, ctx.srcs[i], ctx.dtypes[i]) for i, grad in given]
+            how = ctx.how.back(ctx.srcs[0], ctx.dsts[0])
+            targets = [how.target_of_gradient(grad, ctx.srcs[i], ctx.dtypes[i]) for i, grad in given]
             dsts = tuple(dst for _, dst in targets)
             sent_dtypes = tuple(ctx.backward_dtypes[i] for i, _ in given)
             moved = Redistribute.apply(
-                dsts, mover, sent_dtypes, sent_dtypes, False, *(grad for grad, _ in targets)
+                dsts, how, sent_dtypes, sent_dtypes, False, *(grad for grad, _ in targets)
             )
             for (i, _), result in zip(given, moved, strict=True):
                 results[i] = result

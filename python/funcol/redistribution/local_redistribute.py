@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,10 +34,10 @@ def use_as_pytorchs(function: Callable[..., Tensor]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class How:
-    """The options of a redistribution."""
+    """The options of a redistribution, and how tensors and their gradients move."""
 
     async_op: bool = False
-    model: _C.AlphaBeta | _C.StepCounts | None = None  # None: the default one of the mesh
+    model: Any = None  # a cost model of C++; None: the default one of the mesh
     max_bytes: int | None = None
     lenient: bool = False  # as move() has it
 
@@ -66,11 +67,13 @@ class How:
         return [self.run(*of_tensor, is_explicit) for of_tensor in zip(locals_, srcs, dsts, strict=True)]
 
     def back(self, src: DTensorSpec, dst: DTensorSpec) -> How:
+        """How gradients of tensors of ``dst`` move to ``src``. ``ValueError`` if they cannot."""
         return self
 
     def target_of_gradient(
         self, gradient: DTensor, src: DTensorSpec, dtype: torch.dtype
     ) -> tuple[DTensor, DTensorSpec]:
+        """``gradient`` as it can be moved, and the spec of it as that of a tensor of ``src``."""
         return gradient, gradient_target_spec(gradient, src, dtype)
 
 

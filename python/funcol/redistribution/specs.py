@@ -96,8 +96,8 @@ def target_spec(
     src: DTensorSpec,
     mesh: DeviceMesh,
     placements: tuple[Placement, ...],
-    order: tuple[tuple[int, tuple[int, ...]], ...] | None,
-    dtype: torch.dtype | None,
+    order: tuple[tuple[int, tuple[int, ...]], ...] | None = None,
+    dtype: torch.dtype | None = None,
 ) -> DTensorSpec:
     """The spec of a tensor of ``src`` after its redistribution; ``dtype`` is its own if ``None``."""
     meta = meta_of(src)

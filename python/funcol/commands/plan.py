@@ -10,10 +10,16 @@ from typing import Any
 
 from .. import _C
 from ..redistribution.cost_models import AlphaBeta, CostModel, StepCounts, axis_names
-from ..redistribution.mesh_changes import MeshChange, plan_mesh_change
 from ..redistribution.plan_drawing import mesh_change_as_svg, plan_as_svg
 from ..redistribution.plan_tables import Rows, aligned, bytes_text, described_tensor, num_pieces, step_rows
-from ..redistribution.planning import Plan, greedy_redistribution, mesh_of, plan_redistribution
+from ..redistribution.planning import (
+    MeshChange,
+    Plan,
+    greedy_redistribution,
+    mesh_of,
+    plan_mesh_change,
+    plan_redistribution,
+)
 from ..redistribution.texts import bytes_of, one_line, quoted, rank_numbers, rank_text, shape_of
 from .arguments import argument_read_by, writing
 

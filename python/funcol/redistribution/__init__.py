@@ -9,9 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from .. import _C
 from .cost_models import AlphaBeta, AxisCost, LinkCost, StepCounts
-from .mesh_changes import MeshChange, plan_mesh_change
 from .owners import Owned, OwnedTensor, assign_owners
-from .planning import Plan, Step, greedy_redistribution, plan_redistribution
+from .planning import (
+    MeshChange,
+    Plan,
+    Step,
+    greedy_redistribution,
+    plan_mesh_change,
+    plan_redistribution,
+)
 
 if TYPE_CHECKING:
     from .functions import redistribute, redistribute_local_tensor, redistribute_many

@@ -20,9 +20,8 @@ from . import callbacks as callbacks  # which C++ calls
 from .agreement import Agreement, Manifest, mesh_value
 from .gradients import Redistribute, redistributed
 from .local_redistribute import How, axes_with_own_rules
-from .mesh_changes import CostModels, models_for
 from .meshes import merged_groups
-from .planning import mesh_of
+from .planning import CostModels, mesh_of, models_for
 from .specs import has_symbols, meta_of, target_spec, without_partials
 
 Order = tuple[tuple[int, tuple[int, ...]], ...] | None

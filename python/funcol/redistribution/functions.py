@@ -26,10 +26,9 @@ from .cost_models import CostModel
 from .cross_mesh import are_different, redistribute_between
 from .gradients import Redistribute, redistributed
 from .local_redistribute import How, axes_with_own_rules, how_to_move, make_dtensor, move
-from .mesh_changes import CostModels
 from .owner_moves import from_owners, to_owners
 from .owners import Owned, OwnedTensor
-from .planning import mesh_of, model_for
+from .planning import CostModels, mesh_of, model_for
 from .specs import target_spec
 
 

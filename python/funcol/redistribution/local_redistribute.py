@@ -18,8 +18,7 @@ from torch.distributed.tensor.placement_types import _MaskPartial, _StridedShard
 
 from .. import _C
 from . import callbacks as callbacks  # which C++ calls
-from .mesh_changes import CostModels
-from .planning import mesh_of, model_for
+from .planning import CostModels, mesh_of, model_for
 from .specs import gradient_target_spec, has_symbols, meta_of
 
 _by_pytorch: Callable[..., Tensor] = stock_redistribute.redistribute_local_tensor

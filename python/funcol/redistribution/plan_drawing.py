@@ -9,9 +9,8 @@ from itertools import product
 from xml.sax.saxutils import escape
 
 from .cost_models import axis_names
-from .mesh_changes import MeshChange
 from .plan_tables import Rows, check_pieces, coordinates, described_tensor, layouts, num_ranks, step_rows
-from .planning import Plan
+from .planning import MeshChange, Plan
 
 MOST_RANKS = 64
 

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from .. import _C
 from ..redistribution.local_redistribute import settled
-from ..redistribution.mesh_changes import plan_mesh_change
+from ..redistribution.planning import plan_mesh_change
 from .export import local_of
 
 Intervals = tuple[tuple[int, int], ...]

@@ -14,10 +14,9 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry
 
 from .. import _C
 from .._progress import Progress
-from ..redistribution.agreement import Agreement, Manifest, agreed_ties, own_ties, reason_of
-from ..redistribution.meshes import root_mesh
+from ..redistribution.agreement import Agreement, Manifest, agreed_ties, mesh_value, own_ties, reason_of
 from ..redistribution.specs import has_own_order, spec_of
-from .export import ByName
+from .export import ByName, own_rank
 from .full_sources import Given, Target, Wholes
 from .fusing import Named
 from .sync import WeightSync
@@ -141,12 +140,11 @@ class _Loading:
             if target.spec is not None:
                 target.spec = self._reached(target, target.spec)
                 if target.spec.mesh not in self._owners:
-                    ranks = target.spec.mesh.mesh.flatten().tolist()
-                    self._owners[target.spec.mesh] = ranks.index(src)
+                    self._owners[target.spec.mesh] = mesh_value(target.spec.mesh).ranks.index(src)
         # Of plain tensors, the ranks that take part.
         self._receivers = sorted(self._manifests)
         self._mesh_of_all = next(
-            (mesh for mesh in self._owners if sorted(mesh.mesh.flatten().tolist()) == self._receivers), None
+            (mesh for mesh in self._owners if sorted(mesh_value(mesh).ranks) == self._receivers), None
         )
 
     def _reached(self, target: Target, spec: DTensorSpec) -> DTensorSpec:
@@ -156,7 +154,7 @@ class _Loading:
         reached = {rank for ranks in meshes for rank in ranks}
         if len(meshes) > 1:
             spec = _on_common_mesh(spec, reached) or _on_stacked_meshes(spec, sorted(meshes)) or spec
-        ranks = set(spec.mesh.mesh.flatten().tolist())
+        ranks = {*mesh_value(spec.mesh).ranks}
         missing = reached - ranks
         if self._src not in ranks or missing:
             outside = min(missing) if self._src in ranks else self._src
@@ -243,7 +241,10 @@ class _Loading:
             elif mesh.get_coordinate() is not None:
                 moved = _C.move_from_owners(
                     [_on_device_of(mesh, wholes[index]) for index in indices],
-                    [bucket[index].spec or _replicated(bucket[index], mesh) for index in indices],
+                    [
+                        bucket[index].spec or spec_of(mesh, (Replicate(),) * mesh.ndim, bucket[index].local)
+                        for index in indices
+                    ],
                     [self._owners[mesh]] * len(indices),
                     [None] * len(indices),
                     True,
@@ -284,14 +285,10 @@ def _copy(started: list[tuple[Target, Tensor]]) -> None:
             target.local.copy_(received)
 
 
-def _replicated(target: Target, mesh: DeviceMesh) -> DTensorSpec:
-    return spec_of(mesh, (Replicate(),) * mesh.ndim, target.local)
-
-
 def _on_common_mesh(spec: DTensorSpec, ranks: set[int]) -> DTensorSpec | None:
     """``spec`` on the smallest mesh with ``ranks`` that its submesh is cut from, where other submeshes hold
     replicas; ``None`` if there is no such mesh."""
-    mesh, root = spec.mesh, root_mesh(spec.mesh)
+    mesh, root = spec.mesh, spec.mesh._get_root_mesh()
     names, of_root = mesh.mesh_dim_names or (), root.mesh_dim_names or ()
     if mesh is root or not names or not all(name in of_root for name in names):
         return None
@@ -336,7 +333,3 @@ def _with_replicas(spec: DTensorSpec, common: DeviceMesh, axes: list[int]) -> DT
             for entry in spec.shard_order
         )
     return DTensorSpec(common, tuple(placements), tensor_meta=spec.tensor_meta, shard_order=order)  # type: ignore[arg-type]
-
-
-def own_rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.optim import Optimizer
 
-from .export import ByName
-from .loading import load, own_rank
+from .export import ByName, own_rank
+from .loading import load
 from .state_dicts import check_module, own_wholes
 
 _LOAD = "load_full_optimizer_state_dict"

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from ..redistribution.agreement import identity
-from .export import ByName, by_name, full_tensors, local_of
+from .export import ByName, by_name, full_tensors, local_of, own_rank
 from .full_sources import is_sharded
 from .fusing import Named, parts_of
-from .loading import IncompatibleKeys, load, own_rank
+from .loading import IncompatibleKeys, load
 
 
 def check_module(op: str, model: Any) -> None:

@@ -19,6 +19,7 @@ from ..redistribution.agreement import (
     reason_of,
     sets_that_agree,
 )
+from ..redistribution.planning import dtype_of
 from .export import ByName, by_name
 from .message_batches import Batch
 from .pieces import Held, Place, held_indices, transfer_of
@@ -82,8 +83,9 @@ class WeightSync:
                 raise ValueError(
                     f"funcol::{self._op}: max_bytes is {max_bytes}, expected a number of 1 or more."
                 )
-            plan = _Plan(agreement, {"max_bytes": max_bytes, "changed_only": changed_only})
-            plan.exchange(_named(source, self._op), _named(destination, self._op), names, dtype)
+            options = {"max_bytes": max_bytes, "changed_only": changed_only}
+            sides = _named(source, self._op), _named(destination, self._op)
+            plan = _Plan(agreement, options, *sides, names, dtype)
             device = device_for(plan.devices, agreement.group)
             self._batches = plan.batches(max_bytes)
             for batch in self._batches:
@@ -136,18 +138,17 @@ def _named(side: Weights, op: str) -> dict[str, Tensor]:
 class _Plan:
     """The tensors of both sides as all ranks have them, by value."""
 
-    def __init__(self, agreement: Agreement, options: dict[str, Any]) -> None:
-        self._agreement = agreement
-        self._op = agreement.op
-        self._options = {"function": self._op, **options}
-
-    def exchange(
+    def __init__(
         self,
+        agreement: Agreement,
+        options: dict[str, Any],
         source: dict[str, Tensor],
         destination: dict[str, Tensor],
         names: ByName[str | None] | None,
         dtype: ByName[torch.dtype | None] | torch.dtype | None,
     ) -> None:
+        self._agreement = agreement
+        self._op = agreement.op
         renamed = {name: name if names is None else by_name(names, name, name) for name in destination}
         for name, found in renamed.items():
             if found is not None and not isinstance(found, str):
@@ -165,7 +166,9 @@ class _Plan:
             manifests[1].add(name, tensor)
         for manifest in manifests:
             self._agreement.check_inside(manifest)
-        told = self._agreement.tell([self._options, renamed, *(one.values() for one in manifests)])
+        told = self._agreement.tell(
+            [{"function": self._op, **options}, renamed, *(one.values() for one in manifests)]
+        )
         compare({rank: Manifest(one[0]) for rank, one in told.items()}, self._op)
         self._renamed: dict[str, str] = {}
         for rank, (_, of_rank, *_) in told.items():
@@ -270,9 +273,6 @@ class _Look(NamedTuple):
         return f"{self.dtype} {self.shape}"
 
     def sent_to(self, other: _Look) -> torch.dtype:
-        own, wanted = (getattr(torch, one.dtype.removeprefix("torch.")) for one in (self, other))
         if self.sent_as != "none":
-            wanted = getattr(torch, self.sent_as.removeprefix("torch."))
-        elif wanted.itemsize > own.itemsize:
-            wanted = own
-        return wanted  # type: ignore[no-any-return]
+            return dtype_of(self.sent_as)
+        return min(dtype_of(other.dtype), dtype_of(self.dtype), key=lambda one: one.itemsize)

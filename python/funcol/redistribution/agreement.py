@@ -12,10 +12,11 @@ goes on cannot mix its collectives with those that the others still wait for.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -91,9 +92,8 @@ class Manifest:
         self.entries: list[Entry] = []
         self.meshes: list[MeshValue] = []
         self.ties: frozenset[tuple[int, int]] = frozenset()  # indices of the first and of another one
-        self._numbers: dict[MeshValue, int] = {}
         self._of_mesh: dict[DeviceMesh, tuple[int, bool]] = {}
-        self._texts: dict[Any, str] = {}
+        self._text_of: Callable[[tuple[Placement, ...]], str] = functools.cache(str)
 
     def add(
         self, name: str, tensor: Tensor, dtype: torch.dtype | None = None, target: Sequence[Placement] = ()
@@ -119,16 +119,9 @@ class Manifest:
     def add_mesh(self, mesh: DeviceMesh) -> int:
         """Adds ``mesh``, whose ranks have to say the same, unless it is known. Returns its number."""
         value = mesh_value(mesh)
-        number = self._numbers.setdefault(value, len(self.meshes))
-        if number == len(self.meshes):
+        if value not in self.meshes:
             self.meshes.append(value)
-        return number
-
-    def _text_of(self, placements: tuple[Placement, ...]) -> str:
-        text = self._texts.get(placements)
-        if text is None:
-            text = self._texts[placements] = str(placements)
-        return text
+        return self.meshes.index(value)
 
     def values(self) -> list[Any]:
         """All of it, as JSON has values."""
@@ -218,65 +211,12 @@ class Agreement:
                     "take part. Pass a group with all ranks of all meshes as group."
                 )
 
-    def _meet(self, manifest: Manifest, goes_on: bool = True) -> tuple[dict[int, Manifest], bool]:
-        low, high, going = self._exchange(manifest.digest(), goes_on)
-        if low == high:
-            return dict.fromkeys(self.ranks, manifest), going
-        return next(part for part in self._parts(manifest) if self.own_rank in part), going
-
-    def _parts(self, manifest: Manifest | None) -> list[dict[int, Manifest]]:
-        """Returns the manifests of the ranks that meet, by sets of ranks that have to agree. Raises on all
-        ranks if a set does not."""
-        given = self._all(json.dumps(manifest and manifest.values()))
-        found = {rank: Manifest.of(one) for rank, one in given.items() if one is not None}
-        parts = [{rank: found[rank] for rank in part} for part in sets_that_agree(found)]
-        try:
-            for part in parts:
-                compare(part, self.op)
-        except ValueError:
-            self._is_over = True  # all ranks raise
-            raise
-        return parts
-
-    def tell(self, value: object) -> dict[int, Any]:
-        """Sends ``value`` to all ranks. Returns the value of each rank, as JSON represents it, by rank."""
-        text = json.dumps(value)  # TypeError before others wait for it
-        self._pass()
-        return self._all(text)
-
-    def go_on(self, value: object = None) -> dict[int, Any]:
-        """Waits until all ranks are about to send a bucket, or have ended. Returns the values that they pass,
-        if :attr:`tells`."""
-        text = json.dumps(value)
-        self._pass()
-        return self._all(text) if self.tells else {}
-
-    def end(self, manifest: Manifest | None = None) -> None:
-        """Returns once all ranks have ended. ``manifest``: an empty one, if ranks meet before each bucket."""
-        while self._pass(goes_on=False) if manifest is None else self._meet(manifest, goes_on=False)[1]:
-            if self.tells:
-                self._all("null")
-        self._is_over = True
-
-    def _pass(self, goes_on: bool = True) -> bool:
-        """Joins the exchange of the ranks without a manifest. Returns true if a rank goes on."""
-        low, high, going = self._exchange(_NO_MANIFEST, goes_on)
-        if low != high:
-            self._parts(None)
-        return going
-
-    def leave(self, reason: str, num_done: int) -> None:
-        """Reports to all ranks that this one leaves before the end, unless all have raised."""
-        if self._is_over or self.group is None or not dist.is_initialized():
-            return
-        self._is_over = True
-        self._reduced(0, 0, leaves=True, goes_on=False)
-        self._all(json.dumps((num_done, reason)))
-
-    def _exchange(self, content: int, goes_on: bool = True) -> tuple[int, int, bool]:
-        """The lowest and the highest content of all ranks, and whether one goes on."""
+    def _meet(self, manifest: Manifest | None, goes_on: bool = True) -> tuple[dict[int, Manifest], bool]:
+        """Joins the exchange of the ranks; without a manifest to send what was agreed before. Returns the
+        manifests of the ranks that send with this one, and true if a rank goes on."""
         if self.group is None:
-            return content, content, False
+            return {} if manifest is None else {self.own_rank: manifest}, False
+        content = _NO_MANIFEST if manifest is None else manifest.digest()
         high, low, left, going = self._reduced(content, -content, leaves=False, goes_on=goes_on)
         if left:
             self._is_over = True
@@ -286,7 +226,51 @@ class Agreement:
                 f"funcol::{self.op}: rank {rank} left after {num_done} tensors: {reason}. Take all "
                 "tensors on every rank, or leave on all alike."
             )
-        return -low, high, bool(going)
+        if high != -low:
+            return self._compared(manifest), bool(going)
+        return {} if manifest is None else dict.fromkeys(self.ranks, manifest), bool(going)
+
+    def _compared(self, manifest: Manifest | None) -> dict[int, Manifest]:
+        """Returns the manifests of the ranks that have to agree with this one. Raises on all ranks if those
+        of a set that has to agree do not."""
+        given = self._all(json.dumps(manifest and manifest.values()))
+        found = {rank: Manifest.of(one) for rank, one in given.items() if one is not None}
+        parts = [{rank: found[rank] for rank in part} for part in sets_that_agree(found)]
+        try:
+            for part in parts:
+                compare(part, self.op)
+        except ValueError:
+            self._is_over = True  # all ranks raise
+            raise
+        return next((part for part in parts if self.own_rank in part), {})
+
+    def tell(self, value: object) -> dict[int, Any]:
+        """Sends ``value`` to all ranks. Returns the value of each rank, as JSON represents it, by rank."""
+        text = json.dumps(value)  # TypeError before others wait for it
+        self._meet(None)
+        return self._all(text)
+
+    def go_on(self, value: object = None) -> dict[int, Any]:
+        """Waits until all ranks are about to send a bucket, or have ended. Returns the values that they pass,
+        if :attr:`tells`."""
+        text = json.dumps(value)
+        self._meet(None)
+        return self._all(text) if self.tells else {}
+
+    def end(self, manifest: Manifest | None = None) -> None:
+        """Returns once all ranks have ended. ``manifest``: an empty one, if ranks meet before each bucket."""
+        while self._meet(manifest, goes_on=False)[1]:
+            if self.tells:
+                self._all("null")
+        self._is_over = True
+
+    def leave(self, reason: str, num_done: int) -> None:
+        """Reports to all ranks that this one leaves before the end, unless all have raised."""
+        if self._is_over or self.group is None or not dist.is_initialized():
+            return
+        self._is_over = True
+        self._reduced(0, 0, leaves=True, goes_on=False)
+        self._all(json.dumps((num_done, reason)))
 
     def _reduced(self, high: int, low: int, leaves: bool, goes_on: bool) -> list[int]:
         with _disable_current_modes():

@@ -259,14 +259,6 @@ def redistribute_many(
         _check_all(tensors, OwnedTensor, "an OwnedTensor like the others")
         return from_owners(tensors, targets, async_op, max_bytes)
 
-    def one_by_one() -> list[DTensor]:
-        return [
-            redistribute(
-                tensor, placements=target, async_op=async_op, cost_model=cost_model, max_bytes=max_bytes
-            )
-            for tensor, target in zip(tensors, targets, strict=True)
-        ]
-
     mesh = tensors[0].device_mesh if isinstance(tensors[0], DTensor) else None
     how = how_to_move(mesh, async_op, cost_model, max_bytes)
     try:
@@ -283,7 +275,14 @@ def redistribute_many(
         )
         as_they_are = (None,) * len(tensors)
         return list(Redistribute.apply(specs, how, as_they_are, as_they_are, True, *tensors))
-    return one_by_one() if results is NotImplemented else results
+    if results is NotImplemented:
+        return [
+            redistribute(
+                tensor, placements=target, async_op=async_op, cost_model=cost_model, max_bytes=max_bytes
+            )
+            for tensor, target in zip(tensors, targets, strict=True)
+        ]
+    return results  # type: ignore[no-any-return]
 
 
 def _from_each_mesh(

@@ -36,13 +36,9 @@ class Redistribute(torch.autograd.Function):
         ctx.backward_dtypes = [one or own for one, own in zip(backward_dtypes, ctx.dtypes, strict=True)]
         sent = [_as_dtype(local, dtype) for local, dtype in zip(held, sent_dtypes, strict=True)]
         moved = how.move(sent, ctx.srcs, dsts, is_explicit)
-        dtypes = [
-            None if dtype is None else meta_of(dst).dtype
-            for dst, dtype in zip(dsts, sent_dtypes, strict=True)
-        ]
         results = tuple(
-            make_dtensor(_as_dtype(local, dtype), dst, requires_grad=False)
-            for local, dst, dtype in zip(moved, dsts, dtypes, strict=True)
+            make_dtensor(_as_dtype(local, dtype and meta_of(dst).dtype), dst, requires_grad=False)
+            for local, dst, dtype in zip(moved, dsts, sent_dtypes, strict=True)
         )
         ctx.mark_non_differentiable(
             *(result for result, needed in zip(results, ctx.needs_input_grad[5:], strict=True) if not needed)

@@ -25,26 +25,17 @@ def step_rows(plan: Plan, unit: str = "") -> Rows:
     """A header, a row a step, and one with the totals; bytes are those of the rank that sends or holds most.
     ``unit`` is that of the costs."""
     header = ("step", "before", "after", "sent a rank", f"cost, {unit}" if unit else "cost", "peak")
-    rows = [
-        (
-            str(step),
-            step.before,
-            step.after,
-            bytes_text(step.bytes_sent),
-            f"{step.cost:.4g}",
-            bytes_text(step.peak_bytes),
-        )
+    parts = [
+        (str(step), step.before, step.after, step.bytes_sent, step.cost, step.peak_bytes)
         for step in plan.steps
     ]
-    total = (
-        "total",
-        plan.src,
-        plan.dst,
-        bytes_text(sum(step.bytes_sent for step in plan.steps)),
-        f"{plan.cost:.4g}",
-        bytes_text(plan.peak_bytes),
-    )
-    return [header, *rows, total]
+    total_sent = sum(step.bytes_sent for step in plan.steps)
+    parts.append(("total", plan.src, plan.dst, total_sent, plan.cost, plan.peak_bytes))
+    rows = [
+        (what, before, after, bytes_text(sent), f"{cost:.4g}", bytes_text(peak))
+        for what, before, after, sent, cost, peak in parts
+    ]
+    return [header, *rows]
 
 
 def aligned(rows: Rows, num_left: int) -> list[str]:

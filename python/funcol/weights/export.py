@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from types import FunctionType
@@ -12,7 +13,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate
-from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from .. import _C
 from .._progress import Progress
@@ -37,8 +37,10 @@ ByName: TypeAlias = Mapping[str, _T] | Callable[[str], _T]
 """A value for each name."""
 
 
-def by_name(values: ByName[_T], name: str, default: Any) -> _T:
-    """The value for ``name``; ``default`` where a mapping has none."""
+def by_name(values: ByName[_T] | None, name: str, default: Any) -> _T:
+    """The value for ``name``; ``default`` where there are none, or a mapping has none."""
+    if values is None:
+        return default  # type: ignore[no-any-return]
     return values.get(name, default) if isinstance(values, Mapping) else values(name)
 
 
@@ -223,7 +225,7 @@ class _How:
 
     def name_of(self, name: str, tensor: Tensor) -> str | None:
         """The name that is yielded, or that of the first part; ``None`` for tensors that are left out."""
-        found = name if self._names is None else by_name(self._names, name, name)
+        found = by_name(self._names, name, name)
         if found is None or isinstance(found, str):
             return found
         found.split(torch.empty(tensor.shape, device="meta"))  # ValueError before anything is sent
@@ -259,7 +261,7 @@ class _Source:
         self._how = how
         self._agreement = agreement
         self._next: tuple[int, str, Tensor] | None = None
-        self._uncut: dict[tuple[DeviceMesh, tuple[Placement, ...]], bool] = {}
+        self.is_cut_in_name_alone = functools.cache(_is_cut_in_name_alone)
         self._firsts: dict[int, int] = {}
         self._lasts: dict[int, int] = {}
         self._manifest: Manifest | None = None
@@ -323,22 +325,18 @@ class _Source:
             "of. Pass a rank of every tensor's mesh as to."
         )
 
-    def is_cut_in_name_alone(self, spec: DTensorSpec) -> bool:
-        """Returns true if the axes that cut a tensor have one rank each."""
-        key = spec.mesh, spec.placements
-        known = self._uncut.get(key)
-        if known is None:
-            cut = [axis for axis, placement in enumerate(spec.placements) if not placement.is_replicate()]
-            known = bool(cut) and all(spec.mesh.size(axis) == 1 for axis in cut)
-            self._uncut[key] = known
-        return known
-
     def first_of(self, index: int) -> int:
         """The index of the first tensor that is tied to this one: its own if there is none."""
         return self._firsts.get(index, index)
 
     def last_of(self, index: int) -> int:
         return self._lasts.get(self.first_of(index), index)
+
+
+def _is_cut_in_name_alone(mesh: DeviceMesh, placements: tuple[Placement, ...]) -> bool:
+    """Returns true if the axes that cut a tensor have one rank each."""
+    cut = [axis for axis, placement in enumerate(placements) if not placement.is_replicate()]
+    return bool(cut) and all(mesh.size(axis) == 1 for axis in cut)
 
 
 class _Bucket:
@@ -386,7 +384,9 @@ class _Bucket:
                 break
             add((index, name, moved))
             self.read.append(entry)
-            if isinstance(tensor, DTensor) and source.is_cut_in_name_alone(tensor._spec):
+            if isinstance(tensor, DTensor) and source.is_cut_in_name_alone(
+                tensor.device_mesh, tensor.placements
+            ):
                 self._uncut.add(index)
             left -= used
             most = max(left, 0)

@@ -60,14 +60,14 @@ def load(
                 loading.move_shards(shards or {}, source, group)
             before: list[tuple[Target, Tensor]] = []
             with Progress(op, len(loading.targets), is_on=progress and src == own_rank()) as shown:
-                for bucket, wholes in loading.buckets(source, bucket_bytes):
-                    shown.show(bucket[0].name)
-                    started = loading.start(bucket, wholes)
-                    del wholes
+                for bucket in loading.buckets(source, bucket_bytes):
+                    shown.show(bucket[0][0].name)
+                    started = loading.start(bucket)
                     _copy(before)
                     before = started
                     num_done += len(bucket)
                     shown.advance(len(bucket))
+                    del bucket
                 agreement.end()
                 _copy(before)
             return loading.incompatible, loading.beside
@@ -186,8 +186,8 @@ class _Loading:
         ).sync()
         self._moved = {self.target_of[name].index for name in names}
 
-    def buckets(self, source: Wholes | None, most: int) -> Iterator[tuple[list[Target], list[Tensor | None]]]:
-        """Buckets of ``most`` bytes, and what rank ``src`` has for them. All ranks are about to send each."""
+    def buckets(self, source: Wholes | None, most: int) -> Iterator[list[tuple[Target, Tensor | None]]]:
+        """Buckets of ``most`` bytes, with what ``src`` has for them. All ranks are about to send each."""
         agreement, src = self._agreement, self._src
         told = agreement.tell(source and source.told())
         self.beside = told[src]["beside"]
@@ -199,20 +199,18 @@ class _Loading:
                 if not found["names"]:
                     self.incompatible = IncompatibleKeys(*found["incompatible"])
                     return
-                yield (
-                    [self.target_of[name] for name in found["names"]],
-                    wholes or [None] * len(found["names"]),
-                )
+                targets = [self.target_of[name] for name in found["names"]]
+                yield [*zip(targets, wholes or [None] * len(targets), strict=True)]
         self.incompatible = IncompatibleKeys(*told[src]["incompatible"])
         loaded = {
             self.target_of[name].index for name in {*self.target_of} - {*self.incompatible.missing_keys}
         }
         for bucket in self._in_order(loaded - self._moved, most):
-            wholes = [None if source is None else source.whole_of(target) for target in bucket]
+            pairs = [(target, None if source is None else source.whole_of(target)) for target in bucket]
             agreement.go_on()
             if source is not None:
                 source.loaded += [target.name for target in bucket]
-            yield bucket, wholes
+            yield pairs
 
     def _in_order(self, loaded: set[int], most: int) -> Iterator[list[Target]]:
         bucket: list[Target] = []
@@ -228,31 +226,29 @@ class _Loading:
         if bucket:
             yield bucket
 
-    def start(self, bucket: list[Target], wholes: list[Tensor | None]) -> list[tuple[Target, Tensor]]:
+    def start(self, bucket: list[tuple[Target, Tensor | None]]) -> list[tuple[Target, Tensor]]:
         """Sends a bucket; what this rank gets of it may be pending."""
         started: list[tuple[Target, Tensor]] = []
-        by_mesh: dict[DeviceMesh | None, list[int]] = {}
-        for index, target in enumerate(bucket):
+        by_mesh: dict[DeviceMesh | None, list[tuple[Target, Tensor | None]]] = {}
+        for target, whole in bucket:
             mesh = self._mesh_of_all if target.spec is None else target.spec.mesh
-            by_mesh.setdefault(mesh, []).append(index)
-        for mesh, indices in by_mesh.items():
+            by_mesh.setdefault(mesh, []).append((target, whole))
+        for mesh, of_mesh in by_mesh.items():
             if mesh is None:
-                started += [(bucket[index], self._sent(bucket[index], wholes[index])) for index in indices]
+                started += [(target, self._sent(target, whole)) for target, whole in of_mesh]
             elif mesh.get_coordinate() is not None:
+                replicated = (Replicate(),) * mesh.ndim
                 moved = _C.move_from_owners(
-                    [_on_device_of(mesh, wholes[index]) for index in indices],
-                    [
-                        bucket[index].spec or spec_of(mesh, (Replicate(),) * mesh.ndim, bucket[index].local)
-                        for index in indices
-                    ],
-                    [self._owners[mesh]] * len(indices),
-                    [None] * len(indices),
+                    [_on_device_of(mesh, whole) for _, whole in of_mesh],
+                    [target.spec or spec_of(mesh, replicated, target.local) for target, _ in of_mesh],
+                    [self._owners[mesh]] * len(of_mesh),
+                    [None] * len(of_mesh),
                     True,
                     None,
                 )
                 started += [
-                    (bucket[index], dtensor._local_tensor)
-                    for index, dtensor in zip(indices, moved, strict=True)
+                    (target, dtensor._local_tensor)
+                    for (target, _), dtensor in zip(of_mesh, moved, strict=True)
                 ]
         return started
 

@@ -84,7 +84,7 @@ def own_wholes(
         return tensors
 
     def shown(name: str) -> Named | None:
-        found = name if names is None else by_name(names, name, name)
+        found = by_name(names, name, name)
         if found is not None:
             held_as.update(dict.fromkeys(parts_of(found), tensors[name]))
         return found

@@ -149,7 +149,7 @@ class _Plan:
     ) -> None:
         self._agreement = agreement
         self._op = agreement.op
-        renamed = {name: name if names is None else by_name(names, name, name) for name in destination}
+        renamed = {name: by_name(names, name, name) for name in destination}
         for name, found in renamed.items():
             if found is not None and not isinstance(found, str):
                 raise TypeError(

@@ -18,8 +18,7 @@ from .. import _C
 from ..collectives.groups import group_named, mesh_group_name
 from . import callbacks as callbacks  # which C++ calls
 from .agreement import Agreement, Manifest, mesh_value
-from .gradients import Redistribute, redistributed
-from .local_redistribute import How, axes_with_own_rules
+from .local_redistribute import How, Redistribute, axes_with_own_rules, redistributed
 from .meshes import merged_groups
 from .planning import CostModels, mesh_of, models_for
 from .specs import has_symbols, meta_of, target_spec, without_partials

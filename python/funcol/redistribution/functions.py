@@ -24,8 +24,15 @@ from . import callbacks as callbacks  # which C++ calls
 from .agreement import mesh_value
 from .cost_models import CostModel
 from .cross_mesh import are_different, redistribute_between
-from .gradients import Redistribute, redistributed
-from .local_redistribute import How, axes_with_own_rules, how_to_move, make_dtensor, move
+from .local_redistribute import (
+    How,
+    Redistribute,
+    axes_with_own_rules,
+    how_to_move,
+    make_dtensor,
+    move,
+    redistributed,
+)
 from .owner_moves import from_owners, to_owners
 from .owners import Owned, OwnedTensor
 from .planning import CostModels, mesh_of, model_for
@@ -330,11 +337,8 @@ def _check_all(tensors: list[Any], kind: type, expected: str) -> None:
             )
 
 
-def _targets_of_many(
-    placements: Sequence[Placement] | Sequence[Sequence[Placement]], num_tensors: int
-) -> list[tuple[Placement, ...]]:
+def _targets_of_many(given: Sequence[Any], num_tensors: int) -> list[tuple[Placement, ...]]:
     """The placements for each tensor."""
-    given: Sequence[Any] = tuple(placements)
     if all(isinstance(placement, Placement) for placement in given):
         if not given and num_tensors:
             raise ValueError("funcol::redistribute_many: no placements. Pass one for each axis of the mesh.")

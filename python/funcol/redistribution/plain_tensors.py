@@ -15,7 +15,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry,
 
 from .cost_models import CostModel
 from .local_redistribute import How, how_to_move
-from .specs import counted_from_0, dense_strides_like, gradient_placements, without_partials
+from .specs import counted_from_0, dense_strides_like, gradient_placements, gradient_spec
 
 _OP = "funcol::redistribute_tensor"
 
@@ -122,7 +122,7 @@ def redistribute_tensor(
     how = how_to_move(submesh, async_op, cost_model, max_bytes)
     if not (torch.is_grad_enabled() and local.requires_grad):
         return how.run(local, before, after, is_explicit=True)
-    of_gradient = rest[0] if rest else _gradient_spec(after)
+    of_gradient = rest[0] if rest else gradient_spec(after)
     return _Move.apply(local, before, after, of_gradient, how, True)  # type: ignore[no-any-return]
 
 
@@ -253,9 +253,5 @@ class _Move(torch.autograd.Function):
         held = ctx.of_gradient
         placements = gradient_placements(held.placements, ctx.src.placements)
         target = replace(ctx.src, placements=placements)
-        moved = _Move.apply(grad, held, target, _gradient_spec(target), ctx.how, False)
+        moved = _Move.apply(grad, held, target, gradient_spec(target), ctx.how, False)
         return moved, None, None, None, None, None
-
-
-def _gradient_spec(spec: DTensorSpec) -> DTensorSpec:
-    return replace(spec, placements=without_partials(spec.placements))

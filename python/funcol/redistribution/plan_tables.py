@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from .cost_models import axis_names
+from .cost_models import axis_names, listed_axes
 from .planning import Plan
 
 Rows = list[tuple[str, ...]]
@@ -52,10 +52,8 @@ def aligned(rows: Rows, num_left: int) -> list[str]:
 
 def described_tensor(plan: Plan) -> str:
     """The shape and the mesh of ``plan``: ``64x128 on dp=2, tp=4``."""
-    axes = ", ".join(
-        f"{name}={size}" for name, size in zip(axis_names(plan.mesh), plan.mesh.sizes, strict=True)
-    )
-    return f"{'x'.join(map(str, plan.shape)) or 'scalar'} on {axes}"
+    axes = dict(zip(axis_names(plan.mesh), plan.mesh.sizes, strict=True))
+    return f"{'x'.join(map(str, plan.shape)) or 'scalar'} on {listed_axes(axes)}"
 
 
 def layouts(plan: Plan) -> list[str]:

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from .. import _C
 from . import meshes as meshes  # which C++ calls
-from .cost_models import AlphaBeta, CostModel, axis_names
+from .cost_models import AlphaBeta, CostModel, axis_names, listed_axes
 from .texts import (
     MOST_ELEMENTS,
     MOST_RANK,
@@ -175,8 +175,7 @@ def mesh_of(mesh: MeshLike) -> _C.Mesh:
     if len(sizes) > _MOST_AXES:
         raise ValueError(f"funcol: a mesh of {len(sizes)} axes, expected at most {_MOST_AXES}.")
     if math.prod(sizes.values()) > MOST_RANKS:
-        listed = ", ".join(f"{name}={size}" for name, size in sizes.items())
-        raise ValueError(f"funcol: the mesh {listed} has more than {MOST_RANKS} ranks.")
+        raise ValueError(f"funcol: the mesh {listed_axes(sizes)} has more than {MOST_RANKS} ranks.")
     merged = [axis for axis, size in enumerate(sizes.values()) if size > 1]
     together = [sum(1 << axis for axis in merged)] if len(merged) > 1 else []
     return _C.Mesh(list(sizes.values()), list(sizes), together)

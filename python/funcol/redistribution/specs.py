@@ -116,6 +116,11 @@ def gradient_target_spec(grad: DTensor, target: DTensorSpec, dtype: torch.dtype)
     return dataclasses.replace(target, placements=placements, tensor_meta=meta)
 
 
+def gradient_spec(spec: DTensorSpec) -> DTensorSpec:
+    """The spec of a gradient of a tensor of ``spec``, replicated where that is partial."""
+    return dataclasses.replace(spec, placements=without_partials(spec.placements))
+
+
 def gradient_placements(held: Sequence[Placement], target: Sequence[Placement]) -> tuple[Placement, ...]:
     """The placements to which a gradient that is ``held`` is redistributed, of a tensor of ``target``.
 

@@ -21,8 +21,7 @@ from ..redistribution.agreement import (
 )
 from ..redistribution.planning import dtype_of
 from .export import ByName, by_name
-from .message_batches import Batch
-from .pieces import Held, Place, held_indices, transfer_of
+from .messages import Batch, Held, Place, held_indices, transfer_of
 
 Weights = nn.Module | Mapping[str, Tensor] | None
 

@@ -16,8 +16,8 @@ import functools
 import hashlib
 import json
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.distributed as dist
@@ -184,6 +184,7 @@ class Agreement:
         self.op = op
         self._is_over = False
         self.tells = False  # equal on all ranks
+        self.num_done = 0  # tensors, of which the others hear if this rank leaves
         self.group: dist.ProcessGroup | None = None
         self.ranks = [0]
         if dist.is_initialized() and not simulates_ranks():
@@ -192,6 +193,14 @@ class Agreement:
             self.ranks = dist.get_process_group_ranks(self.group)
             self._device = _device_of(self.group)
         self.own_rank = dist.get_rank() if self.group is not None else 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, *rest: object) -> None:
+        """Leaves the other ranks if there is an error."""
+        if error is not None:
+            self.leave(reason_of(error))
 
     def meet(self, manifest: Manifest) -> dict[int, Manifest]:
         """Waits until all ranks are about to send what ``manifest`` says. Returns the manifests of the ranks
@@ -264,13 +273,13 @@ class Agreement:
                 self._all("null")
         self._is_over = True
 
-    def leave(self, reason: str, num_done: int) -> None:
+    def leave(self, reason: str) -> None:
         """Reports to all ranks that this one leaves before the end, unless all have raised."""
         if self._is_over or self.group is None or not dist.is_initialized():
             return
         self._is_over = True
         self._reduced(0, 0, leaves=True, goes_on=False)
-        self._all(json.dumps((num_done, reason)))
+        self._all(json.dumps((self.num_done, reason)))
 
     def _reduced(self, high: int, low: int, leaves: bool, goes_on: bool) -> list[int]:
         with _disable_current_modes():
@@ -326,51 +335,43 @@ def sets_that_agree(manifests: Mapping[int, Manifest]) -> list[list[int]]:
 
 def compare(manifests: Mapping[int, Manifest], op: str) -> None:
     """``ValueError`` that has the first difference between ``manifests``, by rank."""
-    difference = _difference(manifests)
-    if difference is not None:
-        raise ValueError(
-            f"funcol::{op}: the ranks go through different tensors: {difference}. Pass the same names, "
-            "shapes, dtypes and placements in the same order, and the same options, on every rank."
-        )
-
-
-def _difference(manifests: Mapping[int, Manifest]) -> str | None:
-    """The first difference between what the ranks of a part have."""
-    first = next(iter(manifests.values()))
-    for option in first.options:
-        found = _by_value({rank: one.options[option] for rank, one in manifests.items()})
+    for what, values in _compared_values(manifests):
+        found: dict[Any, list[int]] = {}
+        for rank, value in values.items():
+            found.setdefault(value, []).append(rank)
         if len(found) > 1:
-            return f"{option} is {_listed(found)}"
+            raise ValueError(
+                f"funcol::{op}: the ranks go through different tensors: {what} {_listed(found)}. Pass the "
+                "same names, shapes, dtypes and placements in the same order, and the same options, on every "
+                "rank."
+            )
+
+
+def _compared_values(manifests: Mapping[int, Manifest]) -> Iterator[tuple[str, dict[int, Any]]]:
+    """Yields, in words, what has to be equal, and what the ranks of a part have, if what came before is."""
+    for option in next(iter(manifests.values())).options:
+        yield f"{option} is", {rank: one.options[option] for rank, one in manifests.items()}
     for index in range(max(len(one.entries) for one in manifests.values())):
         here = {rank: one.entries[index] for rank, one in manifests.items() if index < len(one.entries)}
-        names = _by_value({rank: here[rank].name if rank in here else None for rank in manifests})
-        if len(names) > 1:
-            shown = {"missing" if name is None else f"'{name}'": ranks for name, ranks in names.items()}
-            return f"tensor {index} is {_listed(shown)}"
+        yield (
+            f"tensor {index} is",
+            {rank: f"'{here[rank].name}'" if rank in here else "missing" for rank in manifests},
+        )
         name = next(iter(here.values())).name
         for field, word in _COMPARED.items():
-            found = _by_value({rank: getattr(entry, field) for rank, entry in here.items()})
-            if len(found) > 1:
-                return f"the {word} of '{name}' is {_listed(found)}"
-        devices = _by_value({rank: entry.device for rank, entry in here.items() if entry.device})
-        if len(devices) > 1:
-            return f"'{name}' is on {_listed(devices)}"
-        meshes = {rank: one.ranks_of(index) for rank, one in manifests.items()}
-        for ranks in {ranks for ranks in meshes.values() if ranks is not None}:
-            of_mesh = _by_value({rank: meshes[rank] for rank in ranks})
-            if len(of_mesh) > 1:
-                return f"the mesh of '{name}' has the ranks {_listed(of_mesh)}"
-            shapes = _by_value({rank: manifests[rank].mesh_of(index).shape for rank in ranks})  # type: ignore[union-attr]
-            if len(shapes) > 1:
-                return f"the mesh of '{name}' has the shape {_listed(shapes)}"
-    return None
-
-
-def _by_value(values: Mapping[int, Any]) -> dict[Any, list[int]]:
-    found: dict[Any, list[int]] = {}
-    for rank, value in values.items():
-        found.setdefault(value, []).append(rank)
-    return found
+            yield f"the {word} of '{name}' is", {rank: getattr(entry, field) for rank, entry in here.items()}
+        yield f"'{name}' is on", {rank: entry.device for rank, entry in here.items() if entry.device}
+        meshes = {rank: one.mesh_of(index) for rank, one in manifests.items()}
+        for ranks in {mesh.ranks for mesh in meshes.values() if mesh is not None}:
+            of_mesh = {rank: meshes[rank] for rank in ranks}
+            yield (
+                f"the mesh of '{name}' has the ranks",
+                {rank: one and one.ranks for rank, one in of_mesh.items()},
+            )
+            yield (
+                f"the mesh of '{name}' has the shape",
+                {rank: one and one.shape for rank, one in of_mesh.items()},
+            )
 
 
 def _listed(found: Mapping[Any, Sequence[int]]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, Self, TypeAlias, TypeVar
 
@@ -42,6 +43,11 @@ def by_name(values: ByName[_T] | None, name: str, default: Any) -> _T:
     if values is None:
         return default  # type: ignore[no-any-return]
     return values.get(name, default) if isinstance(values, Mapping) else values(name)
+
+
+def check_bytes(op: str, name: str, count: int) -> None:
+    if count < 1:
+        raise ValueError(f"funcol::{op}: {name} is {count}, expected a number of 1 or more.")
 
 
 def own_rank() -> int:
@@ -118,7 +124,6 @@ class FullTensors(Iterator[tuple[str, "Tensor | None"]]):
     def __init__(self, named: Any, how: _How, group: dist.ProcessGroup | None, progress: bool) -> None:
         self._named, self._how, self._group = named, how, group
         self._agreement: Agreement | None = None
-        self._num_done = 0
         self._shows = progress
         self._steps = self._run()
 
@@ -147,7 +152,7 @@ class FullTensors(Iterator[tuple[str, "Tensor | None"]]):
     def _leave(self, reason: str) -> None:
         agreement, self._agreement = self._agreement, None
         if agreement is not None:
-            agreement.leave(reason, self._num_done)
+            agreement.leave(reason)
         self._steps.close()
 
     def _run(self) -> Generator[tuple[str, Tensor | None]]:
@@ -172,7 +177,7 @@ class FullTensors(Iterator[tuple[str, "Tensor | None"]]):
             while current:
                 following = next_bucket()
                 for name, whole in current.wholes(kept):
-                    self._num_done += 1
+                    agreement.num_done += 1
                     if progress.is_shown:
                         num_bytes += 0 if whole is None else whole.numel() * whole.element_size()
                         gib, seconds = num_bytes / 2**30, max(time.monotonic() - start, 1e-9)
@@ -183,30 +188,23 @@ class FullTensors(Iterator[tuple[str, "Tensor | None"]]):
                 current = following
 
 
+@dataclass
 class _How:
     """The options of an export, and where its results go."""
 
-    def __init__(
-        self,
-        to: int | None,
-        bucket_bytes: int,
-        dtype: ByName[torch.dtype | None] | torch.dtype | None,
-        device: torch.device | str | None,
-        names: ByName[Named | None] | None,
-    ) -> None:
-        self.to = to
-        self.bucket_bytes = bucket_bytes
-        self._dtype = dtype
-        self._names = names
+    to: int | None
+    bucket_bytes: int
+    dtype: ByName[torch.dtype | None] | torch.dtype | None
+    device: torch.device | str | None
+    names: ByName[Named | None] | None
+
+    def __post_init__(self) -> None:
+        self._device = None if self.device is None else torch.device(self.device)
         self._fused: dict[str, Cat | Stack] = {}  # by the name of the first part, which stands for all
-        self.device = None if device is None else torch.device(device)
-        self.is_receiver = to is None or to == own_rank()
+        self.is_receiver = self.to is None or self.to == own_rank()
 
     def check(self) -> None:
-        if self.bucket_bytes < 1:
-            raise ValueError(
-                f"funcol::{_OP}: bucket_bytes is {self.bucket_bytes}, expected a number of 1 or more."
-            )
+        check_bytes(_OP, "bucket_bytes", self.bucket_bytes)
         if self.to is not None and (not isinstance(self.to, int) or self.to < 0):
             raise ValueError(
                 f"funcol::{_OP}: to is {self.to!r}, expected a global rank, or None for all ranks."
@@ -219,13 +217,13 @@ class _How:
 
     def dtype_of(self, name: str, tensor: Tensor) -> torch.dtype | None:
         """The dtype of the result; ``None``: the tensor's own."""
-        if self._dtype is None or not tensor.is_floating_point():
+        if self.dtype is None or not tensor.is_floating_point():
             return None
-        return self._dtype if isinstance(self._dtype, torch.dtype) else by_name(self._dtype, name, None)
+        return self.dtype if isinstance(self.dtype, torch.dtype) else by_name(self.dtype, name, None)
 
     def name_of(self, name: str, tensor: Tensor) -> str | None:
         """The name that is yielded, or that of the first part; ``None`` for tensors that are left out."""
-        found = by_name(self._names, name, name)
+        found = by_name(self.names, name, name)
         if found is None or isinstance(found, str):
             return found
         found.split(torch.empty(tensor.shape, device="meta"))  # ValueError before anything is sent
@@ -243,9 +241,9 @@ class _How:
     def finished(self, name: str, whole: Tensor) -> Tensor:
         """``whole`` with dtype and device as wanted."""
         dtype = self.dtype_of(name, whole)
-        if dtype is None and self.device is None:
+        if dtype is None and self._device is None:
             return whole
-        return whole.to(device=self.device or whole.device, dtype=dtype or whole.dtype)
+        return whole.to(device=self._device or whole.device, dtype=dtype or whole.dtype)
 
 
 class _Source:
@@ -261,13 +259,15 @@ class _Source:
         self._how = how
         self._agreement = agreement
         self._next: tuple[int, str, Tensor] | None = None
+        self._num_read = 0
         self.is_cut_in_name_alone = functools.cache(_is_cut_in_name_alone)
         self._firsts: dict[int, int] = {}
         self._lasts: dict[int, int] = {}
         self._manifest: Manifest | None = None
         self._manifests: dict[int, Manifest] = {}
+        pairs = self._named(pairs)
         if self.count is not None:
-            pairs = [*self._named(pairs)]
+            pairs = [*pairs]
             self._manifest = manifest = how.manifest(from_iterator=False)
             for name, tensor in pairs:
                 manifest.add(name, tensor, how.dtype_of(name, tensor))
@@ -276,7 +276,7 @@ class _Source:
             self._firsts = agreed_ties(self._manifests)
             for index, first in sorted(self._firsts.items()):
                 self._lasts[first] = index
-        self._pairs = enumerate(pairs if self.count is not None else self._named(pairs))
+        self._pairs = iter(pairs)  # not enumerate(), which would keep the pair that it gave last
 
     def _named(self, pairs: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in pairs:
@@ -289,8 +289,9 @@ class _Source:
     def read(self) -> tuple[int, str, Tensor] | None:
         """Index, name and tensor; None at the end."""
         entry, self._next = self._next, None
-        if entry is None and (found := next(self._pairs, None)) is not None:
-            entry = found[0], *found[1]
+        if entry is None and (pair := next(self._pairs, None)) is not None:
+            entry = self._num_read, *pair
+            self._num_read += 1
         return entry
 
     def put_back(self, entry: tuple[int, str, Tensor]) -> None:

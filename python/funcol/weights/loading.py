@@ -14,9 +14,9 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry
 
 from .. import _C
 from .._progress import Progress
-from ..redistribution.agreement import Agreement, Manifest, agreed_ties, mesh_value, own_ties, reason_of
+from ..redistribution.agreement import Agreement, Manifest, agreed_ties, mesh_value, own_ties
 from ..redistribution.specs import has_own_order, spec_of
-from .export import ByName, own_rank
+from .export import ByName, check_bytes, own_rank
 from .full_sources import Given, Target, Wholes
 from .fusing import Named
 from .sync import WeightSync
@@ -42,38 +42,27 @@ def load(
     The arguments and errors are those of :func:`funcol.load_full_state_dict`, by the name ``op``.
     """
     # In-place writes to parameters need neither a graph nor inference mode, which would refuse them.
-    with torch.inference_mode(mode=False), torch.no_grad():
-        agreement = Agreement(op, group)
-        num_done = 0
-        try:
-            if bucket_bytes < 1:
-                raise ValueError(
-                    f"funcol::{op}: bucket_bytes is {bucket_bytes}, expected a number of 1 or more."
-                )
-            loading = _Loading(op, held(), src, bucket_bytes, strict, agreement)
-            offered = agreement.tell([src, *(shards or ())]).values()
-            of_src = {name for theirs, *found in offered if theirs == src for name in found}
-            source = (
-                Wholes(op, given(), loading.target_of, names, strict, of_src) if src == own_rank() else None
-            )
-            if any(found for _, *found in offered):
-                loading.move_shards(shards or {}, source, group)
-            before: list[tuple[Target, Tensor]] = []
-            with Progress(op, len(loading.targets), is_on=progress and src == own_rank()) as shown:
-                for bucket in loading.buckets(source, bucket_bytes):
-                    shown.show(bucket[0][0].name)
-                    started = loading.start(bucket)
-                    _copy(before)
-                    before = started
-                    num_done += len(bucket)
-                    shown.advance(len(bucket))
-                    del bucket
-                agreement.end()
+    with torch.inference_mode(mode=False), torch.no_grad(), Agreement(op, group) as agreement:
+        check_bytes(op, "bucket_bytes", bucket_bytes)
+        loading = _Loading(op, held(), src, bucket_bytes, strict, agreement)
+        offered = agreement.tell([src, *(shards or ())]).values()
+        of_src = {name for theirs, *found in offered if theirs == src for name in found}
+        source = Wholes(op, given(), loading.target_of, names, strict, of_src) if src == own_rank() else None
+        if any(found for _, *found in offered):
+            loading.move_shards(shards or {}, source, group)
+        before: list[tuple[Target, Tensor]] = []
+        with Progress(op, len(loading.targets), is_on=progress and src == own_rank()) as shown:
+            for bucket in loading.buckets(source, bucket_bytes):
+                shown.show(bucket[0][0].name)
+                started = loading.start(bucket)
                 _copy(before)
-            return loading.incompatible, loading.beside
-        except BaseException as error:
-            agreement.leave(reason_of(error), num_done)
-            raise
+                before = started
+                agreement.num_done += len(bucket)
+                shown.advance(len(bucket))
+                del bucket
+            agreement.end()
+            _copy(before)
+        return loading.incompatible, loading.beside
 
 
 class IncompatibleKeys(NamedTuple):

@@ -16,11 +16,10 @@ from ..redistribution.agreement import (
     MeshValue,
     compare,
     device_for,
-    reason_of,
     sets_that_agree,
 )
 from ..redistribution.planning import dtype_of
-from .export import ByName, by_name
+from .export import ByName, by_name, check_bytes
 from .messages import Batch, Held, Place, held_indices, transfer_of
 
 Weights = nn.Module | Mapping[str, Tensor] | None
@@ -76,12 +75,8 @@ class WeightSync:
         changed_only: bool = False,
     ) -> None:
         self._group = group
-        agreement = Agreement(self._op, group)
-        try:
-            if max_bytes < 1:
-                raise ValueError(
-                    f"funcol::{self._op}: max_bytes is {max_bytes}, expected a number of 1 or more."
-                )
+        with Agreement(self._op, group) as agreement:
+            check_bytes(self._op, "max_bytes", max_bytes)
             options = {"max_bytes": max_bytes, "changed_only": changed_only}
             sides = _named(source, self._op), _named(destination, self._op)
             plan = _Plan(agreement, options, *sides, names, dtype)
@@ -90,9 +85,6 @@ class WeightSync:
             for batch in self._batches:
                 batch.finish(agreement.ranks, device, changed_only)
             agreement.end()
-        except BaseException as error:
-            agreement.leave(reason_of(error), 0)
-            raise
 
     def __call__(self) -> int:
         return self.sync()
@@ -103,21 +95,19 @@ class WeightSync:
         All ranks call it alike. ``RuntimeError``: another rank failed, which the message names. Some of the
         destination has new values then, and the next call sends all.
         """
-        agreement = Agreement(self._op, self._group)
-        num_sent = num_done = 0
-        with torch.inference_mode(mode=False), torch.no_grad():
+        num_sent = 0
+        with torch.inference_mode(mode=False), torch.no_grad(), Agreement(self._op, self._group) as agreement:
             try:
                 for batch in self._batches:
                     batch.pack()
                     agreement.go_on()
                     num_sent += batch.send(agreement)
                     batch.unpack()
-                    num_done += batch.num_tensors
+                    agreement.num_done += batch.num_tensors
                 agreement.end()
-            except BaseException as error:
+            except BaseException:
                 for batch in self._batches:
                     batch.forget()
-                agreement.leave(reason_of(error), num_done)
                 raise
         return num_sent
 

@@ -9,12 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from .. import _C
-from ..redistribution.cost_models import AlphaBeta, CostModel, StepCounts, axis_names
-from ..redistribution.mesh_change_drawing import mesh_change_as_svg
-from ..redistribution.mesh_changes import MeshChange, plan_mesh_change
-from ..redistribution.plan_drawing import plan_as_svg
+from ..redistribution.cost_models import AlphaBeta, CostModel, StepCounts, axis_names, listed_axes
+from ..redistribution.plan_drawing import mesh_change_as_svg, plan_as_svg
 from ..redistribution.plan_tables import Rows, aligned, bytes_text, described_tensor, num_pieces, step_rows
-from ..redistribution.planning import Plan, greedy_redistribution, mesh_of, plan_redistribution
+from ..redistribution.planning import (
+    MeshChange,
+    Plan,
+    greedy_redistribution,
+    mesh_of,
+    plan_mesh_change,
+    plan_redistribution,
+)
 from ..redistribution.texts import bytes_of, one_line, quoted, rank_numbers, rank_text, shape_of
 from .arguments import argument_read_by, writing
 
@@ -233,22 +238,19 @@ def bytes_as_table(change: MeshChange) -> str:
 
 def _matrix(ranks: Sequence[int], matrix: Sequence[Sequence[int]], sent: Sequence[int]) -> str:
     """Returns a table with a line for each rank that sends and a column for each that receives."""
-    cells = [
-        ["from / to", *map(str, ranks), "sent"],
+    rows: Rows = [
+        ("from / to", *map(str, ranks), "sent"),
         *(
-            [str(rank), *(bytes_text(count) if count else "-" for count in row), bytes_text(total)]
+            (str(rank), *(bytes_text(count) if count else "-" for count in row), bytes_text(total))
             for rank, row, total in zip(ranks, matrix, sent, strict=True)
         ),
-        [
+        (
             "received",
             *(bytes_text(sum(column)) for column in zip(*matrix, strict=True)),
             bytes_text(sum(sent)),
-        ],
+        ),
     ]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
-    return "\n".join(
-        "  " + "  ".join(f"{text:>{width}}" for text, width in zip(row, widths, strict=True)) for row in cells
-    )
+    return "\n".join(f"  {line}" for line in aligned(rows, num_left=0))
 
 
 def _summary(ranks: Sequence[int], matrix: Sequence[Sequence[int]], sent: Sequence[int]) -> str:
@@ -265,8 +267,8 @@ def _summary(ranks: Sequence[int], matrix: Sequence[Sequence[int]], sent: Sequen
 
 
 def _mesh_text(mesh: _C.Mesh, ranks: tuple[int, ...]) -> str:
-    axes = ", ".join(f"{name}={size}" for name, size in zip(axis_names(mesh), mesh.sizes, strict=True))
-    return f"{axes} (ranks {rank_text(ranks, MOST_COLUMNS)})"
+    axes = dict(zip(axis_names(mesh), mesh.sizes, strict=True))
+    return f"{listed_axes(axes)} (ranks {rank_text(ranks, MOST_COLUMNS)})"
 
 
 def plan_as_table(plan: Plan, unit: str) -> str:

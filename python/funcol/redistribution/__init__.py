@@ -9,19 +9,24 @@ from typing import TYPE_CHECKING, Any
 
 from .. import _C
 from .cost_models import AlphaBeta, AxisCost, LinkCost, StepCounts
-from .mesh_changes import MeshChange, plan_mesh_change
 from .owners import Owned, OwnedTensor, assign_owners
-from .planning import Plan, Step, greedy_redistribution, plan_redistribution
+from .planning import (
+    MeshChange,
+    Plan,
+    Step,
+    greedy_redistribution,
+    plan_mesh_change,
+    plan_redistribution,
+)
 
 if TYPE_CHECKING:
     from .functions import redistribute, redistribute_local_tensor, redistribute_many
-    from .partition_specs import PartitionSpec, Varying
-    from .plain_tensors import redistribute_tensor
+    from .plain_tensors import PartitionSpec, Varying, redistribute_tensor
     from .visualize import show
 
 _NEED_DTENSOR = {
-    "PartitionSpec": "partition_specs",
-    "Varying": "partition_specs",
+    "PartitionSpec": "plain_tensors",
+    "Varying": "plain_tensors",
     "redistribute": "functions",
     "redistribute_local_tensor": "functions",
     "redistribute_many": "functions",

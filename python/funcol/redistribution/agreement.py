@@ -12,11 +12,12 @@ goes on cannot mix its collectives with those that the others still wait for.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.distributed as dist
@@ -91,9 +92,8 @@ class Manifest:
         self.entries: list[Entry] = []
         self.meshes: list[MeshValue] = []
         self.ties: frozenset[tuple[int, int]] = frozenset()  # indices of the first and of another one
-        self._numbers: dict[MeshValue, int] = {}
         self._of_mesh: dict[DeviceMesh, tuple[int, bool]] = {}
-        self._texts: dict[Any, str] = {}
+        self._text_of: Callable[[tuple[Placement, ...]], str] = functools.cache(str)
 
     def add(
         self, name: str, tensor: Tensor, dtype: torch.dtype | None = None, target: Sequence[Placement] = ()
@@ -119,16 +119,9 @@ class Manifest:
     def add_mesh(self, mesh: DeviceMesh) -> int:
         """Adds ``mesh``, whose ranks have to say the same, unless it is known. Returns its number."""
         value = mesh_value(mesh)
-        number = self._numbers.setdefault(value, len(self.meshes))
-        if number == len(self.meshes):
+        if value not in self.meshes:
             self.meshes.append(value)
-        return number
-
-    def _text_of(self, placements: tuple[Placement, ...]) -> str:
-        text = self._texts.get(placements)
-        if text is None:
-            text = self._texts[placements] = str(placements)
-        return text
+        return self.meshes.index(value)
 
     def values(self) -> list[Any]:
         """All of it, as JSON has values."""
@@ -191,6 +184,7 @@ class Agreement:
         self.op = op
         self._is_over = False
         self.tells = False  # equal on all ranks
+        self.num_done = 0  # tensors, of which the others hear if this rank leaves
         self.group: dist.ProcessGroup | None = None
         self.ranks = [0]
         if dist.is_initialized() and not simulates_ranks():
@@ -199,6 +193,14 @@ class Agreement:
             self.ranks = dist.get_process_group_ranks(self.group)
             self._device = _device_of(self.group)
         self.own_rank = dist.get_rank() if self.group is not None else 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, *rest: object) -> None:
+        """Leaves the other ranks if there is an error."""
+        if error is not None:
+            self.leave(reason_of(error))
 
     def meet(self, manifest: Manifest) -> dict[int, Manifest]:
         """Waits until all ranks are about to send what ``manifest`` says. Returns the manifests of the ranks
@@ -218,65 +220,12 @@ class Agreement:
                     "take part. Pass a group with all ranks of all meshes as group."
                 )
 
-    def _meet(self, manifest: Manifest, goes_on: bool = True) -> tuple[dict[int, Manifest], bool]:
-        low, high, going = self._exchange(manifest.digest(), goes_on)
-        if low == high:
-            return dict.fromkeys(self.ranks, manifest), going
-        return next(part for part in self._parts(manifest) if self.own_rank in part), going
-
-    def _parts(self, manifest: Manifest | None) -> list[dict[int, Manifest]]:
-        """Returns the manifests of the ranks that meet, by sets of ranks that have to agree. Raises on all
-        ranks if a set does not."""
-        given = self._all(json.dumps(manifest and manifest.values()))
-        found = {rank: Manifest.of(one) for rank, one in given.items() if one is not None}
-        parts = [{rank: found[rank] for rank in part} for part in sets_that_agree(found)]
-        try:
-            for part in parts:
-                compare(part, self.op)
-        except ValueError:
-            self._is_over = True  # all ranks raise
-            raise
-        return parts
-
-    def tell(self, value: object) -> dict[int, Any]:
-        """Sends ``value`` to all ranks. Returns the value of each rank, as JSON represents it, by rank."""
-        text = json.dumps(value)  # TypeError before others wait for it
-        self._pass()
-        return self._all(text)
-
-    def go_on(self, value: object = None) -> dict[int, Any]:
-        """Waits until all ranks are about to send a bucket, or have ended. Returns the values that they pass,
-        if :attr:`tells`."""
-        text = json.dumps(value)
-        self._pass()
-        return self._all(text) if self.tells else {}
-
-    def end(self, manifest: Manifest | None = None) -> None:
-        """Returns once all ranks have ended. ``manifest``: an empty one, if ranks meet before each bucket."""
-        while self._pass(goes_on=False) if manifest is None else self._meet(manifest, goes_on=False)[1]:
-            if self.tells:
-                self._all("null")
-        self._is_over = True
-
-    def _pass(self, goes_on: bool = True) -> bool:
-        """Joins the exchange of the ranks without a manifest. Returns true if a rank goes on."""
-        low, high, going = self._exchange(_NO_MANIFEST, goes_on)
-        if low != high:
-            self._parts(None)
-        return going
-
-    def leave(self, reason: str, num_done: int) -> None:
-        """Reports to all ranks that this one leaves before the end, unless all have raised."""
-        if self._is_over or self.group is None or not dist.is_initialized():
-            return
-        self._is_over = True
-        self._reduced(0, 0, leaves=True, goes_on=False)
-        self._all(json.dumps((num_done, reason)))
-
-    def _exchange(self, content: int, goes_on: bool = True) -> tuple[int, int, bool]:
-        """The lowest and the highest content of all ranks, and whether one goes on."""
+    def _meet(self, manifest: Manifest | None, goes_on: bool = True) -> tuple[dict[int, Manifest], bool]:
+        """Joins the exchange of the ranks; without a manifest to send what was agreed before. Returns the
+        manifests of the ranks that send with this one, and true if a rank goes on."""
         if self.group is None:
-            return content, content, False
+            return {} if manifest is None else {self.own_rank: manifest}, False
+        content = _NO_MANIFEST if manifest is None else manifest.digest()
         high, low, left, going = self._reduced(content, -content, leaves=False, goes_on=goes_on)
         if left:
             self._is_over = True
@@ -286,7 +235,51 @@ class Agreement:
                 f"funcol::{self.op}: rank {rank} left after {num_done} tensors: {reason}. Take all "
                 "tensors on every rank, or leave on all alike."
             )
-        return -low, high, bool(going)
+        if high != -low:
+            return self._compared(manifest), bool(going)
+        return {} if manifest is None else dict.fromkeys(self.ranks, manifest), bool(going)
+
+    def _compared(self, manifest: Manifest | None) -> dict[int, Manifest]:
+        """Returns the manifests of the ranks that have to agree with this one. Raises on all ranks if those
+        of a set that has to agree do not."""
+        given = self._all(json.dumps(manifest and manifest.values()))
+        found = {rank: Manifest.of(one) for rank, one in given.items() if one is not None}
+        parts = [{rank: found[rank] for rank in part} for part in sets_that_agree(found)]
+        try:
+            for part in parts:
+                compare(part, self.op)
+        except ValueError:
+            self._is_over = True  # all ranks raise
+            raise
+        return next((part for part in parts if self.own_rank in part), {})
+
+    def tell(self, value: object) -> dict[int, Any]:
+        """Sends ``value`` to all ranks. Returns the value of each rank, as JSON represents it, by rank."""
+        text = json.dumps(value)  # TypeError before others wait for it
+        self._meet(None)
+        return self._all(text)
+
+    def go_on(self, value: object = None) -> dict[int, Any]:
+        """Waits until all ranks are about to send a bucket, or have ended. Returns the values that they pass,
+        if :attr:`tells`."""
+        text = json.dumps(value)
+        self._meet(None)
+        return self._all(text) if self.tells else {}
+
+    def end(self, manifest: Manifest | None = None) -> None:
+        """Returns once all ranks have ended. ``manifest``: an empty one, if ranks meet before each bucket."""
+        while self._meet(manifest, goes_on=False)[1]:
+            if self.tells:
+                self._all("null")
+        self._is_over = True
+
+    def leave(self, reason: str) -> None:
+        """Reports to all ranks that this one leaves before the end, unless all have raised."""
+        if self._is_over or self.group is None or not dist.is_initialized():
+            return
+        self._is_over = True
+        self._reduced(0, 0, leaves=True, goes_on=False)
+        self._all(json.dumps((self.num_done, reason)))
 
     def _reduced(self, high: int, low: int, leaves: bool, goes_on: bool) -> list[int]:
         with _disable_current_modes():
@@ -342,51 +335,43 @@ def sets_that_agree(manifests: Mapping[int, Manifest]) -> list[list[int]]:
 
 def compare(manifests: Mapping[int, Manifest], op: str) -> None:
     """``ValueError`` that has the first difference between ``manifests``, by rank."""
-    difference = _difference(manifests)
-    if difference is not None:
-        raise ValueError(
-            f"funcol::{op}: the ranks go through different tensors: {difference}. Pass the same names, "
-            "shapes, dtypes and placements in the same order, and the same options, on every rank."
-        )
-
-
-def _difference(manifests: Mapping[int, Manifest]) -> str | None:
-    """The first difference between what the ranks of a part have."""
-    first = next(iter(manifests.values()))
-    for option in first.options:
-        found = _by_value({rank: one.options[option] for rank, one in manifests.items()})
+    for what, values in _compared_values(manifests):
+        found: dict[Any, list[int]] = {}
+        for rank, value in values.items():
+            found.setdefault(value, []).append(rank)
         if len(found) > 1:
-            return f"{option} is {_listed(found)}"
+            raise ValueError(
+                f"funcol::{op}: the ranks go through different tensors: {what} {_listed(found)}. Pass the "
+                "same names, shapes, dtypes and placements in the same order, and the same options, on every "
+                "rank."
+            )
+
+
+def _compared_values(manifests: Mapping[int, Manifest]) -> Iterator[tuple[str, dict[int, Any]]]:
+    """Yields, in words, what has to be equal, and what the ranks of a part have, if what came before is."""
+    for option in next(iter(manifests.values())).options:
+        yield f"{option} is", {rank: one.options[option] for rank, one in manifests.items()}
     for index in range(max(len(one.entries) for one in manifests.values())):
         here = {rank: one.entries[index] for rank, one in manifests.items() if index < len(one.entries)}
-        names = _by_value({rank: here[rank].name if rank in here else None for rank in manifests})
-        if len(names) > 1:
-            shown = {"missing" if name is None else f"'{name}'": ranks for name, ranks in names.items()}
-            return f"tensor {index} is {_listed(shown)}"
+        yield (
+            f"tensor {index} is",
+            {rank: f"'{here[rank].name}'" if rank in here else "missing" for rank in manifests},
+        )
         name = next(iter(here.values())).name
         for field, word in _COMPARED.items():
-            found = _by_value({rank: getattr(entry, field) for rank, entry in here.items()})
-            if len(found) > 1:
-                return f"the {word} of '{name}' is {_listed(found)}"
-        devices = _by_value({rank: entry.device for rank, entry in here.items() if entry.device})
-        if len(devices) > 1:
-            return f"'{name}' is on {_listed(devices)}"
-        meshes = {rank: one.ranks_of(index) for rank, one in manifests.items()}
-        for ranks in {ranks for ranks in meshes.values() if ranks is not None}:
-            of_mesh = _by_value({rank: meshes[rank] for rank in ranks})
-            if len(of_mesh) > 1:
-                return f"the mesh of '{name}' has the ranks {_listed(of_mesh)}"
-            shapes = _by_value({rank: manifests[rank].mesh_of(index).shape for rank in ranks})  # type: ignore[union-attr]
-            if len(shapes) > 1:
-                return f"the mesh of '{name}' has the shape {_listed(shapes)}"
-    return None
-
-
-def _by_value(values: Mapping[int, Any]) -> dict[Any, list[int]]:
-    found: dict[Any, list[int]] = {}
-    for rank, value in values.items():
-        found.setdefault(value, []).append(rank)
-    return found
+            yield f"the {word} of '{name}' is", {rank: getattr(entry, field) for rank, entry in here.items()}
+        yield f"'{name}' is on", {rank: entry.device for rank, entry in here.items() if entry.device}
+        meshes = {rank: one.mesh_of(index) for rank, one in manifests.items()}
+        for ranks in {mesh.ranks for mesh in meshes.values() if mesh is not None}:
+            of_mesh = {rank: meshes[rank] for rank in ranks}
+            yield (
+                f"the mesh of '{name}' has the ranks",
+                {rank: one and one.ranks for rank, one in of_mesh.items()},
+            )
+            yield (
+                f"the mesh of '{name}' has the shape",
+                {rank: one and one.shape for rank, one in of_mesh.items()},
+            )
 
 
 def _listed(found: Mapping[Any, Sequence[int]]) -> str:

@@ -68,10 +68,7 @@ def note_redistribution(
     mode = get_active_debug_mode()
     if mode is None:
         return contextlib.nullcontext()
-    note: contextlib.AbstractContextManager[object] = mode.record_redistribute_calls(
-        local, src, dst, trace, is_explicit=is_explicit
-    )
-    return note
+    return mode.record_redistribute_calls(local, src, dst, trace, is_explicit=is_explicit)
 
 
 def apply_mask(placement: Any, tensor: Tensor, mesh: DeviceMesh, axis: int) -> Tensor:

@@ -47,8 +47,8 @@ def to_local(dtensor: DTensor, gradient: DTensorSpec) -> Tensor:
 def to_local_in_order(dtensor: DTensor, placements: Sequence[Placement] | None) -> Tensor:
     """The local tensor of ``dtensor``; axes cut its gradient, of ``placements``, in the order of ``dtensor``.
     By default the gradient is replicated where ``dtensor`` is partial."""
-    gradient = _in_order_of(dtensor._spec, placements, meta_of(dtensor._spec))
-    return _ToLocal.apply(dtensor, gradient, _gradient_of(gradient))  # type: ignore[no-any-return]
+    gradient = _in_order_of(dtensor._spec, placements)
+    return _ToLocal.apply(dtensor, gradient, _in_order_of(gradient))  # type: ignore[no-any-return]
 
 
 def from_local(local: Tensor, spec: DTensorSpec, gradient: DTensorSpec, mesh: DeviceMesh) -> DTensor:
@@ -105,13 +105,12 @@ class _FromLocal(torch.autograd.Function):
         return _ToLocal.apply(grad, spec, target), None, None
 
 
-def _gradient_of(spec: DTensorSpec) -> DTensorSpec:
-    return _in_order_of(spec, None, meta_of(spec))
-
-
-def _in_order_of(spec: DTensorSpec, placements: Sequence[Placement] | None, meta: TensorMeta) -> DTensorSpec:
+def _in_order_of(
+    spec: DTensorSpec, placements: Sequence[Placement] | None = None, meta: TensorMeta | None = None
+) -> DTensorSpec:
     """A spec of ``placements``, by default those of a gradient, in which axes that cut a dim in ``spec`` cut
     first, in its order."""
+    meta = meta or meta_of(spec)
     chosen = without_partials(spec.placements) if placements is None else placements
     chosen = tuple(counted_from_0(one, len(meta.shape)) for one in chosen)
     before = {entry.tensor_dim: tuple(entry.mesh_dims) for entry in spec.shard_order}
@@ -137,13 +136,13 @@ def gradient_of_to_local(
         chosen = without_partials(spec.placements) if placements is None else placements
         return DTensor.from_local(gradient, spec.mesh, chosen, shape=meta.shape, stride=meta.stride)
     target = _in_order_of(spec, placements, meta)
-    return _FromLocal.apply(gradient, target, _gradient_of(target))  # type: ignore[no-any-return]
+    return _FromLocal.apply(gradient, target, _in_order_of(target))  # type: ignore[no-any-return]
 
 
 def gradient_of_from_local(gradient: DTensor, placements: tuple[Placement, ...]) -> Tensor:
     """The local part of ``gradient``, once it has ``placements`` and axes cut in the order of the mesh."""
     if gradient.placements != placements or has_own_order(gradient._spec):
-        target = target_spec(gradient._spec, gradient.device_mesh, placements, None, None)
+        target = target_spec(gradient._spec, gradient.device_mesh, placements)
         ExplicitRedistributionContext.observe_redistribution(
             gradient._spec,
             target,

@@ -97,8 +97,9 @@ class AlphaBeta:
         known = {name: axis.size for name, axis in self.axes.items()}
         if sizes != known:
             raise ValueError(
-                f"AlphaBeta: the cost model is for a mesh of {_listed(known)}, the mesh is {_listed(sizes)}. "
-                "Measure this mesh with `python -m funcol calibrate`, or pass the model of its axes."
+                f"AlphaBeta: the cost model is for a mesh of {listed_axes(known)}, the mesh is "
+                f"{listed_axes(sizes)}. Measure this mesh with `python -m funcol calibrate`, or pass the "
+                "model of its axes."
             )
         costs = [
             _C.AxisCost(*(getattr(self.axes[name], kind)._in_us_per_byte() for kind in COLLECTIVES))
@@ -115,7 +116,8 @@ def axis_names(mesh: _C.Mesh) -> tuple[str, ...]:
     return mesh.names or tuple(map(str, range(len(mesh.sizes))))
 
 
-def _listed(sizes: Mapping[str, int]) -> str:
+def listed_axes(sizes: Mapping[str, int]) -> str:
+    """The sizes of axes in words: ``dp=2, tp=4``."""
     return ", ".join(f"{name}={size}" for name, size in sizes.items())
 
 
@@ -169,10 +171,6 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _listed_keys(value: dict[str, Any]) -> str:
-    return _short(", ".join(value)).strip("'\"") or "none"
-
-
 def _keys(value: Any, expected: tuple[str, ...], what: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(
@@ -180,7 +178,8 @@ def _keys(value: Any, expected: tuple[str, ...], what: str) -> dict[str, Any]:
         )
     for key in expected:
         if key not in value:
-            raise ValueError(f"{what}: the key '{key}' is missing. There are {_listed_keys(value)}.")
+            found = _short(", ".join(value)).strip("'\"") or "none"
+            raise ValueError(f"{what}: the key '{key}' is missing. There are {found}.")
     for key in value:
         if key not in expected:
             raise ValueError(f"{what}: the key {_short(key)} is unknown. There are {', '.join(expected)}.")

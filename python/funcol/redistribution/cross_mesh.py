@@ -13,29 +13,22 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import _MaskPartial
-from torch.utils._python_dispatch import _disable_current_modes
 
 from .. import _C
 from ..collectives.groups import group_named, mesh_group_name
 from . import callbacks as callbacks  # which C++ calls
 from .agreement import Agreement, Manifest, mesh_value
-from .gradients import Redistribute, redistributed
-from .local_redistribute import How, axes_with_own_rules
-from .mesh_changes import CostModels, models_for
+from .local_redistribute import How, Redistribute, axes_with_own_rules, redistributed
 from .meshes import merged_groups
-from .planning import mesh_of
+from .planning import CostModels, mesh_of, models_for
 from .specs import has_symbols, meta_of, target_spec, without_partials
 
 Order = tuple[tuple[int, tuple[int, ...]], ...] | None
 
 
 @dataclasses.dataclass(frozen=True)
-class Way:
-    """The options of a redistribution between meshes."""
-
-    async_op: bool = False
-    models: tuple[Any, Any] | None = None  # of the meshes in the order of the call; None: the default ones
-    max_bytes: int | None = None
+class Way(How):
+    """A redistribution between meshes; ``model`` has those of both, in the order of the call."""
 
     def move(
         self,
@@ -45,14 +38,14 @@ class Way:
         is_explicit: bool,
     ) -> list[Tensor]:
         moved = _C.change_mesh_of_locals(
-            locals_, list(srcs), list(dsts), self.async_op, self.models, self.max_bytes
+            locals_, list(srcs), list(dsts), self.async_op, self.model, self.max_bytes
         )
         assert moved is not None
         return moved
 
     def back(self, src: DTensorSpec, dst: DTensorSpec) -> Way:
         _check_leads_back(src.mesh, dst.mesh)
-        return dataclasses.replace(self, models=None if self.models is None else self.models[::-1])
+        return dataclasses.replace(self, model=None if self.model is None else self.model[::-1])
 
     def target_of_gradient(
         self, gradient: DTensor, src: DTensorSpec, dtype: torch.dtype
@@ -102,22 +95,19 @@ def redistribute_between(
         try:
             moved = _C.change_mesh(list(dtensors), mesh, list(targets), order, async_op, models, max_bytes)
         except NotImplementedError:
-            if not any(
-                _need_steps(dtensor, target) for dtensor, target in zip(dtensors, targets, strict=True)
-            ):
+            if not any(map(_need_steps, dtensors, targets)):
                 raise
             moved = None
         if moved is not None:
             return moved
     prepared = [_with_known_partials(dtensor) for dtensor in dtensors]
-    known = [tuple(map(_without_own_rules, target)) for target in targets]
     dsts = tuple(
-        target_spec(dtensor._spec, mesh, target, order, forward_dtype)
-        for dtensor, target in zip(prepared, known, strict=True)
+        target_spec(dtensor._spec, mesh, _without_own_rules(target), order, forward_dtype)
+        for dtensor, target in zip(prepared, targets, strict=True)
     )
     dtypes = ((dtype,) * len(prepared) for dtype in (forward_dtype, backward_dtype))
     moved = Redistribute.apply(dsts, way, *dtypes, True, *prepared)
-    return [_placed(*result) for result in zip(moved, targets, strict=True)]
+    return [*map(_placed, moved, targets)]
 
 
 def _agree(
@@ -161,31 +151,25 @@ def _need_steps(dtensor: DTensor, target: Sequence[Placement]) -> bool:
     return any(map(_is_special, (*dtensor.placements, *target)))
 
 
-def _without_own_rules(placement: Placement) -> Placement:
-    return Replicate() if _is_special(placement) else placement
-
-
-def _placed(dtensor: DTensor, placements: tuple[Placement, ...]) -> DTensor:
-    """``dtensor`` with the partials of ``placements`` that have rules of their own, made on its mesh."""
-    if not any(map(_is_special, placements)):
-        return dtensor
-    dst = target_spec(dtensor._spec, dtensor.device_mesh, placements, None, None)
-    return redistributed(dtensor, dst, How())
+def _without_own_rules(placements: Sequence[Placement]) -> tuple[Placement, ...]:
+    return tuple(Replicate() if _is_special(one) else one for one in placements)
 
 
 def _with_known_partials(dtensor: DTensor) -> DTensor:
     """``dtensor`` with masks and partials that have rules of their own reduced."""
-    return _reduced(dtensor) if any(map(_is_special, dtensor.placements)) else dtensor
+    return _placed(dtensor, _without_own_rules(dtensor.placements))
 
 
-def _reduced(dtensor: DTensor) -> DTensor:
-    placements = tuple(map(_without_own_rules, dtensor.placements))
-    dst = target_spec(dtensor._spec, dtensor.device_mesh, placements, None, None)
+def _placed(dtensor: DTensor, placements: tuple[Placement, ...]) -> DTensor:
+    """``dtensor``, on its mesh, with ``placements`` if either has partials that have rules of their own."""
+    if not _need_steps(dtensor, placements):
+        return dtensor
+    dst = target_spec(dtensor._spec, dtensor.device_mesh, placements)
     return redistributed(dtensor, dst, How())
 
 
 def _check_leads_back(src: DeviceMesh, dst: DeviceMesh) -> None:
-    missing = sorted(set(ranks_of(src)) - set(ranks_of(dst)))
+    missing = sorted({*mesh_value(src).ranks} - {*mesh_value(dst).ranks})
     if missing:
         raise ValueError(
             f"funcol::redistribute: the gradient of a tensor that went from {src} to {dst} is asked for, but "
@@ -194,21 +178,14 @@ def _check_leads_back(src: DeviceMesh, dst: DeviceMesh) -> None:
         )
 
 
-def ranks_of(mesh: DeviceMesh) -> list[int]:
-    """The ranks of ``mesh``, the last axis first."""
-    with _disable_current_modes():
-        ranks: list[int] = mesh.mesh.flatten().tolist()
-    return ranks
-
-
 def mesh_pair(src: DeviceMesh, dst: DeviceMesh) -> tuple[list[int], list[int], int, str | None, list[int]]:
     """The ranks of both meshes, this rank, and the smallest group that has all of them, with its ranks.
 
     No group on a rank of neither mesh. All ranks of both meshes find the same group: it is a group of one of
     the meshes or of a mesh that one of them was sliced from, or the world.
     """
-    ranks = ranks_of(src), ranks_of(dst)
-    everybody = set(ranks[0]) | set(ranks[1])
+    ranks = [*mesh_value(src).ranks], [*mesh_value(dst).ranks]
+    everybody = {*ranks[0], *ranks[1]}
     own = dist.get_rank()
     if own not in everybody:
         return *ranks, own, None, []

@@ -24,12 +24,18 @@ from . import callbacks as callbacks  # which C++ calls
 from .agreement import mesh_value
 from .cost_models import CostModel
 from .cross_mesh import are_different, redistribute_between
-from .gradients import Redistribute, redistributed
-from .local_redistribute import How, axes_with_own_rules, how_to_move, make_dtensor, move
-from .mesh_changes import CostModels
+from .local_redistribute import (
+    How,
+    Redistribute,
+    axes_with_own_rules,
+    how_to_move,
+    make_dtensor,
+    move,
+    redistributed,
+)
 from .owner_moves import from_owners, to_owners
 from .owners import Owned, OwnedTensor
-from .planning import mesh_of, model_for
+from .planning import CostModels, mesh_of, model_for
 from .specs import target_spec
 
 
@@ -260,14 +266,6 @@ def redistribute_many(
         _check_all(tensors, OwnedTensor, "an OwnedTensor like the others")
         return from_owners(tensors, targets, async_op, max_bytes)
 
-    def one_by_one() -> list[DTensor]:
-        return [
-            redistribute(
-                tensor, placements=target, async_op=async_op, cost_model=cost_model, max_bytes=max_bytes
-            )
-            for tensor, target in zip(tensors, targets, strict=True)
-        ]
-
     mesh = tensors[0].device_mesh if isinstance(tensors[0], DTensor) else None
     how = how_to_move(mesh, async_op, cost_model, max_bytes)
     try:
@@ -279,12 +277,19 @@ def redistribute_many(
         results = NotImplemented
     if results is None:
         specs = tuple(
-            target_spec(tensor._spec, tensor._spec.mesh, target, None, None)
+            target_spec(tensor._spec, tensor._spec.mesh, target)
             for tensor, target in zip(tensors, targets, strict=True)
         )
         as_they_are = (None,) * len(tensors)
         return list(Redistribute.apply(specs, how, as_they_are, as_they_are, True, *tensors))
-    return one_by_one() if results is NotImplemented else results
+    if results is NotImplemented:
+        return [
+            redistribute(
+                tensor, placements=target, async_op=async_op, cost_model=cost_model, max_bytes=max_bytes
+            )
+            for tensor, target in zip(tensors, targets, strict=True)
+        ]
+    return results  # type: ignore[no-any-return]
 
 
 def _from_each_mesh(
@@ -332,11 +337,8 @@ def _check_all(tensors: list[Any], kind: type, expected: str) -> None:
             )
 
 
-def _targets_of_many(
-    placements: Sequence[Placement] | Sequence[Sequence[Placement]], num_tensors: int
-) -> list[tuple[Placement, ...]]:
+def _targets_of_many(given: Sequence[Any], num_tensors: int) -> list[tuple[Placement, ...]]:
     """The placements for each tensor."""
-    given: Sequence[Any] = tuple(placements)
     if all(isinstance(placement, Placement) for placement in given):
         if not given and num_tensors:
             raise ValueError("funcol::redistribute_many: no placements. Pass one for each axis of the mesh.")

@@ -57,11 +57,6 @@ def merged_groups(mesh: dist.device_mesh.DeviceMesh) -> dict[int, str]:
     return groups
 
 
-def root_mesh(mesh: dist.device_mesh.DeviceMesh) -> dist.device_mesh.DeviceMesh:
-    """The mesh that ``mesh`` was cut from; itself if it is no submesh."""
-    return mesh._get_root_mesh()
-
-
 def _row_major(offsets: Sequence[Sequence[int]]) -> list[int]:
     """Offsets of ranks along several axes, the last axis counting first, from the offsets along each."""
     return [sum(parts) for parts in product(*offsets)]

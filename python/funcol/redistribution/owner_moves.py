@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from .. import _C
 from .owners import OwnedTensor
-from .specs import without_partials
+from .specs import gradient_spec
 
 
 def to_owners(
@@ -61,9 +60,7 @@ class ToOwners(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         wholes = _C.move_to_owners(list(dtensors), list(owners), async_op, max_bytes)
         # Gradients are replicated where tensors are partial, as redistribute() has it.
-        ctx.specs = tuple(
-            replace(one._spec, placements=without_partials(one._spec.placements)) for one in dtensors
-        )
+        ctx.specs = tuple(gradient_spec(one._spec) for one in dtensors)
         ctx.owners, ctx.max_bytes, ctx.owned = owners, max_bytes, [whole is not None for whole in wholes]
         needed = ctx.needs_input_grad[3:]
         ctx.mark_non_differentiable(

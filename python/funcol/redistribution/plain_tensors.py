@@ -1,22 +1,73 @@
-"""Redistribution of plain tensors, whose layouts the caller states."""
+"""Redistribution of plain tensors, whose layouts the caller states: as placements, or as partition specs,
+which list the mesh axes that cut each dim."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Placement, Replicate
+from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
 
 from .cost_models import CostModel
 from .local_redistribute import How, how_to_move
-from .partition_specs import LayoutLike, MeshLayout, mesh_layout
-from .specs import counted_from_0, dense_strides_like
+from .specs import counted_from_0, dense_strides_like, gradient_placements, gradient_spec
 
 _OP = "funcol::redistribute_tensor"
+
+Axis: TypeAlias = str | int
+"""A mesh axis, by its name or its number."""
+
+
+@dataclass(frozen=True)
+class Varying:
+    """In the place of a placement: the axis' ranks hold values of their own, which belong to no one tensor.
+
+    Nothing moves along such an axis: source and target both have to say so.
+    """
+
+
+class PartitionSpec:
+    """The mesh axes that cut each dim of a tensor, first cut first; the tensor is replicated on other axes.
+
+    ``PartitionSpec(("dp", "tp"), None)``: dp cuts the rows, tp each of dp's parts, and no axis the columns.
+    Entries are axes, tuples of axes, or ``None``; dims without an entry are not cut. A plain tuple of such
+    entries means the same.
+
+    ``partial`` says of axes how their ranks' values are reduced, ``{"cp": "sum"}``; ``varying`` lists axes
+    whose ranks hold values of their own (:class:`Varying`). The form is that of
+    ``jax.sharding.PartitionSpec``.
+    """
+
+    def __init__(
+        self, *dims: Any, partial: Mapping[Axis, str] | None = None, varying: Sequence[Axis] = ()
+    ) -> None:
+        self.dims = dims
+        self.partial = dict(partial or {})
+        self.varying = tuple(varying)
+
+    def _key(self) -> Any:
+        return self.dims, tuple(self.partial.items()), self.varying
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PartitionSpec) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __repr__(self) -> str:
+        parts = [*map(repr, self.dims)]
+        parts += [f"partial={self.partial}"] if self.partial else []
+        parts += [f"varying={self.varying}"] if self.varying else []
+        return f"PartitionSpec({', '.join(parts)})"
+
+
+LayoutLike: TypeAlias = Sequence[Placement | Varying] | PartitionSpec | tuple[Any, ...]
+"""Placements, one for each mesh axis (:class:`Varying` among them), or a partition spec."""
 
 
 def redistribute_tensor(
@@ -59,30 +110,92 @@ def redistribute_tensor(
     PyTorch counterpart: ``DTensor.from_local(...).redistribute(...).to_local()``.
     """
     sizes = tuple(shape)
-    layouts = [mesh_layout(_OP, layout, mesh, len(sizes)) for layout in (src, dst)]
-    layouts.append(_gradient_layout(layouts[1]) if grad is None else mesh_layout(_OP, grad, mesh, len(sizes)))
+    given = (src, dst) if grad is None else (src, dst, grad)
+    layouts = [_layout(layout, mesh, len(sizes)) for layout in given]
     for layout in layouts[1:]:
         _check_varying(layouts[0], layout)
     kept = [axis for axis in range(mesh.ndim) if axis not in layouts[0].varying]
     if not kept:
         return local
     submesh = mesh if len(kept) == mesh.ndim else _submesh(mesh, kept)
-    before, after, of_gradient = (_spec(submesh, layout, kept, sizes, local) for layout in layouts)
+    before, after, *rest = (_spec(submesh, layout, kept, sizes, local) for layout in layouts)
     how = how_to_move(submesh, async_op, cost_model, max_bytes)
     if not (torch.is_grad_enabled() and local.requires_grad):
         return how.run(local, before, after, is_explicit=True)
+    of_gradient = rest[0] if rest else gradient_spec(after)
     return _Move.apply(local, before, after, of_gradient, how, True)  # type: ignore[no-any-return]
 
 
-def _gradient_layout(layout: MeshLayout) -> MeshLayout:
-    placements = (
-        Replicate() if placement is not None and placement.is_partial() else placement
-        for placement in layout.placements
-    )
-    return MeshLayout(tuple(placements), layout.order)
+@dataclass(frozen=True)
+class _Layout:
+    """A layout, by axis. Axes that vary have no placement."""
+
+    placements: tuple[Placement | None, ...]
+    order: tuple[tuple[int, tuple[int, ...]], ...] | None = None
+
+    @property
+    def varying(self) -> tuple[int, ...]:
+        return tuple(axis for axis, placement in enumerate(self.placements) if placement is None)
+
+    def __str__(self) -> str:
+        return str(tuple(placement or Varying() for placement in self.placements))
 
 
-def _check_varying(one: MeshLayout, other: MeshLayout) -> None:
+def _layout(layout: LayoutLike, mesh: DeviceMesh, num_dims: int) -> _Layout:
+    """``layout`` of a tensor of ``num_dims`` dims. ``ValueError`` or ``TypeError`` if it is none."""
+    if isinstance(layout, PartitionSpec):
+        return _of_partition_spec(layout, mesh, num_dims)
+    entries = tuple(layout)
+    if not entries or not all(isinstance(entry, (Placement, Varying)) for entry in entries):
+        return _of_partition_spec(PartitionSpec(*entries), mesh, num_dims)
+    if len(entries) != mesh.ndim:
+        raise ValueError(
+            f"{_OP}: {len(entries)} placements for the {mesh.ndim} axes of {mesh}. Pass one for each."
+        )
+    return _Layout(tuple(None if isinstance(entry, Varying) else entry for entry in entries))
+
+
+def _of_partition_spec(spec: PartitionSpec, mesh: DeviceMesh, num_dims: int) -> _Layout:
+    if len(spec.dims) > num_dims:
+        raise ValueError(
+            f"{_OP}: {spec} has {len(spec.dims)} entries, the tensor {num_dims} dims. Pass at most one for "
+            "each dim."
+        )
+    placements: dict[int, Placement | None] = {}
+
+    def put(axis: Axis, placement: Placement | None) -> int:
+        number = _axis_number(axis, spec, mesh)
+        if number in placements:
+            raise ValueError(f"{_OP}: {spec} names the mesh axis {axis!r} twice. Name each axis once.")
+        placements[number] = placement
+        return number
+
+    order = []
+    for dim, entry in enumerate(spec.dims):
+        axes = () if entry is None else entry if isinstance(entry, tuple) else (entry,)
+        found = tuple(put(axis, Shard(dim)) for axis in axes)
+        if found:
+            order.append((dim, found))
+    for axis, reduce_op in spec.partial.items():
+        put(axis, Partial(reduce_op))
+    for axis in spec.varying:
+        put(axis, None)
+    is_usual = all(list(axes) == sorted(axes) for _, axes in order)
+    by_axis = tuple(placements.get(axis, Replicate()) for axis in range(mesh.ndim))
+    return _Layout(by_axis, None if is_usual else tuple(order))
+
+
+def _axis_number(axis: Axis, spec: PartitionSpec, mesh: DeviceMesh) -> int:
+    names = mesh.mesh_dim_names or ()
+    if isinstance(axis, str) and axis in names:
+        return names.index(axis)
+    if isinstance(axis, int) and not isinstance(axis, bool) and 0 <= axis < mesh.ndim:
+        return axis
+    known: list[Any] = [*(names or range(mesh.ndim))]
+    raise ValueError(f"{_OP}: {spec} names the mesh axis {axis!r}. There are {known}.")
+
+
+def _check_varying(one: _Layout, other: _Layout) -> None:
     if one.varying != other.varying:
         raise ValueError(
             f"{_OP}: from {one} to {other}: an axis varies in one of them only. Nothing moves along an axis "
@@ -100,7 +213,7 @@ def _submesh(mesh: DeviceMesh, axes: list[int]) -> DeviceMesh:
 
 
 def _spec(
-    mesh: DeviceMesh, layout: MeshLayout, kept: list[int], shape: tuple[int, ...], local: Tensor
+    mesh: DeviceMesh, layout: _Layout, kept: list[int], shape: tuple[int, ...], local: Tensor
 ) -> DTensorSpec:
     """``layout`` as a spec on ``mesh``, which has the axes ``kept``."""
     placements = tuple(counted_from_0(one, len(shape)) for one in layout.placements if one is not None)
@@ -138,19 +251,7 @@ class _Move(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         held = ctx.of_gradient
-        placements = tuple(
-            Replicate() if wanted.is_partial() and not one.is_partial() else wanted
-            for one, wanted in zip(held.placements, ctx.src.placements, strict=True)
-        )
-        target = _with_placements(ctx.src, placements)
-        again = _with_placements(target, tuple(_unreduced(one) for one in placements))
-        moved = _Move.apply(grad, held, target, again, ctx.how, False)
+        placements = gradient_placements(held.placements, ctx.src.placements)
+        target = replace(ctx.src, placements=placements)
+        moved = _Move.apply(grad, held, target, gradient_spec(target), ctx.how, False)
         return moved, None, None, None, None, None
-
-
-def _unreduced(placement: Placement) -> Placement:
-    return Replicate() if placement.is_partial() else placement
-
-
-def _with_placements(spec: DTensorSpec, placements: tuple[Placement, ...]) -> DTensorSpec:
-    return DTensorSpec(spec.mesh, placements, tensor_meta=spec.tensor_meta, shard_order=spec.shard_order)

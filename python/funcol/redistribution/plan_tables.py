@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from .cost_models import axis_names
+from .cost_models import axis_names, listed_axes
 from .planning import Plan
 
 Rows = list[tuple[str, ...]]
@@ -25,26 +25,17 @@ def step_rows(plan: Plan, unit: str = "") -> Rows:
     """A header, a row a step, and one with the totals; bytes are those of the rank that sends or holds most.
     ``unit`` is that of the costs."""
     header = ("step", "before", "after", "sent a rank", f"cost, {unit}" if unit else "cost", "peak")
-    rows = [
-        (
-            str(step),
-            step.before,
-            step.after,
-            bytes_text(step.bytes_sent),
-            f"{step.cost:.4g}",
-            bytes_text(step.peak_bytes),
-        )
+    parts = [
+        (str(step), step.before, step.after, step.bytes_sent, step.cost, step.peak_bytes)
         for step in plan.steps
     ]
-    total = (
-        "total",
-        plan.src,
-        plan.dst,
-        bytes_text(sum(step.bytes_sent for step in plan.steps)),
-        f"{plan.cost:.4g}",
-        bytes_text(plan.peak_bytes),
-    )
-    return [header, *rows, total]
+    total_sent = sum(step.bytes_sent for step in plan.steps)
+    parts.append(("total", plan.src, plan.dst, total_sent, plan.cost, plan.peak_bytes))
+    rows = [
+        (what, before, after, bytes_text(sent), f"{cost:.4g}", bytes_text(peak))
+        for what, before, after, sent, cost, peak in parts
+    ]
+    return [header, *rows]
 
 
 def aligned(rows: Rows, num_left: int) -> list[str]:
@@ -61,10 +52,8 @@ def aligned(rows: Rows, num_left: int) -> list[str]:
 
 def described_tensor(plan: Plan) -> str:
     """The shape and the mesh of ``plan``: ``64x128 on dp=2, tp=4``."""
-    axes = ", ".join(
-        f"{name}={size}" for name, size in zip(axis_names(plan.mesh), plan.mesh.sizes, strict=True)
-    )
-    return f"{'x'.join(map(str, plan.shape)) or 'scalar'} on {axes}"
+    axes = dict(zip(axis_names(plan.mesh), plan.mesh.sizes, strict=True))
+    return f"{'x'.join(map(str, plan.shape)) or 'scalar'} on {listed_axes(axes)}"
 
 
 def layouts(plan: Plan) -> list[str]:

@@ -96,8 +96,8 @@ def target_spec(
     src: DTensorSpec,
     mesh: DeviceMesh,
     placements: tuple[Placement, ...],
-    order: tuple[tuple[int, tuple[int, ...]], ...] | None,
-    dtype: torch.dtype | None,
+    order: tuple[tuple[int, tuple[int, ...]], ...] | None = None,
+    dtype: torch.dtype | None = None,
 ) -> DTensorSpec:
     """The spec of a tensor of ``src`` after its redistribution; ``dtype`` is its own if ``None``."""
     meta = meta_of(src)
@@ -110,16 +110,26 @@ def target_spec(
 
 
 def gradient_target_spec(grad: DTensor, target: DTensorSpec, dtype: torch.dtype) -> DTensorSpec:
-    """The spec to which ``grad``, the gradient of a tensor of spec ``target``, is redistributed.
+    """The spec to which ``grad``, the gradient of a tensor of spec ``target``, is redistributed."""
+    placements = gradient_placements(grad._spec.placements, target.placements)
+    meta = TensorMeta(grad.shape, grad.stride(), dtype)
+    return dataclasses.replace(target, placements=placements, tensor_meta=meta)
+
+
+def gradient_spec(spec: DTensorSpec) -> DTensorSpec:
+    """The spec of a gradient of a tensor of ``spec``, replicated where that is partial."""
+    return dataclasses.replace(spec, placements=without_partials(spec.placements))
+
+
+def gradient_placements(held: Sequence[Placement], target: Sequence[Placement]) -> tuple[Placement, ...]:
+    """The placements to which a gradient that is ``held`` is redistributed, of a tensor of ``target``.
 
     Where ``target`` is partial and the gradient is not, it is replicated, which is cheaper for its users.
     """
-    placements = tuple(
-        Replicate() if wanted.is_partial() and not held.is_partial() else wanted
-        for held, wanted in zip(grad._spec.placements, target.placements, strict=True)
+    return tuple(
+        Replicate() if wanted.is_partial() and not one.is_partial() else wanted
+        for one, wanted in zip(held, target, strict=True)
     )
-    meta = TensorMeta(grad.shape, grad.stride(), dtype)
-    return dataclasses.replace(target, placements=placements, tensor_meta=meta)
 
 
 # Without their mesh

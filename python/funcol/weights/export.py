@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, Self, TypeAlias, TypeVar
 
@@ -12,11 +14,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate
-from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from .. import _C
 from .._progress import Progress
-from ..redistribution.agreement import Agreement, Manifest, agreed_ties, own_ties, reason_of, staging_device
+from ..redistribution.agreement import (
+    Agreement,
+    Manifest,
+    agreed_ties,
+    mesh_value,
+    own_ties,
+    reason_of,
+    staging_device,
+)
 from ..redistribution.functions import redistribute
 from ..redistribution.local_redistribute import make_dtensor, settled
 from .fusing import Cat, Named, Stack
@@ -29,9 +38,20 @@ ByName: TypeAlias = Mapping[str, _T] | Callable[[str], _T]
 """A value for each name."""
 
 
-def by_name(values: ByName[_T], name: str, default: Any) -> _T:
-    """The value for ``name``; ``default`` where a mapping has none."""
+def by_name(values: ByName[_T] | None, name: str, default: Any) -> _T:
+    """The value for ``name``; ``default`` where there are none, or a mapping has none."""
+    if values is None:
+        return default  # type: ignore[no-any-return]
     return values.get(name, default) if isinstance(values, Mapping) else values(name)
+
+
+def check_bytes(op: str, name: str, count: int) -> None:
+    if count < 1:
+        raise ValueError(f"funcol::{op}: {name} is {count}, expected a number of 1 or more.")
+
+
+def own_rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
 
 
 def local_of(tensor: Tensor) -> Tensor:
@@ -104,7 +124,6 @@ class FullTensors(Iterator[tuple[str, "Tensor | None"]]):
     def __init__(self, named: Any, how: _How, group: dist.ProcessGroup | None, progress: bool) -> None:
         self._named, self._how, self._group = named, how, group
         self._agreement: Agreement | None = None
-        self._num_done = 0
         self._shows = progress
         self._steps = self._run()
 
@@ -133,7 +152,7 @@ class FullTensors(Iterator[tuple[str, "Tensor | None"]]):
     def _leave(self, reason: str) -> None:
         agreement, self._agreement = self._agreement, None
         if agreement is not None:
-            agreement.leave(reason, self._num_done)
+            agreement.leave(reason)
         self._steps.close()
 
     def _run(self) -> Generator[tuple[str, Tensor | None]]:
@@ -147,48 +166,45 @@ class FullTensors(Iterator[tuple[str, "Tensor | None"]]):
             if bucket:
                 source.agree(bucket)
                 bucket.start()
+            else:
+                source.end()
             return bucket
 
-        with _Counter(source.count, self._how.to, self._shows) as counter:
+        is_shown = self._shows and own_rank() == (self._how.to or 0)
+        start, num_bytes = time.monotonic(), 0
+        with Progress(_OP, source.count, is_on=is_shown) as progress:
             current = next_bucket()
             while current:
                 following = next_bucket()
-                if not following:
-                    source.end()
-                for pair in current.wholes(kept):
-                    self._num_done += 1
-                    counter.count(pair[1])
-                    yield from self._how.split(*pair)
-                    del pair
+                for name, whole in current.wholes(kept):
+                    agreement.num_done += 1
+                    if progress.is_shown:
+                        num_bytes += 0 if whole is None else whole.numel() * whole.element_size()
+                        gib, seconds = num_bytes / 2**30, max(time.monotonic() - start, 1e-9)
+                        progress.show(f"{gib:.2f} GiB, {gib / seconds:.2f} GiB/s")
+                        progress.advance()
+                    yield from self._how.split(name, whole)
+                    del whole
                 current = following
-            source.end()
 
 
+@dataclass
 class _How:
     """The options of an export, and where its results go."""
 
-    def __init__(
-        self,
-        to: int | None,
-        bucket_bytes: int,
-        dtype: ByName[torch.dtype | None] | torch.dtype | None,
-        device: torch.device | str | None,
-        names: ByName[Named | None] | None,
-    ) -> None:
-        self.to = to
-        self.bucket_bytes = bucket_bytes
-        self._dtype = dtype
-        self._names = names
+    to: int | None
+    bucket_bytes: int
+    dtype: ByName[torch.dtype | None] | torch.dtype | None
+    device: torch.device | str | None
+    names: ByName[Named | None] | None
+
+    def __post_init__(self) -> None:
+        self._device = None if self.device is None else torch.device(self.device)
         self._fused: dict[str, Cat | Stack] = {}  # by the name of the first part, which stands for all
-        self.device = None if device is None else torch.device(device)
-        self.changes = dtype is not None or device is not None
-        self.is_receiver = to is None or to == (dist.get_rank() if dist.is_initialized() else 0)
+        self.is_receiver = self.to is None or self.to == own_rank()
 
     def check(self) -> None:
-        if self.bucket_bytes < 1:
-            raise ValueError(
-                f"funcol::{_OP}: bucket_bytes is {self.bucket_bytes}, expected a number of 1 or more."
-            )
+        check_bytes(_OP, "bucket_bytes", self.bucket_bytes)
         if self.to is not None and (not isinstance(self.to, int) or self.to < 0):
             raise ValueError(
                 f"funcol::{_OP}: to is {self.to!r}, expected a global rank, or None for all ranks."
@@ -201,13 +217,13 @@ class _How:
 
     def dtype_of(self, name: str, tensor: Tensor) -> torch.dtype | None:
         """The dtype of the result; ``None``: the tensor's own."""
-        if self._dtype is None or not tensor.is_floating_point():
+        if self.dtype is None or not tensor.is_floating_point():
             return None
-        return self._dtype if isinstance(self._dtype, torch.dtype) else by_name(self._dtype, name, None)
+        return self.dtype if isinstance(self.dtype, torch.dtype) else by_name(self.dtype, name, None)
 
     def name_of(self, name: str, tensor: Tensor) -> str | None:
         """The name that is yielded, or that of the first part; ``None`` for tensors that are left out."""
-        found = name if self._names is None else by_name(self._names, name, name)
+        found = by_name(self.names, name, name)
         if found is None or isinstance(found, str):
             return found
         found.split(torch.empty(tensor.shape, device="meta"))  # ValueError before anything is sent
@@ -222,25 +238,12 @@ class _How:
         views = [None] * len(fused.parts) if whole is None else fused.split(whole)
         return [*zip(fused.parts, views, strict=True)]
 
-    def holder(self, ranks: tuple[int, ...], of_receiver: tuple[int, ...] | None, name: str) -> int:
-        """The rank of a mesh of ``ranks`` that gets the whole tensor, as C++ counts it. ``of_receiver``: the
-        ranks of the mesh on which rank ``to`` has the tensor."""
-        if self.to is None:
-            return _C.EVERY_RANK
-        if self.to in ranks:
-            return ranks.index(self.to)
-        if of_receiver is not None and self.to in of_receiver:
-            return _C.NO_RANK  # it has a replica, on a submesh of its own
-        raise ValueError(
-            f"funcol::{_OP}: '{name}' is on a mesh of the ranks {list(ranks)}, which rank {self.to} is not "
-            "part of. Pass a rank of every tensor's mesh as to."
-        )
-
-    def finished(self, whole: Tensor, dtype: torch.dtype | None) -> Tensor:
+    def finished(self, name: str, whole: Tensor) -> Tensor:
         """``whole`` with dtype and device as wanted."""
-        if dtype is None and self.device is None:
+        dtype = self.dtype_of(name, whole)
+        if dtype is None and self._device is None:
             return whole
-        return whole.to(device=self.device or whole.device, dtype=dtype or whole.dtype)
+        return whole.to(device=self._device or whole.device, dtype=dtype or whole.dtype)
 
 
 class _Source:
@@ -257,14 +260,14 @@ class _Source:
         self._agreement = agreement
         self._next: tuple[int, str, Tensor] | None = None
         self._num_read = 0
-        self._holders: dict[tuple[DeviceMesh, tuple[int, ...] | None], int] = {}
-        self._uncut: dict[tuple[DeviceMesh, tuple[Placement, ...]], bool] = {}
+        self.is_cut_in_name_alone = functools.cache(_is_cut_in_name_alone)
         self._firsts: dict[int, int] = {}
         self._lasts: dict[int, int] = {}
         self._manifest: Manifest | None = None
-        self._has_ended = False
+        self._manifests: dict[int, Manifest] = {}
+        pairs = self._named(pairs)
         if self.count is not None:
-            pairs = [*self._named(pairs)]
+            pairs = [*pairs]
             self._manifest = manifest = how.manifest(from_iterator=False)
             for name, tensor in pairs:
                 manifest.add(name, tensor, how.dtype_of(name, tensor))
@@ -273,7 +276,7 @@ class _Source:
             self._firsts = agreed_ties(self._manifests)
             for index, first in sorted(self._firsts.items()):
                 self._lasts[first] = index
-        self._pairs = iter(pairs) if self.count is not None else self._named(pairs)
+        self._pairs = iter(pairs)  # not enumerate(), which would keep the pair that it gave last
 
     def _named(self, pairs: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in pairs:
@@ -285,14 +288,11 @@ class _Source:
 
     def read(self) -> tuple[int, str, Tensor] | None:
         """Index, name and tensor; None at the end."""
-        if self._next is not None:
-            found, self._next = self._next, None
-            return found
-        pair = next(self._pairs, None)
-        if pair is None:
-            return None
-        self._num_read += 1
-        return self._num_read - 1, *pair
+        entry, self._next = self._next, None
+        if entry is None and (pair := next(self._pairs, None)) is not None:
+            entry = self._num_read, *pair
+            self._num_read += 1
+        return entry
 
     def put_back(self, entry: tuple[int, str, Tensor]) -> None:
         self._next = entry
@@ -309,9 +309,6 @@ class _Source:
 
     def end(self) -> None:
         """Returns once all ranks have come to their end."""
-        if self._has_ended:
-            return
-        self._has_ended = True
         self._agreement.end(self._how.manifest(from_iterator=True) if self._manifest is None else None)
 
     def holder(self, index: int, name: str, tensor: DTensor) -> int:
@@ -319,25 +316,15 @@ class _Source:
         to = self._how.to
         if to is None:
             return _C.EVERY_RANK
-        of_receiver = None
-        if self._manifest is not None and to in self._manifests:
-            of_receiver = self._manifests[to].ranks_of(index)
-        key = tensor.device_mesh, of_receiver
-        known = self._holders.get(key)
-        if known is None:
-            ranks = tuple(tensor.device_mesh.mesh.flatten().tolist())
-            known = self._holders[key] = self._how.holder(ranks, of_receiver, name)
-        return known
-
-    def is_cut_in_name_alone(self, spec: DTensorSpec) -> bool:
-        """Returns true if the axes that cut a tensor have one rank each."""
-        key = spec.mesh, spec.placements
-        known = self._uncut.get(key)
-        if known is None:
-            cut = [axis for axis, placement in enumerate(spec.placements) if not placement.is_replicate()]
-            known = bool(cut) and all(spec.mesh.size(axis) == 1 for axis in cut)
-            self._uncut[key] = known
-        return known
+        ranks = mesh_value(tensor.device_mesh).ranks
+        if to in ranks:
+            return ranks.index(to)
+        if to in self._manifests and to in (self._manifests[to].ranks_of(index) or ()):
+            return _C.NO_RANK  # it has a replica, on a submesh of its own
+        raise ValueError(
+            f"funcol::{_OP}: '{name}' is on a mesh of the ranks {list(ranks)}, which rank {to} is not part "
+            "of. Pass a rank of every tensor's mesh as to."
+        )
 
     def first_of(self, index: int) -> int:
         """The index of the first tensor that is tied to this one: its own if there is none."""
@@ -345,6 +332,12 @@ class _Source:
 
     def last_of(self, index: int) -> int:
         return self._lasts.get(self.first_of(index), index)
+
+
+def _is_cut_in_name_alone(mesh: DeviceMesh, placements: tuple[Placement, ...]) -> bool:
+    """Returns true if the axes that cut a tensor have one rank each."""
+    cut = [axis for axis, placement in enumerate(placements) if not placement.is_replicate()]
+    return bool(cut) and all(mesh.size(axis) == 1 for axis in cut)
 
 
 class _Bucket:
@@ -392,7 +385,9 @@ class _Bucket:
                 break
             add((index, name, moved))
             self.read.append(entry)
-            if isinstance(tensor, DTensor) and source.is_cut_in_name_alone(tensor._spec):
+            if isinstance(tensor, DTensor) and source.is_cut_in_name_alone(
+                tensor.device_mesh, tensor.placements
+            ):
                 self._uncut.add(index)
             left -= used
             most = max(left, 0)
@@ -409,7 +404,6 @@ class _Bucket:
     def wholes(self, kept: dict[int, Tensor | None]) -> Iterator[tuple[str, Tensor | None]]:
         """Yields names and wholes. ``kept`` are those that come again."""
         how, source, take = self._how, self._source, self._moves.take
-        changes = how.changes
         self._entries.reverse()
         while self._entries:
             index, name, whole = self._entries.pop()
@@ -429,8 +423,8 @@ class _Bucket:
                     whole = whole.clone()
                 if source.last_of(index) != index:
                     kept[index] = whole
-            if changes and whole is not None:
-                whole = how.finished(whole, how.dtype_of(name, whole))
+            if whole is not None:
+                whole = how.finished(name, whole)
             yield name, whole
             del whole
 
@@ -439,29 +433,3 @@ class _Bucket:
 def _moved_alone(tensor: DTensor) -> Tensor:
     """The whole of a tensor that C++ does not move with others."""
     return settled(redistribute(tensor, placements=[Replicate()] * tensor.device_mesh.ndim)._local_tensor)
-
-
-class _Counter:
-    """Counts tensors on a terminal, on one rank."""
-
-    def __init__(self, total: int | None, to: int | None, is_on: bool) -> None:
-        rank = dist.get_rank() if dist.is_initialized() else 0
-        self._progress = Progress(_OP, total, is_on=is_on and rank == (to or 0))
-        self._start = time.monotonic()
-        self._num_bytes = 0
-
-    def __enter__(self) -> Self:
-        self._progress.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._progress.__exit__(*error)
-
-    def count(self, whole: Tensor | None) -> None:
-        if not self._progress.is_shown:
-            return
-        if whole is not None:
-            self._num_bytes += whole.numel() * whole.element_size()
-        gib = self._num_bytes / 2**30
-        self._progress.show(f"{gib:.2f} GiB, {gib / max(time.monotonic() - self._start, 1e-9):.2f} GiB/s")
-        self._progress.advance()

@@ -55,9 +55,7 @@ class Wholes:
             )
         self._target_of = target_of
         self._strict = strict
-        self._given: dict[str, Named] = {
-            name: by_name(names, name, name) if names is not None else name for name in target_of
-        }
+        self._given: dict[str, Named] = {name: by_name(names, name, name) for name in target_of}
         self._wanted: dict[str, list[str]] = {}  # names of the model, by those that are given
         for name, theirs in self._given.items():
             for part in parts_of(theirs):

@@ -14,10 +14,9 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry
 
 from .. import _C
 from .._progress import Progress
-from ..redistribution.agreement import Agreement, Manifest, agreed_ties, own_ties, reason_of
-from ..redistribution.meshes import root_mesh
+from ..redistribution.agreement import Agreement, Manifest, agreed_ties, mesh_value, own_ties
 from ..redistribution.specs import has_own_order, spec_of
-from .export import ByName
+from .export import ByName, check_bytes, own_rank
 from .full_sources import Given, Target, Wholes
 from .fusing import Named
 from .sync import WeightSync
@@ -43,38 +42,27 @@ def load(
     The arguments and errors are those of :func:`funcol.load_full_state_dict`, by the name ``op``.
     """
     # In-place writes to parameters need neither a graph nor inference mode, which would refuse them.
-    with torch.inference_mode(mode=False), torch.no_grad():
-        agreement = Agreement(op, group)
-        num_done = 0
-        try:
-            if bucket_bytes < 1:
-                raise ValueError(
-                    f"funcol::{op}: bucket_bytes is {bucket_bytes}, expected a number of 1 or more."
-                )
-            loading = _Loading(op, held(), src, bucket_bytes, strict, agreement)
-            offered = agreement.tell([src, *(shards or ())]).values()
-            of_src = {name for theirs, *found in offered if theirs == src for name in found}
-            source = (
-                Wholes(op, given(), loading.target_of, names, strict, of_src) if src == own_rank() else None
-            )
-            if any(found for _, *found in offered):
-                loading.move_shards(shards or {}, source, group)
-            before: list[tuple[Target, Tensor]] = []
-            with Progress(op, len(loading.targets), is_on=progress and src == own_rank()) as shown:
-                for bucket, wholes in loading.buckets(source, bucket_bytes):
-                    shown.show(bucket[0].name)
-                    started = loading.start(bucket, wholes)
-                    del wholes
-                    _copy(before)
-                    before = started
-                    num_done += len(bucket)
-                    shown.advance(len(bucket))
-                agreement.end()
+    with torch.inference_mode(mode=False), torch.no_grad(), Agreement(op, group) as agreement:
+        check_bytes(op, "bucket_bytes", bucket_bytes)
+        loading = _Loading(op, held(), src, bucket_bytes, strict, agreement)
+        offered = agreement.tell([src, *(shards or ())]).values()
+        of_src = {name for theirs, *found in offered if theirs == src for name in found}
+        source = Wholes(op, given(), loading.target_of, names, strict, of_src) if src == own_rank() else None
+        if any(found for _, *found in offered):
+            loading.move_shards(shards or {}, source, group)
+        before: list[tuple[Target, Tensor]] = []
+        with Progress(op, len(loading.targets), is_on=progress and src == own_rank()) as shown:
+            for bucket in loading.buckets(source, bucket_bytes):
+                shown.show(bucket[0][0].name)
+                started = loading.start(bucket)
                 _copy(before)
-            return loading.incompatible, loading.beside
-        except BaseException as error:
-            agreement.leave(reason_of(error), num_done)
-            raise
+                before = started
+                agreement.num_done += len(bucket)
+                shown.advance(len(bucket))
+                del bucket
+            agreement.end()
+            _copy(before)
+        return loading.incompatible, loading.beside
 
 
 class IncompatibleKeys(NamedTuple):
@@ -141,12 +129,11 @@ class _Loading:
             if target.spec is not None:
                 target.spec = self._reached(target, target.spec)
                 if target.spec.mesh not in self._owners:
-                    ranks = target.spec.mesh.mesh.flatten().tolist()
-                    self._owners[target.spec.mesh] = ranks.index(src)
+                    self._owners[target.spec.mesh] = mesh_value(target.spec.mesh).ranks.index(src)
         # Of plain tensors, the ranks that take part.
         self._receivers = sorted(self._manifests)
         self._mesh_of_all = next(
-            (mesh for mesh in self._owners if sorted(mesh.mesh.flatten().tolist()) == self._receivers), None
+            (mesh for mesh in self._owners if sorted(mesh_value(mesh).ranks) == self._receivers), None
         )
 
     def _reached(self, target: Target, spec: DTensorSpec) -> DTensorSpec:
@@ -156,7 +143,7 @@ class _Loading:
         reached = {rank for ranks in meshes for rank in ranks}
         if len(meshes) > 1:
             spec = _on_common_mesh(spec, reached) or _on_stacked_meshes(spec, sorted(meshes)) or spec
-        ranks = set(spec.mesh.mesh.flatten().tolist())
+        ranks = {*mesh_value(spec.mesh).ranks}
         missing = reached - ranks
         if self._src not in ranks or missing:
             outside = min(missing) if self._src in ranks else self._src
@@ -188,8 +175,8 @@ class _Loading:
         ).sync()
         self._moved = {self.target_of[name].index for name in names}
 
-    def buckets(self, source: Wholes | None, most: int) -> Iterator[tuple[list[Target], list[Tensor | None]]]:
-        """Buckets of ``most`` bytes, and what rank ``src`` has for them. All ranks are about to send each."""
+    def buckets(self, source: Wholes | None, most: int) -> Iterator[list[tuple[Target, Tensor | None]]]:
+        """Buckets of ``most`` bytes, with what ``src`` has for them. All ranks are about to send each."""
         agreement, src = self._agreement, self._src
         told = agreement.tell(source and source.told())
         self.beside = told[src]["beside"]
@@ -201,20 +188,18 @@ class _Loading:
                 if not found["names"]:
                     self.incompatible = IncompatibleKeys(*found["incompatible"])
                     return
-                yield (
-                    [self.target_of[name] for name in found["names"]],
-                    wholes or [None] * len(found["names"]),
-                )
+                targets = [self.target_of[name] for name in found["names"]]
+                yield [*zip(targets, wholes or [None] * len(targets), strict=True)]
         self.incompatible = IncompatibleKeys(*told[src]["incompatible"])
         loaded = {
             self.target_of[name].index for name in {*self.target_of} - {*self.incompatible.missing_keys}
         }
         for bucket in self._in_order(loaded - self._moved, most):
-            wholes = [None if source is None else source.whole_of(target) for target in bucket]
+            pairs = [(target, None if source is None else source.whole_of(target)) for target in bucket]
             agreement.go_on()
             if source is not None:
                 source.loaded += [target.name for target in bucket]
-            yield bucket, wholes
+            yield pairs
 
     def _in_order(self, loaded: set[int], most: int) -> Iterator[list[Target]]:
         bucket: list[Target] = []
@@ -230,28 +215,29 @@ class _Loading:
         if bucket:
             yield bucket
 
-    def start(self, bucket: list[Target], wholes: list[Tensor | None]) -> list[tuple[Target, Tensor]]:
+    def start(self, bucket: list[tuple[Target, Tensor | None]]) -> list[tuple[Target, Tensor]]:
         """Sends a bucket; what this rank gets of it may be pending."""
         started: list[tuple[Target, Tensor]] = []
-        by_mesh: dict[DeviceMesh | None, list[int]] = {}
-        for index, target in enumerate(bucket):
+        by_mesh: dict[DeviceMesh | None, list[tuple[Target, Tensor | None]]] = {}
+        for target, whole in bucket:
             mesh = self._mesh_of_all if target.spec is None else target.spec.mesh
-            by_mesh.setdefault(mesh, []).append(index)
-        for mesh, indices in by_mesh.items():
+            by_mesh.setdefault(mesh, []).append((target, whole))
+        for mesh, of_mesh in by_mesh.items():
             if mesh is None:
-                started += [(bucket[index], self._sent(bucket[index], wholes[index])) for index in indices]
+                started += [(target, self._sent(target, whole)) for target, whole in of_mesh]
             elif mesh.get_coordinate() is not None:
+                replicated = (Replicate(),) * mesh.ndim
                 moved = _C.move_from_owners(
-                    [_on_device_of(mesh, wholes[index]) for index in indices],
-                    [bucket[index].spec or _replicated(bucket[index], mesh) for index in indices],
-                    [self._owners[mesh]] * len(indices),
-                    [None] * len(indices),
+                    [_on_device_of(mesh, whole) for _, whole in of_mesh],
+                    [target.spec or spec_of(mesh, replicated, target.local) for target, _ in of_mesh],
+                    [self._owners[mesh]] * len(of_mesh),
+                    [None] * len(of_mesh),
                     True,
                     None,
                 )
                 started += [
-                    (bucket[index], dtensor._local_tensor)
-                    for index, dtensor in zip(indices, moved, strict=True)
+                    (target, dtensor._local_tensor)
+                    for (target, _), dtensor in zip(of_mesh, moved, strict=True)
                 ]
         return started
 
@@ -284,14 +270,10 @@ def _copy(started: list[tuple[Target, Tensor]]) -> None:
             target.local.copy_(received)
 
 
-def _replicated(target: Target, mesh: DeviceMesh) -> DTensorSpec:
-    return spec_of(mesh, (Replicate(),) * mesh.ndim, target.local)
-
-
 def _on_common_mesh(spec: DTensorSpec, ranks: set[int]) -> DTensorSpec | None:
     """``spec`` on the smallest mesh with ``ranks`` that its submesh is cut from, where other submeshes hold
     replicas; ``None`` if there is no such mesh."""
-    mesh, root = spec.mesh, root_mesh(spec.mesh)
+    mesh, root = spec.mesh, spec.mesh._get_root_mesh()
     names, of_root = mesh.mesh_dim_names or (), root.mesh_dim_names or ()
     if mesh is root or not names or not all(name in of_root for name in names):
         return None
@@ -336,7 +318,3 @@ def _with_replicas(spec: DTensorSpec, common: DeviceMesh, axes: list[int]) -> DT
             for entry in spec.shard_order
         )
     return DTensorSpec(common, tuple(placements), tensor_meta=spec.tensor_meta, shard_order=order)  # type: ignore[arg-type]
-
-
-def own_rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0

@@ -14,14 +14,11 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.optim import Optimizer
 
-from .export import ByName
-from .loading import load, own_rank
+from .export import ByName, own_rank
+from .loading import load
 from .state_dicts import check_module, own_wholes
 
 _LOAD = "load_full_optimizer_state_dict"
-
-# A tensor's name in a stream, and its places in a state dict: the parameter, and what it is of it.
-Places = dict[str, tuple[str, str]]
 
 
 def full_optimizer_state_dict(
@@ -45,14 +42,11 @@ def full_optimizer_state_dict(
     PyTorch counterpart: ``get_optimizer_state_dict`` with ``full_state_dict=True``.
     """
     own: dict[str, Any] = {}
-    places: Places = {}
 
     def named() -> dict[str, Tensor]:
         check_module("full_optimizer_state_dict", model)
         own.update(get_optimizer_state_dict(model, optimizer))
-        tensors, found = _tensors_of(own)
-        places.update(found)
-        return tensors
+        return _tensors_of(own)
 
     wholes = own_wholes(
         named,
@@ -65,9 +59,13 @@ def full_optimizer_state_dict(
     )
     if to is not None and to != own_rank():
         return {}
-    states = {parameter: dict(values) for parameter, values in own["state"].items()}
-    for name, (parameter, key) in places.items():
-        states[parameter][key] = wholes[name]
+    states = {
+        parameter: {
+            key: wholes[_name_of(parameter, key)] if isinstance(value, Tensor) else value
+            for key, value in values.items()
+        }
+        for parameter, values in own["state"].items()
+    }
     return {"state": states, "param_groups": own["param_groups"]}
 
 
@@ -97,7 +95,7 @@ def load_full_optimizer_state_dict(
     def held() -> dict[str, Tensor]:
         check_module(_LOAD, model)
         own.update(get_optimizer_state_dict(model, optimizer))
-        return _tensors_of(own)[0]
+        return _tensors_of(own)
 
     def given() -> tuple[dict[str, Tensor] | None, Any]:
         if state is None:
@@ -106,7 +104,7 @@ def load_full_optimizer_state_dict(
         missing = [name for ours in own["param_groups"] for name in ours["params"] if name not in known]
         if missing:
             raise ValueError(f"funcol::{_LOAD}: {missing[0]!r} is in no group of the state. Pass all groups.")
-        return _tensors_of(state)[0], [_numbers_of(state), [_group(one) for one in state["param_groups"]]]
+        return _tensors_of(state), [_numbers_of(state), [_group(one) for one in state["param_groups"]]]
 
     _, (numbers, groups) = load(
         _LOAD,
@@ -129,14 +127,18 @@ def load_full_optimizer_state_dict(
     set_optimizer_state_dict(model, optimizer, own)
 
 
-def _tensors_of(state: dict[str, Any]) -> tuple[dict[str, Tensor], Places]:
-    tensors, places = {}, {}
-    for parameter, values in state["state"].items():
-        for key, value in values.items():
-            if isinstance(value, Tensor):
-                name = f"{parameter}.{key}"
-                tensors[name], places[name] = value, (parameter, key)
-    return tensors, places
+def _name_of(parameter: str, key: str) -> str:
+    """The name, in a stream, of the tensor ``key`` in the state of ``parameter``."""
+    return f"{parameter}.{key}"
+
+
+def _tensors_of(state: dict[str, Any]) -> dict[str, Tensor]:
+    return {
+        _name_of(parameter, key): value
+        for parameter, values in state["state"].items()
+        for key, value in values.items()
+        if isinstance(value, Tensor)
+    }
 
 
 def _numbers_of(state: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from ..redistribution.agreement import identity
-from .export import ByName, by_name, full_tensors, local_of
+from .export import ByName, full_tensors, local_of, own_rank
 from .full_sources import is_sharded
-from .fusing import Named, parts_of
-from .loading import IncompatibleKeys, load, own_rank
+from .fusing import Named
+from .loading import IncompatibleKeys, load
 
 
 def check_module(op: str, model: Any) -> None:
@@ -76,26 +76,20 @@ def own_wholes(
 ) -> dict[str, Tensor]:
     """Returns the tensors that :func:`funcol.full_tensors` gives this rank of ``named()``, in memory of their
     own. Those that are the same tensor of the model stay one."""
-    tensors: dict[str, Tensor] = {}
-    held_as: dict[str, Tensor] = {}
+    memory: set[int] = set()
 
-    def read() -> dict[str, Tensor]:
-        tensors.update(named())
+    def read() -> Mapping[str, Tensor]:
+        tensors = named()
+        memory.update(local_of(tensor).untyped_storage()._cdata for tensor in tensors.values())
         return tensors
-
-    def shown(name: str) -> Named | None:
-        found = name if names is None else by_name(names, name, name)
-        if found is not None:
-            held_as.update(dict.fromkeys(parts_of(found), tensors[name]))
-        return found
 
     copies: dict[Any, Tensor] = {}
     wholes: dict[str, Tensor] = {}
-    with full_tensors(read, names=shown, **options) as stream:  # type: ignore[arg-type]
+    with full_tensors(read, names=names, **options) as stream:  # type: ignore[arg-type]
         for name, whole in stream:
             if whole is None:
                 continue
-            if whole.untyped_storage()._cdata == local_of(held_as[name]).untyped_storage()._cdata:
+            if whole.untyped_storage()._cdata in memory:
                 same = identity(whole)
                 if same not in copies:
                     copies[same] = whole.clone()

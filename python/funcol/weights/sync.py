@@ -16,12 +16,11 @@ from ..redistribution.agreement import (
     MeshValue,
     compare,
     device_for,
-    reason_of,
     sets_that_agree,
 )
-from .export import ByName, by_name
-from .message_batches import Batch
-from .pieces import Held, Place, held_indices, transfer_of
+from ..redistribution.planning import dtype_of
+from .export import ByName, by_name, check_bytes
+from .messages import Batch, Held, Place, held_indices, transfer_of
 
 Weights = nn.Module | Mapping[str, Tensor] | None
 
@@ -76,22 +75,16 @@ class WeightSync:
         changed_only: bool = False,
     ) -> None:
         self._group = group
-        agreement = Agreement(self._op, group)
-        try:
-            if max_bytes < 1:
-                raise ValueError(
-                    f"funcol::{self._op}: max_bytes is {max_bytes}, expected a number of 1 or more."
-                )
-            plan = _Plan(agreement, {"max_bytes": max_bytes, "changed_only": changed_only})
-            plan.exchange(_named(source, self._op), _named(destination, self._op), names, dtype)
+        with Agreement(self._op, group) as agreement:
+            check_bytes(self._op, "max_bytes", max_bytes)
+            options = {"max_bytes": max_bytes, "changed_only": changed_only}
+            sides = _named(source, self._op), _named(destination, self._op)
+            plan = _Plan(agreement, options, *sides, names, dtype)
             device = device_for(plan.devices, agreement.group)
             self._batches = plan.batches(max_bytes)
             for batch in self._batches:
                 batch.finish(agreement.ranks, device, changed_only)
             agreement.end()
-        except BaseException as error:
-            agreement.leave(reason_of(error), 0)
-            raise
 
     def __call__(self) -> int:
         return self.sync()
@@ -102,21 +95,19 @@ class WeightSync:
         All ranks call it alike. ``RuntimeError``: another rank failed, which the message names. Some of the
         destination has new values then, and the next call sends all.
         """
-        agreement = Agreement(self._op, self._group)
-        num_sent = num_done = 0
-        with torch.inference_mode(mode=False), torch.no_grad():
+        num_sent = 0
+        with torch.inference_mode(mode=False), torch.no_grad(), Agreement(self._op, self._group) as agreement:
             try:
                 for batch in self._batches:
                     batch.pack()
                     agreement.go_on()
                     num_sent += batch.send(agreement)
                     batch.unpack()
-                    num_done += batch.num_tensors
+                    agreement.num_done += batch.num_tensors
                 agreement.end()
-            except BaseException as error:
+            except BaseException:
                 for batch in self._batches:
                     batch.forget()
-                agreement.leave(reason_of(error), num_done)
                 raise
         return num_sent
 
@@ -136,19 +127,18 @@ def _named(side: Weights, op: str) -> dict[str, Tensor]:
 class _Plan:
     """The tensors of both sides as all ranks have them, by value."""
 
-    def __init__(self, agreement: Agreement, options: dict[str, Any]) -> None:
-        self._agreement = agreement
-        self._op = agreement.op
-        self._options = {"function": self._op, **options}
-
-    def exchange(
+    def __init__(
         self,
+        agreement: Agreement,
+        options: dict[str, Any],
         source: dict[str, Tensor],
         destination: dict[str, Tensor],
         names: ByName[str | None] | None,
         dtype: ByName[torch.dtype | None] | torch.dtype | None,
     ) -> None:
-        renamed = {name: name if names is None else by_name(names, name, name) for name in destination}
+        self._agreement = agreement
+        self._op = agreement.op
+        renamed = {name: by_name(names, name, name) for name in destination}
         for name, found in renamed.items():
             if found is not None and not isinstance(found, str):
                 raise TypeError(
@@ -165,7 +155,9 @@ class _Plan:
             manifests[1].add(name, tensor)
         for manifest in manifests:
             self._agreement.check_inside(manifest)
-        told = self._agreement.tell([self._options, renamed, *(one.values() for one in manifests)])
+        told = self._agreement.tell(
+            [{"function": self._op, **options}, renamed, *(one.values() for one in manifests)]
+        )
         compare({rank: Manifest(one[0]) for rank, one in told.items()}, self._op)
         self._renamed: dict[str, str] = {}
         for rank, (_, of_rank, *_) in told.items():
@@ -270,9 +262,6 @@ class _Look(NamedTuple):
         return f"{self.dtype} {self.shape}"
 
     def sent_to(self, other: _Look) -> torch.dtype:
-        own, wanted = (getattr(torch, one.dtype.removeprefix("torch.")) for one in (self, other))
         if self.sent_as != "none":
-            wanted = getattr(torch, self.sent_as.removeprefix("torch."))
-        elif wanted.itemsize > own.itemsize:
-            wanted = own
-        return wanted  # type: ignore[no-any-return]
+            return dtype_of(self.sent_as)
+        return min(dtype_of(other.dtype), dtype_of(self.dtype), key=lambda one: one.itemsize)

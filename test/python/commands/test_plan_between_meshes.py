@@ -9,7 +9,7 @@ import pytest
 
 import funcol
 from funcol.__main__ import main
-from funcol.redistribution.mesh_change_drawing import mesh_change_as_svg
+from funcol.redistribution.plan_drawing import mesh_change_as_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -84,8 +84,7 @@ from .compiled import (  # noqa: E402
     reduce_scatter_tensor_inplace,
     remaps,
 )
-from .installation import install, installed, uninstall  # noqa: E402
-from .installation.table_limits import table_limits  # noqa: E402
+from .installation import install, installed, table_limits, uninstall  # noqa: E402
 from .redistribution import cost_models, plan_redistribution, planning  # noqa: E402
 
 __version__ = _build_info.VERSION

@@ -35,12 +35,13 @@ from .. import _C
 from ..collectives import async_tensor, errors, functions, tracing
 from ..compiled import remaps
 from . import dtensor_on_import, patching, results, spmd_types, unknown_release
-from .decision_counts import decision_counts as decision_counts
-from .decision_counts import forget_decision_counts as forget_decision_counts
+from .counts import decision_counts as decision_counts
+from .counts import forget_decision_counts as forget_decision_counts
+from .counts import forget_operator_counts as forget_operator_counts
+from .counts import operator_counts as operator_counts
+from .counts import table_limits as table_limits
 from .dtensor_on_import import is_under_dtensor as is_under_dtensor
 from .kernels import KernelsInPlace
-from .operator_counts import forget_operator_counts as forget_operator_counts
-from .operator_counts import operator_counts as operator_counts
 
 # funcol's public functions, by name.
 _OURS: dict[str, Any] = {

@@ -24,7 +24,8 @@ from torch.distributed.tensor._tp_conv import tp_convolution
 from .. import _C
 from ..redistribution.meshes import simulates_ranks
 from ..sharding.propagation import ShardingPropagator, is_pytorch_tracing
-from .handlers import Handler, enter, handlers
+from .operators import Handler, handlers
+from .patching import entered
 
 _FORWARD = torch.ops.aten.convolution.default
 _BACKWARD = torch.ops.aten.convolution_backward.default
@@ -33,9 +34,8 @@ _BACKWARD = torch.ops.aten.convolution_backward.default
 def put(dispatcher: OpDispatcher, propagator: ShardingPropagator) -> Callable[[], None]:
     """Enters handlers of both operators, where PyTorch has handlers. Returns the function that undoes it."""
     theirs = handlers()
-    return enter(
-        {op: _handler(dispatcher, propagator, theirs[op]) for op in (_FORWARD, _BACKWARD) if op in theirs}
-    )
+    ours = {op: _handler(dispatcher, propagator, theirs[op]) for op in (_FORWARD, _BACKWARD) if op in theirs}
+    return entered(theirs, ours)
 
 
 def _handler(dispatcher: OpDispatcher, propagator: ShardingPropagator, theirs: Handler) -> Handler:

@@ -11,7 +11,6 @@ inputs, from the generators that agree.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -31,7 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .. import _C
 from ..redistribution.meshes import simulates_ranks
 from ..sharding.propagation import is_pytorch_tracing
-from . import handlers, patching, random_states
+from . import operators, patching, random_states
 from .view_writeback import overloads, writes_to_first
 
 aten = torch.ops.aten
@@ -178,16 +177,18 @@ OPERATORS = {
 def dispatched(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Handles operators that draw where PyTorch's C++ would run them without asking Python. funcol's C++
     knows this handler, and runs them itself."""
-    return handlers.dispatched(op, args, kwargs)
+    return operators.dispatched(op, args, kwargs)
 
 
 def put() -> Callable[[], None]:
     """Makes PyTorch's dispatcher know all operators that draw. Returns the function that undoes it."""
     known: set[OpOverload] = DTensor._op_dispatcher._random_ops
-    ours = {op for op in OPERATORS if op not in known and op not in handlers.handlers()}
+    ours = {op for op in OPERATORS if op not in known and op not in operators.handlers()}
     # PyTorch's dispatcher counts a number for each element of the first argument.
     added = {op for op in ours if OPERATORS[op] not in (_normal, _replicated)}
-    undo = handlers.enter({op: dispatched if op in added else handlers.dispatched for op in ours})
+    undo = patching.entered(
+        operators.handlers(), {op: dispatched if op in added else operators.dispatched for op in ours}
+    )
     known.update(added)
 
     def take() -> None:
@@ -221,9 +222,7 @@ def _is_pytorchs(tracker: Any) -> bool:
 def draw(op: OpOverload, spec: DTensorSpec | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs ``op`` on local tensors. Its first result, or the tensor that it fills, has ``spec``; without one
     it is a full tensor, and gets the numbers of DTensors of its shape."""
-    call = dict(_defaults(op))
-    call.update(zip(call, args, strict=False))
-    call.update(kwargs)
+    call = operators.arguments_of(op, args, kwargs)
     return OPERATORS[op](_Source(spec, call.pop("generator", None)), op, call)
 
 
@@ -238,13 +237,6 @@ class FullDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func in OPERATORS and self._is_wanted():
             return draw(func, None, args, kwargs or {})
         return func(*args, **(kwargs or {}))
-
-
-@functools.cache
-def _defaults(op: OpOverload) -> tuple[tuple[str, Any], ...]:
-    return tuple(
-        (one.name, one.default_value if one.has_default_value() else None) for one in op._schema.arguments
-    )
 
 
 def local_results(dispatcher: stock_dispatch.OpDispatcher, op: OpOverload, op_info: Any) -> Any:

@@ -27,12 +27,11 @@ _BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.
 _SEQUENCE_DIM = 2
 
 
-def _start() -> Callable[[], None]:
-    return entered(_module().custom_ops, dict.fromkeys((_FORWARD, _BACKWARD), _run))
+def _start(attention: Any) -> Callable[[], None]:
+    return entered(attention.custom_ops, dict.fromkeys((_FORWARD, _BACKWARD), _run))
 
 
-_under_context_parallel = PutOnImport(_MODULE, _start)
-put, take = _under_context_parallel.put, _under_context_parallel.take
+put = PutOnImport(_MODULE, _start).put
 
 
 def _module() -> Any:

@@ -7,24 +7,26 @@ before such a module, or the module would be imported again while it is not comp
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from .on_import import PutOnImport
+from .patching import put_all
 from .unknown_release import left_to_pytorch
 
 
-def _start_dtensor() -> Callable[[], None]:
+def _start_dtensor(_tensor: Any) -> Callable[[], None]:
     with left_to_pytorch("DTensor and FSDP2"):
-        from .install_dtensor import UnderDTensor
+        from . import install_dtensor
 
-        return UnderDTensor().undo
+        return install_dtensor.put()
     return lambda: None
 
 
-def _start_fully_shard() -> Callable[[], None]:
+def _start_fully_shard(_fully_shard: Any) -> Callable[[], None]:
     with left_to_pytorch("FSDP2"):
-        from .fully_shard import UnderFullyShard
+        from . import fully_shard
 
-        return UnderFullyShard().undo
+        return fully_shard.put()
     return lambda: None
 
 
@@ -33,19 +35,10 @@ _under_dtensor = PutOnImport("torch.distributed.tensor", _start_dtensor)
 _under_fully_shard = PutOnImport("torch.distributed.fsdp._fully_shard", _start_fully_shard)
 
 
-def put() -> None:
-    """Puts funcol under what is imported now, and else as soon as it is, until :func:`take`."""
-    _under_dtensor.put()
-    try:
-        _under_fully_shard.put()
-    except BaseException:
-        _under_dtensor.take()
-        raise
-
-
-def take() -> None:
-    remove_fully_shard()
-    _under_dtensor.take()
+def put() -> Callable[[], None]:
+    """Puts funcol under what is imported now, and else as soon as it is. Returns the function that undoes
+    it."""
+    return put_all((_under_dtensor.put, _under_fully_shard.put))
 
 
 remove_fully_shard = _under_fully_shard.take

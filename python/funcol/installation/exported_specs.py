@@ -6,7 +6,6 @@ flattens lists of specs, and would lose them.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -15,8 +14,6 @@ from torch.utils import _pytree as pytree
 
 from . import patching
 from .on_import import PutOnImport
-
-_MODULE = "torch._higher_order_ops.flat_apply"
 
 
 class _Constant:
@@ -43,11 +40,8 @@ def _spec_of(_leaves: Any, constant: _Constant) -> DTensorSpec:
 pytree.register_pytree_node(_Constant, _flattened, _spec_of)
 
 
-def _start() -> Callable[[], None]:
-    # The package has an operator of the module's name.
-    theirs = patching.own_function(vars(importlib.import_module(_MODULE)).get("to_graphable"))
-    if theirs is None:
-        return lambda: None
+def _start(flat_apply: Any) -> Callable[[], None]:
+    theirs = vars(flat_apply).get("to_graphable")
     stock = patching.copied(theirs)
 
     def to_graphable(stuff: Any) -> Any:
@@ -57,5 +51,4 @@ def _start() -> Callable[[], None]:
     return patching.redirected(theirs, to_graphable)
 
 
-_under_export = PutOnImport(_MODULE, _start)
-put, take = _under_export.put, _under_export.take
+put = PutOnImport("torch._higher_order_ops.flat_apply", _start).put

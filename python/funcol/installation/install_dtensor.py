@@ -1,4 +1,4 @@
-"""funcol under PyTorch's DTensor: :func:`funcol.install` makes an :class:`UnderDTensor`."""
+"""funcol under PyTorch's DTensor: :func:`funcol.install` calls :func:`put`."""
 
 from __future__ import annotations
 
@@ -83,32 +83,28 @@ def _put_comparisons() -> Callable[[], None]:
     return undo.close
 
 
-class UnderDTensor:
-    """funcol put under DTensor, until :meth:`undo`."""
-
-    def __init__(self) -> None:
-        with ExitStack() as undo:
-            passed_by = [user_patches.passed_by(theirs) for theirs, _ in _FUNCTIONS]
-            for (theirs, ours), replaced in zip(_FUNCTIONS, passed_by, strict=True):
-                if not replaced:
-                    put = patching.inlined if ours in _INLINED else patching.redirected
-                    undo.callback(put(theirs, ours))
-            _put_propagator(DTensor._op_dispatcher, undo)
-            undo.callback(operators.put())
-            undo.callback(random_operators.put())
-            undo.callback(_put_comparisons())
-            undo.callback(assigned_data.put())
-            undo.callback(mixed_lists.put())
-            for part in (
-                context_parallel,
-                exported_specs,
-                local_maps,
-                parallel_loss,
-                parallel_styles,
-            ):
-                part.put()
-                undo.callback(part.take)
-            self.undo = undo.pop_all().close
+def put() -> Callable[[], None]:
+    """Puts funcol under DTensor. Returns the function that undoes it."""
+    with ExitStack() as undo:
+        passed_by = [user_patches.passed_by(theirs) for theirs, _ in _FUNCTIONS]
+        for (theirs, ours), replaced in zip(_FUNCTIONS, passed_by, strict=True):
+            if not replaced:
+                redirect = patching.inlined if ours in _INLINED else patching.redirected
+                undo.callback(redirect(theirs, ours))
+        _put_propagator(DTensor._op_dispatcher, undo)
+        parts = (
+            operators,
+            random_operators,
+            assigned_data,
+            mixed_lists,
+            context_parallel,
+            exported_specs,
+            local_maps,
+            parallel_loss,
+            parallel_styles,
+        )
+        undo.callback(patching.put_all((*(part.put for part in parts), _put_comparisons)))
+        return undo.pop_all().close
 
 
 def _put_propagator(dispatcher: OpDispatcher, undo: ExitStack) -> None:
@@ -117,16 +113,10 @@ def _put_propagator(dispatcher: OpDispatcher, undo: ExitStack) -> None:
         return
     ours = InstalledPropagator(theirs)
 
-    def put_back() -> None:
-        if dispatcher.sharding_propagator is ours:
-            dispatcher.sharding_propagator = theirs
-        ours._keywords.undo()
-        ours.cache_clear()
-        _compat.forget_decisions()
-
     undo.callback(_compat.candidates_in_order(theirs))
-    undo.callback(put_back)
-    dispatcher.sharding_propagator = ours
+    for forget in (_compat.forget_decisions, ours.cache_clear, ours._keywords.undo):
+        undo.callback(forget)
+    undo.callback(patching.set_attribute(dispatcher, "sharding_propagator", ours))
     undo.callback(convolutions.put(dispatcher, ours))
     undo.callback(native_operators.put(dispatcher, ours))
     _compat.forget_decisions()

@@ -25,13 +25,9 @@ from ..redistribution.specs import dense_strides_like, placed
 from . import patching
 from .on_import import PutOnImport
 
-_MODULE = "torch.distributed.tensor.experimental._func_map"
 
-
-def _start() -> Callable[[], None]:
-    from torch.distributed.tensor.experimental import _func_map
-
-    own = patching.own_function(vars(_func_map).get("_local_map_wrapped"))
+def _start(func_map: Any) -> Callable[[], None]:
+    own = patching.own_function(vars(func_map).get("_local_map_wrapped"))
     if own is None:
         return lambda: None
     ours = functools.partial(_mapped, patching.copied(own), own.__code__.co_argcount)
@@ -87,5 +83,4 @@ def _total(size: int, mesh: DeviceMesh, axes: tuple[int, ...]) -> int:
     return int(total)
 
 
-_under_local_map = PutOnImport(_MODULE, _start)
-put, take = _under_local_map.put, _under_local_map.take
+put = PutOnImport("torch.distributed.tensor.experimental._func_map", _start).put

@@ -81,17 +81,16 @@ def _loss() -> Any:
     return sys.modules[_MODULE]
 
 
-def _start() -> Callable[[], None]:
+def _start(loss: Any) -> Callable[[], None]:
     ours = {
         torch.ops.aten._log_softmax_backward_data.default: _log_softmax_backward,
         torch.ops.aten.nll_loss_backward.default: _nll_loss_backward,
         torch.ops.aten.nll_loss2d_backward.default: _nll_loss_backward,
     }
-    theirs = _loss().customized_loss_ops
+    theirs = loss.customized_loss_ops
     if any(own_function(theirs.get(op)) is None for op in ours):
         return lambda: None  # a program has put in handlers of its own
     return entered(theirs, ours)
 
 
-_under_loss_parallel = PutOnImport(_MODULE, _start)
-put, take = _under_loss_parallel.put, _under_loss_parallel.take
+put = PutOnImport(_MODULE, _start).put

@@ -9,7 +9,6 @@ PyTorch counterpart: ``torch.distributed.tensor.parallel.RowwiseParallel``.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -21,8 +20,6 @@ from torch.distributed.tensor import DTensor, Placement, Shard
 from ..redistribution.specs import dense_strides_like
 from . import patching, user_patches
 from .on_import import PutOnImport
-
-_MODULE = "torch.distributed.tensor.parallel.style"
 
 
 def _prepare_rowwise_input(
@@ -55,12 +52,11 @@ def _prepare_rowwise_input(
     return tensor
 
 
-def _start() -> Callable[[], None]:
-    theirs = sys.modules[_MODULE].RowwiseParallel._prepare_input_fn
+def _start(style: Any) -> Callable[[], None]:
+    theirs = style.RowwiseParallel._prepare_input_fn
     if user_patches.passed_by(theirs):
         return lambda: None
     return patching.replaced(theirs, _prepare_rowwise_input)
 
 
-_under_parallel_styles = PutOnImport(_MODULE, _start)
-put, take = _under_parallel_styles.put, _under_parallel_styles.take
+put = PutOnImport("torch.distributed.tensor.parallel.style", _start).put

@@ -11,8 +11,8 @@ import functools
 import gc
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
@@ -182,6 +182,15 @@ def described(found: Any) -> str:
 # Replacements
 
 
+def put_all(puts: Iterable[Callable[[], Callable[[], None]]]) -> Callable[[], None]:
+    """Calls each of ``puts``, which replaces something and returns the function that undoes it. Returns the
+    function that undoes all of them, the last one first. If one fails, those before it are undone."""
+    with ExitStack() as undo:
+        for put in puts:
+            undo.callback(put())
+        return undo.pop_all().close
+
+
 def entered(table: dict[Any, Any], ours: Mapping[Any, Any]) -> Callable[[], None]:
     """Enters ``ours`` in ``table``. Returns the function that undoes it, where the table still has ours."""
     before = {key: table[key] for key in ours if key in table}
@@ -199,9 +208,9 @@ def entered(table: dict[Any, Any], ours: Mapping[Any, Any]) -> Callable[[], None
     return undo
 
 
-def set_attribute(owner: type, name: str, value: Any) -> Callable[[], None]:
-    """Gives the class ``owner`` an attribute. Returns the function that undoes it, where the class still has
-    ours."""
+def set_attribute(owner: Any, name: str, value: Any) -> Callable[[], None]:
+    """Gives ``owner``, a class or an object, an attribute. Returns the function that undoes it, where
+    ``owner`` still has ours."""
     before = vars(owner).get(name)
     setattr(owner, name, value)
 
@@ -274,7 +283,9 @@ def _has_parameters_of(ours: FunctionType, theirs: FunctionType) -> bool:
 
 def replaced(function: Any, ours: Callable[..., Any]) -> Callable[[], None]:
     """Makes ``function``, which has no closure, call ``ours``, and its own code where ``ours`` returns
-    ``NotImplemented``. Returns the function that undoes it."""
+    ``NotImplemented``. Returns the function that undoes it. Does nothing if ``function`` is ``None``."""
+    if function is None:
+        return lambda: None
     return _with_its_signature(function, _replace.__code__, _funcol=ours, _stock=_copy(function))
 
 

@@ -8,6 +8,7 @@ tensors are instances of the class to ``isinstance``, and plain tensors have its
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -18,6 +19,7 @@ from torch import Tensor
 from .. import _C, _compat
 from ..collectives.async_tensor import wait_tensor
 from ..collectives.import_hooks import after_import
+from . import patching
 
 
 class _Attribute:
@@ -64,23 +66,19 @@ _ATTRIBUTES = {
 _awaits_dynamo = False
 
 
-def put() -> None:
-    """Gives tensors the methods, and ``isinstance`` its answer, until :func:`take`."""
+def put() -> Callable[[], None]:
+    """Gives tensors the methods, and ``isinstance`` its answer. Returns the function that undoes it."""
     global _awaits_dynamo
-    for name, attribute in _ATTRIBUTES.items():
-        if not hasattr(Tensor, name):
-            setattr(Tensor, name, attribute)
-    _C.install_pending_instances(stock.AsyncCollectiveTensor)
-    if not _awaits_dynamo:
-        _awaits_dynamo = True
-        after_import("torch._dynamo.variables.tensor", _hide_from_dynamo)
-
-
-def take() -> None:
-    _C.remove_pending_instances()
-    for name, attribute in _ATTRIBUTES.items():
-        if vars(Tensor).get(name) is attribute:
-            delattr(Tensor, name)
+    with ExitStack() as undo:
+        for name, attribute in _ATTRIBUTES.items():
+            if not hasattr(Tensor, name):
+                undo.callback(patching.set_attribute(Tensor, name, attribute))
+        _C.install_pending_instances(stock.AsyncCollectiveTensor)
+        undo.callback(_C.remove_pending_instances)
+        if not _awaits_dynamo:
+            _awaits_dynamo = True
+            after_import("torch._dynamo.variables.tensor", _hide_from_dynamo)
+        return undo.pop_all().close
 
 
 def _hide_from_dynamo(module: ModuleType) -> None:

@@ -71,7 +71,7 @@ def known_version() -> tuple[str, bool] | None:
     return importlib.metadata.version("spmd_types"), _is_known(_KNOWN, files)
 
 
-def _start() -> Callable[[], None]:
+def _start(_collectives: Any) -> Callable[[], None]:
     if not _is_imported_known(_KNOWN):
         return lambda: None
     from . import spmd_types_calls as calls
@@ -86,7 +86,7 @@ def _start() -> Callable[[], None]:
         return undo.pop_all().close
 
 
-def _start_checks() -> Callable[[], None]:
+def _start_checks(_checker: Any) -> Callable[[], None]:
     if not _is_imported_known(_KNOWN_CHECKER):
         return lambda: None
     from . import spmd_types_checks
@@ -98,14 +98,8 @@ _under_spmd_types = PutOnImport("spmd_types._collectives", _start)
 _under_its_checker = PutOnImport("spmd_types._checker", _start_checks)
 
 
-def put() -> None:
-    _under_spmd_types.put()
-    _under_its_checker.put()
-
-
-def take() -> None:
-    _under_its_checker.take()
-    _under_spmd_types.take()
+def put() -> Callable[[], None]:
+    return patching.put_all((_under_spmd_types.put, _under_its_checker.put))
 
 
 def _own_function(module: ModuleType, name: str) -> Any:

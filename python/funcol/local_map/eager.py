@@ -16,7 +16,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from ..redistribution.conversions import from_local, to_local
 from ..redistribution.functions import redistribute
 from ..redistribution.local_redistribute import settled
-from ..redistribution.specs import canonical, copy_without_mesh, has_own_order, placed, spec_of_shape
+from ..redistribution.specs import canonical, copy_without_mesh, has_own_order, placed
 from .arguments import LocalMapArguments, check_keywords, each_input, each_output, name_of
 from .nesting import flatten, unflatten
 from .regions import (
@@ -419,17 +419,15 @@ class LocalMap:
         placements = self.check_output(i, value)
         assert placements is not None
         sizes = self.sizes[i] if self.sizes is not None else None
-        if sizes is not None:
-            spec = spec_of_shape(signature.mesh, placements, sizes, value)
-        else:
-            spec = whole_spec(value, signature.mesh, placements, signature.uneven, f"result {i}", self.name)
+        mesh, what = signature.mesh, f"result {i}"
+        spec = whole_spec(value, mesh, placements, sizes, signature.uneven, what, self.name)
         gradient = signature.gradients_out[i]
         assert gradient is not None
-        gradient = checked_placements(gradient, value.dim(), f"result {i}", self.name)
+        gradient = checked_placements(gradient, value.dim(), what, self.name)
         return Result(
             copy_without_mesh(spec),
-            copy_without_mesh(placed(spec, signature.mesh, gradient)),
-            average_of(placements, signature.mesh) if _reduces_otherwise(placements) else 0,
+            copy_without_mesh(placed(spec, mesh, gradient)),
+            average_of(placements, mesh) if _reduces_otherwise(placements) else 0,
         )
 
 

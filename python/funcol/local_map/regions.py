@@ -317,15 +317,18 @@ def whole_spec(
     local: Tensor,
     mesh: DeviceMesh,
     placements: Placements,
+    sizes: Sizes | None,
     uneven: Sequence[Uneven],
     what: str,
     name: str,
 ) -> DTensorSpec:
-    """The spec of a result of which this rank has ``local``.
+    """The spec of a result of which this rank has ``local``; ``sizes`` are those of the whole, where known.
 
-    Shards are taken to be even, unless an input has uneven ones on the same axes: then the size of the input
-    is that of the result. ``ValueError`` if this rank's shards of the two are not equally long.
+    Else shards are taken to be even, unless an input has uneven ones on the same axes: then the size of the
+    input is that of the result. ``ValueError`` if this rank's shards of the two are not equally long.
     """
+    if sizes is not None:
+        return spec_of_shape(mesh, placements, sizes, local)
     placements = checked_placements(placements, local.dim(), what, name)
     shape: list[Any] = list(local.shape)
     for dim, axes in cuts_of(placements).items():
@@ -333,13 +336,13 @@ def whole_spec(
         if not related:
             shape[dim] = shape[dim] * num_pieces(mesh, axes)
             continue
-        sizes = {one.whole_size for one in related if one.axes == axes and one.local_size == shape[dim]}
-        if len(sizes) != 1:
+        found = {one.whole_size for one in related if one.axes == axes and one.local_size == shape[dim]}
+        if len(found) != 1:
             raise ValueError(
                 f"funcol.apply_local_map: {name}: {what} has shape {tuple(local.shape)} on this rank and the "
                 f"placements {list(placements)}; dim {dim} lies on axes whose shards of the inputs are "
                 f"uneven ({', '.join(f'{one.local_size} of {one.whole_size}' for one in related)}), so "
                 "its whole size cannot be told. Pad the inputs, or return shards as long as theirs."
             )
-        shape[dim] = sizes.pop()
+        shape[dim] = found.pop()
     return spec_of_shape(mesh, placements, shape, local)

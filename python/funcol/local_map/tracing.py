@@ -25,6 +25,7 @@ from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
+from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, get_proxy_mode, track_tensor_tree
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import _CachedTorchDispatchMode, _CachingTorchDispatchMode
@@ -35,8 +36,9 @@ from ..redistribution.functions import redistribute
 from ..redistribution.specs import spec_of
 from .arguments import LocalMapArguments
 from .eager import LocalMap
-from .joint import probe, trace
 from .nesting import flatten, unflatten
+from .partitioning import GradientGraphs, PartitionedGraphs, RegionGraph, trace
+from .recording import Function, local_fakes, probe
 from .regions import (
     Placements,
     Region,
@@ -44,14 +46,6 @@ from .regions import (
     current_mesh,
     key_of,
     mesh_of_key,
-)
-from .traced_functions import (
-    Function,
-    GradientGraphs,
-    PartitionedGraphs,
-    RegionGraph,
-    as_contiguous_as_traced,
-    local_fakes,
 )
 
 
@@ -73,9 +67,22 @@ class LocalMapHop(HigherOrderOperator):
         if any(isinstance(operand, DTensor) for operand in operands):
             return _on_dtensors(body, Region.of(region), operands)
         if _inline:
-            return tuple(body(*as_contiguous_as_traced(body, operands)))
+            return tuple(body(*_as_contiguous_as_traced(body, operands)))
         result: tuple[Any, ...] = super().__call__(body, region, *operands)  # type: ignore[no-untyped-call]
         return result
+
+
+def _as_contiguous_as_traced(body: Any, operands: Sequence[Any]) -> list[Any]:
+    """``operands``, contiguous where ``body`` was recorded with contiguous tensors: it may hold views."""
+    if not isinstance(body, GraphModule):
+        return list(operands)
+    traced = [node.meta.get("val") for node in body.graph.nodes if node.op == "placeholder"]
+    return [
+        operand.contiguous()
+        if isinstance(operand, Tensor) and isinstance(like, Tensor) and like.is_contiguous()
+        else operand
+        for operand, like in zip(operands, traced, strict=True)
+    ]
 
 
 local_map_hop = LocalMapHop()
@@ -420,7 +427,7 @@ def _on_dtensors(body: Any, region: Region, operands: Sequence[Any]) -> tuple[An
     placements = list(region.placements_out()), list(region.placements_in())
     local_map = LocalMap(body, LocalMapArguments(*placements, None, mesh, True), region.name)
     local_map.sizes = region.sizes
-    return local_map.run_node(operands, lambda *local: body(*as_contiguous_as_traced(body, local)))
+    return local_map.run_node(operands, lambda *local: body(*_as_contiguous_as_traced(body, local)))
 
 
 for _mode in (_CachingTorchDispatchMode, _CachedTorchDispatchMode):  # selective checkpointing

@@ -42,9 +42,9 @@ from .collectives import (  # noqa: E402
     all_to_all_single,
     all_to_all_single_autograd,
     allow_inflight_collective_as_graph_input_ctx,
+    async_tensor,
     broadcast,
     check_agreement,
-    dlpack,
     gather,
     group_registry,
     groups,
@@ -99,7 +99,7 @@ group_registry.watch_group_registry(
     remember=_C.remember_groups,
 )
 tracing.install(compiled.remap_collectives)
-dlpack.install()
+async_tensor.settle_before_dlpack()
 
 # Modules that programs and the documentation name without the package that they are in.
 for _module in (cost_models, groups, planning, remaps, tracing):

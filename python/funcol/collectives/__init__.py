@@ -4,7 +4,6 @@ PyTorch counterpart: ``torch.distributed._functional_collectives``.
 """
 
 from . import functions
-from .agreement import check_agreement
 from .async_tensor import (
     AsyncCollectiveTensor,
     is_pending,
@@ -18,6 +17,7 @@ from .groups import RANK_TYPES, RankTypes
 from .in_flight import (
     InFlight,
     cancel_dump_pending_on,
+    check_agreement,
     dump_pending,
     dump_pending_on,
     name_modules,

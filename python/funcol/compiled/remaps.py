@@ -30,6 +30,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as stock
 import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
@@ -54,16 +55,22 @@ from ..collectives.groups import (
 )
 from ..collectives.tracing import are_we_tracing
 
-REDUCE_OP_TO_STR: dict[Any, str] = {
-    ReduceOp.SUM: "sum",
-    ReduceOp.AVG: "avg",
-    ReduceOp.PRODUCT: "product",
-    ReduceOp.MIN: "min",
-    ReduceOp.MAX: "max",
-    ReduceOp.BAND: "band",
-    ReduceOp.BOR: "bor",
-    ReduceOp.BXOR: "bxor",
-}
+__all__ = [
+    "REDUCE_OP_TO_STR",
+    "all_gather_inplace",
+    "all_gather_tensor_inplace",
+    "all_reduce_inplace",
+    "all_to_all_inplace",
+    "batch_p2p_ops_inplace",
+    "broadcast_inplace",
+    "irecv_inplace",
+    "isend_inplace",
+    "reduce_scatter_inplace",
+    "reduce_scatter_tensor_inplace",
+    "traceable_collective_remaps",
+]
+
+REDUCE_OP_TO_STR: dict[Any, str] = stock.REDUCE_OP_TO_STR
 """Names of the reduce ops that have one."""
 
 

@@ -31,7 +31,7 @@ from ..redistribution.local_redistribute import How, are_known, axes_with_own_ru
 from ..redistribution.meshes import simulates_ranks
 from ..redistribution.specs import has_own_order, has_symbols
 from ..sharding import keyword_tensors
-from ..sharding.op_schemas import specs_in, with_replicated
+from ..sharding.op_schemas import pending_axes, specs_in, with_replicated
 from . import patching, random_operators, view_writeback
 
 _to_local: Callable[..., Tensor] = patching.copied(DTensor.to_local)
@@ -362,7 +362,7 @@ def _written_first(
         return _run(self, op_call, args, op_info)
     if not view_writeback.stays_as_it_is(held):
         view_writeback.check_is_alone(op_call, args[0])
-    pending = view_writeback.pending_axes(held)
+    pending = pending_axes(held)
     is_overwritten = view_writeback.overwrites(op_call)
     if not is_overwritten or with_replicated(held, pending).placements != wanted.placements:
         return _run(self, op_call, args, op_info)

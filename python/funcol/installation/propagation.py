@@ -16,7 +16,7 @@ from torch.distributed.tensor.placement_types import _MaskPartial
 
 from .. import _C, _compat
 from ..redistribution.specs import has_symbols
-from ..sharding.op_schemas import specs_in, with_specs
+from ..sharding.op_schemas import all_specs_of, with_specs
 from ..sharding.propagation import ShardingPropagator
 from . import pytorch_rules, view_writeback, without_rule
 from .shape_errors import is_shape_error
@@ -167,7 +167,7 @@ class InstalledPropagator(ShardingPropagator):
                 return super()._propagate(op_schema, remember=False)
             except ValueError:
                 # funcol makes no partials of shards, even where a partial that is written to has to stay.
-                moved = with_specs(op_schema, _specs(theirs.redistribute_schema or op_schema))
+                moved = with_specs(op_schema, all_specs_of(theirs.redistribute_schema or op_schema))
                 if _moves_written(op_schema, theirs) or self._contradicts(moved, theirs):
                     through = self._written_through(op_schema)
                     if through is None:
@@ -214,7 +214,7 @@ class InstalledPropagator(ShardingPropagator):
         brings back. ``None`` if no copy makes it right."""
         if not view_writeback.is_in_place(op_schema.op):
             return None
-        held = _specs(op_schema)[0]
+        held = all_specs_of(op_schema)[0]
         for copied in view_writeback.copies_to_write_to(op_schema):
             try:
                 sharding = super()._propagate(copied, remember=False)
@@ -235,7 +235,7 @@ class InstalledPropagator(ShardingPropagator):
             return False
         if isinstance(ways, TupleStrategy):
             return False
-        inputs = _placements(_specs(sharding.redistribute_schema or op_schema))
+        inputs = _placements(all_specs_of(sharding.redistribute_schema or op_schema))
         outputs = _placements(_listed(sharding.output_spec))
         return not any(
             _placements(way.input_specs or ()) == inputs and _placements(_listed(way.output_specs)) == outputs
@@ -299,15 +299,11 @@ def _moves_written(op_schema: OpSchema, sharding: OutputSharding) -> bool:
 
 
 def _holds_nothing(op_schema: OpSchema) -> bool:
-    return any(type(size) is int and size == 0 for spec in _specs(op_schema) for size in spec.shape)
+    return any(type(size) is int and size == 0 for spec in all_specs_of(op_schema) for size in spec.shape)
 
 
 def _has_symbols(op_schema: OpSchema) -> bool:
-    return any(map(has_symbols, _specs(op_schema)))
-
-
-def _specs(op_schema: OpSchema) -> list[DTensorSpec]:
-    return specs_in((op_schema.args_schema, op_schema.kwargs_schema))
+    return any(map(has_symbols, all_specs_of(op_schema)))
 
 
 def _listed(specs: Any) -> list[Any]:

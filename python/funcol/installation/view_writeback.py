@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import return_and_correct_aliasing
 from .. import _C, _compat
 from ..redistribution.functions import redistribute_local_tensor
 from ..redistribution.local_redistribute import axes_with_own_rules
-from ..sharding.op_schemas import specs_in, with_replicated, with_specs
+from ..sharding.op_schemas import all_specs_of, pending_axes, specs_in, with_replicated, with_specs
 from . import patching
 
 _tail: Any = patching.copied(_compat.dispatcher_functions()["tail"])
@@ -294,7 +294,7 @@ def copies_to_write_to(op_schema: OpSchema) -> Iterator[OpSchema]:
     is brought back from one rank.
     """
     op = op_schema.op
-    first, *others = specs_in((op_schema.args_schema, op_schema.kwargs_schema))
+    first, *others = all_specs_of(op_schema)
     if writes_to_list(op):
         count = len(specs_in(op_schema.args_schema[0]))
         written = [first, *others[: count - 1]]
@@ -311,11 +311,6 @@ def _may_be_replicated(op: OpOverload, placement: Any) -> bool:
     if torch.Tag.nondeterministic_seeded in op.tags:
         return type(placement) is Partial and placement.reduce_op == "sum"
     return not placement.is_replicate()
-
-
-def pending_axes(spec: DTensorSpec) -> set[int]:
-    """Returns the axes along which the tensor is partial."""
-    return {axis for axis, placement in enumerate(spec.placements) if placement.is_partial()}
 
 
 def stays_as_it_is(spec: DTensorSpec) -> bool:

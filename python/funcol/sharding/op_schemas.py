@@ -1,23 +1,30 @@
-"""Schemas of operator calls: the specs in them, by position and keyword, and schemas with other specs."""
+"""Schemas of operator calls: the specs in them, by position and keyword, and schemas with other specs, or
+with this rank's sizes in the place of whole ones."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch._ops import OpOverload
 from torch.distributed.tensor import Replicate
-from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._op_schema import OpSchema
 from torch.utils._pytree import tree_leaves
 
 from .. import _C
-from ..redistribution.specs import is_shard
+from ..redistribution.specs import dense_strides, is_shard
 
 
 def specs_of(op_schema: OpSchema) -> list[DTensorSpec]:
     """The specs of the positional tensors."""
     return specs_in(op_schema.args_schema)
+
+
+def all_specs_of(op_schema: OpSchema) -> list[DTensorSpec]:
+    """The specs of the positional tensors, then those of keyword tensors."""
+    return specs_in((op_schema.args_schema, op_schema.kwargs_schema))
 
 
 def specs_in(arguments: Any) -> list[DTensorSpec]:
@@ -82,12 +89,64 @@ def specs_of_elements(op_schema: OpSchema, elements: list[Any]) -> list[Any]:
     return specs
 
 
+def with_local_shape(
+    schema: OpSchema, output: Any, meta: TensorMeta, shape_place: int, stride_place: int | None
+) -> OpSchema:
+    """``schema`` with the shape, and strides, of this rank's part of ``output``; ``meta`` is the whole's."""
+    shape = _C.local_shape_of(output, meta.shape)
+    values: dict[int, Any] = {shape_place: shape}
+    if stride_place is not None:
+        values[stride_place] = dense_strides(shape, meta.stride)
+    return _with_arguments(schema, values)
+
+
+def with_local_channels(schema: OpSchema, images: DTensorSpec, places: Sequence[int]) -> OpSchema:
+    """``schema`` with the numbers of images, channels and pixels that this rank holds."""
+    assert images.tensor_meta is not None
+    batch, channels, *pixels = _C.local_shape_of(images, images.tensor_meta.shape)
+    return _with_arguments(schema, dict(zip(places, (batch, channels, math.prod(pixels)), strict=True)))
+
+
+def squeezed_as_a_whole(schema: OpSchema) -> OpSchema | None:
+    """``schema`` squeezing the dims whose whole size is 1 alone; ``None`` if this rank's sizes of the others
+    are not 1 either."""
+    packet: Any = schema.op.overloadpacket
+    kwargs = dict(schema.kwargs_schema)
+    source: Any = schema.args_schema[0]
+    shape = source.tensor_meta.shape
+    every = range(len(shape))
+    asked: Any = schema.args_schema[1] if len(schema.args_schema) > 1 else kwargs.pop("dim", every)
+    dims = [every[dim] for dim in ([asked] if isinstance(asked, int) else asked)] if shape else []
+    # A symbol stands for no size of 1.
+    local = _C.local_shape_of(source, [size if isinstance(size, int) else 0 for size in shape])
+    if all(local[dim] != 1 or shape[dim] == 1 for dim in dims):
+        return None
+    variant = packet.dims_out if "out" in kwargs else packet.dims
+    return OpSchema(variant, (source, tuple(dim for dim in dims if shape[dim] == 1)), kwargs)
+
+
+def _with_arguments(schema: OpSchema, values: Mapping[int, Any]) -> OpSchema:
+    """``schema`` with other arguments, by their position."""
+    args, kwargs = list(schema.args_schema), dict(schema.kwargs_schema)
+    for place, value in values.items():
+        if place < len(args):
+            args[place] = value
+        else:
+            kwargs[schema.op._schema.arguments[place].name] = value
+    return OpSchema(schema.op, tuple(args), kwargs, schema_info=schema.schema_info)
+
+
 def metas_of(argument: Any) -> Any:
     if isinstance(argument, DTensorSpec):
         return argument.tensor_meta
     if isinstance(argument, (list, tuple)):
         return type(argument)([metas_of(element) for element in argument])
     return argument
+
+
+def pending_axes(spec: DTensorSpec) -> set[int]:
+    """Returns the axes along which the tensor is partial."""
+    return {axis for axis, placement in enumerate(spec.placements) if placement.is_partial()}
 
 
 def is_sharded(spec: Any) -> bool:

@@ -10,13 +10,13 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
 
 from ..redistribution.local_redistribute import axes_with_own_rules
-from .op_schemas import specs_of, uneven_axes, with_replicated, with_specs
+from .op_schemas import pending_axes, specs_of, uneven_axes, with_replicated, with_specs
 
 
 def reduced_to_a_number(op_schema: OpSchema) -> OutputSharding:
     """The decision for ``item()``: partial values are reduced first. PyTorch gives each rank its own part."""
     (spec,) = specs_of(op_schema)
-    pending = {axis for axis, placement in enumerate(spec.placements) if placement.is_partial()}
+    pending = pending_axes(spec)
     if not pending:
         return OutputSharding(None, op_schema)
     wanted = with_specs(op_schema, [with_replicated(spec, pending)])

@@ -34,7 +34,6 @@ from .. import _C, _compat
 from ..redistribution import callbacks as callbacks  # which C++ calls
 from ..redistribution.cost_models import CostModel
 from . import keyword_tensors
-from .local_sizes import squeezed_as_a_whole, with_local_channels, with_local_shape
 from .op_schemas import (
     is_sharded,
     metas_of,
@@ -42,6 +41,9 @@ from .op_schemas import (
     specs_by_keyword,
     specs_of,
     specs_of_elements,
+    squeezed_as_a_whole,
+    with_local_channels,
+    with_local_shape,
     with_specs,
 )
 from .partial_fixups import (

@@ -19,7 +19,6 @@ from typing import Any
 
 from . import patching
 from .on_import import PutOnImport
-from .source_digest import digest_of_file
 
 # Digests of the modules that have the replaced functions, and the functions that the replacements pass by.
 _KNOWN = {
@@ -49,7 +48,7 @@ def _is_known(known: Mapping[str, set[str]], files: Mapping[str, str | None]) ->
     """Returns true if the files of all modules of ``known`` have sources that funcol was written for."""
     try:
         return all(
-            (file := files[name]) is not None and digest_of_file(Path(file)) in digests
+            (file := files[name]) is not None and patching.digest_of_file(Path(file)) in digests
             for name, digests in known.items()
         )
     except OSError:

@@ -17,8 +17,15 @@ from ..redistribution.conversions import from_local, to_local
 from ..redistribution.functions import redistribute
 from ..redistribution.local_redistribute import settled
 from ..redistribution.specs import canonical, copy_without_mesh, has_own_order, placed
-from .arguments import LocalMapArguments, check_keywords, each_input, each_output, name_of
-from .nesting import flatten, unflatten
+from .arguments import (
+    LocalMapArguments,
+    check_keywords,
+    each_input,
+    each_output,
+    flatten,
+    name_of,
+    unflatten,
+)
 from .regions import (
     Placements,
     Sizes,

@@ -34,9 +34,8 @@ from ..collectives.import_hooks import after_import
 from ..redistribution.conversions import from_local, to_local
 from ..redistribution.functions import redistribute
 from ..redistribution.specs import spec_of
-from .arguments import LocalMapArguments
+from .arguments import LocalMapArguments, flatten, unflatten
 from .eager import LocalMap
-from .nesting import flatten, unflatten
 from .partitioning import GradientGraphs, PartitionedGraphs, RegionGraph, trace
 from .recording import Function, local_fakes, probe
 from .regions import (

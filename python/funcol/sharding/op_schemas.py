@@ -11,7 +11,6 @@ from torch._ops import OpOverload
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._op_schema import OpSchema
-from torch.utils._pytree import tree_leaves
 
 from .. import _C
 from ..redistribution.specs import dense_strides, is_shard
@@ -28,8 +27,14 @@ def all_specs_of(op_schema: OpSchema) -> list[DTensorSpec]:
 
 
 def specs_in(arguments: Any) -> list[DTensorSpec]:
-    leaves = tree_leaves(arguments, is_leaf=lambda leaf: isinstance(leaf, DTensorSpec))
-    return [leaf for leaf in leaves if isinstance(leaf, DTensorSpec)]
+    """The specs among ``arguments``, which may be nested."""
+    if isinstance(arguments, DTensorSpec):
+        return [arguments]
+    if isinstance(arguments, dict):
+        arguments = list(arguments.values())
+    if not isinstance(arguments, (list, tuple)):
+        return []
+    return [spec for one in arguments for spec in specs_in(one)]
 
 
 def specs_by_keyword(op_schema: OpSchema) -> Iterator[tuple[str, DTensorSpec]]:

@@ -33,7 +33,7 @@ import torch.distributed.distributed_c10d as c10d
 from .. import _C
 from ..collectives import async_tensor, errors, functions, tracing
 from ..compiled import remaps
-from . import dtensor_on_import, kernels, patching, results, spmd_types, unknown_release
+from . import dtensor_on_import, kernels, patching, results, spmd_types
 from .counts import decision_counts as decision_counts
 from .counts import forget_decision_counts as forget_decision_counts
 from .counts import forget_operator_counts as forget_operator_counts
@@ -224,7 +224,7 @@ def install(*, dtensor: bool = True) -> None:
     """
     _want(_BY_INSTALL, dtensor)
     if dtensor:
-        unknown_release.report()
+        dtensor_on_import.report_unknown_release()
 
 
 def uninstall() -> None:

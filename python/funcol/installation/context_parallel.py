@@ -18,7 +18,7 @@ from torch._ops import OpOverload
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from .on_import import PutOnImport
+from ..collectives.import_hooks import PutOnImport
 from .patching import entered
 
 _MODULE = "torch.distributed.tensor.experimental._context_parallel._attention"

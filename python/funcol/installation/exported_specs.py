@@ -12,8 +12,8 @@ from typing import Any
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.utils import _pytree as pytree
 
+from ..collectives.import_hooks import PutOnImport
 from . import patching
-from .on_import import PutOnImport
 
 
 class _Constant:

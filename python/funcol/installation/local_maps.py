@@ -19,11 +19,11 @@ from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
 from ..collectives.functions import all_reduce
+from ..collectives.import_hooks import PutOnImport
 from ..local_map.regions import cuts_of, num_pieces, uneven_dims
 from ..redistribution.meshes import simulates_ranks
 from ..redistribution.specs import dense_strides_like, placed
 from . import patching
-from .on_import import PutOnImport
 
 
 def _start(func_map: Any) -> Callable[[], None]:

@@ -23,8 +23,8 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from .. import _C
 from ..collectives.functions import all_reduce
+from ..collectives.import_hooks import PutOnImport
 from ..redistribution.local_redistribute import make_dtensor
-from .on_import import PutOnImport
 from .patching import entered, own_function
 
 _MODULE = "torch.distributed.tensor.parallel.loss"

@@ -17,9 +17,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Shard
 
+from ..collectives.import_hooks import PutOnImport
 from ..redistribution.specs import dense_strides_like
 from . import patching, user_patches
-from .on_import import PutOnImport
 
 
 def _prepare_rowwise_input(

@@ -17,8 +17,8 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
+from ..collectives.import_hooks import PutOnImport
 from . import patching
-from .on_import import PutOnImport
 
 # Digests of the modules that have the replaced functions, and the functions that the replacements pass by.
 _KNOWN = {

@@ -46,7 +46,6 @@ from .collectives import (  # noqa: E402
     broadcast,
     check_agreement,
     gather,
-    group_registry,
     groups,
     is_pending,
     pending,
@@ -90,7 +89,7 @@ from .redistribution import cost_models, plan_redistribution, planning  # noqa: 
 __version__ = _build_info.VERSION
 
 _C.set_group_resolver(groups.resolve_group)
-group_registry.watch_group_registry(
+groups.watch_group_registry(
     added=_C.note_group_added,
     removing=_C.note_group_removed,
     removing_all=_C.note_all_groups_removed,

@@ -8,6 +8,7 @@ copies of it, without communication where the copy is whole. Traced graphs hold 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import weakref
@@ -134,12 +135,15 @@ class _Copy:
         self.base.copy_(torch.where(where.bool(), values, self.base))
 
 
+@dataclasses.dataclass(eq=False)
 class _TracedCopy:
     """A copy in a traced graph, which has no memory of its own and is kept as long as the trace."""
 
-    def __init__(self, base: Tensor, base_spec: DTensorSpec, copy: Tensor, spec: DTensorSpec) -> None:
-        self.base, self.base_spec, self.copy, self.spec = base, base_spec, copy, spec
-        self.is_stale = False
+    base: Tensor
+    base_spec: DTensorSpec
+    copy: Tensor
+    spec: DTensorSpec
+    is_stale: bool = False
 
     def is_alike(self, other: _TracedCopy) -> bool:
         return (
@@ -216,14 +220,12 @@ def _stale(op: OpOverload, spec: DTensorSpec) -> str:
 
 
 _NAME_OF_COPY, _NAME_OF_BASE = "_funcol_copy", "_funcol_base"
-_open: set[weakref.ref[_Copy]] = set()
-
 # Empty while no write has to be brought back. Another module may ask, and not change it.
-open_copies = _open
+open_copies: set[weakref.ref[_Copy]] = set()
 
 
 def _copies() -> list[_Copy]:
-    return [copy for copy in (reference() for reference in tuple(_open)) if copy is not None]
+    return [copy for copy in (reference() for reference in tuple(open_copies)) if copy is not None]
 
 
 def _base_of(tensor: Tensor) -> _Base:
@@ -355,7 +357,7 @@ def first_moved(op: OpOverload, base: Tensor, base_spec: Any, copy: Tensor, spec
     elif copy.numel() and not isinstance(copy, FakeTensor) and not _is_alias_of(copy, base):
         known = _Copy(base, base_spec, copy, spec)
         setattr(copy.untyped_storage(), _NAME_OF_COPY, known)
-        _open.add(weakref.ref(known, _open.discard))
+        open_copies.add(weakref.ref(known, open_copies.discard))
 
 
 def bring_back(written: Tensor, op: OpOverload) -> None:
@@ -388,7 +390,7 @@ def tail(
 
     PyTorch counterpart: ``OpDispatcher._dispatch_fast_path_python_tail``.
     """
-    if participating and (is_inplace_op or is_out_variant_op) and (_open or _trace() is not None):
+    if participating and (is_inplace_op or is_out_variant_op) and (open_copies or _trace() is not None):
         out = [kwargs.get(one.name) for one in op_call._schema.arguments if one.is_out]
         written = out if is_out_variant_op else args[0] if isinstance(args[0], (list, tuple)) else args[:1]
         for tensor in written:

@@ -28,11 +28,9 @@ from . import (
     mixed_lists,
     native_operators,
     operators,
-    parallel_loss,
-    parallel_styles,
     patching,
     random_operators,
-    random_states,
+    tensor_parallel,
     user_patches,
 )
 from .propagation import InstalledPropagator
@@ -48,7 +46,7 @@ _FUNCTIONS: list[tuple[Any, Callable[..., Any]]] = [
     (stock_collectives.redistribute_cost, dtensor.redistribute_cost),
     (stock_ops.generate_redistribute_costs, dtensor.generate_redistribute_costs),
     (stock_api._dtensor_init_helper, random_operators.init_helper),
-    (stock_random.manual_seed, random_states.manual_seed),
+    (stock_random.manual_seed, random_operators.manual_seed),
     *(
         (theirs, getattr(dtensor, name))
         for name, theirs in _compat.dispatcher_functions().items()
@@ -100,8 +98,7 @@ def put() -> Callable[[], None]:
             context_parallel,
             exported_specs,
             local_maps,
-            parallel_loss,
-            parallel_styles,
+            tensor_parallel,
         )
         undo.callback(patching.put_all((*(part.put for part in parts), _put_comparisons)))
         return undo.pop_all().close

@@ -17,7 +17,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from .. import _C, _compat
 from . import random_operators, user_patches, view_writeback
-from .shape_errors import as_pytorchs, is_shape_error
+from .propagation import as_pytorchs, is_shape_error
 
 
 def put(dispatcher: Any, propagator: Any) -> Callable[[], None]:

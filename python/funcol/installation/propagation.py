@@ -5,10 +5,17 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterable
+from types import TracebackType
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSchema, OutputSharding, TupleStrategy
 from torch.distributed.tensor._sharding_prop import ShardingPropagator as StockPropagator
@@ -19,7 +26,6 @@ from ..redistribution.specs import has_symbols
 from ..sharding.op_schemas import all_specs_of, with_specs
 from ..sharding.propagation import ShardingPropagator
 from . import pytorch_rules, view_writeback, without_rule
-from .shape_errors import is_shape_error
 
 # PyTorch's rule for these operators does not end where several sizes are 0.
 _RESHAPES = {
@@ -308,3 +314,51 @@ def _has_symbols(op_schema: OpSchema) -> bool:
 
 def _listed(specs: Any) -> list[Any]:
     return list(specs) if isinstance(specs, (list, tuple)) else [specs]
+
+
+# Errors of calls whose operator has no result for the shapes, as PyTorch's propagator raises them. PyTorch
+# finds shapes of results by running the operator on fake tensors, which logs each failure with its traceback.
+# No sharding rule can help such a call, so it fails at once.
+
+_NOT_FOR_FAKE_TENSORS = (
+    NotImplementedError,
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
+# The method of PyTorch's propagator that runs the operator on fake tensors.
+_SHAPE_FUNCTION = "_propagate_tensor_meta_non_cached"
+_PACKAGE = __name__.partition(".")[0]
+
+
+def is_shape_error(error: Exception) -> bool:
+    """Returns True if PyTorch's propagator raised ``error`` as it ran the operator on fake tensors.
+
+    Errors of operators that cannot run on fake tensors are none: their results, or the shapes of these,
+    depend on values.
+    """
+    if isinstance(error, _NOT_FOR_FAKE_TENSORS):
+        return False
+    frame = error.__traceback__
+    while frame is not None and frame.tb_frame.f_code.co_name != _SHAPE_FUNCTION:
+        frame = frame.tb_next
+    return frame is not None
+
+
+def as_pytorchs(error: Exception, op_schema: OpSchema) -> RuntimeError:
+    """Returns the error that PyTorch's dispatcher raises for ``error``, without frames of funcol."""
+    raised = RuntimeError(f"{error}\n\nSharding propagation failed for {op_schema}")
+    raised.__cause__ = error.with_traceback(_below_funcol(error.__traceback__))
+    return raised
+
+
+def _below_funcol(frames: TracebackType | None) -> TracebackType | None:
+    while frames is not None and _is_funcols(frames):
+        frames = frames.tb_next
+    return frames
+
+
+def _is_funcols(frames: TracebackType) -> bool:
+    module: str = frames.tb_frame.f_globals.get("__name__", "")
+    return module.partition(".")[0] == _PACKAGE

@@ -6,17 +6,21 @@ shards differ, and the values depend neither on the mesh nor on the placements. 
 PyTorch draws for a plain tensor with the same seed.
 
 Operators that draw a number of times that depends on their values, such as ``poisson``, run on replicated
-inputs, from the generators that agree.
+inputs, from the generators that agree: the default generators of the ranks of a mesh are made to agree before
+operators on DTensors draw.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch import distributed as dist
 from torch._ops import OpOverload
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
@@ -25,16 +29,17 @@ from torch.distributed.tensor import _dispatch as stock_dispatch
 from torch.distributed.tensor import _random as stock_random
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from .. import _C
 from ..redistribution.meshes import simulates_ranks
 from ..sharding.propagation import is_pytorch_tracing
-from . import operators, patching, random_states
+from . import operators, patching
 from .view_writeback import overloads, writes_to_first
 
 aten = torch.ops.aten
 
+_manual_seed: Any = patching.copied(stock_random.manual_seed)
 _init_helper: Callable[..., DTensor] = patching.copied(stock_api._dtensor_init_helper)
 
 
@@ -44,7 +49,7 @@ class _Source:
     def __init__(self, spec: DTensorSpec | None, generator: torch.Generator | None) -> None:
         self.is_traced = is_pytorch_tracing()
         if spec is not None and generator is None and not self.is_traced:
-            random_states.agree(spec.mesh)
+            _agree(spec.mesh)
         self._shape = None if spec is None else spec.shape
         self._cuts = [] if spec is None else _C.shard_cuts(spec, len(spec.shape))
         self.generator = generator
@@ -289,3 +294,83 @@ def init_helper(
     with torch.no_grad():
         fill(dtensor)
     return dtensor
+
+
+# The default generators of the ranks of a mesh
+
+
+class _Agreed:
+    """The meshes, by their devices and ranks, whose ranks have had the same state of the default generator.
+    Ranks forget them at the same time: with the default process group, not when a mesh is collected."""
+
+    def __init__(self) -> None:
+        self._world: weakref.ref[Any] | None = None
+        self._ranks: set[tuple[str, *tuple[int, ...]]] = set()
+        self._known: weakref.WeakKeyDictionary[DeviceMesh, Any] = weakref.WeakKeyDictionary()
+
+    def __contains__(self, mesh: DeviceMesh) -> bool:
+        world = dist.GroupMember.WORLD
+        if self._world is None or self._world() is not world:
+            self._world = None if world is None else weakref.ref(world)
+            self._ranks.clear()
+        return self._ranks_of(mesh) in self._ranks
+
+    def add(self, mesh: DeviceMesh) -> None:
+        if mesh not in self:
+            self._ranks.add(self._ranks_of(mesh))
+
+    def _ranks_of(self, mesh: DeviceMesh) -> tuple[str, *tuple[int, ...]]:
+        ranks = self._known.get(mesh)
+        if ranks is None:
+            ranks = self._known[mesh] = (mesh.device_type, *mesh.mesh.flatten().tolist())
+        return ranks
+
+
+_agreed = _Agreed()
+
+
+def _agree(mesh: DeviceMesh) -> None:
+    """Gives the default generator of each rank of ``mesh`` the state that the first rank's has, at the first
+    use on these ranks. Warns where the state changes.
+
+    PyTorch counterpart: ``OffsetBasedRNGTracker.__init__``, for CUDA and all ranks of the program.
+    """
+    if mesh in _agreed or mesh.size() == 1:
+        return
+    try:
+        groups = mesh.get_all_groups()
+    except RuntimeError:  # a mesh without groups
+        return
+    device: Any = torch if mesh.device_type == "cpu" else torch.get_device_module(mesh.device_type)
+    before = device.get_rng_state()
+    state = before.to(mesh.device_type, copy=True)
+    with _disable_current_modes():
+        for group in groups:
+            dist.broadcast(state, group=group, group_src=0)
+    _agreed.add(mesh)
+    state = state.cpu()
+    if not torch.equal(state, before):
+        device.set_rng_state(state)
+        warnings.warn(
+            f"funcol: rank {dist.get_rank()} draws random numbers for DTensors from another state of the "
+            f"default generator than the first rank of {mesh}, and takes over that rank's state. Call "
+            "torch.manual_seed() with the same seed on all ranks of the mesh.",
+            stacklevel=2,
+        )
+
+
+def manual_seed(seed: int, device_mesh: DeviceMesh) -> None:
+    """Seeds the default generators of CPU meshes, too. The generators of the mesh then are taken to agree.
+
+    PyTorch counterpart: ``torch.distributed.tensor._random.manual_seed``.
+    """
+    if device_mesh.device_type != "cpu":
+        _manual_seed(seed, device_mesh)
+        _agreed.add(device_mesh)
+        return
+    if device_mesh.get_coordinate() is None:
+        raise RuntimeError(
+            f"manual_seed: rank {dist.get_rank()} is not in {device_mesh}. Call it on the ranks of the mesh."
+        )
+    _agreed.add(device_mesh)
+    torch.manual_seed(seed)

@@ -93,7 +93,11 @@ class TracedRedistribution(CollectiveFunctionRewriteVariable):
         signature = inspect.signature(function)
         arguments = dict(signature.bind(*args, **kwargs).arguments)
         first = arguments.pop(next(iter(signature.parameters))).realize()
-        moved: Any = first.as_proxy() if isinstance(first, TensorVariable) else _proxies(tx, first)
+        moved: Any = (
+            first.as_proxy()
+            if isinstance(first, TensorVariable)
+            else [tensor.as_proxy() for tensor in first.unpack_var_sequence(tx)]
+        )
         shape = {"shape": _sizes(arguments.pop("shape"))} if "shape" in arguments else {}
         constants = {name: _constant(name, argument) for name, argument in arguments.items()}
 
@@ -156,10 +160,6 @@ class RemappedCollective(TracedRedistribution):
             explanation=f"funcol cannot trace {name} with {what}.",
             hints=[f"In the compiled region, {instead}; or call it outside."],
         )
-
-
-def _proxies(tx: Any, tensors: VariableTracker) -> list[Any]:
-    return [tensor.as_proxy() for tensor in tensors.unpack_var_sequence(tx)]
 
 
 def _constant(name: str, argument: VariableTracker) -> Any:

@@ -350,7 +350,9 @@ in their place."""
 
 
 def _point_to_point() -> Any:
-    return torch.ops._c10d_functional if _is_watched() and are_we_tracing() else torch.ops.funcol
+    # Without Dynamo and dispatch modes nobody traces, which are_we_tracing() takes longer to tell.
+    may_trace = is_dynamo_compiling() or torch._C._len_torch_dispatch_stack() > 0
+    return torch.ops._c10d_functional if may_trace and are_we_tracing() else torch.ops.funcol
 
 
 def _resolved_or_world(op: str, group: RankTypes | None, tag: str = "") -> Any:
@@ -417,11 +419,6 @@ def _peer(op: str, name: str, rank: int | None, group_rank: int | None, ranks: A
     if not is_dynamo_compiling() and ranks is dist.group.WORLD:
         return rank
     return rank_of_peer(find_group_name(ranks), rank)
-
-
-def _is_watched() -> bool:
-    """Returns true if Dynamo or a dispatch mode observes operators. Faster than :func:`are_we_tracing`."""
-    return is_dynamo_compiling() or torch._C._len_torch_dispatch_stack() > 0
 
 
 def _copy_into(output: Tensor, result: Tensor, any_shape: bool) -> Tensor:

@@ -383,7 +383,7 @@ def _written_list(
     if specs == wanted:
         return _run(self, op_call, args, op_info)
     results = _local_results(self, op_call, args, op_info)
-    view_writeback.bring_back_moved(op_call, held, specs, op_info.local_args[:count], wanted)
+    view_writeback.bring_back_moved(held, specs, op_info.local_args[:count], wanted)
     return results
 
 

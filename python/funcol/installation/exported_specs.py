@@ -29,15 +29,9 @@ class _Constant:
         return hash(self.spec)
 
 
-def _flattened(constant: _Constant) -> tuple[list[Any], _Constant]:
-    return [], constant
-
-
-def _spec_of(_leaves: Any, constant: _Constant) -> DTensorSpec:
-    return constant.spec
-
-
-pytree.register_pytree_node(_Constant, _flattened, _spec_of)
+pytree.register_pytree_node(
+    _Constant, lambda constant: ([], constant), lambda _leaves, constant: constant.spec
+)
 
 
 def _start(flat_apply: Any) -> Callable[[], None]:

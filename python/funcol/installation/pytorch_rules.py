@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from torch.distributed.tensor import Placement, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
@@ -63,7 +63,7 @@ def _axis_rule(base: Any, info: Any, op_schema: OpSchema, index: int | None) -> 
     op, arguments = op_schema.op, op_schema.args_schema
     if index is not None:
         op = _compat.operator_of_elements(op)
-        arguments = tuple(_element(argument, index) for argument in arguments)
+        arguments = tuple(one[index] if _is_list_of_specs(one) else one for one in arguments)
     args = tuple(map(_meta_of, arguments))
     kwargs = {name: _meta_of(argument) for name, argument in op_schema.kwargs_schema.items()}
     function = getattr(info, "func", info)
@@ -113,16 +113,12 @@ def _whole_rule(base: Any, strategy: Callable[[OpSchema], Any], op_schema: OpSch
     return WholeRule([spec.placements for spec in way.input_specs], way.output_spec.placements)
 
 
-def _is_list_of_specs(argument: Any) -> bool:
+def _is_list_of_specs(argument: Any) -> TypeGuard[Sequence[DTensorSpec]]:
     return (
         isinstance(argument, (list, tuple))
         and len(argument) > 0
         and all(isinstance(one, DTensorSpec) for one in argument)
     )
-
-
-def _element(argument: Any, index: int) -> Any:
-    return argument[index] if _is_list_of_specs(argument) else argument
 
 
 def _meta_of(argument: Any) -> Any:

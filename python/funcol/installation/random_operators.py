@@ -167,15 +167,14 @@ _OPERATORS: dict[OpOverload, _Draw] = {
 }
 
 
-def _has_tensor_bounds(op: OpOverload) -> bool:
-    return any(one.name == "high" and isinstance(one.type, torch.TensorType) for one in op._schema.arguments)
-
-
 # Operators with tensors for results or bounds are PyTorch's.
 OPERATORS = {
     op: draw
     for op, draw in _OPERATORS.items()
-    if not any(one.is_out for one in op._schema.arguments) and not _has_tensor_bounds(op)
+    if not any(
+        one.is_out or (one.name == "high" and isinstance(one.type, torch.TensorType))
+        for one in op._schema.arguments
+    )
 }
 
 

@@ -43,24 +43,14 @@ class _Attribute:
         return self._get(tensor)
 
 
-def _is_completed(tensor: Tensor) -> bool:
-    return not _C.is_pending(tensor)
-
-
-def _itself(tensor: Tensor) -> Tensor:
-    return tensor
-
-
-def _waiting(tensor: Tensor) -> Callable[[], Tensor]:
-    return partial(wait_tensor, tensor)
-
-
 # A finished result, or a view of one, cannot be told from other plain tensors, so all have the first two.
 _ATTRIBUTES = {
-    "wait": _Attribute("wait", _waiting, only_results=False),
-    "trigger_wait": _Attribute("trigger_wait", _waiting, only_results=False),
-    "completed": _Attribute("completed", _is_completed, only_results=True),
-    "elem": _Attribute("elem", _itself, only_results=True),
+    "wait": _Attribute("wait", lambda tensor: partial(wait_tensor, tensor), only_results=False),
+    "trigger_wait": _Attribute(
+        "trigger_wait", lambda tensor: partial(wait_tensor, tensor), only_results=False
+    ),
+    "completed": _Attribute("completed", lambda tensor: not _C.is_pending(tensor), only_results=True),
+    "elem": _Attribute("elem", lambda tensor: tensor, only_results=True),
 }
 
 _awaits_dynamo = False

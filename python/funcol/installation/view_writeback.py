@@ -333,13 +333,9 @@ def check_is_alone(op: OpOverload, written: DTensor) -> None:
 
 
 def bring_back_moved(
-    op: OpOverload,
-    bases: Sequence[Any],
-    base_specs: Sequence[Any],
-    copies: Sequence[Any],
-    specs: Sequence[Any],
+    bases: Sequence[Any], base_specs: Sequence[Any], copies: Sequence[Any], specs: Sequence[Any]
 ) -> None:
-    """Called after ``op`` has run on ``copies`` of the tensors of the list that it writes to."""
+    """Called after an operator has run on ``copies`` of the tensors of the list that it writes to."""
     for base, base_spec, moved, spec in zip(bases, base_specs, copies, specs, strict=True):
         if moved is not base:
             base.copy_(redistribute_local_tensor(moved, spec, base_spec))

@@ -48,7 +48,7 @@ def get_local_map_placement_option(
     inputs: list[DTensorSpec] = []
     costs: list[list[float]] = []
     for i, (operand, wanted, strategy) in enumerate(zip(operands, in_placements, specs, strict=True)):
-        value = _value_of(operand)
+        value = operand.meta.get("val") if isinstance(operand, torch.fx.Node) else operand
         if not isinstance(value, Tensor):
             continue
         spec = _spec(mesh, wanted, value, f"operand {i}", name)
@@ -103,11 +103,6 @@ def _checked(
             f"{len(out_placements)} out_placements. Give one for each result."
         )
     return operands, values
-
-
-def _value_of(operand: Any) -> Any:
-    """The value that a node of a graph stands for."""
-    return operand.meta.get("val") if isinstance(operand, torch.fx.Node) else operand
 
 
 def _spec(

@@ -71,7 +71,7 @@ class PartitionedGraphs:
 def trace(function: Function, operands: Sequence[Any]) -> PartitionedGraphs:
     """Records ``function`` and, if a result requires a gradient, the gradients of the operands."""
     mode = mode_of(operands)
-    is_foreign = is_foreign_to(mode, is_functional=True)
+    is_foreign = is_foreign_to(is_functional=True)
     decompositions = _compat.decompositions_of(get_proxy_mode())
     with alone(mode):
         recording = Recording(function, mode, is_foreign)

@@ -106,7 +106,20 @@ def empty(shape: Sequence[Any], strides: Sequence[Any], like: Tensor) -> Tensor:
     return torch.empty_strided(tuple(shape), tuple(strides), dtype=like.dtype, device=like.device)
 
 
-class Lift(TorchFunctionMode):
+class ReplaceTensors(TorchFunctionMode):
+    """Calls functions with :meth:`replace` of each tensor in its place."""
+
+    def replace(self, tensor: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        args, kwargs = pytree.tree_map_only(Tensor, self.replace, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+class _Lift(ReplaceTensors):
     """Replaces tensors from outside of the recording by operands of it."""
 
     def __init__(self, is_foreign: Callable[[Tensor], bool], make: Callable[[Tensor], Tensor]) -> None:
@@ -116,13 +129,7 @@ class Lift(TorchFunctionMode):
         self.foreign: list[Tensor] = []
         self.ours: list[Tensor] = []
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        args, kwargs = pytree.tree_map_only(Tensor, self._replaced, (args, kwargs or {}))
-        return func(*args, **kwargs)
-
-    def _replaced(self, tensor: Tensor) -> Tensor:
+    def replace(self, tensor: Tensor) -> Tensor:
         ours = self._ours.get(id(tensor))
         if ours is None:
             if not self._is_foreign(tensor):
@@ -133,7 +140,7 @@ class Lift(TorchFunctionMode):
         return ours
 
 
-def is_foreign_to(mode: FakeTensorMode, is_functional: bool) -> Callable[[Tensor], bool]:
+def is_foreign_to(*, is_functional: bool) -> Callable[[Tensor], bool]:
     """A function that tells tensors from outside: the outer tracer knows them, or they are not fake."""
     outer = get_proxy_mode()
     known = None if outer is None else outer.tracer.tensor_tracker
@@ -174,9 +181,9 @@ def mode_of(operands: Sequence[Any]) -> FakeTensorMode:
 def probe(function: Function, operands: Sequence[Any]) -> list[Any]:
     """Results of the right shapes, connected to ``operands`` where gradients flow. Records nothing."""
     mode = mode_of(operands)
-    is_foreign = is_foreign_to(mode, is_functional=False)
+    is_foreign = is_foreign_to(is_functional=False)
     with alone(mode):
-        lift = Lift(is_foreign, lambda tensor: _leaf(tensor, mode))
+        lift = _Lift(is_foreign, lambda tensor: _leaf(tensor, mode))
         with lift:
             results = function.body(*local_fakes(function, operands, mode))
         flags = [isinstance(result, Tensor) and result.requires_grad for result in results]
@@ -220,7 +227,7 @@ class Recording:
 
     def run(self, *primals: Any) -> tuple[Any, ...]:
         function = self._function
-        lift = Lift(self._is_foreign, lambda tensor: self._lifted(tensor, len(lift.ours)))
+        lift = _Lift(self._is_foreign, lambda tensor: self._lifted(tensor, len(lift.ours)))
         with lift:
             results = function.body(*primals)
         self.foreign = lift.foreign

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import SymInt, Tensor
 from torch._C import DispatchKey
 from torch._ops import HigherOrderOperator
@@ -27,7 +26,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, get_proxy_mode, track_tensor_tree
-from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import _CachedTorchDispatchMode, _CachingTorchDispatchMode
 
 from ..collectives.import_hooks import after_import
@@ -37,7 +35,7 @@ from ..redistribution.specs import spec_of
 from .arguments import LocalMapArguments, flatten, unflatten
 from .eager import LocalMap
 from .partitioning import GradientGraphs, PartitionedGraphs, RegionGraph, trace
-from .recording import Function, local_fakes, probe
+from .recording import Function, ReplaceTensors, local_fakes, probe
 from .regions import (
     Placements,
     Region,
@@ -122,14 +120,9 @@ def in_compiled_region(replaced: dict[int, Tensor]) -> Iterator[None]:
         _state.tensors_are_local, _state.replaced = before
 
 
-class _Replace(TorchFunctionMode):
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        args, kwargs = pytree.tree_map_only(
-            Tensor, lambda tensor: _state.replaced.get(id(tensor), tensor), (args, kwargs or {})
-        )
-        return func(*args, **kwargs)
+class _Replace(ReplaceTensors):
+    def replace(self, tensor: Tensor) -> Tensor:
+        return _state.replaced.get(id(tensor), tensor)
 
 
 def run_traced(local_map: LocalMap, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -137,7 +130,10 @@ def run_traced(local_map: LocalMap, args: tuple[Any, ...], kwargs: dict[str, Any
     flat, structure = flatten(args)
 
     def call(*local: Any) -> Any:
-        with _inside_of_function(), _Replace() if _state.replaced else contextlib.nullcontext():
+        with (
+            _inside_of_function(),
+            _Replace() if _state.replaced else contextlib.nullcontext(),
+        ):
             return local_map.call(local, structure, kwargs)
 
     if _state.is_inside:
@@ -344,7 +340,8 @@ def _recorded(
 ) -> tuple[Any, ...]:
     example = local_map_hop(body, region, *operands)
     tracer: Any = mode.tracer
-    name = _node_name(Region.of(region).name)
+    known = Region.of(region)
+    name = _node_name(known.name)
     if all(body is not module for module in tracer.root.children()):
         tracer.root.register_module(tracer.get_fresh_qualname(f"{name}_body_"), body)
     args = tuple(map(tracer.unwrap_proxy, (body, *operands)))
@@ -353,7 +350,13 @@ def _recorded(
     proxy.node.meta.pop("seq_nr", None)
     proxy.node.meta["custom"] = {
         **proxy.node.meta.get("custom", {}),
-        "dtensor_local_map_kwargs": local_map_kwargs(region),
+        "dtensor_local_map_kwargs": {  # the arguments of apply_local_map()
+            "out_placements": known.placements_out(),
+            "in_placements": known.placements_in(),
+            "in_grad_placements": None,
+            "device_mesh": mesh_of_key(known.mesh),
+            "redistribute_inputs": True,
+        },
     }
     results: tuple[Any, ...] = track_tensor_tree(example, proxy, constant=None, tracer=tracer)
     return results
@@ -362,18 +365,6 @@ def _recorded(
 def _node_name(name: str) -> str:
     """``"attention_model_py_L41"``: FX would count up a number at the end for the next node."""
     return re.sub(r"\W+", "_", re.sub(r":(\d+)", r"_L\1", name.replace(" at ", " ")))
-
-
-def local_map_kwargs(region: tuple[Any, ...]) -> dict[str, Any]:
-    """The arguments of :func:`funcol.local_map.apply_local_map` for a node of ``region``."""
-    known = Region.of(region)
-    return {
-        "out_placements": known.placements_out(),
-        "in_placements": known.placements_in(),
-        "in_grad_placements": None,
-        "device_mesh": mesh_of_key(known.mesh),
-        "redistribute_inputs": True,
-    }
 
 
 @local_map_hop.py_impl(FakeTensorMode)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.distributed.tensor import Placement
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
 
@@ -37,7 +36,9 @@ def without_extremes(op_schema: OpSchema) -> OpSchema:
     """``op_schema`` with replicated tensors in the place of partial maxima and minima."""
 
     def extremes(spec: DTensorSpec) -> set[int]:
-        return {axis for axis, held in enumerate(spec.placements) if _is_extreme(held)}
+        return {
+            axis for axis, one in enumerate(spec.placements) if one.is_partial("max") or one.is_partial("min")
+        }
 
     return _replicated(op_schema, [extremes(spec) for spec in specs_of(op_schema)])
 
@@ -60,10 +61,6 @@ def _replicated(op_schema: OpSchema, axes: list[set[int]]) -> OpSchema:
     if not any(axes):
         return op_schema
     return with_specs(op_schema, list(map(with_replicated, specs_of(op_schema), axes)))
-
-
-def _is_extreme(placement: Any) -> bool:
-    return isinstance(placement, Placement) and (placement.is_partial("max") or placement.is_partial("min"))
 
 
 def evenly_averaged(op_schema: OpSchema, sharding: OutputSharding) -> OpSchema | None:

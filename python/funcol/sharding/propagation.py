@@ -255,11 +255,17 @@ class ShardingPropagator(StockPropagator):
         found = self._engine.strategies(op_schema, self._rows_of)
         if found is None:
             return self._stock_strategies(op_schema)
+        facts = _facts_of(op_schema.op)
         children = [
-            OpStrategy([_op_spec(op_schema, outputs, inputs, costs) for outputs, inputs, costs, _ in element])
+            OpStrategy(
+                [
+                    OpSpec(_returned(facts, outputs), tuple(inputs), [[cost] for cost in costs])
+                    for outputs, inputs, costs, _ in element
+                ]
+            )
             for element in found
         ]
-        return TupleStrategy(children) if _facts_of(op_schema.op).is_per_element else children[0]
+        return TupleStrategy(children) if facts.is_per_element else children[0]
 
     def cache_info(self) -> CacheInfo:
         """Counts of the cache of ``propagate_op_sharding``."""
@@ -427,16 +433,6 @@ def _returned(facts: _Facts, outputs: list[Any]) -> Any:
     if not facts.num_returns or all(spec is None for spec in outputs):  # of what is written, or none
         return None
     return tuple(outputs)
-
-
-def _op_spec(
-    op_schema: OpSchema, outputs: list[Any], inputs: Sequence[DTensorSpec], costs: Sequence[float]
-) -> OpSpec:
-    return OpSpec(
-        output_specs=_returned(_facts_of(op_schema.op), outputs),
-        input_specs=tuple(inputs),
-        redistribute_cost=[[cost] for cost in costs],
-    )
 
 
 def _no_rule(op: OpOverload) -> str:

@@ -89,14 +89,7 @@ from .redistribution import cost_models, plan_redistribution, planning  # noqa: 
 __version__ = _build_info.VERSION
 
 _C.set_group_resolver(groups.resolve_group)
-groups.watch_group_registry(
-    added=_C.note_group_added,
-    removing=_C.note_group_removed,
-    removing_all=_C.note_all_groups_removed,
-    ending=_C.note_group_ended,
-    changed=_C.forget_groups,
-    remember=_C.remember_groups,
-)
+groups.watch_group_registry()
 tracing.install(compiled.remap_collectives)
 async_tensor.settle_before_dlpack()
 

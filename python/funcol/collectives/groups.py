@@ -109,18 +109,12 @@ def _mesh_group(mesh: DeviceMesh, mesh_dim: int, op: str) -> str:
             "member ranks only."
         )
     name = mesh_group_name(mesh, mesh_dim)
-    if _group_changes:
+    if _have_groups_changed:
         _C.check_mesh_group(mesh, name, op)
     return name
 
 
-_group_changes: list[str] = []
-
-
-def note_group_changes(how: str) -> None:
-    """To be called before a group is aborted or reconfigured: meshes are looked at from then on."""
-    if how not in _group_changes:
-        _group_changes.append(how)
+_have_groups_changed = False  # a group has been aborted or reconfigured
 
 
 def _group_of_ranks(ranks: list[Any], tag: str, op: str) -> Any:
@@ -222,7 +216,7 @@ def find_group(group: RankTypes | None, tag: str = "") -> Any:
 
 def find_group_name(group: RankTypes | None, tag: str = "") -> str:
     """The name of the group behind ``group``."""
-    resolved = traced_group(group, tag) if is_dynamo_compiling() else resolve_group(group, tag)
+    resolved = find_group(group, tag)
     return resolved if isinstance(resolved, str) else resolved.group_name
 
 
@@ -271,22 +265,14 @@ def _group_object(group: Any) -> dist.ProcessGroup:
 # The registry of groups
 
 
-def watch_group_registry(
-    *,
-    added: Callable[[str], None],
-    removing: Callable[[str], None],
-    removing_all: Callable[[], None],
-    ending: Callable[[Any, str], None],
-    changed: Callable[[], None],
-    remember: Callable[[bool], None],
-) -> None:
-    """Tells of changes that ``torch.distributed`` makes to c10d's registry of groups.
+def watch_group_registry() -> None:
+    """Tells C++, which remembers groups, of changes that ``torch.distributed`` makes to c10d's registry of
+    groups.
 
-    Calls ``added(name)`` for each group in the registry and for each new one; ``removing(name)`` or
-    ``removing_all()`` before groups are removed, as a part of their destruction; ``ending(group, how)``
-    before a group or backend is told to ``"abort"`` or to ``"reconfigure"``; ``changed()`` after each change
-    of the registry; and ``remember(False)`` while each thread has a registry of its own (simulated ranks in
-    threads).
+    C++ learns of each group in the registry and of each new one; of removals, before groups are removed as a
+    part of their destruction; of groups and backends before they are told to ``"abort"`` or to
+    ``"reconfigure"``; of each change of the registry, after it; and remembers no groups while each thread has
+    a registry of its own (simulated ranks in threads).
     """
 
     def watched(
@@ -299,7 +285,7 @@ def watch_group_registry(
             try:
                 result = change(*args, **kwargs)
             finally:
-                changed()
+                _C.forget_groups()
             if after is not None:
                 after(*name)
             return result
@@ -309,15 +295,15 @@ def watch_group_registry(
     def then_remember(isolate: Callable[[bool], None]) -> Callable[[bool], None]:
         def isolate_and_remember(enable: bool) -> None:
             isolate(enable)
-            remember(not enable)
+            _C.remember_groups(not enable)
 
         return isolate_and_remember
 
     registry: Any = torch._C._distributed_c10d
     for name, before, after in (
-        ("_register_process_group", None, added),
-        ("_unregister_process_group", removing, None),
-        ("_unregister_all_process_groups", removing_all, None),
+        ("_register_process_group", None, _C.note_group_added),
+        ("_unregister_process_group", _C.note_group_removed, None),
+        ("_unregister_all_process_groups", _C.note_all_groups_removed, None),
     ):
         for module in (c10d, registry):
             change = getattr(module, name, None)
@@ -327,23 +313,24 @@ def watch_group_registry(
         if isinstance(kind, type) and issubclass(kind, (registry.ProcessGroup, registry.Backend)):
             for how in _ENDS:
                 if how in vars(kind):
-                    setattr(kind, how, _told_before(getattr(kind, how), how, ending))
+                    setattr(kind, how, _told_before(getattr(kind, how), how))
     registry._set_thread_isolation_mode = then_remember(registry._set_thread_isolation_mode)
     for group_name in c10d._world.pg_names.values():
-        added(group_name)
-    remember(True)
+        _C.note_group_added(group_name)
+    _C.remember_groups(True)
 
 
 # Methods of groups and backends after which a group is another: what was under way is lost, or ranks change.
 _ENDS = ("abort", "reconfigure")
 
 
-def _told_before(method: Any, how: str, ending: Callable[[Any, str], None]) -> Any:
+def _told_before(method: Any, how: str) -> Any:
     @functools.wraps(method)
     def tell_and_call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        note_group_changes(how)
+        global _have_groups_changed
+        _have_groups_changed = True  # before the group does: meshes are looked at from then on
         _note_meshes()
-        ending(self, how)
+        _C.note_group_ended(self, how)
         return method(self, *args, **kwargs)
 
     return tell_and_call

@@ -252,9 +252,9 @@ class LocalMap:
         for wanted in self.outputs:
             if wanted is not None:
                 self._check_num_axes(wanted, mesh, "out_placements")
-        gradients_in, gradients_out = gradient_placements(placements, self.outputs)
         num_dims = [0 if spec is None else spec.ndim for spec in specs]
-        self._take_stated_gradients(gradients_in, placements, num_dims, mesh)
+        stated = self.stated_gradients(placements, num_dims, mesh)
+        gradients_in, gradients_out = gradient_placements(placements, self.outputs, stated)
         averages = tuple(average_of(one, mesh) for one in placements)
         return Signature(
             weakref.ref(mesh),
@@ -300,13 +300,11 @@ class LocalMap:
                 f"{len(placements)} placements for the {mesh.ndim} axes of {mesh}. State one for each axis."
             )
 
-    def _take_stated_gradients(
-        self,
-        gradients: list[Placements | None],
-        placements: Sequence[Placements | None],
-        num_dims: Sequence[int],
-        mesh: DeviceMesh,
-    ) -> None:
+    def stated_gradients(
+        self, placements: Sequence[Placements | None], num_dims: Sequence[int], mesh: DeviceMesh
+    ) -> list[Placements | None]:
+        """The placements of gradients of tensors with ``placements`` that ``in_grad_placements`` states."""
+        gradients: list[Placements | None] = [None] * len(placements)
         for i, stated in enumerate(self.gradients or ()):
             held = placements[i]
             if stated is None or held is None:
@@ -320,14 +318,6 @@ class LocalMap:
                     "its tensor: shard both alike."
                 )
             gradients[i] = wanted
-
-    def stated_gradients(
-        self, flat: Sequence[Any], placements: Sequence[Placements | None], mesh: DeviceMesh
-    ) -> list[Placements | None]:
-        """The placements of gradients of tensors among ``flat`` that ``in_grad_placements`` states."""
-        gradients: list[Placements | None] = [None] * len(flat)
-        num_dims = [one.dim() if isinstance(one, Tensor) else 0 for one in flat]
-        self._take_stated_gradients(gradients, placements, num_dims, mesh)
         return gradients
 
     # From DTensors to local tensors and back

@@ -149,9 +149,7 @@ class _JointGraph:
         activations = [node for node in self._joint.graph.nodes if node in saved and node in of_forward]
         activations.sort(key=lambda node: not isinstance(node.meta["val"], Tensor))  # tensors, then sizes
         nothing = (None,) * len(activations)
-        gradients_in, gradients_out = gradient_placements(inputs, outputs)
-        for i, stated in enumerate(function.gradients or ()):
-            gradients_in[i] = stated or gradients_in[i]
+        gradients_in, gradients_out = gradient_placements(inputs, outputs, function.gradients)
         given = tuple(text_of(gradients_out[i]) for i in differentiable)
         specs = function.operand_specs(self._operands)
         backward_region = region._replace(

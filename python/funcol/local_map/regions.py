@@ -197,9 +197,12 @@ def current_mesh() -> DeviceMesh | None:
 
 
 def gradient_placements(
-    inputs: Sequence[Placements | None], outputs: Sequence[Placements | None]
+    inputs: Sequence[Placements | None],
+    outputs: Sequence[Placements | None],
+    stated: Sequence[Placements | None] | None = None,
 ) -> tuple[list[Placements | None], list[Placements | None]]:
-    """The placements of the gradients of local inputs and outputs.
+    """The placements of the gradients of local inputs and outputs; ``stated`` are those of inputs that are
+    stated.
 
     Along an axis on which all tensors are replicated, every rank computes the same, gradients included. Along
     any other axis a rank's results are its own: the gradients on different ranks add up to that of a
@@ -229,7 +232,10 @@ def gradient_placements(
             for axis, placement in enumerate(placements)
         )
 
-    return list(map(gradient, inputs)), list(map(gradient, outputs))
+    gradients_in = list(map(gradient, inputs))
+    for i, one in enumerate(stated or ()):
+        gradients_in[i] = one or gradients_in[i]
+    return gradients_in, list(map(gradient, outputs))
 
 
 def average_of(placements: Placements | None, mesh: DeviceMesh) -> int:

@@ -227,7 +227,8 @@ def _call_node(
         one and checked_placements(one, flat[i].dim(), labels[i], local_map.name)
         for i, one in enumerate(placements)
     ]
-    stated_gradients = local_map.stated_gradients(flat, from_0, mesh)
+    num_dims = [one.dim() if isinstance(one, Tensor) else 0 for one in flat]
+    stated_gradients = local_map.stated_gradients(from_0, num_dims, mesh)
     function = Function(
         local_map.name,
         body,

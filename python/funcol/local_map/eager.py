@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -177,16 +176,6 @@ class LocalMap:
         for placements in self.outputs:
             if placements is not None:
                 self._check_num_axes(placements, mesh, "out_placements")
-
-    def parameter_names(self) -> list[str]:
-        """Names of the function's positional parameters; empty if it has no signature."""
-        try:
-            parameters = inspect.signature(self.func).parameters.values()
-        except (TypeError, ValueError):
-            return []
-        return [
-            one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
-        ]
 
     # Signatures
 

@@ -160,19 +160,14 @@ def is_foreign_to(*, is_functional: bool) -> Callable[[Tensor], bool]:
 @contextlib.contextmanager
 def alone(mode: FakeTensorMode) -> Iterator[None]:
     """Leaves all modes but ``mode``, and the hooks by which an outer checkpoint saves tensors."""
-    hooks = torch.autograd.graph.saved_tensors_hooks(_same, _same)
+    hooks = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
     has_hooks = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
     with _disable_current_modes(), mode, hooks if has_hooks else contextlib.nullcontext():
         yield
 
 
-def _same(tensor: Tensor) -> Tensor:
-    return tensor
-
-
 def mode_of(operands: Sequence[Any]) -> FakeTensorMode:
-    found = detect_fake_mode(list(operands))
-    return FakeTensorMode() if found is None else found
+    return detect_fake_mode(list(operands)) or FakeTensorMode()
 
 
 # Without a tracer

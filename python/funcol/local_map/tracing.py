@@ -12,6 +12,7 @@ PyTorch counterpart: ``torch._higher_order_ops.local_map``.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -89,7 +90,7 @@ local_map_hop = LocalMapHop()
 
 
 class _State(threading.local):
-    is_inside = False
+    is_inside = False  # of a function: local maps run as in eager calls, as a part of the function
     tensors_are_local = False
     replaced: dict[int, Tensor] = {}  # noqa: RUF012
 
@@ -98,26 +99,19 @@ _state = _State()
 
 
 @contextlib.contextmanager
-def _inside_of_function() -> Iterator[None]:
-    """While active, local maps run as in eager calls, as a part of the function that calls them."""
-    before = _state.is_inside
-    _state.is_inside = True
+def _with_state(**values: Any) -> Iterator[None]:
+    before = {name: getattr(_state, name) for name in values}
+    vars(_state).update(values)
     try:
         yield
     finally:
-        _state.is_inside = before
+        vars(_state).update(before)
 
 
-@contextlib.contextmanager
-def in_compiled_region(replaced: dict[int, Tensor]) -> Iterator[None]:
+def in_compiled_region(replaced: dict[int, Tensor]) -> contextlib.AbstractContextManager[None]:
     """While active, tensors that are no DTensors are this rank's, as in eager calls, and local maps find the
     tensors that they close over in ``replaced``, by identity."""
-    before = _state.tensors_are_local, _state.replaced
-    _state.tensors_are_local, _state.replaced = True, {**_state.replaced, **replaced}
-    try:
-        yield
-    finally:
-        _state.tensors_are_local, _state.replaced = before
+    return _with_state(tensors_are_local=True, replaced={**_state.replaced, **replaced})
 
 
 class _Replace(ReplaceTensors):
@@ -131,7 +125,7 @@ def run_traced(local_map: LocalMap, args: tuple[Any, ...], kwargs: dict[str, Any
 
     def call(*local: Any) -> Any:
         with (
-            _inside_of_function(),
+            _with_state(is_inside=True),
             _Replace() if _state.replaced else contextlib.nullcontext(),
         ):
             return local_map.call(local, structure, kwargs)
@@ -172,7 +166,12 @@ def run_traced(local_map: LocalMap, args: tuple[Any, ...], kwargs: dict[str, Any
 
 def _labels(local_map: LocalMap, args: tuple[Any, ...]) -> list[str]:
     """The name of each flattened argument in errors."""
-    names = local_map.parameter_names()
+    try:
+        parameters = list(inspect.signature(local_map.func).parameters.values())
+    except (TypeError, ValueError):  # the function has no signature
+        parameters = []
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [one.name for one in parameters if one.kind in by_position]
     labels: list[str] = []
     for i, arg in enumerate(args):
         of_parameter = f" ('{names[i]}')" if i < len(names) else ""
@@ -305,7 +304,7 @@ def _function_of(body: Any, region: Region, operands: Sequence[Any]) -> Function
         placements = outputs
 
         def __call__(self, *local: Any) -> list[Any]:
-            with _inside_of_function():
+            with _with_state(is_inside=True):
                 return list(body(*local))
 
     return Function(

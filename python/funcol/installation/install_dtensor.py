@@ -21,7 +21,6 @@ from .. import _C, _compat
 from . import (
     assigned_data,
     context_parallel,
-    convolutions,
     dtensor,
     exported_specs,
     local_maps,
@@ -114,6 +113,6 @@ def _put_propagator(dispatcher: OpDispatcher, undo: ExitStack) -> None:
     for forget in (_compat.forget_decisions, ours.cache_clear, ours._keywords.undo):
         undo.callback(forget)
     undo.callback(patching.set_attribute(dispatcher, "sharding_propagator", ours))
-    undo.callback(convolutions.put(dispatcher, ours))
+    undo.callback(operators.put_convolutions(dispatcher, ours))
     undo.callback(native_operators.put(dispatcher, ours))
     _compat.forget_decisions()

@@ -18,6 +18,11 @@ underscore for that of an operator in place, and returns the first argument.
 result has a placement with a mask, which its reduction applies and then drops: the result can be reduced
 once, and other results of the same shapes have the same mask. Here the mask is applied to the result at once,
 which makes it an ordinary partial sum, and belongs to the call.
+
+Convolutions: PyTorch's handlers (``torch.distributed.tensor._tp_conv``) decide the placements of the results,
+but run on the local tensors as they are: with a sharded kernel, sharded channels or a partial sum, they
+silently compute other numbers. The handlers here redistribute arguments first, as for any operator. PyTorch
+still exchanges borders between ranks that each hold a strip of the images.
 """
 
 from __future__ import annotations
@@ -28,14 +33,19 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch._ops import OpOverload
-from torch.distributed.tensor import DTensor, Partial, Placement
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor._dispatch import OpDispatcher
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor._tp_conv import tp_convolution
 from torch.distributed.tensor.placement_types import _MaskPartial
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from .. import _C
+from ..redistribution.meshes import simulates_ranks
 from ..sharding.op_schemas import is_sharded, uneven_axes
+from ..sharding.propagation import ShardingPropagator, is_pytorch_tracing
 from .patching import entered
 from .view_writeback import overloads, writes_to_first
 
@@ -246,3 +256,69 @@ _HANDLERS: dict[OpOverload, Handler] = {
     aten.embedding.default: _look_up,
     aten.gather.default: _look_up,
 }
+
+
+# Convolutions
+
+_CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
+
+
+def put_convolutions(dispatcher: OpDispatcher, propagator: ShardingPropagator) -> Callable[[], None]:
+    """Enters handlers of both operators, where PyTorch has handlers. Returns the function that undoes it."""
+    theirs = handlers()
+    ours = {op: _convolution(dispatcher, propagator, theirs[op]) for op in _CONVOLUTIONS if op in theirs}
+    return entered(theirs, ours)
+
+
+def _convolution(dispatcher: OpDispatcher, propagator: ShardingPropagator, theirs: Handler) -> Handler:
+    def convolve(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+        if dispatcher.sharding_propagator is not propagator or simulates_ranks():
+            return theirs(op, args, kwargs)
+        info = dispatcher.unwrap_to_op_info(op, args, kwargs)
+        if info.compute_mesh.get_coordinate() is None:
+            return theirs(op, args, kwargs)
+        assert info.schema is not None
+        if op is aten.convolution.default and _exchanges_borders(*args[:7]):
+            base: Any = propagator._base
+            spec = base.propagate_op_sharding(info.schema).output_spec
+            if isinstance(spec, DTensorSpec) and spec.placements == args[0].placements:
+                local = tp_convolution(op, tuple(info.local_args), info.local_kwargs, spec.dim_map)
+                return dispatcher.wrap(local, _C.copy_spec(spec))
+        remember = not is_pytorch_tracing()
+        sharding = ShardingPropagator._propagate(propagator, info.schema, remember)
+        if sharding.needs_redistribute:
+            assert sharding.redistribute_schema is not None
+            dispatcher.redistribute_local_args(
+                info, sharding.redistribute_schema, sharding.use_val_from_redistribute_schema
+            )
+        return dispatcher.wrap(op(*info.local_args, **info.local_kwargs), sharding.output_spec)
+
+    return convolve
+
+
+def _exchanges_borders(
+    images: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool
+) -> bool:
+    """Returns true if PyTorch's exchange of borders is right: for strips of equal width on the whole world,
+    and windows that reach as far to the left as to the right, no farther than into the next strip.
+
+    In older PyTorch releases, PyTorch's rule leads here. In newer ones it does not, and treats a strip as a
+    whole image.
+    """
+    if not (isinstance(images, DTensor) and isinstance(weight, DTensor)) or transposed or images.dim() != 4:
+        return False
+    mesh = images.device_mesh
+    width, kernel = images.shape[-1], weight.shape[-1]
+    numbers = (width, kernel, *stride, *padding, *dilation)
+    if mesh.ndim != 1 or mesh.size() < 2 or not all(type(number) is int for number in numbers):
+        return False
+    return (
+        images.placements == (Shard(3),)
+        and all(one is None or one.placements == (Replicate(),) for one in (weight, bias))
+        and mesh.mesh.tolist() == list(range(dist.get_world_size()))
+        and width % mesh.size() == 0
+        and padding[-1] > 0
+        and kernel == 2 * padding[-1] + 1
+        and kernel // 2 <= width // mesh.size()
+        and stride[-1] == dilation[-1] == 1
+    )

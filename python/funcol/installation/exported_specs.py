@@ -6,6 +6,7 @@ flattens lists of specs, and would lose them.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -16,17 +17,11 @@ from ..collectives.import_hooks import PutOnImport
 from . import patching
 
 
+@dataclasses.dataclass(unsafe_hash=True)
 class _Constant:
     """A spec in a graph. ``pytree`` flattens it to no leaves, and makes the spec of it again."""
 
-    def __init__(self, spec: DTensorSpec) -> None:
-        self.spec = spec
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Constant) and self.spec == other.spec
-
-    def __hash__(self) -> int:
-        return hash(self.spec)
+    spec: DTensorSpec
 
 
 pytree.register_pytree_node(

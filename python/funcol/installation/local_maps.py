@@ -28,14 +28,12 @@ from . import patching
 
 def _start(func_map: Any) -> Callable[[], None]:
     own = patching.own_function(vars(func_map).get("_local_map_wrapped"))
-    if own is None:
-        return lambda: None
-    ours = functools.partial(_mapped, patching.copied(own), own.__code__.co_argcount)
-    return patching.replaced(own, ours)
+    return patching.replaced(own, functools.partial(_mapped, patching.copied(own)))
 
 
-def _mapped(stock: Any, num_options: int, *given: Any, **kwargs: Any) -> Any:
+def _mapped(stock: Any, *given: Any, **kwargs: Any) -> Any:
     """``given`` are the function, its placements and other options, and then the arguments."""
+    num_options = stock.__code__.co_argcount
     _, _, in_placements, *_ = given[:num_options]
     arguments = pytree.tree_leaves(given[num_options:])
     if torch.compiler.is_compiling() or simulates_ranks():

@@ -212,15 +212,12 @@ def _is_ours(mesh: DeviceMesh) -> bool:
     """Returns true if funcol has a kernel for the devices of ``mesh``, and no tracker of the program decides
     what they draw."""
     tracker = stock_random._rng_tracker
+    is_pytorchs = type(tracker) is stock_random.OffsetBasedRNGTracker and tracker.distribute_region_enabled
     return (
         (mesh.device_type == "cpu" or (mesh.device_type == "cuda" and _C.why_no_cuda_kernels() is None))
-        and (tracker is None or _is_pytorchs(tracker))
+        and (tracker is None or is_pytorchs)
         and not simulates_ranks()
     )
-
-
-def _is_pytorchs(tracker: Any) -> bool:
-    return type(tracker) is stock_random.OffsetBasedRNGTracker and tracker.distribute_region_enabled
 
 
 def draw(op: OpOverload, spec: DTensorSpec | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

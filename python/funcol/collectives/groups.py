@@ -292,14 +292,13 @@ def watch_group_registry() -> None:
 
         return change_and_tell
 
-    def then_remember(isolate: Callable[[bool], None]) -> Callable[[bool], None]:
-        def isolate_and_remember(enable: bool) -> None:
-            isolate(enable)
-            _C.remember_groups(not enable)
-
-        return isolate_and_remember
-
     registry: Any = torch._C._distributed_c10d
+    isolate = registry._set_thread_isolation_mode
+
+    def isolate_and_remember(enable: bool) -> None:
+        isolate(enable)
+        _C.remember_groups(not enable)
+
     for name, before, after in (
         ("_register_process_group", None, _C.note_group_added),
         ("_unregister_process_group", _C.note_group_removed, None),
@@ -314,7 +313,7 @@ def watch_group_registry() -> None:
             for how in _ENDS:
                 if how in vars(kind):
                     setattr(kind, how, _told_before(getattr(kind, how), how))
-    registry._set_thread_isolation_mode = then_remember(registry._set_thread_isolation_mode)
+    registry._set_thread_isolation_mode = isolate_and_remember
     for group_name in c10d._world.pg_names.values():
         _C.note_group_added(group_name)
     _C.remember_groups(True)

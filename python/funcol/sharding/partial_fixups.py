@@ -14,12 +14,8 @@ from .op_schemas import pending_axes, specs_of, uneven_axes, with_replicated, wi
 
 def reduced_to_a_number(op_schema: OpSchema) -> OutputSharding:
     """The decision for ``item()``: partial values are reduced first. PyTorch gives each rank its own part."""
-    (spec,) = specs_of(op_schema)
-    pending = pending_axes(spec)
-    if not pending:
-        return OutputSharding(None, op_schema)
-    wanted = with_specs(op_schema, [with_replicated(spec, pending)])
-    return OutputSharding(None, wanted, needs_redistribute=True)
+    wanted = _replicated(op_schema, [pending_axes(spec) for spec in specs_of(op_schema)])
+    return OutputSharding(None, wanted, needs_redistribute=wanted is not op_schema)
 
 
 # The norm of a maximum or minimum is not that of the norms, for which PyTorch takes it: signs differ.

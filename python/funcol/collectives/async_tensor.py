@@ -14,6 +14,8 @@ from torch.compiler import is_dynamo_compiling
 from .. import _C, _compat
 from .tracing import are_we_tracing
 
+__all__ = ["AsyncCollectiveTensor", "is_pending", "unwaited_collectives", "wait_tensor", "wait_tensors"]
+
 
 def is_pending(tensor: Any) -> bool:
     """True while ``tensor`` is the result of a collective that nothing has waited for yet.

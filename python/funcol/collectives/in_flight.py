@@ -17,6 +17,17 @@ from torch.compiler import is_compiling
 
 from .. import _C
 
+__all__ = [
+    "InFlight",
+    "cancel_dump_pending_on",
+    "check_agreement",
+    "dump_pending",
+    "dump_pending_on",
+    "name_modules",
+    "pending",
+    "record_callers",
+]
+
 InFlight = _C.InFlight
 
 

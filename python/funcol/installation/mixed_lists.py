@@ -25,15 +25,12 @@ from . import patching
 _total_norm: Any = patching.copied(clip_grad._get_total_norm)
 
 
-def _mesh_of(tensor: Tensor | None) -> DeviceMesh | None:
-    return tensor.device_mesh if isinstance(tensor, DTensor) else None
-
-
 def _by_mesh(tensors: Iterable[Tensor | None]) -> dict[DeviceMesh | None, list[int]]:
     """Returns the places of ``tensors`` in their list, by mesh; ``None`` is the mesh of plain tensors."""
     places: dict[DeviceMesh | None, list[int]] = {}
     for place, tensor in enumerate(tensors):
-        places.setdefault(_mesh_of(tensor), []).append(place)
+        mesh = tensor.device_mesh if isinstance(tensor, DTensor) else None
+        places.setdefault(mesh, []).append(place)
     return places
 
 

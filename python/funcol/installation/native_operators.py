@@ -36,9 +36,6 @@ def put(dispatcher: Any, propagator: Any) -> Callable[[], None]:
     def ask(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], index: int | None) -> Any:
         return propagator.rule_of(_compat.schema_of_call(dispatcher, op, args, kwargs), index)
 
-    def is_own() -> bool:
-        return not user_patches.in_dispatcher()
-
     _C.install_native_operators(
         dispatcher,
         propagator,
@@ -47,7 +44,7 @@ def put(dispatcher: Any, propagator: Any) -> Callable[[], None]:
         decide,
         draw,
         random_operators.dispatched,
-        is_own,
+        lambda: not user_patches.in_dispatcher(),
         ask,
         *propagator.parts_in_cpp(),
     )

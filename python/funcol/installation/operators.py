@@ -84,7 +84,11 @@ def put() -> Callable[[], None]:
     """Enters the handlers, but for operators that programs have given handlers. Returns the function that
     undoes it."""
     before = handlers()
-    ours = {op: ours for op, ours in _HANDLERS.items() if op not in before or _is_pytorchs(before[op])}
+    ours = {
+        op: ours
+        for op, ours in _HANDLERS.items()
+        if op not in before or before[op].__module__.startswith("torch.")
+    }
     _theirs.update({op: before[op] for op in ours if op in before})
     undo = entered(before, ours)
 
@@ -93,10 +97,6 @@ def put() -> Callable[[], None]:
         undo()
 
     return take
-
-
-def _is_pytorchs(handler: Handler) -> bool:
-    return handler.__module__.startswith("torch.")
 
 
 def dispatched(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -354,11 +354,6 @@ def as_pytorchs(error: Exception, op_schema: OpSchema) -> RuntimeError:
 
 
 def _below_funcol(frames: TracebackType | None) -> TracebackType | None:
-    while frames is not None and _is_funcols(frames):
+    while frames is not None and frames.tb_frame.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE:
         frames = frames.tb_next
     return frames
-
-
-def _is_funcols(frames: TracebackType) -> bool:
-    module: str = frames.tb_frame.f_globals.get("__name__", "")
-    return module.partition(".")[0] == _PACKAGE

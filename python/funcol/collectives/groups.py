@@ -58,8 +58,7 @@ def resolve_group(group: Any, tag: str = "", op: str = "resolve_group") -> Any:
     if group is None:
         return default_group(op)
     if isinstance(group, list):
-        if not dist.is_initialized():
-            raise _no_group_yet(op)
+        default_group(op)  # raises if there is no group yet
         return _group_of_ranks(group, tag, op)
     if group is dist.GroupMember.NON_GROUP_MEMBER:
         raise ValueError(
@@ -76,14 +75,10 @@ def default_group(op: str) -> dist.ProcessGroup:
     """The group of all ranks, for collective ``op``; ``ValueError`` if there is none yet."""
     group = dist.group.WORLD
     if group is None:
-        raise _no_group_yet(op)
+        raise ValueError(
+            f"funcol::{op}: there is no process group yet: call torch.distributed.init_process_group() first."
+        )
     return group
-
-
-def _no_group_yet(op: str) -> ValueError:
-    return ValueError(
-        f"funcol::{op}: there is no process group yet: call torch.distributed.init_process_group() first."
-    )
 
 
 def _number_of_dim(mesh: DeviceMesh, mesh_dim: int | str, op: str) -> int:

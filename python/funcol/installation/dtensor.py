@@ -6,8 +6,7 @@ every step; tracing, modes, subclasses, symbolic sizes and strided shards go thr
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -126,7 +125,10 @@ def _redistribute_in_python(
         or placements is None
         or simulates_ranks()
         or has_symbols(dtensor._spec)
-        or not _has_plan(dtensor._spec.placements, placements)
+        or not all(  # if a placement has neither a plan nor a rule of its own
+            are_known((placement,)) or axes_with_own_rules((placement,))
+            for placement in (*dtensor._spec.placements, *placements)
+        )
     ):
         return _redistribute(
             dtensor,
@@ -196,14 +198,6 @@ def full_tensor(
         if whole is not NotImplemented:
             return whole
     return _in_python(self, grad_placements=grad_placements)
-
-
-def _has_plan(*placements: Iterable[Placement]) -> bool:
-    """Returns true if plans support all of ``placements``, or the placements have rules of their own."""
-    return all(
-        are_known((placement,)) or axes_with_own_rules((placement,))
-        for placement in itertools.chain(*placements)
-    )
 
 
 def distribute_tensor(

@@ -394,18 +394,8 @@ def tail(
                 bring_back(tensor._local_tensor, op_call)
     if is_inplace_op and isinstance(args[0], Tensor) and not isinstance(args[0], DTensor):
         return args[0]  # which counts as replicated; PyTorch raises an AssertionError after the write
-    result = _tail(
-        self,
-        op_call,
-        args,
-        kwargs,
-        compute_mesh,
-        output_sharding,
-        local_results,
-        participating,
-        is_inplace_op,
-        is_out_variant_op,
-    )
+    given = (self, op_call, args, kwargs, compute_mesh, output_sharding, local_results)
+    result = _tail(*given, participating, is_inplace_op, is_out_variant_op)
     if is_inplace_op and torch.Tag.inplace_view in op_call.tags:
         _reshape(op_call, args, kwargs, output_sharding.output_spec)
     return result

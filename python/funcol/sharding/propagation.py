@@ -35,9 +35,12 @@ from ..redistribution import callbacks as callbacks  # which C++ calls
 from ..redistribution.cost_models import CostModel
 from . import keyword_tensors
 from .op_schemas import (
+    NORMS,
+    evenly_averaged,
     is_sharded,
     metas_of,
     qualified_name,
+    reduced_to_a_number,
     specs_by_keyword,
     specs_of,
     specs_of_elements,
@@ -45,11 +48,6 @@ from .op_schemas import (
     with_local_channels,
     with_local_shape,
     with_specs,
-)
-from .partial_fixups import (
-    NORMS,
-    evenly_averaged,
-    reduced_to_a_number,
     without_extremes,
     without_own_rules,
 )

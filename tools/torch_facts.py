@@ -162,7 +162,6 @@ def functions(wanted: list[str]) -> dict[str, str | None]:
     Without ``wanted`` the functions are those that ``funcol.install()`` replaces, FSDP2's left out.
     """
     from funcol.installation import patching
-    from funcol.installation.source_digest import digest_of
 
     def looked_up(name: str) -> Any:
         module, _, path = name.partition(":")
@@ -173,7 +172,7 @@ def functions(wanted: list[str]) -> dict[str, str | None]:
 
     found = {name: inspect.unwrap(looked_up(name) or str) for name in wanted or _replaced()}
     return {
-        name: digest_of(function.__code__) if hasattr(function, "__code__") else None
+        name: patching.digest_of(function.__code__) if hasattr(function, "__code__") else None
         for name, function in found.items()
     }
 

@@ -42,11 +42,10 @@ from .collectives import (  # noqa: E402
     all_to_all_single,
     all_to_all_single_autograd,
     allow_inflight_collective_as_graph_input_ctx,
+    async_tensor,
     broadcast,
     check_agreement,
-    dlpack,
     gather,
-    group_registry,
     groups,
     is_pending,
     pending,
@@ -84,23 +83,15 @@ from .compiled import (  # noqa: E402
     reduce_scatter_tensor_inplace,
     remaps,
 )
-from .installation import install, installed, uninstall  # noqa: E402
-from .installation.table_limits import table_limits  # noqa: E402
+from .installation import install, installed, table_limits, uninstall  # noqa: E402
 from .redistribution import cost_models, plan_redistribution, planning  # noqa: E402
 
 __version__ = _build_info.VERSION
 
 _C.set_group_resolver(groups.resolve_group)
-group_registry.watch_group_registry(
-    added=_C.note_group_added,
-    removing=_C.note_group_removed,
-    removing_all=_C.note_all_groups_removed,
-    ending=_C.note_group_ended,
-    changed=_C.forget_groups,
-    remember=_C.remember_groups,
-)
+groups.watch_group_registry()
 tracing.install(compiled.remap_collectives)
-dlpack.install()
+async_tensor.settle_before_dlpack()
 
 # Modules that programs and the documentation name without the package that they are in.
 for _module in (cost_models, groups, planning, remaps, tracing):

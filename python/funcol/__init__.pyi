@@ -45,8 +45,7 @@ from .compiled import (
     reduce_scatter_inplace,
     reduce_scatter_tensor_inplace,
 )
-from .installation import install, installed, uninstall
-from .installation.table_limits import table_limits
+from .installation import install, installed, table_limits, uninstall
 from .redistribution import (
     plan_redistribution,
     redistribute,

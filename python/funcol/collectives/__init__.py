@@ -3,46 +3,20 @@
 PyTorch counterpart: ``torch.distributed._functional_collectives``.
 """
 
-from . import functions
-from .agreement import check_agreement
-from .async_tensor import (
-    AsyncCollectiveTensor,
-    is_pending,
-    unwaited_collectives,
-    wait_tensor,
-    wait_tensors,
-)
+from . import async_tensor, functions, in_flight
+from .async_tensor import *  # noqa: F403
 from .comm_tensor import CommTensor
 from .functions import *  # noqa: F403
 from .groups import RANK_TYPES, RankTypes
-from .in_flight import (
-    InFlight,
-    cancel_dump_pending_on,
-    dump_pending,
-    dump_pending_on,
-    name_modules,
-    pending,
-    record_callers,
-)
+from .in_flight import *  # noqa: F403
 from .tracing import allow_inflight_collective_as_graph_input_ctx
 
 __all__ = [
+    *async_tensor.__all__,
     *functions.__all__,
+    *in_flight.__all__,
     "RANK_TYPES",
-    "AsyncCollectiveTensor",
     "CommTensor",
-    "InFlight",
     "RankTypes",
     "allow_inflight_collective_as_graph_input_ctx",
-    "cancel_dump_pending_on",
-    "check_agreement",
-    "dump_pending",
-    "dump_pending_on",
-    "is_pending",
-    "name_modules",
-    "pending",
-    "record_callers",
-    "unwaited_collectives",
-    "wait_tensor",
-    "wait_tensors",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import warnings
 from typing import Any
 
@@ -12,6 +13,8 @@ from torch.compiler import is_dynamo_compiling
 
 from .. import _C, _compat
 from .tracing import are_we_tracing
+
+__all__ = ["AsyncCollectiveTensor", "is_pending", "unwaited_collectives", "wait_tensor", "wait_tensors"]
 
 
 def is_pending(tensor: Any) -> bool:
@@ -81,6 +84,25 @@ def end_unwaited_collectives() -> None:
 
 
 atexit.register(end_unwaited_collectives)
+
+
+_stock_dlpack = Tensor.__dlpack__
+
+
+@functools.wraps(_stock_dlpack)
+def _settled_dlpack(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+    _C.settle(self)
+    return _stock_dlpack(self, *args, **kwargs)
+
+
+def settle_before_dlpack() -> None:
+    """Makes exports of pending tensors by DLPack wait first, from now on.
+
+    ``Tensor.__dlpack__(stream=...)`` makes the consumer's stream wait for what the current stream does by
+    then, and takes the tensor's memory afterwards. Where that makes the current stream wait for a collective,
+    it is too late for the consumer.
+    """
+    torch.Tensor.__dlpack__ = _settled_dlpack  # type: ignore[method-assign]
 
 
 class _PendingOnly(type):

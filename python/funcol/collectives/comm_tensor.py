@@ -79,7 +79,7 @@ class CommTensor(Tensor):
             return tensor
         tracer = _active_tracer()
         if tracer is not None:
-            return _traced(tensor, _Collectives(), tracer)
+            return _traced(tensor, _Collectives())
         if isinstance(tensor, FakeTensor):
             return tensor  # has no data to wait for
         return _C.comm_tensor(tensor)
@@ -105,7 +105,7 @@ class CommTensor(Tensor):
         results = func(*_inner(args), **_inner(kwargs))
         if tracer is None:
             return results
-        return pytree.tree_map_only(Tensor, partial(_marked, given=given, tracer=tracer), results)
+        return pytree.tree_map_only(Tensor, partial(_marked, given=given), results)
 
 
 class _AwaitedSlot(proxy_tensor._ProxyTensor):
@@ -184,7 +184,7 @@ def _proxy(value: Any, tracer: Any) -> Any:
     return slot.proxy if isinstance(slot, proxy_tensor._ProxyTensor) else slot
 
 
-def _traced(tensor: Tensor, collectives: _Collectives, tracer: Any) -> CommTensor:
+def _traced(tensor: Tensor, collectives: _Collectives) -> CommTensor:
     if tensor.layout != torch.strided or type(tensor) not in proxy_tensor.HANDLED_TYPES:
         raise TypeError(
             f"funcol.CommTensor: got a {type(tensor).__name__} of layout {tensor.layout}. Collectives write "
@@ -208,16 +208,16 @@ def _inner(tree: Any) -> Any:
     return pytree.tree_map_only(CommTensor, lambda tensor: tensor._tensor, tree)
 
 
-def _marked(result: Tensor, given: list[CommTensor], tracer: Any) -> Tensor:
+def _marked(result: Tensor, given: list[CommTensor]) -> Tensor:
     """A result of an operator on ``given``, as a CommTensor if it is to be one."""
     for tensor in given:
         if result is tensor._tensor:
             return tensor
     for tensor in given:
         if _storage(result) == _storage(tensor._tensor):
-            return _traced(result, tensor._collectives, tracer)
+            return _traced(result, tensor._collectives)
     if any(not tensor._collectives.any_started for tensor in given):
-        return _traced(result, _Collectives(), tracer)
+        return _traced(result, _Collectives())
     return result
 
 

@@ -8,6 +8,7 @@ or ``TypeError``, and come before anything is sent. Here an error becomes one th
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from .. import _C
@@ -45,14 +46,15 @@ _OURS = (ValueError, TypeError, IndexError)
 _is_put = False
 
 
-def put() -> None:
-    """Makes it so, until :func:`take`."""
+def put() -> Callable[[], None]:
+    """Makes it so. Returns the function that undoes it."""
     global _is_put
     _is_put = True
     _C.replace_errors(_as_pytorchs)
+    return _take
 
 
-def take() -> None:
+def _take() -> None:
     global _is_put
     _is_put = False
     _C.replace_errors(None)

@@ -122,14 +122,6 @@ def _check_divisible(
         )
 
 
-def _check_permute(src_dst: list[int], group_size: int) -> None:
-    if len(src_dst) > group_size or any(not 0 <= dst < group_size for dst in src_dst):
-        raise ValueError(
-            f"funcol::permute_tensor: src_dst is {src_dst}, but the group has ranks 0 to {group_size - 1}. "
-            "Pass the destination of each rank that sends."
-        )
-
-
 def all_reduce(
     self: Tensor, reduceOp: str | ReduceOp, group: RankTypes | None = None, tag: str = ""
 ) -> Tensor:
@@ -357,7 +349,11 @@ def permute_tensor(self: Tensor, src_dst: list[int], group: RankTypes | None = N
             return result
     resolved = traceable_group(group, tag)
     group_size = _group_size("permute_tensor", resolved)
-    _check_permute(src_dst, group_size)
+    if len(src_dst) > group_size or any(not 0 <= dst < group_size for dst in src_dst):
+        raise ValueError(
+            f"funcol::permute_tensor: src_dst is {src_dst}, but the group has ranks 0 to {group_size - 1}. "
+            "Pass the destination of each rank that sends."
+        )
     rank = rank_in_group(resolved)
     sent = self if self.dim() == 1 else self.reshape(-1)
     if rank >= len(src_dst):

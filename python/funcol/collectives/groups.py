@@ -1,8 +1,13 @@
-"""Process groups: from the forms in which users name them, of meshes, and as graphs take them."""
+"""Process groups: from the forms in which users name them, of meshes, and as graphs take them; and changes of
+c10d's registry of groups, and of groups, for code that remembers groups."""
 
 from __future__ import annotations
 
+import functools
+import gc
+import sys
 import warnings
+from collections.abc import Callable
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -53,8 +58,7 @@ def resolve_group(group: Any, tag: str = "", op: str = "resolve_group") -> Any:
     if group is None:
         return default_group(op)
     if isinstance(group, list):
-        if not dist.is_initialized():
-            raise _no_group_yet(op)
+        default_group(op)  # raises if there is no group yet
         return _group_of_ranks(group, tag, op)
     if group is dist.GroupMember.NON_GROUP_MEMBER:
         raise ValueError(
@@ -71,14 +75,10 @@ def default_group(op: str) -> dist.ProcessGroup:
     """The group of all ranks, for collective ``op``; ``ValueError`` if there is none yet."""
     group = dist.group.WORLD
     if group is None:
-        raise _no_group_yet(op)
+        raise ValueError(
+            f"funcol::{op}: there is no process group yet: call torch.distributed.init_process_group() first."
+        )
     return group
-
-
-def _no_group_yet(op: str) -> ValueError:
-    return ValueError(
-        f"funcol::{op}: there is no process group yet: call torch.distributed.init_process_group() first."
-    )
 
 
 def _number_of_dim(mesh: DeviceMesh, mesh_dim: int | str, op: str) -> int:
@@ -104,18 +104,12 @@ def _mesh_group(mesh: DeviceMesh, mesh_dim: int, op: str) -> str:
             "member ranks only."
         )
     name = mesh_group_name(mesh, mesh_dim)
-    if _group_changes:
+    if _have_groups_changed:
         _C.check_mesh_group(mesh, name, op)
     return name
 
 
-_group_changes: list[str] = []
-
-
-def note_group_changes(how: str) -> None:
-    """To be called before a group is aborted or reconfigured: meshes are looked at from then on."""
-    if how not in _group_changes:
-        _group_changes.append(how)
+_have_groups_changed = False  # a group has been aborted or reconfigured
 
 
 def _group_of_ranks(ranks: list[Any], tag: str, op: str) -> Any:
@@ -217,7 +211,7 @@ def find_group(group: RankTypes | None, tag: str = "") -> Any:
 
 def find_group_name(group: RankTypes | None, tag: str = "") -> str:
     """The name of the group behind ``group``."""
-    resolved = traced_group(group, tag) if is_dynamo_compiling() else resolve_group(group, tag)
+    resolved = find_group(group, tag)
     return resolved if isinstance(resolved, str) else resolved.group_name
 
 
@@ -261,3 +255,85 @@ def _group_object(group: Any) -> dist.ProcessGroup:
         return group[0].get_group(group[1])
     resolved = group if isinstance(group, dist.ProcessGroup) else resolve_group(group, "", "_expand_group")
     return group_named(resolved) if isinstance(resolved, str) else resolved
+
+
+# The registry of groups
+
+
+def watch_group_registry() -> None:
+    """Tells C++, which remembers groups, of changes that ``torch.distributed`` makes to c10d's registry of
+    groups.
+
+    C++ learns of each group in the registry and of each new one; of removals, before groups are removed as a
+    part of their destruction; of groups and backends before they are told to ``"abort"`` or to
+    ``"reconfigure"``; of each change of the registry, after it; and remembers no groups while each thread has
+    a registry of its own (simulated ranks in threads).
+    """
+
+    def watched(
+        change: Callable[..., Any], before: Callable[..., None] | None, after: Callable[..., None] | None
+    ) -> Callable[..., Any]:
+        def change_and_tell(*args: Any, **kwargs: Any) -> Any:
+            name = (*args, *kwargs.values())[:1]
+            if before is not None:
+                before(*name)
+            try:
+                result = change(*args, **kwargs)
+            finally:
+                _C.forget_groups()
+            if after is not None:
+                after(*name)
+            return result
+
+        return change_and_tell
+
+    registry: Any = torch._C._distributed_c10d
+    isolate = registry._set_thread_isolation_mode
+
+    def isolate_and_remember(enable: bool) -> None:
+        isolate(enable)
+        _C.remember_groups(not enable)
+
+    for name, before, after in (
+        ("_register_process_group", None, _C.note_group_added),
+        ("_unregister_process_group", _C.note_group_removed, None),
+        ("_unregister_all_process_groups", _C.note_all_groups_removed, None),
+    ):
+        for module in (c10d, registry):
+            change = getattr(module, name, None)
+            if change is not None:
+                setattr(module, name, watched(change, before, after))
+    for kind in list(vars(registry).values()):
+        if isinstance(kind, type) and issubclass(kind, (registry.ProcessGroup, registry.Backend)):
+            for how in _ENDS:
+                if how in vars(kind):
+                    setattr(kind, how, _told_before(getattr(kind, how), how))
+    registry._set_thread_isolation_mode = isolate_and_remember
+    for group_name in c10d._world.pg_names.values():
+        _C.note_group_added(group_name)
+    _C.remember_groups(True)
+
+
+# Methods of groups and backends after which a group is another: what was under way is lost, or ranks change.
+_ENDS = ("abort", "reconfigure")
+
+
+def _told_before(method: Any, how: str) -> Any:
+    @functools.wraps(method)
+    def tell_and_call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        global _have_groups_changed
+        _have_groups_changed = True  # before the group does: meshes are looked at from then on
+        _note_meshes()
+        _C.note_group_ended(self, how)
+        return method(self, *args, **kwargs)
+
+    return tell_and_call
+
+
+def _note_meshes() -> None:
+    """Tells C++ of each ``DeviceMesh``: those that come later are of the group as it will be then."""
+    module = sys.modules.get("torch.distributed.device_mesh")
+    if module is not None:
+        for found in gc.get_objects():
+            if issubclass(type(found), module.DeviceMesh):
+                _C.note_mesh(found)

@@ -1,4 +1,5 @@
-"""The collectives in flight in this process: a list, a dump at a signal, their callers and purposes."""
+"""Means to find faults: the collectives in flight in this process (a list, a dump at a signal, their callers
+and purposes), and the rank that calls something else."""
 
 from __future__ import annotations
 
@@ -15,6 +16,17 @@ from torch import nn
 from torch.compiler import is_compiling
 
 from .. import _C
+
+__all__ = [
+    "InFlight",
+    "cancel_dump_pending_on",
+    "check_agreement",
+    "dump_pending",
+    "dump_pending_on",
+    "name_modules",
+    "pending",
+    "record_callers",
+]
 
 InFlight = _C.InFlight
 
@@ -127,3 +139,22 @@ def cancel_dump_pending_on(signum: int) -> bool:
 
 _files: dict[int, _File] = {}  # kept open
 _follows_forks: list[bool] = []
+
+
+@contextlib.contextmanager
+def check_agreement() -> Iterator[None]:
+    """While active, all ranks compare their calls of funcol's collectives before anything is sent.
+
+    Op, reduce op, dims, shapes and dtypes have to be the same on all ranks of the group (split sizes have to
+    fit). If they are not, every rank raises ``torch.distributed.DistBackendError``, which names the first
+    rank that differs and both calls; a rank that makes no call within the group's timeout is named by the
+    others.
+    Backward passes are included, compiled regions, sends and receives are not.
+
+    For finding a fault: each call waits for all ranks. Enter it at the same point on all ranks.
+    """
+    _C.check_agreement(True)
+    try:
+        yield
+    finally:
+        _C.check_agreement(False)

@@ -25,7 +25,7 @@ from .import_hooks import after_import
 
 _BUILDER = "torch._dynamo.variables.builder"
 _remaps_wanted = True
-_remap_in_dynamo: Callable[[bool], None] | None = None
+_remap_in_dynamo: Callable[[bool], None]
 
 
 def install(remap_in_dynamo: Callable[[bool], None]) -> None:
@@ -39,7 +39,7 @@ def install(remap_in_dynamo: Callable[[bool], None]) -> None:
     _mark_side_effects()
     _settle_before_higher_order_ops()
     _compat.hide_in_compiled_regions(_C.exclude_wake_key, after_import)
-    after_import(_BUILDER, lambda builder: _apply_remaps())
+    after_import(_BUILDER, lambda builder: remap_in_dynamo(_remaps_wanted))
 
 
 def remap_collectives(enabled: bool) -> None:
@@ -48,12 +48,7 @@ def remap_collectives(enabled: bool) -> None:
     global _remaps_wanted
     _remaps_wanted = enabled
     if _BUILDER in sys.modules:
-        _apply_remaps()
-
-
-def _apply_remaps() -> None:
-    if _remap_in_dynamo is not None:
-        _remap_in_dynamo(_remaps_wanted)
+        _remap_in_dynamo(enabled)
 
 
 def _mark_side_effects() -> None:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from .. import _C, _build_info, installation
-from ..installation import spmd_types, unknown_release
+from ..installation import dtensor_on_import, spmd_types
 from ..installation.kernels import of_programs
 
 
@@ -51,9 +51,9 @@ def info(verbose: bool = False) -> str:
         f"{_counted(_C.ops_with_core_kernels(), verbose)} operators of PyTorch"
     )
     kept = {**dict.fromkeys(of_programs(), "a kernel of a program"), **installation.kept_from_programs()}
-    with unknown_release.left_to_pytorch("DTensor and FSDP2"):
+    with dtensor_on_import.left_to_pytorch("DTensor and FSDP2"):
         rows.update(_under_dtensor(kept, verbose))
-    rows.update({f"left to PyTorch: {part}": error for part, error in unknown_release.reasons().items()})
+    rows.update({f"left to PyTorch: {part}": error for part, error in dtensor_on_import.reasons().items()})
     rows["under spmd_types"] = _under_spmd_types()
     width = max(map(len, rows))
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())

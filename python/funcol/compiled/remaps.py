@@ -30,6 +30,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as stock
 import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
@@ -54,16 +55,22 @@ from ..collectives.groups import (
 )
 from ..collectives.tracing import are_we_tracing
 
-REDUCE_OP_TO_STR: dict[Any, str] = {
-    ReduceOp.SUM: "sum",
-    ReduceOp.AVG: "avg",
-    ReduceOp.PRODUCT: "product",
-    ReduceOp.MIN: "min",
-    ReduceOp.MAX: "max",
-    ReduceOp.BAND: "band",
-    ReduceOp.BOR: "bor",
-    ReduceOp.BXOR: "bxor",
-}
+__all__ = [
+    "REDUCE_OP_TO_STR",
+    "all_gather_inplace",
+    "all_gather_tensor_inplace",
+    "all_reduce_inplace",
+    "all_to_all_inplace",
+    "batch_p2p_ops_inplace",
+    "broadcast_inplace",
+    "irecv_inplace",
+    "isend_inplace",
+    "reduce_scatter_inplace",
+    "reduce_scatter_tensor_inplace",
+    "traceable_collective_remaps",
+]
+
+REDUCE_OP_TO_STR: dict[Any, str] = stock.REDUCE_OP_TO_STR
 """Names of the reduce ops that have one."""
 
 
@@ -343,7 +350,9 @@ in their place."""
 
 
 def _point_to_point() -> Any:
-    return torch.ops._c10d_functional if _is_watched() and are_we_tracing() else torch.ops.funcol
+    # Without Dynamo and dispatch modes nobody traces, which are_we_tracing() takes longer to tell.
+    may_trace = is_dynamo_compiling() or torch._C._len_torch_dispatch_stack() > 0
+    return torch.ops._c10d_functional if may_trace and are_we_tracing() else torch.ops.funcol
 
 
 def _resolved_or_world(op: str, group: RankTypes | None, tag: str = "") -> Any:
@@ -410,11 +419,6 @@ def _peer(op: str, name: str, rank: int | None, group_rank: int | None, ranks: A
     if not is_dynamo_compiling() and ranks is dist.group.WORLD:
         return rank
     return rank_of_peer(find_group_name(ranks), rank)
-
-
-def _is_watched() -> bool:
-    """Returns true if Dynamo or a dispatch mode observes operators. Faster than :func:`are_we_tracing`."""
-    return is_dynamo_compiling() or torch._C._len_torch_dispatch_stack() > 0
 
 
 def _copy_into(output: Tensor, result: Tensor, any_shape: bool) -> Tensor:

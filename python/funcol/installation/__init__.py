@@ -21,26 +21,25 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator, KeysView
+from collections.abc import Callable, Iterator, KeysView
 from contextlib import ExitStack, contextmanager
 from inspect import isfunction
 from types import ModuleType
 from typing import Any, NamedTuple
 
-import torch
 import torch.distributed._functional_collectives as stock
 import torch.distributed.distributed_c10d as c10d
 
 from .. import _C
 from ..collectives import async_tensor, errors, functions, tracing
 from ..compiled import remaps
-from . import dtensor_on_import, patching, results, spmd_types, unknown_release
-from .decision_counts import decision_counts as decision_counts
-from .decision_counts import forget_decision_counts as forget_decision_counts
+from . import dtensor_on_import, kernels, patching, results, spmd_types
+from .counts import decision_counts as decision_counts
+from .counts import forget_decision_counts as forget_decision_counts
+from .counts import forget_operator_counts as forget_operator_counts
+from .counts import operator_counts as operator_counts
+from .counts import table_limits as table_limits
 from .dtensor_on_import import is_under_dtensor as is_under_dtensor
-from .kernels import KernelsInPlace
-from .operator_counts import forget_operator_counts as forget_operator_counts
-from .operator_counts import operator_counts as operator_counts
 
 # funcol's public functions, by name.
 _OURS: dict[str, Any] = {
@@ -116,11 +115,10 @@ class _Installation:
             self._by_ours.setdefault(id(replacement.ours), []).append(replacement)
         with ExitStack() as undo:
             undo.callback(self._put_back)
-            undo.callback(KernelsInPlace(_forget_kernels).undo)
+            undo.callback(kernels.put())
             self._replace({id(replacement.theirs): replacement for replacement in self.replacements})
             for part in (results, spmd_types, errors):
-                undo.callback(part.take)
-                part.put()
+                undo.callback(part.put())
             for replacement in self.replacements:
                 ours = replacement.ours
                 if patching.is_own_context(replacement.theirs):
@@ -152,53 +150,53 @@ class _Installation:
         return by_name.get(key) or by_name.get(ours.__name__) or next(iter(by_name.values()))
 
 
-def _forget_kernels() -> None:
-    """Makes PyTorch's Python dispatcher look up again the kernels that have changed."""
-    keys = torch._C.DispatchKey
-    for name in _C.ops_with_core_kernels():
-        packet = getattr(getattr(torch.ops, name.split("::")[0]), name.split("::")[1])
-        for key in (keys.CPU, keys.CUDA, keys.AutogradCPU, keys.AutogradCUDA):
-            packet.default._uncache_dispatch(key)
-
-
-class _Wanted(NamedTuple):
-    """The parts that :func:`install` or an open :func:`installed` wants."""
-
-    collectives: bool
-    dtensor: bool
-
-
 _lock = threading.Lock()
 _installed: _Installation | None = None
-_awaits_dtensor = False
-_stays = _Wanted(False, False)  # by install()
-_contexts: dict[object, _Wanted] = {}  # by each open installed()
+_undo_dtensor: Callable[[], None] | None = None
+_BY_INSTALL = object()
+# Whether DTensor is wanted, too, by install() and by each open installed().
+_wanted: dict[object, bool] = {}
+
+
+def _want(who: object, dtensor: bool) -> None:
+    """Installs the parts that ``who`` wants and that are missing; if that fails, undoes it."""
+    with _lock:
+        before = dict(_wanted)
+        _wanted[who] = dtensor or _wanted.get(who, False)
+        try:
+            _update()
+        except BaseException:
+            _wanted.clear()
+            _wanted.update(before)
+            raise
 
 
 def _update() -> None:
     """Installs the parts that are wanted now, and removes the others. The caller holds the lock."""
-    global _installed, _awaits_dtensor
-    wanted = [_stays, *_contexts.values()]
-    wants_dtensor = any(of_one.dtensor for of_one in wanted)
-    if not wants_dtensor and _awaits_dtensor:
-        _awaits_dtensor = False
-        dtensor_on_import.take()
-    wants_collectives = any(of_one.collectives for of_one in wanted)
-    if not wants_collectives and _installed is not None:
+    global _installed, _undo_dtensor
+    wants_dtensor = any(_wanted.values())
+    if not wants_dtensor and _undo_dtensor is not None:
+        undo, _undo_dtensor = _undo_dtensor, None
+        undo()
+    before = _installed
+    if not _wanted:
+        _remove()
+    elif before is None:
+        _installed = _Installation()
+    if wants_dtensor and _undo_dtensor is None:
+        try:
+            _undo_dtensor = dtensor_on_import.put()
+        except BaseException:
+            if before is None:
+                _remove()
+            raise
+
+
+def _remove() -> None:
+    global _installed
+    if _installed is not None:
         installation, _installed = _installed, None
         installation.undo()
-    before = _installed
-    if wants_collectives and before is None:
-        _installed = _Installation()
-    if wants_dtensor and not _awaits_dtensor:
-        try:
-            dtensor_on_import.put()
-        except BaseException:
-            if before is None and _installed is not None:
-                installation, _installed = _installed, None
-                installation.undo()
-            raise
-        _awaits_dtensor = True
 
 
 def is_installed() -> bool:
@@ -224,16 +222,9 @@ def install(*, dtensor: bool = True) -> None:
     of it is undone. Under a PyTorch release that funcol does not support, parts that do not fit are left to
     PyTorch, and one line about them is printed.
     """
-    global _stays
-    with _lock:
-        before, _stays = _stays, _Wanted(True, dtensor or _stays.dtensor)
-        try:
-            _update()
-        except BaseException:
-            _stays = before
-            raise
+    _want(_BY_INSTALL, dtensor)
     if dtensor:
-        unknown_release.report()
+        dtensor_on_import.report_unknown_release()
 
 
 def uninstall() -> None:
@@ -242,10 +233,8 @@ def uninstall() -> None:
     PyTorch's functions and kernels are in place again; pending tensors and DTensors stay valid. Does nothing
     if funcol is not installed.
     """
-    global _stays
     with _lock:
-        _stays = _Wanted(False, False)
-        _contexts.clear()
+        _wanted.clear()
         _update()
 
 
@@ -256,18 +245,12 @@ def installed(*, dtensor: bool = True) -> Iterator[None]:
     The last context to end uninstalls, unless :func:`install` was called too.
     """
     me = object()
-    with _lock:
-        _contexts[me] = _Wanted(True, dtensor)
-        try:
-            _update()
-        except BaseException:
-            del _contexts[me]
-            raise
+    _want(me, dtensor)
     try:
         yield
     finally:
         with _lock:
-            if _contexts.pop(me, None) is not None:
+            if _wanted.pop(me, None) is not None:
                 _update()
 
 

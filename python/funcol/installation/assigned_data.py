@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from .._compat import fully_shard as _compat
+from . import patching
 
 _data: Any = Tensor.data
 
@@ -63,11 +64,4 @@ def put() -> Callable[[], None]:
     attribute. Returns the function that undoes it."""
     if DTensor.data is not _data:
         return lambda: None
-    ours = property(_get, _set)
-    DTensor.data = ours  # type: ignore[assignment]
-
-    def undo() -> None:
-        if vars(DTensor).get("data") is ours:
-            del DTensor.data
-
-    return undo
+    return patching.set_attribute(DTensor, "data", property(_get, _set))

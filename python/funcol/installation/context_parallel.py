@@ -13,12 +13,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._library.utils import fill_defaults
+from torch import Tensor
 from torch._ops import OpOverload
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from .on_import import PutOnImport
+from ..collectives.import_hooks import PutOnImport
+from .operators import arguments_of
 from .patching import entered
 
 _MODULE = "torch.distributed.tensor.experimental._context_parallel._attention"
@@ -27,49 +28,31 @@ _BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.
 _SEQUENCE_DIM = 2
 
 
-def _start() -> Callable[[], None]:
-    return entered(_module().custom_ops, dict.fromkeys((_FORWARD, _BACKWARD), _run))
+def _start(attention: Any) -> Callable[[], None]:
+    return entered(attention.custom_ops, dict.fromkeys((_FORWARD, _BACKWARD), _run))
 
 
-_under_context_parallel = PutOnImport(_MODULE, _start)
-put, take = _under_context_parallel.put, _under_context_parallel.take
-
-
-def _module() -> Any:
-    return sys.modules[_MODULE]
+put = PutOnImport(_MODULE, _start).put
 
 
 def _run(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[DTensor, ...]:
     """DTensor's handler of both operators: a call on local tensors for each step of the ring."""
-    args, kwargs = fill_defaults(op._schema, args, kwargs)  # type: ignore[no-untyped-call]
-    if kwargs["attn_mask"] is not None:
+    call = arguments_of(op, args, kwargs)
+    if call["attn_mask"] is not None:
         raise NotImplementedError(
             f"funcol: {op} with an attn_mask under context_parallel. Use is_causal, or no mask."
         )
-    *tensors, dropout_p, is_causal = args
-    mesh = _mesh_of(op, tensors)
-    locals_ = [tensor._local_tensor for tensor in tensors]
-    how = {"is_causal": is_causal, "dropout_p": dropout_p, **kwargs}
+    tensors = {name: value for name, value in call.items() if isinstance(value, Tensor)}
+    mesh = _mesh_of(op, list(tensors.values()))
+    for name, tensor in tensors.items():
+        call[name] = tensor._local_tensor  # type: ignore[attr-defined]
+    attention: Any = sys.modules[_MODULE]
     if op is _FORWARD:
-        query, key, value = locals_
-        results = _module()._templated_ring_attention(
-            mesh.get_group(), _SEQUENCE_DIM, op, query=query, key=key, value=value, **how
-        )
+        ring = attention._templated_ring_attention
     else:
-        grad_out, query, key, value, out, logsumexp = locals_
-        results = _module()._templated_ring_attention_backward(
-            mesh.get_group(),
-            _SEQUENCE_DIM,
-            op,
-            grad_out=grad_out,
-            grad_out_name="grad_out",
-            query=query,
-            key=key,
-            value=value,
-            out=out,
-            logsumexp=logsumexp,
-            **how,
-        )
+        ring = attention._templated_ring_attention_backward
+        call["grad_out_name"] = "grad_out"
+    results = ring(mesh.get_group(), _SEQUENCE_DIM, op, **call)
     return tuple(DTensor.from_local(result, mesh, [Shard(_SEQUENCE_DIM)]) for result in results)
 
 

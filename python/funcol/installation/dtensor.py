@@ -6,8 +6,7 @@ every step; tracing, modes, subclasses, symbolic sizes and strided shards go thr
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -31,7 +30,7 @@ from ..redistribution.local_redistribute import How, are_known, axes_with_own_ru
 from ..redistribution.meshes import simulates_ranks
 from ..redistribution.specs import has_own_order, has_symbols
 from ..sharding import keyword_tensors
-from ..sharding.op_schemas import specs_in, with_replicated
+from ..sharding.op_schemas import pending_axes, specs_in, with_replicated
 from . import patching, random_operators, view_writeback
 
 _to_local: Callable[..., Tensor] = patching.copied(DTensor.to_local)
@@ -126,7 +125,10 @@ def _redistribute_in_python(
         or placements is None
         or simulates_ranks()
         or has_symbols(dtensor._spec)
-        or not _has_plan(dtensor._spec.placements, placements)
+        or not all(  # if a placement has neither a plan nor a rule of its own
+            are_known((placement,)) or axes_with_own_rules((placement,))
+            for placement in (*dtensor._spec.placements, *placements)
+        )
     ):
         return _redistribute(
             dtensor,
@@ -196,14 +198,6 @@ def full_tensor(
         if whole is not NotImplemented:
             return whole
     return _in_python(self, grad_placements=grad_placements)
-
-
-def _has_plan(*placements: Iterable[Placement]) -> bool:
-    """Returns true if plans support all of ``placements``, or the placements have rules of their own."""
-    return all(
-        are_known((placement,)) or axes_with_own_rules((placement,))
-        for placement in itertools.chain(*placements)
-    )
 
 
 def distribute_tensor(
@@ -362,7 +356,7 @@ def _written_first(
         return _run(self, op_call, args, op_info)
     if not view_writeback.stays_as_it_is(held):
         view_writeback.check_is_alone(op_call, args[0])
-    pending = view_writeback.pending_axes(held)
+    pending = pending_axes(held)
     is_overwritten = view_writeback.overwrites(op_call)
     if not is_overwritten or with_replicated(held, pending).placements != wanted.placements:
         return _run(self, op_call, args, op_info)
@@ -383,7 +377,7 @@ def _written_list(
     if specs == wanted:
         return _run(self, op_call, args, op_info)
     results = _local_results(self, op_call, args, op_info)
-    view_writeback.bring_back_moved(op_call, held, specs, op_info.local_args[:count], wanted)
+    view_writeback.bring_back_moved(held, specs, op_info.local_args[:count], wanted)
     return results
 
 

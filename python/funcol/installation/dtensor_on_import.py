@@ -2,29 +2,58 @@
 
 Both import modules of funcol, which import DTensor: code of funcol that a program calls first imports DTensor
 before such a module, or the module would be imported again while it is not complete.
+
+Under a PyTorch release that funcol does not support, parts that do not fit the release are left to PyTorch.
+Only a build with ``FUNCOL_ANY_TORCH=1`` runs on one (``tools/next_torch``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
-from .on_import import PutOnImport
-from .unknown_release import left_to_pytorch
+import torch
+
+from .. import _build_info
+from ..collectives.import_hooks import PutOnImport
+from .patching import put_all
+
+_reasons: dict[str, str] = {}
 
 
-def _start_dtensor() -> Callable[[], None]:
+@contextmanager
+def left_to_pytorch(part: str) -> Iterator[None]:
+    """Suppresses the error of a block that replaces ``part`` of PyTorch, if the release is unknown."""
+    try:
+        yield
+    except Exception as error:
+        if _build_info.TORCH_IS_SUPPORTED:
+            raise
+        _reasons[part] = f"{type(error).__name__}: {error}"
+
+
+def reasons() -> dict[str, str]:
+    """Returns the parts of PyTorch that could not be replaced, and the errors."""
+    return dict(_reasons)
+
+
+def _start_dtensor(_tensor: Any) -> Callable[[], None]:
     with left_to_pytorch("DTensor and FSDP2"):
-        from .install_dtensor import UnderDTensor
+        from . import install_dtensor
 
-        return UnderDTensor().undo
+        return install_dtensor.put()
     return lambda: None
 
 
-def _start_fully_shard() -> Callable[[], None]:
+def _start_fully_shard(_fully_shard: Any) -> Callable[[], None]:
     with left_to_pytorch("FSDP2"):
-        from .fully_shard import UnderFullyShard
+        from . import fully_shard
 
-        return UnderFullyShard().undo
+        return fully_shard.put()
     return lambda: None
 
 
@@ -33,19 +62,10 @@ _under_dtensor = PutOnImport("torch.distributed.tensor", _start_dtensor)
 _under_fully_shard = PutOnImport("torch.distributed.fsdp._fully_shard", _start_fully_shard)
 
 
-def put() -> None:
-    """Puts funcol under what is imported now, and else as soon as it is, until :func:`take`."""
-    _under_dtensor.put()
-    try:
-        _under_fully_shard.put()
-    except BaseException:
-        _under_dtensor.take()
-        raise
-
-
-def take() -> None:
-    remove_fully_shard()
-    _under_dtensor.take()
+def put() -> Callable[[], None]:
+    """Puts funcol under what is imported now, and else as soon as it is. Returns the function that undoes
+    it."""
+    return put_all((_under_dtensor.put, _under_fully_shard.put))
 
 
 remove_fully_shard = _under_fully_shard.take
@@ -54,3 +74,22 @@ remove_fully_shard = _under_fully_shard.take
 def is_under_dtensor() -> bool:
     """Returns true if funcol is under DTensor now, which the program has imported."""
     return _under_dtensor.is_put()
+
+
+@functools.cache
+def report_unknown_release() -> None:
+    """Prints one line of what is left to PyTorch, once in a process, if the release is unknown."""
+    if _build_info.TORCH_IS_SUPPORTED:
+        return
+    left: list[str] = []
+    with left_to_pytorch("FSDP2"):
+        importlib.import_module("torch.distributed.fsdp")  # funcol comes under it
+        from . import fully_shard
+
+        left = fully_shard.taken_over()[1]
+    what = f"all functions of {' and '.join(_reasons)} are" if _reasons else f"{len(left)} functions are"
+    print(
+        f"funcol does not know PyTorch {torch.__version__}: {what} left to PyTorch "
+        "(the list: python -m funcol info)",
+        file=sys.stderr,
+    )

@@ -6,48 +6,31 @@ flattens lists of specs, and would lose them.
 
 from __future__ import annotations
 
-import importlib
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.utils import _pytree as pytree
 
+from ..collectives.import_hooks import PutOnImport
 from . import patching
-from .on_import import PutOnImport
-
-_MODULE = "torch._higher_order_ops.flat_apply"
 
 
+@dataclasses.dataclass(unsafe_hash=True)
 class _Constant:
     """A spec in a graph. ``pytree`` flattens it to no leaves, and makes the spec of it again."""
 
-    def __init__(self, spec: DTensorSpec) -> None:
-        self.spec = spec
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Constant) and self.spec == other.spec
-
-    def __hash__(self) -> int:
-        return hash(self.spec)
+    spec: DTensorSpec
 
 
-def _flattened(constant: _Constant) -> tuple[list[Any], _Constant]:
-    return [], constant
+pytree.register_pytree_node(
+    _Constant, lambda constant: ([], constant), lambda _leaves, constant: constant.spec
+)
 
 
-def _spec_of(_leaves: Any, constant: _Constant) -> DTensorSpec:
-    return constant.spec
-
-
-pytree.register_pytree_node(_Constant, _flattened, _spec_of)
-
-
-def _start() -> Callable[[], None]:
-    # The package has an operator of the module's name.
-    theirs = patching.own_function(vars(importlib.import_module(_MODULE)).get("to_graphable"))
-    if theirs is None:
-        return lambda: None
+def _start(flat_apply: Any) -> Callable[[], None]:
+    theirs = vars(flat_apply).get("to_graphable")
     stock = patching.copied(theirs)
 
     def to_graphable(stuff: Any) -> Any:
@@ -57,5 +40,4 @@ def _start() -> Callable[[], None]:
     return patching.redirected(theirs, to_graphable)
 
 
-_under_export = PutOnImport(_MODULE, _start)
-put, take = _under_export.put, _under_export.take
+put = PutOnImport("torch._higher_order_ops.flat_apply", _start).put

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from types import FunctionType
 from typing import Any
@@ -160,28 +160,26 @@ _replaced_now: list[str] = []
 _not_pytorchs_then: list[str] = []
 
 
-class UnderFullyShard:
-    """funcol put under FSDP2, until :meth:`undo`."""
-
-    def __init__(self) -> None:
-        names, hooks = _replaceable(), _wrapped_hooks()
-        with ExitStack() as undo:
-            _hand_over(names)
-            _not_pytorchs_then[:] = not_pytorchs()
-            _replaced_now[:] = dict.fromkeys([*names, *hooks])
-            undo.callback(_replaced_now.clear)
-            for name in names:
-                ours = FUNCTIONS[name].replacement
-                assert ours is not None
-                undo.callback(patching.replaced(_function(name), ours))
-            for name in hooks:
-                undo.callback(patching.called_directly(looked_up(name), _is_outside_dynamo))
-            for function in filter(patching.is_in_context, map(looked_up, WITHOUT_GRADIENTS)):
-                undo.callback(patching.entered_if(function, torch.is_grad_enabled))
-            namespace = vars(_fsdp_param_group)
-            if namespace["record_function"] is torch.profiler.record_function:
-                undo.callback(patching.entered(namespace, {"record_function": calls.record_function}))
-            self.undo = undo.pop_all().close
+def put() -> Callable[[], None]:
+    """Puts funcol under FSDP2. Returns the function that undoes it."""
+    names, hooks = _replaceable(), _wrapped_hooks()
+    with ExitStack() as undo:
+        _hand_over(names)
+        _not_pytorchs_then[:] = not_pytorchs()
+        _replaced_now[:] = dict.fromkeys([*names, *hooks])
+        undo.callback(_replaced_now.clear)
+        for name in names:
+            ours = FUNCTIONS[name].replacement
+            assert ours is not None
+            undo.callback(patching.replaced(_function(name), ours))
+        for name in hooks:
+            undo.callback(patching.called_directly(looked_up(name), _is_outside_dynamo))
+        for function in filter(patching.is_in_context, map(looked_up, WITHOUT_GRADIENTS)):
+            undo.callback(patching.entered_if(function, torch.is_grad_enabled))
+        namespace = vars(_fsdp_param_group)
+        if namespace["record_function"] is torch.profiler.record_function:
+            undo.callback(patching.entered(namespace, {"record_function": calls.record_function}))
+        return undo.pop_all().close
 
 
 def _hand_over(replaced: Iterable[str]) -> None:

@@ -1,4 +1,4 @@
-"""funcol under PyTorch's DTensor: :func:`funcol.install` makes an :class:`UnderDTensor`."""
+"""funcol under PyTorch's DTensor: :func:`funcol.install` calls :func:`put`."""
 
 from __future__ import annotations
 
@@ -21,18 +21,15 @@ from .. import _C, _compat
 from . import (
     assigned_data,
     context_parallel,
-    convolutions,
     dtensor,
     exported_specs,
     local_maps,
     mixed_lists,
     native_operators,
     operators,
-    parallel_loss,
-    parallel_styles,
     patching,
     random_operators,
-    random_states,
+    tensor_parallel,
     user_patches,
 )
 from .propagation import InstalledPropagator
@@ -48,7 +45,7 @@ _FUNCTIONS: list[tuple[Any, Callable[..., Any]]] = [
     (stock_collectives.redistribute_cost, dtensor.redistribute_cost),
     (stock_ops.generate_redistribute_costs, dtensor.generate_redistribute_costs),
     (stock_api._dtensor_init_helper, random_operators.init_helper),
-    (stock_random.manual_seed, random_states.manual_seed),
+    (stock_random.manual_seed, random_operators.manual_seed),
     *(
         (theirs, getattr(dtensor, name))
         for name, theirs in _compat.dispatcher_functions().items()
@@ -83,32 +80,27 @@ def _put_comparisons() -> Callable[[], None]:
     return undo.close
 
 
-class UnderDTensor:
-    """funcol put under DTensor, until :meth:`undo`."""
-
-    def __init__(self) -> None:
-        with ExitStack() as undo:
-            passed_by = [user_patches.passed_by(theirs) for theirs, _ in _FUNCTIONS]
-            for (theirs, ours), replaced in zip(_FUNCTIONS, passed_by, strict=True):
-                if not replaced:
-                    put = patching.inlined if ours in _INLINED else patching.redirected
-                    undo.callback(put(theirs, ours))
-            _put_propagator(DTensor._op_dispatcher, undo)
-            undo.callback(operators.put())
-            undo.callback(random_operators.put())
-            undo.callback(_put_comparisons())
-            undo.callback(assigned_data.put())
-            undo.callback(mixed_lists.put())
-            for part in (
-                context_parallel,
-                exported_specs,
-                local_maps,
-                parallel_loss,
-                parallel_styles,
-            ):
-                part.put()
-                undo.callback(part.take)
-            self.undo = undo.pop_all().close
+def put() -> Callable[[], None]:
+    """Puts funcol under DTensor. Returns the function that undoes it."""
+    with ExitStack() as undo:
+        passed_by = [user_patches.passed_by(theirs) for theirs, _ in _FUNCTIONS]
+        for (theirs, ours), replaced in zip(_FUNCTIONS, passed_by, strict=True):
+            if not replaced:
+                redirect = patching.inlined if ours in _INLINED else patching.redirected
+                undo.callback(redirect(theirs, ours))
+        _put_propagator(DTensor._op_dispatcher, undo)
+        parts = (
+            operators,
+            random_operators,
+            assigned_data,
+            mixed_lists,
+            context_parallel,
+            exported_specs,
+            local_maps,
+            tensor_parallel,
+        )
+        undo.callback(patching.put_all((*(part.put for part in parts), _put_comparisons)))
+        return undo.pop_all().close
 
 
 def _put_propagator(dispatcher: OpDispatcher, undo: ExitStack) -> None:
@@ -117,16 +109,10 @@ def _put_propagator(dispatcher: OpDispatcher, undo: ExitStack) -> None:
         return
     ours = InstalledPropagator(theirs)
 
-    def put_back() -> None:
-        if dispatcher.sharding_propagator is ours:
-            dispatcher.sharding_propagator = theirs
-        ours._keywords.undo()
-        ours.cache_clear()
-        _compat.forget_decisions()
-
     undo.callback(_compat.candidates_in_order(theirs))
-    undo.callback(put_back)
-    dispatcher.sharding_propagator = ours
-    undo.callback(convolutions.put(dispatcher, ours))
+    for forget in (_compat.forget_decisions, ours.cache_clear, ours._keywords.undo):
+        undo.callback(forget)
+    undo.callback(patching.set_attribute(dispatcher, "sharding_propagator", ours))
+    undo.callback(operators.put_convolutions(dispatcher, ours))
     undo.callback(native_operators.put(dispatcher, ours))
     _compat.forget_decisions()

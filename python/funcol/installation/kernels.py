@@ -62,11 +62,24 @@ def _is_about_core(args: tuple[Any, ...]) -> bool:
     return any(key.split("/")[0] in (*_NAMESPACES, "c10d") for key in args[1])
 
 
-class KernelsInPlace:
+def put() -> Callable[[], None]:
+    """Puts funcol's kernels in the place of PyTorch's. Returns the function that undoes it."""
+    return _KernelsInPlace().undo
+
+
+def _forget_kernels() -> None:
+    """Makes PyTorch's Python dispatcher look up again the kernels that have changed."""
+    keys = torch._C.DispatchKey
+    for name in _C.ops_with_core_kernels():
+        packet = getattr(getattr(torch.ops, name.split("::")[0]), name.split("::")[1])
+        for key in (keys.CPU, keys.CUDA, keys.AutogradCPU, keys.AutogradCUDA):
+            packet.default._uncache_dispatch(key)
+
+
+class _KernelsInPlace:
     """funcol's kernels of PyTorch's operators other than :func:`of_programs`, until :meth:`undo`."""
 
-    def __init__(self, changed: Callable[[], None]) -> None:
-        self._changed = changed
+    def __init__(self) -> None:
         self._left: list[str] = []
         with ExitStack() as undo:
             undo.callback(self._take)
@@ -96,10 +109,10 @@ class KernelsInPlace:
         _C.install_core_kernels(_functional() if is_below else left)
         _C.set_ops_are_replaced(bool(left))
         _C.set_c10d_ops_are_replaced(is_below)
-        self._changed()
+        _forget_kernels()
 
     def _take(self) -> None:
         _C.set_ops_are_replaced(False)
         _C.set_c10d_ops_are_replaced(False)
         _C.remove_core_kernels()
-        self._changed()
+        _forget_kernels()

@@ -19,27 +19,21 @@ from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
 from ..collectives.functions import all_reduce
+from ..collectives.import_hooks import PutOnImport
 from ..local_map.regions import cuts_of, num_pieces, uneven_dims
 from ..redistribution.meshes import simulates_ranks
 from ..redistribution.specs import dense_strides_like, placed
 from . import patching
-from .on_import import PutOnImport
-
-_MODULE = "torch.distributed.tensor.experimental._func_map"
 
 
-def _start() -> Callable[[], None]:
-    from torch.distributed.tensor.experimental import _func_map
-
-    own = patching.own_function(vars(_func_map).get("_local_map_wrapped"))
-    if own is None:
-        return lambda: None
-    ours = functools.partial(_mapped, patching.copied(own), own.__code__.co_argcount)
-    return patching.replaced(own, ours)
+def _start(func_map: Any) -> Callable[[], None]:
+    own = patching.own_function(vars(func_map).get("_local_map_wrapped"))
+    return patching.replaced(own, functools.partial(_mapped, patching.copied(own)))
 
 
-def _mapped(stock: Any, num_options: int, *given: Any, **kwargs: Any) -> Any:
+def _mapped(stock: Any, *given: Any, **kwargs: Any) -> Any:
     """``given`` are the function, its placements and other options, and then the arguments."""
+    num_options = stock.__code__.co_argcount
     _, _, in_placements, *_ = given[:num_options]
     arguments = pytree.tree_leaves(given[num_options:])
     if torch.compiler.is_compiling() or simulates_ranks():
@@ -87,5 +81,4 @@ def _total(size: int, mesh: DeviceMesh, axes: tuple[int, ...]) -> int:
     return int(total)
 
 
-_under_local_map = PutOnImport(_MODULE, _start)
-put, take = _under_local_map.put, _under_local_map.take
+put = PutOnImport("torch.distributed.tensor.experimental._func_map", _start).put

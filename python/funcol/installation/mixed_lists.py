@@ -9,7 +9,7 @@ it were alone: nothing else communicates.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,15 +25,12 @@ from . import patching
 _total_norm: Any = patching.copied(clip_grad._get_total_norm)
 
 
-def _mesh_of(tensor: Tensor | None) -> DeviceMesh | None:
-    return tensor.device_mesh if isinstance(tensor, DTensor) else None
-
-
 def _by_mesh(tensors: Iterable[Tensor | None]) -> dict[DeviceMesh | None, list[int]]:
     """Returns the places of ``tensors`` in their list, by mesh; ``None`` is the mesh of plain tensors."""
     places: dict[DeviceMesh | None, list[int]] = {}
     for place, tensor in enumerate(tensors):
-        places.setdefault(_mesh_of(tensor), []).append(place)
+        mesh = tensor.device_mesh if isinstance(tensor, DTensor) else None
+        places.setdefault(mesh, []).append(place)
     return places
 
 
@@ -94,12 +91,10 @@ def _norm(
 def put() -> Callable[[], None]:
     """Installs both functions, each unless a program has replaced PyTorch's. Returns the function that undoes
     it."""
-    with ExitStack() as undo:
-        for theirs, ours in (
-            (clip_grad._get_total_norm, _norm),
-            (_foreach_utils._group_tensors_by_device_and_dtype, _grouped),
-        ):
-            own = patching.own_function(theirs)
-            if own is not None:
-                undo.callback(patching.replaced(own, ours))
-        return undo.pop_all().close
+    pairs = (
+        (clip_grad._get_total_norm, _norm),
+        (_foreach_utils._group_tensors_by_device_and_dtype, _grouped),
+    )
+    return patching.put_all(
+        partial(patching.replaced, patching.own_function(theirs), ours) for theirs, ours in pairs
+    )

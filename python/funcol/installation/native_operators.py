@@ -17,7 +17,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from .. import _C, _compat
 from . import random_operators, user_patches, view_writeback
-from .shape_errors import as_pytorchs, is_shape_error
+from .propagation import as_pytorchs, is_shape_error
 
 
 def put(dispatcher: Any, propagator: Any) -> Callable[[], None]:
@@ -36,9 +36,6 @@ def put(dispatcher: Any, propagator: Any) -> Callable[[], None]:
     def ask(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], index: int | None) -> Any:
         return propagator.rule_of(_compat.schema_of_call(dispatcher, op, args, kwargs), index)
 
-    def is_own() -> bool:
-        return not user_patches.in_dispatcher()
-
     _C.install_native_operators(
         dispatcher,
         propagator,
@@ -47,7 +44,7 @@ def put(dispatcher: Any, propagator: Any) -> Callable[[], None]:
         decide,
         draw,
         random_operators.dispatched,
-        is_own,
+        lambda: not user_patches.in_dispatcher(),
         ask,
         *propagator.parts_in_cpp(),
     )

@@ -10,9 +10,12 @@ import contextlib
 import functools
 import gc
 import inspect
+import itertools
+import linecache
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
@@ -21,7 +24,6 @@ from typing import Any, cast
 import torch
 
 from .. import _compat
-from .source_digest import num_decorators
 
 # Tests for PyTorch's own functions
 
@@ -179,7 +181,60 @@ def described(found: Any) -> str:
     return f"{named.__module__}.{named.__qualname__}"
 
 
+# Digests of sources, by which funcol recognises the functions and modules that it was written for
+
+
+def _lines_from(code: CodeType) -> list[str]:
+    """Returns the lines of a function's file from its first decorator on; none if there is no source."""
+    return linecache.getlines(code.co_filename)[code.co_firstlineno - 1 :]
+
+
+def _end_lines(code: CodeType) -> Iterator[int]:
+    """Yields lines on which operations of a function end, those of the functions within it included."""
+    yield from (end or line or 0 for line, end, _, _ in code.co_positions())
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _end_lines(constant)
+
+
+@functools.cache
+def num_decorators(code: CodeType) -> int:
+    """Counts the decorators in a function's source."""
+    lines = (line.lstrip() for line in _lines_from(code))
+    head = itertools.takewhile(lambda line: not line.startswith(("def ", "async def ")), lines)
+    return sum(line.startswith("@") for line in head)
+
+
+@functools.cache
+def digest_of(code: CodeType) -> str:
+    """Returns the digest of a function's source, to its last statement, without spaces and without lines of
+    comments; ``"no source"`` if there is none."""
+    lines = _lines_from(code)[: max(_end_lines(code)) - code.co_firstlineno + 1]
+    if not lines:
+        return "no source"
+    text = "".join(line for line in lines if not line.lstrip().startswith("#"))
+    return _digest("".join(text.split()).encode())
+
+
+def digest_of_file(file: Path) -> str:
+    """The digest of a module's source as it is."""
+    return _digest(file.read_bytes())
+
+
+def _digest(source: bytes) -> str:
+    return f"{zlib.crc32(source):08x}"
+
+
 # Replacements
+
+
+def put_all(puts: Iterable[Callable[[], Callable[[], None]]]) -> Callable[[], None]:
+    """Calls each of ``puts``, which replaces something and returns the function that undoes it. Returns the
+    function that undoes all of them, the last one first. If one fails, those before it are undone."""
+    with ExitStack() as undo:
+        for put in puts:
+            undo.callback(put())
+        return undo.pop_all().close
 
 
 def entered(table: dict[Any, Any], ours: Mapping[Any, Any]) -> Callable[[], None]:
@@ -199,9 +254,9 @@ def entered(table: dict[Any, Any], ours: Mapping[Any, Any]) -> Callable[[], None
     return undo
 
 
-def set_attribute(owner: type, name: str, value: Any) -> Callable[[], None]:
-    """Gives the class ``owner`` an attribute. Returns the function that undoes it, where the class still has
-    ours."""
+def set_attribute(owner: Any, name: str, value: Any) -> Callable[[], None]:
+    """Gives ``owner``, a class or an object, an attribute. Returns the function that undoes it, where
+    ``owner`` still has ours."""
     before = vars(owner).get(name)
     setattr(owner, name, value)
 
@@ -274,7 +329,9 @@ def _has_parameters_of(ours: FunctionType, theirs: FunctionType) -> bool:
 
 def replaced(function: Any, ours: Callable[..., Any]) -> Callable[[], None]:
     """Makes ``function``, which has no closure, call ``ours``, and its own code where ``ours`` returns
-    ``NotImplemented``. Returns the function that undoes it."""
+    ``NotImplemented``. Returns the function that undoes it. Does nothing if ``function`` is ``None``."""
+    if function is None:
+        return lambda: None
     return _with_its_signature(function, _replace.__code__, _funcol=ours, _stock=_copy(function))
 
 

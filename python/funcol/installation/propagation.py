@@ -5,10 +5,17 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterable
+from types import TracebackType
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSchema, OutputSharding, TupleStrategy
 from torch.distributed.tensor._sharding_prop import ShardingPropagator as StockPropagator
@@ -16,10 +23,9 @@ from torch.distributed.tensor.placement_types import _MaskPartial
 
 from .. import _C, _compat
 from ..redistribution.specs import has_symbols
-from ..sharding.op_schemas import specs_in, with_specs
+from ..sharding.op_schemas import all_specs_of, with_specs
 from ..sharding.propagation import ShardingPropagator
 from . import pytorch_rules, view_writeback, without_rule
-from .shape_errors import is_shape_error
 
 # PyTorch's rule for these operators does not end where several sizes are 0.
 _RESHAPES = {
@@ -167,7 +173,7 @@ class InstalledPropagator(ShardingPropagator):
                 return super()._propagate(op_schema, remember=False)
             except ValueError:
                 # funcol makes no partials of shards, even where a partial that is written to has to stay.
-                moved = with_specs(op_schema, _specs(theirs.redistribute_schema or op_schema))
+                moved = with_specs(op_schema, all_specs_of(theirs.redistribute_schema or op_schema))
                 if _moves_written(op_schema, theirs) or self._contradicts(moved, theirs):
                     through = self._written_through(op_schema)
                     if through is None:
@@ -214,7 +220,7 @@ class InstalledPropagator(ShardingPropagator):
         brings back. ``None`` if no copy makes it right."""
         if not view_writeback.is_in_place(op_schema.op):
             return None
-        held = _specs(op_schema)[0]
+        held = all_specs_of(op_schema)[0]
         for copied in view_writeback.copies_to_write_to(op_schema):
             try:
                 sharding = super()._propagate(copied, remember=False)
@@ -235,7 +241,7 @@ class InstalledPropagator(ShardingPropagator):
             return False
         if isinstance(ways, TupleStrategy):
             return False
-        inputs = _placements(_specs(sharding.redistribute_schema or op_schema))
+        inputs = _placements(all_specs_of(sharding.redistribute_schema or op_schema))
         outputs = _placements(_listed(sharding.output_spec))
         return not any(
             _placements(way.input_specs or ()) == inputs and _placements(_listed(way.output_specs)) == outputs
@@ -299,16 +305,55 @@ def _moves_written(op_schema: OpSchema, sharding: OutputSharding) -> bool:
 
 
 def _holds_nothing(op_schema: OpSchema) -> bool:
-    return any(type(size) is int and size == 0 for spec in _specs(op_schema) for size in spec.shape)
+    return any(type(size) is int and size == 0 for spec in all_specs_of(op_schema) for size in spec.shape)
 
 
 def _has_symbols(op_schema: OpSchema) -> bool:
-    return any(map(has_symbols, _specs(op_schema)))
-
-
-def _specs(op_schema: OpSchema) -> list[DTensorSpec]:
-    return specs_in((op_schema.args_schema, op_schema.kwargs_schema))
+    return any(map(has_symbols, all_specs_of(op_schema)))
 
 
 def _listed(specs: Any) -> list[Any]:
     return list(specs) if isinstance(specs, (list, tuple)) else [specs]
+
+
+# Errors of calls whose operator has no result for the shapes, as PyTorch's propagator raises them. PyTorch
+# finds shapes of results by running the operator on fake tensors, which logs each failure with its traceback.
+# No sharding rule can help such a call, so it fails at once.
+
+_NOT_FOR_FAKE_TENSORS = (
+    NotImplementedError,
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
+# The method of PyTorch's propagator that runs the operator on fake tensors.
+_SHAPE_FUNCTION = "_propagate_tensor_meta_non_cached"
+_PACKAGE = __name__.partition(".")[0]
+
+
+def is_shape_error(error: Exception) -> bool:
+    """Returns True if PyTorch's propagator raised ``error`` as it ran the operator on fake tensors.
+
+    Errors of operators that cannot run on fake tensors are none: their results, or the shapes of these,
+    depend on values.
+    """
+    if isinstance(error, _NOT_FOR_FAKE_TENSORS):
+        return False
+    frame = error.__traceback__
+    while frame is not None and frame.tb_frame.f_code.co_name != _SHAPE_FUNCTION:
+        frame = frame.tb_next
+    return frame is not None
+
+
+def as_pytorchs(error: Exception, op_schema: OpSchema) -> RuntimeError:
+    """Returns the error that PyTorch's dispatcher raises for ``error``, without frames of funcol."""
+    raised = RuntimeError(f"{error}\n\nSharding propagation failed for {op_schema}")
+    raised.__cause__ = error.with_traceback(_below_funcol(error.__traceback__))
+    return raised
+
+
+def _below_funcol(frames: TracebackType | None) -> TracebackType | None:
+    while frames is not None and frames.tb_frame.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE:
+        frames = frames.tb_next
+    return frames

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from torch.distributed.tensor import Placement, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
@@ -11,6 +11,7 @@ from torch.distributed.tensor._op_schema import OpSchema, OpStrategy
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from .. import _compat
+from ..sharding.op_schemas import specs_in
 
 Row = Sequence["Placement | None"]
 
@@ -62,17 +63,18 @@ def _axis_rule(base: Any, info: Any, op_schema: OpSchema, index: int | None) -> 
     op, arguments = op_schema.op, op_schema.args_schema
     if index is not None:
         op = _compat.operator_of_elements(op)
-        arguments = tuple(_element(argument, index) for argument in arguments)
+        arguments = tuple(one[index] if _is_list_of_specs(one) else one for one in arguments)
     args = tuple(map(_meta_of, arguments))
     kwargs = {name: _meta_of(argument) for name, argument in op_schema.kwargs_schema.items()}
     function = getattr(info, "func", info)
     accepts = getattr(info, "full_mesh_strategy_filter", None)
     elsewhere = getattr(info, "different_mesh_args", None) or []
     even_dims = None if accepts is None else _compat.dims_cut_evenly(accepts, args)
+    specs = specs_in((arguments, op_schema.kwargs_schema))
     return AxisRule(
         function(op, args, kwargs),
-        sum(map(_num_specs, (*arguments, *op_schema.kwargs_schema.values()))),
-        _split_factors((*arguments, *op_schema.kwargs_schema.values())),
+        len(specs),
+        _split_factors(specs),
         bool(getattr(info, "allow_uneven_sharding", False)),
         [
             sum(isinstance(before, DTensorSpec) for before in arguments[:place])
@@ -111,16 +113,12 @@ def _whole_rule(base: Any, strategy: Callable[[OpSchema], Any], op_schema: OpSch
     return WholeRule([spec.placements for spec in way.input_specs], way.output_spec.placements)
 
 
-def _is_list_of_specs(argument: Any) -> bool:
+def _is_list_of_specs(argument: Any) -> TypeGuard[Sequence[DTensorSpec]]:
     return (
         isinstance(argument, (list, tuple))
         and len(argument) > 0
         and all(isinstance(one, DTensorSpec) for one in argument)
     )
-
-
-def _element(argument: Any, index: int) -> Any:
-    return argument[index] if _is_list_of_specs(argument) else argument
 
 
 def _meta_of(argument: Any) -> Any:
@@ -132,29 +130,13 @@ def _meta_of(argument: Any) -> Any:
     return argument
 
 
-def _num_specs(argument: Any) -> int:
-    if isinstance(argument, (list, tuple)):
-        return sum(map(_num_specs, argument))
-    return isinstance(argument, DTensorSpec)
-
-
-def _split_factors(arguments: tuple[Any, ...]) -> list[int]:
+def _split_factors(specs: list[DTensorSpec]) -> list[int]:
     """The split factors of the shards among the placements of all tensors; 1 for a plain shard.
 
     PyTorch takes them from a set of all placements, whose order decides ties. Partials are left out here:
     their hashes differ between ranks.
     """
-    placements: set[Placement] = set()
-
-    def add(argument: Any) -> None:
-        if isinstance(argument, DTensorSpec):
-            placements.update(one for one in argument.placements if not one.is_partial())
-        elif isinstance(argument, (list, tuple)):
-            for one in argument:
-                add(one)
-
-    for argument in arguments:
-        add(argument)
+    placements = {one for spec in specs for one in spec.placements if not one.is_partial()}
     factors = [
         int(one.split_factor) if isinstance(one, _StridedShard) else 1
         for one in placements

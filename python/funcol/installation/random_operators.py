@@ -6,18 +6,21 @@ shards differ, and the values depend neither on the mesh nor on the placements. 
 PyTorch draws for a plain tensor with the same seed.
 
 Operators that draw a number of times that depends on their values, such as ``poisson``, run on replicated
-inputs, from the generators that agree.
+inputs, from the generators that agree: the default generators of the ranks of a mesh are made to agree before
+operators on DTensors draw.
 """
 
 from __future__ import annotations
 
-import functools
 import math
+import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch import distributed as dist
 from torch._ops import OpOverload
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
@@ -26,16 +29,17 @@ from torch.distributed.tensor import _dispatch as stock_dispatch
 from torch.distributed.tensor import _random as stock_random
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from .. import _C
 from ..redistribution.meshes import simulates_ranks
 from ..sharding.propagation import is_pytorch_tracing
-from . import handlers, patching, random_states
+from . import operators, patching
 from .view_writeback import overloads, writes_to_first
 
 aten = torch.ops.aten
 
+_manual_seed: Any = patching.copied(stock_random.manual_seed)
 _init_helper: Callable[..., DTensor] = patching.copied(stock_api._dtensor_init_helper)
 
 
@@ -45,7 +49,7 @@ class _Source:
     def __init__(self, spec: DTensorSpec | None, generator: torch.Generator | None) -> None:
         self.is_traced = is_pytorch_tracing()
         if spec is not None and generator is None and not self.is_traced:
-            random_states.agree(spec.mesh)
+            _agree(spec.mesh)
         self._shape = None if spec is None else spec.shape
         self._cuts = [] if spec is None else _C.shard_cuts(spec, len(spec.shape))
         self.generator = generator
@@ -163,31 +167,32 @@ _OPERATORS: dict[OpOverload, _Draw] = {
 }
 
 
-def _has_tensor_bounds(op: OpOverload) -> bool:
-    return any(one.name == "high" and isinstance(one.type, torch.TensorType) for one in op._schema.arguments)
-
-
 # Operators with tensors for results or bounds are PyTorch's.
 OPERATORS = {
     op: draw
     for op, draw in _OPERATORS.items()
-    if not any(one.is_out for one in op._schema.arguments) and not _has_tensor_bounds(op)
+    if not any(
+        one.is_out or (one.name == "high" and isinstance(one.type, torch.TensorType))
+        for one in op._schema.arguments
+    )
 }
 
 
 def dispatched(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Handles operators that draw where PyTorch's C++ would run them without asking Python. funcol's C++
     knows this handler, and runs them itself."""
-    return handlers.dispatched(op, args, kwargs)
+    return operators.dispatched(op, args, kwargs)
 
 
 def put() -> Callable[[], None]:
     """Makes PyTorch's dispatcher know all operators that draw. Returns the function that undoes it."""
     known: set[OpOverload] = DTensor._op_dispatcher._random_ops
-    ours = {op for op in OPERATORS if op not in known and op not in handlers.handlers()}
+    ours = {op for op in OPERATORS if op not in known and op not in operators.handlers()}
     # PyTorch's dispatcher counts a number for each element of the first argument.
     added = {op for op in ours if OPERATORS[op] not in (_normal, _replicated)}
-    undo = handlers.enter({op: dispatched if op in added else handlers.dispatched for op in ours})
+    undo = patching.entered(
+        operators.handlers(), {op: dispatched if op in added else operators.dispatched for op in ours}
+    )
     known.update(added)
 
     def take() -> None:
@@ -207,23 +212,18 @@ def _is_ours(mesh: DeviceMesh) -> bool:
     """Returns true if funcol has a kernel for the devices of ``mesh``, and no tracker of the program decides
     what they draw."""
     tracker = stock_random._rng_tracker
+    is_pytorchs = type(tracker) is stock_random.OffsetBasedRNGTracker and tracker.distribute_region_enabled
     return (
         (mesh.device_type == "cpu" or (mesh.device_type == "cuda" and _C.why_no_cuda_kernels() is None))
-        and (tracker is None or _is_pytorchs(tracker))
+        and (tracker is None or is_pytorchs)
         and not simulates_ranks()
     )
-
-
-def _is_pytorchs(tracker: Any) -> bool:
-    return type(tracker) is stock_random.OffsetBasedRNGTracker and tracker.distribute_region_enabled
 
 
 def draw(op: OpOverload, spec: DTensorSpec | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs ``op`` on local tensors. Its first result, or the tensor that it fills, has ``spec``; without one
     it is a full tensor, and gets the numbers of DTensors of its shape."""
-    call = dict(_defaults(op))
-    call.update(zip(call, args, strict=False))
-    call.update(kwargs)
+    call = operators.arguments_of(op, args, kwargs)
     return OPERATORS[op](_Source(spec, call.pop("generator", None)), op, call)
 
 
@@ -238,13 +238,6 @@ class FullDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func in OPERATORS and self._is_wanted():
             return draw(func, None, args, kwargs or {})
         return func(*args, **(kwargs or {}))
-
-
-@functools.cache
-def _defaults(op: OpOverload) -> tuple[tuple[str, Any], ...]:
-    return tuple(
-        (one.name, one.default_value if one.has_default_value() else None) for one in op._schema.arguments
-    )
 
 
 def local_results(dispatcher: stock_dispatch.OpDispatcher, op: OpOverload, op_info: Any) -> Any:
@@ -297,3 +290,83 @@ def init_helper(
     with torch.no_grad():
         fill(dtensor)
     return dtensor
+
+
+# The default generators of the ranks of a mesh
+
+
+class _Agreed:
+    """The meshes, by their devices and ranks, whose ranks have had the same state of the default generator.
+    Ranks forget them at the same time: with the default process group, not when a mesh is collected."""
+
+    def __init__(self) -> None:
+        self._world: weakref.ref[Any] | None = None
+        self._ranks: set[tuple[str, *tuple[int, ...]]] = set()
+        self._known: weakref.WeakKeyDictionary[DeviceMesh, Any] = weakref.WeakKeyDictionary()
+
+    def __contains__(self, mesh: DeviceMesh) -> bool:
+        world = dist.GroupMember.WORLD
+        if self._world is None or self._world() is not world:
+            self._world = None if world is None else weakref.ref(world)
+            self._ranks.clear()
+        return self._ranks_of(mesh) in self._ranks
+
+    def add(self, mesh: DeviceMesh) -> None:
+        if mesh not in self:
+            self._ranks.add(self._ranks_of(mesh))
+
+    def _ranks_of(self, mesh: DeviceMesh) -> tuple[str, *tuple[int, ...]]:
+        ranks = self._known.get(mesh)
+        if ranks is None:
+            ranks = self._known[mesh] = (mesh.device_type, *mesh.mesh.flatten().tolist())
+        return ranks
+
+
+_agreed = _Agreed()
+
+
+def _agree(mesh: DeviceMesh) -> None:
+    """Gives the default generator of each rank of ``mesh`` the state that the first rank's has, at the first
+    use on these ranks. Warns where the state changes.
+
+    PyTorch counterpart: ``OffsetBasedRNGTracker.__init__``, for CUDA and all ranks of the program.
+    """
+    if mesh in _agreed or mesh.size() == 1:
+        return
+    try:
+        groups = mesh.get_all_groups()
+    except RuntimeError:  # a mesh without groups
+        return
+    device: Any = torch if mesh.device_type == "cpu" else torch.get_device_module(mesh.device_type)
+    before = device.get_rng_state()
+    state = before.to(mesh.device_type, copy=True)
+    with _disable_current_modes():
+        for group in groups:
+            dist.broadcast(state, group=group, group_src=0)
+    _agreed.add(mesh)
+    state = state.cpu()
+    if not torch.equal(state, before):
+        device.set_rng_state(state)
+        warnings.warn(
+            f"funcol: rank {dist.get_rank()} draws random numbers for DTensors from another state of the "
+            f"default generator than the first rank of {mesh}, and takes over that rank's state. Call "
+            "torch.manual_seed() with the same seed on all ranks of the mesh.",
+            stacklevel=2,
+        )
+
+
+def manual_seed(seed: int, device_mesh: DeviceMesh) -> None:
+    """Seeds the default generators of CPU meshes, too. The generators of the mesh then are taken to agree.
+
+    PyTorch counterpart: ``torch.distributed.tensor._random.manual_seed``.
+    """
+    if device_mesh.device_type != "cpu":
+        _manual_seed(seed, device_mesh)
+        _agreed.add(device_mesh)
+        return
+    if device_mesh.get_coordinate() is None:
+        raise RuntimeError(
+            f"manual_seed: rank {dist.get_rank()} is not in {device_mesh}. Call it on the ranks of the mesh."
+        )
+    _agreed.add(device_mesh)
+    torch.manual_seed(seed)

@@ -8,6 +8,7 @@ tensors are instances of the class to ``isinstance``, and plain tensors have its
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -18,6 +19,7 @@ from torch import Tensor
 from .. import _C, _compat
 from ..collectives.async_tensor import wait_tensor
 from ..collectives.import_hooks import after_import
+from . import patching
 
 
 class _Attribute:
@@ -41,46 +43,32 @@ class _Attribute:
         return self._get(tensor)
 
 
-def _is_completed(tensor: Tensor) -> bool:
-    return not _C.is_pending(tensor)
-
-
-def _itself(tensor: Tensor) -> Tensor:
-    return tensor
-
-
-def _waiting(tensor: Tensor) -> Callable[[], Tensor]:
-    return partial(wait_tensor, tensor)
-
-
 # A finished result, or a view of one, cannot be told from other plain tensors, so all have the first two.
 _ATTRIBUTES = {
-    "wait": _Attribute("wait", _waiting, only_results=False),
-    "trigger_wait": _Attribute("trigger_wait", _waiting, only_results=False),
-    "completed": _Attribute("completed", _is_completed, only_results=True),
-    "elem": _Attribute("elem", _itself, only_results=True),
+    "wait": _Attribute("wait", lambda tensor: partial(wait_tensor, tensor), only_results=False),
+    "trigger_wait": _Attribute(
+        "trigger_wait", lambda tensor: partial(wait_tensor, tensor), only_results=False
+    ),
+    "completed": _Attribute("completed", lambda tensor: not _C.is_pending(tensor), only_results=True),
+    "elem": _Attribute("elem", lambda tensor: tensor, only_results=True),
 }
 
 _awaits_dynamo = False
 
 
-def put() -> None:
-    """Gives tensors the methods, and ``isinstance`` its answer, until :func:`take`."""
+def put() -> Callable[[], None]:
+    """Gives tensors the methods, and ``isinstance`` its answer. Returns the function that undoes it."""
     global _awaits_dynamo
-    for name, attribute in _ATTRIBUTES.items():
-        if not hasattr(Tensor, name):
-            setattr(Tensor, name, attribute)
-    _C.install_pending_instances(stock.AsyncCollectiveTensor)
-    if not _awaits_dynamo:
-        _awaits_dynamo = True
-        after_import("torch._dynamo.variables.tensor", _hide_from_dynamo)
-
-
-def take() -> None:
-    _C.remove_pending_instances()
-    for name, attribute in _ATTRIBUTES.items():
-        if vars(Tensor).get(name) is attribute:
-            delattr(Tensor, name)
+    with ExitStack() as undo:
+        for name, attribute in _ATTRIBUTES.items():
+            if not hasattr(Tensor, name):
+                undo.callback(patching.set_attribute(Tensor, name, attribute))
+        _C.install_pending_instances(stock.AsyncCollectiveTensor)
+        undo.callback(_C.remove_pending_instances)
+        if not _awaits_dynamo:
+            _awaits_dynamo = True
+            after_import("torch._dynamo.variables.tensor", _hide_from_dynamo)
+        return undo.pop_all().close
 
 
 def _hide_from_dynamo(module: ModuleType) -> None:

@@ -17,9 +17,8 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
+from ..collectives.import_hooks import PutOnImport
 from . import patching
-from .on_import import PutOnImport
-from .source_digest import digest_of_file
 
 # Digests of the modules that have the replaced functions, and the functions that the replacements pass by.
 _KNOWN = {
@@ -49,7 +48,7 @@ def _is_known(known: Mapping[str, set[str]], files: Mapping[str, str | None]) ->
     """Returns true if the files of all modules of ``known`` have sources that funcol was written for."""
     try:
         return all(
-            (file := files[name]) is not None and digest_of_file(Path(file)) in digests
+            (file := files[name]) is not None and patching.digest_of_file(Path(file)) in digests
             for name, digests in known.items()
         )
     except OSError:
@@ -71,7 +70,7 @@ def known_version() -> tuple[str, bool] | None:
     return importlib.metadata.version("spmd_types"), _is_known(_KNOWN, files)
 
 
-def _start() -> Callable[[], None]:
+def _start(_collectives: Any) -> Callable[[], None]:
     if not _is_imported_known(_KNOWN):
         return lambda: None
     from . import spmd_types_calls as calls
@@ -86,7 +85,7 @@ def _start() -> Callable[[], None]:
         return undo.pop_all().close
 
 
-def _start_checks() -> Callable[[], None]:
+def _start_checks(_checker: Any) -> Callable[[], None]:
     if not _is_imported_known(_KNOWN_CHECKER):
         return lambda: None
     from . import spmd_types_checks
@@ -98,14 +97,8 @@ _under_spmd_types = PutOnImport("spmd_types._collectives", _start)
 _under_its_checker = PutOnImport("spmd_types._checker", _start_checks)
 
 
-def put() -> None:
-    _under_spmd_types.put()
-    _under_its_checker.put()
-
-
-def take() -> None:
-    _under_its_checker.take()
-    _under_spmd_types.take()
+def put() -> Callable[[], None]:
+    return patching.put_all((_under_spmd_types.put, _under_its_checker.put))
 
 
 def _own_function(module: ModuleType, name: str) -> Any:

@@ -55,16 +55,11 @@ def _changed(
             dtypes = _resolved(x, source, target, options)
             if dtypes is None:
                 return NotImplemented
-    if dtypes is _INPUT_DTYPES and target is _R and _needs_precision(x):
-        return NotImplemented
+    if dtypes is _INPUT_DTYPES and target is _R and x.dtype not in _FULL_PRECISION and x.requires_grad:
+        return NotImplemented  # the package's function requires the dtype in which gradients are reduced
     if not isinstance(axis, dist.ProcessGroup):
         axis = _mesh._pg_for_axis(axis)
     return _C.change_local_type(x, *source, *target, axis, keeps_input, _SCATTERS_DIM_FIRST, *dtypes)
-
-
-def _needs_precision(x: Any) -> bool:
-    """Returns true if the package's function requires the dtype in which gradients of ``x`` are reduced."""
-    return x.dtype not in _FULL_PRECISION and x.requires_grad
 
 
 def _resolved(x: Any, source: tuple[int, int], target: tuple[int, int], options: dict[str, Any]) -> Any:
@@ -274,12 +269,7 @@ REPLACED = (
     ("spmd_types._local", "invariant_to_replicate", invariant_to_replicate),
 )
 
-
-def _options_of(function: Any) -> set[str]:
-    known = {"op_dtype", "out_dtype", "async_op", "backward_options"}
-    return known & inspect.signature(function).parameters.keys()
-
-
-_OPTIONS = _options_of(importlib.import_module("spmd_types._collectives").all_reduce)
+_PARAMETERS = inspect.signature(importlib.import_module("spmd_types._collectives").all_reduce).parameters
+_OPTIONS = {"op_dtype", "out_dtype", "async_op", "backward_options"} & _PARAMETERS.keys()
 # Before 0.3.1, the result of a reduce_scatter along another dim than 0 has that dim first in memory.
 _SCATTERS_DIM_FIRST = "async_op" not in _OPTIONS

@@ -69,13 +69,6 @@ class _Ran:
         return hash(self._function)
 
 
-def _recheck(check: Any) -> Callable[..., Any]:
-    def recheck(mode: Any, function: Any, types: Any, args: Any, kwargs: Any, result: Any) -> Any:
-        return check(mode, _Ran(function, result), types, args, kwargs)
-
-    return recheck
-
-
 _numbers: dict[Hashable, int] = {}
 
 
@@ -111,12 +104,13 @@ def put() -> Callable[[], None]:
             return NotImplemented
         return _C.assert_type(own_assertion, tensor, args, options)
 
+    def recheck(mode: Any, function: Any, types: Any, args: Any, kwargs: Any, result: Any) -> Any:
+        return own_check(mode, _Ran(function, result), types, args, kwargs)
+
     registered = _checker._OP_REGISTRY
     getters = {found.__self__ for found in registered if getattr(found, "__name__", "") == "__get__"}
     with ExitStack() as undo:
-        _C.set_type_checker(
-            mode, own_check, _recheck(own_check), kind_of, getters, _state._tls, _number_of_mesh
-        )
+        _C.set_type_checker(mode, own_check, recheck, kind_of, getters, _state._tls, _number_of_mesh)
         undo.callback(_C.set_type_checker)
         undo.callback(patching.replaced(theirs, check))
         undo.callback(patching.replaced(assertion, assert_type))

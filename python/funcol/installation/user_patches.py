@@ -14,8 +14,11 @@ from torch.distributed.tensor import _sharding_prop as propagation
 
 from . import patching
 
-# Functions that move data: the module that holds them, the one that defines them, beginnings of their names.
-_TO_MOVE: list[tuple[Any, Any, tuple[str, ...]]] = [
+# Functions: the module that holds them, the one that defines them, beginnings of their names.
+_Functions = list[tuple[Any, Any, tuple[str, ...]]]
+
+# Functions that move data.
+_TO_MOVE: _Functions = [
     (_redistribute, _redistribute, ("redistribute_local_tensor", "Redistribute.")),
     (_api, _redistribute, ("redistribute_local_tensor",)),
     (_dispatch, _redistribute, ("redistribute_local_tensor",)),
@@ -23,16 +26,10 @@ _TO_MOVE: list[tuple[Any, Any, tuple[str, ...]]] = [
     (
         _collective_utils,
         _collective_utils,
-        (
-            "fill_empty_tensor_to_shards",
-            "mesh_",
-            "pad_tensor",
-            "shard_dim_alltoall",
-            "unpad_tensor",
-        ),
+        ("fill_empty_tensor_to_shards", "mesh_", "pad_tensor", "shard_dim_alltoall", "unpad_tensor"),
     ),
 ]
-_PASSED_BY: dict[str, list[tuple[Any, Any, tuple[str, ...]]]] = {
+_PASSED_BY: dict[str, _Functions] = {
     "DTensor.from_local": [(_api, _api, ("_FromTorchTensor.",))],
     "DTensor.full_tensor": [*_TO_MOVE, (_api, _api, ("DTensor.redistribute", "_ToTorchTensor."))],
     "DTensor.redistribute": _TO_MOVE,
@@ -41,19 +38,13 @@ _PASSED_BY: dict[str, list[tuple[Any, Any, tuple[str, ...]]]] = {
     "distribute_tensor": _TO_MOVE,
     "redistribute_local_tensor": _TO_MOVE[3:],
 }
-_OF_DISPATCHER: list[tuple[Any, Any, tuple[str, ...]]] = [
-    (
-        _dispatch,
-        _dispatch,
-        ("OpDispatcher._", "OpDispatcher.wrap", "OpDispatcher.unwrap", "OpDispatcher.redist"),
-    )
+_OF_DISPATCHER: _Functions = [
+    (_dispatch, _dispatch, tuple(f"OpDispatcher.{begin}" for begin in ("_", "wrap", "unwrap", "redist")))
 ]
-_OF_PROPAGATOR: list[tuple[Any, Any, tuple[str, ...]]] = [
-    (propagation, propagation, ("ShardingPropagator.",))
-]
+_OF_PROPAGATOR: _Functions = [(propagation, propagation, ("ShardingPropagator.",))]
 
 
-def _replaced(where: list[tuple[Any, Any, tuple[str, ...]]]) -> dict[str, str]:
+def _replaced(where: _Functions) -> dict[str, str]:
     found: dict[str, str] = {}
     for held_by, defined_in, beginnings in where:
         for name, codes in patching.codes_of(defined_in).items():

@@ -8,6 +8,7 @@ copies of it, without communication where the copy is whole. Traced graphs hold 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import weakref
@@ -27,7 +28,7 @@ from torch.utils._python_dispatch import return_and_correct_aliasing
 from .. import _C, _compat
 from ..redistribution.functions import redistribute_local_tensor
 from ..redistribution.local_redistribute import axes_with_own_rules
-from ..sharding.op_schemas import specs_in, with_replicated, with_specs
+from ..sharding.op_schemas import all_specs_of, pending_axes, specs_in, with_replicated, with_specs
 from . import patching
 
 _tail: Any = patching.copied(_compat.dispatcher_functions()["tail"])
@@ -134,12 +135,15 @@ class _Copy:
         self.base.copy_(torch.where(where.bool(), values, self.base))
 
 
+@dataclasses.dataclass(eq=False)
 class _TracedCopy:
     """A copy in a traced graph, which has no memory of its own and is kept as long as the trace."""
 
-    def __init__(self, base: Tensor, base_spec: DTensorSpec, copy: Tensor, spec: DTensorSpec) -> None:
-        self.base, self.base_spec, self.copy, self.spec = base, base_spec, copy, spec
-        self.is_stale = False
+    base: Tensor
+    base_spec: DTensorSpec
+    copy: Tensor
+    spec: DTensorSpec
+    is_stale: bool = False
 
     def is_alike(self, other: _TracedCopy) -> bool:
         return (
@@ -216,14 +220,12 @@ def _stale(op: OpOverload, spec: DTensorSpec) -> str:
 
 
 _NAME_OF_COPY, _NAME_OF_BASE = "_funcol_copy", "_funcol_base"
-_open: set[weakref.ref[_Copy]] = set()
-
 # Empty while no write has to be brought back. Another module may ask, and not change it.
-open_copies = _open
+open_copies: set[weakref.ref[_Copy]] = set()
 
 
 def _copies() -> list[_Copy]:
-    return [copy for copy in (reference() for reference in tuple(_open)) if copy is not None]
+    return [copy for copy in (reference() for reference in tuple(open_copies)) if copy is not None]
 
 
 def _base_of(tensor: Tensor) -> _Base:
@@ -294,7 +296,7 @@ def copies_to_write_to(op_schema: OpSchema) -> Iterator[OpSchema]:
     is brought back from one rank.
     """
     op = op_schema.op
-    first, *others = specs_in((op_schema.args_schema, op_schema.kwargs_schema))
+    first, *others = all_specs_of(op_schema)
     if writes_to_list(op):
         count = len(specs_in(op_schema.args_schema[0]))
         written = [first, *others[: count - 1]]
@@ -311,11 +313,6 @@ def _may_be_replicated(op: OpOverload, placement: Any) -> bool:
     if torch.Tag.nondeterministic_seeded in op.tags:
         return type(placement) is Partial and placement.reduce_op == "sum"
     return not placement.is_replicate()
-
-
-def pending_axes(spec: DTensorSpec) -> set[int]:
-    """Returns the axes along which the tensor is partial."""
-    return {axis for axis, placement in enumerate(spec.placements) if placement.is_partial()}
 
 
 def stays_as_it_is(spec: DTensorSpec) -> bool:
@@ -336,13 +333,9 @@ def check_is_alone(op: OpOverload, written: DTensor) -> None:
 
 
 def bring_back_moved(
-    op: OpOverload,
-    bases: Sequence[Any],
-    base_specs: Sequence[Any],
-    copies: Sequence[Any],
-    specs: Sequence[Any],
+    bases: Sequence[Any], base_specs: Sequence[Any], copies: Sequence[Any], specs: Sequence[Any]
 ) -> None:
-    """Called after ``op`` has run on ``copies`` of the tensors of the list that it writes to."""
+    """Called after an operator has run on ``copies`` of the tensors of the list that it writes to."""
     for base, base_spec, moved, spec in zip(bases, base_specs, copies, specs, strict=True):
         if moved is not base:
             base.copy_(redistribute_local_tensor(moved, spec, base_spec))
@@ -360,7 +353,7 @@ def first_moved(op: OpOverload, base: Tensor, base_spec: Any, copy: Tensor, spec
     elif copy.numel() and not isinstance(copy, FakeTensor) and not _is_alias_of(copy, base):
         known = _Copy(base, base_spec, copy, spec)
         setattr(copy.untyped_storage(), _NAME_OF_COPY, known)
-        _open.add(weakref.ref(known, _open.discard))
+        open_copies.add(weakref.ref(known, open_copies.discard))
 
 
 def bring_back(written: Tensor, op: OpOverload) -> None:
@@ -393,7 +386,7 @@ def tail(
 
     PyTorch counterpart: ``OpDispatcher._dispatch_fast_path_python_tail``.
     """
-    if participating and (is_inplace_op or is_out_variant_op) and (_open or _trace() is not None):
+    if participating and (is_inplace_op or is_out_variant_op) and (open_copies or _trace() is not None):
         out = [kwargs.get(one.name) for one in op_call._schema.arguments if one.is_out]
         written = out if is_out_variant_op else args[0] if isinstance(args[0], (list, tuple)) else args[:1]
         for tensor in written:
@@ -401,18 +394,8 @@ def tail(
                 bring_back(tensor._local_tensor, op_call)
     if is_inplace_op and isinstance(args[0], Tensor) and not isinstance(args[0], DTensor):
         return args[0]  # which counts as replicated; PyTorch raises an AssertionError after the write
-    result = _tail(
-        self,
-        op_call,
-        args,
-        kwargs,
-        compute_mesh,
-        output_sharding,
-        local_results,
-        participating,
-        is_inplace_op,
-        is_out_variant_op,
-    )
+    given = (self, op_call, args, kwargs, compute_mesh, output_sharding, local_results)
+    result = _tail(*given, participating, is_inplace_op, is_out_variant_op)
     if is_inplace_op and torch.Tag.inplace_view in op_call.tags:
         _reshape(op_call, args, kwargs, output_sharding.output_spec)
     return result

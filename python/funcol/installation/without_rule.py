@@ -19,7 +19,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
 
 from ..sharding.keyword_tensors import MovingSchema
-from ..sharding.op_schemas import specs_by_keyword, specs_in, with_replicated, with_specs
+from ..sharding.op_schemas import all_specs_of, specs_by_keyword, with_replicated, with_specs
 from . import view_writeback
 
 _TAGS = torch.Tag
@@ -52,8 +52,11 @@ def runs_replicated(op: OpOverload) -> bool:
 def replicated(op_schema: OpSchema, metas: Callable[[OpSchema], Any]) -> OutputSharding:
     """Decides to run the operator on replicated tensors. ``metas(op_schema)`` gives the ``TensorMeta``
     of its results."""
-    held = specs_in((op_schema.args_schema, op_schema.kwargs_schema))
-    wanted = [with_replicated(spec, _cut_or_pending(spec)) for spec in held]
+    held = all_specs_of(op_schema)
+    wanted = [
+        with_replicated(spec, {axis for axis, one in enumerate(spec.placements) if not one.is_replicate()})
+        for spec in held
+    ]
     mesh = held[0].mesh
     if any(spec.mesh != mesh for spec in held):
         raise ValueError(f"funcol: {op_schema} got tensors of several meshes.")
@@ -70,10 +73,6 @@ def replicated(op_schema: OpSchema, metas: Callable[[OpSchema], Any]) -> OutputS
         output = None
     moves = any(one is not other for one, other in zip(held, wanted, strict=True))
     return OutputSharding(output, moved if moves else None, needs_redistribute=moves)
-
-
-def _cut_or_pending(spec: DTensorSpec) -> set[int]:
-    return {axis for axis, placement in enumerate(spec.placements) if not placement.is_replicate()}
 
 
 def _specs_of(metas: Any, mesh: Any) -> Any:

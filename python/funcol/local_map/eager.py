@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -16,9 +15,16 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from ..redistribution.conversions import from_local, to_local
 from ..redistribution.functions import redistribute
 from ..redistribution.local_redistribute import settled
-from ..redistribution.specs import canonical, copy_without_mesh, has_own_order, placed, spec_of_shape
-from .arguments import LocalMapArguments, check_keywords, each_input, each_output, name_of
-from .nesting import flatten, unflatten
+from ..redistribution.specs import canonical, copy_without_mesh, has_own_order, placed
+from .arguments import (
+    LocalMapArguments,
+    check_keywords,
+    each_input,
+    each_output,
+    flatten,
+    name_of,
+    unflatten,
+)
 from .regions import (
     Placements,
     Sizes,
@@ -171,16 +177,6 @@ class LocalMap:
             if placements is not None:
                 self._check_num_axes(placements, mesh, "out_placements")
 
-    def parameter_names(self) -> list[str]:
-        """Names of the function's positional parameters; empty if it has no signature."""
-        try:
-            parameters = inspect.signature(self.func).parameters.values()
-        except (TypeError, ValueError):
-            return []
-        return [
-            one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
-        ]
-
     # Signatures
 
     def _learn(self, flat: Sequence[Any]) -> Signature | None:
@@ -245,9 +241,9 @@ class LocalMap:
         for wanted in self.outputs:
             if wanted is not None:
                 self._check_num_axes(wanted, mesh, "out_placements")
-        gradients_in, gradients_out = gradient_placements(placements, self.outputs)
         num_dims = [0 if spec is None else spec.ndim for spec in specs]
-        self._take_stated_gradients(gradients_in, placements, num_dims, mesh)
+        stated = self.stated_gradients(placements, num_dims, mesh)
+        gradients_in, gradients_out = gradient_placements(placements, self.outputs, stated)
         averages = tuple(average_of(one, mesh) for one in placements)
         return Signature(
             weakref.ref(mesh),
@@ -293,13 +289,11 @@ class LocalMap:
                 f"{len(placements)} placements for the {mesh.ndim} axes of {mesh}. State one for each axis."
             )
 
-    def _take_stated_gradients(
-        self,
-        gradients: list[Placements | None],
-        placements: Sequence[Placements | None],
-        num_dims: Sequence[int],
-        mesh: DeviceMesh,
-    ) -> None:
+    def stated_gradients(
+        self, placements: Sequence[Placements | None], num_dims: Sequence[int], mesh: DeviceMesh
+    ) -> list[Placements | None]:
+        """The placements of gradients of tensors with ``placements`` that ``in_grad_placements`` states."""
+        gradients: list[Placements | None] = [None] * len(placements)
         for i, stated in enumerate(self.gradients or ()):
             held = placements[i]
             if stated is None or held is None:
@@ -313,14 +307,6 @@ class LocalMap:
                     "its tensor: shard both alike."
                 )
             gradients[i] = wanted
-
-    def stated_gradients(
-        self, flat: Sequence[Any], placements: Sequence[Placements | None], mesh: DeviceMesh
-    ) -> list[Placements | None]:
-        """The placements of gradients of tensors among ``flat`` that ``in_grad_placements`` states."""
-        gradients: list[Placements | None] = [None] * len(flat)
-        num_dims = [one.dim() if isinstance(one, Tensor) else 0 for one in flat]
-        self._take_stated_gradients(gradients, placements, num_dims, mesh)
         return gradients
 
     # From DTensors to local tensors and back
@@ -419,17 +405,15 @@ class LocalMap:
         placements = self.check_output(i, value)
         assert placements is not None
         sizes = self.sizes[i] if self.sizes is not None else None
-        if sizes is not None:
-            spec = spec_of_shape(signature.mesh, placements, sizes, value)
-        else:
-            spec = whole_spec(value, signature.mesh, placements, signature.uneven, f"result {i}", self.name)
+        mesh, what = signature.mesh, f"result {i}"
+        spec = whole_spec(value, mesh, placements, sizes, signature.uneven, what, self.name)
         gradient = signature.gradients_out[i]
         assert gradient is not None
-        gradient = checked_placements(gradient, value.dim(), f"result {i}", self.name)
+        gradient = checked_placements(gradient, value.dim(), what, self.name)
         return Result(
             copy_without_mesh(spec),
-            copy_without_mesh(placed(spec, signature.mesh, gradient)),
-            average_of(placements, signature.mesh) if _reduces_otherwise(placements) else 0,
+            copy_without_mesh(placed(spec, mesh, gradient)),
+            average_of(placements, mesh) if _reduces_otherwise(placements) else 0,
         )
 
 

@@ -42,13 +42,27 @@ def get_local_map_placement_option(
     ``ValueError`` if the sequences are of different lengths or if placements do not fit the tensors.
     """
     name = str(op)
-    operands, values = _checked(
-        name, specs, user_args, user_kwargs, output_val, in_placements, out_placements
-    )
+    if user_kwargs:
+        raise ValueError(
+            f"funcol.get_local_map_placement_option: {name} has the keyword arguments {sorted(user_kwargs)}, "
+            "which have no placements. Pass operands by position."
+        )
+    operands = list(user_args)[len(user_args) - len(in_placements) :]
+    if not len(operands) == len(in_placements) == len(specs):
+        raise ValueError(
+            f"funcol.get_local_map_placement_option: {name} has {len(user_args)} arguments, "
+            f"{len(specs)} specs and {len(in_placements)} in_placements. Give one of each for every operand."
+        )
+    values = [output_val] if isinstance(output_val, Tensor) or output_val is None else list(output_val)
+    if len(values) != len(out_placements):
+        raise ValueError(
+            f"funcol.get_local_map_placement_option: {name} has {len(values)} results and "
+            f"{len(out_placements)} out_placements. Give one for each result."
+        )
     inputs: list[DTensorSpec] = []
     costs: list[list[float]] = []
     for i, (operand, wanted, strategy) in enumerate(zip(operands, in_placements, specs, strict=True)):
-        value = _value_of(operand)
+        value = operand.meta.get("val") if isinstance(operand, torch.fx.Node) else operand
         if not isinstance(value, Tensor):
             continue
         spec = _spec(mesh, wanted, value, f"operand {i}", name)
@@ -73,41 +87,6 @@ def get_local_map_placement_option(
             )
         ]
     )
-
-
-def _checked(
-    name: str,
-    specs: Sequence[OpStrategy | None],
-    user_args: Sequence[Any],
-    user_kwargs: Mapping[str, Any],
-    output_val: Tensor | Sequence[Any] | None,
-    in_placements: Sequence[Sequence[Placement] | None],
-    out_placements: Sequence[Sequence[Placement] | None],
-) -> tuple[list[Any], list[Any]]:
-    """The operands and the results; raises unless the sequences have an entry for each."""
-    if user_kwargs:
-        raise ValueError(
-            f"funcol.get_local_map_placement_option: {name} has the keyword arguments {sorted(user_kwargs)}, "
-            "which have no placements. Pass operands by position."
-        )
-    operands = list(user_args)[len(user_args) - len(in_placements) :]
-    if not len(operands) == len(in_placements) == len(specs):
-        raise ValueError(
-            f"funcol.get_local_map_placement_option: {name} has {len(user_args)} arguments, "
-            f"{len(specs)} specs and {len(in_placements)} in_placements. Give one of each for every operand."
-        )
-    values = [output_val] if isinstance(output_val, Tensor) or output_val is None else list(output_val)
-    if len(values) != len(out_placements):
-        raise ValueError(
-            f"funcol.get_local_map_placement_option: {name} has {len(values)} results and "
-            f"{len(out_placements)} out_placements. Give one for each result."
-        )
-    return operands, values
-
-
-def _value_of(operand: Any) -> Any:
-    """The value that a node of a graph stands for."""
-    return operand.meta.get("val") if isinstance(operand, torch.fx.Node) else operand
 
 
 def _spec(

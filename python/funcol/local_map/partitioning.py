@@ -1,19 +1,23 @@
-"""Partitions the joint graph of a function on local tensors and its gradient into a graph for each."""
+"""Records a function on local tensors together with its gradient, once, and partitions the joint graph into a
+graph for each."""
 
 from __future__ import annotations
 
 import dataclasses
 import operator
 from collections.abc import Container, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 
-from .recording import CLOSED_OVER, TANGENT, Recording
+from .. import _compat
+from .recording import CLOSED_OVER, TANGENT, Function, Recording, alone, is_foreign_to, local_fakes, mode_of
 from .regions import (
     Placements,
     Region,
@@ -25,10 +29,59 @@ from .regions import (
     text_of,
     uneven_dims,
 )
-from .traced_functions import Function, GradientGraphs, PartitionedGraphs, RegionGraph
 
 
-class JointGraph:
+class RegionGraph(NamedTuple):
+    """The contents of a node of :data:`funcol.local_map.local_map_hop`."""
+
+    body: GraphModule
+    region: Region
+
+
+@dataclasses.dataclass
+class GradientGraphs:
+    """The gradient of a function, for the operands ``with_gradients`` and the results ``differentiable``.
+
+    ``backward`` takes the operands ``saved_operands``, the activations of the forward graph, and gradients of
+    the results. ``from_operands`` computes the same from all operands and these gradients, and so can be
+    differentiated in turn.
+    """
+
+    backward: RegionGraph
+    from_operands: RegionGraph
+    saved_operands: Sequence[int]
+    differentiable: Sequence[int]
+    with_gradients: Sequence[int]
+
+
+@dataclasses.dataclass
+class PartitionedGraphs:
+    """A recorded function as a forward graph and, if a result requires a gradient, graphs of the gradient.
+
+    ``operands`` are those of the call, and after them the tensors that the function closed over. The results
+    of ``forward`` are the function's ``num_results`` and then the activations that the backward graph takes.
+    """
+
+    operands: list[Any]
+    forward: RegionGraph
+    num_results: int
+    gradients: GradientGraphs | None = None
+
+
+def trace(function: Function, operands: Sequence[Any]) -> PartitionedGraphs:
+    """Records ``function`` and, if a result requires a gradient, the gradients of the operands."""
+    mode = mode_of(operands)
+    is_foreign = is_foreign_to(is_functional=True)
+    decompositions = _compat.decompositions_of(get_proxy_mode())
+    with alone(mode):
+        recording = Recording(function, mode, is_foreign)
+        primals = local_fakes(function, operands, mode)
+        run = dispatch_functionalize(recording.run, FunctionalTensorMode())
+        joint = make_fx(run, decomposition_table=decompositions)(*primals)
+    return _JointGraph(function, [*operands, *recording.foreign], recording, joint).partitioned()
+
+
+class _JointGraph:
     """The recorded graph of a function and its gradient, to be partitioned."""
 
     def __init__(
@@ -96,9 +149,7 @@ class JointGraph:
         activations = [node for node in self._joint.graph.nodes if node in saved and node in of_forward]
         activations.sort(key=lambda node: not isinstance(node.meta["val"], Tensor))  # tensors, then sizes
         nothing = (None,) * len(activations)
-        gradients_in, gradients_out = gradient_placements(inputs, outputs)
-        for i, stated in enumerate(function.gradients or ()):
-            gradients_in[i] = stated or gradients_in[i]
+        gradients_in, gradients_out = gradient_placements(inputs, outputs, function.gradients)
         given = tuple(text_of(gradients_out[i]) for i in differentiable)
         specs = function.operand_specs(self._operands)
         backward_region = region._replace(

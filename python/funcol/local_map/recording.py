@@ -1,10 +1,15 @@
-"""Functions on local tensors and their gradients run under a tracer of their own, and made functional."""
+"""Functions on local tensors and their gradients run under a tracer of their own, and made functional.
+
+A function runs at this rank's shapes, on fake tensors, outside of its caller's tracer. Tensors that it closes
+over become operands of their own.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.utils._pytree as pytree
@@ -12,19 +17,109 @@ from torch import Tensor
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, track_tensor_tree
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from .traced_functions import Function, empty
+from ..redistribution.specs import dense_strides_like, spec_of
+from .regions import Placements, Sizes, checked_placements, local_shape, uneven_dims, whole_spec
 
 # Names of the graph's inputs that are found while it is recorded.
 CLOSED_OVER = "local_map_closed_over_"
 TANGENT = "local_map_tangent_"
 
 
-class Lift(TorchFunctionMode):
+class Body(Protocol):
+    """A function of tensors and sizes, which knows the placements of its results after a call."""
+
+    @property
+    def placements(self) -> Sequence[Placements | None]: ...
+
+    def __call__(self, *operands: Any) -> list[Any]: ...
+
+
+@dataclasses.dataclass
+class Function:
+    """A function on local tensors and the placements of its operands.
+
+    ``labels`` name the operands in errors. ``gradients`` are the stated placements of the operands'
+    gradients, ``sizes`` the known sizes of whole results.
+    """
+
+    name: str
+    body: Body
+    mesh: DeviceMesh
+    are_whole: bool
+    placements: tuple[Placements | None, ...]
+    labels: Sequence[str]
+    gradients: Sequence[Placements | None] | None = None
+    sizes: Sequence[Sizes | None] | None = None
+
+    def operand_specs(self, operands: Sequence[Any]) -> list[DTensorSpec | None]:
+        """The specs of operands that are whole tensors."""
+        return [
+            spec_of(self.mesh, checked_placements(placements, operand.dim(), label, self.name), operand)
+            if isinstance(operand, Tensor) and placements is not None and self.are_whole
+            else None
+            for operand, placements, label in zip(operands, self.placements, self.labels, strict=True)
+        ]
+
+    def result_specs(self, operands: Sequence[Any], results: Sequence[Any]) -> list[DTensorSpec | None]:
+        """The specs of whole results, from local ones."""
+        uneven = uneven_dims(self.operand_specs(operands))
+        sizes = self.sizes or [None] * len(results)
+        return [
+            whole_spec(result, self.mesh, placements, sizes[i], uneven, f"result {i}", self.name)
+            if isinstance(result, Tensor) and placements is not None and self.are_whole
+            else None
+            for i, (result, placements) in enumerate(zip(results, self.body.placements, strict=True))
+        ]
+
+    def whole_fakes(self, operands: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+        """Returns full tensors of local ``results``, made in the active fake mode."""
+        return [
+            result if spec is None else empty(spec.shape, spec.stride, result)
+            for result, spec in zip(results, self.result_specs(operands, results), strict=True)
+        ]
+
+
+def local_fakes(function: Function, operands: Sequence[Any], mode: FakeTensorMode) -> list[Any]:
+    """Fake leaves of this rank's shapes, which require gradients where ``operands`` do."""
+    fakes = []
+    with mode:
+        for operand, spec, label in zip(
+            operands, function.operand_specs(operands), function.labels, strict=True
+        ):
+            if not isinstance(operand, Tensor):
+                fakes.append(operand)
+                continue
+            shape = operand.shape if spec is None else local_shape(spec, label, function.name)
+            strides = operand.stride() if spec is None else dense_strides_like(operand, shape)
+            fakes.append(empty(shape, strides, operand).requires_grad_(operand.requires_grad))
+    return fakes
+
+
+def empty(shape: Sequence[Any], strides: Sequence[Any], like: Tensor) -> Tensor:
+    return torch.empty_strided(tuple(shape), tuple(strides), dtype=like.dtype, device=like.device)
+
+
+class ReplaceTensors(TorchFunctionMode):
+    """Calls functions with :meth:`replace` of each tensor in its place."""
+
+    def replace(self, tensor: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        args, kwargs = pytree.tree_map_only(Tensor, self.replace, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+class _Lift(ReplaceTensors):
     """Replaces tensors from outside of the recording by operands of it."""
 
     def __init__(self, is_foreign: Callable[[Tensor], bool], make: Callable[[Tensor], Tensor]) -> None:
@@ -34,13 +129,7 @@ class Lift(TorchFunctionMode):
         self.foreign: list[Tensor] = []
         self.ours: list[Tensor] = []
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        args, kwargs = pytree.tree_map_only(Tensor, self._replaced, (args, kwargs or {}))
-        return func(*args, **kwargs)
-
-    def _replaced(self, tensor: Tensor) -> Tensor:
+    def replace(self, tensor: Tensor) -> Tensor:
         ours = self._ours.get(id(tensor))
         if ours is None:
             if not self._is_foreign(tensor):
@@ -51,7 +140,7 @@ class Lift(TorchFunctionMode):
         return ours
 
 
-def is_foreign_to(mode: FakeTensorMode, is_functional: bool) -> Callable[[Tensor], bool]:
+def is_foreign_to(*, is_functional: bool) -> Callable[[Tensor], bool]:
     """A function that tells tensors from outside: the outer tracer knows them, or they are not fake."""
     outer = get_proxy_mode()
     known = None if outer is None else outer.tracer.tensor_tracker
@@ -71,19 +160,55 @@ def is_foreign_to(mode: FakeTensorMode, is_functional: bool) -> Callable[[Tensor
 @contextlib.contextmanager
 def alone(mode: FakeTensorMode) -> Iterator[None]:
     """Leaves all modes but ``mode``, and the hooks by which an outer checkpoint saves tensors."""
-    hooks = torch.autograd.graph.saved_tensors_hooks(_same, _same)
+    hooks = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
     has_hooks = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
     with _disable_current_modes(), mode, hooks if has_hooks else contextlib.nullcontext():
         yield
 
 
-def _same(tensor: Tensor) -> Tensor:
-    return tensor
-
-
 def mode_of(operands: Sequence[Any]) -> FakeTensorMode:
-    found = detect_fake_mode(list(operands))
-    return FakeTensorMode() if found is None else found
+    return detect_fake_mode(list(operands)) or FakeTensorMode()
+
+
+# Without a tracer
+
+
+def probe(function: Function, operands: Sequence[Any]) -> list[Any]:
+    """Results of the right shapes, connected to ``operands`` where gradients flow. Records nothing."""
+    mode = mode_of(operands)
+    is_foreign = is_foreign_to(is_functional=False)
+    with alone(mode):
+        lift = _Lift(is_foreign, lambda tensor: _leaf(tensor, mode))
+        with lift:
+            results = function.body(*local_fakes(function, operands, mode))
+        flags = [isinstance(result, Tensor) and result.requires_grad for result in results]
+        wholes = function.whole_fakes(operands, results)
+    return list(_Shapes.apply(wholes, flags, *operands, *lift.foreign))
+
+
+def _leaf(like: Tensor, mode: FakeTensorMode) -> Tensor:
+    with mode:
+        return empty(like.shape, like.stride(), like).requires_grad_(like.requires_grad)
+
+
+class _Shapes(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, wholes: list[Any], flags: list[bool], *operands: Any) -> tuple[Any, ...]:
+        ctx.save_for_backward(*(one if isinstance(one, Tensor) else None for one in operands))
+        results = [empty(one.shape, one.stride(), one) if isinstance(one, Tensor) else one for one in wholes]
+        ctx.mark_non_differentiable(
+            *(one for one, flag in zip(results, flags, strict=True) if not flag and isinstance(one, Tensor))
+        )
+        return tuple(results)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Any) -> Any:
+        gradients = (None if one is None else torch.empty_like(one) for one in ctx.saved_tensors)
+        return None, None, *gradients
+
+
+# With a tracer
 
 
 class Recording:
@@ -97,7 +222,7 @@ class Recording:
 
     def run(self, *primals: Any) -> tuple[Any, ...]:
         function = self._function
-        lift = Lift(self._is_foreign, lambda tensor: self._lifted(tensor, len(lift.ours)))
+        lift = _Lift(self._is_foreign, lambda tensor: self._lifted(tensor, len(lift.ours)))
         with lift:
             results = function.body(*primals)
         self.foreign = lift.foreign

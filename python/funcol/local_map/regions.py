@@ -197,9 +197,12 @@ def current_mesh() -> DeviceMesh | None:
 
 
 def gradient_placements(
-    inputs: Sequence[Placements | None], outputs: Sequence[Placements | None]
+    inputs: Sequence[Placements | None],
+    outputs: Sequence[Placements | None],
+    stated: Sequence[Placements | None] | None = None,
 ) -> tuple[list[Placements | None], list[Placements | None]]:
-    """The placements of the gradients of local inputs and outputs.
+    """The placements of the gradients of local inputs and outputs; ``stated`` are those of inputs that are
+    stated.
 
     Along an axis on which all tensors are replicated, every rank computes the same, gradients included. Along
     any other axis a rank's results are its own: the gradients on different ranks add up to that of a
@@ -229,7 +232,10 @@ def gradient_placements(
             for axis, placement in enumerate(placements)
         )
 
-    return list(map(gradient, inputs)), list(map(gradient, outputs))
+    gradients_in = list(map(gradient, inputs))
+    for i, one in enumerate(stated or ()):
+        gradients_in[i] = one or gradients_in[i]
+    return gradients_in, list(map(gradient, outputs))
 
 
 def average_of(placements: Placements | None, mesh: DeviceMesh) -> int:
@@ -317,15 +323,18 @@ def whole_spec(
     local: Tensor,
     mesh: DeviceMesh,
     placements: Placements,
+    sizes: Sizes | None,
     uneven: Sequence[Uneven],
     what: str,
     name: str,
 ) -> DTensorSpec:
-    """The spec of a result of which this rank has ``local``.
+    """The spec of a result of which this rank has ``local``; ``sizes`` are those of the whole, where known.
 
-    Shards are taken to be even, unless an input has uneven ones on the same axes: then the size of the input
-    is that of the result. ``ValueError`` if this rank's shards of the two are not equally long.
+    Else shards are taken to be even, unless an input has uneven ones on the same axes: then the size of the
+    input is that of the result. ``ValueError`` if this rank's shards of the two are not equally long.
     """
+    if sizes is not None:
+        return spec_of_shape(mesh, placements, sizes, local)
     placements = checked_placements(placements, local.dim(), what, name)
     shape: list[Any] = list(local.shape)
     for dim, axes in cuts_of(placements).items():
@@ -333,13 +342,13 @@ def whole_spec(
         if not related:
             shape[dim] = shape[dim] * num_pieces(mesh, axes)
             continue
-        sizes = {one.whole_size for one in related if one.axes == axes and one.local_size == shape[dim]}
-        if len(sizes) != 1:
+        found = {one.whole_size for one in related if one.axes == axes and one.local_size == shape[dim]}
+        if len(found) != 1:
             raise ValueError(
                 f"funcol.apply_local_map: {name}: {what} has shape {tuple(local.shape)} on this rank and the "
                 f"placements {list(placements)}; dim {dim} lies on axes whose shards of the inputs are "
                 f"uneven ({', '.join(f'{one.local_size} of {one.whole_size}' for one in related)}), so "
                 "its whole size cannot be told. Pad the inputs, or return shards as long as theirs."
             )
-        shape[dim] = sizes.pop()
+        shape[dim] = found.pop()
     return spec_of_shape(mesh, placements, shape, local)

@@ -12,31 +12,31 @@ PyTorch counterpart: ``torch._higher_order_ops.local_map``.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import SymInt, Tensor
 from torch._C import DispatchKey
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
+from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, get_proxy_mode, track_tensor_tree
-from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import _CachedTorchDispatchMode, _CachingTorchDispatchMode
 
 from ..collectives.import_hooks import after_import
 from ..redistribution.conversions import from_local, to_local
 from ..redistribution.functions import redistribute
 from ..redistribution.specs import spec_of
-from .arguments import LocalMapArguments
+from .arguments import LocalMapArguments, flatten, unflatten
 from .eager import LocalMap
-from .joint import probe, trace
-from .nesting import flatten, unflatten
+from .partitioning import GradientGraphs, PartitionedGraphs, RegionGraph, trace
+from .recording import Function, ReplaceTensors, local_fakes, probe
 from .regions import (
     Placements,
     Region,
@@ -44,14 +44,6 @@ from .regions import (
     current_mesh,
     key_of,
     mesh_of_key,
-)
-from .traced_functions import (
-    Function,
-    GradientGraphs,
-    PartitionedGraphs,
-    RegionGraph,
-    as_contiguous_as_traced,
-    local_fakes,
 )
 
 
@@ -73,9 +65,22 @@ class LocalMapHop(HigherOrderOperator):
         if any(isinstance(operand, DTensor) for operand in operands):
             return _on_dtensors(body, Region.of(region), operands)
         if _inline:
-            return tuple(body(*as_contiguous_as_traced(body, operands)))
+            return tuple(body(*_as_contiguous_as_traced(body, operands)))
         result: tuple[Any, ...] = super().__call__(body, region, *operands)  # type: ignore[no-untyped-call]
         return result
+
+
+def _as_contiguous_as_traced(body: Any, operands: Sequence[Any]) -> list[Any]:
+    """``operands``, contiguous where ``body`` was recorded with contiguous tensors: it may hold views."""
+    if not isinstance(body, GraphModule):
+        return list(operands)
+    traced = [node.meta.get("val") for node in body.graph.nodes if node.op == "placeholder"]
+    return [
+        operand.contiguous()
+        if isinstance(operand, Tensor) and isinstance(like, Tensor) and like.is_contiguous()
+        else operand
+        for operand, like in zip(operands, traced, strict=True)
+    ]
 
 
 local_map_hop = LocalMapHop()
@@ -85,7 +90,7 @@ local_map_hop = LocalMapHop()
 
 
 class _State(threading.local):
-    is_inside = False
+    is_inside = False  # of a function: local maps run as in eager calls, as a part of the function
     tensors_are_local = False
     replaced: dict[int, Tensor] = {}  # noqa: RUF012
 
@@ -94,36 +99,24 @@ _state = _State()
 
 
 @contextlib.contextmanager
-def _inside_of_function() -> Iterator[None]:
-    """While active, local maps run as in eager calls, as a part of the function that calls them."""
-    before = _state.is_inside
-    _state.is_inside = True
+def _with_state(**values: Any) -> Iterator[None]:
+    before = {name: getattr(_state, name) for name in values}
+    vars(_state).update(values)
     try:
         yield
     finally:
-        _state.is_inside = before
+        vars(_state).update(before)
 
 
-@contextlib.contextmanager
-def in_compiled_region(replaced: dict[int, Tensor]) -> Iterator[None]:
+def in_compiled_region(replaced: dict[int, Tensor]) -> contextlib.AbstractContextManager[None]:
     """While active, tensors that are no DTensors are this rank's, as in eager calls, and local maps find the
     tensors that they close over in ``replaced``, by identity."""
-    before = _state.tensors_are_local, _state.replaced
-    _state.tensors_are_local, _state.replaced = True, {**_state.replaced, **replaced}
-    try:
-        yield
-    finally:
-        _state.tensors_are_local, _state.replaced = before
+    return _with_state(tensors_are_local=True, replaced={**_state.replaced, **replaced})
 
 
-class _Replace(TorchFunctionMode):
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        args, kwargs = pytree.tree_map_only(
-            Tensor, lambda tensor: _state.replaced.get(id(tensor), tensor), (args, kwargs or {})
-        )
-        return func(*args, **kwargs)
+class _Replace(ReplaceTensors):
+    def replace(self, tensor: Tensor) -> Tensor:
+        return _state.replaced.get(id(tensor), tensor)
 
 
 def run_traced(local_map: LocalMap, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -131,7 +124,10 @@ def run_traced(local_map: LocalMap, args: tuple[Any, ...], kwargs: dict[str, Any
     flat, structure = flatten(args)
 
     def call(*local: Any) -> Any:
-        with _inside_of_function(), _Replace() if _state.replaced else contextlib.nullcontext():
+        with (
+            _with_state(is_inside=True),
+            _Replace() if _state.replaced else contextlib.nullcontext(),
+        ):
             return local_map.call(local, structure, kwargs)
 
     if _state.is_inside:
@@ -170,7 +166,12 @@ def run_traced(local_map: LocalMap, args: tuple[Any, ...], kwargs: dict[str, Any
 
 def _labels(local_map: LocalMap, args: tuple[Any, ...]) -> list[str]:
     """The name of each flattened argument in errors."""
-    names = local_map.parameter_names()
+    try:
+        parameters = list(inspect.signature(local_map.func).parameters.values())
+    except (TypeError, ValueError):  # the function has no signature
+        parameters = []
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [one.name for one in parameters if one.kind in by_position]
     labels: list[str] = []
     for i, arg in enumerate(args):
         of_parameter = f" ('{names[i]}')" if i < len(names) else ""
@@ -225,7 +226,8 @@ def _call_node(
         one and checked_placements(one, flat[i].dim(), labels[i], local_map.name)
         for i, one in enumerate(placements)
     ]
-    stated_gradients = local_map.stated_gradients(flat, from_0, mesh)
+    num_dims = [one.dim() if isinstance(one, Tensor) else 0 for one in flat]
+    stated_gradients = local_map.stated_gradients(from_0, num_dims, mesh)
     function = Function(
         local_map.name,
         body,
@@ -302,7 +304,7 @@ def _function_of(body: Any, region: Region, operands: Sequence[Any]) -> Function
         placements = outputs
 
         def __call__(self, *local: Any) -> list[Any]:
-            with _inside_of_function():
+            with _with_state(is_inside=True):
                 return list(body(*local))
 
     return Function(
@@ -338,7 +340,8 @@ def _recorded(
 ) -> tuple[Any, ...]:
     example = local_map_hop(body, region, *operands)
     tracer: Any = mode.tracer
-    name = _node_name(Region.of(region).name)
+    known = Region.of(region)
+    name = _node_name(known.name)
     if all(body is not module for module in tracer.root.children()):
         tracer.root.register_module(tracer.get_fresh_qualname(f"{name}_body_"), body)
     args = tuple(map(tracer.unwrap_proxy, (body, *operands)))
@@ -347,7 +350,13 @@ def _recorded(
     proxy.node.meta.pop("seq_nr", None)
     proxy.node.meta["custom"] = {
         **proxy.node.meta.get("custom", {}),
-        "dtensor_local_map_kwargs": local_map_kwargs(region),
+        "dtensor_local_map_kwargs": {  # the arguments of apply_local_map()
+            "out_placements": known.placements_out(),
+            "in_placements": known.placements_in(),
+            "in_grad_placements": None,
+            "device_mesh": mesh_of_key(known.mesh),
+            "redistribute_inputs": True,
+        },
     }
     results: tuple[Any, ...] = track_tensor_tree(example, proxy, constant=None, tracer=tracer)
     return results
@@ -356,18 +365,6 @@ def _recorded(
 def _node_name(name: str) -> str:
     """``"attention_model_py_L41"``: FX would count up a number at the end for the next node."""
     return re.sub(r"\W+", "_", re.sub(r":(\d+)", r"_L\1", name.replace(" at ", " ")))
-
-
-def local_map_kwargs(region: tuple[Any, ...]) -> dict[str, Any]:
-    """The arguments of :func:`funcol.local_map.apply_local_map` for a node of ``region``."""
-    known = Region.of(region)
-    return {
-        "out_placements": known.placements_out(),
-        "in_placements": known.placements_in(),
-        "in_grad_placements": None,
-        "device_mesh": mesh_of_key(known.mesh),
-        "redistribute_inputs": True,
-    }
 
 
 @local_map_hop.py_impl(FakeTensorMode)
@@ -420,7 +417,7 @@ def _on_dtensors(body: Any, region: Region, operands: Sequence[Any]) -> tuple[An
     placements = list(region.placements_out()), list(region.placements_in())
     local_map = LocalMap(body, LocalMapArguments(*placements, None, mesh, True), region.name)
     local_map.sizes = region.sizes
-    return local_map.run_node(operands, lambda *local: body(*as_contiguous_as_traced(body, local)))
+    return local_map.run_node(operands, lambda *local: body(*_as_contiguous_as_traced(body, local)))
 
 
 for _mode in (_CachingTorchDispatchMode, _CachedTorchDispatchMode):  # selective checkpointing

@@ -1,18 +1,21 @@
-"""Schemas of operator calls: the specs in them, by position and keyword, and schemas with other specs."""
+"""Schemas of operator calls: the specs in them, by position and keyword, and schemas with other specs, or
+with this rank's sizes in the place of whole ones."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch._ops import OpOverload
 from torch.distributed.tensor import Replicate
-from torch.distributed.tensor._dtensor_spec import DTensorSpec
-from torch.distributed.tensor._op_schema import OpSchema
-from torch.utils._pytree import tree_leaves
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
 
 from .. import _C
-from ..redistribution.specs import is_shard
+from ..redistribution.local_redistribute import axes_with_own_rules
+from ..redistribution.specs import dense_strides, is_shard
 
 
 def specs_of(op_schema: OpSchema) -> list[DTensorSpec]:
@@ -20,9 +23,20 @@ def specs_of(op_schema: OpSchema) -> list[DTensorSpec]:
     return specs_in(op_schema.args_schema)
 
 
+def all_specs_of(op_schema: OpSchema) -> list[DTensorSpec]:
+    """The specs of the positional tensors, then those of keyword tensors."""
+    return specs_in((op_schema.args_schema, op_schema.kwargs_schema))
+
+
 def specs_in(arguments: Any) -> list[DTensorSpec]:
-    leaves = tree_leaves(arguments, is_leaf=lambda leaf: isinstance(leaf, DTensorSpec))
-    return [leaf for leaf in leaves if isinstance(leaf, DTensorSpec)]
+    """The specs among ``arguments``, which may be nested."""
+    if isinstance(arguments, DTensorSpec):
+        return [arguments]
+    if isinstance(arguments, dict):
+        arguments = list(arguments.values())
+    if not isinstance(arguments, (list, tuple)):
+        return []
+    return [spec for one in arguments for spec in specs_in(one)]
 
 
 def specs_by_keyword(op_schema: OpSchema) -> Iterator[tuple[str, DTensorSpec]]:
@@ -82,12 +96,64 @@ def specs_of_elements(op_schema: OpSchema, elements: list[Any]) -> list[Any]:
     return specs
 
 
+def with_local_shape(
+    schema: OpSchema, output: Any, meta: TensorMeta, shape_place: int, stride_place: int | None
+) -> OpSchema:
+    """``schema`` with the shape, and strides, of this rank's part of ``output``; ``meta`` is the whole's."""
+    shape = _C.local_shape_of(output, meta.shape)
+    values: dict[int, Any] = {shape_place: shape}
+    if stride_place is not None:
+        values[stride_place] = dense_strides(shape, meta.stride)
+    return _with_arguments(schema, values)
+
+
+def with_local_channels(schema: OpSchema, images: DTensorSpec, places: Sequence[int]) -> OpSchema:
+    """``schema`` with the numbers of images, channels and pixels that this rank holds."""
+    assert images.tensor_meta is not None
+    batch, channels, *pixels = _C.local_shape_of(images, images.tensor_meta.shape)
+    return _with_arguments(schema, dict(zip(places, (batch, channels, math.prod(pixels)), strict=True)))
+
+
+def squeezed_as_a_whole(schema: OpSchema) -> OpSchema | None:
+    """``schema`` squeezing the dims whose whole size is 1 alone; ``None`` if this rank's sizes of the others
+    are not 1 either."""
+    packet: Any = schema.op.overloadpacket
+    kwargs = dict(schema.kwargs_schema)
+    source: Any = schema.args_schema[0]
+    shape = source.tensor_meta.shape
+    every = range(len(shape))
+    asked: Any = schema.args_schema[1] if len(schema.args_schema) > 1 else kwargs.pop("dim", every)
+    dims = [every[dim] for dim in ([asked] if isinstance(asked, int) else asked)] if shape else []
+    # A symbol stands for no size of 1.
+    local = _C.local_shape_of(source, [size if isinstance(size, int) else 0 for size in shape])
+    if all(local[dim] != 1 or shape[dim] == 1 for dim in dims):
+        return None
+    variant = packet.dims_out if "out" in kwargs else packet.dims
+    return OpSchema(variant, (source, tuple(dim for dim in dims if shape[dim] == 1)), kwargs)
+
+
+def _with_arguments(schema: OpSchema, values: Mapping[int, Any]) -> OpSchema:
+    """``schema`` with other arguments, by their position."""
+    args, kwargs = list(schema.args_schema), dict(schema.kwargs_schema)
+    for place, value in values.items():
+        if place < len(args):
+            args[place] = value
+        else:
+            kwargs[schema.op._schema.arguments[place].name] = value
+    return OpSchema(schema.op, tuple(args), kwargs, schema_info=schema.schema_info)
+
+
 def metas_of(argument: Any) -> Any:
     if isinstance(argument, DTensorSpec):
         return argument.tensor_meta
     if isinstance(argument, (list, tuple)):
         return type(argument)([metas_of(element) for element in argument])
     return argument
+
+
+def pending_axes(spec: DTensorSpec) -> set[int]:
+    """Returns the axes along which the tensor is partial."""
+    return {axis for axis, placement in enumerate(spec.placements) if placement.is_partial()}
 
 
 def is_sharded(spec: Any) -> bool:
@@ -102,3 +168,72 @@ def uneven_axes(spec: DTensorSpec) -> set[int]:
 
 def qualified_name(op: OpOverload) -> str:
     return str(op.name())  # type: ignore[no-untyped-call]
+
+
+# Partial values that are reduced before an operator, where PyTorch's rules take them as they are
+
+
+def reduced_to_a_number(op_schema: OpSchema) -> OutputSharding:
+    """The decision for ``item()``: partial values are reduced first. PyTorch gives each rank its own part."""
+    wanted = _replicated(op_schema, [pending_axes(spec) for spec in specs_of(op_schema)])
+    return OutputSharding(None, wanted, needs_redistribute=wanted is not op_schema)
+
+
+# The norm of a maximum or minimum is not that of the norms, for which PyTorch takes it: signs differ.
+NORMS = {
+    torch.ops.aten.linalg_vector_norm.default,
+    torch.ops.aten.linalg_vector_norm.out,
+    torch.ops.aten.norm.Scalar,
+    torch.ops.aten.norm.Scalar_out,
+    torch.ops.aten._foreach_norm.Scalar,
+}
+
+
+def without_extremes(op_schema: OpSchema) -> OpSchema:
+    """``op_schema`` with replicated tensors in the place of partial maxima and minima."""
+
+    def extremes(spec: DTensorSpec) -> set[int]:
+        return {
+            axis for axis, one in enumerate(spec.placements) if one.is_partial("max") or one.is_partial("min")
+        }
+
+    return _replicated(op_schema, [extremes(spec) for spec in specs_of(op_schema)])
+
+
+def without_own_rules(op_schema: OpSchema) -> OpSchema:
+    """``op_schema`` with replicated tensors in the place of partials that funcol's rules do not know, such as
+    norms. ``ValueError`` if the operator writes to one of them."""
+    axes = [set(axes_with_own_rules(spec.placements)) for spec in specs_of(op_schema)]
+    writes_to_list = isinstance(op_schema.args_schema[0], (list, tuple))
+    if any(axes) and op_schema.op._schema.is_mutable and (axes[0] or writes_to_list):
+        raise ValueError(
+            f"funcol: {op_schema} writes to a tensor that is pending. Redistribute it first, or use the "
+            "operator that returns a new tensor."
+        )
+    return _replicated(op_schema, axes)
+
+
+def _replicated(op_schema: OpSchema, axes: list[set[int]]) -> OpSchema:
+    """``op_schema`` with each tensor replicated along its ``axes``; itself if there are none."""
+    if not any(axes):
+        return op_schema
+    return with_specs(op_schema, list(map(with_replicated, specs_of(op_schema), axes)))
+
+
+def evenly_averaged(op_schema: OpSchema, sharding: OutputSharding) -> OpSchema | None:
+    """``op_schema`` without uneven shards, if ``sharding`` averages over such shards; else ``None``."""
+    outputs: Any = sharding.output_spec
+    specs = [outputs] if isinstance(outputs, DTensorSpec) else list(outputs or ())
+    averaged = {
+        axis
+        for spec in specs
+        if isinstance(spec, DTensorSpec)
+        for axis, placement in enumerate(spec.placements)
+        if placement.is_partial("avg")
+    }
+    if not averaged:
+        return None
+    given = specs_of((sharding.redistribute_schema if sharding.needs_redistribute else None) or op_schema)
+    if not any(uneven_axes(spec) & averaged for spec in given):
+        return None
+    return with_specs(op_schema, [with_replicated(spec, uneven_axes(spec)) for spec in specs_of(op_schema)])

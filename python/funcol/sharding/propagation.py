@@ -34,20 +34,20 @@ from .. import _C, _compat
 from ..redistribution import callbacks as callbacks  # which C++ calls
 from ..redistribution.cost_models import CostModel
 from . import keyword_tensors
-from .local_sizes import squeezed_as_a_whole, with_local_channels, with_local_shape
 from .op_schemas import (
+    NORMS,
+    evenly_averaged,
     is_sharded,
     metas_of,
     qualified_name,
+    reduced_to_a_number,
     specs_by_keyword,
     specs_of,
     specs_of_elements,
+    squeezed_as_a_whole,
+    with_local_channels,
+    with_local_shape,
     with_specs,
-)
-from .partial_fixups import (
-    NORMS,
-    evenly_averaged,
-    reduced_to_a_number,
     without_extremes,
     without_own_rules,
 )
@@ -253,11 +253,17 @@ class ShardingPropagator(StockPropagator):
         found = self._engine.strategies(op_schema, self._rows_of)
         if found is None:
             return self._stock_strategies(op_schema)
+        facts = _facts_of(op_schema.op)
         children = [
-            OpStrategy([_op_spec(op_schema, outputs, inputs, costs) for outputs, inputs, costs, _ in element])
+            OpStrategy(
+                [
+                    OpSpec(_returned(facts, outputs), tuple(inputs), [[cost] for cost in costs])
+                    for outputs, inputs, costs, _ in element
+                ]
+            )
             for element in found
         ]
-        return TupleStrategy(children) if _facts_of(op_schema.op).is_per_element else children[0]
+        return TupleStrategy(children) if facts.is_per_element else children[0]
 
     def cache_info(self) -> CacheInfo:
         """Counts of the cache of ``propagate_op_sharding``."""
@@ -425,16 +431,6 @@ def _returned(facts: _Facts, outputs: list[Any]) -> Any:
     if not facts.num_returns or all(spec is None for spec in outputs):  # of what is written, or none
         return None
     return tuple(outputs)
-
-
-def _op_spec(
-    op_schema: OpSchema, outputs: list[Any], inputs: Sequence[DTensorSpec], costs: Sequence[float]
-) -> OpSpec:
-    return OpSpec(
-        output_specs=_returned(_facts_of(op_schema.op), outputs),
-        input_specs=tuple(inputs),
-        redistribute_cost=[[cost] for cost in costs],
-    )
 
 
 def _no_rule(op: OpOverload) -> str:

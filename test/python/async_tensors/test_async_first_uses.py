@@ -20,7 +20,7 @@ from torch.func import jvp, vmap
 from torch.utils.checkpoint import checkpoint
 
 import funcol
-from funcol.collectives import dlpack
+from funcol.collectives import async_tensor
 
 ON_DEVICES = True
 
@@ -131,7 +131,7 @@ def test_dlpack_orders_streams_after_a_tensor_that_has_settled() -> None:
     was_pending = []
 
     def note(frame: FrameType, event: str, _: object) -> None:
-        if event == "call" and frame.f_code is dlpack._theirs.__code__:
+        if event == "call" and frame.f_code is async_tensor._stock_dlpack.__code__:
             was_pending.append(funcol.is_pending(collective.tensor))
 
     sys.setprofile(note)

@@ -18,7 +18,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from twins import agrees, check_twin, numbers, placed, replicated
 
 import funcol
-from funcol.installation.handlers import handlers
+from funcol.installation.operators import handlers
 
 PARTIALS = ["Psum", "Pavg", "Pmax", "Pmin"]
 

@@ -379,12 +379,12 @@ def forgets_copies(rank: int, world: int) -> None:
     x = placed(numbers(4, 3), layouts("S0")[0], mesh_of((world,)))
     with funcol.installed():
         gc.collect()
-        before = set(view_writeback._open)
+        before = set(view_writeback.open_copies)
         view = x[0][1:]
-        assert len(view_writeback._open - before) == 1
+        assert len(view_writeback.open_copies - before) == 1
         del view
         gc.collect()  # a decision made for the first time may keep its caller's frame
-        assert not view_writeback._open - before
+        assert not view_writeback.open_copies - before
 
 
 def test_a_copy_is_forgotten_with_the_last_view_of_it() -> None:

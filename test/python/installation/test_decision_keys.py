@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from programs import mesh_of
-from ranks import run_ranks
+from ranks import on_ranks
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
@@ -77,7 +77,9 @@ def placed(shape: tuple[int, ...], placement: Placement, rank: int) -> DTensor:
     return distribute_tensor(whole, mesh_of(2), [placement])
 
 
-def is_decided_for_itself(rank: int, world: int, name: str) -> None:
+@pytest.mark.parametrize("name", PAIRS)
+@on_ranks(2)
+def test_another_argument_is_another_decision(rank: int, world: int, name: str) -> None:
     pair = PAIRS[name]
     with funcol.installed():
         for call in (pair.first, pair.second, pair.first):
@@ -88,12 +90,9 @@ def is_decided_for_itself(rank: int, world: int, name: str) -> None:
             torch.testing.assert_close(result.full_tensor(), expected)
 
 
-@pytest.mark.parametrize("name", PAIRS)
-def test_another_argument_is_another_decision(name: str) -> None:
-    run_ranks(is_decided_for_itself, 2, name)
-
-
-def is_another_tensor(rank: int, world: int, placement: Placement) -> None:
+@pytest.mark.parametrize("placement", [Replicate(), Shard(1), Shard(2), Partial()], ids=str)
+@on_ranks(2)
+def test_squeezing_in_place_changes_the_tensor(rank: int, world: int, placement: Placement) -> None:
     with funcol.installed():
         x = placed((1, 4, 6), placement, rank)
         assert x.squeeze_(0) is x
@@ -101,11 +100,6 @@ def is_another_tensor(rank: int, world: int, placement: Placement) -> None:
         assert x.shape == x._spec.shape == expected.shape
         torch.testing.assert_close(x.full_tensor(), expected)
         torch.testing.assert_close((x * 2).full_tensor(), expected * 2)
-
-
-@pytest.mark.parametrize("placement", [Replicate(), Shard(1), Shard(2), Partial()], ids=str)
-def test_squeezing_in_place_changes_the_tensor(placement: Placement) -> None:
-    run_ranks(is_another_tensor, 2, placement)
 
 
 # Floating-point results of integers have the default dtype.
@@ -119,7 +113,9 @@ OF_INTEGERS: dict[str, Call] = {
 }
 
 
-def follows_the_default_dtype(rank: int, world: int, name: str) -> None:
+@pytest.mark.parametrize("name", OF_INTEGERS)
+@on_ranks(2)
+def test_another_default_dtype_is_another_decision(rank: int, world: int, name: str) -> None:
     call = OF_INTEGERS[name]
     whole = torch.arange(1, 13).reshape(4, 3)
     with funcol.installed():
@@ -133,8 +129,3 @@ def follows_the_default_dtype(rank: int, world: int, name: str) -> None:
                 torch.testing.assert_close(result.full_tensor(), expected, rtol=0, atol=0)
             finally:
                 torch.set_default_dtype(torch.float32)
-
-
-@pytest.mark.parametrize("name", OF_INTEGERS)
-def test_another_default_dtype_is_another_decision(name: str) -> None:
-    run_ranks(follows_the_default_dtype, 2, name)

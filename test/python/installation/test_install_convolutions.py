@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from ranks import device_type, run_ranks
+from ranks import device_type, on_ranks, run_ranks
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
@@ -107,7 +107,13 @@ def test_a_convolution_is_that_of_one_process(
     run_ranks(convolves, 2, name, images, kernel, bias)
 
 
-def compiles(rank: int, world: int, images: Placement, kernel: Placement) -> None:
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("kernel", [Replicate(), Shard(0), Shard(2)], ids=str)
+@pytest.mark.parametrize("images", [Replicate(), Shard(0), Shard(2)], ids=str)
+@on_ranks(2)
+def test_a_compiled_convolution_is_that_of_one_process(
+    rank: int, world: int, images: Placement, kernel: Placement
+) -> None:
     torch._dynamo.reset()  # ranks outlive the cases
     mesh = DeviceMesh(device_type(), list(range(world)))
     torch.manual_seed(0)
@@ -124,14 +130,9 @@ def compiles(rank: int, world: int, images: Placement, kernel: Placement) -> Non
             torch.testing.assert_close(one.grad.full_tensor(), other.grad)
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("kernel", [Replicate(), Shard(0), Shard(2)], ids=str)
-@pytest.mark.parametrize("images", [Replicate(), Shard(0), Shard(2)], ids=str)
-def test_a_compiled_convolution_is_that_of_one_process(images: Placement, kernel: Placement) -> None:
-    run_ranks(compiles, 2, images, kernel)
-
-
-def convolves_strips(rank: int, world: int) -> None:
+@pytest.mark.parametrize("world", [2, 3])
+@on_ranks()
+def test_strips_of_images_have_their_neighbours_borders(rank: int, world: int) -> None:
     mesh = DeviceMesh(device_type(), list(range(world)))
     with funcol.installed():
         images = distribute_tensor(torch.randn(2, 4, 6, 12), mesh, [Shard(3)])
@@ -142,18 +143,10 @@ def convolves_strips(rank: int, world: int) -> None:
         torch.testing.assert_close(result.full_tensor(), wanted, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("world", [2, 3])
-def test_strips_of_images_have_their_neighbours_borders(world: int) -> None:
-    run_ranks(convolves_strips, world)
-
-
-def handlers(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_uninstall_puts_back_pytorch_s_handlers(rank: int, world: int) -> None:
     table = DTensor._op_dispatcher._custom_op_handlers
     before = dict(table)
     with funcol.installed():
         assert table != before
     assert table == before
-
-
-def test_uninstall_puts_back_pytorch_s_handlers() -> None:
-    run_ranks(handlers, 2)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import device_type, run_ranks
+from ranks import device_type, on_ranks, run_ranks
 from sharded import layouts, mesh_of
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
@@ -188,7 +188,8 @@ def test_a_view_in_place_has_the_shape_and_placements_of_the_view(name: str, wor
     )
 
 
-def refuses_a_norm_with_a_view(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_a_pending_norm_that_another_tensor_shares_is_not_reduced_in_place(rank: int, world: int) -> None:
     x = placed(numbers(4, 3), layouts("S0")[0], mesh_of((world,)))
     with funcol.installed():
         norm = torch.linalg.vector_norm(x, dim=0)
@@ -199,21 +200,19 @@ def refuses_a_norm_with_a_view(rank: int, world: int) -> None:
         torch.testing.assert_close(view.full_tensor().cpu().view(3), expected.cpu())
 
 
-def test_a_pending_norm_that_another_tensor_shares_is_not_reduced_in_place() -> None:
-    run_ranks(refuses_a_norm_with_a_view, 2)
-
-
-def refuses_to_draw_an_average(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_numbers_are_drawn_into_no_pending_average(rank: int, world: int) -> None:
     x = placed(numbers(4, 3), layouts("Pavg")[0], mesh_of((world,)))
     with funcol.installed(), pytest.raises(RuntimeError, match=r"normal_: no way to run it .* Redistribute"):
         x.normal_()
 
 
-def test_numbers_are_drawn_into_no_pending_average() -> None:
-    run_ranks(refuses_to_draw_an_average, 2)
-
-
-def trains_with_adafactor(rank: int, world: int) -> None:
+@pytest.mark.skipif(
+    torch.__version__ < "2.15", reason="older PyTorch releases refuse to divide a norm in place"
+)
+@pytest.mark.parametrize("world", [2, 3])
+@on_ranks()
+def test_adafactor_trains_a_sharded_model_as_on_one_device(rank: int, world: int) -> None:
     device = device_type()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 5)).to(device)
@@ -230,14 +229,6 @@ def trains_with_adafactor(rank: int, world: int) -> None:
                 optimizer.zero_grad()
         for whole, cut in zip(model.parameters(), sharded.parameters(), strict=True):
             torch.testing.assert_close(cut.full_tensor(), whole, rtol=1e-5, atol=1e-6)  # type: ignore[attr-defined]
-
-
-@pytest.mark.skipif(
-    torch.__version__ < "2.15", reason="older PyTorch releases refuse to divide a norm in place"
-)
-@pytest.mark.parametrize("world", [2, 3])
-def test_adafactor_trains_a_sharded_model_as_on_one_device(world: int) -> None:
-    run_ranks(trains_with_adafactor, world)
 
 
 SHIFTS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -274,12 +265,11 @@ def test_an_operator_named_with_underscores_returns_its_result(name: str, words:
     check_twin(functools.partial(shifted, name), [torch.arange(8)], words)
 
 
-def shifts_when_compiled(rank: int, world: int, name: str) -> None:
+@pytest.mark.parametrize("name", ["left shift", "right shift"])
+@on_ranks(2)
+def test_a_compiled_operator_named_with_underscores_returns_its_result(
+    rank: int, world: int, name: str
+) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(SHIFTS[name], backend="aot_eager")
     agrees(rank, world, compiled, [torch.arange(8)], ["S0"], (world,), False)
-
-
-@pytest.mark.parametrize("name", ["left shift", "right shift"])
-def test_a_compiled_operator_named_with_underscores_returns_its_result(name: str) -> None:
-    run_ranks(shifts_when_compiled, 2, name)

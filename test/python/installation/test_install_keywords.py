@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ranks import device_type, run_ranks
+from ranks import device_type, on_ranks
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.nn import functional
@@ -23,7 +23,13 @@ def placed(whole: torch.Tensor, mesh: DeviceMesh, placement: Placement) -> DTens
     return distribute_tensor(whole, mesh, [placement])
 
 
-def attends_with_a_mask_of_each_placement(
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("with_gradients", [False, True])
+@pytest.mark.parametrize("heads", ["S1", "R"])
+@pytest.mark.parametrize("second", MASKS)
+@pytest.mark.parametrize("first", MASKS)
+@on_ranks(2)
+def test_attention_decides_anew_for_a_mask_elsewhere(
     rank: int, world: int, first: str, second: str, heads: str, with_gradients: bool
 ) -> None:
     mesh = init_device_mesh(device_type(), (world,))
@@ -45,18 +51,9 @@ def attends_with_a_mask_of_each_placement(
                     torch.testing.assert_close(one.grad.full_tensor(), other.grad, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("with_gradients", [False, True])
-@pytest.mark.parametrize("heads", ["S1", "R"])
-@pytest.mark.parametrize("second", MASKS)
-@pytest.mark.parametrize("first", MASKS)
-def test_attention_decides_anew_for_a_mask_elsewhere(
-    first: str, second: str, heads: str, with_gradients: bool
-) -> None:
-    run_ranks(attends_with_a_mask_of_each_placement, 2, first, second, heads, with_gradients)
-
-
-def attends_with_and_without_a_mask(rank: int, world: int, mask_first: bool) -> None:
+@pytest.mark.parametrize("mask_first", [False, True])
+@on_ranks(2)
+def test_attention_decides_anew_with_and_without_a_mask(rank: int, world: int, mask_first: bool) -> None:
     mesh = init_device_mesh(device_type(), (world,))
     torch.manual_seed(0)
     whole = [torch.randn(2, 4, 6, 8) for _ in range(3)]
@@ -71,12 +68,8 @@ def attends_with_and_without_a_mask(rank: int, world: int, mask_first: bool) -> 
             torch.testing.assert_close(result.full_tensor(), wanted, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("mask_first", [False, True])
-def test_attention_decides_anew_with_and_without_a_mask(mask_first: bool) -> None:
-    run_ranks(attends_with_and_without_a_mask, 2, mask_first)
-
-
-def compiles_attention_with_a_partial_mask(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_compiled_attention_reduces_a_partial_mask_first(rank: int, world: int) -> None:
     mesh = init_device_mesh(device_type(), (world,))
     torch.manual_seed(0)
     whole = [torch.randn(2, 4, 6, 8) for _ in range(3)]
@@ -89,11 +82,9 @@ def compiles_attention_with_a_partial_mask(rank: int, world: int) -> None:
         torch.testing.assert_close(result.full_tensor(), wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_compiled_attention_reduces_a_partial_mask_first() -> None:
-    run_ranks(compiles_attention_with_a_partial_mask, 2)
-
-
-def multiplies_into(rank: int, world: int, first: str, second: str) -> None:
+@pytest.mark.parametrize(("first", "second"), [("R", "S1"), ("S1", "R"), ("S1", "S2")])
+@on_ranks(2)
+def test_out_is_decided_anew_for_an_out_elsewhere(rank: int, world: int, first: str, second: str) -> None:
     mesh = init_device_mesh(device_type(), (world,))
     torch.manual_seed(0)
     a, b = torch.randn(4, 6, 6), torch.randn(4, 6, 6)
@@ -105,12 +96,8 @@ def multiplies_into(rank: int, world: int, first: str, second: str) -> None:
             assert out.placements == (MASKS[word],)
 
 
-@pytest.mark.parametrize(("first", "second"), [("R", "S1"), ("S1", "R"), ("S1", "S2")])
-def test_out_is_decided_anew_for_an_out_elsewhere(first: str, second: str) -> None:
-    run_ranks(multiplies_into, 2, first, second)
-
-
-def schema_infos(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_uninstall_puts_back_what_the_dispatcher_knows_of_arguments(rank: int, world: int) -> None:
     mesh = init_device_mesh(device_type(), (world,))
     dispatcher = DTensor._op_dispatcher
     tables = dispatcher.sharding_propagator.op_to_schema_info
@@ -121,7 +108,3 @@ def schema_infos(rank: int, world: int) -> None:
         out = placed(torch.zeros(4, 6, 6), mesh, Shard(0))
         torch.bmm(out + 1, out + 1, out=out)
     assert {op: repr(info) for op, info in tables.items()} == before
-
-
-def test_uninstall_puts_back_what_the_dispatcher_knows_of_arguments() -> None:
-    run_ranks(schema_infos, 2)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import run_ranks
+from ranks import on_ranks
 from sharded import layouts, mesh_of
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -113,7 +113,9 @@ def test_a_view_in_inference_mode_has_its_values(name: str, words: str) -> None:
     check_twin(functools.partial(in_inference_mode, name), [numbers(4, 3)], words)
 
 
-def keeps_views_normal(rank: int, world: int, words: str) -> None:
+@pytest.mark.parametrize("words", ["R", "S0"])
+@on_ranks(2)
+def test_a_view_in_inference_mode_of_a_normal_tensor_is_normal(rank: int, world: int, words: str) -> None:
     x = placed(numbers(4, 3), layouts(words)[0], mesh_of((world,))).requires_grad_()
     with funcol.installed():
         with torch.inference_mode():
@@ -126,8 +128,3 @@ def keeps_views_normal(rank: int, world: int, words: str) -> None:
         assert of_inference.is_inference()
         (x.t() * view).sum().backward()
         torch.testing.assert_close(x.grad.full_tensor().cpu(), numbers(4, 3))  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize("words", ["R", "S0"])
-def test_a_view_in_inference_mode_of_a_normal_tensor_is_normal(words: str) -> None:
-    run_ranks(keeps_views_normal, 2, words)

@@ -7,7 +7,7 @@ import inspect
 import pytest
 import torch
 from against_full_tensor import own_shard, placed_on
-from ranks import run_ranks
+from ranks import on_ranks, run_ranks
 from sharded import Layout, layouts, mesh_of, ordered, whole_of
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Placement
@@ -65,7 +65,9 @@ def test_the_gradient_of_a_compiled_to_local_keeps_the_order(layout: Layout) -> 
     run_ranks(goes_through_to_local, 4, layout, SHAPE, False, True)
 
 
-def goes_through_to_local_twice(rank: int, world: int, layout: Layout) -> None:
+@pytest.mark.parametrize("layout", ORDERED[:3], ids=str)
+@on_ranks(4)
+def test_the_gradient_of_to_local_is_differentiable(rank: int, world: int, layout: Layout) -> None:
     mesh = mesh_of((2, 2))
     whole = whole_of(SHAPE, torch.float64)
     with funcol.installed():
@@ -77,12 +79,13 @@ def goes_through_to_local_twice(rank: int, world: int, layout: Layout) -> None:
         assert torch.equal(second, own_shard(whole + 1, layout, mesh))
 
 
-@pytest.mark.parametrize("layout", ORDERED[:3], ids=str)
-def test_the_gradient_of_to_local_is_differentiable(layout: Layout) -> None:
-    run_ranks(goes_through_to_local_twice, 4, layout)
-
-
-def comes_back_through_from_local(rank: int, world: int, src: Layout, given: Layout, states: bool) -> None:
+@pytest.mark.parametrize("states", [False, True])
+@pytest.mark.parametrize("given", ORDERED, ids=str)
+@pytest.mark.parametrize("src", layouts("S0 S0", "S1 S1", "R S0", "R R"), ids=str)
+@on_ranks(4)
+def test_the_gradient_of_from_local_is_cut_as_the_tensor(
+    rank: int, world: int, src: Layout, given: Layout, states: bool
+) -> None:
     mesh = mesh_of((2, 2))
     whole = whole_of(SHAPE, torch.float64)
     weights = whole.flip(0) + 1
@@ -100,14 +103,12 @@ def comes_back_through_from_local(rank: int, world: int, src: Layout, given: Lay
         assert torch.equal(gradient, own_shard(weights, src, mesh))
 
 
-@pytest.mark.parametrize("states", [False, True])
-@pytest.mark.parametrize("given", ORDERED, ids=str)
-@pytest.mark.parametrize("src", layouts("S0 S0", "S1 S1", "R S0", "R R"), ids=str)
-def test_the_gradient_of_from_local_is_cut_as_the_tensor(src: Layout, given: Layout, states: bool) -> None:
-    run_ranks(comes_back_through_from_local, 4, src, given, states)
-
-
-def comes_back_through_redistribute(rank: int, world: int, src: Layout, dst: Layout) -> None:
+@pytest.mark.parametrize("dst", layouts("R R", "S0 S0", "S1 S1", "S0 R"), ids=str)
+@pytest.mark.parametrize("src", ORDERED, ids=str)
+@on_ranks(4)
+def test_the_gradient_of_redistribute_has_the_order_of_the_tensor(
+    rank: int, world: int, src: Layout, dst: Layout
+) -> None:
     mesh = mesh_of((2, 2))
     whole = whole_of(SHAPE, torch.float64)
     weights = whole.flip(0) + 1
@@ -120,13 +121,11 @@ def comes_back_through_redistribute(rank: int, world: int, src: Layout, dst: Lay
         assert torch.equal(gradient.full_tensor(), weights)
 
 
-@pytest.mark.parametrize("dst", layouts("R R", "S0 S0", "S1 S1", "S0 R"), ids=str)
-@pytest.mark.parametrize("src", ORDERED, ids=str)
-def test_the_gradient_of_redistribute_has_the_order_of_the_tensor(src: Layout, dst: Layout) -> None:
-    run_ranks(comes_back_through_redistribute, 4, src, dst)
-
-
-def comes_back_through_full_tensor(rank: int, world: int, layout: Layout) -> None:
+@pytest.mark.parametrize("layout", ORDERED, ids=str)
+@on_ranks(4)
+def test_the_gradient_of_full_tensor_has_the_order_of_the_tensor(
+    rank: int, world: int, layout: Layout
+) -> None:
     mesh = mesh_of((2, 2))
     whole = whole_of(SHAPE, torch.float64)
     weights = whole.flip(0) + 1
@@ -135,8 +134,3 @@ def comes_back_through_full_tensor(rank: int, world: int, layout: Layout) -> Non
         (gradient,) = torch.autograd.grad((leaf.full_tensor() * weights).sum(), leaf)
         assert isinstance(gradient, DTensor)
         assert torch.equal(gradient.full_tensor(), weights)
-
-
-@pytest.mark.parametrize("layout", ORDERED, ids=str)
-def test_the_gradient_of_full_tensor_has_the_order_of_the_tensor(layout: Layout) -> None:
-    run_ranks(comes_back_through_full_tensor, 4, layout)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from operator_samples import INFOS, calls_of
-from ranks import run_ranks
+from ranks import on_ranks, run_ranks
 from sharded import layouts, mesh_of
 from simulated import Call
 from torch import Tensor
@@ -185,7 +185,8 @@ def test_an_operator_without_a_rule_warns_once() -> None:
         assert message.startswith("funcol: aten.renorm.default has no sharding rule: every rank runs it on")
 
 
-def refuses_to_draw(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_an_operator_that_draws_numbers_is_not_replicated(rank: int, world: int) -> None:
     x = placed(numbers(4, 3), layouts("S0")[0], mesh_of((world,)))
     with torch.library._scoped_library("draws_without_rule", "DEF") as library:
         library.define("draw(Tensor x) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
@@ -195,16 +196,9 @@ def refuses_to_draw(rank: int, world: int) -> None:
         assert isinstance(raised.value, (NotImplementedError, RuntimeError))
 
 
-def test_an_operator_that_draws_numbers_is_not_replicated() -> None:
-    run_ranks(refuses_to_draw, 2)
-
-
-def results_of_replicated(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_the_result_of_an_operator_without_a_rule_is_replicated(rank: int, world: int) -> None:
     x = placed(numbers(4, 3), layouts("S0")[0], mesh_of((world,)))
     with funcol.installed():
         assert torch.renorm(x, 2, 0, 0.5).placements == (Replicate(),)
         assert torch.nn.functional.logsigmoid(x).placements == (Shard(0),)
-
-
-def test_the_result_of_an_operator_without_a_rule_is_replicated() -> None:
-    run_ranks(results_of_replicated, 2)

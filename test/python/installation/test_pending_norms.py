@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import made_once, run_ranks
+from ranks import made_once, on_ranks
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
@@ -63,7 +63,10 @@ def norms_of(tensors: list[Tensor], order: float, foreach: bool) -> Norms:
     return [torch.linalg.vector_norm(tensor, order) for tensor in tensors]
 
 
-def uses_as_plain_tensors_do(rank: int, world: int, name: str, foreach: bool) -> None:
+@pytest.mark.parametrize("foreach", [True, False], ids=["foreach", "one by one"])
+@pytest.mark.parametrize("name", USES)
+@on_ranks(WORLD)
+def test_norms_are_used_as_plain_ones(rank: int, world: int, name: str, foreach: bool) -> None:
     plain = [
         torch.arange(24.0, dtype=torch.float64).reshape(4, 6).sub(7 + 2 * i) for i in range(len(LAYOUTS))
     ]
@@ -74,9 +77,3 @@ def uses_as_plain_tensors_do(rank: int, world: int, name: str, foreach: bool) ->
             for _ in range(2):  # decided, then remembered
                 found = full(USES[name](norms_of(mine, order, foreach)))
                 torch.testing.assert_close(found, expected, msg=lambda text: f"order {order}: {text}")  # noqa: B023
-
-
-@pytest.mark.parametrize("foreach", [True, False], ids=["foreach", "one by one"])
-@pytest.mark.parametrize("name", USES)
-def test_norms_are_used_as_plain_ones(name: str, foreach: bool) -> None:
-    run_ranks(uses_as_plain_tensors_do, WORLD, name, foreach)

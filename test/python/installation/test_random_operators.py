@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import backend, device_type, run_ranks
+from ranks import backend, device_type, on_ranks, run_ranks
 from sharded import Layout, layouts, shard_of
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -222,7 +222,9 @@ def test_rand_and_randn_make_uneven_shards_of_one_tensor(shape: tuple[int, ...],
         assert all(map(torch.equal, made, expected))
 
 
-def generators_are_heeded(rank: int, world: int) -> None:
+@pytest.mark.on_devices_too
+@on_ranks(2)
+def test_a_generator_is_heeded_and_advanced(rank: int, world: int) -> None:
     torch.manual_seed(rank)  # nothing is drawn from the default generators, which differ
     before = rng_state()
     generator, same = generator_of(7), generator_of(7)
@@ -240,11 +242,8 @@ def generators_are_heeded(rank: int, world: int) -> None:
 
 
 @pytest.mark.on_devices_too
-def test_a_generator_is_heeded_and_advanced() -> None:
-    run_ranks(generators_are_heeded, 2)
-
-
-def states_are_restored(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_states_of_the_default_generator_are_saved_and_restored(rank: int, world: int) -> None:
     torch.manual_seed(2)
     with funcol.installed():
         x = placed(torch.zeros(5, 3), layouts("S0")[0], mesh_of((world,)))
@@ -261,11 +260,9 @@ def states_are_restored(rank: int, world: int) -> None:
 
 
 @pytest.mark.on_devices_too
-def test_states_of_the_default_generator_are_saved_and_restored() -> None:
-    run_ranks(states_are_restored, 2)
-
-
-def checkpoints_repeat_dropout(rank: int, world: int, use_reentrant: bool) -> None:
+@pytest.mark.parametrize("use_reentrant", [True, False])
+@on_ranks(2)
+def test_a_checkpoint_draws_the_same_numbers_again(rank: int, world: int, use_reentrant: bool) -> None:
     torch.manual_seed(2)
     with funcol.installed():
         x = placed(torch.ones(5, 3), layouts("S0")[0], mesh_of((world,))).requires_grad_()
@@ -276,12 +273,8 @@ def checkpoints_repeat_dropout(rank: int, world: int, use_reentrant: bool) -> No
 
 
 @pytest.mark.on_devices_too
-@pytest.mark.parametrize("use_reentrant", [True, False])
-def test_a_checkpoint_draws_the_same_numbers_again(use_reentrant: bool) -> None:
-    run_ranks(checkpoints_repeat_dropout, 2, use_reentrant)
-
-
-def agree_at_first_use(rank: int, world: int) -> None:
+@on_ranks(3)
+def test_a_rank_that_was_seeded_otherwise_takes_the_state_of_the_first_rank(rank: int, world: int) -> None:
     torch.manual_seed(rank)
     mesh = DeviceMesh(device_type(), [0, 2])
     if rank == 1:
@@ -301,11 +294,6 @@ def agree_at_first_use(rank: int, world: int) -> None:
     torch.manual_seed(0)  # the first rank's
     with funcol.installed():
         assert torch.equal(x.uniform_().to_local(), local)
-
-
-@pytest.mark.on_devices_too
-def test_a_rank_that_was_seeded_otherwise_takes_the_state_of_the_first_rank() -> None:
-    run_ranks(agree_at_first_use, 3)
 
 
 def seeds_a_mesh(rank: int, world: int) -> Tensor:
@@ -337,7 +325,9 @@ def test_a_pending_sum_has_the_values_of_a_plain_tensor() -> None:
     assert all(torch.equal(drawn, expected) for drawn in run_ranks(pending_tensors_are_overwritten, 2))
 
 
-def refuses(rank: int, world: int) -> None:
+@pytest.mark.on_devices_too
+@on_ranks(2)
+def test_wrong_parameters_raise_the_errors_of_pytorch(rank: int, world: int) -> None:
     mesh = mesh_of((world,))
     with funcol.installed():
         x = placed(torch.ones(4, 3), layouts("S0")[0], mesh)
@@ -351,11 +341,6 @@ def refuses(rank: int, world: int) -> None:
         short = DTensor.from_local(torch.ones(1), mesh, [Shard(0)], run_check=False, shape=(8,), stride=(1,))
         with pytest.raises(ValueError, match="Pass shape= and stride= of the full tensor"):
             short.uniform_()
-
-
-@pytest.mark.on_devices_too
-def test_wrong_parameters_raise_the_errors_of_pytorch() -> None:
-    run_ranks(refuses, 2)
 
 
 def compiled_draws_as_eager(rank: int, world: int, backend: str) -> None:

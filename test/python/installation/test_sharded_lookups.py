@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from ranks import run_ranks
+from ranks import on_ranks
 from sharded import mesh_of
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -83,7 +83,10 @@ PROGRAMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-def computes_what_plain_tensors_do(rank: int, world: int, name: str, is_compiled: bool) -> None:
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("is_compiled", [False, True], ids=["eager", "compiled"])
+@on_ranks(2)
+def test_program(rank: int, world: int, name: str, is_compiled: bool) -> None:
     program = PROGRAMS[name]
     plain = table().requires_grad_()
     expected = program(plain, indices())
@@ -100,13 +103,8 @@ def computes_what_plain_tensors_do(rank: int, world: int, name: str, is_compiled
         torch.testing.assert_close(weight.grad.full_tensor(), plain.grad)
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.parametrize("is_compiled", [False, True], ids=["eager", "compiled"])
-def test_program(name: str, is_compiled: bool) -> None:
-    run_ranks(computes_what_plain_tensors_do, 2, name, is_compiled)
-
-
-def is_a_partial_sum(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_result_is_a_partial_sum_that_copies_and_pickles(rank: int, world: int) -> None:
     with funcol.installed():
         found = nn.functional.embedding(replicated(indices()), sharded(table()))
         assert found.placements == (Partial("sum"),)
@@ -118,11 +116,8 @@ def is_a_partial_sum(rank: int, world: int) -> None:
             assert torch.equal(one.full_tensor(), expected)
 
 
-def test_result_is_a_partial_sum_that_copies_and_pickles() -> None:
-    run_ranks(is_a_partial_sum, 2)
-
-
-def over_two_axes(rank: int, world: int) -> None:
+@on_ranks(4)
+def test_two_mesh_axes(rank: int, world: int) -> None:
     with funcol.installed():
         for placements in (
             [Shard(0), Replicate()],
@@ -134,7 +129,3 @@ def over_two_axes(rank: int, world: int) -> None:
             index = distribute_tensor(indices(), mesh_of((2, 2)), [Replicate()] * 2)
             found = nn.functional.embedding(index, weight)
             assert torch.equal((found + found).full_tensor(), 2 * nn.functional.embedding(indices(), table()))
-
-
-def test_two_mesh_axes() -> None:
-    run_ranks(over_two_axes, 4)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import run_ranks
+from ranks import on_ranks, run_ranks
 from sharded import layouts, mesh_of
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -332,7 +332,8 @@ def changes_between_views(x: Tensor) -> Tensor:
     return x
 
 
-def refuses_old_values_when_compiled(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_a_view_with_old_values_is_not_added_to_in_a_compiled_region(rank: int, world: int) -> None:
     x = placed(numbers(4, 3), layouts("S0")[0], mesh_of((world,)))
     torch._dynamo.reset()
     with (
@@ -342,11 +343,10 @@ def refuses_old_values_when_compiled(rank: int, world: int) -> None:
         torch.compile(changes_between_views, backend="aot_eager")(x)
 
 
-def test_a_view_with_old_values_is_not_added_to_in_a_compiled_region() -> None:
-    run_ranks(refuses_old_values_when_compiled, 2)
-
-
-def needs_no_communication(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_what_is_written_to_a_gathered_row_is_brought_back_without_communication(
+    rank: int, world: int
+) -> None:
     x = placed(numbers(4, 3), layouts("S0")[0], mesh_of((world,)))
     with funcol.installed():
         row = x[0]
@@ -355,11 +355,8 @@ def needs_no_communication(rank: int, world: int) -> None:
     assert during.get_total_counts() == 0
 
 
-def test_what_is_written_to_a_gathered_row_is_brought_back_without_communication() -> None:
-    run_ranks(needs_no_communication, 2)
-
-
-def refuses_old_values(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_a_view_with_old_values_is_not_added_to(rank: int, world: int) -> None:
     x = placed(numbers(4, 3), layouts("S0")[0], mesh_of((world,)))
     with funcol.installed():
         row = x[0]
@@ -371,11 +368,8 @@ def refuses_old_values(rank: int, world: int) -> None:
         torch.testing.assert_close(x.full_tensor()[1:], 2 * numbers(4, 3)[1:])
 
 
-def test_a_view_with_old_values_is_not_added_to() -> None:
-    run_ranks(refuses_old_values, 2)
-
-
-def forgets_copies(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_a_copy_is_forgotten_with_the_last_view_of_it(rank: int, world: int) -> None:
     x = placed(numbers(4, 3), layouts("S0")[0], mesh_of((world,)))
     with funcol.installed():
         gc.collect()
@@ -387,11 +381,8 @@ def forgets_copies(rank: int, world: int) -> None:
         assert not view_writeback._open - before
 
 
-def test_a_copy_is_forgotten_with_the_last_view_of_it() -> None:
-    run_ranks(forgets_copies, 2)
-
-
-def leaves_a_write_through_where_the_tensor_was(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_a_tensor_that_is_written_to_stays_where_it_is(rank: int, world: int) -> None:
     x = placed(numbers(4, 3), layouts("S0")[0], mesh_of((world,)))
     with funcol.installed():
         result = x.index_fill_(0, rows(x, 0, 3), 2.0)
@@ -401,16 +392,9 @@ def leaves_a_write_through_where_the_tensor_was(rank: int, world: int) -> None:
     assert x.to_local().shape == (2, 3)
 
 
-def test_a_tensor_that_is_written_to_stays_where_it_is() -> None:
-    run_ranks(leaves_a_write_through_where_the_tensor_was, 2)
-
-
-def refuses_to_lose_statistics(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_running_statistics_that_would_have_to_move_are_refused(rank: int, world: int) -> None:
     layout, mesh = layouts("Psum")[0], mesh_of((world,))
     x, mean, variance = (placed(one, layout, mesh) for one in (numbers(4, 3, 2), numbers(3), numbers(3)))
     with funcol.installed(), pytest.raises(RuntimeError, match=r"batch_norm: no way to run it leaves"):
         torch.nn.functional.batch_norm(x, mean, variance, training=True)
-
-
-def test_running_statistics_that_would_have_to_move_are_refused() -> None:
-    run_ranks(refuses_to_lose_statistics, 2)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from against_full_tensor import Ends, Item, cross_mesh_errors, differences, mesh_of_ranks, placed_on
 from plans import axis_cost, model
-from ranks import device_type, run_ranks
+from ranks import device_type, on_ranks, run_ranks
 from sharded import Layout, layouts, ordered, shard_of, whole_of
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
@@ -183,7 +183,8 @@ def test_a_cost_model_is_for_both_meshes_or_one_for_each() -> None:
     assert run_ranks(by_a_model, 4) == [["", ""]] * 4
 
 
-def stays_pending(rank: int, world: int) -> None:
+@on_ranks(4)
+def test_a_result_may_be_pending_and_the_source_written_to(rank: int, world: int) -> None:
     src_mesh, dst_mesh = DISJOINT.meshes()
     whole = whole_of((512, 64), torch.float32)
     source = placed_on(src_mesh, Layout(("S0",)), whole)
@@ -194,10 +195,6 @@ def stays_pending(rank: int, world: int) -> None:
         at = dst_mesh.get_coordinate()
         assert at is not None
         assert torch.equal(result.to_local() + 0, shard_of(whole, Layout(("S1",)), (2,), at))
-
-
-def test_a_result_may_be_pending_and_the_source_written_to() -> None:
-    run_ranks(stays_pending, 4)
 
 
 def without_the_others(rank: int, world: int) -> str:
@@ -214,7 +211,8 @@ def test_ranks_of_neither_mesh_need_not_call() -> None:
     assert run_ranks(without_the_others, 4) == [""] * 4
 
 
-def calls_outside(rank: int, world: int) -> None:
+@on_ranks(4)
+def test_a_rank_of_neither_mesh_gets_an_empty_tensor(rank: int, world: int) -> None:
     src_mesh, dst_mesh = IN_PAIRS.meshes()
     result = funcol.redistribute(placed_on(src_mesh, Layout(("S0",)), torch.ones(4)), dst_mesh, [Shard(0)])
     assert result.device_mesh == dst_mesh
@@ -222,11 +220,8 @@ def calls_outside(rank: int, world: int) -> None:
         assert result._local_tensor.shape == (0,)
 
 
-def test_a_rank_of_neither_mesh_gets_an_empty_tensor() -> None:
-    run_ranks(calls_outside, 4)
-
-
-def reduces_a_norm(rank: int, world: int) -> None:
+@on_ranks(4)
+def test_a_partial_with_rules_of_its_own_is_reduced_before(rank: int, world: int) -> None:
     src_mesh, dst_mesh = DISJOINT.meshes()
     local = torch.full((3,), 3.0 + rank) if rank < 2 else torch.empty(0)
     source = DTensor.from_local(
@@ -237,11 +232,8 @@ def reduces_a_norm(rank: int, world: int) -> None:
         assert result.to_local().tolist() == [5.0] * 3
 
 
-def test_a_partial_with_rules_of_its_own_is_reduced_before() -> None:
-    run_ranks(reduces_a_norm, 4)
-
-
-def dtype_that_is_sent(rank: int, world: int) -> None:
+@on_ranks(4)
+def test_the_dtypes_that_are_sent_are_the_callers(rank: int, world: int) -> None:
     src_mesh, dst_mesh = SAME.meshes()
     source = placed_on(src_mesh, Layout(("S0", "S1")), whole_of((8, 4), torch.float32), requires_grad=True)
     result = funcol.redistribute(
@@ -252,10 +244,6 @@ def dtype_that_is_sent(rank: int, world: int) -> None:
     assert source.grad is not None
     assert source.grad.dtype == torch.float32
     assert source.grad.to_local().tolist() == torch.ones(4, 2).tolist()
-
-
-def test_the_dtypes_that_are_sent_are_the_callers() -> None:
-    run_ranks(dtype_that_is_sent, 4)
 
 
 def gradients(rank: int, world: int, ends: Ends, src: str, dst: str) -> None:
@@ -293,7 +281,8 @@ def test_gradients_come_back(ends: Ends, src: str, dst: str) -> None:
     run_ranks(gradients, 6 if ends is TURNED else 4, ends, src, dst)
 
 
-def gradients_of_gradients(rank: int, world: int) -> None:
+@on_ranks(4)
+def test_gradients_have_gradients(rank: int, world: int) -> None:
     src_mesh, dst_mesh = SAME.meshes()
     source = placed_on(src_mesh, Layout(("S0", "R")), whole_of((4, 2), torch.float64), requires_grad=True)
     [moved] = funcol.redistribute_many([source], [Shard(1)], device_mesh=dst_mesh)
@@ -303,11 +292,8 @@ def gradients_of_gradients(rank: int, world: int) -> None:
     assert torch.equal(second.to_local(), torch.full((2, 2), 2.0, dtype=torch.float64))
 
 
-def test_gradients_have_gradients() -> None:
-    run_ranks(gradients_of_gradients, 4)
-
-
-def asks_for_a_gradient_that_cannot_come(rank: int, world: int) -> None:
+@on_ranks(4)
+def test_a_gradient_that_cannot_come_back_is_an_error_when_it_is_asked_for(rank: int, world: int) -> None:
     src_mesh, dst_mesh = DISJOINT.meshes()
     source = placed_on(src_mesh, Layout(("S0",)), torch.ones(4), requires_grad=True)
     result = funcol.redistribute(source, dst_mesh, [Shard(0)])
@@ -316,11 +302,8 @@ def asks_for_a_gradient_that_cannot_come(rank: int, world: int) -> None:
             result.to_local().sum().backward()
 
 
-def test_a_gradient_that_cannot_come_back_is_an_error_when_it_is_asked_for() -> None:
-    run_ranks(asks_for_a_gradient_that_cannot_come, 4)
-
-
-def refusals(rank: int, world: int) -> None:
+@on_ranks(4)
+def test_all_ranks_refuse_before_anything_is_sent(rank: int, world: int) -> None:
     src_mesh, dst_mesh = DISJOINT.meshes()
     source = placed_on(src_mesh, Layout(("S0",)), torch.ones(4, 2))
     with pytest.raises(ValueError, match="does not have"):
@@ -338,22 +321,16 @@ def refusals(rank: int, world: int) -> None:
     assert differences(result, Layout(("S1",)), dst_mesh, torch.ones(4, 2)) == ""
 
 
-def test_all_ranks_refuse_before_anything_is_sent() -> None:
-    run_ranks(refusals, 4)
-
-
-def other_devices(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_meshes_of_different_devices_are_refused(rank: int, world: int) -> None:
     src_mesh = mesh_of_ranks((2,), (0, 1))
     dst_mesh = DeviceMesh("meta", [0, 1], _init_backend=False, _rank=rank)
     with pytest.raises(ValueError, match="Both meshes have to be of one kind of device"):
         funcol.redistribute(placed_on(src_mesh, Layout(("S0",)), torch.ones(4)), dst_mesh, [Shard(0)])
 
 
-def test_meshes_of_different_devices_are_refused() -> None:
-    run_ranks(other_devices, 2)
-
-
-def local_of_another_shape(rank: int, world: int) -> None:
+@on_ranks(4)
+def test_a_local_tensor_of_another_shape_is_refused(rank: int, world: int) -> None:
     src_mesh, dst_mesh = SAME.meshes()
     spec = Layout(("S0", "R")).spec(src_mesh, torch.ones(4, 2))
     source = DTensor(torch.ones(3, 2), spec, requires_grad=False)  # type: ignore[call-arg]
@@ -361,17 +338,10 @@ def local_of_another_shape(rank: int, world: int) -> None:
         funcol.redistribute(source, dst_mesh, [Shard(0)])
 
 
-def test_a_local_tensor_of_another_shape_is_refused() -> None:
-    run_ranks(local_of_another_shape, 4)
-
-
-def makes_partial_values(rank: int, world: int) -> None:
+@on_ranks(4)
+def test_the_target_may_be_partial(rank: int, world: int) -> None:
     src_mesh, dst_mesh = DISJOINT.meshes()
     source = placed_on(src_mesh, Layout(("S0",)), whole_of((4, 2), torch.float32))
     result = funcol.redistribute(source, dst_mesh, [Partial("sum")])
     assert differences(result, Layout(("Psum",)), dst_mesh, whole_of((4, 2), torch.float32)) == ""
     assert device_type() == result.device.type
-
-
-def test_the_target_may_be_partial() -> None:
-    run_ranks(makes_partial_values, 4)

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from against_full_tensor import Ends, placed_on
-from ranks import device_type, run_ranks
+from ranks import device_type, on_ranks, run_ranks
 from sharded import Layout, layouts, mesh_of, ordered, whole_of
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -150,7 +150,9 @@ def test_ranks_outside_of_the_group_need_not_call() -> None:
     run_ranks(trains_and_serves, 5, [[2], [3]], [0, 1, 2, 3])
 
 
-def fused(rank: int, world: int, by: str) -> None:
+@pytest.mark.parametrize("by", ["mapping", "function"])
+@on_ranks(2)
+def test_views_of_a_fused_tensor_get_the_parts(rank: int, world: int, by: str) -> None:
     """The engine has q and k in one tensor, and names of its own."""
     mesh = mesh_of((world,))
     wholes = {
@@ -169,12 +171,8 @@ def fused(rank: int, world: int, by: str) -> None:
     assert torch.equal(qk, torch.cat(parts).double())
 
 
-@pytest.mark.parametrize("by", ["mapping", "function"])
-def test_views_of_a_fused_tensor_get_the_parts(by: str) -> None:
-    run_ranks(fused, 2, by)
-
-
-def casts(rank: int, world: int) -> tuple[int, ...]:
+@on_ranks(4)
+def test_senders_cast_to_the_smaller_dtype_or_to_the_one_asked_for(rank: int, world: int) -> tuple[int, ...]:
     src, dst = DISJOINT.meshes()
     whole = whole_of((8, 4), torch.float32) / 3
     counts = []
@@ -199,10 +197,6 @@ def casts(rank: int, world: int) -> tuple[int, ...]:
             assert torch.equal(wanted.to_local(), expected.chunk(2, 1)[rank - 2])
         counts.append(sent)
     return tuple(counts)
-
-
-def test_senders_cast_to_the_smaller_dtype_or_to_the_one_asked_for() -> None:
-    run_ranks(casts, 4)
 
 
 def sends_changes(rank: int, world: int) -> list[int]:
@@ -242,7 +236,8 @@ def test_only_blocks_that_changed_are_sent() -> None:
     assert all(not any(counts) for counts in receivers)
 
 
-def keeps_what_did_not_change(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_receivers_keep_what_did_not_change_bitwise(rank: int, world: int) -> None:
     mesh = mesh_of((world,))
     held = distribute_tensor(torch.arange(2048.0), mesh, [Shard(0)])
     wanted = DTensor.from_local(torch.zeros(2048, dtype=torch.float64), mesh, [Replicate()], run_check=False)
@@ -263,11 +258,8 @@ def keeps_what_did_not_change(rank: int, world: int) -> None:
     assert torch.equal(local, kept)
 
 
-def test_receivers_keep_what_did_not_change_bitwise() -> None:
-    run_ranks(keeps_what_did_not_change, 2)
-
-
-def replaces_memory(rank: int, world: int) -> None:
+@on_ranks(2)
+def test_memory_that_was_replaced_is_found(rank: int, world: int) -> None:
     """A tensor of the trainer gets other memory between two calls, as FSDP2 does when it moves a model."""
     mesh = mesh_of((world,))
     held = distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)])
@@ -278,10 +270,6 @@ def replaces_memory(rank: int, world: int) -> None:
     held._local_tensor = torch.full_like(held._local_tensor, 3)
     sync()
     assert wanted.sum() == 24
-
-
-def test_memory_that_was_replaced_is_found() -> None:
-    run_ranks(replaces_memory, 2)
 
 
 def alone(rank: int, world: int) -> None:
@@ -300,7 +288,8 @@ def test_it_works_without_process_groups() -> None:
     alone(0, 1)
 
 
-def bounds_buffers(rank: int, world: int) -> None:
+@on_ranks(4)
+def test_buffers_keep_within_max_bytes(rank: int, world: int) -> None:
     src, dst = DISJOINT.meshes()
     names = [str(index) for index in range(10)]
     held = {name: placed_on(src, Layout(("S0",)), torch.ones(16, 16)) for name in names}
@@ -312,10 +301,6 @@ def bounds_buffers(rank: int, world: int) -> None:
     assert sizes == [1536] * 3 + [512]  # three tensors of 512 bytes a batch, sent or received
     if rank >= 2:
         assert all(bool((one._local_tensor == 1).all()) for one in wanted.values())
-
-
-def test_buffers_keep_within_max_bytes() -> None:
-    run_ranks(bounds_buffers, 4)
 
 
 def error_of(call: Any) -> tuple[str, str]:

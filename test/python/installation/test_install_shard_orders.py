@@ -6,9 +6,9 @@ import inspect
 
 import pytest
 import torch
-from against_full_tensor import own_shard, placed_on
+from against_full_tensor import own_shard
 from ranks import on_ranks, run_ranks
-from sharded import Layout, layouts, mesh_of, ordered, whole_of
+from sharded import Layout, layouts, mesh_of, ordered, placed, whole_of
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Placement
 
@@ -41,7 +41,7 @@ def goes_through_to_local(
         return (x.to_local(grad_placements=placements) * weight).sum()
 
     with funcol.installed():
-        leaf = placed_on(mesh, layout, whole).requires_grad_()
+        leaf = placed(whole, layout, mesh).requires_grad_()
         run = torch.compile(loss, backend="aot_eager", fullgraph=True) if compiles else loss
         (gradient,) = torch.autograd.grad(run(leaf, own_shard(weights, layout, mesh)), leaf)
         assert isinstance(gradient, DTensor)
@@ -71,11 +71,11 @@ def test_the_gradient_of_to_local_is_differentiable(rank: int, world: int, layou
     mesh = mesh_of((2, 2))
     whole = whole_of(SHAPE, torch.float64)
     with funcol.installed():
-        leaf = placed_on(mesh, layout, whole).requires_grad_()
+        leaf = placed(whole, layout, mesh).requires_grad_()
         weight = own_shard(whole.flip(0), layout, mesh).requires_grad_()
         local = leaf.to_local()
         (gradient,) = torch.autograd.grad(local, leaf, weight, create_graph=True)
-        (second,) = torch.autograd.grad(gradient, weight, placed_on(mesh, layout, whole + 1))
+        (second,) = torch.autograd.grad(gradient, weight, placed(whole + 1, layout, mesh))
         assert torch.equal(second, own_shard(whole + 1, layout, mesh))
 
 
@@ -99,7 +99,7 @@ def test_the_gradient_of_from_local_is_cut_as_the_tensor(
             stride=whole.stride(),
             grad_placements=src.placements() if states else None,
         )
-        (gradient,) = torch.autograd.grad(x, local, placed_on(mesh, given, weights))
+        (gradient,) = torch.autograd.grad(x, local, placed(weights, given, mesh))
         assert torch.equal(gradient, own_shard(weights, src, mesh))
 
 
@@ -113,10 +113,10 @@ def test_the_gradient_of_redistribute_has_the_order_of_the_tensor(
     whole = whole_of(SHAPE, torch.float64)
     weights = whole.flip(0) + 1
     with funcol.installed():
-        leaf = placed_on(mesh, src, whole).requires_grad_()
+        leaf = placed(whole, src, mesh).requires_grad_()
         result = leaf.redistribute(placements=dst.placements())
         assert torch.equal(result.full_tensor(), whole)
-        (gradient,) = torch.autograd.grad((result * placed_on(mesh, dst, weights)).sum(), leaf)
+        (gradient,) = torch.autograd.grad((result * placed(weights, dst, mesh)).sum(), leaf)
         assert isinstance(gradient, DTensor)
         assert torch.equal(gradient.full_tensor(), weights)
 
@@ -130,7 +130,7 @@ def test_the_gradient_of_full_tensor_has_the_order_of_the_tensor(
     whole = whole_of(SHAPE, torch.float64)
     weights = whole.flip(0) + 1
     with funcol.installed():
-        leaf = placed_on(mesh, layout, whole).requires_grad_()
+        leaf = placed(whole, layout, mesh).requires_grad_()
         (gradient,) = torch.autograd.grad((leaf.full_tensor() * weights).sum(), leaf)
         assert isinstance(gradient, DTensor)
         assert torch.equal(gradient.full_tensor(), weights)

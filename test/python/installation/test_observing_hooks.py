@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 import torch
 from ranks import on_ranks, run_ranks
-from sharded import Layout, layouts, mesh_of, whole_of
+from sharded import Layout, layouts, mesh_of, placed, whole_of
 from torch import Tensor, nn
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
-from twins import placed
 
 import funcol
 

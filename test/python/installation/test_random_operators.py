@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 import torch
 from ranks import backend, device_type, on_ranks, run_ranks
-from sharded import Layout, layouts, shard_of
+from sharded import Layout, layouts, placed, shard_of
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, rand, randn
 from torch.distributed.tensor import _random as stock_random
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils.checkpoint import checkpoint
-from twins import placed
 
 import funcol
 
@@ -246,7 +245,7 @@ def test_a_generator_is_heeded_and_advanced(rank: int, world: int) -> None:
 def test_states_of_the_default_generator_are_saved_and_restored(rank: int, world: int) -> None:
     torch.manual_seed(2)
     with funcol.installed():
-        x = placed(torch.zeros(5, 3), layouts("S0")[0], mesh_of((world,)))
+        x = placed(torch.zeros(5, 3), "S0", mesh_of((world,)))
         state = rng_state()
         first = x.uniform_().full_tensor()
         with torch.random.fork_rng():
@@ -265,7 +264,7 @@ def test_states_of_the_default_generator_are_saved_and_restored(rank: int, world
 def test_a_checkpoint_draws_the_same_numbers_again(rank: int, world: int, use_reentrant: bool) -> None:
     torch.manual_seed(2)
     with funcol.installed():
-        x = placed(torch.ones(5, 3), layouts("S0")[0], mesh_of((world,))).requires_grad_()
+        x = placed(torch.ones(5, 3), "S0", mesh_of((world,))).requires_grad_()
         y = checkpoint(nn.functional.dropout, x, 0.5, use_reentrant=use_reentrant)
         y.sum().backward()
         assert x.grad is not None
@@ -330,7 +329,7 @@ def test_a_pending_sum_has_the_values_of_a_plain_tensor() -> None:
 def test_wrong_parameters_raise_the_errors_of_pytorch(rank: int, world: int) -> None:
     mesh = mesh_of((world,))
     with funcol.installed():
-        x = placed(torch.ones(4, 3), layouts("S0")[0], mesh)
+        x = placed(torch.ones(4, 3), "S0", mesh)
         for draw, message in (
             (lambda: x.normal_(0, -1), "normal expects std >= 0.0, but found std -1"),
             (lambda: x.bernoulli_(2), r"bernoulli_ expects p to be in \[0, 1\], but got p=2"),
@@ -351,7 +350,7 @@ def compiled_draws_as_eager(rank: int, world: int, backend: str) -> None:
         return layer(x * 2), torch.randn_like(x), torch.empty_like(x).exponential_()
 
     with funcol.installed():
-        x = placed(torch.ones(5, 3), layouts("S0")[0], mesh).requires_grad_()
+        x = placed(torch.ones(5, 3), "S0", mesh).requires_grad_()
         torch.manual_seed(6)
         expected = [one.full_tensor() for one in draw(x)]
         torch.manual_seed(6)

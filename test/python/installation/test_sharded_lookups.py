@@ -12,6 +12,7 @@ from ranks import on_ranks
 from sharded import mesh_of
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from twins import as_on_plain_tensors
 
 import funcol
 
@@ -83,24 +84,20 @@ PROGRAMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
+def table_and_indices() -> list[Tensor]:
+    return [table(), indices()]
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.parametrize("is_compiled", [False, True], ids=["eager", "compiled"])
-@on_ranks(2)
-def test_program(rank: int, world: int, name: str, is_compiled: bool) -> None:
-    program = PROGRAMS[name]
-    plain = table().requires_grad_()
-    expected = program(plain, indices())
-    expected.square().sum().backward()
-    if is_compiled:
-        torch._dynamo.reset()
-        program = torch.compile(program, backend="aot_eager", fullgraph=True)
-    with funcol.installed():
-        weight = nn.Parameter(sharded(table()))
-        result = program(weight, replicated(indices()))
-        torch.testing.assert_close(result.full_tensor(), expected)
-        result.square().sum().backward()
-        assert weight.grad is not None
-        torch.testing.assert_close(weight.grad.full_tensor(), plain.grad)
+@as_on_plain_tensors(table_and_indices, words=("S0", "R"), backward=True)
+def test_program(weight: Tensor, index: Tensor, *, name: str) -> Tensor:
+    return PROGRAMS[name](weight, index)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@as_on_plain_tensors(table_and_indices, words=("S0", "R"), backward=True, compiles={"fullgraph": True})
+def test_compiled_program(weight: Tensor, index: Tensor, *, name: str) -> Tensor:
+    return PROGRAMS[name](weight, index)
 
 
 @on_ranks(2)
@@ -116,16 +113,8 @@ def test_result_is_a_partial_sum_that_copies_and_pickles(rank: int, world: int) 
             assert torch.equal(one.full_tensor(), expected)
 
 
-@on_ranks(4)
-def test_two_mesh_axes(rank: int, world: int) -> None:
-    with funcol.installed():
-        for placements in (
-            [Shard(0), Replicate()],
-            [Replicate(), Shard(0)],
-            [Shard(0), Shard(1)],
-            [Shard(0)] * 2,
-        ):
-            weight = distribute_tensor(table(), mesh_of((2, 2)), placements)
-            index = distribute_tensor(indices(), mesh_of((2, 2)), [Replicate()] * 2)
-            found = nn.functional.embedding(index, weight)
-            assert torch.equal((found + found).full_tensor(), 2 * nn.functional.embedding(indices(), table()))
+@pytest.mark.parametrize("words", [("S0 R", "R R"), ("R S0", "R R"), ("S0 S1", "R R"), ("S0 S0", "R R")])
+@as_on_plain_tensors(table_and_indices)
+def test_two_mesh_axes(weight: Tensor, index: Tensor) -> Tensor:
+    found = nn.functional.embedding(index, weight)
+    return found + found

@@ -9,9 +9,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from against_full_tensor import placed_on
 from ranks import device_type, on_ranks, run_ranks
-from sharded import Layout, equals_whole, layouts, mesh_of, ordered, whole_of
+from sharded import Layout, equals_whole, layouts, mesh_of, ordered, placed, whole_of
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -77,7 +76,7 @@ def goes_and_comes(
     mesh = mesh_of(mesh_shape)
     pairs = [(shape, src) for shape in SHAPES for src in chosen]
     wholes = [whole_of(shape, torch.float64) for shape, _ in pairs]
-    tensors = [placed_on(mesh, src, whole) for whole, (_, src) in zip(wholes, pairs, strict=True)]
+    tensors = [placed(whole, src, mesh) for whole, (_, src) in zip(wholes, pairs, strict=True)]
     owners = [index % world for index in range(len(tensors))]
     owned = redistribute_many(tensors, [Owned(owner) for owner in owners], async_op=async_op)
     for one, whole, owner in zip(owned, wholes, owners, strict=True):
@@ -93,7 +92,7 @@ def goes_and_comes(
         async_op=async_op,
     )
     for index, result in zip(kept, results, strict=True):
-        expected = placed_on(mesh, pairs[index][1], wholes[index] + 1)
+        expected = placed(wholes[index] + 1, pairs[index][1], mesh)
         assert result.placements == expected.placements
         assert result.shape == expected.shape
         assert torch.equal(result.to_local(), expected.to_local()), pairs[index]
@@ -134,7 +133,7 @@ def test_a_mesh_without_a_group_of_all_ranks_has_owners_too(rank: int, world: in
     mesh = DeviceMesh(device_type(), [[3, 1], [0, 2]], mesh_dim_names=("a", "b"))
     ranks = mesh.mesh.flatten().tolist()
     whole = whole_of((5, 6), torch.float32)
-    tensors = [placed_on(mesh, layout, whole) for layout in layouts("S0 S1", "S0 R", "R R", "S1 S0")]
+    tensors = [placed(whole, layout, mesh) for layout in layouts("S0 S1", "S0 R", "R R", "S1 S0")]
     owned = redistribute_many(tensors, [Owned(index) for index in range(4)])
     for index, one in enumerate(owned):
         assert one.whole is None if ranks[index] != rank else torch.equal(one.whole, whole)  # type: ignore[arg-type]
@@ -154,7 +153,7 @@ def gradients(rank: int, world: int, async_op: bool) -> None:
     mesh = mesh_of((world,))
     chosen = layouts("S0", "R", "Psum", "S1", "_S0/2")
     wholes = [whole_of((5, 4), torch.float64) / 10 + index for index in range(len(chosen))]
-    tensors = [placed_on(mesh, src, whole) for whole, src in zip(wholes, chosen, strict=True)]
+    tensors = [placed(whole, src, mesh) for whole, src in zip(wholes, chosen, strict=True)]
     needed = [index != 1 for index in range(len(chosen))]
     for tensor, whole, is_needed in zip(tensors, wholes, needed, strict=True):
         tensor.requires_grad_(is_needed)

@@ -10,10 +10,9 @@ import torch
 from against_full_tensor import Item, local_differences, redistribution_errors
 from rank_mixes import mixed, under_a_mode
 from ranks import on_ranks, run_ranks
-from sharded import Layout, layouts, local_of, mesh_of, shard_of, whole_of
+from sharded import Layout, layouts, local_of, mesh_of, placed, shard_of, whole_of
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from twins import placed
 
 from funcol import redistribute, redistribute_many
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from against_full_tensor import Item, dtensors_of, placed_on, redistribution_errors, targets_of
+from against_full_tensor import Item, dtensors_of, redistribution_errors, targets_of
 from ranks import device_type, on_ranks, run_ranks
-from sharded import Layout, layouts, mesh_of, ordered, shard_of, whole_of
+from sharded import Layout, layouts, mesh_of, ordered, placed, shard_of, whole_of
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -62,7 +62,7 @@ def equals_single_calls(rank: int, world: int, chosen: list[Layout]) -> list[str
     mesh = mesh_of((2, 2))
     wrong = []
     pairs = list(itertools.product(chosen, chosen))
-    sources = [placed_on(mesh, src, whole_of((5, 6), torch.float32)) for src, _ in pairs]
+    sources = [placed(whole_of((5, 6), torch.float32), src, mesh) for src, _ in pairs]
     together = redistribute_many(sources, [dst.placements() for _, dst in pairs])
     for (src, dst), source, result in zip(pairs, sources, together, strict=True):
         alone = redistribute(source, placements=dst.placements())
@@ -174,7 +174,7 @@ def sends_gradients_back(rank: int, world: int, mesh_shape: tuple[int, ...], ite
     results = redistribute_many(leaves, targets_of(items))
     weights = [whole_of(shape, dtype).flip(0) for shape, dtype, *_ in items]
     given = [
-        placed_on(mesh, gradient_layout(dst), weight).requires_grad_()
+        placed(weight, gradient_layout(dst), mesh).requires_grad_()
         for weight, (*_, dst) in zip(weights, items, strict=True)
     ]
     grads = torch.autograd.grad(results, leaves, given, create_graph=True)
@@ -185,7 +185,7 @@ def sends_gradients_back(rank: int, world: int, mesh_shape: tuple[int, ...], ite
     seconds = torch.autograd.grad(
         grads,
         given,
-        [placed_on(mesh, gradient_layout(i[2]), w) for w, i in zip(weights, items, strict=True)],
+        [placed(w, gradient_layout(i[2]), mesh) for w, i in zip(weights, items, strict=True)],
     )
     for second, weight, (*_, dst) in zip(seconds, weights, items, strict=True):
         assert torch.equal(second.to_local(), shard_of(weight, gradient_layout(dst), mesh.shape, at))
@@ -271,7 +271,7 @@ def test_masked_partials_may_be_among_the_tensors(rank: int, world: int) -> None
     rows = torch.nn.functional.embedding(own, shard_of(table, Layout(("S0",)), mesh.shape, (rank,)))
     expected = torch.nn.functional.embedding(indices, table)
     masked_rows = DTensor(rows, spec(masked, expected), requires_grad=False)  # type: ignore[call-arg]
-    plain = placed_on(mesh, Layout(("S0",)), table)
+    plain = placed(table, Layout(("S0",)), mesh)
     first, second = redistribute_many([masked_rows, plain], [Replicate()])
     assert torch.equal(first.to_local(), expected)
     assert torch.equal(second.to_local(), table)

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from against_full_tensor import export_errors, items_of, named_of, placed_on
+from against_full_tensor import export_errors, items_of, named_of
 from ranks import device_type, on_ranks, run_ranks
-from sharded import Layout, layouts, mesh_of, ordered, whole_of
+from sharded import Layout, layouts, mesh_of, ordered, placed, whole_of
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -61,7 +61,7 @@ def test_meshes_in_another_order_of_ranks_become_whole(rank: int, world: int) ->
     mesh = DeviceMesh(device_type(), [[3, 1], [0, 2]], mesh_dim_names=("a", "b"))
     chosen = layouts("S0 S1", "S0 R", "R S1", "S0 S0", "R R")
     whole = whole_of((5, 6), torch.float32)
-    named = {str(layout): placed_on(mesh, layout, whole) for layout in chosen}
+    named = {str(layout): placed(whole, layout, mesh) for layout in chosen}
     for to in (None, 1):
         for name, result in full_tensors(named, to=to):
             assert result is None if to not in (None, rank) else torch.equal(result, whole), name  # type: ignore[arg-type]

@@ -9,9 +9,9 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from against_full_tensor import Ends, placed_on
+from against_full_tensor import Ends
 from ranks import device_type, on_ranks, run_ranks
-from sharded import Layout, layouts, mesh_of, ordered, whole_of
+from sharded import Layout, layouts, mesh_of, ordered, placed, whole_of
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
@@ -53,8 +53,8 @@ def sides(
     source, expected = {}, {}
     for index, (shape, dtype, src, dst) in enumerate(items):
         whole = whole_of(shape, dtype)
-        source[str(index)] = placed_on(src_mesh, src, whole)
-        expected[str(index)] = placed_on(dst_mesh, dst, whole)
+        source[str(index)] = placed(whole, src, src_mesh)
+        expected[str(index)] = placed(whole, dst, dst_mesh)
     destination = {name: empty_like(one) for name, one in expected.items()}
     return (
         source if rank in ends.src_ranks else None,
@@ -184,8 +184,8 @@ def test_senders_cast_to_the_smaller_dtype_or_to_the_one_asked_for(rank: int, wo
         (torch.int64, torch.int64, {"dtype": torch.bfloat16}, 8),
     ):
         given = whole.to(from_dtype)
-        held = placed_on(src, Layout(("S0",)), given)
-        wanted = placed_on(dst, Layout(("S1",)), torch.zeros_like(whole, dtype=to_dtype))
+        held = placed(given, Layout(("S0",)), src)
+        wanted = placed(torch.zeros_like(whole, dtype=to_dtype), Layout(("S1",)), dst)
         sent = WeightSync(
             {"w": held} if rank < 2 else None, {"w": wanted} if rank >= 2 else None, **options
         )()  # type: ignore[arg-type]
@@ -202,8 +202,8 @@ def test_senders_cast_to_the_smaller_dtype_or_to_the_one_asked_for(rank: int, wo
 def sends_changes(rank: int, world: int) -> list[int]:
     src, dst = DISJOINT.meshes()
     whole = torch.arange(64.0 * 64).view(64, 64)
-    held = {name: placed_on(src, Layout(("S0",)), whole) for name in "ab"}
-    wanted = {name: placed_on(dst, Layout(("S1",)), torch.zeros_like(whole)) for name in "ab"}
+    held = {name: placed(whole, Layout(("S0",)), src) for name in "ab"}
+    wanted = {name: placed(torch.zeros_like(whole), Layout(("S1",)), dst) for name in "ab"}
     sync = WeightSync(held if rank < 2 else None, wanted if rank >= 2 else None, changed_only=True)
     counts = [sync(), sync()]
     local = held["b"]._local_tensor
@@ -292,8 +292,8 @@ def test_it_works_without_process_groups() -> None:
 def test_buffers_keep_within_max_bytes(rank: int, world: int) -> None:
     src, dst = DISJOINT.meshes()
     names = [str(index) for index in range(10)]
-    held = {name: placed_on(src, Layout(("S0",)), torch.ones(16, 16)) for name in names}
-    wanted = {name: placed_on(dst, Layout(("S1",)), torch.zeros(16, 16)) for name in names}
+    held = {name: placed(torch.ones(16, 16), Layout(("S0",)), src) for name in names}
+    wanted = {name: placed(torch.zeros(16, 16), Layout(("S1",)), dst) for name in names}
     sizes = []
     with mock.patch.object(dist, "all_to_all_single", wraps=dist.all_to_all_single) as sent:
         WeightSync(held if rank < 2 else None, wanted if rank >= 2 else None, max_bytes=3 * 1024)()
@@ -399,8 +399,8 @@ def test_differences_are_refused_on_all_ranks_before_the_first_byte(which: str) 
 
 def fails(rank: int, world: int, when: str) -> tuple[str, str]:
     src, dst = DISJOINT.meshes()
-    held = {name: placed_on(src, Layout(("S0",)), torch.ones(4, 4)) for name in "abc"}
-    wanted = {name: placed_on(dst, Layout(("S1",)), torch.zeros(4, 4)) for name in "abc"}
+    held = {name: placed(torch.ones(4, 4), Layout(("S0",)), src) for name in "abc"}
+    wanted = {name: placed(torch.zeros(4, 4), Layout(("S1",)), dst) for name in "abc"}
     source: Any = held if rank < 2 else None
     destination: Any = wanted if rank >= 2 else None
     if when == "argument":

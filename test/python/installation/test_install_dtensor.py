@@ -11,8 +11,9 @@ import pytest
 import torch
 import torch._dynamo.compiled_autograd
 from differential import sample
-from programs import computes_the_same, mesh_of, whole
+from programs import computes_the_same, mesh_of
 from ranks import on_ranks
+from sharded import full
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
@@ -370,9 +371,9 @@ def test_those_who_imported_a_function_before_get_funcols(mesh_2x2: DeviceMesh) 
 
 def test_a_result_is_wrapped_whoever_ran_operators_before(mesh_2x2: DeviceMesh) -> None:
     x = DTensor.from_local(torch.ones(2, 3), mesh_2x2)
-    before = whole(x + 1)
+    before = full(x + 1)
     with funcol.installed():
-        during = whole(x + 1)
+        during = full(x + 1)
     assert torch.equal(before, during)
 
 

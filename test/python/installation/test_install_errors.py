@@ -250,6 +250,7 @@ def test_what_is_left_to_pytorch_is_of_its_type(rank: int, world: int, case: str
 
 
 # Leaves out the cases that make a mesh, for which the ranks meet.
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", _marked(case for case in CASES if "mesh" not in case))
 @on_ranks(2, timeout=30)
 def test_nothing_was_sent_when_it_is_raised(rank: int, world: int, case: str) -> None:

@@ -136,6 +136,7 @@ def test_an_operator_gives_the_same_values(call: str, world: int) -> None:
     run_ranks(gives_the_same_values, world, call)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("call", DIFFERENTIABLE)
 @on_ranks()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from ranks import made_once, on_ranks
+from sharded import full
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -58,10 +59,7 @@ def parameters(mix: tuple[str, ...]) -> tuple[list[nn.Parameter], list[nn.Parame
     return both
 
 
-def full(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
+@pytest.mark.sampled(3)
 @each_mix
 @pytest.mark.parametrize("norm_type", [0.0, 1.0, 2.0, float("inf")])
 @pytest.mark.parametrize("foreach", [True, False], ids=["foreach", "one by one"])
@@ -89,6 +87,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("mix", MIXES[:2] + MIXES[4:], ids=", ".join)
 @on_ranks(WORLD)

@@ -94,6 +94,7 @@ def replicated(tensor: Tensor, mesh: DeviceMesh) -> DTensor:
     return distribute_tensor(tensor, mesh, [Replicate()] * mesh.ndim)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("shape", [[6, 10], [6, 7]], ids=str)
 @pytest.mark.parametrize("name", LOSSES)
 def test_gradients_are_those_of_plain_tensors(name: str, shape: list[int]) -> None:

@@ -102,7 +102,3 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(torch.relu(self.up(self.norm(x))))
-
-
-def whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
